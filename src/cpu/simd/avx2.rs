@@ -135,6 +135,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn deinterleave(a: __m256, b: __m256) -> (__m256, __m256) {
+        // Halves first, so that the pick within each half leaves the elements in order.
+        let low = _mm256_permute2f128_ps::<0x20>(a, b);
+        let high = _mm256_permute2f128_ps::<0x31>(a, b);
+        (_mm256_shuffle_ps::<0x88>(low, high), _mm256_shuffle_ps::<0xdd>(low, high))
+    }
+    #[inline(always)]
     unsafe fn transpose(rows: &mut [__m256; 16]) {
         let mut pairs = [_mm256_setzero_ps(); 8];
         for i in 0..4 {

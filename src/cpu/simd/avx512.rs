@@ -166,6 +166,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn deinterleave(a: __m512, b: __m512) -> (__m512, __m512) {
+        let even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+        let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+        (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
+    }
+    #[inline(always)]
     unsafe fn transpose(rows: &mut [__m512; 16]) {
         let mut pairs = [_mm512_setzero_ps(); 16];
         for i in 0..8 {

@@ -1,20 +1,19 @@
 //! The float types that tensors hold, loaded into f32 vectors and rounded back out of them.
 
 use super::Simd;
+use crate::tensor::Element;
 use half::{bf16, f16};
 
-/// A float type in memory. Every load is exact; every store rounds to nearest even.
+/// A float type in memory, a vector at a time. Every load is exact; every store rounds to nearest even.
 #[allow(clippy::missing_safety_doc)] // As for `Simd`: the level is supported, the pointer is valid for the lanes.
-pub trait Element: Copy + Send + Sync + 'static {
+pub trait VectorElement: Element {
     unsafe fn load<S: Simd>(pointer: *const Self) -> S::Vector;
     unsafe fn load_partial<S: Simd>(pointer: *const Self, count: usize) -> S::Vector;
     unsafe fn store<S: Simd>(pointer: *mut Self, vector: S::Vector);
     unsafe fn store_partial<S: Simd>(pointer: *mut Self, vector: S::Vector, count: usize);
-    fn to_f32(self) -> f32;
-    fn from_f32(value: f32) -> Self;
 }
 
-impl Element for f32 {
+impl VectorElement for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(pointer: *const f32) -> S::Vector {
         S::load(pointer)
@@ -31,17 +30,9 @@ impl Element for f32 {
     unsafe fn store_partial<S: Simd>(pointer: *mut f32, vector: S::Vector, count: usize) {
         S::store_partial(pointer, vector, count)
     }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> f32 {
-        value
-    }
 }
 
-impl Element for f16 {
+impl VectorElement for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(pointer: *const f16) -> S::Vector {
         S::load_f16(pointer.cast())
@@ -58,17 +49,9 @@ impl Element for f16 {
     unsafe fn store_partial<S: Simd>(pointer: *mut f16, vector: S::Vector, count: usize) {
         S::store_f16_partial(pointer.cast(), vector, count)
     }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> f16 {
-        f16::from_f32(value)
-    }
 }
 
-impl Element for bf16 {
+impl VectorElement for bf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(pointer: *const bf16) -> S::Vector {
         S::load_bf16(pointer.cast())
@@ -85,12 +68,26 @@ impl Element for bf16 {
     unsafe fn store_partial<S: Simd>(pointer: *mut bf16, vector: S::Vector, count: usize) {
         S::store_bf16_partial(pointer.cast(), vector, count)
     }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> bf16 {
-        bf16::from_f32(value)
-    }
 }
+
+/// Runs `$body` with `$type` standing for the Rust type of a float dtype.
+macro_rules! with_float {
+    ($dtype:expr, $type:ident => $body:expr) => {
+        match $dtype {
+            $crate::tensor::DType::F32 => {
+                type $type = f32;
+                $body
+            }
+            $crate::tensor::DType::F16 => {
+                type $type = half::f16;
+                $body
+            }
+            $crate::tensor::DType::Bf16 => {
+                type $type = half::bf16;
+                $body
+            }
+            $crate::tensor::DType::I32 => unreachable!("a validated descriptor holds float tensors here"),
+        }
+    };
+}
+pub(crate) use with_float;

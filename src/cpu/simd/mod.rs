@@ -16,7 +16,8 @@ pub mod math;
 mod neon;
 mod portable;
 
-pub use element::Element;
+pub(crate) use element::with_float;
+pub use element::VectorElement;
 
 /// A vector of [`Simd::LANES`] f32 values and what can be done with it.
 ///
@@ -117,6 +118,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn sum4(vectors: [Self::Vector; 4]) -> [f32; 4];
     unsafe fn max_lane(a: Self::Vector) -> f32;
 
+    /// The even and the odd elements of `a` followed by `b`.
+    unsafe fn deinterleave(a: Self::Vector, b: Self::Vector) -> (Self::Vector, Self::Vector);
     /// Transposes the `LANES` × `LANES` block whose rows are `rows[0..LANES]` in place.
     unsafe fn transpose(rows: &mut [Self::Vector; 16]);
 

@@ -134,6 +134,10 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    unsafe fn deinterleave(a: float32x4_t, b: float32x4_t) -> (float32x4_t, float32x4_t) {
+        (vuzp1q_f32(a, b), vuzp2q_f32(a, b))
+    }
+    #[inline(always)]
     unsafe fn transpose(rows: &mut [float32x4_t; 16]) {
         let wide = |a| vreinterpretq_f64_f32(a);
         let even01 = wide(vtrn1q_f32(rows[0], rows[1]));

@@ -119,6 +119,10 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn deinterleave(a: Lanes, b: Lanes) -> (Lanes, Lanes) {
+        ([a[0], a[2], b[0], b[2]], [a[1], a[3], b[1], b[3]])
+    }
+    #[inline(always)]
     unsafe fn transpose(rows: &mut [Lanes; 16]) {
         for i in 0..4 {
             for j in 0..i {
