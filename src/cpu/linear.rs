@@ -6,12 +6,13 @@
 //!
 //! k is cut into fixed blocks whose sums are added in order, so neither the number of rows nor of threads changes a bit.
 
-use super::activation::activate;
+use super::activation::{self, activate};
 use super::dot_tile::{dot_tile, COLUMNS};
-use super::simd::{dispatch, with_float, Kernel, Simd, VectorElement};
+use super::row::{vectors, Row};
+use super::simd::{dispatch, Kernel, Simd, VectorElement};
 use super::threads::{Scratch, Threads};
 use crate::ops::linear::Linear;
-use crate::tensor::{DType, Element};
+use crate::tensor::DType;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -25,7 +26,7 @@ const TASK_WEIGHT_BYTES: usize = 256 * 1024;
 const STREAM_AHEAD: usize = 1024;
 
 /// Up to this many rows memory is the limit, or near it, and its work is worth hiding behind the products.
-const OVERLAPPED_ROWS: usize = 48;
+const OVERLAPPED_ROWS: usize = 32;
 
 /// Most rows of a task.
 const TASK_ROWS: usize = 192;
@@ -232,41 +233,45 @@ fn k_blocks(k: usize) -> impl Iterator<Item = Range<usize>> {
 #[inline(always)]
 unsafe fn finish<S: Simd>(op: &Linear, row: usize, columns: Range<usize>, sums: &mut [f32]) {
     if let Some(bias) = &op.bias {
-        with_float!(bias.dtype, B => {
-            let bias = std::slice::from_raw_parts(bias.data.cast::<B>().add(columns.start), columns.len());
-            for (sum, &bias) in sums.iter_mut().zip(bias) {
-                *sum += bias.to_f32();
-            }
-        });
-    }
-    with_float!(op.output.dtype, Y => {
-        let first = if op.weight.gated { columns.start / 2 } else { columns.start };
-        let output = op.output.data.cast::<Y>().add(row * op.output.row_stride + first);
-        let count = if op.weight.gated { columns.len() / 2 } else { columns.len() };
-        let mut at = 0;
-        while at < count {
-            let lanes = (count - at).min(S::LANES);
-            let value = if op.weight.gated {
-                let pairs = sums.as_ptr().add(2 * at);
-                let (gate, up) = if lanes == S::LANES {
-                    S::deinterleave(S::load(pairs), S::load(pairs.add(S::LANES)))
-                } else {
-                    let mut rest = [0f32; 32];
-                    std::ptr::copy_nonoverlapping(pairs, rest.as_mut_ptr(), 2 * lanes);
-                    S::deinterleave(S::load(rest.as_ptr()), S::load(rest.as_ptr().add(S::LANES)))
-                };
-                S::mul(activate::<S>(op.activation, gate), up)
-            } else if lanes == S::LANES {
-                activate::<S>(op.activation, S::load(sums.as_ptr().add(at)))
-            } else {
-                activate::<S>(op.activation, S::load_partial(sums.as_ptr().add(at), lanes))
-            };
-            if lanes == S::LANES {
-                Y::store::<S>(output.add(at), value);
-            } else {
-                Y::store_partial::<S>(output.add(at), value, lanes);
-            }
-            at += lanes;
+        let bias = Row::vector(bias).skip(columns.start);
+        for (at, lanes) in vectors::<S>(columns.len()) {
+            let sum = sums.as_mut_ptr().add(at);
+            f32::store_lanes::<S>(sum, S::add(f32::load_lanes::<S>(sum, lanes), bias.load::<S>(at, lanes)), lanes);
         }
-    });
+    }
+    let output = Row::of(&op.output, row);
+    if !op.weight.gated {
+        for (at, lanes) in vectors::<S>(columns.len()) {
+            let value = activate::<S>(op.activation, f32::load_lanes::<S>(sums.as_ptr().add(at), lanes));
+            output.store::<S>(columns.start + at, value, lanes);
+        }
+        return;
+    }
+    for (at, lanes) in vectors::<S>(columns.len() / 2) {
+        let pairs = sums.as_ptr().add(2 * at);
+        let first = f32::load_lanes::<S>(pairs, S::LANES.min(2 * lanes));
+        let second = f32::load_lanes::<S>(pairs.add(S::LANES), (2 * lanes).saturating_sub(S::LANES));
+        let (gate, up) = S::deinterleave(first, second);
+        output.store::<S>(columns.start / 2 + at, S::mul(activate::<S>(op.activation, gate), up), lanes);
+    }
+}
+
+/// The formula in f64, for tensors in host memory.
+pub fn reference(op: &Linear) {
+    // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
+    unsafe {
+        let weight = |row: usize| Row::raw(op.weight.data, op.weight.dtype).skip(row * op.weight.row_stride);
+        let product = |m: usize, n: usize| {
+            let (x, w) = (Row::of(&op.input, m), weight(n));
+            let sum: f64 = (0..op.weight.columns).map(|k| x.get(k) * w.get(k)).sum();
+            sum + op.bias.map_or(0.0, |bias| Row::vector(&bias).get(n))
+        };
+        let act = |x: f64| activation::reference(op.activation, x);
+        for m in 0..op.output.rows {
+            for n in 0..op.output.columns {
+                let value = if op.weight.gated { act(product(m, 2 * n)) * product(m, 2 * n + 1) } else { act(product(m, n)) };
+                Row::of(&op.output, m).set(n, value);
+            }
+        }
+    }
 }

@@ -11,6 +11,24 @@ pub trait VectorElement: Element {
     unsafe fn load_partial<S: Simd>(pointer: *const Self, count: usize) -> S::Vector;
     unsafe fn store<S: Simd>(pointer: *mut Self, vector: S::Vector);
     unsafe fn store_partial<S: Simd>(pointer: *mut Self, vector: S::Vector, count: usize);
+
+    /// A whole vector or part of one.
+    #[inline(always)]
+    unsafe fn load_lanes<S: Simd>(pointer: *const Self, lanes: usize) -> S::Vector {
+        if lanes == S::LANES {
+            Self::load::<S>(pointer)
+        } else {
+            Self::load_partial::<S>(pointer, lanes)
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_lanes<S: Simd>(pointer: *mut Self, vector: S::Vector, lanes: usize) {
+        if lanes == S::LANES {
+            Self::store::<S>(pointer, vector)
+        } else {
+            Self::store_partial::<S>(pointer, vector, lanes)
+        }
+    }
 }
 
 impl VectorElement for f32 {

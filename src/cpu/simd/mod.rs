@@ -98,6 +98,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn div(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// a · b + c, fused where the level has it.
     unsafe fn fma(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// a · b + c with one rounding at every level.
+    #[inline(always)]
+    unsafe fn exact_fma(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+        Self::fma(a, b, c)
+    }
     /// The larger; if either is NaN, `b` or NaN. So `max(bound, x)` keeps a NaN in `x`.
     unsafe fn max(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// The smaller; if either is NaN, `b` or NaN.
@@ -109,6 +114,17 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn round(a: Self::Vector) -> Self::Vector;
     /// a < b ? x : y, lane by lane; a NaN selects `y`.
     unsafe fn select_less(a: Self::Vector, b: Self::Vector, x: Self::Vector, y: Self::Vector) -> Self::Vector;
+    /// 0, 1, 2, …
+    #[inline(always)]
+    unsafe fn lane_numbers() -> Self::Vector {
+        const NUMBERS: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+        Self::load(NUMBERS.as_ptr())
+    }
+    /// The first `count` lanes of `a`, the others of `rest`.
+    #[inline(always)]
+    unsafe fn first(count: usize, a: Self::Vector, rest: Self::Vector) -> Self::Vector {
+        Self::select_less(Self::lane_numbers(), Self::splat(count as f32), a, rest)
+    }
     /// a · 2^exponent with one rounding; `exponent` is integral and within ±250.
     unsafe fn scale_by_power(a: Self::Vector, exponent: Self::Vector) -> Self::Vector;
 

@@ -72,6 +72,10 @@ impl Simd for Portable {
         Self::add(Self::mul(a, b), c)
     }
     #[inline(always)]
+    unsafe fn exact_fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
     unsafe fn max(a: Lanes, b: Lanes) -> Lanes {
         zip(a, b, |a, b| if a > b { a } else { b })
     }
