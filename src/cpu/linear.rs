@@ -228,9 +228,144 @@ pub fn reference(op: &Linear) {
         let act = |x: f64| activation::reference(op.activation, x);
         for m in 0..op.output.rows {
             for n in 0..op.output.columns {
-                let value = if op.weight.gated { act(product(m, 2 * n)) * product(m, 2 * n + 1) } else { act(product(m, n)) };
+                let value =
+                    if op.weight.gated { act(product(m, 2 * n)) * product(m, 2 * n + 1) } else { act(product(m, n)) };
                 Row::of(&op.output, m).set(n, value);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::ops::Activation;
+    use crate::tensor::Tensor;
+    use crate::weight::WeightView;
+
+    struct Case {
+        rows: usize,
+        columns: usize,
+        k: usize,
+        input: DType,
+        weight: DType,
+        output: DType,
+        activation: Activation,
+        gated: bool,
+    }
+
+    fn check(case: &Case, what: &str) {
+        let &Case { rows, columns, k, activation, gated, .. } = case;
+        // Rows of W and of x are padded, so that a stride other than the width is used.
+        let stride = k + 3;
+        let mut x = Buffer::random(case.input, rows * stride, 1);
+        let mut w = Buffer::random(case.weight, columns * stride, 2);
+        let mut bias = Buffer::random(DType::Bf16, columns, 3);
+        let width = if gated { columns / 2 } else { columns };
+        let (mut y, mut expected) =
+            (Buffer::poisoned(case.output, rows * width), Buffer::poisoned(DType::F32, rows * width));
+        let mut op = |y: &mut Buffer| {
+            let weight = WeightView {
+                data: w.tensor(&[columns * stride]).data,
+                dtype: case.weight,
+                rows: columns,
+                columns: k,
+                row_stride: stride,
+                gated,
+            };
+            let x = Tensor::new(x.tensor(&[rows * stride]).data, case.input, &[rows, k]).with_strides(&[stride, 1]);
+            Linear::new(x, weight, Some(bias.tensor(&[columns])), activation, y.tensor(&[rows, width])).unwrap()
+        };
+        linear(threads(), &op(&mut y));
+        reference(&op(&mut expected));
+        assert_close(&y, &expected, what);
+    }
+
+    #[test]
+    fn every_shape_dtype_and_epilogue_matches_the_reference() {
+        let shapes = [
+            (1, 1, 1),
+            (1, 5, 3),
+            (2, 33, 16),
+            (3, 64, 100),
+            (7, 65, 129),
+            (13, 38, 1025),
+            (40, 70, 64),
+            (200, 36, 40),
+            (1, 8, 2100),
+        ];
+        at_every_level(|level| {
+            for (i, (rows, columns, k)) in shapes.into_iter().enumerate() {
+                for (input, weight) in [
+                    (DType::F32, DType::F32),
+                    (DType::F32, DType::F16),
+                    (DType::F32, DType::Bf16),
+                    (DType::F16, DType::F16),
+                    (DType::Bf16, DType::Bf16),
+                ] {
+                    let activation =
+                        [Activation::None, Activation::GeluTanh, Activation::Silu, Activation::GeluErf][i % 4];
+                    let output = DType::FLOATS[i % 3];
+                    for gated in [false, true] {
+                        let columns = if gated { columns + columns % 2 } else { columns };
+                        let case = Case { rows, columns, k, input, weight, output, activation, gated };
+                        check(&case, &format!("{level:?} [{rows}, {k}] {input} x [{columns}, {k}] {weight} {activation:?} gated {gated}"));
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_the_rows_beside_it_nor_on_the_threads() {
+        let (rows, columns, k) = (61, 100, 3000);
+        let mut x = Buffer::random(DType::F32, rows * k, 1);
+        let mut w = Buffer::random(DType::Bf16, columns * k, 2);
+        let weight = WeightView {
+            data: w.tensor(&[columns * k]).data,
+            dtype: DType::Bf16,
+            rows: columns,
+            columns: k,
+            row_stride: k,
+            gated: false,
+        };
+        let x = x.tensor(&[rows, k]);
+        let run = |threads: &Threads, first: usize, count: usize| {
+            let mut y = Buffer::poisoned(DType::F32, count * columns);
+            let mut x = x;
+            x.data = x.data.cast::<f32>().wrapping_add(first * k).cast();
+            x.shape[0] = count;
+            let y_tensor = y.tensor(&[count, columns]);
+            linear(threads, &Linear::new(x, weight, None, Activation::None, y_tensor).unwrap());
+            y.values()
+        };
+        at_every_level(|level| {
+            let all = run(threads(), 0, rows);
+            assert!(all == run(&Threads::new(1).unwrap(), 0, rows), "{level:?}");
+            for (first, count) in [(0, 1), (60, 1), (5, 4), (7, 20)] {
+                let part = &all[first * columns..(first + count) * columns];
+                assert!(part == run(threads(), first, count), "{level:?} rows {first} + {count}");
+            }
+        });
+    }
+
+    #[test]
+    fn nan_goes_through_and_empty_problems_are_nothing() {
+        let (mut x, mut y) = (Buffer::from(DType::F32, &[1.0, f32::NAN]), Buffer::poisoned(DType::F32, 2));
+        let mut w = Buffer::from(DType::F32, &[1.0, 0.0, 0.0, 0.0]);
+        let weight = WeightView {
+            data: w.tensor(&[4]).data,
+            dtype: DType::F32,
+            rows: 2,
+            columns: 2,
+            row_stride: 2,
+            gated: false,
+        };
+        linear(threads(), &Linear::new(x.tensor(&[1, 2]), weight, None, Activation::None, y.tensor(&[1, 2])).unwrap());
+        assert!(y.values().iter().all(|y| y.is_nan()));
+        let (mut none, mut no_output) = (Buffer::from(DType::F32, &[]), Buffer::from(DType::F32, &[]));
+        let op = Linear::new(none.tensor(&[0, 2]), weight, None, Activation::None, no_output.tensor(&[0, 2])).unwrap();
+        linear(threads(), &op);
     }
 }

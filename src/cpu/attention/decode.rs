@@ -252,8 +252,7 @@ impl<'a> Heads<'a> {
                 let query = self.query.add(first * self.stride);
                 let scores = self.scores.add(first * CHUNK + four);
                 let rows = S::DOT_ROWS.min(heads - first);
-                let tile =
-                    DotTile { x: query.cast_const(), x_stride: self.stride, w: four_keys, k: dim, ahead: AHEAD };
+                let tile = DotTile { x: query.cast_const(), x_stride: self.stride, w: four_keys, k: dim, ahead: AHEAD };
                 for (i, products) in tile.compute::<S>(rows).into_iter().enumerate().take(rows) {
                     scores.add(i * CHUNK).cast::<[f32; COLUMNS]>().write_unaligned(products);
                 }

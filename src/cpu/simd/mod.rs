@@ -234,5 +234,8 @@ impl Level {
 /// The kernel's own pointers are valid.
 #[inline]
 pub unsafe fn dispatch<K: Kernel>(kernel: K) -> K::Output {
+    #[cfg(test)]
+    return super::testing::level().run(kernel);
+    #[cfg(not(test))]
     Level::best().run(kernel)
 }
