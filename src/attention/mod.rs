@@ -284,6 +284,9 @@ impl AttentionDecode {
         slots: Option<Tensor>,
         max_kv_length: usize,
     ) -> Result<AttentionDecode> {
+        if !config.causal {
+            return Err(Error::new(Status::Attention, "a bidirectional attention has no decode: its last row sees all keys"));
+        }
         query.expect_rank("query", 3)?;
         let rows = query.shape[0];
         let query = config.query_heads_of("query", query, rows)?;
