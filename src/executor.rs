@@ -71,6 +71,8 @@ pub trait Executor: Send + Sync {
 
     fn stream_create(&self, priority: i32) -> Result<RawHandle>;
     fn stream_destroy(&self, stream: RawHandle);
+    /// Gives back what the executor keeps for a stream that it does not own, because nobody will name it again.
+    fn stream_release(&self, _stream: RawHandle) {}
     fn stream_synchronize(&self, stream: RawHandle) -> Result<()>;
     fn stream_query(&self, stream: RawHandle) -> Result<bool>;
     fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()>;

@@ -57,6 +57,12 @@ impl RmsNorm {
             return Err(Error::invalid(format!("`input` has {} columns; at most {MAX_COLUMNS} are supported", input.columns))
                 .with_limit(input.columns as u64, MAX_COLUMNS as u64));
         }
+        if let (Some(post_weight), Some(weight)) = (post_weight, weight) {
+            post_weight.expect_dtype("post_weight", weight.dtype)?;
+        }
+        if let (Some(residual), Some(residual_output)) = (residual, residual_output) {
+            residual_output.expect_dtype("residual_output", residual.dtype)?;
+        }
         let vector = |name: &str, tensor: Option<Tensor>| -> Result<Option<Tensor>> {
             if let Some(tensor) = tensor {
                 tensor.expect_float(name)?;
