@@ -56,8 +56,14 @@ pub trait Executor: Send + Sync {
     ///
     /// # Safety
     /// Both ranges are valid for `bytes` in the memory that `kind` says.
-    unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind, stream: RawHandle)
-        -> Result<()>;
+    unsafe fn copy(
+        &self,
+        to: *mut c_void,
+        from: *const c_void,
+        bytes: usize,
+        kind: CopyKind,
+        stream: RawHandle,
+    ) -> Result<()>;
     /// # Safety
     /// The range is valid for `bytes` in the device's memory.
     unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()>;

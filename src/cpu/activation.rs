@@ -19,7 +19,9 @@ pub unsafe fn activate<S: Simd>(activation: Activation, x: S::Vector) -> S::Vect
 pub fn reference(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::None => x,
-        Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+        }
         Activation::GeluErf => 0.5 * x * (1.0 + libm_erf(x / 2f64.sqrt())),
         Activation::Silu => x / (1.0 + (-x).exp()),
     }

@@ -67,7 +67,8 @@ pub fn reference(op: &Argmax) {
         // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
         unsafe {
             let values = (0..op.logits.columns).map(|i| (i, Row::of(&op.logits, row).get(i)));
-            let best = values.filter(|(_, x)| !x.is_nan()).reduce(|best, next| if next.1 > best.1 { next } else { best });
+            let best =
+                values.filter(|(_, x)| !x.is_nan()).reduce(|best, next| if next.1 > best.1 { next } else { best });
             op.tokens.data.cast::<i32>().add(row).write(best.map_or(0, |(i, _)| i as i32));
         }
     }

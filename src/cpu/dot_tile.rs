@@ -31,7 +31,12 @@ pub unsafe fn dot_tile<S: Simd, X: VectorElement, W: VectorElement, const ROWS: 
                 S::prefetch(row.add(at).cast::<u8>().wrapping_add(ahead));
             }
         }
-        let columns = [W::load::<S>(w[0].add(at)), W::load::<S>(w[1].add(at)), W::load::<S>(w[2].add(at)), W::load::<S>(w[3].add(at))];
+        let columns = [
+            W::load::<S>(w[0].add(at)),
+            W::load::<S>(w[1].add(at)),
+            W::load::<S>(w[2].add(at)),
+            W::load::<S>(w[3].add(at)),
+        ];
         for i in 0..ROWS {
             let row = X::load::<S>(x.add(i * x_stride + at));
             for j in 0..COLUMNS {

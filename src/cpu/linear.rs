@@ -269,7 +269,8 @@ pub fn reference(op: &Linear) {
         let act = |x: f64| activation::reference(op.activation, x);
         for m in 0..op.output.rows {
             for n in 0..op.output.columns {
-                let value = if op.weight.gated { act(product(m, 2 * n)) * product(m, 2 * n + 1) } else { act(product(m, n)) };
+                let value =
+                    if op.weight.gated { act(product(m, 2 * n)) * product(m, 2 * n + 1) } else { act(product(m, n)) };
                 Row::of(&op.output, m).set(n, value);
             }
         }

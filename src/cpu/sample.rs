@@ -336,15 +336,27 @@ mod tests {
         for columns in [1, 7, 1000, 5000] {
             for spread in [0.1, 4.0, 60.0] {
                 // Quantised, so that there are ties.
-                let mut logits: Vec<f32> = (0..rows * columns).map(|_| (random() * 64.0).round() / 64.0 * spread).collect();
-                for (top_k, top_p, temperature) in [(0, 1.0, 1.0), (40, 1.0, 0.7), (0, 0.9, 1.3), (64, 0.95, 1.0), (1, 0.5, 2.0), (0, 1e-9, 1.0), (9999, 0.999, 0.1)] {
+                let mut logits: Vec<f32> =
+                    (0..rows * columns).map(|_| (random() * 64.0).round() / 64.0 * spread).collect();
+                for (top_k, top_p, temperature) in [
+                    (0, 1.0, 1.0),
+                    (40, 1.0, 0.7),
+                    (0, 0.9, 1.3),
+                    (64, 0.95, 1.0),
+                    (1, 0.5, 2.0),
+                    (0, 1e-9, 1.0),
+                    (9999, 0.999, 0.1),
+                ] {
                     let options = SampleOptions { temperature, top_k, top_p, seed: 0x1234_5678_9abc_def0 };
                     let (tokens, probabilities, expected, expected_probabilities) = run(&mut logits, rows, options);
                     // The weights are f32: where the draw falls within rounding of a boundary, the neighbour may win.
                     let differ = tokens.iter().zip(&expected).filter(|(a, b)| a != b).count();
                     assert!(differ <= 1, "{columns} {spread} {options:?}: {tokens:?} {expected:?}");
                     for i in (0..rows).filter(|&i| tokens[i] == expected[i]) {
-                        assert!((probabilities[i] - expected_probabilities[i]).abs() <= 2e-6 * expected_probabilities[i] + 1e-12);
+                        assert!(
+                            (probabilities[i] - expected_probabilities[i]).abs()
+                                <= 2e-6 * expected_probabilities[i] + 1e-12
+                        );
                     }
                 }
             }
@@ -355,7 +367,8 @@ mod tests {
     fn nan_infinities_and_temperature_zero() {
         let (nan, inf) = (f32::NAN, f32::INFINITY);
         let options = SampleOptions { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 3 };
-        let (tokens, probabilities, ..) = run(&mut [nan, -inf, nan, -inf, nan, nan, inf, 0.0, nan, 1.0, nan, -inf], 4, options);
+        let (tokens, probabilities, ..) =
+            run(&mut [nan, -inf, nan, -inf, nan, nan, inf, 0.0, nan, 1.0, nan, -inf], 4, options);
         assert_eq!((tokens[0], probabilities[0]), (1, 0.0));
         assert_eq!((tokens[1], probabilities[1]), (0, 0.0));
         assert_eq!((tokens[2], probabilities[2]), (0, 1.0));

@@ -117,13 +117,19 @@ fn reference(
                 let key = kv_row(key, kv_offset, token, kv_head);
                 let dot: f64 = (0..config.head_dim).map(|d| query.get(d) * key.get(d)).sum();
                 let (score, cap) = (dot * f64::from(config.scale), f64::from(config.soft_cap));
-                if cap > 0.0 { cap * (score / cap).tanh() } else { score }
+                if cap > 0.0 {
+                    cap * (score / cap).tanh()
+                } else {
+                    score
+                }
             };
             let scores: Vec<f64> = visible.clone().map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
             for d in 0..config.head_dim {
-                let weigh = |(token, score): (usize, &f64)| (score - max).exp() * kv_row(value, kv_offset, token, kv_head).get(d);
+                let weigh = |(token, score): (usize, &f64)| {
+                    (score - max).exp() * kv_row(value, kv_offset, token, kv_head).get(d)
+                };
                 let total: f64 = visible.clone().zip(&scores).map(weigh).sum();
                 Row::head(output, row, head).set(d, if visible.is_empty() { 0.0 } else { total / sum });
             }

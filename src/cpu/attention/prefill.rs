@@ -133,7 +133,8 @@ impl Kernel for Block<'_> {
             }
         }
         for row in 0..rows {
-            let (query, head) = (task.span.query_start + task.queries.start + row / heads, task.heads.start + row % heads);
+            let (query, head) =
+                (task.span.query_start + task.queries.start + row / heads, task.heads.start + row % heads);
             let sum = S::sum(S::load(buffers.sums.add(row * S::LANES)));
             let output = Row::head(&op.output, query, head);
             let values = buffers.output.add(row * buffers.width);
@@ -179,7 +180,8 @@ unsafe fn transpose_keys<S: Simd>(op: &AttentionPrefill, task: &Task, keys: Rang
             let mut block = [S::zero(); 16];
             for (i, row) in block.iter_mut().enumerate().take(S::LANES) {
                 if column + i < keys.len() {
-                    *row = kv_row(&op.key, task.span.kv_offset, keys.start + column + i, task.kv_head).load::<S>(at, lanes);
+                    *row = kv_row(&op.key, task.span.kv_offset, keys.start + column + i, task.kv_head)
+                        .load::<S>(at, lanes);
                 }
             }
             S::transpose(&mut block);

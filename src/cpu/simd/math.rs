@@ -97,8 +97,10 @@ pub unsafe fn sin_cos<S: Simd>(x: S::Vector) -> (S::Vector, S::Vector) {
     let quadrant = S::exact_fma(S::round(S::mul(n, S::splat(0.25))), S::splat(-4.0), n);
     let from_one = S::abs(S::sub(S::abs(quadrant), S::splat(1.0)));
     let (one, minus_one, half) = (S::splat(1.0), S::splat(-1.0), S::splat(0.5));
-    let sine_sign = S::select_less(quadrant, S::splat(-0.5), minus_one, S::select_less(S::splat(1.5), quadrant, minus_one, one));
-    let cosine_sign = S::select_less(half, quadrant, minus_one, S::select_less(quadrant, S::splat(-1.5), minus_one, one));
+    let sine_sign =
+        S::select_less(quadrant, S::splat(-0.5), minus_one, S::select_less(S::splat(1.5), quadrant, minus_one, one));
+    let cosine_sign =
+        S::select_less(half, quadrant, minus_one, S::select_less(quadrant, S::splat(-1.5), minus_one, one));
     (
         S::mul(S::select_less(from_one, half, cosine, sine), sine_sign),
         S::mul(S::select_less(from_one, half, sine, cosine), cosine_sign),
@@ -146,7 +148,11 @@ mod tests {
             *term *= -x * x / f64::from(n + 1);
             Some(value)
         });
-        if x.abs() > 5.0 { x.signum() } else { terms.sum::<f64>() * 2.0 / std::f64::consts::PI.sqrt() }
+        if x.abs() > 5.0 {
+            x.signum()
+        } else {
+            terms.sum::<f64>() * 2.0 / std::f64::consts::PI.sqrt()
+        }
     }
 
     fn exact(function: usize, x: f64) -> f64 {
@@ -174,7 +180,8 @@ mod tests {
                         // Far below 0 the exponent's own rounding grows with it; the values there are tiny.
                         _ => 3e-7 * f64::from(x.abs()),
                     };
-                    let close = (f64::from(y) - expected).abs() <= bound || (expected > f64::from(f32::MAX) && y == f32::INFINITY);
+                    let close = (f64::from(y) - expected).abs() <= bound
+                        || (expected > f64::from(f32::MAX) && y == f32::INFINITY);
                     assert!(close, "{level:?} function {function} at {x}: {y} instead of {expected}");
                 }
             }
