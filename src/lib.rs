@@ -1,1 +1,19 @@
+//! An inference backend behind a C ABI: attention, products, quantised weights and memory on NVIDIA GPUs and the CPU.
+//!
+//! A C call is checked in [`capi`], becomes a validated descriptor in [`ops`] or [`attention`], and is handed to the
+//! stream's [`executor::Executor`]. `docs/design.md` is the plan behind the layout.
 
+pub mod attention;
+pub mod backend;
+pub mod capi;
+pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod error;
+pub mod executor;
+pub mod logging;
+pub mod memory;
+pub mod ops;
+pub mod stream;
+pub mod tensor;
+pub mod weight;

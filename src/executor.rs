@@ -1,0 +1,97 @@
+//! What a device must be able to do: one method an operation, and the memory, streams and events under them.
+//!
+//! Descriptors arrive validated. Work is queued on the stream and the call returns; an error that shows up later (a
+//! sticky CUDA error) is latched and returned by every later call as `DeviceLost`.
+
+use crate::attention::{AttentionDecode, AttentionPrefill};
+use crate::error::Result;
+use crate::ops::{
+    argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation, linear::Linear,
+    rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
+};
+use crate::stream::RawHandle;
+use std::ffi::c_void;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    Cpu,
+    Cuda,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceInfo {
+    pub kind: DeviceKind,
+    /// The CUDA ordinal; 0 on the CPU.
+    pub ordinal: i32,
+    pub name: String,
+    /// 10 · major + minor as the kernels are chosen by it; 0 on the CPU.
+    pub compute_capability: i32,
+    /// Streaming multiprocessors, or threads of the CPU executor.
+    pub multiprocessors: i32,
+    pub total_memory: u64,
+    pub l2_bytes: u64,
+    pub driver_version: i32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyKind {
+    HostToDevice,
+    DeviceToHost,
+    DeviceToDevice,
+}
+
+pub trait Executor: Send + Sync {
+    fn device(&self) -> &DeviceInfo;
+
+    /// (free, total) bytes of the device's memory.
+    fn memory_info(&self) -> Result<(u64, u64)>;
+    /// At least 256-byte aligned memory, usable by work queued on `stream` after this call. `bytes` > 0.
+    fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void>;
+    /// Gives the memory back once the work queued on `stream` so far has finished.
+    ///
+    /// # Safety
+    /// `pointer` came from `allocate` of this executor with the same `bytes` and has not been freed.
+    unsafe fn free(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle);
+    /// Host memory must stay valid until the stream has passed the copy.
+    ///
+    /// # Safety
+    /// Both ranges are valid for `bytes` in the memory that `kind` says.
+    unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind, stream: RawHandle)
+        -> Result<()>;
+    /// # Safety
+    /// The range is valid for `bytes` in the device's memory.
+    unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()>;
+    /// Whether the device can reach this address; `Ok(false)` for, say, plain host memory on CUDA.
+    fn can_access(&self, pointer: *const c_void) -> Result<bool>;
+    /// Page-locked host memory where the device profits from it. `bytes` > 0.
+    fn host_allocate(&self, bytes: usize) -> Result<*mut c_void>;
+    /// # Safety
+    /// `pointer` came from `host_allocate` of this executor with the same `bytes` and has not been freed.
+    unsafe fn host_free(&self, pointer: *mut c_void, bytes: usize);
+
+    fn stream_create(&self, priority: i32) -> Result<RawHandle>;
+    fn stream_destroy(&self, stream: RawHandle);
+    fn stream_synchronize(&self, stream: RawHandle) -> Result<()>;
+    fn stream_query(&self, stream: RawHandle) -> Result<bool>;
+    fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()>;
+
+    fn event_create(&self) -> Result<RawHandle>;
+    fn event_destroy(&self, event: RawHandle);
+    fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()>;
+    fn event_query(&self, event: RawHandle) -> Result<bool>;
+    fn event_synchronize(&self, event: RawHandle) -> Result<()>;
+    /// Milliseconds between two recorded events.
+    fn event_elapsed(&self, start: RawHandle, end: RawHandle) -> Result<f32>;
+
+    fn embedding(&self, op: &Embedding, stream: RawHandle) -> Result<()>;
+    fn rms_norm(&self, op: &RmsNorm, stream: RawHandle) -> Result<()>;
+    fn linear(&self, op: &Linear, stream: RawHandle) -> Result<()>;
+    fn gated_activation(&self, op: &GatedActivation, stream: RawHandle) -> Result<()>;
+    fn rope(&self, op: &Rope, stream: RawHandle) -> Result<()>;
+    fn attention_prefill(&self, op: &AttentionPrefill, stream: RawHandle) -> Result<()>;
+    fn attention_decode(&self, op: &AttentionDecode, stream: RawHandle) -> Result<()>;
+    fn softmax(&self, op: &Softmax, stream: RawHandle) -> Result<()>;
+    fn elementwise(&self, op: &Elementwise, stream: RawHandle) -> Result<()>;
+    fn argmax(&self, op: &Argmax, stream: RawHandle) -> Result<()>;
+    fn sample(&self, op: &Sample, stream: RawHandle) -> Result<()>;
+}

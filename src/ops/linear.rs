@@ -1,0 +1,64 @@
+//! `linear`: y = activation(x · Wᵀ + bias), and its gated form y = activation(gate) · up over interleaved rows of W.
+
+use super::{expect_extent, Activation, Cost};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Matrix, Tensor};
+use crate::weight::WeightView;
+
+#[derive(Debug, Clone, Copy)]
+pub struct Linear {
+    /// [M, K]
+    pub input: Matrix,
+    /// [N, K]; gated: rows 2i and 2i+1 are row i of gate and of up.
+    pub weight: WeightView,
+    /// [N]
+    pub bias: Option<Tensor>,
+    pub activation: Activation,
+    /// [M, N], gated [M, N/2]
+    pub output: Matrix,
+}
+
+impl Linear {
+    pub fn new(
+        input: Tensor,
+        weight: WeightView,
+        bias: Option<Tensor>,
+        activation: Activation,
+        output: Tensor,
+    ) -> Result<Linear> {
+        input.expect_float("input")?;
+        input.expect_readable("input")?;
+        output.expect_float("output")?;
+        output.expect_writable("output")?;
+        if input.dtype != weight.dtype && input.dtype != DType::F32 {
+            return Err(Error::invalid(format!(
+                "tensor `input` has dtype {}; f32 or the weight's {} is needed",
+                input.dtype, weight.dtype
+            )));
+        }
+        let input = input.as_matrix("input")?;
+        if input.columns != weight.columns {
+            return Err(Error::invalid(format!(
+                "tensor `input` has {} columns; the weight [{}, {}] needs {}",
+                input.columns, weight.rows, weight.columns, weight.columns
+            )));
+        }
+        if let Some(bias) = bias {
+            bias.expect_float("bias")?;
+            bias.expect_shape("bias", &[weight.rows])?;
+            bias.expect_readable("bias")?;
+        }
+        let output = output.as_matrix("output")?;
+        output.expect_size("output", input.rows, weight.output_columns())?;
+        expect_extent("the number of input rows", input.rows)?;
+        Ok(Linear { input, weight, bias, activation, output })
+    }
+
+    pub fn cost(&self) -> Cost {
+        let (m, n, k) = (self.input.rows as f64, self.weight.rows as f64, self.weight.columns as f64);
+        let bytes = m * k * self.input.dtype.size() as f64
+            + n * k * self.weight.dtype.size() as f64
+            + m * self.output.columns as f64 * self.output.dtype.size() as f64;
+        Cost { operations: 2.0 * m * n * k, bytes }
+    }
+}

@@ -1,0 +1,66 @@
+//! Operations: one file each with the descriptor, its validation and its cost.
+//!
+//! A descriptor is what a C call becomes once it has been checked, and what an executor receives. It speaks of device
+//! memory through [`crate::tensor`] views and owns none of it. `new` validates: whoever holds a descriptor may run it.
+
+pub mod argmax;
+pub mod elementwise;
+pub mod embedding;
+pub mod gated_activation;
+pub mod linear;
+pub mod rms_norm;
+pub mod rope;
+pub mod sample;
+pub mod softmax;
+
+use crate::error::{Error, Result};
+
+/// What an operation must do at the least: floating-point operations, and bytes with each input read and each output
+/// written once.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Cost {
+    pub operations: f64,
+    pub bytes: f64,
+}
+
+/// Activations; the numbers are `NVB_ACTIVATION_*` of the C ABI.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Activation {
+    #[default]
+    None = 0,
+    /// 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), Hendrycks and Gimpel 2016.
+    GeluTanh = 1,
+    /// 0.5·x·(1 + erf(x/√2)), ibid.
+    GeluErf = 2,
+    /// x·sigmoid(x).
+    Silu = 3,
+}
+
+impl Activation {
+    pub fn from_code(code: u32) -> Option<Activation> {
+        match code {
+            0 => Some(Activation::None),
+            1 => Some(Activation::GeluTanh),
+            2 => Some(Activation::GeluErf),
+            3 => Some(Activation::Silu),
+            _ => None,
+        }
+    }
+}
+
+/// Kernels index rows and columns with 32 bits; a larger extent is refused here with its name.
+pub(crate) fn expect_extent(name: &str, value: usize) -> Result<()> {
+    if value <= i32::MAX as usize {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name} is {value}; the largest supported is {}", i32::MAX))
+        .with_limit(value as u64, i32::MAX as u64))
+}
+
+pub(crate) fn expect_finite_positive(name: &str, value: f32) -> Result<()> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name} is {value}; a finite value above 0 is needed")))
+}

@@ -1,0 +1,206 @@
+//! `rope`: q/k norm, rotary position embedding and the append to the KV cache, in one pass over a token's heads.
+//!
+//! Rotation (Su et al. 2021, half layout): with r = rotary_dim and i < r/2, the pair (x[i], x[i + r/2]) turns by
+//! position · position_scale · base^(−2i/r); the elements from r on pass through. The norm before it is RMSNorm over
+//! the head's elements. Inverse frequencies and angles are f32, as in HF transformers.
+
+use super::{expect_extent, expect_finite_positive, Cost};
+use crate::attention::kv_cache::CacheLayer;
+use crate::attention::MAX_HEAD_DIM;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Tensor};
+
+/// Rows [tokens, heads, head_dim] with strides in elements.
+#[derive(Debug, Clone, Copy)]
+pub struct Heads {
+    pub tensor: Tensor,
+    pub heads: usize,
+    pub token_stride: usize,
+    pub head_stride: usize,
+}
+
+impl Heads {
+    pub fn new(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
+        tensor.expect_float(name)?;
+        tensor.expect_rank(name, 3)?;
+        tensor.expect_readable(name)?;
+        if tensor.shape[0] != tokens || tensor.shape[2] != head_dim {
+            return Err(Error::invalid(format!(
+                "tensor `{name}` has shape {:?}; [{tokens}, heads, {head_dim}] is needed",
+                tensor.shape()
+            )));
+        }
+        Ok(Heads { tensor, heads: tensor.shape[1], token_stride: tensor.strides[0], head_stride: tensor.strides[1] })
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation {
+    pub base: f32,
+    /// Multiplies every position: 1/8 where a model stretches its context eightfold.
+    pub position_scale: f32,
+    /// Even, at most head_dim.
+    pub rotary_dim: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Rope {
+    pub tokens: usize,
+    pub head_dim: usize,
+    pub query: Option<Heads>,
+    pub query_output: Option<Heads>,
+    pub query_norm: Option<Tensor>,
+    pub query_scale: f32,
+    pub key: Option<Heads>,
+    pub key_output: Option<Heads>,
+    pub key_norm: Option<Tensor>,
+    pub value: Option<Heads>,
+    pub epsilon: f32,
+    pub weight_offset: f32,
+    /// i32 [tokens]
+    pub positions: Tensor,
+    /// `None` for a plain append.
+    pub rotation: Option<Rotation>,
+    pub append: Option<Append>,
+}
+
+/// Where normalised and rotated keys and raw values go.
+#[derive(Debug, Clone, Copy)]
+pub struct Append {
+    pub cache: CacheLayer,
+    /// i32 [tokens]: the cache slot of each token; absent: slot 0
+    pub slots: Option<Tensor>,
+}
+
+/// The tensors and numbers of a call before validation.
+#[derive(Debug, Clone, Copy)]
+pub struct RopeArguments {
+    pub query: Option<Tensor>,
+    pub query_output: Option<Tensor>,
+    pub query_norm: Option<Tensor>,
+    pub query_scale: f32,
+    pub key: Option<Tensor>,
+    pub key_output: Option<Tensor>,
+    pub key_norm: Option<Tensor>,
+    pub value: Option<Tensor>,
+    pub epsilon: f32,
+    pub weight_offset: f32,
+    pub positions: Tensor,
+    pub rotation: Option<Rotation>,
+    pub append: Option<Append>,
+}
+
+impl Rope {
+    pub fn new(arguments: RopeArguments) -> Result<Rope> {
+        let positions = arguments.positions;
+        positions.expect_dtype("positions", DType::I32)?;
+        positions.expect_rank("positions", 1)?;
+        positions.expect_readable("positions")?;
+        let tokens = positions.shape[0];
+        expect_extent("the number of tokens", tokens)?;
+        let Some(first) = arguments.query.or(arguments.key).or(arguments.value) else {
+            return Err(Error::invalid("rope needs `query`, `key` or `value`"));
+        };
+        first.expect_rank("query, key or value", 3)?;
+        let head_dim = first.shape[2];
+        if head_dim == 0 || head_dim > MAX_HEAD_DIM {
+            return Err(Error::invalid(format!("head_dim is {head_dim}; 1 to {MAX_HEAD_DIM} is supported"))
+                .with_limit(head_dim as u64, MAX_HEAD_DIM as u64));
+        }
+        if let Some(Rotation { base, position_scale, rotary_dim }) = arguments.rotation {
+            expect_finite_positive("base", base)?;
+            expect_finite_positive("position_scale", position_scale)?;
+            if rotary_dim % 2 != 0 || rotary_dim > head_dim {
+                return Err(Error::invalid(format!(
+                    "rotary_dim is {rotary_dim}; an even number up to head_dim = {head_dim} is needed"
+                )));
+            }
+        }
+        if !arguments.query_scale.is_finite() {
+            return Err(Error::invalid(format!("query_scale is {}; a finite value is needed", arguments.query_scale)));
+        }
+        if arguments.query_norm.is_some() || arguments.key_norm.is_some() {
+            expect_finite_positive("epsilon", arguments.epsilon)?;
+        }
+        let heads = |name: &str, tensor: Option<Tensor>| -> Result<Option<Heads>> {
+            tensor.map(|tensor| Heads::new(name, tensor, tokens, head_dim)).transpose()
+        };
+        let output = |name: &str, tensor: Option<Tensor>, of: Option<Heads>| -> Result<Option<Heads>> {
+            let Some(tensor) = tensor else { return Ok(None) };
+            let Some(of) = of else {
+                return Err(Error::invalid(format!("`{name}` is given without its input")));
+            };
+            tensor.expect_writable(name)?;
+            tensor.expect_shape(name, &[tokens, of.heads, head_dim])?;
+            Ok(Some(Heads::new(name, tensor, tokens, head_dim)?))
+        };
+        let norm = |name: &str, tensor: Option<Tensor>| -> Result<Option<Tensor>> {
+            if let Some(tensor) = tensor {
+                tensor.expect_float(name)?;
+                tensor.expect_shape(name, &[head_dim])?;
+                tensor.expect_readable(name)?;
+            }
+            Ok(tensor)
+        };
+        let query = heads("query", arguments.query)?;
+        let key = heads("key", arguments.key)?;
+        let value = heads("value", arguments.value)?;
+        let query_output = output("query_output", arguments.query_output, query)?;
+        let key_output = output("key_output", arguments.key_output, key)?;
+        if query.is_some() && query_output.is_none() {
+            return Err(Error::invalid("`query` is given without `query_output` (it may be the same tensor)"));
+        }
+        if let Some(append) = arguments.append {
+            append.check(key, value, head_dim, tokens)?;
+        } else if key.is_some() && key_output.is_none() {
+            return Err(Error::invalid("`key` is given without `key_output` (it may be the same tensor) or a cache"));
+        }
+        Ok(Rope {
+            tokens,
+            head_dim,
+            query,
+            query_output,
+            query_norm: norm("query_norm", arguments.query_norm)?,
+            query_scale: arguments.query_scale,
+            key,
+            key_output,
+            key_norm: norm("key_norm", arguments.key_norm)?,
+            value,
+            epsilon: arguments.epsilon,
+            weight_offset: arguments.weight_offset,
+            positions,
+            rotation: arguments.rotation,
+            append: arguments.append,
+        })
+    }
+
+    pub fn cost(&self) -> Cost {
+        let rows = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads * heads.tensor.dtype.size()) as f64;
+        let cached = self.append.map_or(0, |append| 2 * append.cache.heads * append.cache.dtype.size()) as f64;
+        let per_dim = rows(self.query) + rows(self.query_output) + rows(self.key) + rows(self.key_output);
+        let elements = (self.tokens * self.head_dim) as f64;
+        Cost { operations: elements * 6.0, bytes: elements * (per_dim + rows(self.value) + cached) }
+    }
+}
+
+impl Append {
+    fn check(&self, key: Option<Heads>, value: Option<Heads>, head_dim: usize, tokens: usize) -> Result<()> {
+        let (Some(key), Some(value)) = (key, value) else {
+            return Err(Error::invalid("a cache is given without `key` and `value`"));
+        };
+        for (name, heads) in [("key", key), ("value", value)] {
+            if heads.heads != self.cache.heads || head_dim != self.cache.head_dim {
+                return Err(Error::invalid(format!(
+                    "`{name}` has {} heads of {head_dim}; the cache holds {} of {}",
+                    heads.heads, self.cache.heads, self.cache.head_dim
+                )));
+            }
+        }
+        if let Some(slots) = self.slots {
+            slots.expect_dtype("slots", DType::I32)?;
+            slots.expect_shape("slots", &[tokens])?;
+            slots.expect_readable("slots")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,331 @@
+//! Tensors: a dtype, a shape and strides over memory that somebody else owns.
+
+use crate::error::{Error, Result};
+use half::{bf16, f16};
+use std::ffi::c_void;
+use std::fmt;
+
+/// Element types; the numbers are `NVB_DTYPE_*` of the C ABI and `nvb_dtype_code` of the kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum DType {
+    F32 = 1,
+    F16 = 2,
+    Bf16 = 3,
+    I32 = 4,
+}
+
+impl DType {
+    pub const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+    pub fn from_code(code: u32) -> Option<DType> {
+        match code {
+            1 => Some(DType::F32),
+            2 => Some(DType::F16),
+            3 => Some(DType::Bf16),
+            4 => Some(DType::I32),
+            _ => None,
+        }
+    }
+
+    pub fn size(self) -> usize {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::Bf16 => 2,
+        }
+    }
+
+    pub fn is_float(self) -> bool {
+        self != DType::I32
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+            DType::I32 => "i32",
+        })
+    }
+}
+
+/// A Rust type that stores one dtype's elements.
+pub trait Element: Copy + Send + Sync + 'static {
+    const DTYPE: DType;
+    fn to_f32(self) -> f32;
+    /// Rounds to nearest, ties to even.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn from_f32(value: f32) -> f32 {
+        value
+    }
+}
+
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+    fn from_f32(value: f32) -> f16 {
+        f16::from_f32(value)
+    }
+}
+
+impl Element for bf16 {
+    const DTYPE: DType = DType::Bf16;
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+    fn from_f32(value: f32) -> bf16 {
+        bf16::from_f32(value)
+    }
+}
+
+pub const MAX_RANK: usize = 4;
+
+/// A view of a tensor in the memory of the backend's device. It owns nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tensor {
+    pub data: *mut c_void,
+    pub dtype: DType,
+    pub rank: usize,
+    /// Unused trailing entries are 1.
+    pub shape: [usize; MAX_RANK],
+    /// In elements; unused trailing entries are 1.
+    pub strides: [usize; MAX_RANK],
+}
+
+// SAFETY: a view carries an address, and every dereference is an unsafe act of an executor that was handed the view.
+unsafe impl Send for Tensor {}
+// SAFETY: as above; the view itself is immutable.
+unsafe impl Sync for Tensor {}
+
+impl Tensor {
+    /// A contiguous (row-major) view.
+    pub fn new(data: *mut c_void, dtype: DType, shape: &[usize]) -> Tensor {
+        assert!(shape.len() <= MAX_RANK, "rank {} exceeds {MAX_RANK}", shape.len());
+        let mut tensor = Tensor { data, dtype, rank: shape.len(), shape: [1; MAX_RANK], strides: [1; MAX_RANK] };
+        tensor.shape[..shape.len()].copy_from_slice(shape);
+        let mut stride = 1;
+        for axis in (0..shape.len()).rev() {
+            tensor.strides[axis] = stride;
+            stride *= shape[axis].max(1);
+        }
+        tensor
+    }
+
+    pub fn of<T: Element>(data: &mut [T], shape: &[usize]) -> Tensor {
+        assert_eq!(data.len(), shape.iter().product::<usize>(), "slice length and shape disagree");
+        Tensor::new(data.as_mut_ptr().cast(), T::DTYPE, shape)
+    }
+
+    pub fn with_strides(mut self, strides: &[usize]) -> Tensor {
+        self.strides[..strides.len()].copy_from_slice(strides);
+        self
+    }
+
+    pub fn shape(&self) -> &[usize] {
+        &self.shape[..self.rank]
+    }
+
+    pub fn elements(&self) -> usize {
+        self.shape().iter().product()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.elements() == 0
+    }
+
+    /// Bytes from the first element to one past the last, strides included.
+    pub fn span_bytes(&self) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let last: usize = (0..self.rank).map(|axis| (self.shape[axis] - 1) * self.strides[axis]).sum();
+        (last + 1) * self.dtype.size()
+    }
+
+    pub fn is_contiguous(&self) -> bool {
+        let mut stride = 1;
+        for axis in (0..self.rank).rev() {
+            if self.shape[axis] != 1 && self.strides[axis] != stride {
+                return false;
+            }
+            stride *= self.shape[axis];
+        }
+        true
+    }
+
+    /// The same data as `[rows, columns]`: the last axis stays, the axes before it must fold into one stride.
+    pub fn as_matrix(&self, name: &str) -> Result<Matrix> {
+        if self.rank == 0 {
+            return Err(Error::invalid(format!("tensor `{name}` has rank 0; at least 1 is needed")));
+        }
+        let last = self.rank - 1;
+        let columns = self.shape[last];
+        let rows: usize = self.shape[..last].iter().product();
+        // Axes of extent 1 never step, so their strides say nothing.
+        let mut row_stride = None;
+        let mut expected = None;
+        for axis in (0..last).rev().filter(|&axis| self.shape[axis] != 1) {
+            match expected {
+                None => row_stride = Some(self.strides[axis]),
+                Some(stride) if stride != self.strides[axis] => {
+                    return Err(Error::invalid(format!(
+                        "tensor `{name}` {self}: its leading axes do not fold into one row stride \
+                         (stride {} of axis {axis}, {stride} needed)",
+                        self.strides[axis]
+                    )))
+                }
+                Some(_) => {}
+            }
+            expected = Some(self.strides[axis] * self.shape[axis]);
+        }
+        Ok(Matrix { data: self.data, dtype: self.dtype, rows, columns, row_stride: row_stride.unwrap_or(columns) })
+    }
+
+    pub fn expect_float(&self, name: &str) -> Result<()> {
+        if self.dtype.is_float() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("tensor `{name}` has dtype {}; f32, f16 or bf16 is needed", self.dtype)))
+    }
+
+    pub fn expect_dtype(&self, name: &str, dtype: DType) -> Result<()> {
+        if self.dtype == dtype {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("tensor `{name}` has dtype {}; {dtype} is needed", self.dtype)))
+    }
+
+    pub fn expect_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
+        if self.shape() == shape {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("tensor `{name}` has shape {:?}; {shape:?} is needed", self.shape())))
+    }
+
+    pub fn expect_rank(&self, name: &str, rank: usize) -> Result<()> {
+        if self.rank == rank {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("tensor `{name}` has rank {}; {rank} is needed", self.rank)))
+    }
+
+    /// A non-null, element-aligned pointer unless the tensor is empty, and an innermost stride of 1.
+    pub fn expect_readable(&self, name: &str) -> Result<()> {
+        if !self.is_empty() {
+            if self.data.is_null() {
+                return Err(Error::invalid(format!("tensor `{name}` {self} has a NULL data pointer")));
+            }
+            if self.data as usize % self.dtype.size() != 0 {
+                return Err(Error::invalid(format!(
+                    "tensor `{name}` {self} is not aligned to its element size of {} bytes: {:p}",
+                    self.dtype.size(),
+                    self.data
+                )));
+            }
+        }
+        if self.rank > 0 && self.shape[self.rank - 1] > 1 && self.strides[self.rank - 1] != 1 {
+            return Err(Error::invalid(format!(
+                "tensor `{name}` {self}: the innermost stride is {}; 1 is needed",
+                self.strides[self.rank - 1]
+            )));
+        }
+        Ok(())
+    }
+
+    /// As [`Tensor::expect_readable`], and no two elements share an address.
+    pub fn expect_writable(&self, name: &str) -> Result<()> {
+        self.expect_readable(name)?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        for axis in 0..self.rank.saturating_sub(1) {
+            let inner = 1 + (axis + 1..self.rank).map(|j| (self.shape[j] - 1) * self.strides[j]).sum::<usize>();
+            if self.shape[axis] > 1 && self.strides[axis] < inner {
+                return Err(Error::invalid(format!(
+                    "tensor `{name}` {self} is written, but stride {} of axis {axis} makes its elements overlap \
+                     (at least {inner} is needed)",
+                    self.strides[axis]
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Tensor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}{:?}", self.dtype, self.shape())
+    }
+}
+
+/// A tensor seen as rows of contiguous elements, the form that executors work on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Matrix {
+    pub data: *mut c_void,
+    pub dtype: DType,
+    pub rows: usize,
+    pub columns: usize,
+    /// In elements; 0 broadcasts one row.
+    pub row_stride: usize,
+}
+
+// SAFETY: as for `Tensor`: an address and its description, dereferenced only by executors.
+unsafe impl Send for Matrix {}
+// SAFETY: as above.
+unsafe impl Sync for Matrix {}
+
+impl Matrix {
+    pub fn expect_size(&self, name: &str, rows: usize, columns: usize) -> Result<()> {
+        if self.rows == rows && self.columns == columns {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "tensor `{name}` is {} rows of {}; {rows} rows of {columns} are needed",
+            self.rows, self.columns
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(shape: &[usize]) -> Tensor {
+        Tensor::new(16 as *mut c_void, DType::F32, shape)
+    }
+
+    #[test]
+    fn leading_axes_fold_into_rows() {
+        let matrix = view(&[2, 3, 5]).as_matrix("x").unwrap();
+        assert_eq!((matrix.rows, matrix.columns, matrix.row_stride), (6, 5, 5));
+        let strided = view(&[2, 3, 5]).with_strides(&[24, 8, 1]).as_matrix("x").unwrap();
+        assert_eq!(strided.row_stride, 8);
+        assert!(view(&[2, 3, 5]).with_strides(&[40, 8, 1]).as_matrix("x").is_err());
+        assert_eq!(view(&[7]).as_matrix("x").unwrap().rows, 1);
+        assert_eq!(view(&[1, 1, 5]).with_strides(&[99, 77, 1]).as_matrix("x").unwrap().rows, 1);
+    }
+
+    #[test]
+    fn overlapping_outputs_are_refused() {
+        assert!(view(&[2, 4]).with_strides(&[0, 1]).expect_readable("x").is_ok());
+        assert!(view(&[2, 4]).with_strides(&[0, 1]).expect_writable("x").is_err());
+        assert!(view(&[2, 4]).with_strides(&[4, 2]).expect_readable("x").is_err());
+    }
+
+    #[test]
+    fn spans_count_strides() {
+        assert_eq!(view(&[2, 4]).with_strides(&[6, 1]).span_bytes(), 40);
+        assert_eq!(view(&[0, 4]).span_bytes(), 0);
+    }
+}
