@@ -9,7 +9,7 @@
 // kv_length are never read.
 //
 // Supported by both operations: query, key/value and output of any float dtype each, head_dim 1 to 512, query_heads a
-// multiple of kv_heads, scale > 0, soft_cap >= 0, window >= 0, lengths to 2^30. Everything else is
+// multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0, lengths to 2^30. Everything else is
 // cudaErrorInvalidValue. All strides are in elements and the head dimension is contiguous.
 #pragma once
 
@@ -22,16 +22,17 @@ enum { NVB_ATTENTION_MAX_SEQUENCES = 128 };
 enum { NVB_ATTENTION_DECODE_COUNTERS = 17 };
 
 struct nvb_attention_sequence {
+  int64_t kv_offset;    // elements from key (and from value) to head 0 of this sequence's key 0
   int32_t query_start;  // first row in query, output and lse
   int32_t query_count;  // rows; row i stands at position kv_length - query_count + i
   int32_t kv_length;    // valid keys
-  int32_t kv_index;     // times key_sequence_stride: the cache slot, or the first row of ragged tensors
+  int32_t first_block;  // ignored: the launcher's own
 };
-static_assert(sizeof(nvb_attention_sequence) == 16, "src/cuda/attention.rs mirrors this layout");
+static_assert(sizeof(nvb_attention_sequence) == 24, "src/cuda/attention.rs mirrors this layout");
 
-// Prefill: many query rows a sequence. The tensor-core kernels take capability >= 8.0, query = key/value dtype F16 or
-// BF16, output of that dtype or F32, head_dim a multiple of 8, and query, key, value and output rows aligned to 16
-// bytes; everything else runs the f32 kernel.
+// Prefill: many query rows a sequence. The tensor-core kernels take capability >= 8.0, keys and values of F16 or BF16,
+// query and output of that dtype or F32 (such a query is rounded to the keys' dtype), scale > 0, head_dim a multiple of
+// 8, and query, key, value and output rows aligned to 16 bytes; everything else runs the f32 kernel.
 struct nvb_attention_prefill_params {
   const void* query;
   const void* key;
@@ -40,10 +41,8 @@ struct nvb_attention_prefill_params {
   float* lse;  // may be null
   int64_t query_token_stride;
   int64_t query_head_stride;
-  int64_t key_sequence_stride;  // a slot of the cache, or the token stride of ragged tensors
   int64_t key_head_stride;
   int64_t key_token_stride;
-  int64_t value_sequence_stride;
   int64_t value_head_stride;
   int64_t value_token_stride;
   int64_t output_token_stride;
@@ -62,11 +61,11 @@ struct nvb_attention_prefill_params {
   uint32_t reserved;  // 0
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
-static_assert(sizeof(nvb_attention_prefill_params) == 168 + 16 * NVB_ATTENTION_MAX_SEQUENCES,
+static_assert(sizeof(nvb_attention_prefill_params) == 152 + 24 * NVB_ATTENTION_MAX_SEQUENCES,
               "src/cuda/attention.rs mirrors this layout");
 
 // Decode: one query row a sequence, at a position that the kernel reads from device memory; row b sees the keys
-// 0 ..= positions[b] of slot slots[b]. A position or slot outside the cache makes the row empty. The keys of a sequence
+// 0 ..= positions[b] of its slot. A position or slot outside the cache makes the row empty. The keys of a sequence
 // are divided among `splits` blocks whose results the last one to finish merges in a fixed order, so that equal
 // arguments give equal bits.
 //
@@ -81,7 +80,7 @@ struct nvb_attention_decode_params {
   const void* key;           // [slots, kv_heads, capacity, head_dim]
   const void* value;         // as key
   const int32_t* positions;  // [sequences]
-  const int32_t* slots;      // [sequences]
+  const int32_t* slots;      // [sequences]; null: row b has slot b
   void* output;              // [sequences, query_heads, head_dim]
   float* lse;                // may be null
   void* workspace;

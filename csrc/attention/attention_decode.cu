@@ -1,5 +1,6 @@
 // Chooses the decode kernel and how finely it splits the keys.
 #include <algorithm>
+#include <cmath>
 
 #include "attention_decode.cuh"
 
@@ -17,7 +18,7 @@ bool is_valid(const nvb_attention_decode_params& p) {
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads > 65535 || p.query_heads % p.kv_heads != 0) return false;
   if (p.slot_count < 0 || p.capacity < 0 || p.capacity > kMaxLength || p.max_kv_length < 0) return false;
   if (p.splits < 0 || p.splits > kMaxSplits || p.window < 0) return false;
-  return p.scale > 0.0f && p.soft_cap >= 0.0f;
+  return std::isfinite(p.scale) && p.soft_cap >= 0.0f;
 }
 
 bool takes_mma(const nvb_attention_decode_params& p, const nvb_launch& launch) {

@@ -57,7 +57,7 @@ __device__ __forceinline__ DecodeBlock find_decode_block(const DecodeArguments& 
   block.heads = min(arguments.heads_per_chunk, group - first);
 
   const int position = p.positions[block.sequence];
-  block.slot = p.slots[block.sequence];
+  block.slot = p.slots != nullptr ? p.slots[block.sequence] : block.sequence;
   const bool inside = position >= 0 && position < p.capacity && block.slot >= 0 && block.slot < p.slot_count;
   const int length = inside ? position + 1 : 0;
   const int visible = p.window > 0 ? min(length, p.window) : length;

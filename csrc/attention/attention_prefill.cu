@@ -1,5 +1,6 @@
 // Chooses the prefill kernel and lays out its blocks.
 #include <algorithm>
+#include <cmath>
 
 #include "attention_prefill_mma.cuh"
 
@@ -18,7 +19,7 @@ bool is_valid(const nvb_attention_prefill_params& p) {
   }
   if (p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES || p.head_dim < 1 || p.head_dim > 512) return false;
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
-  if (!(p.scale > 0.0f) || !(p.soft_cap >= 0.0f) || p.window < 0) return false;
+  if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0) return false;
   for (int i = 0; i < p.sequences; ++i) {
     const nvb_attention_sequence& sequence = p.sequence[i];
     if (sequence.query_count < 0 || sequence.query_count > kMaxLength) return false;
@@ -28,15 +29,20 @@ bool is_valid(const nvb_attention_prefill_params& p) {
 }
 
 bool takes_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
-  if (launch.capability < 80 || p.query_dtype == NVB_F32 || p.kv_dtype != p.query_dtype || p.head_dim % 8 != 0 ||
-      (p.output_dtype != p.query_dtype && p.output_dtype != NVB_F32)) {
+  if (launch.capability < 80 || p.kv_dtype == NVB_F32 || p.head_dim % 8 != 0 || !(p.scale > 0.0f) ||
+      (p.query_dtype != p.kv_dtype && p.query_dtype != NVB_F32) ||
+      (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
     return false;
   }
+  const int query_bytes = float_dtype_bytes(p.query_dtype);
   const int output_bytes = float_dtype_bytes(p.output_dtype);
-  return is_aligned16(p.query, p.query_token_stride, 2) && is_aligned16(p.query, p.query_head_stride, 2) &&
-         is_aligned16(p.key, p.key_sequence_stride, 2) && is_aligned16(p.key, p.key_head_stride, 2) &&
-         is_aligned16(p.key, p.key_token_stride, 2) && is_aligned16(p.value, p.value_sequence_stride, 2) &&
-         is_aligned16(p.value, p.value_head_stride, 2) && is_aligned16(p.value, p.value_token_stride, 2) &&
+  for (int i = 0; i < p.sequences; ++i) {
+    if (p.sequence[i].kv_offset % 8 != 0) return false;
+  }
+  return is_aligned16(p.query, p.query_token_stride, query_bytes) &&
+         is_aligned16(p.query, p.query_head_stride, query_bytes) && is_aligned16(p.key, p.key_head_stride, 2) &&
+         is_aligned16(p.key, p.key_token_stride, 2) && is_aligned16(p.value, p.value_head_stride, 2) &&
+         is_aligned16(p.value, p.value_token_stride, 2) &&
          is_aligned16(p.output, p.output_token_stride, output_bytes) &&
          is_aligned16(p.output, p.output_head_stride, output_bytes);
 }
@@ -63,7 +69,7 @@ int64_t arrange(const nvb_attention_prefill_params& p, const nvb_launch& launch,
             });
   int64_t blocks = 0;
   for (int i = 0; i < p.sequences; ++i) {
-    arguments.first_block[i] = static_cast<int32_t>(blocks);
+    arguments.params.sequence[i].first_block = static_cast<int32_t>(blocks);
     const int64_t tiles = (arguments.params.sequence[i].query_count + rows_per_tile - 1) / rows_per_tile;
     blocks += tiles * p.query_heads;
     if (blocks > INT32_MAX) break;

@@ -7,11 +7,11 @@ namespace nvb {
 
 inline constexpr int kMaxLength = 1 << 30;
 
-// `params` with the sequences in the order of their work, longest first, and windows cut to kMaxLength.
+// `params` with the sequences in the order of their work, longest first, each with its first block, and the window cut
+// to kMaxLength.
 struct PrefillArguments {
   nvb_attention_prefill_params params;
   int32_t heads_per_group;  // query heads whose keys and values share L2
-  int32_t first_block[NVB_ATTENTION_MAX_SEQUENCES];
 };
 static_assert(sizeof(PrefillArguments) <= 4096, "drivers before 12.1 take at most 4096 bytes of kernel arguments");
 
@@ -31,14 +31,14 @@ __device__ __forceinline__ PrefillBlock find_prefill_block(const PrefillArgument
   int high = arguments.params.sequences;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    if (arguments.first_block[middle] <= block) {
+    if (arguments.params.sequence[middle].first_block <= block) {
       low = middle;
     } else {
       high = middle;
     }
   }
   const int tiles = (arguments.params.sequence[low].query_count + rows_per_tile - 1) / rows_per_tile;
-  const int local = block - arguments.first_block[low];
+  const int local = block - arguments.params.sequence[low].first_block;
   const int group_blocks = tiles * arguments.heads_per_group;
   const int group = local / group_blocks;
   const int first_head = group * arguments.heads_per_group;
@@ -54,7 +54,7 @@ enum class SharedClass { kSmall, kMedium, kLarge };
 // Rows of query that a block of the tensor-core kernel takes, 0 if there is no such kernel.
 int prefill_mma_rows(int head_dim, SharedClass shared);
 
-// Enqueues the kernel. `arguments.first_block` was built with the rows above (kPrefillSimtRows for the f32 kernel).
+// Enqueues the kernel. The first blocks were counted with the rows above (kPrefillSimtRows for the f32 kernel).
 cudaError_t launch_prefill_mma_f16(const PrefillArguments& arguments, SharedClass shared, int blocks,
                                    cudaStream_t stream);
 cudaError_t launch_prefill_mma_bf16(const PrefillArguments& arguments, SharedClass shared, int blocks,

@@ -77,6 +77,27 @@ __device__ __forceinline__ void load_tile(unsigned char* shared, const typename 
   }
 }
 
+// The same for a tile of F32 queries, rounded to T.
+template <typename Tile>
+__device__ __forceinline__ void load_rounded(unsigned char* shared, const float* global, int64_t stride, int valid_rows,
+                                             int head_dim) {
+  constexpr int kChunks = Tile::kHeadDim / 8;
+#pragma unroll 4
+  for (int index = threadIdx.x; index < Tile::kRows * kChunks; index += Tile::kThreads) {
+    const int row = index / kChunks;
+    const int chunk = index % kChunks;
+    float values[8] = {};
+    if (row < valid_rows && chunk * 8 < head_dim) {
+      const float4* source = reinterpret_cast<const float4*>(global + row * stride + chunk * 8);
+      const float4 low = source[0];
+      const float4 high = source[1];
+      values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
+      values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
+    }
+    store16(shared + Tile::offset(row, chunk), pack16<typename Tile::T>(values));
+  }
+}
+
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     attention_prefill_mma_kernel(const __grid_constant__ PrefillArguments arguments) {
@@ -108,11 +129,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   // Copy Q and the first tile of K and V.
   const int64_t first_token = sequence.query_start + block.first_row;
   const int kv_head = block.head / (p.query_heads / p.kv_heads);
-  const T* query =
-      static_cast<const T*>(p.query) + first_token * p.query_token_stride + block.head * p.query_head_stride;
-  const T* key = static_cast<const T*>(p.key) + sequence.kv_index * p.key_sequence_stride + kv_head * p.key_head_stride;
-  const T* value =
-      static_cast<const T*>(p.value) + sequence.kv_index * p.value_sequence_stride + kv_head * p.value_head_stride;
+  const int64_t query_start = first_token * p.query_token_stride + block.head * p.query_head_stride;
+  const T* key = static_cast<const T*>(p.key) + sequence.kv_offset + kv_head * p.key_head_stride;
+  const T* value = static_cast<const T*>(p.value) + sequence.kv_offset + kv_head * p.value_head_stride;
   unsigned char* const stages = shared + Tile::kQueryBytes;
   const auto load_keys = [&](int tile) {
     unsigned char* stage = stages + tile % 2 * (2 * Tile::kTileBytes);
@@ -124,7 +143,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     cp_async_commit();
   };
   if (first_tile < end_tile) {
-    load_tile<Tile, Tile::kRows>(shared, query, p.query_token_stride, rows, p.head_dim);
+    if (p.query_dtype == NVB_F32) {
+      load_rounded<Tile>(shared, static_cast<const float*>(p.query) + query_start, p.query_token_stride, rows,
+                         p.head_dim);
+    } else {
+      load_tile<Tile, Tile::kRows>(shared, static_cast<const T*>(p.query) + query_start, p.query_token_stride, rows,
+                                   p.head_dim);
+    }
     load_keys(first_tile);
   }
 

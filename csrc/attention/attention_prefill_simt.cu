@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first_token = sequence.query_start + block.first_row;
   const int kv_head = block.head / (p.query_heads / p.kv_heads);
   const int64_t query_offset = first_token * p.query_token_stride + block.head * p.query_head_stride;
-  const int64_t key_offset = sequence.kv_index * p.key_sequence_stride + kv_head * p.key_head_stride;
-  const int64_t value_offset = sequence.kv_index * p.value_sequence_stride + kv_head * p.value_head_stride;
+  const int64_t key_offset = sequence.kv_offset + kv_head * p.key_head_stride;
+  const int64_t value_offset = sequence.kv_offset + kv_head * p.value_head_stride;
 
   float output[kChunks][4][4] = {};
   float maximum[4];
