@@ -1,0 +1,231 @@
+//! Attention.
+
+use super::backend::{nvb_backend, stream_of, BACKENDS};
+use super::guard::guard;
+use super::handle::Table;
+use super::kv_cache::{layer_of, nvb_kv_cache};
+use super::status::nvb_status;
+use super::stream::nvb_stream;
+use super::structs::{expect_out, read, slice, versioned};
+use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor};
+use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
+use crate::backend::Backend;
+use crate::error::Error;
+use std::sync::Arc;
+
+/// softmax(cap(scale · Q·Kᵀ) + mask) · V with one set of heads, scale, cap and mask.
+///
+/// Threads: calls that take `const nvb_attention *` may run at once from many threads.
+pub struct nvb_attention {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_attention_options {
+    pub struct_size: usize,
+    /// A multiple of `kv_heads`; query head h reads key/value head h / (query_heads / kv_heads).
+    pub query_heads: u32,
+    pub kv_heads: u32,
+    /// 1 to 512.
+    pub head_dim: u32,
+    /// Keys that a query sees, itself included: 0 ≤ q − k < window. 0: no window.
+    pub window: u32,
+    /// Multiplies the scores; 0: 1/√head_dim.
+    pub scale: f32,
+    /// Scores become soft_cap · tanh(score / soft_cap) before the mask (Gemma 2); 0: none.
+    pub soft_cap: f32,
+    /// 1: no causal mask; a window then keeps |q − k| < window. Prefill only: decode is causal by nature.
+    pub bidirectional: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_attention_options);
+
+/// Queries of several sequences, one after the other, against a cache layer or against key and value tensors.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_attention_prefill_args {
+    pub struct_size: usize,
+    /// [T, query_heads, head_dim], F32 or the keys' dtype.
+    pub query: nvb_tensor,
+    /// As `query`; any float dtype.
+    pub output: nvb_tensor,
+    /// Optional, F32 [T, query_heads]: ln Σ exp(score) over the visible keys; −inf for a row that sees none.
+    pub lse: nvb_tensor,
+    /// Host memory, `sequence_count` + 1 entries: sequence b owns the query rows from query_starts[b] to
+    /// query_starts[b + 1]. Read before the call returns, as are the other host arrays.
+    pub query_starts: *const i32,
+    pub sequence_count: usize,
+    /// Keys and values: a cache, with `layer`, `slots` and `kv_lengths`; or NULL, with `key`, `value`, `key_starts`.
+    pub cache: *const nvb_kv_cache,
+    /// Host memory: the cache slot of each sequence; NULL: 0, 1, 2, …
+    pub slots: *const i32,
+    /// Host memory: keys of each sequence, those of this call's tokens included. The last query row of a sequence stands
+    /// at position kv_length − 1.
+    pub kv_lengths: *const i32,
+    /// [T_kv, kv_heads, head_dim], when there is no cache.
+    pub key: nvb_tensor,
+    /// As `key`, with its dtype and token stride.
+    pub value: nvb_tensor,
+    /// Host memory: as `query_starts`, for the rows of `key` and `value`.
+    pub key_starts: *const i32,
+    /// The cache's layer.
+    pub layer: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_attention_prefill_args);
+
+/// One query row for each of B sequences.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_attention_decode_args {
+    pub struct_size: usize,
+    /// [B, query_heads, head_dim], F32 or the cache's dtype.
+    pub query: nvb_tensor,
+    /// As `query`; any float dtype.
+    pub output: nvb_tensor,
+    /// Optional, F32 [B, query_heads], as in prefill.
+    pub lse: nvb_tensor,
+    pub cache: *const nvb_kv_cache,
+    /// I32 [B] in device memory: row b sees the keys 0 … positions[b] of its slot, within the window. A position outside
+    /// the cache gives 0 on CUDA and an error on the CPU.
+    pub positions: nvb_tensor,
+    /// Optional, I32 [B] in device memory: the slot of each row; absent: 0, 1, 2, …
+    pub slots: nvb_tensor,
+    pub layer: u32,
+    /// No position reaches this number; it sizes the launch, so a captured call serves every step below it. 0: capacity.
+    pub max_kv_length: u32,
+}
+versioned!(nvb_attention_decode_args);
+
+pub struct AttentionObject {
+    config: AttentionConfig,
+    backend: Arc<Backend>,
+}
+
+static ATTENTIONS: Table<AttentionObject> = Table::new("attention", 7);
+
+/// Creates an attention. Errors: `NVB_ERROR_ATTENTION` for options that contradict each other.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_attention_create(
+    backend: *const nvb_backend,
+    options: *const nvb_attention_options,
+    attention: *mut *mut nvb_attention,
+) -> nvb_status {
+    guard!(nvb_attention_create, {
+        let backend = BACKENDS.get(backend)?.backend.clone();
+        expect_out("attention", attention)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let options = unsafe { read(options)? };
+        let config = AttentionConfig::new(AttentionConfig {
+            query_heads: options.query_heads as usize,
+            kv_heads: options.kv_heads as usize,
+            head_dim: options.head_dim as usize,
+            scale: options.scale,
+            soft_cap: options.soft_cap,
+            window: options.window as usize,
+            causal: match options.bidirectional {
+                0 => true,
+                1 => false,
+                other => return Err(Error::invalid(format!("bidirectional is {other}; 0 or 1 is needed"))),
+            },
+        })?;
+        let handle = ATTENTIONS.insert(Arc::new(AttentionObject { config, backend }))?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { attention.write(handle) };
+        Ok(())
+    })
+}
+
+/// Destroys the handle; NULL is fine.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_attention_destroy(attention: *mut nvb_attention) -> nvb_status {
+    guard!(nvb_attention_destroy, { ATTENTIONS.remove(attention) })
+}
+
+/// Queues the attention of whole prompts or chunks of prompts; the keys of these tokens must be in the cache (or the
+/// tensors) in stream order before. Query row i of n with L keys stands at position L − n + i. Does not synchronise or
+/// allocate; may be captured with the host arrays as they are then.
+/// Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask. Softmax and sums in f32.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a tensor, a length beyond the cache, more queries than keys).
+#[no_mangle]
+pub unsafe extern "C" fn nvb_attention_prefill(
+    attention: *const nvb_attention,
+    args: *const nvb_attention_prefill_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_attention_prefill, {
+        let object = ATTENTIONS.get(attention)?;
+        let backend = &object.backend;
+        let stream = stream_of(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let count = args.sequence_count;
+        if count > i32::MAX as usize {
+            return Err(Error::invalid(format!("sequence_count is {count}; at most {} is supported", i32::MAX)));
+        }
+        let query = device_tensor(backend, "query", &args.query)?;
+        let output = device_tensor(backend, "output", &args.output)?;
+        let lse = optional_device_tensor(backend, "lse", &args.lse)?;
+        // SAFETY: the arrays have these lengths, by the header's contract.
+        let query_starts = unsafe { slice("query_starts", args.query_starts, count + 1)? };
+        let op = if args.cache.is_null() {
+            // SAFETY: as above.
+            let key_starts = unsafe { slice("key_starts", args.key_starts, count + 1)? };
+            let source = KeySource::Tensors {
+                key: device_tensor(backend, "key", &args.key)?,
+                value: device_tensor(backend, "value", &args.value)?,
+                key_starts,
+            };
+            AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
+        } else {
+            let (_cache, layer) = layer_of(backend, args.cache, args.layer)?;
+            // SAFETY: as above.
+            let kv_lengths = unsafe { slice("kv_lengths", args.kv_lengths, count)? };
+            let in_order: Vec<i32>;
+            let slots = if args.slots.is_null() {
+                in_order = (0..count as i32).collect();
+                &in_order
+            } else {
+                // SAFETY: as above.
+                unsafe { slice("slots", args.slots, count)? }
+            };
+            let source = KeySource::Cache { layer, slots, kv_lengths };
+            AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
+        };
+        backend.executor().attention_prefill(&op, stream.raw())
+    })
+}
+
+/// Queues the attention of one new token for each of B sequences; its key must be in the cache in stream order before.
+/// Positions and slots are read from device memory when the stream reaches the call, so a captured call serves every
+/// step. Does not synchronise; the first call with a larger `max_kv_length` or B may allocate workspace.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT`; `NVB_ERROR_ATTENTION` for a bidirectional attention.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_attention_decode(
+    attention: *const nvb_attention,
+    args: *const nvb_attention_decode_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_attention_decode, {
+        let object = ATTENTIONS.get(attention)?;
+        let backend = &object.backend;
+        let stream = stream_of(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let (_cache, layer) = layer_of(backend, args.cache, args.layer)?;
+        let op = AttentionDecode::new(
+            object.config,
+            device_tensor(backend, "query", &args.query)?,
+            layer,
+            device_tensor(backend, "output", &args.output)?,
+            optional_device_tensor(backend, "lse", &args.lse)?,
+            device_tensor(backend, "positions", &args.positions)?,
+            optional_device_tensor(backend, "slots", &args.slots)?,
+            args.max_kv_length as usize,
+        )?;
+        backend.executor().attention_decode(&op, stream.raw())
+    })
+}

@@ -1,0 +1,90 @@
+//! Events: points in a stream's work.
+
+use super::backend::{nvb_backend, BACKENDS};
+use super::guard::guard;
+use super::handle::Table;
+use super::status::nvb_status;
+use super::stream::{nvb_stream, STREAMS};
+use super::structs::{expect_out, write_out};
+use crate::error::Error;
+use crate::stream::Event;
+use std::sync::Arc;
+
+/// A point in a stream's work, for ordering streams and for timing.
+///
+/// Threads: one at a time.
+pub struct nvb_event {
+    _private: [u8; 0],
+}
+
+pub(super) static EVENTS: Table<Event> = Table::new("event", 4);
+
+/// Creates an event that has recorded nothing yet.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_event_create(backend: *const nvb_backend, event: *mut *mut nvb_event) -> nvb_status {
+    guard!(nvb_event_create, {
+        let object = BACKENDS.get(backend)?;
+        expect_out("event", event)?;
+        let handle = EVENTS.insert(Arc::new(Event::new(object.backend.executor())?))?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { event.write(handle) };
+        Ok(())
+    })
+}
+
+/// Destroys the handle; NULL is fine.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_event_destroy(event: *mut nvb_event) -> nvb_status {
+    guard!(nvb_event_destroy, { EVENTS.remove(event) })
+}
+
+/// Marks the end of the work queued on `stream` so far. May be captured.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_event_record(event: *mut nvb_event, stream: *mut nvb_stream) -> nvb_status {
+    guard!(nvb_event_record, {
+        let event = EVENTS.get(event)?;
+        let stream = STREAMS.get(stream)?;
+        if !Arc::ptr_eq(stream.executor(), event.executor()) {
+            return Err(Error::invalid("the stream belongs to another backend"));
+        }
+        event.record(&stream)
+    })
+}
+
+/// Writes 1 to `finished` if the recorded work has finished (or nothing was recorded), else 0. Does not wait.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_event_query(event: *mut nvb_event, finished: *mut u32) -> nvb_status {
+    guard!(nvb_event_query, {
+        let event = EVENTS.get(event)?;
+        expect_out("finished", finished)?;
+        let value = event.query()?;
+        // SAFETY: NULL is checked; otherwise valid by the header's contract.
+        unsafe { write_out("finished", finished, value.into()) }
+    })
+}
+
+/// Waits for the recorded work.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_event_synchronize(event: *mut nvb_event) -> nvb_status {
+    guard!(nvb_event_synchronize, { EVENTS.get(event)?.synchronize() })
+}
+
+/// Writes the milliseconds between two recorded and finished events.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` if one was not recorded or has not finished.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_event_get_elapsed(
+    start: *mut nvb_event,
+    end: *mut nvb_event,
+    milliseconds: *mut f32,
+) -> nvb_status {
+    guard!(nvb_event_get_elapsed, {
+        let start = EVENTS.get(start)?;
+        let end = EVENTS.get(end)?;
+        if !Arc::ptr_eq(start.executor(), end.executor()) {
+            return Err(Error::invalid("the events belong to different backends"));
+        }
+        let value = end.milliseconds_since(&start)?;
+        // SAFETY: NULL is checked; otherwise valid by the header's contract.
+        unsafe { write_out("milliseconds", milliseconds, value) }
+    })
+}

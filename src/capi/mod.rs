@@ -1,0 +1,27 @@
+//! The C ABI: the only `extern "C"` code. Each function checks, converts, calls and reports; no logic lives here.
+//!
+//! Every exported function is written as `pub unsafe extern "C" fn nvb_x(…) { guard!(nvb_x, { … }) }`, because cbindgen
+//! reads the source before macros expand. `tests/exports.rs` compares the functions with the uses of `guard!` and with
+//! the exported symbols, so that none can miss the panic guard.
+
+// The C names are the ABI.
+#![allow(non_camel_case_types)]
+// Safety contracts are the header's comments; each pointer is checked for NULL and each handle for being alive.
+#![allow(clippy::missing_safety_doc)]
+
+pub mod attention;
+pub mod backend;
+pub mod device;
+pub mod event;
+pub mod guard;
+pub mod handle;
+pub mod kv_cache;
+pub mod memory;
+pub mod operations;
+pub mod sampling;
+pub mod status;
+pub mod stream;
+pub mod structs;
+pub mod tensor;
+pub mod version;
+pub mod weight;

@@ -1,0 +1,349 @@
+//! The operations of a transformer layer.
+
+use super::backend::{backend_and_stream, nvb_backend};
+use super::guard::guard;
+use super::kv_cache::{layer_of, nvb_kv_cache};
+use super::status::nvb_status;
+use super::stream::nvb_stream;
+use super::structs::{read, versioned};
+use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor};
+use super::weight::{nvb_weight, weight_of};
+use crate::error::{Error, Result};
+use crate::ops::embedding::Embedding;
+use crate::ops::gated_activation::GatedActivation;
+use crate::ops::linear::Linear;
+use crate::ops::rms_norm::{RmsNorm, RmsNormTensors};
+use crate::ops::rope::{Append, Rope, RopeArguments, Rotation};
+use crate::ops::Activation;
+
+/// `activation`: x
+pub const NVB_ACTIVATION_NONE: u32 = 0;
+/// `activation`: 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
+pub const NVB_ACTIVATION_GELU_TANH: u32 = 1;
+/// `activation`: 0.5·x·(1 + erf(x/√2))
+pub const NVB_ACTIVATION_GELU_ERF: u32 = 2;
+/// `activation`: x / (1 + exp(−x))
+pub const NVB_ACTIVATION_SILU: u32 = 3;
+
+pub(super) fn activation(code: u32) -> Result<Activation> {
+    Activation::from_code(code)
+        .ok_or_else(|| Error::invalid(format!("activation is {code}; NVB_ACTIVATION_… (0 to 3) is needed")))
+}
+
+/// `value`, or `default` where the caller left the field 0.
+pub(super) fn or(value: f32, default: f32) -> f32 {
+    if value == 0.0 {
+        default
+    } else {
+        value
+    }
+}
+
+/// output[t] = table[tokens[t]] · scale
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_embedding_args {
+    pub struct_size: usize,
+    /// I32 [T]
+    pub tokens: nvb_tensor,
+    /// [vocabulary, width], not gated.
+    pub table: *const nvb_weight,
+    /// [T, width], any float dtype.
+    pub output: nvb_tensor,
+    /// 0: 1. Gemma: √width rounded to BF16.
+    pub scale: f32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_embedding_args);
+
+/// RMS normalisation with the additions around it:
+/// b = post_weight ? norm(input, post_weight) : input; s = residual ? residual + b : b; residual_output = s;
+/// output = norm(s, weight). norm(x, w) = x · rsqrt(mean(x²) + epsilon) · (weight_offset + w).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_rms_norm_args {
+    pub struct_size: usize,
+    /// [T, width], any float dtype; up to 65,536 wide.
+    pub input: nvb_tensor,
+    /// Optional [width], of one dtype with `weight`: normalises the input before the addition (Gemma 2 and 3).
+    pub post_weight: nvb_tensor,
+    /// Optional [T, width], any float dtype.
+    pub residual: nvb_tensor,
+    /// Optional [T, width], the residual's dtype; may be the same memory as `residual`. It or `output` must be given.
+    pub residual_output: nvb_tensor,
+    /// Optional [width]; absent: s is scaled to unit root mean square only.
+    pub weight: nvb_tensor,
+    /// Optional [T, width]; may be the same memory as `input`.
+    pub output: nvb_tensor,
+    /// 0: 1e-6.
+    pub epsilon: f32,
+    /// 0, or 1 for weights stored as w − 1 (Gemma).
+    pub weight_offset: f32,
+}
+versioned!(nvb_rms_norm_args);
+
+/// output = activation(input · weightᵀ + bias); with a gated weight activation(gate) · up.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_linear_args {
+    pub struct_size: usize,
+    /// [M, K] (leading axes are folded), F32 or the weight's dtype.
+    pub input: nvb_tensor,
+    /// [N, K]
+    pub weight: *const nvb_weight,
+    /// Optional [N], any float dtype; for a gated weight in its interleaved order.
+    pub bias: nvb_tensor,
+    /// [M, N], gated [M, N / 2]; any float dtype. Must not overlap `input`.
+    pub output: nvb_tensor,
+    /// `NVB_ACTIVATION_…`
+    pub activation: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_linear_args);
+
+/// output = activation(gate) · up, elementwise.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_gated_activation_args {
+    pub struct_size: usize,
+    /// [T, F], any float dtype.
+    pub gate: nvb_tensor,
+    /// [T, F], the gate's dtype.
+    pub up: nvb_tensor,
+    /// [T, F], any float dtype; may be the same memory as `gate` or `up`.
+    pub output: nvb_tensor,
+    /// `NVB_ACTIVATION_…`
+    pub activation: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_gated_activation_args);
+
+/// Per head: RMS norm (optional), rotation, scale; keys and values optionally appended to a cache layer. The pair
+/// (x[i], x[i + rotary_dim / 2]) turns by position · position_scale · base^(−2i / rotary_dim).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_rope_args {
+    pub struct_size: usize,
+    /// Optional [T, query_heads, head_dim]; any float dtype. Slices of one fused QKV row are fine.
+    pub query: nvb_tensor,
+    /// As `query`, which it may be.
+    pub query_output: nvb_tensor,
+    /// Optional [head_dim]: RMS norm of each query head before the rotation.
+    pub query_norm: nvb_tensor,
+    /// Optional [T, kv_heads, head_dim].
+    pub key: nvb_tensor,
+    /// As `key`, which it may be; optional when a cache is given.
+    pub key_output: nvb_tensor,
+    /// Optional [head_dim].
+    pub key_norm: nvb_tensor,
+    /// [T, kv_heads, head_dim], with a cache only: stored as it is.
+    pub value: nvb_tensor,
+    /// I32 [T] in device memory. A token whose slot or position lies outside the cache is not stored on CUDA and is an
+    /// error on the CPU.
+    pub positions: nvb_tensor,
+    /// Optional, I32 [T] in device memory: the cache slot of each token; absent: slot 0.
+    pub slots: nvb_tensor,
+    /// Optional: where keys and values are appended, at [slot, head, position].
+    pub cache: *const nvb_kv_cache,
+    /// The cache's layer.
+    pub layer: u32,
+    /// Even, at most head_dim; the elements from it on pass through. 0: head_dim.
+    pub rotary_dim: u32,
+    /// 0: 10,000.
+    pub base: f32,
+    /// 0: 1. 1/8 for the global layers of Gemma 3 from 4B on.
+    pub position_scale: f32,
+    /// Multiplies the rotated queries; 0: 1.
+    pub query_scale: f32,
+    /// Of the norms; 0: 1e-6.
+    pub epsilon: f32,
+    /// Of the norms: 0, or 1 for weights stored as w − 1.
+    pub weight_offset: f32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_rope_args);
+
+/// Keys and values as they are into a cache layer, at [slot, head, position].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_kv_cache_append_args {
+    pub struct_size: usize,
+    /// [T, kv_heads, head_dim], any float dtype.
+    pub key: nvb_tensor,
+    /// As `key`.
+    pub value: nvb_tensor,
+    /// I32 [T] in device memory, as in `nvb_rope_args`.
+    pub positions: nvb_tensor,
+    /// Optional, as in `nvb_rope_args`.
+    pub slots: nvb_tensor,
+    pub cache: *const nvb_kv_cache,
+    pub layer: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_kv_cache_append_args);
+
+/// Queues an embedding gather. A token outside the table gives a row of zeros on CUDA and is an error on the CPU, which
+/// names it. Does not allocate or synchronise; may be captured.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_embedding(
+    backend: *const nvb_backend,
+    args: *const nvb_embedding_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_embedding, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let (_table, table) = weight_of(&backend, args.table)?;
+        let tokens = device_tensor(&backend, "tokens", &args.tokens)?;
+        let output = device_tensor(&backend, "output", &args.output)?;
+        backend.executor().embedding(&Embedding::new(tokens, table, or(args.scale, 1.0), output)?, stream.raw())
+    })
+}
+
+/// Queues an RMS normalisation (Zhang and Sennrich 2019), f32 inside with one rounding at each store. Does not allocate
+/// or synchronise; may be captured.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_rms_norm(
+    backend: *const nvb_backend,
+    args: *const nvb_rms_norm_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_rms_norm, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let tensors = RmsNormTensors {
+            input: device_tensor(&backend, "input", &args.input)?,
+            post_weight: optional_device_tensor(&backend, "post_weight", &args.post_weight)?,
+            residual: optional_device_tensor(&backend, "residual", &args.residual)?,
+            residual_output: optional_device_tensor(&backend, "residual_output", &args.residual_output)?,
+            weight: optional_device_tensor(&backend, "weight", &args.weight)?,
+            output: optional_device_tensor(&backend, "output", &args.output)?,
+        };
+        let op = RmsNorm::new(tensors, or(args.epsilon, 1e-6), args.weight_offset)?;
+        backend.executor().rms_norm(&op, stream.raw())
+    })
+}
+
+/// Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise; the
+/// first large product of a stream may allocate workspace. May be captured after that.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_linear(
+    backend: *const nvb_backend,
+    args: *const nvb_linear_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_linear, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let (_weight, weight) = weight_of(&backend, args.weight)?;
+        let op = Linear::new(
+            device_tensor(&backend, "input", &args.input)?,
+            weight,
+            optional_device_tensor(&backend, "bias", &args.bias)?,
+            activation(args.activation)?,
+            device_tensor(&backend, "output", &args.output)?,
+        )?;
+        backend.executor().linear(&op, stream.raw())
+    })
+}
+
+/// Queues a gated activation (GeGLU, SwiGLU; Shazeer 2020). Does not allocate or synchronise; may be captured.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_gated_activation(
+    backend: *const nvb_backend,
+    args: *const nvb_gated_activation_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_gated_activation, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let op = GatedActivation::new(
+            device_tensor(&backend, "gate", &args.gate)?,
+            device_tensor(&backend, "up", &args.up)?,
+            activation(args.activation)?,
+            device_tensor(&backend, "output", &args.output)?,
+        )?;
+        backend.executor().gated_activation(&op, stream.raw())
+    })
+}
+
+/// Queues q/k norm, rotary embedding (Su et al. 2021, half layout) and cache append in one pass; inverse frequencies and
+/// angles are f32, as in HF transformers. Does not allocate or synchronise; may be captured.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_rope(
+    backend: *const nvb_backend,
+    args: *const nvb_rope_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_rope, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let cache = if args.cache.is_null() { None } else { Some(layer_of(&backend, args.cache, args.layer)?) };
+        let query = optional_device_tensor(&backend, "query", &args.query)?;
+        let key = optional_device_tensor(&backend, "key", &args.key)?;
+        let head_dim = query.or(key).map_or(0, |tensor| tensor.shape[2]);
+        let slots = optional_device_tensor(&backend, "slots", &args.slots)?;
+        let op = Rope::new(RopeArguments {
+            query,
+            query_output: optional_device_tensor(&backend, "query_output", &args.query_output)?,
+            query_norm: optional_device_tensor(&backend, "query_norm", &args.query_norm)?,
+            query_scale: or(args.query_scale, 1.0),
+            key,
+            key_output: optional_device_tensor(&backend, "key_output", &args.key_output)?,
+            key_norm: optional_device_tensor(&backend, "key_norm", &args.key_norm)?,
+            value: optional_device_tensor(&backend, "value", &args.value)?,
+            epsilon: or(args.epsilon, 1e-6),
+            weight_offset: args.weight_offset,
+            positions: device_tensor(&backend, "positions", &args.positions)?,
+            rotation: Some(Rotation {
+                base: or(args.base, 10_000.0),
+                position_scale: or(args.position_scale, 1.0),
+                rotary_dim: if args.rotary_dim == 0 { head_dim & !1 } else { args.rotary_dim as usize },
+            }),
+            append: cache.as_ref().map(|(_, cache)| Append { cache: *cache, slots }),
+        })?;
+        backend.executor().rope(&op, stream.raw())
+    })
+}
+
+/// Queues an append to the cache. Does not allocate or synchronise; may be captured.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_kv_cache_append(
+    backend: *const nvb_backend,
+    args: *const nvb_kv_cache_append_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_kv_cache_append, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let (_cache, cache) = layer_of(&backend, args.cache, args.layer)?;
+        let slots = optional_device_tensor(&backend, "slots", &args.slots)?;
+        let op = Rope::new(RopeArguments {
+            query: None,
+            query_output: None,
+            query_norm: None,
+            query_scale: 1.0,
+            key: Some(device_tensor(&backend, "key", &args.key)?),
+            key_output: None,
+            key_norm: None,
+            value: Some(device_tensor(&backend, "value", &args.value)?),
+            epsilon: 1e-6,
+            weight_offset: 0.0,
+            positions: device_tensor(&backend, "positions", &args.positions)?,
+            rotation: None,
+            append: Some(Append { cache, slots }),
+        })?;
+        backend.executor().rope(&op, stream.raw())
+    })
+}

@@ -1,0 +1,106 @@
+//! Streams: queues of work on a device.
+
+use super::backend::{nvb_backend, BACKENDS};
+use super::event::{nvb_event, EVENTS};
+use super::guard::guard;
+use super::handle::Table;
+use super::status::nvb_status;
+use super::structs::{expect_out, write_out};
+use crate::error::{Error, Result};
+use crate::stream::{Event, RawHandle, Stream};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Work queued on one stream runs in order; different streams are ordered by events. On the CPU every call has
+/// finished when it returns, so programs written for streams run unchanged.
+///
+/// Threads: one at a time may queue work on a stream.
+pub struct nvb_stream {
+    _private: [u8; 0],
+}
+
+pub(super) static STREAMS: Table<Stream> = Table::new("stream", 3);
+
+fn insert(stream: Stream, out: *mut *mut nvb_stream) -> Result<()> {
+    let handle = STREAMS.insert(Arc::new(stream))?;
+    // SAFETY: checked for NULL by the callers, valid by the header's contract.
+    unsafe { out.write(handle) };
+    Ok(())
+}
+
+/// Creates a stream. `priority`: 0 is normal, negative more urgent; clamped to what the device offers.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_create(
+    backend: *const nvb_backend,
+    priority: i32,
+    stream: *mut *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_stream_create, {
+        let object = BACKENDS.get(backend)?;
+        expect_out("stream", stream)?;
+        insert(Stream::new(object.backend.executor(), priority)?, stream)
+    })
+}
+
+/// Makes a handle for a `cudaStream_t` (`CUstream`) of the caller, who keeps it alive until the handle is destroyed.
+/// It must belong to the primary context of the backend's device. NULL is CUDA's legacy default stream. On the CPU the
+/// value is ignored.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_wrap(
+    backend: *const nvb_backend,
+    cuda_stream: *mut c_void,
+    stream: *mut *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_stream_wrap, {
+        let object = BACKENDS.get(backend)?;
+        expect_out("stream", stream)?;
+        insert(object.backend.wrap_stream(RawHandle(cuda_stream)), stream)
+    })
+}
+
+/// Destroys the handle; NULL is fine. Work already queued runs to its end; a wrapped stream itself is left alone.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_destroy(stream: *mut nvb_stream) -> nvb_status {
+    guard!(nvb_stream_destroy, { STREAMS.remove(stream) })
+}
+
+/// Waits until all work queued so far has finished, and returns the first error that any of it met.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_synchronize(stream: *mut nvb_stream) -> nvb_status {
+    guard!(nvb_stream_synchronize, { STREAMS.get(stream)?.synchronize() })
+}
+
+/// Writes 1 to `finished` if all work queued so far has finished, else 0. Does not wait.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_query(stream: *mut nvb_stream, finished: *mut u32) -> nvb_status {
+    guard!(nvb_stream_query, {
+        let stream = STREAMS.get(stream)?;
+        expect_out("finished", finished)?;
+        let value = stream.query()?;
+        // SAFETY: NULL is checked; otherwise valid by the header's contract.
+        unsafe { write_out("finished", finished, value.into()) }
+    })
+}
+
+/// Work queued on `stream` from now on waits for what `event` last recorded. Does not block the host. May be captured.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_wait_event(stream: *mut nvb_stream, event: *mut nvb_event) -> nvb_status {
+    guard!(nvb_stream_wait_event, {
+        let stream = STREAMS.get(stream)?;
+        let event: Arc<Event> = EVENTS.get(event)?;
+        if !Arc::ptr_eq(stream.executor(), event.executor()) {
+            return Err(Error::invalid("the event belongs to another backend"));
+        }
+        stream.wait(&event)
+    })
+}
+
+/// Writes the `CUstream` (also a `cudaStream_t`) behind the handle, NULL on the CPU. It stays the library's.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_get_native(stream: *mut nvb_stream, cuda_stream: *mut *mut c_void) -> nvb_status {
+    guard!(nvb_stream_get_native, {
+        let stream = STREAMS.get(stream)?;
+        // SAFETY: NULL is checked; otherwise valid by the header's contract.
+        unsafe { write_out("cuda_stream", cuda_stream, stream.raw().0) }
+    })
+}

@@ -1,0 +1,142 @@
+//! Versioned structs: `struct_size` first, read by the smaller of the two sides' sizes.
+
+use crate::error::{Error, Result, Status};
+
+/// A `repr(C)` struct whose first field is `struct_size: usize` and for which all-zero bytes are the defaults.
+///
+/// # Safety
+/// Implementors are `repr(C)`, start with `struct_size: usize`, and any bit pattern of a C caller is a valid value.
+pub unsafe trait Versioned: Copy {
+    const NAME: &'static str;
+}
+
+macro_rules! versioned {
+    ($($name:ident),+ $(,)?) => {$(
+        // SAFETY: integers, floats, raw pointers and structs of them only, with `struct_size` first (asserted).
+        unsafe impl $crate::capi::structs::Versioned for $name {
+            const NAME: &'static str = stringify!($name);
+        }
+        const _: () = assert!(std::mem::offset_of!($name, struct_size) == 0);
+    )+};
+}
+pub(crate) use versioned;
+
+/// Copies what the caller has; fields beyond it are zero, and bytes beyond ours must be zero.
+///
+/// # Safety
+/// `from` is NULL or points at `struct_size` readable bytes, `struct_size` being the value of its first field.
+pub unsafe fn read<T: Versioned>(from: *const T) -> Result<T> {
+    if from.is_null() {
+        return Err(Error::invalid(format!("{} is NULL", T::NAME)));
+    }
+    let ours = size_of::<T>();
+    // SAFETY: every versioned struct starts with struct_size, and the caller's has at least that field.
+    let theirs = unsafe { from.cast::<usize>().read_unaligned() };
+    if theirs < size_of::<usize>() || theirs > 1 << 16 {
+        return Err(Error::new(
+            Status::AbiMismatch,
+            format!("{}.struct_size is {theirs}; {ours} is this library's", T::NAME),
+        )
+        .with_advice(format!("fill the struct with {}_init first", T::NAME))
+        .with_limit(theirs as u64, ours as u64));
+    }
+    let bytes = from.cast::<u8>();
+    // SAFETY: `theirs` bytes are readable by the caller's word.
+    if theirs > ours && unsafe { std::slice::from_raw_parts(bytes.add(ours), theirs - ours) }.iter().any(|&b| b != 0) {
+        return Err(Error::new(
+            Status::AbiMismatch,
+            format!("{} has {theirs} bytes and uses fields beyond the {ours} that this library knows", T::NAME),
+        )
+        .with_limit(theirs as u64, ours as u64));
+    }
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: both ranges hold min(theirs, ours) bytes, and zero bytes are valid for the rest.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes, value.as_mut_ptr().cast::<u8>(), theirs.min(ours));
+        Ok(value.assume_init())
+    }
+}
+
+/// Writes as much of `value` as the caller's struct holds, keeping its `struct_size`.
+///
+/// # Safety
+/// As for [`read`], and the bytes are writable.
+pub unsafe fn write<T: Versioned>(to: *mut T, value: &T) -> Result<()> {
+    // SAFETY: the caller's contract is `read`'s.
+    unsafe { read(to.cast_const())? };
+    // SAFETY: `read` accepted the pointer and the size.
+    unsafe {
+        let theirs = to.cast::<usize>().read_unaligned();
+        let skip = size_of::<usize>();
+        let count = theirs.min(size_of::<T>()) - skip;
+        std::ptr::copy_nonoverlapping((value as *const T).cast::<u8>().add(skip), to.cast::<u8>().add(skip), count);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `out` is NULL or valid for writing.
+pub unsafe fn write_out<T>(name: &str, out: *mut T, value: T) -> Result<()> {
+    expect_out(name, out)?;
+    // SAFETY: not NULL, and valid by the caller's word.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+pub fn expect_out<T>(name: &str, out: *mut T) -> Result<()> {
+    if out.is_null() {
+        return Err(Error::invalid(format!("the output pointer `{name}` is NULL")));
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `data` is NULL or points at `count` readable elements that stay as they are for `'a`.
+pub unsafe fn slice<'a, T>(name: &str, data: *const T, count: usize) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if data.is_null() {
+        return Err(Error::invalid(format!("`{name}` is NULL with a count of {count}")));
+    }
+    // SAFETY: by the caller's word.
+    Ok(unsafe { std::slice::from_raw_parts(data, count) })
+}
+
+/// # Safety
+/// `text` is NULL or a NUL-terminated string.
+pub unsafe fn text(name: &str, text: *const std::ffi::c_char) -> Result<String> {
+    if text.is_null() {
+        return Ok(String::new());
+    }
+    // SAFETY: by the caller's word.
+    let text = unsafe { std::ffi::CStr::from_ptr(text) };
+    text.to_str().map(str::to_owned).map_err(|_| Error::invalid(format!("`{name}` is not UTF-8")))
+}
+
+/// Copies `text` with a closing NUL, cut at a character boundary to fit; returns the bytes the whole text needs.
+///
+/// # Safety
+/// `to` is NULL or valid for `capacity` bytes.
+pub unsafe fn copy_text(text: &str, to: *mut std::ffi::c_char, capacity: usize) -> usize {
+    if !to.is_null() && capacity > 0 {
+        let mut length = text.len().min(capacity - 1);
+        while !text.is_char_boundary(length) {
+            length -= 1;
+        }
+        // SAFETY: length + 1 ≤ capacity bytes are writable.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), length);
+            to.add(length).write(0);
+        }
+    }
+    text.len() + 1
+}
+
+/// A fixed-size, NUL-terminated name field.
+pub fn fixed_text<const N: usize>(text: &str) -> [std::ffi::c_char; N] {
+    let mut field = [0; N];
+    // SAFETY: the field has N bytes.
+    unsafe { copy_text(text, field.as_mut_ptr(), N) };
+    field
+}

@@ -1,0 +1,90 @@
+//! Tensors as C passes them.
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Tensor, MAX_RANK};
+use std::ffi::c_void;
+
+/// `nvb_tensor.dtype`: IEEE 754 binary32.
+pub const NVB_DTYPE_F32: u32 = 1;
+/// `nvb_tensor.dtype`: IEEE 754 binary16.
+pub const NVB_DTYPE_F16: u32 = 2;
+/// `nvb_tensor.dtype`: bfloat16.
+pub const NVB_DTYPE_BF16: u32 = 3;
+/// `nvb_tensor.dtype`: 32-bit signed integer (tokens, positions, slots).
+pub const NVB_DTYPE_I32: u32 = 4;
+
+/// A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside
+/// argument structs; an all-zero tensor stands for "absent" where a call says optional.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_tensor {
+    /// The first element. Aligned to the element's size; 16-byte alignment of rows runs fastest.
+    pub data: *mut c_void,
+    /// `NVB_DTYPE_…`
+    pub dtype: u32,
+    /// 1 to 4.
+    pub rank: u32,
+    /// Elements along each axis, outermost first; entries past `rank` are ignored. 0 makes an empty tensor.
+    pub shape: [i64; 4],
+    /// In elements; all 0 means contiguous (row-major). The innermost must be 1.
+    pub strides: [i64; 4],
+}
+
+const _: () = assert!(MAX_RANK == 4);
+
+/// A required tensor that lies in the backend's memory.
+pub(super) fn device_tensor(backend: &Backend, name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
+    let tensor = convert(name, tensor)?;
+    backend.check_memory(name, &tensor)?;
+    Ok(tensor)
+}
+
+pub(super) fn optional_device_tensor(backend: &Backend, name: &str, tensor: &nvb_tensor) -> Result<Option<Tensor>> {
+    if is_absent(tensor) {
+        return Ok(None);
+    }
+    device_tensor(backend, name, tensor).map(Some)
+}
+
+fn is_absent(tensor: &nvb_tensor) -> bool {
+    tensor.data.is_null() && tensor.dtype == 0 && tensor.rank == 0
+}
+
+/// Checks everything that a tensor says of itself.
+pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
+    if is_absent(tensor) {
+        return Err(Error::invalid(format!("tensor `{name}` is missing")));
+    }
+    let dtype = DType::from_code(tensor.dtype).ok_or_else(|| {
+        Error::invalid(format!("tensor `{name}` has dtype {}; NVB_DTYPE_… (1 to 4) is needed", tensor.dtype))
+    })?;
+    let rank = tensor.rank as usize;
+    if rank == 0 || rank > MAX_RANK {
+        return Err(Error::invalid(format!("tensor `{name}` has rank {rank}; 1 to {MAX_RANK} is needed")));
+    }
+    let extent = |what: &str, value: i64| {
+        usize::try_from(value).map_err(|_| Error::invalid(format!("tensor `{name}` has a {what} of {value}")))
+    };
+    let mut shape = [1; MAX_RANK];
+    for axis in 0..rank {
+        shape[axis] = extent("shape", tensor.shape[axis])?;
+    }
+    // The span in bytes must fit an address, strides included.
+    let overflow = || Error::invalid(format!("the size of tensor `{name}` {:?} overflows", &tensor.shape[..rank]));
+    let elements =
+        shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent)).ok_or_else(overflow)?;
+    elements.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow)?;
+    let mut converted = Tensor::new(tensor.data, dtype, &shape[..rank]);
+    if tensor.strides[..rank].iter().any(|&stride| stride != 0) {
+        let mut last = 0usize;
+        for axis in 0..rank {
+            converted.strides[axis] = extent("stride", tensor.strides[axis])?;
+            let reach = shape[axis].saturating_sub(1).checked_mul(converted.strides[axis]).ok_or_else(overflow)?;
+            last = last.checked_add(reach).ok_or_else(overflow)?;
+        }
+        last.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow)?;
+    }
+    converted.expect_readable(name)?;
+    Ok(converted)
+}

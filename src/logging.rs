@@ -1,0 +1,123 @@
+//! Logging: the `log` crate's records go to the callbacks of live backends, and to stderr when NVB_LOG is set.
+//!
+//! NVB_LOG takes `env_logger`'s filters ("debug", "nvbackend::memory=trace"). Without it and without a callback the
+//! library is silent.
+
+use crate::capi::backend::nvb_log_callback;
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use std::ffi::{c_void, CString};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{OnceLock, RwLock};
+
+type Callback = unsafe extern "C" fn(u32, *const std::ffi::c_char, *const std::ffi::c_char, usize, *mut c_void);
+
+struct Receiver {
+    id: u64,
+    callback: Callback,
+    user_data: *mut c_void,
+    level: LevelFilter,
+}
+
+// SAFETY: the ABI says that the callback is called from any thread with this pointer.
+unsafe impl Send for Receiver {}
+// SAFETY: as above.
+unsafe impl Sync for Receiver {}
+
+struct Logger {
+    receivers: RwLock<Vec<Receiver>>,
+    environment: Option<env_logger::Logger>,
+}
+
+static LOGGER: OnceLock<Logger> = OnceLock::new();
+
+/// A registered callback; dropping it waits for running calls of it and ends them.
+pub struct Sink {
+    id: u64,
+}
+
+/// Installs the logger once a process; an earlier logger of the same process (in Rust tests) is left in place.
+pub fn initialize() {
+    LOGGER.get_or_init(|| {
+        let environment = std::env::var_os("NVB_LOG").map(|_| env_logger::Builder::from_env("NVB_LOG").build());
+        Logger { receivers: RwLock::new(Vec::new()), environment }
+    });
+    if let Some(logger) = LOGGER.get() {
+        if log::set_logger(logger).is_ok() {
+            update_level(logger);
+        }
+    }
+}
+
+pub fn add_sink(callback: Callback, user_data: *mut c_void, level: u32) -> Sink {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    initialize();
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    if let Some(logger) = LOGGER.get() {
+        let receiver = Receiver { id, callback, user_data, level: filter(level) };
+        logger.receivers.write().unwrap_or_else(|poison| poison.into_inner()).push(receiver);
+        update_level(logger);
+    }
+    Sink { id }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        if let Some(logger) = LOGGER.get() {
+            logger.receivers.write().unwrap_or_else(|poison| poison.into_inner()).retain(|sink| sink.id != self.id);
+            update_level(logger);
+        }
+    }
+}
+
+fn filter(level: u32) -> LevelFilter {
+    LevelFilter::iter().nth(level as usize).unwrap_or(LevelFilter::Trace)
+}
+
+/// The cheapest test of a disabled record is the global maximum, so it follows the receivers.
+fn update_level(logger: &Logger) {
+    let receivers = logger.receivers.read().unwrap_or_else(|poison| poison.into_inner());
+    let most = receivers.iter().map(|receiver| receiver.level).max().unwrap_or(LevelFilter::Off);
+    log::set_max_level(most.max(logger.environment.as_ref().map_or(LevelFilter::Off, |logger| logger.filter())));
+}
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("nvbackend")
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        if let Some(environment) = &self.environment {
+            environment.log(record);
+        }
+        let receivers = self.receivers.read().unwrap_or_else(|poison| poison.into_inner());
+        if !receivers.iter().any(|receiver| record.level() <= receiver.level) {
+            return;
+        }
+        let message = record.args().to_string().replace('\0', " ");
+        let (length, target) = (message.len(), CString::new(record.target()).unwrap_or_default());
+        let message = CString::new(message).unwrap_or_default();
+        let level = match record.level() {
+            Level::Error => 1,
+            Level::Warn => 2,
+            Level::Info => 3,
+            Level::Debug => 4,
+            Level::Trace => 5,
+        };
+        for receiver in receivers.iter().filter(|receiver| record.level() <= receiver.level) {
+            // SAFETY: the callback is valid until its sink is dropped, which takes the write lock first.
+            unsafe { (receiver.callback)(level, target.as_ptr(), message.as_ptr(), length, receiver.user_data) };
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+const _: () = {
+    // The callback type of the ABI is an Option of ours.
+    fn _same(callback: nvb_log_callback) -> Option<Callback> {
+        callback
+    }
+};
