@@ -1,0 +1,68 @@
+# `make` alone prints what there is. Everything is built inside the checkout: target/ (Cargo), build/ (CMake),
+# .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench gpu-bundle header format lint clean \
+        test-rust test-cpu-only test-native test-header test-readme
+
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
+export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
+# A CPU-only library keeps its own folder, or it would replace the library with kernels and be replaced in turn.
+CPU_ONLY := --no-default-features --target-dir "$(CARGO_TARGET_DIR)/cpu-only"
+# What tests are built for: the plain 8.0 kernels, and those of 9.0 that use wgmma and TMA.
+TEST_ARCHITECTURES ?= 80,90a
+SOURCES := git ls-files '*.c' '*.h' '*.cpp' '*.hpp' '*.cu' '*.cuh' ':!include/nvbackend.h' \
+           ':!csrc/driver/symbols.h' ':!csrc/driver/statuses.h'
+
+help: ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup: ## install what is missing, into the checkout where that is possible
+	@tools/setup.sh
+
+demo: ## build the library and the examples, and let the shipped Gemma model write
+	@tools/demo.sh
+
+test: setup lint test-rust test-cpu-only test-header test-native test-readme ## run every test and gate
+	@echo "make test: all passed"
+
+bench: setup ## measure every operation on this machine
+	cargo bench
+
+gpu-bundle: setup ## pack tests and benchmarks for a machine with a GPU and no Rust
+	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" tools/gpu_bundle.py
+
+header: ## write include/nvbackend.h from src/capi
+	NVB_UPDATE_HEADER=1 cargo test --release $(CPU_ONLY) --test header
+
+format: setup ## format Rust, C, C++ and CUDA
+	cargo fmt
+	$(SOURCES) | xargs clang-format -i
+
+lint: setup ## check formatting, and clippy without a warning
+	cargo fmt --check
+	$(SOURCES) | xargs clang-format --dry-run --Werror
+	tools/list_driver_symbols.py --check
+	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" cargo clippy --release --locked --all-targets -- -D warnings
+	cargo clippy --release --locked --all-targets $(CPU_ONLY) -- -D warnings
+
+test-rust: setup
+	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" cargo test --release --locked
+
+test-cpu-only: setup
+	cargo build --release --locked $(CPU_ONLY)
+
+test-header: setup
+	cargo test --release --locked $(CPU_ONLY) --test header
+
+test-native: setup
+	cmake -S . -B build/test -G Ninja -DCMAKE_BUILD_TYPE=Release -DNVBACKEND_CUDA=ON \
+	  -DCMAKE_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" -DNVBACKEND_CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)"
+	cmake --build build/test
+	ctest --test-dir build/test --output-on-failure
+
+test-readme: setup
+	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" tests/gates/readme.py build/readme
+
+clean: ## remove what was built, but not .toolchain/
+	cargo clean
+	rm -rf build gpu-bundle

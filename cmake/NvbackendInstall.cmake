@@ -1,0 +1,40 @@
+# Installs the library under its three names, the headers, and what find_package and pkg-config read. CMake cannot
+# install an imported target, so the package's target is written by hand in nvbackendConfig.cmake.in.
+include(CMakePackageConfigHelpers)
+
+set(folder "${CMAKE_CURRENT_BINARY_DIR}/lib")
+set(package "${CMAKE_INSTALL_LIBDIR}/cmake/nvbackend")
+install(PROGRAMS "${folder}/libnvbackend.so.${PROJECT_VERSION}" DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES "${folder}/libnvbackend.so.${NVBACKEND_SOVERSION}" "${folder}/libnvbackend.so"
+        DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES LICENSE-APACHE LICENSE-MIT DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# Until 1.0 a minor release may break the ABI, so that 0.2 does not satisfy a request for 0.1.
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(compatibility SameMinorVersion)
+else()
+  set(compatibility SameMajorVersion)
+endif()
+configure_package_config_file(cmake/nvbackendConfig.cmake.in nvbackendConfig.cmake INSTALL_DESTINATION ${package}
+                              PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_LIBDIR)
+write_basic_package_version_file(nvbackendConfigVersion.cmake COMPATIBILITY ${compatibility})
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/nvbackendConfig.cmake"
+              "${CMAKE_CURRENT_BINARY_DIR}/nvbackendConfigVersion.cmake" DESTINATION ${package})
+
+# The prefix is written relative to the .pc file, so that an installed tree can be moved.
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+  set(pkgconfig_prefix "${CMAKE_INSTALL_PREFIX}")
+else()
+  file(RELATIVE_PATH upwards "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+  string(REGEX REPLACE "/$" "" pkgconfig_prefix "\${pcfiledir}/${upwards}")
+endif()
+foreach(kind LIBDIR INCLUDEDIR)
+  if(IS_ABSOLUTE "${CMAKE_INSTALL_${kind}}")
+    set(pkgconfig_${kind} "${CMAKE_INSTALL_${kind}}")
+  else()
+    set(pkgconfig_${kind} "\${prefix}/${CMAKE_INSTALL_${kind}}")
+  endif()
+endforeach()
+configure_file(cmake/nvbackend.pc.in nvbackend.pc @ONLY)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/nvbackend.pc" DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

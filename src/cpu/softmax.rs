@@ -1,0 +1,84 @@
+//! exp(s·x − max) / Σ exp(s·x − max) over each row.
+
+use super::row::{for_rows, vectors, Row};
+use super::simd::{dispatch, math, Kernel, Simd};
+use super::threads::Threads;
+use crate::ops::softmax::Softmax;
+use std::ops::Range;
+
+pub fn softmax(threads: &Threads, op: &Softmax) {
+    for_rows(threads, op.input.rows, op.input.columns, |rows, _| {
+        // SAFETY: the descriptor is validated, and tasks write different rows.
+        unsafe { dispatch(Rows { op, rows }) }
+    });
+}
+
+struct Rows<'a> {
+    op: &'a Softmax,
+    rows: Range<usize>,
+}
+
+impl Kernel for Rows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Rows { op, rows } = self;
+        let columns = op.input.columns;
+        let scale = S::splat(op.scale);
+        for row in rows {
+            let (input, output) = (Row::of(&op.input, row), Row::of(&op.output, row));
+            let max = S::splat(row_max::<S>(input, columns, op.scale));
+            let mut sum = S::zero();
+            for (at, lanes) in vectors::<S>(columns) {
+                let weight = math::exp::<S>(S::sub(S::mul(input.load::<S>(at, lanes), scale), max));
+                sum = S::add(sum, S::first(lanes, weight, S::zero()));
+            }
+            let sum = S::sum(sum);
+            // A row of −∞ has no weight at all.
+            let inverse = S::splat(if sum == 0.0 { 0.0 } else { 1.0 / sum });
+            for (at, lanes) in vectors::<S>(columns) {
+                let weight = math::exp::<S>(S::sub(S::mul(input.load::<S>(at, lanes), scale), max));
+                output.store::<S>(at, S::mul(weight, inverse), lanes);
+            }
+        }
+    }
+}
+
+/// The largest of scale · x that is a number; 0 if there is none above −∞.
+///
+/// # Safety
+/// The CPU has `S`; the row is readable.
+#[inline(always)]
+pub unsafe fn row_max<S: Simd>(row: Row, columns: usize, scale: f32) -> f32 {
+    let lowest = S::splat(f32::NEG_INFINITY);
+    let mut max = lowest;
+    for (at, lanes) in vectors::<S>(columns) {
+        let value = S::mul(row.load::<S>(at, lanes), S::splat(scale));
+        let value = S::first(lanes, value, lowest);
+        max = S::select_less(max, value, value, max);
+    }
+    let max = S::max_lane(max);
+    if max == f32::NEG_INFINITY {
+        0.0
+    } else {
+        max
+    }
+}
+
+/// The formula in f64, for tensors in host memory.
+pub fn reference(op: &Softmax) {
+    // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
+    unsafe {
+        for row in 0..op.input.rows {
+            let scaled: Vec<f64> =
+                (0..op.input.columns).map(|i| Row::of(&op.input, row).get(i) * f64::from(op.scale)).collect();
+            let max = scaled.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let shift = if max == f64::NEG_INFINITY { 0.0 } else { max };
+            let sum: f64 = scaled.iter().map(|x| (x - shift).exp()).sum();
+            for (i, x) in scaled.iter().enumerate() {
+                Row::of(&op.output, row).set(i, if sum == 0.0 { 0.0 } else { (x - shift).exp() / sum });
+            }
+        }
+    }
+}
