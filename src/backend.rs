@@ -44,7 +44,10 @@ fn parse_device(text: &str) -> Result<Choice> {
     }
     let ordinal = text.strip_prefix("cuda:").and_then(|digits| digits.parse::<u16>().ok());
     ordinal.map(|ordinal| Choice::Cuda(ordinal.into())).ok_or_else(|| {
-        Error::new(Status::Configuration, format!("device is \"{text}\"; \"auto\", \"cpu\", \"cuda\" or \"cuda:N\" is needed"))
+        Error::new(
+            Status::Configuration,
+            format!("device is \"{text}\"; \"auto\", \"cpu\", \"cuda\" or \"cuda:N\" is needed"),
+        )
     })
 }
 

@@ -56,8 +56,14 @@ pub trait Executor: Send + Sync {
     ///
     /// # Safety
     /// Both ranges are valid for `bytes` in the memory that `kind` says.
-    unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind, stream: RawHandle)
-        -> Result<()>;
+    unsafe fn copy(
+        &self,
+        to: *mut c_void,
+        from: *const c_void,
+        bytes: usize,
+        kind: CopyKind,
+        stream: RawHandle,
+    ) -> Result<()>;
     /// # Safety
     /// The range is valid for `bytes` in the device's memory.
     unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()>;
@@ -71,6 +77,8 @@ pub trait Executor: Send + Sync {
 
     fn stream_create(&self, priority: i32) -> Result<RawHandle>;
     fn stream_destroy(&self, stream: RawHandle);
+    /// Gives back what the executor keeps for a stream that it does not own, because nobody will name it again.
+    fn stream_release(&self, _stream: RawHandle) {}
     fn stream_synchronize(&self, stream: RawHandle) -> Result<()>;
     fn stream_query(&self, stream: RawHandle) -> Result<bool>;
     fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()>;

@@ -64,6 +64,8 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if self.owned {
             self.executor.stream_destroy(self.raw);
+        } else {
+            self.executor.stream_release(self.raw);
         }
     }
 }

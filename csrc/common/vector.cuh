@@ -133,19 +133,20 @@ __device__ __forceinline__ void store16_from_float(T* address, const float (&val
 }
 
 // 16 bytes of global memory that nobody writes during the kernel and that are read once: past L1, and first in line to
-// leave L2, so that a pass over the weights does not push out activations and the KV cache.
+// leave L2, so that a pass over the weights does not push out activations and the KV cache. Loads issue in program
+// order.
 __device__ __forceinline__ uint4 load16_streaming(const void* address) {
   uint4 raw;
 #if __CUDA_ARCH__ >= 800
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-      : "l"(address), "l"(policy));
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+               : "l"(address), "l"(policy));
 #else
-  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-      : "l"(address));
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+               : "l"(address));
 #endif
   return raw;
 }
@@ -163,6 +164,40 @@ __device__ __forceinline__ void store_element(void* base, uint32_t dtype, int64_
     static_cast<__half*>(base)[index] = __float2half_rn(value);
   } else {
     static_cast<__nv_bfloat16*>(base)[index] = __float2bfloat16_rn(value);
+  }
+}
+
+// `Count` neighbouring elements as one or two vectors, the dtype known at run time. The base is 16-byte aligned and the
+// index a multiple of Count.
+template <int Count>
+__device__ __forceinline__ void store_elements(void* base, uint32_t dtype, int64_t index,
+                                               const float (&values)[Count]) {
+  static_assert(Count == 2 || Count == 4 || Count == 8, "a vector of 4, 8 or 16 bytes in the 16-bit dtypes");
+  if (dtype == NVB_F32) {
+    float* address = static_cast<float*>(base) + index;
+    if constexpr (Count == 2) {
+      *reinterpret_cast<float2*>(address) = make_float2(values[0], values[1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < Count; i += 4) {
+        *reinterpret_cast<float4*>(address + i) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+      }
+    }
+    return;
+  }
+  uint32_t words[Count / 2];
+#pragma unroll
+  for (int i = 0; i < Count / 2; ++i) {
+    words[i] = dtype == NVB_F16 ? pack_pair<__half>(values[2 * i], values[2 * i + 1])
+                                : pack_pair<__nv_bfloat16>(values[2 * i], values[2 * i + 1]);
+  }
+  uint16_t* address = static_cast<uint16_t*>(base) + index;
+  if constexpr (Count == 2) {
+    *reinterpret_cast<uint32_t*>(address) = words[0];
+  } else if constexpr (Count == 4) {
+    *reinterpret_cast<uint2*>(address) = make_uint2(words[0], words[1]);
+  } else {
+    *reinterpret_cast<uint4*>(address) = make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
 

@@ -84,7 +84,10 @@ impl KvCache {
     pub fn new(memory: &Arc<MemoryManager>, options: KvCacheOptions, stream: &Stream) -> Result<KvCache> {
         let bytes = options.bytes()?;
         let allocation = memory.allocate_owned(bytes, stream).map_err(|error| {
-            error.context(format_args!("KV cache of {} layers, {} slots of {} tokens", options.layers, options.slots, options.capacity))
+            error.context(format_args!(
+                "KV cache of {} layers, {} slots of {} tokens",
+                options.layers, options.slots, options.capacity
+            ))
         })?;
         Ok(KvCache { options, allocation })
     }

@@ -41,7 +41,9 @@ impl AttentionConfig {
             return fail(format!("head_dim is {head_dim}; 1 to {MAX_HEAD_DIM} is supported"));
         }
         if kv_heads == 0 || query_heads == 0 || query_heads % kv_heads != 0 {
-            return fail(format!("{query_heads} query heads cannot be shared out to {kv_heads} key/value heads evenly"));
+            return fail(format!(
+                "{query_heads} query heads cannot be shared out to {kv_heads} key/value heads evenly"
+            ));
         }
         expect_extent("query_heads", query_heads)?;
         expect_extent("window", config.window)?;
@@ -222,9 +224,9 @@ impl AttentionPrefill {
                         query_starts.len()
                     )));
                 }
-                let spans = key_starts.windows(2).map(|pair| {
-                    (pair[0] as usize * key.token_stride, (pair[1] - pair[0]) as usize)
-                });
+                let spans = key_starts
+                    .windows(2)
+                    .map(|pair| (pair[0] as usize * key.token_stride, (pair[1] - pair[0]) as usize));
                 (key, value, spans.collect())
             }
         };
@@ -243,7 +245,12 @@ impl AttentionPrefill {
                 )));
             }
             if query_count > 0 {
-                sequences.push(SequenceSpan { query_start: query_starts[b] as usize, query_count, kv_offset, kv_length });
+                sequences.push(SequenceSpan {
+                    query_start: query_starts[b] as usize,
+                    query_count,
+                    kv_offset,
+                    kv_length,
+                });
             }
         }
         Ok(AttentionPrefill { config, query, key, value, output, lse, sequences })
@@ -285,7 +292,10 @@ impl AttentionDecode {
         max_kv_length: usize,
     ) -> Result<AttentionDecode> {
         if !config.causal {
-            return Err(Error::new(Status::Attention, "a bidirectional attention has no decode: its last row sees all keys"));
+            return Err(Error::new(
+                Status::Attention,
+                "a bidirectional attention has no decode: its last row sees all keys",
+            ));
         }
         query.expect_rank("query", 3)?;
         let rows = query.shape[0];

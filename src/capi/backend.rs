@@ -134,7 +134,10 @@ pub unsafe extern "C" fn nvb_backend_create(
                 0 => false,
                 1 => true,
                 other => {
-                    return Err(Error::new(Status::Configuration, format!("own_kernels_only is {other}; 0 or 1 is needed")))
+                    return Err(Error::new(
+                        Status::Configuration,
+                        format!("own_kernels_only is {other}; 0 or 1 is needed"),
+                    ))
                 }
             };
             if options.log_level > NVB_LOG_TRACE {
@@ -143,7 +146,9 @@ pub unsafe extern "C" fn nvb_backend_create(
                     format!("log_level is {}; {NVB_LOG_OFF} to {NVB_LOG_TRACE} is needed", options.log_level),
                 ));
             }
-            sink = options.log_callback.map(|callback| logging::add_sink(callback, options.log_user_data, options.log_level));
+            sink = options
+                .log_callback
+                .map(|callback| logging::add_sink(callback, options.log_user_data, options.log_level));
         }
         let object = BackendObject { backend: Arc::new(Backend::new(&chosen)?), sink: Mutex::new(sink) };
         let handle = BACKENDS.insert(Arc::new(object))?;
@@ -192,7 +197,9 @@ pub unsafe extern "C" fn nvb_backend_get_memory_manager(
         expect_out("memory", memory)?;
         let object = BACKENDS.get(backend)?;
         if index != 0 {
-            return Err(Error::invalid(format!("device index {index}; this backend has 1 device")).with_limit(index.into(), 1));
+            return Err(
+                Error::invalid(format!("device index {index}; this backend has 1 device")).with_limit(index.into(), 1)
+            );
         }
         let handle = MEMORY_MANAGERS.insert(object.backend.memory().clone())?;
         // SAFETY: checked for NULL, valid by the header's contract.

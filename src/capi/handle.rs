@@ -66,7 +66,10 @@ impl<T> Table<T> {
         if entry.poisoned.load(Ordering::Acquire) {
             return Err(Error::new(
                 Status::Internal,
-                format!("this {} met an internal error in an earlier call and refuses all calls but destroy", self.name),
+                format!(
+                    "this {} met an internal error in an earlier call and refuses all calls but destroy",
+                    self.name
+                ),
             ));
         }
         note_subject(&entry.poisoned);

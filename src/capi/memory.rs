@@ -137,7 +137,9 @@ pub unsafe extern "C" fn nvb_memory_copy(
             if pointer.is_null() {
                 return Err(Error::invalid(format!("`{name}` is NULL")));
             }
-            if device && !memory.owns(pointer, bytes) && (memory.owns(pointer, 1) || !memory.executor().can_access(pointer)?)
+            if device
+                && !memory.owns(pointer, bytes)
+                && (memory.owns(pointer, 1) || !memory.executor().can_access(pointer)?)
             {
                 return Err(Error::invalid(format!(
                     "`{name}`: {bytes} bytes from {pointer:p} do not lie inside device memory"

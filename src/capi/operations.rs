@@ -66,11 +66,11 @@ pub struct nvb_rms_norm_args {
     pub struct_size: usize,
     /// [T, width], any float dtype; up to 65,536 wide.
     pub input: nvb_tensor,
-    /// Optional [width]: normalises the input before the addition (Gemma 2 and 3).
+    /// Optional [width], of one dtype with `weight`: normalises the input before the addition (Gemma 2 and 3).
     pub post_weight: nvb_tensor,
     /// Optional [T, width], any float dtype.
     pub residual: nvb_tensor,
-    /// Optional [T, width]; may be the same memory as `residual`. It or `output` must be given.
+    /// Optional [T, width], the residual's dtype; may be the same memory as `residual`. It or `output` must be given.
     pub residual_output: nvb_tensor,
     /// Optional [width]; absent: s is scaled to unit root mean square only.
     pub weight: nvb_tensor,

@@ -56,8 +56,9 @@ pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
     if is_absent(tensor) {
         return Err(Error::invalid(format!("tensor `{name}` is missing")));
     }
-    let dtype = DType::from_code(tensor.dtype)
-        .ok_or_else(|| Error::invalid(format!("tensor `{name}` has dtype {}; NVB_DTYPE_… (1 to 4) is needed", tensor.dtype)))?;
+    let dtype = DType::from_code(tensor.dtype).ok_or_else(|| {
+        Error::invalid(format!("tensor `{name}` has dtype {}; NVB_DTYPE_… (1 to 4) is needed", tensor.dtype))
+    })?;
     let rank = tensor.rank as usize;
     if rank == 0 || rank > MAX_RANK {
         return Err(Error::invalid(format!("tensor `{name}` has rank {rank}; 1 to {MAX_RANK} is needed")));
@@ -71,7 +72,8 @@ pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
     }
     // The span in bytes must fit an address, strides included.
     let overflow = || Error::invalid(format!("the size of tensor `{name}` {:?} overflows", &tensor.shape[..rank]));
-    let elements = shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent)).ok_or_else(overflow)?;
+    let elements =
+        shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent)).ok_or_else(overflow)?;
     elements.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow)?;
     let mut converted = Tensor::new(tensor.data, dtype, &shape[..rank]);
     if tensor.strides[..rank].iter().any(|&stride| stride != 0) {

@@ -67,7 +67,8 @@ impl Elementwise {
 
     pub fn cost(&self) -> Cost {
         let elements = (self.input.rows * self.input.columns) as f64;
-        let width = self.input.dtype.size() + self.output.dtype.size() + self.second.map_or(0, |second| second.dtype.size());
+        let width =
+            self.input.dtype.size() + self.output.dtype.size() + self.second.map_or(0, |second| second.dtype.size());
         Cost { operations: elements, bytes: elements * width as f64 }
     }
 }

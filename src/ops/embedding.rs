@@ -37,7 +37,8 @@ impl Embedding {
 
     pub fn cost(&self) -> Cost {
         let elements = (self.output.rows * self.output.columns) as f64;
-        let bytes = elements * (self.table.dtype.size() + self.output.dtype.size()) as f64 + self.output.rows as f64 * 4.0;
+        let bytes =
+            elements * (self.table.dtype.size() + self.output.dtype.size()) as f64 + self.output.rows as f64 * 4.0;
         Cost { operations: elements, bytes }
     }
 }

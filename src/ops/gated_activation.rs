@@ -31,6 +31,9 @@ impl GatedActivation {
 
     pub fn cost(&self) -> Cost {
         let elements = (self.gate.rows * self.gate.columns) as f64;
-        Cost { operations: elements * 8.0, bytes: elements * (2 * self.gate.dtype.size() + self.output.dtype.size()) as f64 }
+        Cost {
+            operations: elements * 8.0,
+            bytes: elements * (2 * self.gate.dtype.size() + self.output.dtype.size()) as f64,
+        }
     }
 }

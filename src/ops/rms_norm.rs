@@ -54,8 +54,17 @@ impl RmsNorm {
         let input = input.as_matrix("input")?;
         expect_extent("the number of rows", input.rows)?;
         if input.columns > MAX_COLUMNS {
-            return Err(Error::invalid(format!("`input` has {} columns; at most {MAX_COLUMNS} are supported", input.columns))
-                .with_limit(input.columns as u64, MAX_COLUMNS as u64));
+            return Err(Error::invalid(format!(
+                "`input` has {} columns; at most {MAX_COLUMNS} are supported",
+                input.columns
+            ))
+            .with_limit(input.columns as u64, MAX_COLUMNS as u64));
+        }
+        if let (Some(post_weight), Some(weight)) = (post_weight, weight) {
+            post_weight.expect_dtype("post_weight", weight.dtype)?;
+        }
+        if let (Some(residual), Some(residual_output)) = (residual, residual_output) {
+            residual_output.expect_dtype("residual_output", residual.dtype)?;
         }
         let vector = |name: &str, tensor: Option<Tensor>| -> Result<Option<Tensor>> {
             if let Some(tensor) = tensor {

@@ -74,6 +74,9 @@ impl Sample {
 
     pub fn cost(&self) -> Cost {
         let elements = (self.logits.rows * self.logits.columns) as f64;
-        Cost { operations: elements * 4.0, bytes: elements * self.logits.dtype.size() as f64 + self.logits.rows as f64 * 4.0 }
+        Cost {
+            operations: elements * 4.0,
+            bytes: elements * self.logits.dtype.size() as f64 + self.logits.rows as f64 * 4.0,
+        }
     }
 }

@@ -29,6 +29,9 @@ impl Softmax {
 
     pub fn cost(&self) -> Cost {
         let elements = (self.input.rows * self.input.columns) as f64;
-        Cost { operations: elements * 5.0, bytes: elements * (self.input.dtype.size() + self.output.dtype.size()) as f64 }
+        Cost {
+            operations: elements * 5.0,
+            bytes: elements * (self.input.dtype.size() + self.output.dtype.size()) as f64,
+        }
     }
 }

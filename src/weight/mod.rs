@@ -75,7 +75,9 @@ impl Weight {
         let view = check(parts, arrangement)?;
         if source == Source::Borrowed {
             if parts.len() != 1 || arrangement == Arrangement::Gated {
-                return Err(Error::invalid("a borrowed weight is one tensor as it stands: it cannot be stacked or gated"));
+                return Err(Error::invalid(
+                    "a borrowed weight is one tensor as it stands: it cannot be stacked or gated",
+                ));
             }
             let matrix = parts[0].as_matrix("parts[0]")?;
             return Ok(Weight {
@@ -182,7 +184,8 @@ impl Copier<'_> {
         self.arrangement == Arrangement::Stacked
             && self.parts.iter().all(|part| {
                 let size = part.dtype.size();
-                part.shape[1] * size == self.row_bytes && (part.strides[0] * size == self.row_bytes || part.shape[0] == 1)
+                part.shape[1] * size == self.row_bytes
+                    && (part.strides[0] * size == self.row_bytes || part.shape[0] == 1)
             })
     }
 

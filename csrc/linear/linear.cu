@@ -1,0 +1,106 @@
+// nvb_cuda_linear: checks the parameters and picks the kernel, the first row of the table that fits.
+#include "../common/vector.cuh"
+#include "linear_kernels.h"
+
+namespace nvb {
+namespace {
+
+constexpr int64_t kMaxK = int64_t{1} << 30;  // the kernels step along k in 32 bits
+
+bool is_valid(const nvb_linear_params& p) {
+  const bool dtypes = float_dtype_bytes(p.input_dtype) != 0 && float_dtype_bytes(p.weight_dtype) != 0 &&
+                      float_dtype_bytes(p.output_dtype) != 0 &&
+                      (p.bias == nullptr || float_dtype_bytes(p.bias_dtype) != 0) &&
+                      (p.input_dtype == p.weight_dtype || p.input_dtype == NVB_F32);
+  return dtypes && p.m >= 0 && p.n >= 0 && p.k >= 0 && p.k <= kMaxK && p.gated <= 1 && (p.gated == 0 || p.n % 2 == 0) &&
+         p.activation <= NVB_SILU;
+}
+
+// Rows of x and W start 16-byte aligned, and k is whole vectors of W. The stride of a single row is never used.
+bool rows_are_aligned(const nvb_linear_params& p) {
+  const int input_bytes = float_dtype_bytes(p.input_dtype);
+  const int weight_bytes = float_dtype_bytes(p.weight_dtype);
+  return p.k * weight_bytes % 16 == 0 && is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, input_bytes) &&
+         is_aligned16(p.weight, p.n == 1 ? 0 : p.weight_stride, weight_bytes);
+}
+
+bool fits_tensor_cores(const nvb_linear_params& p, const nvb_launch& launch) {
+  return launch.capability >= 80 && p.input_dtype == p.weight_dtype && p.weight_dtype != NVB_F32 && rows_are_aligned(p);
+}
+
+int64_t tiles(const nvb_linear_params& p, int64_t block_m, int64_t block_n) {
+  return ((p.m + block_m - 1) / block_m) * ((p.n + block_n - 1) / block_n);
+}
+
+using Params = const nvb_linear_params&;
+using Launch = const nvb_launch&;
+
+struct Kernel {
+  const char* name;
+  bool (*fits)(Params, Launch);
+  cudaError_t (*launch)(Params, Launch);
+};
+
+cudaError_t launch_gemv(Params p, Launch launch) {
+  if (p.weight_dtype == NVB_F16) return launch_linear_gemv<__half>(p, launch);
+  if (p.weight_dtype == NVB_BF16) return launch_linear_gemv<__nv_bfloat16>(p, launch);
+  return launch_linear_gemv<float>(p, launch);
+}
+
+cudaError_t launch_skinny(Params p, Launch launch) {
+  return p.weight_dtype == NVB_F16 ? launch_linear_skinny<__half>(p, launch)
+                                   : launch_linear_skinny<__nv_bfloat16>(p, launch);
+}
+
+template <MmaTile Tile>
+cudaError_t launch_mma(Params p, Launch launch) {
+  return p.weight_dtype == NVB_F16 ? launch_linear_mma<__half>(p, launch, Tile)
+                                   : launch_linear_mma<__nv_bfloat16>(p, launch, Tile);
+}
+
+// From three tokens on the f32 units would issue more instructions than tensor cores need (linear_skinny.cuh). Larger
+// tiles read x and W fewer times, smaller ones give every multiprocessor work: a tile is taken once it fills a
+// good part of the device.
+constexpr Kernel kKernels[] = {
+    {"linear_skinny", [](Params p, Launch l) { return p.m >= 3 && p.m <= 8 && fits_tensor_cores(p, l); },
+     launch_skinny},
+    {"linear_gemv", [](Params p, Launch) { return p.m <= 8 && rows_are_aligned(p); }, launch_gemv},
+    {"linear_gemv_unaligned", [](Params p, Launch) { return p.m <= 8; }, launch_gemv},
+    {"linear_mma_16x32", [](Params p, Launch l) { return p.m <= 16 && fits_tensor_cores(p, l); },
+     launch_mma<MmaTile::k16x32>},
+    {"linear_mma_128x128",
+     [](Params p, Launch l) { return fits_tensor_cores(p, l) && tiles(p, 128, 128) * 4 >= l.multiprocessors * 3; },
+     launch_mma<MmaTile::k128x128>},
+    {"linear_mma_64x64",
+     [](Params p, Launch l) {
+       return p.m > 32 && fits_tensor_cores(p, l) && tiles(p, 64, 64) * 2 >= l.multiprocessors;
+     },
+     launch_mma<MmaTile::k64x64>},
+    {"linear_mma_32x32", fits_tensor_cores, launch_mma<MmaTile::k32x32>},
+    {"linear_simt", [](Params, Launch) { return true; }, launch_linear_simt},
+};
+
+const Kernel& choose(Params params, Launch launch) {
+  const Kernel* kernel = kKernels;
+  while (!kernel->fits(params, launch)) ++kernel;
+  return *kernel;
+}
+
+}  // namespace
+
+bool linear_gemv_is_aligned(const nvb_linear_params& params) {
+  return rows_are_aligned(params);
+}
+
+}  // namespace nvb
+
+extern "C" cudaError_t nvb_cuda_linear(const nvb_linear_params* params, const nvb_launch* launch) noexcept {
+  if (!nvb::is_valid(*params)) return cudaErrorInvalidValue;
+  if (params->m == 0 || params->n == 0) return cudaSuccess;
+  return nvb::choose(*params, *launch).launch(*params, *launch);
+}
+
+extern "C" const char* nvb_cuda_linear_kernel_name(const nvb_linear_params* params, const nvb_launch* launch) noexcept {
+  if (!nvb::is_valid(*params) || params->m == 0 || params->n == 0) return "none";
+  return nvb::choose(*params, *launch).name;
+}

@@ -1,0 +1,58 @@
+// y = act(x Wᵀ + bias), and its second half alone for a product that another library made.
+#pragma once
+
+#include "../common/launch.h"
+
+// x [m, k], W [n, k], bias [n] or null, y [m, n]; all rows contiguous, row strides in elements, device memory.
+// Gated: the rows of W (and of the bias) are pairs, row 2i the gate and row 2i + 1 the up projection, n is even, and
+// y [m, n / 2] = act(gate) * up. Sums in f32, one rounding when y is stored.
+//
+// Supported: x of W's dtype, or x in F32 with any float W; bias and y of any float dtype; any m, n and strides, k up to
+// 2^30; y must not overlap x, W or the bias. Fast paths want k a multiple of 8 (4 for F32 W) and 16-byte aligned rows.
+struct nvb_linear_params {
+  const void* input;
+  const void* weight;
+  const void* bias;
+  void* output;
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int64_t input_stride;
+  int64_t weight_stride;
+  int64_t output_stride;
+  uint32_t input_dtype;
+  uint32_t weight_dtype;
+  uint32_t bias_dtype;  // ignored without a bias
+  uint32_t output_dtype;
+  uint32_t activation;
+  uint32_t gated;  // 0 or 1
+};
+static_assert(sizeof(nvb_linear_params) == 104, "src/cuda/linear.rs mirrors this layout");
+
+// product [rows, columns] → output [rows, columns] = act(product + bias), or, gated, [rows, columns / 2] with the
+// columns in (gate, up) pairs. Any float dtypes, any strides. Not gated, the output may be the product itself.
+struct nvb_linear_epilogue_params {
+  const void* product;
+  const void* bias;  // [columns] or null
+  void* output;
+  int64_t rows;
+  int64_t columns;
+  int64_t product_stride;
+  int64_t output_stride;
+  uint32_t product_dtype;
+  uint32_t bias_dtype;  // ignored without a bias
+  uint32_t output_dtype;
+  uint32_t activation;
+  uint32_t gated;  // 0 or 1
+  uint32_t reserved;
+};
+static_assert(sizeof(nvb_linear_epilogue_params) == 80, "src/cuda/linear.rs mirrors this layout");
+
+extern "C" {
+cudaError_t nvb_cuda_linear(const nvb_linear_params* params, const nvb_launch* launch) noexcept;
+
+// The kernel that nvb_cuda_linear would run, a static string; "none" for what it answers without a kernel.
+const char* nvb_cuda_linear_kernel_name(const nvb_linear_params* params, const nvb_launch* launch) noexcept;
+
+cudaError_t nvb_cuda_linear_epilogue(const nvb_linear_epilogue_params* params, const nvb_launch* launch) noexcept;
+}

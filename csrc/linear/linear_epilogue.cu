@@ -1,0 +1,80 @@
+// Bias, activation and gating of a product that another library made: output = act(product + bias), or of (gate, up)
+// pairs of columns act(gate + bias) * (up + bias).
+//
+// Shapes: product [rows, columns] with any row stride, output [rows, columns] or [rows, columns / 2]; any float dtypes.
+// Bound by memory: a thread keeps 8 columns and their bias and walks down the rows. Vector loads need 16-byte aligned
+// rows of the product, vector stores 16-byte aligned rows of the output; the rest goes element by element. Without
+// gating a thread reads and writes the same columns, so the output may be the product.
+#include <algorithm>
+
+#include "linear_epilogue.cuh"
+
+namespace nvb {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kColumns = 8;  // a thread
+static_assert(kColumns % kVector<float> == 0 && kColumns % kVector<__half> == 0, "whole vectors of every dtype");
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    linear_epilogue(const T* product, const int64_t product_stride, const int64_t rows, const LinearEpilogue epilogue,
+                    const bool vector_loads) {
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kColumns;
+  if (column >= epilogue.columns) return;
+  float bias[kColumns];
+  load_bias(epilogue, column, bias);
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const T* const source = product + row * product_stride + column;
+    float values[kColumns];
+    if (vector_loads && column + kColumns <= epilogue.columns) {
+#pragma unroll
+      for (int i = 0; i < kColumns; i += kVector<T>) {
+        float part[kVector<T>];
+        load16_as_float(source + i, part);
+#pragma unroll
+        for (int j = 0; j < kVector<T>; ++j) values[i + j] = part[j];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) values[i] = column + i < epilogue.columns ? to_float(source[i]) : 0.0f;
+    }
+    store_columns(epilogue, row, column, values, bias);
+  }
+}
+
+template <typename T>
+cudaError_t launch_dtype(const nvb_linear_epilogue_params& params, const nvb_launch& launch) {
+  const int64_t blocks = (params.columns + kThreads * kColumns - 1) / (kThreads * kColumns);
+  // Sixteen blocks a multiprocessor fill it; more rows are walked, so that the bias is loaded once for many of them.
+  const int64_t wanted = (static_cast<int64_t>(launch.multiprocessors) * 16 + blocks - 1) / blocks;
+  const dim3 grid(static_cast<unsigned>(blocks),
+                  static_cast<unsigned>(std::min({params.rows, wanted, static_cast<int64_t>(65535)})));
+  linear_epilogue<T><<<grid, kThreads, 0, launch.stream>>>(
+      static_cast<const T*>(params.product), params.product_stride, params.rows, make_epilogue(params, params.columns),
+      is_aligned16(params.product, params.product_stride, sizeof(T)));
+  return cudaPeekAtLastError();
+}
+
+}  // namespace
+}  // namespace nvb
+
+extern "C" cudaError_t nvb_cuda_linear_epilogue(const nvb_linear_epilogue_params* params,
+                                                const nvb_launch* launch) noexcept {
+  const nvb_linear_epilogue_params& p = *params;
+  const bool valid = p.rows >= 0 && p.columns >= 0 && p.gated <= 1 && (p.gated == 0 || p.columns % 2 == 0) &&
+                     p.activation <= NVB_SILU && nvb::float_dtype_bytes(p.output_dtype) != 0 &&
+                     (p.bias == nullptr || nvb::float_dtype_bytes(p.bias_dtype) != 0);
+  if (!valid) return cudaErrorInvalidValue;
+  if (p.rows == 0 || p.columns == 0) return cudaSuccess;
+  switch (p.product_dtype) {
+    case NVB_F32:
+      return nvb::launch_dtype<float>(p, *launch);
+    case NVB_F16:
+      return nvb::launch_dtype<__half>(p, *launch);
+    case NVB_BF16:
+      return nvb::launch_dtype<__nv_bfloat16>(p, *launch);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}

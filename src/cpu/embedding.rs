@@ -1,0 +1,105 @@
+//! output[t] = table[tokens[t]] · scale.
+
+use super::row::{for_rows, integers, vectors, Row};
+use super::simd::{dispatch, Kernel, Simd};
+use super::threads::Threads;
+use crate::error::{Error, Result};
+use crate::ops::embedding::Embedding;
+use std::ops::Range;
+
+/// An error names the first token that is not in the table; nothing is written then.
+pub fn embedding(threads: &Threads, op: &Embedding) -> Result<()> {
+    check(op)?;
+    for_rows(threads, op.output.rows, op.output.columns, |rows, _| {
+        // SAFETY: the descriptor is validated, the tokens are in the table, and tasks write different rows.
+        unsafe { dispatch(Gather { op, rows }) }
+    });
+    Ok(())
+}
+
+fn check(op: &Embedding) -> Result<()> {
+    // SAFETY: a validated descriptor's tokens.
+    let tokens = unsafe { integers(&op.tokens) };
+    let vocabulary = op.table.rows;
+    match tokens.iter().position(|&token| token < 0 || token as usize >= vocabulary) {
+        None => Ok(()),
+        Some(t) => Err(Error::invalid(format!("tokens[{t}] is {}; the table has {vocabulary} rows", tokens[t]))
+            .with_limit(tokens[t].max(0) as u64, vocabulary as u64)),
+    }
+}
+
+struct Gather<'a> {
+    op: &'a Embedding,
+    rows: Range<usize>,
+}
+
+impl Kernel for Gather<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Gather { op, rows } = self;
+        let tokens = integers(&op.tokens);
+        let scale = S::splat(op.scale);
+        for t in rows {
+            let from = Row::raw(op.table.data, op.table.dtype).skip(tokens[t] as usize * op.table.row_stride);
+            let to = Row::of(&op.output, t);
+            for (at, lanes) in vectors::<S>(op.output.columns) {
+                to.store::<S>(at, S::mul(from.load::<S>(at, lanes), scale), lanes);
+            }
+        }
+    }
+}
+
+/// The formula, for tensors in host memory and tokens within the table.
+pub fn reference(op: &Embedding) {
+    // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
+    unsafe {
+        for (t, &token) in integers(&op.tokens).iter().enumerate() {
+            let row = Row::raw(op.table.data, op.table.dtype).skip(token as usize * op.table.row_stride);
+            for i in 0..op.output.columns {
+                Row::of(&op.output, t).set(i, row.get(i) * f64::from(op.scale));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::tensor::DType;
+    use crate::weight::WeightView;
+
+    #[test]
+    fn rows_are_gathered_and_a_stray_token_is_named() {
+        at_every_level(|level| {
+            let (vocabulary, width) = (11, 37);
+            let mut table = Buffer::random(DType::Bf16, vocabulary * width, 1);
+            let view = WeightView {
+                data: table.tensor(&[vocabulary * width]).data,
+                dtype: DType::Bf16,
+                rows: vocabulary,
+                columns: width,
+                row_stride: width,
+                gated: false,
+            };
+            let mut tokens = Buffer::from(DType::I32, &[10.0, 0.0, 3.0, 3.0]);
+            let (mut output, mut expected) =
+                (Buffer::poisoned(DType::F32, 4 * width), Buffer::poisoned(DType::F32, 4 * width));
+            let mut op =
+                |y: &mut Buffer| Embedding::new(tokens.tensor(&[4]), view, 25.25, y.tensor(&[4, width])).unwrap();
+            embedding(threads(), &op(&mut output)).unwrap();
+            reference(&op(&mut expected));
+            assert_close(&output, &expected, &format!("{level:?}"));
+            for stray in [-1.0, 11.0] {
+                let mut tokens = Buffer::from(DType::I32, &[0.0, stray]);
+                let mut output = Buffer::poisoned(DType::F32, 2 * width);
+                let op = Embedding::new(tokens.tensor(&[2]), view, 1.0, output.tensor(&[2, width])).unwrap();
+                let error = embedding(threads(), &op).unwrap_err();
+                assert!(error.message.contains("tokens[1]") && error.message.contains("11 rows"), "{error}");
+                assert!(output.values().iter().all(|x| x.is_nan()));
+            }
+        });
+    }
+}

@@ -1,0 +1,229 @@
+//! The CPU executor: every operation on the machine's own cores, and the oracle of the other executors.
+//!
+//! A call has finished when it returns, so a stream is a name only and an event a point in time. The result of an
+//! operation does not depend on the number of threads, and that of a row not on the rows beside it.
+
+mod activation;
+pub mod argmax;
+pub mod attention;
+mod dot_tile;
+pub mod elementwise;
+pub mod embedding;
+pub mod gated_activation;
+pub mod linear;
+mod machine;
+mod memory;
+mod outer_tile;
+pub mod rms_norm;
+pub mod rope;
+mod row;
+pub mod sample;
+pub mod simd;
+pub mod softmax;
+#[cfg(test)]
+mod testing;
+pub mod threads;
+
+use crate::attention::{AttentionDecode, AttentionPrefill};
+use crate::error::{Error, Result, Status};
+use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor};
+use crate::ops::argmax::Argmax;
+use crate::ops::elementwise::Elementwise;
+use crate::ops::embedding::Embedding;
+use crate::ops::gated_activation::GatedActivation;
+use crate::ops::linear::Linear;
+use crate::ops::rms_norm::RmsNorm;
+use crate::ops::rope::Rope;
+use crate::ops::sample::Sample;
+use crate::ops::softmax::Softmax;
+use crate::stream::RawHandle;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+use threads::Threads;
+
+pub struct CpuExecutor {
+    device: DeviceInfo,
+    threads: Threads,
+    /// Partial results of attention over long caches.
+    workspace: Mutex<Vec<f32>>,
+    streams: AtomicUsize,
+}
+
+/// When the event was last recorded.
+type EventTime = Mutex<Option<Instant>>;
+
+impl CpuExecutor {
+    /// `threads`: how many compute, the caller's own included; 0: one for each core this process may run on.
+    pub fn new(threads: usize) -> Result<CpuExecutor> {
+        let threads = Threads::new(threads)
+            .map_err(|error| Error::new(Status::Configuration, format!("cannot start the CPU threads: {error}")))?;
+        let device = DeviceInfo {
+            kind: DeviceKind::Cpu,
+            ordinal: 0,
+            name: machine::name(),
+            compute_capability: 0,
+            multiprocessors: threads.count() as i32,
+            total_memory: machine::memory()?.1,
+            l2_bytes: machine::l2_bytes(),
+            driver_version: 0,
+        };
+        Ok(CpuExecutor { device, threads, workspace: Mutex::new(Vec::new()), streams: AtomicUsize::new(1) })
+    }
+}
+
+fn event_time(event: RawHandle) -> Result<Instant> {
+    // SAFETY: events come from `event_create` and live until `event_destroy`.
+    let time = unsafe { &*event.0.cast::<EventTime>() };
+    let time = *time.lock().unwrap_or_else(PoisonError::into_inner);
+    time.ok_or_else(|| Error::invalid("the event has not been recorded"))
+}
+
+impl Executor for CpuExecutor {
+    fn device(&self) -> &DeviceInfo {
+        &self.device
+    }
+
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        machine::memory()
+    }
+
+    fn allocate(&self, bytes: usize, _stream: RawHandle) -> Result<*mut c_void> {
+        memory::allocate(bytes)
+    }
+
+    unsafe fn free(&self, pointer: *mut c_void, bytes: usize, _stream: RawHandle) {
+        memory::free(pointer, bytes)
+    }
+
+    unsafe fn copy(
+        &self,
+        to: *mut c_void,
+        from: *const c_void,
+        bytes: usize,
+        _kind: CopyKind,
+        _stream: RawHandle,
+    ) -> Result<()> {
+        // The ranges may overlap: all memory is one.
+        std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), bytes);
+        Ok(())
+    }
+
+    unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, _stream: RawHandle) -> Result<()> {
+        std::ptr::write_bytes(to.cast::<u8>(), byte, bytes);
+        Ok(())
+    }
+
+    fn can_access(&self, _pointer: *const c_void) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn host_allocate(&self, bytes: usize) -> Result<*mut c_void> {
+        memory::allocate(bytes)
+    }
+
+    unsafe fn host_free(&self, pointer: *mut c_void, bytes: usize) {
+        memory::free(pointer, bytes)
+    }
+
+    fn stream_create(&self, _priority: i32) -> Result<RawHandle> {
+        Ok(RawHandle(self.streams.fetch_add(1, Ordering::Relaxed) as *mut c_void))
+    }
+
+    fn stream_destroy(&self, _stream: RawHandle) {}
+
+    fn stream_synchronize(&self, _stream: RawHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn stream_query(&self, _stream: RawHandle) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn stream_wait_event(&self, _stream: RawHandle, _event: RawHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn event_create(&self) -> Result<RawHandle> {
+        Ok(RawHandle(Box::into_raw(Box::<EventTime>::default()).cast()))
+    }
+
+    fn event_destroy(&self, event: RawHandle) {
+        // SAFETY: the box of `event_create`, which nobody uses any more.
+        drop(unsafe { Box::from_raw(event.0.cast::<EventTime>()) });
+    }
+
+    fn event_record(&self, event: RawHandle, _stream: RawHandle) -> Result<()> {
+        // SAFETY: as in `event_time`.
+        let time = unsafe { &*event.0.cast::<EventTime>() };
+        *time.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        Ok(())
+    }
+
+    fn event_query(&self, _event: RawHandle) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn event_synchronize(&self, _event: RawHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn event_elapsed(&self, start: RawHandle, end: RawHandle) -> Result<f32> {
+        let (start, end) = (event_time(start)?, event_time(end)?);
+        let milliseconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f32() * 1e3;
+        Ok(if end >= start { milliseconds(start, end) } else { -milliseconds(end, start) })
+    }
+
+    fn embedding(&self, op: &Embedding, _stream: RawHandle) -> Result<()> {
+        embedding::embedding(&self.threads, op)
+    }
+
+    fn rms_norm(&self, op: &RmsNorm, _stream: RawHandle) -> Result<()> {
+        rms_norm::rms_norm(&self.threads, op);
+        Ok(())
+    }
+
+    fn linear(&self, op: &Linear, _stream: RawHandle) -> Result<()> {
+        linear::linear(&self.threads, op);
+        Ok(())
+    }
+
+    fn gated_activation(&self, op: &GatedActivation, _stream: RawHandle) -> Result<()> {
+        gated_activation::gated_activation(&self.threads, op);
+        Ok(())
+    }
+
+    fn rope(&self, op: &Rope, _stream: RawHandle) -> Result<()> {
+        rope::rope(&self.threads, op)
+    }
+
+    fn attention_prefill(&self, op: &AttentionPrefill, _stream: RawHandle) -> Result<()> {
+        attention::prefill::prefill(&self.threads, op);
+        Ok(())
+    }
+
+    fn attention_decode(&self, op: &AttentionDecode, _stream: RawHandle) -> Result<()> {
+        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        attention::decode::decode(&self.threads, op, &mut workspace)
+    }
+
+    fn softmax(&self, op: &Softmax, _stream: RawHandle) -> Result<()> {
+        softmax::softmax(&self.threads, op);
+        Ok(())
+    }
+
+    fn elementwise(&self, op: &Elementwise, _stream: RawHandle) -> Result<()> {
+        elementwise::elementwise(&self.threads, op);
+        Ok(())
+    }
+
+    fn argmax(&self, op: &Argmax, _stream: RawHandle) -> Result<()> {
+        argmax::argmax(&self.threads, op);
+        Ok(())
+    }
+
+    fn sample(&self, op: &Sample, _stream: RawHandle) -> Result<()> {
+        sample::sample(&self.threads, op)
+    }
+}

@@ -1,0 +1,177 @@
+//! RMS normalisation with the residual additions around it; the formulas are in `ops/rms_norm.rs`.
+
+use super::row::{for_rows, vectors, Row};
+use super::simd::{dispatch, Kernel, Simd};
+use super::threads::{Scratch, Threads};
+use crate::ops::rms_norm::RmsNorm;
+use crate::tensor::Tensor;
+use std::ops::Range;
+
+pub fn rms_norm(threads: &Threads, op: &RmsNorm) {
+    for_rows(threads, op.input.rows, op.input.columns, |rows, scratch| {
+        // SAFETY: the descriptor is validated, and tasks read and write different rows.
+        unsafe { dispatch(Rows { op, rows, scratch }) }
+    });
+}
+
+struct Rows<'a> {
+    op: &'a RmsNorm,
+    rows: Range<usize>,
+    /// Holds one row, at most `ops::rms_norm::MAX_COLUMNS`.
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for Rows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Rows { op, rows, scratch } = self;
+        let sum = Row::vector(&Tensor::of(&mut scratch.floats()[..op.input.columns], &[op.input.columns]));
+        for row in rows {
+            one_row::<S>(op, row, sum);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn one_row<S: Simd>(op: &RmsNorm, row: usize, sum: Row) {
+    let columns = op.input.columns;
+    let input = Row::of(&op.input, row);
+    let offset = S::splat(op.weight_offset);
+    // The branch's own norm.
+    let post = op.post_weight.map(|weight| (Row::vector(&weight), S::splat(inverse_rms::<S>(op, input))));
+    // The residual sum, kept in f32 for the second norm.
+    let residual = op.residual.map(|residual| Row::of(&residual, row));
+    let residual_output = op.residual_output.map(|output| Row::of(&output, row));
+    for (at, lanes) in vectors::<S>(columns) {
+        let mut value = input.load::<S>(at, lanes);
+        if let Some((weight, inverse)) = post {
+            value = S::mul(S::mul(value, inverse), S::add(offset, weight.load::<S>(at, lanes)));
+        }
+        if let Some(residual) = residual {
+            value = S::add(residual.load::<S>(at, lanes), value);
+        }
+        if let Some(output) = residual_output {
+            output.store::<S>(at, value, lanes);
+        }
+        sum.store::<S>(at, value, lanes);
+    }
+    // The norm that follows.
+    let Some(output) = op.output else { return };
+    let output = Row::of(&output, row);
+    let inverse = S::splat(inverse_rms::<S>(op, sum));
+    for (at, lanes) in vectors::<S>(columns) {
+        let mut value = S::mul(sum.load::<S>(at, lanes), inverse);
+        if let Some(weight) = op.weight {
+            value = S::mul(value, S::add(offset, Row::vector(&weight).load::<S>(at, lanes)));
+        }
+        output.store::<S>(at, value, lanes);
+    }
+}
+
+#[inline(always)]
+unsafe fn inverse_rms<S: Simd>(op: &RmsNorm, row: Row) -> f32 {
+    let squares = sum_of_squares::<S>(row, op.input.columns);
+    1.0 / (squares / op.input.columns as f32 + op.epsilon).sqrt()
+}
+
+/// Σ x² in f32.
+///
+/// # Safety
+/// The CPU has `S`; the row is readable.
+#[inline(always)]
+pub unsafe fn sum_of_squares<S: Simd>(row: Row, columns: usize) -> f32 {
+    let mut sum = S::zero();
+    for (at, lanes) in vectors::<S>(columns) {
+        let value = row.load::<S>(at, lanes);
+        sum = S::fma(value, value, sum);
+    }
+    S::sum(sum)
+}
+
+/// The formula in f64, for tensors in host memory.
+pub fn reference(op: &RmsNorm) {
+    let columns = op.input.columns;
+    // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
+    unsafe {
+        let norm = |x: &[f64], weight: Option<Tensor>| -> Vec<f64> {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / columns as f64;
+            let factor = |i: usize| weight.map_or(1.0, |w| f64::from(op.weight_offset) + Row::vector(&w).get(i));
+            x.iter().enumerate().map(|(i, x)| x / (mean + f64::from(op.epsilon)).sqrt() * factor(i)).collect()
+        };
+        for row in 0..op.input.rows {
+            let mut sum: Vec<f64> = (0..columns).map(|i| Row::of(&op.input, row).get(i)).collect();
+            if op.post_weight.is_some() {
+                sum = norm(&sum, op.post_weight);
+            }
+            for (i, sum) in sum.iter_mut().enumerate() {
+                *sum += op.residual.map_or(0.0, |residual| Row::of(&residual, row).get(i));
+            }
+            let outputs = [(op.residual_output, sum.clone()), (op.output, norm(&sum, op.weight))];
+            for (output, values) in outputs.into_iter().filter_map(|(output, values)| Some((output?, values))) {
+                values.into_iter().enumerate().for_each(|(i, value)| Row::of(&output, row).set(i, value));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::ops::rms_norm::RmsNormTensors;
+    use crate::tensor::DType;
+
+    #[test]
+    fn all_forms_match_the_reference() {
+        at_every_level(|level| {
+            for (rows, columns) in [(0, 8), (1, 1), (3, 7), (5, 640), (130, 129), (2, 65_536)] {
+                for form in 0..16 {
+                    let [post, residual, weight, second] = [form & 1 != 0, form & 2 != 0, form & 4 != 0, form & 8 != 0];
+                    let mut input = Buffer::random(DType::Bf16, rows * columns, 1);
+                    let mut stream = Buffer::random(DType::F32, rows * columns, 2);
+                    let mut weights = [Buffer::random(DType::F16, columns, 3), Buffer::random(DType::F16, columns, 4)];
+                    let mut run = |sum: &mut Buffer, output: &mut Buffer, function: &dyn Fn(&RmsNorm)| {
+                        let shape = [rows, columns];
+                        let tensors = RmsNormTensors {
+                            input: input.tensor(&shape),
+                            post_weight: post.then(|| weights[0].tensor(&[columns])),
+                            residual: residual.then(|| stream.tensor(&shape)),
+                            residual_output: Some(sum.tensor(&shape)),
+                            weight: weight.then(|| weights[1].tensor(&[columns])),
+                            output: second.then(|| output.tensor(&shape)),
+                        };
+                        function(&RmsNorm::new(tensors, 1e-6, (form % 2) as f32).unwrap());
+                    };
+                    let new = |dtype| Buffer::poisoned(dtype, rows * columns);
+                    let (mut sum, mut output) = (new(DType::F32), new(DType::Bf16));
+                    let (mut expected_sum, mut expected) = (new(DType::F32), new(DType::Bf16));
+                    run(&mut sum, &mut output, &|op| rms_norm(threads(), op));
+                    run(&mut expected_sum, &mut expected, &reference);
+                    assert_close(&sum, &expected_sum, &format!("{level:?} sum [{rows}, {columns}] form {form}"));
+                    assert_close(&output, &expected, &format!("{level:?} output [{rows}, {columns}] form {form}"));
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn outputs_may_be_inputs() {
+        let (mut input, mut stream) = (Buffer::random(DType::F32, 30, 1), Buffer::random(DType::F32, 30, 2));
+        let expected: Vec<f32> = input.values().iter().zip(stream.values()).map(|(a, b)| b + a).collect();
+        let (x, s) = (input.tensor(&[3, 10]), stream.tensor(&[3, 10]));
+        let tensors = RmsNormTensors {
+            input: x,
+            post_weight: None,
+            residual: Some(s),
+            residual_output: Some(s),
+            weight: None,
+            output: Some(x),
+        };
+        rms_norm(threads(), &RmsNorm::new(tensors, 1e-6, 0.0).unwrap());
+        assert_eq!(stream.values(), expected);
+        let row = &input.values()[..10];
+        assert!((row.iter().map(|x| x * x).sum::<f32>() / 10.0 - 1.0).abs() < 1e-4);
+    }
+}

@@ -1,0 +1,333 @@
+//! q/k norm, rotation and the append to the KV cache; the formulas are in `ops/rope.rs`.
+
+use super::rms_norm::sum_of_squares;
+use super::row::{for_rows, integers, vectors, Row};
+use super::simd::{dispatch, math, Kernel, Simd};
+use super::threads::Threads;
+use crate::attention::kv_cache::CacheLayer;
+use crate::attention::MAX_HEAD_DIM;
+use crate::error::Result;
+use crate::ops::rope::{Append, Heads, Rope, Rotation};
+use crate::tensor::{DType, Tensor};
+use std::ops::Range;
+
+const MAX_PAIRS: usize = MAX_HEAD_DIM / 2;
+
+/// An error names the first token whose slot or position is outside the cache; nothing is written then.
+pub fn rope(threads: &Threads, op: &Rope) -> Result<()> {
+    // SAFETY: a validated descriptor's positions.
+    let positions = unsafe { integers(&op.positions) };
+    if let Some(append) = &op.append {
+        for (t, &position) in positions.iter().enumerate() {
+            append
+                .cache
+                .check_position(position)
+                .and_then(|_| append.cache.check_slot(slot(append, t)))
+                .map_err(|error| error.context(format_args!("token {t}")))?;
+        }
+    }
+    let frequencies = op.rotation.map(|rotation| inverse_frequencies(&rotation, op.head_dim));
+    let heads = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads);
+    let width = (heads(op.query) + heads(op.key) + heads(op.value)) * op.head_dim;
+    for_rows(threads, op.tokens, width, |tokens, _| {
+        // SAFETY: the descriptor is validated, positions and slots are within the cache, tasks write different tokens.
+        unsafe { dispatch(Tokens { op, positions, frequencies: frequencies.as_ref(), tokens }) }
+    });
+    Ok(())
+}
+
+fn slot(append: &Append, token: usize) -> i32 {
+    // SAFETY: a validated descriptor's slots.
+    append.slots.map_or(0, |slots| unsafe { integers(&slots) }[token])
+}
+
+/// θ^(−2i/rotary_dim), in f32 as HF transformers computes it.
+struct Frequencies {
+    values: [f32; MAX_PAIRS],
+    pairs: usize,
+    position_scale: f32,
+}
+
+fn inverse_frequencies(rotation: &Rotation, head_dim: usize) -> Frequencies {
+    let rotary_dim = if rotation.rotary_dim == 0 { head_dim } else { rotation.rotary_dim };
+    let mut values = [0.0; MAX_PAIRS];
+    for (i, value) in values[..rotary_dim / 2].iter_mut().enumerate() {
+        *value = 1.0 / rotation.base.powf((2 * i) as f32 / rotary_dim as f32);
+    }
+    Frequencies { values, pairs: rotary_dim / 2, position_scale: rotation.position_scale }
+}
+
+struct Tokens<'a> {
+    op: &'a Rope,
+    positions: &'a [i32],
+    frequencies: Option<&'a Frequencies>,
+    tokens: Range<usize>,
+}
+
+/// One token's rotation: (cos, sin) of each pair's angle.
+struct Angles {
+    cosines: [f32; MAX_PAIRS],
+    sines: [f32; MAX_PAIRS],
+    pairs: usize,
+}
+
+impl Kernel for Tokens<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Tokens { op, positions, frequencies, tokens } = self;
+        let mut angles = Angles { cosines: [0.0; MAX_PAIRS], sines: [0.0; MAX_PAIRS], pairs: 0 };
+        for token in tokens {
+            if let Some(frequencies) = frequencies {
+                set_angles::<S>(&mut angles, frequencies, positions[token]);
+            }
+            one_token::<S>(op, token, positions[token], &angles);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn set_angles<S: Simd>(angles: &mut Angles, frequencies: &Frequencies, position: i32) {
+    angles.pairs = frequencies.pairs;
+    let (position, scale) = (S::splat(position as f32), S::splat(frequencies.position_scale));
+    // The arrays are longer than any number of pairs, by whole vectors.
+    for (at, _) in vectors::<S>(frequencies.pairs) {
+        let angle = S::mul(S::mul(position, S::load(frequencies.values.as_ptr().add(at))), scale);
+        let (sine, cosine) = math::sin_cos::<S>(angle);
+        S::store(angles.sines.as_mut_ptr().add(at), sine);
+        S::store(angles.cosines.as_mut_ptr().add(at), cosine);
+    }
+}
+
+#[inline(always)]
+unsafe fn one_token<S: Simd>(op: &Rope, token: usize, position: i32, angles: &Angles) {
+    let mut head_buffer = [0f32; MAX_HEAD_DIM];
+    let buffer = Row::raw(head_buffer.as_mut_ptr().cast(), DType::F32);
+    if let (Some(query), Some(output)) = (&op.query, &op.query_output) {
+        for head in 0..query.heads {
+            rotate::<S>(op, Row::head(query, token, head), op.query_norm.as_ref(), angles, op.query_scale, buffer);
+            copy::<S>(buffer, Row::head(output, token, head), op.head_dim);
+        }
+    }
+    if let Some(key) = &op.key {
+        for head in 0..key.heads {
+            rotate::<S>(op, Row::head(key, token, head), op.key_norm.as_ref(), angles, 1.0, buffer);
+            if let Some(output) = &op.key_output {
+                copy::<S>(buffer, Row::head(output, token, head), op.head_dim);
+            }
+            if let Some(append) = &op.append {
+                let cache = cached(&append.cache, append.cache.key, slot(append, token), head, position);
+                copy::<S>(buffer, cache, op.head_dim);
+            }
+        }
+    }
+    if let (Some(value), Some(append)) = (&op.value, &op.append) {
+        for head in 0..value.heads {
+            let cache = cached(&append.cache, append.cache.value, slot(append, token), head, position);
+            copy::<S>(Row::head(value, token, head), cache, op.head_dim);
+        }
+    }
+}
+
+/// Where a head's row of `data` (keys or values) lies in the cache.
+fn cached(cache: &CacheLayer, data: *mut std::ffi::c_void, slot: i32, head: usize, position: i32) -> Row {
+    let offset = slot as usize * cache.slot_stride + head * cache.head_stride + position as usize * cache.head_dim;
+    Row::raw(data, cache.dtype).skip(offset)
+}
+
+#[inline(always)]
+unsafe fn copy<S: Simd>(from: Row, to: Row, count: usize) {
+    for (at, lanes) in vectors::<S>(count) {
+        to.store::<S>(at, from.load::<S>(at, lanes), lanes);
+    }
+}
+
+/// Norm, rotation and scale of one head, into `output`.
+#[inline(always)]
+unsafe fn rotate<S: Simd>(op: &Rope, input: Row, norm: Option<&Tensor>, angles: &Angles, scale: f32, output: Row) {
+    let mut source = input;
+    if let Some(weight) = norm {
+        let mean = sum_of_squares::<S>(input, op.head_dim) / op.head_dim as f32;
+        let inverse = S::splat(1.0 / (mean + op.epsilon).sqrt());
+        let (weight, offset) = (Row::vector(weight), S::splat(op.weight_offset));
+        for (at, lanes) in vectors::<S>(op.head_dim) {
+            let factor = S::add(offset, weight.load::<S>(at, lanes));
+            output.store::<S>(at, S::mul(S::mul(input.load::<S>(at, lanes), inverse), factor), lanes);
+        }
+        source = output;
+    }
+    let (pairs, scale) = (angles.pairs, S::splat(scale));
+    for (at, lanes) in vectors::<S>(pairs) {
+        let (cosine, sine) = (S::load(angles.cosines.as_ptr().add(at)), S::load(angles.sines.as_ptr().add(at)));
+        let (first, second) = (source.load::<S>(at, lanes), source.load::<S>(pairs + at, lanes));
+        let turned = S::sub(S::mul(first, cosine), S::mul(second, sine));
+        output.store::<S>(at, S::mul(turned, scale), lanes);
+        let turned = S::add(S::mul(second, cosine), S::mul(first, sine));
+        output.store::<S>(pairs + at, S::mul(turned, scale), lanes);
+    }
+    let rest = op.head_dim - 2 * pairs;
+    let (source, output) = (source.skip(2 * pairs), output.skip(2 * pairs));
+    for (at, lanes) in vectors::<S>(rest) {
+        output.store::<S>(at, S::mul(source.load::<S>(at, lanes), scale), lanes);
+    }
+}
+
+/// The formula for tensors in host memory: f64, but for the f32 angles.
+pub fn reference(op: &Rope) {
+    let turn = |heads: &Heads, token: usize, head: usize, norm: Option<Tensor>, scale: f32| -> Vec<f64> {
+        // SAFETY: a validated descriptor's tensors are readable in their extents.
+        unsafe {
+            let mut x: Vec<f64> = (0..op.head_dim).map(|i| Row::head(heads, token, head).get(i)).collect();
+            if let Some(norm) = norm {
+                let mean = x.iter().map(|x| x * x).sum::<f64>() / op.head_dim as f64;
+                for (i, x) in x.iter_mut().enumerate() {
+                    let factor = f64::from(op.weight_offset) + Row::vector(&norm).get(i);
+                    *x = *x / (mean + f64::from(op.epsilon)).sqrt() * factor;
+                }
+            }
+            if let Some(rotation) = op.rotation {
+                let Frequencies { values, pairs, position_scale } = inverse_frequencies(&rotation, op.head_dim);
+                for i in 0..pairs {
+                    let angle = integers(&op.positions)[token] as f32 * values[i] * position_scale;
+                    let (sine, cosine) = f64::from(angle).sin_cos();
+                    let (first, second) = (x[i], x[pairs + i]);
+                    x[i] = first * cosine - second * sine;
+                    x[pairs + i] = second * cosine + first * sine;
+                }
+            }
+            x.iter().map(|x| x * f64::from(scale)).collect()
+        }
+    };
+    // SAFETY: as above, and writable; positions and slots are within the cache.
+    unsafe {
+        let write = |values: &[f64], to: Row| values.iter().enumerate().for_each(|(i, &value)| to.set(i, value));
+        for token in 0..op.tokens {
+            for head in 0..op.query.map_or(0, |query| query.heads) {
+                let (Some(query), Some(output)) = (&op.query, &op.query_output) else { continue };
+                write(&turn(query, token, head, op.query_norm, op.query_scale), Row::head(output, token, head));
+            }
+            let position = integers(&op.positions)[token];
+            for head in 0..op.key.map_or(0, |key| key.heads) {
+                let Some(key) = &op.key else { continue };
+                let turned = turn(key, token, head, op.key_norm, 1.0);
+                if let Some(output) = &op.key_output {
+                    write(&turned, Row::head(output, token, head));
+                }
+                let (Some(append), Some(value)) = (&op.append, &op.value) else { continue };
+                let slot = slot(append, token);
+                write(&turned, cached(&append.cache, append.cache.key, slot, head, position));
+                let value: Vec<f64> = (0..op.head_dim).map(|i| Row::head(value, token, head).get(i)).collect();
+                write(&value, cached(&append.cache, append.cache.value, slot, head, position));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::ops::rope::RopeArguments;
+
+    #[test]
+    fn norm_rotation_and_append_match_the_reference() {
+        let (tokens, query_heads, kv_heads, capacity) = (9, 3, 2, 131_072);
+        at_every_level(|level| {
+            for (dim, rotary_dim, norm) in
+                [(2, 0, false), (6, 4, true), (64, 0, true), (80, 32, false), (256, 0, true), (512, 512, false)]
+            {
+                let capacity = if dim == 6 { capacity } else { 40 };
+                let width = query_heads + 2 * kv_heads;
+                let mut fused = Buffer::random(DType::F32, tokens * width * dim, 1);
+                let mut weights = [Buffer::random(DType::Bf16, dim, 2), Buffer::random(DType::Bf16, dim, 3)];
+                let position = |t: usize| (capacity - 1 - 2 * t) as f32;
+                let mut positions = Buffer::from(DType::I32, &(0..tokens).map(position).collect::<Vec<_>>());
+                let mut slots = Buffer::from(DType::I32, &(0..tokens).map(|t| (t % 2) as f32).collect::<Vec<_>>());
+                let mut run = |query_output: &mut Buffer, caches: &mut [Buffer; 2], function: &dyn Fn(&Rope)| {
+                    let fused = fused.tensor(&[tokens, width, dim]);
+                    let part = |first: usize, heads: usize| {
+                        let mut part = fused;
+                        part.data = part.data.cast::<f32>().wrapping_add(first * dim).cast();
+                        part.shape[1] = heads;
+                        part
+                    };
+                    let key = caches[0].tensor(&[2, kv_heads, capacity, dim]);
+                    let value = caches[1].tensor(&[2, kv_heads, capacity, dim]);
+                    let cache = CacheLayer {
+                        key: key.data,
+                        value: value.data,
+                        dtype: key.dtype,
+                        slots: 2,
+                        heads: kv_heads,
+                        capacity,
+                        head_dim: dim,
+                        slot_stride: kv_heads * capacity * dim,
+                        head_stride: capacity * dim,
+                    };
+                    let op = Rope::new(RopeArguments {
+                        query: Some(part(0, query_heads)),
+                        query_output: Some(query_output.tensor(&[tokens, query_heads, dim])),
+                        query_norm: norm.then(|| weights[0].tensor(&[dim])),
+                        query_scale: 0.25,
+                        key: Some(part(query_heads, kv_heads)),
+                        key_output: None,
+                        key_norm: norm.then(|| weights[1].tensor(&[dim])),
+                        value: Some(part(query_heads + kv_heads, kv_heads)),
+                        epsilon: 1e-6,
+                        weight_offset: 1.0,
+                        positions: positions.tensor(&[tokens]),
+                        rotation: Some(Rotation { base: 10_000.0, position_scale: 0.125, rotary_dim }),
+                        append: Some(Append { cache, slots: Some(slots.tensor(&[tokens])) }),
+                    });
+                    function(&op.unwrap());
+                };
+                let caches = || [1, 2].map(|_| Buffer::from(DType::Bf16, &vec![0.0; 2 * kv_heads * capacity * dim]));
+                let query = || Buffer::poisoned(DType::F32, tokens * query_heads * dim);
+                let (mut output, mut written) = (query(), caches());
+                let (mut expected, mut expected_written) = (query(), caches());
+                run(&mut output, &mut written, &|op| rope(threads(), op).unwrap());
+                run(&mut expected, &mut expected_written, &reference);
+                assert_close(&output, &expected, &format!("{level:?} query, {dim}, {rotary_dim}"));
+                assert_close(&written[0], &expected_written[0], &format!("{level:?} keys, {dim}, {rotary_dim}"));
+                assert_close(&written[1], &expected_written[1], &format!("{level:?} values, {dim}, {rotary_dim}"));
+            }
+        });
+    }
+
+    #[test]
+    fn a_position_outside_the_cache_is_named() {
+        let mut x = Buffer::random(DType::F32, 2 * 4, 1);
+        let mut positions = Buffer::from(DType::I32, &[0.0, 3.0]);
+        let mut cache = [Buffer::poisoned(DType::F32, 12), Buffer::poisoned(DType::F32, 12)];
+        let layer = CacheLayer {
+            key: cache[0].tensor(&[12]).data,
+            value: cache[1].tensor(&[12]).data,
+            dtype: DType::F32,
+            slots: 1,
+            heads: 1,
+            capacity: 3,
+            head_dim: 4,
+            slot_stride: 12,
+            head_stride: 12,
+        };
+        let op = Rope::new(RopeArguments {
+            query: None,
+            query_output: None,
+            query_norm: None,
+            query_scale: 1.0,
+            key: Some(x.tensor(&[2, 1, 4])),
+            key_output: None,
+            key_norm: None,
+            value: Some(x.tensor(&[2, 1, 4])),
+            epsilon: 1e-6,
+            weight_offset: 0.0,
+            positions: positions.tensor(&[2]),
+            rotation: None,
+            append: Some(Append { cache: layer, slots: None }),
+        });
+        let error = rope(threads(), &op.unwrap()).unwrap_err();
+        assert!(error.message.contains("token 1") && error.message.contains("position 3"), "{error}");
+        assert!(cache[0].values().iter().all(|x| x.is_nan()), "nothing is written");
+    }
+}

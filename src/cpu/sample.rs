@@ -1,0 +1,380 @@
+//! Draws a token from each row of logits; the rules are in `ops/sample.rs`.
+//!
+//! Nothing is sorted that need not be: candidates are gathered down to a weight below which the answer cannot lie, and
+//! the prefix that reaches a given mass is found by halving around medians, in time linear in the candidates. NaN
+//! counts as −∞.
+
+use super::argmax::largest;
+use super::row::{integers, vectors, Row};
+use super::simd::{dispatch, math, Kernel, Simd};
+use super::threads::Threads;
+use crate::error::{Error, Result, Status};
+use crate::ops::sample::{Sample, SampleOptions};
+use crate::tensor::Tensor;
+use std::sync::Mutex;
+
+pub fn sample(threads: &Threads, op: &Sample) -> Result<()> {
+    let failure = Mutex::new(None);
+    threads.run(op.logits.rows, |row, _| {
+        // SAFETY: the descriptor is validated; each task writes its own row's results.
+        unsafe {
+            match draw_row(op, row) {
+                Ok((token, probability)) => write(op, row, token, probability),
+                Err(_) => *failure.lock().unwrap_or_else(|poison| poison.into_inner()) = Some(row),
+            }
+        }
+    });
+    match failure.into_inner().unwrap_or_else(|poison| poison.into_inner()) {
+        None => Ok(()),
+        Some(row) => {
+            let bytes = op.logits.columns * std::mem::size_of::<Candidate>();
+            Err(Error::new(Status::OutOfMemory, format!("sample: no memory for the candidates of row {row}"))
+                .with_limit(bytes as u64, 0))
+        }
+    }
+}
+
+unsafe fn write(op: &Sample, row: usize, token: usize, probability: f32) {
+    op.tokens.data.cast::<i32>().add(row).write(token as i32);
+    if let Some(probabilities) = &op.probabilities {
+        probabilities.data.cast::<f32>().add(row).write(probability);
+    }
+}
+
+/// Ordered by `key`: logit first, then the lower index.
+#[derive(Clone, Copy)]
+struct Candidate {
+    key: u64,
+    weight: f32,
+}
+
+impl Candidate {
+    fn new(logit: f32, index: usize, weight: f32) -> Candidate {
+        // The bits of a float compare like integers once negative ones are flipped; −0 must equal 0.
+        let bits = (logit + 0.0).to_bits();
+        let ordered = if bits >> 31 == 0 { bits | 1 << 31 } else { !bits };
+        Candidate { key: u64::from(ordered) << 32 | u64::from(!(index as u32)), weight }
+    }
+
+    fn index(self) -> usize {
+        !(self.key as u32) as usize
+    }
+}
+
+type OutOfMemory = std::collections::TryReserveError;
+
+unsafe fn draw_row(op: &Sample, row: usize) -> std::result::Result<(usize, f32), OutOfMemory> {
+    let SampleOptions { temperature, top_k, top_p, .. } = op.options;
+    let (max, first) = largest(&op.logits, row);
+    if temperature == 0.0 || max == f32::NEG_INFINITY {
+        return Ok((first, if max == f32::NEG_INFINITY { 0.0 } else { 1.0 }));
+    }
+    let logits = Row::of(&op.logits, row);
+    let columns = op.logits.columns;
+    let u = uniform(op, row);
+    let all = Weights { logits, columns, max, temperature };
+    let total = dispatch(Total(all));
+    let wanted = if top_k == 0 { columns } else { columns.min(top_k as usize) };
+    let mut candidates = Vec::new();
+    // Logits this far below the largest suffice nearly always; the last bound takes in everything.
+    for depth in [8.0, 20.0, f32::INFINITY] {
+        candidates.clear();
+        dispatch(Gather { all, depth, candidates: &mut candidates })?;
+        let everything = depth == f32::INFINITY;
+        if wanted < columns {
+            if candidates.len() < wanted && !everything {
+                continue;
+            }
+            if candidates.len() > wanted {
+                candidates.select_nth_unstable_by(wanted, descending);
+                candidates.truncate(wanted);
+            }
+        }
+        let kept = if wanted < columns { mass(&candidates) } else { total };
+        let mut target_mass = kept;
+        if top_p < 1.0 {
+            let target = f64::from(top_p) * kept;
+            let Some(end) = prefix(&mut candidates, |mass| mass >= target) else {
+                if everything || wanted < columns {
+                    // Rounding alone: everything there is has been kept.
+                    return Ok(draw(&mut candidates, u, kept, total));
+                }
+                continue;
+            };
+            candidates.truncate(end);
+            target_mass = mass(&candidates);
+        } else if wanted == columns && !everything && mass(&candidates) <= u * target_mass {
+            continue;
+        }
+        return Ok(draw(&mut candidates, u, target_mass, total));
+    }
+    unreachable!("the last depth takes in every candidate")
+}
+
+/// The first candidate, in descending order, at which the mass passes u · kept; the last one if rounding leaves none.
+fn draw(candidates: &mut [Candidate], u: f64, kept: f64, total: f64) -> (usize, f32) {
+    let end = prefix(candidates, |mass| mass > u * kept).unwrap_or(candidates.len());
+    let chosen = candidates[end - 1];
+    (chosen.index(), (f64::from(chosen.weight) / total) as f32)
+}
+
+fn descending(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    b.key.cmp(&a.key)
+}
+
+fn mass(candidates: &[Candidate]) -> f64 {
+    candidates.iter().map(|candidate| f64::from(candidate.weight)).sum()
+}
+
+/// Moves the shortest prefix in descending order whose mass is `enough` to the front and returns its length; `None` if
+/// all of them are not enough. `enough` is monotone.
+fn prefix(candidates: &mut [Candidate], enough: impl Fn(f64) -> bool) -> Option<usize> {
+    // Everything before `begin` is in the prefix, and weighs `before`; the prefix ends in (begin, end] or not at all.
+    let (mut begin, mut end, mut before) = (0, candidates.len(), 0.0);
+    while end - begin > 32 {
+        let half = (end - begin) / 2;
+        candidates[begin..end].select_nth_unstable_by(half, descending);
+        let upper = mass(&candidates[begin..begin + half]);
+        if enough(before + upper) {
+            end = begin + half;
+        } else {
+            before += upper;
+            begin += half;
+        }
+    }
+    candidates[begin..end].sort_unstable_by(descending);
+    for (i, candidate) in candidates[begin..end].iter().enumerate() {
+        before += f64::from(candidate.weight);
+        if enough(before) {
+            return Some(begin + i + 1);
+        }
+    }
+    None
+}
+
+/// The weights e^((logit − max) / temperature) of a row; where max is +∞, 1 for its equals and 0 for the others.
+#[derive(Clone, Copy)]
+struct Weights {
+    logits: Row,
+    columns: usize,
+    max: f32,
+    temperature: f32,
+}
+
+impl Weights {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(&self, at: usize, lanes: usize) -> (S::Vector, S::Vector) {
+        let logit = S::first(lanes, self.logits.load::<S>(at, lanes), S::splat(f32::NEG_INFINITY));
+        let below = S::sub(logit, S::splat(self.max));
+        let weight = math::exp::<S>(S::div(below, S::splat(self.temperature)));
+        // Neither less nor equal means NaN: of the logit, or of ∞ − ∞.
+        let is_max = S::select_less(logit, S::splat(self.max), weight, S::splat(1.0));
+        let number = S::select_less(S::splat(f32::NEG_INFINITY), logit, is_max, S::zero());
+        (logit, number)
+    }
+}
+
+struct Total(Weights);
+
+impl Kernel for Total {
+    type Output = f64;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> f64 {
+        let mut total = 0.0;
+        for begin in (0..self.0.columns).step_by(1024) {
+            let mut sum = S::zero();
+            for (at, lanes) in vectors::<S>(1024.min(self.0.columns - begin)) {
+                sum = S::add(sum, self.0.load::<S>(begin + at, lanes).1);
+            }
+            total += f64::from(S::sum(sum));
+        }
+        total
+    }
+}
+
+/// The candidates whose logit is at most `depth` temperatures below the largest.
+struct Gather<'a> {
+    all: Weights,
+    depth: f32,
+    candidates: &'a mut Vec<Candidate>,
+}
+
+impl Kernel for Gather<'_> {
+    type Output = std::result::Result<(), OutOfMemory>;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> std::result::Result<(), OutOfMemory> {
+        let Gather { all, depth, candidates } = self;
+        let bound = if depth.is_finite() { all.max - depth * all.temperature } else { f32::NEG_INFINITY };
+        let least = S::splat(bound);
+        for (at, lanes) in vectors::<S>(all.columns) {
+            let (logit, weight) = all.load::<S>(at, lanes);
+            // Most vectors hold no candidate at all.
+            let any = S::max_lane(S::select_less(logit, least, S::zero(), weight));
+            if any == 0.0 {
+                continue;
+            }
+            let (mut logits, mut weights) = ([0f32; 16], [0f32; 16]);
+            S::store(logits.as_mut_ptr(), logit);
+            S::store(weights.as_mut_ptr(), weight);
+            candidates.try_reserve(S::LANES)?;
+            for i in 0..lanes {
+                if weights[i] > 0.0 && logits[i] >= bound {
+                    candidates.push(Candidate::new(logits[i], at + i, weights[i]));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn uniform(op: &Sample, row: usize) -> f64 {
+    // SAFETY: validated tensors of one integer a row.
+    let value = |tensor: Option<Tensor>| tensor.map(|tensor| unsafe { integers(&tensor) }[row] as u32);
+    let sequence = value(op.sequences).unwrap_or(row as u32);
+    let position = value(op.positions).unwrap_or(0);
+    let word = philox([position, sequence, 0, 0], [op.options.seed as u32, (op.options.seed >> 32) as u32])[0];
+    f64::from(word >> 8) / f64::from(1 << 24)
+}
+
+/// Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011).
+fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let first = u64::from(counter[0]) * 0xd251_1f53;
+        let second = u64::from(counter[2]) * 0xcd9e_8d57;
+        counter = [
+            (second >> 32) as u32 ^ counter[1] ^ key[0],
+            second as u32,
+            (first >> 32) as u32 ^ counter[3] ^ key[1],
+            first as u32,
+        ];
+        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
+    }
+    counter
+}
+
+/// The rules step by step over the sorted row, in f64, for tensors in host memory.
+pub fn reference(op: &Sample) {
+    let SampleOptions { temperature, top_k, top_p, .. } = op.options;
+    for row in 0..op.logits.rows {
+        // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
+        let logit = |i: usize| unsafe { Row::of(&op.logits, row).get(i) };
+        let mut order: Vec<usize> = (0..op.logits.columns).filter(|&i| logit(i) > f64::NEG_INFINITY).collect();
+        order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)));
+        let (token, probability) = match order.first() {
+            // SAFETY: as above.
+            None => (unsafe { largest(&op.logits, row) }.1, 0.0),
+            Some(&first) if temperature == 0.0 => (first, 1.0),
+            Some(&first) => {
+                let weight = |i: usize| match (logit(i) - logit(first)) / f64::from(temperature) {
+                    difference if difference.is_nan() => 1.0,
+                    difference => difference.exp(),
+                };
+                let total: f64 = order.iter().map(|&i| weight(i)).sum();
+                if top_k > 0 {
+                    order.truncate(top_k as usize);
+                }
+                let kept: f64 = order.iter().map(|&i| weight(i)).sum();
+                let reach = |order: &[usize], enough: &dyn Fn(f64) -> bool| {
+                    let mut sum = 0.0;
+                    let end = order.iter().position(|&i| {
+                        sum += weight(i);
+                        enough(sum)
+                    });
+                    end.map_or(order.len(), |end| end + 1)
+                };
+                if top_p < 1.0 {
+                    order.truncate(reach(&order, &|sum| sum >= f64::from(top_p) * kept));
+                }
+                let kept: f64 = order.iter().map(|&i| weight(i)).sum();
+                let u = uniform(op, row);
+                let chosen = order[reach(&order, &|sum| sum > u * kept) - 1];
+                (chosen, weight(chosen) / total)
+            }
+        };
+        // SAFETY: as above.
+        unsafe { write(op, row, token, probability as f32) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn philox_matches_its_authors_vectors() {
+        // Random123, kat_vectors: philox4x32 10.
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        let pi = philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]);
+        assert_eq!(pi, [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    }
+
+    fn run(logits: &mut [f32], rows: usize, options: SampleOptions) -> (Vec<i32>, Vec<f32>, Vec<i32>, Vec<f32>) {
+        let columns = logits.len() / rows;
+        let (mut tokens, mut probabilities) = (vec![-1; rows], vec![f32::NAN; rows]);
+        let (mut expected, mut expected_probabilities) = (vec![-1; rows], vec![f32::NAN; rows]);
+        let mut op = |tokens: &mut [i32], probabilities: &mut [f32]| {
+            let tokens = Tensor::new(tokens.as_mut_ptr().cast(), crate::tensor::DType::I32, &[rows]);
+            let probabilities = Tensor::of(probabilities, &[rows]);
+            Sample::new(Tensor::of(logits, &[rows, columns]), options, None, None, tokens, Some(probabilities)).unwrap()
+        };
+        sample(&Threads::new(2).unwrap(), &op(&mut tokens, &mut probabilities)).unwrap();
+        reference(&op(&mut expected, &mut expected_probabilities));
+        (tokens, probabilities, expected, expected_probabilities)
+    }
+
+    #[test]
+    fn draws_match_the_sorted_reference() {
+        let rows = 64;
+        let mut seed = 7u32;
+        let mut random = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 8) as f32 / (1 << 24) as f32
+        };
+        for columns in [1, 7, 1000, 5000] {
+            for spread in [0.1, 4.0, 60.0] {
+                // Quantised, so that there are ties.
+                let mut logits: Vec<f32> =
+                    (0..rows * columns).map(|_| (random() * 64.0).round() / 64.0 * spread).collect();
+                for (top_k, top_p, temperature) in [
+                    (0, 1.0, 1.0),
+                    (40, 1.0, 0.7),
+                    (0, 0.9, 1.3),
+                    (64, 0.95, 1.0),
+                    (1, 0.5, 2.0),
+                    (0, 1e-9, 1.0),
+                    (9999, 0.999, 0.1),
+                ] {
+                    let options = SampleOptions { temperature, top_k, top_p, seed: 0x1234_5678_9abc_def0 };
+                    let (tokens, probabilities, expected, expected_probabilities) = run(&mut logits, rows, options);
+                    // The weights are f32: where the draw falls within rounding of a boundary, the neighbour may win.
+                    let differ = tokens.iter().zip(&expected).filter(|(a, b)| a != b).count();
+                    assert!(differ <= 1, "{columns} {spread} {options:?}: {tokens:?} {expected:?}");
+                    for i in (0..rows).filter(|&i| tokens[i] == expected[i]) {
+                        assert!(
+                            (probabilities[i] - expected_probabilities[i]).abs()
+                                <= 2e-6 * expected_probabilities[i] + 1e-12
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nan_infinities_and_temperature_zero() {
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        let options = SampleOptions { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 3 };
+        let (tokens, probabilities, ..) =
+            run(&mut [nan, -inf, nan, -inf, nan, nan, inf, 0.0, nan, 1.0, nan, -inf], 4, options);
+        assert_eq!((tokens[0], probabilities[0]), (1, 0.0));
+        assert_eq!((tokens[1], probabilities[1]), (0, 0.0));
+        assert_eq!((tokens[2], probabilities[2]), (0, 1.0));
+        assert_eq!((tokens[3], probabilities[3]), (0, 1.0));
+        let greedy = SampleOptions { temperature: 0.0, ..options };
+        let (tokens, probabilities, ..) = run(&mut [1.0, 5.0, 5.0, nan, -1.0, -2.0], 2, greedy);
+        assert_eq!((tokens[0], probabilities[0], tokens[1]), (1, 1.0, 1));
+    }
+}

@@ -1,0 +1,210 @@
+//! 16 lanes: AVX-512 F, BW, DQ and VL.
+
+use super::{Kernel, Simd};
+use std::arch::x86_64::*;
+
+#[derive(Clone, Copy)]
+pub struct Avx512;
+
+/// # Safety
+/// The CPU has the features below; the kernel's own pointers are valid.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+#[inline(never)]
+pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512>()
+}
+
+/// f32 bits rounded to the nearest bf16, ties to even; a NaN stays one.
+#[inline(always)]
+unsafe fn to_bf16(vector: __m512) -> __m256i {
+    let bits = _mm512_castps_si512(vector);
+    let odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    let nan = _mm512_cmp_ps_mask(vector, vector, _CMP_UNORD_Q);
+    let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+    _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16))
+}
+
+#[inline(always)]
+unsafe fn from_bf16(half: __m256i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))
+}
+
+#[inline(always)]
+fn mask(count: usize) -> __mmask16 {
+    (1u32 << count).wrapping_sub(1) as __mmask16
+}
+
+impl Simd for Avx512 {
+    const LANES: usize = 16;
+    const DOT_ROWS: usize = 6;
+    const OUTER_ROWS: usize = 6;
+    const OUTER_VECTORS: usize = 4;
+
+    type Vector = __m512;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> __m512 {
+        _mm512_set1_ps(value)
+    }
+    #[inline(always)]
+    unsafe fn load(pointer: *const f32) -> __m512 {
+        _mm512_loadu_ps(pointer)
+    }
+    #[inline(always)]
+    unsafe fn store(pointer: *mut f32, vector: __m512) {
+        _mm512_storeu_ps(pointer, vector)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(pointer: *const u16) -> __m512 {
+        from_bf16(_mm256_loadu_si256(pointer.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(pointer: *const u16) -> __m512 {
+        _mm512_cvtph_ps(_mm256_loadu_si256(pointer.cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(pointer: *mut u16, vector: __m512) {
+        _mm256_storeu_si256(pointer.cast(), to_bf16(vector))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(pointer: *mut u16, vector: __m512) {
+        _mm256_storeu_si256(pointer.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector))
+    }
+    #[inline(always)]
+    unsafe fn load_partial(pointer: *const f32, count: usize) -> __m512 {
+        _mm512_maskz_loadu_ps(mask(count), pointer)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_partial(pointer: *const u16, count: usize) -> __m512 {
+        from_bf16(_mm256_maskz_loadu_epi16(mask(count), pointer.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_f16_partial(pointer: *const u16, count: usize) -> __m512 {
+        _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(count), pointer.cast()))
+    }
+    #[inline(always)]
+    unsafe fn store_partial(pointer: *mut f32, vector: __m512, count: usize) {
+        _mm512_mask_storeu_ps(pointer, mask(count), vector)
+    }
+    #[inline(always)]
+    unsafe fn store_bf16_partial(pointer: *mut u16, vector: __m512, count: usize) {
+        _mm256_mask_storeu_epi16(pointer.cast(), mask(count), to_bf16(vector))
+    }
+    #[inline(always)]
+    unsafe fn store_f16_partial(pointer: *mut u16, vector: __m512, count: usize) {
+        let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector);
+        _mm256_mask_storeu_epi16(pointer.cast(), mask(count), half)
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        _mm512_sub_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        _mm512_mul_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        _mm512_div_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        _mm512_fmadd_ps(a, b, c)
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        _mm512_max_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        _mm512_min_ps(a, b)
+    }
+    #[inline(always)]
+    unsafe fn abs(a: __m512) -> __m512 {
+        _mm512_abs_ps(a)
+    }
+    #[inline(always)]
+    unsafe fn copysign(magnitude: __m512, sign: __m512) -> __m512 {
+        let sign_bit = _mm512_set1_ps(-0.0);
+        _mm512_or_ps(_mm512_andnot_ps(sign_bit, magnitude), _mm512_and_ps(sign_bit, sign))
+    }
+    #[inline(always)]
+    unsafe fn round(a: __m512) -> __m512 {
+        _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
+    }
+    #[inline(always)]
+    unsafe fn select_less(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
+        _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), x)
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(a: __m512, exponent: __m512) -> __m512 {
+        _mm512_scalef_ps(a, exponent)
+    }
+
+    #[inline(always)]
+    unsafe fn sum(a: __m512) -> f32 {
+        Self::sum4([a; 4])[0]
+    }
+    #[inline(always)]
+    unsafe fn sum4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        // Within each 128-bit quarter: two interleaving additions leave one lane for each of a, b, c, d.
+        let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        let abcd = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd));
+        let halves = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps::<1>(abcd));
+        let sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves));
+        std::mem::transmute(sums)
+    }
+    #[inline(always)]
+    unsafe fn max_lane(a: __m512) -> f32 {
+        _mm512_reduce_max_ps(a)
+    }
+
+    #[inline(always)]
+    unsafe fn deinterleave(a: __m512, b: __m512) -> (__m512, __m512) {
+        let even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+        let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+        (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [__m512; 16]) {
+        let mut pairs = [_mm512_setzero_ps(); 16];
+        for i in 0..8 {
+            pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+            pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+        }
+        // fours[4g + c]: column c of each quarter, rows 4g..4g+4.
+        let mut fours = [_mm512_setzero_ps(); 16];
+        for g in 0..4 {
+            fours[4 * g] = _mm512_shuffle_ps::<0x44>(pairs[4 * g], pairs[4 * g + 2]);
+            fours[4 * g + 1] = _mm512_shuffle_ps::<0xee>(pairs[4 * g], pairs[4 * g + 2]);
+            fours[4 * g + 2] = _mm512_shuffle_ps::<0x44>(pairs[4 * g + 1], pairs[4 * g + 3]);
+            fours[4 * g + 3] = _mm512_shuffle_ps::<0xee>(pairs[4 * g + 1], pairs[4 * g + 3]);
+        }
+        for c in 0..4 {
+            let low01 = _mm512_shuffle_f32x4::<0x44>(fours[c], fours[4 + c]);
+            let high01 = _mm512_shuffle_f32x4::<0xee>(fours[c], fours[4 + c]);
+            let low23 = _mm512_shuffle_f32x4::<0x44>(fours[8 + c], fours[12 + c]);
+            let high23 = _mm512_shuffle_f32x4::<0xee>(fours[8 + c], fours[12 + c]);
+            rows[c] = _mm512_shuffle_f32x4::<0x88>(low01, low23);
+            rows[4 + c] = _mm512_shuffle_f32x4::<0xdd>(low01, low23);
+            rows[8 + c] = _mm512_shuffle_f32x4::<0x88>(high01, high23);
+            rows[12 + c] = _mm512_shuffle_f32x4::<0xdd>(high01, high23);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        run(kernel)
+    }
+    #[inline(always)]
+    unsafe fn prefetch(pointer: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(pointer.cast())
+    }
+}

@@ -1,0 +1,162 @@
+//! 4 lanes: AArch64 Advanced SIMD.
+
+use super::{Kernel, Simd};
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+#[derive(Clone, Copy)]
+pub struct Neon;
+
+/// # Safety
+/// The CPU has Advanced SIMD; the kernel's own pointers are valid.
+#[target_feature(enable = "neon")]
+#[inline(never)]
+pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Neon>()
+}
+
+impl Simd for Neon {
+    const LANES: usize = 4;
+    const DOT_ROWS: usize = 5;
+    const OUTER_ROWS: usize = 6;
+    const OUTER_VECTORS: usize = 4;
+
+    type Vector = float32x4_t;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> float32x4_t {
+        vdupq_n_f32(value)
+    }
+    #[inline(always)]
+    unsafe fn load(pointer: *const f32) -> float32x4_t {
+        vld1q_f32(pointer)
+    }
+    #[inline(always)]
+    unsafe fn store(pointer: *mut f32, vector: float32x4_t) {
+        vst1q_f32(pointer, vector)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(pointer: *const u16) -> float32x4_t {
+        vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(pointer)))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(pointer: *const u16) -> float32x4_t {
+        let half = vld1_u16(pointer);
+        let wide: float32x4_t;
+        // The intrinsic needs the f16 type of newer compilers; the instruction is in every AArch64 CPU.
+        asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) half, options(pure, nomem, nostack, preserves_flags));
+        wide
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(pointer: *mut u16, vector: float32x4_t) {
+        let bits = vreinterpretq_u32_f32(vector);
+        let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+        let rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+        let quiet = vorrq_u32(bits, vdupq_n_u32(0x0040_0000));
+        let number = vceqq_f32(vector, vector);
+        vst1_u16(pointer, vshrn_n_u32::<16>(vbslq_u32(number, rounded, quiet)))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(pointer: *mut u16, vector: float32x4_t) {
+        let half: uint16x4_t;
+        asm!("fcvtn {0:v}.4h, {1:v}.4s", out(vreg) half, in(vreg) vector, options(pure, nomem, nostack, preserves_flags));
+        vst1_u16(pointer, half)
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        vaddq_f32(a, b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        vsubq_f32(a, b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        vmulq_f32(a, b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        vdivq_f32(a, b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        vfmaq_f32(c, a, b)
+    }
+    #[inline(always)]
+    unsafe fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        vmaxq_f32(a, b)
+    }
+    #[inline(always)]
+    unsafe fn min(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        vminq_f32(a, b)
+    }
+    #[inline(always)]
+    unsafe fn abs(a: float32x4_t) -> float32x4_t {
+        vabsq_f32(a)
+    }
+    #[inline(always)]
+    unsafe fn copysign(magnitude: float32x4_t, sign: float32x4_t) -> float32x4_t {
+        vbslq_f32(vdupq_n_u32(0x8000_0000), sign, magnitude)
+    }
+    #[inline(always)]
+    unsafe fn round(a: float32x4_t) -> float32x4_t {
+        vrndnq_f32(a)
+    }
+    #[inline(always)]
+    unsafe fn select_less(a: float32x4_t, b: float32x4_t, x: float32x4_t, y: float32x4_t) -> float32x4_t {
+        vbslq_f32(vcltq_f32(a, b), x, y)
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(a: float32x4_t, exponent: float32x4_t) -> float32x4_t {
+        // Two factors, since 2^exponent itself may lie outside the range of f32; the first product is exact.
+        let whole = vcvtq_s32_f32(exponent);
+        let first = vshrq_n_s32::<1>(whole);
+        let second = vsubq_s32(whole, first);
+        let bias = vdupq_n_s32(127);
+        let first = vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(first, bias)));
+        let second = vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(second, bias)));
+        vmulq_f32(vmulq_f32(a, first), second)
+    }
+
+    #[inline(always)]
+    unsafe fn sum(a: float32x4_t) -> f32 {
+        vaddvq_f32(a)
+    }
+    #[inline(always)]
+    unsafe fn sum4([a, b, c, d]: [float32x4_t; 4]) -> [f32; 4] {
+        // The same pairs as vaddvq: neighbours first.
+        let sums = vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
+        std::mem::transmute(sums)
+    }
+    #[inline(always)]
+    unsafe fn max_lane(a: float32x4_t) -> f32 {
+        vmaxvq_f32(a)
+    }
+
+    #[inline(always)]
+    unsafe fn deinterleave(a: float32x4_t, b: float32x4_t) -> (float32x4_t, float32x4_t) {
+        (vuzp1q_f32(a, b), vuzp2q_f32(a, b))
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [float32x4_t; 16]) {
+        let wide = |a| vreinterpretq_f64_f32(a);
+        let even01 = wide(vtrn1q_f32(rows[0], rows[1]));
+        let odd01 = wide(vtrn2q_f32(rows[0], rows[1]));
+        let even23 = wide(vtrn1q_f32(rows[2], rows[3]));
+        let odd23 = wide(vtrn2q_f32(rows[2], rows[3]));
+        rows[0] = vreinterpretq_f32_f64(vtrn1q_f64(even01, even23));
+        rows[1] = vreinterpretq_f32_f64(vtrn1q_f64(odd01, odd23));
+        rows[2] = vreinterpretq_f32_f64(vtrn2q_f64(even01, even23));
+        rows[3] = vreinterpretq_f32_f64(vtrn2q_f64(odd01, odd23));
+    }
+
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        run(kernel)
+    }
+    #[inline(always)]
+    unsafe fn prefetch(pointer: *const u8) {
+        asm!("prfm pldl1keep, [{0}]", in(reg) pointer, options(readonly, nostack, preserves_flags));
+    }
+}

@@ -1,0 +1,153 @@
+//! 4 lanes in plain Rust, for a CPU without any of the other levels: the compiler's own vectorisation does what it can.
+
+use super::{Kernel, Simd};
+use half::{bf16, f16};
+
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+type Lanes = [f32; 4];
+
+/// # Safety
+/// The kernel's own pointers are valid.
+#[inline(never)]
+pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Portable>()
+}
+
+#[inline(always)]
+fn zip(a: Lanes, b: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
+    [f(a[0], b[0]), f(a[1], b[1]), f(a[2], b[2]), f(a[3], b[3])]
+}
+
+#[allow(clippy::missing_safety_doc)] // The trait states the rules.
+impl Simd for Portable {
+    const LANES: usize = 4;
+    const DOT_ROWS: usize = 2;
+    const OUTER_ROWS: usize = 4;
+    const OUTER_VECTORS: usize = 2;
+
+    type Vector = Lanes;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Lanes {
+        [value; 4]
+    }
+    #[inline(always)]
+    unsafe fn load(pointer: *const f32) -> Lanes {
+        pointer.cast::<Lanes>().read_unaligned()
+    }
+    #[inline(always)]
+    unsafe fn store(pointer: *mut f32, vector: Lanes) {
+        pointer.cast::<Lanes>().write_unaligned(vector)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(pointer: *const u16) -> Lanes {
+        pointer.cast::<[u16; 4]>().read_unaligned().map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(pointer: *const u16) -> Lanes {
+        pointer.cast::<[u16; 4]>().read_unaligned().map(|bits| f16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(pointer: *mut u16, vector: Lanes) {
+        pointer.cast::<[u16; 4]>().write_unaligned(vector.map(|value| bf16::from_f32(value).to_bits()))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(pointer: *mut u16, vector: Lanes) {
+        pointer.cast::<[u16; 4]>().write_unaligned(vector.map(|value| f16::from_f32(value).to_bits()))
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
+        Self::add(Self::mul(a, b), c)
+    }
+    #[inline(always)]
+    unsafe fn exact_fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    unsafe fn max(a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn min(a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn abs(a: Lanes) -> Lanes {
+        a.map(f32::abs)
+    }
+    #[inline(always)]
+    unsafe fn copysign(magnitude: Lanes, sign: Lanes) -> Lanes {
+        zip(magnitude, sign, f32::copysign)
+    }
+    #[inline(always)]
+    unsafe fn round(a: Lanes) -> Lanes {
+        a.map(f32::round_ties_even)
+    }
+    #[inline(always)]
+    unsafe fn select_less(a: Lanes, b: Lanes, x: Lanes, y: Lanes) -> Lanes {
+        std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(a: Lanes, exponent: Lanes) -> Lanes {
+        // Two factors, since 2^exponent itself may lie outside the range of f32; the first product is exact.
+        let power = |exponent: i32| f32::from_bits(((exponent + 127) << 23) as u32);
+        zip(a, exponent, |a, exponent| {
+            let first = exponent as i32 >> 1;
+            a * power(first) * power(exponent as i32 - first)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn sum(a: Lanes) -> f32 {
+        (a[0] + a[2]) + (a[1] + a[3])
+    }
+    #[inline(always)]
+    unsafe fn sum4(vectors: [Lanes; 4]) -> [f32; 4] {
+        vectors.map(|a| (a[0] + a[2]) + (a[1] + a[3]))
+    }
+    #[inline(always)]
+    unsafe fn max_lane(a: Lanes) -> f32 {
+        a.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    #[inline(always)]
+    unsafe fn deinterleave(a: Lanes, b: Lanes) -> (Lanes, Lanes) {
+        ([a[0], a[2], b[0], b[2]], [a[1], a[3], b[1], b[3]])
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &mut [Lanes; 16]) {
+        for i in 0..4 {
+            for j in 0..i {
+                let upper = rows[j][i];
+                rows[j][i] = rows[i][j];
+                rows[i][j] = upper;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        run(kernel)
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_pointer: *const u8) {}
+}

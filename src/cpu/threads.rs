@@ -1,0 +1,315 @@
+//! The executor's threads: fork, compute, join.
+//!
+//! Decoding one token is about a hundred short parallel regions, one after the other, so what counts is how fast a
+//! region starts and ends. The workers therefore look for the next region for a moment before they sleep, and the
+//! caller works too: a region is done when its tasks are, not when every worker has woken up.
+//!
+//! A region has numbered tasks that any thread may take in any order. Which thread computes a task must not change its
+//! result; then neither does the number of threads.
+
+use std::any::Any;
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long an idle worker looks for work before it sleeps: longer than the serial stretches between the operations of
+/// one decode step.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// f32 values that each thread has for a task's intermediate results.
+pub const SCRATCH_FLOATS: usize = 256 * 1024;
+
+/// A thread's working memory, aligned to a cache line. Its content is whatever the last task left.
+pub struct Scratch(Vec<CacheLine>);
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct CacheLine {
+    _floats: [f32; 16],
+}
+
+impl Scratch {
+    fn new() -> Result<Scratch, std::collections::TryReserveError> {
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(SCRATCH_FLOATS / 16)?;
+        lines.resize(SCRATCH_FLOATS / 16, CacheLine { _floats: [0.0; 16] });
+        Ok(Scratch(lines))
+    }
+
+    /// All of it.
+    pub fn floats(&mut self) -> &mut [f32] {
+        // SAFETY: a CacheLine is 16 f32 without padding, and the vector holds SCRATCH_FLOATS / 16 of them.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), SCRATCH_FLOATS) }
+    }
+}
+
+type Body<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
+
+/// The region being computed. Valid for a worker from a successful [`Shared::enter`] to its [`Shared::leave`].
+#[derive(Clone, Copy)]
+struct Region {
+    body: *const Body<'static>,
+    tasks: usize,
+}
+
+struct Shared {
+    /// The open flag in the lowest bit, workers inside in the next [`INSIDE_BITS`], the region's number above.
+    state: AtomicUsize,
+    region: std::cell::UnsafeCell<Region>,
+    /// The next task that nobody has taken.
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    stop: AtomicBool,
+    sleepers: Mutex<usize>,
+    wake: Condvar,
+    /// A copy of the number of sleepers that the caller can read without the lock.
+    sleeping: AtomicUsize,
+}
+
+// SAFETY: `region` is written only by the caller that holds the pool's lock, while no worker is inside (`state` is
+// closed and empty), and read only by workers inside. `Body` is Sync.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the pointer in `region` is used only while the caller keeps the body alive.
+unsafe impl Send for Shared {}
+
+const OPEN: usize = 1;
+const ONE_INSIDE: usize = 2;
+const INSIDE_BITS: u32 = 15;
+const INSIDE: usize = ((1 << INSIDE_BITS) - 1) * ONE_INSIDE;
+const ONE_REGION: usize = 1 << (INSIDE_BITS + 1);
+
+impl Shared {
+    /// Joins the open region, if there is one that this worker has not been in.
+    fn enter(&self, last: usize) -> Option<usize> {
+        let mut state = self.state.load(Ordering::Acquire);
+        while state & OPEN != 0 && state / ONE_REGION != last {
+            match self.state.compare_exchange_weak(state, state + ONE_INSIDE, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(state / ONE_REGION),
+                Err(now) => state = now,
+            }
+        }
+        None
+    }
+
+    fn leave(&self) {
+        self.state.fetch_sub(ONE_INSIDE, Ordering::AcqRel);
+    }
+
+    /// Takes tasks until none is left. A panic ends this thread's share and is kept for the caller.
+    fn work(&self, region: Region, scratch: &mut Scratch) {
+        // SAFETY: the caller of `run` keeps the body alive until the region is closed and empty.
+        let body = unsafe { &*region.body };
+        let result = catch_unwind(AssertUnwindSafe(|| loop {
+            let task = self.next.fetch_add(1, Ordering::Relaxed);
+            if task >= region.tasks {
+                break;
+            }
+            body(task, scratch);
+        }));
+        if let Err(payload) = result {
+            self.next.store(region.tasks, Ordering::Relaxed);
+            lock(&self.panic).get_or_insert(payload);
+        }
+    }
+
+    fn serve(&self, mut scratch: Scratch) {
+        let mut last = 0;
+        let mut idle_since = Instant::now();
+        while !self.stop.load(Ordering::Acquire) {
+            if let Some(number) = self.enter(last) {
+                // SAFETY: this worker is inside, so the region is the one that was opened and stays.
+                let region = unsafe { *self.region.get() };
+                self.work(region, &mut scratch);
+                self.leave();
+                last = number;
+                idle_since = Instant::now();
+            } else if idle_since.elapsed() < SPIN {
+                for _ in 0..16 {
+                    std::hint::spin_loop();
+                }
+            } else {
+                self.sleep(last);
+                idle_since = Instant::now();
+            }
+        }
+    }
+
+    fn sleep(&self, last: usize) {
+        let mut sleepers = lock(&self.sleepers);
+        *sleepers += 1;
+        self.sleeping.store(*sleepers, Ordering::SeqCst);
+        // A region opened before the caller could see this sleeper is found here; one opened later wakes it.
+        let nothing = || {
+            let state = self.state.load(Ordering::SeqCst);
+            (state & OPEN == 0 || state / ONE_REGION == last) && !self.stop.load(Ordering::Acquire)
+        };
+        while nothing() {
+            sleepers = self.wake.wait(sleepers).unwrap_or_else(PoisonError::into_inner);
+        }
+        *sleepers -= 1;
+        self.sleeping.store(*sleepers, Ordering::SeqCst);
+    }
+
+    fn wake_sleepers(&self) {
+        if self.sleeping.load(Ordering::SeqCst) != 0 {
+            drop(lock(&self.sleepers));
+            self.wake.notify_all();
+        }
+    }
+}
+
+/// A poisoned lock is used as it is: what these locks guard is valid after every statement.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A fixed set of threads. Several callers may use one at once; their regions take turns.
+pub struct Threads {
+    shared: Arc<Shared>,
+    /// The calling thread's scratch; whoever holds it has the pool.
+    turn: Mutex<Scratch>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// Starts `count − 1` workers: the caller of [`Threads::run`] is the remaining one. 0 means one a core.
+    pub fn new(count: usize) -> std::io::Result<Threads> {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let count = if count == 0 { cores() } else { count }.min(INSIDE / ONE_INSIDE);
+        let nothing: &Body<'static> = &|_, _| ();
+        let shared = Arc::new(Shared {
+            state: AtomicUsize::new(0),
+            region: Region { body: nothing, tasks: 0 }.into(),
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            sleepers: Mutex::new(0),
+            wake: Condvar::new(),
+            sleeping: AtomicUsize::new(0),
+        });
+        let mut threads = Threads { shared, turn: Mutex::new(Scratch::new()?), workers: Vec::new() };
+        for index in 1..count {
+            let shared = Arc::clone(&threads.shared);
+            let scratch = Scratch::new()?;
+            let builder = std::thread::Builder::new().name(format!("nvbackend-cpu-{index}"));
+            threads.workers.push(builder.spawn(move || shared.serve(scratch))?);
+        }
+        Ok(threads)
+    }
+
+    /// Threads that compute, the caller's own included.
+    pub fn count(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `body(task, scratch)` once for every task in `0..tasks`, spread over the threads, and returns when all are
+    /// done. Tasks start in ascending order. A panic in a task is raised again here; tasks not yet started are dropped.
+    ///
+    /// Not to be called from within a task.
+    pub fn run(&self, tasks: usize, body: impl Fn(usize, &mut Scratch) + Sync) {
+        if tasks == 0 {
+            return;
+        }
+        let mut scratch = lock(&self.turn);
+        let shared = &*self.shared;
+        if tasks == 1 || self.workers.is_empty() {
+            for task in 0..tasks {
+                body(task, &mut scratch);
+            }
+            return;
+        }
+        let body: &Body<'_> = &body;
+        // SAFETY: only the lifetime changes; no worker uses the body after the region is closed and empty, below.
+        let body: *const Body<'static> = unsafe { std::mem::transmute::<*const Body<'_>, _>(body) };
+        let region = Region { body, tasks };
+        // SAFETY: this thread holds the turn and the last region is closed and empty, so nobody reads it.
+        unsafe { *shared.region.get() = region };
+        shared.next.store(0, Ordering::Relaxed);
+        let number = (shared.state.load(Ordering::Relaxed) / ONE_REGION).wrapping_add(1);
+        shared.state.store(number.wrapping_mul(ONE_REGION) | OPEN, Ordering::SeqCst);
+        shared.wake_sleepers();
+
+        shared.work(region, &mut scratch);
+
+        shared.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut turns = 0u32;
+        while shared.state.load(Ordering::Acquire) & INSIDE != 0 {
+            // A worker that the system has taken off its core needs one, perhaps this one.
+            turns += 1;
+            if turns % 1024 == 0 {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        if let Some(payload) = lock(&shared.panic).take() {
+            drop(scratch);
+            resume_unwind(payload);
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        drop(lock(&self.shared.sleepers));
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker catches its tasks' panics, so it has ended normally.
+            let _ = worker.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_from_several_callers() {
+        let threads = Threads::new(4).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for tasks in [0, 1, 2, 3, 64, 1000] {
+                        let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                        threads.run(tasks, |task, scratch| {
+                            scratch.floats()[task] = task as f32;
+                            counts[task].fetch_add(1, Ordering::Relaxed);
+                        });
+                        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn many_short_regions_with_pauses() {
+        let threads = Threads::new(3).unwrap();
+        let sum = AtomicUsize::new(0);
+        for round in 0..2000 {
+            threads.run(5, |task, _| {
+                sum.fetch_add(task, Ordering::Relaxed);
+            });
+            if round % 500 == 0 {
+                std::thread::sleep(SPIN * 3);
+            }
+        }
+        assert_eq!(sum.load(Ordering::Relaxed), 2000 * 10);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_threads_go_on() {
+        let threads = Threads::new(3).unwrap();
+        let result = catch_unwind(AssertUnwindSafe(|| threads.run(100, |task, _| assert_ne!(task, 57, "task 57"))));
+        assert!(result.is_err());
+        let done = AtomicUsize::new(0);
+        threads.run(100, |_, _| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.load(Ordering::Relaxed), 100);
+    }
+}

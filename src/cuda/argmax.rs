@@ -1,0 +1,48 @@
+//! `argmax` on CUDA: the launcher of csrc/argmax.
+
+use super::executor::CudaExecutor;
+use super::launch::Launch;
+use super::scratch::Purpose;
+use crate::error::Result;
+use crate::ops::argmax::Argmax;
+use crate::stream::RawHandle;
+use std::ffi::c_void;
+
+/// `nvb_argmax_params` of csrc/argmax/argmax.h.
+#[repr(C)]
+struct Params {
+    logits: *const c_void,
+    tokens: *mut c_void,
+    workspace: *mut c_void,
+    rows: i64,
+    columns: i64,
+    logits_stride: i64,
+    logits_dtype: u32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<Params>() == 56);
+
+extern "C" {
+    fn nvb_cuda_argmax(params: *const Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_argmax_workspace(params: *const Params, launch: *const Launch) -> usize;
+}
+
+pub(super) fn run(executor: &CudaExecutor, op: &Argmax, stream: RawHandle) -> Result<()> {
+    let _guard = executor.enter()?;
+    let launch = executor.launch_on(stream);
+    let mut params = Params {
+        logits: op.logits.data,
+        tokens: op.tokens.data,
+        workspace: std::ptr::null_mut(),
+        rows: op.logits.rows as i64,
+        columns: op.logits.columns as i64,
+        logits_stride: op.logits.row_stride as i64,
+        logits_dtype: op.logits.dtype as u32,
+        reserved: 0,
+    };
+    // SAFETY: the query reads the two structs only.
+    let bytes = unsafe { nvb_cuda_argmax_workspace(&params, &launch) };
+    params.workspace = executor.scratch(stream, Purpose::Workspace, bytes)?;
+    // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
+    executor.check_launch(unsafe { nvb_cuda_argmax(&params, &launch) }, "argmax")
+}

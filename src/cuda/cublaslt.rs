@@ -1,0 +1,376 @@
+//! cuBLASLt, opened at run time where it is present: large products of float matrices.
+//!
+//! Row-major y = x·Wᵀ is column-major yᵀ = W·xᵀ: cuBLASLt's first operand is W, transposed, its second x as it stands.
+//! The heuristic's first choice is kept for each shape, so a shape's choice never changes within a process.
+
+use super::executor::CudaExecutor;
+use super::scratch::Purpose;
+use crate::error::{Error, Result, Status};
+use crate::stream::RawHandle;
+use crate::tensor::DType;
+use libloading::os::unix::{Library, Symbol, RTLD_LOCAL, RTLD_NOW};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+
+type Handle = *mut c_void;
+type Code = c_int;
+
+/// Newest first; the one that matches the statically linked runtime is preferred.
+const FILES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+
+/// What NVIDIA recommends for Hopper (and what PyTorch gives it); older GPUs need less.
+static WORKSPACE_BYTES: usize = 32 << 20;
+
+// Numbers of cublasLt.h and library_types.h.
+const COMPUTE_32F: c_int = 68;
+static OPERATION_T: c_int = 1;
+const DESC_TRANSA: c_int = 3;
+const DESC_EPILOGUE: c_int = 7;
+const DESC_BIAS_POINTER: c_int = 8;
+const DESC_BIAS_DATA_TYPE: c_int = 26;
+static EPILOGUE_BIAS: u32 = 4;
+const PREFERENCE_MAX_WORKSPACE: c_int = 1;
+/// A, B, C and D in this order from here on.
+const PREFERENCE_MIN_ALIGNMENT_A: c_int = 5;
+
+fn data_type(dtype: DType) -> c_int {
+    match dtype {
+        DType::F32 => 0,
+        DType::F16 => 2,
+        DType::Bf16 => 14,
+        DType::I32 => 10,
+    }
+}
+
+/// `cublasLtMatmulHeuristicResult_t`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HeuristicResult {
+    algorithm: [u64; 8],
+    workspace_bytes: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+const _: () = assert!(size_of::<HeuristicResult>() == 96);
+
+struct Functions {
+    matmul_desc_create: Symbol<unsafe extern "C" fn(*mut Handle, c_int, c_int) -> Code>,
+    matmul_desc_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
+    matmul_desc_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
+    layout_create: Symbol<unsafe extern "C" fn(*mut Handle, c_int, u64, u64, i64) -> Code>,
+    layout_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
+    preference_create: Symbol<unsafe extern "C" fn(*mut Handle) -> Code>,
+    preference_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
+    preference_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
+    #[allow(clippy::type_complexity)]
+    heuristic: Symbol<
+        unsafe extern "C" fn(
+            Handle,
+            Handle,
+            Handle,
+            Handle,
+            Handle,
+            Handle,
+            Handle,
+            c_int,
+            *mut HeuristicResult,
+            *mut c_int,
+        ) -> Code,
+    >,
+    #[allow(clippy::type_complexity)]
+    matmul: Symbol<
+        unsafe extern "C" fn(
+            Handle,
+            Handle,
+            *const c_void,
+            *const c_void,
+            Handle,
+            *const c_void,
+            Handle,
+            *const c_void,
+            *const c_void,
+            Handle,
+            *mut c_void,
+            Handle,
+            *const u64,
+            *mut c_void,
+            usize,
+            *mut c_void,
+        ) -> Code,
+    >,
+    destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
+}
+
+pub struct CublasLt {
+    handle: Handle,
+    functions: Functions,
+    chosen: Mutex<HashMap<Key, Option<HeuristicResult>>>,
+    // Last: the functions point into it.
+    _library: Library,
+}
+
+// SAFETY: a cublasLt handle may be used by several threads at once (cuBLAS documentation, thread safety).
+unsafe impl Send for CublasLt {}
+// SAFETY: as above.
+unsafe impl Sync for CublasLt {}
+
+/// What the choice of an algorithm depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    m: usize,
+    n: usize,
+    k: usize,
+    strides: [usize; 3],
+    dtype: DType,
+    output_dtype: DType,
+    bias: bool,
+    alignments: [u32; 3],
+}
+
+/// y [m, n] = x [m, k] · W [n, k]ᵀ (+ bias [n]), row-major, strides in elements; x and W of one dtype.
+#[derive(Clone, Copy)]
+pub struct Product {
+    pub input: *const c_void,
+    pub weight: *const c_void,
+    /// Of the output's dtype.
+    pub bias: Option<*const c_void>,
+    pub output: *mut c_void,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub input_stride: usize,
+    pub weight_stride: usize,
+    pub output_stride: usize,
+    pub dtype: DType,
+    pub output_dtype: DType,
+}
+
+impl CublasLt {
+    /// `None` without the library; the log says what was looked for.
+    pub fn open() -> Option<CublasLt> {
+        for file in FILES {
+            // SAFETY: NVIDIA's library; its initialisers do nothing but set up the library.
+            match unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) } {
+                Ok(library) => match CublasLt::load(library) {
+                    Ok(this) => {
+                        log::info!(target: "nvbackend::cuda", "{file} found: large products use it");
+                        return Some(this);
+                    }
+                    Err(error) => log::warn!(target: "nvbackend::cuda", "{file} is not usable: {error}"),
+                },
+                Err(error) => log::debug!(target: "nvbackend::cuda", "{file}: {error}"),
+            }
+        }
+        log::info!(target: "nvbackend::cuda", "cuBLASLt was not found ({}): own kernels do all products", FILES.join(", "));
+        None
+    }
+
+    fn load(library: Library) -> Result<CublasLt> {
+        macro_rules! function {
+            ($name:literal) => {
+                // SAFETY: the field's type is the function's type in cublasLt.h.
+                unsafe { library.get($name) }
+                    .map_err(|error| Error::unsupported(format!("{}: {error}", String::from_utf8_lossy($name))))?
+            };
+        }
+        let create: Symbol<unsafe extern "C" fn(*mut Handle) -> Code> = function!(b"cublasLtCreate");
+        let functions = Functions {
+            matmul_desc_create: function!(b"cublasLtMatmulDescCreate"),
+            matmul_desc_destroy: function!(b"cublasLtMatmulDescDestroy"),
+            matmul_desc_set: function!(b"cublasLtMatmulDescSetAttribute"),
+            layout_create: function!(b"cublasLtMatrixLayoutCreate"),
+            layout_destroy: function!(b"cublasLtMatrixLayoutDestroy"),
+            preference_create: function!(b"cublasLtMatmulPreferenceCreate"),
+            preference_destroy: function!(b"cublasLtMatmulPreferenceDestroy"),
+            preference_set: function!(b"cublasLtMatmulPreferenceSetAttribute"),
+            heuristic: function!(b"cublasLtMatmulAlgoGetHeuristic"),
+            matmul: function!(b"cublasLtMatmul"),
+            destroy: function!(b"cublasLtDestroy"),
+        };
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a valid pointer; the caller made the device's context current.
+        check(unsafe { create(&mut handle) }, "cublasLtCreate")?;
+        Ok(CublasLt { handle, functions, chosen: Mutex::new(HashMap::new()), _library: library })
+    }
+
+    /// Queues the product; `Ok(false)` if cuBLASLt has no algorithm for it.
+    pub fn product(&self, executor: &CudaExecutor, product: &Product, stream: RawHandle) -> Result<bool> {
+        let descriptors = Descriptors::new(&self.functions, product)?;
+        let Some(choice) = self.choose(product, &descriptors)? else { return Ok(false) };
+        let workspace = executor.scratch(stream, Purpose::Workspace, choice.workspace_bytes)?;
+        let (alpha, beta) = (1.0f32, 0.0f32);
+        let Descriptors { matmul, weight, input, output, .. } = descriptors;
+        // SAFETY: operands of the descriptors' sizes, an algorithm that the heuristic gave for exactly these, and a
+        // workspace of the size that it asked for.
+        let code = unsafe {
+            (self.functions.matmul)(
+                self.handle,
+                matmul,
+                (&raw const alpha).cast(),
+                product.weight,
+                weight,
+                product.input,
+                input,
+                (&raw const beta).cast(),
+                product.output,
+                output,
+                product.output,
+                output,
+                choice.algorithm.as_ptr(),
+                workspace,
+                choice.workspace_bytes,
+                stream.0,
+            )
+        };
+        check(code, "cublasLtMatmul").map(|()| true)
+    }
+
+    fn choose(&self, product: &Product, descriptors: &Descriptors<'_>) -> Result<Option<HeuristicResult>> {
+        let pointers = [product.weight, product.input, product.output.cast_const()];
+        let alignments = pointers.map(alignment);
+        let key = Key {
+            m: product.m,
+            n: product.n,
+            k: product.k,
+            strides: [product.weight_stride, product.input_stride, product.output_stride],
+            dtype: product.dtype,
+            output_dtype: product.output_dtype,
+            bias: product.bias.is_some(),
+            alignments,
+        };
+        let mut chosen = self.chosen.lock().unwrap_or_else(|poison| poison.into_inner());
+        if let Some(choice) = chosen.get(&key) {
+            return Ok(*choice);
+        }
+        let functions = &self.functions;
+        let mut preference = std::ptr::null_mut();
+        // SAFETY: a valid pointer.
+        check(unsafe { (functions.preference_create)(&mut preference) }, "cublasLtMatmulPreferenceCreate")?;
+        let [a, b, d] = alignments;
+        let set = |attribute: c_int, value: *const c_void, bytes: usize| {
+            // SAFETY: each attribute gets a value of its documented type.
+            check(
+                unsafe { (functions.preference_set)(preference, attribute, value, bytes) },
+                "cublasLtMatmulPreferenceSet",
+            )
+        };
+        let mut result =
+            HeuristicResult { algorithm: [0; 8], workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+        let mut found = 0;
+        let outcome = set(PREFERENCE_MAX_WORKSPACE, (&raw const WORKSPACE_BYTES).cast(), size_of::<usize>())
+            .and_then(|()| {
+                [a, b, d, d]
+                    .iter()
+                    .zip(PREFERENCE_MIN_ALIGNMENT_A..)
+                    .try_for_each(|(bytes, attribute)| set(attribute, (bytes as *const u32).cast(), size_of::<u32>()))
+            })
+            .map(|()| {
+                let Descriptors { matmul, weight, input, output, .. } = *descriptors;
+                // SAFETY: live descriptors and room for one result.
+                unsafe {
+                    (functions.heuristic)(
+                        self.handle,
+                        matmul,
+                        weight,
+                        input,
+                        output,
+                        output,
+                        preference,
+                        1,
+                        &mut result,
+                        &mut found,
+                    )
+                }
+            });
+        // SAFETY: created above.
+        unsafe { (functions.preference_destroy)(preference) };
+        let choice = (outcome? == 0 && found > 0).then_some(result);
+        if choice.is_none() {
+            log::debug!(target: "nvbackend::cuda", "cuBLASLt has no algorithm for {key:?}");
+        }
+        chosen.insert(key, choice);
+        Ok(choice)
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        // SAFETY: created in `load`; no call runs any more.
+        unsafe { (self.functions.destroy)(self.handle) };
+    }
+}
+
+/// The largest power of two up to 256 that divides the address.
+fn alignment(pointer: *const c_void) -> u32 {
+    (1u32 << (pointer as usize).trailing_zeros().min(8)).max(1)
+}
+
+struct Descriptors<'a> {
+    functions: &'a Functions,
+    matmul: Handle,
+    weight: Handle,
+    input: Handle,
+    output: Handle,
+}
+
+impl<'a> Descriptors<'a> {
+    fn new(functions: &'a Functions, product: &Product) -> Result<Descriptors<'a>> {
+        let null = std::ptr::null_mut();
+        let mut this = Descriptors { functions, matmul: null, weight: null, input: null, output: null };
+        let Product { m, n, k, .. } = *product;
+        let dtype = data_type(product.dtype);
+        let output_dtype = data_type(product.output_dtype);
+        // SAFETY: valid pointers and sizes; each attribute gets a value of its documented type; what was created before a
+        // failure is destroyed with `this`.
+        unsafe {
+            check((functions.matmul_desc_create)(&mut this.matmul, COMPUTE_32F, 0), "cublasLtMatmulDescCreate")?;
+            let set = |attribute: c_int, value: *const c_void, bytes: usize| {
+                check(
+                    (functions.matmul_desc_set)(this.matmul, attribute, value, bytes),
+                    "cublasLtMatmulDescSetAttribute",
+                )
+            };
+            set(DESC_TRANSA, (&raw const OPERATION_T).cast(), size_of::<c_int>())?;
+            if let Some(bias) = product.bias {
+                set(DESC_EPILOGUE, (&raw const EPILOGUE_BIAS).cast(), size_of::<u32>())?;
+                set(DESC_BIAS_POINTER, (&raw const bias).cast(), size_of::<*const c_void>())?;
+                set(DESC_BIAS_DATA_TYPE, (&raw const output_dtype).cast(), size_of::<c_int>())?;
+            }
+            let layout = |layout: &mut Handle, dtype, rows: usize, columns: usize, stride: usize| {
+                check(
+                    (functions.layout_create)(layout, dtype, rows as u64, columns as u64, stride as i64),
+                    "cublasLtMatrixLayoutCreate",
+                )
+            };
+            layout(&mut this.weight, dtype, k, n, product.weight_stride)?;
+            layout(&mut this.input, dtype, k, m, product.input_stride)?;
+            layout(&mut this.output, output_dtype, n, m, product.output_stride)?;
+        }
+        Ok(this)
+    }
+}
+
+impl Drop for Descriptors<'_> {
+    fn drop(&mut self) {
+        // SAFETY: each was created by its function or is NULL.
+        unsafe {
+            for layout in [self.weight, self.input, self.output] {
+                if !layout.is_null() {
+                    (self.functions.layout_destroy)(layout);
+                }
+            }
+            if !self.matmul.is_null() {
+                (self.functions.matmul_desc_destroy)(self.matmul);
+            }
+        }
+    }
+}
+
+fn check(code: Code, doing: &str) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    Err(Error::new(Status::KernelLaunch, format!("{doing}: cuBLAS status {code}")))
+}

@@ -1,0 +1,87 @@
+//! The driver's status codes as errors.
+
+use crate::error::{Error, Result, Status};
+use cust::sys::{cudaError_enum, CUresult};
+use std::ffi::{c_char, c_int, CStr};
+
+extern "C" {
+    // csrc/driver/driver.c
+    fn nvb_driver_loaded() -> c_int;
+    fn nvb_driver_error() -> *const c_char;
+}
+
+/// Whether libcuda could be opened, and if not, the dynamic loader's reason.
+pub fn check_loaded() -> Result<()> {
+    // SAFETY: no arguments; any thread.
+    if unsafe { nvb_driver_loaded() } != 0 {
+        return Ok(());
+    }
+    // SAFETY: a string that lives as long as the process.
+    let reason = unsafe { CStr::from_ptr(nvb_driver_error()) }.to_string_lossy();
+    Err(Error::new(Status::CudaNotAvailable, format!("the CUDA driver could not be opened: {reason}")))
+}
+
+/// Status, and what a code means, for the codes that callers meet; the driver's own text describes the others.
+fn family(code: i32) -> Status {
+    match code {
+        2 => Status::OutOfMemory,
+        // no device, stub library, driver too old, not initialised
+        3 | 34 | 35 | 100 | 803 | 804 => Status::CudaNotAvailable,
+        // invalid image, no binary for this GPU, invalid or unsupported PTX, unsupported toolchain
+        200 | 209 | 218 | 222 => Status::InvalidArchitecture,
+        // launch out of resources, cooperative launch too large
+        701 | 720 => Status::KernelLaunch,
+        _ if is_sticky(code) => Status::DeviceLost,
+        _ => Status::Device,
+    }
+}
+
+/// Errors after which the context, and with it this process's use of the device, is gone.
+pub fn is_sticky(code: i32) -> bool {
+    // device unavailable; ECC and NVLink; illegal address; launch time-out; context destroyed; assert; hardware stack,
+    // illegal instruction, misaligned address, invalid address space, invalid PC, launch failure
+    matches!(code, 46 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719)
+}
+
+pub fn error(code: i32, doing: &str) -> Error {
+    Error::new(family(code), format!("{doing}: CUDA error {code} ({})", description(code))).with_cuda_code(code)
+}
+
+fn description(code: i32) -> String {
+    let mut text = std::ptr::null();
+    // SAFETY: the bindings' enum must hold a named value, so the number is passed through the function's C signature;
+    // the driver (or the stand-in without one) writes a static string or NULL.
+    let status = unsafe {
+        let describe: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int =
+            std::mem::transmute(cust::sys::cuGetErrorString as *const ());
+        describe(code, &mut text)
+    };
+    if status != 0 || text.is_null() {
+        return "no description".to_string();
+    }
+    // SAFETY: a static, NUL-terminated string of the driver.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// A driver call's result outside any executor.
+pub fn check(result: CUresult, doing: &str) -> Result<()> {
+    match result {
+        cudaError_enum::CUDA_SUCCESS => Ok(()),
+        code => Err(error(code as i32, doing)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_fall_into_families() {
+        assert_eq!(family(2), Status::OutOfMemory);
+        assert_eq!(family(100), Status::CudaNotAvailable);
+        assert_eq!(family(700), Status::DeviceLost);
+        assert_eq!(family(209), Status::InvalidArchitecture);
+        assert_eq!(family(1), Status::Device);
+        assert!(!is_sticky(2) && !is_sticky(1) && is_sticky(716));
+    }
+}

@@ -1,0 +1,64 @@
+//! `elementwise` on CUDA: the launcher of csrc/elementwise.
+
+use super::executor::CudaExecutor;
+use super::launch::Launch;
+use crate::error::Result;
+use crate::ops::elementwise::{Elementwise, ElementwiseKind};
+use crate::ops::Activation;
+use crate::stream::RawHandle;
+use std::ffi::c_void;
+
+/// `nvb_elementwise_params` of csrc/elementwise/elementwise.h.
+#[repr(C)]
+struct Params {
+    input: *const c_void,
+    other: *const c_void,
+    output: *mut c_void,
+    rows: i64,
+    columns: i64,
+    input_stride: i64,
+    other_stride: i64,
+    output_stride: i64,
+    operation: u32,
+    activation: u32,
+    input_dtype: u32,
+    other_dtype: u32,
+    output_dtype: u32,
+    scalar: f32,
+}
+const _: () = assert!(size_of::<Params>() == 88);
+
+extern "C" {
+    fn nvb_cuda_elementwise(params: *const Params, launch: *const Launch) -> i32;
+}
+
+pub(super) fn run(executor: &CudaExecutor, op: &Elementwise, stream: RawHandle) -> Result<()> {
+    let _guard = executor.enter()?;
+    // The numbers of nvb_elementwise_code.
+    let (operation, scalar, activation) = match op.kind {
+        ElementwiseKind::Add => (1, 0.0, Activation::None),
+        ElementwiseKind::Multiply => (2, 0.0, Activation::None),
+        ElementwiseKind::Scale(factor) => (3, factor, Activation::None),
+        ElementwiseKind::SoftCap(cap) => (4, cap, Activation::None),
+        ElementwiseKind::Convert => (5, 0.0, Activation::None),
+        ElementwiseKind::Activation(activation) => (6, 0.0, activation),
+    };
+    let params = Params {
+        input: op.input.data,
+        other: op.second.map_or(std::ptr::null_mut(), |second| second.data),
+        output: op.output.data,
+        rows: op.input.rows as i64,
+        columns: op.input.columns as i64,
+        input_stride: op.input.row_stride as i64,
+        other_stride: op.second.map_or(0, |second| second.row_stride as i64),
+        output_stride: op.output.row_stride as i64,
+        operation,
+        activation: activation as u32,
+        input_dtype: op.input.dtype as u32,
+        other_dtype: op.second.map_or(op.input.dtype, |second| second.dtype) as u32,
+        output_dtype: op.output.dtype as u32,
+        scalar,
+    };
+    // SAFETY: the descriptor was validated, and the context is current.
+    executor.check_launch(unsafe { nvb_cuda_elementwise(&params, &executor.launch_on(stream)) }, "elementwise")
+}

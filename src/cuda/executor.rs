@@ -1,0 +1,444 @@
+//! Memory, streams and events of a CUDA device; the operations are in the files of their names.
+
+use super::context::{runtime_error, ContextGuard, PrimaryContext};
+use super::cublaslt::CublasLt;
+use super::driver;
+use super::launch::Launch;
+use super::scratch::{Purpose, Scratch};
+use crate::attention::{AttentionDecode, AttentionPrefill};
+use crate::error::{Error, Result, Status};
+use crate::executor::{CopyKind, DeviceInfo, Executor};
+use crate::ops::{
+    argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation, linear::Linear,
+    rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
+};
+use crate::stream::RawHandle;
+use cust::sys::{self, cudaError_enum, CUresult};
+use std::ffi::c_void;
+use std::sync::OnceLock;
+
+pub struct CudaExecutor {
+    device: DeviceInfo,
+    launch: Launch,
+    pool: sys::CUmemoryPool,
+    scratch: Scratch,
+    cublaslt: Option<CublasLt>,
+    /// The first sticky error; CUDA is not touched after it.
+    lost: OnceLock<Error>,
+    // Last: everything above belongs to it.
+    context: PrimaryContext,
+}
+
+// SAFETY: the pool handle may be used from any thread; the rest is Send by itself.
+unsafe impl Send for CudaExecutor {}
+// SAFETY: the driver's functions are thread-safe, and all mutable state is behind locks.
+unsafe impl Sync for CudaExecutor {}
+
+impl CudaExecutor {
+    /// `device.compute_capability` is the one that kernels are chosen by.
+    pub fn new(device: DeviceInfo, own_kernels_only: bool) -> Result<CudaExecutor> {
+        let context = PrimaryContext::retain(device.ordinal)?;
+        let guard = context.enter()?;
+        let attribute = |attribute: sys::CUdevice_attribute| -> Result<i32> {
+            let mut value = 0;
+            // SAFETY: the ordinal was listed, and for CUDA devices handle and ordinal are the same number.
+            driver::check(
+                unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device.ordinal) },
+                "cuDeviceGetAttribute",
+            )?;
+            Ok(value)
+        };
+        let launch = Launch {
+            stream: std::ptr::null_mut(),
+            capability: device.compute_capability,
+            multiprocessors: device.multiprocessors,
+            shared_bytes_per_block: attribute(
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?,
+            l2_bytes: device.l2_bytes as i32,
+        };
+        let pool = create_pool(device.ordinal)?;
+        let cublaslt = if own_kernels_only { None } else { CublasLt::open() };
+        drop(guard);
+        Ok(CudaExecutor { device, launch, pool, scratch: Scratch::default(), cublaslt, lost: OnceLock::new(), context })
+    }
+
+    /// Every call starts here: nothing touches CUDA after a sticky error.
+    pub(super) fn enter(&self) -> Result<ContextGuard> {
+        if let Some(error) = self.lost.get() {
+            let mut error = error.clone();
+            error.status = Status::DeviceLost;
+            return Err(error.context("an earlier call left the device unusable for this process"));
+        }
+        self.context.enter()
+    }
+
+    pub(super) fn launch_on(&self, stream: RawHandle) -> Launch {
+        self.launch.on(stream)
+    }
+
+    pub(super) fn cublaslt(&self) -> Option<&CublasLt> {
+        self.cublaslt.as_ref()
+    }
+
+    fn check(&self, result: CUresult, doing: &str) -> Result<()> {
+        match result {
+            cudaError_enum::CUDA_SUCCESS => Ok(()),
+            code => Err(self.latch(driver::error(code as i32, doing))),
+        }
+    }
+
+    /// A launcher's `cudaError_t`.
+    pub(super) fn check_launch(&self, code: i32, doing: &str) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut error = self.latch(runtime_error(code, doing));
+        if error.status == Status::Device {
+            error.status = Status::KernelLaunch;
+        }
+        Err(error)
+    }
+
+    /// A call that a vendor library refused, without a CUDA code.
+    pub(super) fn latch(&self, error: Error) -> Error {
+        if driver::is_sticky(error.cuda_code) {
+            log::error!(target: "nvbackend::cuda", "cuda:{} is lost: {error}", self.device.ordinal);
+            let _ = self.lost.set(error.clone());
+        }
+        error
+    }
+
+    /// Workspace of the stream, see `Purpose`.
+    pub(super) fn scratch(&self, stream: RawHandle, purpose: Purpose, bytes: usize) -> Result<*mut c_void> {
+        let allocate = |bytes| {
+            let pointer = self.allocate(bytes, stream)?;
+            if purpose == Purpose::Counters {
+                // SAFETY: allocated just now with this size.
+                unsafe { self.fill(pointer, 0, bytes, stream)? };
+            }
+            Ok(pointer)
+        };
+        // SAFETY: the scratch frees each of its blocks once.
+        self.scratch
+            .get(stream, purpose, bytes, allocate, |pointer, bytes| unsafe { self.free(pointer, bytes, stream) })
+    }
+}
+
+/// A pool of our own: the device's default pool is the engine's to configure. Freed memory stays in it for reuse.
+fn create_pool(ordinal: i32) -> Result<sys::CUmemoryPool> {
+    let mut supported = 0;
+    // SAFETY: a valid pointer and a listed device.
+    driver::check(
+        unsafe {
+            sys::cuDeviceGetAttribute(
+                &mut supported,
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+                ordinal,
+            )
+        },
+        "cuDeviceGetAttribute",
+    )?;
+    if supported == 0 {
+        return Ok(std::ptr::null_mut());
+    }
+    let properties = sys::CUmemPoolProps {
+        allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal },
+        win32SecurityAttributes: std::ptr::null_mut(),
+        reserved: [0; 64],
+    };
+    let mut pool = std::ptr::null_mut();
+    let mut threshold = u64::MAX;
+    // SAFETY: valid pointers; the attribute's value is a u64 by the driver's documentation.
+    unsafe {
+        driver::check(sys::cuMemPoolCreate(&mut pool, &properties), "cuMemPoolCreate")?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let value = (&mut threshold as *mut u64).cast();
+        driver::check(sys::cuMemPoolSetAttribute(pool, attribute, value), "cuMemPoolSetAttribute")?;
+    }
+    Ok(pool)
+}
+
+impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        let Ok(_guard) = self.enter() else { return };
+        // SAFETY: blocks of the scratch are freed once; the pool's memory is returned by the driver once its last block
+        // is free. Failures leave memory to the driver, which frees it with the process.
+        unsafe {
+            sys::cuCtxSynchronize();
+            self.scratch.release(None, |_, pointer, bytes| self.free(pointer, bytes, RawHandle::NULL));
+            if !self.pool.is_null() {
+                sys::cuMemPoolDestroy(self.pool);
+            }
+        }
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn device(&self) -> &DeviceInfo {
+        &self.device
+    }
+
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        let _guard = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: valid pointers.
+        self.check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, "cuMemGetInfo")?;
+        Ok((free as u64, total as u64))
+    }
+
+    fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
+        let _guard = self.enter()?;
+        let mut pointer = 0;
+        // SAFETY: a valid pointer, this context's pool and stream.
+        let result = unsafe {
+            if self.pool.is_null() {
+                sys::cuMemAlloc_v2(&mut pointer, bytes)
+            } else {
+                sys::cuMemAllocFromPoolAsync(&mut pointer, bytes, self.pool, stream.0.cast())
+            }
+        };
+        if result == cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY {
+            let (free, total) = self.memory_info().unwrap_or((0, 0));
+            return Err(Error::new(
+                Status::OutOfMemory,
+                format!("{bytes} bytes requested; cuda:{} has {free} of {total} free", self.device.ordinal),
+            )
+            .with_cuda_code(result as i32)
+            .with_limit(bytes as u64, free));
+        }
+        self.check(result, "allocating device memory")?;
+        Ok(pointer as *mut c_void)
+    }
+
+    unsafe fn free(&self, pointer: *mut c_void, _bytes: usize, stream: RawHandle) {
+        let Ok(_guard) = self.enter() else { return };
+        // SAFETY: the caller's contract. NULL stands for all streams, so their work is waited for.
+        let result = unsafe {
+            if stream == RawHandle::NULL || self.pool.is_null() {
+                sys::cuCtxSynchronize();
+            }
+            if self.pool.is_null() {
+                sys::cuMemFree_v2(pointer as u64)
+            } else {
+                sys::cuMemFreeAsync(pointer as u64, stream.0.cast())
+            }
+        };
+        if let Err(error) = self.check(result, "freeing device memory") {
+            log::warn!(target: "nvbackend::cuda", "{error}");
+        }
+    }
+
+    unsafe fn copy(
+        &self,
+        to: *mut c_void,
+        from: *const c_void,
+        bytes: usize,
+        kind: CopyKind,
+        stream: RawHandle,
+    ) -> Result<()> {
+        let _guard = self.enter()?;
+        let stream = stream.0.cast();
+        // SAFETY: the caller's contract.
+        let result = unsafe {
+            match kind {
+                CopyKind::HostToDevice => sys::cuMemcpyHtoDAsync_v2(to as u64, from, bytes, stream),
+                CopyKind::DeviceToHost => sys::cuMemcpyDtoHAsync_v2(to, from as u64, bytes, stream),
+                CopyKind::DeviceToDevice => sys::cuMemcpyDtoDAsync_v2(to as u64, from as u64, bytes, stream),
+            }
+        };
+        self.check(result, "copying memory")
+    }
+
+    unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()> {
+        let _guard = self.enter()?;
+        // SAFETY: the caller's contract.
+        self.check(unsafe { sys::cuMemsetD8Async(to as u64, byte, bytes, stream.0.cast()) }, "filling memory")
+    }
+
+    fn can_access(&self, pointer: *const c_void) -> Result<bool> {
+        let _guard = self.enter()?;
+        let mut ordinal = 0i32;
+        let mut memory_type = 0u32;
+        let attribute = |attribute, value: *mut c_void| {
+            // SAFETY: the value is 32 bits wide as both attributes want it, and any address may be asked about.
+            unsafe { sys::cuPointerGetAttribute(value, attribute, pointer as u64) }
+        };
+        use sys::CUpointer_attribute::{CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE};
+        match attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (&mut memory_type as *mut u32).cast()) {
+            cudaError_enum::CUDA_SUCCESS => {}
+            // An address that CUDA does not know: plain host memory.
+            cudaError_enum::CUDA_ERROR_INVALID_VALUE => return Ok(false),
+            code => return self.check(code, "cuPointerGetAttribute").map(|()| false),
+        }
+        const DEVICE: u32 = 2;
+        if memory_type != DEVICE {
+            // Page-locked host memory, which the device reads in place.
+            return Ok(true);
+        }
+        self.check(
+            attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (&mut ordinal as *mut i32).cast()),
+            "cuPointerGetAttribute",
+        )?;
+        Ok(ordinal == self.device.ordinal)
+    }
+
+    fn host_allocate(&self, bytes: usize) -> Result<*mut c_void> {
+        let _guard = self.enter()?;
+        let mut pointer = std::ptr::null_mut();
+        const PORTABLE: u32 = 1;
+        // SAFETY: a valid pointer.
+        let result = unsafe { sys::cuMemHostAlloc(&mut pointer, bytes, PORTABLE) };
+        self.check(result, "allocating page-locked host memory")?;
+        Ok(pointer)
+    }
+
+    unsafe fn host_free(&self, pointer: *mut c_void, _bytes: usize) {
+        let Ok(_guard) = self.enter() else { return };
+        // SAFETY: the caller's contract.
+        if let Err(error) = self.check(unsafe { sys::cuMemFreeHost(pointer) }, "freeing page-locked host memory") {
+            log::warn!(target: "nvbackend::cuda", "{error}");
+        }
+    }
+
+    fn stream_create(&self, priority: i32) -> Result<RawHandle> {
+        let _guard = self.enter()?;
+        let mut stream = std::ptr::null_mut();
+        const NON_BLOCKING: u32 = 1;
+        // SAFETY: a valid pointer; the driver clamps the priority.
+        let result = unsafe { sys::cuStreamCreateWithPriority(&mut stream, NON_BLOCKING, priority) };
+        self.check(result, "creating a stream")?;
+        Ok(RawHandle(stream.cast()))
+    }
+
+    fn stream_destroy(&self, stream: RawHandle) {
+        let Ok(_guard) = self.enter() else { return };
+        self.stream_release(stream);
+        // SAFETY: created by `stream_create` and destroyed once; queued work runs to its end.
+        if let Err(error) = self.check(unsafe { sys::cuStreamDestroy_v2(stream.0.cast()) }, "destroying a stream") {
+            log::warn!(target: "nvbackend::cuda", "{error}");
+        }
+    }
+
+    fn stream_release(&self, stream: RawHandle) {
+        // SAFETY: the scratch hands out each of its blocks once.
+        self.scratch.release(Some(stream), |stream, pointer, bytes| unsafe { self.free(pointer, bytes, stream) });
+    }
+
+    fn stream_synchronize(&self, stream: RawHandle) -> Result<()> {
+        let _guard = self.enter()?;
+        // SAFETY: a live stream of this context, or NULL.
+        self.check(unsafe { sys::cuStreamSynchronize(stream.0.cast()) }, "waiting for a stream")
+    }
+
+    fn stream_query(&self, stream: RawHandle) -> Result<bool> {
+        let _guard = self.enter()?;
+        // SAFETY: a live stream of this context, or NULL.
+        match unsafe { sys::cuStreamQuery(stream.0.cast()) } {
+            cudaError_enum::CUDA_ERROR_NOT_READY => Ok(false),
+            result => self.check(result, "asking for a stream's progress").map(|()| true),
+        }
+    }
+
+    fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()> {
+        let _guard = self.enter()?;
+        // SAFETY: live handles of this context.
+        self.check(unsafe { sys::cuStreamWaitEvent(stream.0.cast(), event.0.cast(), 0) }, "making a stream wait")
+    }
+
+    fn event_create(&self) -> Result<RawHandle> {
+        let _guard = self.enter()?;
+        let mut event = std::ptr::null_mut();
+        // SAFETY: a valid pointer.
+        self.check(unsafe { sys::cuEventCreate(&mut event, 0) }, "creating an event")?;
+        Ok(RawHandle(event.cast()))
+    }
+
+    fn event_destroy(&self, event: RawHandle) {
+        let Ok(_guard) = self.enter() else { return };
+        // SAFETY: created by `event_create` and destroyed once.
+        if let Err(error) = self.check(unsafe { sys::cuEventDestroy_v2(event.0.cast()) }, "destroying an event") {
+            log::warn!(target: "nvbackend::cuda", "{error}");
+        }
+    }
+
+    fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
+        let _guard = self.enter()?;
+        // SAFETY: live handles of this context.
+        self.check(unsafe { sys::cuEventRecord(event.0.cast(), stream.0.cast()) }, "recording an event")
+    }
+
+    fn event_query(&self, event: RawHandle) -> Result<bool> {
+        let _guard = self.enter()?;
+        // SAFETY: a live event of this context.
+        match unsafe { sys::cuEventQuery(event.0.cast()) } {
+            cudaError_enum::CUDA_ERROR_NOT_READY => Ok(false),
+            result => self.check(result, "asking for an event").map(|()| true),
+        }
+    }
+
+    fn event_synchronize(&self, event: RawHandle) -> Result<()> {
+        let _guard = self.enter()?;
+        // SAFETY: a live event of this context.
+        self.check(unsafe { sys::cuEventSynchronize(event.0.cast()) }, "waiting for an event")
+    }
+
+    fn event_elapsed(&self, start: RawHandle, end: RawHandle) -> Result<f32> {
+        let _guard = self.enter()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: live events of this context.
+        match unsafe { sys::cuEventElapsedTime(&mut milliseconds, start.0.cast(), end.0.cast()) } {
+            cudaError_enum::CUDA_ERROR_NOT_READY => {
+                Err(Error::invalid("an event has not finished yet: synchronise it first"))
+            }
+            cudaError_enum::CUDA_ERROR_INVALID_HANDLE => Err(Error::invalid("an event has not been recorded")),
+            result => self.check(result, "timing events").map(|()| milliseconds),
+        }
+    }
+
+    fn embedding(&self, op: &Embedding, stream: RawHandle) -> Result<()> {
+        super::embedding::run(self, op, stream)
+    }
+
+    fn rms_norm(&self, op: &RmsNorm, stream: RawHandle) -> Result<()> {
+        super::rms_norm::run(self, op, stream)
+    }
+
+    fn linear(&self, op: &Linear, stream: RawHandle) -> Result<()> {
+        super::linear::run(self, op, stream)
+    }
+
+    fn gated_activation(&self, op: &GatedActivation, stream: RawHandle) -> Result<()> {
+        super::gated_activation::run(self, op, stream)
+    }
+
+    fn rope(&self, op: &Rope, stream: RawHandle) -> Result<()> {
+        super::rope::run(self, op, stream)
+    }
+
+    fn attention_prefill(&self, op: &AttentionPrefill, stream: RawHandle) -> Result<()> {
+        super::attention::prefill(self, op, stream)
+    }
+
+    fn attention_decode(&self, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
+        super::attention::decode(self, op, stream)
+    }
+
+    fn softmax(&self, op: &Softmax, stream: RawHandle) -> Result<()> {
+        super::softmax::run(self, op, stream)
+    }
+
+    fn elementwise(&self, op: &Elementwise, stream: RawHandle) -> Result<()> {
+        super::elementwise::run(self, op, stream)
+    }
+
+    fn argmax(&self, op: &Argmax, stream: RawHandle) -> Result<()> {
+        super::argmax::run(self, op, stream)
+    }
+
+    fn sample(&self, op: &Sample, stream: RawHandle) -> Result<()> {
+        super::sample::run(self, op, stream)
+    }
+}

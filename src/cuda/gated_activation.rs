@@ -1,0 +1,51 @@
+//! `gated_activation` on CUDA: the launcher of csrc/gated_activation.
+
+use super::executor::CudaExecutor;
+use super::launch::Launch;
+use crate::error::Result;
+use crate::ops::gated_activation::GatedActivation;
+use crate::stream::RawHandle;
+use std::ffi::c_void;
+
+/// `nvb_gated_activation_params` of csrc/gated_activation/gated_activation.h.
+#[repr(C)]
+struct Params {
+    gate: *const c_void,
+    up: *const c_void,
+    output: *mut c_void,
+    rows: i64,
+    columns: i64,
+    gate_stride: i64,
+    up_stride: i64,
+    output_stride: i64,
+    input_dtype: u32,
+    output_dtype: u32,
+    activation: u32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<Params>() == 80);
+
+extern "C" {
+    fn nvb_cuda_gated_activation(params: *const Params, launch: *const Launch) -> i32;
+}
+
+pub(super) fn run(executor: &CudaExecutor, op: &GatedActivation, stream: RawHandle) -> Result<()> {
+    let _guard = executor.enter()?;
+    let params = Params {
+        gate: op.gate.data,
+        up: op.up.data,
+        output: op.output.data,
+        rows: op.gate.rows as i64,
+        columns: op.gate.columns as i64,
+        gate_stride: op.gate.row_stride as i64,
+        up_stride: op.up.row_stride as i64,
+        output_stride: op.output.row_stride as i64,
+        input_dtype: op.gate.dtype as u32,
+        output_dtype: op.output.dtype as u32,
+        activation: op.activation as u32,
+        reserved: 0,
+    };
+    // SAFETY: the descriptor was validated, and the context is current.
+    executor
+        .check_launch(unsafe { nvb_cuda_gated_activation(&params, &executor.launch_on(stream)) }, "gated_activation")
+}

@@ -1,0 +1,109 @@
+//! The CUDA executor: one device's primary context, its memory pool, and a launcher an operation.
+//!
+//! `cust` and its bindings are the driver API; csrc/driver binds the driver's library on first use, so all of this loads
+//! on a machine without one. The kernels go through the statically linked CUDA runtime, which shares the primary context.
+
+mod argmax;
+mod attention;
+mod context;
+mod cublaslt;
+mod elementwise;
+mod embedding;
+mod gated_activation;
+mod launch;
+mod linear;
+mod rms_norm;
+mod rope;
+mod sample;
+mod scratch;
+mod softmax;
+
+pub mod device;
+pub mod driver;
+pub mod executor;
+
+use crate::backend::BackendOptions;
+use crate::error::{Error, Result, Status};
+use crate::executor::Executor;
+use std::sync::Arc;
+
+pub use executor::CudaExecutor;
+
+/// The oldest compute capability that the kernels are written for.
+const OLDEST: i32 = 70;
+
+/// Retains the primary context of device `ordinal` and prepares it for work.
+pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
+    let devices = device::list()?;
+    let device = usize::try_from(ordinal).ok().and_then(|index| devices.get(index)).ok_or_else(|| {
+        Error::new(Status::Device, format!("CUDA device {ordinal}; this machine has {}", devices.len()))
+            .with_limit(ordinal.max(0) as u64, devices.len() as u64)
+    })?;
+    let capability = device.compute_capability;
+    if capability < OLDEST {
+        return Err(Error::new(
+            Status::InvalidComputeCapability,
+            format!(
+                "{} has compute capability {}.{}; 7.0 is the oldest supported",
+                device.name,
+                capability / 10,
+                capability % 10
+            ),
+        ));
+    }
+    if !device::kernels_run_on(built_architectures(), capability) {
+        return Err(Error::new(
+            Status::InvalidArchitecture,
+            format!(
+                "this library holds kernels for {} and none that run on {} (compute capability {}.{})",
+                built_architectures(),
+                device.name,
+                capability / 10,
+                capability % 10
+            ),
+        )
+        .with_advice(format!("build it with NVB_CUDA_ARCHITECTURES={capability}")));
+    }
+    let forced = forced_architecture(options.force_architecture)?;
+    if forced > capability {
+        return Err(Error::new(
+            Status::InvalidArchitecture,
+            format!("kernels of architecture {forced} were asked for; {} runs up to {capability}", device.name),
+        )
+        .with_limit(forced as u64, capability as u64));
+    }
+    let mut device = device.clone();
+    if forced != 0 {
+        device.compute_capability = forced;
+    }
+    Ok(Arc::new(CudaExecutor::new(device, options.own_kernels_only)?))
+}
+
+/// The option, else NVB_FORCE_ARCH, else 0.
+fn forced_architecture(option: i32) -> Result<i32> {
+    if option != 0 {
+        return check_architecture("force_architecture", option);
+    }
+    let Ok(text) = std::env::var("NVB_FORCE_ARCH") else { return Ok(0) };
+    match text.parse() {
+        Ok(value) => check_architecture("NVB_FORCE_ARCH", value),
+        Err(_) => Err(Error::new(
+            Status::Configuration,
+            format!("NVB_FORCE_ARCH is \"{text}\"; a number such as 80 is needed"),
+        )),
+    }
+}
+
+fn check_architecture(name: &str, value: i32) -> Result<i32> {
+    if (OLDEST..1000).contains(&value) {
+        return Ok(value);
+    }
+    Err(Error::new(
+        Status::Configuration,
+        format!("{name} is {value}; {OLDEST} or more is needed (80 for compute capability 8.0)"),
+    ))
+}
+
+fn built_architectures() -> &'static str {
+    option_env!("NVB_BUILD_ARCHITECTURES").unwrap_or("")
+}
