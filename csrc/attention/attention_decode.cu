@@ -7,8 +7,6 @@
 namespace nvb {
 namespace {
 
-constexpr int kMaxLength = 1 << 30;
-
 bool is_valid(const nvb_attention_decode_params& p) {
   if (float_dtype_bytes(p.query_dtype) == 0 || float_dtype_bytes(p.kv_dtype) == 0 ||
       float_dtype_bytes(p.output_dtype) == 0) {
@@ -50,7 +48,10 @@ int choose_splits(const nvb_attention_decode_params& p, const nvb_launch& launch
     return static_cast<double>(total) / static_cast<double>(waves * slots);
   };
   double best = 0.0;
-  for (int splits = 1; splits <= most; ++splits) best = std::max(best, use(splits));
+  for (int splits = 1; splits <= most; ++splits) {
+    if (use(splits) >= 0.9) return splits;
+    best = std::max(best, use(splits));
+  }
   int splits = 1;
   while (use(splits) < 0.9 * best) ++splits;
   return splits;

@@ -79,8 +79,8 @@ struct SplitResult {
   float* sum;      // [kGroup][kMaxHeadsPerBlock]
 };
 
-// Turns the maxima and sums of `count` parts of each head into weights (in `maximum`), and returns through the arrays
-// of row 0 of `total` the joint (m, l). A head without a key has m = -inf, l = 0 and weights 0.
+// For each head, turns the maxima of `count` parts into their weights and leaves the joint (m, l) in `total`. A head
+// without a key has m = -inf, l = 0 and weights 0.
 __device__ __forceinline__ void weigh_parts(float* maximum, float* sum, int count, int heads, float2* total) {
   if (static_cast<int>(threadIdx.x) < heads) {
     const int head = threadIdx.x;

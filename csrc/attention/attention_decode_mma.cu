@@ -19,11 +19,8 @@
 #include "attention_decode.cuh"
 
 namespace nvb {
-namespace {
 
-constexpr int kMaxWarps = 4;
-constexpr int kKeys = kDecodeMmaKeys;
-static_assert(kKeys == 16, "one step of the second mma takes 16 keys");
+static_assert(kDecodeMmaKeys == 16, "one step of the second mma takes 16 keys");
 
 template <int HeadDim, int HeadTiles>
 struct DecodeTile {
@@ -31,7 +28,7 @@ struct DecodeTile {
   static constexpr int kHeadTiles = HeadTiles;  // of 8 heads
   static constexpr int kStages = HeadDim <= 64 ? 4 : HeadDim <= 256 ? 3 : 2;
   static constexpr int kPitch = 2 * HeadDim;
-  static constexpr int kTileBytes = kKeys * kPitch;
+  static constexpr int kTileBytes = kDecodeMmaKeys * kPitch;
   static constexpr int kRingBytes = kStages * 2 * kTileBytes;
   static constexpr int kQueryBytes = HeadTiles * HeadDim / 16 * 32 * 16;
   static constexpr int kOutputPitch = HeadDim + 4;  // floats; spreads the heads of a fragment over the banks
@@ -39,6 +36,11 @@ struct DecodeTile {
   static_assert(8 * HeadTiles * kOutputPitch * 4 <= kRingBytes, "a warp's output takes the place of its ring");
   static constexpr int shared_bytes(int warps) { return kQueryBytes + warps * kRingBytes; }
 };
+
+namespace {
+
+constexpr int kMaxWarps = 4;
+constexpr int kKeys = kDecodeMmaKeys;
 
 // value = high + rest, each a 16-bit T.
 template <typename T>

@@ -47,16 +47,19 @@ bool takes_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch) 
          is_aligned16(p.output, p.output_head_stride, output_bytes);
 }
 
-// Query heads whose keys and values take half of L2 together, so that blocks which run side by side find them there.
+// Query heads whose keys and values fit L2 together, so that blocks which run side by side find them there; the KV
+// heads are dealt out evenly, because the short tiles that end a group leave part of the device idle.
 int heads_per_group(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   int64_t longest = 1;
   for (int i = 0; i < p.sequences; ++i) longest = std::max<int64_t>(longest, p.sequence[i].kv_length);
   const int64_t bytes = 2 * longest * p.head_dim * float_dtype_bytes(p.kv_dtype);
-  const int64_t kv_heads = std::min<int64_t>(std::max<int64_t>(launch.l2_bytes / 2 / bytes, 1), p.kv_heads);
+  const int64_t fitting = std::clamp<int64_t>(launch.l2_bytes / bytes, 1, p.kv_heads);
+  const int64_t groups = (p.kv_heads + fitting - 1) / fitting;
+  const int64_t kv_heads = (p.kv_heads + groups - 1) / groups;
   return static_cast<int>(kv_heads) * (p.query_heads / p.kv_heads);
 }
 
-// Fills everything but the kernel's own part; returns the number of blocks.
+// Fills in the arguments; returns the number of blocks.
 int64_t arrange(const nvb_attention_prefill_params& p, const nvb_launch& launch, int rows_per_tile,
                 PrefillArguments& arguments) {
   arguments.params = p;

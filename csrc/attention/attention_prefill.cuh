@@ -2,10 +2,9 @@
 #pragma once
 
 #include "attention.h"
+#include "softmax.cuh"
 
 namespace nvb {
-
-inline constexpr int kMaxLength = 1 << 30;
 
 // `params` with the sequences in the order of their work, longest first, each with its first block, and the window cut
 // to kMaxLength.
@@ -47,11 +46,11 @@ __device__ __forceinline__ PrefillBlock find_prefill_block(const PrefillArgument
   return PrefillBlock{low, first_head + rest % heads, (tiles - 1 - rest / heads) * rows_per_tile};
 }
 
-// Tiles of the tensor-core kernel: HEAD_DIM padded, then what one block's shared memory may hold. `kLarge` wants the
-// 227 KiB of capability 9.0 and 10.x, `kMedium` the 163 KiB of 8.0 and 8.7, `kSmall` the 99 KiB of 8.6, 8.9 and 12.x.
+// What a block's shared memory may hold, which decides the tiles of the tensor-core kernel: 227 KiB on capability 9.0
+// and 10.x, 163 KiB on 8.0 and 8.7, 99 KiB on 8.6, 8.9 and 12.x.
 enum class SharedClass { kSmall, kMedium, kLarge };
 
-// Rows of query that a block of the tensor-core kernel takes, 0 if there is no such kernel.
+// Query rows that a block of the tensor-core kernel takes.
 int prefill_mma_rows(int head_dim, SharedClass shared);
 
 // Enqueues the kernel. The first blocks were counted with the rows above (kPrefillSimtRows for the f32 kernel).

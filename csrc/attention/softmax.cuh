@@ -31,8 +31,10 @@ __device__ __forceinline__ float exponent_base(float maximum) {
   return maximum == -CUDART_INF_F ? 0.0f : maximum;
 }
 
+// The launchers refuse lengths above this and cut windows to it, so that sums of two stay within 32 bits.
+inline constexpr int kMaxLength = 1 << 30;
+
 // The keys first ..= last that the query at `position` sees; none if last < first. Both ends grow with the position.
-// The launchers keep positions, lengths and windows within 2^30, so the sums stay within 32 bits.
 struct KeyRange {
   int first;
   int last;

@@ -5,7 +5,8 @@
 // of the rotated part, or two neighbours of the rest. Width is 8 where extents, strides and addresses allow, else 1.
 //
 // Shared memory: 1 KiB of inverse frequencies. They are computed on the host, by the powf that the CPU executor calls:
-// one unit in the last place of a frequency is 0.006 radians at position 100,000. Registers: 4 * Width * kItems.
+// one unit in the last place of a frequency is 0.006 radians at position 100,000. Registers: 4 * Width * kItems; the
+// stack is that of sincosf, which reduces angles above 105,615 in memory.
 #include <algorithm>
 #include <cmath>
 
