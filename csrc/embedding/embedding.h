@@ -1,0 +1,27 @@
+// Rows of a table, chosen by tokens and scaled.
+#pragma once
+
+#include "../common/launch.h"
+
+// output[t, :] = table[tokens[t], :] * scale, in f32 with one rounding. A token outside [0, vocabulary) gives a row of
+// zeros and reads nothing. All pointers are device memory.
+//
+// Supports every pair of float dtypes, any sizes and strides; 16-byte (or, for 16-bit rows beside f32 ones, 8-byte)
+// aligned rows take vector loads. The output must not overlap the table.
+struct nvb_embedding_params {
+  const int32_t* tokens;  // [rows]
+  const void* table;      // [vocabulary, columns]
+  void* output;           // [rows, columns]
+  int64_t rows;
+  int64_t vocabulary;
+  int64_t columns;
+  int64_t table_stride;  // between rows, in elements; so are all strides
+  int64_t output_stride;
+  uint32_t table_dtype;
+  uint32_t output_dtype;
+  float scale;
+  uint32_t reserved;  // 0
+};
+static_assert(sizeof(nvb_embedding_params) == 80, "src/cuda mirrors this layout");
+
+extern "C" cudaError_t nvb_cuda_embedding(const nvb_embedding_params* params, const nvb_launch* launch) noexcept;

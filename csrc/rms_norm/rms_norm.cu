@@ -1,0 +1,245 @@
+// rms_norm: post-norm, residual sum and norm of one row in one pass over memory (formula in rms_norm.h).
+//
+// Shapes: [rows, columns], dtypes per operand, vectors of 8, 4 or 1 elements by alignment. Work: a row block
+// (row_block.cuh) a row; rows of at most 256 or 512 elements (head_dim) are one warp each, four to a block.
+// Registers: `rms_norm_kernel` keeps the row in registers, 8 or 16 f32 a thread, so every input byte is read once: up
+// to 16384 columns of 16-bit operands, 8192 where an f32 operand (whose raw words take twice the registers, hence at
+// most 512 threads) or unaligned rows are among them. `rms_norm_long_kernel` takes longer rows and reads them again for
+// each step, through L2: 65536 f32 are a whole register file. Shared memory: 256 bytes for the two reductions.
+#include "../common/row_block.cuh"
+#include "../common/runtime_vector.cuh"
+#include "rms_norm.h"
+
+namespace nvb {
+namespace {
+
+// Values of a row that a thread keeps, and the threads of the longest such row.
+template <int Width>
+constexpr int kValues = Width == 1 ? 8 : 16;
+template <int Width>
+constexpr int kThreads = Width == 4 ? 512 : 1024;
+template <int Width>
+constexpr int64_t kRegisterRow = kValues<Width> * kThreads<Width>;
+constexpr int kShortRowValues = 8;
+constexpr int64_t kShortRow = kShortRowValues * 32;
+constexpr int kLongRowThreads = 1024;
+
+template <int Width>
+__device__ __forceinline__ float sum_of_squares(const float (&values)[Width], float sum) {
+#pragma unroll
+  for (int i = 0; i < Width; ++i) sum += values[i] * values[i];
+  return sum;
+}
+
+// norm() with the weights of these columns; a null weight multiplies by one.
+template <int Width>
+__device__ __forceinline__ void normalize(const nvb_rms_norm_params& p, const void* weight, const uint4& raw_weight,
+                                          float inverse, float (&values)[Width]) {
+  if (weight != nullptr) {
+    float weights[Width];
+    unpack_raw<Width>(raw_weight, p.weight_dtype, weights);
+#pragma unroll
+    for (int i = 0; i < Width; ++i) values[i] = values[i] * inverse * (p.weight_offset + weights[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Width; ++i) values[i] *= inverse;
+  }
+}
+
+__device__ __forceinline__ float inverse_rms(const nvb_rms_norm_params& p, float sum) {
+  return rsqrtf(sum / static_cast<float>(p.columns) + p.epsilon);
+}
+
+template <int Width, int Values>
+__global__ void __launch_bounds__(kThreads<Width>) rms_norm_kernel(const nvb_rms_norm_params p) {
+  constexpr int kVectors = Values / Width;
+  __shared__ float post_scratch[32];
+  __shared__ float scratch[32];
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= p.rows) return;
+  const int columns = static_cast<int>(p.columns);
+  const int first = threadIdx.x * Width;
+  const int step = blockDim.x * Width;
+
+  // Load the row, the residual and the weight that is needed first.
+  const void* first_weight = p.post_weight != nullptr ? p.post_weight : p.weight;
+  uint4 input[kVectors];
+  uint4 residual[kVectors];
+  uint4 weight[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = first + v * step;
+    input[v] = residual[v] = weight[v] = make_uint4(0, 0, 0, 0);
+    if (column < columns) {
+      input[v] = load_raw<Width>(p.input, p.input_dtype, row * p.input_stride + column);
+      if (p.residual != nullptr) {
+        residual[v] = load_raw<Width>(p.residual, p.residual_dtype, row * p.residual_stride + column);
+      }
+      if (first_weight != nullptr) weight[v] = load_raw<Width>(first_weight, p.weight_dtype, column);
+    }
+  }
+  float values[kVectors][Width];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) unpack_raw<Width>(input[v], p.input_dtype, values[v]);
+
+  // Post-norm. The second weight is fetched once the first is used up, before the second reduction. What lies past the
+  // row's end was loaded as zero and stays zero.
+  if (p.post_weight != nullptr) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) sum = sum_of_squares<Width>(values[v], sum);
+    const float inverse = inverse_rms(p, row_sum(sum, post_scratch));
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = first + v * step;
+      normalize<Width>(p, p.post_weight, weight[v], inverse, values[v]);
+      if (p.weight != nullptr && column < columns) weight[v] = load_raw<Width>(p.weight, p.weight_dtype, column);
+    }
+  }
+
+  // Residual sum.
+  if (p.residual != nullptr) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      float addends[Width];
+      unpack_raw<Width>(residual[v], p.residual_dtype, addends);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) values[v][i] += addends[i];
+    }
+  }
+  if (p.residual_output != nullptr) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = first + v * step;
+      if (column < columns) {
+        store_vector<Width>(p.residual_output, p.residual_dtype, row * p.residual_output_stride + column, values[v]);
+      }
+    }
+  }
+  if (p.output == nullptr) return;
+
+  // Norm.
+  float sum = 0.0f;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) sum = sum_of_squares<Width>(values[v], sum);
+  const float inverse = inverse_rms(p, row_sum(sum, scratch));
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = first + v * step;
+    if (column >= columns) break;
+    normalize<Width>(p, p.weight, weight[v], inverse, values[v]);
+    store_vector<Width>(p.output, p.output_dtype, row * p.output_stride + column, values[v]);
+  }
+}
+
+// s at `column`, from memory.
+template <int Width>
+__device__ __forceinline__ void load_residual_sum(const nvb_rms_norm_params& p, int64_t row, int64_t column,
+                                                  float post_inverse, float (&values)[Width]) {
+  load_vector<Width>(p.input, p.input_dtype, row * p.input_stride + column, values);
+  if (p.post_weight != nullptr) {
+    const uint4 weight = load_raw<Width>(p.post_weight, p.weight_dtype, column);
+    normalize<Width>(p, p.post_weight, weight, post_inverse, values);
+  }
+  if (p.residual != nullptr) {
+    float addends[Width];
+    load_vector<Width>(p.residual, p.residual_dtype, row * p.residual_stride + column, addends);
+#pragma unroll
+    for (int i = 0; i < Width; ++i) values[i] += addends[i];
+  }
+}
+
+template <int Width>
+__global__ void __launch_bounds__(kLongRowThreads) rms_norm_long_kernel(const nvb_rms_norm_params p) {
+  __shared__ float post_scratch[32];
+  __shared__ float scratch[32];
+  const int64_t row = blockIdx.x;
+  const int64_t first = static_cast<int64_t>(threadIdx.x) * Width;
+  const int64_t step = static_cast<int64_t>(blockDim.x) * Width;
+  float values[Width];
+
+  // Mean square of the input.
+  float post_inverse = 1.0f;
+  if (p.post_weight != nullptr) {
+    float sum = 0.0f;
+    for (int64_t column = first; column < p.columns; column += step) {
+      load_vector<Width>(p.input, p.input_dtype, row * p.input_stride + column, values);
+      sum = sum_of_squares<Width>(values, sum);
+    }
+    post_inverse = inverse_rms(p, row_sum(sum, post_scratch));
+  }
+
+  // Mean square of s.
+  float inverse = 1.0f;
+  if (p.output != nullptr) {
+    float sum = 0.0f;
+    for (int64_t column = first; column < p.columns; column += step) {
+      load_residual_sum<Width>(p, row, column, post_inverse, values);
+      sum = sum_of_squares<Width>(values, sum);
+    }
+    inverse = inverse_rms(p, row_sum(sum, scratch));
+  }
+
+  // Store both. Each element is read for the last time by the thread that then overwrites it, so in place is sound.
+  for (int64_t column = first; column < p.columns; column += step) {
+    load_residual_sum<Width>(p, row, column, post_inverse, values);
+    if (p.residual_output != nullptr) {
+      store_vector<Width>(p.residual_output, p.residual_dtype, row * p.residual_output_stride + column, values);
+    }
+    if (p.output != nullptr) {
+      uint4 weight = make_uint4(0, 0, 0, 0);
+      if (p.weight != nullptr) weight = load_raw<Width>(p.weight, p.weight_dtype, column);
+      normalize<Width>(p, p.weight, weight, inverse, values);
+      store_vector<Width>(p.output, p.output_dtype, row * p.output_stride + column, values);
+    }
+  }
+}
+
+template <int Width>
+cudaError_t enqueue(const nvb_rms_norm_params& p, const nvb_launch* launch) {
+  const bool is_long = p.columns > kRegisterRow<Width>;
+  const bool is_short = p.columns <= kShortRow;
+  const dim3 block =
+      is_long ? dim3(kLongRowThreads) : row_block_shape(p.columns, Width, is_short ? kShortRowValues : kValues<Width>);
+  const int64_t blocks = ceiling_divide(p.rows, block.y);
+  if (!fits_grid(blocks)) return cudaErrorInvalidValue;
+  const unsigned grid = static_cast<unsigned>(blocks);
+  if (is_long) {
+    rms_norm_long_kernel<Width><<<grid, block, 0, launch->stream>>>(p);
+  } else if (!is_short) {
+    rms_norm_kernel<Width, kValues<Width>><<<grid, block, 0, launch->stream>>>(p);
+  } else {
+    rms_norm_kernel<Width, kShortRowValues><<<grid, block, 0, launch->stream>>>(p);
+  }
+  return cudaGetLastError();
+}
+
+bool is_supported(const nvb_rms_norm_params& p) {
+  const bool sums = p.residual != nullptr || p.residual_output != nullptr;
+  const bool weighs = p.weight != nullptr || p.post_weight != nullptr;
+  return float_dtype_bytes(p.input_dtype) != 0 && (!sums || float_dtype_bytes(p.residual_dtype) != 0) &&
+         (!weighs || float_dtype_bytes(p.weight_dtype) != 0) &&
+         (p.output == nullptr || float_dtype_bytes(p.output_dtype) != 0);
+}
+
+}  // namespace
+}  // namespace nvb
+
+extern "C" cudaError_t nvb_cuda_rms_norm(const nvb_rms_norm_params* params, const nvb_launch* launch) noexcept {
+  const nvb_rms_norm_params& p = *params;
+  if (!nvb::is_supported(p)) return cudaErrorInvalidValue;
+  if (p.rows <= 0 || p.columns <= 0) return cudaSuccess;
+  switch (nvb::widest_vector(p.columns, {{p.input, p.input_stride, p.input_dtype},
+                                         {p.post_weight, 0, p.weight_dtype},
+                                         {p.residual, p.residual_stride, p.residual_dtype},
+                                         {p.residual_output, p.residual_output_stride, p.residual_dtype},
+                                         {p.weight, 0, p.weight_dtype},
+                                         {p.output, p.output_stride, p.output_dtype}})) {
+    case 8:
+      return nvb::enqueue<8>(p, launch);
+    case 4:
+      return nvb::enqueue<4>(p, launch);
+    default:
+      return nvb::enqueue<1>(p, launch);
+  }
+}
