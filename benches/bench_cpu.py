@@ -29,7 +29,8 @@ class MemoryReader:
 
     def __init__(self, threads):
         self.threads = threads
-        self.words = torch.zeros(READ_BYTES // 8, dtype=torch.int64)
+        # Written once: pages that never were would all be the same page of zeros, in the cache.
+        self.words = torch.full((READ_BYTES // 8,), 0x0202020202020202, dtype=torch.int64)
         self.floats = self.words.view(torch.float32)
         self.pool = concurrent.futures.ThreadPoolExecutor(threads)
         self.find = ctypes.CDLL(None).memchr
