@@ -2,7 +2,7 @@
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test bench gpu-bundle header format lint clean \
-        test-rust test-cpu-only test-native test-header test-readme
+        test-rust test-cpu-only build-native test-native test-header test-readme
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
@@ -54,10 +54,12 @@ test-cpu-only: setup
 test-header: setup
 	cargo test --release --locked $(CPU_ONLY) --test header
 
-test-native: setup
+build-native: setup
 	cmake -S . -B build/test -G Ninja -DCMAKE_BUILD_TYPE=Release -DNVBACKEND_CUDA=ON \
 	  -DCMAKE_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" -DNVBACKEND_CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)"
 	cmake --build build/test
+
+test-native: build-native
 	ctest --test-dir build/test --output-on-failure
 
 test-readme: setup

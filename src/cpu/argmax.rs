@@ -73,3 +73,49 @@ pub fn reference(op: &Argmax) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{at_every_level, threads, Buffer};
+    use super::*;
+    use crate::tensor::DType;
+
+    #[test]
+    fn ties_nan_and_infinities() {
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        let rows: [(&[f32], i32); 7] = [
+            (&[1.0], 0),
+            (&[1.0, 3.0, 3.0, 2.0], 1),
+            (&[nan, -5.0, nan], 1),
+            (&[nan, nan], 0),
+            (&[nan, -inf, -inf], 1),
+            (&[-0.0, 0.0], 0),
+            (&[1.0, inf, nan], 1),
+        ];
+        at_every_level(|level| {
+            for (values, expected) in rows {
+                let mut logits = Buffer::from(DType::F32, values);
+                let mut token = Buffer::from(DType::I32, &[-1.0]);
+                let op = Argmax::new(logits.tensor(&[1, values.len()]), token.tensor(&[1])).unwrap();
+                argmax(threads(), &op);
+                assert_eq!(token.values()[0] as i32, expected, "{level:?} {values:?}");
+                reference(&op);
+                assert_eq!(token.values()[0] as i32, expected, "reference {values:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn long_rows_match_the_reference() {
+        at_every_level(|level| {
+            for (dtype, columns) in [(DType::F32, 262_144), (DType::Bf16, 5000), (DType::F16, 1025)] {
+                let mut logits = Buffer::random(dtype, 3 * columns, 9);
+                let (mut tokens, mut expected) =
+                    (Buffer::from(DType::I32, &[-1.0; 3]), Buffer::from(DType::I32, &[-1.0; 3]));
+                argmax(threads(), &Argmax::new(logits.tensor(&[3, columns]), tokens.tensor(&[3])).unwrap());
+                reference(&Argmax::new(logits.tensor(&[3, columns]), expected.tensor(&[3])).unwrap());
+                assert_eq!(tokens.values(), expected.values(), "{level:?} {dtype} {columns}");
+            }
+        });
+    }
+}

@@ -4,60 +4,90 @@
 //! k, and the lanes are added at the end. An output's sum is formed in the same order whatever the tile's height, so a
 //! row's result does not depend on the rows beside it.
 
-use super::simd::{Simd, VectorElement};
+use super::simd::{Kernel, Simd, VectorElement};
 
 /// Rows of w in a tile.
 pub const COLUMNS: usize = 4;
 
-/// `result[i][j]` = Σ x[i][·] · w[j][·] over k elements, for ROWS rows of x, `x_stride` elements apart.
-///
-/// With `PREFETCH`, asks for the lines of w that lie `ahead` bytes further on.
-///
-/// # Safety
-/// The CPU has `S`; every row is readable for `k` elements.
-#[inline(always)]
-pub unsafe fn dot_tile<S: Simd, X: VectorElement, W: VectorElement, const ROWS: usize, const PREFETCH: bool>(
-    x: *const X,
-    x_stride: usize,
-    w: [*const W; COLUMNS],
-    k: usize,
-    ahead: usize,
-) -> [[f32; COLUMNS]; ROWS] {
-    let mut sums = [[S::zero(); COLUMNS]; ROWS];
-    let mut at = 0;
-    while at + S::LANES <= k {
-        if PREFETCH {
-            for row in w {
-                S::prefetch(row.add(at).cast::<u8>().wrapping_add(ahead));
-            }
+/// Most rows of x in a tile of any level.
+pub const MAX_ROWS: usize = 6;
+
+/// `result[i][j]` = Σ x[i][·] · w[j][·] over k elements.
+#[derive(Clone, Copy)]
+pub struct DotTile<X, W> {
+    pub x: *const X,
+    /// Elements from one row of x to the next.
+    pub x_stride: usize,
+    pub w: [*const W; COLUMNS],
+    pub k: usize,
+    /// The tile asks for the cache lines of w that lie this many bytes further on; 0: none.
+    pub ahead: usize,
+}
+
+pub type Products = [[f32; COLUMNS]; MAX_ROWS];
+
+impl<X: VectorElement, W: VectorElement> DotTile<X, W> {
+    /// Computes the first `rows` rows of the result, at most `S::DOT_ROWS`.
+    ///
+    /// # Safety
+    /// The CPU has `S`; every row is readable for `k` elements.
+    #[inline(always)]
+    pub unsafe fn compute<S: Simd>(self, rows: usize) -> Products {
+        match rows {
+            1 => S::call(Tile::<X, W, 1>(self)),
+            2 => S::call(Tile::<X, W, 2>(self)),
+            3 => S::call(Tile::<X, W, 3>(self)),
+            4 => S::call(Tile::<X, W, 4>(self)),
+            5 => S::call(Tile::<X, W, 5>(self)),
+            _ => S::call(Tile::<X, W, 6>(self)),
         }
-        let columns = [
-            W::load::<S>(w[0].add(at)),
-            W::load::<S>(w[1].add(at)),
-            W::load::<S>(w[2].add(at)),
-            W::load::<S>(w[3].add(at)),
-        ];
-        for i in 0..ROWS {
-            let row = X::load::<S>(x.add(i * x_stride + at));
+    }
+}
+
+struct Tile<X, W, const ROWS: usize>(DotTile<X, W>);
+
+impl<X: VectorElement, W: VectorElement, const ROWS: usize> Kernel for Tile<X, W, ROWS> {
+    type Output = Products;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> Products {
+        let mut result = [[0.0; COLUMNS]; MAX_ROWS];
+        // The compiler empties the taller tiles of a level that has not the registers for them.
+        if ROWS > S::DOT_ROWS {
+            return result;
+        }
+        let DotTile { x, x_stride, w, k, ahead } = self.0;
+        let mut sums = [[S::zero(); COLUMNS]; ROWS];
+        let mut at = 0;
+        while at + S::LANES <= k {
+            let mut columns = [S::zero(); COLUMNS];
             for j in 0..COLUMNS {
-                sums[i][j] = S::fma(row, columns[j], sums[i][j]);
+                let pointer = w[j].add(at);
+                // At distance 0 this is the line that is loaded next, which costs less than a branch.
+                S::prefetch(pointer.cast::<u8>().wrapping_add(ahead));
+                columns[j] = W::load::<S>(pointer);
             }
-        }
-        at += S::LANES;
-    }
-    if at < k {
-        let rest = k - at;
-        for j in 0..COLUMNS {
-            let column = W::load_partial::<S>(w[j].add(at), rest);
             for i in 0..ROWS {
-                let row = X::load_partial::<S>(x.add(i * x_stride + at), rest);
-                sums[i][j] = S::fma(row, column, sums[i][j]);
+                let row = X::load::<S>(x.add(i * x_stride + at));
+                for j in 0..COLUMNS {
+                    sums[i][j] = S::fma(row, columns[j], sums[i][j]);
+                }
+            }
+            at += S::LANES;
+        }
+        if at < k {
+            let rest = k - at;
+            for j in 0..COLUMNS {
+                let column = W::load_partial::<S>(w[j].add(at), rest);
+                for i in 0..ROWS {
+                    let row = X::load_partial::<S>(x.add(i * x_stride + at), rest);
+                    sums[i][j] = S::fma(row, column, sums[i][j]);
+                }
             }
         }
+        for i in 0..ROWS {
+            result[i] = S::sum4(sums[i]);
+        }
+        result
     }
-    let mut result = [[0.0; COLUMNS]; ROWS];
-    for i in 0..ROWS {
-        result[i] = S::sum4(sums[i]);
-    }
-    result
 }

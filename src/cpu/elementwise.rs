@@ -80,3 +80,44 @@ pub fn reference(op: &Elementwise) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::ops::Activation;
+    use crate::tensor::DType;
+
+    #[test]
+    fn every_kind_matches_the_reference() {
+        let kinds = [
+            ElementwiseKind::Add,
+            ElementwiseKind::Multiply,
+            ElementwiseKind::Scale(-1.5),
+            ElementwiseKind::SoftCap(0.7),
+            ElementwiseKind::Convert,
+            ElementwiseKind::Activation(Activation::GeluTanh),
+            ElementwiseKind::Activation(Activation::GeluErf),
+            ElementwiseKind::Activation(Activation::Silu),
+        ];
+        at_every_level(|level| {
+            for (rows, columns) in [(0, 4), (1, 1), (3, 37), (2, 40_000)] {
+                for (i, kind) in kinds.into_iter().enumerate() {
+                    let (from, to) = (DType::FLOATS[i % 3], DType::FLOATS[(i + rows) % 3]);
+                    let mut input = Buffer::random(from, rows * columns, 1);
+                    let mut row = Buffer::random(DType::Bf16, columns, 2);
+                    let second = (i < 2).then(|| row.tensor(&[1, columns]));
+                    let (mut output, mut expected) =
+                        (Buffer::poisoned(to, rows * columns), Buffer::poisoned(to, rows * columns));
+                    let mut op = |y: &mut Buffer| {
+                        Elementwise::new(kind, input.tensor(&[rows, columns]), second, y.tensor(&[rows, columns]))
+                            .unwrap()
+                    };
+                    elementwise(threads(), &op(&mut output));
+                    reference(&op(&mut expected));
+                    assert_close(&output, &expected, &format!("{level:?} {kind:?} [{rows}, {columns}] {from} to {to}"));
+                }
+            }
+        });
+    }
+}

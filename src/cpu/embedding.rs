@@ -63,3 +63,43 @@ pub fn reference(op: &Embedding) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::tensor::DType;
+    use crate::weight::WeightView;
+
+    #[test]
+    fn rows_are_gathered_and_a_stray_token_is_named() {
+        at_every_level(|level| {
+            let (vocabulary, width) = (11, 37);
+            let mut table = Buffer::random(DType::Bf16, vocabulary * width, 1);
+            let view = WeightView {
+                data: table.tensor(&[vocabulary * width]).data,
+                dtype: DType::Bf16,
+                rows: vocabulary,
+                columns: width,
+                row_stride: width,
+                gated: false,
+            };
+            let mut tokens = Buffer::from(DType::I32, &[10.0, 0.0, 3.0, 3.0]);
+            let (mut output, mut expected) =
+                (Buffer::poisoned(DType::F32, 4 * width), Buffer::poisoned(DType::F32, 4 * width));
+            let mut op =
+                |y: &mut Buffer| Embedding::new(tokens.tensor(&[4]), view, 25.25, y.tensor(&[4, width])).unwrap();
+            embedding(threads(), &op(&mut output)).unwrap();
+            reference(&op(&mut expected));
+            assert_close(&output, &expected, &format!("{level:?}"));
+            for stray in [-1.0, 11.0] {
+                let mut tokens = Buffer::from(DType::I32, &[0.0, stray]);
+                let mut output = Buffer::poisoned(DType::F32, 2 * width);
+                let op = Embedding::new(tokens.tensor(&[2]), view, 1.0, output.tensor(&[2, width])).unwrap();
+                let error = embedding(threads(), &op).unwrap_err();
+                assert!(error.message.contains("tokens[1]") && error.message.contains("11 rows"), "{error}");
+                assert!(output.values().iter().all(|x| x.is_nan()));
+            }
+        });
+    }
+}

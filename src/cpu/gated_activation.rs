@@ -47,3 +47,33 @@ pub fn reference(op: &GatedActivation) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::ops::Activation;
+    use crate::tensor::DType;
+
+    #[test]
+    fn every_activation_matches_the_reference() {
+        at_every_level(|level| {
+            for activation in [Activation::None, Activation::GeluTanh, Activation::GeluErf, Activation::Silu] {
+                for (rows, columns) in [(0, 3), (1, 1), (17, 2049)] {
+                    let (mut gate, mut up) =
+                        (Buffer::random(DType::F16, rows * columns, 1), Buffer::random(DType::F16, rows * columns, 2));
+                    let (mut output, mut expected) =
+                        (Buffer::poisoned(DType::Bf16, rows * columns), Buffer::poisoned(DType::Bf16, rows * columns));
+                    let shape = [rows, columns];
+                    let mut op = |y: &mut Buffer| {
+                        GatedActivation::new(gate.tensor(&shape), up.tensor(&shape), activation, y.tensor(&shape))
+                            .unwrap()
+                    };
+                    gated_activation(threads(), &op(&mut output));
+                    reference(&op(&mut expected));
+                    assert_close(&output, &expected, &format!("{level:?} {activation:?} [{rows}, {columns}]"));
+                }
+            }
+        });
+    }
+}

@@ -20,6 +20,8 @@ mod row;
 pub mod sample;
 pub mod simd;
 pub mod softmax;
+#[cfg(test)]
+mod testing;
 pub mod threads;
 
 use crate::attention::{AttentionDecode, AttentionPrefill};

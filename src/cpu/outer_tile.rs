@@ -2,7 +2,7 @@
 //! values) are a few vectors wide. A register tile holds some rows of C; each step broadcasts one element of each row of
 //! A against a row of B.
 
-use super::simd::{Simd, VectorElement};
+use super::simd::{Kernel, Simd, VectorElement};
 
 /// The operands of one product.
 #[derive(Clone, Copy)]
@@ -47,29 +47,36 @@ impl<B: VectorElement> Outer<B> {
     #[inline(always)]
     unsafe fn rows<S: Simd, const VECTORS: usize>(self, rows: usize) {
         match rows {
-            1 => self.tile::<S, 1, VECTORS>(),
-            2 => self.tile::<S, 2, VECTORS>(),
-            3 => self.tile::<S, 3, VECTORS>(),
-            4 => self.tile::<S, 4, VECTORS>(),
-            5 => self.tile::<S, 5, VECTORS>(),
-            _ => self.tile::<S, 6, VECTORS>(),
+            1 => S::call(Tile::<B, 1, VECTORS>(self)),
+            2 => S::call(Tile::<B, 2, VECTORS>(self)),
+            3 => S::call(Tile::<B, 3, VECTORS>(self)),
+            4 => S::call(Tile::<B, 4, VECTORS>(self)),
+            5 => S::call(Tile::<B, 5, VECTORS>(self)),
+            _ => S::call(Tile::<B, 6, VECTORS>(self)),
         }
     }
+}
+
+struct Tile<B, const ROWS: usize, const VECTORS: usize>(Outer<B>);
+
+impl<B: VectorElement, const ROWS: usize, const VECTORS: usize> Kernel for Tile<B, ROWS, VECTORS> {
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn tile<S: Simd, const ROWS: usize, const VECTORS: usize>(self) {
-        // The compiler removes the taller tiles of a level that has not the registers for them.
-        if ROWS > S::OUTER_ROWS {
+    unsafe fn run<S: Simd>(self) {
+        // The compiler empties the tiles of a level that has not the registers for them.
+        if ROWS > S::OUTER_ROWS || VECTORS > S::OUTER_VECTORS {
             return;
         }
+        let Outer { a, a_stride, b, b_stride, k, c, c_stride, accumulate } = self.0;
         let mut sums = [[S::zero(); VECTORS]; ROWS];
-        for k in 0..self.k {
+        for k in 0..k {
             let mut row = [S::zero(); VECTORS];
             for j in 0..VECTORS {
-                row[j] = B::load::<S>(self.b.add(k * self.b_stride + j * S::LANES));
+                row[j] = B::load::<S>(b.add(k * b_stride + j * S::LANES));
             }
             for i in 0..ROWS {
-                let factor = S::splat(*self.a.add(i * self.a_stride + k));
+                let factor = S::splat(*a.add(i * a_stride + k));
                 for j in 0..VECTORS {
                     sums[i][j] = S::fma(factor, row[j], sums[i][j]);
                 }
@@ -77,8 +84,8 @@ impl<B: VectorElement> Outer<B> {
         }
         for i in 0..ROWS {
             for j in 0..VECTORS {
-                let c = self.c.add(i * self.c_stride + j * S::LANES);
-                let sum = if self.accumulate { S::add(S::load(c), sums[i][j]) } else { sums[i][j] };
+                let c = c.add(i * c_stride + j * S::LANES);
+                let sum = if accumulate { S::add(S::load(c), sums[i][j]) } else { sums[i][j] };
                 S::store(c, sum);
             }
         }

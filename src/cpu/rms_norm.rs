@@ -115,3 +115,63 @@ pub fn reference(op: &RmsNorm) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::ops::rms_norm::RmsNormTensors;
+    use crate::tensor::DType;
+
+    #[test]
+    fn all_forms_match_the_reference() {
+        at_every_level(|level| {
+            for (rows, columns) in [(0, 8), (1, 1), (3, 7), (5, 640), (130, 129), (2, 65_536)] {
+                for form in 0..16 {
+                    let [post, residual, weight, second] = [form & 1 != 0, form & 2 != 0, form & 4 != 0, form & 8 != 0];
+                    let mut input = Buffer::random(DType::Bf16, rows * columns, 1);
+                    let mut stream = Buffer::random(DType::F32, rows * columns, 2);
+                    let mut weights = [Buffer::random(DType::F16, columns, 3), Buffer::random(DType::F16, columns, 4)];
+                    let mut run = |sum: &mut Buffer, output: &mut Buffer, function: &dyn Fn(&RmsNorm)| {
+                        let shape = [rows, columns];
+                        let tensors = RmsNormTensors {
+                            input: input.tensor(&shape),
+                            post_weight: post.then(|| weights[0].tensor(&[columns])),
+                            residual: residual.then(|| stream.tensor(&shape)),
+                            residual_output: Some(sum.tensor(&shape)),
+                            weight: weight.then(|| weights[1].tensor(&[columns])),
+                            output: second.then(|| output.tensor(&shape)),
+                        };
+                        function(&RmsNorm::new(tensors, 1e-6, (form % 2) as f32).unwrap());
+                    };
+                    let new = |dtype| Buffer::poisoned(dtype, rows * columns);
+                    let (mut sum, mut output) = (new(DType::F32), new(DType::Bf16));
+                    let (mut expected_sum, mut expected) = (new(DType::F32), new(DType::Bf16));
+                    run(&mut sum, &mut output, &|op| rms_norm(threads(), op));
+                    run(&mut expected_sum, &mut expected, &reference);
+                    assert_close(&sum, &expected_sum, &format!("{level:?} sum [{rows}, {columns}] form {form}"));
+                    assert_close(&output, &expected, &format!("{level:?} output [{rows}, {columns}] form {form}"));
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn outputs_may_be_inputs() {
+        let (mut input, mut stream) = (Buffer::random(DType::F32, 30, 1), Buffer::random(DType::F32, 30, 2));
+        let expected: Vec<f32> = input.values().iter().zip(stream.values()).map(|(a, b)| b + a).collect();
+        let (x, s) = (input.tensor(&[3, 10]), stream.tensor(&[3, 10]));
+        let tensors = RmsNormTensors {
+            input: x,
+            post_weight: None,
+            residual: Some(s),
+            residual_output: Some(s),
+            weight: None,
+            output: Some(x),
+        };
+        rms_norm(threads(), &RmsNorm::new(tensors, 1e-6, 0.0).unwrap());
+        assert_eq!(stream.values(), expected);
+        let row = &input.values()[..10];
+        assert!((row.iter().map(|x| x * x).sum::<f32>() / 10.0 - 1.0).abs() < 1e-4);
+    }
+}

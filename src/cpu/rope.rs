@@ -223,3 +223,111 @@ pub fn reference(op: &Rope) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::ops::rope::RopeArguments;
+
+    #[test]
+    fn norm_rotation_and_append_match_the_reference() {
+        let (tokens, query_heads, kv_heads, capacity) = (9, 3, 2, 131_072);
+        at_every_level(|level| {
+            for (dim, rotary_dim, norm) in
+                [(2, 0, false), (6, 4, true), (64, 0, true), (80, 32, false), (256, 0, true), (512, 512, false)]
+            {
+                let capacity = if dim == 6 { capacity } else { 40 };
+                let width = query_heads + 2 * kv_heads;
+                let mut fused = Buffer::random(DType::F32, tokens * width * dim, 1);
+                let mut weights = [Buffer::random(DType::Bf16, dim, 2), Buffer::random(DType::Bf16, dim, 3)];
+                let position = |t: usize| (capacity - 1 - 2 * t) as f32;
+                let mut positions = Buffer::from(DType::I32, &(0..tokens).map(position).collect::<Vec<_>>());
+                let mut slots = Buffer::from(DType::I32, &(0..tokens).map(|t| (t % 2) as f32).collect::<Vec<_>>());
+                let mut run = |query_output: &mut Buffer, caches: &mut [Buffer; 2], function: &dyn Fn(&Rope)| {
+                    let fused = fused.tensor(&[tokens, width, dim]);
+                    let part = |first: usize, heads: usize| {
+                        let mut part = fused;
+                        part.data = part.data.cast::<f32>().wrapping_add(first * dim).cast();
+                        part.shape[1] = heads;
+                        part
+                    };
+                    let key = caches[0].tensor(&[2, kv_heads, capacity, dim]);
+                    let value = caches[1].tensor(&[2, kv_heads, capacity, dim]);
+                    let cache = CacheLayer {
+                        key: key.data,
+                        value: value.data,
+                        dtype: key.dtype,
+                        slots: 2,
+                        heads: kv_heads,
+                        capacity,
+                        head_dim: dim,
+                        slot_stride: kv_heads * capacity * dim,
+                        head_stride: capacity * dim,
+                    };
+                    let op = Rope::new(RopeArguments {
+                        query: Some(part(0, query_heads)),
+                        query_output: Some(query_output.tensor(&[tokens, query_heads, dim])),
+                        query_norm: norm.then(|| weights[0].tensor(&[dim])),
+                        query_scale: 0.25,
+                        key: Some(part(query_heads, kv_heads)),
+                        key_output: None,
+                        key_norm: norm.then(|| weights[1].tensor(&[dim])),
+                        value: Some(part(query_heads + kv_heads, kv_heads)),
+                        epsilon: 1e-6,
+                        weight_offset: 1.0,
+                        positions: positions.tensor(&[tokens]),
+                        rotation: Some(Rotation { base: 10_000.0, position_scale: 0.125, rotary_dim }),
+                        append: Some(Append { cache, slots: Some(slots.tensor(&[tokens])) }),
+                    });
+                    function(&op.unwrap());
+                };
+                let caches = || [1, 2].map(|_| Buffer::from(DType::Bf16, &vec![0.0; 2 * kv_heads * capacity * dim]));
+                let query = || Buffer::poisoned(DType::F32, tokens * query_heads * dim);
+                let (mut output, mut written) = (query(), caches());
+                let (mut expected, mut expected_written) = (query(), caches());
+                run(&mut output, &mut written, &|op| rope(threads(), op).unwrap());
+                run(&mut expected, &mut expected_written, &reference);
+                assert_close(&output, &expected, &format!("{level:?} query, {dim}, {rotary_dim}"));
+                assert_close(&written[0], &expected_written[0], &format!("{level:?} keys, {dim}, {rotary_dim}"));
+                assert_close(&written[1], &expected_written[1], &format!("{level:?} values, {dim}, {rotary_dim}"));
+            }
+        });
+    }
+
+    #[test]
+    fn a_position_outside_the_cache_is_named() {
+        let mut x = Buffer::random(DType::F32, 2 * 4, 1);
+        let mut positions = Buffer::from(DType::I32, &[0.0, 3.0]);
+        let mut cache = [Buffer::poisoned(DType::F32, 12), Buffer::poisoned(DType::F32, 12)];
+        let layer = CacheLayer {
+            key: cache[0].tensor(&[12]).data,
+            value: cache[1].tensor(&[12]).data,
+            dtype: DType::F32,
+            slots: 1,
+            heads: 1,
+            capacity: 3,
+            head_dim: 4,
+            slot_stride: 12,
+            head_stride: 12,
+        };
+        let op = Rope::new(RopeArguments {
+            query: None,
+            query_output: None,
+            query_norm: None,
+            query_scale: 1.0,
+            key: Some(x.tensor(&[2, 1, 4])),
+            key_output: None,
+            key_norm: None,
+            value: Some(x.tensor(&[2, 1, 4])),
+            epsilon: 1e-6,
+            weight_offset: 0.0,
+            positions: positions.tensor(&[2]),
+            rotation: None,
+            append: Some(Append { cache: layer, slots: None }),
+        });
+        let error = rope(threads(), &op.unwrap()).unwrap_err();
+        assert!(error.message.contains("token 1") && error.message.contains("position 3"), "{error}");
+        assert!(cache[0].values().iter().all(|x| x.is_nan()), "nothing is written");
+    }
+}

@@ -82,3 +82,38 @@ pub fn reference(op: &Softmax) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::tensor::DType;
+
+    #[test]
+    fn rows_match_the_reference() {
+        let inf = f32::INFINITY;
+        at_every_level(|level| {
+            for (dtype, columns, scale) in
+                [(DType::F32, 1, 1.0), (DType::F32, 5, -3.0), (DType::Bf16, 1000, 20.0), (DType::F16, 257, 0.5)]
+            {
+                let mut values = Buffer::random(dtype, 7 * columns, 5).values();
+                values[0] = -inf;
+                values[columns..2 * columns].fill(-inf);
+                values[2 * columns] = f32::NAN;
+                values[3 * columns..4 * columns].fill(3e4);
+                let mut input = Buffer::from(dtype, &values);
+                let (mut output, mut expected) =
+                    (Buffer::poisoned(DType::F32, 7 * columns), Buffer::poisoned(DType::F32, 7 * columns));
+                let mut op =
+                    |y: &mut Buffer| Softmax::new(input.tensor(&[7, columns]), y.tensor(&[7, columns]), scale).unwrap();
+                softmax(threads(), &op(&mut output));
+                reference(&op(&mut expected));
+                if scale > 0.0 {
+                    assert_close(&output, &expected, &format!("{level:?} {dtype} {columns}"));
+                    assert!(output.values()[columns..2 * columns].iter().all(|&y| y == 0.0));
+                    assert!(output.values()[2 * columns..3 * columns].iter().all(|y| y.is_nan()));
+                }
+            }
+        });
+    }
+}

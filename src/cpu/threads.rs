@@ -26,13 +26,15 @@ pub struct Scratch(Vec<CacheLine>);
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct CacheLine([f32; 16]);
+struct CacheLine {
+    _floats: [f32; 16],
+}
 
 impl Scratch {
     fn new() -> Result<Scratch, std::collections::TryReserveError> {
         let mut lines = Vec::new();
         lines.try_reserve_exact(SCRATCH_FLOATS / 16)?;
-        lines.resize(SCRATCH_FLOATS / 16, CacheLine([0.0; 16]));
+        lines.resize(SCRATCH_FLOATS / 16, CacheLine { _floats: [0.0; 16] });
         Ok(Scratch(lines))
     }
 

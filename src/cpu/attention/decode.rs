@@ -6,7 +6,7 @@
 
 use super::{finish, lse_of, RunningSoftmax};
 use crate::attention::{AttentionDecode, SequenceSpan};
-use crate::cpu::dot_tile::{dot_tile, COLUMNS};
+use crate::cpu::dot_tile::{DotTile, COLUMNS};
 use crate::cpu::outer_tile::Outer;
 use crate::cpu::row::{integers, vectors, Row};
 use crate::cpu::simd::{dispatch, math, with_float, Kernel, Simd, VectorElement};
@@ -252,13 +252,9 @@ impl<'a> Heads<'a> {
                 let query = self.query.add(first * self.stride);
                 let scores = self.scores.add(first * CHUNK + four);
                 let rows = S::DOT_ROWS.min(heads - first);
-                match rows {
-                    1 => self.scores::<S, T, 1>(query, four_keys, scores),
-                    2 => self.scores::<S, T, 2>(query, four_keys, scores),
-                    3 => self.scores::<S, T, 3>(query, four_keys, scores),
-                    4 => self.scores::<S, T, 4>(query, four_keys, scores),
-                    5 => self.scores::<S, T, 5>(query, four_keys, scores),
-                    _ => self.scores::<S, T, 6>(query, four_keys, scores),
+                let tile = DotTile { x: query.cast_const(), x_stride: self.stride, w: four_keys, k: dim, ahead: AHEAD };
+                for (i, products) in tile.compute::<S>(rows).into_iter().enumerate().take(rows) {
+                    scores.add(i * CHUNK).cast::<[f32; COLUMNS]>().write_unaligned(products);
                 }
             }
         }
@@ -300,23 +296,6 @@ impl<'a> Heads<'a> {
                     S::store(output, S::fma(weight, row, S::load(output)));
                 }
             }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn scores<S: Simd, T: VectorElement, const ROWS: usize>(
-        &self,
-        query: *const f32,
-        keys: [*const T; COLUMNS],
-        to: *mut f32,
-    ) {
-        // The compiler removes the taller tiles of a level that has not the registers for them.
-        if ROWS > S::DOT_ROWS {
-            return;
-        }
-        let scores = dot_tile::<S, f32, T, ROWS, true>(query, self.stride, keys, self.op.config.head_dim, AHEAD);
-        for (i, scores) in scores.into_iter().enumerate() {
-            to.add(i * CHUNK).cast::<[f32; COLUMNS]>().write_unaligned(scores);
         }
     }
 

@@ -3,6 +3,8 @@
 
 pub mod decode;
 pub mod prefill;
+#[cfg(test)]
+mod tests;
 
 use super::row::Row;
 use super::simd::{math, Simd};

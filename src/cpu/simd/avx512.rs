@@ -9,6 +9,7 @@ pub struct Avx512;
 /// # Safety
 /// The CPU has the features below; the kernel's own pointers are valid.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+#[inline(never)]
 pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512>()
 }
@@ -198,6 +199,10 @@ impl Simd for Avx512 {
         }
     }
 
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        run(kernel)
+    }
     #[inline(always)]
     unsafe fn prefetch(pointer: *const u8) {
         _mm_prefetch::<_MM_HINT_T0>(pointer.cast())

@@ -10,6 +10,7 @@ pub struct Neon;
 /// # Safety
 /// The CPU has Advanced SIMD; the kernel's own pointers are valid.
 #[target_feature(enable = "neon")]
+#[inline(never)]
 pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Neon>()
 }
@@ -150,6 +151,10 @@ impl Simd for Neon {
         rows[3] = vreinterpretq_f32_f64(vtrn2q_f64(odd01, odd23));
     }
 
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        run(kernel)
+    }
     #[inline(always)]
     unsafe fn prefetch(pointer: *const u8) {
         asm!("prfm pldl1keep, [{0}]", in(reg) pointer, options(readonly, nostack, preserves_flags));

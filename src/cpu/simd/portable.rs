@@ -1,12 +1,19 @@
 //! 4 lanes in plain Rust, for a CPU without any of the other levels: the compiler's own vectorisation does what it can.
 
-use super::Simd;
+use super::{Kernel, Simd};
 use half::{bf16, f16};
 
 #[derive(Clone, Copy)]
 pub struct Portable;
 
 type Lanes = [f32; 4];
+
+/// # Safety
+/// The kernel's own pointers are valid.
+#[inline(never)]
+pub unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Portable>()
+}
 
 #[inline(always)]
 fn zip(a: Lanes, b: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
@@ -137,6 +144,10 @@ impl Simd for Portable {
         }
     }
 
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        run(kernel)
+    }
     #[inline(always)]
     unsafe fn prefetch(_pointer: *const u8) {}
 }

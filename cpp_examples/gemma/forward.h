@@ -1,0 +1,83 @@
+// The forward pass of Gemma 1, 2 and 3 through the library's calls.
+#ifndef GEMMA_FORWARD_H
+#define GEMMA_FORWARD_H
+
+#include <cstdint>
+#include <nvbackend.hpp>
+#include <vector>
+
+#include "model.h"
+
+namespace gemma {
+
+// Consecutive tokens of one sequence.
+struct Segment {
+  int32_t slot;           // the sequence's place in the cache
+  int32_t position;       // of the first token
+  int32_t count;
+  const int32_t* tokens;  // host memory
+};
+
+// The working memory of a model for one stream of calls: the cache of keys and values, and the activations of one pass.
+// Everything is allocated here, once; the passes only queue work.
+class Session {
+ public:
+  // A cache of `slots` sequences of up to `capacity` tokens, and passes of up to `max_tokens`. Backend and model
+  // outlive the session.
+  Session(const nvb::backend& backend, const Model& model, int64_t slots, int64_t capacity, int64_t max_tokens);
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  // Waits for the queued work.
+  ~Session() { static_cast<void>(nvb_stream_synchronize(stream_)); }
+
+  // Runs the layers over whole prompts or pieces of them, one segment after the other. Waits for earlier work, queues.
+  void prefill(const std::vector<Segment>& segments);
+
+  // Runs the layers over one token for each of `rows` sequences, as `tokens`, `positions` and `slots` say when the
+  // stream gets there. No position reaches `max_kv_length`.
+  void decode(int64_t rows, int64_t max_kv_length);
+
+  // The inputs of a pass over `count` tokens, I32 [count] in device memory, one after the other in this order.
+  nvb_tensor tokens(int64_t count) const { return input(0, count); }
+  nvb_tensor positions(int64_t count) const { return input(1, count); }
+  nvb_tensor slots(int64_t count) const { return input(2, count); }
+
+  // Rows of the last pass after the final norm, [count, width] in the activations' dtype.
+  nvb_tensor hidden(int64_t first, int64_t count) const;
+
+  // Queues logits F32 [rows, vocabulary] of such rows, soft cap included.
+  void logits(const nvb_tensor& rows, const nvb_tensor& output);
+
+  nvb::stream& stream() { return stream_; }
+  const Model& model() const { return model_; }
+  uint64_t cache_bytes() const { return cache_.bytes(); }
+
+ private:
+  nvb_tensor input(int64_t index, int64_t count) const;
+  nvb_tensor activation(const nvb::buffer& buffer, int64_t rows, int64_t columns) const;
+  void linear(const nvb_tensor& input, const nvb::weight& weight, const Vector& bias, const nvb_tensor& output,
+              uint32_t activation);
+  void add_and_norm(const Vector& post_norm, const Vector& next_norm, int64_t rows);
+  nvb_tensor rotate_and_append(const Layer& layer, int64_t index, int64_t rows);
+  template <typename Attend>
+  void run(int64_t rows, Attend attend);
+
+  const nvb::backend& backend_;
+  const Model& model_;
+  nvb::stream stream_;
+  nvb::kv_cache cache_;
+  nvb::attention local_;
+  nvb::attention global_;
+  float embedding_scale_;
+  nvb::buffer inputs_;       // I32 [3, tokens]
+  nvb::host_buffer staging_;  // the same, on the host
+  nvb::buffer residual_;     // F32 [tokens, width]: the stream that each branch adds to
+  nvb::buffer hidden_;       // [tokens, width]: the input of a branch, then its output
+  nvb::buffer qkv_;          // [tokens, query_width + 2 · kv_width]
+  nvb::buffer attended_;     // [tokens, query_width]
+  nvb::buffer gated_;        // [tokens, feed_forward]
+};
+
+}  // namespace gemma
+
+#endif  // GEMMA_FORWARD_H

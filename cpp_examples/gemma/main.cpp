@@ -1,0 +1,212 @@
+// gemma: writes text with a Gemma model through libnvbackend. `gemma --help` lists the options.
+//
+// The parts, in the order in which a run passes them: options · config, safetensors, tokenizer (or random_model) ·
+// model (weights onto the device) · generate (prefill and decode) · forward (the calls of one pass).
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nvbackend.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "error.h"
+#include "generate.h"
+#include "npy.h"
+#include "options.h"
+#include "random_model.h"
+#include "safetensors.h"
+#include "tokenizer.h"
+
+namespace gemma {
+namespace {
+
+constexpr int64_t kDefaultMaxTokens = 128;
+constexpr double kMiB = 1024 * 1024;
+
+// Everything that came from files or was made up. The tensors' owners stay as long as the model may read them.
+struct Source {
+  Config config;
+  std::optional<Safetensors> files;
+  std::optional<RandomModel> random;
+  std::unique_ptr<Tokenizer> tokenizer;  // not with random weights
+
+  const TensorMap& tensors() const { return files ? files->tensors() : random->tensors; }
+};
+
+Source open_source(const Options& options) {
+  Source source;
+  if (!options.random.empty()) {
+    source.random = make_random_model(options.random);
+    source.config = source.random->config;
+  } else {
+    source.config = read_config(options.model);
+    source.tokenizer = std::make_unique<Tokenizer>(options.model + "/tokenizer.model");
+    source.files = Safetensors::open_folder(options.model);
+  }
+  return source;
+}
+
+nvb::backend open_backend(const Options& options) {
+  auto backend_options = nvb::make<nvb_backend_options>();
+  backend_options.device = options.device.c_str();
+  backend_options.threads = options.threads;
+  return nvb::backend(backend_options);
+}
+
+// The prompts as tokens, each `batch` times.
+Request make_request(const Options& options, const Source& source) {
+  Request request;
+  std::vector<std::vector<int32_t>> prompts;
+  if (source.tokenizer) {
+    for (const std::string& text : options.prompts) {
+      prompts.push_back(source.tokenizer->encode(text, source.config.bos, source.config.vocabulary));
+    }
+  } else {
+    // Any tokens will do; a stride that is prime to the vocabulary visits many rows of the embedding.
+    std::vector<int32_t> tokens(static_cast<size_t>(options.prompt_tokens));
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      tokens[i] = static_cast<int32_t>((i * 7919 + 3) % static_cast<size_t>(source.config.vocabulary));
+    }
+    prompts.push_back(std::move(tokens));
+  }
+  for (const auto& prompt : prompts) request.prompts.insert(request.prompts.end(), static_cast<size_t>(options.batch), prompt);
+
+  int64_t longest = 0;
+  for (const auto& prompt : prompts) longest = std::max(longest, static_cast<int64_t>(prompt.size()));
+  const int64_t room = std::max<int64_t>(0, source.config.max_positions - longest);
+  request.max_tokens = options.max_tokens.value_or(std::min(kDefaultMaxTokens, room));
+  request.stop_at_eos = options.random.empty();
+  request.temperature = options.temperature;
+  request.top_k = options.top_k;
+  request.top_p = options.top_p;
+  request.seed = options.seed;
+  return request;
+}
+
+// Writes each token's text to standard output: at once if there is one sequence, else each sequence when it ends.
+class Printer {
+ public:
+  Printer(const Tokenizer* tokenizer, size_t sequences) : tokenizer_(tokenizer), texts_(sequences) {
+    for (size_t i = 0; tokenizer != nullptr && i < sequences; ++i) streams_.emplace_back(*tokenizer);
+  }
+
+  void add(size_t sequence, int32_t token, bool last) {
+    std::string text = tokenizer_ != nullptr ? streams_[sequence].add(token) : std::to_string(token) + " ";
+    if (last && tokenizer_ != nullptr) text += streams_[sequence].finish();
+    if (texts_.size() == 1) {
+      write(text);
+      if (last) write("\n");
+      return;
+    }
+    texts_[sequence] += text;
+    if (last) write("=== " + std::to_string(sequence + 1) + " ===\n" + texts_[sequence] + "\n");
+  }
+
+ private:
+  void write(const std::string& text) {
+    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+      fail("standard output cannot be written");
+    }
+  }
+
+  const Tokenizer* tokenizer_;
+  std::vector<TextStream> streams_;
+  std::vector<std::string> texts_;
+};
+
+void report_device(const nvb::backend& backend) {
+  const nvb_device_info info = backend.device_info();
+  if (info.kind == NVB_DEVICE_CPU) {
+    std::fprintf(stderr, "device: cpu, %s, %d threads\n", info.name, info.multiprocessors);
+  } else {
+    std::fprintf(stderr, "device: cuda:%d, %s\n", info.ordinal, info.name);
+  }
+}
+
+void report(const nvb::backend& backend, const Timing& timing, bool memory) {
+  const auto rate = [](int64_t tokens, double seconds) {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+  };
+  std::fprintf(stderr, "prefill: %lld tokens in %.3f s, %.1f tokens/s\n", static_cast<long long>(timing.prefill_tokens),
+               timing.prefill_seconds, rate(timing.prefill_tokens, timing.prefill_seconds));
+  std::fprintf(stderr, "decode: %lld tokens in %.3f s, %.1f tokens/s\n", static_cast<long long>(timing.decode_tokens),
+               timing.decode_seconds, rate(timing.decode_tokens, timing.decode_seconds));
+  const nvb_memory_statistics statistics = nvb::memory_manager(backend).statistics();
+  std::fprintf(stderr, "memory: %.1f MiB at peak, %.1f MiB of it the cache of keys and values\n",
+               static_cast<double>(statistics.peak) / kMiB, static_cast<double>(timing.cache_bytes) / kMiB);
+  if (!memory) return;
+  std::fprintf(stderr,
+               "  weights      %10.1f MiB in %llu blocks\n"
+               "  allocations  %10llu, frees %llu, refused %llu\n"
+               "  device       %10.1f MiB, %.1f MiB free\n",
+               static_cast<double>(statistics.allocated) / kMiB, static_cast<unsigned long long>(statistics.blocks),
+               static_cast<unsigned long long>(statistics.allocations),
+               static_cast<unsigned long long>(statistics.frees), static_cast<unsigned long long>(statistics.failures),
+               static_cast<double>(statistics.device_total) / kMiB, static_cast<double>(statistics.device_free) / kMiB);
+}
+
+void run(const Options& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const Source source = open_source(options);
+  const Request request = make_request(options, source);
+  const nvb::backend backend = open_backend(options);
+  report_device(backend);
+
+  uint64_t bytes = 0;
+  for (const auto& [name, tensor] : source.tensors()) bytes += tensor.bytes;
+  Model model;
+  {
+    Progress progress(bytes);
+    model = load_model(backend, source.config, source.tensors(), &progress);
+  }
+  std::fprintf(stderr, "model: Gemma %d, %.1f M parameters, loaded in %.2f s\n", model.config.generation,
+               static_cast<double>(model.parameters) / 1e6,
+               std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+
+  if (source.random) {
+    // Libraries that open on first use and the first touch of memory are no part of the speed that is measured.
+    Request warm_up = request;
+    warm_up.max_tokens = std::min<int64_t>(request.max_tokens, 4);
+    generate(backend, model, warm_up, [](size_t, int32_t, bool) {});
+  }
+  std::optional<NpyWriter> writer;
+  LogitsSink on_logits;
+  if (!options.logits.empty()) {
+    int64_t rows = 0;
+    for (const auto& prompt : request.prompts) rows += static_cast<int64_t>(prompt.size());
+    writer.emplace(options.logits, rows, model.config.vocabulary);
+    on_logits = [&writer](const float* logits, int64_t count) { writer->write(logits, count); };
+  }
+  Printer printer(source.tokenizer.get(), request.prompts.size());
+  const Timing timing = generate(
+      backend, model, request,
+      [&printer](size_t sequence, int32_t token, bool last) { printer.add(sequence, token, last); }, on_logits);
+  if (writer) writer->close();
+  report(backend, timing, options.memory);
+}
+
+}  // namespace
+}  // namespace gemma
+
+int main(int count, char** arguments) {
+  gemma::Options options;
+  try {
+    options = gemma::parse_options(count, arguments);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gemma: %s\n", error.what());
+    return 2;
+  }
+  if (options.help) {
+    std::fputs(gemma::help_text().c_str(), stdout);
+    return 0;
+  }
+  try {
+    gemma::run(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gemma: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,126 @@
+#include "options.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "error.h"
+#include "random_model.h"
+
+namespace gemma {
+namespace {
+
+constexpr int64_t kMaxTokens = 1 << 24;
+constexpr int64_t kMaxBatch = 4096;
+
+template <typename T>
+T integer(const std::string& option, const std::string& text, T lowest, T highest) {
+  T value{};
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc() || end != text.data() + text.size() || value < lowest || value > highest) {
+    fail(option, " is \"", text, "\"; it must be an integer from ", lowest, " to ", highest);
+  }
+  return value;
+}
+
+float number(const std::string& option, const std::string& text, float lowest, float highest) {
+  char* end = nullptr;
+  const float value = std::strtof(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(value >= lowest && value <= highest)) {
+    fail(option, " is \"", text, "\"; it must be a number from ", lowest, " to ", highest);
+  }
+  return value;
+}
+
+}  // namespace
+
+std::string help_text() {
+  return "Writes text with a Gemma 1, 2 or 3 model through libnvbackend.\n"
+         "\n"
+         "  gemma --model FOLDER --prompt TEXT [options]\n"
+         "  gemma --random NAME [--prompt-tokens N] [options]\n"
+         "\n"
+         "What to run\n"
+         "  --model FOLDER      config.json, tokenizer.model and model.safetensors, or several with an index\n"
+         "  --prompt TEXT       give it several times to continue several prompts at once\n"
+         "  --random NAME       random weights of a published shape, to measure speed; one of\n"
+         "                      " +
+         random_model_names() +
+         "\n"
+         "  --prompt-tokens N   random tokens before the new ones, with --random (128)\n"
+         "  --batch N           run each prompt N times at once (1)\n"
+         "Where\n"
+         "  --device NAME       auto, cpu, cuda or cuda:N (auto: the best GPU, else the CPU)\n"
+         "  --threads N         of the CPU (0: one for each core)\n"
+         "How\n"
+         "  --max-tokens N      new tokens for each prompt (128, or what the model's positions leave)\n"
+         "  --temperature T     0 takes the most probable token (0)\n"
+         "  --top-k K           draws among the K most probable tokens (0: all)\n"
+         "  --top-p P           draws among the most probable tokens that sum up to P (1: all)\n"
+         "  --seed N            of the random numbers (0)\n"
+         "What to write\n"
+         "  --logits FILE       the logits of all prompt tokens, float32 [tokens, vocabulary], as .npy\n"
+         "  --memory            a summary of the memory in use, on standard error\n"
+         "  --help              this text\n"
+         "\n"
+         "Standard output receives the new text alone, as it comes; of several sequences each when it is complete,\n"
+         "below a line \"=== N ===\". With --random there is no tokenizer, and it receives token numbers. Speed, memory\n"
+         "and device go to standard error. Exit code: 0; 1 for a failure, 2 for a wrong command line.\n";
+}
+
+Options parse_options(int count, char** arguments) {
+  Options options;
+  bool prompt_tokens_given = false;
+  for (int i = 1; i < count; ++i) {
+    const std::string option = arguments[i];
+    const auto value = [&]() -> std::string {
+      if (i + 1 >= count) fail(option, " needs a value");
+      return arguments[++i];
+    };
+    if (option == "--model") {
+      options.model = value();
+    } else if (option == "--random") {
+      options.random = value();
+    } else if (option == "--prompt") {
+      options.prompts.push_back(value());
+    } else if (option == "--device") {
+      options.device = value();
+    } else if (option == "--logits") {
+      options.logits = value();
+    } else if (option == "--batch") {
+      options.batch = integer<int64_t>(option, value(), 1, kMaxBatch);
+    } else if (option == "--prompt-tokens") {
+      options.prompt_tokens = integer<int64_t>(option, value(), 1, kMaxTokens);
+      prompt_tokens_given = true;
+    } else if (option == "--max-tokens") {
+      options.max_tokens = integer<int64_t>(option, value(), 0, kMaxTokens);
+    } else if (option == "--threads") {
+      options.threads = integer<uint32_t>(option, value(), 0, 1024);
+    } else if (option == "--seed") {
+      options.seed = integer<uint64_t>(option, value(), 0, std::numeric_limits<uint64_t>::max());
+    } else if (option == "--temperature") {
+      options.temperature = number(option, value(), 0, 100);
+    } else if (option == "--top-k") {
+      options.top_k = integer<uint32_t>(option, value(), 0, 1 << 24);
+    } else if (option == "--top-p") {
+      options.top_p = number(option, value(), 0, 1);
+    } else if (option == "--memory") {
+      options.memory = true;
+    } else if (option == "--help" || option == "-h") {
+      options.help = true;
+    } else {
+      fail("unknown option \"", option, "\"; --help lists them");
+    }
+  }
+  if (options.help) return options;
+  if (options.model.empty() == options.random.empty()) fail("either --model FOLDER or --random NAME is needed");
+  if (!options.random.empty() && !options.prompts.empty()) {
+    fail("--random has no tokenizer: give --prompt-tokens instead of --prompt");
+  }
+  if (options.random.empty() && options.prompts.empty()) fail("--model needs a --prompt");
+  if (options.random.empty() && prompt_tokens_given) fail("--prompt-tokens goes with --random");
+  return options;
+}
+
+}  // namespace gemma

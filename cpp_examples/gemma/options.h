@@ -1,0 +1,38 @@
+// The command line.
+#ifndef GEMMA_OPTIONS_H
+#define GEMMA_OPTIONS_H
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gemma {
+
+struct Options {
+  std::string model;
+  std::string random;
+  std::vector<std::string> prompts;
+  std::string device = "auto";
+  std::string logits;
+  int64_t batch = 1;
+  int64_t prompt_tokens = 128;
+  std::optional<int64_t> max_tokens;
+  uint32_t threads = 0;
+  uint64_t seed = 0;
+  float temperature = 0;
+  uint32_t top_k = 0;
+  float top_p = 1;
+  bool memory = false;
+  bool help = false;
+};
+
+// The text of --help.
+std::string help_text();
+
+// Errors: an option that is unknown, lacks its value, is out of its range, or needs or excludes another one.
+Options parse_options(int count, char** arguments);
+
+}  // namespace gemma
+
+#endif  // GEMMA_OPTIONS_H

@@ -1,0 +1,15 @@
+// JSON from files that are not trusted.
+#ifndef GEMMA_STRICT_JSON_H
+#define GEMMA_STRICT_JSON_H
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace gemma {
+
+// Parses one JSON object. `where` names it in errors: bad syntax or UTF-8, a key given twice, anything but an object.
+nlohmann::json parse_object(const std::string& text, const std::string& where);
+
+}  // namespace gemma
+
+#endif  // GEMMA_STRICT_JSON_H

@@ -1,0 +1,262 @@
+// What the decode kernels share: the part of a sequence that a block reads, and the merge of the parts
+// ("flash-decoding", Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
+//
+// Block (split, kv_head * chunks + chunk, sequence) reads its part of the keys for the `heads` query heads of the chunk
+// and leaves, for each of its `parts` (warps, say), the unnormalised output, the maximum m and the sum l in shared
+// memory. `finish_split` merges the parts; if the sequence is split, it writes (m, l, O) to the workspace, and the last
+// block of every kGroup to arrive merges these, then the last group of all. A merge adds in the order of the splits
+// whichever block does it, so the result does not depend on timing.
+#pragma once
+
+#include "../common/vector.cuh"
+#include "attention.h"
+#include "softmax.cuh"
+
+namespace nvb {
+
+inline constexpr int kMaxSplits = 256;
+inline constexpr int kGroup = 16;  // splits that one block merges
+inline constexpr int kMaxHeadsPerBlock = 16;
+static_assert(kMaxSplits == kGroup * kGroup && NVB_ATTENTION_DECODE_COUNTERS == kGroup + 1,
+              "two levels of merging: a counter for each group and one for the root");
+
+struct DecodeArguments {
+  nvb_attention_decode_params params;
+  int32_t splits;           // blocks along x
+  int32_t chunks;           // blocks that share a KV head
+  int32_t heads_per_chunk;  // query heads of a block, at most kMaxHeadsPerBlock
+  int32_t slots_per_head;   // partial results of a (sequence, query head) in the workspace: splits, then groups
+  float2* partial_sums;     // [sequences, query_heads, slots_per_head]: m in powers of two, l
+  float* partial_outputs;   // [sequences, query_heads, slots_per_head, head_dim]
+};
+
+// The part of one block.
+struct DecodeBlock {
+  int sequence;
+  int kv_head;
+  int head;   // first query head
+  int heads;  // query heads
+  int split;
+  int splits;  // that have keys, at least 1; blocks from there on leave at once
+  int slot;
+  int begin;  // keys begin .. end
+  int end;
+};
+
+// Divides the visible keys in tiles of kTileKeys over the splits, with at least `min_tiles` in each.
+template <int kTileKeys>
+__device__ __forceinline__ DecodeBlock find_decode_block(const DecodeArguments& arguments, int min_tiles) {
+  const nvb_attention_decode_params& p = arguments.params;
+  DecodeBlock block;
+  block.sequence = blockIdx.z;
+  block.split = blockIdx.x;
+  block.kv_head = static_cast<int>(blockIdx.y) / arguments.chunks;
+  const int group = p.query_heads / p.kv_heads;
+  const int first = static_cast<int>(blockIdx.y) % arguments.chunks * arguments.heads_per_chunk;
+  block.head = block.kv_head * group + first;
+  block.heads = min(arguments.heads_per_chunk, group - first);
+
+  const int position = p.positions[block.sequence];
+  block.slot = p.slots != nullptr ? p.slots[block.sequence] : block.sequence;
+  const bool inside = position >= 0 && position < p.capacity && block.slot >= 0 && block.slot < p.slot_count;
+  const int length = inside ? position + 1 : 0;
+  const int visible = p.window > 0 ? min(length, p.window) : length;
+  const int tiles = (visible + kTileKeys - 1) / kTileKeys;
+  const int split_tiles = max(min_tiles, (tiles + arguments.splits - 1) / arguments.splits);
+  block.splits = max(1, (tiles + split_tiles - 1) / split_tiles);
+  block.begin = length - visible + block.split * split_tiles * kTileKeys;
+  block.end = min(length, block.begin + split_tiles * kTileKeys);
+  return block;
+}
+
+// What a block leaves in shared memory. The merge overwrites `maximum` and `sum`.
+struct SplitResult {
+  const float* output;  // part i, head h, column c at i * part_stride + h * head_stride + c
+  int part_stride;
+  int head_stride;
+  int parts;       // at most kGroup
+  float* maximum;  // [kGroup][kMaxHeadsPerBlock], in powers of two
+  float* sum;      // [kGroup][kMaxHeadsPerBlock]
+};
+
+// For each head, turns the maxima of `count` parts into their weights and leaves the joint (m, l) in `total`. A head
+// without a key has m = -inf, l = 0 and weights 0.
+__device__ __forceinline__ void weigh_parts(float* maximum, float* sum, int count, int heads, float2* total) {
+  if (static_cast<int>(threadIdx.x) < heads) {
+    const int head = threadIdx.x;
+    float most = -CUDART_INF_F;
+    for (int i = 0; i < count; ++i) most = fmaxf(most, maximum[i * kMaxHeadsPerBlock + head]);
+    float all = 0.0f;
+    for (int i = 0; i < count; ++i) {
+      const float weight = exp2_fast(maximum[i * kMaxHeadsPerBlock + head] - exponent_base(most));
+      maximum[i * kMaxHeadsPerBlock + head] = weight;
+      all += weight * sum[i * kMaxHeadsPerBlock + head];
+    }
+    total[head] = make_float2(most, all);
+  }
+}
+
+__device__ __forceinline__ void store_final(const nvb_attention_decode_params& p, const DecodeBlock& block, int head,
+                                            int column, float output, float sum) {
+  const float value = sum == 0.0f ? 0.0f : output / sum;
+  store_element(p.output, p.output_dtype,
+                block.sequence * p.output_token_stride + (block.head + head) * p.output_head_stride + column, value);
+}
+__device__ __forceinline__ void store_final_lse(const nvb_attention_decode_params& p, const DecodeBlock& block,
+                                                const float2* total) {
+  if (p.lse != nullptr && static_cast<int>(threadIdx.x) < block.heads) {
+    const float2 state = total[threadIdx.x];
+    p.lse[static_cast<int64_t>(block.sequence) * p.query_heads + block.head + threadIdx.x] =
+        state.y == 0.0f ? -CUDART_INF_F : state.x * kLn2 + logf(state.y);
+  }
+}
+
+// Calls store(head, column, sum over i < count of weight i * partial output of slot first_slot + i), Width columns a
+// thread. All loads of a thread are in flight together; they go past L1, because other blocks wrote during this launch.
+template <int Width, typename Store>
+__device__ __forceinline__ void merge_parts(const DecodeArguments& arguments, int64_t first_slot, int count, int heads,
+                                            const float* weights, const Store& store) {
+  const int head_dim = arguments.params.head_dim;
+  const int groups = head_dim / Width;
+  for (int index = threadIdx.x; index < heads * groups; index += blockDim.x) {
+    const int head = index / groups;
+    const int column = (index - head * groups) * Width;
+    const float* part = arguments.partial_outputs + (first_slot + head * arguments.slots_per_head) * head_dim + column;
+    float values[kGroup][Width];
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if (i >= count) continue;
+      if constexpr (Width == 4) {
+        const float4 four = __ldcg(reinterpret_cast<const float4*>(part + static_cast<int64_t>(i) * head_dim));
+        values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
+      } else {
+        values[i][0] = __ldcg(part + static_cast<int64_t>(i) * head_dim);
+      }
+    }
+    float sums[Width] = {};
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      if (i >= count) continue;
+      const float weight = weights[i * kMaxHeadsPerBlock + head];
+#pragma unroll
+      for (int j = 0; j < Width; ++j) sums[j] += weight * values[i][j];
+    }
+#pragma unroll
+    for (int j = 0; j < Width; ++j) store(head, column + j, sums[j]);
+  }
+}
+
+// Called by the whole block with `result` complete, after a barrier. `total` is shared, [kMaxHeadsPerBlock].
+__device__ __forceinline__ void finish_split(const DecodeArguments& arguments, const DecodeBlock& block,
+                                             const SplitResult& result, float2* total) {
+  const nvb_attention_decode_params& p = arguments.params;
+  const int threads = blockDim.x;
+  const int head_dim = p.head_dim;
+  const int elements = block.heads * head_dim;
+  __shared__ bool last;
+
+  // Merge the block's own parts.
+  weigh_parts(result.maximum, result.sum, result.parts, block.heads, total);
+  __syncthreads();
+  const int64_t row = (static_cast<int64_t>(block.sequence) * p.query_heads + block.head) * arguments.slots_per_head;
+  for (int index = threadIdx.x; index < elements; index += threads) {
+    const int head = index / head_dim;
+    const int column = index - head * head_dim;
+    float output = 0.0f;
+    for (int i = 0; i < result.parts; ++i) {
+      output += result.maximum[i * kMaxHeadsPerBlock + head] *
+                result.output[i * result.part_stride + head * result.head_stride + column];
+    }
+    if (block.splits == 1) {
+      store_final(p, block, head, column, output, total[head].y);
+    } else {
+      arguments.partial_outputs[(row + head * arguments.slots_per_head + block.split) * head_dim + column] = output;
+    }
+  }
+  if (block.splits == 1) {
+    store_final_lse(p, block, total);
+    return;
+  }
+  if (static_cast<int>(threadIdx.x) < block.heads) {
+    arguments.partial_sums[row + threadIdx.x * arguments.slots_per_head + block.split] = total[threadIdx.x];
+  }
+
+  uint32_t* counter =
+      p.counters + (static_cast<int64_t>(block.sequence) * gridDim.y + blockIdx.y) * NVB_ATTENTION_DECODE_COUNTERS;
+  int unit = block.split;    // this block's partial result at the present level
+  int units = block.splits;  // all of them
+  int first_slot = 0;        // where the level's results lie
+  while (true) {
+    // The last of the group to arrive goes on; atomicInc wraps the counter to 0 for the next launch.
+    const int group = unit / kGroup;
+    const int groups = (units + kGroup - 1) / kGroup;
+    const int count = min(kGroup, units - group * kGroup);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      last = atomicInc(&counter[first_slot == 0 ? group : kGroup], count - 1) == static_cast<uint32_t>(count - 1);
+      __threadfence();
+    }
+    __syncthreads();
+    if (!last) return;
+
+    // Merge the group.
+    const int64_t slot = row + first_slot + group * kGroup;
+    for (int index = threadIdx.x; index < count * block.heads; index += threads) {
+      const int head = index / count;
+      const int i = index - head * count;
+      const float2 state = __ldcg(&arguments.partial_sums[slot + head * arguments.slots_per_head + i]);
+      result.maximum[i * kMaxHeadsPerBlock + head] = state.x;
+      result.sum[i * kMaxHeadsPerBlock + head] = state.y;
+    }
+    __syncthreads();
+    weigh_parts(result.maximum, result.sum, count, block.heads, total);
+    __syncthreads();
+    const auto store = [&](int head, int column, float output) {
+      if (groups == 1) {
+        store_final(p, block, head, column, output, total[head].y);
+      } else {
+        arguments
+            .partial_outputs[(row + head * arguments.slots_per_head + arguments.splits + group) * head_dim + column] =
+            output;
+      }
+    };
+    if (head_dim % 4 == 0) {
+      merge_parts<4>(arguments, slot, count, block.heads, result.maximum, store);
+    } else {
+      merge_parts<1>(arguments, slot, count, block.heads, result.maximum, store);
+    }
+    if (groups == 1) {
+      store_final_lse(p, block, total);
+      return;
+    }
+    if (static_cast<int>(threadIdx.x) < block.heads) {
+      arguments.partial_sums[row + threadIdx.x * arguments.slots_per_head + arguments.splits + group] =
+          total[threadIdx.x];
+    }
+    unit = group;
+    units = groups;
+    first_slot = arguments.splits;
+  }
+}
+
+// Keys of a tile of the tensor-core kernel, and of the f32 kernel.
+inline constexpr int kDecodeMmaKeys = 16;
+inline constexpr int kDecodeSimtKeys = 32;
+
+// How a kernel would run: what the split heuristic and the launcher need.
+struct DecodeShape {
+  int heads_per_block;  // the most query heads of a block
+  int tile_keys;
+  int min_tiles;  // of a split
+  int threads;
+  int shared_bytes;  // dynamic; kDecodeStaticBytes more at most are static
+};
+inline constexpr int kDecodeStaticBytes = 4096;
+DecodeShape decode_mma_shape(const nvb_attention_decode_params& params, const nvb_launch& launch);
+DecodeShape decode_simt_shape(const nvb_attention_decode_params& params);
+
+cudaError_t launch_decode_mma(const DecodeArguments& arguments, const DecodeShape& shape, cudaStream_t stream);
+cudaError_t launch_decode_simt(const DecodeArguments& arguments, const DecodeShape& shape, cudaStream_t stream);
+
+}  // namespace nvb

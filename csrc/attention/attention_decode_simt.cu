@@ -1,0 +1,229 @@
+// Decode attention in f32 on the ordinary cores: every cache dtype, any head_dim to 512, any alignment, every device.
+// The formula is that of attention.h; it serves F32 caches, capability 7.5 and odd shapes.
+//
+// A block of 4 warps takes up to 8 query heads of one KV head and walks its keys in tiles of 32:
+//   scores    a warp takes 4 keys at a time, its lanes share the head dimension
+//   softmax   a warp takes a head, a lane a key
+//   output    a thread takes up to 4 columns of all heads
+//
+// Shared memory: heads * head_dim f32 of Q, in whose place the output is left; scores 1 KiB. Registers: the output of
+// 8 heads x 4 columns, the scores of 4 keys x 8 heads.
+#include <algorithm>
+
+#include "../common/reduce.cuh"
+#include "attention_decode.cuh"
+
+namespace nvb {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
+constexpr int kHeads = 8;
+constexpr int kKeys = kDecodeSimtKeys;
+constexpr int kKeysAtOnce = 4;
+constexpr int kColumns = 512 / kThreads;
+static_assert(kKeys == 32, "a lane a key");
+static_assert(kKeysAtOnce * kHeads == 32, "one sum a lane");
+
+// The sums over the warp of 32 values a lane: lane i receives that of value i. Every step halves the values that a lane
+// still carries, so 31 shuffles do the work of 160.
+__device__ __forceinline__ float transpose_sum(float (&values)[32]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 0; step < 5; ++step) {
+    const int width = 16 >> step;
+    const bool upper = (lane & width) != 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if (i >= width) continue;
+      const float kept = upper ? values[i + width] : values[i];
+      const float given = upper ? values[i] : values[i + width];
+      values[i] = kept + __shfl_xor_sync(0xffffffffu, given, width);
+    }
+  }
+  return values[0];
+}
+
+// `Width` consecutive elements as f32, in one load.
+template <typename T, int Width>
+__device__ __forceinline__ void load_elements(const T* address, float (&values)[Width]) {
+  if constexpr (Width == 1) {
+    values[0] = to_float(*address);
+  } else if constexpr (sizeof(T) == 4) {
+    load16_as_float<T>(address, values);
+  } else {
+    const uint2 raw = *reinterpret_cast<const uint2*>(address);
+    const float2 low = unpack_pair<T>(raw.x);
+    const float2 high = unpack_pair<T>(raw.y);
+    values[0] = low.x, values[1] = low.y, values[2] = high.x, values[3] = high.y;
+  }
+}
+
+// Width is 4 where head_dim, strides and addresses allow vectors, else 1.
+template <typename T, int Width>
+__global__ void __launch_bounds__(kThreads)
+    attention_decode_simt_kernel(const __grid_constant__ DecodeArguments arguments) {
+  extern __shared__ __align__(16) float query[];  // [heads][head_dim], in the end the output
+  __shared__ __align__(16) float score[kKeys][kHeads];
+  __shared__ float rescale[kHeads];
+  __shared__ float part_maximum[kGroup * kMaxHeadsPerBlock];
+  __shared__ float part_sum[kGroup * kMaxHeadsPerBlock];
+  __shared__ float2 total[kMaxHeadsPerBlock];
+
+  // Which keys.
+  const nvb_attention_decode_params& p = arguments.params;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const DecodeBlock block = find_decode_block<kKeys>(arguments, 1);
+  if (block.split >= block.splits) return;
+  const T* key = static_cast<const T*>(p.key) + block.slot * p.key_sequence_stride + block.kv_head * p.key_head_stride;
+  const T* value =
+      static_cast<const T*>(p.value) + block.slot * p.value_sequence_stride + block.kv_head * p.value_head_stride;
+
+  for (int index = threadIdx.x; index < block.heads * p.head_dim; index += kThreads) {
+    const int head = index / p.head_dim;
+    query[index] = load_element(p.query, p.query_dtype,
+                                block.sequence * p.query_token_stride + (block.head + head) * p.query_head_stride +
+                                    (index - head * p.head_dim));
+  }
+  __syncthreads();
+
+  float output[kHeads][kColumns] = {};
+  float maximum[kHeads / kWarps];  // of heads warp, warp + kWarps; the same in all lanes
+  float sum[kHeads / kWarps] = {};
+#pragma unroll
+  for (int i = 0; i < kHeads / kWarps; ++i) maximum[i] = -CUDART_INF_F;
+
+  for (int first = block.begin; first < block.end; first += kKeys) {
+    const int keys = min(kKeys, block.end - first);
+
+    // Scores, scaled and capped, in powers of two.
+    for (int part = warp * kKeysAtOnce; part < keys; part += kWarps * kKeysAtOnce) {
+      float sums[32] = {};  // [key][head]
+      for (int column = lane * Width; column < p.head_dim; column += 32 * Width) {
+        float k[kKeysAtOnce][Width];
+#pragma unroll
+        for (int i = 0; i < kKeysAtOnce; ++i) {
+          // The tile's last key stands in for those past the end, whose scores nobody reads.
+          const int64_t token = first + min(part + i, keys - 1);
+          load_elements<T, Width>(key + token * p.key_token_stride + column, k[i]);
+        }
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          if (h < block.heads) {
+            float q[Width];
+            load_elements<float, Width>(query + h * p.head_dim + column, q);
+#pragma unroll
+            for (int i = 0; i < kKeysAtOnce; ++i) {
+#pragma unroll
+              for (int j = 0; j < Width; ++j) sums[i * kHeads + h] = fmaf(q[j], k[i][j], sums[i * kHeads + h]);
+            }
+          }
+        }
+      }
+      float s = transpose_sum(sums) * p.scale;
+      if (p.soft_cap > 0.0f) s = p.soft_cap * tanhf(s / p.soft_cap);
+      score[part + lane / kHeads][lane % kHeads] = s * kLog2E;
+    }
+    __syncthreads();
+
+    // Softmax, in place.
+#pragma unroll
+    for (int i = 0; i < kHeads / kWarps; ++i) {
+      const int head = warp + i * kWarps;
+      if (head >= block.heads) continue;
+      const float s = lane < keys ? score[lane][head] : -CUDART_INF_F;
+      const float most = fmaxf(maximum[i], warp_max(s));
+      const float base = exponent_base(most);
+      const float factor = exp2_fast(maximum[i] - base);
+      const float probability = exp2_fast(s - base);
+      maximum[i] = most;
+      sum[i] = sum[i] * factor + probability;
+      score[lane][head] = probability;
+      if (lane == 0) rescale[head] = factor;
+    }
+    __syncthreads();
+
+    // O = O * rescale + P . V.
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h < block.heads) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) output[h][j] *= rescale[h];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      const int column = j * kThreads + static_cast<int>(threadIdx.x);
+      if (column < p.head_dim) {
+        const T* source = value + first * p.value_token_stride + column;
+#pragma unroll 8
+        for (int i = 0; i < keys; ++i) {
+          const float v = to_float(source[i * p.value_token_stride]);
+#pragma unroll
+          for (int h = 0; h < kHeads; ++h) {
+            if (h < block.heads) output[h][j] = fmaf(score[i][h], v, output[h][j]);
+          }
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  // Leave the result in the place of Q.
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      const int column = j * kThreads + static_cast<int>(threadIdx.x);
+      if (h < block.heads && column < p.head_dim) query[h * p.head_dim + column] = output[h][j];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kHeads / kWarps; ++i) {
+    const float all = warp_sum(sum[i]);
+    if (lane == 0) {
+      part_maximum[warp + i * kWarps] = maximum[i];
+      part_sum[warp + i * kWarps] = all;
+    }
+  }
+  __syncthreads();
+  finish_split(arguments, block, SplitResult{query, 0, p.head_dim, 1, part_maximum, part_sum}, total);
+}
+
+template <typename T>
+cudaError_t launch_dtype(const DecodeArguments& arguments, const DecodeShape& shape, cudaStream_t stream) {
+  const nvb_attention_decode_params& p = arguments.params;
+  const dim3 grid(arguments.splits, p.kv_heads * arguments.chunks, p.sequences);
+  constexpr int kBytes = sizeof(T);
+  const bool vectors = p.head_dim % 4 == 0 && is_aligned16(p.key, p.key_sequence_stride, kBytes) &&
+                       is_aligned16(p.key, p.key_head_stride, kBytes) &&
+                       is_aligned16(p.key, p.key_token_stride, kBytes);
+  if (vectors) {
+    attention_decode_simt_kernel<T, 4><<<grid, shape.threads, shape.shared_bytes, stream>>>(arguments);
+  } else {
+    attention_decode_simt_kernel<T, 1><<<grid, shape.threads, shape.shared_bytes, stream>>>(arguments);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+DecodeShape decode_simt_shape(const nvb_attention_decode_params& params) {
+  const int heads_per_block = std::min(params.query_heads / params.kv_heads, kHeads);
+  return DecodeShape{heads_per_block, kKeys, 1, kThreads,
+                     heads_per_block * params.head_dim * static_cast<int>(sizeof(float))};
+}
+
+cudaError_t launch_decode_simt(const DecodeArguments& arguments, const DecodeShape& shape, cudaStream_t stream) {
+  switch (arguments.params.kv_dtype) {
+    case NVB_F32:
+      return launch_dtype<float>(arguments, shape, stream);
+    case NVB_F16:
+      return launch_dtype<__half>(arguments, shape, stream);
+    default:
+      return launch_dtype<__nv_bfloat16>(arguments, shape, stream);
+  }
+}
+
+}  // namespace nvb

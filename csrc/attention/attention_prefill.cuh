@@ -1,0 +1,65 @@
+// What the prefill kernels share: their arguments and the order in which blocks take tiles of query rows.
+#pragma once
+
+#include "attention.h"
+#include "softmax.cuh"
+
+namespace nvb {
+
+// `params` with the sequences in the order of their work, longest first, each with its first block, and the window cut
+// to kMaxLength.
+struct PrefillArguments {
+  nvb_attention_prefill_params params;
+  int32_t heads_per_group;  // query heads whose keys and values share L2
+};
+static_assert(sizeof(PrefillArguments) <= 4096, "drivers before 12.1 take at most 4096 bytes of kernel arguments");
+
+// The tile of query rows of one block.
+struct PrefillBlock {
+  int sequence;
+  int head;
+  int first_row;
+};
+
+// Blocks start in the order of their index. Within a sequence the order is: groups of heads, then tiles from the last
+// to the first (under a causal mask the last has the most keys, so the short tiles fill the gaps at the end), then the
+// heads of the group, which read the same keys at about the same time.
+__device__ __forceinline__ PrefillBlock find_prefill_block(const PrefillArguments& arguments, int block,
+                                                           int rows_per_tile) {
+  int low = 0;
+  int high = arguments.params.sequences;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (arguments.params.sequence[middle].first_block <= block) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  const int tiles = (arguments.params.sequence[low].query_count + rows_per_tile - 1) / rows_per_tile;
+  const int local = block - arguments.params.sequence[low].first_block;
+  const int group_blocks = tiles * arguments.heads_per_group;
+  const int group = local / group_blocks;
+  const int first_head = group * arguments.heads_per_group;
+  const int heads = min(arguments.heads_per_group, arguments.params.query_heads - first_head);
+  const int rest = local - group * group_blocks;
+  return PrefillBlock{low, first_head + rest % heads, (tiles - 1 - rest / heads) * rows_per_tile};
+}
+
+// What a block's shared memory may hold, which decides the tiles of the tensor-core kernel: 227 KiB on capability 9.0
+// and 10.x, 163 KiB on 8.0 and 8.7, 99 KiB on 8.6, 8.9 and 12.x.
+enum class SharedClass { kSmall, kMedium, kLarge };
+
+// Query rows that a block of the tensor-core kernel takes.
+int prefill_mma_rows(int head_dim, SharedClass shared);
+
+// Enqueues the kernel. The first blocks were counted with the rows above (kPrefillSimtRows for the f32 kernel).
+cudaError_t launch_prefill_mma_f16(const PrefillArguments& arguments, SharedClass shared, int blocks,
+                                   cudaStream_t stream);
+cudaError_t launch_prefill_mma_bf16(const PrefillArguments& arguments, SharedClass shared, int blocks,
+                                    cudaStream_t stream);
+
+inline constexpr int kPrefillSimtRows = 64;
+cudaError_t launch_prefill_simt(const PrefillArguments& arguments, int blocks, cudaStream_t stream);
+
+}  // namespace nvb

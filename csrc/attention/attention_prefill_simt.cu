@@ -1,0 +1,215 @@
+// Prefill attention in f32 on the ordinary cores: every dtype, any head_dim to 512, any alignment, every device. It
+// serves F32 tensors, capability 7.5 and odd shapes; the formula is that of attention_prefill_mma.cuh.
+//
+// A block of 16 x 16 threads takes 64 query rows of one head and walks the keys in tiles of 64. A thread owns a 4 x 4
+// patch of S and, in each chunk of 64 output columns, a 4 x 4 patch of O.
+//
+// Shared memory: 17 KiB for a chunk of Q and K (32 of the head dimension) or of V (64 columns), 17 KiB for P.
+// Registers: O = 16 * kChunks a thread.
+#include "../common/reduce.cuh"
+#include "../common/vector.cuh"
+#include "attention_prefill.cuh"
+#include "softmax.cuh"
+
+namespace nvb {
+namespace {
+
+constexpr int kRows = kPrefillSimtRows;
+constexpr int kKeys = 64;
+constexpr int kDepth = 32;    // of the head dimension in one step of Q . K^T
+constexpr int kColumns = 64;  // of the head dimension in one step of P . V
+constexpr int kThreads = 256;
+constexpr int kPitch = 64 + 4;  // floats; rows stay 16-byte aligned and start in different banks
+static_assert(kRows == 64 && kKeys == 64, "16 x 16 threads own 4 x 4 patches");
+
+// shared[column][row] = global[row][first_column + column], zero outside valid_rows x head_dim.
+template <typename T>
+__device__ __forceinline__ void load_transposed(float (*shared)[kPitch], const T* global, int64_t stride,
+                                                int valid_rows, int first_column, int head_dim) {
+#pragma unroll
+  for (int i = 0; i < 64 * kDepth / kThreads; ++i) {
+    const int index = i * kThreads + static_cast<int>(threadIdx.x);
+    const int row = index / kDepth;
+    const int column = index % kDepth;
+    const bool valid = row < valid_rows && first_column + column < head_dim;
+    shared[column][row] = valid ? to_float(global[row * stride + first_column + column]) : 0.0f;
+  }
+}
+
+// shared[row][column] = global[row][first_column + column], zero outside valid_rows x head_dim.
+template <typename T>
+__device__ __forceinline__ void load_straight(float (*shared)[kPitch], const T* global, int64_t stride, int valid_rows,
+                                              int first_column, int head_dim) {
+#pragma unroll
+  for (int i = 0; i < 64 * kColumns / kThreads; ++i) {
+    const int index = i * kThreads + static_cast<int>(threadIdx.x);
+    const int row = index / kColumns;
+    const int column = index % kColumns;
+    const bool valid = row < valid_rows && first_column + column < head_dim;
+    shared[row][column] = valid ? to_float(global[row * stride + first_column + column]) : 0.0f;
+  }
+}
+
+// Calls `use` with `base + offset` as a pointer of the tensor's element type.
+template <typename Use>
+__device__ __forceinline__ void with_elements(const void* base, uint32_t dtype, int64_t offset, const Use& use) {
+  if (dtype == NVB_F32) {
+    use(static_cast<const float*>(base) + offset);
+  } else if (dtype == NVB_F16) {
+    use(static_cast<const __half*>(base) + offset);
+  } else {
+    use(static_cast<const __nv_bfloat16*>(base) + offset);
+  }
+}
+
+// sum[i][j] += left[k][4 * y + i] * right[k][4 * x + j] for k < Depth.
+template <int Depth>
+__device__ __forceinline__ void multiply(float (&sum)[4][4], const float (*left)[kPitch], const float (*right)[kPitch],
+                                         int y, int x) {
+#pragma unroll 8
+  for (int k = 0; k < Depth; ++k) {
+    float a[4];
+    float b[4];
+    load16_as_float<float>(&left[k][4 * y], a);
+    load16_as_float<float>(&right[k][4 * x], b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
+    }
+  }
+}
+
+template <int kChunks>
+__global__ void __launch_bounds__(kThreads)
+    attention_prefill_simt_kernel(const __grid_constant__ PrefillArguments arguments) {
+  __shared__ __align__(16) float operands[2 * kDepth][kPitch];  // Q and K, or V
+  __shared__ __align__(16) float probability[kKeys][kPitch];    // [key][row]
+  static_assert(2 * kDepth >= kKeys, "V takes the place of Q and K");
+
+  // Which rows, and which keys they see.
+  const nvb_attention_prefill_params& p = arguments.params;
+  const PrefillBlock block = find_prefill_block(arguments, blockIdx.x, kRows);
+  const nvb_attention_sequence sequence = p.sequence[block.sequence];
+  const int rows = min(kRows, sequence.query_count - block.first_row);
+  const int position = sequence.kv_length - sequence.query_count + block.first_row;
+  const int first_key = visible_keys(position, sequence.kv_length, p.causal, p.window).first;
+  const int last_key = visible_keys(position + rows - 1, sequence.kv_length, p.causal, p.window).last;
+
+  const int x = threadIdx.x % 16;
+  const int y = threadIdx.x / 16;
+  const int64_t first_token = sequence.query_start + block.first_row;
+  const int kv_head = block.head / (p.query_heads / p.kv_heads);
+  const int64_t query_offset = first_token * p.query_token_stride + block.head * p.query_head_stride;
+  const int64_t key_offset = sequence.kv_offset + kv_head * p.key_head_stride;
+  const int64_t value_offset = sequence.kv_offset + kv_head * p.value_head_stride;
+
+  float output[kChunks][4][4] = {};
+  float maximum[4];
+  float sum[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) maximum[i] = -CUDART_INF_F;
+
+  for (int tile_key = first_key; tile_key <= last_key; tile_key += kKeys) {
+    const int valid_keys = last_key + 1 - tile_key;
+
+    // S = Q . K^T.
+    float score[4][4] = {};
+    for (int column = 0; column < p.head_dim; column += kDepth) {
+      __syncthreads();
+      with_elements(p.query, p.query_dtype, query_offset, [&](const auto* query) {
+        load_transposed(operands, query, p.query_token_stride, rows, column, p.head_dim);
+      });
+      with_elements(p.key, p.kv_dtype, key_offset + tile_key * p.key_token_stride, [&](const auto* key) {
+        load_transposed(operands + kDepth, key, p.key_token_stride, valid_keys, column, p.head_dim);
+      });
+      __syncthreads();
+      multiply<kDepth>(score, operands, operands + kDepth, y, x);
+    }
+
+    // Scale, soft cap, mask; then the running maximum, and P to shared memory. 16 neighbouring lanes share a row.
+    float rescale[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const KeyRange range = visible_keys(position + 4 * y + i, sequence.kv_length, p.causal, p.window);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float s = score[i][j] * p.scale;
+        if (p.soft_cap > 0.0f) s = p.soft_cap * tanhf(s / p.soft_cap);
+        const int key = tile_key + 4 * x + j;
+        score[i][j] = key < range.first || key > range.last ? -CUDART_INF_F : s * kLog2E;
+      }
+      float most = fmaxf(fmaxf(score[i][0], score[i][1]), fmaxf(score[i][2], score[i][3]));
+      most = fmaxf(maximum[i], warp_max<16>(most));
+      const float base = exponent_base(most);
+      rescale[i] = exp2_fast(maximum[i] - base);
+      maximum[i] = most;
+      float added = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        score[i][j] = exp2_fast(score[i][j] - base);
+        added += score[i][j];
+      }
+      sum[i] = sum[i] * rescale[i] + added;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float column[4] = {score[0][j], score[1][j], score[2][j], score[3][j]};
+      store16_from_float<float>(&probability[4 * x + j][4 * y], column);
+    }
+
+    // O = O * rescale + P . V, 64 columns at a time.
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      if (chunk * kColumns >= p.head_dim) break;
+      __syncthreads();
+      with_elements(p.value, p.kv_dtype, value_offset + tile_key * p.value_token_stride, [&](const auto* value) {
+        load_straight(operands, value, p.value_token_stride, valid_keys, chunk * kColumns, p.head_dim);
+      });
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) output[chunk][i][j] *= rescale[i];
+      }
+      multiply<kKeys>(output[chunk], probability, operands, y, x);
+    }
+  }
+
+  // Normalise and store. An empty row has sum 0; a NaN stays NaN.
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 4 * y + i;
+    const float total = warp_sum<16>(sum[i]);
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    if (row >= rows) continue;
+    if (p.lse != nullptr && x == 0) {
+      p.lse[(first_token + row) * p.query_heads + block.head] =
+          total == 0.0f ? -CUDART_INF_F : maximum[i] * kLn2 + logf(total);
+    }
+    const int64_t start = (first_token + row) * p.output_token_stride + block.head * p.output_head_stride;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int column = chunk * kColumns + 4 * x + j;
+        if (column < p.head_dim) store_element(p.output, p.output_dtype, start + column, output[chunk][i][j] * inverse);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_prefill_simt(const PrefillArguments& arguments, int blocks, cudaStream_t stream) {
+  if (arguments.params.head_dim <= 128) {
+    attention_prefill_simt_kernel<2><<<blocks, kThreads, 0, stream>>>(arguments);
+  } else if (arguments.params.head_dim <= 256) {
+    attention_prefill_simt_kernel<4><<<blocks, kThreads, 0, stream>>>(arguments);
+  } else {
+    attention_prefill_simt_kernel<8><<<blocks, kThreads, 0, stream>>>(arguments);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace nvb

@@ -1,0 +1,337 @@
+// nvbackend.hpp: C++17 over nvbackend.h, header-only. Handles that destroy themselves, errors as exceptions, nothing else.
+//
+// Every class here is a pointer to the C object behind it and converts to that pointer, so the C functions take these
+// objects as they are and every rule of nvbackend.h (threads, streams, memory spaces) holds unchanged. There is no
+// second ABI: all of it is compiled into the caller.
+//
+//   nvb::backend backend("auto");
+//   nvb::stream stream(backend);
+//   nvb::buffer x(backend, rows * width * sizeof(float));
+//   auto args = nvb::make<nvb_softmax_args>();
+//   args.input = args.output = nvb::tensor(x.data(), NVB_DTYPE_F32, {rows, width});
+//   nvb::softmax(backend, args, stream);
+//   stream.synchronize();
+#ifndef NVBACKEND_HPP
+#define NVBACKEND_HPP
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "nvbackend.h"
+
+namespace nvb {
+
+// A zeroed options, arguments or info struct with its `struct_size` set, as the C `_init` functions make it.
+template <typename T>
+T make() noexcept {
+  T value{};
+  value.struct_size = sizeof value;
+  return value;
+}
+
+// Errors ----------------------------------------------------------------------------------------------------------
+
+// A failed call: what() is the library's text, which names the values and limits.
+class error : public std::runtime_error {
+ public:
+  error(const std::string& text, const nvb_error_detail& detail) : std::runtime_error(text), detail_(detail) {}
+
+  nvb_status status() const noexcept { return detail_.status; }
+  const nvb_error_detail& detail() const noexcept { return detail_; }
+
+ private:
+  nvb_error_detail detail_;
+};
+
+// Throws `error` unless `status` is NVB_OK. Call it on the thread that made the call, before its next one.
+inline void check(nvb_status status) {
+  if (status == NVB_OK) return;
+  auto detail = make<nvb_error_detail>();
+  if (nvb_last_error_get(&detail) != NVB_OK) detail = make<nvb_error_detail>();
+  detail.status = status;
+  std::string text(nvb_last_error_message(nullptr, 0), '\0');
+  nvb_last_error_message(text.data(), text.size());
+  text.resize(text.size() - 1);  // the closing NUL
+  throw error(std::string(nvb_status_name(status)) + ": " + text, detail);
+}
+
+// Tensors ---------------------------------------------------------------------------------------------------------
+
+// A view of `data` with up to four axes; without strides (in elements) it is contiguous.
+inline nvb_tensor tensor(void* data, uint32_t dtype, std::initializer_list<int64_t> shape,
+                         std::initializer_list<int64_t> strides = {}) {
+  if (shape.size() > 4 || (strides.size() != 0 && strides.size() != shape.size())) {
+    throw std::invalid_argument("nvb::tensor: up to four axes, with as many strides or none");
+  }
+  nvb_tensor result{};
+  result.data = data;
+  result.dtype = dtype;
+  result.rank = static_cast<uint32_t>(shape.size());
+  std::size_t axis = 0;
+  for (int64_t extent : shape) result.shape[axis++] = extent;
+  axis = 0;
+  for (int64_t stride : strides) result.strides[axis++] = stride;
+  return result;
+}
+
+// Bytes of one element; 0 for a number that is no dtype.
+inline std::size_t dtype_size(uint32_t dtype) noexcept {
+  switch (dtype) {
+    case NVB_DTYPE_F32:
+    case NVB_DTYPE_I32:
+      return 4;
+    case NVB_DTYPE_F16:
+    case NVB_DTYPE_BF16:
+      return 2;
+    default:
+      return 0;
+  }
+}
+
+// Handles ---------------------------------------------------------------------------------------------------------
+
+// The one owner of a C object: moves, does not copy, destroys. Empty after `release` or when moved from.
+template <typename T, nvb_status (*destroy)(T*)>
+class handle {
+ public:
+  handle() noexcept = default;
+  explicit handle(T* pointer) noexcept : pointer_(pointer) {}
+  handle(handle&& other) noexcept : pointer_(other.release()) {}
+  handle& operator=(handle&& other) noexcept {
+    std::swap(pointer_, other.pointer_);
+    return *this;
+  }
+  // A failure to destroy is in nvb_last_error_message; a destructor has no one to tell.
+  ~handle() { destroy(pointer_); }
+
+  T* get() const noexcept { return pointer_; }
+  operator T*() const noexcept { return pointer_; }
+  T* release() noexcept { return std::exchange(pointer_, nullptr); }
+
+ protected:
+  T* pointer_ = nullptr;
+};
+
+// A device with its kernels and memory. The other objects keep what they need of it, so any order of destruction is
+// fine, with one exception: `host_buffer`.
+class backend : public handle<nvb_backend, nvb_backend_destroy> {
+ public:
+  using handle::handle;
+  explicit backend(const nvb_backend_options& options) { check(nvb_backend_create(&options, &pointer_)); }
+  // "auto", "cpu", "cuda" or "cuda:N".
+  explicit backend(const char* device) {
+    auto options = make<nvb_backend_options>();
+    options.device = device;
+    check(nvb_backend_create(&options, &pointer_));
+  }
+
+  nvb_device_info device_info() const {
+    auto info = make<nvb_device_info>();
+    check(nvb_backend_get_device_info(pointer_, &info));
+    return info;
+  }
+};
+
+class memory_manager : public handle<nvb_memory_manager, nvb_memory_manager_destroy> {
+ public:
+  using handle::handle;
+  explicit memory_manager(const nvb_backend* backend, uint32_t index = 0) {
+    check(nvb_backend_get_memory_manager(backend, index, &pointer_));
+  }
+
+  nvb_memory_statistics statistics() const {
+    auto statistics = make<nvb_memory_statistics>();
+    check(nvb_memory_get_statistics(pointer_, &statistics));
+    return statistics;
+  }
+};
+
+class event : public handle<nvb_event, nvb_event_destroy> {
+ public:
+  using handle::handle;
+  explicit event(const nvb_backend* backend) { check(nvb_event_create(backend, &pointer_)); }
+
+  void record(nvb_stream* stream) { check(nvb_event_record(pointer_, stream)); }
+  void synchronize() { check(nvb_event_synchronize(pointer_)); }
+};
+
+class stream : public handle<nvb_stream, nvb_stream_destroy> {
+ public:
+  using handle::handle;
+  explicit stream(const nvb_backend* backend, int32_t priority = 0) {
+    check(nvb_stream_create(backend, priority, &pointer_));
+  }
+
+  void synchronize() { check(nvb_stream_synchronize(pointer_)); }
+  void wait(nvb_event* event) { check(nvb_stream_wait_event(pointer_, event)); }
+};
+
+class weight : public handle<nvb_weight, nvb_weight_destroy> {
+ public:
+  using handle::handle;
+  weight(const nvb_backend* backend, const nvb_weight_desc& desc, nvb_stream* stream = nullptr) {
+    check(nvb_weight_create(backend, &desc, stream, &pointer_));
+  }
+
+  nvb_weight_info info() const {
+    auto info = make<nvb_weight_info>();
+    check(nvb_weight_get_info(pointer_, &info));
+    return info;
+  }
+};
+
+class kv_cache : public handle<nvb_kv_cache, nvb_kv_cache_destroy> {
+ public:
+  using handle::handle;
+  kv_cache(const nvb_backend* backend, const nvb_kv_cache_options& options) {
+    check(nvb_kv_cache_create(backend, &options, &pointer_));
+  }
+
+  uint64_t bytes() const {
+    uint64_t bytes = 0;
+    check(nvb_kv_cache_get_bytes(pointer_, &bytes));
+    return bytes;
+  }
+};
+
+class attention : public handle<nvb_attention, nvb_attention_destroy> {
+ public:
+  using handle::handle;
+  attention(const nvb_backend* backend, const nvb_attention_options& options) {
+    check(nvb_attention_create(backend, &options, &pointer_));
+  }
+
+  void prefill(const nvb_attention_prefill_args& args, nvb_stream* stream) const {
+    check(nvb_attention_prefill(pointer_, &args, stream));
+  }
+  void decode(const nvb_attention_decode_args& args, nvb_stream* stream) const {
+    check(nvb_attention_decode(pointer_, &args, stream));
+  }
+};
+
+// Memory ----------------------------------------------------------------------------------------------------------
+
+// A block of device memory. Freeing waits for the device, so the block may be destroyed while work that uses it runs.
+class buffer {
+ public:
+  buffer() noexcept = default;
+  // At least 1 byte; `stream` may use the block at once, other streams after an event.
+  buffer(const nvb_backend* backend, std::size_t bytes, nvb_stream* stream = nullptr) : memory_(backend), bytes_(bytes) {
+    check(nvb_memory_allocate(memory_, bytes, stream, &data_));
+  }
+  buffer(buffer&& other) noexcept
+      : memory_(std::move(other.memory_)),
+        data_(std::exchange(other.data_, nullptr)),
+        bytes_(std::exchange(other.bytes_, 0)) {}
+  buffer& operator=(buffer&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~buffer() {
+    if (data_ != nullptr) nvb_memory_free(memory_, data_, nullptr);
+  }
+
+  void* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return bytes_; }
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+
+  // Queue a copy of the first `bytes`; the host memory stays valid until `stream` has passed it.
+  void upload(const void* source, std::size_t bytes, nvb_stream* stream) {
+    check(nvb_memory_copy(memory_, data_, source, bytes, NVB_COPY_HOST_TO_DEVICE, stream));
+  }
+  void download(void* destination, std::size_t bytes, nvb_stream* stream) const {
+    check(nvb_memory_copy(memory_, destination, data_, bytes, NVB_COPY_DEVICE_TO_HOST, stream));
+  }
+
+ private:
+  memory_manager memory_;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// Host memory that copies run fastest with. Destroy it before the backend, and after the copies that use it.
+class host_buffer {
+ public:
+  host_buffer() noexcept = default;
+  host_buffer(const nvb_backend* backend, std::size_t bytes) : backend_(backend), bytes_(bytes) {
+    check(nvb_host_allocate(backend, bytes, &data_));
+  }
+  host_buffer(host_buffer&& other) noexcept
+      : backend_(other.backend_), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  host_buffer& operator=(host_buffer&& other) noexcept {
+    std::swap(backend_, other.backend_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~host_buffer() {
+    if (data_ != nullptr) nvb_host_free(backend_, data_, bytes_);
+  }
+
+  void* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return bytes_; }
+
+ private:
+  const nvb_backend* backend_ = nullptr;
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// Operations ------------------------------------------------------------------------------------------------------
+
+// Each queues the operation of the same name in nvbackend.h and throws `error` where that returns one.
+inline void embedding(const nvb_backend* backend, const nvb_embedding_args& args, nvb_stream* stream) {
+  check(nvb_embedding(backend, &args, stream));
+}
+inline void rms_norm(const nvb_backend* backend, const nvb_rms_norm_args& args, nvb_stream* stream) {
+  check(nvb_rms_norm(backend, &args, stream));
+}
+inline void linear(const nvb_backend* backend, const nvb_linear_args& args, nvb_stream* stream) {
+  check(nvb_linear(backend, &args, stream));
+}
+inline void gated_activation(const nvb_backend* backend, const nvb_gated_activation_args& args, nvb_stream* stream) {
+  check(nvb_gated_activation(backend, &args, stream));
+}
+inline void rope(const nvb_backend* backend, const nvb_rope_args& args, nvb_stream* stream) {
+  check(nvb_rope(backend, &args, stream));
+}
+inline void kv_cache_append(const nvb_backend* backend, const nvb_kv_cache_append_args& args, nvb_stream* stream) {
+  check(nvb_kv_cache_append(backend, &args, stream));
+}
+inline void softmax(const nvb_backend* backend, const nvb_softmax_args& args, nvb_stream* stream) {
+  check(nvb_softmax(backend, &args, stream));
+}
+inline void add(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
+  check(nvb_add(backend, &args, stream));
+}
+inline void multiply(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
+  check(nvb_multiply(backend, &args, stream));
+}
+inline void scale(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
+  check(nvb_scale(backend, &args, stream));
+}
+inline void soft_cap(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
+  check(nvb_soft_cap(backend, &args, stream));
+}
+inline void convert(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
+  check(nvb_convert(backend, &args, stream));
+}
+inline void activate(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
+  check(nvb_activate(backend, &args, stream));
+}
+inline void argmax(const nvb_backend* backend, const nvb_argmax_args& args, nvb_stream* stream) {
+  check(nvb_argmax(backend, &args, stream));
+}
+inline void sample(const nvb_backend* backend, const nvb_sample_args& args, nvb_stream* stream) {
+  check(nvb_sample(backend, &args, stream));
+}
+
+}  // namespace nvb
+
+#endif  // NVBACKEND_HPP

@@ -1,0 +1,128 @@
+//! What the operations' tests share: random tensors, error norms, and a run at every instruction set.
+
+use super::simd::Level;
+use super::threads::Threads;
+use crate::tensor::{DType, Element, Tensor};
+use half::{bf16, f16};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// One more than the index of the level that `dispatch` uses; 0: the best.
+static FORCED: AtomicUsize = AtomicUsize::new(0);
+
+pub fn level() -> Level {
+    match FORCED.load(Ordering::Relaxed) {
+        0 => Level::best(),
+        forced => Level::supported().nth(forced - 1).expect("a supported level was forced"),
+    }
+}
+
+/// Calls `body` with the kernels compiled for each instruction set of this CPU in turn.
+pub fn at_every_level(body: impl Fn(Level)) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    for (index, level) in Level::supported().enumerate() {
+        FORCED.store(index + 1, Ordering::Relaxed);
+        body(level);
+    }
+    FORCED.store(0, Ordering::Relaxed);
+}
+
+/// More threads than most tests have tasks, so that they share in every way.
+pub fn threads() -> &'static Threads {
+    static THREADS: OnceLock<Threads> = OnceLock::new();
+    THREADS.get_or_init(|| Threads::new(3).unwrap())
+}
+
+/// Owned memory of any dtype.
+pub struct Buffer {
+    bytes: Vec<u32>,
+    pub dtype: DType,
+    pub len: usize,
+}
+
+impl Buffer {
+    pub fn from(dtype: DType, values: &[f32]) -> Buffer {
+        let mut buffer = Buffer { bytes: vec![0; values.len()], dtype, len: values.len() };
+        for (i, &value) in values.iter().enumerate() {
+            // SAFETY: the memory has 4 bytes for each element.
+            unsafe {
+                match dtype {
+                    DType::F32 => buffer.pointer::<f32>().add(i).write(value),
+                    DType::F16 => buffer.pointer::<f16>().add(i).write(f16::from_f32(value)),
+                    DType::Bf16 => buffer.pointer::<bf16>().add(i).write(bf16::from_f32(value)),
+                    DType::I32 => buffer.pointer::<i32>().add(i).write(value as i32),
+                }
+            }
+        }
+        buffer
+    }
+
+    fn pointer<T>(&mut self) -> *mut T {
+        self.bytes.as_mut_ptr().cast()
+    }
+
+    /// Uniform values in −1 … 1.
+    pub fn random(dtype: DType, len: usize, seed: u64) -> Buffer {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let values: Vec<f32> = (0..len)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 40) as f32 / 8_388_608.0 - 1.0
+            })
+            .collect();
+        Buffer::from(dtype, &values)
+    }
+
+    /// NaN everywhere, so that what is not written shows.
+    pub fn poisoned(dtype: DType, len: usize) -> Buffer {
+        Buffer::from(dtype, &vec![f32::NAN; len])
+    }
+
+    pub fn tensor(&mut self, shape: &[usize]) -> Tensor {
+        assert_eq!(shape.iter().product::<usize>(), self.len);
+        Tensor::new(self.pointer(), self.dtype, shape)
+    }
+
+    pub fn values(&self) -> Vec<f32> {
+        let pointer = self.bytes.as_ptr();
+        // SAFETY: the memory has 4 bytes for each element.
+        (0..self.len)
+            .map(|i| unsafe {
+                match self.dtype {
+                    DType::F32 => pointer.cast::<f32>().add(i).read(),
+                    DType::F16 => pointer.cast::<f16>().add(i).read().to_f32(),
+                    DType::Bf16 => Element::to_f32(pointer.cast::<bf16>().add(i).read()),
+                    DType::I32 => pointer.cast::<i32>().add(i).read() as f32,
+                }
+            })
+            .collect()
+    }
+}
+
+/// What ‖actual − expected‖ / ‖expected‖ may be for results of a dtype.
+pub fn bound(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 1e-5,
+        DType::F16 => 1e-3,
+        _ => 5e-3,
+    }
+}
+
+/// Compares by norm, and NaN and infinities place by place.
+pub fn assert_close(actual: &Buffer, expected: &Buffer, what: &str) {
+    let (actual_values, expected_values) = (actual.values(), expected.values());
+    let (mut difference, mut norm) = (0.0, 0.0);
+    for (i, (&a, &e)) in actual_values.iter().zip(&expected_values).enumerate() {
+        if a.is_finite() && e.is_finite() {
+            difference += f64::from(a - e).powi(2);
+            norm += f64::from(e).powi(2);
+        } else {
+            assert!(a == e || (a.is_nan() && e.is_nan()), "{what}: element {i} is {a} instead of {e}");
+        }
+    }
+    let error = difference.sqrt() / norm.sqrt().max(f64::MIN_POSITIVE);
+    assert!(difference == 0.0 || error < bound(actual.dtype), "{what}: relative error {error:e}");
+}
