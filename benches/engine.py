@@ -5,15 +5,18 @@ import re
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ENGINE = ROOT / "build/bin/gemma"
+PLACES = (ROOT / "build/bin/gemma", ROOT / "bin/gemma")
 SPEED = re.compile(r"^(prefill|decode): (\d+) tokens in ([\d.]+) s, ([\d.]+) tokens/s", re.MULTILINE)
 
 
 def find_engine(named=None):
-    path = pathlib.Path(named or os.environ.get("NVB_ENGINE", ENGINE))
-    if not path.exists():
-        raise SystemExit(f"{path} does not exist: build the examples (`make demo`) or name the engine with --engine")
-    return path
+    """The program named, or by NVB_ENGINE, or the one that was built in this checkout or a bundle of it."""
+    named = named or os.environ.get("NVB_ENGINE")
+    places = [pathlib.Path(named)] if named else PLACES
+    for path in places:
+        if path.exists():
+            return path
+    raise SystemExit(f"{places[0]} does not exist: build the examples (`make demo`) or name the engine with --engine")
 
 
 def speeds(engine, *arguments):

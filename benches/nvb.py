@@ -109,12 +109,12 @@ def int32_array(values):
 
 
 def find_library():
-    """The library named by NVB_LIBRARY, or the newest one that Cargo or CMake left in this checkout."""
+    """The library named by NVB_LIBRARY, or the newest one that Cargo or CMake left in this checkout or a bundle of it."""
     if named := os.environ.get("NVB_LIBRARY"):
         return pathlib.Path(named)
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    candidates = [target / "release", target / "cpu-only/release", ROOT / "build/lib", ROOT / "build", ROOT / "lib"]
-    found = [path / "libnvbackend.so" for path in candidates if (path / "libnvbackend.so").exists()]
+    folders = [target / "release", target / "cpu-only/release", ROOT / "build/lib", ROOT / "build", ROOT / "lib"]
+    found = [path for folder in folders for path in folder.glob("libnvbackend.so*")]
     if not found:
         raise FileNotFoundError("libnvbackend.so not found: build it (`cargo build --release`) or name it in NVB_LIBRARY")
     return max(found, key=lambda path: path.stat().st_mtime)

@@ -65,6 +65,9 @@ class Record:
         self.head = {"date": self.started.strftime("%Y-%m-%dT%H:%M:%SZ"), "what": what, "device": device, "commit": commit(),
                      "driver": gpu_driver() or "none", "versions": versions}
         self.rows, self.notes = [], []
+        load = os.getloadavg()[0]
+        if load > 0.5:
+            self.notes.append(f"The machine was busy before the run: load average {load:.1f} on {os.cpu_count()} cores.")
         self.path = folder and self.free_path(pathlib.Path(folder), f"{self.started:%Y-%m-%d}-{slug}-{what}")
 
     @staticmethod
