@@ -9,13 +9,13 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tarfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ROOT / "build/peers"
 PYTHON = PEERS / "python"
-LLAMA_PACKAGE = "llama-cpp-python==0.3.36"
-LLAMA_SOURCE = PEERS / "llama_cpp_python-0.3.36/vendor/llama.cpp"
+# Of llama-cpp-python, whose source package holds llama.cpp.
+LLAMA_VERSION = "0.3.36"
+LLAMA_SOURCE = PEERS / f"llama_cpp_python-{LLAMA_VERSION}/vendor/llama.cpp"
 LLAMA_BENCH = PEERS / "llama.cpp/bin/llama-bench"
 # Everything that llama-bench does not need costs minutes to build.
 LLAMA_OPTIONS = ("TESTS", "EXAMPLES", "SERVER", "APP")
@@ -32,6 +32,15 @@ def environment():
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
+def pip(*arguments):
+    """Runs pip: this Python's, or that of the virtual environment that `make setup` made where Python came without one."""
+    virtual = ROOT / ".toolchain/venv/bin/python"
+    for python in (sys.executable, virtual):
+        if pathlib.Path(python).exists() and subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode == 0:
+            return call(python, "-m", "pip", *arguments)
+    raise SystemExit("Python has no pip: install Debian's python3-pip, or python3-venv and run `make setup`")
+
+
 def importable(*packages):
     code = "import importlib.util as u, sys; sys.exit(any(u.find_spec(p) is None for p in sys.argv[1:]))"
     return subprocess.run([sys.executable, "-c", code, *packages], env=environment()).returncode == 0
@@ -41,7 +50,7 @@ def install(*packages):
     """Installs those of `packages` that this Python lacks."""
     missing = [package for package in packages if not importable({"pyyaml": "yaml"}.get(package, package))]
     if missing:
-        call(sys.executable, "-m", "pip", "install", "--quiet", "--target", PYTHON, *missing)
+        pip("install", "--quiet", "--target", PYTHON, *missing)
 
 
 def torch():
@@ -52,9 +61,8 @@ def unpack_llama_cpp():
     if LLAMA_SOURCE.exists():
         return
     PEERS.mkdir(parents=True, exist_ok=True)
-    call(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", PEERS, LLAMA_PACKAGE)
-    with tarfile.open(next(PEERS.glob("llama_cpp_python-0.3.36.tar.gz"))) as archive:
-        archive.extractall(PEERS, filter="data")
+    pip("download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", PEERS, f"llama-cpp-python=={LLAMA_VERSION}")
+    call("tar", "-xzf", PEERS / f"llama_cpp_python-{LLAMA_VERSION}.tar.gz", "-C", PEERS)
 
 
 def llama_bench():
