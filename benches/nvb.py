@@ -108,12 +108,16 @@ def int32_array(values):
     return (c_int32 * len(values))(*values)
 
 
-def find_library():
-    """The library named by NVB_LIBRARY, or the newest one that Cargo or CMake left in this checkout or a bundle of it."""
+def find_library(device):
+    """The library named by NVB_LIBRARY, or the newest one for `device` that Cargo or CMake left in this checkout or a
+    bundle of it.
+    """
     if named := os.environ.get("NVB_LIBRARY"):
         return pathlib.Path(named)
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    folders = [target / "release", target / "cpu-only/release", ROOT / "build/lib", ROOT / "build", ROOT / "lib"]
+    folders = [target / "release", ROOT / "build/lib", ROOT / "build", ROOT / "lib"]
+    if device == "cpu":
+        folders.append(target / "cpu-only/release")
     found = [path for folder in folders for path in folder.glob("libnvbackend.so*")]
     if not found:
         raise FileNotFoundError("libnvbackend.so not found: build it (`cargo build --release`) or name it in NVB_LIBRARY")
@@ -132,7 +136,7 @@ class Backend(Handle):
     """A backend of `device` ("cpu", "cuda:0"). Operations run on `torch_stream`, on the CPU at once."""
 
     def __init__(self, device, threads=0, library=None, torch_stream=None):
-        self.library = ctypes.CDLL(str(library or find_library()))
+        self.library = ctypes.CDLL(str(library or find_library(device)))
         self.library.nvb_version_string.restype = c_char_p
         self.library.nvb_last_error_message.restype = c_size_t
         settings = BackendOptions(device=device.encode(), threads=threads)

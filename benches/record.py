@@ -52,6 +52,8 @@ def significant(value, digits=4):
 def median_and_spread(samples):
     """The median, and the interquartile range relative to it."""
     middle = statistics.median(samples)
+    if len(samples) == 1:
+        return middle, 0.0
     low, _, high = statistics.quantiles(samples, n=4)
     return middle, (high - low) / middle
 
@@ -66,7 +68,7 @@ class Record:
                      "driver": gpu_driver() or "none", "versions": versions}
         self.rows, self.notes = [], []
         load = os.getloadavg()[0]
-        if load > 0.5:
+        if load > 0.25 * os.cpu_count():
             self.notes.append(f"The machine was busy before the run: load average {load:.1f} on {os.cpu_count()} cores.")
         self.path = folder and self.free_path(pathlib.Path(folder), f"{self.started:%Y-%m-%d}-{slug}-{what}")
 
