@@ -4,6 +4,8 @@
 //! Products of BF16 are exact in f32; `vdpbf16ps` rounds each addition to nearest even and takes subnormal inputs as 0
 //! (Intel SDM, volume 2). The shape and the order of the final additions are [`super::dot_tile`]'s.
 
+#![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
+
 use super::dot_tile::{DotTile, Products, COLUMNS, MAX_ROWS};
 use super::simd::avx512::Avx512;
 use super::simd::Simd;
@@ -30,6 +32,12 @@ pub unsafe fn compute(tile: DotTile<bf16, bf16>, rows: usize) -> Products {
 /// Elements in a vector.
 const LANES: usize = 32;
 
+/// The same bits as 16 pairs of BF16.
+#[inline(always)]
+unsafe fn pairs(bits: __m512i) -> __m512bh {
+    std::mem::transmute::<__m512i, __m512bh>(bits)
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rows_of<const ROWS: usize>(tile: DotTile<bf16, bf16>) -> Products {
     let DotTile { x, x_stride, w, k, ahead } = tile;
@@ -38,17 +46,16 @@ unsafe fn rows_of<const ROWS: usize>(tile: DotTile<bf16, bf16>) -> Products {
     while at < k {
         let lanes = LANES.min(k - at);
         let mask = (u64::MAX >> (64 - lanes)) as u32;
-        let mut columns = [_mm512_setzero_si512(); COLUMNS];
+        let mut columns = [pairs(_mm512_setzero_si512()); COLUMNS];
         for j in 0..COLUMNS {
             let pointer = w[j].add(at).cast::<i16>();
             _mm_prefetch::<_MM_HINT_T0>(pointer.cast::<i8>().wrapping_add(ahead));
-            columns[j] = _mm512_maskz_loadu_epi16(mask, pointer);
+            columns[j] = pairs(_mm512_maskz_loadu_epi16(mask, pointer));
         }
         for i in 0..ROWS {
-            let row = _mm512_maskz_loadu_epi16(mask, x.add(i * x_stride + at).cast());
+            let row = pairs(_mm512_maskz_loadu_epi16(mask, x.add(i * x_stride + at).cast()));
             for j in 0..COLUMNS {
-                let (row, column) = (std::mem::transmute(row), std::mem::transmute(columns[j]));
-                sums[i][j] = _mm512_dpbf16_ps(sums[i][j], row, column);
+                sums[i][j] = _mm512_dpbf16_ps(sums[i][j], row, columns[j]);
             }
         }
         at += LANES;

@@ -4,6 +4,8 @@
 //! k, and the lanes are added at the end. An output's sum is formed in the same order whatever the tile's height, so a
 //! row's result does not depend on the rows beside it.
 
+#![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
+
 use super::simd::{Kernel, Simd, VectorElement};
 #[cfg(target_arch = "x86_64")]
 use half::bf16;
