@@ -31,8 +31,8 @@ bench: setup ## measure every operation on this machine
 gpu-bundle: setup ## pack tests and benchmarks for a machine with a GPU and no Rust
 	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" tools/gpu_bundle.py
 
-header: ## write include/nvbackend.h from src/capi
-	NVB_UPDATE_HEADER=1 cargo test --release $(CPU_ONLY) --test header
+header: ## write include/nvbackend.h and tests/c/abi_layout.h from src/capi
+	NVB_UPDATE_HEADER=1 cargo test --release $(CPU_ONLY) --test header --test abi_layout
 
 format: setup ## format Rust, C, C++ and CUDA
 	cargo fmt
@@ -52,7 +52,7 @@ test-cpu-only: setup
 	cargo build --release --locked $(CPU_ONLY)
 
 test-header: setup
-	cargo test --release --locked $(CPU_ONLY) --test header
+	cargo test --release --locked $(CPU_ONLY) --test header --test abi_layout
 
 build-native: setup
 	cmake -S . -B build/test -G Ninja -DCMAKE_BUILD_TYPE=Release -DNVBACKEND_CUDA=ON \
