@@ -132,7 +132,9 @@ fn the_table_has_every_struct_and_field_of_the_header() {
     }
     let listed: Vec<_> = layouts()
         .into_iter()
-        .map(|layout| (layout.name.to_string(), layout.fields.iter().map(|field| field.0.to_string()).collect::<Vec<_>>()))
+        .map(|layout| {
+            (layout.name.to_string(), layout.fields.iter().map(|field| field.0.to_string()).collect::<Vec<_>>())
+        })
         .collect();
     assert_eq!(declared, listed);
 }
