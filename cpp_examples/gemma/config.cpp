@@ -17,7 +17,8 @@ constexpr size_t kMaxConfigBytes = 1'000'000;
 constexpr int64_t kMaxVocabulary = 1 << 24;
 constexpr int64_t kMaxPositions = 1 << 24;
 
-// One JSON object of the configuration and its name for errors. A key that is null counts as absent, but for `optional`.
+// One JSON object of the configuration and its name for errors. A key that is null counts as absent, but for
+// `optional`.
 class Section {
  public:
   Section(json object, std::string where) : object_(std::move(object)), where_(std::move(where)) {}
@@ -140,8 +141,8 @@ void read_ropes(const Section& text, Config* config) {
     return;
   }
   config->global_rope = global_of(parameters.section("full_attention"));
-  config->local_rope = read_rope(parameters.section("sliding_attention"),
-                                 text.number("rope_local_base_freq", 1e4F, 1, 1e12F));
+  config->local_rope =
+      read_rope(parameters.section("sliding_attention"), text.number("rope_local_base_freq", 1e4F, 1, 1e12F));
 }
 
 void read_layer_types(const Section& text, Config* config) {

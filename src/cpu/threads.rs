@@ -238,7 +238,7 @@ impl Threads {
         while shared.state.load(Ordering::Acquire) & INSIDE != 0 {
             // A worker that the system has taken off its core needs one, perhaps this one.
             turns += 1;
-            if turns % 1024 == 0 {
+            if turns.is_multiple_of(1024) {
                 std::thread::yield_now();
             } else {
                 std::hint::spin_loop();

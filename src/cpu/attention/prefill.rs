@@ -200,7 +200,7 @@ unsafe fn widen_values<S: Simd>(
     keys: Range<usize>,
     buffers: &Buffers,
 ) -> (*const f32, usize) {
-    if op.value.dtype == DType::F32 && op.config.head_dim % S::LANES == 0 {
+    if op.value.dtype == DType::F32 && op.config.head_dim.is_multiple_of(S::LANES) {
         let offset = task.span.kv_offset + keys.start * op.value.token_stride + task.kv_head * op.value.head_stride;
         return (op.value.data.cast::<f32>().add(offset), op.value.token_stride);
     }
