@@ -25,14 +25,17 @@ demo: ## build the library and the examples, and let the shipped Gemma model wri
 test: setup lint test-rust test-cpu-only test-header test-native test-readme ## run every test and gate
 	@echo "make test: all passed"
 
-bench: setup ## measure every operation on this machine
-	cargo bench
+bench: ## measure every operation on this machine, beside its peers
+	@tools/build.sh
+	python3 benches/run.py
 
 gpu-bundle: setup ## pack tests and benchmarks for a machine with a GPU and no Rust
 	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" tools/gpu_bundle.py
 
-header: ## write include/nvbackend.h and tests/c/abi_layout.h from src/capi
+header: ## write include/nvbackend.h, its layout and the list of exports from src/capi
 	NVB_UPDATE_HEADER=1 cargo test --release $(CPU_ONLY) --test header --test abi_layout
+	cargo build --release $(CPU_ONLY)
+	tests/gates/exports.sh "$(CARGO_TARGET_DIR)/cpu-only/release/libnvbackend.so" --write
 
 format: setup ## format Rust, C, C++ and CUDA
 	cargo fmt
