@@ -97,7 +97,7 @@ fn generate() -> String {
         line(format!("sizeof({name}) == {size}"), name);
         line(format!("alignof({name}) == {alignment}"), name);
         for (field, offset) in fields {
-            line(format!("offsetof({name}, {field}) == {offset}"), &format!("{name}.{field}"));
+            line(format!("offsetof({name}, {field}) == {offset}"), field);
         }
     }
     text
