@@ -4,9 +4,9 @@
 enum { HEADS = 2, KV_HEADS = 1, DIM = 8, LENGTH = 12, SLOTS = 2, CAPACITY = 16, ROW = HEADS * DIM };
 
 typedef struct {
-  fixture *f;
-  nvb_attention *attention;
-  nvb_kv_cache *cache;
+  fixture* f;
+  nvb_attention* attention;
+  nvb_kv_cache* cache;
   float query[LENGTH * ROW], key[LENGTH * DIM], value[LENGTH * DIM];
   void *query_block, *output_block, *lse_block, *key_block, *value_block, *position_block, *slot_block;
 } bench;
@@ -20,16 +20,16 @@ static nvb_attention_options two_heads(void) {
   return options;
 }
 
-static nvb_status create(void *value, void *context) {
-  nvb_attention *attention = NULL;
-  nvb_status status = nvb_attention_create(((bench *)context)->f->backend, value, &attention);
+static nvb_status create(void* value, void* context) {
+  nvb_attention* attention = NULL;
+  nvb_status status = nvb_attention_create(((bench*)context)->f->backend, value, &attention);
   CHECK((status == NVB_OK) == (attention != NULL));
   CHECK_OK(nvb_attention_destroy(attention));
   return status;
 }
 
 // The keys and values of twelve tokens, in slot 1 of the cache's layer 1.
-static bench set_up(fixture *f) {
+static bench set_up(fixture* f) {
   bench b = {.f = f};
   uint32_t state = 5;
   for (int i = 0; i < LENGTH * ROW; ++i) b.query[i] = next_number(&state);
@@ -71,8 +71,8 @@ static bench set_up(fixture *f) {
   return b;
 }
 
-static void tear_down(bench *b) {
-  void *blocks[] = {b->query_block, b->output_block,   b->lse_block, b->key_block,
+static void tear_down(bench* b) {
+  void* blocks[] = {b->query_block, b->output_block,   b->lse_block, b->key_block,
                     b->value_block, b->position_block, b->slot_block};
   for (size_t i = 0; i < sizeof blocks / sizeof *blocks; ++i) release(b->f, blocks[i]);
   CHECK_OK(nvb_attention_destroy(b->attention));
@@ -80,7 +80,7 @@ static void tear_down(bench *b) {
 }
 
 // Query row `row` at `position` sees the keys 0 … position.
-static void check_row(const bench *b, const float *output, const float *lse, int row, int position) {
+static void check_row(const bench* b, const float* output, const float* lse, int row, int position) {
   for (int head = 0; head < HEADS; ++head) {
     double scores[LENGTH], sum = 0, expected[DIM] = {0};
     for (int key = 0; key <= position; ++key) {
@@ -100,7 +100,7 @@ static void check_row(const bench *b, const float *output, const float *lse, int
 static const int32_t whole[2] = {0, LENGTH};
 static const int32_t last_slot[1] = {1}, whole_length[1] = {LENGTH};
 
-static nvb_attention_prefill_args prefill_args(const bench *b) {
+static nvb_attention_prefill_args prefill_args(const bench* b) {
   nvb_attention_prefill_args args;
   nvb_attention_prefill_args_init(&args);
   args.query = nvb_tensor_3d(b->query_block, NVB_DTYPE_F32, LENGTH, HEADS, DIM);
@@ -115,7 +115,7 @@ static nvb_attention_prefill_args prefill_args(const bench *b) {
   return args;
 }
 
-static nvb_attention_decode_args decode_args(const bench *b) {
+static nvb_attention_decode_args decode_args(const bench* b) {
   nvb_attention_decode_args args;
   nvb_attention_decode_args_init(&args);
   args.query = nvb_tensor_3d(b->query_block, NVB_DTYPE_F32, 3, HEADS, DIM);
@@ -128,23 +128,23 @@ static nvb_attention_decode_args decode_args(const bench *b) {
   return args;
 }
 
-static void check_outputs(const bench *b, int rows) {
+static void check_outputs(const bench* b, int rows) {
   float output[LENGTH * ROW], lse[LENGTH * HEADS];
   download(b->f, output, b->output_block, sizeof output);
   download(b->f, lse, b->lse_block, sizeof lse);
   for (int row = 0; row < rows; ++row) check_row(b, output + row * ROW, lse + row * HEADS, row, row);
 }
 
-static nvb_status prefill(void *value, void *context) {
-  return nvb_attention_prefill(((bench *)context)->attention, value, NULL);
+static nvb_status prefill(void* value, void* context) {
+  return nvb_attention_prefill(((bench*)context)->attention, value, NULL);
 }
 
-static nvb_status decode(void *value, void *context) {
-  return nvb_attention_decode(((bench *)context)->attention, value, NULL);
+static nvb_status decode(void* value, void* context) {
+  return nvb_attention_decode(((bench*)context)->attention, value, NULL);
 }
 
-static void test_prefill(bench *b) {
-  nvb_stream *stream = b->f->stream;
+static void test_prefill(bench* b) {
+  nvb_stream* stream = b->f->stream;
   const float poison[LENGTH * ROW] = {0};
   nvb_attention_prefill_args good = prefill_args(b), args = good;
   CHECK_STRUCT(args, prefill, b);
@@ -164,7 +164,7 @@ static void test_prefill(bench *b) {
   check_outputs(b, LENGTH);
   nvb_attention_prefill_args tensors = args;
 
-#define REFUSED(...) \
+#define REFUSED(...)                                                                                        \
   CHECK_FAILS(nvb_attention_prefill(b->attention, &args, stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
   args = good
   args = good;
@@ -203,7 +203,7 @@ static void test_prefill(bench *b) {
   args.output.strides[1] = DIM;
   args.output.strides[2] = 1;
   REFUSED("output", "overlap");
-  args.output = nvb_tensor_3d((char *)b->output_block + 4, NVB_DTYPE_F32, LENGTH, HEADS, DIM);
+  args.output = nvb_tensor_3d((char*)b->output_block + 4, NVB_DTYPE_F32, LENGTH, HEADS, DIM);
   REFUSED("output", "past the end");
   memset(&args.output, 0, sizeof args.output);
   REFUSED("output", "missing");
@@ -228,12 +228,13 @@ static void test_prefill(bench *b) {
     REFUSED("query", "not memory of");
   }
   CHECK_FAILS(nvb_attention_prefill(NULL, &good, stream), NVB_ERROR_INVALID_ARGUMENT, "attention", "NULL");
-  CHECK_FAILS(nvb_attention_prefill((nvb_attention *)stream, &good, stream), NVB_ERROR_INVALID_ARGUMENT, "not a attention");
+  CHECK_FAILS(nvb_attention_prefill((nvb_attention*)stream, &good, stream), NVB_ERROR_INVALID_ARGUMENT,
+              "not a attention");
   CHECK_FAILS(nvb_attention_prefill(b->attention, &good, foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream");
 }
 
-static void test_decode(bench *b) {
-  nvb_stream *stream = b->f->stream;
+static void test_decode(bench* b) {
+  nvb_stream* stream = b->f->stream;
   nvb_attention_decode_args good = decode_args(b), args = good;
   CHECK_STRUCT(args, decode, b);
   CHECK_OK(nvb_attention_decode(b->attention, &args, stream));
@@ -243,7 +244,7 @@ static void test_decode(bench *b) {
   check_outputs(b, 3);
   args = good;
 #undef REFUSED
-#define REFUSED(...) \
+#define REFUSED(...)                                                                                       \
   CHECK_FAILS(nvb_attention_decode(b->attention, &args, stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
   args = good
   args.max_kv_length = CAPACITY + 1;
@@ -263,7 +264,7 @@ static void test_decode(bench *b) {
   args.query = nvb_tensor_3d(b->query_block, NVB_DTYPE_BF16, 3, HEADS, DIM);
   REFUSED("query", "bf16", "f32");
   const int32_t outside[3] = {0, CAPACITY, 1};
-  void *block = upload(b->f, outside, sizeof outside);
+  void* block = upload(b->f, outside, sizeof outside);
   args.positions = nvb_tensor_1d(block, NVB_DTYPE_I32, 3);
   if (test_on_cpu()) {
     REFUSED("16", "16 tokens");
@@ -281,16 +282,16 @@ static void test_decode(bench *b) {
 
   nvb_attention_options options = two_heads();
   options.bidirectional = 1;
-  nvb_attention *bidirectional = NULL;
+  nvb_attention* bidirectional = NULL;
   CHECK_OK(nvb_attention_create(b->f->backend, &options, &bidirectional));
   CHECK_FAILS(nvb_attention_decode(bidirectional, &args, stream), NVB_ERROR_ATTENTION, "bidirectional");
   CHECK_OK(nvb_attention_destroy(bidirectional));
 }
 
-static void test_options(bench *b) {
+static void test_options(bench* b) {
   nvb_attention_options options = two_heads();
   CHECK_STRUCT(options, create, b);
-  nvb_attention *attention = foreign_handle();
+  nvb_attention* attention = foreign_handle();
 #define OPTION_REFUSED(field, value, status, ...) \
   options = two_heads();                          \
   options.field = (value);                        \
@@ -320,13 +321,13 @@ static void test_options(bench *b) {
   CHECK_OK(nvb_attention_destroy(NULL));
 }
 
-static void test_growth(bench *b) {
+static void test_growth(bench* b) {
   nvb_attention_options options = two_heads();
   nvb_attention_decode_args args = decode_args(b);
   long kilobytes = 0;
   for (int i = 0; i < 1100; ++i) {
     if (i == 100) kilobytes = resident_kilobytes();
-    nvb_attention *attention = NULL;
+    nvb_attention* attention = NULL;
     CHECK_OK(nvb_attention_create(b->f->backend, &options, &attention));
     CHECK_OK(nvb_attention_decode(attention, &args, b->f->stream));
     CHECK_OK(nvb_attention_destroy(attention));

@@ -3,9 +3,9 @@
 
 #include "check.h"
 
-static nvb_status create(void *value, void *context) {
+static nvb_status create(void* value, void* context) {
   (void)context;
-  nvb_backend *backend = NULL;
+  nvb_backend* backend = NULL;
   nvb_status status = nvb_backend_create(value, &backend);
   CHECK((status == NVB_OK) == (backend != NULL));
   CHECK_OK(nvb_backend_destroy(backend));
@@ -13,18 +13,20 @@ static nvb_status create(void *value, void *context) {
   return value == NULL ? nvb_backend_create(NULL, NULL) : status;
 }
 
-static nvb_status get_info(void *value, void *context) { return nvb_backend_get_device_info(context, value); }
+static nvb_status get_info(void* value, void* context) {
+  return nvb_backend_get_device_info(context, value);
+}
 
 static void test_options_and_errors(void) {
-  nvb_backend *backend = NULL;
+  nvb_backend* backend = NULL;
   CHECK_OK(nvb_backend_create(NULL, &backend));
   CHECK_OK(nvb_backend_destroy(backend));
 
-  nvb_backend_options options = test_options();
+  nvb_backend_options options = device_options();
   CHECK_STRUCT(options, create, NULL);
   CHECK_FAILS(nvb_backend_create(&options, NULL), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
 
-  const char *const wrong[] = {"gpu", "CPU", "cuda:", "cuda:-1", "cuda:x", "cuda:0,", " cpu"};
+  const char* const wrong[] = {"gpu", "CPU", "cuda:", "cuda:-1", "cuda:x", "cuda:0,", " cpu"};
   backend = foreign_handle();
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
     options.device = wrong[i];
@@ -34,10 +36,10 @@ static void test_options_and_errors(void) {
   options.device = "\xff\xfe";
   CHECK_FAILS(nvb_backend_create(&options, &backend), NVB_ERROR_INVALID_ARGUMENT, "device", "UTF-8");
 
-  options = test_options();
+  options = device_options();
   options.own_kernels_only = 2;
   CHECK_FAILS(nvb_backend_create(&options, &backend), NVB_ERROR_CONFIGURATION, "own_kernels_only", "2");
-  options = test_options();
+  options = device_options();
   options.log_level = NVB_LOG_TRACE + 1;
   CHECK_FAILS(nvb_backend_create(&options, &backend), NVB_ERROR_CONFIGURATION, "log_level", "6", "5");
   CHECK(backend == foreign_handle());
@@ -47,7 +49,7 @@ static void test_options_and_errors(void) {
   nvb_status status = nvb_cuda_get_device_count(&count);
   nvb_device_info info;
   nvb_device_info_init(&info);
-  options = test_options();
+  options = device_options();
   options.device = "cuda:4321";
   if (status == NVB_OK) {
     CHECK(count > 0);
@@ -80,14 +82,14 @@ static void test_handles(void) {
 
   CHECK_FAILS(nvb_backend_get_device_info(NULL, &info), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   CHECK_FAILS(nvb_backend_get_device_info(foreign_handle(), &info), NVB_ERROR_INVALID_ARGUMENT, "not a backend");
-  CHECK_FAILS(nvb_backend_get_device_info((nvb_backend *)f.stream, &info), NVB_ERROR_INVALID_ARGUMENT, "not a backend");
-  nvb_memory_manager *memory = foreign_handle();
+  CHECK_FAILS(nvb_backend_get_device_info((nvb_backend*)f.stream, &info), NVB_ERROR_INVALID_ARGUMENT, "not a backend");
+  nvb_memory_manager* memory = foreign_handle();
   CHECK_FAILS(nvb_backend_get_memory_manager(f.backend, 1, &memory), NVB_ERROR_INVALID_ARGUMENT, "index 1", "1 device");
   CHECK_FAILS(nvb_backend_get_memory_manager(f.backend, 0, NULL), NVB_ERROR_INVALID_ARGUMENT, "memory", "NULL");
   CHECK_FAILS(nvb_backend_get_memory_manager(NULL, 0, &memory), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   CHECK(memory == foreign_handle());
 
-  nvb_backend *backend = f.backend;
+  nvb_backend* backend = f.backend;
   close_fixture(&f);
   CHECK_FAILS(nvb_backend_destroy(backend), NVB_ERROR_INVALID_ARGUMENT, "backend", "destroyed");
   CHECK_FAILS(nvb_backend_get_device_info(backend, &info), NVB_ERROR_INVALID_ARGUMENT, "backend", "destroyed");
@@ -103,8 +105,8 @@ typedef struct {
   char last[256];
 } log_book;
 
-static void keep_record(uint32_t level, const char *target, const char *message, size_t length, void *user_data) {
-  log_book *book = user_data;
+static void keep_record(uint32_t level, const char* target, const char* message, size_t length, void* user_data) {
+  log_book* book = user_data;
   pthread_mutex_lock(&book->lock);
   CHECK(level >= NVB_LOG_ERROR && level <= NVB_LOG_TRACE);
   CHECK(strncmp(target, "nvbackend", 9) == 0);
@@ -117,13 +119,13 @@ static void keep_record(uint32_t level, const char *target, const char *message,
 static void test_logging(void) {
   for (uint32_t level = NVB_LOG_OFF; level <= NVB_LOG_TRACE; ++level) {
     log_book book = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    nvb_backend_options options = test_options();
+    nvb_backend_options options = device_options();
     options.log_level = level;
     options.log_callback = keep_record;
     options.log_user_data = &book;
-    nvb_backend *backend = NULL;
-    nvb_memory_manager *memory = NULL;
-    void *block = NULL;
+    nvb_backend* backend = NULL;
+    nvb_memory_manager* memory = NULL;
+    void* block = NULL;
     CHECK_OK(nvb_backend_create(&options, &backend));
     CHECK_OK(nvb_backend_get_memory_manager(backend, 0, &memory));
     CHECK_INVALID(nvb_memory_allocate(memory, 0, NULL, &block));
@@ -147,7 +149,7 @@ static void test_logging(void) {
 
 static void test_two_callbacks(void) {
   log_book first = {.lock = PTHREAD_MUTEX_INITIALIZER}, second = {.lock = PTHREAD_MUTEX_INITIALIZER};
-  nvb_backend_options options = test_options();
+  nvb_backend_options options = device_options();
   options.log_callback = keep_record;
   nvb_backend *a = NULL, *b = NULL;
   options.log_level = NVB_LOG_DEBUG;
@@ -168,11 +170,11 @@ static void test_two_callbacks(void) {
 static void test_panic(void) {
   fixture f = open_fixture(), other = open_fixture();
   log_book book = {.lock = PTHREAD_MUTEX_INITIALIZER};
-  nvb_backend_options options = test_options();
+  nvb_backend_options options = device_options();
   options.log_level = NVB_LOG_ERROR;
   options.log_callback = keep_record;
   options.log_user_data = &book;
-  nvb_backend *logged = NULL;
+  nvb_backend* logged = NULL;
   CHECK_OK(nvb_backend_create(&options, &logged));
 
   CHECK_FAILS(nvb_test_inject_panic(f.backend), NVB_ERROR_INTERNAL, "nvb_test_inject_panic", "bug", "injected");
@@ -180,13 +182,13 @@ static void test_panic(void) {
   CHECK_EQUAL(book.records[NVB_LOG_ERROR], 1);
   nvb_device_info info;
   nvb_device_info_init(&info);
-  nvb_stream *stream = NULL;
+  nvb_stream* stream = NULL;
   CHECK_FAILS(nvb_backend_get_device_info(f.backend, &info), NVB_ERROR_INTERNAL, "internal error", "destroy");
   CHECK_FAILS(nvb_stream_create(f.backend, 0, &stream), NVB_ERROR_INTERNAL, "destroy");
   CHECK_FAILS(nvb_test_inject_panic(f.backend), NVB_ERROR_INTERNAL, "destroy");
   // Its children and other backends work on.
   CHECK_OK(nvb_stream_synchronize(f.stream));
-  void *block = NULL;
+  void* block = NULL;
   CHECK_OK(nvb_memory_allocate(f.memory, 64, f.stream, &block));
   CHECK_OK(nvb_memory_free(f.memory, block, f.stream));
   CHECK_OK(nvb_backend_get_device_info(other.backend, &info));
@@ -201,22 +203,22 @@ static void test_panic(void) {
 enum { ROWS = 16, COLUMNS = 300, ROUNDS = 20 };
 
 typedef struct {
-  const nvb_backend *backend;
+  const nvb_backend* backend;
   int number;
 } worker;
 
 // Softmax of rows that are different in each thread, on a stream of its own, with failing calls in between.
-static void *work(void *argument) {
-  const worker *self = argument;
+static void* work(void* argument) {
+  const worker* self = argument;
   check_thread = self->number;
-  fixture f = {(nvb_backend *)self->backend, NULL, NULL};
+  fixture f = {(nvb_backend*)self->backend, NULL, NULL};
   CHECK_OK(nvb_backend_get_memory_manager(f.backend, 0, &f.memory));
   CHECK_OK(nvb_stream_create(f.backend, 0, &f.stream));
   uint32_t state = (uint32_t)self->number;
   static _Thread_local float input[ROWS * COLUMNS], output[ROWS * COLUMNS];
   for (int round = 0; round < ROUNDS; ++round) {
     for (int i = 0; i < ROWS * COLUMNS; ++i) input[i] = 4 * next_number(&state);
-    void *block = upload(&f, input, sizeof input);
+    void* block = upload(&f, input, sizeof input);
     nvb_softmax_args args;
     nvb_softmax_args_init(&args);
     args.input = args.output = nvb_tensor_2d(block, NVB_DTYPE_F32, ROWS, COLUMNS);
@@ -256,12 +258,12 @@ static void test_threads(int count) {
 enum { OBJECTS = 7 };
 
 // One of each object, destroyed in a random order; whatever is left works in the meantime.
-static void destroy_in_any_order(uint32_t *state) {
+static void destroy_in_any_order(uint32_t* state) {
   fixture f = open_fixture();
-  nvb_event *event = NULL;
-  nvb_weight *weight = NULL;
-  nvb_kv_cache *cache = NULL;
-  nvb_attention *attention = NULL;
+  nvb_event* event = NULL;
+  nvb_weight* weight = NULL;
+  nvb_kv_cache* cache = NULL;
+  nvb_attention* attention = NULL;
   float values[6] = {1, 2, 3, 4, 5, 6};
   nvb_tensor part = nvb_tensor_2d(values, NVB_DTYPE_F32, 2, 3);
   nvb_weight_desc desc;
@@ -289,13 +291,34 @@ static void destroy_in_any_order(uint32_t *state) {
   }
   for (int i = 0; i < OBJECTS; ++i) {
     switch (order[i]) {
-      case 0: CHECK_OK(nvb_backend_destroy(f.backend)); f.backend = NULL; break;
-      case 1: CHECK_OK(nvb_memory_manager_destroy(f.memory)); f.memory = NULL; break;
-      case 2: CHECK_OK(nvb_stream_destroy(f.stream)); f.stream = NULL; break;
-      case 3: CHECK_OK(nvb_event_destroy(event)); event = NULL; break;
-      case 4: CHECK_OK(nvb_weight_destroy(weight)); weight = NULL; break;
-      case 5: CHECK_OK(nvb_kv_cache_destroy(cache)); cache = NULL; break;
-      default: CHECK_OK(nvb_attention_destroy(attention)); attention = NULL; break;
+      case 0:
+        CHECK_OK(nvb_backend_destroy(f.backend));
+        f.backend = NULL;
+        break;
+      case 1:
+        CHECK_OK(nvb_memory_manager_destroy(f.memory));
+        f.memory = NULL;
+        break;
+      case 2:
+        CHECK_OK(nvb_stream_destroy(f.stream));
+        f.stream = NULL;
+        break;
+      case 3:
+        CHECK_OK(nvb_event_destroy(event));
+        event = NULL;
+        break;
+      case 4:
+        CHECK_OK(nvb_weight_destroy(weight));
+        weight = NULL;
+        break;
+      case 5:
+        CHECK_OK(nvb_kv_cache_destroy(cache));
+        cache = NULL;
+        break;
+      default:
+        CHECK_OK(nvb_attention_destroy(attention));
+        attention = NULL;
+        break;
     }
     if (f.memory != NULL) CHECK_EQUAL(statistics_of(f.memory).blocks, (weight != NULL) + (cache != NULL));
     if (f.stream != NULL) CHECK_OK(nvb_stream_synchronize(f.stream));
@@ -316,8 +339,8 @@ static void test_lifetimes(void) {
   long before = resident_kilobytes();
   int rounds = test_on_cpu() ? 1000 : 100;
   for (int i = 0; i < rounds; ++i) {
-    nvb_backend_options options = test_options();
-    nvb_backend *backend = NULL;
+    nvb_backend_options options = device_options();
+    nvb_backend* backend = NULL;
     if (!CHECK_OK(nvb_backend_create(&options, &backend))) break;
     CHECK_OK(nvb_backend_destroy(backend));
   }

@@ -3,7 +3,7 @@
 
 #include "check.h"
 
-static void test_times(fixture *f) {
+static void test_times(fixture* f) {
   nvb_event *start = NULL, *end = NULL;
   uint32_t finished = 7;
   float milliseconds = -1;
@@ -37,8 +37,8 @@ static void test_times(fixture *f) {
   CHECK_OK(nvb_event_destroy(end));
 }
 
-static void test_errors(fixture *f) {
-  nvb_event *event = foreign_handle();
+static void test_errors(fixture* f) {
+  nvb_event* event = foreign_handle();
   uint32_t finished = 7;
   float milliseconds = -1;
   CHECK_FAILS(nvb_event_create(NULL, &event), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
@@ -47,7 +47,7 @@ static void test_errors(fixture *f) {
   CHECK_OK(nvb_event_create(f->backend, &event));
   CHECK_FAILS(nvb_event_record(NULL, f->stream), NVB_ERROR_INVALID_ARGUMENT, "event", "NULL");
   CHECK_FAILS(nvb_event_record(event, NULL), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
-  CHECK_FAILS(nvb_event_record((nvb_event *)f->stream, f->stream), NVB_ERROR_INVALID_ARGUMENT, "not a event");
+  CHECK_FAILS(nvb_event_record((nvb_event*)f->stream, f->stream), NVB_ERROR_INVALID_ARGUMENT, "not a event");
   CHECK_FAILS(nvb_event_query(NULL, &finished), NVB_ERROR_INVALID_ARGUMENT, "event", "NULL");
   CHECK_FAILS(nvb_event_query(event, NULL), NVB_ERROR_INVALID_ARGUMENT, "finished", "NULL");
   CHECK_FAILS(nvb_event_synchronize(NULL), NVB_ERROR_INVALID_ARGUMENT, "event", "NULL");
@@ -58,7 +58,7 @@ static void test_errors(fixture *f) {
   CHECK_FAILS(nvb_event_get_elapsed(event, event, NULL), NVB_ERROR_INVALID_ARGUMENT, "milliseconds", "NULL");
   CHECK(finished == 7 && milliseconds == -1);
   fixture other = open_fixture();
-  nvb_event *theirs = NULL;
+  nvb_event* theirs = NULL;
   CHECK_OK(nvb_event_create(other.backend, &theirs));
   CHECK_FAILS(nvb_event_record(event, other.stream), NVB_ERROR_INVALID_ARGUMENT, "another backend");
   CHECK_FAILS(nvb_event_get_elapsed(event, theirs, &milliseconds), NVB_ERROR_INVALID_ARGUMENT, "different backends");
@@ -70,11 +70,11 @@ static void test_errors(fixture *f) {
   CHECK_OK(nvb_event_destroy(NULL));
 }
 
-static void test_growth(fixture *f) {
+static void test_growth(fixture* f) {
   long kilobytes = 0;
   for (int i = 0; i < 1100; ++i) {
     if (i == 100) kilobytes = resident_kilobytes();
-    nvb_event *event = NULL;
+    nvb_event* event = NULL;
     CHECK_OK(nvb_event_create(f->backend, &event));
     CHECK_OK(nvb_event_record(event, f->stream));
     CHECK_OK(nvb_event_destroy(event));

@@ -1,9 +1,9 @@
 // KV caches: size, options, appends, and what is refused.
 #include "check.h"
 
-static nvb_status create(void *value, void *context) {
-  nvb_kv_cache *cache = NULL;
-  nvb_status status = nvb_kv_cache_create(((fixture *)context)->backend, value, &cache);
+static nvb_status create(void* value, void* context) {
+  nvb_kv_cache* cache = NULL;
+  nvb_status status = nvb_kv_cache_create(((fixture*)context)->backend, value, &cache);
   CHECK((status == NVB_OK) == (cache != NULL));
   CHECK_OK(nvb_kv_cache_destroy(cache));
   return status;
@@ -21,11 +21,11 @@ static nvb_kv_cache_options small_cache(void) {
   return options;
 }
 
-static void test_options(fixture *f) {
+static void test_options(fixture* f) {
   nvb_kv_cache_options options = small_cache();
   CHECK_STRUCT(options, create, f);
   nvb_memory_statistics before = statistics_of(f->memory);
-  nvb_kv_cache *cache = NULL;
+  nvb_kv_cache* cache = NULL;
   uint64_t bytes = 0;
   for (uint32_t dtype = 0; dtype <= NVB_DTYPE_BF16; ++dtype) {
     options.dtype = dtype;
@@ -67,14 +67,14 @@ static void test_options(fixture *f) {
   CHECK(cache == foreign_handle());
 }
 
-static nvb_status append(void *value, void *context) {
-  return nvb_kv_cache_append(((fixture *)context)->backend, value, NULL);
+static nvb_status append(void* value, void* context) {
+  return nvb_kv_cache_append(((fixture*)context)->backend, value, NULL);
 }
 
-static void test_append(fixture *f) {
+static void test_append(fixture* f) {
   enum { TOKENS = 3, ROW = 2 * 16 };
   nvb_kv_cache_options options = small_cache();
-  nvb_kv_cache *cache = NULL;
+  nvb_kv_cache* cache = NULL;
   CHECK_OK(nvb_kv_cache_create(f->backend, &options, &cache));
   float values[TOKENS * ROW];
   for (int i = 0; i < TOKENS * ROW; ++i) values[i] = (float)i;
@@ -143,14 +143,14 @@ static void test_append(fixture *f) {
   CHECK_FAILS(nvb_kv_cache_append(f->backend, &good, f->stream), NVB_ERROR_INVALID_ARGUMENT, "KV cache", "destroyed");
 }
 
-static void test_handles(fixture *f) {
+static void test_handles(fixture* f) {
   nvb_kv_cache_options options = small_cache();
-  nvb_kv_cache *cache = NULL;
+  nvb_kv_cache* cache = NULL;
   uint64_t bytes = 7;
   CHECK_OK(nvb_kv_cache_create(f->backend, &options, &cache));
   CHECK_FAILS(nvb_kv_cache_get_bytes(cache, NULL), NVB_ERROR_INVALID_ARGUMENT, "bytes", "NULL");
   CHECK_FAILS(nvb_kv_cache_get_bytes(NULL, &bytes), NVB_ERROR_INVALID_ARGUMENT, "KV cache", "NULL");
-  CHECK_FAILS(nvb_kv_cache_get_bytes((nvb_kv_cache *)f->stream, &bytes), NVB_ERROR_INVALID_ARGUMENT, "not a KV cache");
+  CHECK_FAILS(nvb_kv_cache_get_bytes((nvb_kv_cache*)f->stream, &bytes), NVB_ERROR_INVALID_ARGUMENT, "not a KV cache");
   CHECK_OK(nvb_kv_cache_destroy(cache));
   CHECK_FAILS(nvb_kv_cache_get_bytes(cache, &bytes), NVB_ERROR_INVALID_ARGUMENT, "KV cache", "destroyed");
   CHECK_FAILS(nvb_kv_cache_destroy(cache), NVB_ERROR_INVALID_ARGUMENT, "KV cache", "destroyed");
@@ -158,13 +158,13 @@ static void test_handles(fixture *f) {
   CHECK_EQUAL(bytes, 7);
 }
 
-static void test_growth(fixture *f) {
+static void test_growth(fixture* f) {
   nvb_kv_cache_options options = small_cache();
   nvb_memory_statistics before = statistics_of(f->memory);
   long kilobytes = 0;
   for (int i = 0; i < 1100; ++i) {
     if (i == 100) kilobytes = resident_kilobytes();
-    nvb_kv_cache *cache = NULL;
+    nvb_kv_cache* cache = NULL;
     CHECK_OK(nvb_kv_cache_create(f->backend, &options, &cache));
     CHECK_OK(nvb_kv_cache_destroy(cache));
   }

@@ -5,16 +5,18 @@ enum { ROWS = 3, WIDTH = 8, CELLS = ROWS * WIDTH };
 
 // A block of CELLS floats that each test uses as it needs.
 typedef struct {
-  fixture *f;
+  fixture* f;
   float values[CELLS];
   void *a, *b, *out, *integers;
-  nvb_weight *weight;  // [4, 8], element (n, k) = values[n * WIDTH + k] of the first four rows, wrapped around
-  nvb_weight *gated;
+  nvb_weight* weight;  // [4, 8], element (n, k) = values[n * WIDTH + k] of the first four rows, wrapped around
+  nvb_weight* gated;
 } bench;
 
-static float weight_value(const bench *b, int n, int k) { return b->values[(n * WIDTH + k) % CELLS]; }
+static float weight_value(const bench* b, int n, int k) {
+  return b->values[(n * WIDTH + k) % CELLS];
+}
 
-static bench set_up(fixture *f) {
+static bench set_up(fixture* f) {
   bench b = {.f = f};
   uint32_t state = 3;
   for (int i = 0; i < CELLS; ++i) b.values[i] = next_number(&state);
@@ -25,7 +27,8 @@ static bench set_up(fixture *f) {
   b.integers = upload(f, integers, sizeof integers);
   float matrix[4 * WIDTH];
   for (int i = 0; i < 4 * WIDTH; ++i) matrix[i] = weight_value(&b, i / WIDTH, i % WIDTH);
-  nvb_tensor parts[2] = {nvb_tensor_2d(matrix, NVB_DTYPE_F32, 4, WIDTH), nvb_tensor_2d(matrix, NVB_DTYPE_F32, 4, WIDTH)};
+  nvb_tensor parts[2] = {nvb_tensor_2d(matrix, NVB_DTYPE_F32, 4, WIDTH),
+                         nvb_tensor_2d(matrix, NVB_DTYPE_F32, 4, WIDTH)};
   nvb_weight_desc desc;
   nvb_weight_desc_init(&desc);
   desc.parts = parts;
@@ -37,7 +40,7 @@ static bench set_up(fixture *f) {
   return b;
 }
 
-static void tear_down(bench *b) {
+static void tear_down(bench* b) {
   release(b->f, b->a);
   release(b->f, b->b);
   release(b->f, b->out);
@@ -46,12 +49,14 @@ static void tear_down(bench *b) {
   CHECK_OK(nvb_weight_destroy(b->gated));
 }
 
-static nvb_tensor matrix(void *block, int64_t rows, int64_t columns) {
+static nvb_tensor matrix(void* block, int64_t rows, int64_t columns) {
   return nvb_tensor_2d(block, NVB_DTYPE_F32, rows, columns);
 }
 
-#define OPERATION(name) \
-  static nvb_status call_##name(void *value, void *context) { return nvb_##name(((bench *)context)->f->backend, value, NULL); }
+#define OPERATION(name)                                            \
+  static nvb_status call_##name(void* value, void* context) {      \
+    return nvb_##name(((bench*)context)->f->backend, value, NULL); \
+  }
 OPERATION(embedding)
 OPERATION(rms_norm)
 OPERATION(linear)
@@ -60,26 +65,26 @@ OPERATION(rope)
 
 // What every operation has in common: its struct, its handles, and its tensors one by one, each of which is also given
 // with wrong contents. `args` is a good call's.
-#define CHECK_OPERATION(name, good)                                                                                   \
-  do {                                                                                                                \
-    CHECK_STRUCT(good, call_##name, b);                                                                               \
-    CHECK_FAILS(nvb_##name(NULL, &(good), NULL), NVB_ERROR_INVALID_ARGUMENT, "nvb_" #name, "backend", "NULL");        \
-    CHECK_FAILS(nvb_##name(foreign_handle(), &(good), NULL), NVB_ERROR_INVALID_ARGUMENT, "not a backend");            \
-    CHECK_FAILS(nvb_##name(b->f->backend, &(good), foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream");    \
+#define CHECK_OPERATION(name, good)                                                                                \
+  do {                                                                                                             \
+    CHECK_STRUCT(good, call_##name, b);                                                                            \
+    CHECK_FAILS(nvb_##name(NULL, &(good), NULL), NVB_ERROR_INVALID_ARGUMENT, "nvb_" #name, "backend", "NULL");     \
+    CHECK_FAILS(nvb_##name(foreign_handle(), &(good), NULL), NVB_ERROR_INVALID_ARGUMENT, "not a backend");         \
+    CHECK_FAILS(nvb_##name(b->f->backend, &(good), foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream"); \
   } while (0)
 
-#define CHECK_TENSOR(name, good, field)                                          \
-  do {                                                                           \
-    nvb_##name##_args wrong = (good);                                            \
+#define CHECK_TENSOR(name, good, field)                                                 \
+  do {                                                                                  \
+    nvb_##name##_args wrong = (good);                                                   \
     check_tensor(__LINE__, #field, &wrong, &wrong.field, (good).field, call_##name, b); \
   } while (0)
 
-static void check_tensor(int line, const char *name, void *args, nvb_tensor *tensor, nvb_tensor good, struct_call call,
-                         bench *b) {
-  const char *words[3] = {name, NULL, NULL};
-#define TENSOR_REFUSED(word)                                                                        \
-  words[1] = (word);                                                                                \
-  check_fails(__FILE__, line, name, call(args, b), NVB_ERROR_INVALID_ARGUMENT, words);              \
+static void check_tensor(int line, const char* name, void* args, nvb_tensor* tensor, nvb_tensor good, struct_call call,
+                         bench* b) {
+  const char* words[3] = {name, NULL, NULL};
+#define TENSOR_REFUSED(word)                                                           \
+  words[1] = (word);                                                                   \
+  check_fails(__FILE__, line, name, call(args, b), NVB_ERROR_INVALID_ARGUMENT, words); \
   *tensor = good
   tensor->dtype = 77;
   TENSOR_REFUSED("dtype 77");
@@ -89,7 +94,7 @@ static void check_tensor(int line, const char *name, void *args, nvb_tensor *ten
   TENSOR_REFUSED("rank 5");
   tensor->data = NULL;
   TENSOR_REFUSED("NULL");
-  tensor->data = (char *)tensor->data + 1;
+  tensor->data = (char*)tensor->data + 1;
   TENSOR_REFUSED("aligned");
   tensor->shape[0] = -1;
   TENSOR_REFUSED("-1");
@@ -109,11 +114,11 @@ static void check_tensor(int line, const char *name, void *args, nvb_tensor *ten
   }
 }
 
-#define REFUSED(name, ...) \
+#define REFUSED(name, ...)                                                                              \
   CHECK_FAILS(nvb_##name(b->f->backend, &args, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
   args = good
 
-static void test_embedding(bench *b) {
+static void test_embedding(bench* b) {
   nvb_embedding_args good;
   nvb_embedding_args_init(&good);
   good.tokens = nvb_tensor_1d(b->integers, NVB_DTYPE_I32, ROWS);
@@ -148,7 +153,7 @@ static void test_embedding(bench *b) {
   REFUSED(embedding, "reserved is 1");
   // Tokens 0, 4, -1: the table has four rows.
   const int32_t outside[3] = {0, 4, -1};
-  void *block = upload(b->f, outside, sizeof outside);
+  void* block = upload(b->f, outside, sizeof outside);
   args.tokens = nvb_tensor_1d(block, NVB_DTYPE_I32, 3);
   if (test_on_cpu()) {
     REFUSED(embedding, "tokens[1] is 4", "4 rows");
@@ -160,7 +165,7 @@ static void test_embedding(bench *b) {
   release(b->f, block);
 }
 
-static void test_rms_norm(bench *b) {
+static void test_rms_norm(bench* b) {
   nvb_rms_norm_args good;
   nvb_rms_norm_args_init(&good);
   good.input = matrix(b->a, ROWS, WIDTH);
@@ -172,7 +177,7 @@ static void test_rms_norm(bench *b) {
   float out[CELLS];
   download(b->f, out, b->out, sizeof out);
   for (int row = 0; row < ROWS; ++row) {
-    const float *x = b->values + row * WIDTH;
+    const float* x = b->values + row * WIDTH;
     double s[WIDTH], square = 0, sum = 0;
     for (int i = 0; i < WIDTH; ++i) square += x[i] * x[i];
     for (int i = 0; i < WIDTH; ++i) {
@@ -204,7 +209,7 @@ static void test_rms_norm(bench *b) {
   REFUSED(rms_norm, "epsilon is -1");
   args.weight_offset = 0.5f;
   REFUSED(rms_norm, "weight_offset is 0.5", "0 or 1");
-  void *wide = NULL;
+  void* wide = NULL;
   CHECK_OK(nvb_memory_allocate(b->f->memory, 65537 * 4, b->f->stream, &wide));
   args.input = args.output = matrix(wide, 1, 65537);
   memset(&args.residual, 0, sizeof args.residual);
@@ -214,7 +219,7 @@ static void test_rms_norm(bench *b) {
   release(b->f, wide);
 }
 
-static void test_linear(bench *b) {
+static void test_linear(bench* b) {
   nvb_linear_args good;
   nvb_linear_args_init(&good);
   good.input = matrix(b->a, ROWS, WIDTH);
@@ -241,7 +246,7 @@ static void test_linear(bench *b) {
   REFUSED(linear, "activation is 4294967295");
   args.weight = NULL;
   REFUSED(linear, "weight", "NULL");
-  args.weight = (nvb_weight *)b->f->stream;
+  args.weight = (nvb_weight*)b->f->stream;
   REFUSED(linear, "not a weight");
   args.input = matrix(b->a, ROWS, WIDTH - 1);
   REFUSED(linear, "input", "7 columns", "[4, 8]");
@@ -260,7 +265,7 @@ static void test_linear(bench *b) {
   REFUSED(linear, "reserved is 9");
 }
 
-static void test_gated_activation(bench *b) {
+static void test_gated_activation(bench* b) {
   nvb_gated_activation_args good;
   nvb_gated_activation_args_init(&good);
   good.gate = matrix(b->a, ROWS, WIDTH);
@@ -291,7 +296,7 @@ static void test_gated_activation(bench *b) {
   REFUSED(gated_activation, "reserved is 1");
 }
 
-static void test_rope(bench *b) {
+static void test_rope(bench* b) {
   nvb_rope_args good;
   nvb_rope_args_init(&good);
   good.query = nvb_tensor_3d(b->a, NVB_DTYPE_F32, ROWS, 2, 4);
@@ -344,7 +349,7 @@ static void test_rope(bench *b) {
   REFUSED(rope, "key", "key_output", "cache");
   args.value = good.query;
   REFUSED(rope, "value", "cache");
-  args.cache = (nvb_kv_cache *)b->weight;
+  args.cache = (nvb_kv_cache*)b->weight;
   REFUSED(rope, "not a KV cache");
   args.positions.dtype = NVB_DTYPE_F32;
   REFUSED(rope, "positions", "f32", "i32");

@@ -4,12 +4,12 @@
 enum { ROWS = 4, COLUMNS = 6, CELLS = ROWS * COLUMNS };
 
 typedef struct {
-  fixture *f;
+  fixture* f;
   float values[CELLS];
   void *input, *second, *output, *tokens;
 } bench;
 
-static bench set_up(fixture *f) {
+static bench set_up(fixture* f) {
   bench b = {.f = f};
   uint32_t state = 9;
   for (int i = 0; i < CELLS; ++i) b.values[i] = 3 * next_number(&state);
@@ -21,17 +21,21 @@ static bench set_up(fixture *f) {
   return b;
 }
 
-static void tear_down(bench *b) {
+static void tear_down(bench* b) {
   release(b->f, b->input);
   release(b->f, b->second);
   release(b->f, b->output);
   release(b->f, b->tokens);
 }
 
-static nvb_tensor matrix(void *block) { return nvb_tensor_2d(block, NVB_DTYPE_F32, ROWS, COLUMNS); }
+static nvb_tensor matrix(void* block) {
+  return nvb_tensor_2d(block, NVB_DTYPE_F32, ROWS, COLUMNS);
+}
 
-#define OPERATION(name) \
-  static nvb_status call_##name(void *value, void *context) { return nvb_##name(((bench *)context)->f->backend, value, NULL); }
+#define OPERATION(name)                                            \
+  static nvb_status call_##name(void* value, void* context) {      \
+    return nvb_##name(((bench*)context)->f->backend, value, NULL); \
+  }
 OPERATION(softmax)
 OPERATION(add)
 OPERATION(multiply)
@@ -50,11 +54,11 @@ OPERATION(sample)
     CHECK_FAILS(nvb_##name(b->f->backend, &(good), foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream"); \
   } while (0)
 
-#define REFUSED(name, ...)                                                                                    \
+#define REFUSED(name, ...)                                                                              \
   CHECK_FAILS(nvb_##name(b->f->backend, &args, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
   args = good
 
-static void test_softmax(bench *b) {
+static void test_softmax(bench* b) {
   nvb_softmax_args good;
   nvb_softmax_args_init(&good);
   good.input = matrix(b->input);
@@ -86,8 +90,8 @@ static void test_softmax(bench *b) {
   REFUSED(softmax, "reserved is 1");
 }
 
-static void test_elementwise(bench *b) {
-  typedef nvb_status (*operation)(const nvb_backend *, const nvb_elementwise_args *, nvb_stream *);
+static void test_elementwise(bench* b) {
+  typedef nvb_status (*operation)(const nvb_backend*, const nvb_elementwise_args*, nvb_stream*);
   static const operation operations[6] = {nvb_add, nvb_multiply, nvb_scale, nvb_soft_cap, nvb_convert, nvb_activate};
   float out[CELLS];
   for (int kind = 0; kind < 6; ++kind) {
@@ -142,7 +146,7 @@ static void test_elementwise(bench *b) {
   REFUSED(multiply, "second", "2 rows", "4 rows");
 }
 
-static void test_argmax(bench *b) {
+static void test_argmax(bench* b) {
   nvb_argmax_args good;
   nvb_argmax_args_init(&good);
   good.logits = matrix(b->second);
@@ -171,7 +175,7 @@ static void test_argmax(bench *b) {
   REFUSED(argmax, "tokens", "missing");
 }
 
-static void test_sample(bench *b) {
+static void test_sample(bench* b) {
   nvb_sample_args good;
   nvb_sample_args_init(&good);
   good.logits = matrix(b->second);

@@ -8,7 +8,7 @@
 static void test_names_and_tree(void) {
   static const struct {
     nvb_status status, parent;
-    const char *name;
+    const char* name;
   } codes[] = {
       {NVB_OK, NVB_OK, "NVB_OK"},
       {NVB_ERROR, NVB_ERROR, "NVB_ERROR"},
@@ -50,7 +50,7 @@ static nvb_status fail(void) {
   return nvb_backend_get_device_info(NULL, &info);
 }
 
-static void *no_error_yet(void *unused) {
+static void* no_error_yet(void* unused) {
   char text[8] = "before";
   CHECK_EQUAL(nvb_last_error_message(text, sizeof text), 1);
   CHECK(text[0] == '\0');
@@ -62,13 +62,13 @@ static void *no_error_yet(void *unused) {
   return unused;
 }
 
-static void *own_error(void *unused) {
+static void* own_error(void* unused) {
   check_thread = 1;
   CHECK_FAILS(nvb_stream_synchronize(NULL), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
   return unused;
 }
 
-static void run_thread(void *(*body)(void *)) {
+static void run_thread(void* (*body)(void*)) {
   pthread_t thread;
   CHECK_EQUAL(pthread_create(&thread, NULL, body, NULL), 0);
   CHECK_EQUAL(pthread_join(thread, NULL), 0);
@@ -106,12 +106,12 @@ static void test_last_error(void) {
   CHECK_EQUAL(detail.cuda_code, 0);
 }
 
-static nvb_status get_error(void *value, void *context) {
+static nvb_status get_error(void* value, void* context) {
   (void)context;
   return nvb_last_error_get(value);
 }
 
-static nvb_status get_build(void *value, void *context) {
+static nvb_status get_build(void* value, void* context) {
   (void)context;
   return nvb_get_build_info(value);
 }
@@ -138,15 +138,15 @@ static void test_versions(void) {
 
 // An engine may open the library by itself, close it, and go on.
 static void test_dlopen(void) {
-  const char *(*version)(void) = nvb_version_string;
-  void *address;
+  const char* (*version)(void) = nvb_version_string;
+  void* address;
   memcpy(&address, &version, sizeof address);
   Dl_info info;
   CHECK(dladdr(address, &info) != 0);
-  void *library = dlopen(info.dli_fname, RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(info.dli_fname, RTLD_NOW | RTLD_LOCAL);
   CHECK(library != NULL);
   if (library == NULL) return;
-  void *symbol = dlsym(library, "nvb_abi_version");
+  void* symbol = dlsym(library, "nvb_abi_version");
   CHECK(symbol != NULL);
   uint32_t (*abi_version)(void);
   memcpy(&abi_version, &symbol, sizeof abi_version);

@@ -1,10 +1,10 @@
 // Streams: creation, wrapping, order, queries.
 #include "check.h"
 
-static void test_work(fixture *f) {
+static void test_work(fixture* f) {
   enum { BYTES = 1 << 20 };
-  nvb_stream *other = NULL;
-  nvb_event *event = NULL;
+  nvb_stream* other = NULL;
+  nvb_event* event = NULL;
   void *a = NULL, *b = NULL;
   static unsigned char back[BYTES];
   CHECK_OK(nvb_stream_create(f->backend, -1000, &other));
@@ -29,15 +29,15 @@ static void test_work(fixture *f) {
   CHECK_OK(nvb_stream_destroy(other));
 }
 
-static void test_wrapping(fixture *f) {
-  void *native = foreign_handle();
+static void test_wrapping(fixture* f) {
+  void* native = foreign_handle();
   CHECK_OK(nvb_stream_get_native(f->stream, &native));
   nvb_stream *wrapped = NULL, *legacy = NULL;
   CHECK_OK(nvb_stream_wrap(f->backend, native, &wrapped));
   CHECK_OK(nvb_stream_wrap(f->backend, NULL, &legacy));
   const float values[3] = {1, 2, 3};
   float back[3] = {0};
-  void *block = upload(f, values, sizeof values);
+  void* block = upload(f, values, sizeof values);
   nvb_elementwise_args args;
   nvb_elementwise_args_init(&args);
   args.input = args.output = nvb_tensor_2d(block, NVB_DTYPE_F32, 1, 3);
@@ -55,11 +55,11 @@ static void test_wrapping(fixture *f) {
   release(f, block);
 }
 
-static void test_errors(fixture *f) {
-  nvb_stream *stream = foreign_handle();
-  nvb_event *event = NULL;
+static void test_errors(fixture* f) {
+  nvb_stream* stream = foreign_handle();
+  nvb_event* event = NULL;
   uint32_t finished = 7;
-  void *native = foreign_handle();
+  void* native = foreign_handle();
   CHECK_FAILS(nvb_stream_create(NULL, 0, &stream), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   CHECK_FAILS(nvb_stream_create(f->backend, 0, NULL), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
   CHECK_FAILS(nvb_stream_wrap(NULL, NULL, &stream), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
@@ -72,13 +72,13 @@ static void test_errors(fixture *f) {
   CHECK_OK(nvb_event_create(f->backend, &event));
   CHECK_FAILS(nvb_stream_wait_event(NULL, event), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
   CHECK_FAILS(nvb_stream_wait_event(f->stream, NULL), NVB_ERROR_INVALID_ARGUMENT, "event", "NULL");
-  CHECK_FAILS(nvb_stream_wait_event((nvb_stream *)event, event), NVB_ERROR_INVALID_ARGUMENT, "not a stream");
+  CHECK_FAILS(nvb_stream_wait_event((nvb_stream*)event, event), NVB_ERROR_INVALID_ARGUMENT, "not a stream");
   CHECK(stream == foreign_handle() && finished == 7 && native == foreign_handle());
 
   fixture other = open_fixture();
   CHECK_FAILS(nvb_stream_wait_event(other.stream, event), NVB_ERROR_INVALID_ARGUMENT, "another backend");
   const float value = 1;
-  void *block = upload(f, &value, sizeof value);
+  void* block = upload(f, &value, sizeof value);
   nvb_elementwise_args args;
   nvb_elementwise_args_init(&args);
   args.input = args.output = nvb_tensor_2d(block, NVB_DTYPE_F32, 1, 1);
@@ -95,7 +95,7 @@ static void test_errors(fixture *f) {
   CHECK_OK(nvb_stream_destroy(NULL));
 }
 
-static void test_growth(fixture *f) {
+static void test_growth(fixture* f) {
   long kilobytes = 0;
   for (int i = 0; i < 1100; ++i) {
     if (i == 100) kilobytes = resident_kilobytes();

@@ -2,23 +2,23 @@
 #include "check.h"
 
 typedef struct {
-  fixture *f;
-  nvb_weight *weight;
+  fixture* f;
+  nvb_weight* weight;
 } weight_context;
 
-static nvb_status create(void *value, void *context) {
-  nvb_weight *weight = NULL;
-  nvb_status status = nvb_weight_create(((weight_context *)context)->f->backend, value, NULL, &weight);
+static nvb_status create(void* value, void* context) {
+  nvb_weight* weight = NULL;
+  nvb_status status = nvb_weight_create(((weight_context*)context)->f->backend, value, NULL, &weight);
   CHECK((status == NVB_OK) == (weight != NULL));
   CHECK_OK(nvb_weight_destroy(weight));
   return status;
 }
 
-static nvb_status get_info(void *value, void *context) {
-  return nvb_weight_get_info(((weight_context *)context)->weight, value);
+static nvb_status get_info(void* value, void* context) {
+  return nvb_weight_get_info(((weight_context*)context)->weight, value);
 }
 
-static nvb_weight_desc describe(const nvb_tensor *parts, size_t count, uint32_t arrangement, uint32_t source) {
+static nvb_weight_desc describe(const nvb_tensor* parts, size_t count, uint32_t arrangement, uint32_t source) {
   nvb_weight_desc desc;
   nvb_weight_desc_init(&desc);
   desc.parts = parts;
@@ -28,7 +28,7 @@ static nvb_weight_desc describe(const nvb_tensor *parts, size_t count, uint32_t 
   return desc;
 }
 
-static nvb_weight_info info_of(nvb_weight *weight) {
+static nvb_weight_info info_of(nvb_weight* weight) {
   nvb_weight_info info;
   nvb_weight_info_init(&info);
   CHECK_OK(nvb_weight_get_info(weight, &info));
@@ -36,7 +36,7 @@ static nvb_weight_info info_of(nvb_weight *weight) {
 }
 
 // x · Wᵀ with x = (1, 10, 100) shows which row stands where.
-static void check_product(fixture *f, nvb_weight *weight, const float *expected, int64_t columns) {
+static void check_product(fixture* f, nvb_weight* weight, const float* expected, int64_t columns) {
   const float x[3] = {1, 10, 100};
   float y[8] = {0};
   void *input = upload(f, x, sizeof x), *output = upload(f, y, sizeof y);
@@ -52,11 +52,11 @@ static void check_product(fixture *f, nvb_weight *weight, const float *expected,
   release(f, output);
 }
 
-static void test_arrangements(fixture *f) {
+static void test_arrangements(fixture* f) {
   const float a[6] = {1, 2, 3, 4, 5, 6}, b[6] = {7, 8, 9, 1, 1, 1};
   const float stacked[4] = {321, 654, 987, 111}, gated[2] = {321 * 987.0f, 654 * 111.0f};
-  nvb_tensor parts[2] = {nvb_tensor_2d((void *)a, NVB_DTYPE_F32, 2, 3), nvb_tensor_2d((void *)b, NVB_DTYPE_F32, 2, 3)};
-  nvb_weight *weight = NULL;
+  nvb_tensor parts[2] = {nvb_tensor_2d((void*)a, NVB_DTYPE_F32, 2, 3), nvb_tensor_2d((void*)b, NVB_DTYPE_F32, 2, 3)};
+  nvb_weight* weight = NULL;
   nvb_weight_desc desc = describe(parts, 2, NVB_WEIGHT_STACKED, NVB_SOURCE_HOST);
   CHECK_OK(nvb_weight_create(f->backend, &desc, f->stream, &weight));
   nvb_weight_info info = info_of(weight);
@@ -73,7 +73,7 @@ static void test_arrangements(fixture *f) {
   CHECK_OK(nvb_weight_destroy(weight));
 
   // The same from device memory, and borrowed there.
-  void *on_device = upload(f, a, sizeof a);
+  void* on_device = upload(f, a, sizeof a);
   nvb_tensor part = nvb_tensor_2d(on_device, NVB_DTYPE_F32, 2, 3);
   for (uint32_t source = NVB_SOURCE_DEVICE; source <= NVB_SOURCE_BORROWED; ++source) {
     desc = describe(&part, 1, NVB_WEIGHT_STACKED, source);
@@ -85,11 +85,11 @@ static void test_arrangements(fixture *f) {
   release(f, on_device);
 }
 
-static void test_errors(fixture *f) {
+static void test_errors(fixture* f) {
   float values[64] = {0};
   nvb_tensor good = nvb_tensor_2d(values, NVB_DTYPE_F32, 4, 8);
   nvb_tensor parts[2];
-  nvb_weight *weight = foreign_handle();
+  nvb_weight* weight = foreign_handle();
   nvb_weight_desc desc = describe(parts, 2, NVB_WEIGHT_STACKED, NVB_SOURCE_HOST);
 #define REFUSED(...) \
   CHECK_FAILS(nvb_weight_create(f->backend, &desc, f->stream, &weight), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
@@ -106,7 +106,7 @@ static void test_errors(fixture *f) {
   REFUSED("parts[1]", "rank 1");
   parts[1] = nvb_tensor_2d(NULL, NVB_DTYPE_F32, 4, 8);
   REFUSED("parts[1]", "NULL");
-  parts[1] = nvb_tensor_2d((char *)values + 2, NVB_DTYPE_F32, 4, 7);
+  parts[1] = nvb_tensor_2d((char*)values + 2, NVB_DTYPE_F32, 4, 7);
   REFUSED("parts[1]", "aligned", "4");
   parts[1] = nvb_tensor_2d(values, 9, 4, 8);
   REFUSED("parts[1]", "dtype 9");
@@ -136,7 +136,7 @@ static void test_errors(fixture *f) {
   desc = describe(parts, 1, NVB_WEIGHT_STACKED, 3);
   REFUSED("source is 3");
   desc = describe(parts, 2, NVB_WEIGHT_STACKED, NVB_SOURCE_BORROWED);
-  void *block = upload(f, values, sizeof values);
+  void* block = upload(f, values, sizeof values);
   parts[0] = parts[1] = nvb_tensor_2d(block, NVB_DTYPE_F32, 4, 8);
   REFUSED("borrowed");
   parts[1] = nvb_tensor_2d(block, NVB_DTYPE_F32, 9, 8);
@@ -150,11 +150,12 @@ static void test_errors(fixture *f) {
   desc = describe(&good, 1, NVB_WEIGHT_STACKED, NVB_SOURCE_HOST);
   CHECK_FAILS(nvb_weight_create(NULL, &desc, NULL, &weight), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   CHECK_FAILS(nvb_weight_create(f->backend, &desc, NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "weight", "NULL");
-  CHECK_FAILS(nvb_weight_create(f->backend, &desc, foreign_handle(), &weight), NVB_ERROR_INVALID_ARGUMENT, "not a stream");
+  CHECK_FAILS(nvb_weight_create(f->backend, &desc, foreign_handle(), &weight), NVB_ERROR_INVALID_ARGUMENT,
+              "not a stream");
   CHECK(weight == foreign_handle());
 }
 
-static void test_handles(fixture *f) {
+static void test_handles(fixture* f) {
   float values[6] = {0};
   nvb_tensor part = nvb_tensor_2d(values, NVB_DTYPE_F32, 2, 3);
   nvb_weight_desc desc = describe(&part, 1, NVB_WEIGHT_STACKED, NVB_SOURCE_HOST);
@@ -168,11 +169,11 @@ static void test_handles(fixture *f) {
 
   // The weight of another backend.
   fixture other = open_fixture();
-  void *block = upload(&other, values, sizeof values);
+  void* block = upload(&other, values, sizeof values);
   nvb_linear_args args;
   nvb_linear_args_init(&args);
   args.input = nvb_tensor_2d(block, NVB_DTYPE_F32, 1, 3);
-  args.output = nvb_tensor_2d((char *)block + 16, NVB_DTYPE_F32, 1, 2);
+  args.output = nvb_tensor_2d((char*)block + 16, NVB_DTYPE_F32, 1, 2);
   args.weight = context.weight;
   CHECK_FAILS(nvb_linear(other.backend, &args, NULL), NVB_ERROR_INVALID_ARGUMENT, "weight", "another backend");
   release(&other, block);
@@ -185,7 +186,7 @@ static void test_handles(fixture *f) {
   CHECK_OK(nvb_weight_destroy(NULL));
 }
 
-static void test_growth(fixture *f) {
+static void test_growth(fixture* f) {
   static float values[1000];
   nvb_tensor part = nvb_tensor_2d(values, NVB_DTYPE_F32, 10, 99);
   nvb_weight_desc desc = describe(&part, 1, NVB_WEIGHT_STACKED, NVB_SOURCE_HOST);
@@ -193,7 +194,7 @@ static void test_growth(fixture *f) {
   long kilobytes = 0;
   for (int i = 0; i < 1100; ++i) {
     if (i == 100) kilobytes = resident_kilobytes();
-    nvb_weight *weight = NULL;
+    nvb_weight* weight = NULL;
     CHECK_OK(nvb_weight_create(f->backend, &desc, f->stream, &weight));
     CHECK_OK(nvb_weight_destroy(weight));
   }

@@ -8,7 +8,8 @@ use nvbackend::tensor::{DType, Tensor};
 
 /// Query, key/value and output dtypes: the query has the keys' dtype or F32, the output any.
 pub fn dtypes() -> Vec<(DType, DType, DType)> {
-    let pairs = DType::FLOATS.map(|kv| (kv, kv)).into_iter().chain([(DType::F32, DType::F16), (DType::F32, DType::Bf16)]);
+    let pairs =
+        DType::FLOATS.map(|kv| (kv, kv)).into_iter().chain([(DType::F32, DType::F16), (DType::F32, DType::Bf16)]);
     pairs.flat_map(|(query, kv)| DType::FLOATS.map(|output| (query, kv, output))).collect()
 }
 
@@ -29,13 +30,7 @@ impl Keys {
 }
 
 /// One query row of one head: the output and ln Σ exp(score); 0 and −∞ when it sees no key.
-pub fn attend(
-    config: &AttentionConfig,
-    query: &[f64],
-    head: usize,
-    keys: &Keys,
-    position: i64,
-) -> (Vec<f64>, f64) {
+pub fn attend(config: &AttentionConfig, query: &[f64], head: usize, keys: &Keys, position: i64) -> (Vec<f64>, f64) {
     let (dim, heads) = (config.head_dim, config.kv_heads);
     let row = |token: usize| (token * heads + head / (config.query_heads / heads)) * dim;
     let window = config.window as i64;
@@ -77,14 +72,8 @@ pub fn filled_cache(
     capacity: usize,
     sequences: &[(usize, &Keys)],
 ) -> Result<KvCache, Failure> {
-    let options = KvCacheOptions {
-        layers: 3,
-        slots,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        capacity,
-        dtype,
-    };
+    let options =
+        KvCacheOptions { layers: 3, slots, kv_heads: config.kv_heads, head_dim: config.head_dim, capacity, dtype };
     let cache = KvCache::new(run.device.backend.memory(), options, run.stream)?;
     for layer in 0..3 {
         run.poison(&cache.layer(layer)?)?;
@@ -110,7 +99,13 @@ pub fn attention_bound(kv: DType, output: DType) -> f64 {
     bound(kv).max(bound(output))
 }
 
-pub fn expect_attention(run: &Run, kv: DType, output: &Tensor, lse: Option<&Tensor>, rows: &[(Vec<f64>, f64)]) -> Outcome {
+pub fn expect_attention(
+    run: &Run,
+    kv: DType,
+    output: &Tensor,
+    lse: Option<&Tensor>,
+    rows: &[(Vec<f64>, f64)],
+) -> Outcome {
     let reference: Vec<f64> = rows.iter().flat_map(|row| row.0.iter().copied()).collect();
     run.expect_within("output", output, &reference, attention_bound(kv, output.dtype))?;
     let Some(lse) = lse else { return Ok(()) };

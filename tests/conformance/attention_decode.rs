@@ -63,8 +63,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         causal: true,
     })?;
     let rows = case.positions.len();
-    let keys: Vec<Keys> =
-        case.positions.iter().map(|&position| Keys::new(run, &config, kv, position + 1)).collect();
+    let keys: Vec<Keys> = case.positions.iter().map(|&position| Keys::new(run, &config, kv, position + 1)).collect();
     let longest = case.positions.iter().max().map_or(1, |position| position + 1);
     let order = if case.permuted { run.random.permutation(rows + 2) } else { (0..rows + 2).collect() };
     let placed: Vec<(usize, &Keys)> = order.iter().copied().zip(&keys).collect();
@@ -210,7 +209,8 @@ fn places_outside_the_cache() {
         }
         result?;
         let empty = (vec![0.0; 16], f64::NEG_INFINITY);
-        let row = |i: usize| if i < 2 { empty.clone() } else { attend(&config, &queries[i * 16..][..16], i % 2, &keys, 9) };
+        let row =
+            |i: usize| if i < 2 { empty.clone() } else { attend(&config, &queries[i * 16..][..16], i % 2, &keys, 9) };
         expect_attention(run, DType::F32, &output, Some(&lse), &(0..4).map(row).collect::<Vec<_>>())
     });
 }

@@ -149,7 +149,14 @@ fn windows() {
     let mut cases = Vec::new();
     for window in [1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 130, 131, 1000] {
         for causal in [true, false] {
-            cases.push(Case { window, causal, sequences: vec![(130, 130), (5, 200)], heads: (2, 1), dim: 16, ..case() });
+            cases.push(Case {
+                window,
+                causal,
+                sequences: vec![(130, 130), (5, 200)],
+                heads: (2, 1),
+                dim: 16,
+                ..case()
+            });
         }
     }
     check("attention_prefill", &variants(&cases), test);
@@ -257,7 +264,9 @@ fn heads_first_tensors() {
             let span = count * heads * dim;
             tensors.push((run.strided(dtype, &shape, &[dim, count * dim, 1], 0, span, Some(&values))?, values));
         }
-        let [(query, queries), (key, key_values), (value, values)] = &tensors[..] else { unreachable!("three tensors") };
+        let [(query, queries), (key, key_values), (value, values)] = &tensors[..] else {
+            unreachable!("three tensors")
+        };
         let output = run.output(DType::F32, &shape, UNALIGNED)?;
         let starts = [0, count as i32];
         let source = KeySource::Tensors { key: *key, value: *value, key_starts: &starts };
@@ -299,7 +308,9 @@ fn chunks_agree_with_the_whole() {
             let source = KeySource::Cache { layer: cache.layer(1)?, slots: &[1], kv_lengths: &lengths };
             let op = AttentionPrefill::new(config, view(query), &[0, count as i32], source, output, None)?;
             run.executor().attention_prefill(&op, run.stream.raw())?;
-            let whole = |i: usize| attend(&config, &queries[(first * 4 + i) * 48..][..48], i % 4, &keys, (first + i / 4) as i64);
+            let whole = |i: usize| {
+                attend(&config, &queries[(first * 4 + i) * 48..][..48], i % 4, &keys, (first + i / 4) as i64)
+            };
             expect_attention(run, DType::Bf16, &output, None, &(0..count * 4).map(whole).collect::<Vec<_>>())?;
             first += count;
         }

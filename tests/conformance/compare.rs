@@ -115,5 +115,8 @@ fn the_comparison_sees_what_it_must() {
     out[7] = 1.0005;
     assert!(!close(&out, &[1.0; 10_000]), "one wrong element among many counts");
     assert!(compare(DType::F16, &[0.0], &[2e-8], 1e-3).is_ok(), "less than half a subnormal rounds to 0");
-    assert!(compare(DType::F16, &[65504.0], &[65519.0], 1e-3).is_ok() && compare(DType::F16, &[f64::INFINITY], &[65519.0], 1e-3).is_ok());
+    assert!(
+        compare(DType::F16, &[65504.0], &[65519.0], 1e-3).is_ok()
+            && compare(DType::F16, &[f64::INFINITY], &[65519.0], 1e-3).is_ok()
+    );
 }

@@ -145,7 +145,9 @@ fn sizes_and_magnitudes() {
             cases.push(Case { kind, special: Some(special), ..CASE });
         }
     }
-    for kind in [ElementwiseKind::Add, ElementwiseKind::Scale(2.0), ElementwiseKind::SoftCap(30.0), ElementwiseKind::Convert] {
+    for kind in
+        [ElementwiseKind::Add, ElementwiseKind::Scale(2.0), ElementwiseKind::SoftCap(30.0), ElementwiseKind::Convert]
+    {
         cases.push(Case { kind, special: Some(f64::NEG_INFINITY), ..CASE });
     }
     for cap in [1e-3, 30.0, 50.0, 1e30] {
@@ -160,7 +162,8 @@ fn sizes_and_magnitudes() {
 fn conversion_rounds_to_nearest_even() {
     let cases = FLOATS.map(|input| FLOATS.map(|output| (input, output))).concat();
     check("convert", &cases, |run, &(input, output)| {
-        let mut values: Vec<f64> = vec![0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 65504.0, 65519.9, 65520.0];
+        let mut values: Vec<f64> =
+            vec![0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 65504.0, 65519.9, 65520.0];
         values.extend([2e-8, 3e-8, 6e-8, 8.9e-8, 1e-40, 1e-45, 3.3e38, 3.4e38, -65520.0]);
         for exponent in -30..16 {
             // Halfway between two numbers of 8 and of 11 bits, and one F32 step to either side.
@@ -182,7 +185,9 @@ fn conversion_rounds_to_nearest_even() {
         let same = |a: f64, b: f64| a.is_nan() && b.is_nan() || a.to_bits() == b.to_bits();
         match out.iter().zip(&reference).position(|(&a, &b)| !same(a, b)) {
             None => Ok(()),
-            Some(i) => Err(Failure::from(format!("{:e} became {:e}; {:e} is expected", values[i], out[i], reference[i]))),
+            Some(i) => {
+                Err(Failure::from(format!("{:e} became {:e}; {:e} is expected", values[i], out[i], reference[i])))
+            }
         }
     });
 }

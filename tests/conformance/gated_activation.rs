@@ -52,7 +52,8 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let (gate, up) = if case.place == Place::Halves {
         let wide = [case.rows, 2, case.columns];
         let columns = case.columns.max(1);
-        let both: Vec<f64> = gates.chunks(columns).zip(ups.chunks(columns)).flat_map(|(g, u)| [g, u].concat()).collect();
+        let both: Vec<f64> =
+            gates.chunks(columns).zip(ups.chunks(columns)).flat_map(|(g, u)| [g, u].concat()).collect();
         let both = run.tensor(case.input, &wide, case.layout, &both)?;
         let half = |i: usize| {
             let data = both.data.cast::<u8>().wrapping_add(i * case.columns * case.input.size());
@@ -91,7 +92,9 @@ fn gated_activation() {
             cases.push(Case { input, output: input, activation, place: Place::Halves, ..CASE });
             cases.push(Case { input, activation, place: Place::Halves, layout: PITCHED, columns: 33, ..CASE });
         }
-        for (magnitude, special) in [(1e-20, None), (30.0, None), (1e10, None), (1.0, Some(f64::NAN)), (1.0, Some(f64::INFINITY))] {
+        for (magnitude, special) in
+            [(1e-20, None), (30.0, None), (1e10, None), (1.0, Some(f64::NAN)), (1.0, Some(f64::INFINITY))]
+        {
             cases.push(Case { activation, magnitude, special, ..CASE });
         }
     }

@@ -47,7 +47,8 @@ const CASE: Case = Case {
 
 /// x has the weight's dtype or F32; y any.
 fn dtypes() -> Vec<(DType, DType, DType)> {
-    let pairs = FLOATS.map(|weight| (weight, weight)).into_iter().chain([(DType::F32, DType::F16), (DType::F32, DType::Bf16)]);
+    let pairs =
+        FLOATS.map(|weight| (weight, weight)).into_iter().chain([(DType::F32, DType::F16), (DType::F32, DType::Bf16)]);
     pairs.flat_map(|(input, weight)| FLOATS.map(|output| (input, weight, output))).collect()
 }
 
@@ -106,7 +107,8 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
 fn rows_and_dtypes() {
     let mut random = Random::new("linear cases");
     let mut cases = Vec::new();
-    let sizes = [(1, 1), (1, 64), (7, 5), (16, 16), (33, 129), (64, 64), (65, 63), (96, 256), (130, 40), (200, 72), (256, 96)];
+    let sizes =
+        [(1, 1), (1, 64), (7, 5), (16, 16), (33, 129), (64, 64), (65, 63), (96, 256), (130, 40), (200, 72), (256, 96)];
     for m in ROWS {
         for (input, weight, output) in dtypes() {
             let (n, k) = random.choose(&sizes);
@@ -114,7 +116,20 @@ fn rows_and_dtypes() {
             let activation = random.choose(&ACTIVATIONS);
             let layout = random.choose(&[PLAIN, PLAIN, UNALIGNED, PITCHED]);
             let (gated, borrowed) = (random.flip(), random.flip());
-            cases.push(Case { m, n, k, input, weight, output, bias, activation, layout, gated, borrowed: borrowed && !gated, ..CASE });
+            cases.push(Case {
+                m,
+                n,
+                k,
+                input,
+                weight,
+                output,
+                bias,
+                activation,
+                layout,
+                gated,
+                borrowed: borrowed && !gated,
+                ..CASE
+            });
         }
     }
     check("linear", &cases, test);
@@ -123,7 +138,9 @@ fn rows_and_dtypes() {
 #[test]
 fn epilogues() {
     let mut cases = Vec::new();
-    for (input, weight) in [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F16, DType::F16)] {
+    for (input, weight) in
+        [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F16, DType::F16)]
+    {
         for m in [1, 7, 40] {
             for activation in ACTIVATIONS {
                 for gated in [false, true] {
@@ -140,10 +157,13 @@ fn epilogues() {
 #[test]
 fn sizes() {
     let mut cases = Vec::new();
-    let kinds = [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F16, DType::F16)];
+    let kinds =
+        [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F16, DType::F16)];
     for (input, weight) in kinds {
         let case = Case { input, weight, output: input, ..CASE };
-        for (n, k) in [(1, 1), (2, 3), (3, 8), (1, 1000), (1000, 1), (31, 33), (127, 129), (255, 1024), (1024, 255), (512, 513)] {
+        for (n, k) in
+            [(1, 1), (2, 3), (3, 8), (1, 1000), (1000, 1), (31, 33), (127, 129), (255, 1024), (1024, 255), (512, 513)]
+        {
             for (m, layout) in [(1, PLAIN), (1, UNALIGNED), (6, PLAIN), (20, PITCHED), (33, UNALIGNED)] {
                 cases.push(Case { m, n, k, layout, ..case });
                 cases.push(Case { m, n, k, layout, borrowed: true, ..case });
@@ -151,7 +171,9 @@ fn sizes() {
             cases.push(Case { m: 3, n, k, gated: true, activation: Activation::GeluTanh, ..case });
         }
         // The shapes of a model: wide, deep, and both.
-        for (m, n, k) in [(1, 2560, 1024), (1, 1024, 6912), (4, 1024, 2048), (300, 256, 640), (129, 640, 320), (1, 32_000, 64)] {
+        for (m, n, k) in
+            [(1, 2560, 1024), (1, 1024, 6912), (4, 1024, 2048), (300, 256, 640), (129, 640, 320), (1, 32_000, 64)]
+        {
             cases.push(Case { m, n, k, ..case });
         }
     }

@@ -115,7 +115,8 @@ fn every_form() {
     let mut cases = Vec::new();
     for bits in 0..32 {
         let bit = |i: u32| bits >> i & 1 == 1;
-        let parts = Parts { post_weight: bit(0), residual: bit(1), residual_output: bit(2), weight: bit(3), output: bit(4) };
+        let parts =
+            Parts { post_weight: bit(0), residual: bit(1), residual_output: bit(2), weight: bit(3), output: bit(4) };
         if (parts.residual_output || parts.output) && (parts.output || !parts.weight) {
             for (in_place, offset, layout) in [(false, 0.0, PLAIN), (true, 1.0, UNALIGNED), (false, 1.0, UNALIGNED)] {
                 cases.push(Case { parts, in_place, offset, layout, columns: 65, ..CASE });
@@ -144,7 +145,8 @@ fn dtypes() {
 #[test]
 fn sizes() {
     let mut cases = Vec::new();
-    for columns in [1, 2, 3, 7, 8, 31, 33, 127, 128, 256, 1000, 1152, 2560, 3001, 4096, 5376, 8192, 16384, 65535, 65536] {
+    for columns in [1, 2, 3, 7, 8, 31, 33, 127, 128, 256, 1000, 1152, 2560, 3001, 4096, 5376, 8192, 16384, 65535, 65536]
+    {
         for (parts, layout) in LAYOUTS.iter().flat_map(|&layout| [(PARTS, layout), (FUSED, layout)]) {
             for dtype in [DType::F32, DType::Bf16] {
                 cases.push(Case { columns, parts, layout, input: dtype, residual: dtype, output: dtype, ..CASE });

@@ -1,7 +1,9 @@
 //! `rope`: per head RMS norm, rotation by position · position_scale · base^(−2i/r), query scale, cache append.
 
 use crate::compare::{bound, compare, FLOATS};
-use crate::run::{cache_tensor, check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
+use crate::run::{
+    cache_tensor, check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED,
+};
 use nvbackend::attention::kv_cache::{KvCache, KvCacheOptions};
 use nvbackend::error::Status;
 use nvbackend::ops::rope::{Append, Rope, RopeArguments, Rotation};
@@ -121,7 +123,8 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         if plain {
             return Ok(None);
         }
-        let tensor = if case.in_place { heads.tensor } else { run.output(case.output, heads.tensor.shape(), case.layout)? };
+        let tensor =
+            if case.in_place { heads.tensor } else { run.output(case.output, heads.tensor.shape(), case.layout)? };
         run.allow_write(&tensor);
         Ok(Some(tensor))
     };
@@ -168,7 +171,11 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         epsilon: 1e-6,
         weight_offset: case.offset,
         positions: position_tensor,
-        rotation: case.rotary.map(|rotary_dim| Rotation { base: case.base, position_scale: case.position_scale, rotary_dim }),
+        rotation: case.rotary.map(|rotary_dim| Rotation {
+            base: case.base,
+            position_scale: case.position_scale,
+            rotary_dim,
+        }),
         append: layer.map(|cache| Append { cache, slots: Some(slot_tensor) }),
     })?;
     run.executor().rope(&op, run.stream.raw())?;
@@ -218,10 +225,32 @@ fn rotation() {
             }
         }
         for (fused, layout) in [(false, PLAIN), (true, PLAIN), (true, UNALIGNED), (false, PITCHED)] {
-            cases.push(Case { dtype, output: dtype, in_place: true, fused, layout, norm: Some(dtype), offset: 1.0, ..CASE });
+            cases.push(Case {
+                dtype,
+                output: dtype,
+                in_place: true,
+                fused,
+                layout,
+                norm: Some(dtype),
+                offset: 1.0,
+                ..CASE
+            });
         }
     }
-    for (dim, rotary) in [(1, 0), (2, 2), (8, 8), (40, 40), (64, 16), (64, 2), (80, 20), (96, 96), (128, 64), (256, 256), (512, 512), (33, 32)] {
+    for (dim, rotary) in [
+        (1, 0),
+        (2, 2),
+        (8, 8),
+        (40, 40),
+        (64, 16),
+        (64, 2),
+        (80, 20),
+        (96, 96),
+        (128, 64),
+        (256, 256),
+        (512, 512),
+        (33, 32),
+    ] {
         for norm in [None, Some(DType::F32)] {
             cases.push(Case { dim, rotary: Some(rotary), norm, ..CASE });
             cases.push(Case { dim, rotary: Some(rotary), norm, in_place: true, fused: true, ..CASE });

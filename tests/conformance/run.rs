@@ -53,7 +53,7 @@ pub fn check<C: Debug>(operation: &str, cases: &[C], test: impl Fn(&mut Run, &C)
         }
     }
     assert!(!cases.is_empty(), "{operation} has cases");
-    let shown = failures.len().min(25);
+    let shown = failures.len().min(12);
     assert!(
         failures.is_empty(),
         "{} of {} cases failed; NVB_TEST_SEED={} repeats them\n{}",

@@ -132,14 +132,8 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let tokens = run.output(DType::I32, &[case.rows], PLAIN)?;
     let probabilities = run.output(DType::F32, &[case.rows], PLAIN)?;
     let given = |tensor| Some(tensor).filter(|_| case.counters);
-    let op = Sample::new(
-        tensor,
-        options,
-        given(sequence_tensor),
-        given(position_tensor),
-        tokens,
-        given(probabilities),
-    )?;
+    let op =
+        Sample::new(tensor, options, given(sequence_tensor), given(position_tensor), tokens, given(probabilities))?;
     run.executor().sample(&op, run.stream.raw())?;
     let tokens: Vec<i32> = run.read(&tokens)?.into_iter().map(|token| token as i32).collect();
     let mut expected = Vec::new();
@@ -168,7 +162,20 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
 #[test]
 fn sample() {
     let mut cases = Vec::new();
-    let limits = [(0, 1.0), (0, 0.9), (0, 0.5), (0, 1e-6), (1, 1.0), (1, 0.3), (5, 1.0), (40, 0.95), (64, 0.8), (100, 0.99), (1000, 0.7), (300, 1.0)];
+    let limits = [
+        (0, 1.0),
+        (0, 0.9),
+        (0, 0.5),
+        (0, 1e-6),
+        (1, 1.0),
+        (1, 0.3),
+        (5, 1.0),
+        (40, 0.95),
+        (64, 0.8),
+        (100, 0.99),
+        (1000, 0.7),
+        (300, 1.0),
+    ];
     for (top_k, top_p) in limits {
         for temperature in [0.0, 0.3, 1.0, 2.5] {
             let options = SampleOptions { top_k, top_p, temperature, ..OPTIONS };
@@ -212,7 +219,8 @@ fn sample() {
 /// a value above 45 has a probability below 2e-7).
 #[test]
 fn frequencies() {
-    let cases = [(0, 1.0), (3, 1.0), (0, 0.8), (5, 0.7)].map(|(top_k, top_p)| SampleOptions { top_k, top_p, ..OPTIONS });
+    let cases =
+        [(0, 1.0), (3, 1.0), (0, 0.8), (5, 0.7)].map(|(top_k, top_p)| SampleOptions { top_k, top_p, ..OPTIONS });
     check("sample frequencies", &cases, |run, options| {
         let (rows, columns) = (30_000, 8);
         let options = SampleOptions { seed: run.random.bits(), ..*options };
@@ -252,7 +260,8 @@ fn frequencies() {
 /// The draw depends on the row's logits, seed, sequence and position, and on nothing else in the batch.
 #[test]
 fn draws_do_not_depend_on_the_batch() {
-    let cases = [(0, 1.0), (0, 0.9), (40, 0.95), (0, 0.99)].map(|(top_k, top_p)| SampleOptions { top_k, top_p, ..OPTIONS });
+    let cases =
+        [(0, 1.0), (0, 0.9), (40, 0.95), (0, 0.99)].map(|(top_k, top_p)| SampleOptions { top_k, top_p, ..OPTIONS });
     check("sample in batches", &cases, |run, options| {
         let (rows, columns) = (9, 4000);
         let options = SampleOptions { seed: run.random.bits(), ..*options };

@@ -115,7 +115,11 @@ fn wrong_parts_are_named() {
         expect_error(make(&[part(DType::I32, &[4, 8])], stacked, Source::Host), invalid, &["parts[0]", "i32"])?;
         expect_error(make(&[part(DType::F32, &[4])], stacked, Source::Host), invalid, &["parts[0]", "rank 1"])?;
         expect_error(make(&[part(DType::F32, &[0, 8])], stacked, Source::Host), invalid, &["parts[0]", "empty"])?;
-        expect_error(make(&[f32, part(DType::F16, &[4, 8])], stacked, Source::Host), invalid, &["parts[1]", "f16", "f32"])?;
+        expect_error(
+            make(&[f32, part(DType::F16, &[4, 8])], stacked, Source::Host),
+            invalid,
+            &["parts[1]", "f16", "f32"],
+        )?;
         expect_error(make(&[f32, part(DType::F32, &[4, 9])], stacked, Source::Host), invalid, &["parts[1]", "9", "8"])?;
         expect_error(make(&[f32], gated, Source::Host), invalid, &["gate and up"])?;
         expect_error(make(&[f32, part(DType::F32, &[5, 8])], gated, Source::Host), invalid, &["gate and up"])?;
@@ -129,7 +133,8 @@ fn borrowed_weights_keep_their_strides() {
     let cases = [PLAIN, UNALIGNED, PITCHED];
     check("borrowed weight", &cases, |run, &layout| {
         let (part, values) = run.normal(DType::F16, &[6, 10], layout, 1.0)?;
-        let weight = Weight::new(run.device.backend.memory(), &[part], Arrangement::Stacked, Source::Borrowed, run.stream)?;
+        let weight =
+            Weight::new(run.device.backend.memory(), &[part], Arrangement::Stacked, Source::Borrowed, run.stream)?;
         let view = weight.view();
         if view.row_stride != 10 + layout.padding || stored(run, &view)? != values {
             return Err(format!("{view:?}").into());
