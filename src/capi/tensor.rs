@@ -17,7 +17,7 @@ pub const NVB_DTYPE_I32: u32 = 4;
 /// A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside
 /// argument structs; an all-zero tensor stands for "absent" where a call says optional.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct nvb_tensor {
     /// The first element. Aligned to the element's size; 16-byte alignment of rows runs fastest.
     pub data: *mut c_void,
@@ -72,8 +72,9 @@ pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
     }
     // The span in bytes must fit an address, strides included.
     let overflow = || Error::invalid(format!("the size of tensor `{name}` {:?} overflows", &tensor.shape[..rank]));
+    // An extent of 0 excuses no other, because strides are products of them.
     let elements =
-        shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent)).ok_or_else(overflow)?;
+        shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent.max(1))).ok_or_else(overflow)?;
     elements.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow)?;
     let mut converted = Tensor::new(tensor.data, dtype, &shape[..rank]);
     if tensor.strides[..rank].iter().any(|&stride| stride != 0) {

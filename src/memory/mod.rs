@@ -63,19 +63,17 @@ impl MemoryManager {
     /// Counts the bytes before the device is asked, so that threads together never pass the limit.
     fn reserve(&self, bytes: usize) -> Result<()> {
         let mut statistics = self.statistics();
-        let after = statistics.allocated.saturating_add(bytes as u64);
-        if statistics.limit != 0 && after > statistics.limit {
+        let limit = if statistics.limit == 0 { u64::MAX } else { statistics.limit };
+        let after = statistics.allocated.checked_add(bytes as u64).filter(|&after| after <= limit);
+        let Some(after) = after else {
             statistics.failures += 1;
             return Err(Error::new(
                 Status::OutOfMemory,
-                format!(
-                    "{bytes} bytes requested with {} of the limit of {} in use",
-                    statistics.allocated, statistics.limit
-                ),
+                format!("{bytes} bytes requested with {} of the limit of {limit} in use", statistics.allocated),
             )
-            .with_limit(bytes as u64, statistics.limit)
+            .with_limit(bytes as u64, limit)
             .with_advice("free blocks first, or raise memory_limit"));
-        }
+        };
         statistics.allocated = after;
         Ok(())
     }
