@@ -126,9 +126,7 @@ impl Shared {
                 last = number;
                 idle_since = Instant::now();
             } else if idle_since.elapsed() < SPIN {
-                for _ in 0..16 {
-                    std::hint::spin_loop();
-                }
+                look_again();
             } else {
                 self.sleep(last);
                 idle_since = Instant::now();
@@ -158,6 +156,15 @@ impl Shared {
             self.wake.notify_all();
         }
     }
+}
+
+/// A pause between two looks at a shared variable. Where threads outnumber cores, the one that is waited for may need
+/// this very core, so it is offered each time.
+fn look_again() {
+    for _ in 0..32 {
+        std::hint::spin_loop();
+    }
+    std::thread::yield_now();
 }
 
 /// A poisoned lock is used as it is: what these locks guard is valid after every statement.
@@ -234,15 +241,8 @@ impl Threads {
         shared.work(region, &mut scratch);
 
         shared.state.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut turns = 0u32;
         while shared.state.load(Ordering::Acquire) & INSIDE != 0 {
-            // A worker that the system has taken off its core needs one, perhaps this one.
-            turns += 1;
-            if turns.is_multiple_of(1024) {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
+            look_again();
         }
         if let Some(payload) = lock(&shared.panic).take() {
             drop(scratch);
