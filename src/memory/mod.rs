@@ -79,6 +79,8 @@ impl MemoryManager {
     }
 
     /// NULL is fine. The block is reused only after the work queued on `stream` so far.
+    // A pointer that the map does not hold is refused, not followed.
+    #[allow(clippy::not_unsafe_ptr_arg_deref)]
     pub fn free(&self, pointer: *mut c_void, stream: RawHandle) -> Result<()> {
         if pointer.is_null() {
             return Ok(());

@@ -117,7 +117,8 @@ fn every_form() {
         let bit = |i: u32| bits >> i & 1 == 1;
         let parts =
             Parts { post_weight: bit(0), residual: bit(1), residual_output: bit(2), weight: bit(3), output: bit(4) };
-        if (parts.residual_output || parts.output) && (parts.output || !parts.weight) {
+        // Some output, and no weight without the output that it scales.
+        if parts.output || parts.residual_output && !parts.weight {
             for (in_place, offset, layout) in [(false, 0.0, PLAIN), (true, 1.0, UNALIGNED), (false, 1.0, UNALIGNED)] {
                 cases.push(Case { parts, in_place, offset, layout, columns: 65, ..CASE });
             }
