@@ -45,6 +45,7 @@ lint: setup ## check formatting, and clippy without a warning
 	cargo fmt --check
 	$(SOURCES) | xargs clang-format --dry-run --Werror
 	tools/list_driver_symbols.py --check
+	tests/gates/dependencies.py
 	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" cargo clippy --release --locked --all-targets -- -D warnings
 	cargo clippy --release --locked $(CPU_ONLY) -- -D warnings
 
