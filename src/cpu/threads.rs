@@ -117,6 +117,7 @@ impl Shared {
     fn serve(&self, mut scratch: Scratch) {
         let mut last = 0;
         let mut idle_since = Instant::now();
+        let mut looks = 0u32;
         while !self.stop.load(Ordering::Acquire) {
             if let Some(number) = self.enter(last) {
                 // SAFETY: this worker is inside, so the region is the one that was opened and stays.
@@ -126,7 +127,8 @@ impl Shared {
                 last = number;
                 idle_since = Instant::now();
             } else if idle_since.elapsed() < SPIN {
-                look_again();
+                look_again(looks);
+                looks = looks.wrapping_add(1);
             } else {
                 self.sleep(last);
                 idle_since = Instant::now();
@@ -158,13 +160,16 @@ impl Shared {
     }
 }
 
-/// A pause between two looks at a shared variable. Where threads outnumber cores, the one that is waited for may need
-/// this very core, so it is offered each time.
-fn look_again() {
+/// A pause between two looks at a shared variable, the `look`th since waiting began. Where threads outnumber cores, the
+/// one that is waited for may need this very core, so it is offered now and then: rarely, because who gives a core up
+/// to another process may not have it back for milliseconds.
+fn look_again(look: u32) {
     for _ in 0..32 {
         std::hint::spin_loop();
     }
-    std::thread::yield_now();
+    if look % 16 == 15 {
+        std::thread::yield_now();
+    }
 }
 
 /// A poisoned lock is used as it is: what these locks guard is valid after every statement.
@@ -241,8 +246,10 @@ impl Threads {
         shared.work(region, &mut scratch);
 
         shared.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut looks = 0u32;
         while shared.state.load(Ordering::Acquire) & INSIDE != 0 {
-            look_again();
+            look_again(looks);
+            looks = looks.wrapping_add(1);
         }
         if let Some(payload) = lock(&shared.panic).take() {
             drop(scratch);
