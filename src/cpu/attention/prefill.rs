@@ -6,7 +6,7 @@
 //! scores lie along vectors; its values are widened to f32. Tiles start at multiples of [`KEYS`], so a row's sums do not
 //! depend on the block it is in.
 
-use super::{finish, kv_row, lse_of, RunningSoftmax};
+use super::{finish, kv_row, lse_of, visible, RunningSoftmax};
 use crate::attention::{AttentionPrefill, SequenceSpan};
 use crate::cpu::outer_tile::Outer;
 use crate::cpu::row::{vectors, Row};
@@ -120,8 +120,8 @@ impl Kernel for Block<'_> {
         let rows = task.queries.len() * heads;
         let buffers = Buffers::new::<S>(scratch, rows, dim);
         load_queries::<S>(op, task, &buffers);
-        let begin = visible(op, task, task.queries.start).start;
-        let end = visible(op, task, task.queries.end - 1).end;
+        let begin = visible(&op.config, &task.span, task.queries.start).start;
+        let end = visible(&op.config, &task.span, task.queries.end - 1).end;
         for tile in (begin / KEYS * KEYS..end).step_by(KEYS) {
             let keys = tile..(tile + KEYS).min(end);
             transpose_keys::<S>(op, task, keys.clone(), buffers.key);
@@ -140,17 +140,6 @@ impl Kernel for Block<'_> {
             finish::<S>(values, *buffers.max.add(row), sum, output, dim, lse_of(op.lse, query, head));
         }
     }
-}
-
-/// The keys that a query of the sequence sees.
-fn visible(op: &AttentionPrefill, task: &Task, query: usize) -> Range<usize> {
-    let SequenceSpan { query_count, kv_length, .. } = task.span;
-    // Without a causal mask there may be more queries than keys; the first ones stand before every key.
-    if kv_length + query < query_count {
-        return 0..0;
-    }
-    let (begin, end) = op.config.visible(kv_length + query - query_count, kv_length);
-    begin..end
 }
 
 /// Scaled queries into their buffer, and the running softmax of every row to its start.
@@ -213,7 +202,7 @@ unsafe fn add_tile<S: Simd>(
     keys: Range<usize>,
 ) {
     let heads = task.heads.len();
-    let seen = |row: usize| visible(op, task, task.queries.start + row / heads);
+    let seen = |row: usize| visible(&op.config, &task.span, task.queries.start + row / heads);
     // Later rows see no earlier begin and no earlier end.
     let end = seen(strip.end - 1).end.min(keys.end);
     if end <= keys.start.max(seen(strip.start).start) {
