@@ -199,6 +199,8 @@ enum MemoryStep {
     /// One of the blocks made so far, alive or not, this many bytes into it.
     Free(usize, usize),
     Owns(usize, usize, usize),
+    /// From there to the block's end, and this much further.
+    OwnsToTheEnd(usize, usize, isize),
 }
 
 fn memory_step() -> impl Strategy<Value = MemoryStep> {
@@ -208,7 +210,8 @@ fn memory_step() -> impl Strategy<Value = MemoryStep> {
     prop_oneof![
         3 => bytes.prop_map(MemoryStep::Allocate),
         3 => (any::<usize>(), inside.clone()).prop_map(|(which, at)| MemoryStep::Free(which, at)),
-        2 => (any::<usize>(), inside, length).prop_map(|(which, at, bytes)| MemoryStep::Owns(which, at, bytes)),
+        1 => (any::<usize>(), inside.clone(), length).prop_map(|(which, at, bytes)| MemoryStep::Owns(which, at, bytes)),
+        1 => (any::<usize>(), inside, -2..3isize).prop_map(|(which, at, by)| MemoryStep::OwnsToTheEnd(which, at, by)),
     ]
 }
 
@@ -263,6 +266,13 @@ proptest! {
                     let block = block_of(&alive, address);
                     let whole = block.is_some_and(|(start, length)| bytes <= length - (address - start));
                     prop_assert_eq!(memory.owns(address as *const c_void, bytes), whole);
+                }
+                MemoryStep::OwnsToTheEnd(which, inside, by) if !made.is_empty() => {
+                    let address = made[which % made.len()] + inside;
+                    if let Some((start, length)) = block_of(&alive, address) {
+                        let bytes = (length - (address - start)).saturating_add_signed(by);
+                        prop_assert_eq!(memory.owns(address as *const c_void, bytes), by <= 0);
+                    }
                 }
                 _ => {}
             }

@@ -333,8 +333,7 @@ static void test_growth(bench* b) {
     CHECK_OK(nvb_attention_destroy(attention));
   }
   CHECK_OK(nvb_stream_synchronize(b->f->stream));
-  kilobytes = resident_kilobytes() - kilobytes;
-  if (kilobytes > GROWTH_LIMIT_KILOBYTES) CHECK_EQUAL(kilobytes, 0);
+  CHECK_GROWTH(kilobytes);
 }
 
 int main(void) {

@@ -345,8 +345,7 @@ static void test_lifetimes(void) {
     CHECK_OK(nvb_backend_destroy(backend));
   }
   for (int i = 0; i < 100; ++i) destroy_in_any_order(&state);
-  long growth = resident_kilobytes() - before;
-  if (growth > GROWTH_LIMIT_KILOBYTES) CHECK_EQUAL(growth, 0);
+  CHECK_GROWTH(before);
   close_fixture(&keep);
 }
 

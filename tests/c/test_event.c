@@ -79,8 +79,7 @@ static void test_growth(fixture* f) {
     CHECK_OK(nvb_event_record(event, f->stream));
     CHECK_OK(nvb_event_destroy(event));
   }
-  kilobytes = resident_kilobytes() - kilobytes;
-  if (kilobytes > GROWTH_LIMIT_KILOBYTES) CHECK_EQUAL(kilobytes, 0);
+  CHECK_GROWTH(kilobytes);
 }
 
 int main(void) {

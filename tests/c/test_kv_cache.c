@@ -168,8 +168,7 @@ static void test_growth(fixture* f) {
     CHECK_OK(nvb_kv_cache_create(f->backend, &options, &cache));
     CHECK_OK(nvb_kv_cache_destroy(cache));
   }
-  kilobytes = resident_kilobytes() - kilobytes;
-  if (kilobytes > GROWTH_LIMIT_KILOBYTES) CHECK_EQUAL(kilobytes, 0);
+  CHECK_GROWTH(kilobytes);
   CHECK_EQUAL(statistics_of(f->memory).allocated, before.allocated);
 }
 

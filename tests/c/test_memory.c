@@ -206,8 +206,7 @@ static void test_growth(fixture* f) {
     }
   }
   CHECK_OK(nvb_stream_synchronize(f->stream));
-  kilobytes = resident_kilobytes() - kilobytes;
-  if (kilobytes > GROWTH_LIMIT_KILOBYTES) CHECK_EQUAL(kilobytes, 0);
+  CHECK_GROWTH(kilobytes);
   nvb_memory_statistics after = statistics_of(f->memory);
   CHECK_EQUAL(after.allocated, before.allocated);
   CHECK_EQUAL(after.blocks, before.blocks);

@@ -105,8 +105,7 @@ static void test_growth(fixture* f) {
     CHECK_OK(nvb_stream_destroy(stream));
     CHECK_OK(nvb_stream_destroy(wrapped));
   }
-  kilobytes = resident_kilobytes() - kilobytes;
-  if (kilobytes > GROWTH_LIMIT_KILOBYTES) CHECK_EQUAL(kilobytes, 0);
+  CHECK_GROWTH(kilobytes);
 }
 
 int main(void) {

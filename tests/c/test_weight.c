@@ -198,8 +198,7 @@ static void test_growth(fixture* f) {
     CHECK_OK(nvb_weight_create(f->backend, &desc, f->stream, &weight));
     CHECK_OK(nvb_weight_destroy(weight));
   }
-  kilobytes = resident_kilobytes() - kilobytes;
-  if (kilobytes > GROWTH_LIMIT_KILOBYTES) CHECK_EQUAL(kilobytes, 0);
+  CHECK_GROWTH(kilobytes);
   CHECK_EQUAL(statistics_of(f->memory).allocated, before.allocated);
   CHECK_EQUAL(statistics_of(f->memory).blocks, before.blocks);
 }

@@ -176,7 +176,7 @@ fn decode_agrees_with_prefill() {
         let decode = AttentionDecode::new(config, query, cache.layer(1)?, decoded, None, positions, Some(slots), 0)?;
         run.executor().attention_decode(&decode, run.stream.raw())?;
         let (prefilled, decoded) = (run.read(&prefilled)?, run.read(&decoded)?);
-        compare(DType::F32, &decoded, &prefilled, 2.0 * attention_bound(dtype, DType::F32)).map_err(Failure::from)
+        compare(DType::F32, &decoded, &prefilled, 2.0 * attention_bound(dtype, DType::F32), &[]).map_err(Failure::from)
     });
 }
 

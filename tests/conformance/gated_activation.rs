@@ -72,7 +72,8 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let reference: Vec<f64> = gates.iter().zip(&ups).map(|(&gate, &up)| activate(case.activation, gate) * up).collect();
     let op = GatedActivation::new(gate, up, case.activation, output)?;
     run.executor().gated_activation(&op, run.stream.raw())?;
-    run.expect("output", &output, &reference)
+    let most: Vec<f64> = gates.iter().zip(&ups).map(|(gate, up)| gate * up).collect();
+    run.expect_activated("output", &output, &reference, &most)
 }
 
 #[test]

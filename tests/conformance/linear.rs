@@ -86,20 +86,24 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         None => None,
     };
     let output = run.output(case.output, &[m, n], case.layout)?;
-    let mut reference = Vec::with_capacity(m * n);
+    let (mut reference, mut most) = (Vec::with_capacity(m * n), Vec::with_capacity(m * n));
     for row in 0..m {
         for column in 0..n {
             let product = |part: usize| {
                 let bias = biases.as_ref().map_or(0.0, |(_, values)| values[column * parts.len() + part]);
                 dot(&x[row * k..][..k], &parts[part][column * k..][..k]) + bias
             };
-            let gate = activate(activation, product(0));
-            reference.push(if case.gated { gate * product(1) } else { gate });
+            let (gate, up) = (product(0), if case.gated { product(1) } else { 1.0 });
+            reference.push(activate(activation, gate) * up);
+            most.push(gate * up);
         }
     }
     let op = Linear::new(input, weight.view(), biases.map(|(tensor, _)| tensor), activation, output)?;
     run.executor().linear(&op, run.stream.raw())?;
-    run.expect("output", &output, &reference)
+    match activation {
+        Activation::None => run.expect("output", &output, &reference),
+        _ => run.expect_activated("output", &output, &reference, &most),
+    }
 }
 
 /// Every number of rows with every combination of dtypes; the rest varies from run to run.

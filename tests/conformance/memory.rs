@@ -16,7 +16,7 @@ fn copies_and_fills() {
         let memory = run.device.backend.memory().clone();
         let raw = run.stream.raw();
         let (a, b) = (memory.allocate(bytes, raw)?, memory.allocate(bytes + 7, raw)?);
-        if a as usize % 256 != 0 || b as usize % 256 != 0 {
+        if [a, b].iter().any(|&block| !(block as usize).is_multiple_of(256)) {
             return Err(format!("{a:p} and {b:p} are not aligned to 256 bytes").into());
         }
         let host = run.executor().host_allocate(bytes)?.cast::<u8>();

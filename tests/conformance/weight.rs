@@ -56,7 +56,9 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     if borrowed != (weight.bytes() == 0) || borrowed != (view.data == tensors[0].data) {
         return Err(format!("{} bytes at {:p}", weight.bytes(), view.data).into());
     }
-    if !borrowed && (view.data as usize % 256 != 0 || view.row_stride * view.dtype.size() % 16 != 0) {
+    let pitch = view.row_stride * view.dtype.size();
+    let aligned = (view.data as usize).is_multiple_of(256) && pitch.is_multiple_of(16);
+    if !borrowed && !aligned {
         return Err(format!("rows of {} elements at {:p} are not aligned", view.row_stride, view.data).into());
     }
     let expected = if gated {
