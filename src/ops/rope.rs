@@ -172,7 +172,8 @@ impl Rope {
             epsilon: arguments.epsilon,
             weight_offset: arguments.weight_offset,
             positions,
-            rotation: arguments.rotation,
+            // No element rotates, as in a head of one.
+            rotation: arguments.rotation.filter(|rotation| rotation.rotary_dim != 0),
             append: arguments.append,
         })
     }
