@@ -3,7 +3,8 @@
 use crate::cpu::CpuExecutor;
 use crate::error::{Error, Result, Status};
 use crate::executor::{DeviceInfo, DeviceKind, Executor};
-use crate::memory::MemoryManager;
+use crate::memory::options::Limit;
+use crate::memory::{MemoryManager, MemoryOptions};
 use crate::stream::{RawHandle, Stream};
 use crate::tensor::Tensor;
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub struct BackendOptions {
     pub force_architecture: i32,
     /// Skips cuBLASLt even where it is present, so that only the library's own kernels run.
     pub own_kernels_only: bool,
+    /// `memory_limit` replaces its limit where that is not 0.
+    pub memory: MemoryOptions,
 }
 
 pub struct Backend {
@@ -64,12 +67,23 @@ impl Backend {
                 }
             },
         };
-        Backend::with_executor(executor, options.memory_limit)
+        let mut memory = options.memory.clone();
+        if options.memory_limit != 0 {
+            memory.limit = Limit::Bytes(options.memory_limit);
+        }
+        let memory = MemoryManager::new(executor.clone(), memory)?;
+        Backend::with_memory(executor, memory)
     }
 
     /// A backend over an executor of the caller's, as tests use it.
     pub fn with_executor(executor: Arc<dyn Executor>, memory_limit: u64) -> Result<Backend> {
-        let memory = Arc::new(MemoryManager::new(executor.clone(), memory_limit));
+        let options = MemoryOptions { limit: Limit::Bytes(memory_limit), ..MemoryOptions::default() };
+        let memory = MemoryManager::new(executor.clone(), options)?;
+        Backend::with_memory(executor, memory)
+    }
+
+    fn with_memory(executor: Arc<dyn Executor>, memory: MemoryManager) -> Result<Backend> {
+        let memory = Arc::new(memory);
         let default_stream = Arc::new(Stream::new(&executor, 0)?);
         let device = executor.device();
         log::info!(

@@ -119,13 +119,42 @@ pub struct Error {
     pub cuda_code: i32,
     pub requested: u64,
     pub limit: u64,
+    /// The state of the memory manager that had no memory left.
+    pub memory: Option<Box<MemoryFailure>>,
+}
+
+/// What a memory manager held when an allocation failed. All in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryFailure {
+    pub requested: u64,
+    /// 0: none
+    pub limit: u64,
+    /// In live blocks.
+    pub allocated: u64,
+    /// Held of the device.
+    pub reserved: u64,
+    /// Held, and in no live block.
+    pub cached: u64,
+    pub largest_free: u64,
+    pub device_free: u64,
+    pub device_total: u64,
+    /// Bit k: rung k of the ladder was tried.
+    pub rungs_tried: u32,
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub fn new(status: Status, message: impl Into<String>) -> Error {
-        Error { status, message: message.into(), advice: String::new(), cuda_code: 0, requested: 0, limit: 0 }
+        Error {
+            status,
+            message: message.into(),
+            advice: String::new(),
+            cuda_code: 0,
+            requested: 0,
+            limit: 0,
+            memory: None,
+        }
     }
 
     pub fn invalid(message: impl Into<String>) -> Error {

@@ -4,13 +4,14 @@
 //! sticky CUDA error) is latched and returned by every later call as `DeviceLost`.
 
 use crate::attention::{AttentionDecode, AttentionPrefill};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation, linear::Linear,
     rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
 };
 use crate::stream::RawHandle;
 use std::ffi::c_void;
+use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
@@ -38,6 +39,42 @@ pub enum CopyKind {
     HostToDevice,
     DeviceToHost,
     DeviceToDevice,
+}
+
+/// The granularity of physical memory behind addresses: the smallest page that a GPU maps at its full speed.
+pub const PAGE_BYTES: usize = 2 << 20;
+
+/// Address space that is reserved at once and backed with physical memory piece by piece.
+pub trait VirtualMemory: Send + Sync {
+    /// Reserves `bytes` (a multiple of 2 MiB) at a multiple of 2 MiB, with no memory behind them.
+    fn reserve(&self, bytes: usize) -> Result<usize>;
+    /// # Safety
+    /// The range is one of `reserve`'s, nothing is mapped in it, and it has not been released.
+    unsafe fn release(&self, address: usize, bytes: usize);
+    /// Puts physical memory behind the range and returns what `unmap` wants to see again. On failure nothing changed.
+    ///
+    /// # Safety
+    /// The range lies inside a reservation, on 2 MiB boundaries, with nothing mapped.
+    unsafe fn map(&self, address: usize, bytes: usize) -> Result<u64>;
+    /// Gives the physical memory back; the addresses stay reserved.
+    ///
+    /// # Safety
+    /// The range and the handle are those of one `map`, and no work uses the memory.
+    unsafe fn unmap(&self, address: usize, bytes: usize, handle: u64) -> Result<()>;
+}
+
+/// How unified memory will be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ManagedAdvice {
+    /// Read by many and written rarely: each processor keeps a copy.
+    ReadMostly,
+    /// Stays on the device unless it must move.
+    PreferDevice,
+    PreferHost,
+    /// The device keeps a mapping wherever the memory is.
+    AccessedByDevice,
+    /// Takes all of the above back.
+    Nothing,
 }
 
 pub trait Executor: Send + Sync {
@@ -74,6 +111,48 @@ pub trait Executor: Send + Sync {
     /// # Safety
     /// `pointer` came from `host_allocate` of this executor with the same `bytes` and has not been freed.
     unsafe fn host_free(&self, pointer: *mut c_void, bytes: usize);
+
+    /// Address ranges for the memory manager; `None`: it allocates every block singly.
+    fn virtual_memory(&self) -> Option<Arc<dyn VirtualMemory>> {
+        None
+    }
+    /// Gives back to the driver what `free` kept.
+    fn trim(&self) {}
+    /// Waits for all work of the device.
+    fn synchronize(&self) -> Result<()> {
+        self.stream_synchronize(RawHandle::NULL)
+    }
+    /// Whether the stream's calls are being recorded into a graph.
+    fn stream_is_capturing(&self, _stream: RawHandle) -> Result<bool> {
+        Ok(false)
+    }
+    /// The NUMA node that the device is nearest to, if the machine says.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+    /// Unified memory, at least 256-byte aligned. `bytes` > 0.
+    fn managed_allocate(&self, _bytes: usize) -> Result<*mut c_void> {
+        Err(Error::unsupported("this device has no unified memory"))
+    }
+    /// # Safety
+    /// `pointer` came from `managed_allocate` with the same `bytes`, has not been freed, and no work uses it.
+    unsafe fn managed_free(&self, _pointer: *mut c_void, _bytes: usize) {}
+    /// # Safety
+    /// The range lies inside a block of `managed_allocate`.
+    unsafe fn managed_advise(&self, _pointer: *mut c_void, _bytes: usize, _advice: ManagedAdvice) -> Result<()> {
+        Ok(())
+    }
+    /// # Safety
+    /// As for `managed_advise`.
+    unsafe fn managed_prefetch(
+        &self,
+        _pointer: *mut c_void,
+        _bytes: usize,
+        _to_host: bool,
+        _stream: RawHandle,
+    ) -> Result<()> {
+        Ok(())
+    }
 
     fn stream_create(&self, priority: i32) -> Result<RawHandle>;
     fn stream_destroy(&self, stream: RawHandle);

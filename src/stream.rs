@@ -5,7 +5,7 @@
 use crate::error::Result;
 use crate::executor::Executor;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 /// A `CUstream` or `CUevent` on CUDA; the CPU executor gives its own meaning to the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,6 +18,34 @@ unsafe impl Sync for RawHandle {}
 
 impl RawHandle {
     pub const NULL: RawHandle = RawHandle(std::ptr::null_mut());
+}
+
+/// Is told when a stream's handle is about to lose its meaning, while work may still be queued on it.
+pub trait StreamObserver: Send + Sync {
+    fn stream_ends(&self, stream: RawHandle);
+}
+
+/// Observers with the executor whose streams they care about.
+type Observers = Vec<(Weak<dyn Executor>, Weak<dyn StreamObserver>)>;
+
+static OBSERVERS: RwLock<Observers> = RwLock::new(Vec::new());
+
+/// `observer` hears of every `Stream` of the executor that is dropped from now on, for as long as it lives.
+pub fn observe(executor: &Arc<dyn Executor>, observer: Weak<dyn StreamObserver>) {
+    let mut observers = OBSERVERS.write().unwrap_or_else(PoisonError::into_inner);
+    observers.retain(|(_, observer)| observer.strong_count() > 0);
+    observers.push((Arc::downgrade(executor), observer));
+}
+
+fn announce_end(executor: &Arc<dyn Executor>, stream: RawHandle) {
+    let mut concerned = Vec::new();
+    for (other, observer) in OBSERVERS.read().unwrap_or_else(PoisonError::into_inner).iter() {
+        if std::ptr::addr_eq(other.as_ptr(), Arc::as_ptr(executor)) {
+            concerned.extend(observer.upgrade());
+        }
+    }
+    // Outside the lock: an observer may be the last to hold a manager, whose end takes time.
+    concerned.iter().for_each(|observer| observer.stream_ends(stream));
 }
 
 pub struct Stream {
@@ -62,6 +90,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        announce_end(&self.executor, self.raw);
         if self.owned {
             self.executor.stream_destroy(self.raw);
         } else {

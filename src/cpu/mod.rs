@@ -25,10 +25,11 @@ pub mod softmax;
 #[cfg(test)]
 mod testing;
 pub mod threads;
+mod virtual_memory;
 
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::error::{Error, Result, Status};
-use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor};
+use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor, VirtualMemory};
 use crate::ops::argmax::Argmax;
 use crate::ops::elementwise::Elementwise;
 use crate::ops::embedding::Embedding;
@@ -41,9 +42,10 @@ use crate::ops::softmax::Softmax;
 use crate::stream::RawHandle;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use threads::Threads;
+use virtual_memory::HostVirtualMemory;
 
 pub struct CpuExecutor {
     device: DeviceInfo,
@@ -126,6 +128,18 @@ impl Executor for CpuExecutor {
     }
 
     unsafe fn host_free(&self, pointer: *mut c_void, bytes: usize) {
+        memory::free(pointer, bytes)
+    }
+
+    fn virtual_memory(&self) -> Option<Arc<dyn VirtualMemory>> {
+        Some(Arc::new(HostVirtualMemory::new(|| machine::memory().map(|(available, _)| available))))
+    }
+
+    fn managed_allocate(&self, bytes: usize) -> Result<*mut c_void> {
+        memory::allocate(bytes)
+    }
+
+    unsafe fn managed_free(&self, pointer: *mut c_void, bytes: usize) {
         memory::free(pointer, bytes)
     }
 

@@ -4,10 +4,12 @@ use super::context::{runtime_error, ContextGuard, PrimaryContext};
 use super::cublaslt::CublasLt;
 use super::driver;
 use super::launch::Launch;
+use super::numa::{self, PreferNode};
 use super::scratch::{Scratch, StreamScratch};
+use super::virtual_memory::CudaVirtualMemory;
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::error::{Error, Result, Status};
-use crate::executor::{CopyKind, DeviceInfo, Executor};
+use crate::executor::{CopyKind, DeviceInfo, Executor, ManagedAdvice, VirtualMemory};
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation, linear::Linear,
     rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
@@ -15,16 +17,18 @@ use crate::ops::{
 use crate::stream::RawHandle;
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::ffi::c_void;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 pub struct CudaExecutor {
     device: DeviceInfo,
     launch: Launch,
     pool: sys::CUmemoryPool,
     scratch: Scratch,
+    /// Where page-locked memory should lie.
+    numa_node: Option<u32>,
     cublaslt: Option<CublasLt>,
     /// The first sticky error; CUDA is not touched after it.
-    lost: OnceLock<Error>,
+    lost: Arc<OnceLock<Error>>,
     // Last: everything above belongs to it.
     context: PrimaryContext,
 }
@@ -59,8 +63,10 @@ impl CudaExecutor {
         };
         let pool = create_pool(device.ordinal)?;
         let cublaslt = if own_kernels_only { None } else { CublasLt::open() };
+        let numa_node = numa::node_of(device.ordinal);
         drop(guard);
-        Ok(CudaExecutor { device, launch, pool, scratch: Scratch::default(), cublaslt, lost: OnceLock::new(), context })
+        let (scratch, lost) = (Scratch::default(), Arc::default());
+        Ok(CudaExecutor { device, launch, pool, scratch, numa_node, cublaslt, lost, context })
     }
 
     /// Every call starts here: nothing touches CUDA after a sticky error.
@@ -279,6 +285,8 @@ impl Executor for CudaExecutor {
         let _guard = self.enter()?;
         let mut pointer = std::ptr::null_mut();
         const PORTABLE: u32 = 1;
+        // The driver takes the pages where this thread's policy says.
+        let _policy = self.numa_node.map(PreferNode::enter);
         // SAFETY: a valid pointer.
         let result = unsafe { sys::cuMemHostAlloc(&mut pointer, bytes, PORTABLE) };
         self.check(result, "allocating page-locked host memory")?;
@@ -291,6 +299,71 @@ impl Executor for CudaExecutor {
         if let Err(error) = self.check(unsafe { sys::cuMemFreeHost(pointer) }, "freeing page-locked host memory") {
             log::warn!(target: "nvbackend::cuda", "{error}");
         }
+    }
+
+    fn virtual_memory(&self) -> Option<Arc<dyn VirtualMemory>> {
+        let memory = CudaVirtualMemory::new(self.device.ordinal, self.lost.clone())?;
+        Some(Arc::new(memory))
+    }
+
+    fn trim(&self) {
+        let Ok(_guard) = self.enter() else { return };
+        // SAFETY: this executor's pool and its device. A failure leaves memory where it is.
+        unsafe {
+            if !self.pool.is_null() {
+                sys::cuMemPoolTrimTo(self.pool, 0);
+            }
+            sys::cuDeviceGraphMemTrim(self.device.ordinal);
+        }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        let _guard = self.enter()?;
+        // SAFETY: the context is current.
+        self.check(unsafe { sys::cuCtxSynchronize() }, "waiting for the device")
+    }
+
+    fn stream_is_capturing(&self, stream: RawHandle) -> Result<bool> {
+        let _guard = self.enter()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a valid pointer and a live stream of this context.
+        let result = unsafe { sys::cuStreamIsCapturing(stream.0.cast(), &mut status) };
+        self.check(result, "asking whether a stream is captured")?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.numa_node
+    }
+
+    fn managed_allocate(&self, bytes: usize) -> Result<*mut c_void> {
+        let _guard = self.enter()?;
+        super::managed::allocate(bytes).map_err(|error| self.latch(error))
+    }
+
+    unsafe fn managed_free(&self, pointer: *mut c_void, _bytes: usize) {
+        let Ok(_guard) = self.enter() else { return };
+        // SAFETY: the caller's contract.
+        if let Err(error) = self.check(unsafe { sys::cuMemFree_v2(pointer as u64) }, "freeing unified memory") {
+            log::warn!(target: "nvbackend::cuda", "{error}");
+        }
+    }
+
+    unsafe fn managed_advise(&self, pointer: *mut c_void, bytes: usize, advice: ManagedAdvice) -> Result<()> {
+        let _guard = self.enter()?;
+        super::managed::advise(pointer, bytes, advice, self.device.ordinal).map_err(|error| self.latch(error))
+    }
+
+    unsafe fn managed_prefetch(
+        &self,
+        pointer: *mut c_void,
+        bytes: usize,
+        to_host: bool,
+        stream: RawHandle,
+    ) -> Result<()> {
+        let _guard = self.enter()?;
+        super::managed::prefetch(pointer, bytes, to_host, self.device.ordinal, stream)
+            .map_err(|error| self.latch(error))
     }
 
     fn stream_create(&self, priority: i32) -> Result<RawHandle> {

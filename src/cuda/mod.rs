@@ -12,11 +12,14 @@ mod embedding;
 mod gated_activation;
 mod launch;
 mod linear;
+mod managed;
+mod numa;
 mod rms_norm;
 mod rope;
 mod sample;
 mod scratch;
 mod softmax;
+mod virtual_memory;
 
 pub mod device;
 pub mod driver;

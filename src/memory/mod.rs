@@ -1,110 +1,124 @@
-//! The memory manager: stream-ordered allocation of one device's memory with a limit, statistics and ownership checks.
+//! The memory manager: stream-ordered allocation of one device's memory, or the host's.
 //!
-//! Every live block is known by address, which is how a foreign or twice-freed pointer becomes an error instead of a
-//! crash, and how a tensor's memory space is checked without asking the driver.
+//! Small blocks come from slabs, four classes for each doubling up to 1 MiB; larger ones are runs of 2 MiB units of one
+//! reserved range of addresses, halved and joined as buddies, with physical memory mapped behind them as it is needed.
+//! A thread allocates from magazines of its own. What it frees is used again on the same stream at once, and leaves
+//! the stream in batches, each with one event. `docs/memory.md` tells the whole story.
 
-use crate::error::{Error, Result, Status};
+mod allocate;
+mod arena;
+mod batch;
+mod buddy;
+mod budget;
+mod cache;
+mod callbacks;
+mod capture;
+mod class;
+mod core;
+mod depot;
+mod direct;
+mod free;
+pub mod ladder;
+mod large;
+pub mod leak;
+pub mod options;
+mod order;
+mod page_table;
+mod pages;
+pub mod pool;
+mod remote;
+mod ring;
+pub mod size_class;
+mod slab;
+mod sleep;
+pub mod source;
+mod spin;
+pub mod statistics;
+mod sync;
+mod threads;
+pub mod trace;
+
+pub use options::MemoryOptions;
+pub use pool::Pool;
+pub use statistics::MemoryStatistics;
+
+use self::core::Core;
+use crate::error::{Error, Result};
 use crate::executor::Executor;
-use crate::stream::{RawHandle, Stream};
-use std::collections::BTreeMap;
+use crate::stream::{observe, RawHandle, Stream, StreamObserver};
+use crate::tensor::{DType, Tensor, MAX_RANK};
+use size_class::GRANULE;
+use source::{ExecutorSource, Source};
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, RwLock};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MemoryStatistics {
-    /// Bytes in live blocks.
-    pub allocated: u64,
-    pub peak: u64,
-    pub blocks: u64,
-    pub allocations: u64,
-    pub frees: u64,
-    pub failures: u64,
-    /// 0: none
-    pub limit: u64,
-}
+use std::sync::{Arc, Weak};
 
 pub struct MemoryManager {
     executor: Arc<dyn Executor>,
-    /// Address → bytes of each live block.
-    blocks: RwLock<BTreeMap<usize, usize>>,
-    statistics: Mutex<MemoryStatistics>,
+    core: Arc<Core>,
 }
 
 impl MemoryManager {
-    /// `limit` in bytes bounds what is allocated at a time; 0 for none.
-    pub fn new(executor: Arc<dyn Executor>, limit: u64) -> MemoryManager {
-        let statistics = Mutex::new(MemoryStatistics { limit, ..MemoryStatistics::default() });
-        MemoryManager { executor, blocks: RwLock::new(BTreeMap::new()), statistics }
+    pub fn new(executor: Arc<dyn Executor>, options: MemoryOptions) -> Result<MemoryManager> {
+        let source = Arc::new(ExecutorSource::new(executor.clone()));
+        MemoryManager::with_source(executor, source, options)
+    }
+
+    /// A manager over memory of another source, as tests use it. The executor does copies and fills.
+    pub fn with_source(
+        executor: Arc<dyn Executor>,
+        source: Arc<dyn Source>,
+        options: MemoryOptions,
+    ) -> Result<MemoryManager> {
+        let core = Arc::new(Core::new(source, options)?);
+        let observer: Weak<dyn StreamObserver> = Arc::downgrade(&(core.clone() as Arc<dyn StreamObserver>));
+        observe(&executor, observer);
+        Ok(MemoryManager { executor, core })
     }
 
     pub fn executor(&self) -> &Arc<dyn Executor> {
         &self.executor
     }
 
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// `bytes` > 0, aligned to 256 bytes. Work queued on `stream` from now on may use the block at once.
+    #[inline]
     pub fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
-        if bytes == 0 {
-            return Err(Error::invalid("bytes is 0; at least 1 is needed"));
-        }
-        self.reserve(bytes)?;
-        let pointer = self.executor.allocate(bytes, stream).inspect_err(|_| {
-            let mut statistics = self.statistics();
-            statistics.allocated -= bytes as u64;
-            statistics.failures += 1;
-        })?;
-        self.blocks.write().unwrap_or_else(|poison| poison.into_inner()).insert(pointer as usize, bytes);
-        let mut statistics = self.statistics();
-        statistics.blocks += 1;
-        statistics.allocations += 1;
-        statistics.peak = statistics.peak.max(statistics.allocated);
-        log::trace!(target: "nvbackend::memory", "allocated {bytes} bytes at {pointer:p}, {} live", statistics.allocated);
-        Ok(pointer)
+        self.core.allocate(&self.core.main, bytes, GRANULE, stream)
     }
 
-    /// Counts the bytes before the device is asked, so that threads together never pass the limit.
-    fn reserve(&self, bytes: usize) -> Result<()> {
-        let mut statistics = self.statistics();
-        let (limit, name, advice) = match statistics.limit {
-            // What no device of this kind could hold never reaches the driver, which answers odd sizes in odd ways.
-            0 => (self.executor.device().total_memory, "device's memory", "free blocks first"),
-            limit => (limit, "limit", "free blocks first, or raise memory_limit"),
-        };
-        let after = statistics.allocated.checked_add(bytes as u64).filter(|&after| after <= limit);
-        let Some(after) = after else {
-            statistics.failures += 1;
-            return Err(Error::new(
-                Status::OutOfMemory,
-                format!("{bytes} bytes requested with {} of the {name} of {limit} in use", statistics.allocated),
-            )
-            .with_limit(bytes as u64, limit)
-            .with_advice(advice));
-        };
-        statistics.allocated = after;
-        Ok(())
+    /// `alignment`: a power of two of at most 2 MiB.
+    pub fn allocate_aligned(&self, bytes: usize, alignment: usize, stream: RawHandle) -> Result<*mut c_void> {
+        self.core.allocate(&self.core.main, bytes, alignment, stream)
     }
 
-    /// NULL is fine. The block is reused only after the work queued on `stream` so far.
-    // A pointer that the map does not hold is refused, not followed.
-    #[allow(clippy::not_unsafe_ptr_arg_deref)]
+    /// A contiguous tensor with at least one element.
+    pub fn allocate_tensor(&self, dtype: DType, shape: &[usize], stream: RawHandle) -> Result<Tensor> {
+        let bytes = tensor_bytes(dtype, shape)?;
+        let data = self.allocate(bytes, stream)?;
+        Ok(Tensor::new(data, dtype, shape))
+    }
+
+    /// Memory that host and device both address.
+    pub fn allocate_managed(&self, bytes: usize) -> Result<*mut c_void> {
+        self.core.allocate_of_kind(bytes, direct::Kind::Managed)
+    }
+
+    /// Page-locked host memory near the device.
+    pub fn allocate_pinned(&self, bytes: usize) -> Result<*mut c_void> {
+        self.core.allocate_of_kind(bytes, direct::Kind::Pinned)
+    }
+
+    /// NULL is fine. The block is reused only after the work queued on `stream` so far; NULL stands for all streams.
+    #[inline]
     pub fn free(&self, pointer: *mut c_void, stream: RawHandle) -> Result<()> {
-        if pointer.is_null() {
-            return Ok(());
-        }
-        let removed = self.blocks.write().unwrap_or_else(|poison| poison.into_inner()).remove(&(pointer as usize));
-        let Some(bytes) = removed else {
-            return Err(Error::invalid(format!("{pointer:p} is not a live block of this memory manager"))
-                .with_advice("it was freed before, came from elsewhere, or points into a block"));
-        };
-        // SAFETY: the map held the block, so it came from `allocate` and this is its only free.
-        unsafe { self.executor.free(pointer, bytes, stream) };
-        let mut statistics = self.statistics();
-        statistics.allocated -= bytes as u64;
-        statistics.blocks -= 1;
-        statistics.frees += 1;
-        Ok(())
+        self.core.free(&self.core.main, pointer, stream, false)
     }
 
-    /// A block that frees itself, ordered after the work queued on `stream` at creation; owners synchronise before
-    /// they drop it if another stream still uses it.
+    /// A block that frees itself, ordered after all work of the device; owners synchronise before they drop it if they
+    /// must not wait then.
     pub fn allocate_owned(self: &Arc<Self>, bytes: usize, stream: &Stream) -> Result<Allocation> {
         let pointer = self.allocate(bytes, stream.raw())?;
         Ok(Allocation { memory: self.clone(), pointer, bytes })
@@ -112,33 +126,88 @@ impl MemoryManager {
 
     /// Whether `bytes` from `pointer` on lie inside one live block.
     pub fn owns(&self, pointer: *const c_void, bytes: usize) -> bool {
-        let address = pointer as usize;
-        let blocks = self.blocks.read().unwrap_or_else(|poison| poison.into_inner());
-        blocks
-            .range(..=address)
-            .next_back()
-            .is_some_and(|(start, length)| address - start < *length && bytes <= start + length - address)
+        self.core.owns(pointer as usize, bytes)
+    }
+
+    /// Whether `bytes` could be had now; if not, the error that `allocate` would give.
+    pub fn check_available(&self, bytes: u64) -> Result<()> {
+        self.core.check_available(bytes)
+    }
+
+    /// Waits for the device's work and gives back what no live block needs, down to `keep` bytes held. Returns the bytes
+    /// given back; none while a capture runs.
+    pub fn trim(&self, keep: u64) -> Result<u64> {
+        self.core.trim(keep)
+    }
+
+    /// See `sleep.rs`.
+    pub fn sleep(&self, keep_content: bool) -> Result<u64> {
+        self.core.sleep(keep_content)
+    }
+
+    pub fn wake(&self) -> Result<u64> {
+        self.core.wake()
+    }
+
+    /// 0: none. What is held already stays.
+    pub fn set_limit(&self, bytes: u64) {
+        self.core.budget.set_limit(bytes);
+    }
+
+    /// `reclaim` is asked for bytes when there are none left, and says how many it freed. Lower priorities come first.
+    pub fn add_reclaim(&self, priority: i32, reclaim: Box<callbacks::Reclaim>) -> u64 {
+        self.core.callbacks.add(priority, reclaim)
+    }
+
+    pub fn remove_reclaim(&self, id: u64) -> Result<()> {
+        if self.core.callbacks.remove(id) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{id} is no reclaim callback of this memory manager")))
     }
 
     pub fn get_statistics(&self) -> MemoryStatistics {
-        *self.statistics()
+        self.core.statistics()
     }
 
-    fn statistics(&self) -> std::sync::MutexGuard<'_, MemoryStatistics> {
-        self.statistics.lock().unwrap_or_else(|poison| poison.into_inner())
+    /// Peaks start again at what is in use now.
+    pub fn reset_peaks(&self) {
+        let core = &self.core;
+        core.total.reset_peak(core.arenas().flat_map(arena::Arena::counters));
+        core.budget.reset_peak();
+    }
+
+    /// Live blocks by the place that allocated them, for people.
+    pub fn leak_report(&self) -> String {
+        let usage = self.core.usage();
+        self.core.tracker.report(self.core.source.nanoseconds(), usage.blocks, usage.allocated)
+    }
+}
+
+/// Bytes of a contiguous tensor; an error when they overflow or there are none.
+pub fn tensor_bytes(dtype: DType, shape: &[usize]) -> Result<usize> {
+    if shape.is_empty() || shape.len() > MAX_RANK {
+        return Err(Error::invalid(format!("the rank is {}; 1 to {MAX_RANK} is supported", shape.len())));
+    }
+    let bytes = shape.iter().try_fold(dtype.size(), |bytes, &extent| bytes.checked_mul(extent));
+    match bytes.filter(|&bytes| bytes <= isize::MAX as usize) {
+        Some(0) => Err(Error::invalid(format!("a tensor of shape {shape:?} has no elements"))),
+        Some(bytes) => Ok(bytes),
+        None => Err(Error::invalid(format!("the size of a tensor of shape {shape:?} and dtype {dtype} overflows"))),
     }
 }
 
 impl Drop for MemoryManager {
     fn drop(&mut self) {
-        let blocks = std::mem::take(self.blocks.get_mut().unwrap_or_else(|poison| poison.into_inner()));
-        if !blocks.is_empty() {
-            let bytes: usize = blocks.values().sum();
-            log::warn!(target: "nvbackend::memory", "{} blocks of {bytes} bytes were never freed", blocks.len());
-        }
-        for (address, bytes) in blocks {
-            // SAFETY: the map's blocks came from `allocate` and were not freed; nobody else holds the manager.
-            unsafe { self.executor.free(address as *mut c_void, bytes, RawHandle::NULL) };
+        let usage = self.core.usage();
+        if usage.blocks > 0 {
+            log::warn!(
+                target: "nvbackend::memory",
+                "{} blocks of {} bytes were never freed", usage.blocks, usage.allocated
+            );
+            if self.core.tracker.mode() != options::LeakTracking::Off {
+                log::warn!(target: "nvbackend::memory", "{}", self.leak_report());
+            }
         }
     }
 }

@@ -1,0 +1,300 @@
+//! The way of an allocation: the thread's magazine, the depot, the slabs, new memory, and then the ladder.
+
+use super::arena::Arena;
+use super::batch::Batch;
+use super::cache::{Taken, ANYBODY_KEY};
+use super::core::Core;
+use super::direct::{DirectBlock, Kind};
+use super::leak::LeakTracker;
+use super::options::{LeakTracking, Spill};
+use super::order::ANYBODY;
+use super::page_table::UNIT_BYTES;
+use super::pages::Shortage;
+use super::size_class::{class_bytes, class_for, magazine_capacity, GRANULE, LARGE};
+use super::slab::{Block, TRACKED};
+use super::threads::with_cache;
+use super::trace::EventKind;
+use crate::error::{Error, Result, Status};
+use crate::stream::RawHandle;
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+/// What is wanted, and for whom.
+pub struct Request<'a> {
+    pub arena: &'a Arena,
+    /// `LARGE`: `units` units.
+    pub class: usize,
+    pub units: usize,
+    pub bytes: usize,
+    pub alignment: usize,
+    pub stream: RawHandle,
+    pub key: usize,
+    pub label: u32,
+}
+
+/// Memory that is nobody else's, its life not yet begun.
+pub enum Found {
+    Block(Block),
+    /// The address of a block in the list of direct ones.
+    Direct(*mut c_void),
+}
+
+impl Request<'_> {
+    /// Bytes that the device must have for it.
+    pub fn footprint(&self) -> u64 {
+        match self.class {
+            LARGE => (self.units as u64).saturating_mul(UNIT_BYTES as u64).max(self.bytes as u64),
+            class => (super::size_class::slab_units(class) * UNIT_BYTES) as u64,
+        }
+    }
+}
+
+impl Core {
+    #[inline]
+    pub fn allocate(&self, arena: &Arena, bytes: usize, alignment: usize, stream: RawHandle) -> Result<*mut c_void> {
+        if self.pages.is_some() && bytes != 0 && alignment.is_power_of_two() {
+            if let Some(class) = class_for(bytes, alignment) {
+                let key = self.key(stream);
+                let take = |cache: &super::cache::Cache, token| cache.take(token, key, class, bytes);
+                if let Some(Taken::Block(pointer)) = with_cache(arena, || self.settings(), take) {
+                    return Ok(pointer);
+                }
+            }
+        }
+        self.allocate_slowly(arena, bytes, alignment, stream)
+    }
+
+    #[cold]
+    pub fn allocate_slowly(
+        &self,
+        arena: &Arena,
+        bytes: usize,
+        alignment: usize,
+        stream: RawHandle,
+    ) -> Result<*mut c_void> {
+        if bytes == 0 {
+            return Err(Error::invalid("bytes is 0; at least 1 is needed"));
+        }
+        if !alignment.is_power_of_two() || alignment > UNIT_BYTES {
+            return Err(Error::invalid(format!(
+                "alignment is {alignment}; a power of two of at most {UNIT_BYTES} is needed"
+            )));
+        }
+        if bytes > isize::MAX as usize {
+            self.count_failure(arena, bytes, stream);
+            return Err(Error::new(Status::OutOfMemory, format!("{bytes} bytes requested; no device has as many"))
+                .with_limit(bytes as u64, isize::MAX as u64));
+        }
+        if bytes as u64 > self.device_total && self.options.spill == Spill::Never {
+            // What no device of this kind could hold never reaches the driver, which answers odd sizes in odd ways.
+            let text = format!("the device has {} bytes in all", self.device_total);
+            let shortage = Shortage::Device(Error::new(Status::OutOfMemory, text));
+            self.count_failure(arena, bytes, stream);
+            return Err(self.out_of_memory(bytes as u64, &shortage, &[]));
+        }
+        let captured = self.captures.arena(stream);
+        // SAFETY: arenas live as long as the core.
+        let arena = captured.map_or(arena, |arena| unsafe { &*arena });
+        let key = self.key(stream);
+        let class = class_for(bytes, alignment).unwrap_or(LARGE);
+        let units = bytes.div_ceil(UNIT_BYTES);
+        let request = Request { arena, class, units, bytes, alignment, stream, key, label: self.label(key) };
+        let found = match self.find(&request) {
+            Ok(found) => found,
+            Err(shortage) => {
+                self.climb(&request, shortage).inspect_err(|_| self.count_failure(arena, bytes, stream))?
+            }
+        };
+        Ok(self.hand_out(&request, found))
+    }
+
+    fn count_failure(&self, arena: &Arena, bytes: usize, stream: RawHandle) {
+        arena.usage.failed();
+        self.total.failed();
+        self.note(EventKind::OutOfMemory, 0, bytes as u64, stream);
+    }
+
+    /// Memory without disturbing anybody.
+    pub fn find(&self, request: &Request) -> std::result::Result<Found, Shortage> {
+        let Some(pages) = &self.pages else { return self.find_direct(request, Kind::Plain, false).map(Found::Direct) };
+        if pages.asleep.load(Ordering::Relaxed) {
+            let text = "the memory manager is asleep; wake it before allocating";
+            return Err(Shortage::Fatal(Error::new(Status::MemoryAllocation, text)));
+        }
+        let &Request { arena, class, key, label, .. } = request;
+        let events = self.askable_events();
+        if class == LARGE {
+            if let Some(slab) = arena.large.take(request.units, label, events, pages) {
+                return Ok(Found::Block(Block::large(slab)));
+            }
+            let slab = pages.allocate(arena, LARGE, request.units)?;
+            arena.large.add(slab);
+            return Ok(Found::Block(Block::large(slab)));
+        }
+        // The long way is also that of samples and traces, whose magazines may be full.
+        let own = with_cache(arena, || self.settings(), |cache, token| (cache.take_block(token, key, class), token));
+        let shard = match own {
+            Some((Some(block), _)) => return Ok(Found::Block(block)),
+            Some((None, token)) => token as usize,
+            None => 0,
+        };
+        if let Some(blocks) = arena.take_batch(shard, class, label, events) {
+            return Ok(Found::Block(self.keep_rest(request, blocks)));
+        }
+        let wanted = magazine_capacity(class) / 2;
+        let mut blocks = Vec::with_capacity(wanted);
+        arena.class(class).take(pages, wanted, &mut blocks);
+        if blocks.is_empty() {
+            let slab = pages.allocate(arena, class, 0)?;
+            arena.class(class).add(slab);
+            // Other threads may have taken all of it before this one does, but not of a second slab and a third.
+            while blocks.is_empty() {
+                arena.class(class).take(pages, wanted, &mut blocks);
+                if blocks.is_empty() {
+                    arena.class(class).add(pages.allocate(arena, class, 0)?);
+                }
+            }
+        }
+        Ok(Found::Block(self.keep_rest(request, blocks)))
+    }
+
+    /// One block for the request; the others go to the thread's magazine, or on to other threads.
+    pub fn keep_rest(&self, request: &Request, mut blocks: Vec<Block>) -> Block {
+        let &Request { arena, class, key, .. } = request;
+        let block = blocks.pop().expect("batches and slabs give at least one block");
+        if blocks.is_empty() {
+            return block;
+        }
+        let kept = with_cache(
+            arena,
+            || self.settings(),
+            |cache, token| {
+                if self.captures.arena(request.stream).is_none() {
+                    cache.add_stream(token, key, self.order(key));
+                }
+                (cache.keep(token, key, class, std::mem::take(&mut blocks)), token as usize)
+            },
+        );
+        let (rest, shard) = kept.unwrap_or((blocks, 0));
+        if !rest.is_empty() {
+            arena.put(shard, Batch { class, blocks: rest, order: self.order(key) });
+        }
+        block
+    }
+
+    /// An allocation of its own, within the budget.
+    pub fn find_direct(
+        &self,
+        request: &Request,
+        kind: Kind,
+        spilled: bool,
+    ) -> std::result::Result<*mut c_void, Shortage> {
+        let too_much = || Shortage::Fatal(Error::new(Status::OutOfMemory, "the size overflows"));
+        // Sources align to a granule; more is got by asking for more.
+        let padding = if request.alignment > GRANULE { request.alignment } else { 0 };
+        let origin_bytes = request.bytes.checked_add(padding).ok_or_else(too_much)?;
+        let admission = match kind {
+            Kind::Plain => Some(self.budget.admit(origin_bytes as u64, &*self.source)?),
+            Kind::Pinned | Kind::Managed => None,
+        };
+        let result = match kind {
+            Kind::Plain => self.source.allocate(origin_bytes, request.stream),
+            Kind::Pinned => self.source.host_allocate(origin_bytes),
+            Kind::Managed => self.source.managed_allocate(origin_bytes),
+        };
+        let origin = result.map_err(|error| match error.status {
+            Status::OutOfMemory => Shortage::Device(error),
+            _ => Shortage::Fatal(error),
+        })?;
+        if let Some(admission) = admission {
+            admission.keep();
+        }
+        let address = (origin as usize).next_multiple_of(request.alignment.max(1));
+        let block = DirectBlock {
+            kind,
+            bytes: request.bytes,
+            origin,
+            origin_bytes,
+            usage: &request.arena.usage,
+            tracked: self.tracker.mode() == LeakTracking::Full,
+            spilled,
+        };
+        self.direct.insert(address, block);
+        Ok(address as *mut c_void)
+    }
+
+    /// A block of memory that is not the device's own.
+    pub fn allocate_of_kind(&self, bytes: usize, kind: Kind) -> Result<*mut c_void> {
+        if bytes == 0 {
+            return Err(Error::invalid("bytes is 0; at least 1 is needed"));
+        }
+        let (arena, stream) = (&*self.main, RawHandle::NULL);
+        let units = bytes.div_ceil(UNIT_BYTES);
+        let request =
+            Request { arena, class: LARGE, units, bytes, alignment: GRANULE, stream, key: ANYBODY_KEY, label: ANYBODY };
+        match self.find_direct(&request, kind, false) {
+            Ok(pointer) => Ok(self.hand_out(&request, Found::Direct(pointer))),
+            Err(Shortage::Fatal(error)) => Err(error),
+            Err(shortage) => Err(self.out_of_memory(bytes as u64, &shortage, &[])),
+        }
+    }
+
+    /// Begins the block's life and counts it.
+    pub fn hand_out(&self, request: &Request, found: Found) -> *mut c_void {
+        let &Request { arena, bytes, stream, .. } = request;
+        let (pointer, block) = match found {
+            Found::Direct(pointer) => (pointer, None),
+            Found::Block(block) => (block.address() as *mut c_void, Some(block)),
+        };
+        let small = block.is_some_and(|block| !block.slab().is_large());
+        let counted = small
+            .then(|| {
+                with_cache(
+                    arena,
+                    || self.settings(),
+                    |cache, token| {
+                        cache.count_allocated(bytes, arena);
+                        self.sample(cache, token, request.class)
+                    },
+                )
+            })
+            .flatten();
+        let sampled = match counted {
+            Some(sampled) => sampled,
+            None => {
+                with_cache(arena, || self.settings(), |cache, _| cache.flush_counters(arena));
+                arena.usage.allocated(bytes as u64);
+                self.total.allocated(bytes as u64);
+                self.tracker.samples_large(bytes as u64)
+            }
+        };
+        if let Some(block) = block {
+            block.begin_life(bytes, if sampled { TRACKED } else { 0 });
+        }
+        if sampled {
+            self.tracker.allocated(pointer as usize, bytes as u64, self.source.nanoseconds());
+        }
+        self.note(EventKind::Allocate, pointer as usize, bytes as u64, stream);
+        log::trace!(target: "nvbackend::memory", "allocated {bytes} bytes at {pointer:p}");
+        pointer
+    }
+
+    /// Whether this small block is one of the tracker's samples.
+    fn sample(&self, cache: &super::cache::Cache, token: u64, class: usize) -> bool {
+        match self.tracker.mode() {
+            LeakTracking::Off => false,
+            LeakTracking::Full => true,
+            LeakTracking::Sampled(_) => cache.spend_credit(token, class_bytes(class), self.tracker.next_sample()),
+        }
+    }
+}
+
+impl LeakTracker {
+    fn samples_large(&self, bytes: u64) -> bool {
+        match self.mode() {
+            LeakTracking::Off => false,
+            LeakTracking::Full => true,
+            LeakTracking::Sampled(interval) => bytes >= interval,
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! An arena: slabs of every class, the depot between its threads, and the caches of those threads. A manager has one,
+//! and each named pool another; all take their units from the same pages.
+
+use super::batch::Batch;
+use super::cache::Cache;
+use super::class::Class;
+use super::depot::Depot;
+use super::large::LargeBlocks;
+use super::order::{Events, Order, ALL_WORK, ANYBODY};
+use super::page_table::PageTable;
+use super::pages::Pages;
+use super::size_class::CLASSES;
+use super::slab::{Block, Slab};
+use super::statistics::{Counters, Totals, Usage, UsageStatistics};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Batches of a class that wait for a taker; the rest goes home to the slabs.
+const DEPOT_SLOTS: usize = 16;
+/// Batches of other streams that one look into the depot asks the driver about.
+const QUERIES: usize = 2;
+
+pub struct Arena {
+    /// Another one for each owner, because arenas are used again.
+    id: AtomicU64,
+    /// `None`: every block is a plain allocation, and of the arena only the counters are used.
+    pages: Option<Arc<Pages>>,
+    pub usage: Usage,
+    total: Arc<Usage>,
+    classes: Vec<Class>,
+    depots: Vec<Depot<Batch>>,
+    /// Batches that found no slot and whose events have not passed.
+    overflow: Mutex<Vec<Batch>>,
+    overflowing: AtomicUsize,
+    pub large: LargeBlocks,
+    caches: AtomicPtr<Cache>,
+    /// The next arena of the manager; written before the arena is listed.
+    pub next: AtomicPtr<Arena>,
+}
+
+// SAFETY: the caches' list is only added to; the rest is locked or atomic.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Totals for Arena {
+    fn totals(&self) -> [&Usage; 2] {
+        [&self.usage, &self.total]
+    }
+}
+
+impl Arena {
+    /// It must not move once a thread has a cache of it.
+    pub fn new(id: u64, pages: Option<Arc<Pages>>, total: Arc<Usage>) -> Arena {
+        let classes = if pages.is_some() { CLASSES } else { 0 };
+        Arena {
+            id: id.into(),
+            pages,
+            usage: Usage::default(),
+            total,
+            classes: (0..classes).map(|_| Class::new()).collect(),
+            depots: (0..classes).map(|_| Depot::new(DEPOT_SLOTS)).collect(),
+            overflow: Mutex::new(Vec::new()),
+            overflowing: AtomicUsize::new(0),
+            large: LargeBlocks::default(),
+            caches: AtomicPtr::new(std::ptr::null_mut()),
+            next: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    #[inline]
+    pub fn id(&self) -> u64 {
+        self.id.load(Ordering::Relaxed)
+    }
+
+    pub fn set_id(&self, id: u64) {
+        self.id.store(id, Ordering::Relaxed);
+    }
+
+    /// Of arenas with pages only, which are the only ones that threads have caches of.
+    #[inline]
+    pub fn table(&self) -> &PageTable {
+        &self.pages.as_ref().expect("caches belong to arenas with pages").table
+    }
+
+    pub fn class(&self, class: usize) -> &Class {
+        &self.classes[class]
+    }
+
+    /// Every cache that a thread ever had, in use or not.
+    pub fn caches(&self) -> impl Iterator<Item = &Cache> {
+        let mut at = self.caches.load(Ordering::Acquire);
+        std::iter::from_fn(move || {
+            // SAFETY: the arena keeps a reference to each listed cache until it is dropped.
+            let cache = unsafe { at.as_ref() }?;
+            at = cache.next.load(Ordering::Relaxed);
+            Some(cache)
+        })
+    }
+
+    /// Lists a cache for as long as the arena lives.
+    pub fn add_cache(&self, cache: Arc<Cache>) {
+        let cache = Arc::into_raw(cache).cast_mut();
+        let mut head = self.caches.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: not listed yet, so this thread alone writes the link.
+            unsafe { &*cache }.next.store(head, Ordering::Relaxed);
+            match self.caches.compare_exchange_weak(head, cache, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    pub fn counters(&self) -> impl Iterator<Item = &Counters> {
+        self.caches().map(|cache| &cache.counters)
+    }
+
+    pub fn statistics(&self) -> UsageStatistics {
+        self.usage.sum(self.counters())
+    }
+
+    /// Blocks that nobody has to wait for go back to their slabs.
+    pub fn give_back(&self, blocks: &[Block]) {
+        for block in blocks {
+            self.classes[block.slab().class()].give_back(block);
+        }
+    }
+
+    /// Passes a batch on. Where it finds no slot, its blocks go home if they may.
+    pub fn put(&self, shard: usize, batch: Batch) {
+        let (class, label) = (batch.class, batch.order.label());
+        let Err(mut batch) = self.depots[class].put(shard, label, Box::new(batch)) else { return };
+        let ready = match &mut batch.order {
+            Order::Anybody => true,
+            Order::Stream(_, Some(event)) => event.has_passed(),
+            _ => false,
+        };
+        if ready {
+            self.give_back(&batch.blocks);
+        } else {
+            let mut overflow = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
+            overflow.push(*batch);
+            self.overflowing.store(overflow.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Blocks of the class that work on the stream called `label` may use at once.
+    pub fn take_batch(
+        &self,
+        shard: usize,
+        class: usize,
+        label: u32,
+        events: Option<&Arc<Events>>,
+    ) -> Option<Vec<Block>> {
+        let depot = &self.depots[class];
+        let suits = |other| other == label || other == ANYBODY;
+        // Labels may be out of date, so what was taken by mistake goes back and the search goes on.
+        for _ in 0..QUERIES {
+            match depot.take(shard, suits) {
+                Some(batch) if suits(batch.order.label()) => return Some(batch.blocks),
+                Some(batch) => self.put(shard, *batch),
+                None => break,
+            }
+        }
+        if let Some(events) = events {
+            for i in 0..QUERIES {
+                let Some(mut batch) = depot.take(shard + i, |other| !suits(other) && other != ALL_WORK) else { break };
+                if batch.order.has_passed(events) {
+                    return Some(batch.blocks);
+                }
+                self.put(shard, *batch);
+            }
+        }
+        if self.overflowing.load(Ordering::Relaxed) > 0 {
+            let mut overflow = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = overflow.iter().position(|batch| batch.class == class && suits(batch.order.label()))?;
+            let batch = overflow.swap_remove(found);
+            self.overflowing.store(overflow.len(), Ordering::Relaxed);
+            return Some(batch.blocks);
+        }
+        None
+    }
+
+    /// Blocks of the class whatever they wait for, the longest waiting of those that were looked at.
+    pub fn take_any_batch(&self, shard: usize, class: usize) -> Option<Batch> {
+        self.depots[class].take(shard, |_| true).map(|batch| *batch).or_else(|| {
+            let mut overflow = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = overflow.iter().position(|batch| batch.class == class)?;
+            let batch = overflow.swap_remove(found);
+            self.overflowing.store(overflow.len(), Ordering::Relaxed);
+            Some(batch)
+        })
+    }
+
+    /// Empties the magazines of all threads into the depot: those of one stream, or all.
+    pub fn drain_caches(&self, label: Option<u32>) {
+        for (shard, cache) in self.caches().enumerate() {
+            for batch in cache.drain(label) {
+                self.put(shard, batch);
+            }
+        }
+    }
+
+    /// Takes every batch out of the depot.
+    pub fn drain_depot(&self) -> Vec<Batch> {
+        let mut batches = std::mem::take(&mut *self.overflow.lock().unwrap_or_else(PoisonError::into_inner));
+        self.overflowing.store(0, Ordering::Relaxed);
+        for depot in &self.depots {
+            while let Some(batch) = depot.take(0, |_| true) {
+                batches.push(*batch);
+            }
+        }
+        batches
+    }
+
+    /// Gives the units of slabs without a block in use back to the pages.
+    pub fn release_empty_slabs(&self) {
+        if let Some(pages) = &self.pages {
+            for class in &self.classes {
+                class.release_empty(pages);
+            }
+        }
+    }
+
+    /// Every slab of a class, for looking at its blocks.
+    pub fn for_each_slab(&self, mut each: impl FnMut(&Slab)) {
+        for class in &self.classes {
+            class.for_each(&mut each);
+        }
+        self.large.for_each(&mut each);
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let mut at = *self.caches.get_mut();
+        while !at.is_null() {
+            // SAFETY: `add_cache` made a raw pointer of a reference, which is taken back once. Threads may still hold
+            // their own references; the claims have ended, so they do not use the arena.
+            let cache = unsafe { Arc::from_raw(at) };
+            at = cache.next.load(Ordering::Relaxed);
+        }
+    }
+}

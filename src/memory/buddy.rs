@@ -1,0 +1,388 @@
+//! Buddies over the units of a range: free runs are aligned powers of two, halved for a request and joined again when
+//! both halves are free. What a request does not need of its power of two is free at once, so a block wastes less than
+//! a unit.
+//!
+//! Memory behind units costs a mapping, so a request prefers runs that are backed in full, then those that are in part,
+//! and within these the halves that are backed most.
+
+use std::collections::BTreeSet;
+
+const ORDERS: usize = 32;
+
+/// Which side of the range a request prefers: slabs gather at the end and large blocks at the start, where they leave
+/// each other's runs whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Start,
+    End,
+}
+
+#[derive(Default)]
+struct FreeRuns {
+    orders: [BTreeSet<u32>; ORDERS],
+    /// Bit k: `orders[k]` is not empty.
+    present: u32,
+}
+
+/// How much of a run has memory behind it; also the index of its list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Backing {
+    Full,
+    Part,
+    None,
+}
+
+pub struct Buddy {
+    /// order + 1 of the free run that starts at a unit, 0 where none does.
+    head: Box<[u8]>,
+    backed: BackedUnits,
+    free: [FreeRuns; 3],
+    free_units: usize,
+    free_backed_units: usize,
+}
+
+/// Which units have memory behind them, with the sums over all aligned powers of two from 64 on.
+struct BackedUnits {
+    words: Box<[u64]>,
+    /// A binary tree: node 1 is the root, the words' counts are the leaves.
+    sums: Box<[u32]>,
+}
+
+impl BackedUnits {
+    fn new(units: usize) -> BackedUnits {
+        let words = units.div_ceil(64).next_power_of_two();
+        BackedUnits { words: vec![0; words].into(), sums: vec![0; 2 * words].into() }
+    }
+
+    fn get(&self, unit: usize) -> bool {
+        self.words[unit / 64] >> (unit % 64) & 1 != 0
+    }
+
+    /// Of the aligned run of 2^order units.
+    fn count(&self, start: usize, order: usize) -> usize {
+        if order < 6 {
+            let mask = (1u64 << (1 << order)) - 1;
+            (self.words[start / 64] >> (start % 64) & mask).count_ones() as usize
+        } else {
+            self.sums[(self.words.len() + start / 64) >> (order - 6)] as usize
+        }
+    }
+
+    fn set(&mut self, start: usize, end: usize, value: bool) {
+        let mut at = start;
+        while at < end {
+            let (word, bit) = (at / 64, at % 64);
+            let length = (64 - bit).min(end - at);
+            let mask = if length == 64 { u64::MAX } else { ((1 << length) - 1) << bit };
+            self.words[word] = if value { self.words[word] | mask } else { self.words[word] & !mask };
+            let mut node = self.words.len() + word;
+            self.sums[node] = self.words[word].count_ones();
+            while node > 1 {
+                node /= 2;
+                self.sums[node] = self.sums[2 * node] + self.sums[2 * node + 1];
+            }
+            at += length;
+        }
+    }
+}
+
+impl FreeRuns {
+    fn insert(&mut self, order: usize, start: u32) {
+        self.orders[order].insert(start);
+        self.present |= 1 << order;
+    }
+
+    fn remove(&mut self, order: usize, start: u32) {
+        self.orders[order].remove(&start);
+        if self.orders[order].is_empty() {
+            self.present &= !(1 << order);
+        }
+    }
+
+    /// The smallest run of at least `order`.
+    fn best(&self, order: usize, side: Side) -> Option<(usize, u32)> {
+        let fitting = self.present.checked_shr(order as u32).unwrap_or(0);
+        if fitting == 0 {
+            return None;
+        }
+        let order = order + fitting.trailing_zeros() as usize;
+        let runs = &self.orders[order];
+        let start = if side == Side::Start { runs.first() } else { runs.last() };
+        start.map(|&start| (order, start))
+    }
+}
+
+impl Buddy {
+    pub fn new(units: usize) -> Buddy {
+        let mut buddy = Buddy {
+            head: vec![0; units].into(),
+            backed: BackedUnits::new(units),
+            free: Default::default(),
+            free_units: 0,
+            free_backed_units: 0,
+        };
+        buddy.give(0, units);
+        buddy
+    }
+
+    #[cfg(test)]
+    pub fn free_units(&self) -> usize {
+        self.free_units
+    }
+
+    /// Free units with physical memory behind them.
+    pub fn free_backed_units(&self) -> usize {
+        self.free_backed_units
+    }
+
+    /// Units of the largest aligned free run.
+    pub fn largest_free_run(&self) -> usize {
+        let present = self.free.iter().fold(0, |all, runs| all | runs.present);
+        if present == 0 {
+            0
+        } else {
+            1 << present.ilog2()
+        }
+    }
+
+    pub fn is_backed(&self, unit: usize) -> bool {
+        self.backed.get(unit)
+    }
+
+    /// `units` > 0 that nobody else has, or `None` if no free run is long enough.
+    pub fn take(&mut self, units: usize, side: Side) -> Option<usize> {
+        let wanted = units.next_power_of_two().ilog2() as usize;
+        let found = [Backing::Full, Backing::Part, Backing::None]
+            .into_iter()
+            .find_map(|backing| self.free[backing as usize].best(wanted, side));
+        let (start, length) = match found {
+            Some((order, start)) => {
+                let start = self.take_run(start as usize, order, wanted, side);
+                (start, 1 << wanted)
+            }
+            None => {
+                let (start, length) = self.adjoining_run(units)?;
+                self.remove_all(start, length);
+                (start, length)
+            }
+        };
+        let rest = length - units;
+        if side == Side::Start {
+            self.give(start + units, rest);
+            Some(start)
+        } else {
+            self.give(start, rest);
+            Some(start + rest)
+        }
+    }
+
+    /// Halves a free run down to order `wanted`, keeping the half with more memory behind it, or the one on the wanted
+    /// side.
+    fn take_run(&mut self, mut start: usize, mut order: usize, wanted: usize, side: Side) -> usize {
+        self.remove(start, order);
+        while order > wanted {
+            order -= 1;
+            let upper = start + (1 << order);
+            let (low, high) = (self.backed.count(start, order), self.backed.count(upper, order));
+            let keep_low = low > high || low == high && side == Side::Start;
+            self.insert(if keep_low { upper } else { start }, order);
+            start = if keep_low { start } else { upper };
+        }
+        start
+    }
+
+    /// A run that crosses the boundaries of buddies. It takes a walk over the range, which beats a failure.
+    fn adjoining_run(&self, units: usize) -> Option<(usize, usize)> {
+        let (mut start, mut at) = (0, 0);
+        while at < self.head.len() {
+            match self.head[at] {
+                0 => {
+                    at += 1;
+                    start = at;
+                }
+                order => {
+                    at += 1 << (order - 1);
+                    if at - start >= units {
+                        return Some((start, at - start));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Gives back `units` from `start` on, all of them taken.
+    pub fn give(&mut self, mut start: usize, mut units: usize) {
+        while units > 0 {
+            let aligned = if start == 0 { usize::BITS - 1 } else { start.trailing_zeros() };
+            let order = aligned.min(units.ilog2()) as usize;
+            self.insert_joined(start, order);
+            start += 1 << order;
+            units -= 1 << order;
+        }
+    }
+
+    fn insert_joined(&mut self, mut start: usize, mut order: usize) {
+        loop {
+            let buddy = start ^ (1 << order);
+            if order + 1 >= ORDERS || self.head.get(buddy).is_none_or(|&head| usize::from(head) != order + 1) {
+                break;
+            }
+            self.remove(buddy, order);
+            start &= !(1 << order);
+            order += 1;
+        }
+        self.insert(start, order);
+    }
+
+    fn backing(&self, start: usize, order: usize) -> (Backing, usize) {
+        match self.backed.count(start, order) {
+            0 => (Backing::None, 0),
+            count if count == 1 << order => (Backing::Full, count),
+            count => (Backing::Part, count),
+        }
+    }
+
+    fn insert(&mut self, start: usize, order: usize) {
+        let (backing, count) = self.backing(start, order);
+        self.head[start] = order as u8 + 1;
+        self.free[backing as usize].insert(order, start as u32);
+        self.free_units += 1 << order;
+        self.free_backed_units += count;
+    }
+
+    fn remove(&mut self, start: usize, order: usize) {
+        let (backing, count) = self.backing(start, order);
+        self.head[start] = 0;
+        self.free[backing as usize].remove(order, start as u32);
+        self.free_units -= 1 << order;
+        self.free_backed_units -= count;
+    }
+
+    /// Removes the free runs that make up `units` from `start` on.
+    fn remove_all(&mut self, start: usize, units: usize) {
+        let mut at = start;
+        while at < start + units {
+            let order = usize::from(self.head[at]) - 1;
+            self.remove(at, order);
+            at += 1 << order;
+        }
+    }
+
+    /// Notes whether units have physical memory behind them; they may be free or taken.
+    pub fn set_backed(&mut self, start: usize, units: usize, backed: bool) {
+        let mut at = start;
+        while at < start + units {
+            match self.free_run_around(at) {
+                Some((run, order)) => {
+                    self.remove(run, order);
+                    let end = (run + (1 << order)).min(start + units);
+                    self.backed.set(at, end, backed);
+                    self.insert(run, order);
+                    at = end;
+                }
+                None => {
+                    self.backed.set(at, at + 1, backed);
+                    at += 1;
+                }
+            }
+        }
+    }
+
+    fn free_run_around(&self, unit: usize) -> Option<(usize, usize)> {
+        (0..ORDERS).find_map(|order| {
+            let start = unit & !((1usize << order) - 1);
+            (usize::from(self.head[start]) == order + 1).then_some((start, order))
+        })
+    }
+
+    /// Whether the whole run is free.
+    pub fn is_free(&self, start: usize, units: usize) -> bool {
+        let mut at = start;
+        while at < start + units {
+            let Some((run, order)) = self.free_run_around(at) else { return false };
+            at = run + (1 << order);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_tail_of_a_power_of_two_stays_free() {
+        let mut buddy = Buddy::new(64);
+        let a = buddy.take(33, Side::Start).unwrap();
+        assert_eq!((a, buddy.free_units()), (0, 31));
+        let b = buddy.take(16, Side::End).unwrap();
+        assert_eq!(b, 48);
+        assert_eq!(buddy.take(15, Side::Start), Some(33), "15 units in one piece across buddies");
+        assert_eq!(buddy.take(1, Side::Start), None);
+    }
+
+    #[test]
+    fn backed_units_come_first_wherever_they_are() {
+        let mut buddy = Buddy::new(1024);
+        buddy.set_backed(40, 4, true);
+        buddy.set_backed(900, 64, true);
+        assert_eq!(buddy.free_backed_units(), 68);
+        assert_eq!(buddy.take(32, Side::Start), Some(928), "the aligned 32 units within the 64");
+        assert_eq!(buddy.take(16, Side::Start), Some(912));
+        assert_eq!(buddy.take(4, Side::End), Some(908), "the smallest run with memory behind it");
+        buddy.give(928, 32);
+        buddy.set_backed(928, 32, false);
+        assert_eq!(buddy.free_backed_units(), 16);
+    }
+
+    proptest! {
+        /// Against a plain array of units: no unit is handed out twice, free counts agree, and what is given back joins.
+        #[test]
+        fn units_are_never_handed_out_twice(
+            size in 1usize..300,
+            steps in prop::collection::vec((0usize..4, 1usize..40, any::<bool>()), 1..200),
+        ) {
+            let mut buddy = Buddy::new(size);
+            let mut model = vec![false; size];
+            let mut backed = vec![false; size];
+            let mut taken: Vec<(usize, usize)> = Vec::new();
+            for (kind, amount, flag) in steps {
+                match kind {
+                    0 | 1 => {
+                        let side = if flag { Side::Start } else { Side::End };
+                        let longest = model.split(|&used| used).map(<[bool]>::len).max().unwrap_or(0);
+                        match buddy.take(amount, side) {
+                            Some(start) => {
+                                prop_assert!(model[start..start + amount].iter().all(|used| !used));
+                                model[start..start + amount].fill(true);
+                                taken.push((start, amount));
+                            }
+                            None => prop_assert!(longest < amount, "{amount} fit into {longest}"),
+                        }
+                    }
+                    2 if !taken.is_empty() => {
+                        let (start, units) = taken.swap_remove(amount % taken.len());
+                        buddy.give(start, units);
+                        model[start..start + units].fill(false);
+                    }
+                    _ => {
+                        let start = amount % size;
+                        let units = (amount / 2).min(size - start);
+                        buddy.set_backed(start, units, flag);
+                        backed[start..start + units].fill(flag);
+                    }
+                }
+                prop_assert_eq!(buddy.free_units(), model.iter().filter(|used| !**used).count());
+                let free_backed = (0..size).filter(|&unit| !model[unit] && backed[unit]).count();
+                prop_assert_eq!(buddy.free_backed_units(), free_backed);
+                prop_assert_eq!(buddy.is_free(0, size), model.iter().all(|used| !used));
+            }
+            for (start, units) in taken {
+                buddy.give(start, units);
+            }
+            prop_assert_eq!(buddy.largest_free_run(), 1 << size.ilog2());
+        }
+    }
+}

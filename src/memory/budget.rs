@@ -1,0 +1,98 @@
+//! How much the manager may hold. Bytes are counted before they are asked for and counted back when the asking fails,
+//! so threads together never pass the limit.
+
+use super::source::Source;
+use crate::error::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub struct Budget {
+    /// `u64::MAX`: none.
+    limit: AtomicU64,
+    /// Bytes of the device that are left to others.
+    margin: AtomicU64,
+    held: AtomicU64,
+    peak: AtomicU64,
+}
+
+#[derive(Debug)]
+pub enum Refusal {
+    Limit,
+    /// Less than the request and the margin is free on the device.
+    Margin {
+        free: u64,
+    },
+    Source(Error),
+}
+
+/// Bytes that have been admitted; they are counted back unless kept.
+#[must_use]
+pub struct Admission<'a> {
+    budget: &'a Budget,
+    bytes: u64,
+}
+
+impl Budget {
+    pub fn new(limit: u64, margin: u64) -> Budget {
+        let limit = if limit == 0 { u64::MAX } else { limit };
+        let none = AtomicU64::new(0);
+        Budget { limit: limit.into(), margin: margin.into(), held: none, peak: AtomicU64::new(0) }
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// 0: none. What is held already stays.
+    pub fn set_limit(&self, limit: u64) {
+        self.limit.store(if limit == 0 { u64::MAX } else { limit }, Ordering::Relaxed);
+    }
+
+    pub fn margin(&self) -> u64 {
+        self.margin.load(Ordering::Relaxed)
+    }
+
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub fn reset_peak(&self) {
+        self.peak.store(self.held(), Ordering::Relaxed);
+    }
+
+    pub fn admit(&self, bytes: u64, source: &dyn Source) -> Result<Admission<'_>, Refusal> {
+        let before = self.held.fetch_add(bytes, Ordering::Relaxed);
+        let admission = Admission { budget: self, bytes };
+        if before.checked_add(bytes).is_none_or(|after| after > self.limit()) {
+            return Err(Refusal::Limit);
+        }
+        let margin = self.margin();
+        if margin > 0 {
+            let (free, _) = source.memory_info().map_err(Refusal::Source)?;
+            if free < bytes.saturating_add(margin) {
+                return Err(Refusal::Margin { free });
+            }
+        }
+        Ok(admission)
+    }
+
+    pub fn give_back(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Admission<'_> {
+    pub fn keep(self) {
+        self.budget.peak.fetch_max(self.budget.held(), Ordering::Relaxed);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        self.budget.give_back(self.bytes);
+    }
+}

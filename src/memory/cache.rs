@@ -1,0 +1,332 @@
+//! What a thread keeps for itself: for each stream and class a magazine of free blocks.
+//!
+//! Allocating and freeing are a push or a pop under a lock that nobody else wants, except when memory is short, the
+//! cache is trimmed, a stream ends or the thread does: then whoever needs the blocks empties the magazines.
+
+use super::arena::Arena;
+use super::batch::Batch;
+use super::order::Order;
+use super::size_class::{class_bytes, magazine_capacity, CLASSES};
+use super::slab::{Block, SLACK_SHIFT, TRACKED};
+use super::spin::SpinLock;
+use super::statistics::Counters;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+/// The key of blocks that were freed without a stream: they wait for all work. No stream has this handle.
+pub const ALL_WORK_KEY: usize = usize::MAX;
+/// The key of blocks that anybody may use at once.
+pub const ANYBODY_KEY: usize = 0;
+
+/// Magazines of blocks that were freed on one stream.
+struct StreamMagazines {
+    key: usize,
+    order: Order,
+    magazines: [Vec<Block>; CLASSES],
+}
+
+#[derive(Default)]
+pub struct Inner {
+    /// Who may use the cache; 0: nobody.
+    token: u64,
+    /// Index of the stream that was used last.
+    recent: usize,
+    streams: Vec<StreamMagazines>,
+    bytes: usize,
+    settings: Settings,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Settings {
+    /// Bytes that all magazines together may hold.
+    pub capacity: usize,
+    /// Bytes until an allocation must take the long way, because the leak tracker wants to see it.
+    pub credit: i64,
+    /// All allocations take the long way, because they are traced.
+    pub slow_allocations: bool,
+    /// All frees do, because they are traced or overwritten.
+    pub slow_frees: bool,
+}
+
+#[repr(align(128))]
+pub struct Cache {
+    arena: *const Arena,
+    inner: SpinLock<Inner>,
+    pub counters: Counters,
+    /// The next cache of the arena; written before the cache is listed.
+    pub next: AtomicPtr<Cache>,
+    claimed: AtomicBool,
+}
+
+// SAFETY: the arena is read only while the token says that the cache is in use, and then it lives.
+unsafe impl Send for Cache {}
+// SAFETY: as above; the rest is locked or atomic.
+unsafe impl Sync for Cache {}
+
+pub enum Taken {
+    Block(*mut c_void),
+    /// The magazine is empty.
+    Empty,
+    /// Take the long way.
+    Slow,
+    /// The cache is no longer the caller's.
+    Stale,
+}
+
+pub enum Given {
+    Done,
+    /// A magazine or the cache was full; this batch must move on.
+    Spilled(Batch),
+    /// There are no magazines for the stream yet: `add_stream` and come again.
+    NewStream,
+    /// Take the long way.
+    Slow,
+    /// Not the start of a live block.
+    NotLive,
+    /// Not a small block of this cache's arena.
+    Elsewhere,
+    /// The cache is no longer the caller's.
+    Stale,
+}
+
+impl Cache {
+    pub fn new(arena: *const Arena) -> Cache {
+        Cache {
+            arena,
+            inner: SpinLock::new(Inner::default()),
+            counters: Counters::default(),
+            next: AtomicPtr::new(std::ptr::null_mut()),
+            claimed: AtomicBool::new(false),
+        }
+    }
+
+    /// Makes the cache the caller's if it is nobody's. `token` is not 0 and was never used before.
+    pub fn claim(&self, token: u64, settings: Settings) -> bool {
+        let free = !self.claimed.swap(true, Ordering::AcqRel);
+        if free {
+            self.inner.with(|inner| (inner.token, inner.settings) = (token, settings));
+        }
+        free
+    }
+
+    pub fn belongs_to(&self, token: u64) -> bool {
+        self.inner.with(|inner| inner.token == token)
+    }
+
+    /// Ends the claim and hands what the magazines held to `receive`, while nobody can take the arena away.
+    pub fn disown(&self, token: u64, receive: impl FnOnce(&Arena, Vec<Batch>)) {
+        self.inner.with(|inner| {
+            if inner.token == token {
+                inner.token = 0;
+                // SAFETY: the arena ends every claim before it goes, and this one had not been ended.
+                receive(unsafe { &*self.arena }, inner.drain(|_| true));
+                self.claimed.store(false, Ordering::Release);
+            }
+        });
+    }
+
+    /// Ends any claim, as the arena does before it goes.
+    pub fn close(&self, arena: &Arena) -> Vec<Batch> {
+        self.inner.with(|inner| {
+            inner.token = 0;
+            self.counters.empty(arena);
+            self.claimed.store(false, Ordering::Release);
+            inner.drain(|_| true)
+        })
+    }
+
+    /// Takes out the magazines of one stream, or all.
+    pub fn drain(&self, label: Option<u32>) -> Vec<Batch> {
+        self.inner.with(|inner| inner.drain(|order| label.is_none_or(|label| order.label() == label)))
+    }
+
+    /// Takes over which ways the settings say are long.
+    pub fn set_slow(&self, settings: Settings) {
+        self.inner.with(|inner| {
+            inner.settings.slow_allocations = settings.slow_allocations;
+            inner.settings.slow_frees = settings.slow_frees;
+        });
+    }
+
+    pub fn flush_counters(&self, arena: &Arena) {
+        self.inner.with(|_| self.counters.flush(arena));
+    }
+
+    /// A block of `class` that may be used on the stream at once, for a request of `bytes`.
+    #[inline]
+    pub fn take(&self, token: u64, key: usize, class: usize, bytes: usize) -> Taken {
+        self.inner.with(|inner| {
+            if inner.token != token {
+                return Taken::Stale;
+            }
+            let block_bytes = class_bytes(class);
+            if inner.settings.slow_allocations || inner.settings.credit < block_bytes as i64 {
+                return Taken::Slow;
+            }
+            let Some(block) = inner.find(key).and_then(|stream| stream.magazines[class].pop()) else {
+                return Taken::Empty;
+            };
+            inner.settings.credit -= block_bytes as i64;
+            inner.bytes -= block_bytes;
+            block.begin_life(bytes, 0);
+            // SAFETY: the token says that the arena lives.
+            self.counters.allocated(bytes as u64, unsafe { &*self.arena });
+            Taken::Block(block.address() as *mut c_void)
+        })
+    }
+
+    /// As `take`, whatever the credit, and without beginning a life.
+    pub fn take_block(&self, token: u64, key: usize, class: usize) -> Option<Block> {
+        self.inner.with(|inner| {
+            if inner.token != token {
+                return None;
+            }
+            let block = inner.find(key)?.magazines[class].pop()?;
+            inner.bytes -= class_bytes(class);
+            Some(block)
+        })
+    }
+
+    /// Counts an allocation that did not come from `take`.
+    pub fn count_allocated(&self, bytes: usize, arena: &Arena) {
+        self.inner.with(|_| self.counters.allocated(bytes as u64, arena));
+    }
+
+    /// Whether an allocation that did not come from `take` uses up the credit, which then is renewed.
+    pub fn spend_credit(&self, token: u64, bytes: usize, renewed: i64) -> bool {
+        self.inner.with(|inner| {
+            let spent = inner.token == token && inner.settings.credit < bytes as i64;
+            inner.settings.credit = if spent { renewed } else { inner.settings.credit.saturating_sub(bytes as i64) };
+            spent
+        })
+    }
+
+    /// Frees the block at `address`.
+    #[inline]
+    pub fn give(&self, token: u64, key: usize, address: usize) -> Given {
+        self.inner.with(|inner| {
+            if inner.token != token {
+                return Given::Stale;
+            }
+            // SAFETY: the token says that the arena lives, and with it its pages.
+            let arena = unsafe { &*self.arena };
+            let Some(slab) = arena.table().find(address) else { return Given::Elsewhere };
+            if slab.arena() != self.arena || slab.is_large() {
+                return Given::Elsewhere;
+            }
+            if inner.settings.slow_frees {
+                return Given::Slow;
+            }
+            let Some((index, 0)) = slab.locate(address) else { return Given::NotLive };
+            if inner.find(key).is_none() {
+                return Given::NewStream;
+            }
+            let Some(word) = slab.end_life(index, TRACKED) else {
+                return if slab.live_bytes(index).is_some() { Given::Slow } else { Given::NotLive };
+            };
+            let block_bytes = class_bytes(slab.class());
+            self.counters.freed((block_bytes - (word >> SLACK_SHIFT) as usize) as u64, arena);
+            match inner.put(key, Block::new(slab, index)) {
+                Some(batch) => Given::Spilled(batch),
+                None => Given::Done,
+            }
+        })
+    }
+
+    /// Keeps a block that `give` would not take, after its life has ended. Returns a batch that must move on.
+    pub fn give_block(&self, token: u64, key: usize, block: Block, bytes: usize) -> Result<Option<Batch>, Block> {
+        self.inner.with(|inner| {
+            if inner.token != token || inner.find(key).is_none() {
+                return Err(block);
+            }
+            // SAFETY: the token says that the arena lives.
+            self.counters.freed(bytes as u64, unsafe { &*self.arena });
+            Ok(inner.put(key, block))
+        })
+    }
+
+    /// Keeps blocks that may be used on the stream. Returns those that do not fit.
+    pub fn keep(&self, token: u64, key: usize, class: usize, mut blocks: Vec<Block>) -> Vec<Block> {
+        self.inner.with(|inner| {
+            let room = inner.settings.capacity.saturating_sub(inner.bytes) / class_bytes(class);
+            if inner.token != token {
+                return blocks;
+            }
+            let Some(stream) = inner.find(key) else { return blocks };
+            let magazine = &mut stream.magazines[class];
+            let room = room.min(magazine_capacity(class).saturating_sub(magazine.len()));
+            let rest = blocks.split_off(room.min(blocks.len()));
+            let kept = blocks.len();
+            magazine.append(&mut blocks);
+            inner.bytes += kept * class_bytes(class);
+            rest
+        })
+    }
+
+    /// Makes magazines for a stream.
+    pub fn add_stream(&self, token: u64, key: usize, order: Order) {
+        self.inner.with(|inner| {
+            if inner.token == token && inner.find(key).is_none() {
+                inner.streams.push(StreamMagazines { key, order, magazines: std::array::from_fn(|_| Vec::new()) });
+            }
+        });
+    }
+}
+
+impl Inner {
+    #[inline]
+    fn find(&mut self, key: usize) -> Option<&mut StreamMagazines> {
+        if self.streams.get(self.recent).is_none_or(|stream| stream.key != key) {
+            self.recent = self.streams.iter().position(|stream| stream.key == key)?;
+        }
+        self.streams.get_mut(self.recent)
+    }
+
+    /// Adds a free block to the magazines of `key`, which exist. A full magazine gives its older half away; a full cache
+    /// the magazine that holds most.
+    #[inline]
+    fn put(&mut self, key: usize, block: Block) -> Option<Batch> {
+        let class = block.slab().class();
+        let stream = self.find(key)?;
+        let magazine = &mut stream.magazines[class];
+        if magazine.len() < magazine_capacity(class) {
+            magazine.push(block);
+            self.bytes += class_bytes(class);
+            return if self.bytes > self.settings.capacity { self.evict() } else { None };
+        }
+        let blocks: Vec<Block> = magazine.drain(..magazine_capacity(class) / 2).collect();
+        magazine.push(block);
+        let order = stream.order.clone();
+        self.bytes -= (blocks.len() - 1) * class_bytes(class);
+        Some(Batch { class, blocks, order })
+    }
+
+    fn evict(&mut self) -> Option<Batch> {
+        let held = |stream: &StreamMagazines, class: usize| stream.magazines[class].len() * class_bytes(class);
+        let all = self.streams.iter().enumerate().flat_map(|(i, _)| (0..CLASSES).map(move |class| (i, class)));
+        let (i, class) = all.max_by_key(|&(i, class)| held(&self.streams[i], class))?;
+        let blocks = std::mem::take(&mut self.streams[i].magazines[class]);
+        self.bytes -= blocks.len() * class_bytes(class);
+        Some(Batch { class, blocks, order: self.streams[i].order.clone() })
+    }
+
+    fn drain(&mut self, wanted: impl Fn(&Order) -> bool) -> Vec<Batch> {
+        let mut batches = Vec::new();
+        let mut bytes = 0;
+        self.streams.retain_mut(|stream| {
+            if !wanted(&stream.order) {
+                return true;
+            }
+            for (class, magazine) in stream.magazines.iter_mut().enumerate() {
+                if !magazine.is_empty() {
+                    let blocks = std::mem::take(magazine);
+                    bytes += blocks.len() * class_bytes(class);
+                    batches.push(Batch { class, blocks, order: stream.order.clone() });
+                }
+            }
+            false
+        });
+        self.bytes -= bytes;
+        batches
+    }
+}

@@ -1,0 +1,277 @@
+//! What a manager is made of, shared by its handle, its pools and the threads' way in.
+
+use super::arena::Arena;
+use super::budget::Budget;
+use super::cache::{Settings, ALL_WORK_KEY, ANYBODY_KEY};
+use super::callbacks::Callbacks;
+use super::capture::Captures;
+use super::direct::DirectBlocks;
+use super::ladder::Rungs;
+use super::leak::LeakTracker;
+use super::options::MemoryOptions;
+use super::order::{Events, Order, Streams, ANYBODY};
+use super::pages::Pages;
+use super::source::Source;
+use super::statistics::{MemoryStatistics, Usage, UsageStatistics};
+use super::trace::{EventKind, Trace, TraceEvent};
+use crate::error::Result;
+use crate::stream::{RawHandle, StreamObserver};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub struct Core {
+    pub source: Arc<dyn Source>,
+    pub options: MemoryOptions,
+    pub budget: Arc<Budget>,
+    /// `None`: no pooling.
+    pub pages: Option<Arc<Pages>>,
+    pub total: Arc<Usage>,
+    /// The arena of blocks that belong to no pool.
+    pub main: Box<Arena>,
+    /// Arenas of pools, each linked to the next. Those of pools that are gone stay for new ones, since threads may still
+    /// know them.
+    pools: AtomicPtr<Arena>,
+    pub idle_arenas: Mutex<Vec<NonNull<Arena>>>,
+    pub streams: Streams,
+    pub events: Arc<Events>,
+    pub direct: DirectBlocks,
+    pub captures: Captures,
+    pub rungs: Rungs,
+    pub callbacks: Callbacks,
+    pub tracker: LeakTracker,
+    pub trace: Option<Trace>,
+    pub spilled: AtomicU64,
+    pub synchronous: bool,
+    pub device_total: u64,
+}
+
+// SAFETY: the pointers name arenas, which are shared between threads and live as long as the core.
+unsafe impl Send for Core {}
+// SAFETY: as above; the rest is locked or atomic.
+unsafe impl Sync for Core {}
+
+/// Ids of arenas, never used twice in a process.
+static NEXT_ARENA: AtomicU64 = AtomicU64::new(1);
+
+pub fn next_arena_id() -> u64 {
+    NEXT_ARENA.fetch_add(1, Ordering::Relaxed)
+}
+
+/// CUDA's handle for each thread's own default stream: one name for many streams.
+const PER_THREAD_STREAM: usize = 2;
+/// The least range that is worth pooling in.
+const LEAST_RANGE: u64 = 1 << 30;
+
+impl Core {
+    pub fn new(source: Arc<dyn Source>, options: MemoryOptions) -> Result<Core> {
+        options.validate()?;
+        let (free, total) = source.memory_info()?;
+        let synchronous = source.is_synchronous();
+        let limit = options.limit_bytes(free, total);
+        let budget = Arc::new(Budget::new(limit, options.margin_bytes(total, synchronous)));
+        let pages = if options.pools(limit) {
+            let range = if options.range_bytes > 0 { options.range_bytes } else { total.saturating_mul(4) };
+            Pages::new(source.clone(), budget.clone(), range, LEAST_RANGE.min(range)).map(Arc::new)
+        } else {
+            None
+        };
+        let usage = Arc::new(Usage::default());
+        let core = Core {
+            main: Box::new(Arena::new(next_arena_id(), pages.clone(), usage.clone())),
+            events: Events::new(source.clone()),
+            tracker: LeakTracker::new(options.leak_tracking),
+            trace: (options.trace_events > 0).then(|| Trace::new(options.trace_events)),
+            total: usage,
+            pools: AtomicPtr::new(std::ptr::null_mut()),
+            idle_arenas: Mutex::default(),
+            streams: Streams::default(),
+            direct: DirectBlocks::default(),
+            captures: Captures::default(),
+            rungs: Rungs::default(),
+            callbacks: Callbacks::default(),
+            spilled: AtomicU64::new(0),
+            device_total: total,
+            source,
+            options,
+            budget,
+            pages,
+            synchronous,
+        };
+        if let (Some(pages), true) = (&core.pages, core.options.initial_bytes > 0) {
+            pages.grow_to(core.options.initial_bytes).map_err(|shortage| {
+                core.out_of_memory(core.options.initial_bytes, &shortage, &[]).context("the initial size")
+            })?;
+        }
+        Ok(core)
+    }
+
+    /// What a thread's cache is told.
+    pub fn settings(&self) -> Settings {
+        let asleep = self.pages.as_ref().is_some_and(|pages| pages.asleep.load(Ordering::Relaxed));
+        let seen = asleep || self.trace.is_some() || log::log_enabled!(target: "nvbackend::memory", log::Level::Trace);
+        Settings {
+            capacity: self.options.thread_cache_bytes,
+            credit: self.tracker.next_sample(),
+            slow_allocations: seen,
+            slow_frees: seen || self.options.zero_on_free,
+        }
+    }
+
+    /// The key of blocks that work on the stream may use.
+    #[inline]
+    pub fn key(&self, stream: RawHandle) -> usize {
+        let raw = stream.0 as usize;
+        if self.synchronous || raw == PER_THREAD_STREAM {
+            ANYBODY_KEY
+        } else {
+            raw
+        }
+    }
+
+    /// The key of blocks that are freed on the stream.
+    #[inline]
+    pub fn free_key(&self, stream: RawHandle) -> usize {
+        match self.key(stream) {
+            ANYBODY_KEY if !self.synchronous => ALL_WORK_KEY,
+            key => key,
+        }
+    }
+
+    /// What blocks of a key's magazines wait for.
+    pub fn order(&self, key: usize) -> Order {
+        match key {
+            ANYBODY_KEY => Order::Anybody,
+            ALL_WORK_KEY => Order::AllWork,
+            raw => Order::Stream(self.streams.get(RawHandle(raw as *mut _)), None),
+        }
+    }
+
+    pub fn label(&self, key: usize) -> u32 {
+        if key == ANYBODY_KEY {
+            ANYBODY
+        } else {
+            self.order(key).label()
+        }
+    }
+
+    /// The events to ask, unless a capture forbids asking.
+    pub fn askable_events(&self) -> Option<&Arc<Events>> {
+        (!self.synchronous && !self.captures.any()).then_some(&self.events)
+    }
+
+    /// The main arena and those of pools, in use or not. Takes no lock.
+    pub fn arenas(&self) -> impl Iterator<Item = &Arena> {
+        let mut at = self.pools.load(Ordering::Acquire);
+        let pools = std::iter::from_fn(move || {
+            // SAFETY: listed arenas live as long as the core.
+            let arena = unsafe { at.as_ref() }?;
+            at = arena.next.load(Ordering::Relaxed);
+            Some(arena)
+        });
+        std::iter::once(&*self.main).chain(pools)
+    }
+
+    /// Lists a new arena for a pool.
+    pub fn add_arena(&self) -> &Arena {
+        let arena = Box::leak(Box::new(Arena::new(next_arena_id(), self.pages.clone(), self.total.clone())));
+        let mut head = self.pools.load(Ordering::Relaxed);
+        loop {
+            arena.next.store(head, Ordering::Relaxed);
+            match self.pools.compare_exchange_weak(head, arena, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return arena,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Use by all arenas together.
+    pub fn usage(&self) -> UsageStatistics {
+        self.total.sum(self.arenas().flat_map(Arena::counters))
+    }
+
+    pub fn statistics(&self) -> MemoryStatistics {
+        let usage = self.usage();
+        let reserved = self.budget.held();
+        let free_pages = self.pages.as_ref().map_or(0, |pages| pages.free_backed_bytes());
+        let largest_free = self.pages.as_ref().map_or(0, |pages| pages.largest_free_bytes());
+        let limit = self.budget.limit();
+        let lost = reserved.saturating_sub(usage.allocated + free_pages);
+        MemoryStatistics {
+            allocated: usage.allocated,
+            peak: usage.peak,
+            blocks: usage.blocks,
+            allocations: usage.allocations,
+            frees: usage.frees,
+            failures: usage.failures,
+            limit: if limit == u64::MAX { 0 } else { limit },
+            margin: self.budget.margin(),
+            reserved,
+            peak_reserved: self.budget.peak(),
+            cached: reserved.saturating_sub(usage.allocated),
+            free_pages,
+            largest_free,
+            fragmentation: if reserved == 0 { 0.0 } else { lost as f64 / reserved as f64 },
+            spilled: self.spilled.load(Ordering::Relaxed),
+            rungs: self.rungs.statistics(),
+        }
+    }
+
+    pub fn note(&self, kind: EventKind, address: usize, bytes: u64, stream: RawHandle) {
+        if let Some(trace) = &self.trace {
+            trace.write(TraceEvent {
+                nanoseconds: self.source.nanoseconds(),
+                kind,
+                address: address as u64,
+                bytes,
+                stream: stream.0 as u64,
+                reserved: self.budget.held(),
+            });
+        }
+    }
+}
+
+impl StreamObserver for Core {
+    /// The handle may soon mean another stream, so every block that waits for this one gets an event to wait for.
+    fn stream_ends(&self, stream: RawHandle) {
+        if self.synchronous {
+            return;
+        }
+        let Some(record) = self.streams.retire(stream) else { return };
+        match self.events.record(stream) {
+            Ok(event) => record.end_with(Some(event)),
+            Err(_) => {
+                // What cannot be recorded can only be waited for; if that fails too, the device is lost and idle.
+                let _ = self.source.synchronize();
+                record.end_with(None);
+            }
+        }
+        for arena in self.arenas() {
+            arena.drain_caches(Some(record.label));
+            if let Some(pages) = &self.pages {
+                arena.large.settle(Some(record.label), &self.events, pages);
+            }
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // Work may still use memory that goes now. A device that is lost does not.
+        let _ = self.source.synchronize();
+        for arena in self.arenas() {
+            for cache in arena.caches() {
+                drop(cache.close(arena));
+            }
+        }
+        for (address, block) in self.direct.remove_all(None) {
+            self.release_direct(address, block, RawHandle::NULL);
+        }
+        let mut at = *self.pools.get_mut();
+        while !at.is_null() {
+            // SAFETY: leaked by `add_arena`; no thread has a claim on its caches any more.
+            let arena = unsafe { Box::from_raw(at) };
+            at = arena.next.load(Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The way back of a block: to the thread's magazine, or wherever it belongs.
+
+use super::arena::Arena;
+use super::batch::Batch;
+use super::cache::{Given, ANYBODY_KEY};
+use super::core::Core;
+use super::direct::{DirectBlock, Kind};
+use super::order::Order;
+use super::slab::{Block, Slab, SLACK_SHIFT, TRACKED};
+use super::threads::with_cache;
+use super::trace::EventKind;
+use crate::error::{Error, Result};
+use crate::stream::RawHandle;
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+fn not_live(pointer: *mut c_void) -> Error {
+    Error::invalid(format!("{pointer:p} is not a live block of this memory manager"))
+        .with_advice("it was freed before, came from elsewhere, or points into a block")
+}
+
+impl Core {
+    /// `home`: the arena whose blocks come by most. `only_home`: others' blocks are refused.
+    #[inline]
+    pub fn free(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle, only_home: bool) -> Result<()> {
+        if pointer.is_null() {
+            return Ok(());
+        }
+        if self.pages.as_ref().is_some_and(|pages| pages.table.contains(pointer as usize)) {
+            let key = self.free_key(stream);
+            let give = |cache: &super::cache::Cache, token| (cache.give(token, key, pointer as usize), token);
+            match with_cache(home, || self.settings(), give) {
+                Some((Given::Done, _)) => return Ok(()),
+                Some((Given::Spilled(batch), shard)) => {
+                    self.pass_on(home, shard as usize, batch);
+                    return Ok(());
+                }
+                _ => {}
+            }
+        }
+        self.free_slowly(home, pointer, stream, only_home)
+    }
+
+    #[cold]
+    pub fn free_slowly(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle, only_home: bool) -> Result<()> {
+        let address = pointer as usize;
+        let slab = self.pages.as_ref().and_then(|pages| pages.table.find(address));
+        let Some(slab) = slab else { return self.free_direct(home, pointer, stream, only_home) };
+        let Some((index, 0)) = slab.locate(address) else { return Err(not_live(pointer)) };
+        if only_home && !std::ptr::eq(slab.arena(), home) {
+            return Err(Error::invalid(format!("{pointer:p} is not a block of this pool")));
+        }
+        if self.options.zero_on_free && slab.live_bytes(index).is_some() {
+            // Before the life ends: a block that could not be overwritten stays its owner's.
+            self.zero(pointer, slab.block_bytes(), stream)?;
+        }
+        let Some(word) = slab.end_life(index, 0) else { return Err(not_live(pointer)) };
+        let bytes = slab.block_bytes() - (word >> SLACK_SHIFT) as usize;
+        if word & TRACKED != 0 {
+            self.tracker.freed(address);
+        }
+        self.note(EventKind::Free, address, bytes as u64, stream);
+        log::trace!(target: "nvbackend::memory", "freed {bytes} bytes at {pointer:p}");
+        // SAFETY: arenas live as long as the core, and a live block has one.
+        let arena = unsafe { &*slab.arena() };
+        if slab.is_large() {
+            self.free_large(arena, slab, bytes, stream);
+        } else {
+            self.free_small(arena, Block::new(slab, index), bytes, stream);
+        }
+        Ok(())
+    }
+
+    pub fn zero(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle) -> Result<()> {
+        if self.pages.as_ref().is_some_and(|pages| pages.zero_asleep(pointer as usize, bytes)) {
+            return Ok(());
+        }
+        if !self.synchronous && self.key(stream) == ANYBODY_KEY {
+            // Without a stream, whatever still reads the block must be done first.
+            self.source.synchronize()?;
+        }
+        // SAFETY: a block of the manager whose life has just ended.
+        unsafe { self.source.fill(pointer, 0, bytes, stream) }
+    }
+
+    fn free_small(&self, arena: &Arena, block: Block, bytes: usize, stream: RawHandle) {
+        let key = self.free_key(stream);
+        let captured = self.captures.arena(stream).is_some();
+        let given = with_cache(
+            arena,
+            || self.settings(),
+            |cache, token| {
+                // In a capture the stream keeps no magazines of the main arena, so that its allocations find the
+                // capture's own.
+                if !captured || self.captures.owns(arena) {
+                    cache.add_stream(token, key, self.order(key));
+                }
+                (cache.give_block(token, key, block, bytes), token as usize)
+            },
+        );
+        match given {
+            Some((Ok(None), _)) => {}
+            Some((Ok(Some(batch)), shard)) => self.pass_on(arena, shard, batch),
+            Some((Err(_), _)) | None => {
+                arena.usage.freed(bytes as u64);
+                self.total.freed(bytes as u64);
+                let batch = Batch { class: block.slab().class(), blocks: vec![block], order: self.order(key) };
+                arena.put(0, batch);
+            }
+        }
+    }
+
+    fn free_large(&self, arena: &Arena, slab: &Slab, bytes: usize, stream: RawHandle) {
+        with_cache(arena, || self.settings(), |cache, _| cache.flush_counters(arena));
+        arena.usage.freed(bytes as u64);
+        self.total.freed(bytes as u64);
+        let capturing = self.captures.any();
+        let mut order = self.order(self.free_key(stream));
+        if matches!(order, Order::AllWork) && !capturing && self.source.synchronize().is_ok() {
+            order = Order::Anybody;
+        }
+        if let Some(pages) = &self.pages {
+            arena.large.give(slab, order, &self.events, pages, capturing);
+        }
+    }
+
+    /// A batch leaves its thread: the one event for all of its blocks is recorded now.
+    pub fn pass_on(&self, arena: &Arena, shard: usize, mut batch: Batch) {
+        if let Order::Stream(record, None) = &batch.order {
+            if !self.captures.any() && !self.source.is_capturing(record.raw).unwrap_or(true) {
+                // A failure leaves the batch to its stream; whoever else wants it records the event then.
+                let _ = batch.order.wait_for(&self.events);
+            }
+        }
+        arena.put(shard, batch);
+    }
+
+    fn free_direct(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle, only_home: bool) -> Result<()> {
+        let mine = |block: &DirectBlock| !only_home || std::ptr::eq(block.usage, &home.usage);
+        if self.options.zero_on_free {
+            // As above.
+            match self.direct.find(pointer as usize) {
+                Some((start, block)) if start == pointer as usize && mine(&block) && block.kind == Kind::Plain => {
+                    self.zero(pointer, block.bytes, stream)?;
+                }
+                _ => {}
+            }
+        }
+        let block = self.direct.remove(pointer as usize, mine).ok_or_else(|| not_live(pointer))?;
+        self.note(EventKind::Free, pointer as usize, block.bytes as u64, stream);
+        self.release_direct(pointer as usize, block, stream);
+        Ok(())
+    }
+
+    /// Gives a direct block, which the list no longer holds, back to where it came from.
+    pub fn release_direct(&self, address: usize, block: DirectBlock, stream: RawHandle) {
+        if block.tracked {
+            self.tracker.freed(address);
+        }
+        // SAFETY: the counters of an arena, which lives as long as the core.
+        unsafe { &*block.usage }.freed(block.bytes as u64);
+        self.total.freed(block.bytes as u64);
+        // SAFETY: the list held the block, so it came from the source, and this is its only release.
+        unsafe {
+            match block.kind {
+                Kind::Plain => {
+                    self.source.free(block.origin, block.origin_bytes, stream);
+                    self.budget.give_back(block.origin_bytes as u64);
+                }
+                Kind::Pinned | Kind::Managed => {
+                    if !self.synchronous {
+                        // The host's memory goes at once, so the work that uses it must be over.
+                        let _ = self.source.synchronize();
+                    }
+                    if block.kind == Kind::Pinned {
+                        self.source.host_free(block.origin, block.origin_bytes);
+                    } else {
+                        self.source.managed_free(block.origin, block.origin_bytes);
+                    }
+                    if block.spilled {
+                        self.spilled.fetch_sub(block.bytes as u64, Ordering::Relaxed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether `bytes` from the address on lie inside one live block.
+    pub fn owns(&self, address: usize, bytes: usize) -> bool {
+        if let Some(slab) = self.pages.as_ref().and_then(|pages| pages.table.find(address)) {
+            let located = slab.locate(address).and_then(|(index, offset)| Some((slab.live_bytes(index)?, offset)));
+            return located.is_some_and(|(live, offset)| offset < live && bytes <= live - offset);
+        }
+        let Some((start, block)) = self.direct.find(address) else { return false };
+        bytes <= block.bytes - (address - start)
+    }
+}

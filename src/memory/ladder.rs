@@ -1,0 +1,423 @@
+//! What is tried when there is no memory, from the cheapest to the dearest, and the error when nothing helps. No lock is
+//! held while callbacks run or while anything is waited for.
+
+use super::allocate::{Found, Request};
+use super::arena::Arena;
+use super::core::Core;
+use super::direct::Kind;
+use super::options::Spill;
+use super::order::{Order, WaitFor};
+use super::pages::Shortage;
+use super::size_class::{CLASSES, LARGE};
+use super::slab::Block;
+use super::statistics::RungStatistics;
+use super::trace::EventKind;
+use crate::error::{Error, MemoryFailure, Result, Status};
+use crate::stream::RawHandle;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The rungs, in the order in which they are climbed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rung {
+    /// Threads' magazines and the depot go back to the slabs, and empty slabs to the pages.
+    Caches,
+    /// So do batches and large blocks of other streams whose work has passed by now.
+    PassedWork,
+    /// The stream, or else the host, waits for work of other streams that holds back enough.
+    Wait,
+    /// Memory behind free units is unmapped, to be mapped where the request can use it.
+    Trim,
+    /// The engine's callbacks free something.
+    Callbacks,
+    /// Other threads free something while this one waits, as long as the options allow.
+    OtherThreads,
+    /// The block is placed in host or unified memory, if the options allow.
+    Spill,
+}
+
+pub const RUNGS: usize = 7;
+
+const LADDER: [Rung; RUNGS] =
+    [Rung::Caches, Rung::PassedWork, Rung::Wait, Rung::Trim, Rung::Callbacks, Rung::OtherThreads, Rung::Spill];
+
+impl Rung {
+    pub fn name(self) -> &'static str {
+        match self {
+            Rung::Caches => "caches",
+            Rung::PassedWork => "passed work",
+            Rung::Wait => "waiting for work",
+            Rung::Trim => "trim",
+            Rung::Callbacks => "callbacks",
+            Rung::OtherThreads => "waiting for other threads",
+            Rung::Spill => "spill",
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Rungs {
+    tried: [AtomicU64; RUNGS],
+    helped: [AtomicU64; RUNGS],
+}
+
+impl Rungs {
+    pub fn statistics(&self) -> [RungStatistics; RUNGS] {
+        std::array::from_fn(|i| RungStatistics {
+            tried: self.tried[i].load(Ordering::Relaxed),
+            helped: self.helped[i].load(Ordering::Relaxed),
+        })
+    }
+}
+
+/// Between two looks at what other threads freed.
+const WAIT_STEP: Duration = Duration::from_millis(1);
+
+impl Core {
+    pub fn climb(&self, request: &Request, first: Shortage) -> Result<Found> {
+        let mut shortage = first;
+        let mut tried = Vec::new();
+        for rung in LADDER {
+            if let Shortage::Fatal(error) = shortage {
+                return Err(error);
+            }
+            if !self.applies(rung, &shortage) {
+                continue;
+            }
+            tried.push(rung);
+            self.rungs.tried[rung as usize].fetch_add(1, Ordering::Relaxed);
+            self.note(EventKind::Rung, rung as usize, request.bytes as u64, request.stream);
+            log::debug!(target: "nvbackend::memory", "{} bytes: {shortage:?}; trying {}", request.bytes, rung.name());
+            match self.step(rung, request) {
+                Ok(found) => {
+                    self.rungs.helped[rung as usize].fetch_add(1, Ordering::Relaxed);
+                    return Ok(found);
+                }
+                Err(Some(now)) => shortage = now,
+                Err(None) => {}
+            }
+        }
+        if matches!(shortage, Shortage::Range) {
+            // The addresses are used up, the memory may not be.
+            match self.find_direct(request, Kind::Plain, false) {
+                Ok(pointer) => return Ok(Found::Direct(pointer)),
+                Err(now) => shortage = now,
+            }
+        }
+        match shortage {
+            Shortage::Fatal(error) => Err(error),
+            shortage => Err(self.out_of_memory(request.bytes as u64, &shortage, &tried)),
+        }
+    }
+
+    fn applies(&self, rung: Rung, shortage: &Shortage) -> bool {
+        let asynchronous = !self.synchronous && !self.captures.any();
+        match rung {
+            Rung::Caches => self.pages.is_some(),
+            Rung::PassedWork | Rung::Wait => self.pages.is_some() && asynchronous,
+            // Where only the addresses are short, memory elsewhere does not help.
+            Rung::Trim => !self.captures.any() && !matches!(shortage, Shortage::Range),
+            Rung::Callbacks => !self.callbacks.is_empty(),
+            Rung::OtherThreads => !self.options.wait.is_zero(),
+            Rung::Spill => self.options.spill != Spill::Never,
+        }
+    }
+
+    /// `Err(None)`: there was nothing to be done.
+    fn step(&self, rung: Rung, request: &Request) -> std::result::Result<Found, Option<Shortage>> {
+        match rung {
+            Rung::Caches => {
+                self.empty_caches(false);
+                self.find(request).map_err(Some)
+            }
+            Rung::PassedWork => {
+                self.empty_caches(true);
+                self.find(request).map_err(Some)
+            }
+            Rung::Wait => self.wait_for_work(request),
+            Rung::Trim => {
+                let trimmed = self.pages.as_ref().map_or(0, |pages| pages.trim(request.footprint()));
+                self.source.trim();
+                if trimmed == 0 && self.pages.is_some() {
+                    return Err(None);
+                }
+                self.find(request).map_err(Some)
+            }
+            Rung::Callbacks => {
+                let mut last = None;
+                let found = self.callbacks.ask(request.footprint(), || self.find_again(request, &mut last));
+                found.ok_or(last)
+            }
+            Rung::OtherThreads => {
+                let mut last = None;
+                let end = Instant::now() + self.options.wait;
+                while Instant::now() < end {
+                    std::thread::sleep(WAIT_STEP);
+                    if let Some(found) = self.find_again(request, &mut last) {
+                        return Ok(found);
+                    }
+                }
+                Err(last)
+            }
+            Rung::Spill => {
+                let kind = if self.options.spill == Spill::Pinned { Kind::Pinned } else { Kind::Managed };
+                let pointer = self.find_direct(request, kind, true).map_err(|_| None)?;
+                self.spilled.fetch_add(request.bytes as u64, Ordering::Relaxed);
+                Ok(Found::Direct(pointer))
+            }
+        }
+    }
+
+    /// After something was freed: gathers it and looks again.
+    fn find_again(&self, request: &Request, last: &mut Option<Shortage>) -> Option<Found> {
+        self.empty_caches(true);
+        let trim = |shortage| {
+            let trimmed = self.pages.as_ref().map_or(0, |pages| pages.trim(request.footprint()));
+            if trimmed > 0 {
+                self.find(request)
+            } else {
+                Err(shortage)
+            }
+        };
+        match self.find(request).or_else(trim) {
+            Ok(found) => Some(found),
+            Err(shortage) => {
+                *last = Some(shortage);
+                None
+            }
+        }
+    }
+
+    /// Sends what threads and depots keep home, as far as nobody has to be waited for. `ask`: the driver may be asked
+    /// whether events have passed.
+    pub fn empty_caches(&self, ask: bool) {
+        let Some(pages) = &self.pages else { return };
+        let ask = ask && !self.captures.any();
+        for arena in self.arenas() {
+            arena.drain_caches(None);
+            for mut batch in arena.drain_depot() {
+                if matches!(batch.order, Order::Anybody) || ask && batch.order.has_passed(&self.events) {
+                    arena.give_back(&batch.blocks);
+                } else {
+                    arena.put(0, batch);
+                }
+            }
+            if ask || self.synchronous {
+                arena.large.settle(None, &self.events, pages);
+            }
+            arena.release_empty_slabs();
+        }
+    }
+
+    /// As `empty_caches`, waiting for all work, so that nothing stays behind.
+    pub fn empty_caches_after_all_work(&self) -> Result<()> {
+        let Some(pages) = &self.pages else { return Ok(()) };
+        let mut batches = Vec::new();
+        let mut large = Vec::new();
+        for arena in self.arenas() {
+            arena.drain_caches(None);
+            batches.extend(arena.drain_depot().into_iter().map(|batch| (arena, batch)));
+            while let Some((slabs, order)) = arena.large.take_oldest(&self.events) {
+                large.push((arena, slabs, order));
+            }
+        }
+        // Whatever was freed until here had its work queued before.
+        let result = self.source.synchronize();
+        for (arena, batch) in batches {
+            match result {
+                Ok(()) => arena.give_back(&batch.blocks),
+                Err(_) => arena.put(0, batch),
+            }
+        }
+        for (arena, slabs, order) in large {
+            match result {
+                Ok(()) => arena.large.release(slabs, pages),
+                Err(_) => arena.large.put_waiting(slabs, order),
+            }
+        }
+        self.arenas().for_each(Arena::release_empty_slabs);
+        result
+    }
+
+    /// Makes the request's stream wait for a fitting batch of another one; where none fits, the host waits for the
+    /// oldest work until something does.
+    fn wait_for_work(&self, request: &Request) -> std::result::Result<Found, Option<Shortage>> {
+        if self.key(request.stream) != super::cache::ANYBODY_KEY {
+            if let Some(block) = self.take_behind_event(request) {
+                return Ok(Found::Block(block));
+            }
+        }
+        let mut last = None;
+        while self.wait_for_oldest() {
+            match self.find(request) {
+                Ok(found) => return Ok(found),
+                Err(shortage) => last = Some(shortage),
+            }
+        }
+        Err(last)
+    }
+
+    fn take_behind_event(&self, request: &Request) -> Option<Block> {
+        let pages = self.pages.as_ref()?;
+        let arena = request.arena;
+        if request.class == LARGE {
+            let (slab, mut order) = arena.large.take_waiting(request.units, &self.events)?;
+            let waits = match order.wait_for(&self.events) {
+                Ok(WaitFor::Nothing) => true,
+                Ok(WaitFor::Event(event)) => event.make_wait(request.stream).is_ok(),
+                _ => false,
+            };
+            if !waits {
+                arena.large.put_waiting(vec![NonNull::from(slab)], order);
+                return None;
+            }
+            if slab.units() > request.units {
+                let tail = pages.split(slab, request.units);
+                arena.large.add(tail);
+                arena.large.put_waiting(vec![NonNull::from(tail)], order);
+            }
+            return Some(Block::large(slab));
+        }
+        let mut batch = arena.take_any_batch(0, request.class)?;
+        let waits = match batch.order.wait_for(&self.events) {
+            Ok(WaitFor::Nothing) => true,
+            Ok(WaitFor::Event(event)) => event.make_wait(request.stream).is_ok(),
+            _ => false,
+        };
+        if !waits {
+            arena.put(0, batch);
+            return None;
+        }
+        Some(self.keep_rest(request, batch.blocks))
+    }
+
+    /// Waits on the host for some work that holds memory back. `false`: there is none, or waiting failed.
+    fn wait_for_oldest(&self) -> bool {
+        self.arenas().any(|arena| self.wait_for_oldest_of(arena))
+    }
+
+    fn wait_for_oldest_of(&self, arena: &Arena) -> bool {
+        let Some(pages) = &self.pages else { return false };
+        if let Some((slabs, mut order)) = arena.large.take_oldest(&self.events) {
+            let waited = order.wait_for(&self.events).is_ok_and(|wait_for| self.wait(wait_for));
+            if waited {
+                arena.large.release(slabs, pages);
+            } else {
+                arena.large.put_waiting(slabs, order);
+            }
+            return waited;
+        }
+        let Some(mut batch) = (0..CLASSES).find_map(|class| arena.take_any_batch(0, class)) else { return false };
+        let waited = batch.order.wait_for(&self.events).is_ok_and(|wait_for| self.wait(wait_for));
+        if waited {
+            arena.give_back(&batch.blocks);
+            arena.release_empty_slabs();
+        } else {
+            arena.put(0, batch);
+        }
+        waited
+    }
+
+    fn wait(&self, wait_for: WaitFor) -> bool {
+        match wait_for {
+            WaitFor::Nothing => true,
+            WaitFor::Event(event) => event.wait().is_ok(),
+            WaitFor::AllWork => self.source.synchronize().is_ok(),
+        }
+    }
+
+    /// The error with everything that an engine's author wants to know.
+    pub fn out_of_memory(&self, requested: u64, shortage: &Shortage, tried: &[Rung]) -> Error {
+        let (held, limit) = (self.budget.held(), self.budget.limit());
+        let allocated = self.usage().allocated;
+        let cached = held.saturating_sub(allocated);
+        let largest_free = self.pages.as_ref().map_or(0, |pages| pages.largest_free_bytes());
+        let (device_free, device_total) = self.source.memory_info().unwrap_or((0, self.device_total));
+        let (reason, advice) = match shortage {
+            Shortage::Limit => (
+                format!("the limit is {limit}"),
+                format!(
+                    "free blocks, or raise the memory limit by at least {} bytes",
+                    (held + requested).saturating_sub(limit)
+                ),
+            ),
+            Shortage::Margin { free } => (
+                format!("the device has {free} bytes free and {} of them are the safety margin", self.budget.margin()),
+                "free blocks, end other users of the device, or lower the margin".to_string(),
+            ),
+            Shortage::Range => {
+                ("no run of addresses is long enough".to_string(), "free blocks, or reserve a larger range".to_string())
+            }
+            Shortage::Device(error) | Shortage::Fatal(error) => (
+                error.message.clone(),
+                if device_total.saturating_sub(device_free) > held {
+                    format!(
+                        "{} bytes of the device belong to others; free blocks or end other users of the device",
+                        device_total - device_free - held
+                    )
+                } else {
+                    "free blocks, or use smaller weights, caches or batches".to_string()
+                },
+            ),
+        };
+        let names: Vec<&str> = tried.iter().map(|rung| rung.name()).collect();
+        let names = if names.is_empty() { "nothing".to_string() } else { names.join(", ") };
+        let mut error = Error::new(
+            Status::OutOfMemory,
+            format!(
+                "{requested} bytes requested: {reason}; {allocated} allocated, {cached} cached, {held} held, longest free \
+                 run {largest_free}, device {device_free} of {device_total} free; tried {names}"
+            ),
+        )
+        .with_limit(requested, if limit == u64::MAX { device_free } else { limit })
+        .with_advice(advice);
+        error.cuda_code = if let Shortage::Device(cause) = shortage { cause.cuda_code } else { 0 };
+        error.memory = Some(Box::new(MemoryFailure {
+            requested,
+            limit: if limit == u64::MAX { 0 } else { limit },
+            allocated,
+            reserved: held,
+            cached,
+            largest_free,
+            device_free,
+            device_total,
+            rungs_tried: tried.iter().fold(0, |mask, rung| mask | 1 << *rung as u32),
+        }));
+        error
+    }
+
+    /// Whether `bytes` could be had now without waiting for anybody or asking callbacks.
+    pub fn check_available(&self, bytes: u64) -> Result<()> {
+        let held = self.budget.held();
+        let allocated = self.usage().allocated;
+        let cached = held.saturating_sub(allocated);
+        // What is cached may be used again; only the rest must come from the limit and the device.
+        let more = bytes.saturating_sub(cached);
+        if held.checked_add(more).is_none_or(|after| after > self.budget.limit()) {
+            return Err(self.out_of_memory(bytes, &Shortage::Limit, &[]));
+        }
+        let (free, _) = self.source.memory_info()?;
+        if more > 0 && free < more.saturating_add(self.budget.margin()) {
+            return Err(self.out_of_memory(bytes, &Shortage::Margin { free }, &[]));
+        }
+        Ok(())
+    }
+
+    /// Waits for all work and gives back what no live block needs, down to `keep` bytes held. In a capture, which must
+    /// not wait, nothing is given back. Returns the bytes given back.
+    pub fn trim(&self, keep: u64) -> Result<u64> {
+        if self.captures.any() {
+            return Ok(0);
+        }
+        self.empty_caches_after_all_work()?;
+        let wanted = self.budget.held().saturating_sub(keep);
+        let trimmed = match &self.pages {
+            Some(pages) if wanted > 0 => pages.trim(wanted),
+            _ => 0,
+        };
+        self.source.trim();
+        self.note(EventKind::Trim, 0, trimmed, RawHandle::NULL);
+        Ok(trimmed)
+    }
+}

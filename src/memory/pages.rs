@@ -1,0 +1,307 @@
+//! The range of a device: which of its units are free, and which have physical memory behind them.
+//!
+//! One lock covers both. It is taken for large blocks and whole slabs only, and held while the driver maps memory, which
+//! happens when the manager grows.
+
+use super::arena::Arena;
+use super::buddy::{Buddy, Side};
+use super::budget::{Budget, Refusal};
+use super::page_table::{PageTable, UNIT_BYTES};
+use super::size_class::{slab_units, CLASSES, LARGE};
+use super::slab::Slab;
+use super::sleep::Slept;
+use super::source::Source;
+use crate::error::{Error, Status};
+use crate::executor::VirtualMemory;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Physical memory is created in pieces of at most this many units (32 MiB): mapping costs by the piece, and a piece
+/// can only be given back whole.
+const PIECE_UNITS: usize = 16;
+
+/// Why there are no units to be had.
+#[derive(Debug)]
+pub enum Shortage {
+    /// No free run of addresses is long enough.
+    Range,
+    Limit,
+    Margin {
+        free: u64,
+    },
+    /// The device has no more.
+    Device(Error),
+    /// Trying again will not help.
+    Fatal(Error),
+}
+
+/// One `map` of the source.
+#[derive(Clone)]
+pub(super) struct Piece {
+    pub unit: usize,
+    pub units: usize,
+    pub handle: u64,
+}
+
+pub(super) struct Inner {
+    buddy: Buddy,
+    pub pieces: Vec<Piece>,
+    /// Every slab that was ever made, and those without a place, by class. They are freed with the pages.
+    slabs: Vec<NonNull<Slab>>,
+    spare: [Vec<NonNull<Slab>>; CLASSES + 1],
+    /// What was mapped before the manager fell asleep.
+    pub asleep: Option<Vec<Slept>>,
+}
+
+pub struct Pages {
+    source: Arc<dyn Source>,
+    pub(super) budget: Arc<Budget>,
+    pub table: PageTable,
+    base: usize,
+    units: usize,
+    inner: Mutex<Inner>,
+    /// Copies for readers without the lock, in units.
+    free_backed: AtomicUsize,
+    largest_free: AtomicUsize,
+    pub maps: AtomicU64,
+    pub unmaps: AtomicU64,
+    /// Whether `Inner::asleep` holds something.
+    pub(super) asleep: AtomicBool,
+}
+
+// SAFETY: slabs may be shared between threads; the lists of them belong to the holder of the lock.
+unsafe impl Send for Inner {}
+
+impl Inner {
+    fn new(units: usize) -> Inner {
+        let spare = std::array::from_fn(|_| Vec::new());
+        Inner { buddy: Buddy::new(units), pieces: Vec::new(), slabs: Vec::new(), spare, asleep: None }
+    }
+
+    /// A slab without a place, to be placed by the caller.
+    fn spare_slab(&mut self, class: usize) -> &'static Slab {
+        let slab = self.spare[class].pop().unwrap_or_else(|| {
+            let slab = NonNull::from(Box::leak(Box::new(Slab::new(class))));
+            self.slabs.push(slab);
+            slab
+        });
+        // SAFETY: freed with the pages only, whose methods shorten the lifetime to theirs.
+        unsafe { slab.as_ref() }
+    }
+}
+
+impl From<Refusal> for Shortage {
+    fn from(refusal: Refusal) -> Shortage {
+        match refusal {
+            Refusal::Limit => Shortage::Limit,
+            Refusal::Margin { free } => Shortage::Margin { free },
+            Refusal::Source(error) => Shortage::Fatal(error),
+        }
+    }
+}
+
+impl Pages {
+    /// Reserves `bytes` of addresses, or half of that, and so on down to `least`. `None`: the source has no ranges.
+    pub fn new(source: Arc<dyn Source>, budget: Arc<Budget>, bytes: u64, least: u64) -> Option<Pages> {
+        let memory = source.virtual_memory()?;
+        let mut wanted = usize::try_from(bytes).unwrap_or(usize::MAX / 2) / UNIT_BYTES * UNIT_BYTES;
+        let base = loop {
+            match memory.reserve(wanted) {
+                Ok(base) => break base,
+                Err(error) if wanted as u64 / 2 < least.max(UNIT_BYTES as u64) => {
+                    log::info!(target: "nvbackend::memory", "no address range, blocks are allocated singly: {error}");
+                    return None;
+                }
+                Err(_) => wanted = wanted / 2 / UNIT_BYTES * UNIT_BYTES,
+            }
+        };
+        let units = wanted / UNIT_BYTES;
+        Some(Pages {
+            budget,
+            table: PageTable::new(base, units),
+            base,
+            units,
+            inner: Mutex::new(Inner::new(units)),
+            free_backed: AtomicUsize::new(0),
+            largest_free: AtomicUsize::new(1 << units.ilog2()),
+            maps: AtomicU64::new(0),
+            unmaps: AtomicU64::new(0),
+            asleep: AtomicBool::new(false),
+            source,
+        })
+    }
+
+    /// Bytes that are backed and belong to nobody.
+    pub fn free_backed_bytes(&self) -> u64 {
+        (self.free_backed.load(Ordering::Relaxed) * UNIT_BYTES) as u64
+    }
+
+    /// Bytes of the longest free run of addresses, as far as buddies join.
+    pub fn largest_free_bytes(&self) -> u64 {
+        (self.largest_free.load(Ordering::Relaxed) * UNIT_BYTES) as u64
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn publish(&self, inner: &Inner) {
+        self.free_backed.store(inner.buddy.free_backed_units(), Ordering::Relaxed);
+        self.largest_free.store(inner.buddy.largest_free_run(), Ordering::Relaxed);
+    }
+
+    fn memory(&self) -> &dyn VirtualMemory {
+        self.source.virtual_memory().expect("a range was reserved from it")
+    }
+
+    /// A slab of the class with memory behind it; for `LARGE`, of `units`. It lives until `release`.
+    pub fn allocate(&self, arena: &Arena, class: usize, units: usize) -> Result<&Slab, Shortage> {
+        let units = if class == LARGE { units } else { slab_units(class) };
+        let mut inner = self.lock();
+        let side = if class == LARGE { Side::Start } else { Side::End };
+        let unit = inner.buddy.take(units, side).ok_or(Shortage::Range)?;
+        if let Err(shortage) = self.back(&mut inner, unit, units) {
+            inner.buddy.give(unit, units);
+            self.publish(&inner);
+            return Err(shortage);
+        }
+        self.publish(&inner);
+        let slab = inner.spare_slab(class);
+        slab.place(arena, self.table.address(unit), unit, units);
+        self.table.set(unit, units, slab);
+        Ok(slab)
+    }
+
+    /// Puts memory behind the units that have none; all or nothing.
+    fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> Result<(), Shortage> {
+        let known = inner.pieces.len();
+        let mut at = unit;
+        while at < unit + units {
+            if inner.buddy.is_backed(at) {
+                at += 1;
+                continue;
+            }
+            let most = (unit + units - at).min(PIECE_UNITS);
+            let length = (1..most).find(|&next| inner.buddy.is_backed(at + next)).unwrap_or(most);
+            match self.map(at, length) {
+                Ok(piece) => inner.pieces.push(piece),
+                Err(shortage) => {
+                    for piece in inner.pieces.split_off(known) {
+                        self.unmap(&piece);
+                    }
+                    return Err(shortage);
+                }
+            }
+            at += length;
+        }
+        for i in known..inner.pieces.len() {
+            let Piece { unit, units, .. } = inner.pieces[i];
+            inner.buddy.set_backed(unit, units, true);
+        }
+        Ok(())
+    }
+
+    pub(super) fn map(&self, unit: usize, units: usize) -> Result<Piece, Shortage> {
+        let bytes = units * UNIT_BYTES;
+        let admission = self.budget.admit(bytes as u64, &*self.source)?;
+        // SAFETY: units of the reservation that the caller knows to be unmapped.
+        let result = unsafe { self.memory().map(self.table.address(unit), bytes) };
+        let handle = result.map_err(|error| match error.status {
+            Status::OutOfMemory => Shortage::Device(error),
+            _ => Shortage::Fatal(error),
+        })?;
+        admission.keep();
+        self.maps.fetch_add(1, Ordering::Relaxed);
+        Ok(Piece { unit, units, handle })
+    }
+
+    pub(super) fn unmap(&self, piece: &Piece) {
+        let bytes = piece.units * UNIT_BYTES;
+        // SAFETY: the piece was mapped by `map`, and the caller knows that nobody uses its units.
+        let result = unsafe { self.memory().unmap(self.table.address(piece.unit), bytes, piece.handle) };
+        if let Err(error) = result {
+            // Only a lost device fails here; its memory goes with the process.
+            log::warn!(target: "nvbackend::memory", "giving {bytes} bytes back: {error}");
+        }
+        self.budget.give_back(bytes as u64);
+        self.unmaps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes a slab's units back. No block of it is in use or known to any magazine, batch or list.
+    pub fn release(&self, slab: &Slab) {
+        let (unit, units, class) = (slab.unit(), slab.units(), slab.class());
+        let mut inner = self.lock();
+        self.table.set(unit, units, std::ptr::null());
+        inner.buddy.give(unit, units);
+        self.publish(&inner);
+        inner.spare[class].push(NonNull::from(slab));
+    }
+
+    /// A slab of the last units of a large one, which keeps the first `keep`.
+    pub fn split(&self, slab: &Slab, keep: usize) -> &Slab {
+        let (unit, rest) = (slab.unit() + keep, slab.units() - keep);
+        let mut inner = self.lock();
+        let tail = inner.spare_slab(LARGE);
+        tail.place(slab.arena(), self.table.address(unit), unit, rest);
+        slab.shorten(keep);
+        self.table.set(unit, rest, tail);
+        tail
+    }
+
+    /// Gives physical memory of free units back, at least `wanted` bytes if there is as much. Returns how much it was.
+    pub fn trim(&self, wanted: u64) -> u64 {
+        let mut inner = self.lock();
+        let mut bytes = 0;
+        let mut at = 0;
+        while at < inner.pieces.len() && bytes < wanted {
+            let Piece { unit, units, .. } = inner.pieces[at];
+            if !inner.buddy.is_free(unit, units) {
+                at += 1;
+                continue;
+            }
+            let piece = inner.pieces.swap_remove(at);
+            self.unmap(&piece);
+            inner.buddy.set_backed(unit, units, false);
+            bytes += (units * UNIT_BYTES) as u64;
+        }
+        self.publish(&inner);
+        bytes
+    }
+
+    /// Puts memory behind free units until `bytes` are held, so that the first requests need not wait for the driver.
+    pub fn grow_to(&self, bytes: u64) -> Result<(), Shortage> {
+        let mut inner = self.lock();
+        let held = self.budget.held();
+        let units = usize::try_from(bytes.saturating_sub(held)).unwrap_or(usize::MAX).div_ceil(UNIT_BYTES);
+        if units == 0 {
+            return Ok(());
+        }
+        let unit = inner.buddy.take(units, Side::Start).ok_or(Shortage::Range)?;
+        let result = self.back(&mut inner, unit, units);
+        inner.buddy.give(unit, units);
+        self.publish(&inner);
+        result
+    }
+
+    pub(super) fn is_free(&self, inner: &Inner, piece: &Piece) -> bool {
+        inner.buddy.is_free(piece.unit, piece.units)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let inner = std::mem::replace(self.inner.get_mut().unwrap_or_else(PoisonError::into_inner), Inner::new(0));
+        for slab in &inner.slabs {
+            // SAFETY: leaked by `spare_slab`; whoever may know a slab is gone with the manager.
+            drop(unsafe { Box::from_raw(slab.as_ptr()) });
+        }
+        if inner.asleep.is_none() {
+            for piece in &inner.pieces {
+                self.unmap(piece);
+            }
+        }
+        // SAFETY: reserved by `new`, and nothing is mapped any more.
+        unsafe { self.memory().release(self.base, self.units * UNIT_BYTES) };
+    }
+}

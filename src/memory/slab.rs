@@ -1,0 +1,310 @@
+//! Slabs: runs of units cut into blocks of one class, or one large block. All that is known about blocks is kept on the
+//! host, because device memory cannot be read from here.
+
+use super::arena::Arena;
+use super::remote::{Linked, RemoteList};
+use super::size_class::{class_bytes, slab_blocks, slab_units, GRANULE, LARGE};
+use super::sync::{AtomicPtr, AtomicU16, AtomicU32, Ordering};
+use std::cell::UnsafeCell;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicUsize;
+
+/// A block's word while a caller has it: bit 0; the bytes by which the block exceeds the request: from bit 8 on.
+pub const LIVE: u32 = 1;
+/// The leak tracker knows the block.
+pub const TRACKED: u32 = 2;
+pub const SLACK_SHIFT: u32 = 8;
+
+const NO_INDEX: u16 = u16::MAX;
+
+/// Only what never changes is read without care: slabs are recycled within their class, and a pointer that a caller
+/// frees twice may name one that has another life by now.
+pub struct Slab {
+    class: usize,
+    count: u32,
+    /// ⌈2³² / granules of a block⌉, to divide by multiplying.
+    reciprocal: u64,
+    base: AtomicUsize,
+    unit: AtomicU32,
+    units: AtomicU32,
+    arena: AtomicPtr<Arena>,
+    words: Box<[AtomicU32]>,
+    remote: RemoteList,
+    links: Box<[AtomicU16]>,
+    pending: AtomicPtr<Slab>,
+    local: UnsafeCell<Local>,
+}
+
+// SAFETY: `local` belongs to the holder of the class's lock; all else is atomic or never changes.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+
+/// What the class's lock guards.
+pub struct Local {
+    free: u16,
+    /// Blocks from this one on were never handed out.
+    fresh: u32,
+    /// Blocks outside: live, in a magazine, in the depot or on the remote list.
+    pub outstanding: u32,
+    /// Whether the class lists the slab as having blocks to give.
+    pub listed: bool,
+}
+
+#[derive(Clone, Copy)]
+pub struct Block {
+    slab: NonNull<Slab>,
+    index: u32,
+}
+
+// SAFETY: a name of a block; slabs are shared between threads.
+unsafe impl Send for Block {}
+
+impl Linked for Slab {
+    fn link(&self) -> &AtomicPtr<Slab> {
+        &self.pending
+    }
+}
+
+impl Slab {
+    pub fn new(class: usize) -> Slab {
+        let count = if class == LARGE { 1 } else { slab_blocks(class) };
+        let granules = if class == LARGE { 1 } else { class_bytes(class) / GRANULE };
+        Slab {
+            class,
+            count: count as u32,
+            reciprocal: (1u64 << 32).div_ceil(granules as u64),
+            base: AtomicUsize::new(0),
+            unit: AtomicU32::new(0),
+            units: AtomicU32::new(0),
+            arena: AtomicPtr::new(std::ptr::null_mut()),
+            words: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            remote: RemoteList::new(),
+            links: (0..if class == LARGE { 0 } else { count }).map(|_| AtomicU16::new(0)).collect(),
+            pending: AtomicPtr::new(std::ptr::null_mut()),
+            local: UnsafeCell::new(Local { free: NO_INDEX, fresh: 0, outstanding: 0, listed: false }),
+        }
+    }
+
+    /// A new life at another place, known to nobody yet but callers with stale addresses.
+    pub fn place(&self, arena: *const Arena, base: usize, unit: usize, units: usize) {
+        self.arena.store(arena.cast_mut(), Ordering::Relaxed);
+        self.base.store(base, Ordering::Relaxed);
+        self.unit.store(unit as u32, Ordering::Relaxed);
+        self.units.store(units as u32, Ordering::Relaxed);
+        // SAFETY: no class lists the slab, so nobody else reaches this part.
+        unsafe { *self.local() = Local { free: NO_INDEX, fresh: 0, outstanding: 0, listed: false } };
+    }
+
+    #[inline]
+    pub fn class(&self) -> usize {
+        self.class
+    }
+
+    pub fn is_large(&self) -> bool {
+        self.class == LARGE
+    }
+
+    #[inline]
+    pub fn arena(&self) -> *const Arena {
+        self.arena.load(Ordering::Relaxed)
+    }
+
+    pub fn unit(&self) -> usize {
+        self.unit.load(Ordering::Relaxed) as usize
+    }
+
+    pub fn units(&self) -> usize {
+        self.units.load(Ordering::Relaxed) as usize
+    }
+
+    /// The first `units` of a large slab stay its own.
+    pub fn shorten(&self, units: usize) {
+        self.units.store(units as u32, Ordering::Relaxed);
+    }
+
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    #[inline]
+    pub fn block_bytes(&self) -> usize {
+        if self.class == LARGE {
+            self.units() * super::page_table::UNIT_BYTES
+        } else {
+            class_bytes(self.class)
+        }
+    }
+
+    #[inline]
+    pub fn word(&self, index: u32) -> &AtomicU32 {
+        &self.words[index as usize]
+    }
+
+    #[inline]
+    pub fn address(&self, index: u32) -> usize {
+        self.base.load(Ordering::Relaxed) + index as usize * self.block_bytes()
+    }
+
+    /// The block that an address of this slab lies in, and the offset from its start.
+    #[inline]
+    pub fn locate(&self, address: usize) -> Option<(u32, usize)> {
+        let offset = address.wrapping_sub(self.base.load(Ordering::Relaxed));
+        if self.class == LARGE {
+            return (offset < self.block_bytes()).then_some((0, offset));
+        }
+        if offset >= slab_units(self.class) * super::page_table::UNIT_BYTES {
+            return None;
+        }
+        let index = ((offset / GRANULE) as u64 * self.reciprocal) >> 32;
+        (index < self.count.into()).then(|| (index as u32, offset - index as usize * class_bytes(self.class)))
+    }
+
+    /// Marks a block as free and returns its word. `None`, and nothing has changed: the block was not live, or has one
+    /// of the flags of `unless`.
+    #[inline]
+    pub fn end_life(&self, index: u32, unless: u32) -> Option<u32> {
+        let cell = self.word(index);
+        let word = cell.load(Ordering::Relaxed);
+        let free_to_end = word & LIVE != 0 && word & unless == 0;
+        (free_to_end && cell.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()).then_some(word)
+    }
+
+    pub fn live_bytes(&self, index: u32) -> Option<usize> {
+        let word = self.word(index).load(Ordering::Acquire);
+        (word & LIVE != 0).then(|| self.block_bytes() - (word >> SLACK_SHIFT) as usize)
+    }
+
+    /// Gives a block back from anywhere; `true` if the slab must now be announced to its class.
+    pub fn give_back(&self, index: u32) -> bool {
+        self.remote.push(&self.links, index as u16)
+    }
+
+    /// # Safety
+    /// The caller holds the class's lock.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn local(&self) -> &mut Local {
+        // SAFETY: the lock's holder is the only one to call this.
+        unsafe { &mut *self.local.get() }
+    }
+
+    /// Collects what was given back.
+    ///
+    /// # Safety
+    /// As for `local`.
+    pub unsafe fn collect(&self) {
+        // SAFETY: by the caller's word.
+        let local = unsafe { self.local() };
+        self.remote.drain(&self.links, |index| {
+            self.links[index as usize].store(local.free, Ordering::Relaxed);
+            local.free = index;
+            local.outstanding -= 1;
+        });
+    }
+
+    /// Takes up to `wanted` blocks; `false` if the slab has none left.
+    ///
+    /// # Safety
+    /// As for `local`.
+    pub unsafe fn take(&self, wanted: usize, blocks: &mut Vec<Block>) -> bool {
+        // SAFETY: by the caller's word.
+        let local = unsafe { self.local() };
+        for _ in 0..wanted {
+            let index = if local.free != NO_INDEX {
+                let index = local.free;
+                local.free = self.links[index as usize].load(Ordering::Relaxed);
+                index.into()
+            } else if local.fresh < self.count {
+                local.fresh += 1;
+                local.fresh - 1
+            } else {
+                return false;
+            };
+            local.outstanding += 1;
+            blocks.push(Block { slab: NonNull::from(self), index });
+        }
+        local.free != NO_INDEX || local.fresh < self.count
+    }
+}
+
+impl Block {
+    /// The one block of a large slab.
+    pub fn large(slab: &Slab) -> Block {
+        Block { slab: NonNull::from(slab), index: 0 }
+    }
+
+    pub fn new(slab: &Slab, index: u32) -> Block {
+        Block { slab: NonNull::from(slab), index }
+    }
+
+    #[inline]
+    pub fn slab(&self) -> &Slab {
+        // SAFETY: slabs live as long as the manager, and blocks are only kept inside it.
+        unsafe { self.slab.as_ref() }
+    }
+
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    #[inline]
+    pub fn address(&self) -> usize {
+        self.slab().address(self.index)
+    }
+
+    /// Marks the block as live with `requested` of its bytes.
+    #[inline]
+    pub fn begin_life(&self, requested: usize, flags: u32) {
+        let slack = (self.slab().block_bytes() - requested) as u32;
+        // Relaxed: the caller passes the address on, and with it the order.
+        self.slab().word(self.index).store(slack << SLACK_SHIFT | flags | LIVE, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::size_class::CLASSES;
+    use super::*;
+
+    #[test]
+    fn addresses_find_their_blocks_in_every_class() {
+        for class in 0..CLASSES {
+            let slab = Slab::new(class);
+            slab.place(std::ptr::null(), 1 << 40, 0, slab_units(class));
+            for index in [0, 1, slab.count() / 2, slab.count() - 1] {
+                let index = index.min(slab.count() - 1);
+                let start = slab.address(index);
+                assert_eq!(slab.locate(start), Some((index, 0)));
+                let last = class_bytes(class) - 1;
+                assert_eq!(slab.locate(start + last), Some((index, last)));
+            }
+            let end = slab.address(slab.count());
+            assert_eq!(slab.locate(end), None, "the waste behind the last block is no block");
+            assert_eq!(slab.locate((1 << 40) - 1), None);
+        }
+    }
+
+    #[test]
+    fn blocks_are_taken_once_and_come_back() {
+        let slab = Slab::new(10);
+        slab.place(std::ptr::null(), 1 << 40, 0, 1);
+        let mut blocks = Vec::new();
+        // SAFETY: one thread, so it stands in for the lock's holder.
+        unsafe {
+            assert!(!slab.take(usize::MAX, &mut blocks));
+            assert_eq!(blocks.len() as u32, slab.count());
+            assert!(slab.give_back(3) && !slab.give_back(5));
+            slab.collect();
+            assert_eq!(slab.local().outstanding, slab.count() - 2);
+            blocks.clear();
+            assert!(!slab.take(3, &mut blocks));
+        }
+        let mut taken: Vec<u32> = blocks.iter().map(Block::index).collect();
+        taken.sort();
+        assert_eq!(taken, [3, 5]);
+        blocks[0].begin_life(100, 0);
+        assert_eq!(slab.live_bytes(blocks[0].index()), Some(100));
+        assert!(slab.end_life(blocks[0].index(), 0).is_some());
+        assert!(slab.end_life(blocks[0].index(), 0).is_none());
+    }
+}

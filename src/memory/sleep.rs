@@ -1,0 +1,146 @@
+//! Giving all physical memory back while the addresses stay: an idle engine leaves the device to others and goes on
+//! later with the same pointers.
+
+use super::core::Core;
+use super::page_table::UNIT_BYTES;
+use super::pages::{Pages, Piece};
+use super::trace::EventKind;
+use crate::error::{Error, Result, Status};
+use crate::executor::CopyKind;
+use crate::stream::RawHandle;
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+/// A piece that is asleep: where it was, and what was in it if that is to come back.
+pub struct Slept {
+    piece: Piece,
+    content: Option<Vec<u8>>,
+}
+
+impl Core {
+    /// Waits for the device's work and gives the memory back. `keep`: what live blocks hold is copied to the host and
+    /// comes back with `wake`; otherwise it is lost. Returns the bytes given back.
+    pub fn sleep(&self, keep: bool) -> Result<u64> {
+        let Some(pages) = &self.pages else {
+            return Err(Error::unsupported("without an address range there is nothing to give back and keep pointers"));
+        };
+        if self.captures.any() {
+            return Err(Error::invalid("a capture is running; end it before sleeping"));
+        }
+        // Threads go the long way from here on, where they find that there is no memory.
+        self.set_asleep(pages, true);
+        let result = self.fall_asleep(pages, keep);
+        if result.is_err() && pages.lock().asleep.is_none() {
+            self.set_asleep(pages, false);
+        }
+        result
+    }
+
+    fn fall_asleep(&self, pages: &Pages, keep: bool) -> Result<u64> {
+        self.empty_caches_after_all_work()?;
+        let mut inner = pages.lock();
+        if inner.asleep.is_some() {
+            return Err(Error::invalid("the memory manager is asleep already"));
+        }
+        let mut slept = Vec::new();
+        for piece in &inner.pieces {
+            let content = if keep && !pages.is_free(&inner, piece) { Some(self.save(pages, piece)?) } else { None };
+            slept.push(Slept { piece: piece.clone(), content });
+        }
+        let mut bytes = 0;
+        for piece in std::mem::take(&mut inner.pieces) {
+            pages.unmap(&piece);
+            bytes += (piece.units * UNIT_BYTES) as u64;
+        }
+        inner.asleep = Some(slept);
+        self.source.trim();
+        self.note(EventKind::Sleep, 0, bytes, RawHandle::NULL);
+        Ok(bytes)
+    }
+
+    fn set_asleep(&self, pages: &Pages, asleep: bool) {
+        pages.asleep.store(asleep, Ordering::Relaxed);
+        for arena in self.arenas() {
+            arena.caches().for_each(|cache| cache.set_slow(self.settings()));
+        }
+    }
+
+    fn save(&self, pages: &Pages, piece: &Piece) -> Result<Vec<u8>> {
+        let bytes = piece.units * UNIT_BYTES;
+        let layout = std::alloc::Layout::array::<u8>(bytes).expect("a mapped size");
+        // SAFETY: the size is not 0.
+        let pointer = unsafe { std::alloc::alloc_zeroed(layout) };
+        if pointer.is_null() {
+            let text = format!("{bytes} bytes of host memory to keep what the device holds");
+            return Err(Error::new(Status::OutOfMemory, text).with_limit(bytes as u64, 0));
+        }
+        // SAFETY: allocated just now with the layout that the vector will free it with; zero bytes are valid.
+        let mut content = unsafe { Vec::from_raw_parts(pointer, bytes, bytes) };
+        let from = pages.table.address(piece.unit) as *const c_void;
+        // SAFETY: a mapped piece, and a buffer of its size.
+        unsafe { self.source.copy(content.as_mut_ptr().cast(), from, bytes, CopyKind::DeviceToHost)? };
+        Ok(content)
+    }
+
+    /// Takes the memory back. On failure the manager sleeps on, and the call may be tried again.
+    pub fn wake(&self) -> Result<u64> {
+        let Some(pages) = &self.pages else { return Err(Error::invalid("the memory manager is not asleep")) };
+        let mut inner = pages.lock();
+        let Some(slept) = inner.asleep.take() else {
+            return Err(Error::invalid("the memory manager is not asleep"));
+        };
+        match self.restore(pages, &slept) {
+            Ok(pieces) => {
+                let bytes: usize = pieces.iter().map(|piece| piece.units * UNIT_BYTES).sum();
+                inner.pieces = pieces;
+                self.set_asleep(pages, false);
+                self.note(EventKind::Wake, 0, bytes as u64, RawHandle::NULL);
+                Ok(bytes as u64)
+            }
+            Err(error) => {
+                inner.asleep = Some(slept);
+                Err(error)
+            }
+        }
+    }
+
+    fn restore(&self, pages: &Pages, slept: &[Slept]) -> Result<Vec<Piece>> {
+        let mut pieces: Vec<Piece> = Vec::new();
+        let result = slept.iter().try_for_each(|Slept { piece, content }| {
+            let bytes = piece.units * UNIT_BYTES;
+            let mapped = pages.map(piece.unit, piece.units);
+            let mapped =
+                mapped.map_err(|shortage| self.out_of_memory(bytes as u64, &shortage, &[]).context("waking"))?;
+            let to = pages.table.address(mapped.unit) as *mut c_void;
+            pieces.push(mapped);
+            match content {
+                // SAFETY: mapped just now, and the buffer has its size.
+                Some(content) => unsafe {
+                    self.source.copy(to, content.as_ptr().cast(), bytes, CopyKind::HostToDevice)
+                },
+                None => Ok(()),
+            }
+        });
+        if let Err(error) = result {
+            pieces.iter().for_each(|piece| pages.unmap(piece));
+            return Err(error);
+        }
+        Ok(pieces)
+    }
+}
+
+impl Pages {
+    /// Overwrites a range of what comes back with `wake`; `false` if the manager is awake.
+    pub fn zero_asleep(&self, address: usize, bytes: usize) -> bool {
+        let mut inner = self.lock();
+        let Some(slept) = &mut inner.asleep else { return false };
+        for Slept { piece, content } in slept {
+            let start = self.table.address(piece.unit);
+            let Some(content) = content else { continue };
+            let from = address.clamp(start, start + content.len()) - start;
+            let to = (address + bytes).clamp(start, start + content.len()) - start;
+            content[from..to].fill(0);
+        }
+        true
+    }
+}

@@ -1,0 +1,195 @@
+//! Where memory comes from: address ranges with physical memory behind parts of them, or plain allocations, and the
+//! order of streams that decides when a freed block may be used again.
+//!
+//! An [`ExecutorSource`] speaks to a device through its executor; tests put a device in virtual time in its place.
+
+use crate::error::Result;
+use crate::executor::{CopyKind, DeviceKind, Executor, ManagedAdvice, VirtualMemory};
+use crate::stream::RawHandle;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A device as the memory manager sees it.
+pub trait Source: Send + Sync {
+    /// (free, total) bytes of the device's memory.
+    fn memory_info(&self) -> Result<(u64, u64)>;
+    /// `None`: every block is a plain allocation.
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory>;
+
+    /// A plain allocation, 256-byte aligned. `bytes` > 0.
+    fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void>;
+    /// # Safety
+    /// `pointer` came from `allocate` with the same `bytes` and has not been freed.
+    unsafe fn free(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle);
+    /// Page-locked host memory, 256-byte aligned. `bytes` > 0.
+    fn host_allocate(&self, bytes: usize) -> Result<*mut c_void>;
+    /// # Safety
+    /// `pointer` came from `host_allocate` with the same `bytes`, has not been freed, and no work uses it.
+    unsafe fn host_free(&self, pointer: *mut c_void, bytes: usize);
+    /// Memory that host and device both address, 256-byte aligned. `bytes` > 0.
+    fn managed_allocate(&self, bytes: usize) -> Result<*mut c_void>;
+    /// # Safety
+    /// `pointer` came from `managed_allocate` with the same `bytes`, has not been freed, and no work uses it.
+    unsafe fn managed_free(&self, pointer: *mut c_void, bytes: usize);
+    /// # Safety
+    /// The range lies inside a block of `managed_allocate`.
+    unsafe fn managed_advise(&self, pointer: *mut c_void, bytes: usize, advice: ManagedAdvice) -> Result<()>;
+    /// Moves the range to the device, or to the host, ordered on the stream.
+    ///
+    /// # Safety
+    /// As for `managed_advise`.
+    unsafe fn managed_prefetch(
+        &self,
+        pointer: *mut c_void,
+        bytes: usize,
+        to_host: bool,
+        stream: RawHandle,
+    ) -> Result<()>;
+    /// # Safety
+    /// The range is valid for `bytes` of the source's memory.
+    unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()>;
+    /// # Safety
+    /// Both ranges are valid for `bytes` in the memory that `kind` says.
+    unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind) -> Result<()>;
+    /// Gives back what the source itself keeps of freed plain allocations.
+    fn trim(&self) {}
+
+    /// Whether work has finished when the call that queued it returns, so that streams and events mean nothing.
+    fn is_synchronous(&self) -> bool;
+    /// Whether calls on the stream are recorded into a graph just now instead of run.
+    fn is_capturing(&self, stream: RawHandle) -> Result<bool>;
+    /// Waits for all work of the device.
+    fn synchronize(&self) -> Result<()>;
+    fn event_create(&self) -> Result<RawHandle>;
+    fn event_destroy(&self, event: RawHandle);
+    fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()>;
+    fn event_query(&self, event: RawHandle) -> Result<bool>;
+    fn event_synchronize(&self, event: RawHandle) -> Result<()>;
+    fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()>;
+
+    /// Time since some fixed point, for traces and ages.
+    fn nanoseconds(&self) -> u64;
+}
+
+/// The memory of an executor's device.
+pub struct ExecutorSource {
+    executor: Arc<dyn Executor>,
+    virtual_memory: Option<Arc<dyn VirtualMemory>>,
+    start: Instant,
+}
+
+impl ExecutorSource {
+    pub fn new(executor: Arc<dyn Executor>) -> ExecutorSource {
+        let virtual_memory = executor.virtual_memory();
+        ExecutorSource { executor, virtual_memory, start: Instant::now() }
+    }
+}
+
+impl Source for ExecutorSource {
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        self.executor.memory_info()
+    }
+
+    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
+        self.virtual_memory.as_deref()
+    }
+
+    fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
+        self.executor.allocate(bytes, stream)
+    }
+
+    unsafe fn free(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle) {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.free(pointer, bytes, stream) }
+    }
+
+    fn host_allocate(&self, bytes: usize) -> Result<*mut c_void> {
+        self.executor.host_allocate(bytes)
+    }
+
+    unsafe fn host_free(&self, pointer: *mut c_void, bytes: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.host_free(pointer, bytes) }
+    }
+
+    fn managed_allocate(&self, bytes: usize) -> Result<*mut c_void> {
+        self.executor.managed_allocate(bytes)
+    }
+
+    unsafe fn managed_free(&self, pointer: *mut c_void, bytes: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.managed_free(pointer, bytes) }
+    }
+
+    unsafe fn managed_advise(&self, pointer: *mut c_void, bytes: usize, advice: ManagedAdvice) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.managed_advise(pointer, bytes, advice) }
+    }
+
+    unsafe fn managed_prefetch(
+        &self,
+        pointer: *mut c_void,
+        bytes: usize,
+        to_host: bool,
+        stream: RawHandle,
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.managed_prefetch(pointer, bytes, to_host, stream) }
+    }
+
+    unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.fill(to, byte, bytes, stream) }
+    }
+
+    unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.copy(to, from, bytes, kind, RawHandle::NULL)? };
+        self.executor.stream_synchronize(RawHandle::NULL)
+    }
+
+    fn trim(&self) {
+        self.executor.trim();
+    }
+
+    fn is_synchronous(&self) -> bool {
+        self.executor.device().kind == DeviceKind::Cpu
+    }
+
+    fn is_capturing(&self, stream: RawHandle) -> Result<bool> {
+        self.executor.stream_is_capturing(stream)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.executor.synchronize()
+    }
+
+    fn event_create(&self) -> Result<RawHandle> {
+        self.executor.event_create()
+    }
+
+    fn event_destroy(&self, event: RawHandle) {
+        self.executor.event_destroy(event)
+    }
+
+    fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
+        self.executor.event_record(event, stream)
+    }
+
+    fn event_query(&self, event: RawHandle) -> Result<bool> {
+        self.executor.event_query(event)
+    }
+
+    fn event_synchronize(&self, event: RawHandle) -> Result<()> {
+        self.executor.event_synchronize(event)
+    }
+
+    fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()> {
+        self.executor.stream_wait_event(stream, event)
+    }
+
+    fn nanoseconds(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}

@@ -1,0 +1,106 @@
+//! Which cache belongs to the calling thread, and what becomes of it when the thread ends.
+
+use super::arena::Arena;
+use super::cache::{Cache, Settings};
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// A thread's hold on a cache. The token is what makes it valid.
+#[derive(Clone)]
+pub struct Claim {
+    arena: u64,
+    pub token: u64,
+    pub cache: Arc<Cache>,
+}
+
+struct Claims {
+    /// The claim used last, for arenas that a thread comes back to.
+    recent: Cell<(u64, u64, *const Cache)>,
+    all: RefCell<Vec<Claim>>,
+}
+
+thread_local! {
+    static CLAIMS: Claims = const { Claims { recent: Cell::new((0, 0, std::ptr::null())), all: RefCell::new(Vec::new()) } };
+}
+
+impl Drop for Claims {
+    fn drop(&mut self) {
+        for (shard, claim) in self.all.take().into_iter().enumerate() {
+            claim.cache.disown(claim.token, |arena, batches| {
+                // No event is recorded here: at the end of a process the driver may be gone already.
+                batches.into_iter().for_each(|batch| arena.put(shard, batch));
+            });
+        }
+    }
+}
+
+/// Runs `body` with the thread's cache of the arena and the claim's token. `None`: the thread is ending.
+#[inline]
+pub fn with_cache<R>(
+    arena: &Arena,
+    settings: impl FnOnce() -> Settings,
+    body: impl FnOnce(&Cache, u64) -> R,
+) -> Option<R> {
+    CLAIMS
+        .try_with(|claims| {
+            let (id, token, cache) = claims.recent.get();
+            if id == arena.id() {
+                // SAFETY: the claim in `all` keeps the cache alive, and only `claim` below removes any, which replaces
+                // `recent` as well.
+                return Some(body(unsafe { &*cache }, token));
+            }
+            let (token, cache) = claims.claim(arena, settings)?;
+            // SAFETY: as above.
+            Some(body(unsafe { &*cache }, token))
+        })
+        .ok()
+        .flatten()
+}
+
+/// The thread's claim on a cache of the arena, if it has one, for callers that look it up by other means from now on.
+pub fn claim_of(arena: &Arena) -> Option<Claim> {
+    let find = |claims: &Claims| {
+        let all = claims.all.try_borrow().ok()?;
+        all.iter().find(|claim| claim.arena == arena.id()).cloned()
+    };
+    CLAIMS.try_with(find).ok().flatten()
+}
+
+impl Claims {
+    #[cold]
+    fn claim(&self, arena: &Arena, settings: impl FnOnce() -> Settings) -> Option<(u64, *const Cache)> {
+        let mut all = self.all.try_borrow_mut().ok()?;
+        let id = arena.id();
+        let at = match all.iter().position(|claim| claim.arena == id) {
+            Some(at) => at,
+            None => {
+                // Claims that their arenas have ended are of no more use.
+                all.retain(|claim| claim.cache.belongs_to(claim.token));
+                static TOKENS: AtomicU64 = AtomicU64::new(1);
+                let token = TOKENS.fetch_add(1, Ordering::Relaxed);
+                all.push(Claim { arena: id, token, cache: adopt(arena, token, settings()) });
+                all.len() - 1
+            }
+        };
+        let claim = &all[at];
+        let cache: *const Cache = &*claim.cache;
+        self.recent.set((id, claim.token, cache));
+        Some((claim.token, cache))
+    }
+}
+
+/// A cache that another thread left behind, or a new one.
+fn adopt(arena: &Arena, token: u64, settings: Settings) -> Arc<Cache> {
+    if let Some(cache) = arena.caches().find(|cache| cache.claim(token, settings)) {
+        // SAFETY: listed caches are references that the arena made with `Arc::into_raw` and keeps; this makes another.
+        unsafe {
+            Arc::increment_strong_count(cache);
+            return Arc::from_raw(cache);
+        }
+    }
+    let cache = Arc::new(Cache::new(arena));
+    cache.claim(token, settings);
+    arena.add_cache(cache.clone());
+    cache
+}

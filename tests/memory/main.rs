@@ -1,0 +1,9 @@
+//! The memory manager over a device in virtual time, and over the host.
+
+mod faults;
+mod fixture;
+mod rungs;
+mod sequence;
+mod sequences;
+mod simulated;
+mod streams;

@@ -1,0 +1,103 @@
+//! When a freed block may be used again, and what that costs.
+
+use super::fixture::{Fixture, MIB};
+use super::simulated::Call;
+use nvbackend::memory::MemoryOptions;
+use nvbackend::stream::RawHandle;
+
+fn calls(fixture: &Fixture, call: Call) -> usize {
+    fixture.device.state().calls.iter().filter(|other| **other == call).count()
+}
+
+#[test]
+fn the_same_stream_reuses_at_once_and_asks_nobody() {
+    let fixture = Fixture::new(1 << 30, MemoryOptions::default());
+    let stream = fixture.stream(0);
+    for bytes in [4096, MIB, 8 * MIB] {
+        let first = fixture.allocate(bytes, &stream);
+        fixture.device.work(stream.raw(), first as usize, bytes, 1000);
+        fixture.free(first, &stream);
+        assert_eq!(fixture.allocate(bytes, &stream), first);
+        fixture.free(first, &stream);
+    }
+    assert_eq!((calls(&fixture, Call::EventRecord), calls(&fixture, Call::Synchronize)), (0, 0));
+}
+
+#[test]
+fn another_stream_gets_other_memory_until_the_work_has_passed() {
+    let fixture = Fixture::new(1 << 30, MemoryOptions::default());
+    let (one, two) = (fixture.stream(0), fixture.stream(1));
+    let blocks: Vec<_> = (0..1000).map(|_| fixture.allocate(4096, &one)).collect();
+    for &block in &blocks {
+        fixture.device.work(one.raw(), block as usize, 4096, 10);
+        fixture.free(block, &one);
+    }
+    let others: Vec<_> = (0..1000).map(|_| fixture.allocate(4096, &two)).collect();
+    assert!(others.iter().all(|other| !blocks.contains(other)), "the first stream is still busy");
+    others.into_iter().for_each(|other| fixture.free(other, &two));
+    assert_eq!(fixture.device.state().waits_in_streams, 0);
+}
+
+#[test]
+fn events_are_recorded_for_batches() {
+    let fixture = Fixture::new(1 << 30, MemoryOptions::default());
+    let stream = fixture.stream(0);
+    let blocks: Vec<_> = (0..4096).map(|_| fixture.allocate(1024, &stream)).collect();
+    blocks.into_iter().for_each(|block| fixture.free(block, &stream));
+    let recorded = calls(&fixture, Call::EventRecord);
+    assert!((1..=4096 / 32).contains(&recorded), "{recorded} events for 4096 frees");
+}
+
+#[test]
+fn freeing_without_a_stream_synchronises_once_for_many_blocks() {
+    let fixture = Fixture::new(1 << 30, MemoryOptions::default());
+    let stream = fixture.stream(0);
+    let blocks: Vec<_> = (0..1000).map(|_| fixture.allocate(1024, &stream)).collect();
+    for block in blocks {
+        fixture.device.work(stream.raw(), block as usize, 1024, 5);
+        fixture.manager.free(block, RawHandle::NULL).expect("a live block");
+    }
+    assert_eq!(calls(&fixture, Call::Synchronize), 0);
+    fixture.manager.trim(0).expect("no failures");
+    assert_eq!(calls(&fixture, Call::Synchronize), 1);
+}
+
+#[test]
+fn a_handle_that_is_used_again_is_another_stream() {
+    let fixture = Fixture::new(1 << 30, MemoryOptions::default());
+    let stream = fixture.stream(0);
+    let block = fixture.allocate(4096, &stream);
+    let large = fixture.allocate(4 * MIB, &stream);
+    fixture.device.work(stream.raw(), block as usize, 4096, 100);
+    fixture.device.work(stream.raw(), large as usize, 4 * MIB, 100);
+    fixture.free(block, &stream);
+    fixture.free(large, &stream);
+    drop(stream);
+    // The driver gives the same handle to a new stream, whose work is not behind the old one's.
+    fixture.device.state().forget_stream(RawHandle(0x100 as *mut _));
+    let again = fixture.stream(0);
+    let other = fixture.allocate(4096, &again);
+    let other_large = fixture.allocate(4 * MIB, &again);
+    assert!(other != block && other_large != large);
+    fixture.device.advance(1000);
+    fixture.free(other, &again);
+    fixture.free(other_large, &again);
+}
+
+#[test]
+fn a_thread_that_ends_leaves_its_blocks_to_others() {
+    let fixture = Fixture::new(1 << 30, MemoryOptions::default());
+    let stream = fixture.stream(0);
+    let made = std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let blocks: Vec<_> = (0..20).map(|_| fixture.allocate(4096, &stream) as usize).collect();
+            blocks.iter().for_each(|&block| fixture.free(block as *mut _, &stream));
+            blocks
+        });
+        worker.join().expect("no panic")
+    });
+    let reused: Vec<_> = (0..20).map(|_| fixture.allocate(4096, &stream) as usize).collect();
+    assert!(reused.iter().any(|block| made.contains(block)), "the other thread's magazine is not lost");
+    reused.into_iter().for_each(|block| fixture.free(block as *mut _, &stream));
+    assert_eq!(calls(&fixture, Call::EventRecord), 0, "an ending thread does not call the driver");
+}
