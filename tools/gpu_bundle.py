@@ -120,6 +120,7 @@ def main():
         lines.append([f"ctest/{name}", *map(relocated, environment), *map(relocated, command)])
     lines += [[f"sm80/{name}", "NVB_FORCE_ARCH=80", *command] for name, *command in lines]
     lines += [[f"bench/{name}", "python3", f"benches/bench_{name}.py"] for name in ("gpu", "model_gpu")]
+    lines.append(["bench/memory", f"./{pack(CMAKE_BUILD / 'bin' / 'bench_memory', 'bin')}", "--device", "cuda"])
     for folder in ("models", "tests/data", "benches"):
         shutil.copytree(ROOT / folder, BUNDLE / folder, ignore=shutil.ignore_patterns("__pycache__"))
 
