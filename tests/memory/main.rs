@@ -5,5 +5,6 @@ mod fixture;
 mod rungs;
 mod sequence;
 mod sequences;
+mod serving;
 mod simulated;
 mod streams;
