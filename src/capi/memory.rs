@@ -2,9 +2,10 @@
 
 use super::backend::{nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
-use super::handle::Table;
+use super::handle::{Table, Validity};
+use super::shortcut;
 use super::status::nvb_status;
-use super::stream::nvb_stream;
+use super::stream::{nvb_stream, STREAMS};
 use super::structs::{expect_out, versioned, write, write_out};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -60,6 +61,11 @@ fn memory_and_stream(memory: *mut nvb_memory_manager, stream: *mut nvb_stream) -
     Ok((backend, stream))
 }
 
+fn validity(memory: *mut nvb_memory_manager, stream: *mut nvb_stream) -> Result<[Validity; 2]> {
+    let owner = MEMORY_MANAGERS.validity(memory)?;
+    Ok([owner, if stream.is_null() { owner } else { STREAMS.validity(stream)? }])
+}
+
 /// Gives the handle back; NULL is fine. Blocks stay valid while the backend, a child of it or another handle lives;
 /// blocks that are never freed are reported as a warning in the log and freed with the last of these.
 #[no_mangle]
@@ -78,9 +84,16 @@ pub unsafe extern "C" fn nvb_memory_allocate(
     pointer: *mut *mut c_void,
 ) -> nvb_status {
     guard!(nvb_memory_allocate, {
-        let (backend, stream) = memory_and_stream(memory, stream)?;
         expect_out("pointer", pointer)?;
-        let block = backend.memory().allocate(bytes, stream.raw())?;
+        let block = match shortcut::allocate(memory, stream, bytes) {
+            Some(block) => block,
+            None => {
+                let (backend, object) = memory_and_stream(memory, stream)?;
+                let block = backend.memory().allocate(bytes, object.raw())?;
+                shortcut::keep(memory, stream, || validity(memory, stream), || backend.memory().shortcut(object.raw()));
+                block
+            }
+        };
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { pointer.write(block) };
         Ok(())
@@ -97,8 +110,13 @@ pub unsafe extern "C" fn nvb_memory_free(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_memory_free, {
-        let (backend, stream) = memory_and_stream(memory, stream)?;
-        backend.memory().free(pointer, stream.raw())
+        if shortcut::free(memory, stream, pointer) {
+            return Ok(());
+        }
+        let (backend, object) = memory_and_stream(memory, stream)?;
+        backend.memory().free(pointer, object.raw())?;
+        shortcut::keep(memory, stream, || validity(memory, stream), || backend.memory().shortcut(object.raw()));
+        Ok(())
     })
 }
 

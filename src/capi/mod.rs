@@ -19,6 +19,7 @@ pub mod kv_cache;
 pub mod memory;
 pub mod operations;
 pub mod sampling;
+mod shortcut;
 pub mod status;
 pub mod stream;
 pub mod structs;

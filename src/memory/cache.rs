@@ -201,9 +201,9 @@ impl Cache {
         })
     }
 
-    /// Frees the block at `address`.
+    /// Frees the block at `address`. Where that makes a batch move on, the caller must be able to (`may_spill`).
     #[inline]
-    pub fn give(&self, token: u64, key: usize, address: usize) -> Given {
+    pub fn give(&self, token: u64, key: usize, address: usize, may_spill: bool) -> Given {
         self.inner.with(|inner| {
             if inner.token != token {
                 return Given::Stale;
@@ -218,13 +218,16 @@ impl Cache {
                 return Given::Slow;
             }
             let Some((index, 0)) = slab.locate(address) else { return Given::NotLive };
-            if inner.find(key).is_none() {
-                return Given::NewStream;
+            let class = slab.class();
+            let Some(stream) = inner.find(key) else { return Given::NewStream };
+            let full = stream.magazines[class].len() == magazine_capacity(class);
+            if !may_spill && (full || inner.bytes + class_bytes(class) > inner.settings.capacity) {
+                return Given::Slow;
             }
             let Some(word) = slab.end_life(index, TRACKED) else {
                 return if slab.live_bytes(index).is_some() { Given::Slow } else { Given::NotLive };
             };
-            let block_bytes = class_bytes(slab.class());
+            let block_bytes = class_bytes(class);
             self.counters.freed((block_bytes - (word >> SLACK_SHIFT) as usize) as u64, arena);
             match inner.put(key, Block::new(slab, index)) {
                 Some(batch) => Given::Spilled(batch),

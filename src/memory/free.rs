@@ -28,7 +28,7 @@ impl Core {
         }
         if self.pages.as_ref().is_some_and(|pages| pages.table.contains(pointer as usize)) {
             let key = self.free_key(stream);
-            let give = |cache: &super::cache::Cache, token| (cache.give(token, key, pointer as usize), token);
+            let give = |cache: &super::cache::Cache, token| (cache.give(token, key, pointer as usize, true), token);
             match with_cache(home, || self.settings(), give) {
                 Some((Given::Done, _)) => return Ok(()),
                 Some((Given::Spilled(batch), shard)) => {

@@ -28,6 +28,7 @@ mod pages;
 pub mod pool;
 mod remote;
 mod ring;
+mod shortcut;
 pub mod size_class;
 mod slab;
 mod sleep;
@@ -40,6 +41,7 @@ pub mod trace;
 
 pub use options::MemoryOptions;
 pub use pool::Pool;
+pub use shortcut::Shortcut;
 pub use statistics::MemoryStatistics;
 
 use self::core::Core;
