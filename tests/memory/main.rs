@@ -8,3 +8,4 @@ mod sequences;
 mod serving;
 mod simulated;
 mod streams;
+mod threads;

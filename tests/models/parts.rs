@@ -77,7 +77,7 @@ pub mod statistics {
     use super::arena::Arena;
 
     #[derive(Default)]
-    pub struct Counters;
+    pub struct Counters {}
 
     impl Counters {
         pub fn allocated(&self, _bytes: u64, arena: &Arena) {
