@@ -9,14 +9,15 @@ use super::leak::LeakTracker;
 use super::options::{LeakTracking, Spill};
 use super::order::ANYBODY;
 use super::page_table::UNIT_BYTES;
-use super::pages::Shortage;
+use super::pages::{Pages, Shortage};
 use super::size_class::{class_bytes, class_for, magazine_capacity, GRANULE, LARGE};
-use super::slab::{Block, TRACKED};
+use super::slab::{Block, Slab, TRACKED};
 use super::threads::with_cache;
 use super::trace::EventKind;
 use crate::error::{Error, Result, Status};
 use crate::stream::RawHandle;
 use std::ffi::c_void;
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 /// What is wanted, and for whom.
@@ -124,11 +125,7 @@ impl Core {
         let &Request { arena, class, key, label, .. } = request;
         let events = self.askable_events();
         if class == LARGE {
-            if let Some(slab) = arena.large.take(request.units, label, events, pages) {
-                return Ok(Found::Block(Block::large(slab)));
-            }
-            let slab = pages.allocate(arena, LARGE, request.units)?;
-            arena.large.add(slab);
+            let slab = self.find_large(request, pages)?;
             return Ok(Found::Block(Block::large(slab)));
         }
         // The long way is also that of samples and traces, whose magazines may be full.
@@ -156,6 +153,34 @@ impl Core {
             }
         }
         Ok(Found::Block(self.keep_rest(request, blocks)))
+    }
+
+    /// What costs no call of the driver comes first, then what has passed, then what the same stream freed with more
+    /// units than needed, and new memory last.
+    fn find_large<'a>(&'a self, request: &Request<'a>, pages: &'a Pages) -> std::result::Result<&'a Slab, Shortage> {
+        let &Request { arena, units, label, .. } = request;
+        if let Some(slab) = arena.large.take(units, label) {
+            return Ok(slab);
+        }
+        let settles = || self.askable_events().is_some_and(|events| arena.large.settle_some(events, pages));
+        let backed = pages
+            .allocate_backed(arena, units)
+            .or_else(|| settles().then(|| pages.allocate_backed(arena, units)).flatten());
+        if let Some(slab) = backed {
+            arena.large.add(slab);
+            return Ok(slab);
+        }
+        if let Some((slab, order)) = arena.large.take_longer(units, label) {
+            if slab.units() > units {
+                let tail = pages.split(slab, units);
+                arena.large.add(tail);
+                arena.large.put_waiting(vec![NonNull::from(tail)], order);
+            }
+            return Ok(slab);
+        }
+        let slab = pages.allocate(arena, LARGE, units)?;
+        arena.large.add(slab);
+        Ok(slab)
     }
 
     /// One block for the request; the others go to the thread's magazine, or on to other threads.
@@ -246,28 +271,22 @@ impl Core {
             Found::Direct(pointer) => (pointer, None),
             Found::Block(block) => (block.address() as *mut c_void, Some(block)),
         };
-        let small = block.is_some_and(|block| !block.slab().is_large());
-        let counted = small
-            .then(|| {
-                with_cache(
-                    arena,
-                    || self.settings(),
-                    |cache, token| {
-                        cache.count_allocated(bytes, arena);
-                        self.sample(cache, token, request.class)
-                    },
-                )
-            })
-            .flatten();
-        let sampled = match counted {
-            Some(sampled) => sampled,
-            None => {
-                with_cache(arena, || self.settings(), |cache, _| cache.flush_counters(arena));
-                arena.usage.allocated(bytes as u64);
-                self.total.allocated(bytes as u64);
-                self.tracker.samples_large(bytes as u64)
-            }
-        };
+        let sampled = with_cache(
+            arena,
+            || self.settings(),
+            |cache, token| {
+                cache.count_allocated(bytes, arena);
+                match block {
+                    Some(block) if !block.slab().is_large() => self.sample(cache, token, request.class),
+                    _ => self.tracker.samples_large(bytes as u64),
+                }
+            },
+        );
+        let sampled = sampled.unwrap_or_else(|| {
+            arena.usage.allocated(bytes as u64);
+            self.total.allocated(bytes as u64);
+            self.tracker.samples_large(bytes as u64)
+        });
         if let Some(block) = block {
             block.begin_life(bytes, if sampled { TRACKED } else { 0 });
         }

@@ -110,10 +110,15 @@ impl Core {
         }
     }
 
+    fn count_freed(&self, arena: &Arena, bytes: usize) {
+        if with_cache(arena, || self.settings(), |cache, _| cache.count_freed(bytes, arena)).is_none() {
+            arena.usage.freed(bytes as u64);
+            self.total.freed(bytes as u64);
+        }
+    }
+
     fn free_large(&self, arena: &Arena, slab: &Slab, bytes: usize, stream: RawHandle) {
-        with_cache(arena, || self.settings(), |cache, _| cache.flush_counters(arena));
-        arena.usage.freed(bytes as u64);
-        self.total.freed(bytes as u64);
+        self.count_freed(arena, bytes);
         let capturing = self.captures.any();
         let mut order = self.order(self.free_key(stream));
         if matches!(order, Order::AllWork) && !capturing && self.source.synchronize().is_ok() {
