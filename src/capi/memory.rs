@@ -66,6 +66,35 @@ fn validity(memory: *mut nvb_memory_manager, stream: *mut nvb_stream) -> Result<
     Ok([owner, if stream.is_null() { owner } else { STREAMS.validity(stream)? }])
 }
 
+fn allocate_by_handles(memory: *mut nvb_memory_manager, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
+    if let Some(raw) = shortcut::stream(memory, stream) {
+        if let Some(block) = MEMORY_MANAGERS.with(memory, |backend| backend.memory().allocate_at_once(bytes, raw))? {
+            return Ok(block);
+        }
+    }
+    let (backend, object) = memory_and_stream(memory, stream)?;
+    let (memories, raw) = (backend.memory(), object.raw());
+    let block = memories.allocate(bytes, raw)?;
+    shortcut::keep(memory, stream, || validity(memory, stream), raw, || memories.shortcut(raw));
+    Ok(block)
+}
+
+fn free_by_handles(memory: *mut nvb_memory_manager, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
+    if pointer.is_null() {
+        return validity(memory, stream).map(|_| ());
+    }
+    if let Some(raw) = shortcut::stream(memory, stream) {
+        if MEMORY_MANAGERS.with(memory, |backend| backend.memory().free_at_once(pointer, raw))? {
+            return Ok(());
+        }
+    }
+    let (backend, object) = memory_and_stream(memory, stream)?;
+    let (memories, raw) = (backend.memory(), object.raw());
+    memories.free(pointer, raw)?;
+    shortcut::keep(memory, stream, || validity(memory, stream), raw, || memories.shortcut(raw));
+    Ok(())
+}
+
 /// Gives the handle back; NULL is fine. Blocks stay valid while the backend, a child of it or another handle lives;
 /// blocks that are never freed are reported as a warning in the log and freed with the last of these.
 #[no_mangle]
@@ -87,12 +116,7 @@ pub unsafe extern "C" fn nvb_memory_allocate(
         expect_out("pointer", pointer)?;
         let block = match shortcut::allocate(memory, stream, bytes) {
             Some(block) => block,
-            None => {
-                let (backend, object) = memory_and_stream(memory, stream)?;
-                let block = backend.memory().allocate(bytes, object.raw())?;
-                shortcut::keep(memory, stream, || validity(memory, stream), || backend.memory().shortcut(object.raw()));
-                block
-            }
+            None => allocate_by_handles(memory, stream, bytes)?,
         };
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { pointer.write(block) };
@@ -113,10 +137,7 @@ pub unsafe extern "C" fn nvb_memory_free(
         if shortcut::free(memory, stream, pointer) {
             return Ok(());
         }
-        let (backend, object) = memory_and_stream(memory, stream)?;
-        backend.memory().free(pointer, object.raw())?;
-        shortcut::keep(memory, stream, || validity(memory, stream), || backend.memory().shortcut(object.raw()));
-        Ok(())
+        free_by_handles(memory, stream, pointer)
     })
 }
 

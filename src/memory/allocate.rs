@@ -5,7 +5,6 @@ use super::batch::Batch;
 use super::cache::{Taken, ANYBODY_KEY};
 use super::core::Core;
 use super::direct::{DirectBlock, Kind};
-use super::leak::LeakTracker;
 use super::options::{LeakTracking, Spill};
 use super::order::ANYBODY;
 use super::page_table::UNIT_BYTES;
@@ -17,7 +16,6 @@ use super::trace::EventKind;
 use crate::error::{Error, Result, Status};
 use crate::stream::RawHandle;
 use std::ffi::c_void;
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 /// What is wanted, and for whom.
@@ -109,6 +107,18 @@ impl Core {
         Ok(self.hand_out(&request, found))
     }
 
+    /// A block for a request without oddities, as long as nobody need be waited for or asked.
+    pub fn allocate_at_once(&self, arena: &Arena, bytes: usize, stream: RawHandle) -> Option<*mut c_void> {
+        if bytes == 0 || bytes as u64 > self.device_total || self.captures.any() {
+            return None;
+        }
+        let key = self.key(stream);
+        let class = class_for(bytes, GRANULE).unwrap_or(LARGE);
+        let (units, label) = (bytes.div_ceil(UNIT_BYTES), self.label(key));
+        let request = Request { arena, class, units, bytes, alignment: GRANULE, stream, key, label };
+        self.find(&request).ok().map(|found| self.hand_out(&request, found))
+    }
+
     fn count_failure(&self, arena: &Arena, bytes: usize, stream: RawHandle) {
         arena.usage.failed();
         self.total.failed();
@@ -162,20 +172,14 @@ impl Core {
         if let Some(slab) = arena.large.take(units, label) {
             return Ok(slab);
         }
-        let settles = || self.askable_events().is_some_and(|events| arena.large.settle_some(events, pages));
-        let backed = pages
-            .allocate_backed(arena, units)
-            .or_else(|| settles().then(|| pages.allocate_backed(arena, units)).flatten());
+        let settles = || !self.captures.any() && arena.large.settle_some(&self.events, pages);
+        let backed = pages.allocate_backed(arena, units);
+        let backed = backed.or_else(|| settles().then(|| pages.allocate_backed(arena, units)).flatten());
         if let Some(slab) = backed {
             arena.large.add(slab);
             return Ok(slab);
         }
-        if let Some((slab, order)) = arena.large.take_longer(units, label) {
-            if slab.units() > units {
-                let tail = pages.split(slab, units);
-                arena.large.add(tail);
-                arena.large.put_waiting(vec![NonNull::from(tail)], order);
-            }
+        if let Some(slab) = arena.large.take_part(units, label, pages) {
             return Ok(slab);
         }
         let slab = pages.allocate(arena, LARGE, units)?;
@@ -271,21 +275,26 @@ impl Core {
             Found::Direct(pointer) => (pointer, None),
             Found::Block(block) => (block.address() as *mut c_void, Some(block)),
         };
-        let sampled = with_cache(
+        let counted = with_cache(
             arena,
             || self.settings(),
-            |cache, token| {
-                cache.count_allocated(bytes, arena);
-                match block {
-                    Some(block) if !block.slab().is_large() => self.sample(cache, token, request.class),
-                    _ => self.tracker.samples_large(bytes as u64),
+            |cache, token| match block {
+                Some(block) => {
+                    cache.count_allocated(bytes, arena);
+                    let small = !block.slab().is_large();
+                    Some(if small { self.sample(cache, token, request.class) } else { self.samples_large(bytes) })
+                }
+                None => {
+                    // Direct blocks are counted for all threads at once, on top of what each has counted so far.
+                    cache.flush_counters(arena);
+                    None
                 }
             },
         );
-        let sampled = sampled.unwrap_or_else(|| {
+        let sampled = counted.flatten().unwrap_or_else(|| {
             arena.usage.allocated(bytes as u64);
             self.total.allocated(bytes as u64);
-            self.tracker.samples_large(bytes as u64)
+            self.samples_large(bytes)
         });
         if let Some(block) = block {
             block.begin_life(bytes, if sampled { TRACKED } else { 0 });
@@ -306,14 +315,12 @@ impl Core {
             LeakTracking::Sampled(_) => cache.spend_credit(token, class_bytes(class), self.tracker.next_sample()),
         }
     }
-}
 
-impl LeakTracker {
-    fn samples_large(&self, bytes: u64) -> bool {
-        match self.mode() {
+    fn samples_large(&self, bytes: usize) -> bool {
+        match self.tracker.mode() {
             LeakTracking::Off => false,
             LeakTracking::Full => true,
-            LeakTracking::Sampled(interval) => bytes >= interval,
+            LeakTracking::Sampled(interval) => bytes as u64 >= interval,
         }
     }
 }

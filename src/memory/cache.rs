@@ -188,6 +188,10 @@ impl Cache {
         self.inner.with(|_| self.counters.allocated(bytes as u64, arena));
     }
 
+    pub fn flush_counters(&self, arena: &Arena) {
+        self.inner.with(|_| self.counters.flush(arena));
+    }
+
     /// Counts a block that never was in a magazine.
     pub fn count_freed(&self, bytes: usize, arena: &Arena) {
         self.inner.with(|_| self.counters.freed(bytes as u64, arena));

@@ -71,6 +71,21 @@ impl Core {
         Ok(())
     }
 
+    /// Frees a large block of the arena, as long as nobody need be waited for. `false`: nothing has changed.
+    pub fn free_at_once(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle) -> bool {
+        let Some(slab) = self.pages.as_ref().and_then(|pages| pages.table.find(pointer as usize)) else { return false };
+        let waits = !self.synchronous && self.key(stream) == ANYBODY_KEY;
+        if !slab.is_large() || !std::ptr::eq(slab.arena(), home) || waits || self.options.zero_on_free {
+            return false;
+        }
+        let Some((0, 0)) = slab.locate(pointer as usize) else { return false };
+        let Some(word) = slab.end_life(0, TRACKED) else { return false };
+        let bytes = slab.block_bytes() - (word >> SLACK_SHIFT) as usize;
+        self.note(EventKind::Free, pointer as usize, bytes as u64, stream);
+        self.free_large(home, slab, bytes, stream);
+        true
+    }
+
     pub fn zero(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle) -> Result<()> {
         if self.pages.as_ref().is_some_and(|pages| pages.zero_asleep(pointer as usize, bytes)) {
             return Ok(());

@@ -13,8 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Blocks that were freed on one stream and wait for no event yet.
 const RECENT: usize = 16;
-/// Waiting groups that one allocation asks the driver about, and that may gather before a free does.
+/// Waiting groups that one allocation asks the driver about.
 const QUERIES: usize = 2;
+/// Waiting groups that may gather before a free asks as well, and in which a fitting block is looked for.
 const WAITING: usize = 8;
 
 /// Blocks that wait for the same thing.
@@ -60,36 +61,46 @@ impl LargeBlocks {
         if let Some(i) = lists.recent.iter().rposition(|(order, it)| slab(*it).units() == units && suits(order)) {
             return Some(slab(lists.recent.remove(i).1));
         }
-        lists.waiting.iter_mut().filter(|waiting| suits(&waiting.order)).find_map(|waiting| {
+        lists.waiting.iter_mut().take(WAITING).filter(|waiting| suits(&waiting.order)).find_map(|waiting| {
             let i = waiting.slabs.iter().position(|it| slab(*it).units() == units)?;
             Some(slab(waiting.slabs.swap_remove(i)))
         })
     }
 
-    /// The smallest block of at least `units` that was freed on the stream, with what others must wait for.
-    pub fn take_longer(&self, units: usize, label: u32) -> Option<(&Slab, Order)> {
+    /// The first `units` of the shortest block that was freed on the stream and has at least as many. The others stay.
+    pub fn take_part(&self, units: usize, label: u32, pages: &Pages) -> Option<&Slab> {
         let mut lists = self.lock();
-        let Lists { recent, waiting, .. } = &mut *lists;
-        let fits = |it: &NonNull<Slab>| slab(*it).units() >= units;
-        let recents = recent.iter().enumerate().filter(|(_, (order, it))| order.label() == label && fits(it));
-        let best_recent = recents.map(|(i, (_, it))| (slab(*it).units(), i)).min();
-        let groups = waiting.iter().enumerate().filter(|(_, waiting)| waiting.order.label() == label);
-        let best_waiting = groups
-            .flat_map(|(group, waiting)| waiting.slabs.iter().enumerate().map(move |(i, it)| (group, i, it)))
-            .filter(|(_, _, it)| fits(it))
-            .map(|(group, i, it)| (slab(*it).units(), group, i))
-            .min();
-        match (best_recent, best_waiting) {
-            (Some((length, i)), other) if other.is_none_or(|(other, ..)| length <= other) => {
-                let (order, it) = recent.remove(i);
-                Some((slab(it), order))
-            }
-            (_, Some((_, group, i))) => {
-                let group = &mut waiting[group];
-                Some((slab(group.slabs.swap_remove(i)), group.order.clone()))
-            }
-            _ => None,
+        let Lists { recent, waiting, all } = &mut *lists;
+        let fits = |it: NonNull<Slab>| Some(slab(it).units()).filter(|length| *length >= units);
+        let recents = recent.iter().enumerate().filter(|(_, (order, _))| order.label() == label);
+        let best_recent = recents.filter_map(|(i, (_, it))| Some((fits(*it)?, i))).min();
+        let groups = waiting.iter().enumerate().take(WAITING).filter(|(_, group)| group.order.label() == label);
+        let blocks = groups.flat_map(|(g, group)| group.slabs.iter().enumerate().map(move |(i, it)| (g, i, *it)));
+        let best_waiting = blocks.filter_map(|(g, i, it)| Some((fits(it)?, g, i))).min();
+        let from_recent = match (best_recent, best_waiting) {
+            (Some((length, _)), Some((other, ..))) => length <= other,
+            (recent, _) => recent.is_some(),
+        };
+        let place = if from_recent {
+            &mut recent[best_recent?.1].1
+        } else {
+            let (_, group, i) = best_waiting?;
+            &mut waiting[group].slabs[i]
+        };
+        let found = slab(*place);
+        if found.units() > units {
+            // The tail takes the block's place in its list, and so what must be waited for.
+            let tail = pages.split(found, units);
+            tail.set_place(all.len());
+            all.push(NonNull::from(tail));
+            *place = NonNull::from(tail);
+        } else if from_recent {
+            recent.remove(best_recent?.1);
+        } else {
+            let (_, group, i) = best_waiting?;
+            waiting[group].slabs.swap_remove(i);
         }
+        Some(found)
     }
 
     pub fn add(&self, new: &Slab) {
@@ -190,7 +201,7 @@ impl Lists {
         let (mut asked, mut at, mut any) = (0, 0, false);
         while at < self.waiting.len() && asked < queries {
             let waiting = &mut self.waiting[at];
-            asked += usize::from(!waiting.slabs.is_empty());
+            asked += usize::from(!waiting.slabs.is_empty() && !matches!(waiting.order, Order::Anybody));
             if waiting.slabs.is_empty() || waiting.order.has_passed(events) {
                 for it in self.waiting.remove(at).into_iter().flat_map(|waiting| waiting.slabs) {
                     self.release(slab(it), pages);
