@@ -3,10 +3,13 @@
 use crate::cpu::CpuExecutor;
 use crate::error::{Error, Result, Status};
 use crate::executor::{DeviceInfo, DeviceKind, Executor};
+use crate::hardware::{diagnosis, system::System};
 use crate::memory::MemoryManager;
+use crate::metrics::{nvtx, Metrics};
+use crate::operation::Operation;
 use crate::stream::{RawHandle, Stream};
 use crate::tensor::Tensor;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BackendOptions {
@@ -26,6 +29,7 @@ pub struct Backend {
     executor: Arc<dyn Executor>,
     memory: Arc<MemoryManager>,
     default_stream: Arc<Stream>,
+    metrics: Metrics,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,11 +82,21 @@ impl Backend {
             device_name(device), device.name, device.compute_capability / 10, device.compute_capability % 10,
             device.total_memory >> 20, device.multiprocessors
         );
-        Ok(Backend { executor, memory, default_stream })
+        Ok(Backend { executor, memory, default_stream, metrics: Metrics::default() })
     }
 
     pub fn executor(&self) -> &Arc<dyn Executor> {
         &self.executor
+    }
+
+    /// Queues an operation on a stream of this backend.
+    pub fn queue<O: Operation>(&self, op: &O, stream: &Stream) -> Result<()> {
+        let _range = nvtx::range(O::KIND.label());
+        self.metrics.queue(op, stream)
+    }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     pub fn memory(&self) -> &Arc<MemoryManager> {
@@ -163,20 +177,26 @@ pub fn best_cuda_device() -> Result<i32> {
         .ok_or_else(|| Error::new(Status::CudaNotAvailable, "the driver works and lists no CUDA device"))
 }
 
-/// Every CUDA device, or why there is none to ask.
-#[cfg(feature = "cuda")]
+/// Every CUDA device, or why there is none to ask. The answer is kept: devices do not come and go within a process.
 pub fn cuda_devices() -> Result<Vec<DeviceInfo>> {
+    static DEVICES: OnceLock<Result<Vec<DeviceInfo>>> = OnceLock::new();
+    DEVICES.get_or_init(|| list_cuda_devices().map_err(|error| diagnosis::explain(error, &System::live()))).clone()
+}
+
+#[cfg(feature = "cuda")]
+fn list_cuda_devices() -> Result<Vec<DeviceInfo>> {
     crate::cuda::device::list()
 }
 
 #[cfg(not(feature = "cuda"))]
-pub fn cuda_devices() -> Result<Vec<DeviceInfo>> {
+fn list_cuda_devices() -> Result<Vec<DeviceInfo>> {
     Err(built_without_cuda())
 }
 
 #[cfg(not(feature = "cuda"))]
 fn built_without_cuda() -> Error {
     Error::new(Status::CudaNotAvailable, "this libnvbackend was built without CUDA (--no-default-features)")
+        .with_advice("use device \"cpu\", or a build with CUDA")
 }
 
 #[cfg(test)]

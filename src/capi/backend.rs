@@ -1,6 +1,6 @@
 //! The backend: the object that an engine creates first.
 
-use super::device::{convert, nvb_device_info};
+use super::device::{convert_for_backend, nvb_device_info};
 use super::guard::guard;
 use super::handle::Table;
 use super::memory::{nvb_memory_manager, MEMORY_MANAGERS};
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn nvb_backend_get_device_info(
     guard!(nvb_backend_get_device_info, {
         let object = BACKENDS.get(backend)?;
         // SAFETY: the header asks for a struct with its size set.
-        unsafe { write(info, &convert(object.backend.device())) }
+        unsafe { write(info, &convert_for_backend(object.backend.device())) }
     })
 }
 

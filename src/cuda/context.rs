@@ -31,6 +31,10 @@ impl PrimaryContext {
         Ok(PrimaryContext { context: ManuallyDrop::new(context), raw })
     }
 
+    pub fn raw(&self) -> CUcontext {
+        self.raw
+    }
+
     /// Makes the context current in this thread until the guard is dropped: the engine's own choice of device stays.
     pub fn enter(&self) -> Result<ContextGuard> {
         let before = current();

@@ -6,15 +6,9 @@ use crate::executor::{DeviceInfo, DeviceKind};
 use cust::device::{Device, DeviceAttribute};
 use cust::error::CudaResult;
 use cust::sys;
-use std::sync::OnceLock;
 
-/// Every device, or the reason why there is none. The answer is kept: devices do not come and go within a process.
+/// Every device, or the reason why there is none. Starts the driver; `backend::cuda_devices` keeps the answer.
 pub fn list() -> Result<Vec<DeviceInfo>> {
-    static DEVICES: OnceLock<Result<Vec<DeviceInfo>>> = OnceLock::new();
-    DEVICES.get_or_init(detect).clone()
-}
-
-fn detect() -> Result<Vec<DeviceInfo>> {
     check_loaded()?;
     cust::init(cust::CudaFlags::empty()).map_err(|error| not_available(error as i32))?;
     let mut driver_version = 0;
@@ -71,9 +65,37 @@ pub fn kernels_run_on(architectures: &str, capability: i32) -> bool {
     })
 }
 
+/// The statically linked runtime needs a driver of its own major version or later (CUDA Compatibility, "Minor Version
+/// Compatibility"); versions are 1000 · major + 10 · minor.
+pub fn check_driver_version(driver: i32, runtime: i32) -> Result<()> {
+    if driver / 1000 >= runtime / 1000 {
+        return Ok(());
+    }
+    let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    Err(Error::new(
+        Status::CudaNotAvailable,
+        format!(
+            "the driver supports CUDA {}; this library was built with CUDA {} and needs a driver for {}.0 or later",
+            text(driver),
+            text(runtime),
+            runtime / 1000
+        ),
+    )
+    .with_advice("update the NVIDIA driver, or build the library with an older toolkit")
+    .with_limit(runtime as u64, driver as u64))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::kernels_run_on;
+    use super::{check_driver_version, kernels_run_on};
+
+    #[test]
+    fn an_old_driver_is_named_with_what_it_lacks() {
+        assert!(check_driver_version(13000, 13020).is_ok(), "minor versions are compatible");
+        assert!(check_driver_version(13000, 12080).is_ok());
+        let error = check_driver_version(12040, 13000).unwrap_err();
+        assert!(error.message.contains("supports CUDA 12.4") && error.message.contains("for 13.0"), "{error}");
+    }
 
     #[test]
     fn architectures_are_matched_as_the_driver_does() {

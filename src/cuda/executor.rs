@@ -7,7 +7,7 @@ use super::launch::Launch;
 use super::scratch::{Purpose, Scratch};
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::error::{Error, Result, Status};
-use crate::executor::{CopyKind, DeviceInfo, Executor};
+use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback};
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation, linear::Linear,
     rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
@@ -15,7 +15,7 @@ use crate::ops::{
 use crate::stream::RawHandle;
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::ffi::c_void;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub struct CudaExecutor {
     device: DeviceInfo,
@@ -25,6 +25,8 @@ pub struct CudaExecutor {
     cublaslt: Option<CublasLt>,
     /// The first sticky error; CUDA is not touched after it.
     lost: OnceLock<Error>,
+    /// The contexts of devices whose memory this one may reach, kept alive for that.
+    peers: Mutex<Vec<(i32, PrimaryContext)>>,
     // Last: everything above belongs to it.
     context: PrimaryContext,
 }
@@ -60,7 +62,16 @@ impl CudaExecutor {
         let pool = create_pool(device.ordinal)?;
         let cublaslt = if own_kernels_only { None } else { CublasLt::open() };
         drop(guard);
-        Ok(CudaExecutor { device, launch, pool, scratch: Scratch::default(), cublaslt, lost: OnceLock::new(), context })
+        Ok(CudaExecutor {
+            device,
+            launch,
+            pool,
+            scratch: Scratch::default(),
+            cublaslt,
+            lost: OnceLock::new(),
+            peers: Mutex::default(),
+            context,
+        })
     }
 
     /// Every call starts here: nothing touches CUDA after a sticky error.
@@ -348,6 +359,25 @@ impl Executor for CudaExecutor {
         self.check(unsafe { sys::cuStreamWaitEvent(stream.0.cast(), event.0.cast(), 0) }, "making a stream wait")
     }
 
+    fn stream_is_capturing(&self, stream: RawHandle) -> Result<bool> {
+        let _guard = self.enter()?;
+        let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a valid pointer and a live stream of this context, or NULL.
+        let result = unsafe { sys::cuStreamIsCapturing(stream.0.cast(), &mut status) };
+        // The legacy default stream does not answer while another stream is captured; it never is itself.
+        if result == cudaError_enum::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+            return Ok(false);
+        }
+        self.check(result, "asking whether a stream is captured")?;
+        Ok(status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    unsafe fn stream_callback(&self, stream: RawHandle, callback: HostCallback, user_data: *mut c_void) -> Result<()> {
+        let _guard = self.enter()?;
+        // SAFETY: the caller's contract.
+        self.check(unsafe { sys::cuLaunchHostFunc(stream.0.cast(), Some(callback), user_data) }, "queuing a callback")
+    }
+
     fn event_create(&self) -> Result<RawHandle> {
         let _guard = self.enter()?;
         let mut event = std::ptr::null_mut();
@@ -396,6 +426,55 @@ impl Executor for CudaExecutor {
             cudaError_enum::CUDA_ERROR_INVALID_HANDLE => Err(Error::invalid("an event has not been recorded")),
             result => self.check(result, "timing events").map(|()| milliseconds),
         }
+    }
+
+    fn enable_peer_access(&self, peer: &dyn Executor) -> Result<()> {
+        let (ordinal, other) = (self.device.ordinal, peer.device());
+        let unreachable = || {
+            Error::unsupported(format!("cuda:{ordinal} cannot reach the memory of {} directly", other.name))
+                .with_advice("copy through host memory")
+        };
+        if other.kind != DeviceKind::Cuda {
+            return Err(unreachable());
+        }
+        if other.ordinal == ordinal {
+            return Ok(());
+        }
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.iter().all(|(known, _)| *known != other.ordinal) {
+            let mut accessible = 0;
+            // SAFETY: a valid pointer and two listed devices.
+            self.check(
+                unsafe { sys::cuDeviceCanAccessPeer(&mut accessible, ordinal, other.ordinal) },
+                "cuDeviceCanAccessPeer",
+            )?;
+            if accessible == 0 {
+                return Err(unreachable());
+            }
+            let context = PrimaryContext::retain(other.ordinal)?;
+            let _guard = self.enter()?;
+            // SAFETY: the peer's context is retained for as long as it stays in `peers`.
+            match unsafe { sys::cuCtxEnablePeerAccess(context.raw(), 0) } {
+                cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+                result => self.check(result, "cuCtxEnablePeerAccess")?,
+            }
+            peers.push((other.ordinal, context));
+        }
+        peer.share_memory_with(ordinal)
+    }
+
+    fn share_memory_with(&self, ordinal: i32) -> Result<()> {
+        // What cuMemAlloc gives is open to every peer context; a pool has its own list.
+        if self.pool.is_null() {
+            return Ok(());
+        }
+        let _guard = self.enter()?;
+        let access = sys::CUmemAccessDesc {
+            location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal },
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: a live pool and one description.
+        self.check(unsafe { sys::cuMemPoolSetAccess(self.pool, &access, 1) }, "cuMemPoolSetAccess")
     }
 
     fn embedding(&self, op: &Embedding, stream: RawHandle) -> Result<()> {

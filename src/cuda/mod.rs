@@ -24,7 +24,7 @@ pub mod executor;
 
 use crate::backend::BackendOptions;
 use crate::error::{Error, Result, Status};
-use crate::executor::Executor;
+use crate::executor::{DeviceInfo, Executor};
 use std::sync::Arc;
 
 pub use executor::CudaExecutor;
@@ -34,36 +34,13 @@ const OLDEST: i32 = 70;
 
 /// Retains the primary context of device `ordinal` and prepares it for work.
 pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
-    let devices = device::list()?;
+    let devices = crate::backend::cuda_devices()?;
     let device = usize::try_from(ordinal).ok().and_then(|index| devices.get(index)).ok_or_else(|| {
         Error::new(Status::Device, format!("CUDA device {ordinal}; this machine has {}", devices.len()))
             .with_limit(ordinal.max(0) as u64, devices.len() as u64)
     })?;
+    check_usable(device)?;
     let capability = device.compute_capability;
-    if capability < OLDEST {
-        return Err(Error::new(
-            Status::InvalidComputeCapability,
-            format!(
-                "{} has compute capability {}.{}; 7.0 is the oldest supported",
-                device.name,
-                capability / 10,
-                capability % 10
-            ),
-        ));
-    }
-    if !device::kernels_run_on(built_architectures(), capability) {
-        return Err(Error::new(
-            Status::InvalidArchitecture,
-            format!(
-                "this library holds kernels for {} and none that run on {} (compute capability {}.{})",
-                built_architectures(),
-                device.name,
-                capability / 10,
-                capability % 10
-            ),
-        )
-        .with_advice(format!("build it with NVB_CUDA_ARCHITECTURES={capability}")));
-    }
     let forced = forced_architecture(options.force_architecture)?;
     if forced > capability {
         return Err(Error::new(
@@ -77,6 +54,38 @@ pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn
         device.compute_capability = forced;
     }
     Ok(Arc::new(CudaExecutor::new(device, options.own_kernels_only)?))
+}
+
+/// Whether this library's kernels run on the device with its driver.
+pub fn check_usable(device: &DeviceInfo) -> Result<()> {
+    let capability = device.compute_capability;
+    if capability < OLDEST {
+        return Err(Error::new(
+            Status::InvalidComputeCapability,
+            format!(
+                "{} has compute capability {}.{}; 7.0 is the oldest supported",
+                device.name,
+                capability / 10,
+                capability % 10
+            ),
+        ));
+    }
+    let runtime = option_env!("NVB_BUILD_CUDA_VERSION").and_then(|text| text.parse().ok()).unwrap_or(0);
+    device::check_driver_version(device.driver_version, runtime)?;
+    if !device::kernels_run_on(built_architectures(), capability) {
+        return Err(Error::new(
+            Status::InvalidArchitecture,
+            format!(
+                "this library holds kernels for {} and none that run on {} (compute capability {}.{})",
+                built_architectures(),
+                device.name,
+                capability / 10,
+                capability % 10
+            ),
+        )
+        .with_advice(format!("build it with NVB_CUDA_ARCHITECTURES={capability}")));
+    }
+    Ok(())
 }
 
 /// The option, else NVB_FORCE_ARCH, else 0.

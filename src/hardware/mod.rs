@@ -1,0 +1,115 @@
+//! What this machine has: devices, their usage, the software around them, and which device suits a workload.
+//!
+//! Detection runs once a process and part by part, so that asking for the CPU does not load a GPU driver. Everything
+//! that reads /sys, /proc or /dev does so through [`system::System`].
+
+pub mod cpu;
+pub mod device;
+pub mod diagnosis;
+pub mod environment;
+pub mod features;
+#[cfg(test)]
+pub mod fixture;
+#[cfg(feature = "cuda")]
+mod gpu;
+pub mod instruction_sets;
+pub mod library;
+#[cfg(feature = "cuda")]
+mod nvml;
+pub mod peer;
+pub mod recommend;
+pub mod system;
+pub mod tpu;
+pub mod usage;
+
+use crate::error::{Error, Result};
+use cpu::CpuProfile;
+use device::{Device, Kind};
+use environment::Environment;
+use instruction_sets::InstructionSets;
+use std::sync::OnceLock;
+use system::System;
+use tpu::Tpus;
+
+/// The host's processor.
+pub fn cpu() -> &'static CpuProfile {
+    static CPU: OnceLock<CpuProfile> = OnceLock::new();
+    CPU.get_or_init(|| {
+        let mut profile = CpuProfile::detect(&System::live());
+        profile.instruction_sets = profile.instruction_sets.union(InstructionSets::of_this_cpu());
+        profile
+    })
+}
+
+/// The TPUs, found without asking anything but the file system and the environment.
+pub fn tpus() -> &'static Tpus {
+    static TPUS: OnceLock<Tpus> = OnceLock::new();
+    TPUS.get_or_init(|| Tpus::detect(&System::live(), |name| std::env::var(name).ok()))
+}
+
+/// Every device: GPUs by ordinal, then TPUs, then the CPU. Loads the CUDA driver.
+pub fn devices() -> &'static [Device] {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let mut devices = gpus();
+        devices.extend((0..tpus().chips.len()).map(|chip| Device::of_tpu(tpus(), chip)));
+        devices.push(cpu_device().clone());
+        devices
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn gpus() -> Vec<Device> {
+    let system = System::live();
+    let listed = crate::backend::cuda_devices().unwrap_or_default();
+    listed.iter().map(|info| gpu::describe(info, &system)).collect()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> Vec<Device> {
+    Vec::new()
+}
+
+/// The device of this kind and ordinal; of the CPU, without touching any other.
+pub fn device(kind: Kind, ordinal: i32) -> Option<&'static Device> {
+    if kind == Kind::Cpu {
+        return (ordinal == 0).then(cpu_device);
+    }
+    devices().iter().find(|device| device.kind == kind && device.ordinal == ordinal)
+}
+
+fn cpu_device() -> &'static Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(|| Device::of_cpu(cpu()))
+}
+
+/// Place `index` in [`devices`].
+pub fn device_at(index: u32) -> Result<&'static Device> {
+    let devices = devices();
+    devices.get(index as usize).ok_or_else(|| {
+        Error::invalid(format!("device index {index}; this machine has {} devices", devices.len()))
+            .with_limit(index.into(), devices.len() as u64)
+    })
+}
+
+/// The software around the devices.
+pub fn environment() -> &'static Environment {
+    static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
+    ENVIRONMENT.get_or_init(|| Environment::detect(&System::live(), tpus()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_is_the_last_device_and_is_found_by_itself() {
+        let cpu = devices().last().unwrap();
+        assert_eq!((cpu.kind, cpu.selector().as_str()), (Kind::Cpu, "cpu"));
+        assert_eq!(device(Kind::Cpu, 0), Some(cpu));
+        assert_eq!(device(Kind::Cpu, 1), None);
+        assert_eq!(device(Kind::Cuda, 4096), None);
+        assert!(device_at(u32::MAX).unwrap_err().message.contains("4294967295"));
+        assert_eq!(cpu.obstacle, "");
+    }
+}
