@@ -2,7 +2,7 @@
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test bench gpu-bundle header format lint clean \
-        test-rust test-cpu-only build-native test-native test-header test-readme
+        test-rust test-cpu-only build-native test-native test-readme
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
@@ -22,17 +22,20 @@ setup: ## install what is missing, into the checkout where that is possible
 demo: ## build the library and the examples, and let the shipped Gemma model write
 	@tools/demo.sh
 
-test: setup lint test-rust test-cpu-only test-header test-native test-readme ## run every test and gate
+test: setup lint test-rust test-cpu-only test-native test-readme ## run every test and gate
 	@echo "make test: all passed"
 
-bench: setup ## measure every operation on this machine
-	cargo bench
+bench: ## measure every operation on this machine, beside its peers
+	@tools/build.sh
+	python3 benches/run.py
 
 gpu-bundle: setup ## pack tests and benchmarks for a machine with a GPU and no Rust
 	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" tools/gpu_bundle.py
 
-header: ## write include/nvbackend.h from src/capi
-	NVB_UPDATE_HEADER=1 cargo test --release $(CPU_ONLY) --test header
+header: ## write include/nvbackend.h, its layout and the list of exports from src/capi
+	NVB_UPDATE_HEADER=1 cargo test --release $(CPU_ONLY) --test header --test abi_layout
+	cargo build --release $(CPU_ONLY)
+	tests/gates/exports.sh "$(CARGO_TARGET_DIR)/cpu-only/release/libnvbackend.so" --write
 
 format: setup ## format Rust, C, C++ and CUDA
 	cargo fmt
@@ -42,17 +45,15 @@ lint: setup ## check formatting, and clippy without a warning
 	cargo fmt --check
 	$(SOURCES) | xargs clang-format --dry-run --Werror
 	tools/list_driver_symbols.py --check
+	tests/gates/dependencies.py
 	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" cargo clippy --release --locked --all-targets -- -D warnings
-	cargo clippy --release --locked --all-targets $(CPU_ONLY) -- -D warnings
+	cargo clippy --release --locked $(CPU_ONLY) -- -D warnings
 
 test-rust: setup
 	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" cargo test --release --locked
 
 test-cpu-only: setup
 	cargo build --release --locked $(CPU_ONLY)
-
-test-header: setup
-	cargo test --release --locked $(CPU_ONLY) --test header
 
 build-native: setup
 	cmake -S . -B build/test -G Ninja -DCMAKE_BUILD_TYPE=Release -DNVBACKEND_CUDA=ON \

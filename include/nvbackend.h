@@ -587,7 +587,7 @@ typedef struct {
 NVB_MUST_USE nvb_status nvb_backend_create(const nvb_backend_options *options, nvb_backend **backend);
 
 // Destroys the handle; NULL is fine. Streams, weights and the other children stay valid: what they need of the
-// backend lives until the last of them is destroyed. Waits for the work on the default stream.
+// backend lives until the last of them is destroyed. Waits for the work on the default stream; a fault in it is logged.
 nvb_status nvb_backend_destroy(nvb_backend *backend);
 
 // Describes the backend's device; set `info->struct_size` first.
@@ -792,10 +792,12 @@ nvb_status nvb_memory_manager_destroy(nvb_memory_manager *memory);
 // Errors: `NVB_ERROR_OUT_OF_MEMORY` with the bytes requested and the limit in the detail.
 NVB_MUST_USE nvb_status nvb_memory_allocate(nvb_memory_manager *memory, size_t bytes, nvb_stream *stream, void **pointer);
 
-// Frees a block of this manager; NULL is fine. The memory is reused only after the work queued on `stream` so far; a
-// NULL stream waits for all of the device's work. Other streams that use the block must have been synchronised.
+// Frees a block of this manager; NULL is fine. The memory is reused only after the work queued on `stream` so far. Other
+// streams that use the block must have been synchronised, or `stream` made to wait for them.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` for a pointer that is not a live block (freed twice, foreign, inside a block).
-nvb_status nvb_memory_free(nvb_memory_manager *memory, void *pointer, nvb_stream *stream);
+nvb_status nvb_memory_free(nvb_memory_manager *memory,
+                           void *pointer,
+                           nvb_stream *stream);
 
 // Copies `bytes` on `stream` and returns. `kind` is `NVB_COPY_…`. Host memory must stay valid until the stream has
 // passed the copy; copies of pageable host memory may block. Device ranges must lie inside live blocks of this manager.

@@ -1,4 +1,5 @@
-// nvbackend.hpp: C++17 over nvbackend.h, header-only. Handles that destroy themselves, errors as exceptions, nothing else.
+// nvbackend.hpp: C++17 over nvbackend.h, header-only. Handles that destroy themselves, errors as exceptions, nothing
+// else.
 //
 // Every class here is a pointer to the C object behind it and converts to that pointer, so the C functions take these
 // objects as they are and every rule of nvbackend.h (threads, streams, memory spaces) holds unchanged. There is no
@@ -220,7 +221,8 @@ class buffer {
  public:
   buffer() noexcept = default;
   // At least 1 byte; `stream` may use the block at once, other streams after an event.
-  buffer(const nvb_backend* backend, std::size_t bytes, nvb_stream* stream = nullptr) : memory_(backend), bytes_(bytes) {
+  buffer(const nvb_backend* backend, std::size_t bytes, nvb_stream* stream = nullptr)
+      : memory_(backend), bytes_(bytes) {
     check(nvb_memory_allocate(memory_, bytes, stream, &data_));
   }
   buffer(buffer&& other) noexcept

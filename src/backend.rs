@@ -134,17 +134,15 @@ impl Backend {
         .with_advice("allocate it with nvb_memory_allocate, or copy it to the device first"))
     }
 
-    pub fn wrap_stream(&self, raw: RawHandle) -> Stream {
-        Stream::wrap(&self.executor, raw)
-    }
-}
-
-impl Drop for Backend {
-    fn drop(&mut self) {
-        // Work of the default stream may still read memory that the caller frees next.
+    /// Waits for the default stream, because the caller frees next what its work may still read.
+    pub fn finish(&self) {
         if let Err(error) = self.default_stream.synchronize() {
             log::warn!(target: "nvbackend::backend", "while the backend was destroyed: {error}");
         }
+    }
+
+    pub fn wrap_stream(&self, raw: RawHandle) -> Stream {
+        Stream::wrap(&self.executor, raw)
     }
 }
 

@@ -226,7 +226,7 @@ impl Tensor {
             if self.data.is_null() {
                 return Err(Error::invalid(format!("tensor `{name}` {self} has a NULL data pointer")));
             }
-            if self.data as usize % self.dtype.size() != 0 {
+            if !(self.data as usize).is_multiple_of(self.dtype.size()) {
                 return Err(Error::invalid(format!(
                     "tensor `{name}` {self} is not aligned to its element size of {} bytes: {:p}",
                     self.dtype.size(),

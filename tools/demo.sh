@@ -1,39 +1,13 @@
 #!/bin/sh
-# Builds the library and the examples for this machine and lets the shipped Gemma model write text.
-#
-# With an NVIDIA GPU the kernels are built for that GPU alone; without one the library is built CPU-only, and no CUDA
-# compiler is needed. The programs are left in build/bin.
+# Builds for this machine and lets the shipped Gemma model write text.
 set -eu
 cd "$(dirname "$0")/.."
-target="${CARGO_TARGET_DIR:-$PWD/target}"
+tools/build.sh
 
-# "90" on an H100 or H200; several, joined by semicolons, where the GPUs differ; empty without a driver.
-architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -un | paste -sd ';' -) || true
-if [ -n "$architectures" ]; then
-  echo "demo: building for compute capability $architectures"
-  tools/setup.sh
-  set -- -DNVBACKEND_CUDA=ON "-DCMAKE_CUDA_ARCHITECTURES=$architectures"
-else
-  echo "demo: no NVIDIA GPU here, building for the CPU"
-  tools/setup.sh --cpu
-  target="$target/cpu-only"
-  set -- -DNVBACKEND_CUDA=OFF
-fi
-PATH="$PWD/.toolchain/bin:$PATH"
-
-mkdir -p build
-log=build/demo.log
-if ! {
-  cmake -S . -B build/demo -G Ninja -DCMAKE_BUILD_TYPE=Release -DNVBACKEND_BUILD_TESTS=OFF \
-    "-DCMAKE_RUNTIME_OUTPUT_DIRECTORY=$PWD/build/bin" "-DNVBACKEND_CARGO_TARGET_DIR=$target" "$@" >"$log" 2>&1 &&
-    cmake --build build/demo >>"$log" 2>&1
-}; then
-  tail -n 40 "$log" >&2
-  echo "demo: the build failed; the whole log is in $log" >&2
-  exit 1
-fi
-
-for prompt in "The sea" "Once upon a time" "A small house"; do
+for prompt in "Question: What is 27 plus 15? Answer:" \
+  "Question: Sort these words: river, candle, stone, market. Answer:" \
+  "One windy evening, Mia walked to the lake."; do
   printf '\n> %s\n' "$prompt"
-  build/bin/gemma --model models/tiny-gemma3 --prompt "$prompt"
+  build/bin/gemma --model models/tiny-gemma3 --prompt "$prompt" --max-tokens 48
+  echo
 done

@@ -3,8 +3,8 @@
 
     tools/gpu_bundle.py
 
-Taken along: Cargo's test and benchmark programs, the C and C++ tests and examples that ctest knows, the library, the
-shared libraries that they need beyond those of every Linux machine, models/, tests/data/ and the scripts in benches/.
+Taken along: Cargo's test programs, the C and C++ tests and examples that ctest knows, the library, the
+shared libraries that they need beyond those of every Linux machine, models/, tests/data/ and benches/.
 Left out: the gates and consumers, which need compilers, and the AddressSanitizer variants, which need its libraries.
 """
 
@@ -20,20 +20,23 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUNDLE = ROOT / "gpu-bundle"
 CMAKE_BUILD = ROOT / "build" / "test"
 LIMIT_BYTES = 64 << 20
-# Tests that read the source tree.
-SOURCE_TESTS = {"header"}
+# Rust tests that read the source tree or never touch a device; each would carry another 17 MiB of kernels along.
+LEFT_OUT = {"header", "abi_layout", "exports", "properties", "nvbackend"}
 # What every machine with a C++ program has.
 BASE_LIBRARIES = re.compile(r"(ld-linux|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)[-.]|linux-vdso")
 
 RUN = """\
 #!/bin/bash
 # Runs the bundle's programs: ./run.sh [RESULTS] [PATTERN]
-# RESULTS (./results) receives one log a program and summary.txt; PATTERN picks programs by name, e.g. 'test/*'.
+# RESULTS (./results) receives one log a program, summary.txt and the benchmarks' records. PATTERN picks programs by name:
+# 'test/*' Rust tests, 'ctest/*' C and C++ tests, 'sm80/*' both again with the kernels of 8.0, 'bench/*' benchmarks.
+# NVB_TEST_DEVICE (cuda) is the device of the C and C++ tests; NVB_TIMEOUT (300) seconds end a program.
 # Exit status: how many failed.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=$(mkdir -p "${1:-results}" && cd "${1:-results}" && pwd)
 pattern=${2:-*}
 cd "$here" || exit 1
+export NVB_TEST_DEVICE="${NVB_TEST_DEVICE-cuda}" NVB_COMMIT=@COMMIT@
 export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 failed=0
 : >"$results/summary.txt"
@@ -53,21 +56,19 @@ run() {
 
 """
 
+END = """
+
+[ ! -d benches/results ] || cp -r benches/results "$results/"
+exit "$failed"
+"""
+
 
 def cargo_programs():
-    """(name, path) of each program that `cargo test` and `cargo bench` would run, such as `test/rms_norm`."""
-    for command in (["test", "--release"], ["bench"]):
-        output = subprocess.check_output(
-            ["cargo", *command, "--locked", "--no-run", "--message-format=json"], cwd=ROOT, text=True
-        )
-        for message in map(json.loads, output.splitlines()):
-            if not message.get("executable"):
-                continue
-            target = message["target"]
-            kind = target["kind"][0] if target["kind"][0] in ("test", "bench", "example") else "unit"
-            if kind == "example" or (command[0] == "bench") != (kind == "bench") or target["name"] in SOURCE_TESTS:
-                continue
-            yield f"{kind}/{target['name']}", pathlib.Path(message["executable"])
+    """(name, path) of each program that `cargo test` would run, such as `test/conformance`."""
+    command = ["cargo", "test", "--release", "--locked", "--no-run", "--message-format=json"]
+    for message in map(json.loads, subprocess.check_output(command, cwd=ROOT, text=True).splitlines()):
+        if message.get("executable") and message["target"]["name"] not in LEFT_OUT:
+            yield f"test/{message['target']['name']}", pathlib.Path(message["executable"])
 
 
 def native_tests():
@@ -113,20 +114,19 @@ def main():
     shutil.rmtree(BUNDLE, ignore_errors=True)
     lines = []
     for name, program in cargo_programs():
-        packed = pack(program, "rust", name.replace("/", "-"))
-        arguments = ["--bench"] if name.startswith("bench/") else []
-        lines.append(["run", name, f"./{packed}", *arguments])
+        lines.append([name, f"./{pack(program, 'rust', name.replace('/', '-'))}"])
     for name, environment, command in native_tests():
         pack_needed_libraries(command[0])
-        lines.append(["run", f"ctest/{name}", *map(relocated, environment), *map(relocated, command)])
-    for folder in ("models", "tests/data"):
-        if (ROOT / folder).is_dir():
-            shutil.copytree(ROOT / folder, BUNDLE / folder)
-    for script in ROOT.glob("benches/*.py"):
-        shutil.copy2(script, BUNDLE / script.name)
+        lines.append([f"ctest/{name}", *map(relocated, environment), *map(relocated, command)])
+    lines += [[f"sm80/{name}", "NVB_FORCE_ARCH=80", *command] for name, *command in lines]
+    lines += [[f"bench/{name}", "python3", f"benches/bench_{name}.py"] for name in ("gpu", "model_gpu")]
+    for folder in ("models", "tests/data", "benches"):
+        shutil.copytree(ROOT / folder, BUNDLE / folder, ignore=shutil.ignore_patterns("__pycache__"))
 
     run = BUNDLE / "run.sh"
-    run.write_text(RUN + "\n".join(map(shlex.join, lines)) + '\n\nexit "$failed"\n')
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    runs = "\n".join(f"run {shlex.join(line)}" for line in lines)
+    run.write_text(RUN.replace("@COMMIT@", commit) + runs + END)
     run.chmod(0o755)
     files = [(path.stat().st_size, path) for path in BUNDLE.rglob("*") if path.is_file()]
     total = sum(size for size, _ in files)

@@ -17,7 +17,7 @@ constexpr size_t kMaxConfigBytes = 1'000'000;
 constexpr int64_t kMaxVocabulary = 1 << 24;
 constexpr int64_t kMaxPositions = 1 << 24;
 
-// One JSON object of the configuration and its name for errors. A key that is null counts as absent, but for `optional`.
+// One JSON object of the configuration and its name for errors. A key that is null counts as absent, but for `off`.
 class Section {
  public:
   Section(json object, std::string where) : object_(std::move(object)), where_(std::move(where)) {}
@@ -47,10 +47,8 @@ class Section {
     return value->get<float>();
   }
 
-  // A feature with a default: null switches it off, which 0 stands for.
-  float optional(const char* key, float fallback, float lowest, float highest) const {
-    return object_.contains(key) && find(key) == nullptr ? 0 : number(key, fallback, lowest, highest);
-  }
+  // A key that is there and null: it switches a feature off that has a default.
+  bool off(const char* key) const { return object_.contains(key) && find(key) == nullptr; }
 
   bool boolean(const char* key, bool fallback) const {
     const json* value = find(key);
@@ -140,15 +138,15 @@ void read_ropes(const Section& text, Config* config) {
     return;
   }
   config->global_rope = global_of(parameters.section("full_attention"));
-  config->local_rope = read_rope(parameters.section("sliding_attention"),
-                                 text.number("rope_local_base_freq", 1e4F, 1, 1e12F));
+  config->local_rope =
+      read_rope(parameters.section("sliding_attention"), text.number("rope_local_base_freq", 1e4F, 1, 1e12F));
 }
 
 void read_layer_types(const Section& text, Config* config) {
   const size_t layers = static_cast<size_t>(config->layers);
   config->local.assign(layers, false);
   if (config->generation == 1) return;
-  config->window = static_cast<int64_t>(text.optional("sliding_window", 4096, 1, kMaxPositions));
+  if (!text.off("sliding_window")) config->window = text.integer("sliding_window", 4096, 1, INT32_MAX);
   if (const json* types = text.find("layer_types")) {
     if (!types->is_array() || types->size() != layers) {
       fail(text.where(), ": layer_types must be an array of num_hidden_layers = ", layers, " names");
@@ -180,11 +178,14 @@ void read_attention(const Section& text, const Defaults& defaults, Config* confi
   if (config->generation >= 2) scalar = text.number("query_pre_attn_scalar", 256, 1e-3F, 1e6F);
   config->attention_scale = 1 / std::sqrt(scalar);
   // transformers applies these caps in Gemma 2, the second in Gemma 3 too, and neither in Gemma 1.
+  const auto soft_cap = [&text](const char* key, float fallback) {
+    return text.off(key) ? 0 : text.number(key, fallback, 1e-3F, 1e6F);
+  };
   if (config->generation == 2) {
-    config->attention_soft_cap = text.optional("attn_logit_softcapping", defaults.attention_soft_cap, 1e-3F, 1e6F);
+    config->attention_soft_cap = soft_cap("attn_logit_softcapping", defaults.attention_soft_cap);
   }
   if (config->generation >= 2) {
-    config->logit_soft_cap = text.optional("final_logit_softcapping", defaults.logit_soft_cap, 1e-3F, 1e6F);
+    config->logit_soft_cap = soft_cap("final_logit_softcapping", defaults.logit_soft_cap);
   }
   config->attention_bias = text.boolean("attention_bias", false);
 }

@@ -25,12 +25,12 @@ struct Config {
   int64_t head_dim = 0;
   int64_t max_positions = 0;
   float epsilon = 1e-6F;
-  uint32_t activation = 0;      // NVB_ACTIVATION_…
-  float attention_scale = 0;    // multiplies query · key
-  float attention_soft_cap = 0; // 0: none
-  float logit_soft_cap = 0;     // 0: none
-  int64_t window = 0;           // tokens that a local layer sees, itself included
-  std::vector<bool> local;      // of each layer: whether it sees the window only
+  uint32_t activation = 0;       // NVB_ACTIVATION_…
+  float attention_scale = 0;     // multiplies query · key
+  float attention_soft_cap = 0;  // 0: none
+  float logit_soft_cap = 0;      // 0: none
+  int64_t window = 0;            // tokens that a local layer sees, itself included
+  std::vector<bool> local;       // of each layer: whether it sees the window only
   Rope local_rope;
   Rope global_rope;
   bool attention_bias = false;

@@ -95,7 +95,8 @@ void Session::linear(const nvb_tensor& input, const nvb::weight& weight, const V
   nvb::linear(backend_, args, stream_);
 }
 
-// residual += norm(hidden, post_norm), or hidden itself where there is no such norm; hidden = norm(residual, next_norm).
+// residual += norm(hidden, post_norm), or hidden itself where there is no such norm; hidden = norm(residual,
+// next_norm).
 void Session::add_and_norm(const Vector& post_norm, const Vector& next_norm, int64_t rows) {
   auto args = nvb::make<nvb_rms_norm_args>();
   args.input = args.output = hidden(0, rows);

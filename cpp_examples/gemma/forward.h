@@ -12,8 +12,8 @@ namespace gemma {
 
 // Consecutive tokens of one sequence.
 struct Segment {
-  int32_t slot;           // the sequence's place in the cache
-  int32_t position;       // of the first token
+  int32_t slot;      // the sequence's place in the cache
+  int32_t position;  // of the first token
   int32_t count;
   const int32_t* tokens;  // host memory
 };
@@ -69,13 +69,13 @@ class Session {
   nvb::attention local_;
   nvb::attention global_;
   float embedding_scale_;
-  nvb::buffer inputs_;       // I32 [3, tokens]
+  nvb::buffer inputs_;        // I32 [3, tokens]
   nvb::host_buffer staging_;  // the same, on the host
-  nvb::buffer residual_;     // F32 [tokens, width]: the stream that each branch adds to
-  nvb::buffer hidden_;       // [tokens, width]: the input of a branch, then its output
-  nvb::buffer qkv_;          // [tokens, query_width + 2 · kv_width]
-  nvb::buffer attended_;     // [tokens, query_width]
-  nvb::buffer gated_;        // [tokens, feed_forward]
+  nvb::buffer residual_;      // F32 [tokens, width]: the stream that each branch adds to
+  nvb::buffer hidden_;        // [tokens, width]: the input of a branch, then its output
+  nvb::buffer qkv_;           // [tokens, query_width + 2 · kv_width]
+  nvb::buffer attended_;      // [tokens, query_width]
+  nvb::buffer gated_;         // [tokens, feed_forward]
 };
 
 }  // namespace gemma

@@ -71,8 +71,8 @@ class Generator {
     // finished when a call returns, so a second step would only delay the text.
     depth_ = backend.device_info().kind == NVB_DEVICE_CPU ? 1 : 2;
     for (size_t i = 0; i < depth_; ++i) {
-      rings_.push_back({nvb::host_buffer(backend, static_cast<size_t>(4 * sequences_) * sizeof(int32_t)),
-                        nvb::event(backend)});
+      rings_.push_back(
+          {nvb::host_buffer(backend, static_cast<size_t>(4 * sequences_) * sizeof(int32_t)), nvb::event(backend)});
     }
     for (size_t i = 0; i < request.prompts.size(); ++i) live_.push_back(i);
   }
@@ -179,7 +179,8 @@ class Generator {
       const size_t sequence = live_[i];
       host(ring, 0)[i] = last_token_[sequence];
       // The newest token's: prompt tokens count from 0.
-      host(ring, 1)[i] = static_cast<int32_t>(request_.prompts[sequence].size() + static_cast<size_t>(sampled_steps_)) - 1;
+      host(ring, 1)[i] =
+          static_cast<int32_t>(request_.prompts[sequence].size() + static_cast<size_t>(sampled_steps_)) - 1;
       host(ring, 2)[i] = static_cast<int32_t>(sequence);
     }
     const nvb_tensor target = with_tokens ? session_.tokens(live_rows()) : session_.positions(live_rows());

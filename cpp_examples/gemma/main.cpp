@@ -71,7 +71,8 @@ Request make_request(const Options& options, const Source& source) {
     }
     prompts.push_back(std::move(tokens));
   }
-  for (const auto& prompt : prompts) request.prompts.insert(request.prompts.end(), static_cast<size_t>(options.batch), prompt);
+  for (const auto& prompt : prompts)
+    request.prompts.insert(request.prompts.end(), static_cast<size_t>(options.batch), prompt);
 
   int64_t longest = 0;
   for (const auto& prompt : prompts) longest = std::max(longest, static_cast<int64_t>(prompt.size()));

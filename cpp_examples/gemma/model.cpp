@@ -85,9 +85,9 @@ class Loader {
       // Gemma 1 gives this name to the norm before the feed-forward part.
       layer.pre_feed_forward_norm = vector({{name + "post_attention_layernorm.weight", config.width}});
     }
-    layer.gate_up = matrix({{name + "mlp.gate_proj.weight", config.feed_forward},
-                            {name + "mlp.up_proj.weight", config.feed_forward}},
-                           config.width, NVB_WEIGHT_GATED);
+    layer.gate_up = matrix(
+        {{name + "mlp.gate_proj.weight", config.feed_forward}, {name + "mlp.up_proj.weight", config.feed_forward}},
+        config.width, NVB_WEIGHT_GATED);
     layer.down = matrix({{name + "mlp.down_proj.weight", config.width}}, config.feed_forward);
     return layer;
   }

@@ -12,7 +12,8 @@
 
 namespace gemma {
 
-// A short vector (a norm's weight, a bias) in device memory; a zero tensor, which calls take as "absent", if there is none.
+// A short vector (a norm's weight, a bias) in device memory; a zero tensor, which calls take as "absent", if there is
+// none.
 struct Vector {
   nvb::buffer memory;
   nvb_tensor tensor{};
@@ -22,8 +23,8 @@ struct Layer {
   Vector input_norm;
   nvb::weight query_key_value;  // [query_width + 2 · kv_width, width]: one product instead of three
   Vector query_key_value_bias;
-  Vector query_norm;  // Gemma 3
-  Vector key_norm;    // Gemma 3
+  Vector query_norm;   // Gemma 3
+  Vector key_norm;     // Gemma 3
   nvb::weight output;  // [width, query_width]
   Vector output_bias;
   Vector post_attention_norm;     // Gemma 2 and 3, of the branch
@@ -44,9 +45,9 @@ struct Model {
   uint64_t parameters = 0;
 };
 
-// Creates the weights on the backend's device. On the CPU the embedding is read in place, so the memory behind `tensors`
-// outlives the model.
-// Errors: a tensor that is missing or has another shape or dtype than the configuration asks for.
+// Creates the weights on the backend's device. On the CPU the embedding is read in place, so the memory behind
+// `tensors` outlives the model. Errors: a tensor that is missing or has another shape or dtype than the configuration
+// asks for.
 Model load_model(const nvb::backend& backend, const Config& config, const TensorMap& tensors, Progress* progress);
 
 }  // namespace gemma

@@ -15,7 +15,15 @@ NpyWriter::NpyWriter(const std::string& path, int64_t rows, int64_t columns)
   // Magic, version and length are 10 bytes; the data begins at a multiple of 64.
   header.append(63 - (10 + header.size()) % 64, ' ');
   header += '\n';
-  const unsigned char prefix[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, static_cast<unsigned char>(header.size() & 255),
+  const unsigned char prefix[10] = {0x93,
+                                    'N',
+                                    'U',
+                                    'M',
+                                    'P',
+                                    'Y',
+                                    1,
+                                    0,
+                                    static_cast<unsigned char>(header.size() & 255),
                                     static_cast<unsigned char>(header.size() >> 8)};
   std::fwrite(prefix, 1, sizeof prefix, file_.get());
   std::fwrite(header.data(), 1, header.size(), file_.get());

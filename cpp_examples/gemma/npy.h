@@ -1,4 +1,5 @@
-// Writes one array of numbers as a NumPy file, row by row. Format 1.0: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+// Writes one array of numbers as a NumPy file, row by row. Format 1.0:
+// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 #ifndef GEMMA_NPY_H
 #define GEMMA_NPY_H
 

@@ -65,7 +65,8 @@ std::string help_text() {
          "  --help              this text\n"
          "\n"
          "Standard output receives the new text alone, as it comes; of several sequences each when it is complete,\n"
-         "below a line \"=== N ===\". With --random there is no tokenizer, and it receives token numbers. Speed, memory\n"
+         "below a line \"=== N ===\". With --random there is no tokenizer, and it receives token numbers. Speed, "
+         "memory\n"
          "and device go to standard error. Exit code: 0; 1 for a failure, 2 for a wrong command line.\n";
 }
 

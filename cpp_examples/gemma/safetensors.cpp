@@ -109,13 +109,15 @@ void Safetensors::add(const std::string& path) {
     Range range{0, 0, name};
     HostTensor tensor = parse_tensor(entry, path + ": tensor " + json(name).dump(), data_bytes, &range);
     tensor.data = data + range.begin;
-    if (!tensors_.emplace(name, std::move(tensor)).second) fail(path, ": tensor ", json(name), " is in another file too");
+    if (!tensors_.emplace(name, std::move(tensor)).second)
+      fail(path, ": tensor ", json(name), " is in another file too");
     if (range.begin != range.end) ranges.push_back(std::move(range));
   }
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < ranges.size(); ++i) {
     if (ranges[i].begin < ranges[i - 1].end) {
-      fail(path, ": tensors ", json(ranges[i - 1].name), " and ", json(ranges[i].name), " overlap at byte ", ranges[i].begin);
+      fail(path, ": tensors ", json(ranges[i - 1].name), " and ", json(ranges[i].name), " overlap at byte ",
+           ranges[i].begin);
     }
   }
 }

@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kMaxModelBytes = 64 << 20;
 constexpr const char* kReplacement = "\xEF\xBF\xBD";     // U+FFFD
+constexpr const char* kUnknown = " \xE2\x81\x87 ";       // U+2047, as SentencePiece writes it
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581, SentencePiece's space
 
 // Bytes of the UTF-8 character that this byte begins; 0 if it begins none.
@@ -56,7 +57,7 @@ std::string TextStream::add(int32_t token) {
   // Gemma's embedding table has rows that no piece belongs to.
   if (token < 0 || token >= processor_.GetPieceSize()) return finish() + kReplacement;
   if (processor_.IsControl(token)) return finish();
-  if (processor_.IsUnknown(token)) return finish() + kReplacement;
+  if (processor_.IsUnknown(token)) return finish() + kUnknown;
   const std::string& piece = processor_.IdToPiece(token);
   if (processor_.IsByte(token)) {  // spelled <0x41>
     return add_byte(static_cast<uint8_t>(std::strtoul(piece.c_str() + std::min<size_t>(piece.size(), 3), nullptr, 16)));

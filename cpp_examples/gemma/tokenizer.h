@@ -25,8 +25,8 @@ class Tokenizer {
   sentencepiece::SentencePieceProcessor processor_;
 };
 
-// Turns the tokens of one sequence into text as they come. A character that is spelled in byte tokens is held back until
-// its last byte is there, so what comes out is valid UTF-8 at every step.
+// Turns the tokens of one sequence into text as they come. A character that is spelled in byte tokens is held back
+// until its last byte is there, so what comes out is valid UTF-8 at every step.
 class TextStream {
  public:
   // The tokenizer outlives this.

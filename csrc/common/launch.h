@@ -1,9 +1,9 @@
 // What every launcher receives besides its own argument struct, and the integer codes shared with Rust.
 //
-// A launcher is `extern "C" cudaError_t nvb_cuda_<operation>(const nvb_<operation>_params*, const nvb_launch*) noexcept`.
-// It only enqueues on launch->stream: it never allocates, synchronises or reads host memory after it returns, so every
-// launcher may be called while the stream is being captured. Rust (src/cuda/) checks shapes, dtypes and alignment
-// before the call; a launcher answers cudaErrorInvalidValue for a combination that it has no kernel for.
+// A launcher is `extern "C" cudaError_t nvb_cuda_<operation>(const nvb_<operation>_params*, const nvb_launch*)
+// noexcept`. It only enqueues on launch->stream: it never allocates, synchronises or reads host memory after it
+// returns, so every launcher may be called while the stream is being captured. Rust (src/cuda/) checks shapes, dtypes
+// and alignment before the call; a launcher answers cudaErrorInvalidValue for a combination that it has no kernel for.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -50,8 +50,8 @@ impl AttentionConfig {
         if config.scale == 0.0 {
             config.scale = 1.0 / (head_dim as f32).sqrt();
         }
-        if !config.scale.is_finite() {
-            return fail(format!("scale is {}; a finite value is needed", config.scale));
+        if !(config.scale.is_finite() && config.scale > 0.0) {
+            return fail(format!("scale is {}; 0 (1/√head_dim) or a finite value above it is needed", config.scale));
         }
         if !(config.soft_cap.is_finite() && config.soft_cap >= 0.0) {
             return fail(format!("soft_cap is {}; 0 (none) or a finite value above it is needed", config.soft_cap));

@@ -6,7 +6,7 @@ use super::handle::Table;
 use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
-use super::structs::{expect_out, read, slice, versioned};
+use super::structs::{expect_out, expect_reserved, read, slice, versioned};
 use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor};
 use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use crate::backend::Backend;
@@ -119,6 +119,7 @@ pub unsafe extern "C" fn nvb_attention_create(
         expect_out("attention", attention)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let options = unsafe { read(options)? };
+        expect_reserved(options.reserved)?;
         let config = AttentionConfig::new(AttentionConfig {
             query_heads: options.query_heads as usize,
             kv_heads: options.kv_heads as usize,
@@ -162,6 +163,7 @@ pub unsafe extern "C" fn nvb_attention_prefill(
         let stream = stream_of(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
         let count = args.sequence_count;
         if count > i32::MAX as usize {
             return Err(Error::invalid(format!("sequence_count is {count}; at most {} is supported", i32::MAX)));

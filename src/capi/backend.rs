@@ -159,11 +159,12 @@ pub unsafe extern "C" fn nvb_backend_create(
 }
 
 /// Destroys the handle; NULL is fine. Streams, weights and the other children stay valid: what they need of the
-/// backend lives until the last of them is destroyed. Waits for the work on the default stream.
+/// backend lives until the last of them is destroyed. Waits for the work on the default stream; a fault in it is logged.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_backend_destroy(backend: *mut nvb_backend) -> nvb_status {
     guard!(nvb_backend_destroy, {
         if let Some(object) = BACKENDS.take(backend)? {
+            object.backend.finish();
             let sink = object.sink.lock().unwrap_or_else(|poison| poison.into_inner()).take();
             drop(object);
             drop(sink);
@@ -201,7 +202,7 @@ pub unsafe extern "C" fn nvb_backend_get_memory_manager(
                 Error::invalid(format!("device index {index}; this backend has 1 device")).with_limit(index.into(), 1)
             );
         }
-        let handle = MEMORY_MANAGERS.insert(object.backend.memory().clone())?;
+        let handle = MEMORY_MANAGERS.insert(object.backend.clone())?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { memory.write(handle) };
         Ok(())

@@ -1,15 +1,15 @@
 //! Memory managers: allocation, copies and statistics of one device's memory.
 
-use super::backend::{nvb_backend, BACKENDS};
+use super::backend::{nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
 use super::handle::Table;
 use super::status::nvb_status;
-use super::stream::{nvb_stream, STREAMS};
+use super::stream::nvb_stream;
 use super::structs::{expect_out, versioned, write, write_out};
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::executor::CopyKind;
-use crate::memory::MemoryManager;
-use crate::stream::{RawHandle, Stream};
+use crate::stream::Stream;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -51,15 +51,13 @@ pub struct nvb_memory_statistics {
 }
 versioned!(nvb_memory_statistics);
 
-pub(super) static MEMORY_MANAGERS: Table<MemoryManager> = Table::new("memory manager", 2);
+pub(super) static MEMORY_MANAGERS: Table<Backend> = Table::new("memory manager", 2);
 
-/// The stream behind a handle; NULL orders with all of the device's work.
-fn stream_or_all(memory: &MemoryManager, stream: *mut nvb_stream) -> Result<(RawHandle, Option<Arc<Stream>>)> {
-    let Some(stream) = STREAMS.get_optional(stream.cast_const())? else { return Ok((RawHandle::NULL, None)) };
-    if !Arc::ptr_eq(memory.executor(), stream.executor()) {
-        return Err(Error::invalid("the stream belongs to another backend"));
-    }
-    Ok((stream.raw(), Some(stream)))
+/// The manager behind a handle, which keeps its backend alive, and the stream of the call.
+fn memory_and_stream(memory: *mut nvb_memory_manager, stream: *mut nvb_stream) -> Result<(Arc<Backend>, Arc<Stream>)> {
+    let backend = MEMORY_MANAGERS.get(memory)?;
+    let stream = stream_of(&backend, stream)?;
+    Ok((backend, stream))
 }
 
 /// Gives the handle back; NULL is fine. Blocks stay valid while the backend, a child of it or another handle lives;
@@ -80,18 +78,17 @@ pub unsafe extern "C" fn nvb_memory_allocate(
     pointer: *mut *mut c_void,
 ) -> nvb_status {
     guard!(nvb_memory_allocate, {
-        let memory = MEMORY_MANAGERS.get(memory)?;
+        let (backend, stream) = memory_and_stream(memory, stream)?;
         expect_out("pointer", pointer)?;
-        let (raw, _stream) = stream_or_all(&memory, stream)?;
-        let block = memory.allocate(bytes, raw)?;
+        let block = backend.memory().allocate(bytes, stream.raw())?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { pointer.write(block) };
         Ok(())
     })
 }
 
-/// Frees a block of this manager; NULL is fine. The memory is reused only after the work queued on `stream` so far; a
-/// NULL stream waits for all of the device's work. Other streams that use the block must have been synchronised.
+/// Frees a block of this manager; NULL is fine. The memory is reused only after the work queued on `stream` so far. Other
+/// streams that use the block must have been synchronised, or `stream` made to wait for them.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a pointer that is not a live block (freed twice, foreign, inside a block).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_free(
@@ -100,9 +97,8 @@ pub unsafe extern "C" fn nvb_memory_free(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_memory_free, {
-        let memory = MEMORY_MANAGERS.get(memory)?;
-        let (raw, _stream) = stream_or_all(&memory, stream)?;
-        memory.free(pointer, raw)
+        let (backend, stream) = memory_and_stream(memory, stream)?;
+        backend.memory().free(pointer, stream.raw())
     })
 }
 
@@ -119,8 +115,8 @@ pub unsafe extern "C" fn nvb_memory_copy(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_memory_copy, {
-        let memory = MEMORY_MANAGERS.get(memory)?;
-        let (raw, _stream) = stream_or_all(&memory, stream)?;
+        let (backend, stream) = memory_and_stream(memory, stream)?;
+        let memory = backend.memory();
         let kind = match kind {
             NVB_COPY_HOST_TO_DEVICE => CopyKind::HostToDevice,
             NVB_COPY_DEVICE_TO_HOST => CopyKind::DeviceToHost,
@@ -147,7 +143,7 @@ pub unsafe extern "C" fn nvb_memory_copy(
             }
         }
         // SAFETY: device ranges were checked, host ranges are valid by the header's contract.
-        unsafe { memory.executor().copy(destination, source, bytes, kind, raw) }
+        unsafe { memory.executor().copy(destination, source, bytes, kind, stream.raw()) }
     })
 }
 
@@ -161,8 +157,8 @@ pub unsafe extern "C" fn nvb_memory_fill(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_memory_fill, {
-        let memory = MEMORY_MANAGERS.get(memory)?;
-        let (raw, _stream) = stream_or_all(&memory, stream)?;
+        let (backend, stream) = memory_and_stream(memory, stream)?;
+        let memory = backend.memory();
         let value = u8::try_from(value).map_err(|_| Error::invalid(format!("value is {value}; 0 to 255 is needed")))?;
         if bytes == 0 {
             return Ok(());
@@ -173,7 +169,7 @@ pub unsafe extern "C" fn nvb_memory_fill(
             )));
         }
         // SAFETY: the range lies inside a live block.
-        unsafe { memory.executor().fill(destination, value, bytes, raw) }
+        unsafe { memory.executor().fill(destination, value, bytes, stream.raw()) }
     })
 }
 
@@ -184,7 +180,8 @@ pub unsafe extern "C" fn nvb_memory_get_statistics(
     statistics: *mut nvb_memory_statistics,
 ) -> nvb_status {
     guard!(nvb_memory_get_statistics, {
-        let memory = MEMORY_MANAGERS.get(memory)?;
+        let backend = MEMORY_MANAGERS.get(memory)?;
+        let memory = backend.memory();
         let values = memory.get_statistics();
         let (device_free, device_total) = memory.executor().memory_info()?;
         let value = nvb_memory_statistics {

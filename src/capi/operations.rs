@@ -5,7 +5,7 @@ use super::guard::guard;
 use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
-use super::structs::{read, versioned};
+use super::structs::{expect_reserved, read, versioned};
 use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor};
 use super::weight::{nvb_weight, weight_of};
 use crate::error::{Error, Result};
@@ -199,6 +199,7 @@ pub unsafe extern "C" fn nvb_embedding(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
         let (_table, table) = weight_of(&backend, args.table)?;
         let tokens = device_tensor(&backend, "tokens", &args.tokens)?;
         let output = device_tensor(&backend, "output", &args.output)?;
@@ -243,6 +244,7 @@ pub unsafe extern "C" fn nvb_linear(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
         let (_weight, weight) = weight_of(&backend, args.weight)?;
         let op = Linear::new(
             device_tensor(&backend, "input", &args.input)?,
@@ -266,6 +268,7 @@ pub unsafe extern "C" fn nvb_gated_activation(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
         let op = GatedActivation::new(
             device_tensor(&backend, "gate", &args.gate)?,
             device_tensor(&backend, "up", &args.up)?,
@@ -288,6 +291,7 @@ pub unsafe extern "C" fn nvb_rope(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
         let cache = if args.cache.is_null() { None } else { Some(layer_of(&backend, args.cache, args.layer)?) };
         let query = optional_device_tensor(&backend, "query", &args.query)?;
         let key = optional_device_tensor(&backend, "key", &args.key)?;
@@ -327,6 +331,7 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
         let (_cache, cache) = layer_of(&backend, args.cache, args.layer)?;
         let slots = optional_device_tensor(&backend, "slots", &args.slots)?;
         let op = Rope::new(RopeArguments {

@@ -5,7 +5,7 @@ use super::guard::guard;
 use super::operations::{activation, or};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
-use super::structs::{read, versioned};
+use super::structs::{expect_reserved, read, versioned};
 use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor};
 use crate::error::Result;
 use crate::ops::argmax::Argmax;
@@ -96,6 +96,7 @@ pub unsafe extern "C" fn nvb_softmax(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
         let input = device_tensor(&backend, "input", &args.input)?;
         let output = device_tensor(&backend, "output", &args.output)?;
         backend.queue(&Softmax::new(input, output, or(args.scale, 1.0))?, &stream)
@@ -211,6 +212,7 @@ pub unsafe extern "C" fn nvb_sample(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
         let options = SampleOptions {
             temperature: args.temperature,
             top_k: args.top_k,

@@ -83,6 +83,14 @@ pub unsafe fn write_out<T>(name: &str, out: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
+/// A field named `reserved`: what it will mean one day must not happen to be in it now.
+pub fn expect_reserved(value: u32) -> Result<()> {
+    if value == 0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("reserved is {value}; 0 is needed")))
+}
+
 pub fn expect_out<T>(name: &str, out: *mut T) -> Result<()> {
     if out.is_null() {
         return Err(Error::invalid(format!("the output pointer `{name}` is NULL")));
@@ -98,6 +106,9 @@ pub unsafe fn slice<'a, T>(name: &str, data: *const T, count: usize) -> Result<&
     }
     if data.is_null() {
         return Err(Error::invalid(format!("`{name}` is NULL with a count of {count}")));
+    }
+    if count > isize::MAX as usize / size_of::<T>() {
+        return Err(Error::invalid(format!("`{name}` has a count of {count}, which no memory holds")));
     }
     // SAFETY: by the caller's word.
     Ok(unsafe { std::slice::from_raw_parts(data, count) })

@@ -17,7 +17,7 @@ pub const NVB_DTYPE_I32: u32 = 4;
 /// A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside
 /// argument structs; an all-zero tensor stands for "absent" where a call says optional.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct nvb_tensor {
     /// The first element. Aligned to the element's size; 16-byte alignment of rows runs fastest.
     pub data: *mut c_void,
@@ -67,20 +67,21 @@ pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
         usize::try_from(value).map_err(|_| Error::invalid(format!("tensor `{name}` has a {what} of {value}")))
     };
     let mut shape = [1; MAX_RANK];
-    for axis in 0..rank {
-        shape[axis] = extent("shape", tensor.shape[axis])?;
+    for (shape, &value) in shape.iter_mut().zip(&tensor.shape[..rank]) {
+        *shape = extent("shape", value)?;
     }
     // The span in bytes must fit an address, strides included.
     let overflow = || Error::invalid(format!("the size of tensor `{name}` {:?} overflows", &tensor.shape[..rank]));
+    // An extent of 0 excuses no other, because strides are products of them.
     let elements =
-        shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent)).ok_or_else(overflow)?;
+        shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent.max(1))).ok_or_else(overflow)?;
     elements.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow)?;
     let mut converted = Tensor::new(tensor.data, dtype, &shape[..rank]);
     if tensor.strides[..rank].iter().any(|&stride| stride != 0) {
         let mut last = 0usize;
-        for axis in 0..rank {
+        for (axis, &extent_here) in shape[..rank].iter().enumerate() {
             converted.strides[axis] = extent("stride", tensor.strides[axis])?;
-            let reach = shape[axis].saturating_sub(1).checked_mul(converted.strides[axis]).ok_or_else(overflow)?;
+            let reach = extent_here.saturating_sub(1).checked_mul(converted.strides[axis]).ok_or_else(overflow)?;
             last = last.checked_add(reach).ok_or_else(overflow)?;
         }
         last.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow)?;

@@ -4,7 +4,13 @@
 //! k, and the lanes are added at the end. An output's sum is formed in the same order whatever the tile's height, so a
 //! row's result does not depend on the rows beside it.
 
+#![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
+
 use super::simd::{Kernel, Simd, VectorElement};
+#[cfg(target_arch = "x86_64")]
+use half::bf16;
+#[cfg(target_arch = "x86_64")]
+use std::any::TypeId;
 
 /// Rows of w in a tile.
 pub const COLUMNS: usize = 4;
@@ -33,6 +39,13 @@ impl<X: VectorElement, W: VectorElement> DotTile<X, W> {
     /// The CPU has `S`; every row is readable for `k` elements.
     #[inline(always)]
     pub unsafe fn compute<S: Simd>(self, rows: usize) -> Products {
+        #[cfg(target_arch = "x86_64")]
+        if S::LANES == 16 && TypeId::of::<(X, W)>() == TypeId::of::<(bf16, bf16)>() && super::bf16_tile::is_supported()
+        {
+            let DotTile { x, x_stride, w, k, ahead } = self;
+            let tile = DotTile { x: x.cast(), x_stride, w: w.map(|w| w.cast()), k, ahead };
+            return super::bf16_tile::compute(tile, rows);
+        }
         match rows {
             1 => S::call(Tile::<X, W, 1>(self)),
             2 => S::call(Tile::<X, W, 2>(self)),

@@ -16,8 +16,9 @@ use crate::tensor::DType;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// Elements of k between two additions to the running sums: a tile's rows of x and w then fit the first cache level.
-const K_BLOCK: usize = 1024;
+/// Bytes of a row of x between two additions to the running sums: a tile's rows of x and w then fit the first cache
+/// level.
+const K_BLOCK_BYTES: usize = 4096;
 
 /// Most bytes of W that a task goes through, so that a slice of them stays in a core's second cache level.
 const TASK_WEIGHT_BYTES: usize = 256 * 1024;
@@ -30,9 +31,11 @@ const OVERLAPPED_ROWS: usize = 32;
 
 /// Most rows of a task.
 const TASK_ROWS: usize = 192;
+/// Fewest rows of a task that is one of several over the same columns.
+const MIN_TASK_ROWS: usize = 24;
 
-/// Columns of a task are a multiple of this: whole cache lines of output, also when gated pairs become one value.
-const COLUMN_STEP: usize = 32;
+/// Columns of a task are a multiple of this: a cache line of f32 output.
+const COLUMN_STEP: usize = 16;
 const MAX_TASK_COLUMNS: usize = 512;
 
 pub fn linear(threads: &Threads, op: &Linear) {
@@ -40,11 +43,14 @@ pub fn linear(threads: &Threads, op: &Linear) {
     if rows == 0 || columns == 0 {
         return;
     }
-    let row_blocks = rows.div_ceil(TASK_ROWS);
+    // Rows are cut where they are many, or where the columns alone give the threads too few tasks.
+    let few_columns = (threads.count() * 2).div_ceil(columns.div_ceil(COLUMN_STEP)).min(rows / MIN_TASK_ROWS);
+    let row_blocks = rows.div_ceil(TASK_ROWS).max(few_columns);
     let block_rows = rows.div_ceil(row_blocks);
     // Four tasks a thread even out threads that run at different speeds.
     let wanted = columns.div_ceil((threads.count() * 4).div_ceil(row_blocks));
-    let affordable = TASK_WEIGHT_BYTES / (op.weight.columns.min(K_BLOCK).max(1) * op.weight.dtype.size());
+    let slice = op.weight.columns.clamp(1, k_block(op.input.dtype)) * op.weight.dtype.size();
+    let affordable = TASK_WEIGHT_BYTES / slice;
     let block_columns = wanted.min(affordable).next_multiple_of(COLUMN_STEP).min(MAX_TASK_COLUMNS);
     let column_blocks = columns.div_ceil(block_columns);
     threads.run(row_blocks * column_blocks, |task, scratch| {
@@ -60,6 +66,10 @@ pub fn linear(threads: &Threads, op: &Linear) {
         // disjoint blocks of the output.
         unsafe { dispatch(block) }
     });
+}
+
+fn k_block(input: DType) -> usize {
+    K_BLOCK_BYTES / input.size()
 }
 
 struct Block<'a> {
@@ -119,7 +129,7 @@ impl Product<'_> {
         // Tiles of nearly equal height: 7 rows are 4 + 3, not 6 + 1.
         let tiles = rows.div_ceil(S::DOT_ROWS);
         // At least one slice, so that the sums are set when k is 0.
-        let slices = k.div_ceil(K_BLOCK).max(1);
+        let slices = k.div_ceil(k_block(self.op.input.dtype)).max(1);
         // A tile's four rows of W lie a quarter of the task's apart, so that each of four streams reads a long
         // contiguous range: with 4096 columns of BF16 that reaches 98 % of the memory's read bandwidth, four
         // neighbouring rows 80 %.
@@ -160,7 +170,8 @@ impl Product<'_> {
         ahead: usize,
     ) {
         let (x, w) = (&self.op.input, &self.op.weight);
-        let k = slice * K_BLOCK;
+        let block = k_block(x.dtype);
+        let k = slice * block;
         // A column past the last repeats it, and its product is dropped.
         let last = self.columns.len() - 1;
         let column = |j: usize| {
@@ -171,7 +182,7 @@ impl Product<'_> {
             x: x.data.cast::<X>().add((self.rows.start + rows.start) * x.row_stride + k).cast_const(),
             x_stride: x.row_stride,
             w: [column(0), column(1), column(2), column(3)],
-            k: w.columns.saturating_sub(k).min(K_BLOCK),
+            k: w.columns.saturating_sub(k).min(block),
             ahead,
         };
         let products = tile.compute::<S>(rows.len());

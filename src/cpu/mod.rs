@@ -6,6 +6,8 @@
 mod activation;
 pub mod argmax;
 pub mod attention;
+#[cfg(target_arch = "x86_64")]
+mod bf16_tile;
 mod dot_tile;
 pub mod elementwise;
 pub mod embedding;

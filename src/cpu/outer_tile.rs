@@ -2,6 +2,8 @@
 //! values) are a few vectors wide. A register tile holds some rows of C; each step broadcasts one element of each row of
 //! A against a row of B.
 
+#![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
+
 use super::simd::{Kernel, Simd, VectorElement};
 
 /// The operands of one product.

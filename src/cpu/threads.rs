@@ -117,6 +117,7 @@ impl Shared {
     fn serve(&self, mut scratch: Scratch) {
         let mut last = 0;
         let mut idle_since = Instant::now();
+        let mut looks = 0u32;
         while !self.stop.load(Ordering::Acquire) {
             if let Some(number) = self.enter(last) {
                 // SAFETY: this worker is inside, so the region is the one that was opened and stays.
@@ -126,9 +127,8 @@ impl Shared {
                 last = number;
                 idle_since = Instant::now();
             } else if idle_since.elapsed() < SPIN {
-                for _ in 0..16 {
-                    std::hint::spin_loop();
-                }
+                look_again(looks);
+                looks = looks.wrapping_add(1);
             } else {
                 self.sleep(last);
                 idle_since = Instant::now();
@@ -157,6 +157,18 @@ impl Shared {
             drop(lock(&self.sleepers));
             self.wake.notify_all();
         }
+    }
+}
+
+/// A pause between two looks at a shared variable, the `look`th since waiting began. Where threads outnumber cores, the
+/// one that is waited for may need this very core, so it is offered now and then: rarely, because who gives a core up
+/// to another process may not have it back for milliseconds.
+fn look_again(look: u32) {
+    for _ in 0..32 {
+        std::hint::spin_loop();
+    }
+    if look % 16 == 15 {
+        std::thread::yield_now();
     }
 }
 
@@ -234,15 +246,10 @@ impl Threads {
         shared.work(region, &mut scratch);
 
         shared.state.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut turns = 0u32;
+        let mut looks = 0u32;
         while shared.state.load(Ordering::Acquire) & INSIDE != 0 {
-            // A worker that the system has taken off its core needs one, perhaps this one.
-            turns += 1;
-            if turns % 1024 == 0 {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
+            look_again(looks);
+            looks = looks.wrapping_add(1);
         }
         if let Some(payload) = lock(&shared.panic).take() {
             drop(scratch);

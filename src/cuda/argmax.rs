@@ -42,7 +42,9 @@ pub(super) fn run(executor: &CudaExecutor, op: &Argmax, stream: RawHandle) -> Re
     };
     // SAFETY: the query reads the two structs only.
     let bytes = unsafe { nvb_cuda_argmax_workspace(&params, &launch) };
-    params.workspace = executor.scratch(stream, Purpose::Workspace, bytes)?;
+    let scratch = executor.scratch(stream);
+    let mut scratch = scratch.lock(executor, stream);
+    params.workspace = scratch.get(Purpose::Workspace, bytes)?;
     // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_argmax(&params, &launch) }, "argmax")
 }

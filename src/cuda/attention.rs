@@ -157,6 +157,8 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
     let launch = executor.launch_on(stream);
     let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = op.config;
     let counters = rows * query_heads * DECODE_COUNTERS * size_of::<u32>();
+    let scratch = executor.scratch(stream);
+    let mut scratch = scratch.lock(executor, stream);
     let mut params = DecodeParams {
         query: op.query.tensor.data,
         key: op.cache.key,
@@ -166,7 +168,7 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
         output: op.output.tensor.data,
         lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
         workspace: std::ptr::null_mut(),
-        counters: executor.scratch(stream, Purpose::Counters, counters)?,
+        counters: scratch.get(Purpose::Counters, counters)?,
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
         key_sequence_stride: op.cache.slot_stride as i64,
@@ -194,7 +196,7 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
     };
     // SAFETY: the query reads the two structs only.
     let bytes = unsafe { nvb_cuda_attention_decode_workspace(&params, &launch) };
-    params.workspace = executor.scratch(stream, Purpose::Workspace, bytes)?;
+    params.workspace = scratch.get(Purpose::Workspace, bytes)?;
     // SAFETY: the descriptor was validated, workspace and counters are as large as asked, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_attention_decode(&params, &launch) }, "attention decode")
 }

@@ -3,8 +3,7 @@
 //! Row-major y = x·Wᵀ is column-major yᵀ = W·xᵀ: cuBLASLt's first operand is W, transposed, its second x as it stands.
 //! The heuristic's first choice is kept for each shape, so a shape's choice never changes within a process.
 
-use super::executor::CudaExecutor;
-use super::scratch::Purpose;
+use super::scratch::{Purpose, ScratchGuard};
 use crate::error::{Error, Result, Status};
 use crate::stream::RawHandle;
 use crate::tensor::DType;
@@ -196,10 +195,10 @@ impl CublasLt {
     }
 
     /// Queues the product; `Ok(false)` if cuBLASLt has no algorithm for it.
-    pub fn product(&self, executor: &CudaExecutor, product: &Product, stream: RawHandle) -> Result<bool> {
+    pub fn product(&self, product: &Product, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<bool> {
         let descriptors = Descriptors::new(&self.functions, product)?;
         let Some(choice) = self.choose(product, &descriptors)? else { return Ok(false) };
-        let workspace = executor.scratch(stream, Purpose::Workspace, choice.workspace_bytes)?;
+        let workspace = scratch.get(Purpose::Workspace, choice.workspace_bytes)?;
         let (alpha, beta) = (1.0f32, 0.0f32);
         let Descriptors { matmul, weight, input, output, .. } = descriptors;
         // SAFETY: operands of the descriptors' sizes, an algorithm that the heuristic gave for exactly these, and a

@@ -4,7 +4,7 @@ use super::context::{runtime_error, ContextGuard, PrimaryContext};
 use super::cublaslt::CublasLt;
 use super::driver;
 use super::launch::Launch;
-use super::scratch::{Purpose, Scratch};
+use super::scratch::{Scratch, StreamScratch};
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::error::{Error, Result, Status};
 use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback};
@@ -120,19 +120,9 @@ impl CudaExecutor {
         error
     }
 
-    /// Workspace of the stream, see `Purpose`.
-    pub(super) fn scratch(&self, stream: RawHandle, purpose: Purpose, bytes: usize) -> Result<*mut c_void> {
-        let allocate = |bytes| {
-            let pointer = self.allocate(bytes, stream)?;
-            if purpose == Purpose::Counters {
-                // SAFETY: allocated just now with this size.
-                unsafe { self.fill(pointer, 0, bytes, stream)? };
-            }
-            Ok(pointer)
-        };
-        // SAFETY: the scratch frees each of its blocks once.
-        self.scratch
-            .get(stream, purpose, bytes, allocate, |pointer, bytes| unsafe { self.free(pointer, bytes, stream) })
+    /// The stream's workspace; lock it until the launch that uses it is queued.
+    pub(super) fn scratch(&self, stream: RawHandle) -> StreamScratch {
+        self.scratch.of(stream)
     }
 }
 
@@ -175,11 +165,11 @@ fn create_pool(ordinal: i32) -> Result<sys::CUmemoryPool> {
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
         let Ok(_guard) = self.enter() else { return };
-        // SAFETY: blocks of the scratch are freed once; the pool's memory is returned by the driver once its last block
-        // is free. Failures leave memory to the driver, which frees it with the process.
+        // SAFETY: the pool's memory is returned by the driver once its last block is free. Failures leave memory to the
+        // driver, which frees it with the process.
         unsafe {
             sys::cuCtxSynchronize();
-            self.scratch.release(None, |_, pointer, bytes| self.free(pointer, bytes, RawHandle::NULL));
+            self.scratch.release_all(self);
             if !self.pool.is_null() {
                 sys::cuMemPoolDestroy(self.pool);
             }
@@ -334,8 +324,7 @@ impl Executor for CudaExecutor {
     }
 
     fn stream_release(&self, stream: RawHandle) {
-        // SAFETY: the scratch hands out each of its blocks once.
-        self.scratch.release(Some(stream), |stream, pointer, bytes| unsafe { self.free(pointer, bytes, stream) });
+        self.scratch.release(stream, self);
     }
 
     fn stream_synchronize(&self, stream: RawHandle) -> Result<()> {

@@ -100,6 +100,8 @@ fn bias_dtype(bias: Option<Tensor>) -> u32 {
 /// cuBLASLt's product; `None` where it is absent or has no algorithm.
 fn vendor(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<Option<()>> {
     let Some(cublaslt) = executor.cublaslt() else { return Ok(None) };
+    let scratch = executor.scratch(stream);
+    let mut scratch = scratch.lock(executor, stream);
     let plain = Product {
         input: op.input.data,
         weight: op.weight.data,
@@ -116,12 +118,12 @@ fn vendor(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<Opt
     };
     let mixed = op.output.dtype != op.weight.dtype && op.output.dtype != DType::F32;
     if !op.weight.gated && op.activation == Activation::None && op.bias.is_none() && !mixed {
-        return Ok(cublaslt.product(executor, &plain, stream)?.then_some(()));
+        return Ok(cublaslt.product(&plain, &mut scratch, stream)?.then_some(()));
     }
     // The product stays f32 until the epilogue has rounded once, so every path gives the same numbers.
     let row_bytes = op.weight.rows * size_of::<f32>();
     let slice = (PRODUCT_BYTES / row_bytes).clamp(1, op.input.rows);
-    let buffer = executor.scratch(stream, Purpose::Product, slice * row_bytes)?;
+    let buffer = scratch.get(Purpose::Product, slice * row_bytes)?;
     for first in (0..op.input.rows).step_by(slice) {
         let rows = slice.min(op.input.rows - first);
         let input = op.input.data.wrapping_byte_add(first * op.input.row_stride * op.input.dtype.size());
@@ -134,7 +136,7 @@ fn vendor(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<Opt
             output_dtype: DType::F32,
             ..plain
         };
-        if !cublaslt.product(executor, &product, stream)? {
+        if !cublaslt.product(&product, &mut scratch, stream)? {
             // Shapes differ by slice; nothing is lost by starting over with our kernel.
             return Ok(None);
         }

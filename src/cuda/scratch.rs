@@ -1,11 +1,12 @@
-//! Workspace that kernels need between their blocks: one growing block a stream, because work on one stream is ordered
-//! and work on two may overlap.
+//! Workspace that kernels need between their blocks: growing blocks for each stream, because work on one stream is
+//! ordered and work on two may overlap.
 
 use crate::error::Result;
+use crate::executor::Executor;
 use crate::stream::RawHandle;
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Debug, Clone, Copy)]
 struct Block {
@@ -27,51 +28,89 @@ pub enum Purpose {
     Counters,
 }
 
-#[derive(Default)]
-pub struct Scratch {
-    blocks: Mutex<HashMap<(RawHandle, Purpose), Block>>,
+/// The blocks of one stream. Whoever launches with them holds the lock until the launch is queued: another thread that
+/// grows a block in between would free it before the launch.
+#[derive(Clone, Default)]
+pub struct StreamScratch(Arc<Mutex<HashMap<Purpose, Block>>>);
+
+pub struct ScratchGuard<'a> {
+    blocks: MutexGuard<'a, HashMap<Purpose, Block>>,
+    executor: &'a dyn Executor,
+    stream: RawHandle,
 }
 
 /// Growing in steps keeps a slowly growing need from allocating at each call.
 const STEP: usize = 1 << 20;
 
-impl Scratch {
-    /// At least `bytes` of the stream's block. `allocate` and `free` are ordered on the stream, so earlier work keeps the
-    /// old block until it is done.
-    pub fn get(
-        &self,
-        stream: RawHandle,
-        purpose: Purpose,
-        bytes: usize,
-        allocate: impl FnOnce(usize) -> Result<*mut c_void>,
-        free: impl FnOnce(*mut c_void, usize),
-    ) -> Result<*mut c_void> {
+impl StreamScratch {
+    pub fn lock<'a>(&'a self, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
+        ScratchGuard { blocks: self.0.lock().unwrap_or_else(|poison| poison.into_inner()), executor, stream }
+    }
+}
+
+impl ScratchGuard<'_> {
+    /// At least `bytes` for the purpose; NULL for 0. Growing is ordered on the stream, so earlier work keeps the old block
+    /// until it is done.
+    pub fn get(&mut self, purpose: Purpose, bytes: usize) -> Result<*mut c_void> {
         if bytes == 0 {
             return Ok(std::ptr::null_mut());
         }
-        let mut blocks = self.blocks.lock().unwrap_or_else(|poison| poison.into_inner());
-        let old = blocks.get(&(stream, purpose)).copied();
+        let old = self.blocks.get(&purpose).copied();
         if let Some(block) = old.filter(|block| block.bytes >= bytes) {
             return Ok(block.pointer);
         }
         let bytes = bytes.next_multiple_of(STEP);
-        let pointer = allocate(bytes)?;
-        blocks.insert((stream, purpose), Block { pointer, bytes });
-        if let Some(old) = old {
-            free(old.pointer, old.bytes);
+        let pointer = self.executor.allocate(bytes, self.stream)?;
+        // SAFETY: allocated just now with this size; the old block is freed once.
+        unsafe {
+            if purpose == Purpose::Counters {
+                if let Err(error) = self.executor.fill(pointer, 0, bytes, self.stream) {
+                    self.executor.free(pointer, bytes, self.stream);
+                    return Err(error);
+                }
+            }
+            if let Some(old) = self.blocks.insert(purpose, Block { pointer, bytes }) {
+                self.executor.free(old.pointer, old.bytes, self.stream);
+            }
         }
         Ok(pointer)
     }
+}
 
-    /// Gives back the blocks of one stream, or of all streams for `None`.
-    pub fn release(&self, stream: Option<RawHandle>, mut free: impl FnMut(RawHandle, *mut c_void, usize)) {
-        let mut blocks = self.blocks.lock().unwrap_or_else(|poison| poison.into_inner());
-        blocks.retain(|(owner, _), block| {
-            let gone = stream.is_none_or(|stream| stream == *owner);
-            if gone {
-                free(*owner, block.pointer, block.bytes);
-            }
-            !gone
-        });
+#[derive(Default)]
+pub struct Scratch {
+    streams: Mutex<HashMap<RawHandle, StreamScratch>>,
+}
+
+impl Scratch {
+    pub fn of(&self, stream: RawHandle) -> StreamScratch {
+        self.streams().entry(stream).or_default().clone()
+    }
+
+    /// Gives back the blocks of one stream, in its order.
+    pub fn release(&self, stream: RawHandle, executor: &dyn Executor) {
+        let scratch = self.streams().remove(&stream);
+        if let Some(scratch) = scratch {
+            free(scratch, executor, stream);
+        }
+    }
+
+    /// Gives back everything, in no stream's order: a stream that the caller owned may be gone by now.
+    pub fn release_all(&self, executor: &dyn Executor) {
+        let all: Vec<_> = self.streams().drain().collect();
+        for (_, scratch) in all {
+            free(scratch, executor, RawHandle::NULL);
+        }
+    }
+
+    fn streams(&self) -> MutexGuard<'_, HashMap<RawHandle, StreamScratch>> {
+        self.streams.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+}
+
+fn free(scratch: StreamScratch, executor: &dyn Executor, stream: RawHandle) {
+    for (_, block) in scratch.lock(executor, stream).blocks.drain() {
+        // SAFETY: drained, so freed once.
+        unsafe { executor.free(block.pointer, block.bytes, stream) };
     }
 }

@@ -63,24 +63,28 @@ impl MemoryManager {
     /// Counts the bytes before the device is asked, so that threads together never pass the limit.
     fn reserve(&self, bytes: usize) -> Result<()> {
         let mut statistics = self.statistics();
-        let after = statistics.allocated.saturating_add(bytes as u64);
-        if statistics.limit != 0 && after > statistics.limit {
+        let (limit, name, advice) = match statistics.limit {
+            // What no device of this kind could hold never reaches the driver, which answers odd sizes in odd ways.
+            0 => (self.executor.device().total_memory, "device's memory", "free blocks first"),
+            limit => (limit, "limit", "free blocks first, or raise memory_limit"),
+        };
+        let after = statistics.allocated.checked_add(bytes as u64).filter(|&after| after <= limit);
+        let Some(after) = after else {
             statistics.failures += 1;
             return Err(Error::new(
                 Status::OutOfMemory,
-                format!(
-                    "{bytes} bytes requested with {} of the limit of {} in use",
-                    statistics.allocated, statistics.limit
-                ),
+                format!("{bytes} bytes requested with {} of the {name} of {limit} in use", statistics.allocated),
             )
-            .with_limit(bytes as u64, statistics.limit)
-            .with_advice("free blocks first, or raise memory_limit"));
-        }
+            .with_limit(bytes as u64, limit)
+            .with_advice(advice));
+        };
         statistics.allocated = after;
         Ok(())
     }
 
     /// NULL is fine. The block is reused only after the work queued on `stream` so far.
+    // A pointer that the map does not hold is refused, not followed.
+    #[allow(clippy::not_unsafe_ptr_arg_deref)]
     pub fn free(&self, pointer: *mut c_void, stream: RawHandle) -> Result<()> {
         if pointer.is_null() {
             return Ok(());

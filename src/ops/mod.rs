@@ -64,3 +64,11 @@ pub(crate) fn expect_finite_positive(name: &str, value: f32) -> Result<()> {
     }
     Err(Error::invalid(format!("{name} is {value}; a finite value above 0 is needed")))
 }
+
+/// Norms multiply by w, or by 1 + w.
+pub(crate) fn expect_weight_offset(value: f32) -> Result<()> {
+    if value == 0.0 || value == 1.0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("weight_offset is {value}; 0 or 1 is needed")))
+}

@@ -9,7 +9,7 @@
 //! Llama and Gemma 1 use it without `post_weight`; Gemma 2 and 3 normalise the branch before it joins the residual
 //! stream, and the next layer's norm follows at once. All of it is f32 inside, with one rounding at each store.
 
-use super::{expect_extent, expect_finite_positive, Cost};
+use super::{expect_extent, expect_finite_positive, expect_weight_offset, Cost};
 use crate::error::{Error, Result};
 use crate::tensor::{Matrix, Tensor};
 
@@ -46,9 +46,7 @@ impl RmsNorm {
             return Err(Error::invalid("rms_norm needs `output`, `residual_output` or both"));
         }
         expect_finite_positive("epsilon", epsilon)?;
-        if weight_offset != 0.0 && weight_offset != 1.0 {
-            return Err(Error::invalid(format!("weight_offset is {weight_offset}; 0 or 1 is needed")));
-        }
+        expect_weight_offset(weight_offset)?;
         input.expect_float("input")?;
         input.expect_readable("input")?;
         let input = input.as_matrix("input")?;

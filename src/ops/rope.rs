@@ -4,7 +4,7 @@
 //! position · position_scale · base^(−2i/r); the elements from r on pass through. The norm before it is RMSNorm over
 //! the head's elements. Inverse frequencies and angles are f32, as in HF transformers.
 
-use super::{expect_extent, expect_finite_positive, Cost};
+use super::{expect_extent, expect_finite_positive, expect_weight_offset, Cost};
 use crate::attention::kv_cache::CacheLayer;
 use crate::attention::MAX_HEAD_DIM;
 use crate::error::{Error, Result};
@@ -121,6 +121,7 @@ impl Rope {
         }
         if arguments.query_norm.is_some() || arguments.key_norm.is_some() {
             expect_finite_positive("epsilon", arguments.epsilon)?;
+            expect_weight_offset(arguments.weight_offset)?;
         }
         let heads = |name: &str, tensor: Option<Tensor>| -> Result<Option<Heads>> {
             tensor.map(|tensor| Heads::new(name, tensor, tokens, head_dim)).transpose()
@@ -154,6 +155,8 @@ impl Rope {
             append.check(key, value, head_dim, tokens)?;
         } else if key.is_some() && key_output.is_none() {
             return Err(Error::invalid("`key` is given without `key_output` (it may be the same tensor) or a cache"));
+        } else if value.is_some() {
+            return Err(Error::invalid("`value` is given without a cache to store it in"));
         }
         Ok(Rope {
             tokens,
@@ -169,7 +172,8 @@ impl Rope {
             epsilon: arguments.epsilon,
             weight_offset: arguments.weight_offset,
             positions,
-            rotation: arguments.rotation,
+            // No element rotates, as in a head of one.
+            rotation: arguments.rotation.filter(|rotation| rotation.rotary_dim != 0),
             append: arguments.append,
         })
     }

@@ -96,6 +96,18 @@ fn kv_row(view: &KvView, offset: usize, token: usize, head: usize) -> Row {
     Row::raw(view.data, view.dtype).skip(offset + token * view.token_stride + head * view.head_stride)
 }
 
+/// The keys that a query row of the sequence sees. Without a causal mask there may be more rows than keys; the first ones
+/// then stand before every key, and see what a window of theirs still reaches.
+fn visible(config: &AttentionConfig, span: &SequenceSpan, query: usize) -> Range<usize> {
+    let SequenceSpan { query_count, kv_length, .. } = *span;
+    let (begin, end) = match (kv_length + query).checked_sub(query_count) {
+        Some(position) => config.visible(position, kv_length),
+        None if config.window == 0 => (0, kv_length),
+        None => (0, kv_length.min(config.window.saturating_sub(query_count - kv_length - query))),
+    };
+    begin..end
+}
+
 /// One sequence by the formula, in f64, for tensors in host memory.
 fn reference(
     config: &AttentionConfig,
@@ -103,15 +115,10 @@ fn reference(
     lse: Option<Tensor>,
     span: &SequenceSpan,
 ) {
-    let SequenceSpan { query_start, query_count, kv_offset, kv_length } = *span;
+    let SequenceSpan { query_start, query_count, kv_offset, .. } = *span;
     for (i, head) in (0..query_count).flat_map(|i| (0..config.query_heads).map(move |head| (i, head))) {
         let (row, kv_head) = (query_start + i, head / config.group());
-        let visible = if kv_length + i < query_count {
-            0..0
-        } else {
-            let (begin, end) = config.visible(kv_length + i - query_count, kv_length);
-            begin..end
-        };
+        let visible = visible(config, span, i);
         // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
         unsafe {
             let query = Row::head(query, row, head);

@@ -6,13 +6,12 @@
 //! scores lie along vectors; its values are widened to f32. Tiles start at multiples of [`KEYS`], so a row's sums do not
 //! depend on the block it is in.
 
-use super::{finish, kv_row, lse_of, RunningSoftmax};
+use super::{finish, kv_row, lse_of, visible, RunningSoftmax};
 use crate::attention::{AttentionPrefill, SequenceSpan};
 use crate::cpu::outer_tile::Outer;
 use crate::cpu::row::{vectors, Row};
 use crate::cpu::simd::{dispatch, Kernel, Simd};
 use crate::cpu::threads::{Scratch, Threads};
-use crate::tensor::DType;
 use std::ops::Range;
 
 /// Keys of a tile.
@@ -121,15 +120,15 @@ impl Kernel for Block<'_> {
         let rows = task.queries.len() * heads;
         let buffers = Buffers::new::<S>(scratch, rows, dim);
         load_queries::<S>(op, task, &buffers);
-        let begin = visible(op, task, task.queries.start).start;
-        let end = visible(op, task, task.queries.end - 1).end;
+        let begin = visible(&op.config, &task.span, task.queries.start).start;
+        let end = visible(&op.config, &task.span, task.queries.end - 1).end;
         for tile in (begin / KEYS * KEYS..end).step_by(KEYS) {
             let keys = tile..(tile + KEYS).min(end);
             transpose_keys::<S>(op, task, keys.clone(), buffers.key);
-            let (value, stride) = widen_values::<S>(op, task, keys.clone(), &buffers);
+            widen_values::<S>(op, task, keys.clone(), &buffers);
             for first in (0..rows).step_by(S::OUTER_ROWS) {
                 let strip = first..(first + S::OUTER_ROWS).min(rows);
-                add_tile::<S>(op, task, &buffers, strip, keys.clone(), value, stride);
+                add_tile::<S>(op, task, &buffers, strip, keys.clone());
             }
         }
         for row in 0..rows {
@@ -141,17 +140,6 @@ impl Kernel for Block<'_> {
             finish::<S>(values, *buffers.max.add(row), sum, output, dim, lse_of(op.lse, query, head));
         }
     }
-}
-
-/// The keys that a query of the sequence sees.
-fn visible(op: &AttentionPrefill, task: &Task, query: usize) -> Range<usize> {
-    let SequenceSpan { query_count, kv_length, .. } = task.span;
-    // Without a causal mask there may be more queries than keys; the first ones stand before every key.
-    if kv_length + query < query_count {
-        return 0..0;
-    }
-    let (begin, end) = op.config.visible(kv_length + query - query_count, kv_length);
-    begin..end
 }
 
 /// Scaled queries into their buffer, and the running softmax of every row to its start.
@@ -192,25 +180,16 @@ unsafe fn transpose_keys<S: Simd>(op: &AttentionPrefill, task: &Task, keys: Rang
     }
 }
 
-/// Values as f32 rows of whole vectors, where they lie if they are that already: (first row, stride).
+/// Values as [KEYS, width]. Values that are f32 are copied too: rows of many heads lie a power of two apart, and a tile
+/// of them would fall on a few sets of the first cache level.
 #[inline(always)]
-unsafe fn widen_values<S: Simd>(
-    op: &AttentionPrefill,
-    task: &Task,
-    keys: Range<usize>,
-    buffers: &Buffers,
-) -> (*const f32, usize) {
-    if op.value.dtype == DType::F32 && op.config.head_dim % S::LANES == 0 {
-        let offset = task.span.kv_offset + keys.start * op.value.token_stride + task.kv_head * op.value.head_stride;
-        return (op.value.data.cast::<f32>().add(offset), op.value.token_stride);
-    }
+unsafe fn widen_values<S: Simd>(op: &AttentionPrefill, task: &Task, keys: Range<usize>, buffers: &Buffers) {
     for (i, key) in keys.enumerate() {
         let from = kv_row(&op.value, task.span.kv_offset, key, task.kv_head);
         for (at, lanes) in vectors::<S>(op.config.head_dim) {
             S::store(buffers.value.add(i * buffers.width + at), from.load::<S>(at, lanes));
         }
     }
-    (buffers.value, buffers.width)
 }
 
 /// A few rows meet a tile of keys.
@@ -221,11 +200,9 @@ unsafe fn add_tile<S: Simd>(
     buffers: &Buffers,
     strip: Range<usize>,
     keys: Range<usize>,
-    value: *const f32,
-    value_stride: usize,
 ) {
     let heads = task.heads.len();
-    let seen = |row: usize| visible(op, task, task.queries.start + row / heads);
+    let seen = |row: usize| visible(&op.config, &task.span, task.queries.start + row / heads);
     // Later rows see no earlier begin and no earlier end.
     let end = seen(strip.end - 1).end.min(keys.end);
     if end <= keys.start.max(seen(strip.start).start) {
@@ -260,8 +237,8 @@ unsafe fn add_tile<S: Simd>(
     let values = Outer {
         a: buffers.scores.cast_const(),
         a_stride: KEYS,
-        b: value,
-        b_stride: value_stride,
+        b: buffers.value.cast_const(),
+        b_stride: width,
         k: count,
         c: buffers.output.add(strip.start * width),
         c_stride: width,

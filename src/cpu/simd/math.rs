@@ -3,12 +3,11 @@
 //! The polynomials of [`exp`] and [`tanh`] are those of the Cephes library's `expf` and `tanhf` (Moshier, 1992); that of
 //! [`gelu_erf`] is formula 7.1.26 of Abramowitz and Stegun. NaN goes through all of them.
 
+#![allow(clippy::missing_safety_doc)] // The CPU has `S`, as for every function of `Simd`.
+
 use super::Simd;
 
 /// e^x, within about 1e-7 of the value; 0 below −104, +∞ above 89.
-///
-/// # Safety
-/// As for every function of [`Simd`], here and below.
 #[inline(always)]
 pub unsafe fn exp<S: Simd>(x: S::Vector) -> S::Vector {
     let x = S::min(S::splat(89.0), S::max(S::splat(-104.0), x));
@@ -32,7 +31,7 @@ pub unsafe fn tanh<S: Simd>(x: S::Vector) -> S::Vector {
     let p = S::fma(S::splat(-5.704_988_7e-3), z, S::splat(2.063_908_8e-2));
     let p = S::fma(p, z, S::splat(-5.373_971_6e-2));
     let p = S::fma(p, z, S::splat(1.333_144_2e-1));
-    let p = S::fma(p, z, S::splat(-3.333_328_2e-1));
+    let p = S::fma(p, z, S::splat(-3.333_328e-1));
     let near = S::fma(S::mul(p, z), x, x);
     let size = S::abs(x);
     let e = exp::<S>(S::add(size, size));
@@ -58,7 +57,7 @@ pub unsafe fn silu<S: Simd>(x: S::Vector) -> S::Vector {
 #[inline(always)]
 pub unsafe fn gelu_tanh<S: Simd>(x: S::Vector) -> S::Vector {
     let cubic = S::fma(S::mul(x, x), S::splat(0.044_715), S::splat(1.0));
-    let scaled = S::mul(x, S::splat(-1.595_769_1));
+    let scaled = S::mul(x, S::splat(-1.595_769));
     times_sigmoid::<S>(x, S::mul(scaled, cubic))
 }
 

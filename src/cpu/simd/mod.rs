@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub mod avx512;
 pub mod element;
 pub mod math;
 #[cfg(target_arch = "aarch64")]

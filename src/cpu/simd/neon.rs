@@ -97,7 +97,9 @@ impl Simd for Neon {
     }
     #[inline(always)]
     unsafe fn copysign(magnitude: float32x4_t, sign: float32x4_t) -> float32x4_t {
-        vbslq_f32(vdupq_n_u32(0x8000_0000), sign, magnitude)
+        let sign_bit = vdupq_n_u32(0x8000_0000);
+        let size = vbicq_u32(vreinterpretq_u32_f32(magnitude), sign_bit);
+        vreinterpretq_f32_u32(vorrq_u32(size, vandq_u32(vreinterpretq_u32_f32(sign), sign_bit)))
     }
     #[inline(always)]
     unsafe fn round(a: float32x4_t) -> float32x4_t {

@@ -135,12 +135,9 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn transpose(rows: &mut [Lanes; 16]) {
-        for i in 0..4 {
-            for j in 0..i {
-                let upper = rows[j][i];
-                rows[j][i] = rows[i][j];
-                rows[i][j] = upper;
-            }
+        let [a, b, c, d] = [rows[0], rows[1], rows[2], rows[3]];
+        for (i, row) in rows.iter_mut().enumerate().take(4) {
+            *row = [a[i], b[i], c[i], d[i]];
         }
     }
 

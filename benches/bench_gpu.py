@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Times every operation on one NVIDIA GPU beside PyTorch in the same process and run; benches/README.md says how to read it.
+
+Both sides run on one stream, which the library wraps, as captured graphs. `--device cpu --quick` runs tiny cases of every
+section on the CPU, to see that the program itself works.
+"""
+import argparse
+import contextlib
+
+import nvb
+import record
+import timing
+import torch
+from case import GEMMA_3_4B, QUICK, Context, run
+from operations import attention, elementwise, embedding, linear, memory, rms_norm, rope, sampling
+
+ROWS = (1, 4, 8, 16, 64, 512, 4096)
+TOKENS = (1, 64, 4096)
+PREFILL_DIMENSIONS = ((64, 32), (128, 16), (256, 8))
+PREFILL_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+DECODE_DIMENSIONS = ((128, 32, 8), (256, 8, 4), (256, 16, 8), (64, 32, 8))
+DECODE_BATCHES = ((1, 4096), (1, 32768), (1, 131072), (8, 8192), (64, 4096), (128, 1024))
+# Twice the 60 MB that the largest second-level caches of today's GPUs hold.
+COLD_BYTES = 120_000_000
+
+SECTIONS = {
+    "memory": memory.memory,
+    "linear": lambda c: linear.linear(c, ROWS, [(14336, 4096)], c.dtype),
+    "decode": lambda c: attention.decode(c, DECODE_DIMENSIONS, DECODE_BATCHES),
+    "prefill": lambda c: attention.prefill(c, PREFILL_DIMENSIONS, PREFILL_LENGTHS, 16384),
+    "prefill_model": lambda c: attention.prefill_model(c, (512, 4096)),
+    "rms_norm": lambda c: rms_norm.rms_norm(c, TOKENS),
+    "rope": lambda c: rope.rope(c, (1, 64, 4096)),
+    "embedding": lambda c: embedding.embedding(c, TOKENS),
+    "elementwise": lambda c: elementwise.add(c, TOKENS),
+    "gated_activation": lambda c: elementwise.gated_activation(c, TOKENS),
+    "softmax": lambda c: elementwise.softmax(c, ((1, 262144), (4096, 4096))),
+    "argmax": lambda c: sampling.argmax(c, (1, 64)),
+    "sample": lambda c: sampling.sample(c, (1, 64)),
+}
+QUICK_SECTIONS = SECTIONS | {
+    "linear": lambda c: linear.linear(c, (1, 3, 65), [(130, 64)], c.dtype),
+    "decode": lambda c: attention.decode(c, ((16, 4, 2),), ((1, 40), (3, 17))),
+    "prefill": lambda c: attention.prefill(c, ((16, 2), (64, 1)), (32, 64), 64),
+    "prefill_model": lambda c: attention.prefill_model(c, (33,)),
+    "softmax": lambda c: elementwise.softmax(c, ((1, 1000), (70, 64))),
+}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="section", help=f"of {', '.join(SECTIONS)}; all if none is named")
+    parser.add_argument("--device", default="cuda:0", help="cuda:N, or cpu with --quick")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and no record")
+    parser.add_argument("--seconds", type=float, default=540, help="start no case after this time (%(default)s)")
+    parser.add_argument("--library", help="libnvbackend.so; else NVB_LIBRARY, else the newest build")
+    parser.add_argument("--output", default=str(record.RESULTS), help="folder of the record (%(default)s)")
+    parsed = parser.parse_args()
+    if unknown := set(parsed.sections) - set(SECTIONS):
+        parser.error(f"no section {', '.join(sorted(unknown))}")
+    if parsed.device == "cpu" and not parsed.quick:
+        parser.error("--device cpu needs --quick: bench_cpu.py measures the CPU")
+    return parsed
+
+
+def versions(backend):
+    info = backend.build_info()
+    found = {"nvbackend": backend.version(), "kernels": info.architectures.decode() or "none", "PyTorch": torch.__version__}
+    if torch.cuda.is_available():
+        found |= {"CUDA": torch.version.cuda, "cuDNN": str(torch.backends.cudnn.version())}
+    return found
+
+
+def main():
+    options = arguments()
+    device = torch.device(options.device)
+    torch.manual_seed(1)
+    stream, on_stream = None, contextlib.nullcontext()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        stream = torch.cuda.Stream(device)
+        on_stream = torch.cuda.stream(stream)
+    else:
+        torch.set_num_threads(1)
+    with on_stream:
+        backend = nvb.Backend(options.device, library=options.library, torch_stream=stream)
+        timer = timing.CudaTimer(stream) if stream else timing.HostTimer()
+        context = Context(backend, timer, device, torch.bfloat16, QUICK if options.quick else GEMMA_3_4B, options.quick, COLD_BYTES)
+        name = backend.device_info().name.decode() if stream else "cpu"
+        log = record.Record("operations", name, versions(backend), None if options.quick else options.output)
+        sections = QUICK_SECTIONS if options.quick else SECTIONS
+        chosen = {name: section for name, section in sections.items() if name in options.sections or not options.sections}
+        return run(chosen, context, log, options.seconds)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,350 @@
+// Attention: prefill and decode against the formula, and what is refused.
+#include "check.h"
+
+enum { HEADS = 2, KV_HEADS = 1, DIM = 8, LENGTH = 12, SLOTS = 2, CAPACITY = 16, ROW = HEADS * DIM };
+
+typedef struct {
+  fixture* f;
+  nvb_attention* attention;
+  nvb_kv_cache* cache;
+  float query[LENGTH * ROW], key[LENGTH * DIM], value[LENGTH * DIM];
+  void *query_block, *output_block, *lse_block, *key_block, *value_block, *position_block, *slot_block;
+} bench;
+
+static nvb_attention_options two_heads(void) {
+  nvb_attention_options options;
+  nvb_attention_options_init(&options);
+  options.query_heads = HEADS;
+  options.kv_heads = KV_HEADS;
+  options.head_dim = DIM;
+  return options;
+}
+
+static nvb_status create(void* value, void* context) {
+  nvb_attention* attention = NULL;
+  nvb_status status = nvb_attention_create(((bench*)context)->f->backend, value, &attention);
+  CHECK((status == NVB_OK) == (attention != NULL));
+  CHECK_OK(nvb_attention_destroy(attention));
+  return status;
+}
+
+// The keys and values of twelve tokens, in slot 1 of the cache's layer 1.
+static bench set_up(fixture* f) {
+  bench b = {.f = f};
+  uint32_t state = 5;
+  for (int i = 0; i < LENGTH * ROW; ++i) b.query[i] = next_number(&state);
+  for (int i = 0; i < LENGTH * DIM; ++i) b.key[i] = next_number(&state);
+  for (int i = 0; i < LENGTH * DIM; ++i) b.value[i] = next_number(&state);
+  int32_t positions[LENGTH], slots[LENGTH];
+  for (int i = 0; i < LENGTH; ++i) {
+    positions[i] = i;
+    slots[i] = 1;
+  }
+  b.query_block = upload(f, b.query, sizeof b.query);
+  b.output_block = upload(f, b.query, sizeof b.query);
+  b.lse_block = upload(f, b.query, LENGTH * HEADS * sizeof(float));
+  b.key_block = upload(f, b.key, sizeof b.key);
+  b.value_block = upload(f, b.value, sizeof b.value);
+  b.position_block = upload(f, positions, sizeof positions);
+  b.slot_block = upload(f, slots, sizeof slots);
+  nvb_attention_options options = two_heads();
+  CHECK_OK(nvb_attention_create(f->backend, &options, &b.attention));
+  nvb_kv_cache_options cache;
+  nvb_kv_cache_options_init(&cache);
+  cache.layers = 2;
+  cache.slots = SLOTS;
+  cache.kv_heads = KV_HEADS;
+  cache.head_dim = DIM;
+  cache.capacity = CAPACITY;
+  cache.dtype = NVB_DTYPE_F32;
+  CHECK_OK(nvb_kv_cache_create(f->backend, &cache, &b.cache));
+  nvb_kv_cache_append_args append;
+  nvb_kv_cache_append_args_init(&append);
+  append.key = nvb_tensor_3d(b.key_block, NVB_DTYPE_F32, LENGTH, KV_HEADS, DIM);
+  append.value = nvb_tensor_3d(b.value_block, NVB_DTYPE_F32, LENGTH, KV_HEADS, DIM);
+  append.positions = nvb_tensor_1d(b.position_block, NVB_DTYPE_I32, LENGTH);
+  append.slots = nvb_tensor_1d(b.slot_block, NVB_DTYPE_I32, LENGTH);
+  append.cache = b.cache;
+  append.layer = 1;
+  CHECK_OK(nvb_kv_cache_append(f->backend, &append, f->stream));
+  CHECK_OK(nvb_stream_synchronize(f->stream));
+  return b;
+}
+
+static void tear_down(bench* b) {
+  void* blocks[] = {b->query_block, b->output_block,   b->lse_block, b->key_block,
+                    b->value_block, b->position_block, b->slot_block};
+  for (size_t i = 0; i < sizeof blocks / sizeof *blocks; ++i) release(b->f, blocks[i]);
+  CHECK_OK(nvb_attention_destroy(b->attention));
+  CHECK_OK(nvb_kv_cache_destroy(b->cache));
+}
+
+// Query row `row` at `position` sees the keys 0 … position.
+static void check_row(const bench* b, const float* output, const float* lse, int row, int position) {
+  for (int head = 0; head < HEADS; ++head) {
+    double scores[LENGTH], sum = 0, expected[DIM] = {0};
+    for (int key = 0; key <= position; ++key) {
+      double score = 0;
+      for (int i = 0; i < DIM; ++i) score += b->query[row * ROW + head * DIM + i] * b->key[key * DIM + i];
+      scores[key] = exp(score / sqrt(DIM));
+      sum += scores[key];
+    }
+    for (int key = 0; key <= position; ++key) {
+      for (int i = 0; i < DIM; ++i) expected[i] += scores[key] / sum * b->value[key * DIM + i];
+    }
+    for (int i = 0; i < DIM; ++i) CHECK_NEAR(output[head * DIM + i], expected[i], 1e-5);
+    if (lse != NULL) CHECK_NEAR(lse[head], log(sum), 1e-5);
+  }
+}
+
+static const int32_t whole[2] = {0, LENGTH};
+static const int32_t last_slot[1] = {1}, whole_length[1] = {LENGTH};
+
+static nvb_attention_prefill_args prefill_args(const bench* b) {
+  nvb_attention_prefill_args args;
+  nvb_attention_prefill_args_init(&args);
+  args.query = nvb_tensor_3d(b->query_block, NVB_DTYPE_F32, LENGTH, HEADS, DIM);
+  args.output = nvb_tensor_3d(b->output_block, NVB_DTYPE_F32, LENGTH, HEADS, DIM);
+  args.lse = nvb_tensor_2d(b->lse_block, NVB_DTYPE_F32, LENGTH, HEADS);
+  args.query_starts = whole;
+  args.sequence_count = 1;
+  args.cache = b->cache;
+  args.slots = last_slot;
+  args.kv_lengths = whole_length;
+  args.layer = 1;
+  return args;
+}
+
+static nvb_attention_decode_args decode_args(const bench* b) {
+  nvb_attention_decode_args args;
+  nvb_attention_decode_args_init(&args);
+  args.query = nvb_tensor_3d(b->query_block, NVB_DTYPE_F32, 3, HEADS, DIM);
+  args.output = nvb_tensor_3d(b->output_block, NVB_DTYPE_F32, 3, HEADS, DIM);
+  args.lse = nvb_tensor_2d(b->lse_block, NVB_DTYPE_F32, 3, HEADS);
+  args.cache = b->cache;
+  args.positions = nvb_tensor_1d(b->position_block, NVB_DTYPE_I32, 3);
+  args.slots = nvb_tensor_1d(b->slot_block, NVB_DTYPE_I32, 3);
+  args.layer = 1;
+  return args;
+}
+
+static void check_outputs(const bench* b, int rows) {
+  float output[LENGTH * ROW], lse[LENGTH * HEADS];
+  download(b->f, output, b->output_block, sizeof output);
+  download(b->f, lse, b->lse_block, sizeof lse);
+  for (int row = 0; row < rows; ++row) check_row(b, output + row * ROW, lse + row * HEADS, row, row);
+}
+
+static nvb_status prefill(void* value, void* context) {
+  return nvb_attention_prefill(((bench*)context)->attention, value, NULL);
+}
+
+static nvb_status decode(void* value, void* context) {
+  return nvb_attention_decode(((bench*)context)->attention, value, NULL);
+}
+
+static void test_prefill(bench* b) {
+  nvb_stream* stream = b->f->stream;
+  const float poison[LENGTH * ROW] = {0};
+  nvb_attention_prefill_args good = prefill_args(b), args = good;
+  CHECK_STRUCT(args, prefill, b);
+  CHECK_OK(nvb_attention_prefill(b->attention, &args, stream));
+  check_outputs(b, LENGTH);
+
+  // Over tensors, in two sequences of which the first is empty.
+  CHECK_OK(nvb_memory_copy(b->f->memory, b->output_block, poison, sizeof poison, NVB_COPY_HOST_TO_DEVICE, stream));
+  const int32_t starts[3] = {0, 0, LENGTH};
+  args.cache = NULL;
+  args.slots = args.kv_lengths = NULL;
+  args.query_starts = args.key_starts = starts;
+  args.sequence_count = 2;
+  args.key = nvb_tensor_3d(b->key_block, NVB_DTYPE_F32, LENGTH, KV_HEADS, DIM);
+  args.value = nvb_tensor_3d(b->value_block, NVB_DTYPE_F32, LENGTH, KV_HEADS, DIM);
+  CHECK_OK(nvb_attention_prefill(b->attention, &args, stream));
+  check_outputs(b, LENGTH);
+  nvb_attention_prefill_args tensors = args;
+
+#define REFUSED(...)                                                                                        \
+  CHECK_FAILS(nvb_attention_prefill(b->attention, &args, stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
+  args = good
+  args = good;
+  args.query_starts = NULL;
+  REFUSED("query_starts", "NULL");
+  args.kv_lengths = NULL;
+  REFUSED("kv_lengths", "NULL");
+  args.sequence_count = (size_t)INT32_MAX + 1;
+  REFUSED("sequence_count", "2147483648");
+  args.sequence_count = SIZE_MAX;
+  REFUSED("sequence_count");
+  const int32_t too_long[1] = {CAPACITY + 1}, too_short[1] = {LENGTH - 1}, no_slot[1] = {SLOTS}, to_eleven[2] = {0, 11};
+  args.kv_lengths = too_long;
+  REFUSED("kv_lengths[0] is 17", "16 tokens");
+  args.kv_lengths = too_short;
+  REFUSED("12 query rows", "11 keys");
+  args.slots = no_slot;
+  REFUSED("slot 2", "2 slots");
+  args.query_starts = to_eleven;
+  REFUSED("query_starts", "11", "12");
+  args.layer = 2;
+  REFUSED("layer is 2", "2 layers");
+  args.cache = foreign_handle();
+  REFUSED("not a KV cache");
+  args.query = nvb_tensor_3d(b->query_block, NVB_DTYPE_F32, LENGTH, 1, DIM);
+  REFUSED("query", "1 heads", "2");
+  args.query = nvb_tensor_3d(b->query_block, NVB_DTYPE_F32, LENGTH, HEADS, DIM / 2);
+  REFUSED("query", "heads, 8]");
+  args.query = nvb_tensor_2d(b->query_block, NVB_DTYPE_F32, LENGTH, ROW);
+  REFUSED("query", "rank 2", "3");
+  args.query = nvb_tensor_3d(b->query_block, NVB_DTYPE_F16, LENGTH, HEADS, DIM);
+  REFUSED("query", "f16", "f32");
+  args.query = nvb_tensor_3d(b->query_block, NVB_DTYPE_I32, LENGTH, HEADS, DIM);
+  REFUSED("query", "i32");
+  args.output.strides[0] = 1;
+  args.output.strides[1] = DIM;
+  args.output.strides[2] = 1;
+  REFUSED("output", "overlap");
+  args.output = nvb_tensor_3d((char*)b->output_block + 4, NVB_DTYPE_F32, LENGTH, HEADS, DIM);
+  REFUSED("output", "past the end");
+  memset(&args.output, 0, sizeof args.output);
+  REFUSED("output", "missing");
+  args.lse = nvb_tensor_2d(b->lse_block, NVB_DTYPE_F16, LENGTH, HEADS);
+  REFUSED("lse", "f16", "f32");
+  args.lse = nvb_tensor_2d(b->lse_block, NVB_DTYPE_F32, HEADS, LENGTH);
+  REFUSED("lse", "[2, 12]", "[12, 2]");
+  args.reserved = 3;
+  REFUSED("reserved is 3");
+  args = tensors;
+  args.key_starts = NULL;
+  REFUSED("key_starts", "NULL");
+  args = tensors;
+  args.key = nvb_tensor_3d(b->key_block, NVB_DTYPE_F32, LENGTH, HEADS, DIM / 2);
+  REFUSED("key", "heads, 8]");
+  args = tensors;
+  memset(&args.value, 0, sizeof args.value);
+  REFUSED("value", "missing");
+  float host[LENGTH * ROW] = {0};
+  if (!test_on_cpu()) {
+    args.query = nvb_tensor_3d(host, NVB_DTYPE_F32, LENGTH, HEADS, DIM);
+    REFUSED("query", "not memory of");
+  }
+  CHECK_FAILS(nvb_attention_prefill(NULL, &good, stream), NVB_ERROR_INVALID_ARGUMENT, "attention", "NULL");
+  CHECK_FAILS(nvb_attention_prefill((nvb_attention*)stream, &good, stream), NVB_ERROR_INVALID_ARGUMENT,
+              "not a attention");
+  CHECK_FAILS(nvb_attention_prefill(b->attention, &good, foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream");
+}
+
+static void test_decode(bench* b) {
+  nvb_stream* stream = b->f->stream;
+  nvb_attention_decode_args good = decode_args(b), args = good;
+  CHECK_STRUCT(args, decode, b);
+  CHECK_OK(nvb_attention_decode(b->attention, &args, stream));
+  check_outputs(b, 3);
+  args.max_kv_length = 3;
+  CHECK_OK(nvb_attention_decode(b->attention, &args, stream));
+  check_outputs(b, 3);
+  args = good;
+#undef REFUSED
+#define REFUSED(...)                                                                                       \
+  CHECK_FAILS(nvb_attention_decode(b->attention, &args, stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
+  args = good
+  args.max_kv_length = CAPACITY + 1;
+  REFUSED("max_kv_length is 17", "16");
+  args.cache = NULL;
+  REFUSED("KV cache", "NULL");
+  args.layer = 7;
+  REFUSED("layer is 7", "2 layers");
+  memset(&args.slots, 0, sizeof args.slots);
+  REFUSED("3 rows without `slots`", "2 slots");
+  memset(&args.positions, 0, sizeof args.positions);
+  REFUSED("positions", "missing");
+  args.positions = nvb_tensor_1d(b->position_block, NVB_DTYPE_I32, 2);
+  REFUSED("positions", "[2]", "[3]");
+  args.positions = nvb_tensor_1d(b->position_block, NVB_DTYPE_BF16, 3);
+  REFUSED("positions", "bf16", "i32");
+  args.query = nvb_tensor_3d(b->query_block, NVB_DTYPE_BF16, 3, HEADS, DIM);
+  REFUSED("query", "bf16", "f32");
+  const int32_t outside[3] = {0, CAPACITY, 1};
+  void* block = upload(b->f, outside, sizeof outside);
+  args.positions = nvb_tensor_1d(block, NVB_DTYPE_I32, 3);
+  if (test_on_cpu()) {
+    REFUSED("16", "16 tokens");
+  } else {
+    float output[3 * ROW];
+    CHECK_OK(nvb_attention_decode(b->attention, &args, stream));
+    download(b->f, output, b->output_block, sizeof output);
+    check_row(b, output, NULL, 0, 0);
+    check_row(b, output + 2 * ROW, NULL, 2, 1);
+    for (int i = 0; i < ROW; ++i) CHECK(output[ROW + i] == 0);
+  }
+  release(b->f, block);
+  args = good;
+  CHECK_FAILS(nvb_attention_decode(NULL, &args, stream), NVB_ERROR_INVALID_ARGUMENT, "attention", "NULL");
+
+  nvb_attention_options options = two_heads();
+  options.bidirectional = 1;
+  nvb_attention* bidirectional = NULL;
+  CHECK_OK(nvb_attention_create(b->f->backend, &options, &bidirectional));
+  CHECK_FAILS(nvb_attention_decode(bidirectional, &args, stream), NVB_ERROR_ATTENTION, "bidirectional");
+  CHECK_OK(nvb_attention_destroy(bidirectional));
+}
+
+static void test_options(bench* b) {
+  nvb_attention_options options = two_heads();
+  CHECK_STRUCT(options, create, b);
+  nvb_attention* attention = foreign_handle();
+#define OPTION_REFUSED(field, value, status, ...) \
+  options = two_heads();                          \
+  options.field = (value);                        \
+  CHECK_FAILS(nvb_attention_create(b->f->backend, &options, &attention), (status), __VA_ARGS__)
+  OPTION_REFUSED(head_dim, 0, NVB_ERROR_ATTENTION, "head_dim is 0", "512");
+  OPTION_REFUSED(head_dim, 513, NVB_ERROR_ATTENTION, "head_dim is 513", "512");
+  OPTION_REFUSED(kv_heads, 0, NVB_ERROR_ATTENTION, "2 query heads", "0 key/value heads");
+  OPTION_REFUSED(query_heads, 0, NVB_ERROR_ATTENTION, "0 query heads");
+  OPTION_REFUSED(kv_heads, 3, NVB_ERROR_ATTENTION, "2 query heads", "3 key/value heads");
+  OPTION_REFUSED(scale, NAN, NVB_ERROR_ATTENTION, "scale is NaN");
+  OPTION_REFUSED(scale, INFINITY, NVB_ERROR_ATTENTION, "scale is inf");
+  OPTION_REFUSED(scale, -1.0f, NVB_ERROR_ATTENTION, "scale is -1");
+  OPTION_REFUSED(soft_cap, -1.0f, NVB_ERROR_ATTENTION, "soft_cap is -1");
+  OPTION_REFUSED(soft_cap, NAN, NVB_ERROR_ATTENTION, "soft_cap is NaN");
+  OPTION_REFUSED(window, UINT32_MAX, NVB_ERROR_INVALID_ARGUMENT, "window is 4294967295", "2147483647");
+  OPTION_REFUSED(bidirectional, 2, NVB_ERROR_INVALID_ARGUMENT, "bidirectional is 2");
+  OPTION_REFUSED(reserved, 1, NVB_ERROR_INVALID_ARGUMENT, "reserved is 1");
+  options = two_heads();
+  CHECK_FAILS(nvb_attention_create(NULL, &options, &attention), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
+  CHECK_FAILS(nvb_attention_create(b->f->backend, &options, NULL), NVB_ERROR_INVALID_ARGUMENT, "attention", "NULL");
+  CHECK(attention == foreign_handle());
+  CHECK_OK(nvb_attention_create(b->f->backend, &options, &attention));
+  CHECK_OK(nvb_attention_destroy(attention));
+  CHECK_FAILS(nvb_attention_destroy(attention), NVB_ERROR_INVALID_ARGUMENT, "attention", "destroyed");
+  nvb_attention_decode_args args = decode_args(b);
+  CHECK_FAILS(nvb_attention_decode(attention, &args, NULL), NVB_ERROR_INVALID_ARGUMENT, "attention", "destroyed");
+  CHECK_OK(nvb_attention_destroy(NULL));
+}
+
+static void test_growth(bench* b) {
+  nvb_attention_options options = two_heads();
+  nvb_attention_decode_args args = decode_args(b);
+  long kilobytes = 0;
+  for (int i = 0; i < 1100; ++i) {
+    if (i == 100) kilobytes = resident_kilobytes();
+    nvb_attention* attention = NULL;
+    CHECK_OK(nvb_attention_create(b->f->backend, &options, &attention));
+    CHECK_OK(nvb_attention_decode(attention, &args, b->f->stream));
+    CHECK_OK(nvb_attention_destroy(attention));
+  }
+  CHECK_OK(nvb_stream_synchronize(b->f->stream));
+  CHECK_GROWTH(kilobytes);
+}
+
+int main(void) {
+  fixture f = open_fixture();
+  bench b = set_up(&f);
+  test_prefill(&b);
+  test_decode(&b);
+  test_options(&b);
+  test_growth(&b);
+  tear_down(&b);
+  CHECK_EQUAL(statistics_of(f.memory).blocks, 0);
+  close_fixture(&f);
+  return test_result();
+}

@@ -1,0 +1,120 @@
+//! What prefill and decode share: the formula, a filled cache, and the bounds.
+
+use crate::compare::bound;
+use crate::run::{cache_tensor, rounded, Failure, Outcome, Run};
+use nvbackend::attention::kv_cache::{KvCache, KvCacheOptions};
+use nvbackend::attention::AttentionConfig;
+use nvbackend::tensor::{DType, Tensor};
+
+/// Query, key/value and output dtypes: the query has the keys' dtype or F32, the output any.
+pub fn dtypes() -> Vec<(DType, DType, DType)> {
+    let pairs =
+        DType::FLOATS.map(|kv| (kv, kv)).into_iter().chain([(DType::F32, DType::F16), (DType::F32, DType::Bf16)]);
+    pairs.flat_map(|(query, kv)| DType::FLOATS.map(|output| (query, kv, output))).collect()
+}
+
+/// Keys and values of one sequence, each [length, kv_heads, head_dim].
+#[derive(Clone)]
+pub struct Keys {
+    pub length: usize,
+    pub key: Vec<f64>,
+    pub value: Vec<f64>,
+}
+
+impl Keys {
+    pub fn new(run: &mut Run, config: &AttentionConfig, dtype: DType, length: usize) -> Keys {
+        let count = length * config.kv_heads * config.head_dim;
+        let key = rounded(dtype, &run.random.normals(count, 1.0));
+        Keys { length, key, value: rounded(dtype, &run.random.normals(count, 1.0)) }
+    }
+}
+
+/// One query row of one head: the output and ln Σ exp(score); 0 and −∞ when it sees no key.
+pub fn attend(config: &AttentionConfig, query: &[f64], head: usize, keys: &Keys, position: i64) -> (Vec<f64>, f64) {
+    let (dim, heads) = (config.head_dim, config.kv_heads);
+    let row = |token: usize| (token * heads + head / (config.query_heads / heads)) * dim;
+    let window = config.window as i64;
+    let visible = |token: &usize| {
+        let distance = position - *token as i64;
+        (!config.causal || distance >= 0) && (window == 0 || distance < window && (config.causal || distance > -window))
+    };
+    let tokens: Vec<usize> = (0..keys.length).filter(visible).collect();
+    let score = |&token: &usize| {
+        let key = &keys.key[row(token)..][..dim];
+        let score = config.scale as f64 * query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>();
+        if config.soft_cap > 0.0 {
+            let cap = config.soft_cap as f64;
+            cap * (score / cap).tanh()
+        } else {
+            score
+        }
+    };
+    let scores: Vec<f64> = tokens.iter().map(score).collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let mut output = vec![0.0; dim];
+    if scores.is_empty() {
+        return (output, f64::NEG_INFINITY);
+    }
+    let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
+    for (&token, score) in tokens.iter().zip(&scores) {
+        let weight = (score - max).exp() / sum;
+        output.iter_mut().zip(&keys.value[row(token)..]).for_each(|(out, value)| *out += weight * value);
+    }
+    (output, max + sum.ln())
+}
+
+/// A cache of three layers, poisoned but for the sequences in the middle layer's slots.
+pub fn filled_cache(
+    run: &mut Run,
+    config: &AttentionConfig,
+    dtype: DType,
+    slots: usize,
+    capacity: usize,
+    sequences: &[(usize, &Keys)],
+) -> Result<KvCache, Failure> {
+    let options =
+        KvCacheOptions { layers: 3, slots, kv_heads: config.kv_heads, head_dim: config.head_dim, capacity, dtype };
+    let cache = KvCache::new(run.device.backend.memory(), options, run.stream)?;
+    for layer in 0..3 {
+        run.poison(&cache.layer(layer)?)?;
+    }
+    let layer = cache.layer(1)?;
+    let (heads, dim) = (config.kv_heads, config.head_dim);
+    for (data, key) in [(layer.key, true), (layer.value, false)] {
+        let mut image = vec![f64::NAN; slots * heads * capacity * dim];
+        for (slot, keys) in sequences {
+            let values = if key { &keys.key } else { &keys.value };
+            for (i, row) in values.chunks(dim).enumerate() {
+                let (token, head) = (i / heads, i % heads);
+                image[((slot * heads + head) * capacity + token) * dim..][..dim].copy_from_slice(row);
+            }
+        }
+        run.write(&cache_tensor(&layer, data), &image)?;
+    }
+    Ok(cache)
+}
+
+/// Tensor cores round the probabilities to the keys' dtype, and an F32 query likewise.
+pub fn attention_bound(kv: DType, output: DType) -> f64 {
+    bound(kv).max(bound(output))
+}
+
+pub fn expect_attention(
+    run: &Run,
+    kv: DType,
+    output: &Tensor,
+    lse: Option<&Tensor>,
+    rows: &[(Vec<f64>, f64)],
+) -> Outcome {
+    let reference: Vec<f64> = rows.iter().flat_map(|row| row.0.iter().copied()).collect();
+    run.expect_within("output", output, &reference, attention_bound(kv, output.dtype))?;
+    let Some(lse) = lse else { return Ok(()) };
+    let limit = bound(kv);
+    for (i, (out, row)) in run.read(lse)?.into_iter().zip(rows).enumerate() {
+        // A rounded query moves a score by its own relative error.
+        if !((out - row.1).abs() <= limit * (2.0 + row.1.abs()) || out == row.1) {
+            return Err(format!("lse[{i}] is {out}; {} is expected", row.1).into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! Dtypes as f64 values, and how far an output may be from its reference.
+
+use half::{bf16, f16};
+use nvbackend::tensor::DType;
+
+pub const FLOATS: [DType; 3] = DType::FLOATS;
+
+/// Largest accepted ‖out − reference‖ / ‖reference‖ of an output of this dtype.
+pub fn bound(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 1e-5,
+        DType::F16 => 1e-3,
+        DType::Bf16 => 5e-3,
+        DType::I32 => 0.0,
+    }
+}
+
+/// Half the smallest subnormal: what rounding may take from a value that is too small for the dtype.
+fn floor(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 2f64.powi(-150),
+        DType::F16 => 2f64.powi(-25),
+        DType::Bf16 => 2f64.powi(-134),
+        DType::I32 => 0.0,
+    }
+}
+
+/// F32 with the last bit set wherever a bit was lost, so that rounding it once more rounds the value itself.
+fn to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    if nearest as f64 == value || value.is_nan() {
+        return nearest;
+    }
+    let towards_zero = nearest.to_bits() - (nearest.abs() as f64 > value.abs()) as u32;
+    f32::from_bits(towards_zero | 1)
+}
+
+pub fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|&value| {
+            let word = match dtype {
+                DType::F32 => (value as f32).to_bits(),
+                DType::F16 => f16::from_f32(to_odd(value)).to_bits().into(),
+                DType::Bf16 => bf16::from_f32(to_odd(value)).to_bits().into(),
+                DType::I32 => value as i32 as u32,
+            };
+            word.to_le_bytes().into_iter().take(dtype.size())
+        })
+        .collect()
+}
+
+pub fn decode(dtype: DType, bytes: &[u8]) -> f64 {
+    let mut word = [0; 4];
+    word[..dtype.size()].copy_from_slice(&bytes[..dtype.size()]);
+    let word = u32::from_le_bytes(word);
+    match dtype {
+        DType::F32 => f32::from_bits(word).into(),
+        DType::F16 => f16::from_bits(word as u16).to_f64(),
+        DType::Bf16 => bf16::from_bits(word as u16).to_f64(),
+        DType::I32 => word as i32 as f64,
+    }
+}
+
+/// To nearest, ties to even, as a store of the dtype rounds.
+pub fn round(dtype: DType, value: f64) -> f64 {
+    decode(dtype, &encode(dtype, &[value]))
+}
+
+/// Whether `out`, of `dtype`, is the unrounded `reference` but for an error of `bound`: relative in the Euclidean norm,
+/// and no element off by more than the bound of itself plus four root mean squares. What the reference has as NaN or
+/// infinite after rounding must be so in `out`. `slack`, if not empty, is forgiven of each element's error.
+pub fn compare(dtype: DType, out: &[f64], reference: &[f64], bound: f64, slack: &[f64]) -> Result<(), String> {
+    if out.len() != reference.len() {
+        return Err(format!("{} values, {} expected", out.len(), reference.len()));
+    }
+    let (mut error_square, mut reference_square, mut finite) = (0.0, 0.0, 0usize);
+    let mut errors = Vec::with_capacity(out.len());
+    for (i, (&out, &reference)) in out.iter().zip(reference).enumerate() {
+        let rounded = round(dtype, reference);
+        if out.is_finite() && reference.is_finite() && (rounded.is_finite() || relative(out, reference) < bound) {
+            let forgiven = floor(dtype) + slack.get(i).copied().unwrap_or(0.0);
+            let error = ((out - reference).abs() - forgiven).max(0.0);
+            errors.push((i, error));
+            error_square += error * error;
+            reference_square += reference * reference;
+            finite += 1;
+        } else if !(out == rounded || out.is_nan() && rounded.is_nan()) {
+            // At the end of the dtype's range a permitted error decides between the largest number and infinity.
+            let edge = reference.is_finite() && out.is_infinite() && round(dtype, reference * (1.0 + bound)) == out;
+            if !edge {
+                return Err(format!("element {i} is {out:e}; {reference:e} is expected"));
+            }
+        }
+    }
+    let error = if error_square == 0.0 { 0.0 } else { (error_square / reference_square).sqrt() };
+    let typical = (reference_square / finite.max(1) as f64).sqrt();
+    let excess = |&(i, error): &(usize, f64)| error - bound * (reference[i].abs() + 4.0 * typical);
+    let worst = errors.iter().max_by(|a, b| excess(a).total_cmp(&excess(b)));
+    if let Some(worst) = worst.filter(|worst| error.is_nan() || error > bound || excess(worst) > 0.0) {
+        let i = worst.0;
+        return Err(format!(
+            "relative error {error:.3e} (bound {bound:.1e}); element {i} of {} is {:e}; {:e} is expected (max abs error {:.3e})",
+            out.len(),
+            out[i],
+            reference[i],
+            worst.1
+        ));
+    }
+    Ok(())
+}
+
+fn relative(out: f64, reference: f64) -> f64 {
+    (out - reference).abs() / reference.abs()
+}
+
+#[test]
+fn rounding_is_to_nearest_even() {
+    // A bit past halfway between two BF16 numbers, and the tie itself: the `half` crate's from_f64 loses that bit.
+    let (tie, past) = (1.0 + 2f64.powi(-8), 1.0 + 2f64.powi(-8) + 2f64.powi(-40));
+    assert_eq!((round(DType::Bf16, tie), round(DType::Bf16, past)), (1.0, 1.0 + 2f64.powi(-7)));
+    assert_eq!((round(DType::F16, -2049.0), round(DType::F16, -2049.000001)), (-2048.0, -2050.0));
+    assert_eq!((round(DType::F16, 65519.999), round(DType::F16, 65520.0)), (65504.0, f64::INFINITY));
+    assert_eq!((round(DType::Bf16, 1e39), round(DType::F16, 2f64.powi(-25) * 1.01)), (f64::INFINITY, 2f64.powi(-24)));
+}
+
+#[test]
+fn the_comparison_sees_what_it_must() {
+    let close = |out: &[f64], reference: &[f64]| compare(DType::F32, out, reference, 1e-5, &[]).is_ok();
+    assert!(close(&[], &[]) && close(&[0.0], &[0.0]) && close(&[1.0, 2.0], &[1.0, 2.000001]));
+    assert!(!close(&[1.0], &[1.001]) && !close(&[1.0, 1.0], &[1.0]) && !close(&[1e-9], &[0.0]));
+    assert!(!close(&[f64::NAN], &[1.0]) && !close(&[1.0], &[f64::NAN]) && close(&[f64::NAN], &[f64::NAN]));
+    assert!(!close(&[f64::INFINITY], &[1.0]) && !close(&[f64::INFINITY], &[f64::NEG_INFINITY]));
+    assert!(close(&[f64::INFINITY], &[f64::INFINITY]) && close(&[f64::INFINITY], &[1e39]) && !close(&[1e38], &[1e39]));
+    let mut out = vec![1.0; 10_000];
+    out[7] = 1.0005;
+    assert!(!close(&out, &[1.0; 10_000]), "one wrong element among many counts");
+    assert!(compare(DType::F16, &[0.0], &[2e-8], 1e-3, &[]).is_ok(), "less than half a subnormal rounds to 0");
+    assert!(
+        compare(DType::F16, &[65504.0], &[65519.0], 1e-3, &[]).is_ok()
+            && compare(DType::F16, &[f64::INFINITY], &[65519.0], 1e-3, &[]).is_ok()
+    );
+}

@@ -1,0 +1,54 @@
+//! The devices of this machine, each with one backend that all tests share.
+
+use crate::random::seed;
+use nvbackend::backend::{cuda_devices, Backend, BackendOptions};
+use nvbackend::executor::DeviceKind;
+use std::io::Write;
+use std::sync::OnceLock;
+
+pub struct Device {
+    pub name: &'static str,
+    pub backend: Backend,
+}
+
+impl Device {
+    pub fn is_cpu(&self) -> bool {
+        self.backend.device().kind == DeviceKind::Cpu
+    }
+
+    fn new(name: &'static str) -> Device {
+        let options = BackendOptions { device: name.to_string(), ..BackendOptions::default() };
+        let backend = Backend::new(&options).unwrap_or_else(|error| panic!("device {name}: {error}"));
+        Device { name, backend }
+    }
+}
+
+/// The CPU, and the first GPU if there is one; NVB_TEST_DEVICE ("cpu" or "cuda:0") names one of them.
+pub fn devices() -> &'static [Device] {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        // The test harness swallows what the print macros write; this line must be seen.
+        let say = |text: String| writeln!(std::io::stderr(), "conformance: {text}").expect("stderr is open");
+        say(format!("NVB_TEST_SEED={} repeats this run's data", seed()));
+        let wanted = std::env::var("NVB_TEST_DEVICE").ok().filter(|name| !name.is_empty());
+        let mut devices = Vec::new();
+        match wanted.as_deref() {
+            Some("cpu") => devices.push(Device::new("cpu")),
+            Some("cuda" | "cuda:0") => devices.push(Device::new("cuda:0")),
+            Some(other) => panic!("NVB_TEST_DEVICE is {other:?}; \"cpu\" or \"cuda:0\" is needed"),
+            None => {
+                devices.push(Device::new("cpu"));
+                match cuda_devices() {
+                    Ok(found) if !found.is_empty() => devices.push(Device::new("cuda:0")),
+                    Ok(_) => say("cuda is skipped: the driver lists no device".into()),
+                    Err(error) => say(format!("cuda is skipped: {error}")),
+                }
+            }
+        }
+        for Device { name, backend } in &devices {
+            let info = backend.device();
+            say(format!("runs on {name}: {}, compute capability {}", info.name, info.compute_capability));
+        }
+        devices
+    })
+}

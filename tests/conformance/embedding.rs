@@ -1,0 +1,86 @@
+//! `embedding`: output[t] = table[tokens[t]] · scale.
+
+use crate::compare::FLOATS;
+use crate::run::{check, expect_error, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
+use nvbackend::error::Status;
+use nvbackend::ops::embedding::Embedding;
+use nvbackend::tensor::DType;
+use nvbackend::weight::{Arrangement, Source, Weight};
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    tokens: usize,
+    vocabulary: usize,
+    width: usize,
+    table: DType,
+    output: DType,
+    layout: Layout,
+    scale: f32,
+    magnitude: f64,
+    /// A token that the table does not have, put in the middle.
+    stray: Option<i32>,
+}
+
+const CASE: Case = Case {
+    tokens: 9,
+    vocabulary: 31,
+    width: 64,
+    table: DType::Bf16,
+    output: DType::F32,
+    layout: PLAIN,
+    scale: 1.0,
+    magnitude: 1.0,
+    stray: None,
+};
+
+fn test(run: &mut Run, case: &Case) -> Outcome {
+    let (table, values) = run.normal(case.table, &[case.vocabulary, case.width], case.layout, case.magnitude)?;
+    let memory = run.device.backend.memory();
+    let weight = Weight::new(memory, &[table], Arrangement::Stacked, Source::Borrowed, run.stream)?;
+    let mut tokens: Vec<i32> = (0..case.tokens).map(|_| run.random.below(case.vocabulary) as i32).collect();
+    let mut reference: Vec<f64> = tokens
+        .iter()
+        .flat_map(|&token| &values[token as usize * case.width..][..case.width])
+        .map(|value| value * case.scale as f64)
+        .collect();
+    if let Some(stray) = case.stray {
+        tokens[case.tokens / 2] = stray;
+        reference[case.tokens / 2 * case.width..][..case.width].fill(0.0);
+    }
+    let tokens = run.integers(&tokens)?;
+    let output = run.output(case.output, &[case.tokens, case.width], case.layout)?;
+    let op = Embedding::new(tokens, weight.view(), case.scale, output)?;
+    let result = run.executor().embedding(&op, run.stream.raw());
+    if let (Some(stray), true) = (case.stray, run.device.is_cpu()) {
+        return expect_error(result, Status::InvalidArgument, &[&stray.to_string(), &case.vocabulary.to_string()]);
+    }
+    result.map_err(Failure::from)?;
+    run.expect("output", &output, &reference)
+}
+
+#[test]
+fn embedding() {
+    let mut cases = Vec::new();
+    for table in FLOATS {
+        for output in FLOATS {
+            for layout in [PLAIN, UNALIGNED, PITCHED] {
+                cases.push(Case { table, output, layout, ..CASE });
+            }
+            cases.push(Case { table, output, scale: 25.25, width: 640, tokens: 33, vocabulary: 500, ..CASE });
+        }
+    }
+    for width in [1, 2, 3, 7, 8, 129, 1023, 5000] {
+        cases.push(Case { width, scale: -0.5, ..CASE });
+    }
+    for tokens in [0, 1, 2, 300] {
+        cases.push(Case { tokens, ..CASE });
+    }
+    cases.push(Case { vocabulary: 1, ..CASE });
+    for magnitude in [1e-30, 1e30] {
+        cases.push(Case { magnitude, ..CASE });
+    }
+    for stray in [-1, 31, i32::MAX, i32::MIN] {
+        cases.push(Case { stray: Some(stray), ..CASE });
+    }
+    check("embedding", &cases, test);
+}

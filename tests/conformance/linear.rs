@@ -1,0 +1,228 @@
+//! `linear`: y = activation(x · Wᵀ + bias); gated: activation(gate) · up over interleaved rows of W.
+
+use crate::activation::{activate, ACTIVATIONS};
+use crate::compare::FLOATS;
+use crate::random::Random;
+use crate::run::{check, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
+use nvbackend::ops::linear::Linear;
+use nvbackend::ops::Activation;
+use nvbackend::tensor::{DType, Tensor};
+use nvbackend::weight::{Arrangement, Source, Weight};
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    m: usize,
+    /// Columns of the output; a gated weight has twice as many rows.
+    n: usize,
+    k: usize,
+    input: DType,
+    weight: DType,
+    output: DType,
+    bias: Option<DType>,
+    activation: Activation,
+    gated: bool,
+    /// The weight is read where the caller has it, with the layout's offset and padding.
+    borrowed: bool,
+    layout: Layout,
+    magnitude: f64,
+    /// Put into the first row of x.
+    special: Option<f64>,
+}
+
+const CASE: Case = Case {
+    m: 5,
+    n: 48,
+    k: 64,
+    input: DType::F32,
+    weight: DType::F32,
+    output: DType::F32,
+    bias: None,
+    activation: Activation::None,
+    gated: false,
+    borrowed: false,
+    layout: PLAIN,
+    magnitude: 1.0,
+    special: None,
+};
+
+/// x has the weight's dtype or F32; y any.
+fn dtypes() -> Vec<(DType, DType, DType)> {
+    let pairs =
+        FLOATS.map(|weight| (weight, weight)).into_iter().chain([(DType::F32, DType::F16), (DType::F32, DType::Bf16)]);
+    pairs.flat_map(|(input, weight)| FLOATS.map(|output| (input, weight, output))).collect()
+}
+
+const ROWS: [usize; 15] = [0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 65, 128, 300];
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn test(run: &mut Run, case: &Case) -> Outcome {
+    let &Case { m, n, k, activation, .. } = case;
+    let mut x = rounded(case.input, &run.random.normals(m * k, case.magnitude));
+    if let Some(special) = case.special {
+        x[k / 2] = special;
+    }
+    let input = run.tensor(case.input, &[m, k], case.layout, &x)?;
+    // Outputs of the inputs' magnitude, so that activations are met where they bend.
+    let scale = 1.0 / (k.max(1) as f64).sqrt();
+    let parts: Vec<Vec<f64>> =
+        (0..1 + case.gated as usize).map(|_| rounded(case.weight, &run.random.normals(n * k, scale))).collect();
+    let arrangement = if case.gated { Arrangement::Gated } else { Arrangement::Stacked };
+    let mut host: Vec<Vec<u8>> = parts.iter().map(|part| crate::compare::encode(case.weight, part)).collect();
+    let (tensors, source) = if case.borrowed {
+        (vec![run.tensor(case.weight, &[n, k], case.layout, &parts[0])?], Source::Borrowed)
+    } else {
+        let tensor = |bytes: &mut Vec<u8>| Tensor::new(bytes.as_mut_ptr().cast(), case.weight, &[n, k]);
+        (host.iter_mut().map(tensor).collect(), Source::Host)
+    };
+    let weight = Weight::new(run.device.backend.memory(), &tensors, arrangement, source, run.stream)?;
+    let biases = match case.bias {
+        Some(dtype) => {
+            let (tensor, values) = run.normal(dtype, &[n * parts.len()], case.layout, case.magnitude)?;
+            Some((tensor, values))
+        }
+        None => None,
+    };
+    let output = run.output(case.output, &[m, n], case.layout)?;
+    let (mut reference, mut most) = (Vec::with_capacity(m * n), Vec::with_capacity(m * n));
+    for row in 0..m {
+        for column in 0..n {
+            let product = |part: usize| {
+                let bias = biases.as_ref().map_or(0.0, |(_, values)| values[column * parts.len() + part]);
+                dot(&x[row * k..][..k], &parts[part][column * k..][..k]) + bias
+            };
+            let (gate, up) = (product(0), if case.gated { product(1) } else { 1.0 });
+            reference.push(activate(activation, gate) * up);
+            most.push(gate * up);
+        }
+    }
+    let op = Linear::new(input, weight.view(), biases.map(|(tensor, _)| tensor), activation, output)?;
+    run.executor().linear(&op, run.stream.raw())?;
+    match activation {
+        Activation::None => run.expect("output", &output, &reference),
+        _ => run.expect_activated("output", &output, &reference, &most),
+    }
+}
+
+/// Every number of rows with every combination of dtypes; the rest varies from run to run.
+#[test]
+fn rows_and_dtypes() {
+    let mut random = Random::new("linear cases");
+    let mut cases = Vec::new();
+    let sizes =
+        [(1, 1), (1, 64), (7, 5), (16, 16), (33, 129), (64, 64), (65, 63), (96, 256), (130, 40), (200, 72), (256, 96)];
+    for m in ROWS {
+        for (input, weight, output) in dtypes() {
+            let (n, k) = random.choose(&sizes);
+            let bias = random.choose(&[None, Some(output), Some(DType::F32), Some(DType::Bf16)]);
+            let activation = random.choose(&ACTIVATIONS);
+            let layout = random.choose(&[PLAIN, PLAIN, UNALIGNED, PITCHED]);
+            let (gated, borrowed) = (random.flip(), random.flip());
+            cases.push(Case {
+                m,
+                n,
+                k,
+                input,
+                weight,
+                output,
+                bias,
+                activation,
+                layout,
+                gated,
+                borrowed: borrowed && !gated,
+                ..CASE
+            });
+        }
+    }
+    check("linear", &cases, test);
+}
+
+#[test]
+fn epilogues() {
+    let mut cases = Vec::new();
+    for (input, weight) in
+        [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F16, DType::F16)]
+    {
+        for m in [1, 7, 40] {
+            for activation in ACTIVATIONS {
+                for gated in [false, true] {
+                    for bias in [None, Some(DType::F32), Some(weight)] {
+                        cases.push(Case { m, input, weight, output: DType::F32, activation, gated, bias, ..CASE });
+                    }
+                }
+            }
+        }
+    }
+    check("linear", &cases, test);
+}
+
+#[test]
+fn sizes() {
+    let mut cases = Vec::new();
+    let kinds =
+        [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F16, DType::F16)];
+    for (input, weight) in kinds {
+        let case = Case { input, weight, output: input, ..CASE };
+        for (n, k) in
+            [(1, 1), (2, 3), (3, 8), (1, 1000), (1000, 1), (31, 33), (127, 129), (255, 1024), (1024, 255), (512, 513)]
+        {
+            for (m, layout) in [(1, PLAIN), (1, UNALIGNED), (6, PLAIN), (20, PITCHED), (33, UNALIGNED)] {
+                cases.push(Case { m, n, k, layout, ..case });
+                cases.push(Case { m, n, k, layout, borrowed: true, ..case });
+            }
+            cases.push(Case { m: 3, n, k, gated: true, activation: Activation::GeluTanh, ..case });
+        }
+        // The shapes of a model: wide, deep, and both.
+        for (m, n, k) in
+            [(1, 2560, 1024), (1, 1024, 6912), (4, 1024, 2048), (300, 256, 640), (129, 640, 320), (1, 32_000, 64)]
+        {
+            cases.push(Case { m, n, k, ..case });
+        }
+    }
+    check("linear", &cases, test);
+}
+
+#[test]
+fn magnitudes() {
+    let mut cases = Vec::new();
+    for (input, weight) in [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16)] {
+        for m in [1, 9, 70] {
+            for magnitude in [0.0, 1e-25, 1e-6, 1e6, 1e25] {
+                cases.push(Case { m, input, weight, magnitude, ..CASE });
+            }
+            // A row with NaN or infinity leaves the other rows alone.
+            for special in [f64::NAN, f64::INFINITY] {
+                cases.push(Case { m, input, weight, special: Some(special), ..CASE });
+                cases.push(Case { m, input, weight, special: Some(special), k: 77, layout: UNALIGNED, ..CASE });
+            }
+        }
+    }
+    for m in [2, 30] {
+        cases.push(Case { m, input: DType::F16, weight: DType::F16, output: DType::F16, magnitude: 1e4, ..CASE });
+    }
+    check("linear", &cases, test);
+}
+
+/// Leading axes fold into rows, and a sum is the same whatever else is in the batch.
+#[test]
+fn rows_do_not_depend_on_the_batch() {
+    let cases = [DType::F32, DType::Bf16].map(|dtype| [2, 9, 64].map(|rows| (dtype, rows))).concat();
+    check("linear batches", &cases, |run, &(dtype, rows)| {
+        let (n, k) = (40, 72);
+        let (folded, x) = run.normal(dtype, &[rows, 1, k], UNALIGNED, 1.0)?;
+        let (part, w) = run.normal(dtype, &[n, k], PLAIN, 1.0)?;
+        let weight =
+            Weight::new(run.device.backend.memory(), &[part], Arrangement::Stacked, Source::Device, run.stream)?;
+        let all = run.output(DType::F32, &[rows, 1, n], PLAIN)?;
+        let op = Linear::new(folded, weight.view(), None, Activation::None, all)?;
+        run.executor().linear(&op, run.stream.raw())?;
+        let reference: Vec<f64> = x.chunks(k).flat_map(|x| w.chunks(k).map(move |w| dot(x, w))).collect();
+        run.expect("output", &all, &reference)?;
+        let last = run.tensor(dtype, &[1, k], PLAIN, &x[(rows - 1) * k..])?;
+        let one = run.output(DType::F32, &[1, n], PLAIN)?;
+        run.executor().linear(&Linear::new(last, weight.view(), None, Activation::None, one)?, run.stream.raw())?;
+        run.expect("the last row alone", &one, &reference[(rows - 1) * n..])
+    });
+}

@@ -1,0 +1,26 @@
+//! Conformance: every operation on every device that is present, against the operation's formula in f64.
+//!
+//! Inputs are fresh in each run and lie between poisoned guards; outputs are poisoned first, and nothing else may
+//! change. NVB_TEST_DEVICE ("cpu", "cuda:0") names one device, NVB_TEST_SEED repeats a run. The program needs no file,
+//! so that it can be packed for a machine that has a GPU and no toolchain.
+
+mod activation;
+mod argmax;
+mod attention_cases;
+mod attention_decode;
+mod attention_prefill;
+mod compare;
+mod device;
+mod elementwise;
+mod embedding;
+mod gated_activation;
+mod linear;
+mod memory;
+mod random;
+mod rms_norm;
+mod rope;
+mod run;
+mod sample;
+mod softmax;
+mod stream;
+mod weight;

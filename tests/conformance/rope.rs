@@ -1,0 +1,340 @@
+//! `rope`: per head RMS norm, rotation by position · position_scale · base^(−2i/r), query scale, cache append.
+
+use crate::compare::{bound, compare, FLOATS};
+use crate::run::{
+    cache_tensor, check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED,
+};
+use nvbackend::attention::kv_cache::{KvCache, KvCacheOptions};
+use nvbackend::error::Status;
+use nvbackend::ops::rope::{Append, Rope, RopeArguments, Rotation};
+use nvbackend::tensor::{DType, Tensor};
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    tokens: usize,
+    query_heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    /// `None`: a plain append.
+    rotary: Option<usize>,
+    base: f32,
+    position_scale: f32,
+    query_scale: f32,
+    /// The dtype of the query and key norms, if there are any.
+    norm: Option<DType>,
+    offset: f32,
+    dtype: DType,
+    output: DType,
+    in_place: bool,
+    layout: Layout,
+    /// Query, key and value are slices of one row a token.
+    fused: bool,
+    cache: Option<DType>,
+    /// The largest position.
+    top: usize,
+}
+
+const CASE: Case = Case {
+    tokens: 7,
+    query_heads: 4,
+    kv_heads: 2,
+    dim: 64,
+    rotary: Some(64),
+    base: 10_000.0,
+    position_scale: 1.0,
+    query_scale: 1.0,
+    norm: None,
+    offset: 0.0,
+    dtype: DType::F32,
+    output: DType::F32,
+    in_place: false,
+    layout: PLAIN,
+    fused: false,
+    cache: None,
+    top: 40,
+};
+
+const SLOTS: usize = 3;
+
+/// One head's norm and rotation. Frequencies and angles are F32, as in HF transformers; the rest is F64.
+fn rotate(case: &Case, x: &[f64], norm: Option<&[f64]>, position: i32) -> Vec<f64> {
+    let mut x = x.to_vec();
+    if let Some(weight) = norm {
+        let scale = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + 1e-6).sqrt();
+        x.iter_mut().zip(weight).for_each(|(x, weight)| *x *= scale * (case.offset as f64 + weight));
+    }
+    let rotary = case.rotary.unwrap_or(0);
+    for i in 0..rotary / 2 {
+        let frequency = 1.0 / case.base.powf((2 * i) as f32 / rotary as f32);
+        let (sin, cos) = ((position as f32 * frequency * case.position_scale) as f64).sin_cos();
+        let (a, b) = (x[i], x[i + rotary / 2]);
+        x[i] = a * cos - b * sin;
+        x[i + rotary / 2] = b * cos + a * sin;
+    }
+    x
+}
+
+/// An F32 angle of a radians is uncertain by about a · 2⁻²², four units in its last place: powf may be off by that.
+fn rotated_bound(case: &Case, dtype: DType) -> f64 {
+    let angle = case.rotary.map_or(0.0, |_| case.top as f64 * case.position_scale as f64);
+    bound(dtype) + angle * 2f64.powi(-22)
+}
+
+struct Heads {
+    tensor: Tensor,
+    values: Vec<f64>,
+}
+
+/// Query, key and value, apart or in one row.
+fn inputs(run: &mut Run, case: &Case) -> Result<[Heads; 3], Failure> {
+    let counts = [case.query_heads, case.kv_heads, case.kv_heads];
+    let values = counts.map(|heads| rounded(case.dtype, &run.random.normals(case.tokens * heads * case.dim, 1.0)));
+    if !case.fused {
+        let mut tensors = Vec::new();
+        for (heads, values) in counts.into_iter().zip(&values) {
+            tensors.push(run.tensor(case.dtype, &[case.tokens, heads, case.dim], case.layout, values)?);
+        }
+        let mut tensors = tensors.into_iter();
+        return Ok(values.map(|values| Heads { tensor: tensors.next().expect("three of them"), values }));
+    }
+    let row: usize = counts.iter().sum();
+    let mut all = Vec::new();
+    for token in 0..case.tokens {
+        for (heads, values) in counts.into_iter().zip(&values) {
+            all.extend(&values[token * heads * case.dim..][..heads * case.dim]);
+        }
+    }
+    let all = run.tensor(case.dtype, &[case.tokens, row, case.dim], case.layout, &all)?;
+    let mut first = 0;
+    let mut part = 0;
+    Ok(values.map(|values| {
+        let data = all.data.cast::<u8>().wrapping_add(first * case.dim * case.dtype.size()).cast();
+        let tensor = Tensor::new(data, case.dtype, &[case.tokens, counts[part], case.dim]);
+        first += counts[part];
+        part += 1;
+        Heads { tensor: tensor.with_strides(&[all.strides[0], case.dim, 1]), values }
+    }))
+}
+
+fn test(run: &mut Run, case: &Case) -> Outcome {
+    let [query, key, value] = inputs(run, case)?;
+    let plain = case.rotary.is_none();
+    let output = |run: &mut Run, heads: &Heads| -> Result<Option<Tensor>, Failure> {
+        if plain {
+            return Ok(None);
+        }
+        let tensor =
+            if case.in_place { heads.tensor } else { run.output(case.output, heads.tensor.shape(), case.layout)? };
+        run.allow_write(&tensor);
+        Ok(Some(tensor))
+    };
+    let query_output = output(run, &query)?;
+    // With a cache the key may go there alone.
+    let key_output = if case.cache.is_some() && !case.in_place { None } else { output(run, &key)? };
+    let mut norms = Vec::new();
+    for _ in 0..2 {
+        norms.push(case.norm.filter(|_| !plain).map(|dtype| run.normal(dtype, &[case.dim], PLAIN, 1.0)).transpose()?);
+    }
+    let (query_norm, key_norm) = (&norms[0], &norms[1]);
+    // No two tokens share a place in the cache.
+    let places = run.random.permutation(SLOTS * (case.top + 1));
+    let mut positions: Vec<i32> = (0..case.tokens).map(|t| (places[t] % (case.top + 1)) as i32).collect();
+    let mut slots: Vec<i32> = (0..case.tokens).map(|t| (places[t] / (case.top + 1)) as i32).collect();
+    if case.tokens > 1 && !places[..case.tokens].contains(&case.top) {
+        (positions[0], slots[0]) = (case.top as i32, 0);
+    }
+    let position_tensor = run.integers(&positions)?;
+    let slot_tensor = run.integers(&slots)?;
+    let memory = run.device.backend.memory();
+    let options = |dtype| KvCacheOptions {
+        layers: 3,
+        slots: SLOTS,
+        kv_heads: case.kv_heads,
+        head_dim: case.dim,
+        capacity: case.top + 1,
+        dtype,
+    };
+    let cache = case.cache.map(|dtype| KvCache::new(memory, options(dtype), run.stream)).transpose()?;
+    let layer = cache.as_ref().map(|cache| cache.layer(1)).transpose()?;
+    for layer in 0..cache.as_ref().map_or(0, |_| 3) {
+        run.poison(&cache.as_ref().expect("it has layers").layer(layer)?)?;
+    }
+    let op = Rope::new(RopeArguments {
+        query: query_output.map(|_| query.tensor),
+        query_output,
+        query_norm: query_norm.as_ref().map(|norm| norm.0),
+        query_scale: case.query_scale,
+        key: Some(key.tensor),
+        key_output,
+        key_norm: key_norm.as_ref().map(|norm| norm.0),
+        value: layer.map(|_| value.tensor),
+        epsilon: 1e-6,
+        weight_offset: case.offset,
+        positions: position_tensor,
+        rotation: case.rotary.map(|rotary_dim| Rotation {
+            base: case.base,
+            position_scale: case.position_scale,
+            rotary_dim,
+        }),
+        append: layer.map(|cache| Append { cache, slots: Some(slot_tensor) }),
+    })?;
+    run.executor().rope(&op, run.stream.raw())?;
+
+    let reference = |heads: usize, values: &[f64], norm: &Option<(Tensor, Vec<f64>)>, scale: f64| -> Vec<f64> {
+        let norm = norm.as_ref().map(|norm| norm.1.as_slice());
+        let heads = values.chunks(case.dim).enumerate().map(|(i, x)| rotate(case, x, norm, positions[i / heads]));
+        heads.flatten().map(|x| x * scale).collect()
+    };
+    if let Some(output) = query_output {
+        let expected = reference(case.query_heads, &query.values, query_norm, case.query_scale as f64);
+        run.expect_within("query_output", &output, &expected, rotated_bound(case, output.dtype))?;
+    }
+    let keys = reference(case.kv_heads, &key.values, key_norm, 1.0);
+    if let Some(output) = key_output {
+        run.expect_within("key_output", &output, &keys, rotated_bound(case, output.dtype))?;
+    }
+    let Some((cache, layer)) = cache.as_ref().zip(layer) else { return Ok(()) };
+    for (name, values, data) in [("cached keys", &keys, layer.key), ("cached values", &value.values, layer.value)] {
+        let mut expected = vec![f64::NAN; SLOTS * case.kv_heads * (case.top + 1) * case.dim];
+        for (i, head) in values.chunks(case.dim).enumerate() {
+            let (token, head_index) = (i / case.kv_heads, i % case.kv_heads);
+            let row = (slots[token] as usize * case.kv_heads + head_index) * (case.top + 1) + positions[token] as usize;
+            expected[row * case.dim..][..case.dim].copy_from_slice(head);
+        }
+        run.expect_within(name, &cache_tensor(&layer, data), &expected, rotated_bound(case, layer.dtype))?;
+    }
+    for other in [0, 2] {
+        let layer = cache.layer(other)?;
+        for data in [layer.key, layer.value] {
+            let values = run.read(&cache_tensor(&layer, data))?;
+            if values.iter().any(|value| !value.is_nan()) {
+                return Err(format!("layer {other} changed").into());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rotation() {
+    let mut cases = Vec::new();
+    for dtype in FLOATS {
+        for output in FLOATS {
+            for norm in [None, Some(DType::F32), Some(DType::Bf16)] {
+                cases.push(Case { dtype, output, norm, ..CASE });
+            }
+        }
+        for (fused, layout) in [(false, PLAIN), (true, PLAIN), (true, UNALIGNED), (false, PITCHED)] {
+            cases.push(Case {
+                dtype,
+                output: dtype,
+                in_place: true,
+                fused,
+                layout,
+                norm: Some(dtype),
+                offset: 1.0,
+                ..CASE
+            });
+        }
+    }
+    for (dim, rotary) in [
+        (1, 0),
+        (2, 2),
+        (8, 8),
+        (40, 40),
+        (64, 16),
+        (64, 2),
+        (80, 20),
+        (96, 96),
+        (128, 64),
+        (256, 256),
+        (512, 512),
+        (33, 32),
+    ] {
+        for norm in [None, Some(DType::F32)] {
+            cases.push(Case { dim, rotary: Some(rotary), norm, ..CASE });
+            cases.push(Case { dim, rotary: Some(rotary), norm, in_place: true, fused: true, ..CASE });
+        }
+    }
+    for (query_heads, kv_heads) in [(1, 1), (8, 1), (8, 4), (32, 32), (3, 3)] {
+        cases.push(Case { query_heads, kv_heads, ..CASE });
+    }
+    for (base, position_scale, query_scale) in [(1e6, 0.125, 1.0), (500.0, 2.0, 0.0625), (10_000.0, 1.0, -3.0)] {
+        cases.push(Case { base, position_scale, query_scale, norm: Some(DType::Bf16), offset: 1.0, ..CASE });
+    }
+    for tokens in [0, 1, 2, 33, 100] {
+        cases.push(Case { tokens, ..CASE });
+    }
+    for top in [2, 1000, 8191, 131_071] {
+        for base in [10_000.0, 1e6] {
+            cases.push(Case { top, base, ..CASE });
+            cases.push(Case { top, base, position_scale: 0.125, norm: Some(DType::Bf16), ..CASE });
+        }
+    }
+    check("rope", &cases, test);
+}
+
+#[test]
+fn append() {
+    let mut cases = Vec::new();
+    for dtype in FLOATS {
+        for cache in FLOATS {
+            let case = Case { dtype, output: dtype, cache: Some(cache), ..CASE };
+            cases.push(Case { ..case });
+            cases.push(Case { rotary: None, ..case });
+            cases.push(Case { fused: true, in_place: true, norm: Some(DType::F32), offset: 1.0, ..case });
+            cases.push(Case { fused: true, layout: UNALIGNED, dim: 40, rotary: Some(20), norm: Some(dtype), ..case });
+            cases.push(Case { rotary: None, fused: true, dim: 33, layout: UNALIGNED, ..case });
+        }
+    }
+    let case = Case { cache: Some(DType::Bf16), ..CASE };
+    for (tokens, top) in [(0, 10), (1, 0), (1, 10), (3, 0), (60, 30)] {
+        cases.push(Case { tokens, top, ..case });
+        cases.push(Case { tokens, top, rotary: None, ..case });
+    }
+    for dim in [1, 8, 80, 96, 256, 512] {
+        cases.push(Case { dim, rotary: Some(dim & !1), ..case });
+    }
+    check("rope with append", &cases, test);
+}
+
+/// A token outside the cache: the CPU names it, a GPU leaves it out and stores the others.
+#[test]
+fn places_outside_the_cache() {
+    let cases = [(-1, 0), (8, 0), (i32::MAX, 0), (i32::MIN, 0), (3, -1), (3, 2), (3, i32::MAX)];
+    check("rope outside the cache", &cases, |run, &(position, slot)| {
+        let options = KvCacheOptions { layers: 1, slots: 2, kv_heads: 1, head_dim: 4, capacity: 8, dtype: DType::F32 };
+        let cache = KvCache::new(run.device.backend.memory(), options, run.stream)?;
+        let layer = cache.layer(0)?;
+        run.poison(&layer)?;
+        let (key, keys) = run.normal(DType::F32, &[2, 1, 4], PLAIN, 1.0)?;
+        let (value, _) = run.normal(DType::F32, &[2, 1, 4], PLAIN, 1.0)?;
+        let positions = run.integers(&[position, 5])?;
+        let slots = run.integers(&[slot, 1])?;
+        let op = Rope::new(RopeArguments {
+            query: None,
+            query_output: None,
+            query_norm: None,
+            query_scale: 1.0,
+            key: Some(key),
+            key_output: None,
+            key_norm: None,
+            value: Some(value),
+            epsilon: 1e-6,
+            weight_offset: 0.0,
+            positions,
+            rotation: None,
+            append: Some(Append { cache: layer, slots: Some(slots) }),
+        })?;
+        let result = run.executor().rope(&op, run.stream.raw());
+        if run.device.is_cpu() {
+            let (outside, limit) = if (0..8).contains(&position) { (slot, "2") } else { (position, "8") };
+            return expect_error(result, Status::InvalidArgument, &[&outside.to_string(), limit]);
+        }
+        result?;
+        let stored = run.read(&cache_tensor(&layer, layer.key))?;
+        let mut expected = vec![f64::NAN; stored.len()];
+        expected[(8 + 5) * 4..][..4].copy_from_slice(&keys[4..]);
+        compare(DType::F32, &stored, &expected, bound(DType::F32), &[]).map_err(Failure::from)
+    });
+}

@@ -1,0 +1,316 @@
+//! The harness: tensors in device memory between guards, poisoned outputs, and a report of every case that fails.
+
+use crate::compare::{bound, compare, decode, encode};
+use crate::device::{devices, Device};
+use crate::random::{seed, Random};
+use nvbackend::attention::kv_cache::CacheLayer;
+use nvbackend::error::{Error, Result, Status};
+use nvbackend::executor::{CopyKind, Executor};
+use nvbackend::stream::Stream;
+use nvbackend::tensor::{DType, Tensor};
+use std::ffi::c_void;
+use std::fmt::Debug;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+/// Why a case fails.
+pub struct Failure(String);
+
+pub type Outcome = std::result::Result<(), Failure>;
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure(format!("{}: {}", error.status, error.message))
+    }
+}
+
+impl From<String> for Failure {
+    fn from(text: String) -> Failure {
+        Failure(text)
+    }
+}
+
+/// Runs every case on every device, and fails with the list of those that failed.
+pub fn check<C: Debug>(operation: &str, cases: &[C], test: impl Fn(&mut Run, &C) -> Outcome) {
+    let mut failures = Vec::new();
+    for device in devices() {
+        let stream = Stream::new(device.backend.executor(), 0).expect("a stream can be created");
+        for case in cases {
+            let label = format!("{operation} {case:?}");
+            let mut run = Run { device, stream: &stream, random: Random::new(&label), blocks: Vec::new() };
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                test(&mut run, case)?;
+                run.check_blocks()
+            }));
+            let text = match outcome {
+                Ok(Ok(())) => continue,
+                Ok(Err(Failure(text))) => text,
+                Err(panic) => format!(
+                    "panicked: {}",
+                    panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref().copied()).unwrap_or("?")
+                ),
+            };
+            failures.push(format!("{}: {label}: {text}", device.name));
+        }
+    }
+    assert!(!cases.is_empty(), "{operation} has cases");
+    let shown = failures.len().min(12);
+    assert!(
+        failures.is_empty(),
+        "{} of {} cases failed; NVB_TEST_SEED={} repeats them\n{}",
+        failures.len(),
+        cases.len() * devices().len(),
+        seed(),
+        failures[..shown].join("\n")
+    );
+}
+
+/// Where a tensor lies: elements before its first, and elements after each item of its first axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    pub offset: usize,
+    pub padding: usize,
+}
+
+pub const PLAIN: Layout = Layout { offset: 0, padding: 0 };
+/// No row starts on a 16-byte boundary by design.
+pub const UNALIGNED: Layout = Layout { offset: 1, padding: 3 };
+/// Aligned rows with room between them.
+pub const PITCHED: Layout = Layout { offset: 0, padding: 16 };
+pub const LAYOUTS: [Layout; 3] = [PLAIN, UNALIGNED, PITCHED];
+
+/// Guards, padding and outputs hold this byte: NaN in every float dtype, −1 in i32.
+const POISON: u8 = 0xff;
+const GUARD: usize = 256;
+
+struct Block {
+    pointer: *mut c_void,
+    /// What was uploaded.
+    image: Vec<u8>,
+    /// What the operation may write.
+    writable: Vec<Tensor>,
+}
+
+/// One case on one device.
+pub struct Run<'a> {
+    pub device: &'a Device,
+    pub stream: &'a Stream,
+    pub random: Random,
+    blocks: Vec<Block>,
+}
+
+impl Run<'_> {
+    pub fn executor(&self) -> &dyn Executor {
+        self.device.backend.executor().as_ref()
+    }
+
+    /// A tensor with these values, in row-major order.
+    pub fn tensor(&mut self, dtype: DType, shape: &[usize], layout: Layout, values: &[f64]) -> Result<Tensor> {
+        let (span, strides) = strides(shape, layout);
+        self.strided(dtype, shape, &strides, layout.offset, span, Some(values))
+    }
+
+    /// A tensor of poison that the operation shall write.
+    pub fn output(&mut self, dtype: DType, shape: &[usize], layout: Layout) -> Result<Tensor> {
+        let (span, strides) = strides(shape, layout);
+        let tensor = self.strided(dtype, shape, &strides, layout.offset, span, None)?;
+        self.allow_write(&tensor);
+        Ok(tensor)
+    }
+
+    /// A contiguous i32 vector.
+    pub fn integers(&mut self, values: &[i32]) -> Result<Tensor> {
+        let values: Vec<f64> = values.iter().map(|&value| value.into()).collect();
+        self.tensor(DType::I32, &[values.len()], PLAIN, &values)
+    }
+
+    /// Normally distributed values, and the tensor that holds them. The values are as the dtype has rounded them.
+    pub fn normal(&mut self, dtype: DType, shape: &[usize], layout: Layout, scale: f64) -> Result<(Tensor, Vec<f64>)> {
+        let values = self.random.normals(shape.iter().product(), scale);
+        let tensor = self.tensor(dtype, shape, layout, &values)?;
+        Ok((tensor, rounded(dtype, &values)))
+    }
+
+    pub fn strided(
+        &mut self,
+        dtype: DType,
+        shape: &[usize],
+        strides: &[usize],
+        offset: usize,
+        span: usize,
+        values: Option<&[f64]>,
+    ) -> Result<Tensor> {
+        let size = dtype.size();
+        let mut image = vec![POISON; GUARD + (offset + span) * size + GUARD];
+        let pointer = self.device.backend.memory().allocate(image.len(), self.stream.raw())?;
+        let data = pointer.cast::<u8>().wrapping_add(GUARD + offset * size).cast();
+        let tensor = Tensor::new(data, dtype, shape).with_strides(strides);
+        if let Some(values) = values {
+            assert_eq!(values.len(), tensor.elements(), "values and shape agree");
+            let encoded = encode(dtype, values);
+            for (element, value) in offsets(&tensor).into_iter().zip(encoded.chunks(size)) {
+                let at = GUARD + (offset + element) * size;
+                image[at..at + size].copy_from_slice(value);
+            }
+        }
+        self.copy_in(pointer, &image)?;
+        self.blocks.push(Block { pointer, image, writable: Vec::new() });
+        Ok(tensor)
+    }
+
+    /// Lets the operation write a tensor that was an input; views of a tensor are fine.
+    pub fn allow_write(&mut self, tensor: &Tensor) {
+        let address = tensor.data as usize;
+        let block = self.blocks.iter_mut().find(|block| {
+            let start = block.pointer as usize;
+            (start..start + block.image.len()).contains(&address)
+        });
+        block.expect("the tensor belongs to this case").writable.push(*tensor);
+    }
+
+    /// The values of a tensor, in row-major order, once the stream has passed them.
+    pub fn read(&self, tensor: &Tensor) -> Result<Vec<f64>> {
+        let bytes = self.copy_out(tensor.data, tensor.span_bytes())?;
+        let size = tensor.dtype.size();
+        Ok(offsets(tensor).into_iter().map(|element| decode(tensor.dtype, &bytes[element * size..])).collect())
+    }
+
+    /// Overwrites a contiguous tensor, such as a layer of a cache.
+    pub fn write(&self, tensor: &Tensor, values: &[f64]) -> Result<()> {
+        assert!(tensor.is_contiguous() && values.len() == tensor.elements(), "a contiguous tensor of these values");
+        self.copy_in(tensor.data, &encode(tensor.dtype, values))
+    }
+
+    /// Fills a layer's keys and values with poison, as stale tokens may look.
+    pub fn poison(&self, layer: &CacheLayer) -> Result<()> {
+        for tensor in [cache_tensor(layer, layer.key), cache_tensor(layer, layer.value)] {
+            // SAFETY: the layer's keys, then its values, lie in the cache's block.
+            unsafe { self.executor().fill(tensor.data, POISON, tensor.span_bytes(), self.stream.raw())? };
+        }
+        self.stream.synchronize()
+    }
+
+    /// Compares an output with its unrounded reference, within the bound of the output's dtype.
+    pub fn expect(&self, name: &str, tensor: &Tensor, reference: &[f64]) -> Outcome {
+        self.expect_within(name, tensor, reference, bound(tensor.dtype))
+    }
+
+    pub fn expect_within(&self, name: &str, tensor: &Tensor, reference: &[f64], bound: f64) -> Outcome {
+        let out = self.read(tensor)?;
+        compare(tensor.dtype, &out, reference, bound, &[]).map_err(|text| Failure(format!("{name}: {text}")))
+    }
+
+    /// As `expect`, for x · Φ(x) and its like: 1 + erf and 1 + tanh cancel where x is negative, which leaves an error
+    /// relative to x. `inputs` holds what each result is at most, the activation's input times its factor.
+    pub fn expect_activated(&self, name: &str, tensor: &Tensor, reference: &[f64], inputs: &[f64]) -> Outcome {
+        let out = self.read(tensor)?;
+        let slack: Vec<f64> = inputs.iter().map(|x| x.abs() * 2f64.powi(-21)).collect();
+        compare(tensor.dtype, &out, reference, bound(tensor.dtype), &slack)
+            .map_err(|text| Failure(format!("{name}: {text}")))
+    }
+
+    /// Compares i32 results exactly.
+    pub fn expect_integers(&self, name: &str, tensor: &Tensor, reference: &[i32]) -> Outcome {
+        let out: Vec<i32> = self.read(tensor)?.into_iter().map(|value| value as i32).collect();
+        match out.iter().zip(reference).position(|(a, b)| a != b) {
+            None if out.len() == reference.len() => Ok(()),
+            None => Err(Failure(format!("{name}: {} values, {} expected", out.len(), reference.len()))),
+            Some(i) => Err(Failure(format!("{name}[{i}] is {}; {} is expected", out[i], reference[i]))),
+        }
+    }
+
+    fn copy_in(&self, to: *mut c_void, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let from = bytes.as_ptr().cast();
+        // SAFETY: the callers' ranges lie in one block; the bytes outlive the copy, which is waited for.
+        unsafe { self.executor().copy(to, from, bytes.len(), CopyKind::HostToDevice, self.stream.raw())? };
+        self.stream.synchronize()
+    }
+
+    fn copy_out(&self, from: *const c_void, count: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0u8; count];
+        if count > 0 {
+            let to = bytes.as_mut_ptr().cast();
+            // SAFETY: the callers' ranges lie in one block; the buffer outlives the copy, which is waited for.
+            unsafe { self.executor().copy(to, from, count, CopyKind::DeviceToHost, self.stream.raw())? };
+        }
+        self.stream.synchronize()?;
+        Ok(bytes)
+    }
+
+    /// Nothing but the outputs' elements has changed.
+    fn check_blocks(&mut self) -> Outcome {
+        for block in &self.blocks {
+            let now = self.copy_out(block.pointer, block.image.len())?;
+            if now == block.image {
+                continue;
+            }
+            let mut changed: Vec<bool> = now.iter().zip(&block.image).map(|(a, b)| a != b).collect();
+            for tensor in &block.writable {
+                let first = tensor.data as usize - block.pointer as usize;
+                let size = tensor.dtype.size();
+                for element in offsets(tensor) {
+                    changed[first + element * size..][..size].fill(false);
+                }
+            }
+            if let Some(at) = changed.iter().position(|&changed| changed) {
+                let (count, length) = (changed.iter().filter(|&&changed| changed).count(), now.len() - 2 * GUARD);
+                let at = at as isize - GUARD as isize;
+                return Err(Failure(format!("{count} bytes that are no output changed, first byte {at} of {length}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        for block in &self.blocks {
+            // A device that is lost has said so in the case's failure.
+            let _ = self.device.backend.memory().free(block.pointer, self.stream.raw());
+        }
+    }
+}
+
+/// Row-major strides with the layout's padding, and the elements that they span.
+fn strides(shape: &[usize], layout: Layout) -> (usize, Vec<usize>) {
+    let mut strides = vec![1; shape.len()];
+    for axis in (0..shape.len().saturating_sub(1)).rev() {
+        strides[axis] = strides[axis + 1] * shape[axis + 1];
+    }
+    if shape.len() > 1 {
+        strides[0] += layout.padding;
+    }
+    (shape[0] * strides[0], strides)
+}
+
+/// The element offsets of a tensor in row-major order.
+pub fn offsets(tensor: &Tensor) -> Vec<usize> {
+    let mut offsets = vec![0];
+    for axis in 0..tensor.rank {
+        let (extent, stride) = (tensor.shape[axis], tensor.strides[axis]);
+        offsets = offsets.iter().flat_map(|&first| (0..extent).map(move |i| first + i * stride)).collect();
+    }
+    offsets
+}
+
+pub fn rounded(dtype: DType, values: &[f64]) -> Vec<f64> {
+    encode(dtype, values).chunks(dtype.size()).map(|bytes| decode(dtype, bytes)).collect()
+}
+
+/// A layer's keys or values as [slots, heads, capacity, head_dim].
+pub fn cache_tensor(layer: &CacheLayer, data: *mut c_void) -> Tensor {
+    Tensor::new(data, layer.dtype, &[layer.slots, layer.heads, layer.capacity, layer.head_dim])
+}
+
+/// An error of this status whose text holds all of these words: it names the value and the limit.
+pub fn expect_error<T>(result: Result<T>, status: Status, words: &[&str]) -> Outcome {
+    match result {
+        Ok(_) => Err(Failure(format!("succeeded; {status} is expected"))),
+        Err(error) if error.status == status && words.iter().all(|word| error.message.contains(word)) => Ok(()),
+        Err(error) => {
+            Err(Failure(format!("{}: {:?}; {status} with {words:?} is expected", error.status, error.message)))
+        }
+    }
+}

@@ -1,0 +1,131 @@
+// nvbackend.hpp: errors arrive as exceptions, handles move and destroy themselves in any order, operations reach the
+// library. NVB_TEST_DEVICE names the device, "cpu" without it.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <nvbackend.hpp>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace {
+
+int failures = 0;
+
+void expect(bool condition, const char* what) {
+  if (condition) return;
+  ++failures;
+  std::printf("FAILED  %s\n", what);
+}
+
+static_assert(!std::is_copy_constructible_v<nvb::backend> && std::is_nothrow_move_constructible_v<nvb::backend>);
+static_assert(!std::is_copy_constructible_v<nvb::buffer> && std::is_nothrow_move_assignable_v<nvb::buffer>);
+static_assert(!std::is_copy_constructible_v<nvb::host_buffer> && !std::is_copy_constructible_v<nvb::stream>);
+
+const char* device() {
+  const char* name = std::getenv("NVB_TEST_DEVICE");
+  return name != nullptr ? name : "cpu";
+}
+
+void errors() {
+  try {
+    const nvb::backend backend("no such device");
+    expect(false, "a device that does not exist is an error");
+  } catch (const nvb::error& error) {
+    expect(error.status() == NVB_ERROR_CONFIGURATION, "the status is the library's");
+    expect(error.detail().status == error.status(), "the detail belongs to the error");
+    expect(std::string(error.what()).find("no such device") != std::string::npos, "the text names the value");
+    expect(std::string(error.what()).find('\0') == std::string::npos, "the text ends before its NUL");
+  }
+  nvb::check(NVB_OK);
+  try {
+    nvb::tensor(nullptr, NVB_DTYPE_F32, {1, 2, 3, 4, 5});
+    expect(false, "five axes are an error");
+  } catch (const std::invalid_argument&) {
+  }
+}
+
+void tensors() {
+  float value = 0;
+  const nvb_tensor tensor = nvb::tensor(&value, NVB_DTYPE_F32, {2, 3}, {8, 1});
+  expect(tensor.data == &value && tensor.rank == 2, "a tensor keeps its memory and rank");
+  expect(tensor.shape[0] == 2 && tensor.shape[1] == 3 && tensor.strides[0] == 8 && tensor.strides[1] == 1,
+         "a tensor keeps its shape and strides");
+  expect(nvb::dtype_size(NVB_DTYPE_F32) == 4 && nvb::dtype_size(NVB_DTYPE_BF16) == 2 && nvb::dtype_size(99) == 0,
+         "dtypes have their sizes");
+}
+
+void handles() {
+  nvb::backend first(device());
+  nvb_backend* pointer = first;
+  nvb::backend second = std::move(first);
+  expect(second.get() == pointer && first.get() == nullptr, "a move hands the object over");
+  first = std::move(second);
+  expect(first.get() == pointer, "an assignment hands it back");
+
+  nvb::stream stream(first);
+  nvb::event event(first);
+  event.record(stream);
+  stream.wait(event);
+  event.synchronize();
+
+  // Children outlive the backend.
+  nvb::buffer buffer(first, 64, stream);
+  nvb::memory_manager memory(first);
+  const uint64_t allocated = memory.statistics().allocated;
+  expect(allocated >= 64, "the block is counted");
+  first = nvb::backend();
+  expect(first.get() == nullptr, "an empty handle is fine");
+  buffer = nvb::buffer();
+  expect(memory.statistics().allocated < allocated, "the block is given back");
+  stream.synchronize();
+}
+
+void operations() {
+  const nvb::backend backend(device());
+  nvb::stream stream(backend);
+  const std::vector<float> input = {1, 2, 3, 4, 0, 0, 0, 0};
+  std::vector<float> output(input.size());
+  nvb::buffer memory(backend, input.size() * sizeof(float), stream);
+  memory.upload(input.data(), memory.size(), stream);
+
+  auto softmax = nvb::make<nvb_softmax_args>();
+  softmax.input = softmax.output = nvb::tensor(memory.data(), NVB_DTYPE_F32, {2, 4});
+  nvb::softmax(backend, softmax, stream);
+  auto scale = nvb::make<nvb_elementwise_args>();
+  scale.input = scale.output = softmax.output;
+  scale.factor = 2;
+  nvb::scale(backend, scale, stream);
+  memory.download(output.data(), memory.size(), stream);
+  stream.synchronize();
+  expect(std::fabs(output[4] - 0.5F) < 1e-6F, "a row of equal numbers shares the probability");
+  expect(std::fabs(output[3] / output[2] - std::exp(1.0F)) < 1e-4F, "neighbours differ by a factor of e");
+
+  try {
+    softmax.input.data = nullptr;
+    nvb::softmax(backend, softmax, stream);
+    expect(false, "a tensor without memory is an error");
+  } catch (const nvb::error& error) {
+    expect(error.status() == NVB_ERROR_INVALID_ARGUMENT, "the status is the operation's");
+  }
+
+  nvb::host_buffer host(backend, 16);
+  nvb::host_buffer other = std::move(host);
+  expect(other.data() != nullptr && other.size() == 16 && host.data() == nullptr, "host memory moves");
+}
+
+}  // namespace
+
+int main() {
+  try {
+    errors();
+    tensors();
+    handles();
+    operations();
+  } catch (const std::exception& error) {
+    std::printf("FAILED  unexpected: %s\n", error.what());
+    return 1;
+  }
+  if (failures == 0) std::printf("ok\n");
+  return failures == 0 ? 0 : 1;
+}
