@@ -48,6 +48,25 @@ extern "C" {
 // Threads: calls that take `const nvb_backend *` may run at once from many threads.
 typedef struct nvb_backend nvb_backend;
 
+// Device, precision, memory, timing and logging of a backend to come. Created by `nvb_configuration_create`. Fields:
+//
+// - `device`: "auto", "cpu", "cuda" or "cuda:N"
+// - `architecture`: 0, or an older one whose kernels to run, such as 80 on a 9.0 GPU
+// - `threads`: of the CPU; 0: one a core
+// - `precision`: "auto", "f32", "f16", "bf16": what is stored where a call leaves the dtype open (KV caches)
+// - `fp8`, `tensor_cores`: "auto", "off", "required" (no backend on a device without)
+// - `attention`: "auto", "plain" (kernels without Tensor Cores)
+// - `vendor_libraries`: whether cuBLASLt may run
+// - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
+// - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
+// - `memory.margin`: bytes left to others; 0: the library's choice
+// - `memory.unified`: whether unified memory may serve what does not fit
+// - `timing.profiling`: whether profiling is on from the start
+// - `logging.level`: "off", "error", "warning", "info", "debug", "trace"
+//
+// Threads: calls that take `const nvb_configuration *` may run at once from many threads.
+typedef struct nvb_configuration nvb_configuration;
+
 // The memory of one device. From `nvb_backend_get_memory_manager`.
 //
 // Threads: every call may run at once from many threads.
@@ -605,6 +624,69 @@ static inline void nvb_backend_options_init(nvb_backend_options *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
+
+// Configuration ---------------------------------------------------------------------------------------------------
+
+// `preset`: everything that helps and costs no accuracy.
+#define NVB_PRESET_INFERENCE 0
+
+// `preset`: memory is taken at the start, so that the first answers come as soon as later ones.
+#define NVB_PRESET_LOW_LATENCY 1
+
+// `preset`: nearly all of the device's memory, for many sequences at once.
+#define NVB_PRESET_THROUGHPUT 2
+
+// `preset`: unified memory behind the device's own, BF16, no FP8.
+#define NVB_PRESET_TRAINING 3
+
+// `preset`: profiling and debug records on.
+#define NVB_PRESET_DEVELOPMENT 4
+
+// Creates a configuration from a preset (`NVB_PRESET_…`).
+NVB_MUST_USE nvb_status nvb_configuration_create(uint32_t preset, nvb_configuration **configuration);
+
+// Destroys the handle; NULL is fine. A backend keeps what it was created with.
+nvb_status nvb_configuration_destroy(nvb_configuration *configuration);
+
+// Sets one field ("memory.limit") from text ("1073741824", "true", "bf16").
+// Errors: `NVB_ERROR_CONFIGURATION`, whose text names the field, the value and what is allowed; nothing changes then.
+NVB_MUST_USE nvb_status nvb_configuration_set(nvb_configuration *configuration, const char *field, const char *value);
+
+// Copies one field's value as text. `text` receives at most `capacity` bytes with the closing NUL and may be NULL;
+// `needed`, if not NULL, receives the bytes that the whole text needs, NUL included.
+NVB_MUST_USE nvb_status nvb_configuration_get(const nvb_configuration *configuration,
+                                 const char *field,
+                                 char *text,
+                                 size_t capacity,
+                                 size_t *needed);
+
+// Changes the fields that a JSON object names: {"preset": "throughput", "memory": {"limit_fraction": 0.8}}. "preset"
+// sets all other fields first. Nothing changes on an error.
+// Errors: `NVB_ERROR_CONFIGURATION`: a field, its value and what is allowed, or the line and column of what is no JSON.
+NVB_MUST_USE nvb_status nvb_configuration_apply_json(nvb_configuration *configuration, const char *json);
+
+// Copies the configuration as JSON, every field of it; `text`, `capacity` and `needed` as in `nvb_configuration_get`.
+NVB_MUST_USE nvb_status nvb_configuration_get_json(const nvb_configuration *configuration,
+                                      char *text,
+                                      size_t capacity,
+                                      size_t *needed);
+
+// Checks what no single field can be checked for: fields that do not go together.
+// Errors: `NVB_ERROR_CONFIGURATION`, whose text names both.
+NVB_MUST_USE nvb_status nvb_configuration_validate(const nvb_configuration *configuration);
+
+// As `nvb_backend_create`, with a configuration in place of options. `log_callback` may be NULL; it receives records up
+// to `logging.level`.
+// Errors: those of `nvb_backend_create`, and `NVB_ERROR_FP8` or `NVB_ERROR_UNSUPPORTED` if the device lacks what is
+// required.
+NVB_MUST_USE nvb_status nvb_backend_create_configured(const nvb_configuration *configuration,
+                                         nvb_log_callback log_callback,
+                                         void *log_user_data,
+                                         nvb_backend **backend);
+
+// Copies the configuration that the backend runs with as JSON (the defaults after `nvb_backend_create`); `text`,
+// `capacity` and `needed` as in `nvb_configuration_get`.
+NVB_MUST_USE nvb_status nvb_backend_get_configuration_json(const nvb_backend *backend, char *text, size_t capacity, size_t *needed);
 
 // Hardware: usage, peers, recommendation --------------------------------------------------------------------------
 

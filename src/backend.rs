@@ -1,14 +1,21 @@
 //! The backend: one chosen device with its executor, its memory and a default stream.
 
+use crate::configuration::Configuration;
 use crate::cpu::CpuExecutor;
 use crate::error::{Error, Result, Status};
 use crate::executor::{DeviceInfo, DeviceKind, Executor};
-use crate::hardware::{diagnosis, system::System};
+use crate::hardware::{
+    self,
+    device::{Device, Kind},
+    diagnosis,
+    features::Features,
+    system::System,
+};
 use crate::memory::MemoryManager;
 use crate::metrics::{nvtx, Metrics};
 use crate::operation::Operation;
 use crate::stream::{RawHandle, Stream};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use std::sync::{Arc, OnceLock};
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -23,6 +30,10 @@ pub struct BackendOptions {
     pub force_architecture: i32,
     /// Skips cuBLASLt even where it is present, so that only the library's own kernels run.
     pub own_kernels_only: bool,
+    /// Runs the kernels that use no Tensor Cores.
+    pub tensor_cores_off: bool,
+    /// The same for attention alone.
+    pub plain_attention: bool,
 }
 
 pub struct Backend {
@@ -30,16 +41,18 @@ pub struct Backend {
     memory: Arc<MemoryManager>,
     default_stream: Arc<Stream>,
     metrics: Metrics,
+    configuration: Configuration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Choice {
+pub enum Choice {
     Auto,
     Cpu,
     Cuda(i32),
 }
 
-fn parse_device(text: &str) -> Result<Choice> {
+/// What `BackendOptions::device` names.
+pub fn parse_device(text: &str) -> Result<Choice> {
     match text {
         "" | "auto" => return Ok(Choice::Auto),
         "cpu" => return Ok(Choice::Cpu),
@@ -57,32 +70,32 @@ fn parse_device(text: &str) -> Result<Choice> {
 
 impl Backend {
     pub fn new(options: &BackendOptions) -> Result<Backend> {
-        let executor = match parse_device(&options.device)? {
-            Choice::Cpu => cpu_executor(options)?,
-            Choice::Cuda(ordinal) => cuda_executor(ordinal, options)?,
-            Choice::Auto => match best_cuda_device().and_then(|ordinal| cuda_executor(ordinal, options)) {
-                Ok(executor) => executor,
-                Err(error) => {
-                    log::info!(target: "nvbackend::backend", "device auto: {error}; using the CPU");
-                    cpu_executor(options)?
-                }
-            },
-        };
-        Backend::with_executor(executor, options.memory_limit)
+        Backend::with_executor(choose_executor(options)?, options.memory_limit)
+    }
+
+    pub fn from_configuration(configuration: Configuration) -> Result<Backend> {
+        configuration.validate()?;
+        let executor = choose_executor(&configuration.backend_options())?;
+        configuration.check_device(&hardware::device_of(executor.device()))?;
+        let limit = configuration.memory.limit_bytes(executor.memory_info()?.1);
+        let mut backend = Backend::with_executor(executor, limit)?;
+        backend.metrics.set_enabled(configuration.timing.profiling);
+        backend.configuration = configuration;
+        Ok(backend)
     }
 
     /// A backend over an executor of the caller's, as tests use it.
     pub fn with_executor(executor: Arc<dyn Executor>, memory_limit: u64) -> Result<Backend> {
         let memory = Arc::new(MemoryManager::new(executor.clone(), memory_limit));
         let default_stream = Arc::new(Stream::new(&executor, 0)?);
-        let device = executor.device();
-        log::info!(
-            target: "nvbackend::backend",
-            "backend on {} ({}), compute capability {}.{}, {} MiB, {} multiprocessors",
-            device_name(device), device.name, device.compute_capability / 10, device.compute_capability % 10,
-            device.total_memory >> 20, device.multiprocessors
-        );
-        Ok(Backend { executor, memory, default_stream, metrics: Metrics::default() })
+        log::info!(target: "nvbackend::backend", "{}", summary(&hardware::device_of(executor.device())));
+        Ok(Backend {
+            executor,
+            memory,
+            default_stream,
+            metrics: Metrics::default(),
+            configuration: Configuration::default(),
+        })
     }
 
     pub fn executor(&self) -> &Arc<dyn Executor> {
@@ -93,6 +106,16 @@ impl Backend {
     pub fn queue<O: Operation>(&self, op: &O, stream: &Stream) -> Result<()> {
         let _range = nvtx::range(O::KIND.label());
         self.metrics.queue(op, stream)
+    }
+
+    /// As given; the defaults for a backend of plain options.
+    pub fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
+    /// Of what the library stores where the caller leaves the dtype open.
+    pub fn default_dtype(&self) -> DType {
+        self.configuration.default_dtype(self.device().kind)
     }
 
     pub fn metrics(&self) -> &Metrics {
@@ -146,10 +169,45 @@ impl Backend {
     }
 }
 
+/// The line in the log for each backend.
+fn summary(device: &Device) -> String {
+    let yes_or_no = |feature| if device.features.has(feature) { "yes" } else { "no" };
+    let place = match device.kind {
+        Kind::Cpu => format!("{} threads", device.multiprocessors),
+        _ => format!(
+            "{}, compute capability {}.{}, {} multiprocessors, {} GPUs in the machine",
+            device.architecture,
+            device.compute_capability / 10,
+            device.compute_capability % 10,
+            device.multiprocessors,
+            cuda_devices().map_or(0, |devices| devices.len())
+        ),
+    };
+    format!(
+        "backend on {} ({}): {place}, {} MiB, BF16 {}, FP8 {}",
+        device.selector(),
+        device.name,
+        device.total_memory >> 20,
+        yes_or_no(Features::BF16),
+        yes_or_no(Features::FP8)
+    )
+}
+
 fn device_name(device: &DeviceInfo) -> String {
     match device.kind {
         DeviceKind::Cpu => "cpu".to_string(),
         DeviceKind::Cuda => format!("cuda:{}", device.ordinal),
+    }
+}
+
+fn choose_executor(options: &BackendOptions) -> Result<Arc<dyn Executor>> {
+    match parse_device(&options.device)? {
+        Choice::Cpu => cpu_executor(options),
+        Choice::Cuda(ordinal) => cuda_executor(ordinal, options),
+        Choice::Auto => best_cuda_device().and_then(|ordinal| cuda_executor(ordinal, options)).or_else(|no_gpu| {
+            log::info!(target: "nvbackend::backend", "device auto: {no_gpu}; using the CPU");
+            cpu_executor(options).map_err(|error| error.caused_by(no_gpu))
+        }),
     }
 }
 
@@ -200,6 +258,41 @@ fn built_without_cuda() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_line_for_a_backend_names_what_was_chosen() {
+        let gpu = Device {
+            name: "H200".into(),
+            architecture: "Hopper".into(),
+            compute_capability: 90,
+            multiprocessors: 132,
+            total_memory: 141 << 30,
+            features: Features::of_capability(90),
+            ..Device::new(Kind::Cuda, 0)
+        };
+        let line = summary(&gpu);
+        assert!(line.starts_with("backend on cuda:0 (H200): Hopper, compute capability 9.0, 132 multi"), "{line}");
+        assert!(line.ends_with("144384 MiB, BF16 yes, FP8 yes"), "{line}");
+        let cpu = Device { multiprocessors: 8, ..Device::new(Kind::Cpu, 0) };
+        assert_eq!(summary(&cpu), "backend on cpu (): 8 threads, 0 MiB, BF16 no, FP8 no");
+    }
+
+    #[test]
+    fn a_configuration_reaches_the_backend() {
+        let mut configuration = Configuration { device: "cpu".into(), threads: 1, ..Configuration::default() };
+        configuration.precision = crate::configuration::Precision::F16;
+        configuration.timing.profiling = true;
+        configuration.memory.limit = 4096;
+        let backend = Backend::from_configuration(configuration.clone()).unwrap();
+        assert_eq!(backend.configuration(), &configuration);
+        assert_eq!((backend.default_dtype(), backend.metrics().is_enabled()), (DType::F16, true));
+        assert_eq!(backend.device().multiprocessors, 1);
+        assert_eq!(backend.memory().allocate(8192, RawHandle::NULL).unwrap_err().status, Status::OutOfMemory);
+        configuration.fp8 = crate::configuration::Requirement::Required;
+        assert_eq!(Backend::from_configuration(configuration.clone()).err().unwrap().status, Status::Fp8);
+        configuration.memory.limit_fraction = 2.0;
+        assert_eq!(Backend::from_configuration(configuration).err().unwrap().status, Status::Configuration);
+    }
 
     #[test]
     fn device_names_are_parsed_exactly() {

@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod backend;
 pub mod capi;
+pub mod configuration;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;

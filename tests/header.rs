@@ -6,13 +6,14 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 17] = [
+const SECTIONS: [(&str, &str); 18] = [
     ("status", "Status codes and errors"),
     ("version", "Version and build"),
     ("tensor", "Tensors"),
     ("device", "Devices"),
     ("environment", "Environment"),
     ("backend", "Backend"),
+    ("configuration", "Configuration"),
     ("hardware", "Hardware: usage, peers, recommendation"),
     ("memory", "Memory"),
     ("stream", "Streams"),

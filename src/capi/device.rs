@@ -5,7 +5,6 @@ use super::status::nvb_status;
 use super::structs::{fixed_text, versioned, write, write_out};
 use crate::backend;
 use crate::error::{Error, Status};
-use crate::executor::{DeviceInfo, DeviceKind};
 use crate::hardware::{
     self,
     device::{Device, Kind},
@@ -154,25 +153,6 @@ pub(super) fn convert(device: &Device) -> nvb_device_info {
     }
 }
 
-/// A backend's device: what its executor works with (a forced architecture, its threads), and the rest as it was
-/// detected.
-pub(super) fn convert_for_backend(device: &DeviceInfo) -> nvb_device_info {
-    let kind = match device.kind {
-        DeviceKind::Cpu => Kind::Cpu,
-        DeviceKind::Cuda => Kind::Cuda,
-    };
-    let detected = hardware::device(kind, device.ordinal).cloned();
-    convert(&Device {
-        name: device.name.clone(),
-        compute_capability: device.compute_capability,
-        multiprocessors: device.multiprocessors,
-        total_memory: device.total_memory,
-        l2_bytes: device.l2_bytes,
-        driver_version: device.driver_version,
-        ..detected.unwrap_or_else(|| Device::new(kind, device.ordinal))
-    })
-}
-
 /// Writes the number of CUDA devices. Without a driver or a device this is `NVB_ERROR_CUDA_NOT_AVAILABLE`, with the
 /// reason as the error's text, and `count` is left alone. The first call loads the driver.
 #[no_mangle]
@@ -215,7 +195,7 @@ mod tests {
     #[test]
     fn a_backend_s_device_has_the_executor_s_threads() {
         let executor = crate::cpu::CpuExecutor::new(1).unwrap();
-        let info = convert_for_backend(crate::executor::Executor::device(&executor));
+        let info = convert(&hardware::device_of(crate::executor::Executor::device(&executor)));
         assert_eq!((info.kind, info.multiprocessors), (NVB_DEVICE_CPU, 1));
         assert_ne!(info.architecture[0], 0);
     }

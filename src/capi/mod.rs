@@ -11,6 +11,7 @@
 
 pub mod attention;
 pub mod backend;
+pub mod configuration;
 pub mod device;
 pub mod environment;
 pub mod event;

@@ -20,6 +20,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 pub struct CudaExecutor {
     device: DeviceInfo,
     launch: Launch,
+    attention_capability: i32,
     pool: sys::CUmemoryPool,
     scratch: Scratch,
     cublaslt: Option<CublasLt>,
@@ -37,8 +38,8 @@ unsafe impl Send for CudaExecutor {}
 unsafe impl Sync for CudaExecutor {}
 
 impl CudaExecutor {
-    /// `device.compute_capability` is the one that kernels are chosen by.
-    pub fn new(device: DeviceInfo, own_kernels_only: bool) -> Result<CudaExecutor> {
+    /// `device.compute_capability` is the one that kernels are chosen by, those of attention by `attention_capability`.
+    pub fn new(device: DeviceInfo, attention_capability: i32, own_kernels_only: bool) -> Result<CudaExecutor> {
         let context = PrimaryContext::retain(device.ordinal)?;
         let guard = context.enter()?;
         let attribute = |attribute: sys::CUdevice_attribute| -> Result<i32> {
@@ -65,6 +66,7 @@ impl CudaExecutor {
         Ok(CudaExecutor {
             device,
             launch,
+            attention_capability,
             pool,
             scratch: Scratch::default(),
             cublaslt,
@@ -86,6 +88,10 @@ impl CudaExecutor {
 
     pub(super) fn launch_on(&self, stream: RawHandle) -> Launch {
         self.launch.on(stream)
+    }
+
+    pub(super) fn launch_attention_on(&self, stream: RawHandle) -> Launch {
+        Launch { capability: self.attention_capability, ..self.launch.on(stream) }
     }
 
     pub(super) fn cublaslt(&self) -> Option<&CublasLt> {

@@ -31,6 +31,8 @@ pub use executor::CudaExecutor;
 
 /// The oldest compute capability that the kernels are written for.
 const OLDEST: i32 = 70;
+/// The newest compute capability whose kernels use no Tensor Cores.
+const PLAIN: i32 = 75;
 
 /// Retains the primary context of device `ordinal` and prepares it for work.
 pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
@@ -53,7 +55,12 @@ pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn
     if forced != 0 {
         device.compute_capability = forced;
     }
-    Ok(Arc::new(CudaExecutor::new(device, options.own_kernels_only)?))
+    if options.tensor_cores_off {
+        device.compute_capability = device.compute_capability.min(PLAIN);
+    }
+    let attention =
+        if options.plain_attention { PLAIN.min(device.compute_capability) } else { device.compute_capability };
+    Ok(Arc::new(CudaExecutor::new(device, attention, options.own_kernels_only)?))
 }
 
 /// Whether this library's kernels run on the device with its driver.

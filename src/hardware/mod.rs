@@ -9,7 +9,7 @@ pub mod diagnosis;
 pub mod environment;
 pub mod features;
 #[cfg(test)]
-pub mod fixture;
+mod fixture;
 #[cfg(feature = "cuda")]
 mod gpu;
 pub mod instruction_sets;
@@ -23,6 +23,7 @@ pub mod tpu;
 pub mod usage;
 
 use crate::error::{Error, Result};
+use crate::executor::{DeviceInfo, DeviceKind};
 use cpu::CpuProfile;
 use device::{Device, Kind};
 use environment::Environment;
@@ -76,6 +77,24 @@ pub fn device(kind: Kind, ordinal: i32) -> Option<&'static Device> {
         return (ordinal == 0).then(cpu_device);
     }
     devices().iter().find(|device| device.kind == kind && device.ordinal == ordinal)
+}
+
+/// A backend's device: what its executor works with (a forced architecture, its threads), and the rest as detected.
+pub fn device_of(info: &DeviceInfo) -> Device {
+    let kind = match info.kind {
+        DeviceKind::Cpu => Kind::Cpu,
+        DeviceKind::Cuda => Kind::Cuda,
+    };
+    let detected = device(kind, info.ordinal).cloned();
+    Device {
+        name: info.name.clone(),
+        compute_capability: info.compute_capability,
+        multiprocessors: info.multiprocessors,
+        total_memory: info.total_memory,
+        l2_bytes: info.l2_bytes,
+        driver_version: info.driver_version,
+        ..detected.unwrap_or_else(|| Device::new(kind, info.ordinal))
+    }
 }
 
 fn cpu_device() -> &'static Device {

@@ -39,7 +39,7 @@ pub fn usage(pci_bus_id: &str) -> Result<Usage> {
         ecc_enabled: device.is_ecc_enabled().ok().map(|state| state.currently_enabled),
         ecc_corrected: ecc(MemoryError::Corrected),
         ecc_uncorrected: ecc(MemoryError::Uncorrected),
-        throttle_reasons: device.current_throttle_reasons_raw().ok(),
+        throttle_reasons: device.current_throttle_reasons().ok().map(|reasons| reasons.bits()),
         processes: device.running_compute_processes_count().ok(),
     })
 }

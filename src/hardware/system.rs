@@ -94,9 +94,9 @@ mod tests {
     #[test]
     fn lists_and_sizes_are_read_as_the_kernel_writes_them() {
         assert_eq!(parse_list("0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
-        assert_eq!(parse_list(""), []);
+        assert!(parse_list("").is_empty());
         assert_eq!(parse_list("x,2-y,5,3-1"), [5]);
-        assert_eq!(parse_list("0-99999999999"), []);
+        assert!(parse_list("0-99999999999").is_empty());
         assert_eq!(parse_bytes("48K"), Some(49152));
         assert_eq!(parse_bytes("32M"), Some(32 << 20));
         assert_eq!(parse_bytes(" 7 kB "), Some(7 << 10));
