@@ -213,7 +213,7 @@ static inline void nvb_error_detail_init(nvb_error_detail *value) {
 
 // Version and build -----------------------------------------------------------------------------------------------
 
-// Grows with every release that changes the ABI incompatibly; part of the SONAME.
+// Grows with every release that changes the ABI incompatibly. The SONAME is libnvbackend.so.0.MINOR, from 1.0 on .MAJOR.
 #define NVB_ABI_VERSION 1
 
 // What was compiled into the library.

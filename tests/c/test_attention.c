@@ -136,11 +136,11 @@ static void check_outputs(const bench* b, int rows) {
 }
 
 static nvb_status prefill(void* value, void* context) {
-  return nvb_attention_prefill(((bench*)context)->attention, value, NULL);
+  return nvb_attention_prefill(((bench*)context)->attention, value, ((bench*)context)->f->stream);
 }
 
 static nvb_status decode(void* value, void* context) {
-  return nvb_attention_decode(((bench*)context)->attention, value, NULL);
+  return nvb_attention_decode(((bench*)context)->attention, value, ((bench*)context)->f->stream);
 }
 
 static void test_prefill(bench* b) {

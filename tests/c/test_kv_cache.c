@@ -68,7 +68,7 @@ static void test_options(fixture* f) {
 }
 
 static nvb_status append(void* value, void* context) {
-  return nvb_kv_cache_append(((fixture*)context)->backend, value, NULL);
+  return nvb_kv_cache_append(((fixture*)context)->backend, value, ((fixture*)context)->stream);
 }
 
 static void test_append(fixture* f) {

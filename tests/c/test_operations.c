@@ -53,9 +53,9 @@ static nvb_tensor matrix(void* block, int64_t rows, int64_t columns) {
   return nvb_tensor_2d(block, NVB_DTYPE_F32, rows, columns);
 }
 
-#define OPERATION(name)                                            \
-  static nvb_status call_##name(void* value, void* context) {      \
-    return nvb_##name(((bench*)context)->f->backend, value, NULL); \
+#define OPERATION(name)                                                                    \
+  static nvb_status call_##name(void* value, void* context) {                              \
+    return nvb_##name(((bench*)context)->f->backend, value, ((bench*)context)->f->stream); \
   }
 OPERATION(embedding)
 OPERATION(rms_norm)

@@ -32,9 +32,9 @@ static nvb_tensor matrix(void* block) {
   return nvb_tensor_2d(block, NVB_DTYPE_F32, ROWS, COLUMNS);
 }
 
-#define OPERATION(name)                                            \
-  static nvb_status call_##name(void* value, void* context) {      \
-    return nvb_##name(((bench*)context)->f->backend, value, NULL); \
+#define OPERATION(name)                                                                    \
+  static nvb_status call_##name(void* value, void* context) {                              \
+    return nvb_##name(((bench*)context)->f->backend, value, ((bench*)context)->f->stream); \
   }
 OPERATION(softmax)
 OPERATION(add)
