@@ -85,7 +85,5 @@ extern "C" {
 pub fn runtime_error(code: i32, doing: &str) -> Error {
     // SAFETY: any number is accepted; the string is static.
     let text = unsafe { CStr::from_ptr(cudaGetErrorString(code)) }.to_string_lossy();
-    let mut error = super::driver::error(code, doing);
-    error.message = format!("{doing}: CUDA error {code} ({text})");
-    error
+    super::driver::describe(code, doing, &text)
 }

@@ -60,6 +60,7 @@ static void with_fake_driver(void) {
   expect("second calls", call_all(), 0);
   expect("an argument that is wrong", cuInit(8), 1);
   expect("a status newer than cust", cuStreamQuery(NULL), 999);
+  expect("the number behind it", nvb_driver_unnamed_status(), 721);
   expect("a function that the driver lacks", cuCtxSynchronize(), 500);
   expect("cuGetErrorName, which it lacks too", cuGetErrorName(1, &text), 0);
   expect("its text is not empty", text[0] != '\0', 1);
