@@ -110,12 +110,18 @@ fn create_pool(context: &PrimaryContext, ordinal: i32) -> Result<sys::CUmemoryPo
     };
     let mut pool = std::ptr::null_mut();
     let mut threshold = u64::MAX;
-    // SAFETY: valid pointers; the attribute's value is a u64 by the driver's documentation.
+    // SAFETY: valid pointers; the attribute's value is a u64 by the driver's documentation; a pool that is not handed on
+    // is destroyed.
     unsafe {
         context.check(sys::cuMemPoolCreate(&mut pool, &properties), "cuMemPoolCreate")?;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let value = (&mut threshold as *mut u64).cast();
-        context.check(sys::cuMemPoolSetAttribute(pool, attribute, value), "cuMemPoolSetAttribute")?;
+        let result = context.check(sys::cuMemPoolSetAttribute(pool, attribute, value), "cuMemPoolSetAttribute");
+        result.inspect_err(|_| {
+            if !context.is_lost() {
+                sys::cuMemPoolDestroy(pool);
+            }
+        })?;
     }
     Ok(pool)
 }
