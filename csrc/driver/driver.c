@@ -45,6 +45,10 @@ const char* nvb_driver_error(void) {
   return error;
 }
 
+int nvb_driver_has(const char* name) {
+  return nvb_driver_loaded() && dlsym(library, name) != NULL;
+}
+
 static int no_library(void) {
   return CUDA_ERROR_NO_DEVICE;
 }

@@ -23,6 +23,9 @@ int nvb_driver_loaded(void);
 // Why it is not: the dynamic loader's message, which names the file. Empty if it is open. Lives as long as the process.
 const char* nvb_driver_error(void);
 
+// 1 if the driver has a function of this name, 0 if it lacks it or is not open. Any thread.
+int nvb_driver_has(const char* name);
+
 // The number behind the CUDA_ERROR_UNKNOWN that a call of this thread has just returned; 0 if the driver said exactly
 // that.
 int nvb_driver_unnamed_status(void);

@@ -1,6 +1,6 @@
 //! The machine's CUDA devices, asked for once a process.
 
-use super::driver::{check, check_loaded};
+use super::driver::{check, check_functions, check_loaded};
 use crate::error::{Error, Result, Status};
 use crate::executor::{DeviceInfo, DeviceKind};
 use cust::device::{Device, DeviceAttribute};
@@ -21,6 +21,7 @@ pub fn list() -> Result<Vec<DeviceInfo>> {
 
 fn detect() -> Result<Vec<DeviceInfo>> {
     check_loaded()?;
+    check_functions()?;
     let (mut driver_version, mut count) = (0, 0);
     // Not through cust's types, which tell "unknown error" where the reason matters most.
     // SAFETY: the driver is initialised first, and the pointers are valid.

@@ -8,8 +8,51 @@ extern "C" {
     // csrc/driver/driver.c
     fn nvb_driver_loaded() -> c_int;
     fn nvb_driver_error() -> *const c_char;
+    fn nvb_driver_has(name: *const c_char) -> c_int;
     fn nvb_driver_unnamed_status() -> c_int;
 }
+
+/// What the executor and the device query call. Drivers for the CUDA version that this library is built with have all
+/// of them.
+const FUNCTIONS: [&CStr; 33] = [
+    c"cuInit",
+    c"cuDriverGetVersion",
+    c"cuDeviceGetCount",
+    c"cuDeviceGet",
+    c"cuDeviceGetName",
+    c"cuDeviceTotalMem_v2",
+    c"cuDeviceGetAttribute",
+    c"cuDevicePrimaryCtxRetain",
+    c"cuDevicePrimaryCtxRelease_v2",
+    c"cuCtxGetCurrent",
+    c"cuCtxSetCurrent",
+    c"cuCtxSynchronize",
+    c"cuMemGetInfo_v2",
+    c"cuMemAlloc_v2",
+    c"cuMemFree_v2",
+    c"cuMemHostAlloc",
+    c"cuMemFreeHost",
+    c"cuMemcpyHtoDAsync_v2",
+    c"cuMemcpyDtoHAsync_v2",
+    c"cuMemcpyDtoDAsync_v2",
+    c"cuMemsetD8Async",
+    c"cuPointerGetAttribute",
+    c"cuStreamCreateWithPriority",
+    c"cuStreamDestroy_v2",
+    c"cuStreamSynchronize",
+    c"cuStreamQuery",
+    c"cuStreamWaitEvent",
+    c"cuEventCreate",
+    c"cuEventDestroy_v2",
+    c"cuEventRecord",
+    c"cuEventQuery",
+    c"cuEventSynchronize",
+    c"cuEventElapsedTime",
+];
+
+/// What memory pools take; without one of these, memory comes from plain allocations.
+const POOL_FUNCTIONS: [&CStr; 5] =
+    [c"cuMemPoolCreate", c"cuMemPoolSetAttribute", c"cuMemPoolDestroy", c"cuMemAllocFromPoolAsync", c"cuMemFreeAsync"];
 
 /// Whether libcuda could be opened, and if not, the dynamic loader's reason.
 pub fn check_loaded() -> Result<()> {
@@ -20,6 +63,25 @@ pub fn check_loaded() -> Result<()> {
     // SAFETY: a string that lives as long as the process.
     let reason = unsafe { CStr::from_ptr(nvb_driver_error()) }.to_string_lossy();
     Err(Error::new(Status::CudaNotAvailable, format!("the CUDA driver could not be opened: {reason}")))
+}
+
+fn has(name: &CStr) -> bool {
+    // SAFETY: a NUL-terminated name; any thread.
+    unsafe { nvb_driver_has(name.as_ptr()) != 0 }
+}
+
+/// Names what the driver lacks, before its absence shows up as a failure in the middle of work.
+pub fn check_functions() -> Result<()> {
+    let missing: Vec<_> = FUNCTIONS.iter().filter(|name| !has(name)).map(|name| name.to_string_lossy()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new(Status::CudaNotAvailable, format!("the CUDA driver lacks {}", missing.join(", ")))
+        .with_advice("install a newer driver"))
+}
+
+pub fn has_pool_functions() -> bool {
+    POOL_FUNCTIONS.iter().all(|name| has(name))
 }
 
 /// Status, and what a code means, for the codes that callers meet; the driver's own text describes the others.

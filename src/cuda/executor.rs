@@ -2,6 +2,7 @@
 
 use super::context::{runtime_error, ContextGuard, PrimaryContext};
 use super::cublaslt::CublasLt;
+use super::driver;
 use super::launch::Launch;
 use super::scratch::{Scratch, StreamScratch};
 use crate::attention::{AttentionDecode, AttentionPrefill};
@@ -51,7 +52,11 @@ impl CudaExecutor {
             l2_bytes: device.l2_bytes as i32,
         };
         let pools = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-        let pool = if pools { create_pool(&context, device.ordinal)? } else { std::ptr::null_mut() };
+        let pool = if pools && driver::has_pool_functions() {
+            create_pool(&context, device.ordinal)?
+        } else {
+            std::ptr::null_mut()
+        };
         let cublaslt = if own_kernels_only { None } else { CublasLt::open() };
         drop(guard);
         Ok(CudaExecutor { device, launch, pool, scratch: Scratch::default(), cublaslt, context })
