@@ -39,6 +39,7 @@ pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn
         Error::new(Status::Device, format!("CUDA device {ordinal}; this machine has {}", devices.len()))
             .with_limit(ordinal.max(0) as u64, devices.len() as u64)
     })?;
+    check_driver_version(device.driver_version)?;
     let capability = device.compute_capability;
     if capability < OLDEST {
         return Err(Error::new(
@@ -77,6 +78,26 @@ pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn
         device.compute_capability = forced;
     }
     Ok(Arc::new(CudaExecutor::new(device, options.own_kernels_only)?))
+}
+
+/// The CUDA runtime that is linked in runs on drivers of its own major version and later ones (CUDA Compatibility, minor
+/// version compatibility).
+fn check_driver_version(driver: i32) -> Result<()> {
+    let built: i32 = env!("NVB_BUILD_CUDA_VERSION").parse().expect("build.rs writes a number");
+    let (major, minor) = (built / 1000, built % 1000 / 10);
+    if driver / 1000 >= major {
+        return Ok(());
+    }
+    Err(Error::new(
+        Status::CudaNotAvailable,
+        format!(
+            "the NVIDIA driver supports CUDA {}.{}; this library was built with CUDA {major}.{minor} and needs a driver \
+             for CUDA {major}",
+            driver / 1000,
+            driver % 1000 / 10
+        ),
+    )
+    .with_advice("install a newer driver, or build the library with an older CUDA toolkit"))
 }
 
 /// The option, else NVB_FORCE_ARCH, else 0.
