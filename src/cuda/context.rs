@@ -132,10 +132,15 @@ impl Drop for ContextGuard<'_> {
 extern "C" {
     // The statically linked CUDA runtime.
     fn cudaGetErrorString(code: c_int) -> *const c_char;
+    fn cudaGetLastError() -> c_int;
 }
 
-/// A launcher's `cudaError_t` as an error; the runtime shares the driver's numbers for everything that is latched.
+/// A launcher's `cudaError_t` as an error; the runtime shares the driver's numbers for everything that is latched. The
+/// runtime keeps an error for the thread until it is fetched: what a launcher has only looked at, or got from a call
+/// before its launch, would otherwise be taken for a failure of the next one.
 pub fn runtime_error(code: i32, doing: &str) -> Error {
+    // SAFETY: no arguments; any thread.
+    unsafe { cudaGetLastError() };
     // SAFETY: any number is accepted; the string is static.
     let text = unsafe { CStr::from_ptr(cudaGetErrorString(code)) }.to_string_lossy();
     driver::describe(code, doing, &text)
