@@ -860,7 +860,7 @@ typedef struct {
   uint64_t failures;
   // The manager's limit in bytes, 0: none.
   uint64_t limit;
-  // Bytes that the device has free; on the CPU, available main memory.
+  // Bytes that the device has free; on the CPU, available main memory. 0 where the driver does not say.
   uint64_t device_free;
   uint64_t device_total;
 } nvb_memory_statistics;
@@ -898,8 +898,10 @@ NVB_MUST_USE nvb_status nvb_memory_fill(nvb_memory_manager *memory,
                            size_t bytes,
                            nvb_stream *stream);
 
-// Fills `statistics`; set its `struct_size` first. Asks the driver for the device's free memory.
-NVB_MUST_USE nvb_status nvb_memory_get_statistics(nvb_memory_manager *memory, nvb_memory_statistics *statistics);
+// Fills `statistics`; set its `struct_size` first. Asks the driver for the device's free memory, and is readable all the
+// same when the driver fails or the device is lost.
+NVB_MUST_USE nvb_status nvb_memory_get_statistics(nvb_memory_manager *memory,
+                                     nvb_memory_statistics *statistics);
 
 // Allocates `bytes` (at least 1) of host memory that copies to and from the device run fastest with: page-locked on
 // CUDA, plain on the CPU. Free it with `nvb_host_free` and the same size.

@@ -233,10 +233,20 @@ pub fn best_cuda_device() -> Result<i32> {
         .ok_or_else(|| Error::new(Status::CudaNotAvailable, "the driver works and lists no CUDA device"))
 }
 
-/// Every CUDA device, or why there is none to ask. The answer is kept: devices do not come and go within a process.
+/// Every CUDA device, or why there is none to ask. The answer is kept, as devices do not come and go within a process;
+/// what the driver itself refuses with a code (busy, no permission) may pass, and is asked for again.
 pub fn cuda_devices() -> Result<Vec<DeviceInfo>> {
-    static DEVICES: OnceLock<Result<Vec<DeviceInfo>>> = OnceLock::new();
-    DEVICES.get_or_init(|| list_cuda_devices().map_err(|error| diagnosis::explain(error, &System::live()))).clone()
+    static ANSWER: OnceLock<Result<Vec<DeviceInfo>>> = OnceLock::new();
+    if let Some(answer) = ANSWER.get() {
+        return answer.clone();
+    }
+    let answer = list_cuda_devices();
+    let may_pass = matches!(&answer, Err(error) if error.cuda_code != 0);
+    let answer = answer.map_err(|error| diagnosis::explain(error, &System::live()));
+    if may_pass {
+        return answer;
+    }
+    ANSWER.get_or_init(|| answer).clone()
 }
 
 #[cfg(feature = "cuda")]

@@ -1,34 +1,46 @@
 //! The machine's CUDA devices, asked for once a process.
 
-use super::driver::{check, check_loaded};
+use super::driver::{check, check_functions, check_loaded};
 use crate::error::{Error, Result, Status};
 use crate::executor::{DeviceInfo, DeviceKind};
 use cust::device::{Device, DeviceAttribute};
 use cust::error::CudaResult;
-use cust::sys;
+use cust::sys::{self, CUresult};
 
 /// Every device, or the reason why there is none. Starts the driver; `backend::cuda_devices` keeps the answer.
 pub fn list() -> Result<Vec<DeviceInfo>> {
     check_loaded()?;
-    cust::init(cust::CudaFlags::empty()).map_err(|error| not_available(error as i32))?;
-    let mut driver_version = 0;
-    // SAFETY: the driver is initialised and the pointer valid.
-    check(unsafe { sys::cuDriverGetVersion(&mut driver_version) }, "cuDriverGetVersion")?;
-    let count = Device::num_devices().map_err(|error| not_available(error as i32))?;
+    check_functions()?;
+    let (mut driver_version, mut count) = (0, 0);
+    // Not through cust's types, which tell "unknown error" where the reason matters most.
+    // SAFETY: the driver is initialised first, and the pointers are valid.
+    unsafe {
+        start(sys::cuInit(0))?;
+        check(sys::cuDriverGetVersion(&mut driver_version), "cuDriverGetVersion")?;
+        start(sys::cuDeviceGetCount(&mut count))?;
+    }
     if count == 0 {
         return Err(Error::new(Status::CudaNotAvailable, "the CUDA driver works and lists no device"));
     }
     (0..count)
         .map(|ordinal| {
-            describe(ordinal, driver_version).map_err(|error| super::driver::error(error as i32, "describing a device"))
+            describe(ordinal as u32, driver_version)
+                .map_err(|error| super::driver::error(error as i32, "describing a device"))
         })
         .collect()
 }
 
-fn not_available(code: i32) -> Error {
-    let mut error = super::driver::error(code, "starting CUDA");
+/// The result of a call without which there is no CUDA.
+fn start(result: CUresult) -> Result<()> {
+    let Err(mut error) = check(result, "starting CUDA") else { return Ok(()) };
     error.status = Status::CudaNotAvailable;
-    error
+    // "OS call failed" and "unknown error" are what a container without the device files, or a missing module, looks like.
+    if matches!(error.cuda_code, 304 | 999) {
+        error = error.with_advice(
+            "may this process open /dev/nvidiactl and /dev/nvidia-uvm, and is the nvidia_uvm module loaded?",
+        );
+    }
+    Err(error)
 }
 
 fn describe(ordinal: u32, driver_version: i32) -> CudaResult<DeviceInfo> {

@@ -15,7 +15,7 @@ use crate::ops::{
 use crate::stream::RawHandle;
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::ffi::c_void;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 pub struct CudaExecutor {
     device: DeviceInfo,
@@ -24,8 +24,6 @@ pub struct CudaExecutor {
     pool: sys::CUmemoryPool,
     scratch: Scratch,
     cublaslt: Option<CublasLt>,
-    /// The first sticky error; CUDA is not touched after it.
-    lost: OnceLock<Error>,
     /// The contexts of devices whose memory this one may reach, kept alive for that.
     peers: Mutex<Vec<(i32, PrimaryContext)>>,
     // Last: everything above belongs to it.
@@ -45,11 +43,8 @@ impl CudaExecutor {
         let attribute = |attribute: sys::CUdevice_attribute| -> Result<i32> {
             let mut value = 0;
             // SAFETY: the ordinal was listed, and for CUDA devices handle and ordinal are the same number.
-            driver::check(
-                unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device.ordinal) },
-                "cuDeviceGetAttribute",
-            )?;
-            Ok(value)
+            let result = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device.ordinal) };
+            context.check(result, "cuDeviceGetAttribute").map(|()| value)
         };
         let launch = Launch {
             stream: std::ptr::null_mut(),
@@ -60,7 +55,12 @@ impl CudaExecutor {
             )?,
             l2_bytes: device.l2_bytes as i32,
         };
-        let pool = create_pool(device.ordinal)?;
+        let pools = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
+        let pool = if pools && driver::has_pool_functions() {
+            create_pool(&context, device.ordinal)?
+        } else {
+            std::ptr::null_mut()
+        };
         let cublaslt = if own_kernels_only { None } else { CublasLt::open() };
         drop(guard);
         Ok(CudaExecutor {
@@ -70,19 +70,13 @@ impl CudaExecutor {
             pool,
             scratch: Scratch::default(),
             cublaslt,
-            lost: OnceLock::new(),
             peers: Mutex::default(),
             context,
         })
     }
 
     /// Every call starts here: nothing touches CUDA after a sticky error.
-    pub(super) fn enter(&self) -> Result<ContextGuard> {
-        if let Some(error) = self.lost.get() {
-            let mut error = error.clone();
-            error.status = Status::DeviceLost;
-            return Err(error.context("an earlier call left the device unusable for this process"));
-        }
+    pub(super) fn enter(&self) -> Result<ContextGuard<'_>> {
         self.context.enter()
     }
 
@@ -99,9 +93,13 @@ impl CudaExecutor {
     }
 
     fn check(&self, result: CUresult, doing: &str) -> Result<()> {
-        match result {
-            cudaError_enum::CUDA_SUCCESS => Ok(()),
-            code => Err(self.latch(driver::error(code as i32, doing))),
+        self.context.check(result, doing)
+    }
+
+    /// The result of a call that has nobody to report to.
+    fn log_failure(&self, result: CUresult, doing: &str) {
+        if let Err(error) = self.check(result, doing) {
+            log::warn!(target: "nvbackend::cuda", "{error}");
         }
     }
 
@@ -110,20 +108,11 @@ impl CudaExecutor {
         if code == 0 {
             return Ok(());
         }
-        let mut error = self.latch(runtime_error(code, doing));
+        let mut error = self.context.latch(runtime_error(code, doing));
         if error.status == Status::Device {
             error.status = Status::KernelLaunch;
         }
         Err(error)
-    }
-
-    /// A call that a vendor library refused, without a CUDA code.
-    pub(super) fn latch(&self, error: Error) -> Error {
-        if driver::is_sticky(error.cuda_code) {
-            log::error!(target: "nvbackend::cuda", "cuda:{} is lost: {error}", self.device.ordinal);
-            let _ = self.lost.set(error.clone());
-        }
-        error
     }
 
     /// The stream's workspace; lock it until the launch that uses it is queued.
@@ -133,22 +122,7 @@ impl CudaExecutor {
 }
 
 /// A pool of our own: the device's default pool is the engine's to configure. Freed memory stays in it for reuse.
-fn create_pool(ordinal: i32) -> Result<sys::CUmemoryPool> {
-    let mut supported = 0;
-    // SAFETY: a valid pointer and a listed device.
-    driver::check(
-        unsafe {
-            sys::cuDeviceGetAttribute(
-                &mut supported,
-                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
-                ordinal,
-            )
-        },
-        "cuDeviceGetAttribute",
-    )?;
-    if supported == 0 {
-        return Ok(std::ptr::null_mut());
-    }
+fn create_pool(context: &PrimaryContext, ordinal: i32) -> Result<sys::CUmemoryPool> {
     let properties = sys::CUmemPoolProps {
         allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
@@ -158,28 +132,38 @@ fn create_pool(ordinal: i32) -> Result<sys::CUmemoryPool> {
     };
     let mut pool = std::ptr::null_mut();
     let mut threshold = u64::MAX;
-    // SAFETY: valid pointers; the attribute's value is a u64 by the driver's documentation.
+    // SAFETY: valid pointers; the attribute's value is a u64 by the driver's documentation; a pool that is not handed on
+    // is destroyed.
     unsafe {
-        driver::check(sys::cuMemPoolCreate(&mut pool, &properties), "cuMemPoolCreate")?;
+        context.check(sys::cuMemPoolCreate(&mut pool, &properties), "cuMemPoolCreate")?;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let value = (&mut threshold as *mut u64).cast();
-        driver::check(sys::cuMemPoolSetAttribute(pool, attribute, value), "cuMemPoolSetAttribute")?;
+        let result = context.check(sys::cuMemPoolSetAttribute(pool, attribute, value), "cuMemPoolSetAttribute");
+        result.inspect_err(|_| {
+            if !context.is_lost() {
+                sys::cuMemPoolDestroy(pool);
+            }
+        })?;
     }
     Ok(pool)
 }
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        let Ok(_guard) = self.enter() else { return };
-        // SAFETY: the pool's memory is returned by the driver once its last block is free. Failures leave memory to the
-        // driver, which frees it with the process.
-        unsafe {
-            sys::cuCtxSynchronize();
+        if let Some(_guard) = self.context.enter_to_release() {
+            // SAFETY: a context is current.
+            self.log_failure(unsafe { sys::cuCtxSynchronize() }, "waiting for the device");
             self.scratch.release_all(self);
-            if !self.pool.is_null() {
-                sys::cuMemPoolDestroy(self.pool);
+            if !self.pool.is_null() && !self.context.is_lost() {
+                // SAFETY: destroyed once; the driver keeps the pool's memory until its last block is free.
+                self.log_failure(unsafe { sys::cuMemPoolDestroy(self.pool) }, "destroying the memory pool");
+            }
+            if !self.context.is_lost() {
+                self.cublaslt = None;
             }
         }
+        // On a lost device not even a vendor library may clean up.
+        std::mem::forget(self.cublaslt.take());
     }
 }
 
@@ -221,21 +205,24 @@ impl Executor for CudaExecutor {
     }
 
     unsafe fn free(&self, pointer: *mut c_void, _bytes: usize, stream: RawHandle) {
-        let Ok(_guard) = self.enter() else { return };
-        // SAFETY: the caller's contract. NULL stands for all streams, so their work is waited for.
-        let result = unsafe {
-            if stream == RawHandle::NULL || self.pool.is_null() {
-                sys::cuCtxSynchronize();
+        let Some(_guard) = self.context.enter_to_release() else { return };
+        if stream == RawHandle::NULL || self.pool.is_null() {
+            // NULL stands for all streams, so their work is waited for.
+            // SAFETY: a context is current.
+            self.log_failure(unsafe { sys::cuCtxSynchronize() }, "waiting for the device");
+            if self.context.is_lost() {
+                return;
             }
+        }
+        // SAFETY: the caller's contract.
+        let result = unsafe {
             if self.pool.is_null() {
                 sys::cuMemFree_v2(pointer as u64)
             } else {
                 sys::cuMemFreeAsync(pointer as u64, stream.0.cast())
             }
         };
-        if let Err(error) = self.check(result, "freeing device memory") {
-            log::warn!(target: "nvbackend::cuda", "{error}");
-        }
+        self.log_failure(result, "freeing device memory");
     }
 
     unsafe fn copy(
@@ -303,11 +290,9 @@ impl Executor for CudaExecutor {
     }
 
     unsafe fn host_free(&self, pointer: *mut c_void, _bytes: usize) {
-        let Ok(_guard) = self.enter() else { return };
+        let Some(_guard) = self.context.enter_to_release() else { return };
         // SAFETY: the caller's contract.
-        if let Err(error) = self.check(unsafe { sys::cuMemFreeHost(pointer) }, "freeing page-locked host memory") {
-            log::warn!(target: "nvbackend::cuda", "{error}");
-        }
+        self.log_failure(unsafe { sys::cuMemFreeHost(pointer) }, "freeing page-locked host memory");
     }
 
     fn stream_create(&self, priority: i32) -> Result<RawHandle> {
@@ -321,11 +306,11 @@ impl Executor for CudaExecutor {
     }
 
     fn stream_destroy(&self, stream: RawHandle) {
-        let Ok(_guard) = self.enter() else { return };
+        let Some(_guard) = self.context.enter_to_release() else { return };
         self.stream_release(stream);
-        // SAFETY: created by `stream_create` and destroyed once; queued work runs to its end.
-        if let Err(error) = self.check(unsafe { sys::cuStreamDestroy_v2(stream.0.cast()) }, "destroying a stream") {
-            log::warn!(target: "nvbackend::cuda", "{error}");
+        if !self.context.is_lost() {
+            // SAFETY: created by `stream_create` and destroyed once; queued work runs to its end.
+            self.log_failure(unsafe { sys::cuStreamDestroy_v2(stream.0.cast()) }, "destroying a stream");
         }
     }
 
@@ -382,11 +367,9 @@ impl Executor for CudaExecutor {
     }
 
     fn event_destroy(&self, event: RawHandle) {
-        let Ok(_guard) = self.enter() else { return };
+        let Some(_guard) = self.context.enter_to_release() else { return };
         // SAFETY: created by `event_create` and destroyed once.
-        if let Err(error) = self.check(unsafe { sys::cuEventDestroy_v2(event.0.cast()) }, "destroying an event") {
-            log::warn!(target: "nvbackend::cuda", "{error}");
-        }
+        self.log_failure(unsafe { sys::cuEventDestroy_v2(event.0.cast()) }, "destroying an event");
     }
 
     fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {

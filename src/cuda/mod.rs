@@ -65,6 +65,8 @@ pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn
 
 /// Whether this library's kernels run on the device with its driver.
 pub fn check_usable(device: &DeviceInfo) -> Result<()> {
+    let runtime = env!("NVB_BUILD_CUDA_VERSION").parse().expect("build.rs writes a number");
+    device::check_driver_version(device.driver_version, runtime)?;
     let capability = device.compute_capability;
     if capability < OLDEST {
         return Err(Error::new(
@@ -77,8 +79,6 @@ pub fn check_usable(device: &DeviceInfo) -> Result<()> {
             ),
         ));
     }
-    let runtime = option_env!("NVB_BUILD_CUDA_VERSION").and_then(|text| text.parse().ok()).unwrap_or(0);
-    device::check_driver_version(device.driver_version, runtime)?;
     if !device::kernels_run_on(built_architectures(), capability) {
         return Err(Error::new(
             Status::InvalidArchitecture,

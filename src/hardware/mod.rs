@@ -48,26 +48,34 @@ pub fn tpus() -> &'static Tpus {
     TPUS.get_or_init(|| Tpus::detect(&System::live(), |name| std::env::var(name).ok()))
 }
 
-/// Every device: GPUs by ordinal, then TPUs, then the CPU. Loads the CUDA driver.
+/// Every device: GPUs by ordinal, then TPUs, then the CPU. Loads the CUDA driver. A list without the GPUs of a driver
+/// that may yet answer is not the last word.
 pub fn devices() -> &'static [Device] {
-    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
-    DEVICES.get_or_init(|| {
-        let mut devices = gpus();
-        devices.extend((0..tpus().chips.len()).map(|chip| Device::of_tpu(tpus(), chip)));
-        devices.push(cpu_device().clone());
-        devices
-    })
+    static WITH_GPUS: OnceLock<Vec<Device>> = OnceLock::new();
+    static WITHOUT_GPUS: OnceLock<Vec<Device>> = OnceLock::new();
+    if let Some(devices) = WITH_GPUS.get() {
+        return devices;
+    }
+    match crate::backend::cuda_devices() {
+        Ok(listed) => WITH_GPUS.get_or_init(|| all_devices(gpus(&listed))),
+        Err(_) => WITHOUT_GPUS.get_or_init(|| all_devices(Vec::new())),
+    }
+}
+
+fn all_devices(mut devices: Vec<Device>) -> Vec<Device> {
+    devices.extend((0..tpus().chips.len()).map(|chip| Device::of_tpu(tpus(), chip)));
+    devices.push(cpu_device().clone());
+    devices
 }
 
 #[cfg(feature = "cuda")]
-fn gpus() -> Vec<Device> {
+fn gpus(listed: &[DeviceInfo]) -> Vec<Device> {
     let system = System::live();
-    let listed = crate::backend::cuda_devices().unwrap_or_default();
     listed.iter().map(|info| gpu::describe(info, &system)).collect()
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpus() -> Vec<Device> {
+fn gpus(_listed: &[DeviceInfo]) -> Vec<Device> {
     Vec::new()
 }
 
