@@ -76,7 +76,7 @@ impl Backend {
     pub fn from_configuration(configuration: Configuration) -> Result<Backend> {
         configuration.validate()?;
         let executor = choose_executor(&configuration.backend_options())?;
-        configuration.check_device(&hardware::device_of(executor.device()))?;
+        configuration.check_device(&hardware::device_of(executor.device())?)?;
         let limit = configuration.memory.limit_bytes(executor.memory_info()?.1);
         let mut backend = Backend::with_executor(executor, limit)?;
         backend.metrics.set_enabled(configuration.timing.profiling);
@@ -86,9 +86,10 @@ impl Backend {
 
     /// A backend over an executor of the caller's, as tests use it.
     pub fn with_executor(executor: Arc<dyn Executor>, memory_limit: u64) -> Result<Backend> {
+        let device = hardware::device_of(executor.device())?;
         let memory = Arc::new(MemoryManager::new(executor.clone(), memory_limit));
         let default_stream = Arc::new(Stream::new(&executor, 0)?);
-        log::info!(target: "nvbackend::backend", "{}", summary(&hardware::device_of(executor.device())));
+        log::info!(target: "nvbackend::backend", "{}", summary(&device));
         Ok(Backend {
             executor,
             memory,
@@ -217,6 +218,8 @@ fn cpu_executor(options: &BackendOptions) -> Result<Arc<dyn Executor>> {
 
 #[cfg(feature = "cuda")]
 fn cuda_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
+    // While no context exists: a driver that fails here has nothing to give back.
+    hardware::gpus()?;
     crate::cuda::create_executor(ordinal, options)
 }
 

@@ -189,7 +189,7 @@ pub unsafe extern "C" fn nvb_backend_get_device_info(
     guard!(nvb_backend_get_device_info, {
         let object = BACKENDS.get(backend)?;
         // SAFETY: the header asks for a struct with its size set.
-        unsafe { write(info, &convert(&hardware::device_of(object.backend.device()))) }
+        unsafe { write(info, &convert(&hardware::device_of(object.backend.device())?)) }
     })
 }
 

@@ -168,10 +168,10 @@ pub unsafe extern "C" fn nvb_cuda_get_device_count(count: *mut i32) -> nvb_statu
 #[no_mangle]
 pub unsafe extern "C" fn nvb_cuda_get_device_info(ordinal: i32, info: *mut nvb_device_info) -> nvb_status {
     guard!(nvb_cuda_get_device_info, {
-        let count = backend::cuda_devices()?.len();
-        let device = hardware::device(Kind::Cuda, ordinal).ok_or_else(|| {
-            Error::new(Status::Device, format!("CUDA device {ordinal}; this machine has {count}"))
-                .with_limit(ordinal.max(0) as u64, count as u64)
+        let gpus = hardware::gpus()?;
+        let device = gpus.iter().find(|gpu| gpu.ordinal == ordinal).ok_or_else(|| {
+            Error::new(Status::Device, format!("CUDA device {ordinal}; this machine has {}", gpus.len()))
+                .with_limit(ordinal.max(0) as u64, gpus.len() as u64)
         })?;
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(info, &convert(device)) }
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_backend_s_device_has_the_executor_s_threads() {
         let executor = crate::cpu::CpuExecutor::new(1).unwrap();
-        let info = convert(&hardware::device_of(crate::executor::Executor::device(&executor)));
+        let info = convert(&hardware::device_of(crate::executor::Executor::device(&executor)).unwrap());
         assert_eq!((info.kind, info.multiprocessors), (NVB_DEVICE_CPU, 1));
         assert_ne!(info.architecture[0], 0);
     }

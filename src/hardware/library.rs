@@ -5,6 +5,8 @@ use std::ffi::{c_char, c_int, c_void, CStr, CString};
 /// A library's file names, newest first, and a function that it exports.
 pub struct Candidate {
     pub name: &'static str,
+    /// An environment variable that names the file to open instead.
+    variable: Option<&'static str>,
     pub files: &'static [&'static str],
     symbol: &'static CStr,
     version: Version,
@@ -23,19 +25,28 @@ enum Version {
 pub const CANDIDATES: [Candidate; 4] = [
     Candidate {
         name: "CUDA driver",
+        variable: Some("NVB_LIBCUDA"),
         files: &["libcuda.so.1"],
         symbol: c"cuDriverGetVersion",
         version: Version::Written,
     },
-    Candidate { name: "NVML", files: &["libnvidia-ml.so.1"], symbol: c"nvmlInit_v2", version: Version::Unknown },
+    Candidate {
+        name: "NVML",
+        variable: None,
+        files: &["libnvidia-ml.so.1"],
+        symbol: c"nvmlInit_v2",
+        version: Version::Unknown,
+    },
     Candidate {
         name: "cuBLASLt",
+        variable: None,
         files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
         symbol: c"cublasLtGetVersion",
         version: Version::Returned,
     },
     Candidate {
         name: "NCCL",
+        variable: None,
         files: &["libnccl.so.2", "libnccl.so"],
         symbol: c"ncclGetVersion",
         version: Version::Written,
@@ -57,7 +68,9 @@ pub struct Library {
 pub fn look_up(candidate: &Candidate) -> Library {
     let mut library =
         Library { name: candidate.name.to_string(), path: String::new(), version: 0, reason: String::new() };
-    for file in candidate.files {
+    let named = candidate.variable.and_then(trusted_variable);
+    let files = named.as_deref().map_or(candidate.files.to_vec(), |file| vec![file]);
+    for file in files {
         match open(file) {
             Ok(handle) => {
                 describe(handle, candidate, file, &mut library);
@@ -73,8 +86,15 @@ pub fn look_up(candidate: &Candidate) -> Library {
     library
 }
 
+/// The variable's value, unless this process runs with another user's rights.
+fn trusted_variable(name: &str) -> Option<String> {
+    // SAFETY: no pointers.
+    let untrusted = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    std::env::var(name).ok().filter(|value| !untrusted && !value.is_empty())
+}
+
 fn open(file: &str) -> Result<*mut c_void, String> {
-    let file = CString::new(file).expect("file names have no NUL");
+    let file = CString::new(file).expect("neither file names nor the environment hold a NUL");
     // SAFETY: a NUL-terminated name; these libraries' constructors are made to run in any process.
     unsafe {
         let handle = libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL);
@@ -132,8 +152,13 @@ mod tests {
 
     #[test]
     fn a_library_that_is_there_has_a_path() {
-        let c_library =
-            Candidate { name: "C", files: &["no_such.so", "libc.so.6"], symbol: c"getpid", version: Version::Unknown };
+        let c_library = Candidate {
+            name: "C",
+            variable: None,
+            files: &["no_such.so", "libc.so.6"],
+            symbol: c"getpid",
+            version: Version::Unknown,
+        };
         let found = look_up(&c_library);
         assert!(found.path.starts_with('/') && found.path.contains("libc"), "{}", found.path);
         assert_eq!(found.reason, "");
@@ -143,6 +168,7 @@ mod tests {
     fn a_library_that_is_not_says_why() {
         let missing = Candidate {
             name: "none",
+            variable: None,
             files: &["libnvbackend_none.so.7", "x.so"],
             symbol: c"x",
             version: Version::Unknown,

@@ -56,53 +56,56 @@ pub fn devices() -> &'static [Device] {
     if let Some(devices) = WITH_GPUS.get() {
         return devices;
     }
-    match crate::backend::cuda_devices() {
-        Ok(listed) => WITH_GPUS.get_or_init(|| all_devices(gpus(&listed))),
-        Err(_) => WITHOUT_GPUS.get_or_init(|| all_devices(Vec::new())),
+    match gpus() {
+        Ok(gpus) => WITH_GPUS.get_or_init(|| all_devices(gpus)),
+        Err(_) => WITHOUT_GPUS.get_or_init(|| all_devices(&[])),
     }
 }
 
-fn all_devices(mut devices: Vec<Device>) -> Vec<Device> {
+fn all_devices(gpus: &[Device]) -> Vec<Device> {
+    let mut devices = gpus.to_vec();
     devices.extend((0..tpus().chips.len()).map(|chip| Device::of_tpu(tpus(), chip)));
     devices.push(cpu_device().clone());
     devices
 }
 
+/// The GPUs, or why there is none to describe. No context is created; a description is made once, a failure is not kept.
+pub fn gpus() -> Result<&'static [Device]> {
+    static GPUS: OnceLock<Vec<Device>> = OnceLock::new();
+    if let Some(gpus) = GPUS.get() {
+        return Ok(gpus);
+    }
+    let gpus = describe(&crate::backend::cuda_devices()?)?;
+    Ok(GPUS.get_or_init(|| gpus))
+}
+
 #[cfg(feature = "cuda")]
-fn gpus(listed: &[DeviceInfo]) -> Vec<Device> {
+fn describe(listed: &[DeviceInfo]) -> Result<Vec<Device>> {
     let system = System::live();
     listed.iter().map(|info| gpu::describe(info, &system)).collect()
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpus(_listed: &[DeviceInfo]) -> Vec<Device> {
-    Vec::new()
-}
-
-/// The device of this kind and ordinal; of the CPU, without touching any other.
-pub fn device(kind: Kind, ordinal: i32) -> Option<&'static Device> {
-    if kind == Kind::Cpu {
-        return (ordinal == 0).then(cpu_device);
-    }
-    devices().iter().find(|device| device.kind == kind && device.ordinal == ordinal)
+fn describe(_listed: &[DeviceInfo]) -> Result<Vec<Device>> {
+    Ok(Vec::new())
 }
 
 /// A backend's device: what its executor works with (a forced architecture, its threads), and the rest as detected.
-pub fn device_of(info: &DeviceInfo) -> Device {
-    let kind = match info.kind {
-        DeviceKind::Cpu => Kind::Cpu,
-        DeviceKind::Cuda => Kind::Cuda,
+pub fn device_of(info: &DeviceInfo) -> Result<Device> {
+    let detected = match info.kind {
+        DeviceKind::Cpu => Some(cpu_device()),
+        DeviceKind::Cuda => gpus()?.iter().find(|gpu| gpu.ordinal == info.ordinal),
     };
-    let detected = device(kind, info.ordinal).cloned();
-    Device {
+    let kind = if info.kind == DeviceKind::Cpu { Kind::Cpu } else { Kind::Cuda };
+    Ok(Device {
         name: info.name.clone(),
         compute_capability: info.compute_capability,
         multiprocessors: info.multiprocessors,
         total_memory: info.total_memory,
         l2_bytes: info.l2_bytes,
         driver_version: info.driver_version,
-        ..detected.unwrap_or_else(|| Device::new(kind, info.ordinal))
-    }
+        ..detected.cloned().unwrap_or_else(|| Device::new(kind, info.ordinal))
+    })
 }
 
 fn cpu_device() -> &'static Device {
@@ -130,12 +133,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cpu_is_the_last_device_and_is_found_by_itself() {
+    fn the_cpu_is_the_last_device() {
         let cpu = devices().last().unwrap();
         assert_eq!((cpu.kind, cpu.selector().as_str()), (Kind::Cpu, "cpu"));
-        assert_eq!(device(Kind::Cpu, 0), Some(cpu));
-        assert_eq!(device(Kind::Cpu, 1), None);
-        assert_eq!(device(Kind::Cuda, 4096), None);
         assert!(device_at(u32::MAX).unwrap_err().message.contains("4294967295"));
         assert_eq!(cpu.obstacle, "");
     }

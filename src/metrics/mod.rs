@@ -162,16 +162,18 @@ impl Metrics {
 }
 
 impl State {
-    /// Adds up the stretches that have finished, in whatever order their streams finish.
+    /// Adds up the stretches that have finished, in whatever order their streams finish. What cannot be asked for now
+    /// stays for the next time.
     fn collect(&mut self) -> Result<()> {
         let mut place = 0;
         while place < self.pending.len() {
-            if !self.pending[place].events.1.query()? {
+            let (start, end) = &self.pending[place].events;
+            if !end.query()? {
                 place += 1;
                 continue;
             }
+            let milliseconds = end.milliseconds_since(start)?;
             let stretch = self.pending.swap_remove(place);
-            let milliseconds = stretch.events.1.milliseconds_since(&stretch.events.0)?;
             if stretch.generation == self.generation {
                 self.sums[stretch.kind as usize].add(stretch.cost, f64::from(milliseconds) / 1e3);
             }
