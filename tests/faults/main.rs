@@ -6,6 +6,7 @@
 //! its launchers, so that every launch path runs but the kernels. Each step is a process of its own.
 
 mod child;
+mod described;
 mod driver;
 mod engine;
 mod fake;
@@ -20,7 +21,7 @@ use sweep::{sweep, Scenario};
 
 type Check = fn(&Path) -> Result<String, String>;
 
-const CHECKS: [(&str, Check); 13] = [
+const CHECKS: [(&str, Check); 15] = [
     ("sweep_pools", |file| sweep(file, Scenario { pools: true, other_context: false, polls: 0 })),
     ("sweep_no_pools", |file| sweep(file, Scenario { pools: false, other_context: false, polls: 0 })),
     ("sweep_slow_events", |file| sweep(file, Scenario { pools: true, other_context: true, polls: 2 })),
@@ -34,6 +35,8 @@ const CHECKS: [(&str, Check); 13] = [
     ("full_memory", driver::full_memory),
     ("slow_events", driver::slow_events),
     ("unknown_status", driver::unknown_status),
+    ("described_devices", described::devices),
+    ("unreachable_peers", described::unreachable_peers),
 ];
 
 fn main() -> ExitCode {
