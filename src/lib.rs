@@ -3,6 +3,9 @@
 //! A C call is checked in [`capi`], becomes a validated descriptor in [`ops`] or [`attention`], and is handed to the
 //! stream's [`executor::Executor`]. `docs/design.md` is the plan behind the layout.
 
+// An engine's output is its own.
+#![deny(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
+
 pub mod attention;
 pub mod backend;
 pub mod capi;
