@@ -1018,7 +1018,8 @@ NVB_MUST_USE nvb_status nvb_stream_manager_acquire(nvb_stream_manager *manager, 
 // Waits for the work of every stream of the manager, and returns the first error that any of it met.
 NVB_MUST_USE nvb_status nvb_stream_manager_synchronize(nvb_stream_manager *manager);
 
-// Counts streams, users and busy streams; set `statistics->struct_size` first.
+// Counts streams, users and busy streams; set `statistics->struct_size` first. Readable after `NVB_ERROR_DEVICE_LOST`
+// too, with no stream busy.
 NVB_MUST_USE nvb_status nvb_stream_manager_get_statistics(nvb_stream_manager *manager, nvb_stream_statistics *statistics);
 
 static inline void nvb_stream_manager_options_init(nvb_stream_manager_options *value) {

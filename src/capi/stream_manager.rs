@@ -99,7 +99,8 @@ pub unsafe extern "C" fn nvb_stream_manager_synchronize(manager: *mut nvb_stream
     guard!(nvb_stream_manager_synchronize, { STREAM_MANAGERS.get(manager)?.synchronize() })
 }
 
-/// Counts streams, users and busy streams; set `statistics->struct_size` first.
+/// Counts streams, users and busy streams; set `statistics->struct_size` first. Readable after `NVB_ERROR_DEVICE_LOST`
+/// too, with no stream busy.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_stream_manager_get_statistics(
     manager: *mut nvb_stream_manager,

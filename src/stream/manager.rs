@@ -5,7 +5,7 @@
 //! users at a time never has more than two.
 
 use super::Stream;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -103,7 +103,11 @@ impl StreamManager {
         let mut statistics = StreamStatistics { streams: slots.len(), ..StreamStatistics::default() };
         for slot in &slots {
             statistics.users += slot.users.load(Ordering::Acquire);
-            statistics.busy += usize::from(slot.is_busy()?);
+            statistics.busy += usize::from(match slot.is_busy() {
+                // Nothing runs on it any more.
+                Err(error) if error.status == Status::DeviceLost => false,
+                busy => busy?,
+            });
         }
         Ok(statistics)
     }
@@ -121,7 +125,6 @@ impl Slot {
 mod tests {
     use super::*;
     use crate::cpu::CpuExecutor;
-    use crate::error::Status;
 
     fn manager(limit: usize) -> StreamManager {
         let executor: Arc<dyn Executor> = Arc::new(CpuExecutor::new(1).unwrap());

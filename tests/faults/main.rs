@@ -21,11 +21,12 @@ use sweep::{sweep, Scenario};
 
 type Check = fn(&Path) -> Result<String, String>;
 
-const CHECKS: [(&str, Check); 15] = [
+const CHECKS: [(&str, Check); 16] = [
     ("sweep_pools", |file| sweep(file, Scenario { pools: true, other_context: false, polls: 0 })),
     ("sweep_no_pools", |file| sweep(file, Scenario { pools: false, other_context: false, polls: 0 })),
     ("sweep_slow_events", |file| sweep(file, Scenario { pools: true, other_context: true, polls: 2 })),
     ("sticky_error_while_working", lost::while_working),
+    ("sticky_error_of_other_codes", lost::for_other_reasons),
     ("sticky_error_while_creating", lost::while_creating),
     ("refusals", driver::refusals),
     ("old_driver", driver::old_driver),
