@@ -9,6 +9,7 @@ use crate::hardware::{
     device::{Device, Kind},
     diagnosis,
     features::Features,
+    recommend::{recommend, Workload},
     system::System,
 };
 use crate::memory::MemoryManager;
@@ -228,12 +229,17 @@ fn cuda_executor(_ordinal: i32, _options: &BackendOptions) -> Result<Arc<dyn Exe
     Err(built_without_cuda())
 }
 
-/// The GPU with the highest compute capability, then the most memory.
+/// The GPU that `hardware::recommend` puts first for decoding, which most engines do most; one that can run before any
+/// that cannot.
 pub fn best_cuda_device() -> Result<i32> {
-    let devices = cuda_devices()?;
-    let best = devices.iter().max_by_key(|device| (device.compute_capability, device.total_memory));
-    best.map(|device| device.ordinal)
+    best_of(hardware::gpus()?)
         .ok_or_else(|| Error::new(Status::CudaNotAvailable, "the driver works and lists no CUDA device"))
+}
+
+fn best_of(gpus: &[Device]) -> Option<i32> {
+    let order = recommend(gpus, Workload::Decode);
+    let usable = order.iter().find(|place| gpus[place.index].obstacle.is_empty());
+    usable.or(order.first()).map(|place| gpus[place.index].ordinal)
 }
 
 /// Every CUDA device, or why there is none to ask. The answer is kept, as devices do not come and go within a process;
@@ -288,6 +294,22 @@ mod tests {
         assert!(line.ends_with("144384 MiB, BF16 yes, FP8 yes"), "{line}");
         let cpu = Device { multiprocessors: 8, ..Device::new(Kind::Cpu, 0) };
         assert_eq!(summary(&cpu), "backend on cpu (): 8 threads, 0 MiB, BF16 no, FP8 no");
+    }
+
+    #[test]
+    fn auto_takes_the_gpu_that_decodes_fastest() {
+        let gpu = |ordinal, compute_capability, bandwidth: u64| Device {
+            compute_capability,
+            peak_bandwidth: bandwidth * 1_000_000_000,
+            ..Device::new(Kind::Cuda, ordinal)
+        };
+        let mut gpus = [gpu(0, 120, 448), gpu(1, 90, 4800), gpu(2, 89, 300)];
+        assert_eq!(best_of(&gpus), Some(1), "not the highest compute capability");
+        gpus[1].obstacle = "its compute mode is prohibited".into();
+        assert_eq!(best_of(&gpus), Some(0));
+        gpus.iter_mut().for_each(|gpu| gpu.obstacle = "the driver is too old".into());
+        assert_eq!(best_of(&gpus), Some(1), "so that the error is that of the best");
+        assert_eq!(best_of(&[]), None);
     }
 
     #[test]
