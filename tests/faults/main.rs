@@ -17,14 +17,18 @@ mod sweep;
 
 use std::path::Path;
 use std::process::ExitCode;
-use sweep::{sweep, Scenario};
+use sweep::{sweep, Scenario, ALL_FAULTS, SOME_FAULTS};
 
 type Check = fn(&Path) -> Result<String, String>;
 
 const CHECKS: [(&str, Check); 16] = [
-    ("sweep_pools", |file| sweep(file, Scenario { pools: true, other_context: false, polls: 0 })),
-    ("sweep_no_pools", |file| sweep(file, Scenario { pools: false, other_context: false, polls: 0 })),
-    ("sweep_slow_events", |file| sweep(file, Scenario { pools: true, other_context: true, polls: 2 })),
+    ("sweep_pools", |file| sweep(file, Scenario { pools: true, other_context: false, polls: 0, faults: ALL_FAULTS })),
+    ("sweep_no_pools", |file| {
+        sweep(file, Scenario { pools: false, other_context: false, polls: 0, faults: SOME_FAULTS })
+    }),
+    ("sweep_slow_events", |file| {
+        sweep(file, Scenario { pools: true, other_context: true, polls: 2, faults: SOME_FAULTS })
+    }),
     ("sticky_error_while_working", lost::while_working),
     ("sticky_error_of_other_codes", lost::for_other_reasons),
     ("sticky_error_while_creating", lost::while_creating),

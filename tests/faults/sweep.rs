@@ -22,7 +22,17 @@ pub struct Scenario {
     pub other_context: bool,
     /// Events and streams are asked several times before they have finished.
     pub polls: i64,
+    pub faults: &'static [(Mode, i32)],
 }
+
+pub const ALL_FAULTS: &[(Mode, i32)] = &[
+    (Mode::Once, OUT_OF_MEMORY),
+    (Mode::Once, OPERATING_SYSTEM),
+    (Mode::Forever, OUT_OF_MEMORY),
+    (Mode::Forever, OPERATING_SYSTEM),
+];
+/// Both modes and both codes still, for scenarios that differ from a full sweep's in few calls.
+pub const SOME_FAULTS: &[(Mode, i32)] = &[(Mode::Once, OUT_OF_MEMORY), (Mode::Forever, OPERATING_SYSTEM)];
 
 /// Fails when one step of the sweep does.
 pub fn sweep(file: &Path, scenario: Scenario) -> Result<String, String> {
@@ -32,20 +42,18 @@ pub fn sweep(file: &Path, scenario: Scenario) -> Result<String, String> {
         Ok(Outcome::NoFault) => {}
         other => return Err(format!("without a fault: {other:?}")),
     }
-    for mode in [Mode::Once, Mode::Forever] {
-        for status in [OUT_OF_MEMORY, OPERATING_SYSTEM] {
-            let ended = (1..END).find(|&n| {
-                let outcome = in_child(|| step(Fake::open(file), scenario, n, status, mode));
-                if let Err(problem) = &outcome {
-                    let text = format!("call {n}, {mode:?}, status {status}: {problem}");
-                    eprintln!("  {text}");
-                    problems.push(text);
-                }
-                outcome == Ok(Outcome::NoFault) || problems.len() >= MOST_PROBLEMS
-            });
-            let Some(ended) = ended else { return Err(format!("{END} calls and no end")) };
-            summary += &format!(" {}", ended - 1);
-        }
+    for (mode, status) in scenario.faults {
+        let ended = (1..END).find(|&n| {
+            let outcome = in_child(|| step(Fake::open(file), scenario, n, *status, *mode));
+            if let Err(problem) = &outcome {
+                let text = format!("call {n}, {mode:?}, status {status}: {problem}");
+                eprintln!("  {text}");
+                problems.push(text);
+            }
+            outcome == Ok(Outcome::NoFault) || problems.len() >= MOST_PROBLEMS
+        });
+        let Some(ended) = ended else { return Err(format!("{END} calls and no end")) };
+        summary += &format!(" {}", ended - 1);
     }
     match problems.len() {
         0 => Ok(format!("calls failed in turn:{summary}")),
