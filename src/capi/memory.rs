@@ -46,7 +46,7 @@ pub struct nvb_memory_statistics {
     pub failures: u64,
     /// The manager's limit in bytes, 0: none.
     pub limit: u64,
-    /// Bytes that the device has free; on the CPU, available main memory.
+    /// Bytes that the device has free; on the CPU, available main memory. 0 where the driver does not say.
     pub device_free: u64,
     pub device_total: u64,
 }
@@ -212,7 +212,8 @@ pub unsafe extern "C" fn nvb_memory_fill(
     })
 }
 
-/// Fills `statistics`; set its `struct_size` first. Asks the driver for the device's free memory.
+/// Fills `statistics`; set its `struct_size` first. Asks the driver for the device's free memory, and is readable all the
+/// same when the driver fails or the device is lost.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_get_statistics(
     memory: *mut nvb_memory_manager,
@@ -222,7 +223,8 @@ pub unsafe extern "C" fn nvb_memory_get_statistics(
         let backend = MEMORY_MANAGERS.get(memory)?;
         let memory = backend.memory();
         let values = memory.get_statistics();
-        let (device_free, device_total) = memory.executor().memory_info()?;
+        let executor = memory.executor();
+        let (device_free, device_total) = executor.memory_info().unwrap_or((0, executor.device().total_memory));
         let value = nvb_memory_statistics {
             struct_size: 0,
             allocated: values.allocated,

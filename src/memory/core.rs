@@ -68,7 +68,7 @@ impl Core {
         options.validate()?;
         let (free, total) = source.memory_info()?;
         let synchronous = source.is_synchronous();
-        let limit = options.limit_bytes(free, total);
+        let limit = options.limit_bytes(free, total, synchronous);
         let budget = Arc::new(Budget::new(limit, options.margin_bytes(total, synchronous)));
         let pages = if options.pools(limit) {
             let range = if options.range_bytes > 0 { options.range_bytes } else { total.saturating_mul(4) };

@@ -6,6 +6,7 @@ use std::time::Duration;
 /// Bytes that a manager may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Limit {
+    /// On a GPU what it has; on the host, whose system promises more than it has, the whole of main memory.
     #[default]
     None,
     Bytes(u64),
@@ -108,8 +109,9 @@ impl MemoryOptions {
     }
 
     /// In bytes, 0 for none.
-    pub(super) fn limit_bytes(&self, free: u64, total: u64) -> u64 {
+    pub(super) fn limit_bytes(&self, free: u64, total: u64, host: bool) -> u64 {
         match self.limit {
+            Limit::None if host => total,
             Limit::None => 0,
             Limit::Bytes(bytes) => bytes,
             Limit::OfTotal(part) => (total as f64 * part) as u64,
