@@ -6,20 +6,25 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 13] = [
+const SECTIONS: [(&str, &str); 18] = [
     ("status", "Status codes and errors"),
     ("version", "Version and build"),
     ("tensor", "Tensors"),
     ("device", "Devices"),
+    ("environment", "Environment"),
     ("backend", "Backend"),
+    ("configuration", "Configuration"),
+    ("hardware", "Hardware: usage, peers, recommendation"),
     ("memory", "Memory"),
     ("stream", "Streams"),
     ("event", "Events"),
+    ("stream_manager", "Stream manager"),
     ("weight", "Weights"),
     ("kv_cache", "KV cache"),
     ("attention", "Attention"),
     ("operations", "Operations of a layer"),
     ("sampling", "Elementwise operations and sampling"),
+    ("metrics", "Profiling"),
 ];
 
 const INTRODUCTION: &str = "\

@@ -4,8 +4,8 @@
 //! twice-destroyed handle is an error with a name, and a call that runs while another thread destroys the handle keeps
 //! the object alive until it is done.
 //!
-//! A slot never moves and is never freed, so looking a handle up takes no lock: two exchanges on the slot, around the
-//! clone of its `Arc`. Callers that keep what they found in their thread ask the slot's state alone (`Validity`), which
+//! A slot never moves and is never freed, so looking a handle up takes no lock: two exchanges on the slot, around the use
+//! of its `Arc`. Callers that keep what they found in their thread ask the slot's state alone (`Validity`), which
 //! writes nothing and so scales to any number of threads.
 
 use super::guard::note_subject;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const LIVE: u64 = 1 << 31;
 /// The object met a panic.
 const POISONED: u64 = 1 << 30;
-/// Look-ups that are cloning the `Arc` at the moment.
+/// Calls of `Table::with` that run at the moment.
 const PINS: u64 = POISONED - 1;
 
 /// Generation in the upper half, then `LIVE`, `POISONED` and the pins.
@@ -54,6 +54,15 @@ impl Validity {
 struct Slot<T> {
     state: State,
     value: UnsafeCell<Option<Arc<T>>>,
+}
+
+/// Unpins on panic as well.
+struct Pinned<'a>(&'a State);
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.0 .0.fetch_sub(1, Ordering::Release);
+    }
 }
 
 /// Slots of the first chunk; each further chunk has twice as many as the one before.
@@ -159,17 +168,22 @@ impl<T: 'static> Table<T> {
     }
 
     pub fn get<H>(&self, handle: *const H) -> Result<Arc<T>> {
+        self.with(handle, Arc::clone)
+    }
+
+    /// Runs `body` with the object, whose end waits meanwhile: for what takes microseconds and calls nobody back.
+    #[inline]
+    pub fn with<H, R>(&self, handle: *const H, body: impl FnOnce(&Arc<T>) -> R) -> Result<R> {
         let (slot, generation) = self.find(handle as usize)?;
         let pin = |state| (state & !PINS == State::of(generation)).then_some(state + 1);
         if slot.state.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, pin).is_err() {
             // It was destroyed or poisoned a moment ago.
             return Err(self.find(handle as usize).err().unwrap_or_else(|| self.unknown(handle as usize)));
         }
-        // SAFETY: `take` empties a slot only when no look-up has it pinned, and a pinned slot was live.
-        let value = unsafe { (*slot.value.get()).clone() };
-        slot.state.0.fetch_sub(1, Ordering::Release);
+        let _pinned = Pinned(&slot.state);
         note_subject(&slot.state, generation);
-        Ok(value.expect("live slots have a value"))
+        // SAFETY: `take` empties a slot only when no look-up has it pinned, and a pinned slot was live.
+        Ok(body(unsafe { (*slot.value.get()).as_ref() }.expect("live slots have a value")))
     }
 
     /// What tells whether `get` would find the handle; it writes nothing.
@@ -205,7 +219,7 @@ impl<T: 'static> Table<T> {
         if slot.state.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, end).is_err() {
             return Err(self.unknown(handle as usize));
         }
-        // A look-up holds its pin for some nanoseconds, unless its thread was stopped in the middle.
+        // Pins last for nanoseconds, or microseconds of a call that says so, unless the thread was stopped in the middle.
         while slot.state.0.load(Ordering::Acquire) & PINS != 0 {
             std::thread::yield_now();
         }

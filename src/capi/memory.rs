@@ -46,7 +46,7 @@ pub struct nvb_memory_statistics {
     pub failures: u64,
     /// The manager's limit in bytes, 0: none.
     pub limit: u64,
-    /// Bytes that the device has free; on the CPU, available main memory.
+    /// Bytes that the device has free; on the CPU, available main memory. 0 where the driver does not say.
     pub device_free: u64,
     pub device_total: u64,
 }
@@ -64,6 +64,35 @@ fn memory_and_stream(memory: *mut nvb_memory_manager, stream: *mut nvb_stream) -
 fn validity(memory: *mut nvb_memory_manager, stream: *mut nvb_stream) -> Result<[Validity; 2]> {
     let owner = MEMORY_MANAGERS.validity(memory)?;
     Ok([owner, if stream.is_null() { owner } else { STREAMS.validity(stream)? }])
+}
+
+fn allocate_by_handles(memory: *mut nvb_memory_manager, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
+    if let Some(raw) = shortcut::stream(memory, stream) {
+        if let Some(block) = MEMORY_MANAGERS.with(memory, |backend| backend.memory().allocate_at_once(bytes, raw))? {
+            return Ok(block);
+        }
+    }
+    let (backend, object) = memory_and_stream(memory, stream)?;
+    let (memories, raw) = (backend.memory(), object.raw());
+    let block = memories.allocate(bytes, raw)?;
+    shortcut::keep(memory, stream, || validity(memory, stream), raw, || memories.shortcut(raw));
+    Ok(block)
+}
+
+fn free_by_handles(memory: *mut nvb_memory_manager, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
+    if pointer.is_null() {
+        return validity(memory, stream).map(|_| ());
+    }
+    if let Some(raw) = shortcut::stream(memory, stream) {
+        if MEMORY_MANAGERS.with(memory, |backend| backend.memory().free_at_once(pointer, raw))? {
+            return Ok(());
+        }
+    }
+    let (backend, object) = memory_and_stream(memory, stream)?;
+    let (memories, raw) = (backend.memory(), object.raw());
+    memories.free(pointer, raw)?;
+    shortcut::keep(memory, stream, || validity(memory, stream), raw, || memories.shortcut(raw));
+    Ok(())
 }
 
 /// Gives the handle back; NULL is fine. Blocks stay valid while the backend, a child of it or another handle lives;
@@ -87,12 +116,7 @@ pub unsafe extern "C" fn nvb_memory_allocate(
         expect_out("pointer", pointer)?;
         let block = match shortcut::allocate(memory, stream, bytes) {
             Some(block) => block,
-            None => {
-                let (backend, object) = memory_and_stream(memory, stream)?;
-                let block = backend.memory().allocate(bytes, object.raw())?;
-                shortcut::keep(memory, stream, || validity(memory, stream), || backend.memory().shortcut(object.raw()));
-                block
-            }
+            None => allocate_by_handles(memory, stream, bytes)?,
         };
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { pointer.write(block) };
@@ -113,10 +137,7 @@ pub unsafe extern "C" fn nvb_memory_free(
         if shortcut::free(memory, stream, pointer) {
             return Ok(());
         }
-        let (backend, object) = memory_and_stream(memory, stream)?;
-        backend.memory().free(pointer, object.raw())?;
-        shortcut::keep(memory, stream, || validity(memory, stream), || backend.memory().shortcut(object.raw()));
-        Ok(())
+        free_by_handles(memory, stream, pointer)
     })
 }
 
@@ -191,7 +212,8 @@ pub unsafe extern "C" fn nvb_memory_fill(
     })
 }
 
-/// Fills `statistics`; set its `struct_size` first. Asks the driver for the device's free memory.
+/// Fills `statistics`; set its `struct_size` first. Asks the driver for the device's free memory, and is readable all the
+/// same when the driver fails or the device is lost.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_get_statistics(
     memory: *mut nvb_memory_manager,
@@ -201,7 +223,8 @@ pub unsafe extern "C" fn nvb_memory_get_statistics(
         let backend = MEMORY_MANAGERS.get(memory)?;
         let memory = backend.memory();
         let values = memory.get_statistics();
-        let (device_free, device_total) = memory.executor().memory_info()?;
+        let executor = memory.executor();
+        let (device_free, device_total) = executor.memory_info().unwrap_or((0, executor.device().total_memory));
         let value = nvb_memory_statistics {
             struct_size: 0,
             allocated: values.allocated,

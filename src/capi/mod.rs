@@ -11,17 +11,22 @@
 
 pub mod attention;
 pub mod backend;
+pub mod configuration;
 pub mod device;
+pub mod environment;
 pub mod event;
 pub mod guard;
 pub mod handle;
+pub mod hardware;
 pub mod kv_cache;
 pub mod memory;
+pub mod metrics;
 pub mod operations;
 pub mod sampling;
 mod shortcut;
 pub mod status;
 pub mod stream;
+pub mod stream_manager;
 pub mod structs;
 pub mod tensor;
 pub mod version;

@@ -148,10 +148,6 @@ impl Cache {
         });
     }
 
-    pub fn flush_counters(&self, arena: &Arena) {
-        self.inner.with(|_| self.counters.flush(arena));
-    }
-
     /// A block of `class` that may be used on the stream at once, for a request of `bytes`.
     #[inline]
     pub fn take(&self, token: u64, key: usize, class: usize, bytes: usize) -> Taken {
@@ -190,6 +186,15 @@ impl Cache {
     /// Counts an allocation that did not come from `take`.
     pub fn count_allocated(&self, bytes: usize, arena: &Arena) {
         self.inner.with(|_| self.counters.allocated(bytes as u64, arena));
+    }
+
+    pub fn flush_counters(&self, arena: &Arena) {
+        self.inner.with(|_| self.counters.flush(arena));
+    }
+
+    /// Counts a block that never was in a magazine.
+    pub fn count_freed(&self, bytes: usize, arena: &Arena) {
+        self.inner.with(|_| self.counters.freed(bytes as u64, arena));
     }
 
     /// Whether an allocation that did not come from `take` uses up the credit, which then is renewed.

@@ -8,6 +8,7 @@
 mod allocate;
 mod arena;
 mod batch;
+mod bitmap;
 mod buddy;
 mod budget;
 mod cache;
@@ -38,6 +39,7 @@ pub mod statistics;
 mod sync;
 mod threads;
 pub mod trace;
+mod zeroed;
 
 pub use options::MemoryOptions;
 pub use pool::Pool;

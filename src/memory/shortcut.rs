@@ -43,6 +43,16 @@ impl Shortcut {
 }
 
 impl MemoryManager {
+    /// What takes microseconds at most: a block without the ladder. `None`: take the long way.
+    pub fn allocate_at_once(&self, bytes: usize, stream: RawHandle) -> Option<*mut c_void> {
+        self.core.allocate_at_once(&self.core.main, bytes, stream)
+    }
+
+    /// As `allocate_at_once`. `false`: nothing has changed.
+    pub fn free_at_once(&self, pointer: *mut c_void, stream: RawHandle) -> bool {
+        self.core.free_at_once(&self.core.main, pointer, stream)
+    }
+
     /// `None`: the thread never allocated here, is ending, or blocks are not pooled.
     pub fn shortcut(&self, stream: RawHandle) -> Option<Shortcut> {
         Shortcut::new(&self.core, &self.core.main, stream)
@@ -50,6 +60,16 @@ impl MemoryManager {
 }
 
 impl Pool {
+    /// As `MemoryManager::allocate_at_once`.
+    pub fn allocate_at_once(&self, bytes: usize, stream: RawHandle) -> Option<*mut c_void> {
+        self.manager().core().allocate_at_once(self.arena(), bytes, stream)
+    }
+
+    /// As `MemoryManager::free_at_once`.
+    pub fn free_at_once(&self, pointer: *mut c_void, stream: RawHandle) -> bool {
+        self.manager().core().free_at_once(self.arena(), pointer, stream)
+    }
+
     /// As `MemoryManager::shortcut`.
     pub fn shortcut(&self, stream: RawHandle) -> Option<Shortcut> {
         Shortcut::new(self.manager().core(), self.arena(), stream)
