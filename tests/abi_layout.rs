@@ -7,8 +7,10 @@ use nvbackend::capi::attention::*;
 use nvbackend::capi::backend::*;
 use nvbackend::capi::device::*;
 use nvbackend::capi::kv_cache::*;
-use nvbackend::capi::memory::*;
+use nvbackend::capi::memory_options::*;
+use nvbackend::capi::memory_statistics::*;
 use nvbackend::capi::operations::*;
+use nvbackend::capi::pool::*;
 use nvbackend::capi::sampling::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::tensor::*;
@@ -39,19 +41,31 @@ macro_rules! layouts {
 fn layouts() -> Vec<Layout> {
     layouts! {
         nvb_error_detail { struct_size, status, cuda_code, requested, limit }
+        nvb_memory_failure {
+            struct_size, requested, limit, allocated, held, cached, largest_free, device_free, device_total, rungs_tried,
+            reserved,
+        }
         nvb_build_info { struct_size, cuda, cuda_toolkit_version, architectures }
         nvb_tensor { data, dtype, rank, shape, strides }
         nvb_device_info {
             struct_size, kind, ordinal, compute_capability, multiprocessors, total_memory, l2_bytes, driver_version,
             reserved, name,
         }
+        nvb_allocator { struct_size, allocate, free, user_data }
+        nvb_memory_options {
+            struct_size, limit, limit_fraction, margin, initial_bytes, range_bytes, thread_cache_bytes, leak_sample_bytes,
+            trace_events, wait_microseconds, allocator, space, limit_of, leak_tracking, spill, no_pooling, zero_on_free,
+        }
         nvb_backend_options {
             struct_size, device, memory_limit, threads, force_architecture, own_kernels_only, log_level, log_callback,
-            log_user_data,
+            log_user_data, memory,
         }
         nvb_memory_statistics {
             struct_size, allocated, peak, blocks, allocations, frees, failures, limit, device_free, device_total,
+            reserved, peak_reserved, cached, free, largest_free, spilled, captured, unaccounted, margin, fragmentation,
         }
+        nvb_memory_rung_statistics { struct_size, tried, helped, name }
+        nvb_pool_statistics { struct_size, allocated, peak, blocks, allocations, frees, failures }
         nvb_weight_desc { struct_size, parts, part_count, arrangement, source }
         nvb_weight_info { struct_size, rows, columns, output_columns, bytes, dtype, gated }
         nvb_kv_cache_options { struct_size, layers, slots, kv_heads, head_dim, capacity, dtype }

@@ -6,13 +6,17 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 13] = [
+const SECTIONS: [(&str, &str); 17] = [
     ("status", "Status codes and errors"),
     ("version", "Version and build"),
     ("tensor", "Tensors"),
     ("device", "Devices"),
+    ("memory_options", "Memory options"),
     ("backend", "Backend"),
     ("memory", "Memory"),
+    ("memory_control", "Memory: limits, reclaim and sleep"),
+    ("memory_statistics", "Memory: statistics and reports"),
+    ("pool", "Pools"),
     ("stream", "Streams"),
     ("event", "Events"),
     ("weight", "Weights"),

@@ -39,7 +39,7 @@ pub enum Rung {
 
 pub const RUNGS: usize = 7;
 
-const LADDER: [Rung; RUNGS] =
+pub const LADDER: [Rung; RUNGS] =
     [Rung::Caches, Rung::PassedWork, Rung::Wait, Rung::Trim, Rung::Callbacks, Rung::OtherThreads, Rung::Spill];
 
 impl Rung {
@@ -333,7 +333,7 @@ impl Core {
         let allocated = self.usage().allocated;
         let cached = held.saturating_sub(allocated);
         let largest_free = self.pages.as_ref().map_or(0, |pages| pages.largest_free_bytes());
-        let (device_free, device_total) = self.source.memory_info().unwrap_or((0, self.device_total));
+        let (device_free, device_total) = self.budget.ask(&*self.source).unwrap_or((0, self.device_total));
         let (reason, advice) = match shortage {
             Shortage::Limit => (
                 format!("the limit is {limit}"),
@@ -397,7 +397,7 @@ impl Core {
         if held.checked_add(more).is_none_or(|after| after > self.budget.limit()) {
             return Err(self.out_of_memory(bytes, &Shortage::Limit, &[]));
         }
-        let (free, _) = self.source.memory_info()?;
+        let (free, _) = self.budget.ask(&*self.source)?;
         if more > 0 && free < more.saturating_add(self.budget.margin()) {
             return Err(self.out_of_memory(bytes, &Shortage::Margin { free }, &[]));
         }

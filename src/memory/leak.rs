@@ -150,7 +150,7 @@ fn return_addresses() -> Box<[usize]> {
 }
 
 /// "function+offset (file)", as far as the dynamic linker knows.
-fn describe(address: usize) -> String {
+pub fn describe(address: usize) -> String {
     // SAFETY: zero bytes are NULL pointers.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     // A return address is that of the next instruction, which may belong to the next function.
