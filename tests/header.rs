@@ -139,8 +139,8 @@ fn generate(root: &Path) -> String {
 /// cbindgen's text for one file; the opaque types move to `handles`, because sections refer to each other's.
 fn section(root: &Path, file: &str, handles: &mut String) -> String {
     let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml");
-    // No function of its own file mentions it, and cbindgen leaves out what none does.
-    config.export.include = vec!["nvb_tensor".into()];
+    // No function of their own files mentions them, and cbindgen leaves out what none does.
+    config.export.include = vec!["nvb_tensor".into(), "nvb_memory_options".into()];
     let source = root.join("src/capi").join(format!("{file}.rs"));
     let bindings = cbindgen::Builder::new().with_config(config).with_src(source).generate().expect("src/capi parses");
     let mut text = Vec::new();
