@@ -339,7 +339,7 @@ impl Core {
                 format!("the limit is {limit}"),
                 format!(
                     "free blocks, or raise the memory limit by at least {} bytes",
-                    (held + requested).saturating_sub(limit)
+                    held.saturating_add(requested).saturating_sub(limit)
                 ),
             ),
             Shortage::Margin { free } => (

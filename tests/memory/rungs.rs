@@ -162,6 +162,8 @@ fn the_error_says_everything() {
     assert_eq!(fixture.manager.get_statistics().failures, 1);
     assert!(fixture.manager.check_available(34 << 20).is_ok());
     assert_eq!(fixture.manager.check_available(35 << 20).expect_err("over the limit").status, Status::OutOfMemory);
+    let error = fixture.manager.check_available(u64::MAX).expect_err("more than there can be");
+    assert_eq!((error.status, error.requested), (Status::OutOfMemory, u64::MAX));
     fixture.free(block, &stream);
     let error = fixture.manager.allocate(2 << 30, RawHandle::NULL).expect_err("more than the device has");
     assert!(error.message.contains("1073741824 bytes in all"), "{error}");
