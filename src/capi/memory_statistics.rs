@@ -51,8 +51,8 @@ pub struct nvb_memory_statistics {
     pub unaccounted: u64,
     /// Bytes of the device that the manager leaves to others.
     pub margin: u64,
-    /// The part of `reserved`, 0 to 1, that is neither allocated nor free in whole units: what rounding up and partly
-    /// used slabs cost.
+    /// The part of `reserved`, 0 to 1, that is neither allocated nor free in whole units: what rounding up, partly used
+    /// slabs, and blocks that threads keep for their next allocations cost.
     pub fragmentation: f64,
 }
 versioned!(nvb_memory_statistics);
@@ -188,9 +188,10 @@ pub unsafe extern "C" fn nvb_memory_reset_peaks(memory: *mut nvb_memory_manager)
 }
 
 /// Copies a report of live blocks for people: how many, and with leak tracking the places in the program that allocated
-/// them, those with the most bytes first. `text` receives at most `capacity` bytes with the closing NUL and may be NULL;
-/// `needed`, if not NULL, receives the bytes that the whole text needs, NUL included. Another thread's allocations may
-/// change the report between two calls.
+/// them, those with the most bytes first. `addr2line -e FILE OFFSET` tells the line of a frame that has no name.
+///
+/// `text` receives at most `capacity` bytes with the closing NUL and may be NULL; `needed`, if not NULL, receives the
+/// bytes that the whole text needs, NUL included. Another thread's allocations may change the report between two calls.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_get_leak_report(
     memory: *mut nvb_memory_manager,

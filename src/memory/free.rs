@@ -185,15 +185,6 @@ impl Core {
         }
     }
 
-    /// Whether the range is unified memory. It must lie inside a live block.
-    pub fn expect_managed(&self, pointer: *mut c_void, bytes: usize) -> Result<bool> {
-        if bytes == 0 || !self.owns(pointer as usize, bytes) {
-            return Err(Error::invalid(format!("{bytes} bytes from {pointer:p} do not lie inside a live block")));
-        }
-        let block = self.direct.find(pointer as usize);
-        Ok(block.is_some_and(|(_, block)| block.kind == Kind::Managed))
-    }
-
     /// Whether `bytes` from the address on lie inside one live block.
     pub fn owns(&self, address: usize, bytes: usize) -> bool {
         if let Some(slab) = self.pages.as_ref().and_then(|pages| pages.table.find(address)) {

@@ -106,8 +106,8 @@ impl LeakTracker {
             let seconds = site.age_nanoseconds as f64 * 1e-9;
             writeln!(text, "{} bytes in {} blocks, oldest {seconds:.1} s, from", site.bytes, site.blocks)
                 .expect("strings accept text");
-            for &frame in &site.frames {
-                writeln!(text, "    {}", describe(frame)).expect("strings accept text");
+            for frame in describe_stack(&site.frames) {
+                writeln!(text, "    {frame}").expect("strings accept text");
             }
         }
         if sites.len() > SITES {
@@ -149,8 +149,15 @@ fn return_addresses() -> Box<[usize]> {
     walk.frames[..walk.count].into()
 }
 
+/// The stack from the library's call on: how that works inside is nobody's business.
+pub fn describe_stack(frames: &[usize]) -> Vec<String> {
+    let described: Vec<String> = frames.iter().filter(|&&frame| frame != 0).map(|&frame| describe(frame)).collect();
+    let call = described.iter().position(|frame| frame.starts_with("nvb_")).unwrap_or(0);
+    described[call..].to_vec()
+}
+
 /// "function+offset (file)", as far as the dynamic linker knows.
-pub fn describe(address: usize) -> String {
+fn describe(address: usize) -> String {
     // SAFETY: zero bytes are NULL pointers.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     // A return address is that of the next instruction, which may belong to the next function.

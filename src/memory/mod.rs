@@ -22,6 +22,7 @@ mod free;
 pub mod ladder;
 mod large;
 pub mod leak;
+mod managed;
 pub mod options;
 mod order;
 mod page_table;
@@ -120,20 +121,12 @@ impl MemoryManager {
 
     /// How a range of unified memory will be used. Memory of this manager that is not unified stays as it is.
     pub fn advise(&self, pointer: *mut c_void, bytes: usize, advice: ManagedAdvice) -> Result<()> {
-        if self.core.expect_managed(pointer, bytes)? {
-            // SAFETY: the range lies inside a block of unified memory.
-            unsafe { self.core.source.managed_advise(pointer, bytes, advice)? };
-        }
-        Ok(())
+        self.core.advise(pointer, bytes, advice)
     }
 
     /// Moves a range of unified memory to the device, or to the host, ordered on the stream. As above for other memory.
     pub fn prefetch(&self, pointer: *mut c_void, bytes: usize, to_host: bool, stream: RawHandle) -> Result<()> {
-        if self.core.expect_managed(pointer, bytes)? {
-            // SAFETY: the range lies inside a block of unified memory.
-            unsafe { self.core.source.managed_prefetch(pointer, bytes, to_host, stream)? };
-        }
-        Ok(())
+        self.core.prefetch(pointer, bytes, to_host, stream)
     }
 
     /// NULL is fine. The block is reused only after the work queued on `stream` so far; NULL stands for all streams.

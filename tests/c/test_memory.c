@@ -115,7 +115,8 @@ static void test_alignment(fixture* f) {
     CHECK_FAILS(nvb_memory_allocate_aligned(f->memory, 8, wrong[i], f->stream, &out), NVB_ERROR_INVALID_ARGUMENT,
                 "alignment is", "power of two");
   }
-  CHECK_FAILS(nvb_memory_allocate_aligned(f->memory, 0, 256, f->stream, &out), NVB_ERROR_INVALID_ARGUMENT, "bytes is 0");
+  CHECK_FAILS(nvb_memory_allocate_aligned(f->memory, 0, 256, f->stream, &out), NVB_ERROR_INVALID_ARGUMENT,
+              "bytes is 0");
   CHECK_FAILS(nvb_memory_allocate_aligned(f->memory, SIZE_MAX, 256, f->stream, &out), NVB_ERROR_OUT_OF_MEMORY, "bytes");
   CHECK_FAILS(nvb_memory_allocate_aligned(f->memory, 8, 256, f->stream, NULL), NVB_ERROR_INVALID_ARGUMENT, "pointer");
   CHECK_FAILS(nvb_memory_allocate_aligned(NULL, 8, 256, f->stream, &out), NVB_ERROR_INVALID_ARGUMENT, "NULL");
@@ -174,8 +175,8 @@ static void test_tensors(fixture* f) {
   CHECK_FAILS(nvb_tensor_bytes(NVB_DTYPE_F32, 2, shape, NULL), NVB_ERROR_INVALID_ARGUMENT, "bytes", "NULL");
   CHECK_FAILS(nvb_memory_allocate_tensor(f->memory, NVB_DTYPE_F32, 2, shape, f->stream, NULL),
               NVB_ERROR_INVALID_ARGUMENT, "tensor", "NULL");
-  CHECK_FAILS(nvb_memory_allocate_tensor(NULL, NVB_DTYPE_F32, 2, shape, f->stream, &tensor),
-              NVB_ERROR_INVALID_ARGUMENT, "NULL");
+  CHECK_FAILS(nvb_memory_allocate_tensor(NULL, NVB_DTYPE_F32, 2, shape, f->stream, &tensor), NVB_ERROR_INVALID_ARGUMENT,
+              "NULL");
   const int64_t huge[2] = {1 << 25, 1 << 25};
   CHECK_FAILS(nvb_memory_allocate_tensor(f->memory, NVB_DTYPE_F32, 2, huge, f->stream, &tensor),
               NVB_ERROR_OUT_OF_MEMORY, "4503599627370496");

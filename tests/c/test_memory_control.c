@@ -26,8 +26,9 @@ static void test_error(fixture* f) {
   nvb_memory_manager* memory = limited(f, 64 * MIB);
   void *block = NULL, *out = foreign_handle();
   CHECK_OK(nvb_memory_allocate(memory, 40 * MIB, f->stream, &block));
-  CHECK_FAILS(nvb_memory_allocate(memory, 30 * MIB, f->stream, &out), NVB_ERROR_OUT_OF_MEMORY, "31457280 bytes requested",
-              "limit is 67108864", "41943040 allocated", "tried caches", "raise the memory limit by at least");
+  CHECK_FAILS(nvb_memory_allocate(memory, 30 * MIB, f->stream, &out), NVB_ERROR_OUT_OF_MEMORY,
+              "31457280 bytes requested", "limit is 67108864", "41943040 allocated", "tried caches",
+              "raise the memory limit by at least");
   nvb_memory_failure failure;
   nvb_memory_failure_init(&failure);
   CHECK_OK(nvb_last_error_get_memory(&failure));

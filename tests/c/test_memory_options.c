@@ -112,10 +112,10 @@ static void test_wrong_options(fixture* f) {
   CHECK_FAILS(nvb_memory_manager_create(NULL, &options, &memory), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   CHECK_FAILS(nvb_memory_manager_create(f->backend, &options, NULL), NVB_ERROR_INVALID_ARGUMENT, "memory", "NULL");
 
-#define REFUSE(field, value, word) \
-  do {                             \
-    options = options_of(0);       \
-    options.field = (value);       \
+#define REFUSE(field, value, word)      \
+  do {                                  \
+    options = options_of(0);            \
+    options.field = (value);            \
     refuse(f->backend, &options, word); \
   } while (0)
   REFUSE(space, 2, "space is 2");

@@ -164,9 +164,14 @@ static void test_snapshot(fixture* f) {
   char* json = text_of(nvb_memory_get_snapshot, memory);
   CHECK(json[0] == '{' && strcmp(json + strlen(json) - 3, "\n}\n") == 0);
   CHECK(count(json, "{") == count(json, "}") && count(json, "[") == count(json, "]"));
-  const char* const words[] = {"\"version\": 1",         "\"a \\\"quoted\\\" pool\"", "\"limit\": 268435456", "\"sites\": [\n",
-                               "\"block_bytes\": 1280,", "9437184, 10485760, \"large\", null]",
-                               "1234, 1280, \"small\", \"a", "4096, 4096, \"pinned\", null]"};
+  const char* const words[] = {"\"version\": 1",
+                               "\"a \\\"quoted\\\" pool\"",
+                               "\"limit\": 268435456",
+                               "\"sites\": [\n",
+                               "\"block_bytes\": 1280,",
+                               "9437184, 10485760, \"large\", null]",
+                               "1234, 1280, \"small\", \"a",
+                               "4096, 4096, \"pinned\", null]"};
   for (size_t i = 0; i < sizeof words / sizeof *words; ++i) {
     if (strstr(json, words[i]) == NULL) check_fail(__FILE__, __LINE__, words[i], json);
   }
