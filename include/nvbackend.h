@@ -439,8 +439,8 @@ typedef struct {
   uint64_t thread_cache_bytes;
   // For `NVB_LEAK_TRACKING_SAMPLED`; 0: 512 KiB.
   uint64_t leak_sample_bytes;
-  // The newest events that the trace keeps, 48 bytes each; up to 2^24. 0: no trace. A traced allocation takes the
-  // long way, which costs about a microsecond.
+  // The newest events that the trace keeps, 48 bytes each; up to 2^24. 0: no trace. Every traced allocation takes the
+  // long way, past what the thread keeps.
   uint64_t trace_events;
   // How long an allocation that found no memory waits for other threads to free some; 0: not at all.
   uint64_t wait_microseconds;
@@ -632,8 +632,8 @@ NVB_MUST_USE nvb_status nvb_memory_prefetch(nvb_memory_manager *memory,
 
 // Allocates `bytes` (at least 1) of page-locked host memory, on the NUMA node that the device is nearest to; on the CPU
 // plain memory. Copies from and to it run at the bus's speed and beside other work. Aligned to 256 bytes; counted in
-// the statistics but not in the limit. `nvb_memory_free` takes it back and waits for the device. Costs microseconds
-// and may synchronise: keep what is used often. Errors: `NVB_ERROR_OUT_OF_MEMORY`.
+// the statistics but not in the limit. `nvb_memory_free` takes it back and waits for the device. The driver is asked
+// each time and may synchronise: keep what is used often. Errors: `NVB_ERROR_OUT_OF_MEMORY`.
 NVB_MUST_USE nvb_status nvb_memory_allocate_pinned(nvb_memory_manager *memory, size_t bytes, void **pointer);
 
 // Copies `bytes` on `stream` and returns. `kind` is `NVB_COPY_…`. Host memory must stay valid until the stream has
@@ -778,8 +778,8 @@ typedef struct {
   uint64_t unaccounted;
   // Bytes of the device that the manager leaves to others.
   uint64_t margin;
-  // The part of `reserved`, 0 to 1, that is neither allocated nor free in whole units: what rounding up and partly
-  // used slabs cost.
+  // The part of `reserved`, 0 to 1, that is neither allocated nor free in whole units: what rounding up, partly used
+  // slabs, and blocks that threads keep for their next allocations cost.
   double fragmentation;
 } nvb_memory_statistics;
 
@@ -810,9 +810,10 @@ NVB_MUST_USE nvb_status nvb_memory_get_rung_statistics(nvb_memory_manager *memor
 NVB_MUST_USE nvb_status nvb_memory_reset_peaks(nvb_memory_manager *memory);
 
 // Copies a report of live blocks for people: how many, and with leak tracking the places in the program that allocated
-// them, those with the most bytes first. `text` receives at most `capacity` bytes with the closing NUL and may be NULL;
-// `needed`, if not NULL, receives the bytes that the whole text needs, NUL included. Another thread's allocations may
-// change the report between two calls.
+// them, those with the most bytes first. `addr2line -e FILE OFFSET` tells the line of a frame that has no name.
+//
+// `text` receives at most `capacity` bytes with the closing NUL and may be NULL; `needed`, if not NULL, receives the
+// bytes that the whole text needs, NUL included. Another thread's allocations may change the report between two calls.
 NVB_MUST_USE nvb_status nvb_memory_get_leak_report(nvb_memory_manager *memory, char *text, size_t capacity, size_t *needed);
 
 // Copies the manager's whole state as JSON: statistics, rungs, pools, size classes, the physical memory behind the

@@ -254,8 +254,8 @@ pub unsafe extern "C" fn nvb_memory_prefetch(
 
 /// Allocates `bytes` (at least 1) of page-locked host memory, on the NUMA node that the device is nearest to; on the CPU
 /// plain memory. Copies from and to it run at the bus's speed and beside other work. Aligned to 256 bytes; counted in
-/// the statistics but not in the limit. `nvb_memory_free` takes it back and waits for the device. Costs microseconds
-/// and may synchronise: keep what is used often. Errors: `NVB_ERROR_OUT_OF_MEMORY`.
+/// the statistics but not in the limit. `nvb_memory_free` takes it back and waits for the device. The driver is asked
+/// each time and may synchronise: keep what is used often. Errors: `NVB_ERROR_OUT_OF_MEMORY`.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_allocate_pinned(
     memory: *mut nvb_memory_manager,

@@ -84,8 +84,8 @@ pub struct nvb_memory_options {
     pub thread_cache_bytes: u64,
     /// For `NVB_LEAK_TRACKING_SAMPLED`; 0: 512 KiB.
     pub leak_sample_bytes: u64,
-    /// The newest events that the trace keeps, 48 bytes each; up to 2^24. 0: no trace. A traced allocation takes the
-    /// long way, which costs about a microsecond.
+    /// The newest events that the trace keeps, 48 bytes each; up to 2^24. 0: no trace. Every traced allocation takes the
+    /// long way, past what the thread keeps.
     pub trace_events: u64,
     /// How long an allocation that found no memory waits for other threads to free some; 0: not at all.
     pub wait_microseconds: u64,

@@ -146,8 +146,10 @@ impl Core {
             }
             Rung::Callbacks => {
                 let mut last = None;
-                let found = self.callbacks.ask(request.footprint(), || self.find_again(request, &mut last));
-                found.ok_or(last)
+                // What a callback freed may still be in use by work that was queued before; to wait for that work is better
+                // than to have the engine give up more.
+                let retry = || self.find_again(request, &mut last).or_else(|| self.find_after_waiting(request));
+                self.callbacks.ask(request.footprint(), retry).ok_or(last)
             }
             Rung::OtherThreads => {
                 let mut last = None;
@@ -256,6 +258,11 @@ impl Core {
             }
         }
         Err(last)
+    }
+
+    fn find_after_waiting(&self, request: &Request) -> Option<Found> {
+        let may_wait = self.applies(Rung::Wait, &Shortage::Limit);
+        may_wait.then(|| self.wait_for_work(request).ok()).flatten()
     }
 
     fn take_behind_event(&self, request: &Request) -> Option<Block> {
