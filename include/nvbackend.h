@@ -48,6 +48,25 @@ extern "C" {
 // Threads: calls that take `const nvb_backend *` may run at once from many threads.
 typedef struct nvb_backend nvb_backend;
 
+// Device, precision, memory, timing and logging of a backend to come. Created by `nvb_configuration_create`. Fields:
+//
+// - `device`: "auto", "cpu", "cuda" or "cuda:N"
+// - `architecture`: 0, or an older one whose kernels to run, such as 80 on a 9.0 GPU
+// - `threads`: of the CPU; 0: one a core
+// - `precision`: "auto", "f32", "f16", "bf16": what is stored where a call leaves the dtype open (KV caches)
+// - `fp8`, `tensor_cores`: "auto", "off", "required" (no backend on a device without)
+// - `attention`: "auto", "plain" (kernels without Tensor Cores)
+// - `vendor_libraries`: whether cuBLASLt may run
+// - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
+// - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
+// - `memory.margin`: bytes left to others; 0: the library's choice
+// - `memory.unified`: whether unified memory may serve what does not fit
+// - `timing.profiling`: whether profiling is on from the start
+// - `logging.level`: "off", "error", "warning", "info", "debug", "trace"
+//
+// Threads: calls that take `const nvb_configuration *` may run at once from many threads.
+typedef struct nvb_configuration nvb_configuration;
+
 // The memory of one device, or of the host: blocks that are reused in the order of streams. From
 // `nvb_backend_get_memory_manager` or `nvb_memory_manager_create`.
 //
@@ -76,6 +95,11 @@ typedef struct nvb_stream nvb_stream;
 //
 // Threads: one at a time.
 typedef struct nvb_event nvb_event;
+
+// Streams of one backend's device, given out by load. Created by `nvb_stream_manager_create`.
+//
+// Threads: every call may run at once from many threads.
+typedef struct nvb_stream_manager nvb_stream_manager;
 
 // A matrix [N, K] of a model, or several stacked or interleaved ones, in the device's layout.
 //
@@ -211,6 +235,10 @@ nvb_status nvb_status_parent(nvb_status status);
 // that the whole text needs, NUL included; 1 (an empty text) when this thread has met no error.
 size_t nvb_last_error_message(char *text, size_t capacity);
 
+// As `nvb_last_error_message`, for the error that led to it: `depth` 0 is the last error itself, 1 its cause, and so on
+// to what failed first. Returns 1 (an empty text) past the end of the chain.
+size_t nvb_last_error_cause(uint32_t depth, char *text, size_t capacity);
+
 // The numbers of the calling thread's last error; all 0 when it has met none. Set `detail->struct_size` first.
 NVB_MUST_USE nvb_status nvb_last_error_get(nvb_error_detail *detail);
 
@@ -329,11 +357,81 @@ static inline nvb_tensor nvb_tensor_3d(void *data, uint32_t dtype, int64_t d0, i
 // `nvb_device_info.kind`: a CUDA GPU.
 #define NVB_DEVICE_CUDA 1
 
+// `nvb_device_info.kind`: a TPU. Listed and ranked; no backend runs on it yet.
+#define NVB_DEVICE_TPU 2
+
+// `nvb_device_info.features`: 16-bit floats, packed arithmetic.
+#define NVB_FEATURE_F16 1
+
+// `nvb_device_info.features`: bfloat16 arithmetic.
+#define NVB_FEATURE_BF16 2
+
+// `nvb_device_info.features`: 8-bit float products.
+#define NVB_FEATURE_FP8 4
+
+// `nvb_device_info.features`: 4-bit float products.
+#define NVB_FEATURE_FP4 8
+
+// `nvb_device_info.features`: Matrix units of an NVIDIA GPU.
+#define NVB_FEATURE_TENSOR_CORES 16
+
+// `nvb_device_info.features`: `cp.async`: copies to shared memory that bypass the registers.
+#define NVB_FEATURE_ASYNC_COPY 32
+
+// `nvb_device_info.features`: The tensor memory accelerator.
+#define NVB_FEATURE_TMA 64
+
+// `nvb_device_info.features`: Warp-group products of Hopper.
+#define NVB_FEATURE_WGMMA 128
+
+// `nvb_device_info.features`: Thread block clusters.
+#define NVB_FEATURE_CLUSTERS 256
+
+// `nvb_device_info.features`: Programmatic dependent launch.
+#define NVB_FEATURE_PROGRAMMATIC_LAUNCH 512
+
+// `nvb_device_info.features`: Kernels whose whole grid synchronises.
+#define NVB_FEATURE_COOPERATIVE_LAUNCH 1024
+
+// `nvb_device_info.features`: Memory that moves between host and device by itself.
+#define NVB_FEATURE_MANAGED_MEMORY 2048
+
+// `nvb_device_info.features`: Host and device may use managed memory at once.
+#define NVB_FEATURE_CONCURRENT_MANAGED_ACCESS 4096
+
+// `nvb_device_info.features`: The device reads plain host memory.
+#define NVB_FEATURE_PAGEABLE_MEMORY_ACCESS 8192
+
+// `nvb_device_info.features`: Stream-ordered allocation.
+#define NVB_FEATURE_MEMORY_POOLS 16384
+
+// `nvb_device_info.features`: Address ranges that are backed piece by piece.
+#define NVB_FEATURE_VIRTUAL_MEMORY 32768
+
+// `nvb_device_info.features`: One address space with the host.
+#define NVB_FEATURE_UNIFIED_ADDRESSING 65536
+
+// `nvb_device_info.features`: Atomics on host memory at full speed.
+#define NVB_FEATURE_HOST_NATIVE_ATOMICS 131072
+
+// `nvb_device_info.features`: Memory errors are corrected; it is switched on.
+#define NVB_FEATURE_ECC 262144
+
+// `nvb_device_info.features`: The device shares the host's memory.
+#define NVB_FEATURE_INTEGRATED 524288
+
+// `nvb_device_info.features`: Network adapters reach its memory.
+#define NVB_FEATURE_GPU_DIRECT_RDMA 1048576
+
+// `nvb_device_info.features`: Streams may have priorities.
+#define NVB_FEATURE_STREAM_PRIORITIES 2097152
+
+// A device. A number that it does not have or tell is 0, a text empty.
 typedef struct {
   size_t struct_size;
-  // `NVB_DEVICE_CPU` or `NVB_DEVICE_CUDA`.
+  // `NVB_DEVICE_CPU`, `NVB_DEVICE_CUDA` or `NVB_DEVICE_TPU`.
   uint32_t kind;
-  // The CUDA ordinal; 0 on the CPU.
+  // The CUDA ordinal, the TPU chip's number; 0 on the CPU.
   int32_t ordinal;
   // 10 · major + minor, such as 90; 0 on the CPU.
   int32_t compute_capability;
@@ -348,6 +446,32 @@ typedef struct {
   // Must be 0.
   int32_t reserved;
   char name[128];
+  // `NVB_FEATURE_…` bits.
+  uint64_t features;
+  // Bytes per second of the device's memory at its highest clock.
+  uint64_t peak_bandwidth;
+  // "GPU-…" as nvidia-smi prints it.
+  char uuid[48];
+  // Such as "Hopper", "TPU v5p" or "x86_64".
+  char architecture[32];
+  // Such as "0000:0f:00.0".
+  char pci_bus_id[16];
+  // The NUMA node that it is attached to; −1 if unknown.
+  int32_t numa_node;
+  int32_t clock_mhz;
+  int32_t memory_clock_mhz;
+  int32_t memory_bus_bits;
+  // Bytes of shared memory that one block may have at most.
+  int32_t shared_memory_per_block;
+  int32_t shared_memory_per_multiprocessor;
+  // 32-bit registers.
+  int32_t registers_per_multiprocessor;
+  int32_t threads_per_multiprocessor;
+  int32_t warp_size;
+  // Engines that copy while kernels run.
+  int32_t copy_engines;
+  // Why no backend can be created on it; empty if one can.
+  char obstacle[256];
 } nvb_device_info;
 
 // Writes the number of CUDA devices. Without a driver or a device this is `NVB_ERROR_CUDA_NOT_AVAILABLE`, with the
@@ -358,6 +482,123 @@ NVB_MUST_USE nvb_status nvb_cuda_get_device_count(int32_t *count);
 NVB_MUST_USE nvb_status nvb_cuda_get_device_info(int32_t ordinal, nvb_device_info *info);
 
 static inline void nvb_device_info_init(nvb_device_info *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Environment -----------------------------------------------------------------------------------------------------
+
+// The host's processor. A number that the system does not tell is 0.
+typedef struct {
+  size_t struct_size;
+  char name[128];
+  char vendor[32];
+  // "x86_64" or "aarch64".
+  char architecture[16];
+  // Separated by spaces, with the names of Linux's /proc/cpuinfo: "avx2 avx512f amx_tile".
+  char instruction_sets[256];
+  uint32_t sockets;
+  // Physical cores.
+  uint32_t cores;
+  // Hardware threads that are online.
+  uint32_t threads;
+  // Threads that this process may keep busy: affinity and a container's quota count.
+  uint32_t available_threads;
+  uint32_t maximum_mhz;
+  // For `nvb_hardware_get_numa_node`; 0 on a machine without NUMA support.
+  uint32_t numa_nodes;
+  // Bytes of core 0's caches.
+  uint64_t l1_data_bytes;
+  uint64_t l1_instruction_bytes;
+  uint64_t l2_bytes;
+  uint64_t l3_bytes;
+  // Hardware threads that share core 0's third level.
+  uint32_t l3_shared_by;
+  uint32_t cache_line_bytes;
+  // Bytes of main memory.
+  uint64_t total_memory;
+  // The container's limit in bytes; 0: none.
+  uint64_t memory_limit;
+} nvb_cpu_profile;
+
+// A part of the machine whose processors and memory are near each other.
+typedef struct {
+  size_t struct_size;
+  // The system's number of the node.
+  uint32_t id;
+  // Hardware threads in it.
+  uint32_t threads;
+  uint64_t total_memory;
+  // Bytes free at the time of the call.
+  uint64_t free_memory;
+  // The first 64 numbers of its hardware threads; the rest of the array is −1.
+  int32_t thread_numbers[64];
+} nvb_numa_node;
+
+// Driver, runtime and build. Versions are 1000 · major + 10 · minor of CUDA.
+typedef struct {
+  size_t struct_size;
+  // What the driver supports; 0 without a driver.
+  int32_t driver_version;
+  // Of the CUDA runtime in this library; 0 in a build without CUDA.
+  int32_t runtime_version;
+  // For `nvb_hardware_get_library`.
+  uint32_t libraries;
+  // Must be 0.
+  uint32_t reserved;
+  // NVIDIA's kernel module, such as "580.95.05"; empty if none is loaded.
+  char kernel_module[32];
+  // The running Linux kernel.
+  char kernel[64];
+  // Architectures with kernels in this build, such as "80;90a".
+  char architectures[96];
+  // Why no CUDA device can be used, and what to do about it; empty if one can.
+  char obstacle[512];
+} nvb_environment;
+
+// A library that is used where it is present: the CUDA driver, NVML, cuBLASLt, NCCL, libtpu.
+typedef struct {
+  size_t struct_size;
+  // 1 if it was found.
+  uint32_t found;
+  // As the library gives it; 0 if it gives none.
+  int32_t version;
+  char name[32];
+  // Where it was found.
+  char path[256];
+  // Why it was not: the dynamic loader's words.
+  char reason[256];
+} nvb_library;
+
+// Describes the host's processor; set `profile->struct_size` first. Detected once a process; touches no GPU driver.
+NVB_MUST_USE nvb_status nvb_hardware_get_cpu_profile(nvb_cpu_profile *profile);
+
+// Describes the NUMA node at `index` (below `nvb_cpu_profile.numa_nodes`); set `node->struct_size` first. Reads /sys.
+NVB_MUST_USE nvb_status nvb_hardware_get_numa_node(uint32_t index, nvb_numa_node *node);
+
+// Describes driver, runtime and build; set `environment->struct_size` first. The first call opens each optional library
+// for a moment, which may take tens of milliseconds; later ones read what it found.
+NVB_MUST_USE nvb_status nvb_hardware_get_environment(nvb_environment *environment);
+
+// Describes the optional library at `index` (below `nvb_environment.libraries`); set `library->struct_size` first.
+NVB_MUST_USE nvb_status nvb_hardware_get_library(uint32_t index, nvb_library *library);
+
+static inline void nvb_cpu_profile_init(nvb_cpu_profile *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_numa_node_init(nvb_numa_node *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_environment_init(nvb_environment *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_library_init(nvb_library *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
@@ -539,6 +780,214 @@ NVB_MUST_USE nvb_status nvb_backend_get_memory_manager(const nvb_backend *backen
 NVB_MUST_USE nvb_status nvb_test_inject_panic(const nvb_backend *backend);
 
 static inline void nvb_backend_options_init(nvb_backend_options *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Configuration ---------------------------------------------------------------------------------------------------
+
+// `preset`: everything that helps and costs no accuracy.
+#define NVB_PRESET_INFERENCE 0
+
+// `preset`: memory is taken at the start, so that the first answers come as soon as later ones.
+#define NVB_PRESET_LOW_LATENCY 1
+
+// `preset`: nearly all of the device's memory, for many sequences at once.
+#define NVB_PRESET_THROUGHPUT 2
+
+// `preset`: unified memory behind the device's own, BF16, no FP8.
+#define NVB_PRESET_TRAINING 3
+
+// `preset`: profiling and debug records on.
+#define NVB_PRESET_DEVELOPMENT 4
+
+// Creates a configuration from a preset (`NVB_PRESET_…`).
+NVB_MUST_USE nvb_status nvb_configuration_create(uint32_t preset, nvb_configuration **configuration);
+
+// Destroys the handle; NULL is fine. A backend keeps what it was created with.
+nvb_status nvb_configuration_destroy(nvb_configuration *configuration);
+
+// Sets one field ("memory.limit") from text ("1073741824", "true", "bf16").
+// Errors: `NVB_ERROR_CONFIGURATION`, whose text names the field, the value and what is allowed; nothing changes then.
+NVB_MUST_USE nvb_status nvb_configuration_set(nvb_configuration *configuration, const char *field, const char *value);
+
+// Copies one field's value as text. `text` receives at most `capacity` bytes with the closing NUL and may be NULL;
+// `needed`, if not NULL, receives the bytes that the whole text needs, NUL included.
+NVB_MUST_USE nvb_status nvb_configuration_get(const nvb_configuration *configuration,
+                                 const char *field,
+                                 char *text,
+                                 size_t capacity,
+                                 size_t *needed);
+
+// Changes the fields that a JSON object names: {"preset": "throughput", "memory": {"limit_fraction": 0.8}}. "preset"
+// sets all other fields first. Nothing changes on an error.
+// Errors: `NVB_ERROR_CONFIGURATION`: a field, its value and what is allowed, or the line and column of what is no JSON.
+NVB_MUST_USE nvb_status nvb_configuration_apply_json(nvb_configuration *configuration, const char *json);
+
+// Copies the configuration as JSON, every field of it; `text`, `capacity` and `needed` as in `nvb_configuration_get`.
+NVB_MUST_USE nvb_status nvb_configuration_get_json(const nvb_configuration *configuration,
+                                      char *text,
+                                      size_t capacity,
+                                      size_t *needed);
+
+// Checks what no single field can be checked for: fields that do not go together.
+// Errors: `NVB_ERROR_CONFIGURATION`, whose text names both.
+NVB_MUST_USE nvb_status nvb_configuration_validate(const nvb_configuration *configuration);
+
+// As `nvb_backend_create`, with a configuration in place of options. `log_callback` may be NULL; it receives records up
+// to `logging.level`.
+// Errors: those of `nvb_backend_create`, and `NVB_ERROR_FP8` or `NVB_ERROR_UNSUPPORTED` if the device lacks what is
+// required.
+NVB_MUST_USE nvb_status nvb_backend_create_configured(const nvb_configuration *configuration,
+                                         nvb_log_callback log_callback,
+                                         void *log_user_data,
+                                         nvb_backend **backend);
+
+// Copies the configuration that the backend runs with as JSON (the defaults after `nvb_backend_create`); `text`,
+// `capacity` and `needed` as in `nvb_configuration_get`.
+NVB_MUST_USE nvb_status nvb_backend_get_configuration_json(const nvb_backend *backend, char *text, size_t capacity, size_t *needed);
+
+// Hardware: usage, peers, recommendation --------------------------------------------------------------------------
+
+// `nvb_device_usage.known`: the field of this name was told.
+#define NVB_USAGE_UTILIZATION 1
+
+#define NVB_USAGE_MEMORY_UTILIZATION 2
+
+#define NVB_USAGE_MEMORY 4
+
+#define NVB_USAGE_TEMPERATURE 8
+
+#define NVB_USAGE_POWER 16
+
+#define NVB_USAGE_POWER_LIMIT 32
+
+#define NVB_USAGE_CLOCK 64
+
+#define NVB_USAGE_MEMORY_CLOCK 128
+
+#define NVB_USAGE_ECC 256
+
+#define NVB_USAGE_ECC_ERRORS 512
+
+#define NVB_USAGE_THROTTLE_REASONS 1024
+
+#define NVB_USAGE_PROCESSES 2048
+
+// `workload`: long prompts, short answers; bounded by arithmetic.
+#define NVB_WORKLOAD_PREFILL 0
+
+// `workload`: short prompts, long answers; bounded by memory bandwidth.
+#define NVB_WORKLOAD_DECODE 1
+
+// `workload`: bounded by arithmetic and by memory size.
+#define NVB_WORKLOAD_TRAINING 2
+
+// `workload`: a device that is always there and that other work does not wait for.
+#define NVB_WORKLOAD_TEST 3
+
+// What a device is doing now. Fields whose bit in `known` is clear are 0.
+typedef struct {
+  size_t struct_size;
+  // `NVB_USAGE_…` bits.
+  uint32_t known;
+  // Percent of the time in which a kernel ran; on the CPU, of the time since the last call.
+  uint32_t utilization;
+  // Percent of the time in which the memory was read or written.
+  uint32_t memory_utilization;
+  // Degrees Celsius.
+  uint32_t temperature;
+  // Milliwatts.
+  uint32_t power;
+  uint32_t power_limit;
+  // MHz.
+  uint32_t clock;
+  uint32_t memory_clock;
+  // 1 if error correction is on.
+  uint32_t ecc_enabled;
+  // Processes that compute on it.
+  uint32_t processes;
+  // Bytes, of all processes together.
+  uint64_t memory_used;
+  uint64_t memory_total;
+  // Memory errors since the driver was loaded.
+  uint64_t ecc_corrected;
+  uint64_t ecc_uncorrected;
+  // NVML's `nvmlClocksThrottleReason…` bits; 0: nothing holds the clocks down.
+  uint64_t throttle_reasons;
+} nvb_device_usage;
+
+// How one GPU reaches another's memory.
+typedef struct {
+  size_t struct_size;
+  // 1 if loads, stores and copies can go directly.
+  uint32_t accessible;
+  // The driver's order of the links, 0 the fastest.
+  int32_t performance_rank;
+  // 1 if atomics work over the link.
+  uint32_t native_atomics;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_peer_access;
+
+// One place in the ranking of the devices for a workload.
+typedef struct {
+  size_t struct_size;
+  // Places in the ranking, which is the number of devices.
+  uint32_t count;
+  // For `nvb_hardware_get_device_info`.
+  uint32_t device_index;
+  // `NVB_DEVICE_…`
+  uint32_t kind;
+  // 1 if a backend can be created on it; else `reason` says what stands in the way.
+  uint32_t runnable;
+  // For `nvb_backend_options.device`.
+  char device[16];
+  char name[128];
+  // Why it stands at this place.
+  char reason[512];
+} nvb_recommendation;
+
+// Writes the number of devices: GPUs, TPUs and the CPU, so at least 1. The first call starts the CUDA driver if there
+// is one; a driver that does not start lists no GPU, and `nvb_hardware_get_environment` says why.
+NVB_MUST_USE nvb_status nvb_hardware_get_device_count(uint32_t *count);
+
+// Describes the device at `index`: GPUs by ordinal, then TPUs, then the CPU. Set `info->struct_size` first. Detected
+// once a process; no context is created.
+NVB_MUST_USE nvb_status nvb_hardware_get_device_info(uint32_t index, nvb_device_info *info);
+
+// Asks the device at `index` what it is doing: a GPU through NVML, which is opened with the first question, the CPU
+// through /proc. Set `usage->struct_size` first.
+// Errors: `NVB_ERROR_UNSUPPORTED` (NVML is missing, a TPU), `NVB_ERROR_DEVICE` (no permission),
+// `NVB_ERROR_DEVICE_LOST` (the GPU has fallen off the bus).
+NVB_MUST_USE nvb_status nvb_hardware_get_usage(uint32_t index, nvb_device_usage *usage);
+
+// Writes how CUDA device `ordinal` reaches the memory of `peer`; set `access->struct_size` first.
+// Errors: `NVB_ERROR_CUDA_NOT_AVAILABLE`, `NVB_ERROR_DEVICE` (no such ordinal).
+NVB_MUST_USE nvb_status nvb_hardware_get_peer_access(int32_t ordinal, int32_t peer, nvb_peer_access *access);
+
+// Lets work of `backend` read and write the memory of `peer`, in this direction only; repeating it is fine. Backends
+// of one device, and CPU backends, reach each other's memory anyway.
+// Errors: `NVB_ERROR_UNSUPPORTED` (no link between the two, or a GPU and the CPU).
+NVB_MUST_USE nvb_status nvb_backend_enable_peer_access(const nvb_backend *backend, const nvb_backend *peer);
+
+// Writes the device at `place` (0: the best) of the ranking for `workload` (`NVB_WORKLOAD_…`); set
+// `recommendation->struct_size` first. Default order: Hopper and Blackwell, TPU v5p and later, A100, TPU v4 and v5e,
+// other NVIDIA GPUs, older TPUs, the CPU; test work turns it round.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (an unknown workload, a place beyond the last).
+NVB_MUST_USE nvb_status nvb_hardware_recommend(uint32_t workload, uint32_t place, nvb_recommendation *recommendation);
+
+static inline void nvb_device_usage_init(nvb_device_usage *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_peer_access_init(nvb_peer_access *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_recommendation_init(nvb_recommendation *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
@@ -904,6 +1353,9 @@ static inline void nvb_pool_statistics_init(nvb_pool_statistics *value) {
 
 // Streams ---------------------------------------------------------------------------------------------------------
 
+// Receives the `user_data` that it was queued with. It must not call the library or CUDA.
+typedef void (*nvb_stream_callback)(void *user_data);
+
 // Creates a stream. `priority`: 0 is normal, negative more urgent; clamped to what the device offers.
 NVB_MUST_USE nvb_status nvb_stream_create(const nvb_backend *backend, int32_t priority, nvb_stream **stream);
 
@@ -917,6 +1369,15 @@ nvb_status nvb_stream_destroy(nvb_stream *stream);
 
 // Waits until all work queued so far has finished, and returns the first error that any of it met.
 NVB_MUST_USE nvb_status nvb_stream_synchronize(nvb_stream *stream);
+
+// As `nvb_stream_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0
+// if the time was over first. The work goes on either way.
+NVB_MUST_USE nvb_status nvb_stream_synchronize_for(nvb_stream *stream, uint64_t timeout_ns, uint32_t *finished);
+
+// Calls `callback(user_data)` once the work queued on `stream` so far has finished, from a thread of the driver's; on
+// the CPU before this call returns. Work queued later waits for it. After a sticky CUDA error it is not called. May be
+// captured; it is then called with every replay.
+NVB_MUST_USE nvb_status nvb_stream_add_callback(nvb_stream *stream, nvb_stream_callback callback, void *user_data);
 
 // Writes 1 to `finished` if all work queued so far has finished, else 0. Does not wait.
 NVB_MUST_USE nvb_status nvb_stream_query(nvb_stream *stream, uint32_t *finished);
@@ -944,9 +1405,68 @@ NVB_MUST_USE nvb_status nvb_event_query(nvb_event *event, uint32_t *finished);
 // Waits for the recorded work.
 NVB_MUST_USE nvb_status nvb_event_synchronize(nvb_event *event);
 
+// As `nvb_event_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0 if
+// the time was over first.
+NVB_MUST_USE nvb_status nvb_event_synchronize_for(nvb_event *event,
+                                     uint64_t timeout_ns,
+                                     uint32_t *finished);
+
 // Writes the milliseconds between two recorded and finished events.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` if one was not recorded or has not finished.
 NVB_MUST_USE nvb_status nvb_event_get_elapsed(nvb_event *start, nvb_event *end, float *milliseconds);
+
+// Stream manager --------------------------------------------------------------------------------------------------
+
+// Options of `nvb_stream_manager_create`.
+typedef struct {
+  size_t struct_size;
+  // Streams of one priority at most, up to 32; 0: 4.
+  uint32_t streams_per_priority;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_stream_manager_options;
+
+typedef struct {
+  size_t struct_size;
+  // Streams made so far.
+  uint32_t streams;
+  // Handles given out and not yet destroyed.
+  uint32_t users;
+  // Streams with unfinished work.
+  uint32_t busy;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_stream_statistics;
+
+// Creates a manager without a stream; they are made as they are needed. Options may be NULL for the defaults.
+NVB_MUST_USE nvb_status nvb_stream_manager_create(const nvb_backend *backend,
+                                     const nvb_stream_manager_options *options,
+                                     nvb_stream_manager **manager);
+
+// Destroys the handle; NULL is fine. Streams that are still given out live until they are destroyed.
+nvb_status nvb_stream_manager_destroy(nvb_stream_manager *manager);
+
+// Writes a handle to the least loaded stream of `priority` (0 normal, negative more urgent): the one with the fewest
+// handles, among these one without unfinished work, among these the one that rested longest. A new stream is made while
+// all are in use and the limit allows. Give it back with `nvb_stream_destroy`; its work then runs to its end.
+NVB_MUST_USE nvb_status nvb_stream_manager_acquire(nvb_stream_manager *manager, int32_t priority, nvb_stream **stream);
+
+// Waits for the work of every stream of the manager, and returns the first error that any of it met.
+NVB_MUST_USE nvb_status nvb_stream_manager_synchronize(nvb_stream_manager *manager);
+
+// Counts streams, users and busy streams; set `statistics->struct_size` first. Readable after `NVB_ERROR_DEVICE_LOST`
+// too, with no stream busy.
+NVB_MUST_USE nvb_status nvb_stream_manager_get_statistics(nvb_stream_manager *manager, nvb_stream_statistics *statistics);
+
+static inline void nvb_stream_manager_options_init(nvb_stream_manager_options *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
 
 // Weights ---------------------------------------------------------------------------------------------------------
 
@@ -1469,6 +1989,82 @@ static inline void nvb_argmax_args_init(nvb_argmax_args *value) {
 }
 
 static inline void nvb_sample_args_init(nvb_sample_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Profiling -------------------------------------------------------------------------------------------------------
+
+// `operation`: what `nvb_embedding` queues, and so on.
+#define NVB_OPERATION_EMBEDDING 0
+
+#define NVB_OPERATION_RMS_NORM 1
+
+#define NVB_OPERATION_LINEAR 2
+
+#define NVB_OPERATION_GATED_ACTIVATION 3
+
+// Of `nvb_rope` and `nvb_kv_cache_append`.
+#define NVB_OPERATION_ROPE 4
+
+#define NVB_OPERATION_ATTENTION_PREFILL 5
+
+#define NVB_OPERATION_ATTENTION_DECODE 6
+
+#define NVB_OPERATION_SOFTMAX 7
+
+// Of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
+#define NVB_OPERATION_ELEMENTWISE 8
+
+#define NVB_OPERATION_ARGMAX 9
+
+#define NVB_OPERATION_SAMPLE 10
+
+// The operations of this header; a later library may have more.
+#define NVB_OPERATION_COUNT 11
+
+// What one operation did since profiling was switched on or reset.
+typedef struct {
+  size_t struct_size;
+  // Calls that were queued without an error.
+  uint64_t calls;
+  // Those among them that have finished and are in the figures below.
+  uint64_t timed_calls;
+  // Seconds between the start and the end of the calls on their streams, summed; on a GPU with the gap before each
+  // kernel, which is what counts for calls of a few microseconds.
+  double seconds;
+  // The shortest and the longest call.
+  double shortest_seconds;
+  double longest_seconds;
+  // Arithmetic operations that the formula asks for; attention counts the pairs that the mask keeps.
+  double operations;
+  // Bytes that must be read and written at least.
+  double bytes;
+  // bytes / seconds; 0 without a timed call. Beside `nvb_device_info.peak_bandwidth` it is the share achieved.
+  double bytes_per_second;
+  // operations / seconds; 0 likewise.
+  double operations_per_second;
+  // Such as "linear".
+  char name[32];
+} nvb_operation_metrics;
+
+// Switches profiling on (1) or off (0, as a backend starts). While it is on, each operation costs two event records, and
+// streams under capture are left alone: their calls are not counted.
+// Ranges of NVTX are independent of it: they are there whenever a profiler is attached.
+NVB_MUST_USE nvb_status nvb_backend_set_profiling(const nvb_backend *backend,
+                                     uint32_t enabled);
+
+// Writes the figures of `operation` (`NVB_OPERATION_…`); set `metrics->struct_size` first. Does not wait: work that has
+// not finished is in `calls` and not yet in `timed_calls`.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (an operation that this library does not know).
+NVB_MUST_USE nvb_status nvb_backend_get_metrics(const nvb_backend *backend,
+                                   uint32_t operation,
+                                   nvb_operation_metrics *metrics);
+
+// Sets all figures to 0; work that is still running will not be counted.
+NVB_MUST_USE nvb_status nvb_backend_reset_metrics(const nvb_backend *backend);
+
+static inline void nvb_operation_metrics_init(nvb_operation_metrics *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

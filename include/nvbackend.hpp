@@ -138,6 +138,25 @@ std::string copy_text(nvb_status (*get)(T*, char*, std::size_t, std::size_t*), T
   return text;
 }
 
+// What a backend is created with; nvbackend.h lists the fields.
+class configuration : public handle<nvb_configuration, nvb_configuration_destroy> {
+ public:
+  using handle::handle;
+  explicit configuration(uint32_t preset) { check(nvb_configuration_create(preset, &pointer_)); }
+
+  void set(const char* field, const char* value) { check(nvb_configuration_set(pointer_, field, value)); }
+  void apply_json(const char* json) { check(nvb_configuration_apply_json(pointer_, json)); }
+  void validate() const { check(nvb_configuration_validate(pointer_)); }
+  std::string json() const {
+    std::size_t needed = 0;
+    check(nvb_configuration_get_json(pointer_, nullptr, 0, &needed));
+    std::string text(needed, '\0');
+    check(nvb_configuration_get_json(pointer_, text.data(), text.size(), nullptr));
+    text.resize(needed - 1);  // the closing NUL
+    return text;
+  }
+};
+
 // A device with its kernels and memory. The other objects keep what they need of it, so any order of destruction is
 // fine, with one exception: `host_buffer`.
 class backend : public handle<nvb_backend, nvb_backend_destroy> {
@@ -149,6 +168,15 @@ class backend : public handle<nvb_backend, nvb_backend_destroy> {
     auto options = make<nvb_backend_options>();
     options.device = device;
     check(nvb_backend_create(&options, &pointer_));
+  }
+  explicit backend(const nvb_configuration* configuration) {
+    check(nvb_backend_create_configured(configuration, nullptr, nullptr, &pointer_));
+  }
+
+  nvb_operation_metrics metrics(uint32_t operation) const {
+    auto metrics = make<nvb_operation_metrics>();
+    check(nvb_backend_get_metrics(pointer_, operation, &metrics));
+    return metrics;
   }
 
   nvb_device_info device_info() const {
@@ -300,6 +328,24 @@ class stream : public handle<nvb_stream, nvb_stream_destroy> {
 
   void synchronize() { check(nvb_stream_synchronize(pointer_)); }
   void wait(nvb_event* event) { check(nvb_stream_wait_event(pointer_, event)); }
+};
+
+// Streams of one device, given out by load; a stream goes back when it is destroyed.
+class stream_manager : public handle<nvb_stream_manager, nvb_stream_manager_destroy> {
+ public:
+  using handle::handle;
+  explicit stream_manager(const nvb_backend* backend, uint32_t streams_per_priority = 0) {
+    auto options = make<nvb_stream_manager_options>();
+    options.streams_per_priority = streams_per_priority;
+    check(nvb_stream_manager_create(backend, &options, &pointer_));
+  }
+
+  stream acquire(int32_t priority = 0) {
+    nvb_stream* least_loaded = nullptr;
+    check(nvb_stream_manager_acquire(pointer_, priority, &least_loaded));
+    return stream(least_loaded);
+  }
+  void synchronize() { check(nvb_stream_manager_synchronize(pointer_)); }
 };
 
 class weight : public handle<nvb_weight, nvb_weight_destroy> {

@@ -1,14 +1,25 @@
 //! The backend: one chosen device with its executor, its memory and a default stream.
 
+use crate::configuration::Configuration;
 use crate::cpu::CpuExecutor;
 use crate::error::{Error, Result, Status};
 use crate::executor::{DeviceInfo, DeviceKind, Executor};
+use crate::hardware::{
+    self,
+    device::{Device, Kind},
+    diagnosis,
+    features::Features,
+    recommend::{recommend, Workload},
+    system::System,
+};
 use crate::memory::options::Limit;
 use crate::memory::{MemoryManager, MemoryOptions};
+use crate::metrics::{nvtx, Metrics};
+use crate::operation::Operation;
 use crate::stream::{RawHandle, Stream};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use std::ffi::c_void;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BackendOptions {
@@ -24,6 +35,10 @@ pub struct BackendOptions {
     pub own_kernels_only: bool,
     /// `memory_limit` replaces its limit where that is not 0.
     pub memory: MemoryOptions,
+    /// Runs the kernels that use no Tensor Cores.
+    pub tensor_cores_off: bool,
+    /// The same for attention alone.
+    pub plain_attention: bool,
 }
 
 pub struct Backend {
@@ -32,16 +47,19 @@ pub struct Backend {
     /// Managers of the engine's own over the same device, whose blocks operations take as well.
     other_memory: RwLock<Vec<Weak<MemoryManager>>>,
     default_stream: Arc<Stream>,
+    metrics: Metrics,
+    configuration: Configuration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Choice {
+pub enum Choice {
     Auto,
     Cpu,
     Cuda(i32),
 }
 
-fn parse_device(text: &str) -> Result<Choice> {
+/// What `BackendOptions::device` names.
+pub fn parse_device(text: &str) -> Result<Choice> {
     match text {
         "" | "auto" => return Ok(Choice::Auto),
         "cpu" => return Ok(Choice::Cpu),
@@ -59,23 +77,24 @@ fn parse_device(text: &str) -> Result<Choice> {
 
 impl Backend {
     pub fn new(options: &BackendOptions) -> Result<Backend> {
-        let executor = match parse_device(&options.device)? {
-            Choice::Cpu => cpu_executor(options)?,
-            Choice::Cuda(ordinal) => cuda_executor(ordinal, options)?,
-            Choice::Auto => match best_cuda_device().and_then(|ordinal| cuda_executor(ordinal, options)) {
-                Ok(executor) => executor,
-                Err(error) => {
-                    log::info!(target: "nvbackend::backend", "device auto: {error}; using the CPU");
-                    cpu_executor(options)?
-                }
-            },
-        };
+        let executor = choose_executor(options)?;
         let mut memory = options.memory.clone();
         if options.memory_limit != 0 {
             memory.limit = Limit::Bytes(options.memory_limit);
         }
         let memory = MemoryManager::new(executor.clone(), memory)?;
         Backend::with_memory(executor, memory)
+    }
+
+    pub fn from_configuration(configuration: Configuration) -> Result<Backend> {
+        configuration.validate()?;
+        let executor = choose_executor(&configuration.backend_options())?;
+        configuration.check_device(&hardware::device_of(executor.device())?)?;
+        let memory = MemoryManager::new(executor.clone(), configuration.memory.options())?;
+        let mut backend = Backend::with_memory(executor, memory)?;
+        backend.metrics.set_enabled(configuration.timing.profiling);
+        backend.configuration = configuration;
+        Ok(backend)
     }
 
     /// A backend over an executor of the caller's, as tests use it.
@@ -87,19 +106,41 @@ impl Backend {
 
     fn with_memory(executor: Arc<dyn Executor>, memory: MemoryManager) -> Result<Backend> {
         let memory = Arc::new(memory);
+        let device = hardware::device_of(executor.device())?;
         let default_stream = Arc::new(Stream::new(&executor, 0)?);
-        let device = executor.device();
-        log::info!(
-            target: "nvbackend::backend",
-            "backend on {} ({}), compute capability {}.{}, {} MiB, {} multiprocessors",
-            device_name(device), device.name, device.compute_capability / 10, device.compute_capability % 10,
-            device.total_memory >> 20, device.multiprocessors
-        );
-        Ok(Backend { executor, memory, other_memory: RwLock::default(), default_stream })
+        log::info!(target: "nvbackend::backend", "{}", summary(&device));
+        Ok(Backend {
+            executor,
+            memory,
+            other_memory: RwLock::default(),
+            default_stream,
+            metrics: Metrics::default(),
+            configuration: Configuration::default(),
+        })
     }
 
     pub fn executor(&self) -> &Arc<dyn Executor> {
         &self.executor
+    }
+
+    /// Queues an operation on a stream of this backend.
+    pub fn queue<O: Operation>(&self, op: &O, stream: &Stream) -> Result<()> {
+        let _range = nvtx::range(O::KIND.label());
+        self.metrics.queue(op, stream)
+    }
+
+    /// As given; the defaults for a backend of plain options.
+    pub fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
+    /// Of what the library stores where the caller leaves the dtype open.
+    pub fn default_dtype(&self) -> DType {
+        self.configuration.default_dtype(self.device().kind)
+    }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     pub fn memory(&self) -> &Arc<MemoryManager> {
@@ -175,10 +216,45 @@ impl Backend {
     }
 }
 
+/// The line in the log for each backend.
+fn summary(device: &Device) -> String {
+    let yes_or_no = |feature| if device.features.has(feature) { "yes" } else { "no" };
+    let place = match device.kind {
+        Kind::Cpu => format!("{} threads", device.multiprocessors),
+        _ => format!(
+            "{}, compute capability {}.{}, {} multiprocessors, {} GPUs in the machine",
+            device.architecture,
+            device.compute_capability / 10,
+            device.compute_capability % 10,
+            device.multiprocessors,
+            cuda_devices().map_or(0, |devices| devices.len())
+        ),
+    };
+    format!(
+        "backend on {} ({}): {place}, {} MiB, BF16 {}, FP8 {}",
+        device.selector(),
+        device.name,
+        device.total_memory >> 20,
+        yes_or_no(Features::BF16),
+        yes_or_no(Features::FP8)
+    )
+}
+
 fn device_name(device: &DeviceInfo) -> String {
     match device.kind {
         DeviceKind::Cpu => "cpu".to_string(),
         DeviceKind::Cuda => format!("cuda:{}", device.ordinal),
+    }
+}
+
+fn choose_executor(options: &BackendOptions) -> Result<Arc<dyn Executor>> {
+    match parse_device(&options.device)? {
+        Choice::Cpu => cpu_executor(options),
+        Choice::Cuda(ordinal) => cuda_executor(ordinal, options),
+        Choice::Auto => best_cuda_device().and_then(|ordinal| cuda_executor(ordinal, options)).or_else(|no_gpu| {
+            log::info!(target: "nvbackend::backend", "device auto: {no_gpu}; using the CPU");
+            cpu_executor(options).map_err(|error| error.caused_by(no_gpu))
+        }),
     }
 }
 
@@ -188,6 +264,8 @@ fn cpu_executor(options: &BackendOptions) -> Result<Arc<dyn Executor>> {
 
 #[cfg(feature = "cuda")]
 fn cuda_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
+    // While no context exists: a driver that fails here has nothing to give back.
+    hardware::gpus()?;
     crate::cuda::create_executor(ordinal, options)
 }
 
@@ -196,33 +274,105 @@ fn cuda_executor(_ordinal: i32, _options: &BackendOptions) -> Result<Arc<dyn Exe
     Err(built_without_cuda())
 }
 
-/// The GPU with the highest compute capability, then the most memory.
+/// The GPU that `hardware::recommend` puts first for decoding, which most engines do most; one that can run before any
+/// that cannot.
 pub fn best_cuda_device() -> Result<i32> {
-    let devices = cuda_devices()?;
-    let best = devices.iter().max_by_key(|device| (device.compute_capability, device.total_memory));
-    best.map(|device| device.ordinal)
+    best_of(hardware::gpus()?)
         .ok_or_else(|| Error::new(Status::CudaNotAvailable, "the driver works and lists no CUDA device"))
 }
 
-/// Every CUDA device, or why there is none to ask.
-#[cfg(feature = "cuda")]
+fn best_of(gpus: &[Device]) -> Option<i32> {
+    let order = recommend(gpus, Workload::Decode);
+    let usable = order.iter().find(|place| gpus[place.index].obstacle.is_empty());
+    usable.or(order.first()).map(|place| gpus[place.index].ordinal)
+}
+
+/// Every CUDA device, or why there is none to ask. The answer is kept, as devices do not come and go within a process;
+/// what the driver itself refuses with a code (busy, no permission) may pass, and is asked for again.
 pub fn cuda_devices() -> Result<Vec<DeviceInfo>> {
+    static ANSWER: OnceLock<Result<Vec<DeviceInfo>>> = OnceLock::new();
+    if let Some(answer) = ANSWER.get() {
+        return answer.clone();
+    }
+    let answer = list_cuda_devices();
+    let may_pass = matches!(&answer, Err(error) if error.cuda_code != 0);
+    let answer = answer.map_err(|error| diagnosis::explain(error, &System::live()));
+    if may_pass {
+        return answer;
+    }
+    ANSWER.get_or_init(|| answer).clone()
+}
+
+#[cfg(feature = "cuda")]
+fn list_cuda_devices() -> Result<Vec<DeviceInfo>> {
     crate::cuda::device::list()
 }
 
 #[cfg(not(feature = "cuda"))]
-pub fn cuda_devices() -> Result<Vec<DeviceInfo>> {
+fn list_cuda_devices() -> Result<Vec<DeviceInfo>> {
     Err(built_without_cuda())
 }
 
 #[cfg(not(feature = "cuda"))]
 fn built_without_cuda() -> Error {
     Error::new(Status::CudaNotAvailable, "this libnvbackend was built without CUDA (--no-default-features)")
+        .with_advice("use device \"cpu\", or a build with CUDA")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_line_for_a_backend_names_what_was_chosen() {
+        let gpu = Device {
+            name: "H200".into(),
+            architecture: "Hopper".into(),
+            compute_capability: 90,
+            multiprocessors: 132,
+            total_memory: 141 << 30,
+            features: Features::of_capability(90),
+            ..Device::new(Kind::Cuda, 0)
+        };
+        let line = summary(&gpu);
+        assert!(line.starts_with("backend on cuda:0 (H200): Hopper, compute capability 9.0, 132 multi"), "{line}");
+        assert!(line.ends_with("144384 MiB, BF16 yes, FP8 yes"), "{line}");
+        let cpu = Device { multiprocessors: 8, ..Device::new(Kind::Cpu, 0) };
+        assert_eq!(summary(&cpu), "backend on cpu (): 8 threads, 0 MiB, BF16 no, FP8 no");
+    }
+
+    #[test]
+    fn auto_takes_the_gpu_that_decodes_fastest() {
+        let gpu = |ordinal, compute_capability, bandwidth: u64| Device {
+            compute_capability,
+            peak_bandwidth: bandwidth * 1_000_000_000,
+            ..Device::new(Kind::Cuda, ordinal)
+        };
+        let mut gpus = [gpu(0, 120, 448), gpu(1, 90, 4800), gpu(2, 89, 300)];
+        assert_eq!(best_of(&gpus), Some(1), "not the highest compute capability");
+        gpus[1].obstacle = "its compute mode is prohibited".into();
+        assert_eq!(best_of(&gpus), Some(0));
+        gpus.iter_mut().for_each(|gpu| gpu.obstacle = "the driver is too old".into());
+        assert_eq!(best_of(&gpus), Some(1), "so that the error is that of the best");
+        assert_eq!(best_of(&[]), None);
+    }
+
+    #[test]
+    fn a_configuration_reaches_the_backend() {
+        let mut configuration = Configuration { device: "cpu".into(), threads: 1, ..Configuration::default() };
+        configuration.precision = crate::configuration::Precision::F16;
+        configuration.timing.profiling = true;
+        configuration.memory.limit = 4096;
+        let backend = Backend::from_configuration(configuration.clone()).unwrap();
+        assert_eq!(backend.configuration(), &configuration);
+        assert_eq!((backend.default_dtype(), backend.metrics().is_enabled()), (DType::F16, true));
+        assert_eq!(backend.device().multiprocessors, 1);
+        assert_eq!(backend.memory().allocate(8192, RawHandle::NULL).unwrap_err().status, Status::OutOfMemory);
+        configuration.fp8 = crate::configuration::Requirement::Required;
+        assert_eq!(Backend::from_configuration(configuration.clone()).err().unwrap().status, Status::Fp8);
+        configuration.memory.limit_fraction = 2.0;
+        assert_eq!(Backend::from_configuration(configuration).err().unwrap().status, Status::Configuration);
+    }
 
     #[test]
     fn device_names_are_parsed_exactly() {

@@ -119,6 +119,9 @@ pub struct Error {
     pub cuda_code: i32,
     pub requested: u64,
     pub limit: u64,
+    /// What led to it, itself with its cause.
+    #[source]
+    pub cause: Option<Box<Error>>,
     /// The state of the memory manager that had no memory left.
     pub memory: Option<Box<MemoryFailure>>,
 }
@@ -154,6 +157,7 @@ impl Error {
             requested: 0,
             limit: 0,
             memory: None,
+            cause: None,
         }
     }
 
@@ -181,10 +185,24 @@ impl Error {
         self
     }
 
-    /// Prefixes the message with what was being done, keeping the numbers of the cause.
-    pub fn context(mut self, doing: impl fmt::Display) -> Error {
-        self.message = format!("{doing}: {}", self.message);
+    /// The error at the end of the chain of causes becomes `cause`: what failed first comes last.
+    pub fn caused_by(mut self, cause: Error) -> Error {
+        self.cause = Some(Box::new(match self.cause.take() {
+            Some(nearer) => nearer.caused_by(cause),
+            None => cause,
+        }));
         self
+    }
+
+    /// Prefixes the message with what was being done, keeping the numbers, and keeps the error as it was as the cause.
+    pub fn context(self, doing: impl fmt::Display) -> Error {
+        let message = format!("{doing}: {}", self.message);
+        Error { message, cause: Some(Box::new(self.clone())), ..self }
+    }
+
+    /// This error, then its cause, and so on to the first.
+    pub fn chain(&self) -> impl Iterator<Item = &Error> {
+        std::iter::successors(Some(self), |error| error.cause.as_deref())
     }
 }
 
@@ -205,5 +223,15 @@ mod tests {
             assert_eq!(Status::from_code(status as i32), Some(status));
         }
         assert_eq!(Status::from_code(7), None);
+    }
+
+    #[test]
+    fn causes_are_chained_from_the_last_to_the_first() {
+        let first = Error::new(Status::DeviceLost, "the GPU is gone").with_cuda_code(700).with_limit(2, 1);
+        let error = first.context("copying").caused_by(Error::new(Status::Io, "a loose cable"));
+        let messages: Vec<&str> = error.chain().map(|error| error.message.as_str()).collect();
+        assert_eq!(messages, ["copying: the GPU is gone", "the GPU is gone", "a loose cable"]);
+        assert_eq!((error.status, error.cuda_code, error.requested), (Status::DeviceLost, 700, 2));
+        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "the GPU is gone");
     }
 }

@@ -34,6 +34,9 @@ pub struct DeviceInfo {
     pub driver_version: i32,
 }
 
+/// A function of the engine's that a stream calls.
+pub type HostCallback = unsafe extern "C" fn(user_data: *mut c_void);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyKind {
     HostToDevice,
@@ -122,10 +125,6 @@ pub trait Executor: Send + Sync {
     fn synchronize(&self) -> Result<()> {
         self.stream_synchronize(RawHandle::NULL)
     }
-    /// Whether the stream's calls are being recorded into a graph.
-    fn stream_is_capturing(&self, _stream: RawHandle) -> Result<bool> {
-        Ok(false)
-    }
     /// The NUMA node that the device is nearest to, if the machine says.
     fn numa_node(&self) -> Option<u32> {
         None
@@ -162,6 +161,20 @@ pub trait Executor: Send + Sync {
     fn stream_query(&self, stream: RawHandle) -> Result<bool>;
     fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()>;
 
+    /// Whether calls on the stream are being recorded into a graph instead of running.
+    fn stream_is_capturing(&self, _stream: RawHandle) -> Result<bool> {
+        Ok(false)
+    }
+    /// Calls `callback(user_data)` once the work queued so far has finished, from a thread of the driver's; at once
+    /// where work finishes with its call. The callback must not call the library or CUDA.
+    ///
+    /// # Safety
+    /// `callback` may be called with `user_data` from any thread until it has run.
+    unsafe fn stream_callback(&self, _stream: RawHandle, callback: HostCallback, user_data: *mut c_void) -> Result<()> {
+        callback(user_data);
+        Ok(())
+    }
+
     fn event_create(&self) -> Result<RawHandle>;
     fn event_destroy(&self, event: RawHandle);
     fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()>;
@@ -169,6 +182,23 @@ pub trait Executor: Send + Sync {
     fn event_synchronize(&self, event: RawHandle) -> Result<()>;
     /// Milliseconds between two recorded events.
     fn event_elapsed(&self, start: RawHandle, end: RawHandle) -> Result<f32>;
+
+    /// Lets work of this executor reach the memory of `peer`, in this direction only. Repeating it is fine.
+    fn enable_peer_access(&self, peer: &dyn Executor) -> Result<()> {
+        match (self.device().kind, peer.device().kind) {
+            (DeviceKind::Cpu, DeviceKind::Cpu) => Ok(()),
+            _ => Err(Error::unsupported(format!(
+                "{} cannot reach the memory of {} directly",
+                self.device().name,
+                peer.device().name
+            ))
+            .with_advice("copy through host memory")),
+        }
+    }
+    /// The peer's side of `enable_peer_access`: opens this executor's memory to CUDA device `ordinal`.
+    fn share_memory_with(&self, _ordinal: i32) -> Result<()> {
+        Ok(())
+    }
 
     fn embedding(&self, op: &Embedding, stream: RawHandle) -> Result<()>;
     fn rms_norm(&self, op: &RmsNorm, stream: RawHandle) -> Result<()>;

@@ -6,13 +6,17 @@
 use nvbackend::capi::attention::*;
 use nvbackend::capi::backend::*;
 use nvbackend::capi::device::*;
+use nvbackend::capi::environment::*;
+use nvbackend::capi::hardware::*;
 use nvbackend::capi::kv_cache::*;
 use nvbackend::capi::memory_options::*;
 use nvbackend::capi::memory_statistics::*;
+use nvbackend::capi::metrics::*;
 use nvbackend::capi::operations::*;
 use nvbackend::capi::pool::*;
 use nvbackend::capi::sampling::*;
 use nvbackend::capi::status::*;
+use nvbackend::capi::stream_manager::*;
 use nvbackend::capi::tensor::*;
 use nvbackend::capi::version::*;
 use nvbackend::capi::weight::*;
@@ -49,8 +53,21 @@ fn layouts() -> Vec<Layout> {
         nvb_tensor { data, dtype, rank, shape, strides }
         nvb_device_info {
             struct_size, kind, ordinal, compute_capability, multiprocessors, total_memory, l2_bytes, driver_version,
-            reserved, name,
+            reserved, name, features, peak_bandwidth, uuid, architecture, pci_bus_id, numa_node, clock_mhz,
+            memory_clock_mhz, memory_bus_bits, shared_memory_per_block, shared_memory_per_multiprocessor,
+            registers_per_multiprocessor, threads_per_multiprocessor, warp_size, copy_engines, obstacle,
         }
+        nvb_cpu_profile {
+            struct_size, name, vendor, architecture, instruction_sets, sockets, cores, threads, available_threads,
+            maximum_mhz, numa_nodes, l1_data_bytes, l1_instruction_bytes, l2_bytes, l3_bytes, l3_shared_by,
+            cache_line_bytes, total_memory, memory_limit,
+        }
+        nvb_numa_node { struct_size, id, threads, total_memory, free_memory, thread_numbers }
+        nvb_environment {
+            struct_size, driver_version, runtime_version, libraries, reserved, kernel_module, kernel, architectures,
+            obstacle,
+        }
+        nvb_library { struct_size, found, version, name, path, reason }
         nvb_allocator { struct_size, allocate, free, user_data }
         nvb_memory_options {
             struct_size, limit, limit_fraction, margin, initial_bytes, range_bytes, thread_cache_bytes, leak_sample_bytes,
@@ -60,12 +77,20 @@ fn layouts() -> Vec<Layout> {
             struct_size, device, memory_limit, threads, force_architecture, own_kernels_only, log_level, log_callback,
             log_user_data, memory,
         }
+        nvb_device_usage {
+            struct_size, known, utilization, memory_utilization, temperature, power, power_limit, clock, memory_clock,
+            ecc_enabled, processes, memory_used, memory_total, ecc_corrected, ecc_uncorrected, throttle_reasons,
+        }
+        nvb_peer_access { struct_size, accessible, performance_rank, native_atomics, reserved }
+        nvb_recommendation { struct_size, count, device_index, kind, runnable, device, name, reason }
         nvb_memory_statistics {
             struct_size, allocated, peak, blocks, allocations, frees, failures, limit, device_free, device_total,
             reserved, peak_reserved, cached, free, largest_free, spilled, captured, unaccounted, margin, fragmentation,
         }
         nvb_memory_rung_statistics { struct_size, tried, helped, name }
         nvb_pool_statistics { struct_size, allocated, peak, blocks, allocations, frees, failures }
+        nvb_stream_manager_options { struct_size, streams_per_priority, reserved }
+        nvb_stream_statistics { struct_size, streams, users, busy, reserved }
         nvb_weight_desc { struct_size, parts, part_count, arrangement, source }
         nvb_weight_info { struct_size, rows, columns, output_columns, bytes, dtype, gated }
         nvb_kv_cache_options { struct_size, layers, slots, kv_heads, head_dim, capacity, dtype }
@@ -95,6 +120,10 @@ fn layouts() -> Vec<Layout> {
         nvb_argmax_args { struct_size, logits, tokens }
         nvb_sample_args {
             struct_size, logits, sequences, positions, tokens, probabilities, seed, temperature, top_p, top_k, reserved,
+        }
+        nvb_operation_metrics {
+            struct_size, calls, timed_calls, seconds, shortest_seconds, longest_seconds, operations, bytes,
+            bytes_per_second, operations_per_second, name,
         }
     }
 }

@@ -6,24 +6,29 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 17] = [
+const SECTIONS: [(&str, &str); 22] = [
     ("status", "Status codes and errors"),
     ("version", "Version and build"),
     ("tensor", "Tensors"),
     ("device", "Devices"),
+    ("environment", "Environment"),
     ("memory_options", "Memory options"),
     ("backend", "Backend"),
+    ("configuration", "Configuration"),
+    ("hardware", "Hardware: usage, peers, recommendation"),
     ("memory", "Memory"),
     ("memory_control", "Memory: limits, reclaim and sleep"),
     ("memory_statistics", "Memory: statistics and reports"),
     ("pool", "Pools"),
     ("stream", "Streams"),
     ("event", "Events"),
+    ("stream_manager", "Stream manager"),
     ("weight", "Weights"),
     ("kv_cache", "KV cache"),
     ("attention", "Attention"),
     ("operations", "Operations of a layer"),
     ("sampling", "Elementwise operations and sampling"),
+    ("metrics", "Profiling"),
 ];
 
 const INTRODUCTION: &str = "\

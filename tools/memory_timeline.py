@@ -163,7 +163,7 @@ class Picture:
             48,
             f"{len(self.trace.times)} events{lost}. Peak in use {size_text(statistics['peak'])}, peak held "
             f"{size_text(statistics['peak_reserved'])}, {statistics['failures']} failed allocations, "
-            f"{statistics['fragmentation']:.1%} lost to fragmentation at the end",
+            f"{statistics['fragmentation']:.1%} of what is held in rounding and caches",
             "small",
         )
         keys = [("in use", IN_USE, "rect"), ("held", HELD, "rect")]

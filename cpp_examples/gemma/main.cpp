@@ -143,7 +143,7 @@ void report(const nvb::backend& backend, const Timing& timing, bool memory) {
   std::fprintf(stderr,
                "  weights      %10.1f MiB in %llu blocks\n"
                "  allocations  %10llu, frees %llu, refused %llu\n"
-               "  held         %10.1f MiB, %.1f MiB at peak, %.1f%% lost to fragmentation\n"
+               "  held         %10.1f MiB, %.1f MiB at peak, %.1f%% in rounding and caches\n"
                "  device       %10.1f MiB, %.1f MiB free, %.1f MiB with others\n",
                static_cast<double>(statistics.allocated) / kMiB, static_cast<unsigned long long>(statistics.blocks),
                static_cast<unsigned long long>(statistics.allocations),

@@ -38,8 +38,8 @@ static nvb_memory_statistics statistics_of(nvb_memory_manager* memory, const cha
   nvb_memory_statistics statistics;
   nvb_memory_statistics_init(&statistics);
   MUST(nvb_memory_get_statistics(memory, &statistics));
-  printf("  %-22s %6.1f MiB in use, %6.1f held, %6.1f at peak, %4.1f%% lost to fragmentation\n", when,
-         mib(statistics.allocated), mib(statistics.reserved), mib(statistics.peak), 100 * statistics.fragmentation);
+  printf("  %-16s %6.1f MiB in use, %6.1f at peak; %6.1f held, %6.1f of them cached\n", when, mib(statistics.allocated),
+         mib(statistics.peak), mib(statistics.reserved), mib(statistics.cached));
   return statistics;
 }
 

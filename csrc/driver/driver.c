@@ -45,6 +45,10 @@ const char* nvb_driver_error(void) {
   return error;
 }
 
+int nvb_driver_has(const char* name) {
+  return nvb_driver_loaded() && dlsym(library, name) != NULL;
+}
+
 static int no_library(void) {
   return CUDA_ERROR_NO_DEVICE;
 }
@@ -72,13 +76,22 @@ __attribute__((visibility("hidden"), used)) void* nvb_driver_resolve(uint32_t in
   return function;
 }
 
+// The thread's last status that cust's enum does not name; 0 if CUDA_ERROR_UNKNOWN was the driver's own word.
+static _Thread_local int unnamed;
+
+int nvb_driver_unnamed_status(void) {
+  return unnamed;
+}
+
 // The status that a trampoline returns for the driver's `status`.
 __attribute__((visibility("hidden"), used)) int nvb_driver_status(int status) {
   switch (status) {
 #define NVB_DRIVER_STATUS(number) case number:
 #include "statuses.h"
+    if (status == CUDA_ERROR_UNKNOWN) unnamed = 0;
     return status;
     default:
+      unnamed = status;
       return CUDA_ERROR_UNKNOWN;
   }
 }

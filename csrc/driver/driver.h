@@ -7,7 +7,7 @@
 //
 // Where there is no driver every call returns CUDA_ERROR_NO_DEVICE; a function that an older driver lacks returns
 // CUDA_ERROR_NOT_FOUND; a status that is newer than cust's enum becomes CUDA_ERROR_UNKNOWN, because a Rust enum must
-// not hold a value that it does not name.
+// not hold a value that it does not name, and nvb_driver_unnamed_status has its number.
 //
 // The environment variable NVB_LIBCUDA names another file to open instead of libcuda.so.1 (tests use it for a fake
 // driver). It is read once, with the first call, and never in a set-user-id process.
@@ -22,6 +22,13 @@ int nvb_driver_loaded(void);
 
 // Why it is not: the dynamic loader's message, which names the file. Empty if it is open. Lives as long as the process.
 const char* nvb_driver_error(void);
+
+// 1 if the driver has a function of this name, 0 if it lacks it or is not open. Any thread.
+int nvb_driver_has(const char* name);
+
+// The number behind the CUDA_ERROR_UNKNOWN that a call of this thread has just returned; 0 if the driver said exactly
+// that.
+int nvb_driver_unnamed_status(void);
 
 #ifdef __cplusplus
 }

@@ -197,7 +197,7 @@ pub unsafe extern "C" fn nvb_attention_prefill(
             let source = KeySource::Cache { layer, slots, kv_lengths };
             AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
         };
-        backend.executor().attention_prefill(&op, stream.raw())
+        backend.queue(&op, &stream)
     })
 }
 
@@ -228,6 +228,6 @@ pub unsafe extern "C" fn nvb_attention_decode(
             optional_device_tensor(backend, "slots", &args.slots)?,
             args.max_kv_length as usize,
         )?;
-        backend.executor().attention_decode(&op, stream.raw())
+        backend.queue(&op, &stream)
     })
 }

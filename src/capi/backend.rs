@@ -10,6 +10,7 @@ use super::stream::{nvb_stream, STREAMS};
 use super::structs::{expect_out, read, text, versioned, write};
 use crate::backend::{Backend, BackendOptions};
 use crate::error::{Error, Result, Status};
+use crate::hardware;
 use crate::logging;
 use crate::memory::options::Limit;
 use crate::memory::MemoryOptions;
@@ -78,6 +79,12 @@ pub struct BackendObject {
     pub backend: Arc<Backend>,
     /// Taken when the handle is destroyed, so that records stop then, whatever children or running calls live on.
     sink: Mutex<Option<logging::Sink>>,
+}
+
+impl BackendObject {
+    pub(super) fn new(backend: Backend, sink: Option<logging::Sink>) -> BackendObject {
+        BackendObject { backend: Arc::new(backend), sink: Mutex::new(sink) }
+    }
 }
 
 pub(super) static BACKENDS: Table<BackendObject> = Table::new("backend", 1);
@@ -175,7 +182,7 @@ pub unsafe extern "C" fn nvb_backend_create(
                 .log_callback
                 .map(|callback| logging::add_sink(callback, options.log_user_data, options.log_level));
         }
-        let object = BackendObject { backend: Arc::new(Backend::new(&chosen)?), sink: Mutex::new(sink) };
+        let object = BackendObject::new(Backend::new(&chosen)?, sink);
         let handle = BACKENDS.insert(Arc::new(object))?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { backend.write(handle) };
@@ -207,7 +214,7 @@ pub unsafe extern "C" fn nvb_backend_get_device_info(
     guard!(nvb_backend_get_device_info, {
         let object = BACKENDS.get(backend)?;
         // SAFETY: the header asks for a struct with its size set.
-        unsafe { write(info, &convert(object.backend.device())) }
+        unsafe { write(info, &convert(&hardware::device_of(object.backend.device())?)) }
     })
 }
 

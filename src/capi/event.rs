@@ -9,6 +9,7 @@ use super::structs::{expect_out, write_out};
 use crate::error::Error;
 use crate::stream::Event;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A point in a stream's work, for ordering streams and for timing.
 ///
@@ -67,6 +68,23 @@ pub unsafe extern "C" fn nvb_event_query(event: *mut nvb_event, finished: *mut u
 #[no_mangle]
 pub unsafe extern "C" fn nvb_event_synchronize(event: *mut nvb_event) -> nvb_status {
     guard!(nvb_event_synchronize, { EVENTS.get(event)?.synchronize() })
+}
+
+/// As `nvb_event_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0 if
+/// the time was over first.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_event_synchronize_for(
+    event: *mut nvb_event,
+    timeout_ns: u64,
+    finished: *mut u32,
+) -> nvb_status {
+    guard!(nvb_event_synchronize_for, {
+        let event = EVENTS.get(event)?;
+        expect_out("finished", finished)?;
+        let value = event.synchronize_for(Duration::from_nanos(timeout_ns))?;
+        // SAFETY: NULL is checked; otherwise valid by the header's contract.
+        unsafe { write_out("finished", finished, value.into()) }
+    })
 }
 
 /// Writes the milliseconds between two recorded and finished events.

@@ -1,12 +1,12 @@
 //! The panic guard around every exported function, and what it leaves behind for the caller.
 
+use super::handle::State;
 use super::status::{nvb_status, set_last_error};
 use crate::error::{Error, Result, Status};
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::Once;
 
 /// Runs the body of an exported function; a panic becomes `NVB_ERROR_INTERNAL` and poisons the call's object.
 macro_rules! guard {
@@ -20,28 +20,27 @@ macro_rules! guard {
 pub(crate) use guard;
 
 thread_local! {
-    /// The flag of the first handle that the running call looked up: the object that a panic poisons.
-    static SUBJECT: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+    /// The first handle that the running call looked up: the object that a panic poisons.
+    static SUBJECT: Cell<Option<(&'static State, u32)>> = const { Cell::new(None) };
 }
 
-/// Called by handle lookups.
-pub fn note_subject(poisoned: &Arc<AtomicBool>) {
-    SUBJECT.with(|subject| {
-        subject.borrow_mut().get_or_insert_with(|| poisoned.clone());
-    });
+/// Called by handle lookups with the slot's state and the handle's generation.
+pub fn note_subject(state: &'static State, generation: u32) {
+    SUBJECT.with(|subject| subject.set(subject.get().or(Some((state, generation)))));
 }
 
 pub fn run(name: &'static str, body: impl FnOnce() -> Result<()>) -> nvb_status {
     install_panic_hook();
-    SUBJECT.with(|subject| subject.borrow_mut().take());
+    // The caller of a callback has a subject of its own, which it gets back.
+    let outer = SUBJECT.replace(None);
     let outcome = catch_unwind(AssertUnwindSafe(body));
-    let subject = SUBJECT.with(|subject| subject.borrow_mut().take());
+    let subject = SUBJECT.replace(outer);
     let error = match outcome {
         Ok(Ok(())) => return Status::Ok as nvb_status,
         Ok(Err(error)) => error,
         Err(panic) => {
-            if let Some(poisoned) = subject {
-                poisoned.store(true, Ordering::Release);
+            if let Some((state, generation)) = subject {
+                state.poison(generation);
             }
             Error::new(Status::Internal, format!("a bug in nvbackend: {}", panic_text(panic.as_ref())))
                 .with_advice("please report it; the object of this call now refuses all calls but destroy")

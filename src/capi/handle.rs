@@ -1,37 +1,103 @@
 //! Handles: what C holds instead of pointers.
 //!
-//! A handle is a number dressed as a pointer: kind, index and generation of a slot in a table. Looking one up costs a
-//! read lock and a clone of an `Arc`; in return a NULL, foreign, stale or twice-destroyed handle is an error with a
-//! name, and a call that runs while another thread destroys the handle keeps the object alive until it is done.
+//! A handle is a number dressed as a pointer: kind, index and generation of a slot in a table. A NULL, foreign, stale or
+//! twice-destroyed handle is an error with a name, and a call that runs while another thread destroys the handle keeps
+//! the object alive until it is done.
+//!
+//! A slot never moves and is never freed, so looking a handle up takes no lock: two exchanges on the slot, around the use
+//! of its `Arc`. Callers that keep what they found in their thread ask the slot's state alone (`Validity`), which
+//! writes nothing and so scales to any number of threads.
 
 use super::guard::note_subject;
 use crate::error::{Error, Result, Status};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLock};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-struct Entry<T> {
-    value: Arc<T>,
-    poisoned: Arc<AtomicBool>,
+/// The object is there.
+const LIVE: u64 = 1 << 31;
+/// The object met a panic.
+const POISONED: u64 = 1 << 30;
+/// Calls of `Table::with` that run at the moment.
+const PINS: u64 = POISONED - 1;
+
+/// Generation in the upper half, then `LIVE`, `POISONED` and the pins.
+pub struct State(AtomicU64);
+
+impl State {
+    fn of(generation: u32) -> u64 {
+        u64::from(generation) << 32 | LIVE
+    }
+
+    /// Makes the object refuse all calls but destroy, if the handle of this generation is still there.
+    pub fn poison(&self, generation: u32) {
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |state| {
+            (state & !(PINS | POISONED) == State::of(generation)).then_some(state | POISONED)
+        });
+    }
+}
+
+/// Whether a handle that was found once would be found again.
+#[derive(Clone, Copy)]
+pub struct Validity {
+    state: &'static State,
+    generation: u32,
+}
+
+impl Validity {
+    #[inline]
+    pub fn holds(&self) -> bool {
+        self.state.0.load(Ordering::Acquire) & !PINS == State::of(self.generation)
+    }
 }
 
 struct Slot<T> {
-    generation: u32,
-    entry: Option<Entry<T>>,
+    state: State,
+    value: UnsafeCell<Option<Arc<T>>>,
 }
+
+/// Unpins on panic as well.
+struct Pinned<'a>(&'a State);
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.0 .0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Slots of the first chunk; each further chunk has twice as many as the one before.
+const FIRST_CHUNK: usize = 64;
+/// Live handles of one kind; more than an engine can mean.
+const MAX_HANDLES: usize = 1 << 24;
+const CHUNKS: usize = (MAX_HANDLES / FIRST_CHUNK).trailing_zeros() as usize;
 
 pub struct Table<T> {
     name: &'static str,
     kind: usize,
-    slots: RwLock<(Vec<Slot<T>>, Vec<usize>)>,
+    chunks: [AtomicPtr<Slot<T>>; CHUNKS],
+    places: Mutex<Places>,
 }
 
-/// Live handles of one kind; more than an engine can mean.
-const MAX_HANDLES: usize = 1 << 24;
+/// Slots without an object. Whoever holds the lock may write the values of slots that are not live.
+struct Places {
+    used: usize,
+    free: Vec<usize>,
+}
 
-impl<T> Table<T> {
+// SAFETY: values are written by the holder of the lock alone, and only while the slot is neither live nor pinned.
+unsafe impl<T: Send + Sync> Sync for Table<T> {}
+
+/// Chunk and place within it: chunk k starts at index 64 · (2^k − 1).
+fn place(index: usize) -> (usize, usize) {
+    let chunk = (index / FIRST_CHUNK + 1).ilog2() as usize;
+    (chunk, index - FIRST_CHUNK * ((1 << chunk) - 1))
+}
+
+impl<T: 'static> Table<T> {
     pub const fn new(name: &'static str, kind: usize) -> Table<T> {
         assert!(kind < 128, "the kind takes seven bits");
-        Table { name, kind, slots: RwLock::new((Vec::new(), Vec::new())) }
+        let places = Mutex::new(Places { used: 0, free: Vec::new() });
+        Table { name, kind, chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS], places }
     }
 
     /// Generation in the upper half, then 24 bits of index, 7 of kind and a 1, which no object's address has.
@@ -39,41 +105,90 @@ impl<T> Table<T> {
         (generation as usize) << 32 | index << 8 | self.kind << 1 | 1
     }
 
+    fn decode(&self, handle: usize) -> Option<(usize, u32)> {
+        let low = handle & 0xff;
+        (low == (self.kind << 1 | 1)).then_some(((handle >> 8) & 0xff_ffff, (handle >> 32) as u32))
+    }
+
+    fn slot(&self, index: usize) -> Option<&'static Slot<T>> {
+        let (chunk, at) = place(index);
+        let chunk = self.chunks.get(chunk)?.load(Ordering::Acquire);
+        // SAFETY: NULL, or a chunk that `add_slot` leaked with more than `at` slots.
+        (!chunk.is_null()).then(|| unsafe { &*chunk.add(at) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add_slot(&self, index: usize) -> &'static Slot<T> {
+        let (chunk, _) = place(index);
+        if self.chunks[chunk].load(Ordering::Relaxed).is_null() {
+            let slot = || Slot { state: State(AtomicU64::new(0)), value: UnsafeCell::new(None) };
+            let slots: Box<[Slot<T>]> = (0..FIRST_CHUNK << chunk).map(|_| slot()).collect();
+            self.chunks[chunk].store(Box::leak(slots).as_mut_ptr(), Ordering::Release);
+        }
+        self.slot(index).expect("its chunk is there")
+    }
+
     pub fn insert<H>(&self, value: Arc<T>) -> Result<*mut H> {
-        let mut guard = self.slots.write().unwrap_or_else(|poison| poison.into_inner());
-        let (slots, free) = &mut *guard;
-        let index = match free.pop() {
+        let mut places = self.lock();
+        let index = match places.free.pop() {
             Some(index) => index,
-            None if slots.len() < MAX_HANDLES => {
-                slots.push(Slot { generation: 0, entry: None });
-                slots.len() - 1
+            None if place(places.used).0 < CHUNKS => {
+                places.used += 1;
+                places.used - 1
             }
             None => return Err(Error::new(Status::Error, format!("{MAX_HANDLES} {} handles are alive", self.name))),
         };
-        let slot = &mut slots[index];
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.entry = Some(Entry { value, poisoned: Arc::new(AtomicBool::new(false)) });
-        Ok(self.encode(index, slot.generation) as *mut H)
+        let slot = self.add_slot(index);
+        let generation = ((slot.state.0.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1);
+        // SAFETY: the lock is held, and the slot is neither live nor pinned, because it was free.
+        unsafe { *slot.value.get() = Some(value) };
+        slot.state.0.store(State::of(generation), Ordering::Release);
+        Ok(self.encode(index, generation) as *mut H)
     }
 
-    pub fn get<H>(&self, handle: *const H) -> Result<Arc<T>> {
-        let guard = self.slots.read().unwrap_or_else(|poison| poison.into_inner());
-        let entry = self
-            .index(handle as usize)
-            .and_then(|(index, generation)| guard.0.get(index).filter(|slot| slot.generation == generation))
-            .and_then(|slot| slot.entry.as_ref())
-            .ok_or_else(|| self.unknown(handle as usize))?;
-        if entry.poisoned.load(Ordering::Acquire) {
-            return Err(Error::new(
+    /// The slot of a live handle.
+    fn find(&self, handle: usize) -> Result<(&'static Slot<T>, u32)> {
+        let found = self.decode(handle).and_then(|(index, generation)| Some((self.slot(index)?, generation)));
+        let (slot, generation) = found.ok_or_else(|| self.unknown(handle))?;
+        let state = slot.state.0.load(Ordering::Relaxed);
+        match state & !PINS {
+            state if state == State::of(generation) => Ok((slot, generation)),
+            state if state == State::of(generation) | POISONED => Err(Error::new(
                 Status::Internal,
                 format!(
                     "this {} met an internal error in an earlier call and refuses all calls but destroy",
                     self.name
                 ),
-            ));
+            )),
+            _ => Err(self.unknown(handle)),
         }
-        note_subject(&entry.poisoned);
-        Ok(entry.value.clone())
+    }
+
+    pub fn get<H>(&self, handle: *const H) -> Result<Arc<T>> {
+        self.with(handle, Arc::clone)
+    }
+
+    /// Runs `body` with the object, whose end waits meanwhile: for what takes microseconds and calls nobody back.
+    #[inline]
+    pub fn with<H, R>(&self, handle: *const H, body: impl FnOnce(&Arc<T>) -> R) -> Result<R> {
+        let (slot, generation) = self.find(handle as usize)?;
+        let pin = |state| (state & !PINS == State::of(generation)).then_some(state + 1);
+        if slot.state.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, pin).is_err() {
+            // It was destroyed or poisoned a moment ago.
+            return Err(self.find(handle as usize).err().unwrap_or_else(|| self.unknown(handle as usize)));
+        }
+        let _pinned = Pinned(&slot.state);
+        note_subject(&slot.state, generation);
+        // SAFETY: `take` empties a slot only when no look-up has it pinned, and a pinned slot was live.
+        Ok(body(unsafe { (*slot.value.get()).as_ref() }.expect("live slots have a value")))
+    }
+
+    /// What tells whether `get` would find the handle; it writes nothing.
+    pub fn validity<H>(&self, handle: *const H) -> Result<Validity> {
+        self.find(handle as usize).map(|(slot, generation)| Validity { state: &slot.state, generation })
     }
 
     /// As `get`; NULL gives `None`.
@@ -95,25 +210,30 @@ impl<T> Table<T> {
         if handle.is_null() {
             return Ok(None);
         }
-        let mut guard = self.slots.write().unwrap_or_else(|poison| poison.into_inner());
-        let (slots, free) = &mut *guard;
-        let (index, generation) = self.index(handle as usize).ok_or_else(|| self.unknown(handle as usize))?;
-        let slot = slots.get_mut(index).filter(|slot| slot.generation == generation);
-        let entry = slot.and_then(|slot| slot.entry.take()).ok_or_else(|| self.unknown(handle as usize))?;
-        free.push(index);
-        Ok(Some(entry.value))
-    }
-
-    fn index(&self, handle: usize) -> Option<(usize, u32)> {
-        let low = handle & 0xff;
-        (low == (self.kind << 1 | 1)).then_some(((handle >> 8) & 0xff_ffff, (handle >> 32) as u32))
+        let mut places = self.lock();
+        let found = self
+            .decode(handle as usize)
+            .and_then(|(index, generation)| self.slot(index).map(|slot| (index, generation, slot)));
+        let (index, generation, slot) = found.ok_or_else(|| self.unknown(handle as usize))?;
+        let end = |state| (state & !(PINS | POISONED) == State::of(generation)).then_some(state & !(LIVE | POISONED));
+        if slot.state.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, end).is_err() {
+            return Err(self.unknown(handle as usize));
+        }
+        // Pins last for nanoseconds, or microseconds of a call that says so, unless the thread was stopped in the middle.
+        while slot.state.0.load(Ordering::Acquire) & PINS != 0 {
+            std::thread::yield_now();
+        }
+        // SAFETY: the lock is held; the slot is not live any more and nobody pins it.
+        let value = unsafe { (*slot.value.get()).take() };
+        places.free.push(index);
+        Ok(value)
     }
 
     fn unknown(&self, handle: usize) -> Error {
         let name = self.name;
         Error::invalid(match handle {
             0 => format!("the {name} handle is NULL"),
-            _ if self.index(handle).is_some() => format!("the {name} handle {handle:#x} was destroyed"),
+            _ if self.decode(handle).is_some() => format!("the {name} handle {handle:#x} was destroyed"),
             _ => format!("{handle:#x} is not a {name} handle"),
         })
     }
@@ -122,6 +242,7 @@ impl<T> Table<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicUsize;
 
     #[test]
     fn stale_foreign_and_null_handles_are_told_apart() {
@@ -131,12 +252,76 @@ mod tests {
         assert_eq!(*THINGS.get(handle).unwrap(), 7);
         assert!(OTHERS.get(handle).unwrap_err().message.contains("is not a other handle"));
         assert!(THINGS.get(std::ptr::null::<u8>()).unwrap_err().message.contains("NULL"));
+        let validity = THINGS.validity(handle).unwrap();
+        assert!(validity.holds());
         THINGS.remove(handle).unwrap();
+        assert!(!validity.holds());
         assert!(THINGS.get(handle).unwrap_err().message.contains("destroyed"));
         assert!(THINGS.remove(handle).is_err());
         let again: *mut u8 = THINGS.insert(Arc::new(8)).unwrap();
         assert_ne!(handle, again, "the slot is reused with another generation");
-        assert!(THINGS.get(handle).is_err());
+        assert!(THINGS.get(handle).is_err() && !validity.holds());
         THINGS.remove(again).unwrap();
+    }
+
+    #[test]
+    fn poisoned_objects_refuse_everything_but_their_end() {
+        static THINGS: Table<u32> = Table::new("thing", 3);
+        let handle: *mut u8 = THINGS.insert(Arc::new(7)).unwrap();
+        let validity = THINGS.validity(handle).unwrap();
+        validity.state.poison(validity.generation.wrapping_sub(1));
+        assert!(validity.holds(), "an earlier generation's panic is not this one's");
+        validity.state.poison(validity.generation);
+        assert!(!validity.holds());
+        assert_eq!(THINGS.get(handle).unwrap_err().status, Status::Internal);
+        assert_eq!(THINGS.take(handle).unwrap().as_deref(), Some(&7));
+    }
+
+    #[test]
+    fn indices_find_their_chunks() {
+        assert_eq!([0, 63, 64, 191, 192].map(place), [(0, 0), (0, 63), (1, 0), (1, 127), (2, 0)]);
+        static THINGS: Table<usize> = Table::new("thing", 3);
+        let handles: Vec<*mut u8> = (0..1000).map(|i| THINGS.insert(Arc::new(i)).unwrap()).collect();
+        for (i, &handle) in handles.iter().enumerate() {
+            assert_eq!(*THINGS.get(handle).unwrap(), i);
+            THINGS.remove(handle).unwrap();
+        }
+        assert!(THINGS.get((0xff_ffff << 8 | 3 << 1 | 1) as *const u8).is_err(), "an index beyond all chunks in use");
+    }
+
+    #[test]
+    fn objects_outlive_the_calls_that_race_with_their_end() {
+        struct Counted;
+        static ALIVE: AtomicUsize = AtomicUsize::new(0);
+        impl Drop for Counted {
+            fn drop(&mut self) {
+                ALIVE.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        static THINGS: Table<Counted> = Table::new("thing", 3);
+        static CURRENT: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+        static ENDED: AtomicUsize = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..2000 {
+                    ALIVE.fetch_add(1, Ordering::SeqCst);
+                    let handle: *mut u8 = THINGS.insert(Arc::new(Counted)).unwrap();
+                    CURRENT.store(handle, Ordering::SeqCst);
+                    std::thread::yield_now();
+                    THINGS.remove(handle).unwrap();
+                }
+                ENDED.store(1, Ordering::SeqCst);
+            });
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while ENDED.load(Ordering::SeqCst) == 0 {
+                        if let Ok(_thing) = THINGS.get(CURRENT.load(Ordering::SeqCst)) {
+                            assert!(ALIVE.load(Ordering::SeqCst) > 0);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(ALIVE.load(Ordering::SeqCst), 0);
     }
 }

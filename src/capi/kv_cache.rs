@@ -69,10 +69,9 @@ pub unsafe extern "C" fn nvb_kv_cache_create(
         expect_out("cache", cache)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let options = unsafe { read(options)? };
-        let dtype = match (options.dtype, backend.device().kind) {
-            (0, crate::executor::DeviceKind::Cpu) => DType::F32,
-            (0, crate::executor::DeviceKind::Cuda) => DType::Bf16,
-            (code, _) => DType::from_code(code)
+        let dtype = match options.dtype {
+            0 => backend.default_dtype(),
+            code => DType::from_code(code)
                 .ok_or_else(|| Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16 or _BF16 is needed")))?,
         };
         let options = KvCacheOptions {

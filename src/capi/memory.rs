@@ -2,10 +2,11 @@
 
 use super::backend::{nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
-use super::handle::Table;
+use super::handle::{Table, Validity};
 use super::memory_options::{convert, nvb_memory_options, NVB_MEMORY_HOST};
+use super::shortcut;
 use super::status::nvb_status;
-use super::stream::nvb_stream;
+use super::stream::{nvb_stream, STREAMS};
 use super::structs::{expect_out, write_out};
 use super::tensor::{nvb_tensor, tensor_shape};
 use crate::backend::Backend;
@@ -79,6 +80,40 @@ fn memory_and_stream(
     Ok((object, stream))
 }
 
+fn validity(memory: *mut nvb_memory_manager, stream: *mut nvb_stream) -> Result<[Validity; 2]> {
+    let owner = MEMORY_MANAGERS.validity(memory)?;
+    Ok([owner, if stream.is_null() { owner } else { STREAMS.validity(stream)? }])
+}
+
+fn allocate_by_handles(memory: *mut nvb_memory_manager, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
+    if let Some(raw) = shortcut::stream(memory, stream) {
+        if let Some(block) = MEMORY_MANAGERS.with(memory, |backend| backend.memory().allocate_at_once(bytes, raw))? {
+            return Ok(block);
+        }
+    }
+    let (backend, object) = memory_and_stream(memory, stream)?;
+    let (memories, raw) = (backend.memory(), object.raw());
+    let block = memories.allocate(bytes, raw)?;
+    shortcut::keep(memory, stream, || validity(memory, stream), raw, || memories.shortcut(raw));
+    Ok(block)
+}
+
+fn free_by_handles(memory: *mut nvb_memory_manager, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
+    if pointer.is_null() {
+        return validity(memory, stream).map(|_| ());
+    }
+    if let Some(raw) = shortcut::stream(memory, stream) {
+        if MEMORY_MANAGERS.with(memory, |backend| backend.memory().free_at_once(pointer, raw))? {
+            return Ok(());
+        }
+    }
+    let (backend, object) = memory_and_stream(memory, stream)?;
+    let (memories, raw) = (backend.memory(), object.raw());
+    memories.free(pointer, raw)?;
+    shortcut::keep(memory, stream, || validity(memory, stream), raw, || memories.shortcut(raw));
+    Ok(())
+}
+
 /// Creates a memory manager beside the backend's own, with a limit, pools and statistics of its own, over the memory of
 /// the backend's device or over main memory (`options->space`). Operations take its blocks as they take the others.
 /// Options may be NULL for the defaults. With `initial_bytes` it asks the driver for memory, else for addresses only.
@@ -127,9 +162,11 @@ pub unsafe extern "C" fn nvb_memory_allocate(
     pointer: *mut *mut c_void,
 ) -> nvb_status {
     guard!(nvb_memory_allocate, {
-        let (backend, stream) = memory_and_stream(memory, stream)?;
         expect_out("pointer", pointer)?;
-        let block = backend.memory().allocate(bytes, stream.raw())?;
+        let block = match shortcut::allocate(memory, stream, bytes) {
+            Some(block) => block,
+            None => allocate_by_handles(memory, stream, bytes)?,
+        };
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { pointer.write(block) };
         Ok(())
@@ -146,8 +183,10 @@ pub unsafe extern "C" fn nvb_memory_free(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_memory_free, {
-        let (backend, stream) = memory_and_stream(memory, stream)?;
-        backend.memory().free(pointer, stream.raw())
+        if shortcut::free(memory, stream, pointer) {
+            return Ok(());
+        }
+        free_by_handles(memory, stream, pointer)
     })
 }
 

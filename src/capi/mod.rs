@@ -11,20 +11,26 @@
 
 pub mod attention;
 pub mod backend;
+pub mod configuration;
 pub mod device;
+pub mod environment;
 pub mod event;
 pub mod guard;
 pub mod handle;
+pub mod hardware;
 pub mod kv_cache;
 pub mod memory;
 pub mod memory_control;
 pub mod memory_options;
 pub mod memory_statistics;
+pub mod metrics;
 pub mod operations;
 pub mod pool;
 pub mod sampling;
+mod shortcut;
 pub mod status;
 pub mod stream;
+pub mod stream_manager;
 pub mod structs;
 pub mod tensor;
 pub mod version;

@@ -203,7 +203,7 @@ pub unsafe extern "C" fn nvb_embedding(
         let (_table, table) = weight_of(&backend, args.table)?;
         let tokens = device_tensor(&backend, "tokens", &args.tokens)?;
         let output = device_tensor(&backend, "output", &args.output)?;
-        backend.executor().embedding(&Embedding::new(tokens, table, or(args.scale, 1.0), output)?, stream.raw())
+        backend.queue(&Embedding::new(tokens, table, or(args.scale, 1.0), output)?, &stream)
     })
 }
 
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn nvb_rms_norm(
             output: optional_device_tensor(&backend, "output", &args.output)?,
         };
         let op = RmsNorm::new(tensors, or(args.epsilon, 1e-6), args.weight_offset)?;
-        backend.executor().rms_norm(&op, stream.raw())
+        backend.queue(&op, &stream)
     })
 }
 
@@ -253,7 +253,7 @@ pub unsafe extern "C" fn nvb_linear(
             activation(args.activation)?,
             device_tensor(&backend, "output", &args.output)?,
         )?;
-        backend.executor().linear(&op, stream.raw())
+        backend.queue(&op, &stream)
     })
 }
 
@@ -275,7 +275,7 @@ pub unsafe extern "C" fn nvb_gated_activation(
             activation(args.activation)?,
             device_tensor(&backend, "output", &args.output)?,
         )?;
-        backend.executor().gated_activation(&op, stream.raw())
+        backend.queue(&op, &stream)
     })
 }
 
@@ -316,7 +316,7 @@ pub unsafe extern "C" fn nvb_rope(
             }),
             append: cache.as_ref().map(|(_, cache)| Append { cache: *cache, slots }),
         })?;
-        backend.executor().rope(&op, stream.raw())
+        backend.queue(&op, &stream)
     })
 }
 
@@ -349,6 +349,6 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
             rotation: None,
             append: Some(Append { cache, slots }),
         })?;
-        backend.executor().rope(&op, stream.raw())
+        backend.queue(&op, &stream)
     })
 }

@@ -99,7 +99,7 @@ pub unsafe extern "C" fn nvb_softmax(
         expect_reserved(args.reserved)?;
         let input = device_tensor(&backend, "input", &args.input)?;
         let output = device_tensor(&backend, "output", &args.output)?;
-        backend.executor().softmax(&Softmax::new(input, output, or(args.scale, 1.0))?, stream.raw())
+        backend.queue(&Softmax::new(input, output, or(args.scale, 1.0))?, &stream)
     })
 }
 
@@ -115,7 +115,7 @@ fn elementwise(
     let input = device_tensor(&backend, "input", &args.input)?;
     let second = optional_device_tensor(&backend, "second", &args.second)?;
     let output = device_tensor(&backend, "output", &args.output)?;
-    backend.executor().elementwise(&Elementwise::new(kind(&args)?, input, second, output)?, stream.raw())
+    backend.queue(&Elementwise::new(kind(&args)?, input, second, output)?, &stream)
 }
 
 /// Queues output = input + second. As all elementwise operations: f32 inside, one rounding at the store; does not
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn nvb_argmax(
         let args = unsafe { read(args)? };
         let logits = device_tensor(&backend, "logits", &args.logits)?;
         let tokens = device_tensor(&backend, "tokens", &args.tokens)?;
-        backend.executor().argmax(&Argmax::new(logits, tokens)?, stream.raw())
+        backend.queue(&Argmax::new(logits, tokens)?, &stream)
     })
 }
 
@@ -227,6 +227,6 @@ pub unsafe extern "C" fn nvb_sample(
             device_tensor(&backend, "tokens", &args.tokens)?,
             optional_device_tensor(&backend, "probabilities", &args.probabilities)?,
         )?;
-        backend.executor().sample(&op, stream.raw())
+        backend.queue(&op, &stream)
     })
 }

@@ -123,14 +123,30 @@ pub unsafe extern "C" fn nvb_status_parent(status: nvb_status) -> nvb_status {
 #[no_mangle]
 pub unsafe extern "C" fn nvb_last_error_message(text: *mut c_char, capacity: usize) -> usize {
     // No guard: nothing here can panic, and the return value is the answer.
+    let message = LAST.with(|last| last.borrow().as_ref().map_or(String::new(), full_text));
+    // SAFETY: the caller's buffer holds `capacity` bytes.
+    unsafe { copy_text(&message, text, capacity) }
+}
+
+/// As `nvb_last_error_message`, for the error that led to it: `depth` 0 is the last error itself, 1 its cause, and so on
+/// to what failed first. Returns 1 (an empty text) past the end of the chain.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_last_error_cause(depth: u32, text: *mut c_char, capacity: usize) -> usize {
+    // No guard: nothing here can panic, and the return value is the answer.
     let message = LAST.with(|last| {
-        last.borrow().as_ref().map_or(String::new(), |error| match error.advice.as_str() {
-            "" => error.message.clone(),
-            advice => format!("{} ({advice})", error.message),
-        })
+        let last = last.borrow();
+        let error = last.as_ref().and_then(|error| error.chain().nth(depth as usize));
+        error.map_or(String::new(), full_text)
     });
     // SAFETY: the caller's buffer holds `capacity` bytes.
     unsafe { copy_text(&message, text, capacity) }
+}
+
+fn full_text(error: &Error) -> String {
+    match error.advice.as_str() {
+        "" => error.message.clone(),
+        advice => format!("{} ({advice})", error.message),
+    }
 }
 
 /// The numbers of the calling thread's last error; all 0 when it has met none. Set `detail->struct_size` first.

@@ -7,9 +7,11 @@ use super::handle::Table;
 use super::status::nvb_status;
 use super::structs::{expect_out, write_out};
 use crate::error::{Error, Result};
+use crate::executor::DeviceKind;
 use crate::stream::{Event, RawHandle, Stream};
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Work queued on one stream runs in order; different streams are ordered by events. On the CPU every call has
 /// finished when it returns, so programs written for streams run unchanged.
@@ -21,7 +23,7 @@ pub struct nvb_stream {
 
 pub(super) static STREAMS: Table<Stream> = Table::new("stream", 3);
 
-fn insert(stream: Stream, out: *mut *mut nvb_stream) -> Result<()> {
+pub(super) fn insert(stream: Stream, out: *mut *mut nvb_stream) -> Result<()> {
     let handle = STREAMS.insert(Arc::new(stream))?;
     // SAFETY: checked for NULL by the callers, valid by the header's contract.
     unsafe { out.write(handle) };
@@ -70,6 +72,43 @@ pub unsafe extern "C" fn nvb_stream_synchronize(stream: *mut nvb_stream) -> nvb_
     guard!(nvb_stream_synchronize, { STREAMS.get(stream)?.synchronize() })
 }
 
+/// As `nvb_stream_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0
+/// if the time was over first. The work goes on either way.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_synchronize_for(
+    stream: *mut nvb_stream,
+    timeout_ns: u64,
+    finished: *mut u32,
+) -> nvb_status {
+    guard!(nvb_stream_synchronize_for, {
+        let stream = STREAMS.get(stream)?;
+        expect_out("finished", finished)?;
+        let value = stream.synchronize_for(Duration::from_nanos(timeout_ns))?;
+        // SAFETY: NULL is checked; otherwise valid by the header's contract.
+        unsafe { write_out("finished", finished, value.into()) }
+    })
+}
+
+/// Receives the `user_data` that it was queued with. It must not call the library or CUDA.
+pub type nvb_stream_callback = Option<unsafe extern "C" fn(user_data: *mut c_void)>;
+
+/// Calls `callback(user_data)` once the work queued on `stream` so far has finished, from a thread of the driver's; on
+/// the CPU before this call returns. Work queued later waits for it. After a sticky CUDA error it is not called. May be
+/// captured; it is then called with every replay.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_add_callback(
+    stream: *mut nvb_stream,
+    callback: nvb_stream_callback,
+    user_data: *mut c_void,
+) -> nvb_status {
+    guard!(nvb_stream_add_callback, {
+        let stream = STREAMS.get(stream)?;
+        let callback = callback.ok_or_else(|| Error::invalid("callback is NULL"))?;
+        // SAFETY: the callback may be called with its data from any thread, by the header's contract.
+        unsafe { stream.add_callback(callback, user_data) }
+    })
+}
+
 /// Writes 1 to `finished` if all work queued so far has finished, else 0. Does not wait.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_stream_query(stream: *mut nvb_stream, finished: *mut u32) -> nvb_status {
@@ -100,7 +139,12 @@ pub unsafe extern "C" fn nvb_stream_wait_event(stream: *mut nvb_stream, event: *
 pub unsafe extern "C" fn nvb_stream_get_native(stream: *mut nvb_stream, cuda_stream: *mut *mut c_void) -> nvb_status {
     guard!(nvb_stream_get_native, {
         let stream = STREAMS.get(stream)?;
+        // The CPU's streams have names that are no addresses.
+        let native = match stream.executor().device().kind {
+            DeviceKind::Cpu => std::ptr::null_mut(),
+            DeviceKind::Cuda => stream.raw().0,
+        };
         // SAFETY: NULL is checked; otherwise valid by the header's contract.
-        unsafe { write_out("cuda_stream", cuda_stream, stream.raw().0) }
+        unsafe { write_out("cuda_stream", cuda_stream, native) }
     })
 }

@@ -1,6 +1,7 @@
 //! What the system says about this machine.
 
 use crate::error::{Error, Result, Status};
+use std::sync::OnceLock;
 
 /// (available, total) bytes: what new work may use without swapping, and what there is.
 pub fn memory() -> Result<(u64, u64)> {
@@ -16,15 +17,21 @@ pub fn memory() -> Result<(u64, u64)> {
     }
 }
 
-/// The processor's name.
-pub fn name() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
-    name.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, name)| name.trim().to_string())
+/// The processor's name, read once a process.
+pub fn name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let name = text.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
+        name.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, name)| name.trim().to_string())
+    })
 }
 
-/// Bytes of a core's second cache level; 0 if the system does not say.
+/// Bytes of a core's second cache level, read once a process; 0 if the system does not say.
 pub fn l2_bytes() -> u64 {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size").unwrap_or_default();
-    text.trim().strip_suffix('K').and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size").unwrap_or_default();
+        text.trim().strip_suffix('K').and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
+    })
 }

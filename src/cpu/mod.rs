@@ -66,7 +66,7 @@ impl CpuExecutor {
         let device = DeviceInfo {
             kind: DeviceKind::Cpu,
             ordinal: 0,
-            name: machine::name(),
+            name: machine::name().to_string(),
             compute_capability: 0,
             multiprocessors: threads.count() as i32,
             total_memory: machine::memory()?.1,

@@ -7,10 +7,12 @@
 //! A region has numbered tasks that any thread may take in any order. Which thread computes a task must not change its
 //! result; then neither does the number of threads.
 
+use std::alloc::{alloc_zeroed, Layout};
 use std::any::Any;
+use std::io::ErrorKind;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,26 +24,30 @@ const SPIN: Duration = Duration::from_micros(100);
 pub const SCRATCH_FLOATS: usize = 256 * 1024;
 
 /// A thread's working memory, aligned to a cache line. Its content is whatever the last task left.
-pub struct Scratch(Vec<CacheLine>);
+///
+/// The system hands out zero pages as they are touched, so a thread that stays idle costs next to nothing.
+pub struct Scratch(Vec<f32>);
 
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct CacheLine {
-    _floats: [f32; 16],
-}
+const CACHE_LINE_FLOATS: usize = 16;
 
 impl Scratch {
-    fn new() -> Result<Scratch, std::collections::TryReserveError> {
-        let mut lines = Vec::new();
-        lines.try_reserve_exact(SCRATCH_FLOATS / 16)?;
-        lines.resize(SCRATCH_FLOATS / 16, CacheLine { _floats: [0.0; 16] });
-        Ok(Scratch(lines))
+    fn new() -> std::io::Result<Scratch> {
+        let length = SCRATCH_FLOATS + CACHE_LINE_FLOATS;
+        let layout = Layout::array::<f32>(length).expect("a few megabytes");
+        // SAFETY: the layout is not empty; zero bytes are valid floats, and a Vec frees with this very layout.
+        unsafe {
+            let floats = alloc_zeroed(layout).cast::<f32>();
+            if floats.is_null() {
+                return Err(ErrorKind::OutOfMemory.into());
+            }
+            Ok(Scratch(Vec::from_raw_parts(floats, length, length)))
+        }
     }
 
     /// All of it.
     pub fn floats(&mut self) -> &mut [f32] {
-        // SAFETY: a CacheLine is 16 f32 without padding, and the vector holds SCRATCH_FLOATS / 16 of them.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), SCRATCH_FLOATS) }
+        let skip = self.0.as_ptr().align_offset(CACHE_LINE_FLOATS * size_of::<f32>());
+        &mut self.0[skip..skip + SCRATCH_FLOATS]
     }
 }
 
@@ -182,11 +188,13 @@ pub struct Threads {
     shared: Arc<Shared>,
     /// The calling thread's scratch; whoever holds it has the pool.
     turn: Mutex<Scratch>,
-    workers: Vec<JoinHandle<()>>,
+    count: usize,
+    /// Started with the first region that has something for them, so that creating a backend does not wait for them.
+    workers: OnceLock<Vec<JoinHandle<()>>>,
 }
 
 impl Threads {
-    /// Starts `count − 1` workers: the caller of [`Threads::run`] is the remaining one. 0 means one a core.
+    /// `count` threads, the caller of [`Threads::run`] being one of them. 0 means one a core.
     pub fn new(count: usize) -> std::io::Result<Threads> {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let count = if count == 0 { cores() } else { count }.min(INSIDE / ONE_INSIDE);
@@ -201,19 +209,33 @@ impl Threads {
             wake: Condvar::new(),
             sleeping: AtomicUsize::new(0),
         });
-        let mut threads = Threads { shared, turn: Mutex::new(Scratch::new()?), workers: Vec::new() };
-        for index in 1..count {
-            let shared = Arc::clone(&threads.shared);
+        Ok(Threads { shared, turn: Mutex::new(Scratch::new()?), count, workers: OnceLock::new() })
+    }
+
+    /// As many of the workers as the system allows: results do not depend on their number.
+    fn start(&self) -> Vec<JoinHandle<()>> {
+        let start = |index| -> std::io::Result<JoinHandle<()>> {
+            let shared = Arc::clone(&self.shared);
             let scratch = Scratch::new()?;
             let builder = std::thread::Builder::new().name(format!("nvbackend-cpu-{index}"));
-            threads.workers.push(builder.spawn(move || shared.serve(scratch))?);
+            builder.spawn(move || shared.serve(scratch))
+        };
+        let mut workers = Vec::with_capacity(self.count - 1);
+        for index in 1..self.count {
+            match start(index) {
+                Ok(worker) => workers.push(worker),
+                Err(error) => {
+                    log::warn!(target: "nvbackend::cpu", "{index} of {} CPU threads started: {error}", self.count);
+                    break;
+                }
+            }
         }
-        Ok(threads)
+        workers
     }
 
     /// Threads that compute, the caller's own included.
     pub fn count(&self) -> usize {
-        self.workers.len() + 1
+        self.count
     }
 
     /// Calls `body(task, scratch)` once for every task in `0..tasks`, spread over the threads, and returns when all are
@@ -226,7 +248,7 @@ impl Threads {
         }
         let mut scratch = lock(&self.turn);
         let shared = &*self.shared;
-        if tasks == 1 || self.workers.is_empty() {
+        if tasks == 1 || self.count == 1 || self.workers.get_or_init(|| self.start()).is_empty() {
             for task in 0..tasks {
                 body(task, &mut scratch);
             }
@@ -263,7 +285,7 @@ impl Drop for Threads {
         self.shared.stop.store(true, Ordering::Release);
         drop(lock(&self.shared.sleepers));
         self.shared.wake.notify_all();
-        for worker in self.workers.drain(..) {
+        for worker in self.workers.take().unwrap_or_default() {
             // A worker catches its tasks' panics, so it has ended normally.
             let _ = worker.join();
         }
@@ -291,6 +313,16 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn workers_start_with_the_first_region_that_has_work_for_them() {
+        let threads = Threads::new(3).unwrap();
+        assert_eq!(threads.count(), 3);
+        threads.run(1, |_, scratch| assert_eq!(scratch.floats().as_ptr() as usize % 64, 0));
+        assert!(threads.workers.get().is_none());
+        threads.run(2, |_, scratch| assert_eq!(scratch.floats().len(), SCRATCH_FLOATS));
+        assert_eq!(threads.workers.get().unwrap().len(), 2);
     }
 
     #[test]

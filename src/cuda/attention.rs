@@ -102,7 +102,7 @@ extern "C" {
 pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
     let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, causal } = op.config;
-    let launch = executor.launch_on(stream);
+    let launch = executor.launch_attention_on(stream);
     for spans in op.sequences.chunks(MAX_SEQUENCES) {
         let mut sequence = [Sequence::default(); MAX_SEQUENCES];
         for (entry, span) in sequence.iter_mut().zip(spans) {
@@ -154,7 +154,7 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
         return Ok(());
     }
     let _guard = executor.enter()?;
-    let launch = executor.launch_on(stream);
+    let launch = executor.launch_attention_on(stream);
     let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = op.config;
     let counters = rows * query_heads * DECODE_COUNTERS * size_of::<u32>();
     let scratch = executor.scratch(stream);

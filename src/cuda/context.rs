@@ -1,16 +1,18 @@
-//! The device's primary context, made current around calls and put back as it was.
+//! The device's primary context, made current around calls and put back as it was; and the mark of a device that is
+//! lost, after which nothing touches CUDA.
 
-use super::driver::check;
-use crate::error::{Error, Result};
-use cust::context::Context;
-use cust::device::Device;
-use cust::sys::{self, CUcontext};
+use super::driver::{self, is_sticky};
+use crate::error::{Error, Result, Status};
+use cust::sys::{self, cudaError_enum, CUcontext, CUresult};
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, CStr};
-use std::mem::ManuallyDrop;
+use std::sync::{Mutex, OnceLock};
 
 pub struct PrimaryContext {
-    context: ManuallyDrop<Context>,
     raw: CUcontext,
+    ordinal: i32,
+    /// The first sticky error of this device in this process.
+    lost: &'static OnceLock<Error>,
 }
 
 // SAFETY: a primary context belongs to the device, not to a thread, and may be current in any number of threads.
@@ -18,60 +20,115 @@ unsafe impl Send for PrimaryContext {}
 // SAFETY: as above.
 unsafe impl Sync for PrimaryContext {}
 
+/// One mark a device and process: all backends of a device share its primary context, and a sticky error ends that
+/// context until the process does.
+fn lost_mark(ordinal: i32) -> &'static OnceLock<Error> {
+    static MARKS: Mutex<BTreeMap<i32, &'static OnceLock<Error>>> = Mutex::new(BTreeMap::new());
+    let mut marks = MARKS.lock().unwrap_or_else(|poison| poison.into_inner());
+    marks.entry(ordinal).or_insert_with(|| Box::leak(Box::default()))
+}
+
 impl PrimaryContext {
-    /// Retains it; cust also makes it current here, which is undone.
     pub fn retain(ordinal: i32) -> Result<PrimaryContext> {
-        let before = current();
-        let created = Device::get_device(ordinal as u32).and_then(Context::new);
-        let result = created.map_err(|error| super::driver::error(error as i32, "retaining the primary context"));
-        // SAFETY: what was current before, NULL included, may be current again.
-        unsafe { sys::cuCtxSetCurrent(before) };
-        let context = result?;
-        let raw = context.as_raw();
-        Ok(PrimaryContext { context: ManuallyDrop::new(context), raw })
+        let lost = lost_mark(ordinal);
+        refuse_lost(lost)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a valid pointer; the ordinal was listed, and for CUDA devices handle and ordinal are the same number.
+        match unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, ordinal) } {
+            cudaError_enum::CUDA_SUCCESS => Ok(PrimaryContext { raw, ordinal, lost }),
+            code => Err(mark(lost, ordinal, driver::error(code as i32, "retaining the primary context"))),
+        }
+    }
+
+    pub fn raw(&self) -> CUcontext {
+        self.raw
     }
 
     /// Makes the context current in this thread until the guard is dropped: the engine's own choice of device stays.
-    pub fn enter(&self) -> Result<ContextGuard> {
-        let before = current();
+    pub fn enter(&self) -> Result<ContextGuard<'_>> {
+        refuse_lost(self.lost)?;
+        let mut before = std::ptr::null_mut();
+        // SAFETY: a valid pointer.
+        self.check(unsafe { sys::cuCtxGetCurrent(&mut before) }, "cuCtxGetCurrent")?;
         if before == self.raw {
-            return Ok(ContextGuard { restore: None });
+            return Ok(ContextGuard { context: self, restore: None });
         }
         // SAFETY: the context is retained for as long as `self` lives.
-        check(unsafe { sys::cuCtxSetCurrent(self.raw) }, "cuCtxSetCurrent")?;
-        Ok(ContextGuard { restore: Some(before) })
+        self.check(unsafe { sys::cuCtxSetCurrent(self.raw) }, "cuCtxSetCurrent")?;
+        Ok(ContextGuard { context: self, restore: Some(before) })
     }
+
+    /// As `enter`, for calls that give something back; `None` if the device is lost. What they leave is left for the
+    /// life of the process, so entering is tried twice, and then they go on without.
+    pub fn enter_to_release(&self) -> Option<ContextGuard<'_>> {
+        let entered = self.enter().or_else(|_| self.enter());
+        if self.is_lost() {
+            return None;
+        }
+        Some(entered.unwrap_or(ContextGuard { context: self, restore: None }))
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    /// A driver call's result; a sticky error is remembered.
+    pub fn check(&self, result: CUresult, doing: &str) -> Result<()> {
+        match result {
+            cudaError_enum::CUDA_SUCCESS => Ok(()),
+            code => Err(self.latch(driver::error(code as i32, doing))),
+        }
+    }
+
+    /// Remembers a sticky error.
+    pub fn latch(&self, error: Error) -> Error {
+        mark(self.lost, self.ordinal, error)
+    }
+}
+
+fn refuse_lost(lost: &OnceLock<Error>) -> Result<()> {
+    let Some(error) = lost.get() else { return Ok(()) };
+    Err(error.clone().context("an earlier call left the device unusable for this process"))
+}
+
+fn mark(lost: &OnceLock<Error>, ordinal: i32, error: Error) -> Error {
+    if is_sticky(error.cuda_code) && lost.set(Error { status: Status::DeviceLost, ..error.clone() }).is_ok() {
+        log::error!(target: "nvbackend::cuda", "cuda:{ordinal} is lost: {error}");
+    }
+    error
 }
 
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
-        // At process exit the driver may be gone already; cust's drop would then panic on its error, so the result of
-        // the explicit form is what counts, and a context that cannot be released is left to the driver.
-        // SAFETY: `context` is not used again.
-        let context = unsafe { ManuallyDrop::take(&mut self.context) };
-        if let Err((error, context)) = Context::drop(context) {
-            log::debug!(target: "nvbackend::cuda", "releasing the primary context: {}", error as i32);
-            std::mem::forget(context);
+        if self.is_lost() {
+            return;
+        }
+        // At process exit the driver may be gone already: then this fails, and nothing is left to release.
+        // SAFETY: retained once by `retain`, and nothing of it is used after this.
+        let result = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.ordinal) };
+        if let Err(error) = self.check(result, "releasing the primary context") {
+            log::debug!(target: "nvbackend::cuda", "{error}");
         }
     }
 }
 
-fn current() -> CUcontext {
-    let mut context = std::ptr::null_mut();
-    // SAFETY: the pointer is valid; on failure it stays NULL, which is what an uninitialised driver has.
-    unsafe { sys::cuCtxGetCurrent(&mut context) };
-    context
-}
-
-pub struct ContextGuard {
+pub struct ContextGuard<'a> {
+    context: &'a PrimaryContext,
     restore: Option<CUcontext>,
 }
 
-impl Drop for ContextGuard {
+impl Drop for ContextGuard<'_> {
     fn drop(&mut self) {
-        if let Some(context) = self.restore {
+        let Some(before) = self.restore else { return };
+        let put_back = || {
             // SAFETY: this context was current when the guard was made.
-            unsafe { sys::cuCtxSetCurrent(context) };
+            self.context.check(unsafe { sys::cuCtxSetCurrent(before) }, "putting the caller's context back")
+        };
+        // Tried twice: what follows in this thread is the engine's own work.
+        if let Err(error) = put_back() {
+            if self.context.is_lost() || put_back().is_err() {
+                log::error!(target: "nvbackend::cuda", "{error}");
+            }
         }
     }
 }
@@ -79,13 +136,16 @@ impl Drop for ContextGuard {
 extern "C" {
     // The statically linked CUDA runtime.
     fn cudaGetErrorString(code: c_int) -> *const c_char;
+    fn cudaGetLastError() -> c_int;
 }
 
-/// A launcher's `cudaError_t` as an error; the runtime shares the driver's numbers for everything that is latched.
+/// A launcher's `cudaError_t` as an error; the runtime shares the driver's numbers for everything that is latched. The
+/// runtime keeps an error for the thread until it is fetched: what a launcher has only looked at, or got from a call
+/// before its launch, would otherwise be taken for a failure of the next one.
 pub fn runtime_error(code: i32, doing: &str) -> Error {
+    // SAFETY: no arguments; any thread.
+    unsafe { cudaGetLastError() };
     // SAFETY: any number is accepted; the string is static.
     let text = unsafe { CStr::from_ptr(cudaGetErrorString(code)) }.to_string_lossy();
-    let mut error = super::driver::error(code, doing);
-    error.message = format!("{doing}: CUDA error {code} ({text})");
-    error
+    driver::describe(code, doing, &text)
 }

@@ -10,7 +10,7 @@ use crate::tensor::DType;
 use libloading::os::unix::{Library, Symbol, RTLD_LOCAL, RTLD_NOW};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 type Handle = *mut c_void;
 type Code = c_int;
@@ -55,6 +55,7 @@ struct HeuristicResult {
 const _: () = assert!(size_of::<HeuristicResult>() == 96);
 
 struct Functions {
+    create: Symbol<unsafe extern "C" fn(*mut Handle) -> Code>,
     matmul_desc_create: Symbol<unsafe extern "C" fn(*mut Handle, c_int, c_int) -> Code>,
     matmul_desc_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
     matmul_desc_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
@@ -100,14 +101,66 @@ struct Functions {
         ) -> Code,
     >,
     destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
+    // Last: the functions point into it.
+    _library: Library,
+}
+
+/// The library is looked for once and stays open: opening it, or looking in vain, costs more than all else that a backend's
+/// creation does. The log says what was found.
+fn functions() -> Option<&'static Functions> {
+    static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
+    FUNCTIONS.get_or_init(find).as_ref()
+}
+
+fn find() -> Option<Functions> {
+    for file in FILES {
+        // SAFETY: NVIDIA's library; its initialisers do nothing but set up the library.
+        match unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) } {
+            Ok(library) => match Functions::load(library) {
+                Ok(functions) => {
+                    log::info!(target: "nvbackend::cuda", "{file} found: large products use it");
+                    return Some(functions);
+                }
+                Err(error) => log::warn!(target: "nvbackend::cuda", "{file} is not usable: {error}"),
+            },
+            Err(error) => log::debug!(target: "nvbackend::cuda", "{file}: {error}"),
+        }
+    }
+    log::info!(target: "nvbackend::cuda", "cuBLASLt was not found ({}): own kernels do all products", FILES.join(", "));
+    None
+}
+
+impl Functions {
+    fn load(library: Library) -> Result<Functions> {
+        macro_rules! function {
+            ($name:literal) => {
+                // SAFETY: the field's type is the function's type in cublasLt.h.
+                unsafe { library.get($name) }
+                    .map_err(|error| Error::unsupported(format!("{}: {error}", String::from_utf8_lossy($name))))?
+            };
+        }
+        Ok(Functions {
+            create: function!(b"cublasLtCreate"),
+            matmul_desc_create: function!(b"cublasLtMatmulDescCreate"),
+            matmul_desc_destroy: function!(b"cublasLtMatmulDescDestroy"),
+            matmul_desc_set: function!(b"cublasLtMatmulDescSetAttribute"),
+            layout_create: function!(b"cublasLtMatrixLayoutCreate"),
+            layout_destroy: function!(b"cublasLtMatrixLayoutDestroy"),
+            preference_create: function!(b"cublasLtMatmulPreferenceCreate"),
+            preference_destroy: function!(b"cublasLtMatmulPreferenceDestroy"),
+            preference_set: function!(b"cublasLtMatmulPreferenceSetAttribute"),
+            heuristic: function!(b"cublasLtMatmulAlgoGetHeuristic"),
+            matmul: function!(b"cublasLtMatmul"),
+            destroy: function!(b"cublasLtDestroy"),
+            _library: library,
+        })
+    }
 }
 
 pub struct CublasLt {
     handle: Handle,
-    functions: Functions,
+    functions: &'static Functions,
     chosen: Mutex<HashMap<Key, Option<HeuristicResult>>>,
-    // Last: the functions point into it.
-    _library: Library,
 }
 
 // SAFETY: a cublasLt handle may be used by several threads at once (cuBLAS documentation, thread safety).
@@ -147,56 +200,23 @@ pub struct Product {
 }
 
 impl CublasLt {
-    /// `None` without the library; the log says what was looked for.
+    /// `None` without the library. The device's context is current.
     pub fn open() -> Option<CublasLt> {
-        for file in FILES {
-            // SAFETY: NVIDIA's library; its initialisers do nothing but set up the library.
-            match unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) } {
-                Ok(library) => match CublasLt::load(library) {
-                    Ok(this) => {
-                        log::info!(target: "nvbackend::cuda", "{file} found: large products use it");
-                        return Some(this);
-                    }
-                    Err(error) => log::warn!(target: "nvbackend::cuda", "{file} is not usable: {error}"),
-                },
-                Err(error) => log::debug!(target: "nvbackend::cuda", "{file}: {error}"),
+        let functions = functions()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a valid pointer.
+        match check(unsafe { (functions.create)(&mut handle) }, "cublasLtCreate") {
+            Ok(()) => Some(CublasLt { handle, functions, chosen: Mutex::default() }),
+            Err(error) => {
+                log::warn!(target: "nvbackend::cuda", "own kernels do all products: {error}");
+                None
             }
         }
-        log::info!(target: "nvbackend::cuda", "cuBLASLt was not found ({}): own kernels do all products", FILES.join(", "));
-        None
-    }
-
-    fn load(library: Library) -> Result<CublasLt> {
-        macro_rules! function {
-            ($name:literal) => {
-                // SAFETY: the field's type is the function's type in cublasLt.h.
-                unsafe { library.get($name) }
-                    .map_err(|error| Error::unsupported(format!("{}: {error}", String::from_utf8_lossy($name))))?
-            };
-        }
-        let create: Symbol<unsafe extern "C" fn(*mut Handle) -> Code> = function!(b"cublasLtCreate");
-        let functions = Functions {
-            matmul_desc_create: function!(b"cublasLtMatmulDescCreate"),
-            matmul_desc_destroy: function!(b"cublasLtMatmulDescDestroy"),
-            matmul_desc_set: function!(b"cublasLtMatmulDescSetAttribute"),
-            layout_create: function!(b"cublasLtMatrixLayoutCreate"),
-            layout_destroy: function!(b"cublasLtMatrixLayoutDestroy"),
-            preference_create: function!(b"cublasLtMatmulPreferenceCreate"),
-            preference_destroy: function!(b"cublasLtMatmulPreferenceDestroy"),
-            preference_set: function!(b"cublasLtMatmulPreferenceSetAttribute"),
-            heuristic: function!(b"cublasLtMatmulAlgoGetHeuristic"),
-            matmul: function!(b"cublasLtMatmul"),
-            destroy: function!(b"cublasLtDestroy"),
-        };
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: a valid pointer; the caller made the device's context current.
-        check(unsafe { create(&mut handle) }, "cublasLtCreate")?;
-        Ok(CublasLt { handle, functions, chosen: Mutex::new(HashMap::new()), _library: library })
     }
 
     /// Queues the product; `Ok(false)` if cuBLASLt has no algorithm for it.
     pub fn product(&self, product: &Product, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<bool> {
-        let descriptors = Descriptors::new(&self.functions, product)?;
+        let descriptors = Descriptors::new(self.functions, product)?;
         let Some(choice) = self.choose(product, &descriptors)? else { return Ok(false) };
         let workspace = scratch.get(Purpose::Workspace, choice.workspace_bytes)?;
         let (alpha, beta) = (1.0f32, 0.0f32);

@@ -1,40 +1,46 @@
 //! The machine's CUDA devices, asked for once a process.
 
-use super::driver::{check, check_loaded};
+use super::driver::{check, check_functions, check_loaded};
 use crate::error::{Error, Result, Status};
 use crate::executor::{DeviceInfo, DeviceKind};
 use cust::device::{Device, DeviceAttribute};
 use cust::error::CudaResult;
-use cust::sys;
-use std::sync::OnceLock;
+use cust::sys::{self, CUresult};
 
-/// Every device, or the reason why there is none. The answer is kept: devices do not come and go within a process.
+/// Every device, or the reason why there is none. Starts the driver; `backend::cuda_devices` keeps the answer.
 pub fn list() -> Result<Vec<DeviceInfo>> {
-    static DEVICES: OnceLock<Result<Vec<DeviceInfo>>> = OnceLock::new();
-    DEVICES.get_or_init(detect).clone()
-}
-
-fn detect() -> Result<Vec<DeviceInfo>> {
     check_loaded()?;
-    cust::init(cust::CudaFlags::empty()).map_err(|error| not_available(error as i32))?;
-    let mut driver_version = 0;
-    // SAFETY: the driver is initialised and the pointer valid.
-    check(unsafe { sys::cuDriverGetVersion(&mut driver_version) }, "cuDriverGetVersion")?;
-    let count = Device::num_devices().map_err(|error| not_available(error as i32))?;
+    check_functions()?;
+    let (mut driver_version, mut count) = (0, 0);
+    // Not through cust's types, which tell "unknown error" where the reason matters most.
+    // SAFETY: the driver is initialised first, and the pointers are valid.
+    unsafe {
+        start(sys::cuInit(0))?;
+        check(sys::cuDriverGetVersion(&mut driver_version), "cuDriverGetVersion")?;
+        start(sys::cuDeviceGetCount(&mut count))?;
+    }
     if count == 0 {
         return Err(Error::new(Status::CudaNotAvailable, "the CUDA driver works and lists no device"));
     }
     (0..count)
         .map(|ordinal| {
-            describe(ordinal, driver_version).map_err(|error| super::driver::error(error as i32, "describing a device"))
+            describe(ordinal as u32, driver_version)
+                .map_err(|error| super::driver::error(error as i32, "describing a device"))
         })
         .collect()
 }
 
-fn not_available(code: i32) -> Error {
-    let mut error = super::driver::error(code, "starting CUDA");
+/// The result of a call without which there is no CUDA.
+fn start(result: CUresult) -> Result<()> {
+    let Err(mut error) = check(result, "starting CUDA") else { return Ok(()) };
     error.status = Status::CudaNotAvailable;
-    error
+    // "OS call failed" and "unknown error" are what a container without the device files, or a missing module, looks like.
+    if matches!(error.cuda_code, 304 | 999) {
+        error = error.with_advice(
+            "may this process open /dev/nvidiactl and /dev/nvidia-uvm, and is the nvidia_uvm module loaded?",
+        );
+    }
+    Err(error)
 }
 
 fn describe(ordinal: u32, driver_version: i32) -> CudaResult<DeviceInfo> {
@@ -71,9 +77,37 @@ pub fn kernels_run_on(architectures: &str, capability: i32) -> bool {
     })
 }
 
+/// The statically linked runtime needs a driver of its own major version or later (CUDA Compatibility, "Minor Version
+/// Compatibility"); versions are 1000 · major + 10 · minor.
+pub fn check_driver_version(driver: i32, runtime: i32) -> Result<()> {
+    if driver / 1000 >= runtime / 1000 {
+        return Ok(());
+    }
+    let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    Err(Error::new(
+        Status::CudaNotAvailable,
+        format!(
+            "the driver supports CUDA {}; this library was built with CUDA {} and needs a driver for {}.0 or later",
+            text(driver),
+            text(runtime),
+            runtime / 1000
+        ),
+    )
+    .with_advice("update the NVIDIA driver, or build the library with an older toolkit")
+    .with_limit(runtime as u64, driver as u64))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::kernels_run_on;
+    use super::{check_driver_version, kernels_run_on};
+
+    #[test]
+    fn an_old_driver_is_named_with_what_it_lacks() {
+        assert!(check_driver_version(13000, 13020).is_ok(), "minor versions are compatible");
+        assert!(check_driver_version(13000, 12080).is_ok());
+        let error = check_driver_version(12040, 13000).unwrap_err();
+        assert!(error.message.contains("supports CUDA 12.4") && error.message.contains("for 13.0"), "{error}");
+    }
 
     #[test]
     fn architectures_are_matched_as_the_driver_does() {

@@ -8,7 +8,76 @@ extern "C" {
     // csrc/driver/driver.c
     fn nvb_driver_loaded() -> c_int;
     fn nvb_driver_error() -> *const c_char;
+    fn nvb_driver_has(name: *const c_char) -> c_int;
+    fn nvb_driver_unnamed_status() -> c_int;
 }
+
+/// What the executor and the device query call. Drivers for the CUDA version that this library is built with have all
+/// of them.
+const FUNCTIONS: [&CStr; 39] = [
+    c"cuInit",
+    c"cuDriverGetVersion",
+    c"cuDeviceGetCount",
+    c"cuDeviceGet",
+    c"cuDeviceGetName",
+    c"cuDeviceTotalMem_v2",
+    c"cuDeviceGetAttribute",
+    c"cuDeviceGetUuid",
+    c"cuDeviceGetP2PAttribute",
+    c"cuDeviceCanAccessPeer",
+    c"cuDevicePrimaryCtxRetain",
+    c"cuDevicePrimaryCtxRelease_v2",
+    c"cuCtxGetCurrent",
+    c"cuCtxSetCurrent",
+    c"cuCtxSynchronize",
+    c"cuCtxEnablePeerAccess",
+    c"cuMemGetInfo_v2",
+    c"cuMemAlloc_v2",
+    c"cuMemFree_v2",
+    c"cuMemHostAlloc",
+    c"cuMemFreeHost",
+    c"cuMemcpyHtoDAsync_v2",
+    c"cuMemcpyDtoHAsync_v2",
+    c"cuMemcpyDtoDAsync_v2",
+    c"cuMemsetD8Async",
+    c"cuPointerGetAttribute",
+    c"cuStreamCreateWithPriority",
+    c"cuStreamDestroy_v2",
+    c"cuStreamSynchronize",
+    c"cuStreamQuery",
+    c"cuStreamWaitEvent",
+    c"cuStreamIsCapturing",
+    c"cuLaunchHostFunc",
+    c"cuEventCreate",
+    c"cuEventDestroy_v2",
+    c"cuEventRecord",
+    c"cuEventQuery",
+    c"cuEventSynchronize",
+    c"cuEventElapsedTime",
+];
+
+/// What memory pools take; without one of these, memory comes from plain allocations.
+const POOL_FUNCTIONS: [&CStr; 6] = [
+    c"cuMemPoolCreate",
+    c"cuMemPoolSetAttribute",
+    c"cuMemPoolSetAccess",
+    c"cuMemPoolDestroy",
+    c"cuMemAllocFromPoolAsync",
+    c"cuMemFreeAsync",
+];
+
+/// What address ranges take; without one of these, blocks are allocated singly.
+const VIRTUAL_MEMORY_FUNCTIONS: [&CStr; 9] = [
+    c"cuMemAddressReserve",
+    c"cuMemAddressFree",
+    c"cuMemGetAllocationGranularity",
+    c"cuMemCreate",
+    c"cuMemRelease",
+    c"cuMemMap",
+    c"cuMemUnmap",
+    c"cuMemSetAccess",
+    c"cuThreadExchangeStreamCaptureMode",
+];
 
 /// Whether libcuda could be opened, and if not, the dynamic loader's reason.
 pub fn check_loaded() -> Result<()> {
@@ -21,12 +90,36 @@ pub fn check_loaded() -> Result<()> {
     Err(Error::new(Status::CudaNotAvailable, format!("the CUDA driver could not be opened: {reason}")))
 }
 
+fn has(name: &CStr) -> bool {
+    // SAFETY: a NUL-terminated name; any thread.
+    unsafe { nvb_driver_has(name.as_ptr()) != 0 }
+}
+
+/// Names what the driver lacks, before its absence shows up as a failure in the middle of work.
+pub fn check_functions() -> Result<()> {
+    let missing: Vec<_> = FUNCTIONS.iter().filter(|name| !has(name)).map(|name| name.to_string_lossy()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new(Status::CudaNotAvailable, format!("the CUDA driver lacks {}", missing.join(", ")))
+        .with_advice("install a newer driver"))
+}
+
+pub fn has_pool_functions() -> bool {
+    POOL_FUNCTIONS.iter().all(|name| has(name))
+}
+
+pub fn has_virtual_memory_functions() -> bool {
+    VIRTUAL_MEMORY_FUNCTIONS.iter().all(|name| has(name))
+}
+
 /// Status, and what a code means, for the codes that callers meet; the driver's own text describes the others.
 fn family(code: i32) -> Status {
     match code {
         2 => Status::OutOfMemory,
-        // no device, stub library, driver too old, not initialised
-        3 | 34 | 35 | 100 | 803 | 804 => Status::CudaNotAvailable,
+        // not initialised, stub library, driver too old, device in another process's exclusive use, no device, driver
+        // and kernel module of two versions
+        3 | 34 | 35 | 46 | 100 | 803 | 804 => Status::CudaNotAvailable,
         // invalid image, no binary for this GPU, invalid or unsupported PTX, unsupported toolchain
         200 | 209 | 218 | 222 => Status::InvalidArchitecture,
         // launch out of resources, cooperative launch too large
@@ -36,15 +129,33 @@ fn family(code: i32) -> Status {
     }
 }
 
-/// Errors after which the context, and with it this process's use of the device, is gone.
+/// Errors after which this process's use of the device is over: those of which cuda.h (CUDA 13.0) says that the process
+/// must be relaunched, a destroyed context, a device assertion, and uncorrectable ECC and NVLink errors.
 pub fn is_sticky(code: i32) -> bool {
-    // device unavailable; ECC and NVLink; illegal address; launch time-out; context destroyed; assert; hardware stack,
-    // illegal instruction, misaligned address, invalid address space, invalid PC, launch failure
-    matches!(code, 46 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719)
+    matches!(code, 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911)
 }
 
+/// A driver call's code as an error.
 pub fn error(code: i32, doing: &str) -> Error {
-    Error::new(family(code), format!("{doing}: CUDA error {code} ({})", description(code))).with_cuda_code(code)
+    const UNKNOWN: i32 = 999;
+    // cust's enum holds no number that it does not name; the trampolines keep such a number apart.
+    // SAFETY: no arguments; any thread.
+    let code = match unsafe {
+        if code == UNKNOWN {
+            nvb_driver_unnamed_status()
+        } else {
+            0
+        }
+    } {
+        0 => code,
+        unnamed => unnamed,
+    };
+    describe(code, doing, &description(code))
+}
+
+/// The error of a code with its text.
+pub fn describe(code: i32, doing: &str, text: &str) -> Error {
+    Error::new(family(code), format!("{doing}: CUDA error {code} ({text})")).with_cuda_code(code)
 }
 
 fn description(code: i32) -> String {
@@ -82,6 +193,7 @@ mod tests {
         assert_eq!(family(700), Status::DeviceLost);
         assert_eq!(family(209), Status::InvalidArchitecture);
         assert_eq!(family(1), Status::Device);
-        assert!(!is_sticky(2) && !is_sticky(1) && is_sticky(716));
+        assert_eq!(family(46), Status::CudaNotAvailable);
+        assert!(!is_sticky(2) && !is_sticky(1) && !is_sticky(46) && is_sticky(716) && is_sticky(721));
     }
 }

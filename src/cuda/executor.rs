@@ -4,12 +4,14 @@ use super::context::{runtime_error, ContextGuard, PrimaryContext};
 use super::cublaslt::CublasLt;
 use super::driver;
 use super::launch::Launch;
+use super::managed;
+use super::memory_pool::MemoryPool;
 use super::numa::{self, PreferNode};
 use super::scratch::{Scratch, StreamScratch};
 use super::virtual_memory::CudaVirtualMemory;
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::error::{Error, Result, Status};
-use crate::executor::{CopyKind, DeviceInfo, Executor, ManagedAdvice, VirtualMemory};
+use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory};
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation, linear::Linear,
     rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
@@ -17,40 +19,35 @@ use crate::ops::{
 use crate::stream::RawHandle;
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::ffi::c_void;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 pub struct CudaExecutor {
     device: DeviceInfo,
     launch: Launch,
-    pool: sys::CUmemoryPool,
+    attention_capability: i32,
+    pool: MemoryPool,
+    /// `None`: the device or the driver has no address ranges.
+    virtual_memory: OnceLock<Option<Arc<CudaVirtualMemory>>>,
     scratch: Scratch,
     /// Where page-locked memory should lie.
     numa_node: Option<u32>,
     cublaslt: Option<CublasLt>,
-    /// The first sticky error; CUDA is not touched after it.
-    lost: Arc<OnceLock<Error>>,
+    /// The contexts of devices whose memory this one may reach, kept alive for that.
+    peers: Mutex<Vec<(i32, PrimaryContext)>>,
     // Last: everything above belongs to it.
     context: PrimaryContext,
 }
 
-// SAFETY: the pool handle may be used from any thread; the rest is Send by itself.
-unsafe impl Send for CudaExecutor {}
-// SAFETY: the driver's functions are thread-safe, and all mutable state is behind locks.
-unsafe impl Sync for CudaExecutor {}
-
 impl CudaExecutor {
-    /// `device.compute_capability` is the one that kernels are chosen by.
-    pub fn new(device: DeviceInfo, own_kernels_only: bool) -> Result<CudaExecutor> {
+    /// `device.compute_capability` is the one that kernels are chosen by, those of attention by `attention_capability`.
+    pub fn new(device: DeviceInfo, attention_capability: i32, own_kernels_only: bool) -> Result<CudaExecutor> {
         let context = PrimaryContext::retain(device.ordinal)?;
         let guard = context.enter()?;
         let attribute = |attribute: sys::CUdevice_attribute| -> Result<i32> {
             let mut value = 0;
             // SAFETY: the ordinal was listed, and for CUDA devices handle and ordinal are the same number.
-            driver::check(
-                unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device.ordinal) },
-                "cuDeviceGetAttribute",
-            )?;
-            Ok(value)
+            let result = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device.ordinal) };
+            context.check(result, "cuDeviceGetAttribute").map(|()| value)
         };
         let launch = Launch {
             stream: std::ptr::null_mut(),
@@ -61,21 +58,26 @@ impl CudaExecutor {
             )?,
             l2_bytes: device.l2_bytes as i32,
         };
-        let pool = create_pool(device.ordinal)?;
+        let pools = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
         let cublaslt = if own_kernels_only { None } else { CublasLt::open() };
         let numa_node = numa::node_of(device.ordinal);
         drop(guard);
-        let (scratch, lost) = (Scratch::default(), Arc::default());
-        Ok(CudaExecutor { device, launch, pool, scratch, numa_node, cublaslt, lost, context })
+        Ok(CudaExecutor {
+            device,
+            launch,
+            attention_capability,
+            pool: MemoryPool::new(pools && driver::has_pool_functions()),
+            virtual_memory: OnceLock::new(),
+            scratch: Scratch::default(),
+            numa_node,
+            cublaslt,
+            peers: Mutex::default(),
+            context,
+        })
     }
 
     /// Every call starts here: nothing touches CUDA after a sticky error.
-    pub(super) fn enter(&self) -> Result<ContextGuard> {
-        if let Some(error) = self.lost.get() {
-            let mut error = error.clone();
-            error.status = Status::DeviceLost;
-            return Err(error.context("an earlier call left the device unusable for this process"));
-        }
+    pub(super) fn enter(&self) -> Result<ContextGuard<'_>> {
         self.context.enter()
     }
 
@@ -83,14 +85,22 @@ impl CudaExecutor {
         self.launch.on(stream)
     }
 
+    pub(super) fn launch_attention_on(&self, stream: RawHandle) -> Launch {
+        Launch { capability: self.attention_capability, ..self.launch.on(stream) }
+    }
+
     pub(super) fn cublaslt(&self) -> Option<&CublasLt> {
         self.cublaslt.as_ref()
     }
 
     fn check(&self, result: CUresult, doing: &str) -> Result<()> {
-        match result {
-            cudaError_enum::CUDA_SUCCESS => Ok(()),
-            code => Err(self.latch(driver::error(code as i32, doing))),
+        self.context.check(result, doing)
+    }
+
+    /// The result of a call that has nobody to report to.
+    fn log_failure(&self, result: CUresult, doing: &str) {
+        if let Err(error) = self.check(result, doing) {
+            log::warn!(target: "nvbackend::cuda", "{error}");
         }
     }
 
@@ -99,20 +109,11 @@ impl CudaExecutor {
         if code == 0 {
             return Ok(());
         }
-        let mut error = self.latch(runtime_error(code, doing));
+        let mut error = self.context.latch(runtime_error(code, doing));
         if error.status == Status::Device {
             error.status = Status::KernelLaunch;
         }
         Err(error)
-    }
-
-    /// A call that a vendor library refused, without a CUDA code.
-    pub(super) fn latch(&self, error: Error) -> Error {
-        if driver::is_sticky(error.cuda_code) {
-            log::error!(target: "nvbackend::cuda", "cuda:{} is lost: {error}", self.device.ordinal);
-            let _ = self.lost.set(error.clone());
-        }
-        error
     }
 
     /// The stream's workspace; lock it until the launch that uses it is queued.
@@ -121,54 +122,22 @@ impl CudaExecutor {
     }
 }
 
-/// A pool of our own: the device's default pool is the engine's to configure. Freed memory stays in it for reuse.
-fn create_pool(ordinal: i32) -> Result<sys::CUmemoryPool> {
-    let mut supported = 0;
-    // SAFETY: a valid pointer and a listed device.
-    driver::check(
-        unsafe {
-            sys::cuDeviceGetAttribute(
-                &mut supported,
-                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
-                ordinal,
-            )
-        },
-        "cuDeviceGetAttribute",
-    )?;
-    if supported == 0 {
-        return Ok(std::ptr::null_mut());
-    }
-    let properties = sys::CUmemPoolProps {
-        allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal },
-        win32SecurityAttributes: std::ptr::null_mut(),
-        reserved: [0; 64],
-    };
-    let mut pool = std::ptr::null_mut();
-    let mut threshold = u64::MAX;
-    // SAFETY: valid pointers; the attribute's value is a u64 by the driver's documentation.
-    unsafe {
-        driver::check(sys::cuMemPoolCreate(&mut pool, &properties), "cuMemPoolCreate")?;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        let value = (&mut threshold as *mut u64).cast();
-        driver::check(sys::cuMemPoolSetAttribute(pool, attribute, value), "cuMemPoolSetAttribute")?;
-    }
-    Ok(pool)
-}
-
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        let Ok(_guard) = self.enter() else { return };
-        // SAFETY: the pool's memory is returned by the driver once its last block is free. Failures leave memory to the
-        // driver, which frees it with the process.
-        unsafe {
-            sys::cuCtxSynchronize();
+        if let Some(_guard) = self.context.enter_to_release() {
+            // SAFETY: a context is current.
+            self.log_failure(unsafe { sys::cuCtxSynchronize() }, "waiting for the device");
             self.scratch.release_all(self);
-            if !self.pool.is_null() {
-                sys::cuMemPoolDestroy(self.pool);
+            if let (Some(pool), false) = (self.pool.raw(), self.context.is_lost()) {
+                // SAFETY: destroyed once; the driver keeps the pool's memory until its last block is free.
+                self.log_failure(unsafe { sys::cuMemPoolDestroy(pool) }, "destroying the memory pool");
+            }
+            if !self.context.is_lost() {
+                self.cublaslt = None;
             }
         }
+        // On a lost device not even a vendor library may clean up.
+        std::mem::forget(self.cublaslt.take());
     }
 }
 
@@ -188,12 +157,12 @@ impl Executor for CudaExecutor {
     fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
         let _guard = self.enter()?;
         let mut pointer = 0;
+        let pool = self.pool.get(&self.context, self.device.ordinal)?;
         // SAFETY: a valid pointer, this context's pool and stream.
         let result = unsafe {
-            if self.pool.is_null() {
-                sys::cuMemAlloc_v2(&mut pointer, bytes)
-            } else {
-                sys::cuMemAllocFromPoolAsync(&mut pointer, bytes, self.pool, stream.0.cast())
+            match pool {
+                None => sys::cuMemAlloc_v2(&mut pointer, bytes),
+                Some(pool) => sys::cuMemAllocFromPoolAsync(&mut pointer, bytes, pool, stream.0.cast()),
             }
         };
         if result == cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY {
@@ -210,21 +179,23 @@ impl Executor for CudaExecutor {
     }
 
     unsafe fn free(&self, pointer: *mut c_void, _bytes: usize, stream: RawHandle) {
-        let Ok(_guard) = self.enter() else { return };
-        // SAFETY: the caller's contract. NULL stands for all streams, so their work is waited for.
-        let result = unsafe {
-            if stream == RawHandle::NULL || self.pool.is_null() {
-                sys::cuCtxSynchronize();
+        let Some(_guard) = self.context.enter_to_release() else { return };
+        if stream == RawHandle::NULL || self.pool.raw().is_none() {
+            // NULL stands for all streams, so their work is waited for.
+            // SAFETY: a context is current.
+            self.log_failure(unsafe { sys::cuCtxSynchronize() }, "waiting for the device");
+            if self.context.is_lost() {
+                return;
             }
-            if self.pool.is_null() {
-                sys::cuMemFree_v2(pointer as u64)
-            } else {
-                sys::cuMemFreeAsync(pointer as u64, stream.0.cast())
+        }
+        // SAFETY: the caller's contract.
+        let result = unsafe {
+            match self.pool.raw() {
+                None => sys::cuMemFree_v2(pointer as u64),
+                Some(_) => sys::cuMemFreeAsync(pointer as u64, stream.0.cast()),
             }
         };
-        if let Err(error) = self.check(result, "freeing device memory") {
-            log::warn!(target: "nvbackend::cuda", "{error}");
-        }
+        self.log_failure(result, "freeing device memory");
     }
 
     unsafe fn copy(
@@ -294,24 +265,22 @@ impl Executor for CudaExecutor {
     }
 
     unsafe fn host_free(&self, pointer: *mut c_void, _bytes: usize) {
-        let Ok(_guard) = self.enter() else { return };
+        let Some(_guard) = self.context.enter_to_release() else { return };
         // SAFETY: the caller's contract.
-        if let Err(error) = self.check(unsafe { sys::cuMemFreeHost(pointer) }, "freeing page-locked host memory") {
-            log::warn!(target: "nvbackend::cuda", "{error}");
-        }
+        self.log_failure(unsafe { sys::cuMemFreeHost(pointer) }, "freeing page-locked host memory");
     }
 
     fn virtual_memory(&self) -> Option<Arc<dyn VirtualMemory>> {
-        let memory = CudaVirtualMemory::new(self.device.ordinal, self.lost.clone())?;
-        Some(Arc::new(memory))
+        let memory = self.virtual_memory.get_or_init(|| CudaVirtualMemory::new(self.device.ordinal).map(Arc::new));
+        memory.clone().map(|memory| memory as Arc<dyn VirtualMemory>)
     }
 
     fn trim(&self) {
         let Ok(_guard) = self.enter() else { return };
         // SAFETY: this executor's pool and its device. A failure leaves memory where it is.
         unsafe {
-            if !self.pool.is_null() {
-                sys::cuMemPoolTrimTo(self.pool, 0);
+            if let Some(pool) = self.pool.raw() {
+                sys::cuMemPoolTrimTo(pool, 0);
             }
             sys::cuDeviceGraphMemTrim(self.device.ordinal);
         }
@@ -323,35 +292,24 @@ impl Executor for CudaExecutor {
         self.check(unsafe { sys::cuCtxSynchronize() }, "waiting for the device")
     }
 
-    fn stream_is_capturing(&self, stream: RawHandle) -> Result<bool> {
-        let _guard = self.enter()?;
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: a valid pointer and a live stream of this context.
-        let result = unsafe { sys::cuStreamIsCapturing(stream.0.cast(), &mut status) };
-        self.check(result, "asking whether a stream is captured")?;
-        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-    }
-
     fn numa_node(&self) -> Option<u32> {
         self.numa_node
     }
 
     fn managed_allocate(&self, bytes: usize) -> Result<*mut c_void> {
         let _guard = self.enter()?;
-        super::managed::allocate(bytes).map_err(|error| self.latch(error))
+        managed::allocate(bytes, &self.context)
     }
 
     unsafe fn managed_free(&self, pointer: *mut c_void, _bytes: usize) {
-        let Ok(_guard) = self.enter() else { return };
+        let Some(_guard) = self.context.enter_to_release() else { return };
         // SAFETY: the caller's contract.
-        if let Err(error) = self.check(unsafe { sys::cuMemFree_v2(pointer as u64) }, "freeing unified memory") {
-            log::warn!(target: "nvbackend::cuda", "{error}");
-        }
+        self.log_failure(unsafe { sys::cuMemFree_v2(pointer as u64) }, "freeing unified memory");
     }
 
     unsafe fn managed_advise(&self, pointer: *mut c_void, bytes: usize, advice: ManagedAdvice) -> Result<()> {
         let _guard = self.enter()?;
-        super::managed::advise(pointer, bytes, advice, self.device.ordinal).map_err(|error| self.latch(error))
+        managed::advise(pointer, bytes, advice, self.device.ordinal, &self.context)
     }
 
     unsafe fn managed_prefetch(
@@ -362,8 +320,7 @@ impl Executor for CudaExecutor {
         stream: RawHandle,
     ) -> Result<()> {
         let _guard = self.enter()?;
-        super::managed::prefetch(pointer, bytes, to_host, self.device.ordinal, stream)
-            .map_err(|error| self.latch(error))
+        managed::prefetch(pointer, bytes, to_host, self.device.ordinal, stream, &self.context)
     }
 
     fn stream_create(&self, priority: i32) -> Result<RawHandle> {
@@ -377,11 +334,11 @@ impl Executor for CudaExecutor {
     }
 
     fn stream_destroy(&self, stream: RawHandle) {
-        let Ok(_guard) = self.enter() else { return };
+        let Some(_guard) = self.context.enter_to_release() else { return };
         self.stream_release(stream);
-        // SAFETY: created by `stream_create` and destroyed once; queued work runs to its end.
-        if let Err(error) = self.check(unsafe { sys::cuStreamDestroy_v2(stream.0.cast()) }, "destroying a stream") {
-            log::warn!(target: "nvbackend::cuda", "{error}");
+        if !self.context.is_lost() {
+            // SAFETY: created by `stream_create` and destroyed once; queued work runs to its end.
+            self.log_failure(unsafe { sys::cuStreamDestroy_v2(stream.0.cast()) }, "destroying a stream");
         }
     }
 
@@ -410,6 +367,25 @@ impl Executor for CudaExecutor {
         self.check(unsafe { sys::cuStreamWaitEvent(stream.0.cast(), event.0.cast(), 0) }, "making a stream wait")
     }
 
+    fn stream_is_capturing(&self, stream: RawHandle) -> Result<bool> {
+        let _guard = self.enter()?;
+        let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a valid pointer and a live stream of this context, or NULL.
+        let result = unsafe { sys::cuStreamIsCapturing(stream.0.cast(), &mut status) };
+        // The legacy default stream does not answer while another stream is captured; it never is itself.
+        if result == cudaError_enum::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+            return Ok(false);
+        }
+        self.check(result, "asking whether a stream is captured")?;
+        Ok(status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    unsafe fn stream_callback(&self, stream: RawHandle, callback: HostCallback, user_data: *mut c_void) -> Result<()> {
+        let _guard = self.enter()?;
+        // SAFETY: the caller's contract.
+        self.check(unsafe { sys::cuLaunchHostFunc(stream.0.cast(), Some(callback), user_data) }, "queuing a callback")
+    }
+
     fn event_create(&self) -> Result<RawHandle> {
         let _guard = self.enter()?;
         let mut event = std::ptr::null_mut();
@@ -419,11 +395,9 @@ impl Executor for CudaExecutor {
     }
 
     fn event_destroy(&self, event: RawHandle) {
-        let Ok(_guard) = self.enter() else { return };
+        let Some(_guard) = self.context.enter_to_release() else { return };
         // SAFETY: created by `event_create` and destroyed once.
-        if let Err(error) = self.check(unsafe { sys::cuEventDestroy_v2(event.0.cast()) }, "destroying an event") {
-            log::warn!(target: "nvbackend::cuda", "{error}");
-        }
+        self.log_failure(unsafe { sys::cuEventDestroy_v2(event.0.cast()) }, "destroying an event");
     }
 
     fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
@@ -458,6 +432,50 @@ impl Executor for CudaExecutor {
             cudaError_enum::CUDA_ERROR_INVALID_HANDLE => Err(Error::invalid("an event has not been recorded")),
             result => self.check(result, "timing events").map(|()| milliseconds),
         }
+    }
+
+    fn enable_peer_access(&self, peer: &dyn Executor) -> Result<()> {
+        let (ordinal, other) = (self.device.ordinal, peer.device());
+        let unreachable = || {
+            Error::unsupported(format!("cuda:{ordinal} cannot reach the memory of {} directly", other.name))
+                .with_advice("copy through host memory")
+        };
+        if other.kind != DeviceKind::Cuda {
+            return Err(unreachable());
+        }
+        if other.ordinal == ordinal {
+            return Ok(());
+        }
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.iter().all(|(known, _)| *known != other.ordinal) {
+            let mut accessible = 0;
+            // SAFETY: a valid pointer and two listed devices.
+            self.check(
+                unsafe { sys::cuDeviceCanAccessPeer(&mut accessible, ordinal, other.ordinal) },
+                "cuDeviceCanAccessPeer",
+            )?;
+            if accessible == 0 {
+                return Err(unreachable());
+            }
+            let context = PrimaryContext::retain(other.ordinal)?;
+            let _guard = self.enter()?;
+            // SAFETY: the peer's context is retained for as long as it stays in `peers`.
+            match unsafe { sys::cuCtxEnablePeerAccess(context.raw(), 0) } {
+                cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+                result => self.check(result, "cuCtxEnablePeerAccess")?,
+            }
+            peers.push((other.ordinal, context));
+        }
+        peer.share_memory_with(ordinal)
+    }
+
+    fn share_memory_with(&self, ordinal: i32) -> Result<()> {
+        let _guard = self.enter()?;
+        // What cuMemAlloc gives is open to every peer context; ranges and pools have lists of their own.
+        if let Some(Some(memory)) = self.virtual_memory.get() {
+            memory.share_with(ordinal)?;
+        }
+        self.pool.share_with(ordinal, &self.context)
     }
 
     fn embedding(&self, op: &Embedding, stream: RawHandle) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Unified memory: one address for host and device, pages that the driver moves.
 
-use super::driver::check;
+use super::context::PrimaryContext;
 use crate::error::{Error, Result, Status};
 use crate::executor::ManagedAdvice;
 use crate::stream::RawHandle;
@@ -10,7 +10,7 @@ use std::ffi::c_void;
 /// The driver's number for main memory.
 const HOST: i32 = -1;
 
-pub fn allocate(bytes: usize) -> Result<*mut c_void> {
+pub fn allocate(bytes: usize, context: &PrimaryContext) -> Result<*mut c_void> {
     let mut pointer = 0;
     const ATTACH_GLOBAL: u32 = 1;
     // SAFETY: a valid pointer.
@@ -20,11 +20,17 @@ pub fn allocate(bytes: usize) -> Result<*mut c_void> {
                 .with_cuda_code(cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY as i32)
                 .with_limit(bytes as u64, 0))
         }
-        code => check(code, "allocating unified memory").map(|()| pointer as *mut c_void),
+        code => context.check(code, "allocating unified memory").map(|()| pointer as *mut c_void),
     }
 }
 
-pub fn advise(pointer: *mut c_void, bytes: usize, advice: ManagedAdvice, device: i32) -> Result<()> {
+pub fn advise(
+    pointer: *mut c_void,
+    bytes: usize,
+    advice: ManagedAdvice,
+    device: i32,
+    context: &PrimaryContext,
+) -> Result<()> {
     let advices: &[(Advice, i32)] = match advice {
         ManagedAdvice::ReadMostly => &[(Advice::CU_MEM_ADVISE_SET_READ_MOSTLY, device)],
         ManagedAdvice::PreferDevice => &[(Advice::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device)],
@@ -38,14 +44,21 @@ pub fn advise(pointer: *mut c_void, bytes: usize, advice: ManagedAdvice, device:
     };
     for &(advice, device) in advices {
         // SAFETY: the caller checked that the range lies inside a block of unified memory.
-        check(unsafe { sys::cuMemAdvise(pointer as u64, bytes, advice, device) }, "advising unified memory")?;
+        context.check(unsafe { sys::cuMemAdvise(pointer as u64, bytes, advice, device) }, "advising unified memory")?;
     }
     Ok(())
 }
 
-pub fn prefetch(pointer: *mut c_void, bytes: usize, to_host: bool, device: i32, stream: RawHandle) -> Result<()> {
+pub fn prefetch(
+    pointer: *mut c_void,
+    bytes: usize,
+    to_host: bool,
+    device: i32,
+    stream: RawHandle,
+    context: &PrimaryContext,
+) -> Result<()> {
     let target = if to_host { HOST } else { device };
     // SAFETY: as for `advise`; the stream belongs to the current context.
     let result = unsafe { sys::cuMemPrefetchAsync(pointer as u64, bytes, target, stream.0.cast()) };
-    check(result, "prefetching unified memory")
+    context.check(result, "prefetching unified memory")
 }

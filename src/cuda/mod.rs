@@ -13,6 +13,7 @@ mod gated_activation;
 mod launch;
 mod linear;
 mod managed;
+mod memory_pool;
 mod numa;
 mod rms_norm;
 mod rope;
@@ -27,21 +28,49 @@ pub mod executor;
 
 use crate::backend::BackendOptions;
 use crate::error::{Error, Result, Status};
-use crate::executor::Executor;
+use crate::executor::{DeviceInfo, Executor};
 use std::sync::Arc;
 
 pub use executor::CudaExecutor;
 
 /// The oldest compute capability that the kernels are written for.
 const OLDEST: i32 = 70;
+/// The newest compute capability whose kernels use no Tensor Cores.
+const PLAIN: i32 = 75;
 
 /// Retains the primary context of device `ordinal` and prepares it for work.
 pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
-    let devices = device::list()?;
+    let devices = crate::backend::cuda_devices()?;
     let device = usize::try_from(ordinal).ok().and_then(|index| devices.get(index)).ok_or_else(|| {
         Error::new(Status::Device, format!("CUDA device {ordinal}; this machine has {}", devices.len()))
             .with_limit(ordinal.max(0) as u64, devices.len() as u64)
     })?;
+    check_usable(device)?;
+    let capability = device.compute_capability;
+    let forced = forced_architecture(options.force_architecture)?;
+    if forced > capability {
+        return Err(Error::new(
+            Status::InvalidArchitecture,
+            format!("kernels of architecture {forced} were asked for; {} runs up to {capability}", device.name),
+        )
+        .with_limit(forced as u64, capability as u64));
+    }
+    let mut device = device.clone();
+    if forced != 0 {
+        device.compute_capability = forced;
+    }
+    if options.tensor_cores_off {
+        device.compute_capability = device.compute_capability.min(PLAIN);
+    }
+    let attention =
+        if options.plain_attention { PLAIN.min(device.compute_capability) } else { device.compute_capability };
+    Ok(Arc::new(CudaExecutor::new(device, attention, options.own_kernels_only)?))
+}
+
+/// Whether this library's kernels run on the device with its driver.
+pub fn check_usable(device: &DeviceInfo) -> Result<()> {
+    let runtime = env!("NVB_BUILD_CUDA_VERSION").parse().expect("build.rs writes a number");
+    device::check_driver_version(device.driver_version, runtime)?;
     let capability = device.compute_capability;
     if capability < OLDEST {
         return Err(Error::new(
@@ -67,19 +96,7 @@ pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn
         )
         .with_advice(format!("build it with NVB_CUDA_ARCHITECTURES={capability}")));
     }
-    let forced = forced_architecture(options.force_architecture)?;
-    if forced > capability {
-        return Err(Error::new(
-            Status::InvalidArchitecture,
-            format!("kernels of architecture {forced} were asked for; {} runs up to {capability}", device.name),
-        )
-        .with_limit(forced as u64, capability as u64));
-    }
-    let mut device = device.clone();
-    if forced != 0 {
-        device.compute_capability = forced;
-    }
-    Ok(Arc::new(CudaExecutor::new(device, options.own_kernels_only)?))
+    Ok(())
 }
 
 /// The option, else NVB_FORCE_ARCH, else 0.

@@ -5,13 +5,12 @@ use super::batch::Batch;
 use super::cache::{Taken, ANYBODY_KEY};
 use super::core::Core;
 use super::direct::{DirectBlock, Kind};
-use super::leak::LeakTracker;
 use super::options::{LeakTracking, Spill};
 use super::order::ANYBODY;
 use super::page_table::UNIT_BYTES;
-use super::pages::Shortage;
+use super::pages::{Pages, Shortage};
 use super::size_class::{class_bytes, class_for, magazine_capacity, GRANULE, LARGE};
-use super::slab::{Block, TRACKED};
+use super::slab::{Block, Slab, TRACKED};
 use super::threads::with_cache;
 use super::trace::EventKind;
 use crate::error::{Error, Result, Status};
@@ -108,6 +107,18 @@ impl Core {
         Ok(self.hand_out(&request, found))
     }
 
+    /// A block for a request without oddities, as long as nobody need be waited for or asked.
+    pub fn allocate_at_once(&self, arena: &Arena, bytes: usize, stream: RawHandle) -> Option<*mut c_void> {
+        if bytes == 0 || bytes as u64 > self.device_total || self.captures.any() {
+            return None;
+        }
+        let key = self.key(stream);
+        let class = class_for(bytes, GRANULE).unwrap_or(LARGE);
+        let (units, label) = (bytes.div_ceil(UNIT_BYTES), self.label(key));
+        let request = Request { arena, class, units, bytes, alignment: GRANULE, stream, key, label };
+        self.find(&request).ok().map(|found| self.hand_out(&request, found))
+    }
+
     fn count_failure(&self, arena: &Arena, bytes: usize, stream: RawHandle) {
         arena.usage.failed();
         self.total.failed();
@@ -124,11 +135,7 @@ impl Core {
         let &Request { arena, class, key, label, .. } = request;
         let events = self.askable_events();
         if class == LARGE {
-            if let Some(slab) = arena.large.take(request.units, label, events, pages) {
-                return Ok(Found::Block(Block::large(slab)));
-            }
-            let slab = pages.allocate(arena, LARGE, request.units)?;
-            arena.large.add(slab);
+            let slab = self.find_large(request, pages)?;
             return Ok(Found::Block(Block::large(slab)));
         }
         // The long way is also that of samples and traces, whose magazines may be full.
@@ -156,6 +163,28 @@ impl Core {
             }
         }
         Ok(Found::Block(self.keep_rest(request, blocks)))
+    }
+
+    /// What costs no call of the driver comes first, then what has passed, then what the same stream freed with more
+    /// units than needed, and new memory last.
+    fn find_large<'a>(&'a self, request: &Request<'a>, pages: &'a Pages) -> std::result::Result<&'a Slab, Shortage> {
+        let &Request { arena, units, label, .. } = request;
+        if let Some(slab) = arena.large.take(units, label) {
+            return Ok(slab);
+        }
+        let settles = || !self.captures.any() && arena.large.settle_some(&self.events, pages);
+        let backed = pages.allocate_backed(arena, units);
+        let backed = backed.or_else(|| settles().then(|| pages.allocate_backed(arena, units)).flatten());
+        if let Some(slab) = backed {
+            arena.large.add(slab);
+            return Ok(slab);
+        }
+        if let Some(slab) = arena.large.take_part(units, label, pages) {
+            return Ok(slab);
+        }
+        let slab = pages.allocate(arena, LARGE, units)?;
+        arena.large.add(slab);
+        Ok(slab)
     }
 
     /// One block for the request; the others go to the thread's magazine, or on to other threads.
@@ -246,28 +275,27 @@ impl Core {
             Found::Direct(pointer) => (pointer, None),
             Found::Block(block) => (block.address() as *mut c_void, Some(block)),
         };
-        let small = block.is_some_and(|block| !block.slab().is_large());
-        let counted = small
-            .then(|| {
-                with_cache(
-                    arena,
-                    || self.settings(),
-                    |cache, token| {
-                        cache.count_allocated(bytes, arena);
-                        self.sample(cache, token, request.class)
-                    },
-                )
-            })
-            .flatten();
-        let sampled = match counted {
-            Some(sampled) => sampled,
-            None => {
-                with_cache(arena, || self.settings(), |cache, _| cache.flush_counters(arena));
-                arena.usage.allocated(bytes as u64);
-                self.total.allocated(bytes as u64);
-                self.tracker.samples_large(bytes as u64)
-            }
-        };
+        let counted = with_cache(
+            arena,
+            || self.settings(),
+            |cache, token| match block {
+                Some(block) => {
+                    cache.count_allocated(bytes, arena);
+                    let small = !block.slab().is_large();
+                    Some(if small { self.sample(cache, token, request.class) } else { self.samples_large(bytes) })
+                }
+                None => {
+                    // Direct blocks are counted for all threads at once, on top of what each has counted so far.
+                    cache.flush_counters(arena);
+                    None
+                }
+            },
+        );
+        let sampled = counted.flatten().unwrap_or_else(|| {
+            arena.usage.allocated(bytes as u64);
+            self.total.allocated(bytes as u64);
+            self.samples_large(bytes)
+        });
         if let Some(block) = block {
             block.begin_life(bytes, if sampled { TRACKED } else { 0 });
         }
@@ -287,14 +315,12 @@ impl Core {
             LeakTracking::Sampled(_) => cache.spend_credit(token, class_bytes(class), self.tracker.next_sample()),
         }
     }
-}
 
-impl LeakTracker {
-    fn samples_large(&self, bytes: u64) -> bool {
-        match self.mode() {
+    fn samples_large(&self, bytes: usize) -> bool {
+        match self.tracker.mode() {
             LeakTracking::Off => false,
             LeakTracking::Full => true,
-            LeakTracking::Sampled(interval) => bytes >= interval,
+            LeakTracking::Sampled(interval) => bytes as u64 >= interval,
         }
     }
 }

@@ -5,9 +5,8 @@
 //! Memory behind units costs a mapping, so a request prefers runs that are backed in full, then those that are in part,
 //! and within these the halves that are backed most.
 
-use std::collections::BTreeSet;
-
-const ORDERS: usize = 32;
+use super::bitmap::Bitmap;
+use super::zeroed::Zeroed;
 
 /// Which side of the range a request prefers: slabs gather at the end and large blocks at the start, where they leave
 /// each other's runs whole.
@@ -17,9 +16,9 @@ pub enum Side {
     End,
 }
 
-#[derive(Default)]
+/// Free runs by order; those of order k by their start divided by 2^k.
 struct FreeRuns {
-    orders: [BTreeSet<u32>; ORDERS],
+    orders: Vec<Bitmap>,
     /// Bit k: `orders[k]` is not empty.
     present: u32,
 }
@@ -34,7 +33,7 @@ enum Backing {
 
 pub struct Buddy {
     /// order + 1 of the free run that starts at a unit, 0 where none does.
-    head: Box<[u8]>,
+    head: Zeroed<u8>,
     backed: BackedUnits,
     free: [FreeRuns; 3],
     free_units: usize,
@@ -43,19 +42,33 @@ pub struct Buddy {
 
 /// Which units have memory behind them, with the sums over all aligned powers of two from 64 on.
 struct BackedUnits {
-    words: Box<[u64]>,
+    words: Zeroed<u64>,
     /// A binary tree: node 1 is the root, the words' counts are the leaves.
-    sums: Box<[u32]>,
+    sums: Zeroed<u32>,
 }
 
 impl BackedUnits {
     fn new(units: usize) -> BackedUnits {
         let words = units.div_ceil(64).next_power_of_two();
-        BackedUnits { words: vec![0; words].into(), sums: vec![0; 2 * words].into() }
+        BackedUnits { words: Zeroed::new(words), sums: Zeroed::new(2 * words) }
     }
 
     fn get(&self, unit: usize) -> bool {
         self.words[unit / 64] >> (unit % 64) & 1 != 0
+    }
+
+    fn all(&self, start: usize, units: usize) -> bool {
+        let mut at = start;
+        while at < start + units {
+            let (word, bit) = (at / 64, at % 64);
+            let length = (64 - bit).min(start + units - at);
+            let mask = u64::MAX >> (64 - length) << bit;
+            if self.words[word] & mask != mask {
+                return false;
+            }
+            at += length;
+        }
+        true
     }
 
     /// Of the aligned run of 2^order units.
@@ -87,20 +100,25 @@ impl BackedUnits {
 }
 
 impl FreeRuns {
-    fn insert(&mut self, order: usize, start: u32) {
-        self.orders[order].insert(start);
+    fn new(units: usize) -> FreeRuns {
+        let orders = (units.max(1).ilog2() + 1) as usize;
+        FreeRuns { orders: (0..orders).map(|order| Bitmap::new(units >> order)).collect(), present: 0 }
+    }
+
+    fn insert(&mut self, order: usize, start: usize) {
+        self.orders[order].insert(start >> order);
         self.present |= 1 << order;
     }
 
-    fn remove(&mut self, order: usize, start: u32) {
-        self.orders[order].remove(&start);
+    fn remove(&mut self, order: usize, start: usize) {
+        self.orders[order].remove(start >> order);
         if self.orders[order].is_empty() {
             self.present &= !(1 << order);
         }
     }
 
     /// The smallest run of at least `order`.
-    fn best(&self, order: usize, side: Side) -> Option<(usize, u32)> {
+    fn best(&self, order: usize, side: Side) -> Option<(usize, usize)> {
         let fitting = self.present.checked_shr(order as u32).unwrap_or(0);
         if fitting == 0 {
             return None;
@@ -108,16 +126,16 @@ impl FreeRuns {
         let order = order + fitting.trailing_zeros() as usize;
         let runs = &self.orders[order];
         let start = if side == Side::Start { runs.first() } else { runs.last() };
-        start.map(|&start| (order, start))
+        start.map(|start| (order, start << order))
     }
 }
 
 impl Buddy {
     pub fn new(units: usize) -> Buddy {
         let mut buddy = Buddy {
-            head: vec![0; units].into(),
+            head: Zeroed::new(units),
             backed: BackedUnits::new(units),
-            free: Default::default(),
+            free: std::array::from_fn(|_| FreeRuns::new(units)),
             free_units: 0,
             free_backed_units: 0,
         };
@@ -149,6 +167,27 @@ impl Buddy {
         self.backed.get(unit)
     }
 
+    pub fn all_backed(&self, start: usize, units: usize) -> bool {
+        self.backed.all(start, units)
+    }
+
+    /// As `take`, of units that all have memory behind them, if the run that comes first does.
+    pub fn take_backed(&mut self, units: usize, side: Side) -> Option<usize> {
+        let wanted = units.next_power_of_two().ilog2() as usize;
+        let found = [Backing::Full, Backing::Part]
+            .into_iter()
+            .any(|backing| self.free[backing as usize].best(wanted, side).is_some());
+        if !found || self.free_backed_units < units {
+            return None;
+        }
+        let start = self.take(units, side)?;
+        if self.backed.all(start, units) {
+            return Some(start);
+        }
+        self.give(start, units);
+        None
+    }
+
     /// `units` > 0 that nobody else has, or `None` if no free run is long enough.
     pub fn take(&mut self, units: usize, side: Side) -> Option<usize> {
         let wanted = units.next_power_of_two().ilog2() as usize;
@@ -157,7 +196,7 @@ impl Buddy {
             .find_map(|backing| self.free[backing as usize].best(wanted, side));
         let (start, length) = match found {
             Some((order, start)) => {
-                let start = self.take_run(start as usize, order, wanted, side);
+                let start = self.take_run(start, order, wanted, side);
                 (start, 1 << wanted)
             }
             None => {
@@ -225,7 +264,7 @@ impl Buddy {
     fn insert_joined(&mut self, mut start: usize, mut order: usize) {
         loop {
             let buddy = start ^ (1 << order);
-            if order + 1 >= ORDERS || self.head.get(buddy).is_none_or(|&head| usize::from(head) != order + 1) {
+            if self.head.get(buddy).is_none_or(|&head| usize::from(head) != order + 1) {
                 break;
             }
             self.remove(buddy, order);
@@ -246,7 +285,7 @@ impl Buddy {
     fn insert(&mut self, start: usize, order: usize) {
         let (backing, count) = self.backing(start, order);
         self.head[start] = order as u8 + 1;
-        self.free[backing as usize].insert(order, start as u32);
+        self.free[backing as usize].insert(order, start);
         self.free_units += 1 << order;
         self.free_backed_units += count;
     }
@@ -254,7 +293,7 @@ impl Buddy {
     fn remove(&mut self, start: usize, order: usize) {
         let (backing, count) = self.backing(start, order);
         self.head[start] = 0;
-        self.free[backing as usize].remove(order, start as u32);
+        self.free[backing as usize].remove(order, start);
         self.free_units -= 1 << order;
         self.free_backed_units -= count;
     }
@@ -290,7 +329,7 @@ impl Buddy {
     }
 
     fn free_run_around(&self, unit: usize) -> Option<(usize, usize)> {
-        (0..ORDERS).find_map(|order| {
+        (0..self.free[0].orders.len()).find_map(|order| {
             let start = unit & !((1usize << order) - 1);
             (usize::from(self.head[start]) == order + 1).then_some((start, order))
         })

@@ -148,10 +148,6 @@ impl Cache {
         });
     }
 
-    pub fn flush_counters(&self, arena: &Arena) {
-        self.inner.with(|_| self.counters.flush(arena));
-    }
-
     /// A block of `class` that may be used on the stream at once, for a request of `bytes`.
     #[inline]
     pub fn take(&self, token: u64, key: usize, class: usize, bytes: usize) -> Taken {
@@ -192,6 +188,15 @@ impl Cache {
         self.inner.with(|_| self.counters.allocated(bytes as u64, arena));
     }
 
+    pub fn flush_counters(&self, arena: &Arena) {
+        self.inner.with(|_| self.counters.flush(arena));
+    }
+
+    /// Counts a block that never was in a magazine.
+    pub fn count_freed(&self, bytes: usize, arena: &Arena) {
+        self.inner.with(|_| self.counters.freed(bytes as u64, arena));
+    }
+
     /// Whether an allocation that did not come from `take` uses up the credit, which then is renewed.
     pub fn spend_credit(&self, token: u64, bytes: usize, renewed: i64) -> bool {
         self.inner.with(|inner| {
@@ -201,9 +206,9 @@ impl Cache {
         })
     }
 
-    /// Frees the block at `address`.
+    /// Frees the block at `address`. Where that makes a batch move on, the caller must be able to (`may_spill`).
     #[inline]
-    pub fn give(&self, token: u64, key: usize, address: usize) -> Given {
+    pub fn give(&self, token: u64, key: usize, address: usize, may_spill: bool) -> Given {
         self.inner.with(|inner| {
             if inner.token != token {
                 return Given::Stale;
@@ -218,13 +223,16 @@ impl Cache {
                 return Given::Slow;
             }
             let Some((index, 0)) = slab.locate(address) else { return Given::NotLive };
-            if inner.find(key).is_none() {
-                return Given::NewStream;
+            let class = slab.class();
+            let Some(stream) = inner.find(key) else { return Given::NewStream };
+            let full = stream.magazines[class].len() == magazine_capacity(class);
+            if !may_spill && (full || inner.bytes + class_bytes(class) > inner.settings.capacity) {
+                return Given::Slow;
             }
             let Some(word) = slab.end_life(index, TRACKED) else {
                 return if slab.live_bytes(index).is_some() { Given::Slow } else { Given::NotLive };
             };
-            let block_bytes = class_bytes(slab.class());
+            let block_bytes = class_bytes(class);
             self.counters.freed((block_bytes - (word >> SLACK_SHIFT) as usize) as u64, arena);
             match inner.put(key, Block::new(slab, index)) {
                 Some(batch) => Given::Spilled(batch),

@@ -9,7 +9,7 @@ use super::direct::DirectBlocks;
 use super::ladder::Rungs;
 use super::leak::LeakTracker;
 use super::options::MemoryOptions;
-use super::order::{Events, Order, Streams, ANYBODY};
+use super::order::{Events, Order, Streams, ALL_WORK, ANYBODY};
 use super::pages::Pages;
 use super::source::Source;
 use super::statistics::{MemoryStatistics, Usage, UsageStatistics};
@@ -68,7 +68,7 @@ impl Core {
         options.validate()?;
         let (free, total) = source.memory_info()?;
         let synchronous = source.is_synchronous();
-        let limit = options.limit_bytes(free, total);
+        let limit = options.limit_bytes(free, total, synchronous);
         let budget = Arc::new(Budget::new(limit, options.margin_bytes(total, synchronous)));
         budget.note_free(free, total, 0);
         let pages = if options.pools(limit) {
@@ -117,7 +117,7 @@ impl Core {
             || self.trace.is_some()
             || log::log_enabled!(target: "nvbackend::memory", log::Level::Trace);
         Settings {
-            capacity: self.options.thread_cache_bytes,
+            capacity: self.options.thread_cache(self.device_total),
             credit: self.tracker.next_sample(),
             slow_allocations: seen,
             slow_frees: seen || self.options.zero_on_free,
@@ -154,10 +154,10 @@ impl Core {
     }
 
     pub fn label(&self, key: usize) -> u32 {
-        if key == ANYBODY_KEY {
-            ANYBODY
-        } else {
-            self.order(key).label()
+        match key {
+            ANYBODY_KEY => ANYBODY,
+            ALL_WORK_KEY => ALL_WORK,
+            raw => self.streams.label(RawHandle(raw as *mut _)),
         }
     }
 

@@ -28,7 +28,7 @@ impl Core {
         }
         if self.pages.as_ref().is_some_and(|pages| pages.table.contains(pointer as usize)) {
             let key = self.free_key(stream);
-            let give = |cache: &super::cache::Cache, token| (cache.give(token, key, pointer as usize), token);
+            let give = |cache: &super::cache::Cache, token| (cache.give(token, key, pointer as usize, true), token);
             match with_cache(home, || self.settings(), give) {
                 Some((Given::Done, _)) => return Ok(()),
                 Some((Given::Spilled(batch), shard)) => {
@@ -71,6 +71,21 @@ impl Core {
         Ok(())
     }
 
+    /// Frees a large block of the arena, as long as nobody need be waited for. `false`: nothing has changed.
+    pub fn free_at_once(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle) -> bool {
+        let Some(slab) = self.pages.as_ref().and_then(|pages| pages.table.find(pointer as usize)) else { return false };
+        let waits = !self.synchronous && self.key(stream) == ANYBODY_KEY;
+        if !slab.is_large() || !std::ptr::eq(slab.arena(), home) || waits || self.options.zero_on_free {
+            return false;
+        }
+        let Some((0, 0)) = slab.locate(pointer as usize) else { return false };
+        let Some(word) = slab.end_life(0, TRACKED) else { return false };
+        let bytes = slab.block_bytes() - (word >> SLACK_SHIFT) as usize;
+        self.note(EventKind::Free, pointer as usize, bytes as u64, stream);
+        self.free_large(home, slab, bytes, stream);
+        true
+    }
+
     pub fn zero(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle) -> Result<()> {
         if self.pages.as_ref().is_some_and(|pages| pages.zero_asleep(pointer as usize, bytes)) {
             return Ok(());
@@ -110,10 +125,15 @@ impl Core {
         }
     }
 
+    fn count_freed(&self, arena: &Arena, bytes: usize) {
+        if with_cache(arena, || self.settings(), |cache, _| cache.count_freed(bytes, arena)).is_none() {
+            arena.usage.freed(bytes as u64);
+            self.total.freed(bytes as u64);
+        }
+    }
+
     fn free_large(&self, arena: &Arena, slab: &Slab, bytes: usize, stream: RawHandle) {
-        with_cache(arena, || self.settings(), |cache, _| cache.flush_counters(arena));
-        arena.usage.freed(bytes as u64);
-        self.total.freed(bytes as u64);
+        self.count_freed(arena, bytes);
         let capturing = self.captures.any();
         let mut order = self.order(self.free_key(stream));
         if matches!(order, Order::AllWork) && !capturing && self.source.synchronize().is_ok() {

@@ -1,18 +1,22 @@
-//! Large blocks: runs of whole units. Sizes that were freed a moment ago are kept for the next request on the same
-//! stream; the rest goes back to the buddies when the work that used it has passed.
+//! Large blocks: runs of whole units. What was freed last on a stream is kept for the next request on the same stream;
+//! the rest goes back to the buddies when the work that used it has passed.
+//!
+//! Asking the driver costs more than everything else here (on an H200 an event takes 0.2 µs to record and as long to
+//! query), so one event stands for many blocks, and it is asked about when there is nothing else to give.
 
 use super::order::{Events, Order};
 use super::pages::Pages;
 use super::slab::Slab;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Blocks kept for each stream, and the largest that is kept (32 MiB): beyond it the buddies' time does not count.
-const RECENT: usize = 8;
-const RECENT_UNITS: usize = 16;
+/// Blocks that were freed on one stream and wait for no event yet.
+const RECENT: usize = 16;
 /// Waiting groups that one allocation asks the driver about.
 const QUERIES: usize = 2;
+/// Waiting groups that may gather before a free asks as well, and in which a fitting block is looked for.
+const WAITING: usize = 8;
 
 /// Blocks that wait for the same thing.
 struct Waiting {
@@ -26,8 +30,8 @@ struct Lists {
     recent: Vec<(Order, NonNull<Slab>)>,
     /// Oldest first, each with its event.
     waiting: VecDeque<Waiting>,
-    /// Every large block of the arena that is not in the pages' hands.
-    all: BTreeMap<usize, NonNull<Slab>>,
+    /// Every large block of the arena that is not in the pages' hands; each slab knows its place here.
+    all: Vec<NonNull<Slab>>,
 }
 
 // SAFETY: slabs are shared between threads; these are names of them.
@@ -50,50 +54,81 @@ impl LargeBlocks {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block of exactly `units` that was freed on the stream, or that everybody may use. `events`: what has passed in
-    /// the meantime goes to the pages first; `None` in a capture.
-    pub fn take(&self, units: usize, label: u32, events: Option<&Arc<Events>>, pages: &Pages) -> Option<&Slab> {
+    /// A block of exactly `units` that was freed on the stream, or that everybody may use.
+    pub fn take(&self, units: usize, label: u32) -> Option<&Slab> {
         let mut lists = self.lock();
         let suits = |order: &Order| order.label() == label || matches!(order, Order::Anybody);
         if let Some(i) = lists.recent.iter().rposition(|(order, it)| slab(*it).units() == units && suits(order)) {
             return Some(slab(lists.recent.remove(i).1));
         }
-        for waiting in lists.waiting.iter_mut().filter(|waiting| suits(&waiting.order)) {
-            if let Some(i) = waiting.slabs.iter().position(|it| slab(*it).units() == units) {
-                return Some(slab(waiting.slabs.swap_remove(i)));
-            }
+        lists.waiting.iter_mut().take(WAITING).filter(|waiting| suits(&waiting.order)).find_map(|waiting| {
+            let i = waiting.slabs.iter().position(|it| slab(*it).units() == units)?;
+            Some(slab(waiting.slabs.swap_remove(i)))
+        })
+    }
+
+    /// The first `units` of the shortest block that was freed on the stream and has at least as many. The others stay.
+    pub fn take_part(&self, units: usize, label: u32, pages: &Pages) -> Option<&Slab> {
+        let mut lists = self.lock();
+        let Lists { recent, waiting, all } = &mut *lists;
+        let fits = |it: NonNull<Slab>| Some(slab(it).units()).filter(|length| *length >= units);
+        let recents = recent.iter().enumerate().filter(|(_, (order, _))| order.label() == label);
+        let best_recent = recents.filter_map(|(i, (_, it))| Some((fits(*it)?, i))).min();
+        let groups = waiting.iter().enumerate().take(WAITING).filter(|(_, group)| group.order.label() == label);
+        let blocks = groups.flat_map(|(g, group)| group.slabs.iter().enumerate().map(move |(i, it)| (g, i, *it)));
+        let best_waiting = blocks.filter_map(|(g, i, it)| Some((fits(it)?, g, i))).min();
+        let from_recent = match (best_recent, best_waiting) {
+            (Some((length, _)), Some((other, ..))) => length <= other,
+            (recent, _) => recent.is_some(),
+        };
+        let place = if from_recent {
+            &mut recent[best_recent?.1].1
+        } else {
+            let (_, group, i) = best_waiting?;
+            &mut waiting[group].slabs[i]
+        };
+        let found = slab(*place);
+        if found.units() > units {
+            // The tail takes the block's place in its list, and so what must be waited for.
+            let tail = pages.split(found, units);
+            tail.set_place(all.len());
+            all.push(NonNull::from(tail));
+            *place = NonNull::from(tail);
+        } else if from_recent {
+            recent.remove(best_recent?.1);
+        } else {
+            let (_, group, i) = best_waiting?;
+            waiting[group].slabs.swap_remove(i);
         }
-        if let Some(events) = events {
-            lists.settle(QUERIES, events, pages);
-        }
-        None
+        Some(found)
     }
 
     pub fn add(&self, new: &Slab) {
-        self.lock().all.insert(new.unit(), NonNull::from(new));
+        let mut lists = self.lock();
+        new.set_place(lists.all.len());
+        lists.all.push(NonNull::from(new));
     }
 
     /// A freed block.
     pub fn give(&self, freed: &Slab, order: Order, events: &Arc<Events>, pages: &Pages, capturing: bool) {
         let mut lists = self.lock();
-        if freed.units() <= RECENT_UNITS {
-            let label = order.label();
-            lists.recent.push((order, NonNull::from(freed)));
-            if capturing || lists.recent.iter().filter(|(order, _)| order.label() == label).count() <= RECENT {
-                return;
-            }
+        let label = order.label();
+        lists.recent.push((order, NonNull::from(freed)));
+        let full = lists.recent.len() > RECENT
+            && lists.recent.iter().filter(|(order, _)| order.label() == label).count() > RECENT;
+        if full && !capturing {
             lists.seal(|order| order.label() == label, events);
-        } else {
-            lists.waiting.push_back(Waiting { order, slabs: vec![NonNull::from(freed)] });
-            if capturing {
-                return;
-            }
-            if let Some(last) = lists.waiting.back_mut() {
-                // A failure leaves the order as it is: the event is recorded when somebody asks next.
-                let _ = last.order.wait_for(events);
+            if lists.waiting.len() > WAITING {
+                lists.settle(QUERIES, events, pages);
             }
         }
-        lists.settle(QUERIES, events, pages);
+    }
+
+    /// Before memory is taken from the driver: gives some of what has passed to the pages. `false`: nothing has.
+    pub fn settle_some(&self, events: &Arc<Events>, pages: &Pages) -> bool {
+        let mut lists = self.lock();
+        lists.seal(|_| true, events);
+        lists.settle(QUERIES, events, pages)
     }
 
     /// Gives everything that has passed to the pages. `label`: of the stream's blocks only, as it ends.
@@ -125,8 +160,7 @@ impl LargeBlocks {
     pub fn release(&self, slabs: Vec<NonNull<Slab>>, pages: &Pages) {
         let mut lists = self.lock();
         for it in slabs {
-            lists.all.remove(&slab(it).unit());
-            pages.release(slab(it));
+            lists.release(slab(it), pages);
         }
     }
 
@@ -136,7 +170,7 @@ impl LargeBlocks {
     }
 
     pub fn for_each(&self, each: &mut impl FnMut(&Slab)) {
-        for it in self.lock().all.values() {
+        for it in &self.lock().all {
             each(slab(*it));
         }
     }
@@ -163,20 +197,29 @@ impl Lists {
         }
     }
 
-    fn settle(&mut self, queries: usize, events: &Arc<Events>, pages: &Pages) {
-        let mut asked = 0;
-        let mut at = 0;
+    fn settle(&mut self, queries: usize, events: &Arc<Events>, pages: &Pages) -> bool {
+        let (mut asked, mut at, mut any) = (0, 0, false);
         while at < self.waiting.len() && asked < queries {
             let waiting = &mut self.waiting[at];
-            asked += usize::from(!waiting.slabs.is_empty());
+            asked += usize::from(!waiting.slabs.is_empty() && !matches!(waiting.order, Order::Anybody));
             if waiting.slabs.is_empty() || waiting.order.has_passed(events) {
                 for it in self.waiting.remove(at).into_iter().flat_map(|waiting| waiting.slabs) {
-                    self.all.remove(&slab(it).unit());
-                    pages.release(slab(it));
+                    self.release(slab(it), pages);
+                    any = true;
                 }
             } else {
                 at += 1;
             }
         }
+        any
+    }
+
+    fn release(&mut self, it: &Slab, pages: &Pages) {
+        let place = it.get_place();
+        self.all.swap_remove(place);
+        if let Some(moved) = self.all.get(place) {
+            slab(*moved).set_place(place);
+        }
+        pages.release(it);
     }
 }

@@ -9,6 +9,7 @@ mod allocate;
 pub mod allocator;
 mod arena;
 mod batch;
+mod bitmap;
 mod buddy;
 mod budget;
 mod cache;
@@ -30,6 +31,7 @@ mod pages;
 pub mod pool;
 mod remote;
 mod ring;
+mod shortcut;
 pub mod size_class;
 mod slab;
 mod sleep;
@@ -40,9 +42,11 @@ pub mod statistics;
 mod sync;
 mod threads;
 pub mod trace;
+mod zeroed;
 
 pub use options::MemoryOptions;
 pub use pool::Pool;
+pub use shortcut::Shortcut;
 pub use statistics::MemoryStatistics;
 
 use self::core::Core;

@@ -7,6 +7,7 @@ use std::time::Duration;
 /// Bytes that a manager may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Limit {
+    /// On a GPU what it has; on the host, whose system promises more than it has, the whole of main memory.
     #[default]
     None,
     Bytes(u64),
@@ -57,7 +58,7 @@ pub struct MemoryOptions {
     pub range_bytes: u64,
     /// Off: every block is a plain allocation, as memory checkers want it.
     pub pooling: bool,
-    /// Bytes that each thread keeps in its magazines.
+    /// Bytes that each thread keeps in its magazines; 0: a thousandth of the device's memory, 8 to 64 MiB.
     pub thread_cache_bytes: usize,
     /// Freed blocks are overwritten with zero before anybody else gets them.
     pub zero_on_free: bool,
@@ -79,7 +80,7 @@ impl Default for MemoryOptions {
             initial_bytes: 0,
             range_bytes: 0,
             pooling: true,
-            thread_cache_bytes: 16 << 20,
+            thread_cache_bytes: 0,
             zero_on_free: false,
             leak_tracking: LeakTracking::Off,
             trace_events: 0,
@@ -112,8 +113,9 @@ impl MemoryOptions {
     }
 
     /// In bytes, 0 for none.
-    pub(super) fn limit_bytes(&self, free: u64, total: u64) -> u64 {
+    pub(super) fn limit_bytes(&self, free: u64, total: u64, host: bool) -> u64 {
         match self.limit {
+            Limit::None if host => total,
             Limit::None => 0,
             Limit::Bytes(bytes) => bytes,
             Limit::OfTotal(part) => (total as f64 * part) as u64,
@@ -126,6 +128,13 @@ impl MemoryOptions {
             Margin::Bytes(bytes) => bytes,
             Margin::Default if host => 0,
             Margin::Default => (512 << 20).max(total / 50).min(total / 20),
+        }
+    }
+
+    pub(super) fn thread_cache(&self, total: u64) -> usize {
+        match self.thread_cache_bytes {
+            0 => (total >> 10).clamp(8 << 20, 64 << 20) as usize,
+            bytes => bytes,
         }
     }
 

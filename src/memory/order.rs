@@ -4,6 +4,7 @@ use super::source::Source;
 use crate::error::{Result, Status};
 use crate::stream::RawHandle;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -148,18 +149,44 @@ pub enum WaitFor {
 /// The streams in use, by handle.
 #[derive(Default)]
 pub struct Streams {
-    records: Mutex<HashMap<usize, Arc<StreamRecord>>>,
+    records: Mutex<HashMap<usize, Arc<StreamRecord>, BuildHasherDefault<AddressHasher>>>,
     labels: AtomicU32,
 }
 
+/// Addresses differ enough in their middle bits for one multiplication (by 2^64 over the golden ratio).
+#[derive(Default)]
+pub struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_usize(byte.into()));
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.0 = (self.0 ^ value as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 impl Streams {
-    pub fn get(&self, raw: RawHandle) -> Arc<StreamRecord> {
+    fn with<R>(&self, raw: RawHandle, body: impl FnOnce(&Arc<StreamRecord>) -> R) -> R {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let record = || {
             let label = 1 + self.labels.fetch_add(1, Ordering::Relaxed) % (u32::MAX - 1);
             Arc::new(StreamRecord { label, raw, end: OnceLock::new() })
         };
-        records.entry(raw.0 as usize).or_insert_with(record).clone()
+        body(records.entry(raw.0 as usize).or_insert_with(record))
+    }
+
+    pub fn get(&self, raw: RawHandle) -> Arc<StreamRecord> {
+        self.with(raw, Arc::clone)
+    }
+
+    pub fn label(&self, raw: RawHandle) -> u32 {
+        self.with(raw, |record| record.label)
     }
 
     /// Forgets the handle; `None` if no block was ever freed on it.

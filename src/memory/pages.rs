@@ -17,9 +17,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Physical memory is created in pieces of at most this many units (32 MiB): mapping costs by the piece, and a piece
-/// can only be given back whole.
-const PIECE_UNITS: usize = 16;
+/// Physical memory is created in pieces, which can only be given back whole. A piece costs 31 µs on an H200, whether it
+/// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, within these bounds (32 and 256 MiB).
+const PIECE_UNITS: std::ops::RangeInclusive<usize> = 16..=128;
+/// What is mapped ahead of need is at most this part of what is held.
+const GROWTH: usize = 16;
 
 /// Why there are no units to be had.
 #[derive(Debug)]
@@ -171,29 +173,67 @@ impl Pages {
         let units = if class == LARGE { units } else { slab_units(class) };
         let mut inner = self.lock();
         let side = if class == LARGE { Side::Start } else { Side::End };
-        let unit = inner.buddy.take(units, side).ok_or(Shortage::Range)?;
-        if let Err(shortage) = self.back(&mut inner, unit, units) {
-            inner.buddy.give(unit, units);
-            self.publish(&inner);
-            return Err(shortage);
+        let unit = match inner.buddy.take_backed(units, side) {
+            Some(unit) => unit,
+            None => self.grow(&mut inner, units, side)?,
+        };
+        Ok(self.place(inner, arena, class, unit, units))
+    }
+
+    /// Units with new memory behind them, and if the limits allow more than are needed: a manager that holds much gets
+    /// its memory in fewer pieces.
+    fn grow(&self, inner: &mut Inner, units: usize, side: Side) -> Result<usize, Shortage> {
+        let held = self.budget.held() as usize / UNIT_BYTES;
+        let ample = (held / GROWTH).min(*PIECE_UNITS.start());
+        if ample > units {
+            if let Some(unit) = inner.buddy.take(ample, side) {
+                let backed = self.back(inner, unit, ample).is_ok();
+                let kept = if backed { units } else { 0 };
+                let start = if side == Side::Start { unit } else { unit + ample - kept };
+                inner.buddy.give(if side == Side::Start { unit + kept } else { unit }, ample - kept);
+                if backed {
+                    return Ok(start);
+                }
+            }
         }
+        let unit = inner.buddy.take(units, side).ok_or(Shortage::Range)?;
+        let backed = self.back(inner, unit, units);
+        backed.map(|()| unit).inspect_err(|_| {
+            inner.buddy.give(unit, units);
+            self.publish(inner);
+        })
+    }
+
+    /// As `allocate` for a large block, if there are units with memory behind them: the driver is not asked.
+    pub fn allocate_backed(&self, arena: &Arena, units: usize) -> Option<&Slab> {
+        let mut inner = self.lock();
+        let unit = inner.buddy.take_backed(units, Side::Start)?;
+        Some(self.place(inner, arena, LARGE, unit, units))
+    }
+
+    fn place(&self, mut inner: MutexGuard<Inner>, arena: &Arena, class: usize, unit: usize, units: usize) -> &Slab {
         self.publish(&inner);
         let slab = inner.spare_slab(class);
+        drop(inner);
         slab.place(arena, self.table.address(unit), unit, units);
         self.table.set(unit, units, slab);
-        Ok(slab)
+        slab
     }
 
     /// Puts memory behind the units that have none; all or nothing.
     fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> Result<(), Shortage> {
+        if inner.buddy.all_backed(unit, units) {
+            return Ok(());
+        }
         let known = inner.pieces.len();
+        let longest = (units / 4).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end());
         let mut at = unit;
         while at < unit + units {
             if inner.buddy.is_backed(at) {
                 at += 1;
                 continue;
             }
-            let most = (unit + units - at).min(PIECE_UNITS);
+            let most = (unit + units - at).min(longest);
             let length = (1..most).find(|&next| inner.buddy.is_backed(at + next)).unwrap_or(most);
             match self.map(at, length) {
                 Ok(piece) => inner.pieces.push(piece),
@@ -243,7 +283,6 @@ impl Pages {
     pub fn release(&self, slab: &Slab) {
         let (unit, units, class) = (slab.unit(), slab.units(), slab.class());
         let mut inner = self.lock();
-        self.table.set(unit, units, std::ptr::null());
         inner.buddy.give(unit, units);
         self.publish(&inner);
         inner.spare[class].push(NonNull::from(slab));

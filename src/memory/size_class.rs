@@ -60,14 +60,12 @@ pub const fn slab_blocks(class: usize) -> usize {
     slab_units(class) * UNIT_BYTES / class_bytes(class)
 }
 
-/// Blocks that one thread keeps of a class and stream: enough to hide the shared structures, few enough that large
-/// blocks do not gather in threads.
+/// Blocks that one thread keeps of a class and stream, as far as its cache has room: enough to hide the shared
+/// structures.
 pub const fn magazine_capacity(class: usize) -> usize {
-    let fitting = (2 << 20) / class_bytes(class);
+    let fitting = (16 << 20) / class_bytes(class);
     if fitting > 64 {
         64
-    } else if fitting < 4 {
-        4
     } else {
         fitting
     }

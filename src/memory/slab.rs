@@ -32,6 +32,8 @@ pub struct Slab {
     remote: RemoteList,
     links: Box<[AtomicU16]>,
     pending: AtomicPtr<Slab>,
+    /// Where the list of large blocks has this one; of the holder of that list's lock.
+    place_in_list: AtomicUsize,
     local: UnsafeCell<Local>,
 }
 
@@ -82,6 +84,7 @@ impl Slab {
             remote: RemoteList::new(),
             links: (0..if class == LARGE { 0 } else { count }).map(|_| AtomicU16::new(0)).collect(),
             pending: AtomicPtr::new(std::ptr::null_mut()),
+            place_in_list: AtomicUsize::new(0),
             local: UnsafeCell::new(Local { free: NO_INDEX, fresh: 0, outstanding: 0, listed: false }),
         }
     }
@@ -94,6 +97,14 @@ impl Slab {
         self.units.store(units as u32, Ordering::Relaxed);
         // SAFETY: no class lists the slab, so nobody else reaches this part.
         unsafe { *self.local() = Local { free: NO_INDEX, fresh: 0, outstanding: 0, listed: false } };
+    }
+
+    pub fn set_place(&self, place: usize) {
+        self.place_in_list.store(place, Ordering::Relaxed);
+    }
+
+    pub fn get_place(&self) -> usize {
+        self.place_in_list.load(Ordering::Relaxed)
     }
 
     #[inline]

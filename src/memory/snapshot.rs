@@ -7,7 +7,7 @@ use super::arena::Arena;
 use super::core::Core;
 use super::direct::Kind;
 use super::ladder::LADDER;
-use super::leak::{describe_stack, LeakSite};
+use super::leak::LeakSite;
 use super::size_class::{class_bytes, LARGE};
 use super::statistics::UsageStatistics;
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ pub fn write(core: &Core, device: &str, out: &mut dyn Write) -> Result<()> {
     list(out, &core.tracker.sites(now), |out, site: &LeakSite| {
         let (bytes, blocks, age) = (site.bytes, site.blocks, site.age_nanoseconds);
         write!(out, "{{\"bytes\": {bytes}, \"blocks\": {blocks}, \"oldest_nanoseconds\": {age}, \"frames\": ")?;
-        list(out, describe_stack(&site.frames), |out, frame| write!(out, "{}", quoted(&frame)))?;
+        list(out, site.lines(), |out, frame| write!(out, "{}", quoted(&frame)))?;
         write!(out, "}}")
     })?;
     trace(core, out)?;

@@ -58,7 +58,8 @@ pub fn with_cache<R>(
         .flatten()
 }
 
-/// The thread's claim on a cache of the arena, if it has one, for callers that look it up by other means from now on.
+/// The thread's claim on a cache of the arena, for callers that look it up by other means from now on. `None`: the
+/// thread is ending, or has no cache of it yet.
 pub fn claim_of(arena: &Arena) -> Option<Claim> {
     let find = |claims: &Claims| {
         let all = claims.all.try_borrow().ok()?;

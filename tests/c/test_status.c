@@ -74,6 +74,20 @@ static void run_thread(void* (*body)(void*)) {
   CHECK_EQUAL(pthread_join(thread, NULL), 0);
 }
 
+// The chain ends with what failed first: here the error without the call's name, then nothing.
+static void test_causes(void) {
+  char whole[256], cause[256];
+  CHECK_FAILS(fail(), NVB_ERROR_INVALID_ARGUMENT, "nvb_backend_get_device_info: ");
+  nvb_last_error_message(whole, sizeof whole);
+  CHECK_EQUAL(nvb_last_error_cause(0, cause, sizeof cause), strlen(whole) + 1);
+  CHECK(strcmp(whole, cause) == 0);
+  CHECK_EQUAL(nvb_last_error_cause(1, cause, sizeof cause), strlen("the backend handle is NULL") + 1);
+  CHECK(strcmp(cause, "the backend handle is NULL") == 0);
+  CHECK_EQUAL(nvb_last_error_cause(2, cause, sizeof cause), 1);
+  CHECK(cause[0] == '\0');
+  CHECK_EQUAL(nvb_last_error_cause(1, NULL, 0), strlen("the backend handle is NULL") + 1);
+}
+
 static void test_last_error(void) {
   no_error_yet(NULL);
   CHECK_FAILS(fail(), NVB_ERROR_INVALID_ARGUMENT, "nvb_backend_get_device_info", "backend", "NULL");
@@ -158,6 +172,7 @@ static void test_dlopen(void) {
 int main(void) {
   test_names_and_tree();
   test_last_error();
+  test_causes();
   nvb_error_detail detail;
   nvb_error_detail_init(&detail);
   CHECK_STRUCT(detail, get_error, NULL);

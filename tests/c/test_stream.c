@@ -32,6 +32,7 @@ static void test_work(fixture* f) {
 static void test_wrapping(fixture* f) {
   void* native = foreign_handle();
   CHECK_OK(nvb_stream_get_native(f->stream, &native));
+  CHECK_EQUAL(native == NULL, test_on_cpu());
   nvb_stream *wrapped = NULL, *legacy = NULL;
   CHECK_OK(nvb_stream_wrap(f->backend, native, &wrapped));
   CHECK_OK(nvb_stream_wrap(f->backend, NULL, &legacy));

@@ -171,6 +171,27 @@ void operations() {
   expect(other.data() != nullptr && other.size() == 16 && host.data() == nullptr, "host memory moves");
 }
 
+void configurations() {
+  nvb::configuration configuration(NVB_PRESET_LOW_LATENCY);
+  configuration.set("device", "cpu");
+  configuration.apply_json(R"({"preset": "development", "device": "cpu", "threads": 1})");
+  configuration.validate();
+  expect(configuration.json().find("\"level\": \"debug\"") != std::string::npos, "the preset is in the JSON");
+  nvb::backend backend(configuration.get());
+  expect(backend.device_info().multiprocessors == 1, "the configuration's threads are the backend's");
+  expect(backend.metrics(NVB_OPERATION_LINEAR).calls == 0, "nothing has run");
+  nvb::stream_manager manager(backend, 2);
+  nvb::stream first = manager.acquire(), second = manager.acquire();
+  manager.synchronize();
+  expect(first.get() != second.get(), "every user has a handle of their own");
+  try {
+    configuration.set("fp8", "perhaps");
+    expect(false, "a value that is not allowed is an error");
+  } catch (const nvb::error& error) {
+    expect(error.status() == NVB_ERROR_CONFIGURATION, "the status says that it is the configuration");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -180,6 +201,7 @@ int main() {
     handles();
     memory();
     operations();
+    configurations();
   } catch (const std::exception& error) {
     std::printf("FAILED  unexpected: %s\n", error.what());
     return 1;

@@ -97,7 +97,7 @@ class Timeline(unittest.TestCase):
         for text in ('Memory of a <device> & "more"', "time since the first event (ms)", "20 MiB", "60 MiB", "6", "trim"):
             self.assertIn(text, texts)
         self.assertNotIn("callbacks", texts, "a rung that nobody climbed has no row")
-        self.assertTrue(any("12.5% lost" in text for text in texts))
+        self.assertTrue(any("12.5% of what is held" in text for text in texts))
         self.assertEqual(len(picture.of("limit")), 1)
 
     def test_a_limit_far_away_does_not_press_the_rest_flat(self):

@@ -60,6 +60,9 @@ static void with_fake_driver(void) {
   expect("second calls", call_all(), 0);
   expect("an argument that is wrong", cuInit(8), 1);
   expect("a status newer than cust", cuStreamQuery(NULL), 999);
+  expect("the number behind it", nvb_driver_unnamed_status(), 721);
+  expect("a function that it has", nvb_driver_has("cuStreamQuery"), 1);
+  expect("a function that it has not", nvb_driver_has("cuCtxSynchronize"), 0);
   expect("a function that the driver lacks", cuCtxSynchronize(), 500);
   expect("cuGetErrorName, which it lacks too", cuGetErrorName(1, &text), 0);
   expect("its text is not empty", text[0] != '\0', 1);
@@ -74,6 +77,7 @@ static void with_missing_driver(void) {
   expect("cuGetErrorString", cuGetErrorString(100, &text), 0);
   expect("its text", strcmp(text, "no CUDA driver is installed"), 0);
   expect("nvb_driver_loaded", nvb_driver_loaded(), 0);
+  expect("nvb_driver_has", nvb_driver_has("cuInit"), 0);
   expect("nvb_driver_error names the file", strstr(nvb_driver_error(), "no_such_driver.so") != NULL, 1);
 }
 

@@ -2,10 +2,17 @@
 //!
 //! On the CPU every call has finished when it returns, so a stream is a name only and an event a point in time.
 
+mod event;
+pub mod manager;
+mod wait;
+
 use crate::error::Result;
-use crate::executor::Executor;
+use crate::executor::{Executor, HostCallback};
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+pub use event::Event;
 
 /// A `CUstream` or `CUevent` on CUDA; the CPU executor gives its own meaning to the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,19 +58,33 @@ fn announce_end(executor: &Arc<dyn Executor>, stream: RawHandle) {
 pub struct Stream {
     executor: Arc<dyn Executor>,
     raw: RawHandle,
-    owned: bool,
+    owner: Owner,
+}
+
+/// Whose the raw stream is.
+enum Owner {
+    This,
+    Caller,
+    /// A stream manager's; the lease tells it when this object is gone.
+    Manager {
+        _lease: manager::Lease,
+    },
 }
 
 impl Stream {
     /// `priority`: 0 is normal, negative is more urgent; clamped to what the device offers.
     pub fn new(executor: &Arc<dyn Executor>, priority: i32) -> Result<Stream> {
         let raw = executor.stream_create(priority)?;
-        Ok(Stream { executor: executor.clone(), raw, owned: true })
+        Ok(Stream { executor: executor.clone(), raw, owner: Owner::This })
     }
 
     /// A stream that the caller owns and outlives this object.
     pub fn wrap(executor: &Arc<dyn Executor>, raw: RawHandle) -> Stream {
-        Stream { executor: executor.clone(), raw, owned: false }
+        Stream { executor: executor.clone(), raw, owner: Owner::Caller }
+    }
+
+    fn leased(stream: &Stream, lease: manager::Lease) -> Stream {
+        Stream { executor: stream.executor.clone(), raw: stream.raw, owner: Owner::Manager { _lease: lease } }
     }
 
     pub fn raw(&self) -> RawHandle {
@@ -78,60 +99,37 @@ impl Stream {
         self.executor.stream_synchronize(self.raw)
     }
 
+    /// As `synchronize`, for at most `timeout`; false if the time is over. The work itself goes on.
+    pub fn synchronize_for(&self, timeout: Duration) -> Result<bool> {
+        wait::until(|| self.query(), timeout)
+    }
+
+    /// Calls back once the work queued so far has finished; at once on the CPU.
+    ///
+    /// # Safety
+    /// `callback` may be called with `user_data` from any thread until it has run.
+    pub unsafe fn add_callback(&self, callback: HostCallback, user_data: *mut c_void) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.stream_callback(self.raw, callback, user_data) }
+    }
+
     /// Whether all work queued so far has finished.
     pub fn query(&self) -> Result<bool> {
         self.executor.stream_query(self.raw)
     }
 
     pub fn wait(&self, event: &Event) -> Result<()> {
-        self.executor.stream_wait_event(self.raw, event.raw)
+        self.executor.stream_wait_event(self.raw, event.raw())
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         announce_end(&self.executor, self.raw);
-        if self.owned {
-            self.executor.stream_destroy(self.raw);
-        } else {
-            self.executor.stream_release(self.raw);
+        match self.owner {
+            Owner::This => self.executor.stream_destroy(self.raw),
+            Owner::Caller => self.executor.stream_release(self.raw),
+            Owner::Manager { .. } => {}
         }
-    }
-}
-
-pub struct Event {
-    executor: Arc<dyn Executor>,
-    raw: RawHandle,
-}
-
-impl Event {
-    pub fn new(executor: &Arc<dyn Executor>) -> Result<Event> {
-        Ok(Event { executor: executor.clone(), raw: executor.event_create()? })
-    }
-
-    pub fn executor(&self) -> &Arc<dyn Executor> {
-        &self.executor
-    }
-
-    pub fn record(&self, stream: &Stream) -> Result<()> {
-        self.executor.event_record(self.raw, stream.raw)
-    }
-
-    pub fn query(&self) -> Result<bool> {
-        self.executor.event_query(self.raw)
-    }
-
-    pub fn synchronize(&self) -> Result<()> {
-        self.executor.event_synchronize(self.raw)
-    }
-
-    pub fn milliseconds_since(&self, start: &Event) -> Result<f32> {
-        self.executor.event_elapsed(start.raw, self.raw)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        self.executor.event_destroy(self.raw);
     }
 }

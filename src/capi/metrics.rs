@@ -1,0 +1,125 @@
+//! Profiling on demand.
+
+use super::backend::{nvb_backend, BACKENDS};
+use super::guard::guard;
+use super::status::nvb_status;
+use super::structs::{fixed_text, versioned, write};
+use crate::error::Error;
+use crate::operation::OperationKind;
+use std::ffi::c_char;
+
+/// `operation`: what `nvb_embedding` queues, and so on.
+pub const NVB_OPERATION_EMBEDDING: u32 = 0;
+pub const NVB_OPERATION_RMS_NORM: u32 = 1;
+pub const NVB_OPERATION_LINEAR: u32 = 2;
+pub const NVB_OPERATION_GATED_ACTIVATION: u32 = 3;
+/// Of `nvb_rope` and `nvb_kv_cache_append`.
+pub const NVB_OPERATION_ROPE: u32 = 4;
+pub const NVB_OPERATION_ATTENTION_PREFILL: u32 = 5;
+pub const NVB_OPERATION_ATTENTION_DECODE: u32 = 6;
+pub const NVB_OPERATION_SOFTMAX: u32 = 7;
+/// Of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
+pub const NVB_OPERATION_ELEMENTWISE: u32 = 8;
+pub const NVB_OPERATION_ARGMAX: u32 = 9;
+pub const NVB_OPERATION_SAMPLE: u32 = 10;
+/// The operations of this header; a later library may have more.
+pub const NVB_OPERATION_COUNT: u32 = 11;
+
+/// What one operation did since profiling was switched on or reset.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_operation_metrics {
+    pub struct_size: usize,
+    /// Calls that were queued without an error.
+    pub calls: u64,
+    /// Those among them that have finished and are in the figures below.
+    pub timed_calls: u64,
+    /// Seconds between the start and the end of the calls on their streams, summed; on a GPU with the gap before each
+    /// kernel, which is what counts for calls of a few microseconds.
+    pub seconds: f64,
+    /// The shortest and the longest call.
+    pub shortest_seconds: f64,
+    pub longest_seconds: f64,
+    /// Arithmetic operations that the formula asks for; attention counts the pairs that the mask keeps.
+    pub operations: f64,
+    /// Bytes that must be read and written at least.
+    pub bytes: f64,
+    /// bytes / seconds; 0 without a timed call. Beside `nvb_device_info.peak_bandwidth` it is the share achieved.
+    pub bytes_per_second: f64,
+    /// operations / seconds; 0 likewise.
+    pub operations_per_second: f64,
+    /// Such as "linear".
+    pub name: [c_char; 32],
+}
+versioned!(nvb_operation_metrics);
+
+/// Switches profiling on (1) or off (0, as a backend starts). While it is on, each operation costs two event records, and
+/// streams under capture are left alone: their calls are not counted.
+/// Ranges of NVTX are independent of it: they are there whenever a profiler is attached.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_backend_set_profiling(backend: *const nvb_backend, enabled: u32) -> nvb_status {
+    guard!(nvb_backend_set_profiling, {
+        let object = BACKENDS.get(backend)?;
+        if enabled > 1 {
+            return Err(Error::invalid(format!("enabled is {enabled}; 0 or 1 is needed")));
+        }
+        object.backend.metrics().set_enabled(enabled == 1);
+        Ok(())
+    })
+}
+
+/// Writes the figures of `operation` (`NVB_OPERATION_…`); set `metrics->struct_size` first. Does not wait: work that has
+/// not finished is in `calls` and not yet in `timed_calls`.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (an operation that this library does not know).
+#[no_mangle]
+pub unsafe extern "C" fn nvb_backend_get_metrics(
+    backend: *const nvb_backend,
+    operation: u32,
+    metrics: *mut nvb_operation_metrics,
+) -> nvb_status {
+    guard!(nvb_backend_get_metrics, {
+        let object = BACKENDS.get(backend)?;
+        let kind = OperationKind::from_code(operation).ok_or_else(|| {
+            let last = OperationKind::ALL.len() - 1;
+            Error::invalid(format!("operation is {operation}; NVB_OPERATION_… (0 to {last}) is needed"))
+        })?;
+        let found = object.backend.metrics().get(kind);
+        let value = nvb_operation_metrics {
+            struct_size: 0,
+            calls: found.calls,
+            timed_calls: found.timed,
+            seconds: found.seconds,
+            shortest_seconds: found.shortest,
+            longest_seconds: found.longest,
+            operations: found.operations,
+            bytes: found.bytes,
+            bytes_per_second: found.bandwidth(),
+            operations_per_second: found.throughput(),
+            name: fixed_text(kind.name()),
+        };
+        // SAFETY: the header asks for a struct with its size set.
+        unsafe { write(metrics, &value) }
+    })
+}
+
+/// Sets all figures to 0; work that is still running will not be counted.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_backend_reset_metrics(backend: *const nvb_backend) -> nvb_status {
+    guard!(nvb_backend_reset_metrics, {
+        BACKENDS.get(backend)?.backend.metrics().reset();
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_agree_with_the_kinds() {
+        assert_eq!(NVB_OPERATION_COUNT as usize, OperationKind::ALL.len());
+        assert_eq!(NVB_OPERATION_ROPE, OperationKind::Rope as u32);
+        assert_eq!(NVB_OPERATION_ATTENTION_DECODE, OperationKind::AttentionDecode as u32);
+        assert_eq!(NVB_OPERATION_SAMPLE, OperationKind::Sample as u32);
+    }
+}

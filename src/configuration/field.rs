@@ -1,0 +1,220 @@
+//! Every field of a configuration by its path: how to read and write it, and what it may be.
+
+use super::{AttentionKernels, Configuration, LogLevel, Precision, Requirement};
+use crate::backend::parse_device;
+use crate::error::{Error, Result, Status};
+use std::fmt;
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    Text(String),
+    Integer(u64),
+    Number(f64),
+    Boolean(bool),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Text(text) => write!(formatter, "{text:?}"),
+            Value::Integer(number) => write!(formatter, "{number}"),
+            Value::Number(number) => write!(formatter, "{number}"),
+            Value::Boolean(truth) => write!(formatter, "{truth}"),
+        }
+    }
+}
+
+enum Allowed {
+    Device,
+    Choice(&'static [&'static str]),
+    /// 0, or from the first to the second.
+    Integer(u64, u64),
+    /// 0 to 1
+    Fraction,
+    Boolean,
+}
+
+pub struct Field {
+    /// "memory.limit"
+    pub path: &'static str,
+    allowed: Allowed,
+    get: fn(&Configuration) -> Value,
+    /// Called with a value that `allowed` admits.
+    set: fn(&mut Configuration, Value),
+}
+
+macro_rules! fields {
+    ($($path:literal: $allowed:expr, $variant:ident, |$get:ident| $read:expr, |$set:ident, $value:ident| $write:expr;)+) => {
+        &[$(Field {
+            path: $path,
+            allowed: $allowed,
+            get: |$get| Value::$variant($read),
+            set: |$set, value| {
+                if let Value::$variant($value) = value {
+                    $write
+                }
+            },
+        }),+]
+    };
+}
+
+const BYTES: Allowed = Allowed::Integer(0, 1 << 50);
+
+pub const FIELDS: &[Field] = fields! {
+    "device": Allowed::Device, Text, |c| c.device.clone(), |c, v| c.device = v;
+    "architecture": Allowed::Integer(70, 999), Integer, |c| c.architecture, |c, v| c.architecture = v;
+    "threads": Allowed::Integer(0, 4096), Integer, |c| c.threads, |c, v| c.threads = v;
+    "precision": Allowed::Choice(Precision::NAMES), Text, |c| c.precision.name().to_string(),
+        |c, v| c.precision = Precision::from_name(&v).unwrap_or_default();
+    "fp8": Allowed::Choice(Requirement::NAMES), Text, |c| c.fp8.name().to_string(),
+        |c, v| c.fp8 = Requirement::from_name(&v).unwrap_or_default();
+    "tensor_cores": Allowed::Choice(Requirement::NAMES), Text, |c| c.tensor_cores.name().to_string(),
+        |c, v| c.tensor_cores = Requirement::from_name(&v).unwrap_or_default();
+    "attention": Allowed::Choice(AttentionKernels::NAMES), Text, |c| c.attention.name().to_string(),
+        |c, v| c.attention = AttentionKernels::from_name(&v).unwrap_or_default();
+    "vendor_libraries": Allowed::Boolean, Boolean, |c| c.vendor_libraries, |c, v| c.vendor_libraries = v;
+    "memory.initial": BYTES, Integer, |c| c.memory.initial, |c, v| c.memory.initial = v;
+    "memory.growth": Allowed::Boolean, Boolean, |c| c.memory.growth, |c, v| c.memory.growth = v;
+    "memory.limit": BYTES, Integer, |c| c.memory.limit, |c, v| c.memory.limit = v;
+    "memory.limit_fraction": Allowed::Fraction, Number, |c| c.memory.limit_fraction, |c, v| c.memory.limit_fraction = v;
+    "memory.margin": BYTES, Integer, |c| c.memory.margin, |c, v| c.memory.margin = v;
+    "memory.unified": Allowed::Boolean, Boolean, |c| c.memory.unified, |c, v| c.memory.unified = v;
+    "timing.profiling": Allowed::Boolean, Boolean, |c| c.timing.profiling, |c, v| c.timing.profiling = v;
+    "logging.level": Allowed::Choice(LogLevel::NAMES), Text, |c| c.logging.level.name().to_string(),
+        |c, v| c.logging.level = LogLevel::from_name(&v).unwrap_or_default();
+};
+
+/// The field of this path, or an error that lists those near it.
+pub fn find(path: &str) -> Result<&'static Field> {
+    if let Some(field) = FIELDS.iter().find(|field| field.path == path) {
+        return Ok(field);
+    }
+    let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
+    let siblings = FIELDS.iter().filter(|field| !parent.is_empty() && field.path.starts_with(&format!("{parent}.")));
+    let mut names: Vec<&str> = siblings.map(|field| field.path).collect();
+    if names.is_empty() {
+        names = FIELDS.iter().map(|field| field.path).collect();
+    }
+    Err(wrong(format!("{path:?} is no field of a configuration; there are {}", names.join(", "))))
+}
+
+impl Field {
+    pub fn get(&self, configuration: &Configuration) -> Value {
+        (self.get)(configuration)
+    }
+
+    /// Leaves the configuration alone if the value is not allowed.
+    pub fn set(&self, configuration: &mut Configuration, value: Value) -> Result<()> {
+        // A whole number is a number too.
+        let value = match (&self.allowed, value) {
+            (Allowed::Fraction, Value::Integer(number)) => Value::Number(number as f64),
+            (_, value) => value,
+        };
+        self.check(&value)?;
+        (self.set)(configuration, value);
+        Ok(())
+    }
+
+    /// From text, as `get` prints it; texts without quotation marks.
+    pub fn set_text(&self, configuration: &mut Configuration, text: &str) -> Result<()> {
+        let value = match self.allowed {
+            Allowed::Device | Allowed::Choice(_) => Value::Text(text.to_string()),
+            Allowed::Integer(..) => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Integer),
+            Allowed::Fraction => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Number),
+            Allowed::Boolean => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Boolean),
+        };
+        self.set(configuration, value)
+    }
+
+    /// Names the field, the value and what is allowed.
+    pub fn check(&self, value: &Value) -> Result<()> {
+        let admitted = match (&self.allowed, value) {
+            (Allowed::Device, Value::Text(text)) => parse_device(text).is_ok() && !text.is_empty(),
+            (Allowed::Choice(names), Value::Text(text)) => names.contains(&text.as_str()),
+            (Allowed::Integer(first, last), Value::Integer(number)) => *number == 0 || (first..=last).contains(&number),
+            (Allowed::Fraction, Value::Number(number)) => (0.0..=1.0).contains(number),
+            (Allowed::Boolean, Value::Boolean(_)) => true,
+            _ => false,
+        };
+        if admitted {
+            return Ok(());
+        }
+        let error = wrong(format!("{} is {value}; {} is needed", self.path, self.allowed));
+        Err(match (&self.allowed, value) {
+            (Allowed::Integer(_, last), Value::Integer(number)) => error.with_limit(*number, *last),
+            _ => error,
+        })
+    }
+}
+
+impl fmt::Display for Allowed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Allowed::Device => formatter.write_str("\"auto\", \"cpu\", \"cuda\" or \"cuda:N\""),
+            Allowed::Choice(names) => {
+                let (last, others) = names.split_last().expect("a choice has names");
+                let others: Vec<String> = others.iter().map(|name| format!("\"{name}\"")).collect();
+                write!(formatter, "{} or \"{last}\"", others.join(", "))
+            }
+            Allowed::Integer(0, last) => write!(formatter, "a whole number from 0 to {last}"),
+            Allowed::Integer(first, last) => write!(formatter, "0 or a whole number from {first} to {last}"),
+            Allowed::Fraction => formatter.write_str("a number from 0 to 1"),
+            Allowed::Boolean => formatter.write_str("true or false"),
+        }
+    }
+}
+
+pub(super) fn wrong(message: String) -> Error {
+    Error::new(Status::Configuration, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_takes_what_it_gives() {
+        let configuration = super::super::Preset::Training.configuration();
+        for field in FIELDS {
+            let mut copy = Configuration::default();
+            field.set(&mut copy, field.get(&configuration)).unwrap();
+            assert_eq!(field.get(&copy), field.get(&configuration), "{}", field.path);
+            let text = match field.get(&configuration) {
+                Value::Text(text) => text,
+                other => other.to_string(),
+            };
+            let mut copy = Configuration::default();
+            field.set_text(&mut copy, &text).unwrap();
+            assert_eq!(field.get(&copy), field.get(&configuration), "{}", field.path);
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_its_field_and_what_is_allowed() {
+        let cases = [
+            ("device", "gpu", "device is \"gpu\"; \"auto\", \"cpu\", \"cuda\" or \"cuda:N\" is needed"),
+            ("device", "", "device is \"\"; "),
+            ("architecture", "8", "architecture is 8; 0 or a whole number from 70 to 999 is needed"),
+            ("threads", "-1", "threads is \"-1\"; a whole number from 0 to 4096 is needed"),
+            ("precision", "F16", "precision is \"F16\"; \"auto\", \"f32\", \"f16\" or \"bf16\" is needed"),
+            ("memory.limit_fraction", "1.5", "memory.limit_fraction is 1.5; a number from 0 to 1 is needed"),
+            ("memory.limit_fraction", "NaN", "memory.limit_fraction is NaN; "),
+            ("memory.growth", "yes", "memory.growth is \"yes\"; true or false is needed"),
+            ("memory.limit", "99999999999999999", "memory.limit is 99999999999999999; "),
+        ];
+        for (path, text, message) in cases {
+            let mut configuration = Configuration::default();
+            let error = find(path).unwrap().set_text(&mut configuration, text).unwrap_err();
+            assert!(error.message.starts_with(message), "{error}");
+            assert_eq!(error.status, Status::Configuration);
+            assert_eq!(configuration, Configuration::default(), "a refused value changes nothing");
+        }
+    }
+
+    #[test]
+    fn an_unknown_field_is_answered_with_its_neighbours() {
+        let near = find("memory.size").err().unwrap().message;
+        assert!(near.contains("memory.initial") && !near.contains("precision"), "{near}");
+        assert!(find("memry.limit").err().unwrap().message.contains("precision"));
+    }
+}

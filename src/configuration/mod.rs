@@ -1,0 +1,337 @@
+//! What a backend is created with, as one value: presets, JSON in and out, and a check that names the field.
+//!
+//! [`field::FIELDS`] lists every field once; JSON, text and validation all go through it.
+
+pub mod field;
+pub mod json;
+pub mod preset;
+
+use crate::backend::BackendOptions;
+use crate::error::{Error, Result, Status};
+use crate::executor::DeviceKind;
+use crate::hardware::{device::Device, features::Features};
+use crate::memory::options::{Limit, Margin, MemoryOptions, Spill};
+use crate::tensor::DType;
+pub use preset::Preset;
+
+macro_rules! choice {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub enum $name {
+            $($(#[$doc])* $variant,)+
+        }
+
+        impl $name {
+            pub const NAMES: &'static [&'static str] = &[$($text),+];
+
+            pub fn name(self) -> &'static str {
+                $name::NAMES[self as usize]
+            }
+
+            pub fn from_name(name: &str) -> Option<$name> {
+                [$($name::$variant),+].into_iter().find(|choice| choice.name() == name)
+            }
+        }
+    };
+}
+
+choice! {
+    /// What the library stores where the caller leaves the dtype open: KV caches.
+    Precision {
+        /// BF16 on a GPU, F32 on the CPU.
+        #[default]
+        Auto = "auto",
+        F32 = "f32",
+        F16 = "f16",
+        Bf16 = "bf16",
+    }
+}
+
+choice! {
+    Requirement {
+        /// Used where the device has it and it helps.
+        #[default]
+        Auto = "auto",
+        /// Never used.
+        Off = "off",
+        /// No backend is created on a device without it.
+        Required = "required",
+    }
+}
+
+choice! {
+    AttentionKernels {
+        /// The fastest that the shapes allow.
+        #[default]
+        Auto = "auto",
+        /// Those without Tensor Cores: f32 products, for comparison.
+        Plain = "plain",
+    }
+}
+
+choice! {
+    LogLevel {
+        Off = "off",
+        Error = "error",
+        #[default]
+        Warning = "warning",
+        Info = "info",
+        Debug = "debug",
+        Trace = "trace",
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Configuration {
+    /// "auto", "cpu", "cuda" or "cuda:N"
+    pub device: String,
+    /// Kernels of an older architecture (80 on a 9.0 GPU); 0: the device's own.
+    pub architecture: u64,
+    /// CPU threads; 0: one a core.
+    pub threads: u64,
+    pub precision: Precision,
+    pub fp8: Requirement,
+    pub tensor_cores: Requirement,
+    pub attention: AttentionKernels,
+    /// Whether cuBLASLt may run where it is present.
+    pub vendor_libraries: bool,
+    pub memory: MemoryConfiguration,
+    pub timing: TimingConfiguration,
+    pub logging: LoggingConfiguration,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct MemoryConfiguration {
+    /// Bytes taken from the device at creation.
+    pub initial: u64,
+    /// Whether the manager takes more than `initial` when that is used up.
+    pub growth: bool,
+    /// Bytes that the manager may hold; 0: no limit of its own.
+    pub limit: u64,
+    /// The same as a part of the device's memory; 0: none. Not together with `limit`.
+    pub limit_fraction: f64,
+    /// Bytes of the device that are left to others; 0: the manager's own choice.
+    pub margin: u64,
+    /// Whether unified memory may serve what does not fit.
+    pub unified: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct TimingConfiguration {
+    /// Whether the backend starts with profiling on.
+    pub profiling: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct LoggingConfiguration {
+    pub level: LogLevel,
+}
+
+impl Default for Configuration {
+    fn default() -> Configuration {
+        Configuration {
+            device: "auto".to_string(),
+            architecture: 0,
+            threads: 0,
+            precision: Precision::default(),
+            fp8: Requirement::default(),
+            tensor_cores: Requirement::default(),
+            attention: AttentionKernels::default(),
+            vendor_libraries: true,
+            memory: MemoryConfiguration::default(),
+            timing: TimingConfiguration::default(),
+            logging: LoggingConfiguration::default(),
+        }
+    }
+}
+
+impl Default for MemoryConfiguration {
+    fn default() -> MemoryConfiguration {
+        MemoryConfiguration { initial: 0, growth: true, limit: 0, limit_fraction: 0.0, margin: 0, unified: false }
+    }
+}
+
+impl Configuration {
+    /// Each field by itself, then what does not go together.
+    pub fn validate(&self) -> Result<()> {
+        for field in field::FIELDS {
+            field.check(&field.get(self))?;
+        }
+        let memory = &self.memory;
+        if memory.limit != 0 && memory.limit_fraction != 0.0 {
+            return Err(conflict(
+                format!("memory.limit is {} and memory.limit_fraction {}", memory.limit, memory.limit_fraction),
+                "one of them must be 0",
+            ));
+        }
+        if memory.limit != 0 && memory.initial > memory.limit {
+            return Err(conflict(
+                format!("memory.initial is {} and memory.limit {}", memory.initial, memory.limit),
+                "initial may be as large as the limit at most",
+            )
+            .with_limit(memory.initial, memory.limit));
+        }
+        if !memory.growth && memory.initial == 0 {
+            return Err(conflict(
+                "memory.growth is false and memory.initial 0".to_string(),
+                "without growth, initial is all the memory there is",
+            ));
+        }
+        if self.tensor_cores == Requirement::Off && self.fp8 == Requirement::Required {
+            return Err(conflict(
+                "tensor_cores is \"off\" and fp8 \"required\"".to_string(),
+                "FP8 products run on Tensor Cores",
+            ));
+        }
+        let below = |least: u64| self.architecture != 0 && self.architecture < least;
+        if self.fp8 == Requirement::Required && below(89) {
+            return Err(conflict(
+                format!("fp8 is \"required\" and architecture {}", self.architecture),
+                "FP8 needs 89 or more",
+            ));
+        }
+        if self.tensor_cores == Requirement::Off && self.architecture > PLAIN_ARCHITECTURE {
+            return Err(conflict(
+                format!("tensor_cores is \"off\" and architecture {}", self.architecture),
+                "without Tensor Cores the kernels of 75 run",
+            ));
+        }
+        Ok(())
+    }
+
+    /// What the executor is created with.
+    pub fn backend_options(&self) -> BackendOptions {
+        BackendOptions {
+            device: self.device.clone(),
+            threads: self.threads as usize,
+            force_architecture: self.architecture as i32,
+            own_kernels_only: !self.vendor_libraries || self.tensor_cores == Requirement::Off,
+            tensor_cores_off: self.tensor_cores == Requirement::Off,
+            plain_attention: self.attention == AttentionKernels::Plain,
+            ..BackendOptions::default()
+        }
+    }
+
+    /// Whether the chosen device has what is required.
+    pub fn check_device(&self, device: &Device) -> Result<()> {
+        let lacks = |requirement: Requirement, feature: Features| {
+            requirement == Requirement::Required && !device.features.has(feature)
+        };
+        let refuse = |field: &str, feature: &str, status: Status| {
+            Err(Error::new(
+                status,
+                format!("{field} is \"required\"; {} ({}) has no {feature}", device.selector(), device.name),
+            )
+            .with_advice("choose another device, or set it to \"auto\""))
+        };
+        if lacks(self.fp8, Features::FP8) {
+            return refuse("fp8", "FP8 products", Status::Fp8);
+        }
+        if lacks(self.tensor_cores, Features::TENSOR_CORES) {
+            return refuse("tensor_cores", "Tensor Cores", Status::Unsupported);
+        }
+        Ok(())
+    }
+
+    /// What is stored where the caller leaves the dtype open.
+    pub fn default_dtype(&self, kind: DeviceKind) -> DType {
+        match (self.precision, kind) {
+            (Precision::Auto, DeviceKind::Cpu) | (Precision::F32, _) => DType::F32,
+            (Precision::Auto, DeviceKind::Cuda) | (Precision::Bf16, _) => DType::Bf16,
+            (Precision::F16, _) => DType::F16,
+        }
+    }
+}
+
+impl MemoryConfiguration {
+    /// As the memory manager takes them.
+    pub fn options(&self) -> MemoryOptions {
+        let limit = match (self.growth, self.limit, self.limit_fraction) {
+            (false, ..) => Limit::Bytes(self.initial),
+            (true, 0, 0.0) => Limit::None,
+            (true, 0, part) => Limit::OfTotal(part),
+            (true, bytes, _) => Limit::Bytes(bytes),
+        };
+        MemoryOptions {
+            limit,
+            margin: if self.margin == 0 { Margin::Default } else { Margin::Bytes(self.margin) },
+            initial_bytes: self.initial,
+            spill: if self.unified { Spill::Managed } else { Spill::Never },
+            ..MemoryOptions::default()
+        }
+    }
+}
+
+/// The newest architecture whose kernels use no Tensor Cores.
+const PLAIN_ARCHITECTURE: u64 = 75;
+
+fn conflict(what: String, why: &str) -> Error {
+    Error::new(Status::Configuration, format!("{what}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::device::Kind;
+
+    fn refused(change: impl FnOnce(&mut Configuration)) -> String {
+        let mut configuration = Configuration::default();
+        change(&mut configuration);
+        let error = configuration.validate().unwrap_err();
+        assert_eq!(error.status, Status::Configuration);
+        error.message
+    }
+
+    #[test]
+    fn what_does_not_go_together_names_both_fields() {
+        let text = refused(|c| (c.memory.limit, c.memory.limit_fraction) = (1 << 30, 0.5));
+        assert!(text.contains("memory.limit is 1073741824") && text.contains("limit_fraction 0.5"), "{text}");
+        assert!(refused(|c| (c.memory.initial, c.memory.limit) = (2, 1)).contains("memory.initial is 2"));
+        assert!(refused(|c| c.memory.growth = false).contains("memory.growth is false"));
+        let both = |c: &mut Configuration| (c.tensor_cores, c.fp8) = (Requirement::Off, Requirement::Required);
+        assert!(refused(both).contains("tensor_cores"));
+        assert!(refused(|c| (c.fp8, c.architecture) = (Requirement::Required, 80)).contains("architecture 80"));
+        assert!(refused(|c| (c.tensor_cores, c.architecture) = (Requirement::Off, 90)).contains("architecture 90"));
+        assert!(refused(|c| c.device = "gpu".into()).contains("\"gpu\""));
+    }
+
+    #[test]
+    fn requirements_are_held_against_the_device() {
+        let mut turing = Device { name: "T4".into(), ..Device::new(Kind::Cuda, 1) };
+        turing.features = Features::of_capability(75);
+        let mut configuration = Configuration { fp8: Requirement::Required, ..Configuration::default() };
+        let error = configuration.check_device(&turing).unwrap_err();
+        assert_eq!(error.status, Status::Fp8);
+        assert!(error.message.contains("cuda:1 (T4)"), "{error}");
+        configuration.fp8 = Requirement::Auto;
+        configuration.tensor_cores = Requirement::Required;
+        configuration.check_device(&turing).unwrap();
+        let cpu = Device::new(Kind::Cpu, 0);
+        assert_eq!(configuration.check_device(&cpu).unwrap_err().status, Status::Unsupported);
+    }
+
+    #[test]
+    fn limits_are_bytes_a_part_or_what_was_taken_first() {
+        let mut memory = MemoryConfiguration::default();
+        assert_eq!(memory.options(), MemoryOptions::default());
+        memory.limit_fraction = 0.5;
+        assert_eq!(memory.options().limit, Limit::OfTotal(0.5));
+        (memory.limit, memory.initial) = (700, 300);
+        assert_eq!((memory.options().limit, memory.options().initial_bytes), (Limit::Bytes(700), 300));
+        (memory.growth, memory.margin, memory.unified) = (false, 5, true);
+        let options = memory.options();
+        assert_eq!((options.limit, options.margin), (Limit::Bytes(300), Margin::Bytes(5)));
+        assert_eq!(options.spill, Spill::Managed);
+    }
+
+    #[test]
+    fn open_dtypes_follow_the_precision() {
+        let of = |precision, kind| Configuration { precision, ..Configuration::default() }.default_dtype(kind);
+        assert_eq!(of(Precision::Auto, DeviceKind::Cpu), DType::F32);
+        assert_eq!(of(Precision::Auto, DeviceKind::Cuda), DType::Bf16);
+        assert_eq!(of(Precision::F16, DeviceKind::Cuda), DType::F16);
+        assert_eq!(of(Precision::F32, DeviceKind::Cuda), DType::F32);
+        assert_eq!(of(Precision::Bf16, DeviceKind::Cpu), DType::Bf16);
+    }
+}

@@ -1,0 +1,142 @@
+//! What this machine has: devices, their usage, the software around them, and which device suits a workload.
+//!
+//! Detection runs once a process and part by part, so that asking for the CPU does not load a GPU driver. Everything
+//! that reads /sys, /proc or /dev does so through [`system::System`].
+
+pub mod cpu;
+pub mod device;
+pub mod diagnosis;
+pub mod environment;
+pub mod features;
+#[cfg(test)]
+mod fixture;
+#[cfg(feature = "cuda")]
+mod gpu;
+pub mod instruction_sets;
+pub mod library;
+#[cfg(feature = "cuda")]
+mod nvml;
+pub mod peer;
+pub mod recommend;
+pub mod system;
+pub mod tpu;
+pub mod usage;
+
+use crate::error::{Error, Result};
+use crate::executor::{DeviceInfo, DeviceKind};
+use cpu::CpuProfile;
+use device::{Device, Kind};
+use environment::Environment;
+use instruction_sets::InstructionSets;
+use std::sync::OnceLock;
+use system::System;
+use tpu::Tpus;
+
+/// The host's processor.
+pub fn cpu() -> &'static CpuProfile {
+    static CPU: OnceLock<CpuProfile> = OnceLock::new();
+    CPU.get_or_init(|| {
+        let mut profile = CpuProfile::detect(&System::live());
+        profile.instruction_sets = profile.instruction_sets.union(InstructionSets::of_this_cpu());
+        profile
+    })
+}
+
+/// The TPUs, found without asking anything but the file system and the environment.
+pub fn tpus() -> &'static Tpus {
+    static TPUS: OnceLock<Tpus> = OnceLock::new();
+    TPUS.get_or_init(|| Tpus::detect(&System::live(), |name| std::env::var(name).ok()))
+}
+
+/// Every device: GPUs by ordinal, then TPUs, then the CPU. Loads the CUDA driver. A list without the GPUs of a driver
+/// that may yet answer is not the last word.
+pub fn devices() -> &'static [Device] {
+    static WITH_GPUS: OnceLock<Vec<Device>> = OnceLock::new();
+    static WITHOUT_GPUS: OnceLock<Vec<Device>> = OnceLock::new();
+    if let Some(devices) = WITH_GPUS.get() {
+        return devices;
+    }
+    match gpus() {
+        Ok(gpus) => WITH_GPUS.get_or_init(|| all_devices(gpus)),
+        Err(_) => WITHOUT_GPUS.get_or_init(|| all_devices(&[])),
+    }
+}
+
+fn all_devices(gpus: &[Device]) -> Vec<Device> {
+    let mut devices = gpus.to_vec();
+    devices.extend((0..tpus().chips.len()).map(|chip| Device::of_tpu(tpus(), chip)));
+    devices.push(cpu_device().clone());
+    devices
+}
+
+/// The GPUs, or why there is none to describe. No context is created; a description is made once, a failure is not kept.
+pub fn gpus() -> Result<&'static [Device]> {
+    static GPUS: OnceLock<Vec<Device>> = OnceLock::new();
+    if let Some(gpus) = GPUS.get() {
+        return Ok(gpus);
+    }
+    let gpus = describe(&crate::backend::cuda_devices()?)?;
+    Ok(GPUS.get_or_init(|| gpus))
+}
+
+#[cfg(feature = "cuda")]
+fn describe(listed: &[DeviceInfo]) -> Result<Vec<Device>> {
+    let system = System::live();
+    listed.iter().map(|info| gpu::describe(info, &system)).collect()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn describe(_listed: &[DeviceInfo]) -> Result<Vec<Device>> {
+    Ok(Vec::new())
+}
+
+/// A backend's device: what its executor works with (a forced architecture, its threads), and the rest as detected.
+pub fn device_of(info: &DeviceInfo) -> Result<Device> {
+    let detected = match info.kind {
+        DeviceKind::Cpu => Some(cpu_device()),
+        DeviceKind::Cuda => gpus()?.iter().find(|gpu| gpu.ordinal == info.ordinal),
+    };
+    let kind = if info.kind == DeviceKind::Cpu { Kind::Cpu } else { Kind::Cuda };
+    Ok(Device {
+        name: info.name.clone(),
+        compute_capability: info.compute_capability,
+        multiprocessors: info.multiprocessors,
+        total_memory: info.total_memory,
+        l2_bytes: info.l2_bytes,
+        driver_version: info.driver_version,
+        ..detected.cloned().unwrap_or_else(|| Device::new(kind, info.ordinal))
+    })
+}
+
+fn cpu_device() -> &'static Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    DEVICE.get_or_init(|| Device::of_cpu(cpu()))
+}
+
+/// Place `index` in [`devices`].
+pub fn device_at(index: u32) -> Result<&'static Device> {
+    let devices = devices();
+    devices.get(index as usize).ok_or_else(|| {
+        Error::invalid(format!("device index {index}; this machine has {} devices", devices.len()))
+            .with_limit(index.into(), devices.len() as u64)
+    })
+}
+
+/// The software around the devices.
+pub fn environment() -> &'static Environment {
+    static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
+    ENVIRONMENT.get_or_init(|| Environment::detect(&System::live(), tpus()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_is_the_last_device() {
+        let cpu = devices().last().unwrap();
+        assert_eq!((cpu.kind, cpu.selector().as_str()), (Kind::Cpu, "cpu"));
+        assert!(device_at(u32::MAX).unwrap_err().message.contains("4294967295"));
+        assert_eq!(cpu.obstacle, "");
+    }
+}

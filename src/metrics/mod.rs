@@ -1,0 +1,243 @@
+//! Profiling on demand: how often each operation ran, for how long, and what it moved and computed meanwhile.
+//!
+//! Off, a call costs one relaxed load. On, an event is recorded before and after the operation on its stream, and read
+//! when it has finished, so measuring never waits; a stretch between two events on a GPU holds the launch gap too. Calls
+//! on a stream under capture do not run and are not counted.
+
+pub mod nvtx;
+
+use crate::error::Result;
+use crate::operation::{Operation, OperationKind};
+use crate::ops::Cost;
+use crate::stream::{Event, Stream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const KINDS: usize = OperationKind::ALL.len();
+/// Stretches whose end is awaited; further calls are counted without their time.
+const MAX_PENDING: usize = 4096;
+/// How many new stretches there are between two looks at which have finished.
+const COLLECT_EVERY: usize = 128;
+
+/// Sums of one operation since the metrics were switched on or reset.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct OperationMetrics {
+    /// Calls that were queued without an error.
+    pub calls: u64,
+    /// Calls whose time is in the figures below.
+    pub timed: u64,
+    pub seconds: f64,
+    pub shortest: f64,
+    pub longest: f64,
+    /// Arithmetic operations of the timed calls, by `cost()`.
+    pub operations: f64,
+    /// Bytes that the timed calls have to move, by `cost()`.
+    pub bytes: f64,
+}
+
+impl OperationMetrics {
+    /// Bytes per second; 0 without a timed call.
+    pub fn bandwidth(&self) -> f64 {
+        rate(self.bytes, self.seconds)
+    }
+
+    /// Operations per second; 0 likewise.
+    pub fn throughput(&self) -> f64 {
+        rate(self.operations, self.seconds)
+    }
+
+    fn add(&mut self, cost: Cost, seconds: f64) {
+        self.shortest = if self.timed == 0 { seconds } else { self.shortest.min(seconds) };
+        self.longest = self.longest.max(seconds);
+        self.timed += 1;
+        self.seconds += seconds;
+        self.operations += cost.operations;
+        self.bytes += cost.bytes;
+    }
+}
+
+fn rate(amount: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        amount / seconds
+    } else {
+        0.0
+    }
+}
+
+#[derive(Default)]
+pub struct Metrics {
+    enabled: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    sums: [OperationMetrics; KINDS],
+    pending: Vec<Stretch>,
+    /// Pairs of events for the next stretches.
+    spare: Vec<(Event, Event)>,
+    /// Stretches begun since the last look at the pending ones.
+    begun: usize,
+    /// Grows with every reset: a stretch of an earlier one is not counted.
+    generation: u64,
+}
+
+struct Stretch {
+    kind: OperationKind,
+    cost: Cost,
+    events: (Event, Event),
+    generation: u64,
+}
+
+impl Metrics {
+    pub fn set_enabled(&self, enabled: bool) {
+        self.enabled.store(enabled, Ordering::Relaxed);
+    }
+
+    pub fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Relaxed)
+    }
+
+    /// Forgets all figures, also those of work still running.
+    pub fn reset(&self) {
+        let mut state = self.state();
+        state.sums = Default::default();
+        state.generation += 1;
+    }
+
+    /// Figures of the work that has finished by now. Does not wait; readable after a sticky error too.
+    pub fn get(&self, kind: OperationKind) -> OperationMetrics {
+        let mut state = self.state();
+        if let Err(error) = state.collect() {
+            log::debug!(target: "nvbackend::metrics", "the last stretches have no time: {error}");
+        }
+        state.sums[kind as usize]
+    }
+
+    /// Queues `op` and, when switched on, measures it.
+    pub fn queue<O: Operation>(&self, op: &O, stream: &Stream) -> Result<()> {
+        let run = || op.queue(&**stream.executor(), stream.raw());
+        if !self.is_enabled() || stream.executor().stream_is_capturing(stream.raw())? {
+            return run();
+        }
+        let Some(events) = self.begin(stream)? else {
+            run()?;
+            self.state().sums[O::KIND as usize].calls += 1;
+            return Ok(());
+        };
+        let outcome = events.0.record(stream).and_then(|()| run()).and_then(|()| events.1.record(stream));
+        let mut state = self.state();
+        if let Err(error) = outcome {
+            state.spare.push(events);
+            return Err(error);
+        }
+        let generation = state.generation;
+        state.sums[O::KIND as usize].calls += 1;
+        state.pending.push(Stretch { kind: O::KIND, cost: op.cost(), events, generation });
+        Ok(())
+    }
+
+    /// A pair of events for one stretch; `None` when too many are pending.
+    fn begin(&self, stream: &Stream) -> Result<Option<(Event, Event)>> {
+        let mut state = self.state();
+        state.begun += 1;
+        if state.begun >= COLLECT_EVERY || state.pending.len() >= MAX_PENDING {
+            state.begun = 0;
+            state.collect()?;
+        }
+        if state.pending.len() >= MAX_PENDING {
+            return Ok(None);
+        }
+        let spare = state.spare.pop();
+        drop(state);
+        match spare {
+            Some(events) => Ok(Some(events)),
+            None => Ok(Some((Event::new(stream.executor())?, Event::new(stream.executor())?))),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Adds up the stretches that have finished, in whatever order their streams finish. What cannot be asked for now
+    /// stays for the next time.
+    fn collect(&mut self) -> Result<()> {
+        let mut place = 0;
+        while place < self.pending.len() {
+            let (start, end) = &self.pending[place].events;
+            if !end.query()? {
+                place += 1;
+                continue;
+            }
+            let milliseconds = end.milliseconds_since(start)?;
+            let stretch = self.pending.swap_remove(place);
+            if stretch.generation == self.generation {
+                self.sums[stretch.kind as usize].add(stretch.cost, f64::from(milliseconds) / 1e3);
+            }
+            self.spare.push(stretch.events);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+    use crate::cpu::CpuExecutor;
+    use crate::ops::softmax::Softmax;
+    use crate::tensor::{DType, Tensor};
+    use std::sync::Arc;
+
+    fn backend() -> Backend {
+        Backend::with_executor(Arc::new(CpuExecutor::new(1).unwrap()), 0).unwrap()
+    }
+
+    fn softmax(values: &mut [f32]) -> Softmax {
+        let tensor = Tensor::new(values.as_mut_ptr().cast(), DType::F32, &[4, 16]);
+        Softmax::new(tensor, tensor, 1.0).unwrap()
+    }
+
+    #[test]
+    fn calls_are_counted_only_while_switched_on() {
+        let backend = backend();
+        let mut values = [1.0f32; 64];
+        let op = softmax(&mut values);
+        backend.queue(&op, backend.default_stream()).unwrap();
+        assert_eq!(backend.metrics().get(OperationKind::Softmax), OperationMetrics::default());
+        backend.metrics().set_enabled(true);
+        for _ in 0..300 {
+            backend.queue(&op, backend.default_stream()).unwrap();
+        }
+        let metrics = backend.metrics().get(OperationKind::Softmax);
+        assert_eq!((metrics.calls, metrics.timed), (300, 300));
+        assert_eq!(metrics.bytes, 300.0 * op.cost().bytes);
+        assert!(metrics.seconds > 0.0 && metrics.shortest <= metrics.longest);
+        assert!((metrics.bandwidth() * metrics.seconds / metrics.bytes - 1.0).abs() < 1e-9);
+        assert_eq!(backend.metrics().get(OperationKind::Linear), OperationMetrics::default());
+        backend.metrics().reset();
+        let metrics = backend.metrics().get(OperationKind::Softmax);
+        assert_eq!((metrics, metrics.bandwidth(), metrics.throughput()), (OperationMetrics::default(), 0.0, 0.0));
+    }
+
+    #[test]
+    fn threads_measure_at_once() {
+        let backend = backend();
+        backend.metrics().set_enabled(true);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut values = [1.0f32; 64];
+                    let op = softmax(&mut values);
+                    for _ in 0..100 {
+                        backend.queue(&op, backend.default_stream()).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(backend.metrics().get(OperationKind::Softmax).timed, 400);
+    }
+}

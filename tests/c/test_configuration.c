@@ -1,0 +1,123 @@
+// Configurations: presets, fields as text, JSON in and out, and backends made from them.
+#include "check.h"
+
+static nvb_configuration* create(uint32_t preset) {
+  nvb_configuration* configuration = NULL;
+  CHECK_OK(nvb_configuration_create(preset, &configuration));
+  return configuration;
+}
+
+static const char* field(const nvb_configuration* configuration, const char* name) {
+  static char text[256];
+  size_t needed = 0;
+  CHECK_OK(nvb_configuration_get(configuration, name, text, sizeof text, &needed));
+  CHECK_EQUAL(needed, strlen(text) + 1);
+  return text;
+}
+
+static void test_fields(void) {
+  nvb_configuration* c = create(NVB_PRESET_INFERENCE);
+  CHECK(strcmp(field(c, "device"), "auto") == 0 && strcmp(field(c, "memory.growth"), "true") == 0);
+  CHECK_OK(nvb_configuration_set(c, "memory.limit", "1073741824"));
+  CHECK_OK(nvb_configuration_set(c, "precision", "bf16"));
+  CHECK(strcmp(field(c, "memory.limit"), "1073741824") == 0 && strcmp(field(c, "precision"), "bf16") == 0);
+  CHECK_FAILS(nvb_configuration_set(c, "precision", "fp64"), NVB_ERROR_CONFIGURATION, "precision is \"fp64\"",
+              "\"auto\", \"f32\", \"f16\" or \"bf16\"");
+  CHECK_FAILS(nvb_configuration_set(c, "memory.limit_fraction", "2"), NVB_ERROR_CONFIGURATION, "is 2", "from 0 to 1");
+  CHECK_FAILS(nvb_configuration_set(c, "speed", "11"), NVB_ERROR_CONFIGURATION, "\"speed\"", "precision");
+  CHECK_FAILS(nvb_configuration_set(c, NULL, NULL), NVB_ERROR_CONFIGURATION, "\"\"");
+  CHECK(strcmp(field(c, "precision"), "bf16") == 0);
+  CHECK_OK(nvb_configuration_validate(c));
+  CHECK_OK(nvb_configuration_set(c, "memory.limit_fraction", "0.5"));
+  CHECK_FAILS(nvb_configuration_validate(c), NVB_ERROR_CONFIGURATION, "memory.limit is 1073741824", "0.5");
+  char small[4] = "";
+  size_t needed = 0;
+  CHECK_OK(nvb_configuration_get(c, "precision", small, 3, &needed));
+  CHECK(strcmp(small, "bf") == 0 && needed == 5);
+  CHECK_OK(nvb_configuration_get(c, "precision", NULL, 0, NULL));
+  CHECK_FAILS(nvb_configuration_get(NULL, "precision", NULL, 0, NULL), NVB_ERROR_INVALID_ARGUMENT, "configuration");
+  CHECK_OK(nvb_configuration_destroy(c));
+  CHECK_FAILS(nvb_configuration_validate(c), NVB_ERROR_INVALID_ARGUMENT, "configuration", "destroyed");
+  CHECK_OK(nvb_configuration_destroy(NULL));
+}
+
+static void test_json(void) {
+  for (uint32_t preset = NVB_PRESET_INFERENCE; preset <= NVB_PRESET_DEVELOPMENT; ++preset) {
+    nvb_configuration *c = create(preset), *copy = create(NVB_PRESET_INFERENCE);
+    char json[2048], again[2048];
+    size_t needed = 0;
+    CHECK_OK(nvb_configuration_get_json(c, json, sizeof json, &needed));
+    CHECK_EQUAL(needed, strlen(json) + 1);
+    CHECK_OK(nvb_configuration_apply_json(copy, json));
+    CHECK_OK(nvb_configuration_get_json(copy, again, sizeof again, NULL));
+    CHECK(strcmp(json, again) == 0);
+    CHECK_OK(nvb_configuration_destroy(c));
+    CHECK_OK(nvb_configuration_destroy(copy));
+  }
+  nvb_configuration* c = create(NVB_PRESET_INFERENCE);
+  CHECK_OK(nvb_configuration_apply_json(c, "{\"preset\": \"development\", \"memory\": {\"margin\": 7}}"));
+  CHECK(strcmp(field(c, "logging.level"), "debug") == 0 && strcmp(field(c, "memory.margin"), "7") == 0);
+  CHECK_FAILS(nvb_configuration_apply_json(c, "{\"threads\": true}"), NVB_ERROR_CONFIGURATION, "threads is true");
+  CHECK_FAILS(nvb_configuration_apply_json(c, "{"), NVB_ERROR_CONFIGURATION, "line 1");
+  CHECK_FAILS(nvb_configuration_apply_json(c, NULL), NVB_ERROR_CONFIGURATION, "line 1");
+  CHECK_FAILS(nvb_configuration_create(5, &c), NVB_ERROR_INVALID_ARGUMENT, "preset is 5", "0 to 4");
+  CHECK_FAILS(nvb_configuration_create(0, NULL), NVB_ERROR_INVALID_ARGUMENT, "configuration", "NULL");
+  CHECK_OK(nvb_configuration_destroy(c));
+}
+
+static void count_records(uint32_t level, const char* target, const char* message, size_t length, void* user_data) {
+  (void)target;
+  CHECK(level <= NVB_LOG_INFO && strlen(message) == length);
+  if (strstr(message, "backend on ") != NULL) ++*(int*)user_data;
+}
+
+static void test_backend(void) {
+  nvb_configuration* c = create(NVB_PRESET_INFERENCE);
+  nvb_backend* backend = foreign_handle();
+  int lines = 0;
+  CHECK_OK(nvb_configuration_set(c, "device", test_device()));
+  CHECK_OK(nvb_configuration_set(c, "threads", "2"));
+  CHECK_OK(nvb_configuration_set(c, "precision", "f16"));
+  CHECK_OK(nvb_configuration_set(c, "logging.level", "info"));
+  CHECK_OK(nvb_backend_create_configured(c, count_records, &lines, &backend));
+  CHECK_EQUAL(lines, 1);
+  char json[2048];
+  CHECK_OK(nvb_backend_get_configuration_json(backend, json, sizeof json, NULL));
+  CHECK(strstr(json, "\"precision\": \"f16\"") != NULL);
+  // The dtype that a call leaves open is the configuration's.
+  nvb_kv_cache_options options;
+  nvb_kv_cache_options_init(&options);
+  options.layers = options.slots = options.kv_heads = 1;
+  options.head_dim = 8;
+  options.capacity = 16;
+  nvb_kv_cache* cache = NULL;
+  uint64_t bytes = 0;
+  CHECK_OK(nvb_kv_cache_create(backend, &options, &cache));
+  CHECK_OK(nvb_kv_cache_get_bytes(cache, &bytes));
+  CHECK_EQUAL(bytes, 2 * 8 * 16 * 2);
+  CHECK_OK(nvb_kv_cache_destroy(cache));
+  CHECK_OK(nvb_backend_destroy(backend));
+
+  backend = foreign_handle();
+  if (test_on_cpu()) {
+    CHECK_OK(nvb_configuration_set(c, "tensor_cores", "required"));
+    CHECK_FAILS(nvb_backend_create_configured(c, NULL, NULL, &backend), NVB_ERROR_UNSUPPORTED, "tensor_cores", "cpu");
+    CHECK_OK(nvb_configuration_set(c, "tensor_cores", "auto"));
+    CHECK_OK(nvb_configuration_set(c, "fp8", "required"));
+    CHECK_FAILS(nvb_backend_create_configured(c, NULL, NULL, &backend), NVB_ERROR_FP8, "fp8", "cpu");
+    CHECK_OK(nvb_configuration_set(c, "fp8", "auto"));
+  }
+  CHECK_OK(nvb_configuration_set(c, "memory.growth", "false"));
+  CHECK_FAILS(nvb_backend_create_configured(c, NULL, NULL, &backend), NVB_ERROR_CONFIGURATION, "memory.growth");
+  CHECK_FAILS(nvb_backend_create_configured(c, NULL, NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
+  CHECK_FAILS(nvb_backend_create_configured(NULL, NULL, NULL, &backend), NVB_ERROR_INVALID_ARGUMENT, "configuration");
+  CHECK(backend == foreign_handle());
+  CHECK_OK(nvb_configuration_destroy(c));
+}
+
+int main(void) {
+  test_fields();
+  test_json();
+  test_backend();
+  return test_result();
+}

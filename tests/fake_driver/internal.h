@@ -1,0 +1,84 @@
+// What the fake driver's files share. Every entry point is written as
+//
+//   int cuX(...) {
+//     call c = begin(__func__, flags);
+//     if (c.runs) c.status = ...;
+//     return finish(c);
+//   }
+//
+// `begin` takes the one lock, counts the call and decides whether it fails; `finish` gives the lock back.
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fake_driver.h"
+
+#pragma GCC visibility push(hidden)
+
+enum {
+  SUCCESS = 0,
+  INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
+  NOT_INITIALIZED = 3,
+  INVALID_DEVICE = 101,
+  INVALID_CONTEXT = 201,
+  INVALID_HANDLE = 400,
+  NOT_FOUND = 500,
+  NOT_READY = 600,
+  PEER_ACCESS_ALREADY_ENABLED = 704,
+};
+
+enum {
+  NEEDS_INIT = 1,
+  NEEDS_CONTEXT = 2 | NEEDS_INIT,  // a context must be current in this thread
+  RELEASES = 4,                    // does its work also when it reports a fault
+};
+
+// What a call on a stream needs: the default stream is that of the current context.
+static inline unsigned stream_flags(const void* handle) {
+  return handle == NULL ? NEEDS_CONTEXT : NEEDS_INIT;
+}
+
+typedef struct {
+  const char* function;
+  int fault;   // injected status, 0 for none
+  bool runs;   // whether the body is to do its work
+  int status;  // the body's
+} call;
+
+call begin(const char* function, unsigned flags);
+int finish(call c);
+
+// Notes a misuse of the driver and returns `status`.
+int violation(const char* function, int status, const char* what);
+
+typedef struct {
+  int64_t settings[9];
+  fake_books books;
+  bool initialized;
+} fake_state;
+
+extern fake_state fake;
+
+enum { MAX_DEVICES = 8 };
+
+typedef struct {
+  int device;
+  int64_t retained;
+  int64_t used;    // bytes of its device's memory
+  unsigned peers;  // bit N: may reach device N's memory
+} context;
+
+extern context contexts[MAX_DEVICES];
+extern _Thread_local context* current_context;
+
+typedef struct stream stream;
+
+// The stream behind a handle (NULL: the default stream); for a handle that was destroyed NULL, after noting it.
+stream* live_stream(const char* function, void* handle);
+// Counts work queued on the stream.
+void enqueue(stream* queue);
+
+#pragma GCC visibility pop

@@ -1,0 +1,289 @@
+// Device memory, memory pools and page-locked host memory.
+//
+// A device address lies in a range that is reserved and not accessible; what it stands for is host memory beside it.
+// Addresses are never used twice, so that every use of a block after its end is seen.
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "internal.h"
+
+typedef struct {
+  int64_t blocks;
+  bool destroyed;
+} pool;
+
+typedef struct {
+  uint64_t address;
+  size_t bytes;
+  unsigned char* storage;  // NULL once freed
+  context* owner;
+  pool* from;  // NULL for plain allocations
+} block;
+
+typedef struct {
+  void* pointer;  // NULL once freed
+  size_t bytes;
+} host_block;
+
+static const size_t RESERVED_BYTES = (size_t)1 << 40;
+static const size_t ALIGNMENT = 512;
+static const size_t GAP = 4096;  // between blocks, so that running past an end meets no other block
+
+static uint64_t next_address, end_address;
+static block* blocks;
+static host_block* host_blocks;
+static size_t block_count, host_block_count;
+
+// One more element at the end of an array that doubles.
+static void* grow(void* array, size_t count, size_t size) {
+  if ((count & (count - 1)) != 0) return array;
+  void* larger = realloc(array, (count ? 2 * count : 1) * size);
+  if (larger == NULL) abort();
+  return larger;
+}
+
+static int allocate(call* c, uint64_t* address, size_t bytes, context* owner, pool* from) {
+  if (bytes == 0) return violation(c->function, INVALID_VALUE, "0 bytes asked for");
+  if (end_address == 0) {
+    void* range = mmap(NULL, RESERVED_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) abort();
+    next_address = (uint64_t)range;
+    end_address = next_address + RESERVED_BYTES;
+  }
+  const int64_t limit = fake.settings[FAKE_MEMORY_BYTES];
+  const size_t span = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + GAP;
+  if (bytes > (size_t)(limit - owner->used) || span > end_address - next_address) return OUT_OF_MEMORY;
+  unsigned char* storage = calloc(1, bytes);
+  if (storage == NULL) return OUT_OF_MEMORY;
+  memset(storage, 0xcd, bytes < GAP ? bytes : GAP);  // new memory holds no zeros
+  blocks = grow(blocks, block_count, sizeof *blocks);
+  blocks[block_count++] = (block){next_address, bytes, storage, owner, from};
+  *address = next_address;
+  next_address += span;
+  owner->used += (int64_t)bytes;
+  ++fake.books.blocks;
+  fake.books.bytes += (int64_t)bytes;
+  if (from != NULL) ++from->blocks;
+  return SUCCESS;
+}
+
+static block* find(uint64_t address) {
+  for (size_t i = block_count; i-- > 0;) {
+    if (address >= blocks[i].address && address - blocks[i].address < blocks[i].bytes) return &blocks[i];
+  }
+  return NULL;
+}
+
+static int release(call* c, uint64_t address) {
+  block* found = find(address);
+  if (found == NULL || found->address != address) {
+    return violation(c->function, INVALID_VALUE, "an address that was never allocated");
+  }
+  if (found->storage == NULL) return violation(c->function, INVALID_VALUE, "freed twice");
+  free(found->storage);
+  found->storage = NULL;
+  found->owner->used -= (int64_t)found->bytes;
+  --fake.books.blocks;
+  fake.books.bytes -= (int64_t)found->bytes;
+  if (found->from != NULL) --found->from->blocks;
+  return SUCCESS;
+}
+
+static host_block* find_host(const void* pointer) {
+  for (size_t i = host_block_count; i-- > 0;) {
+    const unsigned char* first = host_blocks[i].pointer;
+    if (first != NULL && (const unsigned char*)pointer >= first &&
+        (size_t)((const unsigned char*)pointer - first) < host_blocks[i].bytes) {
+      return &host_blocks[i];
+    }
+  }
+  return NULL;
+}
+
+// The host memory behind a range that the device can reach, page-locked memory included; NULL after noting why there is
+// none.
+static unsigned char* access_range(call* c, uint64_t address, size_t bytes) {
+  if (find_host((const void*)address) != NULL) return (unsigned char*)address;
+  block* found = find(address);
+  const char* wrong = found == NULL                                               ? "an address outside device memory"
+                      : found->storage == NULL                                    ? "device memory that was freed"
+                      : bytes > found->bytes - (size_t)(address - found->address) ? "past the end of a block"
+                                                                                  : NULL;
+  if (wrong == NULL) return found->storage + (address - found->address);
+  c->status = violation(c->function, INVALID_VALUE, wrong);
+  return NULL;
+}
+
+int cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  if (c.runs) {
+    *total = (size_t)fake.settings[FAKE_MEMORY_BYTES];
+    *free_bytes = *total - (size_t)current_context->used;
+  }
+  return finish(c);
+}
+
+int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  if (c.runs) c.status = allocate(&c, address, bytes, current_context, NULL);
+  return finish(c);
+}
+
+int cuMemFree_v2(uint64_t address) {
+  call c = begin(__func__, NEEDS_CONTEXT | RELEASES);
+  if (c.runs) c.status = release(&c, address);
+  return finish(c);
+}
+
+int cuMemPoolCreate(pool** created, const void* properties) {
+  call c = begin(__func__, NEEDS_INIT);
+  (void)properties;
+  if (c.runs) {
+    *created = calloc(1, sizeof(pool));
+    if (*created == NULL) abort();
+    ++fake.books.pools;
+  }
+  return finish(c);
+}
+
+int cuMemPoolSetAttribute(pool* changed, int attribute, void* value) {
+  call c = begin(__func__, NEEDS_INIT);
+  (void)attribute;
+  (void)value;
+  if (c.runs && changed->destroyed) c.status = violation(c.function, INVALID_HANDLE, "the pool was destroyed");
+  return finish(c);
+}
+
+int cuMemPoolSetAccess(pool* changed, const void* descriptions, size_t count) {
+  call c = begin(__func__, NEEDS_INIT);
+  (void)descriptions;
+  if (c.runs && (changed->destroyed || count == 0)) {
+    c.status = violation(c.function, INVALID_VALUE, "no pool or no description");
+  }
+  return finish(c);
+}
+
+// Blocks that are still allocated stay usable, and the pool lives until the last of them is freed.
+int cuMemPoolDestroy(pool* destroyed) {
+  call c = begin(__func__, NEEDS_INIT | RELEASES);
+  if (c.runs) {
+    if (destroyed->destroyed) {
+      c.status = violation(c.function, INVALID_HANDLE, "destroyed twice");
+    } else {
+      destroyed->destroyed = true;
+      --fake.books.pools;
+    }
+  }
+  return finish(c);
+}
+
+int cuMemAllocFromPoolAsync(uint64_t* address, size_t bytes, pool* from, void* queue) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  if (c.runs && live_stream(c.function, queue) != NULL) {
+    c.status = from->destroyed ? violation(c.function, INVALID_HANDLE, "the pool was destroyed")
+                               : allocate(&c, address, bytes, current_context, from);
+  } else if (c.runs) {
+    c.status = INVALID_HANDLE;
+  }
+  return finish(c);
+}
+
+int cuMemFreeAsync(uint64_t address, void* queue) {
+  call c = begin(__func__, stream_flags(queue) | RELEASES);
+  if (c.runs) c.status = live_stream(c.function, queue) == NULL ? INVALID_HANDLE : release(&c, address);
+  return finish(c);
+}
+
+static int queue_copy(call* c, unsigned char* to, const unsigned char* from, size_t bytes, void* handle) {
+  stream* queue = live_stream(c->function, handle);
+  if (queue == NULL) return INVALID_HANDLE;
+  if (to == NULL || from == NULL) return c->status;
+  memmove(to, from, bytes);
+  enqueue(queue);
+  return SUCCESS;
+}
+
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* queue) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  if (c.runs) c.status = queue_copy(&c, access_range(&c, to, bytes), from, bytes, queue);
+  return finish(c);
+}
+
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* queue) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  if (c.runs) c.status = queue_copy(&c, to, access_range(&c, from, bytes), bytes, queue);
+  return finish(c);
+}
+
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* queue) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  if (c.runs) {
+    unsigned char* target = access_range(&c, to, bytes);
+    c.status = queue_copy(&c, target, access_range(&c, from, bytes), bytes, queue);
+  }
+  return finish(c);
+}
+
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* handle) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  if (c.runs) {
+    unsigned char* target = access_range(&c, to, bytes);
+    stream* queue = live_stream(c.function, handle);
+    if (queue == NULL) c.status = INVALID_HANDLE;
+    if (queue != NULL && target != NULL) {
+      memset(target, value, bytes);
+      enqueue(queue);
+    }
+  }
+  return finish(c);
+}
+
+int cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  (void)flags;
+  if (c.runs) {
+    *pointer = malloc(bytes);
+    if (*pointer == NULL) abort();
+    host_blocks = grow(host_blocks, host_block_count, sizeof *host_blocks);
+    host_blocks[host_block_count++] = (host_block){*pointer, bytes};
+    ++fake.books.host_blocks;
+  }
+  return finish(c);
+}
+
+int cuMemFreeHost(void* pointer) {
+  call c = begin(__func__, NEEDS_CONTEXT | RELEASES);
+  if (c.runs) {
+    host_block* found = find_host(pointer);
+    if (found == NULL || found->pointer != pointer) {
+      c.status = violation(c.function, INVALID_VALUE, "not page-locked memory of this driver, or freed twice");
+    } else {
+      free(pointer);
+      found->pointer = NULL;
+      --fake.books.host_blocks;
+    }
+  }
+  return finish(c);
+}
+
+int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
+  enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, HOST = 1, DEVICE = 2 };
+  call c = begin(__func__, NEEDS_INIT);
+  if (c.runs) {
+    const block* found = find(address);
+    const bool device = found != NULL && found->storage != NULL;
+    if (!device && find_host((const void*)address) == NULL) {
+      c.status = INVALID_VALUE;
+    } else if (attribute == MEMORY_TYPE) {
+      *(unsigned*)value = device ? DEVICE : HOST;
+    } else if (attribute == DEVICE_ORDINAL) {
+      *(int*)value = device ? found->owner->device : 0;
+    } else {
+      c.status = violation(c.function, INVALID_VALUE, "an attribute that the fake driver does not know");
+    }
+  }
+  return finish(c);
+}

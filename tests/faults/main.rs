@@ -1,0 +1,62 @@
+//! The CUDA executor's host side against a driver that fails: no GPU is needed, and none is used.
+//!
+//!     cargo test --test faults [-- PART_OF_A_NAME]
+//!
+//! A fake driver (tests/fake_driver) stands behind the library's trampolines, and a stand-in for the CUDA runtime behind
+//! its launchers, so that every launch path runs but the kernels. Each step is a process of its own.
+
+mod child;
+mod described;
+mod driver;
+mod engine;
+mod fake;
+mod lost;
+mod operations;
+mod runtime;
+mod sweep;
+
+use std::path::Path;
+use std::process::ExitCode;
+use sweep::{sweep, Scenario, ALL_FAULTS, SOME_FAULTS};
+
+type Check = fn(&Path) -> Result<String, String>;
+
+const CHECKS: [(&str, Check); 16] = [
+    ("sweep_pools", |file| sweep(file, Scenario { pools: true, other_context: false, polls: 0, faults: ALL_FAULTS })),
+    ("sweep_no_pools", |file| {
+        sweep(file, Scenario { pools: false, other_context: false, polls: 0, faults: SOME_FAULTS })
+    }),
+    ("sweep_slow_events", |file| {
+        sweep(file, Scenario { pools: true, other_context: true, polls: 2, faults: SOME_FAULTS })
+    }),
+    ("sticky_error_while_working", lost::while_working),
+    ("sticky_error_of_other_codes", lost::for_other_reasons),
+    ("sticky_error_while_creating", lost::while_creating),
+    ("refusals", driver::refusals),
+    ("old_driver", driver::old_driver),
+    ("unusable_files", driver::unusable_files),
+    ("detected_again", driver::detected_again),
+    ("missing_symbols", driver::missing_symbols),
+    ("full_memory", driver::full_memory),
+    ("slow_events", driver::slow_events),
+    ("unknown_status", driver::unknown_status),
+    ("described_devices", described::devices),
+    ("unreachable_peers", described::unreachable_peers),
+];
+
+fn main() -> ExitCode {
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let file = fake::build();
+    let mut failed = 0;
+    for (name, check) in CHECKS.iter().filter(|(name, _)| name.contains(&filter)) {
+        match check(&file) {
+            Ok(summary) => println!("ok {name}: {summary}"),
+            Err(problem) => {
+                failed += 1;
+                println!("FAILED {name}: {problem}");
+            }
+        }
+    }
+    println!("faults: {failed} failed");
+    ExitCode::from(u8::from(failed > 0))
+}
