@@ -34,6 +34,8 @@ enum Backing {
 pub struct Buddy {
     /// order + 1 of the free run that starts at a unit, 0 where none does.
     head: Zeroed<u8>,
+    /// A bit for each unit that somebody has.
+    taken: Zeroed<u64>,
     backed: BackedUnits,
     free: [FreeRuns; 3],
     free_units: usize,
@@ -43,6 +45,8 @@ pub struct Buddy {
 /// Which units have memory behind them, with the sums over all aligned powers of two from 64 on.
 struct BackedUnits {
     words: Zeroed<u64>,
+    /// Words that were ever other than 0, counted from the first.
+    end: usize,
     /// A binary tree: node 1 is the root, the words' counts are the leaves.
     sums: Zeroed<u32>,
 }
@@ -50,7 +54,7 @@ struct BackedUnits {
 impl BackedUnits {
     fn new(units: usize) -> BackedUnits {
         let words = units.div_ceil(64).next_power_of_two();
-        BackedUnits { words: Zeroed::new(words), sums: Zeroed::new(2 * words) }
+        BackedUnits { words: Zeroed::new(words), end: 0, sums: Zeroed::new(2 * words) }
     }
 
     fn get(&self, unit: usize) -> bool {
@@ -82,6 +86,7 @@ impl BackedUnits {
     }
 
     fn set(&mut self, start: usize, end: usize, value: bool) {
+        self.end = self.end.max(end.div_ceil(64));
         let mut at = start;
         while at < end {
             let (word, bit) = (at / 64, at % 64);
@@ -96,6 +101,17 @@ impl BackedUnits {
             }
             at += length;
         }
+    }
+}
+
+fn set_bits(words: &mut [u64], start: usize, count: usize, value: bool) {
+    let mut at = start;
+    while at < start + count {
+        let (word, bit) = (at / 64, at % 64);
+        let length = (64 - bit).min(start + count - at);
+        let mask = u64::MAX >> (64 - length) << bit;
+        words[word] = if value { words[word] | mask } else { words[word] & !mask };
+        at += length;
     }
 }
 
@@ -134,12 +150,13 @@ impl Buddy {
     pub fn new(units: usize) -> Buddy {
         let mut buddy = Buddy {
             head: Zeroed::new(units),
+            taken: Zeroed::new(units.div_ceil(64)),
             backed: BackedUnits::new(units),
             free: std::array::from_fn(|_| FreeRuns::new(units)),
             free_units: 0,
             free_backed_units: 0,
         };
-        buddy.give(0, units);
+        buddy.add_runs(0, units);
         buddy
     }
 
@@ -171,21 +188,77 @@ impl Buddy {
         self.backed.all(start, units)
     }
 
-    /// As `take`, of units that all have memory behind them, if the run that comes first does.
+    /// `units` > 0 that nobody else has and that all have memory behind them: of the run that comes first, or of the
+    /// shortest that crosses the boundaries of buddies.
     pub fn take_backed(&mut self, units: usize, side: Side) -> Option<usize> {
-        let wanted = units.next_power_of_two().ilog2() as usize;
-        let found = [Backing::Full, Backing::Part]
-            .into_iter()
-            .any(|backing| self.free[backing as usize].best(wanted, side).is_some());
-        if !found || self.free_backed_units < units {
+        if self.free_backed_units < units {
             return None;
         }
-        let start = self.take(units, side)?;
-        if self.backed.all(start, units) {
-            return Some(start);
+        let wanted = units.next_power_of_two().ilog2() as usize;
+        let mut candidates = [Backing::Full, Backing::Part].into_iter();
+        if candidates.any(|backing| self.free[backing as usize].best(wanted, side).is_some()) {
+            let start = self.take(units, side)?;
+            if self.backed.all(start, units) {
+                return Some(start);
+            }
+            self.give(start, units);
         }
-        self.give(start, units);
-        None
+        let (start, length) = self.shortest_backed_run(units)?;
+        let start = if side == Side::Start { start } else { start + length - units };
+        self.carve(start, units);
+        Some(start)
+    }
+
+    /// A walk over a bit a unit: 1 µs for the 70,000 units of 140 GB.
+    fn shortest_backed_run(&self, units: usize) -> Option<(usize, usize)> {
+        let mut best: Option<(usize, usize)> = None;
+        let (mut start, mut length) = (0, 0);
+        let mut end = |start: usize, length: usize| {
+            if length >= units && best.is_none_or(|(_, other)| length < other) {
+                best = Some((start, length));
+            }
+        };
+        for (i, (taken, backed)) in self.taken.iter().zip(self.backed.words[..self.backed.end].iter()).enumerate() {
+            let (mut word, mut at) = (!taken & backed, 0);
+            while at < 64 {
+                let ones = (!word).trailing_zeros() as usize;
+                if ones > 0 {
+                    if length == 0 {
+                        start = i * 64 + at;
+                    }
+                    length += ones.min(64 - at);
+                }
+                at += ones;
+                if at < 64 {
+                    end(start, length);
+                    length = 0;
+                    word = word.checked_shr(ones as u32).unwrap_or(0);
+                    let zeros = (word.trailing_zeros() as usize).min(64 - at);
+                    word = word.checked_shr(zeros as u32).unwrap_or(0);
+                    at += zeros;
+                }
+            }
+        }
+        end(start, length);
+        best
+    }
+
+    /// Takes `units` from `start` on, all of them free.
+    fn carve(&mut self, start: usize, units: usize) {
+        let (mut at, end) = (start, start + units);
+        while at < end {
+            let (run, order) = self.free_run_around(at).expect("the units are free");
+            let run_end = run + (1 << order);
+            self.remove(run, order);
+            if run < start {
+                self.add_runs(run, start - run);
+            }
+            if run_end > end {
+                self.add_runs(end, run_end - end);
+            }
+            at = run_end;
+        }
+        set_bits(&mut self.taken, start, units, true);
     }
 
     /// `units` > 0 that nobody else has, or `None` if no free run is long enough.
@@ -195,24 +268,18 @@ impl Buddy {
             .into_iter()
             .find_map(|backing| self.free[backing as usize].best(wanted, side));
         let (start, length) = match found {
-            Some((order, start)) => {
-                let start = self.take_run(start, order, wanted, side);
-                (start, 1 << wanted)
-            }
+            Some((order, start)) => (self.take_run(start, order, wanted, side), 1 << wanted),
             None => {
                 let (start, length) = self.adjoining_run(units)?;
-                self.remove_all(start, length);
-                (start, length)
+                let start = if side == Side::Start { start } else { start + length - units };
+                self.carve(start, units);
+                return Some(start);
             }
         };
-        let rest = length - units;
-        if side == Side::Start {
-            self.give(start + units, rest);
-            Some(start)
-        } else {
-            self.give(start, rest);
-            Some(start + rest)
-        }
+        let (start, rest) = if side == Side::Start { (start, start + units) } else { (start + length - units, start) };
+        self.add_runs(rest, length - units);
+        set_bits(&mut self.taken, start, units, true);
+        Some(start)
     }
 
     /// Halves a free run down to order `wanted`, keeping the half with more memory behind it, or the one on the wanted
@@ -251,7 +318,13 @@ impl Buddy {
     }
 
     /// Gives back `units` from `start` on, all of them taken.
-    pub fn give(&mut self, mut start: usize, mut units: usize) {
+    pub fn give(&mut self, start: usize, units: usize) {
+        set_bits(&mut self.taken, start, units, false);
+        self.add_runs(start, units);
+    }
+
+    /// Makes free units the runs that they consist of.
+    fn add_runs(&mut self, mut start: usize, mut units: usize) {
         while units > 0 {
             let aligned = if start == 0 { usize::BITS - 1 } else { start.trailing_zeros() };
             let order = aligned.min(units.ilog2()) as usize;
@@ -296,16 +369,6 @@ impl Buddy {
         self.free[backing as usize].remove(order, start);
         self.free_units -= 1 << order;
         self.free_backed_units -= count;
-    }
-
-    /// Removes the free runs that make up `units` from `start` on.
-    fn remove_all(&mut self, start: usize, units: usize) {
-        let mut at = start;
-        while at < start + units {
-            let order = usize::from(self.head[at]) - 1;
-            self.remove(at, order);
-            at += 1 << order;
-        }
     }
 
     /// Notes whether units have physical memory behind them; they may be free or taken.
@@ -381,7 +444,7 @@ mod tests {
         #[test]
         fn units_are_never_handed_out_twice(
             size in 1usize..300,
-            steps in prop::collection::vec((0usize..4, 1usize..40, any::<bool>()), 1..200),
+            steps in prop::collection::vec((0usize..5, 1usize..40, any::<bool>()), 1..200),
         ) {
             let mut buddy = Buddy::new(size);
             let mut model = vec![false; size];
@@ -395,6 +458,18 @@ mod tests {
                         match buddy.take(amount, side) {
                             Some(start) => {
                                 prop_assert!(model[start..start + amount].iter().all(|used| !used));
+                                model[start..start + amount].fill(true);
+                                taken.push((start, amount));
+                            }
+                            None => prop_assert!(longest < amount, "{amount} fit into {longest}"),
+                        }
+                    }
+                    4 => {
+                        let backed_free: Vec<bool> = (0..size).map(|unit| backed[unit] && !model[unit]).collect();
+                        let longest = backed_free.split(|&free| !free).map(<[bool]>::len).max().unwrap_or(0);
+                        match buddy.take_backed(amount, if flag { Side::Start } else { Side::End }) {
+                            Some(start) => {
+                                prop_assert!(backed_free[start..start + amount].iter().all(|free| *free));
                                 model[start..start + amount].fill(true);
                                 taken.push((start, amount));
                             }

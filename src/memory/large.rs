@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Blocks that were freed on one stream and wait for no event yet.
 const RECENT: usize = 16;
-/// Waiting groups that one allocation asks the driver about.
+/// Waiting groups that one free asks the driver about.
 const QUERIES: usize = 2;
 /// Waiting groups that may gather before a free asks as well, and in which a fitting block is looked for.
 const WAITING: usize = 8;
@@ -125,10 +125,10 @@ impl LargeBlocks {
     }
 
     /// Before memory is taken from the driver: gives some of what has passed to the pages. `false`: nothing has.
-    pub fn settle_some(&self, events: &Arc<Events>, pages: &Pages) -> bool {
+    pub fn settle_some(&self, queries: usize, events: &Arc<Events>, pages: &Pages) -> bool {
         let mut lists = self.lock();
         lists.seal(|_| true, events);
-        lists.settle(QUERIES, events, pages)
+        lists.settle(queries, events, pages)
     }
 
     /// Gives everything that has passed to the pages. `label`: of the stream's blocks only, as it ends.

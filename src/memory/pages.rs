@@ -13,14 +13,17 @@ use super::sleep::Slept;
 use super::source::Source;
 use crate::error::{Error, Status};
 use crate::executor::VirtualMemory;
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Physical memory is created in pieces, which can only be given back whole. A piece costs 31 µs on an H200, whether it
-/// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, within these bounds (32 and 256 MiB).
-const PIECE_UNITS: std::ops::RangeInclusive<usize> = 16..=128;
-/// What is mapped ahead of need is at most this part of what is held.
+/// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, and a manager that holds much a 256th of
+/// that, within these bounds (32 and 256 MiB).
+const PIECE_UNITS: RangeInclusive<usize> = 16..=128;
+const PIECES: usize = 256;
+/// What is mapped ahead of need is at most this part of what is held, and one piece.
 const GROWTH: usize = 16;
 
 /// Why there are no units to be had.
@@ -183,8 +186,7 @@ impl Pages {
     /// Units with new memory behind them, and if the limits allow more than are needed: a manager that holds much gets
     /// its memory in fewer pieces.
     fn grow(&self, inner: &mut Inner, units: usize, side: Side) -> Result<usize, Shortage> {
-        let held = self.budget.held() as usize / UNIT_BYTES;
-        let ample = (held / GROWTH).min(*PIECE_UNITS.start());
+        let ample = (self.held_units() / GROWTH).min(self.piece_units(units));
         if ample > units {
             if let Some(unit) = inner.buddy.take(ample, side) {
                 let backed = self.back(inner, unit, ample).is_ok();
@@ -217,7 +219,18 @@ impl Pages {
         drop(inner);
         slab.place(arena, self.table.address(unit), unit, units);
         self.table.set(unit, units, slab);
+        if class == LARGE {
+            arena.large.add(slab);
+        }
         slab
+    }
+
+    fn held_units(&self) -> usize {
+        self.budget.held() as usize / UNIT_BYTES
+    }
+
+    fn piece_units(&self, wanted: usize) -> usize {
+        (wanted / 4).max(self.held_units() / PIECES).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end())
     }
 
     /// Puts memory behind the units that have none; all or nothing.
@@ -226,7 +239,7 @@ impl Pages {
             return Ok(());
         }
         let known = inner.pieces.len();
-        let longest = (units / 4).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end());
+        let longest = self.piece_units(units);
         let mut at = unit;
         while at < unit + units {
             if inner.buddy.is_backed(at) {
