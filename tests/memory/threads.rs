@@ -8,8 +8,8 @@ use nvbackend::memory::options::{LeakTracking, Limit};
 use nvbackend::memory::{MemoryManager, MemoryOptions, Pool};
 use nvbackend::stream::{RawHandle, Stream};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{mpsc, Arc};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::Arc;
 
 const THREADS: u64 = 4;
 const STEPS: u64 = 10_000;
@@ -99,6 +99,15 @@ fn churn(manager: &MemoryManager, thread: u64) {
     held.into_iter().for_each(|block| manager.free(block.check(), RawHandle::NULL).expect("a live block"));
 }
 
+/// Joins each thread by its handle: of what a scope's end waits for, ThreadSanitizer sees nothing.
+fn run_threads(body: impl Fn(u64) + Sync) {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || body(thread))).collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    });
+}
+
 fn expect_nothing_live(manager: &MemoryManager) {
     let statistics = manager.get_statistics();
     assert_eq!((statistics.blocks, statistics.allocated), (0, 0));
@@ -109,12 +118,7 @@ fn expect_nothing_live(manager: &MemoryManager) {
 #[test]
 fn threads_that_keep_to_themselves() {
     let manager = manager(MemoryOptions::default());
-    std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let manager = &manager;
-            scope.spawn(move || churn(manager, thread));
-        }
-    });
+    run_threads(|thread| churn(&manager, thread));
     expect_nothing_live(&manager);
 }
 
@@ -123,12 +127,7 @@ fn threads_under_a_limit_that_take_from_each_other() {
     let limit = Limit::Bytes(64 << 20);
     for leak_tracking in [LeakTracking::Off, LeakTracking::Sampled(1 << 20)] {
         let manager = manager(MemoryOptions { limit, leak_tracking, zero_on_free: true, ..MemoryOptions::default() });
-        std::thread::scope(|scope| {
-            for thread in 0..THREADS {
-                let manager = &manager;
-                scope.spawn(move || churn(manager, thread));
-            }
-        });
+        run_threads(|thread| churn(&manager, thread));
         assert!(manager.get_statistics().rungs[0].tried > 0, "the limit was never reached");
         expect_nothing_live(&manager);
     }
@@ -137,35 +136,29 @@ fn threads_under_a_limit_that_take_from_each_other() {
 #[test]
 fn blocks_that_other_threads_free() {
     let manager = manager(MemoryOptions { trace_events: 1000, ..MemoryOptions::default() });
-    let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::sync_channel::<Block>(100)).unzip();
-    std::thread::scope(|scope| {
-        for (thread, receiver) in receivers.into_iter().enumerate() {
-            let (manager, next) = (&manager, senders[(thread + 1) % THREADS as usize].clone());
-            scope.spawn(move || {
-                let mut random = Random(thread as u64 + 1);
-                for step in 0..STEPS {
-                    let block = allocate(manager, &mut random, (thread as u64) << 32 | step).expect("no limit");
-                    // A full channel is emptied by its reader, who may itself wait for this thread to read.
-                    let mut waiting = Some(block);
-                    while let Some(block) = waiting.take() {
-                        match next.try_send(block) {
-                            Ok(()) => {}
-                            Err(mpsc::TrySendError::Full(block)) => waiting = Some(block),
-                            Err(mpsc::TrySendError::Disconnected(_)) => panic!("its reader has ended early"),
-                        }
-                        while let Ok(block) = receiver.try_recv() {
-                            manager.free(block.check(), RawHandle::NULL).expect("a live block");
-                        }
-                    }
-                }
-                drop(next);
-                for block in receiver {
-                    manager.free(block.check(), RawHandle::NULL).expect("a live block");
-                }
-            });
+    let boxes: Vec<_> = (0..THREADS).map(|_| AtomicPtr::<Block>::new(std::ptr::null_mut())).collect();
+    let take = |from: &AtomicPtr<Block>| {
+        let block = from.swap(std::ptr::null_mut(), Ordering::Acquire);
+        // SAFETY: put there by `Box::into_raw` below, and taken once.
+        (!block.is_null()).then(|| *unsafe { Box::from_raw(block) })
+    };
+    let free = |block: Block| manager.free(block.check(), RawHandle::NULL).expect("a live block");
+    run_threads(|thread| {
+        let (mine, next) = (&boxes[thread as usize], &boxes[((thread + 1) % THREADS) as usize]);
+        let mut random = Random(thread + 1);
+        for step in 0..STEPS {
+            let block = allocate(&manager, &mut random, thread << 32 | step).expect("no limit");
+            let block = Box::into_raw(Box::new(block));
+            // What its reader has not fetched by now goes back to the thread that it came from.
+            let before = next.swap(block, Ordering::AcqRel);
+            if !before.is_null() {
+                // SAFETY: as above.
+                free(*unsafe { Box::from_raw(before) });
+            }
+            take(mine).into_iter().for_each(free);
         }
-        drop(senders);
     });
+    boxes.iter().filter_map(take).for_each(free);
     expect_nothing_live(&manager);
 }
 
@@ -189,13 +182,14 @@ fn pools_come_and_go_while_others_drain_trim_sleep_and_count() {
                 let blocks: Vec<Block> = (0..20).filter_map(|i| allocate(&mut random, i)).collect();
                 std::thread::scope(|inner| {
                     // Another thread knows the pool's magazines as well, and ends before the pool does.
-                    inner.spawn(move || {
+                    let thread = inner.spawn(move || {
                         let mut random = Random(round + 1);
                         let mine: Vec<Block> = (0..20).filter_map(|i| allocate(&mut random, i)).collect();
                         blocks.into_iter().chain(mine).for_each(|block| {
                             shared.free(block.check(), RawHandle::NULL).expect("a live block of the pool");
                         });
                     });
+                    thread.join().expect("no panic");
                 });
                 // What is left goes with the pool.
                 let left: Vec<Block> = (0..5).filter_map(|i| allocate(&mut random, i)).collect();
@@ -208,7 +202,7 @@ fn pools_come_and_go_while_others_drain_trim_sleep_and_count() {
                 }
             }
         });
-        scope.spawn(move || {
+        let trimming = scope.spawn(move || {
             let mut round = 0;
             while !done.load(Ordering::Relaxed) {
                 round += 1;
@@ -220,7 +214,7 @@ fn pools_come_and_go_while_others_drain_trim_sleep_and_count() {
                 std::thread::yield_now();
             }
         });
-        scope.spawn(move || {
+        let streaming = scope.spawn(move || {
             // Streams end while their magazines are in use; on the host they all mean the same.
             while !done.load(Ordering::Relaxed) {
                 let stream = Stream::new(manager.executor(), 0).expect("a stream");
@@ -232,7 +226,8 @@ fn pools_come_and_go_while_others_drain_trim_sleep_and_count() {
         });
         let results: Vec<_> = churning.into_iter().chain([pooling]).map(|thread| thread.join()).collect();
         done.store(true, Ordering::Relaxed);
-        results.into_iter().for_each(|result| result.expect("no panic"));
+        let rest = [trimming.join(), streaming.join()];
+        results.into_iter().chain(rest).for_each(|result| result.expect("no panic"));
     });
     expect_nothing_live(&manager);
 }
