@@ -49,10 +49,9 @@ Device::~Device() {
 }
 
 uint64_t Device::free_bytes() const {
-  nvb_memory_statistics statistics;
-  nvb_memory_statistics_init(&statistics);
-  expect(nvb_memory_get_statistics(memory, &statistics), "nvb_memory_get_statistics");
-  return statistics.device_free;
+  uint64_t free_bytes = 0;
+  expect(nvb_memory_query_device(memory, &free_bytes, nullptr), "nvb_memory_query_device");
+  return free_bytes;
 }
 
 namespace {
@@ -73,6 +72,8 @@ class Ours final : public Allocator {
     nvb_status status = nvb_memory_free(memory_, block, streams_[stream]);
     if (status != NVB_OK) expect(status, "nvb_memory_free");
   }
+
+  void reset() override { expect(nvb_memory_trim(memory_, 0, nullptr), "nvb_memory_trim"); }
 
  private:
   nvb_memory_manager* memory_;

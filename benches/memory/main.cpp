@@ -1,6 +1,7 @@
 // bench_memory: what allocation costs, beside what one would use instead, in the same process and run.
 //
 //   bench_memory [--device DEVICE] [--quick] [--only NAME]...
+//   bench_memory [--device DEVICE] --soak SECONDS
 //
 // NAME is pair, threads, random or fragmentation; without it all of them run. Each row is one line of JSON on standard
 // output; the same for people goes to standard error. Ratios above 1: ours is better. --soak runs 16 threads under
@@ -17,7 +18,8 @@ namespace {
 
 [[noreturn]] void usage() {
   std::fprintf(stderr,
-               "usage: bench_memory [--device DEVICE] [--quick] [--only pair|threads|random|fragmentation]...\n");
+               "usage: bench_memory [--device DEVICE] [--quick] [--only pair|threads|random|fragmentation]...\n"
+               "       bench_memory [--device DEVICE] --soak SECONDS\n");
   std::exit(2);
 }
 
@@ -35,6 +37,8 @@ Options parse(int count, char** arguments) {
       options.device = value;
     } else if (std::strcmp(arguments[i], "--only") == 0 && std::count(names.begin(), names.end(), value) == 1) {
       options.only.push_back(value);
+    } else if (std::strcmp(arguments[i], "--soak") == 0 && std::atof(value) > 0) {
+      options.soak_seconds = std::atof(value);
     } else {
       usage();
     }
@@ -49,6 +53,7 @@ int main(int count, char** arguments) {
   const Options options = parse(count, arguments);
   Device device(options.device);
   std::fprintf(stderr, "%s, %u cores\n", device.info.name, std::thread::hardware_concurrency());
+  if (options.soak_seconds > 0) return soak(device, options.soak_seconds) ? 0 : 1;
   std::unique_ptr<Allocator> ours = make_ours(device);
   const Peers peers = make_peers(device);
   ours->attach();

@@ -11,6 +11,7 @@
 struct Options {
   const char* device = "auto";
   bool quick = false;
+  double soak_seconds = 0;
   std::vector<std::string> only;
 
   int samples() const { return quick ? 3 : 9; }
@@ -57,3 +58,5 @@ void bench_pair(const Options& options, Allocator& ours, const Peers& peers);
 void bench_threads(const Options& options, Allocator& ours, const Peers& peers);
 void bench_random_allocations(const Options& options, const Device& device, Allocator& ours, const Peers& peers);
 void bench_fragmentation(const Options& options, Allocator& ours, const Peers& peers);
+// Whether all was well.
+bool soak(const Device& device, double seconds);
