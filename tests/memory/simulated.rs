@@ -117,6 +117,11 @@ impl Simulated {
         assert!(state.is_mapped(address, bytes), "{address:#x} + {bytes} has no memory behind it");
     }
 
+    /// Whether calls on the stream are recorded instead of run.
+    pub fn is_recording(&self, stream: RawHandle) -> bool {
+        self.state().capturing.contains(&(stream.0 as usize))
+    }
+
     pub fn mapped_bytes(&self) -> usize {
         self.state().used_memory() as usize
     }
@@ -294,7 +299,7 @@ impl Source for Simulated {
 
     fn synchronize(&self) -> Result<()> {
         let mut state = self.call(Call::Synchronize)?;
-        assert!(state.capturing.is_empty(), "synchronising in a capture");
+        expect(state.capturing.is_empty(), "synchronising in a capture");
         state.synchronizations += 1;
         state.pass_all();
         Ok(())
@@ -323,7 +328,7 @@ impl Source for Simulated {
 
     fn event_query(&self, event: RawHandle) -> Result<bool> {
         let state = self.call(Call::EventQuery)?;
-        assert!(state.capturing.is_empty(), "asking for an event in a capture");
+        expect(state.capturing.is_empty(), "asking for an event in a capture");
         Ok(state.events[&(event.0 as usize)].expect("recorded") <= state.now)
     }
 
