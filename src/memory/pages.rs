@@ -147,6 +147,17 @@ impl Pages {
         (self.largest_free.load(Ordering::Relaxed) * UNIT_BYTES) as u64
     }
 
+    /// Address and bytes of the reservation.
+    pub fn range(&self) -> (usize, usize) {
+        (self.base, self.units * UNIT_BYTES)
+    }
+
+    /// Address and bytes of each piece of physical memory.
+    pub fn pieces(&self) -> Vec<(usize, usize)> {
+        let inner = self.lock();
+        inner.pieces.iter().map(|piece| (self.table.address(piece.unit), piece.units * UNIT_BYTES)).collect()
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
