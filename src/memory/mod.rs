@@ -46,7 +46,7 @@ mod zeroed;
 
 pub use options::MemoryOptions;
 pub use pool::Pool;
-pub use shortcut::Shortcut;
+pub use shortcut::{Blocks, Shortcut};
 pub use statistics::MemoryStatistics;
 
 use self::core::Core;
