@@ -179,6 +179,11 @@ impl FreeRuns {
         }
     }
 
+    fn longest(&self, order: usize, side: Side) -> Option<(usize, usize)> {
+        let present = self.present & (u32::MAX.checked_shl(order as u32).unwrap_or(0));
+        self.best((present != 0).then(|| present.ilog2())? as usize, side)
+    }
+
     /// The smallest run of at least `order`.
     fn best(&self, order: usize, side: Side) -> Option<(usize, usize)> {
         let fitting = self.present.checked_shr(order as u32).unwrap_or(0);
@@ -241,18 +246,39 @@ impl Buddy {
             return None;
         }
         let wanted = units.next_power_of_two().ilog2() as usize;
-        let mut candidates = [Backing::Full, Backing::Part].into_iter();
-        if candidates.any(|backing| self.free[backing as usize].best(wanted, side).is_some()) {
-            let start = self.take(units, side)?;
-            if self.backed.all(start, units) {
-                return Some(start);
-            }
-            self.give(start, units);
+        if self.free[Backing::Full as usize].best(wanted, side).is_some() {
+            return self.take(units, side);
         }
-        let (start, length) = self.shortest_backed_run(units)?;
-        let start = if side == Side::Start { start } else { start + length - units };
+        let part = &self.free[Backing::Part as usize];
+        let run = [part.best(wanted, side), part.longest(wanted, side)]
+            .into_iter()
+            .flatten()
+            .find_map(|(order, run)| self.backed_start(run, order, wanted, units, side));
+        let start = run.or_else(|| {
+            let (start, length) = self.shortest_backed_run(units)?;
+            Some(if side == Side::Start { start } else { start + length - units })
+        })?;
         self.carve(start, units);
         Some(start)
+    }
+
+    /// Where in a free run `units` are backed, if halving it towards the memory leads there.
+    fn backed_start(&self, run: usize, order: usize, wanted: usize, units: usize, side: Side) -> Option<usize> {
+        let (start, order) =
+            (wanted..order).rev().fold((run, order), |(start, _), order| (self.fuller_half(start, order, side), order));
+        let start = if side == Side::Start { start } else { start + (1 << order) - units };
+        self.backed.all(start, units).then_some(start)
+    }
+
+    /// Of the two halves of 2^order units from `start` on, the one with more memory behind it, or the one on the side.
+    fn fuller_half(&self, start: usize, order: usize, side: Side) -> usize {
+        let upper = start + (1 << order);
+        let (low, high) = (self.backed.count(start, order), self.backed.count(upper, order));
+        if low > high || low == high && side == Side::Start {
+            start
+        } else {
+            upper
+        }
     }
 
     /// A walk over a bit a unit where anything is backed, less than a microsecond for the 70,000 units of 140 GB.
@@ -317,11 +343,9 @@ impl Buddy {
         self.remove(start, order);
         while order > wanted {
             order -= 1;
-            let upper = start + (1 << order);
-            let (low, high) = (self.backed.count(start, order), self.backed.count(upper, order));
-            let keep_low = low > high || low == high && side == Side::Start;
-            self.insert(if keep_low { upper } else { start }, order);
-            start = if keep_low { start } else { upper };
+            let kept = self.fuller_half(start, order, side);
+            self.insert(2 * start + (1 << order) - kept, order);
+            start = kept;
         }
         start
     }

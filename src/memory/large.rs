@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Blocks that were freed on one stream and wait for no event yet.
 const RECENT: usize = 32;
-/// Waiting groups that one free asks the driver about.
-const QUERIES: usize = 2;
-/// Waiting groups that may gather before a free asks as well, and in which a fitting block is looked for.
-const WAITING: usize = 8;
+/// Waiting groups that may gather before a free asks the driver about as many: what has passed soon joins its neighbours.
+const WAITING: usize = 2;
+/// Waiting groups in which a fitting block is looked for.
+const SEARCHED: usize = 8;
 
 /// Blocks that wait for the same thing.
 struct Waiting {
@@ -70,7 +70,7 @@ impl LargeBlocks {
         let fits = |it: NonNull<Slab>| Some(slab(it).units()).filter(|length| *length >= units);
         let recents = recent.iter().enumerate().filter(|(_, (order, _))| order.label() == label);
         let best_recent = recents.filter_map(|(i, (_, it))| Some((fits(*it)?, i))).min();
-        let groups = waiting.iter().enumerate().take(WAITING).filter(|(_, group)| group.order.label() == label);
+        let groups = waiting.iter().enumerate().take(SEARCHED).filter(|(_, group)| group.order.label() == label);
         let blocks = groups.flat_map(|(g, group)| group.slabs.iter().enumerate().map(move |(i, it)| (g, i, *it)));
         let best_waiting = blocks.filter_map(|(g, i, it)| Some((fits(it)?, g, i))).min();
         let from_recent = match (best_recent, best_waiting) {
@@ -115,7 +115,7 @@ impl LargeBlocks {
         if full && !capturing {
             lists.seal(|order| order.label() == label, events);
             if lists.waiting.len() > WAITING {
-                lists.settle(QUERIES, events, pages);
+                lists.settle(WAITING, events, pages);
             }
         }
     }
