@@ -20,6 +20,7 @@ mod core;
 mod depot;
 mod direct;
 mod free;
+mod free_memory;
 pub mod ladder;
 mod large;
 pub mod leak;
