@@ -8,9 +8,10 @@
 use super::order::{Events, Order};
 use super::pages::Pages;
 use super::slab::Slab;
+use super::sync::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// Blocks that were freed on one stream and wait for no event yet.
 const RECENT: usize = 32;

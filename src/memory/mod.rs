@@ -43,6 +43,8 @@ pub mod statistics;
 mod sync;
 mod threads;
 pub mod trace;
+#[cfg(nvb_thread_sanitizer)]
+mod watched_locks;
 mod zeroed;
 
 pub use options::MemoryOptions;

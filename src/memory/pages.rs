@@ -11,12 +11,13 @@ use super::size_class::{slab_units, CLASSES, LARGE};
 use super::slab::Slab;
 use super::sleep::Slept;
 use super::source::Source;
+use super::sync::{Mutex, MutexGuard};
 use crate::error::{Error, Status};
 use crate::executor::VirtualMemory;
 use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// Physical memory is created in pieces, which can only be given back whole. A piece costs 31 µs on an H200, whether it
 /// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, and a manager that holds much a 256th of
