@@ -2,17 +2,17 @@
 
 use super::backend::{nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
-use super::handle::{Table, Validity};
+use super::handle::Table;
 use super::memory_options::{convert, nvb_memory_options, NVB_MEMORY_HOST};
-use super::shortcut;
+use super::shortcut::{self, Owner};
 use super::status::nvb_status;
-use super::stream::{nvb_stream, STREAMS};
+use super::stream::nvb_stream;
 use super::structs::{expect_out, write_out};
 use super::tensor::{nvb_tensor, tensor_shape};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::executor::{CopyKind, ManagedAdvice};
-use crate::memory::MemoryManager;
+use crate::memory::{Blocks, MemoryManager};
 use crate::stream::Stream;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -68,6 +68,20 @@ impl ManagerObject {
     }
 }
 
+impl Owner for ManagerObject {
+    fn table() -> &'static Table<ManagerObject> {
+        &MEMORY_MANAGERS
+    }
+
+    fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    fn blocks(&self) -> &dyn Blocks {
+        &*self.memory
+    }
+}
+
 pub(super) static MEMORY_MANAGERS: Table<ManagerObject> = Table::new("memory manager", 2);
 
 /// The manager behind a handle, which keeps its backend alive, and the stream of the call.
@@ -78,40 +92,6 @@ fn memory_and_stream(
     let object = MEMORY_MANAGERS.get(memory)?;
     let stream = stream_of(&object.backend, stream)?;
     Ok((object, stream))
-}
-
-fn validity(memory: *mut nvb_memory_manager, stream: *mut nvb_stream) -> Result<[Validity; 2]> {
-    let owner = MEMORY_MANAGERS.validity(memory)?;
-    Ok([owner, if stream.is_null() { owner } else { STREAMS.validity(stream)? }])
-}
-
-fn allocate_by_handles(memory: *mut nvb_memory_manager, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
-    if let Some(raw) = shortcut::stream(memory, stream) {
-        if let Some(block) = MEMORY_MANAGERS.with(memory, |backend| backend.memory().allocate_at_once(bytes, raw))? {
-            return Ok(block);
-        }
-    }
-    let (backend, object) = memory_and_stream(memory, stream)?;
-    let (memories, raw) = (backend.memory(), object.raw());
-    let block = memories.allocate(bytes, raw)?;
-    shortcut::keep(memory, stream, || validity(memory, stream), raw, || memories.shortcut(raw));
-    Ok(block)
-}
-
-fn free_by_handles(memory: *mut nvb_memory_manager, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
-    if pointer.is_null() {
-        return validity(memory, stream).map(|_| ());
-    }
-    if let Some(raw) = shortcut::stream(memory, stream) {
-        if MEMORY_MANAGERS.with(memory, |backend| backend.memory().free_at_once(pointer, raw))? {
-            return Ok(());
-        }
-    }
-    let (backend, object) = memory_and_stream(memory, stream)?;
-    let (memories, raw) = (backend.memory(), object.raw());
-    memories.free(pointer, raw)?;
-    shortcut::keep(memory, stream, || validity(memory, stream), raw, || memories.shortcut(raw));
-    Ok(())
 }
 
 /// Creates a memory manager beside the backend's own, with a limit, pools and statistics of its own, over the memory of
@@ -163,10 +143,7 @@ pub unsafe extern "C" fn nvb_memory_allocate(
 ) -> nvb_status {
     guard!(nvb_memory_allocate, {
         expect_out("pointer", pointer)?;
-        let block = match shortcut::allocate(memory, stream, bytes) {
-            Some(block) => block,
-            None => allocate_by_handles(memory, stream, bytes)?,
-        };
+        let block = shortcut::allocate::<ManagerObject, _>(memory, stream, bytes)?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { pointer.write(block) };
         Ok(())
@@ -182,12 +159,7 @@ pub unsafe extern "C" fn nvb_memory_free(
     pointer: *mut c_void,
     stream: *mut nvb_stream,
 ) -> nvb_status {
-    guard!(nvb_memory_free, {
-        if shortcut::free(memory, stream, pointer) {
-            return Ok(());
-        }
-        free_by_handles(memory, stream, pointer)
-    })
+    guard!(nvb_memory_free, { shortcut::free::<ManagerObject, _>(memory, stream, pointer) })
 }
 
 /// As `nvb_memory_allocate`, at a multiple of `alignment`: a power of two of at most 2 MiB.

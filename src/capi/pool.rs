@@ -5,12 +5,13 @@ use super::guard::guard;
 use super::handle::Table;
 use super::memory::{nvb_memory_manager, MEMORY_MANAGERS};
 use super::memory_statistics::write_optional;
+use super::shortcut::{self, Owner};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_out, give_text, text, versioned, write, write_out};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::memory::Pool;
+use crate::memory::{Blocks, Pool};
 use crate::stream::Stream;
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -47,6 +48,20 @@ versioned!(nvb_pool_statistics);
 pub struct PoolObject {
     pool: Pool,
     backend: Arc<Backend>,
+}
+
+impl Owner for PoolObject {
+    fn table() -> &'static Table<PoolObject> {
+        &POOLS
+    }
+
+    fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    fn blocks(&self) -> &dyn Blocks {
+        &self.pool
+    }
 }
 
 static POOLS: Table<PoolObject> = Table::new("pool", 11);
@@ -94,11 +109,11 @@ pub unsafe extern "C" fn nvb_pool_allocate(
     pointer: *mut *mut c_void,
 ) -> nvb_status {
     guard!(nvb_pool_allocate, {
-        let (object, stream) = pool_and_stream(pool, stream)?;
         expect_out("pointer", pointer)?;
-        let block = object.pool.allocate(bytes, stream.raw())?;
+        let block = shortcut::allocate::<PoolObject, _>(pool, stream, bytes)?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { write_out("pointer", pointer, block) }
+        unsafe { pointer.write(block) };
+        Ok(())
     })
 }
 
@@ -128,10 +143,7 @@ pub unsafe extern "C" fn nvb_pool_free(
     pointer: *mut c_void,
     stream: *mut nvb_stream,
 ) -> nvb_status {
-    guard!(nvb_pool_free, {
-        let (object, stream) = pool_and_stream(pool, stream)?;
-        object.pool.free(pointer, stream.raw())
-    })
+    guard!(nvb_pool_free, { shortcut::free::<PoolObject, _>(pool, stream, pointer) })
 }
 
 /// Waits for the device's work and frees every block of the pool, which goes on empty; in a capture the blocks wait for

@@ -20,6 +20,7 @@ mod core;
 mod depot;
 mod direct;
 mod free;
+mod free_memory;
 pub mod ladder;
 mod large;
 pub mod leak;
@@ -48,7 +49,7 @@ mod zeroed;
 
 pub use options::MemoryOptions;
 pub use pool::Pool;
-pub use shortcut::Shortcut;
+pub use shortcut::{Blocks, Shortcut};
 pub use statistics::MemoryStatistics;
 
 use self::core::Core;

@@ -234,13 +234,15 @@ impl Pages {
         (wanted / 4).max(self.held_units() / PIECES).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end())
     }
 
-    /// Puts memory behind the units that have none; all or nothing.
+    /// Puts memory behind the units that have none. When that fails, what was mapped so far stays: the next request will
+    /// prefer it, and a capture would not let it go.
     fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> Result<(), Shortage> {
         if inner.buddy.all_backed(unit, units) {
             return Ok(());
         }
         let known = inner.pieces.len();
         let longest = self.piece_units(units);
+        let mut result = Ok(());
         let mut at = unit;
         while at < unit + units {
             if inner.buddy.is_backed(at) {
@@ -252,10 +254,8 @@ impl Pages {
             match self.map(at, length) {
                 Ok(piece) => inner.pieces.push(piece),
                 Err(shortage) => {
-                    for piece in inner.pieces.split_off(known) {
-                        self.unmap(&piece);
-                    }
-                    return Err(shortage);
+                    result = Err(shortage);
+                    break;
                 }
             }
             at += length;
@@ -264,7 +264,7 @@ impl Pages {
             let Piece { unit, units, .. } = inner.pieces[i];
             inner.buddy.set_backed(unit, units, true);
         }
-        Ok(())
+        result
     }
 
     pub(super) fn map(&self, unit: usize, units: usize) -> Result<Piece, Shortage> {

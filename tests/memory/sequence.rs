@@ -13,6 +13,8 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Weak};
 
 const STREAMS: usize = 4;
+/// The handle of the stream that callbacks free on.
+const RECLAIM_STREAM: usize = 0x900;
 
 struct Live {
     bytes: usize,
@@ -36,6 +38,7 @@ pub struct Sequence {
     bound: u64,
     pooling: bool,
     spilling: bool,
+    zeroing: bool,
     asleep: bool,
 }
 
@@ -64,6 +67,7 @@ impl Sequence {
         let executor = executor();
         let options = MemoryOptions { limit: Limit::Bytes(limit), margin: Margin::Bytes(0), ..options };
         let (pooling, spilling) = (options.pooling, options.spill != Spill::Never);
+        let zeroing = options.zero_on_free;
         let manager = MemoryManager::with_source(executor.clone(), device.clone(), options).expect("a manager");
         let mut sequence = Sequence {
             device,
@@ -79,6 +83,7 @@ impl Sequence {
             bound: if limit == 0 { u64::MAX } else { limit },
             pooling,
             spilling,
+            zeroing,
             asleep: false,
         };
         for _ in 0..STREAMS {
@@ -89,8 +94,16 @@ impl Sequence {
     }
 
     fn new_stream(&mut self) -> Stream {
-        // Handles are used again, as drivers do.
-        self.next_stream = 0x1000 + (self.next_stream - 0x1000 + 0x10) % 0x60;
+        // Handles of streams that have ended are used again, as drivers do.
+        let in_use = |raw: usize| self.streams.iter().flatten().any(|stream| stream.raw().0 as usize == raw);
+        let mut next = self.next_stream;
+        loop {
+            next = 0x1000 + (next - 0x1000 + 0x10) % 0x60;
+            if !in_use(next) {
+                break;
+            }
+        }
+        self.next_stream = next;
         Stream::wrap(&self.executor, RawHandle(self.next_stream as *mut c_void))
     }
 
@@ -157,7 +170,7 @@ impl Sequence {
                 self.live.insert(address, Live { bytes, pool: captured.or(pool) });
             }
             Err(error) => {
-                let asleep = self.asleep && bytes as u64 <= self.device.total;
+                let asleep = self.asleep && (self.spilling || bytes as u64 <= self.device.total);
                 let expected = if asleep { Status::MemoryAllocation } else { Status::OutOfMemory };
                 assert_eq!(error.status, expected, "{error}");
             }
@@ -168,7 +181,13 @@ impl Sequence {
         self.live.keys().nth(choice % self.live.len().max(1)).copied()
     }
 
+    /// Overwriting without a stream waits for all work, which captures forbid.
+    fn needs_streams(&self) -> bool {
+        self.zeroing && self.captures.iter().any(Option::is_some)
+    }
+
     fn free(&mut self, choice: usize, stream: RawHandle) {
+        let stream = if stream == RawHandle::NULL && self.needs_streams() { self.stream(0) } else { stream };
         let Some(address) = self.pick(choice) else { return };
         let live = self.live.remove(&address).expect("picked");
         // The caller's part: other streams that use the block were waited for.
@@ -202,6 +221,9 @@ impl Sequence {
     }
 
     fn clear_pool(&mut self, i: usize) {
+        if self.needs_streams() {
+            return;
+        }
         let Some(pool) = &self.pools[i] else { return };
         let expected = self.live.values().filter(|live| live.pool == Some(i)).count();
         assert_eq!(pool.clear().expect("no failures") as usize, expected);
@@ -245,11 +267,14 @@ impl Sequence {
             return self.manager.remove_reclaim(id).expect("added below");
         }
         let (manager, spares): (Weak<MemoryManager>, _) = (Arc::downgrade(&self.manager), self.spares.clone());
+        let device = self.device.clone();
         let reclaim = move |wanted: u64| {
             let (Some(manager), mut freed) = (manager.upgrade(), 0) else { return 0 };
             while freed < wanted {
                 let Some((address, live)) = spares.lock().expect("no panic").pop_first() else { break };
-                manager.free(address as *mut c_void, RawHandle::NULL).expect("a live block");
+                let stream = RawHandle(RECLAIM_STREAM as *mut c_void);
+                device.wait_for_uses(stream, address, live.bytes);
+                manager.free(address as *mut c_void, stream).expect("a live block");
                 freed += live.bytes as u64;
             }
             freed

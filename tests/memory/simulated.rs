@@ -320,7 +320,7 @@ impl Source for Simulated {
 
     fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
         let mut state = self.call(Call::EventRecord)?;
-        assert!(!state.capturing.contains(&(stream.0 as usize)), "recording an event in a capture");
+        expect(!state.capturing.contains(&(stream.0 as usize)), "recording an event in a capture");
         let end = state.end_of(stream) + self.event_latency;
         *state.events.get_mut(&(event.0 as usize)).expect("a live event") = Some(end);
         Ok(())
