@@ -2,7 +2,7 @@
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test bench gpu-bundle header format lint clean \
-        test-rust test-models test-cpu-only build-native test-native test-readme
+        fuzz test-rust test-models test-tsan test-helgrind test-cpu-only build-native test-native test-readme
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
@@ -10,6 +10,11 @@ export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
 CPU_ONLY := --no-default-features --target-dir "$(CARGO_TARGET_DIR)/cpu-only"
 # What tests are built for: the plain 8.0 kernels, and those of 9.0 that use wgmma and TMA.
 TEST_ARCHITECTURES ?= 80,90a
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+# The shared library, which nobody runs here, is linked without the sanitizer's functions.
+SANITIZED := -Clink-arg=-Wl,--warn-unresolved-symbols
+COVERAGE := $(addprefix -Cllvm-args=-sanitizer-coverage-,level=4 inline-8bit-counters pc-table trace-compares)
+FUZZ_SECONDS ?= 60
 SOURCES := git ls-files '*.c' '*.h' '*.cpp' '*.hpp' '*.cu' '*.cuh' ':!include/nvbackend.h' \
            ':!csrc/driver/symbols.h' ':!csrc/driver/statuses.h'
 
@@ -22,7 +27,7 @@ setup: ## install what is missing, into the checkout where that is possible
 demo: ## build the library and the examples, and let the shipped Gemma model write
 	@tools/demo.sh
 
-test: setup lint test-rust test-models test-cpu-only test-native test-readme ## run every test and gate
+test: setup lint test-rust test-models test-tsan test-cpu-only test-native test-readme ## run every test and gate
 	@echo "make test: all passed"
 
 bench: ## measure every operation on this machine, beside its peers
@@ -41,11 +46,13 @@ header: ## write include/nvbackend.h, its layout and the list of exports from sr
 format: setup ## format Rust, C, C++ and CUDA
 	cargo fmt
 	cargo fmt --manifest-path tests/models/Cargo.toml
+	cargo fmt --manifest-path fuzz/Cargo.toml
 	$(SOURCES) | xargs clang-format -i
 
 lint: setup ## check formatting, and clippy without a warning
 	cargo fmt --check
 	cargo fmt --check --manifest-path tests/models/Cargo.toml
+	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	$(SOURCES) | xargs clang-format --dry-run --Werror
 	tools/list_driver_symbols.py --check
 	tests/gates/dependencies.py
@@ -57,6 +64,24 @@ test-rust: setup
 
 test-models: setup
 	cargo test --release --locked --manifest-path tests/models/Cargo.toml
+
+test-tsan: setup ## run the many-thread tests of the memory manager under ThreadSanitizer
+	TSAN_OPTIONS="suppressions=$(CURDIR)/tests/sanitizers/thread.txt" RUSTC_BOOTSTRAP=1 \
+	  RUSTFLAGS="--cfg nvb_thread_sanitizer -Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer $(SANITIZED)" \
+	  cargo test --release --locked --no-default-features --target $(HOST) --target-dir "$(CARGO_TARGET_DIR)/tsan" \
+	  --test memory threads:: -- --test-threads=1
+
+test-helgrind: setup ## run a C program with threads under valgrind's helgrind
+	cargo build --release --locked $(CPU_ONLY)
+	tests/sanitizers/helgrind.sh "$(CARGO_TARGET_DIR)/cpu-only/release/libnvbackend.so"
+
+fuzz: setup ## fuzz the memory manager for FUZZ_SECONDS (60)
+	mkdir -p build/fuzz/corpus
+	RUSTFLAGS="--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module $(COVERAGE) $(SANITIZED)" \
+	  cargo build --release --locked --manifest-path fuzz/Cargo.toml --target $(HOST) \
+	  --target-dir "$(CARGO_TARGET_DIR)/fuzz"
+	"$(CARGO_TARGET_DIR)/fuzz/$(HOST)/release/memory_sequence" -max_total_time=$(FUZZ_SECONDS) -max_len=1500 \
+	  -artifact_prefix=build/fuzz/ build/fuzz/corpus tests/memory/corpus
 
 test-cpu-only: setup
 	cargo build --release --locked $(CPU_ONLY)
