@@ -298,6 +298,19 @@ impl Buddy {
         self.free_backed_units -= count;
     }
 
+    /// Takes just these units, all of them free.
+    pub fn take_range(&mut self, start: usize, units: usize) {
+        let (mut at, end) = (start, start + units);
+        while at < end {
+            let (run, order) = self.free_run_around(at).expect("free units");
+            self.remove(run, order);
+            self.give(run, at - run);
+            let run_end = run + (1 << order);
+            self.give(end, run_end.saturating_sub(end));
+            at = run_end;
+        }
+    }
+
     /// Removes the free runs that make up `units` from `start` on.
     fn remove_all(&mut self, start: usize, units: usize) {
         let mut at = start;
@@ -374,6 +387,16 @@ mod tests {
         buddy.give(928, 32);
         buddy.set_backed(928, 32, false);
         assert_eq!(buddy.free_backed_units(), 16);
+    }
+
+    #[test]
+    fn a_range_of_free_units_can_be_taken_out() {
+        let mut buddy = Buddy::new(100);
+        buddy.take_range(13, 60);
+        assert_eq!(buddy.free_units(), 40);
+        assert!(buddy.is_free(0, 13) && buddy.is_free(73, 27) && !buddy.is_free(13, 1) && !buddy.is_free(72, 1));
+        buddy.give(13, 60);
+        assert_eq!((buddy.free_units(), buddy.largest_free_run()), (100, 64));
     }
 
     proptest! {

@@ -63,7 +63,7 @@ pub struct MemoryManager {
 
 impl MemoryManager {
     pub fn new(executor: Arc<dyn Executor>, options: MemoryOptions) -> Result<MemoryManager> {
-        let source = Arc::new(ExecutorSource::new(executor.clone()));
+        let source = Arc::new(ExecutorSource::new(executor.clone())?);
         MemoryManager::with_source(executor, source, options)
     }
 

@@ -11,7 +11,7 @@ use super::size_class::{slab_units, CLASSES, LARGE};
 use super::slab::Slab;
 use super::sleep::Slept;
 use super::source::Source;
-use crate::error::{Error, Status};
+use crate::error::{Error, Result, Status};
 use crate::executor::VirtualMemory;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -43,12 +43,13 @@ pub enum Shortage {
 pub(super) struct Piece {
     pub unit: usize,
     pub units: usize,
-    pub handle: u64,
 }
 
 pub(super) struct Inner {
     buddy: Buddy,
     pub pieces: Vec<Piece>,
+    /// Pieces that the driver failed to take back: counted, and their units are nobody's until it does.
+    stuck: Vec<Piece>,
     /// Every slab that was ever made, and those without a place, by class. They are freed with the pages.
     slabs: Vec<NonNull<Slab>>,
     spare: [Vec<NonNull<Slab>>; CLASSES + 1],
@@ -78,7 +79,23 @@ unsafe impl Send for Inner {}
 impl Inner {
     fn new(units: usize) -> Inner {
         let spare = std::array::from_fn(|_| Vec::new());
-        Inner { buddy: Buddy::new(units), pieces: Vec::new(), slabs: Vec::new(), spare, asleep: None }
+        Inner {
+            buddy: Buddy::new(units),
+            pieces: Vec::new(),
+            stuck: Vec::new(),
+            slabs: Vec::new(),
+            spare,
+            asleep: None,
+        }
+    }
+
+    /// Frees units, except those of pieces that are stuck.
+    fn give(&mut self, unit: usize, units: usize) {
+        self.buddy.give(unit, units);
+        let inside = |piece: &&Piece| (unit..unit + units).contains(&piece.unit);
+        for piece in self.stuck.iter().filter(inside) {
+            self.buddy.take_range(piece.unit, piece.units);
+        }
     }
 
     /// A slab without a place, to be placed by the caller.
@@ -158,7 +175,7 @@ impl Pages {
     }
 
     /// A slab of the class with memory behind it; for `LARGE`, of `units`. It lives until `release`.
-    pub fn allocate(&self, arena: &Arena, class: usize, units: usize) -> Result<&Slab, Shortage> {
+    pub fn allocate(&self, arena: &Arena, class: usize, units: usize) -> std::result::Result<&Slab, Shortage> {
         let units = if class == LARGE { units } else { slab_units(class) };
         let mut inner = self.lock();
         let side = if class == LARGE { Side::Start } else { Side::End };
@@ -171,7 +188,7 @@ impl Pages {
 
     /// Units with new memory behind them, and if the limits allow more than are needed: a manager that holds much gets
     /// its memory in fewer pieces.
-    fn grow(&self, inner: &mut Inner, units: usize, side: Side) -> Result<usize, Shortage> {
+    fn grow(&self, inner: &mut Inner, units: usize, side: Side) -> std::result::Result<usize, Shortage> {
         let held = self.budget.held() as usize / UNIT_BYTES;
         let ample = (held / GROWTH).min(*PIECE_UNITS.start());
         if ample > units {
@@ -179,7 +196,7 @@ impl Pages {
                 let backed = self.back(inner, unit, ample).is_ok();
                 let kept = if backed { units } else { 0 };
                 let start = if side == Side::Start { unit } else { unit + ample - kept };
-                inner.buddy.give(if side == Side::Start { unit + kept } else { unit }, ample - kept);
+                inner.give(if side == Side::Start { unit + kept } else { unit }, ample - kept);
                 if backed {
                     return Ok(start);
                 }
@@ -188,7 +205,7 @@ impl Pages {
         let unit = inner.buddy.take(units, side).ok_or(Shortage::Range)?;
         let backed = self.back(inner, unit, units);
         backed.map(|()| unit).inspect_err(|_| {
-            inner.buddy.give(unit, units);
+            inner.give(unit, units);
             self.publish(inner);
         })
     }
@@ -210,7 +227,7 @@ impl Pages {
     }
 
     /// Puts memory behind the units that have none; all or nothing.
-    fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> Result<(), Shortage> {
+    fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> std::result::Result<(), Shortage> {
         if inner.buddy.all_backed(unit, units) {
             return Ok(());
         }
@@ -227,45 +244,65 @@ impl Pages {
             match self.map(at, length) {
                 Ok(piece) => inner.pieces.push(piece),
                 Err(shortage) => {
-                    for piece in inner.pieces.split_off(known) {
-                        self.unmap(&piece);
-                    }
+                    let mut mapped = inner.pieces.split_off(known);
+                    mapped.retain(|piece| self.unmap(piece).is_err());
+                    inner.stuck.append(&mut mapped);
                     return Err(shortage);
                 }
             }
             at += length;
         }
         for i in known..inner.pieces.len() {
-            let Piece { unit, units, .. } = inner.pieces[i];
+            let Piece { unit, units } = inner.pieces[i];
             inner.buddy.set_backed(unit, units, true);
         }
         Ok(())
     }
 
-    pub(super) fn map(&self, unit: usize, units: usize) -> Result<Piece, Shortage> {
+    pub(super) fn map(&self, unit: usize, units: usize) -> std::result::Result<Piece, Shortage> {
         let bytes = units * UNIT_BYTES;
         let admission = self.budget.admit(bytes as u64, &*self.source)?;
         // SAFETY: units of the reservation that the caller knows to be unmapped.
         let result = unsafe { self.memory().map(self.table.address(unit), bytes) };
-        let handle = result.map_err(|error| match error.status {
+        result.map_err(|error| match error.status {
             Status::OutOfMemory => Shortage::Device(error),
             _ => Shortage::Fatal(error),
         })?;
         admission.keep();
         self.maps.fetch_add(1, Ordering::Relaxed);
-        Ok(Piece { unit, units, handle })
+        Ok(Piece { unit, units })
     }
 
-    pub(super) fn unmap(&self, piece: &Piece) {
+    /// After a failure the bytes stay counted and the piece may be mapped or not: nobody uses its units until another try
+    /// succeeds.
+    pub(super) fn unmap(&self, piece: &Piece) -> Result<()> {
         let bytes = piece.units * UNIT_BYTES;
         // SAFETY: the piece was mapped by `map`, and the caller knows that nobody uses its units.
-        let result = unsafe { self.memory().unmap(self.table.address(piece.unit), bytes, piece.handle) };
-        if let Err(error) = result {
-            // Only a lost device fails here; its memory goes with the process.
-            log::warn!(target: "nvbackend::memory", "giving {bytes} bytes back: {error}");
+        let result = unsafe { self.memory().unmap(self.table.address(piece.unit), bytes) };
+        match &result {
+            Ok(()) => {
+                self.budget.give_back(bytes as u64);
+                self.unmaps.fetch_add(1, Ordering::Relaxed);
+            }
+            // Its memory goes with the process.
+            Err(error) if error.status == Status::DeviceLost => {}
+            Err(error) => log::warn!(target: "nvbackend::memory", "{bytes} bytes could not be given back: {error}"),
         }
-        self.budget.give_back(bytes as u64);
-        self.unmaps.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+
+    /// Tries again to give back what is stuck. Returns the bytes that are.
+    fn free_stuck(&self, inner: &mut Inner) -> u64 {
+        let mut bytes = 0;
+        for piece in std::mem::take(&mut inner.stuck) {
+            if self.unmap(&piece).is_ok() {
+                inner.buddy.give(piece.unit, piece.units);
+                bytes += (piece.units * UNIT_BYTES) as u64;
+            } else {
+                inner.stuck.push(piece);
+            }
+        }
+        bytes
     }
 
     /// Takes a slab's units back. No block of it is in use or known to any magazine, batch or list.
@@ -291,17 +328,22 @@ impl Pages {
     /// Gives physical memory of free units back, at least `wanted` bytes if there is as much. Returns how much it was.
     pub fn trim(&self, wanted: u64) -> u64 {
         let mut inner = self.lock();
-        let mut bytes = 0;
+        let mut bytes = self.free_stuck(&mut inner);
         let mut at = 0;
         while at < inner.pieces.len() && bytes < wanted {
-            let Piece { unit, units, .. } = inner.pieces[at];
+            let Piece { unit, units } = inner.pieces[at];
             if !inner.buddy.is_free(unit, units) {
                 at += 1;
                 continue;
             }
             let piece = inner.pieces.swap_remove(at);
-            self.unmap(&piece);
             inner.buddy.set_backed(unit, units, false);
+            if self.unmap(&piece).is_err() {
+                // A driver that fails is not asked for the next piece.
+                inner.buddy.take_range(unit, units);
+                inner.stuck.push(piece);
+                break;
+            }
             bytes += (units * UNIT_BYTES) as u64;
         }
         self.publish(&inner);
@@ -309,7 +351,7 @@ impl Pages {
     }
 
     /// Puts memory behind free units until `bytes` are held, so that the first requests need not wait for the driver.
-    pub fn grow_to(&self, bytes: u64) -> Result<(), Shortage> {
+    pub fn grow_to(&self, bytes: u64) -> std::result::Result<(), Shortage> {
         let mut inner = self.lock();
         let held = self.budget.held();
         let units = usize::try_from(bytes.saturating_sub(held)).unwrap_or(usize::MAX).div_ceil(UNIT_BYTES);
@@ -318,7 +360,7 @@ impl Pages {
         }
         let unit = inner.buddy.take(units, Side::Start).ok_or(Shortage::Range)?;
         let result = self.back(&mut inner, unit, units);
-        inner.buddy.give(unit, units);
+        inner.give(unit, units);
         self.publish(&inner);
         result
     }
@@ -335,12 +377,11 @@ impl Drop for Pages {
             // SAFETY: leaked by `spare_slab`; whoever may know a slab is gone with the manager.
             drop(unsafe { Box::from_raw(slab.as_ptr()) });
         }
-        if inner.asleep.is_none() {
-            for piece in &inner.pieces {
-                self.unmap(piece);
-            }
+        let asleep = inner.asleep.iter().flatten().filter_map(Slept::stuck);
+        let mapped = inner.pieces.iter().chain(&inner.stuck).chain(asleep);
+        if mapped.filter(|piece| self.unmap(piece).is_err()).count() == 0 {
+            // SAFETY: reserved by `new`, and nothing is mapped any more.
+            unsafe { self.memory().release(self.base, self.units * UNIT_BYTES) };
         }
-        // SAFETY: reserved by `new`, and nothing is mapped any more.
-        unsafe { self.memory().release(self.base, self.units * UNIT_BYTES) };
     }
 }
