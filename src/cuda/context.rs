@@ -79,6 +79,7 @@ impl PrimaryContext {
     /// Lets this thread call, until the guard is dropped, what CUDA's strictest mode forbids while another thread captures
     /// a graph.
     pub fn relax_capture(&self) -> Result<RelaxedCapture<'_>> {
+        self.refuse_lost()?;
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: a valid pointer, which receives the mode before.
         self.check(

@@ -115,8 +115,14 @@ impl CudaVirtualMemory {
         let result = self.check(unsafe { sys::cuMemMap(address, bytes, 0, handle, 0) }, "mapping device memory");
         // SAFETY: created above, and used for nothing but the mapping.
         let release = || unsafe { sys::cuMemRelease(handle) };
-        let released = self.give_back(false, "releasing a handle of device memory", release);
-        result?;
+        const RELEASING: &str = "releasing a handle of device memory";
+        if let Err(error) = result {
+            // Without a mapping the number may have another meaning by the time of a second attempt.
+            let released = self.context.refuse_lost().and_then(|()| self.check(release(), RELEASING));
+            released.unwrap_or_else(|error| log::warn!(target: "nvbackend::cuda", "{error}"));
+            return Err(error);
+        }
+        let released = self.give_back(false, RELEASING, release);
         let devices: Vec<i32> = std::iter::once(self.ordinal).chain(mapped.peers.iter().copied()).collect();
         released.and_then(|()| self.open(address, bytes, &devices)).inspect_err(|_| {
             if self.unmap_range(false, address, bytes).is_err() {
@@ -189,8 +195,9 @@ impl VirtualMemory for CudaVirtualMemory {
     }
 
     unsafe fn unmap(&self, address: usize, bytes: usize) -> Result<()> {
-        let _guard = self.context.enter().or_else(|_| self.context.enter())?;
-        let _relaxed = self.context.relax_capture().or_else(|_| self.context.relax_capture())?;
+        let _guard = self.context.enter_to_release();
+        // Tried twice as well; what is missed matters only while another thread captures.
+        let _relaxed = self.context.relax_capture().or_else(|_| self.context.relax_capture());
         let mut mapped = self.lock();
         let again = mapped.ranges.remove(&(address as u64)).is_none();
         self.unmap_range(again, address as u64, bytes)

@@ -193,12 +193,14 @@ impl Pages {
         let ample = (held / GROWTH).min(*PIECE_UNITS.start());
         if ample > units {
             if let Some(unit) = inner.buddy.take(ample, side) {
-                let backed = self.back(inner, unit, ample).is_ok();
-                let kept = if backed { units } else { 0 };
+                let backed = self.back(inner, unit, ample);
+                let kept = if backed.is_ok() { units } else { 0 };
                 let start = if side == Side::Start { unit } else { unit + ample - kept };
                 inner.give(if side == Side::Start { unit + kept } else { unit }, ample - kept);
-                if backed {
-                    return Ok(start);
+                match backed {
+                    Ok(()) => return Ok(start),
+                    Err(Shortage::Fatal(error)) => return Err(Shortage::Fatal(error)),
+                    Err(_) => {}
                 }
             }
         }

@@ -160,6 +160,17 @@ impl Fake {
         context
     }
 
+    /// No context and the usual capture mode, as a thread begins.
+    pub fn restore_thread(&self) {
+        // SAFETY: the driver's types of these functions.
+        unsafe {
+            let set_current: extern "C" fn(usize) -> c_int = self.function(c"cuCtxSetCurrent").unwrap();
+            let set_mode: extern "C" fn(*mut c_int) -> c_int =
+                self.function(c"cuThreadExchangeStreamCaptureMode").unwrap();
+            assert_eq!((set_current(0), set_mode(&mut 0)), (0, 0));
+        }
+    }
+
     pub fn capture_mode(&self) -> i32 {
         // SAFETY: as above.
         unsafe {

@@ -176,7 +176,6 @@ pub fn may_pass_unseen(function: &str, status: i32) -> bool {
             | "cuMemCreate"
             | "cuMemMap"
             | "cuMemSetAccess"
-            | "cuMemGetInfo_v2"
     );
     if asked_again && status == OUT_OF_MEMORY {
         return true;
@@ -206,6 +205,7 @@ pub fn may_pass_unseen(function: &str, status: i32) -> bool {
             | "cuEventCreate"
             | "cuEventRecord"
             | "cuEventQuery"
+            | "cuEventSynchronize"
             | "cuStreamWaitEvent"
             | "cuStreamIsCapturing"
     )
