@@ -67,10 +67,23 @@ typedef struct nvb_backend nvb_backend;
 // Threads: calls that take `const nvb_configuration *` may run at once from many threads.
 typedef struct nvb_configuration nvb_configuration;
 
-// The memory of one device. From `nvb_backend_get_memory_manager`.
+// The memory of one device, or of the host: blocks that are reused in the order of streams. From
+// `nvb_backend_get_memory_manager` or `nvb_memory_manager_create`.
+//
+// Blocks up to 1 MiB come from slabs, larger ones are runs of 2 MiB units of one reserved range of addresses, which
+// physical memory is mapped behind as it is needed. Each thread keeps some blocks for itself, and none of its calls
+// waits for another thread's. When memory is short the rungs of a ladder (`NVB_RUNG_…`) are climbed before an
+// allocation fails.
 //
 // Threads: every call may run at once from many threads.
 typedef struct nvb_memory_manager nvb_memory_manager;
+
+// Blocks with a name, a count and an end of their own: those of a request, of a layer, of a graph. They come out of the
+// manager's memory and limit, in slabs that no other pool shares, and go back to it when the pool is cleared.
+//
+// Threads: every call may run at once from many threads, but for `nvb_pool_clear` and `nvb_pool_destroy`, during which
+// no other thread uses the pool or its blocks.
+typedef struct nvb_pool nvb_pool;
 
 // Work queued on one stream runs in order; different streams are ordered by events. On the CPU every call has
 // finished when it returns, so programs written for streams run unchanged.
@@ -122,6 +135,29 @@ typedef struct {
   // The limit that it met, 0 likewise.
   uint64_t limit;
 } nvb_error_detail;
+
+// What the memory manager held when the calling thread's last error was `NVB_ERROR_OUT_OF_MEMORY`. All in bytes.
+typedef struct {
+  size_t struct_size;
+  uint64_t requested;
+  // What the manager may hold; 0: none.
+  uint64_t limit;
+  // In live blocks.
+  uint64_t allocated;
+  // Held of the device.
+  uint64_t held;
+  // Held, and in no live block.
+  uint64_t cached;
+  // The longest run of addresses that one block could get.
+  uint64_t largest_free;
+  // What the device had free, and has in all.
+  uint64_t device_free;
+  uint64_t device_total;
+  // Bit k: rung k (`NVB_RUNG_…`) of the ladder was tried.
+  uint32_t rungs_tried;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_memory_failure;
 
 #define NVB_OK 0
 
@@ -206,7 +242,16 @@ size_t nvb_last_error_cause(uint32_t depth, char *text, size_t capacity);
 // The numbers of the calling thread's last error; all 0 when it has met none. Set `detail->struct_size` first.
 NVB_MUST_USE nvb_status nvb_last_error_get(nvb_error_detail *detail);
 
+// The memory manager's state at the calling thread's last error; all 0 when that was no want of memory. Set
+// `failure->struct_size` first.
+NVB_MUST_USE nvb_status nvb_last_error_get_memory(nvb_memory_failure *failure);
+
 static inline void nvb_error_detail_init(nvb_error_detail *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_memory_failure_init(nvb_memory_failure *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
@@ -272,6 +317,10 @@ typedef struct {
   // In elements; all 0 means contiguous (row-major). The innermost must be 1.
   int64_t strides[4];
 } nvb_tensor;
+
+// Writes the bytes of a contiguous tensor of `rank` extents (host memory) to `bytes`.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a dtype or rank that is none, and for a size that overflows or is 0.
+NVB_MUST_USE nvb_status nvb_tensor_bytes(uint32_t dtype, uint32_t rank, const int64_t *shape, size_t *bytes);
 
 // A contiguous tensor of up to four axes; `rank` of the extents count.
 static inline nvb_tensor nvb_tensor_make(void *data, uint32_t dtype, uint32_t rank, int64_t d0, int64_t d1, int64_t d2,
@@ -554,6 +603,114 @@ static inline void nvb_library_init(nvb_library *value) {
   value->struct_size = sizeof *value;
 }
 
+// Memory options --------------------------------------------------------------------------------------------------
+
+// `nvb_memory_options`: "none", where 0 means the default.
+#define NVB_MEMORY_NONE 18446744073709551615ull
+
+// `space`: the memory of the backend's device.
+#define NVB_MEMORY_DEVICE 0
+
+// `space`: main memory, whatever the backend's device is. What is freed may be used again at once, so work that copies
+// from or to a block must have finished before.
+#define NVB_MEMORY_HOST 1
+
+// `limit_of`: `limit_fraction` is a part of all the device's memory.
+#define NVB_LIMIT_OF_TOTAL 0
+
+// `limit_of`: `limit_fraction` is a part of what is free when the manager is created.
+#define NVB_LIMIT_OF_FREE 1
+
+// `leak_tracking`: nothing is recorded.
+#define NVB_LEAK_TRACKING_OFF 0
+
+// `leak_tracking`: the place of one allocation in every `leak_sample_bytes` is recorded.
+#define NVB_LEAK_TRACKING_SAMPLED 1
+
+// `leak_tracking`: the place of every allocation is, which makes each cost microseconds.
+#define NVB_LEAK_TRACKING_FULL 2
+
+// `spill`: an allocation that finds no device memory fails.
+#define NVB_SPILL_NEVER 0
+
+// `spill`: it gets page-locked host memory, which the device reads over the bus.
+#define NVB_SPILL_PINNED 1
+
+// `spill`: it gets unified memory, which the driver moves.
+#define NVB_SPILL_MANAGED 2
+
+// Returns `bytes` (never 0) of the device's memory at a multiple of `alignment` (a power of two), which work queued on
+// `stream` from then on may use; NULL if there are none.
+typedef void *(*nvb_allocate_callback)(size_t bytes, size_t alignment, void *stream, void *user_data);
+
+// Takes back what `allocate` returned for `bytes`, to be used again after the work queued on `stream` so far.
+typedef void (*nvb_free_callback)(void *pointer, size_t bytes, void *stream, void *user_data);
+
+// An engine's allocator, which a memory manager then takes every block of device memory from, one by one. Limits,
+// statistics, leak tracking, traces and reclaim callbacks work over it; pooling, and so sleep, does not.
+//
+// The functions are called from any thread, also at once; they do not throw and do not call the manager. They stay
+// valid until the last user of the manager is gone. `stream` is a `cudaStream_t`; it is NULL on the CPU and where
+// all work that used the block has finished.
+typedef struct {
+  size_t struct_size;
+  nvb_allocate_callback allocate;
+  nvb_free_callback free;
+  // Handed to both.
+  void *user_data;
+} nvb_allocator;
+
+// Options of a memory manager. All zero after `nvb_memory_options_init` is a sensible choice. Read before the call
+// that takes them returns.
+typedef struct {
+  size_t struct_size;
+  // Bytes that the manager may hold of its memory; 0: see `limit_fraction`. Below 64 MiB blocks are not pooled but
+  // counted singly.
+  uint64_t limit;
+  // The limit as a part, 0 to 1, of what `limit_of` names; 0: no limit. Not together with `limit`.
+  double limit_fraction;
+  // Bytes of the device that are left to others. 0: on a GPU the larger of 512 MiB and a fiftieth of its memory, but
+  // at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
+  uint64_t margin;
+  // Bytes taken from the device at creation, so that the first allocations are fast.
+  uint64_t initial_bytes;
+  // Addresses to reserve; they cost no memory. 0: four times the device's memory.
+  uint64_t range_bytes;
+  // Bytes that each thread keeps for its next allocations; 0: 16 MiB. `NVB_MEMORY_NONE`: none.
+  uint64_t thread_cache_bytes;
+  // For `NVB_LEAK_TRACKING_SAMPLED`; 0: 512 KiB.
+  uint64_t leak_sample_bytes;
+  // The newest events that the trace keeps, 48 bytes each; up to 2^24. 0: no trace. Every traced allocation takes the
+  // long way, past what the thread keeps.
+  uint64_t trace_events;
+  // How long an allocation that found no memory waits for other threads to free some; 0: not at all.
+  uint64_t wait_microseconds;
+  // NULL: the library's own allocation.
+  const nvb_allocator *allocator;
+  // `NVB_MEMORY_DEVICE` or `NVB_MEMORY_HOST`.
+  uint32_t space;
+  // `NVB_LIMIT_OF_TOTAL` or `NVB_LIMIT_OF_FREE`.
+  uint32_t limit_of;
+  // `NVB_LEAK_TRACKING_…`
+  uint32_t leak_tracking;
+  // `NVB_SPILL_…`
+  uint32_t spill;
+  // 1: every block is an allocation of its own, as memory checkers want it.
+  uint32_t no_pooling;
+  // 1: freed blocks are overwritten with zero before anybody else gets them.
+  uint32_t zero_on_free;
+} nvb_memory_options;
+
+static inline void nvb_allocator_init(nvb_allocator *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_memory_options_init(nvb_memory_options *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
 // Backend ---------------------------------------------------------------------------------------------------------
 
 // `log_level`: no records.
@@ -582,7 +739,7 @@ typedef struct {
   size_t struct_size;
   // "auto" (the best GPU, else the CPU), "cpu", "cuda" (device 0) or "cuda:N". NULL: "auto".
   const char *device;
-  // Bytes that the memory manager may have allocated at a time; 0: only the device's memory bounds it.
+  // Bytes that the memory manager may hold; 0: only the device's memory bounds it, or what `memory` says.
   uint64_t memory_limit;
   // CPU threads; 0: one for each core that this process may run on.
   uint32_t threads;
@@ -596,6 +753,8 @@ typedef struct {
   nvb_log_callback log_callback;
   // Handed to `log_callback`.
   void *log_user_data;
+  // Of the backend's own memory manager; NULL: the defaults, with `memory_limit`.
+  const nvb_memory_options *memory;
 } nvb_backend_options;
 
 // Chooses a device and prepares it; `*backend` receives the handle. Options may be NULL for the defaults.
@@ -844,29 +1003,34 @@ static inline void nvb_recommendation_init(nvb_recommendation *value) {
 // `nvb_memory_copy`: within the device's memory; the ranges must not overlap.
 #define NVB_COPY_DEVICE_TO_DEVICE 3
 
-typedef struct {
-  size_t struct_size;
-  // Bytes in live blocks, those of weights and caches included.
-  uint64_t allocated;
-  // The largest `allocated` so far.
-  uint64_t peak;
-  // Live blocks.
-  uint64_t blocks;
-  // Allocations so far.
-  uint64_t allocations;
-  // Frees so far.
-  uint64_t frees;
-  // Allocations refused so far.
-  uint64_t failures;
-  // The manager's limit in bytes, 0: none.
-  uint64_t limit;
-  // Bytes that the device has free; on the CPU, available main memory. 0 where the driver does not say.
-  uint64_t device_free;
-  uint64_t device_total;
-} nvb_memory_statistics;
+// `nvb_memory_advise`: read by many and written rarely, so each processor keeps a copy.
+#define NVB_ADVICE_READ_MOSTLY 1
 
-// Gives the handle back; NULL is fine. Blocks stay valid while the backend, a child of it or another handle lives;
-// blocks that are never freed are reported as a warning in the log and freed with the last of these.
+// `nvb_memory_advise`: stays on the device unless it must move.
+#define NVB_ADVICE_PREFER_DEVICE 2
+
+// `nvb_memory_advise`: stays in main memory unless it must move.
+#define NVB_ADVICE_PREFER_HOST 3
+
+// `nvb_memory_advise`: the device keeps a mapping wherever the memory is.
+#define NVB_ADVICE_ACCESSED_BY_DEVICE 4
+
+// `nvb_memory_advise`: takes all of the above back.
+#define NVB_ADVICE_NONE 5
+
+// Creates a memory manager beside the backend's own, with a limit, pools and statistics of its own, over the memory of
+// the backend's device or over main memory (`options->space`). Operations take its blocks as they take the others.
+// Options may be NULL for the defaults. With `initial_bytes` it asks the driver for memory, else for addresses only.
+//
+// Over main memory on a GPU, copies and fills through this manager are the host's and are done when the call returns.
+// Errors: `NVB_ERROR_CONFIGURATION` (an option), `NVB_ERROR_OUT_OF_MEMORY` (`initial_bytes`).
+NVB_MUST_USE nvb_status nvb_memory_manager_create(const nvb_backend *backend,
+                                     const nvb_memory_options *options,
+                                     nvb_memory_manager **memory);
+
+// Gives the handle back; NULL is fine. Blocks stay valid while another handle, a pool or, for a backend's own manager,
+// the backend or a child of it lives; blocks that are never freed are reported as a warning in the log, with the
+// places that leak tracking recorded, and freed with the last of these.
 nvb_status nvb_memory_manager_destroy(nvb_memory_manager *memory);
 
 // Allocates `bytes` (at least 1) of device memory, aligned to 256 bytes, contents undefined. Work queued on `stream`
@@ -880,6 +1044,46 @@ NVB_MUST_USE nvb_status nvb_memory_allocate(nvb_memory_manager *memory, size_t b
 nvb_status nvb_memory_free(nvb_memory_manager *memory,
                            void *pointer,
                            nvb_stream *stream);
+
+// As `nvb_memory_allocate`, at a multiple of `alignment`: a power of two of at most 2 MiB.
+NVB_MUST_USE nvb_status nvb_memory_allocate_aligned(nvb_memory_manager *memory,
+                                       size_t bytes,
+                                       size_t alignment,
+                                       nvb_stream *stream,
+                                       void **pointer);
+
+// As `nvb_memory_allocate`, for a contiguous tensor of `rank` extents (host memory), which `tensor` receives; its
+// `data` is what is freed. Errors besides: `NVB_ERROR_INVALID_ARGUMENT` for a size that overflows or is 0.
+NVB_MUST_USE nvb_status nvb_memory_allocate_tensor(nvb_memory_manager *memory,
+                                      uint32_t dtype,
+                                      uint32_t rank,
+                                      const int64_t *shape,
+                                      nvb_stream *stream,
+                                      nvb_tensor *tensor);
+
+// Allocates `bytes` (at least 1) of unified memory, which host and device address alike and the driver moves between
+// them. Aligned to 256 bytes; counted in the statistics but not in the limit. `nvb_memory_free` takes it back and
+// waits for the device. May synchronise; not to be captured. On the CPU it is plain memory.
+// Errors: `NVB_ERROR_OUT_OF_MEMORY`; `NVB_ERROR_UNSUPPORTED` where the device has none.
+NVB_MUST_USE nvb_status nvb_memory_allocate_managed(nvb_memory_manager *memory, size_t bytes, void **pointer);
+
+// Says how a range of unified memory will be used (`NVB_ADVICE_…`). Nothing happens for other blocks of this manager,
+// so an engine may advise what spilled without asking where it went. Does not synchronise.
+NVB_MUST_USE nvb_status nvb_memory_advise(nvb_memory_manager *memory, void *pointer, size_t bytes, uint32_t advice);
+
+// Queues the move of a range of unified memory to main memory (`to_host` 1) or to the device (0) on `stream`, so that
+// later work need not wait for single pages. Nothing happens for other blocks of this manager.
+NVB_MUST_USE nvb_status nvb_memory_prefetch(nvb_memory_manager *memory,
+                               void *pointer,
+                               size_t bytes,
+                               uint32_t to_host,
+                               nvb_stream *stream);
+
+// Allocates `bytes` (at least 1) of page-locked host memory, on the NUMA node that the device is nearest to; on the CPU
+// plain memory. Copies from and to it run at the bus's speed and beside other work. Aligned to 256 bytes; counted in
+// the statistics but not in the limit. `nvb_memory_free` takes it back and waits for the device. The driver is asked
+// each time and may synchronise: keep what is used often. Errors: `NVB_ERROR_OUT_OF_MEMORY`.
+NVB_MUST_USE nvb_status nvb_memory_allocate_pinned(nvb_memory_manager *memory, size_t bytes, void **pointer);
 
 // Copies `bytes` on `stream` and returns. `kind` is `NVB_COPY_…`. Host memory must stay valid until the stream has
 // passed the copy; copies of pageable host memory may block. Device ranges must lie inside live blocks of this manager.
@@ -898,11 +1102,6 @@ NVB_MUST_USE nvb_status nvb_memory_fill(nvb_memory_manager *memory,
                            size_t bytes,
                            nvb_stream *stream);
 
-// Fills `statistics`; set its `struct_size` first. Asks the driver for the device's free memory, and is readable all the
-// same when the driver fails or the device is lost.
-NVB_MUST_USE nvb_status nvb_memory_get_statistics(nvb_memory_manager *memory,
-                                     nvb_memory_statistics *statistics);
-
 // Allocates `bytes` (at least 1) of host memory that copies to and from the device run fastest with: page-locked on
 // CUDA, plain on the CPU. Free it with `nvb_host_free` and the same size.
 NVB_MUST_USE nvb_status nvb_host_allocate(const nvb_backend *backend, size_t bytes, void **pointer);
@@ -910,7 +1109,244 @@ NVB_MUST_USE nvb_status nvb_host_allocate(const nvb_backend *backend, size_t byt
 // Frees memory of `nvb_host_allocate`; NULL is fine. Copies that use it must have finished.
 nvb_status nvb_host_free(const nvb_backend *backend, void *pointer, size_t bytes);
 
+// Memory: limits, reclaim and sleep -------------------------------------------------------------------------------
+
+// Asks the engine for `bytes` because an allocation finds none. Returns how many it freed; 0: it has nothing to spare.
+//
+// Called on the allocating thread without any of the library's locks held. It may call the library, `nvb_memory_free`
+// above all; an allocation inside it that finds no memory asks no callback again. It does not throw, does not wait for
+// the allocating thread, and frees on streams whose work has passed or that the allocation's stream waits for anyway.
+typedef uint64_t (*nvb_reclaim_callback)(uint64_t bytes, void *user_data);
+
+// Whether `bytes` could be had now without waiting for anybody or asking the engine; if not, the error that an
+// allocation would give, with all its numbers. Nothing is reserved: another thread may be faster.
+// Errors: `NVB_ERROR_OUT_OF_MEMORY`.
+NVB_MUST_USE nvb_status nvb_memory_check_available(nvb_memory_manager *memory, uint64_t bytes);
+
+// Waits for the device's work and gives back memory that no live block needs, down to `keep` bytes held. `released`, if
+// not NULL, receives the bytes given back: 0 while a capture runs, which must not wait.
+NVB_MUST_USE nvb_status nvb_memory_trim(nvb_memory_manager *memory, uint64_t keep, uint64_t *released);
+
+// Waits for the device's work and gives all physical memory back, so that an idle engine leaves the device to others.
+// Every block stays allocated at its address, but none may be used before `nvb_memory_wake`. `keep_content` 1: what
+// live blocks hold is copied to main memory and comes back with `nvb_memory_wake`; 0: it is lost. `released`, if not
+// NULL, receives the bytes given back. Until then allocations fail; blocks may be freed.
+// Errors: `NVB_ERROR_UNSUPPORTED` without pooling (a small limit, an allocator of the engine's, no virtual memory),
+// `NVB_ERROR_INVALID_ARGUMENT` if it is asleep already or a capture runs, `NVB_ERROR_OUT_OF_MEMORY` if main memory
+// cannot take the content; nothing has changed then.
+NVB_MUST_USE nvb_status nvb_memory_sleep(nvb_memory_manager *memory, uint32_t keep_content, uint64_t *released);
+
+// Takes back the memory that `nvb_memory_sleep` gave away, at the same addresses, with the content if that was kept.
+// `taken`, if not NULL, receives the bytes.
+// Errors: `NVB_ERROR_OUT_OF_MEMORY` if the device has them no more: it sleeps on, and the call may be tried again;
+// `NVB_ERROR_INVALID_ARGUMENT` if it is awake.
+NVB_MUST_USE nvb_status nvb_memory_wake(nvb_memory_manager *memory, uint64_t *taken);
+
+// From now on the manager may hold `bytes` of its memory; 0: no limit. What it holds already stays, until
+// `nvb_memory_trim` or an allocation that finds none gives it back.
+NVB_MUST_USE nvb_status nvb_memory_set_limit(nvb_memory_manager *memory, uint64_t bytes);
+
+// Adds a callback that is asked for memory when an allocation finds none, those with a lower `priority` first: give
+// cheap things to spare a low one, and what costs work to make again a high one. Each is asked at most four times by
+// one allocation. It belongs to the manager, not to the handle, and stays until it is removed or the manager is gone.
+// `id` receives what `nvb_memory_remove_reclaim_callback` wants.
+NVB_MUST_USE nvb_status nvb_memory_add_reclaim_callback(nvb_memory_manager *memory,
+                                           nvb_reclaim_callback callback,
+                                           void *user_data,
+                                           int32_t priority,
+                                           uint64_t *id);
+
+// Removes a callback. It is not called any more once this returns, because calls under way in other threads are waited
+// for, so do not hold what it waits for. Inside a reclaim callback nothing is waited for.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for an id that is none.
+NVB_MUST_USE nvb_status nvb_memory_remove_reclaim_callback(nvb_memory_manager *memory, uint64_t id);
+
+// Memory: statistics and reports ----------------------------------------------------------------------------------
+
+// Rungs of the out-of-memory ladder, in the order in which an allocation climbs them. Threads' caches go back to the
+// slabs, and empty slabs to the free units.
+#define NVB_RUNG_CACHES 0
+
+// So do blocks of other streams whose work has passed.
+#define NVB_RUNG_PASSED_WORK 1
+
+// The stream, or else the host, waits for work of other streams that holds memory back.
+#define NVB_RUNG_WAIT 2
+
+// Memory behind free units is mapped where the request can use it.
+#define NVB_RUNG_TRIM 3
+
+// The engine's reclaim callbacks are asked.
+#define NVB_RUNG_CALLBACKS 4
+
+// Other threads free something, for as long as `wait_microseconds` says.
+#define NVB_RUNG_OTHER_THREADS 5
+
+// The block is placed in host or unified memory, if `spill` says so.
+#define NVB_RUNG_SPILL 6
+
+// The number of rungs.
+#define NVB_RUNG_COUNT 7
+
+// Taken without a lock, so numbers of a moment of much traffic may differ by the calls under way.
+typedef struct {
+  size_t struct_size;
+  // Bytes in live blocks, as requested, those of weights and caches included.
+  uint64_t allocated;
+  // The largest `allocated` so far.
+  uint64_t peak;
+  // Live blocks.
+  uint64_t blocks;
+  // Allocations so far.
+  uint64_t allocations;
+  // Frees so far.
+  uint64_t frees;
+  // Allocations refused so far.
+  uint64_t failures;
+  // The manager's limit in bytes, 0: none.
+  uint64_t limit;
+  // Bytes that the device had free when the driver was asked last, as by `nvb_memory_query_device` and whenever the
+  // manager of a GPU grows; on the CPU, available main memory.
+  uint64_t device_free;
+  uint64_t device_total;
+  // Bytes that the manager holds of the device.
+  uint64_t reserved;
+  uint64_t peak_reserved;
+  // Held bytes in no live block: `reserved` − `allocated`.
+  uint64_t cached;
+  // Held bytes in whole free units: `nvb_memory_trim` gives them back, and any allocation may use them.
+  uint64_t free;
+  // The longest run of addresses that one block could get.
+  uint64_t largest_free;
+  // Bytes in blocks that were placed outside the device's memory because it was full.
+  uint64_t spilled;
+  // Bytes in live blocks of pools that a capture has used.
+  uint64_t captured;
+  // Bytes of the device that were neither free nor this manager's when the driver was asked last: other managers and
+  // processes, contexts, libraries.
+  uint64_t unaccounted;
+  // Bytes of the device that the manager leaves to others.
+  uint64_t margin;
+  // The part of `reserved`, 0 to 1, that is neither allocated nor free in whole units: what rounding up, partly used
+  // slabs, and blocks that threads keep for their next allocations cost.
+  double fragmentation;
+} nvb_memory_statistics;
+
+typedef struct {
+  size_t struct_size;
+  // Allocations that climbed the rung.
+  uint64_t tried;
+  // Those that it helped.
+  uint64_t helped;
+  char name[32];
+} nvb_memory_rung_statistics;
+
+// Fills `statistics`; set its `struct_size` first. Takes no lock and asks no driver, so it costs less than a
+// microsecond and works while a capture runs and after a device is lost.
+NVB_MUST_USE nvb_status nvb_memory_get_statistics(nvb_memory_manager *memory, nvb_memory_statistics *statistics);
+
+// Asks the driver how many bytes the device has free and in all (on the CPU: the system, for main memory). Either
+// pointer may be NULL. The statistics repeat the answer and reckon `unaccounted` with it. Costs microseconds.
+NVB_MUST_USE nvb_status nvb_memory_query_device(nvb_memory_manager *memory, uint64_t *device_free, uint64_t *device_total);
+
+// Fills `statistics` for one rung (`NVB_RUNG_…`) of the out-of-memory ladder; set its `struct_size` first. Takes no
+// lock.
+NVB_MUST_USE nvb_status nvb_memory_get_rung_statistics(nvb_memory_manager *memory,
+                                          uint32_t rung,
+                                          nvb_memory_rung_statistics *statistics);
+
+// `peak` and `peak_reserved` start again at what is in use and held now. Takes no lock.
+NVB_MUST_USE nvb_status nvb_memory_reset_peaks(nvb_memory_manager *memory);
+
+// Copies a report of live blocks for people: how many, and with leak tracking the places in the program that allocated
+// them, those with the most bytes first. `addr2line -e FILE OFFSET` tells the line of a frame that has no name.
+//
+// `text` receives at most `capacity` bytes with the closing NUL and may be NULL; `needed`, if not NULL, receives the
+// bytes that the whole text needs, NUL included. Another thread's allocations may change the report between two calls.
+NVB_MUST_USE nvb_status nvb_memory_get_leak_report(nvb_memory_manager *memory, char *text, size_t capacity, size_t *needed);
+
+// Copies the manager's whole state as JSON: statistics, rungs, pools, size classes, the physical memory behind the
+// addresses, every live block, the places that leak tracking recorded, and the trace if there is one.
+// `tools/memory_timeline.py` draws it. `text`, `capacity` and `needed` as in `nvb_memory_get_leak_report`. Takes locks
+// for short moments only; its size grows with the live blocks, so `nvb_memory_write_snapshot` serves large ones better.
+NVB_MUST_USE nvb_status nvb_memory_get_snapshot(nvb_memory_manager *memory, char *text, size_t capacity, size_t *needed);
+
+// Writes what `nvb_memory_get_snapshot` copies to a file, which is replaced. Errors: `NVB_ERROR_IO` with the path.
+NVB_MUST_USE nvb_status nvb_memory_write_snapshot(nvb_memory_manager *memory, const char *path);
+
 static inline void nvb_memory_statistics_init(nvb_memory_statistics *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_memory_rung_statistics_init(nvb_memory_rung_statistics *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Pools -----------------------------------------------------------------------------------------------------------
+
+typedef struct {
+  size_t struct_size;
+  // Bytes in live blocks, as requested.
+  uint64_t allocated;
+  // The largest `allocated` so far.
+  uint64_t peak;
+  // Live blocks.
+  uint64_t blocks;
+  // Allocations so far.
+  uint64_t allocations;
+  // Frees so far.
+  uint64_t frees;
+  // Allocations refused so far.
+  uint64_t failures;
+} nvb_pool_statistics;
+
+// Creates an empty pool. `name` (not empty) stands in reports and snapshots. The pool keeps what it needs of the
+// manager alive.
+NVB_MUST_USE nvb_status nvb_pool_create(nvb_memory_manager *memory, const char *name, nvb_pool **pool);
+
+// Frees every block of the pool and destroys the handle; NULL is fine. Waits for the device's work, unless a capture
+// runs: then the blocks wait for it.
+nvb_status nvb_pool_destroy(nvb_pool *pool);
+
+// As `nvb_memory_allocate`, for a block of this pool.
+NVB_MUST_USE nvb_status nvb_pool_allocate(nvb_pool *pool, size_t bytes, nvb_stream *stream, void **pointer);
+
+// As `nvb_memory_allocate_aligned`, for a block of this pool.
+NVB_MUST_USE nvb_status nvb_pool_allocate_aligned(nvb_pool *pool,
+                                     size_t bytes,
+                                     size_t alignment,
+                                     nvb_stream *stream,
+                                     void **pointer);
+
+// As `nvb_memory_free`, for blocks of this pool only (`nvb_memory_free` takes those of pools too).
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a pointer that is no live block of this pool.
+nvb_status nvb_pool_free(nvb_pool *pool, void *pointer, nvb_stream *stream);
+
+// Waits for the device's work and frees every block of the pool, which goes on empty; in a capture the blocks wait for
+// the work instead. `freed`, if not NULL, receives how many there were.
+NVB_MUST_USE nvb_status nvb_pool_clear(nvb_pool *pool, uint64_t *freed);
+
+// Fills `statistics`; set its `struct_size` first. Takes no lock.
+NVB_MUST_USE nvb_status nvb_pool_get_statistics(nvb_pool *pool, nvb_pool_statistics *statistics);
+
+// Copies the pool's name; `text`, `capacity` and `needed` as in `nvb_memory_get_leak_report`.
+NVB_MUST_USE nvb_status nvb_pool_get_name(nvb_pool *pool, char *text, size_t capacity, size_t *needed);
+
+// From now on, until `nvb_pool_end_capture`, what is allocated on `stream` from the manager comes from this pool, and no
+// memory of the pool goes elsewhere before it is destroyed, so a graph's addresses stay its own: destroy the graph
+// first. Call it before the stream's capture (`cudaStreamBeginCapture`) begins. While it lasts, the manager asks no
+// event and gives no memory back, on any stream. Does not synchronise.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a stream whose allocations are captured already, and for a wrapped
+// default stream, which CUDA does not capture.
+NVB_MUST_USE nvb_status nvb_pool_begin_capture(nvb_pool *pool,
+                                  nvb_stream *stream);
+
+// Ends what `nvb_pool_begin_capture` began on `stream`, after the stream's capture has ended.
+NVB_MUST_USE nvb_status nvb_pool_end_capture(nvb_pool *pool, nvb_stream *stream);
+
+static inline void nvb_pool_statistics_init(nvb_pool_statistics *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

@@ -17,7 +17,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -39,13 +41,17 @@ T make() noexcept {
 // A failed call: what() is the library's text, which names the values and limits.
 class error : public std::runtime_error {
  public:
-  error(const std::string& text, const nvb_error_detail& detail) : std::runtime_error(text), detail_(detail) {}
+  error(const std::string& text, const nvb_error_detail& detail, const nvb_memory_failure& memory = {})
+      : std::runtime_error(text), detail_(detail), memory_(memory) {}
 
   nvb_status status() const noexcept { return detail_.status; }
   const nvb_error_detail& detail() const noexcept { return detail_; }
+  // The memory manager's state, if the status is NVB_ERROR_OUT_OF_MEMORY.
+  const nvb_memory_failure& memory() const noexcept { return memory_; }
 
  private:
   nvb_error_detail detail_;
+  nvb_memory_failure memory_;
 };
 
 // Throws `error` unless `status` is NVB_OK. Call it on the thread that made the call, before its next one.
@@ -54,10 +60,12 @@ inline void check(nvb_status status) {
   auto detail = make<nvb_error_detail>();
   if (nvb_last_error_get(&detail) != NVB_OK) detail = make<nvb_error_detail>();
   detail.status = status;
+  auto memory = make<nvb_memory_failure>();
+  if (nvb_last_error_get_memory(&memory) != NVB_OK) memory = make<nvb_memory_failure>();
   std::string text(nvb_last_error_message(nullptr, 0), '\0');
   nvb_last_error_message(text.data(), text.size());
   text.resize(text.size() - 1);  // the closing NUL
-  throw error(std::string(nvb_status_name(status)) + ": " + text, detail);
+  throw error(std::string(nvb_status_name(status)) + ": " + text, detail, memory);
 }
 
 // Tensors ---------------------------------------------------------------------------------------------------------
@@ -117,6 +125,19 @@ class handle {
   T* pointer_ = nullptr;
 };
 
+// What a call gives as text, which another thread may lengthen between asking for its size and copying it.
+template <typename T>
+std::string copy_text(nvb_status (*get)(T*, char*, std::size_t, std::size_t*), T* object) {
+  std::string text;
+  std::size_t needed = 1;
+  while (needed > text.size()) {
+    text.resize(needed + 64);
+    check(get(object, text.data(), text.size(), &needed));
+  }
+  text.resize(needed - 1);
+  return text;
+}
+
 // What a backend is created with; nvbackend.h lists the fields.
 class configuration : public handle<nvb_configuration, nvb_configuration_destroy> {
  public:
@@ -171,12 +192,122 @@ class memory_manager : public handle<nvb_memory_manager, nvb_memory_manager_dest
   explicit memory_manager(const nvb_backend* backend, uint32_t index = 0) {
     check(nvb_backend_get_memory_manager(backend, index, &pointer_));
   }
+  // A manager of its own beside the backend's.
+  memory_manager(const nvb_backend* backend, const nvb_memory_options& options) {
+    check(nvb_memory_manager_create(backend, &options, &pointer_));
+  }
+
+  void* allocate(std::size_t bytes, nvb_stream* stream) const {
+    void* block = nullptr;
+    check(nvb_memory_allocate(pointer_, bytes, stream, &block));
+    return block;
+  }
+  void free(void* block, nvb_stream* stream) const { check(nvb_memory_free(pointer_, block, stream)); }
+  void check_available(uint64_t bytes) const { check(nvb_memory_check_available(pointer_, bytes)); }
+  void set_limit(uint64_t bytes) const { check(nvb_memory_set_limit(pointer_, bytes)); }
+
+  // Each returns the bytes that were given back or taken.
+  uint64_t trim(uint64_t keep = 0) const {
+    uint64_t bytes = 0;
+    check(nvb_memory_trim(pointer_, keep, &bytes));
+    return bytes;
+  }
+  uint64_t sleep(bool keep_content) const {
+    uint64_t bytes = 0;
+    check(nvb_memory_sleep(pointer_, keep_content ? 1 : 0, &bytes));
+    return bytes;
+  }
+  uint64_t wake() const {
+    uint64_t bytes = 0;
+    check(nvb_memory_wake(pointer_, &bytes));
+    return bytes;
+  }
 
   nvb_memory_statistics statistics() const {
     auto statistics = make<nvb_memory_statistics>();
     check(nvb_memory_get_statistics(pointer_, &statistics));
     return statistics;
   }
+  nvb_memory_rung_statistics rung_statistics(uint32_t rung) const {
+    auto statistics = make<nvb_memory_rung_statistics>();
+    check(nvb_memory_get_rung_statistics(pointer_, rung, &statistics));
+    return statistics;
+  }
+  // Asks the driver, for the statistics' numbers of the device.
+  void query_device() const { check(nvb_memory_query_device(pointer_, nullptr, nullptr)); }
+  void reset_peaks() const { check(nvb_memory_reset_peaks(pointer_)); }
+  std::string leak_report() const { return copy_text(nvb_memory_get_leak_report, pointer_); }
+  std::string snapshot() const { return copy_text(nvb_memory_get_snapshot, pointer_); }
+};
+
+// Blocks that are counted by themselves and end with the pool, or all at once.
+class pool : public handle<nvb_pool, nvb_pool_destroy> {
+ public:
+  using handle::handle;
+  pool(nvb_memory_manager* memory, const char* name) { check(nvb_pool_create(memory, name, &pointer_)); }
+
+  void* allocate(std::size_t bytes, nvb_stream* stream) const {
+    void* block = nullptr;
+    check(nvb_pool_allocate(pointer_, bytes, stream, &block));
+    return block;
+  }
+  void free(void* block, nvb_stream* stream) const { check(nvb_pool_free(pointer_, block, stream)); }
+  // Returns how many blocks there were.
+  uint64_t clear() {
+    uint64_t blocks = 0;
+    check(nvb_pool_clear(pointer_, &blocks));
+    return blocks;
+  }
+
+  nvb_pool_statistics statistics() const {
+    auto statistics = make<nvb_pool_statistics>();
+    check(nvb_pool_get_statistics(pointer_, &statistics));
+    return statistics;
+  }
+  std::string name() const { return copy_text(nvb_pool_get_name, pointer_); }
+};
+
+// What is allocated on `stream` while this lives comes from the pool. It begins before the stream's capture and ends
+// after.
+class pool_capture {
+ public:
+  pool_capture(nvb_pool* pool, nvb_stream* stream) : pool_(pool), stream_(stream) {
+    check(nvb_pool_begin_capture(pool, stream));
+  }
+  pool_capture(const pool_capture&) = delete;
+  pool_capture& operator=(const pool_capture&) = delete;
+  // A failure is in nvb_last_error_message; a destructor has no one to tell.
+  ~pool_capture() { static_cast<void>(nvb_pool_end_capture(pool_, stream_)); }
+
+ private:
+  nvb_pool* pool_;
+  nvb_stream* stream_;
+};
+
+// Asks `function` for bytes when an allocation of `memory` finds none; it returns how many it freed. Destroy it before
+// the manager's handle. An exception in it counts as nothing freed.
+class reclaim_callback {
+ public:
+  reclaim_callback(nvb_memory_manager* memory, std::function<uint64_t(uint64_t)> function, int32_t priority = 0)
+      : memory_(memory), function_(std::make_unique<std::function<uint64_t(uint64_t)>>(std::move(function))) {
+    check(nvb_memory_add_reclaim_callback(memory, call, function_.get(), priority, &id_));
+  }
+  reclaim_callback(const reclaim_callback&) = delete;
+  reclaim_callback& operator=(const reclaim_callback&) = delete;
+  ~reclaim_callback() { static_cast<void>(nvb_memory_remove_reclaim_callback(memory_, id_)); }
+
+ private:
+  static uint64_t call(uint64_t bytes, void* function) noexcept {
+    try {
+      return (*static_cast<std::function<uint64_t(uint64_t)>*>(function))(bytes);
+    } catch (...) {
+      return 0;
+    }
+  }
+
+  nvb_memory_manager* memory_;
+  std::unique_ptr<std::function<uint64_t(uint64_t)>> function_;
+  uint64_t id_ = 0;
 };
 
 class event : public handle<nvb_event, nvb_event_destroy> {

@@ -18,7 +18,8 @@ use crate::metrics::{nvtx, Metrics};
 use crate::operation::Operation;
 use crate::stream::{RawHandle, Stream};
 use crate::tensor::{DType, Tensor};
-use std::sync::{Arc, OnceLock};
+use std::ffi::c_void;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BackendOptions {
@@ -43,6 +44,8 @@ pub struct BackendOptions {
 pub struct Backend {
     executor: Arc<dyn Executor>,
     memory: Arc<MemoryManager>,
+    /// Managers of the engine's own over the same device, whose blocks operations take as well.
+    other_memory: RwLock<Vec<Weak<MemoryManager>>>,
     default_stream: Arc<Stream>,
     metrics: Metrics,
     configuration: Configuration,
@@ -109,6 +112,7 @@ impl Backend {
         Ok(Backend {
             executor,
             memory,
+            other_memory: RwLock::default(),
             default_stream,
             metrics: Metrics::default(),
             configuration: Configuration::default(),
@@ -143,6 +147,32 @@ impl Backend {
         &self.memory
     }
 
+    /// A manager of its own over the device's memory, independent of `memory`.
+    pub fn create_memory_manager(&self, options: MemoryOptions) -> Result<Arc<MemoryManager>> {
+        let memory = Arc::new(MemoryManager::new(self.executor.clone(), options)?);
+        let mut others = self.other_memory.write().unwrap_or_else(PoisonError::into_inner);
+        others.retain(|other| other.strong_count() > 0);
+        others.push(Arc::downgrade(&memory));
+        Ok(memory)
+    }
+
+    /// The same over main memory, which on a GPU no operation takes.
+    pub fn create_host_memory_manager(&self, options: MemoryOptions) -> Result<Arc<MemoryManager>> {
+        if self.device().kind == DeviceKind::Cpu {
+            return self.create_memory_manager(options);
+        }
+        // One thread: it only copies and fills.
+        Ok(Arc::new(MemoryManager::new(Arc::new(CpuExecutor::new(1)?), options)?))
+    }
+
+    /// Whether the range lies inside a live block of a manager of this device.
+    fn owns(&self, pointer: *const c_void, bytes: usize) -> bool {
+        self.memory.owns(pointer, bytes) || {
+            let others = self.other_memory.read().unwrap_or_else(PoisonError::into_inner);
+            others.iter().filter_map(Weak::upgrade).any(|other| other.owns(pointer, bytes))
+        }
+    }
+
     pub fn device(&self) -> &DeviceInfo {
         self.executor.device()
     }
@@ -155,10 +185,10 @@ impl Backend {
     /// Refuses a tensor whose memory the device cannot reach or that runs past its block.
     pub fn check_memory(&self, name: &str, tensor: &Tensor) -> Result<()> {
         let bytes = tensor.span_bytes();
-        if bytes == 0 || self.memory.owns(tensor.data, bytes) {
+        if bytes == 0 || self.owns(tensor.data, bytes) {
             return Ok(());
         }
-        if self.memory.owns(tensor.data, 1) {
+        if self.owns(tensor.data, 1) {
             return Err(Error::invalid(format!(
                 "tensor `{name}` {tensor} spans {bytes} bytes and runs past the end of its memory block"
             )));

@@ -9,9 +9,11 @@ use nvbackend::capi::device::*;
 use nvbackend::capi::environment::*;
 use nvbackend::capi::hardware::*;
 use nvbackend::capi::kv_cache::*;
-use nvbackend::capi::memory::*;
+use nvbackend::capi::memory_options::*;
+use nvbackend::capi::memory_statistics::*;
 use nvbackend::capi::metrics::*;
 use nvbackend::capi::operations::*;
+use nvbackend::capi::pool::*;
 use nvbackend::capi::sampling::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::stream_manager::*;
@@ -43,6 +45,10 @@ macro_rules! layouts {
 fn layouts() -> Vec<Layout> {
     layouts! {
         nvb_error_detail { struct_size, status, cuda_code, requested, limit }
+        nvb_memory_failure {
+            struct_size, requested, limit, allocated, held, cached, largest_free, device_free, device_total, rungs_tried,
+            reserved,
+        }
         nvb_build_info { struct_size, cuda, cuda_toolkit_version, architectures }
         nvb_tensor { data, dtype, rank, shape, strides }
         nvb_device_info {
@@ -62,9 +68,14 @@ fn layouts() -> Vec<Layout> {
             obstacle,
         }
         nvb_library { struct_size, found, version, name, path, reason }
+        nvb_allocator { struct_size, allocate, free, user_data }
+        nvb_memory_options {
+            struct_size, limit, limit_fraction, margin, initial_bytes, range_bytes, thread_cache_bytes, leak_sample_bytes,
+            trace_events, wait_microseconds, allocator, space, limit_of, leak_tracking, spill, no_pooling, zero_on_free,
+        }
         nvb_backend_options {
             struct_size, device, memory_limit, threads, force_architecture, own_kernels_only, log_level, log_callback,
-            log_user_data,
+            log_user_data, memory,
         }
         nvb_device_usage {
             struct_size, known, utilization, memory_utilization, temperature, power, power_limit, clock, memory_clock,
@@ -74,7 +85,10 @@ fn layouts() -> Vec<Layout> {
         nvb_recommendation { struct_size, count, device_index, kind, runnable, device, name, reason }
         nvb_memory_statistics {
             struct_size, allocated, peak, blocks, allocations, frees, failures, limit, device_free, device_total,
+            reserved, peak_reserved, cached, free, largest_free, spilled, captured, unaccounted, margin, fragmentation,
         }
+        nvb_memory_rung_statistics { struct_size, tried, helped, name }
+        nvb_pool_statistics { struct_size, allocated, peak, blocks, allocations, frees, failures }
         nvb_stream_manager_options { struct_size, streams_per_priority, reserved }
         nvb_stream_statistics { struct_size, streams, users, busy, reserved }
         nvb_weight_desc { struct_size, parts, part_count, arrangement, source }

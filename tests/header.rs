@@ -6,16 +6,20 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 18] = [
+const SECTIONS: [(&str, &str); 22] = [
     ("status", "Status codes and errors"),
     ("version", "Version and build"),
     ("tensor", "Tensors"),
     ("device", "Devices"),
     ("environment", "Environment"),
+    ("memory_options", "Memory options"),
     ("backend", "Backend"),
     ("configuration", "Configuration"),
     ("hardware", "Hardware: usage, peers, recommendation"),
     ("memory", "Memory"),
+    ("memory_control", "Memory: limits, reclaim and sleep"),
+    ("memory_statistics", "Memory: statistics and reports"),
+    ("pool", "Pools"),
     ("stream", "Streams"),
     ("event", "Events"),
     ("stream_manager", "Stream manager"),
@@ -140,8 +144,8 @@ fn generate(root: &Path) -> String {
 /// cbindgen's text for one file; the opaque types move to `handles`, because sections refer to each other's.
 fn section(root: &Path, file: &str, handles: &mut String) -> String {
     let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml");
-    // No function of its own file mentions it, and cbindgen leaves out what none does.
-    config.export.include = vec!["nvb_tensor".into()];
+    // No function of their own files mentions them, and cbindgen leaves out what none does.
+    config.export.include = vec!["nvb_tensor".into(), "nvb_memory_options".into()];
     let source = root.join("src/capi").join(format!("{file}.rs"));
     let bindings = cbindgen::Builder::new().with_config(config).with_src(source).generate().expect("src/capi parses");
     let mut text = Vec::new();

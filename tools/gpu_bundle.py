@@ -105,6 +105,8 @@ def relocated(text):
     """A command's word or a variable with this checkout's paths as the bundle has them."""
     path = pathlib.Path(text.partition("=")[2] or text)
     if path.is_absolute() and path.is_relative_to(CMAKE_BUILD):
+        if path.suffix == ".json":
+            return path.name  # the test writes it
         packed = pack(path, "lib" if ".so" in path.name else "bin")
         return text.replace(str(path), f"./{packed}")
     return text.replace(f"{ROOT}/", "")

@@ -134,18 +134,29 @@ void report(const nvb::backend& backend, const Timing& timing, bool memory) {
                timing.prefill_seconds, rate(timing.prefill_tokens, timing.prefill_seconds));
   std::fprintf(stderr, "decode: %lld tokens in %.3f s, %.1f tokens/s\n", static_cast<long long>(timing.decode_tokens),
                timing.decode_seconds, rate(timing.decode_tokens, timing.decode_seconds));
-  const nvb_memory_statistics statistics = nvb::memory_manager(backend).statistics();
+  const nvb::memory_manager manager(backend);
+  if (memory) manager.query_device();  // so that the numbers of the device are those of now
+  const nvb_memory_statistics statistics = manager.statistics();
   std::fprintf(stderr, "memory: %.1f MiB at peak, %.1f MiB of it the cache of keys and values\n",
                static_cast<double>(statistics.peak) / kMiB, static_cast<double>(timing.cache_bytes) / kMiB);
   if (!memory) return;
   std::fprintf(stderr,
                "  weights      %10.1f MiB in %llu blocks\n"
                "  allocations  %10llu, frees %llu, refused %llu\n"
-               "  device       %10.1f MiB, %.1f MiB free\n",
+               "  held         %10.1f MiB, %.1f MiB at peak, %.1f%% in rounding and caches\n"
+               "  device       %10.1f MiB, %.1f MiB free, %.1f MiB with others\n",
                static_cast<double>(statistics.allocated) / kMiB, static_cast<unsigned long long>(statistics.blocks),
                static_cast<unsigned long long>(statistics.allocations),
                static_cast<unsigned long long>(statistics.frees), static_cast<unsigned long long>(statistics.failures),
-               static_cast<double>(statistics.device_total) / kMiB, static_cast<double>(statistics.device_free) / kMiB);
+               static_cast<double>(statistics.reserved) / kMiB, static_cast<double>(statistics.peak_reserved) / kMiB,
+               100 * statistics.fragmentation, static_cast<double>(statistics.device_total) / kMiB,
+               static_cast<double>(statistics.device_free) / kMiB, static_cast<double>(statistics.unaccounted) / kMiB);
+  for (uint32_t i = 0; i < NVB_RUNG_COUNT; ++i) {
+    const nvb_memory_rung_statistics rung = manager.rung_statistics(i);
+    if (rung.tried == 0) continue;
+    std::fprintf(stderr, "  short of memory: %s tried %llu times, helped %llu\n", rung.name,
+                 static_cast<unsigned long long>(rung.tried), static_cast<unsigned long long>(rung.helped));
+  }
 }
 
 void run(const Options& options) {

@@ -3,7 +3,8 @@
 use super::device::{convert, nvb_device_info};
 use super::guard::guard;
 use super::handle::Table;
-use super::memory::{nvb_memory_manager, MEMORY_MANAGERS};
+use super::memory::{nvb_memory_manager, ManagerObject, MEMORY_MANAGERS};
+use super::memory_options::{convert as convert_memory_options, nvb_memory_options, NVB_MEMORY_DEVICE};
 use super::status::nvb_status;
 use super::stream::{nvb_stream, STREAMS};
 use super::structs::{expect_out, read, text, versioned, write};
@@ -11,6 +12,8 @@ use crate::backend::{Backend, BackendOptions};
 use crate::error::{Error, Result, Status};
 use crate::hardware;
 use crate::logging;
+use crate::memory::options::Limit;
+use crate::memory::MemoryOptions;
 use crate::stream::Stream;
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, Mutex};
@@ -53,7 +56,7 @@ pub struct nvb_backend_options {
     pub struct_size: usize,
     /// "auto" (the best GPU, else the CPU), "cpu", "cuda" (device 0) or "cuda:N". NULL: "auto".
     pub device: *const c_char,
-    /// Bytes that the memory manager may have allocated at a time; 0: only the device's memory bounds it.
+    /// Bytes that the memory manager may hold; 0: only the device's memory bounds it, or what `memory` says.
     pub memory_limit: u64,
     /// CPU threads; 0: one for each core that this process may run on.
     pub threads: u32,
@@ -67,6 +70,8 @@ pub struct nvb_backend_options {
     pub log_callback: nvb_log_callback,
     /// Handed to `log_callback`.
     pub log_user_data: *mut c_void,
+    /// Of the backend's own memory manager; NULL: the defaults, with `memory_limit`.
+    pub memory: *const nvb_memory_options,
 }
 versioned!(nvb_backend_options);
 
@@ -114,6 +119,24 @@ pub(super) fn expect_same_backend(
     Err(Error::invalid(format!("the {name} belongs to another backend")))
 }
 
+/// # Safety
+/// `options.memory` is NULL or a struct with its size set.
+unsafe fn memory_options(options: &nvb_backend_options) -> Result<MemoryOptions> {
+    // SAFETY: the caller's contract.
+    let (memory, space) = unsafe { convert_memory_options(options.memory)? };
+    let wrong = |text: String| Err(Error::new(Status::Configuration, text));
+    if space != NVB_MEMORY_DEVICE {
+        return wrong(format!("memory->space is {space}; a backend's own manager has NVB_MEMORY_DEVICE"));
+    }
+    if options.memory_limit != 0 && memory.limit != Limit::None {
+        return wrong(format!(
+            "memory_limit is {} and memory has a limit of its own; one of them must be 0",
+            options.memory_limit
+        ));
+    }
+    Ok(memory)
+}
+
 /// Chooses a device and prepares it; `*backend` receives the handle. Options may be NULL for the defaults.
 ///
 /// On CUDA this retains the device's primary context, which the engine and the CUDA runtime share.
@@ -135,6 +158,8 @@ pub unsafe extern "C" fn nvb_backend_create(
             // SAFETY: as above.
             chosen.device = unsafe { text("device", options.device)? };
             chosen.memory_limit = options.memory_limit;
+            // SAFETY: as above.
+            chosen.memory = unsafe { memory_options(&options)? };
             chosen.threads = options.threads as usize;
             chosen.force_architecture = options.force_architecture as i32;
             chosen.own_kernels_only = match options.own_kernels_only {
@@ -209,7 +234,7 @@ pub unsafe extern "C" fn nvb_backend_get_memory_manager(
                 Error::invalid(format!("device index {index}; this backend has 1 device")).with_limit(index.into(), 1)
             );
         }
-        let handle = MEMORY_MANAGERS.insert(object.backend.clone())?;
+        let handle = MEMORY_MANAGERS.insert(ManagerObject::of(&object.backend))?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { memory.write(handle) };
         Ok(())

@@ -1,20 +1,29 @@
-//! Memory managers: allocation, copies and statistics of one device's memory.
+//! Memory managers: allocation, copies and fills of one device's memory, or the host's.
 
 use super::backend::{nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
-use super::handle::{Table, Validity};
-use super::shortcut;
+use super::handle::Table;
+use super::memory_options::{convert, nvb_memory_options, NVB_MEMORY_HOST};
+use super::shortcut::{self, Owner};
 use super::status::nvb_status;
-use super::stream::{nvb_stream, STREAMS};
-use super::structs::{expect_out, versioned, write, write_out};
+use super::stream::nvb_stream;
+use super::structs::{expect_out, write_out};
+use super::tensor::{nvb_tensor, tensor_shape};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::executor::CopyKind;
+use crate::executor::{CopyKind, ManagedAdvice};
+use crate::memory::{Blocks, MemoryManager};
 use crate::stream::Stream;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// The memory of one device. From `nvb_backend_get_memory_manager`.
+/// The memory of one device, or of the host: blocks that are reused in the order of streams. From
+/// `nvb_backend_get_memory_manager` or `nvb_memory_manager_create`.
+///
+/// Blocks up to 1 MiB come from slabs, larger ones are runs of 2 MiB units of one reserved range of addresses, which
+/// physical memory is mapped behind as it is needed. Each thread keeps some blocks for itself, and none of its calls
+/// waits for another thread's. When memory is short the rungs of a ladder (`NVB_RUNG_…`) are climbed before an
+/// allocation fails.
 ///
 /// Threads: every call may run at once from many threads.
 pub struct nvb_memory_manager {
@@ -28,75 +37,95 @@ pub const NVB_COPY_DEVICE_TO_HOST: u32 = 2;
 /// `nvb_memory_copy`: within the device's memory; the ranges must not overlap.
 pub const NVB_COPY_DEVICE_TO_DEVICE: u32 = 3;
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct nvb_memory_statistics {
-    pub struct_size: usize,
-    /// Bytes in live blocks, those of weights and caches included.
-    pub allocated: u64,
-    /// The largest `allocated` so far.
-    pub peak: u64,
-    /// Live blocks.
-    pub blocks: u64,
-    /// Allocations so far.
-    pub allocations: u64,
-    /// Frees so far.
-    pub frees: u64,
-    /// Allocations refused so far.
-    pub failures: u64,
-    /// The manager's limit in bytes, 0: none.
-    pub limit: u64,
-    /// Bytes that the device has free; on the CPU, available main memory. 0 where the driver does not say.
-    pub device_free: u64,
-    pub device_total: u64,
-}
-versioned!(nvb_memory_statistics);
+/// `nvb_memory_advise`: read by many and written rarely, so each processor keeps a copy.
+pub const NVB_ADVICE_READ_MOSTLY: u32 = 1;
+/// `nvb_memory_advise`: stays on the device unless it must move.
+pub const NVB_ADVICE_PREFER_DEVICE: u32 = 2;
+/// `nvb_memory_advise`: stays in main memory unless it must move.
+pub const NVB_ADVICE_PREFER_HOST: u32 = 3;
+/// `nvb_memory_advise`: the device keeps a mapping wherever the memory is.
+pub const NVB_ADVICE_ACCESSED_BY_DEVICE: u32 = 4;
+/// `nvb_memory_advise`: takes all of the above back.
+pub const NVB_ADVICE_NONE: u32 = 5;
 
-pub(super) static MEMORY_MANAGERS: Table<Backend> = Table::new("memory manager", 2);
+pub struct ManagerObject {
+    backend: Arc<Backend>,
+    memory: Arc<MemoryManager>,
+}
+
+impl ManagerObject {
+    /// The backend's own manager.
+    pub fn of(backend: &Arc<Backend>) -> Arc<ManagerObject> {
+        Arc::new(ManagerObject { backend: backend.clone(), memory: backend.memory().clone() })
+    }
+
+    pub fn backend(&self) -> &Arc<Backend> {
+        &self.backend
+    }
+
+    pub fn memory(&self) -> &Arc<MemoryManager> {
+        &self.memory
+    }
+}
+
+impl Owner for ManagerObject {
+    fn table() -> &'static Table<ManagerObject> {
+        &MEMORY_MANAGERS
+    }
+
+    fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    fn blocks(&self) -> &dyn Blocks {
+        &*self.memory
+    }
+}
+
+pub(super) static MEMORY_MANAGERS: Table<ManagerObject> = Table::new("memory manager", 2);
 
 /// The manager behind a handle, which keeps its backend alive, and the stream of the call.
-fn memory_and_stream(memory: *mut nvb_memory_manager, stream: *mut nvb_stream) -> Result<(Arc<Backend>, Arc<Stream>)> {
-    let backend = MEMORY_MANAGERS.get(memory)?;
-    let stream = stream_of(&backend, stream)?;
-    Ok((backend, stream))
+fn memory_and_stream(
+    memory: *mut nvb_memory_manager,
+    stream: *mut nvb_stream,
+) -> Result<(Arc<ManagerObject>, Arc<Stream>)> {
+    let object = MEMORY_MANAGERS.get(memory)?;
+    let stream = stream_of(&object.backend, stream)?;
+    Ok((object, stream))
 }
 
-fn validity(memory: *mut nvb_memory_manager, stream: *mut nvb_stream) -> Result<[Validity; 2]> {
-    let owner = MEMORY_MANAGERS.validity(memory)?;
-    Ok([owner, if stream.is_null() { owner } else { STREAMS.validity(stream)? }])
+/// Creates a memory manager beside the backend's own, with a limit, pools and statistics of its own, over the memory of
+/// the backend's device or over main memory (`options->space`). Operations take its blocks as they take the others.
+/// Options may be NULL for the defaults. With `initial_bytes` it asks the driver for memory, else for addresses only.
+///
+/// Over main memory on a GPU, copies and fills through this manager are the host's and are done when the call returns.
+/// Errors: `NVB_ERROR_CONFIGURATION` (an option), `NVB_ERROR_OUT_OF_MEMORY` (`initial_bytes`).
+#[no_mangle]
+pub unsafe extern "C" fn nvb_memory_manager_create(
+    backend: *const nvb_backend,
+    options: *const nvb_memory_options,
+    memory: *mut *mut nvb_memory_manager,
+) -> nvb_status {
+    guard!(nvb_memory_manager_create, {
+        let backend = BACKENDS.get(backend)?.backend.clone();
+        expect_out("memory", memory)?;
+        // SAFETY: a struct with its size set or NULL, by the header's contract.
+        let (options, space) = unsafe { convert(options)? };
+        let created = if space == NVB_MEMORY_HOST {
+            backend.create_host_memory_manager(options)?
+        } else {
+            backend.create_memory_manager(options)?
+        };
+        let handle = MEMORY_MANAGERS.insert(Arc::new(ManagerObject { backend, memory: created }))?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { memory.write(handle) };
+        Ok(())
+    })
 }
 
-fn allocate_by_handles(memory: *mut nvb_memory_manager, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
-    if let Some(raw) = shortcut::stream(memory, stream) {
-        if let Some(block) = MEMORY_MANAGERS.with(memory, |backend| backend.memory().allocate_at_once(bytes, raw))? {
-            return Ok(block);
-        }
-    }
-    let (backend, object) = memory_and_stream(memory, stream)?;
-    let (memories, raw) = (backend.memory(), object.raw());
-    let block = memories.allocate(bytes, raw)?;
-    shortcut::keep(memory, stream, || validity(memory, stream), raw, || memories.shortcut(raw));
-    Ok(block)
-}
-
-fn free_by_handles(memory: *mut nvb_memory_manager, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
-    if pointer.is_null() {
-        return validity(memory, stream).map(|_| ());
-    }
-    if let Some(raw) = shortcut::stream(memory, stream) {
-        if MEMORY_MANAGERS.with(memory, |backend| backend.memory().free_at_once(pointer, raw))? {
-            return Ok(());
-        }
-    }
-    let (backend, object) = memory_and_stream(memory, stream)?;
-    let (memories, raw) = (backend.memory(), object.raw());
-    memories.free(pointer, raw)?;
-    shortcut::keep(memory, stream, || validity(memory, stream), raw, || memories.shortcut(raw));
-    Ok(())
-}
-
-/// Gives the handle back; NULL is fine. Blocks stay valid while the backend, a child of it or another handle lives;
-/// blocks that are never freed are reported as a warning in the log and freed with the last of these.
+/// Gives the handle back; NULL is fine. Blocks stay valid while another handle, a pool or, for a backend's own manager,
+/// the backend or a child of it lives; blocks that are never freed are reported as a warning in the log, with the
+/// places that leak tracking recorded, and freed with the last of these.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_manager_destroy(memory: *mut nvb_memory_manager) -> nvb_status {
     guard!(nvb_memory_manager_destroy, { MEMORY_MANAGERS.remove(memory) })
@@ -114,10 +143,7 @@ pub unsafe extern "C" fn nvb_memory_allocate(
 ) -> nvb_status {
     guard!(nvb_memory_allocate, {
         expect_out("pointer", pointer)?;
-        let block = match shortcut::allocate(memory, stream, bytes) {
-            Some(block) => block,
-            None => allocate_by_handles(memory, stream, bytes)?,
-        };
+        let block = shortcut::allocate::<ManagerObject, _>(memory, stream, bytes)?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { pointer.write(block) };
         Ok(())
@@ -133,11 +159,126 @@ pub unsafe extern "C" fn nvb_memory_free(
     pointer: *mut c_void,
     stream: *mut nvb_stream,
 ) -> nvb_status {
-    guard!(nvb_memory_free, {
-        if shortcut::free(memory, stream, pointer) {
-            return Ok(());
+    guard!(nvb_memory_free, { shortcut::free::<ManagerObject, _>(memory, stream, pointer) })
+}
+
+/// As `nvb_memory_allocate`, at a multiple of `alignment`: a power of two of at most 2 MiB.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_memory_allocate_aligned(
+    memory: *mut nvb_memory_manager,
+    bytes: usize,
+    alignment: usize,
+    stream: *mut nvb_stream,
+    pointer: *mut *mut c_void,
+) -> nvb_status {
+    guard!(nvb_memory_allocate_aligned, {
+        let (object, stream) = memory_and_stream(memory, stream)?;
+        expect_out("pointer", pointer)?;
+        let block = object.memory.allocate_aligned(bytes, alignment, stream.raw())?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("pointer", pointer, block) }
+    })
+}
+
+/// As `nvb_memory_allocate`, for a contiguous tensor of `rank` extents (host memory), which `tensor` receives; its
+/// `data` is what is freed. Errors besides: `NVB_ERROR_INVALID_ARGUMENT` for a size that overflows or is 0.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_memory_allocate_tensor(
+    memory: *mut nvb_memory_manager,
+    dtype: u32,
+    rank: u32,
+    shape: *const i64,
+    stream: *mut nvb_stream,
+    tensor: *mut nvb_tensor,
+) -> nvb_status {
+    guard!(nvb_memory_allocate_tensor, {
+        let (object, stream) = memory_and_stream(memory, stream)?;
+        expect_out("tensor", tensor)?;
+        // SAFETY: `rank` extents, by the header's contract.
+        let (dtype, extents) = unsafe { tensor_shape(dtype, rank, shape)? };
+        let created = object.memory.allocate_tensor(dtype, &extents, stream.raw())?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("tensor", tensor, nvb_tensor::contiguous(created.data, dtype, &extents)) }
+    })
+}
+
+/// Allocates `bytes` (at least 1) of unified memory, which host and device address alike and the driver moves between
+/// them. Aligned to 256 bytes; counted in the statistics but not in the limit. `nvb_memory_free` takes it back and
+/// waits for the device. May synchronise; not to be captured. On the CPU it is plain memory.
+/// Errors: `NVB_ERROR_OUT_OF_MEMORY`; `NVB_ERROR_UNSUPPORTED` where the device has none.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_memory_allocate_managed(
+    memory: *mut nvb_memory_manager,
+    bytes: usize,
+    pointer: *mut *mut c_void,
+) -> nvb_status {
+    guard!(nvb_memory_allocate_managed, {
+        let object = MEMORY_MANAGERS.get(memory)?;
+        expect_out("pointer", pointer)?;
+        let block = object.memory.allocate_managed(bytes)?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("pointer", pointer, block) }
+    })
+}
+
+/// Says how a range of unified memory will be used (`NVB_ADVICE_…`). Nothing happens for other blocks of this manager,
+/// so an engine may advise what spilled without asking where it went. Does not synchronise.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_memory_advise(
+    memory: *mut nvb_memory_manager,
+    pointer: *mut c_void,
+    bytes: usize,
+    advice: u32,
+) -> nvb_status {
+    guard!(nvb_memory_advise, {
+        let object = MEMORY_MANAGERS.get(memory)?;
+        let advice = match advice {
+            NVB_ADVICE_READ_MOSTLY => ManagedAdvice::ReadMostly,
+            NVB_ADVICE_PREFER_DEVICE => ManagedAdvice::PreferDevice,
+            NVB_ADVICE_PREFER_HOST => ManagedAdvice::PreferHost,
+            NVB_ADVICE_ACCESSED_BY_DEVICE => ManagedAdvice::AccessedByDevice,
+            NVB_ADVICE_NONE => ManagedAdvice::Nothing,
+            other => return Err(Error::invalid(format!("advice is {other}; NVB_ADVICE_… (1 to 5) is needed"))),
+        };
+        object.memory.advise(pointer, bytes, advice)
+    })
+}
+
+/// Queues the move of a range of unified memory to main memory (`to_host` 1) or to the device (0) on `stream`, so that
+/// later work need not wait for single pages. Nothing happens for other blocks of this manager.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_memory_prefetch(
+    memory: *mut nvb_memory_manager,
+    pointer: *mut c_void,
+    bytes: usize,
+    to_host: u32,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_memory_prefetch, {
+        let (object, stream) = memory_and_stream(memory, stream)?;
+        if to_host > 1 {
+            return Err(Error::invalid(format!("to_host is {to_host}; 0 or 1 is needed")));
         }
-        free_by_handles(memory, stream, pointer)
+        object.memory.prefetch(pointer, bytes, to_host == 1, stream.raw())
+    })
+}
+
+/// Allocates `bytes` (at least 1) of page-locked host memory, on the NUMA node that the device is nearest to; on the CPU
+/// plain memory. Copies from and to it run at the bus's speed and beside other work. Aligned to 256 bytes; counted in
+/// the statistics but not in the limit. `nvb_memory_free` takes it back and waits for the device. The driver is asked
+/// each time and may synchronise: keep what is used often. Errors: `NVB_ERROR_OUT_OF_MEMORY`.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_memory_allocate_pinned(
+    memory: *mut nvb_memory_manager,
+    bytes: usize,
+    pointer: *mut *mut c_void,
+) -> nvb_status {
+    guard!(nvb_memory_allocate_pinned, {
+        let object = MEMORY_MANAGERS.get(memory)?;
+        expect_out("pointer", pointer)?;
+        let block = object.memory.allocate_pinned(bytes)?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("pointer", pointer, block) }
     })
 }
 
@@ -154,8 +295,8 @@ pub unsafe extern "C" fn nvb_memory_copy(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_memory_copy, {
-        let (backend, stream) = memory_and_stream(memory, stream)?;
-        let memory = backend.memory();
+        let (object, stream) = memory_and_stream(memory, stream)?;
+        let memory = object.memory();
         let kind = match kind {
             NVB_COPY_HOST_TO_DEVICE => CopyKind::HostToDevice,
             NVB_COPY_DEVICE_TO_HOST => CopyKind::DeviceToHost,
@@ -196,8 +337,8 @@ pub unsafe extern "C" fn nvb_memory_fill(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_memory_fill, {
-        let (backend, stream) = memory_and_stream(memory, stream)?;
-        let memory = backend.memory();
+        let (object, stream) = memory_and_stream(memory, stream)?;
+        let memory = object.memory();
         let value = u8::try_from(value).map_err(|_| Error::invalid(format!("value is {value}; 0 to 255 is needed")))?;
         if bytes == 0 {
             return Ok(());
@@ -209,36 +350,6 @@ pub unsafe extern "C" fn nvb_memory_fill(
         }
         // SAFETY: the range lies inside a live block.
         unsafe { memory.executor().fill(destination, value, bytes, stream.raw()) }
-    })
-}
-
-/// Fills `statistics`; set its `struct_size` first. Asks the driver for the device's free memory, and is readable all the
-/// same when the driver fails or the device is lost.
-#[no_mangle]
-pub unsafe extern "C" fn nvb_memory_get_statistics(
-    memory: *mut nvb_memory_manager,
-    statistics: *mut nvb_memory_statistics,
-) -> nvb_status {
-    guard!(nvb_memory_get_statistics, {
-        let backend = MEMORY_MANAGERS.get(memory)?;
-        let memory = backend.memory();
-        let values = memory.get_statistics();
-        let executor = memory.executor();
-        let (device_free, device_total) = executor.memory_info().unwrap_or((0, executor.device().total_memory));
-        let value = nvb_memory_statistics {
-            struct_size: 0,
-            allocated: values.allocated,
-            peak: values.peak,
-            blocks: values.blocks,
-            allocations: values.allocations,
-            frees: values.frees,
-            failures: values.failures,
-            limit: values.limit,
-            device_free,
-            device_total,
-        };
-        // SAFETY: the header asks for a struct with its size set.
-        unsafe { write(statistics, &value) }
     })
 }
 

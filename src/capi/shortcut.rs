@@ -1,9 +1,12 @@
 //! The short way of calls that allocate and free: what a thread found behind a pair of handles is kept for its next call
 //! with the same pair, which then writes to nothing that other threads read.
 
-use super::handle::Validity;
+use super::backend::stream_of;
+use super::handle::{Table, Validity};
+use super::stream::{nvb_stream, STREAMS};
+use crate::backend::Backend;
 use crate::error::Result;
-use crate::memory::Shortcut;
+use crate::memory::{Blocks, Shortcut};
 use crate::stream::RawHandle;
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -41,36 +44,80 @@ fn with<R>(owner: usize, stream: usize, body: impl FnOnce(&Entry) -> Option<R>) 
     SHORTCUTS.try_with(find).ok().flatten()
 }
 
-#[inline]
-pub fn allocate<O, S>(owner: *const O, stream: *const S, bytes: usize) -> Option<*mut c_void> {
-    with(owner as usize, stream as usize, |entry| entry.shortcut.allocate(bytes))
+/// Objects behind handles that blocks come from.
+pub trait Owner: Send + Sync + Sized + 'static {
+    fn table() -> &'static Table<Self>;
+    fn backend(&self) -> &Backend;
+    fn blocks(&self) -> &dyn Blocks;
 }
 
+/// `nvb_memory_allocate`, and the same of pools.
 #[inline]
-pub fn free<O, S>(owner: *const O, stream: *const S, pointer: *mut c_void) -> bool {
-    with(owner as usize, stream as usize, |entry| entry.shortcut.free(pointer).then_some(())).is_some()
+pub fn allocate<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
+    match with(owner as usize, stream as usize, |entry| entry.shortcut.allocate(bytes)) {
+        Some(block) => Ok(block),
+        None => allocate_by_handles::<O, H>(owner, stream, bytes),
+    }
+}
+
+/// `nvb_memory_free`, and the same of pools.
+#[inline]
+pub fn free<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
+    match with(owner as usize, stream as usize, |entry| entry.shortcut.free(pointer).then_some(())) {
+        Some(()) => Ok(()),
+        None => free_by_handles::<O, H>(owner, stream, pointer),
+    }
 }
 
 /// The stream behind a pair that is known, for the ways that need no more than that.
-#[inline]
-pub fn stream<O, S>(owner: *const O, stream: *const S) -> Option<RawHandle> {
+fn known_stream<H>(owner: *mut H, stream: *mut nvb_stream) -> Option<RawHandle> {
     with(owner as usize, stream as usize, |entry| Some(entry.raw))
 }
 
-/// Keeps what `find` makes of the objects behind the two handles, unless that is known. `validity`: the handles'.
-pub fn keep<O, S>(
-    owner: *const O,
-    stream: *const S,
-    validity: impl FnOnce() -> Result<[Validity; 2]>,
-    raw: RawHandle,
-    find: impl FnOnce() -> Option<Shortcut>,
-) {
-    let (owner, stream) = (owner as usize, stream as usize);
-    if with(owner, stream, |_| Some(())).is_some() {
+fn validity<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream) -> Result<[Validity; 2]> {
+    let owner = O::table().validity(owner)?;
+    Ok([owner, if stream.is_null() { owner } else { STREAMS.validity(stream)? }])
+}
+
+fn allocate_by_handles<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
+    if let Some(raw) = known_stream(owner, stream) {
+        if let Some(block) = O::table().with(owner, |object| object.blocks().allocate_at_once(bytes, raw))? {
+            return Ok(block);
+        }
+    }
+    let object = O::table().get(owner)?;
+    let raw = stream_of(object.backend(), stream)?.raw();
+    let block = object.blocks().allocate(bytes, raw)?;
+    keep(&*object, owner, stream, raw);
+    Ok(block)
+}
+
+fn free_by_handles<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
+    if pointer.is_null() {
+        return validity::<O, H>(owner, stream).map(|_| ());
+    }
+    if let Some(raw) = known_stream(owner, stream) {
+        if O::table().with(owner, |object| object.blocks().free_at_once(pointer, raw))? {
+            return Ok(());
+        }
+    }
+    let object = O::table().get(owner)?;
+    let raw = stream_of(object.backend(), stream)?.raw();
+    object.blocks().free(pointer, raw)?;
+    keep(&*object, owner, stream, raw);
+    Ok(())
+}
+
+/// Keeps what was found behind the two handles, unless that is known.
+fn keep<O: Owner, H>(object: &O, owner: *mut H, stream: *mut nvb_stream, raw: RawHandle) {
+    if known_stream(owner, stream).is_some() {
         return;
     }
     // A handle that was destroyed meanwhile leaves nothing to keep.
-    let (Ok(validity), Some(shortcut)) = (validity(), find()) else { return };
+    let (Ok(validity), Some(shortcut)) = (validity::<O, H>(owner, stream), object.blocks().shortcut(raw)) else {
+        return;
+    };
+    let (owner, stream) = (owner as usize, stream as usize);
     let entry = Entry { owner, stream, validity, raw, shortcut };
     // A thread that is ending needs none.
     let _ = SHORTCUTS.try_with(|entries| entries.borrow_mut()[place(owner, stream)] = Some(entry));

@@ -66,6 +66,32 @@ pub struct nvb_error_detail {
 }
 versioned!(nvb_error_detail);
 
+/// What the memory manager held when the calling thread's last error was `NVB_ERROR_OUT_OF_MEMORY`. All in bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_memory_failure {
+    pub struct_size: usize,
+    pub requested: u64,
+    /// What the manager may hold; 0: none.
+    pub limit: u64,
+    /// In live blocks.
+    pub allocated: u64,
+    /// Held of the device.
+    pub held: u64,
+    /// Held, and in no live block.
+    pub cached: u64,
+    /// The longest run of addresses that one block could get.
+    pub largest_free: u64,
+    /// What the device had free, and has in all.
+    pub device_free: u64,
+    pub device_total: u64,
+    /// Bit k: rung k (`NVB_RUNG_…`) of the ladder was tried.
+    pub rungs_tried: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_memory_failure);
+
 thread_local! {
     static LAST: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
@@ -141,6 +167,31 @@ pub unsafe extern "C" fn nvb_last_error_get(detail: *mut nvb_error_detail) -> nv
         });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(detail, &value) }
+    })
+}
+
+/// The memory manager's state at the calling thread's last error; all 0 when that was no want of memory. Set
+/// `failure->struct_size` first.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_last_error_get_memory(failure: *mut nvb_memory_failure) -> nvb_status {
+    guard!(nvb_last_error_get_memory, {
+        let state = LAST.with(|last| last.borrow().as_ref().and_then(|error| error.memory.as_deref().copied()));
+        let state = state.unwrap_or_default();
+        let value = nvb_memory_failure {
+            struct_size: 0,
+            requested: state.requested,
+            limit: state.limit,
+            allocated: state.allocated,
+            held: state.reserved,
+            cached: state.cached,
+            largest_free: state.largest_free,
+            device_free: state.device_free,
+            device_total: state.device_total,
+            rungs_tried: state.rungs_tried,
+            reserved: 0,
+        };
+        // SAFETY: the header asks for a struct with its size set.
+        unsafe { write(failure, &value) }
     })
 }
 

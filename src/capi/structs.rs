@@ -144,6 +144,29 @@ pub unsafe fn copy_text(text: &str, to: *mut std::ffi::c_char, capacity: usize) 
     text.len() + 1
 }
 
+/// As `copy_text`, with the size in `needed`, which may be NULL.
+///
+/// # Safety
+/// As for [`copy_text`], and `needed` is NULL or valid for writing.
+pub unsafe fn give_text(text: &str, to: *mut std::ffi::c_char, capacity: usize, needed: *mut usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let bytes = copy_text(text, to, capacity);
+        if !needed.is_null() {
+            needed.write(bytes);
+        }
+    }
+}
+
+/// A field that says yes or no.
+pub fn flag(name: &str, value: u32) -> Result<bool> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(Error::new(Status::Configuration, format!("{name} is {other}; 0 or 1 is needed"))),
+    }
+}
+
 /// A fixed-size, NUL-terminated name field.
 pub fn fixed_text<const N: usize>(text: &str) -> [std::ffi::c_char; N] {
     let mut field = [0; N];

@@ -1,7 +1,11 @@
 //! Tensors as C passes them.
 
+use super::guard::guard;
+use super::status::nvb_status;
+use super::structs::{slice, write_out};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::memory::tensor_bytes;
 use crate::tensor::{DType, Tensor, MAX_RANK};
 use std::ffi::c_void;
 
@@ -32,6 +36,45 @@ pub struct nvb_tensor {
 }
 
 const _: () = assert!(MAX_RANK == 4);
+
+impl nvb_tensor {
+    pub(super) fn contiguous(data: *mut c_void, dtype: DType, extents: &[usize]) -> nvb_tensor {
+        let mut shape = [0; 4];
+        for (to, &extent) in shape.iter_mut().zip(extents) {
+            *to = extent as i64;
+        }
+        nvb_tensor { data, dtype: dtype as u32, rank: extents.len() as u32, shape, strides: [0; 4] }
+    }
+}
+
+/// Writes the bytes of a contiguous tensor of `rank` extents (host memory) to `bytes`.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a dtype or rank that is none, and for a size that overflows or is 0.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_tensor_bytes(dtype: u32, rank: u32, shape: *const i64, bytes: *mut usize) -> nvb_status {
+    guard!(nvb_tensor_bytes, {
+        // SAFETY: `rank` extents, by the header's contract.
+        let (dtype, extents) = unsafe { tensor_shape(dtype, rank, shape)? };
+        let value = tensor_bytes(dtype, &extents)?;
+        // SAFETY: NULL is checked; otherwise valid by the header's contract.
+        unsafe { write_out("bytes", bytes, value) }
+    })
+}
+
+/// What a tensor to come is described by.
+///
+/// # Safety
+/// `shape` is NULL or has `rank` extents.
+pub(super) unsafe fn tensor_shape(dtype: u32, rank: u32, shape: *const i64) -> Result<(DType, Vec<usize>)> {
+    let dtype = DType::from_code(dtype)
+        .ok_or_else(|| Error::invalid(format!("dtype is {dtype}; NVB_DTYPE_… (1 to 4) is needed")))?;
+    if rank == 0 || rank as usize > MAX_RANK {
+        return Err(Error::invalid(format!("rank is {rank}; 1 to {MAX_RANK} is needed")));
+    }
+    // SAFETY: the caller's contract.
+    let shape = unsafe { slice("shape", shape, rank as usize)? };
+    let extent = |&value: &i64| usize::try_from(value).map_err(|_| Error::invalid(format!("an extent is {value}")));
+    Ok((dtype, shape.iter().map(extent).collect::<Result<_>>()?))
+}
 
 /// A required tensor that lies in the backend's memory.
 pub(super) fn device_tensor(backend: &Backend, name: &str, tensor: &nvb_tensor) -> Result<Tensor> {

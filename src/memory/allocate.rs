@@ -48,6 +48,11 @@ impl Request<'_> {
     }
 }
 
+/// Events that are asked about before what a stream freed is split, and before new memory is mapped: an answer takes
+/// 0.2 µs on an H200, and a mapping 31.
+const FEW_QUERIES: usize = 2;
+const MANY_QUERIES: usize = 32;
+
 impl Core {
     #[inline]
     pub fn allocate(&self, arena: &Arena, bytes: usize, alignment: usize, stream: RawHandle) -> Result<*mut c_void> {
@@ -172,19 +177,20 @@ impl Core {
         if let Some(slab) = arena.large.take(units, label) {
             return Ok(slab);
         }
-        let settles = || !self.captures.any() && arena.large.settle_some(&self.events, pages);
-        let backed = pages.allocate_backed(arena, units);
-        let backed = backed.or_else(|| settles().then(|| pages.allocate_backed(arena, units)).flatten());
-        if let Some(slab) = backed {
-            arena.large.add(slab);
+        let settles = |queries| !self.captures.any() && arena.large.settle_some(queries, &self.events, pages);
+        let mut backed = pages.allocate_backed(arena, units);
+        if backed.is_none() && settles(FEW_QUERIES) {
+            backed = pages.allocate_backed(arena, units);
+        }
+        if let Some(slab) = backed.or_else(|| arena.large.take_part(units, label, pages)) {
             return Ok(slab);
         }
-        if let Some(slab) = arena.large.take_part(units, label, pages) {
-            return Ok(slab);
+        if settles(MANY_QUERIES) {
+            if let Some(slab) = pages.allocate_backed(arena, units) {
+                return Ok(slab);
+            }
         }
-        let slab = pages.allocate(arena, LARGE, units)?;
-        arena.large.add(slab);
-        Ok(slab)
+        pages.allocate(arena, LARGE, units)
     }
 
     /// One block for the request; the others go to the thread's magazine, or on to other threads.

@@ -12,7 +12,7 @@ use super::pages::Pages;
 use super::size_class::CLASSES;
 use super::slab::{Block, Slab};
 use super::statistics::{Counters, Totals, Usage, UsageStatistics};
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Batches of a class that wait for a taker; the rest goes home to the slabs.
@@ -34,6 +34,10 @@ pub struct Arena {
     overflowing: AtomicUsize,
     pub large: LargeBlocks,
     caches: AtomicPtr<Cache>,
+    /// Of the pool that the arena serves; `None` for the main arena and those that wait for a pool.
+    name: Mutex<Option<String>>,
+    /// A capture has allocated from it.
+    captured: AtomicBool,
     /// The next arena of the manager; written before the arena is listed.
     pub next: AtomicPtr<Arena>,
 }
@@ -64,8 +68,26 @@ impl Arena {
             overflowing: AtomicUsize::new(0),
             large: LargeBlocks::default(),
             caches: AtomicPtr::new(std::ptr::null_mut()),
+            name: Mutex::default(),
+            captured: AtomicBool::new(false),
             next: AtomicPtr::new(std::ptr::null_mut()),
         }
+    }
+
+    pub fn name(&self) -> Option<String> {
+        self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn set_name(&self, name: Option<&str>) {
+        *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.map(str::to_string);
+    }
+
+    pub fn is_captured(&self) -> bool {
+        self.captured.load(Ordering::Relaxed)
+    }
+
+    pub fn set_captured(&self, captured: bool) {
+        self.captured.store(captured, Ordering::Relaxed);
     }
 
     #[inline]

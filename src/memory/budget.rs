@@ -12,6 +12,9 @@ pub struct Budget {
     margin: AtomicU64,
     held: AtomicU64,
     peak: AtomicU64,
+    /// What the device had free, and what of it others had taken, when it was asked last.
+    device_free: AtomicU64,
+    unaccounted: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -34,8 +37,15 @@ pub struct Admission<'a> {
 impl Budget {
     pub fn new(limit: u64, margin: u64) -> Budget {
         let limit = if limit == 0 { u64::MAX } else { limit };
-        let none = AtomicU64::new(0);
-        Budget { limit: limit.into(), margin: margin.into(), held: none, peak: AtomicU64::new(0) }
+        let none = || AtomicU64::new(0);
+        Budget {
+            limit: limit.into(),
+            margin: margin.into(),
+            held: none(),
+            peak: none(),
+            device_free: none(),
+            unaccounted: none(),
+        }
     }
 
     pub fn limit(&self) -> u64 {
@@ -63,6 +73,29 @@ impl Budget {
         self.peak.store(self.held(), Ordering::Relaxed);
     }
 
+    /// (free, total) bytes of the device, which is asked.
+    pub fn ask(&self, source: &dyn Source) -> crate::error::Result<(u64, u64)> {
+        let (free, total) = source.memory_info()?;
+        self.note_free(free, total, self.held());
+        Ok((free, total))
+    }
+
+    /// `held`: what this manager held then.
+    pub fn note_free(&self, free: u64, total: u64, held: u64) {
+        self.device_free.store(free, Ordering::Relaxed);
+        self.unaccounted.store(total.saturating_sub(free).saturating_sub(held), Ordering::Relaxed);
+    }
+
+    /// As of the last answer.
+    pub fn device_free(&self) -> u64 {
+        self.device_free.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the device that were neither free nor this manager's at the last answer.
+    pub fn unaccounted(&self) -> u64 {
+        self.unaccounted.load(Ordering::Relaxed)
+    }
+
     pub fn admit(&self, bytes: u64, source: &dyn Source) -> Result<Admission<'_>, Refusal> {
         let before = self.held.fetch_add(bytes, Ordering::Relaxed);
         let admission = Admission { budget: self, bytes };
@@ -71,7 +104,8 @@ impl Budget {
         }
         let margin = self.margin();
         if margin > 0 {
-            let (free, _) = source.memory_info().map_err(Refusal::Source)?;
+            let (free, total) = source.memory_info().map_err(Refusal::Source)?;
+            self.note_free(free, total, before);
             if free < bytes.saturating_add(margin) {
                 return Err(Refusal::Margin { free });
             }

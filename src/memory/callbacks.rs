@@ -1,7 +1,7 @@
 //! Engine callbacks that free memory when there is none left: caches, idle sequences, speculative buffers.
 
 use std::cell::Cell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Asks for bytes and returns how many were freed; it may call the manager, and must not wait for the allocating thread.
 pub type Reclaim = dyn Fn(u64) -> u64 + Send + Sync;
@@ -10,6 +10,47 @@ struct Callback {
     id: u64,
     priority: i32,
     reclaim: Box<Reclaim>,
+    calls: Mutex<Calls>,
+    /// Signalled when the last call under way ends.
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct Calls {
+    running: usize,
+    removed: bool,
+}
+
+impl Callback {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None`: it has been removed.
+    fn call(&self, bytes: u64) -> Option<u64> {
+        {
+            let mut calls = self.calls();
+            if calls.removed {
+                return None;
+            }
+            calls.running += 1;
+        }
+        let _running = Running(self);
+        Some((self.reclaim)(bytes))
+    }
+}
+
+/// Counts a call as ended, after a panic as well.
+struct Running<'a>(&'a Callback);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let mut calls = self.0.calls();
+        calls.running -= 1;
+        if calls.running == 0 {
+            self.0.idle.notify_all();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -31,16 +72,26 @@ impl Callbacks {
         list.0 += 1;
         let id = list.0;
         let at = list.1.partition_point(|other| other.priority <= priority);
-        list.1.insert(at, Arc::new(Callback { id, priority, reclaim }));
+        let (calls, idle) = Default::default();
+        list.1.insert(at, Arc::new(Callback { id, priority, reclaim, calls, idle }));
         id
     }
 
-    /// Returns whether there was one. A call that is under way in another thread is not waited for.
+    /// Returns whether there was one. No call of it begins any more, and calls under way in other threads are waited for,
+    /// unless a reclaim callback asks: two that remove each other would wait for ever.
     pub fn remove(&self, id: u64) -> bool {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = list.1.len();
-        list.1.retain(|callback| callback.id != id);
-        list.1.len() < before
+        let removed = {
+            let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = list.1.iter().position(|callback| callback.id == id);
+            found.map(|at| list.1.remove(at))
+        };
+        let Some(callback) = removed else { return false };
+        let mut calls = callback.calls();
+        calls.removed = true;
+        while calls.running > 0 && !RECLAIMING.get() {
+            calls = callback.idle.wait(calls).unwrap_or_else(PoisonError::into_inner);
+        }
+        true
     }
 
     /// Asks one after the other for `bytes`, calling `retry` whenever something was freed, until it has a result. Holds
@@ -53,7 +104,7 @@ impl Callbacks {
         let _end = End;
         for callback in list {
             for _ in 0..ROUNDS {
-                let freed = (callback.reclaim)(bytes);
+                let Some(freed) = callback.call(bytes) else { break };
                 log::debug!(target: "nvbackend::memory", "reclaim callback {} freed {freed} of {bytes} bytes", callback.id);
                 if freed == 0 {
                     break;
@@ -102,6 +153,43 @@ mod tests {
         assert!(callbacks.remove(gone) && !callbacks.remove(gone));
         assert_eq!(callbacks.ask(10, || None::<()>), None);
         assert_eq!(*asked.lock().unwrap(), ["early", "late", "late", "late", "late"]);
+    }
+
+    #[test]
+    fn removing_waits_for_calls_under_way_in_other_threads() {
+        let callbacks = Arc::new(Callbacks::default());
+        let (inside, ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (in_call, after_call) = (inside.clone(), ended.clone());
+        let id = callbacks.add(
+            0,
+            Box::new(move |_| {
+                in_call.store(1, Ordering::SeqCst);
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                after_call.store(1, Ordering::SeqCst);
+                0
+            }),
+        );
+        std::thread::scope(|scope| {
+            scope.spawn(|| callbacks.ask(1, || None::<()>));
+            while inside.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            assert!(callbacks.remove(id));
+            assert_eq!(ended.load(Ordering::SeqCst), 1, "its data may go now");
+        });
+    }
+
+    #[test]
+    fn a_callback_may_remove_itself() {
+        let callbacks = Arc::new(Callbacks::default());
+        let (inner, id) = (callbacks.clone(), Arc::new(AtomicUsize::new(0)));
+        let own = id.clone();
+        id.store(
+            callbacks.add(0, Box::new(move |_| u64::from(inner.remove(own.load(Ordering::SeqCst) as u64)))) as usize,
+            Ordering::SeqCst,
+        );
+        assert_eq!(callbacks.ask(1, || None::<()>), None);
+        assert!(callbacks.is_empty());
     }
 
     #[test]

@@ -70,6 +70,7 @@ impl Core {
         let synchronous = source.is_synchronous();
         let limit = options.limit_bytes(free, total, synchronous);
         let budget = Arc::new(Budget::new(limit, options.margin_bytes(total, synchronous)));
+        budget.note_free(free, total, 0);
         let pages = if options.pools(limit) {
             let range = if options.range_bytes > 0 { options.range_bytes } else { total.saturating_mul(4) };
             Pages::new(source.clone(), budget.clone(), range, LEAST_RANGE.min(range)).map(Arc::new)
@@ -109,7 +110,12 @@ impl Core {
     /// What a thread's cache is told.
     pub fn settings(&self) -> Settings {
         let asleep = self.pages.as_ref().is_some_and(|pages| pages.asleep.load(Ordering::Relaxed));
-        let seen = asleep || self.trace.is_some() || log::log_enabled!(target: "nvbackend::memory", log::Level::Trace);
+        // Where streams share magazines, a capture's allocations are told apart on the long way only.
+        let shared_capture = self.synchronous && self.captures.any();
+        let seen = asleep
+            || shared_capture
+            || self.trace.is_some()
+            || log::log_enabled!(target: "nvbackend::memory", log::Level::Trace);
         Settings {
             capacity: self.options.thread_cache(self.device_total),
             credit: self.tracker.next_sample(),
@@ -152,6 +158,13 @@ impl Core {
             ANYBODY_KEY => ANYBODY,
             ALL_WORK_KEY => ALL_WORK,
             raw => self.streams.label(RawHandle(raw as *mut _)),
+        }
+    }
+
+    /// Tells every thread which ways are long from now on.
+    pub fn renew_settings(&self) {
+        for arena in self.arenas() {
+            arena.caches().for_each(|cache| cache.set_slow(self.settings()));
         }
     }
 
@@ -213,6 +226,10 @@ impl Core {
             largest_free,
             fragmentation: if reserved == 0 { 0.0 } else { lost as f64 / reserved as f64 },
             spilled: self.spilled.load(Ordering::Relaxed),
+            captured: self.arenas().filter(|arena| arena.is_captured()).map(|arena| arena.statistics().allocated).sum(),
+            unaccounted: self.budget.unaccounted(),
+            device_free: self.budget.device_free(),
+            device_total: self.device_total,
             rungs: self.rungs.statistics(),
         }
     }

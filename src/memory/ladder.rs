@@ -39,7 +39,7 @@ pub enum Rung {
 
 pub const RUNGS: usize = 7;
 
-const LADDER: [Rung; RUNGS] =
+pub const LADDER: [Rung; RUNGS] =
     [Rung::Caches, Rung::PassedWork, Rung::Wait, Rung::Trim, Rung::Callbacks, Rung::OtherThreads, Rung::Spill];
 
 impl Rung {
@@ -143,8 +143,10 @@ impl Core {
             }
             Rung::Callbacks => {
                 let mut last = None;
-                let found = self.callbacks.ask(request.footprint(), || self.find_again(request, &mut last));
-                found.ok_or(last)
+                // What a callback freed may still be in use by work that was queued before; to wait for that work is better
+                // than to have the engine give up more.
+                let retry = || self.find_again(request, &mut last).or_else(|| self.find_after_waiting(request));
+                self.callbacks.ask(request.footprint(), retry).ok_or(last)
             }
             Rung::OtherThreads => {
                 let mut last = None;
@@ -255,6 +257,11 @@ impl Core {
         Err(last)
     }
 
+    fn find_after_waiting(&self, request: &Request) -> Option<Found> {
+        let may_wait = self.applies(Rung::Wait, &Shortage::Limit);
+        may_wait.then(|| self.wait_for_work(request).ok()).flatten()
+    }
+
     fn take_behind_event(&self, request: &Request) -> Option<Block> {
         let pages = self.pages.as_ref()?;
         let arena = request.arena;
@@ -333,13 +340,13 @@ impl Core {
         let allocated = self.usage().allocated;
         let cached = held.saturating_sub(allocated);
         let largest_free = self.pages.as_ref().map_or(0, |pages| pages.largest_free_bytes());
-        let (device_free, device_total) = self.source.memory_info().unwrap_or((0, self.device_total));
+        let (device_free, device_total) = self.budget.ask(&*self.source).unwrap_or((0, self.device_total));
         let (reason, advice) = match shortage {
             Shortage::Limit => (
                 format!("the limit is {limit}"),
                 format!(
                     "free blocks, or raise the memory limit by at least {} bytes",
-                    (held + requested).saturating_sub(limit)
+                    held.saturating_add(requested).saturating_sub(limit)
                 ),
             ),
             Shortage::Margin { free } => (
@@ -397,7 +404,7 @@ impl Core {
         if held.checked_add(more).is_none_or(|after| after > self.budget.limit()) {
             return Err(self.out_of_memory(bytes, &Shortage::Limit, &[]));
         }
-        let (free, _) = self.source.memory_info()?;
+        let (free, _) = self.budget.ask(&*self.source)?;
         if more > 0 && free < more.saturating_add(self.budget.margin()) {
             return Err(self.out_of_memory(bytes, &Shortage::Margin { free }, &[]));
         }

@@ -1,5 +1,6 @@
 //! Large blocks: runs of whole units. What was freed last on a stream is kept for the next request on the same stream;
-//! the rest goes back to the buddies when the work that used it has passed.
+//! the rest goes back to the buddies when the work that used it has passed, or serves the stream's shorter requests before
+//! new memory does.
 //!
 //! Asking the driver costs more than everything else here (on an H200 an event takes 0.2 µs to record and as long to
 //! query), so one event stands for many blocks, and it is asked about when there is nothing else to give.
@@ -12,11 +13,11 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Blocks that were freed on one stream and wait for no event yet.
-const RECENT: usize = 16;
-/// Waiting groups that one allocation asks the driver about.
-const QUERIES: usize = 2;
-/// Waiting groups that may gather before a free asks as well, and in which a fitting block is looked for.
-const WAITING: usize = 8;
+const RECENT: usize = 32;
+/// Waiting groups that may gather before a free asks the driver about as many: what has passed soon joins its neighbours.
+const WAITING: usize = 2;
+/// Waiting groups in which a fitting block is looked for.
+const SEARCHED: usize = 8;
 
 /// Blocks that wait for the same thing.
 struct Waiting {
@@ -54,17 +55,12 @@ impl LargeBlocks {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block of exactly `units` that was freed on the stream, or that everybody may use.
+    /// A block of exactly `units` that was freed last on the stream, or that everybody may use.
     pub fn take(&self, units: usize, label: u32) -> Option<&Slab> {
         let mut lists = self.lock();
         let suits = |order: &Order| order.label() == label || matches!(order, Order::Anybody);
-        if let Some(i) = lists.recent.iter().rposition(|(order, it)| slab(*it).units() == units && suits(order)) {
-            return Some(slab(lists.recent.remove(i).1));
-        }
-        lists.waiting.iter_mut().take(WAITING).filter(|waiting| suits(&waiting.order)).find_map(|waiting| {
-            let i = waiting.slabs.iter().position(|it| slab(*it).units() == units)?;
-            Some(slab(waiting.slabs.swap_remove(i)))
-        })
+        let found = lists.recent.iter().rposition(|(order, it)| slab(*it).units() == units && suits(order))?;
+        Some(slab(lists.recent.remove(found).1))
     }
 
     /// The first `units` of the shortest block that was freed on the stream and has at least as many. The others stay.
@@ -74,7 +70,7 @@ impl LargeBlocks {
         let fits = |it: NonNull<Slab>| Some(slab(it).units()).filter(|length| *length >= units);
         let recents = recent.iter().enumerate().filter(|(_, (order, _))| order.label() == label);
         let best_recent = recents.filter_map(|(i, (_, it))| Some((fits(*it)?, i))).min();
-        let groups = waiting.iter().enumerate().take(WAITING).filter(|(_, group)| group.order.label() == label);
+        let groups = waiting.iter().enumerate().take(SEARCHED).filter(|(_, group)| group.order.label() == label);
         let blocks = groups.flat_map(|(g, group)| group.slabs.iter().enumerate().map(move |(i, it)| (g, i, *it)));
         let best_waiting = blocks.filter_map(|(g, i, it)| Some((fits(it)?, g, i))).min();
         let from_recent = match (best_recent, best_waiting) {
@@ -119,16 +115,16 @@ impl LargeBlocks {
         if full && !capturing {
             lists.seal(|order| order.label() == label, events);
             if lists.waiting.len() > WAITING {
-                lists.settle(QUERIES, events, pages);
+                lists.settle(WAITING, events, pages);
             }
         }
     }
 
     /// Before memory is taken from the driver: gives some of what has passed to the pages. `false`: nothing has.
-    pub fn settle_some(&self, events: &Arc<Events>, pages: &Pages) -> bool {
+    pub fn settle_some(&self, queries: usize, events: &Arc<Events>, pages: &Pages) -> bool {
         let mut lists = self.lock();
         lists.seal(|_| true, events);
-        lists.settle(QUERIES, events, pages)
+        lists.settle(queries, events, pages)
     }
 
     /// Gives everything that has passed to the pages. `label`: of the stream's blocks only, as it ends.

@@ -5,7 +5,7 @@
 use super::options::LeakTracking;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void, CStr};
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Frames of a stack that are kept.
@@ -33,7 +33,35 @@ pub struct LeakSite {
     pub bytes: u64,
     /// Of the oldest block.
     pub age_nanoseconds: u64,
-    pub frames: Vec<usize>,
+    stack: Stack,
+}
+
+/// A stack as its owner sees it: the call of the library, and where it was made. How the call works inside is nobody's
+/// business, and differs from one time to the next.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Stack {
+    /// `None`: the library was not called through its C functions.
+    call: Option<String>,
+    frames: Vec<usize>,
+}
+
+impl Stack {
+    fn new(frames: &[usize]) -> Stack {
+        let frames: Vec<usize> = frames.iter().copied().take_while(|&frame| frame != 0).collect();
+        let name = |&frame: &usize| Symbol::at(frame).name.filter(|name| name.starts_with("nvb_"));
+        match frames.iter().enumerate().find_map(|(i, frame)| Some((i, name(frame)?))) {
+            Some((i, name)) => Stack { call: Some(name), frames: frames[i + 1..].to_vec() },
+            None => Stack { call: None, frames },
+        }
+    }
+}
+
+impl LeakSite {
+    /// A line for each function, the innermost first.
+    pub fn lines(&self) -> Vec<String> {
+        let frames = self.stack.frames.iter().map(|&frame| Symbol::at(frame).to_string());
+        self.stack.call.iter().cloned().chain(frames).collect()
+    }
 }
 
 impl LeakTracker {
@@ -70,19 +98,23 @@ impl LeakTracker {
 
     /// Live blocks by site, those with the most bytes first.
     pub fn sites(&self, now: u64) -> Vec<LeakSite> {
-        let mut sites: HashMap<Vec<usize>, LeakSite> = HashMap::new();
+        let mut stacks: HashMap<Box<[usize]>, (u64, u64, u64)> = HashMap::new();
         for shard in &self.shards {
             for record in shard.lock().unwrap_or_else(PoisonError::into_inner).values() {
-                let site = sites.entry(record.frames.to_vec()).or_insert_with(|| LeakSite {
-                    blocks: 0,
-                    bytes: 0,
-                    age_nanoseconds: 0,
-                    frames: record.frames.to_vec(),
-                });
-                site.blocks += 1;
-                site.bytes += record.bytes;
-                site.age_nanoseconds = site.age_nanoseconds.max(now.saturating_sub(record.nanoseconds));
+                let (blocks, bytes, age) = stacks.entry(record.frames.clone()).or_default();
+                *blocks += 1;
+                *bytes += record.bytes;
+                *age = (*age).max(now.saturating_sub(record.nanoseconds));
             }
+        }
+        let mut sites: HashMap<Stack, LeakSite> = HashMap::new();
+        for (frames, (blocks, bytes, age)) in stacks {
+            let stack = Stack::new(&frames);
+            let none = LeakSite { blocks: 0, bytes: 0, age_nanoseconds: 0, stack: stack.clone() };
+            let site = sites.entry(stack).or_insert(none);
+            site.blocks += blocks;
+            site.bytes += bytes;
+            site.age_nanoseconds = site.age_nanoseconds.max(age);
         }
         let mut sites: Vec<LeakSite> = sites.into_values().collect();
         sites.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(b.blocks.cmp(&a.blocks)));
@@ -106,8 +138,8 @@ impl LeakTracker {
             let seconds = site.age_nanoseconds as f64 * 1e-9;
             writeln!(text, "{} bytes in {} blocks, oldest {seconds:.1} s, from", site.bytes, site.blocks)
                 .expect("strings accept text");
-            for &frame in &site.frames {
-                writeln!(text, "    {}", describe(frame)).expect("strings accept text");
+            for line in site.lines() {
+                writeln!(text, "    {line}").expect("strings accept text");
             }
         }
         if sites.len() > SITES {
@@ -149,24 +181,43 @@ fn return_addresses() -> Box<[usize]> {
     walk.frames[..walk.count].into()
 }
 
-/// "function+offset (file)", as far as the dynamic linker knows.
-fn describe(address: usize) -> String {
-    // SAFETY: zero bytes are NULL pointers.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // A return address is that of the next instruction, which may belong to the next function.
-    let call = address.wrapping_sub(1);
-    // SAFETY: any address may be asked about.
-    if unsafe { libc::dladdr(call as *const c_void, &mut info) } == 0 {
-        return format!("{address:#x}");
+/// What the dynamic linker knows of an address.
+struct Symbol {
+    address: usize,
+    name: Option<String>,
+    file: Option<String>,
+    /// From the start of the symbol, or of the file if that has no name.
+    offset: usize,
+}
+
+impl Symbol {
+    fn at(address: usize) -> Symbol {
+        // SAFETY: zero bytes are NULL pointers.
+        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // A return address is that of the next instruction, which may belong to the next function.
+        let call = address.wrapping_sub(1);
+        // SAFETY: any address may be asked about.
+        if unsafe { libc::dladdr(call as *const c_void, &mut info) } == 0 {
+            return Symbol { address, name: None, file: None, offset: 0 };
+        }
+        // SAFETY: strings of the loaded object, or NULL.
+        let text = |pointer: *const libc::c_char| {
+            (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+        };
+        let (name, file) = (text(info.dli_sname), text(info.dli_fname));
+        let start = if name.is_some() { info.dli_saddr } else { info.dli_fbase };
+        Symbol { address, name, file, offset: call - start as usize }
     }
-    // SAFETY: strings of the loaded object, or NULL.
-    let text = |pointer: *const libc::c_char| {
-        (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
-    };
-    let file = text(info.dli_fname).unwrap_or_default();
-    match text(info.dli_sname) {
-        Some(name) => format!("{name}+{:#x} ({file})", call - info.dli_saddr as usize),
-        None => format!("{file}+{:#x}", call - info.dli_fbase as usize),
+}
+
+/// "function+offset (file)", or "file+offset", as `addr2line` takes it.
+impl fmt::Display for Symbol {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.name, &self.file) {
+            (Some(name), Some(file)) => write!(formatter, "{name}+{:#x} ({file})", self.offset),
+            (None, Some(file)) => write!(formatter, "{file}+{:#x}", self.offset),
+            _ => write!(formatter, "{:#x}", self.address),
+        }
     }
 }
 

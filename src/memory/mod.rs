@@ -6,6 +6,7 @@
 //! the stream in batches, each with one event. `docs/memory.md` tells the whole story.
 
 mod allocate;
+pub mod allocator;
 mod arena;
 mod batch;
 mod bitmap;
@@ -22,6 +23,7 @@ mod free;
 pub mod ladder;
 mod large;
 pub mod leak;
+mod managed;
 pub mod options;
 mod order;
 mod page_table;
@@ -33,6 +35,7 @@ mod shortcut;
 pub mod size_class;
 mod slab;
 mod sleep;
+mod snapshot;
 pub mod source;
 mod spin;
 pub mod statistics;
@@ -43,14 +46,15 @@ mod zeroed;
 
 pub use options::MemoryOptions;
 pub use pool::Pool;
-pub use shortcut::Shortcut;
+pub use shortcut::{Blocks, Shortcut};
 pub use statistics::MemoryStatistics;
 
 use self::core::Core;
 use crate::error::{Error, Result};
-use crate::executor::Executor;
+use crate::executor::{Executor, ManagedAdvice};
 use crate::stream::{observe, RawHandle, Stream, StreamObserver};
 use crate::tensor::{DType, Tensor, MAX_RANK};
+use allocator::EngineSource;
 use size_class::GRANULE;
 use source::{ExecutorSource, Source};
 use std::ffi::c_void;
@@ -63,7 +67,11 @@ pub struct MemoryManager {
 
 impl MemoryManager {
     pub fn new(executor: Arc<dyn Executor>, options: MemoryOptions) -> Result<MemoryManager> {
-        let source = Arc::new(ExecutorSource::new(executor.clone())?);
+        let device = ExecutorSource::new(executor.clone())?;
+        let source: Arc<dyn Source> = match options.allocator {
+            Some(allocator) => Arc::new(EngineSource::new(device, allocator)),
+            None => Arc::new(device),
+        };
         MemoryManager::with_source(executor, source, options)
     }
 
@@ -113,6 +121,16 @@ impl MemoryManager {
     /// Page-locked host memory near the device.
     pub fn allocate_pinned(&self, bytes: usize) -> Result<*mut c_void> {
         self.core.allocate_of_kind(bytes, direct::Kind::Pinned)
+    }
+
+    /// How a range of unified memory will be used. Memory of this manager that is not unified stays as it is.
+    pub fn advise(&self, pointer: *mut c_void, bytes: usize, advice: ManagedAdvice) -> Result<()> {
+        self.core.advise(pointer, bytes, advice)
+    }
+
+    /// Moves a range of unified memory to the device, or to the host, ordered on the stream. As above for other memory.
+    pub fn prefetch(&self, pointer: *mut c_void, bytes: usize, to_host: bool, stream: RawHandle) -> Result<()> {
+        self.core.prefetch(pointer, bytes, to_host, stream)
     }
 
     /// NULL is fine. The block is reused only after the work queued on `stream` so far; NULL stands for all streams.
@@ -174,6 +192,11 @@ impl MemoryManager {
         self.core.statistics()
     }
 
+    /// (free, total) bytes of the device, which is asked; the statistics repeat its answer.
+    pub fn ask_device(&self) -> Result<(u64, u64)> {
+        self.core.budget.ask(&*self.core.source)
+    }
+
     /// Peaks start again at what is in use now.
     pub fn reset_peaks(&self) {
         let core = &self.core;
@@ -185,6 +208,11 @@ impl MemoryManager {
     pub fn leak_report(&self) -> String {
         let usage = self.core.usage();
         self.core.tracker.report(self.core.source.nanoseconds(), usage.blocks, usage.allocated)
+    }
+
+    /// The whole state and the trace as JSON; see `snapshot.rs`.
+    pub fn write_snapshot(&self, out: &mut dyn std::io::Write) -> std::io::Result<()> {
+        snapshot::write(&self.core, &self.executor.device().name, out)
     }
 }
 

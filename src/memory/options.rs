@@ -1,5 +1,6 @@
 //! What a manager may be told at creation.
 
+use super::allocator::EngineAllocator;
 use crate::error::{Error, Result, Status};
 use std::time::Duration;
 
@@ -67,6 +68,8 @@ pub struct MemoryOptions {
     /// How long an allocation that found no memory waits for other threads to free some.
     pub wait: Duration,
     pub spill: Spill,
+    /// Allocates in place of the device; then every block is one of its own.
+    pub allocator: Option<EngineAllocator>,
 }
 
 impl Default for MemoryOptions {
@@ -83,6 +86,7 @@ impl Default for MemoryOptions {
             trace_events: 0,
             wait: Duration::ZERO,
             spill: Spill::Never,
+            allocator: None,
         }
     }
 }

@@ -11,16 +11,19 @@ use super::size_class::{slab_units, CLASSES, LARGE};
 use super::slab::Slab;
 use super::sleep::Slept;
 use super::source::Source;
-use crate::error::{Error, Result, Status};
+use crate::error::{Error, Status};
 use crate::executor::VirtualMemory;
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Physical memory is created in pieces, which can only be given back whole. A piece costs 31 µs on an H200, whether it
-/// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, within these bounds (32 and 256 MiB).
-const PIECE_UNITS: std::ops::RangeInclusive<usize> = 16..=128;
-/// What is mapped ahead of need is at most this part of what is held.
+/// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, and a manager that holds much a 256th of
+/// that, within these bounds (32 and 256 MiB).
+const PIECE_UNITS: RangeInclusive<usize> = 16..=128;
+const PIECES: usize = 256;
+/// What is mapped ahead of need is at most this part of what is held, and one piece.
 const GROWTH: usize = 16;
 
 /// Why there are no units to be had.
@@ -94,7 +97,7 @@ impl Inner {
         self.buddy.give(unit, units);
         let inside = |piece: &&Piece| (unit..unit + units).contains(&piece.unit);
         for piece in self.stuck.iter().filter(inside) {
-            self.buddy.take_range(piece.unit, piece.units);
+            self.buddy.carve(piece.unit, piece.units);
         }
     }
 
@@ -161,6 +164,17 @@ impl Pages {
         (self.largest_free.load(Ordering::Relaxed) * UNIT_BYTES) as u64
     }
 
+    /// Address and bytes of the reservation.
+    pub fn range(&self) -> (usize, usize) {
+        (self.base, self.units * UNIT_BYTES)
+    }
+
+    /// Address and bytes of each piece of physical memory.
+    pub fn pieces(&self) -> Vec<(usize, usize)> {
+        let inner = self.lock();
+        inner.pieces.iter().map(|piece| (self.table.address(piece.unit), piece.units * UNIT_BYTES)).collect()
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -175,7 +189,7 @@ impl Pages {
     }
 
     /// A slab of the class with memory behind it; for `LARGE`, of `units`. It lives until `release`.
-    pub fn allocate(&self, arena: &Arena, class: usize, units: usize) -> std::result::Result<&Slab, Shortage> {
+    pub fn allocate(&self, arena: &Arena, class: usize, units: usize) -> Result<&Slab, Shortage> {
         let units = if class == LARGE { units } else { slab_units(class) };
         let mut inner = self.lock();
         let side = if class == LARGE { Side::Start } else { Side::End };
@@ -188,9 +202,8 @@ impl Pages {
 
     /// Units with new memory behind them, and if the limits allow more than are needed: a manager that holds much gets
     /// its memory in fewer pieces.
-    fn grow(&self, inner: &mut Inner, units: usize, side: Side) -> std::result::Result<usize, Shortage> {
-        let held = self.budget.held() as usize / UNIT_BYTES;
-        let ample = (held / GROWTH).min(*PIECE_UNITS.start());
+    fn grow(&self, inner: &mut Inner, units: usize, side: Side) -> Result<usize, Shortage> {
+        let ample = (self.held_units() / GROWTH).min(self.piece_units(units));
         if ample > units {
             if let Some(unit) = inner.buddy.take(ample, side) {
                 let backed = self.back(inner, unit, ample);
@@ -225,16 +238,27 @@ impl Pages {
         drop(inner);
         slab.place(arena, self.table.address(unit), unit, units);
         self.table.set(unit, units, slab);
+        if class == LARGE {
+            arena.large.add(slab);
+        }
         slab
     }
 
+    fn held_units(&self) -> usize {
+        self.budget.held() as usize / UNIT_BYTES
+    }
+
+    fn piece_units(&self, wanted: usize) -> usize {
+        (wanted / 4).max(self.held_units() / PIECES).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end())
+    }
+
     /// Puts memory behind the units that have none; all or nothing.
-    fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> std::result::Result<(), Shortage> {
+    fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> Result<(), Shortage> {
         if inner.buddy.all_backed(unit, units) {
             return Ok(());
         }
         let known = inner.pieces.len();
-        let longest = (units / 4).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end());
+        let longest = self.piece_units(units);
         let mut at = unit;
         while at < unit + units {
             if inner.buddy.is_backed(at) {
@@ -261,7 +285,7 @@ impl Pages {
         Ok(())
     }
 
-    pub(super) fn map(&self, unit: usize, units: usize) -> std::result::Result<Piece, Shortage> {
+    pub(super) fn map(&self, unit: usize, units: usize) -> Result<Piece, Shortage> {
         let bytes = units * UNIT_BYTES;
         let admission = self.budget.admit(bytes as u64, &*self.source)?;
         // SAFETY: units of the reservation that the caller knows to be unmapped.
@@ -277,7 +301,7 @@ impl Pages {
 
     /// After a failure the bytes stay counted and the piece may be mapped or not: nobody uses its units until another try
     /// succeeds.
-    pub(super) fn unmap(&self, piece: &Piece) -> Result<()> {
+    pub(super) fn unmap(&self, piece: &Piece) -> Result<(), Error> {
         let bytes = piece.units * UNIT_BYTES;
         // SAFETY: the piece was mapped by `map`, and the caller knows that nobody uses its units.
         let result = unsafe { self.memory().unmap(self.table.address(piece.unit), bytes) };
@@ -342,7 +366,7 @@ impl Pages {
             inner.buddy.set_backed(unit, units, false);
             if self.unmap(&piece).is_err() {
                 // A driver that fails is not asked for the next piece.
-                inner.buddy.take_range(unit, units);
+                inner.buddy.carve(unit, units);
                 inner.stuck.push(piece);
                 break;
             }
@@ -353,7 +377,7 @@ impl Pages {
     }
 
     /// Puts memory behind free units until `bytes` are held, so that the first requests need not wait for the driver.
-    pub fn grow_to(&self, bytes: u64) -> std::result::Result<(), Shortage> {
+    pub fn grow_to(&self, bytes: u64) -> Result<(), Shortage> {
         let mut inner = self.lock();
         let held = self.budget.held();
         let units = usize::try_from(bytes.saturating_sub(held)).unwrap_or(usize::MAX).div_ceil(UNIT_BYTES);
@@ -374,7 +398,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        let inner = std::mem::replace(self.inner.get_mut().unwrap_or_else(PoisonError::into_inner), Inner::new(0));
+        let inner = self.lock();
         for slab in &inner.slabs {
             // SAFETY: leaked by `spare_slab`; whoever may know a slab is gone with the manager.
             drop(unsafe { Box::from_raw(slab.as_ptr()) });

@@ -7,6 +7,7 @@ use super::order::Order;
 use super::size_class::GRANULE;
 use super::slab::{Block, SLACK_SHIFT, TRACKED};
 use super::statistics::UsageStatistics;
+use super::trace::EventKind;
 use super::MemoryManager;
 use crate::error::{Error, Result};
 use crate::stream::{RawHandle, Stream};
@@ -31,6 +32,8 @@ impl Pool {
             return Err(Error::invalid("the pool's name is empty"));
         }
         let arena = manager.core().open_arena();
+        // SAFETY: the core keeps it.
+        unsafe { &*arena }.set_name(Some(name));
         Ok(Pool { manager: manager.clone(), name: name.to_string(), arena })
     }
 
@@ -83,14 +86,22 @@ impl Pool {
         // The stream's magazines hold blocks of the main arena, which must not get into the graph.
         let label = core.order(core.key(stream.raw())).label();
         core.captures.begin(stream.raw(), self.arena())?;
-        if !core.synchronous {
+        self.arena().set_captured(true);
+        if core.synchronous {
+            core.renew_settings();
+        } else {
             core.main.drain_caches(Some(label));
         }
         Ok(())
     }
 
     pub fn end_capture(&self, stream: &Stream) -> Result<()> {
-        self.core().captures.end(stream.raw())
+        let core = self.core();
+        core.captures.end(stream.raw())?;
+        if core.synchronous {
+            core.renew_settings();
+        }
+        Ok(())
     }
 }
 
@@ -98,6 +109,9 @@ impl Drop for Pool {
     fn drop(&mut self) {
         let core = self.core();
         core.captures.end_all(self.arena());
+        if core.synchronous {
+            core.renew_settings();
+        }
         match core.clear_arena(self.arena(), true) {
             Ok((blocks, idle)) => {
                 if blocks > 0 {
@@ -125,6 +139,8 @@ impl Core {
     /// arena has no live block.
     fn close_arena(&self, arena: &Arena, idle: bool) {
         arena.set_id(next_arena_id());
+        arena.set_name(None);
+        arena.set_captured(false);
         for (shard, cache) in arena.caches().enumerate() {
             cache.close(arena).into_iter().for_each(|batch| arena.put(shard, batch));
         }
@@ -169,12 +185,14 @@ impl Core {
             }
         });
         for (block, bytes) in live {
+            self.note(EventKind::Free, block.address(), bytes as u64, RawHandle::NULL);
             arena.usage.freed(bytes as u64);
             self.total.freed(bytes as u64);
             blocks += 1;
             self.give_back_cleared(arena, block, idle);
         }
         for (address, block) in self.direct.remove_all(Some(&arena.usage)) {
+            self.note(EventKind::Free, address, block.bytes as u64, RawHandle::NULL);
             self.release_direct(address, block, RawHandle::NULL);
             blocks += 1;
         }

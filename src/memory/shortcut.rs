@@ -7,6 +7,7 @@ use super::pool::Pool;
 use super::size_class::{class_of, LARGEST_SMALL};
 use super::threads::{claim_of, Claim};
 use super::MemoryManager;
+use crate::error::Result;
 use crate::stream::RawHandle;
 use std::ffi::c_void;
 
@@ -42,36 +43,64 @@ impl Shortcut {
     }
 }
 
-impl MemoryManager {
+/// What blocks come from and go back to: a manager, or one of its pools.
+pub trait Blocks {
+    /// As `MemoryManager::allocate`.
+    fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void>;
+
+    /// As `MemoryManager::free`.
+    fn free(&self, pointer: *mut c_void, stream: RawHandle) -> Result<()>;
+
     /// What takes microseconds at most: a block without the ladder. `None`: take the long way.
-    pub fn allocate_at_once(&self, bytes: usize, stream: RawHandle) -> Option<*mut c_void> {
+    fn allocate_at_once(&self, bytes: usize, stream: RawHandle) -> Option<*mut c_void>;
+
+    /// As `allocate_at_once`. `false`: nothing has changed.
+    fn free_at_once(&self, pointer: *mut c_void, stream: RawHandle) -> bool;
+
+    /// `None`: the thread never allocated here, is ending, or blocks are not pooled.
+    fn shortcut(&self, stream: RawHandle) -> Option<Shortcut>;
+}
+
+impl Blocks for MemoryManager {
+    fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
+        MemoryManager::allocate(self, bytes, stream)
+    }
+
+    fn free(&self, pointer: *mut c_void, stream: RawHandle) -> Result<()> {
+        MemoryManager::free(self, pointer, stream)
+    }
+
+    fn allocate_at_once(&self, bytes: usize, stream: RawHandle) -> Option<*mut c_void> {
         self.core.allocate_at_once(&self.core.main, bytes, stream)
     }
 
-    /// As `allocate_at_once`. `false`: nothing has changed.
-    pub fn free_at_once(&self, pointer: *mut c_void, stream: RawHandle) -> bool {
+    fn free_at_once(&self, pointer: *mut c_void, stream: RawHandle) -> bool {
         self.core.free_at_once(&self.core.main, pointer, stream)
     }
 
-    /// `None`: the thread never allocated here, is ending, or blocks are not pooled.
-    pub fn shortcut(&self, stream: RawHandle) -> Option<Shortcut> {
+    fn shortcut(&self, stream: RawHandle) -> Option<Shortcut> {
         Shortcut::new(&self.core, &self.core.main, stream)
     }
 }
 
-impl Pool {
-    /// As `MemoryManager::allocate_at_once`.
-    pub fn allocate_at_once(&self, bytes: usize, stream: RawHandle) -> Option<*mut c_void> {
+impl Blocks for Pool {
+    fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
+        Pool::allocate(self, bytes, stream)
+    }
+
+    fn free(&self, pointer: *mut c_void, stream: RawHandle) -> Result<()> {
+        Pool::free(self, pointer, stream)
+    }
+
+    fn allocate_at_once(&self, bytes: usize, stream: RawHandle) -> Option<*mut c_void> {
         self.manager().core().allocate_at_once(self.arena(), bytes, stream)
     }
 
-    /// As `MemoryManager::free_at_once`.
-    pub fn free_at_once(&self, pointer: *mut c_void, stream: RawHandle) -> bool {
+    fn free_at_once(&self, pointer: *mut c_void, stream: RawHandle) -> bool {
         self.manager().core().free_at_once(self.arena(), pointer, stream)
     }
 
-    /// As `MemoryManager::shortcut`.
-    pub fn shortcut(&self, stream: RawHandle) -> Option<Shortcut> {
+    fn shortcut(&self, stream: RawHandle) -> Option<Shortcut> {
         Shortcut::new(self.manager().core(), self.arena(), stream)
     }
 }

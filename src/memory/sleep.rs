@@ -72,9 +72,7 @@ impl Core {
 
     fn set_asleep(&self, pages: &Pages, asleep: bool) {
         pages.asleep.store(asleep, Ordering::Relaxed);
-        for arena in self.arenas() {
-            arena.caches().for_each(|cache| cache.set_slow(self.settings()));
-        }
+        self.renew_settings();
     }
 
     fn save(&self, pages: &Pages, piece: &Piece) -> Result<Vec<u8>> {

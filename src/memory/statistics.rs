@@ -194,5 +194,13 @@ pub struct MemoryStatistics {
     pub fragmentation: f64,
     /// Bytes in blocks that were placed outside the device's memory because it was full.
     pub spilled: u64,
+    /// Bytes in live blocks of pools that a capture has used: graphs name their addresses.
+    pub captured: u64,
+    /// Bytes of the device that were neither free nor this manager's when the driver was asked last: other managers and
+    /// processes, contexts, libraries.
+    pub unaccounted: u64,
+    /// What the device had free then.
+    pub device_free: u64,
+    pub device_total: u64,
     pub rungs: [RungStatistics; super::ladder::RUNGS],
 }

@@ -1,9 +1,5 @@
-// The memory manager: blocks, copies, fills, statistics, the limit, host memory.
+// The memory manager: blocks of every kind, copies, fills, the limit, host memory.
 #include "check.h"
-
-static nvb_status get_statistics(void* value, void* context) {
-  return nvb_memory_get_statistics(context, value);
-}
 
 static void test_blocks(fixture* f) {
   nvb_memory_statistics before = statistics_of(f->memory);
@@ -102,6 +98,141 @@ static void test_copies(fixture* f) {
   release(f, b);
 }
 
+static void test_alignment(fixture* f) {
+  void* out = foreign_handle();
+  for (size_t alignment = 1; alignment <= 2 << 20; alignment *= 2) {
+    const size_t sizes[] = {1, 300, 70000, 3 << 20};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+      void* block = NULL;
+      CHECK_OK(nvb_memory_allocate_aligned(f->memory, sizes[i], alignment, f->stream, &block));
+      CHECK_EQUAL((uintptr_t)block % alignment, 0);
+      CHECK_OK(nvb_memory_fill(f->memory, block, 1, sizes[i], f->stream));
+      release(f, block);
+    }
+  }
+  const size_t wrong[] = {0, 3, 768, 4 << 20, SIZE_MAX};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
+    CHECK_FAILS(nvb_memory_allocate_aligned(f->memory, 8, wrong[i], f->stream, &out), NVB_ERROR_INVALID_ARGUMENT,
+                "alignment is", "power of two");
+  }
+  CHECK_FAILS(nvb_memory_allocate_aligned(f->memory, 0, 256, f->stream, &out), NVB_ERROR_INVALID_ARGUMENT,
+              "bytes is 0");
+  CHECK_FAILS(nvb_memory_allocate_aligned(f->memory, SIZE_MAX, 256, f->stream, &out), NVB_ERROR_OUT_OF_MEMORY, "bytes");
+  CHECK_FAILS(nvb_memory_allocate_aligned(f->memory, 8, 256, f->stream, NULL), NVB_ERROR_INVALID_ARGUMENT, "pointer");
+  CHECK_FAILS(nvb_memory_allocate_aligned(NULL, 8, 256, f->stream, &out), NVB_ERROR_INVALID_ARGUMENT, "NULL");
+  CHECK(out == foreign_handle());
+}
+
+static void test_tensors(fixture* f) {
+  const int64_t shape[4] = {3, 5, 7, 2};
+  size_t bytes = 0;
+  CHECK_OK(nvb_tensor_bytes(NVB_DTYPE_BF16, 4, shape, &bytes));
+  CHECK_EQUAL(bytes, 3 * 5 * 7 * 2 * 2);
+  CHECK_OK(nvb_tensor_bytes(NVB_DTYPE_F32, 1, shape, &bytes));
+  CHECK_EQUAL(bytes, 12);
+
+  nvb_memory_statistics before = statistics_of(f->memory);
+  nvb_tensor tensor;
+  CHECK_OK(nvb_memory_allocate_tensor(f->memory, NVB_DTYPE_F32, 2, shape, f->stream, &tensor));
+  CHECK(tensor.dtype == NVB_DTYPE_F32 && tensor.rank == 2 && tensor.shape[0] == 3 && tensor.shape[1] == 5);
+  CHECK(tensor.strides[0] == 0 && tensor.strides[1] == 0);
+  CHECK_EQUAL(statistics_of(f->memory).allocated - before.allocated, 60);
+  // An operation takes it as it is.
+  CHECK_OK(nvb_memory_fill(f->memory, tensor.data, 0, 60, f->stream));
+  nvb_softmax_args softmax;
+  nvb_softmax_args_init(&softmax);
+  softmax.input = softmax.output = tensor;
+  CHECK_OK(nvb_softmax(f->backend, &softmax, f->stream));
+  float values[15];
+  download(f, values, tensor.data, sizeof values);
+  CHECK_NEAR(values[14], 0.2, 1e-6);
+  release(f, tensor.data);
+
+  const struct {
+    uint32_t dtype, rank;
+    int64_t shape[4];
+    const char* word;
+  } wrong[] = {
+      {0, 1, {1, 1, 1, 1}, "dtype is 0"},
+      {99, 1, {1, 1, 1, 1}, "dtype is 99"},
+      {NVB_DTYPE_F32, 0, {1, 1, 1, 1}, "rank is 0"},
+      {NVB_DTYPE_F32, 5, {1, 1, 1, 1}, "rank is 5"},
+      {NVB_DTYPE_F32, 2, {4, -1, 1, 1}, "extent is -1"},
+      {NVB_DTYPE_F32, 2, {4, 0, 1, 1}, "no elements"},
+      {NVB_DTYPE_F32, 2, {INT64_MAX, 1, 1, 1}, "overflows"},
+      {NVB_DTYPE_F32, 4, {1 << 20, 1 << 20, 1 << 20, 1 << 20}, "overflows"},
+  };
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
+    size_t same = 7;
+    CHECK_FAILS(nvb_tensor_bytes(wrong[i].dtype, wrong[i].rank, wrong[i].shape, &same), NVB_ERROR_INVALID_ARGUMENT,
+                wrong[i].word);
+    CHECK_EQUAL(same, 7);
+    CHECK_FAILS(
+        nvb_memory_allocate_tensor(f->memory, wrong[i].dtype, wrong[i].rank, wrong[i].shape, f->stream, &tensor),
+        NVB_ERROR_INVALID_ARGUMENT, wrong[i].word);
+  }
+  CHECK_FAILS(nvb_tensor_bytes(NVB_DTYPE_F32, 2, NULL, &bytes), NVB_ERROR_INVALID_ARGUMENT, "shape", "NULL");
+  CHECK_FAILS(nvb_tensor_bytes(NVB_DTYPE_F32, 2, shape, NULL), NVB_ERROR_INVALID_ARGUMENT, "bytes", "NULL");
+  CHECK_FAILS(nvb_memory_allocate_tensor(f->memory, NVB_DTYPE_F32, 2, shape, f->stream, NULL),
+              NVB_ERROR_INVALID_ARGUMENT, "tensor", "NULL");
+  CHECK_FAILS(nvb_memory_allocate_tensor(NULL, NVB_DTYPE_F32, 2, shape, f->stream, &tensor), NVB_ERROR_INVALID_ARGUMENT,
+              "NULL");
+  const int64_t huge[2] = {1 << 25, 1 << 25};
+  CHECK_FAILS(nvb_memory_allocate_tensor(f->memory, NVB_DTYPE_F32, 2, huge, f->stream, &tensor),
+              NVB_ERROR_OUT_OF_MEMORY, "4503599627370496");
+  CHECK_EQUAL(statistics_of(f->memory).allocated, before.allocated);
+}
+
+// Unified and page-locked memory: host and device meet in it, and the same call frees it.
+static void test_other_memory(fixture* f) {
+  nvb_memory_statistics before = statistics_of(f->memory);
+  enum { BYTES = 1 << 20 };
+  unsigned char* managed = NULL;
+  unsigned char* pinned = NULL;
+  CHECK_OK(nvb_memory_allocate_managed(f->memory, BYTES, (void**)&managed));
+  CHECK_OK(nvb_memory_allocate_pinned(f->memory, BYTES, (void**)&pinned));
+  CHECK(managed != NULL && pinned != NULL && (uintptr_t)managed % 256 == 0 && (uintptr_t)pinned % 256 == 0);
+  if (managed == NULL || pinned == NULL) return;
+  CHECK_EQUAL(statistics_of(f->memory).allocated - before.allocated, 2 * BYTES);
+  memset(pinned, 0x37, BYTES);
+  for (uint32_t advice = NVB_ADVICE_READ_MOSTLY; advice <= NVB_ADVICE_NONE; ++advice) {
+    CHECK_OK(nvb_memory_advise(f->memory, managed, BYTES, advice));
+  }
+  CHECK_OK(nvb_memory_prefetch(f->memory, managed, BYTES, 0, f->stream));
+  CHECK_OK(nvb_memory_fill(f->memory, managed, 0x21, BYTES, f->stream));
+  CHECK_OK(nvb_memory_copy(f->memory, managed + 7, pinned, 1000, NVB_COPY_HOST_TO_DEVICE, f->stream));
+  CHECK_OK(nvb_memory_prefetch(f->memory, managed, BYTES, 1, f->stream));
+  CHECK_OK(nvb_stream_synchronize(f->stream));
+  CHECK(managed[6] == 0x21 && managed[7] == 0x37 && managed[1006] == 0x37 && managed[1007] == 0x21);
+
+  void *block = NULL, *out = foreign_handle();
+  CHECK_OK(nvb_memory_allocate(f->memory, 64, f->stream, &block));
+  CHECK_OK(nvb_memory_advise(f->memory, block, 64, NVB_ADVICE_READ_MOSTLY));
+  CHECK_OK(nvb_memory_prefetch(f->memory, pinned, BYTES, 1, f->stream));
+  release(f, block);
+  CHECK_FAILS(nvb_memory_advise(f->memory, managed, BYTES, 0), NVB_ERROR_INVALID_ARGUMENT, "advice is 0", "1 to 5");
+  CHECK_FAILS(nvb_memory_advise(f->memory, managed, BYTES + 1, NVB_ADVICE_NONE), NVB_ERROR_INVALID_ARGUMENT,
+              "live block");
+  CHECK_FAILS(nvb_memory_advise(f->memory, managed, 0, NVB_ADVICE_NONE), NVB_ERROR_INVALID_ARGUMENT, "0 bytes");
+  CHECK_FAILS(nvb_memory_advise(f->memory, &before, 8, NVB_ADVICE_NONE), NVB_ERROR_INVALID_ARGUMENT, "live block");
+  CHECK_FAILS(nvb_memory_prefetch(f->memory, managed, BYTES, 2, f->stream), NVB_ERROR_INVALID_ARGUMENT, "to_host is 2");
+  CHECK_FAILS(nvb_memory_prefetch(f->memory, NULL, 8, 0, f->stream), NVB_ERROR_INVALID_ARGUMENT, "live block");
+  CHECK_FAILS(nvb_memory_free(f->memory, managed + 256, NULL), NVB_ERROR_INVALID_ARGUMENT, "live block");
+  release(f, managed);
+  release(f, pinned);
+  CHECK_FAILS(nvb_memory_free(f->memory, managed, NULL), NVB_ERROR_INVALID_ARGUMENT, "live block");
+  nvb_status (*const both[])(nvb_memory_manager*, size_t, void**) = {nvb_memory_allocate_managed,
+                                                                     nvb_memory_allocate_pinned};
+  for (int i = 0; i < 2; ++i) {
+    CHECK_FAILS(both[i](f->memory, 0, &out), NVB_ERROR_INVALID_ARGUMENT, "bytes is 0");
+    CHECK_FAILS(both[i](f->memory, 8, NULL), NVB_ERROR_INVALID_ARGUMENT, "pointer", "NULL");
+    CHECK_FAILS(both[i](NULL, 8, &out), NVB_ERROR_INVALID_ARGUMENT, "memory manager", "NULL");
+    CHECK_FAILS(both[i](f->memory, (size_t)1 << 50, &out), NVB_ERROR_OUT_OF_MEMORY, "nvb_memory_allocate_");
+  }
+  CHECK(out == foreign_handle());
+  CHECK_EQUAL(statistics_of(f->memory).allocated, before.allocated);
+}
+
 static void test_host_memory(fixture* f) {
   unsigned char* host = NULL;
   void* out = foreign_handle();
@@ -131,7 +262,7 @@ static void test_limit(void) {
   void *a = NULL, *b = foreign_handle();
   CHECK_OK(nvb_memory_allocate(f.memory, 6000, NULL, &a));
   CHECK_FAILS(nvb_memory_allocate(f.memory, 4001, NULL, &b), NVB_ERROR_OUT_OF_MEMORY, "4001", "6000", "10000",
-              "memory_limit");
+              "memory limit");
   nvb_error_detail detail;
   nvb_error_detail_init(&detail);
   CHECK_OK(nvb_last_error_get(&detail));
@@ -166,10 +297,6 @@ static void test_limit(void) {
 }
 
 static void test_handles(fixture* f) {
-  nvb_memory_statistics statistics;
-  nvb_memory_statistics_init(&statistics);
-  CHECK_STRUCT(statistics, get_statistics, f->memory);
-  CHECK_FAILS(nvb_memory_get_statistics(NULL, &statistics), NVB_ERROR_INVALID_ARGUMENT, "memory manager", "NULL");
   // Two handles are one manager.
   nvb_memory_manager* second = NULL;
   void* block = NULL;
@@ -217,6 +344,9 @@ int main(void) {
   fixture f = open_fixture();
   test_blocks(&f);
   test_copies(&f);
+  test_alignment(&f);
+  test_tensors(&f);
+  test_other_memory(&f);
   test_host_memory(&f);
   test_limit();
   test_handles(&f);

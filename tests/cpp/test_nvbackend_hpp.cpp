@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <nvbackend.hpp>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -81,6 +83,61 @@ void handles() {
   stream.synchronize();
 }
 
+void memory() {
+  const nvb::backend backend(device());
+  nvb::stream stream(backend);
+  auto options = nvb::make<nvb_memory_options>();
+  options.limit = 64 << 20;
+  options.margin = NVB_MEMORY_NONE;
+  options.leak_tracking = NVB_LEAK_TRACKING_FULL;
+  nvb::memory_manager manager(backend, options);
+  void* block = manager.allocate(40 << 20, stream);
+  try {
+    manager.allocate(30 << 20, stream);
+    expect(false, "the limit holds");
+  } catch (const nvb::error& error) {
+    expect(error.status() == NVB_ERROR_OUT_OF_MEMORY && error.memory().requested == 30 << 20,
+           "the error has the numbers");
+    expect(error.memory().allocated == 40 << 20 && error.memory().limit == 64 << 20, "and the manager's state");
+  }
+  int calls = 0;
+  {
+    const nvb::reclaim_callback throws(manager, [&calls](uint64_t) -> uint64_t { throw std::runtime_error("no"); }, -1);
+    const nvb::reclaim_callback gives(manager, [&](uint64_t bytes) -> uint64_t {
+      ++calls;
+      expect(bytes >= 30 << 20, "the callback hears how much");
+      manager.free(std::exchange(block, nullptr), stream);
+      return 40 << 20;
+    });
+    block = manager.allocate(50 << 20, stream);
+  }
+  expect(calls == 1 && manager.rung_statistics(NVB_RUNG_CALLBACKS).helped == 1, "the callback has helped");
+  expect(manager.leak_report().find("1 live blocks of 52428800 bytes\n") == 0, "the report has the block");
+  expect(manager.snapshot().substr(0, 14) == "{\n\"version\": 1", "the snapshot is JSON");
+  manager.free(block, stream);
+  manager.trim();
+  expect(manager.statistics().reserved == 0, "trim gives all back");
+  manager.set_limit(0);
+  manager.check_available(1 << 20);
+  block = manager.allocate(1 << 20, stream);
+  const uint64_t slept = manager.sleep(true);
+  expect(slept > 0 && manager.wake() == slept, "sleep and wake move the same memory");
+  manager.free(block, stream);
+
+  nvb::pool pool(manager, "requests");
+  expect(pool.name() == "requests", "a pool has a name");
+  pool.free(pool.allocate(100, stream), stream);
+  {
+    const nvb::pool_capture capture(pool, stream);
+    manager.allocate(200, stream);
+  }
+  expect(pool.statistics().allocated == 200 && pool.clear() == 1, "the capture's block is the pool's");
+  nvb::pool moved = std::move(pool);
+  expect(moved.statistics().blocks == 0 && pool.get() == nullptr, "a pool moves");
+  manager.query_device();
+  manager.reset_peaks();
+}
+
 void operations() {
   const nvb::backend backend(device());
   nvb::stream stream(backend);
@@ -142,6 +199,7 @@ int main() {
     errors();
     tensors();
     handles();
+    memory();
     operations();
     configurations();
   } catch (const std::exception& error) {

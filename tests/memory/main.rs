@@ -1,5 +1,6 @@
 //! The memory manager over a device in virtual time, and over the host.
 
+mod asking;
 mod faults;
 mod fixture;
 mod rungs;

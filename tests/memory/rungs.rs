@@ -114,6 +114,31 @@ fn callbacks_free_what_the_engine_can_spare() {
 }
 
 #[test]
+fn what_a_callback_freed_is_waited_for_before_the_next_one_is_asked() {
+    let fixture = Fixture::new(1 << 30, limited(64));
+    let stream = fixture.stream(0);
+    let asked = Arc::new(Mutex::new(0));
+    for _ in 0..2 {
+        let block = fixture.allocate(30 * MIB, &stream);
+        fixture.device.work(stream.raw(), block as usize, 30 * MIB, 100);
+        let (manager, asked) = (Arc::downgrade(&fixture.manager), asked.clone());
+        let (raw, spare) = (stream.raw(), Mutex::new(Some(block as usize)));
+        fixture.manager.add_reclaim(
+            0,
+            Box::new(move |_| {
+                *asked.lock().unwrap() += 1;
+                let (Some(manager), Some(block)) = (manager.upgrade(), spare.lock().unwrap().take()) else { return 0 };
+                manager.free(block as *mut _, raw).expect("a live block");
+                30 << 20
+            }),
+        );
+    }
+    let block = fixture.allocate(20 * MIB, &stream);
+    assert_eq!(*asked.lock().unwrap(), 1);
+    fixture.free(block, &stream);
+}
+
+#[test]
 fn an_allocation_waits_for_other_threads_as_long_as_it_may() {
     let options = MemoryOptions { wait: Duration::from_secs(20), ..limited(64) };
     let fixture = Fixture::new(1 << 30, options);
@@ -162,6 +187,8 @@ fn the_error_says_everything() {
     assert_eq!(fixture.manager.get_statistics().failures, 1);
     assert!(fixture.manager.check_available(34 << 20).is_ok());
     assert_eq!(fixture.manager.check_available(35 << 20).expect_err("over the limit").status, Status::OutOfMemory);
+    let error = fixture.manager.check_available(u64::MAX).expect_err("more than there can be");
+    assert_eq!((error.status, error.requested), (Status::OutOfMemory, u64::MAX));
     fixture.free(block, &stream);
     let error = fixture.manager.allocate(2 << 30, RawHandle::NULL).expect_err("more than the device has");
     assert!(error.message.contains("1073741824 bytes in all"), "{error}");

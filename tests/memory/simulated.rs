@@ -62,12 +62,21 @@ pub struct Simulated {
     pub synchronous: bool,
     /// Whether an `unmap` that fails has done its work.
     pub unmaps_in_secret: bool,
+    /// From when an event could pass until the host sees that it has.
+    pub event_latency: u64,
 }
 
 impl Simulated {
     pub fn new(total: u64) -> Simulated {
         let state = State { next_address: 1 << 40, next_event: 1, ..State::default() };
-        Simulated { state: Mutex::new(state), total, ranges: true, synchronous: false, unmaps_in_secret: false }
+        Simulated {
+            state: Mutex::new(state),
+            total,
+            ranges: true,
+            synchronous: false,
+            unmaps_in_secret: false,
+            event_latency: 0,
+        }
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
@@ -330,7 +339,7 @@ impl Source for Simulated {
     fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
         let mut state = self.call(Call::EventRecord)?;
         assert!(!state.capturing.contains(&(stream.0 as usize)), "recording an event in a capture");
-        let end = state.end_of(stream);
+        let end = state.end_of(stream) + self.event_latency;
         *state.events.get_mut(&(event.0 as usize)).expect("a live event") = Some(end);
         Ok(())
     }

@@ -89,7 +89,10 @@ void check_random_model() {
       gemma({"--random", "gemma3-270m", "--prompt-tokens", "8", "--max-tokens", "2", "--memory"});
   require(result.code == 0, "exit code ", result.code, ": ", result.errors);
   require(std::count(result.output.begin(), result.output.end(), ' ') == 2, "two tokens are: ", result.output);
-  require(result.errors.find("weights") != std::string::npos, "no summary of the memory: ", result.errors);
+  for (const char* word : {"  weights ", "  held ", "in rounding and caches", "with others"}) {
+    require(result.errors.find(word) != std::string::npos, "no \"", word, "\" in the summary: ", result.errors);
+  }
+  require(result.errors.find("short of memory") == std::string::npos, "the ladder was climbed: ", result.errors);
 }
 
 void check_help() {

@@ -1,0 +1,193 @@
+//! What memory managers are created with, and an engine's own allocator.
+
+use super::structs::{flag, read, versioned};
+use crate::error::{Error, Result, Status};
+use crate::memory::allocator::EngineAllocator;
+use crate::memory::options::{LeakTracking, Limit, Margin, MemoryOptions, Spill};
+use std::ffi::c_void;
+use std::time::Duration;
+
+/// `nvb_memory_options`: "none", where 0 means the default.
+pub const NVB_MEMORY_NONE: u64 = 0xffff_ffff_ffff_ffff;
+
+/// `space`: the memory of the backend's device.
+pub const NVB_MEMORY_DEVICE: u32 = 0;
+/// `space`: main memory, whatever the backend's device is. What is freed may be used again at once, so work that copies
+/// from or to a block must have finished before.
+pub const NVB_MEMORY_HOST: u32 = 1;
+
+/// `limit_of`: `limit_fraction` is a part of all the device's memory.
+pub const NVB_LIMIT_OF_TOTAL: u32 = 0;
+/// `limit_of`: `limit_fraction` is a part of what is free when the manager is created.
+pub const NVB_LIMIT_OF_FREE: u32 = 1;
+
+/// `leak_tracking`: nothing is recorded.
+pub const NVB_LEAK_TRACKING_OFF: u32 = 0;
+/// `leak_tracking`: the place of one allocation in every `leak_sample_bytes` is recorded.
+pub const NVB_LEAK_TRACKING_SAMPLED: u32 = 1;
+/// `leak_tracking`: the place of every allocation is, which makes each cost microseconds.
+pub const NVB_LEAK_TRACKING_FULL: u32 = 2;
+
+/// `spill`: an allocation that finds no device memory fails.
+pub const NVB_SPILL_NEVER: u32 = 0;
+/// `spill`: it gets page-locked host memory, which the device reads over the bus.
+pub const NVB_SPILL_PINNED: u32 = 1;
+/// `spill`: it gets unified memory, which the driver moves.
+pub const NVB_SPILL_MANAGED: u32 = 2;
+
+/// Returns `bytes` (never 0) of the device's memory at a multiple of `alignment` (a power of two), which work queued on
+/// `stream` from then on may use; NULL if there are none.
+pub type nvb_allocate_callback = Option<
+    unsafe extern "C" fn(bytes: usize, alignment: usize, stream: *mut c_void, user_data: *mut c_void) -> *mut c_void,
+>;
+
+/// Takes back what `allocate` returned for `bytes`, to be used again after the work queued on `stream` so far.
+pub type nvb_free_callback =
+    Option<unsafe extern "C" fn(pointer: *mut c_void, bytes: usize, stream: *mut c_void, user_data: *mut c_void)>;
+
+/// An engine's allocator, which a memory manager then takes every block of device memory from, one by one. Limits,
+/// statistics, leak tracking, traces and reclaim callbacks work over it; pooling, and so sleep, does not.
+///
+/// The functions are called from any thread, also at once; they do not throw and do not call the manager. They stay
+/// valid until the last user of the manager is gone. `stream` is a `cudaStream_t`; it is NULL on the CPU and where
+/// all work that used the block has finished.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_allocator {
+    pub struct_size: usize,
+    pub allocate: nvb_allocate_callback,
+    pub free: nvb_free_callback,
+    /// Handed to both.
+    pub user_data: *mut c_void,
+}
+versioned!(nvb_allocator);
+
+/// Options of a memory manager. All zero after `nvb_memory_options_init` is a sensible choice. Read before the call
+/// that takes them returns.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_memory_options {
+    pub struct_size: usize,
+    /// Bytes that the manager may hold of its memory; 0: see `limit_fraction`. Below 64 MiB blocks are not pooled but
+    /// counted singly.
+    pub limit: u64,
+    /// The limit as a part, 0 to 1, of what `limit_of` names; 0: no limit. Not together with `limit`.
+    pub limit_fraction: f64,
+    /// Bytes of the device that are left to others. 0: on a GPU the larger of 512 MiB and a fiftieth of its memory, but
+    /// at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
+    pub margin: u64,
+    /// Bytes taken from the device at creation, so that the first allocations are fast.
+    pub initial_bytes: u64,
+    /// Addresses to reserve; they cost no memory. 0: four times the device's memory.
+    pub range_bytes: u64,
+    /// Bytes that each thread keeps for its next allocations; 0: 16 MiB. `NVB_MEMORY_NONE`: none.
+    pub thread_cache_bytes: u64,
+    /// For `NVB_LEAK_TRACKING_SAMPLED`; 0: 512 KiB.
+    pub leak_sample_bytes: u64,
+    /// The newest events that the trace keeps, 48 bytes each; up to 2^24. 0: no trace. Every traced allocation takes the
+    /// long way, past what the thread keeps.
+    pub trace_events: u64,
+    /// How long an allocation that found no memory waits for other threads to free some; 0: not at all.
+    pub wait_microseconds: u64,
+    /// NULL: the library's own allocation.
+    pub allocator: *const nvb_allocator,
+    /// `NVB_MEMORY_DEVICE` or `NVB_MEMORY_HOST`.
+    pub space: u32,
+    /// `NVB_LIMIT_OF_TOTAL` or `NVB_LIMIT_OF_FREE`.
+    pub limit_of: u32,
+    /// `NVB_LEAK_TRACKING_…`
+    pub leak_tracking: u32,
+    /// `NVB_SPILL_…`
+    pub spill: u32,
+    /// 1: every block is an allocation of its own, as memory checkers want it.
+    pub no_pooling: u32,
+    /// 1: freed blocks are overwritten with zero before anybody else gets them.
+    pub zero_on_free: u32,
+}
+versioned!(nvb_memory_options);
+
+const DEFAULT_SAMPLE_BYTES: u64 = 512 << 10;
+
+/// The options and the space (`NVB_MEMORY_…`) behind a pointer, which may be NULL.
+///
+/// # Safety
+/// NULL, or a struct with its size set; so is its allocator.
+pub(super) unsafe fn convert(options: *const nvb_memory_options) -> Result<(MemoryOptions, u32)> {
+    if options.is_null() {
+        return Ok((MemoryOptions::default(), NVB_MEMORY_DEVICE));
+    }
+    // SAFETY: the caller's contract.
+    let options = unsafe { read(options)? };
+    let defaults = MemoryOptions::default();
+    if options.space > NVB_MEMORY_HOST {
+        return Err(unknown("space", options.space, "NVB_MEMORY_DEVICE or NVB_MEMORY_HOST (0 or 1)"));
+    }
+    let converted = MemoryOptions {
+        limit: limit(&options)?,
+        margin: match options.margin {
+            0 => Margin::Default,
+            NVB_MEMORY_NONE => Margin::Bytes(0),
+            bytes => Margin::Bytes(bytes),
+        },
+        initial_bytes: options.initial_bytes,
+        range_bytes: options.range_bytes,
+        pooling: !flag("no_pooling", options.no_pooling)?,
+        thread_cache_bytes: match options.thread_cache_bytes {
+            0 => defaults.thread_cache_bytes,
+            NVB_MEMORY_NONE => 0,
+            bytes => usize::try_from(bytes).unwrap_or(usize::MAX),
+        },
+        zero_on_free: flag("zero_on_free", options.zero_on_free)?,
+        leak_tracking: match options.leak_tracking {
+            NVB_LEAK_TRACKING_OFF => LeakTracking::Off,
+            NVB_LEAK_TRACKING_SAMPLED if options.leak_sample_bytes == 0 => LeakTracking::Sampled(DEFAULT_SAMPLE_BYTES),
+            NVB_LEAK_TRACKING_SAMPLED => LeakTracking::Sampled(options.leak_sample_bytes),
+            NVB_LEAK_TRACKING_FULL => LeakTracking::Full,
+            other => return Err(unknown("leak_tracking", other, "NVB_LEAK_TRACKING_… (0 to 2)")),
+        },
+        trace_events: usize::try_from(options.trace_events).unwrap_or(usize::MAX),
+        wait: Duration::from_micros(options.wait_microseconds),
+        spill: match options.spill {
+            NVB_SPILL_NEVER => Spill::Never,
+            NVB_SPILL_PINNED => Spill::Pinned,
+            NVB_SPILL_MANAGED => Spill::Managed,
+            other => return Err(unknown("spill", other, "NVB_SPILL_… (0 to 2)")),
+        },
+        // SAFETY: the caller's contract.
+        allocator: unsafe { allocator(options.allocator)? },
+    };
+    converted.validate()?;
+    Ok((converted, options.space))
+}
+
+fn limit(options: &nvb_memory_options) -> Result<Limit> {
+    match (options.limit, options.limit_fraction, options.limit_of) {
+        (_, _, other) if other > NVB_LIMIT_OF_FREE => {
+            Err(unknown("limit_of", other, "NVB_LIMIT_OF_TOTAL or NVB_LIMIT_OF_FREE (0 or 1)"))
+        }
+        (0, 0.0, _) => Ok(Limit::None),
+        (bytes, 0.0, _) => Ok(Limit::Bytes(bytes)),
+        (0, part, NVB_LIMIT_OF_TOTAL) => Ok(Limit::OfTotal(part)),
+        (0, part, _) => Ok(Limit::OfFree(part)),
+        (bytes, part, _) => Err(Error::new(
+            Status::Configuration,
+            format!("limit is {bytes} and limit_fraction {part}; one of them must be 0"),
+        )),
+    }
+}
+
+unsafe fn allocator(allocator: *const nvb_allocator) -> Result<Option<EngineAllocator>> {
+    if allocator.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's contract.
+    let allocator = unsafe { read(allocator)? };
+    match (allocator.allocate, allocator.free) {
+        (Some(allocate), Some(free)) => Ok(Some(EngineAllocator { allocate, free, user_data: allocator.user_data })),
+        _ => Err(Error::new(Status::Configuration, "the allocator lacks `allocate` or `free`")),
+    }
+}
+
+fn unknown(field: &str, value: u32, allowed: &str) -> Error {
+    Error::new(Status::Configuration, format!("{field} is {value}; {allowed} is needed"))
+}
