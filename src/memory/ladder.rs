@@ -105,10 +105,7 @@ impl Core {
                 Err(now) => shortage = now,
             }
         }
-        match shortage {
-            Shortage::Fatal(error) => Err(error),
-            shortage => Err(self.out_of_memory(request.bytes as u64, &shortage, &tried)),
-        }
+        Err(self.out_of_memory(request.bytes as u64, &shortage, &tried))
     }
 
     fn applies(&self, rung: Rung, shortage: &Shortage) -> bool {
@@ -334,8 +331,11 @@ impl Core {
         }
     }
 
-    /// The error with everything that an engine's author wants to know.
+    /// The error with everything that an engine's author wants to know; what is no lack of memory is told as it is.
     pub fn out_of_memory(&self, requested: u64, shortage: &Shortage, tried: &[Rung]) -> Error {
+        if let Shortage::Fatal(error) = shortage {
+            return error.clone();
+        }
         let (held, limit) = (self.budget.held(), self.budget.limit());
         let allocated = self.usage().allocated;
         let cached = held.saturating_sub(allocated);

@@ -48,12 +48,13 @@ pub enum Shortage {
 pub(super) struct Piece {
     pub unit: usize,
     pub units: usize,
-    pub handle: u64,
 }
 
 pub(super) struct Inner {
     buddy: Buddy,
     pub pieces: Vec<Piece>,
+    /// Pieces that the driver failed to take back: counted, and their units are nobody's until it does.
+    stuck: Vec<Piece>,
     /// Every slab that was ever made, and those without a place, by class. They are freed with the pages.
     slabs: Vec<NonNull<Slab>>,
     spare: [Vec<NonNull<Slab>>; CLASSES + 1],
@@ -83,7 +84,23 @@ unsafe impl Send for Inner {}
 impl Inner {
     fn new(units: usize) -> Inner {
         let spare = std::array::from_fn(|_| Vec::new());
-        Inner { buddy: Buddy::new(units), pieces: Vec::new(), slabs: Vec::new(), spare, asleep: None }
+        Inner {
+            buddy: Buddy::new(units),
+            pieces: Vec::new(),
+            stuck: Vec::new(),
+            slabs: Vec::new(),
+            spare,
+            asleep: None,
+        }
+    }
+
+    /// Frees units, except those of pieces that are stuck.
+    fn give(&mut self, unit: usize, units: usize) {
+        self.buddy.give(unit, units);
+        let inside = |piece: &&Piece| (unit..unit + units).contains(&piece.unit);
+        for piece in self.stuck.iter().filter(inside) {
+            self.buddy.take_at(piece.unit, piece.units);
+        }
     }
 
     /// A slab without a place, to be placed by the caller.
@@ -192,19 +209,21 @@ impl Pages {
         let ample = (held / GROWTH).min(if side == Side::End { AHEAD_OF_SLABS } else { AHEAD_OF_LARGE });
         if ample > units {
             if let Some(unit) = inner.buddy.take(ample, side) {
-                let backed = self.back(inner, unit, ample).is_ok();
-                let kept = if backed { units } else { 0 };
+                let backed = self.back(inner, unit, ample);
+                let kept = if backed.is_ok() { units } else { 0 };
                 let start = if side == Side::Start { unit } else { unit + ample - kept };
-                inner.buddy.give(if side == Side::Start { unit + kept } else { unit }, ample - kept);
-                if backed {
-                    return Ok(start);
+                inner.give(if side == Side::Start { unit + kept } else { unit }, ample - kept);
+                match backed {
+                    Ok(()) => return Ok(start),
+                    Err(Shortage::Fatal(error)) => return Err(Shortage::Fatal(error)),
+                    Err(_) => {}
                 }
             }
         }
         let unit = inner.buddy.take(units, side).ok_or(Shortage::Range)?;
         let backed = self.back(inner, unit, units);
         backed.map(|()| unit).inspect_err(|_| {
-            inner.buddy.give(unit, units);
+            inner.give(unit, units);
             self.publish(inner);
         })
     }
@@ -246,16 +265,16 @@ impl Pages {
             match self.map(at, length) {
                 Ok(piece) => inner.pieces.push(piece),
                 Err(shortage) => {
-                    for piece in inner.pieces.split_off(known) {
-                        self.unmap(&piece);
-                    }
+                    let mut mapped = inner.pieces.split_off(known);
+                    mapped.retain(|piece| self.unmap(piece).is_err());
+                    inner.stuck.append(&mut mapped);
                     return Err(shortage);
                 }
             }
             at += length;
         }
         for i in known..inner.pieces.len() {
-            let Piece { unit, units, .. } = inner.pieces[i];
+            let Piece { unit, units } = inner.pieces[i];
             inner.buddy.set_backed(unit, units, true);
         }
         Ok(())
@@ -266,25 +285,45 @@ impl Pages {
         let admission = self.budget.admit(bytes as u64, &*self.source)?;
         // SAFETY: units of the reservation that the caller knows to be unmapped.
         let result = unsafe { self.memory().map(self.table.address(unit), bytes) };
-        let handle = result.map_err(|error| match error.status {
+        result.map_err(|error| match error.status {
             Status::OutOfMemory => Shortage::Device(error),
             _ => Shortage::Fatal(error),
         })?;
         admission.keep();
         self.maps.fetch_add(1, Ordering::Relaxed);
-        Ok(Piece { unit, units, handle })
+        Ok(Piece { unit, units })
     }
 
-    pub(super) fn unmap(&self, piece: &Piece) {
+    /// After a failure the bytes stay counted and the piece may be mapped or not: nobody uses its units until another try
+    /// succeeds.
+    pub(super) fn unmap(&self, piece: &Piece) -> Result<(), Error> {
         let bytes = piece.units * UNIT_BYTES;
         // SAFETY: the piece was mapped by `map`, and the caller knows that nobody uses its units.
-        let result = unsafe { self.memory().unmap(self.table.address(piece.unit), bytes, piece.handle) };
-        if let Err(error) = result {
-            // Only a lost device fails here; its memory goes with the process.
-            log::warn!(target: "nvbackend::memory", "giving {bytes} bytes back: {error}");
+        let result = unsafe { self.memory().unmap(self.table.address(piece.unit), bytes) };
+        match &result {
+            Ok(()) => {
+                self.budget.give_back(bytes as u64);
+                self.unmaps.fetch_add(1, Ordering::Relaxed);
+            }
+            // Its memory goes with the process.
+            Err(error) if error.status == Status::DeviceLost => {}
+            Err(error) => log::warn!(target: "nvbackend::memory", "{bytes} bytes could not be given back: {error}"),
         }
-        self.budget.give_back(bytes as u64);
-        self.unmaps.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+
+    /// Tries again to give back what is stuck. Returns the bytes that are.
+    fn free_stuck(&self, inner: &mut Inner) -> u64 {
+        let mut bytes = 0;
+        for piece in std::mem::take(&mut inner.stuck) {
+            if self.unmap(&piece).is_ok() {
+                inner.buddy.give(piece.unit, piece.units);
+                bytes += (piece.units * UNIT_BYTES) as u64;
+            } else {
+                inner.stuck.push(piece);
+            }
+        }
+        bytes
     }
 
     /// Takes a slab's units back. No block of it is in use or known to any magazine, batch or list.
@@ -310,17 +349,22 @@ impl Pages {
     /// Gives physical memory of free units back, at least `wanted` bytes if there is as much. Returns how much it was.
     pub fn trim(&self, wanted: u64) -> u64 {
         let mut inner = self.lock();
-        let mut bytes = 0;
+        let mut bytes = self.free_stuck(&mut inner);
         let mut at = 0;
         while at < inner.pieces.len() && bytes < wanted {
-            let Piece { unit, units, .. } = inner.pieces[at];
+            let Piece { unit, units } = inner.pieces[at];
             if !inner.buddy.is_free(unit, units) {
                 at += 1;
                 continue;
             }
             let piece = inner.pieces.swap_remove(at);
-            self.unmap(&piece);
             inner.buddy.set_backed(unit, units, false);
+            if self.unmap(&piece).is_err() {
+                // A driver that fails is not asked for the next piece.
+                inner.buddy.take_at(unit, units);
+                inner.stuck.push(piece);
+                break;
+            }
             bytes += (units * UNIT_BYTES) as u64;
         }
         self.publish(&inner);
@@ -337,7 +381,7 @@ impl Pages {
         }
         let unit = inner.buddy.take(units, Side::Start).ok_or(Shortage::Range)?;
         let result = self.back(&mut inner, unit, units);
-        inner.buddy.give(unit, units);
+        inner.give(unit, units);
         self.publish(&inner);
         result
     }
@@ -349,17 +393,16 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        let inner = std::mem::replace(self.inner.get_mut().unwrap_or_else(PoisonError::into_inner), Inner::new(0));
+        let inner = self.lock();
         for slab in &inner.slabs {
             // SAFETY: leaked by `spare_slab`; whoever may know a slab is gone with the manager.
             drop(unsafe { Box::from_raw(slab.as_ptr()) });
         }
-        if inner.asleep.is_none() {
-            for piece in &inner.pieces {
-                self.unmap(piece);
-            }
+        let asleep = inner.asleep.iter().flatten().filter_map(Slept::stuck);
+        let mapped = inner.pieces.iter().chain(&inner.stuck).chain(asleep);
+        if mapped.filter(|piece| self.unmap(piece).is_err()).count() == 0 {
+            // SAFETY: reserved by `new`, and nothing is mapped any more.
+            unsafe { self.memory().release(self.base, self.units * UNIT_BYTES) };
         }
-        // SAFETY: reserved by `new`, and nothing is mapped any more.
-        unsafe { self.memory().release(self.base, self.units * UNIT_BYTES) };
     }
 }
