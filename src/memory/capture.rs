@@ -34,11 +34,6 @@ impl Captures {
         found.map(|arena| arena as *const Arena)
     }
 
-    /// Whether the arena belongs to a capture that runs.
-    pub fn owns(&self, arena: &Arena) -> bool {
-        self.any() && self.lock().iter().any(|(_, other)| *other == arena as *const Arena as usize)
-    }
-
     pub fn begin(&self, stream: RawHandle, arena: &Arena) -> Result<()> {
         let mut streams = self.lock();
         if streams.iter().any(|(raw, _)| *raw == stream.0 as usize) {

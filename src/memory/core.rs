@@ -266,7 +266,8 @@ impl StreamObserver for Core {
         }
         for arena in self.arenas() {
             arena.drain_caches(Some(record.label));
-            if let Some(pages) = &self.pages {
+            // A capture forbids asking; then the blocks find the stream's last event when they are wanted.
+            if let (Some(pages), false) = (&self.pages, self.captures.any()) {
                 arena.large.settle(Some(record.label), &self.events, pages);
             }
         }

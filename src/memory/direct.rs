@@ -1,7 +1,7 @@
 //! Blocks that are allocations of their own: without pooling, beyond the range, unified, or spilled to the host.
 
 use super::statistics::Usage;
-use super::sync::RwLock;
+use super::sync::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,6 +40,8 @@ unsafe impl Sync for DirectBlock {}
 pub struct DirectBlocks {
     blocks: RwLock<BTreeMap<usize, DirectBlock>>,
     count: AtomicUsize,
+    /// Freed blocks of the host's memory that nobody has waited for yet.
+    leaving: Mutex<Vec<DirectBlock>>,
 }
 
 impl DirectBlocks {
@@ -81,6 +83,14 @@ impl DirectBlocks {
         let blocks = self.blocks.read().unwrap_or_else(PoisonError::into_inner);
         let (start, block) = blocks.range(..=address).next_back()?;
         (address - start < block.bytes).then_some((*start, *block))
+    }
+
+    pub fn leave(&self, block: DirectBlock) {
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+    }
+
+    pub fn take_leaving(&self) -> Vec<DirectBlock> {
+        std::mem::take(&mut *self.leaving.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub fn for_each(&self, mut each: impl FnMut(usize, &DirectBlock)) {

@@ -91,6 +91,10 @@ impl Core {
             return Ok(());
         }
         if !self.synchronous && self.key(stream) == ANYBODY_KEY {
+            if self.captures.any() {
+                let text = "blocks are overwritten when they are freed, which takes a stream while a capture runs";
+                return Err(Error::invalid(text).with_advice("free it on a stream, or end the capture first"));
+            }
             // Without a stream, whatever still reads the block must be done first.
             self.source.synchronize()?;
         }
@@ -100,14 +104,14 @@ impl Core {
 
     fn free_small(&self, arena: &Arena, block: Block, bytes: usize, stream: RawHandle) {
         let key = self.free_key(stream);
-        let captured = self.captures.arena(stream).is_some();
+        let captured = self.captures.arena(stream);
         let given = with_cache(
             arena,
             || self.settings(),
             |cache, token| {
-                // In a capture the stream keeps no magazines of the main arena, so that its allocations find the
-                // capture's own.
-                if !captured || self.captures.owns(arena) {
+                // In a capture the stream keeps magazines of the capture's arena alone, where its allocations find
+                // theirs.
+                if captured.is_none_or(|owner| std::ptr::eq(owner, arena)) {
                     cache.add_stream(token, key, self.order(key));
                 }
                 (cache.give_block(token, key, block, bytes), token as usize)
@@ -188,18 +192,33 @@ impl Core {
                     self.budget.give_back(block.origin_bytes as u64);
                 }
                 Kind::Pinned | Kind::Managed => {
-                    if !self.synchronous {
-                        // The host's memory goes at once, so the work that uses it must be over.
-                        let _ = self.source.synchronize();
-                    }
-                    if block.kind == Kind::Pinned {
-                        self.source.host_free(block.origin, block.origin_bytes);
-                    } else {
-                        self.source.managed_free(block.origin, block.origin_bytes);
-                    }
                     if block.spilled {
                         self.spilled.fetch_sub(block.bytes as u64, Ordering::Relaxed);
                     }
+                    self.direct.leave(block);
+                    self.release_leaving();
+                }
+            }
+        }
+    }
+
+    /// Gives back host and unified memory that was freed. It goes at once, so the work that uses it must be over, which a
+    /// capture forbids waiting for: then it stays until the capture has ended.
+    pub fn release_leaving(&self) {
+        if self.captures.any() {
+            return;
+        }
+        let leaving = self.direct.take_leaving();
+        if !leaving.is_empty() && !self.synchronous {
+            let _ = self.source.synchronize();
+        }
+        for block in leaving {
+            // SAFETY: it came from the source and was freed once, and `take_leaving` gives it to one caller.
+            unsafe {
+                if block.kind == Kind::Pinned {
+                    self.source.host_free(block.origin, block.origin_bytes);
+                } else {
+                    self.source.managed_free(block.origin, block.origin_bytes);
                 }
             }
         }

@@ -172,7 +172,8 @@ impl Core {
     fn find_again(&self, request: &Request, last: &mut Option<Shortage>) -> Option<Found> {
         self.empty_caches(true);
         let trim = |shortage| {
-            let trimmed = self.pages.as_ref().map_or(0, |pages| pages.trim(request.footprint()));
+            let pages = self.pages.as_ref().filter(|_| !self.captures.any());
+            let trimmed = pages.map_or(0, |pages| pages.trim(request.footprint()));
             if trimmed > 0 {
                 self.find(request)
             } else {

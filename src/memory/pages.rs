@@ -25,7 +25,7 @@ const PIECE_UNITS: RangeInclusive<usize> = 16..=128;
 /// What is mapped ahead of need is at most this part of what is held, and so many units: for slabs few, since a piece
 /// moves behind other addresses only when all of its slabs are empty.
 const GROWTH: usize = 16;
-const AHEAD_OF_SLABS: usize = 4;
+const AHEAD_OF_SLABS: usize = 2;
 const AHEAD_OF_LARGE: usize = 16;
 
 /// Why there are no units to be had.
@@ -247,13 +247,15 @@ impl Pages {
         slab
     }
 
-    /// Puts memory behind the units that have none; all or nothing.
+    /// Puts memory behind the units that have none. When that fails, what was mapped so far stays: the next request will
+    /// prefer it, and a capture would not let it go.
     fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> Result<(), Shortage> {
         if inner.buddy.all_backed(unit, units) {
             return Ok(());
         }
         let known = inner.pieces.len();
         let longest = (units / 4).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end());
+        let mut result = Ok(());
         let mut at = unit;
         while at < unit + units {
             if inner.buddy.is_backed(at) {
@@ -265,10 +267,8 @@ impl Pages {
             match self.map(at, length) {
                 Ok(piece) => inner.pieces.push(piece),
                 Err(shortage) => {
-                    let mut mapped = inner.pieces.split_off(known);
-                    mapped.retain(|piece| self.unmap(piece).is_err());
-                    inner.stuck.append(&mut mapped);
-                    return Err(shortage);
+                    result = Err(shortage);
+                    break;
                 }
             }
             at += length;
@@ -277,7 +277,7 @@ impl Pages {
             let Piece { unit, units } = inner.pieces[i];
             inner.buddy.set_backed(unit, units, true);
         }
-        Ok(())
+        result
     }
 
     pub(super) fn map(&self, unit: usize, units: usize) -> Result<Piece, Shortage> {

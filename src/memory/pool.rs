@@ -83,14 +83,15 @@ impl Pool {
         if stream.raw() == RawHandle::NULL {
             return Err(Error::invalid("the default stream cannot be captured"));
         }
-        // The stream's magazines hold blocks of the main arena, which must not get into the graph.
+        // The stream's magazines hold blocks of other arenas, which must not get into the graph.
         let label = core.order(core.key(stream.raw())).label();
         core.captures.begin(stream.raw(), self.arena())?;
         self.arena().set_captured(true);
         if core.synchronous {
             core.renew_settings();
         } else {
-            core.main.drain_caches(Some(label));
+            let others = core.arenas().filter(|arena| !std::ptr::eq(*arena, self.arena()));
+            others.for_each(|arena| arena.drain_caches(Some(label)));
         }
         Ok(())
     }
@@ -98,6 +99,7 @@ impl Pool {
     pub fn end_capture(&self, stream: &Stream) -> Result<()> {
         let core = self.core();
         core.captures.end(stream.raw())?;
+        core.release_leaving();
         if core.synchronous {
             core.renew_settings();
         }
@@ -109,6 +111,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         let core = self.core();
         core.captures.end_all(self.arena());
+        core.release_leaving();
         if core.synchronous {
             core.renew_settings();
         }
@@ -220,6 +223,9 @@ impl Core {
             let indices = (0..slab.count()).filter(|&index| slab.live_bytes(index).is_some());
             live.extend(indices.map(|index| (slab.address(index), slab.block_bytes())));
         });
+        if live.is_empty() {
+            return Ok(());
+        }
         for (address, bytes) in live {
             self.zero(address as *mut c_void, bytes, RawHandle::NULL)?;
         }

@@ -21,9 +21,7 @@ const DAYS: u64 = 7;
 const BUDGET: u64 = 24 << 30;
 const LIMIT: u64 = BUDGET + BUDGET / 20;
 const ADDRESSES: u64 = 4 * BUDGET;
-/// Tokens of a page, which are also those that a sequence grows by in a step.
-const PAGE_TOKENS: usize = 16;
-/// Bytes of a page of each cache: layers with full attention, with a window, an odd latent width, scales of an FP8 cache.
+/// Bytes of a page of 16 tokens in each cache: layers with full attention, with a window, an odd latent width, scales of an FP8 cache.
 const PAGE_BYTES: [usize; 4] = [64 << 10, 320 << 10, 40_000, 1536];
 /// The cache whose older pages are freed, and the pages that it keeps.
 const WINDOWED: usize = 1;
@@ -218,7 +216,6 @@ fn a_week_of_serving_loses_little_memory() {
         server.step(0.6 - 0.4 * (day * std::f64::consts::TAU).cos());
         if day >= losses.len() as f64 + 0.5 {
             let (reserved, held, lost) = server.loss();
-            let mib = |bytes: u64| bytes >> 20;
             println!(
                 "day {}: {} operations, {} sequences; MiB: {} live, {} held, {} not in free units; {:.2} % lost",
                 losses.len() + 1,

@@ -128,6 +128,11 @@ impl Simulated {
         assert!(state.is_mapped(address, bytes), "{address:#x} + {bytes} has no memory behind it");
     }
 
+    /// Whether calls on the stream are recorded instead of run.
+    pub fn is_recording(&self, stream: RawHandle) -> bool {
+        self.state().capturing.contains(&(stream.0 as usize))
+    }
+
     pub fn mapped_bytes(&self) -> usize {
         self.state().used_memory() as usize
     }
@@ -317,7 +322,7 @@ impl Source for Simulated {
 
     fn synchronize(&self) -> Result<()> {
         let mut state = self.call(Call::Synchronize)?;
-        assert!(state.capturing.is_empty(), "synchronising in a capture");
+        expect(state.capturing.is_empty(), "synchronising in a capture");
         state.synchronizations += 1;
         state.pass_all();
         Ok(())
@@ -338,7 +343,7 @@ impl Source for Simulated {
 
     fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
         let mut state = self.call(Call::EventRecord)?;
-        assert!(!state.capturing.contains(&(stream.0 as usize)), "recording an event in a capture");
+        expect(!state.capturing.contains(&(stream.0 as usize)), "recording an event in a capture");
         let end = state.end_of(stream) + self.event_latency;
         *state.events.get_mut(&(event.0 as usize)).expect("a live event") = Some(end);
         Ok(())
@@ -346,7 +351,7 @@ impl Source for Simulated {
 
     fn event_query(&self, event: RawHandle) -> Result<bool> {
         let state = self.call(Call::EventQuery)?;
-        assert!(state.capturing.is_empty(), "asking for an event in a capture");
+        expect(state.capturing.is_empty(), "asking for an event in a capture");
         Ok(state.events[&(event.0 as usize)].expect("recorded") <= state.now)
     }
 
