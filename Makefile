@@ -2,7 +2,7 @@
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test bench gpu-bundle header format lint clean \
-        test-rust test-cpu-only build-native test-native test-readme
+        test-rust test-models test-cpu-only build-native test-native test-readme
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
@@ -22,7 +22,7 @@ setup: ## install what is missing, into the checkout where that is possible
 demo: ## build the library and the examples, and let the shipped Gemma model write
 	@tools/demo.sh
 
-test: setup lint test-rust test-cpu-only test-native test-readme ## run every test and gate
+test: setup lint test-rust test-models test-cpu-only test-native test-readme ## run every test and gate
 	@echo "make test: all passed"
 
 bench: ## measure every operation on this machine, beside its peers
@@ -40,10 +40,12 @@ header: ## write include/nvbackend.h, its layout and the list of exports from sr
 
 format: setup ## format Rust, C, C++ and CUDA
 	cargo fmt
+	cargo fmt --manifest-path tests/models/Cargo.toml
 	$(SOURCES) | xargs clang-format -i
 
 lint: setup ## check formatting, and clippy without a warning
 	cargo fmt --check
+	cargo fmt --check --manifest-path tests/models/Cargo.toml
 	$(SOURCES) | xargs clang-format --dry-run --Werror
 	tools/list_driver_symbols.py --check
 	tests/gates/dependencies.py
@@ -52,6 +54,9 @@ lint: setup ## check formatting, and clippy without a warning
 
 test-rust: setup
 	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" cargo test --release --locked
+
+test-models: setup
+	cargo test --release --locked --manifest-path tests/models/Cargo.toml
 
 test-cpu-only: setup
 	cargo build --release --locked $(CPU_ONLY)

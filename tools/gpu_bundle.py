@@ -122,6 +122,9 @@ def main():
         lines.append([f"ctest/{name}", *map(relocated, environment), *map(relocated, command)])
     lines += [[f"sm80/{name}", "NVB_FORCE_ARCH=80", *command] for name, *command in lines]
     lines += [[f"bench/{name}", "python3", f"benches/bench_{name}.py"] for name in ("gpu", "model_gpu")]
+    bench_memory = f"./{pack(CMAKE_BUILD / 'bin' / 'bench_memory', 'bin')}"
+    lines.append(["bench/memory", bench_memory, "--device", "cuda"])
+    lines.append(["bench/memory_soak", bench_memory, "--device", "cuda", "--soak", "120"])
     for folder in ("models", "tests/data", "benches"):
         shutil.copytree(ROOT / folder, BUNDLE / folder, ignore=shutil.ignore_patterns("__pycache__"))
 

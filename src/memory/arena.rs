@@ -12,8 +12,9 @@ use super::pages::Pages;
 use super::size_class::CLASSES;
 use super::slab::{Block, Slab};
 use super::statistics::{Counters, Totals, Usage, UsageStatistics};
+use super::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// Batches of a class that wait for a taker; the rest goes home to the slabs.
 const DEPOT_SLOTS: usize = 16;

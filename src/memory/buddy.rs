@@ -2,10 +2,11 @@
 //! both halves are free. What a request does not need of its power of two is free at once, so a block wastes less than
 //! a unit.
 //!
-//! Memory behind units costs a mapping, so a request prefers runs that are backed in full, then those that are in part,
-//! and within these the halves that are backed most.
+//! Memory behind units costs a mapping, so what is free and backed is found by its length first, whatever its alignment.
+//! A request that must map prefers buddies that are backed in part, and within these the halves that are backed most.
 
 use super::bitmap::Bitmaps;
+use super::free_memory::{FreeMemory, Run};
 use super::zeroed::Zeroed;
 
 /// Which side of the range a request prefers: slabs gather at the end and large blocks at the start, where they leave
@@ -38,6 +39,7 @@ pub struct Buddy {
     taken: Zeroed<u64>,
     backed: BackedUnits,
     free: [FreeRuns; 3],
+    memory: FreeMemory,
     free_units: usize,
     free_backed_units: usize,
 }
@@ -57,12 +59,6 @@ impl BackedUnits {
 
     fn get(&self, unit: usize) -> bool {
         self.words[unit / 64] >> (unit % 64) & 1 != 0
-    }
-
-    /// Whether nothing is backed in the `SKIPPED` words from `first` on.
-    fn is_empty(&self, first: usize) -> bool {
-        let node = (self.words.len() + first) >> SKIPPED.trailing_zeros();
-        self.words.len() >= SKIPPED && self.sums[node] == 0
     }
 
     fn all(&self, start: usize, units: usize) -> bool {
@@ -107,49 +103,6 @@ impl BackedUnits {
     }
 }
 
-/// Words that are passed over at once where nothing is backed.
-const SKIPPED: usize = 64;
-
-/// Runs of set bits, word by word; the shortest of at least `wanted`.
-struct Runs {
-    wanted: usize,
-    best: Option<(usize, usize)>,
-    start: usize,
-    length: usize,
-}
-
-impl Runs {
-    /// `word` holds the bits from number `at` on.
-    fn add_word(&mut self, mut at: usize, mut word: u64) {
-        let end = at + 64;
-        while at < end {
-            if word == 0 {
-                return self.end();
-            }
-            let zeros = word.trailing_zeros() as usize;
-            if zeros > 0 {
-                self.end();
-                word >>= zeros;
-                at += zeros;
-            }
-            let ones = word.trailing_ones() as usize;
-            if self.length == 0 {
-                self.start = at;
-            }
-            self.length += ones;
-            word = word.checked_shr(ones as u32).unwrap_or(0);
-            at += ones;
-        }
-    }
-
-    fn end(&mut self) {
-        if self.length >= self.wanted && self.best.is_none_or(|(_, shortest)| self.length < shortest) {
-            self.best = Some((self.start, self.length));
-        }
-        self.length = 0;
-    }
-}
-
 fn set_bits(words: &mut [u64], start: usize, count: usize, value: bool) {
     let mut at = start;
     while at < start + count {
@@ -179,11 +132,6 @@ impl FreeRuns {
         }
     }
 
-    fn longest(&self, order: usize, side: Side) -> Option<(usize, usize)> {
-        let present = self.present & (u32::MAX.checked_shl(order as u32).unwrap_or(0));
-        self.best((present != 0).then(|| present.ilog2())? as usize, side)
-    }
-
     /// The smallest run of at least `order`.
     fn best(&self, order: usize, side: Side) -> Option<(usize, usize)> {
         let fitting = self.present.checked_shr(order as u32).unwrap_or(0);
@@ -203,6 +151,7 @@ impl Buddy {
             taken: Zeroed::new(units.div_ceil(64)),
             backed: BackedUnits::new(units),
             free: std::array::from_fn(|_| FreeRuns::new(units)),
+            memory: FreeMemory::new(units),
             free_units: 0,
             free_backed_units: 0,
         };
@@ -238,35 +187,18 @@ impl Buddy {
         self.backed.all(start, units)
     }
 
-    /// `units` > 0 that nobody else has and that all have memory behind them: of the run that comes first, or of the
-    /// shortest that crosses the boundaries of buddies.
+    /// `units` > 0 that nobody else has and that all have memory behind them. On the side of slabs those of the last
+    /// buddies that fit, so that slabs gather; on the other those of a run that is hardly longer.
     pub fn take_backed(&mut self, units: usize, side: Side) -> Option<usize> {
-        if self.free_backed_units < units {
-            return None;
-        }
         let wanted = units.next_power_of_two().ilog2() as usize;
-        if self.free[Backing::Full as usize].best(wanted, side).is_some() {
+        if side == Side::End && self.free[Backing::Full as usize].best(wanted, side).is_some() {
             return self.take(units, side);
         }
-        let part = &self.free[Backing::Part as usize];
-        let run = [part.best(wanted, side), part.longest(wanted, side)]
-            .into_iter()
-            .flatten()
-            .find_map(|(order, run)| self.backed_start(run, order, wanted, units, side));
-        let start = run.or_else(|| {
-            let (start, length) = self.shortest_backed_run(units)?;
-            Some(if side == Side::Start { start } else { start + length - units })
-        })?;
+        let (run, length) = self.memory.find(units)?;
+        let start = if side == Side::Start { run } else { run + length - units };
+        self.memory.remove((run, length), (start, units));
         self.carve(start, units);
         Some(start)
-    }
-
-    /// Where in a free run `units` are backed, if halving it towards the memory leads there.
-    fn backed_start(&self, run: usize, order: usize, wanted: usize, units: usize, side: Side) -> Option<usize> {
-        let (start, order) =
-            (wanted..order).rev().fold((run, order), |(start, _), order| (self.fuller_half(start, order, side), order));
-        let start = if side == Side::Start { start } else { start + (1 << order) - units };
-        self.backed.all(start, units).then_some(start)
     }
 
     /// Of the two halves of 2^order units from `start` on, the one with more memory behind it, or the one on the side.
@@ -280,25 +212,73 @@ impl Buddy {
         }
     }
 
-    /// A walk over a bit a unit where anything is backed, less than a microsecond for the 70,000 units of 140 GB.
-    fn shortest_backed_run(&self, units: usize) -> Option<(usize, usize)> {
-        let mut runs = Runs { wanted: units, best: None, start: 0, length: 0 };
-        for (i, chunk) in self.taken.chunks(SKIPPED).enumerate() {
-            let first = i * SKIPPED;
-            if self.backed.is_empty(first) {
-                runs.end();
+    /// Units that are free and backed: 64 from a multiple of 64 on.
+    fn memory_word(&self, word: usize) -> u64 {
+        !self.taken[word] & self.backed.words[word]
+    }
+
+    fn has_memory(&self, unit: usize) -> bool {
+        self.memory_word(unit / 64) >> (unit % 64) & 1 != 0
+    }
+
+    /// The run of free memory that holds a unit of it.
+    fn run_around(&self, unit: usize) -> Run {
+        let (mut word, bit) = (unit / 64, unit % 64);
+        // Units without memory, those above `unit` shifted out.
+        let below = (!self.memory_word(word)) << (63 - bit);
+        let mut start = unit + 1 - (below.leading_zeros() as usize).min(bit + 1);
+        while start == word * 64 && word > 0 {
+            word -= 1;
+            start -= (!self.memory_word(word)).leading_zeros() as usize;
+        }
+        (start, self.memory.length(start))
+    }
+
+    /// Each run of the units that `word` says, within `units` from `start` on.
+    fn runs(start: usize, units: usize, word: impl Fn(usize) -> u64) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for unit in start..start + units {
+            if word(unit / 64) >> (unit % 64) & 1 == 0 {
                 continue;
             }
-            for (j, taken) in chunk.iter().enumerate() {
-                runs.add_word((first + j) * 64, !taken & self.backed.words[first + j]);
+            match runs.last_mut() {
+                Some((first, length)) if *first + *length == unit => *length += 1,
+                _ => runs.push((unit, 1)),
             }
         }
-        runs.end();
-        runs.best
+        runs
+    }
+
+    /// Notes that free units got memory, or lost it.
+    fn add_memory(&mut self, (start, length): Run) {
+        let end = start + length;
+        let joins = [start > 0 && self.has_memory(start - 1), end < self.head.len() && self.has_memory(end)];
+        self.memory.add((start, length), joins);
+    }
+
+    fn remove_memory(&mut self, part: Run) {
+        let run = self.run_around(part.0);
+        self.memory.remove(run, part);
+    }
+
+    /// Takes out of the list what is free and backed among the units, before they are taken.
+    fn remove_memory_of(&mut self, start: usize, units: usize) {
+        if self.backed.all(start, units) {
+            return self.remove_memory((start, units));
+        }
+        for run in Buddy::runs(start, units, |word| self.memory_word(word)) {
+            self.remove_memory(run);
+        }
     }
 
     /// Takes `units` from `start` on, all of them free.
-    pub fn carve(&mut self, start: usize, units: usize) {
+    pub fn take_at(&mut self, start: usize, units: usize) {
+        self.remove_memory_of(start, units);
+        self.carve(start, units);
+    }
+
+    /// As `take_at`, for units that the list of free memory does not hold any more.
+    fn carve(&mut self, start: usize, units: usize) {
         let (mut at, end) = (start, start + units);
         while at < end {
             let (run, order) = self.free_run_around(at).expect("the units are free");
@@ -326,12 +306,13 @@ impl Buddy {
             None => {
                 let (start, length) = self.adjoining_run(units)?;
                 let start = if side == Side::Start { start } else { start + length - units };
-                self.carve(start, units);
+                self.take_at(start, units);
                 return Some(start);
             }
         };
         let (start, rest) = if side == Side::Start { (start, start + units) } else { (start + length - units, start) };
         self.add_runs(rest, length - units);
+        self.remove_memory_of(start, units);
         set_bits(&mut self.taken, start, units, true);
         Some(start)
     }
@@ -371,8 +352,16 @@ impl Buddy {
 
     /// Gives back `units` from `start` on, all of them taken.
     pub fn give(&mut self, start: usize, units: usize) {
-        set_bits(&mut self.taken, start, units, false);
         self.add_runs(start, units);
+        if self.backed.all(start, units) {
+            set_bits(&mut self.taken, start, units, false);
+            return self.add_memory((start, units));
+        }
+        for (first, length) in Buddy::runs(start, units, |word| self.backed.words[word]) {
+            set_bits(&mut self.taken, first, length, false);
+            self.add_memory((first, length));
+        }
+        set_bits(&mut self.taken, start, units, false);
     }
 
     /// Makes free units the runs that they consist of.
@@ -425,6 +414,12 @@ impl Buddy {
 
     /// Notes whether units have physical memory behind them; they may be free or taken.
     pub fn set_backed(&mut self, start: usize, units: usize, backed: bool) {
+        let change =
+            |word: usize| !self.taken[word] & if backed { !self.backed.words[word] } else { self.backed.words[word] };
+        let changes = Buddy::runs(start, units, change);
+        if !backed {
+            changes.iter().for_each(|&run| self.remove_memory(run));
+        }
         let mut at = start;
         while at < start + units {
             match self.free_run_around(at) {
@@ -440,6 +435,9 @@ impl Buddy {
                     at += 1;
                 }
             }
+        }
+        if backed {
+            changes.iter().for_each(|&run| self.add_memory(run));
         }
     }
 
@@ -494,7 +492,7 @@ mod tests {
     #[test]
     fn a_range_of_free_units_can_be_taken_out() {
         let mut buddy = Buddy::new(100);
-        buddy.carve(13, 60);
+        buddy.take_at(13, 60);
         assert_eq!(buddy.free_units(), 40);
         assert!(buddy.is_free(0, 13) && buddy.is_free(73, 27) && !buddy.is_free(13, 1) && !buddy.is_free(72, 1));
         buddy.give(13, 60);

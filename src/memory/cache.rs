@@ -10,8 +10,8 @@ use super::size_class::{class_bytes, magazine_capacity, CLASSES};
 use super::slab::{Block, SLACK_SHIFT, TRACKED};
 use super::spin::SpinLock;
 use super::statistics::Counters;
+use super::sync::{AtomicBool, AtomicPtr, Ordering};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// The key of blocks that were freed without a stream: they wait for all work. No stream has this handle.
 pub const ALL_WORK_KEY: usize = usize::MAX;

@@ -3,10 +3,11 @@
 //! asked about and no memory is unmapped: the driver would refuse, or break the capture.
 
 use super::arena::Arena;
+use super::sync::{Mutex, MutexGuard};
 use crate::error::{Error, Result};
 use crate::stream::RawHandle;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 #[derive(Default)]
 pub struct Captures {

@@ -3,9 +3,10 @@
 use super::pages::Pages;
 use super::remote::PendingStack;
 use super::slab::{Block, Slab};
+use super::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 pub struct Class {
     /// Slabs to which blocks came back since the last look.

@@ -13,12 +13,13 @@ use super::order::{Events, Order, Streams, ALL_WORK, ANYBODY};
 use super::pages::Pages;
 use super::source::Source;
 use super::statistics::{MemoryStatistics, Usage, UsageStatistics};
+use super::sync::Mutex;
 use super::trace::{EventKind, Trace, TraceEvent};
 use crate::error::Result;
 use crate::stream::{RawHandle, StreamObserver};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 pub struct Core {
     pub source: Arc<dyn Source>,

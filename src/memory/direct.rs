@@ -1,10 +1,11 @@
 //! Blocks that are allocations of their own: without pooling, beyond the range, unified, or spilled to the host.
 
 use super::statistics::Usage;
+use super::sync::RwLock;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::PoisonError;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {

@@ -3,10 +3,11 @@
 //! A record holds raw return addresses, which cost little to take; names are looked up when a report is written.
 
 use super::options::LeakTracking;
+use super::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void, CStr};
 use std::fmt::{self, Write as _};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 /// Frames of a stack that are kept.
 const FRAMES: usize = 32;

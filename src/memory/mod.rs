@@ -20,6 +20,7 @@ mod core;
 mod depot;
 mod direct;
 mod free;
+mod free_memory;
 pub mod ladder;
 mod large;
 pub mod leak;
@@ -42,6 +43,8 @@ pub mod statistics;
 mod sync;
 mod threads;
 pub mod trace;
+#[cfg(nvb_thread_sanitizer)]
+mod watched_locks;
 mod zeroed;
 
 pub use options::MemoryOptions;

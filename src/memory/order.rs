@@ -1,12 +1,13 @@
 //! When a freed block may be used again: the streams that blocks were freed on, and the events that end their use.
 
 use super::source::Source;
+use super::sync::Mutex;
 use crate::error::{Result, Status};
 use crate::stream::RawHandle;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 /// Events are kept for reuse: making one costs more than recording it.
 pub struct Events {

@@ -11,20 +11,22 @@ use super::size_class::{slab_units, CLASSES, LARGE};
 use super::slab::Slab;
 use super::sleep::Slept;
 use super::source::Source;
+use super::sync::{Mutex, MutexGuard};
 use crate::error::{Error, Status};
 use crate::executor::VirtualMemory;
 use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// Physical memory is created in pieces, which can only be given back whole. A piece costs 31 µs on an H200, whether it
-/// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, and a manager that holds much a 256th of
-/// that, within these bounds (32 and 256 MiB).
+/// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, within these bounds (32 and 256 MiB).
 const PIECE_UNITS: RangeInclusive<usize> = 16..=128;
-const PIECES: usize = 256;
-/// What is mapped ahead of need is at most this part of what is held, and one piece.
+/// What is mapped ahead of need is at most this part of what is held, and so many units: for slabs few, since a piece
+/// moves behind other addresses only when all of its slabs are empty.
 const GROWTH: usize = 16;
+const AHEAD_OF_SLABS: usize = 4;
+const AHEAD_OF_LARGE: usize = 16;
 
 /// Why there are no units to be had.
 #[derive(Debug)]
@@ -97,7 +99,7 @@ impl Inner {
         self.buddy.give(unit, units);
         let inside = |piece: &&Piece| (unit..unit + units).contains(&piece.unit);
         for piece in self.stuck.iter().filter(inside) {
-            self.buddy.carve(piece.unit, piece.units);
+            self.buddy.take_at(piece.unit, piece.units);
         }
     }
 
@@ -203,7 +205,8 @@ impl Pages {
     /// Units with new memory behind them, and if the limits allow more than are needed: a manager that holds much gets
     /// its memory in fewer pieces.
     fn grow(&self, inner: &mut Inner, units: usize, side: Side) -> Result<usize, Shortage> {
-        let ample = (self.held_units() / GROWTH).min(self.piece_units(units));
+        let held = self.budget.held() as usize / UNIT_BYTES;
+        let ample = (held / GROWTH).min(if side == Side::End { AHEAD_OF_SLABS } else { AHEAD_OF_LARGE });
         if ample > units {
             if let Some(unit) = inner.buddy.take(ample, side) {
                 let backed = self.back(inner, unit, ample);
@@ -244,21 +247,13 @@ impl Pages {
         slab
     }
 
-    fn held_units(&self) -> usize {
-        self.budget.held() as usize / UNIT_BYTES
-    }
-
-    fn piece_units(&self, wanted: usize) -> usize {
-        (wanted / 4).max(self.held_units() / PIECES).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end())
-    }
-
     /// Puts memory behind the units that have none; all or nothing.
     fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> Result<(), Shortage> {
         if inner.buddy.all_backed(unit, units) {
             return Ok(());
         }
         let known = inner.pieces.len();
-        let longest = self.piece_units(units);
+        let longest = (units / 4).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end());
         let mut at = unit;
         while at < unit + units {
             if inner.buddy.is_backed(at) {
@@ -371,7 +366,7 @@ impl Pages {
             inner.buddy.set_backed(unit, units, false);
             if let Err(error) = self.unmap(&piece) {
                 // A driver that fails is not asked for the next piece.
-                inner.buddy.carve(unit, units);
+                inner.buddy.take_at(unit, units);
                 inner.stuck.push(piece);
                 failure = Some(error);
                 break;

@@ -21,9 +21,12 @@ impl<T> SpinLock<T> {
     #[inline]
     pub fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         let mut spins = 0;
-        while self.locked.swap(true, Ordering::Acquire) {
-            relax(spins);
-            spins += 1;
+        while self.locked.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            // Waiting only reads: exchanges would take the line away from the holder, who wants to unlock.
+            while self.locked.load(Ordering::Relaxed) {
+                relax(spins);
+                spins += 1;
+            }
         }
         let release = Release(&self.locked);
         // SAFETY: this thread alone holds the lock.

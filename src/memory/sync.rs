@@ -1,4 +1,10 @@
-//! What the lock-free parts are written with. Their models put loom's types in the place of these.
+//! What threads meet over. Models of the lock-free parts put loom's types in the place of these, and builds under
+//! ThreadSanitizer locks that it can see.
+
+#[cfg(nvb_thread_sanitizer)]
+pub use super::watched_locks::{Mutex, MutexGuard, RwLock};
+#[cfg(not(nvb_thread_sanitizer))]
+pub use std::sync::{Mutex, MutexGuard, RwLock};
 
 pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
 

@@ -6,5 +6,7 @@ mod fixture;
 mod rungs;
 mod sequence;
 mod sequences;
+mod serving;
 mod simulated;
 mod streams;
+mod threads;

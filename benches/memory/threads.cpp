@@ -1,0 +1,236 @@
+// Threads that allocate and free at once: throughput, and the time of single calls. Each thread holds 64 blocks of 256
+// B to 256 KiB and replaces one after the other at random; or it passes what it allocates to the next thread, which
+// frees it on the stream that it was made for. All threads use one stream, or each its own.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <thread>
+
+#include "measure.h"
+
+namespace {
+
+constexpr size_t kHeld = 64;
+constexpr int kMostThreads = 16;
+
+struct Setting {
+  int threads;
+  bool pass_on;
+  bool private_streams;
+
+  int stream(int thread) const { return private_streams ? 1 + thread : 0; }
+};
+
+size_t random_size(Random& random) {
+  return (size_t{256} << random.below(10)) + random.below(256);
+}
+
+// Counts of nanoseconds, sixteen buckets to a doubling.
+class Histogram {
+ public:
+  void add(double nanoseconds) {
+    int bucket = nanoseconds < 1 ? 0 : static_cast<int>(std::log2(nanoseconds) * 16);
+    ++counts_[static_cast<size_t>(std::min(bucket, kBuckets - 1))];
+  }
+  void add(const Histogram& other) {
+    for (size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
+  }
+  // The middle of the bucket below which `part` of the counts lie.
+  double quantile(double part) const {
+    uint64_t total = 0, below = 0;
+    for (uint64_t count : counts_) total += count;
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      below += counts_[i];
+      if (static_cast<double>(below) >= part * static_cast<double>(total)) {
+        return std::exp2((static_cast<double>(i) + 0.5) / 16);
+      }
+    }
+    return 0;
+  }
+
+ private:
+  static constexpr int kBuckets = 16 * 36;
+  std::array<uint64_t, kBuckets> counts_{};
+};
+
+// Blocks on their way from one thread to another.
+class Ring {
+ public:
+  bool push(void* block) {
+    size_t tail = tail_.load(std::memory_order_relaxed);
+    if (tail - head_.load(std::memory_order_acquire) == blocks_.size()) return false;
+    blocks_[tail % blocks_.size()] = block;
+    tail_.store(tail + 1, std::memory_order_release);
+    return true;
+  }
+  void* pop() {
+    size_t head = head_.load(std::memory_order_relaxed);
+    if (head == tail_.load(std::memory_order_acquire)) return nullptr;
+    void* block = blocks_[head % blocks_.size()];
+    head_.store(head + 1, std::memory_order_release);
+    return block;
+  }
+  bool full() const {
+    return tail_.load(std::memory_order_relaxed) - head_.load(std::memory_order_acquire) == blocks_.size();
+  }
+
+ private:
+  alignas(128) std::atomic<size_t> head_{0};
+  alignas(128) std::atomic<size_t> tail_{0};
+  std::array<void*, 512> blocks_{};
+};
+
+// One thread's count of calls, on a cache line of its own, and their times if they are wanted.
+struct alignas(128) Tally {
+  uint64_t calls = 0;
+  Histogram times;
+};
+
+template <class Call>
+auto timed(Tally& tally, bool wanted, Call call) {
+  ++tally.calls;
+  if (!wanted) return call();
+  double start = now();
+  auto result = call();
+  tally.times.add((now() - start) * 1e9);
+  return result;
+}
+
+class Run {
+ public:
+  Run(Allocator& side, const Setting& setting, bool with_times)
+      : side_(side), setting_(setting), with_times_(with_times) {}
+
+  // Calls per second.
+  double measure(double seconds) {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < setting_.threads; ++thread) {
+      threads.emplace_back([this, thread] {
+        side_.attach();
+        setting_.pass_on ? pass_on(thread) : replace(thread);
+      });
+    }
+    while (ready_.load() < setting_.threads) std::this_thread::yield();
+    double start = now();
+    go_.store(true, std::memory_order_release);
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    stop_.store(true);
+    double elapsed = now() - start;
+    for (std::thread& thread : threads) thread.join();
+    for (int thread = 0; thread < setting_.threads; ++thread) {
+      while (void* block = rings_[thread].pop()) side_.release(block, setting_.stream(thread));
+    }
+    uint64_t calls = 0;
+    for (const Tally& tally : tallies_) calls += tally.calls;
+    return static_cast<double>(calls) / elapsed;
+  }
+
+  Histogram times() const {
+    Histogram all;
+    for (const Tally& tally : tallies_) all.add(tally.times);
+    return all;
+  }
+
+ private:
+  void* allocate(int thread, size_t bytes) {
+    return timed(tallies_[thread], with_times_, [&] { return side_.allocate(bytes, setting_.stream(thread)); });
+  }
+  // `owner`: the thread that allocated it, whose stream it is.
+  void release(int thread, void* block, int owner) {
+    timed(tallies_[thread], with_times_, [&] {
+      side_.release(block, setting_.stream(owner));
+      return 0;
+    });
+  }
+
+  void replace(int thread) {
+    Random random(static_cast<uint64_t>(thread) + 1);
+    std::array<void*, kHeld> held;
+    for (void*& block : held) block = side_.allocate(random_size(random), setting_.stream(thread));
+    wait_for_start();
+    while (!stop_.load(std::memory_order_relaxed)) {
+      for (int i = 0; i < 32; ++i) {
+        void*& block = held[random.below(kHeld)];
+        release(thread, block, thread);
+        block = allocate(thread, random_size(random));
+      }
+    }
+    for (void* block : held) side_.release(block, setting_.stream(thread));
+  }
+
+  void pass_on(int thread) {
+    Random random(static_cast<uint64_t>(thread) + 1);
+    const int before = (thread + setting_.threads - 1) % setting_.threads;
+    Ring& mine = rings_[before];
+    Ring& next = rings_[thread];
+    wait_for_start();
+    while (!stop_.load(std::memory_order_relaxed)) {
+      bool idle = true;
+      for (int i = 0; i < 32 && !next.full(); ++i, idle = false) next.push(allocate(thread, random_size(random)));
+      for (int i = 0; i < 32; ++i) {
+        void* block = mine.pop();
+        if (block == nullptr) break;
+        release(thread, block, before);
+        idle = false;
+      }
+      if (idle) std::this_thread::yield();
+    }
+  }
+
+  void wait_for_start() {
+    ready_.fetch_add(1);
+    while (!go_.load(std::memory_order_acquire)) std::this_thread::yield();
+  }
+
+  Allocator& side_;
+  const Setting setting_;
+  const bool with_times_;
+  std::atomic<int> ready_{0};
+  std::atomic<bool> go_{false}, stop_{false};
+  std::array<Tally, kMostThreads> tallies_{};
+  std::array<Ring, kMostThreads> rings_{};
+};
+
+}  // namespace
+
+void bench_threads(const Options& options, Allocator& ours, const Peers& peers) {
+  const std::vector<Allocator*> sides = {&ours, peers.pool.get()};
+  const double seconds = options.quick ? 0.02 : 0.2;
+  const std::vector<int> counts = options.quick ? std::vector<int>{1, 4} : std::vector<int>{1, 2, 4, 8, 16};
+  for (bool pass_on : {false, true}) {
+    for (bool private_streams : {false, true}) {
+      std::vector<double> alone;
+      for (int threads : counts) {
+        const Setting setting{threads, pass_on, private_streams};
+        const std::string what = "threads=" + std::to_string(threads) +
+                                 " frees=" + (pass_on ? "next thread" : "same thread") +
+                                 " streams=" + (private_streams ? "private" : "shared");
+        std::vector<double> rates = interleave(sides, options.quick ? 1 : 5, [&](Allocator& side) {
+          return std::make_unique<Run>(side, setting, false)->measure(seconds);
+        });
+        for (double& rate : rates) rate *= 1e-6;
+        print_rows("memory threads", what, sides, rates, "million calls/s", Better::kHigher);
+        if (threads == 1) alone = rates;
+        if (threads == counts.back()) {
+          for (size_t i = 0; i < rates.size(); ++i) rates[i] /= alone[i];
+          print_rows("memory threads", what + " against 1", sides, rates, "times", Better::kHigher);
+        }
+        // A second pass, since reading the clock twice a call costs more than many calls do.
+        std::vector<Histogram> times(sides.size());
+        for (size_t i = 0; i < sides.size(); ++i) {
+          sides[i]->begin();
+          auto run = std::make_unique<Run>(*sides[i], setting, true);
+          run->measure(seconds);
+          times[i] = run->times();
+        }
+        for (auto [name, part] : {std::pair{"p50", 0.5}, {"p99", 0.99}, {"p99.9", 0.999}}) {
+          std::vector<double> quantiles;
+          for (const Histogram& of_side : times) quantiles.push_back(of_side.quantile(part));
+          print_rows("memory threads", what + " " + name, sides, quantiles, "ns", Better::kLower);
+        }
+      }
+      for (Allocator* side : sides) side->reset();
+    }
+  }
+}
