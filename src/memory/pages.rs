@@ -312,18 +312,22 @@ impl Pages {
         result
     }
 
-    /// Tries again to give back what is stuck. Returns the bytes that are.
-    fn free_stuck(&self, inner: &mut Inner) -> u64 {
-        let mut bytes = 0;
+    /// Tries again to give back what is stuck. Returns the bytes that are, and why some are not.
+    fn free_stuck(&self, inner: &mut Inner) -> (u64, Option<Error>) {
+        let (mut bytes, mut failure) = (0, None);
         for piece in std::mem::take(&mut inner.stuck) {
-            if self.unmap(&piece).is_ok() {
-                inner.buddy.give(piece.unit, piece.units);
-                bytes += (piece.units * UNIT_BYTES) as u64;
-            } else {
-                inner.stuck.push(piece);
+            match self.unmap(&piece) {
+                Ok(()) => {
+                    inner.buddy.give(piece.unit, piece.units);
+                    bytes += (piece.units * UNIT_BYTES) as u64;
+                }
+                Err(error) => {
+                    inner.stuck.push(piece);
+                    failure = Some(error);
+                }
             }
         }
-        bytes
+        (bytes, failure)
     }
 
     /// Takes a slab's units back. No block of it is in use or known to any magazine, batch or list.
@@ -346,10 +350,11 @@ impl Pages {
         tail
     }
 
-    /// Gives physical memory of free units back, at least `wanted` bytes if there is as much. Returns how much it was.
-    pub fn trim(&self, wanted: u64) -> u64 {
+    /// Gives physical memory of free units back, at least `wanted` bytes if there is as much. Returns how much it was; an
+    /// error if it is less because the driver failed.
+    pub fn trim(&self, wanted: u64) -> Result<u64, Error> {
         let mut inner = self.lock();
-        let mut bytes = self.free_stuck(&mut inner);
+        let (mut bytes, mut failure) = self.free_stuck(&mut inner);
         let mut at = 0;
         while at < inner.pieces.len() && bytes < wanted {
             let Piece { unit, units } = inner.pieces[at];
@@ -359,16 +364,20 @@ impl Pages {
             }
             let piece = inner.pieces.swap_remove(at);
             inner.buddy.set_backed(unit, units, false);
-            if self.unmap(&piece).is_err() {
+            if let Err(error) = self.unmap(&piece) {
                 // A driver that fails is not asked for the next piece.
                 inner.buddy.take_at(unit, units);
                 inner.stuck.push(piece);
+                failure = Some(error);
                 break;
             }
             bytes += (units * UNIT_BYTES) as u64;
         }
         self.publish(&inner);
-        bytes
+        match failure {
+            Some(error) if bytes < wanted => Err(error),
+            _ => Ok(bytes),
+        }
     }
 
     /// Puts memory behind free units until `bytes` are held, so that the first requests need not wait for the driver.

@@ -146,28 +146,27 @@ impl Fake {
         }
     }
 
-    /// What an engine with a context of its own does: device 1's context is current in this thread from now on.
-    pub fn make_other_context_current(&self) -> usize {
+    /// What an engine that uses CUDA itself does: the device's context is current in this thread from now on.
+    pub fn make_context_current(&self, device: i32) -> usize {
         let mut context = 0usize;
         // SAFETY: the driver's types of these functions.
         unsafe {
             let init: extern "C" fn(u32) -> c_int = self.function(c"cuInit").unwrap();
             let retain: extern "C" fn(*mut usize, c_int) -> c_int = self.function(c"cuDevicePrimaryCtxRetain").unwrap();
             let set_current: extern "C" fn(usize) -> c_int = self.function(c"cuCtxSetCurrent").unwrap();
-            self.set(Setting::Devices, 2);
-            assert_eq!((init(0), retain(&mut context, 1), set_current(context)), (0, 0, 0));
+            self.set(Setting::Devices, 1 + i64::from(device));
+            assert_eq!((init(0), retain(&mut context, device), set_current(context)), (0, 0, 0));
         }
         context
     }
 
-    /// No context and the usual capture mode, as a thread begins.
-    pub fn restore_thread(&self) {
-        // SAFETY: the driver's types of these functions.
+    /// This thread's calls are taken as those of a new thread.
+    pub fn restore_capture_mode(&self) {
+        // SAFETY: the driver's type of this function.
         unsafe {
-            let set_current: extern "C" fn(usize) -> c_int = self.function(c"cuCtxSetCurrent").unwrap();
             let set_mode: extern "C" fn(*mut c_int) -> c_int =
                 self.function(c"cuThreadExchangeStreamCaptureMode").unwrap();
-            assert_eq!((set_current(0), set_mode(&mut 0)), (0, 0));
+            assert_eq!(set_mode(&mut 0), 0);
         }
     }
 

@@ -72,7 +72,7 @@ pub fn each_fault(
 fn step(fake: &Fake, scenario: Scenario, n: i64, status: i32, mode: Mode) -> Result<Outcome, String> {
     fake.set(Setting::Pools, scenario.pools.into());
     fake.set(Setting::Polls, scenario.polls);
-    let context = if scenario.other_context { fake.make_other_context_current() } else { 0 };
+    let context = if scenario.other_context { fake.make_context_current(1) } else { 0 };
     fake.fail(n, status, mode);
     let mut failures = 0;
     let mut run = |doing: &mut dyn FnMut() -> Result<(), Failure>| match doing() {
