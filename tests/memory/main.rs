@@ -1,6 +1,7 @@
 //! The memory manager over a device in virtual time, and over the host.
 
 mod asking;
+mod captures;
 mod faults;
 mod fixture;
 mod rungs;

@@ -42,8 +42,13 @@ pub struct Sequence {
     asleep: bool,
 }
 
+thread_local! {
+    /// Looking at the machine takes longer than a sequence. Of another thread's streams nobody here may hear.
+    static EXECUTOR: Arc<dyn Executor> = Arc::new(CpuExecutor::new(1).expect("one thread"));
+}
+
 pub fn executor() -> Arc<dyn Executor> {
-    Arc::new(CpuExecutor::new(1).expect("one thread"))
+    EXECUTOR.with(Arc::clone)
 }
 
 /// Sizes around the interesting edges.
