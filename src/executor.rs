@@ -54,16 +54,17 @@ pub trait VirtualMemory: Send + Sync {
     /// # Safety
     /// The range is one of `reserve`'s, nothing is mapped in it, and it has not been released.
     unsafe fn release(&self, address: usize, bytes: usize);
-    /// Puts physical memory behind the range and returns what `unmap` wants to see again. On failure nothing changed.
+    /// Puts physical memory behind the range. On failure nothing changed.
     ///
     /// # Safety
     /// The range lies inside a reservation, on 2 MiB boundaries, with nothing mapped.
-    unsafe fn map(&self, address: usize, bytes: usize) -> Result<u64>;
-    /// Gives the physical memory back; the addresses stay reserved.
+    unsafe fn map(&self, address: usize, bytes: usize) -> Result<()>;
+    /// Gives the physical memory back; the addresses stay reserved. On failure the memory may be gone or not: nobody uses
+    /// the range before a later call has succeeded.
     ///
     /// # Safety
-    /// The range and the handle are those of one `map`, and no work uses the memory.
-    unsafe fn unmap(&self, address: usize, bytes: usize, handle: u64) -> Result<()>;
+    /// The range is that of one `map`, or of an `unmap` that failed, and no work uses the memory.
+    unsafe fn unmap(&self, address: usize, bytes: usize) -> Result<()>;
 }
 
 /// How unified memory will be used.
@@ -116,8 +117,8 @@ pub trait Executor: Send + Sync {
     unsafe fn host_free(&self, pointer: *mut c_void, bytes: usize);
 
     /// Address ranges for the memory manager; `None`: it allocates every block singly.
-    fn virtual_memory(&self) -> Option<Arc<dyn VirtualMemory>> {
-        None
+    fn virtual_memory(&self) -> Result<Option<Arc<dyn VirtualMemory>>> {
+        Ok(None)
     }
     /// Gives back to the driver what `free` kept.
     fn trim(&self) {}

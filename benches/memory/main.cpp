@@ -47,6 +47,12 @@ Options parse(int count, char** arguments) {
   return options;
 }
 
+// The clock of a machine that was idle takes its time to rise.
+void warm_up() {
+  volatile uint64_t counter = 0;
+  for (double start = now(); now() - start < 1.0;) counter = counter + 1;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -61,6 +67,7 @@ int main(int count, char** arguments) {
   const auto wanted = [&options](const char* name) {
     return options.only.empty() || std::count(options.only.begin(), options.only.end(), name) > 0;
   };
+  if (!options.quick) warm_up();
   if (wanted("pair")) bench_pair(options, *ours, peers);
   if (wanted("fragmentation")) bench_fragmentation(options, *ours, peers);
   if (wanted("random")) bench_random_allocations(options, device, *ours, peers);

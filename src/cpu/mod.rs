@@ -131,8 +131,8 @@ impl Executor for CpuExecutor {
         memory::free(pointer, bytes)
     }
 
-    fn virtual_memory(&self) -> Option<Arc<dyn VirtualMemory>> {
-        Some(Arc::new(HostVirtualMemory::new(|| machine::memory().map(|(available, _)| available))))
+    fn virtual_memory(&self) -> Result<Option<Arc<dyn VirtualMemory>>> {
+        Ok(Some(Arc::new(HostVirtualMemory::new(|| machine::memory().map(|(available, _)| available)))))
     }
 
     fn managed_allocate(&self, bytes: usize) -> Result<*mut c_void> {

@@ -63,7 +63,7 @@ impl VirtualMemory for HostVirtualMemory {
         unsafe { libc::munmap(address as *mut c_void, bytes) };
     }
 
-    unsafe fn map(&self, address: usize, bytes: usize) -> Result<u64> {
+    unsafe fn map(&self, address: usize, bytes: usize) -> Result<()> {
         if bytes >= CHECKED_BYTES {
             let available = (self.available)()?;
             if bytes as u64 > available {
@@ -78,10 +78,10 @@ impl VirtualMemory for HostVirtualMemory {
         if unsafe { libc::mprotect(address as *mut c_void, bytes, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
             return Err(system_error("backing", bytes));
         }
-        Ok(0)
+        Ok(())
     }
 
-    unsafe fn unmap(&self, address: usize, bytes: usize, _handle: u64) -> Result<()> {
+    unsafe fn unmap(&self, address: usize, bytes: usize) -> Result<()> {
         // SAFETY: the caller's contract. Dropping the pages and then the permission keeps the one reservation's
         // advice, which a new mapping in its place would lose.
         let failed = unsafe {
@@ -112,12 +112,12 @@ mod tests {
         // SAFETY: inside the reservation, mapped before touched and unmapped once.
         unsafe {
             let at = base + 2 * PAGE_BYTES;
-            let handle = memory.map(at, PAGE_BYTES).unwrap();
+            memory.map(at, PAGE_BYTES).unwrap();
             (at as *mut u8).write_bytes(7, PAGE_BYTES);
-            memory.unmap(at, PAGE_BYTES, handle).unwrap();
-            let handle = memory.map(at, PAGE_BYTES).unwrap();
+            memory.unmap(at, PAGE_BYTES).unwrap();
+            memory.map(at, PAGE_BYTES).unwrap();
             assert_eq!(*(at as *const u8), 0);
-            memory.unmap(at, PAGE_BYTES, handle).unwrap();
+            memory.unmap(at, PAGE_BYTES).unwrap();
             memory.release(base, bytes);
         }
     }

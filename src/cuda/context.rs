@@ -72,6 +72,23 @@ impl PrimaryContext {
         self.lost.get().is_some()
     }
 
+    pub fn refuse_lost(&self) -> Result<()> {
+        refuse_lost(self.lost)
+    }
+
+    /// Lets this thread call, until the guard is dropped, what CUDA's strictest mode forbids while another thread captures
+    /// a graph.
+    pub fn relax_capture(&self) -> Result<RelaxedCapture<'_>> {
+        self.refuse_lost()?;
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a valid pointer, which receives the mode before.
+        self.check(
+            unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) },
+            "relaxing this thread's capture mode",
+        )?;
+        Ok(RelaxedCapture { context: self, before: mode })
+    }
+
     /// A driver call's result; a sticky error is remembered.
     pub fn check(&self, result: CUresult, doing: &str) -> Result<()> {
         match result {
@@ -129,6 +146,27 @@ impl Drop for ContextGuard<'_> {
             if self.context.is_lost() || put_back().is_err() {
                 log::error!(target: "nvbackend::cuda", "{error}");
             }
+        }
+    }
+}
+
+pub struct RelaxedCapture<'a> {
+    context: &'a PrimaryContext,
+    before: sys::CUstreamCaptureMode,
+}
+
+impl Drop for RelaxedCapture<'_> {
+    fn drop(&mut self) {
+        let put_back = || {
+            self.context.refuse_lost()?;
+            let mut mode = self.before;
+            // SAFETY: a valid pointer and a mode that the driver gave.
+            self.context
+                .check(unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }, "restoring the capture mode")
+        };
+        // As above: the engine captures in this thread, too.
+        if let Err(error) = put_back().or_else(|_| put_back()) {
+            log::error!(target: "nvbackend::cuda", "{error}");
         }
     }
 }

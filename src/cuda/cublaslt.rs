@@ -8,9 +8,9 @@ use crate::error::{Error, Result, Status};
 use crate::stream::RawHandle;
 use crate::tensor::DType;
 use libloading::os::unix::{Library, Symbol, RTLD_LOCAL, RTLD_NOW};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 type Handle = *mut c_void;
 type Code = c_int;
@@ -109,10 +109,10 @@ struct Functions {
 /// creation does. The log says what was found.
 fn functions() -> Option<&'static Functions> {
     static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
-    FUNCTIONS.get_or_init(find).as_ref()
+    FUNCTIONS.get_or_init(open).as_ref()
 }
 
-fn find() -> Option<Functions> {
+fn open() -> Option<Functions> {
     for file in FILES {
         // SAFETY: NVIDIA's library; its initialisers do nothing but set up the library.
         match unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) } {
@@ -200,13 +200,28 @@ pub struct Product {
 }
 
 impl CublasLt {
-    /// `None` without the library. The device's context is current.
-    pub fn open() -> Option<CublasLt> {
+    /// Looks for the library, which takes its time once a process.
+    pub fn find() {
+        functions();
+    }
+
+    /// The device's handle, which its backends share; `None` without the library. The device's context is current.
+    pub fn of_device(ordinal: i32) -> Option<Arc<CublasLt>> {
+        // Weak, because a handle does not outlive the primary context, which goes with the last backend.
+        static HANDLES: Mutex<BTreeMap<i32, Weak<CublasLt>>> = Mutex::new(BTreeMap::new());
         let functions = functions()?;
+        let mut handles = HANDLES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = handles.get(&ordinal).and_then(Weak::upgrade) {
+            return Some(known);
+        }
         let mut handle = std::ptr::null_mut();
         // SAFETY: a valid pointer.
         match check(unsafe { (functions.create)(&mut handle) }, "cublasLtCreate") {
-            Ok(()) => Some(CublasLt { handle, functions, chosen: Mutex::default() }),
+            Ok(()) => {
+                let made = Arc::new(CublasLt { handle, functions, chosen: Mutex::default() });
+                handles.insert(ordinal, Arc::downgrade(&made));
+                Some(made)
+            }
             Err(error) => {
                 log::warn!(target: "nvbackend::cuda", "own kernels do all products: {error}");
                 None
@@ -316,7 +331,7 @@ impl CublasLt {
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
-        // SAFETY: created in `load`; no call runs any more.
+        // SAFETY: created in `of_device`; no call runs any more.
         unsafe { (self.functions.destroy)(self.handle) };
     }
 }

@@ -105,6 +105,15 @@ pub fn check_functions() -> Result<()> {
         .with_advice("install a newer driver"))
 }
 
+/// Refuses work that takes one more function than `FUNCTIONS`.
+pub fn require(name: &CStr) -> Result<()> {
+    if has(name) {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!("the CUDA driver lacks {}", name.to_string_lossy()))
+        .with_advice("install a newer driver"))
+}
+
 pub fn has_pool_functions() -> bool {
     POOL_FUNCTIONS.iter().all(|name| has(name))
 }

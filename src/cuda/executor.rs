@@ -29,9 +29,11 @@ pub struct CudaExecutor {
     /// `None`: the device or the driver has no address ranges.
     virtual_memory: OnceLock<Option<Arc<CudaVirtualMemory>>>,
     scratch: Scratch,
-    /// Where page-locked memory should lie.
-    numa_node: Option<u32>,
-    cublaslt: Option<CublasLt>,
+    /// Where page-locked memory should lie; asked for with the first block of it.
+    numa_node: OnceLock<Option<u32>>,
+    /// Opened with the first product that is to use it.
+    cublaslt: OnceLock<Option<Arc<CublasLt>>>,
+    own_kernels_only: bool,
     /// The contexts of devices whose memory this one may reach, kept alive for that.
     peers: Mutex<Vec<(i32, PrimaryContext)>>,
     // Last: everything above belongs to it.
@@ -59,9 +61,10 @@ impl CudaExecutor {
             l2_bytes: device.l2_bytes as i32,
         };
         let pools = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-        let cublaslt = if own_kernels_only { None } else { CublasLt::open() };
-        let numa_node = numa::node_of(device.ordinal);
         drop(guard);
+        if !own_kernels_only {
+            CublasLt::find();
+        }
         Ok(CudaExecutor {
             device,
             launch,
@@ -69,8 +72,9 @@ impl CudaExecutor {
             pool: MemoryPool::new(pools && driver::has_pool_functions()),
             virtual_memory: OnceLock::new(),
             scratch: Scratch::default(),
-            numa_node,
-            cublaslt,
+            numa_node: OnceLock::new(),
+            cublaslt: OnceLock::new(),
+            own_kernels_only,
             peers: Mutex::default(),
             context,
         })
@@ -89,8 +93,17 @@ impl CudaExecutor {
         Launch { capability: self.attention_capability, ..self.launch.on(stream) }
     }
 
+    /// The context is current.
     pub(super) fn cublaslt(&self) -> Option<&CublasLt> {
-        self.cublaslt.as_ref()
+        let open = || {
+            if self.own_kernels_only {
+                return None;
+            }
+            // The stream may be in a capture, where the library could not allocate what it needs for itself.
+            let _relaxed = self.context.relax_capture();
+            self.context.refuse_lost().ok().and_then(|()| CublasLt::of_device(self.device.ordinal))
+        };
+        self.cublaslt.get_or_init(open).as_deref()
     }
 
     fn check(&self, result: CUresult, doing: &str) -> Result<()> {
@@ -133,7 +146,7 @@ impl Drop for CudaExecutor {
                 self.log_failure(unsafe { sys::cuMemPoolDestroy(pool) }, "destroying the memory pool");
             }
             if !self.context.is_lost() {
-                self.cublaslt = None;
+                self.cublaslt.take();
             }
         }
         // On a lost device not even a vendor library may clean up.
@@ -257,7 +270,8 @@ impl Executor for CudaExecutor {
         let mut pointer = std::ptr::null_mut();
         const PORTABLE: u32 = 1;
         // The driver takes the pages where this thread's policy says.
-        let _policy = self.numa_node.map(PreferNode::enter);
+        let _policy = self.numa_node().map(PreferNode::enter);
+        self.context.refuse_lost()?;
         // SAFETY: a valid pointer.
         let result = unsafe { sys::cuMemHostAlloc(&mut pointer, bytes, PORTABLE) };
         self.check(result, "allocating page-locked host memory")?;
@@ -270,19 +284,27 @@ impl Executor for CudaExecutor {
         self.log_failure(unsafe { sys::cuMemFreeHost(pointer) }, "freeing page-locked host memory");
     }
 
-    fn virtual_memory(&self) -> Option<Arc<dyn VirtualMemory>> {
-        let memory = self.virtual_memory.get_or_init(|| CudaVirtualMemory::new(self.device.ordinal).map(Arc::new));
-        memory.clone().map(|memory| memory as Arc<dyn VirtualMemory>)
+    fn virtual_memory(&self) -> Result<Option<Arc<dyn VirtualMemory>>> {
+        let memory = match self.virtual_memory.get() {
+            Some(memory) => memory,
+            None => {
+                let memory = CudaVirtualMemory::new(self.device.ordinal)?.map(Arc::new);
+                self.virtual_memory.get_or_init(|| memory)
+            }
+        };
+        Ok(memory.clone().map(|memory| memory as Arc<dyn VirtualMemory>))
     }
 
     fn trim(&self) {
         let Ok(_guard) = self.enter() else { return };
-        // SAFETY: this executor's pool and its device. A failure leaves memory where it is.
-        unsafe {
-            if let Some(pool) = self.pool.raw() {
-                sys::cuMemPoolTrimTo(pool, 0);
-            }
-            sys::cuDeviceGraphMemTrim(self.device.ordinal);
+        // A failure leaves memory where it is.
+        if let Some(pool) = self.pool.raw() {
+            // SAFETY: this executor's pool.
+            self.log_failure(unsafe { sys::cuMemPoolTrimTo(pool, 0) }, "trimming the memory pool");
+        }
+        if !self.context.is_lost() {
+            // SAFETY: a listed device.
+            self.log_failure(unsafe { sys::cuDeviceGraphMemTrim(self.device.ordinal) }, "trimming memory of graphs");
         }
     }
 
@@ -293,7 +315,10 @@ impl Executor for CudaExecutor {
     }
 
     fn numa_node(&self) -> Option<u32> {
-        self.numa_node
+        *self.numa_node.get_or_init(|| {
+            self.context.refuse_lost().ok()?;
+            numa::node_of(self.device.ordinal, &self.context)
+        })
     }
 
     fn managed_allocate(&self, bytes: usize) -> Result<*mut c_void> {

@@ -1,6 +1,7 @@
 //! Unified memory: one address for host and device, pages that the driver moves.
 
 use super::context::PrimaryContext;
+use super::driver;
 use crate::error::{Error, Result, Status};
 use crate::executor::ManagedAdvice;
 use crate::stream::RawHandle;
@@ -11,6 +12,7 @@ use std::ffi::c_void;
 const HOST: i32 = -1;
 
 pub fn allocate(bytes: usize, context: &PrimaryContext) -> Result<*mut c_void> {
+    driver::require(c"cuMemAllocManaged")?;
     let mut pointer = 0;
     const ATTACH_GLOBAL: u32 = 1;
     // SAFETY: a valid pointer.
@@ -31,6 +33,7 @@ pub fn advise(
     device: i32,
     context: &PrimaryContext,
 ) -> Result<()> {
+    driver::require(c"cuMemAdvise")?;
     let advices: &[(Advice, i32)] = match advice {
         ManagedAdvice::ReadMostly => &[(Advice::CU_MEM_ADVISE_SET_READ_MOSTLY, device)],
         ManagedAdvice::PreferDevice => &[(Advice::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device)],
@@ -57,6 +60,7 @@ pub fn prefetch(
     stream: RawHandle,
     context: &PrimaryContext,
 ) -> Result<()> {
+    driver::require(c"cuMemPrefetchAsync")?;
     let target = if to_host { HOST } else { device };
     // SAFETY: as for `advise`; the stream belongs to the current context.
     let result = unsafe { sys::cuMemPrefetchAsync(pointer as u64, bytes, target, stream.0.cast()) };

@@ -1,17 +1,16 @@
 //! Which part of main memory is nearest to a GPU, and taking pages from there: across sockets copies run at a third of
 //! the speed (a GB200 reads near memory at 330 GB/s and far memory at 115; torchtitan pull request 3519).
 
-use cust::sys::{self, cudaError_enum};
+use super::context::PrimaryContext;
+use cust::sys;
 use std::ffi::CStr;
 
 /// The NUMA node of a device; `None` where there is one node only, or nobody knows.
-pub fn node_of(ordinal: i32) -> Option<u32> {
+pub fn node_of(ordinal: i32, context: &PrimaryContext) -> Option<u32> {
     let mut text = [0; 32];
     // SAFETY: the buffer's size is passed along, and the ordinal was listed.
     let result = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, ordinal) };
-    if result != cudaError_enum::CUDA_SUCCESS {
-        return None;
-    }
+    context.check(result, "asking for a device's place").ok()?;
     // SAFETY: the driver closed the string with a NUL.
     let bus = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?.to_lowercase();
     let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{bus}/numa_node")).ok()?;

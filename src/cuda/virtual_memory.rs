@@ -21,24 +21,30 @@ struct Mapped {
     peers: Vec<i32>,
     /// Address and bytes.
     ranges: BTreeMap<u64, usize>,
+    /// What could not be unmapped when `map` failed half-way.
+    leftovers: BTreeMap<u64, usize>,
 }
 
 impl CudaVirtualMemory {
     /// `None` where the driver or the device cannot map memory (Windows' display driver model, some virtual GPUs).
-    pub fn new(ordinal: i32) -> Option<CudaVirtualMemory> {
+    pub fn new(ordinal: i32) -> Result<Option<CudaVirtualMemory>> {
         if !driver::has_virtual_memory_functions() {
-            return None;
+            return Ok(None);
         }
+        let context = PrimaryContext::retain(ordinal)?;
         let mut supported = 0;
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
         // SAFETY: a valid pointer and a listed device.
-        let result = unsafe { sys::cuDeviceGetAttribute(&mut supported, attribute, ordinal) };
-        if result != cudaError_enum::CUDA_SUCCESS || supported == 0 {
-            return None;
+        match unsafe { sys::cuDeviceGetAttribute(&mut supported, attribute, ordinal) } {
+            // A driver that does not know the attribute.
+            cudaError_enum::CUDA_ERROR_INVALID_VALUE => {}
+            result => context.check(result, "asking for virtual memory management")?,
         }
-        let memory =
-            CudaVirtualMemory { ordinal, mapped: Mutex::default(), context: PrimaryContext::retain(ordinal).ok()? };
-        (memory.granularity().ok()? <= PAGE_BYTES).then_some(memory)
+        if supported == 0 {
+            return Ok(None);
+        }
+        let memory = CudaVirtualMemory { ordinal, mapped: Mutex::default(), context };
+        Ok((memory.granularity()? <= PAGE_BYTES).then_some(memory))
     }
 
     fn check(&self, result: CUresult, doing: &str) -> Result<()> {
@@ -98,40 +104,62 @@ impl CudaVirtualMemory {
         self.check(result, "opening device memory")
     }
 
-    /// Maps one handle and opens it to the device and its peers; undone on failure.
-    fn map_handle(&self, address: u64, bytes: usize, handle: u64) -> Result<()> {
-        let mut mapped = self.lock();
+    /// Puts new memory behind the range and opens it; undone on failure. The memory's handle goes at once, so that unmapping
+    /// alone gives the memory back; while it is mapped the handle's number cannot come to mean other memory.
+    fn map_new(&self, mapped: &mut Mapped, address: u64, bytes: usize) -> Result<()> {
+        let mut handle = 0;
+        // SAFETY: valid pointers.
+        let result = unsafe { sys::cuMemCreate(&mut handle, bytes, &self.properties(), 0) };
+        self.check(result, "creating device memory")?;
         // SAFETY: a reserved range with nothing mapped, and a live handle of its size.
-        self.check(unsafe { sys::cuMemMap(address, bytes, 0, handle, 0) }, "mapping device memory")?;
+        let result = self.check(unsafe { sys::cuMemMap(address, bytes, 0, handle, 0) }, "mapping device memory");
+        // SAFETY: created above, and used for nothing but the mapping.
+        let release = || unsafe { sys::cuMemRelease(handle) };
+        const RELEASING: &str = "releasing a handle of device memory";
+        if let Err(error) = result {
+            // Without a mapping the number may have another meaning by the time of a second attempt.
+            let released = self.context.refuse_lost().and_then(|()| self.check(release(), RELEASING));
+            released.unwrap_or_else(|error| log::warn!(target: "nvbackend::cuda", "{error}"));
+            return Err(error);
+        }
+        let released = self.give_back(false, RELEASING, release);
         let devices: Vec<i32> = std::iter::once(self.ordinal).chain(mapped.peers.iter().copied()).collect();
-        self.open(address, bytes, &devices).inspect_err(|_| {
-            if !self.context.is_lost() {
-                // SAFETY: mapped just now; nothing uses it yet.
-                unsafe { sys::cuMemUnmap(address, bytes) };
+        released.and_then(|()| self.open(address, bytes, &devices)).inspect_err(|_| {
+            if self.unmap_range(false, address, bytes).is_err() {
+                mapped.leftovers.insert(address, bytes);
             }
-        })?;
-        mapped.ranges.insert(address, bytes);
+        })
+    }
+
+    /// Makes a call that gives something back, and once more if it fails. One that fails may have done its work
+    /// nevertheless, as the driver reports errors of earlier work anywhere: the next one finds nothing then, and so does
+    /// the first if an earlier attempt failed (`again`).
+    fn give_back(&self, mut again: bool, doing: &str, call: impl Fn() -> CUresult) -> Result<()> {
+        loop {
+            self.context.refuse_lost()?;
+            match call() {
+                cudaError_enum::CUDA_ERROR_INVALID_VALUE if again => return Ok(()),
+                result => match self.check(result, doing) {
+                    Err(error) if !again => log::debug!(target: "nvbackend::cuda", "{error}; trying again"),
+                    result => return result,
+                },
+            }
+            again = true;
+        }
+    }
+
+    fn unmap_range(&self, again: bool, address: u64, bytes: usize) -> Result<()> {
+        // SAFETY: a range that nothing uses.
+        self.give_back(again, "unmapping device memory", || unsafe { sys::cuMemUnmap(address, bytes) })
+    }
+
+    /// Unmaps what earlier failures have left mapped.
+    fn unmap_leftovers(&self, mapped: &mut Mapped) -> Result<()> {
+        while let Some((&address, &bytes)) = mapped.leftovers.first_key_value() {
+            self.unmap_range(true, address, bytes)?;
+            mapped.leftovers.pop_first();
+        }
         Ok(())
-    }
-}
-
-/// Lets this thread map memory while another one captures a graph, which CUDA's strictest mode forbids.
-struct RelaxedCapture(sys::CUstreamCaptureMode);
-
-impl RelaxedCapture {
-    fn enter() -> RelaxedCapture {
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: a valid pointer, which receives the mode before. A failure leaves the mode alone, and putting it back
-        // then does nothing.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
-        RelaxedCapture(mode)
-    }
-}
-
-impl Drop for RelaxedCapture {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
     }
 }
 
@@ -147,37 +175,31 @@ impl VirtualMemory for CudaVirtualMemory {
 
     unsafe fn release(&self, address: usize, bytes: usize) {
         let Some(_guard) = self.context.enter_to_release() else { return };
-        // SAFETY: the caller's contract.
-        if let Err(error) = self.check(unsafe { sys::cuMemAddressFree(address as u64, bytes) }, "releasing addresses") {
+        let released = self.unmap_leftovers(&mut self.lock()).and_then(|()| {
+            // SAFETY: the caller's contract.
+            self.check(unsafe { sys::cuMemAddressFree(address as u64, bytes) }, "releasing device addresses")
+        });
+        if let Err(error) = released {
             log::warn!(target: "nvbackend::cuda", "{error}");
         }
     }
 
-    unsafe fn map(&self, address: usize, bytes: usize) -> Result<u64> {
+    unsafe fn map(&self, address: usize, bytes: usize) -> Result<()> {
         let _guard = self.context.enter()?;
-        let _relaxed = RelaxedCapture::enter();
-        let mut handle = 0;
-        // SAFETY: valid pointers.
-        let result = unsafe { sys::cuMemCreate(&mut handle, bytes, &self.properties(), 0) };
-        self.check(result, "creating device memory")?;
-        self.map_handle(address as u64, bytes, handle).inspect_err(|_| {
-            if !self.context.is_lost() {
-                // SAFETY: created above and not mapped.
-                unsafe { sys::cuMemRelease(handle) };
-            }
-        })?;
-        Ok(handle)
+        let _relaxed = self.context.relax_capture()?;
+        let mut mapped = self.lock();
+        self.unmap_leftovers(&mut mapped)?;
+        self.map_new(&mut mapped, address as u64, bytes)?;
+        mapped.ranges.insert(address as u64, bytes);
+        Ok(())
     }
 
-    unsafe fn unmap(&self, address: usize, bytes: usize, handle: u64) -> Result<()> {
-        let _guard = self.context.enter()?;
-        let _relaxed = RelaxedCapture::enter();
+    unsafe fn unmap(&self, address: usize, bytes: usize) -> Result<()> {
+        let _guard = self.context.enter_to_release();
+        // Tried twice as well; what is missed matters only while another thread captures.
+        let _relaxed = self.context.relax_capture().or_else(|_| self.context.relax_capture());
         let mut mapped = self.lock();
-        // SAFETY: the caller's contract.
-        self.check(unsafe { sys::cuMemUnmap(address as u64, bytes) }, "unmapping device memory")?;
-        mapped.ranges.remove(&(address as u64));
-        drop(mapped);
-        // SAFETY: the handle's only mapping is gone.
-        self.check(unsafe { sys::cuMemRelease(handle) }, "releasing device memory")
+        let again = mapped.ranges.remove(&(address as u64)).is_none();
+        self.unmap_range(again, address as u64, bytes)
     }
 }

@@ -269,7 +269,6 @@ impl Core {
             Request { arena, class: LARGE, units, bytes, alignment: GRANULE, stream, key: ANYBODY_KEY, label: ANYBODY };
         match self.find_direct(&request, kind, false) {
             Ok(pointer) => Ok(self.hand_out(&request, Found::Direct(pointer))),
-            Err(Shortage::Fatal(error)) => Err(error),
             Err(shortage) => Err(self.out_of_memory(bytes as u64, &shortage, &[])),
         }
     }

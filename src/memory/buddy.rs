@@ -5,7 +5,7 @@
 //! Memory behind units costs a mapping, so what is free and backed is found by its length first, whatever its alignment.
 //! A request that must map prefers buddies that are backed in part, and within these the halves that are backed most.
 
-use super::bitmap::Bitmap;
+use super::bitmap::Bitmaps;
 use super::free_memory::{FreeMemory, Run};
 use super::zeroed::Zeroed;
 
@@ -19,8 +19,8 @@ pub enum Side {
 
 /// Free runs by order; those of order k by their start divided by 2^k.
 struct FreeRuns {
-    orders: Vec<Bitmap>,
-    /// Bit k: `orders[k]` is not empty.
+    orders: Bitmaps,
+    /// Bit k: set k of `orders` is not empty.
     present: u32,
 }
 
@@ -117,17 +117,17 @@ fn set_bits(words: &mut [u64], start: usize, count: usize, value: bool) {
 impl FreeRuns {
     fn new(units: usize) -> FreeRuns {
         let orders = (units.max(1).ilog2() + 1) as usize;
-        FreeRuns { orders: (0..orders).map(|order| Bitmap::new(units >> order)).collect(), present: 0 }
+        FreeRuns { orders: Bitmaps::new((0..orders).map(|order| units >> order)), present: 0 }
     }
 
     fn insert(&mut self, order: usize, start: usize) {
-        self.orders[order].insert(start >> order);
+        self.orders.insert(order, start >> order);
         self.present |= 1 << order;
     }
 
     fn remove(&mut self, order: usize, start: usize) {
-        self.orders[order].remove(start >> order);
-        if self.orders[order].is_empty() {
+        self.orders.remove(order, start >> order);
+        if self.orders.is_empty(order) {
             self.present &= !(1 << order);
         }
     }
@@ -139,8 +139,7 @@ impl FreeRuns {
             return None;
         }
         let order = order + fitting.trailing_zeros() as usize;
-        let runs = &self.orders[order];
-        let start = if side == Side::Start { runs.first() } else { runs.last() };
+        let start = if side == Side::Start { self.orders.first(order) } else { self.orders.last(order) };
         start.map(|start| (order, start << order))
     }
 }
@@ -272,7 +271,13 @@ impl Buddy {
         }
     }
 
-    /// Takes `units` from `start` on, all of them free, and none of them in the list of free memory.
+    /// Takes `units` from `start` on, all of them free.
+    pub fn take_at(&mut self, start: usize, units: usize) {
+        self.remove_memory_of(start, units);
+        self.carve(start, units);
+    }
+
+    /// As `take_at`, for units that the list of free memory does not hold any more.
     fn carve(&mut self, start: usize, units: usize) {
         let (mut at, end) = (start, start + units);
         while at < end {
@@ -301,8 +306,7 @@ impl Buddy {
             None => {
                 let (start, length) = self.adjoining_run(units)?;
                 let start = if side == Side::Start { start } else { start + length - units };
-                self.remove_memory_of(start, units);
-                self.carve(start, units);
+                self.take_at(start, units);
                 return Some(start);
             }
         };
@@ -438,7 +442,7 @@ impl Buddy {
     }
 
     fn free_run_around(&self, unit: usize) -> Option<(usize, usize)> {
-        (0..self.free[0].orders.len()).find_map(|order| {
+        (0..self.free[0].orders.count()).find_map(|order| {
             let start = unit & !((1usize << order) - 1);
             (usize::from(self.head[start]) == order + 1).then_some((start, order))
         })
@@ -483,6 +487,16 @@ mod tests {
         buddy.give(928, 32);
         buddy.set_backed(928, 32, false);
         assert_eq!(buddy.free_backed_units(), 16);
+    }
+
+    #[test]
+    fn a_range_of_free_units_can_be_taken_out() {
+        let mut buddy = Buddy::new(100);
+        buddy.take_at(13, 60);
+        assert_eq!(buddy.free_units(), 40);
+        assert!(buddy.is_free(0, 13) && buddy.is_free(73, 27) && !buddy.is_free(13, 1) && !buddy.is_free(72, 1));
+        buddy.give(13, 60);
+        assert_eq!((buddy.free_units(), buddy.largest_free_run()), (100, 64));
     }
 
     proptest! {

@@ -7,7 +7,7 @@ use super::zeroed::Zeroed;
 const EXACT: usize = 64;
 const SUBDIVISIONS: usize = 16;
 const LISTS: usize = EXACT + 26 * SUBDIVISIONS;
-/// Runs of the request's own list that are tried, since those lists hold shorter ones too.
+/// Runs of a list that are looked at; the request's own list may hold shorter ones too.
 const TRIES: usize = 8;
 const NONE: u32 = u32::MAX;
 
@@ -79,22 +79,26 @@ impl FreeMemory {
         }
     }
 
-    /// A run of at least `length` that is hardly longer than it must be.
+    /// A run of at least `length` that is hardly longer than it must be, and of a few such the first in the range.
     pub fn find(&self, length: usize) -> Option<Run> {
         let list = list_of(length);
+        self.first_of(list, length).or_else(|| self.first_of(self.next_list(list + 1)?, length))
+    }
+
+    fn first_of(&self, list: usize, length: usize) -> Option<Run> {
+        let mut found: Option<Run> = None;
         let mut at = self.lists[list];
         for _ in 0..TRIES {
             if at == NONE {
                 break;
             }
-            let found = self.lengths[at as usize] as usize;
-            if found >= length {
-                return Some((at as usize, found));
+            let run = (at as usize, self.lengths[at as usize] as usize);
+            if run.1 >= length && found.is_none_or(|(first, _)| run.0 < first) {
+                found = Some(run);
             }
             at = self.links[at as usize].next;
         }
-        let start = self.lists[self.next_list(list + 1)?] as usize;
-        Some((start, self.lengths[start] as usize))
+        found
     }
 
     /// The first list from `list` on that is not empty.

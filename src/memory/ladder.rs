@@ -105,10 +105,7 @@ impl Core {
                 Err(now) => shortage = now,
             }
         }
-        match shortage {
-            Shortage::Fatal(error) => Err(error),
-            shortage => Err(self.out_of_memory(request.bytes as u64, &shortage, &tried)),
-        }
+        Err(self.out_of_memory(request.bytes as u64, &shortage, &tried))
     }
 
     fn applies(&self, rung: Rung, shortage: &Shortage) -> bool {
@@ -137,7 +134,7 @@ impl Core {
             }
             Rung::Wait => self.wait_for_work(request),
             Rung::Trim => {
-                let trimmed = self.pages.as_ref().map_or(0, |pages| pages.trim(request.footprint()));
+                let trimmed = self.trim_for(request).map_err(Some)?;
                 self.source.trim();
                 if trimmed == 0 && self.pages.is_some() {
                     return Err(None);
@@ -175,9 +172,7 @@ impl Core {
     fn find_again(&self, request: &Request, last: &mut Option<Shortage>) -> Option<Found> {
         self.empty_caches(true);
         let trim = |shortage| {
-            let pages = self.pages.as_ref().filter(|_| !self.captures.any());
-            let trimmed = pages.map_or(0, |pages| pages.trim(request.footprint()));
-            if trimmed > 0 {
+            if !self.captures.any() && self.trim_for(request)? > 0 {
                 self.find(request)
             } else {
                 Err(shortage)
@@ -190,6 +185,10 @@ impl Core {
                 None
             }
         }
+    }
+
+    fn trim_for(&self, request: &Request) -> std::result::Result<u64, Shortage> {
+        self.pages.as_ref().map_or(Ok(0), |pages| pages.trim(request.footprint())).map_err(Shortage::Fatal)
     }
 
     /// Sends what threads and depots keep home, as far as nobody has to be waited for. `ask`: the driver may be asked
@@ -255,6 +254,7 @@ impl Core {
         while self.wait_for_oldest() {
             match self.find(request) {
                 Ok(found) => return Ok(found),
+                Err(Shortage::Fatal(error)) => return Err(Some(Shortage::Fatal(error))),
                 Err(shortage) => last = Some(shortage),
             }
         }
@@ -335,8 +335,11 @@ impl Core {
         }
     }
 
-    /// The error with everything that an engine's author wants to know.
+    /// The error with everything that an engine's author wants to know; what is no lack of memory is told as it is.
     pub fn out_of_memory(&self, requested: u64, shortage: &Shortage, tried: &[Rung]) -> Error {
+        if let Shortage::Fatal(error) = shortage {
+            return error.clone();
+        }
         let (held, limit) = (self.budget.held(), self.budget.limit());
         let allocated = self.usage().allocated;
         let cached = held.saturating_sub(allocated);
@@ -421,7 +424,7 @@ impl Core {
         self.empty_caches_after_all_work()?;
         let wanted = self.budget.held().saturating_sub(keep);
         let trimmed = match &self.pages {
-            Some(pages) if wanted > 0 => pages.trim(wanted),
+            Some(pages) if wanted > 0 => pages.trim(wanted)?,
             _ => 0,
         };
         self.source.trim();

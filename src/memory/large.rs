@@ -5,7 +5,7 @@
 //! Asking the driver costs more than everything else here (on an H200 an event takes 0.2 µs to record and as long to
 //! query), so one event stands for many blocks, and it is asked about when there is nothing else to give.
 
-use super::order::{Events, Order};
+use super::order::{Events, Order, ANYBODY};
 use super::pages::Pages;
 use super::slab::Slab;
 use super::sync::{Mutex, MutexGuard};
@@ -14,11 +14,19 @@ use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 
 /// Blocks that were freed on one stream and wait for no event yet.
-const RECENT: usize = 32;
-/// Waiting groups that may gather before a free asks the driver about as many: what has passed soon joins its neighbours.
+const RECENT: usize = 64;
+/// Waiting groups that may gather before a free asks about the oldest: what has passed soon joins its neighbours.
 const WAITING: usize = 2;
 /// Waiting groups in which a fitting block is looked for.
 const SEARCHED: usize = 8;
+
+/// What is looked for stands beside the block, so that a look at the list does not touch the blocks.
+struct Recent {
+    units: usize,
+    label: u32,
+    order: Order,
+    slab: NonNull<Slab>,
+}
 
 /// Blocks that wait for the same thing.
 struct Waiting {
@@ -29,7 +37,7 @@ struct Waiting {
 #[derive(Default)]
 struct Lists {
     /// Freed last on their streams, newest last; no event yet.
-    recent: Vec<(Order, NonNull<Slab>)>,
+    recent: Vec<Recent>,
     /// Oldest first, each with its event.
     waiting: VecDeque<Waiting>,
     /// Every large block of the arena that is not in the pages' hands; each slab knows its place here.
@@ -59,45 +67,50 @@ impl LargeBlocks {
     /// A block of exactly `units` that was freed last on the stream, or that everybody may use.
     pub fn take(&self, units: usize, label: u32) -> Option<&Slab> {
         let mut lists = self.lock();
-        let suits = |order: &Order| order.label() == label || matches!(order, Order::Anybody);
-        let found = lists.recent.iter().rposition(|(order, it)| slab(*it).units() == units && suits(order))?;
-        Some(slab(lists.recent.remove(found).1))
+        let suits = |it: &Recent| it.units == units && (it.label == label || it.label == ANYBODY);
+        let found = lists.recent.iter().rposition(suits)?;
+        Some(slab(lists.recent.remove(found).slab))
     }
 
     /// The first `units` of the shortest block that was freed on the stream and has at least as many. The others stay.
     pub fn take_part(&self, units: usize, label: u32, pages: &Pages) -> Option<&Slab> {
         let mut lists = self.lock();
         let Lists { recent, waiting, all } = &mut *lists;
-        let fits = |it: NonNull<Slab>| Some(slab(it).units()).filter(|length| *length >= units);
-        let recents = recent.iter().enumerate().filter(|(_, (order, _))| order.label() == label);
-        let best_recent = recents.filter_map(|(i, (_, it))| Some((fits(*it)?, i))).min();
+        let recents = recent.iter().enumerate().filter(|(_, it)| it.label == label && it.units >= units);
+        let best_recent = recents.map(|(i, it)| (it.units, i)).min();
         let groups = waiting.iter().enumerate().take(SEARCHED).filter(|(_, group)| group.order.label() == label);
         let blocks = groups.flat_map(|(g, group)| group.slabs.iter().enumerate().map(move |(i, it)| (g, i, *it)));
-        let best_waiting = blocks.filter_map(|(g, i, it)| Some((fits(it)?, g, i))).min();
-        let from_recent = match (best_recent, best_waiting) {
-            (Some((length, _)), Some((other, ..))) => length <= other,
-            (recent, _) => recent.is_some(),
-        };
-        let place = if from_recent {
-            &mut recent[best_recent?.1].1
-        } else {
-            let (_, group, i) = best_waiting?;
-            &mut waiting[group].slabs[i]
-        };
-        let found = slab(*place);
-        if found.units() > units {
-            // The tail takes the block's place in its list, and so what must be waited for.
+        let fitting = blocks.map(|(g, i, it)| (slab(it).units(), g, i)).filter(|(length, ..)| *length >= units);
+        let best_waiting = fitting.min();
+        let mut tail_of = |found: &Slab| {
             let tail = pages.split(found, units);
             tail.set_place(all.len());
             all.push(NonNull::from(tail));
-            *place = NonNull::from(tail);
-        } else if from_recent {
-            recent.remove(best_recent?.1);
-        } else {
-            let (_, group, i) = best_waiting?;
-            waiting[group].slabs.swap_remove(i);
+            NonNull::from(tail)
+        };
+        // A tail takes the block's place in its list, and so what must be waited for.
+        match (best_recent, best_waiting) {
+            (Some((length, i)), other) if other.is_none_or(|(other, ..)| length <= other) => {
+                let found = slab(recent[i].slab);
+                if length > units {
+                    (recent[i].units, recent[i].slab) = (length - units, tail_of(found));
+                } else {
+                    recent.remove(i);
+                }
+                Some(found)
+            }
+            (_, Some((length, group, i))) => {
+                let slabs = &mut waiting[group].slabs;
+                let found = slab(slabs[i]);
+                if length > units {
+                    slabs[i] = tail_of(found);
+                } else {
+                    slabs.swap_remove(i);
+                }
+                Some(found)
+            }
+            _ => None,
         }
-        Some(found)
     }
 
     pub fn add(&self, new: &Slab) {
@@ -110,13 +123,12 @@ impl LargeBlocks {
     pub fn give(&self, freed: &Slab, order: Order, events: &Arc<Events>, pages: &Pages, capturing: bool) {
         let mut lists = self.lock();
         let label = order.label();
-        lists.recent.push((order, NonNull::from(freed)));
-        let full = lists.recent.len() > RECENT
-            && lists.recent.iter().filter(|(order, _)| order.label() == label).count() > RECENT;
+        lists.recent.push(Recent { units: freed.units(), label, order, slab: NonNull::from(freed) });
+        let full = lists.recent.len() > RECENT && lists.recent.iter().filter(|it| it.label == label).count() > RECENT;
         if full && !capturing {
-            lists.seal(|order| order.label() == label, events);
+            lists.seal(|other| other == label, events);
             if lists.waiting.len() > WAITING {
-                lists.settle(WAITING, events, pages);
+                lists.settle(1, events, pages);
             }
         }
     }
@@ -131,7 +143,7 @@ impl LargeBlocks {
     /// Gives everything that has passed to the pages. `label`: of the stream's blocks only, as it ends.
     pub fn settle(&self, label: Option<u32>, events: &Arc<Events>, pages: &Pages) {
         let mut lists = self.lock();
-        lists.seal(|order| label.is_none_or(|label| order.label() == label), events);
+        lists.seal(|other| label.is_none_or(|label| other == label), events);
         lists.settle(usize::MAX, events, pages);
     }
 
@@ -175,15 +187,15 @@ impl LargeBlocks {
 
 impl Lists {
     /// Moves recent blocks to the waiting ones, one event a stream.
-    fn seal(&mut self, wanted: impl Fn(&Order) -> bool, events: &Arc<Events>) {
+    fn seal(&mut self, wanted: impl Fn(u32) -> bool, events: &Arc<Events>) {
         let mut sealed: Vec<Waiting> = Vec::new();
-        self.recent.retain(|(order, it)| {
-            if !wanted(order) {
+        self.recent.retain(|it| {
+            if !wanted(it.label) {
                 return true;
             }
-            match sealed.iter_mut().find(|waiting| waiting.order.label() == order.label()) {
-                Some(waiting) => waiting.slabs.push(*it),
-                None => sealed.push(Waiting { order: order.clone(), slabs: vec![*it] }),
+            match sealed.iter_mut().find(|waiting| waiting.order.label() == it.label) {
+                Some(waiting) => waiting.slabs.push(it.slab),
+                None => sealed.push(Waiting { order: it.order.clone(), slabs: vec![it.slab] }),
             }
             false
         });

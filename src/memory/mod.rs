@@ -70,7 +70,7 @@ pub struct MemoryManager {
 
 impl MemoryManager {
     pub fn new(executor: Arc<dyn Executor>, options: MemoryOptions) -> Result<MemoryManager> {
-        let device = ExecutorSource::new(executor.clone());
+        let device = ExecutorSource::new(executor.clone())?;
         let source: Arc<dyn Source> = match options.allocator {
             Some(allocator) => Arc::new(EngineSource::new(device, allocator)),
             None => Arc::new(device),

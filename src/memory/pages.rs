@@ -20,15 +20,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
 /// Physical memory is created in pieces, which can only be given back whole. A piece costs 31 µs on an H200, whether it
-/// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, and a manager that holds much a 256th of
-/// that, within these bounds (32 and 256 MiB).
+/// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, within these bounds (32 and 256 MiB).
 const PIECE_UNITS: RangeInclusive<usize> = 16..=128;
-const PIECES: usize = 256;
-/// Pieces for slabs stay small: a block in use keeps its piece, and what is free in that can move behind no other run. With
-/// 16 units, serving for a week failed under a limit of a twentieth above what is live (tests/memory/serving.rs).
-const SLAB_PIECE_UNITS: usize = 2;
-/// What is mapped ahead of need is at most this part of what is held, and one piece.
+/// What is mapped ahead of need is at most this part of what is held, and so many units: for slabs few, since a piece
+/// moves behind other addresses only when all of its slabs are empty. With 16 units, serving for a week failed under a
+/// limit of a twentieth above what is live (tests/memory/serving.rs).
 const GROWTH: usize = 16;
+const AHEAD_OF_SLABS: usize = 2;
+const AHEAD_OF_LARGE: usize = 16;
 
 /// Why there are no units to be had.
 #[derive(Debug)]
@@ -50,12 +49,13 @@ pub enum Shortage {
 pub(super) struct Piece {
     pub unit: usize,
     pub units: usize,
-    pub handle: u64,
 }
 
 pub(super) struct Inner {
     buddy: Buddy,
     pub pieces: Vec<Piece>,
+    /// Pieces that the driver failed to take back: counted, and their units are nobody's until it does.
+    stuck: Vec<Piece>,
     /// Every slab that was ever made, and those without a place, by class. They are freed with the pages.
     slabs: Vec<NonNull<Slab>>,
     spare: [Vec<NonNull<Slab>>; CLASSES + 1],
@@ -85,7 +85,23 @@ unsafe impl Send for Inner {}
 impl Inner {
     fn new(units: usize) -> Inner {
         let spare = std::array::from_fn(|_| Vec::new());
-        Inner { buddy: Buddy::new(units), pieces: Vec::new(), slabs: Vec::new(), spare, asleep: None }
+        Inner {
+            buddy: Buddy::new(units),
+            pieces: Vec::new(),
+            stuck: Vec::new(),
+            slabs: Vec::new(),
+            spare,
+            asleep: None,
+        }
+    }
+
+    /// Frees units, except those of pieces that are stuck.
+    fn give(&mut self, unit: usize, units: usize) {
+        self.buddy.give(unit, units);
+        let inside = |piece: &&Piece| (unit..unit + units).contains(&piece.unit);
+        for piece in self.stuck.iter().filter(inside) {
+            self.buddy.take_at(piece.unit, piece.units);
+        }
     }
 
     /// A slab without a place, to be placed by the caller.
@@ -190,23 +206,25 @@ impl Pages {
     /// Units with new memory behind them, and if the limits allow more than are needed: a manager that holds much gets
     /// its memory in fewer pieces.
     fn grow(&self, inner: &mut Inner, units: usize, side: Side) -> Result<usize, Shortage> {
-        let piece = if side == Side::End { SLAB_PIECE_UNITS } else { self.piece_units(units) };
-        let ample = (self.held_units() / GROWTH).min(piece);
+        let held = self.budget.held() as usize / UNIT_BYTES;
+        let ample = (held / GROWTH).min(if side == Side::End { AHEAD_OF_SLABS } else { AHEAD_OF_LARGE });
         if ample > units {
             if let Some(unit) = inner.buddy.take(ample, side) {
-                let backed = self.back(inner, unit, ample).is_ok();
-                let kept = if backed { units } else { 0 };
+                let backed = self.back(inner, unit, ample);
+                let kept = if backed.is_ok() { units } else { 0 };
                 let start = if side == Side::Start { unit } else { unit + ample - kept };
-                inner.buddy.give(if side == Side::Start { unit + kept } else { unit }, ample - kept);
-                if backed {
-                    return Ok(start);
+                inner.give(if side == Side::Start { unit + kept } else { unit }, ample - kept);
+                match backed {
+                    Ok(()) => return Ok(start),
+                    Err(Shortage::Fatal(error)) => return Err(Shortage::Fatal(error)),
+                    Err(_) => {}
                 }
             }
         }
         let unit = inner.buddy.take(units, side).ok_or(Shortage::Range)?;
         let backed = self.back(inner, unit, units);
         backed.map(|()| unit).inspect_err(|_| {
-            inner.buddy.give(unit, units);
+            inner.give(unit, units);
             self.publish(inner);
         })
     }
@@ -230,14 +248,6 @@ impl Pages {
         slab
     }
 
-    fn held_units(&self) -> usize {
-        self.budget.held() as usize / UNIT_BYTES
-    }
-
-    fn piece_units(&self, wanted: usize) -> usize {
-        (wanted / 4).max(self.held_units() / PIECES).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end())
-    }
-
     /// Puts memory behind the units that have none. When that fails, what was mapped so far stays: the next request will
     /// prefer it, and a capture would not let it go.
     fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> Result<(), Shortage> {
@@ -245,7 +255,7 @@ impl Pages {
             return Ok(());
         }
         let known = inner.pieces.len();
-        let longest = self.piece_units(units);
+        let longest = (units / 4).clamp(*PIECE_UNITS.start(), *PIECE_UNITS.end());
         let mut result = Ok(());
         let mut at = unit;
         while at < unit + units {
@@ -265,7 +275,7 @@ impl Pages {
             at += length;
         }
         for i in known..inner.pieces.len() {
-            let Piece { unit, units, .. } = inner.pieces[i];
+            let Piece { unit, units } = inner.pieces[i];
             inner.buddy.set_backed(unit, units, true);
         }
         result
@@ -276,25 +286,49 @@ impl Pages {
         let admission = self.budget.admit(bytes as u64, &*self.source)?;
         // SAFETY: units of the reservation that the caller knows to be unmapped.
         let result = unsafe { self.memory().map(self.table.address(unit), bytes) };
-        let handle = result.map_err(|error| match error.status {
+        result.map_err(|error| match error.status {
             Status::OutOfMemory => Shortage::Device(error),
             _ => Shortage::Fatal(error),
         })?;
         admission.keep();
         self.maps.fetch_add(1, Ordering::Relaxed);
-        Ok(Piece { unit, units, handle })
+        Ok(Piece { unit, units })
     }
 
-    pub(super) fn unmap(&self, piece: &Piece) {
+    /// After a failure the bytes stay counted and the piece may be mapped or not: nobody uses its units until another try
+    /// succeeds.
+    pub(super) fn unmap(&self, piece: &Piece) -> Result<(), Error> {
         let bytes = piece.units * UNIT_BYTES;
         // SAFETY: the piece was mapped by `map`, and the caller knows that nobody uses its units.
-        let result = unsafe { self.memory().unmap(self.table.address(piece.unit), bytes, piece.handle) };
-        if let Err(error) = result {
-            // Only a lost device fails here; its memory goes with the process.
-            log::warn!(target: "nvbackend::memory", "giving {bytes} bytes back: {error}");
+        let result = unsafe { self.memory().unmap(self.table.address(piece.unit), bytes) };
+        match &result {
+            Ok(()) => {
+                self.budget.give_back(bytes as u64);
+                self.unmaps.fetch_add(1, Ordering::Relaxed);
+            }
+            // Its memory goes with the process.
+            Err(error) if error.status == Status::DeviceLost => {}
+            Err(error) => log::warn!(target: "nvbackend::memory", "{bytes} bytes could not be given back: {error}"),
         }
-        self.budget.give_back(bytes as u64);
-        self.unmaps.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+
+    /// Tries again to give back what is stuck. Returns the bytes that are, and why some are not.
+    fn free_stuck(&self, inner: &mut Inner) -> (u64, Option<Error>) {
+        let (mut bytes, mut failure) = (0, None);
+        for piece in std::mem::take(&mut inner.stuck) {
+            match self.unmap(&piece) {
+                Ok(()) => {
+                    inner.buddy.give(piece.unit, piece.units);
+                    bytes += (piece.units * UNIT_BYTES) as u64;
+                }
+                Err(error) => {
+                    inner.stuck.push(piece);
+                    failure = Some(error);
+                }
+            }
+        }
+        (bytes, failure)
     }
 
     /// Takes a slab's units back. No block of it is in use or known to any magazine, batch or list.
@@ -317,24 +351,34 @@ impl Pages {
         tail
     }
 
-    /// Gives physical memory of free units back, at least `wanted` bytes if there is as much. Returns how much it was.
-    pub fn trim(&self, wanted: u64) -> u64 {
+    /// Gives physical memory of free units back, at least `wanted` bytes if there is as much. Returns how much it was; an
+    /// error if it is less because the driver failed.
+    pub fn trim(&self, wanted: u64) -> Result<u64, Error> {
         let mut inner = self.lock();
-        let mut bytes = 0;
+        let (mut bytes, mut failure) = self.free_stuck(&mut inner);
         let mut at = 0;
         while at < inner.pieces.len() && bytes < wanted {
-            let Piece { unit, units, .. } = inner.pieces[at];
+            let Piece { unit, units } = inner.pieces[at];
             if !inner.buddy.is_free(unit, units) {
                 at += 1;
                 continue;
             }
             let piece = inner.pieces.swap_remove(at);
-            self.unmap(&piece);
             inner.buddy.set_backed(unit, units, false);
+            if let Err(error) = self.unmap(&piece) {
+                // A driver that fails is not asked for the next piece.
+                inner.buddy.take_at(unit, units);
+                inner.stuck.push(piece);
+                failure = Some(error);
+                break;
+            }
             bytes += (units * UNIT_BYTES) as u64;
         }
         self.publish(&inner);
-        bytes
+        match failure {
+            Some(error) if bytes < wanted => Err(error),
+            _ => Ok(bytes),
+        }
     }
 
     /// Puts memory behind free units until `bytes` are held, so that the first requests need not wait for the driver.
@@ -347,7 +391,7 @@ impl Pages {
         }
         let unit = inner.buddy.take(units, Side::Start).ok_or(Shortage::Range)?;
         let result = self.back(&mut inner, unit, units);
-        inner.buddy.give(unit, units);
+        inner.give(unit, units);
         self.publish(&inner);
         result
     }
@@ -359,17 +403,16 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        let inner = std::mem::replace(self.inner.get_mut().unwrap_or_else(PoisonError::into_inner), Inner::new(0));
+        let inner = self.lock();
         for slab in &inner.slabs {
             // SAFETY: leaked by `spare_slab`; whoever may know a slab is gone with the manager.
             drop(unsafe { Box::from_raw(slab.as_ptr()) });
         }
-        if inner.asleep.is_none() {
-            for piece in &inner.pieces {
-                self.unmap(piece);
-            }
+        let asleep = inner.asleep.iter().flatten().filter_map(Slept::stuck);
+        let mapped = inner.pieces.iter().chain(&inner.stuck).chain(asleep);
+        if mapped.filter(|piece| self.unmap(piece).is_err()).count() == 0 {
+            // SAFETY: reserved by `new`, and nothing is mapped any more.
+            unsafe { self.memory().release(self.base, self.units * UNIT_BYTES) };
         }
-        // SAFETY: reserved by `new`, and nothing is mapped any more.
-        unsafe { self.memory().release(self.base, self.units * UNIT_BYTES) };
     }
 }

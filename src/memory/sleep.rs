@@ -15,6 +15,15 @@ use std::sync::atomic::Ordering;
 pub struct Slept {
     piece: Piece,
     content: Option<Vec<u8>>,
+    /// The driver failed to take the memory back.
+    stuck: bool,
+}
+
+impl Slept {
+    /// The piece, if it is still to be given back.
+    pub fn stuck(&self) -> Option<&Piece> {
+        self.stuck.then_some(&self.piece)
+    }
 }
 
 impl Core {
@@ -45,12 +54,15 @@ impl Core {
         let mut slept = Vec::new();
         for piece in &inner.pieces {
             let content = if keep && !pages.is_free(&inner, piece) { Some(self.save(pages, piece)?) } else { None };
-            slept.push(Slept { piece: piece.clone(), content });
+            slept.push(Slept { piece: piece.clone(), content, stuck: false });
         }
         let mut bytes = 0;
-        for piece in std::mem::take(&mut inner.pieces) {
-            pages.unmap(&piece);
-            bytes += (piece.units * UNIT_BYTES) as u64;
+        inner.pieces.clear();
+        for Slept { piece, stuck, .. } in &mut slept {
+            *stuck = pages.unmap(piece).is_err();
+            if !*stuck {
+                bytes += (piece.units * UNIT_BYTES) as u64;
+            }
         }
         inner.asleep = Some(slept);
         self.source.trim();
@@ -84,10 +96,10 @@ impl Core {
     pub fn wake(&self) -> Result<u64> {
         let Some(pages) = &self.pages else { return Err(Error::invalid("the memory manager is not asleep")) };
         let mut inner = pages.lock();
-        let Some(slept) = inner.asleep.take() else {
+        let Some(mut slept) = inner.asleep.take() else {
             return Err(Error::invalid("the memory manager is not asleep"));
         };
-        match self.restore(pages, &slept) {
+        match self.restore(pages, &mut slept) {
             Ok(pieces) => {
                 let bytes: usize = pieces.iter().map(|piece| piece.units * UNIT_BYTES).sum();
                 inner.pieces = pieces;
@@ -102,9 +114,13 @@ impl Core {
         }
     }
 
-    fn restore(&self, pages: &Pages, slept: &[Slept]) -> Result<Vec<Piece>> {
+    fn restore(&self, pages: &Pages, slept: &mut [Slept]) -> Result<Vec<Piece>> {
+        for Slept { piece, stuck, .. } in slept.iter_mut().filter(|slept| slept.stuck) {
+            pages.unmap(piece).map_err(|error| error.context("waking"))?;
+            *stuck = false;
+        }
         let mut pieces: Vec<Piece> = Vec::new();
-        let result = slept.iter().try_for_each(|Slept { piece, content }| {
+        let result = slept.iter().try_for_each(|Slept { piece, content, .. }| {
             let bytes = piece.units * UNIT_BYTES;
             let mapped = pages.map(piece.unit, piece.units);
             let mapped =
@@ -120,7 +136,9 @@ impl Core {
             }
         });
         if let Err(error) = result {
-            pieces.iter().for_each(|piece| pages.unmap(piece));
+            for (piece, slept) in pieces.iter().zip(slept) {
+                slept.stuck = pages.unmap(piece).is_err();
+            }
             return Err(error);
         }
         Ok(pieces)
@@ -132,7 +150,7 @@ impl Pages {
     pub fn zero_asleep(&self, address: usize, bytes: usize) -> bool {
         let mut inner = self.lock();
         let Some(slept) = &mut inner.asleep else { return false };
-        for Slept { piece, content } in slept {
+        for Slept { piece, content, .. } in slept {
             let start = self.table.address(piece.unit);
             let Some(content) = content else { continue };
             let from = address.clamp(start, start + content.len()) - start;

@@ -80,9 +80,9 @@ pub struct ExecutorSource {
 }
 
 impl ExecutorSource {
-    pub fn new(executor: Arc<dyn Executor>) -> ExecutorSource {
-        let virtual_memory = executor.virtual_memory();
-        ExecutorSource { executor, virtual_memory, start: Instant::now() }
+    pub fn new(executor: Arc<dyn Executor>) -> Result<ExecutorSource> {
+        let virtual_memory = executor.virtual_memory()?;
+        Ok(ExecutorSource { executor, virtual_memory, start: Instant::now() })
     }
 }
 

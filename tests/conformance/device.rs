@@ -3,6 +3,7 @@
 use crate::random::seed;
 use nvbackend::backend::{cuda_devices, Backend, BackendOptions};
 use nvbackend::executor::DeviceKind;
+use nvbackend::memory::MemoryOptions;
 use std::io::Write;
 use std::sync::OnceLock;
 
@@ -17,13 +18,16 @@ impl Device {
     }
 
     fn new(name: &'static str) -> Device {
-        let options = BackendOptions { device: name.to_string(), ..BackendOptions::default() };
+        let pooling = std::env::var("NVB_TEST_POOLING").map_or(true, |value| value != "off");
+        let memory = MemoryOptions { pooling, ..MemoryOptions::default() };
+        let options = BackendOptions { device: name.to_string(), memory, ..BackendOptions::default() };
         let backend = Backend::new(&options).unwrap_or_else(|error| panic!("device {name}: {error}"));
         Device { name, backend }
     }
 }
 
-/// The CPU, and the first GPU if there is one; NVB_TEST_DEVICE ("cpu" or "cuda:0") names one of them.
+/// The CPU, and the first GPU if there is one; NVB_TEST_DEVICE ("cpu" or "cuda:0") names one of them. With
+/// NVB_TEST_POOLING=off every block is an allocation of the driver's, whose ends compute-sanitizer watches.
 pub fn devices() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {

@@ -10,7 +10,10 @@ fake_state fake = {.settings = {[FAKE_DRIVER_VERSION] = 13000,
                                 [FAKE_CAPABILITY] = 90,
                                 [FAKE_POOLS] = 1,
                                 [FAKE_MEMORY_BYTES] = INT64_C(1) << 34,
-                                [FAKE_PEERS] = 1}};
+                                [FAKE_PEERS] = 1,
+                                [FAKE_VIRTUAL] = 1,
+                                [FAKE_RANGE_BYTES] = INT64_MAX,
+                                [FAKE_UNMAPS] = 1}};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -50,7 +53,8 @@ call begin(const char* function, unsigned flags) {
   pthread_mutex_lock(&lock);
   count(function);
   call c = {.function = function, .fault = planned_fault(function)};
-  c.runs = c.fault == SUCCESS || ((flags & RELEASES) && plan.mode != FAKE_STICKY);
+  const bool releases = (flags & RELEASES) || ((flags & UNMAPS) && fake.settings[FAKE_UNMAPS]);
+  c.runs = c.fault == SUCCESS || (releases && plan.mode != FAKE_STICKY);
   if (c.fault != SUCCESS) return c;
   if ((flags & NEEDS_INIT) && !fake.initialized) {
     c.runs = false;

@@ -80,8 +80,12 @@ static int attribute_value(int attribute) {
       return (int)fake.settings[FAKE_CAPABILITY] / 10;
     case 76:
       return (int)fake.settings[FAKE_CAPABILITY] % 10;
+    case 83:
+      return 1;  // unified memory
     case 97:
       return 227 << 10;  // bytes of shared memory that a block may ask for
+    case 102:
+      return (int)fake.settings[FAKE_VIRTUAL];
     case 115:
       return (int)fake.settings[FAKE_POOLS];
     default:
@@ -102,6 +106,15 @@ int cuDeviceGetUuid(unsigned char* uuid, int device) {
   call c = begin(__func__, NEEDS_INIT);
   if (c.runs) {
     for (int i = 0; i < 16; ++i) uuid[i] = (unsigned char)(16 * device + i);
+    c.status = is_device(device) ? SUCCESS : INVALID_DEVICE;
+  }
+  return finish(c);
+}
+
+int cuDeviceGetPCIBusId(char* text, int capacity, int device) {
+  call c = begin(__func__, NEEDS_INIT);
+  if (c.runs) {
+    snprintf(text, (size_t)capacity, "0000:0F:%02X.0", device);
     c.status = is_device(device) ? SUCCESS : INVALID_DEVICE;
   }
   return finish(c);

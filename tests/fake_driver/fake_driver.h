@@ -21,6 +21,9 @@ typedef struct {
   int64_t blocks;    // of device memory
   int64_t bytes;     // in those blocks
   int64_t host_blocks;
+  int64_t ranges;     // of addresses that are reserved
+  int64_t mappings;   // of physical memory in them
+  int64_t physicals;  // memory that was created and neither released nor unmapped everywhere
   int64_t pools;
   int64_t streams;
   int64_t events;
@@ -42,6 +45,9 @@ const char* fake_fault_function(void);
 // The context that is current in this thread. No call, so no fault fires in it.
 const void* fake_current_context(void);
 
+// How this thread's calls are taken while a stream captures: 0 (global), unless somebody changed it. No call either.
+int fake_capture_mode(void);
+
 // The names of all functions that were called, one a line.
 const char* fake_functions_called(void);
 
@@ -61,6 +67,9 @@ enum {
   FAKE_INIT_STATUS = 6,    // of cuInit
   FAKE_RETAIN_STATUS = 7,  // of cuDevicePrimaryCtxRetain
   FAKE_PEERS = 8,          // 0: no device reaches another's memory
+  FAKE_VIRTUAL = 9,        // 0: the devices cannot map memory behind reserved addresses
+  FAKE_RANGE_BYTES = 10,   // of the longest range that can be reserved
+  FAKE_UNMAPS = 11,        // 0: a call that unmaps or releases mapped memory and reports a fault has done nothing
 };
 
 void fake_set(int setting, int64_t value);

@@ -34,6 +34,7 @@ enum {
   NEEDS_INIT = 1,
   NEEDS_CONTEXT = 2 | NEEDS_INIT,  // a context must be current in this thread
   RELEASES = 4,                    // does its work also when it reports a fault
+  UNMAPS = 8,                      // so does this one if FAKE_UNMAPS says so
 };
 
 // What a call on a stream needs: the default stream is that of the current context.
@@ -55,7 +56,7 @@ int finish(call c);
 int violation(const char* function, int status, const char* what);
 
 typedef struct {
-  int64_t settings[9];
+  int64_t settings[12];
   fake_books books;
   bool initialized;
 } fake_state;
@@ -80,5 +81,15 @@ typedef struct stream stream;
 stream* live_stream(const char* function, void* handle);
 // Counts work queued on the stream.
 void enqueue(stream* queue);
+
+// One more element at the end of an array that doubles.
+void* grow(void* array, size_t count, size_t size);
+
+// Whether an address lies in a range that was reserved, and the device that has memory mapped there, or -1.
+bool is_reserved(uint64_t address);
+int mapped_on(uint64_t address);
+// The host memory behind a part of such a range; NULL and what is wrong where the current device cannot reach all of
+// it.
+unsigned char* mapped_storage(uint64_t address, size_t bytes, const char** wrong);
 
 #pragma GCC visibility pop

@@ -1,4 +1,4 @@
-// Device memory, memory pools and page-locked host memory.
+// Device memory that is allocated in blocks, memory pools, unified memory and page-locked host memory.
 //
 // A device address lies in a range that is reserved and not accessible; what it stands for is host memory beside it.
 // Addresses are never used twice, so that every use of a block after its end is seen.
@@ -20,7 +20,8 @@ typedef struct {
   size_t bytes;
   unsigned char* storage;  // NULL once freed
   context* owner;
-  pool* from;  // NULL for plain allocations
+  pool* from;    // NULL for plain allocations
+  bool managed;  // unified: the host uses the same addresses, and the device need not have room
 } block;
 
 typedef struct {
@@ -37,8 +38,7 @@ static block* blocks;
 static host_block* host_blocks;
 static size_t block_count, host_block_count;
 
-// One more element at the end of an array that doubles.
-static void* grow(void* array, size_t count, size_t size) {
+void* grow(void* array, size_t count, size_t size) {
   if ((count & (count - 1)) != 0) return array;
   void* larger = realloc(array, (count ? 2 * count : 1) * size);
   if (larger == NULL) abort();
@@ -60,7 +60,7 @@ static int allocate(call* c, uint64_t* address, size_t bytes, context* owner, po
   if (storage == NULL) return OUT_OF_MEMORY;
   memset(storage, 0xcd, bytes < GAP ? bytes : GAP);  // new memory holds no zeros
   blocks = grow(blocks, block_count, sizeof *blocks);
-  blocks[block_count++] = (block){next_address, bytes, storage, owner, from};
+  blocks[block_count++] = (block){next_address, bytes, storage, owner, from, false};
   *address = next_address;
   next_address += span;
   owner->used += (int64_t)bytes;
@@ -85,7 +85,7 @@ static int release(call* c, uint64_t address) {
   if (found->storage == NULL) return violation(c->function, INVALID_VALUE, "freed twice");
   free(found->storage);
   found->storage = NULL;
-  found->owner->used -= (int64_t)found->bytes;
+  if (!found->managed) found->owner->used -= (int64_t)found->bytes;
   --fake.books.blocks;
   fake.books.bytes -= (int64_t)found->bytes;
   if (found->from != NULL) --found->from->blocks;
@@ -107,6 +107,12 @@ static host_block* find_host(const void* pointer) {
 // none.
 static unsigned char* access_range(call* c, uint64_t address, size_t bytes) {
   if (find_host((const void*)address) != NULL) return (unsigned char*)address;
+  if (is_reserved(address)) {
+    const char* unmapped = NULL;
+    unsigned char* storage = mapped_storage(address, bytes, &unmapped);
+    if (storage == NULL) c->status = violation(c->function, INVALID_VALUE, unmapped);
+    return storage;
+  }
   block* found = find(address);
   const char* wrong = found == NULL                                               ? "an address outside device memory"
                       : found->storage == NULL                                    ? "device memory that was freed"
@@ -180,6 +186,19 @@ int cuMemPoolDestroy(pool* destroyed) {
   return finish(c);
 }
 
+int cuMemPoolTrimTo(pool* trimmed, size_t kept) {
+  call c = begin(__func__, NEEDS_INIT);
+  (void)kept;
+  if (c.runs && trimmed->destroyed) c.status = violation(c.function, INVALID_HANDLE, "the pool was destroyed");
+  return finish(c);
+}
+
+int cuDeviceGraphMemTrim(int device) {
+  call c = begin(__func__, NEEDS_INIT);
+  if (c.runs && (device < 0 || device >= fake.settings[FAKE_DEVICES])) c.status = INVALID_DEVICE;
+  return finish(c);
+}
+
 int cuMemAllocFromPoolAsync(uint64_t* address, size_t bytes, pool* from, void* queue) {
   call c = begin(__func__, NEEDS_CONTEXT);
   if (c.runs && live_stream(c.function, queue) != NULL) {
@@ -241,6 +260,53 @@ int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* handle
   return finish(c);
 }
 
+int cuMemAllocManaged(uint64_t* address, size_t bytes, unsigned flags) {
+  enum { ATTACH_GLOBAL = 1 };
+  call c = begin(__func__, NEEDS_CONTEXT);
+  if (c.runs && (bytes == 0 || flags != ATTACH_GLOBAL)) {
+    c.status = violation(c.function, INVALID_VALUE, "0 bytes, or attached to less than the whole machine");
+  } else if (c.runs) {
+    unsigned char* storage = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    if (storage == NULL) abort();
+    blocks = grow(blocks, block_count, sizeof *blocks);
+    blocks[block_count++] = (block){(uint64_t)storage, bytes, storage, current_context, NULL, true};
+    *address = (uint64_t)storage;
+    ++fake.books.blocks;
+    fake.books.bytes += (int64_t)bytes;
+  }
+  return finish(c);
+}
+
+static int check_managed(call* c, uint64_t address, size_t bytes) {
+  const block* found = find(address);
+  if (found != NULL && found->managed && found->storage != NULL && bytes > 0 &&
+      bytes <= found->bytes - (size_t)(address - found->address)) {
+    return SUCCESS;
+  }
+  return violation(c->function, INVALID_VALUE, "not inside a block of unified memory");
+}
+
+int cuMemAdvise(uint64_t address, size_t bytes, int advice, int device) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  (void)advice;
+  (void)device;
+  if (c.runs) c.status = check_managed(&c, address, bytes);
+  return finish(c);
+}
+
+int cuMemPrefetchAsync(uint64_t address, size_t bytes, int device, void* handle) {
+  call c = begin(__func__, stream_flags(handle));
+  (void)device;
+  stream* queue = c.runs ? live_stream(c.function, handle) : NULL;
+  if (queue != NULL) {
+    c.status = check_managed(&c, address, bytes);
+    enqueue(queue);
+  } else if (c.runs) {
+    c.status = INVALID_HANDLE;
+  }
+  return finish(c);
+}
+
 int cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
   call c = begin(__func__, NEEDS_CONTEXT);
   (void)flags;
@@ -274,13 +340,14 @@ int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
   call c = begin(__func__, NEEDS_INIT);
   if (c.runs) {
     const block* found = find(address);
-    const bool device = found != NULL && found->storage != NULL;
+    const int ordinal = found != NULL && found->storage != NULL ? found->owner->device : mapped_on(address);
+    const bool device = ordinal >= 0;
     if (!device && find_host((const void*)address) == NULL) {
       c.status = INVALID_VALUE;
     } else if (attribute == MEMORY_TYPE) {
       *(unsigned*)value = device ? DEVICE : HOST;
     } else if (attribute == DEVICE_ORDINAL) {
-      *(int*)value = device ? found->owner->device : 0;
+      *(int*)value = device ? ordinal : 0;
     } else {
       c.status = violation(c.function, INVALID_VALUE, "an attribute that the fake driver does not know");
     }

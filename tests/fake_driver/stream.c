@@ -90,6 +90,27 @@ int cuStreamIsCapturing(void* handle, int* capturing) {
   return finish(c);
 }
 
+static _Thread_local int capture_mode;
+
+int fake_capture_mode(void) {
+  return capture_mode;
+}
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  enum { RELAXED = 2 };
+  call c = begin(__func__, 0);
+  if (c.runs) {
+    if (*mode < 0 || *mode > RELAXED) {
+      c.status = violation(c.function, INVALID_VALUE, "no mode");
+    } else {
+      const int before = capture_mode;
+      capture_mode = *mode;
+      *mode = before;
+    }
+  }
+  return finish(c);
+}
+
 // The function runs outside the lock, as it may take locks of its own; it may not call the driver.
 int cuLaunchHostFunc(void* handle, void (*function)(void*), void* argument) {
   call c = begin(__func__, stream_flags(handle));

@@ -11,6 +11,7 @@ use nvbackend::capi::event::*;
 use nvbackend::capi::hardware::*;
 use nvbackend::capi::kv_cache::*;
 use nvbackend::capi::memory::*;
+use nvbackend::capi::memory_statistics::*;
 use nvbackend::capi::metrics::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::stream::*;

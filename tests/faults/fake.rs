@@ -14,6 +14,9 @@ pub struct Books {
     pub blocks: i64,
     pub bytes: i64,
     pub host_blocks: i64,
+    pub ranges: i64,
+    pub mappings: i64,
+    pub physicals: i64,
     pub pools: i64,
     pub streams: i64,
     pub events: i64,
@@ -44,6 +47,9 @@ pub enum Setting {
     InitStatus = 6,
     RetainStatus = 7,
     Peers = 8,
+    Virtual = 9,
+    RangeBytes = 10,
+    Unmaps = 11,
 }
 
 /// The fake driver that is open in this process.
@@ -65,7 +71,7 @@ pub fn build() -> PathBuf {
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut command = Command::new(compiler);
     command.args(["-std=c11", "-shared", "-fPIC", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&file);
-    command.args(["control.c", "device.c", "memory.c", "stream.c"].map(|name| root.join(name)));
+    command.args(["control.c", "device.c", "memory.c", "stream.c", "virtual_memory.c"].map(|name| root.join(name)));
     command.args(["-ldl", "-lpthread"]);
     let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(status.success(), "{command:?}: {status}");
@@ -140,18 +146,36 @@ impl Fake {
         }
     }
 
-    /// What an engine with a context of its own does: device 1's context is current in this thread from now on.
-    pub fn make_other_context_current(&self) -> usize {
+    /// What an engine that uses CUDA itself does: the device's context is current in this thread from now on.
+    pub fn make_context_current(&self, device: i32) -> usize {
         let mut context = 0usize;
         // SAFETY: the driver's types of these functions.
         unsafe {
             let init: extern "C" fn(u32) -> c_int = self.function(c"cuInit").unwrap();
             let retain: extern "C" fn(*mut usize, c_int) -> c_int = self.function(c"cuDevicePrimaryCtxRetain").unwrap();
             let set_current: extern "C" fn(usize) -> c_int = self.function(c"cuCtxSetCurrent").unwrap();
-            self.set(Setting::Devices, 2);
-            assert_eq!((init(0), retain(&mut context, 1), set_current(context)), (0, 0, 0));
+            self.set(Setting::Devices, 1 + i64::from(device));
+            assert_eq!((init(0), retain(&mut context, device), set_current(context)), (0, 0, 0));
         }
         context
+    }
+
+    /// This thread's calls are taken as those of a new thread.
+    pub fn restore_capture_mode(&self) {
+        // SAFETY: the driver's type of this function.
+        unsafe {
+            let set_mode: extern "C" fn(*mut c_int) -> c_int =
+                self.function(c"cuThreadExchangeStreamCaptureMode").unwrap();
+            assert_eq!(set_mode(&mut 0), 0);
+        }
+    }
+
+    pub fn capture_mode(&self) -> i32 {
+        // SAFETY: as above.
+        unsafe {
+            let get: extern "C" fn() -> c_int = self.function(c"fake_capture_mode").unwrap();
+            get()
+        }
     }
 
     pub fn current_context(&self) -> usize {

@@ -11,6 +11,7 @@ mod driver;
 mod engine;
 mod fake;
 mod lost;
+mod memory;
 mod operations;
 mod runtime;
 mod sweep;
@@ -21,7 +22,7 @@ use sweep::{sweep, Scenario, ALL_FAULTS, SOME_FAULTS};
 
 type Check = fn(&Path) -> Result<String, String>;
 
-const CHECKS: [(&str, Check); 16] = [
+const CHECKS: [(&str, Check); 21] = [
     ("sweep_pools", |file| sweep(file, Scenario { pools: true, other_context: false, polls: 0, faults: ALL_FAULTS })),
     ("sweep_no_pools", |file| {
         sweep(file, Scenario { pools: false, other_context: false, polls: 0, faults: SOME_FAULTS })
@@ -29,6 +30,11 @@ const CHECKS: [(&str, Check); 16] = [
     ("sweep_slow_events", |file| {
         sweep(file, Scenario { pools: true, other_context: true, polls: 2, faults: SOME_FAULTS })
     }),
+    ("memory_ranges", |file| memory::sweep(file, memory::RANGES, ALL_FAULTS)),
+    ("memory_ranges_that_stay", |file| memory::sweep(file, memory::RANGES_THAT_STAY, SOME_FAULTS)),
+    ("memory_no_ranges", |file| memory::sweep(file, memory::NO_RANGES, SOME_FAULTS)),
+    ("memory_no_addresses", |file| memory::sweep(file, memory::NO_ADDRESSES, SOME_FAULTS)),
+    ("memory_sticky_error", memory::sticky),
     ("sticky_error_while_working", lost::while_working),
     ("sticky_error_of_other_codes", lost::for_other_reasons),
     ("sticky_error_while_creating", lost::while_creating),

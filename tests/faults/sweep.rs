@@ -8,7 +8,7 @@ use nvbackend::capi::status::*;
 use std::path::Path;
 
 /// The two families of codes: one that asks for less, and one that says nothing more than that something failed.
-const OUT_OF_MEMORY: i32 = 2;
+pub const OUT_OF_MEMORY: i32 = 2;
 const OPERATING_SYSTEM: i32 = 304;
 /// More calls than any scenario makes.
 const END: i64 = 5000;
@@ -36,15 +36,23 @@ pub const SOME_FAULTS: &[(Mode, i32)] = &[(Mode::Once, OUT_OF_MEMORY), (Mode::Fo
 
 /// Fails when one step of the sweep does.
 pub fn sweep(file: &Path, scenario: Scenario) -> Result<String, String> {
+    each_fault(scenario.faults, |n, status, mode| step(Fake::open(file), scenario, n, status, mode))
+}
+
+/// Takes the step with each call failing in turn, once for each fault.
+pub fn each_fault(
+    faults: &[(Mode, i32)],
+    step: impl Fn(i64, i32, Mode) -> Result<Outcome, String>,
+) -> Result<String, String> {
     let mut problems = Vec::new();
     let mut summary = String::new();
-    match in_child(|| step(Fake::open(file), scenario, END, OUT_OF_MEMORY, Mode::Once)) {
+    match in_child(|| step(END, OUT_OF_MEMORY, Mode::Once)) {
         Ok(Outcome::NoFault) => {}
         other => return Err(format!("without a fault: {other:?}")),
     }
-    for (mode, status) in scenario.faults {
+    for (mode, status) in faults {
         let ended = (1..END).find(|&n| {
-            let outcome = in_child(|| step(Fake::open(file), scenario, n, *status, *mode));
+            let outcome = in_child(|| step(n, *status, *mode));
             if let Err(problem) = &outcome {
                 let text = format!("call {n}, {mode:?}, status {status}: {problem}");
                 eprintln!("  {text}");
@@ -64,7 +72,7 @@ pub fn sweep(file: &Path, scenario: Scenario) -> Result<String, String> {
 fn step(fake: &Fake, scenario: Scenario, n: i64, status: i32, mode: Mode) -> Result<Outcome, String> {
     fake.set(Setting::Pools, scenario.pools.into());
     fake.set(Setting::Polls, scenario.polls);
-    let context = if scenario.other_context { fake.make_other_context_current() } else { 0 };
+    let context = if scenario.other_context { fake.make_context_current(1) } else { 0 };
     fake.fail(n, status, mode);
     let mut failures = 0;
     let mut run = |doing: &mut dyn FnMut() -> Result<(), Failure>| match doing() {
@@ -93,7 +101,7 @@ fn step(fake: &Fake, scenario: Scenario, n: i64, status: i32, mode: Mode) -> Res
     let unreported = engine.as_ref().is_some_and(|engine| engine.unreported.get());
     drop(engine);
     let books = fake.books();
-    if books.faults > 0 && !unreported && failures == 0 && !may_pass_unseen(&fake.fault_function()) {
+    if books.faults > 0 && !unreported && failures == 0 && !may_pass_unseen(&fake.fault_function(), status) {
         return Err(format!("the fault in {} was reported by no call", fake.fault_function()));
     }
     let clean = if mode == Mode::Once { expect_clean } else { expect_released };
@@ -113,13 +121,24 @@ fn step(fake: &Fake, scenario: Scenario, n: i64, status: i32, mode: Mode) -> Res
 /// Nothing is left over, nothing was misused, and `context` (the engine's, or none) is current again.
 pub fn expect_clean(fake: &Fake, context: usize) -> Result<(), String> {
     expect_released(fake, context)?;
+    if fake.capture_mode() != 0 {
+        return Err(format!(
+            "the capture mode stayed {}; the fault was in {}",
+            fake.capture_mode(),
+            fake.fault_function()
+        ));
+    }
+    if fake.books().ranges != 0 {
+        return Err(format!("addresses stay reserved; the fault was in {}", fake.fault_function()));
+    }
     if fake.current_context() != context {
         return Err(format!("another context stayed current; the fault was in {}", fake.fault_function()));
     }
     Ok(())
 }
 
-/// Nothing is left over and nothing was misused. Where setting the context is what fails for ever, it cannot be put back.
+/// Nothing is left over and nothing was misused. Where setting the context is what fails for ever, it cannot be put back,
+/// and where unmapping does, addresses stay reserved rather than that memory which may be mapped there loses them.
 fn expect_released(fake: &Fake, context: usize) -> Result<(), String> {
     let books = fake.books();
     let fault = fake.fault_function();
@@ -131,6 +150,8 @@ fn expect_released(fake: &Fake, context: usize) -> Result<(), String> {
         ("contexts", books.contexts - contexts),
         ("blocks", books.blocks),
         ("page-locked blocks", books.host_blocks),
+        ("mappings", books.mappings),
+        ("pieces of memory", books.physicals),
         ("pools", books.pools),
         ("streams", books.streams),
         ("events", books.events),
@@ -143,8 +164,22 @@ fn expect_released(fake: &Fake, context: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Calls whose failure changes nothing for the caller: they release, wait, restore, or ask for a number to report.
-fn may_pass_unseen(function: &str) -> bool {
+/// Calls whose failure changes nothing for the caller: they release, wait, restore, ask for a number to report, or give way
+/// to another way; memory that is refused once is asked for again.
+pub fn may_pass_unseen(function: &str, status: i32) -> bool {
+    let asked_again = matches!(
+        function,
+        "cuMemAlloc_v2"
+            | "cuMemAllocFromPoolAsync"
+            | "cuMemPoolCreate"
+            | "cuMemPoolSetAttribute"
+            | "cuMemCreate"
+            | "cuMemMap"
+            | "cuMemSetAccess"
+    );
+    if asked_again && status == OUT_OF_MEMORY {
+        return true;
+    }
     matches!(
         function,
         "cuMemFree_v2"
@@ -159,6 +194,20 @@ fn may_pass_unseen(function: &str) -> bool {
             | "cuCtxSynchronize"
             | "cuStreamSynchronize"
             | "cuMemGetInfo_v2"
+            | "cuMemAddressReserve"
+            | "cuMemAddressFree"
+            | "cuMemUnmap"
+            | "cuMemRelease"
+            | "cuThreadExchangeStreamCaptureMode"
+            | "cuMemPoolTrimTo"
+            | "cuDeviceGraphMemTrim"
+            | "cuDeviceGetPCIBusId"
+            | "cuEventCreate"
+            | "cuEventRecord"
+            | "cuEventQuery"
+            | "cuEventSynchronize"
+            | "cuStreamWaitEvent"
+            | "cuStreamIsCapturing"
     )
 }
 

@@ -2,6 +2,7 @@
 //! after a fault that passes the manager works on.
 
 use super::fixture::{Fixture, MIB};
+use super::simulated::Simulated;
 use nvbackend::error::Status;
 use nvbackend::memory::{MemoryOptions, Pool};
 use std::ffi::c_void;
@@ -42,8 +43,16 @@ fn scenario(fixture: &Fixture) {
 }
 
 fn sweep(options: &MemoryOptions, count: usize) {
+    for unmaps_in_secret in [false, true] {
+        sweep_device(options, count, unmaps_in_secret);
+    }
+}
+
+fn sweep_device(options: &MemoryOptions, count: usize, unmaps_in_secret: bool) {
     for first in 0.. {
-        let fixture = Fixture::new(160 * MIB, options.clone());
+        let mut device = Simulated::new(160 * MIB as u64);
+        device.unmaps_in_secret = unmaps_in_secret;
+        let fixture = Fixture::over(device, options.clone());
         let before = fixture.device.state().calls.len();
         fixture.device.fail(first, count);
         scenario(&fixture);
