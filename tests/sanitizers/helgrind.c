@@ -1,6 +1,6 @@
-// For helgrind (`make test-helgrind`): threads that use the memory manager from C as an engine does, each with blocks of its
-// own, and blocks handed over under a pthread lock. Helgrind knows locks and not the library's atomics, so what is inside the
-// library is left out (helgrind.txt), and memory that comes from it is told to be new.
+// For helgrind (`make test-helgrind`): threads that use the memory manager from C as an engine does, each with blocks
+// of its own, and blocks handed over under a pthread lock. Helgrind knows locks and not the library's atomics, so what
+// is inside the library is left out (helgrind.txt), and memory that comes from it is told to be new.
 #include <nvbackend.h>
 #include <pthread.h>
 #include <stdint.h>
