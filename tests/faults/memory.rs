@@ -106,6 +106,8 @@ impl<'a> Run<'a> {
         self.small_blocks(&one, &two);
         self.large_blocks(&one, &two);
         self.full_device(&one, &two);
+        let trimmed = self.memory.trim(0);
+        self.tried("trim", trimmed);
         self.pool(&one);
         self.host_memory(&one);
         let trimmed = self.memory.trim(0);
@@ -379,7 +381,7 @@ fn sticky_step(fake: &Fake, n: i64) -> std::result::Result<Outcome, String> {
     live.iter().for_each(|&pointer| memory.free(pointer, RawHandle::NULL).expect("a live block"));
     let statistics = memory.get_statistics();
     if statistics.blocks != 0 {
-        return Err(format!("{} blocks after the error in {fault}", statistics.blocks));
+        return Err(format!("{} blocks after the error in {fault}: {failures:?}", statistics.blocks));
     }
     drop(backend);
     let calls = fake.books().calls - books.calls;

@@ -173,6 +173,8 @@ pub fn may_pass_unseen(function: &str, status: i32) -> bool {
             | "cuMemAllocFromPoolAsync"
             | "cuMemPoolCreate"
             | "cuMemPoolSetAttribute"
+            | "cuMemAllocManaged"
+            | "cuMemHostAlloc"
             | "cuMemCreate"
             | "cuMemMap"
             | "cuMemSetAccess"
