@@ -181,6 +181,20 @@ impl CudaVirtualMemory {
     }
 }
 
+impl Drop for CudaVirtualMemory {
+    /// The last time that leftovers can be given back, whatever the driver says of their handles.
+    fn drop(&mut self) {
+        let leftovers = std::mem::take(&mut self.lock().leftovers);
+        let Some(_guard) = (if leftovers.is_empty() { None } else { self.context.enter_to_release() }) else { return };
+        for (address, Leftover { bytes, handle }) in leftovers {
+            let released = handle.map_or(Ok(()), |handle| self.release_handle(true, handle));
+            if let Err(error) = released.and(self.unmap_range(true, address, bytes)) {
+                log::warn!(target: "nvbackend::cuda", "{bytes} bytes are lost: {error}");
+            }
+        }
+    }
+}
+
 impl VirtualMemory for CudaVirtualMemory {
     fn reserve(&self, bytes: usize) -> Result<usize> {
         let _guard = self.context.enter()?;
