@@ -21,8 +21,15 @@ struct Mapped {
     peers: Vec<i32>,
     /// Address and bytes.
     ranges: BTreeMap<u64, usize>,
-    /// What could not be unmapped when `map` failed half-way.
-    leftovers: BTreeMap<u64, usize>,
+    /// What could not be given back when `map` failed half-way, by address.
+    leftovers: BTreeMap<u64, Leftover>,
+}
+
+#[derive(Clone, Copy)]
+struct Leftover {
+    bytes: usize,
+    /// The memory's handle, if it is still to be released; the mapping is alive then.
+    handle: Option<u64>,
 }
 
 impl CudaVirtualMemory {
@@ -113,22 +120,28 @@ impl CudaVirtualMemory {
         self.check(result, "creating device memory")?;
         // SAFETY: a reserved range with nothing mapped, and a live handle of its size.
         let result = self.check(unsafe { sys::cuMemMap(address, bytes, 0, handle, 0) }, "mapping device memory");
-        // SAFETY: created above, and used for nothing but the mapping.
-        let release = || unsafe { sys::cuMemRelease(handle) };
-        const RELEASING: &str = "releasing a handle of device memory";
         if let Err(error) = result {
             // Without a mapping the number may have another meaning by the time of a second attempt.
-            let released = self.context.refuse_lost().and_then(|()| self.check(release(), RELEASING));
+            let released = self.context.refuse_lost().and_then(|()| {
+                // SAFETY: created above, and used for nothing.
+                self.check(unsafe { sys::cuMemRelease(handle) }, "releasing device memory")
+            });
             released.unwrap_or_else(|error| log::warn!(target: "nvbackend::cuda", "{error}"));
             return Err(error);
         }
-        let released = self.give_back(false, RELEASING, release);
+        let released = self.release_handle(false, handle);
         let devices: Vec<i32> = std::iter::once(self.ordinal).chain(mapped.peers.iter().copied()).collect();
-        released.and_then(|()| self.open(address, bytes, &devices)).inspect_err(|_| {
-            if self.unmap_range(false, address, bytes).is_err() {
-                mapped.leftovers.insert(address, bytes);
-            }
-        })
+        let outcome = released.clone().and_then(|()| self.open(address, bytes, &devices));
+        if outcome.is_err() && (released.is_err() || self.unmap_range(false, address, bytes).is_err()) {
+            mapped.leftovers.insert(address, Leftover { bytes, handle: released.err().map(|_| handle) });
+        }
+        outcome
+    }
+
+    /// The handle of memory that is mapped, and used for nothing else.
+    fn release_handle(&self, again: bool, handle: u64) -> Result<()> {
+        // SAFETY: created by `map_new`.
+        self.give_back(again, "releasing a handle of device memory", || unsafe { sys::cuMemRelease(handle) })
     }
 
     /// Makes a call that gives something back, and once more if it fails. One that fails may have done its work
@@ -153,13 +166,32 @@ impl CudaVirtualMemory {
         self.give_back(again, "unmapping device memory", || unsafe { sys::cuMemUnmap(address, bytes) })
     }
 
-    /// Unmaps what earlier failures have left mapped.
-    fn unmap_leftovers(&self, mapped: &mut Mapped) -> Result<()> {
-        while let Some((&address, &bytes)) = mapped.leftovers.first_key_value() {
+    /// Gives back what earlier failures have left.
+    fn clear_leftovers(&self, mapped: &mut Mapped) -> Result<()> {
+        while let Some((&address, leftover)) = mapped.leftovers.iter_mut().next() {
+            if let Some(handle) = leftover.handle {
+                self.release_handle(true, handle)?;
+                leftover.handle = None;
+            }
+            let bytes = leftover.bytes;
             self.unmap_range(true, address, bytes)?;
-            mapped.leftovers.pop_first();
+            mapped.leftovers.remove(&address);
         }
         Ok(())
+    }
+}
+
+impl Drop for CudaVirtualMemory {
+    /// The last time that leftovers can be given back, whatever the driver says of their handles.
+    fn drop(&mut self) {
+        let leftovers = std::mem::take(&mut self.lock().leftovers);
+        let Some(_guard) = (if leftovers.is_empty() { None } else { self.context.enter_to_release() }) else { return };
+        for (address, Leftover { bytes, handle }) in leftovers {
+            let released = handle.map_or(Ok(()), |handle| self.release_handle(true, handle));
+            if let Err(error) = released.and(self.unmap_range(true, address, bytes)) {
+                log::warn!(target: "nvbackend::cuda", "{bytes} bytes are lost: {error}");
+            }
+        }
     }
 }
 
@@ -175,7 +207,7 @@ impl VirtualMemory for CudaVirtualMemory {
 
     unsafe fn release(&self, address: usize, bytes: usize) {
         let Some(_guard) = self.context.enter_to_release() else { return };
-        let released = self.unmap_leftovers(&mut self.lock()).and_then(|()| {
+        let released = self.clear_leftovers(&mut self.lock()).and_then(|()| {
             // SAFETY: the caller's contract.
             self.check(unsafe { sys::cuMemAddressFree(address as u64, bytes) }, "releasing device addresses")
         });
@@ -188,7 +220,7 @@ impl VirtualMemory for CudaVirtualMemory {
         let _guard = self.context.enter()?;
         let _relaxed = self.context.relax_capture()?;
         let mut mapped = self.lock();
-        self.unmap_leftovers(&mut mapped)?;
+        self.clear_leftovers(&mut mapped)?;
         self.map_new(&mut mapped, address as u64, bytes)?;
         mapped.ranges.insert(address as u64, bytes);
         Ok(())
@@ -200,6 +232,9 @@ impl VirtualMemory for CudaVirtualMemory {
         let _relaxed = self.context.relax_capture().or_else(|_| self.context.relax_capture());
         let mut mapped = self.lock();
         let again = mapped.ranges.remove(&(address as u64)).is_none();
-        self.unmap_range(again, address as u64, bytes)
+        self.unmap_range(again, address as u64, bytes)?;
+        // A failure leaves them for another time.
+        let _ = self.clear_leftovers(&mut mapped);
+        Ok(())
     }
 }

@@ -91,6 +91,8 @@ static void expect_nothing_left(void) {
   CHECK_EQUAL(books.contexts, 0);
   CHECK_EQUAL(books.blocks, 0);
   CHECK_EQUAL(books.host_blocks, 0);
+  CHECK_EQUAL(books.mappings, 0);
+  CHECK_EQUAL(books.physicals, 0);
   CHECK_EQUAL(books.pools, 0);
   CHECK_EQUAL(books.streams, 0);
   CHECK_EQUAL(books.events, 0);

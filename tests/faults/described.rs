@@ -50,8 +50,13 @@ pub fn devices(file: &Path) -> Result<String, String> {
         expect("the obstacle", text(&info.obstacle), "")?;
         expect("the bandwidth", info.peak_bandwidth, 2 * 2_619_000_000 * 640)?;
         expect("the clock", info.clock_mhz, 1980)?;
-        let expected = NVB_FEATURE_BF16 | NVB_FEATURE_FP8 | NVB_FEATURE_TMA | NVB_FEATURE_MEMORY_POOLS;
-        expect("the features", info.features & (expected | NVB_FEATURE_MANAGED_MEMORY), expected)?;
+        let expected = NVB_FEATURE_BF16
+            | NVB_FEATURE_FP8
+            | NVB_FEATURE_TMA
+            | NVB_FEATURE_MEMORY_POOLS
+            | NVB_FEATURE_MANAGED_MEMORY
+            | NVB_FEATURE_VIRTUAL_MEMORY;
+        expect("the features", info.features & (expected | NVB_FEATURE_INTEGRATED), expected)?;
 
         let rank = |workload| first_for(workload).map_err(|failure| failure.to_string());
         let decode = rank(NVB_WORKLOAD_DECODE)?;

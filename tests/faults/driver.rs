@@ -6,6 +6,8 @@ use crate::engine::{call, create_backend, Engine, Failure};
 use crate::fake::{Fake, Mode, Setting};
 use crate::sweep::expect_clean;
 use nvbackend::capi::event::*;
+use nvbackend::capi::memory::*;
+use nvbackend::capi::memory_control::*;
 use nvbackend::capi::status::*;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -176,21 +178,44 @@ fn without(file: &Path, symbol: &str) -> PathBuf {
     copy
 }
 
+fn is_for_pools(name: &str) -> bool {
+    name.starts_with("cuMemPool")
+        || matches!(name, "cuMemAllocFromPoolAsync" | "cuMemFreeAsync" | "cuDeviceGraphMemTrim")
+}
+
+fn is_for_ranges(name: &str) -> bool {
+    matches!(
+        name,
+        "cuMemAddressReserve"
+            | "cuMemAddressFree"
+            | "cuMemGetAllocationGranularity"
+            | "cuMemCreate"
+            | "cuMemRelease"
+            | "cuMemMap"
+            | "cuMemUnmap"
+            | "cuMemSetAccess"
+            | "cuThreadExchangeStreamCaptureMode"
+    )
+}
+
 /// Every function that the library calls, missing once.
 pub fn missing_symbols(file: &Path) -> Result<String, String> {
-    // The fake driver's own list, from a run with memory pools and one without; it comes back through a file.
+    // The fake driver's own list, from a run with address ranges, one with memory pools and one without either; it comes
+    // back through a file.
     let list = file.with_extension("functions");
-    for pools in [1, 0] {
+    for pools in [2, 1, 0] {
         passes(|| {
             let fake = Fake::open(file);
-            fake.set(Setting::Pools, pools);
+            fake.set(Setting::Virtual, i64::from(pools == 2));
+            fake.set(Setting::Pools, pools.min(1));
             works(Engine::new().and_then(|engine| engine.work()))?;
             std::fs::write(list.with_extension(format!("{pools}")), fake.functions_called().join("\n"))
                 .map_err(|error| error.to_string())
         })?;
     }
     let names = |pools: i32| std::fs::read_to_string(list.with_extension(format!("{pools}"))).unwrap();
-    let mut functions: Vec<String> = (names(0) + "\n" + &names(1)).lines().map(str::to_owned).collect();
+    let all = [names(0), names(1), names(2)].join("\n");
+    let mut functions: Vec<String> = all.lines().map(str::to_owned).collect();
     functions.sort();
     functions.dedup();
     // These two are the runtime's to call.
@@ -200,9 +225,10 @@ pub fn missing_symbols(file: &Path) -> Result<String, String> {
         let copy = without(file, name);
         passes(|| {
             let fake = Fake::open(&copy);
+            fake.set(Setting::Virtual, i64::from(!is_for_pools(name)));
             let outcome = Engine::new();
-            if name.starts_with("cuMemPool") || name == "cuMemAllocFromPoolAsync" || name == "cuMemFreeAsync" {
-                // Memory comes without a pool then.
+            if is_for_pools(name) || is_for_ranges(name) || name == "cuDeviceGetPCIBusId" {
+                // Memory comes another way then.
                 works(outcome.and_then(|engine| engine.work()))?;
                 return expect_clean(fake, 0);
             }
@@ -231,32 +257,65 @@ pub fn missing_symbols(file: &Path) -> Result<String, String> {
     Ok(format!("{} functions missing in turn", functions.len() + 1))
 }
 
+/// A driver without unified memory: the call says which function it would take, and the rest works.
+pub fn no_unified_memory(file: &Path) -> Result<String, String> {
+    const BYTES: usize = 5000;
+    let functions = ["cuMemAllocManaged", "cuMemAdvise", "cuMemPrefetchAsync"];
+    for name in functions {
+        let copy = without(file, name);
+        passes(|| {
+            let fake = Fake::open(&copy);
+            let engine = Engine::new().map_err(|failure| failure.to_string())?;
+            let memory = engine.memory.raw;
+            let mut block = null_mut();
+            let outcome = call!(nvb_memory_allocate_managed(memory, BYTES, &mut block))
+                .and_then(|()| call!(nvb_memory_advise(memory, block, BYTES, NVB_ADVICE_PREFER_HOST)))
+                .and_then(|()| call!(nvb_memory_prefetch(memory, block, BYTES, 1, null_mut())));
+            let failure = outcome.err().ok_or("no failure")?;
+            let text = format!("the CUDA driver lacks {name}");
+            if failure.status != NVB_ERROR_UNSUPPORTED || !failure.text.contains(&text) {
+                return Err(failure.to_string());
+            }
+            works(call!(nvb_memory_free(memory, block, null_mut())))?;
+            works(engine.work())?;
+            drop(engine);
+            expect_clean(fake, 0)
+        })
+        .map_err(|problem| format!("without {name}: {problem}"))?;
+    }
+    Ok(format!("{} functions missing in turn", functions.len()))
+}
+
 /// Memory runs out at a number of bytes: typed, with the numbers, and what was there before goes on.
 pub fn full_memory(file: &Path) -> Result<String, String> {
     const MEMORY: i64 = 16 << 20;
-    for pools in [1, 0] {
+    for (ranges, pools) in [(1, 1), (0, 1), (0, 0)] {
         passes(|| {
             let fake = Fake::open(file);
             fake.set(Setting::MemoryBytes, MEMORY);
+            fake.set(Setting::Virtual, ranges);
             fake.set(Setting::Pools, pools);
             let engine = Engine::new().map_err(|failure| failure.to_string())?;
             let neighbour = Engine::new().map_err(|failure| failure.to_string())?;
-            let block = neighbour.block(12 << 20, null_mut()).map_err(|failure| failure.to_string())?;
-            let Err(failure) = engine.block(5 << 20, null_mut()) else { return Err("17 of 16 MiB".to_owned()) };
-            let text = "nvb_memory_allocate: 5242880 bytes requested; cuda:0 has 4194304 of 16777216 free";
-            if (failure.status, failure.code, failure.text.as_str()) != (NVB_ERROR_OUT_OF_MEMORY, 2, text) {
+            let block = neighbour.block(10 << 20, null_mut()).map_err(|failure| failure.to_string())?;
+            let Err(failure) = engine.block(6 << 20, null_mut()) else { return Err("16 of 16 MiB".to_owned()) };
+            let text = "nvb_memory_allocate: 6291456 bytes requested: the device has 6291456 bytes free and 838860 of \
+                        them are the safety margin; 0 allocated, 0 cached, 0 held";
+            if failure.status != NVB_ERROR_OUT_OF_MEMORY || !failure.text.starts_with(text) {
                 return Err(failure.to_string());
             }
             if engine.statistics().failures != 1 {
                 return Err(format!("{} failures counted", engine.statistics().failures));
             }
             drop(block);
-            works(engine.work())?;
+            works(call!(nvb_memory_trim(neighbour.memory.raw, 0, null_mut())))?;
+            drop(engine.block(6 << 20, null_mut()).map_err(|failure| failure.to_string())?);
             drop((engine, neighbour));
             expect_clean(fake, 0)
-        })?;
+        })
+        .map_err(|problem| format!("ranges {ranges}, pools {pools}: {problem}"))?;
     }
-    Ok("with pools and without".to_owned())
+    Ok("with ranges, with pools, and without".to_owned())
 }
 
 /// Events that take their time.

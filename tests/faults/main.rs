@@ -22,14 +22,13 @@ use sweep::{sweep, Scenario, ALL_FAULTS, SOME_FAULTS};
 
 type Check = fn(&Path) -> Result<String, String>;
 
-const CHECKS: [(&str, Check); 21] = [
-    ("sweep_pools", |file| sweep(file, Scenario { pools: true, other_context: false, polls: 0, faults: ALL_FAULTS })),
-    ("sweep_no_pools", |file| {
-        sweep(file, Scenario { pools: false, other_context: false, polls: 0, faults: SOME_FAULTS })
-    }),
-    ("sweep_slow_events", |file| {
-        sweep(file, Scenario { pools: true, other_context: true, polls: 2, faults: SOME_FAULTS })
-    }),
+const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
+
+const CHECKS: [(&str, Check); 23] = [
+    ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
+    ("sweep_pools", |file| sweep(file, Scenario { ranges: false, ..PLAIN })),
+    ("sweep_no_pools", |file| sweep(file, Scenario { ranges: false, pools: false, ..PLAIN })),
+    ("sweep_slow_events", |file| sweep(file, Scenario { other_context: true, polls: 2, ..PLAIN })),
     ("memory_ranges", |file| memory::sweep(file, memory::RANGES, ALL_FAULTS)),
     ("memory_ranges_that_stay", |file| memory::sweep(file, memory::RANGES_THAT_STAY, SOME_FAULTS)),
     ("memory_no_ranges", |file| memory::sweep(file, memory::NO_RANGES, SOME_FAULTS)),
@@ -43,6 +42,7 @@ const CHECKS: [(&str, Check); 21] = [
     ("unusable_files", driver::unusable_files),
     ("detected_again", driver::detected_again),
     ("missing_symbols", driver::missing_symbols),
+    ("no_unified_memory", driver::no_unified_memory),
     ("full_memory", driver::full_memory),
     ("slow_events", driver::slow_events),
     ("unknown_status", driver::unknown_status),

@@ -17,6 +17,8 @@ const MOST_PROBLEMS: usize = 40;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
+    /// Whether the device maps memory behind reserved addresses.
+    pub ranges: bool,
     pub pools: bool,
     /// The engine has a context of its own current, and must find it current again.
     pub other_context: bool,
@@ -70,6 +72,7 @@ pub fn each_fault(
 }
 
 fn step(fake: &Fake, scenario: Scenario, n: i64, status: i32, mode: Mode) -> Result<Outcome, String> {
+    fake.set(Setting::Virtual, scenario.ranges.into());
     fake.set(Setting::Pools, scenario.pools.into());
     fake.set(Setting::Polls, scenario.polls);
     let context = if scenario.other_context { fake.make_context_current(1) } else { 0 };
@@ -173,6 +176,8 @@ pub fn may_pass_unseen(function: &str, status: i32) -> bool {
             | "cuMemAllocFromPoolAsync"
             | "cuMemPoolCreate"
             | "cuMemPoolSetAttribute"
+            | "cuMemAllocManaged"
+            | "cuMemHostAlloc"
             | "cuMemCreate"
             | "cuMemMap"
             | "cuMemSetAccess"
