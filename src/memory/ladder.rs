@@ -145,7 +145,11 @@ impl Core {
                 let mut last = None;
                 // What a callback freed may still be in use by work that was queued before; to wait for that work is better
                 // than to have the engine give up more.
-                let retry = || self.find_again(request, &mut last).or_else(|| self.find_after_waiting(request));
+                let retry = || {
+                    let found = self.find_again(request, &mut last).or_else(|| self.find_after_waiting(request));
+                    // What was waited for may have to move behind other addresses.
+                    found.or_else(|| self.find_again(request, &mut last))
+                };
                 self.callbacks.ask(request.footprint(), retry).ok_or(last)
             }
             Rung::OtherThreads => {

@@ -214,3 +214,34 @@ fn threads_together_never_pass_the_limit() {
     });
     assert!(fixture.manager.get_statistics().peak_reserved <= 64 << 20);
 }
+
+#[test]
+fn callbacks_give_up_no_more_than_is_needed() {
+    let mut device = Simulated::new(1 << 30);
+    device.event_latency = 5_000;
+    let fixture = Fixture::over(device, limited(64));
+    let stream = fixture.stream(0);
+    let [mut first, mut last] = [Vec::new(), Vec::new()];
+    for _ in 0..2 {
+        first.push(fixture.allocate(10 * MIB, &stream) as usize);
+        last.push(fixture.allocate(10 * MIB, &stream) as usize);
+    }
+    let spare = [(-10, Arc::new(Mutex::new(first))), (10, Arc::new(Mutex::new(last)))];
+    for (priority, blocks) in &spare {
+        let (manager, raw, blocks) = (Arc::downgrade(&fixture.manager), stream.raw(), blocks.clone());
+        fixture.manager.add_reclaim(
+            *priority,
+            Box::new(move |_| {
+                let (Some(manager), Some(block)) = (manager.upgrade(), blocks.lock().unwrap().pop()) else { return 0 };
+                manager.free(block as *mut _, raw).expect("a live block");
+                10 << 20
+            }),
+        );
+    }
+    let block = fixture.allocate(20 * MIB, &stream);
+    let other = fixture.allocate(24 * MIB, &stream);
+    let left = spare.map(|(_, blocks)| blocks.lock().unwrap().len());
+    assert_eq!(left, [0, 2], "60 of 64 MiB are live, and 24 more need two blocks of 10");
+    fixture.free(block, &stream);
+    fixture.free(other, &stream);
+}
