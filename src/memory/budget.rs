@@ -97,11 +97,12 @@ impl Budget {
     }
 
     pub fn admit(&self, bytes: u64, source: &dyn Source) -> Result<Admission<'_>, Refusal> {
-        let before = self.held.fetch_add(bytes, Ordering::Relaxed);
-        let admission = Admission { budget: self, bytes };
-        if before.checked_add(bytes).is_none_or(|after| after > self.limit()) {
+        // Not added first and checked then: statistics would show more than the limit for a moment.
+        let add = |held: u64| held.checked_add(bytes).filter(|after| *after <= self.limit());
+        let Ok(before) = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) else {
             return Err(Refusal::Limit);
-        }
+        };
+        let admission = Admission { budget: self, bytes };
         let margin = self.margin();
         if margin > 0 {
             let (free, total) = source.memory_info().map_err(Refusal::Source)?;
@@ -128,5 +129,39 @@ impl Admission<'_> {
 impl Drop for Admission<'_> {
     fn drop(&mut self) {
         self.budget.give_back(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::source::ExecutorSource;
+    use std::sync::Arc;
+
+    #[test]
+    fn the_limit_is_never_passed_even_for_a_moment() {
+        let executor = Arc::new(crate::cpu::CpuExecutor::new(1).expect("one thread"));
+        let source = ExecutorSource::new(executor).expect("the host's memory");
+        let budget = Budget::new(100, 0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        match budget.admit(60, &source) {
+                            Ok(admission) => {
+                                admission.keep();
+                                budget.give_back(60);
+                            }
+                            Err(refusal) => assert!(matches!(refusal, Refusal::Limit)),
+                        }
+                    }
+                });
+            }
+            for _ in 0..20_000 {
+                assert!(budget.held() <= 100);
+            }
+        });
+        assert_eq!((budget.held(), budget.peak()), (0, 60));
+        assert!(matches!(budget.admit(u64::MAX, &source), Err(Refusal::Limit)));
     }
 }
