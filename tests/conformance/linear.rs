@@ -86,7 +86,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         None => None,
     };
     let output = run.output(case.output, &[m, n], case.layout)?;
-    let (mut reference, mut most) = (Vec::with_capacity(m * n), Vec::with_capacity(m * n));
+    let (mut reference, mut most, mut terms) = (Vec::new(), Vec::new(), Vec::new());
     for row in 0..m {
         for column in 0..n {
             let product = |part: usize| {
@@ -96,12 +96,15 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
             let (gate, up) = (product(0), if case.gated { product(1) } else { 1.0 });
             reference.push(activate(activation, gate) * up);
             most.push(gate * up);
+            let products = x[row * k..][..k].iter().zip(&parts[0][column * k..][..k]);
+            let sum = products.map(|(x, w)| (x * w).abs()).filter(|term| term.is_finite()).sum::<f64>();
+            terms.push(sum * up.abs());
         }
     }
     let op = Linear::new(input, weight.view(), biases.map(|(tensor, _)| tensor), activation, output)?;
     run.executor().linear(&op, run.stream.raw())?;
     match activation {
-        Activation::None => run.expect("output", &output, &reference),
+        Activation::None => run.expect_summed("output", &output, &reference, &terms),
         _ => run.expect_activated("output", &output, &reference, &most),
     }
 }
