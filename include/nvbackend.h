@@ -667,7 +667,8 @@ typedef struct {
   // Bytes that the manager may hold of its memory; 0: see `limit_fraction`. Below 64 MiB blocks are not pooled but
   // counted singly.
   uint64_t limit;
-  // The limit as a part, 0 to 1, of what `limit_of` names; 0: no limit. Not together with `limit`.
+  // The limit as a part, 0 to 1, of what `limit_of` names. Not together with `limit`. 0: no limit on
+  // a GPU, which ends where its memory does; all of main memory on the host, whose system promises more than it has.
   double limit_fraction;
   // Bytes of the device that are left to others. 0: on a GPU the larger of 512 MiB and a fiftieth of its memory, but
   // at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
@@ -676,7 +677,8 @@ typedef struct {
   uint64_t initial_bytes;
   // Addresses to reserve; they cost no memory. 0: four times the device's memory.
   uint64_t range_bytes;
-  // Bytes that each thread keeps for its next allocations; 0: 16 MiB. `NVB_MEMORY_NONE`: none.
+  // Bytes that each thread keeps for its next allocations. 0: a 1024th of the device's memory, 8 to 64 MiB.
+  // `NVB_MEMORY_NONE`: none.
   uint64_t thread_cache_bytes;
   // For `NVB_LEAK_TRACKING_SAMPLED`; 0: 512 KiB.
   uint64_t leak_sample_bytes;

@@ -71,7 +71,8 @@ pub struct nvb_memory_options {
     /// Bytes that the manager may hold of its memory; 0: see `limit_fraction`. Below 64 MiB blocks are not pooled but
     /// counted singly.
     pub limit: u64,
-    /// The limit as a part, 0 to 1, of what `limit_of` names; 0: no limit. Not together with `limit`.
+    /// The limit as a part, 0 to 1, of what `limit_of` names. Not together with `limit`. 0: no limit on
+    /// a GPU, which ends where its memory does; all of main memory on the host, whose system promises more than it has.
     pub limit_fraction: f64,
     /// Bytes of the device that are left to others. 0: on a GPU the larger of 512 MiB and a fiftieth of its memory, but
     /// at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
@@ -80,7 +81,8 @@ pub struct nvb_memory_options {
     pub initial_bytes: u64,
     /// Addresses to reserve; they cost no memory. 0: four times the device's memory.
     pub range_bytes: u64,
-    /// Bytes that each thread keeps for its next allocations; 0: 16 MiB. `NVB_MEMORY_NONE`: none.
+    /// Bytes that each thread keeps for its next allocations. 0: a 1024th of the device's memory, 8 to 64 MiB.
+    /// `NVB_MEMORY_NONE`: none.
     pub thread_cache_bytes: u64,
     /// For `NVB_LEAK_TRACKING_SAMPLED`; 0: 512 KiB.
     pub leak_sample_bytes: u64,
@@ -134,8 +136,8 @@ pub(super) unsafe fn convert(options: *const nvb_memory_options) -> Result<(Memo
         pooling: !flag("no_pooling", options.no_pooling)?,
         thread_cache_bytes: match options.thread_cache_bytes {
             0 => defaults.thread_cache_bytes,
-            NVB_MEMORY_NONE => 0,
-            bytes => usize::try_from(bytes).unwrap_or(usize::MAX),
+            NVB_MEMORY_NONE => Some(0),
+            bytes => Some(usize::try_from(bytes).unwrap_or(usize::MAX)),
         },
         zero_on_free: flag("zero_on_free", options.zero_on_free)?,
         leak_tracking: match options.leak_tracking {

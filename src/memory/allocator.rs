@@ -2,10 +2,7 @@
 //! counted, limited, tracked and reclaimed as ever.
 
 use super::size_class::GRANULE;
-use super::source::{ExecutorSource, Source};
 use crate::error::{Error, Result, Status};
-use crate::executor::{CopyKind, ManagedAdvice, VirtualMemory};
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 
 /// Bytes (not 0), alignment (a power of two), stream (a `cudaStream_t`) and user data; NULL: there are none.
@@ -33,32 +30,11 @@ impl PartialEq for EngineAllocator {
     }
 }
 
-/// A device whose plain allocations are the engine's.
-pub struct EngineSource {
-    device: ExecutorSource,
-    allocator: EngineAllocator,
-}
-
-impl EngineSource {
-    pub fn new(device: ExecutorSource, allocator: EngineAllocator) -> EngineSource {
-        EngineSource { device, allocator }
-    }
-
-    /// What the engine knows the stream by.
-    fn native(&self, stream: RawHandle) -> *mut c_void {
-        if self.device.is_synchronous() {
-            std::ptr::null_mut()
-        } else {
-            stream.0
-        }
-    }
-}
-
-impl Source for EngineSource {
-    fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
-        let EngineAllocator { allocate, user_data, .. } = self.allocator;
+impl EngineAllocator {
+    /// `stream`: what the engine knows it by.
+    pub(super) fn allocate(&self, bytes: usize, stream: *mut c_void) -> Result<*mut c_void> {
         // SAFETY: the engine's function, with the arguments that it was promised.
-        let pointer = unsafe { allocate(bytes, GRANULE, self.native(stream), user_data) };
+        let pointer = unsafe { (self.allocate)(bytes, GRANULE, stream, self.user_data) };
         if pointer.is_null() {
             let text = format!("the engine's allocator has no {bytes} bytes");
             return Err(Error::new(Status::OutOfMemory, text).with_limit(bytes as u64, 0));
@@ -72,105 +48,10 @@ impl Source for EngineSource {
         Ok(pointer)
     }
 
-    unsafe fn free(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle) {
-        if stream == RawHandle::NULL && !self.device.is_synchronous() {
-            // No stream stands for all of them. A device that is lost has stopped using memory.
-            let _ = self.device.synchronize();
-        }
+    /// # Safety
+    /// `pointer` came from `allocate` with the same `bytes` and has not been freed.
+    pub(super) unsafe fn free(&self, pointer: *mut c_void, bytes: usize, stream: *mut c_void) {
         // SAFETY: the engine's function, with what it returned.
-        unsafe { (self.allocator.free)(pointer, bytes, self.native(stream), self.allocator.user_data) }
-    }
-
-    /// The engine's memory has no addresses that could be backed piece by piece, so each block is one of its own.
-    fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
-        None
-    }
-
-    fn memory_info(&self) -> Result<(u64, u64)> {
-        self.device.memory_info()
-    }
-
-    fn host_allocate(&self, bytes: usize) -> Result<*mut c_void> {
-        self.device.host_allocate(bytes)
-    }
-
-    unsafe fn host_free(&self, pointer: *mut c_void, bytes: usize) {
-        // SAFETY: the caller's contract.
-        unsafe { self.device.host_free(pointer, bytes) }
-    }
-
-    fn managed_allocate(&self, bytes: usize) -> Result<*mut c_void> {
-        self.device.managed_allocate(bytes)
-    }
-
-    unsafe fn managed_free(&self, pointer: *mut c_void, bytes: usize) {
-        // SAFETY: the caller's contract.
-        unsafe { self.device.managed_free(pointer, bytes) }
-    }
-
-    unsafe fn managed_advise(&self, pointer: *mut c_void, bytes: usize, advice: ManagedAdvice) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { self.device.managed_advise(pointer, bytes, advice) }
-    }
-
-    unsafe fn managed_prefetch(
-        &self,
-        pointer: *mut c_void,
-        bytes: usize,
-        to_host: bool,
-        stream: RawHandle,
-    ) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { self.device.managed_prefetch(pointer, bytes, to_host, stream) }
-    }
-
-    unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { self.device.fill(to, byte, bytes, stream) }
-    }
-
-    unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { self.device.copy(to, from, bytes, kind) }
-    }
-
-    fn is_synchronous(&self) -> bool {
-        self.device.is_synchronous()
-    }
-
-    fn is_capturing(&self, stream: RawHandle) -> Result<bool> {
-        self.device.is_capturing(stream)
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        self.device.synchronize()
-    }
-
-    fn event_create(&self) -> Result<RawHandle> {
-        self.device.event_create()
-    }
-
-    fn event_destroy(&self, event: RawHandle) {
-        self.device.event_destroy(event)
-    }
-
-    fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
-        self.device.event_record(event, stream)
-    }
-
-    fn event_query(&self, event: RawHandle) -> Result<bool> {
-        self.device.event_query(event)
-    }
-
-    fn event_synchronize(&self, event: RawHandle) -> Result<()> {
-        self.device.event_synchronize(event)
-    }
-
-    fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()> {
-        self.device.stream_wait_event(stream, event)
-    }
-
-    fn nanoseconds(&self) -> u64 {
-        self.device.nanoseconds()
+        unsafe { (self.free)(pointer, bytes, stream, self.user_data) }
     }
 }

@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn the_limit_is_never_passed_even_for_a_moment() {
         let executor = Arc::new(crate::cpu::CpuExecutor::new(1).expect("one thread"));
-        let source = ExecutorSource::new(executor).expect("the host's memory");
+        let source = ExecutorSource::new(executor, None).expect("the host's memory");
         let budget = Budget::new(100, 0);
         std::thread::scope(|scope| {
             for _ in 0..3 {

@@ -57,7 +57,6 @@ use crate::error::{Error, Result};
 use crate::executor::{Executor, ManagedAdvice};
 use crate::stream::{observe, RawHandle, Stream, StreamObserver};
 use crate::tensor::{DType, Tensor, MAX_RANK};
-use allocator::EngineSource;
 use size_class::GRANULE;
 use source::{ExecutorSource, Source};
 use std::ffi::c_void;
@@ -70,12 +69,8 @@ pub struct MemoryManager {
 
 impl MemoryManager {
     pub fn new(executor: Arc<dyn Executor>, options: MemoryOptions) -> Result<MemoryManager> {
-        let device = ExecutorSource::new(executor.clone())?;
-        let source: Arc<dyn Source> = match options.allocator {
-            Some(allocator) => Arc::new(EngineSource::new(device, allocator)),
-            None => Arc::new(device),
-        };
-        MemoryManager::with_source(executor, source, options)
+        let source = ExecutorSource::new(executor.clone(), options.allocator)?;
+        MemoryManager::with_source(executor, Arc::new(source), options)
     }
 
     /// A manager over memory of another source, as tests use it. The executor does copies and fills.

@@ -58,8 +58,8 @@ pub struct MemoryOptions {
     pub range_bytes: u64,
     /// Off: every block is a plain allocation, as memory checkers want it.
     pub pooling: bool,
-    /// Bytes that each thread keeps in its magazines; 0: a thousandth of the device's memory, 8 to 64 MiB.
-    pub thread_cache_bytes: usize,
+    /// Bytes that each thread keeps in its magazines; `None`: a 1024th of the device's memory, 8 to 64 MiB.
+    pub thread_cache_bytes: Option<usize>,
     /// Freed blocks are overwritten with zero before anybody else gets them.
     pub zero_on_free: bool,
     pub leak_tracking: LeakTracking,
@@ -80,7 +80,7 @@ impl Default for MemoryOptions {
             initial_bytes: 0,
             range_bytes: 0,
             pooling: true,
-            thread_cache_bytes: 0,
+            thread_cache_bytes: None,
             zero_on_free: false,
             leak_tracking: LeakTracking::Off,
             trace_events: 0,
@@ -132,10 +132,7 @@ impl MemoryOptions {
     }
 
     pub(super) fn thread_cache(&self, total: u64) -> usize {
-        match self.thread_cache_bytes {
-            0 => (total >> 10).clamp(8 << 20, 64 << 20) as usize,
-            bytes => bytes,
-        }
+        self.thread_cache_bytes.unwrap_or((total >> 10).clamp(8 << 20, 64 << 20) as usize)
     }
 
     pub(super) fn pools(&self, limit: u64) -> bool {

@@ -3,6 +3,7 @@
 //!
 //! An [`ExecutorSource`] speaks to a device through its executor; tests put a device in virtual time in its place.
 
+use super::allocator::EngineAllocator;
 use crate::error::Result;
 use crate::executor::{CopyKind, DeviceKind, Executor, ManagedAdvice, VirtualMemory};
 use crate::stream::RawHandle;
@@ -76,13 +77,24 @@ pub trait Source: Send + Sync {
 pub struct ExecutorSource {
     executor: Arc<dyn Executor>,
     virtual_memory: Option<Arc<dyn VirtualMemory>>,
+    /// Plain allocations are the engine's. Its memory has no addresses that could be backed piece by piece.
+    allocator: Option<EngineAllocator>,
     start: Instant,
 }
 
 impl ExecutorSource {
-    pub fn new(executor: Arc<dyn Executor>) -> Result<ExecutorSource> {
-        let virtual_memory = executor.virtual_memory()?;
-        Ok(ExecutorSource { executor, virtual_memory, start: Instant::now() })
+    pub fn new(executor: Arc<dyn Executor>, allocator: Option<EngineAllocator>) -> Result<ExecutorSource> {
+        let virtual_memory = if allocator.is_none() { executor.virtual_memory()? } else { None };
+        Ok(ExecutorSource { executor, virtual_memory, allocator, start: Instant::now() })
+    }
+
+    /// What the engine knows the stream by.
+    fn native(&self, stream: RawHandle) -> *mut c_void {
+        if self.is_synchronous() {
+            std::ptr::null_mut()
+        } else {
+            stream.0
+        }
     }
 }
 
@@ -96,12 +108,23 @@ impl Source for ExecutorSource {
     }
 
     fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
-        self.executor.allocate(bytes, stream)
+        match &self.allocator {
+            Some(allocator) => allocator.allocate(bytes, self.native(stream)),
+            None => self.executor.allocate(bytes, stream),
+        }
     }
 
     unsafe fn free(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle) {
+        let Some(allocator) = &self.allocator else {
+            // SAFETY: the caller's contract.
+            return unsafe { self.executor.free(pointer, bytes, stream) };
+        };
+        if stream == RawHandle::NULL && !self.is_synchronous() {
+            // No stream stands for all of them. A device that is lost has stopped using memory.
+            let _ = self.synchronize();
+        }
         // SAFETY: the caller's contract.
-        unsafe { self.executor.free(pointer, bytes, stream) }
+        unsafe { allocator.free(pointer, bytes, self.native(stream)) }
     }
 
     fn host_allocate(&self, bytes: usize) -> Result<*mut c_void> {

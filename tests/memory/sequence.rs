@@ -378,7 +378,7 @@ pub fn run(bytes: &[u8]) {
         zero_on_free: choice & 2 != 0,
         trace_events: if choice & 4 != 0 { 64 } else { 0 },
         leak_tracking: if choice & 8 != 0 { LeakTracking::Full } else { LeakTracking::Off },
-        thread_cache_bytes: if choice & 16 != 0 { 1 << 20 } else { 16 << 20 },
+        thread_cache_bytes: Some(if choice & 16 != 0 { 1 << 20 } else { 16 << 20 }),
         spill: if choice & 64 != 0 { Spill::Pinned } else { Spill::Never },
         ..MemoryOptions::default()
     };

@@ -101,3 +101,14 @@ fn a_thread_that_ends_leaves_its_blocks_to_others() {
     reused.into_iter().for_each(|block| fixture.free(block as *mut _, &stream));
     assert_eq!(calls(&fixture, Call::EventRecord), 0, "an ending thread does not call the driver");
 }
+
+#[test]
+fn a_thread_that_keeps_nothing_passes_every_block_on() {
+    for (thread_cache_bytes, events) in [(Some(0), 3), (None, 0)] {
+        let fixture = Fixture::new(1 << 30, MemoryOptions { thread_cache_bytes, ..MemoryOptions::default() });
+        let stream = fixture.stream(0);
+        let blocks = [(); 3].map(|()| fixture.allocate(4096, &stream));
+        blocks.into_iter().for_each(|block| fixture.free(block, &stream));
+        assert_eq!(calls(&fixture, Call::EventRecord), events);
+    }
+}
