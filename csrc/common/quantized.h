@@ -1,0 +1,28 @@
+// The encodings of quantised weights and where their scales lie.
+//
+// 8-bit weights are row-major [n, k], rows padded to a multiple of 16 bytes. Int4 lies in fragment tiles of 16 rows x
+// 64 k: n is padded to 16 rows and k to 64 with q = 8 and scale 0, tile (n / 16, k / 64) is 512 bytes at
+// ((n / 16) * tiles_k + k / 64) * 512. Lane 4 g + t of a warp owns 16 bytes of a tile, and their word j holds row g and
+// row g + 8 at k = 16 j + 4 t ..+3. Nibble p of the word is the low element, nibble p + 4 the high element of pair p:
+//   p = 0: row g, k + 0, 1    p = 1: row g + 8, k + 0, 1    p = 2: row g, k + 2, 3    p = 3: row g + 8, k + 2, 3
+// This is the first operand of mma m16n8k16 when the second is x[16 j + 4 t ..+3]: both sides permute k alike.
+#pragma once
+
+#include <stdint.h>
+
+// Value of an element: Int8 scale * q; Int4 scale * (q - 8), or scale * q + offset; FP8 scale * value(q).
+enum nvb_encoding_code : uint32_t {
+  NVB_FP8_E4M3 = 1,  // largest finite 448, no infinity, 0x7f and 0xff are NaN
+  NVB_FP8_E5M2 = 2,
+  NVB_INT8 = 3,
+  NVB_INT4 = 4,
+};
+
+enum nvb_scale_code : uint32_t {
+  // f32 [n]; 8-bit encodings.
+  NVB_SCALES_ROWS = 1,
+  // f16 a row and group of k. Int8: [n][groups]. Int4: [n / 16][groups][g 0..7][2], the scales of rows g and g + 8.
+  NVB_SCALES_GROUPS = 2,
+  // f32 [⌈n / 128⌉][⌈k / 128⌉]; FP8.
+  NVB_SCALES_BLOCKS = 3,
+};

@@ -1,0 +1,44 @@
+// y = act(x Wᵀ + bias) with W in 8 or 4 bits.
+#pragma once
+
+#include "../common/launch.h"
+#include "../common/quantized.h"
+
+// x [m, k] (row stride in elements), W [n, k] in `encoding` with its scales, bias [n] or null, y [m, n]; device memory.
+// Gated: the rows of W (and of the bias) are pairs, row 2i the gate and row 2i + 1 the up projection, n is even, and
+// y [m, n / 2] = act(gate) * up. The product is that of the dequantised weights with x, summed in f32 and rounded once.
+//
+// Supported: x, bias and y of any float dtype; any m, n, k up to 2^30, strides and alignment of x and y; the encodings
+// and scales of common/quantized.h with weights and scales 16-byte aligned. Tensor-core paths take x in F16 or BF16
+// with 16-byte aligned rows, k a multiple of 64, from compute capability 8.0 on; everything else takes a plain kernel.
+struct nvb_linear_quantized_params {
+  const void* input;
+  const void* weight;
+  const void* scales;
+  const void* offsets;  // of Int4 with zero points, else null
+  const void* bias;
+  void* output;
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int64_t input_stride;
+  int64_t weight_stride;  // bytes of a row of an 8-bit W, a multiple of 16; ignored for Int4
+  int64_t output_stride;
+  uint32_t input_dtype;
+  uint32_t encoding;
+  uint32_t scale_kind;
+  uint32_t group;       // of k, with NVB_SCALES_GROUPS: 32, 64 or 128
+  uint32_t bias_dtype;  // ignored without a bias
+  uint32_t output_dtype;
+  uint32_t activation;
+  uint32_t gated;  // 0 or 1
+};
+static_assert(sizeof(nvb_linear_quantized_params) == 128, "src/cuda/linear_quantized.rs mirrors this layout");
+
+extern "C" {
+cudaError_t nvb_cuda_linear_quantized(const nvb_linear_quantized_params* params, const nvb_launch* launch) noexcept;
+
+// The kernel that nvb_cuda_linear_quantized would run, a static string; "none" for what it answers without a kernel.
+const char* nvb_cuda_linear_quantized_kernel_name(const nvb_linear_quantized_params* params,
+                                                  const nvb_launch* launch) noexcept;
+}
