@@ -5,10 +5,16 @@
 //! activation needs.
 
 mod encoding;
+pub mod format;
 pub mod fp8;
+pub mod int4;
+pub mod int8;
+pub mod quantize;
+pub mod stripe;
 mod view;
 
 pub use encoding::{Encoding, Scales, WeightLayout, BLOCK};
+pub use format::{Format, Granularity};
 pub use view::WeightView;
 
 use crate::error::{Error, Result};
