@@ -4,12 +4,19 @@
 //! an up projection may be interleaved row by row, so that one product's neighbouring columns are the pair that a gated
 //! activation needs.
 
+pub mod awq;
+pub mod codes;
 mod encoding;
 pub mod format;
 pub mod fp8;
+pub mod gguf;
+pub mod gptq;
+pub mod grouped;
 pub mod int4;
 pub mod int8;
 pub mod quantize;
+pub mod rows;
+pub mod sfp;
 pub mod stripe;
 mod view;
 
