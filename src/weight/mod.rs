@@ -14,6 +14,7 @@ pub mod gptq;
 pub mod grouped;
 pub mod int4;
 pub mod int8;
+pub mod pack;
 pub mod quantize;
 pub mod rows;
 pub mod sfp;
