@@ -1509,7 +1509,7 @@ typedef struct {
   uint64_t output_columns;
   // Device memory that the weight owns; 0 if borrowed.
   uint64_t bytes;
-  // `NVB_DTYPE_…`
+  // `NVB_DTYPE_…`; 0 if quantised.
   uint32_t dtype;
   // 1 if gated.
   uint32_t gated;

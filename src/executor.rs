@@ -10,6 +10,7 @@ use crate::ops::{
     rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
 };
 use crate::stream::RawHandle;
+use crate::weight::WeightLayout;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -110,6 +111,8 @@ pub trait Executor: Send + Sync {
     unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()>;
     /// Whether the device can reach this address; `Ok(false)` for, say, plain host memory on CUDA.
     fn can_access(&self, pointer: *const c_void) -> Result<bool>;
+    /// How this executor reads Int4 weights.
+    fn weight_layout(&self) -> WeightLayout;
     /// Page-locked host memory where the device profits from it. `bytes` > 0.
     fn host_allocate(&self, bytes: usize) -> Result<*mut c_void>;
     /// # Safety

@@ -57,7 +57,7 @@ pub struct nvb_weight_info {
     pub output_columns: u64,
     /// Device memory that the weight owns; 0 if borrowed.
     pub bytes: u64,
-    /// `NVB_DTYPE_…`
+    /// `NVB_DTYPE_…`; 0 if quantised.
     pub dtype: u32,
     /// 1 if gated.
     pub gated: u32,
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn nvb_weight_get_info(weight: *const nvb_weight, info: *m
             columns: view.columns as u64,
             output_columns: view.output_columns() as u64,
             bytes: object.weight.bytes() as u64,
-            dtype: view.dtype as u32,
+            dtype: view.dtype().map_or(0, |dtype| dtype as u32),
             gated: view.gated.into(),
         };
         // SAFETY: the header asks for a struct with its size set.

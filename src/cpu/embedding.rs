@@ -5,14 +5,19 @@ use super::simd::{dispatch, Kernel, Simd};
 use super::threads::Threads;
 use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
+use crate::tensor::DType;
 use std::ops::Range;
 
 /// An error names the first token that is not in the table; nothing is written then.
 pub fn embedding(threads: &Threads, op: &Embedding) -> Result<()> {
     check(op)?;
+    let Some(dtype) = op.table.dtype() else {
+        reference(op);
+        return Ok(());
+    };
     for_rows(threads, op.output.rows, op.output.columns, |rows, _| {
         // SAFETY: the descriptor is validated, the tokens are in the table, and tasks write different rows.
-        unsafe { dispatch(Gather { op, rows }) }
+        unsafe { dispatch(Gather { op, dtype, rows }) }
     });
     Ok(())
 }
@@ -30,6 +35,8 @@ fn check(op: &Embedding) -> Result<()> {
 
 struct Gather<'a> {
     op: &'a Embedding,
+    /// The table's.
+    dtype: DType,
     rows: Range<usize>,
 }
 
@@ -38,11 +45,11 @@ impl Kernel for Gather<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Gather { op, rows } = self;
+        let Gather { op, dtype, rows } = self;
         let tokens = integers(&op.tokens);
         let scale = S::splat(op.scale);
         for t in rows {
-            let from = Row::raw(op.table.data, op.table.dtype).skip(tokens[t] as usize * op.table.row_stride);
+            let from = Row::raw(op.table.data, dtype).skip(tokens[t] as usize * op.table.row_stride);
             let to = Row::of(&op.output, t);
             for (at, lanes) in vectors::<S>(op.output.columns) {
                 to.store::<S>(at, S::mul(from.load::<S>(at, lanes), scale), lanes);
@@ -56,9 +63,8 @@ pub fn reference(op: &Embedding) {
     // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
     unsafe {
         for (t, &token) in integers(&op.tokens).iter().enumerate() {
-            let row = Row::raw(op.table.data, op.table.dtype).skip(token as usize * op.table.row_stride);
             for i in 0..op.output.columns {
-                Row::of(&op.output, t).set(i, row.get(i) * f64::from(op.scale));
+                Row::of(&op.output, t).set(i, op.table.value(token as usize, i) * f64::from(op.scale));
             }
         }
     }
@@ -68,7 +74,6 @@ pub fn reference(op: &Embedding) {
 mod tests {
     use super::super::testing::{assert_close, at_every_level, threads, Buffer};
     use super::*;
-    use crate::tensor::DType;
     use crate::weight::WeightView;
 
     #[test]
@@ -76,14 +81,14 @@ mod tests {
         at_every_level(|level| {
             let (vocabulary, width) = (11, 37);
             let mut table = Buffer::random(DType::Bf16, vocabulary * width, 1);
-            let view = WeightView {
-                data: table.tensor(&[vocabulary * width]).data,
-                dtype: DType::Bf16,
-                rows: vocabulary,
-                columns: width,
-                row_stride: width,
-                gated: false,
-            };
+            let view = WeightView::float(
+                table.tensor(&[vocabulary * width]).data,
+                DType::Bf16,
+                vocabulary,
+                width,
+                width,
+                false,
+            );
             let mut tokens = Buffer::from(DType::I32, &[10.0, 0.0, 3.0, 3.0]);
             let (mut output, mut expected) =
                 (Buffer::poisoned(DType::F32, 4 * width), Buffer::poisoned(DType::F32, 4 * width));

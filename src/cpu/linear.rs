@@ -43,13 +43,16 @@ pub fn linear(threads: &Threads, op: &Linear) {
     if rows == 0 || columns == 0 {
         return;
     }
+    let Some(dtype) = op.weight.dtype() else {
+        return reference(op);
+    };
     // Rows are cut where they are many, or where the columns alone give the threads too few tasks.
     let few_columns = (threads.count() * 2).div_ceil(columns.div_ceil(COLUMN_STEP)).min(rows / MIN_TASK_ROWS);
     let row_blocks = rows.div_ceil(TASK_ROWS).max(few_columns);
     let block_rows = rows.div_ceil(row_blocks);
     // Four tasks a thread even out threads that run at different speeds.
     let wanted = columns.div_ceil((threads.count() * 4).div_ceil(row_blocks));
-    let slice = op.weight.columns.clamp(1, k_block(op.input.dtype)) * op.weight.dtype.size();
+    let slice = op.weight.columns.clamp(1, k_block(op.input.dtype)) * dtype.size();
     let affordable = TASK_WEIGHT_BYTES / slice;
     let block_columns = wanted.min(affordable).next_multiple_of(COLUMN_STEP).min(MAX_TASK_COLUMNS);
     let column_blocks = columns.div_ceil(block_columns);
@@ -58,6 +61,7 @@ pub fn linear(threads: &Threads, op: &Linear) {
         let column = task / row_blocks * block_columns;
         let block = Block {
             op,
+            dtype,
             rows: row..(row + block_rows).min(rows),
             columns: column..(column + block_columns).min(columns),
             scratch,
@@ -74,6 +78,8 @@ fn k_block(input: DType) -> usize {
 
 struct Block<'a> {
     op: &'a Linear,
+    /// The weight's.
+    dtype: DType,
     rows: Range<usize>,
     columns: Range<usize>,
     scratch: &'a mut Scratch,
@@ -84,11 +90,11 @@ impl Kernel for Block<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Block { op, rows, columns, scratch } = self;
+        let Block { op, dtype, rows, columns, scratch } = self;
         let width = columns.len().next_multiple_of(COLUMNS);
         let sums = &mut scratch.floats()[..rows.len() * width];
         let product = Product { op, rows: rows.clone(), columns: columns.clone(), sums: sums.as_mut_ptr(), width };
-        match (op.input.dtype, op.weight.dtype) {
+        match (op.input.dtype, dtype) {
             (DType::F32, DType::F32) => product.compute::<S, f32, f32>(),
             (DType::F32, DType::F16) => product.compute::<S, f32, f16>(),
             (DType::F32, DType::Bf16) => product.compute::<S, f32, bf16>(),
@@ -226,14 +232,13 @@ unsafe fn finish<S: Simd>(op: &Linear, row: usize, columns: Range<usize>, sums: 
     }
 }
 
-/// The formula in f64, for tensors in host memory.
+/// The formula in f64 over dequantised weights, for tensors in host memory.
 pub fn reference(op: &Linear) {
     // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
     unsafe {
-        let weight = |row: usize| Row::raw(op.weight.data, op.weight.dtype).skip(row * op.weight.row_stride);
         let product = |m: usize, n: usize| {
-            let (x, w) = (Row::of(&op.input, m), weight(n));
-            let sum: f64 = (0..op.weight.columns).map(|k| x.get(k) * w.get(k)).sum();
+            let (x, w) = (Row::of(&op.input, m), &op.weight);
+            let sum: f64 = (0..w.columns).map(|k| x.get(w.input_column(k)) * w.value(n, k)).sum();
             sum + op.bias.map_or(0.0, |bias| Row::vector(&bias).get(n))
         };
         let act = |x: f64| activation::reference(op.activation, x);
@@ -277,14 +282,7 @@ mod tests {
         let (mut y, mut expected) =
             (Buffer::poisoned(case.output, rows * width), Buffer::poisoned(DType::F32, rows * width));
         let mut op = |y: &mut Buffer| {
-            let weight = WeightView {
-                data: w.tensor(&[columns * stride]).data,
-                dtype: case.weight,
-                rows: columns,
-                columns: k,
-                row_stride: stride,
-                gated,
-            };
+            let weight = WeightView::float(w.tensor(&[columns * stride]).data, case.weight, columns, k, stride, gated);
             let x = Tensor::new(x.tensor(&[rows * stride]).data, case.input, &[rows, k]).with_strides(&[stride, 1]);
             Linear::new(x, weight, Some(bias.tensor(&[columns])), activation, y.tensor(&[rows, width])).unwrap()
         };
@@ -333,14 +331,7 @@ mod tests {
         let (rows, columns, k) = (61, 100, 3000);
         let mut x = Buffer::random(DType::F32, rows * k, 1);
         let mut w = Buffer::random(DType::Bf16, columns * k, 2);
-        let weight = WeightView {
-            data: w.tensor(&[columns * k]).data,
-            dtype: DType::Bf16,
-            rows: columns,
-            columns: k,
-            row_stride: k,
-            gated: false,
-        };
+        let weight = WeightView::float(w.tensor(&[columns * k]).data, DType::Bf16, columns, k, k, false);
         let x = x.tensor(&[rows, k]);
         let run = |threads: &Threads, first: usize, count: usize| {
             let mut y = Buffer::poisoned(DType::F32, count * columns);
@@ -365,14 +356,7 @@ mod tests {
     fn nan_goes_through_and_empty_problems_are_nothing() {
         let (mut x, mut y) = (Buffer::from(DType::F32, &[1.0, f32::NAN]), Buffer::poisoned(DType::F32, 2));
         let mut w = Buffer::from(DType::F32, &[1.0, 0.0, 0.0, 0.0]);
-        let weight = WeightView {
-            data: w.tensor(&[4]).data,
-            dtype: DType::F32,
-            rows: 2,
-            columns: 2,
-            row_stride: 2,
-            gated: false,
-        };
+        let weight = WeightView::float(w.tensor(&[4]).data, DType::F32, 2, 2, 2, false);
         linear(threads(), &Linear::new(x.tensor(&[1, 2]), weight, None, Activation::None, y.tensor(&[1, 2])).unwrap());
         assert!(y.values().iter().all(|y| y.is_nan()));
         let (mut none, mut no_output) = (Buffer::from(DType::F32, &[]), Buffer::from(DType::F32, &[]));

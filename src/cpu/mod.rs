@@ -40,6 +40,7 @@ use crate::ops::rope::Rope;
 use crate::ops::sample::Sample;
 use crate::ops::softmax::Softmax;
 use crate::stream::RawHandle;
+use crate::weight::WeightLayout;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -121,6 +122,10 @@ impl Executor for CpuExecutor {
 
     fn can_access(&self, _pointer: *const c_void) -> Result<bool> {
         Ok(true)
+    }
+
+    fn weight_layout(&self) -> WeightLayout {
+        WeightLayout::Rows
     }
 
     fn host_allocate(&self, bytes: usize) -> Result<*mut c_void> {

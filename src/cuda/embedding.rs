@@ -2,7 +2,7 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
 use crate::stream::RawHandle;
 use std::ffi::c_void;
@@ -30,6 +30,9 @@ extern "C" {
 }
 
 pub(super) fn run(executor: &CudaExecutor, op: &Embedding, stream: RawHandle) -> Result<()> {
+    let Some(table_dtype) = op.table.dtype() else {
+        return Err(Error::unsupported(format!("CUDA has no embedding from {} tables", op.table.encoding)));
+    };
     let _guard = executor.enter()?;
     let params = Params {
         tokens: op.tokens.data,
@@ -40,7 +43,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Embedding, stream: RawHandle) ->
         columns: op.output.columns as i64,
         table_stride: op.table.row_stride as i64,
         output_stride: op.output.row_stride as i64,
-        table_dtype: op.table.dtype as u32,
+        table_dtype: table_dtype as u32,
         output_dtype: op.output.dtype as u32,
         scale: op.scale,
         reserved: 0,

@@ -17,6 +17,7 @@ use crate::ops::{
     rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
 };
 use crate::stream::RawHandle;
+use crate::weight::WeightLayout;
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -263,6 +264,10 @@ impl Executor for CudaExecutor {
             "cuPointerGetAttribute",
         )?;
         Ok(ordinal == self.device.ordinal)
+    }
+
+    fn weight_layout(&self) -> WeightLayout {
+        WeightLayout::FragmentTiles
     }
 
     fn host_allocate(&self, bytes: usize) -> Result<*mut c_void> {

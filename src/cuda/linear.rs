@@ -4,7 +4,7 @@ use super::cublaslt::Product;
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::scratch::Purpose;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::linear::Linear;
 use crate::ops::Activation;
 use crate::stream::RawHandle;
@@ -65,9 +65,12 @@ const VENDOR_ROWS: usize = 17;
 const PRODUCT_BYTES: usize = 64 << 20;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
+    let Some(weight_dtype) = op.weight.dtype() else {
+        return Err(Error::unsupported(format!("CUDA has no products with {} weights", op.weight.encoding)));
+    };
     let _guard = executor.enter()?;
-    if op.input.rows >= VENDOR_ROWS && op.input.dtype == op.weight.dtype && op.weight.columns > 0 {
-        if let Some(done) = vendor(executor, op, stream)? {
+    if op.input.rows >= VENDOR_ROWS && op.input.dtype == weight_dtype && op.weight.columns > 0 {
+        if let Some(done) = vendor(executor, op, weight_dtype, stream)? {
             return Ok(done);
         }
     }
@@ -83,7 +86,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
         weight_stride: op.weight.row_stride as i64,
         output_stride: op.output.row_stride as i64,
         input_dtype: op.input.dtype as u32,
-        weight_dtype: op.weight.dtype as u32,
+        weight_dtype: weight_dtype as u32,
         bias_dtype: bias_dtype(op.bias),
         output_dtype: op.output.dtype as u32,
         activation: op.activation as u32,
@@ -98,7 +101,7 @@ fn bias_dtype(bias: Option<Tensor>) -> u32 {
 }
 
 /// cuBLASLt's product; `None` where it is absent or has no algorithm.
-fn vendor(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<Option<()>> {
+fn vendor(executor: &CudaExecutor, op: &Linear, dtype: DType, stream: RawHandle) -> Result<Option<()>> {
     let Some(cublaslt) = executor.cublaslt() else { return Ok(None) };
     let scratch = executor.scratch(stream);
     let mut scratch = scratch.lock(executor, stream);
@@ -113,10 +116,10 @@ fn vendor(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<Opt
         input_stride: op.input.row_stride,
         weight_stride: op.weight.row_stride,
         output_stride: op.output.row_stride,
-        dtype: op.weight.dtype,
+        dtype,
         output_dtype: op.output.dtype,
     };
-    let mixed = op.output.dtype != op.weight.dtype && op.output.dtype != DType::F32;
+    let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
     if !op.weight.gated && op.activation == Activation::None && op.bias.is_none() && !mixed {
         return Ok(cublaslt.product(&plain, &mut scratch, stream)?.then_some(()));
     }

@@ -9,7 +9,7 @@ use crate::weight::WeightView;
 pub struct Embedding {
     /// i32, contiguous, `output.rows` of them.
     pub tokens: Tensor,
-    /// [vocabulary, width]
+    /// [vocabulary, width] of any encoding
     pub table: WeightView,
     pub scale: f32,
     /// [T, width]
@@ -26,6 +26,9 @@ impl Embedding {
         if table.gated {
             return Err(Error::invalid("a gated weight has interleaved rows and cannot be an embedding table"));
         }
+        if !table.order.is_null() {
+            return Err(Error::invalid("a weight whose columns are in another order cannot be an embedding table"));
+        }
         if !scale.is_finite() {
             return Err(Error::invalid(format!("scale is {scale}; a finite value is needed")));
         }
@@ -37,8 +40,8 @@ impl Embedding {
 
     pub fn cost(&self) -> Cost {
         let elements = (self.output.rows * self.output.columns) as f64;
-        let bytes =
-            elements * (self.table.dtype.size() + self.output.dtype.size()) as f64 + self.output.rows as f64 * 4.0;
+        let bytes = elements * (self.table.encoding.bits() as f64 / 8.0 + self.output.dtype.size() as f64)
+            + self.output.rows as f64 * 4.0;
         Cost { operations: elements, bytes }
     }
 }

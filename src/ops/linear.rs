@@ -9,7 +9,8 @@ use crate::weight::WeightView;
 pub struct Linear {
     /// [M, K]
     pub input: Matrix,
-    /// [N, K]; gated: rows 2i and 2i+1 are row i of gate and of up.
+    /// [N, K] of any encoding; gated: rows 2i and 2i+1 are row i of gate and of up. A float weight has the input's dtype
+    /// unless that is F32.
     pub weight: WeightView,
     /// [N]
     pub bias: Option<Tensor>,
@@ -30,10 +31,10 @@ impl Linear {
         input.expect_readable("input")?;
         output.expect_float("output")?;
         output.expect_writable("output")?;
-        if input.dtype != weight.dtype && input.dtype != DType::F32 {
+        if let Some(dtype) = weight.dtype().filter(|&dtype| dtype != input.dtype && input.dtype != DType::F32) {
             return Err(Error::invalid(format!(
-                "tensor `input` has dtype {}; f32 or the weight's {} is needed",
-                input.dtype, weight.dtype
+                "tensor `input` has dtype {}; f32 or the weight's {dtype} is needed",
+                input.dtype
             )));
         }
         let input = input.as_matrix("input")?;
@@ -57,7 +58,7 @@ impl Linear {
     pub fn cost(&self) -> Cost {
         let (m, n, k) = (self.input.rows as f64, self.weight.rows as f64, self.weight.columns as f64);
         let bytes = m * k * self.input.dtype.size() as f64
-            + n * k * self.weight.dtype.size() as f64
+            + self.weight.read_bytes() as f64
             + m * self.output.columns as f64 * self.output.dtype.size() as f64;
         Cost { operations: 2.0 * m * n * k, bytes }
     }

@@ -4,42 +4,34 @@
 //! an up projection may be interleaved row by row, so that one product's neighbouring columns are the pair that a gated
 //! activation needs.
 
+pub mod awq;
+pub mod codes;
+mod encoding;
+pub mod format;
+pub mod fp8;
+pub mod gguf;
+pub mod gptq;
+pub mod grouped;
+pub mod int4;
+pub mod int8;
+pub mod pack;
+pub mod quantize;
+pub mod rows;
+pub mod sfp;
+pub mod stripe;
+mod view;
+
+pub use encoding::{Encoding, Scales, WeightLayout, BLOCK};
+pub use format::{Format, Granularity};
+pub use view::WeightView;
+
 use crate::error::{Error, Result};
 use crate::executor::{CopyKind, Executor};
 use crate::memory::{Allocation, MemoryManager};
 use crate::ops::expect_extent;
 use crate::stream::Stream;
-use crate::tensor::{DType, Tensor};
-use std::ffi::c_void;
+use crate::tensor::Tensor;
 use std::sync::Arc;
-
-/// A weight as descriptors carry it.
-#[derive(Debug, Clone, Copy)]
-pub struct WeightView {
-    pub data: *mut c_void,
-    pub dtype: DType,
-    pub rows: usize,
-    pub columns: usize,
-    /// Elements from one row to the next.
-    pub row_stride: usize,
-    pub gated: bool,
-}
-
-// SAFETY: an address and its description, dereferenced only by executors.
-unsafe impl Send for WeightView {}
-// SAFETY: as above.
-unsafe impl Sync for WeightView {}
-
-impl WeightView {
-    /// Columns of a product with this weight.
-    pub fn output_columns(&self) -> usize {
-        if self.gated {
-            self.rows / 2
-        } else {
-            self.rows
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrangement {
@@ -85,7 +77,8 @@ impl Weight {
                 allocation: None,
             });
         }
-        let size = view.dtype.size();
+        let dtype = parts[0].dtype;
+        let size = dtype.size();
         let row_bytes = view
             .columns
             .checked_mul(size)
@@ -95,9 +88,9 @@ impl Weight {
             .checked_mul(view.rows)
             .filter(|&bytes| bytes <= isize::MAX as usize)
             .ok_or_else(|| Error::invalid(format!("a weight of {} rows of {} overflows", view.rows, view.columns)))?;
-        let allocation = memory.allocate_owned(bytes, stream).map_err(|error| {
-            error.context(format_args!("weight [{}, {}] of {}", view.rows, view.columns, view.dtype))
-        })?;
+        let allocation = memory
+            .allocate_owned(bytes, stream)
+            .map_err(|error| error.context(format_args!("weight [{}, {}] of {}", view.rows, view.columns, dtype)))?;
         let copier = Copier {
             executor: memory.executor(),
             parts,
@@ -155,14 +148,8 @@ fn check(parts: &[Tensor], arrangement: Arrangement) -> Result<WeightView> {
     }
     expect_extent("the number of rows", rows)?;
     expect_extent("the number of columns", first.shape[1])?;
-    Ok(WeightView {
-        data: std::ptr::null_mut(),
-        dtype: first.dtype,
-        rows,
-        columns: first.shape[1],
-        row_stride: first.shape[1],
-        gated: arrangement == Arrangement::Gated,
-    })
+    let (columns, gated) = (first.shape[1], arrangement == Arrangement::Gated);
+    Ok(WeightView::float(std::ptr::null_mut(), first.dtype, rows, columns, columns, gated))
 }
 
 /// Bytes of the page-locked buffer through which rows travel that need re-arranging.

@@ -1,0 +1,129 @@
+//! A weight as descriptors carry it: addresses in device memory and their meaning.
+
+use super::encoding::{Encoding, Scales, BLOCK};
+use super::fp8;
+use crate::tensor::{DType, Element};
+use half::{bf16, f16};
+use std::ffi::c_void;
+
+#[derive(Debug, Clone, Copy)]
+pub struct WeightView {
+    pub data: *mut c_void,
+    pub encoding: Encoding,
+    pub rows: usize,
+    pub columns: usize,
+    /// Elements from one row to the next, where rows are what the layout consists of.
+    pub row_stride: usize,
+    pub gated: bool,
+    pub scales: Scales,
+    /// Of Int4 with zero points, one beside each scale; else NULL.
+    pub offsets: *const f16,
+    /// i32 [K]: column j multiplies element order[j] of an input row (GPTQ's activation order); NULL: element j.
+    pub order: *const i32,
+}
+
+// SAFETY: addresses and their description, dereferenced only by executors.
+unsafe impl Send for WeightView {}
+// SAFETY: as above.
+unsafe impl Sync for WeightView {}
+
+impl WeightView {
+    /// A float weight.
+    pub fn float(
+        data: *mut c_void,
+        dtype: DType,
+        rows: usize,
+        columns: usize,
+        row_stride: usize,
+        gated: bool,
+    ) -> WeightView {
+        WeightView {
+            data,
+            encoding: Encoding::Float(dtype),
+            rows,
+            columns,
+            row_stride,
+            gated,
+            scales: Scales::None,
+            offsets: std::ptr::null(),
+            order: std::ptr::null(),
+        }
+    }
+
+    /// The dtype of a float weight.
+    pub fn dtype(&self) -> Option<DType> {
+        match self.encoding {
+            Encoding::Float(dtype) => Some(dtype),
+            _ => None,
+        }
+    }
+
+    /// Columns of a product with this weight.
+    pub fn output_columns(&self) -> usize {
+        if self.gated {
+            self.rows / 2
+        } else {
+            self.rows
+        }
+    }
+
+    /// Bytes that a product reads of it, scales and offsets counted.
+    pub fn read_bytes(&self) -> usize {
+        let groups = |size: usize| self.rows * self.columns.div_ceil(size) * size_of::<f16>();
+        let scales = match self.scales {
+            Scales::None => 0,
+            Scales::Rows(_) => self.rows * size_of::<f32>(),
+            Scales::Groups { size, .. } if self.offsets.is_null() => groups(size),
+            Scales::Groups { size, .. } => 2 * groups(size),
+            Scales::Blocks(_) => self.rows.div_ceil(BLOCK) * self.columns.div_ceil(BLOCK) * size_of::<f32>(),
+        };
+        (self.rows * self.columns * self.encoding.bits()).div_ceil(8) + scales
+    }
+
+    /// The input element that column `k` multiplies.
+    ///
+    /// # Safety
+    /// The weight lies in host memory, and `k` is one of its columns.
+    pub unsafe fn input_column(&self, k: usize) -> usize {
+        if self.order.is_null() {
+            k
+        } else {
+            self.order.add(k).read() as usize
+        }
+    }
+
+    /// The value of element (n, k): the definition of every encoding, in `WeightLayout::Rows`. Exact in f64.
+    ///
+    /// # Safety
+    /// The weight lies in host memory in that layout, and (n, k) is one of its elements.
+    pub unsafe fn value(&self, n: usize, k: usize) -> f64 {
+        let at = n * self.row_stride + k;
+        let code = || self.data.cast::<u8>().add(at).read();
+        let group =
+            |data: *const f16, size: usize| data.add(n * self.columns.div_ceil(size) + k / size).read().to_f64();
+        let scale = match self.scales {
+            Scales::None => 1.0,
+            Scales::Rows(scales) => f64::from(scales.add(n).read()),
+            Scales::Groups { size, data } => group(data, size),
+            Scales::Blocks(scales) => {
+                f64::from(scales.add(n / BLOCK * self.columns.div_ceil(BLOCK) + k / BLOCK).read())
+            }
+        };
+        match self.encoding {
+            Encoding::Float(DType::F32) => f64::from(self.data.cast::<f32>().add(at).read()),
+            Encoding::Float(DType::F16) => self.data.cast::<f16>().add(at).read().to_f64(),
+            Encoding::Float(_) => f64::from(Element::to_f32(self.data.cast::<bf16>().add(at).read())),
+            Encoding::Fp8E4m3 => scale * f64::from(fp8::e4m3_to_f32(code())),
+            Encoding::Fp8E5m2 => scale * f64::from(fp8::e5m2_to_f32(code())),
+            Encoding::Int8 => scale * f64::from(code() as i8),
+            Encoding::Int4 => {
+                let byte = self.data.cast::<u8>().add(n * self.row_stride / 2 + k / 32 * 16 + k % 16).read();
+                let code = f64::from(byte >> (k % 32 / 16 * 4) & 15);
+                match (self.offsets.is_null(), self.scales) {
+                    (false, Scales::Groups { size, .. }) => scale * code + group(self.offsets, size),
+                    _ => scale * (code - 8.0),
+                }
+            }
+        }
+    }
+}
