@@ -26,3 +26,28 @@ enum nvb_scale_code : uint32_t {
   // f32 [⌈n / 128⌉][⌈k / 128⌉]; FP8.
   NVB_SCALES_BLOCKS = 3,
 };
+
+// A quantised [rows, columns] weight in device memory; data, scales and offsets are 16-byte aligned.
+struct nvb_quantized_matrix {
+  const void* data;
+  const void* scales;
+  const void* offsets;  // of Int4 with zero points, as the scales lie; else null
+  int64_t rows;
+  int64_t columns;
+  int64_t row_bytes;  // of an 8-bit encoding, a multiple of 16; ignored for Int4
+  uint32_t encoding;
+  uint32_t scale_kind;
+  uint32_t group;  // of k, with NVB_SCALES_GROUPS: 32, 64 or 128
+  uint32_t reserved;
+};
+static_assert(sizeof(nvb_quantized_matrix) == 64, "src/cuda/quantized.rs mirrors this layout");
+
+// Whether the encoding has this kind of scales, in a layout that kernels read.
+inline bool nvb_is_valid_quantized(uint32_t encoding, uint32_t scale_kind, uint32_t group, const void* offsets) {
+  const bool groups = scale_kind == NVB_SCALES_GROUPS && (group == 32 || group == 64 || group == 128);
+  if (encoding == NVB_INT4) return groups;
+  if (offsets != nullptr) return false;
+  if (encoding == NVB_INT8) return groups || scale_kind == NVB_SCALES_ROWS;
+  const bool fp8 = encoding == NVB_FP8_E4M3 || encoding == NVB_FP8_E5M2;
+  return fp8 && (scale_kind == NVB_SCALES_ROWS || scale_kind == NVB_SCALES_BLOCKS);
+}

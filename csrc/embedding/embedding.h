@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../common/launch.h"
+#include "../common/quantized.h"
 
 // output[t, :] = table[tokens[t], :] * scale, in f32 with one rounding. A token outside [0, vocabulary) gives a row of
 // zeros and reads nothing. All pointers are device memory.
@@ -24,4 +25,20 @@ struct nvb_embedding_params {
 };
 static_assert(sizeof(nvb_embedding_params) == 80, "src/cuda mirrors this layout");
 
-extern "C" cudaError_t nvb_cuda_embedding(const nvb_embedding_params* params, const nvb_launch* launch) noexcept;
+// The same with a table [vocabulary, columns] in an encoding of common/quantized.h.
+struct nvb_embedding_quantized_params {
+  nvb_quantized_matrix table;
+  const int32_t* tokens;  // [rows]
+  void* output;           // [rows, table.columns]
+  int64_t rows;
+  int64_t output_stride;
+  uint32_t output_dtype;
+  float scale;
+};
+static_assert(sizeof(nvb_embedding_quantized_params) == 104, "src/cuda mirrors this layout");
+
+extern "C" {
+cudaError_t nvb_cuda_embedding(const nvb_embedding_params* params, const nvb_launch* launch) noexcept;
+cudaError_t nvb_cuda_embedding_quantized(const nvb_embedding_quantized_params* params,
+                                         const nvb_launch* launch) noexcept;
+}

@@ -32,6 +32,7 @@ struct MmaShape {
   static constexpr int kResultBytes = WarpsK * kTokens * kResultPitch * 4;
   static constexpr int kRingBytes = Stages * kStageBytes;
   static constexpr int kSharedBytes = kRingBytes > kResultBytes ? kRingBytes : kResultBytes;
+  static_assert(kSharedBytes <= 99 * 1024, "compute capability 8.6 and 8.9 have no more shared memory a block");
   static_assert(kInputBytes / 16 % kThreads == 0 || kThreads % (kInputBytes / 16) == 0, "equal copies of x");
 };
 

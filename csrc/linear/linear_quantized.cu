@@ -1,0 +1,105 @@
+// nvb_cuda_linear_quantized: checks the parameters and picks the kernel, the first row of the table that fits.
+#include "../common/vector.cuh"
+#include "linear_quantized_kernels.h"
+
+namespace nvb {
+namespace quantized {
+namespace {
+
+constexpr int64_t kMaxK = int64_t{1} << 30;  // the kernels count chunks of k in 32 bits
+
+bool is_valid(const nvb_linear_quantized_params& p) {
+  const bool dtypes = float_dtype_bytes(p.input_dtype) != 0 && float_dtype_bytes(p.output_dtype) != 0 &&
+                      (p.bias == nullptr || float_dtype_bytes(p.bias_dtype) != 0);
+  const bool weight = nvb_is_valid_quantized(p.encoding, p.scale_kind, p.group, p.offsets) &&
+                      (p.encoding == NVB_INT4 || p.weight_stride % 16 == 0);
+  return dtypes && weight && p.m >= 0 && p.n >= 0 && p.k >= 0 && p.k <= kMaxK && p.gated <= 1 &&
+         (p.gated == 0 || p.n % 2 == 0) && p.activation <= NVB_SILU;
+}
+
+using Params = const nvb_linear_quantized_params&;
+using Launch = const nvb_launch&;
+
+// Chunks of 64 along k, and rows of x that 16-byte copies can take. The stride of a single row is never used.
+bool fits_tensor_cores(Params p, Launch launch) {
+  return launch.capability >= 80 && p.input_dtype != NVB_F32 && p.k > 0 && p.k % 64 == 0 &&
+         is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, 2) && is_aligned16(p.weight, 0, 1) &&
+         is_aligned16(p.scales, 0, 1);
+}
+
+struct Kernel {
+  const char* name;
+  bool (*fits)(Params, Launch);
+  cudaError_t (*launch)(Params, Launch);
+};
+
+template <typename T>
+cudaError_t launch_encoding(Params p, Launch launch, Tokens tokens) {
+  switch (p.encoding) {
+    case NVB_INT4:
+      return p.offsets == nullptr ? launch_int4<T>(p, launch, tokens) : launch_int4_offsets<T>(p, launch, tokens);
+    case NVB_INT8:
+      return launch_int8<T>(p, launch, tokens);
+    case NVB_FP8_E4M3:
+      return launch_fp8_e4m3<T>(p, launch, tokens);
+    default:
+      return launch_fp8_e5m2<T>(p, launch, tokens);
+  }
+}
+
+template <Tokens Count>
+cudaError_t launch_tensor_cores(Params p, Launch launch) {
+  return p.input_dtype == NVB_F16 ? launch_encoding<__half>(p, launch, Count)
+                                  : launch_encoding<__nv_bfloat16>(p, launch, Count);
+}
+
+// Kernels of one compute capability stand in front of those that serve all of them. On an H200, of the two skinny
+// kernels for Int4 the one with fewer chunks in flight and more blocks wins once W has some 40 million elements, and
+// from 8192 rows on kMma16's sharing of x between the rows of a block outweighs its coarser blocks.
+constexpr Kernel kKernels[] = {
+    {"linear_quantized_skinny8_long",
+     [](Params p, Launch l) {
+       return p.m <= 8 && p.encoding == NVB_INT4 && p.offsets == nullptr && p.n * p.k >= 40'000'000 &&
+              fits_tensor_cores(p, l);
+     },
+     launch_tensor_cores<Tokens::kSkinny8Long>},
+    {"linear_quantized_skinny8", [](Params p, Launch l) { return p.m <= 8 && fits_tensor_cores(p, l); },
+     launch_tensor_cores<Tokens::kSkinny8>},
+    {"linear_quantized_mma16",
+     [](Params p, Launch l) { return p.m <= 16 && p.encoding == NVB_INT4 && p.n >= 8192 && fits_tensor_cores(p, l); },
+     launch_tensor_cores<Tokens::kMma16>},
+    {"linear_quantized_skinny16", [](Params p, Launch l) { return p.m <= 16 && fits_tensor_cores(p, l); },
+     launch_tensor_cores<Tokens::kSkinny16>},
+    {"linear_quantized_mma32", [](Params p, Launch l) { return p.m <= 32 && fits_tensor_cores(p, l); },
+     launch_tensor_cores<Tokens::kMma32>},
+    {"linear_quantized_mma64", fits_tensor_cores, launch_tensor_cores<Tokens::kMma64>},
+    {"linear_quantized_plain", [](Params, Launch) { return true; }, launch_plain},
+};
+
+const Kernel& choose(Params params, Launch launch) {
+  const Kernel* kernel = kKernels;
+  while (!kernel->fits(params, launch)) ++kernel;
+  return *kernel;
+}
+
+}  // namespace
+}  // namespace quantized
+}  // namespace nvb
+
+extern "C" cudaError_t nvb_cuda_linear_quantized(const nvb_linear_quantized_params* params,
+                                                 const nvb_launch* launch) noexcept {
+  if (!nvb::quantized::is_valid(*params)) return cudaErrorInvalidValue;
+  if (params->m == 0 || params->n == 0) return cudaSuccess;
+  return nvb::quantized::choose(*params, *launch).launch(*params, *launch);
+}
+
+extern "C" const char* nvb_cuda_linear_quantized_kernel_name(const nvb_linear_quantized_params* params,
+                                                             const nvb_launch* launch) noexcept {
+  if (!nvb::quantized::is_valid(*params) || params->m == 0 || params->n == 0) return "none";
+  return nvb::quantized::choose(*params, *launch).name;
+}
+
+extern "C" int32_t nvb_cuda_linear_quantized_uses_tensor_cores(const nvb_linear_quantized_params* params,
+                                                               const nvb_launch* launch) noexcept {
+  return nvb::quantized::is_valid(*params) && nvb::quantized::fits_tensor_cores(*params, *launch);
+}

@@ -1,0 +1,29 @@
+// The host side of each family of quantised products, for the dispatcher in linear_quantized.cu. Parameters are valid.
+#pragma once
+
+#include "linear_quantized.h"
+
+namespace nvb {
+namespace quantized {
+
+// Tensor-core kernels for up to this many tokens (a block, for kMma64, which takes any number).
+enum class Tokens { kSkinny8, kSkinny8Long, kSkinny16, kMma16, kMma32, kMma64 };
+
+// linear_quantized_skinny.cuh and linear_quantized_mma.cuh: x of dtype T in aligned rows, k a multiple of 64, compute
+// capability 8.0. kSkinny8Long and kMma16 exist for Int4 alone.
+template <typename T>
+cudaError_t launch_int4(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens);
+template <typename T>
+cudaError_t launch_int4_offsets(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens);
+template <typename T>
+cudaError_t launch_int8(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens);
+template <typename T>
+cudaError_t launch_fp8_e4m3(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens);
+template <typename T>
+cudaError_t launch_fp8_e5m2(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens);
+
+// linear_quantized_plain.cu: everything.
+cudaError_t launch_plain(const nvb_linear_quantized_params& params, const nvb_launch& launch);
+
+}  // namespace quantized
+}  // namespace nvb

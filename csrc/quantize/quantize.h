@@ -1,0 +1,47 @@
+// Float matrices in device memory → a quantised weight, or the codes of activations.
+#pragma once
+
+#include "../common/launch.h"
+#include "../common/quantized.h"
+
+// A source [rows, matrix.columns] of float elements, row stride in elements.
+struct nvb_quantize_part {
+  const void* data;
+  int64_t rows;
+  int64_t stride;
+};
+
+// What quantising found and lost. The sums' last digits depend on the order in which blocks finish.
+struct nvb_quantize_report {
+  double difference;   // Σ (value of the code - source)²
+  double norm;         // Σ source²
+  uint32_t flags;      // NVB_QUANTIZE_…
+  uint32_t maxima[4];  // the bits of each part's largest magnitude, with per_tensor
+  uint32_t reserved;
+};
+static_assert(sizeof(nvb_quantize_report) == 40, "src/cuda/quantize.rs mirrors this layout");
+
+// The source holds NaN or an infinity; the codes are worthless.
+#define NVB_QUANTIZE_NOT_FINITE 1u
+// A scale or an offset is more than f16 holds.
+#define NVB_QUANTIZE_SCALE_OVERFLOW 2u
+
+// Writes the matrix's data (padding included), scales and offsets. Its rows are those of the parts one after the other
+// or, gated, of two parts in turn. A scale spans the largest magnitude of what shares it (with offsets: the range), is
+// rounded to what is stored, and codes are the nearest, ties to even, as src/weight/quantize.rs has them.
+//
+// Supported: F32, F16 and BF16 sources of any stride and alignment, up to four; Int8 with scales of rows or groups, FP8
+// with scales of rows (each row's own or, with per_tensor, its part's) or blocks, Int4 with groups. `report` may be
+// null without per_tensor.
+struct nvb_quantize_params {
+  nvb_quantized_matrix matrix;  // data, scales and offsets are written
+  nvb_quantize_part parts[4];
+  nvb_quantize_report* report;  // device memory; cleared first
+  uint32_t part_count;
+  uint32_t gated;       // 0 or 1
+  uint32_t per_tensor;  // 0 or 1
+  uint32_t input_dtype;
+};
+static_assert(sizeof(nvb_quantize_params) == 184, "src/cuda/quantize.rs mirrors this layout");
+
+extern "C" cudaError_t nvb_cuda_quantize(const nvb_quantize_params* params, const nvb_launch* launch) noexcept;

@@ -1,0 +1,157 @@
+// Scales and codes, and where the rows of a weight come from: the pieces of all quantising kernels.
+#pragma once
+
+#include <math_constants.h>
+
+#include "../common/quantized_element.cuh"
+#include "../common/reduce.cuh"
+#include "quantize.h"
+
+namespace nvb {
+namespace quantize {
+
+// The host side of each kernel family, for quantize.cu. Parameters are valid.
+cudaError_t launch_rows(const nvb_quantize_params& params, const nvb_launch& launch);
+cudaError_t launch_groups(const nvb_quantize_params& params, const nvb_launch& launch);
+cudaError_t launch_blocks(const nvb_quantize_params& params, const nvb_launch& launch);
+cudaError_t launch_int4(const nvb_quantize_params& params, const nvb_launch& launch);
+
+struct SourceRow {
+  const void* data;
+  int part;
+  bool vectors;  // four elements from a multiple of four on can be loaded at once
+};
+
+__device__ __forceinline__ SourceRow source_row(const nvb_quantize_params& p, int64_t row) {
+  int part = 0;
+  if (p.gated) {
+    part = static_cast<int>(row % 2);
+    row /= 2;
+  } else {
+    while (part + 1 < static_cast<int>(p.part_count) && row >= p.parts[part].rows) row -= p.parts[part++].rows;
+  }
+  const int bytes = p.input_dtype == NVB_F32 ? 4 : 2;
+  const char* const data = static_cast<const char*>(p.parts[part].data) + row * p.parts[part].stride * bytes;
+  return {data, part, reinterpret_cast<uintptr_t>(data) % (4 * bytes) == 0};
+}
+
+// Columns k .. k + 3 of a source row; `fill` past the last column.
+__device__ __forceinline__ void load_four_sources(const nvb_quantize_params& p, const SourceRow& row, int64_t k,
+                                                  float fill, float (&values)[4]) {
+  if (row.vectors && k + 4 <= p.matrix.columns) {
+    if (p.input_dtype == NVB_F32) {
+      load16_as_float(static_cast<const float*>(row.data) + k, values);
+    } else {
+      const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(row.data) + k);
+      const bool half = p.input_dtype == NVB_F16;
+      const float2 low = half ? unpack_pair<__half>(raw.x) : unpack_pair<__nv_bfloat16>(raw.x);
+      const float2 high = half ? unpack_pair<__half>(raw.y) : unpack_pair<__nv_bfloat16>(raw.y);
+      values[0] = low.x, values[1] = low.y, values[2] = high.x, values[3] = high.y;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[i] = k + i < p.matrix.columns ? load_element(row.data, p.input_dtype, k + i) : fill;
+  }
+}
+
+__device__ __forceinline__ float inverse_of(float scale) {
+  const float inverse = 1.0f / scale;
+  return fabsf(inverse) < CUDART_INF_F ? inverse : 0.0f;
+}
+
+// The scale with which the codes of an 8-bit encoding reach `most`.
+template <uint32_t Encoding>
+__device__ __forceinline__ float scale_for(float most) {
+  return most / (Encoding == NVB_INT8 ? 127.0f : Encoding == NVB_FP8_E4M3 ? 448.0f : 57344.0f);
+}
+
+// To nearest, ties to even; saturates.
+template <uint32_t Encoding>
+__device__ __forceinline__ uint32_t encode_byte(float value) {
+  if constexpr (Encoding == NVB_INT8) {
+    return static_cast<uint32_t>(__float2int_rn(fminf(fmaxf(value, -127.0f), 127.0f))) & 0xffu;
+  } else {
+    constexpr bool kE4m3 = Encoding == NVB_FP8_E4M3;
+    constexpr int kDropped = kE4m3 ? 20 : 21;  // bits of an f32's mantissa
+    const uint32_t sign = __float_as_uint(value) >> 24 & 0x80u;
+    const float magnitude = fabsf(value);
+    if (magnitude != magnitude) return sign | 0x7fu;
+    if (magnitude >= (kE4m3 ? 448.0f : 57344.0f)) return sign | (kE4m3 ? 0x7eu : 0x7bu);
+    // Below the smallest normal number a code counts steps of 2^-9 or 2^-16.
+    if (magnitude < (kE4m3 ? 0x1p-6f : 0x1p-14f)) {
+      return sign | static_cast<uint32_t>(__float2int_rn(magnitude * (kE4m3 ? 0x1p9f : 0x1p16f)));
+    }
+    // A carry out of the mantissa raises the exponent, as it should.
+    const uint32_t bits = __float_as_uint(magnitude);
+    const uint32_t rounded = bits + (1u << (kDropped - 1)) - 1u + (bits >> kDropped & 1u);
+    return sign | ((rounded >> kDropped) - (kE4m3 ? 120u << 3 : 112u << 2));
+  }
+}
+
+// The value of a code, scale not applied.
+template <uint32_t Encoding>
+__device__ __forceinline__ float decode_byte(uint32_t code) {
+  if constexpr (Encoding == NVB_INT8) {
+    return static_cast<float>(static_cast<int8_t>(code));
+  } else {
+    return decode_fp8<Encoding>(code);
+  }
+}
+
+// What a thread has found and lost.
+struct Findings {
+  float difference = 0.0f;
+  float norm = 0.0f;
+  uint32_t flags = 0;
+
+  __device__ __forceinline__ void add(float source, float value) {
+    difference = fmaf(value - source, value - source, difference);
+    norm = fmaf(source, source, norm);
+    if (!(fabsf(source) < CUDART_INF_F)) flags |= NVB_QUANTIZE_NOT_FINITE;
+  }
+  __device__ __forceinline__ void check_scale(float stored) {
+    if (!(fabsf(stored) < CUDART_INF_F)) flags |= NVB_QUANTIZE_SCALE_OVERFLOW;
+  }
+  // All lanes of the warp take part.
+  __device__ __forceinline__ void report(nvb_quantize_report* to) const {
+    if (to == nullptr) return;
+    const float all_difference = warp_sum(difference), all_norm = warp_sum(norm);
+    const uint32_t all_flags = or_over_warp(flags);
+    if (threadIdx.x % 32 != 0) return;
+    atomicAdd(&to->difference, static_cast<double>(all_difference));
+    atomicAdd(&to->norm, static_cast<double>(all_norm));
+    if (all_flags != 0) atomicOr(&to->flags, all_flags);
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t or_over_warp(uint32_t value) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) value |= __shfl_xor_sync(0xffffffffu, value, offset);
+    return value;
+  }
+};
+
+// Encodes four neighbours into one word.
+template <uint32_t Encoding>
+__device__ __forceinline__ uint32_t encode_four(const float (&values)[4], float scale, int64_t k, int64_t columns,
+                                                Findings& findings) {
+  const float inverse = inverse_of(scale);
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (k + i >= columns) break;
+    const uint32_t code = encode_byte<Encoding>(values[i] * inverse);
+    word |= code << (8 * i);
+    findings.add(values[i], scale * decode_byte<Encoding>(code));
+  }
+  return word;
+}
+
+__device__ __forceinline__ float magnitude_of(const float (&values)[4]) {
+  return fmaxf(fmaxf(fabsf(values[0]), fabsf(values[1])), fmaxf(fabsf(values[2]), fabsf(values[3])));
+}
+
+}  // namespace quantize
+}  // namespace nvb
