@@ -1,7 +1,7 @@
 //! AWQ (AutoAWQ's GEMM layout): qweight i32 [K][N / 8], qzeros i32 [K / group][N / 8], scales [K / group][N]. Nibble i of
 //! a word is output 8 · word + ORDER[i].
 
-use super::grouped::{nibble, FloatBytes, Grouped, Nibbles};
+use super::grouped::{group_length, nibble, FloatBytes, Grouped, Nibbles};
 use super::rows::expect_bytes;
 use crate::error::{Error, Result};
 
@@ -38,7 +38,7 @@ pub fn awq<'a>(
     }
     let words = |count: usize| (rows / 8).checked_mul(count).and_then(|words| words.checked_mul(4));
     expect_bytes("AWQ's qweight", weights.len(), words(columns), rows, columns)?;
-    let groups = if group_size == 0 { 1 } else { columns.div_ceil(group_size) };
+    let groups = columns.div_ceil(group_length(group_size, columns));
     if let Some(zeros) = zeros {
         expect_bytes("AWQ's qzeros", zeros.len(), words(groups), rows, columns)?;
     }
@@ -69,7 +69,8 @@ mod tests {
     fn values_are_those_of_the_definition() {
         let (n, k) = (16, 256);
         for (group, symmetric) in [(128, false), (64, true), (0, false), (32, false)] {
-            let groups = if group == 0 { 1 } else { k / group };
+            let length = group_length(group, k);
+            let groups = k / length;
             let codes: Vec<u8> = bytes(n * k, 3).iter().map(|b| b & 15).collect();
             let zeros: Vec<u8> = bytes(n * groups, 4).iter().map(|b| if symmetric { 8 } else { b & 15 }).collect();
             let scales: Vec<f16> =
@@ -85,7 +86,7 @@ mod tests {
             for row in 0..n {
                 let (values, packed) = both(&source, row).unwrap();
                 for at in 0..k {
-                    let g = if group == 0 { 0 } else { at / group };
+                    let g = at / length;
                     let (scale, zero) = (scales[g * n + row].to_f32(), zeros[g * n + row]);
                     let value = scale * (f32::from(codes[at * n + row]) - f32::from(zero));
                     assert_eq!(values[at], value);

@@ -7,7 +7,7 @@
 //! With activation order (g_idx not sorted) the columns are sorted by group, so that groups are neighbours again, and the
 //! product permutes its input.
 
-use super::grouped::{nibble, FloatBytes, Grouped, Nibbles};
+use super::grouped::{group_length, nibble, FloatBytes, Grouped, Nibbles};
 use super::rows::expect_bytes;
 use crate::error::{Error, Result};
 
@@ -60,17 +60,18 @@ pub struct GptqTensors<'a> {
 
 pub fn gptq(tensors: GptqTensors) -> Result<Grouped<Gptq>> {
     let GptqTensors { rows, columns, group_size, weights, zeros, scales, group_index, version } = tensors;
-    if !columns.is_multiple_of(8) || zeros.is_some() && !rows.is_multiple_of(8) {
-        return Err(Error::invalid(format!("GPTQ of [{rows}, {columns}]: both must be multiples of 8")));
+    let aligned = columns.is_multiple_of(8) && (zeros.is_none() || rows.is_multiple_of(8));
+    if !aligned || rows == 0 || columns == 0 {
+        return Err(Error::invalid(format!("GPTQ of [{rows}, {columns}]: both must be multiples of 8 above 0")));
     }
     let words = |a: usize, b: usize| a.checked_mul(b).and_then(|words| words.checked_mul(4));
     expect_bytes("GPTQ's qweight", weights.len(), words(columns / 8, rows), rows, columns)?;
-    let groups = if group_size == 0 { 1 } else { columns.div_ceil(group_size) };
+    let group = group_length(group_size, columns);
+    let groups = columns.div_ceil(group);
     let mut layer = Gptq { rows, weights, zeros, bias: 0 };
     if let Some(zeros) = zeros {
         expect_bytes("GPTQ's qzeros", zeros.len(), words(groups, rows / 8), rows, columns)?;
-        let group_of = |k: usize| if group_size == 0 { 0 } else { k / group_size };
-        layer.bias = match version_of(&layer, zeros, columns, groups, version, group_of) {
+        layer.bias = match version_of(&layer, zeros, columns, group, version) {
             GptqVersion::V1 => 1,
             _ => 0,
         };
@@ -79,7 +80,7 @@ pub fn gptq(tensors: GptqTensors) -> Result<Grouped<Gptq>> {
         None => None,
         Some(bytes) => {
             expect_bytes("GPTQ's g_idx", bytes.len(), words(columns, 1), rows, columns)?;
-            order(bytes, columns, group_size, groups)?
+            order(bytes, columns, group)?
         }
     };
     Grouped::new(layer, rows, columns, group_size, scales, order)
@@ -88,14 +89,8 @@ pub fn gptq(tensors: GptqTensors) -> Result<Grouped<Gptq>> {
 /// Elements that are looked at to tell the versions apart.
 const SAMPLES: usize = 1 << 20;
 
-fn version_of(
-    layer: &Gptq,
-    zeros: &[u8],
-    columns: usize,
-    groups: usize,
-    label: GptqVersion,
-    group_of: impl Fn(usize) -> usize,
-) -> GptqVersion {
+fn version_of(layer: &Gptq, zeros: &[u8], columns: usize, group: usize, label: GptqVersion) -> GptqVersion {
+    let groups = columns.div_ceil(group);
     let mut stored = (0..groups).flat_map(|g| (0..layer.rows).map(move |n| (g, n)));
     let first = layer.stored_zero(zeros, 0, 0);
     if stored.all(|(g, n)| layer.stored_zero(zeros, g, n) == first) {
@@ -113,7 +108,7 @@ fn version_of(
     let (mut sum, mut count) = (0i64, 0i64);
     for k in (0..columns).step_by(step) {
         for n in 0..layer.rows {
-            let zero = layer.stored_zero(zeros, group_of(k), n);
+            let zero = layer.stored_zero(zeros, k / group, n);
             sum += i64::from(layer.code(k, n)) - i64::from(zero);
             count += 1;
         }
@@ -126,7 +121,8 @@ fn version_of(
 }
 
 /// The columns sorted by group; `None` where they are.
-fn order(group_index: &[u8], columns: usize, group_size: usize, groups: usize) -> Result<Option<Vec<i32>>> {
+fn order(group_index: &[u8], columns: usize, group_size: usize) -> Result<Option<Vec<i32>>> {
+    let groups = columns.div_ceil(group_size);
     let group = |k: usize| i32::from_le_bytes(group_index[4 * k..][..4].try_into().expect("four bytes"));
     let mut members = vec![Vec::new(); groups];
     for k in 0..columns {
@@ -137,7 +133,7 @@ fn order(group_index: &[u8], columns: usize, group_size: usize, groups: usize) -
         members.push(k as i32);
     }
     for (g, members) in members.iter().enumerate() {
-        let size = if group_size == 0 { columns } else { group_size.min(columns - g * group_size) };
+        let size = group_size.min(columns - g * group_size);
         if members.len() != size {
             return Err(Error::invalid(format!(
                 "g_idx puts {} columns into group {g}, which has {size}",

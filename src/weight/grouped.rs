@@ -47,6 +47,15 @@ pub fn nibble(bytes: &[u8], word: usize, at: usize) -> u8 {
     bytes[word * 4 + at / 2] >> (at % 2 * 4) & 15
 }
 
+/// Elements of a group; a group size of 0 stands for all of K.
+pub(super) fn group_length(group_size: usize, columns: usize) -> usize {
+    if group_size == 0 {
+        columns.max(1)
+    } else {
+        group_size
+    }
+}
+
 pub struct Grouped<'a, N> {
     nibbles: N,
     rows: usize,
@@ -69,7 +78,7 @@ impl<'a, N: Nibbles> Grouped<'a, N> {
         scales: FloatBytes<'a>,
         order: Option<Vec<i32>>,
     ) -> Result<Grouped<'a, N>> {
-        let group = if group_size == 0 { columns } else { group_size };
+        let group = group_length(group_size, columns);
         let granularity = match GROUP_SIZES.into_iter().rev().find(|size| group.is_multiple_of(*size)) {
             _ if group >= columns => Granularity::Rows,
             Some(size) => Granularity::Groups(size),

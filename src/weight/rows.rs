@@ -40,7 +40,8 @@ pub struct FloatRows {
 
 impl FloatRows {
     /// # Safety
-    /// The tensor is a validated matrix, readable on the host for as long as this lives.
+    /// The tensor is a validated matrix whose rows, as far as they are asked for, are readable on the host for as long as
+    /// this lives.
     pub unsafe fn new(tensor: Tensor) -> FloatRows {
         FloatRows { tensor }
     }
@@ -48,7 +49,7 @@ impl FloatRows {
     /// # Safety
     /// `T` is the tensor's element type, and the row is one of its rows.
     unsafe fn read<T: Element>(&self, row: usize, values: &mut [f32]) {
-        let from = self.tensor.data.cast::<T>().add(row * self.tensor.strides[0]);
+        let from = self.tensor.data.cast::<T>().wrapping_add(row * self.tensor.strides[0]);
         for (i, value) in values.iter_mut().enumerate() {
             *value = from.add(i).read().to_f32();
         }
