@@ -33,6 +33,9 @@ pub struct BackendOptions {
     pub force_architecture: i32,
     /// Skips cuBLASLt even where it is present, so that only the library's own kernels run.
     pub own_kernels_only: bool,
+    /// Lets products with FP8 and INT8 weights and many rows round their input to 8 bits, a scale a row: faster, and less
+    /// exact than the dequantised weight times the input.
+    pub quantized_activations: bool,
     /// `memory_limit` replaces its limit where that is not 0.
     pub memory: MemoryOptions,
     /// Runs the kernels that use no Tensor Cores.

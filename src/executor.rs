@@ -6,8 +6,17 @@
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::error::{Error, Result};
 use crate::ops::{
-    argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation, linear::Linear,
-    rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
+    argmax::Argmax,
+    dequantize::Dequantize,
+    elementwise::Elementwise,
+    embedding::Embedding,
+    gated_activation::GatedActivation,
+    linear::Linear,
+    quantize::{Quantize, Quantized},
+    rms_norm::RmsNorm,
+    rope::Rope,
+    sample::Sample,
+    softmax::Softmax,
 };
 use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
@@ -215,4 +224,13 @@ pub trait Executor: Send + Sync {
     fn elementwise(&self, op: &Elementwise, stream: RawHandle) -> Result<()>;
     fn argmax(&self, op: &Argmax, stream: RawHandle) -> Result<()>;
     fn sample(&self, op: &Sample, stream: RawHandle) -> Result<()>;
+
+    /// `false`: the executor has no kernel, and the weight's host side dequantises.
+    fn dequantize(&self, _op: &Dequantize, _stream: RawHandle) -> Result<bool> {
+        Ok(false)
+    }
+    /// Waits for the stream. What is not done, the weight's host side quantises.
+    fn quantize(&self, _op: &Quantize, _stream: RawHandle) -> Result<Quantized> {
+        Ok(Quantized::Unsupported)
+    }
 }

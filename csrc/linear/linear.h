@@ -30,10 +30,14 @@ struct nvb_linear_params {
 static_assert(sizeof(nvb_linear_params) == 104, "src/cuda/linear.rs mirrors this layout");
 
 // product [rows, columns] → output [rows, columns] = act(product + bias), or, gated, [rows, columns / 2] with the
-// columns in (gate, up) pairs. Any float dtypes, any strides. Not gated, the output may be the product itself.
+// columns in (gate, up) pairs. The product is of any float dtype or i32, and is first multiplied by row_scales[row] *
+// column_scales[column] if these are given (both or none). Any float dtypes, any strides. Not gated, the output may be
+// the product itself, if that is of floats.
 struct nvb_linear_epilogue_params {
   const void* product;
-  const void* bias;  // [columns] or null
+  const float* row_scales;     // [rows] or null
+  const float* column_scales;  // [columns] or null
+  const void* bias;            // [columns] or null
   void* output;
   int64_t rows;
   int64_t columns;
@@ -46,7 +50,7 @@ struct nvb_linear_epilogue_params {
   uint32_t gated;  // 0 or 1
   uint32_t reserved;
 };
-static_assert(sizeof(nvb_linear_epilogue_params) == 80, "src/cuda/linear.rs mirrors this layout");
+static_assert(sizeof(nvb_linear_epilogue_params) == 96, "src/cuda/linear.rs mirrors this layout");
 
 extern "C" {
 cudaError_t nvb_cuda_linear(const nvb_linear_params* params, const nvb_launch* launch) noexcept;

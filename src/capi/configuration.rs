@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// - `fp8`, `tensor_cores`: "auto", "off", "required" (no backend on a device without)
 /// - `attention`: "auto", "plain" (kernels without Tensor Cores)
 /// - `vendor_libraries`: whether cuBLASLt may run
+/// - `quantized_activations`: whether large products with FP8 and INT8 weights may round their input to 8 bits
 /// - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
 /// - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
 /// - `memory.margin`: bytes left to others; 0: the library's choice

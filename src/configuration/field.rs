@@ -73,6 +73,8 @@ pub const FIELDS: &[Field] = fields! {
     "attention": Allowed::Choice(AttentionKernels::NAMES), Text, |c| c.attention.name().to_string(),
         |c, v| c.attention = AttentionKernels::from_name(&v).unwrap_or_default();
     "vendor_libraries": Allowed::Boolean, Boolean, |c| c.vendor_libraries, |c, v| c.vendor_libraries = v;
+    "quantized_activations": Allowed::Boolean, Boolean, |c| c.quantized_activations,
+        |c, v| c.quantized_activations = v;
     "memory.initial": BYTES, Integer, |c| c.memory.initial, |c, v| c.memory.initial = v;
     "memory.growth": Allowed::Boolean, Boolean, |c| c.memory.growth, |c, v| c.memory.growth = v;
     "memory.limit": BYTES, Integer, |c| c.memory.limit, |c, v| c.memory.limit = v;

@@ -96,6 +96,8 @@ pub struct Configuration {
     pub attention: AttentionKernels,
     /// Whether cuBLASLt may run where it is present.
     pub vendor_libraries: bool,
+    /// Whether large products with FP8 and INT8 weights may round their input to 8 bits, a scale a row.
+    pub quantized_activations: bool,
     pub memory: MemoryConfiguration,
     pub timing: TimingConfiguration,
     pub logging: LoggingConfiguration,
@@ -139,6 +141,7 @@ impl Default for Configuration {
             tensor_cores: Requirement::default(),
             attention: AttentionKernels::default(),
             vendor_libraries: true,
+            quantized_activations: false,
             memory: MemoryConfiguration::default(),
             timing: TimingConfiguration::default(),
             logging: LoggingConfiguration::default(),
@@ -207,6 +210,7 @@ impl Configuration {
             threads: self.threads as usize,
             force_architecture: self.architecture as i32,
             own_kernels_only: !self.vendor_libraries || self.tensor_cores == Requirement::Off,
+            quantized_activations: self.quantized_activations,
             tensor_cores_off: self.tensor_cores == Requirement::Off,
             plain_attention: self.attention == AttentionKernels::Plain,
             ..BackendOptions::default()

@@ -1,4 +1,4 @@
-//! cuBLASLt, opened at run time where it is present: large products of float matrices.
+//! cuBLASLt, opened at run time where it is present: large products of float, FP8 and INT8 matrices.
 //!
 //! Row-major y = x·Wᵀ is column-major yᵀ = W·xᵀ: cuBLASLt's first operand is W, transposed, its second x as it stands.
 //! The heuristic's first choice is kept for each shape, so a shape's choice never changes within a process.
@@ -23,11 +23,19 @@ static WORKSPACE_BYTES: usize = 32 << 20;
 
 // Numbers of cublasLt.h and library_types.h.
 const COMPUTE_32F: c_int = 68;
+const COMPUTE_32I: c_int = 72;
 static OPERATION_T: c_int = 1;
 const DESC_TRANSA: c_int = 3;
 const DESC_EPILOGUE: c_int = 7;
 const DESC_BIAS_POINTER: c_int = 8;
+const DESC_A_SCALE_POINTER: c_int = 17;
+const DESC_B_SCALE_POINTER: c_int = 18;
 const DESC_BIAS_DATA_TYPE: c_int = 26;
+/// Libraries before CUDA 12.8 do not know these two.
+const DESC_A_SCALE_MODE: c_int = 31;
+const DESC_B_SCALE_MODE: c_int = 32;
+/// A scale for each row of the first operand and each column of the second.
+static SCALE_OUTER_VECTOR: c_int = 3;
 static EPILOGUE_BIAS: u32 = 4;
 const PREFERENCE_MAX_WORKSPACE: c_int = 1;
 /// A, B, C and D in this order from here on.
@@ -40,6 +48,33 @@ fn data_type(dtype: DType) -> c_int {
         DType::Bf16 => 14,
         DType::I32 => 10,
     }
+}
+
+/// What an operand's elements are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operand {
+    Float(DType),
+    Fp8E4m3,
+    Fp8E5m2,
+    Int8,
+}
+
+impl Operand {
+    fn data_type(self) -> c_int {
+        match self {
+            Operand::Float(dtype) => data_type(dtype),
+            Operand::Int8 => 3,
+            Operand::Fp8E4m3 => 28,
+            Operand::Fp8E5m2 => 29,
+        }
+    }
+}
+
+/// f32 scales of an FP8 product: one for each row of x and of W.
+#[derive(Debug, Clone, Copy)]
+pub struct OuterScales {
+    pub input: *const f32,
+    pub weight: *const f32,
 }
 
 /// `cublasLtMatmulHeuristicResult_t`
@@ -175,13 +210,15 @@ struct Key {
     n: usize,
     k: usize,
     strides: [usize; 3],
-    dtype: DType,
+    operands: [Operand; 2],
     output_dtype: DType,
     bias: bool,
+    scales: bool,
     alignments: [u32; 3],
 }
 
-/// y [m, n] = x [m, k] · W [n, k]ᵀ (+ bias [n]), row-major, strides in elements; x and W of one dtype.
+/// y [m, n] = x [m, k] · W [n, k]ᵀ (+ bias [n]), row-major, strides in elements. x and W have one float dtype, or are both
+/// FP8 or both INT8; the sums of the latter are i32, and so is y.
 #[derive(Clone, Copy)]
 pub struct Product {
     pub input: *const c_void,
@@ -195,8 +232,11 @@ pub struct Product {
     pub input_stride: usize,
     pub weight_stride: usize,
     pub output_stride: usize,
-    pub dtype: DType,
+    pub input_operand: Operand,
+    pub weight_operand: Operand,
     pub output_dtype: DType,
+    /// Of FP8; without them the codes' values are multiplied as they are.
+    pub scales: Option<OuterScales>,
 }
 
 impl CublasLt {
@@ -231,10 +271,16 @@ impl CublasLt {
 
     /// Queues the product; `Ok(false)` if cuBLASLt has no algorithm for it.
     pub fn product(&self, product: &Product, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<bool> {
-        let descriptors = Descriptors::new(self.functions, product)?;
+        let descriptors = match Descriptors::new(self.functions, product) {
+            // A library that does not know the scales' attributes.
+            Err(_) if product.scales.is_some() => return Ok(false),
+            descriptors => descriptors?,
+        };
         let Some(choice) = self.choose(product, &descriptors)? else { return Ok(false) };
         let workspace = scratch.get(Purpose::Workspace, choice.workspace_bytes)?;
-        let (alpha, beta) = (1.0f32, 0.0f32);
+        // As wide as the sums: f32, or i32 for INT8.
+        let alpha = if product.input_operand == Operand::Int8 { 1u32 } else { 1f32.to_bits() };
+        let beta = 0u32;
         let Descriptors { matmul, weight, input, output, .. } = descriptors;
         // SAFETY: operands of the descriptors' sizes, an algorithm that the heuristic gave for exactly these, and a
         // workspace of the size that it asked for.
@@ -269,9 +315,10 @@ impl CublasLt {
             n: product.n,
             k: product.k,
             strides: [product.weight_stride, product.input_stride, product.output_stride],
-            dtype: product.dtype,
+            operands: [product.weight_operand, product.input_operand],
             output_dtype: product.output_dtype,
             bias: product.bias.is_some(),
+            scales: product.scales.is_some(),
             alignments,
         };
         let mut chosen = self.chosen.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -354,12 +401,14 @@ impl<'a> Descriptors<'a> {
         let null = std::ptr::null_mut();
         let mut this = Descriptors { functions, matmul: null, weight: null, input: null, output: null };
         let Product { m, n, k, .. } = *product;
-        let dtype = data_type(product.dtype);
+        let integers = product.input_operand == Operand::Int8;
+        let (compute, scale_type) =
+            if integers { (COMPUTE_32I, data_type(DType::I32)) } else { (COMPUTE_32F, data_type(DType::F32)) };
         let output_dtype = data_type(product.output_dtype);
         // SAFETY: valid pointers and sizes; each attribute gets a value of its documented type; what was created before a
         // failure is destroyed with `this`.
         unsafe {
-            check((functions.matmul_desc_create)(&mut this.matmul, COMPUTE_32F, 0), "cublasLtMatmulDescCreate")?;
+            check((functions.matmul_desc_create)(&mut this.matmul, compute, scale_type), "cublasLtMatmulDescCreate")?;
             let set = |attribute: c_int, value: *const c_void, bytes: usize| {
                 check(
                     (functions.matmul_desc_set)(this.matmul, attribute, value, bytes),
@@ -372,14 +421,24 @@ impl<'a> Descriptors<'a> {
                 set(DESC_BIAS_POINTER, (&raw const bias).cast(), size_of::<*const c_void>())?;
                 set(DESC_BIAS_DATA_TYPE, (&raw const output_dtype).cast(), size_of::<c_int>())?;
             }
+            if let Some(scales) = product.scales {
+                for (attribute, scales) in
+                    [(DESC_A_SCALE_POINTER, &raw const scales.weight), (DESC_B_SCALE_POINTER, &raw const scales.input)]
+                {
+                    set(attribute, scales.cast(), size_of::<*const f32>())?;
+                }
+                for attribute in [DESC_A_SCALE_MODE, DESC_B_SCALE_MODE] {
+                    set(attribute, (&raw const SCALE_OUTER_VECTOR).cast(), size_of::<c_int>())?;
+                }
+            }
             let layout = |layout: &mut Handle, dtype, rows: usize, columns: usize, stride: usize| {
                 check(
                     (functions.layout_create)(layout, dtype, rows as u64, columns as u64, stride as i64),
                     "cublasLtMatrixLayoutCreate",
                 )
             };
-            layout(&mut this.weight, dtype, k, n, product.weight_stride)?;
-            layout(&mut this.input, dtype, k, m, product.input_stride)?;
+            layout(&mut this.weight, product.weight_operand.data_type(), k, n, product.weight_stride)?;
+            layout(&mut this.input, product.input_operand.data_type(), k, m, product.input_stride)?;
             layout(&mut this.output, output_dtype, n, m, product.output_stride)?;
         }
         Ok(this)

@@ -1,8 +1,9 @@
-//! `embedding` on CUDA: the launcher of csrc/embedding.
+//! `embedding` on CUDA: the launchers of csrc/embedding.
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use crate::error::{Error, Result};
+use super::quantized::QuantizedMatrix;
+use crate::error::Result;
 use crate::ops::embedding::Embedding;
 use crate::stream::RawHandle;
 use std::ffi::c_void;
@@ -25,15 +26,30 @@ struct Params {
 }
 const _: () = assert!(size_of::<Params>() == 80);
 
+/// `nvb_embedding_quantized_params`.
+#[repr(C)]
+struct QuantizedParams {
+    table: QuantizedMatrix,
+    tokens: *const c_void,
+    output: *mut c_void,
+    rows: i64,
+    output_stride: i64,
+    output_dtype: u32,
+    scale: f32,
+}
+const _: () = assert!(size_of::<QuantizedParams>() == 104);
+
 extern "C" {
+    fn nvb_cuda_embedding_quantized(params: *const QuantizedParams, launch: *const Launch) -> i32;
     fn nvb_cuda_embedding(params: *const Params, launch: *const Launch) -> i32;
 }
 
 pub(super) fn run(executor: &CudaExecutor, op: &Embedding, stream: RawHandle) -> Result<()> {
-    let Some(table_dtype) = op.table.dtype() else {
-        return Err(Error::unsupported(format!("CUDA has no embedding from {} tables", op.table.encoding)));
-    };
     let _guard = executor.enter()?;
+    if let Some(table) = QuantizedMatrix::of(&op.table) {
+        return run_quantized(executor, op, table, stream);
+    }
+    let table_dtype = op.table.dtype().expect("a table that is not quantised");
     let params = Params {
         tokens: op.tokens.data,
         table: op.table.data,
@@ -50,4 +66,19 @@ pub(super) fn run(executor: &CudaExecutor, op: &Embedding, stream: RawHandle) ->
     };
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_embedding(&params, &executor.launch_on(stream)) }, "embedding")
+}
+
+fn run_quantized(executor: &CudaExecutor, op: &Embedding, table: QuantizedMatrix, stream: RawHandle) -> Result<()> {
+    let params = QuantizedParams {
+        table,
+        tokens: op.tokens.data,
+        output: op.output.data,
+        rows: op.output.rows as i64,
+        output_stride: op.output.row_stride as i64,
+        output_dtype: op.output.dtype as u32,
+        scale: op.scale,
+    };
+    // SAFETY: the descriptor was validated, and the context is current.
+    let code = unsafe { nvb_cuda_embedding_quantized(&params, &executor.launch_on(stream)) };
+    executor.check_launch(code, "quantised embedding")
 }

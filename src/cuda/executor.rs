@@ -10,11 +10,21 @@ use super::numa::{self, PreferNode};
 use super::scratch::{Scratch, StreamScratch};
 use super::virtual_memory::CudaVirtualMemory;
 use crate::attention::{AttentionDecode, AttentionPrefill};
+use crate::backend::BackendOptions;
 use crate::error::{Error, Result, Status};
 use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory};
 use crate::ops::{
-    argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation, linear::Linear,
-    rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
+    argmax::Argmax,
+    dequantize::Dequantize,
+    elementwise::Elementwise,
+    embedding::Embedding,
+    gated_activation::GatedActivation,
+    linear::Linear,
+    quantize::{Quantize, Quantized},
+    rms_norm::RmsNorm,
+    rope::Rope,
+    sample::Sample,
+    softmax::Softmax,
 };
 use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
@@ -35,6 +45,7 @@ pub struct CudaExecutor {
     /// Opened with the first product that is to use it.
     cublaslt: OnceLock<Option<Arc<CublasLt>>>,
     own_kernels_only: bool,
+    quantized_activations: bool,
     /// The contexts of devices whose memory this one may reach, kept alive for that.
     peers: Mutex<Vec<(i32, PrimaryContext)>>,
     // Last: everything above belongs to it.
@@ -43,7 +54,7 @@ pub struct CudaExecutor {
 
 impl CudaExecutor {
     /// `device.compute_capability` is the one that kernels are chosen by, those of attention by `attention_capability`.
-    pub fn new(device: DeviceInfo, attention_capability: i32, own_kernels_only: bool) -> Result<CudaExecutor> {
+    pub fn new(device: DeviceInfo, attention_capability: i32, options: &BackendOptions) -> Result<CudaExecutor> {
         let context = PrimaryContext::retain(device.ordinal)?;
         let guard = context.enter()?;
         let attribute = |attribute: sys::CUdevice_attribute| -> Result<i32> {
@@ -63,7 +74,7 @@ impl CudaExecutor {
         };
         let pools = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
         drop(guard);
-        if !own_kernels_only {
+        if !options.own_kernels_only {
             CublasLt::find();
         }
         Ok(CudaExecutor {
@@ -75,7 +86,8 @@ impl CudaExecutor {
             scratch: Scratch::default(),
             numa_node: OnceLock::new(),
             cublaslt: OnceLock::new(),
-            own_kernels_only,
+            own_kernels_only: options.own_kernels_only,
+            quantized_activations: options.quantized_activations,
             peers: Mutex::default(),
             context,
         })
@@ -105,6 +117,11 @@ impl CudaExecutor {
             self.context.refuse_lost().ok().and_then(|()| CublasLt::of_device(self.device.ordinal))
         };
         self.cublaslt.get_or_init(open).as_deref()
+    }
+
+    /// Whether products may round their input to 8 bits, a scale a row.
+    pub(super) fn quantized_activations(&self) -> bool {
+        self.quantized_activations
     }
 
     fn check(&self, result: CUresult, doing: &str) -> Result<()> {
@@ -550,5 +567,13 @@ impl Executor for CudaExecutor {
 
     fn sample(&self, op: &Sample, stream: RawHandle) -> Result<()> {
         super::sample::run(self, op, stream)
+    }
+
+    fn dequantize(&self, op: &Dequantize, stream: RawHandle) -> Result<bool> {
+        super::dequantize::run(self, op, stream)
+    }
+
+    fn quantize(&self, op: &Quantize, stream: RawHandle) -> Result<Quantized> {
+        super::quantize::run(self, op, stream)
     }
 }

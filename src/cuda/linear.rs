@@ -1,10 +1,11 @@
 //! `linear` on CUDA: which kernel, and the two steps around a vendor product.
 
-use super::cublaslt::Product;
+use super::cublaslt::{CublasLt, Operand, OuterScales, Product};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::scratch::Purpose;
-use crate::error::{Error, Result};
+use super::linear_quantized;
+use super::scratch::{Purpose, ScratchGuard};
+use crate::error::Result;
 use crate::ops::linear::Linear;
 use crate::ops::Activation;
 use crate::stream::RawHandle;
@@ -37,6 +38,8 @@ const _: () = assert!(size_of::<Params>() == 104);
 #[repr(C)]
 struct EpilogueParams {
     product: *const c_void,
+    row_scales: *const f32,
+    column_scales: *const f32,
     bias: *const c_void,
     output: *mut c_void,
     rows: i64,
@@ -50,7 +53,7 @@ struct EpilogueParams {
     gated: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<EpilogueParams>() == 80);
+const _: () = assert!(size_of::<EpilogueParams>() == 96);
 
 extern "C" {
     fn nvb_cuda_linear(params: *const Params, launch: *const Launch) -> i32;
@@ -66,18 +69,24 @@ const PRODUCT_BYTES: usize = 64 << 20;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
     let Some(weight_dtype) = op.weight.dtype() else {
-        return Err(Error::unsupported(format!("CUDA has no products with {} weights", op.weight.encoding)));
+        return linear_quantized::run(executor, op, stream);
     };
     let _guard = executor.enter()?;
     if op.input.rows >= VENDOR_ROWS && op.input.dtype == weight_dtype && op.weight.columns > 0 {
-        if let Some(done) = vendor(executor, op, weight_dtype, stream)? {
-            return Ok(done);
+        let scratch = executor.scratch(stream);
+        if vendor(executor, op, weight_dtype, &mut scratch.lock(executor, stream), stream)? {
+            return Ok(());
         }
     }
+    own(executor, op, weight_dtype, stream)
+}
+
+/// The library's own kernels for a float weight. The context is current.
+pub(super) fn own(executor: &CudaExecutor, op: &Linear, weight_dtype: DType, stream: RawHandle) -> Result<()> {
     let params = Params {
         input: op.input.data,
         weight: op.weight.data,
-        bias: op.bias.map_or(std::ptr::null_mut(), |bias| bias.data),
+        bias: bias_data(op.bias),
         output: op.output.data,
         m: op.input.rows as i64,
         n: op.weight.rows as i64,
@@ -96,16 +105,24 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
     executor.check_launch(unsafe { nvb_cuda_linear(&params, &executor.launch_on(stream)) }, "linear")
 }
 
-fn bias_dtype(bias: Option<Tensor>) -> u32 {
+pub(super) fn bias_data(bias: Option<Tensor>) -> *const c_void {
+    bias.map_or(std::ptr::null(), |bias| bias.data.cast_const())
+}
+
+pub(super) fn bias_dtype(bias: Option<Tensor>) -> u32 {
     bias.map_or(DType::F32, |bias| bias.dtype) as u32
 }
 
-/// cuBLASLt's product; `None` where it is absent or has no algorithm.
-fn vendor(executor: &CudaExecutor, op: &Linear, dtype: DType, stream: RawHandle) -> Result<Option<()>> {
-    let Some(cublaslt) = executor.cublaslt() else { return Ok(None) };
-    let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream);
-    let plain = Product {
+/// cuBLASLt's product with a float weight; `false` where it is absent or has no algorithm. The context is current.
+pub(super) fn vendor(
+    executor: &CudaExecutor,
+    op: &Linear,
+    dtype: DType,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let Some(cublaslt) = executor.cublaslt() else { return Ok(false) };
+    let product = Product {
         input: op.input.data,
         weight: op.weight.data,
         bias: None,
@@ -116,42 +133,69 @@ fn vendor(executor: &CudaExecutor, op: &Linear, dtype: DType, stream: RawHandle)
         input_stride: op.input.row_stride,
         weight_stride: op.weight.row_stride,
         output_stride: op.output.row_stride,
-        dtype,
+        input_operand: Operand::Float(op.input.dtype),
+        weight_operand: Operand::Float(dtype),
         output_dtype: op.output.dtype,
+        scales: None,
     };
     let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
-    if !op.weight.gated && op.activation == Activation::None && op.bias.is_none() && !mixed {
-        return Ok(cublaslt.product(&plain, &mut scratch, stream)?.then_some(()));
+    if is_plain(op) && !mixed {
+        return cublaslt.product(&product, scratch, stream);
     }
-    // The product stays f32 until the epilogue has rounded once, so every path gives the same numbers.
-    let row_bytes = op.weight.rows * size_of::<f32>();
-    let slice = (PRODUCT_BYTES / row_bytes).clamp(1, op.input.rows);
+    let product = Product { output_dtype: DType::F32, ..product };
+    with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
+}
+
+/// Whether the product is the result.
+pub(super) fn is_plain(op: &Linear) -> bool {
+    !op.weight.gated && op.activation == Activation::None && op.bias.is_none()
+}
+
+/// The product in f32 or i32 (`product.output_dtype`) on its way through the epilogue, which applies `scales` to it if the
+/// library does not. The product stays unrounded until the epilogue has rounded once, so every path gives the same numbers.
+pub(super) fn with_epilogue(
+    executor: &CudaExecutor,
+    cublaslt: &CublasLt,
+    op: &Linear,
+    product: &Product,
+    scales: Option<OuterScales>,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let row_bytes = product.n * product.output_dtype.size();
+    let slice = (PRODUCT_BYTES / row_bytes).clamp(1, product.m);
     let buffer = scratch.get(Purpose::Product, slice * row_bytes)?;
-    for first in (0..op.input.rows).step_by(slice) {
-        let rows = slice.min(op.input.rows - first);
-        let input = op.input.data.wrapping_byte_add(first * op.input.row_stride * op.input.dtype.size());
-        let output = op.output.data.wrapping_byte_add(first * op.output.row_stride * op.output.dtype.size());
-        let product = Product {
-            input,
+    let input_bytes = match product.input_operand {
+        Operand::Float(dtype) => dtype.size(),
+        _ => 1,
+    };
+    for first in (0..product.m).step_by(slice) {
+        let rows = slice.min(product.m - first);
+        let from = |scales: OuterScales| OuterScales { input: scales.input.wrapping_add(first), ..scales };
+        let part = Product {
+            input: product.input.wrapping_byte_add(first * product.input_stride * input_bytes),
             output: buffer,
             m: rows,
-            output_stride: op.weight.rows,
-            output_dtype: DType::F32,
-            ..plain
+            output_stride: product.n,
+            scales: product.scales.map(from),
+            ..*product
         };
-        if !cublaslt.product(&product, &mut scratch, stream)? {
-            // Shapes differ by slice; nothing is lost by starting over with our kernel.
-            return Ok(None);
+        if !cublaslt.product(&part, scratch, stream)? {
+            // Shapes differ by slice; nothing is lost by starting over with another kernel.
+            return Ok(false);
         }
+        let scales = scales.map(from);
         let params = EpilogueParams {
             product: buffer,
-            bias: op.bias.map_or(std::ptr::null_mut(), |bias| bias.data),
-            output,
+            row_scales: scales.map_or(std::ptr::null(), |scales| scales.input),
+            column_scales: scales.map_or(std::ptr::null(), |scales| scales.weight),
+            bias: bias_data(op.bias),
+            output: op.output.data.wrapping_byte_add(first * op.output.row_stride * op.output.dtype.size()),
             rows: rows as i64,
-            columns: op.weight.rows as i64,
-            product_stride: op.weight.rows as i64,
+            columns: product.n as i64,
+            product_stride: product.n as i64,
             output_stride: op.output.row_stride as i64,
-            product_dtype: DType::F32 as u32,
+            product_dtype: product.output_dtype as u32,
             bias_dtype: bias_dtype(op.bias),
             output_dtype: op.output.dtype as u32,
             activation: op.activation as u32,
@@ -164,5 +208,5 @@ fn vendor(executor: &CudaExecutor, op: &Linear, dtype: DType, stream: RawHandle)
             "linear epilogue",
         )?;
     }
-    Ok(Some(()))
+    Ok(true)
 }

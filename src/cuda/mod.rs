@@ -7,14 +7,18 @@ mod argmax;
 mod attention;
 mod context;
 mod cublaslt;
+mod dequantize;
 mod elementwise;
 mod embedding;
 mod gated_activation;
 mod launch;
 mod linear;
+mod linear_quantized;
 mod managed;
 mod memory_pool;
 mod numa;
+mod quantize;
+mod quantized;
 mod rms_norm;
 mod rope;
 mod sample;
@@ -64,7 +68,7 @@ pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn
     }
     let attention =
         if options.plain_attention { PLAIN.min(device.compute_capability) } else { device.compute_capability };
-    Ok(Arc::new(CudaExecutor::new(device, attention, options.own_kernels_only)?))
+    Ok(Arc::new(CudaExecutor::new(device, attention, options)?))
 }
 
 /// Whether this library's kernels run on the device with its driver.

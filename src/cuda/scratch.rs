@@ -24,6 +24,10 @@ pub enum Purpose {
     Workspace,
     /// A vendor product's result on its way to the epilogue, alive together with `Workspace`.
     Product,
+    /// A slice of a weight as floats, alive together with `Workspace` and `Product`.
+    Weight,
+    /// A product's input in another order or in 8 bits, alive together with all of these.
+    Input,
     /// Zero before each launch; every launch leaves it zero.
     Counters,
 }

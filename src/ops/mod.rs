@@ -4,10 +4,12 @@
 //! memory through [`crate::tensor`] views and owns none of it. `new` validates: whoever holds a descriptor may run it.
 
 pub mod argmax;
+pub mod dequantize;
 pub mod elementwise;
 pub mod embedding;
 pub mod gated_activation;
 pub mod linear;
+pub mod quantize;
 pub mod rms_norm;
 pub mod rope;
 pub mod sample;

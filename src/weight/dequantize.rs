@@ -9,6 +9,7 @@ use super::stripe::{SquaredError, STRIPE_ROWS};
 use super::Weight;
 use crate::error::Result;
 use crate::memory::MemoryManager;
+use crate::ops::dequantize::Dequantize;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
 use std::ops::Range;
@@ -21,6 +22,17 @@ impl Weight {
         output.expect_float("output")?;
         output.expect_shape("output", &[self.view.rows, self.view.columns])?;
         output.expect_writable("output")?;
+        if !self.view.encoding.is_float() {
+            let op = Dequantize::new(self.view, *output)?;
+            if memory.executor().dequantize(&op, stream.raw())? {
+                return stream.synchronize();
+            }
+        }
+        self.dequantize_on_host(memory, output, stream)
+    }
+
+    /// The same by way of the host, for any executor.
+    pub fn dequantize_on_host(&self, memory: &Arc<MemoryManager>, output: &Tensor, stream: &Stream) -> Result<()> {
         let reader = Reader { weight: self, order: self.read_order(memory, stream)? };
         let (in_bytes, out_row) = (reader.bytes(STRIPE_ROWS), output.shape[1] * output.dtype.size());
         let stripes = self.view.rows.div_ceil(STRIPE_ROWS);

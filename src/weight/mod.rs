@@ -36,6 +36,7 @@ pub use view::WeightView;
 
 use crate::error::{Error, Result};
 use crate::memory::{Allocation, MemoryManager};
+use crate::ops::quantize::{Quantize, Quantized};
 use crate::stream::Stream;
 use crate::tensor::Tensor;
 use arrangement::RowMap;
@@ -146,6 +147,14 @@ impl Weight {
         let order: Vec<u8> = order.into_iter().flatten().flat_map(|k| k.to_le_bytes()).collect();
         let allocation = allocate(memory, &geometry, order.len(), stream)?;
         let to = allocation.pointer().cast::<u8>();
+        if let Sources::Device(parts) = &sources {
+            let view = view_of(&geometry, map, &allocation, false);
+            let op = Quantize::new(parts, map.arrangement, geometry.format, view);
+            // What no kernel can do, or no code stands for, the host does, or refuses by name.
+            if let Quantized::Done(error) = op.and_then(|op| executor.quantize(&op, stream.raw()))? {
+                return Ok(Weight::finished(geometry, map, allocation, false, error.relative()));
+            }
+        }
         let error = Conversion { executor, sources, map, geometry, keep, to, stream }.run()?;
         if !order.is_empty() {
             let mut staging = Staging::new(executor, order.len())?;
@@ -164,27 +173,7 @@ impl Weight {
         ordered: bool,
         relative_error: f64,
     ) -> Weight {
-        let at = |offset: usize| allocation.pointer().cast::<u8>().wrapping_add(offset);
-        let (data, scales, offsets, order) = geometry.sections();
-        let format = geometry.format;
-        let view = WeightView {
-            data: at(data.start).cast(),
-            encoding: format.encoding,
-            rows: map.rows,
-            columns: map.columns,
-            row_stride: geometry.row_stride(),
-            gated: map.is_gated(),
-            scales: match (format.encoding, format.granularity) {
-                (Encoding::Float(_), _) => Scales::None,
-                (_, Granularity::Blocks) => Scales::Blocks(at(scales.start).cast()),
-                _ if format.has_f16_scales() => {
-                    Scales::Groups { size: format.stored_group(), data: at(scales.start).cast() }
-                }
-                _ => Scales::Rows(at(scales.start).cast()),
-            },
-            offsets: if format.zero_points { at(offsets.start).cast() } else { std::ptr::null() },
-            order: if ordered { at(order).cast() } else { std::ptr::null() },
-        };
+        let view = view_of(&geometry, map, &allocation, ordered);
         Weight { view, geometry, allocation: Some(allocation), relative_error }
     }
 
@@ -210,6 +199,30 @@ impl Weight {
     /// ‖weight − source‖ / ‖source‖ of the conversion; 0 where nothing was lost.
     pub fn relative_error(&self) -> f64 {
         self.relative_error
+    }
+}
+
+fn view_of(geometry: &Geometry, map: &RowMap, allocation: &Allocation, ordered: bool) -> WeightView {
+    let at = |offset: usize| allocation.pointer().cast::<u8>().wrapping_add(offset);
+    let (data, scales, offsets, order) = geometry.sections();
+    let format = geometry.format;
+    WeightView {
+        data: at(data.start).cast(),
+        encoding: format.encoding,
+        rows: map.rows,
+        columns: map.columns,
+        row_stride: geometry.row_stride(),
+        gated: map.is_gated(),
+        scales: match (format.encoding, format.granularity) {
+            (Encoding::Float(_), _) => Scales::None,
+            (_, Granularity::Blocks) => Scales::Blocks(at(scales.start).cast()),
+            _ if format.has_f16_scales() => {
+                Scales::Groups { size: format.stored_group(), data: at(scales.start).cast() }
+            }
+            _ => Scales::Rows(at(scales.start).cast()),
+        },
+        offsets: if format.zero_points { at(offsets.start).cast() } else { std::ptr::null() },
+        order: if ordered { at(order).cast() } else { std::ptr::null() },
     }
 }
 

@@ -1,0 +1,299 @@
+//! `linear` with weights in 8 or 4 bits on CUDA: own kernels for few rows, for many a float product with slices of the
+//! dequantised weight, or, where the options allow it, one with 8-bit activations.
+
+use super::cublaslt::{CublasLt, Operand, OuterScales, Product};
+use super::executor::CudaExecutor;
+use super::launch::Launch;
+use super::linear::{bias_data, bias_dtype, is_plain, own, vendor, with_epilogue};
+use super::quantized::{encoding_code, scale_code};
+use super::scratch::{Purpose, ScratchGuard};
+use super::{dequantize, quantize};
+use crate::error::Result;
+use crate::executor::Executor;
+use crate::ops::linear::Linear;
+use crate::stream::RawHandle;
+use crate::tensor::{DType, Matrix, Tensor};
+use crate::weight::{Encoding, Scales, WeightView};
+use std::ffi::c_void;
+
+/// `nvb_linear_quantized_params` of csrc/linear/linear_quantized.h.
+#[repr(C)]
+struct Params {
+    input: *const c_void,
+    weight: *const c_void,
+    scales: *const c_void,
+    offsets: *const c_void,
+    bias: *const c_void,
+    output: *mut c_void,
+    m: i64,
+    n: i64,
+    k: i64,
+    input_stride: i64,
+    weight_stride: i64,
+    output_stride: i64,
+    input_dtype: u32,
+    encoding: u32,
+    scale_kind: u32,
+    group: u32,
+    bias_dtype: u32,
+    output_dtype: u32,
+    activation: u32,
+    gated: u32,
+}
+const _: () = assert!(size_of::<Params>() == 128);
+
+/// `nvb_linear_order_params` of csrc/linear/linear_order.h.
+#[repr(C)]
+struct OrderParams {
+    input: *const c_void,
+    order: *const i32,
+    output: *mut c_void,
+    rows: i64,
+    columns: i64,
+    input_stride: i64,
+    output_stride: i64,
+    dtype: u32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<OrderParams>() == 64);
+
+extern "C" {
+    fn nvb_cuda_linear_quantized(params: *const Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_quantized_uses_tensor_cores(params: *const Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_order(params: *const OrderParams, launch: *const Launch) -> i32;
+}
+
+/// Up to this number of rows our tensor-core kernels, which read the weight once, lead.
+const OWN_ROWS: usize = 64;
+/// Up to this number of rows even the plain kernel does, which reads it once every eight rows.
+const PLAIN_ROWS: usize = 16;
+
+/// The dequantised weight is made in slices of this size, most of which the product then finds in the L2 cache.
+const SLICE_BYTES: usize = 64 << 20;
+/// Rows of a slice are a multiple of this: whole tiles of the weight and of the product.
+const SLICE_STEP: usize = 256;
+
+/// Sums of so many products of INT8 codes fit an i32: 2^17 · 127 · 128 < 2^31.
+const LONGEST_INT8: usize = 1 << 17;
+
+pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
+    let _guard = executor.enter()?;
+    if !op.weight.order.is_null() && op.input.rows > 0 {
+        let scratch = executor.scratch(stream);
+        let mut scratch = scratch.lock(executor, stream);
+        let ordered = in_order(executor, op, &mut scratch, stream)?;
+        return product(executor, &ordered, &mut scratch, stream);
+    }
+    let params = params(op);
+    if takes_own_kernel(executor, op, &params, stream) {
+        return launch(executor, &params, stream);
+    }
+    let scratch = executor.scratch(stream);
+    let mut scratch = scratch.lock(executor, stream);
+    product(executor, op, &mut scratch, stream)
+}
+
+/// The product with a weight whose columns are in the input's order.
+fn product(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<()> {
+    let params = params(op);
+    if takes_own_kernel(executor, op, &params, stream) {
+        return launch(executor, &params, stream);
+    }
+    if executor.quantized_activations() && with_quantized_activations(executor, op, scratch, stream)? {
+        return Ok(());
+    }
+    with_dequantized_slices(executor, op, scratch, stream)
+}
+
+fn params(op: &Linear) -> Params {
+    let (scale_kind, group, scales) = scale_code(op.weight.scales);
+    Params {
+        input: op.input.data,
+        weight: op.weight.data,
+        scales,
+        offsets: op.weight.offsets.cast(),
+        bias: bias_data(op.bias),
+        output: op.output.data,
+        m: op.input.rows as i64,
+        n: op.weight.rows as i64,
+        k: op.weight.columns as i64,
+        input_stride: op.input.row_stride as i64,
+        weight_stride: op.weight.row_stride as i64,
+        output_stride: op.output.row_stride as i64,
+        input_dtype: op.input.dtype as u32,
+        encoding: encoding_code(op.weight.encoding).unwrap_or(0),
+        scale_kind,
+        group,
+        bias_dtype: bias_dtype(op.bias),
+        output_dtype: op.output.dtype as u32,
+        activation: op.activation as u32,
+        gated: op.weight.gated.into(),
+    }
+}
+
+fn takes_own_kernel(executor: &CudaExecutor, op: &Linear, params: &Params, stream: RawHandle) -> bool {
+    // SAFETY: reads the two structs alone.
+    let tensor_cores =
+        || unsafe { nvb_cuda_linear_quantized_uses_tensor_cores(params, &executor.launch_on(stream)) } != 0;
+    op.input.rows <= PLAIN_ROWS || op.weight.columns == 0 || op.input.rows <= OWN_ROWS && tensor_cores()
+}
+
+fn launch(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> Result<()> {
+    // SAFETY: the descriptor was validated, and the context is current.
+    let code = unsafe { nvb_cuda_linear_quantized(params, &executor.launch_on(stream)) };
+    executor.check_launch(code, "quantised linear")
+}
+
+/// The same product with the input's columns in the order of the weight's.
+fn in_order(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<Linear> {
+    let Matrix { rows, columns, dtype, .. } = op.input;
+    // 16-byte aligned rows, for the kernels that want them.
+    let row_stride = columns.next_multiple_of(8);
+    let data = scratch.get(Purpose::Input, rows * row_stride * dtype.size())?;
+    let params = OrderParams {
+        input: op.input.data,
+        order: op.weight.order,
+        output: data,
+        rows: rows as i64,
+        columns: columns as i64,
+        input_stride: op.input.row_stride as i64,
+        output_stride: row_stride as i64,
+        dtype: dtype as u32,
+        reserved: 0,
+    };
+    // SAFETY: the descriptor was validated, the buffer holds the rows, and the context is current.
+    let code = unsafe { nvb_cuda_linear_order(&params, &executor.launch_on(stream)) };
+    executor.check_launch(code, "ordering the input of a linear")?;
+    let weight = WeightView { order: std::ptr::null(), ..op.weight };
+    Ok(Linear { input: Matrix { data, row_stride, ..op.input }, weight, ..*op })
+}
+
+/// A float product for each slice of the weight's rows, in the input's dtype.
+fn with_dequantized_slices(
+    executor: &CudaExecutor,
+    op: &Linear,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<()> {
+    let (weight, dtype) = (&op.weight, op.input.dtype);
+    let row_bytes = weight.columns * dtype.size();
+    // Slices of one size, so that they share the choice of a kernel.
+    let slices = (weight.rows * row_bytes).div_ceil(SLICE_BYTES).max(1);
+    let slice = weight.rows.div_ceil(slices).next_multiple_of(SLICE_STEP).min(weight.rows);
+    let buffer = scratch.get(Purpose::Weight, slice * row_bytes)?;
+    for first in (0..weight.rows).step_by(slice) {
+        let rows = first..(first + slice).min(weight.rows);
+        // SAFETY: the rows are the weight's, and the buffer holds a slice.
+        unsafe { dequantize::rows(executor, weight, &rows, (buffer, dtype), stream)? };
+        let part = part_of(op, first, rows.len(), buffer);
+        if !vendor(executor, &part, dtype, scratch, stream)? {
+            own(executor, &part, dtype, stream)?;
+        }
+    }
+    Ok(())
+}
+
+/// The columns of the result that `rows` rows of the weight from `first` on make, with these rows as floats in `data`.
+fn part_of(op: &Linear, first: usize, rows: usize, data: *mut c_void) -> Linear {
+    let (weight, columns) = (&op.weight, op.weight.columns);
+    let output_first = if weight.gated { first / 2 } else { first };
+    let weight = WeightView::float(data, op.input.dtype, rows, columns, columns, weight.gated);
+    let bias = op.bias.map(|bias| {
+        let data = bias.data.wrapping_byte_add(first * bias.strides[0] * bias.dtype.size());
+        Tensor { data, ..Tensor::new(data, bias.dtype, &[rows]) }
+    });
+    let output = Matrix {
+        data: op.output.data.wrapping_byte_add(output_first * op.output.dtype.size()),
+        columns: weight.output_columns(),
+        ..op.output
+    };
+    Linear { weight, bias, output, ..*op }
+}
+
+/// The input in 8 bits with a scale a row, times the weight's codes, through cuBLASLt; `false` where that cannot be.
+fn with_quantized_activations(
+    executor: &CudaExecutor,
+    op: &Linear,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let Scales::Rows(weight_scales) = op.weight.scales else { return Ok(false) };
+    let capability = executor.device().compute_capability;
+    let (codes, input_operand, weight_operand, oldest) = match op.weight.encoding {
+        Encoding::Int8 => (Encoding::Int8, Operand::Int8, Operand::Int8, 75),
+        Encoding::Fp8E4m3 => (Encoding::Fp8E4m3, Operand::Fp8E4m3, Operand::Fp8E4m3, 89),
+        Encoding::Fp8E5m2 => (Encoding::Fp8E4m3, Operand::Fp8E4m3, Operand::Fp8E5m2, 89),
+        _ => return Ok(false),
+    };
+    let (m, k) = (op.input.rows, op.weight.columns);
+    if input_operand == Operand::Int8 && k > LONGEST_INT8 {
+        return Ok(false);
+    }
+    let Some(cublaslt) = executor.cublaslt().filter(|_| capability >= oldest) else { return Ok(false) };
+    let row_stride = k.next_multiple_of(16);
+    let scale_bytes = (m * size_of::<f32>()).next_multiple_of(256);
+    let data = scratch.get(Purpose::Input, scale_bytes + m * row_stride)?;
+    let scales = OuterScales { input: data.cast::<f32>().cast_const(), weight: weight_scales };
+    let tokens = WeightView {
+        data: data.wrapping_byte_add(scale_bytes),
+        encoding: codes,
+        row_stride,
+        scales: Scales::Rows(scales.input),
+        ..WeightView::float(data, DType::F32, m, k, row_stride, false)
+    };
+    // SAFETY: the buffer holds the scales and the codes of every row, and the context is current.
+    unsafe { quantize::tokens(executor, &op.input, &tokens, stream)? };
+    let product = Product {
+        input: tokens.data,
+        weight: op.weight.data,
+        bias: None,
+        output: op.output.data,
+        m,
+        n: op.weight.rows,
+        // The padding of both sides is zeros.
+        k: row_stride,
+        input_stride: row_stride,
+        weight_stride: op.weight.row_stride,
+        output_stride: op.output.row_stride,
+        input_operand,
+        weight_operand,
+        output_dtype: op.output.dtype,
+        scales: None,
+    };
+    Ok((input_operand != Operand::Int8
+        && scaled_by_library(executor, cublaslt, op, &product, scales, scratch, stream)?)
+        || scaled_by_epilogue(executor, cublaslt, op, &product, scales, scratch, stream)?)
+}
+
+/// FP8 with the scales applied by cuBLASLt, which libraries from CUDA 12.9 on can do.
+fn scaled_by_library(
+    executor: &CudaExecutor,
+    cublaslt: &CublasLt,
+    op: &Linear,
+    product: &Product,
+    scales: OuterScales,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let product = Product { scales: Some(scales), ..*product };
+    if is_plain(op) {
+        return cublaslt.product(&product, scratch, stream);
+    }
+    let product = Product { output_dtype: DType::F32, ..product };
+    with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
+}
+
+/// The codes' values multiplied as they are, and both scales applied by the epilogue.
+fn scaled_by_epilogue(
+    executor: &CudaExecutor,
+    cublaslt: &CublasLt,
+    op: &Linear,
+    product: &Product,
+    scales: OuterScales,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let sums = if product.input_operand == Operand::Int8 { DType::I32 } else { DType::F32 };
+    let product = Product { output_dtype: sums, ..*product };
+    with_epilogue(executor, cublaslt, op, &product, Some(scales), scratch, stream)
+}

@@ -1,0 +1,119 @@
+//! `quantize` on CUDA: weights from float parts, and the codes of activations with a scale a token.
+
+use super::executor::CudaExecutor;
+use super::launch::Launch;
+use super::quantized::QuantizedMatrix;
+use super::scratch::Purpose;
+use crate::error::Result;
+use crate::executor::{CopyKind, Executor};
+use crate::ops::quantize::{Quantize, Quantized};
+use crate::stream::RawHandle;
+use crate::tensor::Matrix;
+use crate::weight::stripe::SquaredError;
+use crate::weight::{Arrangement, Encoding, Granularity, WeightView};
+use std::ffi::c_void;
+
+/// `nvb_quantize_part` of csrc/quantize/quantize.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Part {
+    data: *const c_void,
+    rows: i64,
+    stride: i64,
+}
+
+/// `nvb_quantize_report`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Report {
+    difference: f64,
+    norm: f64,
+    flags: u32,
+    maxima: [u32; MAX_PARTS],
+    reserved: u32,
+}
+const _: () = assert!(size_of::<Report>() == 40);
+
+/// `nvb_quantize_params`.
+#[repr(C)]
+struct Params {
+    matrix: QuantizedMatrix,
+    parts: [Part; MAX_PARTS],
+    report: *mut Report,
+    part_count: u32,
+    gated: u32,
+    per_tensor: u32,
+    input_dtype: u32,
+}
+const _: () = assert!(size_of::<Params>() == 184);
+
+const MAX_PARTS: usize = 4;
+
+extern "C" {
+    fn nvb_cuda_quantize(params: *const Params, launch: *const Launch) -> i32;
+}
+
+fn part(matrix: &Matrix) -> Part {
+    Part { data: matrix.data, rows: matrix.rows as i64, stride: matrix.row_stride as i64 }
+}
+
+/// Waits for the stream, because the caller wants to know what was lost.
+pub(super) fn run(executor: &CudaExecutor, op: &Quantize, stream: RawHandle) -> Result<Quantized> {
+    let (format, count) = (op.format, op.parts.len());
+    // Scales of Int4 that stand for a whole row, and the search for a clipping range, are left to the host.
+    let groups = matches!(format.granularity, Granularity::Groups(_));
+    let supported =
+        !format.clipping && (1..=MAX_PARTS).contains(&count) && (format.encoding != Encoding::Int4 || groups);
+    let Some(matrix) = QuantizedMatrix::of(&op.weight).filter(|_| supported) else {
+        return Ok(Quantized::Unsupported);
+    };
+    let _guard = executor.enter()?;
+    let scratch = executor.scratch(stream);
+    let mut scratch = scratch.lock(executor, stream);
+    let on_device = scratch.get(Purpose::Workspace, size_of::<Report>())?;
+    let mut parts = [part(&op.parts[0]); MAX_PARTS];
+    for (to, from) in parts.iter_mut().zip(&op.parts) {
+        *to = part(from);
+    }
+    let params = Params {
+        matrix,
+        parts,
+        report: on_device.cast(),
+        part_count: count as u32,
+        gated: (op.arrangement == Arrangement::Gated).into(),
+        per_tensor: (format.granularity == Granularity::Tensor).into(),
+        input_dtype: op.parts[0].dtype as u32,
+    };
+    let mut report = Report::default();
+    // SAFETY: the descriptor was validated, and the context is current; the copy is waited for.
+    unsafe {
+        executor.check_launch(nvb_cuda_quantize(&params, &executor.launch_on(stream)), "quantize")?;
+        let to = (&raw mut report).cast();
+        executor.copy(to, on_device, size_of::<Report>(), CopyKind::DeviceToHost, stream)?;
+    }
+    executor.stream_synchronize(stream)?;
+    let lost = SquaredError { difference: report.difference, norm: report.norm };
+    Ok(if report.flags == 0 { Quantized::Done(lost) } else { Quantized::Refused })
+}
+
+/// Queues the codes and scales of activations, a scale a token; NaN in a token makes its scale NaN. The context is current.
+///
+/// # Safety
+/// `codes` is an 8-bit matrix of the input's shape with scales of rows, in writable device memory.
+pub(super) unsafe fn tokens(
+    executor: &CudaExecutor,
+    input: &Matrix,
+    codes: &WeightView,
+    stream: RawHandle,
+) -> Result<()> {
+    let params = Params {
+        matrix: QuantizedMatrix::of(codes).expect("8-bit codes"),
+        parts: [part(input); MAX_PARTS],
+        report: std::ptr::null_mut(),
+        part_count: 1,
+        gated: 0,
+        per_tensor: 0,
+        input_dtype: input.dtype as u32,
+    };
+    executor.check_launch(nvb_cuda_quantize(&params, &executor.launch_on(stream)), "quantizing activations")
+}

@@ -1,0 +1,61 @@
+//! A quantised weight as kernels receive it.
+
+use crate::weight::{Encoding, Scales, WeightView};
+use std::ffi::c_void;
+
+/// `nvb_encoding_code` of csrc/common/quantized.h; `None` for floats.
+pub(super) fn encoding_code(encoding: Encoding) -> Option<u32> {
+    match encoding {
+        Encoding::Float(_) => None,
+        Encoding::Fp8E4m3 => Some(1),
+        Encoding::Fp8E5m2 => Some(2),
+        Encoding::Int8 => Some(3),
+        Encoding::Int4 => Some(4),
+    }
+}
+
+/// `nvb_scale_code`, the size of a group, and the scales.
+pub(super) fn scale_code(scales: Scales) -> (u32, u32, *const c_void) {
+    match scales {
+        Scales::None => (0, 0, std::ptr::null()),
+        Scales::Rows(data) => (1, 0, data.cast()),
+        Scales::Groups { size, data } => (2, size as u32, data.cast()),
+        Scales::Blocks(data) => (3, 0, data.cast()),
+    }
+}
+
+/// `nvb_quantized_matrix` of csrc/common/quantized.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct QuantizedMatrix {
+    data: *const c_void,
+    scales: *const c_void,
+    offsets: *const c_void,
+    rows: i64,
+    columns: i64,
+    row_bytes: i64,
+    encoding: u32,
+    scale_kind: u32,
+    group: u32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<QuantizedMatrix>() == 64);
+
+impl QuantizedMatrix {
+    /// `None` for a float weight.
+    pub fn of(weight: &WeightView) -> Option<QuantizedMatrix> {
+        let (scale_kind, group, scales) = scale_code(weight.scales);
+        Some(QuantizedMatrix {
+            data: weight.data,
+            scales,
+            offsets: weight.offsets.cast(),
+            rows: weight.rows as i64,
+            columns: weight.columns as i64,
+            row_bytes: (weight.row_stride * weight.encoding.bits() / 8) as i64,
+            encoding: encoding_code(weight.encoding)?,
+            scale_kind,
+            group,
+            reserved: 0,
+        })
+    }
+}
