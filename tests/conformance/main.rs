@@ -17,6 +17,7 @@ mod gated_activation;
 mod linear;
 mod linear_quantized;
 mod memory;
+mod quantize;
 mod random;
 mod rms_norm;
 mod rope;
