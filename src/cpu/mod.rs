@@ -8,14 +8,17 @@ pub mod argmax;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod bf16_tile;
+mod dequantize;
 mod dot_tile;
 pub mod elementwise;
 pub mod embedding;
 pub mod gated_activation;
 pub mod linear;
+mod linear_quantized;
 mod machine;
 mod memory;
 mod outer_tile;
+mod quantized_tile;
 pub mod rms_norm;
 pub mod rope;
 mod row;
