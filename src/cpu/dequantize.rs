@@ -24,28 +24,35 @@ pub trait Encoded: Copy {
     /// Of a chunk.
     const BYTES: usize;
     const SCALED: bool;
+    const OFFSETS: bool = false;
     /// What a value read by `load` must be multiplied by, scales apart.
     const FACTOR: f32 = 1.0;
 
     /// What the elements of a chunk have in common.
     type Values<S: Simd>: Copy;
-    unsafe fn values<S: Simd>(scale: f32, offset: f32) -> Self::Values<S>;
+    unsafe fn values<S: Simd>(scale: *const f32, offset: *const f32) -> Self::Values<S>;
     /// The `i`th vector of a chunk.
     unsafe fn load<S: Simd>(values: Self::Values<S>, chunk: *const u8, i: usize) -> S::Vector;
 }
 
+/// `OFFSETS`: scale · q + offset, else scale · (q − 8).
 #[derive(Clone, Copy)]
-pub struct Int4;
+pub struct Int4<const OFFSETS: bool>;
 
-impl Encoded for Int4 {
+impl<const OFFSETS: bool> Encoded for Int4<OFFSETS> {
     const BYTES: usize = CHUNK / 2;
     const SCALED: bool = true;
+    const OFFSETS: bool = OFFSETS;
 
     type Values<S: Simd> = S::Nibbles;
 
     #[inline(always)]
-    unsafe fn values<S: Simd>(scale: f32, offset: f32) -> S::Nibbles {
-        S::nibbles(S::splat(scale), S::splat(offset))
+    unsafe fn values<S: Simd>(scale: *const f32, offset: *const f32) -> S::Nibbles {
+        if OFFSETS {
+            S::nibbles(S::splat(scale.read()), S::splat(offset.read()))
+        } else {
+            S::symmetric_nibbles(S::splat(scale.read()))
+        }
     }
     #[inline(always)]
     unsafe fn load<S: Simd>(values: S::Nibbles, chunk: *const u8, i: usize) -> S::Vector {
@@ -73,8 +80,12 @@ macro_rules! bytes {
             type Values<S: Simd> = S::Vector;
 
             #[inline(always)]
-            unsafe fn values<S: Simd>(scale: f32, _offset: f32) -> S::Vector {
-                S::splat(scale)
+            unsafe fn values<S: Simd>(scale: *const f32, _offset: *const f32) -> S::Vector {
+                if SCALED {
+                    S::splat(scale.read())
+                } else {
+                    S::zero()
+                }
             }
             #[inline(always)]
             unsafe fn load<S: Simd>(scale: S::Vector, chunk: *const u8, i: usize) -> S::Vector {
@@ -100,8 +111,12 @@ macro_rules! with_encoding {
         use $crate::weight::{Encoding, Scales};
         let weight: &$crate::weight::WeightView = $weight;
         match (weight.encoding, matches!(weight.scales, Scales::Rows(_))) {
+            (Encoding::Int4, _) if weight.offsets.is_null() => {
+                type $type = Int4<false>;
+                $body
+            }
             (Encoding::Int4, _) => {
-                type $type = Int4;
+                type $type = Int4<true>;
                 $body
             }
             (Encoding::Int8, true) => {
@@ -135,50 +150,79 @@ macro_rules! with_encoding {
 pub(super) use with_encoding;
 
 /// The elements `k .. k + len` of one row, `k` a multiple of [`SLICE`] and `len` at most that.
-pub struct Slice {
-    data: *const u8,
-    len: usize,
-    /// Of each group in the slice; not set beyond, nor where one scale stands for the row.
-    scales: MaybeUninit<[f32; SLICE_CHUNKS]>,
-    offsets: MaybeUninit<[f32; SLICE_CHUNKS]>,
-    /// log₂ of the chunks in a group.
-    shift: u32,
+#[derive(Clone, Copy)]
+pub struct Slice<'a> {
+    pub weight: &'a WeightView,
+    pub row: usize,
+    pub k: usize,
+    pub len: usize,
 }
 
-impl Slice {
+/// The scales and offsets of a slice's groups in f32.
+pub struct Factors {
+    scales: MaybeUninit<[f32; SLICE_CHUNKS]>,
+    offsets: MaybeUninit<[f32; SLICE_CHUNKS]>,
+}
+
+impl Factors {
+    pub const UNSET: Factors = Factors { scales: MaybeUninit::uninit(), offsets: MaybeUninit::uninit() };
+
     /// # Safety
-    /// The CPU has `S`; the weight is one of `E` in host memory, row-major, and the elements are in it.
+    /// The CPU has `S`; the weight is one of `E` in host memory, row-major, and the slice lies in it.
     #[inline(always)]
-    pub unsafe fn new<S: Simd, E: Encoded>(weight: &WeightView, row: usize, k: usize, len: usize) -> Slice {
-        let mut slice = Slice {
-            data: weight.data.cast::<u8>().add((row * weight.row_stride + k) * E::BYTES / CHUNK),
-            len,
-            scales: MaybeUninit::uninit(),
-            offsets: MaybeUninit::uninit(),
-            shift: 0,
-        };
+    pub unsafe fn set<S: Simd, E: Encoded>(&mut self, slice: &Slice) {
+        if !E::SCALED {
+            return;
+        }
+        let &Slice { weight, row, k, len } = slice;
+        let (scales, offsets) = (self.scales.as_mut_ptr().cast::<f32>(), self.offsets.as_mut_ptr().cast::<f32>());
         let size = weight.scales.group_size();
-        if !E::SCALED || size == 0 {
-            return slice;
-        }
-        slice.shift = (size / CHUNK).ilog2();
         let (columns, group) = (weight.columns.div_ceil(size), k / size);
-        let (scales, offsets) = (slice.scales.as_mut_ptr().cast::<f32>(), slice.offsets.as_mut_ptr().cast::<f32>());
-        for (at, lanes) in vectors::<S>(len.div_ceil(size)) {
-            let scale = match weight.scales {
-                Scales::Groups { data, .. } => f16::load_lanes::<S>(data.add(row * columns + group + at), lanes),
-                Scales::Blocks(data) => f32::load_lanes::<S>(data.add(row / BLOCK * columns + group + at), lanes),
-                Scales::Rows(_) | Scales::None => S::zero(),
-            };
-            let offset = if weight.offsets.is_null() {
-                S::mul(scale, S::splat(-8.0))
-            } else {
-                f16::load_lanes::<S>(weight.offsets.add(row * columns + group + at), lanes)
-            };
-            S::store(scales.add(at), S::mul(scale, S::splat(E::FACTOR)));
-            S::store(offsets.add(at), offset);
+        match weight.scales {
+            Scales::Groups { data, .. } => {
+                let first = row * columns + group;
+                for (at, lanes) in vectors::<S>(len.div_ceil(size)) {
+                    // The memory's own look-ahead follows the codes, not this trickle.
+                    S::prefetch(data.wrapping_add(first + columns + at).cast());
+                    S::store(scales.add(at), f16::load_lanes::<S>(data.add(first + at), lanes));
+                    if E::OFFSETS {
+                        S::prefetch(weight.offsets.wrapping_add(first + columns + at).cast());
+                        S::store(offsets.add(at), f16::load_lanes::<S>(weight.offsets.add(first + at), lanes));
+                    }
+                }
+            }
+            Scales::Blocks(data) => {
+                let data = data.add(row / BLOCK * columns + group);
+                for (at, lanes) in vectors::<S>(len.div_ceil(BLOCK)) {
+                    let scale = f32::load_lanes::<S>(data.add(at), lanes);
+                    S::store(scales.add(at), S::mul(scale, S::splat(E::FACTOR)));
+                }
+            }
+            Scales::Rows(_) | Scales::None => unreachable!("a weight whose chunks have scales"),
         }
-        slice
+    }
+
+    /// What the elements of a chunk have in common, by its group.
+    ///
+    /// # Safety
+    /// The CPU has `S`, and the factors are set, if `E` has any, for a slice with this group.
+    #[inline(always)]
+    pub unsafe fn values<S: Simd, E: Encoded>(&self, group: usize) -> E::Values<S> {
+        E::values::<S>(self.scales.as_ptr().cast::<f32>().add(group), self.offsets.as_ptr().cast::<f32>().add(group))
+    }
+}
+
+impl Slice<'_> {
+    /// log₂ of the chunks in a group; without groups 0, and the group does not matter.
+    #[inline(always)]
+    pub fn group_shift(&self) -> u32 {
+        (self.weight.scales.group_size().max(CHUNK) / CHUNK).trailing_zeros()
+    }
+
+    #[inline(always)]
+    pub fn data<E: Encoded>(&self) -> *const u8 {
+        let first = self.row * self.weight.row_stride + self.k;
+        self.weight.data.cast::<u8>().wrapping_add(first * E::BYTES / CHUNK)
     }
 
     /// Chunks that are in the slice from end to end, or stored so.
@@ -196,38 +240,22 @@ impl Slice {
         self.whole_chunks::<E>() * CHUNK < self.len
     }
 
-    #[inline(always)]
-    pub fn data<E: Encoded>(&self, chunk: usize) -> *const u8 {
-        self.data.wrapping_add(chunk * E::BYTES)
-    }
-
-    /// What follows the whole chunks, filled up with zeros.
+    /// What follows the whole chunks of an encoding of one byte an element, filled up with zeros.
     ///
     /// # Safety
-    /// There is such a rest.
+    /// The slice lies in the weight.
     #[inline(always)]
-    pub unsafe fn rest(&self) -> [u8; CHUNK] {
+    pub unsafe fn rest<E: Encoded>(&self) -> [u8; CHUNK] {
         let mut bytes = [0; CHUNK];
-        std::ptr::copy_nonoverlapping(self.data.add(self.len / CHUNK * CHUNK), bytes.as_mut_ptr(), self.len % CHUNK);
+        let whole = self.len / CHUNK * CHUNK;
+        std::ptr::copy_nonoverlapping(self.data::<E>().add(whole), bytes.as_mut_ptr(), self.len - whole);
         bytes
-    }
-
-    /// # Safety
-    /// The CPU has `S`, and the slice was made for `E`, with `chunk` in it.
-    #[inline(always)]
-    pub unsafe fn values<S: Simd, E: Encoded>(&self, chunk: usize) -> E::Values<S> {
-        if !E::SCALED {
-            return E::values::<S>(1.0, 0.0);
-        }
-        let group = chunk >> self.shift;
-        let (scales, offsets) = (self.scales.as_ptr().cast::<f32>(), self.offsets.as_ptr().cast::<f32>());
-        E::values::<S>(scales.add(group).read(), offsets.add(group).read())
     }
 }
 
 /// Writes the values of a slice, and zeros up to a whole number of chunks; asks for the bytes `ahead` of those it reads.
 pub struct Unpack<'a, E> {
-    pub slice: &'a Slice,
+    pub slice: Slice<'a>,
     pub to: *mut f32,
     pub ahead: usize,
     pub encoded: PhantomData<E>,
@@ -239,14 +267,17 @@ impl<E: Encoded> Kernel for Unpack<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Unpack { slice, to, ahead, .. } = self;
-        let whole = slice.whole_chunks::<E>();
+        let mut factors = Factors::UNSET;
+        factors.set::<S, E>(&slice);
+        let (whole, shift) = (slice.whole_chunks::<E>(), slice.group_shift());
         for chunk in 0..whole {
-            let data = slice.data::<E>(chunk);
+            let data = slice.data::<E>().add(chunk * E::BYTES);
             S::prefetch(data.wrapping_add(ahead));
-            Self::chunk::<S>(slice.values::<S, E>(chunk), data, to.add(chunk * CHUNK));
+            Self::chunk::<S>(factors.values::<S, E>(chunk >> shift), data, to.add(chunk * CHUNK));
         }
         if slice.has_rest::<E>() {
-            Self::chunk::<S>(slice.values::<S, E>(whole), slice.rest().as_ptr(), to.add(whole * CHUNK));
+            let bytes = slice.rest::<E>();
+            Self::chunk::<S>(factors.values::<S, E>(whole >> shift), bytes.as_ptr(), to.add(whole * CHUNK));
         }
     }
 }

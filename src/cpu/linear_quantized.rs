@@ -129,11 +129,10 @@ impl Product<'_> {
             let x = self.input::<S>(part.clone(), INPUT_COLUMNS + 16, scratch);
             for step in 0..self.steps() {
                 for at in part.clone().step_by(SLICE) {
-                    let w = self.slices::<S, E>(step, at);
                     let tile = QuantizedTile::<E> {
                         x: x.data.add(at - part.start),
                         x_stride: x.stride,
-                        w: &w,
+                        w: self.slices(step, at),
                         ahead: STREAM_AHEAD,
                         encoded: PhantomData,
                     };
@@ -156,7 +155,7 @@ impl Product<'_> {
             let x = self.input::<S>(at..at + length, PITCH, scratch);
             for first in (0..steps).step_by(unpacked_steps) {
                 for (step, panel) in (first..).zip(panel.chunks_exact_mut(COLUMNS * PITCH)) {
-                    for (slice, row) in self.slices::<S, E>(step, at).iter().zip(panel.chunks_exact_mut(PITCH)) {
+                    for (slice, row) in self.slices(step, at).into_iter().zip(panel.chunks_exact_mut(PITCH)) {
                         let ahead = self.op.weight.row_stride * E::BYTES / CHUNK;
                         S::call(Unpack::<E> { slice, to: row.as_mut_ptr(), ahead, encoded: PhantomData });
                     }
@@ -187,18 +186,13 @@ impl Product<'_> {
     }
 
     /// From `at` on, of the four rows of a step. A column past the last repeats it, and its product is dropped.
-    #[inline(always)]
-    unsafe fn slices<S: Simd, E: Encoded>(&self, step: usize, at: usize) -> [Slice; COLUMNS] {
+    fn slices(&self, step: usize, at: usize) -> [Slice<'_>; COLUMNS] {
         let (last, length) = (self.columns.len() - 1, SLICE.min(self.op.weight.columns - at));
-        // Not `Slice::new` in the closure: a closure is compiled without the level's instructions.
-        let row = |j: usize| self.columns.start + (j * self.steps() + step).min(last);
-        let w = &self.op.weight;
-        [
-            Slice::new::<S, E>(w, row(0), at, length),
-            Slice::new::<S, E>(w, row(1), at, length),
-            Slice::new::<S, E>(w, row(2), at, length),
-            Slice::new::<S, E>(w, row(3), at, length),
-        ]
+        let slice = |j: usize| {
+            let row = self.columns.start + (j * self.steps() + step).min(last);
+            Slice { weight: &self.op.weight, row, k: at, len: length }
+        };
+        [slice(0), slice(1), slice(2), slice(3)]
     }
 
     /// The columns `part` of the task's rows of x: where they lie if they can be used so, else in scratch memory, `pitch`

@@ -7,7 +7,7 @@
 
 #![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
 
-use super::dequantize::{Encoded, Slice, CHUNK};
+use super::dequantize::{Encoded, Factors, Slice, CHUNK};
 use super::dot_tile::{Products, COLUMNS, MAX_ROWS};
 use super::simd::{Kernel, Simd};
 use std::marker::PhantomData;
@@ -22,7 +22,7 @@ pub struct QuantizedTile<'a, E> {
     /// Elements from one row of x to the next.
     pub x_stride: usize,
     /// Of equal length.
-    pub w: &'a [Slice; COLUMNS],
+    pub w: [Slice<'a>; COLUMNS],
     /// The tile asks for the cache lines of w that lie this many bytes further on.
     pub ahead: usize,
     pub encoded: PhantomData<E>,
@@ -44,6 +44,13 @@ impl<E: Encoded> QuantizedTile<'_, E> {
     }
 }
 
+const CACHE_LINE: usize = 64;
+
+#[inline(always)]
+fn at(data: &[*const u8; COLUMNS], offset: usize) -> [*const u8; COLUMNS] {
+    data.map(|data| data.wrapping_add(offset))
+}
+
 struct Tile<'a, E, const ROWS: usize>(QuantizedTile<'a, E>);
 
 impl<E: Encoded, const ROWS: usize> Kernel for Tile<'_, E, ROWS> {
@@ -53,26 +60,26 @@ impl<E: Encoded, const ROWS: usize> Kernel for Tile<'_, E, ROWS> {
     unsafe fn run<S: Simd>(self) -> Products {
         let QuantizedTile { x, x_stride, w, ahead, .. } = self.0;
         let mut sums = [[S::zero(); COLUMNS]; ROWS];
-        let whole = w[0].whole_chunks::<E>();
+        let mut factors = [Factors::UNSET; COLUMNS];
+        let mut data = [std::ptr::null(); COLUMNS];
+        for j in 0..COLUMNS {
+            factors[j].set::<S, E>(&w[j]);
+            data[j] = w[j].data::<E>();
+        }
+        let (whole, shift) = (w[0].whole_chunks::<E>(), w[0].group_shift());
         for chunk in 0..whole {
-            let mut data = [std::ptr::null(); COLUMNS];
-            let mut values = [w[0].values::<S, E>(chunk); COLUMNS];
-            for j in 0..COLUMNS {
-                data[j] = w[j].data::<E>(chunk);
-                values[j] = w[j].values::<S, E>(chunk);
-                S::prefetch(data[j].wrapping_add(ahead));
+            if chunk * E::BYTES % CACHE_LINE == 0 {
+                for j in 0..COLUMNS {
+                    S::prefetch(data[j].wrapping_add(chunk * E::BYTES + ahead));
+                }
             }
-            Self::chunk::<S>(&mut sums, x.add(chunk * CHUNK), x_stride, values, data);
+            let data = at(&data, chunk * E::BYTES);
+            Self::chunk::<S>(&mut sums, x.add(chunk * CHUNK), x_stride, &factors, chunk >> shift, data);
         }
         if w[0].has_rest::<E>() {
-            let mut values = [w[0].values::<S, E>(whole); COLUMNS];
-            let mut bytes = [[0; CHUNK]; COLUMNS];
-            for j in 0..COLUMNS {
-                values[j] = w[j].values::<S, E>(whole);
-                bytes[j] = w[j].rest();
-            }
-            let data = [bytes[0].as_ptr(), bytes[1].as_ptr(), bytes[2].as_ptr(), bytes[3].as_ptr()];
-            Self::chunk::<S>(&mut sums, x.add(whole * CHUNK), x_stride, values, data);
+            let bytes = [w[0].rest::<E>(), w[1].rest::<E>(), w[2].rest::<E>(), w[3].rest::<E>()];
+            let data = bytes.each_ref().map(|bytes| bytes.as_ptr());
+            Self::chunk::<S>(&mut sums, x.add(whole * CHUNK), x_stride, &factors, whole >> shift, data);
         }
         let mut result = [[0.0; COLUMNS]; MAX_ROWS];
         for i in 0..ROWS {
@@ -88,9 +95,14 @@ impl<E: Encoded, const ROWS: usize> Tile<'_, E, ROWS> {
         sums: &mut [[S::Vector; COLUMNS]; ROWS],
         x: *const f32,
         x_stride: usize,
-        values: [E::Values<S>; COLUMNS],
+        factors: &[Factors; COLUMNS],
+        group: usize,
         data: [*const u8; COLUMNS],
     ) {
+        let mut values = [factors[0].values::<S, E>(group); COLUMNS];
+        for j in 1..COLUMNS {
+            values[j] = factors[j].values::<S, E>(group);
+        }
         for part in 0..CHUNK / S::LANES {
             let mut columns = [S::zero(); COLUMNS];
             for j in 0..COLUMNS {

@@ -60,6 +60,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Prepares to turn numbers q of 4 bits into scale · q + offset. The products must be exact in f32, as those with a
     /// scale of 16 bits are; then every level gives the same values.
     unsafe fn nibbles(scale: Self::Vector, offset: Self::Vector) -> Self::Nibbles;
+    /// The same for scale · (q − 8).
+    #[inline(always)]
+    unsafe fn symmetric_nibbles(scale: Self::Vector) -> Self::Nibbles {
+        Self::nibbles(scale, Self::mul(scale, Self::splat(-8.0)))
+    }
     /// The values of the low halves of a byte a lane.
     unsafe fn load_low_nibbles(values: Self::Nibbles, pointer: *const u8) -> Self::Vector;
     /// The values of the high halves of a byte a lane.
