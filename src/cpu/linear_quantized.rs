@@ -7,6 +7,8 @@
 
 use super::dequantize::{with_encoding, Encoded, Slice, Unpack, CHUNK, SLICE};
 use super::dot_tile::{DotTile, Products, COLUMNS};
+#[cfg(target_arch = "x86_64")]
+use super::int4_tile::{arrange, Int4Tile, BLOCK, INT4_ROWS, INT4_SLICE};
 use super::linear::{
     finish, COLUMN_STEP, MAX_TASK_COLUMNS, MIN_TASK_ROWS, OVERLAPPED_ROWS, STREAM_AHEAD, TASK_WEIGHT_BYTES,
 };
@@ -16,11 +18,14 @@ use super::simd::{dispatch, with_float, Kernel, Simd};
 use super::threads::{Scratch, Threads, SCRATCH_FLOATS};
 use crate::ops::linear::Linear;
 use crate::tensor::{DType, Element};
+use crate::weight::Encoding;
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Most rows of a task.
 const TASK_ROWS: usize = 96;
+/// The same with Int4, whose slices of x are longer.
+const INT4_TASK_ROWS: usize = 48;
 
 /// Columns of x that a task of few rows has ready at once.
 const INPUT_COLUMNS: usize = 16 * SLICE;
@@ -42,11 +47,12 @@ pub fn linear_quantized(threads: &Threads, op: &Linear) {
     let (rows, columns) = (op.input.rows, op.weight.rows);
     // Rows are cut where they are many, or where the columns alone give the threads too few tasks.
     let few_columns = (threads.count() * 2).div_ceil(columns.div_ceil(COLUMN_STEP)).min(rows / MIN_TASK_ROWS);
-    let row_blocks = rows.div_ceil(TASK_ROWS).max(few_columns);
+    let int4 = op.weight.encoding == Encoding::Int4;
+    let row_blocks = rows.div_ceil(if int4 { INT4_TASK_ROWS } else { TASK_ROWS }).max(few_columns);
     let block_rows = rows.div_ceil(row_blocks);
     // Four tasks a thread even out threads that run at different speeds.
     let wanted = columns.div_ceil((threads.count() * 4).div_ceil(row_blocks));
-    let affordable = if rows <= QUANTIZED_ROWS { MAX_TASK_COLUMNS } else { UNPACKED_COLUMNS };
+    let affordable = if int4 || rows <= QUANTIZED_ROWS { MAX_TASK_COLUMNS } else { UNPACKED_COLUMNS };
     let block_columns = wanted.min(affordable).next_multiple_of(COLUMN_STEP);
     let column_blocks = columns.div_ceil(block_columns);
     threads.run(row_blocks * column_blocks, |task, scratch| {
@@ -82,7 +88,9 @@ impl Kernel for Block<'_> {
         sums.fill(0.0);
         let product = Product { op, rows: rows.clone(), columns: columns.clone(), sums: sums.as_mut_ptr(), width };
         with_encoding!(&op.weight, E => {
-            if rows.len() <= S::DOT_ROWS.min(QUANTIZED_ROWS) {
+            if is_tiled_int4::<S, E>() {
+                product.int4::<S>(scratch);
+            } else if rows.len() <= S::DOT_ROWS.min(QUANTIZED_ROWS) {
                 product.stream::<S, E>(scratch);
             } else {
                 product.unpack::<S, E>(scratch);
@@ -100,6 +108,13 @@ impl Kernel for Block<'_> {
             }
         })
     }
+}
+
+/// Whether [`super::int4_tile`] computes the product: then for all numbers of rows, because its sums have an order of
+/// their own.
+#[inline(always)]
+fn is_tiled_int4<S: Simd, E: Encoded>() -> bool {
+    cfg!(target_arch = "x86_64") && S::LANES == 16 && E::BYTES < CHUNK
 }
 
 /// x · Wᵀ of one task, before scales of rows, bias and activation.
@@ -132,7 +147,7 @@ impl Product<'_> {
                     let tile = QuantizedTile::<E> {
                         x: x.data.add(at - part.start),
                         x_stride: x.stride,
-                        w: self.slices(step, at),
+                        w: self.slices(step, at, SLICE),
                         ahead: STREAM_AHEAD,
                         encoded: PhantomData,
                     };
@@ -155,7 +170,7 @@ impl Product<'_> {
             let x = self.input::<S>(at..at + length, PITCH, scratch);
             for first in (0..steps).step_by(unpacked_steps) {
                 for (step, panel) in (first..).zip(panel.chunks_exact_mut(COLUMNS * PITCH)) {
-                    for (slice, row) in self.slices(step, at).into_iter().zip(panel.chunks_exact_mut(PITCH)) {
+                    for (slice, row) in self.slices(step, at, SLICE).into_iter().zip(panel.chunks_exact_mut(PITCH)) {
                         let ahead = self.op.weight.row_stride * E::BYTES / CHUNK;
                         S::call(Unpack::<E> { slice, to: row.as_mut_ptr(), ahead, encoded: PhantomData });
                     }
@@ -179,15 +194,69 @@ impl Product<'_> {
         }
     }
 
+    /// W is unpacked in registers whatever the number of rows. The order is chosen as in [`super::linear`].
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn int4<S: Simd>(&self, scratch: &mut [f32]) {
+        let (rows, k, steps) = (self.rows.len(), self.op.weight.columns, self.steps());
+        let tiles = rows.div_ceil(INT4_ROWS);
+        let part = if tiles == 1 { INPUT_COLUMNS } else { INT4_SLICE };
+        let by_tile = rows > OVERLAPPED_ROWS;
+        let (outer, inner) = if by_tile { (tiles, steps) } else { (steps, tiles) };
+        for start in (0..k).step_by(part) {
+            let part = start..(start + part).min(k);
+            let x = self.arranged_input::<S>(part.clone(), scratch);
+            for a in 0..outer {
+                for at in part.clone().step_by(INT4_SLICE) {
+                    for b in 0..inner {
+                        let (tile, step) = if by_tile { (a, b) } else { (b, a) };
+                        let ahead = match tile {
+                            0 if tiles == 1 => STREAM_AHEAD,
+                            0 => self.op.weight.row_stride / 2,
+                            _ => 0,
+                        };
+                        let rows = tile * rows / tiles..(tile + 1) * rows / tiles;
+                        let first = x.data.add(rows.start * x.stride + at - start);
+                        let tile =
+                            Int4Tile { x: first, x_stride: x.stride, w: self.slices(step, at, INT4_SLICE), ahead };
+                        self.add(rows.clone(), step, tile.compute(rows.len()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The columns `part` of the task's rows of x in scratch memory, in the order of Int4 codes, with zeros up to a whole
+    /// number of blocks.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn arranged_input<S: Simd>(&self, part: Range<usize>, scratch: &mut [f32]) -> Input {
+        let stride = part.len().next_multiple_of(BLOCK) + 16;
+        let x = self.input::<S>(part.clone(), stride, scratch);
+        for (row, to) in scratch.chunks_exact_mut(stride).take(self.rows.len()).enumerate() {
+            let from = x.data.wrapping_add(row * x.stride);
+            let whole = part.len() / BLOCK * BLOCK;
+            for at in (0..whole).step_by(BLOCK) {
+                arrange(from.add(at), to.as_mut_ptr().add(at));
+            }
+            if whole < part.len() {
+                let mut rest = [0.0; BLOCK];
+                std::ptr::copy_nonoverlapping(from.add(whole), rest.as_mut_ptr(), part.len() - whole);
+                arrange(rest.as_ptr(), to.as_mut_ptr().add(whole));
+            }
+        }
+        Input { data: scratch.as_ptr(), stride }
+    }
+
     /// Tiles beside each other. A tile's four rows of W lie a quarter of the task's apart, so that each of four streams
     /// reads a long contiguous range.
     fn steps(&self) -> usize {
         self.columns.len().div_ceil(COLUMNS)
     }
 
-    /// From `at` on, of the four rows of a step. A column past the last repeats it, and its product is dropped.
-    fn slices(&self, step: usize, at: usize) -> [Slice<'_>; COLUMNS] {
-        let (last, length) = (self.columns.len() - 1, SLICE.min(self.op.weight.columns - at));
+    /// Up to `most` elements from `at` on, of the four rows of a step. A column past the last repeats it, and its product is dropped.
+    fn slices(&self, step: usize, at: usize, most: usize) -> [Slice<'_>; COLUMNS] {
+        let (last, length) = (self.columns.len() - 1, most.min(self.op.weight.columns - at));
         let slice = |j: usize| {
             let row = self.columns.start + (j * self.steps() + step).min(last);
             Slice { weight: &self.op.weight, row, k: at, len: length }

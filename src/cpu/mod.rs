@@ -13,6 +13,8 @@ mod dot_tile;
 pub mod elementwise;
 pub mod embedding;
 pub mod gated_activation;
+#[cfg(target_arch = "x86_64")]
+mod int4_tile;
 pub mod linear;
 mod linear_quantized;
 mod machine;
