@@ -107,44 +107,24 @@ bytes!(E5m2, load_e5m2, 1.0);
 /// Runs `$body` with `$type` standing for the [`Encoded`] of a quantised weight.
 macro_rules! with_encoding {
     ($weight:expr, $type:ident => $body:expr) => {{
-        use $crate::cpu::dequantize::{E4m3, E5m2, Int4, Int8};
-        use $crate::weight::{Encoding, Scales};
+        use $crate::cpu::dequantize as formats;
+        use $crate::weight::Encoding as Of;
         let weight: &$crate::weight::WeightView = $weight;
-        match (weight.encoding, matches!(weight.scales, Scales::Rows(_))) {
-            (Encoding::Int4, _) if weight.offsets.is_null() => {
-                type $type = Int4<false>;
-                $body
-            }
-            (Encoding::Int4, _) => {
-                type $type = Int4<true>;
-                $body
-            }
-            (Encoding::Int8, true) => {
-                type $type = Int8<false>;
-                $body
-            }
-            (Encoding::Int8, false) => {
-                type $type = Int8<true>;
-                $body
-            }
-            (Encoding::Fp8E4m3, true) => {
-                type $type = E4m3<false>;
-                $body
-            }
-            (Encoding::Fp8E4m3, false) => {
-                type $type = E4m3<true>;
-                $body
-            }
-            (Encoding::Fp8E5m2, true) => {
-                type $type = E5m2<false>;
-                $body
-            }
-            (Encoding::Fp8E5m2, false) => {
-                type $type = E5m2<true>;
-                $body
-            }
-            (Encoding::Float(_), _) => unreachable!("a float weight is read as it stands"),
+        match (weight.encoding, weight.scales.group_size() != 0) {
+            (Of::Int4, _) if weight.offsets.is_null() => with_encoding!(@ formats::Int4<false>, $type => $body),
+            (Of::Int4, _) => with_encoding!(@ formats::Int4<true>, $type => $body),
+            (Of::Int8, false) => with_encoding!(@ formats::Int8<false>, $type => $body),
+            (Of::Int8, true) => with_encoding!(@ formats::Int8<true>, $type => $body),
+            (Of::Fp8E4m3, false) => with_encoding!(@ formats::E4m3<false>, $type => $body),
+            (Of::Fp8E4m3, true) => with_encoding!(@ formats::E4m3<true>, $type => $body),
+            (Of::Fp8E5m2, false) => with_encoding!(@ formats::E5m2<false>, $type => $body),
+            (Of::Fp8E5m2, true) => with_encoding!(@ formats::E5m2<true>, $type => $body),
+            (Of::Float(_), _) => unreachable!("a float weight is read as it stands"),
         }
+    }};
+    (@ $encoded:ty, $type:ident => $body:expr) => {{
+        type $type = $encoded;
+        $body
     }};
 }
 pub(super) use with_encoding;

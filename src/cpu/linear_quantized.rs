@@ -18,7 +18,7 @@ use super::simd::{dispatch, with_float, Kernel, Simd};
 use super::threads::{Scratch, Threads, SCRATCH_FLOATS};
 use crate::ops::linear::Linear;
 use crate::tensor::{DType, Element};
-use crate::weight::Encoding;
+use crate::weight::{Encoding, Scales};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -88,7 +88,9 @@ impl Kernel for Block<'_> {
         sums.fill(0.0);
         let product = Product { op, rows: rows.clone(), columns: columns.clone(), sums: sums.as_mut_ptr(), width };
         with_encoding!(&op.weight, E => {
-            if is_tiled_int4::<S, E>() {
+            if S::LANES == 16 && E::BYTES < CHUNK {
+                // For all numbers of rows, because its sums have an order of their own.
+                #[cfg(target_arch = "x86_64")]
                 product.int4::<S>(scratch);
             } else if rows.len() <= S::DOT_ROWS.min(QUANTIZED_ROWS) {
                 product.stream::<S, E>(scratch);
@@ -108,13 +110,6 @@ impl Kernel for Block<'_> {
             }
         })
     }
-}
-
-/// Whether [`super::int4_tile`] computes the product: then for all numbers of rows, because its sums have an order of
-/// their own.
-#[inline(always)]
-fn is_tiled_int4<S: Simd, E: Encoded>() -> bool {
-    cfg!(target_arch = "x86_64") && S::LANES == 16 && E::BYTES < CHUNK
 }
 
 /// x · Wᵀ of one task, before scales of rows, bias and activation.
@@ -305,3 +300,6 @@ impl Product<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
