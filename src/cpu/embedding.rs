@@ -1,23 +1,27 @@
 //! output[t] = table[tokens[t]] · scale.
 
+use super::dequantize::{with_encoding, Slice, Unpack, SLICE};
 use super::row::{for_rows, integers, vectors, Row};
-use super::simd::{dispatch, Kernel, Simd};
-use super::threads::Threads;
+use super::simd::{dispatch, Kernel, Simd, VectorElement};
+use super::threads::{Scratch, Threads};
 use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
 use crate::tensor::DType;
+use crate::weight::Scales;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// An error names the first token that is not in the table; nothing is written then.
 pub fn embedding(threads: &Threads, op: &Embedding) -> Result<()> {
     check(op)?;
-    let Some(dtype) = op.table.dtype() else {
-        reference(op);
-        return Ok(());
-    };
-    for_rows(threads, op.output.rows, op.output.columns, |rows, _| {
+    for_rows(threads, op.output.rows, op.output.columns, |rows, scratch| {
         // SAFETY: the descriptor is validated, the tokens are in the table, and tasks write different rows.
-        unsafe { dispatch(Gather { op, dtype, rows }) }
+        unsafe {
+            match op.table.dtype() {
+                Some(dtype) => dispatch(Gather { op, dtype, rows }),
+                None => dispatch(GatherQuantized { op, rows, scratch }),
+            }
+        }
     });
     Ok(())
 }
@@ -55,6 +59,41 @@ impl Kernel for Gather<'_> {
                 to.store::<S>(at, S::mul(from.load::<S>(at, lanes), scale), lanes);
             }
         }
+    }
+}
+
+/// Rows of a quantised table go through f32 memory, a slice at a time.
+struct GatherQuantized<'a> {
+    op: &'a Embedding,
+    rows: Range<usize>,
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for GatherQuantized<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let GatherQuantized { op, rows, scratch } = self;
+        let tokens = integers(&op.tokens);
+        let values = &mut scratch.floats()[..SLICE];
+        with_encoding!(&op.table, E => for t in rows {
+            let token = tokens[t] as usize;
+            let factor = match op.table.scales {
+                Scales::Rows(scales) => scales.add(token).read() * E::FACTOR,
+                _ => 1.0,
+            };
+            let scale = S::splat(factor * op.scale);
+            for k in (0..op.table.columns).step_by(SLICE) {
+                let len = SLICE.min(op.table.columns - k);
+                let slice = Slice { weight: &op.table, row: token, k, len };
+                S::call(Unpack::<E> { slice, to: values.as_mut_ptr(), ahead: 0, encoded: PhantomData });
+                let to = Row::of(&op.output, t).skip(k);
+                for (at, lanes) in vectors::<S>(len) {
+                    to.store::<S>(at, S::mul(f32::load_lanes::<S>(values.as_ptr().add(at), lanes), scale), lanes);
+                }
+            }
+        })
     }
 }
 
