@@ -116,7 +116,7 @@ pub unsafe extern "C" fn nvb_weight_create(
             }
             tensors.push(tensor);
         }
-        let created = Weight::new(backend.memory(), &tensors, arrangement, source, &stream)?;
+        let created = Weight::new(backend.memory(), &tensors, arrangement, source, None, &stream)?;
         let handle = WEIGHTS.insert(Arc::new(WeightObject { weight: created, backend }))?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { weight.write(handle) };

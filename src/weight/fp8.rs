@@ -1,25 +1,32 @@
 //! FP8 (OCP 8-bit floating point, revision 1.0): E4M3 without infinities (largest value 448, 0x7f and 0xff are NaN) and
 //! E5M2 with them (57344). Every code converts exactly to f32, f16 and bf16.
 
-use half::f16;
+use super::int8::round;
 
 pub const E4M3_MAX: f32 = 448.0;
 pub const E5M2_MAX: f32 = 57344.0;
 
+/// The fields moved into place, and the exponent's bias put right by an exact product.
+fn widen(code: u8, mantissa_bits: u32, bias: u32) -> f32 {
+    let sign = u32::from(code & 0x80) << 24;
+    let fields = u32::from(code & 0x7f) << (23 - mantissa_bits);
+    f32::from_bits(sign | fields) * f32::from_bits((127 + 127 - bias) << 23)
+}
+
 pub fn e4m3_to_f32(code: u8) -> f32 {
-    let sign = if code & 0x80 != 0 { -1.0 } else { 1.0 };
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    match (exponent, code & 7) {
-        (15, 7) => f32::NAN,
-        // Steps of 2^-9 below 2^-6.
-        (0, _) => sign * mantissa * (1.0 / 512.0),
-        _ => sign * (8.0 + mantissa) * 2f32.powi(exponent - 10),
+    if code & 0x7f == 0x7f {
+        f32::NAN
+    } else {
+        widen(code, 3, 7)
     }
 }
 
-/// E5M2 is the upper half of an f16.
 pub fn e5m2_to_f32(code: u8) -> f32 {
-    f16::from_bits(u16::from(code) << 8).to_f32()
+    match code & 0x7f {
+        0x7c => f32::INFINITY.copysign(widen(code, 2, 15)),
+        0x7d..=0x7f => f32::NAN,
+        _ => widen(code, 2, 15),
+    }
 }
 
 /// Rounds to nearest, ties to even; what exceeds 448 becomes ±448, and NaN stays NaN.
@@ -34,7 +41,7 @@ pub fn e4m3_from_f32(value: f32) -> u8 {
     }
     if magnitude < 1.0 / 64.0 {
         // A code counts steps of 2^-9 here, and 8 steps are the smallest normal number.
-        return sign | (magnitude * 512.0).round_ties_even() as u8;
+        return sign | round(magnitude * 512.0) as u8;
     }
     // 20 of the 23 bits of the mantissa go; a carry out of it raises the exponent, as it should.
     let bits = magnitude.to_bits();
@@ -54,7 +61,7 @@ pub fn e5m2_from_f32(value: f32) -> u8 {
     }
     if magnitude < 1.0 / 16384.0 {
         // Steps of 2^-16 below 2^-14.
-        return sign | (magnitude * 65536.0).round_ties_even() as u8;
+        return sign | round(magnitude * 65536.0) as u8;
     }
     let bits = magnitude.to_bits();
     let rounded = bits + 0xf_ffff + (bits >> 21 & 1);

@@ -1,31 +1,50 @@
 //! Weights: matrices [N, K] that live as long as a model, in the layout that the products read.
 //!
-//! Rows start on 16-byte boundaries. Several source tensors may be stacked (Q, K and V as one product), and a gate and
-//! an up projection may be interleaved row by row, so that one product's neighbouring columns are the pair that a gated
-//! activation needs.
+//! Several source tensors may be stacked (Q, K and V as one product), and a gate and an up projection may be interleaved
+//! row by row, so that one product's neighbouring columns are the pair that a gated activation needs. Sources are float
+//! tensors or the quantised formats that files have (`gguf`, `awq`, `gptq`, `sfp`, `codes`); they are kept as they are,
+//! or converted into a [`Format`]. A weight travels in panels of rows, so a model is never in memory twice.
 
+mod arrangement;
+pub mod awq;
+pub mod codes;
+mod convert;
+mod dequantize;
 mod encoding;
+mod float;
+pub mod format;
 pub mod fp8;
+pub mod gguf;
+pub mod gguf_file;
+pub mod gptq;
+pub mod grouped;
+pub mod int4;
+pub mod int8;
+pub mod mapping;
+pub mod pack;
+pub mod quantize;
+pub mod rows;
+pub mod sfp;
+mod staging;
+pub mod stripe;
 mod view;
 
+pub use arrangement::Arrangement;
 pub use encoding::{Encoding, Scales, WeightLayout, BLOCK};
+pub use format::{Format, Granularity};
 pub use view::WeightView;
 
 use crate::error::{Error, Result};
-use crate::executor::{CopyKind, Executor};
 use crate::memory::{Allocation, MemoryManager};
-use crate::ops::expect_extent;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
+use arrangement::RowMap;
+use convert::{keeps_codes, Conversion, Sources};
+use float::Copier;
+use pack::Geometry;
+use rows::RowSource;
+use staging::Staging;
 use std::sync::Arc;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrangement {
-    /// The parts stand one below the other.
-    Stacked,
-    /// Two parts, gate and up, alternate row by row.
-    Gated,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
@@ -37,204 +56,202 @@ pub enum Source {
 
 pub struct Weight {
     view: WeightView,
+    geometry: Geometry,
     /// `None` for a borrowed weight.
     allocation: Option<Allocation>,
+    relative_error: f64,
 }
 
 impl Weight {
-    /// Copies the parts into the device's layout and waits until they have arrived.
+    /// Copies float parts into the device's layout, as they are or converted into `format`, and waits until they have been
+    /// read.
     pub fn new(
         memory: &Arc<MemoryManager>,
         parts: &[Tensor],
         arrangement: Arrangement,
         source: Source,
+        format: Option<Format>,
         stream: &Stream,
     ) -> Result<Weight> {
-        let view = check(parts, arrangement)?;
+        let map = check(parts, arrangement)?;
+        let own = Format::float(parts[0].dtype);
+        let format = format.unwrap_or(own);
         if source == Source::Borrowed {
-            if parts.len() != 1 || arrangement == Arrangement::Gated {
-                return Err(Error::invalid(
-                    "a borrowed weight is one tensor as it stands: it cannot be stacked or gated",
-                ));
-            }
-            let matrix = parts[0].as_matrix("parts[0]")?;
-            return Ok(Weight {
-                view: WeightView { data: matrix.data, row_stride: matrix.row_stride, ..view },
-                allocation: None,
-            });
+            return Weight::borrow(memory, parts, &map, format);
         }
-        let dtype = parts[0].dtype;
-        let size = dtype.size();
-        let row_bytes = view
-            .columns
-            .checked_mul(size)
-            .and_then(|bytes| bytes.checked_next_multiple_of(16))
-            .ok_or_else(|| Error::invalid(format!("a weight of {} columns overflows", view.columns)))?;
-        let bytes = row_bytes
-            .checked_mul(view.rows)
-            .filter(|&bytes| bytes <= isize::MAX as usize)
-            .ok_or_else(|| Error::invalid(format!("a weight of {} rows of {} overflows", view.rows, view.columns)))?;
-        let allocation = memory
-            .allocate_owned(bytes, stream)
-            .map_err(|error| error.context(format_args!("weight [{}, {}] of {}", view.rows, view.columns, dtype)))?;
-        let copier = Copier {
-            executor: memory.executor(),
-            parts,
-            arrangement,
-            to: allocation.pointer().cast(),
-            rows: view.rows,
-            row_bytes,
-            stream,
+        let geometry = Geometry::new(format, memory.executor().weight_layout(), map.rows, map.columns)?;
+        if format == own {
+            let allocation = allocate(memory, &geometry, 0, stream)?;
+            let (to, row_bytes) = (allocation.pointer().cast(), geometry.row_bytes());
+            Copier { executor: memory.executor(), parts, map: &map, to, row_bytes, stream }.copy(source)?;
+            stream.synchronize()?;
+            return Ok(Weight::finished(geometry, &map, allocation, false, 0.0));
+        }
+        if source == Source::Device {
+            return Weight::convert(memory, Sources::Device(parts), &map, geometry, stream);
+        }
+        // SAFETY: checked tensors in host memory, which the caller keeps during the call.
+        let rows: Vec<rows::FloatRows> = parts.iter().map(|&part| unsafe { rows::FloatRows::new(part) }).collect();
+        let rows = rows.iter().map(|rows| rows as &dyn RowSource).collect();
+        Weight::convert(memory, Sources::Host(rows), &map, geometry, stream)
+    }
+
+    /// Reads the parts into `format`, or into the one that keeps all their codes, and waits until they have been read.
+    pub fn import(
+        memory: &Arc<MemoryManager>,
+        parts: &[&dyn RowSource],
+        arrangement: Arrangement,
+        format: Option<Format>,
+        stream: &Stream,
+    ) -> Result<Weight> {
+        let shapes: Vec<_> = parts.iter().map(|part| (part.rows(), part.columns())).collect();
+        let map = RowMap::new(arrangement, &shapes)?;
+        let format = match format {
+            Some(format) => format,
+            None => common_format(parts, &map)?,
         };
-        match source {
-            Source::Host if !copier.parts_stand_as_they_are() => copier.copy_staged()?,
-            Source::Host => copier.copy_parts(CopyKind::HostToDevice)?,
-            _ if copier.parts_stand_as_they_are() => copier.copy_parts(CopyKind::DeviceToDevice)?,
-            _ => copier.copy_rows()?,
+        let geometry = Geometry::new(format, memory.executor().weight_layout(), map.rows, map.columns)?;
+        Weight::convert(memory, Sources::Host(parts.to_vec()), &map, geometry, stream)
+    }
+
+    fn borrow(memory: &Arc<MemoryManager>, parts: &[Tensor], map: &RowMap, format: Format) -> Result<Weight> {
+        if parts.len() != 1 || map.is_gated() || format != Format::float(parts[0].dtype) {
+            return Err(Error::invalid(
+                "a borrowed weight is one tensor as it stands: it cannot be stacked, gated or converted",
+            ));
         }
-        stream.synchronize()?;
-        let view = WeightView { data: allocation.pointer(), row_stride: row_bytes / size, ..view };
-        Ok(Weight { view, allocation: Some(allocation) })
+        let matrix = parts[0].as_matrix("parts[0]")?;
+        let (rows, columns) = (matrix.rows, matrix.columns);
+        let geometry = Geometry::new(format, memory.executor().weight_layout(), rows, columns)?;
+        let view = WeightView::float(matrix.data, matrix.dtype, rows, columns, matrix.row_stride, false);
+        Ok(Weight { view, geometry, allocation: None, relative_error: 0.0 })
+    }
+
+    fn convert(
+        memory: &Arc<MemoryManager>,
+        sources: Sources,
+        map: &RowMap,
+        geometry: Geometry,
+        stream: &Stream,
+    ) -> Result<Weight> {
+        let executor = memory.executor();
+        let keep = match &sources {
+            Sources::Host(parts) => keeps_codes(&geometry.format, parts, map),
+            Sources::Device(_) => false,
+        };
+        let order = match &sources {
+            Sources::Host(parts) if keep => parts[0].coded().and_then(|coded| coded.order()),
+            _ => None,
+        };
+        let order: Vec<u8> = order.into_iter().flatten().flat_map(|k| k.to_le_bytes()).collect();
+        let allocation = allocate(memory, &geometry, order.len(), stream)?;
+        let to = allocation.pointer().cast::<u8>();
+        let error = Conversion { executor, sources, map, geometry, keep, to, stream }.run()?;
+        if !order.is_empty() {
+            let mut staging = Staging::new(executor, order.len())?;
+            staging.bytes().copy_from_slice(&order);
+            // SAFETY: the allocation has these bytes after its sections.
+            unsafe { staging.upload(0, order.len(), to.add(geometry.sections().3), stream)? };
+            stream.synchronize()?;
+        }
+        Ok(Weight::finished(geometry, map, allocation, !order.is_empty(), error.relative()))
+    }
+
+    fn finished(
+        geometry: Geometry,
+        map: &RowMap,
+        allocation: Allocation,
+        ordered: bool,
+        relative_error: f64,
+    ) -> Weight {
+        let at = |offset: usize| allocation.pointer().cast::<u8>().wrapping_add(offset);
+        let (data, scales, offsets, order) = geometry.sections();
+        let format = geometry.format;
+        let view = WeightView {
+            data: at(data.start).cast(),
+            encoding: format.encoding,
+            rows: map.rows,
+            columns: map.columns,
+            row_stride: geometry.row_stride(),
+            gated: map.is_gated(),
+            scales: match (format.encoding, format.granularity) {
+                (Encoding::Float(_), _) => Scales::None,
+                (_, Granularity::Blocks) => Scales::Blocks(at(scales.start).cast()),
+                _ if format.has_f16_scales() => {
+                    Scales::Groups { size: format.stored_group(), data: at(scales.start).cast() }
+                }
+                _ => Scales::Rows(at(scales.start).cast()),
+            },
+            offsets: if format.zero_points { at(offsets.start).cast() } else { std::ptr::null() },
+            order: if ordered { at(order).cast() } else { std::ptr::null() },
+        };
+        Weight { view, geometry, allocation: Some(allocation), relative_error }
     }
 
     pub fn view(&self) -> WeightView {
         self.view
     }
 
+    pub fn format(&self) -> Format {
+        self.geometry.format
+    }
+
     /// Device bytes that the weight owns; 0 when borrowed.
     pub fn bytes(&self) -> usize {
         self.allocation.as_ref().map_or(0, Allocation::bytes)
     }
+
+    /// Of these, the bytes of scales and offsets.
+    pub fn scale_bytes(&self) -> usize {
+        let rows = self.geometry.rows;
+        self.geometry.scale_bytes(rows) + self.geometry.offset_bytes(rows)
+    }
+
+    /// ‖weight − source‖ / ‖source‖ of the conversion; 0 where nothing was lost.
+    pub fn relative_error(&self) -> f64 {
+        self.relative_error
+    }
 }
 
-fn check(parts: &[Tensor], arrangement: Arrangement) -> Result<WeightView> {
-    let Some(first) = parts.first() else {
-        return Err(Error::invalid("a weight needs at least one part"));
-    };
-    let mut rows = 0;
+fn allocate(memory: &Arc<MemoryManager>, geometry: &Geometry, more: usize, stream: &Stream) -> Result<Allocation> {
+    let (data, _, _, end) = geometry.sections();
+    // Floats have nothing behind their rows.
+    let bytes = if geometry.format.encoding.is_float() { data.end } else { end + more };
+    memory.allocate_owned(bytes, stream).map_err(|error| {
+        let Geometry { rows, columns, format, .. } = geometry;
+        error.context(format_args!("weight [{rows}, {columns}] of {format}"))
+    })
+}
+
+fn check(parts: &[Tensor], arrangement: Arrangement) -> Result<RowMap> {
+    let mut shapes = Vec::with_capacity(parts.len());
     for (i, part) in parts.iter().enumerate() {
         let name = format!("parts[{i}]");
         part.expect_float(&name)?;
         part.expect_rank(&name, 2)?;
         part.expect_readable(&name)?;
-        part.expect_dtype(&name, first.dtype)?;
-        if part.is_empty() {
-            return Err(Error::invalid(format!("`{name}` has shape {:?}: a weight cannot be empty", part.shape())));
-        }
-        if part.shape[1] != first.shape[1] {
-            return Err(Error::invalid(format!(
-                "`{name}` has {} columns; parts[0] has {}",
-                part.shape[1], first.shape[1]
-            )));
-        }
-        rows += part.shape[0];
+        part.expect_dtype(&name, parts[0].dtype)?;
+        shapes.push((part.shape[0], part.shape[1]));
     }
-    if arrangement == Arrangement::Gated && (parts.len() != 2 || parts[0].shape[0] != parts[1].shape[0]) {
-        return Err(Error::invalid("a gated weight takes two parts, gate and up, of one shape"));
-    }
-    expect_extent("the number of rows", rows)?;
-    expect_extent("the number of columns", first.shape[1])?;
-    let (columns, gated) = (first.shape[1], arrangement == Arrangement::Gated);
-    Ok(WeightView::float(std::ptr::null_mut(), first.dtype, rows, columns, columns, gated))
+    RowMap::new(arrangement, &shapes)
 }
 
-/// Bytes of the page-locked buffer through which rows travel that need re-arranging.
-const STAGING_BYTES: usize = 32 << 20;
-
-struct Copier<'a> {
-    executor: &'a Arc<dyn Executor>,
-    parts: &'a [Tensor],
-    arrangement: Arrangement,
-    to: *mut u8,
-    rows: usize,
-    row_bytes: usize,
-    stream: &'a Stream,
-}
-
-impl Copier<'_> {
-    /// Whether each part's rows already have the target's pitch and order.
-    fn parts_stand_as_they_are(&self) -> bool {
-        self.arrangement == Arrangement::Stacked
-            && self.parts.iter().all(|part| {
-                let size = part.dtype.size();
-                part.shape[1] * size == self.row_bytes
-                    && (part.strides[0] * size == self.row_bytes || part.shape[0] == 1)
-            })
+/// The format that keeps the codes of all parts.
+fn common_format(parts: &[&dyn RowSource], map: &RowMap) -> Result<Format> {
+    let formats: Vec<Format> = parts.iter().map(|part| part.format()).collect();
+    let mut common = formats[0];
+    for (i, &format) in formats.iter().enumerate() {
+        common = common.common(format).ok_or_else(|| {
+            Error::invalid(format!("parts[{i}] is {format} and parts[0] {}: no format keeps both", formats[0]))
+                .with_advice("name the format that they shall have")
+        })?;
     }
-
-    fn copy_parts(&self, kind: CopyKind) -> Result<()> {
-        let mut first = 0;
-        for part in self.parts {
-            let bytes = part.shape[0] * self.row_bytes;
-            // SAFETY: the part holds these rows, and the target the rows of all parts.
-            unsafe {
-                let to = self.to.add(first * self.row_bytes);
-                self.executor.copy(to.cast(), part.data, bytes, kind, self.stream.raw())?;
-            }
-            first += part.shape[0];
-        }
-        Ok(())
+    let coded = parts.iter().all(|part| part.coded().is_some());
+    if coded && !keeps_codes(&common, parts, map) {
+        return Err(Error::invalid(format!(
+            "these parts cannot be one weight of {common} as they are: their blocks or the orders of their columns differ"
+        ))
+        .with_advice("create a weight of each, or name a format"));
     }
-
-    /// The source of a target row, and the bytes it holds.
-    fn source(&self, row: usize) -> (*const u8, usize) {
-        let (part, row) = match self.arrangement {
-            Arrangement::Gated => (&self.parts[row % 2], row / 2),
-            Arrangement::Stacked => {
-                let mut first = 0;
-                let part = self
-                    .parts
-                    .iter()
-                    .find(|part| {
-                        first += part.shape[0];
-                        row < first
-                    })
-                    .expect("row < the sum of the parts' rows");
-                (part, row - (first - part.shape[0]))
-            }
-        };
-        let size = part.dtype.size();
-        (part.data.cast::<u8>().wrapping_add(row * part.strides[0] * size), part.shape[1] * size)
-    }
-
-    fn copy_rows(&self) -> Result<()> {
-        for row in 0..self.rows {
-            let (from, bytes) = self.source(row);
-            // SAFETY: `source` points at a row of a part, and the target has `rows` rows.
-            unsafe {
-                let to = self.to.add(row * self.row_bytes).cast();
-                self.executor.copy(to, from.cast(), bytes, CopyKind::DeviceToDevice, self.stream.raw())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Arranges rows in page-locked memory, because one large copy is far cheaper than one a row.
-    fn copy_staged(&self) -> Result<()> {
-        let chunk = (STAGING_BYTES / self.row_bytes).clamp(1, self.rows);
-        let staging = self.executor.host_allocate(chunk * self.row_bytes)?.cast::<u8>();
-        let result = (0..self.rows).step_by(chunk).try_for_each(|begin| {
-            let count = chunk.min(self.rows - begin);
-            for row in 0..count {
-                let (from, bytes) = self.source(begin + row);
-                // SAFETY: the staging buffer holds `chunk` rows of `row_bytes`, of which the source fills `bytes`.
-                unsafe {
-                    let to = staging.add(row * self.row_bytes);
-                    std::ptr::copy_nonoverlapping(from, to, bytes);
-                    std::ptr::write_bytes(to.add(bytes), 0, self.row_bytes - bytes);
-                }
-            }
-            // SAFETY: the target has rows begin .. begin + count.
-            unsafe {
-                let to = self.to.add(begin * self.row_bytes).cast();
-                let bytes = count * self.row_bytes;
-                self.executor.copy(to, staging.cast(), bytes, CopyKind::HostToDevice, self.stream.raw())?;
-            }
-            // The buffer is refilled next.
-            self.stream.synchronize()
-        });
-        // SAFETY: allocated above with this size; every copy out of it was waited for, or failed.
-        unsafe { self.executor.host_free(staging.cast(), chunk * self.row_bytes) };
-        result
-    }
+    Ok(common)
 }

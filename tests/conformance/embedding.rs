@@ -36,7 +36,7 @@ const CASE: Case = Case {
 fn test(run: &mut Run, case: &Case) -> Outcome {
     let (table, values) = run.normal(case.table, &[case.vocabulary, case.width], case.layout, case.magnitude)?;
     let memory = run.device.backend.memory();
-    let weight = Weight::new(memory, &[table], Arrangement::Stacked, Source::Borrowed, run.stream)?;
+    let weight = Weight::new(memory, &[table], Arrangement::Stacked, Source::Borrowed, None, run.stream)?;
     let mut tokens: Vec<i32> = (0..case.tokens).map(|_| run.random.below(case.vocabulary) as i32).collect();
     let mut reference: Vec<f64> = tokens
         .iter()

@@ -77,7 +77,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         let tensor = |bytes: &mut Vec<u8>| Tensor::new(bytes.as_mut_ptr().cast(), case.weight, &[n, k]);
         (host.iter_mut().map(tensor).collect(), Source::Host)
     };
-    let weight = Weight::new(run.device.backend.memory(), &tensors, arrangement, source, run.stream)?;
+    let weight = Weight::new(run.device.backend.memory(), &tensors, arrangement, source, None, run.stream)?;
     let biases = match case.bias {
         Some(dtype) => {
             let (tensor, values) = run.normal(dtype, &[n * parts.len()], case.layout, case.magnitude)?;
@@ -217,7 +217,7 @@ fn rows_do_not_depend_on_the_batch() {
         let (folded, x) = run.normal(dtype, &[rows, 1, k], UNALIGNED, 1.0)?;
         let (part, w) = run.normal(dtype, &[n, k], PLAIN, 1.0)?;
         let weight =
-            Weight::new(run.device.backend.memory(), &[part], Arrangement::Stacked, Source::Device, run.stream)?;
+            Weight::new(run.device.backend.memory(), &[part], Arrangement::Stacked, Source::Device, None, run.stream)?;
         let all = run.output(DType::F32, &[rows, 1, n], PLAIN)?;
         let op = Linear::new(folded, weight.view(), None, Activation::None, all)?;
         run.executor().linear(&op, run.stream.raw())?;

@@ -44,7 +44,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         tensors.push(tensor.with_strides(&[case.columns + case.padding, 1]));
     }
     let memory = run.device.backend.memory();
-    let weight = Weight::new(memory, &tensors, case.arrangement, case.source, run.stream)?;
+    let weight = Weight::new(memory, &tensors, case.arrangement, case.source, None, run.stream)?;
     // The parts were read: what becomes of the host's copy no longer matters.
     host.iter_mut().for_each(|bytes| bytes.fill(0));
     let view = weight.view();
@@ -106,7 +106,7 @@ fn weights() {
 fn wrong_parts_are_named() {
     check("weight errors", &[()], |run, _| {
         let make = |parts: &[Tensor], arrangement, source| {
-            Weight::new(run.device.backend.memory(), parts, arrangement, source, run.stream)
+            Weight::new(run.device.backend.memory(), parts, arrangement, source, None, run.stream)
         };
         let mut bytes = vec![0u8; 4096];
         let data = bytes.as_mut_ptr().cast();
@@ -136,8 +136,14 @@ fn borrowed_weights_keep_their_strides() {
     let cases = [PLAIN, UNALIGNED, PITCHED];
     check("borrowed weight", &cases, |run, &layout| {
         let (part, values) = run.normal(DType::F16, &[6, 10], layout, 1.0)?;
-        let weight =
-            Weight::new(run.device.backend.memory(), &[part], Arrangement::Stacked, Source::Borrowed, run.stream)?;
+        let weight = Weight::new(
+            run.device.backend.memory(),
+            &[part],
+            Arrangement::Stacked,
+            Source::Borrowed,
+            None,
+            run.stream,
+        )?;
         let view = weight.view();
         if view.row_stride != 10 + layout.padding || stored(run, &view)? != values {
             return Err(format!("{view:?}").into());

@@ -1,0 +1,162 @@
+//! FP8 and INT8 codes as checkpoints have them: one byte an element, row-major, and scales for the tensor, for rows, for
+//! groups of a row (INT8) or for blocks of 128 × 128 (FP8). All are kept; scales of groups are rounded to f16.
+
+use super::encoding::{Encoding, BLOCK};
+use super::format::{Format, Granularity};
+use super::grouped::FloatBytes;
+use super::rows::{f16_scale, CodedRows, RowSource};
+use super::sfp::expect_rows;
+use super::stripe::Stripe;
+use crate::error::{Error, Result};
+
+pub struct CodeRows<'a> {
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    data: &'a [u8],
+    scales: FloatBytes<'a>,
+    format: Format,
+    exact: bool,
+}
+
+impl<'a> CodeRows<'a> {
+    /// `scales`: 1, [rows], [rows][⌈columns / group⌉] or [⌈rows / 128⌉][⌈columns / 128⌉], as `granularity` says.
+    pub fn new(
+        encoding: Encoding,
+        granularity: Granularity,
+        rows: usize,
+        columns: usize,
+        row_stride: usize,
+        data: &'a [u8],
+        scales: FloatBytes<'a>,
+    ) -> Result<CodeRows<'a>> {
+        let format = Format::new(encoding, granularity, false, false)?;
+        expect_rows(&encoding.to_string(), data.len(), rows, columns, row_stride)?;
+        let (scale_rows, in_row) = match granularity {
+            Granularity::Tensor => (1, 1),
+            Granularity::Rows => (rows, 1),
+            Granularity::Groups(size) => (rows, columns.div_ceil(size)),
+            Granularity::Blocks => (rows.div_ceil(BLOCK), columns.div_ceil(BLOCK)),
+        };
+        scales.expect("the scales", scale_rows, in_row)?;
+        let mut exact = true;
+        for at in 0..scale_rows * in_row {
+            let scale = scales.get(at);
+            if !scale.is_finite() {
+                return Err(Error::invalid(format!("scale {at} is {scale}; a finite value is needed")));
+            }
+            if format.has_f16_scales() {
+                let column = at % in_row * format.stored_group();
+                exact &= f16_scale(scale, "scale", at / in_row, column)? == scale;
+            }
+        }
+        Ok(CodeRows { rows, columns, row_stride, data, scales, format, exact })
+    }
+
+    fn scale(&self, row: usize, i: usize) -> f32 {
+        let in_row = self.format.scales_in_row(self.columns);
+        self.scales.get(match self.format.granularity {
+            Granularity::Tensor => 0,
+            Granularity::Blocks => row / BLOCK * in_row + i,
+            _ => row * in_row + i,
+        })
+    }
+}
+
+impl RowSource for CodeRows<'_> {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn columns(&self) -> usize {
+        self.columns
+    }
+
+    fn format(&self) -> Format {
+        self.format
+    }
+
+    fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {
+        let mut stripe = Stripe::new(self.format, 1, self.columns);
+        self.read(row, &mut stripe.codes, |i| stripe.scales[i] = self.scale(row, i));
+        stripe.values(0, values);
+        Ok(())
+    }
+
+    fn coded(&self) -> Option<&dyn CodedRows> {
+        Some(self)
+    }
+}
+
+impl CodeRows<'_> {
+    fn read(&self, row: usize, codes: &mut [u8], scale: impl FnMut(usize)) {
+        codes.copy_from_slice(&self.data[row * self.row_stride..][..self.columns]);
+        (0..self.format.scales_in_row(self.columns)).for_each(scale);
+    }
+}
+
+impl CodedRows for CodeRows<'_> {
+    fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], _offsets: &mut [f32]) -> Result<()> {
+        let f16_scales = self.format.has_f16_scales();
+        self.read(row, codes, |i| {
+            let scale = self.scale(row, i);
+            scales[i] = if f16_scales { half::f16::from_f32(scale).to_f32() } else { scale };
+        });
+        Ok(())
+    }
+
+    fn is_exact(&self) -> bool {
+        self.exact
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::testing::{both, bytes};
+    use super::*;
+    use crate::tensor::DType;
+    use crate::weight::fp8;
+
+    fn floats(count: usize) -> Vec<u8> {
+        (0..count).flat_map(|i| (0.5 + i as f32 * 0.25).to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn each_granularity_finds_its_scale() {
+        let (rows, columns, stride) = (200, 300, 320);
+        let codes: Vec<u8> = bytes(rows * stride, 9).iter().map(|code| code & 0xbf).collect();
+        let cases = [
+            (Encoding::Fp8E4m3, Granularity::Tensor, 1),
+            (Encoding::Fp8E5m2, Granularity::Rows, rows),
+            (Encoding::Fp8E4m3, Granularity::Blocks, 6),
+            (Encoding::Int8, Granularity::Groups(64), rows * 5),
+        ];
+        for (encoding, granularity, count) in cases {
+            let scales = floats(count);
+            let scales = FloatBytes { bytes: &scales, dtype: DType::F32 };
+            let source = CodeRows::new(encoding, granularity, rows, columns, stride, &codes, scales).unwrap();
+            for (row, column) in [(0, 0), (3, 299), (127, 128), (128, 127), (199, 256)] {
+                let (values, packed) = both(&source, row).unwrap();
+                let code = codes[row * stride + column];
+                let decoded = match encoding {
+                    Encoding::Int8 => f32::from(code as i8),
+                    Encoding::Fp8E4m3 => fp8::e4m3_to_f32(code),
+                    _ => fp8::e5m2_to_f32(code),
+                };
+                let at = match granularity {
+                    Granularity::Tensor => 0,
+                    Granularity::Rows => row,
+                    Granularity::Blocks => row / 128 * 3 + column / 128,
+                    Granularity::Groups(size) => row * 5 + column / size,
+                };
+                assert_eq!(values[column], decoded * scales.get(at), "{encoding} {granularity:?} {row} {column}");
+                assert_eq!(packed[column], values[column]);
+            }
+            let short = FloatBytes { bytes: &scales.bytes[1..], ..scales };
+            assert!(CodeRows::new(encoding, granularity, rows, columns, stride, &codes, short).is_err());
+        }
+        let infinite = FloatBytes { bytes: &f32::INFINITY.to_le_bytes(), dtype: DType::F32 };
+        let refused = CodeRows::new(Encoding::Int8, Granularity::Tensor, 1, 1, 1, &codes, infinite);
+        assert!(refused.err().expect("refused").message.contains("scale 0 is inf"));
+    }
+}

@@ -1,0 +1,168 @@
+//! A weight's values, written to a float tensor: what quantising made of them.
+
+use super::convert::{in_parallel, write_floats};
+use super::encoding::{Encoding, Scales};
+use super::pack::Parts;
+use super::rows::{FloatRows, RowSource};
+use super::staging::{Staging, STAGING_BYTES};
+use super::stripe::{SquaredError, STRIPE_ROWS};
+use super::Weight;
+use crate::error::Result;
+use crate::memory::MemoryManager;
+use crate::stream::Stream;
+use crate::tensor::Tensor;
+use std::ops::Range;
+use std::sync::Arc;
+
+impl Weight {
+    /// Writes [N, K] in any float dtype to device memory: the weight's rows (gated: gate and up alternate), its columns in
+    /// the order of an input. Waits for the stream.
+    pub fn dequantize(&self, memory: &Arc<MemoryManager>, output: &Tensor, stream: &Stream) -> Result<()> {
+        output.expect_float("output")?;
+        output.expect_shape("output", &[self.view.rows, self.view.columns])?;
+        output.expect_writable("output")?;
+        let reader = Reader { weight: self, order: self.read_order(memory, stream)? };
+        let (in_bytes, out_row) = (reader.bytes(STRIPE_ROWS), output.shape[1] * output.dtype.size());
+        let stripes = self.view.rows.div_ceil(STRIPE_ROWS);
+        let panel_stripes =
+            (STAGING_BYTES / in_bytes.iter().sum::<usize>().max(STRIPE_ROWS * out_row)).clamp(1, stripes);
+        let panel_rows = panel_stripes * STRIPE_ROWS;
+        let mut input = Staging::new(memory.executor(), panel_stripes * in_bytes.iter().sum::<usize>())?;
+        let mut staged = Staging::new(memory.executor(), panel_rows.min(self.view.rows) * out_row)?;
+        for begin in (0..self.view.rows).step_by(panel_rows) {
+            let rows = begin..(begin + panel_rows).min(self.view.rows);
+            reader.download(&rows, &mut input, stream)?;
+            stream.synchronize()?;
+            let mut parts = reader.stripes(&rows, input.bytes());
+            let outputs = staged.bytes()[..rows.len() * out_row].chunks_mut(STRIPE_ROWS * out_row);
+            in_parallel(parts.iter_mut().zip(outputs).collect(), |_, (parts, output_rows)| {
+                let count = output_rows.len() / out_row;
+                reader.stripe_values(count, parts, |row, values| {
+                    write_floats(output.dtype, values, &mut output_rows[row * out_row..][..out_row]);
+                })?;
+                Ok(SquaredError::default())
+            })?;
+            let pitch = output.strides[0] * output.dtype.size();
+            let to = output.data.cast::<u8>().wrapping_add(rows.start * pitch);
+            // SAFETY: the output has these rows, and the staging buffer holds them.
+            unsafe {
+                if pitch == out_row {
+                    staged.upload(0, rows.len() * out_row, to, stream)?;
+                } else {
+                    for row in 0..rows.len() {
+                        staged.upload(row * out_row, out_row, to.wrapping_add(row * pitch), stream)?;
+                    }
+                }
+            }
+            // Both buffers are refilled next.
+            stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    fn read_order(&self, memory: &Arc<MemoryManager>, stream: &Stream) -> Result<Option<Vec<usize>>> {
+        if self.view.order.is_null() {
+            return Ok(None);
+        }
+        let bytes = self.view.columns * size_of::<i32>();
+        let mut staging = Staging::new(memory.executor(), bytes)?;
+        // SAFETY: a weight with an order has one for each column.
+        unsafe { staging.download(self.view.order.cast(), bytes, 0, stream)? };
+        stream.synchronize()?;
+        let index = |bytes: &[u8]| i32::from_le_bytes(bytes.try_into().expect("four bytes")) as usize;
+        Ok(Some(staging.bytes().chunks_exact(size_of::<i32>()).map(index).collect()))
+    }
+}
+
+struct Reader<'a> {
+    weight: &'a Weight,
+    order: Option<Vec<usize>>,
+}
+
+impl Reader<'_> {
+    /// Bytes of the data, scales and offsets of so many rows from the beginning of a stripe on.
+    fn bytes(&self, rows: usize) -> [usize; 3] {
+        let (view, geometry) = (&self.weight.view, &self.weight.geometry);
+        match view.encoding {
+            Encoding::Float(dtype) => [rows * view.columns * dtype.size(), 0, 0],
+            _ => [geometry.data_bytes(rows), geometry.scale_bytes(rows), geometry.offset_bytes(rows)],
+        }
+    }
+
+    /// Queues the copies of a panel's data, then its scales, then its offsets.
+    fn download(&self, rows: &Range<usize>, to: &mut Staging, stream: &Stream) -> Result<()> {
+        let view = &self.weight.view;
+        let [data, scales, offsets] = self.bytes(rows.len());
+        let before = self.bytes(rows.start);
+        // SAFETY: the weight has these rows, and its parts these bytes before and in them.
+        unsafe {
+            if let Encoding::Float(dtype) = view.encoding {
+                let (row_bytes, pitch) = (view.columns * dtype.size(), view.row_stride * dtype.size());
+                let from = view.data.cast::<u8>().wrapping_add(rows.start * pitch);
+                if row_bytes == pitch {
+                    return to.download(from, data, 0, stream);
+                }
+                for row in 0..rows.len() {
+                    to.download(from.wrapping_add(row * pitch), row_bytes, row * row_bytes, stream)?;
+                }
+                return Ok(());
+            }
+            let scale_data: *const u8 = match view.scales {
+                Scales::None => std::ptr::null(),
+                Scales::Rows(data) | Scales::Blocks(data) => data.cast(),
+                Scales::Groups { data, .. } => data.cast(),
+            };
+            to.download(view.data.cast::<u8>().wrapping_add(before[0]), data, 0, stream)?;
+            to.download(scale_data.wrapping_add(before[1]), scales, data, stream)?;
+            to.download(view.offsets.cast::<u8>().wrapping_add(before[2]), offsets, data + scales, stream)
+        }
+    }
+
+    /// A downloaded panel cut into stripes.
+    fn stripes<'b>(&self, rows: &Range<usize>, bytes: &'b mut [u8]) -> Vec<Parts<'b>> {
+        let [data, scales, offsets] = self.bytes(rows.len());
+        let (data_part, rest) = bytes.split_at_mut(data);
+        let (scale_part, rest) = rest.split_at_mut(scales);
+        let mut rest = [data_part, scale_part, &mut rest[..offsets]];
+        let mut parts = Vec::new();
+        for begin in rows.clone().step_by(STRIPE_ROWS) {
+            let bytes = self.bytes(STRIPE_ROWS.min(rows.end - begin));
+            let mut cut = |i: usize| {
+                let (first, after) = std::mem::take(&mut rest[i]).split_at_mut(bytes[i]);
+                rest[i] = after;
+                first
+            };
+            parts.push(Parts { data: cut(0), scales: cut(1), offsets: cut(2) });
+        }
+        parts
+    }
+
+    /// The values of a stripe, row by row.
+    fn stripe_values(&self, rows: usize, parts: &mut Parts, mut store: impl FnMut(usize, &[f32])) -> Result<()> {
+        let view = &self.weight.view;
+        let mut values = vec![0.0; view.columns];
+        if let Encoding::Float(dtype) = view.encoding {
+            let tensor = Tensor::new(parts.data.as_mut_ptr().cast(), dtype, &[rows, view.columns]);
+            // SAFETY: the part holds the stripe's rows without gaps.
+            let source = unsafe { FloatRows::new(tensor) };
+            for row in 0..rows {
+                source.values(row, &mut values)?;
+                store(row, &values);
+            }
+            return Ok(());
+        }
+        let stripe = self.weight.geometry.unpack(rows, parts);
+        let mut natural = values.clone();
+        for row in 0..rows {
+            stripe.values(row, &mut values);
+            match &self.order {
+                None => store(row, &values),
+                Some(order) => {
+                    order.iter().zip(&values).for_each(|(&k, &value)| natural[k] = value);
+                    store(row, &natural);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! Float tensors that keep their dtype: rows are copied, not converted.
+
+use super::arrangement::RowMap;
+use super::staging::{Staging, STAGING_BYTES};
+use super::Source;
+use crate::error::Result;
+use crate::executor::{CopyKind, Executor};
+use crate::stream::Stream;
+use crate::tensor::Tensor;
+use std::sync::Arc;
+
+pub(super) struct Copier<'a> {
+    pub executor: &'a Arc<dyn Executor>,
+    pub parts: &'a [Tensor],
+    pub map: &'a RowMap,
+    pub to: *mut u8,
+    pub row_bytes: usize,
+    pub stream: &'a Stream,
+}
+
+impl Copier<'_> {
+    pub fn copy(&self, source: Source) -> Result<()> {
+        match source {
+            Source::Host if !self.parts_stand_as_they_are() => self.copy_staged(),
+            Source::Host => self.copy_parts(CopyKind::HostToDevice),
+            _ if self.parts_stand_as_they_are() => self.copy_parts(CopyKind::DeviceToDevice),
+            _ => self.copy_rows(),
+        }
+    }
+
+    /// Whether each part's rows already have the target's pitch and order.
+    fn parts_stand_as_they_are(&self) -> bool {
+        !self.map.is_gated()
+            && self.parts.iter().all(|part| {
+                let size = part.dtype.size();
+                part.shape[1] * size == self.row_bytes
+                    && (part.strides[0] * size == self.row_bytes || part.shape[0] == 1)
+            })
+    }
+
+    fn copy_parts(&self, kind: CopyKind) -> Result<()> {
+        let mut first = 0;
+        for part in self.parts {
+            let bytes = part.shape[0] * self.row_bytes;
+            // SAFETY: the part holds these rows, and the target the rows of all parts.
+            unsafe {
+                let to = self.to.add(first * self.row_bytes);
+                self.executor.copy(to.cast(), part.data, bytes, kind, self.stream.raw())?;
+            }
+            first += part.shape[0];
+        }
+        Ok(())
+    }
+
+    /// The source of a target row, and the bytes it holds.
+    fn source(&self, row: usize) -> (*const u8, usize) {
+        let (part, row) = self.map.source(row);
+        let part = &self.parts[part];
+        let size = part.dtype.size();
+        (part.data.cast::<u8>().wrapping_add(row * part.strides[0] * size), part.shape[1] * size)
+    }
+
+    fn copy_rows(&self) -> Result<()> {
+        for row in 0..self.map.rows {
+            let (from, bytes) = self.source(row);
+            // SAFETY: `source` points at a row of a part, and the target has `rows` rows.
+            unsafe {
+                let to = self.to.add(row * self.row_bytes).cast();
+                self.executor.copy(to, from.cast(), bytes, CopyKind::DeviceToDevice, self.stream.raw())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Arranges rows in page-locked memory, because one large copy is far cheaper than one a row.
+    fn copy_staged(&self) -> Result<()> {
+        let rows = self.map.rows;
+        let chunk = (STAGING_BYTES / self.row_bytes).clamp(1, rows);
+        let mut staging = Staging::new(self.executor, chunk * self.row_bytes)?;
+        for begin in (0..rows).step_by(chunk) {
+            let count = chunk.min(rows - begin);
+            for (row, to) in staging.bytes().chunks_exact_mut(self.row_bytes).take(count).enumerate() {
+                let (from, bytes) = self.source(begin + row);
+                // SAFETY: the source is a row of `bytes` in host memory, and a staged row has at least as many.
+                unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), bytes) };
+            }
+            // SAFETY: the target has rows begin .. begin + count.
+            unsafe {
+                let to = self.to.add(begin * self.row_bytes);
+                staging.upload(0, count * self.row_bytes, to, self.stream)?;
+            }
+            // The buffer is refilled next.
+            self.stream.synchronize()?;
+        }
+        Ok(())
+    }
+}

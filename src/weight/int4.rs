@@ -1,0 +1,61 @@
+//! Int4: value = scale · (q − 8), or scale · q + offset; q in 0 ..= 15. Two codes a byte wherever they are stored.
+
+use super::int8::round;
+
+/// The code that stands for 0 without zero points, and fills what a layout pads.
+pub const ZERO: u8 = 8;
+
+/// The code of value / scale + 8. `inverse` is 1 / scale, or 0.
+pub fn encode(value: f32, inverse: f32) -> u8 {
+    (round((value * inverse).clamp(-8.0, 7.0)) + 8.0) as i32 as u8
+}
+
+/// The code of (value − offset) / scale.
+pub fn encode_from(value: f32, offset: f32, inverse: f32) -> u8 {
+    round(((value - offset) * inverse).clamp(0.0, 15.0)) as i32 as u8
+}
+
+pub fn decode(code: u8) -> f32 {
+    f32::from(code) - f32::from(ZERO)
+}
+
+/// 32 codes as GGUF's Q4_0 and the CPU's layout have them: byte i = q[i] | q[i + 16] << 4.
+pub fn pack_halves(codes: &[u8], bytes: &mut [u8]) {
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = codes[i] | codes[i + 16] << 4;
+    }
+}
+
+pub fn unpack_halves(bytes: &[u8], codes: &mut [u8]) {
+    for (i, byte) in bytes.iter().enumerate() {
+        codes[i] = byte & 15;
+        codes[i + 16] = byte >> 4;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_survives() {
+        for q in 0..16u8 {
+            assert_eq!(encode(decode(q) * -0.5, -2.0), q);
+            assert_eq!(encode_from(f32::from(q) * 0.5 - 3.0, -3.0, 2.0), q);
+            let middle = f32::from(q) - 7.5;
+            assert_eq!(decode(encode(middle, 1.0)), middle.round_ties_even().min(7.0), "{middle}");
+        }
+        assert_eq!((encode(1e9, 1.0), encode(-1e9, 1.0), encode(3.0, 0.0)), (15, 0, ZERO));
+        assert_eq!((encode_from(1e9, 0.0, 1.0), encode_from(-1e9, 0.0, 1.0)), (15, 0));
+    }
+
+    #[test]
+    fn halves_are_neighbours_sixteen_apart() {
+        let codes: Vec<u8> = (0..32).map(|i| i * 7 % 16).collect();
+        let (mut bytes, mut back) = ([0; 16], [0; 32]);
+        pack_halves(&codes, &mut bytes);
+        assert_eq!(bytes[3], codes[3] | codes[19] << 4);
+        unpack_halves(&bytes, &mut back);
+        assert_eq!(back[..], codes[..]);
+    }
+}

@@ -1,0 +1,322 @@
+//! Quantising: the scale of a group of values, their codes, and what is lost.
+//!
+//! The scale is rounded to what is stored before the codes are found, and codes are the nearest, ties to even. With
+//! clipping, narrower ranges are tried as well, and the one with the smallest squared error wins: a few large values
+//! then lose precision for the sake of all others.
+
+use super::encoding::{Encoding, BLOCK};
+use super::format::{Format, Granularity};
+use super::stripe::Stripe;
+use super::{fp8, int4, int8};
+use crate::error::{Error, Result};
+use half::f16;
+
+/// Parts of the full range that a search for the clipping range tries.
+const CLIP_RATIOS: [f32; 9] = [1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6];
+
+/// Smallest and largest of some values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Range {
+    pub low: f32,
+    pub high: f32,
+}
+
+impl Range {
+    pub const NOTHING: Range = Range { low: f32::INFINITY, high: f32::NEG_INFINITY };
+
+    pub fn of(values: &[f32]) -> Range {
+        let both = |range: Range, &value: &f32| Range { low: range.low.min(value), high: range.high.max(value) };
+        values.iter().fold(Range::NOTHING, both)
+    }
+
+    pub fn join(self, other: Range) -> Range {
+        Range { low: self.low.min(other.low), high: self.high.max(other.high) }
+    }
+
+    fn magnitude(self) -> f32 {
+        self.high.max(-self.low)
+    }
+}
+
+/// A scale as it is stored, and what is added to scale · q.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Step {
+    scale: f32,
+    offset: f32,
+}
+
+fn stored(format: &Format, value: f32) -> f32 {
+    if format.has_f16_scales() {
+        f16::from_f32(value).to_f32()
+    } else {
+        value
+    }
+}
+
+/// The scale with which `range` spans the codes, after it was shrunk to `ratio`.
+fn step(format: &Format, range: Range, ratio: f32) -> Step {
+    if format.zero_points {
+        let (half, middle) = ((range.high - range.low) / 2.0 * ratio, (range.high + range.low) / 2.0);
+        return Step { scale: stored(format, half / 7.5), offset: stored(format, middle - half) };
+    }
+    let most = range.magnitude() * ratio;
+    let scale = match format.encoding {
+        Encoding::Int8 => most / int8::MAX,
+        // The value of the largest magnitude gets the code −8, which has no positive counterpart.
+        Encoding::Int4 if range.high > -range.low => most / -8.0,
+        Encoding::Int4 => most / 8.0,
+        Encoding::Fp8E4m3 => most / fp8::E4M3_MAX,
+        _ => most / fp8::E5M2_MAX,
+    };
+    Step { scale: stored(format, scale), offset: 0.0 }
+}
+
+fn inverse(scale: f32) -> f32 {
+    let inverse = 1.0 / scale;
+    if inverse.is_finite() {
+        inverse
+    } else {
+        0.0
+    }
+}
+
+fn encode(format: &Format, step: Step, values: &[f32], codes: &mut [u8]) {
+    let inverse = inverse(step.scale);
+    let fill = |codes: &mut [u8], encode: &dyn Fn(f32) -> u8| {
+        for (code, &value) in codes.iter_mut().zip(values) {
+            *code = encode(value);
+        }
+    };
+    match format.encoding {
+        Encoding::Int8 => {
+            for (code, &value) in codes.iter_mut().zip(values) {
+                *code = int8::encode(value, inverse);
+            }
+        }
+        Encoding::Int4 if format.zero_points => {
+            for (code, &value) in codes.iter_mut().zip(values) {
+                *code = int4::encode_from(value, step.offset, inverse);
+            }
+        }
+        Encoding::Int4 => {
+            for (code, &value) in codes.iter_mut().zip(values) {
+                *code = int4::encode(value, inverse);
+            }
+        }
+        Encoding::Fp8E4m3 => fill(codes, &|value| fp8::e4m3_from_f32(value * inverse)),
+        _ => fill(codes, &|value| fp8::e5m2_from_f32(value * inverse)),
+    }
+}
+
+/// The squared error of the integers that `encode` would choose.
+fn loss(format: &Format, step: Step, values: &[f32]) -> f64 {
+    let inverse = inverse(step.scale);
+    let (low, high) = match format.encoding {
+        Encoding::Int8 => (-int8::MAX, int8::MAX),
+        Encoding::Int4 if format.zero_points => (0.0, 15.0),
+        _ => (-8.0, 7.0),
+    };
+    let error = |&value: &f32| {
+        let code = int8::round(((value - step.offset) * inverse).clamp(low, high));
+        let error = step.scale * code + step.offset - value;
+        error * error
+    };
+    // Sums of few terms in f32 are exact enough for a choice, and fast.
+    values.chunks(BLOCK).map(|values| f64::from(values.iter().map(error).sum::<f32>())).sum()
+}
+
+fn choose(format: &Format, range: Range, values: &[f32]) -> Step {
+    let full = step(format, range, 1.0);
+    if !format.clipping {
+        return full;
+    }
+    let steps = CLIP_RATIOS.map(|ratio| step(format, range, ratio));
+    let losses = steps.map(|step| loss(format, step, values));
+    let best = (1..steps.len()).fold(0, |best, i| if losses[i] < losses[best] { i } else { best });
+    steps[best]
+}
+
+/// Quantises `rows` ([stripe.rows][stripe.columns]), all finite, into the stripe. `tensor`: the range of the tensor that
+/// each row belongs to, for scales per tensor.
+pub fn quantize(stripe: &mut Stripe, values: &[f32], tensor: &dyn Fn(usize) -> Range) -> Result<()> {
+    let (format, columns, rows) = (stripe.format, stripe.columns, stripe.rows);
+    let in_row = stripe.scales_in_row();
+    if format.granularity == Granularity::Blocks {
+        for block in 0..in_row {
+            let span = block * BLOCK..((block + 1) * BLOCK).min(columns);
+            let parts = || (0..rows).map(|row| &values[row * columns..][span.clone()]);
+            let range = parts().map(Range::of).fold(Range::NOTHING, Range::join);
+            let step = step(&format, range, 1.0);
+            stripe.scales[block] = step.scale;
+            for (row, values) in parts().enumerate() {
+                encode(&format, step, values, &mut stripe.codes[row * columns..][span.clone()]);
+            }
+        }
+        return Ok(());
+    }
+    let Granularity::Groups(group) = format.granularity else {
+        for row in 0..rows {
+            let values = &values[row * columns..][..columns];
+            let step = match format.granularity {
+                Granularity::Tensor => step(&format, tensor(row), 1.0),
+                _ => choose(&format, Range::of(values), values),
+            };
+            expect_storable(step, row, 0)?;
+            stripe.scales[row * in_row..][..in_row].fill(step.scale);
+            if format.zero_points {
+                stripe.offsets[row * in_row..][..in_row].fill(step.offset);
+            }
+            encode(&format, step, values, &mut stripe.codes[row * columns..][..columns]);
+        }
+        return Ok(());
+    };
+    for row in 0..rows {
+        let (values, codes) = (&values[row * columns..][..columns], &mut stripe.codes[row * columns..][..columns]);
+        for (i, (values, codes)) in values.chunks(group).zip(codes.chunks_mut(group)).enumerate() {
+            let step = choose(&format, Range::of(values), values);
+            expect_storable(step, row, i * group)?;
+            stripe.scales[row * in_row + i] = step.scale;
+            if format.zero_points {
+                stripe.offsets[row * in_row + i] = step.offset;
+            }
+            encode(&format, step, values, codes);
+        }
+    }
+    Ok(())
+}
+
+fn expect_storable(step: Step, row: usize, column: usize) -> Result<()> {
+    if step.scale.is_finite() && step.offset.is_finite() {
+        return Ok(());
+    }
+    // The caller knows which row of the weight this is.
+    Err(Error::invalid(format!(
+        "the values from row {row}, column {column} on need a scale above {}, f16's largest",
+        f16::MAX
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weight::format::GROUP_SIZES;
+    use proptest::prelude::*;
+
+    fn quantized(format: Format, rows: usize, columns: usize, values: &[f32]) -> Vec<f32> {
+        let mut stripe = Stripe::new(format, rows, columns);
+        let range = Range::of(values);
+        quantize(&mut stripe, values, &|_| range).unwrap();
+        let mut back = vec![0.0; values.len()];
+        for (row, values) in back.chunks_mut(columns.max(1)).enumerate() {
+            stripe.values(row, values);
+        }
+        for scale in stripe.scales.iter().chain(&stripe.offsets).filter(|_| format.has_f16_scales()) {
+            assert_eq!(f16::from_f32(*scale).to_f32(), *scale);
+        }
+        back
+    }
+
+    fn squared_error(a: &[f32], b: &[f32]) -> f64 {
+        a.iter().zip(b).map(|(&a, &b)| f64::from(a - b).powi(2)).sum()
+    }
+
+    fn formats() -> Vec<Format> {
+        let mut formats = Vec::new();
+        for encoding in Encoding::QUANTIZED {
+            let all = [Granularity::Tensor, Granularity::Rows, Granularity::Blocks];
+            for granularity in all.into_iter().chain(GROUP_SIZES.map(Granularity::Groups)) {
+                for (zero_points, clipping) in [(false, false), (true, false), (false, true), (true, true)] {
+                    formats.extend(Format::new(encoding, granularity, zero_points, clipping));
+                }
+            }
+        }
+        formats
+    }
+
+    /// Half a step of the coarsest part of the range, and what rounding the scale to f16 adds.
+    fn bound(format: &Format, most: f32) -> f32 {
+        let steps = match format.encoding {
+            Encoding::Int8 => 127.0 * 2.0,
+            Encoding::Int4 => 14.0,
+            Encoding::Fp8E4m3 => 28.0,
+            _ => 14.0,
+        };
+        // The code 8 does not exist: a value of the other sign and the same magnitude is a whole step off.
+        let clipped = if format.encoding == Encoding::Int4 && !format.zero_points { 2.0 } else { 1.0 };
+        most * clipped / steps * 1.01 + most * 2e-3 + 1e-6
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn values_come_back_within_half_a_step(
+            rows in 1..5usize,
+            columns in 1..300usize,
+            magnitude in -3..3i32,
+            seed in prop::collection::vec(-1.0..1.0f32, 1500),
+        ) {
+            let values: Vec<f32> =
+                seed.iter().cycle().take(rows * columns).map(|x| x * 10f32.powi(magnitude)).collect();
+            let most = Range::of(&values).magnitude();
+            for format in formats().into_iter().filter(|format| !format.clipping) {
+                let back = quantized(format, rows, columns, &values);
+                for (a, b) in values.iter().zip(&back) {
+                    prop_assert!((a - b).abs() <= bound(&format, most), "{format}: {a} became {b} of {most}");
+                }
+            }
+        }
+
+        #[test]
+        fn clipping_never_loses_more(values in prop::collection::vec(-1.0..1.0f32, 256), outlier in 1.0..40.0f32) {
+            let mut values = values;
+            values[7] = outlier;
+            for clipped in formats().into_iter().filter(|format| format.clipping) {
+                let plain = quantized(Format { clipping: false, ..clipped }, 1, 256, &values);
+                let searched = quantized(clipped, 1, 256, &values);
+                let (searched, plain) = (squared_error(&searched, &values), squared_error(&plain, &values));
+                prop_assert!(searched <= plain * 1.0001, "{clipped}: {searched} > {plain}");
+            }
+        }
+    }
+
+    /// Codes times a scale that can be stored are found again exactly.
+    #[test]
+    fn quantised_values_stay_as_they_are() {
+        for format in formats() {
+            let columns = 384;
+            let decoded: Vec<f32> = match format.encoding {
+                Encoding::Int8 => (0..columns).map(|i| ((i * 37 + 127) % 255) as f32 - 127.0).collect(),
+                Encoding::Int4 => (0..columns).map(|i| ((i * 7) % 16) as f32 - 8.0).collect(),
+                Encoding::Fp8E4m3 => (0..columns).map(|i| fp8::e4m3_to_f32((i * 5 % 127) as u8)).collect(),
+                _ => (0..columns).map(|i| fp8::e5m2_to_f32((i * 5 % 124) as u8)).collect(),
+            };
+            let full = |group: &[f32]| {
+                let most = Range::of(group).magnitude();
+                let top = decoded.iter().fold(0f32, |top, x| top.max(x.abs()));
+                most == top
+            };
+            let group = if format.stored_group() == 0 { columns } else { format.stored_group() };
+            let values: Vec<f32> = decoded.iter().map(|x| x * 0.125).collect();
+            let back = quantized(format, 1, columns, &values);
+            for (i, (wanted, got)) in values.chunks(group).zip(back.chunks(group)).enumerate() {
+                if full(&decoded[i * group..][..wanted.len()]) && !format.clipping {
+                    assert_eq!(wanted, got, "{format}, group {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn odd_groups() {
+        let int4 = Format::new(Encoding::Int4, Granularity::Groups(32), false, false).unwrap();
+        let zero_points = Format { zero_points: true, ..int4 };
+        assert_eq!(quantized(int4, 1, 40, &[0.0; 40]), [0.0; 40]);
+        assert_eq!(quantized(zero_points, 1, 40, &[0.75; 40]), [0.75; 40]);
+        let mut stripe = Stripe::new(int4, 1, 2);
+        let error = quantize(&mut stripe, &[1e6, 0.0], &|_| Range::NOTHING).unwrap_err();
+        assert!(error.message.contains("row 0, column 0") && error.message.contains("65504"), "{error}");
+        // Scales below f16's smallest become 0, and so do the values.
+        assert_eq!(quantized(int4, 1, 2, &[1e-9, -1e-9]), [0.0; 2]);
+    }
+}

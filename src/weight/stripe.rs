@@ -1,0 +1,103 @@
+//! A stripe: up to 128 rows of a weight between their source and their layout, one byte a code and f32 scales.
+
+use super::encoding::{Encoding, BLOCK};
+use super::format::{Format, Granularity};
+use super::{fp8, int4, int8};
+
+/// Rows of a stripe: a row of blocks, and a multiple of the 16 rows of a fragment tile.
+pub const STRIPE_ROWS: usize = BLOCK;
+
+/// Codes of a stripe's rows. Where scales are stored as f16, these are numbers that f16 has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stripe {
+    pub format: Format,
+    pub rows: usize,
+    pub columns: usize,
+    /// [rows][columns]
+    pub codes: Vec<u8>,
+    /// [rows][scales in a row]; of blocks: [blocks in a row], for all rows.
+    pub scales: Vec<f32>,
+    /// With zero points: as `scales`.
+    pub offsets: Vec<f32>,
+}
+
+impl Stripe {
+    pub fn new(format: Format, rows: usize, columns: usize) -> Stripe {
+        let scale_rows = if format.granularity == Granularity::Blocks { 1 } else { rows };
+        let scales = vec![0.0; scale_rows * format.scales_in_row(columns)];
+        let offsets = if format.zero_points { scales.clone() } else { Vec::new() };
+        Stripe { format, rows, columns, codes: vec![0; rows * columns], scales, offsets }
+    }
+
+    pub fn scales_in_row(&self) -> usize {
+        self.format.scales_in_row(self.columns)
+    }
+
+    /// Where the scales of a row begin.
+    pub fn scale_row(&self, row: usize) -> usize {
+        if self.format.granularity == Granularity::Blocks {
+            0
+        } else {
+            row * self.scales_in_row()
+        }
+    }
+
+    /// The values of a row. Int4 with zero points rounds scale · q + offset once more to f32; all else is one product.
+    pub fn values(&self, row: usize, values: &mut [f32]) {
+        let group = match self.format.stored_group() {
+            0 => self.columns.max(1),
+            size => size,
+        };
+        let (codes, first) = (&self.codes[row * self.columns..][..self.columns], self.scale_row(row));
+        for (i, (codes, values)) in codes.chunks(group).zip(values.chunks_mut(group)).enumerate() {
+            let scale = self.scales[first + i];
+            match self.format.encoding {
+                Encoding::Int8 => fill(values, codes, |code| scale * int8::decode(code)),
+                Encoding::Int4 if self.format.zero_points => {
+                    let offset = self.offsets[first + i];
+                    fill(values, codes, |code| scale * f32::from(code) + offset)
+                }
+                Encoding::Int4 => fill(values, codes, |code| scale * int4::decode(code)),
+                Encoding::Fp8E4m3 => fill(values, codes, |code| scale * fp8::e4m3_to_f32(code)),
+                Encoding::Fp8E5m2 => fill(values, codes, |code| scale * fp8::e5m2_to_f32(code)),
+                Encoding::Float(_) => unreachable!("floats have no codes"),
+            }
+        }
+    }
+}
+
+fn fill(values: &mut [f32], codes: &[u8], decode: impl Fn(u8) -> f32) {
+    for (value, &code) in values.iter_mut().zip(codes) {
+        *value = decode(code);
+    }
+}
+
+/// Sums for the relative error of a weight.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct SquaredError {
+    pub difference: f64,
+    pub norm: f64,
+}
+
+impl SquaredError {
+    pub fn add(&mut self, actual: &[f32], wanted: &[f32]) {
+        for (&actual, &wanted) in actual.iter().zip(wanted) {
+            self.difference += f64::from(actual - wanted).powi(2);
+            self.norm += f64::from(wanted).powi(2);
+        }
+    }
+
+    pub fn merge(&mut self, other: SquaredError) {
+        self.difference += other.difference;
+        self.norm += other.norm;
+    }
+
+    /// ‖actual − wanted‖ / ‖wanted‖; 0 for a weight of zeros.
+    pub fn relative(&self) -> f64 {
+        if self.difference == 0.0 {
+            0.0
+        } else {
+            (self.difference / self.norm).sqrt()
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! `linear` and `embedding` with quantised weights: the formula over what the weight says its values are.
+
+use crate::activation::{activate, ACTIVATIONS};
+use crate::compare::{encode, FLOATS};
+use crate::random::Random;
+use crate::run::{check, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
+use crate::weight_formats::{formats, values_of};
+use nvbackend::ops::embedding::Embedding;
+use nvbackend::ops::linear::Linear;
+use nvbackend::ops::Activation;
+use nvbackend::tensor::{DType, Tensor};
+use nvbackend::weight::gptq::{gptq, GptqTensors, GptqVersion};
+use nvbackend::weight::grouped::FloatBytes;
+use nvbackend::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight};
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    format: Format,
+    m: usize,
+    n: usize,
+    k: usize,
+    input: DType,
+    output: DType,
+    bias: bool,
+    activation: Activation,
+    gated: bool,
+    layout: Layout,
+    special: Option<f64>,
+}
+
+fn weight(run: &mut Run, format: Format, parts: usize, n: usize, k: usize) -> nvbackend::error::Result<Weight> {
+    let scale = 1.0 / (k as f64).sqrt();
+    let mut host: Vec<Vec<u8>> = (0..parts).map(|_| encode(DType::F32, &run.random.normals(n * k, scale))).collect();
+    let tensors: Vec<Tensor> =
+        host.iter_mut().map(|part| Tensor::new(part.as_mut_ptr().cast(), DType::F32, &[n, k])).collect();
+    let arrangement = if parts == 2 { Arrangement::Gated } else { Arrangement::Stacked };
+    Weight::new(run.device.backend.memory(), &tensors, arrangement, Source::Host, Some(format), run.stream)
+}
+
+fn test(run: &mut Run, case: &Case) -> Outcome {
+    let &Case { m, n, k, gated, .. } = case;
+    let weight = weight(run, case.format, 1 + gated as usize, n, k)?;
+    let w = values_of(run, &weight, PLAIN)?;
+    let mut x = rounded(case.input, &run.random.normals(m * k, 1.0));
+    if let Some(special) = case.special {
+        x[k / 2] = special;
+    }
+    let input = run.tensor(case.input, &[m, k], case.layout, &x)?;
+    let bias = match case.bias {
+        true => Some(run.normal(DType::Bf16, &[weight.view().rows], case.layout, 1.0)?),
+        false => None,
+    };
+    let output = run.output(case.output, &[m, n], case.layout)?;
+    expect(run, case, &weight, &w, (input, &x), bias, output)
+}
+
+fn expect(
+    run: &mut Run,
+    case: &Case,
+    weight: &Weight,
+    w: &[f64],
+    (input, x): (Tensor, &[f64]),
+    bias: Option<(Tensor, Vec<f64>)>,
+    output: Tensor,
+) -> Outcome {
+    let &Case { m, n, k, activation, gated, .. } = case;
+    let (mut reference, mut most, mut terms) = (Vec::new(), Vec::new(), Vec::new());
+    for row in 0..m {
+        for column in 0..n {
+            let product = |n: usize| {
+                let products = x[row * k..][..k].iter().zip(&w[n * k..][..k]).map(|(x, w)| x * w);
+                products.sum::<f64>() + bias.as_ref().map_or(0.0, |(_, bias)| bias[n])
+            };
+            let first = if gated { 2 * column } else { column };
+            let (gate, up) = (product(first), if gated { product(first + 1) } else { 1.0 });
+            reference.push(activate(activation, gate) * up);
+            most.push(gate * up);
+            let products = x[row * k..][..k].iter().zip(&w[first * k..][..k]).map(|(x, w)| (x * w).abs());
+            terms.push(products.filter(|term| term.is_finite()).sum::<f64>() * up.abs());
+        }
+    }
+    let op = Linear::new(input, weight.view(), bias.map(|(tensor, _)| tensor), activation, output)?;
+    run.executor().linear(&op, run.stream.raw())?;
+    match activation {
+        Activation::None => run.expect_summed("output", &output, &reference, &terms),
+        _ => run.expect_activated("output", &output, &reference, &most),
+    }
+}
+
+#[test]
+fn every_format() {
+    let mut random = Random::new("quantised linear cases");
+    let mut cases = Vec::new();
+    let sizes = [(1, 1), (7, 33), (16, 64), (33, 129), (130, 256), (96, 320), (64, 192)];
+    for format in formats().into_iter().filter(|format| !format.clipping) {
+        for m in [0, 1, 2, 5, 8, 17, 64, 70] {
+            let (n, k) = random.choose(&sizes);
+            let (input, output) = (random.choose(&FLOATS), random.choose(&FLOATS));
+            let activation = random.choose(&ACTIVATIONS);
+            let layout = random.choose(&[PLAIN, PLAIN, UNALIGNED, PITCHED]);
+            let (bias, gated) = (random.flip(), random.flip());
+            cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special: None });
+        }
+    }
+    check("quantised linear", &cases, test);
+}
+
+/// Shapes at which tensor-core kernels run, with every number of rows that they are made for.
+#[test]
+fn aligned_shapes() {
+    let mut cases = Vec::new();
+    for (i, format) in formats().into_iter().filter(|format| !format.clipping).enumerate() {
+        for (j, m) in [1, 2, 3, 4, 8, 9, 16, 24, 32, 33, 48, 64, 100].into_iter().enumerate() {
+            let input = [DType::Bf16, DType::F16][(i + j) % 2];
+            let (n, k) = [(64, 256), (48, 512), (256, 128)][(i + j) % 3];
+            let activation = [Activation::None, Activation::GeluTanh][j % 2];
+            let (output, gated) = ([DType::F32, input][i % 2], j % 3 == 0);
+            let case =
+                Case { format, m, n, k, input, output, bias: false, activation, gated, layout: PLAIN, special: None };
+            cases.push(case);
+        }
+    }
+    check("quantised linear", &cases, test);
+}
+
+#[test]
+fn special_values_stay_in_their_row() {
+    let mut cases = Vec::new();
+    for format in formats().into_iter().filter(|format| !format.clipping) {
+        for special in [f64::NAN, f64::INFINITY] {
+            for m in [2, 20] {
+                let (input, output, activation) = (DType::Bf16, DType::F32, Activation::None);
+                let (layout, special) = (PLAIN, Some(special));
+                let (n, k, bias, gated) = (32, 128, false, false);
+                cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
+            }
+        }
+    }
+    check("quantised linear", &cases, test);
+}
+
+/// A weight whose columns were sorted multiplies the inputs that belong to them.
+#[test]
+fn orders_are_followed() {
+    check("ordered linear", &[1, 6, 40], |run, &m| {
+        let (n, k, group) = (24, 256, 64);
+        let bytes = |run: &mut Run, count: usize| -> Vec<u8> {
+            run.random.normals(count, 1000.0).iter().map(|&x| x as i64 as u8).collect()
+        };
+        let (weights, zeros) = (bytes(run, n * k / 2), bytes(run, n * k / group / 2));
+        let scales = encode(DType::F16, &vec![0.03125; n * k / group]);
+        let group_index: Vec<u8> =
+            (0..k).flat_map(|at| ((at * 29 + 3) % k / group).to_le_bytes()[..4].to_vec()).collect();
+        let source = gptq(GptqTensors {
+            rows: n,
+            columns: k,
+            group_size: group,
+            weights: &weights,
+            zeros: Some(&zeros),
+            scales: FloatBytes { bytes: &scales, dtype: DType::F16 },
+            group_index: Some(&group_index),
+            version: GptqVersion::V1,
+        })?;
+        let memory = run.device.backend.memory();
+        let weight = Weight::import(memory, &[&source], Arrangement::Stacked, None, run.stream)?;
+        let w = values_of(run, &weight, PLAIN)?;
+        let (input, x) = run.normal(DType::Bf16, &[m, k], PLAIN, 1.0)?;
+        let output = run.output(DType::F32, &[m, n], PLAIN)?;
+        let format = weight.format();
+        let (bias, gated, layout, special) = (false, false, PLAIN, None);
+        let (input_dtype, activation) = (DType::Bf16, Activation::None);
+        let case =
+            Case { format, m, n, k, input: input_dtype, output: DType::F32, bias, activation, gated, layout, special };
+        expect(run, &case, &weight, &w, (input, &x), None, output)
+    });
+}
+
+#[test]
+fn embeddings_are_gathered_from_every_format() {
+    let cases: Vec<Format> = formats().into_iter().filter(|format| !format.clipping).collect();
+    check("quantised embedding", &cases, |run, &format| {
+        for (vocabulary, width, output) in [(300, 160, DType::F32), (17, 77, DType::Bf16)] {
+            let weight = weight(run, format, 1, vocabulary, width)?;
+            let table = values_of(run, &weight, PLAIN)?;
+            let tokens = [0, vocabulary as i32 - 1, 3, 3, 9];
+            let token_tensor = run.integers(&tokens)?;
+            let result = run.output(output, &[tokens.len(), width], UNALIGNED)?;
+            let op = Embedding::new(token_tensor, weight.view(), 25.5, result)?;
+            run.executor().embedding(&op, run.stream.raw())?;
+            let rows = tokens.iter().flat_map(|&token| &table[token as usize * width..][..width]);
+            let reference: Vec<f64> = rows.map(|value| value * 25.5).collect();
+            run.expect("output", &result, &reference)?;
+        }
+        Ok(())
+    });
+}
+
+/// The group size of a whole row of Int4 is stored as 128, and products read it so.
+#[test]
+fn whole_rows_of_int4() {
+    let format = Format::new(Encoding::Int4, Granularity::Rows, false, false).unwrap();
+    let mut cases = Vec::new();
+    for (m, k) in [(1, 100), (3, 128), (20, 500)] {
+        let (input, output, activation) = (DType::F32, DType::F32, Activation::None);
+        let (n, bias, gated, layout, special) = (20, true, false, PLAIN, None);
+        cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
+    }
+    check("quantised linear", &cases, test);
+}
