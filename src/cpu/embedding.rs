@@ -1,6 +1,6 @@
 //! output[t] = table[tokens[t]] · scale.
 
-use super::dequantize::{with_encoding, Slice, Unpack, SLICE};
+use super::dequantize::{with_encoding, Encoded, Slice, Unpack, SLICE};
 use super::row::{for_rows, integers, vectors, Row};
 use super::simd::{dispatch, Kernel, Simd, VectorElement};
 use super::threads::{Scratch, Threads};
@@ -112,6 +112,7 @@ pub fn reference(op: &Embedding) {
 #[cfg(test)]
 mod tests {
     use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::super::testing_quantized::{Quantized, FORMATS};
     use super::*;
     use crate::weight::WeightView;
 
@@ -143,6 +144,24 @@ mod tests {
                 let error = embedding(threads(), &op).unwrap_err();
                 assert!(error.message.contains("tokens[1]") && error.message.contains("11 rows"), "{error}");
                 assert!(output.values().iter().all(|x| x.is_nan()));
+            }
+        });
+    }
+    #[test]
+    fn rows_of_every_format_are_gathered() {
+        let (vocabulary, width) = (140, 1101);
+        at_every_level(|level| {
+            for (f, format) in FORMATS.into_iter().enumerate() {
+                let table = Quantized::new(format, vocabulary, width, false);
+                let mut tokens = Buffer::from(DType::I32, &[139.0, 0.0, 3.0, 3.0]);
+                let mut output = Buffer::poisoned(DType::FLOATS[f % 3], 4 * width);
+                let mut expected = Buffer::poisoned(DType::F32, 4 * width);
+                let mut op = |y: &mut Buffer| {
+                    Embedding::new(tokens.tensor(&[4]), table.view, 25.25, y.tensor(&[4, width])).unwrap()
+                };
+                embedding(threads(), &op(&mut output)).unwrap();
+                reference(&op(&mut expected));
+                assert_close(&output, &expected, &format!("{level:?} {format:?}"));
             }
         });
     }

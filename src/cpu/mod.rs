@@ -29,6 +29,8 @@ pub mod simd;
 pub mod softmax;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod testing_quantized;
 pub mod threads;
 mod virtual_memory;
 
