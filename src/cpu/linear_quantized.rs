@@ -264,7 +264,7 @@ impl Product<'_> {
     #[inline(always)]
     unsafe fn input<S: Simd>(&self, part: Range<usize>, pitch: usize, scratch: &mut [f32]) -> Input {
         let (x, order) = (&self.op.input, self.op.weight.order);
-        if x.dtype == DType::F32 && order.is_null() && part.len() % CHUNK == 0 {
+        if x.dtype == DType::F32 && order.is_null() && part.len().is_multiple_of(CHUNK) {
             let data = x.data.cast::<f32>().add(self.rows.start * x.row_stride + part.start);
             return Input { data, stride: x.row_stride };
         }

@@ -67,7 +67,7 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn load_e5m2(pointer: *const u8) -> float32x4_t {
         let bytes = vcreate_u8(u64::from(pointer.cast::<u32>().read_unaligned()));
-        let half = vget_low_u16(vshll_n_u8::<8>(bytes));
+        let half = vshl_n_u16::<8>(vget_low_u16(vmovl_u8(bytes)));
         Self::load_f16((&raw const half).cast())
     }
     #[inline(always)]
