@@ -2,14 +2,14 @@
 //!
 //! A vector holds four chunks, so lane d has the eight codes of bytes 4d .. 4d + 3, all of one group. With x in the order
 //! in which the codes come out ([`arrange`]), each of the eight becomes a vector of values by itself; a scale is applied
-//! once to the sum of a lane's eight products. Per 128 elements that is 28 vector instructions in place of 44 where every
-//! byte is widened ([`super::quantized_tile`]).
+//! once to the sum of a lane's eight products. That spares loads, and the scales' way through memory: one row times
+//! 14336 × 4096 reads 46 GB/s with two threads of a Zen 5, where [`super::quantized_tile`] reads 37.
 //!
 //! A code becomes a float by a look-up that ignores all but the lowest four bits, so it only has to be shifted there.
 
 #![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
 
-use super::dequantize::{Slice, CHUNK};
+use super::dequantize::{Int4, Slice, CHUNK};
 use super::dot_tile::{Products, COLUMNS, MAX_ROWS};
 use super::simd::avx512::Avx512;
 use super::simd::Simd;
@@ -75,7 +75,7 @@ unsafe fn rows_of<const ROWS: usize, const OFFSETS: bool>(tile: Int4Tile) -> Pro
     let mut data = [std::ptr::null(); COLUMNS];
     let mut first = [0; COLUMNS];
     for j in 0..COLUMNS {
-        data[j] = w[j].data::<super::dequantize::Int4<OFFSETS>>();
+        data[j] = w[j].data::<Int4<OFFSETS>>();
         first[j] = w[j].row * groups + k / size;
         for line in (0..len / size).step_by(LANES) {
             // Of the row that follows this one: the memory's own look-ahead follows the codes, not this trickle.

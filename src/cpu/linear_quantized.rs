@@ -46,6 +46,12 @@ const _: () = assert!(
     "a task's sums, input and unpacked weights fit a thread's scratch memory"
 );
 
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(
+    INT4_TASK_ROWS * (MAX_TASK_COLUMNS + INT4_SLICE + 16) <= SCRATCH_FLOATS && INPUT_COLUMNS % INT4_SLICE == 0,
+    "a task's sums and input fit a thread's scratch memory, and slices begin where parts of the input do"
+);
+
 /// For a descriptor whose weight is quantised and has rows, as the input has.
 pub fn linear_quantized(threads: &Threads, op: &Linear) {
     let (rows, columns) = (op.input.rows, op.weight.rows);

@@ -17,6 +17,7 @@ fn every_format_and_shape_matches_the_reference() {
         (13, 38, 2100),
         (40, 70, 160),
         (130, 36, 40),
+        (3, 6, 16_500),
     ];
     at_every_level(|level| {
         for (f, format) in FORMATS.into_iter().enumerate() {
