@@ -48,7 +48,7 @@ const _: () = assert!(
 
 #[cfg(target_arch = "x86_64")]
 const _: () = assert!(
-    INT4_TASK_ROWS * (MAX_TASK_COLUMNS + INT4_SLICE + 16) <= SCRATCH_FLOATS && INPUT_COLUMNS % INT4_SLICE == 0,
+    INT4_TASK_ROWS * (MAX_TASK_COLUMNS + INT4_SLICE + 16) <= SCRATCH_FLOATS && INPUT_COLUMNS.is_multiple_of(INT4_SLICE),
     "a task's sums and input fit a thread's scratch memory, and slices begin where parts of the input do"
 );
 
