@@ -106,6 +106,12 @@ typedef struct nvb_stream_manager nvb_stream_manager;
 // Threads: calls that take `const nvb_weight *` may run at once from many threads.
 typedef struct nvb_weight nvb_weight;
 
+// A GGUF file (version 2 or 3) whose header has been read and checked. Its tensors are read in place.
+//
+// Threads: calls that take `const nvb_gguf *` may run at once from many threads. What they point at lives until
+// `nvb_gguf_destroy`.
+typedef struct nvb_gguf nvb_gguf;
+
 // Keys and values of every layer, in `slots` sequences of up to `capacity` tokens each.
 //
 // The cache stores no lengths: calls name positions and lengths. A sequence is rewound by naming a smaller one, and a
@@ -1470,6 +1476,86 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
   value->struct_size = sizeof *value;
 }
 
+// Weights: formats of files ---------------------------------------------------------------------------------------
+
+// `nvb_weight_desc.source_format`: float tensors, in `parts`.
+#define NVB_SOURCE_FORMAT_TENSOR 0
+
+// GGUF: blocks of 32 in 18 bytes. Kept exactly (INT4, groups of 32).
+#define NVB_SOURCE_FORMAT_GGUF_Q4_0 1
+
+// GGUF: blocks of 256 in 144 bytes. Codes kept, scales and minima rounded to f16 (INT4 with zero points, groups of 32).
+#define NVB_SOURCE_FORMAT_GGUF_Q4_K 2
+
+// GGUF: blocks of 32 in 34 bytes. Kept exactly (INT8, groups of 32).
+#define NVB_SOURCE_FORMAT_GGUF_Q8_0 3
+
+// AutoAWQ's GEMM layout, 4 bits: `data` qweight i32 [K][N / 8], `zeros` qzeros i32 [K / group][N / 8] (NULL: all 8), `scales`
+// [K / group][N]. Codes kept (INT4); offsets −scale · zero rounded to f16 unless all zeros are 8.
+#define NVB_SOURCE_FORMAT_AWQ 4
+
+// GPTQ, 4 bits: `data` qweight i32 [K / 8][N], `zeros` qzeros i32 [groups][N / 8] (NULL: all 8), `scales` [groups][N], `order`
+// g_idx i32 [K] (NULL: in order). Codes kept as for AWQ; columns that g_idx reorders are sorted by group, and products
+// permute their input.
+#define NVB_SOURCE_FORMAT_GPTQ 5
+
+// gemma.cpp's switching floating point, a byte an element; becomes BF16.
+#define NVB_SOURCE_FORMAT_SFP 6
+
+// gemma.cpp's I8: groups of 128 elements in 132 bytes. Codes kept where all zeros are 0 and K is a multiple of 128 (INT8,
+// groups of 128), else quantised again.
+#define NVB_SOURCE_FORMAT_I8 7
+
+// GGUF: blocks of 256 in 210 bytes. Quantised again (INT8, groups of 32).
+#define NVB_SOURCE_FORMAT_GGUF_Q6_K 8
+
+// FP8 E4M3 codes [N, K] with scales that multiply them.
+#define NVB_SOURCE_FORMAT_FP8_E4M3 9
+
+// FP8 E5M2 codes [N, K] with scales that multiply them.
+#define NVB_SOURCE_FORMAT_FP8_E5M2 10
+
+// Signed 8-bit codes [N, K] with scales that multiply them.
+#define NVB_SOURCE_FORMAT_INT8 11
+
+// A matrix [N, K] in the format of a file: host memory (such as a mapped file) of any alignment, little-endian, read before
+// the call returns. Sizes are checked, and so is every scale, before a weight exists. Zero what a format has not.
+typedef struct {
+  const void *data;
+  // Of `data`; so for the other sizes. What exceeds the matrix is not read.
+  size_t bytes;
+  // N
+  int64_t rows;
+  // K
+  int64_t columns;
+  // SFP, FP8, INT8: elements from one row to the next; 0: K.
+  int64_t row_stride;
+  // AWQ, GPTQ, FP8, INT8. Of the latter two [1], [N], [N][⌈K / group⌉] or [⌈N / 128⌉][⌈K / 128⌉], as `granularity` says.
+  const void *scales;
+  size_t scale_bytes;
+  // AWQ, GPTQ
+  const void *zeros;
+  size_t zero_bytes;
+  // GPTQ's g_idx
+  const void *order;
+  size_t order_bytes;
+  // Of `scales`, `NVB_DTYPE_…`; 0: F16 for AWQ and GPTQ, F32 for FP8 and INT8.
+  uint32_t scale_dtype;
+  // AWQ, GPTQ: elements of K with a scale, a multiple of 32; 0: all of K. INT8 in groups: 32, 64 or 128.
+  uint32_t group_size;
+  // FP8, INT8: how far a scale reaches, `NVB_GRANULARITY_…`
+  uint32_t granularity;
+  // GPTQ: 1 if `zeros` are stored less one, 2 if not, 0: find out. Zeros that are all 7 or all 8 are symmetric whatever
+  // this says.
+  uint32_t version;
+  // `NVB_SOURCE_FORMAT_…` of this matrix where it is not the desc's; 0: the desc's.
+  uint32_t source_format;
+  // SFP: the tensor's scale; 0: 1.
+  float scale;
+  // 0
+  uint64_t reserved[4];
+} nvb_weight_blocks;
+
 // Weights ---------------------------------------------------------------------------------------------------------
 
 // `nvb_weight_desc.arrangement`: the parts stand one below the other, as Q, K and V of one product.
@@ -1488,15 +1574,71 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
 // in place and outlives the weight.
 #define NVB_SOURCE_BORROWED 2
 
+// `nvb_weight_desc.format`: as the parts have it: floats as they are, codes in the format that keeps them (Q4_0, AWQ, GPTQ:
+// INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: BF16).
+#define NVB_WEIGHT_FORMAT_AS_IS 0
+
+// bfloat16.
+#define NVB_WEIGHT_FORMAT_BF16 1
+
+// IEEE 754 binary16.
+#define NVB_WEIGHT_FORMAT_F16 2
+
+// 8-bit floats, 3 bits of mantissa, no infinities, largest value 448, times f32 scales.
+#define NVB_WEIGHT_FORMAT_FP8_E4M3 3
+
+// 8-bit floats, 2 bits of mantissa, largest value 57344, times f32 scales.
+#define NVB_WEIGHT_FORMAT_FP8_E5M2 4
+
+// scale · q, q in −127 … 127; f32 scales for rows, f16 for groups.
+#define NVB_WEIGHT_FORMAT_INT8 5
+
+// scale · (q − 8), q in 0 … 15, or scale · q + offset; f16 scales and offsets.
+#define NVB_WEIGHT_FORMAT_INT4 6
+
+// IEEE 754 binary32.
+#define NVB_WEIGHT_FORMAT_F32 7
+
+// `granularity`: groups if `group_size` is given; else rows for FP8 and INT8, groups of 32 for INT4.
+#define NVB_GRANULARITY_DEFAULT 0
+
+// `granularity`: one scale for each part.
+#define NVB_GRANULARITY_TENSOR 1
+
+// `granularity`: one scale for each row (output channel).
+#define NVB_GRANULARITY_ROWS 2
+
+// `granularity`: one scale for `group_size` neighbouring elements of a row (INT8, INT4).
+#define NVB_GRANULARITY_GROUPS 3
+
+// `granularity`: one scale for a block of 128 × 128 (FP8).
+#define NVB_GRANULARITY_BLOCKS 4
+
 typedef struct {
   size_t struct_size;
-  // `part_count` tensors [Nᵢ, K] of one float dtype, not empty.
+  // `part_count` tensors [Nᵢ, K] of one float dtype, not empty. NULL with another `source_format`.
   const nvb_tensor *parts;
   size_t part_count;
   // `NVB_WEIGHT_…`
   uint32_t arrangement;
   // `NVB_SOURCE_…`
   uint32_t source;
+  // What the weight is kept in, `NVB_WEIGHT_FORMAT_…`. Floats are quantised to the nearest code, ties to even.
+  uint32_t format;
+  // How far a scale of `format` reaches, `NVB_GRANULARITY_…`
+  uint32_t granularity;
+  // 32, 64 or 128 for groups; 0: 32.
+  uint32_t group_size;
+  // 1: an offset beside each scale, so that a group spans its smallest to its largest value (INT4).
+  uint32_t zero_points;
+  // 1: tries narrower ranges for each scale and keeps that with the smallest squared error (INT8, INT4). Takes about ten
+  // times as long.
+  uint32_t clipping;
+  // What the parts are, `NVB_SOURCE_FORMAT_…`
+  uint32_t source_format;
+  // `part_count` matrices in host memory in place of `parts`, unless `source_format` is
+  // `NVB_SOURCE_FORMAT_TENSOR`.
+  const nvb_weight_blocks *blocks;
 } nvb_weight_desc;
 
 typedef struct {
@@ -1513,10 +1655,25 @@ typedef struct {
   uint32_t dtype;
   // 1 if gated.
   uint32_t gated;
+  // `NVB_WEIGHT_FORMAT_…`
+  uint32_t encoding;
+  // `NVB_GRANULARITY_…`; 0 for floats.
+  uint32_t granularity;
+  // Elements of a row that share a scale in memory; 0: all of them. INT4 stores the scale of a row for each 128 elements.
+  uint32_t group_size;
+  // 1 if offsets stand beside the scales.
+  uint32_t zero_points;
+  // Bytes of scales and offsets, within `bytes`.
+  uint64_t scale_bytes;
+  // ‖weight − source‖ / ‖source‖ of what the parts' values were turned into; 0 where nothing was lost.
+  double relative_error;
 } nvb_weight_info;
 
-// Creates a weight and waits until its parts have been read. `stream` orders the copies; NULL: the default stream.
-// Errors: `NVB_ERROR_INVALID_ARGUMENT` (which part and why), `NVB_ERROR_OUT_OF_MEMORY`.
+// Creates a weight and waits until its parts have been read. `stream` orders the copies; NULL: the default stream. Parts
+// that are converted pass through page-locked memory in pieces of some 32 MiB and are worked on by as many threads as
+// there are cores.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (which part and why; for a value or a scale that is not finite also its row and
+// column), `NVB_ERROR_OUT_OF_MEMORY`.
 NVB_MUST_USE nvb_status nvb_weight_create(const nvb_backend *backend,
                              const nvb_weight_desc *desc,
                              nvb_stream *stream,
@@ -1524,6 +1681,13 @@ NVB_MUST_USE nvb_status nvb_weight_create(const nvb_backend *backend,
 
 // Destroys the handle; NULL is fine. Waits for the device before the memory is given back.
 nvb_status nvb_weight_destroy(nvb_weight *weight);
+
+// Writes the weight's values to `output`, [N, K] of any float dtype in device memory, and waits for them: rows as the
+// weight has them (gated: gate and up alternate), columns in the order of an input. Not for use while the stream is captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for an output of another shape.
+NVB_MUST_USE nvb_status nvb_weight_dequantize(const nvb_weight *weight,
+                                 const nvb_tensor *output,
+                                 nvb_stream *stream);
 
 // Fills `info`; set its `struct_size` first.
 NVB_MUST_USE nvb_status nvb_weight_get_info(const nvb_weight *weight, nvb_weight_info *info);
@@ -1534,6 +1698,127 @@ static inline void nvb_weight_desc_init(nvb_weight_desc *value) {
 }
 
 static inline void nvb_weight_info_init(nvb_weight_info *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// GGUF files ------------------------------------------------------------------------------------------------------
+
+// `nvb_gguf_value.content`: an integer or a boolean, in `integer`.
+#define NVB_GGUF_INTEGER 1
+
+// `nvb_gguf_value.content`: a float, in `real`.
+#define NVB_GGUF_REAL 2
+
+// `nvb_gguf_value.content`: `count` bytes at `data`, UTF-8 by convention, without a closing NUL.
+#define NVB_GGUF_TEXT 3
+
+// `nvb_gguf_value.content`: `count` numbers at `data`, little-endian and of any alignment, of the type `element_kind`.
+#define NVB_GGUF_ARRAY 4
+
+// `nvb_gguf_value.content`: `count` texts; see `nvb_gguf_get_text`.
+#define NVB_GGUF_TEXTS 5
+
+// `nvb_gguf_value.content`: `count` arrays, which this library passes over.
+#define NVB_GGUF_NESTED 6
+
+typedef struct {
+  size_t struct_size;
+  uint64_t tensor_count;
+  // Metadata values.
+  uint64_t value_count;
+  // Of the file.
+  uint64_t bytes;
+  // Of the file's format.
+  uint32_t version;
+  // Tensors begin at multiples of it, counted from the first.
+  uint32_t alignment;
+} nvb_gguf_info;
+
+// One tensor of a file.
+typedef struct {
+  size_t struct_size;
+  const char *name;
+  // Host memory, in the file.
+  const void *data;
+  // 0 for a type that this library does not know.
+  uint64_t bytes;
+  // Outermost first; entries past `rank` are 1.
+  int64_t shape[4];
+  uint32_t rank;
+  // The number of its ggml type.
+  uint32_t kind;
+  // `NVB_DTYPE_…` of what `nvb_tensor` can describe, else 0.
+  uint32_t dtype;
+  // `NVB_SOURCE_FORMAT_…` of what `nvb_weight_blocks` can describe, else 0.
+  uint32_t source_format;
+} nvb_gguf_tensor;
+
+// One metadata value of a file.
+typedef struct {
+  size_t struct_size;
+  const char *key;
+  const void *data;
+  uint64_t count;
+  // An unsigned one past the range wraps.
+  int64_t integer;
+  // Of an integer: its value, too.
+  double real;
+  // `NVB_GGUF_…`
+  uint32_t content;
+  // The number of the elements' type in the file.
+  uint32_t element_kind;
+} nvb_gguf_value;
+
+// Maps the file at `path` and reads its header. The file must not be shortened while it is open.
+// Errors: `NVB_ERROR_IO`; `NVB_ERROR_INVALID_ARGUMENT` for bytes that are no GGUF file of version 2 or 3, are cut off or
+// contradict themselves (what and where).
+NVB_MUST_USE nvb_status nvb_gguf_open(const char *path,
+                         nvb_gguf **file);
+
+// Reads the header of a file that is in host memory already; the bytes outlive the handle.
+// Errors: as of `nvb_gguf_open`.
+NVB_MUST_USE nvb_status nvb_gguf_open_memory(const void *data, size_t bytes, nvb_gguf **file);
+
+// Closes the file; NULL is fine. Weights made from it need it no longer.
+nvb_status nvb_gguf_destroy(nvb_gguf *file);
+
+// Fills `info`; set its `struct_size` first.
+NVB_MUST_USE nvb_status nvb_gguf_get_info(const nvb_gguf *file, nvb_gguf_info *info);
+
+// Fills `tensor` with the one at `index`, in the file's order; set its `struct_size` first.
+NVB_MUST_USE nvb_status nvb_gguf_get_tensor(const nvb_gguf *file, size_t index, nvb_gguf_tensor *tensor);
+
+// Fills `tensor` with the one of this name; set its `struct_size` first.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` if the file has none.
+NVB_MUST_USE nvb_status nvb_gguf_find_tensor(const nvb_gguf *file, const char *name, nvb_gguf_tensor *tensor);
+
+// Fills `value` with the metadata value at `index`, in the file's order; set its `struct_size` first.
+NVB_MUST_USE nvb_status nvb_gguf_get_value(const nvb_gguf *file, size_t index, nvb_gguf_value *value);
+
+// Fills `value` with the metadata value of this key; set its `struct_size` first.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` if the file has none.
+NVB_MUST_USE nvb_status nvb_gguf_find_value(const nvb_gguf *file, const char *key, nvb_gguf_value *value);
+
+// Writes where text `index` of an `NVB_GGUF_TEXTS` value begins to `data` and its bytes to `bytes`: in the file, without a
+// closing NUL.
+NVB_MUST_USE nvb_status nvb_gguf_get_text(const nvb_gguf *file,
+                             const char *key,
+                             size_t index,
+                             const char **data,
+                             size_t *bytes);
+
+static inline void nvb_gguf_info_init(nvb_gguf_info *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_gguf_tensor_init(nvb_gguf_tensor *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_gguf_value_init(nvb_gguf_value *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

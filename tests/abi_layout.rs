@@ -7,6 +7,7 @@ use nvbackend::capi::attention::*;
 use nvbackend::capi::backend::*;
 use nvbackend::capi::device::*;
 use nvbackend::capi::environment::*;
+use nvbackend::capi::gguf::*;
 use nvbackend::capi::hardware::*;
 use nvbackend::capi::kv_cache::*;
 use nvbackend::capi::memory_options::*;
@@ -20,6 +21,7 @@ use nvbackend::capi::stream_manager::*;
 use nvbackend::capi::tensor::*;
 use nvbackend::capi::version::*;
 use nvbackend::capi::weight::*;
+use nvbackend::capi::weight_blocks::*;
 use std::fmt::Write as _;
 use std::mem::{align_of, offset_of, size_of};
 use std::path::PathBuf;
@@ -91,8 +93,21 @@ fn layouts() -> Vec<Layout> {
         nvb_pool_statistics { struct_size, allocated, peak, blocks, allocations, frees, failures }
         nvb_stream_manager_options { struct_size, streams_per_priority, reserved }
         nvb_stream_statistics { struct_size, streams, users, busy, reserved }
-        nvb_weight_desc { struct_size, parts, part_count, arrangement, source }
-        nvb_weight_info { struct_size, rows, columns, output_columns, bytes, dtype, gated }
+        nvb_weight_blocks {
+            data, bytes, rows, columns, row_stride, scales, scale_bytes, zeros, zero_bytes, order, order_bytes, scale_dtype,
+            group_size, granularity, version, source_format, scale, reserved,
+        }
+        nvb_weight_desc {
+            struct_size, parts, part_count, arrangement, source, format, granularity, group_size, zero_points, clipping,
+            source_format, blocks,
+        }
+        nvb_weight_info {
+            struct_size, rows, columns, output_columns, bytes, dtype, gated, encoding, granularity, group_size, zero_points,
+            scale_bytes, relative_error,
+        }
+        nvb_gguf_info { struct_size, tensor_count, value_count, bytes, version, alignment }
+        nvb_gguf_tensor { struct_size, name, data, bytes, shape, rank, kind, dtype, source_format }
+        nvb_gguf_value { struct_size, key, data, count, integer, real, content, element_kind }
         nvb_kv_cache_options { struct_size, layers, slots, kv_heads, head_dim, capacity, dtype }
         nvb_attention_options {
             struct_size, query_heads, kv_heads, head_dim, window, scale, soft_cap, bidirectional, reserved,

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 22] = [
+const SECTIONS: [(&str, &str); 24] = [
     ("status", "Status codes and errors"),
     ("version", "Version and build"),
     ("tensor", "Tensors"),
@@ -23,7 +23,9 @@ const SECTIONS: [(&str, &str); 22] = [
     ("stream", "Streams"),
     ("event", "Events"),
     ("stream_manager", "Stream manager"),
+    ("weight_blocks", "Weights: formats of files"),
     ("weight", "Weights"),
+    ("gguf", "GGUF files"),
     ("kv_cache", "KV cache"),
     ("attention", "Attention"),
     ("operations", "Operations of a layer"),
@@ -145,7 +147,7 @@ fn generate(root: &Path) -> String {
 fn section(root: &Path, file: &str, handles: &mut String) -> String {
     let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml");
     // No function of their own files mentions them, and cbindgen leaves out what none does.
-    config.export.include = vec!["nvb_tensor".into(), "nvb_memory_options".into()];
+    config.export.include = vec!["nvb_tensor".into(), "nvb_memory_options".into(), "nvb_weight_blocks".into()];
     let source = root.join("src/capi").join(format!("{file}.rs"));
     let bindings = cbindgen::Builder::new().with_config(config).with_src(source).generate().expect("src/capi parses");
     let mut text = Vec::new();

@@ -5,11 +5,14 @@ use super::guard::guard;
 use super::handle::Table;
 use super::status::nvb_status;
 use super::stream::nvb_stream;
-use super::structs::{expect_out, read, slice, versioned, write};
-use super::tensor::{convert, nvb_tensor};
+use super::structs::{expect_out, flag, read, slice, versioned, write};
+use super::tensor::{convert, device_tensor, nvb_tensor};
+use super::weight_blocks::{nvb_weight_blocks, source_of, NVB_SOURCE_FORMAT_TENSOR};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::weight::{Arrangement, Source, Weight, WeightView};
+use crate::tensor::DType;
+use crate::weight::rows::RowSource;
+use crate::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight, WeightView};
 use std::sync::Arc;
 
 /// A matrix [N, K] of a model, or several stacked or interleaved ones, in the device's layout.
@@ -31,17 +34,62 @@ pub const NVB_SOURCE_DEVICE: u32 = 1;
 /// in place and outlives the weight.
 pub const NVB_SOURCE_BORROWED: u32 = 2;
 
+/// `nvb_weight_desc.format`: as the parts have it: floats as they are, codes in the format that keeps them (Q4_0, AWQ, GPTQ:
+/// INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: BF16).
+pub const NVB_WEIGHT_FORMAT_AS_IS: u32 = 0;
+/// bfloat16.
+pub const NVB_WEIGHT_FORMAT_BF16: u32 = 1;
+/// IEEE 754 binary16.
+pub const NVB_WEIGHT_FORMAT_F16: u32 = 2;
+/// 8-bit floats, 3 bits of mantissa, no infinities, largest value 448, times f32 scales.
+pub const NVB_WEIGHT_FORMAT_FP8_E4M3: u32 = 3;
+/// 8-bit floats, 2 bits of mantissa, largest value 57344, times f32 scales.
+pub const NVB_WEIGHT_FORMAT_FP8_E5M2: u32 = 4;
+/// scale · q, q in −127 … 127; f32 scales for rows, f16 for groups.
+pub const NVB_WEIGHT_FORMAT_INT8: u32 = 5;
+/// scale · (q − 8), q in 0 … 15, or scale · q + offset; f16 scales and offsets.
+pub const NVB_WEIGHT_FORMAT_INT4: u32 = 6;
+/// IEEE 754 binary32.
+pub const NVB_WEIGHT_FORMAT_F32: u32 = 7;
+
+/// `granularity`: groups if `group_size` is given; else rows for FP8 and INT8, groups of 32 for INT4.
+pub const NVB_GRANULARITY_DEFAULT: u32 = 0;
+/// `granularity`: one scale for each part.
+pub const NVB_GRANULARITY_TENSOR: u32 = 1;
+/// `granularity`: one scale for each row (output channel).
+pub const NVB_GRANULARITY_ROWS: u32 = 2;
+/// `granularity`: one scale for `group_size` neighbouring elements of a row (INT8, INT4).
+pub const NVB_GRANULARITY_GROUPS: u32 = 3;
+/// `granularity`: one scale for a block of 128 × 128 (FP8).
+pub const NVB_GRANULARITY_BLOCKS: u32 = 4;
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_weight_desc {
     pub struct_size: usize,
-    /// `part_count` tensors [Nᵢ, K] of one float dtype, not empty.
+    /// `part_count` tensors [Nᵢ, K] of one float dtype, not empty. NULL with another `source_format`.
     pub parts: *const nvb_tensor,
     pub part_count: usize,
     /// `NVB_WEIGHT_…`
     pub arrangement: u32,
     /// `NVB_SOURCE_…`
     pub source: u32,
+    /// What the weight is kept in, `NVB_WEIGHT_FORMAT_…`. Floats are quantised to the nearest code, ties to even.
+    pub format: u32,
+    /// How far a scale of `format` reaches, `NVB_GRANULARITY_…`
+    pub granularity: u32,
+    /// 32, 64 or 128 for groups; 0: 32.
+    pub group_size: u32,
+    /// 1: an offset beside each scale, so that a group spans its smallest to its largest value (INT4).
+    pub zero_points: u32,
+    /// 1: tries narrower ranges for each scale and keeps that with the smallest squared error (INT8, INT4). Takes about ten
+    /// times as long.
+    pub clipping: u32,
+    /// What the parts are, `NVB_SOURCE_FORMAT_…`
+    pub source_format: u32,
+    /// `part_count` matrices in host memory in place of `parts`, unless `source_format` is
+    /// `NVB_SOURCE_FORMAT_TENSOR`.
+    pub blocks: *const nvb_weight_blocks,
 }
 versioned!(nvb_weight_desc);
 
@@ -61,6 +109,18 @@ pub struct nvb_weight_info {
     pub dtype: u32,
     /// 1 if gated.
     pub gated: u32,
+    /// `NVB_WEIGHT_FORMAT_…`
+    pub encoding: u32,
+    /// `NVB_GRANULARITY_…`; 0 for floats.
+    pub granularity: u32,
+    /// Elements of a row that share a scale in memory; 0: all of them. INT4 stores the scale of a row for each 128 elements.
+    pub group_size: u32,
+    /// 1 if offsets stand beside the scales.
+    pub zero_points: u32,
+    /// Bytes of scales and offsets, within `bytes`.
+    pub scale_bytes: u64,
+    /// ‖weight − source‖ / ‖source‖ of what the parts' values were turned into; 0 where nothing was lost.
+    pub relative_error: f64,
 }
 versioned!(nvb_weight_info);
 
@@ -79,8 +139,111 @@ pub(super) fn weight_of(backend: &Backend, weight: *const nvb_weight) -> Result<
     Ok((object, view))
 }
 
-/// Creates a weight and waits until its parts have been read. `stream` orders the copies; NULL: the default stream.
-/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (which part and why), `NVB_ERROR_OUT_OF_MEMORY`.
+/// How far a scale reaches, with the default of the encoding.
+pub(super) fn granularity_of(encoding: Encoding, granularity: u32, group_size: u32) -> Result<Granularity> {
+    let groups = Granularity::Groups(if group_size == 0 { 32 } else { group_size as usize });
+    match granularity {
+        NVB_GRANULARITY_GROUPS => Ok(groups),
+        NVB_GRANULARITY_DEFAULT if group_size != 0 || encoding == Encoding::Int4 => Ok(groups),
+        _ if group_size != 0 => {
+            Err(Error::invalid(format!("group_size is {group_size}, but granularity {granularity} has no groups")))
+        }
+        NVB_GRANULARITY_DEFAULT | NVB_GRANULARITY_ROWS => Ok(Granularity::Rows),
+        NVB_GRANULARITY_TENSOR => Ok(Granularity::Tensor),
+        NVB_GRANULARITY_BLOCKS => Ok(Granularity::Blocks),
+        other => Err(Error::invalid(format!("granularity is {other}; NVB_GRANULARITY_… (0 to 4) is needed"))),
+    }
+}
+
+/// What the weight shall be kept in; `None`: as it is.
+fn format_of(desc: &nvb_weight_desc) -> Result<Option<Format>> {
+    let (zero_points, clipping) = (flag("zero_points", desc.zero_points)?, flag("clipping", desc.clipping)?);
+    let encoding = match desc.format {
+        NVB_WEIGHT_FORMAT_AS_IS => None,
+        NVB_WEIGHT_FORMAT_BF16 => Some(Encoding::Float(DType::Bf16)),
+        NVB_WEIGHT_FORMAT_F16 => Some(Encoding::Float(DType::F16)),
+        NVB_WEIGHT_FORMAT_F32 => Some(Encoding::Float(DType::F32)),
+        NVB_WEIGHT_FORMAT_FP8_E4M3 => Some(Encoding::Fp8E4m3),
+        NVB_WEIGHT_FORMAT_FP8_E5M2 => Some(Encoding::Fp8E5m2),
+        NVB_WEIGHT_FORMAT_INT8 => Some(Encoding::Int8),
+        NVB_WEIGHT_FORMAT_INT4 => Some(Encoding::Int4),
+        other => return Err(Error::invalid(format!("format is {other}; NVB_WEIGHT_FORMAT_… (0 to 7) is needed"))),
+    };
+    match encoding {
+        Some(encoding) if !encoding.is_float() => {
+            let granularity = granularity_of(encoding, desc.granularity, desc.group_size)?;
+            Format::new(encoding, granularity, zero_points, clipping).map(Some)
+        }
+        _ if desc.granularity != 0 || desc.group_size != 0 || zero_points || clipping => Err(Error::invalid(
+            "granularity, group_size, zero_points and clipping belong to a format that is quantised, which `format` is not",
+        )),
+        encoding => Ok(encoding.map(|encoding| Format { encoding, ..Format::float(DType::F32) })),
+    }
+}
+
+/// # Safety
+/// The pointers of `desc` are as the header says.
+unsafe fn weight_from_tensors(
+    backend: &Backend,
+    desc: &nvb_weight_desc,
+    arrangement: Arrangement,
+    source: Source,
+    stream: &crate::stream::Stream,
+) -> Result<Weight> {
+    if !desc.blocks.is_null() {
+        return Err(Error::invalid("`blocks` is given, but source_format is NVB_SOURCE_FORMAT_TENSOR"));
+    }
+    let format = format_of(desc)?;
+    // SAFETY: `part_count` tensors, by the header's contract.
+    let parts = unsafe { slice("parts", desc.parts, desc.part_count)? };
+    let mut tensors = Vec::with_capacity(parts.len());
+    for (i, part) in parts.iter().enumerate() {
+        let name = format!("parts[{i}]");
+        let tensor = convert(&name, part)?;
+        if source != Source::Host {
+            backend.check_memory(&name, &tensor)?;
+        }
+        tensors.push(tensor);
+    }
+    Weight::new(backend.memory(), &tensors, arrangement, source, format, stream)
+}
+
+/// # Safety
+/// The pointers of `desc` are as the header says.
+unsafe fn weight_from_blocks(
+    backend: &Backend,
+    desc: &nvb_weight_desc,
+    arrangement: Arrangement,
+    source: Source,
+    stream: &crate::stream::Stream,
+) -> Result<Weight> {
+    if !desc.parts.is_null() {
+        return Err(Error::invalid(format!(
+            "`parts` is given, but source_format {} takes `blocks`",
+            desc.source_format
+        )));
+    }
+    if source != Source::Host {
+        return Err(Error::invalid(format!("source is {}; blocks are host memory (NVB_SOURCE_HOST)", desc.source)));
+    }
+    let format = format_of(desc)?;
+    // SAFETY: `part_count` of them with the memory that they describe, by the header's contract.
+    let blocks = unsafe { slice("blocks", desc.blocks, desc.part_count)? };
+    let mut sources: Vec<Box<dyn RowSource + '_>> = Vec::with_capacity(blocks.len());
+    for (i, part) in blocks.iter().enumerate() {
+        // SAFETY: as above.
+        let source = unsafe { source_of(part, desc.source_format) };
+        sources.push(source.map_err(|error| error.context(format_args!("blocks[{i}]")))?);
+    }
+    let parts: Vec<&dyn RowSource> = sources.iter().map(|source| source.as_ref() as &dyn RowSource).collect();
+    Weight::import(backend.memory(), &parts, arrangement, format, stream)
+}
+
+/// Creates a weight and waits until its parts have been read. `stream` orders the copies; NULL: the default stream. Parts
+/// that are converted pass through page-locked memory in pieces of some 32 MiB and are worked on by as many threads as
+/// there are cores.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (which part and why; for a value or a scale that is not finite also its row and
+/// column), `NVB_ERROR_OUT_OF_MEMORY`.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_weight_create(
     backend: *const nvb_backend,
@@ -105,18 +268,14 @@ pub unsafe extern "C" fn nvb_weight_create(
             other => return Err(Error::invalid(format!("source is {other}; NVB_SOURCE_… (0 to 2) is needed"))),
         };
         let stream = stream_of(&backend, stream)?;
-        // SAFETY: `part_count` tensors, by the header's contract.
-        let parts = unsafe { slice("parts", desc.parts, desc.part_count)? };
-        let mut tensors = Vec::with_capacity(parts.len());
-        for (i, part) in parts.iter().enumerate() {
-            let name = format!("parts[{i}]");
-            let tensor = convert(&name, part)?;
-            if source != Source::Host {
-                backend.check_memory(&name, &tensor)?;
+        // SAFETY: the header's contract.
+        let created = unsafe {
+            if desc.source_format == NVB_SOURCE_FORMAT_TENSOR {
+                weight_from_tensors(&backend, &desc, arrangement, source, &stream)?
+            } else {
+                weight_from_blocks(&backend, &desc, arrangement, source, &stream)?
             }
-            tensors.push(tensor);
-        }
-        let created = Weight::new(backend.memory(), &tensors, arrangement, source, None, &stream)?;
+        };
         let handle = WEIGHTS.insert(Arc::new(WeightObject { weight: created, backend }))?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { weight.write(handle) };
@@ -130,12 +289,31 @@ pub unsafe extern "C" fn nvb_weight_destroy(weight: *mut nvb_weight) -> nvb_stat
     guard!(nvb_weight_destroy, { WEIGHTS.remove(weight) })
 }
 
+/// Writes the weight's values to `output`, [N, K] of any float dtype in device memory, and waits for them: rows as the
+/// weight has them (gated: gate and up alternate), columns in the order of an input. Not for use while the stream is captured.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for an output of another shape.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_weight_dequantize(
+    weight: *const nvb_weight,
+    output: *const nvb_tensor,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_weight_dequantize, {
+        let object = WEIGHTS.get(weight)?;
+        let stream = stream_of(&object.backend, stream)?;
+        // SAFETY: NULL or a tensor, by the header's contract.
+        let output = unsafe { output.as_ref() }.ok_or_else(|| Error::invalid("`output` is NULL"))?;
+        let output = device_tensor(&object.backend, "output", output)?;
+        object.weight.dequantize(object.backend.memory(), &output, &stream)
+    })
+}
+
 /// Fills `info`; set its `struct_size` first.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_weight_get_info(weight: *const nvb_weight, info: *mut nvb_weight_info) -> nvb_status {
     guard!(nvb_weight_get_info, {
         let object = WEIGHTS.get(weight)?;
-        let view = object.weight.view();
+        let (view, format) = (object.weight.view(), object.weight.format());
         let value = nvb_weight_info {
             struct_size: 0,
             rows: view.rows as u64,
@@ -144,6 +322,26 @@ pub unsafe extern "C" fn nvb_weight_get_info(weight: *const nvb_weight, info: *m
             bytes: object.weight.bytes() as u64,
             dtype: view.dtype().map_or(0, |dtype| dtype as u32),
             gated: view.gated.into(),
+            encoding: match format.encoding {
+                Encoding::Float(DType::F32) => NVB_WEIGHT_FORMAT_F32,
+                Encoding::Float(DType::F16) => NVB_WEIGHT_FORMAT_F16,
+                Encoding::Float(_) => NVB_WEIGHT_FORMAT_BF16,
+                Encoding::Fp8E4m3 => NVB_WEIGHT_FORMAT_FP8_E4M3,
+                Encoding::Fp8E5m2 => NVB_WEIGHT_FORMAT_FP8_E5M2,
+                Encoding::Int8 => NVB_WEIGHT_FORMAT_INT8,
+                Encoding::Int4 => NVB_WEIGHT_FORMAT_INT4,
+            },
+            granularity: match format.granularity {
+                _ if format.encoding.is_float() => NVB_GRANULARITY_DEFAULT,
+                Granularity::Tensor => NVB_GRANULARITY_TENSOR,
+                Granularity::Rows => NVB_GRANULARITY_ROWS,
+                Granularity::Groups(_) => NVB_GRANULARITY_GROUPS,
+                Granularity::Blocks => NVB_GRANULARITY_BLOCKS,
+            },
+            group_size: view.scales.group_size() as u32,
+            zero_points: format.zero_points.into(),
+            scale_bytes: object.weight.scale_bytes() as u64,
+            relative_error: object.weight.relative_error(),
         };
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(info, &value) }

@@ -178,11 +178,19 @@ impl GgufFile {
     }
 
     pub fn value(&self, key: &str) -> Option<&Value> {
-        self.keys.get(key).map(|&i| &self.values[i])
+        self.value_index(key).map(|i| &self.values[i])
+    }
+
+    pub fn value_index(&self, key: &str) -> Option<usize> {
+        self.keys.get(key).copied()
     }
 
     pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
-        self.names.get(name).map(|&i| &self.tensors[i])
+        self.tensor_index(name).map(|i| &self.tensors[i])
+    }
+
+    pub fn tensor_index(&self, name: &str) -> Option<usize> {
+        self.names.get(name).copied()
     }
 }
 
