@@ -2,8 +2,8 @@
 //! W, which are unpacked in registers.
 //!
 //! Every value is formed in f32 and multiplied as in [`super::dot_tile`], in the same order, so that tile gives the same
-//! sums over weights unpacked into memory. Products in integers (VNNI) would need activations of two 8-bit digits to be
-//! as exact, and with a scale for every 32 elements take as many instructions as a table look-up and an FMA.
+//! sums over weights unpacked into memory. Products in integers (VNNI) would take x apart into two or three 8-bit digits
+//! with a scale for each group, and NaN and infinities along a way of their own.
 
 #![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
 
