@@ -15,7 +15,7 @@ import record
 import timing
 import torch
 from case import GEMMA_3_270M, Context, run
-from operations import attention, elementwise, embedding, linear, memory, rms_norm, rope, sampling
+from operations import attention, elementwise, embedding, linear, linear_quantized, memory, rms_norm, rope, sampling
 
 READ_BYTES = 1 << 30
 # Beyond the share of a large last-level cache that one machine of a few cores gets.
@@ -54,6 +54,13 @@ def one_row_case(context, threads):
     return linear.linear_case(context, 1, 14336, 4096, torch.bfloat16, [reader], {name: READ_BYTES for name in reader})
 
 
+def quantized_cases(context, threads):
+    """Weights of 14336 × 4096 in every format; one row beside the read bandwidth, too."""
+    reader = MemoryReader(threads).peers()
+    formats = ("int8", "int4", "fp8_e4m3")
+    return linear_quantized.linear_quantized(context, (1, 4, 16), [(14336, 4096)], formats, reader, READ_BYTES)
+
+
 def required(context, threads):
     """The comparisons that the project sets itself as targets."""
     yield partial(linear.linear_case, context, 1024, 1024, 1024, torch.float32)
@@ -65,6 +72,7 @@ def sections(threads):
     return {
         "required": lambda c: required(c, threads),
         "linear": lambda c: linear.linear(c, (1, 4, 16, 128), [], torch.bfloat16),
+        "linear_quantized": lambda c: quantized_cases(c, threads),
         "linear_f32": lambda c: (partial(linear.linear_case, c, m, 4096, 4096, torch.float32) for m in (1, 16, 128)),
         "prefill": lambda c: (partial(attention.prefill_case, c, 1, length, heads, kv_heads, d, True)
                               for length, heads, kv_heads, d in ((128, 4, 1, 256), (1024, 4, 1, 256), (1024, 8, 2, 128))),

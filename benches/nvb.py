@@ -19,6 +19,7 @@ import torch
 
 ACTIVATIONS = {"none": 0, "gelu_tanh": 1, "gelu_erf": 2, "silu": 3}
 DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.int32: 4}
+FORMATS = {None: 0, "bf16": 1, "f16": 2, "fp8_e4m3": 3, "fp8_e5m2": 4, "int8": 5, "int4": 6}
 STACKED, GATED = 0, 1
 SOURCE_DEVICE = 1
 
@@ -55,7 +56,9 @@ DeviceInfo = options(
 BackendOptions = options(
     "BackendOptions", ("device", c_char_p), ("memory_limit", c_uint64),
     *fields(c_uint32, "threads force_architecture own_kernels_only log_level"), *fields(c_void_p, "log_callback log_user_data"))
-WeightDesc = options("WeightDesc", ("parts", POINTER(Tensor)), ("part_count", c_size_t), *fields(c_uint32, "arrangement source"))
+WeightDesc = options(
+    "WeightDesc", ("parts", POINTER(Tensor)), ("part_count", c_size_t), *fields(c_uint32, "arrangement source"),
+    *fields(c_uint32, "format granularity group_size zero_points clipping source_format"), ("blocks", c_void_p))
 KvCacheOptions = options("KvCacheOptions", *fields(c_uint32, "layers slots kv_heads head_dim capacity dtype"))
 AttentionOptions = options(
     "AttentionOptions", *fields(c_uint32, "query_heads kv_heads head_dim window"), *fields(c_float, "scale soft_cap"),
@@ -176,11 +179,17 @@ class Backend(Handle):
         pointer = self.create("nvb_backend_get_memory_manager", self.pointer, c_uint32(0))
         return Handle(pointer, self.library.nvb_memory_manager_destroy, (self,))
 
-    def weight(self, *parts, gated=False):
-        """A weight of [N, K] tensors, copied; `gated`: (gate, up)."""
+    def weight(self, *parts, gated=False, format=None, group_size=0):
+        """A weight of [N, K] tensors, copied or quantised to `format`; `gated`: (gate, up)."""
         views = (Tensor * len(parts))(*map(tensor, parts))
-        desc = WeightDesc(parts=views, part_count=len(parts), arrangement=GATED if gated else STACKED, source=SOURCE_DEVICE)
+        desc = WeightDesc(parts=views, part_count=len(parts), arrangement=GATED if gated else STACKED, source=SOURCE_DEVICE,
+                          format=FORMATS[format], group_size=group_size)
         return self.child("nvb_weight", "create", byref(desc), self.stream.pointer)
+
+    def dequantize(self, weight, output):
+        """Writes a weight's values into an [N, K] tensor."""
+        self.check(self.library.nvb_weight_dequantize(weight.pointer, byref(tensor(output)), self.stream.pointer))
+        self.synchronize()
 
     def kv_cache(self, dtype, **shape):
         return self.child("nvb_kv_cache", "create", byref(KvCacheOptions(dtype=DTYPES[dtype], **shape)))

@@ -1,23 +1,27 @@
 //! output[t] = table[tokens[t]] · scale.
 
+use super::dequantize::{with_encoding, Encoded, Slice, Unpack, SLICE};
 use super::row::{for_rows, integers, vectors, Row};
-use super::simd::{dispatch, Kernel, Simd};
-use super::threads::Threads;
+use super::simd::{dispatch, Kernel, Simd, VectorElement};
+use super::threads::{Scratch, Threads};
 use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
 use crate::tensor::DType;
+use crate::weight::Scales;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// An error names the first token that is not in the table; nothing is written then.
 pub fn embedding(threads: &Threads, op: &Embedding) -> Result<()> {
     check(op)?;
-    let Some(dtype) = op.table.dtype() else {
-        reference(op);
-        return Ok(());
-    };
-    for_rows(threads, op.output.rows, op.output.columns, |rows, _| {
+    for_rows(threads, op.output.rows, op.output.columns, |rows, scratch| {
         // SAFETY: the descriptor is validated, the tokens are in the table, and tasks write different rows.
-        unsafe { dispatch(Gather { op, dtype, rows }) }
+        unsafe {
+            match op.table.dtype() {
+                Some(dtype) => dispatch(Gather { op, dtype, rows }),
+                None => dispatch(GatherQuantized { op, rows, scratch }),
+            }
+        }
     });
     Ok(())
 }
@@ -58,6 +62,41 @@ impl Kernel for Gather<'_> {
     }
 }
 
+/// Rows of a quantised table go through f32 memory, a slice at a time.
+struct GatherQuantized<'a> {
+    op: &'a Embedding,
+    rows: Range<usize>,
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for GatherQuantized<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let GatherQuantized { op, rows, scratch } = self;
+        let tokens = integers(&op.tokens);
+        let values = &mut scratch.floats()[..SLICE];
+        with_encoding!(&op.table, E => for t in rows {
+            let token = tokens[t] as usize;
+            let factor = match op.table.scales {
+                Scales::Rows(scales) => scales.add(token).read() * E::FACTOR,
+                _ => 1.0,
+            };
+            let scale = S::splat(factor * op.scale);
+            for k in (0..op.table.columns).step_by(SLICE) {
+                let len = SLICE.min(op.table.columns - k);
+                let slice = Slice { weight: &op.table, row: token, k, len };
+                S::call(Unpack::<E> { slice, to: values.as_mut_ptr(), ahead: 0, encoded: PhantomData });
+                let to = Row::of(&op.output, t).skip(k);
+                for (at, lanes) in vectors::<S>(len) {
+                    to.store::<S>(at, S::mul(f32::load_lanes::<S>(values.as_ptr().add(at), lanes), scale), lanes);
+                }
+            }
+        })
+    }
+}
+
 /// The formula, for tensors in host memory and tokens within the table.
 pub fn reference(op: &Embedding) {
     // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
@@ -73,6 +112,7 @@ pub fn reference(op: &Embedding) {
 #[cfg(test)]
 mod tests {
     use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::super::testing_quantized::{Quantized, FORMATS};
     use super::*;
     use crate::weight::WeightView;
 
@@ -104,6 +144,24 @@ mod tests {
                 let error = embedding(threads(), &op).unwrap_err();
                 assert!(error.message.contains("tokens[1]") && error.message.contains("11 rows"), "{error}");
                 assert!(output.values().iter().all(|x| x.is_nan()));
+            }
+        });
+    }
+    #[test]
+    fn rows_of_every_format_are_gathered() {
+        let (vocabulary, width) = (140, 1101);
+        at_every_level(|level| {
+            for (f, format) in FORMATS.into_iter().enumerate() {
+                let table = Quantized::new(format, vocabulary, width, false);
+                let mut tokens = Buffer::from(DType::I32, &[139.0, 0.0, 3.0, 3.0]);
+                let mut output = Buffer::poisoned(DType::FLOATS[f % 3], 4 * width);
+                let mut expected = Buffer::poisoned(DType::F32, 4 * width);
+                let mut op = |y: &mut Buffer| {
+                    Embedding::new(tokens.tensor(&[4]), table.view, 25.25, y.tensor(&[4, width])).unwrap()
+                };
+                embedding(threads(), &op(&mut output)).unwrap();
+                reference(&op(&mut expected));
+                assert_close(&output, &expected, &format!("{level:?} {format:?}"));
             }
         });
     }

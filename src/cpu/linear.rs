@@ -8,6 +8,7 @@
 
 use super::activation::{self, activate};
 use super::dot_tile::{DotTile, COLUMNS};
+use super::linear_quantized::linear_quantized;
 use super::row::{vectors, Row};
 use super::simd::{dispatch, Kernel, Simd, VectorElement};
 use super::threads::{Scratch, Threads};
@@ -21,22 +22,22 @@ use std::ops::Range;
 const K_BLOCK_BYTES: usize = 4096;
 
 /// Most bytes of W that a task goes through, so that a slice of them stays in a core's second cache level.
-const TASK_WEIGHT_BYTES: usize = 256 * 1024;
+pub(super) const TASK_WEIGHT_BYTES: usize = 256 * 1024;
 
 /// How far ahead of the products W is asked for when it is read at the speed of memory, in bytes.
-const STREAM_AHEAD: usize = 1024;
+pub(super) const STREAM_AHEAD: usize = 1024;
 
 /// Up to this many rows memory is the limit, or near it, and its work is worth hiding behind the products.
-const OVERLAPPED_ROWS: usize = 32;
+pub(super) const OVERLAPPED_ROWS: usize = 32;
 
 /// Most rows of a task.
 const TASK_ROWS: usize = 192;
 /// Fewest rows of a task that is one of several over the same columns.
-const MIN_TASK_ROWS: usize = 24;
+pub(super) const MIN_TASK_ROWS: usize = 24;
 
 /// Columns of a task are a multiple of this: a cache line of f32 output.
-const COLUMN_STEP: usize = 16;
-const MAX_TASK_COLUMNS: usize = 512;
+pub(super) const COLUMN_STEP: usize = 16;
+pub(super) const MAX_TASK_COLUMNS: usize = 512;
 
 pub fn linear(threads: &Threads, op: &Linear) {
     let (rows, columns) = (op.input.rows, op.weight.rows);
@@ -44,7 +45,7 @@ pub fn linear(threads: &Threads, op: &Linear) {
         return;
     }
     let Some(dtype) = op.weight.dtype() else {
-        return reference(op);
+        return linear_quantized(threads, op);
     };
     // Rows are cut where they are many, or where the columns alone give the threads too few tasks.
     let few_columns = (threads.count() * 2).div_ceil(columns.div_ceil(COLUMN_STEP)).min(rows / MIN_TASK_ROWS);
@@ -207,7 +208,7 @@ impl Product<'_> {
 
 /// Bias, activation, gating and the store of one row of a task.
 #[inline(always)]
-unsafe fn finish<S: Simd>(op: &Linear, row: usize, columns: Range<usize>, sums: &mut [f32]) {
+pub(super) unsafe fn finish<S: Simd>(op: &Linear, row: usize, columns: Range<usize>, sums: &mut [f32]) {
     if let Some(bias) = &op.bias {
         let bias = Row::vector(bias).skip(columns.start);
         for (at, lanes) in vectors::<S>(columns.len()) {

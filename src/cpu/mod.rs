@@ -8,14 +8,19 @@ pub mod argmax;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod bf16_tile;
+mod dequantize;
 mod dot_tile;
 pub mod elementwise;
 pub mod embedding;
 pub mod gated_activation;
+#[cfg(target_arch = "x86_64")]
+mod int4_tile;
 pub mod linear;
+mod linear_quantized;
 mod machine;
 mod memory;
 mod outer_tile;
+mod quantized_tile;
 pub mod rms_norm;
 pub mod rope;
 mod row;
@@ -24,6 +29,8 @@ pub mod simd;
 pub mod softmax;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod testing_quantized;
 pub mod threads;
 mod virtual_memory;
 

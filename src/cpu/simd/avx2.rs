@@ -21,6 +21,8 @@ impl Simd for Avx2 {
     const OUTER_VECTORS: usize = 2;
 
     type Vector = __m256;
+    /// Scale and offset.
+    type Nibbles = (__m256, __m256);
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> __m256 {
@@ -42,6 +44,38 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_f16(pointer: *const u16) -> __m256 {
         _mm256_cvtph_ps(_mm_loadu_si128(pointer.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(pointer: *const i8) -> __m256 {
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(pointer.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(pointer: *const u8) -> __m256 {
+        // Seven bits further up an IEEE half has the same fields; only the exponent's bias is 8 more.
+        let shifted = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(pointer.cast())));
+        let half = _mm_and_si128(shifted, _mm_set1_epi16(0xbfff_u16 as i16));
+        let size = _mm_and_si128(half, _mm_set1_epi16(0x7fff));
+        let nan = _mm_cmpeq_epi16(size, _mm_set1_epi16(0x3f80));
+        _mm256_cvtph_ps(_mm_or_si128(half, nan))
+    }
+    #[inline(always)]
+    unsafe fn load_e5m2(pointer: *const u8) -> __m256 {
+        _mm256_cvtph_ps(_mm_slli_epi16::<8>(_mm_cvtepu8_epi16(_mm_loadl_epi64(pointer.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn nibbles(scale: __m256, offset: __m256) -> (__m256, __m256) {
+        (scale, offset)
+    }
+    #[inline(always)]
+    unsafe fn load_low_nibbles((scale, offset): (__m256, __m256), pointer: *const u8) -> __m256 {
+        let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(pointer.cast()));
+        let numbers = _mm256_and_si256(bytes, _mm256_set1_epi32(15));
+        _mm256_fmadd_ps(_mm256_cvtepi32_ps(numbers), scale, offset)
+    }
+    #[inline(always)]
+    unsafe fn load_high_nibbles((scale, offset): (__m256, __m256), pointer: *const u8) -> __m256 {
+        let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(pointer.cast()));
+        _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(bytes)), scale, offset)
     }
     #[inline(always)]
     unsafe fn store_bf16(pointer: *mut u16, vector: __m256) {

@@ -30,6 +30,15 @@ unsafe fn from_bf16(half: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))
 }
 
+/// A byte a lane, four times over. With zeros above it instead, the compiler would shift bytes before it widens them, and
+/// widen twice, once for each half.
+#[inline(always)]
+unsafe fn spread_bytes(pointer: *const u8) -> __m512i {
+    let bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(pointer.cast()));
+    let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    _mm512_shuffle_epi8(bytes, _mm512_mullo_epi32(lanes, _mm512_set1_epi32(0x0101_0101)))
+}
+
 #[inline(always)]
 fn mask(count: usize) -> __mmask16 {
     (1u32 << count).wrapping_sub(1) as __mmask16
@@ -42,6 +51,8 @@ impl Simd for Avx512 {
     const OUTER_VECTORS: usize = 4;
 
     type Vector = __m512;
+    /// The value of each q.
+    type Nibbles = __m512;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> __m512 {
@@ -62,6 +73,40 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_f16(pointer: *const u16) -> __m512 {
         _mm512_cvtph_ps(_mm256_loadu_si256(pointer.cast()))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(pointer: *const i8) -> __m512 {
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(pointer.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(pointer: *const u8) -> __m512 {
+        // Seven bits further up an IEEE half has the same fields; only the exponent's bias is 8 more.
+        let bytes = _mm_loadu_si128(pointer.cast());
+        let shifted = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(bytes));
+        let half = _mm256_and_si256(shifted, _mm256_set1_epi16(0xbfff_u16 as i16));
+        let nan = _mm_cmpeq_epi8_mask(_mm_or_si128(bytes, _mm_set1_epi8(i8::MIN)), _mm_set1_epi8(-1));
+        _mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7fff)))
+    }
+    #[inline(always)]
+    unsafe fn load_e5m2(pointer: *const u8) -> __m512 {
+        _mm512_cvtph_ps(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(pointer.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn nibbles(scale: __m512, offset: __m512) -> __m512 {
+        _mm512_fmadd_ps(Self::lane_numbers(), scale, offset)
+    }
+    #[inline(always)]
+    unsafe fn symmetric_nibbles(scale: __m512) -> __m512 {
+        _mm512_mul_ps(_mm512_sub_ps(Self::lane_numbers(), Self::splat(8.0)), scale)
+    }
+    #[inline(always)]
+    unsafe fn load_low_nibbles(values: __m512, pointer: *const u8) -> __m512 {
+        // The permutation looks at the lowest four bits of each index.
+        _mm512_permutexvar_ps(spread_bytes(pointer), values)
+    }
+    #[inline(always)]
+    unsafe fn load_high_nibbles(values: __m512, pointer: *const u8) -> __m512 {
+        _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(spread_bytes(pointer)), values)
     }
     #[inline(always)]
     unsafe fn store_bf16(pointer: *mut u16, vector: __m512) {

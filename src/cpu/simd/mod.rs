@@ -36,6 +36,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const OUTER_VECTORS: usize;
 
     type Vector: Copy;
+    /// What [`Simd::nibbles`] prepares.
+    type Nibbles: Copy;
 
     unsafe fn splat(value: f32) -> Self::Vector;
     #[inline(always)]
@@ -49,6 +51,24 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_bf16(pointer: *const u16) -> Self::Vector;
     /// Loads 16 bits a lane, each an IEEE half.
     unsafe fn load_f16(pointer: *const u16) -> Self::Vector;
+    /// Loads a signed byte a lane.
+    unsafe fn load_i8(pointer: *const i8) -> Self::Vector;
+    /// Loads an FP8 E4M3 number a lane (the variant without infinities, whose 0x7f and 0xff are NaN), divided by 256.
+    unsafe fn load_e4m3(pointer: *const u8) -> Self::Vector;
+    /// Loads an FP8 E5M2 number a lane.
+    unsafe fn load_e5m2(pointer: *const u8) -> Self::Vector;
+    /// Prepares to turn numbers q of 4 bits into scale · q + offset. The products must be exact in f32, as those with a
+    /// scale of 16 bits are; then every level gives the same values.
+    unsafe fn nibbles(scale: Self::Vector, offset: Self::Vector) -> Self::Nibbles;
+    /// The same for scale · (q − 8).
+    #[inline(always)]
+    unsafe fn symmetric_nibbles(scale: Self::Vector) -> Self::Nibbles {
+        Self::nibbles(scale, Self::mul(scale, Self::splat(-8.0)))
+    }
+    /// The values of the low halves of a byte a lane.
+    unsafe fn load_low_nibbles(values: Self::Nibbles, pointer: *const u8) -> Self::Vector;
+    /// The values of the high halves of a byte a lane.
+    unsafe fn load_high_nibbles(values: Self::Nibbles, pointer: *const u8) -> Self::Vector;
     /// Rounds to nearest even, as the next two do.
     unsafe fn store_bf16(pointer: *mut u16, vector: Self::Vector);
     unsafe fn store_f16(pointer: *mut u16, vector: Self::Vector);

@@ -22,6 +22,8 @@ impl Simd for Neon {
     const OUTER_VECTORS: usize = 4;
 
     type Vector = float32x4_t;
+    /// Scale and offset.
+    type Nibbles = (float32x4_t, float32x4_t);
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> float32x4_t {
@@ -46,6 +48,43 @@ impl Simd for Neon {
         // The intrinsic needs the f16 type of newer compilers; the instruction is in every AArch64 CPU.
         asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) half, options(pure, nomem, nostack, preserves_flags));
         wide
+    }
+    #[inline(always)]
+    unsafe fn load_i8(pointer: *const i8) -> float32x4_t {
+        let bytes = vcreate_s8(u64::from(pointer.cast::<u32>().read_unaligned()));
+        vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(pointer: *const u8) -> float32x4_t {
+        // Seven bits further up an IEEE half has the same fields; only the exponent's bias is 8 more.
+        let bytes = vcreate_s8(u64::from(pointer.cast::<u32>().read_unaligned()));
+        let shifted = vreinterpret_u16_s16(vshl_n_s16::<7>(vget_low_s16(vmovl_s8(bytes))));
+        let half = vand_u16(shifted, vdup_n_u16(0xbfff));
+        let nan = vceq_u16(vand_u16(half, vdup_n_u16(0x7fff)), vdup_n_u16(0x3f80));
+        let half = vorr_u16(half, nan);
+        Self::load_f16((&raw const half).cast())
+    }
+    #[inline(always)]
+    unsafe fn load_e5m2(pointer: *const u8) -> float32x4_t {
+        let bytes = vcreate_u8(u64::from(pointer.cast::<u32>().read_unaligned()));
+        let half = vshl_n_u16::<8>(vget_low_u16(vmovl_u8(bytes)));
+        Self::load_f16((&raw const half).cast())
+    }
+    #[inline(always)]
+    unsafe fn nibbles(scale: float32x4_t, offset: float32x4_t) -> (float32x4_t, float32x4_t) {
+        (scale, offset)
+    }
+    #[inline(always)]
+    unsafe fn load_low_nibbles((scale, offset): (float32x4_t, float32x4_t), pointer: *const u8) -> float32x4_t {
+        let bytes = vcreate_u8(u64::from(pointer.cast::<u32>().read_unaligned()) & 0x0f0f_0f0f);
+        let numbers = vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
+        vfmaq_f32(offset, vcvtq_f32_u32(numbers), scale)
+    }
+    #[inline(always)]
+    unsafe fn load_high_nibbles((scale, offset): (float32x4_t, float32x4_t), pointer: *const u8) -> float32x4_t {
+        let bytes = vcreate_u8(u64::from(pointer.cast::<u32>().read_unaligned()) >> 4 & 0x0f0f_0f0f);
+        let numbers = vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
+        vfmaq_f32(offset, vcvtq_f32_u32(numbers), scale)
     }
     #[inline(always)]
     unsafe fn store_bf16(pointer: *mut u16, vector: float32x4_t) {

@@ -28,6 +28,8 @@ impl Simd for Portable {
     const OUTER_VECTORS: usize = 2;
 
     type Vector = Lanes;
+    /// Scale and offset.
+    type Nibbles = (Lanes, Lanes);
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Lanes {
@@ -48,6 +50,39 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_f16(pointer: *const u16) -> Lanes {
         pointer.cast::<[u16; 4]>().read_unaligned().map(|bits| f16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_i8(pointer: *const i8) -> Lanes {
+        pointer.cast::<[i8; 4]>().read_unaligned().map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_e4m3(pointer: *const u8) -> Lanes {
+        pointer.cast::<[u8; 4]>().read_unaligned().map(|byte| {
+            // Twenty bits further up an f32 has the same fields; only the exponent's bias is 120 more.
+            let size = u32::from(byte & 0x7f);
+            let sign = u32::from(byte & 0x80) << 24;
+            let value = if size == 0x7f { f32::NAN } else { f32::from_bits(size << 20) * 2f32.powi(112) };
+            f32::from_bits(value.to_bits() | sign)
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_e5m2(pointer: *const u8) -> Lanes {
+        let bytes = pointer.cast::<[u8; 4]>().read_unaligned();
+        bytes.map(|byte| f16::from_bits(u16::from(byte) << 8).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn nibbles(scale: Lanes, offset: Lanes) -> (Lanes, Lanes) {
+        (scale, offset)
+    }
+    #[inline(always)]
+    unsafe fn load_low_nibbles((scale, offset): (Lanes, Lanes), pointer: *const u8) -> Lanes {
+        let numbers = pointer.cast::<[u8; 4]>().read_unaligned().map(|byte| f32::from(byte & 15));
+        Self::fma(numbers, scale, offset)
+    }
+    #[inline(always)]
+    unsafe fn load_high_nibbles((scale, offset): (Lanes, Lanes), pointer: *const u8) -> Lanes {
+        let numbers = pointer.cast::<[u8; 4]>().read_unaligned().map(|byte| f32::from(byte >> 4));
+        Self::fma(numbers, scale, offset)
     }
     #[inline(always)]
     unsafe fn store_bf16(pointer: *mut u16, vector: Lanes) {
