@@ -360,6 +360,44 @@ class weight : public handle<nvb_weight, nvb_weight_destroy> {
     check(nvb_weight_get_info(pointer_, &info));
     return info;
   }
+  void dequantize(const nvb_tensor& output, nvb_stream* stream = nullptr) const {
+    check(nvb_weight_dequantize(pointer_, &output, stream));
+  }
+};
+
+// A GGUF file; what its structs point at lives as long as it.
+class gguf : public handle<nvb_gguf, nvb_gguf_destroy> {
+ public:
+  using handle::handle;
+  explicit gguf(const std::string& path) { check(nvb_gguf_open(path.c_str(), &pointer_)); }
+  gguf(const void* data, size_t bytes) { check(nvb_gguf_open_memory(data, bytes, &pointer_)); }
+
+  nvb_gguf_info info() const {
+    auto info = make<nvb_gguf_info>();
+    check(nvb_gguf_get_info(pointer_, &info));
+    return info;
+  }
+  nvb_gguf_tensor tensor(size_t index) const {
+    auto tensor = make<nvb_gguf_tensor>();
+    check(nvb_gguf_get_tensor(pointer_, index, &tensor));
+    return tensor;
+  }
+  nvb_gguf_tensor tensor(const std::string& name) const {
+    auto tensor = make<nvb_gguf_tensor>();
+    check(nvb_gguf_find_tensor(pointer_, name.c_str(), &tensor));
+    return tensor;
+  }
+  nvb_gguf_value value(const std::string& key) const {
+    auto value = make<nvb_gguf_value>();
+    check(nvb_gguf_find_value(pointer_, key.c_str(), &value));
+    return value;
+  }
+  std::string text(const std::string& key, size_t index) const {
+    const char* data = nullptr;
+    size_t bytes = 0;
+    check(nvb_gguf_get_text(pointer_, key.c_str(), index, &data, &bytes));
+    return std::string(data, bytes);
+  }
 };
 
 class kv_cache : public handle<nvb_kv_cache, nvb_kv_cache_destroy> {

@@ -21,8 +21,7 @@ struct Data {
 
 impl Data {
     fn open() -> Data {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/weights.gguf");
-        let mapping = Mapping::open(&path).unwrap();
+        let mapping = Mapping::open(Path::new("tests/data/weights.gguf")).unwrap();
         let file = GgufFile::parse(mapping.bytes()).unwrap();
         Data { mapping, file }
     }

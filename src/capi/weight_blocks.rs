@@ -46,7 +46,7 @@ pub const NVB_SOURCE_FORMAT_INT8: u32 = 11;
 /// A matrix [N, K] in the format of a file: host memory (such as a mapped file) of any alignment, little-endian, read before
 /// the call returns. Sizes are checked, and so is every scale, before a weight exists. Zero what a format has not.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct nvb_weight_blocks {
     pub data: *const c_void,
     /// Of `data`; so for the other sizes. What exceeds the matrix is not read.

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <nvbackend.hpp>
 #include <stdexcept>
 #include <string>
@@ -171,6 +172,34 @@ void operations() {
   expect(other.data() != nullptr && other.size() == 16 && host.data() == nullptr, "host memory moves");
 }
 
+// A matrix of a file becomes a weight, which reads back as the file says.
+void weights() {
+  const nvb::backend backend(device());
+  nvb::stream stream(backend);
+  const nvb::gguf file("tests/data/weights.gguf");
+  expect(file.info().version == 3 && file.value("test.count").integer == 26, "metadata is read");
+  expect(file.text("test.texts", 0) == "<pad>", "texts are read");
+  const nvb_gguf_tensor matrix = file.tensor("q8_0"), wanted = file.tensor("q8_0.values");
+  expect(std::string(file.tensor(0).name) == "q4_0", "tensors are numbered");
+  nvb_weight_blocks blocks{};
+  blocks.data = matrix.data;
+  blocks.bytes = matrix.bytes;
+  blocks.rows = matrix.shape[0];
+  blocks.columns = matrix.shape[1];
+  auto desc = nvb::make<nvb_weight_desc>();
+  desc.blocks = &blocks;
+  desc.part_count = 1;
+  desc.source_format = matrix.source_format;
+  const nvb::weight weight(backend, desc, stream);
+  expect(weight.info().encoding == NVB_WEIGHT_FORMAT_INT8 && weight.info().relative_error == 0, "Q8_0 is kept");
+  nvb::buffer values(backend, wanted.bytes);
+  weight.dequantize(nvb::tensor(values.data(), NVB_DTYPE_F32, {blocks.rows, blocks.columns}), stream);
+  std::vector<float> host(wanted.bytes / sizeof(float));
+  values.download(host.data(), wanted.bytes, stream);
+  stream.synchronize();
+  expect(std::memcmp(host.data(), wanted.data, wanted.bytes) == 0, "the values are the file's");
+}
+
 void configurations() {
   nvb::configuration configuration(NVB_PRESET_LOW_LATENCY);
   configuration.set("device", "cpu");
@@ -198,6 +227,7 @@ int main() {
   try {
     errors();
     tensors();
+    weights();
     handles();
     memory();
     operations();

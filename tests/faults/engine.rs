@@ -162,6 +162,16 @@ impl Engine {
         Ok(weight)
     }
 
+    /// A weight that is quantised to INT4 on its way.
+    fn quantized(&self, parts: &[nvb_tensor], source: u32) -> Result<Handle<nvb_weight>, Failure> {
+        let mut desc: nvb_weight_desc = versioned();
+        (desc.parts, desc.part_count, desc.source) = (parts.as_ptr(), parts.len(), source);
+        desc.format = NVB_WEIGHT_FORMAT_INT4;
+        let mut weight = Handle::new(nvb_weight_destroy);
+        call!(nvb_weight_create(self.backend.raw, &desc, null_mut(), &mut weight.raw))?;
+        Ok(weight)
+    }
+
     pub fn kv_cache(&self) -> Result<Handle<nvb_kv_cache>, Failure> {
         let mut options: nvb_kv_cache_options = versioned();
         (options.layers, options.slots, options.kv_heads) = (2, 2, 1);
@@ -331,6 +341,13 @@ impl Engine {
         self.weight(&[part(8, 8)], NVB_WEIGHT_STACKED, NVB_SOURCE_DEVICE)?;
         self.weight(&[part(3, 5), part(2, 5)], NVB_WEIGHT_STACKED, NVB_SOURCE_DEVICE)?;
         self.weight(&[part(8, 8)], NVB_WEIGHT_STACKED, NVB_SOURCE_BORROWED)?;
+        // Panels through page-locked memory, there and back.
+        let host: Vec<u16> = (0..8 * 64).map(|i| 0x3c00 + i).collect();
+        let part = |data: *mut c_void| tensor(data, NVB_DTYPE_BF16, &[8, 64]);
+        let on_host = host.as_ptr().cast_mut().cast();
+        let weight = self.quantized(&[part(on_host)], NVB_SOURCE_HOST)?;
+        call!(nvb_weight_dequantize(weight.raw, &part(device.pointer), null_mut()))?;
+        self.quantized(&[part(device.pointer)], NVB_SOURCE_DEVICE)?;
         let cache = self.kv_cache()?;
         let mut bytes = 0;
         call!(nvb_kv_cache_get_bytes(cache.raw, &mut bytes))
