@@ -46,6 +46,8 @@ pub struct Settings {
     pub slow_allocations: bool,
     /// All frees do, because they are traced or overwritten.
     pub slow_frees: bool,
+    /// Blocks may carry `TRACKED`; their frees take the long way.
+    pub tracked: bool,
 }
 
 #[repr(align(128))]
@@ -229,7 +231,8 @@ impl Cache {
             if !may_spill && (full || inner.bytes + class_bytes(class) > inner.settings.capacity) {
                 return Given::Slow;
             }
-            let Some(word) = slab.end_life(index, TRACKED) else {
+            let unless = if inner.settings.tracked { TRACKED } else { 0 };
+            let Some(word) = slab.end_life(index, unless) else {
                 return if slab.live_bytes(index).is_some() { Given::Slow } else { Given::NotLive };
             };
             let block_bytes = class_bytes(class);

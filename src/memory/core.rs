@@ -8,8 +8,8 @@ use super::capture::Captures;
 use super::direct::DirectBlocks;
 use super::ladder::Rungs;
 use super::leak::LeakTracker;
-use super::options::MemoryOptions;
-use super::order::{Events, Order, Streams, ALL_WORK, ANYBODY};
+use super::options::{LeakTracking, MemoryOptions};
+use super::order::{Events, Order, Streams, Until, ALL_WORK, ANYBODY};
 use super::pages::Pages;
 use super::source::Source;
 use super::statistics::{MemoryStatistics, Usage, UsageStatistics};
@@ -122,6 +122,7 @@ impl Core {
             credit: self.tracker.next_sample(),
             slow_allocations: seen,
             slow_frees: seen || self.options.zero_on_free,
+            tracked: self.tracker.mode() != LeakTracking::Off,
         }
     }
 
@@ -150,7 +151,7 @@ impl Core {
         match key {
             ANYBODY_KEY => Order::Anybody,
             ALL_WORK_KEY => Order::AllWork,
-            raw => Order::Stream(self.streams.get(RawHandle(raw as *mut _)), None),
+            raw => Order::Stream(self.streams.get(RawHandle(raw as *mut _)), Until::Asked),
         }
     }
 

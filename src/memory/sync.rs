@@ -8,6 +8,9 @@ pub use std::sync::{Mutex, MutexGuard, RwLock};
 
 pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+/// Bytes that processors pass between each other at once.
+pub const LINE_BYTES: usize = 64;
+
 pub fn relax(spins: u32) {
     if spins < 64 {
         std::hint::spin_loop();

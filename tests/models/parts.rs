@@ -24,6 +24,9 @@ pub mod sync {
     pub use loom::cell::UnsafeCell;
     pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+    /// Lines play no part in a model: words stand side by side.
+    pub const LINE_BYTES: usize = 4;
+
     /// Any other thread may go on: without that a model would spin for ever.
     pub fn relax(_spins: u32) {
         loom::thread::yield_now();
