@@ -54,31 +54,33 @@ class Histogram {
   std::array<uint64_t, kBuckets> counts_{};
 };
 
-// Blocks on their way from one thread to another.
+// Blocks on their way from one thread to another, a handful at a time, so that what is measured is the allocator and
+// not the two threads' struggle for the ring's counters.
 class Ring {
  public:
-  bool push(void* block) {
+  static constexpr size_t kMost = 32;
+
+  size_t room() const {
+    return blocks_.size() - (tail_.load(std::memory_order_relaxed) - head_.load(std::memory_order_acquire));
+  }
+  // `count` is at most `room()`.
+  void push(void* const* blocks, size_t count) {
     size_t tail = tail_.load(std::memory_order_relaxed);
-    if (tail - head_.load(std::memory_order_acquire) == blocks_.size()) return false;
-    blocks_[tail % blocks_.size()] = block;
-    tail_.store(tail + 1, std::memory_order_release);
-    return true;
+    for (size_t i = 0; i < count; ++i) blocks_[(tail + i) % blocks_.size()] = blocks[i];
+    tail_.store(tail + count, std::memory_order_release);
   }
-  void* pop() {
+  size_t pop(void** blocks, size_t most) {
     size_t head = head_.load(std::memory_order_relaxed);
-    if (head == tail_.load(std::memory_order_acquire)) return nullptr;
-    void* block = blocks_[head % blocks_.size()];
-    head_.store(head + 1, std::memory_order_release);
-    return block;
-  }
-  bool full() const {
-    return tail_.load(std::memory_order_relaxed) - head_.load(std::memory_order_acquire) == blocks_.size();
+    size_t count = std::min(most, tail_.load(std::memory_order_acquire) - head);
+    for (size_t i = 0; i < count; ++i) blocks[i] = blocks_[(head + i) % blocks_.size()];
+    head_.store(head + count, std::memory_order_release);
+    return count;
   }
 
  private:
   alignas(128) std::atomic<size_t> head_{0};
   alignas(128) std::atomic<size_t> tail_{0};
-  std::array<void*, 512> blocks_{};
+  alignas(128) std::array<void*, 512> blocks_{};
 };
 
 // One thread's count of calls, on a cache line of its own, and their times if they are wanted.
@@ -119,7 +121,8 @@ class Run {
     double elapsed = now() - start;
     for (std::thread& thread : threads) thread.join();
     for (int thread = 0; thread < setting_.threads; ++thread) {
-      while (void* block = rings_[thread].pop()) side_.release(block, setting_.stream(thread));
+      void* block;
+      while (rings_[thread].pop(&block, 1) > 0) side_.release(block, setting_.stream(thread));
     }
     uint64_t calls = 0;
     for (const Tally& tally : tallies_) calls += tally.calls;
@@ -165,16 +168,14 @@ class Run {
     Ring& mine = rings_[before];
     Ring& next = rings_[thread];
     wait_for_start();
+    void* blocks[Ring::kMost];
     while (!stop_.load(std::memory_order_relaxed)) {
-      bool idle = true;
-      for (int i = 0; i < 32 && !next.full(); ++i, idle = false) next.push(allocate(thread, random_size(random)));
-      for (int i = 0; i < 32; ++i) {
-        void* block = mine.pop();
-        if (block == nullptr) break;
-        release(thread, block, before);
-        idle = false;
-      }
-      if (idle) std::this_thread::yield();
+      const size_t made = std::min(Ring::kMost, next.room());
+      for (size_t i = 0; i < made; ++i) blocks[i] = allocate(thread, random_size(random));
+      next.push(blocks, made);
+      const size_t taken = mine.pop(blocks, Ring::kMost);
+      for (size_t i = 0; i < taken; ++i) release(thread, blocks[i], before);
+      if (made + taken == 0) std::this_thread::yield();
     }
   }
 
