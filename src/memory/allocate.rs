@@ -212,7 +212,7 @@ impl Core {
         );
         let (rest, shard) = kept.unwrap_or((blocks, 0));
         if !rest.is_empty() {
-            arena.put(shard, Batch { class, blocks: rest, order: self.order(key) });
+            self.pass_on(arena, shard, Batch { class, blocks: rest, order: self.order(key) });
         }
         block
     }

@@ -124,7 +124,7 @@ impl Core {
                 arena.usage.freed(bytes as u64);
                 self.total.freed(bytes as u64);
                 let batch = Batch { class: block.slab().class(), blocks: vec![block], order: self.order(key) };
-                arena.put(0, batch);
+                self.pass_on(arena, 0, batch);
             }
         }
     }
@@ -148,12 +148,14 @@ impl Core {
         }
     }
 
-    /// A batch leaves its thread: the one event for all of its blocks is recorded now.
+    /// A batch leaves its thread.
     pub fn pass_on(&self, arena: &Arena, shard: usize, mut batch: Batch) {
-        if let Order::Stream(record, None) = &batch.order {
-            if !self.captures.any() && !self.source.is_capturing(record.raw).unwrap_or(true) {
-                // A failure leaves the batch to its stream; whoever else wants it records the event then.
-                let _ = batch.order.wait_for(&self.events);
+        if batch.order.pass_on() && !self.captures.any() {
+            if let Order::Stream(record, _) = &batch.order {
+                if !self.source.is_capturing(record.raw).unwrap_or(true) {
+                    // A failure leaves the batch to its stream; whoever else wants it records the event then.
+                    let _ = batch.order.wait_for(&self.events);
+                }
             }
         }
         arena.put(shard, batch);
