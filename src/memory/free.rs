@@ -26,17 +26,9 @@ impl Core {
         if pointer.is_null() {
             return Ok(());
         }
-        if self.pages.as_ref().is_some_and(|pages| pages.table.contains(pointer as usize)) {
-            let key = self.free_key(stream);
-            let give = |cache: &super::cache::Cache, token| (cache.give(token, key, pointer as usize, true), token);
-            match with_cache(home, || self.settings(), give) {
-                Some((Given::Done, _)) => return Ok(()),
-                Some((Given::Spilled(batch), shard)) => {
-                    self.pass_on(home, shard as usize, batch);
-                    return Ok(());
-                }
-                _ => {}
-            }
+        let paged = self.pages.as_ref().is_some_and(|pages| pages.table.contains(pointer as usize));
+        if paged && self.free_to_magazine(home, pointer, stream) {
+            return Ok(());
         }
         self.free_slowly(home, pointer, stream, only_home)
     }
@@ -71,12 +63,15 @@ impl Core {
         Ok(())
     }
 
-    /// Frees a large block of the arena, as long as nobody need be waited for. `false`: nothing has changed.
+    /// Frees a block of the arena, as long as nobody need be waited for. `false`: nothing has changed.
     pub fn free_at_once(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle) -> bool {
         let Some(slab) = self.pages.as_ref().and_then(|pages| pages.table.find(pointer as usize)) else { return false };
         let waits = !self.synchronous && self.key(stream) == ANYBODY_KEY;
-        if !slab.is_large() || !std::ptr::eq(slab.arena(), home) || waits || self.options.zero_on_free {
+        if !std::ptr::eq(slab.arena(), home) || waits || self.options.zero_on_free {
             return false;
+        }
+        if !slab.is_large() {
+            return self.free_to_magazine(home, pointer, stream);
         }
         let Some((0, 0)) = slab.locate(pointer as usize) else { return false };
         let Some(word) = slab.end_life(0, TRACKED) else { return false };
@@ -84,6 +79,21 @@ impl Core {
         self.note(EventKind::Free, pointer as usize, bytes as u64, stream);
         self.free_large(home, slab, bytes, stream);
         true
+    }
+
+    /// To the thread's magazine for the stream, which may pass its older half on. `false`: nothing has changed.
+    #[inline]
+    fn free_to_magazine(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle) -> bool {
+        let key = self.free_key(stream);
+        let give = |cache: &super::cache::Cache, token| (cache.give(token, key, pointer as usize, true), token);
+        match with_cache(home, || self.settings(), give) {
+            Some((Given::Done, _)) => true,
+            Some((Given::Spilled(batch), shard)) => {
+                self.pass_on(home, shard as usize, batch);
+                true
+            }
+            _ => false,
+        }
     }
 
     pub fn zero(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle) -> Result<()> {
