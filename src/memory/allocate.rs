@@ -102,7 +102,7 @@ impl Core {
         let key = self.key(stream);
         let class = class_for(bytes, alignment).unwrap_or(LARGE);
         let units = bytes.div_ceil(UNIT_BYTES);
-        let request = Request { arena, class, units, bytes, alignment, stream, key, label: self.label(key) };
+        let request = Request { arena, class, units, bytes, alignment, stream, key, label: self.label(arena, key) };
         let found = match self.find(&request) {
             Ok(found) => found,
             Err(shortage) => {
@@ -119,7 +119,7 @@ impl Core {
         }
         let key = self.key(stream);
         let class = class_for(bytes, GRANULE).unwrap_or(LARGE);
-        let (units, label) = (bytes.div_ceil(UNIT_BYTES), self.label(key));
+        let (units, label) = (bytes.div_ceil(UNIT_BYTES), self.label(arena, key));
         let request = Request { arena, class, units, bytes, alignment: GRANULE, stream, key, label };
         self.find(&request).ok().map(|found| self.hand_out(&request, found))
     }
@@ -200,19 +200,16 @@ impl Core {
         if blocks.is_empty() {
             return block;
         }
-        let kept = with_cache(
-            arena,
-            || self.settings(),
-            |cache, token| {
-                if self.captures.arena(request.stream).is_none() {
-                    cache.add_stream(token, key, self.order(key));
-                }
-                (cache.keep(token, key, class, std::mem::take(&mut blocks)), token as usize)
-            },
-        );
+        if self.captures.arena(request.stream).is_none() {
+            self.add_stream(arena, key);
+        }
+        let keep = |cache: &super::cache::Cache, token| {
+            (cache.keep(token, key, class, std::mem::take(&mut blocks)), token as usize)
+        };
+        let kept = with_cache(arena, || self.settings(), keep);
         let (rest, shard) = kept.unwrap_or((blocks, 0));
         if !rest.is_empty() {
-            self.pass_on(arena, shard, Batch { class, blocks: rest, order: self.order(key) });
+            self.pass_on(arena, shard, Batch { class, blocks: rest, order: self.order(arena, key) });
         }
         block
     }

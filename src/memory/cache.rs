@@ -194,9 +194,12 @@ impl Cache {
         self.inner.with(|_| self.counters.flush(arena));
     }
 
-    /// Counts a block that never was in a magazine.
-    pub fn count_freed(&self, bytes: usize, arena: &Arena) {
-        self.inner.with(|_| self.counters.freed(bytes as u64, arena));
+    /// Counts a block that never was in a magazine. Returns the label of the stream, as `label_of`.
+    pub fn count_freed(&self, token: u64, key: usize, bytes: usize, arena: &Arena) -> Option<u32> {
+        self.inner.with(|inner| {
+            self.counters.freed(bytes as u64, arena);
+            inner.label_of(token, key)
+        })
     }
 
     /// Whether an allocation that did not come from `take` uses up the credit, which then is renewed.
@@ -274,6 +277,15 @@ impl Cache {
         })
     }
 
+    /// What blocks that are freed on the stream wait for; `None`: there are no magazines for it.
+    pub fn order_of(&self, token: u64, key: usize) -> Option<Order> {
+        self.inner.with(|inner| if inner.token == token { inner.find(key).map(|it| it.order.clone()) } else { None })
+    }
+
+    pub fn label_of(&self, token: u64, key: usize) -> Option<u32> {
+        self.inner.with(|inner| inner.label_of(token, key))
+    }
+
     /// Makes magazines for a stream.
     pub fn add_stream(&self, token: u64, key: usize, order: Order) {
         self.inner.with(|inner| {
@@ -291,6 +303,14 @@ impl Inner {
             self.recent = self.streams.iter().position(|stream| stream.key == key)?;
         }
         self.streams.get_mut(self.recent)
+    }
+
+    fn label_of(&mut self, token: u64, key: usize) -> Option<u32> {
+        if self.token == token {
+            self.find(key).map(|stream| stream.order.label())
+        } else {
+            None
+        }
     }
 
     /// Adds a free block to the magazines of `key`, which exist. A full magazine gives its older half away; a full cache

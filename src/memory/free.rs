@@ -2,10 +2,10 @@
 
 use super::arena::Arena;
 use super::batch::Batch;
-use super::cache::{Given, ANYBODY_KEY};
+use super::cache::{Given, ALL_WORK_KEY, ANYBODY_KEY};
 use super::core::Core;
 use super::direct::{DirectBlock, Kind};
-use super::order::Order;
+use super::order::{Order, ALL_WORK, ANYBODY};
 use super::slab::{Block, Slab, SLACK_SHIFT, TRACKED};
 use super::threads::with_cache;
 use super::trace::EventKind;
@@ -115,46 +115,45 @@ impl Core {
     fn free_small(&self, arena: &Arena, block: Block, bytes: usize, stream: RawHandle) {
         let key = self.free_key(stream);
         let captured = self.captures.arena(stream);
-        let given = with_cache(
-            arena,
-            || self.settings(),
-            |cache, token| {
-                // In a capture the stream keeps magazines of the capture's arena alone, where its allocations find
-                // theirs.
-                if captured.is_none_or(|owner| std::ptr::eq(owner, arena)) {
-                    cache.add_stream(token, key, self.order(key));
-                }
-                (cache.give_block(token, key, block, bytes), token as usize)
-            },
-        );
+        // In a capture the stream keeps magazines of the capture's arena alone, where its allocations find theirs.
+        if captured.is_none_or(|owner| std::ptr::eq(owner, arena)) {
+            self.add_stream(arena, key);
+        }
+        let give = |cache: &super::cache::Cache, token| (cache.give_block(token, key, block, bytes), token as usize);
+        let given = with_cache(arena, || self.settings(), give);
         match given {
             Some((Ok(None), _)) => {}
             Some((Ok(Some(batch)), shard)) => self.pass_on(arena, shard, batch),
             Some((Err(_), _)) | None => {
                 arena.usage.freed(bytes as u64);
                 self.total.freed(bytes as u64);
-                let batch = Batch { class: block.slab().class(), blocks: vec![block], order: self.order(key) };
+                let batch = Batch { class: block.slab().class(), blocks: vec![block], order: self.order(arena, key) };
                 self.pass_on(arena, 0, batch);
             }
         }
     }
 
-    fn count_freed(&self, arena: &Arena, bytes: usize) {
-        if with_cache(arena, || self.settings(), |cache, _| cache.count_freed(bytes, arena)).is_none() {
+    fn free_large(&self, arena: &Arena, slab: &Slab, bytes: usize, stream: RawHandle) {
+        let key = self.free_key(stream);
+        let count = |cache: &super::cache::Cache, token| cache.count_freed(token, key, bytes, arena);
+        let counted = with_cache(arena, || self.settings(), count);
+        if counted.is_none() {
             arena.usage.freed(bytes as u64);
             self.total.freed(bytes as u64);
         }
-    }
-
-    fn free_large(&self, arena: &Arena, slab: &Slab, bytes: usize, stream: RawHandle) {
-        self.count_freed(arena, bytes);
         let capturing = self.captures.any();
-        let mut order = self.order(self.free_key(stream));
-        if matches!(order, Order::AllWork) && !capturing && self.source.synchronize().is_ok() {
-            order = Order::Anybody;
-        }
+        let label = match key {
+            ALL_WORK_KEY if !capturing && self.source.synchronize().is_ok() => ANYBODY,
+            ALL_WORK_KEY => ALL_WORK,
+            ANYBODY_KEY => ANYBODY,
+            _ => counted.flatten().unwrap_or_else(|| self.order(arena, key).label()),
+        };
+        let order = || match label {
+            ANYBODY => Order::Anybody,
+            _ => self.order(arena, key),
+        };
         if let Some(pages) = &self.pages {
-            arena.large.give(slab, order, &self.events, pages, capturing);
+            arena.large.give(slab, label, order, &self.events, pages, capturing);
         }
     }
 
