@@ -9,7 +9,7 @@ use super::options::{LeakTracking, Spill};
 use super::order::ANYBODY;
 use super::page_table::UNIT_BYTES;
 use super::pages::{Pages, Shortage};
-use super::size_class::{class_bytes, class_for, magazine_capacity, GRANULE, LARGE};
+use super::size_class::{class_bytes, class_for, refill, GRANULE, LARGE};
 use super::slab::{Block, Slab, TRACKED};
 use super::threads::with_cache;
 use super::trace::EventKind;
@@ -153,7 +153,7 @@ impl Core {
         if let Some(blocks) = arena.take_batch(shard, class, label, events) {
             return Ok(Found::Block(self.keep_rest(request, blocks)));
         }
-        let wanted = magazine_capacity(class) / 2;
+        let wanted = refill(class);
         let mut blocks = Vec::with_capacity(wanted);
         arena.class(class).take(pages, wanted, &mut blocks);
         if blocks.is_empty() {
