@@ -1,6 +1,7 @@
 // Threads that allocate and free at once: throughput, and the time of single calls. Each thread holds 64 blocks of 256
 // B to 256 KiB and replaces one after the other at random; or it passes what it allocates to the next thread, which
-// frees it on the stream that it was made for. All threads use one stream, or each its own.
+// frees it on the stream that it was made for, one by one or in one call for all that have arrived. All threads use one
+// stream, or each its own.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -16,7 +17,7 @@ constexpr int kMostThreads = 16;
 
 struct Setting {
   int threads;
-  bool pass_on;
+  enum Frees { kSameThread, kNextThread, kNextThreadMany } frees;
   bool private_streams;
 
   int stream(int thread) const { return private_streams ? 1 + thread : 0; }
@@ -110,7 +111,7 @@ class Run {
     for (int thread = 0; thread < setting_.threads; ++thread) {
       threads.emplace_back([this, thread] {
         side_.attach();
-        setting_.pass_on ? pass_on(thread) : replace(thread);
+        setting_.frees == Setting::kSameThread ? replace(thread) : pass_on(thread);
       });
     }
     while (ready_.load() < setting_.threads) std::this_thread::yield();
@@ -147,6 +148,15 @@ class Run {
     });
   }
 
+  // Counts as many calls as blocks; its time is a block's share.
+  void release_many(int thread, void* const* blocks, size_t count, int owner) {
+    if (count == 0) return;
+    double start = with_times_ ? now() : 0;
+    side_.release_many(blocks, count, setting_.stream(owner));
+    tallies_[thread].calls += count;
+    if (with_times_) tallies_[thread].times.add((now() - start) * 1e9 / static_cast<double>(count));
+  }
+
   void replace(int thread) {
     Random random(static_cast<uint64_t>(thread) + 1);
     std::array<void*, kHeld> held;
@@ -174,7 +184,11 @@ class Run {
       for (size_t i = 0; i < made; ++i) blocks[i] = allocate(thread, random_size(random));
       next.push(blocks, made);
       const size_t taken = mine.pop(blocks, Ring::kMost);
-      for (size_t i = 0; i < taken; ++i) release(thread, blocks[i], before);
+      if (setting_.frees == Setting::kNextThreadMany) {
+        release_many(thread, blocks, taken, before);
+      } else {
+        for (size_t i = 0; i < taken; ++i) release(thread, blocks[i], before);
+      }
       if (made + taken == 0) std::this_thread::yield();
     }
   }
@@ -199,13 +213,17 @@ void bench_threads(const Options& options, Allocator& ours, const Peers& peers) 
   const std::vector<Allocator*> sides = {&ours, peers.pool.get()};
   const double seconds = options.quick ? 0.02 : 0.2;
   const std::vector<int> counts = options.quick ? std::vector<int>{1, 4} : std::vector<int>{1, 2, 4, 8, 16};
-  for (bool pass_on : {false, true}) {
+  const std::pair<Setting::Frees, const char*> ways[] = {
+      {Setting::kSameThread, "same thread"},
+      {Setting::kNextThread, "next thread"},
+      {Setting::kNextThreadMany, "next thread, all that arrived"},
+  };
+  for (auto [frees, way] : ways) {
     for (bool private_streams : {false, true}) {
       std::vector<double> alone;
       for (int threads : counts) {
-        const Setting setting{threads, pass_on, private_streams};
-        const std::string what = "threads=" + std::to_string(threads) +
-                                 " frees=" + (pass_on ? "next thread" : "same thread") +
+        const Setting setting{threads, frees, private_streams};
+        const std::string what = "threads=" + std::to_string(threads) + " frees=" + way +
                                  " streams=" + (private_streams ? "private" : "shared");
         std::vector<double> rates = interleave(sides, options.quick ? 1 : 5, [&](Allocator& side) {
           return std::make_unique<Run>(side, setting, false)->measure(seconds);
