@@ -1054,6 +1054,11 @@ nvb_status nvb_memory_free(nvb_memory_manager *memory,
                            void *pointer,
                            nvb_stream *stream);
 
+// As `nvb_memory_free` for each of `count` blocks, such as the pages of a sequence that has ended; NULL among them is
+// fine. It is the faster way for blocks that another thread allocated. On an error the blocks before the one that it
+// names (`pointers[i]`) have been freed, that one and those behind it have not.
+NVB_MUST_USE nvb_status nvb_memory_free_many(nvb_memory_manager *memory, void *const *pointers, size_t count, nvb_stream *stream);
+
 // As `nvb_memory_allocate`, at a multiple of `alignment`: a power of two of at most 2 MiB.
 NVB_MUST_USE nvb_status nvb_memory_allocate_aligned(nvb_memory_manager *memory,
                                        size_t bytes,
@@ -1332,6 +1337,11 @@ NVB_MUST_USE nvb_status nvb_pool_allocate_aligned(nvb_pool *pool,
 // As `nvb_memory_free`, for blocks of this pool only (`nvb_memory_free` takes those of pools too).
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` for a pointer that is no live block of this pool.
 nvb_status nvb_pool_free(nvb_pool *pool, void *pointer, nvb_stream *stream);
+
+// As `nvb_pool_free` for each of `count` blocks, such as the pages of a sequence that has ended; NULL among them is
+// fine. It is the faster way for blocks that another thread allocated. On an error the blocks before the one that it
+// names (`pointers[i]`) have been freed, that one and those behind it have not.
+NVB_MUST_USE nvb_status nvb_pool_free_many(nvb_pool *pool, void *const *pointers, size_t count, nvb_stream *stream);
 
 // Waits for the device's work and frees every block of the pool, which goes on empty; in a capture the blocks wait for
 // the work instead. `freed`, if not NULL, receives how many there were.

@@ -203,6 +203,9 @@ class memory_manager : public handle<nvb_memory_manager, nvb_memory_manager_dest
     return block;
   }
   void free(void* block, nvb_stream* stream) const { check(nvb_memory_free(pointer_, block, stream)); }
+  void free(void* const* blocks, size_t count, nvb_stream* stream) const {
+    check(nvb_memory_free_many(pointer_, blocks, count, stream));
+  }
   void check_available(uint64_t bytes) const { check(nvb_memory_check_available(pointer_, bytes)); }
   void set_limit(uint64_t bytes) const { check(nvb_memory_set_limit(pointer_, bytes)); }
 
@@ -252,6 +255,9 @@ class pool : public handle<nvb_pool, nvb_pool_destroy> {
     return block;
   }
   void free(void* block, nvb_stream* stream) const { check(nvb_pool_free(pointer_, block, stream)); }
+  void free(void* const* blocks, size_t count, nvb_stream* stream) const {
+    check(nvb_pool_free_many(pointer_, blocks, count, stream));
+  }
   // Returns how many blocks there were.
   uint64_t clear() {
     uint64_t blocks = 0;

@@ -73,6 +73,11 @@ class Ours final : public Allocator {
     if (status != NVB_OK) expect(status, "nvb_memory_free");
   }
 
+  void release_many(void* const* blocks, size_t count, int stream) override {
+    nvb_status status = nvb_memory_free_many(memory_, blocks, count, streams_[stream]);
+    if (status != NVB_OK) expect(status, "nvb_memory_free_many");
+  }
+
   void reset() override { expect(nvb_memory_trim(memory_, 0, nullptr), "nvb_memory_trim"); }
 
  private:

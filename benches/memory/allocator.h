@@ -26,6 +26,10 @@ class Allocator {
   virtual void begin() {}
   virtual void* allocate(size_t bytes, int stream) = 0;
   virtual void release(void* block, int stream) = 0;
+  // Many blocks in one call, where the side has such a call.
+  virtual void release_many(void* const* blocks, size_t count, int stream) {
+    for (size_t i = 0; i < count; ++i) release(blocks[i], stream);
+  }
   // Waits for the streams and gives back what is cached.
   virtual void reset() {}
 };

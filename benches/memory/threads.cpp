@@ -1,6 +1,7 @@
 // Threads that allocate and free at once: throughput, and the time of single calls. Each thread holds 64 blocks of 256
 // B to 256 KiB and replaces one after the other at random; or it passes what it allocates to the next thread, which
-// frees it on the stream that it was made for. All threads use one stream, or each its own.
+// frees it on the stream that it was made for, one by one or in one call for all that have arrived. All threads use one
+// stream, or each its own.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -16,7 +17,7 @@ constexpr int kMostThreads = 16;
 
 struct Setting {
   int threads;
-  bool pass_on;
+  enum Frees { kSameThread, kNextThread, kNextThreadMany } frees;
   bool private_streams;
 
   int stream(int thread) const { return private_streams ? 1 + thread : 0; }
@@ -54,31 +55,33 @@ class Histogram {
   std::array<uint64_t, kBuckets> counts_{};
 };
 
-// Blocks on their way from one thread to another.
+// Blocks on their way from one thread to another, a handful at a time, so that what is measured is the allocator and
+// not the two threads' struggle for the ring's counters.
 class Ring {
  public:
-  bool push(void* block) {
+  static constexpr size_t kMost = 32;
+
+  size_t room() const {
+    return blocks_.size() - (tail_.load(std::memory_order_relaxed) - head_.load(std::memory_order_acquire));
+  }
+  // `count` is at most `room()`.
+  void push(void* const* blocks, size_t count) {
     size_t tail = tail_.load(std::memory_order_relaxed);
-    if (tail - head_.load(std::memory_order_acquire) == blocks_.size()) return false;
-    blocks_[tail % blocks_.size()] = block;
-    tail_.store(tail + 1, std::memory_order_release);
-    return true;
+    for (size_t i = 0; i < count; ++i) blocks_[(tail + i) % blocks_.size()] = blocks[i];
+    tail_.store(tail + count, std::memory_order_release);
   }
-  void* pop() {
+  size_t pop(void** blocks, size_t most) {
     size_t head = head_.load(std::memory_order_relaxed);
-    if (head == tail_.load(std::memory_order_acquire)) return nullptr;
-    void* block = blocks_[head % blocks_.size()];
-    head_.store(head + 1, std::memory_order_release);
-    return block;
-  }
-  bool full() const {
-    return tail_.load(std::memory_order_relaxed) - head_.load(std::memory_order_acquire) == blocks_.size();
+    size_t count = std::min(most, tail_.load(std::memory_order_acquire) - head);
+    for (size_t i = 0; i < count; ++i) blocks[i] = blocks_[(head + i) % blocks_.size()];
+    head_.store(head + count, std::memory_order_release);
+    return count;
   }
 
  private:
   alignas(128) std::atomic<size_t> head_{0};
   alignas(128) std::atomic<size_t> tail_{0};
-  std::array<void*, 512> blocks_{};
+  alignas(128) std::array<void*, 512> blocks_{};
 };
 
 // One thread's count of calls, on a cache line of its own, and their times if they are wanted.
@@ -108,7 +111,7 @@ class Run {
     for (int thread = 0; thread < setting_.threads; ++thread) {
       threads.emplace_back([this, thread] {
         side_.attach();
-        setting_.pass_on ? pass_on(thread) : replace(thread);
+        setting_.frees == Setting::kSameThread ? replace(thread) : pass_on(thread);
       });
     }
     while (ready_.load() < setting_.threads) std::this_thread::yield();
@@ -119,7 +122,8 @@ class Run {
     double elapsed = now() - start;
     for (std::thread& thread : threads) thread.join();
     for (int thread = 0; thread < setting_.threads; ++thread) {
-      while (void* block = rings_[thread].pop()) side_.release(block, setting_.stream(thread));
+      void* block;
+      while (rings_[thread].pop(&block, 1) > 0) side_.release(block, setting_.stream(thread));
     }
     uint64_t calls = 0;
     for (const Tally& tally : tallies_) calls += tally.calls;
@@ -144,6 +148,15 @@ class Run {
     });
   }
 
+  // Counts as many calls as blocks; its time is a block's share.
+  void release_many(int thread, void* const* blocks, size_t count, int owner) {
+    if (count == 0) return;
+    double start = with_times_ ? now() : 0;
+    side_.release_many(blocks, count, setting_.stream(owner));
+    tallies_[thread].calls += count;
+    if (with_times_) tallies_[thread].times.add((now() - start) * 1e9 / static_cast<double>(count));
+  }
+
   void replace(int thread) {
     Random random(static_cast<uint64_t>(thread) + 1);
     std::array<void*, kHeld> held;
@@ -165,16 +178,18 @@ class Run {
     Ring& mine = rings_[before];
     Ring& next = rings_[thread];
     wait_for_start();
+    void* blocks[Ring::kMost];
     while (!stop_.load(std::memory_order_relaxed)) {
-      bool idle = true;
-      for (int i = 0; i < 32 && !next.full(); ++i, idle = false) next.push(allocate(thread, random_size(random)));
-      for (int i = 0; i < 32; ++i) {
-        void* block = mine.pop();
-        if (block == nullptr) break;
-        release(thread, block, before);
-        idle = false;
+      const size_t made = std::min(Ring::kMost, next.room());
+      for (size_t i = 0; i < made; ++i) blocks[i] = allocate(thread, random_size(random));
+      next.push(blocks, made);
+      const size_t taken = mine.pop(blocks, Ring::kMost);
+      if (setting_.frees == Setting::kNextThreadMany) {
+        release_many(thread, blocks, taken, before);
+      } else {
+        for (size_t i = 0; i < taken; ++i) release(thread, blocks[i], before);
       }
-      if (idle) std::this_thread::yield();
+      if (made + taken == 0) std::this_thread::yield();
     }
   }
 
@@ -198,13 +213,17 @@ void bench_threads(const Options& options, Allocator& ours, const Peers& peers) 
   const std::vector<Allocator*> sides = {&ours, peers.pool.get()};
   const double seconds = options.quick ? 0.02 : 0.2;
   const std::vector<int> counts = options.quick ? std::vector<int>{1, 4} : std::vector<int>{1, 2, 4, 8, 16};
-  for (bool pass_on : {false, true}) {
+  const std::pair<Setting::Frees, const char*> ways[] = {
+      {Setting::kSameThread, "same thread"},
+      {Setting::kNextThread, "next thread"},
+      {Setting::kNextThreadMany, "next thread, all that arrived"},
+  };
+  for (auto [frees, way] : ways) {
     for (bool private_streams : {false, true}) {
       std::vector<double> alone;
       for (int threads : counts) {
-        const Setting setting{threads, pass_on, private_streams};
-        const std::string what = "threads=" + std::to_string(threads) +
-                                 " frees=" + (pass_on ? "next thread" : "same thread") +
+        const Setting setting{threads, frees, private_streams};
+        const std::string what = "threads=" + std::to_string(threads) + " frees=" + way +
                                  " streams=" + (private_streams ? "private" : "shared");
         std::vector<double> rates = interleave(sides, options.quick ? 1 : 5, [&](Allocator& side) {
           return std::make_unique<Run>(side, setting, false)->measure(seconds);

@@ -4,24 +4,24 @@
 //! twice-destroyed handle is an error with a name, and a call that runs while another thread destroys the handle keeps
 //! the object alive until it is done.
 //!
-//! A slot never moves and is never freed, so looking a handle up takes no lock: two exchanges on the slot, around the use
-//! of its `Arc`. Callers that keep what they found in their thread ask the slot's state alone (`Validity`), which
-//! writes nothing and so scales to any number of threads.
+//! A slot never moves and is never freed, so looking a handle up takes no lock: the thread pins the slot while it uses the
+//! `Arc`, in one of a few counters beside the slot's state. Callers that keep what they found in their thread ask the
+//! state alone (`Validity`). Nothing but the beginning, the end and a panic writes to the state, so that this scales to any
+//! number of threads.
 
 use super::guard::note_subject;
 use crate::error::{Error, Result, Status};
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The object is there.
 const LIVE: u64 = 1 << 31;
 /// The object met a panic.
 const POISONED: u64 = 1 << 30;
-/// Calls of `Table::with` that run at the moment.
-const PINS: u64 = POISONED - 1;
 
-/// Generation in the upper half, then `LIVE`, `POISONED` and the pins.
+/// Generation in the upper half, then `LIVE` and `POISONED`.
+#[repr(align(64))]
 pub struct State(AtomicU64);
 
 impl State {
@@ -32,7 +32,7 @@ impl State {
     /// Makes the object refuse all calls but destroy, if the handle of this generation is still there.
     pub fn poison(&self, generation: u32) {
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |state| {
-            (state & !(PINS | POISONED) == State::of(generation)).then_some(state | POISONED)
+            (state & !POISONED == State::of(generation)).then_some(state | POISONED)
         });
     }
 }
@@ -47,17 +47,46 @@ pub struct Validity {
 impl Validity {
     #[inline]
     pub fn holds(&self) -> bool {
-        self.state.0.load(Ordering::Acquire) & !PINS == State::of(self.generation)
+        self.state.0.load(Ordering::Acquire) == State::of(self.generation)
     }
 }
 
+/// Look-ups by some of the threads that run at the moment.
+#[repr(align(64))]
+struct Pins(AtomicU64);
+
+/// Counters of pins for each slot, on lines of their own.
+const PIN_COUNTERS: usize = 4;
+
 struct Slot<T> {
     state: State,
+    pins: [Pins; PIN_COUNTERS],
     value: UnsafeCell<Option<Arc<T>>>,
 }
 
-/// Unpins on panic as well.
-struct Pinned<'a>(&'a State);
+/// The counter that the thread pins with.
+fn pin_counter() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static COUNTER: usize = THREADS.fetch_add(1, Ordering::Relaxed) % PIN_COUNTERS;
+    }
+    COUNTER.try_with(|counter| *counter).unwrap_or(0)
+}
+
+/// A pin on a slot whose object is there. Unpins on panic as well.
+struct Pinned<'a>(&'a Pins);
+
+impl<'a> Pinned<'a> {
+    /// `None`: the object of this generation has ended or met a panic.
+    fn new<T>(slot: &'a Slot<T>, generation: u32) -> Option<Pinned<'a>> {
+        let pins = &slot.pins[pin_counter()];
+        // All four accesses, here and where objects end, are in one order: who ends an object sees this pin, or this
+        // look at the state sees the end.
+        pins.0.fetch_add(1, Ordering::SeqCst);
+        let pinned = Pinned(pins);
+        (slot.state.0.load(Ordering::SeqCst) == State::of(generation)).then_some(pinned)
+    }
+}
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
@@ -84,7 +113,8 @@ struct Places {
     free: Vec<usize>,
 }
 
-// SAFETY: values are written by the holder of the lock alone, and only while the slot is neither live nor pinned.
+// SAFETY: values are written by the holder of the lock alone, while the slot is not live and nobody who found it live has it
+// pinned.
 unsafe impl<T: Send + Sync> Sync for Table<T> {}
 
 /// Chunk and place within it: chunk k starts at index 64 · (2^k − 1).
@@ -124,7 +154,11 @@ impl<T: 'static> Table<T> {
     fn add_slot(&self, index: usize) -> &'static Slot<T> {
         let (chunk, _) = place(index);
         if self.chunks[chunk].load(Ordering::Relaxed).is_null() {
-            let slot = || Slot { state: State(AtomicU64::new(0)), value: UnsafeCell::new(None) };
+            let slot = || Slot {
+                state: State(AtomicU64::new(0)),
+                pins: [const { Pins(AtomicU64::new(0)) }; PIN_COUNTERS],
+                value: UnsafeCell::new(None),
+            };
             let slots: Box<[Slot<T>]> = (0..FIRST_CHUNK << chunk).map(|_| slot()).collect();
             self.chunks[chunk].store(Box::leak(slots).as_mut_ptr(), Ordering::Release);
         }
@@ -143,9 +177,9 @@ impl<T: 'static> Table<T> {
         };
         let slot = self.add_slot(index);
         let generation = ((slot.state.0.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1);
-        // SAFETY: the lock is held, and the slot is neither live nor pinned, because it was free.
+        // SAFETY: the lock is held, and the slot is free: not live, and whoever pins it finds that out and lets go.
         unsafe { *slot.value.get() = Some(value) };
-        slot.state.0.store(State::of(generation), Ordering::Release);
+        slot.state.0.store(State::of(generation), Ordering::SeqCst);
         Ok(self.encode(index, generation) as *mut H)
     }
 
@@ -153,8 +187,7 @@ impl<T: 'static> Table<T> {
     fn find(&self, handle: usize) -> Result<(&'static Slot<T>, u32)> {
         let found = self.decode(handle).and_then(|(index, generation)| Some((self.slot(index)?, generation)));
         let (slot, generation) = found.ok_or_else(|| self.unknown(handle))?;
-        let state = slot.state.0.load(Ordering::Relaxed);
-        match state & !PINS {
+        match slot.state.0.load(Ordering::Relaxed) {
             state if state == State::of(generation) => Ok((slot, generation)),
             state if state == State::of(generation) | POISONED => Err(Error::new(
                 Status::Internal,
@@ -175,12 +208,10 @@ impl<T: 'static> Table<T> {
     #[inline]
     pub fn with<H, R>(&self, handle: *const H, body: impl FnOnce(&Arc<T>) -> R) -> Result<R> {
         let (slot, generation) = self.find(handle as usize)?;
-        let pin = |state| (state & !PINS == State::of(generation)).then_some(state + 1);
-        if slot.state.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, pin).is_err() {
+        let Some(_pinned) = Pinned::new(slot, generation) else {
             // It was destroyed or poisoned a moment ago.
             return Err(self.find(handle as usize).err().unwrap_or_else(|| self.unknown(handle as usize)));
-        }
-        let _pinned = Pinned(&slot.state);
+        };
         note_subject(&slot.state, generation);
         // SAFETY: `take` empties a slot only when no look-up has it pinned, and a pinned slot was live.
         Ok(body(unsafe { (*slot.value.get()).as_ref() }.expect("live slots have a value")))
@@ -215,15 +246,17 @@ impl<T: 'static> Table<T> {
             .decode(handle as usize)
             .and_then(|(index, generation)| self.slot(index).map(|slot| (index, generation, slot)));
         let (index, generation, slot) = found.ok_or_else(|| self.unknown(handle as usize))?;
-        let end = |state| (state & !(PINS | POISONED) == State::of(generation)).then_some(state & !(LIVE | POISONED));
-        if slot.state.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, end).is_err() {
+        let end = |state| (state & !POISONED == State::of(generation)).then_some(state & !(LIVE | POISONED));
+        if slot.state.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, end).is_err() {
             return Err(self.unknown(handle as usize));
         }
         // Pins last for nanoseconds, or microseconds of a call that says so, unless the thread was stopped in the middle.
-        while slot.state.0.load(Ordering::Acquire) & PINS != 0 {
-            std::thread::yield_now();
+        for pins in &slot.pins {
+            while pins.0.load(Ordering::SeqCst) != 0 {
+                std::thread::yield_now();
+            }
         }
-        // SAFETY: the lock is held; the slot is not live any more and nobody pins it.
+        // SAFETY: the lock is held; the slot is not live any more and nobody who found it live has it pinned.
         let value = unsafe { (*slot.value.get()).take() };
         places.free.push(index);
         Ok(value)
@@ -242,7 +275,6 @@ impl<T: 'static> Table<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicUsize;
 
     #[test]
     fn stale_foreign_and_null_handles_are_told_apart() {

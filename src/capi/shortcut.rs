@@ -69,6 +69,28 @@ pub fn free<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c
     }
 }
 
+/// Blocks that are freed at one go, between which other threads may have the magazines.
+const AT_ONE_GO: usize = 128;
+
+/// `nvb_memory_free_many`, and the same of pools. On an error the blocks before the one it names have been freed.
+pub fn free_many<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointers: &[*mut c_void]) -> Result<()> {
+    if pointers.is_empty() {
+        return validity::<O, H>(owner, stream).map(|_| ());
+    }
+    let mut at = 0;
+    while at < pointers.len() {
+        let go = &pointers[at..pointers.len().min(at + AT_ONE_GO)];
+        let freed = with(owner as usize, stream as usize, |entry| Some(entry.shortcut.free_many(go))).unwrap_or(0);
+        at += freed;
+        if freed < go.len() {
+            free_by_handles::<O, H>(owner, stream, pointers[at])
+                .map_err(|error| error.context(format_args!("pointers[{at}]")))?;
+            at += 1;
+        }
+    }
+    Ok(())
+}
+
 /// The stream behind a pair that is known, for the ways that need no more than that.
 fn known_stream<H>(owner: *mut H, stream: *mut nvb_stream) -> Option<RawHandle> {
     with(owner as usize, stream as usize, |entry| Some(entry.raw))

@@ -9,7 +9,7 @@ use super::options::{LeakTracking, Spill};
 use super::order::ANYBODY;
 use super::page_table::UNIT_BYTES;
 use super::pages::{Pages, Shortage};
-use super::size_class::{class_bytes, class_for, magazine_capacity, GRANULE, LARGE};
+use super::size_class::{class_bytes, class_for, refill, GRANULE, LARGE};
 use super::slab::{Block, Slab, TRACKED};
 use super::threads::with_cache;
 use super::trace::EventKind;
@@ -102,7 +102,7 @@ impl Core {
         let key = self.key(stream);
         let class = class_for(bytes, alignment).unwrap_or(LARGE);
         let units = bytes.div_ceil(UNIT_BYTES);
-        let request = Request { arena, class, units, bytes, alignment, stream, key, label: self.label(key) };
+        let request = Request { arena, class, units, bytes, alignment, stream, key, label: self.label(arena, key) };
         let found = match self.find(&request) {
             Ok(found) => found,
             Err(shortage) => {
@@ -119,7 +119,7 @@ impl Core {
         }
         let key = self.key(stream);
         let class = class_for(bytes, GRANULE).unwrap_or(LARGE);
-        let (units, label) = (bytes.div_ceil(UNIT_BYTES), self.label(key));
+        let (units, label) = (bytes.div_ceil(UNIT_BYTES), self.label(arena, key));
         let request = Request { arena, class, units, bytes, alignment: GRANULE, stream, key, label };
         self.find(&request).ok().map(|found| self.hand_out(&request, found))
     }
@@ -153,7 +153,7 @@ impl Core {
         if let Some(blocks) = arena.take_batch(shard, class, label, events) {
             return Ok(Found::Block(self.keep_rest(request, blocks)));
         }
-        let wanted = magazine_capacity(class) / 2;
+        let wanted = refill(class);
         let mut blocks = Vec::with_capacity(wanted);
         arena.class(class).take(pages, wanted, &mut blocks);
         if blocks.is_empty() {
@@ -200,19 +200,16 @@ impl Core {
         if blocks.is_empty() {
             return block;
         }
-        let kept = with_cache(
-            arena,
-            || self.settings(),
-            |cache, token| {
-                if self.captures.arena(request.stream).is_none() {
-                    cache.add_stream(token, key, self.order(key));
-                }
-                (cache.keep(token, key, class, std::mem::take(&mut blocks)), token as usize)
-            },
-        );
+        if self.captures.arena(request.stream).is_none() {
+            self.add_stream(arena, key);
+        }
+        let keep = |cache: &super::cache::Cache, token| {
+            (cache.keep(token, key, class, std::mem::take(&mut blocks)), token as usize)
+        };
+        let kept = with_cache(arena, || self.settings(), keep);
         let (rest, shard) = kept.unwrap_or((blocks, 0));
         if !rest.is_empty() {
-            arena.put(shard, Batch { class, blocks: rest, order: self.order(key) });
+            self.pass_on(arena, shard, Batch { class, blocks: rest, order: self.order(arena, key) });
         }
         block
     }

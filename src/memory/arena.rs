@@ -6,7 +6,7 @@ use super::cache::Cache;
 use super::class::Class;
 use super::depot::Depot;
 use super::large::LargeBlocks;
-use super::order::{Events, Order, ALL_WORK, ANYBODY};
+use super::order::{Events, ALL_WORK, ANYBODY};
 use super::page_table::PageTable;
 use super::pages::Pages;
 use super::size_class::CLASSES;
@@ -17,9 +17,17 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, PoisonError};
 
 /// Batches of a class that wait for a taker; the rest goes home to the slabs.
-const DEPOT_SLOTS: usize = 16;
+const DEPOT_SLOTS: usize = 64;
+/// Slots from which threads start for one stream's batches.
+const SLOTS_OF_A_STREAM: usize = 8;
 /// Batches of other streams that one look into the depot asks the driver about.
 const QUERIES: usize = 2;
+
+/// Where a stream's batches are put and looked for first: whoever takes them should not have to pass those of others, and
+/// threads of one stream should not all meet at one slot.
+fn first_slot(label: u32, shard: usize) -> usize {
+    label as usize * SLOTS_OF_A_STREAM + shard % SLOTS_OF_A_STREAM
+}
 
 pub struct Arena {
     /// Another one for each owner, because arenas are used again.
@@ -151,15 +159,11 @@ impl Arena {
     }
 
     /// Passes a batch on. Where it finds no slot, its blocks go home if they may.
-    pub fn put(&self, shard: usize, batch: Batch) {
+    pub fn put(&self, shard: usize, mut batch: Batch) {
+        batch.order.pass_on();
         let (class, label) = (batch.class, batch.order.label());
-        let Err(mut batch) = self.depots[class].put(shard, label, Box::new(batch)) else { return };
-        let ready = match &mut batch.order {
-            Order::Anybody => true,
-            Order::Stream(_, Some(event)) => event.has_passed(),
-            _ => false,
-        };
-        if ready {
+        let Err(batch) = self.depots[class].put(first_slot(label, shard), label, Box::new(batch)) else { return };
+        if batch.order.is_known_to_have_passed() {
             self.give_back(&batch.blocks);
         } else {
             let mut overflow = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
@@ -180,19 +184,27 @@ impl Arena {
         let suits = |other| other == label || other == ANYBODY;
         // Labels may be out of date, so what was taken by mistake goes back and the search goes on.
         for _ in 0..QUERIES {
-            match depot.take(shard, suits) {
+            match depot.take(first_slot(label, shard), suits) {
                 Some(batch) if suits(batch.order.label()) => return Some(batch.blocks),
                 Some(batch) => self.put(shard, *batch),
                 None => break,
             }
         }
         if let Some(events) = events {
-            for i in 0..QUERIES {
-                let Some(mut batch) = depot.take(shard + i, |other| !suits(other) && other != ALL_WORK) else { break };
+            // What has not passed goes back after the last look, or the next one would meet it again.
+            let mut busy = Vec::new();
+            let mut passed = None;
+            while passed.is_none() && busy.len() < QUERIES {
+                let Some(mut batch) = depot.take(shard, |other| !suits(other) && other != ALL_WORK) else { break };
                 if batch.order.has_passed(events) {
-                    return Some(batch.blocks);
+                    passed = Some(batch.blocks);
+                } else {
+                    busy.push(batch);
                 }
-                self.put(shard, *batch);
+            }
+            busy.into_iter().for_each(|batch| self.put(shard, *batch));
+            if passed.is_some() {
+                return passed;
             }
         }
         if self.overflowing.load(Ordering::Relaxed) > 0 {

@@ -96,6 +96,15 @@ impl Budget {
         self.unaccounted.load(Ordering::Relaxed)
     }
 
+    /// Bytes that may still be taken, as far as is known without asking the device.
+    pub fn room(&self) -> u64 {
+        let below_limit = self.limit().saturating_sub(self.held());
+        match self.device_free() {
+            0 => below_limit,
+            free => below_limit.min(free.saturating_sub(self.margin())),
+        }
+    }
+
     pub fn admit(&self, bytes: u64, source: &dyn Source) -> Result<Admission<'_>, Refusal> {
         // Not added first and checked then: statistics would show more than the limit for a moment.
         let add = |held: u64| held.checked_add(bytes).filter(|after| *after <= self.limit());

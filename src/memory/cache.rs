@@ -46,6 +46,8 @@ pub struct Settings {
     pub slow_allocations: bool,
     /// All frees do, because they are traced or overwritten.
     pub slow_frees: bool,
+    /// Blocks may carry `TRACKED`; their frees take the long way.
+    pub tracked: bool,
 }
 
 #[repr(align(128))]
@@ -192,9 +194,12 @@ impl Cache {
         self.inner.with(|_| self.counters.flush(arena));
     }
 
-    /// Counts a block that never was in a magazine.
-    pub fn count_freed(&self, bytes: usize, arena: &Arena) {
-        self.inner.with(|_| self.counters.freed(bytes as u64, arena));
+    /// Counts a block that never was in a magazine. Returns the label of the stream, as `label_of`.
+    pub fn count_freed(&self, token: u64, key: usize, bytes: usize, arena: &Arena) -> Option<u32> {
+        self.inner.with(|inner| {
+            self.counters.freed(bytes as u64, arena);
+            inner.label_of(token, key)
+        })
     }
 
     /// Whether an allocation that did not come from `take` uses up the credit, which then is renewed.
@@ -214,31 +219,79 @@ impl Cache {
                 return Given::Stale;
             }
             // SAFETY: the token says that the arena lives, and with it its pages.
-            let arena = unsafe { &*self.arena };
-            let Some(slab) = arena.table().find(address) else { return Given::Elsewhere };
-            if slab.arena() != self.arena || slab.is_large() {
-                return Given::Elsewhere;
-            }
-            if inner.settings.slow_frees {
-                return Given::Slow;
-            }
-            let Some((index, 0)) = slab.locate(address) else { return Given::NotLive };
-            let class = slab.class();
-            let Some(stream) = inner.find(key) else { return Given::NewStream };
-            let full = stream.magazines[class].len() == magazine_capacity(class);
-            if !may_spill && (full || inner.bytes + class_bytes(class) > inner.settings.capacity) {
-                return Given::Slow;
-            }
-            let Some(word) = slab.end_life(index, TRACKED) else {
-                return if slab.live_bytes(index).is_some() { Given::Slow } else { Given::NotLive };
-            };
-            let block_bytes = class_bytes(class);
-            self.counters.freed((block_bytes - (word >> SLACK_SHIFT) as usize) as u64, arena);
-            match inner.put(key, Block::new(slab, index)) {
-                Some(batch) => Given::Spilled(batch),
-                None => Given::Done,
+            match self.locate(unsafe { &*self.arena }, address) {
+                Ok(block) => self.take_back(inner, key, block, may_spill),
+                Err(refusal) => refusal,
             }
         })
+    }
+
+    /// Frees blocks as `give` would that may not spill, up to the first that it would not take. Returns their number.
+    ///
+    /// Blocks that come from other threads are what is freed by the dozen, and each of their words must be fetched from
+    /// the processor that wrote it. Here the next ones are under way while the first is waited for.
+    pub fn give_many(&self, token: u64, key: usize, addresses: &[*mut c_void]) -> usize {
+        const AHEAD: usize = 16;
+        self.inner.with(|inner| {
+            let mut done = 0;
+            for chunk in addresses.chunks(AHEAD) {
+                if inner.token != token {
+                    break;
+                }
+                let mut blocks = [None; AHEAD];
+                for (block, address) in blocks.iter_mut().zip(chunk) {
+                    // SAFETY: the token says that the arena lives, and with it its pages.
+                    *block = self.locate(unsafe { &*self.arena }, *address as usize).ok();
+                    block.iter().for_each(Block::prepare);
+                }
+                for block in &blocks[..chunk.len()] {
+                    let Some(block) = block else { return done };
+                    if !matches!(self.take_back(inner, key, *block, false), Given::Done) {
+                        return done;
+                    }
+                    done += 1;
+                }
+            }
+            done
+        })
+    }
+
+    /// The small block of the arena that starts at the address.
+    #[inline]
+    fn locate(&self, arena: &Arena, address: usize) -> Result<Block, Given> {
+        let slab = arena.table().find(address).ok_or(Given::Elsewhere)?;
+        if slab.arena() != self.arena || slab.is_large() {
+            return Err(Given::Elsewhere);
+        }
+        match slab.locate(address) {
+            Some((index, 0)) => Ok(Block::new(slab, index)),
+            _ => Err(Given::NotLive),
+        }
+    }
+
+    #[inline]
+    fn take_back(&self, inner: &mut Inner, key: usize, block: Block, may_spill: bool) -> Given {
+        if inner.settings.slow_frees {
+            return Given::Slow;
+        }
+        let (slab, index) = (block.slab(), block.index());
+        let class = slab.class();
+        let Some(stream) = inner.find(key) else { return Given::NewStream };
+        let full = stream.magazines[class].len() == magazine_capacity(class);
+        if !may_spill && (full || inner.bytes + class_bytes(class) > inner.settings.capacity) {
+            return Given::Slow;
+        }
+        let unless = if inner.settings.tracked { TRACKED } else { 0 };
+        let Some(word) = slab.end_life(index, unless) else {
+            return if slab.live_bytes(index).is_some() { Given::Slow } else { Given::NotLive };
+        };
+        let bytes = class_bytes(class) - (word >> SLACK_SHIFT) as usize;
+        // SAFETY: callers have checked the token, which says that the arena lives.
+        self.counters.freed(bytes as u64, unsafe { &*self.arena });
+        match inner.put(key, block) {
+            Some(batch) => Given::Spilled(batch),
+            None => Given::Done,
+        }
     }
 
     /// Keeps a block that `give` would not take, after its life has ended. Returns a batch that must move on.
@@ -265,10 +318,20 @@ impl Cache {
             let room = room.min(magazine_capacity(class).saturating_sub(magazine.len()));
             let rest = blocks.split_off(room.min(blocks.len()));
             let kept = blocks.len();
+            blocks.iter().for_each(Block::prepare);
             magazine.append(&mut blocks);
             inner.bytes += kept * class_bytes(class);
             rest
         })
+    }
+
+    /// What blocks that are freed on the stream wait for; `None`: there are no magazines for it.
+    pub fn order_of(&self, token: u64, key: usize) -> Option<Order> {
+        self.inner.with(|inner| if inner.token == token { inner.find(key).map(|it| it.order.clone()) } else { None })
+    }
+
+    pub fn label_of(&self, token: u64, key: usize) -> Option<u32> {
+        self.inner.with(|inner| inner.label_of(token, key))
     }
 
     /// Makes magazines for a stream.
@@ -288,6 +351,14 @@ impl Inner {
             self.recent = self.streams.iter().position(|stream| stream.key == key)?;
         }
         self.streams.get_mut(self.recent)
+    }
+
+    fn label_of(&mut self, token: u64, key: usize) -> Option<u32> {
+        if self.token == token {
+            self.find(key).map(|stream| stream.order.label())
+        } else {
+            None
+        }
     }
 
     /// Adds a free block to the magazines of `key`, which exist. A full magazine gives its older half away; a full cache

@@ -8,12 +8,13 @@ use super::capture::Captures;
 use super::direct::DirectBlocks;
 use super::ladder::Rungs;
 use super::leak::LeakTracker;
-use super::options::MemoryOptions;
-use super::order::{Events, Order, Streams, ALL_WORK, ANYBODY};
+use super::options::{LeakTracking, MemoryOptions};
+use super::order::{Events, Order, Streams, Until, ALL_WORK, ANYBODY};
 use super::pages::Pages;
 use super::source::Source;
 use super::statistics::{MemoryStatistics, Usage, UsageStatistics};
 use super::sync::Mutex;
+use super::threads::with_cache;
 use super::trace::{EventKind, Trace, TraceEvent};
 use crate::error::Result;
 use crate::stream::{RawHandle, StreamObserver};
@@ -122,6 +123,7 @@ impl Core {
             credit: self.tracker.next_sample(),
             slow_allocations: seen,
             slow_frees: seen || self.options.zero_on_free,
+            tracked: self.tracker.mode() != LeakTracking::Off,
         }
     }
 
@@ -145,21 +147,41 @@ impl Core {
         }
     }
 
-    /// What blocks of a key's magazines wait for.
-    pub fn order(&self, key: usize) -> Order {
+    /// What blocks of a key's magazines wait for. The thread mostly has magazines for the stream, which know; the list of
+    /// all streams is behind a lock.
+    pub fn order(&self, arena: &Arena, key: usize) -> Order {
         match key {
             ANYBODY_KEY => Order::Anybody,
             ALL_WORK_KEY => Order::AllWork,
-            raw => Order::Stream(self.streams.get(RawHandle(raw as *mut _)), None),
+            raw => {
+                let known = with_cache(arena, || self.settings(), |cache, token| cache.order_of(token, key));
+                known.flatten().unwrap_or_else(|| {
+                    let order = Order::Stream(self.streams.get(RawHandle(raw as *mut _)), Until::Asked);
+                    if !self.captures.any() {
+                        let add = |cache: &super::cache::Cache, token| cache.add_stream(token, key, order.clone());
+                        with_cache(arena, || self.settings(), add);
+                    }
+                    order
+                })
+            }
         }
     }
 
-    pub fn label(&self, key: usize) -> u32 {
+    pub fn label(&self, arena: &Arena, key: usize) -> u32 {
         match key {
             ANYBODY_KEY => ANYBODY,
             ALL_WORK_KEY => ALL_WORK,
-            raw => self.streams.label(RawHandle(raw as *mut _)),
+            raw => {
+                let known = with_cache(arena, || self.settings(), |cache, token| cache.label_of(token, key));
+                known.flatten().unwrap_or_else(|| self.streams.label(RawHandle(raw as *mut _)))
+            }
         }
+    }
+
+    /// Makes magazines for the stream in the thread's cache, unless it has some.
+    pub fn add_stream(&self, arena: &Arena, key: usize) {
+        let order = self.order(arena, key);
+        with_cache(arena, || self.settings(), |cache, token| cache.add_stream(token, key, order));
     }
 
     /// Tells every thread which ways are long from now on.

@@ -2,10 +2,10 @@
 
 use super::arena::Arena;
 use super::batch::Batch;
-use super::cache::{Given, ANYBODY_KEY};
+use super::cache::{Given, ALL_WORK_KEY, ANYBODY_KEY};
 use super::core::Core;
 use super::direct::{DirectBlock, Kind};
-use super::order::Order;
+use super::order::{Order, ALL_WORK, ANYBODY};
 use super::slab::{Block, Slab, SLACK_SHIFT, TRACKED};
 use super::threads::with_cache;
 use super::trace::EventKind;
@@ -26,17 +26,9 @@ impl Core {
         if pointer.is_null() {
             return Ok(());
         }
-        if self.pages.as_ref().is_some_and(|pages| pages.table.contains(pointer as usize)) {
-            let key = self.free_key(stream);
-            let give = |cache: &super::cache::Cache, token| (cache.give(token, key, pointer as usize, true), token);
-            match with_cache(home, || self.settings(), give) {
-                Some((Given::Done, _)) => return Ok(()),
-                Some((Given::Spilled(batch), shard)) => {
-                    self.pass_on(home, shard as usize, batch);
-                    return Ok(());
-                }
-                _ => {}
-            }
+        let paged = self.pages.as_ref().is_some_and(|pages| pages.table.contains(pointer as usize));
+        if paged && self.free_to_magazine(home, pointer, stream) {
+            return Ok(());
         }
         self.free_slowly(home, pointer, stream, only_home)
     }
@@ -71,12 +63,15 @@ impl Core {
         Ok(())
     }
 
-    /// Frees a large block of the arena, as long as nobody need be waited for. `false`: nothing has changed.
+    /// Frees a block of the arena, as long as nobody need be waited for. `false`: nothing has changed.
     pub fn free_at_once(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle) -> bool {
         let Some(slab) = self.pages.as_ref().and_then(|pages| pages.table.find(pointer as usize)) else { return false };
         let waits = !self.synchronous && self.key(stream) == ANYBODY_KEY;
-        if !slab.is_large() || !std::ptr::eq(slab.arena(), home) || waits || self.options.zero_on_free {
+        if !std::ptr::eq(slab.arena(), home) || waits || self.options.zero_on_free {
             return false;
+        }
+        if !slab.is_large() {
+            return self.free_to_magazine(home, pointer, stream);
         }
         let Some((0, 0)) = slab.locate(pointer as usize) else { return false };
         let Some(word) = slab.end_life(0, TRACKED) else { return false };
@@ -84,6 +79,21 @@ impl Core {
         self.note(EventKind::Free, pointer as usize, bytes as u64, stream);
         self.free_large(home, slab, bytes, stream);
         true
+    }
+
+    /// To the thread's magazine for the stream, which may pass its older half on. `false`: nothing has changed.
+    #[inline]
+    fn free_to_magazine(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle) -> bool {
+        let key = self.free_key(stream);
+        let give = |cache: &super::cache::Cache, token| (cache.give(token, key, pointer as usize, true), token);
+        match with_cache(home, || self.settings(), give) {
+            Some((Given::Done, _)) => true,
+            Some((Given::Spilled(batch), shard)) => {
+                self.pass_on(home, shard as usize, batch);
+                true
+            }
+            _ => false,
+        }
     }
 
     pub fn zero(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle) -> Result<()> {
@@ -105,55 +115,56 @@ impl Core {
     fn free_small(&self, arena: &Arena, block: Block, bytes: usize, stream: RawHandle) {
         let key = self.free_key(stream);
         let captured = self.captures.arena(stream);
-        let given = with_cache(
-            arena,
-            || self.settings(),
-            |cache, token| {
-                // In a capture the stream keeps magazines of the capture's arena alone, where its allocations find
-                // theirs.
-                if captured.is_none_or(|owner| std::ptr::eq(owner, arena)) {
-                    cache.add_stream(token, key, self.order(key));
-                }
-                (cache.give_block(token, key, block, bytes), token as usize)
-            },
-        );
+        // In a capture the stream keeps magazines of the capture's arena alone, where its allocations find theirs.
+        if captured.is_none_or(|owner| std::ptr::eq(owner, arena)) {
+            self.add_stream(arena, key);
+        }
+        let give = |cache: &super::cache::Cache, token| (cache.give_block(token, key, block, bytes), token as usize);
+        let given = with_cache(arena, || self.settings(), give);
         match given {
             Some((Ok(None), _)) => {}
             Some((Ok(Some(batch)), shard)) => self.pass_on(arena, shard, batch),
             Some((Err(_), _)) | None => {
                 arena.usage.freed(bytes as u64);
                 self.total.freed(bytes as u64);
-                let batch = Batch { class: block.slab().class(), blocks: vec![block], order: self.order(key) };
-                arena.put(0, batch);
+                let batch = Batch { class: block.slab().class(), blocks: vec![block], order: self.order(arena, key) };
+                self.pass_on(arena, 0, batch);
             }
         }
     }
 
-    fn count_freed(&self, arena: &Arena, bytes: usize) {
-        if with_cache(arena, || self.settings(), |cache, _| cache.count_freed(bytes, arena)).is_none() {
+    fn free_large(&self, arena: &Arena, slab: &Slab, bytes: usize, stream: RawHandle) {
+        let key = self.free_key(stream);
+        let count = |cache: &super::cache::Cache, token| cache.count_freed(token, key, bytes, arena);
+        let counted = with_cache(arena, || self.settings(), count);
+        if counted.is_none() {
             arena.usage.freed(bytes as u64);
             self.total.freed(bytes as u64);
         }
-    }
-
-    fn free_large(&self, arena: &Arena, slab: &Slab, bytes: usize, stream: RawHandle) {
-        self.count_freed(arena, bytes);
         let capturing = self.captures.any();
-        let mut order = self.order(self.free_key(stream));
-        if matches!(order, Order::AllWork) && !capturing && self.source.synchronize().is_ok() {
-            order = Order::Anybody;
-        }
+        let label = match key {
+            ALL_WORK_KEY if !capturing && self.source.synchronize().is_ok() => ANYBODY,
+            ALL_WORK_KEY => ALL_WORK,
+            ANYBODY_KEY => ANYBODY,
+            _ => counted.flatten().unwrap_or_else(|| self.order(arena, key).label()),
+        };
+        let order = || match label {
+            ANYBODY => Order::Anybody,
+            _ => self.order(arena, key),
+        };
         if let Some(pages) = &self.pages {
-            arena.large.give(slab, order, &self.events, pages, capturing);
+            arena.large.give(slab, label, order, &self.events, pages, capturing);
         }
     }
 
-    /// A batch leaves its thread: the one event for all of its blocks is recorded now.
+    /// A batch leaves its thread.
     pub fn pass_on(&self, arena: &Arena, shard: usize, mut batch: Batch) {
-        if let Order::Stream(record, None) = &batch.order {
-            if !self.captures.any() && !self.source.is_capturing(record.raw).unwrap_or(true) {
-                // A failure leaves the batch to its stream; whoever else wants it records the event then.
-                let _ = batch.order.wait_for(&self.events);
+        if batch.order.pass_on() && !self.captures.any() {
+            if let Order::Stream(record, _) = &batch.order {
+                if !self.source.is_capturing(record.raw).unwrap_or(true) {
+                    // A failure leaves the batch to its stream; whoever else wants it records the event then.
+                    let _ = batch.order.wait_for(&self.events);
+                }
             }
         }
         arena.put(shard, batch);

@@ -24,7 +24,6 @@ const SEARCHED: usize = 8;
 struct Recent {
     units: usize,
     label: u32,
-    order: Order,
     slab: NonNull<Slab>,
 }
 
@@ -38,6 +37,8 @@ struct Waiting {
 struct Lists {
     /// Freed last on their streams, newest last; no event yet.
     recent: Vec<Recent>,
+    /// What the recent blocks of each label wait for.
+    orders: Vec<Order>,
     /// Oldest first, each with its event.
     waiting: VecDeque<Waiting>,
     /// Every large block of the arena that is not in the pages' hands; each slab knows its place here.
@@ -75,7 +76,7 @@ impl LargeBlocks {
     /// The first `units` of the shortest block that was freed on the stream and has at least as many. The others stay.
     pub fn take_part(&self, units: usize, label: u32, pages: &Pages) -> Option<&Slab> {
         let mut lists = self.lock();
-        let Lists { recent, waiting, all } = &mut *lists;
+        let Lists { recent, waiting, all, .. } = &mut *lists;
         let recents = recent.iter().enumerate().filter(|(_, it)| it.label == label && it.units >= units);
         let best_recent = recents.map(|(i, it)| (it.units, i)).min();
         let groups = waiting.iter().enumerate().take(SEARCHED).filter(|(_, group)| group.order.label() == label);
@@ -119,11 +120,21 @@ impl LargeBlocks {
         lists.all.push(NonNull::from(new));
     }
 
-    /// A freed block.
-    pub fn give(&self, freed: &Slab, order: Order, events: &Arc<Events>, pages: &Pages, capturing: bool) {
+    /// A freed block. `order`: that of the label.
+    pub fn give(
+        &self,
+        freed: &Slab,
+        label: u32,
+        order: impl FnOnce() -> Order,
+        events: &Arc<Events>,
+        pages: &Pages,
+        capturing: bool,
+    ) {
         let mut lists = self.lock();
-        let label = order.label();
-        lists.recent.push(Recent { units: freed.units(), label, order, slab: NonNull::from(freed) });
+        if !lists.orders.iter().any(|known| known.label() == label) {
+            lists.orders.push(order());
+        }
+        lists.recent.push(Recent { units: freed.units(), label, slab: NonNull::from(freed) });
         let full = lists.recent.len() > RECENT && lists.recent.iter().filter(|it| it.label == label).count() > RECENT;
         if full && !capturing {
             lists.seal(|other| other == label, events);
@@ -189,16 +200,23 @@ impl Lists {
     /// Moves recent blocks to the waiting ones, one event a stream.
     fn seal(&mut self, wanted: impl Fn(u32) -> bool, events: &Arc<Events>) {
         let mut sealed: Vec<Waiting> = Vec::new();
-        self.recent.retain(|it| {
-            if !wanted(it.label) {
-                return true;
+        self.orders.retain(|order| {
+            let seals = wanted(order.label());
+            if seals {
+                sealed.push(Waiting { order: order.clone(), slabs: Vec::new() });
             }
-            match sealed.iter_mut().find(|waiting| waiting.order.label() == it.label) {
-                Some(waiting) => waiting.slabs.push(it.slab),
-                None => sealed.push(Waiting { order: it.order.clone(), slabs: vec![it.slab] }),
-            }
-            false
+            !seals
         });
+        self.recent.retain(|it| {
+            let group = sealed.iter_mut().find(|waiting| waiting.order.label() == it.label);
+            let stays = group.is_none();
+            if let Some(waiting) = group {
+                waiting.slabs.push(it.slab);
+            }
+            stays
+        });
+        // A label may stay known after its last recent block was taken.
+        sealed.retain(|waiting| !waiting.slabs.is_empty());
         for mut waiting in sealed {
             // As in `give`.
             let _ = waiting.order.wait_for(events);

@@ -84,7 +84,7 @@ impl Pool {
             return Err(Error::invalid("the default stream cannot be captured"));
         }
         // The stream's magazines hold blocks of other arenas, which must not get into the graph.
-        let label = core.order(core.key(stream.raw())).label();
+        let label = core.label(self.arena(), core.key(stream.raw()));
         core.captures.begin(stream.raw(), self.arena())?;
         self.arena().set_captured(true);
         if core.synchronous {

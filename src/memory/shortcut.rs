@@ -41,6 +41,11 @@ impl Shortcut {
     pub fn free(&self, pointer: *mut c_void) -> bool {
         matches!(self.claim.cache.give(self.claim.token, self.free_key, pointer as usize, false), Given::Done)
     }
+
+    /// Frees blocks up to the first that must take the long way. Returns their number.
+    pub fn free_many(&self, pointers: &[*mut c_void]) -> usize {
+        self.claim.cache.give_many(self.claim.token, self.free_key, pointers)
+    }
 }
 
 /// What blocks come from and go back to: a manager, or one of its pools.

@@ -71,13 +71,21 @@ pub const fn slab_blocks(class: usize) -> usize {
 }
 
 /// Blocks that one thread keeps of a class and stream, as far as its cache has room: enough to hide the shared
-/// structures.
+/// structures. A full magazine passes half of them on at once.
 pub const fn magazine_capacity(class: usize) -> usize {
-    let fitting = (16 << 20) / class_bytes(class);
-    if fitting > 64 {
-        64
+    at_most((16 << 20) / class_bytes(class), 128)
+}
+
+/// Blocks that a thread takes from the slabs at once.
+pub const fn refill(class: usize) -> usize {
+    at_most(magazine_capacity(class) / 2, 32)
+}
+
+const fn at_most(count: usize, most: usize) -> usize {
+    if count > most {
+        most
     } else {
-        fitting
+        count
     }
 }
 

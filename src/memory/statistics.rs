@@ -65,7 +65,7 @@ impl Counters {
         let (balance, crest) = (self.balance.load(Relaxed), self.crest.load(Relaxed));
         for usage in totals.totals() {
             let before = usage.bytes.fetch_add(balance, Relaxed);
-            usage.peak.fetch_max(before + crest, Relaxed);
+            usage.raise_peak(before + crest);
         }
         self.balance.store(0, Relaxed);
         self.crest.store(0, Relaxed);
@@ -87,7 +87,14 @@ impl Usage {
     pub fn allocated(&self, bytes: u64) {
         self.allocations.fetch_add(1, Relaxed);
         let after = self.bytes.fetch_add(bytes as i64, Relaxed) + bytes as i64;
-        self.peak.fetch_max(after, Relaxed);
+        self.raise_peak(after);
+    }
+
+    /// Mostly nothing changes, and looking costs less than an exchange.
+    fn raise_peak(&self, bytes: i64) {
+        if bytes > self.peak.load(Relaxed) {
+            self.peak.fetch_max(bytes, Relaxed);
+        }
     }
 
     pub fn freed(&self, bytes: u64) {

@@ -50,6 +50,40 @@ static void test_blocks(fixture* f) {
   CHECK_EQUAL(now.failures - before.failures, 3);
 }
 
+// Small and large blocks in one call, with NULL among them, and more of them than a thread keeps.
+static void test_many(fixture* f) {
+  enum { COUNT = 700 };
+  static void* blocks[COUNT];
+  const uint64_t allocated = statistics_of(f->memory).allocated;
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < COUNT; ++i) {
+      blocks[i] = NULL;
+      if (i % 50 != 7) {
+        CHECK_OK(nvb_memory_allocate(f->memory, i % 100 == 0 ? 4 << 20 : 1 + 700 * (i % 9), f->stream, &blocks[i]));
+      }
+    }
+    CHECK_OK(nvb_memory_free_many(f->memory, blocks, COUNT, round == 1 ? NULL : f->stream));
+    CHECK_EQUAL(statistics_of(f->memory).allocated, allocated);
+  }
+  CHECK_OK(nvb_memory_free_many(f->memory, NULL, 0, f->stream));
+  CHECK_OK(nvb_memory_free_many(f->memory, blocks, 0, NULL));
+
+  // What stands before the first that is not live is freed, the rest is not.
+  for (int i = 0; i < 40; ++i) CHECK_OK(nvb_memory_allocate(f->memory, 5000, f->stream, &blocks[i]));
+  void* twice[40];
+  memcpy(twice, blocks, sizeof twice);
+  twice[30] = blocks[3];
+  CHECK_FAILS(nvb_memory_free_many(f->memory, twice, 40, f->stream), NVB_ERROR_INVALID_ARGUMENT, "pointers[30]",
+              "live block");
+  CHECK_EQUAL(statistics_of(f->memory).allocated - allocated, 10 * 5000);
+  CHECK_OK(nvb_memory_free_many(f->memory, blocks + 30, 10, f->stream));
+  CHECK_EQUAL(statistics_of(f->memory).allocated, allocated);
+
+  CHECK_FAILS(nvb_memory_free_many(f->memory, NULL, 2, f->stream), NVB_ERROR_INVALID_ARGUMENT, "pointers", "NULL");
+  CHECK_FAILS(nvb_memory_free_many(NULL, blocks, 0, NULL), NVB_ERROR_INVALID_ARGUMENT, "NULL");
+  CHECK_FAILS(nvb_memory_free_many(f->memory, blocks, 1, foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream");
+}
+
 static void test_copies(fixture* f) {
   enum { BYTES = 1000 };
   unsigned char from[BYTES], back[BYTES];
@@ -343,6 +377,7 @@ static void test_growth(fixture* f) {
 int main(void) {
   fixture f = open_fixture();
   test_blocks(&f);
+  test_many(&f);
   test_copies(&f);
   test_alignment(&f);
   test_tensors(&f);

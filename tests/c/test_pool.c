@@ -69,6 +69,22 @@ static void test_blocks(fixture* f) {
   CHECK_EQUAL(statistics_of(f->memory).allocated, before.allocated);
 }
 
+// A block of another owner among the pool's ends the call before it.
+static void test_many(fixture* f) {
+  nvb_pool* pool = NULL;
+  CHECK_OK(nvb_pool_create(f->memory, "many", &pool));
+  void* blocks[100];
+  for (int i = 0; i < 100; ++i) CHECK_OK(nvb_pool_allocate(pool, 3000, f->stream, &blocks[i]));
+  void *own = blocks[60], *other = NULL;
+  CHECK_OK(nvb_memory_allocate(f->memory, 3000, f->stream, &other));
+  blocks[60] = other;
+  CHECK_FAILS(nvb_pool_free_many(pool, blocks, 100, f->stream), NVB_ERROR_INVALID_ARGUMENT, "pointers[60]");
+  blocks[60] = own;
+  CHECK_OK(nvb_pool_free_many(pool, blocks + 60, 40, f->stream));
+  CHECK_OK(nvb_memory_free(f->memory, other, f->stream));
+  CHECK_OK(nvb_pool_destroy(pool));
+}
+
 static void test_clear(fixture* f) {
   nvb_memory_statistics before = statistics_of(f->memory);
   nvb_pool* pool = create(f->memory, "steps");
@@ -229,6 +245,7 @@ int main(void) {
   fixture f = open_fixture();
   test_blocks(&f);
   test_clear(&f);
+  test_many(&f);
   test_handles(&f);
   test_capture(&f);
   test_threads(&f);

@@ -298,7 +298,7 @@ fn cache() -> (Arc<Arena>, Arc<Cache>) {
 }
 
 fn settings() -> Settings {
-    Settings { capacity: 64 << 20, credit: i64::MAX, slow_allocations: false, slow_frees: false }
+    Settings { capacity: 64 << 20, credit: i64::MAX, slow_allocations: false, slow_frees: false, tracked: false }
 }
 
 #[test]

@@ -24,6 +24,15 @@ pub mod sync {
     pub use loom::cell::UnsafeCell;
     pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+    /// Lines play no part in a model: words stand side by side.
+    pub const LINE_BYTES: usize = 4;
+
+    pub fn zero_words(count: usize) -> Box<[AtomicU32]> {
+        (0..count).map(|_| AtomicU32::new(0)).collect()
+    }
+
+    pub fn prefetch_for_write<T>(_address: *const T) {}
+
     /// Any other thread may go on: without that a model would spin for ever.
     pub fn relax(_spins: u32) {
         loom::thread::yield_now();
