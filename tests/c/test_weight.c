@@ -88,7 +88,7 @@ static void test_arrangements(fixture* f) {
 static void test_errors(fixture* f) {
   float values[64] = {0};
   nvb_tensor good = nvb_tensor_2d(values, NVB_DTYPE_F32, 4, 8);
-  nvb_tensor parts[2];
+  nvb_tensor parts[2] = {good, good};
   nvb_weight* weight = foreign_handle();
   nvb_weight_desc desc = describe(parts, 2, NVB_WEIGHT_STACKED, NVB_SOURCE_HOST);
 #define REFUSED(...) \
