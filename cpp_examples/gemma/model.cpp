@@ -148,7 +148,7 @@ class Loader {
     desc.arrangement = arrangement;
     desc.source = NVB_SOURCE_HOST;
     desc.format = format;
-    // The finest groups that the kernels read: the smallest error, for half a bit an element more.
+    // The finest groups that the kernels read: the smallest error, for 3/8 bit an element more than groups of 128.
     if (format == NVB_WEIGHT_FORMAT_INT4) desc.group_size = 32;
     std::vector<nvb_tensor> parts;
     std::vector<nvb_weight_blocks> blocks;
