@@ -154,8 +154,7 @@ __global__ void __launch_bounds__(32 * Warps, BlocksPerSm)
 #endif
 }
 
-template <typename Weight, typename T, int Tiles, int Warps, int Depth, bool Ring, int BlocksPerSm,
-          bool Overlap = false>
+template <typename Weight, typename T, int Tiles, int Warps, int Depth, bool Ring, int BlocksPerSm>
 cudaError_t launch_skinny(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   using Shape = Skinny<Weight, T, Tiles, Warps, Depth, Ring, BlocksPerSm>;
   const auto kernel = linear_quantized_skinny<Weight, T, Tiles, Warps, Depth, Ring, BlocksPerSm>;
@@ -174,7 +173,7 @@ cudaError_t launch_skinny(const nvb_linear_quantized_params& params, const nvb_l
   config.dynamicSmemBytes = Shape::kSharedBytes;
   config.stream = launch.stream;
   config.attrs = &overlap;
-  config.numAttrs = Overlap ? 1 : 0;
+  config.numAttrs = launch.capability >= 90 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n));
 }
 
