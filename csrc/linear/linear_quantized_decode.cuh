@@ -39,6 +39,7 @@ constexpr DecodeChoice kInt4Choices[] = {
     {8, 0, 400, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
     {8, 400, 1024, 0, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
     {8, 1024, kAny, 0, kAny, DecodeKernel::kStream, 0, 14, 2, 2},
+    {16, 0, 265, 0, 20, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {16, 0, 200, 0, 64, DecodeKernel::kStream, 2, 12, 4, 2},
     {16, 200, 400, 0, 64, DecodeKernel::kStream, 1, 12, 4, 2},
     {16, 0, 400, 64, 128, DecodeKernel::kStream, 3, 12, 4, 2},
@@ -120,6 +121,10 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
   using Weight = typename Stage::Weight;
   constexpr bool kInt4 = Weight::kWords == 4;
   constexpr int kStages = kInt4 && Tiles == 1 ? 3 : 2;
+  // Of the register kernel: scales of bytes and offsets spill in the registers that one block more would leave.
+  constexpr bool kMoreScales = kInt4 ? Weight::kOffsets : Weight::kScales != Scales::kRows;
+  constexpr int kWarps = Tiles == 1 ? 16 : 8;
+  constexpr int kBlocks = (Tiles == 1 ? 2 : 3) - (kMoreScales ? 1 : 0);
   const int row_blocks = static_cast<int>((params.n + kTileRows - 1) / kTileRows);
   const int chunks = static_cast<int>(params.k / kChunk);
   const DecodeChoice* choice = kInt4 ? kInt4Choices : kByteChoices;
@@ -129,7 +134,7 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       continue;
     }
     if (choice->kernel == DecodeKernel::kRegisters) {
-      return launch_skinny < Weight, T, Tiles, Tiles == 1 ? 16 : 8, 4, false, Tiles == 1 ? 2 : 3 > (params, launch);
+      return launch_skinny<Weight, T, Tiles, kWarps, 4, false, kBlocks>(params, launch);
     }
     if (choice->kernel == DecodeKernel::kRegisters4) {
       if constexpr (kInt4 && !Weight::kOffsets && Tiles == 1) {
