@@ -134,11 +134,11 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       continue;
     }
     if (choice->kernel == DecodeKernel::kRegisters) {
-      return launch_skinny<Weight, T, Tiles, kWarps, 4, false, kBlocks>(params, launch);
+      return launch_skinny<Weight, T, Tiles, kWarps, 4, kBlocks, true>(params, launch);
     }
     if (choice->kernel == DecodeKernel::kRegisters4) {
       if constexpr (kInt4 && !Weight::kOffsets && Tiles == 1) {
-        return launch_skinny<Weight, T, 1, 4, 4, false, 7>(params, launch);
+        return launch_skinny<Weight, T, 1, 4, 4, 7, true>(params, launch);
       }
       continue;
     }

@@ -15,6 +15,7 @@
 
 #include "../common/cluster.cuh"
 #include "linear_epilogue.cuh"
+#include "linear_quantized_special.cuh"
 #include "linear_quantized_stage.cuh"
 
 namespace nvb {
@@ -138,7 +139,7 @@ template <typename Stage, typename T, int Tiles, int Stages, bool Cluster>
 __global__ void __launch_bounds__(32 * kMaxStreamWarps, 2)
     linear_quantized_stream(const __grid_constant__ nvb_linear_quantized_params p,
                             const __grid_constant__ LinearEpilogue epilogue, const __grid_constant__ StreamPlan plan) {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ == 900
   using Weight = typename Stage::Weight;
   constexpr int kDepth = Stage::kDepth;
   extern __shared__ uint4 shared[];
@@ -274,6 +275,7 @@ __global__ void __launch_bounds__(32 * kMaxStreamWarps, 2)
       pair_sums[0] *= scales[0];
       pair_sums[1] *= column + 1 < p.n ? scales[1] : 0.0f;
     }
+    repair_sums<Weight, T>(p, token, column, pair_sums);
     float bias[2];
     load_bias(epilogue, column, bias);
     store_columns(epilogue, token, column, pair_sums, bias);

@@ -7,20 +7,10 @@
 #include "linear_quantized_wgmma.h"
 
 namespace nvb {
+namespace quantized {
 namespace {
 
-using quantized::WgmmaPlan;
-
 constexpr int kStageK = 128;
-
-// Code for 9.0 is in this build. (The build makes 9.0a of 9.0.)
-constexpr bool built_for_hopper() {
-  constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
-  for (int architecture : kArchitectures) {
-    if (architecture == 900) return true;
-  }
-  return false;
-}
 
 int64_t stages(const nvb_linear_quantized_params& params) {
   return (params.k + kStageK - 1) / kStageK;
@@ -53,38 +43,31 @@ WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launc
 }
 
 template <typename T>
-cudaError_t launch_wgmma_input(const nvb_linear_quantized_params& params, const nvb_launch& launch, void* workspace,
-                               bool overlap) {
+cudaError_t launch_wgmma_input(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   const WgmmaPlan plan = choose_plan(params, launch);
   switch (params.encoding) {
     case NVB_INT4:
-      return quantized::launch_wgmma_encoding<NVB_INT4, T>(params, launch, workspace, plan, overlap);
+      return launch_wgmma_encoding<NVB_INT4, T>(params, launch, plan);
     case NVB_INT8:
-      return quantized::launch_wgmma_encoding<NVB_INT8, T>(params, launch, workspace, plan, overlap);
+      return launch_wgmma_encoding<NVB_INT8, T>(params, launch, plan);
     case NVB_FP8_E4M3:
-      return quantized::launch_wgmma_encoding<NVB_FP8_E4M3, T>(params, launch, workspace, plan, overlap);
+      return launch_wgmma_encoding<NVB_FP8_E4M3, T>(params, launch, plan);
     default:
-      return quantized::launch_wgmma_encoding<NVB_FP8_E5M2, T>(params, launch, workspace, plan, overlap);
+      return launch_wgmma_encoding<NVB_FP8_E5M2, T>(params, launch, plan);
   }
 }
 
 }  // namespace
 
-bool linear_quantized_wgmma_supports(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
-  const bool rows_aligned =
-      reinterpret_cast<uintptr_t>(params.input) % 8 == 0 && (params.m == 1 || params.input_stride % 4 == 0);
-  return built_for_hopper() && launch.capability == 90 && params.m <= 64 && params.k % 64 == 0 && rows_aligned &&
-         (params.input_dtype == NVB_BF16 || params.input_dtype == NVB_F16) && params.offsets == nullptr;
-}
-
-size_t linear_quantized_wgmma_workspace(const nvb_linear_quantized_params& params) {
+size_t wgmma_workspace(const nvb_linear_quantized_params& params) {
   return static_cast<size_t>(params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64) * stages(params) * kStageK * 2;
 }
 
-cudaError_t launch_linear_quantized_wgmma(const nvb_linear_quantized_params& params, const nvb_launch& launch,
-                                          void* workspace, bool overlap) {
-  return params.input_dtype == NVB_BF16 ? launch_wgmma_input<__nv_bfloat16>(params, launch, workspace, overlap)
-                                        : launch_wgmma_input<__half>(params, launch, workspace, overlap);
+cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  if (params.workspace == nullptr) return cudaErrorInvalidValue;
+  return params.input_dtype == NVB_BF16 ? launch_wgmma_input<__nv_bfloat16>(params, launch)
+                                        : launch_wgmma_input<__half>(params, launch);
 }
 
+}  // namespace quantized
 }  // namespace nvb

@@ -269,8 +269,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
 }
 
 template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int Stages, int BlocksPerSm>
-cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_launch& launch, void* workspace,
-                         int splits, bool overlap) {
+cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const nvb_launch& launch, int splits) {
   using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, Stages, BlocksPerSm>;
   const auto kernel = linear_quantized_wgmma<Weight, T, Tokens, GroupK, Warpgroups, Stages, BlocksPerSm>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
@@ -278,7 +277,7 @@ cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_la
   const int chunks = static_cast<int>((params.k + kStageK - 1) / kStageK * kStageChunks);
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = overlap ? 1 : 0;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim.x = static_cast<unsigned>(splits);
   attributes[1].val.clusterDim.y = 1;
@@ -290,16 +289,15 @@ cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_la
   config.attrs = attributes;
   config.numAttrs = 1;
   error = cudaLaunchKernelEx(&config, linear_quantized_arrange_input<Weight, T, Tokens>, params,
-                             static_cast<char*>(workspace), chunks);
+                             static_cast<char*>(params.workspace), chunks);
   if (error != cudaSuccess) return error;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
   config.gridDim = dim3(static_cast<unsigned>((params.n + Shape::kRows - 1) / Shape::kRows * splits),
                         static_cast<unsigned>((params.m + Tokens - 1) / Tokens));
   config.blockDim = Shape::kThreads;
   config.dynamicSmemBytes = Shape::kSharedBytes;
   config.numAttrs = splits > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n),
-                            static_cast<const char*>(workspace), splits);
+                            static_cast<const char*>(params.workspace), splits);
 }
 
 }  // namespace quantized

@@ -41,7 +41,7 @@ struct InputStage {
 template <typename Weight, typename T, int Tokens>
 __global__ void __launch_bounds__(128)
     linear_quantized_arrange_input(const nvb_linear_quantized_params p, char* __restrict__ arranged, const int chunks) {
-#if __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ == 900
   allow_next_grid();
   const int index = blockIdx.x * 128 + threadIdx.x;
   const int instruction = index % 4;
