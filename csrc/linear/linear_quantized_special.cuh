@@ -12,7 +12,7 @@
 namespace nvb {
 namespace quantized {
 
-// Σ_k x[token][k] W[row][k] with an Int4 W. Not inlined: hardly any sum takes it, and all would pay for its code.
+// Σ_k x[token][k] W[row][k] with an Int4 W. Not inlined: hardly any sum takes it.
 template <typename T>
 __device__ __noinline__ float sum_of_elements(const nvb_linear_quantized_params& p, int64_t token, int64_t row) {
   const nvb_quantized_matrix weight = {p.weight,        p.scales,   p.offsets,    p.n,     p.k,

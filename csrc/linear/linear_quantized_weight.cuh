@@ -108,7 +108,8 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t b
 template <typename T>
 inline constexpr uint32_t kOnes = kIsBf16<T> ? 0x3f803f80u : 0x3c003c00u;
 
-// Four 8-bit elements → two pairs of T with the same value.
+// Four 8-bit elements → two pairs of T with the same value. FP8 codes are those of numbers (src/weight/codes.rs refuses
+// others).
 template <uint32_t Encoding, typename T>
 __device__ __forceinline__ void decode_bytes(uint32_t word, uint32_t& first, uint32_t& second) {
   if constexpr (Encoding == NVB_INT8 && kIsBf16<T>) {
