@@ -1520,10 +1520,10 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
 // GGUF: blocks of 256 in 210 bytes. Quantised again (INT8, groups of 32).
 #define NVB_SOURCE_FORMAT_GGUF_Q6_K 8
 
-// FP8 E4M3 codes [N, K] with scales that multiply them.
+// FP8 E4M3 codes [N, K] of finite values, with scales that multiply them.
 #define NVB_SOURCE_FORMAT_FP8_E4M3 9
 
-// FP8 E5M2 codes [N, K] with scales that multiply them.
+// FP8 E5M2 codes [N, K] of finite values, with scales that multiply them.
 #define NVB_SOURCE_FORMAT_FP8_E5M2 10
 
 // Signed 8-bit codes [N, K] with scales that multiply them.
