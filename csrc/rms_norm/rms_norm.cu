@@ -28,7 +28,7 @@ constexpr int64_t kShortRow = kShortRowValues * 32;
 
 enum class form { plain, sums, few_rows };
 
-// The plain form of 16-bit operands is held to 42 or 32 registers, for 1536 or 2048 threads on a multiprocessor.
+// The plain form of 16-bit operands is held to 64 or 32 registers, for 1024 or 2048 threads on a multiprocessor.
 template <int Width, form Form>
 constexpr bool kIsNarrow = Width == 8 && Form == form::plain;
 constexpr int kNarrowThreads = 512;
@@ -64,7 +64,7 @@ template <int Width, int Values, form Form>
 __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kThreads<Width>,
                                   !kIsNarrow<Width, Form>      ? 1
                                   : Values == kShortRowValues ? 4
-                                                              : 3) rms_norm_kernel(const nvb_rms_norm_params p) {
+                                                              : 2) rms_norm_kernel(const nvb_rms_norm_params p) {
   constexpr bool kSums = Form != form::plain;
   constexpr bool kEarly = Form == form::few_rows;  // fetches the second weight, too, at the start
   constexpr int kVectors = Values / Width;
