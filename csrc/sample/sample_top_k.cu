@@ -12,6 +12,7 @@
 // If more than 2048 candidates reach the bound (equal logits, mostly), choose selects the k-th logit of the row exactly.
 // Shared memory: 16 KiB of candidates, 8 KiB of a histogram or of group numbers.
 #include "../common/overlap.cuh"
+#include "../common/reduce.cuh"
 #include "sample_mass.cuh"
 #include "sample_row.cuh"
 #include "sample_top_k.h"
@@ -34,10 +35,10 @@ constexpr int kGroups = kGroupThreads * Width / kRun;  // of a block
 
 static_assert(kDigits == 2 * kChooseThreads && kTopCandidates == 2 * kChooseThreads, "a thread takes two of each");
 
+// Only the reported probability is computed from it; the draw goes by the exact masses of the candidates.
 struct chunk_mass {
-  uint64_t sum;  // in units of 2^-44 of the largest weight of the chunk
+  float sum;  // of the weights, relative to the largest of the chunk
   float largest;
-  uint32_t padding;
 };
 
 // One per row of the call.
@@ -62,6 +63,7 @@ __global__ void __launch_bounds__(kGroupThreads) sample_groups_kernel(const nvb_
                                                                       const row_chunks chunks) {
   constexpr int kLanes = kRun / Width;  // of a group
   __shared__ uint64_t scratch[kGroupThreads / 32];
+  __shared__ float sum_scratch[kGroupThreads / 32];
   const chunk part = this_chunk(p, chunks);
   top_k_row& row = static_cast<top_k_row*>(p.workspace)[part.row];
   const void* logits = row_logits(p, part.row);
@@ -87,21 +89,17 @@ __global__ void __launch_bounds__(kGroupThreads) sample_groups_kernel(const nvb_
   for (int w = 0; w < kGroupThreads / 32; ++w) ranked = max(ranked, scratch[w]);
   const float maximum = ranked_logit(ranked);
 
-  // Its mass.
-  uint64_t sum = 0;
+  // The sum of its weights.
+  const float reciprocal = 1.0f / p.temperature;
+  float sum = 0.0f;
   if (maximum > -__builtin_inff()) {
     visit_columns<Width>(logits, p.logits_dtype, part.begin, part.end, [&](float value, int32_t) {
-      sum += near_mass(temperature_distance(maximum, value, p.temperature));
+      const float distance = value == maximum ? 0.0f : (maximum - value) * reciprocal;
+      if (distance < kFarDistance) sum += expf(-distance);
     });
   }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  __syncthreads();
-  if (lane == 0) scratch[warp] = sum;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int w = 1; w < kGroupThreads / 32; ++w) sum += scratch[w];
-  row.masses[part.number] = {sum, maximum, 0};
+  sum = block_sum<kGroupThreads>(sum, sum_scratch);
+  if (threadIdx.x == 0) row.masses[part.number] = {sum, maximum};
 }
 
 struct choose_shared {
@@ -351,7 +349,7 @@ __global__ void __launch_bounds__(kChooseThreads) sample_choose_kernel(const nvb
     double sum = 0.0;
     for (int c = lane; c < chunks.count; c += 32) {
       const chunk_mass part = row.masses[c];
-      if (part.sum == 0) continue;
+      if (part.sum == 0.0f) continue;
       const float chunk_distance = temperature_distance(maximum, part.largest, p.temperature);
       sum += static_cast<double>(part.sum) * distance_weight(chunk_distance);
     }
@@ -359,7 +357,7 @@ __global__ void __launch_bounds__(kChooseThreads) sample_choose_kernel(const nvb
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     const float logit = ranked_logit(shared.candidates[chosen]);
     const float weight = distance_weight(temperature_distance(maximum, logit, p.temperature));
-    probability = weight / (static_cast<float>(sum) * kMassUnit);
+    probability = weight / static_cast<float>(sum);
   }
   if (lane == 0) store_token(p, row_number, shared.candidates[chosen], probability);
 }
