@@ -1,7 +1,7 @@
 // Kernels that start while the one before them in the stream still runs (programmatic dependent launch, from 9.0 on).
 //
-// A kernel launched by `launch_overlapped` calls `wait_for_previous_grid` before it reads what the one before wrote; the
-// one before calls `allow_next_grid` where its blocks leave room for the next. Elsewhere both do nothing.
+// A kernel launched by `launch_overlapped` calls `wait_for_previous_grid` before it reads what the one before wrote;
+// the one before calls `allow_next_grid` where its blocks leave room for the next. Elsewhere both do nothing.
 #pragma once
 
 #include <utility>

@@ -2,9 +2,9 @@
 //
 // A block of 128 threads: four warps, 32 x 32 each, mma m16n8k16. What an operand is (its address, transposition,
 // encoding) is its loader's business: `loader(row, k)` gives the eight elements k .. k + 7 of a row as 16 bytes, zeros
-// past the end. The next step's elements are fetched into registers while the tensor cores work on this one's, which lie
-// in shared memory, rows padded by 16 bytes so that ldmatrix meets every bank once.
-// Shared memory: 18 KiB. Compute capability 8.0 on.
+// past the end. The next step's elements are fetched into registers while the tensor cores work on this one's, which
+// lie in shared memory, rows padded by 16 bytes so that ldmatrix meets every bank once. Shared memory: 18 KiB. Compute
+// capability 8.0 on.
 #pragma once
 
 #include "mma.cuh"
@@ -28,7 +28,8 @@ struct product_tile_shared {
 template <bool Transposed>
 __device__ __forceinline__ int2 tile_place(int item) {
   constexpr int kVectors = kTileDepth / 8;
-  return Transposed ? make_int2(item % kTileSide, item / kTileSide * 8) : make_int2(item / kVectors, item % kVectors * 8);
+  return Transposed ? make_int2(item % kTileSide, item / kTileSide * 8)
+                    : make_int2(item / kVectors, item % kVectors * 8);
 }
 
 // sums[i][j]: the fragment of rows 16 i and columns 8 j of this warp's 32 x 32; `depth` is the number of k.

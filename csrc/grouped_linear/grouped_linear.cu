@@ -1,8 +1,8 @@
 // y = act(x W[expert]ᵀ + bias[expert]): the choice of the kernel, and the plain one.
 //
 // The plain kernel runs on the ordinary f32 units and rounds nothing but the result: x in F32, odd k, unaligned rows,
-// compute capability 7.5. A warp computes two rows of W, a (gate, up) pair, for eight tokens of one expert; a lane takes
-// four neighbouring k of every 128, of which it decodes W once and meets all tokens. Shared memory: none.
+// compute capability 7.5. A warp computes two rows of W, a (gate, up) pair, for eight tokens of one expert; a lane
+// takes four neighbouring k of every 128, of which it decodes W once and meets all tokens. Shared memory: none.
 #include "../common/reduce.cuh"
 #include "grouped_linear_tiles.cuh"
 
@@ -117,11 +117,11 @@ extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* 
   }
   switch (p.weight_dtype) {
     case NVB_F32:
-      return launch_plain<kFloat | NVB_F32>(p, *launch);
+      return launch_plain < kFloat | NVB_F32 > (p, *launch);
     case NVB_F16:
-      return launch_plain<kFloat | NVB_F16>(p, *launch);
+      return launch_plain < kFloat | NVB_F16 > (p, *launch);
     case NVB_BF16:
-      return launch_plain<kFloat | NVB_BF16>(p, *launch);
+      return launch_plain < kFloat | NVB_BF16 > (p, *launch);
     default:
       break;
   }

@@ -10,9 +10,9 @@
 // graph serves every routing; they ascend from 0 to at most `rows`, and what is not so is clamped. Rows from
 // offsets[experts] on are not written.
 //
-// Supported: x, bias and y of any float dtype; a float W of x's dtype, or of any where x is F32; any rows, n, k, experts
-// and strides. The tensor-core kernel takes x in F16 or BF16 with k a multiple of 8 and 16-byte aligned rows, from
-// compute capability 8.0 on, and rounds dequantised weights to x's dtype; everything else takes a plain kernel.
+// Supported: x, bias and y of any float dtype; a float W of x's dtype, or of any where x is F32; any rows, n, k,
+// experts and strides. The tensor-core kernel takes x in F16 or BF16 with k a multiple of 8 and 16-byte aligned rows,
+// from compute capability 8.0 on, and rounds dequantised weights to x's dtype; everything else takes a plain kernel.
 struct nvb_grouped_linear_params {
   const void* input;
   const int32_t* offsets;  // [experts + 1]

@@ -65,14 +65,13 @@ cudaError_t launch_kind(const nvb_grouped_linear_params& p, const nvb_launch& la
   const int64_t tiles = most_tiles(p, kTileSide);
   if (tiles > 65535) return cudaErrorInvalidValue;
   const dim3 grid(static_cast<unsigned>((p.n + kTileSide - 1) / kTileSide), static_cast<unsigned>(tiles));
-  grouped_linear_mma<T, Kind>
-      <<<grid, kTileThreadCount, 0, launch.stream>>>(p, make_weight(p), make_epilogue(p, p.n));
+  grouped_linear_mma<T, Kind><<<grid, kTileThreadCount, 0, launch.stream>>>(p, make_weight(p), make_epilogue(p, p.n));
   return cudaPeekAtLastError();
 }
 
 template <typename T>
 cudaError_t launch_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
-  if (p.weight_dtype != 0) return launch_kind<T, kFloat | kDtype<T>>(p, launch);
+  if (p.weight_dtype != 0) return launch_kind < T, kFloat | kDtype < T >> (p, launch);
   switch (p.encoding) {
     case NVB_FP8_E4M3:
       return launch_kind<T, NVB_FP8_E4M3>(p, launch);

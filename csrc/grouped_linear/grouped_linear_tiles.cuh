@@ -33,11 +33,10 @@ struct grouped_weight {
 inline grouped_weight make_weight(const nvb_grouped_linear_params& p) {
   const bool floats = p.weight_dtype != 0;
   grouped_weight weight;
-  weight.matrix = {p.weight,        p.scales,     p.weight_offsets, p.n * p.experts, p.k,
+  weight.matrix = {p.weight,        p.scales,   p.weight_offsets, p.n * p.experts, p.k,
                    p.weight_stride, p.encoding, p.scale_kind,     p.group,         0};
   weight.stride = p.weight_stride;
-  weight.vectors =
-      floats && p.k % 8 == 0 && is_aligned16(p.weight, p.weight_stride, float_dtype_bytes(p.weight_dtype));
+  weight.vectors = floats && p.k % 8 == 0 && is_aligned16(p.weight, p.weight_stride, float_dtype_bytes(p.weight_dtype));
   return weight;
 }
 
@@ -84,7 +83,8 @@ __device__ __forceinline__ token_tile find_tile(const int32_t* offsets, int32_t 
     const uint32_t reaching = __ballot_sync(0xffffffffu, base + through > tile);
     if (reaching != 0) {
       const int owner = __ffs(static_cast<int>(reaching)) - 1;
-      const int64_t inside = tile - base - (__shfl_sync(0xffffffffu, through, owner) - __shfl_sync(0xffffffffu, tiles, owner));
+      const int64_t inside =
+          tile - base - (__shfl_sync(0xffffffffu, through, owner) - __shfl_sync(0xffffffffu, tiles, owner));
       const int64_t start = __shfl_sync(0xffffffffu, begin, owner) + inside * Side;
       const int64_t stop = min(start + Side, __shfl_sync(0xffffffffu, end, owner));
       return {start, stop, first + owner};

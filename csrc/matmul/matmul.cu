@@ -1,9 +1,9 @@
 // C = alpha * op(A) * op(B) over a batch, for where no vendor library is.
 //
 // F16 and BF16: a block of 128 threads computes a 64 x 64 tile of one C on the tensor cores (product_tile.cuh), eight
-// elements of an operand a load where they are contiguous and aligned, element by element otherwise. F32, and all dtypes
-// before compute capability 8.0: a block of 256 threads, 4 x 4 sums each, operands through 8.5 KiB of shared memory in
-// f32. grid.x: tiles of columns, grid.y: of rows, grid.z: matrices.
+// elements of an operand a load where they are contiguous and aligned, element by element otherwise. F32, and all
+// dtypes before compute capability 8.0: a block of 256 threads, 4 x 4 sums each, operands through 8.5 KiB of shared
+// memory in f32. grid.x: tiles of columns, grid.y: of rows, grid.z: matrices.
 #include "../common/product_tile.cuh"
 #include "matmul.h"
 
@@ -56,9 +56,10 @@ template <typename T>
 __device__ __forceinline__ problem this_problem(const nvb_matmul_params& p, bool vectors_a, bool vectors_b) {
   const int64_t first = blockIdx.z / p.batch[1];
   const int64_t second = blockIdx.z % p.batch[1];
-  return {{static_cast<const T*>(p.a) + batch_offset(p.a_batch_strides, first, second), p.a_stride, p.m, p.k, vectors_a},
-          {static_cast<const T*>(p.b) + batch_offset(p.b_batch_strides, first, second), p.b_stride, p.n, p.k, vectors_b},
-          batch_offset(p.output_batch_strides, first, second)};
+  return {
+      {static_cast<const T*>(p.a) + batch_offset(p.a_batch_strides, first, second), p.a_stride, p.m, p.k, vectors_a},
+      {static_cast<const T*>(p.b) + batch_offset(p.b_batch_strides, first, second), p.b_stride, p.n, p.k, vectors_b},
+      batch_offset(p.output_batch_strides, first, second)};
 }
 
 template <typename T, bool TransposeA, bool TransposeB>
@@ -71,8 +72,7 @@ __global__ void __launch_bounds__(kTileThreadCount)
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kTileSide;
   float sums[2][4][4] = {};
   multiply_tile<T, TransposeA, !TransposeB>(
-      shared, p.k,
-      [&](int row, int64_t k) { return load_operand8<T, TransposeA>(matrices.a, first_row + row, k); },
+      shared, p.k, [&](int row, int64_t k) { return load_operand8<T, TransposeA>(matrices.a, first_row + row, k); },
       [&](int column, int64_t k) { return load_operand8<T, !TransposeB>(matrices.b, first_column + column, k); }, sums);
   visit_tile(sums, [&](int row, int column, const float(&pair)[2]) {
     if (first_row + row >= p.m) return;
@@ -153,9 +153,9 @@ cudaError_t enqueue(const nvb_matmul_params& p, const nvb_launch& launch) {
                   static_cast<unsigned>(matrices));
   if constexpr (sizeof(T) == 2) {
     if (takes_mma(p, launch)) {
-      matmul_mma<T, TransposeA, TransposeB><<<grid, kTileThreadCount, 0, launch.stream>>>(
-          p, takes_vectors(p.a, p.a_stride, p.a_batch_strides, p.k),
-          takes_vectors(p.b, p.b_stride, p.b_batch_strides, p.k));
+      matmul_mma<T, TransposeA, TransposeB>
+          <<<grid, kTileThreadCount, 0, launch.stream>>>(p, takes_vectors(p.a, p.a_stride, p.a_batch_strides, p.k),
+                                                         takes_vectors(p.b, p.b_stride, p.b_batch_strides, p.k));
       return cudaPeekAtLastError();
     }
   }

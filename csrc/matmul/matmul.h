@@ -4,12 +4,12 @@
 #include "../common/launch.h"
 
 // op(A) [m, k], op(B) [k, n], C [m, n] for each of batch[0] * batch[1] matrices. Rows as they lie in memory are
-// contiguous, with a stride between them; a transposed A lies as [k, m], a transposed B as [n, k]. Batch strides of A and
-// B may be 0. Sums in f32, one rounding when C is stored.
+// contiguous, with a stride between them; a transposed A lies as [k, m], a transposed B as [n, k]. Batch strides of A
+// and B may be 0. Sums in f32, one rounding when C is stored.
 //
 // Supported: A and B of one float dtype, C of any; any extents up to 2^31 - 1, strides and alignment; at most 65535
-// matrices along batch[0] * batch[1] and 65535 * 64 rows. C must not overlap A or B. The tensor-core kernel takes F16 and
-// BF16 from compute capability 8.0 on, everything else a plain kernel.
+// matrices along batch[0] * batch[1] and 65535 * 64 rows. C must not overlap A or B. The tensor-core kernel takes F16
+// and BF16 from compute capability 8.0 on, everything else a plain kernel.
 struct nvb_matmul_params {
   const void* a;
   const void* b;

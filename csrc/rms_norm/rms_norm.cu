@@ -62,7 +62,7 @@ __device__ __forceinline__ float inverse_rms(const nvb_rms_norm_params& p, float
 
 template <int Width, int Values, form Form>
 __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kThreads<Width>,
-                                  !kIsNarrow<Width, Form>      ? 1
+                                  !kIsNarrow<Width, Form>     ? 1
                                   : Values == kShortRowValues ? 4
                                                               : 2) rms_norm_kernel(const nvb_rms_norm_params p) {
   constexpr bool kSums = Form != form::plain;

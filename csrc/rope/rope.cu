@@ -7,8 +7,8 @@
 // are many a block takes two, for twice the loads under way.
 //
 // Inverse frequencies are computed on the host, by the powf that the CPU executor calls: one unit in the last place of
-// a frequency is 0.006 radians at position 100,000. Shared memory: 2 KiB of sines and cosines a token. Registers: 4 * Width *
-// kItems; the stack is that of sincosf, which reduces angles above 105,615 in memory.
+// a frequency is 0.006 radians at position 100,000. Shared memory: 2 KiB of sines and cosines a token. Registers: 4 *
+// Width * kItems; the stack is that of sincosf, which reduces angles above 105,615 in memory.
 #include <algorithm>
 #include <cmath>
 
@@ -19,7 +19,7 @@ namespace nvb {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocks = 3;  // on a multiprocessor, so that loads of some cover the sines of others
+constexpr int kBlocks = 3;       // on a multiprocessor, so that loads of some cover the sines of others
 constexpr int kFullBlocks = 16;  // on a multiprocessor; from here on a block takes two tokens
 constexpr int kMaxHeadDim = 512;
 
@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           if (has_head && column[i][j] < p.head_dim) {
-            raw[t][i][j] = load16(static_cast<const uint16_t*>(source) + token * token_stride + head * head_stride +
-                                  column[i][j]);
+            raw[t][i][j] =
+                load16(static_cast<const uint16_t*>(source) + token * token_stride + head * head_stride + column[i][j]);
             if (t == 0 && norm != nullptr) {
               raw_norm[i][j] = load16(static_cast<const uint16_t*>(norm) + column[i][j]);
             }
@@ -344,8 +344,8 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>(blocks));
   const auto is_wide = [](const void* pointer, uint32_t dtype) { return pointer != nullptr && dtype == NVB_F32; };
   if (Width == 1 || is_wide(p.query, p.query_dtype) || is_wide(p.key, p.key_dtype) ||
-      is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype) || is_wide(p.query_norm, p.query_norm_dtype) ||
-      is_wide(p.key_norm, p.key_norm_dtype)) {
+      is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype) ||
+      is_wide(p.query_norm, p.query_norm_dtype) || is_wide(p.key_norm, p.key_norm_dtype)) {
     rope_kernel<Width, false, 1><<<grid, threads, 0, launch.stream>>>(arguments);
   } else if (p.tokens * blocks < kFullBlocks * launch.multiprocessors) {
     rope_kernel<Width, Width == 8, 1><<<grid, threads, 0, launch.stream>>>(arguments);

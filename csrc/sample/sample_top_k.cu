@@ -1,16 +1,16 @@
 // sample with top-k up to 1024: the few largest logits of a row, sorted, then top-p and the draw among them.
 //
 // The row is cut into groups of columns. The k-th largest of the groups' maxima is a bound below which no kept token
-// lies, for at least k logits reach it; with many groups, few more than k do. Only groups whose maximum reaches the bound
-// are read again.
+// lies, for at least k logits reach it; with many groups, few more than k do. Only groups whose maximum reaches the
+// bound are read again.
 //
 // Shapes: logits [rows, columns] float, tokens i32[rows]; vectors of 8, 4 or 1 elements by alignment.
 // Work, two kernels:
 //   groups: several blocks a row (row_chunks.cuh), each finds the maxima of its groups, 16 per element of its vectors;
 //           and, where probabilities are asked for, its share of their sum.
 //   choose: one block a row: the bound, the candidates, their order, top-p, the draw.
-// If more than 2048 candidates reach the bound (equal logits, mostly), choose selects the k-th logit of the row exactly.
-// Shared memory: 16 KiB of candidates, 8 KiB of a histogram or of group numbers.
+// If more than 2048 candidates reach the bound (equal logits, mostly), choose selects the k-th logit of the row
+// exactly. Shared memory: 16 KiB of candidates, 8 KiB of a histogram or of group numbers.
 #include "../common/overlap.cuh"
 #include "../common/reduce.cuh"
 #include "sample_mass.cuh"
@@ -59,8 +59,8 @@ __device__ __forceinline__ uint64_t near_mass(float distance) {
 }
 
 template <int Width>
-__global__ void __launch_bounds__(kGroupThreads) sample_groups_kernel(const nvb_sample_params p,
-                                                                      const row_chunks chunks) {
+__global__ void __launch_bounds__(kGroupThreads)
+    sample_groups_kernel(const nvb_sample_params p, const row_chunks chunks) {
   constexpr int kLanes = kRun / Width;  // of a group
   __shared__ uint64_t scratch[kGroupThreads / 32];
   __shared__ float sum_scratch[kGroupThreads / 32];
@@ -226,8 +226,8 @@ __device__ __forceinline__ int32_t first_place(choose_shared& shared, const tall
 }
 
 template <int Width>
-__global__ void __launch_bounds__(kChooseThreads) sample_choose_kernel(const nvb_sample_params p,
-                                                                       const row_chunks chunks) {
+__global__ void __launch_bounds__(kChooseThreads)
+    sample_choose_kernel(const nvb_sample_params p, const row_chunks chunks) {
   constexpr int kMaximaPerThread = kMaximumChunks * kGroups<Width> / kChooseThreads;
   constexpr int kBatch = 8;
   __shared__ choose_shared shared;
@@ -261,7 +261,8 @@ __global__ void __launch_bounds__(kChooseThreads) sample_choose_kernel(const nvb
   // The groups that reach it.
 #pragma unroll
   for (int i = 0; i < kMaximaPerThread; ++i) {
-    if (static_cast<uint64_t>(maxima[i]) << 32 >= bound && i * kChooseThreads + static_cast<int>(threadIdx.x) < groups) {
+    if (static_cast<uint64_t>(maxima[i]) << 32 >= bound &&
+        i * kChooseThreads + static_cast<int>(threadIdx.x) < groups) {
       const uint32_t place = atomicAdd(&shared.group_count, 1u);
       if (place < sizeof(shared.groups) / sizeof(shared.groups[0])) {
         shared.groups[place] = static_cast<uint16_t>(i * kChooseThreads + threadIdx.x);
@@ -380,8 +381,7 @@ cudaError_t enqueue(const nvb_sample_params& p, const nvb_launch* launch) {
 bool takes_top_k(const nvb_sample_params& p, int width, const nvb_launch* launch) {
   const row_chunks chunks = sample_chunks(p, launch);
   const int64_t groups = static_cast<int64_t>(chunks.count) * (kGroupThreads * width / kRun);
-  return p.temperature > 0.0f && p.top_k > 0 && p.top_k <= kMaximumTopK && p.top_k < p.columns &&
-         2 * p.top_k <= groups;
+  return p.temperature > 0.0f && p.top_k > 0 && p.top_k <= kMaximumTopK && p.top_k < p.columns && 2 * p.top_k <= groups;
 }
 
 size_t top_k_workspace() {
