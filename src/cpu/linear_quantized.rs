@@ -168,13 +168,14 @@ impl Product<'_> {
     unsafe fn unpack<S: Simd, E: Encoded>(&self, scratch: &mut [f32]) {
         let (rows, k, steps) = (self.rows.len(), self.op.weight.columns, self.steps());
         let tiles = rows.div_ceil(S::DOT_ROWS);
-        let unpacked_steps = if rows <= OVERLAPPED_ROWS { 1 } else { steps };
+        // Int4's tasks may be wider than what is unpacked at once.
+        let unpacked_steps = if rows <= OVERLAPPED_ROWS { 1 } else { steps.min(UNPACKED_COLUMNS / COLUMNS) };
         let (panel, scratch) = scratch.split_at_mut(unpacked_steps * COLUMNS * PITCH);
         for at in (0..k).step_by(SLICE) {
             let length = SLICE.min(k - at);
             let x = self.input::<S>(at..at + length, PITCH, scratch);
             for first in (0..steps).step_by(unpacked_steps) {
-                for (step, panel) in (first..).zip(panel.chunks_exact_mut(COLUMNS * PITCH)) {
+                for (step, panel) in (first..steps).zip(panel.chunks_exact_mut(COLUMNS * PITCH)) {
                     for (slice, row) in self.slices(step, at, SLICE).into_iter().zip(panel.chunks_exact_mut(PITCH)) {
                         let ahead = self.op.weight.row_stride * E::BYTES / CHUNK;
                         S::call(Unpack::<E> { slice, to: row.as_mut_ptr(), ahead, encoded: PhantomData });
@@ -183,7 +184,7 @@ impl Product<'_> {
                 for tile in 0..tiles {
                     // Tiles of nearly equal height: 7 rows are 4 + 3, not 6 + 1.
                     let tile = tile * rows / tiles..(tile + 1) * rows / tiles;
-                    for (step, panel) in (first..).zip(panel.chunks_exact(COLUMNS * PITCH)) {
+                    for (step, panel) in (first..steps).zip(panel.chunks_exact(COLUMNS * PITCH)) {
                         let row = |j: usize| panel.as_ptr().wrapping_add(j * PITCH);
                         let product = DotTile::<f32, f32> {
                             x: x.data.add(tile.start * x.stride),
