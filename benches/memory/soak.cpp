@@ -271,11 +271,13 @@ class Worker {
 
 // One manager whose callbacks free, one that waits for other threads and then spills, and one that watches everything.
 void create_managers(Soak& soak) {
-  const uint64_t unit = (soak.device.is_cuda() ? 320 : 96) * kMiB;
+  const uint64_t unit = (soak.device.is_cuda() ? 256 : 96) * kMiB;
+  // The one that waits and spills has least: its last rungs are reached when the callbacks have nothing left.
+  constexpr std::array<uint64_t, 3> units = {4, 2, 3};
   for (size_t i = 0; i < soak.managers.size(); ++i) {
     nvb_memory_options options;
     nvb_memory_options_init(&options);
-    options.limit = (4 - i) * unit;
+    options.limit = units[i] * unit;
     options.margin = NVB_MEMORY_NONE;
     options.range_bytes = 64 * unit;
     if (i == 1) {

@@ -19,6 +19,7 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 /// What is wanted, and for whom.
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
     pub arena: &'a Arena,
     /// `LARGE`: `units` units.
@@ -29,6 +30,8 @@ pub struct Request<'a> {
     pub stream: RawHandle,
     pub key: usize,
     pub label: u32,
+    /// Slabs may take memory that large blocks would need in one piece: there is no other.
+    pub borrow: bool,
 }
 
 /// Memory that is nobody else's, its life not yet begun.
@@ -102,7 +105,8 @@ impl Core {
         let key = self.key(stream);
         let class = class_for(bytes, alignment).unwrap_or(LARGE);
         let units = bytes.div_ceil(UNIT_BYTES);
-        let request = Request { arena, class, units, bytes, alignment, stream, key, label: self.label(arena, key) };
+        let (label, borrow) = (self.label(arena, key), self.captures.any());
+        let request = Request { arena, class, units, bytes, alignment, stream, key, label, borrow };
         let found = match self.find(&request) {
             Ok(found) => found,
             Err(shortage) => {
@@ -120,7 +124,7 @@ impl Core {
         let key = self.key(stream);
         let class = class_for(bytes, GRANULE).unwrap_or(LARGE);
         let (units, label) = (bytes.div_ceil(UNIT_BYTES), self.label(arena, key));
-        let request = Request { arena, class, units, bytes, alignment: GRANULE, stream, key, label };
+        let request = Request { arena, class, units, bytes, alignment: GRANULE, stream, key, label, borrow: false };
         self.find(&request).ok().map(|found| self.hand_out(&request, found))
     }
 
@@ -157,13 +161,13 @@ impl Core {
         let mut blocks = Vec::with_capacity(wanted);
         arena.class(class).take(pages, wanted, &mut blocks);
         if blocks.is_empty() {
-            let slab = pages.allocate(arena, class, 0)?;
+            let slab = pages.allocate(arena, class, 0, request.borrow)?;
             arena.class(class).add(slab);
             // Other threads may have taken all of it before this one does, but not of a second slab and a third.
             while blocks.is_empty() {
                 arena.class(class).take(pages, wanted, &mut blocks);
                 if blocks.is_empty() {
-                    arena.class(class).add(pages.allocate(arena, class, 0)?);
+                    arena.class(class).add(pages.allocate(arena, class, 0, request.borrow)?);
                 }
             }
         }
@@ -190,7 +194,7 @@ impl Core {
                 return Ok(slab);
             }
         }
-        pages.allocate(arena, LARGE, units)
+        pages.allocate(arena, LARGE, units, false)
     }
 
     /// One block for the request; the others go to the thread's magazine, or on to other threads.
@@ -262,8 +266,17 @@ impl Core {
         }
         let (arena, stream) = (&*self.main, RawHandle::NULL);
         let units = bytes.div_ceil(UNIT_BYTES);
-        let request =
-            Request { arena, class: LARGE, units, bytes, alignment: GRANULE, stream, key: ANYBODY_KEY, label: ANYBODY };
+        let request = Request {
+            arena,
+            class: LARGE,
+            units,
+            bytes,
+            alignment: GRANULE,
+            stream,
+            key: ANYBODY_KEY,
+            label: ANYBODY,
+            borrow: false,
+        };
         match self.find_direct(&request, kind, false) {
             Ok(pointer) => Ok(self.hand_out(&request, Found::Direct(pointer))),
             Err(shortage) => Err(self.out_of_memory(bytes as u64, &shortage, &[])),

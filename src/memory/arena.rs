@@ -9,19 +9,27 @@ use super::large::LargeBlocks;
 use super::order::{Events, ALL_WORK, ANYBODY};
 use super::page_table::PageTable;
 use super::pages::Pages;
-use super::size_class::CLASSES;
+use super::size_class::{class_bytes, magazine_capacity, CLASSES};
 use super::slab::{Block, Slab};
 use super::statistics::{Counters, Totals, Usage, UsageStatistics};
 use super::sync::Mutex;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// Batches of a class that wait for a taker; the rest goes home to the slabs.
-const DEPOT_SLOTS: usize = 64;
+/// Bytes of a class that wait in the depot for a taker, if that is at least the fewest slots and at most the most; the
+/// rest goes home to the slabs, where it lets whole slabs become free.
+const DEPOT_BYTES: usize = 16 << 20;
+const DEPOT_SLOTS: RangeInclusive<usize> = 8..=64;
 /// Slots from which threads start for one stream's batches.
 const SLOTS_OF_A_STREAM: usize = 8;
 /// Batches of other streams that one look into the depot asks the driver about.
 const QUERIES: usize = 2;
+
+fn depot_slots(class: usize) -> usize {
+    let batch = magazine_capacity(class) / 2 * class_bytes(class);
+    (DEPOT_BYTES / batch).clamp(*DEPOT_SLOTS.start(), *DEPOT_SLOTS.end())
+}
 
 /// Where a stream's batches are put and looked for first: whoever takes them should not have to pass those of others, and
 /// threads of one stream should not all meet at one slot.
@@ -72,7 +80,7 @@ impl Arena {
             usage: Usage::default(),
             total,
             classes: (0..classes).map(|_| Class::new()).collect(),
-            depots: (0..classes).map(|_| Depot::new(DEPOT_SLOTS)).collect(),
+            depots: (0..classes).map(|class| Depot::new(depot_slots(class))).collect(),
             overflow: Mutex::new(Vec::new()),
             overflowing: AtomicUsize::new(0),
             large: LargeBlocks::default(),

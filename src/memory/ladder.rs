@@ -76,6 +76,7 @@ const WAIT_STEP: Duration = Duration::from_millis(1);
 
 impl Core {
     pub fn climb(&self, request: &Request, first: Shortage) -> Result<Found> {
+        let mut request = *request;
         let mut shortage = first;
         let mut tried = Vec::new();
         for rung in LADDER {
@@ -89,7 +90,9 @@ impl Core {
             self.rungs.tried[rung as usize].fetch_add(1, Ordering::Relaxed);
             self.note(EventKind::Rung, rung as usize, request.bytes as u64, request.stream);
             log::debug!(target: "nvbackend::memory", "{} bytes: {shortage:?}; trying {}", request.bytes, rung.name());
-            match self.step(rung, request) {
+            // Nothing is left that could be moved.
+            request.borrow |= rung == Rung::Callbacks;
+            match self.step(rung, &request) {
                 Ok(found) => {
                     self.rungs.helped[rung as usize].fetch_add(1, Ordering::Relaxed);
                     return Ok(found);
@@ -100,7 +103,7 @@ impl Core {
         }
         if matches!(shortage, Shortage::Range) {
             // The addresses are used up, the memory may not be.
-            match self.find_direct(request, Kind::Plain, false) {
+            match self.find_direct(&request, Kind::Plain, false) {
                 Ok(pointer) => return Ok(Found::Direct(pointer)),
                 Err(now) => shortage = now,
             }
@@ -136,10 +139,13 @@ impl Core {
             Rung::Trim => {
                 let trimmed = self.trim_for(request).map_err(Some)?;
                 self.source.trim();
-                if trimmed == 0 && self.pages.is_some() {
-                    return Err(None);
+                if trimmed > 0 || self.pages.is_none() {
+                    if let Ok(found) = self.find(request) {
+                        return Ok(found);
+                    }
                 }
-                self.find(request).map_err(Some)
+                // What could be moved has been.
+                self.find(&Request { borrow: true, ..*request }).map_err(Some)
             }
             Rung::Callbacks => {
                 let mut last = None;

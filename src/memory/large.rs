@@ -131,6 +131,10 @@ impl LargeBlocks {
         capturing: bool,
     ) {
         let mut lists = self.lock();
+        if label == ANYBODY && !capturing {
+            // Nothing to wait for: it joins its neighbours at once, and any request may have it.
+            return lists.release(freed, pages);
+        }
         if !lists.orders.iter().any(|known| known.label() == label) {
             lists.orders.push(order());
         }

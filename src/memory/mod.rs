@@ -30,6 +30,7 @@ mod order;
 mod page_table;
 mod pages;
 pub mod pool;
+mod regions;
 mod remote;
 mod ring;
 mod shortcut;

@@ -4,9 +4,10 @@
 //! happens when the manager grows.
 
 use super::arena::Arena;
-use super::buddy::{Buddy, Side};
+use super::buddy::Side;
 use super::budget::{Budget, Refusal};
 use super::page_table::{PageTable, UNIT_BYTES};
+use super::regions::{Region, Regions};
 use super::size_class::{slab_units, CLASSES, LARGE};
 use super::slab::Slab;
 use super::sleep::Slept;
@@ -53,7 +54,9 @@ pub(super) struct Piece {
 }
 
 pub(super) struct Inner {
-    buddy: Buddy,
+    regions: Regions,
+    /// Bytes that the manager was told to hold from the start.
+    initial_bytes: u64,
     pub pieces: Vec<Piece>,
     /// Pieces that the driver failed to take back: counted, and their units are nobody's until it does.
     stuck: Vec<Piece>,
@@ -87,7 +90,8 @@ impl Inner {
     fn new(units: usize) -> Inner {
         let spare = std::array::from_fn(|_| Vec::new());
         Inner {
-            buddy: Buddy::new(units),
+            regions: Regions::new(units),
+            initial_bytes: 0,
             pieces: Vec::new(),
             stuck: Vec::new(),
             slabs: Vec::new(),
@@ -98,10 +102,10 @@ impl Inner {
 
     /// Frees units, except those of pieces that are stuck.
     fn give(&mut self, unit: usize, units: usize) {
-        self.buddy.give(unit, units);
+        self.regions.give(unit, units);
         let inside = |piece: &&Piece| (unit..unit + units).contains(&piece.unit);
         for piece in self.stuck.iter().filter(inside) {
-            self.buddy.take_at(piece.unit, piece.units);
+            self.regions.take_at(piece.unit, piece.units);
         }
     }
 
@@ -114,6 +118,14 @@ impl Inner {
         });
         // SAFETY: freed with the pages only, whose methods shorten the lifetime to theirs.
         unsafe { slab.as_ref() }
+    }
+}
+
+/// Where blocks gather in their region.
+fn side_of(region: Region) -> Side {
+    match region {
+        Region::Large => Side::Start,
+        Region::Slabs => Side::End,
     }
 }
 
@@ -184,33 +196,54 @@ impl Pages {
     }
 
     fn publish(&self, inner: &Inner) {
-        self.free_backed.store(inner.buddy.free_backed_units(), Ordering::Relaxed);
-        self.largest_free.store(inner.buddy.largest_free_run(), Ordering::Relaxed);
+        self.free_backed.store(inner.regions.free_backed_units(), Ordering::Relaxed);
+        self.largest_free.store(inner.regions.largest_free_run(), Ordering::Relaxed);
     }
 
     fn memory(&self) -> &dyn VirtualMemory {
         self.source.virtual_memory().expect("a range was reserved from it")
     }
 
-    /// A slab of the class with memory behind it; for `LARGE`, of `units`. It lives until `release`.
-    pub fn allocate(&self, arena: &Arena, class: usize, units: usize) -> Result<&Slab, Shortage> {
+    /// A slab of the class with memory behind it; for `LARGE`, of `units`. It lives until `release`. `borrow`: slabs may
+    /// have memory of the other region, whatever that holds up.
+    pub fn allocate(&self, arena: &Arena, class: usize, units: usize, borrow: bool) -> Result<&Slab, Shortage> {
         let units = if class == LARGE { units } else { slab_units(class) };
+        let region = if class == LARGE { Region::Large } else { Region::Slabs };
         let mut inner = self.lock();
-        let side = if class == LARGE { Side::Start } else { Side::End };
-        let unit = match inner.buddy.take_backed(units, side) {
+        let unit = match self.take_backed(&mut inner, units, region, borrow) {
             Some(unit) => unit,
-            None => self.grow(&mut inner, units, side)?,
+            None => match self.grow(&mut inner, units, region, region) {
+                Err(Shortage::Range) => self.grow(&mut inner, units, region, region.other())?,
+                grown => grown?,
+            },
         };
         Ok(self.place(inner, arena, class, unit, units))
     }
 
+    /// Units with memory behind them: of the region, or else of the other if that is harmless. Large blocks hold up short
+    /// pieces there for no longer than themselves; slabs would hold up long ones, which matters when memory gets scarce.
+    fn take_backed(&self, inner: &mut Inner, units: usize, region: Region, borrow: bool) -> Option<usize> {
+        let side = side_of(region);
+        let own = inner.regions.take_backed(units, region, side);
+        own.or_else(|| {
+            let held = self.budget.held();
+            let harmless = region == Region::Large || held <= inner.initial_bytes;
+            if borrow || harmless {
+                inner.regions.take_backed(units, region.other(), side)
+            } else {
+                None
+            }
+        })
+    }
+
     /// Units with new memory behind them, and if the limits allow more than are needed: a manager that holds much gets
-    /// its memory in fewer pieces.
-    fn grow(&self, inner: &mut Inner, units: usize, side: Side) -> Result<usize, Shortage> {
+    /// its memory in fewer pieces. `whose`: what they are for, `region`: where.
+    fn grow(&self, inner: &mut Inner, units: usize, whose: Region, region: Region) -> Result<usize, Shortage> {
+        let side = side_of(whose);
         let plenty = self.budget.held().min(self.budget.room()) as usize / UNIT_BYTES;
-        let ample = (plenty / GROWTH).min(if side == Side::End { AHEAD_OF_SLABS } else { AHEAD_OF_LARGE });
+        let ample = (plenty / GROWTH).min(if whose == Region::Slabs { AHEAD_OF_SLABS } else { AHEAD_OF_LARGE });
         if ample > units {
-            if let Some(unit) = inner.buddy.take(ample, side) {
+            if let Some(unit) = inner.regions.take(ample, region, side) {
                 let backed = self.back(inner, unit, ample);
                 let kept = if backed.is_ok() { units } else { 0 };
                 let start = if side == Side::Start { unit } else { unit + ample - kept };
@@ -222,7 +255,7 @@ impl Pages {
                 }
             }
         }
-        let unit = inner.buddy.take(units, side).ok_or(Shortage::Range)?;
+        let unit = inner.regions.take(units, region, side).ok_or(Shortage::Range)?;
         let backed = self.back(inner, unit, units);
         backed.map(|()| unit).inspect_err(|_| {
             inner.give(unit, units);
@@ -233,7 +266,7 @@ impl Pages {
     /// As `allocate` for a large block, if there are units with memory behind them: the driver is not asked.
     pub fn allocate_backed(&self, arena: &Arena, units: usize) -> Option<&Slab> {
         let mut inner = self.lock();
-        let unit = inner.buddy.take_backed(units, Side::Start)?;
+        let unit = self.take_backed(&mut inner, units, Region::Large, false)?;
         Some(self.place(inner, arena, LARGE, unit, units))
     }
 
@@ -252,7 +285,7 @@ impl Pages {
     /// Puts memory behind the units that have none. When that fails, what was mapped so far stays: the next request will
     /// prefer it, and a capture would not let it go.
     fn back(&self, inner: &mut Inner, unit: usize, units: usize) -> Result<(), Shortage> {
-        if inner.buddy.all_backed(unit, units) {
+        if inner.regions.all_backed(unit, units) {
             return Ok(());
         }
         let known = inner.pieces.len();
@@ -260,12 +293,12 @@ impl Pages {
         let mut result = Ok(());
         let mut at = unit;
         while at < unit + units {
-            if inner.buddy.is_backed(at) {
+            if inner.regions.is_backed(at) {
                 at += 1;
                 continue;
             }
             let most = (unit + units - at).min(longest);
-            let length = (1..most).find(|&next| inner.buddy.is_backed(at + next)).unwrap_or(most);
+            let length = (1..most).find(|&next| inner.regions.is_backed(at + next)).unwrap_or(most);
             match self.map(at, length) {
                 Ok(piece) => inner.pieces.push(piece),
                 Err(shortage) => {
@@ -277,7 +310,7 @@ impl Pages {
         }
         for i in known..inner.pieces.len() {
             let Piece { unit, units } = inner.pieces[i];
-            inner.buddy.set_backed(unit, units, true);
+            inner.regions.set_backed(unit, units, true);
         }
         result
     }
@@ -320,7 +353,7 @@ impl Pages {
         for piece in std::mem::take(&mut inner.stuck) {
             match self.unmap(&piece) {
                 Ok(()) => {
-                    inner.buddy.give(piece.unit, piece.units);
+                    inner.regions.give(piece.unit, piece.units);
                     bytes += (piece.units * UNIT_BYTES) as u64;
                 }
                 Err(error) => {
@@ -336,7 +369,7 @@ impl Pages {
     pub fn release(&self, slab: &Slab) {
         let (unit, units, class) = (slab.unit(), slab.units(), slab.class());
         let mut inner = self.lock();
-        inner.buddy.give(unit, units);
+        inner.regions.give(unit, units);
         self.publish(&inner);
         inner.spare[class].push(NonNull::from(slab));
     }
@@ -360,15 +393,15 @@ impl Pages {
         let mut at = 0;
         while at < inner.pieces.len() && bytes < wanted {
             let Piece { unit, units } = inner.pieces[at];
-            if !inner.buddy.is_free(unit, units) {
+            if !inner.regions.is_free(unit, units) {
                 at += 1;
                 continue;
             }
             let piece = inner.pieces.swap_remove(at);
-            inner.buddy.set_backed(unit, units, false);
+            inner.regions.set_backed(unit, units, false);
             if let Err(error) = self.unmap(&piece) {
                 // A driver that fails is not asked for the next piece.
-                inner.buddy.take_at(unit, units);
+                inner.regions.take_at(unit, units);
                 inner.stuck.push(piece);
                 failure = Some(error);
                 break;
@@ -390,7 +423,8 @@ impl Pages {
         if units == 0 {
             return Ok(());
         }
-        let unit = inner.buddy.take(units, Side::Start).ok_or(Shortage::Range)?;
+        inner.initial_bytes = bytes;
+        let unit = inner.regions.take(units, Region::Large, Side::Start).ok_or(Shortage::Range)?;
         let result = self.back(&mut inner, unit, units);
         inner.give(unit, units);
         self.publish(&inner);
@@ -398,7 +432,7 @@ impl Pages {
     }
 
     pub(super) fn is_free(&self, inner: &Inner, piece: &Piece) -> bool {
-        inner.buddy.is_free(piece.unit, piece.units)
+        inner.regions.is_free(piece.unit, piece.units)
     }
 }
 

@@ -67,7 +67,7 @@ fn the_host_waits_when_no_single_block_is_enough() {
         fixture.device.work(one.raw(), block as usize, MIB, 1);
         fixture.free(block, &one);
     }
-    let large = fixture.allocate(62 * MIB, &two);
+    let large = fixture.allocate(60 * MIB, &two);
     assert_eq!(fixture.rung(Rung::Wait), (1, 1));
     assert!(fixture.device.state().now > 0, "the host has waited");
     fixture.free(large, &two);
