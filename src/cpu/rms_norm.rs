@@ -1,72 +1,55 @@
 //! RMS normalisation with the residual additions around it; the formulas are in `ops/rms_norm.rs`.
 
-use super::row::{for_rows, vectors, Row};
-use super::simd::{dispatch, Kernel, Simd};
-use super::threads::{Scratch, Threads};
+use super::norm::{norm, RowNorm};
+use super::row::{vectors, Row};
+use super::simd::Simd;
+use super::threads::Threads;
 use crate::ops::rms_norm::RmsNorm;
-use crate::tensor::Tensor;
-use std::ops::Range;
+use crate::tensor::{Matrix, Tensor};
 
 pub fn rms_norm(threads: &Threads, op: &RmsNorm) {
-    for_rows(threads, op.input.rows, op.input.columns, |rows, scratch| {
-        // SAFETY: the descriptor is validated, and tasks read and write different rows.
-        unsafe { dispatch(Rows { op, rows, scratch }) }
-    });
+    norm(threads, op);
 }
 
-struct Rows<'a> {
-    op: &'a RmsNorm,
-    rows: Range<usize>,
-    /// Holds one row, at most `ops::rms_norm::MAX_COLUMNS`.
-    scratch: &'a mut Scratch,
-}
-
-impl Kernel for Rows<'_> {
-    type Output = ();
+impl RowNorm for RmsNorm {
+    fn input(&self) -> &Matrix {
+        &self.input
+    }
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Rows { op, rows, scratch } = self;
-        let sum = Row::vector(&Tensor::of(&mut scratch.floats()[..op.input.columns], &[op.input.columns]));
-        for row in rows {
-            one_row::<S>(op, row, sum);
+    unsafe fn row<S: Simd>(&self, row: usize, sum: Row) {
+        let columns = self.input.columns;
+        let input = Row::of(&self.input, row);
+        let offset = S::splat(self.weight_offset);
+        // The branch's own norm.
+        let post = self.post_weight.map(|weight| (Row::vector(&weight), S::splat(inverse_rms::<S>(self, input))));
+        // The residual sum, kept in f32 for the second norm.
+        let residual = self.residual.map(|residual| Row::of(&residual, row));
+        let residual_output = self.residual_output.map(|output| Row::of(&output, row));
+        for (at, lanes) in vectors::<S>(columns) {
+            let mut value = input.load::<S>(at, lanes);
+            if let Some((weight, inverse)) = post {
+                value = S::mul(S::mul(value, inverse), S::add(offset, weight.load::<S>(at, lanes)));
+            }
+            if let Some(residual) = residual {
+                value = S::add(residual.load::<S>(at, lanes), value);
+            }
+            if let Some(output) = residual_output {
+                output.store::<S>(at, value, lanes);
+            }
+            sum.store::<S>(at, value, lanes);
         }
-    }
-}
-
-#[inline(always)]
-unsafe fn one_row<S: Simd>(op: &RmsNorm, row: usize, sum: Row) {
-    let columns = op.input.columns;
-    let input = Row::of(&op.input, row);
-    let offset = S::splat(op.weight_offset);
-    // The branch's own norm.
-    let post = op.post_weight.map(|weight| (Row::vector(&weight), S::splat(inverse_rms::<S>(op, input))));
-    // The residual sum, kept in f32 for the second norm.
-    let residual = op.residual.map(|residual| Row::of(&residual, row));
-    let residual_output = op.residual_output.map(|output| Row::of(&output, row));
-    for (at, lanes) in vectors::<S>(columns) {
-        let mut value = input.load::<S>(at, lanes);
-        if let Some((weight, inverse)) = post {
-            value = S::mul(S::mul(value, inverse), S::add(offset, weight.load::<S>(at, lanes)));
-        }
-        if let Some(residual) = residual {
-            value = S::add(residual.load::<S>(at, lanes), value);
-        }
-        if let Some(output) = residual_output {
+        // The norm that follows.
+        let Some(output) = self.output else { return };
+        let output = Row::of(&output, row);
+        let inverse = S::splat(inverse_rms::<S>(self, sum));
+        for (at, lanes) in vectors::<S>(columns) {
+            let mut value = S::mul(sum.load::<S>(at, lanes), inverse);
+            if let Some(weight) = self.weight {
+                value = S::mul(value, S::add(offset, Row::vector(&weight).load::<S>(at, lanes)));
+            }
             output.store::<S>(at, value, lanes);
         }
-        sum.store::<S>(at, value, lanes);
-    }
-    // The norm that follows.
-    let Some(output) = op.output else { return };
-    let output = Row::of(&output, row);
-    let inverse = S::splat(inverse_rms::<S>(op, sum));
-    for (at, lanes) in vectors::<S>(columns) {
-        let mut value = S::mul(sum.load::<S>(at, lanes), inverse);
-        if let Some(weight) = op.weight {
-            value = S::mul(value, S::add(offset, Row::vector(&weight).load::<S>(at, lanes)));
-        }
-        output.store::<S>(at, value, lanes);
     }
 }
 
