@@ -7,7 +7,8 @@
 //! A code becomes a float by a look-up that ignores all but the lowest bits of its index, so it only has to be shifted
 //! there. Shifts and look-ups share two of the four pipes, so one shift serves two codes: it moves both halves of a lane,
 //! a look-up of floats takes the lower half's code, and one of BF16, which leaves out the lower halves, the upper's.
-//! Scales are widened once for 16 groups.
+//! Scales are widened once for 16 groups. One row times a matrix that lies in caches reads 69 GB/s with two threads of a
+//! Zen 5.
 
 #![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
 

@@ -60,10 +60,11 @@ impl RowNorm for LayerNorm {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::super::norm::testing::{check_forms, Operands};
+    use super::super::testing::threads;
     use super::*;
     use crate::ops::layer_norm::LayerNormTensors;
-    use crate::tensor::{DType, Tensor};
+    use crate::tensor::Tensor;
 
     /// The formula in f64, for tensors in host memory.
     fn reference(op: &LayerNorm) {
@@ -91,36 +92,23 @@ mod tests {
         }
     }
 
+    fn op([residual, weight, bias, output]: [bool; 4], operands: Operands) -> LayerNorm {
+        let tensors = LayerNormTensors {
+            input: operands.input,
+            residual: residual.then_some(operands.residual),
+            residual_output: Some(operands.residual_output),
+            weight: weight.then_some(operands.vectors[0]),
+            bias: bias.then_some(operands.vectors[1]),
+            output: output.then_some(operands.output),
+        };
+        LayerNorm::new(tensors, 1e-5).unwrap()
+    }
+
     #[test]
     fn all_forms_match_the_reference() {
-        at_every_level(|level| {
-            for (rows, columns) in [(0, 8), (1, 1), (3, 7), (5, 640), (130, 129), (2, 65_536)] {
-                for form in 0..16 {
-                    let [residual, weight, bias, second] = [form & 1 != 0, form & 2 != 0, form & 4 != 0, form & 8 != 0];
-                    let mut input = Buffer::random(DType::Bf16, rows * columns, 1);
-                    let mut stream = Buffer::random(DType::F32, rows * columns, 2);
-                    let mut vectors = [Buffer::random(DType::F16, columns, 3), Buffer::random(DType::F16, columns, 4)];
-                    let mut run = |sum: &mut Buffer, output: &mut Buffer, function: &dyn Fn(&LayerNorm)| {
-                        let shape = [rows, columns];
-                        let tensors = LayerNormTensors {
-                            input: input.tensor(&shape),
-                            residual: residual.then(|| stream.tensor(&shape)),
-                            residual_output: Some(sum.tensor(&shape)),
-                            weight: weight.then(|| vectors[0].tensor(&[columns])),
-                            bias: bias.then(|| vectors[1].tensor(&[columns])),
-                            output: second.then(|| output.tensor(&shape)),
-                        };
-                        function(&LayerNorm::new(tensors, 1e-5).unwrap());
-                    };
-                    let new = |dtype| Buffer::poisoned(dtype, rows * columns);
-                    let (mut sum, mut output) = (new(DType::F32), new(DType::Bf16));
-                    let (mut expected_sum, mut expected) = (new(DType::F32), new(DType::Bf16));
-                    run(&mut sum, &mut output, &|op| layer_norm(threads(), op));
-                    run(&mut expected_sum, &mut expected, &reference);
-                    assert_close(&sum, &expected_sum, &format!("{level:?} sum [{rows}, {columns}] form {form}"));
-                    assert_close(&output, &expected, &format!("{level:?} output [{rows}, {columns}] form {form}"));
-                }
-            }
-        });
+        check_forms(
+            |form, operands| layer_norm(threads(), &op(form, operands)),
+            |form, operands| reference(&op(form, operands)),
+        );
     }
 }

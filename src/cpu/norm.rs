@@ -44,3 +44,50 @@ impl<N: RowNorm> Kernel for Rows<'_, N> {
         }
     }
 }
+
+#[cfg(test)]
+pub mod testing {
+    use super::super::testing::{assert_close, at_every_level, Buffer};
+    use crate::tensor::{DType, Tensor};
+
+    /// The tensors of a norm, which it may be given or not; the vectors are its weights.
+    pub struct Operands {
+        pub input: Tensor,
+        pub residual: Tensor,
+        pub vectors: [Tensor; 2],
+        pub residual_output: Tensor,
+        pub output: Tensor,
+    }
+
+    /// Compares what `run` leaves in the outputs with what `reference` does, at every level, for rows of several lengths
+    /// and for all 16 forms of an operation.
+    pub fn check_forms(run: impl Fn([bool; 4], Operands), reference: impl Fn([bool; 4], Operands)) {
+        at_every_level(|level| {
+            for (rows, columns) in [(0, 8), (1, 1), (3, 7), (5, 640), (130, 129), (2, 65_536)] {
+                for form in 0..16 {
+                    let mut input = Buffer::random(DType::Bf16, rows * columns, 1);
+                    let mut residual = Buffer::random(DType::F32, rows * columns, 2);
+                    let mut vectors = [Buffer::random(DType::F16, columns, 3), Buffer::random(DType::F16, columns, 4)];
+                    let mut outputs = |function: &dyn Fn([bool; 4], Operands)| {
+                        let shape = [rows, columns];
+                        let mut sum = Buffer::poisoned(DType::F32, rows * columns);
+                        let mut output = Buffer::poisoned(DType::Bf16, rows * columns);
+                        let operands = Operands {
+                            input: input.tensor(&shape),
+                            residual: residual.tensor(&shape),
+                            vectors: vectors.each_mut().map(|vector| vector.tensor(&[columns])),
+                            residual_output: sum.tensor(&shape),
+                            output: output.tensor(&shape),
+                        };
+                        function([1, 2, 4, 8].map(|bit| form & bit != 0), operands);
+                        (sum, output)
+                    };
+                    let (sum, output) = outputs(&run);
+                    let (expected_sum, expected) = outputs(&reference);
+                    assert_close(&sum, &expected_sum, &format!("{level:?} sum [{rows}, {columns}] form {form}"));
+                    assert_close(&output, &expected, &format!("{level:?} output [{rows}, {columns}] form {form}"));
+                }
+            }
+        });
+    }
+}

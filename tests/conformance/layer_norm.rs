@@ -2,6 +2,7 @@
 
 use crate::compare::FLOATS;
 use crate::random::Random;
+use crate::rms_norm::{extremes, Extreme};
 use crate::run::{check, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
 use nvbackend::ops::layer_norm::{LayerNorm, LayerNormTensors};
 use nvbackend::tensor::DType;
@@ -199,19 +200,9 @@ fn layouts() {
 #[test]
 fn magnitudes() {
     let mut cases = Vec::new();
-    for residual in [false, true] {
-        for magnitude in [0.0, 1e-30, 1e-12, 1e-3, 1e3, 1e15] {
-            for epsilon in [1e-6, 1e-5, 1e-20] {
-                cases.push(Case { magnitude, epsilon, residual, ..CASE });
-            }
-        }
-        for magnitude in [1e-7, 1e-4, 100.0, 1e4] {
-            cases.push(Case { magnitude, residual, dtypes: [DType::F16; 4], ..CASE });
-        }
-        for special in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            for columns in [5, 640, 9000, 20_001] {
-                cases.push(Case { special: Some(special), columns, residual, ..CASE });
-            }
+    for Extreme { magnitude, special, epsilon, dtype, columns } in extremes() {
+        for residual in [false, true] {
+            cases.push(Case { magnitude, special, epsilon, columns, residual, dtypes: [dtype; 4], ..CASE });
         }
     }
     check("layer norm", &cases, test);
