@@ -54,17 +54,17 @@ def one_row_case(context, threads):
     return linear.linear_case(context, 1, 14336, 4096, torch.bfloat16, [reader], {name: READ_BYTES for name in reader})
 
 
-def quantized_cases(context, threads):
+def weights(context, threads):
     """Weights of 14336 × 4096 in every format; one row beside the read bandwidth, too."""
+    yield partial(one_row_case, context, threads)
     reader = MemoryReader(threads).peers()
     formats = ("int8", "int4", "fp8_e4m3")
-    return linear_quantized.linear_quantized(context, (1, 4, 16), [(14336, 4096)], formats, reader, READ_BYTES)
+    yield from linear_quantized.linear_quantized(context, (1, 4, 16), [(14336, 4096)], formats, reader, READ_BYTES)
 
 
 def required(context, threads):
     """The comparisons that the project sets itself as targets."""
     yield partial(linear.linear_case, context, 1024, 1024, 1024, torch.float32)
-    yield partial(one_row_case, context, threads)
     yield partial(attention.prefill_case, context, 1, 1024, 8, 8, 64, True)
 
 
@@ -72,7 +72,7 @@ def sections(threads):
     return {
         "required": lambda c: required(c, threads),
         "linear": lambda c: linear.linear(c, (1, 4, 16, 128), [], torch.bfloat16),
-        "linear_quantized": lambda c: quantized_cases(c, threads),
+        "weights": lambda c: weights(c, threads),
         "linear_f32": lambda c: (partial(linear.linear_case, c, m, 4096, 4096, torch.float32) for m in (1, 16, 128)),
         "prefill": lambda c: (partial(attention.prefill_case, c, 1, length, heads, kv_heads, d, True)
                               for length, heads, kv_heads, d in ((128, 4, 1, 256), (1024, 4, 1, 256), (1024, 8, 2, 128))),
@@ -96,6 +96,7 @@ def arguments():
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()), help="of both sides (%(default)s)")
     parser.add_argument("--seconds", type=float, default=540, help="start no case after this time (%(default)s)")
     parser.add_argument("--library", help="libnvbackend.so; else NVB_LIBRARY, else the newest build")
+    parser.add_argument("--record", default="operations", metavar="NAME", help="of the record's file (%(default)s)")
     parser.add_argument("--output", default=str(record.RESULTS), help="folder of the record (%(default)s)")
     parsed = parser.parse_args()
     if unknown := set(parsed.sections) - set(names):
@@ -111,7 +112,7 @@ def main():
     context = Context(backend, timing.HostTimer(), torch.device("cpu"), torch.float32, GEMMA_3_270M, False, COLD_BYTES)
     versions = {"nvbackend": backend.version(), "PyTorch": torch.__version__, "processor": record.cpu_name(),
                 "threads": str(options.threads)}
-    log = record.Record("operations", "cpu", versions, options.output)
+    log = record.Record(options.record, "cpu", versions, options.output)
     chosen = {name: section for name, section in sections(options.threads).items() if name in options.sections or not options.sections}
     return run(chosen, context, log, options.seconds)
 

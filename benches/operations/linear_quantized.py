@@ -23,7 +23,7 @@ def weight_bytes(n, k, name, group):
     return n * k * BITS[name] // 8 + scales
 
 
-def peer_of(name, weight):
+def peer_of(name, weight, group):
     """PyTorch's product with its own rounding of the weight, as a function of the input; None where it has none."""
     n, k = weight.shape
     if name == "int8":
@@ -31,7 +31,6 @@ def peer_of(name, weight):
         codes, factors = (weight.float() / scales[:, None]).round().to(torch.int8), scales.to(PEER_DTYPE)
         return lambda x: torch._weight_int8pack_mm(x, codes, factors)
     if name == "int4":
-        group = GROUPS[name]
         grouped = weight.float().view(n, k // group, group)
         scales = grouped.abs().amax(2).clamp(min=1e-9) / 7
         codes = ((grouped / scales[..., None]).round() + 8).view(n, k).to(torch.int32)
@@ -49,7 +48,7 @@ def linear_quantized_case(context, m, n, k, name, extra_peers=(), amounts=None, 
     rotation = context.rotation(amount)
     weights = [context.randn(n, k, dtype=torch.bfloat16) for _ in range(rotation)]
     handles = [context.backend.weight(weight, format=name, group_size=size) for weight in weights]
-    peers = [] if on_gpu else [peer_of(name, weight) for weight in weights]
+    peers = [] if on_gpu else [peer_of(name, weight, size) for weight in weights]
     if not on_gpu:
         del weights
     x = context.randn(m, k, dtype=activation_dtype(context, torch.bfloat16))
@@ -75,12 +74,14 @@ def linear_quantized_case(context, m, n, k, name, extra_peers=(), amounts=None, 
 
 
 def linear_quantized(context, rows, shapes, names, reader, read_bytes):
-    """All `shapes` (n, k) with all numbers of rows; those of one row beside the memory's read bandwidth."""
+    """All `shapes` (n, k) with all numbers of rows, INT4 in groups of 32 and of 128; those of one row beside the memory's read
+    bandwidth."""
     for name in names:
         for n, k in shapes:
             for m in rows:
                 extra = ([reader], {peer: read_bytes for peer in reader}) if m == 1 else ((), None)
-                yield partial(linear_quantized_case, context, m, n, k, name, *extra)
+                for group in (None, 128) if name == "int4" else (None,):
+                    yield partial(linear_quantized_case, context, m, n, k, name, *extra, group=group)
 
 
 def linear_quantized_gpu(context, rows, shapes):

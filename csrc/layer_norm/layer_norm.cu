@@ -4,20 +4,12 @@
 // (row_block.cuh) a row. Registers: the row, 8 or 16 f32 a thread, so every input byte is read once and the variance is
 // that of the differences from the mean, without the cancellation of E[s^2] - mean^2. Rows that do not fit
 // (`layer_norm_long_kernel`) are read again for each step, through L2. Shared memory: 256 bytes for the two reductions.
-#include "../common/row_block.cuh"
-#include "../common/runtime_vector.cuh"
+#include "../common/norm.cuh"
 #include "layer_norm.h"
 
 namespace nvb {
 namespace {
 
-// Values of a row that a thread keeps, and the threads of the longest such row.
-template <int Width>
-constexpr int kValues = Width == 1 ? 8 : 16;
-template <int Width>
-constexpr int kThreads = Width == 4 ? 512 : 1024;
-constexpr int kShortRowValues = 8;
-constexpr int kLongRowThreads = 1024;
 constexpr int64_t kMaximumColumns = 65536;
 
 // What s at `column` is made of.
@@ -28,21 +20,15 @@ struct raw_sum {
 
 template <int Width>
 __device__ __forceinline__ raw_sum load_sum(const nvb_layer_norm_params& p, int64_t row, int64_t column) {
-  raw_sum raw = {load_raw<Width>(p.input, p.input_dtype, row * p.input_stride + column), make_uint4(0, 0, 0, 0)};
-  if (p.residual != nullptr) {
-    raw.residual = load_raw<Width>(p.residual, p.residual_dtype, row * p.residual_stride + column);
-  }
+  raw_sum raw = {load_raw_input<Width>(p, row, column), make_uint4(0, 0, 0, 0)};
+  if (p.residual != nullptr) raw.residual = load_raw_residual<Width>(p, row, column);
   return raw;
 }
 
 template <int Width>
 __device__ __forceinline__ void unpack_sum(const nvb_layer_norm_params& p, const raw_sum& raw, float (&values)[Width]) {
   unpack_raw<Width>(raw.input, p.input_dtype, values);
-  if (p.residual == nullptr) return;
-  float addends[Width];
-  unpack_raw<Width>(raw.residual, p.residual_dtype, addends);
-#pragma unroll
-  for (int i = 0; i < Width; ++i) values[i] += addends[i];
+  if (p.residual != nullptr) add_residual<Width>(p, raw.residual, values);
 }
 
 // (s - mean) * inverse * weight + bias, stored.
@@ -59,11 +45,11 @@ __device__ __forceinline__ void finish(const nvb_layer_norm_params& p, int64_t r
     if (p.weight != nullptr) values[i] *= weights[i];
     if (p.bias != nullptr) values[i] += biases[i];
   }
-  store_vector<Width>(p.output, p.output_dtype, row * p.output_stride + column, values);
+  store_output<Width>(p, row, column, values);
 }
 
 template <int Width, int Values>
-__global__ void __launch_bounds__(kThreads<Width>) layer_norm_kernel(const nvb_layer_norm_params p) {
+__global__ void __launch_bounds__(kRowThreads<Width>) layer_norm_kernel(const nvb_layer_norm_params p) {
   constexpr int kVectors = Values / Width;
   __shared__ float mean_scratch[32];
   __shared__ float variance_scratch[32];
@@ -85,8 +71,7 @@ __global__ void __launch_bounds__(kThreads<Width>) layer_norm_kernel(const nvb_l
   for (int v = 0; v < kVectors; ++v) {
     unpack_sum<Width>(p, raw[v], values[v]);
     if (p.residual_output != nullptr && first + v * step < columns) {
-      store_vector<Width>(p.residual_output, p.residual_dtype, row * p.residual_output_stride + first + v * step,
-                          values[v]);
+      store_residual_output<Width>(p, row, first + v * step, values[v]);
     }
 #pragma unroll
     for (int i = 0; i < Width; ++i) sum += values[v][i];
@@ -142,39 +127,22 @@ __global__ void __launch_bounds__(kLongRowThreads, 1) layer_norm_long_kernel(con
   // Store both. Each element is read for the last time by the thread that then overwrites it, so in place is sound.
   for (int64_t column = first; column < p.columns; column += step) {
     unpack_sum<Width>(p, load_sum<Width>(p, row, column), values);
-    if (p.residual_output != nullptr) {
-      store_vector<Width>(p.residual_output, p.residual_dtype, row * p.residual_output_stride + column, values);
-    }
+    if (p.residual_output != nullptr) store_residual_output<Width>(p, row, column, values);
     if (p.output != nullptr) finish<Width>(p, row, column, mean, inverse, values);
   }
-}
-
-template <int Width, int Values>
-cudaError_t enqueue_registers(const nvb_layer_norm_params& p, const nvb_launch* launch) {
-  const dim3 block = row_block_shape(p.columns, Width, Values);
-  const int64_t blocks = ceiling_divide(p.rows, block.y);
-  if (!fits_grid(blocks)) return cudaErrorInvalidValue;
-  layer_norm_kernel<Width, Values><<<static_cast<unsigned>(blocks), block, 0, launch->stream>>>(p);
-  return cudaGetLastError();
 }
 
 // Few rows take more threads, because nobody else hides the latency of their loads.
 template <int Width>
 cudaError_t enqueue(const nvb_layer_norm_params& p, const nvb_launch* launch) {
-  const bool few = p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kThreads<Width>;
-  if (few || p.columns <= kShortRowValues * 32) return enqueue_registers<Width, kShortRowValues>(p, launch);
-  if (p.columns <= kValues<Width> * kThreads<Width>) return enqueue_registers<Width, kValues<Width>>(p, launch);
-  if (!fits_grid(p.rows)) return cudaErrorInvalidValue;
-  layer_norm_long_kernel<Width><<<static_cast<unsigned>(p.rows), kLongRowThreads, 0, launch->stream>>>(p);
-  return cudaGetLastError();
-}
-
-bool is_supported(const nvb_layer_norm_params& p) {
-  const bool sums = p.residual != nullptr || p.residual_output != nullptr;
-  const bool weighs = p.weight != nullptr || p.bias != nullptr;
-  return float_dtype_bytes(p.input_dtype) != 0 && (!sums || float_dtype_bytes(p.residual_dtype) != 0) &&
-         (!weighs || float_dtype_bytes(p.weight_dtype) != 0) &&
-         (p.output == nullptr || float_dtype_bytes(p.output_dtype) != 0) && p.columns <= kMaximumColumns;
+  const bool few = p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kRowThreads<Width>;
+  if (few || p.columns <= kShortRowValues * 32) {
+    return enqueue_row_blocks(layer_norm_kernel<Width, kShortRowValues>, p, Width, kShortRowValues, launch);
+  }
+  if (p.columns <= kRowValues<Width> * kRowThreads<Width>) {
+    return enqueue_row_blocks(layer_norm_kernel<Width, kRowValues<Width>>, p, Width, kRowValues<Width>, launch);
+  }
+  return enqueue_long_rows(layer_norm_long_kernel<Width>, p, launch);
 }
 
 }  // namespace
@@ -182,19 +150,7 @@ bool is_supported(const nvb_layer_norm_params& p) {
 
 extern "C" cudaError_t nvb_cuda_layer_norm(const nvb_layer_norm_params* params, const nvb_launch* launch) noexcept {
   const nvb_layer_norm_params& p = *params;
-  if (!nvb::is_supported(p)) return cudaErrorInvalidValue;
-  if (p.rows <= 0 || p.columns <= 0) return cudaSuccess;
-  switch (nvb::widest_vector(p.columns, {{p.input, p.input_stride, p.input_dtype},
-                                         {p.residual, p.residual_stride, p.residual_dtype},
-                                         {p.residual_output, p.residual_output_stride, p.residual_dtype},
-                                         {p.weight, 0, p.weight_dtype},
-                                         {p.bias, 0, p.weight_dtype},
-                                         {p.output, p.output_stride, p.output_dtype}})) {
-    case 8:
-      return nvb::enqueue<8>(p, launch);
-    case 4:
-      return nvb::enqueue<4>(p, launch);
-    default:
-      return nvb::enqueue<1>(p, launch);
-  }
+  if (p.columns > nvb::kMaximumColumns) return cudaErrorInvalidValue;
+  return nvb::enqueue_norm(p, p.weight, p.bias,
+                           [&](auto width) { return nvb::enqueue<decltype(width)::value>(p, launch); });
 }

@@ -2,28 +2,19 @@
 //
 // Shapes: [rows, columns], dtypes per operand, vectors of 8, 4 or 1 elements by alignment. Work: a row block
 // (row_block.cuh) a row; rows of at most 256 or 512 elements (head_dim) are one warp each, four to a block.
-// Registers: `rms_norm_kernel` keeps the row in registers, 8 or 16 f32 a thread, so every input byte is read once: up
-// to 16384 columns of 16-bit operands, 8192 where an f32 operand (whose raw words take twice the registers, hence at
-// most 512 threads) or unaligned rows are among them. It has three forms: the norm alone, in few registers so that more
-// rows are under way at once; with the residual sum; and the same for few rows, where nobody else hides the latency of
-// a load, so that more threads fetch all they need at the start. `rms_norm_long_kernel` takes longer rows and reads
-// them again for each step, through L2: 65536 f32 are a whole register file. Shared memory: 256 bytes for the two
-// reductions.
-#include "../common/row_block.cuh"
-#include "../common/runtime_vector.cuh"
+// Registers: `rms_norm_kernel` keeps the row in registers, 8 or 16 f32 a thread (norm.cuh). It has three forms: the
+// norm alone, in few registers so that more rows are under way at once; with the residual sum; and the same for few
+// rows, where nobody else hides the latency of a load, so that more threads fetch all they need at the start.
+// `rms_norm_long_kernel` takes longer rows and reads them again for each step, through L2: 65536 f32 are a whole
+// register file. Shared memory: 256 bytes for the two reductions.
+#include "../common/norm.cuh"
 #include "rms_norm.h"
 
 namespace nvb {
 namespace {
 
-// Values of a row that a thread keeps, and the threads of the longest such row.
 template <int Width>
-constexpr int kValues = Width == 1 ? 8 : 16;
-template <int Width>
-constexpr int kThreads = Width == 4 ? 512 : 1024;
-template <int Width>
-constexpr int64_t kRegisterRow = kValues<Width> * kThreads<Width>;
-constexpr int kShortRowValues = 8;
+constexpr int64_t kRegisterRow = kRowValues<Width> * kRowThreads<Width>;
 constexpr int64_t kShortRow = kShortRowValues * 32;
 
 enum class form { plain, sums, few_rows };
@@ -32,7 +23,6 @@ enum class form { plain, sums, few_rows };
 template <int Width, form Form>
 constexpr bool kIsNarrow = Width == 8 && Form == form::plain;
 constexpr int kNarrowThreads = 512;
-constexpr int kLongRowThreads = 1024;
 
 template <int Width>
 __device__ __forceinline__ float sum_of_squares(const float (&values)[Width], float sum) {
@@ -61,7 +51,7 @@ __device__ __forceinline__ float inverse_rms(const nvb_rms_norm_params& p, float
 }
 
 template <int Width, int Values, form Form>
-__global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kThreads<Width>,
+__global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRowThreads<Width>,
                                   !kIsNarrow<Width, Form>     ? 1
                                   : Values == kShortRowValues ? 4
                                                               : 2) rms_norm_kernel(const nvb_rms_norm_params p) {
@@ -88,10 +78,8 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kThr
     const int column = first + v * step;
     input[v] = residual[v] = weight[v] = second_weight[v] = make_uint4(0, 0, 0, 0);
     if (column < columns) {
-      input[v] = load_raw<Width>(p.input, p.input_dtype, row * p.input_stride + column);
-      if (kSums && p.residual != nullptr) {
-        residual[v] = load_raw<Width>(p.residual, p.residual_dtype, row * p.residual_stride + column);
-      }
+      input[v] = load_raw_input<Width>(p, row, column);
+      if (kSums && p.residual != nullptr) residual[v] = load_raw_residual<Width>(p, row, column);
       if (first_weight != nullptr) weight[v] = load_raw<Width>(first_weight, p.weight_dtype, column);
       if (kEarly && has_post_weight && p.weight != nullptr) {
         second_weight[v] = load_raw<Width>(p.weight, p.weight_dtype, column);
@@ -124,20 +112,13 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kThr
   // Residual sum.
   if (kSums && p.residual != nullptr) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      float addends[Width];
-      unpack_raw<Width>(residual[v], p.residual_dtype, addends);
-#pragma unroll
-      for (int i = 0; i < Width; ++i) values[v][i] += addends[i];
-    }
+    for (int v = 0; v < kVectors; ++v) add_residual<Width>(p, residual[v], values[v]);
   }
   if (kSums && p.residual_output != nullptr) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * step;
-      if (column < columns) {
-        store_vector<Width>(p.residual_output, p.residual_dtype, row * p.residual_output_stride + column, values[v]);
-      }
+      if (column < columns) store_residual_output<Width>(p, row, column, values[v]);
     }
   }
   if (p.output == nullptr) return;
@@ -152,7 +133,7 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kThr
     const int column = first + v * step;
     if (column >= columns) break;
     normalize<Width>(p, p.weight, weight[v], inverse, values[v]);
-    store_vector<Width>(p.output, p.output_dtype, row * p.output_stride + column, values[v]);
+    store_output<Width>(p, row, column, values[v]);
   }
 }
 
@@ -165,12 +146,7 @@ __device__ __forceinline__ void load_residual_sum(const nvb_rms_norm_params& p, 
     const uint4 weight = load_raw<Width>(p.post_weight, p.weight_dtype, column);
     normalize<Width>(p, p.post_weight, weight, post_inverse, values);
   }
-  if (p.residual != nullptr) {
-    float addends[Width];
-    load_vector<Width>(p.residual, p.residual_dtype, row * p.residual_stride + column, addends);
-#pragma unroll
-    for (int i = 0; i < Width; ++i) values[i] += addends[i];
-  }
+  if (p.residual != nullptr) add_residual<Width>(p, load_raw_residual<Width>(p, row, column), values);
 }
 
 template <int Width>
@@ -207,54 +183,36 @@ __global__ void __launch_bounds__(kLongRowThreads) rms_norm_long_kernel(const nv
   // Store both. Each element is read for the last time by the thread that then overwrites it, so in place is sound.
   for (int64_t column = first; column < p.columns; column += step) {
     load_residual_sum<Width>(p, row, column, post_inverse, values);
-    if (p.residual_output != nullptr) {
-      store_vector<Width>(p.residual_output, p.residual_dtype, row * p.residual_output_stride + column, values);
-    }
+    if (p.residual_output != nullptr) store_residual_output<Width>(p, row, column, values);
     if (p.output != nullptr) {
       uint4 weight = make_uint4(0, 0, 0, 0);
       if (p.weight != nullptr) weight = load_raw<Width>(p.weight, p.weight_dtype, column);
       normalize<Width>(p, p.weight, weight, inverse, values);
-      store_vector<Width>(p.output, p.output_dtype, row * p.output_stride + column, values);
+      store_output<Width>(p, row, column, values);
     }
   }
 }
 
 template <int Width, int Values, form Form>
 cudaError_t enqueue_form(const nvb_rms_norm_params& p, const nvb_launch* launch) {
-  const dim3 block = row_block_shape(p.columns, Width, Values);
-  const int64_t blocks = ceiling_divide(p.rows, block.y);
-  if (!fits_grid(blocks)) return cudaErrorInvalidValue;
-  rms_norm_kernel<Width, Values, Form><<<static_cast<unsigned>(blocks), block, 0, launch->stream>>>(p);
-  return cudaGetLastError();
+  return enqueue_row_blocks(rms_norm_kernel<Width, Values, Form>, p, Width, Values, launch);
 }
 
 template <int Width>
 cudaError_t enqueue(const nvb_rms_norm_params& p, const nvb_launch* launch) {
   const bool sums = p.post_weight != nullptr || p.residual != nullptr || p.residual_output != nullptr;
-  if (p.columns > kRegisterRow<Width>) {
-    if (!fits_grid(p.rows)) return cudaErrorInvalidValue;
-    rms_norm_long_kernel<Width><<<static_cast<unsigned>(p.rows), kLongRowThreads, 0, launch->stream>>>(p);
-    return cudaGetLastError();
-  }
-  if (p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kThreads<Width>) {
+  if (p.columns > kRegisterRow<Width>) return enqueue_long_rows(rms_norm_long_kernel<Width>, p, launch);
+  if (p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kRowThreads<Width>) {
     return enqueue_form<Width, kShortRowValues, form::few_rows>(p, launch);
   }
   if (p.columns <= kShortRow) {
     return sums ? enqueue_form<Width, kShortRowValues, form::sums>(p, launch)
                 : enqueue_form<Width, kShortRowValues, form::plain>(p, launch);
   }
-  if (!sums && p.columns <= kValues<Width> * kNarrowThreads) {
-    return enqueue_form<Width, kValues<Width>, form::plain>(p, launch);
+  if (!sums && p.columns <= kRowValues<Width> * kNarrowThreads) {
+    return enqueue_form<Width, kRowValues<Width>, form::plain>(p, launch);
   }
-  return enqueue_form<Width, kValues<Width>, form::sums>(p, launch);
-}
-
-bool is_supported(const nvb_rms_norm_params& p) {
-  const bool sums = p.residual != nullptr || p.residual_output != nullptr;
-  const bool weighs = p.weight != nullptr || p.post_weight != nullptr;
-  return float_dtype_bytes(p.input_dtype) != 0 && (!sums || float_dtype_bytes(p.residual_dtype) != 0) &&
-         (!weighs || float_dtype_bytes(p.weight_dtype) != 0) &&
-         (p.output == nullptr || float_dtype_bytes(p.output_dtype) != 0);
+  return enqueue_form<Width, kRowValues<Width>, form::sums>(p, launch);
 }
 
 }  // namespace
@@ -262,19 +220,6 @@ bool is_supported(const nvb_rms_norm_params& p) {
 
 extern "C" cudaError_t nvb_cuda_rms_norm(const nvb_rms_norm_params* params, const nvb_launch* launch) noexcept {
   const nvb_rms_norm_params& p = *params;
-  if (!nvb::is_supported(p)) return cudaErrorInvalidValue;
-  if (p.rows <= 0 || p.columns <= 0) return cudaSuccess;
-  switch (nvb::widest_vector(p.columns, {{p.input, p.input_stride, p.input_dtype},
-                                         {p.post_weight, 0, p.weight_dtype},
-                                         {p.residual, p.residual_stride, p.residual_dtype},
-                                         {p.residual_output, p.residual_output_stride, p.residual_dtype},
-                                         {p.weight, 0, p.weight_dtype},
-                                         {p.output, p.output_stride, p.output_dtype}})) {
-    case 8:
-      return nvb::enqueue<8>(p, launch);
-    case 4:
-      return nvb::enqueue<4>(p, launch);
-    default:
-      return nvb::enqueue<1>(p, launch);
-  }
+  return nvb::enqueue_norm(p, p.post_weight, p.weight,
+                           [&](auto width) { return nvb::enqueue<decltype(width)::value>(p, launch); });
 }

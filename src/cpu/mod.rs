@@ -22,6 +22,7 @@ mod linear_quantized;
 mod machine;
 pub mod matmul;
 mod memory;
+mod norm;
 mod outer_tile;
 mod quantized_tile;
 pub mod rms_norm;

@@ -1,72 +1,55 @@
 //! RMS normalisation with the residual additions around it; the formulas are in `ops/rms_norm.rs`.
 
-use super::row::{for_rows, vectors, Row};
-use super::simd::{dispatch, Kernel, Simd};
-use super::threads::{Scratch, Threads};
+use super::norm::{norm, RowNorm};
+use super::row::{vectors, Row};
+use super::simd::Simd;
+use super::threads::Threads;
 use crate::ops::rms_norm::RmsNorm;
-use crate::tensor::Tensor;
-use std::ops::Range;
+use crate::tensor::{Matrix, Tensor};
 
 pub fn rms_norm(threads: &Threads, op: &RmsNorm) {
-    for_rows(threads, op.input.rows, op.input.columns, |rows, scratch| {
-        // SAFETY: the descriptor is validated, and tasks read and write different rows.
-        unsafe { dispatch(Rows { op, rows, scratch }) }
-    });
+    norm(threads, op);
 }
 
-struct Rows<'a> {
-    op: &'a RmsNorm,
-    rows: Range<usize>,
-    /// Holds one row, at most `ops::rms_norm::MAX_COLUMNS`.
-    scratch: &'a mut Scratch,
-}
-
-impl Kernel for Rows<'_> {
-    type Output = ();
+impl RowNorm for RmsNorm {
+    fn input(&self) -> &Matrix {
+        &self.input
+    }
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Rows { op, rows, scratch } = self;
-        let sum = Row::vector(&Tensor::of(&mut scratch.floats()[..op.input.columns], &[op.input.columns]));
-        for row in rows {
-            one_row::<S>(op, row, sum);
+    unsafe fn row<S: Simd>(&self, row: usize, sum: Row) {
+        let columns = self.input.columns;
+        let input = Row::of(&self.input, row);
+        let offset = S::splat(self.weight_offset);
+        // The branch's own norm.
+        let post = self.post_weight.map(|weight| (Row::vector(&weight), S::splat(inverse_rms::<S>(self, input))));
+        // The residual sum, kept in f32 for the second norm.
+        let residual = self.residual.map(|residual| Row::of(&residual, row));
+        let residual_output = self.residual_output.map(|output| Row::of(&output, row));
+        for (at, lanes) in vectors::<S>(columns) {
+            let mut value = input.load::<S>(at, lanes);
+            if let Some((weight, inverse)) = post {
+                value = S::mul(S::mul(value, inverse), S::add(offset, weight.load::<S>(at, lanes)));
+            }
+            if let Some(residual) = residual {
+                value = S::add(residual.load::<S>(at, lanes), value);
+            }
+            if let Some(output) = residual_output {
+                output.store::<S>(at, value, lanes);
+            }
+            sum.store::<S>(at, value, lanes);
         }
-    }
-}
-
-#[inline(always)]
-unsafe fn one_row<S: Simd>(op: &RmsNorm, row: usize, sum: Row) {
-    let columns = op.input.columns;
-    let input = Row::of(&op.input, row);
-    let offset = S::splat(op.weight_offset);
-    // The branch's own norm.
-    let post = op.post_weight.map(|weight| (Row::vector(&weight), S::splat(inverse_rms::<S>(op, input))));
-    // The residual sum, kept in f32 for the second norm.
-    let residual = op.residual.map(|residual| Row::of(&residual, row));
-    let residual_output = op.residual_output.map(|output| Row::of(&output, row));
-    for (at, lanes) in vectors::<S>(columns) {
-        let mut value = input.load::<S>(at, lanes);
-        if let Some((weight, inverse)) = post {
-            value = S::mul(S::mul(value, inverse), S::add(offset, weight.load::<S>(at, lanes)));
-        }
-        if let Some(residual) = residual {
-            value = S::add(residual.load::<S>(at, lanes), value);
-        }
-        if let Some(output) = residual_output {
+        // The norm that follows.
+        let Some(output) = self.output else { return };
+        let output = Row::of(&output, row);
+        let inverse = S::splat(inverse_rms::<S>(self, sum));
+        for (at, lanes) in vectors::<S>(columns) {
+            let mut value = S::mul(sum.load::<S>(at, lanes), inverse);
+            if let Some(weight) = self.weight {
+                value = S::mul(value, S::add(offset, Row::vector(&weight).load::<S>(at, lanes)));
+            }
             output.store::<S>(at, value, lanes);
         }
-        sum.store::<S>(at, value, lanes);
-    }
-    // The norm that follows.
-    let Some(output) = op.output else { return };
-    let output = Row::of(&output, row);
-    let inverse = S::splat(inverse_rms::<S>(op, sum));
-    for (at, lanes) in vectors::<S>(columns) {
-        let mut value = S::mul(sum.load::<S>(at, lanes), inverse);
-        if let Some(weight) = op.weight {
-            value = S::mul(value, S::add(offset, Row::vector(&weight).load::<S>(at, lanes)));
-        }
-        output.store::<S>(at, value, lanes);
     }
 }
 
@@ -118,42 +101,30 @@ pub fn reference(op: &RmsNorm) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::super::norm::testing::{check_forms, Operands};
+    use super::super::testing::{threads, Buffer};
     use super::*;
     use crate::ops::rms_norm::RmsNormTensors;
     use crate::tensor::DType;
 
+    fn op([post, residual, weight, output]: [bool; 4], operands: Operands) -> RmsNorm {
+        let tensors = RmsNormTensors {
+            input: operands.input,
+            post_weight: post.then_some(operands.vectors[0]),
+            residual: residual.then_some(operands.residual),
+            residual_output: Some(operands.residual_output),
+            weight: weight.then_some(operands.vectors[1]),
+            output: output.then_some(operands.output),
+        };
+        RmsNorm::new(tensors, 1e-6, f32::from(post)).unwrap()
+    }
+
     #[test]
     fn all_forms_match_the_reference() {
-        at_every_level(|level| {
-            for (rows, columns) in [(0, 8), (1, 1), (3, 7), (5, 640), (130, 129), (2, 65_536)] {
-                for form in 0..16 {
-                    let [post, residual, weight, second] = [form & 1 != 0, form & 2 != 0, form & 4 != 0, form & 8 != 0];
-                    let mut input = Buffer::random(DType::Bf16, rows * columns, 1);
-                    let mut stream = Buffer::random(DType::F32, rows * columns, 2);
-                    let mut weights = [Buffer::random(DType::F16, columns, 3), Buffer::random(DType::F16, columns, 4)];
-                    let mut run = |sum: &mut Buffer, output: &mut Buffer, function: &dyn Fn(&RmsNorm)| {
-                        let shape = [rows, columns];
-                        let tensors = RmsNormTensors {
-                            input: input.tensor(&shape),
-                            post_weight: post.then(|| weights[0].tensor(&[columns])),
-                            residual: residual.then(|| stream.tensor(&shape)),
-                            residual_output: Some(sum.tensor(&shape)),
-                            weight: weight.then(|| weights[1].tensor(&[columns])),
-                            output: second.then(|| output.tensor(&shape)),
-                        };
-                        function(&RmsNorm::new(tensors, 1e-6, (form % 2) as f32).unwrap());
-                    };
-                    let new = |dtype| Buffer::poisoned(dtype, rows * columns);
-                    let (mut sum, mut output) = (new(DType::F32), new(DType::Bf16));
-                    let (mut expected_sum, mut expected) = (new(DType::F32), new(DType::Bf16));
-                    run(&mut sum, &mut output, &|op| rms_norm(threads(), op));
-                    run(&mut expected_sum, &mut expected, &reference);
-                    assert_close(&sum, &expected_sum, &format!("{level:?} sum [{rows}, {columns}] form {form}"));
-                    assert_close(&output, &expected, &format!("{level:?} output [{rows}, {columns}] form {form}"));
-                }
-            }
-        });
+        check_forms(
+            |form, operands| rms_norm(threads(), &op(form, operands)),
+            |form, operands| reference(&op(form, operands)),
+        );
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod linear_quantized;
 mod managed;
 mod matmul;
 mod memory_pool;
+mod norm;
 mod numa;
 mod quantize;
 mod quantized;

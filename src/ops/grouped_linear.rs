@@ -2,6 +2,7 @@
 //! experts has them after routing (Shazeer et al. 2017). The offsets are device memory: a captured graph serves every
 //! routing.
 
+use super::linear::{expect_product, product_cost};
 use super::{expect_extent, Activation, Cost};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Matrix, Tensor};
@@ -33,10 +34,7 @@ impl GroupedLinear {
         activation: Activation,
         output: Tensor,
     ) -> Result<GroupedLinear> {
-        input.expect_float("input")?;
-        input.expect_readable("input")?;
-        output.expect_float("output")?;
-        output.expect_writable("output")?;
+        let input = expect_product(input, &weight, bias, output)?;
         offsets.expect_dtype("offsets", DType::I32)?;
         offsets.expect_rank("offsets", 1)?;
         offsets.expect_readable("offsets")?;
@@ -67,27 +65,8 @@ impl GroupedLinear {
         if !weight.order.is_null() {
             return Err(Error::unsupported("a grouped product with a weight in activation order (GPTQ's g_idx)"));
         }
-        if let Some(dtype) = weight.dtype().filter(|&dtype| dtype != input.dtype && input.dtype != DType::F32) {
-            return Err(Error::invalid(format!(
-                "tensor `input` has dtype {}; f32 or the weight's {dtype} is needed",
-                input.dtype
-            )));
-        }
-        let input = input.as_matrix("input")?;
-        if input.columns != weight.columns {
-            return Err(Error::invalid(format!(
-                "tensor `input` has {} columns; the weight [{}, {}] needs {}",
-                input.columns, weight.rows, weight.columns, weight.columns
-            )));
-        }
-        if let Some(bias) = bias {
-            bias.expect_float("bias")?;
-            bias.expect_shape("bias", &[weight.rows])?;
-            bias.expect_readable("bias")?;
-        }
         let output = output.as_matrix("output")?;
         output.expect_size("output", input.rows, weight.output_columns() / experts)?;
-        expect_extent("the number of input rows", input.rows)?;
         expect_extent("the number of experts", experts)?;
         Ok(GroupedLinear { input, offsets, weight, experts, bias, activation, output })
     }
@@ -118,10 +97,6 @@ impl GroupedLinear {
 
     /// Every expert's weight is counted as read once.
     pub fn cost(&self) -> Cost {
-        let (m, n, k) = (self.input.rows as f64, self.expert_rows() as f64, self.weight.columns as f64);
-        let bytes = m * k * self.input.dtype.size() as f64
-            + self.weight.read_bytes() as f64
-            + m * self.output.columns as f64 * self.output.dtype.size() as f64;
-        Cost { operations: 2.0 * m * n * k, bytes }
+        product_cost(&self.input, &self.weight, self.expert_rows(), &self.output)
     }
 }

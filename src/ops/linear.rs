@@ -27,39 +27,55 @@ impl Linear {
         activation: Activation,
         output: Tensor,
     ) -> Result<Linear> {
-        input.expect_float("input")?;
-        input.expect_readable("input")?;
-        output.expect_float("output")?;
-        output.expect_writable("output")?;
-        if let Some(dtype) = weight.dtype().filter(|&dtype| dtype != input.dtype && input.dtype != DType::F32) {
-            return Err(Error::invalid(format!(
-                "tensor `input` has dtype {}; f32 or the weight's {dtype} is needed",
-                input.dtype
-            )));
-        }
-        let input = input.as_matrix("input")?;
-        if input.columns != weight.columns {
-            return Err(Error::invalid(format!(
-                "tensor `input` has {} columns; the weight [{}, {}] needs {}",
-                input.columns, weight.rows, weight.columns, weight.columns
-            )));
-        }
-        if let Some(bias) = bias {
-            bias.expect_float("bias")?;
-            bias.expect_shape("bias", &[weight.rows])?;
-            bias.expect_readable("bias")?;
-        }
+        let input = expect_product(input, &weight, bias, output)?;
         let output = output.as_matrix("output")?;
         output.expect_size("output", input.rows, weight.output_columns())?;
-        expect_extent("the number of input rows", input.rows)?;
         Ok(Linear { input, weight, bias, activation, output })
     }
 
     pub fn cost(&self) -> Cost {
-        let (m, n, k) = (self.input.rows as f64, self.weight.rows as f64, self.weight.columns as f64);
-        let bytes = m * k * self.input.dtype.size() as f64
-            + self.weight.read_bytes() as f64
-            + m * self.output.columns as f64 * self.output.dtype.size() as f64;
-        Cost { operations: 2.0 * m * n * k, bytes }
+        product_cost(&self.input, &self.weight, self.weight.rows, &self.output)
     }
+}
+
+/// What products with a weight ask of their tensors, sizes of the output apart.
+pub(super) fn expect_product(
+    input: Tensor,
+    weight: &WeightView,
+    bias: Option<Tensor>,
+    output: Tensor,
+) -> Result<Matrix> {
+    input.expect_float("input")?;
+    input.expect_readable("input")?;
+    output.expect_float("output")?;
+    output.expect_writable("output")?;
+    if let Some(dtype) = weight.dtype().filter(|&dtype| dtype != input.dtype && input.dtype != DType::F32) {
+        return Err(Error::invalid(format!(
+            "tensor `input` has dtype {}; f32 or the weight's {dtype} is needed",
+            input.dtype
+        )));
+    }
+    let input = input.as_matrix("input")?;
+    if input.columns != weight.columns {
+        return Err(Error::invalid(format!(
+            "tensor `input` has {} columns; the weight [{}, {}] needs {}",
+            input.columns, weight.rows, weight.columns, weight.columns
+        )));
+    }
+    if let Some(bias) = bias {
+        bias.expect_float("bias")?;
+        bias.expect_shape("bias", &[weight.rows])?;
+        bias.expect_readable("bias")?;
+    }
+    expect_extent("the number of input rows", input.rows)?;
+    Ok(input)
+}
+
+/// With one row of `input` for each of `output`, the weight's `rows` all read once.
+pub(super) fn product_cost(input: &Matrix, weight: &WeightView, rows: usize, output: &Matrix) -> Cost {
+    let (m, n, k) = (input.rows as f64, rows as f64, weight.columns as f64);
+    let bytes = m * k * input.dtype.size() as f64
+        + weight.read_bytes() as f64
+        + m * output.columns as f64 * output.dtype.size() as f64;
+    Cost { operations: 2.0 * m * n * k, bytes }
 }

@@ -12,6 +12,7 @@ pub mod grouped_linear;
 pub mod layer_norm;
 pub mod linear;
 pub mod matmul;
+mod norm;
 pub mod quantize;
 pub mod rms_norm;
 pub mod rope;

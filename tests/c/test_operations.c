@@ -1,5 +1,5 @@
 // The operations of a layer: a small case of each against its formula, and what is refused.
-#include "check.h"
+#include "operation.h"
 
 enum { ROWS = 3, WIDTH = 8, CELLS = ROWS * WIDTH };
 
@@ -53,70 +53,11 @@ static nvb_tensor matrix(void* block, int64_t rows, int64_t columns) {
   return nvb_tensor_2d(block, NVB_DTYPE_F32, rows, columns);
 }
 
-#define OPERATION(name)                                                                    \
-  static nvb_status call_##name(void* value, void* context) {                              \
-    return nvb_##name(((bench*)context)->f->backend, value, ((bench*)context)->f->stream); \
-  }
 OPERATION(embedding)
 OPERATION(rms_norm)
 OPERATION(linear)
 OPERATION(gated_activation)
 OPERATION(rope)
-
-// What every operation has in common: its struct, its handles, and its tensors one by one, each of which is also given
-// with wrong contents. `args` is a good call's.
-#define CHECK_OPERATION(name, good)                                                                                \
-  do {                                                                                                             \
-    CHECK_STRUCT(good, call_##name, b);                                                                            \
-    CHECK_FAILS(nvb_##name(NULL, &(good), NULL), NVB_ERROR_INVALID_ARGUMENT, "nvb_" #name, "backend", "NULL");     \
-    CHECK_FAILS(nvb_##name(foreign_handle(), &(good), NULL), NVB_ERROR_INVALID_ARGUMENT, "not a backend");         \
-    CHECK_FAILS(nvb_##name(b->f->backend, &(good), foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream"); \
-  } while (0)
-
-#define CHECK_TENSOR(name, good, field)                                                 \
-  do {                                                                                  \
-    nvb_##name##_args wrong = (good);                                                   \
-    check_tensor(__LINE__, #field, &wrong, &wrong.field, (good).field, call_##name, b); \
-  } while (0)
-
-static void check_tensor(int line, const char* name, void* args, nvb_tensor* tensor, nvb_tensor good, struct_call call,
-                         bench* b) {
-  const char* words[3] = {name, NULL, NULL};
-#define TENSOR_REFUSED(word)                                                           \
-  words[1] = (word);                                                                   \
-  check_fails(__FILE__, line, name, call(args, b), NVB_ERROR_INVALID_ARGUMENT, words); \
-  *tensor = good
-  tensor->dtype = 77;
-  TENSOR_REFUSED("dtype 77");
-  tensor->rank = 0;
-  TENSOR_REFUSED("rank 0");
-  tensor->rank = 5;
-  TENSOR_REFUSED("rank 5");
-  tensor->data = NULL;
-  TENSOR_REFUSED("NULL");
-  tensor->data = (char*)tensor->data + 1;
-  TENSOR_REFUSED("aligned");
-  tensor->shape[0] = -1;
-  TENSOR_REFUSED("-1");
-  tensor->shape[0] = INT64_MAX;
-  TENSOR_REFUSED("overflow");
-  tensor->shape[0] = 1000000;
-  TENSOR_REFUSED("past the end");
-  for (uint32_t axis = 0; axis < good.rank; ++axis) tensor->strides[axis] = INT64_MIN;
-  TENSOR_REFUSED("stride of");
-  if (good.shape[good.rank - 1] > 1) {
-    for (uint32_t axis = 0; axis < good.rank; ++axis) tensor->strides[axis] = 2;
-    TENSOR_REFUSED("innermost stride is 2");
-  }
-  if (!test_on_cpu()) {
-    tensor->data = b->values;
-    TENSOR_REFUSED("not memory of");
-  }
-}
-
-#define REFUSED(name, ...)                                                                              \
-  CHECK_FAILS(nvb_##name(b->f->backend, &args, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
-  args = good
 
 static void test_embedding(bench* b) {
   nvb_embedding_args good;
@@ -368,7 +309,5 @@ int main(void) {
   test_gated_activation(&b);
   test_rope(&b);
   tear_down(&b);
-  CHECK_EQUAL(statistics_of(f.memory).blocks, 0);
-  close_fixture(&f);
-  return test_result();
+  return operation_test_result(&f);
 }

@@ -1,5 +1,5 @@
 // Batched products, grouped products and layer normalisation: a small case of each, and what is refused.
-#include "check.h"
+#include "operation.h"
 
 enum { CELLS = 48 };
 
@@ -37,27 +37,10 @@ static void tear_down(bench* b) {
   CHECK_OK(nvb_weight_destroy(b->weight));
 }
 
-#define OPERATION(name)                                                                    \
-  static nvb_status call_##name(void* value, void* context) {                              \
-    return nvb_##name(((bench*)context)->f->backend, value, ((bench*)context)->f->stream); \
-  }
 OPERATION(matmul)
 OPERATION(grouped_linear)
 OPERATION(layer_norm)
 
-#define CHECK_OPERATION(name, good)                                                                                \
-  do {                                                                                                             \
-    CHECK_STRUCT(good, call_##name, b);                                                                            \
-    CHECK_FAILS(nvb_##name(NULL, &(good), NULL), NVB_ERROR_INVALID_ARGUMENT, "nvb_" #name, "backend", "NULL");     \
-    CHECK_FAILS(nvb_##name(foreign_handle(), &(good), NULL), NVB_ERROR_INVALID_ARGUMENT, "not a backend");         \
-    CHECK_FAILS(nvb_##name(b->f->backend, &(good), foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream"); \
-  } while (0)
-
-#define REFUSED(name, ...)                                                                              \
-  CHECK_FAILS(nvb_##name(b->f->backend, &args, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
-  args = good
-
-// Two matrices of 2 x 3 with one transposed 4 x 3.
 static void test_matmul(bench* b) {
   nvb_matmul_args good;
   nvb_matmul_args_init(&good);
@@ -77,6 +60,9 @@ static void test_matmul(bench* b) {
     }
   }
   CHECK_OPERATION(matmul, good);
+  CHECK_TENSOR(matmul, good, a);
+  CHECK_TENSOR(matmul, good, b);
+  CHECK_TENSOR(matmul, good, output);
   nvb_matmul_args args = good;
   args.transpose_b = 0;
   REFUSED(matmul, "op(a)", "3", "4");
@@ -120,6 +106,10 @@ static void test_grouped_linear(bench* b) {
     }
   }
   CHECK_OPERATION(grouped_linear, good);
+  CHECK_TENSOR(grouped_linear, good, input);
+  CHECK_TENSOR(grouped_linear, good, offsets);
+  CHECK_TENSOR(grouped_linear, good, bias);
+  CHECK_TENSOR(grouped_linear, good, output);
   nvb_grouped_linear_args args = good;
   args.offsets = nvb_tensor_1d(b->offsets, NVB_DTYPE_I32, 1);
   REFUSED(grouped_linear, "offsets", "at least 2");
@@ -172,6 +162,11 @@ static void test_layer_norm(bench* b) {
     }
   }
   CHECK_OPERATION(layer_norm, good);
+  CHECK_TENSOR(layer_norm, good, input);
+  CHECK_TENSOR(layer_norm, good, residual);
+  CHECK_TENSOR(layer_norm, good, weight);
+  CHECK_TENSOR(layer_norm, good, bias);
+  CHECK_TENSOR(layer_norm, good, output);
   nvb_layer_norm_args args = good;
   memset(&args.output, 0, sizeof args.output);
   REFUSED(layer_norm, "output", "residual_output");
@@ -185,8 +180,18 @@ static void test_layer_norm(bench* b) {
   REFUSED(layer_norm, "residual", "2 rows", "3 rows");
   args.epsilon = -1;
   REFUSED(layer_norm, "epsilon is -1");
+  args.input.dtype = NVB_DTYPE_I32;
+  REFUSED(layer_norm, "input", "i32");
   args.reserved = 1;
   REFUSED(layer_norm, "reserved is 1");
+  void* wide = NULL;
+  CHECK_OK(nvb_memory_allocate(b->f->memory, 65537 * 4, b->f->stream, &wide));
+  args.input = args.output = nvb_tensor_2d(wide, NVB_DTYPE_F32, 1, 65537);
+  memset(&args.residual, 0, sizeof args.residual);
+  memset(&args.weight, 0, sizeof args.weight);
+  memset(&args.bias, 0, sizeof args.bias);
+  REFUSED(layer_norm, "65537", "65536");
+  release(b->f, wide);
 }
 
 int main(void) {
@@ -196,7 +201,5 @@ int main(void) {
   test_grouped_linear(&b);
   test_layer_norm(&b);
   tear_down(&b);
-  CHECK_EQUAL(statistics_of(f.memory).blocks, 0);
-  close_fixture(&f);
-  return test_result();
+  return operation_test_result(&f);
 }

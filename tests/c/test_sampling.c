@@ -1,5 +1,5 @@
 // From logits to tokens, and elementwise operations: a small case of each, and what is refused.
-#include "check.h"
+#include "operation.h"
 
 enum { ROWS = 4, COLUMNS = 6, CELLS = ROWS * COLUMNS };
 
@@ -32,10 +32,6 @@ static nvb_tensor matrix(void* block) {
   return nvb_tensor_2d(block, NVB_DTYPE_F32, ROWS, COLUMNS);
 }
 
-#define OPERATION(name)                                                                    \
-  static nvb_status call_##name(void* value, void* context) {                              \
-    return nvb_##name(((bench*)context)->f->backend, value, ((bench*)context)->f->stream); \
-  }
 OPERATION(softmax)
 OPERATION(add)
 OPERATION(multiply)
@@ -45,18 +41,6 @@ OPERATION(convert)
 OPERATION(activate)
 OPERATION(argmax)
 OPERATION(sample)
-
-#define CHECK_OPERATION(name, good)                                                                                \
-  do {                                                                                                             \
-    CHECK_STRUCT(good, call_##name, b);                                                                            \
-    CHECK_FAILS(nvb_##name(NULL, &(good), NULL), NVB_ERROR_INVALID_ARGUMENT, "nvb_" #name, "backend", "NULL");     \
-    CHECK_FAILS(nvb_##name(foreign_handle(), &(good), NULL), NVB_ERROR_INVALID_ARGUMENT, "not a backend");         \
-    CHECK_FAILS(nvb_##name(b->f->backend, &(good), foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream"); \
-  } while (0)
-
-#define REFUSED(name, ...)                                                                              \
-  CHECK_FAILS(nvb_##name(b->f->backend, &args, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
-  args = good
 
 static void test_softmax(bench* b) {
   nvb_softmax_args good;
@@ -244,7 +228,5 @@ int main(void) {
   test_argmax(&b);
   test_sample(&b);
   tear_down(&b);
-  CHECK_EQUAL(statistics_of(f.memory).blocks, 0);
-  close_fixture(&f);
-  return test_result();
+  return operation_test_result(&f);
 }

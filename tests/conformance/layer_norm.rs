@@ -2,11 +2,10 @@
 
 use crate::compare::FLOATS;
 use crate::random::Random;
-use crate::run::{check, Layout, Outcome, Run, LAYOUTS};
+use crate::rms_norm::{extremes, Extreme};
+use crate::run::{check, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
 use nvbackend::ops::layer_norm::{LayerNorm, LayerNormTensors};
 use nvbackend::tensor::DType;
-
-const EPSILON: f32 = 1e-5;
 
 #[derive(Debug, Clone, Copy)]
 struct Case {
@@ -20,21 +19,63 @@ struct Case {
     weight: bool,
     bias: bool,
     output: bool,
-    /// What all elements of a row have in common, beside a variance of 1.
+    /// residual_output is residual, and output input where their dtypes agree.
+    in_place: bool,
+    epsilon: f32,
+    /// The input's standard deviation, and that of the residual.
+    magnitude: f64,
+    /// What all elements of the input have in common.
     mean: f64,
+    /// Put into the first row.
+    special: Option<f64>,
 }
+
+/// Everything at once.
+const CASE: Case = Case {
+    rows: 3,
+    columns: 640,
+    dtypes: [DType::F32; 4],
+    layout: PLAIN,
+    residual: true,
+    residual_output: true,
+    weight: true,
+    bias: true,
+    output: true,
+    in_place: false,
+    epsilon: 1e-5,
+    magnitude: 1.0,
+    mean: 0.0,
+    special: None,
+};
 
 fn test(run: &mut Run, case: &Case) -> Outcome {
     let &Case { rows, columns, dtypes: [input_dtype, residual_dtype, weight_dtype, output_dtype], layout, .. } = case;
     let shape = [rows, columns];
-    let values: Vec<f64> = run.random.normals(rows * columns, 1.0).iter().map(|x| x + case.mean).collect();
-    let x = crate::run::rounded(input_dtype, &values);
+    let normals = run.random.normals(rows * columns, case.magnitude);
+    let mut x = crate::run::rounded(input_dtype, &normals.iter().map(|x| x + case.mean).collect::<Vec<f64>>());
+    if let Some(special) = case.special {
+        x[columns / 2] = special;
+    }
     let input = run.tensor(input_dtype, &shape, layout, &x)?;
-    let residual = if case.residual { Some(run.normal(residual_dtype, &shape, layout, 1.0)?) } else { None };
+    let residual = if case.residual { Some(run.normal(residual_dtype, &shape, layout, case.magnitude)?) } else { None };
     let weight = if case.weight { Some(run.normal(weight_dtype, &[columns], layout, 1.0)?) } else { None };
     let bias = if case.bias { Some(run.normal(weight_dtype, &[columns], layout, 1.0)?) } else { None };
-    let residual_output = if case.residual_output { Some(run.output(residual_dtype, &shape, layout)?) } else { None };
-    let output = if case.output { Some(run.output(output_dtype, &shape, layout)?) } else { None };
+    let residual_output = match (case.residual_output, residual.as_ref().filter(|_| case.in_place)) {
+        (false, _) => None,
+        (true, Some(&(residual, _))) => {
+            run.allow_write(&residual);
+            Some(residual)
+        }
+        (true, None) => Some(run.output(residual_dtype, &shape, layout)?),
+    };
+    let output = match (case.output, case.in_place && input_dtype == output_dtype) {
+        (false, _) => None,
+        (true, true) => {
+            run.allow_write(&input);
+            Some(input)
+        }
+        (true, false) => Some(run.output(output_dtype, &shape, layout)?),
+    };
 
     let sums: Vec<f64> =
         x.iter().enumerate().map(|(i, x)| x + residual.as_ref().map_or(0.0, |(_, residual)| residual[i])).collect();
@@ -42,13 +83,14 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     for row in sums.chunks(columns) {
         let mean = row.iter().sum::<f64>() / columns as f64;
         let variance = row.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / columns as f64;
-        let inverse = 1.0 / (variance + f64::from(EPSILON)).sqrt();
+        let inverse = 1.0 / (variance + f64::from(case.epsilon)).sqrt();
         for (i, s) in row.iter().enumerate() {
             let weight = weight.as_ref().map_or(1.0, |(_, weight)| weight[i]);
             let bias = bias.as_ref().map_or(0.0, |(_, bias)| bias[i]);
             reference.push((s - mean) * inverse * weight + bias);
             // s and its mean cancel, and so do the norm and the bias.
-            slack.push(8.0 * (s.abs() + mean.abs()) * inverse * weight.abs() + 2.0 * bias.abs());
+            let of_norm = 8.0 * (s.abs() + mean.abs()) * inverse * weight.abs();
+            slack.push(if of_norm.is_finite() { of_norm + 2.0 * bias.abs() } else { 0.0 });
         }
     }
     let tensor = |pair: &Option<(nvbackend::tensor::Tensor, Vec<f64>)>| pair.as_ref().map(|(tensor, _)| *tensor);
@@ -61,7 +103,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
             bias: tensor(&bias),
             output,
         },
-        EPSILON,
+        case.epsilon,
     )?;
     run.executor().layer_norm(&op, run.stream.raw())?;
     if let Some(residual_output) = residual_output {
@@ -95,8 +137,81 @@ fn sizes() {
                 bias: random.flip(),
                 output,
                 mean: random.choose(&[0.0, 0.0, 30.0]),
+                ..CASE
             });
         }
     }
+    check("layer norm", &cases, test);
+}
+
+#[test]
+fn every_form() {
+    let mut cases = Vec::new();
+    for bits in 0..32 {
+        let bit = |i: u32| bits >> i & 1 == 1;
+        let [residual, residual_output, weight, bias, output] = [bit(0), bit(1), bit(2), bit(3), bit(4)];
+        // Some output, and no weight without the output that it scales.
+        if output || residual_output && !weight && !bias {
+            for (in_place, layout) in [(false, PLAIN), (true, UNALIGNED), (false, UNALIGNED)] {
+                let form = Case { residual, residual_output, weight, bias, output, ..CASE };
+                cases.push(Case { in_place, layout, columns: 65, ..form });
+            }
+        }
+    }
+    check("layer norm", &cases, test);
+}
+
+#[test]
+fn dtypes() {
+    let mut cases = Vec::new();
+    for input in FLOATS {
+        for residual in FLOATS {
+            for output in FLOATS {
+                for weight in FLOATS {
+                    cases.push(Case { dtypes: [input, residual, weight, output], columns: 96, ..CASE });
+                }
+                let dtypes = [input, residual, DType::Bf16, output];
+                cases.push(Case { dtypes, in_place: true, columns: 257, ..CASE });
+            }
+        }
+    }
+    check("layer norm", &cases, test);
+}
+
+/// The widths at which kernels change, in every layout, and in place where a row is read more than once.
+#[test]
+fn layouts() {
+    let mut cases = Vec::new();
+    for columns in [1, 2, 7, 8, 33, 127, 256, 1152, 3001, 5376, 8192, 8193, 16_384, 65_535, 65_536] {
+        for layout in LAYOUTS {
+            for dtype in [DType::F32, DType::Bf16] {
+                let case = Case { columns, layout, dtypes: [dtype; 4], ..CASE };
+                cases.extend([case, Case { in_place: true, ..case }]);
+            }
+        }
+    }
+    for (rows, columns) in [(0, 64), (1, 64), (2, 1), (257, 64), (1000, 128), (70_000, 4)] {
+        cases.push(Case { rows, columns, ..CASE });
+        cases.push(Case { rows, columns, in_place: true, ..CASE });
+    }
+    check("layer norm", &cases, test);
+}
+
+#[test]
+fn magnitudes() {
+    let mut cases = Vec::new();
+    for Extreme { magnitude, special, epsilon, dtype, columns } in extremes() {
+        for residual in [false, true] {
+            cases.push(Case { magnitude, special, epsilon, columns, residual, dtypes: [dtype; 4], ..CASE });
+        }
+    }
+    check("layer norm", &cases, test);
+}
+
+/// s is normalised unrounded, though residual_output is rounded: a bound that one BF16 rounding would break.
+#[test]
+fn the_sum_is_not_rounded_before_the_norm() {
+    let dtypes = [DType::F32, DType::Bf16, DType::F32, DType::F32];
+    let cases = [257, 640, 20_001].map(|columns| Case { columns, dtypes, ..CASE });
     check("layer norm", &cases, test);
 }

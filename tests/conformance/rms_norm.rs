@@ -162,23 +162,36 @@ fn sizes() {
     check("rms_norm", &cases, test);
 }
 
+/// Values that are hard to normalise: all of one magnitude, or one of them special.
+pub struct Extreme {
+    pub magnitude: f64,
+    pub special: Option<f64>,
+    pub epsilon: f32,
+    pub dtype: DType,
+    pub columns: usize,
+}
+
+pub fn extremes() -> Vec<Extreme> {
+    let plain = |magnitude| Extreme { magnitude, special: None, epsilon: 1e-6, dtype: DType::F32, columns: 640 };
+    let mut extremes = Vec::new();
+    for magnitude in [0.0, 1e-30, 1e-12, 1e-3, 1e3, 1e15] {
+        extremes.extend([1e-6, 1e-5, 1e-20].map(|epsilon| Extreme { epsilon, ..plain(magnitude) }));
+    }
+    extremes.extend([1e-7, 1e-4, 100.0, 1e4].map(|magnitude| Extreme { dtype: DType::F16, ..plain(magnitude) }));
+    for special in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let of = |columns| Extreme { special: Some(special), columns, ..plain(1.0) };
+        extremes.extend([5, 640, 9000, 20_001].map(of));
+    }
+    extremes
+}
+
 #[test]
 fn magnitudes() {
     let mut cases = Vec::new();
-    for parts in [PARTS, FUSED] {
-        for magnitude in [0.0, 1e-30, 1e-12, 1e-3, 1e3, 1e15] {
-            for epsilon in [1e-6, 1e-5, 1e-20] {
-                cases.push(Case { magnitude, epsilon, parts, ..CASE });
-            }
-        }
-        for magnitude in [1e-7, 1e-4, 100.0, 1e4] {
-            let half = DType::F16;
-            cases.push(Case { magnitude, parts, input: half, residual: half, output: half, ..CASE });
-        }
-        for special in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            for columns in [5, 640, 9000] {
-                cases.push(Case { special: Some(special), columns, parts, ..CASE });
-            }
+    for Extreme { magnitude, special, epsilon, dtype, columns } in extremes() {
+        for parts in [PARTS, FUSED] {
+            let case = Case { magnitude, special, epsilon, columns, parts, ..CASE };
+            cases.push(Case { input: dtype, residual: dtype, output: dtype, ..case });
         }
     }
     check("rms_norm", &cases, test);
