@@ -61,6 +61,14 @@ __device__ __forceinline__ float inverse_of(float scale) {
   return fabsf(inverse) < CUDART_INF_F ? inverse : 0.0f;
 }
 
+// A scale as it is stored: to nearest, but away from zero where f16 has few digits left, or the largest values would be
+// clipped by more than half a step.
+__device__ __forceinline__ __half stored_scale(float value) {
+  const __half near = __float2half_rn(value);
+  const bool clips = fabsf(__half2float(near)) < fabsf(value) && fabsf(value) < 0x1p-14f;
+  return clips ? __ushort_as_half(static_cast<unsigned short>(__half_as_ushort(near) + 1)) : near;
+}
+
 // The scale with which the codes of an 8-bit encoding reach `most`.
 template <uint32_t Encoding>
 __device__ __forceinline__ float scale_for(float most) {

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantize_groups(const nvb_quantiz
   for (int64_t row = blockIdx.y * kWarps + threadIdx.x / 32; row < matrix.rows; row += gridDim.y * kWarps) {
     float values[4];
     load_four_sources(p, source_row(p, row), k, 0.0f, values);
-    const __half scale = __float2half_rn(scale_for<NVB_INT8>(warp_max<kLanes>(magnitude_of(values))));
+    const __half scale = stored_scale(scale_for<NVB_INT8>(warp_max<kLanes>(magnitude_of(values))));
     if (k < matrix.columns && threadIdx.x % kLanes == 0) {
       static_cast<__half*>(const_cast<void*>(matrix.scales))[row * groups + k / Group] = scale;
       findings.check_scale(__half2float(scale));

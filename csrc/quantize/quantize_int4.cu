@@ -24,10 +24,10 @@ template <bool Offsets>
 __device__ __forceinline__ Step step_for(float low, float high) {
   if (Offsets) {
     const float half = (high - low) * 0.5f;
-    return {__half2float(__float2half_rn(half / 7.5f)), __half2float(__float2half_rn((high + low) * 0.5f - half))};
+    return {__half2float(stored_scale(half / 7.5f)), __half2float(__float2half_rn((high + low) * 0.5f - half))};
   }
   const float most = fmaxf(high, -low);
-  return {__half2float(__float2half_rn(high > -low ? most / -8.0f : most / 8.0f)), 0.0f};
+  return {__half2float(stored_scale(high > -low ? most / -8.0f : most / 8.0f)), 0.0f};
 }
 
 template <bool Offsets>

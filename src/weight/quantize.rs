@@ -53,11 +53,22 @@ fn stored(format: &Format, value: f32) -> f32 {
     }
 }
 
+/// A scale as it is stored: to nearest, but away from zero where f16 has few digits left, or the largest values would be
+/// clipped by more than half a step.
+fn stored_scale(format: &Format, value: f32) -> f32 {
+    let near = stored(format, value);
+    if format.has_f16_scales() && near.abs() < value.abs() && value.abs() < f16::MIN_POSITIVE.to_f32() {
+        f16::from_bits(f16::from_f32(value).to_bits() + 1).to_f32()
+    } else {
+        near
+    }
+}
+
 /// The scale with which `range` spans the codes, after it was shrunk to `ratio`.
 fn step(format: &Format, range: Range, ratio: f32) -> Step {
     if format.zero_points {
         let (half, middle) = ((range.high - range.low) / 2.0 * ratio, (range.high + range.low) / 2.0);
-        return Step { scale: stored(format, half / 7.5), offset: stored(format, middle - half) };
+        return Step { scale: stored_scale(format, half / 7.5), offset: stored(format, middle - half) };
     }
     let most = range.magnitude() * ratio;
     let scale = match format.encoding {
@@ -68,7 +79,7 @@ fn step(format: &Format, range: Range, ratio: f32) -> Step {
         Encoding::Fp8E4m3 => most / fp8::E4M3_MAX,
         _ => most / fp8::E5M2_MAX,
     };
-    Step { scale: stored(format, scale), offset: 0.0 }
+    Step { scale: stored_scale(format, scale), offset: 0.0 }
 }
 
 fn inverse(scale: f32) -> f32 {
@@ -316,7 +327,25 @@ mod tests {
         let mut stripe = Stripe::new(int4, 1, 2);
         let error = quantize(&mut stripe, &[1e6, 0.0], &|_| Range::NOTHING).unwrap_err();
         assert!(error.message.contains("row 0, column 0") && error.message.contains("65504"), "{error}");
-        // Scales below f16's smallest become 0, and so do the values.
+        // Values below half of f16's smallest become 0.
         assert_eq!(quantized(int4, 1, 2, &[1e-9, -1e-9]), [0.0; 2]);
+    }
+
+    /// Where f16 has only a few digits, scales are rounded away from zero: nothing is clipped.
+    #[test]
+    fn tiny_values_lose_at_most_half_a_step() {
+        let smallest = f16::from_bits(1).to_f32();
+        for encoding in [Encoding::Int8, Encoding::Int4] {
+            let format = Format::new(encoding, Granularity::Groups(32), false, false).unwrap();
+            for i in 1..2000 {
+                let value = i as f32 * smallest * 0.37;
+                for value in [value, -value] {
+                    let back = quantized(format, 1, 1, &[value])[0];
+                    let steps = if encoding == Encoding::Int8 { int8::MAX } else { 8.0 };
+                    let step = stored_scale(&format, value.abs() / steps);
+                    assert!((back - value).abs() <= step / 2.0, "{format}: {value:e} became {back:e}, step {step:e}");
+                }
+            }
+        }
     }
 }
