@@ -73,9 +73,11 @@ cudaError_t launch_decode(Params p, Launch launch) {
                                   : launch_decode_encoding<__nv_bfloat16>(p, launch);
 }
 
-// On an H200 the decode kernels lead up to 16 tokens, but from 9 on not where rows are long or W is large.
+// On an H200 the decode kernels lead up to 16 tokens, but from 9 on not where rows are long or W is large, unless
+// linear_quantized_stationary keeps such rows.
 bool fits_wgmma(Params p, Launch launch) {
-  const bool many = p.m > 16 || (p.m > 8 && (p.k >= 10240 || p.n * p.k >= 58'000'000));
+  const bool stationary = p.encoding == NVB_INT4 && p.k > 2048 && (p.k <= 4096 || (p.k <= 8192 && p.n >= 24'000));
+  const bool many = p.m > 16 || (p.m > 8 && !stationary && (p.k >= 10240 || p.n * p.k >= 58'000'000));
   return is_hopper(launch) && p.m <= 64 && many && p.offsets == nullptr && fits_tensor_cores(p, launch);
 }
 

@@ -1,16 +1,18 @@
 // The kernel of a product of up to 16 tokens on compute capability 9.0: a table by tokens, rows and k.
 //
-// Two kernels take turns. linear_quantized_skinny with W in registers has nothing to set up, which wins on small
+// Three kernels take turns. linear_quantized_skinny with W in registers has nothing to set up, which wins on small
 // weights, and on Int4 as long as few tokens leave x in L1. linear_quantized_stream wins where there is much to read:
-// it needs 28 to 32 warps a multiprocessor to hide what it computes, so two blocks of 14 to 16 warps. The rows follow
-// measurements on an H200 of the shapes of Gemma 3 and of 14336 x 4096, bf16, weights rotated past L2, calls
-// overlapping in a graph.
+// it needs 28 to 32 warps a multiprocessor to hide what it computes, so two blocks of 14 to 16 warps.
+// linear_quantized_stationary computes least for an Int4 weight and takes longest to set up: large weights whose rows
+// its blocks can keep whole or in halves. The rows of the tables follow measurements on an H200 of the shapes of
+// Gemma 3 and of 14336 x 4096, bf16, weights rotated past L2, calls overlapping in a graph.
 #pragma once
 
 #include <algorithm>
 
 #include "linear_quantized_decode.h"
 #include "linear_quantized_skinny.cuh"
+#include "linear_quantized_stationary.cuh"
 #include "linear_quantized_stream.cuh"
 
 namespace nvb {
@@ -20,6 +22,7 @@ enum class DecodeKernel {
   kStream,
   kRegisters,   // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
   kRegisters4,  // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
+  kStationary,  // Int4 without offsets
 };
 
 struct DecodeChoice {
@@ -27,19 +30,26 @@ struct DecodeChoice {
   int from, below;      // blocks of 16 rows
   int k_from, k_below;  // in chunks of 64
   DecodeKernel kernel;
-  int cluster_shift, warps, warps_k, blocks_per_sm;
+  int cluster_shift, warps, warps_k, blocks_per_sm;  // of kStationary the first and the last
 };
 constexpr int kAny = 1 << 30;
 
 // The first choice that takes the shape and fits shared memory is taken; the last ones take everything.
 constexpr DecodeChoice kInt4Choices[] = {
     {8, 0, 265, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 880, 1500, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 1},
+    {8, 1500, kAny, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 2},
+    {8, 1500, kAny, 65, 129, DecodeKernel::kStationary, 1, 0, 0, 2},
     {4, 400, 925, 0, kAny, DecodeKernel::kRegisters4, 0, 0, 0, 0},
     {4, 1500, kAny, 0, kAny, DecodeKernel::kRegisters4, 0, 0, 0, 0},
     {8, 0, 400, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
     {8, 400, 1024, 0, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
     {8, 1024, kAny, 0, kAny, DecodeKernel::kStream, 0, 14, 2, 2},
     {16, 0, 265, 0, 20, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {16, 200, 400, 33, 41, DecodeKernel::kStationary, 0, 0, 0, 1},
+    {16, 800, 1200, 41, 65, DecodeKernel::kStationary, 1, 0, 0, 2},
+    {16, 1200, kAny, 33, 65, DecodeKernel::kStationary, 0, 0, 0, 1},
+    {16, 1500, kAny, 65, 129, DecodeKernel::kStationary, 1, 0, 0, 1},
     {16, 0, 200, 0, 64, DecodeKernel::kStream, 2, 12, 4, 2},
     {16, 200, 400, 0, 64, DecodeKernel::kStream, 1, 12, 4, 2},
     {16, 0, 400, 64, 128, DecodeKernel::kStream, 3, 12, 4, 2},
@@ -95,9 +105,9 @@ bool make_stream_plan(const nvb_linear_quantized_params& p, const nvb_launch& la
   return true;
 }
 
-template <typename Stage, typename T, int Tiles, int Stages, bool Cluster>
-cudaError_t launch_stream(const nvb_linear_quantized_params& params, const nvb_launch& launch, const StreamPlan& plan) {
-  const auto kernel = linear_quantized_stream<Stage, T, Tiles, Stages, Cluster>;
+template <typename Plan>
+cudaError_t launch_plan(void (*kernel)(nvb_linear_quantized_params, LinearEpilogue, Plan),
+                        const nvb_linear_quantized_params& params, const nvb_launch& launch, const Plan& plan) {
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2];
@@ -112,7 +122,7 @@ cudaError_t launch_stream(const nvb_linear_quantized_params& params, const nvb_l
   config.dynamicSmemBytes = plan.bytes;
   config.stream = launch.stream;
   config.attrs = attributes;
-  config.numAttrs = Cluster ? 2 : 1;
+  config.numAttrs = plan.cluster_shift > 0 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n), plan);
 }
 
@@ -142,10 +152,24 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       }
       continue;
     }
+    if (choice->kernel == DecodeKernel::kStationary) {
+      if constexpr (kInt4 && !Weight::kOffsets) {
+        StationaryPlan plan;
+        if (make_stationary_plan<Weight::kScales, Tiles>(params, launch, choice->cluster_shift, choice->blocks_per_sm,
+                                                         plan)) {
+          return launch_plan(linear_quantized_stationary<Weight::kScales, T, Tiles>, params, launch, plan);
+        }
+      }
+      continue;
+    }
     StreamPlan plan;
     if (!make_stream_plan<Stage, Tiles, kStages>(params, launch, *choice, plan)) continue;
-    return choice->cluster_shift > 0 ? launch_stream<Stage, T, Tiles, kStages, true>(params, launch, plan)
-                                     : launch_stream<Stage, T, Tiles, kStages, false>(params, launch, plan);
+    if constexpr (Tiles == 1) {  // no choice for more than 8 tokens has blocks alone
+      if (choice->cluster_shift == 0) {
+        return launch_plan(linear_quantized_stream<Stage, T, Tiles, kStages, false>, params, launch, plan);
+      }
+    }
+    return launch_plan(linear_quantized_stream<Stage, T, Tiles, kStages, true>, params, launch, plan);
   }
 }
 
