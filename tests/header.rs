@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 24] = [
+const SECTIONS: [(&str, &str); 26] = [
     ("status", "Status codes and errors"),
     ("version", "Version and build"),
     ("tensor", "Tensors"),
@@ -31,6 +31,8 @@ const SECTIONS: [(&str, &str); 24] = [
     ("operations", "Operations of a layer"),
     ("sampling", "Elementwise operations and sampling"),
     ("metrics", "Profiling"),
+    ("tuning", "Tuning"),
+    ("kernel", "Kernels"),
 ];
 
 const INTRODUCTION: &str = "\

@@ -31,6 +31,7 @@ struct Kernel {
   const char* name;
   bool (*fits)(Params, Launch);
   cudaError_t (*launch)(Params, Launch);
+  bool (*can)(Params, Launch) = nullptr;  // where the kernel can do more than it is chosen for
 };
 
 template <typename T>
@@ -62,12 +63,16 @@ constexpr Kernel kKernels[] = {
        return p.m <= 8 && p.encoding == NVB_INT4 && p.offsets == nullptr && p.n * p.k >= 40'000'000 &&
               fits_tensor_cores(p, l);
      },
-     launch_tensor_cores<Tokens::kSkinny8Long>},
+     launch_tensor_cores<Tokens::kSkinny8Long>,
+     [](Params p, Launch l) {
+       return p.m <= 8 && p.encoding == NVB_INT4 && p.offsets == nullptr && fits_tensor_cores(p, l);
+     }},
     {"linear_quantized_skinny8", [](Params p, Launch l) { return p.m <= 8 && fits_tensor_cores(p, l); },
      launch_tensor_cores<Tokens::kSkinny8>},
     {"linear_quantized_mma16",
      [](Params p, Launch l) { return p.m <= 16 && p.encoding == NVB_INT4 && p.n >= 8192 && fits_tensor_cores(p, l); },
-     launch_tensor_cores<Tokens::kMma16>},
+     launch_tensor_cores<Tokens::kMma16>,
+     [](Params p, Launch l) { return p.m <= 16 && p.encoding == NVB_INT4 && fits_tensor_cores(p, l); }},
     {"linear_quantized_skinny16", [](Params p, Launch l) { return p.m <= 16 && fits_tensor_cores(p, l); },
      launch_tensor_cores<Tokens::kSkinny16>},
     {"linear_quantized_mma32", [](Params p, Launch l) { return p.m <= 32 && fits_tensor_cores(p, l); },
@@ -80,6 +85,15 @@ const Kernel& choose(Params params, Launch launch) {
   const Kernel* kernel = kKernels;
   while (!kernel->fits(params, launch)) ++kernel;
   return *kernel;
+}
+
+bool is_kernel(int32_t index) {
+  return index >= 0 && index < static_cast<int32_t>(sizeof kKernels / sizeof *kKernels);
+}
+
+bool can(int32_t index, Params params, Launch launch) {
+  const Kernel& kernel = kKernels[index];
+  return (kernel.can != nullptr ? kernel.can : kernel.fits)(params, launch);
 }
 
 }  // namespace
@@ -102,4 +116,21 @@ extern "C" const char* nvb_cuda_linear_quantized_kernel_name(const nvb_linear_qu
 extern "C" int32_t nvb_cuda_linear_quantized_uses_tensor_cores(const nvb_linear_quantized_params* params,
                                                                const nvb_launch* launch) noexcept {
   return nvb::quantized::is_valid(*params) && nvb::quantized::fits_tensor_cores(*params, *launch);
+}
+
+extern "C" const char* nvb_cuda_linear_quantized_kernel_at(int32_t index) noexcept {
+  return nvb::quantized::is_kernel(index) ? nvb::quantized::kKernels[index].name : nullptr;
+}
+
+extern "C" int32_t nvb_cuda_linear_quantized_kernel_can(int32_t index, const nvb_linear_quantized_params* params,
+                                                        const nvb_launch* launch) noexcept {
+  return nvb::quantized::is_kernel(index) && nvb::quantized::is_valid(*params) &&
+         nvb::quantized::can(index, *params, *launch);
+}
+
+extern "C" cudaError_t nvb_cuda_linear_quantized_with(int32_t index, const nvb_linear_quantized_params* params,
+                                                      const nvb_launch* launch) noexcept {
+  if (!nvb_cuda_linear_quantized_kernel_can(index, params, launch)) return cudaErrorInvalidValue;
+  if (params->m == 0 || params->n == 0) return cudaSuccess;
+  return nvb::quantized::kKernels[index].launch(*params, *launch);
 }

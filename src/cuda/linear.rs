@@ -1,10 +1,10 @@
 //! `linear` on CUDA: which kernel, and the two steps around a vendor product.
 
-use super::cublaslt::{CublasLt, Operand, OuterScales, Product};
+use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::linear_quantized;
 use super::scratch::{Purpose, ScratchGuard};
+use super::{linear_choice, linear_quantized};
 use crate::error::Result;
 use crate::ops::linear::Linear;
 use crate::ops::Activation;
@@ -14,7 +14,7 @@ use std::ffi::c_void;
 
 /// `nvb_linear_params` of csrc/linear/linear.h.
 #[repr(C)]
-struct Params {
+pub(super) struct Params {
     input: *const c_void,
     weight: *const c_void,
     bias: *const c_void,
@@ -72,18 +72,39 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
         return linear_quantized::run(executor, op, stream);
     };
     let _guard = executor.enter()?;
-    if op.input.rows >= VENDOR_ROWS && op.input.dtype == weight_dtype && op.weight.columns > 0 {
+    for choice in executor.choices().of(op) {
+        if linear_choice::take_float(executor, op, weight_dtype, &choice, stream)?.is_some() {
+            return Ok(());
+        }
+    }
+    if prefers_vendor(op, weight_dtype) {
         let scratch = executor.scratch(stream);
-        if vendor(executor, op, weight_dtype, &mut scratch.lock(executor, stream), stream)? {
+        if vendor(executor, op, weight_dtype, Pick::First, &mut scratch.lock(executor, stream), stream)? {
             return Ok(());
         }
     }
     own(executor, op, weight_dtype, stream)
 }
 
+/// Whether cuBLASLt is asked first.
+pub(super) fn prefers_vendor(op: &Linear, weight_dtype: DType) -> bool {
+    op.input.rows >= VENDOR_ROWS && vendor_takes(op, weight_dtype)
+}
+
+/// Whether cuBLASLt can be asked at all.
+pub(super) fn vendor_takes(op: &Linear, weight_dtype: DType) -> bool {
+    op.input.rows > 0 && op.input.dtype == weight_dtype && op.weight.columns > 0
+}
+
 /// The library's own kernels for a float weight. The context is current.
 pub(super) fn own(executor: &CudaExecutor, op: &Linear, weight_dtype: DType, stream: RawHandle) -> Result<()> {
-    let params = Params {
+    let params = params(op, weight_dtype);
+    // SAFETY: the descriptor was validated, and the context is current.
+    executor.check_launch(unsafe { nvb_cuda_linear(&params, &executor.launch_on(stream)) }, "linear")
+}
+
+pub(super) fn params(op: &Linear, weight_dtype: DType) -> Params {
+    Params {
         input: op.input.data,
         weight: op.weight.data,
         bias: bias_data(op.bias),
@@ -100,9 +121,7 @@ pub(super) fn own(executor: &CudaExecutor, op: &Linear, weight_dtype: DType, str
         output_dtype: op.output.dtype as u32,
         activation: op.activation as u32,
         gated: op.weight.gated.into(),
-    };
-    // SAFETY: the descriptor was validated, and the context is current.
-    executor.check_launch(unsafe { nvb_cuda_linear(&params, &executor.launch_on(stream)) }, "linear")
+    }
 }
 
 pub(super) fn bias_data(bias: Option<Tensor>) -> *const c_void {
@@ -118,6 +137,7 @@ pub(super) fn vendor(
     executor: &CudaExecutor,
     op: &Linear,
     dtype: DType,
+    pick: Pick<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<bool> {
@@ -137,6 +157,7 @@ pub(super) fn vendor(
         weight_operand: Operand::Float(dtype),
         output_dtype: op.output.dtype,
         scales: None,
+        pick,
     };
     let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
     if is_plain(op) && !mixed {

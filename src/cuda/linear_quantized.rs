@@ -1,13 +1,13 @@
 //! `linear` with weights in 8 or 4 bits on CUDA: own kernels for few rows, for many a float product with slices of the
 //! dequantised weight, or, where the options allow it, one with 8-bit activations.
 
-use super::cublaslt::{CublasLt, Operand, OuterScales, Product};
+use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype, is_plain, own, vendor, with_epilogue};
 use super::quantized::{encoding_code, scale_code};
 use super::scratch::{Purpose, ScratchGuard};
-use super::{dequantize, quantize};
+use super::{dequantize, linear_choice, quantize};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
@@ -18,7 +18,7 @@ use std::ffi::c_void;
 
 /// `nvb_linear_quantized_params` of csrc/linear/linear_quantized.h.
 #[repr(C)]
-struct Params {
+pub(super) struct Params {
     input: *const c_void,
     weight: *const c_void,
     scales: *const c_void,
@@ -78,6 +78,11 @@ const LONGEST_INT8: usize = 1 << 17;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
+    for choice in executor.choices().of(op) {
+        if linear_choice::take_quantized(executor, op, &choice, stream)?.is_some() {
+            return Ok(());
+        }
+    }
     if !op.weight.order.is_null() && op.input.rows > 0 {
         let scratch = executor.scratch(stream);
         let mut scratch = scratch.lock(executor, stream);
@@ -99,13 +104,13 @@ fn product(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>,
     if takes_own_kernel(executor, op, &params, stream) {
         return launch(executor, &params, stream);
     }
-    if executor.quantized_activations() && with_quantized_activations(executor, op, scratch, stream)? {
+    if executor.quantized_activations() && with_quantized_activations(executor, op, Pick::First, scratch, stream)? {
         return Ok(());
     }
-    with_dequantized_slices(executor, op, scratch, stream)
+    with_dequantized_slices(executor, op, Pick::First, scratch, stream).map(drop)
 }
 
-fn params(op: &Linear) -> Params {
+pub(super) fn params(op: &Linear) -> Params {
     let (scale_kind, group, scales) = scale_code(op.weight.scales);
     Params {
         input: op.input.data,
@@ -131,7 +136,7 @@ fn params(op: &Linear) -> Params {
     }
 }
 
-fn takes_own_kernel(executor: &CudaExecutor, op: &Linear, params: &Params, stream: RawHandle) -> bool {
+pub(super) fn takes_own_kernel(executor: &CudaExecutor, op: &Linear, params: &Params, stream: RawHandle) -> bool {
     // SAFETY: reads the two structs alone.
     let tensor_cores =
         || unsafe { nvb_cuda_linear_quantized_uses_tensor_cores(params, &executor.launch_on(stream)) } != 0;
@@ -145,7 +150,12 @@ fn launch(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> Result
 }
 
 /// The same product with the input's columns in the order of the weight's.
-fn in_order(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<Linear> {
+pub(super) fn in_order(
+    executor: &CudaExecutor,
+    op: &Linear,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<Linear> {
     let Matrix { rows, columns, dtype, .. } = op.input;
     // 16-byte aligned rows, for the kernels that want them.
     let row_stride = columns.next_multiple_of(8);
@@ -168,13 +178,15 @@ fn in_order(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>
     Ok(Linear { input: Matrix { data, row_stride, ..op.input }, weight, ..*op })
 }
 
-/// A float product for each slice of the weight's rows, in the input's dtype.
-fn with_dequantized_slices(
+/// A float product for each slice of the weight's rows, in the input's dtype; `false` if cuBLASLt has no algorithm of the
+/// rank that is asked for.
+pub(super) fn with_dequantized_slices(
     executor: &CudaExecutor,
     op: &Linear,
+    pick: Pick<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
-) -> Result<()> {
+) -> Result<bool> {
     let (weight, dtype) = (&op.weight, op.input.dtype);
     let row_bytes = weight.columns * dtype.size();
     // Slices of one size, so that they share the choice of a kernel.
@@ -186,11 +198,14 @@ fn with_dequantized_slices(
         // SAFETY: the rows are the weight's, and the buffer holds a slice.
         unsafe { dequantize::rows(executor, weight, &rows, (buffer, dtype), stream)? };
         let part = part_of(op, first, rows.len(), buffer);
-        if !vendor(executor, &part, dtype, scratch, stream)? {
+        if !vendor(executor, &part, dtype, pick, scratch, stream)? {
+            if let Pick::Rank(..) = pick {
+                return Ok(false);
+            }
             own(executor, &part, dtype, stream)?;
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The columns of the result that `rows` rows of the weight from `first` on make, with these rows as floats in `data`.
@@ -211,9 +226,10 @@ fn part_of(op: &Linear, first: usize, rows: usize, data: *mut c_void) -> Linear 
 }
 
 /// The input in 8 bits with a scale a row, times the weight's codes, through cuBLASLt; `false` where that cannot be.
-fn with_quantized_activations(
+pub(super) fn with_quantized_activations(
     executor: &CudaExecutor,
     op: &Linear,
+    pick: Pick<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<bool> {
@@ -259,6 +275,7 @@ fn with_quantized_activations(
         weight_operand,
         output_dtype: op.output.dtype,
         scales: None,
+        pick,
     };
     Ok((input_operand != Operand::Int8
         && scaled_by_library(executor, cublaslt, op, &product, scales, scratch, stream)?)

@@ -13,6 +13,7 @@ mod embedding;
 mod gated_activation;
 mod launch;
 mod linear;
+mod linear_choice;
 mod linear_quantized;
 mod managed;
 mod memory_pool;
@@ -36,6 +37,8 @@ use crate::executor::{DeviceInfo, Executor};
 use std::sync::Arc;
 
 pub use executor::CudaExecutor;
+#[cfg(test)]
+pub(crate) use linear_choice::tables as linear_tables;
 
 /// The oldest compute capability that the kernels are written for.
 const OLDEST: i32 = 70;
