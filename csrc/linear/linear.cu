@@ -1,6 +1,7 @@
 // nvb_cuda_linear: checks the parameters and picks the kernel, the first row of the table that fits.
 #include "../common/vector.cuh"
 #include "linear_kernels.h"
+#include "linear_table.h"
 
 namespace nvb {
 namespace {

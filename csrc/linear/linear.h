@@ -58,11 +58,5 @@ cudaError_t nvb_cuda_linear(const nvb_linear_params* params, const nvb_launch* l
 // The kernel that nvb_cuda_linear would run, a static string; "none" for what it answers without a kernel.
 const char* nvb_cuda_linear_kernel_name(const nvb_linear_params* params, const nvb_launch* launch) noexcept;
 
-// The table of kernels: the name of row `index`, null past the last; whether that kernel can do the product, were it
-// not what nvb_cuda_linear would choose; and a launch of it, cudaErrorInvalidValue where it cannot.
-const char* nvb_cuda_linear_kernel_at(int32_t index) noexcept;
-int32_t nvb_cuda_linear_kernel_can(int32_t index, const nvb_linear_params* params, const nvb_launch* launch) noexcept;
-cudaError_t nvb_cuda_linear_with(int32_t index, const nvb_linear_params* params, const nvb_launch* launch) noexcept;
-
 cudaError_t nvb_cuda_linear_epilogue(const nvb_linear_epilogue_params* params, const nvb_launch* launch) noexcept;
 }

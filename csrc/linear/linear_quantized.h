@@ -42,13 +42,6 @@ cudaError_t nvb_cuda_linear_quantized(const nvb_linear_quantized_params* params,
 const char* nvb_cuda_linear_quantized_kernel_name(const nvb_linear_quantized_params* params,
                                                   const nvb_launch* launch) noexcept;
 
-// As nvb_cuda_linear_kernel_at, nvb_cuda_linear_kernel_can and nvb_cuda_linear_with of linear.h.
-const char* nvb_cuda_linear_quantized_kernel_at(int32_t index) noexcept;
-int32_t nvb_cuda_linear_quantized_kernel_can(int32_t index, const nvb_linear_quantized_params* params,
-                                             const nvb_launch* launch) noexcept;
-cudaError_t nvb_cuda_linear_quantized_with(int32_t index, const nvb_linear_quantized_params* params,
-                                           const nvb_launch* launch) noexcept;
-
 // 1 if a tensor-core kernel would run, 0 if a plain one, whose time grows with every eight rows of x.
 int32_t nvb_cuda_linear_quantized_uses_tensor_cores(const nvb_linear_quantized_params* params,
                                                     const nvb_launch* launch) noexcept;

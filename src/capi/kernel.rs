@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::executor::DeviceKind;
 use crate::operation::OperationKind;
 use crate::registry::key::encoding_name;
-use crate::registry::{kernels, Kernel};
+use crate::registry::{kernels, kernels_of, KernelId};
 use crate::tuning::explain::explain;
 use std::ffi::c_char;
 
@@ -47,15 +47,14 @@ pub struct nvb_kernel_info {
 versioned!(nvb_kernel_info);
 
 /// The kernels of the backend's device, or of all devices for NULL, and the override.
-unsafe fn list(backend: *const nvb_backend) -> Result<(Vec<&'static Kernel>, Option<&'static Kernel>)> {
+fn list(backend: *const nvb_backend) -> Result<(Vec<KernelId>, Option<KernelId>)> {
     if backend.is_null() {
-        return Ok((kernels().map(|(_, kernel)| kernel).collect(), None));
+        return Ok((kernels().map(|(id, _)| id).collect(), None));
     }
     let object = BACKENDS.get(backend)?;
     let executor = object.backend.executor();
-    let kind = executor.device().kind;
-    let of_device = kernels().map(|(_, kernel)| kernel).filter(|kernel| kernel.device == kind).collect();
-    Ok((of_device, executor.choices().overridden().map(|id| id.kernel())))
+    let of_device = kernels_of(executor.device().kind).map(|(id, _)| id).collect();
+    Ok((of_device, executor.choices().overridden()))
 }
 
 /// Writes the number of kernels of the backend's device; of all that the library has, for a NULL backend.
@@ -63,8 +62,7 @@ unsafe fn list(backend: *const nvb_backend) -> Result<(Vec<&'static Kernel>, Opt
 pub unsafe extern "C" fn nvb_kernel_count(backend: *const nvb_backend, count: *mut u32) -> nvb_status {
     guard!(nvb_kernel_count, {
         expect_out("count", count)?;
-        // SAFETY: a handle or NULL.
-        let (found, _) = unsafe { list(backend)? };
+        let (found, _) = list(backend)?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("count", count, found.len() as u32) }
     })
@@ -78,9 +76,9 @@ pub unsafe extern "C" fn nvb_kernel_get(
     info: *mut nvb_kernel_info,
 ) -> nvb_status {
     guard!(nvb_kernel_get, {
-        // SAFETY: a handle or NULL.
-        let (found, overridden) = unsafe { list(backend)? };
-        let kernel = *element("kernel", &found, index)?;
+        let (found, overridden) = list(backend)?;
+        let id = *element("kernel", &found, index)?;
+        let kernel = id.kernel();
         let words = |words: Vec<String>| words.join(" ");
         let value = nvb_kernel_info {
             struct_size: 0,
@@ -92,7 +90,7 @@ pub unsafe extern "C" fn nvb_kernel_get(
             compute_capability: kernel.limits.capability as u32,
             depth_multiple: kernel.limits.depth_multiple as u32,
             alignment: kernel.limits.alignment as u32,
-            overridden: overridden.is_some_and(|other| std::ptr::eq(other, kernel)).into(),
+            overridden: (overridden == Some(id)).into(),
             maximum_rows: kernel.limits.rows as u64,
             name: fixed_text(kernel.name),
             inputs: fixed_text(&words(kernel.inputs.iter().map(ToString::to_string).collect())),

@@ -4,7 +4,7 @@ use super::backend::{nvb_backend, BACKENDS};
 use super::guard::guard;
 use super::operations::activation;
 use super::status::nvb_status;
-use super::structs::{expect_reserved, fixed_text, flag, read, versioned, write};
+use super::structs::{expect_reserved, fixed_text, read, versioned, write};
 use super::weight::{
     format_of, nvb_weight, nvb_weight_desc, weight_of, WeightObject, NVB_WEIGHT_FORMAT_AS_IS, NVB_WEIGHT_GATED,
     NVB_WEIGHT_STACKED,
@@ -172,12 +172,15 @@ pub(super) unsafe fn case_of(
             (Some(object), CaseWeight::Given { view, span })
         }
     };
+    if case.bias > 1 {
+        return Err(Error::invalid(format!("bias is {}; 0 or 1 is needed", case.bias)));
+    }
     let case = Case {
         rows: extent("rows", case.rows)?,
         input,
         output,
         activation: activation(case.activation)?,
-        bias: flag("bias", case.bias)?,
+        bias: case.bias == 1,
         weight,
     };
     // What no product can be is refused here, before anything is measured.

@@ -6,6 +6,7 @@ use super::launch::Launch;
 use super::scratch::{Purpose, ScratchGuard};
 use super::{linear_choice, linear_quantized};
 use crate::error::Result;
+use crate::executor::Executor;
 use crate::ops::linear::Linear;
 use crate::ops::Activation;
 use crate::stream::RawHandle;

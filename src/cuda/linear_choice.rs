@@ -12,13 +12,13 @@ use super::linear_quantized::{
 };
 use super::{linear_quantized, scratch::ScratchGuard};
 use crate::error::Result;
-use crate::executor::{DeviceKind, Executor};
+use crate::executor::DeviceKind;
 use crate::ops::linear::Linear;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{find, kernels_of, KernelId, Way, LINEAR};
 use crate::stream::RawHandle;
 use crate::tensor::DType;
-use crate::weight::{Encoding, Scales};
+use crate::weight::Scales;
 use std::cell::Cell;
 use std::ffi::{c_char, CStr};
 use std::sync::OnceLock;
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
     use crate::ops::Activation;
     use crate::tensor::Tensor;
-    use crate::weight::WeightView;
+    use crate::weight::{Encoding, WeightView};
 
     #[test]
     fn what_a_kernel_takes_lies_within_its_limits() {
