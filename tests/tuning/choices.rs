@@ -69,6 +69,19 @@ fn a_wrong_candidate_never_wins() {
 }
 
 #[test]
+fn a_candidate_that_goes_wrong_while_it_is_timed_does_not_win_either() {
+    let backend = backend(None);
+    let case = case(&backend, 3);
+    let mut spoiled = Spoiled::new(&backend);
+    spoiled.wrong_later = vec!["linear_cpu_16"];
+    let script = Script::new([("linear_cpu_16", 0.4), ("linear_cpu_32", 0.5)]);
+    let (report, outcomes, found) = tune(&backend, &spoiled, script, &[case]);
+    assert_eq!(found[&key(&backend, &case)].choice.kernel.kernel().name, "linear_cpu_32");
+    assert_eq!((report.tuned, report.wrong), (1, 1));
+    assert_eq!(outcomes.last().unwrap(), &("linear_cpu_32".to_string(), Outcome::Chosen(0.5)));
+}
+
+#[test]
 fn without_a_right_candidate_there_is_no_choice() {
     let backend = backend(None);
     let mut spoiled = Spoiled::new(&backend);
