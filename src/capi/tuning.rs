@@ -243,7 +243,8 @@ pub unsafe extern "C" fn nvb_tune_linear(
         // SAFETY: a struct with its size set, or NULL, by the header's contract.
         let (options, clock) = unsafe { convert_options(options)? };
         // SAFETY: `count` structs, by the header's contract.
-        let (_weights, cases) = unsafe { convert_cases(backend, cases, count)? };
+        let kept_alive = unsafe { convert_cases(backend, cases, count)? };
+        let cases: Vec<Case> = kept_alive.iter().map(|(_, case)| *case).collect();
         if !report.is_null() {
             // SAFETY: the header asks for a struct with its size set; a wrong one is found before the work.
             unsafe { read(report.cast_const())? };
@@ -290,10 +291,10 @@ unsafe fn convert_cases(
     backend: &Backend,
     cases: *const nvb_linear_case,
     count: usize,
-) -> Result<(Vec<Option<Arc<WeightObject>>>, Vec<Case>)> {
-    let (mut weights, mut converted) = (Vec::new(), Vec::new());
+) -> Result<Vec<(Option<Arc<WeightObject>>, Case)>> {
+    let mut converted = Vec::with_capacity(count.min(1024));
     if count == 0 {
-        return Ok((weights, converted));
+        return Ok(converted);
     }
     // SAFETY: the caller's contract; NULL is refused.
     unsafe { read(cases)? };
@@ -302,11 +303,9 @@ unsafe fn convert_cases(
     for index in 0..count {
         // SAFETY: one of the array's structs.
         let case = unsafe { case_of(backend, cases.byte_add(index * size)) };
-        let (weight, case) = case.map_err(|error| error.context(format_args!("cases[{index}]")))?;
-        weights.push(weight);
-        converted.push(case);
+        converted.push(case.map_err(|error| error.context(format_args!("cases[{index}]")))?);
     }
-    Ok((weights, converted))
+    Ok(converted)
 }
 
 fn convert_progress(progress: &Progress) -> nvb_tune_progress {

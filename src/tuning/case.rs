@@ -38,7 +38,7 @@ impl CaseWeight {
         columns: usize,
     ) -> Result<CaseWeight> {
         let gated = arrangement == Arrangement::Gated;
-        if rows == 0 || columns == 0 || gated && rows % 2 != 0 {
+        if rows == 0 || columns == 0 || gated && !rows.is_multiple_of(2) {
             return Err(Error::invalid(format!(
                 "a weight of {rows} rows of {columns}; rows and columns are needed, of a gated weight an even number of rows"
             )));
