@@ -1526,10 +1526,10 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
 // GGUF: blocks of 256 in 210 bytes. Quantised again (INT8, groups of 32).
 #define NVB_SOURCE_FORMAT_GGUF_Q6_K 8
 
-// FP8 E4M3 codes [N, K] with scales that multiply them.
+// FP8 E4M3 codes [N, K] of finite values, with scales that multiply them.
 #define NVB_SOURCE_FORMAT_FP8_E4M3 9
 
-// FP8 E5M2 codes [N, K] with scales that multiply them.
+// FP8 E5M2 codes [N, K] of finite values, with scales that multiply them.
 #define NVB_SOURCE_FORMAT_FP8_E5M2 10
 
 // Signed 8-bit codes [N, K] with scales that multiply them.
@@ -2036,6 +2036,28 @@ typedef struct {
   float weight_offset;
 } nvb_rms_norm_args;
 
+// Layer normalisation with the addition in front of it: s = residual ? residual + input : input; residual_output = s;
+// output = (s − mean(s)) · rsqrt(variance(s) + epsilon) · weight + bias.
+typedef struct {
+  size_t struct_size;
+  // [T, width], any float dtype; up to 65,536 wide.
+  nvb_tensor input;
+  // Optional [T, width], any float dtype.
+  nvb_tensor residual;
+  // Optional [T, width], the residual's dtype; may be the same memory as `residual`. It or `output` must be given.
+  nvb_tensor residual_output;
+  // Optional [width]; absent: 1.
+  nvb_tensor weight;
+  // Optional [width], of one dtype with `weight`; absent: 0.
+  nvb_tensor bias;
+  // Optional [T, width]; may be the same memory as `input`.
+  nvb_tensor output;
+  // 0: 1e-5.
+  float epsilon;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_layer_norm_args;
+
 // output = activation(input · weightᵀ + bias); with a gated weight activation(gate) · up.
 typedef struct {
   size_t struct_size;
@@ -2136,6 +2158,12 @@ NVB_MUST_USE nvb_status nvb_embedding(const nvb_backend *backend, const nvb_embe
 // or synchronise; may be captured.
 NVB_MUST_USE nvb_status nvb_rms_norm(const nvb_backend *backend, const nvb_rms_norm_args *args, nvb_stream *stream);
 
+// Queues a layer normalisation (Ba, Kiros and Hinton 2016), f32 inside with one rounding at each store. Does not allocate
+// or synchronise; may be captured.
+NVB_MUST_USE nvb_status nvb_layer_norm(const nvb_backend *backend,
+                          const nvb_layer_norm_args *args,
+                          nvb_stream *stream);
+
 // Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise; the
 // first large product of a stream may allocate workspace. May be captured after that.
 NVB_MUST_USE nvb_status nvb_linear(const nvb_backend *backend, const nvb_linear_args *args, nvb_stream *stream);
@@ -2160,6 +2188,11 @@ static inline void nvb_rms_norm_args_init(nvb_rms_norm_args *value) {
   value->struct_size = sizeof *value;
 }
 
+static inline void nvb_layer_norm_args_init(nvb_layer_norm_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
 static inline void nvb_linear_args_init(nvb_linear_args *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
@@ -2176,6 +2209,69 @@ static inline void nvb_rope_args_init(nvb_rope_args *value) {
 }
 
 static inline void nvb_kv_cache_append_args_init(nvb_kv_cache_append_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Batched and grouped products ------------------------------------------------------------------------------------
+
+// output = alpha · op(a) · op(b) for each matrix of a batch, op(x) = x or xᵀ. Tensors have rank 2 to 4: the last two axes
+// are a matrix, with a contiguous last axis, those before the batch.
+typedef struct {
+  size_t struct_size;
+  // [.., M, K], transposed [.., K, M]; any float dtype. A batch axis of extent 1, of stride 0 or left out serves the
+  // whole batch.
+  nvb_tensor a;
+  // [.., K, N], transposed [.., N, K]; the dtype of `a`, with batch axes as there.
+  nvb_tensor b;
+  // [.., M, N], any float dtype; its batch axes are the batch. Must not overlap `a` or `b`.
+  nvb_tensor output;
+  // 0: 1.
+  float alpha;
+  // 0, or 1: `a` lies transposed.
+  uint32_t transpose_a;
+  // 0, or 1: `b` lies transposed.
+  uint32_t transpose_b;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_matmul_args;
+
+// output[t] = activation(input[t] · weight[e]ᵀ + bias[e]) for the tokens of expert e, which lie one expert after the
+// other: offsets[e] .. offsets[e + 1]. A mixture of experts.
+typedef struct {
+  size_t struct_size;
+  // [T, K], F32 or the weight's dtype; sorted by expert.
+  nvb_tensor input;
+  // I32 [experts + 1] in device memory, ascending from 0 to at most T. They are read when the work runs, so a captured
+  // graph serves every routing. Others are clamped on CUDA and an error on the CPU. Tokens from the last offset on
+  // have no expert, and their rows of `output` are not written.
+  nvb_tensor offsets;
+  // The experts' weights stacked, [experts · N, K]; scales of 128 × 128 blocks need N to be a multiple of 128.
+  const nvb_weight *weight;
+  // Optional [experts · N], any float dtype; for a gated weight in its interleaved order.
+  nvb_tensor bias;
+  // [T, N], gated [T, N / 2]; any float dtype. Must not overlap `input`.
+  nvb_tensor output;
+  // `NVB_ACTIVATION_…`
+  uint32_t activation;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_grouped_linear_args;
+
+// Queues a batch of products, summed in f32 with one rounding at the store. Any extents, 0 included. Does not
+// synchronise; the first call of a stream may allocate workspace. May be captured after that.
+NVB_MUST_USE nvb_status nvb_matmul(const nvb_backend *backend, const nvb_matmul_args *args, nvb_stream *stream);
+
+// Queues the products of a mixture of experts, summed in f32 with one rounding at the store; with F16 or BF16 inputs a
+// quantised weight's values are rounded to that dtype first. Does not allocate or synchronise; may be captured.
+NVB_MUST_USE nvb_status nvb_grouped_linear(const nvb_backend *backend, const nvb_grouped_linear_args *args, nvb_stream *stream);
+
+static inline void nvb_matmul_args_init(nvb_matmul_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_grouped_linear_args_init(nvb_grouped_linear_args *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
@@ -2324,8 +2420,14 @@ static inline void nvb_sample_args_init(nvb_sample_args *value) {
 
 #define NVB_OPERATION_SAMPLE 10
 
+#define NVB_OPERATION_LAYER_NORM 11
+
+#define NVB_OPERATION_MATMUL 12
+
+#define NVB_OPERATION_GROUPED_LINEAR 13
+
 // The operations of this header; a later library may have more.
-#define NVB_OPERATION_COUNT 11
+#define NVB_OPERATION_COUNT 14
 
 // What one operation did since profiling was switched on or reset.
 typedef struct {

@@ -535,6 +535,9 @@ inline void embedding(const nvb_backend* backend, const nvb_embedding_args& args
 inline void rms_norm(const nvb_backend* backend, const nvb_rms_norm_args& args, nvb_stream* stream) {
   check(nvb_rms_norm(backend, &args, stream));
 }
+inline void layer_norm(const nvb_backend* backend, const nvb_layer_norm_args& args, nvb_stream* stream) {
+  check(nvb_layer_norm(backend, &args, stream));
+}
 inline void linear(const nvb_backend* backend, const nvb_linear_args& args, nvb_stream* stream) {
   check(nvb_linear(backend, &args, stream));
 }
@@ -546,6 +549,12 @@ inline void rope(const nvb_backend* backend, const nvb_rope_args& args, nvb_stre
 }
 inline void kv_cache_append(const nvb_backend* backend, const nvb_kv_cache_append_args& args, nvb_stream* stream) {
   check(nvb_kv_cache_append(backend, &args, stream));
+}
+inline void matmul(const nvb_backend* backend, const nvb_matmul_args& args, nvb_stream* stream) {
+  check(nvb_matmul(backend, &args, stream));
+}
+inline void grouped_linear(const nvb_backend* backend, const nvb_grouped_linear_args& args, nvb_stream* stream) {
+  check(nvb_grouped_linear(backend, &args, stream));
 }
 inline void softmax(const nvb_backend* backend, const nvb_softmax_args& args, nvb_stream* stream) {
   check(nvb_softmax(backend, &args, stream));

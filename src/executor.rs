@@ -11,7 +11,10 @@ use crate::ops::{
     elementwise::Elementwise,
     embedding::Embedding,
     gated_activation::GatedActivation,
+    grouped_linear::GroupedLinear,
+    layer_norm::LayerNorm,
     linear::Linear,
+    matmul::Matmul,
     quantize::{Quantize, Quantized},
     rms_norm::RmsNorm,
     rope::Rope,
@@ -225,6 +228,9 @@ pub trait Executor: Send + Sync {
     fn elementwise(&self, op: &Elementwise, stream: RawHandle) -> Result<()>;
     fn argmax(&self, op: &Argmax, stream: RawHandle) -> Result<()>;
     fn sample(&self, op: &Sample, stream: RawHandle) -> Result<()>;
+    fn layer_norm(&self, op: &LayerNorm, stream: RawHandle) -> Result<()>;
+    fn matmul(&self, op: &Matmul, stream: RawHandle) -> Result<()>;
+    fn grouped_linear(&self, op: &GroupedLinear, stream: RawHandle) -> Result<()>;
 
     /// What was chosen among the kernels that this executor has for products.
     fn choices(&self) -> &Choices;

@@ -4,8 +4,9 @@ use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::{
-    argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation, linear::Linear,
-    rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax, Cost,
+    argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
+    grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, matmul::Matmul, rms_norm::RmsNorm,
+    rope::Rope, sample::Sample, softmax::Softmax, Cost,
 };
 use crate::stream::RawHandle;
 use std::ffi::CStr;
@@ -72,6 +73,9 @@ operations! {
     Elementwise = 8, elementwise, c"nvbackend::elementwise";
     Argmax = 9, argmax, c"nvbackend::argmax";
     Sample = 10, sample, c"nvbackend::sample";
+    LayerNorm = 11, layer_norm, c"nvbackend::layer_norm";
+    Matmul = 12, matmul, c"nvbackend::matmul";
+    GroupedLinear = 13, grouped_linear, c"nvbackend::grouped_linear";
 }
 
 impl OperationKind {

@@ -16,6 +16,7 @@ use nvbackend::capi::memory_statistics::*;
 use nvbackend::capi::metrics::*;
 use nvbackend::capi::operations::*;
 use nvbackend::capi::pool::*;
+use nvbackend::capi::products::*;
 use nvbackend::capi::sampling::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::stream_manager::*;
@@ -125,6 +126,7 @@ fn layouts() -> Vec<Layout> {
         nvb_rms_norm_args {
             struct_size, input, post_weight, residual, residual_output, weight, output, epsilon, weight_offset,
         }
+        nvb_layer_norm_args { struct_size, input, residual, residual_output, weight, bias, output, epsilon, reserved }
         nvb_linear_args { struct_size, input, weight, bias, output, activation, reserved }
         nvb_gated_activation_args { struct_size, gate, up, output, activation, reserved }
         nvb_rope_args {
@@ -132,6 +134,8 @@ fn layouts() -> Vec<Layout> {
             layer, rotary_dim, base, position_scale, query_scale, epsilon, weight_offset, reserved,
         }
         nvb_kv_cache_append_args { struct_size, key, value, positions, slots, cache, layer, reserved }
+        nvb_matmul_args { struct_size, a, b, output, alpha, transpose_a, transpose_b, reserved }
+        nvb_grouped_linear_args { struct_size, input, offsets, weight, bias, output, activation, reserved }
         nvb_softmax_args { struct_size, input, output, scale, reserved }
         nvb_elementwise_args { struct_size, input, second, output, factor, activation }
         nvb_argmax_args { struct_size, logits, tokens }

@@ -34,8 +34,10 @@ struct Config {
   Rope local_rope;
   Rope global_rope;
   bool attention_bias = false;
+  float norm_offset = 1;  // norms multiply by norm_offset + weight; GGUF files hold the sum, with 0 here
   int32_t bos = 2;
   std::vector<int32_t> eos;
+  std::string origin = "config.json";  // what these numbers were read from, for errors about tensors
 
   bool query_key_norm() const { return generation == 3; }
   // Gemma 2 and 3 normalise each branch before it is added to the residual stream.

@@ -104,7 +104,7 @@ void Session::add_and_norm(const Vector& post_norm, const Vector& next_norm, int
   args.residual = args.residual_output = nvb::tensor(residual_.data(), NVB_DTYPE_F32, {rows, model_.config.width});
   args.weight = next_norm.tensor;
   args.epsilon = model_.config.epsilon;
-  args.weight_offset = 1;
+  args.weight_offset = model_.config.norm_offset;
   nvb::rms_norm(backend_, args, stream_);
 }
 
@@ -127,7 +127,7 @@ nvb_tensor Session::rotate_and_append(const Layer& layer, int64_t index, int64_t
   args.base = rope.base;
   args.position_scale = rope.position_scale;
   args.epsilon = config.epsilon;
-  args.weight_offset = 1;
+  args.weight_offset = config.norm_offset;
   nvb::rope(backend_, args, stream_);
   return args.query;
 }
@@ -149,7 +149,7 @@ void Session::run(int64_t rows, Attend attend) {
   first_norm.weight = model_.layers.front().input_norm.tensor;
   first_norm.output = hidden(0, rows);
   first_norm.epsilon = config.epsilon;
-  first_norm.weight_offset = 1;
+  first_norm.weight_offset = config.norm_offset;
   nvb::rms_norm(backend_, first_norm, stream_);
 
   for (size_t i = 0; i < model_.layers.size(); ++i) {

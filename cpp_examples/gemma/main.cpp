@@ -1,7 +1,7 @@
 // gemma: writes text with a Gemma model through libnvbackend. `gemma --help` lists the options.
 //
-// The parts, in the order in which a run passes them: options · config, safetensors, tokenizer (or random_model) ·
-// model (weights onto the device) · generate (prefill and decode) · forward (the calls of one pass).
+// The parts, in the order in which a run passes them: options · config, safetensors, tokenizer (or gguf_model, or
+// random_model) · model (weights onto the device) · generate (prefill and decode) · forward (the calls of one pass).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,6 +13,7 @@
 
 #include "error.h"
 #include "generate.h"
+#include "gguf_model.h"
 #include "npy.h"
 #include "options.h"
 #include "random_model.h"
@@ -29,10 +30,11 @@ constexpr double kMiB = 1024 * 1024;
 struct Source {
   Config config;
   std::optional<Safetensors> files;
+  std::optional<GgufModel> gguf;
   std::optional<RandomModel> random;
   std::unique_ptr<Tokenizer> tokenizer;  // not with random weights
 
-  const TensorMap& tensors() const { return files ? files->tensors() : random->tensors; }
+  const TensorMap& tensors() const { return files ? files->tensors() : gguf ? gguf->tensors : random->tensors; }
 };
 
 Source open_source(const Options& options) {
@@ -40,6 +42,10 @@ Source open_source(const Options& options) {
   if (!options.random.empty()) {
     source.random = make_random_model(options.random);
     source.config = source.random->config;
+  } else if (is_gguf(options.model)) {
+    source.gguf = open_gguf(options.model);
+    source.config = source.gguf->config;
+    source.tokenizer = std::make_unique<Tokenizer>(source.gguf->tokenizer, options.model + ": its tokenizer");
   } else {
     source.config = read_config(options.model);
     source.tokenizer = std::make_unique<Tokenizer>(options.model + "/tokenizer.model");
@@ -126,7 +132,18 @@ void report_device(const nvb::backend& backend) {
   }
 }
 
-void report(const nvb::backend& backend, const Timing& timing, bool memory) {
+void report_formats(const Model& model) {
+  for (const auto& [format, use] : model.formats) {
+    std::fprintf(stderr,
+                 "  %-12s %10.1f MiB for %.1f M parameters, %.1f MiB of it scales, and %.1f MiB read in place; "
+                 "relative error %.2g at most\n",
+                 weight_format_name(format), static_cast<double>(use.bytes) / kMiB,
+                 static_cast<double>(use.parameters) / 1e6, static_cast<double>(use.scale_bytes) / kMiB,
+                 static_cast<double>(use.in_place_bytes) / kMiB, use.largest_error);
+  }
+}
+
+void report(const nvb::backend& backend, const Model& model, const Timing& timing, bool memory) {
   const auto rate = [](int64_t tokens, double seconds) {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
   };
@@ -140,6 +157,7 @@ void report(const nvb::backend& backend, const Timing& timing, bool memory) {
   std::fprintf(stderr, "memory: %.1f MiB at peak, %.1f MiB of it the cache of keys and values\n",
                static_cast<double>(statistics.peak) / kMiB, static_cast<double>(timing.cache_bytes) / kMiB);
   if (!memory) return;
+  report_formats(model);
   std::fprintf(stderr,
                "  weights      %10.1f MiB in %llu blocks\n"
                "  allocations  %10llu, frees %llu, refused %llu\n"
@@ -171,7 +189,7 @@ void run(const Options& options) {
   Model model;
   {
     Progress progress(bytes);
-    model = load_model(backend, source.config, source.tensors(), &progress);
+    model = load_model(backend, source.config, source.tensors(), options.weights, &progress);
   }
   std::fprintf(stderr, "model: Gemma %d, %.1f M parameters, loaded in %.2f s\n", model.config.generation,
                static_cast<double>(model.parameters) / 1e6,
@@ -196,7 +214,7 @@ void run(const Options& options) {
       backend, model, request,
       [&printer](size_t sequence, int32_t token, bool last) { printer.add(sequence, token, last); }, on_logits);
   if (writer) writer->close();
-  report(backend, timing, options.memory);
+  report(backend, model, timing, options.memory);
 }
 
 }  // namespace

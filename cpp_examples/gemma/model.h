@@ -3,12 +3,14 @@
 #define GEMMA_MODEL_H
 
 #include <cstdint>
+#include <map>
 #include <nvbackend.hpp>
 #include <vector>
 
 #include "config.h"
 #include "progress.h"
 #include "tensor_map.h"
+#include "weight_formats.h"
 
 namespace gemma {
 
@@ -34,21 +36,32 @@ struct Layer {
   Vector post_feed_forward_norm;  // Gemma 2 and 3
 };
 
+// The matrices of one format.
+struct FormatUse {
+  uint64_t parameters = 0;
+  uint64_t bytes = 0;           // of device memory
+  uint64_t scale_bytes = 0;     // within `bytes`
+  uint64_t in_place_bytes = 0;  // of host memory that is read where it lies
+  double largest_error = 0;     // of a matrix: ‖weight − file‖ / ‖file‖
+};
+
 struct Model {
   Config config;
   nvb::weight embedding;  // [vocabulary, width]
   nvb::weight head;       // empty where the embedding is the head too
   std::vector<Layer> layers;
   Vector final_norm;
-  // Of everything between the products. F32 on the CPU and for weights that are not BF16, else BF16.
+  // Of everything between the products. F32 on the CPU and for weights in F32 or F16, else BF16.
   uint32_t activation_dtype = NVB_DTYPE_F32;
+  std::map<uint32_t, FormatUse> formats;  // by NVB_WEIGHT_FORMAT_…
   uint64_t parameters = 0;
 };
 
-// Creates the weights on the backend's device. On the CPU the embedding is read in place, so the memory behind
-// `tensors` outlives the model. Errors: a tensor that is missing or has another shape or dtype than the configuration
-// asks for.
-Model load_model(const nvb::backend& backend, const Config& config, const TensorMap& tensors, Progress* progress);
+// Creates the weights on the backend's device, in `formats`: numbers are quantised, and blocks of GGUF files converted,
+// as they are read. On the CPU an embedding that keeps its dtype is read in place, so the memory behind `tensors`
+// outlives the model. Errors: a tensor that is missing or has another shape or dtype than the configuration asks for.
+Model load_model(const nvb::backend& backend, const Config& config, const TensorMap& tensors,
+                 const WeightFormats& formats, Progress* progress);
 
 }  // namespace gemma
 

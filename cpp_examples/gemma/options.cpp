@@ -38,11 +38,12 @@ float number(const std::string& option, const std::string& text, float lowest, f
 std::string help_text() {
   return "Writes text with a Gemma 1, 2 or 3 model through libnvbackend.\n"
          "\n"
-         "  gemma --model FOLDER --prompt TEXT [options]\n"
+         "  gemma --model FOLDER|FILE.gguf --prompt TEXT [options]\n"
          "  gemma --random NAME [--prompt-tokens N] [options]\n"
          "\n"
          "What to run\n"
          "  --model FOLDER      config.json, tokenizer.model and model.safetensors, or several with an index\n"
+         "  --model FILE.gguf   a Gemma 3 with its tokenizer, in F32, F16, BF16, Q4_0, Q4_K, Q6_K or Q8_0\n"
          "  --prompt TEXT       give it several times to continue several prompts at once\n"
          "  --random NAME       random weights of a published shape, to measure speed; one of\n"
          "                      " +
@@ -53,6 +54,11 @@ std::string help_text() {
          "Where\n"
          "  --device NAME       auto, cpu, cuda or cuda:N (auto: the best GPU, else the CPU)\n"
          "  --threads N         of the CPU (0: one for each core)\n"
+         "  --weights FORMAT    bf16, fp8, int8 (a scale for each row) or int4 (one for 32 numbers), quantised while\n"
+         "                      the model loads (as the file has them)\n"
+         "  --weights-table FORMAT\n"
+         "                      the same for the token table, which is the head too (int8 with int4, else bf16: its\n"
+         "                      rows are the model's input and score every token)\n"
          "How\n"
          "  --max-tokens N      new tokens for each prompt (128, or what the model's positions leave)\n"
          "  --temperature T     0 takes the most probable token (0)\n"
@@ -61,7 +67,7 @@ std::string help_text() {
          "  --seed N            of the random numbers (0)\n"
          "What to write\n"
          "  --logits FILE       the logits of all prompt tokens, float32 [tokens, vocabulary], as .npy\n"
-         "  --memory            a summary of the memory in use, on standard error\n"
+         "  --memory-summary    the memory in use and the weights of each format, on standard error; also --memory\n"
          "  --help              this text\n"
          "\n"
          "Standard output receives the new text alone, as it comes; of several sequences each when it is complete,\n"
@@ -73,6 +79,7 @@ std::string help_text() {
 Options parse_options(int count, char** arguments) {
   Options options;
   bool prompt_tokens_given = false;
+  std::string weights, table;
   for (int i = 1; i < count; ++i) {
     const std::string option = arguments[i];
     const auto value = [&]() -> std::string {
@@ -106,7 +113,11 @@ Options parse_options(int count, char** arguments) {
       options.top_k = integer<uint32_t>(option, value(), 0, 1 << 24);
     } else if (option == "--top-p") {
       options.top_p = number(option, value(), 0, 1);
-    } else if (option == "--memory") {
+    } else if (option == "--weights") {
+      weights = value();
+    } else if (option == "--weights-table") {
+      table = value();
+    } else if (option == "--memory-summary" || option == "--memory") {
       options.memory = true;
     } else if (option == "--help" || option == "-h") {
       options.help = true;
@@ -115,7 +126,9 @@ Options parse_options(int count, char** arguments) {
     }
   }
   if (options.help) return options;
-  if (options.model.empty() == options.random.empty()) fail("either --model FOLDER or --random NAME is needed");
+  options.weights = parse_weight_formats(weights, table);
+  if (options.model.empty() == options.random.empty())
+    fail("either --model FOLDER|FILE.gguf or --random NAME is needed");
   if (!options.random.empty() && !options.prompts.empty()) {
     fail("--random has no tokenizer: give --prompt-tokens instead of --prompt");
   }

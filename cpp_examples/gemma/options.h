@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "weight_formats.h"
+
 namespace gemma {
 
 struct Options {
@@ -23,6 +25,7 @@ struct Options {
   float temperature = 0;
   uint32_t top_k = 0;
   float top_p = 1;
+  WeightFormats weights;
   bool memory = false;
   bool help = false;
 };

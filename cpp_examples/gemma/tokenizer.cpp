@@ -33,10 +33,11 @@ bool may_follow(uint8_t first, uint8_t byte) {
 
 }  // namespace
 
-Tokenizer::Tokenizer(const std::string& path) {
-  const std::string model = read_text(path, kMaxModelBytes);
+Tokenizer::Tokenizer(const std::string& path) : Tokenizer(read_text(path, kMaxModelBytes), path) {}
+
+Tokenizer::Tokenizer(const std::string& model, const std::string& where) {
   const auto status = processor_.LoadFromSerializedProto(model);
-  if (!status.ok()) fail(path, ": not a SentencePiece model: ", status.ToString());
+  if (!status.ok()) fail(where, ": not a SentencePiece model: ", status.ToString());
 }
 
 std::vector<int32_t> Tokenizer::encode(const std::string& text, int32_t bos, int64_t vocabulary) const {

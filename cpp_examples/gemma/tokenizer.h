@@ -16,6 +16,9 @@ class Tokenizer {
   // Errors: a file that is missing, larger than 64 MiB or no SentencePiece model.
   explicit Tokenizer(const std::string& path);
 
+  // The bytes of such a file; `where` names them in errors.
+  Tokenizer(const std::string& model, const std::string& where);
+
   // `bos` and the tokens of `text`. Errors: a token that the model's vocabulary does not hold.
   std::vector<int32_t> encode(const std::string& text, int32_t bos, int64_t vocabulary) const;
 

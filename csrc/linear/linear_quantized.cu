@@ -1,13 +1,16 @@
 // nvb_cuda_linear_quantized: checks the parameters and picks the kernel, the first row of the table that fits.
 #include "../common/vector.cuh"
+#include "linear_quantized_decode.h"
 #include "linear_quantized_kernels.h"
+#include "linear_quantized_wgmma.h"
 #include "linear_table.h"
 
 namespace nvb {
 namespace quantized {
 namespace {
 
-constexpr int64_t kMaxK = int64_t{1} << 30;  // the kernels count chunks of k in 32 bits
+constexpr int64_t kMaxK = int64_t{1} << 30;        // the kernels count chunks of k in 32 bits
+constexpr int64_t kMaxHopperK = int64_t{1} << 20;  // and those for 9.0 bytes of a row
 
 bool is_valid(const nvb_linear_quantized_params& p) {
   const bool dtypes = float_dtype_bytes(p.input_dtype) != 0 && float_dtype_bytes(p.output_dtype) != 0 &&
@@ -24,8 +27,8 @@ using Launch = const nvb_launch&;
 // Chunks of 64 along k, and rows of x that 16-byte copies can take. The stride of a single row is never used.
 bool fits_tensor_cores(Params p, Launch launch) {
   return launch.capability >= 80 && p.input_dtype != NVB_F32 && p.k > 0 && p.k % 64 == 0 &&
-         is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, 2) && is_aligned16(p.weight, 0, 1) &&
-         is_aligned16(p.scales, 0, 1);
+         (p.k <= kMaxHopperK || !is_hopper(launch)) && is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, 2) &&
+         is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1);
 }
 
 struct Kernel {
@@ -33,6 +36,7 @@ struct Kernel {
   bool (*fits)(Params, Launch);
   cudaError_t (*launch)(Params, Launch);
   bool (*can)(Params, Launch) = nullptr;  // where the kernel can do more than it is chosen for
+  size_t (*workspace)(Params) = nullptr;
 };
 
 template <typename T>
@@ -55,25 +59,40 @@ cudaError_t launch_tensor_cores(Params p, Launch launch) {
                                   : launch_encoding<__nv_bfloat16>(p, launch, Count);
 }
 
-// Kernels of one compute capability stand in front of those that serve all of them. On an H200, of the two skinny
-// kernels for Int4 the one with fewer chunks in flight and more blocks wins once W has some 40 million elements, and
-// from 8192 rows on kMma16's sharing of x between the rows of a block outweighs its coarser blocks.
+template <typename T>
+cudaError_t launch_decode_encoding(Params p, Launch launch) {
+  switch (p.encoding) {
+    case NVB_INT4:
+      return launch_decode_int4<T>(p, launch);
+    case NVB_INT8:
+      return launch_decode_int8<T>(p, launch);
+    default:
+      return launch_decode_fp8<T>(p, launch);
+  }
+}
+
+cudaError_t launch_decode(Params p, Launch launch) {
+  return p.input_dtype == NVB_F16 ? launch_decode_encoding<__half>(p, launch)
+                                  : launch_decode_encoding<__nv_bfloat16>(p, launch);
+}
+
+bool can_wgmma(Params p, Launch launch) {
+  return is_hopper(launch) && p.m <= 64 && p.offsets == nullptr && fits_tensor_cores(p, launch);
+}
+
+// On an H200 the decode kernels lead up to 16 tokens, but from 9 on not where rows are long or W is large.
+bool fits_wgmma(Params p, Launch launch) {
+  const bool many = p.m > 16 || (p.m > 8 && (p.k >= 10240 || p.n * p.k >= 58'000'000));
+  return many && can_wgmma(p, launch);
+}
+
+// Kernels of one compute capability stand in front of those that serve all of them.
 constexpr Kernel kKernels[] = {
-    {"linear_quantized_skinny8_long",
-     [](Params p, Launch l) {
-       return p.m <= 8 && p.encoding == NVB_INT4 && p.offsets == nullptr && p.n * p.k >= 40'000'000 &&
-              fits_tensor_cores(p, l);
-     },
-     launch_tensor_cores<Tokens::kSkinny8Long>,
-     [](Params p, Launch l) {
-       return p.m <= 8 && p.encoding == NVB_INT4 && p.offsets == nullptr && fits_tensor_cores(p, l);
-     }},
+    {"linear_quantized_wgmma", fits_wgmma, launch_wgmma, can_wgmma, wgmma_workspace},
+    {"linear_quantized_decode", [](Params p, Launch l) { return is_hopper(l) && p.m <= 16 && fits_tensor_cores(p, l); },
+     launch_decode},
     {"linear_quantized_skinny8", [](Params p, Launch l) { return p.m <= 8 && fits_tensor_cores(p, l); },
      launch_tensor_cores<Tokens::kSkinny8>},
-    {"linear_quantized_mma16",
-     [](Params p, Launch l) { return p.m <= 16 && p.encoding == NVB_INT4 && p.n >= 8192 && fits_tensor_cores(p, l); },
-     launch_tensor_cores<Tokens::kMma16>,
-     [](Params p, Launch l) { return p.m <= 16 && p.encoding == NVB_INT4 && fits_tensor_cores(p, l); }},
     {"linear_quantized_skinny16", [](Params p, Launch l) { return p.m <= 16 && fits_tensor_cores(p, l); },
      launch_tensor_cores<Tokens::kSkinny16>},
     {"linear_quantized_mma32", [](Params p, Launch l) { return p.m <= 32 && fits_tensor_cores(p, l); },
@@ -101,6 +120,12 @@ bool can(int32_t index, Params params, Launch launch) {
 }  // namespace quantized
 }  // namespace nvb
 
+extern "C" size_t nvb_cuda_linear_quantized_workspace(const nvb_linear_quantized_params* params,
+                                                      const nvb_launch* launch) noexcept {
+  const bool runs = nvb::quantized::is_valid(*params) && params->m > 0 && params->n > 0;
+  return runs && nvb::quantized::fits_wgmma(*params, *launch) ? nvb::quantized::wgmma_workspace(*params) : 0;
+}
+
 extern "C" cudaError_t nvb_cuda_linear_quantized(const nvb_linear_quantized_params* params,
                                                  const nvb_launch* launch) noexcept {
   if (!nvb::quantized::is_valid(*params)) return cudaErrorInvalidValue;
@@ -127,6 +152,13 @@ extern "C" int32_t nvb_cuda_linear_quantized_kernel_can(int32_t index, const nvb
                                                         const nvb_launch* launch) noexcept {
   return nvb::quantized::is_kernel(index) && nvb::quantized::is_valid(*params) &&
          nvb::quantized::can(index, *params, *launch);
+}
+
+extern "C" size_t nvb_cuda_linear_quantized_workspace_with(int32_t index,
+                                                           const nvb_linear_quantized_params* params) noexcept {
+  const bool runs = nvb::quantized::is_kernel(index) && nvb::quantized::is_valid(*params) && params->m > 0 &&
+                    params->n > 0 && nvb::quantized::kKernels[index].workspace != nullptr;
+  return runs ? nvb::quantized::kKernels[index].workspace(*params) : 0;
 }
 
 extern "C" cudaError_t nvb_cuda_linear_quantized_with(int32_t index, const nvb_linear_quantized_params* params,

@@ -10,7 +10,8 @@
 //
 // Supported: x, bias and y of any float dtype; any m, n, k up to 2^30, strides and alignment of x and y; the encodings
 // and scales of common/quantized.h with weights and scales 16-byte aligned. Tensor-core paths take x in F16 or BF16
-// with 16-byte aligned rows, k a multiple of 64, from compute capability 8.0 on; everything else takes a plain kernel.
+// with 16-byte aligned rows, k a multiple of 64, from compute capability 8.0 on (on 9.0 k up to 2^20); everything else
+// takes a plain kernel.
 struct nvb_linear_quantized_params {
   const void* input;
   const void* weight;
@@ -18,6 +19,7 @@ struct nvb_linear_quantized_params {
   const void* offsets;  // of Int4 with zero points, else null
   const void* bias;
   void* output;
+  void* workspace;  // as large as asked for, 16-byte aligned; null for 0 bytes
   int64_t m;
   int64_t n;
   int64_t k;
@@ -33,9 +35,13 @@ struct nvb_linear_quantized_params {
   uint32_t activation;
   uint32_t gated;  // 0 or 1
 };
-static_assert(sizeof(nvb_linear_quantized_params) == 128, "src/cuda/linear_quantized.rs mirrors this layout");
+static_assert(sizeof(nvb_linear_quantized_params) == 136, "src/cuda/linear_quantized.rs mirrors this layout");
 
 extern "C" {
+// Bytes of device memory that the product wants; `workspace` is not read.
+size_t nvb_cuda_linear_quantized_workspace(const nvb_linear_quantized_params* params,
+                                           const nvb_launch* launch) noexcept;
+
 cudaError_t nvb_cuda_linear_quantized(const nvb_linear_quantized_params* params, const nvb_launch* launch) noexcept;
 
 // The kernel that nvb_cuda_linear_quantized would run, a static string; "none" for what it answers without a kernel.

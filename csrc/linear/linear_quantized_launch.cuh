@@ -18,19 +18,13 @@ cudaError_t launch_tokens(const nvb_linear_quantized_params& params, const nvb_l
   constexpr int kStages = Weight::kSlotBytes > 1024 ? 3 : 4;
   switch (tokens) {
     case Tokens::kSkinny8:
-      return launch_skinny<Weight, T, 1, 8, kDepth, false, kBlocks>(params, launch);
+      return launch_skinny<Weight, T, 1, 8, kDepth, kBlocks, false>(params, launch);
     case Tokens::kSkinny16:
-      return launch_skinny<Weight, T, 2, 8, kDepth / 2, false, kBlocks>(params, launch);
+      return launch_skinny<Weight, T, 2, 8, kDepth / 2, kBlocks, false>(params, launch);
     case Tokens::kMma32:
       return launch_mma<Weight, T, 4, 1, 4, 2, kStages, 2>(params, launch);
     case Tokens::kMma64:
       return launch_mma<Weight, T, 8, 2, 2, 2, kStages, 2>(params, launch);
-    case Tokens::kSkinny8Long:
-      if constexpr (kInt4 && !Weight::kOffsets) return launch_skinny<Weight, T, 1, 8, 4, false, 4>(params, launch);
-      return cudaErrorInvalidValue;
-    case Tokens::kMma16:
-      if constexpr (kInt4) return launch_mma<Weight, T, 2, 2, 2, 4, kStages, 1>(params, launch);
-      return cudaErrorInvalidValue;
   }
   return cudaErrorInvalidValue;
 }

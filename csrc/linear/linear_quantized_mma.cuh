@@ -14,6 +14,7 @@
 #pragma once
 
 #include "linear_epilogue.cuh"
+#include "linear_quantized_special.cuh"
 #include "linear_quantized_weight.cuh"
 
 namespace nvb {
@@ -45,7 +46,8 @@ __device__ __forceinline__ int x_piece(int token, int piece) {
 
 template <typename Weight, typename T, int Tiles, int RowTiles, int WarpsN, int WarpsK, int Stages, int BlocksPerSm>
 __global__ void __launch_bounds__(32 * WarpsN * WarpsK, BlocksPerSm)
-    linear_quantized_mma(const nvb_linear_quantized_params p, const LinearEpilogue epilogue) {
+    linear_quantized_mma(const __grid_constant__ nvb_linear_quantized_params p,
+                         const __grid_constant__ LinearEpilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
   using Shape = MmaShape<Weight, Tiles, RowTiles, WarpsN, WarpsK, Stages>;
   constexpr int kScaleWords = Weight::kScaleWords > 0 ? Weight::kScaleWords : 1;
@@ -217,6 +219,7 @@ __global__ void __launch_bounds__(32 * WarpsN * WarpsK, BlocksPerSm)
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] *= row_scales[i];
+    repair_sums<Weight, T>(p, first_token + token, column, values);
     store_columns(epilogue, first_token + token, column, values, bias);
   }
 #endif

@@ -5,13 +5,14 @@
 // share any. x comes through L1. A block's warps divide k among themselves for the same 16 rows; their sums meet in
 // shared memory and are added in a fixed order.
 //
-// Shapes: x [m, k] of f16 or bf16 with 16-byte aligned rows, k a multiple of 64. Compute capability 8.0.
+// Shapes: x [m, k] of f16 or bf16 with 16-byte aligned rows, k a multiple of 64. Compute capability 8.0; with
+// Hopper code for 9.0 alone.
 //
-// In flight a lane has Depth chunks: in registers (one batch of loads after the other), or as asynchronous copies into
-// a ring of its own in shared memory (Warps * Depth * kSlotBytes), which never runs empty.
+// In flight a lane has Depth chunks in registers, one batch of loads after the other. Shared memory: the sums.
 #pragma once
 
 #include "linear_epilogue.cuh"
+#include "linear_quantized_special.cuh"
 #include "linear_quantized_weight.cuh"
 
 namespace nvb {
@@ -39,24 +40,15 @@ __device__ __forceinline__ void load_tokens(const T* const (&tokens)[Tiles], int
   }
 }
 
-template <typename Weight, typename T, int Tiles, int Warps, int Depth, bool Ring, int BlocksPerSm>
-struct Skinny {
-  static constexpr int kTiles = Tiles, kWarps = Warps, kDepth = Depth;
-  static constexpr bool kRing = Ring;
-  static constexpr int kThreads = 32 * Warps;
-  static constexpr int kTokens = 8 * Tiles;
-  static constexpr int kResultBytes = Warps * kTokens * kTileRows * 4;
-  static constexpr int kRingBytes = Ring ? Warps * Depth * Weight::kSlotBytes : 0;
-  static constexpr int kSharedBytes = kRingBytes > kResultBytes ? kRingBytes : kResultBytes;
-};
-
-template <typename Weight, typename T, int Tiles, int Warps, int Depth, bool Ring, int BlocksPerSm>
+template <typename Weight, typename T, int Tiles, int Warps, int Depth, int BlocksPerSm, bool Hopper>
 __global__ void __launch_bounds__(32 * Warps, BlocksPerSm)
-    linear_quantized_skinny(const nvb_linear_quantized_params p, const LinearEpilogue epilogue) {
+    linear_quantized_skinny(const __grid_constant__ nvb_linear_quantized_params p,
+                            const __grid_constant__ LinearEpilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
-  using Shape = Skinny<Weight, T, Tiles, Warps, Depth, Ring, BlocksPerSm>;
+  if (Hopper && __CUDA_ARCH__ != 900) return;
+  constexpr int kTokens = 8 * Tiles;
   constexpr int kScaleWords = Weight::kScaleWords > 0 ? Weight::kScaleWords : 1;
-  extern __shared__ uint4 shared[];
+  __shared__ float partial[Warps * kTokens * kTileRows];
   const int warp = threadIdx.x / 32;
   const int group = threadIdx.x % 32 / 4;
   const int quad = threadIdx.x % 4;
@@ -81,46 +73,24 @@ __global__ void __launch_bounds__(32 * Warps, BlocksPerSm)
     multiply_chunk<Weight, T>(weight, words, scales, chunk, x, sums);
   };
 
-  if constexpr (Ring) {
-    char* const ring = reinterpret_cast<char*>(shared) + warp * Depth * Weight::kSlotBytes;
+  for (int chunk = begin; chunk < end; chunk += Depth) {
+    uint32_t words[Depth][Weight::kWords], scales[Depth][kScaleWords];
 #pragma unroll
     for (int i = 0; i < Depth; ++i) {
-      if (begin + i < end) weight.copy(begin + i, ring + i * Weight::kSlotBytes);
-      cp_async_commit();
+      if (chunk + i < end) weight.load(chunk + i, words[i], scales[i]);
     }
-    wait_for_previous_grid();
-    int slot = 0;
-    for (int chunk = begin; chunk < end; ++chunk) {
-      cp_async_wait<Depth - 1>();
-      uint32_t words[Weight::kWords], scales[kScaleWords];
-      weight.read(ring + slot * Weight::kSlotBytes, words, scales);
-      multiply(words, scales, chunk);
-      if (chunk + Depth < end) weight.copy(chunk + Depth, ring + slot * Weight::kSlotBytes);
-      cp_async_commit();
-      slot = slot + 1 == Depth ? 0 : slot + 1;
-    }
-    __syncthreads();
-  } else {
-    for (int chunk = begin; chunk < end; chunk += Depth) {
-      uint32_t words[Depth][Weight::kWords], scales[Depth][kScaleWords];
+    if (chunk == begin) wait_for_previous_grid();
 #pragma unroll
-      for (int i = 0; i < Depth; ++i) {
-        if (chunk + i < end) weight.load(chunk + i, words[i], scales[i]);
-      }
-      if (chunk == begin) wait_for_previous_grid();
-#pragma unroll
-      for (int i = 0; i < Depth; ++i) {
-        if (chunk + i < end) multiply(words[i], scales[i], chunk + i);
-      }
+    for (int i = 0; i < Depth; ++i) {
+      if (chunk + i < end) multiply(words[i], scales[i], chunk + i);
     }
   }
 
   // Lay the sums of every warp out in shared memory: sums[0, 1] row group, tokens 2 quad and 2 quad + 1; [2, 3] row
   // + 8.
-  float* const partial = reinterpret_cast<float*>(shared);
 #pragma unroll
   for (int tile = 0; tile < Tiles; ++tile) {
-    float* const address = partial + (warp * Shape::kTokens + 8 * tile + 2 * quad) * kTileRows + group;
+    float* const address = partial + (warp * kTokens + 8 * tile + 2 * quad) * kTileRows + group;
     address[0] = sums[tile][0];
     address[kTileRows] = sums[tile][1];
     address[8] = sums[tile][2];
@@ -130,7 +100,7 @@ __global__ void __launch_bounds__(32 * Warps, BlocksPerSm)
 
   // A thread finishes (gate, up) pairs of columns of one token.
   constexpr int kPairs = kTileRows / 2;
-  for (int i = threadIdx.x; i < kPairs * Shape::kTokens; i += Shape::kThreads) {
+  for (int i = threadIdx.x; i < kPairs * kTokens; i += 32 * Warps) {
     const int pair = i % kPairs;
     const int token = i / kPairs;
     const int64_t column = first_row + 2 * pair;
@@ -138,8 +108,7 @@ __global__ void __launch_bounds__(32 * Warps, BlocksPerSm)
     float pair_sums[2] = {};
 #pragma unroll
     for (int w = 0; w < Warps; ++w) {
-      const float2 part =
-          *reinterpret_cast<const float2*>(partial + (w * Shape::kTokens + token) * kTileRows + 2 * pair);
+      const float2 part = *reinterpret_cast<const float2*>(partial + (w * kTokens + token) * kTileRows + 2 * pair);
       pair_sums[0] += part.x, pair_sums[1] += part.y;
     }
     if constexpr (Weight::kScales == Scales::kRows) {
@@ -147,6 +116,7 @@ __global__ void __launch_bounds__(32 * Warps, BlocksPerSm)
       pair_sums[0] *= scales[0];
       pair_sums[1] *= column + 1 < p.n ? scales[1] : 0.0f;
     }
+    repair_sums<Weight, T>(p, token, column, pair_sums);
     float bias[2];
     load_bias(epilogue, column, bias);
     store_columns(epilogue, token, column, pair_sums, bias);
@@ -154,23 +124,16 @@ __global__ void __launch_bounds__(32 * Warps, BlocksPerSm)
 #endif
 }
 
-template <typename Weight, typename T, int Tiles, int Warps, int Depth, bool Ring, int BlocksPerSm>
+template <typename Weight, typename T, int Tiles, int Warps, int Depth, int BlocksPerSm, bool Hopper>
 cudaError_t launch_skinny(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
-  using Shape = Skinny<Weight, T, Tiles, Warps, Depth, Ring, BlocksPerSm>;
-  const auto kernel = linear_quantized_skinny<Weight, T, Tiles, Warps, Depth, Ring, BlocksPerSm>;
-  if (Shape::kSharedBytes > 48 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
-    if (error != cudaSuccess) return error;
-  }
+  const auto kernel = linear_quantized_skinny<Weight, T, Tiles, Warps, Depth, BlocksPerSm, Hopper>;
   const unsigned blocks = static_cast<unsigned>((params.n + kTileRows - 1) / kTileRows);
   cudaLaunchAttribute overlap;
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = blocks;
-  config.blockDim = Shape::kThreads;
-  config.dynamicSmemBytes = Shape::kSharedBytes;
+  config.blockDim = 32 * Warps;
   config.stream = launch.stream;
   config.attrs = &overlap;
   config.numAttrs = launch.capability >= 90 ? 1 : 0;

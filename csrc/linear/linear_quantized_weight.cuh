@@ -96,18 +96,27 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   }
 }
 
+// (a & mask) | bits in one instruction: it has room for one constant, so the other has to be in a register, which the
+// compiler does not choose by itself.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(mask), "r"(bits));
+  return result;
+}
+
 // 1.0 twice.
 template <typename T>
 inline constexpr uint32_t kOnes = kIsBf16<T> ? 0x3f803f80u : 0x3c003c00u;
 
-// Four 8-bit elements → two pairs of T with the same value.
+// Four 8-bit elements → two pairs of T with the same value. FP8 codes are those of numbers (src/weight/codes.rs refuses
+// others).
 template <uint32_t Encoding, typename T>
 __device__ __forceinline__ void decode_bytes(uint32_t word, uint32_t& first, uint32_t& second) {
   if constexpr (Encoding == NVB_INT8 && kIsBf16<T>) {
     // 128 + the low seven bits, plus -128 or -256 by the sign bit: both are multiples of a bf16's last place there.
     const uint32_t low = __byte_perm(word, 0, 0x4140), high = __byte_perm(word, 0, 0x4342);
-    first = add_pairs<T>((low & 0x007f007fu) | 0x43004300u, (low & 0x00800080u) | 0xc300c300u);
-    second = add_pairs<T>((high & 0x007f007fu) | 0x43004300u, (high & 0x00800080u) | 0xc300c300u);
+    first = add_pairs<T>(and_or(low, 0x007f007fu, 0x43004300u), and_or(low, 0x00800080u, 0xc300c300u));
+    second = add_pairs<T>(and_or(high, 0x007f007fu, 0x43004300u), and_or(high, 0x00800080u, 0xc300c300u));
   } else if constexpr (Encoding == NVB_INT8) {
     // 1024 + (q + 128) has q + 128 for its low byte.
     const uint32_t biased = word ^ 0x80808080u;
@@ -124,8 +133,8 @@ __device__ __forceinline__ void decode_bytes(uint32_t word, uint32_t& first, uin
       constexpr int kShift = kIsBf16<T> ? (kE4m3 ? 4 : 3) : 1;
       constexpr uint32_t kMask = (0x7f00u >> kShift) * 0x10001u;
       constexpr uint32_t kFactor = kIsBf16<T> ? (kE4m3 ? 0x7b807b80u : 0x77807780u) : 0x5c005c00u;
-      first = multiply_pairs<T>((low & 0x80008000u) | ((low >> kShift) & kMask), kFactor);
-      second = multiply_pairs<T>((high & 0x80008000u) | ((high >> kShift) & kMask), kFactor);
+      first = multiply_pairs<T>(and_or(low, 0x80008000u, (low >> kShift) & kMask), kFactor);
+      second = multiply_pairs<T>(and_or(high, 0x80008000u, (high >> kShift) & kMask), kFactor);
     }
   }
 }
@@ -196,7 +205,7 @@ class Int4Weight {
     constexpr uint32_t kExponent = kIsBf16<T> ? 0x43004300u : 0x64006400u;
     constexpr uint32_t kMinusEight = kIsBf16<T> ? 0xc308c308u : 0xe408e408u;
 #pragma unroll
-    for (int p = 0; p < 4; ++p) a[p] = add_pairs<T>(((words[j] >> (4 * p)) & 0x000f000fu) | kExponent, kMinusEight);
+    for (int p = 0; p < 4; ++p) a[p] = add_pairs<T>(and_or(words[j] >> (4 * p), 0x000f000fu, kExponent), kMinusEight);
   }
 
   // The scales of rows g and g + 8 in step s.

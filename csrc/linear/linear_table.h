@@ -15,6 +15,9 @@ int32_t nvb_cuda_linear_kernel_can(int32_t index, const nvb_linear_params* param
 int32_t nvb_cuda_linear_quantized_kernel_can(int32_t index, const nvb_linear_quantized_params* params,
                                              const nvb_launch* launch) noexcept;
 
+// Bytes of workspace that the kernel wants in `params` for a product that it can do.
+size_t nvb_cuda_linear_quantized_workspace_with(int32_t index, const nvb_linear_quantized_params* params) noexcept;
+
 // The product by this kernel; cudaErrorInvalidValue where it cannot do it.
 cudaError_t nvb_cuda_linear_with(int32_t index, const nvb_linear_params* params, const nvb_launch* launch) noexcept;
 cudaError_t nvb_cuda_linear_quantized_with(int32_t index, const nvb_linear_quantized_params* params,

@@ -24,10 +24,6 @@ bool is_valid(const nvb_quantize_params& p) {
 
 extern "C" cudaError_t nvb_cuda_quantize(const nvb_quantize_params* params, const nvb_launch* launch) noexcept {
   if (!nvb::quantize::is_valid(*params)) return cudaErrorInvalidValue;
-  if (params->report != nullptr) {
-    const cudaError_t error = cudaMemsetAsync(params->report, 0, sizeof(nvb_quantize_report), launch->stream);
-    if (error != cudaSuccess) return error;
-  }
   if (params->matrix.rows == 0 || params->matrix.columns == 0) return cudaSuccess;
   if (params->matrix.encoding == NVB_INT4) return nvb::quantize::launch_int4(*params, *launch);
   switch (params->matrix.scale_kind) {

@@ -11,7 +11,8 @@ struct nvb_quantize_part {
   int64_t stride;
 };
 
-// What quantising found and lost. The sums' last digits depend on the order in which blocks finish.
+// What quantising found and lost, added to what is there: zero it first. The sums' last digits depend on the order in
+// which blocks finish.
 struct nvb_quantize_report {
   double difference;   // Σ (value of the code - source)²
   double norm;         // Σ source²
@@ -36,7 +37,7 @@ static_assert(sizeof(nvb_quantize_report) == 40, "src/cuda/quantize.rs mirrors t
 struct nvb_quantize_params {
   nvb_quantized_matrix matrix;  // data, scales and offsets are written
   nvb_quantize_part parts[4];
-  nvb_quantize_report* report;  // device memory; cleared first
+  nvb_quantize_report* report;  // device memory
   uint32_t part_count;
   uint32_t gated;       // 0 or 1
   uint32_t per_tensor;  // 0 or 1

@@ -100,15 +100,16 @@ __device__ __forceinline__ float decode_byte(uint32_t code) {
   }
 }
 
-// What a thread has found and lost.
+// What a thread has found and lost. In f64: squares of small values are less than f32 holds.
 struct Findings {
-  float difference = 0.0f;
-  float norm = 0.0f;
+  double difference = 0.0;
+  double norm = 0.0;
   uint32_t flags = 0;
 
   __device__ __forceinline__ void add(float source, float value) {
-    difference = fmaf(value - source, value - source, difference);
-    norm = fmaf(source, source, norm);
+    const double lost = static_cast<double>(value - source), wanted = static_cast<double>(source);
+    difference = fma(lost, lost, difference);
+    norm = fma(wanted, wanted, norm);
     if (!(fabsf(source) < CUDART_INF_F)) flags |= NVB_QUANTIZE_NOT_FINITE;
   }
   __device__ __forceinline__ void check_scale(float stored) {
@@ -117,15 +118,20 @@ struct Findings {
   // All lanes of the warp take part.
   __device__ __forceinline__ void report(nvb_quantize_report* to) const {
     if (to == nullptr) return;
-    const float all_difference = warp_sum(difference), all_norm = warp_sum(norm);
+    const double all_difference = sum_over_warp(difference), all_norm = sum_over_warp(norm);
     const uint32_t all_flags = or_over_warp(flags);
     if (threadIdx.x % 32 != 0) return;
-    atomicAdd(&to->difference, static_cast<double>(all_difference));
-    atomicAdd(&to->norm, static_cast<double>(all_norm));
+    atomicAdd(&to->difference, all_difference);
+    atomicAdd(&to->norm, all_norm);
     if (all_flags != 0) atomicOr(&to->flags, all_flags);
   }
 
  private:
+  static __device__ __forceinline__ double sum_over_warp(double value) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+    return value;
+  }
   static __device__ __forceinline__ uint32_t or_over_warp(uint32_t value) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) value |= __shfl_xor_sync(0xffffffffu, value, offset);
@@ -144,7 +150,8 @@ __device__ __forceinline__ uint32_t encode_four(const float (&values)[4], float 
     if (k + i >= columns) break;
     const uint32_t code = encode_byte<Encoding>(values[i] * inverse);
     word |= code << (8 * i);
-    findings.add(values[i], scale * decode_byte<Encoding>(code));
+    // Rounded as dequantising rounds it, not inside the subtraction.
+    findings.add(values[i], __fmul_rn(scale, decode_byte<Encoding>(code)));
   }
   return word;
 }

@@ -4,8 +4,11 @@
 // (row_block.cuh) a row; rows of at most 256 or 512 elements (head_dim) are one warp each, four to a block.
 // Registers: `rms_norm_kernel` keeps the row in registers, 8 or 16 f32 a thread, so every input byte is read once: up
 // to 16384 columns of 16-bit operands, 8192 where an f32 operand (whose raw words take twice the registers, hence at
-// most 512 threads) or unaligned rows are among them. `rms_norm_long_kernel` takes longer rows and reads them again for
-// each step, through L2: 65536 f32 are a whole register file. Shared memory: 256 bytes for the two reductions.
+// most 512 threads) or unaligned rows are among them. It has three forms: the norm alone, in few registers so that more
+// rows are under way at once; with the residual sum; and the same for few rows, where nobody else hides the latency of
+// a load, so that more threads fetch all they need at the start. `rms_norm_long_kernel` takes longer rows and reads
+// them again for each step, through L2: 65536 f32 are a whole register file. Shared memory: 256 bytes for the two
+// reductions.
 #include "../common/row_block.cuh"
 #include "../common/runtime_vector.cuh"
 #include "rms_norm.h"
@@ -22,6 +25,13 @@ template <int Width>
 constexpr int64_t kRegisterRow = kValues<Width> * kThreads<Width>;
 constexpr int kShortRowValues = 8;
 constexpr int64_t kShortRow = kShortRowValues * 32;
+
+enum class form { plain, sums, few_rows };
+
+// The plain form of 16-bit operands is held to 64 or 32 registers, for 1024 or 2048 threads on a multiprocessor.
+template <int Width, form Form>
+constexpr bool kIsNarrow = Width == 8 && Form == form::plain;
+constexpr int kNarrowThreads = 512;
 constexpr int kLongRowThreads = 1024;
 
 template <int Width>
@@ -50,8 +60,13 @@ __device__ __forceinline__ float inverse_rms(const nvb_rms_norm_params& p, float
   return rsqrtf(sum / static_cast<float>(p.columns) + p.epsilon);
 }
 
-template <int Width, int Values>
-__global__ void __launch_bounds__(kThreads<Width>) rms_norm_kernel(const nvb_rms_norm_params p) {
+template <int Width, int Values, form Form>
+__global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kThreads<Width>,
+                                  !kIsNarrow<Width, Form>     ? 1
+                                  : Values == kShortRowValues ? 4
+                                                              : 2) rms_norm_kernel(const nvb_rms_norm_params p) {
+  constexpr bool kSums = Form != form::plain;
+  constexpr bool kEarly = Form == form::few_rows;  // fetches the second weight, too, at the start
   constexpr int kVectors = Values / Width;
   __shared__ float post_scratch[32];
   __shared__ float scratch[32];
@@ -62,20 +77,25 @@ __global__ void __launch_bounds__(kThreads<Width>) rms_norm_kernel(const nvb_rms
   const int step = blockDim.x * Width;
 
   // Load the row, the residual and the weight that is needed first.
-  const void* first_weight = p.post_weight != nullptr ? p.post_weight : p.weight;
+  const bool has_post_weight = kSums && p.post_weight != nullptr;
+  const void* first_weight = has_post_weight ? p.post_weight : p.weight;
   uint4 input[kVectors];
   uint4 residual[kVectors];
   uint4 weight[kVectors];
+  uint4 second_weight[kVectors];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = first + v * step;
-    input[v] = residual[v] = weight[v] = make_uint4(0, 0, 0, 0);
+    input[v] = residual[v] = weight[v] = second_weight[v] = make_uint4(0, 0, 0, 0);
     if (column < columns) {
       input[v] = load_raw<Width>(p.input, p.input_dtype, row * p.input_stride + column);
-      if (p.residual != nullptr) {
+      if (kSums && p.residual != nullptr) {
         residual[v] = load_raw<Width>(p.residual, p.residual_dtype, row * p.residual_stride + column);
       }
       if (first_weight != nullptr) weight[v] = load_raw<Width>(first_weight, p.weight_dtype, column);
+      if (kEarly && has_post_weight && p.weight != nullptr) {
+        second_weight[v] = load_raw<Width>(p.weight, p.weight_dtype, column);
+      }
     }
   }
   float values[kVectors][Width];
@@ -84,7 +104,7 @@ __global__ void __launch_bounds__(kThreads<Width>) rms_norm_kernel(const nvb_rms
 
   // Post-norm. The second weight is fetched once the first is used up, before the second reduction. What lies past the
   // row's end was loaded as zero and stays zero.
-  if (p.post_weight != nullptr) {
+  if (has_post_weight) {
     float sum = 0.0f;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) sum = sum_of_squares<Width>(values[v], sum);
@@ -93,12 +113,16 @@ __global__ void __launch_bounds__(kThreads<Width>) rms_norm_kernel(const nvb_rms
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * step;
       normalize<Width>(p, p.post_weight, weight[v], inverse, values[v]);
-      if (p.weight != nullptr && column < columns) weight[v] = load_raw<Width>(p.weight, p.weight_dtype, column);
+      if (kEarly) {
+        weight[v] = second_weight[v];
+      } else if (p.weight != nullptr && column < columns) {
+        weight[v] = load_raw<Width>(p.weight, p.weight_dtype, column);
+      }
     }
   }
 
   // Residual sum.
-  if (p.residual != nullptr) {
+  if (kSums && p.residual != nullptr) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       float addends[Width];
@@ -107,7 +131,7 @@ __global__ void __launch_bounds__(kThreads<Width>) rms_norm_kernel(const nvb_rms
       for (int i = 0; i < Width; ++i) values[v][i] += addends[i];
     }
   }
-  if (p.residual_output != nullptr) {
+  if (kSums && p.residual_output != nullptr) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first + v * step;
@@ -195,23 +219,34 @@ __global__ void __launch_bounds__(kLongRowThreads) rms_norm_long_kernel(const nv
   }
 }
 
-template <int Width>
-cudaError_t enqueue(const nvb_rms_norm_params& p, const nvb_launch* launch) {
-  const bool is_long = p.columns > kRegisterRow<Width>;
-  const bool is_short = p.columns <= kShortRow;
-  const dim3 block =
-      is_long ? dim3(kLongRowThreads) : row_block_shape(p.columns, Width, is_short ? kShortRowValues : kValues<Width>);
+template <int Width, int Values, form Form>
+cudaError_t enqueue_form(const nvb_rms_norm_params& p, const nvb_launch* launch) {
+  const dim3 block = row_block_shape(p.columns, Width, Values);
   const int64_t blocks = ceiling_divide(p.rows, block.y);
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
-  const unsigned grid = static_cast<unsigned>(blocks);
-  if (is_long) {
-    rms_norm_long_kernel<Width><<<grid, block, 0, launch->stream>>>(p);
-  } else if (!is_short) {
-    rms_norm_kernel<Width, kValues<Width>><<<grid, block, 0, launch->stream>>>(p);
-  } else {
-    rms_norm_kernel<Width, kShortRowValues><<<grid, block, 0, launch->stream>>>(p);
-  }
+  rms_norm_kernel<Width, Values, Form><<<static_cast<unsigned>(blocks), block, 0, launch->stream>>>(p);
   return cudaGetLastError();
+}
+
+template <int Width>
+cudaError_t enqueue(const nvb_rms_norm_params& p, const nvb_launch* launch) {
+  const bool sums = p.post_weight != nullptr || p.residual != nullptr || p.residual_output != nullptr;
+  if (p.columns > kRegisterRow<Width>) {
+    if (!fits_grid(p.rows)) return cudaErrorInvalidValue;
+    rms_norm_long_kernel<Width><<<static_cast<unsigned>(p.rows), kLongRowThreads, 0, launch->stream>>>(p);
+    return cudaGetLastError();
+  }
+  if (p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kThreads<Width>) {
+    return enqueue_form<Width, kShortRowValues, form::few_rows>(p, launch);
+  }
+  if (p.columns <= kShortRow) {
+    return sums ? enqueue_form<Width, kShortRowValues, form::sums>(p, launch)
+                : enqueue_form<Width, kShortRowValues, form::plain>(p, launch);
+  }
+  if (!sums && p.columns <= kValues<Width> * kNarrowThreads) {
+    return enqueue_form<Width, kValues<Width>, form::plain>(p, launch);
+  }
+  return enqueue_form<Width, kValues<Width>, form::sums>(p, launch);
 }
 
 bool is_supported(const nvb_rms_norm_params& p) {

@@ -1,12 +1,14 @@
 // The rope kernel; rope.h has the formula, shapes and dtypes.
 //
-// A unit of 4 to 32 lanes takes one token and a few of its heads (queries, keys, then values), so that sine and cosine
-// are found once for all of them. A lane holds up to kItems pairs of vectors of `Width` elements: i .. and i + r/2 ..
-// of the rotated part, or two neighbours of the rest. Width is 8 where extents, strides and addresses allow, else 1.
+// A block takes a token and some of its heads (queries, keys, then values), up to 256 lanes; every head has 4 to 32
+// lanes. A lane holds kItems pairs of vectors of `Width` elements: i .. and i + r/2 .. of the rotated part, or two
+// neighbours of the rest. Width is 8 where extents, strides and addresses allow, else 1. The block finds sine and
+// cosine of the token's angles once, for all its heads, while 16-bit inputs are on their way to registers. Where tokens
+// are many a block takes two, for twice the loads under way.
 //
-// Shared memory: 1 KiB of inverse frequencies. They are computed on the host, by the powf that the CPU executor calls:
-// one unit in the last place of a frequency is 0.006 radians at position 100,000. Registers: 4 * Width * kItems; the
-// stack is that of sincosf, which reduces angles above 105,615 in memory.
+// Inverse frequencies are computed on the host, by the powf that the CPU executor calls: one unit in the last place of
+// a frequency is 0.006 radians at position 100,000. Shared memory: 2 KiB of sines and cosines a token. Registers: 4 *
+// Width * kItems; the stack is that of sincosf, which reduces angles above 105,615 in memory.
 #include <algorithm>
 #include <cmath>
 
@@ -16,16 +18,15 @@
 namespace nvb {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 256;
+constexpr int kBlocks = 3;       // on a multiprocessor, so that loads of some cover the sines of others
+constexpr int kFullBlocks = 16;  // on a multiprocessor; from here on a block takes two tokens
 constexpr int kMaxHeadDim = 512;
-constexpr int kMaxRowsPerUnit = 8;
 
 struct RopeArguments {
   nvb_rope_params params;
-  int32_t lanes_per_unit;  // a power of two, at most 32
-  int32_t rows_per_unit;
-  int32_t units_per_token;
-  int32_t units;
+  int32_t lanes_per_head;  // a power of two, at most 32
+  int32_t padding;
   float inverse_frequency[kMaxHeadDim / 2];
 };
 static_assert(sizeof(RopeArguments) <= 4096, "drivers before 12.1 take at most 4096 bytes of kernel arguments");
@@ -65,73 +66,113 @@ __device__ __forceinline__ void store_vector(void* base, uint32_t dtype, int64_t
   }
 }
 
-template <int Width>
-__global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ RopeArguments arguments) {
+// Kernel arguments as global memory: neighbouring lanes that read neighbouring arguments would take turns at the
+// constant cache otherwise.
+__device__ __forceinline__ float load_frequency(const RopeArguments& arguments, int i) {
+  float value;
+  asm("ld.f32 %0, [%1];" : "=f"(value) : "l"(&arguments.inverse_frequency[i]));
+  return value;
+}
+
+// Prefetch: all inputs and norm weights are 16-bit vectors, and are fetched before the angles are known. Tokens: how
+// many a block takes, one after the other; the loads of all are under way together.
+template <int Width, bool Prefetch, int Tokens>
+__global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_constant__ RopeArguments arguments) {
+  static_assert(!Prefetch || Width == 8, "what is fetched early is 16 bytes of 16-bit elements");
   constexpr int kItems = kMaxHeadDim / 2 / Width / 32 > 0 ? kMaxHeadDim / 2 / Width / 32 : 1;
-  __shared__ float frequency[kMaxHeadDim / 2];
+  __shared__ __align__(16) float cosines[Tokens][kMaxHeadDim / 2];
+  __shared__ __align__(16) float sines[Tokens][kMaxHeadDim / 2];
   const nvb_rope_params& p = arguments.params;
   const int half = p.rotary_dim / 2;
+  const int first_token = blockIdx.x * Tokens;
 
-  // Inverse frequencies to shared memory: lanes that read different kernel arguments take turns.
-  for (int i = threadIdx.x; i < half; i += kThreads) frequency[i] = arguments.inverse_frequency[i];
-  __syncthreads();
-
-  // Which token and heads. Lanes without work still take part in the shuffles.
-  const int lane = threadIdx.x % arguments.lanes_per_unit;
-  const int unit = (blockIdx.x * kThreads + threadIdx.x) / arguments.lanes_per_unit;
-  const bool active = unit < arguments.units;
-  const int64_t token = active ? unit / arguments.units_per_token : 0;
-  const int first_row = unit % arguments.units_per_token * arguments.rows_per_unit;
+  // Which head. Lanes without one still take part in the shuffles.
+  const int lanes = arguments.lanes_per_head;
+  const int lane = threadIdx.x % lanes;
+  const int row = (blockIdx.y * blockDim.x + threadIdx.x) / lanes;
   const int query_rows = p.query != nullptr ? p.query_heads : 0;
   const int key_rows = p.key != nullptr ? p.kv_heads : 0;
   const int value_rows = p.value_cache != nullptr ? p.kv_heads : 0;
-  const int rows = query_rows + key_rows + value_rows;
-  const int position = p.positions[token];
-  const int slot = p.slots != nullptr ? p.slots[token] : 0;
-  const bool cached =
-      p.key_cache != nullptr && position >= 0 && position < p.capacity && slot >= 0 && slot < p.slot_count;
-  const int64_t cache_row = slot * p.cache_slot_stride + position * p.cache_token_stride;
+  const bool has_head = row < query_rows + key_rows + value_rows;
+  const bool is_query = row < query_rows;
+  const bool is_key = !is_query && row < query_rows + key_rows;
+  const int head = is_query ? row : is_key ? row - query_rows : row - query_rows - key_rows;
+  const void* source = is_query ? p.query : is_key ? p.key : p.value;
+  const uint32_t source_dtype = is_query ? p.query_dtype : is_key ? p.key_dtype : p.value_dtype;
+  const int64_t token_stride = is_query ? p.query_token_stride : is_key ? p.key_token_stride : p.value_token_stride;
+  const int64_t head_stride = is_query ? p.query_head_stride : is_key ? p.key_head_stride : p.value_head_stride;
+  const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
+  const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
 
-  // Where this lane's vectors lie, and their angles.
+  // Where this lane's vectors lie in a head.
   int column[kItems][2];
-  float cosine[kItems][Width];
-  float sine[kItems][Width];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const int item = i * arguments.lanes_per_unit + lane;
+    const int item = i * lanes + lane;
     const bool rotated = item * Width < half;
     column[i][0] = rotated ? item * Width : item * 2 * Width;
     column[i][1] = rotated ? half + item * Width : (item * 2 + 1) * Width;
+  }
+
+  // What is fetched early.
+  uint4 raw[Tokens][kItems][2] = {};
+  uint4 raw_norm[kItems][2] = {};
+  int position[Tokens];
+  int slot[Tokens];
 #pragma unroll
-    for (int e = 0; e < Width; ++e) {
-      cosine[i][e] = 1.0f;
-      sine[i][e] = 0.0f;
-      if (rotated) {
-        const float angle = static_cast<float>(position) * frequency[item * Width + e] * p.position_scale;
-        sincosf(angle, &sine[i][e], &cosine[i][e]);
+  for (int t = 0; t < Tokens; ++t) {
+    const int64_t token = min(first_token + t, p.tokens - 1);
+    position[t] = p.positions[token];
+    slot[t] = p.key_cache != nullptr && p.slots != nullptr ? p.slots[token] : 0;
+    if constexpr (Prefetch) {
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (has_head && column[i][j] < p.head_dim) {
+            raw[t][i][j] =
+                load16(static_cast<const uint16_t*>(source) + token * token_stride + head * head_stride + column[i][j]);
+            if (t == 0 && norm != nullptr) {
+              raw_norm[i][j] = load16(static_cast<const uint16_t*>(norm) + column[i][j]);
+            }
+          }
+        }
       }
     }
   }
 
-  for (int i_row = 0; i_row < arguments.rows_per_unit; ++i_row) {
-    const int row = first_row + i_row;
-    const bool valid = active && row < rows;
-    const bool is_query = row < query_rows;
-    const bool is_key = !is_query && row < query_rows + key_rows;
-    const int head = is_query ? row : is_key ? row - query_rows : row - query_rows - key_rows;
+  // The tokens' angles.
+#pragma unroll
+  for (int t = 0; t < Tokens; ++t) {
+    // Tokens take turns at the block's first threads, so that half as many threads as angles are enough for two.
+    for (int i = (static_cast<int>(threadIdx.x) + t * static_cast<int>(blockDim.x) / Tokens) % blockDim.x; i < half;
+         i += blockDim.x) {
+      const float angle = static_cast<float>(position[t]) * load_frequency(arguments, i) * p.position_scale;
+      sincosf(angle, &sines[t][i], &cosines[t][i]);
+    }
+  }
+  __syncthreads();
 
-    // Load.
-    const void* source = is_query ? p.query : is_key ? p.key : p.value;
-    const uint32_t source_dtype = is_query ? p.query_dtype : is_key ? p.key_dtype : p.value_dtype;
-    const int64_t start = is_query ? token * p.query_token_stride + head * p.query_head_stride
-                          : is_key ? token * p.key_token_stride + head * p.key_head_stride
-                                   : token * p.value_token_stride + head * p.value_head_stride;
+#pragma unroll
+  for (int t = 0; t < Tokens; ++t) {
+    const int64_t token = first_token + t;
+    const bool valid = has_head && token < p.tokens;
+
+    // The head's elements.
     float x[kItems][2][Width] = {};
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        if (valid && column[i][j] < p.head_dim) load_vector(source, source_dtype, start + column[i][j], x[i][j]);
+        if constexpr (Prefetch) {
+          if (source_dtype == NVB_F16) {
+            unpack16<__half>(raw[t][i][j], x[i][j]);
+          } else {
+            unpack16<__nv_bfloat16>(raw[t][i][j], x[i][j]);
+          }
+        } else if (valid && column[i][j] < p.head_dim) {
+          load_vector(source, source_dtype, token * token_stride + head * head_stride + column[i][j], x[i][j]);
+        }
       }
     }
 
@@ -146,12 +187,10 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
           for (int e = 0; e < Width; ++e) squares += x[i][j][e] * x[i][j][e];
         }
       }
-      for (int offset = arguments.lanes_per_unit / 2; offset > 0; offset /= 2) {
+      for (int offset = lanes / 2; offset > 0; offset /= 2) {
         squares += __shfl_xor_sync(0xffffffffu, squares, offset);
       }
-      const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
       if (norm != nullptr) {
-        const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
         const float inverse = rsqrtf(squares / static_cast<float>(p.head_dim) + p.epsilon);
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
@@ -159,7 +198,15 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
           for (int j = 0; j < 2; ++j) {
             if (column[i][j] >= p.head_dim) continue;
             float weight[Width];
-            load_vector(norm, norm_dtype, column[i][j], weight);
+            if constexpr (Prefetch) {
+              if (norm_dtype == NVB_F16) {
+                unpack16<__half>(raw_norm[i][j], weight);
+              } else {
+                unpack16<__nv_bfloat16>(raw_norm[i][j], weight);
+              }
+            } else {
+              load_vector(norm, norm_dtype, column[i][j], weight);
+            }
 #pragma unroll
             for (int e = 0; e < Width; ++e) x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[e]);
           }
@@ -168,18 +215,29 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
     }
     if (!valid) continue;
 
-    // Rotate; the rest of the head has cosine 1 and sine 0, but is left alone so that an infinity stays one.
+    // Rotate; the rest of the head is left alone.
     if (is_query || is_key) {
       const float scale = is_query ? p.query_scale : 1.0f;
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        const bool rotated = (i * arguments.lanes_per_unit + lane) * Width < half;
+        const int first_angle = (i * lanes + lane) * Width;
+        if (first_angle < half) {
+          float cosine[Width];
+          float sine[Width];
+          load_vector(cosines[t], NVB_F32, first_angle, cosine);
+          load_vector(sines[t], NVB_F32, first_angle, sine);
+#pragma unroll
+          for (int e = 0; e < Width; ++e) {
+            const float first = x[i][0][e];
+            const float second = x[i][1][e];
+            x[i][0][e] = first * cosine[e] - second * sine[e];
+            x[i][1][e] = second * cosine[e] + first * sine[e];
+          }
+        }
 #pragma unroll
         for (int e = 0; e < Width; ++e) {
-          const float first = x[i][0][e];
-          const float second = x[i][1][e];
-          x[i][0][e] = scale * (rotated ? first * cosine[i][e] - second * sine[i][e] : first);
-          x[i][1][e] = scale * (rotated ? second * cosine[i][e] + first * sine[i][e] : second);
+          x[i][0][e] *= scale;
+          x[i][1][e] *= scale;
         }
       }
     }
@@ -189,16 +247,18 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
     const uint32_t output_dtype = is_query ? p.query_output_dtype : p.key_output_dtype;
     const int64_t output_start = is_query ? token * p.query_output_token_stride + head * p.query_output_head_stride
                                           : token * p.key_output_token_stride + head * p.key_output_head_stride;
-    void* cache = is_query || !cached ? nullptr : is_key ? p.key_cache : p.value_cache;
+    const bool cached = !is_query && p.key_cache != nullptr && position[t] >= 0 && position[t] < p.capacity &&
+                        slot[t] >= 0 && slot[t] < p.slot_count;
+    void* cache = !cached ? nullptr : is_key ? p.key_cache : p.value_cache;
+    const int64_t cache_start =
+        slot[t] * p.cache_slot_stride + position[t] * p.cache_token_stride + head * p.cache_head_stride;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         if (column[i][j] >= p.head_dim) continue;
         if (output != nullptr) store_vector(output, output_dtype, output_start + column[i][j], x[i][j]);
-        if (cache != nullptr) {
-          store_vector(cache, p.cache_dtype, cache_row + head * p.cache_head_stride + column[i][j], x[i][j]);
-        }
+        if (cache != nullptr) store_vector(cache, p.cache_dtype, cache_start + column[i][j], x[i][j]);
       }
     }
   }
@@ -265,27 +325,35 @@ template <int Width>
 cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   RopeArguments arguments;
   arguments.params = p;
+  arguments.padding = 0;
   const float* frequencies = inverse_frequencies(p.base, p.rotary_dim);
   std::copy(frequencies, frequencies + p.rotary_dim / 2, arguments.inverse_frequency);
 
-  arguments.lanes_per_unit = 4;
-  while (arguments.lanes_per_unit < 32 && arguments.lanes_per_unit * 2 * Width < p.head_dim) {
-    arguments.lanes_per_unit *= 2;
+  arguments.lanes_per_head = 4;
+  while (arguments.lanes_per_head < 32 && arguments.lanes_per_head * 2 * Width < p.head_dim) {
+    arguments.lanes_per_head *= 2;
   }
-  const int rows = (p.query != nullptr ? p.query_heads : 0) + (p.key != nullptr ? p.kv_heads : 0) +
-                   (p.value_cache != nullptr ? p.kv_heads : 0);
+  const int64_t rows = static_cast<int64_t>(p.query != nullptr ? p.query_heads : 0) +
+                       (p.key != nullptr ? p.kv_heads : 0) + (p.value_cache != nullptr ? p.kv_heads : 0);
   if (rows == 0) return cudaSuccess;
-  // Few tokens are spread over the device head by head; many share their angles while they still fill it twice.
-  const int64_t lanes = static_cast<int64_t>(p.tokens) * rows * arguments.lanes_per_unit;
-  const int64_t resident = static_cast<int64_t>(launch.multiprocessors) * 2048;
-  arguments.rows_per_unit = static_cast<int>(std::clamp<int64_t>(lanes / (2 * resident), 1, kMaxRowsPerUnit));
-  arguments.units_per_token = (rows + arguments.rows_per_unit - 1) / arguments.rows_per_unit;
-  const int64_t units = static_cast<int64_t>(p.tokens) * arguments.units_per_token;
-  const int units_per_block = kThreads / arguments.lanes_per_unit;
-  const int64_t blocks = (units + units_per_block - 1) / units_per_block;
-  if (blocks * kThreads > INT32_MAX) return cudaErrorInvalidValue;
-  arguments.units = static_cast<int32_t>(units);
-  rope_kernel<Width><<<static_cast<int>(blocks), kThreads, 0, launch.stream>>>(arguments);
+  // The heads of a token are spread evenly over as few blocks as hold them.
+  const int64_t lanes = rows * arguments.lanes_per_head;
+  const int64_t blocks = (lanes + kThreads - 1) / kThreads;
+  if (blocks > 65535) return cudaErrorInvalidValue;
+  const unsigned threads = static_cast<unsigned>(((lanes + blocks - 1) / blocks + 31) / 32 * 32);
+  const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>(blocks));
+  const auto is_wide = [](const void* pointer, uint32_t dtype) { return pointer != nullptr && dtype == NVB_F32; };
+  if (Width == 1 || is_wide(p.query, p.query_dtype) || is_wide(p.key, p.key_dtype) ||
+      is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype) ||
+      is_wide(p.query_norm, p.query_norm_dtype) || is_wide(p.key_norm, p.key_norm_dtype)) {
+    rope_kernel<Width, false, 1><<<grid, threads, 0, launch.stream>>>(arguments);
+  } else if (p.tokens * blocks < kFullBlocks * launch.multiprocessors) {
+    rope_kernel<Width, Width == 8, 1><<<grid, threads, 0, launch.stream>>>(arguments);
+  } else {
+    const dim3 pairs((grid.x + 1) / 2, grid.y);
+    rope_kernel<Width, Width == 8, Width == 8 ? 2 : 1>
+        <<<Width == 8 ? pairs : grid, threads, 0, launch.stream>>>(arguments);
+  }
   return cudaGetLastError();
 }
 

@@ -7,48 +7,24 @@
 //   gather:    collects the tokens of the few bins in which top-k, top-p or the draw can fall.
 //   resolve:   finds the exact tokens of the three among them.
 // If more than 8192 tokens would be gathered (thousands of nearly equal logits), resolve reads the row instead.
-// temperature <= 0 takes the first and the last kernel alone.
+// temperature <= 0 takes the first and the last kernel alone. A top-k that is small beside the row goes to
+// sample_top_k.cu.
 // Shared memory: 24 KiB for bins; resolve 12 KiB more for its slots. Integer atomics only, so no order changes a
 // result.
-#include "../common/philox.cuh"
+#include <algorithm>
+
+#include "sample_row.cuh"
 #include "sample_select.cuh"
+#include "sample_top_k.h"
 
 namespace nvb {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int64_t kMinimumChunk = 8192;
 constexpr int64_t kMaximumColumns = (int64_t{1} << 20) - 1;
-
-// This block's part of a row.
-struct chunk {
-  int64_t row;
-  int32_t number;
-  int32_t begin;
-  int32_t end;
-};
-
-__device__ __forceinline__ chunk this_chunk(const nvb_sample_params& p, const row_chunks& chunks) {
-  const int32_t number = static_cast<int32_t>(blockIdx.x % chunks.count);
-  const int32_t begin = number * chunks.columns;
-  return {blockIdx.x / chunks.count, number, begin, min(begin + chunks.columns, static_cast<int32_t>(p.columns))};
-}
-
-__device__ __forceinline__ const void* row_logits(const nvb_sample_params& p, int64_t row) {
-  return element_address(p.logits, p.logits_dtype, row * p.logits_stride);
-}
 
 __device__ __forceinline__ sample_row& row_workspace(const nvb_sample_params& p, int64_t row) {
   return static_cast<sample_row*>(p.workspace)[row];
-}
-
-// The row's 24 random bits.
-__device__ __forceinline__ uint32_t row_uniform(const nvb_sample_params& p, int64_t row) {
-  const uint32_t position = p.positions != nullptr ? static_cast<uint32_t>(p.positions[row]) : 0u;
-  const uint32_t sequence =
-      p.sequences != nullptr ? static_cast<uint32_t>(p.sequences[row]) : static_cast<uint32_t>(row);
-  const uint2 key = make_uint2(static_cast<uint32_t>(p.seed), static_cast<uint32_t>(p.seed >> 32));
-  return philox4x32_10(make_uint4(position, sequence, 0, 0), key).x >> 8;
 }
 
 template <int Width>
@@ -144,12 +120,6 @@ __global__ void __launch_bounds__(kThreads) sample_gather_kernel(const nvb_sampl
   });
 }
 
-__device__ __forceinline__ void store_token(const nvb_sample_params& p, int64_t row, uint64_t ranked,
-                                            float probability) {
-  p.tokens[row] = ranked_index(ranked);
-  if (p.probabilities != nullptr) p.probabilities[row] = probability;
-}
-
 __global__ void __launch_bounds__(kSelectThreads)
     sample_resolve_kernel(const nvb_sample_params p, const row_chunks chunks) {
   __shared__ cumulative_bins bins;
@@ -198,7 +168,7 @@ __global__ void __launch_bounds__(kSelectThreads)
 
 template <int Width>
 cudaError_t enqueue(const nvb_sample_params& p, const nvb_launch* launch) {
-  const row_chunks chunks = divide_row(p.rows, p.columns, kMinimumChunk, launch);
+  const row_chunks chunks = sample_chunks(p, launch);
   const int64_t blocks = p.rows * chunks.count;
   if (blocks > 0x7fffffff) return cudaErrorInvalidValue;
   const unsigned grid = static_cast<unsigned>(blocks);
@@ -215,7 +185,8 @@ cudaError_t enqueue(const nvb_sample_params& p, const nvb_launch* launch) {
 }  // namespace nvb
 
 extern "C" size_t nvb_cuda_sample_workspace(const nvb_sample_params* params, const nvb_launch*) noexcept {
-  return params->rows <= 0 ? 0 : sizeof(nvb::sample_row) * static_cast<size_t>(params->rows);
+  const size_t row_bytes = std::max(sizeof(nvb::sample_row), nvb::top_k_workspace());
+  return params->rows <= 0 ? 0 : row_bytes * static_cast<size_t>(params->rows);
 }
 
 extern "C" cudaError_t nvb_cuda_sample(const nvb_sample_params* params, const nvb_launch* launch) noexcept {
@@ -226,7 +197,9 @@ extern "C" cudaError_t nvb_cuda_sample(const nvb_sample_params* params, const nv
       temperature_is_nan || p.workspace == nullptr) {
     return cudaErrorInvalidValue;
   }
-  switch (nvb::widest_vector(p.columns, {{p.logits, p.logits_stride, p.logits_dtype}})) {
+  const int width = nvb::widest_vector(p.columns, {{p.logits, p.logits_stride, p.logits_dtype}});
+  if (nvb::takes_top_k(p, width, launch)) return nvb::enqueue_top_k(p, width, launch);
+  switch (width) {
     case 8:
       return nvb::enqueue<8>(p, launch);
     case 4:

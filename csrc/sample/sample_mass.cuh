@@ -88,6 +88,20 @@ __device__ __forceinline__ uint64_t distance_mass(float distance) {
   return __float2ull_rn(__fmul_rn(distance_weight(distance), 1.0f / kMassUnit));
 }
 
+// ceil(top_p * kept), at least 1. top_p is taken in units of 2^-32.
+__device__ __forceinline__ uint64_t top_p_target(float top_p, uint64_t kept) {
+  const uint64_t fraction = static_cast<uint64_t>(fmaxf(top_p, 0.0f) * 4294967296.0f);
+  const uint64_t low = kept * fraction;
+  const uint64_t product = __umul64hi(kept, fraction) << 32 | low >> 32;
+  const uint64_t target = product + ((low & 0xffffffffu) != 0 ? 1 : 0);
+  return target == 0 ? 1 : target;
+}
+
+// The least mass above u * kept, where u = uniform * 2^-24.
+__device__ __forceinline__ uint64_t draw_target(uint32_t uniform, uint64_t kept) {
+  return (__umul64hi(kept, static_cast<uint64_t>(uniform)) << 40 | kept * uniform >> 24) + 1;
+}
+
 // How many tokens, and their mass.
 struct tally {
   uint64_t mass;

@@ -14,20 +14,6 @@ inline constexpr int kSlots = 1024;
 inline constexpr int kSlotBits = 10;
 static_assert(kSlots == kSelectThreads && kSlots == 1 << kSlotBits, "a thread scans one slot");
 
-// ceil(top_p * kept), at least 1. top_p is taken in units of 2^-32.
-__device__ __forceinline__ uint64_t top_p_target(float top_p, uint64_t kept) {
-  const uint64_t fraction = static_cast<uint64_t>(fmaxf(top_p, 0.0f) * 4294967296.0f);
-  const uint64_t low = kept * fraction;
-  const uint64_t product = __umul64hi(kept, fraction) << 32 | low >> 32;
-  const uint64_t target = product + ((low & 0xffffffffu) != 0 ? 1 : 0);
-  return target == 0 ? 1 : target;
-}
-
-// The least mass above u * kept, where u = uniform * 2^-24.
-__device__ __forceinline__ uint64_t draw_target(uint32_t uniform, uint64_t kept) {
-  return (__umul64hi(kept, static_cast<uint64_t>(uniform)) << 40 | kept * uniform >> 24) + 1;
-}
-
 // The bin of the last token that top-k keeps; kFarBin if top-k cuts off no mass.
 __device__ __forceinline__ int top_k_bin(const nvb_sample_params& p, const cumulative_bins& bins) {
   if (p.top_k <= 0 || p.top_k >= p.columns) return kFarBin;

@@ -22,8 +22,11 @@ pub const NVB_OPERATION_SOFTMAX: u32 = 7;
 pub const NVB_OPERATION_ELEMENTWISE: u32 = 8;
 pub const NVB_OPERATION_ARGMAX: u32 = 9;
 pub const NVB_OPERATION_SAMPLE: u32 = 10;
+pub const NVB_OPERATION_LAYER_NORM: u32 = 11;
+pub const NVB_OPERATION_MATMUL: u32 = 12;
+pub const NVB_OPERATION_GROUPED_LINEAR: u32 = 13;
 /// The operations of this header; a later library may have more.
-pub const NVB_OPERATION_COUNT: u32 = 11;
+pub const NVB_OPERATION_COUNT: u32 = 14;
 
 /// What one operation did since profiling was switched on or reset.
 #[repr(C)]
@@ -121,5 +124,6 @@ mod tests {
         assert_eq!(NVB_OPERATION_ROPE, OperationKind::Rope as u32);
         assert_eq!(NVB_OPERATION_ATTENTION_DECODE, OperationKind::AttentionDecode as u32);
         assert_eq!(NVB_OPERATION_SAMPLE, OperationKind::Sample as u32);
+        assert_eq!(NVB_OPERATION_GROUPED_LINEAR, OperationKind::GroupedLinear as u32);
     }
 }

@@ -28,6 +28,7 @@ pub mod memory_statistics;
 pub mod metrics;
 pub mod operations;
 pub mod pool;
+pub mod products;
 pub mod sampling;
 mod shortcut;
 pub mod status;

@@ -11,6 +11,7 @@ use super::weight::{nvb_weight, weight_of};
 use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
 use crate::ops::gated_activation::GatedActivation;
+use crate::ops::layer_norm::{LayerNorm, LayerNormTensors};
 use crate::ops::linear::Linear;
 use crate::ops::rms_norm::{RmsNorm, RmsNormTensors};
 use crate::ops::rope::{Append, Rope, RopeArguments, Rotation};
@@ -82,6 +83,31 @@ pub struct nvb_rms_norm_args {
     pub weight_offset: f32,
 }
 versioned!(nvb_rms_norm_args);
+
+/// Layer normalisation with the addition in front of it: s = residual ? residual + input : input; residual_output = s;
+/// output = (s − mean(s)) · rsqrt(variance(s) + epsilon) · weight + bias.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_layer_norm_args {
+    pub struct_size: usize,
+    /// [T, width], any float dtype; up to 65,536 wide.
+    pub input: nvb_tensor,
+    /// Optional [T, width], any float dtype.
+    pub residual: nvb_tensor,
+    /// Optional [T, width], the residual's dtype; may be the same memory as `residual`. It or `output` must be given.
+    pub residual_output: nvb_tensor,
+    /// Optional [width]; absent: 1.
+    pub weight: nvb_tensor,
+    /// Optional [width], of one dtype with `weight`; absent: 0.
+    pub bias: nvb_tensor,
+    /// Optional [T, width]; may be the same memory as `input`.
+    pub output: nvb_tensor,
+    /// 0: 1e-5.
+    pub epsilon: f32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_layer_norm_args);
 
 /// output = activation(input · weightᵀ + bias); with a gated weight activation(gate) · up.
 #[repr(C)]
@@ -229,6 +255,31 @@ pub unsafe extern "C" fn nvb_rms_norm(
         };
         let op = RmsNorm::new(tensors, or(args.epsilon, 1e-6), args.weight_offset)?;
         backend.queue(&op, &stream)
+    })
+}
+
+/// Queues a layer normalisation (Ba, Kiros and Hinton 2016), f32 inside with one rounding at each store. Does not allocate
+/// or synchronise; may be captured.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_layer_norm(
+    backend: *const nvb_backend,
+    args: *const nvb_layer_norm_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_layer_norm, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
+        let tensors = LayerNormTensors {
+            input: device_tensor(&backend, "input", &args.input)?,
+            residual: optional_device_tensor(&backend, "residual", &args.residual)?,
+            residual_output: optional_device_tensor(&backend, "residual_output", &args.residual_output)?,
+            weight: optional_device_tensor(&backend, "weight", &args.weight)?,
+            bias: optional_device_tensor(&backend, "bias", &args.bias)?,
+            output: optional_device_tensor(&backend, "output", &args.output)?,
+        };
+        backend.queue(&LayerNorm::new(tensors, or(args.epsilon, 1e-5))?, &stream)
     })
 }
 

@@ -36,9 +36,9 @@ pub const NVB_SOURCE_FORMAT_SFP: u32 = 6;
 pub const NVB_SOURCE_FORMAT_I8: u32 = 7;
 /// GGUF: blocks of 256 in 210 bytes. Quantised again (INT8, groups of 32).
 pub const NVB_SOURCE_FORMAT_GGUF_Q6_K: u32 = 8;
-/// FP8 E4M3 codes [N, K] with scales that multiply them.
+/// FP8 E4M3 codes [N, K] of finite values, with scales that multiply them.
 pub const NVB_SOURCE_FORMAT_FP8_E4M3: u32 = 9;
-/// FP8 E5M2 codes [N, K] with scales that multiply them.
+/// FP8 E5M2 codes [N, K] of finite values, with scales that multiply them.
 pub const NVB_SOURCE_FORMAT_FP8_E5M2: u32 = 10;
 /// Signed 8-bit codes [N, K] with scales that multiply them.
 pub const NVB_SOURCE_FORMAT_INT8: u32 = 11;

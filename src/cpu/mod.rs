@@ -13,11 +13,14 @@ mod dot_tile;
 pub mod elementwise;
 pub mod embedding;
 pub mod gated_activation;
+pub mod grouped_linear;
 #[cfg(target_arch = "x86_64")]
 mod int4_tile;
+pub mod layer_norm;
 pub mod linear;
 mod linear_quantized;
 mod machine;
+pub mod matmul;
 mod memory;
 mod outer_tile;
 mod quantized_tile;
@@ -41,7 +44,10 @@ use crate::ops::argmax::Argmax;
 use crate::ops::elementwise::Elementwise;
 use crate::ops::embedding::Embedding;
 use crate::ops::gated_activation::GatedActivation;
+use crate::ops::grouped_linear::GroupedLinear;
+use crate::ops::layer_norm::LayerNorm;
 use crate::ops::linear::Linear;
+use crate::ops::matmul::Matmul;
 use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rope::Rope;
 use crate::ops::sample::Sample;
@@ -296,5 +302,19 @@ impl Executor for CpuExecutor {
 
     fn sample(&self, op: &Sample, _stream: RawHandle) -> Result<()> {
         sample::sample(&self.threads, op)
+    }
+
+    fn layer_norm(&self, op: &LayerNorm, _stream: RawHandle) -> Result<()> {
+        layer_norm::layer_norm(&self.threads, op);
+        Ok(())
+    }
+
+    fn matmul(&self, op: &Matmul, _stream: RawHandle) -> Result<()> {
+        matmul::matmul(&self.threads, op);
+        Ok(())
+    }
+
+    fn grouped_linear(&self, op: &GroupedLinear, _stream: RawHandle) -> Result<()> {
+        grouped_linear::grouped_linear(&self.threads, op)
     }
 }

@@ -3,6 +3,8 @@
 //! Row-major y = x·Wᵀ is column-major yᵀ = W·xᵀ: cuBLASLt's first operand is W, transposed, its second x as it stands.
 //! Without a tuned algorithm the heuristic's first choice is kept for each shape, so that it never changes within a process.
 
+mod batched;
+
 use super::scratch::{Purpose, ScratchGuard};
 use crate::error::{Error, Result, Status};
 use crate::stream::RawHandle;
@@ -122,6 +124,7 @@ struct Functions {
     matmul_desc_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
     layout_create: Symbol<unsafe extern "C" fn(*mut Handle, c_int, u64, u64, i64) -> Code>,
     layout_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
+    layout_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
     preference_create: Symbol<unsafe extern "C" fn(*mut Handle) -> Code>,
     preference_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
     preference_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
@@ -211,6 +214,7 @@ impl Functions {
             matmul_desc_set: function!(b"cublasLtMatmulDescSetAttribute"),
             layout_create: function!(b"cublasLtMatrixLayoutCreate"),
             layout_destroy: function!(b"cublasLtMatrixLayoutDestroy"),
+            layout_set: function!(b"cublasLtMatrixLayoutSetAttribute"),
             preference_create: function!(b"cublasLtMatmulPreferenceCreate"),
             preference_destroy: function!(b"cublasLtMatmulPreferenceDestroy"),
             preference_set: function!(b"cublasLtMatmulPreferenceSetAttribute"),
@@ -227,6 +231,7 @@ pub struct CublasLt {
     handle: Handle,
     functions: &'static Functions,
     chosen: Mutex<HashMap<(Key, Wanted), Option<HeuristicResult>>>,
+    chosen_batched: Mutex<HashMap<batched::BatchedKey, Option<HeuristicResult>>>,
 }
 
 /// [`Pick`] as a key.
@@ -298,7 +303,12 @@ impl CublasLt {
         // SAFETY: a valid pointer.
         match check(unsafe { (functions.create)(&mut handle) }, "cublasLtCreate") {
             Ok(()) => {
-                let made = Arc::new(CublasLt { handle, functions, chosen: Mutex::default() });
+                let made = Arc::new(CublasLt {
+                    handle,
+                    functions,
+                    chosen: Mutex::default(),
+                    chosen_batched: Mutex::default(),
+                });
                 handles.insert(ordinal, Arc::downgrade(&made));
                 Some(made)
             }

@@ -19,7 +19,10 @@ use crate::ops::{
     elementwise::Elementwise,
     embedding::Embedding,
     gated_activation::GatedActivation,
+    grouped_linear::GroupedLinear,
+    layer_norm::LayerNorm,
     linear::Linear,
+    matmul::Matmul,
     quantize::{Quantize, Quantized},
     rms_norm::RmsNorm,
     rope::Rope,
@@ -590,6 +593,18 @@ impl Executor for CudaExecutor {
 
     fn sample(&self, op: &Sample, stream: RawHandle) -> Result<()> {
         super::sample::run(self, op, stream)
+    }
+
+    fn layer_norm(&self, op: &LayerNorm, stream: RawHandle) -> Result<()> {
+        super::layer_norm::run(self, op, stream)
+    }
+
+    fn matmul(&self, op: &Matmul, stream: RawHandle) -> Result<()> {
+        super::matmul::run(self, op, stream)
+    }
+
+    fn grouped_linear(&self, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
+        super::grouped_linear::run(self, op, stream)
     }
 
     fn dequantize(&self, op: &Dequantize, stream: RawHandle) -> Result<bool> {

@@ -7,10 +7,11 @@ use super::cublaslt::{Pick, RANKS};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{self, vendor, vendor_takes};
+use super::linear_quantized;
 use super::linear_quantized::{
     in_order, takes_own_kernel, with_dequantized_slices, with_quantized_activations, Params as QuantizedParams,
 };
-use super::{linear_quantized, scratch::ScratchGuard};
+use super::scratch::{Purpose, ScratchGuard};
 use crate::error::Result;
 use crate::executor::DeviceKind;
 use crate::ops::linear::Linear;
@@ -31,6 +32,7 @@ extern "C" {
     fn nvb_cuda_linear_quantized_kernel_name(params: *const QuantizedParams, launch: *const Launch) -> *const c_char;
     fn nvb_cuda_linear_quantized_kernel_at(index: i32) -> *const c_char;
     fn nvb_cuda_linear_quantized_kernel_can(index: i32, params: *const QuantizedParams, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_quantized_workspace_with(index: i32, params: *const QuantizedParams) -> usize;
     fn nvb_cuda_linear_quantized_with(index: i32, params: *const QuantizedParams, launch: *const Launch) -> i32;
 }
 
@@ -176,33 +178,38 @@ pub(super) fn take_quantized(
     choice: &Choice,
     stream: RawHandle,
 ) -> Result<Option<Choice>> {
-    if op.weight.order.is_null() || op.input.rows == 0 {
+    let in_place = op.weight.order.is_null() || op.input.rows == 0;
+    if in_place {
         if !can(executor, op, choice.kernel) {
             return Ok(None);
         }
-        if let Some(row) = row(choice.kernel) {
-            return launch(executor, op, row, stream).map(|()| Some(*choice));
+        let params = linear_quantized::params(op);
+        if let Some(row) = row(choice.kernel).filter(|&row| workspace_bytes(row, &params) == 0) {
+            return launch(executor, &params, row, stream).map(|()| Some(*choice));
         }
     }
     let scratch = executor.scratch(stream);
     let mut scratch = scratch.lock(executor, stream);
-    if op.weight.order.is_null() || op.input.rows == 0 {
-        return with_strategy(executor, op, choice, &mut scratch, stream);
-    }
-    let ordered = in_order(executor, op, &mut scratch, stream)?;
-    if !can(executor, &ordered, choice.kernel) {
+    let op = if in_place { *op } else { in_order(executor, op, &mut scratch, stream)? };
+    if !can(executor, &op, choice.kernel) {
         return Ok(None);
     }
-    match row(choice.kernel) {
-        Some(row) => launch(executor, &ordered, row, stream).map(|()| Some(*choice)),
-        None => with_strategy(executor, &ordered, choice, &mut scratch, stream),
-    }
+    let Some(row) = row(choice.kernel) else {
+        return with_strategy(executor, &op, choice, &mut scratch, stream);
+    };
+    let mut params = linear_quantized::params(&op);
+    params.workspace = scratch.get(Purpose::Workspace, workspace_bytes(row, &params))?;
+    launch(executor, &params, row, stream).map(|()| Some(*choice))
 }
 
-fn launch(executor: &CudaExecutor, op: &Linear, row: i32, stream: RawHandle) -> Result<()> {
-    // SAFETY: the descriptor was validated, and the context is current.
-    let code =
-        unsafe { nvb_cuda_linear_quantized_with(row, &linear_quantized::params(op), &executor.launch_on(stream)) };
+fn workspace_bytes(row: i32, params: &QuantizedParams) -> usize {
+    // SAFETY: reads the struct alone.
+    unsafe { nvb_cuda_linear_quantized_workspace_with(row, params) }
+}
+
+fn launch(executor: &CudaExecutor, params: &QuantizedParams, row: i32, stream: RawHandle) -> Result<()> {
+    // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
+    let code = unsafe { nvb_cuda_linear_quantized_with(row, params, &executor.launch_on(stream)) };
     executor.check_launch(code, "quantised linear")
 }
 

@@ -25,6 +25,7 @@ pub(super) struct Params {
     offsets: *const c_void,
     bias: *const c_void,
     output: *mut c_void,
+    pub(super) workspace: *mut c_void,
     m: i64,
     n: i64,
     k: i64,
@@ -40,7 +41,7 @@ pub(super) struct Params {
     activation: u32,
     gated: u32,
 }
-const _: () = assert!(size_of::<Params>() == 128);
+const _: () = assert!(size_of::<Params>() == 136);
 
 /// `nvb_linear_order_params` of csrc/linear/linear_order.h.
 #[repr(C)]
@@ -58,6 +59,7 @@ struct OrderParams {
 const _: () = assert!(size_of::<OrderParams>() == 64);
 
 extern "C" {
+    fn nvb_cuda_linear_quantized_workspace(params: *const Params, launch: *const Launch) -> usize;
     fn nvb_cuda_linear_quantized(params: *const Params, launch: *const Launch) -> i32;
     fn nvb_cuda_linear_quantized_uses_tensor_cores(params: *const Params, launch: *const Launch) -> i32;
     fn nvb_cuda_linear_order(params: *const OrderParams, launch: *const Launch) -> i32;
@@ -90,7 +92,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
         return product(executor, &ordered, &mut scratch, stream);
     }
     let params = params(op);
-    if takes_own_kernel(executor, op, &params, stream) {
+    if takes_own_kernel(executor, op, &params, stream) && workspace_bytes(executor, &params, stream) == 0 {
         return launch(executor, &params, stream);
     }
     let scratch = executor.scratch(stream);
@@ -100,8 +102,9 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
 
 /// The product with a weight whose columns are in the input's order.
 fn product(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<()> {
-    let params = params(op);
+    let mut params = params(op);
     if takes_own_kernel(executor, op, &params, stream) {
+        params.workspace = scratch.get(Purpose::Workspace, workspace_bytes(executor, &params, stream))?;
         return launch(executor, &params, stream);
     }
     if executor.quantized_activations() && with_quantized_activations(executor, op, Pick::First, scratch, stream)? {
@@ -119,6 +122,7 @@ pub(super) fn params(op: &Linear) -> Params {
         offsets: op.weight.offsets.cast(),
         bias: bias_data(op.bias),
         output: op.output.data,
+        workspace: std::ptr::null_mut(),
         m: op.input.rows as i64,
         n: op.weight.rows as i64,
         k: op.weight.columns as i64,
@@ -143,8 +147,13 @@ pub(super) fn takes_own_kernel(executor: &CudaExecutor, op: &Linear, params: &Pa
     op.input.rows <= PLAIN_ROWS || op.weight.columns == 0 || op.input.rows <= OWN_ROWS && tensor_cores()
 }
 
+fn workspace_bytes(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> usize {
+    // SAFETY: reads the two structs alone.
+    unsafe { nvb_cuda_linear_quantized_workspace(params, &executor.launch_on(stream)) }
+}
+
 fn launch(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> Result<()> {
-    // SAFETY: the descriptor was validated, and the context is current.
+    // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
     let code = unsafe { nvb_cuda_linear_quantized(params, &executor.launch_on(stream)) };
     executor.check_launch(code, "quantised linear")
 }

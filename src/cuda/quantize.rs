@@ -87,6 +87,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Quantize, stream: RawHandle) -> 
     let mut report = Report::default();
     // SAFETY: the descriptor was validated, and the context is current; the copy is waited for.
     unsafe {
+        executor.fill(on_device, 0, size_of::<Report>(), stream)?;
         executor.check_launch(nvb_cuda_quantize(&params, &executor.launch_on(stream)), "quantize")?;
         let to = (&raw mut report).cast();
         executor.copy(to, on_device, size_of::<Report>(), CopyKind::DeviceToHost, stream)?;

@@ -10,6 +10,8 @@ use crate::weight::Encoding;
 const VECTORS: Limits = Limits { capability: 80, rows: 0, depth_multiple: 8, alignment: 16 };
 /// The same with chunks of 64 elements of a quantised weight.
 const CHUNKS: Limits = Limits { depth_multiple: 64, ..VECTORS };
+/// Of compute capability 9.0 alone.
+const HOPPER: Limits = Limits { capability: 90, ..CHUNKS };
 
 const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, summary: &'static str) -> Kernel {
     let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
@@ -43,8 +45,6 @@ const fn quantized(
         summary,
     }
 }
-
-const INT4: &[Encoding] = &[Encoding::Int4];
 
 pub const KERNELS: &[Kernel] = &[
     float(
@@ -81,22 +81,22 @@ pub const KERNELS: &[Kernel] = &[
         summary: "A product of cuBLASLt in the weight's dtype, and an epilogue kernel where there is one.",
     },
     quantized(
-        "linear_quantized_skinny8_long",
-        INT4,
-        Limits { rows: 8, ..CHUNKS },
-        "Up to 8 tokens, with fewer chunks in flight and more blocks; without zero points.",
+        "linear_quantized_wgmma",
+        QUANTIZED,
+        Limits { rows: 64, ..HOPPER },
+        "On compute capability 9.0: up to 64 tokens by warpgroups' tensor cores, the rows of the weight cut along K; without zero points.",
+    ),
+    quantized(
+        "linear_quantized_decode",
+        QUANTIZED,
+        Limits { rows: 16, ..HOPPER },
+        "On compute capability 9.0: up to 16 tokens; bulk copies stream the weight through shared memory.",
     ),
     quantized(
         "linear_quantized_skinny8",
         QUANTIZED,
         Limits { rows: 8, ..CHUNKS },
         "Up to 8 tokens; the weight goes from memory to registers.",
-    ),
-    quantized(
-        "linear_quantized_mma16",
-        INT4,
-        Limits { rows: 16, ..CHUNKS },
-        "Up to 16 tokens, which the rows of a block share.",
     ),
     quantized(
         "linear_quantized_skinny16",

@@ -66,7 +66,7 @@ pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
     let _ =
         write!(text, "\nothers that can do it: {}", if others.is_empty() { "none".into() } else { others.join(", ") });
     let refused: Vec<String> = kernels_of(device_of(executor))
-        .filter(|(id, _)| !takes(&Choice::of(*id)))
+        .filter(|(id, kernel)| kernel.encodings.contains(&op.weight.encoding) && !takes(&Choice::of(*id)))
         .map(|(_, kernel)| format!("{} ({})", kernel.name, why_not(op, kernel)))
         .collect();
     if !refused.is_empty() {

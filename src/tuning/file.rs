@@ -107,7 +107,7 @@ mod tests {
         Table::from([
             (
                 "m16 n4 k8 bf16 int4 groups32 bf16".parse().unwrap(),
-                entry(choice("linear_quantized_mma16", Algorithm::Default)),
+                entry(choice("linear_quantized_mma32", Algorithm::Default)),
             ),
             (
                 "m1024 n4 k8 bf16 bf16 f32 gated".parse().unwrap(),

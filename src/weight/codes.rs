@@ -3,6 +3,7 @@
 
 use super::encoding::{Encoding, BLOCK};
 use super::format::{Format, Granularity};
+use super::fp8;
 use super::grouped::FloatBytes;
 use super::rows::{f16_scale, CodedRows, RowSource};
 use super::sfp::expect_rows;
@@ -98,11 +99,23 @@ impl CodeRows<'_> {
 impl CodedRows for CodeRows<'_> {
     fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], _offsets: &mut [f32]) -> Result<()> {
         let f16_scales = self.format.has_f16_scales();
+        // Products on tensor cores read every code as a number.
+        let value: fn(u8) -> f32 = match self.format.encoding {
+            Encoding::Fp8E4m3 => fp8::e4m3_to_f32,
+            Encoding::Fp8E5m2 => fp8::e5m2_to_f32,
+            _ => f32::from,
+        };
         self.read(row, codes, |i| {
             let scale = self.scale(row, i);
             scales[i] = if f16_scales { half::f16::from_f32(scale).to_f32() } else { scale };
         });
-        Ok(())
+        match codes.iter().position(|&code| !value(code).is_finite()) {
+            None => Ok(()),
+            Some(k) => Err(Error::invalid(format!(
+                "row {row}, column {k} is {}; only finite codes can be kept",
+                value(codes[k])
+            ))),
+        }
     }
 
     fn is_exact(&self) -> bool {
@@ -158,5 +171,25 @@ mod tests {
         let infinite = FloatBytes { bytes: &f32::INFINITY.to_le_bytes(), dtype: DType::F32 };
         let refused = CodeRows::new(Encoding::Int8, Granularity::Tensor, 1, 1, 1, &codes, infinite);
         assert!(refused.err().expect("refused").message.contains("scale 0 is inf"));
+    }
+
+    #[test]
+    fn codes_of_no_number_are_refused() {
+        let scales = FloatBytes { bytes: &1f32.to_le_bytes(), dtype: DType::F32 };
+        let cases = [
+            (Encoding::Fp8E4m3, 0x7f, "is NaN"),
+            (Encoding::Fp8E4m3, 0xff, "is NaN"),
+            (Encoding::Fp8E5m2, 0xfc, "is -inf"),
+            (Encoding::Fp8E5m2, 0x7e, "is NaN"),
+        ];
+        for (encoding, code, problem) in cases {
+            let mut codes = [0x3a; 12];
+            codes[7] = code;
+            let source = CodeRows::new(encoding, Granularity::Tensor, 3, 4, 4, &codes, scales).unwrap();
+            let read = |row: usize| source.codes(row, &mut [0; 4], &mut [0.0], &mut []);
+            assert!(read(0).is_ok() && read(2).is_ok());
+            let message = read(1).expect_err("refused").message;
+            assert!(message.contains("row 1, column 3") && message.contains(problem), "{message}");
+        }
     }
 }

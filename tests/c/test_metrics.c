@@ -47,8 +47,8 @@ int main(void) {
   CHECK_EQUAL(metrics_of(f.backend, NVB_OPERATION_SOFTMAX).calls, 0);
   CHECK_OK(nvb_backend_set_profiling(f.backend, 0));
   CHECK_FAILS(nvb_backend_set_profiling(f.backend, 2), NVB_ERROR_INVALID_ARGUMENT, "enabled is 2");
-  CHECK_FAILS(nvb_backend_get_metrics(f.backend, 11, &metrics), NVB_ERROR_INVALID_ARGUMENT, "operation is 11",
-              "0 to 10");
+  CHECK_FAILS(nvb_backend_get_metrics(f.backend, 14, &metrics), NVB_ERROR_INVALID_ARGUMENT, "operation is 14",
+              "0 to 13");
   CHECK_FAILS(nvb_backend_get_metrics(NULL, 0, &metrics), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   CHECK_FAILS(nvb_backend_reset_metrics(NULL), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   release(&f, block);

@@ -18,7 +18,7 @@ static nvb_status get_info(void* value, void* context) {
   return nvb_weight_get_info(((weight_context*)context)->weight, value);
 }
 
-static nvb_weight_desc describe(const nvb_tensor* parts, size_t count, uint32_t arrangement, uint32_t source) {
+static nvb_weight_desc describe(nvb_tensor* parts, size_t count, uint32_t arrangement, uint32_t source) {
   nvb_weight_desc desc;
   nvb_weight_desc_init(&desc);
   desc.parts = parts;

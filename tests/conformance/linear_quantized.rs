@@ -134,6 +134,23 @@ fn aligned_shapes() {
     check("quantised linear", &cases, test);
 }
 
+/// Rows and columns from which other tensor-core kernels take over.
+#[test]
+fn long_and_wide_weights() {
+    let shapes = [(48, 10240), (4400, 192), (6600, 128), (16500, 64)];
+    let mut cases = Vec::new();
+    for (i, format) in formats().into_iter().filter(|format| !format.clipping).enumerate() {
+        for (j, m) in [3, 8, 13].into_iter().enumerate() {
+            let (n, k) = shapes[(i + j) % shapes.len()];
+            let input = [DType::Bf16, DType::F16][j % 2];
+            let (output, activation, layout) = (DType::F32, Activation::None, PLAIN);
+            let (bias, gated, special) = (i % 2 == 0, j == 1, None);
+            cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
+        }
+    }
+    check("quantised linear", &cases, test);
+}
+
 #[test]
 fn special_values_stay_in_their_row() {
     let mut cases = Vec::new();

@@ -58,7 +58,8 @@ fn test_quantize(run: &mut Run, case: &Case) -> Outcome {
         |parts: &[Tensor], source| Weight::new(memory, parts, arrangement, source, Some(case.format), run.stream);
     let (device, reference) = (make(&tensors, Source::Device)?, make(&copies, Source::Host)?);
     let (actual, expected) = (device.relative_error(), reference.relative_error());
-    if (actual - expected).abs() > 1e-3 * expected {
+    // What the code stands for exactly may be lost in the last place of its scale.
+    if (actual - expected).abs() > 1e-3 * expected + 1e-7 {
         return Err(format!("the relative error is {actual:e}; {expected:e} is expected").into());
     }
     let expected = on_host(run, &reference, DType::F32, PLAIN)?;

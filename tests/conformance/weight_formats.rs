@@ -97,7 +97,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     };
     let stored = values_of(run, &weight, case.layout)?;
     let (error, reported) = (relative_error(&stored, &wanted), weight.relative_error());
-    if error > bound(&case.format) || (error - reported).abs() > 1e-4 * error + 1e-9 {
+    if error > bound(&case.format) || (error - reported).abs() > 1e-4 * error + 1e-7 {
         return Err(format!("relative error {error:.4e}, reported {reported:.4e}").into());
     }
     let view = weight.view();

@@ -138,6 +138,28 @@ extern "C" fn cudaLaunchKernel(
     __cudaLaunchKernel(stub, grid, block, arguments, shared, stream)
 }
 
+/// `cudaLaunchConfig_t`; its attributes say how a launch may overlap with the one before, which nothing here does.
+#[repr(C)]
+struct LaunchConfiguration {
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: *mut c_void,
+    attributes: *const c_void,
+    attribute_count: c_uint,
+}
+
+#[no_mangle]
+unsafe extern "C" fn cudaLaunchKernelExC(
+    configuration: *const LaunchConfiguration,
+    stub: *const c_void,
+    arguments: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: the launcher's local variable.
+    let LaunchConfiguration { grid, block, shared, stream, .. } = unsafe { configuration.read() };
+    __cudaLaunchKernel(stub, grid, block, arguments, shared, stream)
+}
+
 #[no_mangle]
 extern "C" fn cudaFuncSetAttribute(kernel: *const c_void, attribute: c_int, value: c_int) -> c_int {
     type Set = extern "C" fn(*const c_void, c_int, c_int) -> c_int;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <nvbackend.hpp>
 
 #include "plain_gemma.h"
 #include "support.h"
@@ -86,7 +87,7 @@ void check_logits_file() {
 
 void check_random_model() {
   const CommandResult result =
-      gemma({"--random", "gemma3-270m", "--prompt-tokens", "8", "--max-tokens", "2", "--memory"});
+      gemma({"--random", "gemma3-270m", "--prompt-tokens", "8", "--max-tokens", "2", "--memory-summary"});
   require(result.code == 0, "exit code ", result.code, ": ", result.errors);
   require(std::count(result.output.begin(), result.output.end(), ' ') == 2, "two tokens are: ", result.output);
   for (const char* word : {"  weights ", "  held ", "in rounding and caches", "with others"}) {
@@ -98,8 +99,9 @@ void check_random_model() {
 void check_help() {
   const CommandResult result = gemma({"--help"});
   require(result.code == 0 && result.errors.empty(), "exit code ", result.code, ": ", result.errors);
-  for (const char* option : {"--prompt", "--model", "--device", "--max-tokens", "--seed", "--temperature", "--top-k",
-                             "--top-p", "--batch", "--logits", "--random", "--memory", "--threads"}) {
+  for (const char* option :
+       {"--prompt", "--model", "--device", "--max-tokens", "--seed", "--temperature", "--top-k", "--top-p", "--batch",
+        "--logits", "--random", "--memory-summary", "--threads", "--weights", "--weights-table"}) {
     require(result.output.find(option) != std::string::npos, option, " is not in --help");
   }
 }
@@ -108,7 +110,7 @@ void check_usage() {
   const auto usage = [](const std::vector<std::string>& arguments, const std::string& text) {
     require_failure(gemma(arguments), 2, text);
   };
-  usage({"--prompt", "x"}, "either --model FOLDER or --random NAME");
+  usage({"--prompt", "x"}, "either --model FOLDER|FILE.gguf or --random NAME");
   usage({"--model", "models/tiny-gemma3"}, "--model needs a --prompt");
   usage({"--random", "gemma3-1b", "--prompt", "x"}, "--random has no tokenizer");
   usage({"--wrong"}, "unknown option \"--wrong\"");
@@ -117,6 +119,7 @@ void check_usage() {
   usage({"--temperature", "nan"}, "--temperature is \"nan\"; it must be a number from 0 to 100");
   usage({"--top-p", "1.5"}, "--top-p is \"1.5\"; it must be a number from 0 to 1");
   usage({"--seed", "18446744073709551616"}, "--seed is \"18446744073709551616\"");
+  usage({"--weights", "int5"}, "--weights is \"int5\"; it must be bf16, fp8, int8 or int4");
   usage({"--batch", "0"}, "--batch is \"0\"; it must be an integer from 1 to 4096");
   require_failure(gemma_test::run_command({gemma_path, "--prompt"}), 2, "--prompt needs a value");
 }
@@ -126,6 +129,7 @@ void check_failures() {
     require_failure(gemma(arguments), 1, text);
   };
   failure({"--model", "/nowhere", "--prompt", "x"}, "/nowhere/config.json: No such file or directory");
+  failure({"--model", "/nowhere.gguf", "--prompt", "x"}, "/nowhere.gguf");
   failure({"--random", "gemma9-1b"}, "--random is \"gemma9-1b\"; it must be one of gemma3-270m");
   failure({"--model", "models/tiny-gemma3", "--prompt", "x", "--max-tokens", "2048"}, "the model has 2048");
   std::string long_prompt;
@@ -307,6 +311,140 @@ const Hostile kHostileTokenizers[] = {
      "the model's vocabulary has 100"},
 };
 
+// Hostile GGUF files ----------------------------------------------------------------------------------------------
+
+// The shipped GGUF file, to be damaged where it lies: every change keeps its size.
+class GgufFile {
+ public:
+  GgufFile() : bytes(gemma_test::read_file("tests/data/tiny-gemma3-q8_0.gguf")) {}
+
+  // The first place after a text, which is a key or a tensor's name.
+  size_t after(const std::string& text) const {
+    const size_t at = bytes.find(text);
+    require(at != std::string::npos, "the file does not hold ", text);
+    return at + text.size();
+  }
+  void rename(const std::string& from, const std::string& to) {
+    require(from.size() == to.size(), from, " and ", to, " differ in length");
+    bytes.replace(after(from) - from.size(), to.size(), to);
+  }
+  void set_u32(size_t at, uint32_t value) { std::memcpy(&bytes[at], &value, sizeof value); }
+  // A number's value; its type, 4 bytes, comes before it.
+  void set_value(const std::string& key, uint32_t value) { set_u32(after(key) + 4, value); }
+  void set_type(const std::string& key, uint32_t type) { set_u32(after(key), type); }
+  // An array's element: after its type, its elements' type and its count of 8 bytes.
+  void set_element(const std::string& key, size_t index, uint32_t value) {
+    set_u32(after(key) + 16 + 4 * index, value);
+  }
+  // A tensor's type: after the number of its extents and the extents, 8 bytes each.
+  void set_tensor_type(const std::string& name, size_t rank, uint32_t type) {
+    set_u32(after(name) + 4 + 8 * rank, type);
+  }
+
+  std::string bytes;
+};
+
+struct HostileGguf {
+  const char* name;
+  void (*damage)(GgufFile&);
+  const char* text;
+};
+
+const uint32_t kNan = 0x7FC00000;
+
+const HostileGguf kHostileGgufs[] = {
+    {"empty", [](GgufFile& f) { f.bytes.clear(); }, "0 bytes"},
+    {"another format", [](GgufFile& f) { f.bytes[0] = 'X'; }, "GGUF"},
+    {"cut in the header", [](GgufFile& f) { f.bytes.resize(10000); }, "byte"},
+    {"cut in the data", [](GgufFile& f) { f.bytes.resize(f.bytes.size() / 2); }, "byte"},
+    {"another architecture", [](GgufFile& f) { f.rename("gemma3", "llama3"); },
+     "general.architecture is \"llama3\"; gemma3 is supported"},
+    {"no layers", [](GgufFile& f) { f.set_value("gemma3.block_count", 0); },
+     "gemma3.block_count is 0; it must be an integer from 1 to 1024"},
+    {"a key that is missing", [](GgufFile& f) { f.rename("gemma3.block_count", "gemma3.black_count"); },
+     "there is no metadata gemma3.block_count"},
+    {"a float as count", [](GgufFile& f) { f.set_type("gemma3.block_count", 6); },
+     "gemma3.block_count is not an integer"},
+    {"a huge width", [](GgufFile& f) { f.set_value("gemma3.embedding_length", UINT32_MAX); },
+     "gemma3.embedding_length is 4294967295"},
+    {"another width", [](GgufFile& f) { f.set_value("gemma3.embedding_length", 128); },
+     "tensor \"token_embd.weight\" is [1024, 256]; the metadata asks for [1024, 128]"},
+    {"more layers than tensors", [](GgufFile& f) { f.set_value("gemma3.block_count", 7); },
+     "no tensor \"blk.6.attn_norm.weight\", [256]"},
+    {"heads that do not divide", [](GgufFile& f) { f.set_value("gemma3.attention.head_count_kv", 3); },
+     "must be a multiple of gemma3.attention.head_count_kv = 3"},
+    {"an odd head", [](GgufFile& f) { f.set_value("gemma3.attention.key_length", 63); },
+     "gemma3.attention.key_length is 63; it must be even"},
+    {"values of another length", [](GgufFile& f) { f.set_value("gemma3.attention.value_length", 32); },
+     "gemma3.attention.value_length is 32"},
+    {"an epsilon that is no number", [](GgufFile& f) { f.set_value("gemma3.attention.layer_norm_rms_epsilon", kNan); },
+     "layer_norm_rms_epsilon is nan"},
+    {"few positions", [](GgufFile& f) { f.set_value("gemma3.context_length", 4); }, "the model has 4"},
+    {"an eos beyond", [](GgufFile& f) { f.set_value("tokenizer.ggml.eos_token_id", 5000); },
+     "tokenizer.ggml.eos_token_id is 5000"},
+    {"no table", [](GgufFile& f) { f.rename("token_embd.weight", "token_emb_.weight"); },
+     "there is no tensor \"token_embd.weight\""},
+    {"a missing tensor", [](GgufFile& f) { f.rename("blk.0.attn_q.weight", "blk.0.attn_x.weight"); },
+     "no tensor \"blk.0.attn_q.weight\", [256, 256]"},
+    {"an unknown type", [](GgufFile& f) { f.set_tensor_type("blk.0.attn_q.weight", 2, 200); }, "200"},
+    {"a norm of blocks", [](GgufFile& f) { f.set_tensor_type("blk.0.attn_norm.weight", 1, 8); },
+     "tensor \"blk.0.attn_norm.weight\" is Q8_0; F32, F16 and BF16 are supported here"},
+    {"a scale that is infinite",
+     [](GgufFile& f) {
+       const nvb::gguf file(f.bytes.data(), f.bytes.size());
+       const char* block = static_cast<const char*>(file.tensor("blk.3.ffn_down.weight").data);  // an f16, then codes
+       f.bytes.replace(static_cast<size_t>(block - f.bytes.data()), 2, std::string("\x00\x7C", 2));
+     },
+     "blk.3.ffn_down.weight: NVB_ERROR_INVALID_ARGUMENT: nvb_weight_create: parts[0]: Q8_0 block 0 of row 0 has the "
+     "scale inf"},
+    {"another tokenizer", [](GgufFile& f) { f.set_u32(f.after("tokenizer.ggml.model") + 12, 0x32747067); },  // "gpt2"
+     "tokenizer.ggml.model is \"gpt2a\""},
+    {"a score that is no number", [](GgufFile& f) { f.set_element("tokenizer.ggml.scores", 300, kNan); },
+     "token 300 has the score nan"},
+    {"a piece of an unknown type", [](GgufFile& f) { f.set_element("tokenizer.ggml.token_type", 300, 9); },
+     "token 300 has the score -40 and the type 9"},
+    {"scores of another type", [](GgufFile& f) { f.set_u32(f.after("tokenizer.ggml.scores") + 4, 5); },
+     "tokenizer.ggml.scores is not an array of 1024 numbers of type 6"},
+    {"no unknown piece", [](GgufFile& f) { f.set_element("tokenizer.ggml.token_type", 3, 1); },
+     "not a SentencePiece model"},
+};
+
+CommandResult run_gguf(const GgufFile& file) {
+  const TemporaryFolder folder;
+  write_file(folder.path("model.gguf"), file.bytes);
+  return gemma({"--model", folder.path("model.gguf"), "--prompt", "abc", "--max-tokens", "2"});
+}
+
+void check_gguf() {
+  const json reference = json::parse(gemma_test::read_file("tests/data/reference.json"))[0];
+  const CommandResult result = gemma({"--model", "tests/data/tiny-gemma3-q8_0.gguf", "--prompt", reference["prompt"],
+                                      "--max-tokens", "8", "--memory-summary"});
+  require(result.code == 0, "exit code ", result.code, ": ", result.errors);
+  const std::string expected = reference["continuation"];
+  require(result.output.size() > 4 &&
+              expected.compare(0, result.output.size() - 1, result.output, 0, result.output.size() - 1) == 0,
+          "another text: ", result.output);
+  require(result.errors.find("\n  int8 ") != std::string::npos, "no weights of int8 in: ", result.errors);
+}
+
+void check_weights() {
+  const auto summary = [](const std::vector<std::string>& arguments) {
+    std::vector<std::string> all = {"--prompt", "abc", "--memory-summary"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    return shipped(all).errors;
+  };
+  const auto has = [](const std::string& text, const char* format) {
+    return text.find(std::string("\n  ") + format + " ") != std::string::npos;
+  };
+  for (const char* format : {"bf16", "fp8", "int8", "int4"}) {
+    const std::string text = summary({"--weights", format});
+    const char* table = format == std::string("int4") ? "int8" : "bf16";
+    require(has(text, format) && has(text, table), "no ", format, " and ", table, " in: ", text);
+  }
+  const std::string text = summary({"--weights", "int4", "--weights-table", "fp8"});
+  require(has(text, "int4") && has(text, "fp8") && !has(text, "int8"), "another table in: ", text);
+}
+
 // Several files with an index -------------------------------------------------------------------------------------
 
 CommandResult run_sharded(const std::function<void(json&, std::vector<std::string>&)>& damage) {
@@ -364,6 +502,8 @@ int main(int count, char** arguments) {
                                          {"batch", check_batch},
                                          {"logits file", check_logits_file},
                                          {"random model", check_random_model},
+                                         {"GGUF file", check_gguf},
+                                         {"weights", check_weights},
                                          {"help", check_help},
                                          {"wrong command lines", check_usage},
                                          {"failures", check_failures},
@@ -379,5 +519,12 @@ int main(int count, char** arguments) {
   for (const Hostile& hostile : kHostileWeights) add("weights: ", hostile);
   for (const Hostile& hostile : kHostileConfigs) add("config: ", hostile);
   for (const Hostile& hostile : kHostileTokenizers) add("tokenizer: ", hostile);
+  for (const HostileGguf& hostile : kHostileGgufs) {
+    tests.push_back({std::string("GGUF: ") + hostile.name, [&hostile] {
+                       GgufFile file;
+                       hostile.damage(file);
+                       require_failure(run_gguf(file), 1, hostile.text);
+                     }});
+  }
   return gemma_test::run_tests(tests);
 }

@@ -1,49 +1,22 @@
 // The shipped model against transformers' answers (tests/data/reference.*): tokens, greedy continuations, logits.
 // Run in the repository's root.
-#include <map>
-#include <nlohmann/json.hpp>
 #include <nvbackend.hpp>
 
 #include "config.h"
 #include "generate.h"
 #include "model.h"
+#include "reference.h"
 #include "safetensors.h"
 #include "support.h"
 #include "tokenizer.h"
 
 namespace {
 
+using gemma_test::Reference;
 using gemma_test::require;
-using Tokens = std::vector<int32_t>;
+using gemma_test::Tokens;
 
 const char* const kFolder = "models/tiny-gemma3";
-
-struct Reference {
-  std::string prompt, continuation;
-  Tokens prompt_tokens, continuation_tokens;
-  std::vector<double> logits;
-};
-
-template <typename T>
-std::vector<T> values(const gemma::TensorMap& tensors, const std::string& name) {
-  const gemma::HostTensor& tensor = tensors.at(name);
-  std::vector<T> result(tensor.bytes / sizeof(T));
-  std::copy_n(static_cast<const char*>(tensor.data), tensor.bytes, reinterpret_cast<char*>(result.data()));
-  return result;
-}
-
-std::vector<Reference> read_references() {
-  const gemma::Safetensors file("tests/data/reference.safetensors");
-  std::vector<Reference> references;
-  for (const auto& entry : nlohmann::json::parse(gemma_test::read_file("tests/data/reference.json"))) {
-    const std::string name = std::to_string(references.size()) + ".";
-    const std::vector<float> logits = values<float>(file.tensors(), name + "logits");
-    references.push_back({entry["prompt"], entry["continuation"], values<int32_t>(file.tensors(), name + "prompt"),
-                          values<int32_t>(file.tensors(), name + "continuation"),
-                          std::vector<double>(logits.begin(), logits.end())});
-  }
-  return references;
-}
 
 class Fixture {
  public:
@@ -51,25 +24,13 @@ class Fixture {
       : backend(gemma_test::test_device().c_str()),
         files(gemma::Safetensors::open_folder(kFolder)),
         tokenizer(std::string(kFolder) + "/tokenizer.model"),
-        references(read_references()) {
+        references(gemma_test::read_references()) {
     gemma::Progress progress(0);
-    model = gemma::load_model(backend, gemma::read_config(kFolder), files.tensors(), &progress);
-    require(references.size() == 5, "tests/data/reference.json has ", references.size(), " prompts");
+    model = gemma::load_model(backend, gemma::read_config(kFolder), files.tensors(), {}, &progress);
   }
 
-  std::vector<Tokens> generate(const gemma::Request& request, const gemma::LogitsSink& on_logits = {}) const {
-    std::vector<Tokens> added(request.prompts.size());
-    gemma::generate(
-        backend, model, request, [&](size_t sequence, int32_t token, bool) { added[sequence].push_back(token); },
-        on_logits);
-    return added;
-  }
-
-  gemma::Request request(const std::vector<Tokens>& prompts) const {
-    gemma::Request request;
-    request.prompts = prompts;
-    request.max_tokens = 64;
-    return request;
+  std::vector<Tokens> generate(const gemma::Request& request) const {
+    return gemma_test::generate(backend, model, request);
   }
 
   nvb::backend backend;
@@ -113,7 +74,7 @@ void check_bytes(const Fixture& fixture) {
 
 void check_continuations(const Fixture& fixture) {
   for (const Reference& reference : fixture.references) {
-    const Tokens added = fixture.generate(fixture.request({reference.prompt_tokens})).front();
+    const Tokens added = fixture.generate(gemma_test::greedy_request({reference.prompt_tokens})).front();
     require(added == reference.continuation_tokens, "another continuation of: ", reference.prompt);
   }
 }
@@ -121,14 +82,7 @@ void check_continuations(const Fixture& fixture) {
 void check_logits(const Fixture& fixture) {
   const double bound = fixture.backend.device_info().kind == NVB_DEVICE_CPU ? 1e-4 : 2e-2;
   for (const Reference& reference : fixture.references) {
-    gemma::Request request = fixture.request({reference.prompt_tokens});
-    request.max_tokens = 0;
-    std::vector<float> logits;
-    const auto added = fixture.generate(request, [&logits](const float* rows, int64_t count) {
-      logits.insert(logits.end(), rows, rows + count * 1024);
-    });
-    require(added.front().empty(), "new tokens where none were wanted");
-    const double error = gemma_test::relative_error(logits, reference.logits);
+    const double error = gemma_test::logits_error(fixture.backend, fixture.model, reference);
     std::printf("        relative error of the logits %.1e\n", error);
     require(error < bound, "relative error ", error, "; the bound is ", bound);
   }
@@ -140,14 +94,14 @@ void check_batch(const Fixture& fixture) {
   for (int copy = 0; copy < 16; ++copy) {
     for (const Reference& reference : fixture.references) prompts.push_back(reference.prompt_tokens);
   }
-  const std::vector<Tokens> added = fixture.generate(fixture.request(prompts));
+  const std::vector<Tokens> added = fixture.generate(gemma_test::greedy_request(prompts));
   for (size_t i = 0; i < added.size(); ++i) {
     require(added[i] == fixture.references[i % 5].continuation_tokens, "another continuation of sequence ", i);
   }
 }
 
 void check_sampling(const Fixture& fixture) {
-  gemma::Request request = fixture.request({fixture.references[2].prompt_tokens});
+  gemma::Request request = gemma_test::greedy_request({fixture.references[2].prompt_tokens});
   const auto greedy = fixture.generate(request);
   request.temperature = 1.5F;
   request.seed = 11;
@@ -174,7 +128,9 @@ void require_error(const std::string& text, Call call) {
 }
 
 void check_limits(const Fixture& fixture) {
-  const auto generate = [&fixture](const std::vector<Tokens>& prompts) { fixture.generate(fixture.request(prompts)); };
+  const auto generate = [&fixture](const std::vector<Tokens>& prompts) {
+    fixture.generate(gemma_test::greedy_request(prompts));
+  };
   require_error("there is no prompt", [&] { generate({}); });
   require_error("a prompt has no tokens", [&] { generate({{2}, {}}); });
   require_error("token 1024 of a prompt is outside the vocabulary of 1024", [&] { generate({{2, 1024}}); });

@@ -100,7 +100,8 @@ void check(const Case& test) {
                          gemma_test::safetensors_bytes(plain.tensors, test.dtype, test.padding));
   const gemma::Safetensors files = gemma::Safetensors::open_folder(folder.path());
   gemma::Progress progress(0);
-  const gemma::Model model = gemma::load_model(backend, gemma::read_config(folder.path()), files.tensors(), &progress);
+  const gemma::Model model =
+      gemma::load_model(backend, gemma::read_config(folder.path()), files.tensors(), {}, &progress);
 
   gemma::Request request;
   request.prompts = {prompt_tokens(21, 1), prompt_tokens(1, 2), prompt_tokens(13, 3)};

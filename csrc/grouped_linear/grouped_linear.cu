@@ -1,0 +1,138 @@
+// y = act(x W[expert]ᵀ + bias[expert]): the choice of the kernel, and the plain one.
+//
+// The plain kernel runs on the ordinary f32 units and rounds nothing but the result: x in F32, odd k, unaligned rows,
+// compute capability 7.5. A warp computes two rows of W, a (gate, up) pair, for eight tokens of one expert; a lane
+// takes four neighbouring k of every 128, of which it decodes W once and meets all tokens. Shared memory: none.
+#include "../common/reduce.cuh"
+#include "grouped_linear_tiles.cuh"
+
+namespace nvb {
+namespace grouped {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kTokens = 8;
+constexpr int kRows = 2;
+constexpr int kStep = 32 * 4;
+
+template <uint32_t Kind>
+__global__ void __launch_bounds__(32 * kWarps, 4)
+    grouped_linear_plain(const nvb_grouped_linear_params p, const grouped_weight weight,
+                         const LinearEpilogue epilogue) {
+  const token_tile tile = find_tile<kTokens>(p.offsets, p.experts, p.rows, blockIdx.y);
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kRows;
+  if (tile.expert < 0 || row >= p.n) return;
+  const int lane = threadIdx.x % 32;
+  const int64_t first_row = tile.expert * p.n;
+  const int64_t rows[kRows] = {first_row + row, first_row + min(row + 1, p.n - 1)};
+
+  // The sums of this lane's k.
+  float sums[kTokens][kRows] = {};
+  for (int64_t k = 4 * lane; k < p.k; k += kStep) {
+    float w[kRows][4];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) load_weight<Kind>(weight, rows[r], k, w[r]);
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      if (tile.begin + t >= tile.end) break;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (k + i >= p.k) break;
+        const float x = load_element(p.input, p.input_dtype, (tile.begin + t) * p.input_stride + k + i);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) sums[t][r] = fmaf(x, w[r][i], sums[t][r]);
+      }
+    }
+  }
+
+  // Every lane receives every sum; lane t finishes token t.
+  float finished[kRows] = {};
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float sum = warp_sum(sums[t][r]);
+      if (lane == t) finished[r] = sum;
+    }
+  }
+  if (lane >= kTokens || tile.begin + lane >= tile.end) return;
+  float bias[kRows] = {};
+  if (epilogue.bias != nullptr) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) bias[r] = load_element(epilogue.bias, epilogue.bias_dtype, rows[r]);
+  }
+  store_columns(epilogue, tile.begin + lane, row, finished, bias);
+}
+
+template <uint32_t Kind>
+cudaError_t launch_plain(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  const int64_t tiles = most_tiles(p, kTokens);
+  if (tiles > 65535) return cudaErrorInvalidValue;
+  const int64_t pairs = (p.n + kRows - 1) / kRows;
+  const dim3 grid(static_cast<unsigned>((pairs + kWarps - 1) / kWarps), static_cast<unsigned>(tiles));
+  grouped_linear_plain<Kind><<<grid, 32 * kWarps, 0, launch.stream>>>(p, make_weight(p), make_epilogue(p, p.n));
+  return cudaPeekAtLastError();
+}
+
+bool is_valid(const nvb_grouped_linear_params& p) {
+  if (p.rows < 0 || p.n < 0 || p.k < 0 || p.experts < 0 || (p.gated != 0 && p.n % 2 != 0)) return false;
+  if (float_dtype_bytes(p.input_dtype) == 0 || float_dtype_bytes(p.output_dtype) == 0) return false;
+  if (p.bias != nullptr && float_dtype_bytes(p.bias_dtype) == 0) return false;
+  if (p.activation > NVB_SILU) return false;
+  if (p.weight_dtype != 0) {
+    return float_dtype_bytes(p.weight_dtype) != 0 && (p.weight_dtype == p.input_dtype || p.input_dtype == NVB_F32);
+  }
+  return nvb_is_valid_quantized(p.encoding, p.scale_kind, p.group, p.weight_offsets);
+}
+
+bool is_empty(const nvb_grouped_linear_params& p) {
+  return p.rows == 0 || p.n == 0 || p.experts == 0;
+}
+
+}  // namespace
+
+bool takes_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  const bool half = p.input_dtype == NVB_F16 || p.input_dtype == NVB_BF16;
+  const bool weight_fits = p.weight_dtype == 0 || make_weight(p).vectors;
+  return launch.capability >= 80 && half && p.k % 8 == 0 && is_aligned16(p.input, p.input_stride, 2) && weight_fits;
+}
+
+}  // namespace grouped
+}  // namespace nvb
+
+extern "C" const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_linear_params* params,
+                                                           const nvb_launch* launch) noexcept {
+  if (!nvb::grouped::is_valid(*params) || nvb::grouped::is_empty(*params)) return "none";
+  return nvb::grouped::takes_mma(*params, *launch) ? "grouped_linear_mma" : "grouped_linear_plain";
+}
+
+extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* params,
+                                               const nvb_launch* launch) noexcept {
+  using namespace nvb::grouped;
+  const nvb_grouped_linear_params& p = *params;
+  if (!is_valid(p)) return cudaErrorInvalidValue;
+  if (is_empty(p)) return cudaSuccess;
+  if (takes_mma(p, *launch)) {
+    return p.input_dtype == NVB_BF16 ? launch_mma_bf16(p, *launch) : launch_mma_f16(p, *launch);
+  }
+  switch (p.weight_dtype) {
+    case NVB_F32:
+      return launch_plain < kFloat | NVB_F32 > (p, *launch);
+    case NVB_F16:
+      return launch_plain < kFloat | NVB_F16 > (p, *launch);
+    case NVB_BF16:
+      return launch_plain < kFloat | NVB_BF16 > (p, *launch);
+    default:
+      break;
+  }
+  switch (p.encoding) {
+    case NVB_FP8_E4M3:
+      return launch_plain<NVB_FP8_E4M3>(p, *launch);
+    case NVB_FP8_E5M2:
+      return launch_plain<NVB_FP8_E5M2>(p, *launch);
+    case NVB_INT8:
+      return launch_plain<NVB_INT8>(p, *launch);
+    default:
+      return launch_plain<NVB_INT4>(p, *launch);
+  }
+}

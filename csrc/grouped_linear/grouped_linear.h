@@ -1,0 +1,49 @@
+// y = act(x W[expert]ᵀ + bias[expert]) for tokens sorted by expert.
+#pragma once
+
+#include "../common/launch.h"
+#include "../common/quantized.h"
+
+// x [rows, k], W [experts * n, k] (expert e: rows e n to (e + 1) n) in floats or in `encoding` with its scales, bias
+// [experts * n] or null, y [rows, n]; gated: the rows of W are (gate, up) pairs and y is [rows, n / 2], as in linear.h.
+// Rows offsets[e] to offsets[e + 1] of x are expert e's. The offsets are read by the kernel alone, so that one captured
+// graph serves every routing; they ascend from 0 to at most `rows`, and what is not so is clamped. Rows from
+// offsets[experts] on are not written.
+//
+// Supported: x, bias and y of any float dtype; a float W of x's dtype, or of any where x is F32; any rows, n, k,
+// experts and strides. The tensor-core kernel takes x in F16 or BF16 with k a multiple of 8 and 16-byte aligned rows,
+// from compute capability 8.0 on, and rounds dequantised weights to x's dtype; everything else takes a plain kernel.
+struct nvb_grouped_linear_params {
+  const void* input;
+  const int32_t* offsets;  // [experts + 1]
+  const void* weight;
+  const void* scales;          // of a quantised weight
+  const void* weight_offsets;  // of Int4 with zero points, else null
+  const void* bias;
+  void* output;
+  int64_t rows;
+  int64_t n;  // rows of W an expert has
+  int64_t k;
+  int64_t input_stride;
+  int64_t weight_stride;  // elements of a row of W; ignored for Int4
+  int64_t output_stride;
+  int32_t experts;
+  uint32_t input_dtype;
+  uint32_t weight_dtype;  // of a float W; 0: quantised
+  uint32_t encoding;
+  uint32_t scale_kind;
+  uint32_t group;
+  uint32_t bias_dtype;  // ignored without a bias
+  uint32_t output_dtype;
+  uint32_t activation;
+  uint32_t gated;  // 0 or 1
+};
+static_assert(sizeof(nvb_grouped_linear_params) == 144, "src/cuda/grouped_linear.rs mirrors this layout");
+
+extern "C" {
+cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* params, const nvb_launch* launch) noexcept;
+
+// The kernel that nvb_cuda_grouped_linear would run, a static string; "none" for what it answers without a kernel.
+const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_linear_params* params,
+                                                const nvb_launch* launch) noexcept;
+}

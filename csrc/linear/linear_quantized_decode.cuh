@@ -1,0 +1,191 @@
+// The kernel of a product of up to 16 tokens on compute capability 9.0: a table by tokens, rows and k.
+//
+// Two kernels take turns. linear_quantized_skinny with W in registers has nothing to set up, which wins on small
+// weights, and on Int4 as long as few tokens leave x in L1. linear_quantized_stream wins where there is much to read:
+// it needs 28 to 32 warps a multiprocessor to hide what it computes, so two blocks of 14 to 16 warps. The rows follow
+// measurements on an H200 of the shapes of Gemma 3 and of 14336 x 4096, bf16, weights rotated past L2, calls
+// overlapping in a graph.
+#pragma once
+
+#include <algorithm>
+
+#include "linear_quantized_decode.h"
+#include "linear_quantized_skinny.cuh"
+#include "linear_quantized_stream.cuh"
+
+namespace nvb {
+namespace quantized {
+
+enum class DecodeKernel {
+  kStream,
+  kRegisters,   // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
+  kRegisters4,  // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
+};
+
+struct DecodeChoice {
+  int tokens;           // up to
+  int from, below;      // blocks of 16 rows
+  int k_from, k_below;  // in chunks of 64
+  DecodeKernel kernel;
+  int cluster_shift, warps, warps_k, blocks_per_sm;
+};
+constexpr int kAny = 1 << 30;
+
+// The first choice that takes the shape and fits shared memory is taken; the last ones take everything.
+constexpr DecodeChoice kInt4Choices[] = {
+    {8, 0, 265, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {4, 400, 925, 0, kAny, DecodeKernel::kRegisters4, 0, 0, 0, 0},
+    {4, 1500, kAny, 0, kAny, DecodeKernel::kRegisters4, 0, 0, 0, 0},
+    {8, 0, 400, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
+    {8, 400, 1024, 0, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
+    {8, 1024, kAny, 0, kAny, DecodeKernel::kStream, 0, 14, 2, 2},
+    {16, 0, 265, 0, 20, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {16, 0, 200, 0, 64, DecodeKernel::kStream, 2, 12, 4, 2},
+    {16, 200, 400, 0, 64, DecodeKernel::kStream, 1, 12, 4, 2},
+    {16, 0, 400, 64, 128, DecodeKernel::kStream, 3, 12, 4, 2},
+    {16, 0, 400, 128, kAny, DecodeKernel::kStream, 3, 12, 2, 2},
+    {16, 0, 1024, 0, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
+    {16, 1024, kAny, 0, kAny, DecodeKernel::kStream, 1, 14, 1, 2},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 1, 8, 1, 2},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 3, 8, 1, 2},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+};
+constexpr DecodeChoice kByteChoices[] = {
+    {16, 0, 265, 0, 65, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 0, 400, 65, 192, DecodeKernel::kStream, 2, 12, 4, 2},
+    {8, 0, 400, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
+    {8, 400, 1024, 0, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
+    {8, 1024, kAny, 0, kAny, DecodeKernel::kStream, 0, 14, 2, 2},
+    {16, 0, 400, 0, 128, DecodeKernel::kStream, 3, 12, 4, 2},
+    {16, 0, 400, 128, kAny, DecodeKernel::kStream, 3, 12, 2, 2},
+    {16, 400, 1024, 0, kAny, DecodeKernel::kStream, 1, 16, 2, 1},
+    {16, 1024, kAny, 0, kAny, DecodeKernel::kStream, 1, 14, 1, 2},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 3, 8, 1, 2},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+};
+
+// Lays a product out over the device's multiprocessors, choice.blocks_per_sm blocks on each; false if it does not fit.
+template <typename Stage, int Tiles, int Stages>
+bool make_stream_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, const DecodeChoice& choice,
+                      StreamPlan& plan) {
+  constexpr int kReservedBytes = 1024;  // of shared memory, by the system for each block
+  const int cluster = 1 << choice.cluster_shift;
+  const int row_blocks = static_cast<int>((p.n + kTileRows - 1) / kTileRows);
+  const int slice = (static_cast<int>(p.k / kChunk) + cluster - 1) / cluster;
+  const int bytes = (launch.shared_bytes_per_block + kReservedBytes) / choice.blocks_per_sm - kReservedBytes;
+  plan.cluster_shift = choice.cluster_shift;
+  plan.warps = choice.warps;
+  plan.warps_k = choice.warps_k;
+  plan.x_pitch = slice * 128 + 64;  // eight lanes read from two tokens at once: from all banks
+  plan.x_at = choice.warps * Stages * Stage::kBytes;
+  plan.sums_at = plan.x_at + static_cast<int>(p.m) * plan.x_pitch;
+  plan.barrier_at = plan.sums_at;
+  const int block_bytes = choice.warps_k * Tiles * 512;  // of sums, in all members together
+  const int most = (bytes - static_cast<int>(sizeof(uint64_t)) - plan.sums_at) / (block_bytes * cluster) * cluster;
+  if (most <= 0) return false;
+  // More clusters than run at once follow one another.
+  const int clusters = std::max(1, launch.multiprocessors * choice.blocks_per_sm / cluster);
+  const int waves = (row_blocks + clusters * most - 1) / (clusters * most);
+  plan.cluster_blocks = (row_blocks + clusters * waves - 1) / (clusters * waves);
+  plan.barrier_at += (plan.cluster_blocks + cluster - 1) / cluster * cluster * block_bytes;
+  plan.bytes = plan.barrier_at + static_cast<int>(sizeof(uint64_t));
+  plan.grid = static_cast<unsigned>((row_blocks + plan.cluster_blocks - 1) / plan.cluster_blocks * cluster);
+  return true;
+}
+
+template <typename Stage, typename T, int Tiles, int Stages, bool Cluster>
+cudaError_t launch_stream(const nvb_linear_quantized_params& params, const nvb_launch& launch, const StreamPlan& plan) {
+  const auto kernel = linear_quantized_stream<Stage, T, Tiles, Stages, Cluster>;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = 1u << plan.cluster_shift;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = plan.grid;
+  config.blockDim = 32 * plan.warps;
+  config.dynamicSmemBytes = plan.bytes;
+  config.stream = launch.stream;
+  config.attrs = attributes;
+  config.numAttrs = Cluster ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n), plan);
+}
+
+template <typename Stage, typename T, int Tiles>
+cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  using Weight = typename Stage::Weight;
+  constexpr bool kInt4 = Weight::kWords == 4;
+  constexpr int kStages = kInt4 && Tiles == 1 ? 3 : 2;
+  // Of the register kernel: scales of bytes and offsets spill in the registers that one block more would leave.
+  constexpr bool kMoreScales = kInt4 ? Weight::kOffsets : Weight::kScales != Scales::kRows;
+  constexpr int kWarps = Tiles == 1 ? 16 : 8;
+  constexpr int kBlocks = (Tiles == 1 ? 2 : 3) - (kMoreScales ? 1 : 0);
+  const int row_blocks = static_cast<int>((params.n + kTileRows - 1) / kTileRows);
+  const int chunks = static_cast<int>(params.k / kChunk);
+  const DecodeChoice* choice = kInt4 ? kInt4Choices : kByteChoices;
+  for (;; ++choice) {
+    if (params.m > choice->tokens || row_blocks < choice->from || row_blocks >= choice->below ||
+        chunks < choice->k_from || chunks >= choice->k_below) {
+      continue;
+    }
+    if (choice->kernel == DecodeKernel::kRegisters) {
+      return launch_skinny<Weight, T, Tiles, kWarps, 4, kBlocks, true>(params, launch);
+    }
+    if (choice->kernel == DecodeKernel::kRegisters4) {
+      if constexpr (kInt4 && !Weight::kOffsets && Tiles == 1) {
+        return launch_skinny<Weight, T, 1, 4, 4, 7, true>(params, launch);
+      }
+      continue;
+    }
+    StreamPlan plan;
+    if (!make_stream_plan<Stage, Tiles, kStages>(params, launch, *choice, plan)) continue;
+    return choice->cluster_shift > 0 ? launch_stream<Stage, T, Tiles, kStages, true>(params, launch, plan)
+                                     : launch_stream<Stage, T, Tiles, kStages, false>(params, launch, plan);
+  }
+}
+
+// Stages of two chunks: more registers a lane would halve the blocks of a multiprocessor.
+template <typename Stage, typename T>
+cudaError_t launch_decode_tokens(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  return params.m <= 8 ? launch_decode<Stage, T, 1>(params, launch) : launch_decode<Stage, T, 2>(params, launch);
+}
+
+template <typename T>
+cudaError_t launch_decode_int4(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  if (params.offsets != nullptr) {
+    return params.group == 32 ? launch_decode_tokens<Int4Stage<Scales::kGroups32, true, 2>, T>(params, launch)
+                              : launch_decode_tokens<Int4Stage<Scales::kGroups64, true, 2>, T>(params, launch);
+  }
+  return params.group == 32 ? launch_decode_tokens<Int4Stage<Scales::kGroups32, false, 2>, T>(params, launch)
+                            : launch_decode_tokens<Int4Stage<Scales::kGroups64, false, 2>, T>(params, launch);
+}
+
+template <typename T>
+cudaError_t launch_decode_int8(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  if (params.scale_kind == NVB_SCALES_ROWS) {
+    return launch_decode_tokens<ByteStage<NVB_INT8, Scales::kRows, 2>, T>(params, launch);
+  }
+  return params.group == 32 ? launch_decode_tokens<ByteStage<NVB_INT8, Scales::kGroups32, 2>, T>(params, launch)
+                            : launch_decode_tokens<ByteStage<NVB_INT8, Scales::kGroups64, 2>, T>(params, launch);
+}
+
+template <uint32_t Encoding, typename T>
+cudaError_t launch_decode_fp8_encoding(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  return params.scale_kind == NVB_SCALES_ROWS
+             ? launch_decode_tokens<ByteStage<Encoding, Scales::kRows, 2>, T>(params, launch)
+             : launch_decode_tokens<ByteStage<Encoding, Scales::kBlocks, 2>, T>(params, launch);
+}
+
+template <typename T>
+cudaError_t launch_decode_fp8(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  return params.encoding == NVB_FP8_E4M3 ? launch_decode_fp8_encoding<NVB_FP8_E4M3, T>(params, launch)
+                                         : launch_decode_fp8_encoding<NVB_FP8_E5M2, T>(params, launch);
+}
+
+}  // namespace quantized
+}  // namespace nvb

@@ -1,0 +1,45 @@
+// What the tensor-core kernels do about infinities where W has offsets.
+//
+// They add scale (q - 8) x and (8 scale + offset) x apart, which is inf - inf for an infinite x though the weight that
+// it meets is an ordinary number. A sum that is not finite is therefore computed again, from the elements of W.
+#pragma once
+
+#include <math_constants.h>
+
+#include "../common/quantized_element.cuh"
+#include "linear_quantized.h"
+
+namespace nvb {
+namespace quantized {
+
+// Σ_k x[token][k] W[row][k] with an Int4 W. Not inlined: hardly any sum takes it.
+template <typename T>
+__device__ __noinline__ float sum_of_elements(const nvb_linear_quantized_params& p, int64_t token, int64_t row) {
+  const nvb_quantized_matrix weight = {p.weight,        p.scales,   p.offsets,    p.n,     p.k,
+                                       p.weight_stride, p.encoding, p.scale_kind, p.group, 0};
+  const T* const x = static_cast<const T*>(p.input) + token * p.input_stride;
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int64_t k = 0; k < p.k && sum == sum; k += 4) {
+    float w[4];
+    load_four<NVB_INT4>(weight, row, k, w);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum = fmaf(to_float(x[k + i]), w[i], sum);
+  }
+  return sum;
+}
+
+// Puts `Count` sums of a token right, from column `column` on; columns past the end are left alone.
+template <typename Weight, typename T, int Count>
+__device__ __forceinline__ void repair_sums(const nvb_linear_quantized_params& p, int64_t token, int64_t column,
+                                            float (&sums)[Count]) {
+  if constexpr (Weight::kOffsets) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      if (!(fabsf(sums[i]) < CUDART_INF_F) && column + i < p.n) sums[i] = sum_of_elements<T>(p, token, column + i);
+    }
+  }
+}
+
+}  // namespace quantized
+}  // namespace nvb

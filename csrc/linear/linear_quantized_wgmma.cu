@@ -1,0 +1,73 @@
+// Which wgmma kernel a quantised product takes, by its shape.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "linear_quantized_wgmma.h"
+
+namespace nvb {
+namespace quantized {
+namespace {
+
+constexpr int kStageK = 128;
+
+int64_t stages(const nvb_linear_quantized_params& params) {
+  return (params.k + kStageK - 1) / kStageK;
+}
+
+// The division with the least time by a model fitted to an H200, in units of 1/8 µs: a stage of 64 rows takes 1/4 µs
+// plus 1/4 µs for each 64 rows more, a block 2 µs besides its stages, a block of a cluster 3/8 µs to meet the others.
+// Clusters leave some multiprocessors of a GPC over: past 85 % of all they wait for a second wave.
+WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  WgmmaPlan best = {params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64, 2, 1};
+  const int64_t multiprocessors = std::max(launch.multiprocessors, 1) * (best.tokens == 16 ? 2 : 1);
+  int64_t best_cost = INT64_MAX;
+  for (int warpgroups = 2; warpgroups <= 4; ++warpgroups) {
+    if (warpgroups == 3 && best.tokens != 64) continue;
+    if (warpgroups > 2 && best.tokens == 16) continue;
+    const int64_t tiles = (params.n + 64 * warpgroups - 1) / (64 * warpgroups);
+    for (int splits = 1; splits <= std::min<int64_t>(8, stages(params)); ++splits) {
+      const int64_t room = std::max<int64_t>(splits == 1 ? multiprocessors : multiprocessors * 85 / 100, 1);
+      const int64_t waves = (tiles * splits + room - 1) / room;
+      const int64_t steps = (stages(params) + splits - 1) / splits;
+      const int64_t cost = waves * (2 * steps * (1 + warpgroups) + 16) + 3 * splits;
+      if (cost < best_cost) {
+        best_cost = cost;
+        best.warpgroups = warpgroups;
+        best.splits = splits;
+      }
+    }
+  }
+  return best;
+}
+
+template <typename T>
+cudaError_t launch_wgmma_input(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  const WgmmaPlan plan = choose_plan(params, launch);
+  switch (params.encoding) {
+    case NVB_INT4:
+      return launch_wgmma_encoding<NVB_INT4, T>(params, launch, plan);
+    case NVB_INT8:
+      return launch_wgmma_encoding<NVB_INT8, T>(params, launch, plan);
+    case NVB_FP8_E4M3:
+      return launch_wgmma_encoding<NVB_FP8_E4M3, T>(params, launch, plan);
+    default:
+      return launch_wgmma_encoding<NVB_FP8_E5M2, T>(params, launch, plan);
+  }
+}
+
+}  // namespace
+
+size_t wgmma_workspace(const nvb_linear_quantized_params& params) {
+  return static_cast<size_t>(params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64) * stages(params) * kStageK * 2;
+}
+
+cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  if (params.workspace == nullptr) return cudaErrorInvalidValue;
+  return params.input_dtype == NVB_BF16 ? launch_wgmma_input<__nv_bfloat16>(params, launch)
+                                        : launch_wgmma_input<__half>(params, launch);
+}
+
+}  // namespace quantized
+}  // namespace nvb

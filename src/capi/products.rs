@@ -1,0 +1,120 @@
+//! Products besides `nvb_linear`: batches of matrices, and tokens sorted by expert.
+
+use super::backend::{backend_and_stream, nvb_backend};
+use super::guard::guard;
+use super::operations::{activation, or};
+use super::status::nvb_status;
+use super::stream::nvb_stream;
+use super::structs::{expect_reserved, read, versioned};
+use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor};
+use super::weight::{nvb_weight, weight_of};
+use crate::error::{Error, Result};
+use crate::ops::grouped_linear::GroupedLinear;
+use crate::ops::matmul::Matmul;
+
+/// output = alpha · op(a) · op(b) for each matrix of a batch, op(x) = x or xᵀ. Tensors have rank 2 to 4: the last two axes
+/// are a matrix, with a contiguous last axis, those before the batch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_matmul_args {
+    pub struct_size: usize,
+    /// [.., M, K], transposed [.., K, M]; any float dtype. A batch axis of extent 1, of stride 0 or left out serves the
+    /// whole batch.
+    pub a: nvb_tensor,
+    /// [.., K, N], transposed [.., N, K]; the dtype of `a`, with batch axes as there.
+    pub b: nvb_tensor,
+    /// [.., M, N], any float dtype; its batch axes are the batch. Must not overlap `a` or `b`.
+    pub output: nvb_tensor,
+    /// 0: 1.
+    pub alpha: f32,
+    /// 0, or 1: `a` lies transposed.
+    pub transpose_a: u32,
+    /// 0, or 1: `b` lies transposed.
+    pub transpose_b: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_matmul_args);
+
+/// output[t] = activation(input[t] · weight[e]ᵀ + bias[e]) for the tokens of expert e, which lie one expert after the
+/// other: offsets[e] .. offsets[e + 1]. A mixture of experts.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_grouped_linear_args {
+    pub struct_size: usize,
+    /// [T, K], F32 or the weight's dtype; sorted by expert.
+    pub input: nvb_tensor,
+    /// I32 [experts + 1] in device memory, ascending from 0 to at most T. They are read when the work runs, so a captured
+    /// graph serves every routing. Others are clamped on CUDA and an error on the CPU. Tokens from the last offset on
+    /// have no expert, and their rows of `output` are not written.
+    pub offsets: nvb_tensor,
+    /// The experts' weights stacked, [experts · N, K]; scales of 128 × 128 blocks need N to be a multiple of 128.
+    pub weight: *const nvb_weight,
+    /// Optional [experts · N], any float dtype; for a gated weight in its interleaved order.
+    pub bias: nvb_tensor,
+    /// [T, N], gated [T, N / 2]; any float dtype. Must not overlap `input`.
+    pub output: nvb_tensor,
+    /// `NVB_ACTIVATION_…`
+    pub activation: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+versioned!(nvb_grouped_linear_args);
+
+fn flag(name: &str, value: u32) -> Result<bool> {
+    match value {
+        0 | 1 => Ok(value == 1),
+        _ => Err(Error::invalid(format!("{name} is {value}; 0 or 1 is needed"))),
+    }
+}
+
+/// Queues a batch of products, summed in f32 with one rounding at the store. Any extents, 0 included. Does not
+/// synchronise; the first call of a stream may allocate workspace. May be captured after that.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_matmul(
+    backend: *const nvb_backend,
+    args: *const nvb_matmul_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_matmul, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
+        let op = Matmul::new(
+            device_tensor(&backend, "a", &args.a)?,
+            device_tensor(&backend, "b", &args.b)?,
+            flag("transpose_a", args.transpose_a)?,
+            flag("transpose_b", args.transpose_b)?,
+            or(args.alpha, 1.0),
+            device_tensor(&backend, "output", &args.output)?,
+        )?;
+        backend.queue(&op, &stream)
+    })
+}
+
+/// Queues the products of a mixture of experts, summed in f32 with one rounding at the store; with F16 or BF16 inputs a
+/// quantised weight's values are rounded to that dtype first. Does not allocate or synchronise; may be captured.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_grouped_linear(
+    backend: *const nvb_backend,
+    args: *const nvb_grouped_linear_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_grouped_linear, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        expect_reserved(args.reserved)?;
+        let (_weight, weight) = weight_of(&backend, args.weight)?;
+        let op = GroupedLinear::new(
+            device_tensor(&backend, "input", &args.input)?,
+            device_tensor(&backend, "offsets", &args.offsets)?,
+            weight,
+            optional_device_tensor(&backend, "bias", &args.bias)?,
+            activation(args.activation)?,
+            device_tensor(&backend, "output", &args.output)?,
+        )?;
+        backend.queue(&op, &stream)
+    })
+}

@@ -1,0 +1,47 @@
+//! y = activation(x · W[expert]ᵀ + bias[expert]): a product for each expert that has tokens.
+
+use super::linear::linear;
+use super::row::integers;
+use super::threads::Threads;
+use crate::error::{Error, Result};
+use crate::ops::grouped_linear::GroupedLinear;
+use crate::ops::linear::Linear;
+use crate::tensor::{Matrix, Tensor};
+
+pub fn grouped_linear(threads: &Threads, op: &GroupedLinear) -> Result<()> {
+    // SAFETY: a validated rank-1 tensor of i32.
+    let offsets = unsafe { integers(&op.offsets) };
+    let (mut last, rows) = (0, op.input.rows);
+    for (place, &offset) in offsets.iter().enumerate() {
+        if offset < last || offset as usize > rows || (place == 0 && offset != 0) {
+            return Err(Error::invalid(format!(
+                "offsets[{place}] is {offset}; offsets ascend from 0 to at most the {rows} rows of `input`"
+            ))
+            .with_limit(offset.max(0) as u64, rows as u64));
+        }
+        last = offset;
+    }
+    for (expert, range) in offsets.windows(2).enumerate() {
+        let (first, end) = (range[0] as usize, range[1] as usize);
+        let part = |matrix: Matrix| Matrix {
+            data: matrix.data.wrapping_byte_add(first * matrix.row_stride * matrix.dtype.size()),
+            rows: end - first,
+            ..matrix
+        };
+        let bias = op.bias.map(|bias| {
+            let skipped = expert * op.expert_rows() * bias.dtype.size();
+            Tensor::new(bias.data.wrapping_byte_add(skipped), bias.dtype, &[op.expert_rows()])
+        });
+        linear(
+            threads,
+            &Linear {
+                input: part(op.input),
+                weight: op.expert_weight(expert),
+                bias,
+                activation: op.activation,
+                output: part(op.output),
+            },
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! `matmul` on CUDA: cuBLASLt where it is present and has an algorithm, else the launcher of csrc/matmul.
+
+use super::executor::CudaExecutor;
+use super::launch::Launch;
+use crate::error::{Error, Result};
+use crate::ops::matmul::{Matmul, MatrixBatch, BATCH_AXES};
+use crate::stream::RawHandle;
+use std::ffi::c_void;
+
+/// `nvb_matmul_params` of csrc/matmul/matmul.h.
+#[repr(C)]
+struct Params {
+    a: *const c_void,
+    b: *const c_void,
+    output: *mut c_void,
+    m: i64,
+    n: i64,
+    k: i64,
+    batch: [i64; BATCH_AXES],
+    a_batch_strides: [i64; BATCH_AXES],
+    b_batch_strides: [i64; BATCH_AXES],
+    output_batch_strides: [i64; BATCH_AXES],
+    a_stride: i64,
+    b_stride: i64,
+    output_stride: i64,
+    dtype: u32,
+    output_dtype: u32,
+    transpose_a: u32,
+    transpose_b: u32,
+    alpha: f32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<Params>() == 160);
+
+extern "C" {
+    fn nvb_cuda_matmul(params: *const Params, launch: *const Launch) -> i32;
+}
+
+/// The ends of a grid of our kernel: matrices, and rows in tiles of 64.
+const MAX_MATRICES: usize = 65_535;
+const MAX_ROWS: usize = 65_535 * 64;
+
+pub(super) fn run(executor: &CudaExecutor, op: &Matmul, stream: RawHandle) -> Result<()> {
+    let [outer, inner] = op.batch;
+    if outer * inner * op.m * op.n == 0 {
+        return Ok(());
+    }
+    let _guard = executor.enter()?;
+    if let (Some(cublaslt), true) = (executor.cublaslt(), op.k > 0) {
+        let scratch = executor.scratch(stream);
+        if cublaslt.batched(op, &mut scratch.lock(executor, stream), stream)? {
+            return Ok(());
+        }
+    }
+    for (name, value, limit) in [("matrices", outer * inner, MAX_MATRICES), ("rows", op.m, MAX_ROWS)] {
+        if value > limit {
+            return Err(Error::unsupported(format!(
+                "matmul of {value} {name} without cuBLASLt; at most {limit} are supported"
+            ))
+            .with_limit(value as u64, limit as u64));
+        }
+    }
+    let strides = |matrix: &MatrixBatch| matrix.batch_strides.map(|stride| stride as i64);
+    let params = Params {
+        a: op.a.data,
+        b: op.b.data,
+        output: op.output.data,
+        m: op.m as i64,
+        n: op.n as i64,
+        k: op.k as i64,
+        batch: op.batch.map(|extent| extent as i64),
+        a_batch_strides: strides(&op.a),
+        b_batch_strides: strides(&op.b),
+        output_batch_strides: strides(&op.output),
+        a_stride: op.a.row_stride as i64,
+        b_stride: op.b.row_stride as i64,
+        output_stride: op.output.row_stride as i64,
+        dtype: op.a.dtype as u32,
+        output_dtype: op.output.dtype as u32,
+        transpose_a: op.transpose_a.into(),
+        transpose_b: op.transpose_b.into(),
+        alpha: op.alpha,
+        reserved: 0,
+    };
+    // SAFETY: the descriptor was validated, and the context is current.
+    executor.check_launch(unsafe { nvb_cuda_matmul(&params, &executor.launch_on(stream)) }, "matmul")
+}

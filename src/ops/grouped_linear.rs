@@ -1,0 +1,127 @@
+//! `grouped_linear`: y = activation(x · W[expert]ᵀ + bias[expert]) for tokens that lie sorted by expert, as a mixture of
+//! experts has them after routing (Shazeer et al. 2017). The offsets are device memory: a captured graph serves every
+//! routing.
+
+use super::{expect_extent, Activation, Cost};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Matrix, Tensor};
+use crate::weight::{Scales, WeightView, BLOCK};
+
+#[derive(Debug, Clone, Copy)]
+pub struct GroupedLinear {
+    /// [T, K], the tokens of expert 0 first
+    pub input: Matrix,
+    /// i32 [experts + 1], ascending from 0: expert e has the rows offsets[e] .. offsets[e + 1]. Rows from the last offset
+    /// on are not computed.
+    pub offsets: Tensor,
+    /// [experts · N, K] of any encoding, expert after expert; gated: rows 2i and 2i+1 are row i of gate and of up.
+    pub weight: WeightView,
+    pub experts: usize,
+    /// [experts · N]
+    pub bias: Option<Tensor>,
+    pub activation: Activation,
+    /// [T, N], gated [T, N/2]
+    pub output: Matrix,
+}
+
+impl GroupedLinear {
+    pub fn new(
+        input: Tensor,
+        offsets: Tensor,
+        weight: WeightView,
+        bias: Option<Tensor>,
+        activation: Activation,
+        output: Tensor,
+    ) -> Result<GroupedLinear> {
+        input.expect_float("input")?;
+        input.expect_readable("input")?;
+        output.expect_float("output")?;
+        output.expect_writable("output")?;
+        offsets.expect_dtype("offsets", DType::I32)?;
+        offsets.expect_rank("offsets", 1)?;
+        offsets.expect_readable("offsets")?;
+        let experts = offsets.shape[0].saturating_sub(1);
+        if experts == 0 {
+            return Err(Error::invalid(format!(
+                "tensor `offsets` has {} elements; at least 2 are needed, one more than experts",
+                offsets.shape[0]
+            )));
+        }
+        if !weight.rows.is_multiple_of(experts) {
+            return Err(Error::invalid(format!(
+                "the weight has {} rows, which {experts} experts do not share evenly",
+                weight.rows
+            )));
+        }
+        let rows = weight.rows / experts;
+        if weight.gated && !rows.is_multiple_of(2) {
+            return Err(Error::invalid(format!(
+                "an expert has {rows} rows of a gated weight; an even number is needed"
+            )));
+        }
+        if experts > 1 && matches!(weight.scales, Scales::Blocks(_)) && !rows.is_multiple_of(BLOCK) {
+            return Err(Error::unsupported(format!(
+                "an expert has {rows} rows of a weight with scales of {BLOCK}×{BLOCK} blocks, which two experts would share"
+            )));
+        }
+        if !weight.order.is_null() {
+            return Err(Error::unsupported("a grouped product with a weight in activation order (GPTQ's g_idx)"));
+        }
+        if let Some(dtype) = weight.dtype().filter(|&dtype| dtype != input.dtype && input.dtype != DType::F32) {
+            return Err(Error::invalid(format!(
+                "tensor `input` has dtype {}; f32 or the weight's {dtype} is needed",
+                input.dtype
+            )));
+        }
+        let input = input.as_matrix("input")?;
+        if input.columns != weight.columns {
+            return Err(Error::invalid(format!(
+                "tensor `input` has {} columns; the weight [{}, {}] needs {}",
+                input.columns, weight.rows, weight.columns, weight.columns
+            )));
+        }
+        if let Some(bias) = bias {
+            bias.expect_float("bias")?;
+            bias.expect_shape("bias", &[weight.rows])?;
+            bias.expect_readable("bias")?;
+        }
+        let output = output.as_matrix("output")?;
+        output.expect_size("output", input.rows, weight.output_columns() / experts)?;
+        expect_extent("the number of input rows", input.rows)?;
+        expect_extent("the number of experts", experts)?;
+        Ok(GroupedLinear { input, offsets, weight, experts, bias, activation, output })
+    }
+
+    /// Rows of the weight that an expert has.
+    pub fn expert_rows(&self) -> usize {
+        self.weight.rows / self.experts
+    }
+
+    /// The weight of one expert, where rows are what the layout consists of.
+    pub fn expert_weight(&self, expert: usize) -> WeightView {
+        let (weight, rows) = (self.weight, self.expert_rows());
+        let first = expert * rows;
+        let groups = |size: usize| first * weight.columns.div_ceil(size);
+        let scales = match weight.scales {
+            Scales::None => Scales::None,
+            Scales::Rows(data) => Scales::Rows(data.wrapping_add(first)),
+            Scales::Groups { size, data } => Scales::Groups { size, data: data.wrapping_add(groups(size)) },
+            Scales::Blocks(data) => Scales::Blocks(data.wrapping_add(first / BLOCK * weight.columns.div_ceil(BLOCK))),
+        };
+        let offsets = match weight.scales {
+            Scales::Groups { size, .. } if !weight.offsets.is_null() => weight.offsets.wrapping_add(groups(size)),
+            _ => weight.offsets,
+        };
+        let data = weight.data.wrapping_byte_add(first * weight.row_stride * weight.encoding.bits() / 8);
+        WeightView { data, rows, scales, offsets, ..weight }
+    }
+
+    /// Every expert's weight is counted as read once.
+    pub fn cost(&self) -> Cost {
+        let (m, n, k) = (self.input.rows as f64, self.expert_rows() as f64, self.weight.columns as f64);
+        let bytes = m * k * self.input.dtype.size() as f64
+            + self.weight.read_bytes() as f64
+            + m * self.output.columns as f64 * self.output.dtype.size() as f64;
+        Cost { operations: 2.0 * m * n * k, bytes }
+    }
+}
