@@ -99,4 +99,4 @@ test-readme: setup
 
 clean: ## remove what was built, but not .toolchain/
 	cargo clean
-	rm -rf build gpu-bundle
+	rm -rf build gpu-bundle gpu-bundle.tar.xz

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Pack what was built here for a machine with a GPU and no Rust: gpu-bundle/, with a run.sh.
+"""Pack what was built here for a machine with a GPU and no Rust: gpu-bundle/, with a run.sh, and gpu-bundle.tar.xz of it.
 
     tools/gpu_bundle.py
 
@@ -15,9 +15,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUNDLE = ROOT / "gpu-bundle"
+ARCHIVE = ROOT / "gpu-bundle.tar.xz"
 CMAKE_BUILD = ROOT / "build" / "test"
 LIMIT_BYTES = 64 << 20
 # Rust tests that read the source tree or never touch a device; each would carry another 17 MiB of kernels along.
@@ -138,11 +140,15 @@ def main():
     run.chmod(0o755)
     files = [(path.stat().st_size, path) for path in BUNDLE.rglob("*") if path.is_file()]
     total = sum(size for size, _ in files)
-    print(f"gpu-bundle: {len(lines)} programs, {total / (1 << 20):.1f} MiB")
-    if total > LIMIT_BYTES:
+    # The kernels, of which the library and each Rust test have a copy, compress well.
+    with tarfile.open(ARCHIVE, "w:xz", preset=1) as archive:
+        archive.add(BUNDLE, BUNDLE.name)
+    packed = ARCHIVE.stat().st_size
+    print(f"gpu-bundle: {len(lines)} programs, {total / (1 << 20):.1f} MiB; {ARCHIVE.name}: {packed / (1 << 20):.1f} MiB")
+    if packed > LIMIT_BYTES:
         for size, path in sorted(files, reverse=True)[:10]:
             print(f"  {size / (1 << 20):6.1f} MiB  {path.relative_to(BUNDLE)}")
-        sys.exit(f"gpu-bundle: larger than {LIMIT_BYTES >> 20} MiB")
+        sys.exit(f"{ARCHIVE.name}: larger than {LIMIT_BYTES >> 20} MiB")
 
 
 if __name__ == "__main__":

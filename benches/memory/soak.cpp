@@ -271,7 +271,7 @@ class Worker {
 
 // One manager whose callbacks free, one that waits for other threads and then spills, and one that watches everything.
 void create_managers(Soak& soak) {
-  const uint64_t unit = (soak.device.is_cuda() ? 512 : 96) * kMiB;
+  const uint64_t unit = (soak.device.is_cuda() ? 320 : 96) * kMiB;
   for (size_t i = 0; i < soak.managers.size(); ++i) {
     nvb_memory_options options;
     nvb_memory_options_init(&options);

@@ -1,11 +1,13 @@
 """Products with weights in FP8, INT8 and INT4, beside PyTorch's own.
 
-The rate counts the bytes that are read of a weight: codes and scales. The result is checked against the dequantised weights
-times the input, in f64.
+On a CPU the rate counts the bytes that are read of a weight: codes and scales. On a GPU, where PyTorch's kernels for such weights
+are slower than its product with BF16 weights, the peer is the latter and what counts is the time. The result is checked against
+the dequantised weights times the input, in f64.
 """
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from case import BOUNDS, Case, sample_indices
 from operations.linear import activation_dtype, error_of
 
@@ -16,8 +18,8 @@ BITS = {"int4": 4, "int8": 8, "fp8_e4m3": 8}
 PEER_DTYPE = torch.bfloat16
 
 
-def weight_bytes(n, k, name):
-    scales = n * 4 if GROUPS[name] == 0 else n * (k // GROUPS[name]) * 2
+def weight_bytes(n, k, name, group):
+    scales = n * 4 if group == 0 else n * (k // group) * 2
     return n * k * BITS[name] // 8 + scales
 
 
@@ -39,14 +41,17 @@ def peer_of(name, weight):
     return None
 
 
-def linear_quantized_case(context, m, n, k, name, extra_peers=(), amounts=None):
-    """y = x · Wᵀ; `extra_peers` are further groups of peers, of other amounts."""
-    amount = weight_bytes(n, k, name)
+def linear_quantized_case(context, m, n, k, name, extra_peers=(), amounts=None, group=None):
+    """y = x · Wᵀ; `extra_peers` are further groups of peers, of other amounts. `group`: not the format's usual one."""
+    on_gpu = context.device.type == "cuda"
+    size = GROUPS[name] if group is None else group
+    amount = weight_bytes(n, k, name, size)
     rotation = context.rotation(amount)
     weights = [context.randn(n, k, dtype=torch.bfloat16) for _ in range(rotation)]
-    handles = [context.backend.weight(weight, format=name, group_size=GROUPS[name]) for weight in weights]
-    peers = [peer_of(name, weight) for weight in weights]
-    del weights
+    handles = [context.backend.weight(weight, format=name, group_size=size) for weight in weights]
+    peers = [] if on_gpu else [peer_of(name, weight) for weight in weights]
+    if not on_gpu:
+        del weights
     x = context.randn(m, k, dtype=activation_dtype(context, torch.bfloat16))
     x_of_peer = x.to(PEER_DTYPE)
     output = context.empty(m, n, dtype=x.dtype)
@@ -58,9 +63,13 @@ def linear_quantized_case(context, m, n, k, name, extra_peers=(), amounts=None):
         context.backend.dequantize(handles[i], dequantised)
         return x[r].double() @ dequantised[c].double().T
 
-    groups = [{f"PyTorch {name} product": lambda i: peers[i](x_of_peer)}] if peers[0] else []
+    if on_gpu:
+        groups = [{"PyTorch F.linear, BF16 weights": lambda i: F.linear(x_of_peer, weights[i])}]
+    else:
+        groups = [{f"PyTorch {name} product": lambda i: peers[i](x_of_peer)}] if peers[0] else []
+    of_group = "" if group is None else f" group={group}"
     return Case(
-        f"linear {name}", f"m={m} n={n} k={k}", "GB/s", ours=lambda i: calls[i](), peers=[*groups, *extra_peers],
+        f"linear {name}", f"m={m} n={n} k={k}{of_group}", "µs" if on_gpu else "GB/s", ours=lambda i: calls[i](), peers=[*groups, *extra_peers],
         check=lambda i: error_of(output, lambda r, c: reference(r, c, i), rows, columns),
         bound=BOUNDS[output.dtype], outputs=[output], amount=amount, amounts=amounts or {}, rotation=rotation)
 
@@ -72,3 +81,13 @@ def linear_quantized(context, rows, shapes, names, reader, read_bytes):
             for m in rows:
                 extra = ([reader], {peer: read_bytes for peer in reader}) if m == 1 else ((), None)
                 yield partial(linear_quantized_case, context, m, n, k, name, *extra)
+
+
+def linear_quantized_gpu(context, rows, shapes):
+    """All `shapes` (n, k) with all numbers of rows, INT4 in groups of 32 and of 128."""
+    for n, k in shapes:
+        for m in rows:
+            for name in GROUPS:
+                yield partial(linear_quantized_case, context, m, n, k, name)
+            if k % 128 == 0:
+                yield partial(linear_quantized_case, context, m, n, k, "int4", group=128)

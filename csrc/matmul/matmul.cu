@@ -1,7 +1,7 @@
 // C = alpha * op(A) * op(B) over a batch, for where no vendor library is.
 //
 // F16 and BF16: a block of 128 threads computes a 64 x 64 tile of one C on the tensor cores (product_tile.cuh), eight
-// elements of an operand a load where they are contiguous and aligned, element by element otherwise. F32, and all
+// neighbouring elements of an operand a load where rows are aligned, element by element otherwise. F32, and all
 // dtypes before compute capability 8.0: a block of 256 threads, 4 x 4 sums each, operands through 8.5 KiB of shared
 // memory in f32. grid.x: tiles of columns, grid.y: of rows, grid.z: matrices.
 #include "../common/product_tile.cuh"
@@ -20,7 +20,7 @@ struct operand {
   int64_t stride;
   int64_t rows;  // of op(A); columns of op(B)
   int64_t depth;
-  bool vectors;  // k contiguous, and whole aligned vectors of eight
+  bool vectors;  // whole aligned vectors of eight
 };
 
 template <typename T, bool Transposed>
@@ -29,15 +29,19 @@ __device__ __forceinline__ T load_operand(const operand& matrix, int64_t row, in
   return static_cast<const T*>(matrix.data)[Transposed ? k * matrix.stride + row : row * matrix.stride + k];
 }
 
+// Eight elements as they lie in memory: along k, transposed along the rows.
 template <typename T, bool Transposed>
 __device__ __forceinline__ uint4 load_operand8(const operand& matrix, int64_t row, int64_t k) {
-  if (!Transposed && matrix.vectors) {
+  if (matrix.vectors) {
     if (row >= matrix.rows || k >= matrix.depth) return make_uint4(0, 0, 0, 0);
-    return load16(static_cast<const T*>(matrix.data) + row * matrix.stride + k);
+    return load16(static_cast<const T*>(matrix.data) +
+                  (Transposed ? k * matrix.stride + row : row * matrix.stride + k));
   }
   __align__(16) T values[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) values[i] = load_operand<T, Transposed>(matrix, row, k + i);
+  for (int i = 0; i < 8; ++i) {
+    values[i] = Transposed ? load_operand<T, true>(matrix, row + i, k) : load_operand<T, false>(matrix, row, k + i);
+  }
   return *reinterpret_cast<const uint4*>(values);
 }
 
@@ -140,8 +144,9 @@ bool takes_mma(const nvb_matmul_params& p, const nvb_launch& launch) {
   return p.dtype != NVB_F32 && launch.capability >= 80;
 }
 
-bool takes_vectors(const void* data, int64_t stride, const int64_t (&batch_strides)[2], int64_t k) {
-  return k % 8 == 0 && is_aligned16(data, stride, 2) && batch_strides[0] % 8 == 0 && batch_strides[1] % 8 == 0;
+// `extent` is that of the contiguous axis.
+bool takes_vectors(const void* data, int64_t stride, const int64_t (&batch_strides)[2], int64_t extent) {
+  return extent % 8 == 0 && is_aligned16(data, stride, 2) && batch_strides[0] % 8 == 0 && batch_strides[1] % 8 == 0;
 }
 
 template <typename T, bool TransposeA, bool TransposeB>
@@ -153,9 +158,9 @@ cudaError_t enqueue(const nvb_matmul_params& p, const nvb_launch& launch) {
                   static_cast<unsigned>(matrices));
   if constexpr (sizeof(T) == 2) {
     if (takes_mma(p, launch)) {
-      matmul_mma<T, TransposeA, TransposeB>
-          <<<grid, kTileThreadCount, 0, launch.stream>>>(p, takes_vectors(p.a, p.a_stride, p.a_batch_strides, p.k),
-                                                         takes_vectors(p.b, p.b_stride, p.b_batch_strides, p.k));
+      matmul_mma<T, TransposeA, TransposeB><<<grid, kTileThreadCount, 0, launch.stream>>>(
+          p, takes_vectors(p.a, p.a_stride, p.a_batch_strides, TransposeA ? p.m : p.k),
+          takes_vectors(p.b, p.b_stride, p.b_batch_strides, TransposeB ? p.k : p.n));
       return cudaPeekAtLastError();
     }
   }

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) quantize_blocks(const nvb_quantize_p
   const float scale = scale_for<Encoding>(block_max<kThreads>(most, scratch));
   if (threadIdx.x == 0) static_cast<float*>(const_cast<void*>(matrix.scales))[blockIdx.x] = scale;
 
-  Findings findings;
+  Findings findings(p.report);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int64_t row = first_row + i * kWarps;
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) quantize_blocks(const nvb_quantize_p
     *reinterpret_cast<uint32_t*>(static_cast<char*>(const_cast<void*>(matrix.data)) + row * matrix.row_bytes + k) =
         encode_four<Encoding>(values[i], scale, k, matrix.columns, findings);
   }
-  findings.report(p.report);
+  findings.report();
 }
 
 template <uint32_t Encoding>

@@ -100,30 +100,30 @@ __device__ __forceinline__ float decode_byte(uint32_t code) {
   }
 }
 
-// What a thread has found and lost. In f64: squares of small values are less than f32 holds.
-struct Findings {
-  double difference = 0.0;
-  double norm = 0.0;
-  uint32_t flags = 0;
+// What a thread has found and lost, if anybody asks. In f64: squares of small values are less than f32 holds.
+class Findings {
+ public:
+  __device__ __forceinline__ explicit Findings(nvb_quantize_report* report) : report_(report) {}
 
   __device__ __forceinline__ void add(float source, float value) {
+    if (report_ == nullptr) return;
     const double lost = static_cast<double>(value - source), wanted = static_cast<double>(source);
-    difference = fma(lost, lost, difference);
-    norm = fma(wanted, wanted, norm);
-    if (!(fabsf(source) < CUDART_INF_F)) flags |= NVB_QUANTIZE_NOT_FINITE;
+    difference_ = fma(lost, lost, difference_);
+    norm_ = fma(wanted, wanted, norm_);
+    if (!(fabsf(source) < CUDART_INF_F)) flags_ |= NVB_QUANTIZE_NOT_FINITE;
   }
   __device__ __forceinline__ void check_scale(float stored) {
-    if (!(fabsf(stored) < CUDART_INF_F)) flags |= NVB_QUANTIZE_SCALE_OVERFLOW;
+    if (!(fabsf(stored) < CUDART_INF_F)) flags_ |= NVB_QUANTIZE_SCALE_OVERFLOW;
   }
   // All lanes of the warp take part.
-  __device__ __forceinline__ void report(nvb_quantize_report* to) const {
-    if (to == nullptr) return;
-    const double all_difference = sum_over_warp(difference), all_norm = sum_over_warp(norm);
-    const uint32_t all_flags = or_over_warp(flags);
+  __device__ __forceinline__ void report() const {
+    if (report_ == nullptr) return;
+    const double all_difference = sum_over_warp(difference_), all_norm = sum_over_warp(norm_);
+    const uint32_t all_flags = or_over_warp(flags_);
     if (threadIdx.x % 32 != 0) return;
-    atomicAdd(&to->difference, all_difference);
-    atomicAdd(&to->norm, all_norm);
-    if (all_flags != 0) atomicOr(&to->flags, all_flags);
+    atomicAdd(&report_->difference, all_difference);
+    atomicAdd(&report_->norm, all_norm);
+    if (all_flags != 0) atomicOr(&report_->flags, all_flags);
   }
 
  private:
@@ -137,6 +137,11 @@ struct Findings {
     for (int offset = 16; offset > 0; offset /= 2) value |= __shfl_xor_sync(0xffffffffu, value, offset);
     return value;
   }
+
+  nvb_quantize_report* const report_;
+  double difference_ = 0.0;
+  double norm_ = 0.0;
+  uint32_t flags_ = 0;
 };
 
 // Encodes four neighbours into one word.

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantize_groups(const nvb_quantiz
   const nvb_quantized_matrix& matrix = p.matrix;
   const int64_t k = static_cast<int64_t>(blockIdx.x) * kWidth + threadIdx.x % 32 * 4;
   const int64_t groups = (matrix.columns + Group - 1) / Group;
-  Findings findings;
+  Findings findings(p.report);
   for (int64_t row = blockIdx.y * kWarps + threadIdx.x / 32; row < matrix.rows; row += gridDim.y * kWarps) {
     float values[4];
     load_four_sources(p, source_row(p, row), k, 0.0f, values);
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantize_groups(const nvb_quantiz
           codes;
     }
   }
-  findings.report(p.report);
+  findings.report();
 }
 
 template <int Group>

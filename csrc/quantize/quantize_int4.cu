@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantize_int4(const nvb_quantize_
   const int64_t tile_rows = (matrix.rows + 15) / 16, tiles = (matrix.columns + 63) / 64;
   const int64_t groups = (matrix.columns + Group - 1) / Group;
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kSpan + 4 * quad;
-  Findings findings;
+  Findings findings(p.report);
   for (int64_t tile_row = blockIdx.y * kWarps + threadIdx.x / 32; tile_row < tile_rows;
        tile_row += gridDim.y * kWarps) {
     uint32_t words[kSubtiles] = {};
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantize_int4(const nvb_quantize_
       if (Offsets) static_cast<__half2*>(const_cast<void*>(matrix.offsets))[index] = offsets[g];
     }
   }
-  findings.report(p.report);
+  findings.report();
 }
 
 template <int Group>

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) quantize_range(const nvb_quantize_pa
 template <uint32_t Encoding>
 __global__ void __launch_bounds__(kThreads) quantize_rows(const nvb_quantize_params p) {
   __shared__ uint32_t scratch[kThreads / 32];
-  Findings findings;
+  Findings findings(p.report);
   for (int64_t row = blockIdx.x; row < p.matrix.rows; row += gridDim.x) {
     const SourceRow source = source_row(p, row);
     const float most =
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(const nvb_quantize_par
       codes[k / 4] = encode_four<Encoding>(values, scale, k, p.matrix.columns, findings);
     }
   }
-  findings.report(p.report);
+  findings.report();
 }
 
 template <uint32_t Encoding>

@@ -82,7 +82,9 @@ fn expect(
     let op = Linear::new(input, weight.view(), bias.map(|(tensor, _)| tensor), activation, output)?;
     run.executor().linear(&op, run.stream.raw())?;
     if rounds_weight(run, case) {
-        return run.expect_within("output", &output, &reference, bound(case.input).max(bound(case.output)));
+        // A gated product multiplies two sums, each with the error of its rounded weights.
+        let factors = if gated { 2.0 } else { 1.0 };
+        return run.expect_within("output", &output, &reference, factors * bound(case.input).max(bound(case.output)));
     }
     match activation {
         Activation::None => run.expect_summed("output", &output, &reference, &terms),

@@ -40,11 +40,9 @@ fn operand(
     let values = rounded(case.dtype, &run.random.normals(shape.iter().product(), 1.0));
     let tensor = run.strided(case.dtype, &shape, &strides, case.padding, own[0] * strides[0], Some(&values))?;
     let mut view = tensor;
-    for axis in 0..2 {
-        view.shape[axis] = case.batch[axis];
-        if broadcast[axis] {
-            view.strides[axis] = 0;
-        }
+    view.shape[..2].copy_from_slice(&case.batch);
+    for (stride, _) in view.strides.iter_mut().zip(broadcast).filter(|(_, repeats)| *repeats) {
+        *stride = 0;
     }
     // The values of the view, element by element.
     let places = offsets(&tensor);

@@ -18,6 +18,8 @@ fn every_format_and_shape_matches_the_reference() {
         (40, 70, 160),
         (130, 36, 40),
         (3, 6, 16_500),
+        // Tasks as wide as they come, of rows whose columns are unpacked several at once.
+        (40, 9000, 36),
     ];
     at_every_level(|level| {
         for (f, format) in FORMATS.into_iter().enumerate() {
