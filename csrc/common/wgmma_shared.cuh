@@ -21,24 +21,26 @@ struct OperandTraits {
   static constexpr int kElementBytes = Kind == Operands::kF16 || Kind == Operands::kBf16 ? 2 : 1;
 };
 
-#define NVB_8(m, c, d, i) \
-  m(c, d, i), m(c, d, i + 1), m(c, d, i + 2), m(c, d, i + 3), m(c, d, i + 4), m(c, d, i + 5), m(c, d, i + 6), m(c, d, i + 7)
-#define NVB_64(m, c, d, i)                                                                                       \
+#define NVB_8(m, c, d, i)                                                                                     \
+  m(c, d, i), m(c, d, i + 1), m(c, d, i + 2), m(c, d, i + 3), m(c, d, i + 4), m(c, d, i + 5), m(c, d, i + 6), \
+      m(c, d, i + 7)
+#define NVB_64(m, c, d, i)                                                                                          \
   NVB_8(m, c, d, i), NVB_8(m, c, d, i + 8), NVB_8(m, c, d, i + 16), NVB_8(m, c, d, i + 24), NVB_8(m, c, d, i + 32), \
       NVB_8(m, c, d, i + 40), NVB_8(m, c, d, i + 48), NVB_8(m, c, d, i + 56)
 #define NVB_SUM(c, d, i) c(d[i])
 
-#define NVB_NAMES_64                                                                           \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                     \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "           \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "           \
+#define NVB_NAMES_64                                                                 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NVB_NAMES_128                                                                          \
-  NVB_NAMES_64 ", "                                                                            \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define NVB_NAMES_128                                                                                \
+  NVB_NAMES_64                                                                                       \
+      ", "                                                                                           \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // `constraint` is "+f" or "+r", `tail` the immediates after the predicate.
 #define NVB_WGMMA_N128(constraint, instruction, tail)                                                       \
@@ -114,7 +116,8 @@ __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
 }
 
 // Copies the map's box from (byte, row) on and completes it on the barrier; what lies outside the matrix is zeros.
-__device__ __forceinline__ void tensor_copy(void* shared, const CUtensorMap* map, int byte, int row, uint64_t* barrier) {
+__device__ __forceinline__ void tensor_copy(void* shared, const CUtensorMap* map, int byte, int row,
+                                            uint64_t* barrier) {
 #ifdef NVB_WGMMA
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(

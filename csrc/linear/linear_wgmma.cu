@@ -30,6 +30,15 @@ Encode tensor_map_encoder() noexcept {
 
 namespace {
 
+// Built for other architectures alone, the kernels would do nothing on 9.0.
+constexpr bool are_built() {
+  constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
+  for (const int architecture : kArchitectures) {
+    if (architecture == 900) return true;
+  }
+  return false;
+}
+
 int element_bytes(uint32_t operands) {
   return operands == NVB_OPERANDS_F16 || operands == NVB_OPERANDS_BF16 ? 2 : 1;
 }
@@ -59,7 +68,7 @@ bool rows_are_aligned(const nvb_linear_wgmma_params& p) {
 
 extern "C" int32_t nvb_cuda_linear_wgmma_can(const nvb_linear_wgmma_params* params, const nvb_launch* launch) noexcept {
   using namespace nvb::linear_wgmma;
-  return launch->capability == 90 && is_valid(*params) && rows_are_aligned(*params);
+  return are_built() && launch->capability == 90 && is_valid(*params) && rows_are_aligned(*params);
 }
 
 extern "C" cudaError_t nvb_cuda_linear_wgmma(const nvb_linear_wgmma_params* params, const nvb_launch* launch) noexcept {

@@ -4,7 +4,7 @@ use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::scratch::{Purpose, ScratchGuard};
-use super::{linear_choice, linear_quantized};
+use super::{linear_choice, linear_quantized, linear_wgmma};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
@@ -78,13 +78,33 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
             return Ok(());
         }
     }
+    if prefers_wgmma(op) && linear_wgmma::run(executor, linear_wgmma::Params::of(op, weight_dtype), stream)? {
+        return Ok(());
+    }
     if prefers_vendor(op, weight_dtype) {
         let scratch = executor.scratch(stream);
         if vendor(executor, op, weight_dtype, Pick::First, &mut scratch.lock(executor, stream), stream)? {
             return Ok(());
         }
     }
+    if linear_wgmma::has_many_rows(op)
+        && linear_wgmma::run(executor, linear_wgmma::Params::of(op, weight_dtype), stream)?
+    {
+        return Ok(());
+    }
     own(executor, op, weight_dtype, stream)
+}
+
+/// Whether the wgmma kernel is asked before cuBLASLt: where that would need a second kernel for the epilogue.
+pub(super) fn prefers_wgmma(op: &Linear) -> bool {
+    linear_wgmma::has_many_rows(op) && !is_plain(op) && !fused_by_library(op)
+}
+
+/// Whether cuBLASLt has the product's epilogue: a bias of the output's dtype, GELU's tanh form, both.
+fn fused_by_library(op: &Linear) -> bool {
+    let bias = op.bias.is_none_or(|bias| bias.dtype == op.output.dtype && (bias.data as usize).is_multiple_of(16));
+    let activation = matches!(op.activation, Activation::None | Activation::GeluTanh);
+    bias && activation && !op.weight.gated && op.output.dtype == op.input.dtype && op.output.dtype != DType::F32
 }
 
 /// Whether cuBLASLt is asked first.
@@ -147,6 +167,7 @@ pub(super) fn vendor(
         input: op.input.data,
         weight: op.weight.data,
         bias: None,
+        gelu: false,
         output: op.output.data,
         m: op.input.rows,
         n: op.weight.rows,
@@ -163,6 +184,13 @@ pub(super) fn vendor(
     let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
     if is_plain(op) && !mixed {
         return cublaslt.product(&product, scratch, stream);
+    }
+    if fused_by_library(op) {
+        let bias = op.bias.map(|bias| bias.data.cast_const());
+        let product = Product { bias, gelu: op.activation == Activation::GeluTanh, ..product };
+        if cublaslt.product(&product, scratch, stream)? {
+            return Ok(true);
+        }
     }
     let product = Product { output_dtype: DType::F32, ..product };
     with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)

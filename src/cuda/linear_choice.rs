@@ -9,8 +9,10 @@ use super::launch::Launch;
 use super::linear::{self, vendor, vendor_takes};
 use super::linear_quantized;
 use super::linear_quantized::{
-    in_order, takes_own_kernel, with_dequantized_slices, with_quantized_activations, Params as QuantizedParams,
+    can_round, in_order, rounds_with_own, takes_own_kernel, with_dequantized_slices, with_quantized_activations, By,
+    Params as QuantizedParams,
 };
+use super::linear_wgmma;
 use super::scratch::{Purpose, ScratchGuard};
 use crate::error::Result;
 use crate::executor::DeviceKind;
@@ -19,7 +21,6 @@ use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{find, kernels_of, KernelId, Way, LINEAR};
 use crate::stream::RawHandle;
 use crate::tensor::DType;
-use crate::weight::Scales;
 use std::cell::Cell;
 use std::ffi::{c_char, CStr};
 use std::sync::OnceLock;
@@ -86,13 +87,12 @@ fn can(executor: &CudaExecutor, op: &Linear, id: KernelId) -> bool {
         }),
         (Way::Vendor, Some(dtype)) => vendor_takes(op, dtype) && vendor_there(),
         (Way::Dequantized, None) => op.weight.columns > 0,
-        (Way::RoundedInput, None) => {
-            let kernel = id.kernel();
-            executor.quantized_activations()
-                && kernel.encodings.contains(&op.weight.encoding)
-                && matches!(op.weight.scales, Scales::Rows(_))
-                && vendor_there()
+        (Way::Wgmma, Some(dtype)) => {
+            op.input.rows > 0
+                && linear_wgmma::Params::of(op, dtype).is_some_and(|params| linear_wgmma::can(executor, &params))
         }
+        (Way::RoundedInput, None) => can_round(executor, op, false),
+        (Way::RoundedWgmma, None) => can_round(executor, op, true),
         _ => false,
     }
 }
@@ -122,13 +122,17 @@ pub(super) fn default(executor: &CudaExecutor, op: &Linear) -> Option<Choice> {
     }
     let launch = executor.launch_on(RawHandle::NULL);
     let by_way = |way: Way| kernels_of(DeviceKind::Cuda).find(|(_, kernel)| kernel.way == way).map(|(id, _)| id);
+    let can_by = |way: Way| by_way(way).is_some_and(|id| can(executor, op, id));
     // SAFETY: the two calls read their structs alone.
     let id = match op.weight.dtype() {
+        Some(_) if linear::prefers_wgmma(op) && can_by(Way::Wgmma) => by_way(Way::Wgmma),
         Some(dtype) if linear::prefers_vendor(op, dtype) && executor.cublaslt().is_some() => by_way(Way::Vendor),
+        Some(_) if linear_wgmma::has_many_rows(op) && can_by(Way::Wgmma) => by_way(Way::Wgmma),
         Some(dtype) => named(unsafe { nvb_cuda_linear_kernel_name(&linear::params(op, dtype), &launch) }),
         None => {
             let params = linear_quantized::params(op);
-            let rounded = || by_way(Way::RoundedInput).filter(|id| can(executor, op, *id));
+            let way = if rounds_with_own(executor, op) { Way::RoundedWgmma } else { Way::RoundedInput };
+            let rounded = || by_way(way).filter(|id| can(executor, op, *id));
             match takes_own_kernel(executor, op, &params, RawHandle::NULL) {
                 true => named(unsafe { nvb_cuda_linear_quantized_kernel_name(&params, &launch) }),
                 false => rounded().or_else(|| by_way(Way::Dequantized)),
@@ -160,6 +164,10 @@ pub(super) fn take_float(
 ) -> Result<Option<Choice>> {
     if !can(executor, op, choice.kernel) {
         return Ok(None);
+    }
+    if choice.kernel.kernel().way == Way::Wgmma {
+        let ran = linear_wgmma::run(executor, linear_wgmma::Params::of(op, dtype), stream)?;
+        return Ok(ran.then_some(*choice));
     }
     let Some(row) = row(choice.kernel) else {
         let scratch = executor.scratch(stream);
@@ -221,7 +229,13 @@ fn with_strategy(
     stream: RawHandle,
 ) -> Result<Option<Choice>> {
     match choice.kernel.kernel().way {
-        Way::RoundedInput => picked(choice, |pick| with_quantized_activations(executor, op, pick, scratch, stream)),
+        Way::RoundedInput => {
+            picked(choice, |pick| with_quantized_activations(executor, op, By::Vendor(pick), scratch, stream))
+        }
+        Way::RoundedWgmma => {
+            let ran = with_quantized_activations(executor, op, By::Own, scratch, stream)?;
+            Ok(ran.then_some(*choice))
+        }
         _ => picked(choice, |pick| with_dequantized_slices(executor, op, pick, scratch, stream)),
     }
 }
@@ -254,7 +268,7 @@ mod tests {
     use super::*;
     use crate::ops::Activation;
     use crate::tensor::Tensor;
-    use crate::weight::{Encoding, WeightView};
+    use crate::weight::{Encoding, Scales, WeightView};
 
     #[test]
     fn what_a_kernel_takes_lies_within_its_limits() {

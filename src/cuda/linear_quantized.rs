@@ -5,6 +5,7 @@ use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype, is_plain, own, vendor, with_epilogue};
+use super::linear_wgmma::{self, Codes, Params as WgmmaParams};
 use super::quantized::{encoding_code, scale_code};
 use super::scratch::{Purpose, ScratchGuard};
 use super::{dequantize, linear_choice, quantize};
@@ -107,7 +108,8 @@ fn product(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>,
         params.workspace = scratch.get(Purpose::Workspace, workspace_bytes(executor, &params, stream))?;
         return launch(executor, &params, stream);
     }
-    if executor.quantized_activations() && with_quantized_activations(executor, op, Pick::First, scratch, stream)? {
+    let by = if rounds_with_own(executor, op) { By::Own } else { By::Vendor(Pick::First) };
+    if with_quantized_activations(executor, op, by, scratch, stream)? {
         return Ok(());
     }
     with_dequantized_slices(executor, op, Pick::First, scratch, stream).map(drop)
@@ -234,27 +236,65 @@ fn part_of(op: &Linear, first: usize, rows: usize, data: *mut c_void) -> Linear 
     Linear { weight, bias, output, ..*op }
 }
 
-/// The input in 8 bits with a scale a row, times the weight's codes, through cuBLASLt; `false` where that cannot be.
+/// What multiplies the codes of input and weight.
+#[derive(Clone, Copy)]
+pub(super) enum By<'a> {
+    /// The wgmma kernel.
+    Own,
+    Vendor(Pick<'a>),
+}
+
+/// The operands of a product with the input in 8 bits, and the compute capability from which on it can be; `None` where
+/// the weight has no codes for it.
+fn rounded_operands(op: &Linear) -> Option<([Operand; 2], i32)> {
+    let Scales::Rows(_) = op.weight.scales else { return None };
+    match op.weight.encoding {
+        Encoding::Int8 if op.weight.columns <= LONGEST_INT8 => Some(([Operand::Int8, Operand::Int8], 75)),
+        Encoding::Fp8E4m3 => Some(([Operand::Fp8E4m3, Operand::Fp8E4m3], 89)),
+        Encoding::Fp8E5m2 => Some(([Operand::Fp8E4m3, Operand::Fp8E5m2], 89)),
+        _ => None,
+    }
+}
+
+/// Whether the input may be rounded to 8 bits, and something multiplies the codes.
+pub(super) fn can_round(executor: &CudaExecutor, op: &Linear, own: bool) -> bool {
+    let Some((operands, oldest)) = rounded_operands(op) else { return false };
+    let there = || match own {
+        true => {
+            // Of the codes' addresses nothing counts but that they are aligned.
+            let scales = OuterScales { input: std::ptr::dangling(), weight: std::ptr::dangling() };
+            let codes = Codes { data: std::ptr::null(), stride: op.weight.row_stride, operands, scales };
+            WgmmaParams::of_codes(op, &codes).is_some_and(|params| linear_wgmma::can(executor, &params))
+        }
+        false => executor.cublaslt().is_some(),
+    };
+    executor.quantized_activations() && executor.device().compute_capability >= oldest && there()
+}
+
+/// The one that leads: cuBLASLt does not scale i32 sums, and has no epilogue with the scales of FP8.
+pub(super) fn rounds_with_own(executor: &CudaExecutor, op: &Linear) -> bool {
+    linear_wgmma::has_many_rows(op)
+        && (op.weight.encoding == Encoding::Int8 || !is_plain(op))
+        && can_round(executor, op, true)
+}
+
+/// The input in 8 bits with a scale a row, times the weight's codes; `false` where that cannot be.
 pub(super) fn with_quantized_activations(
     executor: &CudaExecutor,
     op: &Linear,
-    pick: Pick<'_>,
+    by: By<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<bool> {
-    let Scales::Rows(weight_scales) = op.weight.scales else { return Ok(false) };
-    let capability = executor.device().compute_capability;
-    let (codes, input_operand, weight_operand, oldest) = match op.weight.encoding {
-        Encoding::Int8 => (Encoding::Int8, Operand::Int8, Operand::Int8, 75),
-        Encoding::Fp8E4m3 => (Encoding::Fp8E4m3, Operand::Fp8E4m3, Operand::Fp8E4m3, 89),
-        Encoding::Fp8E5m2 => (Encoding::Fp8E4m3, Operand::Fp8E4m3, Operand::Fp8E5m2, 89),
-        _ => return Ok(false),
+    let (Some((operands, _)), Scales::Rows(weight_scales)) = (rounded_operands(op), op.weight.scales) else {
+        return Ok(false);
     };
-    let (m, k) = (op.input.rows, op.weight.columns);
-    if input_operand == Operand::Int8 && k > LONGEST_INT8 {
+    if !can_round(executor, op, matches!(by, By::Own)) {
         return Ok(false);
     }
-    let Some(cublaslt) = executor.cublaslt().filter(|_| capability >= oldest) else { return Ok(false) };
+    let [input_operand, weight_operand] = operands;
+    let codes = if input_operand == Operand::Int8 { Encoding::Int8 } else { Encoding::Fp8E4m3 };
+    let (m, k) = (op.input.rows, op.weight.columns);
     let row_stride = k.next_multiple_of(16);
     let scale_bytes = (m * size_of::<f32>()).next_multiple_of(256);
     let data = scratch.get(Purpose::Input, scale_bytes + m * row_stride)?;
@@ -268,10 +308,19 @@ pub(super) fn with_quantized_activations(
     };
     // SAFETY: the buffer holds the scales and the codes of every row, and the context is current.
     unsafe { quantize::tokens(executor, &op.input, &tokens, stream)? };
+    let pick = match by {
+        By::Own => {
+            let codes = Codes { data: tokens.data, stride: row_stride, operands, scales };
+            return linear_wgmma::run(executor, WgmmaParams::of_codes(op, &codes), stream);
+        }
+        By::Vendor(pick) => pick,
+    };
+    let Some(cublaslt) = executor.cublaslt() else { return Ok(false) };
     let product = Product {
         input: tokens.data,
         weight: op.weight.data,
         bias: None,
+        gelu: false,
         output: op.output.data,
         m,
         n: op.weight.rows,

@@ -17,6 +17,7 @@ mod layer_norm;
 mod linear;
 mod linear_choice;
 mod linear_quantized;
+mod linear_wgmma;
 mod managed;
 mod matmul;
 mod memory_pool;

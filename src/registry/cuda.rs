@@ -80,6 +80,17 @@ pub const KERNELS: &[Kernel] = &[
         limits: Limits::NONE,
         summary: "A product of cuBLASLt in the weight's dtype, and an epilogue kernel where there is one.",
     },
+    Kernel {
+        name: "linear_wgmma",
+        operation: LINEAR,
+        device: DeviceKind::Cuda,
+        way: Way::Wgmma,
+        inputs: HALVES,
+        encodings: HALF_ENCODINGS,
+        limits: Limits { capability: 90, alignment: 16, ..Limits::NONE },
+        summary: "On compute capability 9.0: tiles of 256 tokens and 256 rows of the weight by warpgroups' tensor cores, the \
+                  epilogue included; output in 16 bits, not the erf form of GELU.",
+    },
     quantized(
         "linear_quantized_wgmma",
         QUANTIZED,
@@ -137,6 +148,16 @@ pub const KERNELS: &[Kernel] = &[
         limits: Limits { capability: 75, ..Limits::NONE },
         summary: "The input in 8 bits, a scale a row, times the codes of a weight with scales of rows, by cuBLASLt; only where \
                   quantized_activations is set.",
+    },
+    Kernel {
+        name: "linear_rounded_wgmma",
+        operation: LINEAR,
+        device: DeviceKind::Cuda,
+        way: Way::RoundedWgmma,
+        inputs: FLOATS,
+        encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
+        limits: Limits { capability: 90, ..Limits::NONE },
+        summary: "The same on compute capability 9.0 by linear_wgmma, scales and epilogue included.",
     },
 ];
 

@@ -18,8 +18,8 @@ pub fn tolerance(way: Way, encoding: Encoding, input: DType, output: DType) -> f
     };
     let rounding = of(input).max(of(output));
     match (way, encoding) {
-        (Way::RoundedInput, Encoding::Int8) => rounding + 1.0 / 40.0,
-        (Way::RoundedInput, _) => rounding + 1.0 / 16.0,
+        (Way::RoundedInput | Way::RoundedWgmma, Encoding::Int8) => rounding + 1.0 / 40.0,
+        (Way::RoundedInput | Way::RoundedWgmma, _) => rounding + 1.0 / 16.0,
         _ => rounding,
     }
 }
