@@ -38,8 +38,27 @@ fn main() {
         link(&toolkit, &objects);
         toolkit_version = version_number(&toolkit.version);
     }
+    println!("cargo:rustc-env=NVB_BUILD_HASH={}", hex(&(toolkit_version, &architectures, kernel_sources())));
     println!("cargo:rustc-env=NVB_BUILD_CUDA_VERSION={toolkit_version}");
     println!("cargo:rustc-env=NVB_BUILD_ARCHITECTURES={}", architectures.join(";"));
+}
+
+/// The text of everything that computes, so that what was tuned for other kernels is known by it.
+fn kernel_sources() -> Vec<(PathBuf, Vec<u8>)> {
+    let mut files = Vec::new();
+    let mut folders: Vec<PathBuf> = ["csrc", "src/cpu", "src/cuda"].map(PathBuf::from).into();
+    while let Some(folder) = folders.pop() {
+        println!("cargo:rerun-if-changed={}", folder.display());
+        for entry in fs::read_dir(&folder).unwrap_or_else(|error| fail(&format!("{}: {error}", folder.display()))) {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => files.push(path),
+            }
+        }
+    }
+    files.sort();
+    files.into_iter().map(|file| (file.clone(), fs::read(&file).unwrap_or_default())).collect()
 }
 
 /// Ends the build with a message and no backtrace.

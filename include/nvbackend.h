@@ -764,14 +764,20 @@ typedef struct {
   void *log_user_data;
   // Of the backend's own memory manager; NULL: the defaults, with `memory_limit`.
   const nvb_memory_options *memory;
+  // The kernel that products take where it can do them, a name of `nvb_kernel_get`. NULL: the tuned or the default one.
+  const char *linear_kernel;
+  // Where tuned choices are kept and read from. NULL: the environment's NVB_TUNING_FILE, and without that nowhere. A file
+  // of another device, driver, cuBLASLt or build is ignored with one line in the log.
+  const char *tuning_file;
 } nvb_backend_options;
 
 // Chooses a device and prepares it; `*backend` receives the handle. Options may be NULL for the defaults.
 //
 // On CUDA this retains the device's primary context, which the engine and the CUDA runtime share.
-// Errors: `NVB_ERROR_CONFIGURATION` (an option), `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason),
+// Errors: `NVB_ERROR_CONFIGURATION` (an option; the text lists the kernels if it is `linear_kernel`), `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason),
 // `NVB_ERROR_DEVICE` (no such ordinal), `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`.
-NVB_MUST_USE nvb_status nvb_backend_create(const nvb_backend_options *options, nvb_backend **backend);
+NVB_MUST_USE nvb_status nvb_backend_create(const nvb_backend_options *options,
+                              nvb_backend **backend);
 
 // Destroys the handle; NULL is fine. Streams, weights and the other children stay valid: what they need of the
 // backend lives until the last of them is destroyed. Waits for the work on the default stream; a fault in it is logged.
@@ -2465,6 +2471,214 @@ NVB_MUST_USE nvb_status nvb_backend_get_metrics(const nvb_backend *backend,
 NVB_MUST_USE nvb_status nvb_backend_reset_metrics(const nvb_backend *backend);
 
 static inline void nvb_operation_metrics_init(nvb_operation_metrics *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Tuning ----------------------------------------------------------------------------------------------------------
+
+// `nvb_tune_options.clock`: events of the device.
+#define NVB_TUNE_CLOCK_EVENTS 0
+
+// `nvb_tune_options.clock`: the host's clock around the launches.
+#define NVB_TUNE_CLOCK_HOST 1
+
+// `nvb_tune_progress.outcome`: `seconds` is its median.
+#define NVB_TUNE_MEASURED 0
+
+// `nvb_tune_progress.outcome`: its output is not the reference's, so it cannot be chosen; `reason` names an element.
+#define NVB_TUNE_WRONG 1
+
+// `nvb_tune_progress.outcome`: it does not run; `reason` says why.
+#define NVB_TUNE_FAILED 2
+
+// `nvb_tune_progress.outcome`: so slow in a first round (`seconds`) that it was not measured further.
+#define NVB_TUNE_SLOW 3
+
+// `nvb_tune_progress.outcome`: the case is done, and this is its choice.
+#define NVB_TUNE_CHOSEN 4
+
+// A product for `nvb_tune_linear` and `nvb_kernel_explain`: [M, K] · [N, K]ᵀ with a weight that exists, or one that is
+// described.
+typedef struct {
+  size_t struct_size;
+  // Optional: gives N, K and all that is said about the weight below, which is then 0. It is read, not changed.
+  const nvb_weight *weight;
+  // M. Choices hold for all M up to it and above half the next power of two.
+  uint64_t rows;
+  // N; even for a gated weight.
+  uint64_t columns;
+  // K
+  uint64_t depth;
+  // `NVB_DTYPE_…`; 0: the backend's default, BF16 on a GPU and F32 on the CPU.
+  uint32_t input_dtype;
+  // `NVB_DTYPE_…`; 0: the input's.
+  uint32_t output_dtype;
+  // `NVB_ACTIVATION_…`
+  uint32_t activation;
+  // 1: with a bias.
+  uint32_t bias;
+  // `NVB_WEIGHT_FORMAT_…`; 0 with `weight` alone.
+  uint32_t format;
+  // As in `nvb_weight_desc`.
+  uint32_t granularity;
+  uint32_t group_size;
+  uint32_t zero_points;
+  // `NVB_WEIGHT_STACKED` or `NVB_WEIGHT_GATED`.
+  uint32_t arrangement;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_linear_case;
+
+// Options of `nvb_tune_linear`.
+typedef struct {
+  size_t struct_size;
+  // Timed rounds a candidate, whose median counts; 0: 7.
+  uint32_t rounds;
+  // `NVB_TUNE_CLOCK_…`
+  uint32_t clock;
+} nvb_tune_options;
+
+// What became of one candidate.
+typedef struct {
+  size_t struct_size;
+  // Of `cases`.
+  uint64_t case_index;
+  uint64_t case_count;
+  // Of the case's candidates.
+  uint32_t candidate;
+  uint32_t candidate_count;
+  // `NVB_TUNE_…`
+  uint32_t outcome;
+  // 0
+  uint32_t reserved;
+  // Of one product; 0 with `NVB_TUNE_WRONG` and `NVB_TUNE_FAILED`.
+  double seconds;
+  // The kernel, and which of a vendor library's algorithms.
+  char name[96];
+  char reason[256];
+} nvb_tune_progress;
+
+// Hears of each candidate, from within `nvb_tune_linear`. 0: go on. Anything else ends the tuning: cases that are done
+// keep their choices.
+typedef uint32_t (*nvb_tune_callback)(const nvb_tune_progress *progress, void *user_data);
+
+// What `nvb_tune_linear` did.
+typedef struct {
+  size_t struct_size;
+  // Cases that have a choice now.
+  uint64_t tuned;
+  // Those among them whose choice is another than the default.
+  uint64_t changed;
+  // Candidates that ran and were right.
+  uint64_t measured;
+  // Candidates with a wrong output.
+  uint64_t wrong;
+  // Candidates that did not run.
+  uint64_t failed;
+  // 1 if the callback ended it.
+  uint32_t stopped;
+  // 1 if the choices are in the file; 0 without a file, or with `file_error`.
+  uint32_t saved;
+  // Seconds of one product of each tuned case together, by default.
+  double default_seconds;
+  // The same as chosen.
+  double chosen_seconds;
+  // Why the file could not be written; the choices hold for this backend all the same.
+  char file_error[256];
+} nvb_tune_report;
+
+// Measures, for each of `count` products, the kernels that can do it, with caches cold, and lets products like it run the
+// fastest from then on: of the same N, K, dtypes and weight format, and an M with the same next power of two. A candidate
+// whose output is not that of the plainest kernel is never chosen. Choices are added to the backend's tuning file, if it has
+// one, after each case. `cases` is an array of structs of the size that the first one says. `options` may be NULL for the
+// defaults, as may `callback` and `report`; set `report->struct_size` first.
+//
+// Takes device memory for the product and for copies of the weight, twice the last cache level, and up to seconds a case. Runs
+// on a stream of its own: let the device be idle, or the times mean little. Not while a stream is captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a case; nothing has been measured then), `NVB_ERROR_OUT_OF_MEMORY`.
+NVB_MUST_USE nvb_status nvb_tune_linear(const nvb_backend *backend,
+                           const nvb_linear_case *cases,
+                           size_t count,
+                           const nvb_tune_options *options,
+                           nvb_tune_callback callback,
+                           void *user_data,
+                           nvb_tune_report *report);
+
+static inline void nvb_linear_case_init(nvb_linear_case *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_tune_options_init(nvb_tune_options *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_tune_progress_init(nvb_tune_progress *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_tune_report_init(nvb_tune_report *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Kernels ---------------------------------------------------------------------------------------------------------
+
+// A kernel or strategy: one way to compute an operation. Its limits are necessary, not sufficient; `nvb_kernel_explain`
+// knows about a product.
+typedef struct {
+  size_t struct_size;
+  // `NVB_OPERATION_…`
+  uint32_t operation;
+  // `NVB_DEVICE_…`
+  uint32_t device_kind;
+  // Oldest compute capability, 10 · major + minor; 0: any.
+  uint32_t compute_capability;
+  // K is a multiple of it; 1: any.
+  uint32_t depth_multiple;
+  // Bytes that rows of the input start at multiples of; 1: any.
+  uint32_t alignment;
+  // 1 if it is in force as the override.
+  uint32_t overridden;
+  // Most rows of the input (M); 0: any.
+  uint64_t maximum_rows;
+  // For `nvb_kernel_override` and `nvb_backend_options.linear_kernel`.
+  char name[64];
+  // Dtypes of the input, separated by spaces: "f16 bf16".
+  char inputs[32];
+  // What the weight may be, likewise: "bf16 fp8_e4m3 int8".
+  char encodings[96];
+  // What it does, a sentence or two.
+  char summary[256];
+} nvb_kernel_info;
+
+// Writes the number of kernels of the backend's device; of all that the library has, for a NULL backend.
+NVB_MUST_USE nvb_status nvb_kernel_count(const nvb_backend *backend, uint32_t *count);
+
+// Describes kernel `index` of those that `nvb_kernel_count` counts; set `info->struct_size` first.
+NVB_MUST_USE nvb_status nvb_kernel_get(const nvb_backend *backend, uint32_t index, nvb_kernel_info *info);
+
+// Writes which kernel the product would run and why (the override, a tuned entry, the default; what it falls back from),
+// which others could do it, and which cannot. `text` receives up to `capacity` bytes with a closing NUL and may be NULL;
+// `*needed` what all of it takes and may be NULL. Nothing is queued, and without a `weight` in `product` no memory is needed.
+NVB_MUST_USE nvb_status nvb_kernel_explain(const nvb_backend *backend,
+                              const nvb_linear_case *product,
+                              char *text,
+                              size_t capacity,
+                              size_t *needed);
+
+// From now on the backend's products of `operation` (`NVB_OPERATION_LINEAR`) take the kernel of this name where it can do
+// them, and what they would have taken where it cannot. NULL or "" ends that. Set around a set of calls it holds for what is
+// queued in between, of all threads; a recorded graph keeps what it was recorded with.
+// Errors: `NVB_ERROR_CONFIGURATION` (a name that this backend's device has no kernel of; the text lists those there are).
+NVB_MUST_USE nvb_status nvb_kernel_override(const nvb_backend *backend,
+                               uint32_t operation,
+                               const char *name);
+
+static inline void nvb_kernel_info_init(nvb_kernel_info *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

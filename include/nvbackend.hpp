@@ -15,6 +15,7 @@
 #ifndef NVBACKEND_HPP
 #define NVBACKEND_HPP
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -183,6 +184,25 @@ class backend : public handle<nvb_backend, nvb_backend_destroy> {
     auto info = make<nvb_device_info>();
     check(nvb_backend_get_device_info(pointer_, &info));
     return info;
+  }
+
+  // Which kernel the product would run, and why.
+  std::string explain(const nvb_linear_case& product) const {
+    std::size_t needed = 0;
+    check(nvb_kernel_explain(pointer_, &product, nullptr, 0, &needed));
+    std::string text(needed, '\0');
+    check(nvb_kernel_explain(pointer_, &product, text.data(), text.size(), &needed));
+    text.resize(std::min(needed, text.size()) - 1);  // the closing NUL; other threads may tune meanwhile
+    return text;
+  }
+  // nullptr ends it.
+  void override_kernel(uint32_t operation, const char* name) const {
+    check(nvb_kernel_override(pointer_, operation, name));
+  }
+  nvb_tune_report tune(const nvb_linear_case* cases, std::size_t count) const {
+    auto report = make<nvb_tune_report>();
+    check(nvb_tune_linear(pointer_, cases, count, nullptr, nullptr, nullptr, &report));
+    return report;
   }
 };
 

@@ -18,6 +18,7 @@ use crate::metrics::{nvtx, Metrics};
 use crate::operation::Operation;
 use crate::stream::{RawHandle, Stream};
 use crate::tensor::{DType, Tensor};
+use crate::tuning::Tuning;
 use std::ffi::c_void;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
@@ -42,6 +43,10 @@ pub struct BackendOptions {
     pub tensor_cores_off: bool,
     /// The same for attention alone.
     pub plain_attention: bool,
+    /// The kernel that products take where it can do them, by its name in the registry; "": the tuned or the default one.
+    pub linear_kernel: String,
+    /// Where tuned choices are kept; "": the environment's NVB_TUNING_FILE, and without that nowhere.
+    pub tuning_file: String,
 }
 
 pub struct Backend {
@@ -52,6 +57,7 @@ pub struct Backend {
     default_stream: Arc<Stream>,
     metrics: Metrics,
     configuration: Configuration,
+    tuning: Tuning,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,15 +92,16 @@ impl Backend {
             memory.limit = Limit::Bytes(options.memory_limit);
         }
         let memory = MemoryManager::new(executor.clone(), memory)?;
-        Backend::with_memory(executor, memory)
+        Backend::with_memory(executor, memory, options)
     }
 
     pub fn from_configuration(configuration: Configuration) -> Result<Backend> {
         configuration.validate()?;
-        let executor = choose_executor(&configuration.backend_options())?;
+        let options = configuration.backend_options();
+        let executor = choose_executor(&options)?;
         configuration.check_device(&hardware::device_of(executor.device())?)?;
         let memory = MemoryManager::new(executor.clone(), configuration.memory.options())?;
-        let mut backend = Backend::with_memory(executor, memory)?;
+        let mut backend = Backend::with_memory(executor, memory, &options)?;
         backend.metrics.set_enabled(configuration.timing.profiling);
         backend.configuration = configuration;
         Ok(backend)
@@ -104,10 +111,11 @@ impl Backend {
     pub fn with_executor(executor: Arc<dyn Executor>, memory_limit: u64) -> Result<Backend> {
         let options = MemoryOptions { limit: Limit::Bytes(memory_limit), ..MemoryOptions::default() };
         let memory = MemoryManager::new(executor.clone(), options)?;
-        Backend::with_memory(executor, memory)
+        Backend::with_memory(executor, memory, &BackendOptions::default())
     }
 
-    fn with_memory(executor: Arc<dyn Executor>, memory: MemoryManager) -> Result<Backend> {
+    fn with_memory(executor: Arc<dyn Executor>, memory: MemoryManager, options: &BackendOptions) -> Result<Backend> {
+        let tuning = Tuning::open(&*executor, options)?;
         let memory = Arc::new(memory);
         let device = hardware::device_of(executor.device())?;
         let default_stream = Arc::new(Stream::new(&executor, 0)?);
@@ -119,6 +127,7 @@ impl Backend {
             default_stream,
             metrics: Metrics::default(),
             configuration: Configuration::default(),
+            tuning,
         })
     }
 
@@ -140,6 +149,11 @@ impl Backend {
     /// Of what the library stores where the caller leaves the dtype open.
     pub fn default_dtype(&self) -> DType {
         self.configuration.default_dtype(self.device().kind)
+    }
+
+    /// Where tuned choices are kept.
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
     }
 
     pub fn metrics(&self) -> &Metrics {

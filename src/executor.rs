@@ -21,6 +21,7 @@ use crate::ops::{
     sample::Sample,
     softmax::Softmax,
 };
+use crate::registry::choices::{Choice, Choices};
 use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
 use std::ffi::c_void;
@@ -230,6 +231,19 @@ pub trait Executor: Send + Sync {
     fn layer_norm(&self, op: &LayerNorm, stream: RawHandle) -> Result<()>;
     fn matmul(&self, op: &Matmul, stream: RawHandle) -> Result<()>;
     fn grouped_linear(&self, op: &GroupedLinear, stream: RawHandle) -> Result<()>;
+
+    /// What was chosen among the kernels that this executor has for products.
+    fn choices(&self) -> &Choices;
+    /// The kernels that can do the product, of the registry, each of a vendor library's algorithms by its rank. The memory
+    /// behind the descriptor is not touched.
+    fn linear_candidates(&self, op: &Linear) -> Vec<Choice>;
+    /// What `linear` takes where nothing was chosen; `None` for an empty product. The memory is not touched.
+    fn linear_default(&self, op: &Linear) -> Option<Choice>;
+    /// `linear` by this choice: what it came to, with an algorithm's rank as what the library knows it by; `None`, and nothing
+    /// queued that changes the output, where it cannot do the product.
+    fn linear_with(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>>;
+    /// `linear` by the plainest means that the executor has, which other kernels are held against. Slow.
+    fn linear_reference(&self, op: &Linear, stream: RawHandle) -> Result<()>;
 
     /// `false`: the executor has no kernel, and the weight's host side dequantises.
     fn dequantize(&self, _op: &Dequantize, _stream: RawHandle) -> Result<bool> {

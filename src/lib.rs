@@ -21,6 +21,8 @@ pub mod memory;
 pub mod metrics;
 pub mod operation;
 pub mod ops;
+pub mod registry;
 pub mod stream;
 pub mod tensor;
+pub mod tuning;
 pub mod weight;

@@ -9,6 +9,7 @@ use nvbackend::capi::device::*;
 use nvbackend::capi::environment::*;
 use nvbackend::capi::gguf::*;
 use nvbackend::capi::hardware::*;
+use nvbackend::capi::kernel::*;
 use nvbackend::capi::kv_cache::*;
 use nvbackend::capi::memory_options::*;
 use nvbackend::capi::memory_statistics::*;
@@ -20,6 +21,7 @@ use nvbackend::capi::sampling::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::stream_manager::*;
 use nvbackend::capi::tensor::*;
+use nvbackend::capi::tuning::*;
 use nvbackend::capi::version::*;
 use nvbackend::capi::weight::*;
 use nvbackend::capi::weight_blocks::*;
@@ -78,7 +80,7 @@ fn layouts() -> Vec<Layout> {
         }
         nvb_backend_options {
             struct_size, device, memory_limit, threads, force_architecture, own_kernels_only, log_level, log_callback,
-            log_user_data, memory,
+            log_user_data, memory, linear_kernel, tuning_file,
         }
         nvb_device_usage {
             struct_size, known, utilization, memory_utilization, temperature, power, power_limit, clock, memory_clock,
@@ -143,6 +145,22 @@ fn layouts() -> Vec<Layout> {
         nvb_operation_metrics {
             struct_size, calls, timed_calls, seconds, shortest_seconds, longest_seconds, operations, bytes,
             bytes_per_second, operations_per_second, name,
+        }
+        nvb_linear_case {
+            struct_size, weight, rows, columns, depth, input_dtype, output_dtype, activation, bias, format, granularity,
+            group_size, zero_points, arrangement, reserved,
+        }
+        nvb_tune_options { struct_size, rounds, clock }
+        nvb_tune_progress {
+            struct_size, case_index, case_count, candidate, candidate_count, outcome, reserved, seconds, name, reason,
+        }
+        nvb_tune_report {
+            struct_size, tuned, changed, measured, wrong, failed, stopped, saved, default_seconds, chosen_seconds,
+            file_error,
+        }
+        nvb_kernel_info {
+            struct_size, operation, device_kind, compute_capability, depth_multiple, alignment, overridden, maximum_rows,
+            name, inputs, encodings, summary,
         }
     }
 }

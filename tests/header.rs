@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 25] = [
+const SECTIONS: [(&str, &str); 27] = [
     ("status", "Status codes and errors"),
     ("version", "Version and build"),
     ("tensor", "Tensors"),
@@ -32,6 +32,8 @@ const SECTIONS: [(&str, &str); 25] = [
     ("products", "Batched and grouped products"),
     ("sampling", "Elementwise operations and sampling"),
     ("metrics", "Profiling"),
+    ("tuning", "Tuning"),
+    ("kernel", "Kernels"),
 ];
 
 const INTRODUCTION: &str = "\

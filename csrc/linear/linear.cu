@@ -1,6 +1,7 @@
 // nvb_cuda_linear: checks the parameters and picks the kernel, the first row of the table that fits.
 #include "../common/vector.cuh"
 #include "linear_kernels.h"
+#include "linear_table.h"
 
 namespace nvb {
 namespace {
@@ -39,6 +40,7 @@ struct Kernel {
   const char* name;
   bool (*fits)(Params, Launch);
   cudaError_t (*launch)(Params, Launch);
+  bool (*can)(Params, Launch) = nullptr;  // where the kernel can do more than it is chosen for
 };
 
 cudaError_t launch_gemv(Params p, Launch launch) {
@@ -62,20 +64,20 @@ cudaError_t launch_mma(Params p, Launch launch) {
 // tiles read x and W fewer times, smaller ones give every multiprocessor work: a tile is taken once it fills a
 // good part of the device.
 constexpr Kernel kKernels[] = {
-    {"linear_skinny", [](Params p, Launch l) { return p.m >= 3 && p.m <= 8 && fits_tensor_cores(p, l); },
-     launch_skinny},
+    {"linear_skinny", [](Params p, Launch l) { return p.m >= 3 && p.m <= 8 && fits_tensor_cores(p, l); }, launch_skinny,
+     [](Params p, Launch l) { return p.m <= 8 && fits_tensor_cores(p, l); }},
     {"linear_gemv", [](Params p, Launch) { return p.m <= 8 && rows_are_aligned(p); }, launch_gemv},
     {"linear_gemv_unaligned", [](Params p, Launch) { return p.m <= 8; }, launch_gemv},
     {"linear_mma_16x32", [](Params p, Launch l) { return p.m <= 16 && fits_tensor_cores(p, l); },
-     launch_mma<MmaTile::k16x32>},
+     launch_mma<MmaTile::k16x32>, fits_tensor_cores},
     {"linear_mma_128x128",
      [](Params p, Launch l) { return fits_tensor_cores(p, l) && tiles(p, 128, 128) * 4 >= l.multiprocessors * 3; },
-     launch_mma<MmaTile::k128x128>},
+     launch_mma<MmaTile::k128x128>, fits_tensor_cores},
     {"linear_mma_64x64",
      [](Params p, Launch l) {
        return p.m > 32 && fits_tensor_cores(p, l) && tiles(p, 64, 64) * 2 >= l.multiprocessors;
      },
-     launch_mma<MmaTile::k64x64>},
+     launch_mma<MmaTile::k64x64>, fits_tensor_cores},
     {"linear_mma_32x32", fits_tensor_cores, launch_mma<MmaTile::k32x32>},
     {"linear_simt", [](Params, Launch) { return true; }, launch_linear_simt},
 };
@@ -84,6 +86,15 @@ const Kernel& choose(Params params, Launch launch) {
   const Kernel* kernel = kKernels;
   while (!kernel->fits(params, launch)) ++kernel;
   return *kernel;
+}
+
+bool is_kernel(int32_t index) {
+  return index >= 0 && index < static_cast<int32_t>(sizeof kKernels / sizeof *kKernels);
+}
+
+bool can(int32_t index, Params params, Launch launch) {
+  const Kernel& kernel = kKernels[index];
+  return (kernel.can != nullptr ? kernel.can : kernel.fits)(params, launch);
 }
 
 }  // namespace
@@ -103,4 +114,20 @@ extern "C" cudaError_t nvb_cuda_linear(const nvb_linear_params* params, const nv
 extern "C" const char* nvb_cuda_linear_kernel_name(const nvb_linear_params* params, const nvb_launch* launch) noexcept {
   if (!nvb::is_valid(*params) || params->m == 0 || params->n == 0) return "none";
   return nvb::choose(*params, *launch).name;
+}
+
+extern "C" const char* nvb_cuda_linear_kernel_at(int32_t index) noexcept {
+  return nvb::is_kernel(index) ? nvb::kKernels[index].name : nullptr;
+}
+
+extern "C" int32_t nvb_cuda_linear_kernel_can(int32_t index, const nvb_linear_params* params,
+                                              const nvb_launch* launch) noexcept {
+  return nvb::is_kernel(index) && nvb::is_valid(*params) && nvb::can(index, *params, *launch);
+}
+
+extern "C" cudaError_t nvb_cuda_linear_with(int32_t index, const nvb_linear_params* params,
+                                            const nvb_launch* launch) noexcept {
+  if (!nvb_cuda_linear_kernel_can(index, params, launch)) return cudaErrorInvalidValue;
+  if (params->m == 0 || params->n == 0) return cudaSuccess;
+  return nvb::kKernels[index].launch(*params, *launch);
 }

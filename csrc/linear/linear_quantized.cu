@@ -3,6 +3,7 @@
 #include "linear_quantized_decode.h"
 #include "linear_quantized_kernels.h"
 #include "linear_quantized_wgmma.h"
+#include "linear_table.h"
 
 namespace nvb {
 namespace quantized {
@@ -34,6 +35,8 @@ struct Kernel {
   const char* name;
   bool (*fits)(Params, Launch);
   cudaError_t (*launch)(Params, Launch);
+  bool (*can)(Params, Launch) = nullptr;  // where the kernel can do more than it is chosen for
+  size_t (*workspace)(Params) = nullptr;
 };
 
 template <typename T>
@@ -73,17 +76,21 @@ cudaError_t launch_decode(Params p, Launch launch) {
                                   : launch_decode_encoding<__nv_bfloat16>(p, launch);
 }
 
+bool can_wgmma(Params p, Launch launch) {
+  return is_hopper(launch) && p.m <= 64 && p.offsets == nullptr && fits_tensor_cores(p, launch);
+}
+
 // On an H200 the decode kernels lead up to 16 tokens, but from 9 on not where rows are long or W is large, unless
 // linear_quantized_stationary keeps such rows.
 bool fits_wgmma(Params p, Launch launch) {
   const bool stationary = p.encoding == NVB_INT4 && p.k > 2048 && (p.k <= 4096 || (p.k <= 8192 && p.n >= 24'000));
   const bool many = p.m > 16 || (p.m > 8 && !stationary && (p.k >= 10240 || p.n * p.k >= 58'000'000));
-  return is_hopper(launch) && p.m <= 64 && many && p.offsets == nullptr && fits_tensor_cores(p, launch);
+  return many && can_wgmma(p, launch);
 }
 
 // Kernels of one compute capability stand in front of those that serve all of them.
 constexpr Kernel kKernels[] = {
-    {"linear_quantized_wgmma", fits_wgmma, launch_wgmma},
+    {"linear_quantized_wgmma", fits_wgmma, launch_wgmma, can_wgmma, wgmma_workspace},
     {"linear_quantized_decode", [](Params p, Launch l) { return is_hopper(l) && p.m <= 16 && fits_tensor_cores(p, l); },
      launch_decode},
     {"linear_quantized_skinny8", [](Params p, Launch l) { return p.m <= 8 && fits_tensor_cores(p, l); },
@@ -100,6 +107,15 @@ const Kernel& choose(Params params, Launch launch) {
   const Kernel* kernel = kKernels;
   while (!kernel->fits(params, launch)) ++kernel;
   return *kernel;
+}
+
+bool is_kernel(int32_t index) {
+  return index >= 0 && index < static_cast<int32_t>(sizeof kKernels / sizeof *kKernels);
+}
+
+bool can(int32_t index, Params params, Launch launch) {
+  const Kernel& kernel = kKernels[index];
+  return (kernel.can != nullptr ? kernel.can : kernel.fits)(params, launch);
 }
 
 }  // namespace
@@ -128,4 +144,28 @@ extern "C" const char* nvb_cuda_linear_quantized_kernel_name(const nvb_linear_qu
 extern "C" int32_t nvb_cuda_linear_quantized_uses_tensor_cores(const nvb_linear_quantized_params* params,
                                                                const nvb_launch* launch) noexcept {
   return nvb::quantized::is_valid(*params) && nvb::quantized::fits_tensor_cores(*params, *launch);
+}
+
+extern "C" const char* nvb_cuda_linear_quantized_kernel_at(int32_t index) noexcept {
+  return nvb::quantized::is_kernel(index) ? nvb::quantized::kKernels[index].name : nullptr;
+}
+
+extern "C" int32_t nvb_cuda_linear_quantized_kernel_can(int32_t index, const nvb_linear_quantized_params* params,
+                                                        const nvb_launch* launch) noexcept {
+  return nvb::quantized::is_kernel(index) && nvb::quantized::is_valid(*params) &&
+         nvb::quantized::can(index, *params, *launch);
+}
+
+extern "C" size_t nvb_cuda_linear_quantized_workspace_with(int32_t index,
+                                                           const nvb_linear_quantized_params* params) noexcept {
+  const bool runs = nvb::quantized::is_kernel(index) && nvb::quantized::is_valid(*params) && params->m > 0 &&
+                    params->n > 0 && nvb::quantized::kKernels[index].workspace != nullptr;
+  return runs ? nvb::quantized::kKernels[index].workspace(*params) : 0;
+}
+
+extern "C" cudaError_t nvb_cuda_linear_quantized_with(int32_t index, const nvb_linear_quantized_params* params,
+                                                      const nvb_launch* launch) noexcept {
+  if (!nvb_cuda_linear_quantized_kernel_can(index, params, launch)) return cudaErrorInvalidValue;
+  if (params->m == 0 || params->n == 0) return cudaSuccess;
+  return nvb::quantized::kKernels[index].launch(*params, *launch);
 }

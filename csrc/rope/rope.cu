@@ -1,14 +1,13 @@
 // The rope kernel; rope.h has the formula, shapes and dtypes.
 //
-// A block takes a token and some of its heads (queries, keys, then values), up to 256 lanes; every head has 4 to 32
+// A block takes one token and some of its heads (queries, keys, then values), up to 256 lanes; every head has 4 to 32
 // lanes. A lane holds kItems pairs of vectors of `Width` elements: i .. and i + r/2 .. of the rotated part, or two
 // neighbours of the rest. Width is 8 where extents, strides and addresses allow, else 1. The block finds sine and
-// cosine of the token's angles once, for all its heads, while 16-bit inputs are on their way to registers. Where tokens
-// are many a block takes two, for twice the loads under way.
+// cosine of the token's angles once, for all its heads, while 16-bit inputs are on their way to registers.
 //
 // Inverse frequencies are computed on the host, by the powf that the CPU executor calls: one unit in the last place of
-// a frequency is 0.006 radians at position 100,000. Shared memory: 2 KiB of sines and cosines a token. Registers: 4 *
-// Width * kItems; the stack is that of sincosf, which reduces angles above 105,615 in memory.
+// a frequency is 0.006 radians at position 100,000. Shared memory: 2 KiB of sines and cosines. Registers: 4 * Width *
+// kItems; the stack is that of sincosf, which reduces angles above 105,615 in memory.
 #include <algorithm>
 #include <cmath>
 
@@ -19,8 +18,7 @@ namespace nvb {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocks = 3;       // on a multiprocessor, so that loads of some cover the sines of others
-constexpr int kFullBlocks = 16;  // on a multiprocessor; from here on a block takes two tokens
+constexpr int kBlocks = 4;  // on a multiprocessor, so that loads of some cover the sines of others
 constexpr int kMaxHeadDim = 512;
 
 struct RopeArguments {
@@ -74,17 +72,17 @@ __device__ __forceinline__ float load_frequency(const RopeArguments& arguments, 
   return value;
 }
 
-// Prefetch: all inputs and norm weights are 16-bit vectors, and are fetched before the angles are known. Tokens: how
-// many a block takes, one after the other; the loads of all are under way together.
-template <int Width, bool Prefetch, int Tokens>
+// Prefetch: all inputs are 16-bit vectors, and are fetched before the angles are known.
+template <int Width, bool Prefetch>
 __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_constant__ RopeArguments arguments) {
   static_assert(!Prefetch || Width == 8, "what is fetched early is 16 bytes of 16-bit elements");
   constexpr int kItems = kMaxHeadDim / 2 / Width / 32 > 0 ? kMaxHeadDim / 2 / Width / 32 : 1;
-  __shared__ __align__(16) float cosines[Tokens][kMaxHeadDim / 2];
-  __shared__ __align__(16) float sines[Tokens][kMaxHeadDim / 2];
+  __shared__ __align__(16) float cosines[kMaxHeadDim / 2];
+  __shared__ __align__(16) float sines[kMaxHeadDim / 2];
   const nvb_rope_params& p = arguments.params;
   const int half = p.rotary_dim / 2;
-  const int first_token = blockIdx.x * Tokens;
+  const int64_t token = blockIdx.x;
+  const int position = p.positions[token];
 
   // Which head. Lanes without one still take part in the shuffles.
   const int lanes = arguments.lanes_per_head;
@@ -93,18 +91,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
   const int query_rows = p.query != nullptr ? p.query_heads : 0;
   const int key_rows = p.key != nullptr ? p.kv_heads : 0;
   const int value_rows = p.value_cache != nullptr ? p.kv_heads : 0;
-  const bool has_head = row < query_rows + key_rows + value_rows;
+  const bool valid = row < query_rows + key_rows + value_rows;
   const bool is_query = row < query_rows;
   const bool is_key = !is_query && row < query_rows + key_rows;
   const int head = is_query ? row : is_key ? row - query_rows : row - query_rows - key_rows;
   const void* source = is_query ? p.query : is_key ? p.key : p.value;
   const uint32_t source_dtype = is_query ? p.query_dtype : is_key ? p.key_dtype : p.value_dtype;
-  const int64_t token_stride = is_query ? p.query_token_stride : is_key ? p.key_token_stride : p.value_token_stride;
-  const int64_t head_stride = is_query ? p.query_head_stride : is_key ? p.key_head_stride : p.value_head_stride;
-  const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
-  const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
+  const int64_t start = is_query ? token * p.query_token_stride + head * p.query_head_stride
+                        : is_key ? token * p.key_token_stride + head * p.key_head_stride
+                                 : token * p.value_token_stride + head * p.value_head_stride;
 
-  // Where this lane's vectors lie in a head.
+  // Where this lane's vectors lie.
   int column[kItems][2];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
@@ -113,153 +110,125 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     column[i][0] = rotated ? item * Width : item * 2 * Width;
     column[i][1] = rotated ? half + item * Width : (item * 2 + 1) * Width;
   }
-
-  // What is fetched early.
-  uint4 raw[Tokens][kItems][2] = {};
-  uint4 raw_norm[kItems][2] = {};
-  int position[Tokens];
-  int slot[Tokens];
+  uint4 raw[kItems][2] = {};
+  if constexpr (Prefetch) {
 #pragma unroll
-  for (int t = 0; t < Tokens; ++t) {
-    const int64_t token = min(first_token + t, p.tokens - 1);
-    position[t] = p.positions[token];
-    slot[t] = p.key_cache != nullptr && p.slots != nullptr ? p.slots[token] : 0;
-    if constexpr (Prefetch) {
+    for (int i = 0; i < kItems; ++i) {
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (has_head && column[i][j] < p.head_dim) {
-            raw[t][i][j] =
-                load16(static_cast<const uint16_t*>(source) + token * token_stride + head * head_stride + column[i][j]);
-            if (t == 0 && norm != nullptr) {
-              raw_norm[i][j] = load16(static_cast<const uint16_t*>(norm) + column[i][j]);
-            }
-          }
+      for (int j = 0; j < 2; ++j) {
+        if (valid && column[i][j] < p.head_dim) {
+          raw[i][j] = load16(static_cast<const uint16_t*>(source) + start + column[i][j]);
         }
       }
     }
   }
 
-  // The tokens' angles.
-#pragma unroll
-  for (int t = 0; t < Tokens; ++t) {
-    // Tokens take turns at the block's first threads, so that half as many threads as angles are enough for two.
-    for (int i = (static_cast<int>(threadIdx.x) + t * static_cast<int>(blockDim.x) / Tokens) % blockDim.x; i < half;
-         i += blockDim.x) {
-      const float angle = static_cast<float>(position[t]) * load_frequency(arguments, i) * p.position_scale;
-      sincosf(angle, &sines[t][i], &cosines[t][i]);
-    }
+  // The token's angles.
+  for (int i = threadIdx.x; i < half; i += blockDim.x) {
+    const float angle = static_cast<float>(position) * load_frequency(arguments, i) * p.position_scale;
+    sincosf(angle, &sines[i], &cosines[i]);
   }
   __syncthreads();
 
+  // The head's elements.
+  float x[kItems][2][Width] = {};
 #pragma unroll
-  for (int t = 0; t < Tokens; ++t) {
-    const int64_t token = first_token + t;
-    const bool valid = has_head && token < p.tokens;
+  for (int i = 0; i < kItems; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if constexpr (Prefetch) {
+        if (source_dtype == NVB_F16) {
+          unpack16<__half>(raw[i][j], x[i][j]);
+        } else {
+          unpack16<__nv_bfloat16>(raw[i][j], x[i][j]);
+        }
+      } else if (valid && column[i][j] < p.head_dim) {
+        load_vector(source, source_dtype, start + column[i][j], x[i][j]);
+      }
+    }
+  }
 
-    // The head's elements.
-    float x[kItems][2][Width] = {};
+  // Norm.
+  if (p.query_norm != nullptr || p.key_norm != nullptr) {
+    float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        if constexpr (Prefetch) {
-          if (source_dtype == NVB_F16) {
-            unpack16<__half>(raw[t][i][j], x[i][j]);
-          } else {
-            unpack16<__nv_bfloat16>(raw[t][i][j], x[i][j]);
-          }
-        } else if (valid && column[i][j] < p.head_dim) {
-          load_vector(source, source_dtype, token * token_stride + head * head_stride + column[i][j], x[i][j]);
-        }
+#pragma unroll
+        for (int e = 0; e < Width; ++e) squares += x[i][j][e] * x[i][j][e];
       }
     }
-
-    // Norm.
-    if (p.query_norm != nullptr || p.key_norm != nullptr) {
-      float squares = 0.0f;
+    for (int offset = lanes / 2; offset > 0; offset /= 2) {
+      squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+    }
+    const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
+    if (norm != nullptr) {
+      const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
+      const float inverse = rsqrtf(squares / static_cast<float>(p.head_dim) + p.epsilon);
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
+          if (column[i][j] >= p.head_dim) continue;
+          float weight[Width];
+          load_vector(norm, norm_dtype, column[i][j], weight);
 #pragma unroll
-          for (int e = 0; e < Width; ++e) squares += x[i][j][e] * x[i][j][e];
-        }
-      }
-      for (int offset = lanes / 2; offset > 0; offset /= 2) {
-        squares += __shfl_xor_sync(0xffffffffu, squares, offset);
-      }
-      if (norm != nullptr) {
-        const float inverse = rsqrtf(squares / static_cast<float>(p.head_dim) + p.epsilon);
-#pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            if (column[i][j] >= p.head_dim) continue;
-            float weight[Width];
-            if constexpr (Prefetch) {
-              if (norm_dtype == NVB_F16) {
-                unpack16<__half>(raw_norm[i][j], weight);
-              } else {
-                unpack16<__nv_bfloat16>(raw_norm[i][j], weight);
-              }
-            } else {
-              load_vector(norm, norm_dtype, column[i][j], weight);
-            }
-#pragma unroll
-            for (int e = 0; e < Width; ++e) x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[e]);
-          }
+          for (int e = 0; e < Width; ++e) x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[e]);
         }
       }
     }
-    if (!valid) continue;
+  }
+  if (!valid) return;
 
-    // Rotate; the rest of the head is left alone.
-    if (is_query || is_key) {
-      const float scale = is_query ? p.query_scale : 1.0f;
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        const int first_angle = (i * lanes + lane) * Width;
-        if (first_angle < half) {
-          float cosine[Width];
-          float sine[Width];
-          load_vector(cosines[t], NVB_F32, first_angle, cosine);
-          load_vector(sines[t], NVB_F32, first_angle, sine);
-#pragma unroll
-          for (int e = 0; e < Width; ++e) {
-            const float first = x[i][0][e];
-            const float second = x[i][1][e];
-            x[i][0][e] = first * cosine[e] - second * sine[e];
-            x[i][1][e] = second * cosine[e] + first * sine[e];
-          }
-        }
-#pragma unroll
-        for (int e = 0; e < Width; ++e) {
-          x[i][0][e] *= scale;
-          x[i][1][e] *= scale;
-        }
-      }
-    }
-
-    // Store, and append.
-    void* output = is_query ? p.query_output : is_key ? p.key_output : nullptr;
-    const uint32_t output_dtype = is_query ? p.query_output_dtype : p.key_output_dtype;
-    const int64_t output_start = is_query ? token * p.query_output_token_stride + head * p.query_output_head_stride
-                                          : token * p.key_output_token_stride + head * p.key_output_head_stride;
-    const bool cached = !is_query && p.key_cache != nullptr && position[t] >= 0 && position[t] < p.capacity &&
-                        slot[t] >= 0 && slot[t] < p.slot_count;
-    void* cache = !cached ? nullptr : is_key ? p.key_cache : p.value_cache;
-    const int64_t cache_start =
-        slot[t] * p.cache_slot_stride + position[t] * p.cache_token_stride + head * p.cache_head_stride;
+  // Rotate; the rest of the head is left alone.
+  if (is_query || is_key) {
+    const float scale = is_query ? p.query_scale : 1.0f;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
+      const int first_angle = (i * lanes + lane) * Width;
+      if (first_angle < half) {
+        float cosine[Width];
+        float sine[Width];
+        load_vector(cosines, NVB_F32, first_angle, cosine);
+        load_vector(sines, NVB_F32, first_angle, sine);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (column[i][j] >= p.head_dim) continue;
-        if (output != nullptr) store_vector(output, output_dtype, output_start + column[i][j], x[i][j]);
-        if (cache != nullptr) store_vector(cache, p.cache_dtype, cache_start + column[i][j], x[i][j]);
+        for (int e = 0; e < Width; ++e) {
+          const float first = x[i][0][e];
+          const float second = x[i][1][e];
+          x[i][0][e] = first * cosine[e] - second * sine[e];
+          x[i][1][e] = second * cosine[e] + first * sine[e];
+        }
       }
+#pragma unroll
+      for (int e = 0; e < Width; ++e) {
+        x[i][0][e] *= scale;
+        x[i][1][e] *= scale;
+      }
+    }
+  }
+
+  // Store, and append.
+  void* output = is_query ? p.query_output : is_key ? p.key_output : nullptr;
+  const uint32_t output_dtype = is_query ? p.query_output_dtype : p.key_output_dtype;
+  const int64_t output_start = is_query ? token * p.query_output_token_stride + head * p.query_output_head_stride
+                                        : token * p.key_output_token_stride + head * p.key_output_head_stride;
+  void* cache = nullptr;
+  int64_t cache_start = 0;
+  if (!is_query && p.key_cache != nullptr) {
+    const int slot = p.slots != nullptr ? p.slots[token] : 0;
+    if (position >= 0 && position < p.capacity && slot >= 0 && slot < p.slot_count) {
+      cache = is_key ? p.key_cache : p.value_cache;
+      cache_start = slot * p.cache_slot_stride + position * p.cache_token_stride + head * p.cache_head_stride;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (column[i][j] >= p.head_dim) continue;
+      if (output != nullptr) store_vector(output, output_dtype, output_start + column[i][j], x[i][j]);
+      if (cache != nullptr) store_vector(cache, p.cache_dtype, cache_start + column[i][j], x[i][j]);
     }
   }
 }
@@ -344,15 +313,10 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>(blocks));
   const auto is_wide = [](const void* pointer, uint32_t dtype) { return pointer != nullptr && dtype == NVB_F32; };
   if (Width == 1 || is_wide(p.query, p.query_dtype) || is_wide(p.key, p.key_dtype) ||
-      is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype) ||
-      is_wide(p.query_norm, p.query_norm_dtype) || is_wide(p.key_norm, p.key_norm_dtype)) {
-    rope_kernel<Width, false, 1><<<grid, threads, 0, launch.stream>>>(arguments);
-  } else if (p.tokens * blocks < kFullBlocks * launch.multiprocessors) {
-    rope_kernel<Width, Width == 8, 1><<<grid, threads, 0, launch.stream>>>(arguments);
+      is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype)) {
+    rope_kernel<Width, false><<<grid, threads, 0, launch.stream>>>(arguments);
   } else {
-    const dim3 pairs((grid.x + 1) / 2, grid.y);
-    rope_kernel<Width, Width == 8, Width == 8 ? 2 : 1>
-        <<<Width == 8 ? pairs : grid, threads, 0, launch.stream>>>(arguments);
+    rope_kernel<Width, Width == 8><<<grid, threads, 0, launch.stream>>>(arguments);
   }
   return cudaGetLastError();
 }

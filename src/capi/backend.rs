@@ -72,6 +72,11 @@ pub struct nvb_backend_options {
     pub log_user_data: *mut c_void,
     /// Of the backend's own memory manager; NULL: the defaults, with `memory_limit`.
     pub memory: *const nvb_memory_options,
+    /// The kernel that products take where it can do them, a name of `nvb_kernel_get`. NULL: the tuned or the default one.
+    pub linear_kernel: *const c_char,
+    /// Where tuned choices are kept and read from. NULL: the environment's NVB_TUNING_FILE, and without that nowhere. A file
+    /// of another device, driver, cuBLASLt or build is ignored with one line in the log.
+    pub tuning_file: *const c_char,
 }
 versioned!(nvb_backend_options);
 
@@ -140,7 +145,7 @@ unsafe fn memory_options(options: &nvb_backend_options) -> Result<MemoryOptions>
 /// Chooses a device and prepares it; `*backend` receives the handle. Options may be NULL for the defaults.
 ///
 /// On CUDA this retains the device's primary context, which the engine and the CUDA runtime share.
-/// Errors: `NVB_ERROR_CONFIGURATION` (an option), `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason),
+/// Errors: `NVB_ERROR_CONFIGURATION` (an option; the text lists the kernels if it is `linear_kernel`), `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason),
 /// `NVB_ERROR_DEVICE` (no such ordinal), `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_backend_create(
@@ -160,6 +165,10 @@ pub unsafe extern "C" fn nvb_backend_create(
             chosen.memory_limit = options.memory_limit;
             // SAFETY: as above.
             chosen.memory = unsafe { memory_options(&options)? };
+            // SAFETY: as above.
+            chosen.linear_kernel = unsafe { text("linear_kernel", options.linear_kernel)? };
+            // SAFETY: as above.
+            chosen.tuning_file = unsafe { text("tuning_file", options.tuning_file)? };
             chosen.threads = options.threads as usize;
             chosen.force_architecture = options.force_architecture as i32;
             chosen.own_kernels_only = match options.own_kernels_only {

@@ -156,7 +156,7 @@ pub(super) fn granularity_of(encoding: Encoding, granularity: u32, group_size: u
 }
 
 /// What the weight shall be kept in; `None`: as it is.
-fn format_of(desc: &nvb_weight_desc) -> Result<Option<Format>> {
+pub(super) fn format_of(desc: &nvb_weight_desc) -> Result<Option<Format>> {
     let (zero_points, clipping) = (flag("zero_points", desc.zero_points)?, flag("clipping", desc.clipping)?);
     let encoding = match desc.format {
         NVB_WEIGHT_FORMAT_AS_IS => None,

@@ -3,6 +3,7 @@
 use super::{AttentionKernels, Configuration, LogLevel, Precision, Requirement};
 use crate::backend::parse_device;
 use crate::error::{Error, Result, Status};
+use crate::registry::{kernels, LINEAR};
 use std::fmt;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +30,10 @@ enum Allowed {
     Choice(&'static [&'static str]),
     /// 0, or from the first to the second.
     Integer(u64, u64),
+    /// The name of one of any device's kernels, or "".
+    LinearKernel,
+    /// A path, or "".
+    Path,
     /// 0 to 1
     Fraction,
     Boolean,
@@ -75,6 +80,8 @@ pub const FIELDS: &[Field] = fields! {
     "vendor_libraries": Allowed::Boolean, Boolean, |c| c.vendor_libraries, |c, v| c.vendor_libraries = v;
     "quantized_activations": Allowed::Boolean, Boolean, |c| c.quantized_activations,
         |c, v| c.quantized_activations = v;
+    "linear_kernel": Allowed::LinearKernel, Text, |c| c.linear_kernel.clone(), |c, v| c.linear_kernel = v;
+    "tuning_file": Allowed::Path, Text, |c| c.tuning_file.clone(), |c, v| c.tuning_file = v;
     "memory.initial": BYTES, Integer, |c| c.memory.initial, |c, v| c.memory.initial = v;
     "memory.growth": Allowed::Boolean, Boolean, |c| c.memory.growth, |c, v| c.memory.growth = v;
     "memory.limit": BYTES, Integer, |c| c.memory.limit, |c, v| c.memory.limit = v;
@@ -120,7 +127,9 @@ impl Field {
     /// From text, as `get` prints it; texts without quotation marks.
     pub fn set_text(&self, configuration: &mut Configuration, text: &str) -> Result<()> {
         let value = match self.allowed {
-            Allowed::Device | Allowed::Choice(_) => Value::Text(text.to_string()),
+            Allowed::Device | Allowed::Choice(_) | Allowed::LinearKernel | Allowed::Path => {
+                Value::Text(text.to_string())
+            }
             Allowed::Integer(..) => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Integer),
             Allowed::Fraction => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Number),
             Allowed::Boolean => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Boolean),
@@ -133,6 +142,10 @@ impl Field {
         let admitted = match (&self.allowed, value) {
             (Allowed::Device, Value::Text(text)) => parse_device(text).is_ok() && !text.is_empty(),
             (Allowed::Choice(names), Value::Text(text)) => names.contains(&text.as_str()),
+            (Allowed::LinearKernel, Value::Text(text)) => {
+                text.is_empty() || kernels().any(|(_, kernel)| kernel.operation == LINEAR && kernel.name == text)
+            }
+            (Allowed::Path, Value::Text(text)) => !text.contains('\0'),
             (Allowed::Integer(first, last), Value::Integer(number)) => *number == 0 || (first..=last).contains(&number),
             (Allowed::Fraction, Value::Number(number)) => (0.0..=1.0).contains(number),
             (Allowed::Boolean, Value::Boolean(_)) => true,
@@ -158,6 +171,11 @@ impl fmt::Display for Allowed {
                 let others: Vec<String> = others.iter().map(|name| format!("\"{name}\"")).collect();
                 write!(formatter, "{} or \"{last}\"", others.join(", "))
             }
+            Allowed::LinearKernel => {
+                let names: Vec<&str> = kernels().map(|(_, kernel)| kernel.name).collect();
+                write!(formatter, "\"\" or one of {}", names.join(", "))
+            }
+            Allowed::Path => formatter.write_str("a path"),
             Allowed::Integer(0, last) => write!(formatter, "a whole number from 0 to {last}"),
             Allowed::Integer(first, last) => write!(formatter, "0 or a whole number from {first} to {last}"),
             Allowed::Fraction => formatter.write_str("a number from 0 to 1"),

@@ -98,6 +98,10 @@ pub struct Configuration {
     pub vendor_libraries: bool,
     /// Whether large products with FP8 and INT8 weights may round their input to 8 bits, a scale a row.
     pub quantized_activations: bool,
+    /// The kernel that products take where it can do them; "": the tuned or the default one.
+    pub linear_kernel: String,
+    /// Where tuned choices are kept; "": the environment's NVB_TUNING_FILE, else nowhere.
+    pub tuning_file: String,
     pub memory: MemoryConfiguration,
     pub timing: TimingConfiguration,
     pub logging: LoggingConfiguration,
@@ -142,6 +146,8 @@ impl Default for Configuration {
             attention: AttentionKernels::default(),
             vendor_libraries: true,
             quantized_activations: false,
+            linear_kernel: String::new(),
+            tuning_file: String::new(),
             memory: MemoryConfiguration::default(),
             timing: TimingConfiguration::default(),
             logging: LoggingConfiguration::default(),
@@ -211,6 +217,8 @@ impl Configuration {
             force_architecture: self.architecture as i32,
             own_kernels_only: !self.vendor_libraries || self.tensor_cores == Requirement::Off,
             quantized_activations: self.quantized_activations,
+            linear_kernel: self.linear_kernel.clone(),
+            tuning_file: self.tuning_file.clone(),
             tensor_cores_off: self.tensor_cores == Requirement::Off,
             plain_attention: self.attention == AttentionKernels::Plain,
             ..BackendOptions::default()

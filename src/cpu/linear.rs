@@ -8,7 +8,7 @@
 
 use super::activation::{self, activate};
 use super::dot_tile::{DotTile, COLUMNS};
-use super::linear_quantized::linear_quantized;
+use super::linear_quantized::{linear_quantized, most_quantized_columns};
 use super::row::{vectors, Row};
 use super::simd::{dispatch, Kernel, Simd, VectorElement};
 use super::threads::{Scratch, Threads};
@@ -40,12 +40,18 @@ pub(super) const COLUMN_STEP: usize = 16;
 pub(super) const MAX_TASK_COLUMNS: usize = 512;
 
 pub fn linear(threads: &Threads, op: &Linear) {
+    linear_in_columns(threads, op, 0);
+}
+
+/// With tasks of `task_columns` columns, a multiple of [`COLUMN_STEP`], where that is not more than [`most_task_columns`];
+/// 0: of as many as the shape suggests. The result is the same to the bit.
+pub fn linear_in_columns(threads: &Threads, op: &Linear, task_columns: usize) {
     let (rows, columns) = (op.input.rows, op.weight.rows);
     if rows == 0 || columns == 0 {
         return;
     }
     let Some(dtype) = op.weight.dtype() else {
-        return linear_quantized(threads, op);
+        return linear_quantized(threads, op, task_columns);
     };
     // Rows are cut where they are many, or where the columns alone give the threads too few tasks.
     let few_columns = (threads.count() * 2).div_ceil(columns.div_ceil(COLUMN_STEP)).min(rows / MIN_TASK_ROWS);
@@ -53,9 +59,8 @@ pub fn linear(threads: &Threads, op: &Linear) {
     let block_rows = rows.div_ceil(row_blocks);
     // Four tasks a thread even out threads that run at different speeds.
     let wanted = columns.div_ceil((threads.count() * 4).div_ceil(row_blocks));
-    let slice = op.weight.columns.clamp(1, k_block(op.input.dtype)) * dtype.size();
-    let affordable = TASK_WEIGHT_BYTES / slice;
-    let block_columns = wanted.min(affordable).next_multiple_of(COLUMN_STEP).min(MAX_TASK_COLUMNS);
+    let suggested = wanted.min(affordable_columns(op, dtype)).next_multiple_of(COLUMN_STEP).min(MAX_TASK_COLUMNS);
+    let block_columns = if task_columns == 0 { suggested } else { task_columns.min(MAX_TASK_COLUMNS) };
     let column_blocks = columns.div_ceil(block_columns);
     threads.run(row_blocks * column_blocks, |task, scratch| {
         let row = task % row_blocks * block_rows;
@@ -71,6 +76,17 @@ pub fn linear(threads: &Threads, op: &Linear) {
         // disjoint blocks of the output.
         unsafe { dispatch(block) }
     });
+}
+
+/// The widest tasks that the product can be cut into.
+pub fn most_task_columns(op: &Linear) -> usize {
+    let most = if op.weight.dtype().is_some() { MAX_TASK_COLUMNS } else { most_quantized_columns(op) };
+    most.min(op.weight.rows.next_multiple_of(COLUMN_STEP))
+}
+
+/// Columns whose slices of W stay in a core's second cache level.
+fn affordable_columns(op: &Linear, dtype: DType) -> usize {
+    TASK_WEIGHT_BYTES / (op.weight.columns.clamp(1, k_block(op.input.dtype)) * dtype.size())
 }
 
 fn k_block(input: DType) -> usize {

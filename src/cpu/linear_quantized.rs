@@ -52,8 +52,19 @@ const _: () = assert!(
     "a task's sums and input fit a thread's scratch memory, and slices begin where parts of the input do"
 );
 
-/// For a descriptor whose weight is quantised and has rows, as the input has.
-pub fn linear_quantized(threads: &Threads, op: &Linear) {
+/// The widest tasks whose sums, input and unpacked weights fit a thread's scratch memory.
+pub fn most_quantized_columns(op: &Linear) -> usize {
+    let registers_alone = op.weight.encoding == Encoding::Int4 || op.input.rows <= QUANTIZED_ROWS;
+    if registers_alone {
+        MAX_TASK_COLUMNS
+    } else {
+        UNPACKED_COLUMNS
+    }
+}
+
+/// For a descriptor whose weight is quantised and has rows, as the input has. `task_columns` as in
+/// [`super::linear::linear_in_columns`].
+pub fn linear_quantized(threads: &Threads, op: &Linear, task_columns: usize) {
     let (rows, columns) = (op.input.rows, op.weight.rows);
     // Rows are cut where they are many, or where the columns alone give the threads too few tasks.
     let few_columns = (threads.count() * 2).div_ceil(columns.div_ceil(COLUMN_STEP)).min(rows / MIN_TASK_ROWS);
@@ -62,8 +73,9 @@ pub fn linear_quantized(threads: &Threads, op: &Linear) {
     let block_rows = rows.div_ceil(row_blocks);
     // Four tasks a thread even out threads that run at different speeds.
     let wanted = columns.div_ceil((threads.count() * 4).div_ceil(row_blocks));
-    let affordable = if int4 || rows <= QUANTIZED_ROWS { MAX_TASK_COLUMNS } else { UNPACKED_COLUMNS };
-    let block_columns = wanted.min(affordable).next_multiple_of(COLUMN_STEP);
+    let most = most_quantized_columns(op);
+    let suggested = wanted.min(most).next_multiple_of(COLUMN_STEP);
+    let block_columns = if task_columns == 0 { suggested } else { task_columns.min(most) };
     let column_blocks = columns.div_ceil(block_columns);
     threads.run(row_blocks * column_blocks, |task, scratch| {
         let row = task % row_blocks * block_rows;

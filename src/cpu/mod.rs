@@ -53,6 +53,8 @@ use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rope::Rope;
 use crate::ops::sample::Sample;
 use crate::ops::softmax::Softmax;
+use crate::registry::choices::{Choice, Choices};
+use crate::registry::{kernels_of, Way};
 use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
 use std::ffi::c_void;
@@ -68,6 +70,7 @@ pub struct CpuExecutor {
     /// Partial results of attention over long caches.
     workspace: Mutex<Vec<f32>>,
     streams: AtomicUsize,
+    choices: Choices,
 }
 
 /// When the event was last recorded.
@@ -88,7 +91,21 @@ impl CpuExecutor {
             l2_bytes: machine::l2_bytes(),
             driver_version: 0,
         };
-        Ok(CpuExecutor { device, threads, workspace: Mutex::new(Vec::new()), streams: AtomicUsize::new(1) })
+        Ok(CpuExecutor {
+            device,
+            threads,
+            workspace: Mutex::new(Vec::new()),
+            streams: AtomicUsize::new(1),
+            choices: Choices::new(DeviceKind::Cpu, false),
+        })
+    }
+}
+
+/// Columns of a task by this choice; `None` if it is none of the CPU's, or the product has no tasks that wide.
+fn task_columns(op: &Linear, choice: &Choice) -> Option<usize> {
+    match choice.kernel.kernel().way {
+        Way::Columns(columns) => (columns <= linear::most_task_columns(op)).then_some(columns),
+        _ => None,
     }
 }
 
@@ -220,7 +237,33 @@ impl Executor for CpuExecutor {
     }
 
     fn linear(&self, op: &Linear, _stream: RawHandle) -> Result<()> {
-        linear::linear(&self.threads, op);
+        let columns = self.choices.of(op).find_map(|choice| task_columns(op, &choice));
+        linear::linear_in_columns(&self.threads, op, columns.unwrap_or(0));
+        Ok(())
+    }
+
+    fn choices(&self) -> &Choices {
+        &self.choices
+    }
+
+    fn linear_candidates(&self, op: &Linear) -> Vec<Choice> {
+        let all = kernels_of(DeviceKind::Cpu).map(|(id, _)| Choice::of(id));
+        all.filter(|choice| task_columns(op, choice).is_some()).collect()
+    }
+
+    fn linear_default(&self, op: &Linear) -> Option<Choice> {
+        let suggested = self.linear_candidates(op).into_iter().find(|choice| task_columns(op, choice) == Some(0));
+        suggested.filter(|_| op.input.rows > 0)
+    }
+
+    fn linear_with(&self, op: &Linear, choice: &Choice, _stream: RawHandle) -> Result<Option<Choice>> {
+        let Some(columns) = task_columns(op, choice) else { return Ok(None) };
+        linear::linear_in_columns(&self.threads, op, columns);
+        Ok(Some(*choice))
+    }
+
+    fn linear_reference(&self, op: &Linear, _stream: RawHandle) -> Result<()> {
+        linear::reference(op);
         Ok(())
     }
 

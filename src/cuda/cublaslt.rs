@@ -1,7 +1,7 @@
 //! cuBLASLt, opened at run time where it is present: large products of float, FP8 and INT8 matrices.
 //!
 //! Row-major y = x·Wᵀ is column-major yᵀ = W·xᵀ: cuBLASLt's first operand is W, transposed, its second x as it stands.
-//! The heuristic's first choice is kept for each shape, so a shape's choice never changes within a process.
+//! Without a tuned algorithm the heuristic's first choice is kept for each shape, so that it never changes within a process.
 
 mod batched;
 
@@ -10,6 +10,7 @@ use crate::error::{Error, Result, Status};
 use crate::stream::RawHandle;
 use crate::tensor::DType;
 use libloading::os::unix::{Library, Symbol, RTLD_LOCAL, RTLD_NOW};
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -38,7 +39,14 @@ const DESC_A_SCALE_MODE: c_int = 31;
 const DESC_B_SCALE_MODE: c_int = 32;
 /// A scale for each row of the first operand and each column of the second.
 static SCALE_OUTER_VECTOR: c_int = 3;
+/// 8-bit sums are kept as exactly as the tensor cores do, which is faster and costs some 1e-3, a thirtieth of what the codes
+/// have lost.
+const DESC_FAST_ACCUMULATION: c_int = 25;
+static FAST_ACCUMULATION: i8 = 1;
 static EPILOGUE_BIAS: u32 = 4;
+/// The tanh form.
+static EPILOGUE_GELU: u32 = 32;
+static EPILOGUE_GELU_BIAS: u32 = 36;
 const PREFERENCE_MAX_WORKSPACE: c_int = 1;
 /// A, B, C and D in this order from here on.
 const PREFERENCE_MIN_ALIGNMENT_A: c_int = 5;
@@ -91,6 +99,31 @@ struct HeuristicResult {
 }
 const _: () = assert!(size_of::<HeuristicResult>() == 96);
 
+impl HeuristicResult {
+    const EMPTY: HeuristicResult =
+        HeuristicResult { algorithm: [0; 8], workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+}
+
+/// `cublasLtMatmulAlgo_t`
+pub type AlgorithmBytes = [u64; 8];
+
+/// How many of the heuristic's algorithms tuning tries.
+pub const RANKS: u8 = 8;
+
+/// What a tuned algorithm asks of every address and row, in bytes: tuning measures with no more than that.
+const TUNED_ALIGNMENT: u32 = 16;
+
+/// Which algorithm a product takes.
+#[derive(Clone, Copy)]
+pub enum Pick<'a> {
+    /// The heuristic's first.
+    First,
+    /// The heuristic's choice at this place, which is then written down; no product if there are fewer.
+    Rank(u8, &'a Cell<Option<AlgorithmBytes>>),
+    /// One that tuning found for a shape like this; where it does not fit, the heuristic's first.
+    Kept(AlgorithmBytes),
+}
+
 struct Functions {
     create: Symbol<unsafe extern "C" fn(*mut Handle) -> Code>,
     matmul_desc_create: Symbol<unsafe extern "C" fn(*mut Handle, c_int, c_int) -> Code>,
@@ -116,6 +149,10 @@ struct Functions {
             *mut HeuristicResult,
             *mut c_int,
         ) -> Code,
+    >,
+    #[allow(clippy::type_complexity)]
+    algorithm_check: Symbol<
+        unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, Handle, *const u64, *mut HeuristicResult) -> Code,
     >,
     #[allow(clippy::type_complexity)]
     matmul: Symbol<
@@ -189,6 +226,7 @@ impl Functions {
             preference_destroy: function!(b"cublasLtMatmulPreferenceDestroy"),
             preference_set: function!(b"cublasLtMatmulPreferenceSetAttribute"),
             heuristic: function!(b"cublasLtMatmulAlgoGetHeuristic"),
+            algorithm_check: function!(b"cublasLtMatmulAlgoCheck"),
             matmul: function!(b"cublasLtMatmul"),
             destroy: function!(b"cublasLtDestroy"),
             _library: library,
@@ -199,8 +237,16 @@ impl Functions {
 pub struct CublasLt {
     handle: Handle,
     functions: &'static Functions,
-    chosen: Mutex<HashMap<Key, Option<HeuristicResult>>>,
+    chosen: Mutex<HashMap<(Key, Wanted), Option<HeuristicResult>>>,
     chosen_batched: Mutex<HashMap<batched::BatchedKey, Option<HeuristicResult>>>,
+}
+
+/// [`Pick`] as a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Wanted {
+    First,
+    Rank(u8),
+    Kept(AlgorithmBytes),
 }
 
 // SAFETY: a cublasLt handle may be used by several threads at once (cuBLAS documentation, thread safety).
@@ -218,6 +264,7 @@ struct Key {
     operands: [Operand; 2],
     output_dtype: DType,
     bias: bool,
+    gelu: bool,
     scales: bool,
     alignments: [u32; 3],
 }
@@ -225,11 +272,13 @@ struct Key {
 /// y [m, n] = x [m, k] · W [n, k]ᵀ (+ bias [n]), row-major, strides in elements. x and W have one float dtype, or are both
 /// FP8 or both INT8; the sums of the latter are i32, and so is y.
 #[derive(Clone, Copy)]
-pub struct Product {
+pub struct Product<'a> {
     pub input: *const c_void,
     pub weight: *const c_void,
     /// Of the output's dtype.
     pub bias: Option<*const c_void>,
+    /// y = gelu_tanh of all that.
+    pub gelu: bool,
     pub output: *mut c_void,
     pub m: usize,
     pub n: usize,
@@ -242,6 +291,7 @@ pub struct Product {
     pub output_dtype: DType,
     /// Of FP8; without them the codes' values are multiplied as they are.
     pub scales: Option<OuterScales>,
+    pub pick: Pick<'a>,
 }
 
 impl CublasLt {
@@ -287,6 +337,9 @@ impl CublasLt {
             descriptors => descriptors?,
         };
         let Some(choice) = self.choose(product, &descriptors)? else { return Ok(false) };
+        if let Pick::Rank(_, taken) = product.pick {
+            taken.set(taken.get().or(Some(choice.algorithm)));
+        }
         let workspace = scratch.get(Purpose::Workspace, choice.workspace_bytes)?;
         // As wide as the sums: f32, or i32 for INT8.
         let alpha = if product.input_operand == Operand::Int8 { 1u32 } else { 1f32.to_bits() };
@@ -328,13 +381,68 @@ impl CublasLt {
             operands: [product.weight_operand, product.input_operand],
             output_dtype: product.output_dtype,
             bias: product.bias.is_some(),
+            gelu: product.gelu,
             scales: product.scales.is_some(),
             alignments,
         };
+        let wanted = match product.pick {
+            Pick::First => Wanted::First,
+            Pick::Rank(rank, _) => Wanted::Rank(rank),
+            Pick::Kept(algorithm) => Wanted::Kept(algorithm),
+        };
         let mut chosen = self.chosen.lock().unwrap_or_else(|poison| poison.into_inner());
-        if let Some(choice) = chosen.get(&key) {
+        if let Some(choice) = chosen.get(&(key, wanted)) {
             return Ok(*choice);
         }
+        let kept = match wanted {
+            Wanted::Kept(algorithm) => self.check(algorithm, alignments, descriptors),
+            _ => None,
+        };
+        let choice = match (kept, wanted) {
+            (Some(kept), _) => Some(kept),
+            (None, Wanted::Rank(rank)) => {
+                let alignments = alignments.map(|bytes| bytes.min(TUNED_ALIGNMENT));
+                self.ask(descriptors, alignments, RANKS.into())?.get(usize::from(rank)).copied()
+            }
+            (None, _) => self.ask(descriptors, alignments, 1)?.first().copied(),
+        };
+        if choice.is_none() {
+            log::debug!(target: "nvbackend::cuda", "cuBLASLt has no algorithm for {key:?}, {wanted:?}");
+        }
+        chosen.insert((key, wanted), choice);
+        Ok(choice)
+    }
+
+    /// The algorithm with the workspace that it needs for this product, if it can do it.
+    fn check(
+        &self,
+        algorithm: AlgorithmBytes,
+        alignments: [u32; 3],
+        descriptors: &Descriptors<'_>,
+    ) -> Option<HeuristicResult> {
+        let mut result = HeuristicResult { algorithm, ..HeuristicResult::EMPTY };
+        let Descriptors { matmul, weight, input, output, .. } = *descriptors;
+        // SAFETY: live descriptors, an algorithm's bytes, and room for the result.
+        let code = unsafe {
+            (self.functions.algorithm_check)(
+                self.handle,
+                matmul,
+                weight,
+                input,
+                output,
+                output,
+                algorithm.as_ptr(),
+                &mut result,
+            )
+        };
+        let fits =
+            alignments.iter().all(|&bytes| bytes >= TUNED_ALIGNMENT) && result.workspace_bytes <= WORKSPACE_BYTES;
+        // The check fills in what it found out, not the algorithm itself.
+        (code == 0 && result.state == 0 && fits).then_some(HeuristicResult { algorithm, ..result })
+    }
+
+    /// The heuristic's choices, best first, for addresses of these alignments.
+    fn ask(&self, descriptors: &Descriptors<'_>, alignments: [u32; 3], count: usize) -> Result<Vec<HeuristicResult>> {
         let functions = &self.functions;
         let mut preference = std::ptr::null_mut();
         // SAFETY: a valid pointer.
@@ -347,8 +455,7 @@ impl CublasLt {
                 "cublasLtMatmulPreferenceSet",
             )
         };
-        let mut result =
-            HeuristicResult { algorithm: [0; 8], workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+        let mut results = vec![HeuristicResult::EMPTY; count];
         let mut found = 0;
         let outcome = set(PREFERENCE_MAX_WORKSPACE, (&raw const WORKSPACE_BYTES).cast(), size_of::<usize>())
             .and_then(|()| {
@@ -359,7 +466,7 @@ impl CublasLt {
             })
             .map(|()| {
                 let Descriptors { matmul, weight, input, output, .. } = *descriptors;
-                // SAFETY: live descriptors and room for one result.
+                // SAFETY: live descriptors and room for `count` results.
                 unsafe {
                     (functions.heuristic)(
                         self.handle,
@@ -369,20 +476,16 @@ impl CublasLt {
                         output,
                         output,
                         preference,
-                        1,
-                        &mut result,
+                        count as c_int,
+                        results.as_mut_ptr(),
                         &mut found,
                     )
                 }
             });
         // SAFETY: created above.
         unsafe { (functions.preference_destroy)(preference) };
-        let choice = (outcome? == 0 && found > 0).then_some(result);
-        if choice.is_none() {
-            log::debug!(target: "nvbackend::cuda", "cuBLASLt has no algorithm for {key:?}");
-        }
-        chosen.insert(key, choice);
-        Ok(choice)
+        results.truncate(if outcome? == 0 { found.max(0) as usize } else { 0 });
+        Ok(results)
     }
 }
 
@@ -426,8 +529,19 @@ impl<'a> Descriptors<'a> {
                 )
             };
             set(DESC_TRANSA, (&raw const OPERATION_T).cast(), size_of::<c_int>())?;
+            let epilogue = match (product.bias.is_some(), product.gelu) {
+                (false, false) => None,
+                (true, false) => Some(&raw const EPILOGUE_BIAS),
+                (false, true) => Some(&raw const EPILOGUE_GELU),
+                (true, true) => Some(&raw const EPILOGUE_GELU_BIAS),
+            };
+            if let Some(epilogue) = epilogue {
+                set(DESC_EPILOGUE, epilogue.cast(), size_of::<u32>())?;
+            }
+            if matches!(product.input_operand, Operand::Fp8E4m3 | Operand::Fp8E5m2) {
+                set(DESC_FAST_ACCUMULATION, (&raw const FAST_ACCUMULATION).cast(), size_of::<i8>())?;
+            }
             if let Some(bias) = product.bias {
-                set(DESC_EPILOGUE, (&raw const EPILOGUE_BIAS).cast(), size_of::<u32>())?;
                 set(DESC_BIAS_POINTER, (&raw const bias).cast(), size_of::<*const c_void>())?;
                 set(DESC_BIAS_DATA_TYPE, (&raw const output_dtype).cast(), size_of::<c_int>())?;
             }

@@ -29,6 +29,7 @@ use crate::ops::{
     sample::Sample,
     softmax::Softmax,
 };
+use crate::registry::choices::{Choice, Choices};
 use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
 use cust::sys::{self, cudaError_enum, CUresult};
@@ -49,6 +50,7 @@ pub struct CudaExecutor {
     cublaslt: OnceLock<Option<Arc<CublasLt>>>,
     own_kernels_only: bool,
     quantized_activations: bool,
+    choices: Choices,
     /// The contexts of devices whose memory this one may reach, kept alive for that.
     peers: Mutex<Vec<(i32, PrimaryContext)>>,
     // Last: everything above belongs to it.
@@ -91,6 +93,7 @@ impl CudaExecutor {
             cublaslt: OnceLock::new(),
             own_kernels_only: options.own_kernels_only,
             quantized_activations: options.quantized_activations,
+            choices: Choices::new(DeviceKind::Cuda, options.quantized_activations),
             peers: Mutex::default(),
             context,
         })
@@ -538,6 +541,26 @@ impl Executor for CudaExecutor {
 
     fn linear(&self, op: &Linear, stream: RawHandle) -> Result<()> {
         super::linear::run(self, op, stream)
+    }
+
+    fn choices(&self) -> &Choices {
+        &self.choices
+    }
+
+    fn linear_candidates(&self, op: &Linear) -> Vec<Choice> {
+        super::linear_choice::candidates(self, op)
+    }
+
+    fn linear_default(&self, op: &Linear) -> Option<Choice> {
+        super::linear_choice::default(self, op)
+    }
+
+    fn linear_with(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
+        super::linear_choice::run(self, op, choice, stream)
+    }
+
+    fn linear_reference(&self, op: &Linear, stream: RawHandle) -> Result<()> {
+        super::linear_choice::reference(self, op, stream)
     }
 
     fn gated_activation(&self, op: &GatedActivation, stream: RawHandle) -> Result<()> {

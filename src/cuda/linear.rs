@@ -1,11 +1,12 @@
 //! `linear` on CUDA: which kernel, and the two steps around a vendor product.
 
-use super::cublaslt::{CublasLt, Operand, OuterScales, Product};
+use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::linear_quantized;
 use super::scratch::{Purpose, ScratchGuard};
+use super::{linear_choice, linear_quantized, linear_wgmma};
 use crate::error::Result;
+use crate::executor::Executor;
 use crate::ops::linear::Linear;
 use crate::ops::Activation;
 use crate::stream::RawHandle;
@@ -14,7 +15,7 @@ use std::ffi::c_void;
 
 /// `nvb_linear_params` of csrc/linear/linear.h.
 #[repr(C)]
-struct Params {
+pub(super) struct Params {
     input: *const c_void,
     weight: *const c_void,
     bias: *const c_void,
@@ -72,18 +73,59 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
         return linear_quantized::run(executor, op, stream);
     };
     let _guard = executor.enter()?;
-    if op.input.rows >= VENDOR_ROWS && op.input.dtype == weight_dtype && op.weight.columns > 0 {
-        let scratch = executor.scratch(stream);
-        if vendor(executor, op, weight_dtype, &mut scratch.lock(executor, stream), stream)? {
+    for choice in executor.choices().of(op) {
+        if linear_choice::take_float(executor, op, weight_dtype, &choice, stream)?.is_some() {
             return Ok(());
         }
+    }
+    if prefers_wgmma(op) && linear_wgmma::run(executor, linear_wgmma::Params::of(op, weight_dtype), stream)? {
+        return Ok(());
+    }
+    if prefers_vendor(op, weight_dtype) {
+        let scratch = executor.scratch(stream);
+        if vendor(executor, op, weight_dtype, Pick::First, &mut scratch.lock(executor, stream), stream)? {
+            return Ok(());
+        }
+    }
+    if linear_wgmma::has_many_rows(op)
+        && linear_wgmma::run(executor, linear_wgmma::Params::of(op, weight_dtype), stream)?
+    {
+        return Ok(());
     }
     own(executor, op, weight_dtype, stream)
 }
 
+/// Whether the wgmma kernel is asked before cuBLASLt: where that would need a second kernel for the epilogue.
+pub(super) fn prefers_wgmma(op: &Linear) -> bool {
+    linear_wgmma::has_many_rows(op) && !is_plain(op) && !fused_by_library(op)
+}
+
+/// Whether cuBLASLt has the product's epilogue: a bias of the output's dtype, GELU's tanh form, both.
+fn fused_by_library(op: &Linear) -> bool {
+    let bias = op.bias.is_none_or(|bias| bias.dtype == op.output.dtype && (bias.data as usize).is_multiple_of(16));
+    let activation = matches!(op.activation, Activation::None | Activation::GeluTanh);
+    bias && activation && !op.weight.gated && op.output.dtype == op.input.dtype && op.output.dtype != DType::F32
+}
+
+/// Whether cuBLASLt is asked first.
+pub(super) fn prefers_vendor(op: &Linear, weight_dtype: DType) -> bool {
+    op.input.rows >= VENDOR_ROWS && vendor_takes(op, weight_dtype)
+}
+
+/// Whether cuBLASLt can be asked at all.
+pub(super) fn vendor_takes(op: &Linear, weight_dtype: DType) -> bool {
+    op.input.rows > 0 && op.input.dtype == weight_dtype && op.weight.columns > 0
+}
+
 /// The library's own kernels for a float weight. The context is current.
 pub(super) fn own(executor: &CudaExecutor, op: &Linear, weight_dtype: DType, stream: RawHandle) -> Result<()> {
-    let params = Params {
+    let params = params(op, weight_dtype);
+    // SAFETY: the descriptor was validated, and the context is current.
+    executor.check_launch(unsafe { nvb_cuda_linear(&params, &executor.launch_on(stream)) }, "linear")
+}
+
+pub(super) fn params(op: &Linear, weight_dtype: DType) -> Params {
+    Params {
         input: op.input.data,
         weight: op.weight.data,
         bias: bias_data(op.bias),
@@ -100,9 +142,7 @@ pub(super) fn own(executor: &CudaExecutor, op: &Linear, weight_dtype: DType, str
         output_dtype: op.output.dtype as u32,
         activation: op.activation as u32,
         gated: op.weight.gated.into(),
-    };
-    // SAFETY: the descriptor was validated, and the context is current.
-    executor.check_launch(unsafe { nvb_cuda_linear(&params, &executor.launch_on(stream)) }, "linear")
+    }
 }
 
 pub(super) fn bias_data(bias: Option<Tensor>) -> *const c_void {
@@ -118,6 +158,7 @@ pub(super) fn vendor(
     executor: &CudaExecutor,
     op: &Linear,
     dtype: DType,
+    pick: Pick<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<bool> {
@@ -126,6 +167,7 @@ pub(super) fn vendor(
         input: op.input.data,
         weight: op.weight.data,
         bias: None,
+        gelu: false,
         output: op.output.data,
         m: op.input.rows,
         n: op.weight.rows,
@@ -137,10 +179,18 @@ pub(super) fn vendor(
         weight_operand: Operand::Float(dtype),
         output_dtype: op.output.dtype,
         scales: None,
+        pick,
     };
     let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
     if is_plain(op) && !mixed {
         return cublaslt.product(&product, scratch, stream);
+    }
+    if fused_by_library(op) {
+        let bias = op.bias.map(|bias| bias.data.cast_const());
+        let product = Product { bias, gelu: op.activation == Activation::GeluTanh, ..product };
+        if cublaslt.product(&product, scratch, stream)? {
+            return Ok(true);
+        }
     }
     let product = Product { output_dtype: DType::F32, ..product };
     with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)

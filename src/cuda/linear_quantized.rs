@@ -1,13 +1,14 @@
 //! `linear` with weights in 8 or 4 bits on CUDA: own kernels for few rows, for many a float product with slices of the
 //! dequantised weight, or, where the options allow it, one with 8-bit activations.
 
-use super::cublaslt::{CublasLt, Operand, OuterScales, Product};
+use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype, is_plain, own, vendor, with_epilogue};
+use super::linear_wgmma::{self, Codes, Params as WgmmaParams};
 use super::quantized::{encoding_code, scale_code};
 use super::scratch::{Purpose, ScratchGuard};
-use super::{dequantize, quantize};
+use super::{dequantize, linear_choice, quantize};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
@@ -18,14 +19,14 @@ use std::ffi::c_void;
 
 /// `nvb_linear_quantized_params` of csrc/linear/linear_quantized.h.
 #[repr(C)]
-struct Params {
+pub(super) struct Params {
     input: *const c_void,
     weight: *const c_void,
     scales: *const c_void,
     offsets: *const c_void,
     bias: *const c_void,
     output: *mut c_void,
-    workspace: *mut c_void,
+    pub(super) workspace: *mut c_void,
     m: i64,
     n: i64,
     k: i64,
@@ -80,6 +81,11 @@ const LONGEST_INT8: usize = 1 << 17;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
+    for choice in executor.choices().of(op) {
+        if linear_choice::take_quantized(executor, op, &choice, stream)?.is_some() {
+            return Ok(());
+        }
+    }
     if !op.weight.order.is_null() && op.input.rows > 0 {
         let scratch = executor.scratch(stream);
         let mut scratch = scratch.lock(executor, stream);
@@ -102,13 +108,14 @@ fn product(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>,
         params.workspace = scratch.get(Purpose::Workspace, workspace_bytes(executor, &params, stream))?;
         return launch(executor, &params, stream);
     }
-    if executor.quantized_activations() && with_quantized_activations(executor, op, scratch, stream)? {
+    let by = if rounds_with_own(executor, op) { By::Own } else { By::Vendor(Pick::First) };
+    if with_quantized_activations(executor, op, by, scratch, stream)? {
         return Ok(());
     }
-    with_dequantized_slices(executor, op, scratch, stream)
+    with_dequantized_slices(executor, op, Pick::First, scratch, stream).map(drop)
 }
 
-fn params(op: &Linear) -> Params {
+pub(super) fn params(op: &Linear) -> Params {
     let (scale_kind, group, scales) = scale_code(op.weight.scales);
     Params {
         input: op.input.data,
@@ -135,7 +142,7 @@ fn params(op: &Linear) -> Params {
     }
 }
 
-fn takes_own_kernel(executor: &CudaExecutor, op: &Linear, params: &Params, stream: RawHandle) -> bool {
+pub(super) fn takes_own_kernel(executor: &CudaExecutor, op: &Linear, params: &Params, stream: RawHandle) -> bool {
     // SAFETY: reads the two structs alone.
     let tensor_cores =
         || unsafe { nvb_cuda_linear_quantized_uses_tensor_cores(params, &executor.launch_on(stream)) } != 0;
@@ -154,7 +161,12 @@ fn launch(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> Result
 }
 
 /// The same product with the input's columns in the order of the weight's.
-fn in_order(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<Linear> {
+pub(super) fn in_order(
+    executor: &CudaExecutor,
+    op: &Linear,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<Linear> {
     let Matrix { rows, columns, dtype, .. } = op.input;
     // 16-byte aligned rows, for the kernels that want them.
     let row_stride = columns.next_multiple_of(8);
@@ -177,13 +189,15 @@ fn in_order(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>
     Ok(Linear { input: Matrix { data, row_stride, ..op.input }, weight, ..*op })
 }
 
-/// A float product for each slice of the weight's rows, in the input's dtype.
-fn with_dequantized_slices(
+/// A float product for each slice of the weight's rows, in the input's dtype; `false` if cuBLASLt has no algorithm of the
+/// rank that is asked for.
+pub(super) fn with_dequantized_slices(
     executor: &CudaExecutor,
     op: &Linear,
+    pick: Pick<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
-) -> Result<()> {
+) -> Result<bool> {
     let (weight, dtype) = (&op.weight, op.input.dtype);
     let row_bytes = weight.columns * dtype.size();
     // Slices of one size, so that they share the choice of a kernel.
@@ -195,11 +209,14 @@ fn with_dequantized_slices(
         // SAFETY: the rows are the weight's, and the buffer holds a slice.
         unsafe { dequantize::rows(executor, weight, &rows, (buffer, dtype), stream)? };
         let part = part_of(op, first, rows.len(), buffer);
-        if !vendor(executor, &part, dtype, scratch, stream)? {
+        if !vendor(executor, &part, dtype, pick, scratch, stream)? {
+            if let Pick::Rank(..) = pick {
+                return Ok(false);
+            }
             own(executor, &part, dtype, stream)?;
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The columns of the result that `rows` rows of the weight from `first` on make, with these rows as floats in `data`.
@@ -219,26 +236,65 @@ fn part_of(op: &Linear, first: usize, rows: usize, data: *mut c_void) -> Linear 
     Linear { weight, bias, output, ..*op }
 }
 
-/// The input in 8 bits with a scale a row, times the weight's codes, through cuBLASLt; `false` where that cannot be.
-fn with_quantized_activations(
+/// What multiplies the codes of input and weight.
+#[derive(Clone, Copy)]
+pub(super) enum By<'a> {
+    /// The wgmma kernel.
+    Own,
+    Vendor(Pick<'a>),
+}
+
+/// The operands of a product with the input in 8 bits, and the compute capability from which on it can be; `None` where
+/// the weight has no codes for it.
+fn rounded_operands(op: &Linear) -> Option<([Operand; 2], i32)> {
+    let Scales::Rows(_) = op.weight.scales else { return None };
+    match op.weight.encoding {
+        Encoding::Int8 if op.weight.columns <= LONGEST_INT8 => Some(([Operand::Int8, Operand::Int8], 75)),
+        Encoding::Fp8E4m3 => Some(([Operand::Fp8E4m3, Operand::Fp8E4m3], 89)),
+        Encoding::Fp8E5m2 => Some(([Operand::Fp8E4m3, Operand::Fp8E5m2], 89)),
+        _ => None,
+    }
+}
+
+/// Whether the input may be rounded to 8 bits, and something multiplies the codes.
+pub(super) fn can_round(executor: &CudaExecutor, op: &Linear, own: bool) -> bool {
+    let Some((operands, oldest)) = rounded_operands(op) else { return false };
+    let there = || match own {
+        true => {
+            // Of the codes' addresses nothing counts but that they are aligned.
+            let scales = OuterScales { input: std::ptr::dangling(), weight: std::ptr::dangling() };
+            let codes = Codes { data: std::ptr::null(), stride: op.weight.row_stride, operands, scales };
+            WgmmaParams::of_codes(op, &codes).is_some_and(|params| linear_wgmma::can(executor, &params))
+        }
+        false => executor.cublaslt().is_some(),
+    };
+    executor.quantized_activations() && executor.device().compute_capability >= oldest && there()
+}
+
+/// The one that leads: cuBLASLt does not scale i32 sums, and has no epilogue with the scales of FP8.
+pub(super) fn rounds_with_own(executor: &CudaExecutor, op: &Linear) -> bool {
+    linear_wgmma::has_many_rows(op)
+        && (op.weight.encoding == Encoding::Int8 || !is_plain(op))
+        && can_round(executor, op, true)
+}
+
+/// The input in 8 bits with a scale a row, times the weight's codes; `false` where that cannot be.
+pub(super) fn with_quantized_activations(
     executor: &CudaExecutor,
     op: &Linear,
+    by: By<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<bool> {
-    let Scales::Rows(weight_scales) = op.weight.scales else { return Ok(false) };
-    let capability = executor.device().compute_capability;
-    let (codes, input_operand, weight_operand, oldest) = match op.weight.encoding {
-        Encoding::Int8 => (Encoding::Int8, Operand::Int8, Operand::Int8, 75),
-        Encoding::Fp8E4m3 => (Encoding::Fp8E4m3, Operand::Fp8E4m3, Operand::Fp8E4m3, 89),
-        Encoding::Fp8E5m2 => (Encoding::Fp8E4m3, Operand::Fp8E4m3, Operand::Fp8E5m2, 89),
-        _ => return Ok(false),
+    let (Some((operands, _)), Scales::Rows(weight_scales)) = (rounded_operands(op), op.weight.scales) else {
+        return Ok(false);
     };
-    let (m, k) = (op.input.rows, op.weight.columns);
-    if input_operand == Operand::Int8 && k > LONGEST_INT8 {
+    if !can_round(executor, op, matches!(by, By::Own)) {
         return Ok(false);
     }
-    let Some(cublaslt) = executor.cublaslt().filter(|_| capability >= oldest) else { return Ok(false) };
+    let [input_operand, weight_operand] = operands;
+    let codes = if input_operand == Operand::Int8 { Encoding::Int8 } else { Encoding::Fp8E4m3 };
+    let (m, k) = (op.input.rows, op.weight.columns);
     let row_stride = k.next_multiple_of(16);
     let scale_bytes = (m * size_of::<f32>()).next_multiple_of(256);
     let data = scratch.get(Purpose::Input, scale_bytes + m * row_stride)?;
@@ -252,10 +308,19 @@ fn with_quantized_activations(
     };
     // SAFETY: the buffer holds the scales and the codes of every row, and the context is current.
     unsafe { quantize::tokens(executor, &op.input, &tokens, stream)? };
+    let pick = match by {
+        By::Own => {
+            let codes = Codes { data: tokens.data, stride: row_stride, operands, scales };
+            return linear_wgmma::run(executor, WgmmaParams::of_codes(op, &codes), stream);
+        }
+        By::Vendor(pick) => pick,
+    };
+    let Some(cublaslt) = executor.cublaslt() else { return Ok(false) };
     let product = Product {
         input: tokens.data,
         weight: op.weight.data,
         bias: None,
+        gelu: false,
         output: op.output.data,
         m,
         n: op.weight.rows,
@@ -268,6 +333,7 @@ fn with_quantized_activations(
         weight_operand,
         output_dtype: op.output.dtype,
         scales: None,
+        pick,
     };
     Ok((input_operand != Operand::Int8
         && scaled_by_library(executor, cublaslt, op, &product, scales, scratch, stream)?)

@@ -15,7 +15,9 @@ mod grouped_linear;
 mod launch;
 mod layer_norm;
 mod linear;
+mod linear_choice;
 mod linear_quantized;
+mod linear_wgmma;
 mod managed;
 mod matmul;
 mod memory_pool;
@@ -40,6 +42,8 @@ use crate::executor::{DeviceInfo, Executor};
 use std::sync::Arc;
 
 pub use executor::CudaExecutor;
+#[cfg(test)]
+pub(crate) use linear_choice::tables as linear_tables;
 
 /// The oldest compute capability that the kernels are written for.
 const OLDEST: i32 = 70;

@@ -148,7 +148,7 @@ impl Weight {
         let allocation = allocate(memory, &geometry, order.len(), stream)?;
         let to = allocation.pointer().cast::<u8>();
         if let Sources::Device(parts) = &sources {
-            let view = view_of(&geometry, map, &allocation, false);
+            let view = view_at(&geometry, map.is_gated(), allocation.pointer().cast(), false);
             let op = Quantize::new(parts, map.arrangement, geometry.format, view);
             // What no kernel can do, or no code stands for, the host does, or refuses by name.
             if let Quantized::Done(error) = op.and_then(|op| executor.quantize(&op, stream.raw()))? {
@@ -173,7 +173,7 @@ impl Weight {
         ordered: bool,
         relative_error: f64,
     ) -> Weight {
-        let view = view_of(&geometry, map, &allocation, ordered);
+        let view = view_at(&geometry, map.is_gated(), allocation.pointer().cast(), ordered);
         Weight { view, geometry, allocation: Some(allocation), relative_error }
     }
 
@@ -183,6 +183,17 @@ impl Weight {
 
     pub fn format(&self) -> Format {
         self.geometry.format
+    }
+
+    /// Device bytes from the view's first on that a product reads.
+    pub fn span(&self) -> usize {
+        match &self.allocation {
+            Some(allocation) => allocation.bytes(),
+            None => {
+                let WeightView { rows, columns, row_stride, encoding, .. } = self.view;
+                ((rows - 1) * row_stride + columns) * encoding.bits() / 8
+            }
+        }
     }
 
     /// Device bytes that the weight owns; 0 when borrowed.
@@ -202,17 +213,18 @@ impl Weight {
     }
 }
 
-fn view_of(geometry: &Geometry, map: &RowMap, allocation: &Allocation, ordered: bool) -> WeightView {
-    let at = |offset: usize| allocation.pointer().cast::<u8>().wrapping_add(offset);
+/// The weight that an executor reads where one of this geometry begins at `base`.
+pub(crate) fn view_at(geometry: &Geometry, gated: bool, base: *mut u8, ordered: bool) -> WeightView {
+    let at = |offset: usize| base.wrapping_add(offset);
     let (data, scales, offsets, order) = geometry.sections();
     let format = geometry.format;
     WeightView {
         data: at(data.start).cast(),
         encoding: format.encoding,
-        rows: map.rows,
-        columns: map.columns,
+        rows: geometry.rows,
+        columns: geometry.columns,
         row_stride: geometry.row_stride(),
-        gated: map.is_gated(),
+        gated,
         scales: match (format.encoding, format.granularity) {
             (Encoding::Float(_), _) => Scales::None,
             (_, Granularity::Blocks) => Scales::Blocks(at(scales.start).cast()),

@@ -209,6 +209,18 @@ void configurations() {
   nvb::backend backend(configuration.get());
   expect(backend.device_info().multiprocessors == 1, "the configuration's threads are the backend's");
   expect(backend.metrics(NVB_OPERATION_LINEAR).calls == 0, "nothing has run");
+  auto product = nvb::make<nvb_linear_case>();
+  product.rows = 4;
+  product.columns = product.depth = 128;
+  product.format = NVB_WEIGHT_FORMAT_BF16;
+  product.input_dtype = NVB_DTYPE_BF16;
+  expect(backend.explain(product).find("the default") != std::string::npos, "an explanation");
+  expect(backend.tune(&product, 1).tuned == 1, "one case is tuned");
+  expect(backend.explain(product).find("the tuned entry") != std::string::npos, "and explained");
+  auto kernel = nvb::make<nvb_kernel_info>();
+  nvb::check(nvb_kernel_get(backend, 0, &kernel));
+  backend.override_kernel(NVB_OPERATION_LINEAR, kernel.name);
+  backend.override_kernel(NVB_OPERATION_LINEAR, nullptr);
   nvb::stream_manager manager(backend, 2);
   nvb::stream first = manager.acquire(), second = manager.acquire();
   manager.synchronize();

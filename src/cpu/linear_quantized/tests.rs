@@ -1,4 +1,4 @@
-use super::super::linear::{linear, reference};
+use super::super::linear::{linear, linear_in_columns, most_task_columns, reference};
 use super::super::testing::{assert_close, at_every_level, threads, Buffer};
 use super::super::testing_quantized::{Format, Quantized, FORMATS};
 use super::*;
@@ -116,6 +116,29 @@ fn every_fp8_code_has_its_value() {
             linear(threads(), &op(&mut y));
             reference(&op(&mut expected));
             assert_close(&y, &expected, &format!("{level:?} {encoding}"));
+        }
+    });
+}
+
+#[test]
+fn the_width_of_tasks_changes_no_bit() {
+    // 48 rows of Int4 make one task, whose columns are more than are unpacked at once.
+    let (columns, k) = (600, 1100);
+    at_every_level(|level| {
+        for (format, rows) in FORMATS.into_iter().flat_map(|format| [(format, 3), (format, 48)]) {
+            let weight = Quantized::new(format, columns, k, false);
+            let mut x = Buffer::random(DType::Bf16, rows * k, 1);
+            let x = x.tensor(&[rows, k]);
+            let run = |task_columns: usize| {
+                let mut y = Buffer::poisoned(DType::F32, rows * columns);
+                let op = Linear::new(x, weight.view, None, Activation::None, y.tensor(&[rows, columns])).unwrap();
+                linear_in_columns(threads(), &op, task_columns);
+                (y.values(), most_task_columns(&op))
+            };
+            let (suggested, most) = run(0);
+            for task_columns in [16, 64, 256, 512].into_iter().filter(|&task_columns| task_columns <= most) {
+                assert!(run(task_columns).0 == suggested, "{level:?} {format:?} {rows} rows, {task_columns} columns");
+            }
         }
     });
 }

@@ -1,0 +1,167 @@
+// The epilogue of linear_wgmma.cuh: from a warpgroup's sums to the output, scales, bias, activation, gating and
+// rounding in registers, and then through shared memory, so that whole rows of 128 bytes are stored.
+#pragma once
+
+#include <type_traits>
+
+#include "linear_wgmma_tile.cuh"
+
+namespace nvb {
+namespace linear_wgmma {
+
+// 2^x and 1 / x to within some 2 units of f32's last place: the accurate ones take several times the instructions,
+// which in a kernel of this kind nothing hides.
+__device__ __forceinline__ float quick_exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+__device__ __forceinline__ float quick_inverse(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// The functions of activation.cuh.
+template <uint32_t Activation>
+__device__ __forceinline__ float quick_activate(float x) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  if constexpr (Activation == NVB_GELU_TANH) {
+    constexpr float kFirst = -2.0f * kLog2E * 0.7978845608028654f, kThird = kFirst * 0.044715f;
+    return x * quick_inverse(1.0f + quick_exp2(x * fmaf(kThird * x, x, kFirst)));
+  } else if constexpr (Activation == NVB_SILU) {
+    return x * quick_inverse(1.0f + quick_exp2(-kLog2E * x));
+  } else {
+    return x;
+  }
+}
+
+// The columns of a tile that a thread fetches bias and scales for while the products run.
+struct ColumnTerms {
+  float bias[kColumns / 128];
+  float scales[kColumns / 128];
+
+  __device__ __forceinline__ void load(const Arguments& arguments, int64_t first, int thread) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 128; ++i) {
+      const int64_t column = first + thread + 128 * i;
+      const bool inside = column < arguments.n;
+      bias[i] = inside && arguments.epilogue.bias != nullptr
+                    ? load_element(arguments.epilogue.bias, arguments.epilogue.bias_dtype, column)
+                    : 0.0f;
+      scales[i] = inside && arguments.column_scales != nullptr ? arguments.column_scales[column] : 1.0f;
+    }
+  }
+};
+
+// Waits for the 128 threads of one warpgroup.
+__device__ __forceinline__ void warpgroup_barrier(int warpgroup) {
+  asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+}
+
+__device__ __forceinline__ uint32_t round_pair(uint32_t dtype, float first, float second) {
+  return dtype == NVB_F16 ? pack_pair<__half>(first, second) : pack_pair<__nv_bfloat16>(first, second);
+}
+
+// Stores the part that lies in `part`, from (row, column) of the output on.
+__device__ __forceinline__ void store_part(const Arguments& arguments, const uint16_t* part, int64_t row,
+                                           int64_t column, int64_t columns, int lane) {
+  const LinearEpilogue& epilogue = arguments.epilogue;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // Eight lanes a row.
+    const int down = lane / 8 + 4 * i, across = 8 * (lane % 8);
+    if (row + down >= arguments.m) continue;
+    const uint16_t* const from = part + down * kPartPitch + across;
+    uint16_t* const to =
+        static_cast<uint16_t*>(epilogue.output) + (row + down) * epilogue.output_stride + column + across;
+    if (epilogue.vectors && column + across + 8 <= columns) {
+      store16(to, load16(from));
+    } else {
+      for (int j = 0; j < 8 && column + across + j < columns; ++j) to[j] = from[j];
+    }
+  }
+}
+
+// Scales, bias, activation, gating, rounding and storing of a warp's 16 rows.
+template <bool Scaled, uint32_t Activation, bool Gated, typename Sum, int Count>
+__device__ __forceinline__ void finish_warp(const Arguments& arguments, const Sum (&sums)[Count], const float* bias,
+                                            const float* scales, uint16_t* part, int64_t first_row,
+                                            int64_t first_column) {
+  const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+  const uint32_t dtype = arguments.epilogue.output_dtype;
+  constexpr int kSources = Gated ? 2 : 1;  // columns of sums for one of results
+  const int64_t columns = arguments.n / kSources, first_result = first_column / kSources;
+  float row_scales[2] = {1.0f, 1.0f};
+  if constexpr (Scaled) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int64_t row = first_row + group + 8 * i;
+      if (row < arguments.m) row_scales[i] = arguments.row_scales[row];
+    }
+  }
+#pragma unroll
+  for (int chunk = 0; chunk < kColumns / (kPartColumns * kSources); ++chunk) {
+    if (first_result + chunk * kPartColumns >= columns) break;
+#pragma unroll
+    for (int j = 0; j < kPartColumns * kSources / 8; ++j) {
+      const int column = chunk * kPartColumns * kSources + 8 * j + 2 * quad;
+      const int at = (chunk * kPartColumns * kSources / 8 + j) * 4;
+      const float2 added = *reinterpret_cast<const float2*>(bias + column);
+      float2 factors = make_float2(1.0f, 1.0f);
+      if constexpr (Scaled) factors = *reinterpret_cast<const float2*>(scales + column);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float first = static_cast<float>(sums[at + 2 * i]), second = static_cast<float>(sums[at + 2 * i + 1]);
+        if constexpr (Scaled) first *= row_scales[i] * factors.x, second *= row_scales[i] * factors.y;
+        first = quick_activate<Activation>(first + added.x);
+        second += added.y;
+        uint16_t* const row = part + (group + 8 * i) * kPartPitch;
+        if constexpr (Gated) {
+          row[4 * j + quad] = static_cast<uint16_t>(round_pair(dtype, first * second, 0.0f));
+        } else {
+          const uint32_t pair = round_pair(dtype, first, quick_activate<Activation>(second));
+          *reinterpret_cast<uint32_t*>(row + 8 * j + 2 * quad) = pair;
+        }
+      }
+    }
+    __syncwarp();
+    store_part(arguments, part, first_row, first_result + chunk * kPartColumns, columns, lane);
+    __syncwarp();
+  }
+}
+
+template <bool Scaled, typename Sum, int Count>
+__device__ __forceinline__ void finish(const Arguments& arguments, Shared& shared, const Sum (&sums)[Count],
+                                       const ColumnTerms& terms, int64_t first_row, int64_t first_column,
+                                       int warpgroup) {
+  const int thread = threadIdx.x % 128, warp = thread / 32;
+#pragma unroll
+  for (int i = 0; i < kColumns / 128; ++i) {
+    shared.bias[warpgroup][thread + 128 * i] = terms.bias[i];
+    if constexpr (Scaled) shared.scales[warpgroup][thread + 128 * i] = terms.scales[i];
+  }
+  warpgroup_barrier(warpgroup);
+  const auto with = [&](auto activation, auto gated) {
+    finish_warp<Scaled, decltype(activation)::value, decltype(gated)::value>(
+        arguments, sums, shared.bias[warpgroup], shared.scales[warpgroup], shared.parts[4 * warpgroup + warp],
+        first_row + 16 * warp, first_column);
+  };
+  const auto with_activation = [&](auto activation) {
+    arguments.epilogue.gated ? with(activation, std::true_type()) : with(activation, std::false_type());
+  };
+  switch (arguments.epilogue.activation) {
+    case NVB_GELU_TANH:
+      with_activation(std::integral_constant<uint32_t, NVB_GELU_TANH>());
+      break;
+    case NVB_SILU:
+      with_activation(std::integral_constant<uint32_t, NVB_SILU>());
+      break;
+    default:
+      with_activation(std::integral_constant<uint32_t, NVB_NONE>());
+  }
+  warpgroup_barrier(warpgroup);
+}
+
+}  // namespace linear_wgmma
+}  // namespace nvb

@@ -1,0 +1,120 @@
+//! Large products on compute capability 9.0 by the kernel of csrc/linear/linear_wgmma.cuh, which has the epilogue in it.
+
+use super::cublaslt::{Operand, OuterScales};
+use super::executor::CudaExecutor;
+use super::launch::Launch;
+use super::linear::{bias_data, bias_dtype};
+use crate::error::Result;
+use crate::ops::linear::Linear;
+use crate::stream::RawHandle;
+use crate::tensor::DType;
+use std::ffi::c_void;
+
+/// `nvb_linear_wgmma_params` of csrc/linear/linear_wgmma.h.
+#[repr(C)]
+pub(super) struct Params {
+    input: *const c_void,
+    weight: *const c_void,
+    row_scales: *const f32,
+    column_scales: *const f32,
+    bias: *const c_void,
+    output: *mut c_void,
+    m: i64,
+    n: i64,
+    k: i64,
+    input_stride: i64,
+    weight_stride: i64,
+    output_stride: i64,
+    operands: u32,
+    bias_dtype: u32,
+    output_dtype: u32,
+    activation: u32,
+    gated: u32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<Params>() == 120);
+
+extern "C" {
+    fn nvb_cuda_linear_wgmma_can(params: *const Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_wgmma(params: *const Params, launch: *const Launch) -> i32;
+}
+
+/// From this number of rows on its tiles of 256 tokens leave little of the tensor cores idle.
+const ROWS: usize = 192;
+
+/// Codes in place of the product's input: rows of `stride` elements.
+#[derive(Clone, Copy)]
+pub(super) struct Codes {
+    pub data: *const c_void,
+    pub stride: usize,
+    pub operands: [Operand; 2],
+    pub scales: OuterScales,
+}
+
+/// `nvb_linear_operands`; `None` for operands that no kernel multiplies.
+fn operands_code(input: Operand, weight: Operand) -> Option<u32> {
+    match (input, weight) {
+        (Operand::Float(DType::F16), Operand::Float(DType::F16)) => Some(1),
+        (Operand::Float(DType::Bf16), Operand::Float(DType::Bf16)) => Some(2),
+        (Operand::Fp8E4m3, Operand::Fp8E4m3) => Some(3),
+        (Operand::Fp8E4m3, Operand::Fp8E5m2) => Some(4),
+        (Operand::Int8, Operand::Int8) => Some(5),
+        _ => None,
+    }
+}
+
+impl Params {
+    /// Of a product with a float weight of this dtype.
+    pub fn of(op: &Linear, weight_dtype: DType) -> Option<Params> {
+        let operands = operands_code(Operand::Float(op.input.dtype), Operand::Float(weight_dtype))?;
+        let none = OuterScales { input: std::ptr::null(), weight: std::ptr::null() };
+        Some(Params::with(op, op.input.data, op.input.row_stride, operands, none))
+    }
+
+    /// Of a product with codes of input and weight.
+    pub fn of_codes(op: &Linear, codes: &Codes) -> Option<Params> {
+        let operands = operands_code(codes.operands[0], codes.operands[1])?;
+        Some(Params::with(op, codes.data, codes.stride, operands, codes.scales))
+    }
+
+    fn with(op: &Linear, input: *const c_void, stride: usize, operands: u32, scales: OuterScales) -> Params {
+        Params {
+            input,
+            weight: op.weight.data,
+            row_scales: scales.input,
+            column_scales: scales.weight,
+            bias: bias_data(op.bias),
+            output: op.output.data,
+            m: op.input.rows as i64,
+            n: op.weight.rows as i64,
+            k: op.weight.columns as i64,
+            input_stride: stride as i64,
+            weight_stride: op.weight.row_stride as i64,
+            output_stride: op.output.row_stride as i64,
+            operands,
+            bias_dtype: bias_dtype(op.bias),
+            output_dtype: op.output.dtype as u32,
+            activation: op.activation as u32,
+            gated: op.weight.gated.into(),
+            reserved: 0,
+        }
+    }
+}
+
+/// Whether it leads the library's other kernels: many rows.
+pub(super) fn has_many_rows(op: &Linear) -> bool {
+    op.input.rows >= ROWS
+}
+
+pub(super) fn can(executor: &CudaExecutor, params: &Params) -> bool {
+    // SAFETY: reads the two structs alone.
+    unsafe { nvb_cuda_linear_wgmma_can(params, &executor.launch_on(RawHandle::NULL)) != 0 }
+}
+
+/// Queues the product; `false` where the kernel cannot do it. The context is current.
+pub(super) fn run(executor: &CudaExecutor, params: Option<Params>, stream: RawHandle) -> Result<bool> {
+    let Some(params) = params.filter(|params| can(executor, params)) else { return Ok(false) };
+    // SAFETY: the descriptor was validated, codes and scales cover every row, and the context is current.
+    let code = unsafe { nvb_cuda_linear_wgmma(&params, &executor.launch_on(stream)) };
+    executor.check_launch(code, "large linear").map(|()| true)
+}

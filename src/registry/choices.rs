@@ -1,0 +1,138 @@
+//! What an executor was told to take: overrides, and the table that tuning filled. Products ask it on their way to the
+//! device, so reading takes no lock and no call of a driver: safe while a stream is captured.
+
+use super::key::ProductKey;
+use super::{find, KernelId, LINEAR};
+use crate::error::Result;
+use crate::executor::DeviceKind;
+use crate::ops::linear::Linear;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A kernel, and which of a vendor library's algorithms it is to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    pub kernel: KernelId,
+    pub algorithm: Algorithm,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    /// The library's own first choice, or none to choose.
+    Default,
+    /// This place in the library's list for the product at hand.
+    Rank(u8),
+    /// `cublasLtMatmulAlgo_t`, which means the same as long as the library's version does.
+    Kept([u64; 8]),
+}
+
+impl Choice {
+    pub fn of(kernel: KernelId) -> Choice {
+        Choice { kernel, algorithm: Algorithm::Default }
+    }
+
+    /// For progress and texts: `linear_cublaslt, algorithm 3`.
+    pub fn label(&self) -> String {
+        let name = self.kernel.kernel().name;
+        match self.algorithm {
+            Algorithm::Rank(rank) => format!("{name}, algorithm {rank}"),
+            Algorithm::Default | Algorithm::Kept(_) => name.to_string(),
+        }
+    }
+}
+
+/// What tuning found for a key.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Entry {
+    pub choice: Choice,
+    /// Of one call.
+    pub seconds: f64,
+    /// Of what would have run without tuning.
+    pub default_seconds: f64,
+    /// How many were measured.
+    pub candidates: u32,
+}
+
+pub type Table = HashMap<ProductKey, Entry>;
+
+/// No override.
+const NOTHING: usize = usize::MAX;
+
+pub struct Choices {
+    device: DeviceKind,
+    rounded_input: bool,
+    /// A `KernelId`'s index, or `NOTHING`.
+    linear: AtomicUsize,
+    /// The last of `tables`.
+    table: AtomicPtr<Table>,
+    /// All tables so far: a product may still read an old one. One is added a tuned shape.
+    tables: Mutex<Vec<Arc<Table>>>,
+}
+
+impl Choices {
+    /// `rounded_input`: whether products may round their input to 8 bits.
+    pub fn new(device: DeviceKind, rounded_input: bool) -> Choices {
+        let empty = Arc::new(Table::new());
+        Choices {
+            device,
+            rounded_input,
+            linear: AtomicUsize::new(NOTHING),
+            table: AtomicPtr::new(Arc::as_ptr(&empty).cast_mut()),
+            tables: Mutex::new(vec![empty]),
+        }
+    }
+
+    pub fn key(&self, op: &Linear) -> ProductKey {
+        ProductKey::of(op, self.rounded_input)
+    }
+
+    fn table(&self) -> &Table {
+        // SAFETY: every table that was ever published lives in `tables` for as long as `self`, unchanged.
+        unsafe { &*self.table.load(Ordering::Acquire) }
+    }
+
+    /// What to try for the product before the executor's own choice, in this order.
+    #[inline]
+    pub fn of(&self, op: &Linear) -> impl Iterator<Item = Choice> {
+        let tuned = self.tuned(op).map(|entry| entry.choice);
+        self.overridden().map(Choice::of).into_iter().chain(tuned)
+    }
+
+    pub fn tuned(&self, op: &Linear) -> Option<&Entry> {
+        let table = self.table();
+        if table.is_empty() {
+            return None;
+        }
+        table.get(&self.key(op))
+    }
+
+    pub fn overridden(&self) -> Option<KernelId> {
+        KernelId::from_index(self.linear.load(Ordering::Relaxed))
+    }
+
+    /// From now on products take the kernel of this name where it can do them; "" ends that.
+    pub fn set_override(&self, operation: &str, name: &str) -> Result<()> {
+        let index = match name {
+            "" if operation == LINEAR => NOTHING,
+            _ => find(self.device, operation, name)?.index(),
+        };
+        self.linear.store(index, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Adds entries, which replace those of the same keys.
+    pub fn extend(&self, entries: impl IntoIterator<Item = (ProductKey, Entry)>) {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table().clone();
+        table.extend(entries);
+        let table = Arc::new(table);
+        self.table.store(Arc::as_ptr(&table).cast_mut(), Ordering::Release);
+        tables.push(table);
+    }
+
+    /// All that is tuned.
+    pub fn entries(&self) -> Table {
+        self.table().clone()
+    }
+}

@@ -1,0 +1,186 @@
+//! CUDA's ways: the rows of the two tables in csrc/linear (a test holds the names and limits against them), and the
+//! strategies around cuBLASLt.
+
+use super::{Kernel, Limits, Way, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, LINEAR, QUANTIZED};
+use crate::executor::DeviceKind;
+use crate::tensor::DType;
+use crate::weight::Encoding;
+
+/// Tensor cores want an input of 16 bits in rows of whole 16-byte vectors.
+const VECTORS: Limits = Limits { capability: 80, rows: 0, depth_multiple: 8, alignment: 16 };
+/// The same with chunks of 64 elements of a quantised weight.
+const CHUNKS: Limits = Limits { depth_multiple: 64, ..VECTORS };
+/// Of compute capability 9.0 alone.
+const HOPPER: Limits = Limits { capability: 90, ..CHUNKS };
+
+const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, summary: &'static str) -> Kernel {
+    let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
+    Kernel {
+        name,
+        operation: LINEAR,
+        device: DeviceKind::Cuda,
+        way: Way::FloatKernel,
+        inputs,
+        encodings,
+        limits,
+        summary,
+    }
+}
+
+const fn quantized(
+    name: &'static str,
+    encodings: &'static [Encoding],
+    limits: Limits,
+    summary: &'static str,
+) -> Kernel {
+    let inputs = if limits.capability == 0 { FLOATS } else { HALVES };
+    Kernel {
+        name,
+        operation: LINEAR,
+        device: DeviceKind::Cuda,
+        way: Way::QuantizedKernel,
+        inputs,
+        encodings,
+        limits,
+        summary,
+    }
+}
+
+pub const KERNELS: &[Kernel] = &[
+    float(
+        "linear_skinny",
+        HALVES,
+        Limits { rows: 8, ..VECTORS },
+        "Tensor cores for few tokens; the weight goes from memory to registers.",
+    ),
+    float(
+        "linear_gemv",
+        FLOATS,
+        Limits { rows: 8, depth_multiple: 4, alignment: 16, ..Limits::NONE },
+        "A dot product a row of the weight, in 16-byte vectors.",
+    ),
+    float(
+        "linear_gemv_unaligned",
+        FLOATS,
+        Limits { rows: 8, ..Limits::NONE },
+        "A dot product a row of the weight, element by element where addresses are not aligned.",
+    ),
+    float("linear_mma_16x32", HALVES, VECTORS, "Tensor cores, tiles of 16 tokens and 32 rows of the weight."),
+    float("linear_mma_128x128", HALVES, VECTORS, "Tensor cores, tiles of 128 tokens and 128 rows of the weight."),
+    float("linear_mma_64x64", HALVES, VECTORS, "Tensor cores, tiles of 64 tokens and 64 rows of the weight."),
+    float("linear_mma_32x32", HALVES, VECTORS, "Tensor cores, tiles of 32 tokens and 32 rows of the weight."),
+    float("linear_simt", FLOATS, Limits::NONE, "Plain f32 arithmetic, for everything that the others do not take."),
+    Kernel {
+        name: "linear_cublaslt",
+        operation: LINEAR,
+        device: DeviceKind::Cuda,
+        way: Way::Vendor,
+        inputs: FLOATS,
+        encodings: FLOAT_ENCODINGS,
+        limits: Limits::NONE,
+        summary: "A product of cuBLASLt in the weight's dtype, and an epilogue kernel where there is one.",
+    },
+    Kernel {
+        name: "linear_wgmma",
+        operation: LINEAR,
+        device: DeviceKind::Cuda,
+        way: Way::Wgmma,
+        inputs: HALVES,
+        encodings: HALF_ENCODINGS,
+        limits: Limits { capability: 90, alignment: 16, ..Limits::NONE },
+        summary: "On compute capability 9.0: tiles of 256 tokens and 256 rows of the weight by warpgroups' tensor cores, the \
+                  epilogue included; output in 16 bits, not the erf form of GELU.",
+    },
+    quantized(
+        "linear_quantized_wgmma",
+        QUANTIZED,
+        Limits { rows: 64, ..HOPPER },
+        "On compute capability 9.0: up to 64 tokens by warpgroups' tensor cores, the rows of the weight cut along K; without zero points.",
+    ),
+    quantized(
+        "linear_quantized_decode",
+        QUANTIZED,
+        Limits { rows: 16, ..HOPPER },
+        "On compute capability 9.0: up to 16 tokens; bulk copies stream the weight through shared memory.",
+    ),
+    quantized(
+        "linear_quantized_skinny8",
+        QUANTIZED,
+        Limits { rows: 8, ..CHUNKS },
+        "Up to 8 tokens; the weight goes from memory to registers.",
+    ),
+    quantized(
+        "linear_quantized_skinny16",
+        QUANTIZED,
+        Limits { rows: 16, ..CHUNKS },
+        "Up to 16 tokens; the weight goes from memory to registers.",
+    ),
+    quantized(
+        "linear_quantized_mma32",
+        QUANTIZED,
+        Limits { rows: 32, ..CHUNKS },
+        "Up to 32 tokens; weight and tokens pass through shared memory.",
+    ),
+    quantized(
+        "linear_quantized_mma64",
+        QUANTIZED,
+        CHUNKS,
+        "Tiles of 64 tokens; weight and tokens pass through shared memory.",
+    ),
+    quantized("linear_quantized_plain", QUANTIZED, Limits::NONE, "Plain f32 arithmetic, eight tokens a pass."),
+    Kernel {
+        name: "linear_dequantized",
+        operation: LINEAR,
+        device: DeviceKind::Cuda,
+        way: Way::Dequantized,
+        inputs: FLOATS,
+        encodings: QUANTIZED,
+        limits: Limits::NONE,
+        summary: "Slices of the weight become floats, each multiplied by cuBLASLt or an own kernel.",
+    },
+    Kernel {
+        name: "linear_rounded_input",
+        operation: LINEAR,
+        device: DeviceKind::Cuda,
+        way: Way::RoundedInput,
+        inputs: FLOATS,
+        encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
+        limits: Limits { capability: 75, ..Limits::NONE },
+        summary: "The input in 8 bits, a scale a row, times the codes of a weight with scales of rows, by cuBLASLt; only where \
+                  quantized_activations is set.",
+    },
+    Kernel {
+        name: "linear_rounded_wgmma",
+        operation: LINEAR,
+        device: DeviceKind::Cuda,
+        way: Way::RoundedWgmma,
+        inputs: FLOATS,
+        encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
+        limits: Limits { capability: 90, ..Limits::NONE },
+        summary: "The same on compute capability 9.0 by linear_wgmma, scales and epilogue included.",
+    },
+];
+
+/// The names of the kernels' tables, and that what a kernel takes lies within its limits.
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+    use crate::cuda::linear_tables;
+
+    #[test]
+    fn the_tables_in_csrc_hold_these_kernels() {
+        for (way, names) in linear_tables() {
+            let listed: Vec<&str> =
+                KERNELS.iter().filter(|kernel| kernel.way == way).map(|kernel| kernel.name).collect();
+            for name in &names {
+                assert!(listed.contains(&name.as_str()), "csrc/linear has {name}, src/registry/cuda.rs does not");
+            }
+            for name in listed {
+                assert!(
+                    names.iter().any(|known| known == name),
+                    "src/registry/cuda.rs has {name}, csrc/linear does not"
+                );
+            }
+        }
+    }
+}

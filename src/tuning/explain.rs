@@ -1,0 +1,101 @@
+//! Which kernel a product would run, and why.
+
+use super::tuner::describe;
+use crate::executor::{DeviceKind, Executor};
+use crate::ops::linear::Linear;
+use crate::registry::choices::{Algorithm, Choice};
+use crate::registry::{kernels_of, Kernel};
+use std::fmt::Write as _;
+
+/// A few lines: the product, the kernel, the reason, and what else could do it.
+pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
+    let mut text = describe(op);
+    let choices = executor.choices();
+    let candidates = executor.linear_candidates(op);
+    let takes = |choice: &Choice| candidates.iter().any(|candidate| candidate.kernel == choice.kernel);
+    let mut passed_over = Vec::new();
+    let mut chosen = None;
+    if let Some(id) = choices.overridden() {
+        match takes(&Choice::of(id)) {
+            true => chosen = Some((Choice::of(id), "it is the override".to_string())),
+            false => passed_over.push(format!(
+                "the override {} does not take it: {}",
+                id.kernel().name,
+                why_not(op, id.kernel())
+            )),
+        }
+    }
+    let key = choices.key(op);
+    match choices.tuned(op) {
+        _ if chosen.is_some() => {}
+        Some(entry) if takes(&entry.choice) => {
+            let microseconds = |seconds: f64| seconds * 1e6;
+            let why = format!(
+                "the tuned entry \"{key}\": {:.2} us, {:.2} us by default, the fastest of {} that were right",
+                microseconds(entry.seconds),
+                microseconds(entry.default_seconds),
+                entry.candidates
+            );
+            chosen = Some((entry.choice, why));
+        }
+        Some(entry) => passed_over.push(format!(
+            "the tuned {} does not take it: {}",
+            entry.choice.kernel.kernel().name,
+            why_not(op, entry.choice.kernel.kernel())
+        )),
+        None => passed_over.push(format!("nothing is tuned for \"{key}\"")),
+    }
+    let chosen = chosen.or_else(|| Some((executor.linear_default(op)?, "the default for this shape".to_string())));
+    let Some((choice, why)) = chosen else {
+        text.push_str("\nruns nothing: the product is empty");
+        return text;
+    };
+    let kernel = choice.kernel.kernel();
+    let algorithm = match choice.algorithm {
+        Algorithm::Kept(_) => " with a kept algorithm",
+        _ => "",
+    };
+    let _ = write!(text, "\nruns {}{algorithm}: {why}", kernel.name);
+    for reason in passed_over {
+        let _ = write!(text, "; {reason}");
+    }
+    let _ = write!(text, "\n{}: {}", kernel.name, kernel.summary);
+    let mut others: Vec<&str> = candidates.iter().map(|candidate| candidate.kernel.kernel().name).collect();
+    others.dedup();
+    others.retain(|name| *name != kernel.name);
+    let _ =
+        write!(text, "\nothers that can do it: {}", if others.is_empty() { "none".into() } else { others.join(", ") });
+    let refused: Vec<String> = kernels_of(device_of(executor))
+        .filter(|(id, kernel)| kernel.encodings.contains(&op.weight.encoding) && !takes(&Choice::of(*id)))
+        .map(|(_, kernel)| format!("{} ({})", kernel.name, why_not(op, kernel)))
+        .collect();
+    if !refused.is_empty() {
+        let _ = write!(text, "\nthose that cannot: {}", refused.join(", "));
+    }
+    text
+}
+
+fn device_of(executor: &dyn Executor) -> DeviceKind {
+    executor.device().kind
+}
+
+/// The first of the kernel's limits that the product is beyond.
+fn why_not(op: &Linear, kernel: &Kernel) -> String {
+    let limits = kernel.limits;
+    let aligned =
+        |data: usize, stride: usize| data.is_multiple_of(limits.alignment) && stride.is_multiple_of(limits.alignment);
+    let input_stride = if op.input.rows > 1 { op.input.row_stride * op.input.dtype.size() } else { 0 };
+    if !kernel.encodings.contains(&op.weight.encoding) {
+        format!("no {} weights", op.weight.encoding)
+    } else if !kernel.inputs.contains(&op.input.dtype) {
+        format!("no {} input", op.input.dtype)
+    } else if limits.rows != 0 && op.input.rows > limits.rows {
+        format!("m up to {}", limits.rows)
+    } else if !op.weight.columns.is_multiple_of(limits.depth_multiple) {
+        format!("k a multiple of {}", limits.depth_multiple)
+    } else if !aligned(op.input.data as usize, input_stride) {
+        format!("rows of the input at multiples of {} bytes", limits.alignment)
+    } else {
+        "not with this device, these options or this shape".to_string()
+    }
+}

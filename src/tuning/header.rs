@@ -1,0 +1,47 @@
+//! What a tuning file belongs to. Times on another GPU, under another driver or of other kernels say nothing here, so a
+//! file that differs in any of these is not used at all.
+
+use crate::backend::BackendOptions;
+use crate::executor::{DeviceInfo, DeviceKind};
+use crate::hardware;
+
+/// Of the file's form; a change of it makes older files foreign.
+const FORMAT: &str = "1";
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// Names and values in the order in which the file has them.
+    pub fields: Vec<(&'static str, String)>,
+}
+
+impl Header {
+    /// Of the device, and of the libraries that products on it go to.
+    pub fn of(device: &DeviceInfo, options: &BackendOptions) -> Header {
+        let (driver, cublaslt) = match device.kind {
+            DeviceKind::Cpu => (String::new(), String::new()),
+            DeviceKind::Cuda => cuda_versions(options),
+        };
+        Header {
+            fields: vec![
+                ("format", FORMAT.to_string()),
+                ("device", device.name.clone()),
+                ("architecture", device.compute_capability.to_string()),
+                // A part of a GPU has fewer; on the CPU, threads.
+                ("multiprocessors", device.multiprocessors.to_string()),
+                ("driver", driver),
+                ("cublaslt", cublaslt),
+                ("build", format!("{} {}", env!("CARGO_PKG_VERSION"), env!("NVB_BUILD_HASH"))),
+            ],
+        }
+    }
+}
+
+fn cuda_versions(options: &BackendOptions) -> (String, String) {
+    let environment = hardware::environment();
+    let cublaslt = environment.libraries.iter().find(|library| library.name == "cuBLASLt");
+    let cublaslt = match cublaslt {
+        Some(library) if !options.own_kernels_only && !library.path.is_empty() => library.version.to_string(),
+        _ => "none".to_string(),
+    };
+    (format!("{} {}", environment.kernel_module, environment.driver_version), cublaslt)
+}

@@ -1,0 +1,136 @@
+//! Choosing kernels by measurement: the tuner, the file that keeps its choices, and the words for why a kernel runs.
+//!
+//! Executors know none of this: they ask their [`Choices`], which this fills.
+//!
+//! [`Choices`]: crate::registry::choices::Choices
+
+pub mod case;
+pub mod explain;
+pub mod file;
+pub mod header;
+pub mod store;
+pub mod timer;
+pub mod tuner;
+pub mod validate;
+pub mod workload;
+
+use crate::backend::{Backend, BackendOptions};
+use crate::error::{Error, Result};
+use crate::executor::{DeviceKind, Executor};
+use crate::registry::choices::Table;
+use crate::registry::LINEAR;
+use crate::stream::Stream;
+use case::Case;
+use header::Header;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use timer::{EventTimer, HostTimer, Timer};
+use tuner::{Options, Own, Progress, Report, Tuner};
+
+/// Where a backend's choices are kept.
+pub struct Tuning {
+    device: DeviceKind,
+    /// Path and header; `None`: in memory alone.
+    file: Option<(PathBuf, Header)>,
+}
+
+/// What measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Clock {
+    #[default]
+    Events,
+    Host,
+}
+
+impl Tuning {
+    /// Follows the options, and loads the file into the executor's choices.
+    pub fn open(executor: &dyn Executor, options: &BackendOptions) -> Result<Tuning> {
+        executor.choices().set_override(LINEAR, &options.linear_kernel)?;
+        let path = match options.tuning_file.as_str() {
+            "" => std::env::var_os("NVB_TUNING_FILE").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
+            path => Some(PathBuf::from(path)),
+        };
+        let device = executor.device().kind;
+        let file = path.map(|path| (path, Header::of(executor.device(), options)));
+        let tuning = Tuning { device, file };
+        if let Some((path, header)) = &tuning.file {
+            if let Some(table) = load(path, header, device) {
+                executor.choices().extend(table);
+            }
+        }
+        Ok(tuning)
+    }
+
+    /// Where the choices are kept.
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(|(path, _)| path.as_path())
+    }
+
+    /// Adds the entries to those in the file.
+    pub fn keep(&self, entries: &Table) -> Result<()> {
+        let Some((path, header)) = &self.file else { return Ok(()) };
+        store::replace(path, |present| {
+            let mut table = present.and_then(|text| file::parse(text, header, self.device).ok()).unwrap_or_default();
+            table.extend(entries.iter().map(|(key, entry)| (*key, *entry)));
+            file::print(header, &table)
+        })
+    }
+}
+
+/// The file's entries; a file that cannot be used is one line in the log.
+fn load(path: &Path, header: &Header, device: DeviceKind) -> Option<Table> {
+    let read = store::read(path).map_err(|error| error.to_string());
+    match read.and_then(|text| text.map(|text| file::parse(&text, header, device)).transpose()) {
+        Ok(None) => {
+            log::debug!(target: "nvbackend::tuning", "{} is not there yet", path.display());
+            None
+        }
+        Ok(Some(table)) => {
+            log::info!(target: "nvbackend::tuning", "{}: {} tuned products", path.display(), table.len());
+            Some(table)
+        }
+        Err(why) => {
+            log::warn!(target: "nvbackend::tuning", "{} is not used: {why}", path.display());
+            None
+        }
+    }
+}
+
+/// Bytes that are filled before the launches on a GPU, so that the host is ahead of it.
+const LEAD_BYTES: usize = 128 << 20;
+
+/// Tunes the cases on a stream of its own. Choices hold from the end of their case on; they are kept in the file likewise,
+/// and where that fails the report comes with the error.
+pub fn tune(
+    backend: &Backend,
+    cases: &[Case],
+    options: Options,
+    clock: Clock,
+    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<(Report, Option<Error>)> {
+    let stream = Stream::new(backend.executor(), 0)?;
+    let mut timer: Box<dyn Timer> = match clock {
+        Clock::Host => Box::new(HostTimer),
+        Clock::Events => {
+            let lead = match backend.device().kind {
+                DeviceKind::Cpu => None,
+                DeviceKind::Cuda => Some(backend.memory().allocate_owned(LEAD_BYTES, &stream)?),
+            };
+            Box::new(EventTimer::new(&stream, lead)?)
+        }
+    };
+    let executor = backend.executor().clone();
+    let mut unkept = None;
+    let mut tuner =
+        Tuner { backend, products: &Own(&*executor), timer: &mut *timer, stream: &stream, options, progress };
+    let report = tuner.tune(cases, &mut |table| {
+        if unkept.is_none() {
+            unkept = backend.tuning().keep(&table).err();
+        }
+        executor.choices().extend(table);
+    })?;
+    if let Some(error) = &unkept {
+        log::warn!(target: "nvbackend::tuning", "{error}");
+    }
+    Ok((report, unkept))
+}

@@ -1,0 +1,376 @@
+//! The auto-tuner: which of the kernels that can do a product does it fastest, right output provided.
+//!
+//! Every candidate runs once on a poisoned output and is held against the reference; only those that are right are timed,
+//! in rounds, so that a clock that changes meanwhile meets all of them. The median counts.
+
+use super::case::Case;
+use super::timer::Timer;
+use super::validate::{self, compare, tolerance};
+use super::workload::Workload;
+use crate::backend::Backend;
+use crate::error::{Error, Result, Status};
+use crate::executor::{DeviceKind, Executor};
+use crate::hardware;
+use crate::ops::linear::Linear;
+use crate::registry::choices::{Algorithm, Choice, Entry, Table};
+use crate::registry::key::ProductKey;
+use crate::stream::{RawHandle, Stream};
+use std::ops::ControlFlow;
+
+/// What the tuner asks of an executor; tests put wrong kernels in between.
+pub trait Products {
+    fn candidates(&self, op: &Linear) -> Vec<Choice>;
+    fn default(&self, op: &Linear) -> Option<Choice>;
+    fn run(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>>;
+    fn reference(&self, op: &Linear, stream: RawHandle) -> Result<()>;
+}
+
+/// An executor's own products.
+pub struct Own<'a>(pub &'a dyn Executor);
+
+impl Products for Own<'_> {
+    fn candidates(&self, op: &Linear) -> Vec<Choice> {
+        self.0.linear_candidates(op)
+    }
+
+    fn default(&self, op: &Linear) -> Option<Choice> {
+        self.0.linear_default(op)
+    }
+
+    fn run(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
+        self.0.linear_with(op, choice, stream)
+    }
+
+    fn reference(&self, op: &Linear, stream: RawHandle) -> Result<()> {
+        self.0.linear_reference(op, stream)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Timed rounds a candidate, after one that sets the number of launches.
+    pub rounds: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { rounds: 7 }
+    }
+}
+
+/// What became of a candidate.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// Seconds of a launch.
+    Measured(f64),
+    /// Its output is wrong: why.
+    Wrong(String),
+    /// It does not run: why.
+    Failed(String),
+    /// So much slower in the first round that it was not measured further.
+    Slow(f64),
+    /// The fastest, or the default where that is as fast.
+    Chosen(f64),
+}
+
+pub struct Progress<'a> {
+    pub case: usize,
+    pub cases: usize,
+    pub candidate: usize,
+    pub candidates: usize,
+    pub choice: &'a Choice,
+    pub outcome: &'a Outcome,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Report {
+    /// Cases that have a choice now.
+    pub tuned: usize,
+    /// Those among them whose choice is not the default.
+    pub changed: usize,
+    /// Candidates that ran.
+    pub measured: usize,
+    /// Candidates with a wrong output.
+    pub wrong: usize,
+    /// Candidates that did not run.
+    pub failed: usize,
+    /// Whether the caller ended it.
+    pub stopped: bool,
+    /// Seconds of one launch of every tuned case, by default and as chosen.
+    pub default_seconds: f64,
+    pub chosen_seconds: f64,
+}
+
+/// A default within this of the fastest stays: less than two runs differ by.
+const WORTHWHILE: f64 = 1.02;
+
+/// Slower than the fastest by this after one round: not measured further.
+const HOPELESS: f64 = 3.0;
+
+/// Launches between two looks at the clock take about so many seconds, and are so many at most.
+const BATCH_SECONDS: f64 = 1e-3;
+const MOST_LAUNCHES: usize = 32;
+
+/// Operations that the reference may take for a case, which with the comparison on the host takes tenths of a second.
+fn reference_operations(device: DeviceKind) -> usize {
+    match device {
+        DeviceKind::Cpu => 1 << 25,
+        DeviceKind::Cuda => 1 << 36,
+    }
+}
+
+/// Bytes of the cache that a weight must not be found in.
+pub fn cache_bytes(executor: &dyn Executor) -> u64 {
+    match executor.device().kind {
+        DeviceKind::Cuda => executor.device().l2_bytes,
+        DeviceKind::Cpu => (1..=3).map(|level| hardware::cpu().cache_bytes(level)).max().unwrap_or(0),
+    }
+}
+
+pub struct Tuner<'a> {
+    pub backend: &'a Backend,
+    pub products: &'a dyn Products,
+    pub timer: &'a mut dyn Timer,
+    pub stream: &'a Stream,
+    pub options: Options,
+    pub progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+}
+
+struct Candidate {
+    /// As asked for, and as it ran.
+    asked: Choice,
+    ran: Choice,
+    times: Vec<f64>,
+    launches: usize,
+}
+
+impl Candidate {
+    fn median(&self) -> f64 {
+        let mut times = self.times.clone();
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied().unwrap_or(f64::INFINITY)
+    }
+}
+
+impl Tuner<'_> {
+    /// Tunes one case after the other, handing each found entry to `keep`.
+    pub fn tune(&mut self, cases: &[Case], keep: &mut dyn FnMut(Table)) -> Result<Report> {
+        let mut report = Report::default();
+        for (index, case) in cases.iter().enumerate() {
+            let found = self.tune_case(case, (index, cases.len()), &mut report);
+            let found = found.map_err(|error| error.context(format_args!("case {index}")))?;
+            if let Some((key, entry)) = found {
+                keep(Table::from([(key, entry)]));
+            }
+            if report.stopped {
+                break;
+            }
+        }
+        Ok(report)
+    }
+
+    fn tune_case(
+        &mut self,
+        case: &Case,
+        place: (usize, usize),
+        report: &mut Report,
+    ) -> Result<Option<(ProductKey, Entry)>> {
+        let shape = case.shape()?;
+        let Some(default) = self.products.default(&shape) else { return Ok(None) };
+        let executor = self.backend.executor().clone();
+        let (m, n, k) = (case.rows, shape.weight.rows, shape.weight.columns);
+        let rows = validate::rows(m, n, k, reference_operations(executor.device().kind));
+        let workload = Workload::new(self.backend, case, cache_bytes(&*executor), &rows, self.stream)?;
+        let mut references = Vec::with_capacity(rows.len());
+        for rows in &rows {
+            self.products.reference(&workload.reference(rows), self.stream.raw())?;
+            references.push(workload.read_reference(rows, self.stream)?);
+        }
+
+        let mut choices = self.products.candidates(&workload.op(0));
+        if !choices.iter().any(|choice| is_default(choice, &default)) {
+            choices.push(default);
+        }
+        let tell = |tuner: &mut Self, candidate: usize, choice: &Choice, outcome: &Outcome, report: &mut Report| {
+            let candidates = choices.len();
+            let progress = Progress { case: place.0, cases: place.1, candidate, candidates, choice, outcome };
+            log::debug!(target: "nvbackend::tuning", "{}: {}: {outcome:?}", describe(&shape), choice.label());
+            report.stopped |= (tuner.progress)(&progress).is_break();
+        };
+        let mut right: Vec<(usize, Candidate)> = Vec::new();
+        for (index, choice) in choices.iter().enumerate() {
+            if report.stopped {
+                return Ok(None);
+            }
+            let outcome = match self.check(&workload, choice, &rows, &references)? {
+                // Fewer algorithms than ranks: nothing to tell.
+                Checked::Absent => continue,
+                Checked::Right(ran) => {
+                    report.measured += 1;
+                    right.push((index, Candidate { asked: *choice, ran, times: Vec::new(), launches: 1 }));
+                    continue;
+                }
+                Checked::Wrong(why) => {
+                    log::warn!(target: "nvbackend::tuning", "{}: {} is wrong: {why}", describe(&shape), choice.label());
+                    report.wrong += 1;
+                    Outcome::Wrong(why)
+                }
+                Checked::Failed(why) => {
+                    report.failed += 1;
+                    Outcome::Failed(why)
+                }
+            };
+            tell(self, index, choice, &outcome, report);
+        }
+
+        // The first round warms up and tells how many launches make a time that the clock resolves.
+        let mut fastest = f64::INFINITY;
+        for (_, candidate) in &mut right {
+            let seconds = self.time(&workload, candidate)?;
+            candidate.launches = (BATCH_SECONDS / seconds.max(1e-9)).clamp(1.0, MOST_LAUNCHES as f64) as usize;
+            candidate.times.push(seconds);
+            fastest = fastest.min(seconds);
+        }
+        let (hopeful, slow): (Vec<_>, Vec<_>) = right.into_iter().partition(|(_, candidate)| {
+            candidate.times[0] <= HOPELESS * fastest || is_default(&candidate.asked, &default)
+        });
+        for (index, candidate) in &slow {
+            tell(self, *index, &candidate.asked, &Outcome::Slow(candidate.times[0]), report);
+        }
+        let mut right = hopeful;
+        right.iter_mut().for_each(|(_, candidate)| candidate.times.clear());
+        for _ in 0..self.options.rounds {
+            for (_, candidate) in &mut right {
+                let seconds = self.time(&workload, candidate)?;
+                candidate.times.push(seconds);
+            }
+        }
+        for (index, candidate) in &right {
+            if report.stopped {
+                return Ok(None);
+            }
+            tell(self, *index, &candidate.asked, &Outcome::Measured(candidate.median()), report);
+        }
+        let usual = right.iter().position(|(_, candidate)| is_default(&candidate.asked, &default));
+        let default_median = usual.map(|usual| right[usual].1.median());
+        right.sort_by(|a, b| a.1.median().total_cmp(&b.1.median()));
+        let best = right.first().map_or(0.0, |best| best.1.median());
+        // The default in front of those that are hardly faster.
+        right.sort_by_key(|(_, candidate)| {
+            !(is_default(&candidate.asked, &default) && candidate.median() <= WORTHWHILE * best)
+        });
+        // What ran often may have been right the first time alone.
+        let mut chosen = None;
+        for (index, candidate) in &right {
+            match self.check(&workload, &candidate.asked, &rows, &references)? {
+                Checked::Right(_) => {
+                    chosen = Some((*index, candidate));
+                    break;
+                }
+                Checked::Wrong(why) => {
+                    report.wrong += 1;
+                    tell(self, *index, &candidate.asked, &Outcome::Wrong(why), report);
+                }
+                Checked::Failed(why) => {
+                    report.failed += 1;
+                    tell(self, *index, &candidate.asked, &Outcome::Failed(why), report);
+                }
+                Checked::Absent => {}
+            }
+        }
+        let Some(chosen) = chosen else { return Ok(None) };
+        let seconds = chosen.1.median();
+        // Without a default that runs and is right there is nothing to compare with.
+        let default_seconds = default_median.unwrap_or(seconds);
+        report.tuned += 1;
+        report.changed += usize::from(!is_default(&chosen.1.asked, &default));
+        report.default_seconds += default_seconds;
+        report.chosen_seconds += seconds;
+        let outcome = Outcome::Chosen(seconds);
+        let (index, asked) = (chosen.0, chosen.1.asked);
+        // A default that stays keeps its freedom to differ between the shapes that share the entry.
+        let choice = if is_default(&asked, &default) { default } else { chosen.1.ran };
+        let entry = Entry { choice, seconds, default_seconds, candidates: right.len() as u32 + slow.len() as u32 };
+        log::info!(
+            target: "nvbackend::tuning",
+            "{}: {} takes {:.2} us, {} {:.2} us",
+            describe(&shape), asked.label(), seconds * 1e6, default.label(), default_seconds * 1e6
+        );
+        tell(self, index, &asked, &outcome, report);
+        Ok(Some((executor.choices().key(&shape), entry)))
+    }
+
+    fn check(
+        &self,
+        workload: &Workload,
+        choice: &Choice,
+        rows: &[std::ops::Range<usize>],
+        references: &[Vec<f32>],
+    ) -> Result<Checked> {
+        let op = workload.op(0);
+        workload.poison(self.stream)?;
+        let ran = match self.products.run(&op, choice, self.stream.raw()) {
+            Ok(Some(ran)) => ran,
+            Ok(None) => return Ok(Checked::Absent),
+            Err(error) => return failed(error),
+        };
+        if let Err(error) = self.stream.synchronize() {
+            return failed(error);
+        }
+        let way = choice.kernel.kernel().way;
+        let tolerance = tolerance(way, op.weight.encoding, op.input.dtype, op.output.dtype);
+        for (rows, reference) in rows.iter().zip(references) {
+            let output = workload.read_output(rows, self.stream)?;
+            if let Err(why) = compare(&output, reference, op.output.columns, tolerance) {
+                return Ok(Checked::Wrong(why));
+            }
+        }
+        Ok(Checked::Right(ran))
+    }
+
+    fn time(&mut self, workload: &Workload, candidate: &Candidate) -> Result<f64> {
+        let (products, raw) = (self.products, self.stream.raw());
+        self.timer.time(&candidate.asked, self.stream, candidate.launches, &mut |launch| {
+            match products.run(&workload.op(launch), &candidate.asked, raw)? {
+                Some(_) => Ok(()),
+                // Nothing is quick to do.
+                None => Err(Error::unsupported(format!("{} does not take every launch", candidate.asked.label()))),
+            }
+        })
+    }
+}
+
+enum Checked {
+    Right(Choice),
+    /// It is not there for this product.
+    Absent,
+    Wrong(String),
+    Failed(String),
+}
+
+/// A candidate's failure is its own, but for a device that is gone.
+fn failed(error: Error) -> Result<Checked> {
+    match error.status {
+        Status::DeviceLost => Err(error),
+        _ => Ok(Checked::Failed(error.message)),
+    }
+}
+
+/// The first algorithm of a vendor library is what it takes without being told.
+fn is_default(choice: &Choice, default: &Choice) -> bool {
+    choice.kernel == default.kernel && matches!(choice.algorithm, Algorithm::Default | Algorithm::Rank(0))
+}
+
+/// `linear m=16 n=14336 k=4096, bf16 x int4 -> bf16`
+pub fn describe(op: &Linear) -> String {
+    format!(
+        "linear m={} n={} k={}, {} x {} -> {}{}",
+        op.input.rows,
+        op.weight.rows,
+        op.weight.columns,
+        op.input.dtype,
+        op.weight.encoding,
+        op.output.dtype,
+        if op.weight.gated { ", gated" } else { "" }
+    )
+}

@@ -1,0 +1,202 @@
+//! The product that candidates are measured on: random inputs, and copies of the weight that take turns, so that each launch
+//! reads it from memory as it would in a model.
+
+use super::case::{Case, CaseWeight};
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::executor::CopyKind;
+use crate::memory::Allocation;
+use crate::ops::linear::Linear;
+use crate::stream::Stream;
+use crate::tensor::{DType, Element, Matrix, Tensor};
+use crate::weight::{Arrangement, Scales, Source, Weight, WeightView};
+use half::{bf16, f16};
+use std::ops::Range;
+
+pub struct Workload {
+    op: Linear,
+    /// Views of the weight's copies.
+    weights: Vec<WeightView>,
+    /// All that the views point into.
+    _blocks: Vec<Allocation>,
+    output: Allocation,
+    /// F32, for the rows of one range.
+    reference: Allocation,
+}
+
+/// Copies of the weight are as many as make so many times the last cache level.
+const CACHES: u64 = 2;
+
+/// A random weight repeats itself after so many elements, a prime, so that a large one does not fill the host's memory.
+const PATTERN: usize = 4_194_301;
+
+impl Workload {
+    /// `cache_bytes`: of the last level; `rows`: those that will be compared.
+    pub fn new(
+        backend: &Backend,
+        case: &Case,
+        cache_bytes: u64,
+        rows: &[Range<usize>],
+        stream: &Stream,
+    ) -> Result<Workload> {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let memory = backend.memory();
+        let made;
+        let (view, span) = match case.weight {
+            CaseWeight::Given { view, span } => (view, span),
+            CaseWeight::Described { geometry, gated } => {
+                let (n, k) = (geometry.rows, geometry.columns);
+                let values: Vec<f32> = random.values(PATTERN.min(n * k), 1.0 / (k as f32).sqrt());
+                let block = upload(backend, &values, n * k, DType::Bf16, stream)?;
+                let (parts, arrangement) = if gated { (2, Arrangement::Gated) } else { (1, Arrangement::Stacked) };
+                let bytes = n / parts * k * DType::Bf16.size();
+                let part = |part: usize| block.pointer().wrapping_byte_add(part * bytes);
+                let parts: Vec<Tensor> =
+                    (0..parts).map(|i| Tensor::new(part(i), DType::Bf16, &[n / parts, k])).collect();
+                made = Weight::new(memory, &parts, arrangement, Source::Device, Some(geometry.format), stream)?;
+                (made.view(), made.span())
+            }
+        };
+        let (weights, copies) = copy_weight(backend, &view, span, cache_bytes, stream)?;
+        let (m, k, output_columns) = (case.rows, view.columns, view.output_columns());
+        let input = upload(backend, &random.values(m * k, 1.0), m * k, case.input, stream)?;
+        let bias = match case.bias {
+            true => Some(upload(backend, &random.values(view.rows, 1.0), view.rows, case.output, stream)?),
+            false => None,
+        };
+        let output = memory.allocate_owned((m * output_columns * case.output.size()).max(1), stream)?;
+        let most = rows.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+        let reference = memory.allocate_owned((most * output_columns * DType::F32.size()).max(1), stream)?;
+        let op = Linear::new(
+            Tensor::new(input.pointer(), case.input, &[m, k]),
+            weights[0],
+            bias.as_ref().map(|bias| Tensor::new(bias.pointer(), case.output, &[view.rows])),
+            case.activation,
+            Tensor::new(output.pointer(), case.output, &[m, output_columns]),
+        )?;
+        // What the copies were made of goes here; they have been waited for.
+        stream.synchronize()?;
+        let mut blocks = vec![input, copies];
+        blocks.extend(bias);
+        Ok(Workload { op, weights, _blocks: blocks, output, reference })
+    }
+
+    /// The product with the weight's copy of this number, counted round.
+    pub fn op(&self, copy: usize) -> Linear {
+        Linear { weight: self.weights[copy % self.weights.len()], ..self.op }
+    }
+
+    /// The reference's op for some of the rows.
+    pub fn reference(&self, rows: &Range<usize>) -> Linear {
+        let skip = rows.start * self.op.input.row_stride * self.op.input.dtype.size();
+        let input = Matrix { data: self.op.input.data.wrapping_byte_add(skip), rows: rows.len(), ..self.op.input };
+        let output = Matrix { data: self.reference.pointer(), dtype: DType::F32, rows: rows.len(), ..self.op.output };
+        Linear { input, output, ..self.op }
+    }
+
+    /// Makes every element of the output NaN, so that one that nobody writes is seen.
+    pub fn poison(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: the block has these bytes.
+        unsafe { stream.executor().fill(self.output.pointer(), 0xff, self.output.bytes(), stream.raw()) }
+    }
+
+    /// The output's rows.
+    pub fn read_output(&self, rows: &Range<usize>, stream: &Stream) -> Result<Vec<f32>> {
+        let Matrix { columns, dtype, .. } = self.op.output;
+        download(&self.output, dtype, rows.start * columns, rows.len() * columns, stream)
+    }
+
+    /// What `reference` wrote.
+    pub fn read_reference(&self, rows: &Range<usize>, stream: &Stream) -> Result<Vec<f32>> {
+        download(&self.reference, DType::F32, 0, rows.len() * self.op.output.columns, stream)
+    }
+}
+
+/// Views of the copies, and the block that they lie in.
+fn copy_weight(
+    backend: &Backend,
+    view: &WeightView,
+    span: usize,
+    cache_bytes: u64,
+    stream: &Stream,
+) -> Result<(Vec<WeightView>, Allocation)> {
+    let pitch = span.next_multiple_of(256);
+    let count = (CACHES * cache_bytes).div_ceil(pitch.max(1) as u64).max(1) as usize;
+    let block = backend.memory().allocate_owned((count * pitch).max(1), stream)?;
+    let mut views = Vec::with_capacity(count);
+    for copy in 0..count {
+        let to = block.pointer().wrapping_byte_add(copy * pitch);
+        // SAFETY: the view's bytes, and as many of the block.
+        unsafe { stream.executor().copy(to, view.data, span, CopyKind::DeviceToDevice, stream.raw())? };
+        views.push(moved(view, to as usize));
+    }
+    Ok((views, block))
+}
+
+/// The view with its data at `to`, and scales and offsets as far from it as they were. The order of columns is shared.
+fn moved(view: &WeightView, to: usize) -> WeightView {
+    let by = to.wrapping_sub(view.data as usize);
+    let shift = |address: usize| address.wrapping_add(by);
+    let scales = match view.scales {
+        Scales::None => Scales::None,
+        Scales::Rows(scales) => Scales::Rows(shift(scales as usize) as *const f32),
+        Scales::Groups { size, data } => Scales::Groups { size, data: shift(data as usize) as *const f16 },
+        Scales::Blocks(scales) => Scales::Blocks(shift(scales as usize) as *const f32),
+    };
+    let offsets = match view.offsets.is_null() {
+        true => std::ptr::null(),
+        false => shift(view.offsets as usize) as *const f16,
+    };
+    WeightView { data: to as *mut std::ffi::c_void, scales, offsets, ..*view }
+}
+
+/// `count` elements, the values over and over.
+fn upload(backend: &Backend, values: &[f32], count: usize, dtype: DType, stream: &Stream) -> Result<Allocation> {
+    let bytes: Vec<u8> = match dtype {
+        DType::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+        DType::Bf16 => values.iter().flat_map(|&value| <bf16 as Element>::from_f32(value).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+    };
+    let total = count * dtype.size();
+    let block = backend.memory().allocate_owned(total.max(1), stream)?;
+    for at in (0..total).step_by(bytes.len().max(1)) {
+        let (to, part) = (block.pointer().wrapping_byte_add(at), bytes.len().min(total - at));
+        // SAFETY: the block has these bytes, and the source lives until the stream has passed the copy.
+        unsafe { stream.executor().copy(to, bytes.as_ptr().cast(), part, CopyKind::HostToDevice, stream.raw())? };
+    }
+    stream.synchronize()?;
+    Ok(block)
+}
+
+fn download(block: &Allocation, dtype: DType, first: usize, count: usize, stream: &Stream) -> Result<Vec<f32>> {
+    let mut bytes = vec![0u8; count * dtype.size()];
+    let from = block.pointer().wrapping_byte_add(first * dtype.size());
+    // SAFETY: the range lies in the block, and the target lives until the stream has passed the copy.
+    unsafe {
+        let to = bytes.as_mut_ptr().cast();
+        stream.executor().copy(to, from, bytes.len(), CopyKind::DeviceToHost, stream.raw())?;
+    }
+    stream.synchronize()?;
+    let pair = |pair: &[u8]| u16::from_le_bytes([pair[0], pair[1]]);
+    Ok(match dtype {
+        DType::F16 => bytes.chunks_exact(2).map(|bits| f16::from_bits(pair(bits)).to_f32()).collect(),
+        DType::Bf16 => bytes.chunks_exact(2).map(|bits| bf16::from_bits(pair(bits)).to_f32()).collect(),
+        _ => bytes.chunks_exact(4).map(|bits| f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]])).collect(),
+    })
+}
+
+/// Marsaglia's xorshift: the same inputs in every run.
+struct Random(u64);
+
+impl Random {
+    /// Uniform in −scale … scale.
+    fn values(&mut self, count: usize, scale: f32) -> Vec<f32> {
+        let mut next = || {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+        };
+        (0..count).map(|_| next() * scale).collect()
+    }
+}
