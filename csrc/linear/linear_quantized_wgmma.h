@@ -13,12 +13,18 @@ size_t wgmma_workspace(const nvb_linear_quantized_params& params);
 // Two kernels, each of which may start during the one before it.
 cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_launch& launch);
 
-// How a product is divided: 64 * warpgroups rows of W a block, `splits` blocks along k, up to `tokens` tokens.
+// How a product is divided: 64 * warpgroups rows of W a block, 2^log_splits blocks along k, up to `tokens` tokens.
 struct WgmmaPlan {
   int tokens;
   int warpgroups;
-  int splits;
+  int log_splits;
 };
+
+// Blocks of a cluster have eight tokens or more to finish, and room for one another's sums beside the ring.
+constexpr int most_splits(int tokens, int warpgroups) {
+  const int room = warpgroups == 2 ? 8 : warpgroups == 3 ? 4 : 2;
+  return room < tokens / 8 ? room : tokens / 8;
+}
 
 // One translation unit for each encoding and T.
 template <uint32_t Encoding, typename T>
