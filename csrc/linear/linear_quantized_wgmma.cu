@@ -21,16 +21,15 @@ int64_t stages(const nvb_linear_quantized_params& params) {
 // block to meet the others. Clusters leave some multiprocessors of a GPC over: past 85 % of all they wait for a second
 // wave.
 WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
-  WgmmaPlan best = {params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64, 2, 0};
+  WgmmaPlan best = {params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64, 2, 1};
   const int64_t multiprocessors = std::max(launch.multiprocessors, 1) * (best.tokens == 16 ? 2 : 1);
   int64_t best_cost = INT64_MAX;
   for (int warpgroups = 2; warpgroups <= 4; ++warpgroups) {
     if (warpgroups == 3 && best.tokens != 64) continue;
     if (warpgroups > 2 && best.tokens == 16) continue;
     const int64_t tiles = (params.n + 64 * warpgroups - 1) / (64 * warpgroups);
-    for (int log_splits = 0; log_splits <= 3; ++log_splits) {
-      const int splits = 1 << log_splits;
-      if (splits > std::min<int64_t>(most_splits(best.tokens, warpgroups), stages(params))) break;
+    const int64_t most = std::min<int64_t>(most_splits(best.tokens, warpgroups), stages(params));
+    for (int splits = 1; splits <= most; ++splits) {
       const int64_t room = std::max<int64_t>(splits == 1 ? multiprocessors : multiprocessors * 85 / 100, 1);
       const int64_t waves = (tiles * splits + room - 1) / room;
       const int64_t steps = (stages(params) + splits - 1) / splits;
@@ -38,7 +37,7 @@ WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launc
       if (cost < best_cost) {
         best_cost = cost;
         best.warpgroups = warpgroups;
-        best.log_splits = log_splits;
+        best.splits = splits;
       }
     }
   }

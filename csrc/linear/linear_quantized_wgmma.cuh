@@ -26,6 +26,14 @@
 namespace nvb {
 namespace quantized {
 
+// How the blocks of a cluster divide k and the tokens.
+struct WgmmaShare {
+  int splits;
+  int tokens;  // that a block finishes, the last ones fewer
+  int steps;   // of kStageK
+  int more;    // the first blocks take one step more
+};
+
 template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
 struct WgmmaShape {
   using Input = InputStage<Tokens>;
@@ -36,7 +44,7 @@ struct WgmmaShape {
   static constexpr int kStageBytes = (Input::kBytes + Weights::kBytes + 1023) / 1024 * 1024;
   // Sums from the other blocks of a cluster have memory of their own: nobody need ask when the ring is free.
   static constexpr int kMostSplits = most_splits(Tokens, Warpgroups);
-  static constexpr int kExchangeBytes = Tokens * kRows * 4 / kMostSplits * (kMostSplits - 1);
+  static constexpr int kExchangeBytes = most_foreign(Tokens, kMostSplits) * kRows * 4;
   static constexpr int kMostBytes = (BlocksPerSm == 2 ? 113 : 227) * 1024;
   static constexpr int kFixedBytes = 1024 + kExchangeBytes + 8;  // the ring aligns itself to 1024
   static constexpr int kRoom = (kMostBytes - kFixedBytes) / (kStageBytes + 16);
@@ -56,25 +64,24 @@ struct WgmmaShape {
 template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
 __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     linear_quantized_wgmma(const nvb_linear_quantized_params p, const LinearEpilogue epilogue,
-                           const char* __restrict__ arranged, const int log_splits) {
+                           const char* __restrict__ arranged, const WgmmaShare share) {
 #ifdef NVB_WGMMA
   using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
   using Input = typename Shape::Input;
   using Weights = typename Shape::Weights;
   constexpr int kStages = Shape::kStages;
-  const int splits = 1 << log_splits;
   extern __shared__ char unaligned[];
   char* const ring = unaligned + (-shared_address(unaligned) & 1023);
   char* const exchange = ring + Shape::kRingBytes;
   uint64_t* const full = reinterpret_cast<uint64_t*>(exchange + Shape::kExchangeBytes);
   uint64_t* const empty = full + kStages;
   uint64_t* const arrived = empty + kStages;
-  const int rank = blockIdx.x & (splits - 1);
-  const int64_t block_row = static_cast<int64_t>(blockIdx.x >> log_splits) * Shape::kRows;
-  const int64_t first_token = static_cast<int64_t>(blockIdx.y) * Tokens;
-  const int all_steps = static_cast<int>((p.k + kStageK - 1) / kStageK);
-  const int begin = (rank * all_steps) >> log_splits;
-  const int steps = (((rank + 1) * all_steps) >> log_splits) - begin;
+  const int rank = blockIdx.y;
+  const int64_t block_row = static_cast<int64_t>(blockIdx.x) * Shape::kRows;
+  const int64_t first_token = static_cast<int64_t>(blockIdx.z) * Tokens;
+  const int begin = rank * share.steps + min(rank, share.more);
+  const int steps = share.steps + (rank < share.more ? 1 : 0);
+  const int own_tokens = max(0, min(Tokens - rank * share.tokens, share.tokens));
 
   if (threadIdx.x == 0) {
 #pragma unroll
@@ -84,16 +91,17 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     }
     barrier_init(arrived, 1);
     barrier_init_fence();
-    if (splits > 1) barrier_expect(arrived, (splits - 1) * (Tokens >> log_splits) * Shape::kRows * 4);
+    if (share.splits > 1) barrier_expect(arrived, (share.splits - 1) * own_tokens * Shape::kRows * 4);
   }
   __syncthreads();
-  if (splits > 1) cluster_arrive();
+  if (share.splits > 1) cluster_arrive();
   allow_next_grid();
 
   if (threadIdx.x >= Shape::kConsumers) {
     leave_registers<Shape::kProducerRegisters>();
     const Weights weights(p, block_row);
-    const char* const inputs = arranged + (static_cast<int64_t>(blockIdx.y) * all_steps + begin) * Input::kBytes;
+    const int64_t all_steps = static_cast<int64_t>(share.steps) * share.splits + share.more;
+    const char* const inputs = arranged + (blockIdx.z * all_steps + begin) * Input::kBytes;
     uint32_t slot = 0, parity = 1;
     const auto copy_weights = [&](int step) {
       weights.copy(begin + step, ring + slot * Shape::kStageBytes + Input::kBytes);
@@ -130,7 +138,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
       advance();
     }
     __syncwarp();
-    if (splits > 1) cluster_wait();
+    if (share.splits > 1) cluster_wait();
     return;
   }
 
@@ -224,7 +232,6 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   const int local_column = threadIdx.x % kColumnGroups * 4;
   const int local_token = threadIdx.x / kColumnGroups;
   const int64_t column = block_row + local_column;
-  const int share = Tokens >> log_splits;  // tokens that a block finishes
   float bias[4], row_scales[4];
   load_bias(epilogue, column, bias);
 #pragma unroll
@@ -247,16 +254,19 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   consumer_barrier<Shape::kConsumers>();
 
   // The blocks of a cluster send each other their sums for the other's tokens.
-  const float* const own = result + rank * share * kPitch + local_column;
-  if (splits > 1) {
+  const float* const own = result + rank * share.tokens * kPitch + local_column;
+  if (share.splits > 1) {
     cluster_wait();
-    for (int away = 1; away < splits; ++away) {
-      const int owner = rank ^ away;
-      const uint32_t target = cluster_address(exchange + ((away - 1) * share * Shape::kRows + local_column) * 4, owner);
+    for (int away = 1; away < share.splits; ++away) {
+      const int owner = rank + away < share.splits ? rank + away : rank + away - share.splits;
+      const int place = (away - 1) * share.tokens * Shape::kRows + local_column;
+      const uint32_t target = cluster_address(exchange + place * 4, owner);
       const uint32_t barrier = cluster_address(arrived, owner);
+      const int end = min(Tokens, (owner + 1) * share.tokens) - owner * share.tokens;
 #pragma unroll 1
-      for (int token = local_token; token < share; token += kTokenStep) {
-        const float4 sum = *reinterpret_cast<const float4*>(result + (owner * share + token) * kPitch + local_column);
+      for (int token = local_token; token < end; token += kTokenStep) {
+        const float4 sum =
+            *reinterpret_cast<const float4*>(result + (owner * share.tokens + token) * kPitch + local_column);
         const float values[4] = {sum.x, sum.y, sum.z, sum.w};
         cluster_store(target + token * Shape::kRows * 4, values, barrier);
       }
@@ -264,18 +274,18 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     barrier_wait(arrived, 0);
   }
   if (column < p.n) {
-    const int tokens = static_cast<int>(min(p.m - first_token - rank * share, int64_t{share}));
+    const int64_t first_row = first_token + rank * share.tokens;
+    const int tokens = static_cast<int>(min(p.m - first_row, static_cast<int64_t>(own_tokens)));
     const auto finished = [&](int token) {
       float4 sum = *reinterpret_cast<const float4*>(own + token * kPitch);
-      for (int away = 1; away < splits; ++away) {
+      for (int away = 1; away < share.splits; ++away) {
         const float4 part = *reinterpret_cast<const float4*>(
-            exchange + (((away - 1) * share + token) * Shape::kRows + local_column) * 4);
+            exchange + (((away - 1) * share.tokens + token) * Shape::kRows + local_column) * 4);
         sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
       }
       if (GroupK == 0) sum.x *= row_scales[0], sum.y *= row_scales[1], sum.z *= row_scales[2], sum.w *= row_scales[3];
       return sum;
     };
-    const int64_t first_row = first_token + rank * share;
     if (!epilogue.gated && epilogue.activation == NVB_NONE && epilogue.vectors && column + 4 <= p.n) {
 #pragma unroll 4
       for (int token = local_token; token < tokens; token += kTokenStep) {
@@ -299,19 +309,20 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
 }
 
 template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
-cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const nvb_launch& launch, int log_splits) {
-  const int splits = 1 << log_splits;
+cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const nvb_launch& launch, int splits) {
   using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
   const auto kernel = linear_quantized_wgmma<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
   if (error != cudaSuccess) return error;
   const int chunks = static_cast<int>((params.k + kStageK - 1) / kStageK * kStageChunks);
+  const int steps = chunks / kStageChunks;
+  const WgmmaShare share = {splits, (Tokens + splits - 1) / splits, steps / splits, steps % splits};
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(splits);
-  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.x = 1;
+  attributes[1].val.clusterDim.y = static_cast<unsigned>(splits);
   attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>((chunks * 4 + 127) / 128), static_cast<unsigned>(params.m));
@@ -322,13 +333,13 @@ cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const 
   error = cudaLaunchKernelEx(&config, linear_quantized_arrange_input<Weight, T, Tokens>, params,
                              static_cast<char*>(params.workspace), chunks);
   if (error != cudaSuccess) return error;
-  config.gridDim = dim3(static_cast<unsigned>((params.n + Shape::kRows - 1) / Shape::kRows * splits),
-                        static_cast<unsigned>((params.m + Tokens - 1) / Tokens));
+  config.gridDim = dim3(static_cast<unsigned>((params.n + Shape::kRows - 1) / Shape::kRows),
+                        static_cast<unsigned>(splits), static_cast<unsigned>((params.m + Tokens - 1) / Tokens));
   config.blockDim = Shape::kThreads;
   config.dynamicSmemBytes = Shape::kSharedBytes;
   config.numAttrs = splits > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n),
-                            static_cast<const char*>(params.workspace), log_splits);
+                            static_cast<const char*>(params.workspace), share);
 }
 
 }  // namespace quantized

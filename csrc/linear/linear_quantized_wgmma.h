@@ -13,17 +13,26 @@ size_t wgmma_workspace(const nvb_linear_quantized_params& params);
 // Two kernels, each of which may start during the one before it.
 cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_launch& launch);
 
-// How a product is divided: 64 * warpgroups rows of W a block, 2^log_splits blocks along k, up to `tokens` tokens.
+// How a product is divided: 64 * warpgroups rows of W a block, `splits` blocks along k, up to `tokens` tokens.
 struct WgmmaPlan {
   int tokens;
   int warpgroups;
-  int log_splits;
+  int splits;
 };
 
-// Blocks of a cluster have eight tokens or more to finish, and room for one another's sums beside the ring.
+// There is room for so many blocks' sums beside the ring of copies.
 constexpr int most_splits(int tokens, int warpgroups) {
-  const int room = warpgroups == 2 ? 8 : warpgroups == 3 ? 4 : 2;
-  return room < tokens / 8 ? room : tokens / 8;
+  return tokens < 64 || warpgroups == 2 ? 8 : warpgroups == 3 ? 4 : 2;
+}
+
+// Tokens times senders: the sums that a block gets from the others of its cluster, at most.
+constexpr int most_foreign(int tokens, int most_splits) {
+  int most = 0;
+  for (int splits = 2; splits <= most_splits; ++splits) {
+    const int foreign = (splits - 1) * ((tokens + splits - 1) / splits);
+    most = foreign > most ? foreign : most;
+  }
+  return most;
 }
 
 // One translation unit for each encoding and T.

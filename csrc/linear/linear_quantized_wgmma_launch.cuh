@@ -11,14 +11,14 @@ namespace quantized {
 template <typename Weight, int GroupK, typename T>
 cudaError_t launch_wgmma_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch,
                               const WgmmaPlan& plan) {
-  if (plan.tokens == 16) return launch_wgmma_shape<Weight, T, 16, GroupK, 2, 5, 2>(params, launch, plan.log_splits);
+  if (plan.tokens == 16) return launch_wgmma_shape<Weight, T, 16, GroupK, 2, 5, 2>(params, launch, plan.splits);
   if (plan.tokens == 32) {
-    return plan.warpgroups == 4 ? launch_wgmma_shape<Weight, T, 32, GroupK, 4, 4, 1>(params, launch, plan.log_splits)
-                                : launch_wgmma_shape<Weight, T, 32, GroupK, 2, 8, 1>(params, launch, plan.log_splits);
+    return plan.warpgroups == 4 ? launch_wgmma_shape<Weight, T, 32, GroupK, 4, 4, 1>(params, launch, plan.splits)
+                                : launch_wgmma_shape<Weight, T, 32, GroupK, 2, 8, 1>(params, launch, plan.splits);
   }
-  return plan.warpgroups == 4   ? launch_wgmma_shape<Weight, T, 64, GroupK, 4, 5, 1>(params, launch, plan.log_splits)
-         : plan.warpgroups == 3 ? launch_wgmma_shape<Weight, T, 64, GroupK, 3, 5, 1>(params, launch, plan.log_splits)
-                                : launch_wgmma_shape<Weight, T, 64, GroupK, 2, 6, 1>(params, launch, plan.log_splits);
+  return plan.warpgroups == 4   ? launch_wgmma_shape<Weight, T, 64, GroupK, 4, 5, 1>(params, launch, plan.splits)
+         : plan.warpgroups == 3 ? launch_wgmma_shape<Weight, T, 64, GroupK, 3, 5, 1>(params, launch, plan.splits)
+                                : launch_wgmma_shape<Weight, T, 64, GroupK, 2, 6, 1>(params, launch, plan.splits);
 }
 
 template <uint32_t Encoding, typename T>
