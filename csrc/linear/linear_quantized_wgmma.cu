@@ -16,9 +16,10 @@ int64_t stages(const nvb_linear_quantized_params& params) {
   return (params.k + kStageK - 1) / kStageK;
 }
 
-// The division with the least time by a model fitted to an H200, in units of 1/8 µs: a stage of 64 rows takes 1/4 µs
-// plus 1/4 µs for each 64 rows more, a block 2 µs besides its stages, a block of a cluster 3/8 µs to meet the others.
-// Clusters leave some multiprocessors of a GPC over: past 85 % of all they wait for a second wave.
+// The division with the least time by a model fitted to an H200, in units of 1/8 µs: a stage takes 1/4 µs for each 64
+// rows, a block 2 µs and 3/8 µs for each 64 rows besides its stages, a block of a cluster 1/2 µs and 1/8 µs for each
+// block to meet the others. Clusters leave some multiprocessors of a GPC over: past 85 % of all they wait for a second
+// wave.
 WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   WgmmaPlan best = {params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64, 2, 1};
   const int64_t multiprocessors = std::max(launch.multiprocessors, 1) * (best.tokens == 16 ? 2 : 1);
@@ -27,11 +28,12 @@ WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launc
     if (warpgroups == 3 && best.tokens != 64) continue;
     if (warpgroups > 2 && best.tokens == 16) continue;
     const int64_t tiles = (params.n + 64 * warpgroups - 1) / (64 * warpgroups);
-    for (int splits = 1; splits <= std::min<int64_t>(8, stages(params)); ++splits) {
+    const int64_t most = std::min<int64_t>(most_splits(best.tokens, warpgroups), stages(params));
+    for (int splits = 1; splits <= most; ++splits) {
       const int64_t room = std::max<int64_t>(splits == 1 ? multiprocessors : multiprocessors * 85 / 100, 1);
       const int64_t waves = (tiles * splits + room - 1) / room;
       const int64_t steps = (stages(params) + splits - 1) / splits;
-      const int64_t cost = waves * (2 * steps * (1 + warpgroups) + 16) + 3 * splits;
+      const int64_t cost = waves * (2 * steps * warpgroups + 16 + 3 * warpgroups) + (splits == 1 ? 0 : 4 + splits);
       if (cost < best_cost) {
         best_cost = cost;
         best.warpgroups = warpgroups;

@@ -6,23 +6,35 @@
 // piece of W while the tensor cores multiply the piece before. Group scales meet f32 sums: a group's product starts
 // from zero and is added to the total with its scale.
 //
-// The `splits` blocks of a cluster share 64 * Warpgroups rows of W and divide k; their sums meet through distributed
-// shared memory, each block finishing some of the tokens, added in the order of the blocks.
+// The blocks of a cluster share 64 * Warpgroups rows of W and divide k. Each finishes some of the tokens: the others
+// store their sums for these into its shared memory, where they are added in an order that depends on its rank alone.
+//
+// The tensor cores keep their sums in registers, so that decoding and multiplying slow each other down: on an H200
+// their times nearly add up, whatever the order of the instructions. What counts is the number of instructions.
 //
 // Shapes: x [m, k] of f16 or bf16 with 8-byte aligned rows, Tokens of them a block row; k a multiple of 64.
-// Compute capability 9.0a. One or two blocks a multiprocessor: the ring takes what shared memory there is.
+// Compute capability 9.0a. One or two blocks a multiprocessor.
 //
 // Tokens past the end are columns of their own, never stored: their x stays what the workspace held.
 #pragma once
 
 #include "../common/wgmma.cuh"
 #include "linear_epilogue.cuh"
+#include "linear_quantized_wgmma.h"
 #include "linear_quantized_wgmma_stage.cuh"
 
 namespace nvb {
 namespace quantized {
 
-template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int Stages, int BlocksPerSm>
+// How the blocks of a cluster divide k and the tokens.
+struct WgmmaShare {
+  int splits;
+  int tokens;  // that a block finishes, the last ones fewer
+  int steps;   // of kStageK
+  int more;    // the first blocks take one step more
+};
+
+template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
 struct WgmmaShape {
   using Input = InputStage<Tokens>;
   static constexpr int kRows = 64 * Warpgroups;
@@ -30,80 +42,103 @@ struct WgmmaShape {
   static constexpr int kConsumers = 128 * Warpgroups;
   static constexpr int kThreads = kConsumers + kProducers;
   static constexpr int kStageBytes = (Input::kBytes + Weights::kBytes + 1023) / 1024 * 1024;
+  // Sums from the other blocks of a cluster have memory of their own: nobody need ask when the ring is free.
+  static constexpr int kMostSplits = most_splits(Tokens, Warpgroups);
+  static constexpr int kExchangeBytes = most_foreign(Tokens, kMostSplits) * kRows * 4;
+  static constexpr int kMostBytes = (BlocksPerSm == 2 ? 113 : 227) * 1024;
+  static constexpr int kFixedBytes = 1024 + kExchangeBytes + 8;  // the ring aligns itself to 1024
+  static constexpr int kRoom = (kMostBytes - kFixedBytes) / (kStageBytes + 16);
+  static constexpr int kStages = kRoom < MostStages ? kRoom : MostStages;
+  static constexpr int kRingBytes = kStages * kStageBytes;
+  static constexpr int kSharedBytes = kFixedBytes + kRingBytes + 2 * kStages * 8;
   static constexpr int kResultPitch = kRows + 4;  // floats; spreads a store's four quads over the banks
-  static constexpr int kResultBytes = Tokens * kResultPitch * 4;
-  static constexpr int kRingBytes = Stages * kStageBytes > kResultBytes ? Stages* kStageBytes : kResultBytes;
-  static constexpr int kSharedBytes = 1024 + kRingBytes + 2 * Stages * 8;  // the ring aligns itself to 1024
   // Of the 65,536 registers, whole eights for each thread: what the producers leave goes to the consumers.
   static constexpr bool kFew = Warpgroups == 4 || BlocksPerSm == 2;
   static constexpr int kProducerRegisters = kFew ? 40 : 56;
   static constexpr int kConsumerRegisters = BlocksPerSm == 2 ? 96 : Warpgroups == 4 ? 104 : Warpgroups == 3 ? 152 : 224;
   static_assert(Warpgroups >= 2 && Warpgroups <= 4, "register counts are for two to four consumer warpgroups");
-  static_assert(kSharedBytes <= (BlocksPerSm == 2 ? 113 : 227) * 1024, "a block has 227 KB of shared memory");
+  static_assert(kStages >= 2, "copies overlap products");
+  static_assert(Tokens * kResultPitch * 4 <= kRingBytes, "the sums lie where the ring was");
 };
 
-template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int Stages, int BlocksPerSm>
+template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
 __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     linear_quantized_wgmma(const nvb_linear_quantized_params p, const LinearEpilogue epilogue,
-                           const char* __restrict__ arranged, const int splits) {
+                           const char* __restrict__ arranged, const WgmmaShare share) {
 #ifdef NVB_WGMMA
-  using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, Stages, BlocksPerSm>;
+  using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
   using Input = typename Shape::Input;
   using Weights = typename Shape::Weights;
+  constexpr int kStages = Shape::kStages;
   extern __shared__ char unaligned[];
   char* const ring = unaligned + (-shared_address(unaligned) & 1023);
-  uint64_t* const full = reinterpret_cast<uint64_t*>(ring + Shape::kRingBytes);
-  uint64_t* const empty = full + Stages;
-  const int rank = blockIdx.x % splits;
-  const int64_t block_row = static_cast<int64_t>(blockIdx.x / splits) * Shape::kRows;
-  const int64_t first_token = static_cast<int64_t>(blockIdx.y) * Tokens;
-  const int all_steps = static_cast<int>((p.k + kStageK - 1) / kStageK);
-  const int begin = rank * all_steps / splits;
-  const int steps = (rank + 1) * all_steps / splits - begin;
+  char* const exchange = ring + Shape::kRingBytes;
+  uint64_t* const full = reinterpret_cast<uint64_t*>(exchange + Shape::kExchangeBytes);
+  uint64_t* const empty = full + kStages;
+  uint64_t* const arrived = empty + kStages;
+  const int rank = blockIdx.y;
+  const int64_t block_row = static_cast<int64_t>(blockIdx.x) * Shape::kRows;
+  const int64_t first_token = static_cast<int64_t>(blockIdx.z) * Tokens;
+  const int begin = rank * share.steps + min(rank, share.more);
+  const int steps = share.steps + (rank < share.more ? 1 : 0);
+  const int own_tokens = max(0, min(Tokens - rank * share.tokens, share.tokens));
 
   if (threadIdx.x == 0) {
 #pragma unroll
-    for (int s = 0; s < Stages; ++s) {
+    for (int s = 0; s < kStages; ++s) {
       barrier_init(full + s, kProducers + 1);
       barrier_init(empty + s, 4 * Warpgroups);
     }
+    barrier_init(arrived, 1);
     barrier_init_fence();
+    if (share.splits > 1) barrier_expect(arrived, (share.splits - 1) * own_tokens * Shape::kRows * 4);
   }
   __syncthreads();
+  if (share.splits > 1) cluster_arrive();
   allow_next_grid();
 
   if (threadIdx.x >= Shape::kConsumers) {
     leave_registers<Shape::kProducerRegisters>();
     const Weights weights(p, block_row);
-    const char* const inputs = arranged + (static_cast<int64_t>(blockIdx.y) * all_steps + begin) * Input::kBytes;
+    const int64_t all_steps = static_cast<int64_t>(share.steps) * share.splits + share.more;
+    const char* const inputs = arranged + (blockIdx.z * all_steps + begin) * Input::kBytes;
+    uint32_t slot = 0, parity = 1;
     const auto copy_weights = [&](int step) {
-      const int slot = step % Stages;
       weights.copy(begin + step, ring + slot * Shape::kStageBytes + Input::kBytes);
       barrier_arrive_after_copies(full + slot);
     };
     const auto copy_input = [&](int step) {
-      const int slot = step % Stages;
       barrier_expect(full + slot, Input::kBytes);
       bulk_copy(ring + slot * Shape::kStageBytes, inputs + static_cast<int64_t>(step) * Input::kBytes, Input::kBytes,
                 full + slot);
     };
+    const auto advance = [&] {
+      if (++slot == kStages) slot = 0, parity ^= 1;
+    };
     // One thread copies x. Its warp waits for x after its part of two stages of W, the others fill the ring with W.
     const bool copies_input = threadIdx.x == Shape::kThreads - 1;
     const int early = threadIdx.x >= Shape::kThreads - 32 ? min(2, steps) : 0;
-    for (int step = 0; step < early; ++step) copy_weights(step);
+    for (int step = 0; step < early; ++step) {
+      copy_weights(step);
+      advance();
+    }
     if (early > 0) {
       wait_for_previous_grid();
       if (copies_input) {
         fence_before_bulk_copies();
-        for (int step = 0; step < early; ++step) copy_input(step);
+        for (slot = 0; slot < early; ++slot) copy_input(slot);
       }
       __syncwarp();
+      slot = early;
     }
     for (int step = early; step < steps; ++step) {
-      if (step >= Stages) barrier_wait(empty + step % Stages, (step / Stages - 1) & 1);
+      barrier_wait(empty + slot, parity);
       if (copies_input) copy_input(step);
       copy_weights(step);
+      advance();
     }
+    __syncwarp();
+    if (share.splits > 1) cluster_wait();
     return;
   }
 
@@ -124,6 +159,9 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   uint32_t a[2][kInstructions][4];
   uint32_t bits[2];
   Weights::template constants<T>(bits);
+  // Zero before the loop: otherwise ptxas may put it into the loop and make every product wait for the one before.
+  wgmma_hold(total);
+  wgmma_hold(product);
   const auto add_product = [&] {
     if constexpr (GroupK != 0) {
       wgmma_hold(product);
@@ -133,12 +171,12 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   };
 
   for (int step = 0; step < steps; ++step) {
-    const int slot = step % Stages;
+    const int slot = step % kStages;
     const char* const stage = ring + slot * Shape::kStageBytes;
-    barrier_wait(full + slot, step / Stages & 1);
+    barrier_wait(full + slot, step / kStages & 1);
     const uint64_t inputs = wgmma_descriptor(stage);
     const auto release_previous = [&] {
-      if (step > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + (step - 1) % Stages);
+      if (step > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + (step - 1) % kStages);
     };
 #pragma unroll
     for (int chunk = 0; chunk < kStageChunks; ++chunk) {
@@ -188,6 +226,19 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   wgmma_hold(total);
   add_product();
 
+  // A thread will finish four columns of some tokens; what it needs for that arrives meanwhile.
+  constexpr int kColumnGroups = Shape::kRows / 4;
+  constexpr int kTokenStep = Shape::kConsumers / kColumnGroups;
+  const int local_column = threadIdx.x % kColumnGroups * 4;
+  const int local_token = threadIdx.x / kColumnGroups;
+  const int64_t column = block_row + local_column;
+  float bias[4], row_scales[4];
+  load_bias(epilogue, column, bias);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    row_scales[i] = GroupK == 0 && column + i < p.n ? static_cast<const float*>(p.scales)[column + i] : 1.0f;
+  }
+
   // Lay the sums out in shared memory, once every consumer has left the ring.
   consumer_barrier<Shape::kConsumers>();
   float* const result = reinterpret_cast<float*>(ring);
@@ -200,87 +251,78 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     address[8] = total[i + 2];
     address[kPitch + 8] = total[i + 3];
   }
-  if (splits > 1) {
-    cluster_arrive_release();
-    cluster_wait();
-  } else {
-    consumer_barrier<Shape::kConsumers>();
-  }
+  consumer_barrier<Shape::kConsumers>();
 
-  // A thread finishes four columns of some tokens: first the sums, whose reads overlap, then one copy of the long code
-  // that finishes and stores them, since a call starts with nothing of it in the instruction cache.
-  constexpr int kColumnGroups = Shape::kRows / 4;
-  constexpr int kTokenStep = Shape::kConsumers / kColumnGroups;
-  const int local_column = threadIdx.x % kColumnGroups * 4;
-  const int64_t column = block_row + local_column;
-  const int step_tokens = kTokenStep * splits;
-  const int own_token = threadIdx.x / kColumnGroups * splits + rank;
-  const int tokens = static_cast<int>(min(p.m - first_token, int64_t{Tokens}));
-  float* const own = result + own_token * kPitch + local_column;
-  if (splits > 1) {
-    constexpr int kTogether = 4;
-    for (int first = 0; own_token + first < tokens; first += kTogether * step_tokens) {
-      float4 sums[kTogether] = {};
-      for (int s = 0; s < splits; ++s) {
-        float4 parts[kTogether];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int offset = first + i * step_tokens;
-          parts[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-          if (own_token + offset < tokens) parts[i] = cluster_load16(cluster_address(own + offset * kPitch, s));
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          sums[i].x += parts[i].x, sums[i].y += parts[i].y, sums[i].z += parts[i].z, sums[i].w += parts[i].w;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int offset = first + i * step_tokens;
-        if (own_token + offset < tokens) *reinterpret_cast<float4*>(own + offset * kPitch) = sums[i];
+  // The blocks of a cluster send each other their sums for the other's tokens.
+  const float* const own = result + rank * share.tokens * kPitch + local_column;
+  if (share.splits > 1) {
+    cluster_wait();
+    for (int away = 1; away < share.splits; ++away) {
+      const int owner = rank + away < share.splits ? rank + away : rank + away - share.splits;
+      const int place = (away - 1) * share.tokens * Shape::kRows + local_column;
+      const uint32_t target = cluster_address(exchange + place * 4, owner);
+      const uint32_t barrier = cluster_address(arrived, owner);
+      const int end = min(Tokens, (owner + 1) * share.tokens) - owner * share.tokens;
+#pragma unroll 1
+      for (int token = local_token; token < end; token += kTokenStep) {
+        const float4 sum =
+            *reinterpret_cast<const float4*>(result + (owner * share.tokens + token) * kPitch + local_column);
+        const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+        cluster_store(target + token * Shape::kRows * 4, values, barrier);
       }
     }
-    // Nobody leaves while others read its sums; what a block finishes, only it has written.
-    __syncwarp();
-    cluster_arrive();
+    barrier_wait(arrived, 0);
   }
   if (column < p.n) {
-    float bias[4], row_scales[4];
-    load_bias(epilogue, column, bias);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      row_scales[i] = GroupK == 0 && column + i < p.n ? static_cast<const float*>(p.scales)[column + i] : 1.0f;
-    }
+    const int64_t first_row = first_token + rank * share.tokens;
+    const int tokens = static_cast<int>(min(p.m - first_row, static_cast<int64_t>(own_tokens)));
+    const auto finished = [&](int token) {
+      float4 sum = *reinterpret_cast<const float4*>(own + token * kPitch);
+      for (int away = 1; away < share.splits; ++away) {
+        const float4 part = *reinterpret_cast<const float4*>(
+            exchange + (((away - 1) * share.tokens + token) * Shape::kRows + local_column) * 4);
+        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+      }
+      if (GroupK == 0) sum.x *= row_scales[0], sum.y *= row_scales[1], sum.z *= row_scales[2], sum.w *= row_scales[3];
+      return sum;
+    };
+    if (!epilogue.gated && epilogue.activation == NVB_NONE && epilogue.vectors && column + 4 <= p.n) {
+#pragma unroll 4
+      for (int token = local_token; token < tokens; token += kTokenStep) {
+        const float4 sum = finished(token);
+        const float values[4] = {sum.x + bias[0], sum.y + bias[1], sum.z + bias[2], sum.w + bias[3]};
+        store_elements(epilogue.output, epilogue.output_dtype, (first_row + token) * epilogue.output_stride + column,
+                       values);
+      }
+    } else {
 #pragma unroll 1
-    for (int offset = 0; own_token + offset < tokens; offset += step_tokens) {
-      const float4 sum = *reinterpret_cast<const float4*>(own + offset * kPitch);
-      const float values[4] = {sum.x * row_scales[0], sum.y * row_scales[1], sum.z * row_scales[2],
-                               sum.w * row_scales[3]};
-      store_columns(epilogue, first_token + own_token + offset, column, values, bias);
+      for (int token = local_token; token < tokens; token += kTokenStep) {
+        const float4 sum = finished(token);
+        const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+        store_columns(epilogue, first_row + token, column, values, bias);
+      }
     }
-  }
-  if (splits > 1) {
-    __syncwarp();
-    cluster_wait();
   }
 #else
   __trap();  // a build without code for 9.0a
 #endif
 }
 
-template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int Stages, int BlocksPerSm>
+template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
 cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const nvb_launch& launch, int splits) {
-  using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, Stages, BlocksPerSm>;
-  const auto kernel = linear_quantized_wgmma<Weight, T, Tokens, GroupK, Warpgroups, Stages, BlocksPerSm>;
+  using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
+  const auto kernel = linear_quantized_wgmma<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
   if (error != cudaSuccess) return error;
   const int chunks = static_cast<int>((params.k + kStageK - 1) / kStageK * kStageChunks);
+  const int steps = chunks / kStageChunks;
+  const WgmmaShare share = {splits, (Tokens + splits - 1) / splits, steps / splits, steps % splits};
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(splits);
-  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.x = 1;
+  attributes[1].val.clusterDim.y = static_cast<unsigned>(splits);
   attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>((chunks * 4 + 127) / 128), static_cast<unsigned>(params.m));
@@ -291,13 +333,13 @@ cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const 
   error = cudaLaunchKernelEx(&config, linear_quantized_arrange_input<Weight, T, Tokens>, params,
                              static_cast<char*>(params.workspace), chunks);
   if (error != cudaSuccess) return error;
-  config.gridDim = dim3(static_cast<unsigned>((params.n + Shape::kRows - 1) / Shape::kRows * splits),
-                        static_cast<unsigned>((params.m + Tokens - 1) / Tokens));
+  config.gridDim = dim3(static_cast<unsigned>((params.n + Shape::kRows - 1) / Shape::kRows),
+                        static_cast<unsigned>(splits), static_cast<unsigned>((params.m + Tokens - 1) / Tokens));
   config.blockDim = Shape::kThreads;
   config.dynamicSmemBytes = Shape::kSharedBytes;
   config.numAttrs = splits > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n),
-                            static_cast<const char*>(params.workspace), splits);
+                            static_cast<const char*>(params.workspace), share);
 }
 
 }  // namespace quantized

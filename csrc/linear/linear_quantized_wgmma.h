@@ -20,6 +20,21 @@ struct WgmmaPlan {
   int splits;
 };
 
+// There is room for so many blocks' sums beside the ring of copies.
+constexpr int most_splits(int tokens, int warpgroups) {
+  return tokens < 64 || warpgroups == 2 ? 8 : warpgroups == 3 ? 4 : 2;
+}
+
+// Tokens times senders: the sums that a block gets from the others of its cluster, at most.
+constexpr int most_foreign(int tokens, int most_splits) {
+  int most = 0;
+  for (int splits = 2; splits <= most_splits; ++splits) {
+    const int foreign = (splits - 1) * ((tokens + splits - 1) / splits);
+    most = foreign > most ? foreign : most;
+  }
+  return most;
+}
+
 // One translation unit for each encoding and T.
 template <uint32_t Encoding, typename T>
 cudaError_t launch_wgmma_encoding(const nvb_linear_quantized_params& params, const nvb_launch& launch,

@@ -1,5 +1,5 @@
-// The instantiations of linear_quantized_wgmma.cuh for one encoding and T; stages are what fits into shared memory or,
-// where fewer were faster on an H200, those.
+// The instantiations of linear_quantized_wgmma.cuh for one encoding and T, with the most stages that were of use on an
+// H200.
 #pragma once
 
 #include "linear_quantized_wgmma.cuh"
@@ -11,16 +11,13 @@ namespace quantized {
 template <typename Weight, int GroupK, typename T>
 cudaError_t launch_wgmma_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch,
                               const WgmmaPlan& plan) {
-  constexpr int kThree = Weight::kWords == 4 ? 4 : 5;
-  if (plan.tokens == 16) {
-    return launch_wgmma_shape<Weight, T, 16, GroupK, 2, 5, 2>(params, launch, plan.splits);
-  }
+  if (plan.tokens == 16) return launch_wgmma_shape<Weight, T, 16, GroupK, 2, 5, 2>(params, launch, plan.splits);
   if (plan.tokens == 32) {
     return plan.warpgroups == 4 ? launch_wgmma_shape<Weight, T, 32, GroupK, 4, 4, 1>(params, launch, plan.splits)
                                 : launch_wgmma_shape<Weight, T, 32, GroupK, 2, 8, 1>(params, launch, plan.splits);
   }
-  return plan.warpgroups == 4   ? launch_wgmma_shape<Weight, T, 64, GroupK, 4, 4, 1>(params, launch, plan.splits)
-         : plan.warpgroups == 3 ? launch_wgmma_shape<Weight, T, 64, GroupK, 3, kThree, 1>(params, launch, plan.splits)
+  return plan.warpgroups == 4   ? launch_wgmma_shape<Weight, T, 64, GroupK, 4, 5, 1>(params, launch, plan.splits)
+         : plan.warpgroups == 3 ? launch_wgmma_shape<Weight, T, 64, GroupK, 3, 5, 1>(params, launch, plan.splits)
                                 : launch_wgmma_shape<Weight, T, 64, GroupK, 2, 6, 1>(params, launch, plan.splits);
 }
 

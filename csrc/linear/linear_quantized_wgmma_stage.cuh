@@ -28,6 +28,11 @@ __device__ __forceinline__ void copy16(uint32_t shared, const void* global, bool
                : "memory");
 #endif
 }
+__device__ __forceinline__ void copy16(uint32_t shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+#endif
+}
 
 // x as the stages hold it: [block of Tokens tokens][stage][chunk][token], a row of 128 bytes with 16-byte piece i at
 // i ^ (token % 8).
@@ -145,10 +150,17 @@ class WeightStage<Int4Weight<Kind, false>, GroupK, Rows> {
     const int64_t stride = static_cast<int64_t>(chunks_) * 512;
     const char* source = weight + (inside < 0 ? blocks_ - 1 : thread / kPieces) * stride + (valid ? piece * 16 : 0);
     const uint32_t target = shared_address(stage) + thread * 16;
+    if (blocks_ == kBlocks && chunks == kStageChunks) {
+      // Without the conditions below, whose instructions would delay those of the consumers.
 #pragma unroll
-    for (int i = 0; i < kBlocks / kTogether; ++i) {
-      copy16(target + i * kProducers * 16, source, valid);
-      if ((i + 1) * kTogether <= inside) source += kTogether * stride;
+      for (int i = 0; i < kBlocks / kTogether; ++i)
+        copy16(target + i * kProducers * 16, source + i * kTogether * stride);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBlocks / kTogether; ++i) {
+        copy16(target + i * kProducers * 16, source, valid);
+        if ((i + 1) * kTogether <= inside) source += kTogether * stride;
+      }
     }
     constexpr int kScalePieces = kScaleBytes / 16;
     const int groups = min(groups_ - step * kGroups, kGroups);
@@ -236,10 +248,16 @@ class WeightStage<ByteWeight<Encoding, Kind>, GroupK, Rows> {
     const int inside = rows_ - 1 - row;  // rows past the end repeat the last one
     const char* source = weight_ + (inside < 0 ? rows_ - 1 : row) * stride_ + (valid ? k : 0);
     const uint32_t target = shared_address(stage) + piece / 4 * 1024 + (row ^ (piece / 4)) * 64 + piece % 4 * 16;
+    if (rows_ == Rows && (step + 1) * kStageK <= columns_) {
+      // Without the conditions below, whose instructions would delay those of the consumers.
 #pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      copy16(target + i * kBlockBytes, source, valid);
-      if ((i + 1) * kTileRows <= inside) source += kTileRows * stride_;
+      for (int i = 0; i < kBlocks; ++i) copy16(target + i * kBlockBytes, source + i * kTileRows * stride_);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        copy16(target + i * kBlockBytes, source, valid);
+        if ((i + 1) * kTileRows <= inside) source += kTileRows * stride_;
+      }
     }
     if constexpr (kHasGroups) {
 #pragma unroll
