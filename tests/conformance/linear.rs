@@ -161,6 +161,25 @@ fn epilogues() {
     check("linear", &cases, test);
 }
 
+/// Of many rows, where a kernel has the epilogue in it: tiles that are whole, cut, and more than one.
+#[test]
+fn epilogues_of_many_rows() {
+    let mut cases = Vec::new();
+    for dtype in [DType::Bf16, DType::F16] {
+        for (m, n, k) in [(192, 128, 64), (257, 131, 72), (520, 300, 200)] {
+            for activation in ACTIVATIONS {
+                for (gated, bias) in
+                    [(false, Some(dtype)), (false, Some(DType::F32)), (true, None), (true, Some(dtype))]
+                {
+                    let case = Case { input: dtype, weight: dtype, output: dtype, activation, gated, bias, ..CASE };
+                    cases.push(Case { m, n, k, ..case });
+                }
+            }
+        }
+    }
+    check("linear", &cases, test);
+}
+
 #[test]
 fn sizes() {
     let mut cases = Vec::new();
