@@ -45,8 +45,12 @@ const char* nvb_driver_error(void) {
   return error;
 }
 
+void* nvb_driver_function(const char* name) {
+  return nvb_driver_loaded() ? dlsym(library, name) : NULL;
+}
+
 int nvb_driver_has(const char* name) {
-  return nvb_driver_loaded() && dlsym(library, name) != NULL;
+  return nvb_driver_function(name) != NULL;
 }
 
 static int no_library(void) {
@@ -70,7 +74,7 @@ static void* stand_in(const char* name) {
 // The address behind table entry `index`; called by the trampolines when that entry is null. Two threads may both get
 // here and store the same address.
 __attribute__((visibility("hidden"), used)) void* nvb_driver_resolve(uint32_t index) {
-  void* function = nvb_driver_loaded() ? dlsym(library, names[index]) : NULL;
+  void* function = nvb_driver_function(names[index]);
   if (function == NULL) function = stand_in(names[index]);
   __atomic_store_n(&nvb_driver_table[index], function, __ATOMIC_RELEASE);
   return function;

@@ -23,6 +23,10 @@ int nvb_driver_loaded(void);
 // Why it is not: the dynamic loader's message, which names the file. Empty if it is open. Lives as long as the process.
 const char* nvb_driver_error(void);
 
+// The driver's function of this name, or null if it lacks it or is not open. For functions newer than the trampolines.
+// Any thread.
+void* nvb_driver_function(const char* name);
+
 // 1 if the driver has a function of this name, 0 if it lacks it or is not open. Any thread.
 int nvb_driver_has(const char* name);
 

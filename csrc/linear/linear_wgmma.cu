@@ -1,6 +1,7 @@
 // nvb_cuda_linear_wgmma: checks the parameters.
 #include <cuda_runtime.h>
 
+#include "../driver/driver.h"
 #include "linear_wgmma.cuh"
 
 namespace nvb {
@@ -14,17 +15,7 @@ extern template cudaError_t launch_kind<Operands::kInt8>(const nvb_linear_wgmma_
 
 Encode tensor_map_encoder() noexcept {
   // Looked up once: the driver stays where it is.
-  static const Encode encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-#else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
-#endif
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-  }();
+  static const Encode encode = reinterpret_cast<Encode>(nvb_driver_function("cuTensorMapEncodeTiled"));
   return encode;
 }
 
@@ -68,7 +59,8 @@ bool rows_are_aligned(const nvb_linear_wgmma_params& p) {
 
 extern "C" int32_t nvb_cuda_linear_wgmma_can(const nvb_linear_wgmma_params* params, const nvb_launch* launch) noexcept {
   using namespace nvb::linear_wgmma;
-  return are_built() && launch->capability == 90 && is_valid(*params) && rows_are_aligned(*params);
+  return are_built() && launch->capability == 90 && is_valid(*params) && rows_are_aligned(*params) &&
+         tensor_map_encoder() != nullptr;
 }
 
 extern "C" cudaError_t nvb_cuda_linear_wgmma(const nvb_linear_wgmma_params* params, const nvb_launch* launch) noexcept {
