@@ -12,7 +12,7 @@ import record
 import timing
 import torch
 from case import GEMMA_3_4B, QUICK, Context, run
-from operations import attention, elementwise, embedding, linear, linear_quantized, memory, rms_norm, rope, sampling
+from operations import attention, elementwise, embedding, linear, linear_large, linear_quantized, memory, rms_norm, rope, sampling
 
 ROWS = (1, 4, 8, 16, 64, 512, 4096)
 TOKENS = (1, 64, 4096)
@@ -21,6 +21,8 @@ PREFILL_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 DECODE_DIMENSIONS = ((128, 32, 8), (256, 8, 4), (256, 16, 8), (64, 32, 8))
 DECODE_BATCHES = ((1, 4096), (1, 32768), (1, 131072), (8, 8192), (64, 4096), (128, 1024))
 QUANTIZED_SHAPES = ((14336, 4096), (2560, 2048), (4096, 2560), (20480, 2560), (2560, 10240))
+LARGE_SHAPES = ((512, 14336, 4096), (2048, 14336, 4096), (8192, 14336, 4096))
+GATED_SHAPES = ((512, 20480, 2560), (4096, 20480, 2560), (2048, 28672, 4096))
 # Twice the 60 MB that the largest second-level caches of today's GPUs hold.
 COLD_BYTES = 120_000_000
 
@@ -28,6 +30,7 @@ SECTIONS = {
     "memory": memory.memory,
     "linear": lambda c: linear.linear(c, ROWS, [(14336, 4096)], c.dtype),
     "linear_quantized": lambda c: linear_quantized.linear_quantized_gpu(c, (1, 16, 64), QUANTIZED_SHAPES),
+    "linear_large": lambda c: linear_large.linear_large(c, LARGE_SHAPES, GATED_SHAPES),
     "decode": lambda c: attention.decode(c, DECODE_DIMENSIONS, DECODE_BATCHES),
     "prefill": lambda c: attention.prefill(c, PREFILL_DIMENSIONS, PREFILL_LENGTHS, 16384),
     "prefill_model": lambda c: attention.prefill_model(c, (512, 4096)),
@@ -43,6 +46,7 @@ SECTIONS = {
 QUICK_SECTIONS = SECTIONS | {
     "linear": lambda c: linear.linear(c, (1, 3, 65), [(130, 64)], c.dtype),
     "linear_quantized": lambda c: linear_quantized.linear_quantized_gpu(c, (1, 3), [(130, 64)]),
+    "linear_large": lambda c: linear_large.linear_large(c, ((200, 256, 128),), ((200, 192, 64),)),
     "decode": lambda c: attention.decode(c, ((16, 4, 2),), ((1, 40), (3, 17))),
     "prefill": lambda c: attention.prefill(c, ((16, 2), (64, 1)), (32, 64), 64),
     "prefill_model": lambda c: attention.prefill_model(c, (33,)),

@@ -118,7 +118,8 @@ def checked_error(case, timer, i):
 
 
 def samplers_of(case, timer, log):
-    """Ours and the peers that run, by name, and the groups of names. A back end of PyTorch may refuse a shape."""
+    """Ours and the peers that run, by name, and the groups of names. A back end of PyTorch may refuse a shape, or
+    this PyTorch lack a function."""
     samplers, groups = {"ours": timer.sampler(case.ours, case.rotation)}, []
     for group in case.peers:
         groups.append([])
@@ -126,7 +127,7 @@ def samplers_of(case, timer, log):
             try:
                 samplers[name] = timer.sampler(call, case.rotation)
                 groups[-1].append(name)
-            except (RuntimeError, NotImplementedError) as refusal:
+            except (RuntimeError, NotImplementedError, ValueError, AttributeError) as refusal:
                 log.note(f"{case.operation}, {case.name}: {name} refused: {first_line(refusal)}")
     return samplers, groups
 

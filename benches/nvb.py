@@ -53,12 +53,12 @@ BuildInfo = options("BuildInfo", *fields(c_uint32, "cuda cuda_toolkit_version"),
 DeviceInfo = options(
     "DeviceInfo", ("kind", c_uint32), *fields(c_int32, "ordinal compute_capability multiprocessors"),
     *fields(c_uint64, "total_memory l2_bytes"), *fields(c_int32, "driver_version reserved"), ("name", c_char * 128))
-BackendOptions = options(
-    "BackendOptions", ("device", c_char_p), ("memory_limit", c_uint64),
-    *fields(c_uint32, "threads force_architecture own_kernels_only log_level"), *fields(c_void_p, "log_callback log_user_data"))
 WeightDesc = options(
     "WeightDesc", ("parts", POINTER(Tensor)), ("part_count", c_size_t), *fields(c_uint32, "arrangement source"),
     *fields(c_uint32, "format granularity group_size zero_points clipping source_format"), ("blocks", c_void_p))
+LinearCase = options(
+    "LinearCase", ("weight", c_void_p), *fields(c_uint64, "rows columns depth"),
+    *fields(c_uint32, "input_dtype output_dtype activation bias format granularity group_size zero_points arrangement reserved"))
 KvCacheOptions = options("KvCacheOptions", *fields(c_uint32, "layers slots kv_heads head_dim capacity dtype"))
 AttentionOptions = options(
     "AttentionOptions", *fields(c_uint32, "query_heads kv_heads head_dim window"), *fields(c_float, "scale soft_cap"),
@@ -136,16 +136,31 @@ class Handle:
 
 
 class Backend(Handle):
-    """A backend of `device` ("cpu", "cuda:0"). Operations run on `torch_stream`, on the CPU at once."""
+    """A backend of `device` ("cpu", "cuda:0"). Operations run on `torch_stream`, on the CPU at once. `configuration`: further
+    fields of an nvb_configuration, by name.
+    """
 
-    def __init__(self, device, threads=0, library=None, torch_stream=None):
-        self.library = ctypes.CDLL(str(library or find_library(device)))
+    def __init__(self, device, threads=0, library=None, torch_stream=None, **configuration):
+        self.like_this = {"device": device, "threads": threads, "library": library or find_library(device), "torch_stream": torch_stream}
+        self.library = ctypes.CDLL(str(self.like_this["library"]))
         self.library.nvb_version_string.restype = c_char_p
         self.library.nvb_last_error_message.restype = c_size_t
-        settings = BackendOptions(device=device.encode(), threads=threads)
-        super().__init__(self.create("nvb_backend_create", byref(settings)), self.library.nvb_backend_destroy)
+        self.tuned = set()
+        settings = self.configuration({"device": device, "threads": threads, **configuration})
+        pointer = self.create("nvb_backend_create_configured", settings.pointer, None, None)
+        super().__init__(pointer, self.library.nvb_backend_destroy)
         native = c_void_p(torch_stream.cuda_stream if torch_stream else None)
         self.stream = self.child("nvb_stream", "wrap", native)
+
+    def another(self, **configuration):
+        """A second backend of the same device and stream, with these fields of its configuration."""
+        return Backend(**self.like_this, **configuration)
+
+    def configuration(self, values):
+        result = Handle(self.create("nvb_configuration_create", c_uint32(0)), self.library.nvb_configuration_destroy)
+        for field, value in values.items():
+            self.check(self.library.nvb_configuration_set(result.pointer, field.encode(), str(value).encode()))
+        return result
 
     def check(self, status):
         if status != 0:
@@ -190,6 +205,14 @@ class Backend(Handle):
         """Writes a weight's values into an [N, K] tensor."""
         self.check(self.library.nvb_weight_dequantize(weight.pointer, byref(tensor(output)), self.stream.pointer))
         self.synchronize()
+
+    def tune_linear(self, dtype, format, **product):
+        """Lets products like this one, of fields of nvb_linear_case, run the fastest kernel from now on; each is tuned once."""
+        case = LinearCase(input_dtype=DTYPES[dtype], format=FORMATS[format], **product)
+        if bytes(case) not in self.tuned:
+            self.synchronize()
+            self.check(self.library.nvb_tune_linear(self.pointer, byref(case), c_size_t(1), None, None, None, None))
+            self.tuned.add(bytes(case))
 
     def kv_cache(self, dtype, **shape):
         return self.child("nvb_kv_cache", "create", byref(KvCacheOptions(dtype=DTYPES[dtype], **shape)))
