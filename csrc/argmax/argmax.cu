@@ -5,6 +5,7 @@
 // logit a chunk to the workspace, `argmax_row_kernel` takes the largest, a warp a row. Many rows, or short ones, are
 // one chunk each and the first kernel writes the token. A maximum of integers is the same in any order. Shared memory:
 // 128 bytes.
+#include "../common/overlap.cuh"
 #include "../common/row_chunks.cuh"
 #include "argmax.h"
 
@@ -20,6 +21,7 @@ static_assert(kMaximumChunks == 64, "argmax_row_kernel reads two chunks a lane")
 template <int Width>
 __global__ void __launch_bounds__(kThreads) argmax_chunk_kernel(const nvb_argmax_params p, const row_chunks chunks) {
   __shared__ uint64_t scratch[kThreads / 32];
+  begin_overlapped();
   const int64_t row = blockIdx.x / chunks.count;
   const int32_t begin = static_cast<int32_t>(blockIdx.x % chunks.count) * chunks.columns;
   const int32_t end = min(begin + chunks.columns, static_cast<int32_t>(p.columns));
@@ -50,6 +52,7 @@ __global__ void __launch_bounds__(kThreads) argmax_chunk_kernel(const nvb_argmax
 __global__ void __launch_bounds__(kRowsPerBlock * 32)
     argmax_row_kernel(const nvb_argmax_params p, const row_chunks chunks) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32;
+  begin_overlapped();
   if (row >= p.rows) return;
   const int lane = threadIdx.x % 32;
   const uint64_t* partial = static_cast<const uint64_t*>(p.workspace) + row * chunks.count;
@@ -64,12 +67,11 @@ cudaError_t enqueue(const nvb_argmax_params& p, const nvb_launch* launch) {
   const row_chunks chunks = divide_row(p.rows, p.columns, kMinimumChunk, launch);
   const int64_t blocks = p.rows * chunks.count;
   if (blocks > 0x7fffffff) return cudaErrorInvalidValue;
-  argmax_chunk_kernel<Width><<<static_cast<unsigned>(blocks), kThreads, 0, launch->stream>>>(p, chunks);
-  if (chunks.count > 1) {
-    const unsigned grid = static_cast<unsigned>((p.rows + kRowsPerBlock - 1) / kRowsPerBlock);
-    argmax_row_kernel<<<grid, kRowsPerBlock * 32, 0, launch->stream>>>(p, chunks);
-  }
-  return cudaGetLastError();
+  const cudaError_t error = launch_overlapped(argmax_chunk_kernel<Width>, dim3(static_cast<unsigned>(blocks)),
+                                              dim3(kThreads), 0, launch, p, chunks);
+  if (error != cudaSuccess || chunks.count == 1) return error;
+  const unsigned grid = static_cast<unsigned>((p.rows + kRowsPerBlock - 1) / kRowsPerBlock);
+  return launch_overlapped(argmax_row_kernel, dim3(grid), dim3(kRowsPerBlock * 32), 0, launch, p, chunks);
 }
 
 }  // namespace

@@ -118,6 +118,6 @@ extern "C" cudaError_t nvb_cuda_attention_decode(const nvb_attention_decode_para
   arguments.partial_sums = static_cast<float2*>(params->workspace);
   arguments.partial_outputs =
       reinterpret_cast<float*>(static_cast<unsigned char*>(params->workspace) + nvb::sums_bytes(plan));
-  return plan.mma ? nvb::launch_decode_mma(arguments, plan.shape, launch->stream)
-                  : nvb::launch_decode_simt(arguments, plan.shape, launch->stream);
+  return plan.mma ? nvb::launch_decode_mma(arguments, plan.shape, *launch)
+                  : nvb::launch_decode_simt(arguments, plan.shape, *launch);
 }

@@ -8,6 +8,7 @@
 // whichever block does it, so the result does not depend on timing.
 #pragma once
 
+#include "../common/overlap.cuh"
 #include "../common/vector.cuh"
 #include "attention.h"
 #include "softmax.cuh"
@@ -256,7 +257,7 @@ inline constexpr int kDecodeStaticBytes = 4096;
 DecodeShape decode_mma_shape(const nvb_attention_decode_params& params, const nvb_launch& launch);
 DecodeShape decode_simt_shape(const nvb_attention_decode_params& params);
 
-cudaError_t launch_decode_mma(const DecodeArguments& arguments, const DecodeShape& shape, cudaStream_t stream);
-cudaError_t launch_decode_simt(const DecodeArguments& arguments, const DecodeShape& shape, cudaStream_t stream);
+cudaError_t launch_decode_mma(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch);
+cudaError_t launch_decode_simt(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch);
 
 }  // namespace nvb

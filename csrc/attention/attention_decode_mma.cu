@@ -62,6 +62,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   __shared__ float part_sum[kGroup * kMaxHeadsPerBlock];
   __shared__ float2 total[kMaxHeadsPerBlock];
 
+  begin_overlapped();
+
   // Which keys.
   const nvb_attention_decode_params& p = arguments.params;
   const int warps = blockDim.x / 32;
@@ -265,14 +267,13 @@ auto with_decode_tile(int head_dim, int heads, const Use& use) {
 }
 
 template <typename T, typename Tile>
-cudaError_t launch_tile(const DecodeArguments& arguments, const DecodeShape& shape, cudaStream_t stream) {
+cudaError_t launch_tile(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch) {
   const auto kernel = attention_decode_mma_kernel<T, Tile>;
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
   if (status != cudaSuccess) return status;
   const dim3 grid(arguments.splits, arguments.params.kv_heads * arguments.chunks, arguments.params.sequences);
-  kernel<<<grid, shape.threads, shape.shared_bytes, stream>>>(arguments);
-  return cudaGetLastError();
+  return launch_overlapped(kernel, grid, dim3(shape.threads), shape.shared_bytes, &launch, arguments);
 }
 
 }  // namespace
@@ -288,11 +289,11 @@ DecodeShape decode_mma_shape(const nvb_attention_decode_params& params, const nv
   });
 }
 
-cudaError_t launch_decode_mma(const DecodeArguments& arguments, const DecodeShape& shape, cudaStream_t stream) {
+cudaError_t launch_decode_mma(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch) {
   return with_decode_tile(arguments.params.head_dim, shape.heads_per_block, [&](auto tile) {
     using Tile = decltype(tile);
-    return arguments.params.kv_dtype == NVB_F16 ? launch_tile<__half, Tile>(arguments, shape, stream)
-                                                : launch_tile<__nv_bfloat16, Tile>(arguments, shape, stream);
+    return arguments.params.kv_dtype == NVB_F16 ? launch_tile<__half, Tile>(arguments, shape, launch)
+                                                : launch_tile<__nv_bfloat16, Tile>(arguments, shape, launch);
   });
 }
 

@@ -70,6 +70,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float part_sum[kGroup * kMaxHeadsPerBlock];
   __shared__ float2 total[kMaxHeadsPerBlock];
 
+  begin_overlapped();
+
   // Which keys.
   const nvb_attention_decode_params& p = arguments.params;
   const int warp = threadIdx.x / 32;
@@ -192,19 +194,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T>
-cudaError_t launch_dtype(const DecodeArguments& arguments, const DecodeShape& shape, cudaStream_t stream) {
+cudaError_t launch_dtype(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch) {
   const nvb_attention_decode_params& p = arguments.params;
   const dim3 grid(arguments.splits, p.kv_heads * arguments.chunks, p.sequences);
   constexpr int kBytes = sizeof(T);
   const bool vectors = p.head_dim % 4 == 0 && is_aligned16(p.key, p.key_sequence_stride, kBytes) &&
                        is_aligned16(p.key, p.key_head_stride, kBytes) &&
                        is_aligned16(p.key, p.key_token_stride, kBytes);
-  if (vectors) {
-    attention_decode_simt_kernel<T, 4><<<grid, shape.threads, shape.shared_bytes, stream>>>(arguments);
-  } else {
-    attention_decode_simt_kernel<T, 1><<<grid, shape.threads, shape.shared_bytes, stream>>>(arguments);
-  }
-  return cudaGetLastError();
+  const auto kernel = vectors ? attention_decode_simt_kernel<T, 4> : attention_decode_simt_kernel<T, 1>;
+  return launch_overlapped(kernel, grid, dim3(shape.threads), shape.shared_bytes, &launch, arguments);
 }
 
 }  // namespace
@@ -215,14 +213,14 @@ DecodeShape decode_simt_shape(const nvb_attention_decode_params& params) {
                      heads_per_block * params.head_dim * static_cast<int>(sizeof(float))};
 }
 
-cudaError_t launch_decode_simt(const DecodeArguments& arguments, const DecodeShape& shape, cudaStream_t stream) {
+cudaError_t launch_decode_simt(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch) {
   switch (arguments.params.kv_dtype) {
     case NVB_F32:
-      return launch_dtype<float>(arguments, shape, stream);
+      return launch_dtype<float>(arguments, shape, launch);
     case NVB_F16:
-      return launch_dtype<__half>(arguments, shape, stream);
+      return launch_dtype<__half>(arguments, shape, launch);
     default:
-      return launch_dtype<__nv_bfloat16>(arguments, shape, stream);
+      return launch_dtype<__nv_bfloat16>(arguments, shape, launch);
   }
 }
 

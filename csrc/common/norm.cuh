@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "norm.h"
+#include "overlap.cuh"
 #include "row_block.cuh"
 #include "runtime_vector.cuh"
 
@@ -53,23 +54,21 @@ __device__ __forceinline__ void store_output(const nvb_norm_rows& p, int64_t row
   store_vector<Width>(p.output, p.output_dtype, row * p.output_stride + column, values);
 }
 
-// A kernel that keeps rows in registers, `values` a thread.
+// A kernel that keeps rows in registers and begins with `begin_overlapped`, `values` a thread.
 template <typename Params>
 cudaError_t enqueue_row_blocks(void (*kernel)(Params), const Params& p, int width, int values,
                                const nvb_launch* launch) {
   const dim3 block = row_block_shape(p.columns, width, values);
   const int64_t blocks = ceiling_divide(p.rows, block.y);
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
-  kernel<<<static_cast<unsigned>(blocks), block, 0, launch->stream>>>(p);
-  return cudaGetLastError();
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), block, 0, launch, p);
 }
 
-// A kernel that takes a long row a block.
+// A kernel that takes a long row a block, and begins so too.
 template <typename Params>
 cudaError_t enqueue_long_rows(void (*kernel)(Params), const Params& p, const nvb_launch* launch) {
   if (!fits_grid(p.rows)) return cudaErrorInvalidValue;
-  kernel<<<static_cast<unsigned>(p.rows), kLongRowThreads, 0, launch->stream>>>(p);
-  return cudaGetLastError();
+  return launch_overlapped(kernel, dim3(static_cast<unsigned>(p.rows)), dim3(kLongRowThreads), 0, launch, p);
 }
 
 // Checks the dtypes of what is there, `first` and `second` being the operation's weights, and calls enqueue with the

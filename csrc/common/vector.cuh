@@ -132,6 +132,11 @@ __device__ __forceinline__ void store16_from_float(T* address, const float (&val
   store16(address, pack16<T>(values));
 }
 
+// Asks for the line of global memory in L2, and does not wait.
+__device__ __forceinline__ void prefetch_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // 16 bytes of global memory that nobody writes during the kernel and that are read once: past L1, and first in line to
 // leave L2, so that a pass over the weights does not push out activations and the KV cache. Loads issue in program
 // order.

@@ -91,10 +91,6 @@ __device__ __forceinline__ void consumer_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
 }
 
-__device__ __forceinline__ void prefetch_l2(const void* global) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
-}
-
 // Orders what this thread has seen written before its bulk copies.
 __device__ __forceinline__ void fence_before_bulk_copies() {
 #ifdef NVB_WGMMA

@@ -3,6 +3,7 @@
 // Shapes: tokens i32[T], table [V, D], output [T, D]; dtypes float, any pair; vectors of 8, 4 or 1 elements by
 // alignment. Work: tiles (row_block.cuh), two vectors a thread. A token is read by every thread of its row, from L1
 // after the first. Shared memory: none.
+#include "../common/overlap.cuh"
 #include "../common/row_block.cuh"
 #include "../common/runtime_vector.cuh"
 #include "embedding.h"
@@ -16,6 +17,7 @@ template <int Width>
 __global__ void __launch_bounds__(kTileThreads)
     embedding_kernel(const nvb_embedding_params p, const uint32_t column_tiles) {
   const int64_t row = static_cast<int64_t>(blockIdx.x / column_tiles) * blockDim.y + threadIdx.y;
+  begin_overlapped();
   if (row >= p.rows) return;
   const int64_t tile = blockIdx.x % column_tiles;
   const int64_t first = (tile * kVectors * blockDim.x + threadIdx.x) * Width;
@@ -52,8 +54,8 @@ template <int Width>
 cudaError_t enqueue(const nvb_embedding_params& p, const nvb_launch* launch) {
   const tile_grid grid = make_tile_grid(p.rows, p.columns, Width, kVectors);
   if (!fits_grid(grid.blocks)) return cudaErrorInvalidValue;
-  embedding_kernel<Width><<<static_cast<unsigned>(grid.blocks), grid.block, 0, launch->stream>>>(p, grid.column_tiles);
-  return cudaGetLastError();
+  return launch_overlapped(embedding_kernel<Width>, dim3(static_cast<unsigned>(grid.blocks)), grid.block, 0, launch, p,
+                           grid.column_tiles);
 }
 
 }  // namespace

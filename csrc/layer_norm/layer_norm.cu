@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(kRowThreads<Width>) layer_norm_kernel(const nv
   __shared__ float mean_scratch[32];
   __shared__ float variance_scratch[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  begin_overlapped();
   if (row >= p.rows) return;
   const int columns = static_cast<int>(p.columns);
   const int first = threadIdx.x * Width;
@@ -101,6 +102,7 @@ template <int Width>
 __global__ void __launch_bounds__(kLongRowThreads, 1) layer_norm_long_kernel(const nvb_layer_norm_params p) {
   __shared__ float mean_scratch[32];
   __shared__ float variance_scratch[32];
+  begin_overlapped();
   const int64_t row = blockIdx.x;
   const int64_t first = static_cast<int64_t>(threadIdx.x) * Width;
   const int64_t step = static_cast<int64_t>(blockDim.x) * Width;

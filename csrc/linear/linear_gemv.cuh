@@ -14,6 +14,7 @@
 
 #include <type_traits>
 
+#include "../common/overlap.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
 #include "linear_epilogue.cuh"
@@ -137,10 +138,25 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<Input, Tokens>)
     }
   };
 
-  // Main pass: all loads of a batch are issued before the first is used.
   const int step = 32 * kElements * split;
   const int columns = static_cast<int>(p.k);
   int k = (warp % split * 32 + lane) * kElements;
+
+  // W is on its way to L2 while the grid before this one writes x. (Into L2 and no further: should that grid write W as
+  // well, L2 has it.)
+  allow_next_grid();
+  if constexpr (Aligned) {
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (k + u * step < columns) prefetch_l2(rows[r] + k + u * step);
+      }
+    }
+  }
+  wait_for_previous_grid();
+
+  // Main pass: all loads of a batch are issued before the first is used.
   for (; k + (kBatch - 1) * step < columns; k += kBatch * step) {
     typename WeightPiece::Raw raw[kBatch][kRows];
 #pragma unroll
@@ -200,9 +216,8 @@ cudaError_t launch_tokens(const nvb_linear_params& params, const nvb_launch& lau
   const int split = choose_split<Weight, Tokens>(params, launch);
   const int64_t rows_per_block = static_cast<int64_t>(kWarps / split) * kRows;
   const unsigned blocks = static_cast<unsigned>((params.n + rows_per_block - 1) / rows_per_block);
-  linear_gemv<Weight, Input, Tokens, Aligned>
-      <<<blocks, kThreads, 0, launch.stream>>>(params, make_epilogue(params, params.n), split);
-  return cudaPeekAtLastError();
+  return launch_overlapped(linear_gemv<Weight, Input, Tokens, Aligned>, dim3(blocks), dim3(kThreads), 0, &launch,
+                           params, make_epilogue(params, params.n), split);
 }
 
 template <typename Weight, typename Input>

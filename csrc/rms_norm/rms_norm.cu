@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRow
   __shared__ float post_scratch[32];
   __shared__ float scratch[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  begin_overlapped();
   if (row >= p.rows) return;
   const int columns = static_cast<int>(p.columns);
   const int first = threadIdx.x * Width;
@@ -157,6 +158,7 @@ __global__ void __launch_bounds__(kLongRowThreads) rms_norm_long_kernel(const nv
   const int64_t first = static_cast<int64_t>(threadIdx.x) * Width;
   const int64_t step = static_cast<int64_t>(blockDim.x) * Width;
   float values[Width];
+  begin_overlapped();
 
   // Mean square of the input.
   float post_inverse = 1.0f;

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../common/overlap.cuh"
 #include "../common/vector.cuh"
 #include "rope.h"
 
@@ -79,6 +80,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
   constexpr int kItems = kMaxHeadDim / 2 / Width / 32 > 0 ? kMaxHeadDim / 2 / Width / 32 : 1;
   __shared__ __align__(16) float cosines[kMaxHeadDim / 2];
   __shared__ __align__(16) float sines[kMaxHeadDim / 2];
+  begin_overlapped();
   const nvb_rope_params& p = arguments.params;
   const int half = p.rotary_dim / 2;
   const int64_t token = blockIdx.x;
@@ -314,11 +316,9 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   const auto is_wide = [](const void* pointer, uint32_t dtype) { return pointer != nullptr && dtype == NVB_F32; };
   if (Width == 1 || is_wide(p.query, p.query_dtype) || is_wide(p.key, p.key_dtype) ||
       is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype)) {
-    rope_kernel<Width, false><<<grid, threads, 0, launch.stream>>>(arguments);
-  } else {
-    rope_kernel<Width, Width == 8><<<grid, threads, 0, launch.stream>>>(arguments);
+    return launch_overlapped(rope_kernel<Width, false>, grid, dim3(threads), 0, &launch, arguments);
   }
-  return cudaGetLastError();
+  return launch_overlapped(rope_kernel < Width, Width == 8 >, grid, dim3(threads), 0, &launch, arguments);
 }
 
 }  // namespace

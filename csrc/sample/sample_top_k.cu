@@ -371,7 +371,7 @@ cudaError_t enqueue(const nvb_sample_params& p, const nvb_launch* launch) {
   sample_groups_kernel<Width><<<static_cast<unsigned>(blocks), kGroupThreads, 0, launch->stream>>>(p, chunks);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  return launch_overlapped(sample_choose_kernel<Width>, dim3(static_cast<unsigned>(p.rows)), dim3(kChooseThreads),
+  return launch_overlapped(sample_choose_kernel<Width>, dim3(static_cast<unsigned>(p.rows)), dim3(kChooseThreads), 0,
                            launch, p, chunks);
 }
 
