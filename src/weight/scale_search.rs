@@ -180,8 +180,7 @@ impl Search<'_> {
         let most = high.max(-low);
         let scale = match self.format.encoding {
             Encoding::Int8 => most / int8::MAX * RATIOS[WIDER + i],
-            _ if i % 2 == 0 => most / 8.0 * RATIOS[i / 2],
-            _ => most / -8.0 * RATIOS[i / 2],
+            _ => most / [8.0, -8.0][i % 2] * RATIOS[i / 2],
         };
         Step { scale, offset: 0.0 }
     }
