@@ -148,8 +148,11 @@ class Loader {
     desc.arrangement = arrangement;
     desc.source = NVB_SOURCE_HOST;
     desc.format = format;
-    // The finest groups that the kernels read: the smallest error, for 3/8 bit an element more than groups of 128.
-    if (format == NVB_WEIGHT_FORMAT_INT4) desc.group_size = 32;
+    if (format == NVB_WEIGHT_FORMAT_INT4) {
+      // The finest groups that the kernels read: the smallest error, for 3/8 bit an element more than groups of 128.
+      desc.group_size = 32;
+      desc.clipping = 1;
+    }
     std::vector<nvb_tensor> parts;
     std::vector<nvb_weight_blocks> blocks;
     const auto first = tensors_.find(names[0].name);

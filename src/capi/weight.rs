@@ -82,8 +82,8 @@ pub struct nvb_weight_desc {
     pub group_size: u32,
     /// 1: an offset beside each scale, so that a group spans its smallest to its largest value (INT4).
     pub zero_points: u32,
-    /// 1: tries narrower ranges for each scale and keeps that with the smallest squared error (INT8, INT4). Takes about ten
-    /// times as long.
+    /// 1: searches for the scale, and the offset, with the smallest squared error: ranges narrower and wider than that of
+    /// the values, each with the least-squares fit to its codes (INT8, INT4). Takes up to ten times as long, on the host.
     pub clipping: u32,
     /// What the parts are, `NVB_SOURCE_FORMAT_…`
     pub source_format: u32,

@@ -32,7 +32,7 @@ pub mod sample;
 pub mod simd;
 pub mod softmax;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod testing_quantized;
 pub mod threads;

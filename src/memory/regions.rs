@@ -106,3 +106,40 @@ impl Regions {
         self.buddies.iter().map(Buddy::largest_free_run).max().unwrap_or(0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever its size, all units of a range can be taken, each once and from its own region.
+    #[test]
+    fn both_regions_together_are_the_range() {
+        for units in [1, 2, 3, 4, 5, 63, 64, 65, 1000] {
+            let mut regions = Regions::new(units);
+            let mut taken = vec![false; units];
+            for region in [Region::Slabs, Region::Large] {
+                let side = if region == Region::Large { Side::Start } else { Side::End };
+                while let Some(unit) = regions.take(1, region, side) {
+                    assert!(!std::mem::replace(&mut taken[unit], true), "unit {unit} of {units} twice");
+                    assert_eq!(region == Region::Slabs, unit >= units - units / 4, "unit {unit} of {units}");
+                    assert!(!regions.is_free(unit, 1) && regions.take_backed(1, region, side).is_none());
+                }
+            }
+            assert!(taken.iter().all(|taken| *taken) && regions.largest_free_run() == 0, "{units}");
+        }
+    }
+
+    #[test]
+    fn memory_is_found_in_the_region_where_it_is() {
+        let mut regions = Regions::new(64);
+        regions.set_backed(40, 4, true);
+        regions.set_backed(56, 4, true);
+        assert_eq!(regions.free_backed_units(), 8);
+        assert_eq!(regions.take_backed(8, Region::Large, Side::Start), None, "it is not in one piece");
+        assert_eq!(regions.take_backed(4, Region::Slabs, Side::End), Some(56));
+        assert_eq!(regions.take_backed(1, Region::Slabs, Side::End), None, "only the other region has any");
+        assert_eq!(regions.take_backed(4, Region::Slabs.other(), Side::End), Some(40));
+        regions.give(56, 4);
+        assert!(regions.is_free(56, 4) && regions.all_backed(56, 4) && !regions.is_backed(60));
+    }
+}

@@ -24,6 +24,7 @@ pub mod mapping;
 pub mod pack;
 pub mod quantize;
 pub mod rows;
+mod scale_search;
 pub mod sfp;
 mod staging;
 pub mod stripe;

@@ -1,18 +1,16 @@
 //! Quantising: the scale of a group of values, their codes, and what is lost.
 //!
 //! The scale is rounded to what is stored before the codes are found, and codes are the nearest, ties to even. With
-//! clipping, narrower ranges are tried as well, and the one with the smallest squared error wins: a few large values
-//! then lose precision for the sake of all others.
+//! clipping, the scale is the one of a search (`scale_search`) that loses least: a few large values then lose precision
+//! for the sake of all others.
 
 use super::encoding::{Encoding, BLOCK};
 use super::format::{Format, Granularity};
+use super::scale_search::search;
 use super::stripe::Stripe;
 use super::{fp8, int4, int8};
 use crate::error::{Error, Result};
 use half::f16;
-
-/// Parts of the full range that a search for the clipping range tries.
-const CLIP_RATIOS: [f32; 9] = [1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6];
 
 /// Smallest and largest of some values.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,14 +36,14 @@ impl Range {
     }
 }
 
-/// A scale as it is stored, and what is added to scale · q.
+/// A scale, and what is added to scale · q.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Step {
-    scale: f32,
-    offset: f32,
+pub(super) struct Step {
+    pub scale: f32,
+    pub offset: f32,
 }
 
-fn stored(format: &Format, value: f32) -> f32 {
+pub(super) fn stored(format: &Format, value: f32) -> f32 {
     if format.has_f16_scales() {
         f16::from_f32(value).to_f32()
     } else {
@@ -55,7 +53,7 @@ fn stored(format: &Format, value: f32) -> f32 {
 
 /// A scale as it is stored: to nearest, but away from zero where f16 has few digits left, or the largest values would be
 /// clipped by more than half a step.
-fn stored_scale(format: &Format, value: f32) -> f32 {
+pub(super) fn stored_scale(format: &Format, value: f32) -> f32 {
     let near = stored(format, value);
     if format.has_f16_scales() && near.abs() < value.abs() && value.abs() < f16::MIN_POSITIVE.to_f32() {
         f16::from_bits(f16::from_f32(value).to_bits() + 1).to_f32()
@@ -65,7 +63,7 @@ fn stored_scale(format: &Format, value: f32) -> f32 {
 }
 
 /// The scale with which `range` spans the codes, after it was shrunk to `ratio`.
-fn step(format: &Format, range: Range, ratio: f32) -> Step {
+pub(super) fn step(format: &Format, range: Range, ratio: f32) -> Step {
     if format.zero_points {
         let (half, middle) = ((range.high - range.low) / 2.0 * ratio, (range.high + range.low) / 2.0);
         return Step { scale: stored_scale(format, half / 7.5), offset: stored(format, middle - half) };
@@ -82,7 +80,7 @@ fn step(format: &Format, range: Range, ratio: f32) -> Step {
     Step { scale: stored_scale(format, scale), offset: 0.0 }
 }
 
-fn inverse(scale: f32) -> f32 {
+pub(super) fn inverse(scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() {
         inverse
@@ -119,32 +117,12 @@ fn encode(format: &Format, step: Step, values: &[f32], codes: &mut [u8]) {
     }
 }
 
-/// The squared error of the integers that `encode` would choose.
-fn loss(format: &Format, step: Step, values: &[f32]) -> f64 {
-    let inverse = inverse(step.scale);
-    let (low, high) = match format.encoding {
-        Encoding::Int8 => (-int8::MAX, int8::MAX),
-        Encoding::Int4 if format.zero_points => (0.0, 15.0),
-        _ => (-8.0, 7.0),
-    };
-    let error = |&value: &f32| {
-        let code = int8::round(((value - step.offset) * inverse).clamp(low, high));
-        let error = step.scale * code + step.offset - value;
-        error * error
-    };
-    // Sums of few terms in f32 are exact enough for a choice, and fast.
-    values.chunks(BLOCK).map(|values| f64::from(values.iter().map(error).sum::<f32>())).sum()
-}
-
 fn choose(format: &Format, range: Range, values: &[f32]) -> Step {
-    let full = step(format, range, 1.0);
-    if !format.clipping {
-        return full;
+    if format.clipping {
+        search(format, range, values)
+    } else {
+        step(format, range, 1.0)
     }
-    let steps = CLIP_RATIOS.map(|ratio| step(format, range, ratio));
-    let losses = steps.map(|step| loss(format, step, values));
-    let best = (1..steps.len()).fold(0, |best, i| if losses[i] < losses[best] { i } else { best });
-    steps[best]
 }
 
 /// Quantises `rows` ([stripe.rows][stripe.columns]), all finite, into the stripe. `tensor`: the range of the tensor that
