@@ -41,8 +41,8 @@ __device__ __forceinline__ uint32_t encode_byte(float value) {
   }
 }
 
-// Two neighbours, the first in the low byte. From compute capability 8.9 on one instruction makes both codes of E4M3; of
-// NaN it makes 0x7f, whatever the sign.
+// Two neighbours, the first in the low byte. From compute capability 8.9 on one instruction makes both codes of E4M3;
+// of NaN it makes 0x7f, whatever the sign.
 template <uint32_t Encoding>
 __device__ __forceinline__ uint32_t encode_pair(float first, float second) {
 #if __CUDA_ARCH__ >= 890

@@ -56,8 +56,8 @@ __device__ __forceinline__ void store_codes(const nvb_quantized_output& output, 
       for (int i = 0; i < 4; ++i) scaled[i] = values[4 * w + i] * inverse;
       words[w] = output.encoding == NVB_INT8
                      ? encode_pair<NVB_INT8>(scaled[0], scaled[1]) | encode_pair<NVB_INT8>(scaled[2], scaled[3]) << 16
-                     : encode_pair<NVB_FP8_E4M3>(scaled[0], scaled[1]) |
-                           encode_pair<NVB_FP8_E4M3>(scaled[2], scaled[3]) << 16;
+                     : encode_pair<NVB_FP8_E4M3>(scaled[0], scaled[1]) | encode_pair<NVB_FP8_E4M3>(scaled[2], scaled[3])
+                                                                             << 16;
     }
     if ((reinterpret_cast<uintptr_t>(output.data) | static_cast<uintptr_t>(output.row_bytes)) % Width == 0) {
       if constexpr (Width == 4) {

@@ -3,8 +3,9 @@
 
 #include "../common/launch.h"
 
-// output [rows, output_row_bytes] = codes [rows, columns] and zeros after them; output_scales = scales. Strides in bytes;
-// the codes of any alignment, the output's rows multiples of 16 bytes on such boundaries. Device memory, no overlap.
+// output [rows, output_row_bytes] = codes [rows, columns] and zeros after them; output_scales = scales. Strides in
+// bytes; the codes of any alignment, the output's rows multiples of 16 bytes on such boundaries. Device memory, no
+// overlap.
 struct nvb_linear_codes_params {
   const void* codes;
   const float* scales;  // [rows]
