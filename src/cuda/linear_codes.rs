@@ -47,14 +47,14 @@ pub(super) fn run(executor: &CudaExecutor, op: &LinearCodes, stream: RawHandle) 
     }
     let dtype = shape.input.dtype;
     let QuantizedRows { rows, columns, .. } = input;
-    let data = inputs.get(Purpose::Product, rows * columns * dtype.size())?;
+    let data = inputs.get(Purpose::Workspace, rows * columns * dtype.size())?;
     // SAFETY: aligned codes of these rows, and the buffer holds their values.
     unsafe { dequantize::rows(executor, &input.view(), &(0..rows), (data, dtype), stream)? };
     let input = Matrix { data, dtype, rows, columns, row_stride: columns };
     linear::run(executor, &op.with_input(input), stream)
 }
 
-/// The product of codes, under the conditions under which `linear` rounds its input to 8 bits; `false` where that cannot be.
+/// The product of codes, from as many rows on as `linear` rounds its input to 8 bits; `false` where that cannot be.
 fn multiplied(
     executor: &CudaExecutor,
     op: &LinearCodes,
@@ -70,10 +70,6 @@ fn multiplied(
     if takes_own_kernel(executor, &shape, &linear_quantized::params(&shape), stream) {
         return Ok(false);
     }
-    let by = if linear_quantized::leads_with_codes(executor, &shape) { By::Own } else { By::Vendor(Pick::First) };
-    if !multiplies_codes(executor, &shape, matches!(by, By::Own)) {
-        return Ok(false);
-    }
     let tokens = Tokens {
         data: op.input.data,
         row_stride: op.input.row_stride,
@@ -81,7 +77,18 @@ fn multiplied(
         // Codes past the last column are zeros, or there are none.
         padded: op.input.columns.next_multiple_of(16),
     };
-    product_of_codes(executor, &shape, by, &tokens, operands, scratch, stream)
+    let mut ways = [By::Vendor(Pick::First), By::Own];
+    if linear_quantized::leads_with_codes(executor, &shape) {
+        ways.reverse();
+    }
+    for by in ways {
+        if multiplies_codes(executor, &shape, matches!(by, By::Own))
+            && product_of_codes(executor, &shape, by, &tokens, operands, scratch, stream)?
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The codes themselves or, where their rows or scales are not aligned or not padded as products want them, a copy.
