@@ -325,6 +325,28 @@ typedef struct {
   int64_t strides[4];
 } nvb_tensor;
 
+// Activations in 8 bits: value = scales[row] · code. Passed by value inside argument structs; an all-zero one stands for
+// "absent". The memory is the caller's, on the backend's device.
+//
+// Written, a row of x gets the scale max |x| / 448 (FP8 E4M3) or max |x| / 127 (INT8) and the codes nearest to x / scale,
+// ties to even; x is in f32, before the rounding of any tensor that it is stored to as well. A row of zeros gets the scale
+// 0, a row with NaN the scale NaN, one with an infinity an infinite one. Without columns no scale is written.
+typedef struct {
+  // Codes, one byte each. Rows on 16-byte boundaries with a multiple of 16 columns run fastest.
+  void *data;
+  // f32 [rows]
+  float *scales;
+  // The leading axes of the tensor that this stands for, folded.
+  int64_t rows;
+  int64_t columns;
+  // Bytes from one row to the next; 0: `columns`.
+  int64_t row_stride;
+  // `NVB_WEIGHT_FORMAT_FP8_E4M3` or `NVB_WEIGHT_FORMAT_INT8`
+  uint32_t format;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_quantized_rows;
+
 // Writes the bytes of a contiguous tensor of `rank` extents (host memory) to `bytes`.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` for a dtype or rank that is none, and for a size that overflows or is 0.
 NVB_MUST_USE nvb_status nvb_tensor_bytes(uint32_t dtype, uint32_t rank, const int64_t *shape, size_t *bytes);
@@ -2034,6 +2056,8 @@ typedef struct {
   float epsilon;
   // 0, or 1 for weights stored as w − 1 (Gemma).
   float weight_offset;
+  // Optional [T, width]: the output in 8 bits, beside `output` or instead of it. Must not overlap any other tensor.
+  nvb_quantized_rows quantized_output;
 } nvb_rms_norm_args;
 
 // Layer normalisation with the addition in front of it: s = residual ? residual + input : input; residual_output = s;
@@ -2059,6 +2083,10 @@ typedef struct {
 } nvb_layer_norm_args;
 
 // output = activation(input · weightᵀ + bias); with a gated weight activation(gate) · up.
+//
+// An input that is in 8 bits already goes in `quantized_input`: with an FP8 or INT8 weight with scales of rows and many
+// rows of input the codes are multiplied as they are, whether or not the backend's configuration has
+// `quantized_activations`; otherwise scale · code is, on CUDA rounded to the weight's float dtype or to BF16.
 typedef struct {
   size_t struct_size;
   // [M, K] (leading axes are folded), F32 or the weight's dtype.
@@ -2073,6 +2101,8 @@ typedef struct {
   uint32_t activation;
   // Must be 0.
   uint32_t reserved;
+  // [M, K], in the place of `input`, which then must be absent.
+  nvb_quantized_rows quantized_input;
 } nvb_linear_args;
 
 // output = activation(gate) · up, elementwise.
@@ -2082,12 +2112,14 @@ typedef struct {
   nvb_tensor gate;
   // [T, F], the gate's dtype.
   nvb_tensor up;
-  // [T, F], any float dtype; may be the same memory as `gate` or `up`.
+  // Optional [T, F], any float dtype; may be the same memory as `gate` or `up`. It or `quantized_output` must be given.
   nvb_tensor output;
   // `NVB_ACTIVATION_…`
   uint32_t activation;
   // Must be 0.
   uint32_t reserved;
+  // Optional [T, F]: the output in 8 bits, beside `output` or instead of it. Must not overlap any other tensor.
+  nvb_quantized_rows quantized_output;
 } nvb_gated_activation_args;
 
 // Per head: RMS norm (optional), rotation, scale; keys and values optionally appended to a cache layer. The pair

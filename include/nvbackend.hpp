@@ -88,6 +88,19 @@ inline nvb_tensor tensor(void* data, uint32_t dtype, std::initializer_list<int64
   return result;
 }
 
+// Activations in 8 bits, without gaps between rows unless there is a row stride in bytes.
+inline nvb_quantized_rows quantized_rows(void* data, float* scales, uint32_t format, int64_t rows, int64_t columns,
+                                         int64_t row_stride = 0) noexcept {
+  nvb_quantized_rows result{};
+  result.data = data;
+  result.scales = scales;
+  result.rows = rows;
+  result.columns = columns;
+  result.row_stride = row_stride;
+  result.format = format;
+  return result;
+}
+
 // Bytes of one element; 0 for a number that is no dtype.
 inline std::size_t dtype_size(uint32_t dtype) noexcept {
   switch (dtype) {

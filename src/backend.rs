@@ -20,6 +20,7 @@ use crate::stream::{RawHandle, Stream};
 use crate::tensor::{DType, Tensor};
 use crate::tuning::Tuning;
 use std::ffi::c_void;
+use std::fmt::Display;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -201,24 +202,24 @@ impl Backend {
 
     /// Refuses a tensor whose memory the device cannot reach or that runs past its block.
     pub fn check_memory(&self, name: &str, tensor: &Tensor) -> Result<()> {
-        let bytes = tensor.span_bytes();
-        if bytes == 0 || self.owns(tensor.data, bytes) {
+        self.check_range(&format_args!("tensor `{name}` {tensor}"), tensor.data, tensor.span_bytes())
+    }
+
+    /// The same of any range; `what` names it.
+    pub fn check_range(&self, what: &dyn Display, data: *const c_void, bytes: usize) -> Result<()> {
+        if bytes == 0 || self.owns(data, bytes) {
             return Ok(());
         }
-        if self.owns(tensor.data, 1) {
+        if self.owns(data, 1) {
             return Err(Error::invalid(format!(
-                "tensor `{name}` {tensor} spans {bytes} bytes and runs past the end of its memory block"
+                "{what} spans {bytes} bytes and runs past the end of its memory block"
             )));
         }
-        if self.executor.can_access(tensor.data)? {
+        if self.executor.can_access(data)? {
             return Ok(());
         }
-        Err(Error::invalid(format!(
-            "tensor `{name}` {tensor} is at {:p}, which is not memory of {}",
-            tensor.data,
-            device_name(self.device())
-        ))
-        .with_advice("allocate it with nvb_memory_allocate, or copy it to the device first"))
+        Err(Error::invalid(format!("{what} is at {data:p}, which is not memory of {}", device_name(self.device())))
+            .with_advice("allocate it with nvb_memory_allocate, or copy it to the device first"))
     }
 
     /// Waits for the default stream, because the caller frees next what its work may still read.

@@ -14,6 +14,7 @@ use crate::ops::{
     grouped_linear::GroupedLinear,
     layer_norm::LayerNorm,
     linear::Linear,
+    linear_codes::LinearCodes,
     matmul::Matmul,
     quantize::{Quantize, Quantized},
     rms_norm::RmsNorm,
@@ -220,6 +221,7 @@ pub trait Executor: Send + Sync {
     fn embedding(&self, op: &Embedding, stream: RawHandle) -> Result<()>;
     fn rms_norm(&self, op: &RmsNorm, stream: RawHandle) -> Result<()>;
     fn linear(&self, op: &Linear, stream: RawHandle) -> Result<()>;
+    fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()>;
     fn gated_activation(&self, op: &GatedActivation, stream: RawHandle) -> Result<()>;
     fn rope(&self, op: &Rope, stream: RawHandle) -> Result<()>;
     fn attention_prefill(&self, op: &AttentionPrefill, stream: RawHandle) -> Result<()>;

@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
-    grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, matmul::Matmul, rms_norm::RmsNorm,
-    rope::Rope, sample::Sample, softmax::Softmax, Cost,
+    grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_codes::LinearCodes, matmul::Matmul,
+    rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax, Cost,
 };
 use crate::stream::RawHandle;
 use std::ffi::CStr;
@@ -76,6 +76,19 @@ operations! {
     LayerNorm = 11, layer_norm, c"nvbackend::layer_norm";
     Matmul = 12, matmul, c"nvbackend::matmul";
     GroupedLinear = 13, grouped_linear, c"nvbackend::grouped_linear";
+}
+
+/// A linear operation like others to whoever counts them.
+impl Operation for LinearCodes {
+    const KIND: OperationKind = OperationKind::Linear;
+
+    fn cost(&self) -> Cost {
+        LinearCodes::cost(self)
+    }
+
+    fn queue(&self, executor: &dyn Executor, stream: RawHandle) -> Result<()> {
+        executor.linear_codes(self, stream)
+    }
 }
 
 impl OperationKind {

@@ -56,6 +56,7 @@ fn layouts() -> Vec<Layout> {
         }
         nvb_build_info { struct_size, cuda, cuda_toolkit_version, architectures }
         nvb_tensor { data, dtype, rank, shape, strides }
+        nvb_quantized_rows { data, scales, rows, columns, row_stride, format, reserved }
         nvb_device_info {
             struct_size, kind, ordinal, compute_capability, multiprocessors, total_memory, l2_bytes, driver_version,
             reserved, name, features, peak_bandwidth, uuid, architecture, pci_bus_id, numa_node, clock_mhz,
@@ -125,10 +126,11 @@ fn layouts() -> Vec<Layout> {
         nvb_embedding_args { struct_size, tokens, table, output, scale, reserved }
         nvb_rms_norm_args {
             struct_size, input, post_weight, residual, residual_output, weight, output, epsilon, weight_offset,
+            quantized_output,
         }
         nvb_layer_norm_args { struct_size, input, residual, residual_output, weight, bias, output, epsilon, reserved }
-        nvb_linear_args { struct_size, input, weight, bias, output, activation, reserved }
-        nvb_gated_activation_args { struct_size, gate, up, output, activation, reserved }
+        nvb_linear_args { struct_size, input, weight, bias, output, activation, reserved, quantized_input }
+        nvb_gated_activation_args { struct_size, gate, up, output, activation, reserved, quantized_output }
         nvb_rope_args {
             struct_size, query, query_output, query_norm, key, key_output, key_norm, value, positions, slots, cache,
             layer, rotary_dim, base, position_scale, query_scale, epsilon, weight_offset, reserved,

@@ -150,7 +150,8 @@ fn generate(root: &Path) -> String {
 fn section(root: &Path, file: &str, handles: &mut String) -> String {
     let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml");
     // No function of their own files mentions them, and cbindgen leaves out what none does.
-    config.export.include = vec!["nvb_tensor".into(), "nvb_memory_options".into(), "nvb_weight_blocks".into()];
+    config.export.include =
+        ["nvb_tensor", "nvb_quantized_rows", "nvb_memory_options", "nvb_weight_blocks"].map(String::from).into();
     let source = root.join("src/capi").join(format!("{file}.rs"));
     let bindings = cbindgen::Builder::new().with_config(config).with_src(source).generate().expect("src/capi parses");
     let mut text = Vec::new();

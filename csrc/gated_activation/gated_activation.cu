@@ -2,10 +2,13 @@
 //
 // Interleaved (gate, up) pairs are what linear_epilogue does without a bias; the kernel here takes separate tensors.
 // Shapes: gate, up, output [rows, columns], any row strides; gate and up of one float dtype. Bound by memory: a thread
-// finishes 8 neighbouring columns, as vectors where all rows are 16-byte aligned, else element by element.
+// finishes 8 neighbouring columns, as vectors where all rows are 16-byte aligned, else element by element. Output in 8
+// bits needs a row's largest magnitude first: a block takes a row, and keeps its values in registers where they are at
+// most 32 a thread; of a longer row it computes them again for the codes.
 #include <algorithm>
 
 #include "../common/activation.cuh"
+#include "../common/quantized_output.cuh"
 #include "../common/vector.cuh"
 #include "../linear/linear.h"
 #include "gated_activation.h"
@@ -53,10 +56,109 @@ __global__ void __launch_bounds__(kThreads) gated_activation(const nvb_gated_act
   }
 }
 
+constexpr int kRowThreads = 512;
+constexpr int kRowParts = 4;  // of kColumns columns, that a thread keeps
+constexpr int64_t kKeptRow = static_cast<int64_t>(kRowThreads) * kRowParts * kColumns;
+
+// The values of kColumns columns of a row; 0 past its end.
+template <typename T>
+__device__ __forceinline__ void load_values(const nvb_gated_activation_params& p, int64_t row, int64_t column,
+                                            bool vectors, float (&values)[kColumns]) {
+  const T* const gate = static_cast<const T*>(p.gate) + row * p.gate_stride + column;
+  const T* const up = static_cast<const T*>(p.up) + row * p.up_stride + column;
+  float ups[kColumns];
+  if (vectors && column + kColumns <= p.columns) {
+    load_columns(gate, values);
+    load_columns(up, ups);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const bool inside = column + i < p.columns;
+      values[i] = inside ? to_float(gate[i]) : 0.0f;
+      ups[i] = inside ? to_float(up[i]) : 0.0f;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) values[i] = activate(p.activation, values[i]) * ups[i];
+}
+
+__device__ __forceinline__ void store_values(const nvb_gated_activation_params& p, int64_t row, int64_t column,
+                                             bool vectors, float inverse, const float (&values)[kColumns]) {
+  const int64_t output = row * p.output_stride + column;
+  if (column + kColumns <= p.columns) {
+    store_codes(p.quantized_output, row, column, inverse, values);
+    if (p.output != nullptr && vectors) {
+      store_elements(p.output, p.output_dtype, output, values);
+      return;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const float value[1] = {values[i]};
+      if (column + i < p.columns) store_codes(p.quantized_output, row, column + i, inverse, value);
+    }
+  }
+  if (p.output == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    if (column + i < p.columns) store_element(p.output, p.output_dtype, output + i, values[i]);
+  }
+}
+
+// The float output is written last: it may be gate or up, of which a thread then has no more to read.
+template <typename T, bool Keeps>
+__global__ void __launch_bounds__(kRowThreads)
+    gated_activation_quantized(const nvb_gated_activation_params p, const bool vectors) {
+  __shared__ uint32_t scratch[32];
+  const int64_t row = blockIdx.x;
+  const int64_t first = static_cast<int64_t>(threadIdx.x) * kColumns;
+  const int64_t step = static_cast<int64_t>(blockDim.x) * kColumns;
+  uint32_t most = 0;
+  if constexpr (Keeps) {
+    float values[kRowParts][kColumns];
+#pragma unroll
+    for (int part = 0; part < kRowParts; ++part) {
+      if (first + part * step < p.columns) {
+        load_values<T>(p, row, first + part * step, vectors, values[part]);
+        most = largest_bits(values[part], most);
+      }
+    }
+    const float inverse = store_row_scale(p.quantized_output, row, row_largest_bits(most, scratch));
+#pragma unroll
+    for (int part = 0; part < kRowParts; ++part) {
+      const int64_t column = first + part * step;
+      if (column < p.columns) store_values(p, row, column, vectors, inverse, values[part]);
+    }
+  } else {
+    float values[kColumns];
+    for (int64_t column = first; column < p.columns; column += step) {
+      load_values<T>(p, row, column, vectors, values);
+      most = largest_bits(values, most);
+    }
+    const float inverse = store_row_scale(p.quantized_output, row, row_largest_bits(most, scratch));
+    for (int64_t column = first; column < p.columns; column += step) {
+      load_values<T>(p, row, column, vectors, values);
+      store_values(p, row, column, vectors, inverse, values);
+    }
+  }
+}
+
 template <typename T>
 cudaError_t launch_dtype(const nvb_gated_activation_params& p, const nvb_launch& launch) {
   const bool vectors = is_aligned16(p.gate, p.gate_stride, sizeof(T)) && is_aligned16(p.up, p.up_stride, sizeof(T)) &&
                        is_aligned16(p.output, p.output_stride, float_dtype_bytes(p.output_dtype));
+  if (p.quantized_output.data != nullptr) {
+    if (p.rows > 0x7fffffff) return cudaErrorInvalidValue;
+    const int64_t warps = (p.columns + 32 * kColumns - 1) / (32 * kColumns);
+    const unsigned rows = static_cast<unsigned>(p.rows);
+    const unsigned threads = static_cast<unsigned>(std::min<int64_t>(32 * warps, kRowThreads));
+    if (p.columns <= kKeptRow) {
+      gated_activation_quantized<T, true><<<rows, threads, 0, launch.stream>>>(p, vectors);
+    } else {
+      gated_activation_quantized<T, false><<<rows, threads, 0, launch.stream>>>(p, vectors);
+    }
+    return cudaPeekAtLastError();
+  }
   const dim3 grid(static_cast<unsigned>((p.columns + kThreads * kColumns - 1) / (kThreads * kColumns)),
                   static_cast<unsigned>(std::min(p.rows, static_cast<int64_t>(65535))));
   gated_activation<T><<<grid, kThreads, 0, launch.stream>>>(p, vectors);
@@ -84,7 +186,9 @@ cudaError_t launch_interleaved(const nvb_gated_activation_params& p, const nvb_l
 extern "C" cudaError_t nvb_cuda_gated_activation(const nvb_gated_activation_params* params,
                                                  const nvb_launch* launch) noexcept {
   const nvb_gated_activation_params& p = *params;
-  if (p.rows < 0 || p.columns < 0 || p.activation > NVB_SILU || nvb::float_dtype_bytes(p.output_dtype) == 0) {
+  if (p.rows < 0 || p.columns < 0 || p.activation > NVB_SILU || nvb::float_dtype_bytes(p.output_dtype) == 0 ||
+      !nvb_is_valid_output(p.quantized_output) || (p.output == nullptr && p.quantized_output.data == nullptr) ||
+      (p.up == nullptr && p.quantized_output.data != nullptr)) {
     return cudaErrorInvalidValue;
   }
   if (p.rows == 0 || p.columns == 0) return cudaSuccess;

@@ -4,6 +4,7 @@
 #include <math_constants.h>
 
 #include "../common/quantized_element.cuh"
+#include "../common/quantized_encode.cuh"
 #include "../common/reduce.cuh"
 #include "quantize.h"
 
@@ -56,46 +57,12 @@ __device__ __forceinline__ void load_four_sources(const nvb_quantize_params& p, 
   }
 }
 
-__device__ __forceinline__ float inverse_of(float scale) {
-  const float inverse = 1.0f / scale;
-  return fabsf(inverse) < CUDART_INF_F ? inverse : 0.0f;
-}
-
 // A scale as it is stored: to nearest, but away from zero where f16 has few digits left, or the largest values would be
 // clipped by more than half a step.
 __device__ __forceinline__ __half stored_scale(float value) {
   const __half near = __float2half_rn(value);
   const bool clips = fabsf(__half2float(near)) < fabsf(value) && fabsf(value) < 0x1p-14f;
   return clips ? __ushort_as_half(static_cast<unsigned short>(__half_as_ushort(near) + 1)) : near;
-}
-
-// The scale with which the codes of an 8-bit encoding reach `most`.
-template <uint32_t Encoding>
-__device__ __forceinline__ float scale_for(float most) {
-  return most / (Encoding == NVB_INT8 ? 127.0f : Encoding == NVB_FP8_E4M3 ? 448.0f : 57344.0f);
-}
-
-// To nearest, ties to even; saturates.
-template <uint32_t Encoding>
-__device__ __forceinline__ uint32_t encode_byte(float value) {
-  if constexpr (Encoding == NVB_INT8) {
-    return static_cast<uint32_t>(__float2int_rn(fminf(fmaxf(value, -127.0f), 127.0f))) & 0xffu;
-  } else {
-    constexpr bool kE4m3 = Encoding == NVB_FP8_E4M3;
-    constexpr int kDropped = kE4m3 ? 20 : 21;  // bits of an f32's mantissa
-    const uint32_t sign = __float_as_uint(value) >> 24 & 0x80u;
-    const float magnitude = fabsf(value);
-    if (magnitude != magnitude) return sign | 0x7fu;
-    if (magnitude >= (kE4m3 ? 448.0f : 57344.0f)) return sign | (kE4m3 ? 0x7eu : 0x7bu);
-    // Below the smallest normal number a code counts steps of 2^-9 or 2^-16.
-    if (magnitude < (kE4m3 ? 0x1p-6f : 0x1p-14f)) {
-      return sign | static_cast<uint32_t>(__float2int_rn(magnitude * (kE4m3 ? 0x1p9f : 0x1p16f)));
-    }
-    // A carry out of the mantissa raises the exponent, as it should.
-    const uint32_t bits = __float_as_uint(magnitude);
-    const uint32_t rounded = bits + (1u << (kDropped - 1)) - 1u + (bits >> kDropped & 1u);
-    return sign | ((rounded >> kDropped) - (kE4m3 ? 120u << 3 : 112u << 2));
-  }
 }
 
 // The value of a code, scale not applied.

@@ -6,8 +6,10 @@
 // norm alone, in few registers so that more rows are under way at once; with the residual sum; and the same for few
 // rows, where nobody else hides the latency of a load, so that more threads fetch all they need at the start.
 // `rms_norm_long_kernel` takes longer rows and reads them again for each step, through L2: 65536 f32 are a whole
-// register file. Shared memory: 256 bytes for the two reductions.
+// register file. Output in 8 bits needs the largest magnitude of the normalised row, a third reduction; kernels for it
+// are apart, so that the others stay in few registers. Shared memory: 256 bytes for the two reductions, 384 for three.
 #include "../common/norm.cuh"
+#include "../common/quantized_output.cuh"
 #include "rms_norm.h"
 
 namespace nvb {
@@ -50,7 +52,7 @@ __device__ __forceinline__ float inverse_rms(const nvb_rms_norm_params& p, float
   return rsqrtf(sum / static_cast<float>(p.columns) + p.epsilon);
 }
 
-template <int Width, int Values, form Form>
+template <int Width, int Values, form Form, bool Quantizes>
 __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRowThreads<Width>,
                                   !kIsNarrow<Width, Form>     ? 1
                                   : Values == kShortRowValues ? 4
@@ -122,7 +124,7 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRow
       if (column < columns) store_residual_output<Width>(p, row, column, values[v]);
     }
   }
-  if (p.output == nullptr) return;
+  if (!Quantizes && p.output == nullptr) return;
 
   // Norm.
   float sum = 0.0f;
@@ -134,7 +136,23 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRow
     const int column = first + v * step;
     if (column >= columns) break;
     normalize<Width>(p, p.weight, weight[v], inverse, values[v]);
-    store_output<Width>(p, row, column, values[v]);
+    if (!Quantizes || p.output != nullptr) store_output<Width>(p, row, column, values[v]);
+  }
+
+  // The same in 8 bits.
+  if constexpr (Quantizes) {
+    __shared__ uint32_t magnitude_scratch[32];
+    uint32_t most = 0;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (first + v * step < columns) most = largest_bits<Width>(values[v], most);
+    }
+    const float code_inverse = store_row_scale(p.quantized_output, row, row_largest_bits(most, magnitude_scratch));
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = first + v * step;
+      if (column < columns) store_codes<Width>(p.quantized_output, row, column, code_inverse, values[v]);
+    }
   }
 }
 
@@ -150,7 +168,16 @@ __device__ __forceinline__ void load_residual_sum(const nvb_rms_norm_params& p, 
   if (p.residual != nullptr) add_residual<Width>(p, load_raw_residual<Width>(p, row, column), values);
 }
 
+// norm(s) at `column`, from memory.
 template <int Width>
+__device__ __forceinline__ void normalize_sum(const nvb_rms_norm_params& p, int64_t column, float inverse,
+                                              float (&values)[Width]) {
+  uint4 weight = make_uint4(0, 0, 0, 0);
+  if (p.weight != nullptr) weight = load_raw<Width>(p.weight, p.weight_dtype, column);
+  normalize<Width>(p, p.weight, weight, inverse, values);
+}
+
+template <int Width, bool Quantizes>
 __global__ void __launch_bounds__(kLongRowThreads) rms_norm_long_kernel(const nvb_rms_norm_params p) {
   __shared__ float post_scratch[32];
   __shared__ float scratch[32];
@@ -173,7 +200,7 @@ __global__ void __launch_bounds__(kLongRowThreads) rms_norm_long_kernel(const nv
 
   // Mean square of s.
   float inverse = 1.0f;
-  if (p.output != nullptr) {
+  if (Quantizes || p.output != nullptr) {
     float sum = 0.0f;
     for (int64_t column = first; column < p.columns; column += step) {
       load_residual_sum<Width>(p, row, column, post_inverse, values);
@@ -182,28 +209,49 @@ __global__ void __launch_bounds__(kLongRowThreads) rms_norm_long_kernel(const nv
     inverse = inverse_rms(p, row_sum(sum, scratch));
   }
 
-  // Store both. Each element is read for the last time by the thread that then overwrites it, so in place is sound.
+  // Largest magnitude of the normalised row.
+  float code_inverse = 0.0f;
+  if constexpr (Quantizes) {
+    __shared__ uint32_t magnitude_scratch[32];
+    uint32_t most = 0;
+    for (int64_t column = first; column < p.columns; column += step) {
+      load_residual_sum<Width>(p, row, column, post_inverse, values);
+      normalize_sum<Width>(p, column, inverse, values);
+      most = largest_bits<Width>(values, most);
+    }
+    code_inverse = store_row_scale(p.quantized_output, row, row_largest_bits(most, magnitude_scratch));
+  }
+
+  // Store all. Each element is read for the last time by the thread that then overwrites it, so in place is sound.
   for (int64_t column = first; column < p.columns; column += step) {
     load_residual_sum<Width>(p, row, column, post_inverse, values);
     if (p.residual_output != nullptr) store_residual_output<Width>(p, row, column, values);
-    if (p.output != nullptr) {
-      uint4 weight = make_uint4(0, 0, 0, 0);
-      if (p.weight != nullptr) weight = load_raw<Width>(p.weight, p.weight_dtype, column);
-      normalize<Width>(p, p.weight, weight, inverse, values);
-      store_output<Width>(p, row, column, values);
-    }
+    if (Quantizes || p.output != nullptr) normalize_sum<Width>(p, column, inverse, values);
+    if (p.output != nullptr) store_output<Width>(p, row, column, values);
+    if constexpr (Quantizes) store_codes<Width>(p.quantized_output, row, column, code_inverse, values);
   }
 }
 
-template <int Width, int Values, form Form>
+template <int Width, int Values, form Form, bool Quantizes = false>
 cudaError_t enqueue_form(const nvb_rms_norm_params& p, const nvb_launch* launch) {
-  return enqueue_row_blocks(rms_norm_kernel<Width, Values, Form>, p, Width, Values, launch);
+  return enqueue_row_blocks(rms_norm_kernel<Width, Values, Form, Quantizes>, p, Width, Values, launch);
+}
+
+template <int Width>
+cudaError_t enqueue_quantized(const nvb_rms_norm_params& p, const nvb_launch* launch) {
+  if (p.columns > kRegisterRow<Width>) return enqueue_long_rows(rms_norm_long_kernel<Width, true>, p, launch);
+  if (p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kRowThreads<Width>) {
+    return enqueue_form<Width, kShortRowValues, form::few_rows, true>(p, launch);
+  }
+  if (p.columns <= kShortRow) return enqueue_form<Width, kShortRowValues, form::sums, true>(p, launch);
+  return enqueue_form<Width, kRowValues<Width>, form::sums, true>(p, launch);
 }
 
 template <int Width>
 cudaError_t enqueue(const nvb_rms_norm_params& p, const nvb_launch* launch) {
+  if (p.quantized_output.data != nullptr) return enqueue_quantized<Width>(p, launch);
   const bool sums = p.post_weight != nullptr || p.residual != nullptr || p.residual_output != nullptr;
-  if (p.columns > kRegisterRow<Width>) return enqueue_long_rows(rms_norm_long_kernel<Width>, p, launch);
+  if (p.columns > kRegisterRow<Width>) return enqueue_long_rows(rms_norm_long_kernel<Width, false>, p, launch);
   if (p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kRowThreads<Width>) {
     return enqueue_form<Width, kShortRowValues, form::few_rows>(p, launch);
   }
@@ -222,6 +270,7 @@ cudaError_t enqueue(const nvb_rms_norm_params& p, const nvb_launch* launch) {
 
 extern "C" cudaError_t nvb_cuda_rms_norm(const nvb_rms_norm_params* params, const nvb_launch* launch) noexcept {
   const nvb_rms_norm_params& p = *params;
+  if (!nvb_is_valid_output(p.quantized_output)) return cudaErrorInvalidValue;
   return nvb::enqueue_norm(p, p.post_weight, p.weight,
                            [&](auto width) { return nvb::enqueue<decltype(width)::value>(p, launch); });
 }

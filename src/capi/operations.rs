@@ -6,13 +6,14 @@ use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_reserved, read, versioned};
-use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor};
+use super::tensor::{device_tensor, nvb_quantized_rows, nvb_tensor, optional_device_tensor, optional_quantized_rows};
 use super::weight::{nvb_weight, weight_of};
 use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
 use crate::ops::gated_activation::GatedActivation;
 use crate::ops::layer_norm::{LayerNorm, LayerNormTensors};
 use crate::ops::linear::Linear;
+use crate::ops::linear_codes::LinearCodes;
 use crate::ops::rms_norm::{RmsNorm, RmsNormTensors};
 use crate::ops::rope::{Append, Rope, RopeArguments, Rotation};
 use crate::ops::Activation;
@@ -81,6 +82,8 @@ pub struct nvb_rms_norm_args {
     pub epsilon: f32,
     /// 0, or 1 for weights stored as w − 1 (Gemma).
     pub weight_offset: f32,
+    /// Optional [T, width]: the output in 8 bits, beside `output` or instead of it. Must not overlap any other tensor.
+    pub quantized_output: nvb_quantized_rows,
 }
 versioned!(nvb_rms_norm_args);
 
@@ -110,6 +113,10 @@ pub struct nvb_layer_norm_args {
 versioned!(nvb_layer_norm_args);
 
 /// output = activation(input · weightᵀ + bias); with a gated weight activation(gate) · up.
+///
+/// An input that is in 8 bits already goes in `quantized_input`: with an FP8 or INT8 weight with scales of rows and many
+/// rows of input the codes are multiplied as they are, whether or not the backend's configuration has
+/// `quantized_activations`; otherwise scale · code is, on CUDA rounded to the weight's float dtype or to BF16.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_linear_args {
@@ -126,6 +133,8 @@ pub struct nvb_linear_args {
     pub activation: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// [M, K], in the place of `input`, which then must be absent.
+    pub quantized_input: nvb_quantized_rows,
 }
 versioned!(nvb_linear_args);
 
@@ -138,12 +147,14 @@ pub struct nvb_gated_activation_args {
     pub gate: nvb_tensor,
     /// [T, F], the gate's dtype.
     pub up: nvb_tensor,
-    /// [T, F], any float dtype; may be the same memory as `gate` or `up`.
+    /// Optional [T, F], any float dtype; may be the same memory as `gate` or `up`. It or `quantized_output` must be given.
     pub output: nvb_tensor,
     /// `NVB_ACTIVATION_…`
     pub activation: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// Optional [T, F]: the output in 8 bits, beside `output` or instead of it. Must not overlap any other tensor.
+    pub quantized_output: nvb_quantized_rows,
 }
 versioned!(nvb_gated_activation_args);
 
@@ -252,6 +263,7 @@ pub unsafe extern "C" fn nvb_rms_norm(
             residual_output: optional_device_tensor(&backend, "residual_output", &args.residual_output)?,
             weight: optional_device_tensor(&backend, "weight", &args.weight)?,
             output: optional_device_tensor(&backend, "output", &args.output)?,
+            quantized_output: optional_quantized_rows(&backend, "quantized_output", &args.quantized_output)?,
         };
         let op = RmsNorm::new(tensors, or(args.epsilon, 1e-6), args.weight_offset)?;
         backend.queue(&op, &stream)
@@ -297,14 +309,19 @@ pub unsafe extern "C" fn nvb_linear(
         let args = unsafe { read(args)? };
         expect_reserved(args.reserved)?;
         let (_weight, weight) = weight_of(&backend, args.weight)?;
-        let op = Linear::new(
-            device_tensor(&backend, "input", &args.input)?,
-            weight,
-            optional_device_tensor(&backend, "bias", &args.bias)?,
-            activation(args.activation)?,
-            device_tensor(&backend, "output", &args.output)?,
-        )?;
-        backend.queue(&op, &stream)
+        let codes = optional_quantized_rows(&backend, "quantized_input", &args.quantized_input)?;
+        let input = match codes {
+            Some(_) => optional_device_tensor(&backend, "input", &args.input)?,
+            None => Some(device_tensor(&backend, "input", &args.input)?),
+        };
+        let bias = optional_device_tensor(&backend, "bias", &args.bias)?;
+        let activation = activation(args.activation)?;
+        let output = device_tensor(&backend, "output", &args.output)?;
+        match (input, codes) {
+            (Some(input), None) => backend.queue(&Linear::new(input, weight, bias, activation, output)?, &stream),
+            (None, Some(codes)) => backend.queue(&LinearCodes::new(codes, weight, bias, activation, output)?, &stream),
+            _ => Err(Error::invalid("`input` and `quantized_input` are both given; one of them is needed")),
+        }
     })
 }
 
@@ -324,7 +341,8 @@ pub unsafe extern "C" fn nvb_gated_activation(
             device_tensor(&backend, "gate", &args.gate)?,
             device_tensor(&backend, "up", &args.up)?,
             activation(args.activation)?,
-            device_tensor(&backend, "output", &args.output)?,
+            optional_device_tensor(&backend, "output", &args.output)?,
+            optional_quantized_rows(&backend, "quantized_output", &args.quantized_output)?,
         )?;
         backend.queue(&op, &stream)
     })

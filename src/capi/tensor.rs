@@ -2,11 +2,14 @@
 
 use super::guard::guard;
 use super::status::nvb_status;
-use super::structs::{slice, write_out};
+use super::structs::{expect_reserved, slice, write_out};
+use super::weight::{NVB_WEIGHT_FORMAT_FP8_E4M3, NVB_WEIGHT_FORMAT_INT8};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::memory::tensor_bytes;
+use crate::ops::quantized_rows::QuantizedRows;
 use crate::tensor::{DType, Tensor, MAX_RANK};
+use crate::weight::Encoding;
 use std::ffi::c_void;
 
 /// `nvb_tensor.dtype`: IEEE 754 binary32.
@@ -33,6 +36,30 @@ pub struct nvb_tensor {
     pub shape: [i64; 4],
     /// In elements; all 0 means contiguous (row-major). The innermost must be 1.
     pub strides: [i64; 4],
+}
+
+/// Activations in 8 bits: value = scales[row] · code. Passed by value inside argument structs; an all-zero one stands for
+/// "absent". The memory is the caller's, on the backend's device.
+///
+/// Written, a row of x gets the scale max |x| / 448 (FP8 E4M3) or max |x| / 127 (INT8) and the codes nearest to x / scale,
+/// ties to even; x is in f32, before the rounding of any tensor that it is stored to as well. A row of zeros gets the scale
+/// 0, a row with NaN the scale NaN, one with an infinity an infinite one. Without columns no scale is written.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct nvb_quantized_rows {
+    /// Codes, one byte each. Rows on 16-byte boundaries with a multiple of 16 columns run fastest.
+    pub data: *mut c_void,
+    /// f32 [rows]
+    pub scales: *mut f32,
+    /// The leading axes of the tensor that this stands for, folded.
+    pub rows: i64,
+    pub columns: i64,
+    /// Bytes from one row to the next; 0: `columns`.
+    pub row_stride: i64,
+    /// `NVB_WEIGHT_FORMAT_FP8_E4M3` or `NVB_WEIGHT_FORMAT_INT8`
+    pub format: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 
 const _: () = assert!(MAX_RANK == 4);
@@ -88,6 +115,49 @@ pub(super) fn optional_device_tensor(backend: &Backend, name: &str, tensor: &nvb
         return Ok(None);
     }
     device_tensor(backend, name, tensor).map(Some)
+}
+
+/// Rows in 8 bits that lie in the backend's memory, if they are given. Whether a NULL is one too many is the operation's
+/// to say.
+pub(super) fn optional_quantized_rows(
+    backend: &Backend,
+    name: &str,
+    rows: &nvb_quantized_rows,
+) -> Result<Option<QuantizedRows>> {
+    let &nvb_quantized_rows { data, scales, rows, columns, row_stride, format, reserved } = rows;
+    if data.is_null() && scales.is_null() && format == 0 {
+        return Ok(None);
+    }
+    expect_reserved(reserved)?;
+    let encoding = match format {
+        NVB_WEIGHT_FORMAT_FP8_E4M3 => Encoding::Fp8E4m3,
+        NVB_WEIGHT_FORMAT_INT8 => Encoding::Int8,
+        other => {
+            return Err(Error::invalid(format!(
+            "`{name}` has the format {other}; NVB_WEIGHT_FORMAT_FP8_E4M3 (3) or NVB_WEIGHT_FORMAT_INT8 (5) is needed"
+        )))
+        }
+    };
+    let extent = |what: &str, value: i64| {
+        usize::try_from(value).map_err(|_| Error::invalid(format!("`{name}` has {what} of {value}")))
+    };
+    let (rows, columns) = (extent("a number of rows", rows)?, extent("a number of columns", columns)?);
+    let row_stride = match extent("a row stride", row_stride)? {
+        0 => columns,
+        stride => stride,
+    };
+    let span = rows.max(1).checked_mul(row_stride.max(columns)).filter(|&bytes| bytes <= isize::MAX as usize);
+    let scale_bytes = rows.checked_mul(size_of::<f32>()).filter(|&bytes| bytes <= isize::MAX as usize);
+    let (Some(_), Some(scale_bytes)) = (span, scale_bytes) else {
+        return Err(Error::invalid(format!("the size of `{name}` [{rows}, {columns}] overflows")));
+    };
+    let rows = QuantizedRows { data, scales, encoding, rows, columns, row_stride };
+    let shape = format!("[{}, {columns}]", rows.rows);
+    if rows.rows > 0 && columns > 0 && !data.is_null() && !scales.is_null() {
+        backend.check_range(&format_args!("`{name}` {shape}"), data, rows.span_bytes())?;
+        backend.check_range(&format_args!("the scales of `{name}` {shape}"), scales.cast(), scale_bytes)?;
+    }
+    Ok(Some(rows))
 }
 
 fn is_absent(tensor: &nvb_tensor) -> bool {

@@ -18,12 +18,14 @@ pub mod grouped_linear;
 mod int4_tile;
 pub mod layer_norm;
 pub mod linear;
+pub mod linear_codes;
 mod linear_quantized;
 mod machine;
 pub mod matmul;
 mod memory;
 mod norm;
 mod outer_tile;
+mod quantized_rows;
 mod quantized_tile;
 pub mod rms_norm;
 pub mod rope;
@@ -48,6 +50,7 @@ use crate::ops::gated_activation::GatedActivation;
 use crate::ops::grouped_linear::GroupedLinear;
 use crate::ops::layer_norm::LayerNorm;
 use crate::ops::linear::Linear;
+use crate::ops::linear_codes::LinearCodes;
 use crate::ops::matmul::Matmul;
 use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rope::Rope;
@@ -240,6 +243,10 @@ impl Executor for CpuExecutor {
         let columns = self.choices.of(op).find_map(|choice| task_columns(op, &choice));
         linear::linear_in_columns(&self.threads, op, columns.unwrap_or(0));
         Ok(())
+    }
+
+    fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()> {
+        linear_codes::linear_codes(op, |op| self.linear(op, stream))
     }
 
     fn choices(&self) -> &Choices {

@@ -1,6 +1,7 @@
 //! RMS normalisation with the residual additions around it; the formulas are in `ops/rms_norm.rs`.
 
 use super::norm::{norm, RowNorm};
+use super::quantized_rows;
 use super::row::{vectors, Row};
 use super::simd::Simd;
 use super::threads::Threads;
@@ -40,15 +41,25 @@ impl RowNorm for RmsNorm {
             sum.store::<S>(at, value, lanes);
         }
         // The norm that follows.
-        let Some(output) = self.output else { return };
-        let output = Row::of(&output, row);
+        if !self.normalises_sum() {
+            return;
+        }
+        let output = self.output.map(|output| Row::of(&output, row));
         let inverse = S::splat(inverse_rms::<S>(self, sum));
         for (at, lanes) in vectors::<S>(columns) {
             let mut value = S::mul(sum.load::<S>(at, lanes), inverse);
             if let Some(weight) = self.weight {
                 value = S::mul(value, S::add(offset, Row::vector(&weight).load::<S>(at, lanes)));
             }
-            output.store::<S>(at, value, lanes);
+            if let Some(output) = output {
+                output.store::<S>(at, value, lanes);
+            }
+            if self.quantized_output.is_some() {
+                sum.store::<S>(at, value, lanes);
+            }
+        }
+        if let Some(output) = self.quantized_output {
+            quantized_rows::quantize_row(&output, row, sum.floats(columns));
         }
     }
 }
@@ -115,6 +126,7 @@ mod tests {
             residual_output: Some(operands.residual_output),
             weight: weight.then_some(operands.vectors[1]),
             output: output.then_some(operands.output),
+            quantized_output: None,
         };
         RmsNorm::new(tensors, 1e-6, f32::from(post)).unwrap()
     }
@@ -139,6 +151,7 @@ mod tests {
             residual_output: Some(s),
             weight: None,
             output: Some(x),
+            quantized_output: None,
         };
         rms_norm(threads(), &RmsNorm::new(tensors, 1e-6, 0.0).unwrap());
         assert_eq!(stream.values(), expected);

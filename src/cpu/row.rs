@@ -38,6 +38,15 @@ impl Row {
         Row { data: self.data.wrapping_add(count * self.dtype.size()), ..self }
     }
 
+    /// The first `count` elements of a row of f32.
+    ///
+    /// # Safety
+    /// They are readable, nobody writes them while the slice is in use, and the row's dtype is F32.
+    pub unsafe fn floats<'a>(self, count: usize) -> &'a [f32] {
+        debug_assert_eq!(self.dtype, DType::F32);
+        std::slice::from_raw_parts(self.data.cast(), count)
+    }
+
     /// Elements `at .. at + lanes`; lanes past that, up to `S::LANES`, are 0.
     ///
     /// # Safety

@@ -22,6 +22,7 @@ use crate::ops::{
     grouped_linear::GroupedLinear,
     layer_norm::LayerNorm,
     linear::Linear,
+    linear_codes::LinearCodes,
     matmul::Matmul,
     quantize::{Quantize, Quantized},
     rms_norm::RmsNorm,
@@ -541,6 +542,10 @@ impl Executor for CudaExecutor {
 
     fn linear(&self, op: &Linear, stream: RawHandle) -> Result<()> {
         super::linear::run(self, op, stream)
+    }
+
+    fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()> {
+        super::linear_codes::run(self, op, stream)
     }
 
     fn choices(&self) -> &Choices {

@@ -2,9 +2,11 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
+use super::quantized::QuantizedOutput;
 use crate::error::Result;
 use crate::ops::gated_activation::GatedActivation;
 use crate::stream::RawHandle;
+use crate::tensor::DType;
 use std::ffi::c_void;
 
 /// `nvb_gated_activation_params` of csrc/gated_activation/gated_activation.h.
@@ -22,8 +24,9 @@ struct Params {
     output_dtype: u32,
     activation: u32,
     reserved: u32,
+    quantized_output: QuantizedOutput,
 }
-const _: () = assert!(size_of::<Params>() == 80);
+const _: () = assert!(size_of::<Params>() == 112);
 
 extern "C" {
     fn nvb_cuda_gated_activation(params: *const Params, launch: *const Launch) -> i32;
@@ -34,16 +37,17 @@ pub(super) fn run(executor: &CudaExecutor, op: &GatedActivation, stream: RawHand
     let params = Params {
         gate: op.gate.data,
         up: op.up.data,
-        output: op.output.data,
+        output: op.output.map_or(std::ptr::null_mut(), |output| output.data),
         rows: op.gate.rows as i64,
         columns: op.gate.columns as i64,
         gate_stride: op.gate.row_stride as i64,
         up_stride: op.up.row_stride as i64,
-        output_stride: op.output.row_stride as i64,
+        output_stride: op.output.map_or(0, |output| output.row_stride as i64),
         input_dtype: op.gate.dtype as u32,
-        output_dtype: op.output.dtype as u32,
+        output_dtype: op.output.map_or(DType::F32, |output| output.dtype) as u32,
         activation: op.activation as u32,
         reserved: 0,
+        quantized_output: QuantizedOutput::of(op.quantized_output),
     };
     // SAFETY: the descriptor was validated, and the context is current.
     executor

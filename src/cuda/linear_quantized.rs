@@ -256,8 +256,19 @@ fn rounded_operands(op: &Linear) -> Option<([Operand; 2], i32)> {
     }
 }
 
+/// The operands of a product with codes of this encoding for its input.
+pub(super) fn codes_operands(op: &Linear, input: Encoding) -> Option<[Operand; 2]> {
+    let wanted = if input == Encoding::Int8 { Operand::Int8 } else { Operand::Fp8E4m3 };
+    rounded_operands(op).map(|(operands, _)| operands).filter(|operands| operands[0] == wanted)
+}
+
 /// Whether the input may be rounded to 8 bits, and something multiplies the codes.
 pub(super) fn can_round(executor: &CudaExecutor, op: &Linear, own: bool) -> bool {
+    executor.quantized_activations() && multiplies_codes(executor, op, own)
+}
+
+/// Whether something multiplies the codes of such an input: the wgmma kernel (`own`), or cuBLASLt.
+pub(super) fn multiplies_codes(executor: &CudaExecutor, op: &Linear, own: bool) -> bool {
     let Some((operands, oldest)) = rounded_operands(op) else { return false };
     let there = || match own {
         true => {
@@ -268,14 +279,19 @@ pub(super) fn can_round(executor: &CudaExecutor, op: &Linear, own: bool) -> bool
         }
         false => executor.cublaslt().is_some(),
     };
-    executor.quantized_activations() && executor.device().compute_capability >= oldest && there()
+    executor.device().compute_capability >= oldest && there()
 }
 
 /// The one that leads: cuBLASLt does not scale i32 sums, and has no epilogue with the scales of FP8.
 pub(super) fn rounds_with_own(executor: &CudaExecutor, op: &Linear) -> bool {
+    executor.quantized_activations() && leads_with_codes(executor, op)
+}
+
+/// The same of an input that is in 8 bits already.
+pub(super) fn leads_with_codes(executor: &CudaExecutor, op: &Linear) -> bool {
     linear_wgmma::has_many_rows(op)
         && (op.weight.encoding == Encoding::Int8 || !is_plain(op))
-        && can_round(executor, op, true)
+        && multiplies_codes(executor, op, true)
 }
 
 /// The input in 8 bits with a scale a row, times the weight's codes; `false` where that cannot be.
@@ -286,31 +302,54 @@ pub(super) fn with_quantized_activations(
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<bool> {
-    let (Some((operands, _)), Scales::Rows(weight_scales)) = (rounded_operands(op), op.weight.scales) else {
-        return Ok(false);
-    };
+    let Some((operands, _)) = rounded_operands(op) else { return Ok(false) };
     if !can_round(executor, op, matches!(by, By::Own)) {
         return Ok(false);
     }
-    let [input_operand, weight_operand] = operands;
-    let codes = if input_operand == Operand::Int8 { Encoding::Int8 } else { Encoding::Fp8E4m3 };
+    let codes = if operands[0] == Operand::Int8 { Encoding::Int8 } else { Encoding::Fp8E4m3 };
     let (m, k) = (op.input.rows, op.weight.columns);
     let row_stride = k.next_multiple_of(16);
     let scale_bytes = (m * size_of::<f32>()).next_multiple_of(256);
     let data = scratch.get(Purpose::Input, scale_bytes + m * row_stride)?;
-    let scales = OuterScales { input: data.cast::<f32>().cast_const(), weight: weight_scales };
-    let tokens = WeightView {
-        data: data.wrapping_byte_add(scale_bytes),
+    let tokens =
+        Tokens { data: data.wrapping_byte_add(scale_bytes), row_stride, scales: data.cast(), padded: row_stride };
+    let view = WeightView {
         encoding: codes,
-        row_stride,
-        scales: Scales::Rows(scales.input),
-        ..WeightView::float(data, DType::F32, m, k, row_stride, false)
+        scales: Scales::Rows(tokens.scales),
+        ..WeightView::float(tokens.data, DType::F32, m, k, row_stride, false)
     };
     // SAFETY: the buffer holds the scales and the codes of every row, and the context is current.
-    unsafe { quantize::tokens(executor, &op.input, &tokens, stream)? };
+    unsafe { quantize::tokens(executor, &op.input, &view, stream)? };
+    product_of_codes(executor, op, by, &tokens, operands, scratch, stream)
+}
+
+/// An input in 8 bits: rows and scales on 16-byte boundaries.
+#[derive(Clone, Copy)]
+pub(super) struct Tokens {
+    pub data: *mut c_void,
+    /// A multiple of 16.
+    pub row_stride: usize,
+    pub scales: *const f32,
+    /// The columns rounded up to a multiple of 16; those that the weight does not have are zeros.
+    pub padded: usize,
+}
+
+/// The codes of both sides multiplied, in the place of the product's input; `false` where that cannot be.
+pub(super) fn product_of_codes(
+    executor: &CudaExecutor,
+    op: &Linear,
+    by: By<'_>,
+    tokens: &Tokens,
+    operands: [Operand; 2],
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let Scales::Rows(weight_scales) = op.weight.scales else { return Ok(false) };
+    let scales = OuterScales { input: tokens.scales, weight: weight_scales };
+    let [input_operand, weight_operand] = operands;
     let pick = match by {
         By::Own => {
-            let codes = Codes { data: tokens.data, stride: row_stride, operands, scales };
+            let codes = Codes { data: tokens.data, stride: tokens.row_stride, operands, scales };
             return linear_wgmma::run(executor, WgmmaParams::of_codes(op, &codes), stream);
         }
         By::Vendor(pick) => pick,
@@ -322,11 +361,11 @@ pub(super) fn with_quantized_activations(
         bias: None,
         gelu: false,
         output: op.output.data,
-        m,
+        m: op.input.rows,
         n: op.weight.rows,
         // The padding of both sides is zeros.
-        k: row_stride,
-        input_stride: row_stride,
+        k: tokens.padded,
+        input_stride: tokens.row_stride,
         weight_stride: op.weight.row_stride,
         output_stride: op.output.row_stride,
         input_operand,

@@ -16,6 +16,7 @@ mod launch;
 mod layer_norm;
 mod linear;
 mod linear_choice;
+mod linear_codes;
 mod linear_quantized;
 mod linear_wgmma;
 mod managed;

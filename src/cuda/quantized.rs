@@ -1,5 +1,6 @@
 //! A quantised weight as kernels receive it.
 
+use crate::ops::quantized_rows::QuantizedRows;
 use crate::weight::{Encoding, Scales, WeightView};
 use std::ffi::c_void;
 
@@ -57,5 +58,30 @@ impl QuantizedMatrix {
             group,
             reserved: 0,
         })
+    }
+}
+
+/// `nvb_quantized_output` of csrc/common/quantized_output.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct QuantizedOutput {
+    data: *mut c_void,
+    scales: *mut f32,
+    row_bytes: i64,
+    encoding: u32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<QuantizedOutput>() == 32);
+
+impl QuantizedOutput {
+    /// `None`: no such output.
+    pub fn of(rows: Option<QuantizedRows>) -> QuantizedOutput {
+        QuantizedOutput {
+            data: rows.map_or(std::ptr::null_mut(), |rows| rows.data),
+            scales: rows.map_or(std::ptr::null_mut(), |rows| rows.scales),
+            row_bytes: rows.map_or(0, |rows| rows.row_stride as i64),
+            encoding: rows.and_then(|rows| encoding_code(rows.encoding)).unwrap_or(0),
+            reserved: 0,
+        }
     }
 }

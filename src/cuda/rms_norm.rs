@@ -3,6 +3,7 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::norm::{vector_data, NormRows};
+use super::quantized::QuantizedOutput;
 use crate::error::Result;
 use crate::ops::rms_norm::RmsNorm;
 use crate::stream::RawHandle;
@@ -16,8 +17,9 @@ struct Params {
     weight: *const c_void,
     epsilon: f32,
     weight_offset: f32,
+    quantized_output: QuantizedOutput,
 }
-const _: () = assert!(size_of::<Params>() == 120);
+const _: () = assert!(size_of::<Params>() == 152);
 
 extern "C" {
     fn nvb_cuda_rms_norm(params: *const Params, launch: *const Launch) -> i32;
@@ -32,6 +34,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &RmsNorm, stream: RawHandle) -> R
         weight: vector_data(op.weight),
         epsilon: op.epsilon,
         weight_offset: op.weight_offset,
+        quantized_output: QuantizedOutput::of(op.quantized_output),
     };
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_rms_norm(&params, &executor.launch_on(stream)) }, "rms_norm")

@@ -35,7 +35,12 @@ pub enum Purpose {
 /// The blocks of one stream. Whoever launches with them holds the lock until the launch is queued: another thread that
 /// grows a block in between would free it before the launch.
 #[derive(Clone, Default)]
-pub struct StreamScratch(Arc<Mutex<HashMap<Purpose, Block>>>);
+pub struct StreamScratch {
+    blocks: Blocks,
+    inputs: Blocks,
+}
+
+type Blocks = Arc<Mutex<HashMap<Purpose, Block>>>;
 
 pub struct ScratchGuard<'a> {
     blocks: MutexGuard<'a, HashMap<Purpose, Block>>,
@@ -48,8 +53,18 @@ const STEP: usize = 1 << 20;
 
 impl StreamScratch {
     pub fn lock<'a>(&'a self, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
-        ScratchGuard { blocks: self.0.lock().unwrap_or_else(|poison| poison.into_inner()), executor, stream }
+        guard(&self.blocks, executor, stream)
     }
+
+    /// Blocks apart from those, for what an operation hands to another one that has workspace of its own. Taken before
+    /// `lock`.
+    pub fn lock_inputs<'a>(&'a self, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
+        guard(&self.inputs, executor, stream)
+    }
+}
+
+fn guard<'a>(blocks: &'a Blocks, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
+    ScratchGuard { blocks: blocks.lock().unwrap_or_else(|poison| poison.into_inner()), executor, stream }
 }
 
 impl ScratchGuard<'_> {
@@ -113,8 +128,10 @@ impl Scratch {
 }
 
 fn free(scratch: StreamScratch, executor: &dyn Executor, stream: RawHandle) {
-    for (_, block) in scratch.lock(executor, stream).blocks.drain() {
-        // SAFETY: drained, so freed once.
-        unsafe { executor.free(block.pointer, block.bytes, stream) };
+    for mut guard in [scratch.lock_inputs(executor, stream), scratch.lock(executor, stream)] {
+        for (_, block) in guard.blocks.drain() {
+            // SAFETY: drained, so freed once.
+            unsafe { executor.free(block.pointer, block.bytes, stream) };
+        }
     }
 }

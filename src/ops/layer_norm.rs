@@ -37,14 +37,23 @@ impl LayerNorm {
     pub fn new(tensors: LayerNormTensors, epsilon: f32) -> Result<LayerNorm> {
         let LayerNormTensors { input, residual, residual_output, weight, bias, output } = tensors;
         let operation = "layer_norm";
-        let rows = NormRows::new(NormTensors { operation, input, residual, residual_output, output, epsilon })?;
+        let quantized_output = None;
+        let rows = NormRows::new(NormTensors {
+            operation,
+            input,
+            residual,
+            residual_output,
+            output,
+            quantized_output,
+            epsilon,
+        })?;
         rows.expect_vectors([("bias", bias), ("weight", weight)])?;
-        let NormRows { input, residual, residual_output, output } = rows;
+        let NormRows { input, residual, residual_output, output, .. } = rows;
         Ok(LayerNorm { input, residual, residual_output, weight, bias, output, epsilon })
     }
 
     pub fn cost(&self) -> Cost {
         let &LayerNorm { input, residual, residual_output, output, .. } = self;
-        NormRows { input, residual, residual_output, output }.cost(7.0)
+        NormRows { input, residual, residual_output, output, quantized_output: None }.cost(7.0)
     }
 }

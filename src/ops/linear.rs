@@ -47,8 +47,6 @@ pub(super) fn expect_product(
 ) -> Result<Matrix> {
     input.expect_float("input")?;
     input.expect_readable("input")?;
-    output.expect_float("output")?;
-    output.expect_writable("output")?;
     if let Some(dtype) = weight.dtype().filter(|&dtype| dtype != input.dtype && input.dtype != DType::F32) {
         return Err(Error::invalid(format!(
             "tensor `input` has dtype {}; f32 or the weight's {dtype} is needed",
@@ -56,10 +54,23 @@ pub(super) fn expect_product(
         )));
     }
     let input = input.as_matrix("input")?;
-    if input.columns != weight.columns {
+    expect_terms(("input", input.rows, input.columns), weight, bias, output)?;
+    Ok(input)
+}
+
+/// The same of all tensors but the input, and that its `rows` and `columns` fit.
+pub(super) fn expect_terms(
+    (name, rows, columns): (&str, usize, usize),
+    weight: &WeightView,
+    bias: Option<Tensor>,
+    output: Tensor,
+) -> Result<()> {
+    output.expect_float("output")?;
+    output.expect_writable("output")?;
+    if columns != weight.columns {
         return Err(Error::invalid(format!(
-            "tensor `input` has {} columns; the weight [{}, {}] needs {}",
-            input.columns, weight.rows, weight.columns, weight.columns
+            "tensor `{name}` has {columns} columns; the weight [{}, {}] needs {}",
+            weight.rows, weight.columns, weight.columns
         )));
     }
     if let Some(bias) = bias {
@@ -67,8 +78,7 @@ pub(super) fn expect_product(
         bias.expect_shape("bias", &[weight.rows])?;
         bias.expect_readable("bias")?;
     }
-    expect_extent("the number of input rows", input.rows)?;
-    Ok(input)
+    expect_extent("the number of input rows", rows)
 }
 
 /// With one row of `input` for each of `output`, the weight's `rows` all read once.

@@ -1,6 +1,7 @@
 //! What `rms_norm` and `layer_norm` have in common: rows of one width that join a residual stream, and are normalised
 //! as a whole.
 
+use super::quantized_rows::QuantizedRows;
 use super::{expect_extent, expect_finite_positive, Cost};
 use crate::error::{Error, Result};
 use crate::tensor::{Matrix, Tensor};
@@ -16,6 +17,7 @@ pub(super) struct NormRows {
     /// Of the residual's dtype.
     pub residual_output: Option<Matrix>,
     pub output: Option<Matrix>,
+    pub quantized_output: Option<QuantizedRows>,
 }
 
 /// The same before validation; `operation` names the caller.
@@ -25,13 +27,14 @@ pub(super) struct NormTensors {
     pub residual: Option<Tensor>,
     pub residual_output: Option<Tensor>,
     pub output: Option<Tensor>,
+    pub quantized_output: Option<QuantizedRows>,
     pub epsilon: f32,
 }
 
 impl NormRows {
     pub fn new(tensors: NormTensors) -> Result<NormRows> {
-        let NormTensors { operation, input, residual, residual_output, output, epsilon } = tensors;
-        if residual_output.is_none() && output.is_none() {
+        let NormTensors { operation, input, residual, residual_output, output, quantized_output, epsilon } = tensors;
+        if residual_output.is_none() && output.is_none() && quantized_output.is_none() {
             return Err(Error::invalid(format!("{operation} needs `output`, `residual_output` or both")));
         }
         expect_finite_positive("epsilon", epsilon)?;
@@ -61,11 +64,16 @@ impl NormRows {
             matrix.expect_size(name, input.rows, input.columns)?;
             Ok(Some(matrix))
         };
+        if let Some(rows) = quantized_output {
+            rows.expect_valid("quantized_output")?;
+            rows.expect_size("quantized_output", input.rows, input.columns)?;
+        }
         Ok(NormRows {
             input,
             residual: matrix("residual", residual, false)?,
             residual_output: matrix("residual_output", residual_output, true)?,
             output: matrix("output", output, true)?,
+            quantized_output,
         })
     }
 
@@ -88,6 +96,7 @@ impl NormRows {
         let elements = (self.input.rows * self.input.columns) as f64;
         let matrices = [Some(self.input), self.residual, self.residual_output, self.output];
         let width: usize = matrices.iter().flatten().map(|matrix| matrix.dtype.size()).sum();
-        Cost { operations: elements * operations, bytes: elements * width as f64 }
+        let codes = self.quantized_output.map_or(0.0, |rows| rows.bytes());
+        Cost { operations: elements * operations, bytes: elements * width as f64 + codes }
     }
 }

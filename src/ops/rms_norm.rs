@@ -4,12 +4,13 @@
 //!
 //! b = post_weight ? norm(input, post_weight) : input
 //! s = residual ? residual + b : b, written to residual_output if given
-//! output = norm(s, weight), if given
+//! output = norm(s, weight), if given; quantized_output = the same in 8 bits, if given
 //!
 //! Llama and Gemma 1 use it without `post_weight`; Gemma 2 and 3 normalise the branch before it joins the residual
 //! stream, and the next layer's norm follows at once. All of it is f32 inside, with one rounding at each store.
 
 use super::norm::{NormRows, NormTensors};
+use super::quantized_rows::QuantizedRows;
 use super::{expect_weight_offset, Cost};
 use crate::error::Result;
 use crate::tensor::{Matrix, Tensor};
@@ -22,6 +23,8 @@ pub struct RmsNorm {
     pub residual_output: Option<Matrix>,
     pub weight: Option<Tensor>,
     pub output: Option<Matrix>,
+    /// Of the unrounded values that `output` rounds.
+    pub quantized_output: Option<QuantizedRows>,
     pub epsilon: f32,
     pub weight_offset: f32,
 }
@@ -35,22 +38,47 @@ pub struct RmsNormTensors {
     pub residual_output: Option<Tensor>,
     pub weight: Option<Tensor>,
     pub output: Option<Tensor>,
+    pub quantized_output: Option<QuantizedRows>,
 }
 
 impl RmsNorm {
     pub fn new(tensors: RmsNormTensors, epsilon: f32, weight_offset: f32) -> Result<RmsNorm> {
-        let RmsNormTensors { input, post_weight, residual, residual_output, weight, output } = tensors;
+        let RmsNormTensors { input, post_weight, residual, residual_output, weight, output, quantized_output } =
+            tensors;
         let operation = "rms_norm";
-        let rows = NormRows::new(NormTensors { operation, input, residual, residual_output, output, epsilon })?;
+        let rows = NormRows::new(NormTensors {
+            operation,
+            input,
+            residual,
+            residual_output,
+            output,
+            quantized_output,
+            epsilon,
+        })?;
         expect_weight_offset(weight_offset)?;
         rows.expect_vectors([("post_weight", post_weight), ("weight", weight)])?;
-        let NormRows { input, residual, residual_output, output } = rows;
-        Ok(RmsNorm { input, post_weight, residual, residual_output, weight, output, epsilon, weight_offset })
+        let NormRows { input, residual, residual_output, output, quantized_output } = rows;
+        Ok(RmsNorm {
+            input,
+            post_weight,
+            residual,
+            residual_output,
+            weight,
+            output,
+            quantized_output,
+            epsilon,
+            weight_offset,
+        })
+    }
+
+    /// Whether norm(s, weight) is wanted in some form.
+    pub fn normalises_sum(&self) -> bool {
+        self.output.is_some() || self.quantized_output.is_some()
     }
 
     pub fn cost(&self) -> Cost {
-        let &RmsNorm { input, residual, residual_output, output, .. } = self;
-        let norms = self.post_weight.is_some() as usize + output.is_some() as usize;
-        NormRows { input, residual, residual_output, output }.cost(4.0 * norms as f64)
+        let &RmsNorm { input, residual, residual_output, output, quantized_output, .. } = self;
+        let norms = self.post_weight.is_some() as usize + self.normalises_sum() as usize;
+        NormRows { input, residual, residual_output, output, quantized_output }.cost(4.0 * norms as f64)
     }
 }

@@ -237,6 +237,119 @@ static void test_gated_activation(bench* b) {
   REFUSED(gated_activation, "reserved is 1");
 }
 
+// Rows in 8 bits of a good call, given with wrong contents.
+static void check_quantized_rows(int line, const char* name, void* args, nvb_quantized_rows* rows, struct_call call,
+                                 bench* b) {
+  const nvb_quantized_rows good = *rows;
+  const char* words[3] = {name, NULL, NULL};
+#define ROWS_REFUSED(word)                                                             \
+  words[1] = (word);                                                                   \
+  check_fails(__FILE__, line, name, call(args, b), NVB_ERROR_INVALID_ARGUMENT, words); \
+  *rows = good
+  rows->format = NVB_WEIGHT_FORMAT_INT4;
+  ROWS_REFUSED("format 6");
+  rows->format = 0;
+  ROWS_REFUSED("format 0");
+  rows->scales = NULL;
+  ROWS_REFUSED("no scales");
+  rows->data = NULL;
+  ROWS_REFUSED("NULL data");
+  rows->scales = (float*)((char*)rows->scales + 1);
+  ROWS_REFUSED("not aligned");
+  rows->rows = -1;
+  ROWS_REFUSED("-1");
+  rows->columns = -1;
+  ROWS_REFUSED("-1");
+  rows->row_stride = -8;
+  ROWS_REFUSED("-8");
+  rows->row_stride = WIDTH - 1;
+  ROWS_REFUSED("row stride of 7");
+  rows->row_stride = INT64_MAX;
+  ROWS_REFUSED("overflows");
+  rows->rows = INT64_MAX;
+  ROWS_REFUSED("overflows");
+  rows->rows = 1000000;
+  ROWS_REFUSED("past the end");
+  rows->columns = WIDTH - 1;
+  ROWS_REFUSED("7");
+  // A product says so of its output.
+  words[0] = "2 rows";
+  rows->rows = ROWS - 1;
+  ROWS_REFUSED("3 rows");
+  rows->reserved = 3;
+  words[0] = "reserved";
+  ROWS_REFUSED("is 3");
+#undef ROWS_REFUSED
+}
+
+// rms_norm and gated_activation leave 8 bits behind, and linear takes them.
+static void test_quantized_rows(bench* b) {
+  nvb_quantized_rows codes = {.rows = ROWS, .columns = WIDTH, .format = NVB_WEIGHT_FORMAT_INT8};
+  const int8_t nothing[CELLS] = {0};
+  const float no_scales[ROWS + 1] = {0};
+  codes.data = upload(b->f, nothing, sizeof nothing);
+  codes.scales = upload(b->f, no_scales, sizeof no_scales);
+
+  nvb_rms_norm_args norm;
+  nvb_rms_norm_args_init(&norm);
+  norm.input = matrix(b->a, ROWS, WIDTH);
+  norm.output = matrix(b->out, ROWS, WIDTH);
+  norm.quantized_output = codes;
+  CHECK_OK(nvb_rms_norm(b->f->backend, &norm, b->f->stream));
+  float out[CELLS], scales[ROWS];
+  int8_t q[CELLS];
+  download(b->f, out, b->out, sizeof out);
+  download(b->f, q, codes.data, sizeof q);
+  download(b->f, scales, codes.scales, sizeof scales);
+  for (int row = 0; row < ROWS; ++row) {
+    float most = 0;
+    for (int i = 0; i < WIDTH; ++i) most = fmaxf(most, fabsf(out[row * WIDTH + i]));
+    CHECK(scales[row] == most / 127);
+    for (int i = 0; i < WIDTH; ++i) CHECK_NEAR(q[row * WIDTH + i], out[row * WIDTH + i] / scales[row], 0.5001);
+  }
+  CHECK_STRUCT(norm, call_rms_norm, b);
+  check_quantized_rows(__LINE__, "quantized_output", &norm, &norm.quantized_output, call_rms_norm, b);
+  memset(&norm.output, 0, sizeof norm.output);
+  CHECK_OK(nvb_rms_norm(b->f->backend, &norm, b->f->stream));
+
+  nvb_linear_args linear;
+  nvb_linear_args_init(&linear);
+  linear.quantized_input = codes;
+  linear.weight = b->weight;
+  linear.output = matrix(b->out, ROWS, 4);
+  CHECK_OK(nvb_linear(b->f->backend, &linear, b->f->stream));
+  download(b->f, out, b->out, sizeof out);
+  for (int i = 0; i < ROWS * 4; ++i) {
+    double sum = 0;
+    for (int k = 0; k < WIDTH; ++k) sum += (double)scales[i / 4] * q[i / 4 * WIDTH + k] * weight_value(b, i % 4, k);
+    CHECK_NEAR(out[i], sum, 1e-5);
+  }
+  CHECK_STRUCT(linear, call_linear, b);
+  check_quantized_rows(__LINE__, "quantized_input", &linear, &linear.quantized_input, call_linear, b);
+  linear.input = matrix(b->a, ROWS, WIDTH);
+  CHECK_FAILS(nvb_linear(b->f->backend, &linear, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, "input", "quantized_input",
+              "both");
+
+  nvb_gated_activation_args gated;
+  nvb_gated_activation_args_init(&gated);
+  gated.gate = matrix(b->a, ROWS, WIDTH);
+  gated.up = matrix(b->b, ROWS, WIDTH);
+  gated.quantized_output = codes;
+  CHECK_OK(nvb_gated_activation(b->f->backend, &gated, b->f->stream));
+  download(b->f, q, codes.data, sizeof q);
+  download(b->f, scales, codes.scales, sizeof scales);
+  for (int i = 0; i < CELLS; ++i) {
+    CHECK_NEAR(q[i] * scales[i / WIDTH], b->values[i] * b->values[i], 0.51 * scales[i / WIDTH]);
+  }
+  CHECK_STRUCT(gated, call_gated_activation, b);
+  check_quantized_rows(__LINE__, "quantized_output", &gated, &gated.quantized_output, call_gated_activation, b);
+  memset(&gated.quantized_output, 0, sizeof gated.quantized_output);
+  CHECK_FAILS(nvb_gated_activation(b->f->backend, &gated, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, "output",
+              "quantized_output");
+  release(b->f, codes.data);
+  release(b->f, codes.scales);
+}
+
 static void test_rope(bench* b) {
   nvb_rope_args good;
   nvb_rope_args_init(&good);
@@ -307,6 +420,7 @@ int main(void) {
   test_rms_norm(&b);
   test_linear(&b);
   test_gated_activation(&b);
+  test_quantized_rows(&b);
   test_rope(&b);
   tear_down(&b);
   return operation_test_result(&f);

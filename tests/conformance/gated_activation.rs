@@ -70,7 +70,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     };
     run.allow_write(&output);
     let reference: Vec<f64> = gates.iter().zip(&ups).map(|(&gate, &up)| activate(case.activation, gate) * up).collect();
-    let op = GatedActivation::new(gate, up, case.activation, output)?;
+    let op = GatedActivation::new(gate, up, case.activation, Some(output), None)?;
     run.executor().gated_activation(&op, run.stream.raw())?;
     let most: Vec<f64> = gates.iter().zip(&ups).map(|(gate, up)| gate * up).collect();
     run.expect_activated("output", &output, &reference, &most)

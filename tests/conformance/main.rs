@@ -21,6 +21,7 @@ mod linear_quantized;
 mod matmul;
 mod memory;
 mod quantize;
+mod quantized_rows;
 mod random;
 mod rms_norm;
 mod rope;

@@ -98,7 +98,8 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         normed.extend(norm(&s, weight_values.as_deref(), case));
         sums.extend(s);
     }
-    let tensors = RmsNormTensors { input, post_weight, residual, residual_output, weight, output };
+    let tensors =
+        RmsNormTensors { input, post_weight, residual, residual_output, weight, output, quantized_output: None };
     let op = RmsNorm::new(tensors, case.epsilon, case.offset)?;
     run.executor().rms_norm(&op, run.stream.raw())?;
     if let Some(output) = output {
@@ -213,6 +214,7 @@ fn heads_of_a_fused_row() {
             residual_output: None,
             weight: Some(weight),
             output: Some(x),
+            quantized_output: None,
         };
         run.executor().rms_norm(&RmsNorm::new(tensors, 1e-6, 0.0)?, run.stream.raw())?;
         let case = Case { offset: 0.0, ..CASE };

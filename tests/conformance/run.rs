@@ -10,6 +10,7 @@ use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
 use std::ffi::c_void;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// Why a case fails.
@@ -88,6 +89,8 @@ struct Block {
     image: Vec<u8>,
     /// What the operation may write.
     writable: Vec<Tensor>,
+    /// The same in bytes of the image.
+    writable_bytes: Vec<Range<usize>>,
 }
 
 /// One case on one device.
@@ -153,8 +156,43 @@ impl Run<'_> {
             }
         }
         self.copy_in(pointer, &image)?;
-        self.blocks.push(Block { pointer, image, writable: Vec::new() });
+        self.blocks.push(Block { pointer, image, writable: Vec::new(), writable_bytes: Vec::new() });
         Ok(tensor)
+    }
+
+    /// Rows of bytes, `offset` bytes behind a 256-byte boundary: these, or poison that the operation shall write.
+    pub fn byte_rows(
+        &mut self,
+        (rows, columns): (usize, usize),
+        row_stride: usize,
+        offset: usize,
+        values: Option<&[u8]>,
+    ) -> Result<*mut c_void> {
+        let mut image = vec![POISON; GUARD + offset + rows * row_stride.max(columns) + GUARD];
+        let places: Vec<Range<usize>> =
+            (0..rows).map(|row| GUARD + offset + row * row_stride).map(|first| first..first + columns).collect();
+        for (place, values) in places.iter().zip(values.unwrap_or(&[]).chunks(columns.max(1))) {
+            image[place.clone()].copy_from_slice(values);
+        }
+        let pointer = self.device.backend.memory().allocate(image.len(), self.stream.raw())?;
+        self.copy_in(pointer, &image)?;
+        let writable_bytes = if values.is_some() { Vec::new() } else { places };
+        self.blocks.push(Block { pointer, image, writable: Vec::new(), writable_bytes });
+        Ok(pointer.cast::<u8>().wrapping_add(GUARD + offset).cast())
+    }
+
+    /// The bytes of such rows, without the gaps between them.
+    pub fn read_byte_rows(
+        &self,
+        from: *const c_void,
+        (rows, columns): (usize, usize),
+        row_stride: usize,
+    ) -> Result<Vec<u8>> {
+        if rows == 0 {
+            return Ok(Vec::new());
+        }
+        let bytes = self.copy_out(from, (rows - 1) * row_stride + columns)?;
+        Ok((0..rows).flat_map(|row| bytes[row * row_stride..][..columns].to_vec()).collect())
     }
 
     /// Lets the operation write a tensor that was an input; views of a tensor are fine.
@@ -264,6 +302,9 @@ impl Run<'_> {
                 for element in offsets(tensor) {
                     changed[first + element * size..][..size].fill(false);
                 }
+            }
+            for range in &block.writable_bytes {
+                changed[range.clone()].fill(false);
             }
             if let Some(at) = changed.iter().position(|&changed| changed) {
                 let (count, length) = (changed.iter().filter(|&&changed| changed).count(), now.len() - 2 * GUARD);

@@ -1,0 +1,21 @@
+// An input in 8 bits, as products with the codes want it: aligned rows that end in zeros.
+#pragma once
+
+#include "../common/launch.h"
+
+// output [rows, output_row_bytes] = codes [rows, columns] and zeros after them; output_scales = scales. Strides in
+// bytes; the codes of any alignment, the output's rows multiples of 16 bytes on such boundaries. Device memory, no
+// overlap.
+struct nvb_linear_codes_params {
+  const void* codes;
+  const float* scales;  // [rows]
+  void* output;
+  float* output_scales;
+  int64_t rows;
+  int64_t columns;
+  int64_t row_bytes;
+  int64_t output_row_bytes;
+};
+static_assert(sizeof(nvb_linear_codes_params) == 64, "src/cuda/linear_codes.rs mirrors this layout");
+
+extern "C" cudaError_t nvb_cuda_linear_codes(const nvb_linear_codes_params* params, const nvb_launch* launch) noexcept;

@@ -1,0 +1,130 @@
+//! `linear` of an input in 8 bits on CUDA: the codes times those of a weight in 8 bits where something multiplies them and
+//! is ahead, else the dequantised input by `linear`.
+
+use super::executor::CudaExecutor;
+use super::launch::Launch;
+use super::linear_quantized::{codes_operands, multiplies_codes, product_of_codes, takes_own_kernel, By, Tokens};
+use super::scratch::{Purpose, ScratchGuard};
+use super::{cublaslt::Pick, dequantize, linear, linear_quantized};
+use crate::error::Result;
+use crate::ops::linear_codes::LinearCodes;
+use crate::ops::quantized_rows::QuantizedRows;
+use crate::stream::RawHandle;
+use crate::tensor::Matrix;
+use crate::weight::Scales;
+use std::ffi::c_void;
+
+/// `nvb_linear_codes_params` of csrc/linear/linear_codes.h.
+#[repr(C)]
+struct Params {
+    codes: *const c_void,
+    scales: *const f32,
+    output: *mut c_void,
+    output_scales: *mut f32,
+    rows: i64,
+    columns: i64,
+    row_bytes: i64,
+    output_row_bytes: i64,
+}
+const _: () = assert!(size_of::<Params>() == 64);
+
+extern "C" {
+    fn nvb_cuda_linear_codes(params: *const Params, launch: *const Launch) -> i32;
+}
+
+pub(super) fn run(executor: &CudaExecutor, op: &LinearCodes, stream: RawHandle) -> Result<()> {
+    let shape = op.shape();
+    if op.input.rows == 0 || op.weight.rows == 0 || op.input.columns == 0 {
+        return linear::run(executor, &shape, stream);
+    }
+    let _guard = executor.enter()?;
+    let scratch = executor.scratch(stream);
+    // Held while the product takes what is for itself, so that nobody puts another input in the place of this one.
+    let mut inputs = scratch.lock_inputs(executor, stream);
+    let input = aligned(executor, &op.input, &mut inputs, stream)?;
+    if multiplied(executor, &LinearCodes { input, ..*op }, &mut scratch.lock(executor, stream), stream)? {
+        return Ok(());
+    }
+    let dtype = shape.input.dtype;
+    let QuantizedRows { rows, columns, .. } = input;
+    let data = inputs.get(Purpose::Workspace, rows * columns * dtype.size())?;
+    // SAFETY: aligned codes of these rows, and the buffer holds their values.
+    unsafe { dequantize::rows(executor, &input.view(), &(0..rows), (data, dtype), stream)? };
+    let input = Matrix { data, dtype, rows, columns, row_stride: columns };
+    linear::run(executor, &op.with_input(input), stream)
+}
+
+/// The product of codes, from as many rows on as `linear` rounds its input to 8 bits; `false` where that cannot be.
+fn multiplied(
+    executor: &CudaExecutor,
+    op: &LinearCodes,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let shape = op.shape();
+    let (Some(operands), Scales::Rows(_), true) =
+        (codes_operands(&shape, op.input.encoding), op.weight.scales, op.weight.order.is_null())
+    else {
+        return Ok(false);
+    };
+    if takes_own_kernel(executor, &shape, &linear_quantized::params(&shape), stream) {
+        return Ok(false);
+    }
+    let tokens = Tokens {
+        data: op.input.data,
+        row_stride: op.input.row_stride,
+        scales: op.input.scales,
+        // Codes past the last column are zeros, or there are none.
+        padded: op.input.columns.next_multiple_of(16),
+    };
+    let mut ways = [By::Vendor(Pick::First), By::Own];
+    if linear_quantized::leads_with_codes(executor, &shape) {
+        ways.reverse();
+    }
+    for by in ways {
+        if multiplies_codes(executor, &shape, matches!(by, By::Own))
+            && product_of_codes(executor, &shape, by, &tokens, operands, scratch, stream)?
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The codes themselves or, where their rows or scales are not aligned or not padded as products want them, a copy.
+fn aligned(
+    executor: &CudaExecutor,
+    input: &QuantizedRows,
+    inputs: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<QuantizedRows> {
+    let &QuantizedRows { data, scales, rows, columns, row_stride, .. } = input;
+    let on_boundary = |address: usize| address.is_multiple_of(16);
+    let stride = if rows == 1 { columns } else { row_stride };
+    if on_boundary(data as usize) && on_boundary(scales as usize) && on_boundary(stride) && on_boundary(columns) {
+        return Ok(QuantizedRows { row_stride: stride, ..*input });
+    }
+    let row_bytes = columns.next_multiple_of(16);
+    let scale_bytes = (rows * size_of::<f32>()).next_multiple_of(256);
+    let buffer = inputs.get(Purpose::Input, scale_bytes + rows * row_bytes)?;
+    let copy = QuantizedRows {
+        data: buffer.wrapping_byte_add(scale_bytes),
+        scales: buffer.cast(),
+        row_stride: row_bytes,
+        ..*input
+    };
+    let params = Params {
+        codes: data,
+        scales,
+        output: copy.data,
+        output_scales: copy.scales,
+        rows: rows as i64,
+        columns: columns as i64,
+        row_bytes: row_stride as i64,
+        output_row_bytes: row_bytes as i64,
+    };
+    // SAFETY: the descriptor was validated, the buffer holds the copy, and the context is current.
+    let code = unsafe { nvb_cuda_linear_codes(&params, &executor.launch_on(stream)) };
+    executor.check_launch(code, "aligning the codes of a linear")?;
+    Ok(copy)
+}

@@ -1,0 +1,62 @@
+//! `linear` of an input that is in 8 bits already: the products of codes, with both sides' scales applied to the sums.
+//!
+//! The result is that of `linear` with the input scale · code, and that which `linear` has when it rounds the same values
+//! to 8 bits itself.
+
+use super::linear::{expect_terms, Linear};
+use super::quantized_rows::QuantizedRows;
+use super::{Activation, Cost};
+use crate::error::Result;
+use crate::tensor::{DType, Matrix, Tensor};
+use crate::weight::WeightView;
+
+#[derive(Debug, Clone, Copy)]
+pub struct LinearCodes {
+    /// [M, K]
+    pub input: QuantizedRows,
+    /// As in [`Linear`].
+    pub weight: WeightView,
+    pub bias: Option<Tensor>,
+    pub activation: Activation,
+    pub output: Matrix,
+}
+
+impl LinearCodes {
+    pub fn new(
+        input: QuantizedRows,
+        weight: WeightView,
+        bias: Option<Tensor>,
+        activation: Activation,
+        output: Tensor,
+    ) -> Result<LinearCodes> {
+        input.expect_valid("quantized_input")?;
+        expect_terms(("quantized_input", input.rows, input.columns), &weight, bias, output)?;
+        let output = output.as_matrix("output")?;
+        output.expect_size("output", input.rows, weight.output_columns())?;
+        Ok(LinearCodes { input, weight, bias, activation, output })
+    }
+
+    /// The product with floats in the place of the codes.
+    pub fn with_input(&self, input: Matrix) -> Linear {
+        let &LinearCodes { weight, bias, activation, output, .. } = self;
+        Linear { input, weight, bias, activation, output }
+    }
+
+    /// The product with no input yet, in the dtype that an executor without a kernel for the codes gives it.
+    pub fn shape(&self) -> Linear {
+        let QuantizedRows { rows, columns, .. } = self.input;
+        self.with_input(Matrix {
+            data: std::ptr::null_mut(),
+            dtype: self.weight.dtype().unwrap_or(DType::Bf16),
+            rows,
+            columns,
+            row_stride: columns,
+        })
+    }
+
+    pub fn cost(&self) -> Cost {
+        let Cost { operations, bytes } = self.shape().cost();
+        let floats = (self.input.rows * self.input.columns * self.shape().input.dtype.size()) as f64;
+        Cost { operations, bytes: bytes - floats + self.input.bytes() }
+    }
+}

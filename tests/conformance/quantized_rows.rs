@@ -1,0 +1,528 @@
+//! Activations in 8 bits: what `rms_norm` and `gated_activation` leave, to the bit, and what `linear` makes of them.
+
+use crate::activation::{activate, ACTIVATIONS};
+use crate::compare::{bound, encode, FLOATS};
+use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
+use crate::weight_formats::values_of;
+use nvbackend::backend::{Backend, BackendOptions};
+use nvbackend::error::{Result, Status};
+use nvbackend::ops::gated_activation::GatedActivation;
+use nvbackend::ops::linear::Linear;
+use nvbackend::ops::linear_codes::LinearCodes;
+use nvbackend::ops::quantized_rows::QuantizedRows;
+use nvbackend::ops::rms_norm::{RmsNorm, RmsNormTensors};
+use nvbackend::ops::Activation;
+use nvbackend::stream::Stream;
+use nvbackend::tensor::{DType, Tensor};
+use nvbackend::weight::{fp8, int8, Arrangement, Encoding, Format, Granularity, Source, Weight};
+
+const ENCODINGS: [Encoding; 2] = [Encoding::Fp8E4m3, Encoding::Int8];
+
+/// Where codes and scales lie: bytes of both behind a boundary, and bytes after each row.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    offset: usize,
+    scale_offset: usize,
+    padding: usize,
+}
+
+const TIGHT: Place = Place { offset: 0, scale_offset: 0, padding: 0 };
+const PLACES: [Place; 4] = [
+    TIGHT,
+    Place { offset: 0, scale_offset: 0, padding: 32 },
+    Place { offset: 8, scale_offset: 4, padding: 8 },
+    Place { offset: 3, scale_offset: 4, padding: 5 },
+];
+
+/// Codes and their scales on the host.
+type Codes = (Vec<u8>, Vec<f32>);
+
+fn rows_at(
+    run: &mut Run,
+    encoding: Encoding,
+    (rows, columns): (usize, usize),
+    place: Place,
+    values: Option<&Codes>,
+) -> Result<QuantizedRows> {
+    let row_stride = columns + place.padding;
+    let scales: Option<Vec<u8>> =
+        values.map(|(_, scales)| scales.iter().flat_map(|scale| scale.to_le_bytes()).collect());
+    let data = run.byte_rows((rows, columns), row_stride, place.offset, values.map(|(codes, _)| &codes[..]))?;
+    // Scales that nobody writes are no output: a norm of no columns has none.
+    let width = if columns == 0 { 0 } else { 4 };
+    let scales = run.byte_rows((rows, width), width, place.scale_offset, scales.as_deref())?;
+    Ok(QuantizedRows { data, scales: scales.cast(), encoding, rows, columns, row_stride })
+}
+
+fn read(run: &Run, rows: &QuantizedRows) -> Result<Codes> {
+    let codes = run.read_byte_rows(rows.data, (rows.rows, rows.columns), rows.row_stride)?;
+    let width = if rows.columns == 0 { 0 } else { 4 };
+    let scales = run.read_byte_rows(rows.scales.cast(), (rows.rows, width), width)?;
+    Ok((codes, scales.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()))
+}
+
+/// The definition of the codes: the largest magnitude of a row, NaN before all, spans their range.
+fn quantized(encoding: Encoding, columns: usize, values: &[f32]) -> Codes {
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for row in values.chunks(columns.max(1)) {
+        let most = match row.iter().any(|value| value.is_nan()) {
+            true => f32::NAN,
+            false => row.iter().fold(0f32, |most, value| most.max(value.abs())),
+        };
+        let scale = most / if encoding == Encoding::Int8 { 127.0 } else { 448.0 };
+        let inverse = Some(1.0 / scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
+        scales.push(scale);
+        codes.extend(row.iter().map(|value| match encoding {
+            Encoding::Int8 if (value * inverse).is_nan() => -127i8 as u8,
+            Encoding::Int8 => (value * inverse).clamp(-127.0, 127.0).round_ties_even() as i8 as u8,
+            _ => fp8::e4m3_from_f32(value * inverse),
+        }));
+    }
+    (codes, scales)
+}
+
+/// Equal to the bit, but for the sign of NaN.
+fn expect_same(what: &str, encoding: Encoding, columns: usize, out: &Codes, expected: &Codes) -> Outcome {
+    let is_nan = |code: u8| encoding == Encoding::Fp8E4m3 && code & 0x7f == 0x7f;
+    if (out.0.len(), out.1.len()) != (expected.0.len(), expected.1.len()) {
+        return Err(format!("{what}: {} codes, {} expected", out.0.len(), expected.0.len()).into());
+    }
+    let scale_differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
+    if let Some(row) = out.1.iter().zip(&expected.1).position(scale_differs) {
+        let (a, b) = (out.1[row], expected.1[row]);
+        return Err(format!("{what}: the scale of row {row} is {a:e}; {b:e} is expected").into());
+    }
+    let code_differs = |(&a, &b): (&u8, &u8)| a != b && !(is_nan(a) && is_nan(b));
+    if let Some(i) = out.0.iter().zip(&expected.0).position(code_differs) {
+        let (row, column) = (i / columns, i % columns);
+        let (a, b) = (out.0[i], expected.0[i]);
+        return Err(format!("{what}: row {row}, column {column} is {a:#04x}; {b:#04x} is expected").into());
+    }
+    Ok(())
+}
+
+fn floats(run: &Run, tensor: &Tensor) -> Result<Vec<f32>> {
+    Ok(run.read(tensor)?.into_iter().map(|value| value as f32).collect())
+}
+
+#[derive(Debug, Clone, Copy)]
+struct NormCase {
+    encoding: Encoding,
+    rows: usize,
+    columns: usize,
+    dtype: DType,
+    fused: bool,
+    layout: Layout,
+    place: Place,
+    magnitude: f64,
+    special: Option<f64>,
+}
+
+/// The f32 output says what the unrounded values are; the same codes come without it and beside a rounded one.
+fn test_norm(run: &mut Run, case: &NormCase) -> Outcome {
+    let &NormCase { encoding, rows, columns, dtype, layout, place, .. } = case;
+    let (shape, vector) = ([rows, columns], [columns]);
+    let mut x = rounded(dtype, &run.random.normals(rows * columns, case.magnitude));
+    if let Some(special) = case.special {
+        x[columns / 2] = special;
+    }
+    let input = run.tensor(dtype, &shape, layout, &x)?;
+    let weight = Some(run.normal(DType::Bf16, &vector, layout, 0.3)?.0);
+    let residual = if case.fused { Some(run.normal(dtype, &shape, layout, case.magnitude)?.0) } else { None };
+    let post_weight = weight.filter(|_| case.fused);
+    let mut expected = None;
+    for output in [Some(DType::F32), None, Some(DType::Bf16)] {
+        let output = output.map(|dtype| run.output(dtype, &shape, layout)).transpose()?;
+        let residual_output = residual.map(|_| run.output(dtype, &shape, layout)).transpose()?;
+        let codes = rows_at(run, encoding, (rows, columns), place, None)?;
+        let quantized_output = Some(codes);
+        let tensors =
+            RmsNormTensors { input, post_weight, residual, residual_output, weight, output, quantized_output };
+        run.executor().rms_norm(&RmsNorm::new(tensors, 1e-6, 1.0)?, run.stream.raw())?;
+        let codes = read(run, &codes)?;
+        let expected = match (&expected, output) {
+            (None, Some(output)) => &*expected.insert(quantized(encoding, columns, &floats(run, &output)?)),
+            (expected, _) => expected.as_ref().expect("the f32 output is the first"),
+        };
+        expect_same(&format!("beside {output:?}"), encoding, columns, &codes, expected)?;
+    }
+    Ok(())
+}
+
+const NORM: NormCase = NormCase {
+    encoding: Encoding::Int8,
+    rows: 3,
+    columns: 640,
+    dtype: DType::Bf16,
+    fused: false,
+    layout: PLAIN,
+    place: TIGHT,
+    magnitude: 1.0,
+    special: None,
+};
+
+#[test]
+fn rms_norm_in_8_bits() {
+    let mut cases = Vec::new();
+    for encoding in ENCODINGS {
+        let case = NormCase { encoding, ..NORM };
+        for columns in [1, 2, 7, 8, 33, 128, 256, 1000, 2560, 3001, 5376, 8192, 16384, 20_001, 65536] {
+            for fused in [false, true] {
+                for (layout, place) in
+                    [(PLAIN, PLACES[0]), (PITCHED, PLACES[1]), (PLAIN, PLACES[2]), (UNALIGNED, PLACES[3])]
+                {
+                    cases.push(NormCase { columns, fused, layout, place, ..case });
+                }
+                cases.push(NormCase { columns, fused, dtype: DType::F32, place: PLACES[columns % 4], ..case });
+            }
+        }
+        for (rows, columns) in
+            [(0, 64), (1, 64), (257, 64), (1000, 128), (300, 256), (200, 2048), (140, 9000), (7000, 4)]
+        {
+            cases.push(NormCase { rows, columns, ..case });
+            cases.push(NormCase { rows, columns, fused: true, dtype: DType::F16, place: PLACES[3], ..case });
+        }
+        for magnitude in [0.0, 1e-30, 1e-12, 1e15] {
+            cases.push(NormCase { magnitude, dtype: DType::F32, ..case });
+        }
+        for special in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for columns in [5, 640, 9000, 20_001] {
+                cases.push(NormCase { special: Some(special), columns, ..case });
+                cases.push(NormCase { special: Some(special), columns, fused: true, ..case });
+            }
+        }
+    }
+    check("rms_norm in 8 bits", &cases, test_norm);
+}
+
+#[derive(Debug, Clone, Copy)]
+struct GatedCase {
+    encoding: Encoding,
+    rows: usize,
+    columns: usize,
+    dtype: DType,
+    activation: Activation,
+    layout: Layout,
+    place: Place,
+    in_place: bool,
+    magnitude: f64,
+    special: Option<f64>,
+}
+
+fn test_gated(run: &mut Run, case: &GatedCase) -> Outcome {
+    let &GatedCase { encoding, rows, columns, dtype, layout, place, .. } = case;
+    let shape = [rows, columns];
+    let mut gates = rounded(dtype, &run.random.normals(rows * columns, case.magnitude));
+    if let Some(special) = case.special {
+        gates[columns / 2] = special;
+    }
+    let up = run.normal(dtype, &shape, layout, 1.0)?.0;
+    let mut expected = None;
+    for output in [Some(DType::F32), None, Some(dtype)] {
+        let gate = run.tensor(dtype, &shape, layout, &gates)?;
+        let over_gate = case.in_place && output == Some(dtype);
+        if over_gate {
+            run.allow_write(&gate);
+        }
+        let output = match output {
+            Some(_) if over_gate => Some(gate),
+            Some(dtype) => Some(run.output(dtype, &shape, layout)?),
+            None => None,
+        };
+        let codes = rows_at(run, encoding, (rows, columns), place, None)?;
+        let op = GatedActivation::new(gate, up, case.activation, output, Some(codes))?;
+        run.executor().gated_activation(&op, run.stream.raw())?;
+        let codes = read(run, &codes)?;
+        let expected = match (&expected, output) {
+            (None, Some(output)) => &*expected.insert(quantized(encoding, columns, &floats(run, &output)?)),
+            (expected, _) => expected.as_ref().expect("the f32 output is the first"),
+        };
+        expect_same(&format!("beside {output:?}"), encoding, columns, &codes, expected)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn gated_activation_in_8_bits() {
+    let mut cases = Vec::new();
+    for encoding in ENCODINGS {
+        let case = GatedCase {
+            encoding,
+            rows: 5,
+            columns: 192,
+            dtype: DType::Bf16,
+            activation: Activation::GeluTanh,
+            layout: PLAIN,
+            place: TIGHT,
+            in_place: false,
+            magnitude: 1.0,
+            special: None,
+        };
+        for activation in ACTIVATIONS {
+            for dtype in FLOATS {
+                for (layout, place) in [(PLAIN, PLACES[1]), (PITCHED, PLACES[2]), (UNALIGNED, PLACES[3])] {
+                    for in_place in [false, true] {
+                        cases.push(GatedCase { activation, dtype, layout, place, in_place, ..case });
+                    }
+                }
+            }
+            for special in [f64::NAN, f64::INFINITY] {
+                cases.push(GatedCase { activation, special: Some(special), ..case });
+            }
+        }
+        for columns in [0, 1, 7, 33, 255, 256, 257, 4096, 15_360, 16_384, 16_385, 21_504] {
+            cases.push(GatedCase { columns, ..case });
+            cases.push(GatedCase { columns, rows: 2, place: PLACES[3], in_place: true, ..case });
+        }
+        // Longer than what a thread of the CPU executor keeps.
+        cases.push(GatedCase { columns: 300_001, rows: 1, in_place: true, ..case });
+        for (rows, magnitude) in [(0, 1.0), (1, 1.0), (300, 1.0), (2, 0.0), (2, 1e-20), (2, 1e10)] {
+            cases.push(GatedCase { rows, magnitude, dtype: DType::F32, ..case });
+        }
+    }
+    check("gated_activation in 8 bits", &cases, test_gated);
+}
+
+/// Of a float dtype, or quantised.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Float(DType),
+    Quantized(Format),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct LinearCase {
+    kind: Kind,
+    encoding: Encoding,
+    m: usize,
+    n: usize,
+    k: usize,
+    output: DType,
+    activation: Activation,
+    gated: bool,
+    bias: bool,
+    place: Place,
+    special: bool,
+}
+
+fn weight(run: &mut Run, case: &LinearCase) -> Result<Weight> {
+    let &LinearCase { n, k, gated, .. } = case;
+    let (dtype, format) = match case.kind {
+        Kind::Float(dtype) => (dtype, None),
+        Kind::Quantized(format) => (DType::F32, Some(format)),
+    };
+    let scale = 1.0 / (k.max(1) as f64).sqrt();
+    let mut parts: Vec<Vec<u8>> =
+        (0..1 + usize::from(gated)).map(|_| encode(dtype, &run.random.normals(n * k, scale))).collect();
+    let tensors: Vec<Tensor> =
+        parts.iter_mut().map(|part| Tensor::new(part.as_mut_ptr().cast(), dtype, &[n, k])).collect();
+    let arrangement = if gated { Arrangement::Gated } else { Arrangement::Stacked };
+    Weight::new(run.device.backend.memory(), &tensors, arrangement, Source::Host, format, run.stream)
+}
+
+fn test_linear(run: &mut Run, case: &LinearCase) -> Outcome {
+    let &LinearCase { encoding, m, n, k, activation, gated, .. } = case;
+    let weight = weight(run, case)?;
+    let w = values_of(run, &weight, PLAIN)?;
+    let mut values: Vec<f32> = run.random.normals(m * k, 1.0).iter().map(|&x| x as f32).collect();
+    if case.special {
+        values[k / 2] = f32::NAN;
+        values[k + k / 2] = f32::INFINITY;
+        values[2 * k..3 * k].fill(0.0);
+    }
+    let codes = quantized(encoding, k, &values);
+    let rows = rows_at(run, encoding, (m, k), case.place, Some(&codes))?;
+    let decode = if encoding == Encoding::Int8 { int8::decode } else { fp8::e4m3_to_f32 };
+    let x: Vec<f64> =
+        codes.0.iter().enumerate().map(|(i, &code)| f64::from(codes.1[i / k]) * f64::from(decode(code))).collect();
+    let bias = if case.bias { Some(run.normal(DType::Bf16, &[weight.view().rows], PLAIN, 1.0)?) } else { None };
+    let mut reference = Vec::new();
+    for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+        let product = |n: usize| {
+            let products = x[row * k..][..k].iter().zip(&w[n * k..][..k]).map(|(x, w)| x * w);
+            products.sum::<f64>() + bias.as_ref().map_or(0.0, |(_, bias)| bias[n])
+        };
+        let first = if gated { 2 * column } else { column };
+        reference.push(activate(activation, product(first)) * if gated { product(first + 1) } else { 1.0 });
+    }
+    let bias = bias.map(|(tensor, _)| tensor);
+    let output = run.output(case.output, &[m, n], PLAIN)?;
+    let op = LinearCodes::new(rows, weight.view(), bias, activation, output)?;
+    run.executor().linear_codes(&op, run.stream.raw())?;
+    if case.special {
+        let out = run.read(&output)?;
+        if let Some(i) = out[..2 * n].iter().position(|out| out.is_finite()) {
+            return Err(format!("row {} is not finite, but its output has {}", i / n, out[i]).into());
+        }
+        let finite = |row: usize| reference[row * n..][..n].iter().zip(&out[row * n..][..n]);
+        let error = |(a, b): (&f64, &f64)| (a - b).abs() > 0.02 * (a.abs() + 1.0) || b.is_nan();
+        return match (2..m).find(|&row| finite(row).any(error)) {
+            None => Ok(()),
+            Some(row) => Err(format!("a special value in another row has changed row {row}").into()),
+        };
+    }
+    // A GPU rounds the input to 16 bits, or its weight does; a gated product multiplies two sums.
+    let inexact = if run.device.is_cpu() { DType::F32 } else { DType::Bf16 };
+    let factors = if gated { 2.0 } else { 1.0 };
+    run.expect_within("output", &output, &reference, factors * bound(inexact).max(bound(case.output)))?;
+    expect_as_rounded_by_linear(run, case, &values, weight, bias, output)
+}
+
+/// A GPU that may round the input of many rows itself comes to the same.
+fn expect_as_rounded_by_linear(
+    run: &mut Run,
+    case: &LinearCase,
+    values: &[f32],
+    weight: Weight,
+    bias: Option<Tensor>,
+    output: Tensor,
+) -> Outcome {
+    let Kind::Quantized(format) = case.kind else { return Ok(()) };
+    let int8 = format.encoding == Encoding::Int8;
+    let rows =
+        matches!(format.granularity, Granularity::Rows | Granularity::Tensor) && format.encoding != Encoding::Int4;
+    if run.device.is_cpu() || case.m <= 64 || !rows || int8 != (case.encoding == Encoding::Int8) {
+        return Ok(());
+    }
+    let name = run.device.name.to_string();
+    let options = BackendOptions { device: name, quantized_activations: true, ..BackendOptions::default() };
+    let backend = Backend::new(&options)?;
+    let stream = Stream::new(backend.executor(), 0)?;
+    let values: Vec<f64> = values.iter().map(|&value| value.into()).collect();
+    let input = run.tensor(DType::F32, &[case.m, case.k], PLAIN, &values)?;
+    let rounded = run.output(case.output, &[case.m, case.n], PLAIN)?;
+    let op = Linear::new(input, weight.view(), bias, case.activation, rounded)?;
+    backend.executor().linear(&op, stream.raw())?;
+    stream.synchronize()?;
+    let expected = run.read(&rounded)?;
+    // Padding may lead to another kernel, which adds in another order.
+    let tolerance = if case.output == DType::F32 { 1e-3 } else { bound(case.output) };
+    run.expect_within("the output of codes", &output, &expected, tolerance)
+}
+
+fn kinds() -> Vec<Kind> {
+    let mut kinds = FLOATS.map(Kind::Float).to_vec();
+    for (encoding, granularity) in [
+        (Encoding::Fp8E4m3, Granularity::Rows),
+        (Encoding::Fp8E4m3, Granularity::Tensor),
+        (Encoding::Fp8E4m3, Granularity::Blocks),
+        (Encoding::Fp8E5m2, Granularity::Rows),
+        (Encoding::Int8, Granularity::Rows),
+        (Encoding::Int8, Granularity::Groups(64)),
+        (Encoding::Int4, Granularity::Groups(32)),
+    ] {
+        kinds.push(Kind::Quantized(Format::new(encoding, granularity, false, false).expect("a format")));
+    }
+    kinds
+}
+
+#[test]
+fn linear_of_codes() {
+    let mut cases = Vec::new();
+    for (i, kind) in kinds().into_iter().enumerate() {
+        for (j, encoding) in ENCODINGS.into_iter().enumerate() {
+            let shapes =
+                [(1, 1, 1), (0, 16, 64), (1, 64, 256), (5, 33, 77), (64, 48, 64), (70, 33, 250), (200, 128, 256)];
+            for (l, (m, n, k)) in shapes.into_iter().enumerate() {
+                for place in PLACES {
+                    // A single sum may cancel, and no norm of others hides that.
+                    let several = n > 1;
+                    let (gated, bias) = ((i + l) % 3 == 0 && several, (j + l) % 2 == 0 && several);
+                    let activation = ACTIVATIONS[if several { (i + j + l + place.padding) % 4 } else { 0 }];
+                    let output = FLOATS[(i + l + place.offset) % 3];
+                    let special = false;
+                    let case = LinearCase { kind, encoding, m, n, k, output, activation, gated, bias, place, special };
+                    cases.push(case);
+                }
+            }
+            for m in [4, 80, 200] {
+                let (output, activation, place) = (DType::F32, Activation::None, PLACES[m % 4]);
+                let (n, k, gated, bias, special) = (32, 128, false, false, true);
+                cases.push(LinearCase { kind, encoding, m, n, k, output, activation, gated, bias, place, special });
+            }
+        }
+    }
+    check("linear of codes", &cases, test_linear);
+}
+
+/// Without columns a product is its bias, and nothing is read of the codes.
+#[test]
+fn linear_of_no_columns() {
+    check("linear of no columns", &kinds(), |run, &kind| {
+        let (encoding, output, activation, place) = (Encoding::Int8, DType::F32, Activation::None, TIGHT);
+        let (m, n, k, gated, bias, special) = (3, 8, 0, false, true, false);
+        let case = LinearCase { kind, encoding, m, n, k, output, activation, gated, bias, place, special };
+        let Ok(weight) = weight(run, &case) else { return Ok(()) };
+        let (bias, biases) = run.normal(DType::F32, &[n], PLAIN, 1.0)?;
+        let output = run.output(output, &[m, n], PLAIN)?;
+        let rows = QuantizedRows {
+            data: std::ptr::null_mut(),
+            scales: std::ptr::null_mut(),
+            encoding,
+            rows: m,
+            columns: 0,
+            row_stride: 0,
+        };
+        let op = LinearCodes::new(rows, weight.view(), Some(bias), activation, output)?;
+        run.executor().linear_codes(&op, run.stream.raw())?;
+        run.expect("output", &output, &biases.repeat(m))
+    });
+}
+
+#[test]
+fn what_is_no_matrix_of_codes_is_refused() {
+    check("refused codes", &[()], |run, ()| {
+        let (rows, columns) = (3, 32);
+        let input = run.normal(DType::F32, &[rows, columns], PLAIN, 1.0)?.0;
+        let good = rows_at(run, Encoding::Int8, (rows, columns), TIGHT, None)?;
+        let tensors = |quantized_output: QuantizedRows| RmsNormTensors {
+            input,
+            post_weight: None,
+            residual: None,
+            residual_output: None,
+            weight: None,
+            output: None,
+            quantized_output: Some(quantized_output),
+        };
+        let case = LinearCase {
+            kind: Kind::Float(DType::F32),
+            encoding: Encoding::Int8,
+            m: rows,
+            n: 4,
+            k: columns,
+            output: DType::F32,
+            activation: Activation::None,
+            gated: false,
+            bias: false,
+            place: TIGHT,
+            special: false,
+        };
+        let weight = weight(run, &case)?;
+        let output = run.output(DType::F32, &[rows, 4], PLAIN)?;
+        let wrong: [(QuantizedRows, &[&str]); 8] = [
+            (QuantizedRows { encoding: Encoding::Int4, ..good }, &["int4", "fp8 e4m3 or int8"]),
+            (QuantizedRows { encoding: Encoding::Fp8E5m2, ..good }, &["fp8 e5m2"]),
+            (QuantizedRows { encoding: Encoding::Float(DType::F32), ..good }, &["f32"]),
+            (QuantizedRows { scales: std::ptr::null_mut(), ..good }, &["no scales"]),
+            (QuantizedRows { data: std::ptr::null_mut(), ..good }, &["NULL data"]),
+            (QuantizedRows { scales: good.scales.wrapping_byte_add(2), ..good }, &["not aligned to 4"]),
+            (QuantizedRows { row_stride: columns - 1, ..good }, &["row stride of 31", "32 columns"]),
+            (QuantizedRows { rows: rows + (1 << 31), ..good }, &["number of rows"]),
+        ];
+        for (wrong, words) in wrong {
+            let invalid = Status::InvalidArgument;
+            expect_error(RmsNorm::new(tensors(wrong), 1e-6, 0.0), invalid, words)?;
+            expect_error(GatedActivation::new(input, input, Activation::Silu, None, Some(wrong)), invalid, words)?;
+            expect_error(LinearCodes::new(wrong, weight.view(), None, Activation::None, output), invalid, words)?;
+        }
+        let narrow = QuantizedRows { columns: columns - 1, ..good };
+        expect_error(RmsNorm::new(tensors(narrow), 1e-6, 0.0), Status::InvalidArgument, &["3 rows of 31", "32"])?;
+        let gated = GatedActivation::new(input, input, Activation::Silu, None, Some(narrow));
+        expect_error(gated, Status::InvalidArgument, &["3 rows of 31", "32"])?;
+        let linear = LinearCodes::new(narrow, weight.view(), None, Activation::None, output);
+        expect_error(linear, Status::InvalidArgument, &["31 columns", "32"])?;
+        let nothing = GatedActivation::new(input, input, Activation::Silu, None, None);
+        expect_error(nothing, Status::InvalidArgument, &["quantized_output"])?;
+        Ok::<(), Failure>(())
+    });
+}
