@@ -79,7 +79,8 @@ pub struct nvb_memory_options {
     pub margin: u64,
     /// Bytes taken from the device at creation, so that the first allocations are fast.
     pub initial_bytes: u64,
-    /// Addresses to reserve; they cost no memory. 0: four times the device's memory.
+    /// Addresses to reserve; they cost no memory. 0: four times the device's memory. A quarter of them is kept for blocks
+    /// of up to 1 MiB; a block for which the others have no room in one piece is allocated singly.
     pub range_bytes: u64,
     /// Bytes that each thread keeps for its next allocations. 0: a 1024th of the device's memory, 8 to 64 MiB.
     /// `NVB_MEMORY_NONE`: none.

@@ -24,6 +24,7 @@ mod matmul;
 mod memory_pool;
 mod norm;
 mod numa;
+mod pointer;
 mod quantize;
 mod quantized;
 mod rms_norm;

@@ -9,8 +9,8 @@ use super::bitmap::Bitmaps;
 use super::free_memory::{FreeMemory, Run};
 use super::zeroed::Zeroed;
 
-/// Which side of the range a request prefers: slabs gather at the end and large blocks at the start, where they leave
-/// each other's runs whole.
+/// Which side of its region a request prefers. Slabs gather at the end and large blocks at the start, so that where one kind
+/// borrows from the other's region (`regions.rs`), they leave each other's runs whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Start,

@@ -54,7 +54,8 @@ pub struct MemoryOptions {
     pub margin: Margin,
     /// Backed with memory at creation, so that the first requests are fast.
     pub initial_bytes: u64,
-    /// Addresses to reserve; 0: four times the device's memory, since whole units are re-mapped rather than moved.
+    /// Addresses to reserve; 0: four times the device's memory, since whole units are re-mapped rather than moved. See
+    /// `regions.rs` for who gets which.
     pub range_bytes: u64,
     /// Off: every block is a plain allocation, as memory checkers want it.
     pub pooling: bool,

@@ -40,11 +40,21 @@ impl<'a> CodeRows<'a> {
             Granularity::Blocks => (rows.div_ceil(BLOCK), columns.div_ceil(BLOCK)),
         };
         scales.expect("the scales", scale_rows, in_row)?;
+        let largest = match encoding {
+            Encoding::Fp8E4m3 => fp8::E4M3_MAX,
+            Encoding::Fp8E5m2 => fp8::E5M2_MAX,
+            _ => -f32::from(i8::MIN),
+        };
         let mut exact = true;
         for at in 0..scale_rows * in_row {
             let scale = scales.get(at);
             if !scale.is_finite() {
                 return Err(Error::invalid(format!("scale {at} is {scale}; a finite value is needed")));
+            }
+            if !(scale * largest).is_finite() {
+                return Err(Error::invalid(format!(
+                    "scale {at} is {scale:e}; the largest code, {largest}, would be more than an f32 holds"
+                )));
             }
             if format.has_f16_scales() {
                 let column = at % in_row * format.stored_group();
@@ -168,9 +178,19 @@ mod tests {
             let short = FloatBytes { bytes: &scales.bytes[1..], ..scales };
             assert!(CodeRows::new(encoding, granularity, rows, columns, stride, &codes, short).is_err());
         }
-        let infinite = FloatBytes { bytes: &f32::INFINITY.to_le_bytes(), dtype: DType::F32 };
-        let refused = CodeRows::new(Encoding::Int8, Granularity::Tensor, 1, 1, 1, &codes, infinite);
-        assert!(refused.err().expect("refused").message.contains("scale 0 is inf"));
+        let with_scale = |encoding, scale: f32| {
+            let scales = FloatBytes { bytes: &scale.to_le_bytes(), dtype: DType::F32 };
+            CodeRows::new(encoding, Granularity::Tensor, 1, 1, 1, &codes, scales).map(|_| ())
+        };
+        assert!(with_scale(Encoding::Int8, f32::INFINITY).expect_err("refused").message.contains("scale 0 is inf"));
+        // -128 times this is the largest f32 and what follows it.
+        let (most, more) = (f32::MAX / 128.0, (f32::MAX / 128.0).next_up());
+        assert!(with_scale(Encoding::Int8, -most).is_ok());
+        assert!(with_scale(Encoding::Int8, -more).expect_err("refused").message.contains("scale 0 is -2.65"));
+        assert!(with_scale(Encoding::Fp8E4m3, most / 4.0).is_ok());
+        assert!(with_scale(Encoding::Fp8E4m3, most / 3.0).is_err());
+        assert!(with_scale(Encoding::Fp8E5m2, most / 448.0).is_ok());
+        assert!(with_scale(Encoding::Fp8E5m2, most / 447.0).is_err());
     }
 
     #[test]

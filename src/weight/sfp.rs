@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 use crate::tensor::DType;
 use half::{bf16, f16};
 
+const LARGEST: f32 = 1.875;
+
 /// The BF16 of a code that is not 0x80.
 pub fn sfp_to_bf16(code: u8) -> bf16 {
     let sign = u16::from(code & 0x80) << 8;
@@ -36,8 +38,10 @@ impl<'a> SfpRows<'a> {
     /// `scale`: of the whole tensor.
     pub fn new(rows: usize, columns: usize, row_stride: usize, data: &'a [u8], scale: f32) -> Result<SfpRows<'a>> {
         expect_rows("SFP", data.len(), rows, columns, row_stride)?;
-        if !scale.is_finite() {
-            return Err(Error::invalid(format!("the scale of an SFP tensor is {scale}; a finite value is needed")));
+        if !(scale * LARGEST).is_finite() {
+            return Err(Error::invalid(format!(
+                "the scale of an SFP tensor is {scale:e}; {LARGEST} times it must be a finite value"
+            )));
         }
         Ok(SfpRows { rows, columns, row_stride, data, scale })
     }
