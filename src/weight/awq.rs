@@ -112,5 +112,14 @@ mod tests {
         let mut infinite = scales.clone();
         infinite[22..24].copy_from_slice(&f16::INFINITY.to_le_bytes());
         assert!(refused(8, 64, 32, &weights, &zeros, &infinite).contains("row 3, column 32"));
+
+        // With zeros of 8 everywhere no offset is stored; beside another zero, 8 times a large scale must be an f16 too.
+        let mut large = scales.clone();
+        large[22..24].copy_from_slice(&f16::MAX.to_le_bytes());
+        let eights = vec![0x88; 8];
+        let mixed = [&[0x87; 4], &eights[4..]].concat();
+        let scales = FloatBytes { bytes: &large, dtype: DType::F16 };
+        assert!(awq(8, 64, 32, &weights, Some(&eights), scales).is_ok());
+        assert!(refused(8, 64, 32, &weights, &mixed, &large).contains("scale times zero of row 3, column 32"));
     }
 }

@@ -86,16 +86,15 @@ impl<'a, N: Nibbles> Grouped<'a, N> {
         };
         let groups = columns.div_ceil(group);
         scales.expect("the scales", groups, rows)?;
-        let (mut zero_points, mut exact) = (false, true);
-        for g in 0..groups {
-            for n in 0..rows {
-                let scale = scales.get(g * rows + n);
-                exact &= f16_scale(scale, "scale", n, g * group)? == scale;
-                if let Some(zero) = nibbles.zero(g, n).filter(|&zero| zero != ZERO) {
-                    zero_points = true;
-                    let offset = -scale * f32::from(zero);
-                    exact &= f16_scale(offset, "scale times zero", n, g * group)? == offset;
-                }
+        let each = || (0..groups).flat_map(|g| (0..rows).map(move |n| (g, n)));
+        let zero_points = each().any(|(g, n)| nibbles.zero(g, n).is_some_and(|zero| zero != ZERO));
+        let mut exact = true;
+        for (g, n) in each() {
+            let scale = scales.get(g * rows + n);
+            exact &= f16_scale(scale, "scale", n, g * group)? == scale;
+            if zero_points {
+                let offset = -scale * f32::from(nibbles.zero(g, n).unwrap_or(ZERO));
+                exact &= f16_scale(offset, "scale times zero", n, g * group)? == offset;
             }
         }
         let format = Format { encoding: Encoding::Int4, granularity, zero_points, clipping: false };
