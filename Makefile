@@ -2,7 +2,7 @@
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test bench gpu-bundle header format lint clean \
-        fuzz test-rust test-models test-tsan test-helgrind test-cpu-only build-native test-native test-readme
+        fuzz test-rust test-models test-tsan test-helgrind test-aarch64 test-cpu-only build-native test-native test-readme
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
@@ -19,7 +19,7 @@ SOURCES := git ls-files '*.c' '*.h' '*.cpp' '*.hpp' '*.cu' '*.cuh' ':!include/nv
            ':!csrc/driver/symbols.h' ':!csrc/driver/statuses.h'
 
 help: ## print this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 setup: ## install what is missing, into the checkout where that is possible
 	@tools/setup.sh
@@ -74,6 +74,13 @@ test-tsan: setup ## run the many-thread tests of the memory manager under Thread
 test-helgrind: setup ## run a C program with threads under valgrind's helgrind
 	cargo build --release --locked $(CPU_ONLY)
 	tests/sanitizers/helgrind.sh "$(CARGO_TARGET_DIR)/cpu-only/release/libnvbackend.so"
+
+# Needs `rustup target add aarch64-unknown-linux-gnu`, Debian's gcc-aarch64-linux-gnu and qemu-user-static.
+test-aarch64: setup ## run the unit tests on an emulated Arm CPU
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	  CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu" \
+	  cargo test --release --locked --no-default-features --target aarch64-unknown-linux-gnu \
+	  --target-dir "$(CARGO_TARGET_DIR)/aarch64" --lib
 
 fuzz: setup ## fuzz the memory manager for FUZZ_SECONDS (60)
 	mkdir -p build/fuzz/corpus

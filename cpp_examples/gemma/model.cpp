@@ -152,6 +152,7 @@ class Loader {
       // The finest groups that the kernels read: the smallest error, for 3/8 bit an element more than groups of 128.
       desc.group_size = 32;
       desc.clipping = 1;
+      desc.zero_points = formats_.zero_points ? 1 : 0;
     }
     std::vector<nvb_tensor> parts;
     std::vector<nvb_weight_blocks> blocks;

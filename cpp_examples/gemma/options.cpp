@@ -59,6 +59,9 @@ std::string help_text() {
          "  --weights-table FORMAT\n"
          "                      the same for the token table, which is the head too (int8 with int4, else bf16: its\n"
          "                      rows are the model's input and score every token)\n"
+         "  --weights-zero-points\n"
+         "                      with int4: a zero point for 32 numbers too, 5 bits a number instead of 4.5 and nearer\n"
+         "                      to the original\n"
          "How\n"
          "  --max-tokens N      new tokens for each prompt (128, or what the model's positions leave)\n"
          "  --temperature T     0 takes the most probable token (0)\n"
@@ -78,7 +81,7 @@ std::string help_text() {
 
 Options parse_options(int count, char** arguments) {
   Options options;
-  bool prompt_tokens_given = false;
+  bool prompt_tokens_given = false, zero_points = false;
   std::string weights, table;
   for (int i = 1; i < count; ++i) {
     const std::string option = arguments[i];
@@ -117,6 +120,8 @@ Options parse_options(int count, char** arguments) {
       weights = value();
     } else if (option == "--weights-table") {
       table = value();
+    } else if (option == "--weights-zero-points") {
+      zero_points = true;
     } else if (option == "--memory-summary" || option == "--memory") {
       options.memory = true;
     } else if (option == "--help" || option == "-h") {
@@ -126,7 +131,7 @@ Options parse_options(int count, char** arguments) {
     }
   }
   if (options.help) return options;
-  options.weights = parse_weight_formats(weights, table);
+  options.weights = parse_weight_formats(weights, table, zero_points);
   if (options.model.empty() == options.random.empty())
     fail("either --model FOLDER|FILE.gguf or --random NAME is needed");
   if (!options.random.empty() && !options.prompts.empty()) {

@@ -18,13 +18,17 @@ uint32_t parse(const char* option, const std::string& text) {
 
 }  // namespace
 
-WeightFormats parse_weight_formats(const std::string& layers, const std::string& table) {
+WeightFormats parse_weight_formats(const std::string& layers, const std::string& table, bool zero_points) {
   WeightFormats formats;
   formats.layers = parse("--weights", layers);
   formats.table = parse("--weights-table", table);
   if (table.empty() && !layers.empty()) {
     formats.table = layers == "int4" ? NVB_WEIGHT_FORMAT_INT8 : NVB_WEIGHT_FORMAT_BF16;
   }
+  if (zero_points && formats.layers != NVB_WEIGHT_FORMAT_INT4 && formats.table != NVB_WEIGHT_FORMAT_INT4) {
+    fail("--weights-zero-points goes with int4");
+  }
+  formats.zero_points = zero_points;
   return formats;
 }
 

@@ -112,7 +112,8 @@ mod tests {
     fn cpuid_and_the_kernel_agree() {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
         let kernel = InstructionSets::parse(&cpuinfo);
-        if kernel != InstructionSets::default() {
+        // An emulator may show the file of its host.
+        if kernel != InstructionSets::default() && kernel.has("asimd") == cfg!(target_arch = "aarch64") {
             let cpuid = InstructionSets::of_this_cpu();
             assert_eq!(cpuid.0 & !kernel.0, 0, "cpuid {cpuid:?}, kernel {kernel:?}");
         }

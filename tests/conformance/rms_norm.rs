@@ -61,6 +61,20 @@ fn norm(x: &[f64], weight: Option<&[f64]>, case: &Case) -> Vec<f64> {
     x.iter().enumerate().map(|(i, x)| x * scale * factor(i)).collect()
 }
 
+/// Roundings of which so much shows in norm(s), where s was summed up from terms of these magnitudes: a short row that
+/// cancels is scaled up again with its errors, each element's own and that of the row's length.
+fn terms_of_norm(s: &[f64], magnitudes: &[f64], weight: Option<&[f64]>, case: &Case) -> Vec<f64> {
+    let square = s.iter().map(|s| s * s).sum::<f64>() + s.len() as f64 * case.epsilon as f64;
+    let turned = s.iter().zip(magnitudes).map(|(s, magnitude)| (s * magnitude).abs()).sum::<f64>() / square;
+    let moved: Vec<f64> = s.iter().zip(magnitudes).map(|(s, magnitude)| magnitude + s.abs() * turned).collect();
+    let scaled = moved.iter().enumerate().map(|(i, moved)| {
+        let factor = weight.map_or(1.0, |weight| case.offset as f64 + weight[i]);
+        (moved * factor).abs() / (square / s.len() as f64).sqrt()
+    });
+    // The normalised branch comes with some roundings of its own. What is not a number is compared without slack.
+    scaled.map(|term| if term.is_finite() { 8.0 * term } else { 0.0 }).collect()
+}
+
 fn test(run: &mut Run, case: &Case) -> Outcome {
     let (shape, vector, layout) = ([case.rows, case.columns], [case.columns], case.layout);
     let mut x = rounded(case.input, &run.random.normals(case.rows * case.columns, case.magnitude));
@@ -89,11 +103,14 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
         (true, false) => Some(run.output(case.output, &shape, layout)?),
     };
-    let (mut sums, mut normed) = (Vec::new(), Vec::new());
+    let (mut sums, mut normed, mut terms) = (Vec::new(), Vec::new(), Vec::new());
     for (row, x) in x.chunks(case.columns.max(1)).take(case.rows).enumerate() {
         let mut s = post_values.as_ref().map_or(x.to_vec(), |post| norm(x, Some(post), case));
         if let Some(residual) = &residual_values {
-            s.iter_mut().enumerate().for_each(|(i, s)| *s += residual[row * case.columns + i]);
+            let residual = &residual[row * case.columns..][..case.columns];
+            let magnitudes: Vec<f64> = s.iter().zip(residual).map(|(s, residual)| s.abs() + residual.abs()).collect();
+            s.iter_mut().zip(residual).for_each(|(s, residual)| *s += residual);
+            terms.extend(terms_of_norm(&s, &magnitudes, weight_values.as_deref(), case));
         }
         normed.extend(norm(&s, weight_values.as_deref(), case));
         sums.extend(s);
@@ -103,7 +120,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let op = RmsNorm::new(tensors, case.epsilon, case.offset)?;
     run.executor().rms_norm(&op, run.stream.raw())?;
     if let Some(output) = output {
-        run.expect("output", &output, &normed)?;
+        run.expect_summed("output", &output, &normed, &terms)?;
     }
     if let Some(residual_output) = residual_output {
         run.expect("residual_output", &residual_output, &sums)?;

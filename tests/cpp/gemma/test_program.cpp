@@ -99,9 +99,9 @@ void check_random_model() {
 void check_help() {
   const CommandResult result = gemma({"--help"});
   require(result.code == 0 && result.errors.empty(), "exit code ", result.code, ": ", result.errors);
-  for (const char* option :
-       {"--prompt", "--model", "--device", "--max-tokens", "--seed", "--temperature", "--top-k", "--top-p", "--batch",
-        "--logits", "--random", "--memory-summary", "--threads", "--weights", "--weights-table"}) {
+  for (const char* option : {"--prompt", "--model", "--device", "--max-tokens", "--seed", "--temperature", "--top-k",
+                             "--top-p", "--batch", "--logits", "--random", "--memory-summary", "--threads", "--weights",
+                             "--weights-table", "--weights-zero-points"}) {
     require(result.output.find(option) != std::string::npos, option, " is not in --help");
   }
 }
@@ -120,6 +120,7 @@ void check_usage() {
   usage({"--top-p", "1.5"}, "--top-p is \"1.5\"; it must be a number from 0 to 1");
   usage({"--seed", "18446744073709551616"}, "--seed is \"18446744073709551616\"");
   usage({"--weights", "int5"}, "--weights is \"int5\"; it must be bf16, fp8, int8 or int4");
+  usage({"--weights", "int8", "--weights-zero-points"}, "--weights-zero-points goes with int4");
   usage({"--batch", "0"}, "--batch is \"0\"; it must be an integer from 1 to 4096");
   require_failure(gemma_test::run_command({gemma_path, "--prompt"}), 2, "--prompt needs a value");
 }

@@ -23,6 +23,7 @@ const char* const kFolder = "models/tiny-gemma3";
 
 struct Case {
   const char *weights, *table;  // --weights, --weights-table
+  bool zero_points;             // --weights-zero-points
   float margin;                 // choices by more than this are decided
   int decided;                  // of 5 continuations, whose decided choices must all be kept
   int continuations;            // of 5, that must be kept whole on the CPU
@@ -31,10 +32,10 @@ struct Case {
 };
 
 const Case kCases[] = {
-    {"bf16", "", 0.02F, 5, 5, 1e-6, 2},        {"int8", "", 0.02F, 5, 5, 1e-2, 1.02},
-    {"int8", "int8", 0.02F, 5, 4, 1e-2, 1.02}, {"fp8", "", 0.1F, 5, 0, 5e-2, 1.02},
-    {"int4", "", 0.1F, 5, 0, 5e-2, 0.57},      {"int4", "int4", 0.1F, 4, 0, 1e-1, 0.57},
-    {"", "int8", 0.02F, 5, 4, 1e-2, 2},
+    {"bf16", "", false, 0.02F, 5, 5, 1e-6, 2},        {"int8", "", false, 0.02F, 5, 5, 1e-2, 1.02},
+    {"int8", "int8", false, 0.02F, 5, 4, 1e-2, 1.02}, {"fp8", "", false, 0.1F, 5, 0, 5e-2, 1.02},
+    {"int4", "", false, 0.1F, 5, 0, 5e-2, 0.57},      {"int4", "", true, 0.02F, 5, 4, 4e-2, 0.64},
+    {"int4", "int4", false, 0.1F, 4, 0, 1e-1, 0.57},  {"", "int8", false, 0.02F, 5, 4, 1e-2, 2},
 };
 
 class Fixture {
@@ -42,13 +43,14 @@ class Fixture {
   Fixture() {
     // The references' own margins: the CPU's logits are transformers' to 7 digits (test_reference).
     const nvb::backend cpu("cpu");
-    const gemma::Model model = load(cpu, "", "");
+    const gemma::Model model = load(cpu, "", "", false);
     for (const auto& reference : references) margins.push_back(gemma_test::margins(cpu, model, reference));
   }
 
-  gemma::Model load(const nvb::backend& on, const char* weights, const char* table) const {
+  gemma::Model load(const nvb::backend& on, const char* weights, const char* table, bool zero_points) const {
     gemma::Progress progress(0);
-    return gemma::load_model(on, config, files.tensors(), gemma::parse_weight_formats(weights, table), &progress);
+    return gemma::load_model(on, config, files.tensors(), gemma::parse_weight_formats(weights, table, zero_points),
+                             &progress);
   }
 
   nvb::backend backend{gemma_test::test_device().c_str()};
@@ -60,7 +62,7 @@ class Fixture {
 
 void check(const Fixture& fixture, const Case& test) {
   const bool cpu = fixture.backend.device_info().kind == NVB_DEVICE_CPU;
-  const gemma::Model model = fixture.load(fixture.backend, test.weights, test.table);
+  const gemma::Model model = fixture.load(fixture.backend, test.weights, test.table, test.zero_points);
   for (const auto& [format, use] : model.formats) {
     std::printf("        %s: %.1f M parameters, relative error %.1e at most\n", gemma::weight_format_name(format),
                 static_cast<double>(use.parameters) / 1e6, use.largest_error);
@@ -115,7 +117,8 @@ int main() {
     const Fixture fixture;
     std::vector<gemma_test::Test> tests = {{"words", check_words}};
     for (const Case& test : kCases) {
-      tests.push_back({"weights \"" + std::string(test.weights) + "\", table \"" + test.table + "\"",
+      tests.push_back({"weights \"" + std::string(test.weights) + "\", table \"" + test.table +
+                           (test.zero_points ? "\", zero points" : "\""),
                        [&fixture, &test] { check(fixture, test); }});
     }
     return gemma_test::run_tests(tests);
