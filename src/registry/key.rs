@@ -21,7 +21,7 @@ pub struct ProductKey {
     pub offsets: bool,
     pub output: DType,
     pub gated: bool,
-    /// Whether a bias or an activation follows.
+    /// Whether a bias, an activation or a residual follows.
     pub epilogue: bool,
     /// Whether the backend may round the input to 8 bits.
     pub rounded_input: bool,
@@ -60,7 +60,7 @@ impl ProductKey {
             offsets: !op.weight.offsets.is_null(),
             output: op.output.dtype,
             gated: op.weight.gated,
-            epilogue: op.bias.is_some() || op.activation != Activation::None,
+            epilogue: op.bias.is_some() || op.activation != Activation::None || op.residual.is_some(),
             rounded_input,
         }
     }
