@@ -6,8 +6,8 @@ use crate::executor::Executor;
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
     grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_codes::LinearCodes,
-    linear_to_codes::LinearToCodes, matmul::Matmul,
-    rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax, Cost,
+    linear_to_codes::LinearToCodes, matmul::Matmul, rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
+    Cost,
 };
 use crate::stream::RawHandle;
 use std::ffi::CStr;

@@ -81,8 +81,7 @@ template <typename T, bool Keeps>
 __global__ void __launch_bounds__(kRowThreads)
     gated_activation_quantized(const nvb_gated_activation_params p, const bool vectors) {
   const int64_t row = blockIdx.x;
-  const QuantizedRowTarget target = {p.quantized_output, p.output,       p.output_stride,
-                                     p.columns,          p.output_dtype, vectors};
+  const QuantizedRowTarget target = {p.quantized_output, p.output, p.output_stride, p.columns, p.output_dtype, vectors};
   quantize_row<Keeps>(target, row, [&](int64_t column, float(&values)[kRowColumns]) {
     load_values<T>(p, row, column, vectors, values);
   });

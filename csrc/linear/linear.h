@@ -34,10 +34,10 @@ struct nvb_linear_params {
 };
 static_assert(sizeof(nvb_linear_params) == 128, "src/cuda/linear.rs mirrors this layout");
 
-// product [rows, columns] → output [rows, columns] = act(product + bias) + residual, or, gated, [rows, columns / 2] with
-// the columns in (gate, up) pairs. The product is of any float dtype or i32, and is first multiplied by row_scales[row] *
-// column_scales[column] if these are given (both or none). Any float dtypes, any strides. Not gated, the output may be
-// the product itself, if that is of floats; it may be the residual.
+// product [rows, columns] → output [rows, columns] = act(product + bias) + residual, or, gated, [rows, columns / 2]
+// with the columns in (gate, up) pairs. The product is of any float dtype or i32, and is first multiplied by
+// row_scales[row] * column_scales[column] if these are given (both or none). Any float dtypes, any strides. Not gated,
+// the output may be the product itself, if that is of floats; it may be the residual.
 struct nvb_linear_epilogue_params {
   const void* product;
   const float* row_scales;     // [rows] or null

@@ -1,5 +1,5 @@
-// The last step of every linear kernel: f32 sums of neighbouring columns → bias, activation, gating, residual, rounding,
-// store.
+// The last step of every linear kernel: f32 sums of neighbouring columns → bias, activation, gating, residual,
+// rounding, store.
 #pragma once
 
 #include "../common/activation.cuh"

@@ -5,14 +5,14 @@
 #include "../common/quantized.h"
 
 // x [m, k] (row stride in elements), W [n, k] in `encoding` with its scales, bias [n] or null, residual of y's shape or
-// null, y [m, n]; device memory. Gated: the rows of W (and of the bias) are pairs, row 2i the gate and row 2i + 1 the up
-// projection, n is even, and y [m, n / 2] = act(gate) * up + residual. The product is that of the dequantised weights
-// with x, summed in f32 and rounded once.
+// null, y [m, n]; device memory. Gated: the rows of W (and of the bias) are pairs, row 2i the gate and row 2i + 1 the
+// up projection, n is even, and y [m, n / 2] = act(gate) * up + residual. The product is that of the dequantised
+// weights with x, summed in f32 and rounded once.
 //
 // Supported: x, bias, residual and y of any float dtype; any m, n, k up to 2^30, strides and alignment of x, residual
 // and y, which may be the residual itself (same dtype and stride); the encodings and scales of common/quantized.h with
-// weights and scales 16-byte aligned. Tensor-core paths take x in F16 or BF16 with 16-byte aligned rows, k a multiple of
-// 64, from compute capability 8.0 on (on 9.0 k up to 2^20); everything else takes a plain kernel.
+// weights and scales 16-byte aligned. Tensor-core paths take x in F16 or BF16 with 16-byte aligned rows, k a multiple
+// of 64, from compute capability 8.0 on (on 9.0 k up to 2^20); everything else takes a plain kernel.
 struct nvb_linear_quantized_params {
   const void* input;
   const void* weight;
@@ -32,7 +32,7 @@ struct nvb_linear_quantized_params {
   uint32_t input_dtype;
   uint32_t encoding;
   uint32_t scale_kind;
-  uint32_t group;       // of k, with NVB_SCALES_GROUPS: 32, 64 or 128
+  uint32_t group;           // of k, with NVB_SCALES_GROUPS: 32, 64 or 128
   uint32_t bias_dtype;      // ignored without a bias
   uint32_t residual_dtype;  // ignored without a residual
   uint32_t output_dtype;

@@ -3,8 +3,8 @@
 
 #include "../common/quantized_output.h"
 
-// values [rows, columns] of f32 → quantized_output and, where it is not null, output [rows, columns] of any float dtype.
-// Row strides in elements, device memory, any alignment; nothing overlaps anything else.
+// values [rows, columns] of f32 → quantized_output and, where it is not null, output [rows, columns] of any float
+// dtype. Row strides in elements, device memory, any alignment; nothing overlaps anything else.
 struct nvb_linear_to_codes_params {
   const float* values;
   void* output;  // or null

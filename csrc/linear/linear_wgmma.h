@@ -16,16 +16,16 @@ enum nvb_linear_operands : uint32_t {
 // W [n, k].
 //
 // Supported: capability 9.0; y in F16 or BF16; no activation, GELU's tanh form or SiLU; a residual of any float dtype
-// where there is neither activation nor gating, which y may be (same dtype and stride); rows of x and W 16-byte aligned,
-// so strides of whole 16 bytes; k at least 1. Scales with FP8 and INT8, and with them alone. Sums of FP8 are as exact as
-// the tensor cores keep them, to some 14 bits, which is little beside what the codes have lost.
+// where there is neither activation nor gating, which y may be (same dtype and stride); rows of x and W 16-byte
+// aligned, so strides of whole 16 bytes; k at least 1. Scales with FP8 and INT8, and with them alone. Sums of FP8 are
+// as exact as the tensor cores keep them, to some 14 bits, which is little beside what the codes have lost.
 struct nvb_linear_wgmma_params {
   const void* input;
   const void* weight;
   const float* row_scales;     // [m], null with floats
   const float* column_scales;  // [n], null with floats
   const void* bias;
-  const void* residual;        // of y's shape, or null
+  const void* residual;  // of y's shape, or null
   void* output;
   int64_t m;
   int64_t n;

@@ -1,5 +1,5 @@
-// The epilogue of linear_wgmma.cuh: from a warpgroup's sums to the output, scales, bias, activation, gating, residual and
-// rounding in registers, and then through shared memory, so that whole rows of 128 bytes are stored.
+// The epilogue of linear_wgmma.cuh: from a warpgroup's sums to the output, scales, bias, activation, gating, residual
+// and rounding in registers, and then through shared memory, so that whole rows of 128 bytes are stored.
 #pragma once
 
 #include <type_traits>
@@ -101,7 +101,8 @@ __device__ __forceinline__ void load_residual(const Arguments& arguments, int64_
         load_elements(epilogue.residual, epilogue.residual_dtype, at, pair);
       } else {
         pair[0] = load_element(epilogue.residual, epilogue.residual_dtype, at);
-        if (column + 8 * j + 1 < arguments.n) pair[1] = load_element(epilogue.residual, epilogue.residual_dtype, at + 1);
+        if (column + 8 * j + 1 < arguments.n)
+          pair[1] = load_element(epilogue.residual, epilogue.residual_dtype, at + 1);
       }
     }
   }

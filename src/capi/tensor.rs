@@ -2,7 +2,7 @@
 
 use super::guard::guard;
 use super::status::nvb_status;
-use super::structs::{expect_reserved, slice, write_out};
+use super::structs::{slice, write_out};
 use super::weight::{NVB_WEIGHT_FORMAT_FP8_E4M3, NVB_WEIGHT_FORMAT_INT8};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
