@@ -47,7 +47,8 @@ pub struct nvb_tensor {
 ///
 /// With `given_scales` the scales of rows to be written are read instead: the codes nearest to x / scale, or the largest
 /// of their range. A calibrated model's one scale of a tensor is written to all of `scales` once. NaN becomes NaN in FP8
-/// and −127 in INT8; a scale of 0, or one so small that 1 / scale is infinite, makes all codes of finite values 0.
+/// and −127 in INT8; a scale that is 0, infinite or NaN, or so small that 1 / scale is infinite, makes the codes of finite
+/// values 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct nvb_quantized_rows {
