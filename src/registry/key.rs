@@ -205,9 +205,10 @@ mod tests {
 
     #[test]
     fn a_key_reads_as_the_product() {
-        let text = "m16 n14336 k4096 bf16 int4 groups128 bf16 offsets gated";
+        let text = "m16 n14336 k4096 bf16 int4 groups128 bf16 offsets gated residual";
         let key: ProductKey = text.parse().unwrap();
         assert_eq!((key.rows, key.reach, key.gated, key.epilogue), (16, Reach::Groups(128), true, false));
+        assert!(key.residual && !key.rounded_input);
         for wrong in [
             "",
             "m16",

@@ -261,7 +261,8 @@ fn what_does_not_fit_is_refused() {
         let integers = Tensor::new(output.data, DType::I32, &[m, n]);
         let narrow = QuantizedRows { columns: n - 1, ..good };
         let unscaled = QuantizedRows { scales: std::ptr::null_mut(), ..good };
-        let wrong: [(Option<Tensor>, Option<Tensor>, QuantizedRows, &[&str]); 7] = [
+        type Wrong<'a> = (Option<Tensor>, Option<Tensor>, QuantizedRows, &'a [&'a str]);
+        let wrong: [Wrong; 7] = [
             (None, None, narrow, &["quantized_output", "3 rows of 7", "3 rows of 8"]),
             (None, None, unscaled, &["quantized_output", "no scales"]),
             (None, None, QuantizedRows { encoding: Encoding::Int4, ..good }, &["quantized_output", "int4"]),
