@@ -331,6 +331,11 @@ typedef struct {
 // Written, a row of x gets the scale max |x| / 448 (FP8 E4M3) or max |x| / 127 (INT8) and the codes nearest to x / scale,
 // ties to even; x is in f32, before the rounding of any tensor that it is stored to as well. A row of zeros gets the scale
 // 0, a row with NaN the scale NaN, one with an infinity an infinite one. Without columns no scale is written.
+//
+// With `given_scales` the scales of rows to be written are read instead: the codes nearest to x / scale, or the largest
+// of their range. A calibrated model's one scale of a tensor is written to all of `scales` once. NaN becomes NaN in FP8
+// and −127 in INT8; a scale that is 0, infinite or NaN, or so small that 1 / scale is infinite, makes the codes of finite
+// values 0.
 typedef struct {
   // Codes, one byte each. Rows on 16-byte boundaries with a multiple of 16 columns run fastest.
   void *data;
@@ -343,8 +348,8 @@ typedef struct {
   int64_t row_stride;
   // `NVB_WEIGHT_FORMAT_FP8_E4M3` or `NVB_WEIGHT_FORMAT_INT8`
   uint32_t format;
-  // Must be 0.
-  uint32_t reserved;
+  // 0, or 1: whoever writes the codes leaves `scales` as they are. Those of an input are always given.
+  uint32_t given_scales;
 } nvb_quantized_rows;
 
 // Writes the bytes of a contiguous tensor of `rank` extents (host memory) to `bytes`.
@@ -2083,7 +2088,8 @@ typedef struct {
   uint32_t reserved;
 } nvb_layer_norm_args;
 
-// output = activation(input · weightᵀ + bias); with a gated weight activation(gate) · up.
+// output = activation(input · weightᵀ + bias) + residual; with a gated weight activation(gate) · up + residual. All of it
+// is added up in f32 and rounded once.
 //
 // An input that is in 8 bits already goes in `quantized_input`: with an FP8 or INT8 weight with scales of rows and many
 // rows of input the codes are multiplied as they are, whether or not the backend's configuration has
@@ -2096,7 +2102,7 @@ typedef struct {
   const nvb_weight *weight;
   // Optional [N], any float dtype; for a gated weight in its interleaved order.
   nvb_tensor bias;
-  // [M, N], gated [M, N / 2]; any float dtype. Must not overlap `input`.
+  // [M, N], gated [M, N / 2]; any float dtype. Must not overlap `input`. May be absent with `quantized_output`.
   nvb_tensor output;
   // `NVB_ACTIVATION_…`
   uint32_t activation;
@@ -2104,6 +2110,12 @@ typedef struct {
   uint32_t reserved;
   // [M, K], in the place of `input`, which then must be absent.
   nvb_quantized_rows quantized_input;
+  // Optional, of the shape of `output`; any float dtype. May be the same memory as `output` if it has its dtype and
+  // strides, and must not overlap it otherwise.
+  nvb_tensor residual;
+  // Optional, of the shape of `output`: the result in 8 bits, beside `output` or instead of it. Must not overlap any
+  // other tensor. The product is then made in f32 in workspace and its rows quantised from there.
+  nvb_quantized_rows quantized_output;
 } nvb_linear_args;
 
 // output = activation(gate) · up, elementwise.
@@ -2198,7 +2210,10 @@ NVB_MUST_USE nvb_status nvb_layer_norm(const nvb_backend *backend,
                           nvb_stream *stream);
 
 // Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise; the
-// first large product of a stream may allocate workspace. May be captured after that.
+// first large product of a stream, or one with `quantized_output`, may allocate workspace. May be captured after that.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` if neither `output` nor `quantized_output` is given, or both `input` and
+// `quantized_input`; for shapes, dtypes and strides that do not fit; and for a `residual` that starts where `output`
+// does with another dtype or stride.
 NVB_MUST_USE nvb_status nvb_linear(const nvb_backend *backend, const nvb_linear_args *args, nvb_stream *stream);
 
 // Queues a gated activation (GeGLU, SwiGLU; Shazeer 2020). Does not allocate or synchronise; may be captured.
@@ -2559,8 +2574,8 @@ typedef struct {
   uint32_t zero_points;
   // `NVB_WEIGHT_STACKED` or `NVB_WEIGHT_GATED`.
   uint32_t arrangement;
-  // Must be 0.
-  uint32_t reserved;
+  // 1: with a residual.
+  uint32_t residual;
 } nvb_linear_case;
 
 // Options of `nvb_tune_linear`.

@@ -88,9 +88,10 @@ inline nvb_tensor tensor(void* data, uint32_t dtype, std::initializer_list<int64
   return result;
 }
 
-// Activations in 8 bits, without gaps between rows unless there is a row stride in bytes.
+// Activations in 8 bits, without gaps between rows unless there is a row stride in bytes; with scales that are read
+// where codes are written if they are given.
 inline nvb_quantized_rows quantized_rows(void* data, float* scales, uint32_t format, int64_t rows, int64_t columns,
-                                         int64_t row_stride = 0) noexcept {
+                                         int64_t row_stride = 0, bool given_scales = false) noexcept {
   nvb_quantized_rows result{};
   result.data = data;
   result.scales = scales;
@@ -98,6 +99,7 @@ inline nvb_quantized_rows quantized_rows(void* data, float* scales, uint32_t for
   result.columns = columns;
   result.row_stride = row_stride;
   result.format = format;
+  result.given_scales = given_scales;
   return result;
 }
 

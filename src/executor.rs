@@ -15,6 +15,7 @@ use crate::ops::{
     layer_norm::LayerNorm,
     linear::Linear,
     linear_codes::LinearCodes,
+    linear_to_codes::LinearToCodes,
     matmul::Matmul,
     quantize::{Quantize, Quantized},
     rms_norm::RmsNorm,
@@ -222,6 +223,7 @@ pub trait Executor: Send + Sync {
     fn rms_norm(&self, op: &RmsNorm, stream: RawHandle) -> Result<()>;
     fn linear(&self, op: &Linear, stream: RawHandle) -> Result<()>;
     fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()>;
+    fn linear_to_codes(&self, op: &LinearToCodes, stream: RawHandle) -> Result<()>;
     fn gated_activation(&self, op: &GatedActivation, stream: RawHandle) -> Result<()>;
     fn rope(&self, op: &Rope, stream: RawHandle) -> Result<()>;
     fn attention_prefill(&self, op: &AttentionPrefill, stream: RawHandle) -> Result<()>;

@@ -5,8 +5,9 @@ use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
-    grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_codes::LinearCodes, matmul::Matmul,
-    rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax, Cost,
+    grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_codes::LinearCodes,
+    linear_to_codes::LinearToCodes, matmul::Matmul, rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
+    Cost,
 };
 use crate::stream::RawHandle;
 use std::ffi::CStr;
@@ -88,6 +89,19 @@ impl Operation for LinearCodes {
 
     fn queue(&self, executor: &dyn Executor, stream: RawHandle) -> Result<()> {
         executor.linear_codes(self, stream)
+    }
+}
+
+/// As that one.
+impl Operation for LinearToCodes {
+    const KIND: OperationKind = OperationKind::Linear;
+
+    fn cost(&self) -> Cost {
+        LinearToCodes::cost(self)
+    }
+
+    fn queue(&self, executor: &dyn Executor, stream: RawHandle) -> Result<()> {
+        executor.linear_to_codes(self, stream)
     }
 }
 

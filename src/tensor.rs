@@ -286,6 +286,12 @@ unsafe impl Send for Matrix {}
 unsafe impl Sync for Matrix {}
 
 impl Matrix {
+    /// `count` rows from `first` on.
+    pub fn part(&self, first: usize, count: usize) -> Matrix {
+        let skipped = first * self.row_stride * self.dtype.size();
+        Matrix { data: self.data.wrapping_byte_add(skipped), rows: count, ..*self }
+    }
+
     pub fn expect_size(&self, name: &str, rows: usize, columns: usize) -> Result<()> {
         if self.rows == rows && self.columns == columns {
             return Ok(());

@@ -56,7 +56,7 @@ fn layouts() -> Vec<Layout> {
         }
         nvb_build_info { struct_size, cuda, cuda_toolkit_version, architectures }
         nvb_tensor { data, dtype, rank, shape, strides }
-        nvb_quantized_rows { data, scales, rows, columns, row_stride, format, reserved }
+        nvb_quantized_rows { data, scales, rows, columns, row_stride, format, given_scales }
         nvb_device_info {
             struct_size, kind, ordinal, compute_capability, multiprocessors, total_memory, l2_bytes, driver_version,
             reserved, name, features, peak_bandwidth, uuid, architecture, pci_bus_id, numa_node, clock_mhz,
@@ -129,7 +129,9 @@ fn layouts() -> Vec<Layout> {
             quantized_output,
         }
         nvb_layer_norm_args { struct_size, input, residual, residual_output, weight, bias, output, epsilon, reserved }
-        nvb_linear_args { struct_size, input, weight, bias, output, activation, reserved, quantized_input }
+        nvb_linear_args {
+            struct_size, input, weight, bias, output, activation, reserved, quantized_input, residual, quantized_output,
+        }
         nvb_gated_activation_args { struct_size, gate, up, output, activation, reserved, quantized_output }
         nvb_rope_args {
             struct_size, query, query_output, query_norm, key, key_output, key_norm, value, positions, slots, cache,
@@ -150,7 +152,7 @@ fn layouts() -> Vec<Layout> {
         }
         nvb_linear_case {
             struct_size, weight, rows, columns, depth, input_dtype, output_dtype, activation, bias, format, granularity,
-            group_size, zero_points, arrangement, reserved,
+            group_size, zero_points, arrangement, residual,
         }
         nvb_tune_options { struct_size, rounds, clock }
         nvb_tune_progress {

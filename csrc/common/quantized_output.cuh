@@ -29,8 +29,10 @@ __device__ __forceinline__ uint32_t row_largest_bits(uint32_t most, uint32_t* sc
   return most;
 }
 
-// Stores the row's scale, which the first of its threads does, and returns what its values are multiplied by.
+// Stores the row's scale, which the first of its threads does, unless it is given; returns what its values are
+// multiplied by.
 __device__ __forceinline__ float store_row_scale(const nvb_quantized_output& output, int64_t row, uint32_t most) {
+  if (output.given_scales) return inverse_of(output.scales[row]);
   const float magnitude = __uint_as_float(most);
   const float scale = output.encoding == NVB_INT8 ? scale_for<NVB_INT8>(magnitude) : scale_for<NVB_FP8_E4M3>(magnitude);
   if (threadIdx.x == 0) output.scales[row] = scale;

@@ -175,6 +175,40 @@ __device__ __forceinline__ void store_element(void* base, uint32_t dtype, int64_
 // `Count` neighbouring elements as one or two vectors, the dtype known at run time. The base is 16-byte aligned and the
 // index a multiple of Count.
 template <int Count>
+__device__ __forceinline__ void load_elements(const void* base, uint32_t dtype, int64_t index, float (&values)[Count]) {
+  static_assert(Count == 2 || Count == 4 || Count == 8, "a vector of 4, 8 or 16 bytes in the 16-bit dtypes");
+  if (dtype == NVB_F32) {
+    const float* address = static_cast<const float*>(base) + index;
+    if constexpr (Count == 2) {
+      const float2 pair = *reinterpret_cast<const float2*>(address);
+      values[0] = pair.x, values[1] = pair.y;
+    } else {
+#pragma unroll
+      for (int i = 0; i < Count; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(address + i);
+        values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
+      }
+    }
+    return;
+  }
+  uint32_t words[Count / 2];
+  const uint16_t* address = static_cast<const uint16_t*>(base) + index;
+  if constexpr (Count == 2) {
+    words[0] = *reinterpret_cast<const uint32_t*>(address);
+  } else if constexpr (Count == 4) {
+    const uint2 raw = *reinterpret_cast<const uint2*>(address);
+    words[0] = raw.x, words[1] = raw.y;
+  } else {
+    const uint4 raw = *reinterpret_cast<const uint4*>(address);
+    words[0] = raw.x, words[1] = raw.y, words[2] = raw.z, words[3] = raw.w;
+  }
+#pragma unroll
+  for (int i = 0; i < Count / 2; ++i) {
+    const float2 pair = dtype == NVB_F16 ? unpack_pair<__half>(words[i]) : unpack_pair<__nv_bfloat16>(words[i]);
+    values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
+  }
+}
+template <int Count>
 __device__ __forceinline__ void store_elements(void* base, uint32_t dtype, int64_t index,
                                                const float (&values)[Count]) {
   static_assert(Count == 2 || Count == 4 || Count == 8, "a vector of 4, 8 or 16 bytes in the 16-bit dtypes");

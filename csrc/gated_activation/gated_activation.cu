@@ -3,13 +3,11 @@
 // Interleaved (gate, up) pairs are what linear_epilogue does without a bias; the kernel here takes separate tensors.
 // Shapes: gate, up, output [rows, columns], any row strides; gate and up of one float dtype. Bound by memory: a thread
 // finishes 8 neighbouring columns, as vectors where all rows are 16-byte aligned, else element by element. Output in 8
-// bits needs a row's largest magnitude first: a block takes a row, and keeps its values in registers where they are at
-// most 32 a thread; of a longer row it computes them again for the codes.
+// bits needs a row's largest magnitude first: a block takes a row (quantized_row.cuh).
 #include <algorithm>
 
 #include "../common/activation.cuh"
-#include "../common/quantized_output.cuh"
-#include "../common/vector.cuh"
+#include "../common/quantized_row.cuh"
 #include "../linear/linear.h"
 #include "gated_activation.h"
 
@@ -19,6 +17,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kColumns = 8;  // a thread
 static_assert(kColumns % kVector<float> == 0 && kColumns % kVector<__half> == 0, "whole vectors of every dtype");
+static_assert(kColumns == kRowColumns, "one way to load them");
 
 template <typename T>
 __device__ __forceinline__ void load_columns(const T* source, float (&values)[kColumns]) {
@@ -56,10 +55,6 @@ __global__ void __launch_bounds__(kThreads) gated_activation(const nvb_gated_act
   }
 }
 
-constexpr int kRowThreads = 512;
-constexpr int kRowParts = 4;  // of kColumns columns, that a thread keeps
-constexpr int64_t kKeptRow = static_cast<int64_t>(kRowThreads) * kRowParts * kColumns;
-
 // The values of kColumns columns of a row; 0 past its end.
 template <typename T>
 __device__ __forceinline__ void load_values(const nvb_gated_activation_params& p, int64_t row, int64_t column,
@@ -82,65 +77,14 @@ __device__ __forceinline__ void load_values(const nvb_gated_activation_params& p
   for (int i = 0; i < kColumns; ++i) values[i] = activate(p.activation, values[i]) * ups[i];
 }
 
-__device__ __forceinline__ void store_values(const nvb_gated_activation_params& p, int64_t row, int64_t column,
-                                             bool vectors, float inverse, const float (&values)[kColumns]) {
-  const int64_t output = row * p.output_stride + column;
-  if (column + kColumns <= p.columns) {
-    store_codes(p.quantized_output, row, column, inverse, values);
-    if (p.output != nullptr && vectors) {
-      store_elements(p.output, p.output_dtype, output, values);
-      return;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      const float value[1] = {values[i]};
-      if (column + i < p.columns) store_codes(p.quantized_output, row, column + i, inverse, value);
-    }
-  }
-  if (p.output == nullptr) return;
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    if (column + i < p.columns) store_element(p.output, p.output_dtype, output + i, values[i]);
-  }
-}
-
-// The float output is written last: it may be gate or up, of which a thread then has no more to read.
 template <typename T, bool Keeps>
 __global__ void __launch_bounds__(kRowThreads)
     gated_activation_quantized(const nvb_gated_activation_params p, const bool vectors) {
-  __shared__ uint32_t scratch[32];
   const int64_t row = blockIdx.x;
-  const int64_t first = static_cast<int64_t>(threadIdx.x) * kColumns;
-  const int64_t step = static_cast<int64_t>(blockDim.x) * kColumns;
-  uint32_t most = 0;
-  if constexpr (Keeps) {
-    float values[kRowParts][kColumns];
-#pragma unroll
-    for (int part = 0; part < kRowParts; ++part) {
-      if (first + part * step < p.columns) {
-        load_values<T>(p, row, first + part * step, vectors, values[part]);
-        most = largest_bits(values[part], most);
-      }
-    }
-    const float inverse = store_row_scale(p.quantized_output, row, row_largest_bits(most, scratch));
-#pragma unroll
-    for (int part = 0; part < kRowParts; ++part) {
-      const int64_t column = first + part * step;
-      if (column < p.columns) store_values(p, row, column, vectors, inverse, values[part]);
-    }
-  } else {
-    float values[kColumns];
-    for (int64_t column = first; column < p.columns; column += step) {
-      load_values<T>(p, row, column, vectors, values);
-      most = largest_bits(values, most);
-    }
-    const float inverse = store_row_scale(p.quantized_output, row, row_largest_bits(most, scratch));
-    for (int64_t column = first; column < p.columns; column += step) {
-      load_values<T>(p, row, column, vectors, values);
-      store_values(p, row, column, vectors, inverse, values);
-    }
-  }
+  const QuantizedRowTarget target = {p.quantized_output, p.output, p.output_stride, p.columns, p.output_dtype, vectors};
+  quantize_row<Keeps>(target, row, [&](int64_t column, float(&values)[kRowColumns]) {
+    load_values<T>(p, row, column, vectors, values);
+  });
 }
 
 template <typename T>
@@ -149,9 +93,7 @@ cudaError_t launch_dtype(const nvb_gated_activation_params& p, const nvb_launch&
                        is_aligned16(p.output, p.output_stride, float_dtype_bytes(p.output_dtype));
   if (p.quantized_output.data != nullptr) {
     if (p.rows > 0x7fffffff) return cudaErrorInvalidValue;
-    const int64_t warps = (p.columns + 32 * kColumns - 1) / (32 * kColumns);
-    const unsigned rows = static_cast<unsigned>(p.rows);
-    const unsigned threads = static_cast<unsigned>(std::min<int64_t>(32 * warps, kRowThreads));
+    const unsigned rows = static_cast<unsigned>(p.rows), threads = row_threads(p.columns);
     if (p.columns <= kKeptRow) {
       gated_activation_quantized<T, true><<<rows, threads, 0, launch.stream>>>(p, vectors);
     } else {

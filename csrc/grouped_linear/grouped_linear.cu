@@ -70,7 +70,7 @@ cudaError_t launch_plain(const nvb_grouped_linear_params& p, const nvb_launch& l
   if (tiles > 65535) return cudaErrorInvalidValue;
   const int64_t pairs = (p.n + kRows - 1) / kRows;
   const dim3 grid(static_cast<unsigned>((pairs + kWarps - 1) / kWarps), static_cast<unsigned>(tiles));
-  grouped_linear_plain<Kind><<<grid, 32 * kWarps, 0, launch.stream>>>(p, make_weight(p), make_epilogue(p, p.n));
+  grouped_linear_plain<Kind><<<grid, 32 * kWarps, 0, launch.stream>>>(p, make_weight(p), make_epilogue_alone(p, p.n));
   return cudaPeekAtLastError();
 }
 

@@ -1,5 +1,6 @@
 // nvb_cuda_linear: checks the parameters and picks the kernel, the first row of the table that fits.
 #include "../common/vector.cuh"
+#include "linear_epilogue.cuh"
 #include "linear_kernels.h"
 #include "linear_table.h"
 
@@ -11,7 +12,7 @@ constexpr int64_t kMaxK = int64_t{1} << 30;  // the kernels step along k in 32 b
 bool is_valid(const nvb_linear_params& p) {
   const bool dtypes = float_dtype_bytes(p.input_dtype) != 0 && float_dtype_bytes(p.weight_dtype) != 0 &&
                       float_dtype_bytes(p.output_dtype) != 0 &&
-                      (p.bias == nullptr || float_dtype_bytes(p.bias_dtype) != 0) &&
+                      (p.bias == nullptr || float_dtype_bytes(p.bias_dtype) != 0) && is_valid_residual(p) &&
                       (p.input_dtype == p.weight_dtype || p.input_dtype == NVB_F32);
   return dtypes && p.m >= 0 && p.n >= 0 && p.k >= 0 && p.k <= kMaxK && p.gated <= 1 && (p.gated == 0 || p.n % 2 == 0) &&
          p.activation <= NVB_SILU;

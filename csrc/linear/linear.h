@@ -1,56 +1,63 @@
-// y = act(x Wᵀ + bias), and its second half alone for a product that another library made.
+// y = act(x Wᵀ + bias) + residual, and its second half alone for a product that another library made.
 #pragma once
 
 #include "../common/launch.h"
 
-// x [m, k], W [n, k], bias [n] or null, y [m, n]; all rows contiguous, row strides in elements, device memory.
-// Gated: the rows of W (and of the bias) are pairs, row 2i the gate and row 2i + 1 the up projection, n is even, and
-// y [m, n / 2] = act(gate) * up. Sums in f32, one rounding when y is stored.
+// x [m, k], W [n, k], bias [n] or null, residual of y's shape or null, y [m, n]; all rows contiguous, row strides in
+// elements, device memory. Gated: the rows of W (and of the bias) are pairs, row 2i the gate and row 2i + 1 the up
+// projection, n is even, and y [m, n / 2] = act(gate) * up + residual. Sums in f32, one rounding when y is stored.
 //
-// Supported: x of W's dtype, or x in F32 with any float W; bias and y of any float dtype; any m, n and strides, k up to
-// 2^30; y must not overlap x, W or the bias. Fast paths want k a multiple of 8 (4 for F32 W) and 16-byte aligned rows.
+// Supported: x of W's dtype, or x in F32 with any float W; bias, residual and y of any float dtype; any m, n and
+// strides, k up to 2^30; y must not overlap x, W or the bias, and may be the residual itself (same dtype and stride).
+// Fast paths want k a multiple of 8 (4 for F32 W) and 16-byte aligned rows.
 struct nvb_linear_params {
   const void* input;
   const void* weight;
   const void* bias;
+  const void* residual;
   void* output;
   int64_t m;
   int64_t n;
   int64_t k;
   int64_t input_stride;
   int64_t weight_stride;
+  int64_t residual_stride;
   int64_t output_stride;
   uint32_t input_dtype;
   uint32_t weight_dtype;
-  uint32_t bias_dtype;  // ignored without a bias
-  uint32_t output_dtype;
-  uint32_t activation;
-  uint32_t gated;  // 0 or 1
-};
-static_assert(sizeof(nvb_linear_params) == 104, "src/cuda/linear.rs mirrors this layout");
-
-// product [rows, columns] → output [rows, columns] = act(product + bias), or, gated, [rows, columns / 2] with the
-// columns in (gate, up) pairs. The product is of any float dtype or i32, and is first multiplied by row_scales[row] *
-// column_scales[column] if these are given (both or none). Any float dtypes, any strides. Not gated, the output may be
-// the product itself, if that is of floats.
-struct nvb_linear_epilogue_params {
-  const void* product;
-  const float* row_scales;     // [rows] or null
-  const float* column_scales;  // [columns] or null
-  const void* bias;            // [columns] or null
-  void* output;
-  int64_t rows;
-  int64_t columns;
-  int64_t product_stride;
-  int64_t output_stride;
-  uint32_t product_dtype;
-  uint32_t bias_dtype;  // ignored without a bias
+  uint32_t bias_dtype;      // ignored without a bias
+  uint32_t residual_dtype;  // ignored without a residual
   uint32_t output_dtype;
   uint32_t activation;
   uint32_t gated;  // 0 or 1
   uint32_t reserved;
 };
-static_assert(sizeof(nvb_linear_epilogue_params) == 96, "src/cuda/linear.rs mirrors this layout");
+static_assert(sizeof(nvb_linear_params) == 128, "src/cuda/linear.rs mirrors this layout");
+
+// product [rows, columns] → output [rows, columns] = act(product + bias) + residual, or, gated, [rows, columns / 2]
+// with the columns in (gate, up) pairs. The product is of any float dtype or i32, and is first multiplied by
+// row_scales[row] * column_scales[column] if these are given (both or none). Any float dtypes, any strides. Not gated,
+// the output may be the product itself, if that is of floats; it may be the residual.
+struct nvb_linear_epilogue_params {
+  const void* product;
+  const float* row_scales;     // [rows] or null
+  const float* column_scales;  // [columns] or null
+  const void* bias;            // [columns] or null
+  const void* residual;        // of the output's shape, or null
+  void* output;
+  int64_t rows;
+  int64_t columns;
+  int64_t product_stride;
+  int64_t residual_stride;
+  int64_t output_stride;
+  uint32_t product_dtype;
+  uint32_t bias_dtype;      // ignored without a bias
+  uint32_t residual_dtype;  // ignored without a residual
+  uint32_t output_dtype;
+  uint32_t activation;
+  uint32_t gated;  // 0 or 1
+};
+static_assert(sizeof(nvb_linear_epilogue_params) == 112, "src/cuda/linear.rs mirrors this layout");
 
 extern "C" {
 cudaError_t nvb_cuda_linear(const nvb_linear_params* params, const nvb_launch* launch) noexcept;

@@ -1,5 +1,5 @@
-// Scales, bias, activation and gating of a product that another library made: output = act(product * scales + bias), or
-// of (gate, up) pairs of columns act(gate * scales + bias) * (up * scales + bias).
+// Scales, bias, activation, gating and residual of a product that another library made: output = act(product * scales +
+// bias) + residual, or of (gate, up) pairs of columns act(gate * scales + bias) * (up * scales + bias) + residual.
 //
 // Shapes: product [rows, columns] with any row stride, output [rows, columns] or [rows, columns / 2]; any float dtypes,
 // and i32 sums of INT8 products.
@@ -96,7 +96,7 @@ extern "C" cudaError_t nvb_cuda_linear_epilogue(const nvb_linear_epilogue_params
   const nvb_linear_epilogue_params& p = *params;
   const bool valid = p.rows >= 0 && p.columns >= 0 && p.gated <= 1 && (p.gated == 0 || p.columns % 2 == 0) &&
                      p.activation <= NVB_SILU && nvb::float_dtype_bytes(p.output_dtype) != 0 &&
-                     (p.bias == nullptr || nvb::float_dtype_bytes(p.bias_dtype) != 0) &&
+                     (p.bias == nullptr || nvb::float_dtype_bytes(p.bias_dtype) != 0) && nvb::is_valid_residual(p) &&
                      (p.row_scales == nullptr) == (p.column_scales == nullptr);
   if (!valid) return cudaErrorInvalidValue;
   if (p.rows == 0 || p.columns == 0) return cudaSuccess;

@@ -1,5 +1,6 @@
 // nvb_cuda_linear_quantized: checks the parameters and picks the kernel, the first row of the table that fits.
 #include "../common/vector.cuh"
+#include "linear_epilogue.cuh"
 #include "linear_quantized_decode.h"
 #include "linear_quantized_kernels.h"
 #include "linear_quantized_wgmma.h"
@@ -14,7 +15,7 @@ constexpr int64_t kMaxHopperK = int64_t{1} << 20;  // and those for 9.0 bytes of
 
 bool is_valid(const nvb_linear_quantized_params& p) {
   const bool dtypes = float_dtype_bytes(p.input_dtype) != 0 && float_dtype_bytes(p.output_dtype) != 0 &&
-                      (p.bias == nullptr || float_dtype_bytes(p.bias_dtype) != 0);
+                      (p.bias == nullptr || float_dtype_bytes(p.bias_dtype) != 0) && is_valid_residual(p);
   const bool weight = nvb_is_valid_quantized(p.encoding, p.scale_kind, p.group, p.offsets) &&
                       (p.encoding == NVB_INT4 || p.weight_stride % 16 == 0);
   return dtypes && weight && p.m >= 0 && p.n >= 0 && p.k >= 0 && p.k <= kMaxK && p.gated <= 1 &&

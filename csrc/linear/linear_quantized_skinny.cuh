@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(32 * Warps, BlocksPerSm)
     address[kTileRows + 8] = sums[tile][3];
   }
   __syncthreads();
+  if (epilogue.residual != nullptr) wait_for_previous_grid();  // warps without a chunk have not
 
   // A thread finishes (gate, up) pairs of columns of one token.
   constexpr int kPairs = kTileRows / 2;

@@ -273,6 +273,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     }
     barrier_wait(arrived, 0);
   }
+  if (epilogue.residual != nullptr) wait_for_previous_grid();  // of the consumers, none has waited
   if (column < p.n) {
     const int64_t first_row = first_token + rank * share.tokens;
     const int tokens = static_cast<int>(min(p.m - first_row, static_cast<int64_t>(own_tokens)));
@@ -286,7 +287,30 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
       if (GroupK == 0) sum.x *= row_scales[0], sum.y *= row_scales[1], sum.z *= row_scales[2], sum.w *= row_scales[3];
       return sum;
     };
-    if (!epilogue.gated && epilogue.activation == NVB_NONE && epilogue.vectors && column + 4 <= p.n) {
+    const bool vectors = !epilogue.gated && epilogue.activation == NVB_NONE && epilogue.vectors && column + 4 <= p.n;
+    if (vectors && epilogue.residual != nullptr && epilogue.residual_vectors) {
+      // The residual may be the output, so its loads do not pass stores by themselves.
+      constexpr int kBatch = 4;
+#pragma unroll 1
+      for (int token = local_token; token < tokens; token += kBatch * kTokenStep) {
+        float values[kBatch][4] = {};
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (token + i * kTokenStep >= tokens) break;
+          load_elements(epilogue.residual, epilogue.residual_dtype,
+                        (first_row + token + i * kTokenStep) * epilogue.residual_stride + column, values[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (token + i * kTokenStep >= tokens) break;
+          const float4 sum = finished(token + i * kTokenStep);
+          values[i][0] += sum.x + bias[0], values[i][1] += sum.y + bias[1];
+          values[i][2] += sum.z + bias[2], values[i][3] += sum.w + bias[3];
+          store_elements(epilogue.output, epilogue.output_dtype,
+                         (first_row + token + i * kTokenStep) * epilogue.output_stride + column, values[i]);
+        }
+      }
+    } else if (vectors && epilogue.residual == nullptr) {
 #pragma unroll 4
       for (int token = local_token; token < tokens; token += kTokenStep) {
         const float4 sum = finished(token);

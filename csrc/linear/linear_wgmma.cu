@@ -37,7 +37,8 @@ int element_bytes(uint32_t operands) {
 bool is_valid(const nvb_linear_wgmma_params& p) {
   const bool codes = p.operands >= NVB_OPERANDS_F16 && p.operands <= NVB_OPERANDS_INT8 &&
                      float_dtype_bytes(p.output_dtype) == 2 &&
-                     (p.bias == nullptr || float_dtype_bytes(p.bias_dtype) != 0) &&
+                     (p.bias == nullptr || float_dtype_bytes(p.bias_dtype) != 0) && is_valid_residual(p) &&
+                     (p.residual == nullptr || (p.activation == NVB_NONE && p.gated == 0)) &&
                      (p.activation == NVB_NONE || p.activation == NVB_GELU_TANH || p.activation == NVB_SILU);
   const bool scaled = element_bytes(p.operands) == 1;
   // Coordinates of tensor maps are 32 bits.

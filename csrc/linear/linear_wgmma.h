@@ -12,9 +12,11 @@ enum nvb_linear_operands : uint32_t {
   NVB_OPERANDS_INT8 = 5,
 };
 
-// y = act(row_scales[row] * column_scales[column] * (x Wᵀ) + bias), gated as in nvb_linear_params. x [m, k], W [n, k].
+// y = act(row_scales[row] * column_scales[column] * (x Wᵀ) + bias) + residual, gated as in nvb_linear_params. x [m, k],
+// W [n, k].
 //
-// Supported: capability 9.0; y in F16 or BF16; no activation, GELU's tanh form or SiLU; rows of x and W 16-byte
+// Supported: capability 9.0; y in F16 or BF16; no activation, GELU's tanh form or SiLU; a residual of any float dtype
+// where there is neither activation nor gating, which y may be (same dtype and stride); rows of x and W 16-byte
 // aligned, so strides of whole 16 bytes; k at least 1. Scales with FP8 and INT8, and with them alone. Sums of FP8 are
 // as exact as the tensor cores keep them, to some 14 bits, which is little beside what the codes have lost.
 struct nvb_linear_wgmma_params {
@@ -23,21 +25,23 @@ struct nvb_linear_wgmma_params {
   const float* row_scales;     // [m], null with floats
   const float* column_scales;  // [n], null with floats
   const void* bias;
+  const void* residual;  // of y's shape, or null
   void* output;
   int64_t m;
   int64_t n;
   int64_t k;
   int64_t input_stride;
   int64_t weight_stride;
+  int64_t residual_stride;
   int64_t output_stride;
   uint32_t operands;
-  uint32_t bias_dtype;  // ignored without a bias
+  uint32_t bias_dtype;      // ignored without a bias
+  uint32_t residual_dtype;  // ignored without a residual
   uint32_t output_dtype;
   uint32_t activation;
   uint32_t gated;
-  uint32_t reserved;
 };
-static_assert(sizeof(nvb_linear_wgmma_params) == 120, "src/cuda/linear_wgmma.rs mirrors this layout");
+static_assert(sizeof(nvb_linear_wgmma_params) == 136, "src/cuda/linear_wgmma.rs mirrors this layout");
 
 extern "C" {
 // Whether the product can be done; reads the two structs alone.

@@ -1,5 +1,5 @@
-// The epilogue of linear_wgmma.cuh: from a warpgroup's sums to the output, scales, bias, activation, gating and
-// rounding in registers, and then through shared memory, so that whole rows of 128 bytes are stored.
+// The epilogue of linear_wgmma.cuh: from a warpgroup's sums to the output, scales, bias, activation, gating, residual
+// and rounding in registers, and then through shared memory, so that whole rows of 128 bytes are stored.
 #pragma once
 
 #include <type_traits>
@@ -83,8 +83,33 @@ __device__ __forceinline__ void store_part(const Arguments& arguments, const uin
   }
 }
 
-// Scales, bias, activation, gating, rounding and storing of a warp's 16 rows.
-template <bool Scaled, uint32_t Activation, bool Gated, typename Sum, int Count>
+// The residual of a lane's sums of a part, where they lie in memory: pairs of columns of two rows; zeros past the ends.
+// All of it is asked for before the part's first store, which may be to the same memory.
+constexpr int kPartPairs = kPartColumns / 8;
+__device__ __forceinline__ void load_residual(const Arguments& arguments, int64_t row, int64_t column,
+                                              float (&added)[kPartPairs][2][2]) {
+  const LinearEpilogue& epilogue = arguments.epilogue;
+#pragma unroll
+  for (int j = 0; j < kPartPairs; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float(&pair)[2] = added[j][i];
+      pair[0] = pair[1] = 0.0f;
+      if (row + 8 * i >= arguments.m || column + 8 * j >= arguments.n) continue;
+      const int64_t at = (row + 8 * i) * epilogue.residual_stride + column + 8 * j;
+      if (epilogue.residual_vectors && column + 8 * j + 2 <= arguments.n) {
+        load_elements(epilogue.residual, epilogue.residual_dtype, at, pair);
+      } else {
+        pair[0] = load_element(epilogue.residual, epilogue.residual_dtype, at);
+        if (column + 8 * j + 1 < arguments.n)
+          pair[1] = load_element(epilogue.residual, epilogue.residual_dtype, at + 1);
+      }
+    }
+  }
+}
+
+// Scales, bias, activation, gating, residual, rounding and storing of a warp's 16 rows.
+template <bool Scaled, uint32_t Activation, bool Gated, bool Residual, typename Sum, int Count>
 __device__ __forceinline__ void finish_warp(const Arguments& arguments, const Sum (&sums)[Count], const float* bias,
                                             const float* scales, uint16_t* part, int64_t first_row,
                                             int64_t first_column) {
@@ -103,6 +128,11 @@ __device__ __forceinline__ void finish_warp(const Arguments& arguments, const Su
 #pragma unroll
   for (int chunk = 0; chunk < kColumns / (kPartColumns * kSources); ++chunk) {
     if (first_result + chunk * kPartColumns >= columns) break;
+    [[maybe_unused]] float residual[kPartPairs][2][2];
+    if constexpr (Residual) {
+      static_assert(!Gated, "a pair of sums is a pair of results");
+      load_residual(arguments, first_row + group, first_column + chunk * kPartColumns + 2 * quad, residual);
+    }
 #pragma unroll
     for (int j = 0; j < kPartColumns * kSources / 8; ++j) {
       const int column = chunk * kPartColumns * kSources + 8 * j + 2 * quad;
@@ -120,7 +150,9 @@ __device__ __forceinline__ void finish_warp(const Arguments& arguments, const Su
         if constexpr (Gated) {
           row[4 * j + quad] = static_cast<uint16_t>(round_pair(dtype, first * second, 0.0f));
         } else {
-          const uint32_t pair = round_pair(dtype, first, quick_activate<Activation>(second));
+          second = quick_activate<Activation>(second);
+          if constexpr (Residual) first += residual[j][i][0], second += residual[j][i][1];
+          const uint32_t pair = round_pair(dtype, first, second);
           *reinterpret_cast<uint32_t*>(row + 8 * j + 2 * quad) = pair;
         }
       }
@@ -142,14 +174,16 @@ __device__ __forceinline__ void finish(const Arguments& arguments, Shared& share
     if constexpr (Scaled) shared.scales[warpgroup][thread + 128 * i] = terms.scales[i];
   }
   warpgroup_barrier(warpgroup);
-  const auto with = [&](auto activation, auto gated) {
-    finish_warp<Scaled, decltype(activation)::value, decltype(gated)::value>(
+  const auto with = [&](auto activation, auto gated, auto residual) {
+    finish_warp<Scaled, decltype(activation)::value, decltype(gated)::value, decltype(residual)::value>(
         arguments, sums, shared.bias[warpgroup], shared.scales[warpgroup], shared.parts[4 * warpgroup + warp],
         first_row + 16 * warp, first_column);
   };
   const auto with_activation = [&](auto activation) {
-    arguments.epilogue.gated ? with(activation, std::true_type()) : with(activation, std::false_type());
+    arguments.epilogue.gated ? with(activation, std::true_type(), std::false_type())
+                             : with(activation, std::false_type(), std::false_type());
   };
+  constexpr std::integral_constant<uint32_t, NVB_NONE> kNone;
   switch (arguments.epilogue.activation) {
     case NVB_GELU_TANH:
       with_activation(std::integral_constant<uint32_t, NVB_GELU_TANH>());
@@ -158,7 +192,11 @@ __device__ __forceinline__ void finish(const Arguments& arguments, Shared& share
       with_activation(std::integral_constant<uint32_t, NVB_SILU>());
       break;
     default:
-      with_activation(std::integral_constant<uint32_t, NVB_NONE>());
+      if (arguments.epilogue.residual != nullptr) {
+        with(kNone, std::false_type(), std::true_type());
+      } else {
+        with_activation(kNone);
+      }
   }
   warpgroup_barrier(warpgroup);
 }

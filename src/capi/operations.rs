@@ -14,6 +14,7 @@ use crate::ops::gated_activation::GatedActivation;
 use crate::ops::layer_norm::{LayerNorm, LayerNormTensors};
 use crate::ops::linear::Linear;
 use crate::ops::linear_codes::LinearCodes;
+use crate::ops::linear_to_codes::{LinearInput, LinearToCodes};
 use crate::ops::rms_norm::{RmsNorm, RmsNormTensors};
 use crate::ops::rope::{Append, Rope, RopeArguments, Rotation};
 use crate::ops::Activation;
@@ -112,7 +113,8 @@ pub struct nvb_layer_norm_args {
 }
 versioned!(nvb_layer_norm_args);
 
-/// output = activation(input · weightᵀ + bias); with a gated weight activation(gate) · up.
+/// output = activation(input · weightᵀ + bias) + residual; with a gated weight activation(gate) · up + residual. All of it
+/// is added up in f32 and rounded once.
 ///
 /// An input that is in 8 bits already goes in `quantized_input`: with an FP8 or INT8 weight with scales of rows and many
 /// rows of input the codes are multiplied as they are, whether or not the backend's configuration has
@@ -127,7 +129,7 @@ pub struct nvb_linear_args {
     pub weight: *const nvb_weight,
     /// Optional [N], any float dtype; for a gated weight in its interleaved order.
     pub bias: nvb_tensor,
-    /// [M, N], gated [M, N / 2]; any float dtype. Must not overlap `input`.
+    /// [M, N], gated [M, N / 2]; any float dtype. Must not overlap `input`. May be absent with `quantized_output`.
     pub output: nvb_tensor,
     /// `NVB_ACTIVATION_…`
     pub activation: u32,
@@ -135,6 +137,12 @@ pub struct nvb_linear_args {
     pub reserved: u32,
     /// [M, K], in the place of `input`, which then must be absent.
     pub quantized_input: nvb_quantized_rows,
+    /// Optional, of the shape of `output`; any float dtype. May be the same memory as `output` if it has its dtype and
+    /// strides, and must not overlap it otherwise.
+    pub residual: nvb_tensor,
+    /// Optional, of the shape of `output`: the result in 8 bits, beside `output` or instead of it. Must not overlap any
+    /// other tensor. The product is then made in f32 in workspace and its rows quantised from there.
+    pub quantized_output: nvb_quantized_rows,
 }
 versioned!(nvb_linear_args);
 
@@ -296,7 +304,10 @@ pub unsafe extern "C" fn nvb_layer_norm(
 }
 
 /// Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise; the
-/// first large product of a stream may allocate workspace. May be captured after that.
+/// first large product of a stream, or one with `quantized_output`, may allocate workspace. May be captured after that.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` if neither `output` nor `quantized_output` is given, or both `input` and
+/// `quantized_input`; for shapes, dtypes and strides that do not fit; and for a `residual` that starts where `output`
+/// does with another dtype or stride.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_linear(
     backend: *const nvb_backend,
@@ -316,11 +327,28 @@ pub unsafe extern "C" fn nvb_linear(
         };
         let bias = optional_device_tensor(&backend, "bias", &args.bias)?;
         let activation = activation(args.activation)?;
+        let residual = optional_device_tensor(&backend, "residual", &args.residual)?;
+        let quantized_output = optional_quantized_rows(&backend, "quantized_output", &args.quantized_output)?;
+        let input = match (input, codes) {
+            (Some(input), None) => LinearInput::Floats(input),
+            (None, Some(codes)) => LinearInput::Codes(codes),
+            _ => return Err(Error::invalid("`input` and `quantized_input` are both given; one of them is needed")),
+        };
+        if let Some(codes) = quantized_output {
+            let output = optional_device_tensor(&backend, "output", &args.output)?;
+            let op = LinearToCodes::new(input, weight, bias, activation, residual, output, codes)?;
+            return backend.queue(&op, &stream);
+        }
         let output = device_tensor(&backend, "output", &args.output)?;
-        match (input, codes) {
-            (Some(input), None) => backend.queue(&Linear::new(input, weight, bias, activation, output)?, &stream),
-            (None, Some(codes)) => backend.queue(&LinearCodes::new(codes, weight, bias, activation, output)?, &stream),
-            _ => Err(Error::invalid("`input` and `quantized_input` are both given; one of them is needed")),
+        match input {
+            LinearInput::Floats(input) => {
+                let op = Linear::new(input, weight, bias, activation, output)?;
+                backend.queue(&op.with_residual(residual)?, &stream)
+            }
+            LinearInput::Codes(codes) => {
+                let op = LinearCodes::new(codes, weight, bias, activation, output)?;
+                backend.queue(&op.with_residual(residual)?, &stream)
+            }
         }
     })
 }

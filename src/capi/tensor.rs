@@ -2,7 +2,7 @@
 
 use super::guard::guard;
 use super::status::nvb_status;
-use super::structs::{expect_reserved, slice, write_out};
+use super::structs::{slice, write_out};
 use super::weight::{NVB_WEIGHT_FORMAT_FP8_E4M3, NVB_WEIGHT_FORMAT_INT8};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -44,6 +44,11 @@ pub struct nvb_tensor {
 /// Written, a row of x gets the scale max |x| / 448 (FP8 E4M3) or max |x| / 127 (INT8) and the codes nearest to x / scale,
 /// ties to even; x is in f32, before the rounding of any tensor that it is stored to as well. A row of zeros gets the scale
 /// 0, a row with NaN the scale NaN, one with an infinity an infinite one. Without columns no scale is written.
+///
+/// With `given_scales` the scales of rows to be written are read instead: the codes nearest to x / scale, or the largest
+/// of their range. A calibrated model's one scale of a tensor is written to all of `scales` once. NaN becomes NaN in FP8
+/// and −127 in INT8; a scale that is 0, infinite or NaN, or so small that 1 / scale is infinite, makes the codes of finite
+/// values 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct nvb_quantized_rows {
@@ -58,8 +63,8 @@ pub struct nvb_quantized_rows {
     pub row_stride: i64,
     /// `NVB_WEIGHT_FORMAT_FP8_E4M3` or `NVB_WEIGHT_FORMAT_INT8`
     pub format: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// 0, or 1: whoever writes the codes leaves `scales` as they are. Those of an input are always given.
+    pub given_scales: u32,
 }
 
 const _: () = assert!(MAX_RANK == 4);
@@ -124,11 +129,13 @@ pub(super) fn optional_quantized_rows(
     name: &str,
     rows: &nvb_quantized_rows,
 ) -> Result<Option<QuantizedRows>> {
-    let &nvb_quantized_rows { data, scales, rows, columns, row_stride, format, reserved } = rows;
+    let &nvb_quantized_rows { data, scales, rows, columns, row_stride, format, given_scales } = rows;
     if data.is_null() && scales.is_null() && format == 0 {
         return Ok(None);
     }
-    expect_reserved(reserved)?;
+    if given_scales > 1 {
+        return Err(Error::invalid(format!("given_scales of `{name}` is {given_scales}; 0 or 1 is needed")));
+    }
     let encoding = match format {
         NVB_WEIGHT_FORMAT_FP8_E4M3 => Encoding::Fp8E4m3,
         NVB_WEIGHT_FORMAT_INT8 => Encoding::Int8,
@@ -151,7 +158,7 @@ pub(super) fn optional_quantized_rows(
     let (Some(_), Some(scale_bytes)) = (span, scale_bytes) else {
         return Err(Error::invalid(format!("the size of `{name}` [{rows}, {columns}] overflows")));
     };
-    let rows = QuantizedRows { data, scales, encoding, rows, columns, row_stride };
+    let rows = QuantizedRows { data, scales, given_scales: given_scales == 1, encoding, rows, columns, row_stride };
     let shape = format!("[{}, {columns}]", rows.rows);
     if rows.rows > 0 && columns > 0 && !data.is_null() && !scales.is_null() {
         backend.check_range(&format_args!("`{name}` {shape}"), data, rows.span_bytes())?;

@@ -4,7 +4,7 @@ use super::backend::{nvb_backend, BACKENDS};
 use super::guard::guard;
 use super::operations::activation;
 use super::status::nvb_status;
-use super::structs::{expect_reserved, fixed_text, read, versioned, write};
+use super::structs::{fixed_text, read, versioned, write};
 use super::weight::{
     format_of, nvb_weight, nvb_weight_desc, weight_of, WeightObject, NVB_WEIGHT_FORMAT_AS_IS, NVB_WEIGHT_GATED,
     NVB_WEIGHT_STACKED,
@@ -50,8 +50,8 @@ pub struct nvb_linear_case {
     pub zero_points: u32,
     /// `NVB_WEIGHT_STACKED` or `NVB_WEIGHT_GATED`.
     pub arrangement: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// 1: with a residual.
+    pub residual: u32,
 }
 
 /// `nvb_tune_options.clock`: events of the device.
@@ -146,7 +146,6 @@ pub(super) unsafe fn case_of(
 ) -> Result<(Option<Arc<WeightObject>>, Case)> {
     // SAFETY: the caller's contract.
     let case = unsafe { read(case)? };
-    expect_reserved(case.reserved)?;
     let dtype = |name: &str, code: u32, default: DType| match code {
         0 => Ok(default),
         _ => DType::from_code(code)
@@ -172,8 +171,10 @@ pub(super) unsafe fn case_of(
             (Some(object), CaseWeight::Given { view, span })
         }
     };
-    if case.bias > 1 {
-        return Err(Error::invalid(format!("bias is {}; 0 or 1 is needed", case.bias)));
+    for (name, flag) in [("bias", case.bias), ("residual", case.residual)] {
+        if flag > 1 {
+            return Err(Error::invalid(format!("{name} is {flag}; 0 or 1 is needed")));
+        }
     }
     let case = Case {
         rows: extent("rows", case.rows)?,
@@ -181,6 +182,7 @@ pub(super) unsafe fn case_of(
         output,
         activation: activation(case.activation)?,
         bias: case.bias == 1,
+        residual: case.residual == 1,
         weight,
     };
     // What no product can be is refused here, before anything is measured.

@@ -23,11 +23,7 @@ pub fn grouped_linear(threads: &Threads, op: &GroupedLinear) -> Result<()> {
     }
     for (expert, range) in offsets.windows(2).enumerate() {
         let (first, end) = (range[0] as usize, range[1] as usize);
-        let part = |matrix: Matrix| Matrix {
-            data: matrix.data.wrapping_byte_add(first * matrix.row_stride * matrix.dtype.size()),
-            rows: end - first,
-            ..matrix
-        };
+        let part = |matrix: Matrix| matrix.part(first, end - first);
         let bias = op.bias.map(|bias| {
             let skipped = expert * op.expert_rows() * bias.dtype.size();
             Tensor::new(bias.data.wrapping_byte_add(skipped), bias.dtype, &[op.expert_rows()])
@@ -39,6 +35,7 @@ pub fn grouped_linear(threads: &Threads, op: &GroupedLinear) -> Result<()> {
                 weight: op.expert_weight(expert),
                 bias,
                 activation: op.activation,
+                residual: None,
                 output: part(op.output),
             },
         );

@@ -1,4 +1,4 @@
-//! y = activation(x · Wᵀ + bias) and its gated form, for any number of rows.
+//! y = activation(x · Wᵀ + bias) + residual and its gated form, for any number of rows.
 //!
 //! A task computes a block of rows × columns of y. W is read as it lies in memory: a slice of it that fits the second
 //! cache level stays there while the rows of x pass over it, a register tile at a time ([`DotTile`]). With few rows
@@ -222,7 +222,7 @@ impl Product<'_> {
     }
 }
 
-/// Bias, activation, gating and the store of one row of a task.
+/// Bias, activation, gating, residual and the store of one row of a task.
 #[inline(always)]
 pub(super) unsafe fn finish<S: Simd>(op: &Linear, row: usize, columns: Range<usize>, sums: &mut [f32]) {
     if let Some(bias) = &op.bias {
@@ -233,10 +233,11 @@ pub(super) unsafe fn finish<S: Simd>(op: &Linear, row: usize, columns: Range<usi
         }
     }
     let output = Row::of(&op.output, row);
+    let residual = op.residual.map(|residual| Row::of(&residual, row));
     if !op.weight.gated {
         for (at, lanes) in vectors::<S>(columns.len()) {
             let value = activate::<S>(op.activation, f32::load_lanes::<S>(sums.as_ptr().add(at), lanes));
-            output.store::<S>(columns.start + at, value, lanes);
+            store_with::<S>(residual, output, columns.start + at, value, lanes);
         }
         return;
     }
@@ -245,8 +246,19 @@ pub(super) unsafe fn finish<S: Simd>(op: &Linear, row: usize, columns: Range<usi
         let first = f32::load_lanes::<S>(pairs, S::LANES.min(2 * lanes));
         let second = f32::load_lanes::<S>(pairs.add(S::LANES), (2 * lanes).saturating_sub(S::LANES));
         let (gate, up) = S::deinterleave(first, second);
-        output.store::<S>(columns.start / 2 + at, S::mul(activate::<S>(op.activation, gate), up), lanes);
+        let value = S::mul(activate::<S>(op.activation, gate), up);
+        store_with::<S>(residual, output, columns.start / 2 + at, value, lanes);
     }
+}
+
+/// Stores a vector with the residual added, which may be where it is stored.
+#[inline(always)]
+unsafe fn store_with<S: Simd>(residual: Option<Row>, output: Row, column: usize, value: S::Vector, lanes: usize) {
+    let value = match residual {
+        Some(residual) => S::add(value, residual.load::<S>(column, lanes)),
+        None => value,
+    };
+    output.store::<S>(column, value, lanes);
 }
 
 /// The formula in f64 over dequantised weights, for tensors in host memory.
@@ -263,7 +275,8 @@ pub fn reference(op: &Linear) {
             for n in 0..op.output.columns {
                 let value =
                     if op.weight.gated { act(product(m, 2 * n)) * product(m, 2 * n + 1) } else { act(product(m, n)) };
-                Row::of(&op.output, m).set(n, value);
+                let residual = op.residual.map_or(0.0, |residual| Row::of(&residual, m).get(n));
+                Row::of(&op.output, m).set(n, value + residual);
             }
         }
     }

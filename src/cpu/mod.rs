@@ -20,6 +20,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod linear_codes;
 mod linear_quantized;
+mod linear_to_codes;
 mod machine;
 pub mod matmul;
 mod memory;
@@ -51,6 +52,7 @@ use crate::ops::grouped_linear::GroupedLinear;
 use crate::ops::layer_norm::LayerNorm;
 use crate::ops::linear::Linear;
 use crate::ops::linear_codes::LinearCodes;
+use crate::ops::linear_to_codes::{LinearProduct, LinearToCodes};
 use crate::ops::matmul::Matmul;
 use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rope::Rope;
@@ -247,6 +249,13 @@ impl Executor for CpuExecutor {
 
     fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()> {
         linear_codes::linear_codes(op, |op| self.linear(op, stream))
+    }
+
+    fn linear_to_codes(&self, op: &LinearToCodes, stream: RawHandle) -> Result<()> {
+        linear_to_codes::linear_to_codes(&self.threads, op, |product| match product {
+            LinearProduct::Floats(op) => self.linear(op, stream),
+            LinearProduct::Codes(op) => self.linear_codes(op, stream),
+        })
     }
 
     fn choices(&self) -> &Choices {

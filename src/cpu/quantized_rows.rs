@@ -11,14 +11,19 @@ pub fn largest(values: &[f32], most: u32) -> u32 {
     values.iter().fold(most, |most, value| most.max(value.to_bits() & 0x7fff_ffff))
 }
 
-/// Stores the scale of a row with this largest magnitude; returns what its values are multiplied by.
+/// Stores the scale of a row with this largest magnitude, unless it is given; returns what its values are multiplied by.
 ///
 /// # Safety
 /// The row is one of a validated descriptor's.
 pub unsafe fn store_scale(rows: &QuantizedRows, row: usize, most: u32) -> f32 {
     let range = if rows.encoding == Encoding::Int8 { int8::MAX } else { fp8::E4M3_MAX };
-    let scale = f32::from_bits(most) / range;
-    rows.scales.add(row).write(scale);
+    let scale = match rows.given_scales {
+        true => rows.scales.add(row).read(),
+        false => f32::from_bits(most) / range,
+    };
+    if !rows.given_scales {
+        rows.scales.add(row).write(scale);
+    }
     let inverse = 1.0 / scale;
     if inverse.is_finite() {
         inverse
@@ -84,6 +89,7 @@ mod tests {
         let rows = QuantizedRows {
             data: codes.as_mut_ptr().cast(),
             scales: scale.as_mut_ptr(),
+            given_scales: false,
             encoding,
             rows: 1,
             columns: values.len(),

@@ -265,11 +265,15 @@ struct Key {
     output_dtype: DType,
     bias: bool,
     gelu: bool,
+    residual_stride: Option<usize>,
     scales: bool,
-    alignments: [u32; 3],
+    alignments: Alignments,
 }
 
-/// y [m, n] = x [m, k] · W [n, k]ᵀ (+ bias [n]), row-major, strides in elements. x and W have one float dtype, or are both
+/// Of the weight, the input, the residual (without one the output) and the output.
+type Alignments = [u32; 4];
+
+/// y [m, n] = x [m, k] · W [n, k]ᵀ (+ bias [n]) (+ residual [m, n]), row-major, strides in elements. x and W have one float dtype, or are both
 /// FP8 or both INT8; the sums of the latter are i32, and so is y.
 #[derive(Clone, Copy)]
 pub struct Product<'a> {
@@ -277,8 +281,10 @@ pub struct Product<'a> {
     pub weight: *const c_void,
     /// Of the output's dtype.
     pub bias: Option<*const c_void>,
-    /// y = gelu_tanh of all that.
+    /// y = gelu_tanh of all that; not with a residual.
     pub gelu: bool,
+    /// Of the output's dtype, and the output itself or apart from it; not with INT8.
+    pub residual: Option<Residual>,
     pub output: *mut c_void,
     pub m: usize,
     pub n: usize,
@@ -292,6 +298,13 @@ pub struct Product<'a> {
     /// Of FP8; without them the codes' values are multiplied as they are.
     pub scales: Option<OuterScales>,
     pub pick: Pick<'a>,
+}
+
+/// Rows `stride` elements apart, at least a row's.
+#[derive(Clone, Copy)]
+pub struct Residual {
+    pub data: *const c_void,
+    pub stride: usize,
 }
 
 impl CublasLt {
@@ -329,13 +342,25 @@ impl CublasLt {
         }
     }
 
+    /// Whether `product` would queue it.
+    pub fn has_algorithm(&self, product: &Product) -> Result<bool> {
+        Ok(match self.describe(product)? {
+            Some(descriptors) => self.choose(product, &descriptors)?.is_some(),
+            None => false,
+        })
+    }
+
+    /// `None` for a library that does not know the scales' attributes.
+    fn describe(&self, product: &Product) -> Result<Option<Descriptors<'_>>> {
+        match Descriptors::new(self.functions, product) {
+            Err(_) if product.scales.is_some() => Ok(None),
+            descriptors => descriptors.map(Some),
+        }
+    }
+
     /// Queues the product; `Ok(false)` if cuBLASLt has no algorithm for it.
     pub fn product(&self, product: &Product, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<bool> {
-        let descriptors = match Descriptors::new(self.functions, product) {
-            // A library that does not know the scales' attributes.
-            Err(_) if product.scales.is_some() => return Ok(false),
-            descriptors => descriptors?,
-        };
+        let Some(descriptors) = self.describe(product)? else { return Ok(false) };
         let Some(choice) = self.choose(product, &descriptors)? else { return Ok(false) };
         if let Pick::Rank(_, taken) = product.pick {
             taken.set(taken.get().or(Some(choice.algorithm)));
@@ -343,8 +368,9 @@ impl CublasLt {
         let workspace = scratch.get(Purpose::Workspace, choice.workspace_bytes)?;
         // As wide as the sums: f32, or i32 for INT8.
         let alpha = if product.input_operand == Operand::Int8 { 1u32 } else { 1f32.to_bits() };
-        let beta = 0u32;
-        let Descriptors { matmul, weight, input, output, .. } = descriptors;
+        let beta = product.residual.map_or(0, |_| 1f32.to_bits());
+        let added = product.residual.map_or(product.output.cast_const(), |residual| residual.data);
+        let Descriptors { matmul, weight, input, residual, output, .. } = descriptors;
         // SAFETY: operands of the descriptors' sizes, an algorithm that the heuristic gave for exactly these, and a
         // workspace of the size that it asked for.
         let code = unsafe {
@@ -357,8 +383,8 @@ impl CublasLt {
                 product.input,
                 input,
                 (&raw const beta).cast(),
-                product.output,
-                output,
+                added,
+                residual,
                 product.output,
                 output,
                 choice.algorithm.as_ptr(),
@@ -371,7 +397,9 @@ impl CublasLt {
     }
 
     fn choose(&self, product: &Product, descriptors: &Descriptors<'_>) -> Result<Option<HeuristicResult>> {
-        let pointers = [product.weight, product.input, product.output.cast_const()];
+        let output = product.output.cast_const();
+        let added = product.residual.map_or(output, |residual| residual.data);
+        let pointers = [product.weight, product.input, added, output];
         let alignments = pointers.map(alignment);
         let key = Key {
             m: product.m,
@@ -382,6 +410,7 @@ impl CublasLt {
             output_dtype: product.output_dtype,
             bias: product.bias.is_some(),
             gelu: product.gelu,
+            residual_stride: product.residual.map(|residual| residual.stride),
             scales: product.scales.is_some(),
             alignments,
         };
@@ -417,11 +446,11 @@ impl CublasLt {
     fn check(
         &self,
         algorithm: AlgorithmBytes,
-        alignments: [u32; 3],
+        alignments: Alignments,
         descriptors: &Descriptors<'_>,
     ) -> Option<HeuristicResult> {
         let mut result = HeuristicResult { algorithm, ..HeuristicResult::EMPTY };
-        let Descriptors { matmul, weight, input, output, .. } = *descriptors;
+        let Descriptors { matmul, weight, input, residual, output, .. } = *descriptors;
         // SAFETY: live descriptors, an algorithm's bytes, and room for the result.
         let code = unsafe {
             (self.functions.algorithm_check)(
@@ -429,7 +458,7 @@ impl CublasLt {
                 matmul,
                 weight,
                 input,
-                output,
+                residual,
                 output,
                 algorithm.as_ptr(),
                 &mut result,
@@ -442,12 +471,11 @@ impl CublasLt {
     }
 
     /// The heuristic's choices, best first, for addresses of these alignments.
-    fn ask(&self, descriptors: &Descriptors<'_>, alignments: [u32; 3], count: usize) -> Result<Vec<HeuristicResult>> {
+    fn ask(&self, descriptors: &Descriptors<'_>, alignments: Alignments, count: usize) -> Result<Vec<HeuristicResult>> {
         let functions = &self.functions;
         let mut preference = std::ptr::null_mut();
         // SAFETY: a valid pointer.
         check(unsafe { (functions.preference_create)(&mut preference) }, "cublasLtMatmulPreferenceCreate")?;
-        let [a, b, d] = alignments;
         let set = |attribute: c_int, value: *const c_void, bytes: usize| {
             // SAFETY: each attribute gets a value of its documented type.
             check(
@@ -459,13 +487,13 @@ impl CublasLt {
         let mut found = 0;
         let outcome = set(PREFERENCE_MAX_WORKSPACE, (&raw const WORKSPACE_BYTES).cast(), size_of::<usize>())
             .and_then(|()| {
-                [a, b, d, d]
+                alignments
                     .iter()
                     .zip(PREFERENCE_MIN_ALIGNMENT_A..)
                     .try_for_each(|(bytes, attribute)| set(attribute, (bytes as *const u32).cast(), size_of::<u32>()))
             })
             .map(|()| {
-                let Descriptors { matmul, weight, input, output, .. } = *descriptors;
+                let Descriptors { matmul, weight, input, residual, output, .. } = *descriptors;
                 // SAFETY: live descriptors and room for `count` results.
                 unsafe {
                     (functions.heuristic)(
@@ -473,7 +501,7 @@ impl CublasLt {
                         matmul,
                         weight,
                         input,
-                        output,
+                        residual,
                         output,
                         preference,
                         count as c_int,
@@ -506,13 +534,14 @@ struct Descriptors<'a> {
     matmul: Handle,
     weight: Handle,
     input: Handle,
+    residual: Handle,
     output: Handle,
 }
 
 impl<'a> Descriptors<'a> {
     fn new(functions: &'a Functions, product: &Product) -> Result<Descriptors<'a>> {
         let null = std::ptr::null_mut();
-        let mut this = Descriptors { functions, matmul: null, weight: null, input: null, output: null };
+        let mut this = Descriptors { functions, matmul: null, weight: null, input: null, residual: null, output: null };
         let Product { m, n, k, .. } = *product;
         let integers = product.input_operand == Operand::Int8;
         let (compute, scale_type) =
@@ -563,6 +592,8 @@ impl<'a> Descriptors<'a> {
             };
             layout(&mut this.weight, product.weight_operand.data_type(), k, n, product.weight_stride)?;
             layout(&mut this.input, product.input_operand.data_type(), k, m, product.input_stride)?;
+            let residual_stride = product.residual.map_or(product.output_stride, |residual| residual.stride);
+            layout(&mut this.residual, output_dtype, n, m, residual_stride)?;
             layout(&mut this.output, output_dtype, n, m, product.output_stride)?;
         }
         Ok(this)
@@ -573,7 +604,7 @@ impl Drop for Descriptors<'_> {
     fn drop(&mut self) {
         // SAFETY: each was created by its function or is NULL.
         unsafe {
-            for layout in [self.weight, self.input, self.output] {
+            for layout in [self.weight, self.input, self.residual, self.output] {
                 if !layout.is_null() {
                     (self.functions.layout_destroy)(layout);
                 }

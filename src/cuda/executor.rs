@@ -23,6 +23,7 @@ use crate::ops::{
     layer_norm::LayerNorm,
     linear::Linear,
     linear_codes::LinearCodes,
+    linear_to_codes::LinearToCodes,
     matmul::Matmul,
     quantize::{Quantize, Quantized},
     rms_norm::RmsNorm,
@@ -524,6 +525,10 @@ impl Executor for CudaExecutor {
 
     fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()> {
         super::linear_codes::run(self, op, stream)
+    }
+
+    fn linear_to_codes(&self, op: &LinearToCodes, stream: RawHandle) -> Result<()> {
+        super::linear_to_codes::run(self, op, stream)
     }
 
     fn choices(&self) -> &Choices {

@@ -1,6 +1,6 @@
 //! `linear` on CUDA: which kernel, and the two steps around a vendor product.
 
-use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
+use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product, Residual};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::scratch::{Purpose, ScratchGuard};
@@ -10,7 +10,7 @@ use crate::executor::Executor;
 use crate::ops::linear::Linear;
 use crate::ops::Activation;
 use crate::stream::RawHandle;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Matrix, Tensor};
 use std::ffi::c_void;
 
 /// `nvb_linear_params` of csrc/linear/linear.h.
@@ -19,21 +19,25 @@ pub(super) struct Params {
     input: *const c_void,
     weight: *const c_void,
     bias: *const c_void,
+    residual: *const c_void,
     output: *mut c_void,
     m: i64,
     n: i64,
     k: i64,
     input_stride: i64,
     weight_stride: i64,
+    residual_stride: i64,
     output_stride: i64,
     input_dtype: u32,
     weight_dtype: u32,
     bias_dtype: u32,
+    residual_dtype: u32,
     output_dtype: u32,
     activation: u32,
     gated: u32,
+    reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 104);
+const _: () = assert!(size_of::<Params>() == 128);
 
 /// `nvb_linear_epilogue_params` of csrc/linear/linear.h.
 #[repr(C)]
@@ -42,19 +46,21 @@ struct EpilogueParams {
     row_scales: *const f32,
     column_scales: *const f32,
     bias: *const c_void,
+    residual: *const c_void,
     output: *mut c_void,
     rows: i64,
     columns: i64,
     product_stride: i64,
+    residual_stride: i64,
     output_stride: i64,
     product_dtype: u32,
     bias_dtype: u32,
+    residual_dtype: u32,
     output_dtype: u32,
     activation: u32,
     gated: u32,
-    reserved: u32,
 }
-const _: () = assert!(size_of::<EpilogueParams>() == 96);
+const _: () = assert!(size_of::<EpilogueParams>() == 112);
 
 extern "C" {
     fn nvb_cuda_linear(params: *const Params, launch: *const Launch) -> i32;
@@ -66,7 +72,7 @@ extern "C" {
 const VENDOR_ROWS: usize = 17;
 
 /// An f32 product on its way to the epilogue is made in slices of this size, so that it stays in the L2 cache.
-const PRODUCT_BYTES: usize = 64 << 20;
+pub(super) const PRODUCT_BYTES: usize = 64 << 20;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
     let Some(weight_dtype) = op.weight.dtype() else {
@@ -97,14 +103,25 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
 
 /// Whether the wgmma kernel is asked before cuBLASLt: where that would need a second kernel for the epilogue.
 pub(super) fn prefers_wgmma(op: &Linear) -> bool {
-    linear_wgmma::has_many_rows(op) && !is_plain(op) && !fused_by_library(op)
+    linear_wgmma::has_many_rows(op) && !op.is_plain() && !fused_by_library(op)
 }
 
-/// Whether cuBLASLt has the product's epilogue: a bias of the output's dtype, GELU's tanh form, both.
+/// Whether cuBLASLt has the product's epilogue. For 16-bit outputs a bias of the output's dtype, GELU's tanh form, both;
+/// without GELU a residual of the output's dtype, which F32 outputs may have as well.
 fn fused_by_library(op: &Linear) -> bool {
-    let bias = op.bias.is_none_or(|bias| bias.dtype == op.output.dtype && (bias.data as usize).is_multiple_of(16));
-    let activation = matches!(op.activation, Activation::None | Activation::GeluTanh);
-    bias && activation && !op.weight.gated && op.output.dtype == op.input.dtype && op.output.dtype != DType::F32
+    let wide = op.output.dtype == DType::F32;
+    let bias =
+        op.bias.is_none_or(|bias| !wide && bias.dtype == op.output.dtype && (bias.data as usize).is_multiple_of(16));
+    let residual = op.residual.is_none_or(|residual| {
+        let rows = residual.row_stride >= residual.columns;
+        op.activation == Activation::None && residual.dtype == op.output.dtype && rows
+    });
+    let activation = match op.activation {
+        Activation::None => !wide || op.residual.is_some(),
+        Activation::GeluTanh => !wide,
+        _ => false,
+    };
+    bias && activation && residual && !op.weight.gated && (wide || op.output.dtype == op.input.dtype)
 }
 
 /// Whether cuBLASLt is asked first.
@@ -129,20 +146,36 @@ pub(super) fn params(op: &Linear, weight_dtype: DType) -> Params {
         input: op.input.data,
         weight: op.weight.data,
         bias: bias_data(op.bias),
+        residual: residual_data(op.residual),
         output: op.output.data,
         m: op.input.rows as i64,
         n: op.weight.rows as i64,
         k: op.weight.columns as i64,
         input_stride: op.input.row_stride as i64,
         weight_stride: op.weight.row_stride as i64,
+        residual_stride: residual_stride(op.residual),
         output_stride: op.output.row_stride as i64,
         input_dtype: op.input.dtype as u32,
         weight_dtype: weight_dtype as u32,
         bias_dtype: bias_dtype(op.bias),
+        residual_dtype: residual_dtype(op.residual),
         output_dtype: op.output.dtype as u32,
         activation: op.activation as u32,
         gated: op.weight.gated.into(),
+        reserved: 0,
     }
+}
+
+pub(super) fn residual_data(residual: Option<Matrix>) -> *const c_void {
+    residual.map_or(std::ptr::null(), |residual| residual.data.cast_const())
+}
+
+pub(super) fn residual_stride(residual: Option<Matrix>) -> i64 {
+    residual.map_or(0, |residual| residual.row_stride as i64)
+}
+
+pub(super) fn residual_dtype(residual: Option<Matrix>) -> u32 {
+    residual.map_or(DType::F32, |residual| residual.dtype) as u32
 }
 
 pub(super) fn bias_data(bias: Option<Tensor>) -> *const c_void {
@@ -168,6 +201,7 @@ pub(super) fn vendor(
         weight: op.weight.data,
         bias: None,
         gelu: false,
+        residual: None,
         output: op.output.data,
         m: op.input.rows,
         n: op.weight.rows,
@@ -182,23 +216,19 @@ pub(super) fn vendor(
         pick,
     };
     let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
-    if is_plain(op) && !mixed {
+    if op.is_plain() && !mixed {
         return cublaslt.product(&product, scratch, stream);
     }
     if fused_by_library(op) {
         let bias = op.bias.map(|bias| bias.data.cast_const());
-        let product = Product { bias, gelu: op.activation == Activation::GeluTanh, ..product };
+        let residual = op.residual.map(|residual| Residual { data: residual.data, stride: residual.row_stride });
+        let product = Product { bias, residual, gelu: op.activation == Activation::GeluTanh, ..product };
         if cublaslt.product(&product, scratch, stream)? {
             return Ok(true);
         }
     }
     let product = Product { output_dtype: DType::F32, ..product };
     with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
-}
-
-/// Whether the product is the result.
-pub(super) fn is_plain(op: &Linear) -> bool {
-    !op.weight.gated && op.activation == Activation::None && op.bias.is_none()
 }
 
 /// The product in f32 or i32 (`product.output_dtype`) on its way through the epilogue, which applies `scales` to it if the
@@ -219,38 +249,48 @@ pub(super) fn with_epilogue(
         Operand::Float(dtype) => dtype.size(),
         _ => 1,
     };
-    for first in (0..product.m).step_by(slice) {
-        let rows = slice.min(product.m - first);
-        let from = |scales: OuterScales| OuterScales { input: scales.input.wrapping_add(first), ..scales };
-        let part = Product {
-            input: product.input.wrapping_byte_add(first * product.input_stride * input_bytes),
-            output: buffer,
-            m: rows,
-            output_stride: product.n,
-            scales: product.scales.map(from),
-            ..*product
-        };
-        if !cublaslt.product(&part, scratch, stream)? {
-            // Shapes differ by slice; nothing is lost by starting over with another kernel.
+    let from = |scales: OuterScales, first: usize| OuterScales { input: scales.input.wrapping_add(first), ..scales };
+    let part = |first: usize| Product {
+        input: product.input.wrapping_byte_add(first * product.input_stride * input_bytes),
+        output: buffer,
+        m: slice.min(product.m - first),
+        output_stride: product.n,
+        scales: product.scales.map(|scales| from(scales, first)),
+        ..*product
+    };
+    // Shapes differ by slice, and a residual that is the output can be added once: it is all slices or none.
+    for first in (slice..product.m).step_by(slice) {
+        if !cublaslt.has_algorithm(&part(first))? {
             return Ok(false);
         }
-        let scales = scales.map(from);
+    }
+    for first in (0..product.m).step_by(slice) {
+        let part = part(first);
+        let rows = part.m;
+        if !cublaslt.product(&part, scratch, stream)? {
+            return Ok(false);
+        }
+        let scales = scales.map(|scales| from(scales, first));
+        let residual = op.residual.map(|residual| residual.part(first, rows));
+        let output = op.output.part(first, rows);
         let params = EpilogueParams {
             product: buffer,
             row_scales: scales.map_or(std::ptr::null(), |scales| scales.input),
             column_scales: scales.map_or(std::ptr::null(), |scales| scales.weight),
             bias: bias_data(op.bias),
-            output: op.output.data.wrapping_byte_add(first * op.output.row_stride * op.output.dtype.size()),
+            residual: residual_data(residual),
+            output: output.data,
             rows: rows as i64,
             columns: product.n as i64,
             product_stride: product.n as i64,
-            output_stride: op.output.row_stride as i64,
+            residual_stride: residual_stride(residual),
+            output_stride: output.row_stride as i64,
             product_dtype: product.output_dtype as u32,
             bias_dtype: bias_dtype(op.bias),
-            output_dtype: op.output.dtype as u32,
+            residual_dtype: residual_dtype(residual),
+            output_dtype: output.dtype as u32,
             activation: op.activation as u32,
             gated: op.weight.gated.into(),
-            reserved: 0,
         };
         // SAFETY: the descriptor was validated, the buffer holds the slice, and the context is current.
         executor.check_launch(

@@ -4,7 +4,9 @@
 use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::linear::{bias_data, bias_dtype, is_plain, own, vendor, with_epilogue};
+use super::linear::{
+    bias_data, bias_dtype, own, residual_data, residual_dtype, residual_stride, vendor, with_epilogue,
+};
 use super::linear_wgmma::{self, Codes, Params as WgmmaParams};
 use super::quantized::{encoding_code, scale_code};
 use super::scratch::{Purpose, ScratchGuard};
@@ -25,6 +27,7 @@ pub(super) struct Params {
     scales: *const c_void,
     offsets: *const c_void,
     bias: *const c_void,
+    residual: *const c_void,
     output: *mut c_void,
     pub(super) workspace: *mut c_void,
     m: i64,
@@ -32,17 +35,20 @@ pub(super) struct Params {
     k: i64,
     input_stride: i64,
     weight_stride: i64,
+    residual_stride: i64,
     output_stride: i64,
     input_dtype: u32,
     encoding: u32,
     scale_kind: u32,
     group: u32,
     bias_dtype: u32,
+    residual_dtype: u32,
     output_dtype: u32,
     activation: u32,
     gated: u32,
+    reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 136);
+const _: () = assert!(size_of::<Params>() == 160);
 
 /// `nvb_linear_order_params` of csrc/linear/linear_order.h.
 #[repr(C)]
@@ -123,6 +129,7 @@ pub(super) fn params(op: &Linear) -> Params {
         scales,
         offsets: op.weight.offsets.cast(),
         bias: bias_data(op.bias),
+        residual: residual_data(op.residual),
         output: op.output.data,
         workspace: std::ptr::null_mut(),
         m: op.input.rows as i64,
@@ -130,15 +137,18 @@ pub(super) fn params(op: &Linear) -> Params {
         k: op.weight.columns as i64,
         input_stride: op.input.row_stride as i64,
         weight_stride: op.weight.row_stride as i64,
+        residual_stride: residual_stride(op.residual),
         output_stride: op.output.row_stride as i64,
         input_dtype: op.input.dtype as u32,
         encoding: encoding_code(op.weight.encoding).unwrap_or(0),
         scale_kind,
         group,
         bias_dtype: bias_dtype(op.bias),
+        residual_dtype: residual_dtype(op.residual),
         output_dtype: op.output.dtype as u32,
         activation: op.activation as u32,
         gated: op.weight.gated.into(),
+        reserved: 0,
     }
 }
 
@@ -228,12 +238,12 @@ fn part_of(op: &Linear, first: usize, rows: usize, data: *mut c_void) -> Linear 
         let data = bias.data.wrapping_byte_add(first * bias.strides[0] * bias.dtype.size());
         Tensor { data, ..Tensor::new(data, bias.dtype, &[rows]) }
     });
-    let output = Matrix {
-        data: op.output.data.wrapping_byte_add(output_first * op.output.dtype.size()),
+    let columns = |matrix: Matrix| Matrix {
+        data: matrix.data.wrapping_byte_add(output_first * matrix.dtype.size()),
         columns: weight.output_columns(),
-        ..op.output
+        ..matrix
     };
-    Linear { weight, bias, output, ..*op }
+    Linear { weight, bias, residual: op.residual.map(columns), output: columns(op.output), ..*op }
 }
 
 /// What multiplies the codes of input and weight.
@@ -290,7 +300,7 @@ pub(super) fn rounds_with_own(executor: &CudaExecutor, op: &Linear) -> bool {
 /// The same of an input that is in 8 bits already.
 pub(super) fn leads_with_codes(executor: &CudaExecutor, op: &Linear) -> bool {
     linear_wgmma::has_many_rows(op)
-        && (op.weight.encoding == Encoding::Int8 || !is_plain(op))
+        && (op.weight.encoding == Encoding::Int8 || !op.is_plain())
         && multiplies_codes(executor, op, true)
 }
 
@@ -360,6 +370,7 @@ pub(super) fn product_of_codes(
         weight: op.weight.data,
         bias: None,
         gelu: false,
+        residual: None,
         output: op.output.data,
         m: op.input.rows,
         n: op.weight.rows,
@@ -390,7 +401,7 @@ fn scaled_by_library(
     stream: RawHandle,
 ) -> Result<bool> {
     let product = Product { scales: Some(scales), ..*product };
-    if is_plain(op) {
+    if op.is_plain() {
         return cublaslt.product(&product, scratch, stream);
     }
     let product = Product { output_dtype: DType::F32, ..product };

@@ -3,7 +3,7 @@
 use super::cublaslt::{Operand, OuterScales};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::linear::{bias_data, bias_dtype};
+use super::linear::{bias_data, bias_dtype, residual_data, residual_dtype, residual_stride};
 use crate::error::Result;
 use crate::ops::linear::Linear;
 use crate::stream::RawHandle;
@@ -18,21 +18,23 @@ pub(super) struct Params {
     row_scales: *const f32,
     column_scales: *const f32,
     bias: *const c_void,
+    residual: *const c_void,
     output: *mut c_void,
     m: i64,
     n: i64,
     k: i64,
     input_stride: i64,
     weight_stride: i64,
+    residual_stride: i64,
     output_stride: i64,
     operands: u32,
     bias_dtype: u32,
+    residual_dtype: u32,
     output_dtype: u32,
     activation: u32,
     gated: u32,
-    reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 120);
+const _: () = assert!(size_of::<Params>() == 136);
 
 extern "C" {
     fn nvb_cuda_linear_wgmma_can(params: *const Params, launch: *const Launch) -> i32;
@@ -84,19 +86,21 @@ impl Params {
             row_scales: scales.input,
             column_scales: scales.weight,
             bias: bias_data(op.bias),
+            residual: residual_data(op.residual),
             output: op.output.data,
             m: op.input.rows as i64,
             n: op.weight.rows as i64,
             k: op.weight.columns as i64,
             input_stride: stride as i64,
             weight_stride: op.weight.row_stride as i64,
+            residual_stride: residual_stride(op.residual),
             output_stride: op.output.row_stride as i64,
             operands,
             bias_dtype: bias_dtype(op.bias),
+            residual_dtype: residual_dtype(op.residual),
             output_dtype: op.output.dtype as u32,
             activation: op.activation as u32,
             gated: op.weight.gated.into(),
-            reserved: 0,
         }
     }
 }

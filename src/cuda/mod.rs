@@ -18,6 +18,7 @@ mod linear;
 mod linear_choice;
 mod linear_codes;
 mod linear_quantized;
+mod linear_to_codes;
 mod linear_wgmma;
 mod managed;
 mod matmul;

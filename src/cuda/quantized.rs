@@ -69,7 +69,7 @@ pub(super) struct QuantizedOutput {
     scales: *mut f32,
     row_bytes: i64,
     encoding: u32,
-    reserved: u32,
+    given_scales: u32,
 }
 const _: () = assert!(size_of::<QuantizedOutput>() == 32);
 
@@ -81,7 +81,7 @@ impl QuantizedOutput {
             scales: rows.map_or(std::ptr::null_mut(), |rows| rows.scales),
             row_bytes: rows.map_or(0, |rows| rows.row_stride as i64),
             encoding: rows.and_then(|rows| encoding_code(rows.encoding)).unwrap_or(0),
-            reserved: 0,
+            given_scales: rows.is_some_and(|rows| rows.given_scales).into(),
         }
     }
 }

@@ -38,6 +38,7 @@ pub enum Purpose {
 pub struct StreamScratch {
     blocks: Blocks,
     inputs: Blocks,
+    outputs: Blocks,
 }
 
 type Blocks = Arc<Mutex<HashMap<Purpose, Block>>>;
@@ -60,6 +61,11 @@ impl StreamScratch {
     /// `lock`.
     pub fn lock_inputs<'a>(&'a self, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
         guard(&self.inputs, executor, stream)
+    }
+
+    /// The same for what an operation makes of another one's result. Taken before both.
+    pub fn lock_outputs<'a>(&'a self, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
+        guard(&self.outputs, executor, stream)
     }
 }
 
@@ -128,7 +134,8 @@ impl Scratch {
 }
 
 fn free(scratch: StreamScratch, executor: &dyn Executor, stream: RawHandle) {
-    for mut guard in [scratch.lock_inputs(executor, stream), scratch.lock(executor, stream)] {
+    let outputs = scratch.lock_outputs(executor, stream);
+    for mut guard in [outputs, scratch.lock_inputs(executor, stream), scratch.lock(executor, stream)] {
         for (_, block) in guard.blocks.drain() {
             // SAFETY: drained, so freed once.
             unsafe { executor.free(block.pointer, block.bytes, stream) };

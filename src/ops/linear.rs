@@ -1,4 +1,5 @@
-//! `linear`: y = activation(x · Wᵀ + bias), and its gated form y = activation(gate) · up over interleaved rows of W.
+//! `linear`: y = activation(x · Wᵀ + bias) + residual, and its gated form y = activation(gate) · up + residual over
+//! interleaved rows of W.
 
 use super::{expect_extent, Activation, Cost};
 use crate::error::{Error, Result};
@@ -15,6 +16,8 @@ pub struct Linear {
     /// [N]
     pub bias: Option<Tensor>,
     pub activation: Activation,
+    /// As `output`, which it may be.
+    pub residual: Option<Matrix>,
     /// [M, N], gated [M, N/2]
     pub output: Matrix,
 }
@@ -30,12 +33,52 @@ impl Linear {
         let input = expect_product(input, &weight, bias, output)?;
         let output = output.as_matrix("output")?;
         output.expect_size("output", input.rows, weight.output_columns())?;
-        Ok(Linear { input, weight, bias, activation, output })
+        Ok(Linear { input, weight, bias, activation, residual: None, output })
+    }
+
+    /// The same with this added, if it is there.
+    pub fn with_residual(self, residual: Option<Tensor>) -> Result<Linear> {
+        let residual = residual.map(|residual| expect_residual(residual, &self.output)).transpose()?;
+        Ok(Linear { residual, ..self })
+    }
+
+    /// `count` rows of the product from `first` on, to an output of as many.
+    pub fn part(&self, first: usize, count: usize, output: Matrix) -> Linear {
+        let residual = self.residual.map(|residual| residual.part(first, count));
+        Linear { input: self.input.part(first, count), residual, output, ..*self }
+    }
+
+    /// Whether the product is the result.
+    pub fn is_plain(&self) -> bool {
+        let epilogue = self.bias.is_some() || self.activation != Activation::None || self.residual.is_some();
+        !self.weight.gated && !epilogue
     }
 
     pub fn cost(&self) -> Cost {
-        product_cost(&self.input, &self.weight, self.weight.rows, &self.output)
+        let Cost { operations, bytes } = product_cost(&self.input, &self.weight, self.weight.rows, &self.output);
+        Cost { operations, bytes: bytes + residual_bytes(self.residual) }
     }
+}
+
+/// The residual of a product with this output: of its size, apart from it or in its place.
+pub(super) fn expect_residual(residual: Tensor, output: &Matrix) -> Result<Matrix> {
+    residual.expect_float("residual")?;
+    residual.expect_readable("residual")?;
+    let residual = residual.as_matrix("residual")?;
+    residual.expect_size("residual", output.rows, output.columns)?;
+    let layout = |matrix: &Matrix| (matrix.dtype, matrix.row_stride);
+    if residual.data == output.data && !residual.data.is_null() && layout(&residual) != layout(output) {
+        return Err(Error::invalid(format!(
+            "tensors `residual` and `output` are the same memory with other elements: {} with rows {} apart and {} with \
+             rows {} apart; one dtype and stride is needed",
+            residual.dtype, residual.row_stride, output.dtype, output.row_stride
+        )));
+    }
+    Ok(residual)
+}
+
+pub(super) fn residual_bytes(residual: Option<Matrix>) -> f64 {
+    residual.map_or(0.0, |residual| (residual.rows * residual.columns * residual.dtype.size()) as f64)
 }
 
 /// What products with a weight ask of their tensors, sizes of the output apart.

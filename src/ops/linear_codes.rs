@@ -3,7 +3,7 @@
 //! The result is that of `linear` with the input scale · code, and that which `linear` has when it rounds the same values
 //! to 8 bits itself.
 
-use super::linear::{expect_terms, Linear};
+use super::linear::{expect_residual, expect_terms, Linear};
 use super::quantized_rows::QuantizedRows;
 use super::{Activation, Cost};
 use crate::error::Result;
@@ -18,6 +18,7 @@ pub struct LinearCodes {
     pub weight: WeightView,
     pub bias: Option<Tensor>,
     pub activation: Activation,
+    pub residual: Option<Matrix>,
     pub output: Matrix,
 }
 
@@ -33,13 +34,25 @@ impl LinearCodes {
         expect_terms(("quantized_input", input.rows, input.columns), &weight, bias, output)?;
         let output = output.as_matrix("output")?;
         output.expect_size("output", input.rows, weight.output_columns())?;
-        Ok(LinearCodes { input, weight, bias, activation, output })
+        Ok(LinearCodes { input, weight, bias, activation, residual: None, output })
+    }
+
+    /// The same with this added, if it is there.
+    pub fn with_residual(self, residual: Option<Tensor>) -> Result<LinearCodes> {
+        let residual = residual.map(|residual| expect_residual(residual, &self.output)).transpose()?;
+        Ok(LinearCodes { residual, ..self })
+    }
+
+    /// `count` rows of the product from `first` on, to an output of as many.
+    pub fn part(&self, first: usize, count: usize, output: Matrix) -> LinearCodes {
+        let residual = self.residual.map(|residual| residual.part(first, count));
+        LinearCodes { input: self.input.part(first, count), residual, output, ..*self }
     }
 
     /// The product with floats in the place of the codes.
     pub fn with_input(&self, input: Matrix) -> Linear {
-        let &LinearCodes { weight, bias, activation, output, .. } = self;
-        Linear { input, weight, bias, activation, output }
+        let &LinearCodes { weight, bias, activation, residual, output, .. } = self;
+        Linear { input, weight, bias, activation, residual, output }
     }
 
     /// The product with no input yet, in the dtype that an executor without a kernel for the codes gives it.

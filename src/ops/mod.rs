@@ -12,6 +12,7 @@ pub mod grouped_linear;
 pub mod layer_norm;
 pub mod linear;
 pub mod linear_codes;
+pub mod linear_to_codes;
 pub mod matmul;
 mod norm;
 pub mod quantize;

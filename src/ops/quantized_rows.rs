@@ -3,7 +3,8 @@
 //!
 //! scale = max |x| / 448 (FP8 E4M3) or / 127 (INT8) of the row's unrounded f32 values, code = x / scale to nearest, ties
 //! to even: what products with 8-bit activations make of an f32 input, bit by bit. A row of zeros has the scale 0; NaN in
-//! a row makes its scale NaN, an infinity makes it infinite.
+//! a row makes its scale NaN, an infinity makes it infinite. With scales that are given the codes alone are made, and what
+//! lies beyond their range gets the largest.
 
 use super::expect_extent;
 use crate::error::{Error, Result};
@@ -17,6 +18,8 @@ pub struct QuantizedRows {
     pub data: *mut c_void,
     /// [rows]
     pub scales: *mut f32,
+    /// The scales of codes to be written are there and stay as they are.
+    pub given_scales: bool,
     /// Fp8E4m3 or Int8.
     pub encoding: Encoding,
     pub rows: usize,
@@ -63,6 +66,12 @@ impl QuantizedRows {
             )));
         }
         Ok(())
+    }
+
+    /// `count` rows from `first` on.
+    pub fn part(&self, first: usize, count: usize) -> QuantizedRows {
+        let data = self.data.wrapping_byte_add(first * self.row_stride);
+        QuantizedRows { data, scales: self.scales.wrapping_add(first), rows: count, ..*self }
     }
 
     pub(super) fn expect_size(&self, name: &str, rows: usize, columns: usize) -> Result<()> {

@@ -23,6 +23,8 @@ pub struct ProductKey {
     pub gated: bool,
     /// Whether a bias or an activation follows.
     pub epilogue: bool,
+    /// Whether a residual is added.
+    pub residual: bool,
     /// Whether the backend may round the input to 8 bits.
     pub rounded_input: bool,
 }
@@ -61,6 +63,7 @@ impl ProductKey {
             output: op.output.dtype,
             gated: op.weight.gated,
             epilogue: op.bias.is_some() || op.activation != Activation::None,
+            residual: op.residual.is_some(),
             rounded_input,
         }
     }
@@ -86,7 +89,7 @@ fn encoding_of(name: &str) -> Option<Encoding> {
     ENCODINGS.iter().find(|(_, known)| *known == name).map(|(encoding, _)| *encoding)
 }
 
-const FLAGS: [&str; 4] = ["offsets", "gated", "epilogue", "rounded_input"];
+const FLAGS: [&str; 5] = ["offsets", "gated", "epilogue", "residual", "rounded_input"];
 
 /// `m16 n14336 k4096 bf16 int4 groups128 bf16 gated`
 impl fmt::Display for ProductKey {
@@ -99,7 +102,7 @@ impl fmt::Display for ProductKey {
             Reach::Blocks => write!(formatter, " blocks{BLOCK}")?,
         }
         write!(formatter, " {}", self.output)?;
-        let set = [self.offsets, self.gated, self.epilogue, self.rounded_input];
+        let set = [self.offsets, self.gated, self.epilogue, self.residual, self.rounded_input];
         FLAGS.iter().zip(set).filter(|(_, set)| *set).try_for_each(|(name, _)| write!(formatter, " {name}"))
     }
 }
@@ -138,9 +141,22 @@ fn parse(text: &str) -> Option<ProductKey> {
         },
     };
     let output = float(words.next()?)?;
-    let [offsets, gated, epilogue, rounded_input] = FLAGS.map(|flag| words.next_if_eq(&flag).is_some());
+    let [offsets, gated, epilogue, residual, rounded_input] = FLAGS.map(|flag| words.next_if_eq(&flag).is_some());
     let whole = words.next().is_none() && rows.is_power_of_two();
-    whole.then_some(ProductKey { rows, n, k, input, encoding, reach, offsets, output, gated, epilogue, rounded_input })
+    whole.then_some(ProductKey {
+        rows,
+        n,
+        k,
+        input,
+        encoding,
+        reach,
+        offsets,
+        output,
+        gated,
+        epilogue,
+        residual,
+        rounded_input,
+    })
 }
 
 #[cfg(test)]
@@ -152,22 +168,25 @@ mod tests {
         let encodings = prop::sample::select(ENCODINGS.map(|(encoding, _)| encoding).to_vec());
         let floats = prop::sample::select(DType::FLOATS.to_vec());
         let reach = prop::sample::select(vec![Reach::Rows, Reach::Groups(32), Reach::Groups(128), Reach::Blocks]);
-        (0..20u32, 1..300_000usize, 1..300_000usize, floats.clone(), encodings, reach, floats, any::<[bool; 4]>())
-            .prop_map(|(bits, n, k, input, encoding, reach, output, [offsets, gated, epilogue, rounded_input])| {
-                ProductKey {
-                    rows: 1 << bits,
-                    n,
-                    k,
-                    input,
-                    encoding,
-                    reach: if encoding.is_float() { Reach::None } else { reach },
-                    offsets,
-                    output,
-                    gated,
-                    epilogue,
-                    rounded_input,
-                }
-            })
+        (0..20u32, 1..300_000usize, 1..300_000usize, floats.clone(), encodings, reach, floats, any::<[bool; 5]>())
+            .prop_map(
+                |(bits, n, k, input, encoding, reach, output, [offsets, gated, epilogue, residual, rounded_input])| {
+                    ProductKey {
+                        rows: 1 << bits,
+                        n,
+                        k,
+                        input,
+                        encoding,
+                        reach: if encoding.is_float() { Reach::None } else { reach },
+                        offsets,
+                        output,
+                        gated,
+                        epilogue,
+                        residual,
+                        rounded_input,
+                    }
+                },
+            )
     }
 
     proptest! {
@@ -186,9 +205,10 @@ mod tests {
 
     #[test]
     fn a_key_reads_as_the_product() {
-        let text = "m16 n14336 k4096 bf16 int4 groups128 bf16 offsets gated";
+        let text = "m16 n14336 k4096 bf16 int4 groups128 bf16 offsets gated residual";
         let key: ProductKey = text.parse().unwrap();
         assert_eq!((key.rows, key.reach, key.gated, key.epilogue), (16, Reach::Groups(128), true, false));
+        assert!(key.residual && !key.rounded_input);
         for wrong in [
             "",
             "m16",

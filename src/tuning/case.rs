@@ -17,6 +17,7 @@ pub struct Case {
     pub output: DType,
     pub activation: Activation,
     pub bias: bool,
+    pub residual: bool,
     pub weight: CaseWeight,
 }
 
@@ -60,12 +61,14 @@ impl Case {
             CaseWeight::Given { view, .. } => view,
             CaseWeight::Described { geometry, gated } => view_at(&geometry, gated, nowhere.cast(), false),
         };
+        let output = Tensor::new(nowhere, self.output, &[self.rows, weight.output_columns()]);
         Linear::new(
             Tensor::new(nowhere, self.input, &[self.rows, weight.columns]),
             weight,
             self.bias.then(|| Tensor::new(nowhere, self.output, &[weight.rows])),
             self.activation,
-            Tensor::new(nowhere, self.output, &[self.rows, weight.output_columns()]),
-        )
+            output,
+        )?
+        .with_residual(self.residual.then_some(output))
     }
 }

@@ -364,13 +364,14 @@ fn is_default(choice: &Choice, default: &Choice) -> bool {
 /// `linear m=16 n=14336 k=4096, bf16 x int4 -> bf16`
 pub fn describe(op: &Linear) -> String {
     format!(
-        "linear m={} n={} k={}, {} x {} -> {}{}",
+        "linear m={} n={} k={}, {} x {} -> {}{}{}",
         op.input.rows,
         op.weight.rows,
         op.weight.columns,
         op.input.dtype,
         op.weight.encoding,
         op.output.dtype,
-        if op.weight.gated { ", gated" } else { "" }
+        if op.weight.gated { ", gated" } else { "" },
+        if op.residual.is_some() { ", plus a residual" } else { "" }
     )
 }

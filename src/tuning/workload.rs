@@ -64,6 +64,11 @@ impl Workload {
             true => Some(upload(backend, &random.values(view.rows, 1.0), view.rows, case.output, stream)?),
             false => None,
         };
+        let elements = m * output_columns;
+        let residual = match case.residual {
+            true => Some(upload(backend, &random.values(PATTERN.min(elements), 1.0), elements, case.output, stream)?),
+            false => None,
+        };
         let output = memory.allocate_owned((m * output_columns * case.output.size()).max(1), stream)?;
         let most = rows.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let reference = memory.allocate_owned((most * output_columns * DType::F32.size()).max(1), stream)?;
@@ -74,10 +79,13 @@ impl Workload {
             case.activation,
             Tensor::new(output.pointer(), case.output, &[m, output_columns]),
         )?;
+        let added = |block: &Allocation| Tensor::new(block.pointer(), case.output, &[m, output_columns]);
+        let op = op.with_residual(residual.as_ref().map(added))?;
         // What the copies were made of goes here; they have been waited for.
         stream.synchronize()?;
         let mut blocks = vec![input, copies];
         blocks.extend(bias);
+        blocks.extend(residual);
         Ok(Workload { op, weights, _blocks: blocks, output, reference })
     }
 
@@ -88,10 +96,8 @@ impl Workload {
 
     /// The reference's op for some of the rows.
     pub fn reference(&self, rows: &Range<usize>) -> Linear {
-        let skip = rows.start * self.op.input.row_stride * self.op.input.dtype.size();
-        let input = Matrix { data: self.op.input.data.wrapping_byte_add(skip), rows: rows.len(), ..self.op.input };
         let output = Matrix { data: self.reference.pointer(), dtype: DType::F32, rows: rows.len(), ..self.op.output };
-        Linear { input, output, ..self.op }
+        self.op.part(rows.start, rows.len(), output)
     }
 
     /// Makes every element of the output NaN, so that one that nobody writes is seen.

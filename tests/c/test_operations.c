@@ -10,6 +10,7 @@ typedef struct {
   void *a, *b, *out, *integers;
   nvb_weight* weight;  // [4, 8], element (n, k) = values[n * WIDTH + k] of the first four rows, wrapped around
   nvb_weight* gated;
+  nvb_weight* square;  // [8, 8], likewise
 } bench;
 
 static float weight_value(const bench* b, int n, int k) {
@@ -25,8 +26,8 @@ static bench set_up(fixture* f) {
   b.out = upload(f, b.values, sizeof b.values);
   const int32_t integers[ROWS] = {2, 0, 3};
   b.integers = upload(f, integers, sizeof integers);
-  float matrix[4 * WIDTH];
-  for (int i = 0; i < 4 * WIDTH; ++i) matrix[i] = weight_value(&b, i / WIDTH, i % WIDTH);
+  float matrix[WIDTH * WIDTH];
+  for (int i = 0; i < WIDTH * WIDTH; ++i) matrix[i] = weight_value(&b, i / WIDTH, i % WIDTH);
   nvb_tensor parts[2] = {nvb_tensor_2d(matrix, NVB_DTYPE_F32, 4, WIDTH),
                          nvb_tensor_2d(matrix, NVB_DTYPE_F32, 4, WIDTH)};
   nvb_weight_desc desc;
@@ -37,6 +38,10 @@ static bench set_up(fixture* f) {
   desc.part_count = 2;
   desc.arrangement = NVB_WEIGHT_GATED;
   CHECK_OK(nvb_weight_create(f->backend, &desc, f->stream, &b.gated));
+  parts[0] = nvb_tensor_2d(matrix, NVB_DTYPE_F32, WIDTH, WIDTH);
+  desc.part_count = 1;
+  desc.arrangement = NVB_WEIGHT_STACKED;
+  CHECK_OK(nvb_weight_create(f->backend, &desc, f->stream, &b.square));
   return b;
 }
 
@@ -47,6 +52,7 @@ static void tear_down(bench* b) {
   release(b->f, b->integers);
   CHECK_OK(nvb_weight_destroy(b->weight));
   CHECK_OK(nvb_weight_destroy(b->gated));
+  CHECK_OK(nvb_weight_destroy(b->square));
 }
 
 static nvb_tensor matrix(void* block, int64_t rows, int64_t columns) {
@@ -206,6 +212,42 @@ static void test_linear(bench* b) {
   REFUSED(linear, "reserved is 9");
 }
 
+// The sum with a residual, which is then the output.
+static void test_linear_residual(bench* b) {
+  float first[ROWS * 4];
+  for (int i = 0; i < ROWS * 4; ++i) first[i] = 0.25f * (float)i - 1.0f;
+  void* residual = upload(b->f, first, sizeof first);
+  nvb_linear_args good;
+  nvb_linear_args_init(&good);
+  good.input = matrix(b->a, ROWS, WIDTH);
+  good.weight = b->weight;
+  good.residual = matrix(residual, ROWS, 4);
+  good.output = matrix(b->out, ROWS, 4);
+  for (int in_place = 0; in_place < 2; ++in_place) {
+    if (in_place) good.output = good.residual;
+    CHECK_OK(nvb_linear(b->f->backend, &good, b->f->stream));
+    float out[ROWS * 4];
+    download(b->f, out, good.output.data, sizeof out);
+    for (int i = 0; i < ROWS * 4; ++i) {
+      double sum = first[i];
+      for (int k = 0; k < WIDTH; ++k) sum += b->values[i / 4 * WIDTH + k] * weight_value(b, i % 4, k);
+      CHECK_NEAR(out[i], sum, 1e-5);
+    }
+  }
+  good.output = matrix(b->out, ROWS, 4);
+  CHECK_TENSOR(linear, good, residual);
+  nvb_linear_args args = good;
+  args.residual = matrix(residual, ROWS, 3);
+  REFUSED(linear, "residual", "3 rows of 3", "3 rows of 4");
+  args.residual = nvb_tensor_2d(b->out, NVB_DTYPE_BF16, ROWS, 4);
+  REFUSED(linear, "residual", "same memory", "bf16");
+  args.residual = matrix(b->out, ROWS, 4);
+  args.residual.strides[0] = 5;
+  args.residual.strides[1] = 1;
+  REFUSED(linear, "residual", "same memory", "5 apart");
+  release(b->f, residual);
+}
+
 static void test_gated_activation(bench* b) {
   nvb_gated_activation_args good;
   nvb_gated_activation_args_init(&good);
@@ -276,13 +318,32 @@ static void check_quantized_rows(int line, const char* name, void* args, nvb_qua
   words[0] = "2 rows";
   rows->rows = ROWS - 1;
   ROWS_REFUSED("3 rows");
-  rows->reserved = 3;
-  words[0] = "reserved";
+  rows->given_scales = 3;
+  words[0] = "given_scales";
   ROWS_REFUSED("is 3");
 #undef ROWS_REFUSED
 }
 
-// rms_norm and gated_activation leave 8 bits behind, and linear takes them.
+static float largest(const float* row) {
+  float most = 0;
+  for (int i = 0; i < WIDTH; ++i) most = fmaxf(most, fabsf(row[i]));
+  return most;
+}
+
+// Scales that make `code` of each row's largest value, and the codes nearest to value / scale.
+static void check_codes(const bench* b, const nvb_quantized_rows* codes, const float* values, float code) {
+  float scales[ROWS];
+  int8_t q[CELLS];
+  download(b->f, q, codes->data, sizeof q);
+  download(b->f, scales, codes->scales, sizeof scales);
+  for (int i = 0; i < CELLS; ++i) {
+    const float scale = scales[i / WIDTH];
+    CHECK(scale == largest(values + i / WIDTH * WIDTH) / code);
+    CHECK_NEAR(q[i], values[i] / scale, 0.5001);
+  }
+}
+
+// rms_norm, gated_activation and linear leave 8 bits behind, and linear takes them.
 static void test_quantized_rows(bench* b) {
   nvb_quantized_rows codes = {.rows = ROWS, .columns = WIDTH, .format = NVB_WEIGHT_FORMAT_INT8};
   const int8_t nothing[CELLS] = {0};
@@ -301,12 +362,7 @@ static void test_quantized_rows(bench* b) {
   download(b->f, out, b->out, sizeof out);
   download(b->f, q, codes.data, sizeof q);
   download(b->f, scales, codes.scales, sizeof scales);
-  for (int row = 0; row < ROWS; ++row) {
-    float most = 0;
-    for (int i = 0; i < WIDTH; ++i) most = fmaxf(most, fabsf(out[row * WIDTH + i]));
-    CHECK(scales[row] == most / 127);
-    for (int i = 0; i < WIDTH; ++i) CHECK_NEAR(q[row * WIDTH + i], out[row * WIDTH + i] / scales[row], 0.5001);
-  }
+  check_codes(b, &codes, out, 127);
   CHECK_STRUCT(norm, call_rms_norm, b);
   check_quantized_rows(__LINE__, "quantized_output", &norm, &norm.quantized_output, call_rms_norm, b);
   memset(&norm.output, 0, sizeof norm.output);
@@ -329,6 +385,30 @@ static void test_quantized_rows(bench* b) {
   linear.input = matrix(b->a, ROWS, WIDTH);
   CHECK_FAILS(nvb_linear(b->f->backend, &linear, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, "input", "quantized_input",
               "both");
+
+  // And linear leaves them: of the float output's values, with scales of its own and with given ones, and alone.
+  memset(&linear.quantized_input, 0, sizeof linear.quantized_input);
+  memset(&linear.quantized_output, 0, sizeof linear.quantized_output);
+  linear.weight = b->square;
+  linear.output = matrix(b->out, ROWS, WIDTH);
+  linear.quantized_output = codes;
+  CHECK_OK(nvb_linear(b->f->backend, &linear, b->f->stream));
+  download(b->f, out, b->out, sizeof out);
+  check_codes(b, &codes, out, 127);
+  float given[ROWS + 1] = {0};
+  for (int row = 0; row < ROWS; ++row) given[row] = largest(out + row * WIDTH) / 64;
+  release(b->f, codes.scales);
+  codes.scales = upload(b->f, given, sizeof given);
+  linear.quantized_output.scales = codes.scales;
+  linear.quantized_output.given_scales = 1;
+  memset(&linear.output, 0, sizeof linear.output);
+  CHECK_OK(nvb_linear(b->f->backend, &linear, b->f->stream));
+  check_codes(b, &codes, out, 64);
+  CHECK_STRUCT(linear, call_linear, b);
+  linear.quantized_output.given_scales = 0;
+  check_quantized_rows(__LINE__, "quantized_output", &linear, &linear.quantized_output, call_linear, b);
+  memset(&linear.quantized_output, 0, sizeof linear.quantized_output);
+  CHECK_FAILS(nvb_linear(b->f->backend, &linear, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, "output", "missing");
 
   nvb_gated_activation_args gated;
   nvb_gated_activation_args_init(&gated);
@@ -419,6 +499,7 @@ int main(void) {
   test_embedding(&b);
   test_rms_norm(&b);
   test_linear(&b);
+  test_linear_residual(&b);
   test_gated_activation(&b);
   test_quantized_rows(&b);
   test_rope(&b);

@@ -91,7 +91,7 @@ static void test_wrong_cases(fixture* f) {
       {offsetof(nvb_linear_case, group_size), 33, "group_size is 33"},
       {offsetof(nvb_linear_case, zero_points), 1, "zero points"},
       {offsetof(nvb_linear_case, arrangement), 5, "arrangement is 5"},
-      {offsetof(nvb_linear_case, reserved), 1, "reserved is 1"},
+      {offsetof(nvb_linear_case, residual), 2, "residual is 2"},
       {offsetof(nvb_linear_case, columns), 0, "a weight of 0 rows"},
       {offsetof(nvb_linear_case, depth), 0, "of 0;"},
       {offsetof(nvb_linear_case, rows) + 4, 1, "rows is 4294967299"},

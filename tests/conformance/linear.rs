@@ -1,7 +1,8 @@
-//! `linear`: y = activation(x · Wᵀ + bias); gated: activation(gate) · up over interleaved rows of W.
+//! `linear`: y = activation(x · Wᵀ + bias) + residual; gated: activation(gate) · up + residual over interleaved rows of W.
 
 use crate::activation::{activate, ACTIVATIONS};
 use crate::compare::FLOATS;
+use crate::linear_residual::{outputs, Residual};
 use crate::random::Random;
 use crate::run::{check, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::ops::linear::Linear;
@@ -21,6 +22,7 @@ struct Case {
     bias: Option<DType>,
     activation: Activation,
     gated: bool,
+    residual: Residual,
     /// The weight is read where the caller has it, with the layout's offset and padding.
     borrowed: bool,
     layout: Layout,
@@ -39,6 +41,7 @@ const CASE: Case = Case {
     bias: None,
     activation: Activation::None,
     gated: false,
+    residual: Residual::None,
     borrowed: false,
     layout: PLAIN,
     magnitude: 1.0,
@@ -85,7 +88,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
         None => None,
     };
-    let output = run.output(case.output, &[m, n], case.layout)?;
+    let (residual, added, output) = outputs(run, case.residual, case.output, [m, n], case.layout)?;
     let (mut reference, mut most, mut terms) = (Vec::new(), Vec::new(), Vec::new());
     for row in 0..m {
         for column in 0..n {
@@ -94,7 +97,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
                 dot(&x[row * k..][..k], &parts[part][column * k..][..k]) + bias
             };
             let (gate, up) = (product(0), if case.gated { product(1) } else { 1.0 });
-            reference.push(activate(activation, gate) * up);
+            reference.push(activate(activation, gate) * up + added[row * n + column]);
             most.push(gate * up);
             let products = x[row * k..][..k].iter().zip(&parts[0][column * k..][..k]);
             let sum = products.map(|(x, w)| (x * w).abs()).filter(|term| term.is_finite()).sum::<f64>();
@@ -102,7 +105,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
     }
     let op = Linear::new(input, weight.view(), biases.map(|(tensor, _)| tensor), activation, output)?;
-    run.executor().linear(&op, run.stream.raw())?;
+    run.executor().linear(&op.with_residual(residual)?, run.stream.raw())?;
     match activation {
         Activation::None => run.expect_summed("output", &output, &reference, &terms),
         _ => run.expect_activated("output", &output, &reference, &most),
@@ -123,6 +126,8 @@ fn rows_and_dtypes() {
             let activation = random.choose(&ACTIVATIONS);
             let layout = random.choose(&[PLAIN, PLAIN, UNALIGNED, PITCHED]);
             let (gated, borrowed) = (random.flip(), random.flip());
+            let apart = Residual::Apart(random.choose(&FLOATS));
+            let residual = random.choose(&[Residual::None, apart, Residual::Output]);
             cases.push(Case {
                 m,
                 n,
@@ -134,6 +139,7 @@ fn rows_and_dtypes() {
                 activation,
                 layout,
                 gated,
+                residual,
                 borrowed: borrowed && !gated,
                 ..CASE
             });
@@ -152,7 +158,10 @@ fn epilogues() {
             for activation in ACTIVATIONS {
                 for gated in [false, true] {
                     for bias in [None, Some(DType::F32), Some(weight)] {
-                        cases.push(Case { m, input, weight, output: DType::F32, activation, gated, bias, ..CASE });
+                        for residual in [Residual::None, Residual::Apart(weight)] {
+                            let case = Case { m, input, weight, activation, gated, bias, residual, ..CASE };
+                            cases.push(Case { output: DType::F32, ..case });
+                        }
                     }
                 }
             }
@@ -173,6 +182,18 @@ fn epilogues_of_many_rows() {
                 {
                     let case = Case { input: dtype, weight: dtype, output: dtype, activation, gated, bias, ..CASE };
                     cases.push(Case { m, n, k, ..case });
+                    cases.push(Case { m, n, k, residual: Residual::Output, ..case });
+                }
+            }
+            // What a vendor's library may add, and what it may not.
+            for residual in
+                [Residual::Apart(dtype), Residual::Apart(DType::F32), Residual::Row(dtype), Residual::Output]
+            {
+                for (bias, output) in [(None, dtype), (Some(dtype), dtype), (None, DType::F32)] {
+                    for layout in [PLAIN, PITCHED, UNALIGNED] {
+                        let case = Case { input: dtype, weight: dtype, output, bias, residual, layout, ..CASE };
+                        cases.push(Case { m, n, k, ..case });
+                    }
                 }
             }
         }

@@ -18,6 +18,8 @@ mod grouped_linear;
 mod layer_norm;
 mod linear;
 mod linear_quantized;
+mod linear_residual;
+mod linear_to_codes;
 mod matmul;
 mod memory;
 mod quantize;

@@ -16,18 +16,18 @@ use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::{fp8, int8, Arrangement, Encoding, Format, Granularity, Source, Weight};
 
-const ENCODINGS: [Encoding; 2] = [Encoding::Fp8E4m3, Encoding::Int8];
+pub const ENCODINGS: [Encoding; 2] = [Encoding::Fp8E4m3, Encoding::Int8];
 
 /// Where codes and scales lie: bytes of both behind a boundary, and bytes after each row.
 #[derive(Debug, Clone, Copy)]
-struct Place {
-    offset: usize,
-    scale_offset: usize,
-    padding: usize,
+pub struct Place {
+    pub offset: usize,
+    pub scale_offset: usize,
+    pub padding: usize,
 }
 
-const TIGHT: Place = Place { offset: 0, scale_offset: 0, padding: 0 };
-const PLACES: [Place; 4] = [
+pub const TIGHT: Place = Place { offset: 0, scale_offset: 0, padding: 0 };
+pub const PLACES: [Place; 4] = [
     TIGHT,
     Place { offset: 0, scale_offset: 0, padding: 32 },
     Place { offset: 8, scale_offset: 4, padding: 8 },
@@ -35,9 +35,9 @@ const PLACES: [Place; 4] = [
 ];
 
 /// Codes and their scales on the host.
-type Codes = (Vec<u8>, Vec<f32>);
+pub type Codes = (Vec<u8>, Vec<f32>);
 
-fn rows_at(
+pub fn rows_at(
     run: &mut Run,
     encoding: Encoding,
     (rows, columns): (usize, usize),
@@ -51,10 +51,11 @@ fn rows_at(
     // Scales that nobody writes are no output: a norm of no columns has none.
     let width = if columns == 0 { 0 } else { 4 };
     let scales = run.byte_rows((rows, width), width, place.scale_offset, scales.as_deref())?;
-    Ok(QuantizedRows { data, scales: scales.cast(), encoding, rows, columns, row_stride })
+    let given_scales = false;
+    Ok(QuantizedRows { data, scales: scales.cast(), given_scales, encoding, rows, columns, row_stride })
 }
 
-fn read(run: &Run, rows: &QuantizedRows) -> Result<Codes> {
+pub fn read(run: &Run, rows: &QuantizedRows) -> Result<Codes> {
     let codes = run.read_byte_rows(rows.data, (rows.rows, rows.columns), rows.row_stride)?;
     let width = if rows.columns == 0 { 0 } else { 4 };
     let scales = run.read_byte_rows(rows.scales.cast(), (rows.rows, width), width)?;
@@ -62,7 +63,7 @@ fn read(run: &Run, rows: &QuantizedRows) -> Result<Codes> {
 }
 
 /// The definition of the codes: the largest magnitude of a row, NaN before all, spans their range.
-fn quantized(encoding: Encoding, columns: usize, values: &[f32]) -> Codes {
+pub fn quantized(encoding: Encoding, columns: usize, values: &[f32]) -> Codes {
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for row in values.chunks(columns.max(1)) {
         let most = match row.iter().any(|value| value.is_nan()) {
@@ -82,7 +83,7 @@ fn quantized(encoding: Encoding, columns: usize, values: &[f32]) -> Codes {
 }
 
 /// Equal to the bit, but for the sign of NaN.
-fn expect_same(what: &str, encoding: Encoding, columns: usize, out: &Codes, expected: &Codes) -> Outcome {
+pub fn expect_same(what: &str, encoding: Encoding, columns: usize, out: &Codes, expected: &Codes) -> Outcome {
     let is_nan = |code: u8| encoding == Encoding::Fp8E4m3 && code & 0x7f == 0x7f;
     if (out.0.len(), out.1.len()) != (expected.0.len(), expected.1.len()) {
         return Err(format!("{what}: {} codes, {} expected", out.0.len(), expected.0.len()).into());
@@ -101,7 +102,7 @@ fn expect_same(what: &str, encoding: Encoding, columns: usize, out: &Codes, expe
     Ok(())
 }
 
-fn floats(run: &Run, tensor: &Tensor) -> Result<Vec<f32>> {
+pub fn floats(run: &Run, tensor: &Tensor) -> Result<Vec<f32>> {
     Ok(run.read(tensor)?.into_iter().map(|value| value as f32).collect())
 }
 
@@ -285,27 +286,27 @@ fn gated_activation_in_8_bits() {
 
 /// Of a float dtype, or quantised.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+pub enum Kind {
     Float(DType),
     Quantized(Format),
 }
 
 #[derive(Debug, Clone, Copy)]
-struct LinearCase {
-    kind: Kind,
-    encoding: Encoding,
-    m: usize,
-    n: usize,
-    k: usize,
-    output: DType,
-    activation: Activation,
-    gated: bool,
-    bias: bool,
-    place: Place,
-    special: bool,
+pub struct LinearCase {
+    pub kind: Kind,
+    pub encoding: Encoding,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub output: DType,
+    pub activation: Activation,
+    pub gated: bool,
+    pub bias: bool,
+    pub place: Place,
+    pub special: bool,
 }
 
-fn weight(run: &mut Run, case: &LinearCase) -> Result<Weight> {
+pub fn weight(run: &mut Run, case: &LinearCase) -> Result<Weight> {
     let &LinearCase { n, k, gated, .. } = case;
     let (dtype, format) = match case.kind {
         Kind::Float(dtype) => (dtype, None),
@@ -400,7 +401,7 @@ fn expect_as_rounded_by_linear(
     run.expect_within("the output of codes", &output, &expected, tolerance)
 }
 
-fn kinds() -> Vec<Kind> {
+pub fn kinds() -> Vec<Kind> {
     let mut kinds = FLOATS.map(Kind::Float).to_vec();
     for (encoding, granularity) in [
         (Encoding::Fp8E4m3, Granularity::Rows),
@@ -458,6 +459,7 @@ fn linear_of_no_columns() {
         let rows = QuantizedRows {
             data: std::ptr::null_mut(),
             scales: std::ptr::null_mut(),
+            given_scales: false,
             encoding,
             rows: m,
             columns: 0,

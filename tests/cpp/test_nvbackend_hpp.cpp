@@ -56,7 +56,7 @@ void tensors() {
          "a tensor keeps its shape and strides");
   const nvb_quantized_rows rows = nvb::quantized_rows(&value, &value, NVB_WEIGHT_FORMAT_INT8, 2, 4);
   expect(rows.data == &value && rows.scales == &value && rows.rows == 2 && rows.columns == 4 && rows.row_stride == 0 &&
-             rows.format == NVB_WEIGHT_FORMAT_INT8 && rows.reserved == 0,
+             rows.format == NVB_WEIGHT_FORMAT_INT8 && rows.given_scales == 0,
          "quantised rows keep what they are made of");
   expect(nvb::dtype_size(NVB_DTYPE_F32) == 4 && nvb::dtype_size(NVB_DTYPE_BF16) == 2 && nvb::dtype_size(99) == 0,
          "dtypes have their sizes");

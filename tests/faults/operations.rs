@@ -47,6 +47,8 @@ pub fn run(engine: &Engine) -> Result<(), Failure> {
     let tokens = arena.tensor(NVB_DTYPE_I32, &[T]);
     let hidden = arena.tensor(NVB_DTYPE_BF16, &[T, WIDTH]);
     let output = arena.tensor(NVB_DTYPE_BF16, &[T, WIDTH]);
+    let codes = arena.tensor(NVB_DTYPE_BF16, &[T, WIDTH]);
+    let scales = arena.tensor(NVB_DTYPE_F32, &[T]);
 
     let mut args: nvb_embedding_args = versioned();
     (args.tokens, args.table, args.output) = (tokens, table.raw, hidden);
@@ -61,6 +63,18 @@ pub fn run(engine: &Engine) -> Result<(), Failure> {
         args.input = tensor(hidden.data, NVB_DTYPE_BF16, &[rows, WIDTH]);
         args.output = tensor(output.data, NVB_DTYPE_BF16, &[rows, WIDTH]);
         (args.weight, args.activation) = (gated.raw, NVB_ACTIVATION_GELU_TANH);
+        call!(nvb_linear(backend, &args, stream.raw))?;
+        args.residual = args.output;
+        call!(nvb_linear(backend, &args, stream.raw))?;
+        args.quantized_output = nvb_quantized_rows {
+            data: codes.data,
+            scales: scales.data.cast(),
+            rows,
+            columns: WIDTH,
+            row_stride: 0,
+            format: NVB_WEIGHT_FORMAT_INT8,
+            given_scales: 0,
+        };
         call!(nvb_linear(backend, &args, stream.raw))?;
     }
 

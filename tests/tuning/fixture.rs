@@ -65,7 +65,15 @@ pub fn case(backend: &Backend, rows: usize) -> Case {
 
 pub fn case_of(backend: &Backend, rows: usize, format: Format) -> Case {
     let weight = CaseWeight::described(&**backend.executor(), format, Arrangement::Stacked, 256, 96).unwrap();
-    Case { rows, input: DType::F32, output: DType::F32, activation: Activation::None, bias: false, weight }
+    Case {
+        rows,
+        input: DType::F32,
+        output: DType::F32,
+        activation: Activation::None,
+        bias: false,
+        residual: false,
+        weight,
+    }
 }
 
 pub fn key(backend: &Backend, case: &Case) -> ProductKey {

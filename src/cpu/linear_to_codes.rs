@@ -1,0 +1,64 @@
+//! `linear` to codes: the product in f32, a block of rows at a time, then the codes of its rows.
+
+use super::linear_codes::{row_values, BLOCK_VALUES};
+use super::quantized_rows;
+use super::row::{for_rows, vectors, Row};
+use super::simd::{dispatch, Kernel, Simd};
+use super::threads::Threads;
+use crate::error::Result;
+use crate::ops::linear_to_codes::{LinearProduct, LinearToCodes};
+use crate::ops::quantized_rows::QuantizedRows;
+use crate::tensor::{DType, Matrix};
+use std::ops::Range;
+
+/// `product` computes one block.
+pub fn linear_to_codes(
+    threads: &Threads,
+    op: &LinearToCodes,
+    mut product: impl FnMut(&LinearProduct) -> Result<()>,
+) -> Result<()> {
+    let &Matrix { rows, columns, .. } = op.product.output();
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
+    let block = (BLOCK_VALUES / columns).clamp(1, rows);
+    let mut values = row_values(block, columns)?;
+    for first in (0..rows).step_by(block) {
+        let count = block.min(rows - first);
+        let data = values.as_mut_ptr().cast();
+        let values = Matrix { data, dtype: DType::F32, rows: count, columns, row_stride: columns };
+        product(&op.product.part(first, count, values))?;
+        let output = op.output.map(|output| output.part(first, count));
+        let quantized = op.quantized_output.part(first, count);
+        for_rows(threads, count, columns, |rows, _| {
+            // SAFETY: a validated descriptor's rows, of which tasks write different ones.
+            unsafe { dispatch(Rows { values, output, quantized, rows }) }
+        });
+    }
+    Ok(())
+}
+
+struct Rows {
+    values: Matrix,
+    output: Option<Matrix>,
+    quantized: QuantizedRows,
+    rows: Range<usize>,
+}
+
+impl Kernel for Rows {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Rows { values, output, quantized, rows } = self;
+        for row in rows {
+            let from = Row::of(&values, row);
+            quantized_rows::quantize_row(&quantized, row, from.floats(values.columns));
+            let Some(output) = &output else { continue };
+            let output = Row::of(output, row);
+            for (at, lanes) in vectors::<S>(values.columns) {
+                output.store::<S>(at, from.load::<S>(at, lanes), lanes);
+            }
+        }
+    }
+}

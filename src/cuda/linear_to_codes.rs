@@ -1,0 +1,72 @@
+//! `linear` to codes on CUDA: the product with its whole epilogue in f32, in slices of rows that the L2 cache holds, by
+//! whatever kernel `linear` takes for it, then the kernel of csrc/linear/linear_to_codes.cu.
+
+use super::executor::CudaExecutor;
+use super::launch::Launch;
+use super::linear::PRODUCT_BYTES;
+use super::quantized::QuantizedOutput;
+use super::scratch::Purpose;
+use super::{linear, linear_codes};
+use crate::error::Result;
+use crate::ops::linear_to_codes::{LinearProduct, LinearToCodes};
+use crate::stream::RawHandle;
+use crate::tensor::{DType, Matrix};
+use std::ffi::c_void;
+
+/// `nvb_linear_to_codes_params` of csrc/linear/linear_to_codes.h.
+#[repr(C)]
+struct Params {
+    values: *const f32,
+    output: *mut c_void,
+    rows: i64,
+    columns: i64,
+    values_stride: i64,
+    output_stride: i64,
+    output_dtype: u32,
+    reserved: u32,
+    quantized_output: QuantizedOutput,
+}
+const _: () = assert!(size_of::<Params>() == 88);
+
+extern "C" {
+    fn nvb_cuda_linear_to_codes(params: *const Params, launch: *const Launch) -> i32;
+}
+
+pub(super) fn run(executor: &CudaExecutor, op: &LinearToCodes, stream: RawHandle) -> Result<()> {
+    let &Matrix { rows, columns, .. } = op.product.output();
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
+    let _guard = executor.enter()?;
+    let scratch = executor.scratch(stream);
+    // Held while the product takes what is for itself, so that nobody puts other values in the place of these.
+    let mut outputs = scratch.lock_outputs(executor, stream);
+    // 16-byte aligned rows, for vectors.
+    let row_stride = columns.next_multiple_of(4);
+    let slice = (PRODUCT_BYTES / (row_stride * DType::F32.size())).clamp(1, rows);
+    let data = outputs.get(Purpose::Product, slice * row_stride * DType::F32.size())?;
+    for first in (0..rows).step_by(slice) {
+        let count = slice.min(rows - first);
+        let values = Matrix { data, dtype: DType::F32, rows: count, columns, row_stride };
+        match op.product.part(first, count, values) {
+            LinearProduct::Floats(op) => linear::run(executor, &op, stream)?,
+            LinearProduct::Codes(op) => linear_codes::run(executor, &op, stream)?,
+        }
+        let output = op.output.map(|output| output.part(first, count));
+        let params = Params {
+            values: data.cast_const().cast(),
+            output: output.map_or(std::ptr::null_mut(), |output| output.data),
+            rows: count as i64,
+            columns: columns as i64,
+            values_stride: row_stride as i64,
+            output_stride: output.map_or(0, |output| output.row_stride as i64),
+            output_dtype: output.map_or(DType::F32, |output| output.dtype) as u32,
+            reserved: 0,
+            quantized_output: QuantizedOutput::of(Some(op.quantized_output.part(first, count))),
+        };
+        // SAFETY: the descriptor was validated, the buffer holds the slice, and the context is current.
+        let code = unsafe { nvb_cuda_linear_to_codes(&params, &executor.launch_on(stream)) };
+        executor.check_launch(code, "quantising the result of a linear")?;
+    }
+    Ok(())
+}
