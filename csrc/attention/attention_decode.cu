@@ -59,6 +59,7 @@ int choose_splits(const nvb_attention_decode_params& p, const nvb_launch& launch
 
 // Everything of a launch that follows from the arguments.
 struct DecodePlan {
+  bool brief;  // few keys; `mma` too
   bool mma;
   DecodeShape shape;
   int chunks;
@@ -71,6 +72,17 @@ struct DecodePlan {
 DecodePlan make_plan(const nvb_attention_decode_params& p, const nvb_launch& launch) {
   DecodePlan plan;
   plan.mma = takes_mma(p, launch);
+  ShortPlan brief;
+  plan.brief = plan.mma && decode_short_plan(p, launch, brief);
+  if (plan.brief) {
+    plan.shape = {};
+    plan.chunks = brief.chunks;
+    plan.heads_per_chunk = brief.heads_per_chunk;
+    plan.splits = brief.blocks;
+    plan.slots_per_head = 0;
+    plan.partials = 0;
+    return plan;
+  }
   plan.shape = plan.mma ? decode_mma_shape(p, launch) : decode_simt_shape(p);
   const int group = p.query_heads / p.kv_heads;
   plan.chunks = (group + plan.shape.heads_per_block - 1) / plan.shape.heads_per_block;
@@ -100,7 +112,8 @@ extern "C" size_t nvb_cuda_attention_decode_workspace(const nvb_attention_decode
 extern "C" const char* nvb_cuda_attention_decode_kernel_name(const nvb_attention_decode_params* params,
                                                              const nvb_launch* launch) noexcept {
   if (!nvb::is_valid(*params)) return nullptr;
-  return nvb::takes_mma(*params, *launch) ? "attention_decode_mma" : "attention_decode_simt";
+  const nvb::DecodePlan plan = nvb::make_plan(*params, *launch);
+  return plan.brief ? "attention_decode_short" : plan.mma ? "attention_decode_mma" : "attention_decode_simt";
 }
 
 extern "C" cudaError_t nvb_cuda_attention_decode(const nvb_attention_decode_params* params,
@@ -108,7 +121,8 @@ extern "C" cudaError_t nvb_cuda_attention_decode(const nvb_attention_decode_para
   if (!nvb::is_valid(*params)) return cudaErrorInvalidValue;
   if (params->sequences == 0) return cudaSuccess;
   const nvb::DecodePlan plan = nvb::make_plan(*params, *launch);
-  if (plan.splits > 1 && (params->workspace == nullptr || params->counters == nullptr)) return cudaErrorInvalidValue;
+  if (plan.slots_per_head > 0 && (params->workspace == nullptr || params->counters == nullptr))
+    return cudaErrorInvalidValue;
   nvb::DecodeArguments arguments;
   arguments.params = *params;
   arguments.splits = plan.splits;
@@ -118,6 +132,7 @@ extern "C" cudaError_t nvb_cuda_attention_decode(const nvb_attention_decode_para
   arguments.partial_sums = static_cast<float2*>(params->workspace);
   arguments.partial_outputs =
       reinterpret_cast<float*>(static_cast<unsigned char*>(params->workspace) + nvb::sums_bytes(plan));
+  if (plan.brief) return nvb::launch_decode_short(arguments, *launch);
   return plan.mma ? nvb::launch_decode_mma(arguments, plan.shape, *launch)
                   : nvb::launch_decode_simt(arguments, plan.shape, *launch);
 }

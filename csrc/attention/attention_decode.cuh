@@ -257,6 +257,17 @@ inline constexpr int kDecodeStaticBytes = 4096;
 DecodeShape decode_mma_shape(const nvb_attention_decode_params& params, const nvb_launch& launch);
 DecodeShape decode_simt_shape(const nvb_attention_decode_params& params);
 
+// The kernel for few keys (attention_decode_short.cu): whether it is the one for these arguments, which
+// attention_decode_mma takes too, and how it divides them.
+struct ShortPlan {
+  int blocks;  // of a cluster
+  int chunks;
+  int heads_per_chunk;
+};
+inline constexpr int kMaxShortHeads = 4;
+bool decode_short_plan(const nvb_attention_decode_params& params, const nvb_launch& launch, ShortPlan& plan);
+cudaError_t launch_decode_short(const DecodeArguments& arguments, const nvb_launch& launch);
+
 cudaError_t launch_decode_mma(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch);
 cudaError_t launch_decode_simt(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch);
 

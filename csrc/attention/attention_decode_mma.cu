@@ -102,25 +102,43 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 #pragma unroll
   for (int stage = 0; stage < Tile::kStages; ++stage) load(warp + stage * warps, stage);
 
-  // Q as fragments, while the copies are on their way: [head tile][step][lane] of {high, rest, high, rest}.
+  // Q as fragments, while the copies are on their way: [head tile][step][lane] of {high, rest, high, rest}. A thread
+  // loads all of a batch before it uses any, or the latency of every element would add up.
   uint4* const query_fragments = reinterpret_cast<uint4*>(shared);
-  for (int index = threadIdx.x; index < kHeadTiles * kSteps * 32; index += blockDim.x) {
-    const int head = index / (kSteps * 32) * 8 + index % 32 / 4;
-    const int column = index / 32 % kSteps * 16 + index % 4 * 2;
-    const int64_t start = block.sequence * p.query_token_stride + (block.head + head) * p.query_head_stride + column;
-    float q[4] = {};
-    if (head < block.heads) {
+  const auto stage_query = [&](auto element) {
+    using Query = decltype(element);
+    constexpr int kFragments = kHeadTiles * kSteps * 32, kBatch = 4;
+    const Query* const query = static_cast<const Query*>(p.query) + block.sequence * p.query_token_stride;
+    for (int first = threadIdx.x; first < kFragments; first += kBatch * blockDim.x) {
+      Query raw[kBatch][4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (column + half * 8 >= p.head_dim) continue;
-        q[2 * half] = load_element(p.query, p.query_dtype, start + half * 8);
-        q[2 * half + 1] = load_element(p.query, p.query_dtype, start + half * 8 + 1);
+      for (int i = 0; i < kBatch; ++i) {
+        const int index = first + i * blockDim.x;
+        const int head = index / (kSteps * 32) * 8 + index % 32 / 4;
+        const int column = index / 32 % kSteps * 16 + index % 4 * 2;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int at = column + e / 2 * 8 + e % 2;
+          const bool inside = index < kFragments && head < block.heads && at < p.head_dim;
+          raw[i][e] = inside ? query[(block.head + head) * p.query_head_stride + at] : from_float<Query>(0.0f);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int index = first + i * blockDim.x;
+        uint4 fragment;
+        split_pair<T>(to_float(raw[i][0]), to_float(raw[i][1]), fragment.x, fragment.y);
+        split_pair<T>(to_float(raw[i][2]), to_float(raw[i][3]), fragment.z, fragment.w);
+        if (index < kFragments) query_fragments[index] = fragment;
       }
     }
-    uint4 fragment;
-    split_pair<T>(q[0], q[1], fragment.x, fragment.y);
-    split_pair<T>(q[2], q[3], fragment.z, fragment.w);
-    query_fragments[index] = fragment;
+  };
+  if (p.query_dtype == NVB_F32) {
+    stage_query(float());
+  } else if (p.query_dtype == NVB_F16) {
+    stage_query(__half());
+  } else {
+    stage_query(__nv_bfloat16());
   }
   __syncthreads();
 

@@ -25,6 +25,26 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
+// Sums `Count` values (a power of two) over Width = 2 * Offset >= Count neighbouring lanes in Count - 1 + log2(Width /
+// Count) shuffles instead of log2(Width) * Count: each exchange halves the values that a lane still carries. Lane l of
+// the Width returns the sum of value l / (Width / Count). Recursive, so that every index is a constant and the values
+// stay in registers.
+template <int Offset = 16, int Count>
+__device__ __forceinline__ float transpose_sum(const float (&values)[Count]) {
+  if constexpr (Count == 1) {
+    return warp_sum<2 * Offset>(values[0]);
+  } else {
+    const bool upper = threadIdx.x & Offset;
+    float kept[Count / 2];
+#pragma unroll
+    for (int i = 0; i < Count / 2; ++i) {
+      const float sent = upper ? values[i] : values[i + Count / 2];
+      kept[i] = (upper ? values[i + Count / 2] : values[i]) + __shfl_xor_sync(0xffffffffu, sent, Offset);
+    }
+    return transpose_sum<Offset / 2>(kept);
+  }
+}
+
 // Over a one-dimensional block of `Threads` threads; every thread receives the result. `scratch` is shared memory of
 // Threads / 32 floats. The leading barrier lets calls follow each other on the same scratch.
 template <int Threads>

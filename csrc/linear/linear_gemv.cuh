@@ -69,25 +69,6 @@ __device__ __forceinline__ void load_input(const Input* address, float (&values)
   }
 }
 
-// Sums `Count` values (a power of two up to 32) over the warp in Count - 1 + log2(32 / Count) shuffles instead of
-// 5 * Count: each exchange halves the values that a lane still carries. Lane l returns the sum of value l / (32 /
-// Count). Recursive, so that every index is a constant and the values stay in registers.
-template <int Offset = 16, int Count>
-__device__ __forceinline__ float transpose_sum(const float (&values)[Count]) {
-  if constexpr (Count == 1) {
-    return warp_sum<2 * Offset>(values[0]);
-  } else {
-    const bool upper = threadIdx.x & Offset;
-    float kept[Count / 2];
-#pragma unroll
-    for (int i = 0; i < Count / 2; ++i) {
-      const float sent = upper ? values[i] : values[i + Count / 2];
-      kept[i] = (upper ? values[i + Count / 2] : values[i]) + __shfl_xor_sync(0xffffffffu, sent, Offset);
-    }
-    return transpose_sum<Offset / 2>(kept);
-  }
-}
-
 template <typename Weight, typename Input, int Tokens, bool Aligned>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm<Input, Tokens>)
     linear_gemv(const nvb_linear_params p, const LinearEpilogue epilogue, const int split) {

@@ -125,6 +125,11 @@ fn lengths_and_windows() {
     for window in [1, 2, 16, 31, 64, 65, 128, 512, 1023, 1024, 5000] {
         cases.push(Case { positions: vec![1000, 5, 511, 64, 1023], window, heads: (4, 1), dim: 32, ..case() });
     }
+    for (heads, dim) in [((2, 1), 256), ((4, 1), 200), ((3, 3), 128), ((6, 1), 96), ((2, 2), 64), ((10, 2), 8)] {
+        for (position, window) in [(0, 0), (63, 0), (128, 0), (129, 0), (700, 0), (1030, 0), (1500, 1024), (1500, 77)] {
+            cases.push(Case { positions: vec![position, position / 3], heads, dim, window, ..case() });
+        }
+    }
     for batch in [0, 1, 2, 7, 32, 130] {
         let positions = (0..batch).map(|i| i * 37 % 200).collect();
         cases.push(Case { positions, heads: (2, 1), dim: 32, headroom: Some(3), ..case() });
