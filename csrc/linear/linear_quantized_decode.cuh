@@ -20,7 +20,8 @@ namespace quantized {
 
 enum class DecodeKernel {
   kStream,
-  kRegisters,   // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
+  kStream3,    // the same with rings of three stages: FP8 of up to 8 tokens, whose decoding a short ring does not cover
+  kRegisters,  // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
   kRegisters4,  // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
   kStationary,  // Int4 without offsets
 };
@@ -63,6 +64,7 @@ constexpr DecodeChoice kInt4Choices[] = {
 };
 constexpr DecodeChoice kByteChoices[] = {
     {16, 0, 265, 0, 65, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 0, 400, 65, 192, DecodeKernel::kStream3, 2, 8, 4, 3},
     {8, 0, 400, 65, 192, DecodeKernel::kStream, 2, 12, 4, 2},
     {8, 0, 400, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
     {8, 400, 1024, 0, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
@@ -163,6 +165,14 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       continue;
     }
     StreamPlan plan;
+    if (choice->kernel == DecodeKernel::kStream3) {
+      if constexpr (Tiles == 1 && Weight::kFp8) {
+        if (make_stream_plan<Stage, Tiles, 3>(params, launch, *choice, plan)) {
+          return launch_plan(linear_quantized_stream<Stage, T, Tiles, 3, true>, params, launch, plan);
+        }
+      }
+      continue;
+    }
     if (!make_stream_plan<Stage, Tiles, kStages>(params, launch, *choice, plan)) continue;
     if constexpr (Tiles == 1) {  // no choice for more than 8 tokens has blocks alone
       if (choice->cluster_shift == 0) {
