@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "linear_quantized_decode.h"
 #include "linear_quantized_skinny.cuh"
@@ -20,9 +21,10 @@ namespace quantized {
 
 enum class DecodeKernel {
   kStream,
-  kRegisters,   // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
+  kStream3,    // the same with rings of three stages: FP8 of up to 8 tokens, whose decoding a short ring does not cover
+  kRegisters,  // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
   kRegisters4,  // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
-  kStationary,  // Int4 without offsets
+  kStationary,  // Int4
 };
 
 struct DecodeChoice {
@@ -63,6 +65,7 @@ constexpr DecodeChoice kInt4Choices[] = {
 };
 constexpr DecodeChoice kByteChoices[] = {
     {16, 0, 265, 0, 65, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 0, 400, 65, 192, DecodeKernel::kStream3, 2, 8, 4, 3},
     {8, 0, 400, 65, 192, DecodeKernel::kStream, 2, 12, 4, 2},
     {8, 0, 400, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
     {8, 400, 1024, 0, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
@@ -126,6 +129,9 @@ cudaError_t launch_plan(void (*kernel)(nvb_linear_quantized_params, LinearEpilog
   return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n), plan);
 }
 
+template <int Size>
+using Group = std::integral_constant<int, Size>;
+
 template <typename Stage, typename T, int Tiles>
 cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   using Weight = typename Stage::Weight;
@@ -138,6 +144,7 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
   const int row_blocks = static_cast<int>((params.n + kTileRows - 1) / kTileRows);
   const int chunks = static_cast<int>(params.k / kChunk);
   const DecodeChoice* choice = kInt4 ? kInt4Choices : kByteChoices;
+  [[maybe_unused]] StationaryPlan stationary;
   for (;; ++choice) {
     if (params.m > choice->tokens || row_blocks < choice->from || row_blocks >= choice->below ||
         chunks < choice->k_from || chunks >= choice->k_below) {
@@ -153,16 +160,34 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       continue;
     }
     if (choice->kernel == DecodeKernel::kStationary) {
-      if constexpr (kInt4 && !Weight::kOffsets) {
-        StationaryPlan plan;
-        if (make_stationary_plan<Weight::kScales, Tiles>(params, launch, choice->cluster_shift, choice->blocks_per_sm,
-                                                         plan)) {
-          return launch_plan(linear_quantized_stationary<Weight::kScales, T, Tiles>, params, launch, plan);
+      if constexpr (kInt4) {
+        const auto fits = [&](auto group) {
+          return make_stationary_plan<group(), Weight::kOffsets, Tiles>(params, launch, choice->cluster_shift, 1,
+                                                                        choice->blocks_per_sm, stationary);
+        };
+        const auto run = [&](auto group) {
+          return launch_plan(linear_quantized_stationary<group(), Weight::kOffsets, T, Tiles>, params, launch,
+                             stationary);
+        };
+        if constexpr (Weight::kScales == Scales::kGroups32) {
+          if (fits(Group<32>())) return run(Group<32>());
+        } else if (params.group == 64) {
+          if (fits(Group<64>())) return run(Group<64>());
+        } else {
+          if (fits(Group<128>())) return run(Group<128>());
         }
       }
       continue;
     }
     StreamPlan plan;
+    if (choice->kernel == DecodeKernel::kStream3) {
+      if constexpr (Tiles == 1 && Weight::kFp8) {
+        if (make_stream_plan<Stage, Tiles, 3>(params, launch, *choice, plan)) {
+          return launch_plan(linear_quantized_stream<Stage, T, Tiles, 3, true>, params, launch, plan);
+        }
+      }
+      continue;
+    }
     if (!make_stream_plan<Stage, Tiles, kStages>(params, launch, *choice, plan)) continue;
     if constexpr (Tiles == 1) {  // no choice for more than 8 tokens has blocks alone
       if (choice->cluster_shift == 0) {

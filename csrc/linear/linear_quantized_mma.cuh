@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(32 * WarpsN * WarpsK, BlocksPerSm)
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] *= row_scales[i];
-    repair_sums<Weight, T>(p, first_token + token, column, values);
+    repair_sums<Weight::kOffsets, T>(p, first_token + token, column, values);
     store_columns(epilogue, first_token + token, column, values, bias);
   }
 #endif

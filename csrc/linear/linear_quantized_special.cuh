@@ -1,7 +1,6 @@
-// What the tensor-core kernels do about infinities where W has offsets.
-//
-// They add scale (q - 8) x and (8 scale + offset) x apart, which is inf - inf for an infinite x though the weight that
-// it meets is an ordinary number. A sum that is not finite is therefore computed again, from the elements of W.
+// What the tensor-core kernels do about infinities where they add scale q x and offset x apart, or scale (q - 8) x and
+// (8 scale + offset) x: that is inf - inf for an infinite x though the weight that it meets is an ordinary number. A
+// sum that is not finite is therefore computed again, from the elements of W.
 #pragma once
 
 #include <math_constants.h>
@@ -30,10 +29,10 @@ __device__ __noinline__ float sum_of_elements(const nvb_linear_quantized_params&
 }
 
 // Puts `Count` sums of a token right, from column `column` on; columns past the end are left alone.
-template <typename Weight, typename T, int Count>
+template <bool Apart, typename T, int Count>
 __device__ __forceinline__ void repair_sums(const nvb_linear_quantized_params& p, int64_t token, int64_t column,
                                             float (&sums)[Count]) {
-  if constexpr (Weight::kOffsets) {
+  if constexpr (Apart) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
       if (!(fabsf(sums[i]) < CUDART_INF_F) && column + i < p.n) sums[i] = sum_of_elements<T>(p, token, column + i);

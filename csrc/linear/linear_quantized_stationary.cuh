@@ -1,13 +1,20 @@
-// y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) for 1 ≤ m ≤ 16 tokens t and a large Int4 W without offsets, where the
-// time is that of reading W: compute capability 9.0.
+// y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) for 1 ≤ m ≤ 16 tokens t and a large Int4 W, where the time is that of
+// reading W: compute capability 9.0.
 //
-// Input-stationary: the blocks of a cluster divide k, a block's warps divide its slice, and a warp keeps its chunks of
-// x in registers, as second operands of mma m16n8k16, while W passes by, one block of 16 rows after the other. A warp's
-// part of such a block lies together in memory: two bulk copies bring it and its scales into a ring of the warp's own,
-// so that no warp waits for another. The warps' sums of some blocks of rows meet in shared memory, where they are added
-// in a fixed order; those of a cluster meet in the memory of the block that owns the rows.
+// Input-stationary: the blocks of a cluster divide k, the warps of a group divide the block's slice, and a warp keeps
+// its chunks of x in registers, as second operands of mma m16n8k16, while W passes by, one block of 16 rows after the
+// other; groups take turns. A warp's part of such a block lies together in memory: bulk copies bring it and its scales
+// into a ring of the warp's own, so that no warp waits for another. The warps' sums of some blocks of rows meet in
+// shared memory, where they are added in a fixed order; those of a cluster meet in the memory of the block that owns
+// the rows.
 //
-// The rings are filled before griddepcontrol.wait: W and its scales may not be written by the grid before.
+// The first stages are on their way before griddepcontrol.wait: W and its scales and offsets may not be written by the
+// grid before. What is requested from memory is served in turn, so x of many tokens, without which nothing starts, is
+// asked for after kEarly stages and before the others.
+//
+// Raw codes: W = s q + o is multiplied as q alone, which takes a mask for each pair of codes (RawInt4), and Σ_groups o
+// Σ x is added by one more product of the tensor cores for each block of rows, in tf32, whose operands are the offsets
+// (-8 s where W has none) and the groups' sums of x in two parts.
 //
 // Shapes: x [m, k] of f16 or bf16 with 16-byte aligned rows, k a multiple of 64 and at most Stationary::kChunks chunks
 // a warp. Shared memory: StationaryPlan.
@@ -20,18 +27,27 @@
 namespace nvb {
 namespace quantized {
 
-// Up to 8 Tiles tokens.
-template <Scales Kind, int Tiles>
+// Up to 8 Tiles tokens, groups of GroupK.
+template <int GroupK, bool Offsets, int Tiles>
 struct Stationary {
+  // With few tokens there is little to save for what the groups' sums take.
+  static constexpr bool kRaw = Offsets || Tiles == 2;
   static constexpr int kChunks = Tiles == 1 ? 8 : 4;       // that a warp keeps, in 64 registers
   static constexpr int kWarps = Tiles == 1 ? 8 : 16;       // of a block, at most
   static constexpr int kBlocksPerSm = Tiles == 1 ? 2 : 1;  // of so many warps
   static constexpr int kStages = 2;                        // of a warp's ring
-  static constexpr int kSteps = Kind == Scales::kGroups32 ? 2 : 1;
+  static constexpr int kEarly = Tiles == 1 ? 2 : 1;        // of them before x
+  static constexpr int kSteps = GroupK == 32 ? 2 : 1;
+  static constexpr int kUnit = kRaw && GroupK == 128 ? 2 : 1;  // chunks that stay together
+  static constexpr int kGroups = kChunks * kSteps / kUnit;     // of a warp, at most
   static constexpr int kWeightBytes = kChunks * 512;
-  static constexpr int kScaleBytes = kChunks * kSteps * 32;
-  static constexpr int kStageBytes = kWeightBytes + kScaleBytes;
+  static constexpr int kScaleBytes = kGroups * 32;
+  static constexpr int kStageBytes = kWeightBytes + kScaleBytes * (Offsets ? 2 : 1);
+  static_assert(kRaw || !Offsets, "only raw codes have offsets");
   static constexpr int kVectors = Tiles * 32;  // of 4 sums of a block of rows
+  // A warp's: stages, then the groups' sums of x.
+  static constexpr int kGroupQuads = (kGroups + 3) / 4;
+  static constexpr int kRingBytes = kStages * kStageBytes + (kRaw ? kGroupQuads * Tiles * 256 : 0);
 };
 
 // How a product is divided, and where in a block's shared memory things lie: rings, sums (and x on its way), sums
@@ -39,53 +55,64 @@ struct Stationary {
 struct StationaryPlan {
   int cluster_shift;  // log2 of the blocks of a cluster
   int warps;          // of a block
+  int warps_k;        // of a group
+  int x_pitch;        // bytes of a token on its way
   int rows, longer;   // blocks of rows of a cluster, and how many clusters take one more
-  int phase_rows;     // blocks of rows between two meetings of the warps
+  int phase_rows;     // blocks of rows between two meetings of the warps, a multiple of the groups
   int sums_at, received_at, barriers_at, bytes;
   unsigned grid;
 };
 
-template <Scales Kind, typename T, int Tiles>
-__global__ void __launch_bounds__(32 * Stationary<Kind, Tiles>::kWarps, Stationary<Kind, Tiles>::kBlocksPerSm)
+template <int GroupK, bool Offsets, typename T, int Tiles>
+__global__ void __launch_bounds__(32 * Stationary<GroupK, Offsets, Tiles>::kWarps,
+                                  Stationary<GroupK, Offsets, Tiles>::kBlocksPerSm)
     linear_quantized_stationary(const __grid_constant__ nvb_linear_quantized_params p,
                                 const __grid_constant__ LinearEpilogue epilogue,
                                 const __grid_constant__ StationaryPlan plan) {
 #if __CUDA_ARCH__ == 900
-  using Shape = Stationary<Kind, Tiles>;
-  constexpr int kChunks = Shape::kChunks, kSteps = Shape::kSteps, kVectors = Shape::kVectors;
+  using Shape = Stationary<GroupK, Offsets, Tiles>;
+  constexpr int kChunks = Shape::kChunks, kSteps = Shape::kSteps, kVectors = Shape::kVectors, kUnit = Shape::kUnit;
+  constexpr bool kRaw = Shape::kRaw;
   extern __shared__ __align__(128) char base[];
   // The shuffle tells the compiler that a warp agrees on its number.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const int warps = plan.warps;
+  const int warps_k = plan.warps_k, warp_k = warp % warps_k;
+  const int groups_n = plan.warps / warps_k, group_n = warp / warps_k;
   const int shift = plan.cluster_shift;
   const int rank = shift > 0 ? static_cast<int>(cluster_rank()) : 0;
   const int m = static_cast<int>(p.m);
 
   // This warp's chunks, and the cluster's blocks of rows.
   const int chunks = static_cast<int>(p.k / kChunk);
-  const int slice = rank * chunks >> shift, slice_end = (rank + 1) * chunks >> shift;
-  const int begin = slice + (slice_end - slice) * warp / warps;
-  const int count = slice + (slice_end - slice) * (warp + 1) / warps - begin;
+  const int units = (chunks + kUnit - 1) / kUnit;
+  const int slice = rank * units >> shift, slice_units = ((rank + 1) * units >> shift) - slice;
+  const int begin = (slice + slice_units * warp_k / warps_k) * kUnit;
+  const int count = min((slice + slice_units * (warp_k + 1) / warps_k) * kUnit, chunks) - begin;
   const int cluster = static_cast<int>(blockIdx.x >> shift);
   const int64_t first_row = static_cast<int64_t>(cluster) * plan.rows + min(cluster, plan.longer);
   const int rows = plan.rows + (cluster < plan.longer ? 1 : 0);
   const int owned = (rows - rank + (1 << shift) - 1) >> shift;
 
-  const int group_shift = Kind == Scales::kGroups64 && p.group == 128 ? 1 : 0;
-  const int groups = Kind == Scales::kGroups32 ? 2 * chunks : (chunks + group_shift) >> group_shift;
-  const int first_group = Kind == Scales::kGroups32 ? 2 * begin : begin >> group_shift;
-  const int odd = begin & group_shift;
-  const int scale_bytes = 32 * (Kind == Scales::kGroups32 ? 2 * count : (odd + count + group_shift) >> group_shift);
+  constexpr int kGroupShift = GroupK == 128 ? 1 : 0;
+  const int groups = GroupK == 32 ? 2 * chunks : (chunks + kGroupShift) >> kGroupShift;
+  const int first_group = GroupK == 32 ? 2 * begin : begin >> kGroupShift;
+  const int odd = kUnit == 2 ? 0 : begin & kGroupShift;
+  const int scale_bytes = 32 * (GroupK == 32 ? 2 * count : (odd + count + kGroupShift) >> kGroupShift);
 
-  char* const ring = base + warp * (Shape::kStages * Shape::kStageBytes);
+  char* const ring = base + warp * Shape::kRingBytes;
   float4* const sums = reinterpret_cast<float4*>(base + plan.sums_at);
   float4* const received = reinterpret_cast<float4*>(base + plan.received_at);
   uint64_t* const full = reinterpret_cast<uint64_t*>(base + plan.barriers_at) + warp * Shape::kStages;
-  uint64_t* const all_received = reinterpret_cast<uint64_t*>(base + plan.barriers_at) + warps * Shape::kStages;
+  uint64_t* const all_received = reinterpret_cast<uint64_t*>(base + plan.barriers_at) + plan.warps * Shape::kStages;
+  uint64_t* const x_arrived = all_received + 1;
 
   allow_next_grid();
   if (lane < Shape::kStages) {
     barrier_init(full + lane, 1);
+    barrier_init_fence();
+  }
+  if (Tiles > 1 && threadIdx.x == 0) {
+    barrier_init(x_arrived, 1);
     barrier_init_fence();
   }
   if (shift > 0) {
@@ -103,33 +130,68 @@ __global__ void __launch_bounds__(32 * Stationary<Kind, Tiles>::kWarps, Stationa
   __syncwarp();
 
   // Fill the ring. Scales of chunks past the warp's last stay 0.
-  const char* weight = static_cast<const char*>(p.weight) + (first_row * chunks + begin) * 512;
-  const char* scale = static_cast<const char*>(p.scales) + (first_row * groups + first_group) * 32;
-  int next = 0;
+  const char* weight = static_cast<const char*>(p.weight) + ((first_row + group_n) * chunks + begin) * 512;
+  int64_t scale_at = ((first_row + group_n) * groups + first_group) * 32;
+  int next = group_n;
   const auto copy_next = [&](int slot) {
     if (lane == 0 && next < rows) {
       char* const target = ring + slot * Shape::kStageBytes;
-      barrier_expect(full + slot, count * 512 + scale_bytes);
+      barrier_expect(full + slot, count * 512 + scale_bytes * (Offsets ? 2 : 1));
       bulk_copy_once(target, weight, count * 512, full + slot);
-      bulk_copy_once(target + Shape::kWeightBytes, scale, scale_bytes, full + slot);
+      char* const scales = target + Shape::kWeightBytes;
+      bulk_copy_once(scales, static_cast<const char*>(p.scales) + scale_at, scale_bytes, full + slot);
+      if constexpr (Offsets) {
+        bulk_copy_once(scales + Shape::kScaleBytes, static_cast<const char*>(p.offsets) + scale_at, scale_bytes,
+                       full + slot);
+      }
     }
-    ++next;
-    weight += static_cast<int64_t>(chunks) * 512;
-    scale += static_cast<int64_t>(groups) * 32;
+    next += groups_n;
+    weight += static_cast<int64_t>(groups_n) * chunks * 512;
+    scale_at += static_cast<int64_t>(groups_n) * groups * 32;
   };
 #pragma unroll 1
+  for (int i = 0; i < Shape::kEarly; ++i) copy_next(i);
+#pragma unroll 1
   for (int i = 0; i < Shape::kStages; ++i) {
-    copy_next(i);
     for (int at = scale_bytes + lane * 4; at < Shape::kScaleBytes; at += 128) {
-      *reinterpret_cast<uint32_t*>(ring + i * Shape::kStageBytes + Shape::kWeightBytes + at) = 0;
+      char* const scales = ring + i * Shape::kStageBytes + Shape::kWeightBytes + at;
+      *reinterpret_cast<uint32_t*>(scales) = 0;
+      if constexpr (Offsets) *reinterpret_cast<uint32_t*>(scales + Shape::kScaleBytes) = 0;
     }
   }
   __syncwarp();
 
-  wait_for_previous_grid();
   uint32_t x[kChunks][Tiles][4][2];
-  load_stationary<T>(static_cast<const T*>(p.input) + static_cast<int64_t>(begin) * kChunk, p.input_stride, m, count,
-                     reinterpret_cast<char*>(sums) + warp * (4 * kTokenBytes<kChunks>), x);
+  if constexpr (Tiles == 1) {
+    wait_for_previous_grid();
+    load_stationary<T>(static_cast<const T*>(p.input) + static_cast<int64_t>(begin) * kChunk, p.input_stride, m, count,
+                       x);
+  } else {
+    const int first_chunk = slice * kUnit;
+    if (warp == 0) {
+      wait_for_previous_grid();
+      const int bytes = (min((slice + slice_units) * kUnit, chunks) - first_chunk) * kChunk * 2;
+      order_bulk_copies();
+      if (lane == 0) barrier_expect(x_arrived, m * bytes);
+      __syncwarp();
+      if (lane < m) {
+        bulk_copy_input(
+            base + plan.sums_at + lane * plan.x_pitch,
+            static_cast<const T*>(p.input) + lane * p.input_stride + static_cast<int64_t>(first_chunk) * kChunk, bytes,
+            x_arrived);
+      }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = Shape::kEarly; i < Shape::kStages; ++i) copy_next(i);
+    barrier_wait(x_arrived, 0);
+    load_stationary(base + plan.sums_at + (begin - first_chunk) * (kChunk * 2), plan.x_pitch, m, count, x);
+  }
+  uint2* const group_sums = reinterpret_cast<uint2*>(ring + Shape::kStages * Shape::kStageBytes) + lane;
+  if constexpr (kRaw) {
+    RawInt4<T>::scale_input(x);
+    sum_groups<T, GroupK, Shape::kGroupQuads>(Offsets ? 1.0f : -8.0f, x, group_sums);
+  }
   if (Tiles > 1) __syncthreads();  // the sums take the place of x
   if (shift > 0) cluster_wait();   // the owners' barriers are made
 
@@ -139,29 +201,41 @@ __global__ void __launch_bounds__(32 * Stationary<Kind, Tiles>::kWarps, Stationa
   for (int phase = 0; phase < rows; phase += plan.phase_rows) {
     const int phase_end = min(phase + plan.phase_rows, rows);
 #pragma unroll 1
-    for (int row = phase; row < phase_end; ++row) {
+    for (int row = phase + group_n; row < phase_end; row += groups_n) {
       const char* const stage = ring + slot * Shape::kStageBytes;
       barrier_wait(full + slot, parity);
       float totals[Tiles][4] = {};
+      float products[Tiles][4];
+      const char* const scales = stage + Shape::kWeightBytes;
+      const auto rows_pair = [&](const char* group) {
+        return __half22float2(as_f16(*reinterpret_cast<const uint32_t*>(group + lane / 4 * 4)));
+      };
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         const uint4 raw = load16(stage + c * 512 + lane * 16);
         const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-          const int group = Kind == Scales::kGroups32 ? 2 * c + s : (c + odd) >> group_shift;
-          const float2 factor = __half22float2(
-              as_f16(*reinterpret_cast<const uint32_t*>(stage + Shape::kWeightBytes + group * 32 + lane / 4 * 4)));
-          float products[Tiles][4] = {};
+          if (c % kUnit == 0) {
+#pragma unroll
+            for (int i = 0; i < 4 * Tiles; ++i) products[i / 4][i % 4] = 0.0f;
+          }
 #pragma unroll
           for (int j = s * 4 / kSteps; j < (s + 1) * 4 / kSteps; ++j) {
             uint32_t a[4];
-            Int4Decoder<T>::fragment(words[j], a);
+            if constexpr (kRaw) {
+              RawInt4<T>::fragment(words[j], a);
+            } else {
+              Int4Decoder<T>::fragment(words[j], a);
+            }
 #pragma unroll
             for (int tile = 0; tile < Tiles; ++tile) {
               mma_m16n8k16<T>(products[tile], a, x[c][tile][j][0], x[c][tile][j][1]);
             }
           }
+          if (c % kUnit < kUnit - 1) continue;
+          const int group = GroupK == 32 ? 2 * c + s : kUnit == 2 ? c / 2 : (c + odd) >> kGroupShift;
+          const float2 factor = rows_pair(scales + group * 32);
 #pragma unroll
           for (int tile = 0; tile < Tiles; ++tile) {
 #pragma unroll
@@ -171,10 +245,27 @@ __global__ void __launch_bounds__(32 * Stationary<Kind, Tiles>::kWarps, Stationa
           }
         }
       }
+      if constexpr (kRaw) {
+#pragma unroll
+        for (int quad = 0; quad < Shape::kGroupQuads; ++quad) {
+          const int group = 4 * quad + lane % 4;
+          float2 offset = make_float2(0.0f, 0.0f);
+          if (Shape::kGroups % 4 == 0 || group < Shape::kGroups) {
+            offset = rows_pair(scales + (Offsets ? Shape::kScaleBytes : 0) + group * 32);
+          }
+          const uint32_t low = __float_as_uint(offset.x * RawInt4<T>::kLow);
+          const uint32_t high = __float_as_uint(offset.y * RawInt4<T>::kHigh);
+          const uint32_t a[4] = {low, high, low, high};
+#pragma unroll
+          for (int tile = 0; tile < Tiles; ++tile) {
+            mma_m16n8k8_tf32(totals[tile], a, group_sums[(quad * Tiles + tile) * 32]);
+          }
+        }
+      }
       __syncwarp();
       copy_next(slot);
       if (++slot == Shape::kStages) slot = 0, parity ^= 1;
-      float4* const target = sums + ((row - phase) * warps + warp) * kVectors + lane;
+      float4* const target = sums + ((row - phase) * warps_k + warp_k) * kVectors + lane;
 #pragma unroll
       for (int tile = 0; tile < Tiles; ++tile) {
         if (8 * tile + lane % 4 * 2 >= m) continue;
@@ -185,15 +276,15 @@ __global__ void __launch_bounds__(32 * Stationary<Kind, Tiles>::kWarps, Stationa
 #pragma unroll 1
     for (int i = threadIdx.x; i < (phase_end - phase) * kVectors; i += blockDim.x) {
       const int row = phase + i / kVectors, place = i % kVectors;
-      const float4* const parts = sums + (row - phase) * warps * kVectors + place;
+      const float4* const parts = sums + (row - phase) * warps_k * kVectors + place;
       float total[4] = {};
 #pragma unroll 4
-      for (int w = 0; w < warps; ++w) {
+      for (int w = 0; w < warps_k; ++w) {
         const float4 part = parts[w * kVectors];
         total[0] += part.x, total[1] += part.y, total[2] += part.z, total[3] += part.w;
       }
       if (shift == 0) {
-        finish_fragment<T>(p, epilogue, first_row + row, place / 32, total);
+        finish_fragment<T, kRaw>(p, epilogue, first_row + row, place / 32, total);
       } else if (place / 32 * 8 + lane % 4 * 2 < m) {
         const int owner = row & ((1 << shift) - 1);
         float4* const target = received + ((row >> shift << shift) + rank) * kVectors + place;
@@ -213,45 +304,51 @@ __global__ void __launch_bounds__(32 * Stationary<Kind, Tiles>::kWarps, Stationa
         const float4 part = received[((row << shift) + r) * kVectors + place];
         total[0] += part.x, total[1] += part.y, total[2] += part.z, total[3] += part.w;
       }
-      finish_fragment<T>(p, epilogue, first_row + (row << shift) + rank, place / 32, total);
+      finish_fragment<T, kRaw>(p, epilogue, first_row + (row << shift) + rank, place / 32, total);
     }
   }
 #endif
 }
 
-// Lays a product out over clusters of 1 << cluster_shift blocks, blocks_per_sm on a multiprocessor; false if it does
-// not fit.
-template <Scales Kind, int Tiles>
-bool make_stationary_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, int cluster_shift,
+// Lays a product out over clusters of 1 << cluster_shift blocks of `groups` groups of warps, blocks_per_sm on a
+// multiprocessor; false if it does not fit.
+template <int GroupK, bool Offsets, int Tiles>
+bool make_stationary_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, int cluster_shift, int groups,
                           int blocks_per_sm, StationaryPlan& plan) {
-  using Shape = Stationary<Kind, Tiles>;
+  using Shape = Stationary<GroupK, Offsets, Tiles>;
   constexpr int kReservedBytes = 1024;  // of shared memory, by the system for each block
   constexpr int kRowBytes = Shape::kVectors * 16, kBarrierBytes = static_cast<int>(sizeof(uint64_t));
   const int cluster = 1 << cluster_shift;
-  const int chunks = static_cast<int>(p.k / kChunk);
-  const int slice = (chunks + cluster - 1) / cluster;
-  const int warps = (slice + Shape::kChunks - 1) / Shape::kChunks;
-  if (warps > Shape::kWarps || warps > chunks / cluster) return false;
+  const int units = (static_cast<int>(p.k / kChunk) + Shape::kUnit - 1) / Shape::kUnit;
+  const int slice = (units + cluster - 1) / cluster;
+  constexpr int kWarpUnits = Shape::kChunks / Shape::kUnit;
+  const int warps_k = (slice + kWarpUnits - 1) / kWarpUnits, warps = warps_k * groups;
+  if (warps > Shape::kWarps || warps_k > units / cluster) return false;
   const int64_t row_blocks = (p.n + kTileRows - 1) / kTileRows;
   const int64_t clusters = std::min<int64_t>(row_blocks, std::max(1, launch.multiprocessors * blocks_per_sm / cluster));
   const int rows = static_cast<int>((row_blocks + clusters - 1) / clusters);
   const int bytes =
       (launch.shared_bytes_per_block + kReservedBytes) / std::max(blocks_per_sm, Shape::kBlocksPerSm) - kReservedBytes;
-  const int scratch = Tiles == 1 ? 0 : warps * 4 * kTokenBytes<Shape::kChunks>;
-  const int rings = warps * Shape::kStages * (Shape::kStageBytes + kBarrierBytes) + kBarrierBytes;
+  plan.x_pitch = slice * Shape::kUnit * kChunk * 2 + 32;  // half a warp reads four tokens from all banks
+  const int x_bytes = Tiles == 1 ? 0 : static_cast<int>(p.m) * plan.x_pitch;
+  const int rings = warps * (Shape::kRingBytes + Shape::kStages * kBarrierBytes) + 2 * kBarrierBytes;
   const int received = cluster == 1 ? 0 : (rows + cluster - 1) / cluster * cluster * kRowBytes;
   const int left = bytes - rings - received;
-  if (left < std::max(scratch, warps * kRowBytes)) return false;
-  const int phases = (rows + left / (warps * kRowBytes) - 1) / (left / (warps * kRowBytes));
+  const int turn_bytes = warps * kRowBytes;  // of a block of rows for each group
+  if (left < std::max(x_bytes, turn_bytes)) return false;
+  const int turns = (rows + groups - 1) / groups;
+  const int phases = (turns + left / turn_bytes - 1) / (left / turn_bytes);
+  const int phase_turns = (turns + phases - 1) / phases;
   plan.cluster_shift = cluster_shift;
   plan.warps = warps;
+  plan.warps_k = warps_k;
   plan.rows = static_cast<int>(row_blocks / clusters);
   plan.longer = static_cast<int>(row_blocks % clusters);
-  plan.phase_rows = (rows + phases - 1) / phases;
-  plan.sums_at = warps * Shape::kStages * Shape::kStageBytes;
-  plan.received_at = plan.sums_at + std::max(scratch, plan.phase_rows * warps * kRowBytes);
+  plan.phase_rows = phase_turns * groups;
+  plan.sums_at = warps * Shape::kRingBytes;
+  plan.received_at = plan.sums_at + std::max((x_bytes + 15) / 16 * 16, phase_turns * turn_bytes);
   plan.barriers_at = plan.received_at + received;
-  plan.bytes = plan.barriers_at + (warps * Shape::kStages + 1) * kBarrierBytes;
+  plan.bytes = plan.barriers_at + (warps * Shape::kStages + 2) * kBarrierBytes;
   plan.grid = static_cast<unsigned>(clusters * cluster);
   return true;
 }

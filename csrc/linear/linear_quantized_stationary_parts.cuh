@@ -4,10 +4,27 @@
 
 #include "../common/cluster.cuh"
 #include "linear_epilogue.cuh"
+#include "linear_quantized_special.cuh"
 #include "linear_quantized_weight.cuh"
 
 namespace nvb {
 namespace quantized {
+
+// A bulk copy of x, which other blocks read too.
+__device__ __forceinline__ void bulk_copy_input(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+#endif
+}
+// Orders what the grids before have written before this thread's bulk copies.
+__device__ __forceinline__ void order_bulk_copies() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
 
 // q - 8 in T, divided by kFactor. Masked to its place in the lowest byte of a T, a code is a subnormal number or one
 // with the least exponent, which continues them; a fused multiplication makes it the same number for both places and
@@ -35,6 +52,80 @@ struct Int4Decoder {
   }
 };
 
+// q in T, times 2^-133 or 2^-24 in the rows of kLow and sixteen times that in the eight rows of kHigh: masked in place,
+// a code is the subnormal number of that many last places, or continues them with the least exponent. bf16 products
+// would leave the range of f32, so x is multiplied by a power of two first; what overflows there is not finite in the
+// end either, and is summed again from the elements.
+template <typename T>
+struct RawInt4 {
+  // A product in these units, and what gives back its size.
+  static constexpr float kLow = kIsBf16<T> ? 0x1p-43f : 0x1p-24f, kHigh = kIsBf16<T> ? 0x1p-39f : 0x1p-20f;
+  static constexpr float kLowFactor = 1.0f / kLow, kHighFactor = 1.0f / kHigh;
+  static constexpr float kInputFactor = kIsBf16<T> ? 0x1p90f : 1.0f;
+
+  static __device__ __forceinline__ void fragment(uint32_t word, uint32_t (&a)[4]) {
+    const uint32_t upper = word >> 8;
+    a[0] = word & 0x000f000fu;
+    a[1] = word & 0x00f000f0u;
+    a[2] = upper & 0x000f000fu;
+    a[3] = upper & 0x00f000f0u;
+  }
+  template <int Chunks, int Tiles>
+  static __device__ __forceinline__ void scale_input(uint32_t (&x)[Chunks][Tiles][4][2]) {
+    if constexpr (kIsBf16<T>) {
+      constexpr uint32_t kTwoTo90 = 0x6c806c80u;
+#pragma unroll
+      for (int i = 0; i < Chunks * Tiles * 8; ++i) {
+        uint32_t& pair = x[i / (Tiles * 8)][i / 8 % Tiles][i / 2 % 4][i % 2];
+        pair = multiply_pairs<T>(pair, kTwoTo90);
+      }
+    }
+  }
+};
+
+// d += a * b for 16 rows, 8 columns and 8 k, of f32 numbers whose last 13 bits do not count.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+#endif
+}
+
+// The sums of x over each group, times `factor`, as second operands of mma m16n8k8: k = t is the leading part of group
+// 4 quad + t, k = t + 4 the rest. Summed by the tensor cores as well: rows of ones times x. A lane stores its own at
+// `sums`[(quad Tiles + tile) 32].
+template <typename T, int GroupK, int Quads, int Chunks, int Tiles>
+__device__ __forceinline__ void sum_groups(float factor, const uint32_t (&x)[Chunks][Tiles][4][2], uint2* sums) {
+  constexpr int kInstructions = GroupK / 16;  // of a group
+  const uint32_t ones[4] = {kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>};
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int quad = 0; quad < Quads; ++quad) {
+#pragma unroll
+    for (int tile = 0; tile < Tiles; ++tile) {
+      float own = 0.0f;  // of token lane / 4 and group lane % 4 of the four
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int first = (4 * quad + i) * kInstructions;
+        if (first >= 4 * Chunks) break;
+        float sum[4] = {};
+#pragma unroll
+        for (int j = first; j < first + kInstructions; ++j) {
+          mma_m16n8k16<T>(sum, ones, x[j / 4][tile][j % 4][0], x[j / 4][tile][j % 4][1]);
+        }
+        const float even = __shfl_sync(0xffffffffu, sum[0], lane / 8);
+        const float odd = __shfl_sync(0xffffffffu, sum[1], lane / 8);
+        if (lane % 4 == i) own = lane & 4 ? odd : even;
+      }
+      own = own / RawInt4<T>::kInputFactor * factor;
+      const uint32_t leading = __float_as_uint(own) & 0xffffe000u;
+      sums[(quad * Tiles + tile) * 32] = make_uint2(leading, __float_as_uint(own - __uint_as_float(leading)));
+    }
+  }
+}
+
 // A bulk copy of bytes that are read once, completed on the barrier; addresses and size are multiples of 16.
 __device__ __forceinline__ void bulk_copy_once(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -52,7 +143,7 @@ __device__ __forceinline__ void bulk_copy_once(void* shared, const void* global,
 // Up to 8 tokens: straight from global memory, which takes no barrier. Tokens past the end repeat the last one, whose
 // sums are dropped.
 template <typename T, int Chunks>
-__device__ __forceinline__ void load_stationary(const T* input, int64_t stride, int m, int count, char*,
+__device__ __forceinline__ void load_stationary(const T* input, int64_t stride, int m, int count,
                                                 uint32_t (&x)[Chunks][1][4][2]) {
   const int lane = threadIdx.x % 32;
   const T* const token = input + min(lane / 4, m - 1) * stride + lane % 4 * 4;
@@ -67,50 +158,30 @@ __device__ __forceinline__ void load_stationary(const T* input, int64_t stride, 
   }
 }
 
-// Bytes of a token on its way through shared memory: half a warp reads four tokens from all banks.
+// Up to 16 tokens: the eight rows of a load would be eight lines, which is what more tokens wait for, so they pass
+// through shared memory. `x` is at the first chunk there.
 template <int Chunks>
-inline constexpr int kTokenBytes = Chunks * 128 + 32;
-
-// Up to 16 tokens: the eight rows of a load would be eight lines, which is what more tokens wait for. Whole lines pass
-// through shared memory instead, four tokens at a time, in `scratch` of 4 kTokenBytes.
-template <typename T, int Chunks>
-__device__ __forceinline__ void load_stationary(const T* input, int64_t stride, int m, int count, char* scratch,
+__device__ __forceinline__ void load_stationary(const char* x_shared, int pitch, int m, int count,
                                                 uint32_t (&x)[Chunks][2][4][2]) {
-  static_assert(Chunks == 4, "a lane copies 16 bytes of a token");
   const int lane = threadIdx.x % 32;
-  uint4 raw[4][4];
 #pragma unroll
-  for (int batch = 0; batch < 4; ++batch) {
+  for (int tile = 0; tile < 2; ++tile) {
+    const char* const token = x_shared + min(8 * tile + lane / 4, m - 1) * pitch + lane % 4 * 8;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int token = 4 * batch + i;
-      raw[batch][i] = make_uint4(0u, 0u, 0u, 0u);
-      if (token < m && lane < 8 * count) raw[batch][i] = load16(input + token * stride + lane * 8);
-    }
-  }
+    for (int c = 0; c < Chunks; ++c) {
 #pragma unroll
-  for (int batch = 0; batch < 4; ++batch) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) store16(scratch + i * kTokenBytes<Chunks> + lane * 16, raw[batch][i]);
-    __syncwarp();
-    if (lane / 16 == batch % 2) {
-      const char* const token = scratch + lane % 16 / 4 * kTokenBytes<Chunks> + lane % 4 * 8;
-#pragma unroll
-      for (int c = 0; c < Chunks; ++c) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const uint2 pair = *reinterpret_cast<const uint2*>(token + c * 128 + j * 32);
-          x[c][batch / 2][j][0] = pair.x, x[c][batch / 2][j][1] = pair.y;
-        }
+      for (int j = 0; j < 4; ++j) {
+        uint2 raw = make_uint2(0u, 0u);
+        if (c < count) raw = *reinterpret_cast<const uint2*>(token + c * 128 + j * 32);
+        x[c][tile][j][0] = raw.x, x[c][tile][j][1] = raw.y;
       }
     }
-    __syncwarp();
   }
 }
 
 // Finishes a lane's sums of a block of rows as mma leaves them. Lanes 4 apart hold neighbouring rows: they swap, so
 // that each has (gate, up) pairs of columns of one token. The whole warp calls it.
-template <typename T>
+template <typename T, bool Raw>
 __device__ __forceinline__ void finish_fragment(const nvb_linear_quantized_params& p, const LinearEpilogue& epilogue,
                                                 int64_t row_block, int tile, const float (&sums)[4]) {
   const int lane = threadIdx.x % 32;
@@ -127,8 +198,10 @@ __device__ __forceinline__ void finish_fragment(const nvb_linear_quantized_param
     const int64_t column = row_block * kTileRows + half * 8 + lane / 8 * 2;
     if (column >= p.n) continue;
     const float own = odd ? sums[2 * half + 1] : sums[2 * half];
-    const float pair[2] = {(odd ? others[half] : own) * Int4Decoder<T>::kFactor,
-                           (odd ? own : others[half]) * Int4Decoder<T>::kFactor};
+    constexpr float kRawFactors[2] = {RawInt4<T>::kLowFactor, RawInt4<T>::kHighFactor};
+    const float factor = Raw ? kRawFactors[half] : Int4Decoder<T>::kFactor;
+    float pair[2] = {(odd ? others[half] : own) * factor, (odd ? own : others[half]) * factor};
+    repair_sums<Raw, T>(p, token, column, pair);
     float bias[2];
     load_bias(epilogue, column, bias);
     store_columns(epilogue, token, column, pair, bias);

@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(32 * kMaxStreamWarps, 2)
       pair_sums[0] *= scales[0];
       pair_sums[1] *= column + 1 < p.n ? scales[1] : 0.0f;
     }
-    repair_sums<Weight, T>(p, token, column, pair_sums);
+    repair_sums<Weight::kOffsets, T>(p, token, column, pair_sums);
     float bias[2];
     load_bias(epilogue, column, bias);
     store_columns(epilogue, token, column, pair_sums, bias);

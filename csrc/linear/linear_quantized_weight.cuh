@@ -146,6 +146,7 @@ class Int4Weight {
 
  public:
   static constexpr Scales kScales = Kind;
+  static constexpr bool kFp8 = false;
   static constexpr bool kOffsets = Offsets;
   static constexpr int kSteps = Kind == Scales::kGroups32 ? 2 : 1;
   static constexpr int kWords = 4;
@@ -237,6 +238,7 @@ template <uint32_t Encoding, Scales Kind>
 class ByteWeight {
  public:
   static constexpr Scales kScales = Kind;
+  static constexpr bool kFp8 = Encoding != NVB_INT8;
   static constexpr bool kOffsets = false;
   static constexpr int kSteps = Kind == Scales::kGroups32 ? 2 : 1;
   static constexpr int kWords = 8;  // four of row g, four of row g + 8
