@@ -12,7 +12,7 @@ import record
 import timing
 import torch
 from case import GEMMA_3_4B, QUICK, Context, run
-from operations import attention, elementwise, embedding, linear, linear_large, linear_quantized, memory, rms_norm, rope, sampling
+from operations import attention, elementwise, embedding, grouped_linear, linear, linear_large, linear_quantized, memory, rms_norm, rope, sampling
 
 ROWS = (1, 4, 8, 16, 64, 512, 4096)
 TOKENS = (1, 64, 4096)
@@ -22,6 +22,8 @@ DECODE_DIMENSIONS = ((128, 32, 8), (256, 8, 4), (256, 16, 8), (64, 32, 8))
 DECODE_BATCHES = ((1, 4096), (1, 32768), (1, 131072), (8, 8192), (64, 4096), (128, 1024))
 QUANTIZED_SHAPES = ((14336, 4096), (2560, 2048), (4096, 2560), (20480, 2560), (2560, 10240))
 LARGE_SHAPES = ((512, 14336, 4096), (2048, 14336, 4096), (8192, 14336, 4096))
+# Gate and up, and down, of a Qwen3-30B-A3B.
+EXPERT_SHAPES = ((128, 1536, 2048), (128, 2048, 768))
 GATED_SHAPES = ((512, 20480, 2560), (4096, 20480, 2560), (2048, 28672, 4096))
 # Twice the 60 MB that the largest second-level caches of today's GPUs hold.
 COLD_BYTES = 120_000_000
@@ -31,6 +33,7 @@ SECTIONS = {
     "linear": lambda c: linear.linear(c, ROWS, [(14336, 4096)], c.dtype),
     "linear_quantized": lambda c: linear_quantized.linear_quantized_gpu(c, (1, 16, 64), QUANTIZED_SHAPES),
     "linear_large": lambda c: linear_large.linear_large(c, LARGE_SHAPES, GATED_SHAPES),
+    "grouped_linear": lambda c: grouped_linear.grouped_linear(c, (1, 16, 512), EXPERT_SHAPES, ("bf16", "int8", "int4")),
     "decode": lambda c: attention.decode(c, DECODE_DIMENSIONS, DECODE_BATCHES),
     "prefill": lambda c: attention.prefill(c, PREFILL_DIMENSIONS, PREFILL_LENGTHS, 16384),
     "prefill_model": lambda c: attention.prefill_model(c, (512, 4096)),
@@ -47,6 +50,7 @@ QUICK_SECTIONS = SECTIONS | {
     "linear": lambda c: linear.linear(c, (1, 3, 65), [(130, 64)], c.dtype),
     "linear_quantized": lambda c: linear_quantized.linear_quantized_gpu(c, (1, 3), [(130, 64)]),
     "linear_large": lambda c: linear_large.linear_large(c, ((200, 256, 128),), ((200, 192, 64),)),
+    "grouped_linear": lambda c: grouped_linear.grouped_linear(c, (1, 3), [(4, 32, 64)], ("bf16", "int8", "int4")),
     "decode": lambda c: attention.decode(c, ((16, 4, 2),), ((1, 40), (3, 17))),
     "prefill": lambda c: attention.prefill(c, ((16, 2), (64, 1)), (32, 64), 64),
     "prefill_model": lambda c: attention.prefill_model(c, (33,)),

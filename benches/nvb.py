@@ -77,6 +77,9 @@ RmsNormArgs = options(
     *fields(c_float, "epsilon weight_offset"))
 LinearArgs = options(
     "LinearArgs", ("input", Tensor), ("weight", c_void_p), *fields(Tensor, "bias output"), *fields(c_uint32, "activation reserved"))
+GroupedLinearArgs = options(
+    "GroupedLinearArgs", *fields(Tensor, "input offsets"), ("weight", c_void_p), *fields(Tensor, "bias output"),
+    *fields(c_uint32, "activation reserved"))
 GatedActivationArgs = options("GatedActivationArgs", *fields(Tensor, "gate up output"), *fields(c_uint32, "activation reserved"))
 RopeArgs = options(
     "RopeArgs", *fields(Tensor, "query query_output query_norm key key_output key_norm value positions slots"),
@@ -92,9 +95,9 @@ SampleArgs = options(
     *fields(c_float, "temperature top_p"), *fields(c_uint32, "top_k reserved"))
 
 OPERATIONS = {
-    "embedding": EmbeddingArgs, "rms_norm": RmsNormArgs, "linear": LinearArgs, "gated_activation": GatedActivationArgs,
-    "rope": RopeArgs, "kv_cache_append": KvCacheAppendArgs, "softmax": SoftmaxArgs, "add": ElementwiseArgs, "argmax": ArgmaxArgs,
-    "sample": SampleArgs,
+    "embedding": EmbeddingArgs, "rms_norm": RmsNormArgs, "linear": LinearArgs, "grouped_linear": GroupedLinearArgs,
+    "gated_activation": GatedActivationArgs, "rope": RopeArgs, "kv_cache_append": KvCacheAppendArgs, "softmax": SoftmaxArgs,
+    "add": ElementwiseArgs, "argmax": ArgmaxArgs, "sample": SampleArgs,
 }
 
 

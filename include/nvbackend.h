@@ -2310,9 +2310,11 @@ typedef struct {
 // synchronise; the first call of a stream may allocate workspace. May be captured after that.
 NVB_MUST_USE nvb_status nvb_matmul(const nvb_backend *backend, const nvb_matmul_args *args, nvb_stream *stream);
 
-// Queues the products of a mixture of experts, summed in f32 with one rounding at the store; with F16 or BF16 inputs a
-// quantised weight's values are rounded to that dtype first. Does not allocate or synchronise; may be captured.
-NVB_MUST_USE nvb_status nvb_grouped_linear(const nvb_backend *backend, const nvb_grouped_linear_args *args, nvb_stream *stream);
+// Queues the products of a mixture of experts, summed in f32 with one rounding at the store; a quantised weight's values
+// are exact. Does not allocate or synchronise; may be captured.
+NVB_MUST_USE nvb_status nvb_grouped_linear(const nvb_backend *backend,
+                              const nvb_grouped_linear_args *args,
+                              nvb_stream *stream);
 
 static inline void nvb_matmul_args_init(nvb_matmul_args *value) {
   memset(value, 0, sizeof *value);

@@ -1,10 +1,10 @@
 // y = act(x W[expert]ᵀ + bias[expert]): the choice of the kernel, and the plain one.
 //
-// The plain kernel runs on the ordinary f32 units and rounds nothing but the result: x in F32, odd k, unaligned rows,
-// compute capability 7.5. A warp computes two rows of W, a (gate, up) pair, for eight tokens of one expert; a lane
-// takes four neighbouring k of every 128, of which it decodes W once and meets all tokens. Shared memory: none.
+// The plain kernel runs on the ordinary f32 units: x in F32, odd k, unaligned rows, compute capability 7.5. A warp
+// computes two rows of W, a (gate, up) pair, for eight tokens of one expert; a lane takes four neighbouring k of every
+// 128, of which it decodes W once and meets all tokens. Shared memory: none.
 #include "../common/reduce.cuh"
-#include "grouped_linear_tiles.cuh"
+#include "grouped_linear_quantized.h"
 
 namespace nvb {
 namespace grouped {
@@ -89,20 +89,44 @@ bool is_empty(const nvb_grouped_linear_params& p) {
   return p.rows == 0 || p.n == 0 || p.experts == 0;
 }
 
-}  // namespace
-
-bool takes_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+bool takes_tensor_cores(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const bool half = p.input_dtype == NVB_F16 || p.input_dtype == NVB_BF16;
-  const bool weight_fits = p.weight_dtype == 0 || make_weight(p).vectors;
-  return launch.capability >= 80 && half && p.k % 8 == 0 && is_aligned16(p.input, p.input_stride, 2) && weight_fits;
+  return launch.capability >= 80 && half && is_aligned16(p.input, p.rows == 1 ? 0 : p.input_stride, 2);
 }
 
+bool takes_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  return p.weight_dtype != 0 && p.k % 8 == 0 && is_aligned16(p.weight, p.weight_stride, 2) &&
+         takes_tensor_cores(p, launch);
+}
+
+// Chunks of 64 along k, counted in 32 bits, and an expert's first row of Int4 at the head of a tile.
+bool takes_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  const bool rows = p.encoding != NVB_INT4 || p.experts == 1 || p.n % 16 == 0;
+  return p.weight_dtype == 0 && p.k > 0 && p.k % 64 == 0 && p.k <= int64_t{1} << 30 && rows &&
+         is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) && takes_tensor_cores(p, launch);
+}
+
+cudaError_t launch_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  switch (p.encoding) {
+    case NVB_FP8_E4M3:
+      return launch_fp8_e4m3(p, launch);
+    case NVB_FP8_E5M2:
+      return launch_fp8_e5m2(p, launch);
+    case NVB_INT8:
+      return launch_int8(p, launch);
+    default:
+      return launch_int4(p, launch);
+  }
+}
+
+}  // namespace
 }  // namespace grouped
 }  // namespace nvb
 
 extern "C" const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_linear_params* params,
                                                            const nvb_launch* launch) noexcept {
   if (!nvb::grouped::is_valid(*params) || nvb::grouped::is_empty(*params)) return "none";
+  if (nvb::grouped::takes_quantized(*params, *launch)) return "grouped_linear_quantized";
   return nvb::grouped::takes_mma(*params, *launch) ? "grouped_linear_mma" : "grouped_linear_plain";
 }
 
@@ -112,6 +136,7 @@ extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* 
   const nvb_grouped_linear_params& p = *params;
   if (!is_valid(p)) return cudaErrorInvalidValue;
   if (is_empty(p)) return cudaSuccess;
+  if (takes_quantized(p, *launch)) return launch_quantized(p, *launch);
   if (takes_mma(p, *launch)) {
     return p.input_dtype == NVB_BF16 ? launch_mma_bf16(p, *launch) : launch_mma_f16(p, *launch);
   }

@@ -11,8 +11,9 @@
 // offsets[experts] on are not written.
 //
 // Supported: x, bias and y of any float dtype; a float W of x's dtype, or of any where x is F32; any rows, n, k,
-// experts and strides. The tensor-core kernel takes x in F16 or BF16 with k a multiple of 8 and 16-byte aligned rows,
-// from compute capability 8.0 on, and rounds dequantised weights to x's dtype; everything else takes a plain kernel.
+// experts and strides. Tensor-core kernels take x in F16 or BF16 with 16-byte aligned rows from compute capability 8.0
+// on: with a float W k a multiple of 8 and rows of W likewise aligned, with a quantised one k a multiple of 64 and, of
+// Int4, n a multiple of 16. Everything else takes a plain kernel. Nothing is rounded but the result.
 struct nvb_grouped_linear_params {
   const void* input;
   const int32_t* offsets;  // [experts + 1]

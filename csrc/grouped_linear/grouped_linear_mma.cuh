@@ -1,8 +1,8 @@
-// The grouped product on tensor cores: a block a tile of 64 tokens of one expert and 64 rows of its weight.
+// The grouped product with a float W on tensor cores: a block a tile of 64 tokens of one expert and 64 rows of its
+// weight (product_tile.cuh).
 //
-// x in F16 or BF16, 16-byte aligned rows, k a multiple of 8; W in x's dtype, likewise aligned, or in 8 or 4 bits, which
-// are decoded to x's dtype on their way to shared memory (product_tile.cuh). The grid has as many tiles as any routing
-// can make; those past the last leave at once.
+// x in F16 or BF16, 16-byte aligned rows, k a multiple of 8; W in x's dtype, likewise aligned. The grid has as many
+// tiles as any routing can make; those past the last leave at once.
 #pragma once
 
 #include "../common/product_tile.cuh"
@@ -11,9 +11,9 @@
 namespace nvb {
 namespace grouped {
 
-template <typename T, uint32_t Kind>
+template <typename T>
 __global__ void __launch_bounds__(kTileThreadCount)
-    grouped_linear_mma(const nvb_grouped_linear_params p, const grouped_weight weight, const LinearEpilogue epilogue) {
+    grouped_linear_mma(const nvb_grouped_linear_params p, const LinearEpilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
   __shared__ product_tile_shared<T> shared;
   const token_tile tile = find_tile<kTileSide>(p.offsets, p.experts, p.rows, blockIdx.y);
@@ -30,16 +30,7 @@ __global__ void __launch_bounds__(kTileThreadCount)
   const auto load_weights = [&](int row, int64_t k) {
     const int64_t column = first_column + row;
     if (column >= p.n || k >= p.k) return make_uint4(0, 0, 0, 0);
-    if constexpr (Kind >= kFloat) {
-      return load16(static_cast<const T*>(p.weight) + (first_row + column) * weight.stride + k);
-    } else {
-      float low[4];
-      float high[4];
-      load_four<Kind>(weight.matrix, first_row + column, k, low);
-      load_four<Kind>(weight.matrix, first_row + column, k + 4, high);
-      return make_uint4(pack_pair<T>(low[0], low[1]), pack_pair<T>(low[2], low[3]), pack_pair<T>(high[0], high[1]),
-                        pack_pair<T>(high[2], high[3]));
-    }
+    return load16(static_cast<const T*>(p.weight) + (first_row + column) * p.weight_stride + k);
   };
   float sums[2][4][4] = {};
   multiply_tile<T, false, false>(shared, p.k, load_tokens, load_weights, sums);
@@ -60,29 +51,13 @@ __global__ void __launch_bounds__(kTileThreadCount)
 #endif
 }
 
-template <typename T, uint32_t Kind>
-cudaError_t launch_kind(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+template <typename T>
+cudaError_t launch_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const int64_t tiles = most_tiles(p, kTileSide);
   if (tiles > 65535) return cudaErrorInvalidValue;
   const dim3 grid(static_cast<unsigned>((p.n + kTileSide - 1) / kTileSide), static_cast<unsigned>(tiles));
-  grouped_linear_mma<T, Kind>
-      <<<grid, kTileThreadCount, 0, launch.stream>>>(p, make_weight(p), make_epilogue_alone(p, p.n));
+  grouped_linear_mma<T><<<grid, kTileThreadCount, 0, launch.stream>>>(p, make_epilogue_alone(p, p.n));
   return cudaPeekAtLastError();
-}
-
-template <typename T>
-cudaError_t launch_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
-  if (p.weight_dtype != 0) return launch_kind < T, kFloat | kDtype < T >> (p, launch);
-  switch (p.encoding) {
-    case NVB_FP8_E4M3:
-      return launch_kind<T, NVB_FP8_E4M3>(p, launch);
-    case NVB_FP8_E5M2:
-      return launch_kind<T, NVB_FP8_E5M2>(p, launch);
-    case NVB_INT8:
-      return launch_kind<T, NVB_INT8>(p, launch);
-    default:
-      return launch_kind<T, NVB_INT4>(p, launch);
-  }
 }
 
 }  // namespace grouped

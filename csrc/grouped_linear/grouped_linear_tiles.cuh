@@ -27,17 +27,12 @@ struct float_element<kFloat | NVB_BF16> {
 struct grouped_weight {
   nvb_quantized_matrix matrix;
   int64_t stride;  // of floats, in elements
-  bool vectors;    // floats in 16-byte aligned rows of whole vectors
 };
 
 inline grouped_weight make_weight(const nvb_grouped_linear_params& p) {
-  const bool floats = p.weight_dtype != 0;
-  grouped_weight weight;
-  weight.matrix = {p.weight,        p.scales,   p.weight_offsets, p.n * p.experts, p.k,
-                   p.weight_stride, p.encoding, p.scale_kind,     p.group,         0};
-  weight.stride = p.weight_stride;
-  weight.vectors = floats && p.k % 8 == 0 && is_aligned16(p.weight, p.weight_stride, float_dtype_bytes(p.weight_dtype));
-  return weight;
+  const nvb_quantized_matrix matrix = {p.weight,        p.scales,   p.weight_offsets, p.n * p.experts, p.k,
+                                       p.weight_stride, p.encoding, p.scale_kind,     p.group,         0};
+  return {matrix, p.weight_stride};
 }
 
 // Elements k .. k + 3 of a row; k is a multiple of 4 and inside the row, what lies past its end is 0 or met by zeros.
@@ -101,7 +96,6 @@ inline int64_t most_tiles(const nvb_grouped_linear_params& p, int64_t side) {
   return p.rows / side + short_tiles;
 }
 
-bool takes_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch);
 cudaError_t launch_mma_bf16(const nvb_grouped_linear_params& p, const nvb_launch& launch);
 cudaError_t launch_mma_f16(const nvb_grouped_linear_params& p, const nvb_launch& launch);
 

@@ -1,4 +1,5 @@
-// y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) for up to 64 tokens t and W in 8 or 4 bits, on tensor cores (mma.sync).
+// y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) for up to 64 tokens t and W in 8 or 4 bits, on tensor cores (mma.sync),
+// of a whole product or of one expert's (grouped_linear_quantized.cuh).
 //
 // As in linear_quantized_skinny.cuh W is the first operand and passes through registers; but from 17 tokens on x is the
 // larger stream, so all warps of a block share it through shared memory and each multiplies it with RowTiles * 16 rows.
@@ -37,6 +38,15 @@ struct MmaShape {
   static_assert(kInputBytes / 16 % kThreads == 0 || kThreads % (kInputBytes / 16) == 0, "equal copies of x");
 };
 
+// What a block computes: a tile of tokens and of columns. Column c of the product is row weight_row + c of W; Int4 has
+// tiles of 16 rows, so that weight_row is a multiple of 16 there.
+struct mma_place {
+  int64_t first_token;
+  int64_t end_token;
+  int64_t first_column;
+  int64_t weight_row;
+};
+
 // Where 16-byte piece `piece` of row `token` of a chunk of x lies, in pieces. A lane reads four elements (eight with
 // 8-bit weights) at Weight::x_offset; the swizzle spreads the rows that one phase of the read touches over all banks.
 template <typename Weight>
@@ -44,10 +54,11 @@ __device__ __forceinline__ int x_piece(int token, int piece) {
   return token * 8 + (piece ^ Weight::swizzle(token));
 }
 
-template <typename Weight, typename T, int Tiles, int RowTiles, int WarpsN, int WarpsK, int Stages, int BlocksPerSm>
-__global__ void __launch_bounds__(32 * WarpsN * WarpsK, BlocksPerSm)
-    linear_quantized_mma(const __grid_constant__ nvb_linear_quantized_params p,
-                         const __grid_constant__ LinearEpilogue epilogue) {
+// The columns from `place.first_column` to `epilogue.columns` of at most 8 * Tiles tokens. All threads of a block call
+// it.
+template <typename Weight, typename T, int Tiles, int RowTiles, int WarpsN, int WarpsK, int Stages>
+__device__ __forceinline__ void multiply_block(const nvb_linear_quantized_params& p, const LinearEpilogue& epilogue,
+                                               const mma_place& place) {
 #if __CUDA_ARCH__ >= 800
   using Shape = MmaShape<Weight, Tiles, RowTiles, WarpsN, WarpsK, Stages>;
   constexpr int kScaleWords = Weight::kScaleWords > 0 ? Weight::kScaleWords : 1;
@@ -57,8 +68,8 @@ __global__ void __launch_bounds__(32 * WarpsN * WarpsK, BlocksPerSm)
   const int warp_n = warp % WarpsN, warp_k = warp / WarpsN;
   const int group = threadIdx.x % 32 / 4;
   const int quad = threadIdx.x % 4;
-  const int64_t block_row = static_cast<int64_t>(blockIdx.x) * Shape::kRows;
-  const int64_t first_token = static_cast<int64_t>(blockIdx.y) * Shape::kTokens;
+  const int64_t first_token = place.first_token;
+  const int64_t block_row = place.weight_row + place.first_column;
 
   Weight weights[RowTiles];
 #pragma unroll
@@ -78,7 +89,7 @@ __global__ void __launch_bounds__(32 * WarpsN * WarpsK, BlocksPerSm)
         if (kPieces % Shape::kThreads != 0 && index >= kPieces) break;
         const int piece = index % 8, token = index / 8 % Shape::kTokens, part = index / (8 * Shape::kTokens);
         const int64_t k = static_cast<int64_t>(step * WarpsK + part) * kChunk + piece * 8;
-        const bool valid = first_token + token < p.m && k < p.k;
+        const bool valid = first_token + token < place.end_token && k < p.k;
         const T* const source = static_cast<const T*>(p.input) + (first_token + token) * p.input_stride + k;
         cp_async16(stage + (part * Shape::kTokens * 8 + x_piece<Weight>(token, piece)) * 16, valid ? source : p.input,
                    valid);
@@ -198,17 +209,18 @@ __global__ void __launch_bounds__(32 * WarpsN * WarpsK, BlocksPerSm)
   constexpr int kTokenStep = Shape::kThreads / kColumnGroups;
   static_assert(Shape::kThreads % kColumnGroups == 0, "a thread keeps its columns");
   const int local_column = threadIdx.x % kColumnGroups * 4;
-  const int64_t column = block_row + local_column;
-  if (column >= p.n) return;
+  const int64_t column = place.first_column + local_column;
+  if (column >= epilogue.columns) return;
   float bias[4], row_scales[4];
   load_bias(epilogue, column, bias);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    row_scales[i] =
-        Weight::kScales == Scales::kRows && column + i < p.n ? static_cast<const float*>(p.scales)[column + i] : 1.0f;
+    row_scales[i] = Weight::kScales == Scales::kRows && column + i < epilogue.columns
+                        ? static_cast<const float*>(p.scales)[place.weight_row + column + i]
+                        : 1.0f;
   }
 #pragma unroll 1
-  for (int token = threadIdx.x / kColumnGroups; token < Shape::kTokens && first_token + token < p.m;
+  for (int token = threadIdx.x / kColumnGroups; token < Shape::kTokens && first_token + token < place.end_token;
        token += kTokenStep) {
     float values[4] = {};
 #pragma unroll
@@ -219,10 +231,20 @@ __global__ void __launch_bounds__(32 * WarpsN * WarpsK, BlocksPerSm)
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] *= row_scales[i];
-    repair_sums<Weight::kOffsets, T>(p, first_token + token, column, values);
+    repair_sums<Weight::kOffsets, T>(p, first_token + token, place.weight_row + column, values);
     store_columns(epilogue, first_token + token, column, values, bias);
   }
 #endif
+}
+
+template <typename Weight, typename T, int Tiles, int RowTiles, int WarpsN, int WarpsK, int Stages, int BlocksPerSm>
+__global__ void __launch_bounds__(32 * WarpsN * WarpsK, BlocksPerSm)
+    linear_quantized_mma(const __grid_constant__ nvb_linear_quantized_params p,
+                         const __grid_constant__ LinearEpilogue epilogue) {
+  using Shape = MmaShape<Weight, Tiles, RowTiles, WarpsN, WarpsK, Stages>;
+  multiply_block<Weight, T, Tiles, RowTiles, WarpsN, WarpsK, Stages>(
+      p, epilogue,
+      {static_cast<int64_t>(blockIdx.y) * Shape::kTokens, p.m, static_cast<int64_t>(blockIdx.x) * Shape::kRows, 0});
 }
 
 template <typename Weight, typename T, int Tiles, int RowTiles, int WarpsN, int WarpsK, int Stages, int BlocksPerSm>
