@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(32 * WarpsN * WarpsK, BlocksPerSm)
       values[0] += part.x, values[1] += part.y, values[2] += part.z, values[3] += part.w;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] *= row_scales[i];
+    for (int i = 0; i < 4; ++i) values[i] = __fmul_rn(values[i], row_scales[i]);  // never fused with the bias
     repair_sums<Weight, T>(p, first_token + token, column, values);
     store_columns(epilogue, first_token + token, column, values, bias);
   }
