@@ -2426,6 +2426,55 @@ static inline void nvb_sample_args_init(nvb_sample_args *value) {
   value->struct_size = sizeof *value;
 }
 
+// Workspace of the caller's ---------------------------------------------------------------------------------------
+
+// Gives the stream `bytes` at `data` as the workspace of all its operations, which from now on allocate none; NULL and 0
+// end that. As large as the largest of the stream's operations needs: see the functions `nvb_…_get_workspace_size`; an
+// operation that needs more fails with `NVB_ERROR_INVALID_ARGUMENT`, which names both numbers, and queues nothing.
+//
+// `data` is memory of the stream's device at a multiple of 256 bytes and stays the caller's. Until the workspace is
+// replaced or the stream's handle destroyed, and as long as graphs that were captured with it are launched, nobody else may
+// use it; before it is freed, the work queued until then must have run, or be ordered before its freeing. A stream of its
+// own each: what two streams do overlaps. Its first bytes are zeroed in the stream's order.
+//
+// Creating weights and caches allocates as ever. On the CPU no operation needs workspace, and it is not used.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (memory that the device cannot reach, that is no live block or shorter than
+// `bytes`, that is not aligned; a stream under capture, or of a stream manager, which may have other users).
+NVB_MUST_USE nvb_status nvb_stream_set_workspace(nvb_stream *stream,
+                                    void *data,
+                                    size_t bytes);
+
+// Writes the bytes of workspace that `nvb_linear` needs with these arguments, 0 for none: an upper bound over the kernels
+// that it may come to, cuBLASLt's 32 MiB among them where that may run. A stream whose workspace has as many runs it.
+//
+// Nothing is queued and no memory touched: `data` of a tensor counts by its alignment, and may be NULL for an aligned one.
+// The answer holds for these shapes and for the kernels as they are chosen now: ask again after an override or a tuning.
+// With fewer rows the need may be larger. The other functions of this name are alike.
+NVB_MUST_USE nvb_status nvb_linear_get_workspace_size(const nvb_backend *backend,
+                                         const nvb_linear_args *args,
+                                         size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_grouped_linear` needs with these arguments; see
+// `nvb_linear_get_workspace_size`.
+NVB_MUST_USE nvb_status nvb_grouped_linear_get_workspace_size(const nvb_backend *backend,
+                                                 const nvb_grouped_linear_args *args,
+                                                 size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_matmul` needs with these arguments; see `nvb_linear_get_workspace_size`.
+NVB_MUST_USE nvb_status nvb_matmul_get_workspace_size(const nvb_backend *backend, const nvb_matmul_args *args, size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_attention_decode` needs with these arguments; see
+// `nvb_linear_get_workspace_size`. `nvb_attention_prefill` needs none.
+NVB_MUST_USE nvb_status nvb_attention_decode_get_workspace_size(const nvb_attention *attention,
+                                                   const nvb_attention_decode_args *args,
+                                                   size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_argmax` needs with these arguments; see `nvb_linear_get_workspace_size`.
+NVB_MUST_USE nvb_status nvb_argmax_get_workspace_size(const nvb_backend *backend, const nvb_argmax_args *args, size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_sample` needs with these arguments; see `nvb_linear_get_workspace_size`.
+NVB_MUST_USE nvb_status nvb_sample_get_workspace_size(const nvb_backend *backend, const nvb_sample_args *args, size_t *bytes);
+
 // Profiling -------------------------------------------------------------------------------------------------------
 
 // `operation`: what `nvb_embedding` queues, and so on.

@@ -6,7 +6,9 @@ use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_reserved, read, versioned};
-use super::tensor::{device_tensor, nvb_quantized_rows, nvb_tensor, optional_device_tensor, optional_quantized_rows};
+use super::tensor::{
+    device_tensor, nvb_quantized_rows, nvb_tensor, optional_device_tensor, optional_quantized_rows, Reading,
+};
 use super::weight::{nvb_weight, weight_of};
 use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
@@ -17,6 +19,7 @@ use crate::ops::linear_codes::LinearCodes;
 use crate::ops::rms_norm::{RmsNorm, RmsNormTensors};
 use crate::ops::rope::{Append, Rope, RopeArguments, Rotation};
 use crate::ops::Activation;
+use crate::weight::WeightView;
 
 /// `activation`: x
 pub const NVB_ACTIVATION_NONE: u32 = 0;
@@ -295,6 +298,29 @@ pub unsafe extern "C" fn nvb_layer_norm(
     })
 }
 
+/// The product that the arguments of `nvb_linear` stand for.
+pub(super) enum LinearProduct {
+    Floats(Linear),
+    Codes(LinearCodes),
+}
+
+pub(super) fn linear_of(reading: Reading<'_>, args: &nvb_linear_args, weight: WeightView) -> Result<LinearProduct> {
+    expect_reserved(args.reserved)?;
+    let codes = reading.quantized_rows("quantized_input", &args.quantized_input)?;
+    let input = match codes {
+        Some(_) => reading.optional("input", &args.input)?,
+        None => Some(reading.tensor("input", &args.input)?),
+    };
+    let bias = reading.optional("bias", &args.bias)?;
+    let activation = activation(args.activation)?;
+    let output = reading.tensor("output", &args.output)?;
+    match (input, codes) {
+        (Some(input), None) => Linear::new(input, weight, bias, activation, output).map(LinearProduct::Floats),
+        (None, Some(codes)) => LinearCodes::new(codes, weight, bias, activation, output).map(LinearProduct::Codes),
+        _ => Err(Error::invalid("`input` and `quantized_input` are both given; one of them is needed")),
+    }
+}
+
 /// Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise; the
 /// first large product of a stream may allocate workspace. May be captured after that.
 #[no_mangle]
@@ -307,20 +333,10 @@ pub unsafe extern "C" fn nvb_linear(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        expect_reserved(args.reserved)?;
         let (_weight, weight) = weight_of(&backend, args.weight)?;
-        let codes = optional_quantized_rows(&backend, "quantized_input", &args.quantized_input)?;
-        let input = match codes {
-            Some(_) => optional_device_tensor(&backend, "input", &args.input)?,
-            None => Some(device_tensor(&backend, "input", &args.input)?),
-        };
-        let bias = optional_device_tensor(&backend, "bias", &args.bias)?;
-        let activation = activation(args.activation)?;
-        let output = device_tensor(&backend, "output", &args.output)?;
-        match (input, codes) {
-            (Some(input), None) => backend.queue(&Linear::new(input, weight, bias, activation, output)?, &stream),
-            (None, Some(codes)) => backend.queue(&LinearCodes::new(codes, weight, bias, activation, output)?, &stream),
-            _ => Err(Error::invalid("`input` and `quantized_input` are both given; one of them is needed")),
+        match linear_of(Reading::Memory(&backend), &args, weight)? {
+            LinearProduct::Floats(op) => backend.queue(&op, &stream),
+            LinearProduct::Codes(op) => backend.queue(&op, &stream),
         }
     })
 }

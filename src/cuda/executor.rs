@@ -6,13 +6,16 @@ use super::driver;
 use super::launch::Launch;
 use super::managed;
 use super::memory_pool::MemoryPool;
+use super::needs::Needs;
 use super::numa::{self, PreferNode};
-use super::scratch::{Scratch, StreamScratch};
+use super::scratch::{expect_room, Scratch, StreamScratch};
 use super::virtual_memory::CudaVirtualMemory;
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::backend::BackendOptions;
 use crate::error::{Error, Result, Status};
-use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory};
+use crate::executor::{
+    CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory, Workspaced,
+};
 use crate::ops::{
     argmax::Argmax,
     dequantize::Dequantize,
@@ -152,6 +155,15 @@ impl CudaExecutor {
             error.status = Status::KernelLaunch;
         }
         Err(error)
+    }
+
+    /// Refuses an operation for which the workspace that the caller has set for the stream is too small, before anything is
+    /// queued.
+    fn expect_workspace(&self, call: Workspaced<'_>, stream: RawHandle) -> Result<()> {
+        match self.scratch.callers_bytes(stream) {
+            Some(given) => expect_room(self.workspace_bytes(call)?, given),
+            None => Ok(()),
+        }
     }
 
     /// The stream's workspace; lock it until the launch that uses it is queued.
@@ -378,6 +390,28 @@ impl Executor for CudaExecutor {
         self.scratch.release(stream, self);
     }
 
+    fn workspace_bytes(&self, call: Workspaced<'_>) -> Result<usize> {
+        let _guard = self.enter()?;
+        let total = |needs: Needs| needs.total();
+        Ok(match call {
+            Workspaced::Linear(op) => total(super::linear_needs::of(self, op)),
+            Workspaced::LinearCodes(op) => {
+                let (product, inputs) = super::linear_needs::of_codes(self, op);
+                product.total_with(&inputs)
+            }
+            Workspaced::GroupedLinear(_) => 0,
+            Workspaced::Matmul(op) => total(super::matmul::needs(self, op)),
+            Workspaced::AttentionDecode(op) => total(super::attention::decode_needs(self, op)),
+            Workspaced::Argmax(op) => total(super::argmax::needs(self, op)),
+            Workspaced::Sample(op) => total(super::sample::needs(self, op)),
+        })
+    }
+
+    unsafe fn stream_set_workspace(&self, stream: RawHandle, data: *mut c_void, bytes: usize) -> Result<()> {
+        let _guard = self.enter()?;
+        self.scratch.set_callers(stream, data, bytes, self)
+    }
+
     fn stream_synchronize(&self, stream: RawHandle) -> Result<()> {
         let _guard = self.enter()?;
         // SAFETY: a live stream of this context, or NULL.
@@ -519,10 +553,12 @@ impl Executor for CudaExecutor {
     }
 
     fn linear(&self, op: &Linear, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::Linear(op), stream)?;
         super::linear::run(self, op, stream)
     }
 
     fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::LinearCodes(op), stream)?;
         super::linear_codes::run(self, op, stream)
     }
 
@@ -559,6 +595,7 @@ impl Executor for CudaExecutor {
     }
 
     fn attention_decode(&self, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::AttentionDecode(op), stream)?;
         super::attention::decode(self, op, stream)
     }
 
@@ -571,10 +608,12 @@ impl Executor for CudaExecutor {
     }
 
     fn argmax(&self, op: &Argmax, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::Argmax(op), stream)?;
         super::argmax::run(self, op, stream)
     }
 
     fn sample(&self, op: &Sample, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::Sample(op), stream)?;
         super::sample::run(self, op, stream)
     }
 
@@ -583,10 +622,12 @@ impl Executor for CudaExecutor {
     }
 
     fn matmul(&self, op: &Matmul, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::Matmul(op), stream)?;
         super::matmul::run(self, op, stream)
     }
 
     fn grouped_linear(&self, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::GroupedLinear(op), stream)?;
         super::grouped_linear::run(self, op, stream)
     }
 

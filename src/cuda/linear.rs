@@ -4,7 +4,7 @@ use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::scratch::{Purpose, ScratchGuard};
-use super::{linear_choice, linear_quantized, linear_wgmma};
+use super::{linear_choice, linear_needs, linear_quantized, linear_wgmma};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
@@ -83,7 +83,8 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
     }
     if prefers_vendor(op, weight_dtype) {
         let scratch = executor.scratch(stream);
-        if vendor(executor, op, weight_dtype, Pick::First, &mut scratch.lock(executor, stream), stream)? {
+        let needs = || linear_needs::vendor(executor, op, weight_dtype);
+        if vendor(executor, op, weight_dtype, Pick::First, &mut scratch.lock(executor, stream, needs)?, stream)? {
             return Ok(());
         }
     }
@@ -181,8 +182,7 @@ pub(super) fn vendor(
         scales: None,
         pick,
     };
-    let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
-    if is_plain(op) && !mixed {
+    if vendor_is_final(op, dtype) {
         return cublaslt.product(&product, scratch, stream);
     }
     if fused_by_library(op) {
@@ -194,6 +194,18 @@ pub(super) fn vendor(
     }
     let product = Product { output_dtype: DType::F32, ..product };
     with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
+}
+
+/// Whether cuBLASLt's plain product is the result, with no epilogue to try.
+pub(super) fn vendor_is_final(op: &Linear, dtype: DType) -> bool {
+    let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
+    is_plain(op) && !mixed
+}
+
+/// Bytes of the slices in which an unrounded product of this dtype goes through the epilogue, at most.
+pub(super) fn product_bytes(op: &Linear, dtype: DType) -> usize {
+    let row_bytes = op.weight.rows * dtype.size();
+    PRODUCT_BYTES.max(row_bytes).min(op.input.rows.saturating_mul(row_bytes))
 }
 
 /// Whether the product is the result.

@@ -31,3 +31,4 @@ mod softmax;
 mod stream;
 mod weight;
 mod weight_formats;
+mod workspace;
