@@ -58,6 +58,8 @@ typedef struct nvb_backend nvb_backend;
 // - `attention`: "auto", "plain" (kernels without Tensor Cores)
 // - `vendor_libraries`: whether cuBLASLt may run
 // - `quantized_activations`: whether large products with FP8 and INT8 weights may round their input to 8 bits
+// - `batch_invariant`: whether each row of a result of `nvb_linear`, `nvb_grouped_linear` and `nvb_matmul` is the same to
+//   the bit whatever the number and the content of the other rows; slower, see docs/tuning.md
 // - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
 // - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
 // - `memory.margin`: bytes left to others; 0: the library's choice
@@ -2297,6 +2299,7 @@ NVB_MUST_USE nvb_status nvb_matmul(const nvb_backend *backend, const nvb_matmul_
 
 // Queues the products of a mixture of experts, summed in f32 with one rounding at the store; with F16 or BF16 inputs a
 // quantised weight's values are rounded to that dtype first. Does not allocate or synchronise; may be captured.
+// (With `batch_invariant` the first call of a stream with input that is not aligned may allocate workspace.)
 NVB_MUST_USE nvb_status nvb_grouped_linear(const nvb_backend *backend, const nvb_grouped_linear_args *args, nvb_stream *stream);
 
 static inline void nvb_matmul_args_init(nvb_matmul_args *value) {
@@ -2678,7 +2681,8 @@ typedef struct {
 //
 // Takes device memory for the product and for copies of the weight, twice the last cache level, and up to seconds a case. Runs
 // on a stream of its own: let the device be idle, or the times mean little. Not while a stream is captured.
-// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a case; nothing has been measured then), `NVB_ERROR_OUT_OF_MEMORY`.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a case; nothing has been measured then), `NVB_ERROR_OUT_OF_MEMORY`,
+// `NVB_ERROR_CONFIGURATION` (on a GPU with `batch_invariant`, under which there is nothing to choose).
 NVB_MUST_USE nvb_status nvb_tune_linear(const nvb_backend *backend,
                            const nvb_linear_case *cases,
                            size_t count,
@@ -2755,7 +2759,8 @@ NVB_MUST_USE nvb_status nvb_kernel_explain(const nvb_backend *backend,
 // From now on the backend's products of `operation` (`NVB_OPERATION_LINEAR`) take the kernel of this name where it can do
 // them, and what they would have taken where it cannot. NULL or "" ends that. Set around a set of calls it holds for what is
 // queued in between, of all threads; a recorded graph keeps what it was recorded with.
-// Errors: `NVB_ERROR_CONFIGURATION` (a name that this backend's device has no kernel of; the text lists those there are).
+// Errors: `NVB_ERROR_CONFIGURATION` (a name that this backend's device has no kernel of; the text lists those there are; on a
+// GPU any name with `batch_invariant`).
 NVB_MUST_USE nvb_status nvb_kernel_override(const nvb_backend *backend,
                                uint32_t operation,
                                const char *name);

@@ -115,6 +115,7 @@ pub unsafe extern "C" fn nvb_matmul(
 
 /// Queues the products of a mixture of experts, summed in f32 with one rounding at the store; with F16 or BF16 inputs a
 /// quantised weight's values are rounded to that dtype first. Does not allocate or synchronise; may be captured.
+/// (With `batch_invariant` the first call of a stream with input that is not aligned may allocate workspace.)
 #[no_mangle]
 pub unsafe extern "C" fn nvb_grouped_linear(
     backend: *const nvb_backend,

@@ -54,6 +54,7 @@ pub struct CudaExecutor {
     cublaslt: OnceLock<Option<Arc<CublasLt>>>,
     own_kernels_only: bool,
     quantized_activations: bool,
+    batch_invariant: bool,
     choices: Choices,
     /// The contexts of devices whose memory this one may reach, kept alive for that.
     peers: Mutex<Vec<(i32, PrimaryContext)>>,
@@ -97,7 +98,8 @@ impl CudaExecutor {
             cublaslt: OnceLock::new(),
             own_kernels_only: options.own_kernels_only,
             quantized_activations: options.quantized_activations,
-            choices: Choices::new(DeviceKind::Cuda, options.quantized_activations),
+            batch_invariant: options.batch_invariant,
+            choices: Choices::new(DeviceKind::Cuda, options.quantized_activations, options.batch_invariant),
             peers: Mutex::default(),
             context,
         })
@@ -127,6 +129,11 @@ impl CudaExecutor {
             self.context.refuse_lost().ok().and_then(|()| CublasLt::of_device(self.device.ordinal))
         };
         self.cublaslt.get_or_init(open).as_deref()
+    }
+
+    /// Whether each row of a product is to be the same whatever the other rows are.
+    pub(super) fn batch_invariant(&self) -> bool {
+        self.batch_invariant
     }
 
     /// Whether products may round their input to 8 bits, a scale a row.
@@ -399,7 +406,7 @@ impl Executor for CudaExecutor {
                 let (product, inputs) = super::linear_needs::of_codes(self, op);
                 product.total_with(&inputs)
             }
-            Workspaced::GroupedLinear(_) => 0,
+            Workspaced::GroupedLinear(op) => total(super::grouped_linear::needs(self, op)),
             Workspaced::Matmul(op) => total(super::matmul::needs(self, op)),
             Workspaced::AttentionDecode(op) => total(super::attention::decode_needs(self, op)),
             Workspaced::Argmax(op) => total(super::argmax::needs(self, op)),

@@ -4,7 +4,7 @@ use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::scratch::{Purpose, ScratchGuard};
-use super::{linear_choice, linear_needs, linear_quantized, linear_wgmma};
+use super::{linear_choice, linear_invariant, linear_needs, linear_quantized, linear_wgmma};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
@@ -69,6 +69,9 @@ const VENDOR_ROWS: usize = 17;
 const PRODUCT_BYTES: usize = 64 << 20;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
+    if executor.batch_invariant() {
+        return linear_invariant::run(executor, op, stream);
+    }
     let Some(weight_dtype) = op.weight.dtype() else {
         return linear_quantized::run(executor, op, stream);
     };

@@ -13,7 +13,7 @@ use super::linear_quantized::{
     Params as QuantizedParams,
 };
 use super::scratch::{Purpose, ScratchGuard};
-use super::{linear_needs, linear_wgmma};
+use super::{linear_invariant, linear_needs, linear_wgmma};
 use crate::error::Result;
 use crate::executor::DeviceKind;
 use crate::ops::linear::Linear;
@@ -102,6 +102,9 @@ pub(super) fn candidates(executor: &CudaExecutor, op: &Linear) -> Vec<Choice> {
     if op.input.rows == 0 || op.weight.rows == 0 {
         return Vec::new();
     }
+    if executor.batch_invariant() {
+        return linear_invariant::kernel(executor, op).map(Choice::of).into_iter().collect();
+    }
     let mut found = Vec::new();
     for (id, kernel) in kernels_of(DeviceKind::Cuda).filter(|(id, _)| can(executor, op, *id)) {
         match kernel.way {
@@ -119,6 +122,9 @@ pub(super) fn default(executor: &CudaExecutor, op: &Linear) -> Option<Choice> {
     let _guard = executor.enter().ok()?;
     if op.input.rows == 0 || op.weight.rows == 0 {
         return None;
+    }
+    if executor.batch_invariant() {
+        return linear_invariant::kernel(executor, op).map(Choice::of);
     }
     let launch = executor.launch_on(RawHandle::NULL);
     let by_way = |way: Way| kernels_of(DeviceKind::Cuda).find(|(_, kernel)| kernel.way == way).map(|(id, _)| id);

@@ -10,7 +10,7 @@ use super::linear_quantized::{
 };
 use super::needs::Needs;
 use super::scratch::Purpose;
-use super::{linear_choice, linear_codes, linear_wgmma};
+use super::{linear_choice, linear_codes, linear_invariant, linear_wgmma};
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
 use crate::ops::linear_codes::LinearCodes;
@@ -25,6 +25,9 @@ use crate::weight::WeightView;
 pub(super) fn of(executor: &CudaExecutor, op: &Linear) -> Needs {
     if op.input.rows == 0 || op.weight.rows == 0 {
         return Needs::none();
+    }
+    if executor.batch_invariant() {
+        return linear_invariant::needs(executor, op);
     }
     let default = match op.weight.dtype() {
         Some(dtype) => float(executor, op, dtype),
@@ -75,7 +78,7 @@ fn ordered(op: &Linear) -> Linear {
     Linear { input, weight: WeightView { order: std::ptr::null(), ..op.weight }, ..*op }
 }
 
-/// Of the input in the weight's order.
+/// Of the input in the weight's order, or in aligned rows.
 pub(super) fn input_bytes(input: &Matrix) -> usize {
     input.rows * ordered_stride(input) * input.dtype.size()
 }

@@ -17,6 +17,7 @@ mod layer_norm;
 mod linear;
 mod linear_choice;
 mod linear_codes;
+mod linear_invariant;
 mod linear_needs;
 mod linear_quantized;
 mod linear_wgmma;

@@ -43,9 +43,11 @@ struct Case {
     kind: Kind,
     layout: Layout,
     quantized_activations: bool,
+    batch_invariant: bool,
 }
 
-const CASE: Case = Case { kind: Kind::Argmax(1, 1), layout: PLAIN, quantized_activations: false };
+const CASE: Case =
+    Case { kind: Kind::Argmax(1, 1), layout: PLAIN, quantized_activations: false, batch_invariant: false };
 
 /// An operation over tensors of the case, and what has to live as long.
 enum Call {
@@ -199,6 +201,7 @@ fn backend(run: &Run, case: &Case) -> Result<Backend> {
     Backend::new(&BackendOptions {
         device: run.device.name.to_string(),
         quantized_activations: case.quantized_activations,
+        batch_invariant: case.batch_invariant,
         ..BackendOptions::default()
     })
 }
@@ -233,7 +236,12 @@ fn cases() -> Vec<Case> {
     let products = |case: &&Case| !matches!(case.kind, Kind::Decode(..) | Kind::Argmax(..) | Kind::Sample(..));
     let variant = |(i, &case): (usize, &Case)| {
         let unaligned = Case { layout: UNALIGNED, ..case };
-        [unaligned, Case { quantized_activations: true, ..case }][i % 2]
+        [
+            unaligned,
+            Case { quantized_activations: true, ..case },
+            Case { batch_invariant: true, ..case },
+            Case { batch_invariant: true, ..unaligned },
+        ][i % 4]
     };
     let options: Vec<Case> = cases.iter().filter(products).enumerate().map(variant).collect();
     [cases, options].concat()
