@@ -6,7 +6,6 @@ use super::driver;
 use super::launch::Launch;
 use super::managed;
 use super::memory_pool::MemoryPool;
-use super::needs::Needs;
 use super::numa::{self, PreferNode};
 use super::scratch::{expect_room, Scratch, StreamScratch};
 use super::virtual_memory::CudaVirtualMemory;
@@ -38,7 +37,7 @@ use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub struct CudaExecutor {
     device: DeviceInfo,
@@ -167,10 +166,8 @@ impl CudaExecutor {
     /// Refuses an operation for which the workspace that the caller has set for the stream is too small, before anything is
     /// queued.
     fn expect_workspace(&self, call: Workspaced<'_>, stream: RawHandle) -> Result<()> {
-        match self.scratch.callers_bytes(stream) {
-            Some(given) => expect_room(self.workspace_bytes(call)?, given),
-            None => Ok(()),
-        }
+        let Some(given) = self.scratch.callers_bytes(stream) else { return Ok(()) };
+        expect_room(self.workspace_bytes(call)?, given)
     }
 
     /// The stream's workspace; lock it until the launch that uses it is queued.
@@ -311,14 +308,11 @@ impl Executor for CudaExecutor {
     }
 
     fn virtual_memory(&self) -> Result<Option<Arc<dyn VirtualMemory>>> {
-        let memory = match self.virtual_memory.get() {
-            Some(memory) => memory,
-            None => {
-                let memory = CudaVirtualMemory::new(self.device.ordinal)?.map(Arc::new);
-                self.virtual_memory.get_or_init(|| memory)
-            }
-        };
-        Ok(memory.clone().map(|memory| memory as Arc<dyn VirtualMemory>))
+        if self.virtual_memory.get().is_none() {
+            let memory = CudaVirtualMemory::new(self.device.ordinal)?.map(Arc::new);
+            self.virtual_memory.get_or_init(|| memory);
+        }
+        Ok(self.virtual_memory.get().cloned().flatten().map(|memory| memory as Arc<dyn VirtualMemory>))
     }
 
     fn trim(&self) {
@@ -399,19 +393,7 @@ impl Executor for CudaExecutor {
 
     fn workspace_bytes(&self, call: Workspaced<'_>) -> Result<usize> {
         let _guard = self.enter()?;
-        let total = |needs: Needs| needs.total();
-        Ok(match call {
-            Workspaced::Linear(op) => total(super::linear_needs::of(self, op)),
-            Workspaced::LinearCodes(op) => {
-                let (product, inputs) = super::linear_needs::of_codes(self, op);
-                product.total_with(&inputs)
-            }
-            Workspaced::GroupedLinear(op) => total(super::grouped_linear::needs(self, op)),
-            Workspaced::Matmul(op) => total(super::matmul::needs(self, op)),
-            Workspaced::AttentionDecode(op) => total(super::attention::decode_needs(self, op)),
-            Workspaced::Argmax(op) => total(super::argmax::needs(self, op)),
-            Workspaced::Sample(op) => total(super::sample::needs(self, op)),
-        })
+        Ok(super::needs::bytes(self, call))
     }
 
     unsafe fn stream_set_workspace(&self, stream: RawHandle, data: *mut c_void, bytes: usize) -> Result<()> {
@@ -508,38 +490,7 @@ impl Executor for CudaExecutor {
     }
 
     fn enable_peer_access(&self, peer: &dyn Executor) -> Result<()> {
-        let (ordinal, other) = (self.device.ordinal, peer.device());
-        let unreachable = || {
-            Error::unsupported(format!("cuda:{ordinal} cannot reach the memory of {} directly", other.name))
-                .with_advice("copy through host memory")
-        };
-        if other.kind != DeviceKind::Cuda {
-            return Err(unreachable());
-        }
-        if other.ordinal == ordinal {
-            return Ok(());
-        }
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if peers.iter().all(|(known, _)| *known != other.ordinal) {
-            let mut accessible = 0;
-            // SAFETY: a valid pointer and two listed devices.
-            self.check(
-                unsafe { sys::cuDeviceCanAccessPeer(&mut accessible, ordinal, other.ordinal) },
-                "cuDeviceCanAccessPeer",
-            )?;
-            if accessible == 0 {
-                return Err(unreachable());
-            }
-            let context = PrimaryContext::retain(other.ordinal)?;
-            let _guard = self.enter()?;
-            // SAFETY: the peer's context is retained for as long as it stays in `peers`.
-            match unsafe { sys::cuCtxEnablePeerAccess(context.raw(), 0) } {
-                cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
-                result => self.check(result, "cuCtxEnablePeerAccess")?,
-            }
-            peers.push((other.ordinal, context));
-        }
-        peer.share_memory_with(ordinal)
+        super::peer::enable_access(self, &self.peers, peer)
     }
 
     fn share_memory_with(&self, ordinal: i32) -> Result<()> {

@@ -27,6 +27,7 @@ mod memory_pool;
 mod needs;
 mod norm;
 mod numa;
+mod peer;
 mod pointer;
 mod quantize;
 mod quantized;

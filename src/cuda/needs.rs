@@ -1,6 +1,9 @@
 //! What an operation keeps in a stream's scratch: the same sums size a query's answer and carve a caller's workspace.
 
+use super::executor::CudaExecutor;
 use super::scratch::{Purpose, ALIGNMENT};
+use super::{argmax, attention, grouped_linear, linear_needs, matmul, sample};
+use crate::executor::Workspaced;
 
 /// The first bytes of a caller's workspace: counters, which stay zero between operations whatever else the workspace
 /// holds, also when a graph that was captured with it is replayed in between. Enough for 3,855 query heads of a batch;
@@ -59,6 +62,22 @@ impl Needs {
             bytes if purpose == Purpose::Counters && bytes <= COUNTER_BYTES => 0,
             bytes => bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX),
         }
+    }
+}
+
+/// Of a workspace for this operation. The context is current.
+pub(super) fn bytes(executor: &CudaExecutor, call: Workspaced<'_>) -> usize {
+    match call {
+        Workspaced::Linear(op) => linear_needs::of(executor, op).total(),
+        Workspaced::LinearCodes(op) => {
+            let (product, inputs) = linear_needs::of_codes(executor, op);
+            product.total_with(&inputs)
+        }
+        Workspaced::GroupedLinear(op) => grouped_linear::needs(executor, op).total(),
+        Workspaced::Matmul(op) => matmul::needs(executor, op).total(),
+        Workspaced::AttentionDecode(op) => attention::decode_needs(executor, op).total(),
+        Workspaced::Argmax(op) => argmax::needs(executor, op).total(),
+        Workspaced::Sample(op) => sample::needs(executor, op).total(),
     }
 }
 
