@@ -58,6 +58,8 @@ typedef struct nvb_backend nvb_backend;
 // - `attention`: "auto", "plain" (kernels without Tensor Cores)
 // - `vendor_libraries`: whether cuBLASLt may run
 // - `quantized_activations`: whether large products with FP8 and INT8 weights may round their input to 8 bits
+// - `batch_invariant`: whether each row of a result of `nvb_linear`, `nvb_grouped_linear` and `nvb_matmul` is the same to
+//   the bit whatever the number and the content of the other rows; slower, see docs/tuning.md
 // - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
 // - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
 // - `memory.margin`: bytes left to others; 0: the library's choice
@@ -2312,6 +2314,7 @@ NVB_MUST_USE nvb_status nvb_matmul(const nvb_backend *backend, const nvb_matmul_
 
 // Queues the products of a mixture of experts, summed in f32 with one rounding at the store; a quantised weight's values
 // are exact. Does not allocate or synchronise; may be captured.
+// (With `batch_invariant` the first call of a stream with input that is not aligned may allocate workspace.)
 NVB_MUST_USE nvb_status nvb_grouped_linear(const nvb_backend *backend,
                               const nvb_grouped_linear_args *args,
                               nvb_stream *stream);
@@ -2442,6 +2445,55 @@ static inline void nvb_sample_args_init(nvb_sample_args *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
+
+// Workspace of the caller's ---------------------------------------------------------------------------------------
+
+// Gives the stream `bytes` at `data` as the workspace of all its operations, which from now on allocate none; NULL and 0
+// end that. As large as the largest of the stream's operations needs: see the functions `nvb_…_get_workspace_size`; an
+// operation that needs more fails with `NVB_ERROR_INVALID_ARGUMENT`, which names both numbers, and queues nothing.
+//
+// `data` is memory of the stream's device at a multiple of 256 bytes and stays the caller's. Until the workspace is
+// replaced or the stream's handle destroyed, and as long as graphs that were captured with it are launched, nobody else may
+// use it; before it is freed, the work queued until then must have run, or be ordered before its freeing. A stream of its
+// own each: what two streams do overlaps. Its first bytes are zeroed in the stream's order.
+//
+// Creating weights and caches allocates as ever. On the CPU no operation needs workspace, and it is not used.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (memory that the device cannot reach, that is no live block or shorter than
+// `bytes`, that is not aligned; a stream under capture, or of a stream manager, which may have other users).
+NVB_MUST_USE nvb_status nvb_stream_set_workspace(nvb_stream *stream,
+                                    void *data,
+                                    size_t bytes);
+
+// Writes the bytes of workspace that `nvb_linear` needs with these arguments, 0 for none: an upper bound over the kernels
+// that it may come to, cuBLASLt's 32 MiB among them where that may run. A stream whose workspace has as many runs it.
+//
+// Nothing is queued and no memory touched: `data` of a tensor counts by its alignment, and may be NULL for an aligned one.
+// The answer holds for these shapes and for the kernels as they are chosen now: ask again after an override or a tuning.
+// With fewer rows the need may be larger. The other functions of this name are alike.
+NVB_MUST_USE nvb_status nvb_linear_get_workspace_size(const nvb_backend *backend,
+                                         const nvb_linear_args *args,
+                                         size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_grouped_linear` needs with these arguments; see
+// `nvb_linear_get_workspace_size`.
+NVB_MUST_USE nvb_status nvb_grouped_linear_get_workspace_size(const nvb_backend *backend,
+                                                 const nvb_grouped_linear_args *args,
+                                                 size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_matmul` needs with these arguments; see `nvb_linear_get_workspace_size`.
+NVB_MUST_USE nvb_status nvb_matmul_get_workspace_size(const nvb_backend *backend, const nvb_matmul_args *args, size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_attention_decode` needs with these arguments; see
+// `nvb_linear_get_workspace_size`. `nvb_attention_prefill` needs none.
+NVB_MUST_USE nvb_status nvb_attention_decode_get_workspace_size(const nvb_attention *attention,
+                                                   const nvb_attention_decode_args *args,
+                                                   size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_argmax` needs with these arguments; see `nvb_linear_get_workspace_size`.
+NVB_MUST_USE nvb_status nvb_argmax_get_workspace_size(const nvb_backend *backend, const nvb_argmax_args *args, size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_sample` needs with these arguments; see `nvb_linear_get_workspace_size`.
+NVB_MUST_USE nvb_status nvb_sample_get_workspace_size(const nvb_backend *backend, const nvb_sample_args *args, size_t *bytes);
 
 // Profiling -------------------------------------------------------------------------------------------------------
 
@@ -2646,7 +2698,8 @@ typedef struct {
 //
 // Takes device memory for the product and for copies of the weight, twice the last cache level, and up to seconds a case. Runs
 // on a stream of its own: let the device be idle, or the times mean little. Not while a stream is captured.
-// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a case; nothing has been measured then), `NVB_ERROR_OUT_OF_MEMORY`.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a case; nothing has been measured then), `NVB_ERROR_OUT_OF_MEMORY`,
+// `NVB_ERROR_CONFIGURATION` (on a GPU with `batch_invariant`, under which there is nothing to choose).
 NVB_MUST_USE nvb_status nvb_tune_linear(const nvb_backend *backend,
                            const nvb_linear_case *cases,
                            size_t count,
@@ -2723,7 +2776,8 @@ NVB_MUST_USE nvb_status nvb_kernel_explain(const nvb_backend *backend,
 // From now on the backend's products of `operation` (`NVB_OPERATION_LINEAR`) take the kernel of this name where it can do
 // them, and what they would have taken where it cannot. NULL or "" ends that. Set around a set of calls it holds for what is
 // queued in between, of all threads; a recorded graph keeps what it was recorded with.
-// Errors: `NVB_ERROR_CONFIGURATION` (a name that this backend's device has no kernel of; the text lists those there are).
+// Errors: `NVB_ERROR_CONFIGURATION` (a name that this backend's device has no kernel of; the text lists those there are; on a
+// GPU any name with `batch_invariant`).
 NVB_MUST_USE nvb_status nvb_kernel_override(const nvb_backend *backend,
                                uint32_t operation,
                                const char *name);

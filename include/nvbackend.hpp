@@ -369,6 +369,8 @@ class stream : public handle<nvb_stream, nvb_stream_destroy> {
 
   void synchronize() { check(nvb_stream_synchronize(pointer_)); }
   void wait(nvb_event* event) { check(nvb_stream_wait_event(pointer_, event)); }
+  // nullptr and 0 take it away again.
+  void set_workspace(void* data, std::size_t bytes) { check(nvb_stream_set_workspace(pointer_, data, bytes)); }
 };
 
 // Streams of one device, given out by load; a stream goes back when it is destroyed.

@@ -38,6 +38,8 @@ pub struct BackendOptions {
     /// Lets products with FP8 and INT8 weights and many rows round their input to 8 bits, a scale a row: faster, and less
     /// exact than the dequantised weight times the input.
     pub quantized_activations: bool,
+    /// Makes each row of a product the same to the bit whatever the other rows are, at a cost in time.
+    pub batch_invariant: bool,
     /// `memory_limit` replaces its limit where that is not 0.
     pub memory: MemoryOptions,
     /// Runs the kernels that use no Tensor Cores.

@@ -97,6 +97,19 @@ pub enum ManagedAdvice {
     Nothing,
 }
 
+/// An operation that may need workspace; the others need none.
+#[derive(Clone, Copy)]
+pub enum Workspaced<'a> {
+    Linear(&'a Linear),
+    LinearCodes(&'a LinearCodes),
+    LinearToCodes(&'a LinearToCodes),
+    GroupedLinear(&'a GroupedLinear),
+    Matmul(&'a Matmul),
+    AttentionDecode(&'a AttentionDecode),
+    Argmax(&'a Argmax),
+    Sample(&'a Sample),
+}
+
 pub trait Executor: Send + Sync {
     fn device(&self) -> &DeviceInfo;
 
@@ -176,6 +189,20 @@ pub trait Executor: Send + Sync {
     fn stream_destroy(&self, stream: RawHandle);
     /// Gives back what the executor keeps for a stream that it does not own, because nobody will name it again.
     fn stream_release(&self, _stream: RawHandle) {}
+    /// Bytes of workspace with which the operation runs as it would be chosen now; it runs with no less if a workspace is
+    /// set for its stream. Of the descriptor's addresses their alignment counts alone.
+    fn workspace_bytes(&self, _call: Workspaced<'_>) -> Result<usize> {
+        Ok(0)
+    }
+    /// From now on the operations on `stream` take their workspace from these bytes and allocate none; NULL: as before. An
+    /// executor whose operations need no workspace ignores it.
+    ///
+    /// # Safety
+    /// `data` is NULL, or memory that the device reaches, 256-byte aligned, which nobody else uses until it is replaced or
+    /// the stream released, and what is queued until then has run. One thread at a time queues work on the stream.
+    unsafe fn stream_set_workspace(&self, _stream: RawHandle, _data: *mut c_void, _bytes: usize) -> Result<()> {
+        Ok(())
+    }
     fn stream_synchronize(&self, stream: RawHandle) -> Result<()>;
     fn stream_query(&self, stream: RawHandle) -> Result<bool>;
     fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()>;

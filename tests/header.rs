@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 27] = [
+const SECTIONS: [(&str, &str); 28] = [
     ("status", "Status codes and errors"),
     ("version", "Version and build"),
     ("tensor", "Tensors"),
@@ -31,6 +31,7 @@ const SECTIONS: [(&str, &str); 27] = [
     ("operations", "Operations of a layer"),
     ("products", "Batched and grouped products"),
     ("sampling", "Elementwise operations and sampling"),
+    ("workspace", "Workspace of the caller's"),
     ("metrics", "Profiling"),
     ("tuning", "Tuning"),
     ("kernel", "Kernels"),

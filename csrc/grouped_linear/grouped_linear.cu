@@ -130,6 +130,11 @@ extern "C" const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_lin
   return nvb::grouped::takes_mma(*params, *launch) ? "grouped_linear_mma" : "grouped_linear_plain";
 }
 
+extern "C" int32_t nvb_cuda_grouped_linear_takes_tensor_cores(const nvb_grouped_linear_params* params,
+                                                              const nvb_launch* launch) noexcept {
+  return nvb::grouped::is_valid(*params) && nvb::grouped::takes_mma(*params, *launch);
+}
+
 extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* params,
                                                const nvb_launch* launch) noexcept {
   using namespace nvb::grouped;

@@ -44,6 +44,10 @@ static_assert(sizeof(nvb_grouped_linear_params) == 144, "src/cuda/grouped_linear
 extern "C" {
 cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* params, const nvb_launch* launch) noexcept;
 
+// 1 if the tensor-core kernel would run, 0 if the plain one.
+int32_t nvb_cuda_grouped_linear_takes_tensor_cores(const nvb_grouped_linear_params* params,
+                                                   const nvb_launch* launch) noexcept;
+
 // The kernel that nvb_cuda_grouped_linear would run, a static string; "none" for what it answers without a kernel.
 const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_linear_params* params,
                                                 const nvb_launch* launch) noexcept;

@@ -61,6 +61,11 @@ cudaError_t launch_mma(Params p, Launch launch) {
                                    : launch_linear_mma<__nv_bfloat16>(p, launch, Tile);
 }
 
+// Of a kernel that is asked for by name alone.
+bool never(Params, Launch) {
+  return false;
+}
+
 // From three tokens on the f32 units would issue more instructions than tensor cores need (linear_skinny.cuh). Larger
 // tiles read x and W fewer times, smaller ones give every multiprocessor work: a tile is taken once it fills a
 // good part of the device.
@@ -71,6 +76,7 @@ constexpr Kernel kKernels[] = {
     {"linear_gemv_unaligned", [](Params p, Launch) { return p.m <= 8; }, launch_gemv},
     {"linear_mma_16x32", [](Params p, Launch l) { return p.m <= 16 && fits_tensor_cores(p, l); },
      launch_mma<MmaTile::k16x32>, fits_tensor_cores},
+    {"linear_mma_16x32_ordered", never, launch_mma<MmaTile::k16x32Ordered>, fits_tensor_cores},
     {"linear_mma_128x128",
      [](Params p, Launch l) { return fits_tensor_cores(p, l) && tiles(p, 128, 128) * 4 >= l.multiprocessors * 3; },
      launch_mma<MmaTile::k128x128>, fits_tensor_cores},

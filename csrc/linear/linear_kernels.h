@@ -15,7 +15,7 @@ template <typename T>
 cudaError_t launch_linear_skinny(const nvb_linear_params& params, const nvb_launch& launch);
 
 // linear_mma.cuh: any m on tensor cores; x and W of dtype T, aligned.
-enum class MmaTile { k16x32, k32x32, k64x64, k128x128 };
+enum class MmaTile { k16x32, k16x32Ordered, k32x32, k64x64, k128x128 };
 template <typename T>
 cudaError_t launch_linear_mma(const nvb_linear_params& params, const nvb_launch& launch, MmaTile tile);
 

@@ -55,6 +55,13 @@ using Tile32x32 = Tile<32, 32, 128, 1, 1, 4, 6, 2>;
 using Tile64x64 = Tile<64, 64, 64, 2, 2, 1, 4, 3>;
 using Tile128x128 = Tile<128, 128, 64, 2, 4, 1, 3, 2>;
 
+// For few tokens with k in one piece: a sum is formed step by step, exactly as in the two tiles above, so that a
+// token's result is the same to the bit in all three.
+using Tile16x32Ordered = Tile<16, 32, 64, 1, 2, 1, 8, 3>;
+static_assert(Tile16x32Ordered::kWarpsK == 1 && Tile64x64::kWarpsK == 1 && Tile128x128::kWarpsK == 1 &&
+                  Tile16x32Ordered::kBlockK == Tile64x64::kBlockK && Tile64x64::kBlockK == Tile128x128::kBlockK,
+              "batch-invariant products take these three for one another");
+
 // This thread's share of copying Rows rows of a [rows, columns] matrix, one kBlockK-wide tile after the other.
 template <typename TileShape, int Rows, typename T>
 class TileCopy {
@@ -242,6 +249,8 @@ cudaError_t launch_linear_mma(const nvb_linear_params& params, const nvb_launch&
   switch (tile) {
     case MmaTile::k16x32:
       return mma::launch_tile<T, mma::Tile16x32>(params, launch);
+    case MmaTile::k16x32Ordered:
+      return mma::launch_tile<T, mma::Tile16x32Ordered>(params, launch);
     case MmaTile::k32x32:
       return mma::launch_tile<T, mma::Tile32x32>(params, launch);
     case MmaTile::k64x64:

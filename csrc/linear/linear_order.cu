@@ -1,5 +1,5 @@
 // output[m][k] = input[m][order[k]]: a gather inside rows, for weights whose columns were sorted (GPTQ's activation
-// order).
+// order). Without an order: a copy, for input whose rows are not aligned.
 //
 // Shapes: any. A thread gathers one element of a row; reads scatter inside a row, which L1 and L2 hold, and stores are
 // contiguous. Shared memory: none.
@@ -17,7 +17,7 @@ template <typename Element>
 __global__ void __launch_bounds__(kThreads) linear_order(const nvb_linear_order_params p) {
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (column >= p.columns) return;
-  const int64_t from = p.order[column];
+  const int64_t from = p.order == nullptr ? column : p.order[column];
   for (int64_t row = blockIdx.y; row < p.rows; row += gridDim.y) {
     static_cast<Element*>(p.output)[row * p.output_stride + column] =
         static_cast<const Element*>(p.input)[row * p.input_stride + from];

@@ -7,7 +7,7 @@
 // strides in elements, device memory. Any sizes, strides and alignment; the output must not overlap the input.
 struct nvb_linear_order_params {
   const void* input;
-  const int32_t* order;  // [columns], each in 0 .. columns - 1
+  const int32_t* order;  // [columns], each in 0 .. columns - 1; null: as they are
   void* output;
   int64_t rows;
   int64_t columns;

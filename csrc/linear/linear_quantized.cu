@@ -89,6 +89,11 @@ bool fits_wgmma(Params p, Launch launch) {
   return many && can_wgmma(p, launch);
 }
 
+// Of a kernel that is asked for by name alone.
+bool never(Params, Launch) {
+  return false;
+}
+
 // Kernels of one compute capability stand in front of those that serve all of them.
 constexpr Kernel kKernels[] = {
     {"linear_quantized_wgmma", fits_wgmma, launch_wgmma, can_wgmma, wgmma_workspace},
@@ -98,6 +103,8 @@ constexpr Kernel kKernels[] = {
      launch_tensor_cores<Tokens::kSkinny8>},
     {"linear_quantized_skinny16", [](Params p, Launch l) { return p.m <= 16 && fits_tensor_cores(p, l); },
      launch_tensor_cores<Tokens::kSkinny16>},
+    {"linear_quantized_mma16", never, launch_tensor_cores<Tokens::kMma16>,
+     [](Params p, Launch l) { return p.m <= 16 && fits_tensor_cores(p, l); }},
     {"linear_quantized_mma32", [](Params p, Launch l) { return p.m <= 32 && fits_tensor_cores(p, l); },
      launch_tensor_cores<Tokens::kMma32>},
     {"linear_quantized_mma64", fits_tensor_cores, launch_tensor_cores<Tokens::kMma64>},

@@ -16,8 +16,9 @@ inline bool is_hopper(const nvb_launch& launch) {
   return false;
 }
 
-// Tensor-core kernels for up to this many tokens (a block, for kMma64, which takes any number).
-enum class Tokens { kSkinny8, kSkinny16, kMma32, kMma64 };
+// Tensor-core kernels for up to this many tokens (a block, for kMma64, which takes any number). All kMma… add in one
+// order.
+enum class Tokens { kSkinny8, kSkinny16, kMma16, kMma32, kMma64 };
 
 // linear_quantized_skinny.cuh and linear_quantized_mma.cuh: x of dtype T in aligned rows, k a multiple of 64, compute
 // capability 8.0.

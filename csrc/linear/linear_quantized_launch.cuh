@@ -16,15 +16,19 @@ cudaError_t launch_tokens(const nvb_linear_quantized_params& params, const nvb_l
   constexpr int kDepth = kInt4 ? 8 : 4;
   constexpr int kBlocks = Weight::kSteps == 2 || Weight::kOffsets ? 2 : 3;
   constexpr int kStages = Weight::kSlotBytes > 1024 ? 3 : 4;
+  // The number of warps that share a sum fixes its order: batch-invariant products take the three for one another.
+  constexpr int kWarpsK = 2;
   switch (tokens) {
     case Tokens::kSkinny8:
       return launch_skinny<Weight, T, 1, 8, kDepth, kBlocks, false>(params, launch);
     case Tokens::kSkinny16:
       return launch_skinny<Weight, T, 2, 8, kDepth / 2, kBlocks, false>(params, launch);
+    case Tokens::kMma16:
+      return launch_mma<Weight, T, 2, 1, 2, kWarpsK, 6, 2>(params, launch);
     case Tokens::kMma32:
-      return launch_mma<Weight, T, 4, 1, 4, 2, kStages, 2>(params, launch);
+      return launch_mma<Weight, T, 4, 1, 4, kWarpsK, kStages, 2>(params, launch);
     case Tokens::kMma64:
-      return launch_mma<Weight, T, 8, 2, 2, 2, kStages, 2>(params, launch);
+      return launch_mma<Weight, T, 8, 2, 2, kWarpsK, kStages, 2>(params, launch);
   }
   return cudaErrorInvalidValue;
 }

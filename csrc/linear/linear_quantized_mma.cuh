@@ -230,7 +230,7 @@ __device__ __forceinline__ void multiply_block(const nvb_linear_quantized_params
       values[0] += part.x, values[1] += part.y, values[2] += part.z, values[3] += part.w;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] *= row_scales[i];
+    for (int i = 0; i < 4; ++i) values[i] = __fmul_rn(values[i], row_scales[i]);  // never fused with the bias
     repair_sums<Weight::kOffsets, T>(p, first_token + token, place.weight_row + column, values);
     store_columns(epilogue, first_token + token, column, values, bias);
   }

@@ -7,10 +7,11 @@ use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_out, expect_reserved, read, slice, versioned};
-use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor};
+use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
+use crate::attention::kv_cache::CacheLayer;
 use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use crate::backend::Backend;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use std::sync::Arc;
 
 /// softmax(cap(scale · Q·Kᵀ) + mask) · V with one set of heads, scale, cap and mask.
@@ -102,10 +103,10 @@ versioned!(nvb_attention_decode_args);
 
 pub struct AttentionObject {
     config: AttentionConfig,
-    backend: Arc<Backend>,
+    pub(super) backend: Arc<Backend>,
 }
 
-static ATTENTIONS: Table<AttentionObject> = Table::new("attention", 7);
+pub(super) static ATTENTIONS: Table<AttentionObject> = Table::new("attention", 7);
 
 /// Creates an attention. Errors: `NVB_ERROR_ATTENTION` for options that contradict each other.
 #[no_mangle]
@@ -201,6 +202,24 @@ pub unsafe extern "C" fn nvb_attention_prefill(
     })
 }
 
+pub(super) fn decode_of(
+    reading: Reading<'_>,
+    object: &AttentionObject,
+    args: &nvb_attention_decode_args,
+    layer: CacheLayer,
+) -> Result<AttentionDecode> {
+    AttentionDecode::new(
+        object.config,
+        reading.tensor("query", &args.query)?,
+        layer,
+        reading.tensor("output", &args.output)?,
+        reading.optional("lse", &args.lse)?,
+        reading.tensor("positions", &args.positions)?,
+        reading.optional("slots", &args.slots)?,
+        args.max_kv_length as usize,
+    )
+}
+
 /// Queues the attention of one new token for each of B sequences; its key must be in the cache in stream order before.
 /// Positions and slots are read from device memory when the stream reaches the call, so a captured call serves every
 /// step. Does not synchronise; the first call with a larger `max_kv_length` or B may allocate workspace.
@@ -218,16 +237,6 @@ pub unsafe extern "C" fn nvb_attention_decode(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let (_cache, layer) = layer_of(backend, args.cache, args.layer)?;
-        let op = AttentionDecode::new(
-            object.config,
-            device_tensor(backend, "query", &args.query)?,
-            layer,
-            device_tensor(backend, "output", &args.output)?,
-            optional_device_tensor(backend, "lse", &args.lse)?,
-            device_tensor(backend, "positions", &args.positions)?,
-            optional_device_tensor(backend, "slots", &args.slots)?,
-            args.max_kv_length as usize,
-        )?;
-        backend.queue(&op, &stream)
+        backend.queue(&decode_of(Reading::Memory(backend), &object, &args, layer)?, &stream)
     })
 }

@@ -129,7 +129,8 @@ pub unsafe extern "C" fn nvb_kernel_explain(
 /// From now on the backend's products of `operation` (`NVB_OPERATION_LINEAR`) take the kernel of this name where it can do
 /// them, and what they would have taken where it cannot. NULL or "" ends that. Set around a set of calls it holds for what is
 /// queued in between, of all threads; a recorded graph keeps what it was recorded with.
-/// Errors: `NVB_ERROR_CONFIGURATION` (a name that this backend's device has no kernel of; the text lists those there are).
+/// Errors: `NVB_ERROR_CONFIGURATION` (a name that this backend's device has no kernel of; the text lists those there are; on a
+/// GPU any name with `batch_invariant`).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_kernel_override(
     backend: *const nvb_backend,

@@ -40,3 +40,4 @@ pub mod tuning;
 pub mod version;
 pub mod weight;
 pub mod weight_blocks;
+pub mod workspace;

@@ -6,7 +6,9 @@ use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_reserved, read, versioned};
-use super::tensor::{device_tensor, nvb_quantized_rows, nvb_tensor, optional_device_tensor, optional_quantized_rows};
+use super::tensor::{
+    device_tensor, nvb_quantized_rows, nvb_tensor, optional_device_tensor, optional_quantized_rows, Reading,
+};
 use super::weight::{nvb_weight, weight_of};
 use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
@@ -18,6 +20,7 @@ use crate::ops::linear_to_codes::{LinearInput, LinearToCodes};
 use crate::ops::rms_norm::{RmsNorm, RmsNormTensors};
 use crate::ops::rope::{Append, Rope, RopeArguments, Rotation};
 use crate::ops::Activation;
+use crate::weight::WeightView;
 
 /// `activation`: x
 pub const NVB_ACTIVATION_NONE: u32 = 0;
@@ -303,6 +306,44 @@ pub unsafe extern "C" fn nvb_layer_norm(
     })
 }
 
+/// What the arguments of `nvb_linear` stand for.
+pub(super) enum LinearCall {
+    Floats(Linear),
+    Codes(LinearCodes),
+    ToCodes(LinearToCodes),
+}
+
+pub(super) fn linear_of(reading: Reading<'_>, args: &nvb_linear_args, weight: WeightView) -> Result<LinearCall> {
+    expect_reserved(args.reserved)?;
+    let codes = reading.quantized_rows("quantized_input", &args.quantized_input)?;
+    let input = match codes {
+        Some(_) => reading.optional("input", &args.input)?,
+        None => Some(reading.tensor("input", &args.input)?),
+    };
+    let bias = reading.optional("bias", &args.bias)?;
+    let activation = activation(args.activation)?;
+    let residual = reading.optional("residual", &args.residual)?;
+    let quantized_output = reading.quantized_rows("quantized_output", &args.quantized_output)?;
+    let input = match (input, codes) {
+        (Some(input), None) => LinearInput::Floats(input),
+        (None, Some(codes)) => LinearInput::Codes(codes),
+        _ => return Err(Error::invalid("`input` and `quantized_input` are both given; one of them is needed")),
+    };
+    if let Some(codes) = quantized_output {
+        let output = reading.optional("output", &args.output)?;
+        return LinearToCodes::new(input, weight, bias, activation, residual, output, codes).map(LinearCall::ToCodes);
+    }
+    let output = reading.tensor("output", &args.output)?;
+    match input {
+        LinearInput::Floats(input) => {
+            Linear::new(input, weight, bias, activation, output)?.with_residual(residual).map(LinearCall::Floats)
+        }
+        LinearInput::Codes(codes) => {
+            LinearCodes::new(codes, weight, bias, activation, output)?.with_residual(residual).map(LinearCall::Codes)
+        }
+    }
+}
+
 /// Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise; the
 /// first large product of a stream, or one with `quantized_output`, may allocate workspace. May be captured after that.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` if neither `output` nor `quantized_output` is given, or both `input` and
@@ -318,37 +359,11 @@ pub unsafe extern "C" fn nvb_linear(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        expect_reserved(args.reserved)?;
         let (_weight, weight) = weight_of(&backend, args.weight)?;
-        let codes = optional_quantized_rows(&backend, "quantized_input", &args.quantized_input)?;
-        let input = match codes {
-            Some(_) => optional_device_tensor(&backend, "input", &args.input)?,
-            None => Some(device_tensor(&backend, "input", &args.input)?),
-        };
-        let bias = optional_device_tensor(&backend, "bias", &args.bias)?;
-        let activation = activation(args.activation)?;
-        let residual = optional_device_tensor(&backend, "residual", &args.residual)?;
-        let quantized_output = optional_quantized_rows(&backend, "quantized_output", &args.quantized_output)?;
-        let input = match (input, codes) {
-            (Some(input), None) => LinearInput::Floats(input),
-            (None, Some(codes)) => LinearInput::Codes(codes),
-            _ => return Err(Error::invalid("`input` and `quantized_input` are both given; one of them is needed")),
-        };
-        if let Some(codes) = quantized_output {
-            let output = optional_device_tensor(&backend, "output", &args.output)?;
-            let op = LinearToCodes::new(input, weight, bias, activation, residual, output, codes)?;
-            return backend.queue(&op, &stream);
-        }
-        let output = device_tensor(&backend, "output", &args.output)?;
-        match input {
-            LinearInput::Floats(input) => {
-                let op = Linear::new(input, weight, bias, activation, output)?;
-                backend.queue(&op.with_residual(residual)?, &stream)
-            }
-            LinearInput::Codes(codes) => {
-                let op = LinearCodes::new(codes, weight, bias, activation, output)?;
-                backend.queue(&op.with_residual(residual)?, &stream)
-            }
+        match linear_of(Reading::Memory(&backend), &args, weight)? {
+            LinearCall::Floats(op) => backend.queue(&op, &stream),
+            LinearCall::Codes(op) => backend.queue(&op, &stream),
+            LinearCall::ToCodes(op) => backend.queue(&op, &stream),
         }
     })
 }

@@ -6,11 +6,12 @@ use super::operations::{activation, or};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_reserved, read, versioned};
-use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor};
+use super::tensor::{nvb_tensor, Reading};
 use super::weight::{nvb_weight, weight_of};
 use crate::error::{Error, Result};
 use crate::ops::grouped_linear::GroupedLinear;
 use crate::ops::matmul::Matmul;
+use crate::weight::WeightView;
 
 /// output = alpha · op(a) · op(b) for each matrix of a batch, op(x) = x or xᵀ. Tensors have rank 2 to 4: the last two axes
 /// are a matrix, with a contiguous last axis, those before the batch.
@@ -68,6 +69,34 @@ fn flag(name: &str, value: u32) -> Result<bool> {
     }
 }
 
+pub(super) fn matmul_of(reading: Reading<'_>, args: &nvb_matmul_args) -> Result<Matmul> {
+    expect_reserved(args.reserved)?;
+    Matmul::new(
+        reading.tensor("a", &args.a)?,
+        reading.tensor("b", &args.b)?,
+        flag("transpose_a", args.transpose_a)?,
+        flag("transpose_b", args.transpose_b)?,
+        or(args.alpha, 1.0),
+        reading.tensor("output", &args.output)?,
+    )
+}
+
+pub(super) fn grouped_linear_of(
+    reading: Reading<'_>,
+    args: &nvb_grouped_linear_args,
+    weight: WeightView,
+) -> Result<GroupedLinear> {
+    expect_reserved(args.reserved)?;
+    GroupedLinear::new(
+        reading.tensor("input", &args.input)?,
+        reading.tensor("offsets", &args.offsets)?,
+        weight,
+        reading.optional("bias", &args.bias)?,
+        activation(args.activation)?,
+        reading.tensor("output", &args.output)?,
+    )
+}
+
 /// Queues a batch of products, summed in f32 with one rounding at the store. Any extents, 0 included. Does not
 /// synchronise; the first call of a stream may allocate workspace. May be captured after that.
 #[no_mangle]
@@ -80,21 +109,13 @@ pub unsafe extern "C" fn nvb_matmul(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        expect_reserved(args.reserved)?;
-        let op = Matmul::new(
-            device_tensor(&backend, "a", &args.a)?,
-            device_tensor(&backend, "b", &args.b)?,
-            flag("transpose_a", args.transpose_a)?,
-            flag("transpose_b", args.transpose_b)?,
-            or(args.alpha, 1.0),
-            device_tensor(&backend, "output", &args.output)?,
-        )?;
-        backend.queue(&op, &stream)
+        backend.queue(&matmul_of(Reading::Memory(&backend), &args)?, &stream)
     })
 }
 
 /// Queues the products of a mixture of experts, summed in f32 with one rounding at the store; a quantised weight's values
 /// are exact. Does not allocate or synchronise; may be captured.
+/// (With `batch_invariant` the first call of a stream with input that is not aligned may allocate workspace.)
 #[no_mangle]
 pub unsafe extern "C" fn nvb_grouped_linear(
     backend: *const nvb_backend,
@@ -105,16 +126,7 @@ pub unsafe extern "C" fn nvb_grouped_linear(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        expect_reserved(args.reserved)?;
         let (_weight, weight) = weight_of(&backend, args.weight)?;
-        let op = GroupedLinear::new(
-            device_tensor(&backend, "input", &args.input)?,
-            device_tensor(&backend, "offsets", &args.offsets)?,
-            weight,
-            optional_device_tensor(&backend, "bias", &args.bias)?,
-            activation(args.activation)?,
-            device_tensor(&backend, "output", &args.output)?,
-        )?;
-        backend.queue(&op, &stream)
+        backend.queue(&grouped_linear_of(Reading::Memory(&backend), &args, weight)?, &stream)
     })
 }

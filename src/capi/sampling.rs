@@ -6,7 +6,7 @@ use super::operations::{activation, or};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_reserved, read, versioned};
-use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor};
+use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
 use crate::error::Result;
 use crate::ops::argmax::Argmax;
 use crate::ops::elementwise::{Elementwise, ElementwiseKind};
@@ -181,6 +181,24 @@ pub unsafe extern "C" fn nvb_activate(
     })
 }
 
+pub(super) fn argmax_of(reading: Reading<'_>, args: &nvb_argmax_args) -> Result<Argmax> {
+    Argmax::new(reading.tensor("logits", &args.logits)?, reading.tensor("tokens", &args.tokens)?)
+}
+
+pub(super) fn sample_of(reading: Reading<'_>, args: &nvb_sample_args) -> Result<Sample> {
+    expect_reserved(args.reserved)?;
+    let options =
+        SampleOptions { temperature: args.temperature, top_k: args.top_k, top_p: or(args.top_p, 1.0), seed: args.seed };
+    Sample::new(
+        reading.tensor("logits", &args.logits)?,
+        options,
+        reading.optional("sequences", &args.sequences)?,
+        reading.optional("positions", &args.positions)?,
+        reading.tensor("tokens", &args.tokens)?,
+        reading.optional("probabilities", &args.probabilities)?,
+    )
+}
+
 /// Queues the index of each row's largest logit. The lowest index wins ties; NaN never wins unless all are NaN (then 0).
 /// Does not synchronise; the first call with more rows or columns may allocate workspace. May be captured after that.
 #[no_mangle]
@@ -193,9 +211,7 @@ pub unsafe extern "C" fn nvb_argmax(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        let logits = device_tensor(&backend, "logits", &args.logits)?;
-        let tokens = device_tensor(&backend, "tokens", &args.tokens)?;
-        backend.queue(&Argmax::new(logits, tokens)?, &stream)
+        backend.queue(&argmax_of(Reading::Memory(&backend), &args)?, &stream)
     })
 }
 
@@ -212,21 +228,6 @@ pub unsafe extern "C" fn nvb_sample(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        expect_reserved(args.reserved)?;
-        let options = SampleOptions {
-            temperature: args.temperature,
-            top_k: args.top_k,
-            top_p: or(args.top_p, 1.0),
-            seed: args.seed,
-        };
-        let op = Sample::new(
-            device_tensor(&backend, "logits", &args.logits)?,
-            options,
-            optional_device_tensor(&backend, "sequences", &args.sequences)?,
-            optional_device_tensor(&backend, "positions", &args.positions)?,
-            device_tensor(&backend, "tokens", &args.tokens)?,
-            optional_device_tensor(&backend, "probabilities", &args.probabilities)?,
-        )?;
-        backend.queue(&op, &stream)
+        backend.queue(&sample_of(Reading::Memory(&backend), &args)?, &stream)
     })
 }

@@ -108,6 +108,50 @@ pub(super) unsafe fn tensor_shape(dtype: u32, rank: u32, shape: *const i64) -> R
     Ok((dtype, shape.iter().map(extent).collect::<Result<_>>()?))
 }
 
+/// What a call's tensors are read for.
+#[derive(Clone, Copy)]
+pub(super) enum Reading<'a> {
+    /// Work on them, which must lie in this backend's memory.
+    Memory(&'a Backend),
+    /// Their shapes: nothing is read or written, and NULL stands for an aligned address.
+    Shape,
+}
+
+/// An address that nobody reads, with the alignment of every allocation.
+const NOWHERE: usize = 256;
+
+impl Reading<'_> {
+    pub(super) fn tensor(self, name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
+        match self {
+            Reading::Memory(backend) => device_tensor(backend, name, tensor),
+            Reading::Shape if tensor.data.is_null() && !is_absent(tensor) => {
+                convert(name, &nvb_tensor { data: NOWHERE as *mut c_void, ..*tensor })
+            }
+            Reading::Shape => convert(name, tensor),
+        }
+    }
+
+    pub(super) fn optional(self, name: &str, tensor: &nvb_tensor) -> Result<Option<Tensor>> {
+        if is_absent(tensor) {
+            return Ok(None);
+        }
+        self.tensor(name, tensor).map(Some)
+    }
+
+    pub(super) fn quantized_rows(self, name: &str, rows: &nvb_quantized_rows) -> Result<Option<QuantizedRows>> {
+        if let Reading::Memory(backend) = self {
+            return optional_quantized_rows(backend, name, rows);
+        }
+        let mut found = quantized_rows(name, rows)?;
+        if let Some(rows) = &mut found {
+            let or_nowhere = |data: *mut c_void| if data.is_null() { NOWHERE as *mut c_void } else { data };
+            rows.data = or_nowhere(rows.data);
+            rows.scales = or_nowhere(rows.scales.cast()).cast();
+        }
+        Ok(found)
+    }
+}
+
 /// A required tensor that lies in the backend's memory.
 pub(super) fn device_tensor(backend: &Backend, name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
     let tensor = convert(name, tensor)?;
@@ -129,6 +173,18 @@ pub(super) fn optional_quantized_rows(
     name: &str,
     rows: &nvb_quantized_rows,
 ) -> Result<Option<QuantizedRows>> {
+    let Some(rows) = quantized_rows(name, rows)? else { return Ok(None) };
+    let shape = format!("[{}, {}]", rows.rows, rows.columns);
+    if rows.rows > 0 && rows.columns > 0 && !rows.data.is_null() && !rows.scales.is_null() {
+        let scale_bytes = rows.rows * size_of::<f32>();
+        backend.check_range(&format_args!("`{name}` {shape}"), rows.data, rows.span_bytes())?;
+        backend.check_range(&format_args!("the scales of `{name}` {shape}"), rows.scales.cast(), scale_bytes)?;
+    }
+    Ok(Some(rows))
+}
+
+/// What they say of themselves.
+fn quantized_rows(name: &str, rows: &nvb_quantized_rows) -> Result<Option<QuantizedRows>> {
     let &nvb_quantized_rows { data, scales, rows, columns, row_stride, format, given_scales } = rows;
     if data.is_null() && scales.is_null() && format == 0 {
         return Ok(None);
@@ -155,16 +211,10 @@ pub(super) fn optional_quantized_rows(
     };
     let span = rows.max(1).checked_mul(row_stride.max(columns)).filter(|&bytes| bytes <= isize::MAX as usize);
     let scale_bytes = rows.checked_mul(size_of::<f32>()).filter(|&bytes| bytes <= isize::MAX as usize);
-    let (Some(_), Some(scale_bytes)) = (span, scale_bytes) else {
+    if span.is_none() || scale_bytes.is_none() {
         return Err(Error::invalid(format!("the size of `{name}` [{rows}, {columns}] overflows")));
-    };
-    let rows = QuantizedRows { data, scales, given_scales: given_scales == 1, encoding, rows, columns, row_stride };
-    let shape = format!("[{}, {columns}]", rows.rows);
-    if rows.rows > 0 && columns > 0 && !data.is_null() && !scales.is_null() {
-        backend.check_range(&format_args!("`{name}` {shape}"), data, rows.span_bytes())?;
-        backend.check_range(&format_args!("the scales of `{name}` {shape}"), scales.cast(), scale_bytes)?;
     }
-    Ok(Some(rows))
+    Ok(Some(QuantizedRows { data, scales, given_scales: given_scales == 1, encoding, rows, columns, row_stride }))
 }
 
 fn is_absent(tensor: &nvb_tensor) -> bool {

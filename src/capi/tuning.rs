@@ -228,7 +228,8 @@ fn described(backend: &Backend, case: &nvb_linear_case) -> Result<CaseWeight> {
 ///
 /// Takes device memory for the product and for copies of the weight, twice the last cache level, and up to seconds a case. Runs
 /// on a stream of its own: let the device be idle, or the times mean little. Not while a stream is captured.
-/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a case; nothing has been measured then), `NVB_ERROR_OUT_OF_MEMORY`.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a case; nothing has been measured then), `NVB_ERROR_OUT_OF_MEMORY`,
+/// `NVB_ERROR_CONFIGURATION` (on a GPU with `batch_invariant`, under which there is nothing to choose).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_tune_linear(
     backend: *const nvb_backend,

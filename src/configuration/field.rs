@@ -80,6 +80,7 @@ pub const FIELDS: &[Field] = fields! {
     "vendor_libraries": Allowed::Boolean, Boolean, |c| c.vendor_libraries, |c, v| c.vendor_libraries = v;
     "quantized_activations": Allowed::Boolean, Boolean, |c| c.quantized_activations,
         |c, v| c.quantized_activations = v;
+    "batch_invariant": Allowed::Boolean, Boolean, |c| c.batch_invariant, |c, v| c.batch_invariant = v;
     "linear_kernel": Allowed::LinearKernel, Text, |c| c.linear_kernel.clone(), |c, v| c.linear_kernel = v;
     "tuning_file": Allowed::Path, Text, |c| c.tuning_file.clone(), |c, v| c.tuning_file = v;
     "memory.initial": BYTES, Integer, |c| c.memory.initial, |c, v| c.memory.initial = v;

@@ -98,6 +98,8 @@ pub struct Configuration {
     pub vendor_libraries: bool,
     /// Whether large products with FP8 and INT8 weights may round their input to 8 bits, a scale a row.
     pub quantized_activations: bool,
+    /// Whether each row of a product is the same to the bit whatever the other rows are.
+    pub batch_invariant: bool,
     /// The kernel that products take where it can do them; "": the tuned or the default one.
     pub linear_kernel: String,
     /// Where tuned choices are kept; "": the environment's NVB_TUNING_FILE, else nowhere.
@@ -146,6 +148,7 @@ impl Default for Configuration {
             attention: AttentionKernels::default(),
             vendor_libraries: true,
             quantized_activations: false,
+            batch_invariant: false,
             linear_kernel: String::new(),
             tuning_file: String::new(),
             memory: MemoryConfiguration::default(),
@@ -217,6 +220,7 @@ impl Configuration {
             force_architecture: self.architecture as i32,
             own_kernels_only: !self.vendor_libraries || self.tensor_cores == Requirement::Off,
             quantized_activations: self.quantized_activations,
+            batch_invariant: self.batch_invariant,
             linear_kernel: self.linear_kernel.clone(),
             tuning_file: self.tuning_file.clone(),
             tensor_cores_off: self.tensor_cores == Requirement::Off,

@@ -101,7 +101,7 @@ impl CpuExecutor {
             threads,
             workspace: Mutex::new(Vec::new()),
             streams: AtomicUsize::new(1),
-            choices: Choices::new(DeviceKind::Cpu, false),
+            choices: Choices::new(DeviceKind::Cpu, false, false),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
+use super::needs::Needs;
 use super::scratch::Purpose;
 use crate::error::Result;
 use crate::ops::argmax::Argmax;
@@ -30,7 +31,18 @@ extern "C" {
 pub(super) fn run(executor: &CudaExecutor, op: &Argmax, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
     let launch = executor.launch_on(stream);
-    let mut params = Params {
+    let needs = needs(executor, op);
+    let scratch = executor.scratch(stream);
+    let mut scratch = scratch.lock(executor, stream, || needs)?;
+    let mut params = params(op);
+    params.workspace = scratch.get(Purpose::Workspace, needs.of(Purpose::Workspace))?;
+    // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
+    executor.check_launch(unsafe { nvb_cuda_argmax(&params, &launch) }, "argmax")
+}
+
+/// Without workspace.
+fn params(op: &Argmax) -> Params {
+    Params {
         logits: op.logits.data,
         tokens: op.tokens.data,
         workspace: std::ptr::null_mut(),
@@ -39,12 +51,12 @@ pub(super) fn run(executor: &CudaExecutor, op: &Argmax, stream: RawHandle) -> Re
         logits_stride: op.logits.row_stride as i64,
         logits_dtype: op.logits.dtype as u32,
         reserved: 0,
-    };
+    }
+}
+
+/// What `run` keeps in scratch. The context is current.
+pub(super) fn needs(executor: &CudaExecutor, op: &Argmax) -> Needs {
     // SAFETY: the query reads the two structs only.
-    let bytes = unsafe { nvb_cuda_argmax_workspace(&params, &launch) };
-    let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream);
-    params.workspace = scratch.get(Purpose::Workspace, bytes)?;
-    // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
-    executor.check_launch(unsafe { nvb_cuda_argmax(&params, &launch) }, "argmax")
+    let bytes = unsafe { nvb_cuda_argmax_workspace(&params(op), &executor.launch_on(RawHandle::NULL)) };
+    Needs::none().with(Purpose::Workspace, bytes)
 }

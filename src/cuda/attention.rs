@@ -2,6 +2,7 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
+use super::needs::Needs;
 use super::scratch::Purpose;
 use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill};
 use crate::error::Result;
@@ -148,18 +149,41 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
     Ok(())
 }
 
-pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
+/// What `decode` keeps in scratch. The context is current.
+pub(super) fn decode_needs(executor: &CudaExecutor, op: &AttentionDecode) -> Needs {
     let rows = op.query.tensor.shape[0];
     if rows == 0 {
+        return Needs::none();
+    }
+    let params = decode_params(op);
+    // SAFETY: the query reads the two structs only.
+    let bytes = unsafe { nvb_cuda_attention_decode_workspace(&params, &executor.launch_attention_on(RawHandle::NULL)) };
+    let counters = rows * op.config.query_heads * DECODE_COUNTERS * size_of::<u32>();
+    Needs::none().with(Purpose::Workspace, bytes).with(Purpose::Counters, counters)
+}
+
+pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
+    if op.query.tensor.shape[0] == 0 {
         return Ok(());
     }
     let _guard = executor.enter()?;
     let launch = executor.launch_attention_on(stream);
-    let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = op.config;
-    let counters = rows * query_heads * DECODE_COUNTERS * size_of::<u32>();
+    let needs = decode_needs(executor, op);
     let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream);
-    let mut params = DecodeParams {
+    let mut scratch = scratch.lock(executor, stream, || needs)?;
+    let params = DecodeParams {
+        counters: scratch.get(Purpose::Counters, needs.of(Purpose::Counters))?,
+        workspace: scratch.get(Purpose::Workspace, needs.of(Purpose::Workspace))?,
+        ..decode_params(op)
+    };
+    // SAFETY: the descriptor was validated, workspace and counters are as large as asked, and the context is current.
+    executor.check_launch(unsafe { nvb_cuda_attention_decode(&params, &launch) }, "attention decode")
+}
+
+/// Without workspace and counters.
+fn decode_params(op: &AttentionDecode) -> DecodeParams {
+    let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = op.config;
+    DecodeParams {
         query: op.query.tensor.data,
         key: op.cache.key,
         value: op.cache.value,
@@ -168,7 +192,7 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
         output: op.output.tensor.data,
         lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
         workspace: std::ptr::null_mut(),
-        counters: scratch.get(Purpose::Counters, counters)?,
+        counters: std::ptr::null_mut(),
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
         key_sequence_stride: op.cache.slot_stride as i64,
@@ -182,7 +206,7 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
         query_dtype: op.query.tensor.dtype as u32,
         kv_dtype: op.cache.dtype as u32,
         output_dtype: op.output.tensor.dtype as u32,
-        sequences: rows as i32,
+        sequences: op.query.tensor.shape[0] as i32,
         query_heads: query_heads as i32,
         kv_heads: kv_heads as i32,
         head_dim: head_dim as i32,
@@ -193,10 +217,5 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
         splits: 0,
         scale,
         soft_cap,
-    };
-    // SAFETY: the query reads the two structs only.
-    let bytes = unsafe { nvb_cuda_attention_decode_workspace(&params, &launch) };
-    params.workspace = scratch.get(Purpose::Workspace, bytes)?;
-    // SAFETY: the descriptor was validated, workspace and counters are as large as asked, and the context is current.
-    executor.check_launch(unsafe { nvb_cuda_attention_decode(&params, &launch) }, "attention decode")
+    }
 }

@@ -22,7 +22,7 @@ type Code = c_int;
 const FILES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
 /// What NVIDIA recommends for Hopper (and what PyTorch gives it); older GPUs need less.
-static WORKSPACE_BYTES: usize = 32 << 20;
+pub static WORKSPACE_BYTES: usize = 32 << 20;
 
 // Numbers of cublasLt.h and library_types.h.
 const COMPUTE_32F: c_int = 68;

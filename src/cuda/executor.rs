@@ -7,12 +7,14 @@ use super::launch::Launch;
 use super::managed;
 use super::memory_pool::MemoryPool;
 use super::numa::{self, PreferNode};
-use super::scratch::{Scratch, StreamScratch};
+use super::scratch::{expect_room, Scratch, StreamScratch};
 use super::virtual_memory::CudaVirtualMemory;
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::backend::BackendOptions;
 use crate::error::{Error, Result, Status};
-use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory};
+use crate::executor::{
+    CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory, Workspaced,
+};
 use crate::ops::{
     argmax::Argmax,
     dequantize::Dequantize,
@@ -36,7 +38,7 @@ use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub struct CudaExecutor {
     device: DeviceInfo,
@@ -52,6 +54,7 @@ pub struct CudaExecutor {
     cublaslt: OnceLock<Option<Arc<CublasLt>>>,
     own_kernels_only: bool,
     quantized_activations: bool,
+    batch_invariant: bool,
     choices: Choices,
     /// The contexts of devices whose memory this one may reach, kept alive for that.
     peers: Mutex<Vec<(i32, PrimaryContext)>>,
@@ -95,7 +98,8 @@ impl CudaExecutor {
             cublaslt: OnceLock::new(),
             own_kernels_only: options.own_kernels_only,
             quantized_activations: options.quantized_activations,
-            choices: Choices::new(DeviceKind::Cuda, options.quantized_activations),
+            batch_invariant: options.batch_invariant,
+            choices: Choices::new(DeviceKind::Cuda, options.quantized_activations, options.batch_invariant),
             peers: Mutex::default(),
             context,
         })
@@ -127,6 +131,11 @@ impl CudaExecutor {
         self.cublaslt.get_or_init(open).as_deref()
     }
 
+    /// Whether each row of a product is to be the same whatever the other rows are.
+    pub(super) fn batch_invariant(&self) -> bool {
+        self.batch_invariant
+    }
+
     /// Whether products may round their input to 8 bits, a scale a row.
     pub(super) fn quantized_activations(&self) -> bool {
         self.quantized_activations
@@ -153,6 +162,13 @@ impl CudaExecutor {
             error.status = Status::KernelLaunch;
         }
         Err(error)
+    }
+
+    /// Refuses an operation for which the workspace that the caller has set for the stream is too small, before anything is
+    /// queued.
+    fn expect_workspace(&self, call: Workspaced<'_>, stream: RawHandle) -> Result<()> {
+        let Some(given) = self.scratch.callers_bytes(stream) else { return Ok(()) };
+        expect_room(self.workspace_bytes(call)?, given)
     }
 
     /// The stream's workspace; lock it until the launch that uses it is queued.
@@ -293,14 +309,11 @@ impl Executor for CudaExecutor {
     }
 
     fn virtual_memory(&self) -> Result<Option<Arc<dyn VirtualMemory>>> {
-        let memory = match self.virtual_memory.get() {
-            Some(memory) => memory,
-            None => {
-                let memory = CudaVirtualMemory::new(self.device.ordinal)?.map(Arc::new);
-                self.virtual_memory.get_or_init(|| memory)
-            }
-        };
-        Ok(memory.clone().map(|memory| memory as Arc<dyn VirtualMemory>))
+        if self.virtual_memory.get().is_none() {
+            let memory = CudaVirtualMemory::new(self.device.ordinal)?.map(Arc::new);
+            self.virtual_memory.get_or_init(|| memory);
+        }
+        Ok(self.virtual_memory.get().cloned().flatten().map(|memory| memory as Arc<dyn VirtualMemory>))
     }
 
     fn trim(&self) {
@@ -377,6 +390,16 @@ impl Executor for CudaExecutor {
 
     fn stream_release(&self, stream: RawHandle) {
         self.scratch.release(stream, self);
+    }
+
+    fn workspace_bytes(&self, call: Workspaced<'_>) -> Result<usize> {
+        let _guard = self.enter()?;
+        Ok(super::needs::bytes(self, call))
+    }
+
+    unsafe fn stream_set_workspace(&self, stream: RawHandle, data: *mut c_void, bytes: usize) -> Result<()> {
+        let _guard = self.enter()?;
+        self.scratch.set_callers(stream, data, bytes, self)
     }
 
     fn stream_synchronize(&self, stream: RawHandle) -> Result<()> {
@@ -468,38 +491,7 @@ impl Executor for CudaExecutor {
     }
 
     fn enable_peer_access(&self, peer: &dyn Executor) -> Result<()> {
-        let (ordinal, other) = (self.device.ordinal, peer.device());
-        let unreachable = || {
-            Error::unsupported(format!("cuda:{ordinal} cannot reach the memory of {} directly", other.name))
-                .with_advice("copy through host memory")
-        };
-        if other.kind != DeviceKind::Cuda {
-            return Err(unreachable());
-        }
-        if other.ordinal == ordinal {
-            return Ok(());
-        }
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if peers.iter().all(|(known, _)| *known != other.ordinal) {
-            let mut accessible = 0;
-            // SAFETY: a valid pointer and two listed devices.
-            self.check(
-                unsafe { sys::cuDeviceCanAccessPeer(&mut accessible, ordinal, other.ordinal) },
-                "cuDeviceCanAccessPeer",
-            )?;
-            if accessible == 0 {
-                return Err(unreachable());
-            }
-            let context = PrimaryContext::retain(other.ordinal)?;
-            let _guard = self.enter()?;
-            // SAFETY: the peer's context is retained for as long as it stays in `peers`.
-            match unsafe { sys::cuCtxEnablePeerAccess(context.raw(), 0) } {
-                cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
-                result => self.check(result, "cuCtxEnablePeerAccess")?,
-            }
-            peers.push((other.ordinal, context));
-        }
-        peer.share_memory_with(ordinal)
+        super::peer::enable_access(self, &self.peers, peer)
     }
 
     fn share_memory_with(&self, ordinal: i32) -> Result<()> {
@@ -520,14 +512,17 @@ impl Executor for CudaExecutor {
     }
 
     fn linear(&self, op: &Linear, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::Linear(op), stream)?;
         super::linear::run(self, op, stream)
     }
 
     fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::LinearCodes(op), stream)?;
         super::linear_codes::run(self, op, stream)
     }
 
     fn linear_to_codes(&self, op: &LinearToCodes, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::LinearToCodes(op), stream)?;
         super::linear_to_codes::run(self, op, stream)
     }
 
@@ -564,6 +559,7 @@ impl Executor for CudaExecutor {
     }
 
     fn attention_decode(&self, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::AttentionDecode(op), stream)?;
         super::attention::decode(self, op, stream)
     }
 
@@ -576,10 +572,12 @@ impl Executor for CudaExecutor {
     }
 
     fn argmax(&self, op: &Argmax, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::Argmax(op), stream)?;
         super::argmax::run(self, op, stream)
     }
 
     fn sample(&self, op: &Sample, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::Sample(op), stream)?;
         super::sample::run(self, op, stream)
     }
 
@@ -588,10 +586,12 @@ impl Executor for CudaExecutor {
     }
 
     fn matmul(&self, op: &Matmul, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::Matmul(op), stream)?;
         super::matmul::run(self, op, stream)
     }
 
     fn grouped_linear(&self, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
+        self.expect_workspace(Workspaced::GroupedLinear(op), stream)?;
         super::grouped_linear::run(self, op, stream)
     }
 

@@ -3,10 +3,15 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype};
+use super::linear_needs::input_bytes;
+use super::linear_quantized::{copy_input, ordered_stride};
+use super::needs::Needs;
 use super::quantized::{encoding_code, scale_code};
+use super::scratch::Purpose;
 use crate::error::Result;
 use crate::ops::grouped_linear::GroupedLinear;
 use crate::stream::RawHandle;
+use crate::tensor::Matrix;
 use std::ffi::c_void;
 
 /// `nvb_grouped_linear_params` of csrc/grouped_linear/grouped_linear.h.
@@ -40,12 +45,49 @@ const _: () = assert!(size_of::<Params>() == 144);
 
 extern "C" {
     fn nvb_cuda_grouped_linear(params: *const Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_grouped_linear_takes_tensor_cores(params: *const Params, launch: *const Launch) -> i32;
 }
 
 pub(super) fn run(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
+    if !copies_input(executor, op) {
+        return launch(executor, op, stream);
+    }
+    let scratch = executor.scratch(stream);
+    let mut scratch = scratch.lock(executor, stream, || needs(executor, op))?;
+    let input = copy_input(executor, &op.input, std::ptr::null(), &mut scratch, stream)?;
+    launch(executor, &GroupedLinear { input, ..*op }, stream)
+}
+
+/// What `run` keeps in scratch. The context is current.
+pub(super) fn needs(executor: &CudaExecutor, op: &GroupedLinear) -> Needs {
+    match copies_input(executor, op) {
+        true => Needs::none().with(Purpose::Input, input_bytes(&op.input)),
+        false => Needs::none(),
+    }
+}
+
+/// Both kernels add in an order of their own whatever the rows are. Which of them runs must not depend on where the input
+/// lies if rows are to be the same to the bit in every batch.
+fn copies_input(executor: &CudaExecutor, op: &GroupedLinear) -> bool {
+    let aligned = Matrix { data: std::ptr::null_mut(), row_stride: ordered_stride(&op.input), ..op.input };
+    let takes_tensor_cores = |input: Matrix| {
+        let params = params(&GroupedLinear { input, ..*op });
+        // SAFETY: reads the two structs alone.
+        unsafe { nvb_cuda_grouped_linear_takes_tensor_cores(&params, &executor.launch_on(RawHandle::NULL)) != 0 }
+    };
+    executor.batch_invariant() && op.input.rows > 0 && takes_tensor_cores(aligned) && !takes_tensor_cores(op.input)
+}
+
+fn launch(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
+    // SAFETY: the descriptor was validated, and the context is current.
+    let code = unsafe { nvb_cuda_grouped_linear(&params(op), &executor.launch_on(stream)) };
+    executor.check_launch(code, "grouped linear")
+}
+
+fn params(op: &GroupedLinear) -> Params {
     let (scale_kind, group, scales) = scale_code(op.weight.scales);
-    let params = Params {
+    Params {
         input: op.input.data,
         offsets: op.offsets.data,
         weight: op.weight.data,
@@ -69,8 +111,5 @@ pub(super) fn run(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle
         output_dtype: op.output.dtype as u32,
         activation: op.activation as u32,
         gated: op.weight.gated.into(),
-    };
-    // SAFETY: the descriptor was validated, and the context is current.
-    let code = unsafe { nvb_cuda_grouped_linear(&params, &executor.launch_on(stream)) };
-    executor.check_launch(code, "grouped linear")
+    }
 }

@@ -4,7 +4,7 @@ use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product, Residual};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::scratch::{Purpose, ScratchGuard};
-use super::{linear_choice, linear_quantized, linear_wgmma};
+use super::{linear_choice, linear_invariant, linear_needs, linear_quantized, linear_wgmma};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
@@ -75,6 +75,9 @@ const VENDOR_ROWS: usize = 17;
 pub(super) const PRODUCT_BYTES: usize = 64 << 20;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
+    if executor.batch_invariant() {
+        return linear_invariant::run(executor, op, stream);
+    }
     let Some(weight_dtype) = op.weight.dtype() else {
         return linear_quantized::run(executor, op, stream);
     };
@@ -89,7 +92,8 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
     }
     if prefers_vendor(op, weight_dtype) {
         let scratch = executor.scratch(stream);
-        if vendor(executor, op, weight_dtype, Pick::First, &mut scratch.lock(executor, stream), stream)? {
+        let needs = || linear_needs::vendor(executor, op, weight_dtype);
+        if vendor(executor, op, weight_dtype, Pick::First, &mut scratch.lock(executor, stream, needs)?, stream)? {
             return Ok(());
         }
     }
@@ -215,8 +219,7 @@ pub(super) fn vendor(
         scales: None,
         pick,
     };
-    let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
-    if op.is_plain() && !mixed {
+    if vendor_is_final(op, dtype) {
         return cublaslt.product(&product, scratch, stream);
     }
     if fused_by_library(op) {
@@ -229,6 +232,18 @@ pub(super) fn vendor(
     }
     let product = Product { output_dtype: DType::F32, ..product };
     with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
+}
+
+/// Whether cuBLASLt's plain product is the result, with no epilogue to try.
+pub(super) fn vendor_is_final(op: &Linear, dtype: DType) -> bool {
+    let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
+    op.is_plain() && !mixed
+}
+
+/// Bytes of the slices in which an unrounded product of this dtype goes through the epilogue, at most.
+pub(super) fn product_bytes(op: &Linear, dtype: DType) -> usize {
+    let row_bytes = op.weight.rows * dtype.size();
+    PRODUCT_BYTES.max(row_bytes).min(op.input.rows.saturating_mul(row_bytes))
 }
 
 /// The product in f32 or i32 (`product.output_dtype`) on its way through the epilogue, which applies `scales` to it if the

@@ -12,8 +12,8 @@ use super::linear_quantized::{
     can_round, in_order, rounds_with_own, takes_own_kernel, with_dequantized_slices, with_quantized_activations, By,
     Params as QuantizedParams,
 };
-use super::linear_wgmma;
 use super::scratch::{Purpose, ScratchGuard};
+use super::{linear_invariant, linear_needs, linear_wgmma};
 use crate::error::Result;
 use crate::executor::DeviceKind;
 use crate::ops::linear::Linear;
@@ -59,7 +59,7 @@ fn text(name: *const c_char) -> String {
 }
 
 /// The kernel's row in its table.
-fn row(kernel: KernelId) -> Option<i32> {
+pub(super) fn row(kernel: KernelId) -> Option<i32> {
     static ROWS: OnceLock<Vec<Option<i32>>> = OnceLock::new();
     let rows = ROWS.get_or_init(|| {
         let tables = tables();
@@ -73,7 +73,7 @@ fn row(kernel: KernelId) -> Option<i32> {
     rows[kernel.index()]
 }
 
-fn can(executor: &CudaExecutor, op: &Linear, id: KernelId) -> bool {
+pub(super) fn can(executor: &CudaExecutor, op: &Linear, id: KernelId) -> bool {
     let launch = executor.launch_on(RawHandle::NULL);
     let vendor_there = || executor.cublaslt().is_some();
     match (id.kernel().way, op.weight.dtype()) {
@@ -102,6 +102,9 @@ pub(super) fn candidates(executor: &CudaExecutor, op: &Linear) -> Vec<Choice> {
     if op.input.rows == 0 || op.weight.rows == 0 {
         return Vec::new();
     }
+    if executor.batch_invariant() {
+        return linear_invariant::kernel(executor, op).map(Choice::of).into_iter().collect();
+    }
     let mut found = Vec::new();
     for (id, kernel) in kernels_of(DeviceKind::Cuda).filter(|(id, _)| can(executor, op, *id)) {
         match kernel.way {
@@ -119,6 +122,9 @@ pub(super) fn default(executor: &CudaExecutor, op: &Linear) -> Option<Choice> {
     let _guard = executor.enter().ok()?;
     if op.input.rows == 0 || op.weight.rows == 0 {
         return None;
+    }
+    if executor.batch_invariant() {
+        return linear_invariant::kernel(executor, op).map(Choice::of);
     }
     let launch = executor.launch_on(RawHandle::NULL);
     let by_way = |way: Way| kernels_of(DeviceKind::Cuda).find(|(_, kernel)| kernel.way == way).map(|(id, _)| id);
@@ -171,12 +177,22 @@ pub(super) fn take_float(
     }
     let Some(row) = row(choice.kernel) else {
         let scratch = executor.scratch(stream);
-        let mut scratch = scratch.lock(executor, stream);
+        let mut scratch = scratch.lock(executor, stream, || linear_needs::vendor(executor, op, dtype))?;
         return picked(choice, |pick| vendor(executor, op, dtype, pick, &mut scratch, stream));
     };
-    // SAFETY: the descriptor was validated, and the context is current.
-    let code = unsafe { nvb_cuda_linear_with(row, &linear::params(op, dtype), &executor.launch_on(stream)) };
-    executor.check_launch(code, "linear").map(|()| Some(*choice))
+    launch_float(executor, &linear::params(op, dtype), row, stream).map(|()| Some(*choice))
+}
+
+/// The product by a row of the table of float kernels. The context is current.
+pub(super) fn launch_float(
+    executor: &CudaExecutor,
+    params: &linear::Params,
+    row: i32,
+    stream: RawHandle,
+) -> Result<()> {
+    // SAFETY: of a validated descriptor, and the context is current.
+    let code = unsafe { nvb_cuda_linear_with(row, params, &executor.launch_on(stream)) };
+    executor.check_launch(code, "linear")
 }
 
 /// The same with a weight in 8 or 4 bits.
@@ -193,11 +209,11 @@ pub(super) fn take_quantized(
         }
         let params = linear_quantized::params(op);
         if let Some(row) = row(choice.kernel).filter(|&row| workspace_bytes(row, &params) == 0) {
-            return launch(executor, &params, row, stream).map(|()| Some(*choice));
+            return launch_quantized(executor, &params, row, stream).map(|()| Some(*choice));
         }
     }
     let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream);
+    let mut scratch = scratch.lock(executor, stream, || linear_needs::by_choice(executor, op, choice))?;
     let op = if in_place { *op } else { in_order(executor, op, &mut scratch, stream)? };
     if !can(executor, &op, choice.kernel) {
         return Ok(None);
@@ -207,15 +223,21 @@ pub(super) fn take_quantized(
     };
     let mut params = linear_quantized::params(&op);
     params.workspace = scratch.get(Purpose::Workspace, workspace_bytes(row, &params))?;
-    launch(executor, &params, row, stream).map(|()| Some(*choice))
+    launch_quantized(executor, &params, row, stream).map(|()| Some(*choice))
 }
 
-fn workspace_bytes(row: i32, params: &QuantizedParams) -> usize {
+pub(super) fn workspace_bytes(row: i32, params: &QuantizedParams) -> usize {
     // SAFETY: reads the struct alone.
     unsafe { nvb_cuda_linear_quantized_workspace_with(row, params) }
 }
 
-fn launch(executor: &CudaExecutor, params: &QuantizedParams, row: i32, stream: RawHandle) -> Result<()> {
+/// The same of the quantised kernels.
+pub(super) fn launch_quantized(
+    executor: &CudaExecutor,
+    params: &QuantizedParams,
+    row: i32,
+    stream: RawHandle,
+) -> Result<()> {
     // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
     let code = unsafe { nvb_cuda_linear_quantized_with(row, params, &executor.launch_on(stream)) };
     executor.check_launch(code, "quantised linear")

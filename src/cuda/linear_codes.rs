@@ -4,8 +4,12 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear_quantized::{codes_operands, multiplies_codes, product_of_codes, takes_own_kernel, By, Tokens};
+use super::needs::Needs;
 use super::scratch::{Purpose, ScratchGuard};
-use super::{cublaslt::Pick, dequantize, linear, linear_quantized};
+use super::{
+    cublaslt::{Operand, Pick},
+    dequantize, linear, linear_needs, linear_quantized,
+};
 use crate::error::Result;
 use crate::ops::linear_codes::LinearCodes;
 use crate::ops::quantized_rows::QuantizedRows;
@@ -40,18 +44,40 @@ pub(super) fn run(executor: &CudaExecutor, op: &LinearCodes, stream: RawHandle) 
     let _guard = executor.enter()?;
     let scratch = executor.scratch(stream);
     // Held while the product takes what is for itself, so that nobody puts another input in the place of this one.
-    let mut inputs = scratch.lock_inputs(executor, stream);
+    let mut inputs = scratch.lock_inputs(executor, stream, || input_needs(op))?;
     let input = aligned(executor, &op.input, &mut inputs, stream)?;
-    if multiplied(executor, &LinearCodes { input, ..*op }, &mut scratch.lock(executor, stream), stream)? {
+    let op = &LinearCodes { input, ..*op };
+    let needs = || linear_needs::of_codes(executor, op).0;
+    if multiplied(executor, op, &mut scratch.lock(executor, stream, needs)?, stream)? {
         return Ok(());
     }
     let dtype = shape.input.dtype;
     let QuantizedRows { rows, columns, .. } = input;
-    let data = inputs.get(Purpose::Workspace, rows * columns * dtype.size())?;
+    let data = inputs.get(Purpose::Workspace, value_bytes(op))?;
     // SAFETY: aligned codes of these rows, and the buffer holds their values.
     unsafe { dequantize::rows(executor, &input.view(), &(0..rows), (data, dtype), stream)? };
     let input = Matrix { data, dtype, rows, columns, row_stride: columns };
     linear::run(executor, &op.with_input(input), stream)
+}
+
+/// What `run` asks of the stream's scratch for inputs.
+pub(super) fn input_needs(op: &LinearCodes) -> Needs {
+    let copy = if is_aligned(&op.input) { 0 } else { scale_bytes(&op.input) + op.input.rows * padded(&op.input) };
+    Needs::none().with(Purpose::Workspace, value_bytes(op)).with(Purpose::Input, copy)
+}
+
+/// Of the dequantised input.
+fn value_bytes(op: &LinearCodes) -> usize {
+    op.input.rows * op.input.columns * op.shape().input.dtype.size()
+}
+
+/// The operands of the product of codes, if there is one for this weight and as many rows.
+pub(super) fn operands(executor: &CudaExecutor, op: &LinearCodes) -> Option<[Operand; 2]> {
+    let shape = op.shape();
+    let fits = matches!(op.weight.scales, Scales::Rows(_)) && op.weight.order.is_null() && !executor.batch_invariant();
+    codes_operands(&shape, op.input.encoding)
+        .filter(|_| fits)
+        .filter(|_| !takes_own_kernel(executor, &shape, &linear_quantized::params(&shape), RawHandle::NULL))
 }
 
 /// The product of codes, from as many rows on as `linear` rounds its input to 8 bits; `false` where that cannot be.
@@ -62,14 +88,7 @@ fn multiplied(
     stream: RawHandle,
 ) -> Result<bool> {
     let shape = op.shape();
-    let (Some(operands), Scales::Rows(_), true) =
-        (codes_operands(&shape, op.input.encoding), op.weight.scales, op.weight.order.is_null())
-    else {
-        return Ok(false);
-    };
-    if takes_own_kernel(executor, &shape, &linear_quantized::params(&shape), stream) {
-        return Ok(false);
-    }
+    let Some(operands) = operands(executor, op) else { return Ok(false) };
     let tokens = Tokens {
         data: op.input.data,
         row_stride: op.input.row_stride,
@@ -91,6 +110,24 @@ fn multiplied(
     Ok(false)
 }
 
+/// Whether products read the codes where they lie.
+fn is_aligned(input: &QuantizedRows) -> bool {
+    let on_boundary = |address: usize| address.is_multiple_of(16);
+    let stride = if input.rows == 1 { input.columns } else { input.row_stride };
+    on_boundary(input.data as usize)
+        && on_boundary(input.scales as usize)
+        && on_boundary(stride)
+        && on_boundary(input.columns)
+}
+
+fn padded(input: &QuantizedRows) -> usize {
+    input.columns.next_multiple_of(16)
+}
+
+fn scale_bytes(input: &QuantizedRows) -> usize {
+    (input.rows * size_of::<f32>()).next_multiple_of(256)
+}
+
 /// The codes themselves or, where their rows or scales are not aligned or not padded as products want them, a copy.
 fn aligned(
     executor: &CudaExecutor,
@@ -99,13 +136,10 @@ fn aligned(
     stream: RawHandle,
 ) -> Result<QuantizedRows> {
     let &QuantizedRows { data, scales, rows, columns, row_stride, .. } = input;
-    let on_boundary = |address: usize| address.is_multiple_of(16);
-    let stride = if rows == 1 { columns } else { row_stride };
-    if on_boundary(data as usize) && on_boundary(scales as usize) && on_boundary(stride) && on_boundary(columns) {
-        return Ok(QuantizedRows { row_stride: stride, ..*input });
+    if is_aligned(input) {
+        return Ok(QuantizedRows { row_stride: if rows == 1 { columns } else { row_stride }, ..*input });
     }
-    let row_bytes = columns.next_multiple_of(16);
-    let scale_bytes = (rows * size_of::<f32>()).next_multiple_of(256);
+    let (row_bytes, scale_bytes) = (padded(input), scale_bytes(input));
     let buffer = inputs.get(Purpose::Input, scale_bytes + rows * row_bytes)?;
     let copy = QuantizedRows {
         data: buffer.wrapping_byte_add(scale_bytes),

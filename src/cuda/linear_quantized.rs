@@ -10,7 +10,7 @@ use super::linear::{
 use super::linear_wgmma::{self, Codes, Params as WgmmaParams};
 use super::quantized::{encoding_code, scale_code};
 use super::scratch::{Purpose, ScratchGuard};
-use super::{dequantize, linear_choice, quantize};
+use super::{dequantize, linear_choice, linear_needs, quantize};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
@@ -94,7 +94,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
     }
     if !op.weight.order.is_null() && op.input.rows > 0 {
         let scratch = executor.scratch(stream);
-        let mut scratch = scratch.lock(executor, stream);
+        let mut scratch = scratch.lock(executor, stream, || linear_needs::of(executor, op))?;
         let ordered = in_order(executor, op, &mut scratch, stream)?;
         return product(executor, &ordered, &mut scratch, stream);
     }
@@ -103,7 +103,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
         return launch(executor, &params, stream);
     }
     let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream);
+    let mut scratch = scratch.lock(executor, stream, || linear_needs::of(executor, op))?;
     product(executor, op, &mut scratch, stream)
 }
 
@@ -159,7 +159,7 @@ pub(super) fn takes_own_kernel(executor: &CudaExecutor, op: &Linear, params: &Pa
     op.input.rows <= PLAIN_ROWS || op.weight.columns == 0 || op.input.rows <= OWN_ROWS && tensor_cores()
 }
 
-fn workspace_bytes(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> usize {
+pub(super) fn workspace_bytes(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> usize {
     // SAFETY: reads the two structs alone.
     unsafe { nvb_cuda_linear_quantized_workspace(params, &executor.launch_on(stream)) }
 }
@@ -170,6 +170,11 @@ fn launch(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> Result
     executor.check_launch(code, "quantised linear")
 }
 
+/// Elements from row to row of a copy of the input: 16-byte aligned rows, for the kernels that want them.
+pub(super) fn ordered_stride(input: &Matrix) -> usize {
+    input.columns.next_multiple_of(8)
+}
+
 /// The same product with the input's columns in the order of the weight's.
 pub(super) fn in_order(
     executor: &CudaExecutor,
@@ -177,26 +182,43 @@ pub(super) fn in_order(
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<Linear> {
-    let Matrix { rows, columns, dtype, .. } = op.input;
-    // 16-byte aligned rows, for the kernels that want them.
-    let row_stride = columns.next_multiple_of(8);
-    let data = scratch.get(Purpose::Input, rows * row_stride * dtype.size())?;
+    let input = copy_input(executor, &op.input, op.weight.order, scratch, stream)?;
+    let weight = WeightView { order: std::ptr::null(), ..op.weight };
+    Ok(Linear { input, weight, ..*op })
+}
+
+/// The input with its columns in this order (NULL: as they are) in aligned rows.
+pub(super) fn copy_input(
+    executor: &CudaExecutor,
+    input: &Matrix,
+    order: *const i32,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<Matrix> {
+    let row_stride = ordered_stride(input);
+    let data = scratch.get(Purpose::Input, linear_needs::input_bytes(input))?;
     let params = OrderParams {
-        input: op.input.data,
-        order: op.weight.order,
+        input: input.data,
+        order,
         output: data,
-        rows: rows as i64,
-        columns: columns as i64,
-        input_stride: op.input.row_stride as i64,
+        rows: input.rows as i64,
+        columns: input.columns as i64,
+        input_stride: input.row_stride as i64,
         output_stride: row_stride as i64,
-        dtype: dtype as u32,
+        dtype: input.dtype as u32,
         reserved: 0,
     };
     // SAFETY: the descriptor was validated, the buffer holds the rows, and the context is current.
     let code = unsafe { nvb_cuda_linear_order(&params, &executor.launch_on(stream)) };
-    executor.check_launch(code, "ordering the input of a linear")?;
-    let weight = WeightView { order: std::ptr::null(), ..op.weight };
-    Ok(Linear { input: Matrix { data, row_stride, ..op.input }, weight, ..*op })
+    executor.check_launch(code, "ordering the input of a product")?;
+    Ok(Matrix { data, row_stride, ..*input })
+}
+
+/// Rows of a slice of the weight: slices are of one size, so that they share the choice of a kernel.
+pub(super) fn slice_rows(op: &Linear) -> usize {
+    let (rows, row_bytes) = (op.weight.rows, op.weight.columns * op.input.dtype.size());
+    let slices = (rows * row_bytes).div_ceil(SLICE_BYTES).max(1);
+    rows.div_ceil(slices).next_multiple_of(SLICE_STEP).min(rows)
 }
 
 /// A float product for each slice of the weight's rows, in the input's dtype; `false` if cuBLASLt has no algorithm of the
@@ -210,9 +232,7 @@ pub(super) fn with_dequantized_slices(
 ) -> Result<bool> {
     let (weight, dtype) = (&op.weight, op.input.dtype);
     let row_bytes = weight.columns * dtype.size();
-    // Slices of one size, so that they share the choice of a kernel.
-    let slices = (weight.rows * row_bytes).div_ceil(SLICE_BYTES).max(1);
-    let slice = weight.rows.div_ceil(slices).next_multiple_of(SLICE_STEP).min(weight.rows);
+    let slice = slice_rows(op);
     let buffer = scratch.get(Purpose::Weight, slice * row_bytes)?;
     for first in (0..weight.rows).step_by(slice) {
         let rows = first..(first + slice).min(weight.rows);
@@ -304,6 +324,16 @@ pub(super) fn leads_with_codes(executor: &CudaExecutor, op: &Linear) -> bool {
         && multiplies_codes(executor, op, true)
 }
 
+/// Bytes of the input's scales in front of its codes.
+fn code_scale_bytes(op: &Linear) -> usize {
+    (op.input.rows * size_of::<f32>()).next_multiple_of(256)
+}
+
+/// Bytes of the input in 8 bits, scales and codes.
+pub(super) fn code_bytes(op: &Linear) -> usize {
+    code_scale_bytes(op) + op.input.rows * op.weight.columns.next_multiple_of(16)
+}
+
 /// The input in 8 bits with a scale a row, times the weight's codes; `false` where that cannot be.
 pub(super) fn with_quantized_activations(
     executor: &CudaExecutor,
@@ -319,8 +349,8 @@ pub(super) fn with_quantized_activations(
     let codes = if operands[0] == Operand::Int8 { Encoding::Int8 } else { Encoding::Fp8E4m3 };
     let (m, k) = (op.input.rows, op.weight.columns);
     let row_stride = k.next_multiple_of(16);
-    let scale_bytes = (m * size_of::<f32>()).next_multiple_of(256);
-    let data = scratch.get(Purpose::Input, scale_bytes + m * row_stride)?;
+    let scale_bytes = code_scale_bytes(op);
+    let data = scratch.get(Purpose::Input, code_bytes(op))?;
     let tokens =
         Tokens { data: data.wrapping_byte_add(scale_bytes), row_stride, scales: data.cast(), padded: row_stride };
     let view = WeightView {

@@ -4,6 +4,7 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::PRODUCT_BYTES;
+use super::needs::Needs;
 use super::quantized::QuantizedOutput;
 use super::scratch::Purpose;
 use super::{linear, linear_codes};
@@ -40,15 +41,12 @@ pub(super) fn run(executor: &CudaExecutor, op: &LinearToCodes, stream: RawHandle
     let _guard = executor.enter()?;
     let scratch = executor.scratch(stream);
     // Held while the product takes what is for itself, so that nobody puts other values in the place of these.
-    let mut outputs = scratch.lock_outputs(executor, stream);
-    // 16-byte aligned rows, for vectors.
-    let row_stride = columns.next_multiple_of(4);
-    let slice = (PRODUCT_BYTES / (row_stride * DType::F32.size())).clamp(1, rows);
+    let mut outputs = scratch.lock_outputs(executor, stream, || needs(op))?;
+    let (row_stride, slice) = (row_stride(op), slice_rows(op));
     let data = outputs.get(Purpose::Product, slice * row_stride * DType::F32.size())?;
     for first in (0..rows).step_by(slice) {
         let count = slice.min(rows - first);
-        let values = Matrix { data, dtype: DType::F32, rows: count, columns, row_stride };
-        match op.product.part(first, count, values) {
+        match part(op, first, count, data) {
             LinearProduct::Floats(op) => linear::run(executor, &op, stream)?,
             LinearProduct::Codes(op) => linear_codes::run(executor, &op, stream)?,
         }
@@ -69,4 +67,30 @@ pub(super) fn run(executor: &CudaExecutor, op: &LinearToCodes, stream: RawHandle
         executor.check_launch(code, "quantising the result of a linear")?;
     }
     Ok(())
+}
+
+/// What `run` asks of the stream's scratch for outputs.
+pub(super) fn needs(op: &LinearToCodes) -> Needs {
+    let bytes = slice_rows(op) * row_stride(op) * DType::F32.size();
+    Needs::none().with(Purpose::Product, bytes)
+}
+
+/// Rows of 16-byte aligned f32 values, for vectors.
+fn row_stride(op: &LinearToCodes) -> usize {
+    op.product.output().columns.next_multiple_of(4)
+}
+
+/// Rows of the product that pass through scratch at once.
+pub(super) fn slice_rows(op: &LinearToCodes) -> usize {
+    let &Matrix { rows, columns, .. } = op.product.output();
+    match rows.min(columns) {
+        0 => 0,
+        _ => (PRODUCT_BYTES / (row_stride(op) * DType::F32.size())).clamp(1, rows),
+    }
+}
+
+/// The product of `count` rows from `first` on, with its result at `data`.
+pub(super) fn part(op: &LinearToCodes, first: usize, count: usize, data: *mut c_void) -> LinearProduct {
+    let (columns, row_stride) = (op.product.output().columns, row_stride(op));
+    op.product.part(first, count, Matrix { data, dtype: DType::F32, rows: count, columns, row_stride })
 }

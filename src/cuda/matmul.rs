@@ -2,6 +2,8 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
+use super::needs::Needs;
+use super::{cublaslt::WORKSPACE_BYTES, scratch::Purpose};
 use crate::error::{Error, Result};
 use crate::ops::matmul::{Matmul, MatrixBatch, BATCH_AXES};
 use crate::stream::RawHandle;
@@ -40,15 +42,29 @@ extern "C" {
 const MAX_MATRICES: usize = 65_535;
 const MAX_ROWS: usize = 65_535 * 64;
 
+/// Our kernel adds in the same order whatever the extents are; cuBLASLt promises nothing of the kind.
+fn asks_vendor(executor: &CudaExecutor, op: &Matmul) -> bool {
+    op.k > 0 && !executor.batch_invariant()
+}
+
+/// What `run` keeps in scratch. The context is current.
+pub(super) fn needs(executor: &CudaExecutor, op: &Matmul) -> Needs {
+    let empty = op.batch[0] * op.batch[1] * op.m * op.n == 0;
+    match !empty && asks_vendor(executor, op) && executor.cublaslt().is_some() {
+        true => Needs::none().with(Purpose::Workspace, WORKSPACE_BYTES),
+        false => Needs::none(),
+    }
+}
+
 pub(super) fn run(executor: &CudaExecutor, op: &Matmul, stream: RawHandle) -> Result<()> {
     let [outer, inner] = op.batch;
     if outer * inner * op.m * op.n == 0 {
         return Ok(());
     }
     let _guard = executor.enter()?;
-    if let (Some(cublaslt), true) = (executor.cublaslt(), op.k > 0) {
+    if let Some(cublaslt) = executor.cublaslt().filter(|_| asks_vendor(executor, op)) {
         let scratch = executor.scratch(stream);
-        if cublaslt.batched(op, &mut scratch.lock(executor, stream), stream)? {
+        if cublaslt.batched(op, &mut scratch.lock(executor, stream, || needs(executor, op))?, stream)? {
             return Ok(());
         }
     }

@@ -69,7 +69,8 @@ pub(super) fn run(executor: &CudaExecutor, op: &Quantize, stream: RawHandle) -> 
     };
     let _guard = executor.enter()?;
     let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream);
+    // Who makes a weight allocates anyway.
+    let mut scratch = scratch.lock_own(executor, stream);
     let on_device = scratch.get(Purpose::Workspace, size_of::<Report>())?;
     let mut parts = [part(&op.parts[0]); MAX_PARTS];
     for (to, from) in parts.iter_mut().zip(&op.parts) {

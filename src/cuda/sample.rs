@@ -2,6 +2,7 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
+use super::needs::Needs;
 use super::scratch::Purpose;
 use crate::error::{Error, Result};
 use crate::ops::sample::Sample;
@@ -47,8 +48,19 @@ pub(super) fn run(executor: &CudaExecutor, op: &Sample, stream: RawHandle) -> Re
     }
     let _guard = executor.enter()?;
     let launch = executor.launch_on(stream);
+    let needs = needs(executor, op);
+    let scratch = executor.scratch(stream);
+    let mut scratch = scratch.lock(executor, stream, || needs)?;
+    let mut params = params(op);
+    params.workspace = scratch.get(Purpose::Workspace, needs.of(Purpose::Workspace))?;
+    // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
+    executor.check_launch(unsafe { nvb_cuda_sample(&params, &launch) }, "sample")
+}
+
+/// Without workspace.
+fn params(op: &Sample) -> Params {
     let data = |tensor: Option<Tensor>| tensor.map_or(std::ptr::null_mut(), |tensor| tensor.data);
-    let mut params = Params {
+    Params {
         logits: op.logits.data,
         sequences: data(op.sequences),
         positions: data(op.positions),
@@ -63,12 +75,12 @@ pub(super) fn run(executor: &CudaExecutor, op: &Sample, stream: RawHandle) -> Re
         top_k: op.options.top_k.min(i32::MAX as u32) as i32,
         temperature: op.options.temperature,
         top_p: op.options.top_p,
-    };
+    }
+}
+
+/// What `run` keeps in scratch. The context is current.
+pub(super) fn needs(executor: &CudaExecutor, op: &Sample) -> Needs {
     // SAFETY: the query reads the two structs only.
-    let bytes = unsafe { nvb_cuda_sample_workspace(&params, &launch) };
-    let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream);
-    params.workspace = scratch.get(Purpose::Workspace, bytes)?;
-    // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
-    executor.check_launch(unsafe { nvb_cuda_sample(&params, &launch) }, "sample")
+    let bytes = unsafe { nvb_cuda_sample_workspace(&params(op), &executor.launch_on(RawHandle::NULL)) };
+    Needs::none().with(Purpose::Workspace, bytes)
 }

@@ -1,11 +1,13 @@
-//! Workspace that kernels need between their blocks: growing blocks for each stream, because work on one stream is
-//! ordered and work on two may overlap.
+//! Workspace that kernels need between their blocks, for each stream its own, because work on one stream is ordered and
+//! work on two may overlap: growing blocks of the library's, or a block that the caller has set.
 
-use crate::error::Result;
+use super::needs::{Needs, COUNTER_BYTES};
+use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use crate::stream::RawHandle;
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Debug, Clone, Copy)]
@@ -26,10 +28,15 @@ pub enum Purpose {
     Product,
     /// A slice of a weight as floats, alive together with `Workspace` and `Product`.
     Weight,
-    /// A product's input in another order or in 8 bits, alive together with all of these.
+    /// A product's input in another order, in aligned rows or in 8 bits, alive together with all of these.
     Input,
     /// Zero before each launch; every launch leaves it zero.
     Counters,
+}
+
+impl Purpose {
+    pub const ALL: [Purpose; 5] =
+        [Purpose::Workspace, Purpose::Product, Purpose::Weight, Purpose::Input, Purpose::Counters];
 }
 
 /// The blocks of one stream. Whoever launches with them holds the lock until the launch is queued: another thread that
@@ -39,38 +46,131 @@ pub struct StreamScratch {
     blocks: Blocks,
     inputs: Blocks,
     outputs: Blocks,
+    /// Bytes at the end of the caller's block that guards of the operation under way have.
+    taken: Arc<AtomicUsize>,
 }
 
-type Blocks = Arc<Mutex<HashMap<Purpose, Block>>>;
+type Blocks = Arc<Mutex<Held>>;
+
+#[derive(Default)]
+struct Held {
+    own: HashMap<Purpose, Block>,
+    /// The caller's, which then is all that operations take: counters first, what `lock` gives behind them, what
+    /// `lock_inputs` and `lock_outputs` give at the end.
+    caller: Option<Block>,
+}
 
 pub struct ScratchGuard<'a> {
-    blocks: MutexGuard<'a, HashMap<Purpose, Block>>,
+    held: MutexGuard<'a, Held>,
+    carved: Option<Carved>,
+    /// What is given back with the guard, of `StreamScratch::taken`.
+    taken: Option<(&'a AtomicUsize, usize)>,
     executor: &'a dyn Executor,
     stream: RawHandle,
+}
+
+/// A part of the caller's block, in which each purpose has the room that was announced.
+struct Carved {
+    counters: *mut c_void,
+    first: *mut c_void,
+    needs: Needs,
 }
 
 /// Growing in steps keeps a slowly growing need from allocating at each call.
 const STEP: usize = 1 << 20;
 
 impl StreamScratch {
-    pub fn lock<'a>(&'a self, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
-        guard(&self.blocks, executor, stream)
+    /// `needs`: the most that will be asked of the guard. It is asked for, and held against what the caller has set, where
+    /// there is such a block.
+    pub fn lock<'a>(
+        &'a self,
+        executor: &'a dyn Executor,
+        stream: RawHandle,
+        needs: impl FnOnce() -> Needs,
+    ) -> Result<ScratchGuard<'a>> {
+        let held = held(&self.blocks);
+        let carve = |block: Block| {
+            let needs = needs();
+            expect_room(needs.total(), block.bytes - self.taken.load(Ordering::Relaxed))?;
+            Ok(Carved { counters: block.pointer, first: block.pointer.wrapping_byte_add(COUNTER_BYTES), needs })
+        };
+        let carved = held.caller.map(carve).transpose()?;
+        Ok(ScratchGuard { held, carved, taken: None, executor, stream })
     }
 
     /// Blocks apart from those, for what an operation hands to another one that has workspace of its own. Taken before
-    /// `lock`.
-    pub fn lock_inputs<'a>(&'a self, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
-        guard(&self.inputs, executor, stream)
+    /// `lock`. They hold no counters.
+    pub fn lock_inputs<'a>(
+        &'a self,
+        executor: &'a dyn Executor,
+        stream: RawHandle,
+        needs: impl FnOnce() -> Needs,
+    ) -> Result<ScratchGuard<'a>> {
+        self.lock_end(&self.inputs, executor, stream, needs)
     }
 
     /// The same for what an operation makes of another one's result. Taken before both.
-    pub fn lock_outputs<'a>(&'a self, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
-        guard(&self.outputs, executor, stream)
+    pub fn lock_outputs<'a>(
+        &'a self,
+        executor: &'a dyn Executor,
+        stream: RawHandle,
+        needs: impl FnOnce() -> Needs,
+    ) -> Result<ScratchGuard<'a>> {
+        self.lock_end(&self.outputs, executor, stream, needs)
+    }
+
+    fn lock_end<'a>(
+        &'a self,
+        blocks: &'a Blocks,
+        executor: &'a dyn Executor,
+        stream: RawHandle,
+        needs: impl FnOnce() -> Needs,
+    ) -> Result<ScratchGuard<'a>> {
+        let held = held(blocks);
+        let mut taken = None;
+        let carve = |block: Block| {
+            let (needs, before) = (needs(), self.taken.load(Ordering::Relaxed));
+            expect_room(needs.total(), block.bytes - before)?;
+            // From one boundary to the next, whatever the block's length.
+            let end = (block.bytes - before) / ALIGNMENT * ALIGNMENT;
+            let first = end.saturating_sub(needs.carved());
+            self.taken.store(block.bytes - first, Ordering::Relaxed);
+            taken = Some((&*self.taken, block.bytes - first - before));
+            Ok(Carved { counters: block.pointer, first: block.pointer.wrapping_byte_add(first), needs })
+        };
+        let carved = held.caller.map(carve).transpose()?;
+        Ok(ScratchGuard { held, carved, taken, executor, stream })
+    }
+
+    /// The library's own blocks, whatever the caller has set: for calls that allocate anyway.
+    pub fn lock_own<'a>(&'a self, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
+        ScratchGuard { held: held(&self.blocks), carved: None, taken: None, executor, stream }
     }
 }
 
-fn guard<'a>(blocks: &'a Blocks, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
-    ScratchGuard { blocks: blocks.lock().unwrap_or_else(|poison| poison.into_inner()), executor, stream }
+/// Of every block, and of every part of the caller's.
+pub const ALIGNMENT: usize = 256;
+
+fn held(blocks: &Blocks) -> MutexGuard<'_, Held> {
+    blocks.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+/// Refuses a caller's workspace that is smaller than the call needs.
+pub fn expect_room(needed: usize, given: usize) -> Result<()> {
+    if needed <= given {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("the call needs {needed} bytes of workspace; the stream was given {given}"))
+        .with_limit(needed as u64, given as u64)
+        .with_advice("ask the operation's nvb_..._get_workspace_size, and set as much with nvb_stream_set_workspace"))
+}
+
+impl Drop for ScratchGuard<'_> {
+    fn drop(&mut self) {
+        if let Some((taken, bytes)) = self.taken {
+            taken.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
 }
 
 impl ScratchGuard<'_> {
@@ -80,7 +180,10 @@ impl ScratchGuard<'_> {
         if bytes == 0 {
             return Ok(std::ptr::null_mut());
         }
-        let old = self.blocks.get(&purpose).copied();
+        if let Some(carved) = &self.carved {
+            return carved.get(purpose, bytes, self.executor, self.stream);
+        }
+        let old = self.held.own.get(&purpose).copied();
         if let Some(block) = old.filter(|block| block.bytes >= bytes) {
             return Ok(block.pointer);
         }
@@ -94,9 +197,29 @@ impl ScratchGuard<'_> {
                     return Err(error);
                 }
             }
-            if let Some(old) = self.blocks.insert(purpose, Block { pointer, bytes }) {
+            if let Some(old) = self.held.own.insert(purpose, Block { pointer, bytes }) {
                 self.executor.free(old.pointer, old.bytes, self.stream);
             }
+        }
+        Ok(pointer)
+    }
+}
+
+impl Carved {
+    fn get(&self, purpose: Purpose, bytes: usize, executor: &dyn Executor, stream: RawHandle) -> Result<*mut c_void> {
+        let announced = self.needs.of(purpose);
+        if bytes > announced {
+            let text = format!("{bytes} bytes of workspace for {purpose:?}; {announced} were announced");
+            return Err(Error::new(Status::Internal, text));
+        }
+        if purpose == Purpose::Counters && announced <= COUNTER_BYTES {
+            return Ok(self.counters);
+        }
+        let pointer = self.first.wrapping_byte_add(self.needs.offset(purpose));
+        if purpose == Purpose::Counters {
+            // Other operations have used this place.
+            // SAFETY: the caller's block has this room, as was checked when it was carved.
+            unsafe { executor.fill(pointer, 0, bytes, stream)? };
         }
         Ok(pointer)
     }
@@ -105,6 +228,8 @@ impl ScratchGuard<'_> {
 #[derive(Default)]
 pub struct Scratch {
     streams: Mutex<HashMap<RawHandle, StreamScratch>>,
+    /// Streams with a block of the caller's: without one nobody looks for it.
+    callers: AtomicUsize,
 }
 
 impl Scratch {
@@ -112,10 +237,49 @@ impl Scratch {
         self.streams().entry(stream).or_default().clone()
     }
 
+    /// Bytes of the block that the caller has set for the stream.
+    pub fn callers_bytes(&self, stream: RawHandle) -> Option<usize> {
+        if self.callers.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let scratch = self.streams().get(&stream).cloned();
+        scratch.and_then(|scratch| held(&scratch.blocks).caller).map(|block| block.bytes)
+    }
+
+    /// From now on operations on the stream take their workspace from this block; NULL: from the library's own again. The
+    /// block's counters are zero once the stream has come to this point.
+    pub fn set_callers(
+        &self,
+        stream: RawHandle,
+        data: *mut c_void,
+        bytes: usize,
+        executor: &dyn Executor,
+    ) -> Result<()> {
+        let scratch = self.of(stream);
+        // In the order in which operations take them.
+        let mut outputs = held(&scratch.outputs);
+        let (mut inputs, mut blocks) = (held(&scratch.inputs), held(&scratch.blocks));
+        let caller = (!data.is_null()).then_some(Block { pointer: data, bytes });
+        if caller.is_some() {
+            // SAFETY: memory of the caller's that the device reaches and the stream's work alone uses.
+            unsafe { executor.fill(data, 0, bytes.min(COUNTER_BYTES), stream)? };
+        }
+        match (blocks.caller.is_some(), caller.is_some()) {
+            (false, true) => self.callers.fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.callers.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        (outputs.caller, inputs.caller, blocks.caller) = (caller, caller, caller);
+        Ok(())
+    }
+
     /// Gives back the blocks of one stream, in its order.
     pub fn release(&self, stream: RawHandle, executor: &dyn Executor) {
         let scratch = self.streams().remove(&stream);
         if let Some(scratch) = scratch {
+            if held(&scratch.blocks).caller.is_some() {
+                self.callers.fetch_sub(1, Ordering::Relaxed);
+            }
             free(scratch, executor, stream);
         }
     }
@@ -134,9 +298,8 @@ impl Scratch {
 }
 
 fn free(scratch: StreamScratch, executor: &dyn Executor, stream: RawHandle) {
-    let outputs = scratch.lock_outputs(executor, stream);
-    for mut guard in [outputs, scratch.lock_inputs(executor, stream), scratch.lock(executor, stream)] {
-        for (_, block) in guard.blocks.drain() {
+    for mut held in [held(&scratch.outputs), held(&scratch.inputs), held(&scratch.blocks)] {
+        for (_, block) in held.own.drain() {
             // SAFETY: drained, so freed once.
             unsafe { executor.free(block.pointer, block.bytes, stream) };
         }

@@ -294,6 +294,12 @@ impl StreamObserver for Core {
             }
         }
     }
+
+    fn owns_live(&self, address: usize, bytes: usize) -> Option<bool> {
+        let managed = self.pages.as_ref().is_some_and(|pages| pages.table.contains(address));
+        let owned = self.owns(address, bytes);
+        (owned || managed || self.owns(address, 1)).then_some(owned)
+    }
 }
 
 impl Drop for Core {

@@ -3,7 +3,7 @@
 
 use super::key::ProductKey;
 use super::{find, KernelId, LINEAR};
-use crate::error::Result;
+use crate::error::{Error, Result, Status};
 use crate::executor::DeviceKind;
 use crate::ops::linear::Linear;
 use std::collections::HashMap;
@@ -62,6 +62,8 @@ const NOTHING: usize = usize::MAX;
 pub struct Choices {
     device: DeviceKind,
     rounded_input: bool,
+    /// Whether the executor decides alone.
+    fixed: bool,
     /// A `KernelId`'s index, or `NOTHING`.
     linear: AtomicUsize,
     /// The last of `tables`.
@@ -71,16 +73,23 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// `rounded_input`: whether products may round their input to 8 bits.
-    pub fn new(device: DeviceKind, rounded_input: bool) -> Choices {
+    /// `rounded_input`: whether products may round their input to 8 bits. `fixed`: nothing may be chosen, because the
+    /// executor's own kernels alone keep what was promised of every product (`batch_invariant`).
+    pub fn new(device: DeviceKind, rounded_input: bool, fixed: bool) -> Choices {
         let empty = Arc::new(Table::new());
         Choices {
             device,
             rounded_input,
+            fixed,
             linear: AtomicUsize::new(NOTHING),
             table: AtomicPtr::new(Arc::as_ptr(&empty).cast_mut()),
             tables: Mutex::new(vec![empty]),
         }
+    }
+
+    /// Whether tuned entries are left aside and overrides refused.
+    pub fn are_fixed(&self) -> bool {
+        self.fixed
     }
 
     pub fn key(&self, op: &Linear) -> ProductKey {
@@ -101,7 +110,7 @@ impl Choices {
 
     pub fn tuned(&self, op: &Linear) -> Option<&Entry> {
         let table = self.table();
-        if table.is_empty() {
+        if table.is_empty() || self.fixed {
             return None;
         }
         table.get(&self.key(op))
@@ -117,6 +126,12 @@ impl Choices {
             "" if operation == LINEAR => NOTHING,
             _ => find(self.device, operation, name)?.index(),
         };
+        if self.fixed && index != NOTHING {
+            return Err(Error::new(
+                Status::Configuration,
+                format!("{name} may not be chosen: batch_invariant is set, under which products have one kernel each"),
+            ));
+        }
         self.linear.store(index, Ordering::Relaxed);
         Ok(())
     }
@@ -134,5 +149,21 @@ impl Choices {
     /// All that is tuned.
     pub fn entries(&self) -> Table {
         self.table().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fixed_choices_take_no_override() {
+        let choices = Choices::new(DeviceKind::Cuda, false, true);
+        let error = choices.set_override(LINEAR, "linear_simt").unwrap_err();
+        assert_eq!(error.status, Status::Configuration);
+        assert!(error.message.contains("linear_simt") && error.message.contains("batch_invariant"), "{error}");
+        assert_eq!(choices.overridden(), None);
+        choices.set_override(LINEAR, "").unwrap();
+        assert!(choices.set_override(LINEAR, "linear_fast").unwrap_err().message.contains("no kernel"));
     }
 }

@@ -66,6 +66,12 @@ pub const KERNELS: &[Kernel] = &[
         "A dot product a row of the weight, element by element where addresses are not aligned.",
     ),
     float("linear_mma_16x32", HALVES, VECTORS, "Tensor cores, tiles of 16 tokens and 32 rows of the weight."),
+    float(
+        "linear_mma_16x32_ordered",
+        HALVES,
+        VECTORS,
+        "The same, added along K in the order of the two tiles that follow; only where batch_invariant is set or it is named.",
+    ),
     float("linear_mma_128x128", HALVES, VECTORS, "Tensor cores, tiles of 128 tokens and 128 rows of the weight."),
     float("linear_mma_64x64", HALVES, VECTORS, "Tensor cores, tiles of 64 tokens and 64 rows of the weight."),
     float("linear_mma_32x32", HALVES, VECTORS, "Tensor cores, tiles of 32 tokens and 32 rows of the weight."),
@@ -114,6 +120,12 @@ pub const KERNELS: &[Kernel] = &[
         QUANTIZED,
         Limits { rows: 16, ..CHUNKS },
         "Up to 16 tokens; the weight goes from memory to registers.",
+    ),
+    quantized(
+        "linear_quantized_mma16",
+        QUANTIZED,
+        Limits { rows: 16, ..CHUNKS },
+        "Up to 16 tokens, added in the order of the two that follow; only where batch_invariant is set or it is named.",
     ),
     quantized(
         "linear_quantized_mma32",

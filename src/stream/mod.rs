@@ -6,7 +6,7 @@ mod event;
 pub mod manager;
 mod wait;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::executor::{Executor, HostCallback};
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
@@ -30,6 +30,9 @@ impl RawHandle {
 /// Is told when a stream's handle is about to lose its meaning, while work may still be queued on it.
 pub trait StreamObserver: Send + Sync {
     fn stream_ends(&self, stream: RawHandle);
+
+    /// Whether the range lies inside one of the observer's live blocks; `None`: its memory is elsewhere.
+    fn owns_live(&self, address: usize, bytes: usize) -> Option<bool>;
 }
 
 /// Observers with the executor whose streams they care about.
@@ -44,16 +47,35 @@ pub fn observe(executor: &Arc<dyn Executor>, observer: Weak<dyn StreamObserver>)
     observers.push((Arc::downgrade(executor), observer));
 }
 
-fn announce_end(executor: &Arc<dyn Executor>, stream: RawHandle) {
+/// Those of the executor's streams. Used outside the lock: one may be the last to hold a manager, whose end takes time.
+fn observers_of(executor: &Arc<dyn Executor>) -> Vec<Arc<dyn StreamObserver>> {
     let mut concerned = Vec::new();
     for (other, observer) in OBSERVERS.read().unwrap_or_else(PoisonError::into_inner).iter() {
         if std::ptr::addr_eq(other.as_ptr(), Arc::as_ptr(executor)) {
             concerned.extend(observer.upgrade());
         }
     }
-    // Outside the lock: an observer may be the last to hold a manager, whose end takes time.
-    concerned.iter().for_each(|observer| observer.stream_ends(stream));
+    concerned
 }
+
+fn announce_end(executor: &Arc<dyn Executor>, stream: RawHandle) {
+    observers_of(executor).iter().for_each(|observer| observer.stream_ends(stream));
+}
+
+/// Refuses memory that is no live block of the managers', or that the device cannot reach.
+fn expect_live(executor: &Arc<dyn Executor>, data: *const c_void, bytes: usize) -> Result<()> {
+    let what = format!("the workspace of {bytes} bytes at {data:p}");
+    match observers_of(executor).iter().find_map(|observer| observer.owns_live(data as usize, bytes)) {
+        Some(true) => Ok(()),
+        Some(false) => Err(Error::invalid(format!("{what} does not lie inside a live block of memory"))),
+        None if executor.can_access(data)? => Ok(()),
+        None => Err(Error::invalid(format!("{what} is not memory of {}", executor.device().name))
+            .with_advice("allocate it with nvb_memory_allocate")),
+    }
+}
+
+/// Of a workspace that the caller sets: what allocations have.
+pub const WORKSPACE_ALIGNMENT: usize = 256;
 
 pub struct Stream {
     executor: Arc<dyn Executor>,
@@ -116,6 +138,35 @@ impl Stream {
     /// Whether all work queued so far has finished.
     pub fn query(&self) -> Result<bool> {
         self.executor.stream_query(self.raw)
+    }
+
+    /// From now on the stream's operations take their workspace from these bytes and allocate none; NULL: as before.
+    ///
+    /// # Safety
+    /// As for `Executor::stream_set_workspace`.
+    pub unsafe fn set_workspace(&self, data: *mut c_void, bytes: usize) -> Result<()> {
+        if let Owner::Manager { .. } = self.owner {
+            return Err(Error::invalid("a stream of a stream manager may have several users: it takes no workspace"));
+        }
+        if data.is_null() && bytes != 0 {
+            return Err(Error::invalid(format!("data is NULL and bytes {bytes}; memory, or NULL and 0, is needed")));
+        }
+        if !data.is_null() && bytes == 0 {
+            return Err(Error::invalid("bytes is 0; NULL takes the workspace away"));
+        }
+        if !(data as usize).is_multiple_of(WORKSPACE_ALIGNMENT) {
+            return Err(Error::invalid(format!(
+                "the workspace is at {data:p}; a multiple of {WORKSPACE_ALIGNMENT} is needed"
+            )));
+        }
+        if self.executor.stream_is_capturing(self.raw)? {
+            return Err(Error::invalid("the stream is being captured; set its workspace before"));
+        }
+        if !data.is_null() {
+            expect_live(&self.executor, data, bytes)?;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.executor.stream_set_workspace(self.raw, data, bytes) }
     }
 
     pub fn wait(&self, event: &Event) -> Result<()> {

@@ -7,6 +7,10 @@ use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{kernels_of, Kernel};
 use std::fmt::Write as _;
 
+/// The reason for a kernel where the executor has one for each weight.
+const INVARIANT: &str = "batch_invariant is set, and it adds in the same order for every number of rows; \
+                         overrides, tuned entries and inputs rounded to 8 bits are left aside";
+
 /// A few lines: the product, the kernel, the reason, and what else could do it.
 pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
     let mut text = describe(op);
@@ -43,9 +47,11 @@ pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
             entry.choice.kernel.kernel().name,
             why_not(op, entry.choice.kernel.kernel())
         )),
+        None if choices.are_fixed() => {}
         None => passed_over.push(format!("nothing is tuned for \"{key}\"")),
     }
-    let chosen = chosen.or_else(|| Some((executor.linear_default(op)?, "the default for this shape".to_string())));
+    let default = if choices.are_fixed() { INVARIANT } else { "the default for this shape" };
+    let chosen = chosen.or_else(|| Some((executor.linear_default(op)?, default.to_string())));
     let Some((choice, why)) = chosen else {
         text.push_str("\nruns nothing: the product is empty");
         return text;
@@ -67,7 +73,10 @@ pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
         write!(text, "\nothers that can do it: {}", if others.is_empty() { "none".into() } else { others.join(", ") });
     let refused: Vec<String> = kernels_of(device_of(executor))
         .filter(|(id, kernel)| kernel.encodings.contains(&op.weight.encoding) && !takes(&Choice::of(*id)))
-        .map(|(_, kernel)| format!("{} ({})", kernel.name, why_not(op, kernel)))
+        .map(|(_, kernel)| match within_limits(op, kernel) {
+            true if choices.are_fixed() => format!("{} (batch_invariant)", kernel.name),
+            _ => format!("{} ({})", kernel.name, why_not(op, kernel)),
+        })
         .collect();
     if !refused.is_empty() {
         let _ = write!(text, "\nthose that cannot: {}", refused.join(", "));
@@ -78,6 +87,13 @@ pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
 fn device_of(executor: &dyn Executor) -> DeviceKind {
     executor.device().kind
 }
+
+fn within_limits(op: &Linear, kernel: &Kernel) -> bool {
+    why_not(op, kernel) == UNLISTED
+}
+
+/// Why a product that lies within a kernel's limits is not its.
+const UNLISTED: &str = "not with this device, these options or this shape";
 
 /// The first of the kernel's limits that the product is beyond.
 fn why_not(op: &Linear, kernel: &Kernel) -> String {
@@ -96,6 +112,6 @@ fn why_not(op: &Linear, kernel: &Kernel) -> String {
     } else if !aligned(op.input.data as usize, input_stride) {
         format!("rows of the input at multiples of {} bytes", limits.alignment)
     } else {
-        "not with this device, these options or this shape".to_string()
+        UNLISTED.to_string()
     }
 }

@@ -15,7 +15,7 @@ pub mod validate;
 pub mod workload;
 
 use crate::backend::{Backend, BackendOptions};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::executor::{DeviceKind, Executor};
 use crate::registry::choices::Table;
 use crate::registry::LINEAR;
@@ -108,6 +108,10 @@ pub fn tune(
     clock: Clock,
     progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<(Report, Option<Error>)> {
+    if backend.executor().choices().are_fixed() {
+        let text = "batch_invariant is set, under which products have one kernel each: there is nothing to tune";
+        return Err(Error::new(Status::Configuration, text).with_advice("tune with a backend without it"));
+    }
     let stream = Stream::new(backend.executor(), 0)?;
     let mut timer: Box<dyn Timer> = match clock {
         Clock::Host => Box::new(HostTimer),

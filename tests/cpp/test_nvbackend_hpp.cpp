@@ -78,6 +78,8 @@ void handles() {
 
   // Children outlive the backend.
   nvb::buffer buffer(first, 64, stream);
+  stream.set_workspace(buffer.data(), 64);
+  stream.set_workspace(nullptr, 0);
   nvb::memory_manager memory(first);
   const uint64_t allocated = memory.statistics().allocated;
   expect(allocated >= 64, "the block is counted");

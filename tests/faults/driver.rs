@@ -12,11 +12,11 @@ use nvbackend::capi::status::*;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
-fn passes(check: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+pub fn passes(check: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     in_child(|| check().map(|()| Outcome::Passed)).map(drop)
 }
 
-fn works(outcome: Result<(), Failure>) -> Result<(), String> {
+pub fn works(outcome: Result<(), Failure>) -> Result<(), String> {
     outcome.map_err(|failure| failure.to_string())
 }
 

@@ -163,7 +163,7 @@ impl Engine {
     }
 
     /// A weight that is quantised to INT4 on its way.
-    fn quantized(&self, parts: &[nvb_tensor], source: u32) -> Result<Handle<nvb_weight>, Failure> {
+    pub fn quantized(&self, parts: &[nvb_tensor], source: u32) -> Result<Handle<nvb_weight>, Failure> {
         let mut desc: nvb_weight_desc = versioned();
         (desc.parts, desc.part_count, desc.source) = (parts.as_ptr(), parts.len(), source);
         desc.format = NVB_WEIGHT_FORMAT_INT4;

@@ -10,11 +10,13 @@ mod described;
 mod driver;
 mod engine;
 mod fake;
+mod invariance;
 mod lost;
 mod memory;
 mod operations;
 mod runtime;
 mod sweep;
+mod workspace;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,7 +26,7 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 23] = [
+const CHECKS: [(&str, Check); 25] = [
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
     ("sweep_pools", |file| sweep(file, Scenario { ranges: false, ..PLAIN })),
     ("sweep_no_pools", |file| sweep(file, Scenario { ranges: false, pools: false, ..PLAIN })),
@@ -48,6 +50,8 @@ const CHECKS: [(&str, Check); 23] = [
     ("unknown_status", driver::unknown_status),
     ("described_devices", described::devices),
     ("unreachable_peers", described::unreachable_peers),
+    ("callers_workspace", workspace::callers),
+    ("batch_invariance", invariance::launches),
 ];
 
 fn main() -> ExitCode {

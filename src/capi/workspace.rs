@@ -1,0 +1,167 @@
+//! Workspace that the caller owns: how much an operation needs, and a stream's block of it.
+
+use super::attention::{decode_of, nvb_attention, nvb_attention_decode_args, ATTENTIONS};
+use super::backend::{nvb_backend, BACKENDS};
+use super::guard::guard;
+use super::kv_cache::layer_of;
+use super::operations::{linear_of, nvb_linear_args, LinearCall};
+use super::products::{grouped_linear_of, matmul_of, nvb_grouped_linear_args, nvb_matmul_args};
+use super::sampling::{argmax_of, nvb_argmax_args, nvb_sample_args, sample_of};
+use super::status::nvb_status;
+use super::stream::{nvb_stream, STREAMS};
+use super::structs::{expect_out, read, write_out};
+use super::tensor::Reading;
+use super::weight::weight_of;
+use crate::executor::Workspaced;
+use std::ffi::c_void;
+
+/// Gives the stream `bytes` at `data` as the workspace of all its operations, which from now on allocate none; NULL and 0
+/// end that. As large as the largest of the stream's operations needs: see the functions `nvb_…_get_workspace_size`; an
+/// operation that needs more fails with `NVB_ERROR_INVALID_ARGUMENT`, which names both numbers, and queues nothing.
+///
+/// `data` is memory of the stream's device at a multiple of 256 bytes and stays the caller's. Until the workspace is
+/// replaced or the stream's handle destroyed, and as long as graphs that were captured with it are launched, nobody else may
+/// use it; before it is freed, the work queued until then must have run, or be ordered before its freeing. A stream of its
+/// own each: what two streams do overlaps. Its first bytes are zeroed in the stream's order.
+///
+/// Creating weights and caches allocates as ever. On the CPU no operation needs workspace, and it is not used.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (memory that the device cannot reach, that is no live block or shorter than
+/// `bytes`, that is not aligned; a stream under capture, or of a stream manager, which may have other users).
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_set_workspace(
+    stream: *mut nvb_stream,
+    data: *mut c_void,
+    bytes: usize,
+) -> nvb_status {
+    guard!(nvb_stream_set_workspace, {
+        // SAFETY: memory that nobody else uses while it is set, by the header's contract.
+        unsafe { STREAMS.get(stream)?.set_workspace(data, bytes) }
+    })
+}
+
+/// Writes the bytes of workspace that `nvb_linear` needs with these arguments, 0 for none: an upper bound over the kernels
+/// that it may come to, cuBLASLt's 32 MiB among them where that may run. A stream whose workspace has as many runs it.
+///
+/// Nothing is queued and no memory touched: `data` of a tensor counts by its alignment, and may be NULL for an aligned one.
+/// The answer holds for these shapes and for the kernels as they are chosen now: ask again after an override or a tuning.
+/// With fewer rows the need may be larger. The other functions of this name are alike.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_linear_get_workspace_size(
+    backend: *const nvb_backend,
+    args: *const nvb_linear_args,
+    bytes: *mut usize,
+) -> nvb_status {
+    guard!(nvb_linear_get_workspace_size, {
+        let backend = BACKENDS.get(backend)?.backend.clone();
+        expect_out("bytes", bytes)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let (_weight, weight) = weight_of(&backend, args.weight)?;
+        let needed = match linear_of(Reading::Shape, &args, weight)? {
+            LinearCall::Floats(op) => backend.executor().workspace_bytes(Workspaced::Linear(&op))?,
+            LinearCall::Codes(op) => backend.executor().workspace_bytes(Workspaced::LinearCodes(&op))?,
+            LinearCall::ToCodes(op) => backend.executor().workspace_bytes(Workspaced::LinearToCodes(&op))?,
+        };
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("bytes", bytes, needed) }
+    })
+}
+
+/// Writes the bytes of workspace that `nvb_grouped_linear` needs with these arguments; see
+/// `nvb_linear_get_workspace_size`.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_grouped_linear_get_workspace_size(
+    backend: *const nvb_backend,
+    args: *const nvb_grouped_linear_args,
+    bytes: *mut usize,
+) -> nvb_status {
+    guard!(nvb_grouped_linear_get_workspace_size, {
+        let backend = BACKENDS.get(backend)?.backend.clone();
+        expect_out("bytes", bytes)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let (_weight, weight) = weight_of(&backend, args.weight)?;
+        let op = grouped_linear_of(Reading::Shape, &args, weight)?;
+        let needed = backend.executor().workspace_bytes(Workspaced::GroupedLinear(&op))?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("bytes", bytes, needed) }
+    })
+}
+
+/// Writes the bytes of workspace that `nvb_matmul` needs with these arguments; see `nvb_linear_get_workspace_size`.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_matmul_get_workspace_size(
+    backend: *const nvb_backend,
+    args: *const nvb_matmul_args,
+    bytes: *mut usize,
+) -> nvb_status {
+    guard!(nvb_matmul_get_workspace_size, {
+        let backend = BACKENDS.get(backend)?.backend.clone();
+        expect_out("bytes", bytes)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let op = matmul_of(Reading::Shape, &args)?;
+        let needed = backend.executor().workspace_bytes(Workspaced::Matmul(&op))?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("bytes", bytes, needed) }
+    })
+}
+
+/// Writes the bytes of workspace that `nvb_attention_decode` needs with these arguments; see
+/// `nvb_linear_get_workspace_size`. `nvb_attention_prefill` needs none.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_attention_decode_get_workspace_size(
+    attention: *const nvb_attention,
+    args: *const nvb_attention_decode_args,
+    bytes: *mut usize,
+) -> nvb_status {
+    guard!(nvb_attention_decode_get_workspace_size, {
+        let object = ATTENTIONS.get(attention)?;
+        expect_out("bytes", bytes)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let (_cache, layer) = layer_of(&object.backend, args.cache, args.layer)?;
+        let op = decode_of(Reading::Shape, &object, &args, layer)?;
+        let needed = object.backend.executor().workspace_bytes(Workspaced::AttentionDecode(&op))?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("bytes", bytes, needed) }
+    })
+}
+
+/// Writes the bytes of workspace that `nvb_argmax` needs with these arguments; see `nvb_linear_get_workspace_size`.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_argmax_get_workspace_size(
+    backend: *const nvb_backend,
+    args: *const nvb_argmax_args,
+    bytes: *mut usize,
+) -> nvb_status {
+    guard!(nvb_argmax_get_workspace_size, {
+        let backend = BACKENDS.get(backend)?.backend.clone();
+        expect_out("bytes", bytes)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let op = argmax_of(Reading::Shape, &args)?;
+        let needed = backend.executor().workspace_bytes(Workspaced::Argmax(&op))?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("bytes", bytes, needed) }
+    })
+}
+
+/// Writes the bytes of workspace that `nvb_sample` needs with these arguments; see `nvb_linear_get_workspace_size`.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_sample_get_workspace_size(
+    backend: *const nvb_backend,
+    args: *const nvb_sample_args,
+    bytes: *mut usize,
+) -> nvb_status {
+    guard!(nvb_sample_get_workspace_size, {
+        let backend = BACKENDS.get(backend)?.backend.clone();
+        expect_out("bytes", bytes)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let op = sample_of(Reading::Shape, &args)?;
+        let needed = backend.executor().workspace_bytes(Workspaced::Sample(&op))?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("bytes", bytes, needed) }
+    })
+}
