@@ -4,49 +4,29 @@
 //! Without a tuned algorithm the heuristic's first choice is kept for each shape, so that it never changes within a process.
 
 mod batched;
+mod descriptors;
+mod library;
 
 use super::scratch::{Purpose, ScratchGuard};
 use crate::error::{Error, Result, Status};
 use crate::stream::RawHandle;
 use crate::tensor::DType;
-use libloading::os::unix::{Library, Symbol, RTLD_LOCAL, RTLD_NOW};
+use descriptors::Descriptors;
+use library::{functions, Functions};
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 type Handle = *mut c_void;
 type Code = c_int;
-
-/// Newest first; the one that matches the statically linked runtime is preferred.
-const FILES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
 /// What NVIDIA recommends for Hopper (and what PyTorch gives it); older GPUs need less.
 pub static WORKSPACE_BYTES: usize = 32 << 20;
 
 // Numbers of cublasLt.h and library_types.h.
 const COMPUTE_32F: c_int = 68;
-const COMPUTE_32I: c_int = 72;
-static OPERATION_T: c_int = 1;
 const DESC_TRANSA: c_int = 3;
-const DESC_EPILOGUE: c_int = 7;
-const DESC_BIAS_POINTER: c_int = 8;
-const DESC_A_SCALE_POINTER: c_int = 17;
-const DESC_B_SCALE_POINTER: c_int = 18;
-const DESC_BIAS_DATA_TYPE: c_int = 26;
-/// Libraries before CUDA 12.8 do not know these two.
-const DESC_A_SCALE_MODE: c_int = 31;
-const DESC_B_SCALE_MODE: c_int = 32;
-/// A scale for each row of the first operand and each column of the second.
-static SCALE_OUTER_VECTOR: c_int = 3;
-/// 8-bit sums are kept as exactly as the tensor cores do, which is faster and costs some 1e-3, a thirtieth of what the codes
-/// have lost.
-const DESC_FAST_ACCUMULATION: c_int = 25;
-static FAST_ACCUMULATION: i8 = 1;
-static EPILOGUE_BIAS: u32 = 4;
-/// The tanh form.
-static EPILOGUE_GELU: u32 = 32;
-static EPILOGUE_GELU_BIAS: u32 = 36;
 const PREFERENCE_MAX_WORKSPACE: c_int = 1;
 /// A, B, C and D in this order from here on.
 const PREFERENCE_MIN_ALIGNMENT_A: c_int = 5;
@@ -122,116 +102,6 @@ pub enum Pick<'a> {
     Rank(u8, &'a Cell<Option<AlgorithmBytes>>),
     /// One that tuning found for a shape like this; where it does not fit, the heuristic's first.
     Kept(AlgorithmBytes),
-}
-
-struct Functions {
-    create: Symbol<unsafe extern "C" fn(*mut Handle) -> Code>,
-    matmul_desc_create: Symbol<unsafe extern "C" fn(*mut Handle, c_int, c_int) -> Code>,
-    matmul_desc_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
-    matmul_desc_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
-    layout_create: Symbol<unsafe extern "C" fn(*mut Handle, c_int, u64, u64, i64) -> Code>,
-    layout_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
-    layout_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
-    preference_create: Symbol<unsafe extern "C" fn(*mut Handle) -> Code>,
-    preference_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
-    preference_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
-    #[allow(clippy::type_complexity)]
-    heuristic: Symbol<
-        unsafe extern "C" fn(
-            Handle,
-            Handle,
-            Handle,
-            Handle,
-            Handle,
-            Handle,
-            Handle,
-            c_int,
-            *mut HeuristicResult,
-            *mut c_int,
-        ) -> Code,
-    >,
-    #[allow(clippy::type_complexity)]
-    algorithm_check: Symbol<
-        unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, Handle, *const u64, *mut HeuristicResult) -> Code,
-    >,
-    #[allow(clippy::type_complexity)]
-    matmul: Symbol<
-        unsafe extern "C" fn(
-            Handle,
-            Handle,
-            *const c_void,
-            *const c_void,
-            Handle,
-            *const c_void,
-            Handle,
-            *const c_void,
-            *const c_void,
-            Handle,
-            *mut c_void,
-            Handle,
-            *const u64,
-            *mut c_void,
-            usize,
-            *mut c_void,
-        ) -> Code,
-    >,
-    destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
-    // Last: the functions point into it.
-    _library: Library,
-}
-
-/// The library is looked for once and stays open: opening it, or looking in vain, costs more than all else that a backend's
-/// creation does. The log says what was found.
-fn functions() -> Option<&'static Functions> {
-    static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
-    FUNCTIONS.get_or_init(open).as_ref()
-}
-
-fn open() -> Option<Functions> {
-    for file in FILES {
-        // SAFETY: NVIDIA's library; its initialisers do nothing but set up the library.
-        match unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) } {
-            Ok(library) => match Functions::load(library) {
-                Ok(functions) => {
-                    log::info!(target: "nvbackend::cuda", "{file} found: large products use it");
-                    return Some(functions);
-                }
-                Err(error) => log::warn!(target: "nvbackend::cuda", "{file} is not usable: {error}"),
-            },
-            Err(error) => log::debug!(target: "nvbackend::cuda", "{file}: {error}"),
-        }
-    }
-    log::info!(target: "nvbackend::cuda", "cuBLASLt was not found ({}): own kernels do all products", FILES.join(", "));
-    None
-}
-
-impl Functions {
-    fn load(library: Library) -> Result<Functions> {
-        macro_rules! function {
-            ($name:literal) => {
-                // SAFETY: the field's type is the function's type in cublasLt.h.
-                unsafe { library.get($name) }
-                    .map_err(|error| Error::unsupported(format!("{}: {error}", String::from_utf8_lossy($name))))?
-            };
-        }
-        Ok(Functions {
-            create: function!(b"cublasLtCreate"),
-            matmul_desc_create: function!(b"cublasLtMatmulDescCreate"),
-            matmul_desc_destroy: function!(b"cublasLtMatmulDescDestroy"),
-            matmul_desc_set: function!(b"cublasLtMatmulDescSetAttribute"),
-            layout_create: function!(b"cublasLtMatrixLayoutCreate"),
-            layout_destroy: function!(b"cublasLtMatrixLayoutDestroy"),
-            layout_set: function!(b"cublasLtMatrixLayoutSetAttribute"),
-            preference_create: function!(b"cublasLtMatmulPreferenceCreate"),
-            preference_destroy: function!(b"cublasLtMatmulPreferenceDestroy"),
-            preference_set: function!(b"cublasLtMatmulPreferenceSetAttribute"),
-            heuristic: function!(b"cublasLtMatmulAlgoGetHeuristic"),
-            algorithm_check: function!(b"cublasLtMatmulAlgoCheck"),
-            matmul: function!(b"cublasLtMatmul"),
-            destroy: function!(b"cublasLtDestroy"),
-            _library: library,
-        })
-    }
 }
 
 pub struct CublasLt {
@@ -527,93 +397,6 @@ impl Drop for CublasLt {
 /// The largest power of two up to 256 that divides the address.
 fn alignment(pointer: *const c_void) -> u32 {
     (1u32 << (pointer as usize).trailing_zeros().min(8)).max(1)
-}
-
-struct Descriptors<'a> {
-    functions: &'a Functions,
-    matmul: Handle,
-    weight: Handle,
-    input: Handle,
-    residual: Handle,
-    output: Handle,
-}
-
-impl<'a> Descriptors<'a> {
-    fn new(functions: &'a Functions, product: &Product) -> Result<Descriptors<'a>> {
-        let null = std::ptr::null_mut();
-        let mut this = Descriptors { functions, matmul: null, weight: null, input: null, residual: null, output: null };
-        let Product { m, n, k, .. } = *product;
-        let integers = product.input_operand == Operand::Int8;
-        let (compute, scale_type) =
-            if integers { (COMPUTE_32I, data_type(DType::I32)) } else { (COMPUTE_32F, data_type(DType::F32)) };
-        let output_dtype = data_type(product.output_dtype);
-        // SAFETY: valid pointers and sizes; each attribute gets a value of its documented type; what was created before a
-        // failure is destroyed with `this`.
-        unsafe {
-            check((functions.matmul_desc_create)(&mut this.matmul, compute, scale_type), "cublasLtMatmulDescCreate")?;
-            let set = |attribute: c_int, value: *const c_void, bytes: usize| {
-                check(
-                    (functions.matmul_desc_set)(this.matmul, attribute, value, bytes),
-                    "cublasLtMatmulDescSetAttribute",
-                )
-            };
-            set(DESC_TRANSA, (&raw const OPERATION_T).cast(), size_of::<c_int>())?;
-            let epilogue = match (product.bias.is_some(), product.gelu) {
-                (false, false) => None,
-                (true, false) => Some(&raw const EPILOGUE_BIAS),
-                (false, true) => Some(&raw const EPILOGUE_GELU),
-                (true, true) => Some(&raw const EPILOGUE_GELU_BIAS),
-            };
-            if let Some(epilogue) = epilogue {
-                set(DESC_EPILOGUE, epilogue.cast(), size_of::<u32>())?;
-            }
-            if matches!(product.input_operand, Operand::Fp8E4m3 | Operand::Fp8E5m2) {
-                set(DESC_FAST_ACCUMULATION, (&raw const FAST_ACCUMULATION).cast(), size_of::<i8>())?;
-            }
-            if let Some(bias) = product.bias {
-                set(DESC_BIAS_POINTER, (&raw const bias).cast(), size_of::<*const c_void>())?;
-                set(DESC_BIAS_DATA_TYPE, (&raw const output_dtype).cast(), size_of::<c_int>())?;
-            }
-            if let Some(scales) = product.scales {
-                for (attribute, scales) in
-                    [(DESC_A_SCALE_POINTER, &raw const scales.weight), (DESC_B_SCALE_POINTER, &raw const scales.input)]
-                {
-                    set(attribute, scales.cast(), size_of::<*const f32>())?;
-                }
-                for attribute in [DESC_A_SCALE_MODE, DESC_B_SCALE_MODE] {
-                    set(attribute, (&raw const SCALE_OUTER_VECTOR).cast(), size_of::<c_int>())?;
-                }
-            }
-            let layout = |layout: &mut Handle, dtype, rows: usize, columns: usize, stride: usize| {
-                check(
-                    (functions.layout_create)(layout, dtype, rows as u64, columns as u64, stride as i64),
-                    "cublasLtMatrixLayoutCreate",
-                )
-            };
-            layout(&mut this.weight, product.weight_operand.data_type(), k, n, product.weight_stride)?;
-            layout(&mut this.input, product.input_operand.data_type(), k, m, product.input_stride)?;
-            let residual_stride = product.residual.map_or(product.output_stride, |residual| residual.stride);
-            layout(&mut this.residual, output_dtype, n, m, residual_stride)?;
-            layout(&mut this.output, output_dtype, n, m, product.output_stride)?;
-        }
-        Ok(this)
-    }
-}
-
-impl Drop for Descriptors<'_> {
-    fn drop(&mut self) {
-        // SAFETY: each was created by its function or is NULL.
-        unsafe {
-            for layout in [self.weight, self.input, self.residual, self.output] {
-                if !layout.is_null() {
-                    (self.functions.layout_destroy)(layout);
-                }
-            }
-            if !self.matmul.is_null() {
-                (self.functions.matmul_desc_destroy)(self.matmul);
-            }
-        }
-    }
 }
 
 fn check(code: Code, doing: &str) -> Result<()> {

@@ -211,26 +211,7 @@ impl Executor for CudaExecutor {
 
     fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
         let _guard = self.enter()?;
-        let mut pointer = 0;
-        let pool = self.pool.get(&self.context, self.device.ordinal)?;
-        // SAFETY: a valid pointer, this context's pool and stream.
-        let result = unsafe {
-            match pool {
-                None => sys::cuMemAlloc_v2(&mut pointer, bytes),
-                Some(pool) => sys::cuMemAllocFromPoolAsync(&mut pointer, bytes, pool, stream.0.cast()),
-            }
-        };
-        if result == cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY {
-            let (free, total) = self.memory_info().unwrap_or((0, 0));
-            return Err(Error::new(
-                Status::OutOfMemory,
-                format!("{bytes} bytes requested; cuda:{} has {free} of {total} free", self.device.ordinal),
-            )
-            .with_cuda_code(result as i32)
-            .with_limit(bytes as u64, free));
-        }
-        self.check(result, "allocating device memory")?;
-        Ok(pointer as *mut c_void)
+        super::memory_pool::allocate(self, self.pool.get(&self.context, self.device.ordinal)?, bytes, stream)
     }
 
     unsafe fn free(&self, pointer: *mut c_void, _bytes: usize, stream: RawHandle) {

@@ -3,8 +3,12 @@
 //! such block: on an H200 it takes 64 µs, half of what a backend may take.
 
 use super::context::PrimaryContext;
-use crate::error::Result;
-use cust::sys;
+use super::executor::CudaExecutor;
+use crate::error::{Error, Result, Status};
+use crate::executor::Executor;
+use crate::stream::RawHandle;
+use cust::sys::{self, cudaError_enum};
+use std::ffi::c_void;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub struct MemoryPool {
@@ -100,4 +104,29 @@ fn create(context: &PrimaryContext, ordinal: i32) -> Result<sys::CUmemoryPool> {
         })?;
     }
     Ok(pool)
+}
+
+/// A plain allocation, from `pool` in the stream's order where there is one. The context is current.
+pub(super) fn allocate(
+    executor: &CudaExecutor,
+    pool: Option<sys::CUmemoryPool>,
+    bytes: usize,
+    stream: RawHandle,
+) -> Result<*mut c_void> {
+    let mut pointer = 0;
+    // SAFETY: a valid pointer, this context's pool and stream.
+    let result = unsafe {
+        match pool {
+            None => sys::cuMemAlloc_v2(&mut pointer, bytes),
+            Some(pool) => sys::cuMemAllocFromPoolAsync(&mut pointer, bytes, pool, stream.0.cast()),
+        }
+    };
+    if result == cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY {
+        let (free, total) = executor.memory_info().unwrap_or((0, 0));
+        let text = format!("{bytes} bytes requested; cuda:{} has {free} of {total} free", executor.device().ordinal);
+        let error = Error::new(Status::OutOfMemory, text).with_cuda_code(result as i32);
+        return Err(error.with_limit(bytes as u64, free));
+    }
+    executor.check(result, "allocating device memory")?;
+    Ok(pointer as *mut c_void)
 }
