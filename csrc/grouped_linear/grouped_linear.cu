@@ -89,21 +89,20 @@ bool is_empty(const nvb_grouped_linear_params& p) {
   return p.rows == 0 || p.n == 0 || p.experts == 0;
 }
 
-bool takes_tensor_cores(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+bool takes_input(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const bool half = p.input_dtype == NVB_F16 || p.input_dtype == NVB_BF16;
   return launch.capability >= 80 && half && is_aligned16(p.input, p.rows == 1 ? 0 : p.input_stride, 2);
 }
 
 bool takes_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
-  return p.weight_dtype != 0 && p.k % 8 == 0 && is_aligned16(p.weight, p.weight_stride, 2) &&
-         takes_tensor_cores(p, launch);
+  return p.weight_dtype != 0 && p.k % 8 == 0 && is_aligned16(p.weight, p.weight_stride, 2) && takes_input(p, launch);
 }
 
 // Chunks of 64 along k, counted in 32 bits, and an expert's first row of Int4 at the head of a tile.
 bool takes_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const bool rows = p.encoding != NVB_INT4 || p.experts == 1 || p.n % 16 == 0;
   return p.weight_dtype == 0 && p.k > 0 && p.k % 64 == 0 && p.k <= int64_t{1} << 30 && rows &&
-         is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) && takes_tensor_cores(p, launch);
+         is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) && takes_input(p, launch);
 }
 
 cudaError_t launch_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
@@ -132,7 +131,8 @@ extern "C" const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_lin
 
 extern "C" int32_t nvb_cuda_grouped_linear_takes_tensor_cores(const nvb_grouped_linear_params* params,
                                                               const nvb_launch* launch) noexcept {
-  return nvb::grouped::is_valid(*params) && nvb::grouped::takes_mma(*params, *launch);
+  using namespace nvb::grouped;
+  return is_valid(*params) && (takes_quantized(*params, *launch) || takes_mma(*params, *launch));
 }
 
 extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* params,

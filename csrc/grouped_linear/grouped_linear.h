@@ -44,7 +44,7 @@ static_assert(sizeof(nvb_grouped_linear_params) == 144, "src/cuda/grouped_linear
 extern "C" {
 cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* params, const nvb_launch* launch) noexcept;
 
-// 1 if the tensor-core kernel would run, 0 if the plain one.
+// 1 if a tensor-core kernel would run, 0 if the plain one.
 int32_t nvb_cuda_grouped_linear_takes_tensor_cores(const nvb_grouped_linear_params* params,
                                                    const nvb_launch* launch) noexcept;
 

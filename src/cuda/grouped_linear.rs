@@ -67,8 +67,8 @@ pub(super) fn needs(executor: &CudaExecutor, op: &GroupedLinear) -> Needs {
     }
 }
 
-/// Both kernels add in an order of their own whatever the rows are. Which of them runs must not depend on where the input
-/// lies if rows are to be the same to the bit in every batch.
+/// A weight has one order of sums on tensor cores, whatever the rows and the tiles are, and one without. Which of them it is
+/// must not depend on where the input lies if rows are to be the same to the bit in every batch.
 fn copies_input(executor: &CudaExecutor, op: &GroupedLinear) -> bool {
     let aligned = Matrix { data: std::ptr::null_mut(), row_stride: ordered_stride(&op.input), ..op.input };
     let takes_tensor_cores = |input: Matrix| {
