@@ -58,7 +58,7 @@ WeightDesc = options(
     *fields(c_uint32, "format granularity group_size zero_points clipping source_format"), ("blocks", c_void_p))
 LinearCase = options(
     "LinearCase", ("weight", c_void_p), *fields(c_uint64, "rows columns depth"),
-    *fields(c_uint32, "input_dtype output_dtype activation bias format granularity group_size zero_points arrangement reserved"))
+    *fields(c_uint32, "input_dtype output_dtype activation bias format granularity group_size zero_points arrangement residual"))
 KvCacheOptions = options("KvCacheOptions", *fields(c_uint32, "layers slots kv_heads head_dim capacity dtype"))
 AttentionOptions = options(
     "AttentionOptions", *fields(c_uint32, "query_heads kv_heads head_dim window"), *fields(c_float, "scale soft_cap"),

@@ -2054,7 +2054,8 @@ typedef struct {
   nvb_tensor post_weight;
   // Optional [T, width], any float dtype.
   nvb_tensor residual;
-  // Optional [T, width], the residual's dtype; may be the same memory as `residual`. It or `output` must be given.
+  // Optional [T, width], the residual's dtype; may be the same memory as `residual`. It, `output` or
+  // `quantized_output` must be given.
   nvb_tensor residual_output;
   // Optional [width]; absent: s is scaled to unit root mean square only.
   nvb_tensor weight;
@@ -2211,8 +2212,10 @@ NVB_MUST_USE nvb_status nvb_layer_norm(const nvb_backend *backend,
                           const nvb_layer_norm_args *args,
                           nvb_stream *stream);
 
-// Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise; the
-// first large product of a stream, or one with `quantized_output`, may allocate workspace. May be captured after that.
+// Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise. The
+// first call of a stream with arguments like these may allocate workspace: for a large product, `quantized_input` or
+// `quantized_output`, a weight in activation order, and with `batch_invariant` for input that is not aligned. It may be
+// captured after that.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` if neither `output` nor `quantized_output` is given, or both `input` and
 // `quantized_input`; for shapes, dtypes and strides that do not fit; and for a `residual` that starts where `output`
 // does with another dtype or stride.
@@ -2453,7 +2456,7 @@ static inline void nvb_sample_args_init(nvb_sample_args *value) {
 // operation that needs more fails with `NVB_ERROR_INVALID_ARGUMENT`, which names both numbers, and queues nothing.
 //
 // `data` is memory of the stream's device at a multiple of 256 bytes and stays the caller's. Until the workspace is
-// replaced or the stream's handle destroyed, and as long as graphs that were captured with it are launched, nobody else may
+// replaced or a handle of the stream destroyed, and as long as graphs that were captured with it are launched, nobody else may
 // use it; before it is freed, the work queued until then must have run, or be ordered before its freeing. A stream of its
 // own each: what two streams do overlaps. Its first bytes are zeroed in the stream's order.
 //

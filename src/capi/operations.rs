@@ -76,7 +76,8 @@ pub struct nvb_rms_norm_args {
     pub post_weight: nvb_tensor,
     /// Optional [T, width], any float dtype.
     pub residual: nvb_tensor,
-    /// Optional [T, width], the residual's dtype; may be the same memory as `residual`. It or `output` must be given.
+    /// Optional [T, width], the residual's dtype; may be the same memory as `residual`. It, `output` or
+    /// `quantized_output` must be given.
     pub residual_output: nvb_tensor,
     /// Optional [width]; absent: s is scaled to unit root mean square only.
     pub weight: nvb_tensor,
@@ -322,7 +323,7 @@ pub(super) fn linear_of(reading: Reading<'_>, args: &nvb_linear_args, weight: We
     };
     let bias = reading.optional("bias", &args.bias)?;
     let activation = activation(args.activation)?;
-    let residual = reading.optional("residual", &args.residual)?;
+    let residual = reading.optional_apart("residual", &args.residual)?;
     let quantized_output = reading.quantized_rows("quantized_output", &args.quantized_output)?;
     let input = match (input, codes) {
         (Some(input), None) => LinearInput::Floats(input),
@@ -344,8 +345,10 @@ pub(super) fn linear_of(reading: Reading<'_>, args: &nvb_linear_args, weight: We
     }
 }
 
-/// Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise; the
-/// first large product of a stream, or one with `quantized_output`, may allocate workspace. May be captured after that.
+/// Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise. The
+/// first call of a stream with arguments like these may allocate workspace: for a large product, `quantized_input` or
+/// `quantized_output`, a weight in activation order, and with `batch_invariant` for input that is not aligned. It may be
+/// captured after that.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` if neither `output` nor `quantized_output` is given, or both `input` and
 /// `quantized_input`; for shapes, dtypes and strides that do not fit; and for a `residual` that starts where `output`
 /// does with another dtype or stride.

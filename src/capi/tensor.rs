@@ -131,6 +131,17 @@ impl Reading<'_> {
         }
     }
 
+    /// As `optional`, for a tensor that would be another one if it had its address.
+    pub(super) fn optional_apart(self, name: &str, tensor: &nvb_tensor) -> Result<Option<Tensor>> {
+        let found = self.optional(name, tensor)?;
+        Ok(match self {
+            Reading::Shape if tensor.data.is_null() => {
+                found.map(|tensor| Tensor { data: (2 * NOWHERE) as *mut c_void, ..tensor })
+            }
+            _ => found,
+        })
+    }
+
     pub(super) fn optional(self, name: &str, tensor: &nvb_tensor) -> Result<Option<Tensor>> {
         if is_absent(tensor) {
             return Ok(None);

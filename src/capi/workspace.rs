@@ -20,7 +20,7 @@ use std::ffi::c_void;
 /// operation that needs more fails with `NVB_ERROR_INVALID_ARGUMENT`, which names both numbers, and queues nothing.
 ///
 /// `data` is memory of the stream's device at a multiple of 256 bytes and stays the caller's. Until the workspace is
-/// replaced or the stream's handle destroyed, and as long as graphs that were captured with it are launched, nobody else may
+/// replaced or a handle of the stream destroyed, and as long as graphs that were captured with it are launched, nobody else may
 /// use it; before it is freed, the work queued until then must have run, or be ordered before its freeing. A stream of its
 /// own each: what two streams do overlaps. Its first bytes are zeroed in the stream's order.
 ///

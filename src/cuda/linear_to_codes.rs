@@ -80,12 +80,13 @@ fn row_stride(op: &LinearToCodes) -> usize {
     op.product.output().columns.next_multiple_of(4)
 }
 
-/// Rows of the product that pass through scratch at once.
+/// Rows of the product that pass through scratch at once. Sixteens of them, so that what is aligned in the first slice
+/// (rows of codes and their scales) is so in all.
 pub(super) fn slice_rows(op: &LinearToCodes) -> usize {
     let &Matrix { rows, columns, .. } = op.product.output();
     match rows.min(columns) {
         0 => 0,
-        _ => (PRODUCT_BYTES / (row_stride(op) * DType::F32.size())).clamp(1, rows),
+        _ => (PRODUCT_BYTES / (row_stride(op) * DType::F32.size()) / 16 * 16).max(16).min(rows),
     }
 }
 

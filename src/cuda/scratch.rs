@@ -1,5 +1,6 @@
 //! Workspace that kernels need between their blocks, for each stream its own, because work on one stream is ordered and
-//! work on two may overlap: growing blocks of the library's, or a block that the caller has set.
+//! work on two may overlap: growing blocks of the library's, or a block that the caller has set. The first serve threads
+//! that share a stream; with the second one thread at a time queues work, as the executor's contract says.
 
 use super::needs::{Needs, COUNTER_BYTES};
 use crate::error::{Error, Result, Status};
@@ -91,7 +92,7 @@ impl StreamScratch {
         let held = held(&self.blocks);
         let carve = |block: Block| {
             let needs = needs();
-            expect_room(needs.total(), block.bytes - self.taken.load(Ordering::Relaxed))?;
+            expect_room(needs.total().saturating_add(self.taken.load(Ordering::Relaxed)), block.bytes)?;
             Ok(Carved { counters: block.pointer, first: block.pointer.wrapping_byte_add(COUNTER_BYTES), needs })
         };
         let carved = held.caller.map(carve).transpose()?;
@@ -130,7 +131,7 @@ impl StreamScratch {
         let mut taken = None;
         let carve = |block: Block| {
             let (needs, before) = (needs(), self.taken.load(Ordering::Relaxed));
-            expect_room(needs.total(), block.bytes - before)?;
+            expect_room(needs.total().saturating_add(before), block.bytes)?;
             // From one boundary to the next, whatever the block's length.
             let end = (block.bytes - before) / ALIGNMENT * ALIGNMENT;
             let first = end.saturating_sub(needs.carved());

@@ -35,7 +35,9 @@ impl NormRows {
     pub fn new(tensors: NormTensors) -> Result<NormRows> {
         let NormTensors { operation, input, residual, residual_output, output, quantized_output, epsilon } = tensors;
         if residual_output.is_none() && output.is_none() && quantized_output.is_none() {
-            return Err(Error::invalid(format!("{operation} needs `output`, `residual_output` or both")));
+            return Err(Error::invalid(format!(
+                "{operation} has nothing to write: `output`, `residual_output` and all others are absent"
+            )));
         }
         expect_finite_positive("epsilon", epsilon)?;
         input.expect_float("input")?;

@@ -70,7 +70,7 @@ pub const KERNELS: &[Kernel] = &[
         "linear_mma_16x32_ordered",
         HALVES,
         VECTORS,
-        "The same, added along K in the order of the two tiles that follow; only where batch_invariant is set or it is named.",
+        "The same, added along K in the order of the two tiles that follow: for batch_invariant, or if named or tuned.",
     ),
     float("linear_mma_128x128", HALVES, VECTORS, "Tensor cores, tiles of 128 tokens and 128 rows of the weight."),
     float("linear_mma_64x64", HALVES, VECTORS, "Tensor cores, tiles of 64 tokens and 64 rows of the weight."),
@@ -125,7 +125,7 @@ pub const KERNELS: &[Kernel] = &[
         "linear_quantized_mma16",
         QUANTIZED,
         Limits { rows: 16, ..CHUNKS },
-        "Up to 16 tokens, added in the order of the two that follow; only where batch_invariant is set or it is named.",
+        "Up to 16 tokens, added in the order of the two that follow: for batch_invariant, or if named or tuned.",
     ),
     quantized(
         "linear_quantized_mma32",

@@ -152,6 +152,12 @@ static void test_refused_queries(bench* b) {
   b->linear.reserved = 1;
   CHECK_FAILS(QUERY(linear, b->f->backend), NVB_ERROR_INVALID_ARGUMENT, "reserved is 1");
   b->linear.reserved = 0;
+  // Where all is nowhere, a residual of another dtype is not taken for the output.
+  b->linear.residual = b->linear.output;
+  b->linear.residual.dtype = b->linear.output.dtype == NVB_DTYPE_F32 ? NVB_DTYPE_BF16 : NVB_DTYPE_F32;
+  b->linear.residual.data = b->linear.output.data = NULL;
+  CHECK_OK(QUERY(linear, b->f->backend));
+  memset(&b->linear.residual, 0, sizeof b->linear.residual);
   const nvb_tensor input = b->linear.input;
   memset(&b->linear.input, 0, sizeof input);
   CHECK_FAILS(QUERY(linear, b->f->backend), NVB_ERROR_INVALID_ARGUMENT, "input", "missing");

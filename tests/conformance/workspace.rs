@@ -165,12 +165,14 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
                 None => LinearInput::Floats(run.normal(DType::Bf16, &[m, K], case.layout, 1.0)?.0),
             };
             let data = run.byte_rows((m, n), n, 0, None)?;
-            let scales = run.byte_rows((m, 4), 4, 0, None)?.cast();
+            let scales = run.output(DType::F32, &[m], PLAIN)?;
             let (encoding, given_scales) = (Encoding::Int8, false);
-            let rows = QuantizedRows { data, scales, given_scales, encoding, rows: m, columns: n, row_stride: n };
+            let (words, scale_data) = (Tensor::new(data, DType::I32, &[m, n / 4]), scales.data.cast());
+            let rows =
+                QuantizedRows { data, scales: scale_data, given_scales, encoding, rows: m, columns: n, row_stride: n };
             let output = run.output(DType::Bf16, &[m, n], PLAIN)?;
             let op = LinearToCodes::new(input, weight.view(), None, Activation::GeluTanh, None, Some(output), rows)?;
-            Prepared { _weight: Some(weight), ..none(Call::ToCodes(op), vec![output]) }
+            Prepared { _weight: Some(weight), ..none(Call::ToCodes(op), vec![output, scales, words]) }
         }
         Kind::Grouped(m) => {
             let weight = weight(run, None, DType::Bf16, false, (2 * N, K))?;
@@ -256,6 +258,7 @@ fn cases() -> Vec<Case> {
     }
     // More than one slice of 64 MiB of f32, the last of a few rows.
     add(Kind::ToCodes(None, 517, None, 1 << 15));
+    add(Kind::ToCodes(rows(Encoding::Int8), 2400, Some(Encoding::Int8), 14336));
     for (rows, heads, keys) in [(1, 8, 5000), (3, 4, 100), (40, 8, 300), (250, 16, 20)] {
         add(Kind::Decode(rows, heads, keys));
     }
@@ -264,7 +267,10 @@ fn cases() -> Vec<Case> {
         add(Kind::Sample(rows, columns));
     }
     // One variant of each product, in turn.
-    let products = |case: &&Case| !matches!(case.kind, Kind::Decode(..) | Kind::Argmax(..) | Kind::Sample(..));
+    let products = |case: &&Case| match case.kind {
+        Kind::ToCodes(_, m, ..) => m <= 200,
+        kind => !matches!(kind, Kind::Decode(..) | Kind::Argmax(..) | Kind::Sample(..)),
+    };
     let variant = |(i, &case): (usize, &Case)| {
         let unaligned = Case { layout: UNALIGNED, ..case };
         [
@@ -340,7 +346,7 @@ fn one_workspace_for_all() {
             Kind::Decode(250, 16, 20),
             Kind::Sample(4, 50_000),
             Kind::Linear(int4, 200, DType::Bf16, DType::F32, true),
-            Kind::Decode(3, 4, 100),
+            Kind::ToCodes(int4, 70, None, N),
             Kind::Codes(Format::new(Encoding::Int8, Granularity::Rows, false, false).ok(), 200, Encoding::Int8),
             Kind::Argmax(2, 100_000),
         ];
