@@ -73,7 +73,7 @@ __device__ __forceinline__ void load_bias(const LinearEpilogue& epilogue, int64_
 }
 
 // Adds the residual to `Count` columns of one row of the output from `column` on, a multiple of Count; `whole`: all of
-// them exist.
+// them exist. Never fused with a product in front of it, or a row's last bit would depend on where it lies.
 template <int Count>
 __device__ __forceinline__ void add_residual(const LinearEpilogue& epilogue, int64_t row, int64_t column, bool whole,
                                              float (&values)[Count]) {
@@ -83,14 +83,15 @@ __device__ __forceinline__ void add_residual(const LinearEpilogue& epilogue, int
       float added[Count];
       load_elements(epilogue.residual, epilogue.residual_dtype, start, added);
 #pragma unroll
-      for (int i = 0; i < Count; ++i) values[i] += added[i];
+      for (int i = 0; i < Count; ++i) values[i] = __fadd_rn(values[i], added[i]);
       return;
     }
   }
   const int64_t columns = epilogue.gated ? epilogue.columns / 2 : epilogue.columns;
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
-    if (column + i < columns) values[i] += load_element(epilogue.residual, epilogue.residual_dtype, start + i);
+    if (column + i >= columns) continue;
+    values[i] = __fadd_rn(values[i], load_element(epilogue.residual, epilogue.residual_dtype, start + i));
   }
 }
 

@@ -62,19 +62,23 @@ fn describe(ordinal: u32, driver_version: i32) -> CudaResult<DeviceInfo> {
 /// Whether one of `architectures` ("80;90a") has machine code for `capability`, or PTX of an older one that the driver
 /// compiles: machine code runs on later minor versions of its major version, an `a` target on exactly its own.
 pub fn kernels_run_on(architectures: &str, capability: i32) -> bool {
-    architectures.split(';').any(|name| {
+    newest_kernels(architectures, capability).is_some()
+}
+
+/// The newest of `architectures` whose code a device of `capability` runs: what its kernels may be asked for, which on a
+/// newer device is less than the device could do.
+pub fn newest_kernels(architectures: &str, capability: i32) -> Option<i32> {
+    let runs = |name: &str| {
         let (number, exact) = match name.strip_suffix('a') {
             Some(number) => (number, true),
             None => (name, false),
         };
-        let Ok(built) = number.parse::<i32>() else { return false };
+        let built = number.parse::<i32>().ok()?;
         // The build embeds PTX of its newest plain architecture, so any plain one at or below the device will do.
-        if exact {
-            built == capability
-        } else {
-            built <= capability
-        }
-    })
+        let fits = if exact { built == capability } else { built <= capability };
+        fits.then_some(built)
+    };
+    architectures.split(';').filter_map(runs).max()
 }
 
 /// The statically linked runtime needs a driver of its own major version or later (CUDA Compatibility, "Minor Version
@@ -99,7 +103,7 @@ pub fn check_driver_version(driver: i32, runtime: i32) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_driver_version, kernels_run_on};
+    use super::{check_driver_version, kernels_run_on, newest_kernels};
 
     #[test]
     fn an_old_driver_is_named_with_what_it_lacks() {
@@ -118,5 +122,14 @@ mod tests {
         assert!(!kernels_run_on("90a", 89));
         assert!(!kernels_run_on("80;90a", 75));
         assert!(!kernels_run_on("", 90));
+    }
+
+    #[test]
+    fn kernels_are_asked_for_what_was_built() {
+        assert_eq!(newest_kernels("75;80;90a", 90), Some(90));
+        assert_eq!(newest_kernels("75;80;90a", 89), Some(80));
+        assert_eq!(newest_kernels("80", 90), Some(80), "clusters and programmatic launches are not in this code");
+        assert_eq!(newest_kernels("75;80;89;90a", 100), Some(89));
+        assert_eq!(newest_kernels("90a", 100), None);
     }
 }

@@ -63,8 +63,13 @@ pub struct CudaExecutor {
 }
 
 impl CudaExecutor {
-    /// `device.compute_capability` is the one that kernels are chosen by, those of attention by `attention_capability`.
-    pub fn new(device: DeviceInfo, attention_capability: i32, options: &BackendOptions) -> Result<CudaExecutor> {
+    /// Kernels are chosen by `capability`, those of attention by `attention_capability`, vendor libraries by the device's.
+    pub fn new(
+        device: DeviceInfo,
+        capability: i32,
+        attention_capability: i32,
+        options: &BackendOptions,
+    ) -> Result<CudaExecutor> {
         let context = PrimaryContext::retain(device.ordinal)?;
         let guard = context.enter()?;
         let attribute = |attribute: sys::CUdevice_attribute| -> Result<i32> {
@@ -75,7 +80,7 @@ impl CudaExecutor {
         };
         let launch = Launch {
             stream: std::ptr::null_mut(),
-            capability: device.compute_capability,
+            capability,
             multiprocessors: device.multiprocessors,
             shared_bytes_per_block: attribute(
                 sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,

@@ -258,7 +258,9 @@ pub(super) fn with_epilogue(
     stream: RawHandle,
 ) -> Result<bool> {
     let row_bytes = product.n * product.output_dtype.size();
-    let slice = (PRODUCT_BYTES / row_bytes).clamp(1, product.m);
+    // Slices of sixteen rows leave the rows' scales as aligned as the first one is.
+    let rows = PRODUCT_BYTES / row_bytes;
+    let slice = if rows >= 16 { rows / 16 * 16 } else { rows }.clamp(1, product.m);
     let buffer = scratch.get(Purpose::Product, slice * row_bytes)?;
     let input_bytes = match product.input_operand {
         Operand::Float(dtype) => dtype.size(),

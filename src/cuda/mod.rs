@@ -74,6 +74,7 @@ pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn
         )
         .with_limit(forced as u64, capability as u64));
     }
+    let built = device::newest_kernels(built_architectures(), capability).expect("checked to be usable");
     let mut device = device.clone();
     if forced != 0 {
         device.compute_capability = forced;
@@ -81,9 +82,9 @@ pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn
     if options.tensor_cores_off {
         device.compute_capability = device.compute_capability.min(PLAIN);
     }
-    let attention =
-        if options.plain_attention { PLAIN.min(device.compute_capability) } else { device.compute_capability };
-    Ok(Arc::new(CudaExecutor::new(device, attention, options)?))
+    let kernels = device.compute_capability.min(built);
+    let attention = if options.plain_attention { PLAIN.min(kernels) } else { kernels };
+    Ok(Arc::new(CudaExecutor::new(device, kernels, attention, options)?))
 }
 
 /// Whether this library's kernels run on the device with its driver.
