@@ -20,13 +20,8 @@ __global__ void __launch_bounds__(32 * WarpsN * WarpsK, 2)
   const token_tile tile = find_tile<Shape::kTokens>(offsets, experts, p.m, blockIdx.y);
   if (tile.expert < 0) return;
   const int64_t weight_row = tile.expert * epilogue.columns;
-  LinearEpilogue expert_epilogue = epilogue;
-  if (epilogue.bias != nullptr) {
-    const int64_t bytes = epilogue.bias_dtype == NVB_F32 ? 4 : 2;
-    expert_epilogue.bias = static_cast<const char*>(epilogue.bias) + weight_row * bytes;
-  }
   quantized::multiply_block<Weight, T, Tiles, RowTiles, WarpsN, WarpsK, Stages>(
-      p, expert_epilogue, {tile.begin, tile.end, static_cast<int64_t>(blockIdx.x) * Shape::kRows, weight_row});
+      p, epilogue, {tile.begin, tile.end, static_cast<int64_t>(blockIdx.x) * Shape::kRows, weight_row});
 }
 
 template <typename Weight, typename T, int Tiles, int RowTiles, int WarpsN, int WarpsK, int Stages>

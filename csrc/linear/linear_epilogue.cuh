@@ -61,13 +61,16 @@ inline bool is_valid_residual(const Params& params) {
   return params.residual == nullptr || float_dtype_bytes(params.residual_dtype) != 0;
 }
 
-// The bias of `Count` columns from `column` on; 0 without a bias and past the end.
+// The bias of `Count` columns from `column` on; 0 without a bias and past the end. Column 0 has element `first` of it:
+// an argument, because a copy of the epilogue with a moved pointer is not to be had. nvcc 13.0 drops the store to the
+// copy and reads the __grid_constant__ parameter.
 template <int Count>
-__device__ __forceinline__ void load_bias(const LinearEpilogue& epilogue, int64_t column, float (&bias)[Count]) {
+__device__ __forceinline__ void load_bias(const LinearEpilogue& epilogue, int64_t column, float (&bias)[Count],
+                                          int64_t first = 0) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) {
     bias[i] = epilogue.bias != nullptr && column + i < epilogue.columns
-                  ? load_element(epilogue.bias, epilogue.bias_dtype, column + i)
+                  ? load_element(epilogue.bias, epilogue.bias_dtype, first + column + i)
                   : 0.0f;
   }
 }

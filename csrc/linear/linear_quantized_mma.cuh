@@ -38,8 +38,8 @@ struct MmaShape {
   static_assert(kInputBytes / 16 % kThreads == 0 || kThreads % (kInputBytes / 16) == 0, "equal copies of x");
 };
 
-// What a block computes: a tile of tokens and of columns. Column c of the product is row weight_row + c of W; Int4 has
-// tiles of 16 rows, so that weight_row is a multiple of 16 there.
+// What a block computes: a tile of tokens and of columns. Column c of the product is row weight_row + c of W, and has
+// that element of the bias; Int4 has tiles of 16 rows, so that weight_row is a multiple of 16 there.
 struct mma_place {
   int64_t first_token;
   int64_t end_token;
@@ -212,7 +212,7 @@ __device__ __forceinline__ void multiply_block(const nvb_linear_quantized_params
   const int64_t column = place.first_column + local_column;
   if (column >= epilogue.columns) return;
   float bias[4], row_scales[4];
-  load_bias(epilogue, column, bias);
+  load_bias(epilogue, column, bias, place.weight_row);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     row_scales[i] = Weight::kScales == Scales::kRows && column + i < epilogue.columns
