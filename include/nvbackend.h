@@ -1577,7 +1577,9 @@ typedef struct {
   int64_t columns;
   // SFP, FP8, INT8: elements from one row to the next; 0: K.
   int64_t row_stride;
-  // AWQ, GPTQ, FP8, INT8. Of the latter two [1], [N], [N][⌈K / group⌉] or [⌈N / 128⌉][⌈K / 128⌉], as `granularity` says.
+  // AWQ, GPTQ, FP8, INT8. Of the latter two [1], [N], [N][⌈K / group⌉] or [⌈N / 128⌉][⌈K / 128⌉], as `granularity` says;
+  // such that no code's value is more than an f32 holds. Those of groups are kept as f16, which must hold them: of AWQ
+  // and GPTQ their products with the zeros too, unless all zeros are 8.
   const void *scales;
   size_t scale_bytes;
   // AWQ, GPTQ
@@ -1597,7 +1599,7 @@ typedef struct {
   uint32_t version;
   // `NVB_SOURCE_FORMAT_…` of this matrix where it is not the desc's; 0: the desc's.
   uint32_t source_format;
-  // SFP: the tensor's scale; 0: 1.
+  // SFP: the tensor's scale; 0: 1. The largest value, 1.875 times it, must be finite.
   float scale;
   // 0
   uint64_t reserved[4];

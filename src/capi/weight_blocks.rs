@@ -57,7 +57,9 @@ pub struct nvb_weight_blocks {
     pub columns: i64,
     /// SFP, FP8, INT8: elements from one row to the next; 0: K.
     pub row_stride: i64,
-    /// AWQ, GPTQ, FP8, INT8. Of the latter two [1], [N], [N][⌈K / group⌉] or [⌈N / 128⌉][⌈K / 128⌉], as `granularity` says.
+    /// AWQ, GPTQ, FP8, INT8. Of the latter two [1], [N], [N][⌈K / group⌉] or [⌈N / 128⌉][⌈K / 128⌉], as `granularity` says;
+    /// such that no code's value is more than an f32 holds. Those of groups are kept as f16, which must hold them: of AWQ
+    /// and GPTQ their products with the zeros too, unless all zeros are 8.
     pub scales: *const c_void,
     pub scale_bytes: usize,
     /// AWQ, GPTQ
@@ -77,7 +79,7 @@ pub struct nvb_weight_blocks {
     pub version: u32,
     /// `NVB_SOURCE_FORMAT_…` of this matrix where it is not the desc's; 0: the desc's.
     pub source_format: u32,
-    /// SFP: the tensor's scale; 0: 1.
+    /// SFP: the tensor's scale; 0: 1. The largest value, 1.875 times it, must be finite.
     pub scale: f32,
     /// 0
     pub reserved: [u64; 4],

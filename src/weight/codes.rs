@@ -48,12 +48,9 @@ impl<'a> CodeRows<'a> {
         let mut exact = true;
         for at in 0..scale_rows * in_row {
             let scale = scales.get(at);
-            if !scale.is_finite() {
-                return Err(Error::invalid(format!("scale {at} is {scale}; a finite value is needed")));
-            }
             if !(scale * largest).is_finite() {
                 return Err(Error::invalid(format!(
-                    "scale {at} is {scale:e}; the largest code, {largest}, would be more than an f32 holds"
+                    "scale {at} is {scale:e}; the value of the largest code, {largest} times it, must be finite"
                 )));
             }
             if format.has_f16_scales() {

@@ -28,7 +28,7 @@ const RATIOS: [f32; 11] = {
 const WIDER: usize = 2;
 
 /// With zero points: how far from its middle the low and the high end of the range are, in parts of half of it. Down to
-/// 0.8 they move apart, beyond that together.
+/// 0.8 each moves by itself, at most a step from the other; below that both move together.
 const ENDS: [(f32, f32); 20] = {
     let (mut ends, mut count) = ([(0.0, 0.0); 20], 0);
     let mut i = -1;
