@@ -102,6 +102,42 @@ pub fn expect_same(what: &str, encoding: Encoding, columns: usize, out: &Codes, 
     Ok(())
 }
 
+/// The codes of these values, or of what the order of a sum makes of them: another output may lead to wider vectors.
+fn expect_near(what: &str, encoding: Encoding, columns: usize, (codes, scales): &Codes, values: &[f32]) -> Outcome {
+    let expected = quantized(encoding, columns, values);
+    let is_nan = |code: u8| encoding == Encoding::Fp8E4m3 && code & 0x7f == 0x7f;
+    let code_of = |value: f32| match encoding {
+        Encoding::Int8 => f32::from((value.clamp(-127.0, 127.0).round_ties_even() as i8) as i16),
+        _ => fp8::e4m3_to_f32(fp8::e4m3_from_f32(value)),
+    };
+    let decode = if encoding == Encoding::Int8 { int8::decode } else { fp8::e4m3_to_f32 };
+    for (row, (&scale, &expected_scale)) in scales.iter().zip(&expected.1).enumerate() {
+        let same = scale.to_bits() == expected_scale.to_bits() || (scale.is_nan() && expected_scale.is_nan());
+        if !same && (scale / expected_scale - 1.0).abs() > 3e-6 {
+            return Err(format!("{what}: the scale of row {row} is {scale:e}; {expected_scale:e} is expected").into());
+        }
+        let part = row * columns..(row + 1) * columns;
+        let most = values[part.clone()].iter().fold(0f32, |most, value| most.max(value.abs()));
+        for i in part {
+            let (code, value, inverse) = (codes[i], values[i], 1.0 / scale);
+            let good = if (value * inverse).is_finite() && inverse.is_finite() {
+                let slack = 2e-6 * value.abs() + 4e-7 * most;
+                (code_of((value - slack) * inverse)..=code_of((value + slack) * inverse)).contains(&decode(code))
+            } else {
+                code == expected.0[i] || (is_nan(code) && is_nan(expected.0[i]))
+            };
+            if !good {
+                let (column, expected) = (i % columns, expected.0[i]);
+                return Err(format!(
+                    "{what}: row {row}, column {column} is {code:#04x}; {expected:#04x} is expected of {value:e}"
+                )
+                .into());
+            }
+        }
+    }
+    Ok(())
+}
+
 pub fn floats(run: &Run, tensor: &Tensor) -> Result<Vec<f32>> {
     Ok(run.read(tensor)?.into_iter().map(|value| value as f32).collect())
 }
@@ -119,7 +155,8 @@ struct NormCase {
     special: Option<f64>,
 }
 
-/// The f32 output says what the unrounded values are; the same codes come without it and beside a rounded one.
+/// The f32 output says what the unrounded values are; without it and beside a rounded one the same codes come, but for what
+/// the order of a sum makes of them.
 fn test_norm(run: &mut Run, case: &NormCase) -> Outcome {
     let &NormCase { encoding, rows, columns, dtype, layout, place, .. } = case;
     let (shape, vector) = ([rows, columns], [columns]);
@@ -131,7 +168,7 @@ fn test_norm(run: &mut Run, case: &NormCase) -> Outcome {
     let weight = Some(run.normal(DType::Bf16, &vector, layout, 0.3)?.0);
     let residual = if case.fused { Some(run.normal(dtype, &shape, layout, case.magnitude)?.0) } else { None };
     let post_weight = weight.filter(|_| case.fused);
-    let mut expected = None;
+    let mut values = None;
     for output in [Some(DType::F32), None, Some(DType::Bf16)] {
         let output = output.map(|dtype| run.output(dtype, &shape, layout)).transpose()?;
         let residual_output = residual.map(|_| run.output(dtype, &shape, layout)).transpose()?;
@@ -140,12 +177,17 @@ fn test_norm(run: &mut Run, case: &NormCase) -> Outcome {
         let tensors =
             RmsNormTensors { input, post_weight, residual, residual_output, weight, output, quantized_output };
         run.executor().rms_norm(&RmsNorm::new(tensors, 1e-6, 1.0)?, run.stream.raw())?;
-        let codes = read(run, &codes)?;
-        let expected = match (&expected, output) {
-            (None, Some(output)) => &*expected.insert(quantized(encoding, columns, &floats(run, &output)?)),
-            (expected, _) => expected.as_ref().expect("the f32 output is the first"),
-        };
-        expect_same(&format!("beside {output:?}"), encoding, columns, &codes, expected)?;
+        let (codes, what) = (read(run, &codes)?, format!("beside {output:?}"));
+        match (&values, output) {
+            (None, Some(output)) => {
+                let values = &*values.insert(floats(run, &output)?);
+                expect_same(&what, encoding, columns, &codes, &quantized(encoding, columns, values))?;
+            }
+            (values, _) => {
+                let values = values.as_ref().expect("the f32 output is the first");
+                expect_near(&what, encoding, columns, &codes, values)?;
+            }
+        }
     }
     Ok(())
 }
@@ -383,6 +425,11 @@ fn expect_as_rounded_by_linear(
     let rows =
         matches!(format.granularity, Granularity::Rows | Granularity::Tensor) && format.encoding != Encoding::Int4;
     if run.device.is_cpu() || case.m <= 64 || !rows || int8 != (case.encoding == Encoding::Int8) {
+        return Ok(());
+    }
+    // FP8 of other sizes, or on older devices, has no product of codes: `linear` does not round its input there.
+    let fp8_rounds = run.device.backend.device().compute_capability >= 89 && weight.view().rows % 16 == 0;
+    if !int8 && !fp8_rounds {
         return Ok(());
     }
     let name = run.device.name.to_string();
