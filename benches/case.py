@@ -91,6 +91,15 @@ class Context:
         return {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
 
 
+def copy_peer(context, amount):
+    """A group of peers: a copy that moves `amount` bytes, where those are more than caches hold."""
+    if amount == 0 or (amount < 2 * context.cold_bytes and not context.quick):
+        return []
+    source = torch.empty(amount // 2, device=context.device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return [{"PyTorch copy_ of as many bytes": lambda i: target.copy_(source)}]
+
+
 def sample_indices(count, wanted, device):
     """Up to `wanted` of the indices below `count`, the first and the last among them."""
     if count <= wanted:

@@ -32,6 +32,11 @@ class Tensor(Structure):
     _fields_ = [("data", c_void_p), ("dtype", c_uint32), ("rank", c_uint32), ("shape", c_int64 * 4), ("strides", c_int64 * 4)]
 
 
+class QuantizedRows(Structure):
+    _fields_ = [("data", c_void_p), ("scales", c_void_p), ("rows", c_int64), ("columns", c_int64), ("row_stride", c_int64),
+                ("format", c_uint32), ("given_scales", c_uint32)]
+
+
 class Options(Structure):
     """Base of the structs that start with `struct_size`: sets it, and turns torch tensors into `Tensor`s."""
 
@@ -76,7 +81,8 @@ RmsNormArgs = options(
     "RmsNormArgs", *fields(Tensor, "input post_weight residual residual_output weight output"),
     *fields(c_float, "epsilon weight_offset"))
 LinearArgs = options(
-    "LinearArgs", ("input", Tensor), ("weight", c_void_p), *fields(Tensor, "bias output"), *fields(c_uint32, "activation reserved"))
+    "LinearArgs", ("input", Tensor), ("weight", c_void_p), *fields(Tensor, "bias output"), *fields(c_uint32, "activation reserved"),
+    ("quantized_input", QuantizedRows), ("residual", Tensor), ("quantized_output", QuantizedRows))
 GroupedLinearArgs = options(
     "GroupedLinearArgs", *fields(Tensor, "input offsets"), ("weight", c_void_p), *fields(Tensor, "bias output"),
     *fields(c_uint32, "activation reserved"))
@@ -108,6 +114,12 @@ def tensor(source):
     if not source.is_contiguous():
         result.strides[: source.dim()] = source.stride()
     return result
+
+
+def quantized_rows(codes, scales, format):
+    """The nvb_quantized_rows of torch tensors, codes [rows, columns] and f32 scales of as many rows, which must outlive it."""
+    rows, columns = codes.shape
+    return QuantizedRows(codes.data_ptr(), scales.data_ptr(), rows, columns, codes.stride(0), FORMATS[format], 0)
 
 
 def int32_array(values):

@@ -2,19 +2,22 @@
 
 What bounds them is arithmetic, so the rate counts operations. With BF16 weights each is measured with the kernel that the
 library takes by default, and again (`tuned`) with the one that its tuner finds for it. With FP8 and INT8 weights the library may
-round its input to 8 bits (`quantized_activations`), which is in its time; peers that are handed codes have that for nothing.
+round its input to 8 bits (`quantized_activations`), which is in its time; peers that are handed codes have that for nothing, as
+the library has in the rows `of codes`.
 """
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from case import BOUNDS, Case, sample_indices
-from nvb import ACTIVATIONS, GATED
+from nvb import ACTIVATIONS, GATED, quantized_rows
 from operations.elementwise import geglu
 from operations.linear import activation_dtype, error_of, rate
 
 DTYPE = torch.bfloat16
 GELU = ACTIVATIONS["gelu_tanh"]
+# How FP8 products add up.
+SUMS = {"": False, ", fast accumulation": True}
 # Codes, the largest magnitude that one stands for, and what the library calls them.
 BYTES = {"int8": (torch.int8, 127, "int8"), "fp8": (torch.float8_e4m3fn, 448, "fp8_e4m3")}
 
@@ -121,41 +124,49 @@ def quantised(values, name):
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scales
 
 
-def peers_of(name, x, weights):
+def peers_of_codes(name, codes, scales, matrices):
     """PyTorch's products of codes, for INT8 without the scales, which it has no product for."""
-    codes, scales = quantised(x, name)
-    matrices = [(of_weight.t(), factors.t().contiguous()) for of_weight, factors in (quantised(weight, name) for weight in weights)]
     if name == "int8":
-        return [{"PyTorch _int_mm of codes": lambda i: torch._int_mm(codes, matrices[i][0])}]
+        return {"PyTorch _int_mm of codes": lambda i: torch._int_mm(codes, matrices[i][0])}
 
     def ready(fast, i):
         return torch._scaled_mm(codes, matrices[i][0], scales, matrices[i][1], out_dtype=DTYPE, use_fast_accum=fast)
 
+    return {f"PyTorch _scaled_mm of codes{how}": partial(ready, fast) for how, fast in SUMS.items()}
+
+
+def quantising_peers(x, name, matrices):
     def quantising(fast, i):
-        own_codes, own_scales = quantised(x, name)
-        return torch._scaled_mm(own_codes, matrices[i][0], own_scales, matrices[i][1], out_dtype=DTYPE, use_fast_accum=fast)
+        codes, scales = quantised(x, name)
+        return torch._scaled_mm(codes, matrices[i][0], scales, matrices[i][1], out_dtype=DTYPE, use_fast_accum=fast)
 
-    sums = {"": False, ", fast accumulation": True}
-    return [{f"PyTorch _scaled_mm of codes{how}": partial(ready, fast) for how, fast in sums.items()},
-            {f"PyTorch quantise, _scaled_mm{how}": partial(quantising, fast) for how, fast in sums.items()}]
+    return {f"PyTorch quantise, _scaled_mm{how}": partial(quantising, fast) for how, fast in SUMS.items()}
 
 
-def bytes_case(context, m, n, k, name, backend):
-    """y = x · Wᵀ with codes of 8 bits and a scale a row, on both sides where the library rounds its input."""
+def bytes_case(context, m, n, k, name, of_codes, backend):
+    """y = x · Wᵀ with codes of 8 bits and a scale a row on both sides. The input is rounded by the library, or has been."""
     x, weights = operands(context, m, n, k)
     output = context.empty(m, n, dtype=x.dtype)
+    codes, scales = quantised(x.to(DTYPE), name)
+    matrices = [(of_weight.t(), factors.t().contiguous()) for of_weight, factors in (quantised(weight, name) for weight in weights)]
     handles = [backend.weight(weight, format=BYTES[name][2]) for weight in weights]
+    peers = [peers_of_codes(name, codes, scales, matrices)]
+    if of_codes:
+        rows = quantized_rows(codes, scales, BYTES[name][2])
+        calls = [backend.operation("linear", quantized_input=rows, weight=handle, output=output) for handle in handles]
+    else:
+        calls = [backend.operation("linear", input=x, weight=handle, output=output) for handle in handles]
+        peers += [] if name == "int8" else [quantising_peers(x.to(DTYPE), name, matrices)]
 
     def references(r, c, i):
         dequantised = context.empty(n, k, dtype=torch.float32)
         backend.dequantize(handles[i], dequantised)
-        codes, scales = quantised(x[r], name)
-        inputs = [x[r].double(), codes.double() * scales.double()]
+        inputs = [codes[r].double() * scales[r].double()] + ([] if of_codes else [x[r].double()])
         return [values @ dequantised[c].double().T for values in inputs]
 
     return large_case(
-        context, f"linear large {name}", "default", (m, n, k), ours=product(backend, x, handles, output),
-        peers=peers_of(name, x.to(DTYPE), weights), output=output, references=references, rotation=len(weights))
+        context, f"linear large {name}{' of codes' if of_codes else ''}", "default", (m, n, k), ours=lambda i: calls[i](),
+        peers=peers, output=output, references=references, rotation=len(weights))
 
 
 def linear_large(context, shapes, gated_shapes):
@@ -168,8 +179,9 @@ def linear_large(context, shapes, gated_shapes):
         for choice in backends:
             yield partial(bf16_case, context, *shape, choice, backends=backends)
     for name in BYTES:
-        for shape in shapes:
-            yield partial(bytes_case, context, *shape, name, backend=rounding)
+        for of_codes in (False, True):
+            for shape in shapes:
+                yield partial(bytes_case, context, *shape, name, of_codes, backend=rounding)
     for make, of_make in ((gelu_case, shapes), (geglu_case, gated_shapes)):
         for shape in of_make:
             for choice in backends:
