@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "launch.h"
 #include "quantized_output.cuh"
 #include "vector.cuh"
 
@@ -15,9 +16,11 @@ inline constexpr int kRowThreads = 512;
 inline constexpr int kRowParts = 4;  // of kRowColumns columns, that a thread keeps
 inline constexpr int64_t kKeptRow = static_cast<int64_t>(kRowThreads) * kRowParts * kRowColumns;
 
-// Threads of a block for rows of so many columns: whole warps.
-inline unsigned row_threads(int64_t columns) {
-  return static_cast<unsigned>(32 * std::min<int64_t>((columns + 32 * kRowColumns - 1) / (32 * kRowColumns), 16));
+// Threads of a block: whole warps. Few rows are divided among as many threads as there can be; of many rows a thread
+// takes all that it keeps, so that its loads are under way together and little of the device waits for reductions.
+inline unsigned row_threads(int64_t rows, int64_t columns, const nvb_launch& launch) {
+  const int64_t warp_columns = 32 * kRowColumns * (rows >= 4 * launch.multiprocessors ? kRowParts : 1);
+  return static_cast<unsigned>(32 * std::clamp<int64_t>((columns + warp_columns - 1) / warp_columns, 1, 16));
 }
 static_assert(kRowThreads == 32 * 16, "as many as row_threads gives");
 

@@ -93,7 +93,7 @@ cudaError_t launch_dtype(const nvb_gated_activation_params& p, const nvb_launch&
                        is_aligned16(p.output, p.output_stride, float_dtype_bytes(p.output_dtype));
   if (p.quantized_output.data != nullptr) {
     if (p.rows > 0x7fffffff) return cudaErrorInvalidValue;
-    const unsigned rows = static_cast<unsigned>(p.rows), threads = row_threads(p.columns);
+    const unsigned rows = static_cast<unsigned>(p.rows), threads = row_threads(p.rows, p.columns, launch);
     if (p.columns <= kKeptRow) {
       gated_activation_quantized<T, true><<<rows, threads, 0, launch.stream>>>(p, vectors);
     } else {

@@ -10,10 +10,11 @@ use super::linear::{
 use super::linear_wgmma::{self, Codes, Params as WgmmaParams};
 use super::quantized::{encoding_code, scale_code};
 use super::scratch::{Purpose, ScratchGuard};
-use super::{dequantize, linear_choice, linear_needs, quantize};
+use super::{dequantize, linear_choice, linear_needs, quantize_tokens};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
+use crate::ops::quantized_rows::QuantizedRows;
 use crate::stream::RawHandle;
 use crate::tensor::{DType, Matrix, Tensor};
 use crate::weight::{Encoding, Scales, WeightView};
@@ -353,13 +354,17 @@ pub(super) fn with_quantized_activations(
     let data = scratch.get(Purpose::Input, code_bytes(op))?;
     let tokens =
         Tokens { data: data.wrapping_byte_add(scale_bytes), row_stride, scales: data.cast(), padded: row_stride };
-    let view = WeightView {
+    let rows = QuantizedRows {
+        data: tokens.data,
+        scales: data.cast(),
+        given_scales: false,
         encoding: codes,
-        scales: Scales::Rows(tokens.scales),
-        ..WeightView::float(tokens.data, DType::F32, m, k, row_stride, false)
+        rows: m,
+        columns: row_stride,
+        row_stride,
     };
     // SAFETY: the buffer holds the scales and the codes of every row, and the context is current.
-    unsafe { quantize::tokens(executor, &op.input, &view, stream)? };
+    unsafe { quantize_tokens::run(executor, &op.input, None, &rows, stream)? };
     product_of_codes(executor, op, by, &tokens, operands, scratch, stream)
 }
 

@@ -1,37 +1,16 @@
 //! `linear` to codes on CUDA: the product with its whole epilogue in f32, in slices of rows that the L2 cache holds, by
-//! whatever kernel `linear` takes for it, then the kernel of csrc/linear/linear_to_codes.cu.
+//! whatever kernel `linear` takes for it, then the kernel of quantize_tokens.rs.
 
 use super::executor::CudaExecutor;
-use super::launch::Launch;
 use super::linear::PRODUCT_BYTES;
 use super::needs::Needs;
-use super::quantized::QuantizedOutput;
 use super::scratch::Purpose;
-use super::{linear, linear_codes};
+use super::{linear, linear_codes, quantize_tokens};
 use crate::error::Result;
 use crate::ops::linear_to_codes::{LinearProduct, LinearToCodes};
 use crate::stream::RawHandle;
 use crate::tensor::{DType, Matrix};
 use std::ffi::c_void;
-
-/// `nvb_linear_to_codes_params` of csrc/linear/linear_to_codes.h.
-#[repr(C)]
-struct Params {
-    values: *const f32,
-    output: *mut c_void,
-    rows: i64,
-    columns: i64,
-    values_stride: i64,
-    output_stride: i64,
-    output_dtype: u32,
-    reserved: u32,
-    quantized_output: QuantizedOutput,
-}
-const _: () = assert!(size_of::<Params>() == 88);
-
-extern "C" {
-    fn nvb_cuda_linear_to_codes(params: *const Params, launch: *const Launch) -> i32;
-}
 
 pub(super) fn run(executor: &CudaExecutor, op: &LinearToCodes, stream: RawHandle) -> Result<()> {
     let &Matrix { rows, columns, .. } = op.product.output();
@@ -51,20 +30,10 @@ pub(super) fn run(executor: &CudaExecutor, op: &LinearToCodes, stream: RawHandle
             LinearProduct::Codes(op) => linear_codes::run(executor, &op, stream)?,
         }
         let output = op.output.map(|output| output.part(first, count));
-        let params = Params {
-            values: data.cast_const().cast(),
-            output: output.map_or(std::ptr::null_mut(), |output| output.data),
-            rows: count as i64,
-            columns: columns as i64,
-            values_stride: row_stride as i64,
-            output_stride: output.map_or(0, |output| output.row_stride as i64),
-            output_dtype: output.map_or(DType::F32, |output| output.dtype) as u32,
-            reserved: 0,
-            quantized_output: QuantizedOutput::of(Some(op.quantized_output.part(first, count))),
-        };
+        let values = Matrix { data, dtype: DType::F32, rows: count, columns, row_stride };
+        let codes = op.quantized_output.part(first, count);
         // SAFETY: the descriptor was validated, the buffer holds the slice, and the context is current.
-        let code = unsafe { nvb_cuda_linear_to_codes(&params, &executor.launch_on(stream)) };
-        executor.check_launch(code, "quantising the result of a linear")?;
+        unsafe { quantize_tokens::run(executor, &values, output, &codes, stream)? };
     }
     Ok(())
 }

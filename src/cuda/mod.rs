@@ -31,6 +31,7 @@ mod numa;
 mod peer;
 mod pointer;
 mod quantize;
+mod quantize_tokens;
 mod quantized;
 mod rms_norm;
 mod rope;

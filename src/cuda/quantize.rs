@@ -1,4 +1,4 @@
-//! `quantize` on CUDA: weights from float parts, and the codes of activations with a scale a token.
+//! `quantize` on CUDA: weights from float parts.
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
@@ -10,7 +10,7 @@ use crate::ops::quantize::{Quantize, Quantized};
 use crate::stream::RawHandle;
 use crate::tensor::Matrix;
 use crate::weight::stripe::SquaredError;
-use crate::weight::{Arrangement, Encoding, Granularity, WeightView};
+use crate::weight::{Arrangement, Encoding, Granularity};
 use std::ffi::c_void;
 
 /// `nvb_quantize_part` of csrc/quantize/quantize.h.
@@ -96,26 +96,4 @@ pub(super) fn run(executor: &CudaExecutor, op: &Quantize, stream: RawHandle) -> 
     executor.stream_synchronize(stream)?;
     let lost = SquaredError { difference: report.difference, norm: report.norm };
     Ok(if report.flags == 0 { Quantized::Done(lost) } else { Quantized::Refused })
-}
-
-/// Queues the codes and scales of activations, a scale a token; NaN in a token makes its scale NaN. The context is current.
-///
-/// # Safety
-/// `codes` is an 8-bit matrix of the input's shape with scales of rows, in writable device memory.
-pub(super) unsafe fn tokens(
-    executor: &CudaExecutor,
-    input: &Matrix,
-    codes: &WeightView,
-    stream: RawHandle,
-) -> Result<()> {
-    let params = Params {
-        matrix: QuantizedMatrix::of(codes).expect("8-bit codes"),
-        parts: [part(input); MAX_PARTS],
-        report: std::ptr::null_mut(),
-        part_count: 1,
-        gated: 0,
-        per_tensor: 0,
-        input_dtype: input.dtype as u32,
-    };
-    executor.check_launch(nvb_cuda_quantize(&params, &executor.launch_on(stream)), "quantizing activations")
 }

@@ -469,8 +469,16 @@ fn linear_of_codes() {
     let mut cases = Vec::new();
     for (i, kind) in kinds().into_iter().enumerate() {
         for (j, encoding) in ENCODINGS.into_iter().enumerate() {
-            let shapes =
-                [(1, 1, 1), (0, 16, 64), (1, 64, 256), (5, 33, 77), (64, 48, 64), (70, 33, 250), (200, 128, 256)];
+            let shapes = [
+                (1, 1, 1),
+                (0, 16, 64),
+                (1, 64, 256),
+                (5, 33, 77),
+                (64, 48, 64),
+                (70, 33, 250),
+                (200, 128, 256),
+                (600, 16, 600),
+            ];
             for (l, (m, n, k)) in shapes.into_iter().enumerate() {
                 for place in PLACES {
                     // A single sum may cancel, and no norm of others hides that.
