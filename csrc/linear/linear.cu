@@ -50,6 +50,22 @@ cudaError_t launch_gemv(Params p, Launch launch) {
   return launch_linear_gemv<float>(p, launch);
 }
 
+bool ring_can(Params p, Launch launch) {
+  return launch.capability >= 90 && p.m == 1 && fits_tensor_cores(p, launch) && linear_gemv_ring_takes(p, launch);
+}
+
+// Measured from 1536 x 1152 to 3840 x 15360. The bytes in flight shrink with rows shorter than a slot; of larger
+// weights linear_gemv reads as fast or faster.
+bool fits_ring(Params p, Launch launch) {
+  constexpr int64_t kMost = int64_t{1} << 26;  // elements
+  return ring_can(p, launch) && p.k >= 1024 && p.n * p.k <= kMost;
+}
+
+cudaError_t launch_ring(Params p, Launch launch) {
+  return p.weight_dtype == NVB_F16 ? launch_linear_gemv_ring<__half>(p, launch)
+                                   : launch_linear_gemv_ring<__nv_bfloat16>(p, launch);
+}
+
 cudaError_t launch_skinny(Params p, Launch launch) {
   return p.weight_dtype == NVB_F16 ? launch_linear_skinny<__half>(p, launch)
                                    : launch_linear_skinny<__nv_bfloat16>(p, launch);
@@ -72,6 +88,7 @@ bool never(Params, Launch) {
 constexpr Kernel kKernels[] = {
     {"linear_skinny", [](Params p, Launch l) { return p.m >= 3 && p.m <= 8 && fits_tensor_cores(p, l); }, launch_skinny,
      [](Params p, Launch l) { return p.m <= 8 && fits_tensor_cores(p, l); }},
+    {"linear_gemv_ring", fits_ring, launch_ring, ring_can},
     {"linear_gemv", [](Params p, Launch) { return p.m <= 8 && rows_are_aligned(p); }, launch_gemv},
     {"linear_gemv_unaligned", [](Params p, Launch) { return p.m <= 8; }, launch_gemv},
     {"linear_mma_16x32", [](Params p, Launch l) { return p.m <= 16 && fits_tensor_cores(p, l); },

@@ -10,6 +10,11 @@ template <typename Weight>
 cudaError_t launch_linear_gemv(const nvb_linear_params& params, const nvb_launch& launch);
 bool linear_gemv_is_aligned(const nvb_linear_params& params);
 
+// linear_gemv_ring.cu: m = 1, compute capability 9.0; x and W of dtype T, aligned; what linear_gemv_ring_takes.
+template <typename T>
+cudaError_t launch_linear_gemv_ring(const nvb_linear_params& params, const nvb_launch& launch);
+bool linear_gemv_ring_takes(const nvb_linear_params& params, const nvb_launch& launch);
+
 // linear_skinny.cuh: 1 ≤ m ≤ 8 on tensor cores; x and W of dtype T, aligned.
 template <typename T>
 cudaError_t launch_linear_skinny(const nvb_linear_params& params, const nvb_launch& launch);

@@ -2,6 +2,7 @@
 // of W, x into registers, finished sums to y.
 #pragma once
 
+#include "../common/bulk_copy.cuh"
 #include "../common/cluster.cuh"
 #include "linear_epilogue.cuh"
 #include "linear_quantized_special.cuh"
@@ -17,12 +18,6 @@ __device__ __forceinline__ void bulk_copy_input(void* shared, const void* global
                    shared_address(shared)),
                "l"(global), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
-#endif
-}
-// Orders what the grids before have written before this thread's bulk copies.
-__device__ __forceinline__ void order_bulk_copies() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async;" ::: "memory");
 #endif
 }
 
@@ -124,19 +119,6 @@ __device__ __forceinline__ void sum_groups(float factor, const uint32_t (&x)[Chu
       sums[(quad * Tiles + tile) * 32] = make_uint2(leading, __float_as_uint(own - __uint_as_float(leading)));
     }
   }
-}
-
-// A bulk copy of bytes that are read once, completed on the barrier; addresses and size are multiples of 16.
-__device__ __forceinline__ void bulk_copy_once(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
-#if __CUDA_ARCH__ >= 900
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-          "r"(shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-      : "memory");
-#endif
 }
 
 // A warp's chunks of x as second operands of mma; 0 past `count` chunks. `x` is at the first of them.

@@ -54,6 +54,12 @@ pub const KERNELS: &[Kernel] = &[
         "Tensor cores for few tokens; the weight goes from memory to registers.",
     ),
     float(
+        "linear_gemv_ring",
+        HALVES,
+        Limits { capability: 90, rows: 1, ..VECTORS },
+        "From compute capability 9.0 on: one token, K up to 20,480; bulk copies stream the weight through shared memory.",
+    ),
+    float(
         "linear_gemv",
         FLOATS,
         Limits { rows: 8, depth_multiple: 4, alignment: 16, ..Limits::NONE },

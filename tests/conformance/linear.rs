@@ -227,6 +227,34 @@ fn sizes() {
     check("linear", &cases, test);
 }
 
+/// One row against a weight with long rows, which a GPU may share out in one wave: rows in one part and in up to sixteen,
+/// the last of them shorter, a block with several rows for each warp or with none, and what is too long for that.
+#[test]
+fn one_row_and_a_long_k() {
+    let mut cases = Vec::new();
+    for (dtype, other) in [(DType::Bf16, DType::F16), (DType::F16, DType::Bf16)] {
+        let case = Case { m: 1, input: dtype, weight: dtype, output: dtype, ..CASE };
+        for (n, k) in [(1, 1024), (5, 1288), (133, 2056), (301, 1280), (60, 10_248), (9, 20_480), (9, 20_488)] {
+            for layout in [PLAIN, PITCHED, UNALIGNED] {
+                let case = Case { n, k, layout, ..case };
+                cases.push(Case { borrowed: true, ..case });
+                cases.push(Case { output: DType::F32, bias: Some(DType::F32), residual: Residual::Output, ..case });
+                cases.push(Case { residual: Residual::Apart(other), activation: Activation::GeluTanh, ..case });
+                cases.push(Case { gated: true, activation: Activation::Silu, bias: Some(dtype), ..case });
+            }
+        }
+        for special in [f64::NAN, f64::INFINITY] {
+            cases.push(Case { n: 133, k: 2056, special: Some(special), ..case });
+        }
+        // Several rows for each warp, so that what it reads into comes round.
+        let many = if dtype == DType::Bf16 { [(4801, 1032), (1000, 10_248)] } else { [(1335, 5128), (2101, 2560)] };
+        for (n, k) in many {
+            cases.push(Case { n, k, bias: Some(dtype), ..case });
+        }
+    }
+    check("linear", &cases, test);
+}
+
 #[test]
 fn magnitudes() {
     let mut cases = Vec::new();
