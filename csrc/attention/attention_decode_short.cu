@@ -328,10 +328,12 @@ bool decode_short_plan(const nvb_attention_decode_params& p, const nvb_launch& l
   const int64_t visible = std::max(p.window > 0 ? std::min(p.window, p.max_kv_length) : p.max_kv_length, 1);
   const int pass = with_short_tile(p.head_dim, plan.heads_per_chunk, [](auto tile) { return decltype(tile)::kPass; });
   const int64_t passes = (visible + pass - 1) / pass;
-  const int most = launch.capability >= 90 ? kMaxBlocks : 1;
-  plan.blocks = static_cast<int>(std::min<int64_t>(passes, most));
-  return passes <= kMaxPasses * most &&
-         static_cast<int64_t>(p.sequences) * p.kv_heads * plan.chunks * plan.blocks <= launch.multiprocessors;
+  // Clusters that follow one another take longer than blocks with a pass more: 32 sequences of 100 keys and 4 heads of
+  // 256 columns 9.2 µs on an H200, and 7.3 with a block alone.
+  const int64_t clusters = std::max<int64_t>(static_cast<int64_t>(p.sequences) * p.kv_heads * plan.chunks, 1);
+  const int64_t most = std::min<int64_t>(launch.capability >= 90 ? kMaxBlocks : 1, launch.multiprocessors / clusters);
+  plan.blocks = static_cast<int>(std::min(passes, most));
+  return passes <= kMaxPasses * most;
 }
 
 cudaError_t launch_decode_short(const DecodeArguments& arguments, const nvb_launch& launch) {

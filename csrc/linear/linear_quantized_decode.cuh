@@ -23,8 +23,9 @@ enum class DecodeKernel {
   kStream,
   kStream3,    // the same with rings of three stages: FP8 of up to 8 tokens, whose decoding a short ring does not cover
   kRegisters,  // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
-  kRegisters4,  // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
-  kStationary,  // Int4
+  kRegisters4,         // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
+  kStationary,         // Int4 without offsets
+  kStationaryOffsets,  // Int4 with offsets
 };
 
 struct DecodeChoice {
@@ -32,16 +33,21 @@ struct DecodeChoice {
   int from, below;      // blocks of 16 rows
   int k_from, k_below;  // in chunks of 64
   DecodeKernel kernel;
-  int cluster_shift, warps, warps_k, blocks_per_sm;  // of kStationary the first and the last
+  int cluster_shift, warps, warps_k, blocks_per_sm;  // of a stationary kernel the first and the last
+  int groups = 1;                                    // of warps, of a stationary kernel
 };
 constexpr int kAny = 1 << 30;
 
 // The first choice that takes the shape and fits shared memory is taken; the last ones take everything.
 constexpr DecodeChoice kInt4Choices[] = {
     {8, 0, 265, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
-    {8, 880, 1500, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 1},
+    {4, 880, 1500, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 1},
+    {8, 880, 1500, 41, 65, DecodeKernel::kStationary, 1, 0, 0, 1, 2},
     {8, 1500, kAny, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 2},
     {8, 1500, kAny, 65, 129, DecodeKernel::kStationary, 1, 0, 0, 2},
+    {8, 880, 1500, 41, 65, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1, 2},
+    {8, 1500, kAny, 41, 65, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2},
+    {8, 1500, kAny, 65, 129, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2},
     {4, 400, 925, 0, kAny, DecodeKernel::kRegisters4, 0, 0, 0, 0},
     {4, 1500, kAny, 0, kAny, DecodeKernel::kRegisters4, 0, 0, 0, 0},
     {8, 0, 400, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
@@ -52,6 +58,9 @@ constexpr DecodeChoice kInt4Choices[] = {
     {16, 800, 1200, 41, 65, DecodeKernel::kStationary, 1, 0, 0, 2},
     {16, 1200, kAny, 33, 65, DecodeKernel::kStationary, 0, 0, 0, 1},
     {16, 1500, kAny, 65, 129, DecodeKernel::kStationary, 1, 0, 0, 1},
+    {16, 160, kAny, 32, 65, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1, 2},
+    {16, 400, kAny, 65, 129, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1},
+    {16, 120, 400, 128, 257, DecodeKernel::kStationaryOffsets, 2, 0, 0, 1},
     {16, 0, 200, 0, 64, DecodeKernel::kStream, 2, 12, 4, 2},
     {16, 200, 400, 0, 64, DecodeKernel::kStream, 1, 12, 4, 2},
     {16, 0, 400, 64, 128, DecodeKernel::kStream, 3, 12, 4, 2},
@@ -159,11 +168,12 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       }
       continue;
     }
-    if (choice->kernel == DecodeKernel::kStationary) {
+    if (choice->kernel == DecodeKernel::kStationary || choice->kernel == DecodeKernel::kStationaryOffsets) {
       if constexpr (kInt4) {
+        if (Weight::kOffsets != (choice->kernel == DecodeKernel::kStationaryOffsets)) continue;
         const auto fits = [&](auto group) {
-          return make_stationary_plan<group(), Weight::kOffsets, Tiles>(params, launch, choice->cluster_shift, 1,
-                                                                        choice->blocks_per_sm, stationary);
+          return make_stationary_plan<group(), Weight::kOffsets, Tiles>(
+              params, launch, choice->cluster_shift, choice->groups, choice->blocks_per_sm, stationary);
         };
         const auto run = [&](auto group) {
           return launch_plan(linear_quantized_stationary<group(), Weight::kOffsets, T, Tiles>, params, launch,

@@ -88,11 +88,11 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (
 #endif
 }
 
-// The sums of x over each group, times `factor`, as second operands of mma m16n8k8: k = t is the leading part of group
-// 4 quad + t, k = t + 4 the rest. Summed by the tensor cores as well: rows of ones times x. A lane stores its own at
-// `sums`[(quad Tiles + tile) 32].
+// The sums of x over each group as second operands of mma m16n8k8: k = t is the leading part of group 4 quad + t,
+// k = t + 4 the rest. Summed by the tensor cores as well: rows of ones times x. A lane stores its own at `sums`[(quad
+// Tiles + tile) 32].
 template <typename T, int GroupK, int Quads, int Chunks, int Tiles>
-__device__ __forceinline__ void sum_groups(float factor, const uint32_t (&x)[Chunks][Tiles][4][2], uint2* sums) {
+__device__ __forceinline__ void sum_groups(const uint32_t (&x)[Chunks][Tiles][4][2], uint2* sums) {
   constexpr int kInstructions = GroupK / 16;  // of a group
   const uint32_t ones[4] = {kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>};
   const int lane = threadIdx.x % 32;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void sum_groups(float factor, const uint32_t (&x)[Chu
         const float odd = __shfl_sync(0xffffffffu, sum[1], lane / 8);
         if (lane % 4 == i) own = lane & 4 ? odd : even;
       }
-      own = own / RawInt4<T>::kInputFactor * factor;
+      own /= RawInt4<T>::kInputFactor;
       const uint32_t leading = __float_as_uint(own) & 0xffffe000u;
       sums[(quad * Tiles + tile) * 32] = make_uint2(leading, __float_as_uint(own - __uint_as_float(leading)));
     }
@@ -125,7 +125,7 @@ __device__ __forceinline__ void sum_groups(float factor, const uint32_t (&x)[Chu
 // Up to 8 tokens: straight from global memory, which takes no barrier. Tokens past the end repeat the last one, whose
 // sums are dropped.
 template <typename T, int Chunks>
-__device__ __forceinline__ void load_stationary(const T* input, int64_t stride, int m, int count,
+__device__ __forceinline__ void load_stationary(const T* input, int64_t stride, int m, int count, char*,
                                                 uint32_t (&x)[Chunks][1][4][2]) {
   const int lane = threadIdx.x % 32;
   const T* const token = input + min(lane / 4, m - 1) * stride + lane % 4 * 4;
@@ -140,11 +140,51 @@ __device__ __forceinline__ void load_stationary(const T* input, int64_t stride, 
   }
 }
 
-// Up to 16 tokens: the eight rows of a load would be eight lines, which is what more tokens wait for, so they pass
-// through shared memory. `x` is at the first chunk there.
+// Bytes of a token on its way through shared memory: half a warp reads four tokens from all banks.
 template <int Chunks>
-__device__ __forceinline__ void load_stationary(const char* x_shared, int pitch, int m, int count,
+inline constexpr int kTokenBytes = Chunks * 128 + 32;
+
+// Up to 16 tokens: the eight rows of a load would be eight lines, which is what more tokens wait for. Whole lines pass
+// through shared memory instead, four tokens at a time, in `scratch` of 4 kTokenBytes.
+template <typename T, int Chunks>
+__device__ __forceinline__ void load_stationary(const T* input, int64_t stride, int m, int count, char* scratch,
                                                 uint32_t (&x)[Chunks][2][4][2]) {
+  static_assert(Chunks == 4, "a lane copies 16 bytes of a token");
+  const int lane = threadIdx.x % 32;
+  uint4 raw[4][4];
+#pragma unroll
+  for (int batch = 0; batch < 4; ++batch) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = 4 * batch + i;
+      raw[batch][i] = make_uint4(0u, 0u, 0u, 0u);
+      if (token < m && lane < 8 * count) raw[batch][i] = load16(input + token * stride + lane * 8);
+    }
+  }
+#pragma unroll
+  for (int batch = 0; batch < 4; ++batch) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store16(scratch + i * kTokenBytes<Chunks> + lane * 16, raw[batch][i]);
+    __syncwarp();
+    if (lane / 16 == batch % 2) {
+      const char* const token = scratch + lane % 16 / 4 * kTokenBytes<Chunks> + lane % 4 * 8;
+#pragma unroll
+      for (int c = 0; c < Chunks; ++c) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint2 pair = *reinterpret_cast<const uint2*>(token + c * 128 + j * 32);
+          x[c][batch / 2][j][0] = pair.x, x[c][batch / 2][j][1] = pair.y;
+        }
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// The same from shared memory, where token t is at x_shared + t * pitch.
+template <int Chunks>
+__device__ __forceinline__ void load_shared_input(const char* x_shared, int pitch, int m, int count,
+                                                  uint32_t (&x)[Chunks][2][4][2]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
@@ -163,7 +203,7 @@ __device__ __forceinline__ void load_stationary(const char* x_shared, int pitch,
 
 // Finishes a lane's sums of a block of rows as mma leaves them. Lanes 4 apart hold neighbouring rows: they swap, so
 // that each has (gate, up) pairs of columns of one token. The whole warp calls it.
-template <typename T, bool Raw>
+template <typename T, bool Offsets>
 __device__ __forceinline__ void finish_fragment(const nvb_linear_quantized_params& p, const LinearEpilogue& epilogue,
                                                 int64_t row_block, int tile, const float (&sums)[4]) {
   const int lane = threadIdx.x % 32;
@@ -181,9 +221,9 @@ __device__ __forceinline__ void finish_fragment(const nvb_linear_quantized_param
     if (column >= p.n) continue;
     const float own = odd ? sums[2 * half + 1] : sums[2 * half];
     constexpr float kRawFactors[2] = {RawInt4<T>::kLowFactor, RawInt4<T>::kHighFactor};
-    const float factor = Raw ? kRawFactors[half] : Int4Decoder<T>::kFactor;
+    const float factor = Offsets ? kRawFactors[half] : Int4Decoder<T>::kFactor;
     float pair[2] = {(odd ? others[half] : own) * factor, (odd ? own : others[half]) * factor};
-    repair_sums<Raw, T>(p, token, column, pair);
+    repair_sums<Offsets, T>(p, token, column, pair);
     float bias[2];
     load_bias(epilogue, column, bias);
     store_columns(epilogue, token, column, pair, bias);

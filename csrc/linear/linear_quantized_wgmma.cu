@@ -17,12 +17,13 @@ int64_t stages(const nvb_linear_quantized_params& params) {
 }
 
 // The division with the least time by a model fitted to an H200, in units of 1/8 µs: a stage takes 1/4 µs for each 64
-// rows, a block 2 µs and 3/8 µs for each 64 rows besides its stages, a block of a cluster 1/2 µs and 1/8 µs for each
-// block to meet the others. Clusters leave some multiprocessors of a GPC over: past 85 % of all they wait for a second
-// wave.
+// rows, and 1/4 µs more for the sums of 64 tokens in groups of 32; a block takes 2 µs and 3/8 µs for each 64 rows
+// besides its stages, a block of a cluster 1/2 µs and 1/8 µs for each block to meet the others. Clusters leave some
+// multiprocessors of a GPC over: past 85 % of all they wait for a second wave.
 WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   WgmmaPlan best = {params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64, 2, 1};
   const int64_t multiprocessors = std::max(launch.multiprocessors, 1) * (best.tokens == 16 ? 2 : 1);
+  const int64_t scaling = best.tokens == 64 && params.encoding == NVB_INT4 && params.group == 32 ? 2 : 0;
   int64_t best_cost = INT64_MAX;
   for (int warpgroups = 2; warpgroups <= 4; ++warpgroups) {
     if (warpgroups == 3 && best.tokens != 64) continue;
@@ -33,7 +34,8 @@ WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launc
       const int64_t room = std::max<int64_t>(splits == 1 ? multiprocessors : multiprocessors * 85 / 100, 1);
       const int64_t waves = (tiles * splits + room - 1) / room;
       const int64_t steps = (stages(params) + splits - 1) / splits;
-      const int64_t cost = waves * (2 * steps * warpgroups + 16 + 3 * warpgroups) + (splits == 1 ? 0 : 4 + splits);
+      const int64_t cost =
+          waves * (steps * (2 * warpgroups + scaling) + 16 + 3 * warpgroups) + (splits == 1 ? 0 : 4 + splits);
       if (cost < best_cost) {
         best_cost = cost;
         best.warpgroups = warpgroups;

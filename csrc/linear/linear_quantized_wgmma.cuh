@@ -6,6 +6,10 @@
 // piece of W while the tensor cores multiply the piece before. Group scales meet f32 sums: a group's product starts
 // from zero and is added to the total with its scale.
 //
+// Memory serves requests in turn, and nothing starts without x, which waits for the grid before: so it is asked for
+// behind kEarlyStages of W and not behind a whole ring. On an H200 that takes 23.2 µs instead of 24.7 for 64 tokens and
+// 14336 x 4096 elements in FP8, 20.0 instead of 20.7 in Int4 with groups of 128.
+//
 // The blocks of a cluster share 64 * Warpgroups rows of W and divide k. Each finishes some of the tokens: the others
 // store their sums for these into its shared memory, where they are added in an order that depends on its rank alone.
 //
@@ -25,6 +29,8 @@
 
 namespace nvb {
 namespace quantized {
+
+constexpr int kEarlyStages = 2;  // of W before x
 
 // How the blocks of a cluster divide k and the tokens.
 struct WgmmaShare {
@@ -107,33 +113,31 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
       weights.copy(begin + step, ring + slot * Shape::kStageBytes + Input::kBytes);
       barrier_arrive_after_copies(full + slot);
     };
-    const auto copy_input = [&](int step) {
-      barrier_expect(full + slot, Input::kBytes);
-      bulk_copy(ring + slot * Shape::kStageBytes, inputs + static_cast<int64_t>(step) * Input::kBytes, Input::kBytes,
-                full + slot);
+    const auto copy_input = [&](int step, int target) {
+      barrier_expect(full + target, Input::kBytes);
+      bulk_copy(ring + target * Shape::kStageBytes, inputs + static_cast<int64_t>(step) * Input::kBytes, Input::kBytes,
+                full + target);
     };
     const auto advance = [&] {
       if (++slot == kStages) slot = 0, parity ^= 1;
     };
-    // One thread copies x. Its warp waits for x after its part of two stages of W, the others fill the ring with W.
+    // One thread copies x, at first for the whole ring; the barrier keeps the other warps' W behind it.
     const bool copies_input = threadIdx.x == Shape::kThreads - 1;
-    const int early = threadIdx.x >= Shape::kThreads - 32 ? min(2, steps) : 0;
+    const int early = min(kEarlyStages, steps);
     for (int step = 0; step < early; ++step) {
       copy_weights(step);
       advance();
     }
-    if (early > 0) {
-      wait_for_previous_grid();
-      if (copies_input) {
-        fence_before_bulk_copies();
-        for (slot = 0; slot < early; ++slot) copy_input(slot);
-      }
-      __syncwarp();
-      slot = early;
+    wait_for_previous_grid();
+    if (copies_input) {
+      fence_before_bulk_copies();
+      for (int step = 0; step < min(kStages, steps); ++step) copy_input(step, step);
     }
+    __syncwarp();
+    producer_barrier();
     for (int step = early; step < steps; ++step) {
       barrier_wait(empty + slot, parity);
-      if (copies_input) copy_input(step);
+      if (copies_input && step >= kStages) copy_input(step, slot);
       copy_weights(step);
       advance();
     }
@@ -330,40 +334,6 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
 #else
   __trap();  // a build without code for 9.0a
 #endif
-}
-
-template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
-cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const nvb_launch& launch, int splits) {
-  using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
-  const auto kernel = linear_quantized_wgmma<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
-  if (error != cudaSuccess) return error;
-  const int chunks = static_cast<int>((params.k + kStageK - 1) / kStageK * kStageChunks);
-  const int steps = chunks / kStageChunks;
-  const WgmmaShare share = {splits, (Tokens + splits - 1) / splits, steps / splits, steps % splits};
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = 1;
-  attributes[1].val.clusterDim.y = static_cast<unsigned>(splits);
-  attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>((chunks * 4 + 127) / 128), static_cast<unsigned>(params.m));
-  config.blockDim = 128;
-  config.stream = launch.stream;
-  config.attrs = attributes;
-  config.numAttrs = 1;
-  error = cudaLaunchKernelEx(&config, linear_quantized_arrange_input<Weight, T, Tokens>, params,
-                             static_cast<char*>(params.workspace), chunks);
-  if (error != cudaSuccess) return error;
-  config.gridDim = dim3(static_cast<unsigned>((params.n + Shape::kRows - 1) / Shape::kRows),
-                        static_cast<unsigned>(splits), static_cast<unsigned>((params.m + Tokens - 1) / Tokens));
-  config.blockDim = Shape::kThreads;
-  config.dynamicSmemBytes = Shape::kSharedBytes;
-  config.numAttrs = splits > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n),
-                            static_cast<const char*>(params.workspace), share);
 }
 
 }  // namespace quantized

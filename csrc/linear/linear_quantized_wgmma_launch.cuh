@@ -8,6 +8,40 @@
 namespace nvb {
 namespace quantized {
 
+template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
+cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const nvb_launch& launch, int splits) {
+  using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
+  const auto kernel = linear_quantized_wgmma<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  const int chunks = static_cast<int>((params.k + kStageK - 1) / kStageK * kStageChunks);
+  const int steps = chunks / kStageChunks;
+  const WgmmaShare share = {splits, (Tokens + splits - 1) / splits, steps / splits, steps % splits};
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = 1;
+  attributes[1].val.clusterDim.y = static_cast<unsigned>(splits);
+  attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>((chunks * 4 + 127) / 128), static_cast<unsigned>(params.m));
+  config.blockDim = 128;
+  config.stream = launch.stream;
+  config.attrs = attributes;
+  config.numAttrs = 1;
+  error = cudaLaunchKernelEx(&config, linear_quantized_arrange_input<Weight, T, Tokens>, params,
+                             static_cast<char*>(params.workspace), chunks);
+  if (error != cudaSuccess) return error;
+  config.gridDim = dim3(static_cast<unsigned>((params.n + Shape::kRows - 1) / Shape::kRows),
+                        static_cast<unsigned>(splits), static_cast<unsigned>((params.m + Tokens - 1) / Tokens));
+  config.blockDim = Shape::kThreads;
+  config.dynamicSmemBytes = Shape::kSharedBytes;
+  config.numAttrs = splits > 1 ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n),
+                            static_cast<const char*>(params.workspace), share);
+}
+
 template <typename Weight, int GroupK, typename T>
 cudaError_t launch_wgmma_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch,
                               const WgmmaPlan& plan) {

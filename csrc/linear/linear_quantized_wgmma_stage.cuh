@@ -16,6 +16,11 @@ constexpr int kStageChunks = 2;
 constexpr int kStageK = kStageChunks * kChunk;
 constexpr int kProducers = 128;
 
+// A barrier for the producers alone.
+__device__ __forceinline__ void producer_barrier() {
+  asm volatile("bar.sync 2, %0;" ::"n"(kProducers) : "memory");
+}
+
 __device__ __forceinline__ void copy4(uint32_t shared, const void* global, bool valid) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid ? 4 : 0)

@@ -134,6 +134,11 @@ fn lengths_and_windows() {
         let positions = (0..batch).map(|i| i * 37 % 200).collect();
         cases.push(Case { positions, heads: (2, 1), dim: 32, headroom: Some(3), ..case() });
     }
+    // More blocks than a GPU runs at once if each took its keys in one pass, or even without dividing them.
+    for (batch, keys) in [(70, 120), (40, 300), (140, 70)] {
+        let positions = (0..batch).map(|i| i * 37 % keys).collect();
+        cases.push(Case { positions, heads: (2, 1), dim: 200, headroom: Some(0), ..case() });
+    }
     cases.push(Case { positions: vec![9000, 20], heads: (4, 2), dim: 16, ..case() });
     check("attention_decode", &variants(&cases), test);
 }

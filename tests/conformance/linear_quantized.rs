@@ -149,11 +149,30 @@ fn long_and_wide_weights() {
     let shapes = [(48, 10240), (4400, 192), (6600, 128), (16500, 64)];
     let mut cases = Vec::new();
     for (i, format) in formats().into_iter().filter(|format| !format.clipping).enumerate() {
-        for (j, m) in [3, 8, 13].into_iter().enumerate() {
+        for (j, m) in [3, 8, 13, 40].into_iter().enumerate() {
             let (n, k) = shapes[(i + j) % shapes.len()];
             let input = [DType::Bf16, DType::F16][j % 2];
             let (output, activation, layout) = (DType::F32, Activation::None, PLAIN);
             let (bias, gated, special) = (i % 2 == 0, j == 1, None);
+            cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
+        }
+    }
+    check("quantised linear", &cases, test);
+}
+
+/// Int4 weights that are large enough for kernels whose blocks keep x and let W pass by.
+#[test]
+fn large_int4_weights() {
+    let shapes = [(9, 2570, 2048), (16, 3208, 2176), (12, 1930, 8256), (7, 14090, 2688)];
+    let mut cases = Vec::new();
+    for (i, (m, n, k)) in shapes.into_iter().enumerate() {
+        for (group, zero_points) in [(32, true), (128, true), (32, false), (128, false)] {
+            if (i != 1 && group == 128) || (i % 2 == 0 && !zero_points) {
+                continue; // the same again, or a kernel that small weights take too
+            }
+            let format = Format::new(Encoding::Int4, Granularity::Groups(group), zero_points, false).unwrap();
+            let (input, output, activation) = ([DType::Bf16, DType::F16][i % 2], DType::F32, Activation::None);
+            let (bias, gated, layout, special) = (zero_points, false, PLAIN, None);
             cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
         }
     }
