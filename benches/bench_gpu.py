@@ -48,7 +48,7 @@ SECTIONS = {
 }
 QUICK_SECTIONS = SECTIONS | {
     "linear": lambda c: linear.linear(c, (1, 3, 65), [(130, 64)], c.dtype),
-    "linear_quantized": lambda c: linear_quantized.linear_quantized_gpu(c, (1, 3), [(130, 64)]),
+    "linear_quantized": lambda c: linear_quantized.linear_quantized_gpu(c, (1, 3), [(144, 64)]),
     "linear_large": lambda c: linear_large.linear_large(c, ((200, 256, 128),), ((200, 192, 64),)),
     "grouped_linear": lambda c: grouped_linear.grouped_linear(c, (1, 3), [(4, 32, 64)], ("bf16", "int8", "int4")),
     "rms_norm": lambda c: rms_norm.rms_norm(c, TOKENS[:2], [(70, 48)]),

@@ -209,11 +209,11 @@ class Backend(Handle):
         pointer = self.create("nvb_backend_get_memory_manager", self.pointer, c_uint32(0))
         return Handle(pointer, self.library.nvb_memory_manager_destroy, (self,))
 
-    def weight(self, *parts, gated=False, format=None, group_size=0):
+    def weight(self, *parts, gated=False, format=None, group_size=0, zero_points=False):
         """A weight of [N, K] tensors, copied or quantised to `format`; `gated`: (gate, up)."""
         views = (Tensor * len(parts))(*map(tensor, parts))
         desc = WeightDesc(parts=views, part_count=len(parts), arrangement=GATED if gated else STACKED, source=SOURCE_DEVICE,
-                          format=FORMATS[format], group_size=group_size)
+                          format=FORMATS[format], group_size=group_size, zero_points=zero_points)
         return self.child("nvb_weight", "create", byref(desc), self.stream.pointer)
 
     def dequantize(self, weight, output):

@@ -18,8 +18,8 @@ BITS = {"int4": 4, "int8": 8, "fp8_e4m3": 8}
 PEER_DTYPE = torch.bfloat16
 
 
-def weight_bytes(n, k, name, group):
-    scales = n * 4 if group == 0 else n * (k // group) * 2
+def weight_bytes(n, k, name, group, zero_points=False):
+    scales = n * 4 if group == 0 else n * (k // group) * (4 if zero_points else 2)
     return n * k * BITS[name] // 8 + scales
 
 
@@ -40,14 +40,16 @@ def peer_of(name, weight, group):
     return None
 
 
-def linear_quantized_case(context, m, n, k, name, extra_peers=(), amounts=None, group=None):
-    """y = x · Wᵀ; `extra_peers` are further groups of peers, of other amounts. `group`: not the format's usual one."""
+def linear_quantized_case(context, m, n, k, name, extra_peers=(), amounts=None, group=None, zero_points=False):
+    """y = x · Wᵀ; `extra_peers` are further groups of peers, of other amounts. `group`: not the format's usual one. `zero_points`:
+    on a GPU alone, where the peer has BF16 weights.
+    """
     on_gpu = context.device.type == "cuda"
     size = GROUPS[name] if group is None else group
-    amount = weight_bytes(n, k, name, size)
+    amount = weight_bytes(n, k, name, size, zero_points)
     rotation = context.rotation(amount)
     weights = [context.randn(n, k, dtype=torch.bfloat16) for _ in range(rotation)]
-    handles = [context.backend.weight(weight, format=name, group_size=size) for weight in weights]
+    handles = [context.backend.weight(weight, format=name, group_size=size, zero_points=zero_points) for weight in weights]
     peers = [] if on_gpu else [peer_of(name, weight, size) for weight in weights]
     if not on_gpu:
         del weights
@@ -66,7 +68,7 @@ def linear_quantized_case(context, m, n, k, name, extra_peers=(), amounts=None, 
         groups = [{"PyTorch F.linear, BF16 weights": lambda i: F.linear(x_of_peer, weights[i])}]
     else:
         groups = [{f"PyTorch {name} product": lambda i: peers[i](x_of_peer)}] if peers[0] else []
-    of_group = "" if group is None else f" group={group}"
+    of_group = ("" if group is None else f" group={group}") + (" zero points" if zero_points else "")
     return Case(
         f"linear {name}", f"m={m} n={n} k={k}{of_group}", "µs" if on_gpu else "GB/s", ours=lambda i: calls[i](), peers=[*groups, *extra_peers],
         check=lambda i: error_of(output, lambda r, c: reference(r, c, i), rows, columns),
@@ -85,10 +87,11 @@ def linear_quantized(context, rows, shapes, names, reader, read_bytes):
 
 
 def linear_quantized_gpu(context, rows, shapes):
-    """All `shapes` (n, k) with all numbers of rows, INT4 in groups of 32 and of 128."""
+    """All `shapes` (n, k) with all numbers of rows, INT4 in groups of 32, also with zero points, and of 128."""
     for n, k in shapes:
         for m in rows:
             for name in GROUPS:
                 yield partial(linear_quantized_case, context, m, n, k, name)
+            yield partial(linear_quantized_case, context, m, n, k, "int4", zero_points=True)
             if k % 128 == 0:
                 yield partial(linear_quantized_case, context, m, n, k, "int4", group=128)
