@@ -22,18 +22,37 @@ __device__ __forceinline__ float quick_inverse(float x) {
   return result;
 }
 
+constexpr float kLog2E = 1.4426950408889634f;
+
+// What GELU's tanh form divides x by.
+__device__ __forceinline__ float gelu_denominator(float x) {
+  constexpr float kFirst = -2.0f * kLog2E * 0.7978845608028654f, kThird = kFirst * 0.044715f;
+  return 1.0f + quick_exp2(x * fmaf(kThird * x, x, kFirst));
+}
+
 // The functions of activation.cuh.
 template <uint32_t Activation>
 __device__ __forceinline__ float quick_activate(float x) {
-  constexpr float kLog2E = 1.4426950408889634f;
   if constexpr (Activation == NVB_GELU_TANH) {
-    constexpr float kFirst = -2.0f * kLog2E * 0.7978845608028654f, kThird = kFirst * 0.044715f;
-    return x * quick_inverse(1.0f + quick_exp2(x * fmaf(kThird * x, x, kFirst)));
+    return x * quick_inverse(gelu_denominator(x));
   } else if constexpr (Activation == NVB_SILU) {
     return x * quick_inverse(1.0f + quick_exp2(-kLog2E * x));
   } else {
     return x;
   }
+}
+
+// GELU of both with one reciprocal: 1 / a = b / (a b). False, with results not to be used, if the product of the
+// denominators is 2^125 or more, infinite or NaN: that of one x alone is so from about -10 down, at -infinity (where
+// the formula is -infinity times 0, NaN) and for NaN, and would spoil the other result. Otherwise each is off by two
+// more roundings at most: denominators are at least 1, so that the product, its reciprocal (2^-125 or more, a normal
+// number) and 1 / a itself neither overflow nor underflow. At +infinity the denominator is 1.
+__device__ __forceinline__ bool gelu_both(float& first, float& second) {
+  const float a = gelu_denominator(first), b = gelu_denominator(second), product = a * b;
+  const float inverse = quick_inverse(product);
+  first *= inverse * b;
+  second *= inverse * a;
+  return product < 0x1p125f;
 }
 
 // The columns of a tile that a thread fetches bias and scales for while the products run.
@@ -125,6 +144,20 @@ __device__ __forceinline__ void finish_warp(const Arguments& arguments, const Su
       if (row < arguments.m) row_scales[i] = arguments.row_scales[row];
     }
   }
+  // Two neighbouring columns of rows group and group + 8, with scales and bias.
+  const auto load_pairs = [&](int chunk, int j, float2(&pairs)[2]) {
+    const int column = chunk * kPartColumns * kSources + 8 * j + 2 * quad;
+    const int at = (chunk * kPartColumns * kSources / 8 + j) * 4;
+    const float2 added = *reinterpret_cast<const float2*>(bias + column);
+    float2 factors = make_float2(1.0f, 1.0f);
+    if constexpr (Scaled) factors = *reinterpret_cast<const float2*>(scales + column);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float first = static_cast<float>(sums[at + 2 * i]), second = static_cast<float>(sums[at + 2 * i + 1]);
+      if constexpr (Scaled) first *= row_scales[i] * factors.x, second *= row_scales[i] * factors.y;
+      pairs[i] = make_float2(first + added.x, second + added.y);
+    }
+  };
 #pragma unroll
   for (int chunk = 0; chunk < kColumns / (kPartColumns * kSources); ++chunk) {
     if (first_result + chunk * kPartColumns >= columns) break;
@@ -133,27 +166,50 @@ __device__ __forceinline__ void finish_warp(const Arguments& arguments, const Su
       static_assert(!Gated, "a pair of sums is a pair of results");
       load_residual(arguments, first_row + group, first_column + chunk * kPartColumns + 2 * quad, residual);
     }
+    if constexpr (Gated && Activation == NVB_GELU_TANH) {
+      bool done[2] = {true, true};
 #pragma unroll
-    for (int j = 0; j < kPartColumns * kSources / 8; ++j) {
-      const int column = chunk * kPartColumns * kSources + 8 * j + 2 * quad;
-      const int at = (chunk * kPartColumns * kSources / 8 + j) * 4;
-      const float2 added = *reinterpret_cast<const float2*>(bias + column);
-      float2 factors = make_float2(1.0f, 1.0f);
-      if constexpr (Scaled) factors = *reinterpret_cast<const float2*>(scales + column);
+      for (int j = 0; j < kPartColumns * kSources / 8; j += 2) {
+        float2 pairs[2], next[2];
+        load_pairs(chunk, j, pairs);
+        load_pairs(chunk, j + 1, next);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          uint16_t* const row = part + (group + 8 * i) * kPartPitch;
+          if (!gelu_both(pairs[i].x, next[i].x)) done[i] = false;
+          row[4 * j + quad] = static_cast<uint16_t>(round_pair(dtype, pairs[i].x * pairs[i].y, 0.0f));
+          row[4 * (j + 1) + quad] = static_cast<uint16_t>(round_pair(dtype, next[i].x * next[i].y, 0.0f));
+        }
+      }
+      // One by one where that does not do, whatever the other row holds: a row does not depend on its neighbours.
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float first = static_cast<float>(sums[at + 2 * i]), second = static_cast<float>(sums[at + 2 * i + 1]);
-        if constexpr (Scaled) first *= row_scales[i] * factors.x, second *= row_scales[i] * factors.y;
-        first = quick_activate<Activation>(first + added.x);
-        second += added.y;
-        uint16_t* const row = part + (group + 8 * i) * kPartPitch;
-        if constexpr (Gated) {
-          row[4 * j + quad] = static_cast<uint16_t>(round_pair(dtype, first * second, 0.0f));
-        } else {
-          second = quick_activate<Activation>(second);
-          if constexpr (Residual) first += residual[j][i][0], second += residual[j][i][1];
-          const uint32_t pair = round_pair(dtype, first, second);
-          *reinterpret_cast<uint32_t*>(row + 8 * j + 2 * quad) = pair;
+        if (done[i]) continue;
+#pragma unroll
+        for (int j = 0; j < kPartColumns * kSources / 8; ++j) {
+          float2 pairs[2];
+          load_pairs(chunk, j, pairs);
+          const float result = quick_activate<Activation>(pairs[i].x) * pairs[i].y;
+          part[(group + 8 * i) * kPartPitch + 4 * j + quad] = static_cast<uint16_t>(round_pair(dtype, result, 0.0f));
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPartColumns * kSources / 8; ++j) {
+        float2 pairs[2];
+        load_pairs(chunk, j, pairs);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float first = quick_activate<Activation>(pairs[i].x), second = pairs[i].y;
+          uint16_t* const row = part + (group + 8 * i) * kPartPitch;
+          if constexpr (Gated) {
+            row[4 * j + quad] = static_cast<uint16_t>(round_pair(dtype, first * second, 0.0f));
+          } else {
+            second = quick_activate<Activation>(second);
+            if constexpr (Residual) first += residual[j][i][0], second += residual[j][i][1];
+            const uint32_t pair = round_pair(dtype, first, second);
+            *reinterpret_cast<uint32_t*>(row + 8 * j + 2 * quad) = pair;
+          }
         }
       }
     }

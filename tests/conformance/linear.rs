@@ -270,6 +270,23 @@ fn magnitudes() {
             }
         }
     }
+    // Gates on both sides of where GELU needs a division of its own, and next to those that have no value.
+    for dtype in [DType::Bf16, DType::F16] {
+        for activation in [Activation::GeluTanh, Activation::Silu] {
+            let case = Case { m: 257, n: 131, k: 72, input: dtype, weight: dtype, gated: true, activation, ..CASE };
+            for magnitude in [1e-6, 1.0, 4.0, 8.0, 100.0] {
+                cases.push(Case { output: dtype, magnitude, ..case });
+            }
+            for special in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+                cases.push(Case { output: dtype, special: Some(special), ..case });
+            }
+        }
+    }
+    for magnitude in [1e6, 1e15, 1e25] {
+        let (dtype, activation) = (DType::Bf16, Activation::GeluTanh);
+        let case = Case { m: 192, n: 128, input: dtype, weight: dtype, output: dtype, gated: true, activation, ..CASE };
+        cases.push(Case { magnitude, ..case });
+    }
     for m in [2, 30] {
         cases.push(Case { m, input: DType::F16, weight: DType::F16, output: DType::F16, magnitude: 1e4, ..CASE });
     }

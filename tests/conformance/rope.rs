@@ -298,19 +298,53 @@ fn append() {
     check("rope with append", &cases, test);
 }
 
+/// Numbers of tokens around the one from which a block of 132 multiprocessors takes two (16-bit vectors, one block of
+/// heads): one less, that one, odd, and the next, even.
+const MANY: [usize; 3] = [4222, 4223, 4224];
+
+#[test]
+fn many_tokens() {
+    let mut cases = Vec::new();
+    for dtype in [DType::Bf16, DType::F16] {
+        let norm = Some(DType::Bf16);
+        let many = Case { query_heads: 2, kv_heads: 1, dim: 16, rotary: Some(16), dtype, top: 1500, ..CASE };
+        for tokens in MANY {
+            let case = Case { tokens, ..many };
+            cases.push(Case { output: dtype, in_place: true, fused: true, ..case });
+            cases.push(Case { output: DType::F32, norm, offset: 1.0, query_scale: 0.25, layout: PITCHED, ..case });
+            cases.push(Case { output: dtype, norm, offset: 1.0, fused: true, cache: Some(dtype), ..case });
+            cases.push(Case { rotary: None, cache: Some(dtype), ..case });
+        }
+        // Heads of which some pass through, of which a cache keeps F32, without vectors, and in two blocks.
+        let case = Case { tokens: 4223, output: dtype, norm: Some(DType::F32), ..many };
+        cases.push(Case { dim: 24, in_place: true, ..case });
+        cases.push(Case { cache: Some(DType::F32), in_place: true, ..case });
+        cases.push(Case { layout: UNALIGNED, ..case });
+        cases.push(Case { tokens: 2113, query_heads: 60, kv_heads: 3, cache: Some(dtype), ..case });
+    }
+    cases.push(Case { tokens: 4223, top: 1500, kv_heads: 1, query_heads: 1, ..CASE });
+    check("rope of many tokens", &cases, test);
+}
+
 /// A token outside the cache: the CPU names it, a GPU leaves it out and stores the others.
 #[test]
 fn places_outside_the_cache() {
-    let cases = [(-1, 0), (8, 0), (i32::MAX, 0), (i32::MIN, 0), (3, -1), (3, 2), (3, i32::MAX)];
-    check("rope outside the cache", &cases, |run, &(position, slot)| {
-        let options = KvCacheOptions { layers: 1, slots: 2, kv_heads: 1, head_dim: 4, capacity: 8, dtype: DType::F32 };
+    let places = [(-1, 0), (8, 0), (i32::MAX, 0), (i32::MIN, 0), (3, -1), (3, 2), (3, i32::MAX)];
+    let mut cases = places.map(|(position, slot)| (2, DType::F32, 4, position, slot)).to_vec();
+    let places = [(-1, 0), (4229, 0), (3, -1), (3, 2)];
+    cases.extend(places.map(|(position, slot)| (MANY[1], DType::Bf16, 16, position, slot)));
+    check("rope outside the cache", &cases, |run, &(tokens, dtype, head_dim, position, slot)| {
+        let capacity = tokens + 6;
+        let options = KvCacheOptions { layers: 1, slots: 2, kv_heads: 1, head_dim, capacity, dtype };
         let cache = KvCache::new(run.device.backend.memory(), options, run.stream)?;
         let layer = cache.layer(0)?;
         run.poison(&layer)?;
-        let (key, keys) = run.normal(DType::F32, &[2, 1, 4], PLAIN, 1.0)?;
-        let (value, _) = run.normal(DType::F32, &[2, 1, 4], PLAIN, 1.0)?;
-        let positions = run.integers(&[position, 5])?;
-        let slots = run.integers(&[slot, 1])?;
+        let (key, keys) = run.normal(dtype, &[tokens, 1, head_dim], PLAIN, 1.0)?;
+        let (value, _) = run.normal(dtype, &[tokens, 1, head_dim], PLAIN, 1.0)?;
+        // All but the first in slot 1, from position 5 on.
+        let rest = tokens - 1;
+        let positions = run.integers(&[vec![position], (5..5 + rest as i32).collect()].concat())?;
+        let slots = run.integers(&[vec![slot], vec![1; rest]].concat())?;
         let op = Rope::new(RopeArguments {
             query: None,
             query_output: None,
@@ -328,13 +362,14 @@ fn places_outside_the_cache() {
         })?;
         let result = run.executor().rope(&op, run.stream.raw());
         if run.device.is_cpu() {
-            let (outside, limit) = if (0..8).contains(&position) { (slot, "2") } else { (position, "8") };
-            return expect_error(result, Status::InvalidArgument, &[&outside.to_string(), limit]);
+            let inside = (0..capacity as i32).contains(&position);
+            let (outside, limit) = if inside { (slot, 2) } else { (position, capacity) };
+            return expect_error(result, Status::InvalidArgument, &[&outside.to_string(), &limit.to_string()]);
         }
         result?;
         let stored = run.read(&cache_tensor(&layer, layer.key))?;
         let mut expected = vec![f64::NAN; stored.len()];
-        expected[(8 + 5) * 4..][..4].copy_from_slice(&keys[4..]);
-        compare(DType::F32, &stored, &expected, bound(DType::F32), &[]).map_err(Failure::from)
+        expected[(capacity + 5) * head_dim..][..rest * head_dim].copy_from_slice(&keys[head_dim..]);
+        compare(dtype, &stored, &expected, bound(dtype), &[]).map_err(Failure::from)
     });
 }
