@@ -2,7 +2,8 @@
 
 use crate::activation::{activate, ACTIVATIONS};
 use crate::compare::{bound, FLOATS};
-use crate::quantized_rows::{kinds, quantized, rows_at, weight, Kind, LinearCase, ENCODINGS, PLACES, TIGHT};
+use crate::linear_codes::{kinds, weight, Kind, LinearCase};
+use crate::quantized_rows::{quantized, rows_at, ENCODINGS, PLACES, TIGHT};
 use crate::random::Random;
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use crate::weight_formats::values_of;

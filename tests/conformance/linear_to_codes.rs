@@ -2,11 +2,9 @@
 
 use crate::activation::ACTIVATIONS;
 use crate::compare::FLOATS;
+use crate::linear_codes::{kinds, weight, Kind, LinearCase};
 use crate::linear_residual::{outputs, Residual};
-use crate::quantized_rows::{
-    expect_same, floats, kinds, quantized, read, rows_at, weight, Codes, Kind, LinearCase, Place, ENCODINGS, PLACES,
-    TIGHT,
-};
+use crate::quantized_rows::{expect_same, floats, quantized, read, rows_at, Codes, Place, ENCODINGS, PLACES, TIGHT};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::Status;
 use nvbackend::ops::gated_activation::GatedActivation;

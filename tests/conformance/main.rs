@@ -1,8 +1,8 @@
 //! Conformance: every operation on every device that is present, against the operation's formula in f64.
 //!
 //! Inputs are fresh in each run and lie between poisoned guards; outputs are poisoned first, and nothing else may
-//! change. NVB_TEST_DEVICE ("cpu", "cuda:0") names one device, NVB_TEST_SEED repeats a run. The program needs no file,
-//! so that it can be packed for a machine that has a GPU and no toolchain.
+//! change. NVB_TEST_DEVICE ("cpu", "cuda:0") names one device, NVB_TEST_SEED repeats a run, NVB_TEST_TRACE names each
+//! case before it runs. The program needs no file, so that it can be packed for a machine that has a GPU and no toolchain.
 
 mod activation;
 mod argmax;
@@ -18,6 +18,7 @@ mod gated_activation;
 mod grouped_linear;
 mod layer_norm;
 mod linear;
+mod linear_codes;
 mod linear_quantized;
 mod linear_residual;
 mod linear_to_codes;

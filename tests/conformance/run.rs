@@ -10,6 +10,7 @@ use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
 use std::ffi::c_void;
 use std::fmt::Debug;
+use std::io::Write;
 use std::ops::Range;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
@@ -33,10 +34,15 @@ impl From<String> for Failure {
 /// Runs every case on every device, and fails with the list of those that failed.
 pub fn check<C: Debug>(operation: &str, cases: &[C], test: impl Fn(&mut Run, &C) -> Outcome) {
     let mut failures = Vec::new();
+    let traces = std::env::var_os("NVB_TEST_TRACE").is_some();
     for device in devices() {
         let stream = Stream::new(device.backend.executor(), 0).expect("a stream can be created");
         for case in cases {
             let label = format!("{operation} {case:?}");
+            if traces {
+                // Past the harness, which keeps what a test prints until it has ended.
+                let _ = writeln!(std::io::stderr(), "{}: {label}", device.name);
+            }
             let mut run = Run { device, stream: &stream, random: Random::new(&label), blocks: Vec::new() };
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 test(&mut run, case)?;
