@@ -120,7 +120,10 @@ bool make_stream_plan(const nvb_linear_quantized_params& p, const nvb_launch& la
 template <typename Plan>
 cudaError_t launch_plan(void (*kernel)(nvb_linear_quantized_params, LinearEpilogue, Plan),
                         const nvb_linear_quantized_params& params, const nvb_launch& launch, const Plan& plan) {
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
+  // The same for every shape, so that threads with different ones do not lower each other's. The kernels have no other
+  // shared memory.
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes_per_block);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -167,17 +167,30 @@ impl Arena {
     }
 
     /// Passes a batch on. Where it finds no slot, its blocks go home if they may.
-    pub fn put(&self, shard: usize, mut batch: Batch) {
+    pub fn put(&self, shard: usize, batch: Batch) {
+        match self.place(shard, batch) {
+            Some(batch) if batch.order.is_known_to_have_passed() => self.give_back(&batch.blocks),
+            Some(batch) => self.lay_over(batch),
+            None => {}
+        }
+    }
+
+    /// The same without a question to the driver, which may block, or be gone at the end of a process.
+    pub fn put_unasked(&self, shard: usize, batch: Batch) {
+        self.place(shard, batch).into_iter().for_each(|batch| self.lay_over(batch));
+    }
+
+    /// Returns a batch that finds no slot.
+    fn place(&self, shard: usize, mut batch: Batch) -> Option<Batch> {
         batch.order.pass_on();
         let (class, label) = (batch.class, batch.order.label());
-        let Err(batch) = self.depots[class].put(first_slot(label, shard), label, Box::new(batch)) else { return };
-        if batch.order.is_known_to_have_passed() {
-            self.give_back(&batch.blocks);
-        } else {
-            let mut overflow = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
-            overflow.push(*batch);
-            self.overflowing.store(overflow.len(), Ordering::Relaxed);
-        }
+        self.depots[class].put(first_slot(label, shard), label, Box::new(batch)).err().map(|batch| *batch)
+    }
+
+    fn lay_over(&self, batch: Batch) {
+        let mut overflow = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
+        overflow.push(batch);
+        self.overflowing.store(overflow.len(), Ordering::Relaxed);
     }
 
     /// Blocks of the class that work on the stream called `label` may use at once.

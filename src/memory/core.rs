@@ -278,14 +278,14 @@ impl StreamObserver for Core {
             return;
         }
         let Some(record) = self.streams.retire(stream) else { return };
-        match self.events.record(stream) {
-            Ok(event) => record.end_with(Some(event)),
-            Err(_) => {
-                // What cannot be recorded can only be waited for; if that fails too, the device is lost and idle.
+        // What cannot be recorded can only be waited for; if that fails too, the device is lost and idle.
+        record.end(|| {
+            let event = self.events.record(stream).ok();
+            if event.is_none() {
                 let _ = self.source.synchronize();
-                record.end_with(None);
             }
-        }
+            event
+        });
         for arena in self.arenas() {
             arena.drain_caches(Some(record.label));
             // A capture forbids asking; then the blocks find the stream's last event when they are wanted.

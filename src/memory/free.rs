@@ -161,7 +161,7 @@ impl Core {
     pub fn pass_on(&self, arena: &Arena, shard: usize, mut batch: Batch) {
         if batch.order.pass_on() && !self.captures.any() {
             if let Order::Stream(record, _) = &batch.order {
-                if !self.source.is_capturing(record.raw).unwrap_or(true) {
+                if !record.is_capturing(&*self.source) {
                     // A failure leaves the batch to its stream; whoever else wants it records the event then.
                     let _ = batch.order.wait_for(&self.events);
                 }

@@ -85,8 +85,9 @@ impl Drop for Event {
 pub struct StreamRecord {
     /// Never used for another stream of the manager.
     pub label: u32,
-    pub raw: RawHandle,
-    /// Recorded when the stream's object went away; `None` when that failed and all work was waited for instead.
+    raw: RawHandle,
+    /// Recorded when the stream's object went away; `None` when that failed and all work was waited for instead. Set with
+    /// `latest` locked, as `raw` is used.
     end: OnceLock<Option<Arc<Event>>>,
     /// Batches that left their threads so far; each has its count for a number.
     batches: AtomicU64,
@@ -115,9 +116,34 @@ impl StreamRecord {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An event that covers the batch of this number.
-    fn cover(&self, number: u64, events: &Arc<Events>) -> Result<Arc<Event>> {
+    /// What `ask` says of the stream, or its last event once it has ended. The stream's handle is good for as long as `ask`
+    /// takes, whichever thread calls: the end waits for it.
+    fn ask<R>(&self, ask: impl FnOnce(&mut Latest) -> R) -> std::result::Result<R, Option<Arc<Event>>> {
+        if let Some(end) = self.end.get() {
+            return Err(end.clone());
+        }
         let mut latest = self.latest();
+        match self.end.get() {
+            Some(end) => Err(end.clone()),
+            None => Ok(ask(&mut latest)),
+        }
+    }
+
+    /// Whether a capture of the stream is under way.
+    pub fn is_capturing(&self, source: &dyn Source) -> bool {
+        self.ask(|_| source.is_capturing(self.raw).unwrap_or(true)).unwrap_or(false)
+    }
+
+    /// The stream's handle is no longer used from here on. `last` records its last event; `None`: all work has been waited
+    /// for instead.
+    pub fn end(&self, last: impl FnOnce() -> Option<Arc<Event>>) {
+        let _latest = self.latest();
+        let _ = self.end.set(last());
+    }
+
+    /// An event that covers what `until` names, of a stream that lives.
+    fn cover(&self, until: &Until, latest: &mut Latest, events: &Arc<Events>) -> Result<Arc<Event>> {
+        let Until::Batch(number) = *until else { return events.record(self.raw) };
         match &latest.event {
             Some(event) if latest.number >= number => Ok(event.clone()),
             _ => {
@@ -188,11 +214,10 @@ impl Order {
         if let Until::Event(event) = until {
             return Ok(WaitFor::Event(event.clone()));
         }
-        let event = match (record.end.get(), &*until) {
-            (Some(None), _) => return Ok(WaitFor::Nothing),
-            (Some(Some(end)), _) => end.clone(),
-            (None, Until::Batch(number)) => record.cover(*number, events)?,
-            (None, _) => events.record(record.raw)?,
+        let event = match record.ask(|latest| record.cover(until, latest, events)) {
+            Ok(event) => event?,
+            Err(Some(end)) => end,
+            Err(None) => return Ok(WaitFor::Nothing),
         };
         *until = Until::Event(event.clone());
         Ok(WaitFor::Event(event))
@@ -277,11 +302,5 @@ impl Streams {
     /// Forgets the handle; `None` if no block was ever freed on it.
     pub fn retire(&self, raw: RawHandle) -> Option<Arc<StreamRecord>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).remove(&(raw.0 as usize))
-    }
-}
-
-impl StreamRecord {
-    pub fn end_with(&self, event: Option<Arc<Event>>) {
-        let _ = self.end.set(event);
     }
 }

@@ -28,8 +28,9 @@ impl Drop for Claims {
     fn drop(&mut self) {
         for (shard, claim) in self.all.take().into_iter().enumerate() {
             claim.cache.disown(claim.token, |arena, batches| {
-                // No event is recorded here: at the end of a process the driver may be gone already.
-                batches.into_iter().for_each(|batch| arena.put(shard, batch));
+                // No event is recorded or asked for here: at the end of a process the driver may be gone already, and
+                // others may wait for the cache's lock.
+                batches.into_iter().for_each(|batch| arena.put_unasked(shard, batch));
             });
         }
     }

@@ -8,7 +8,9 @@ use nvbackend::memory::source::Source;
 use nvbackend::stream::RawHandle;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 const PAGE: usize = 2 << 20;
 
@@ -47,6 +49,8 @@ pub struct State {
     /// Ranges in use by queued work, with the instant when that ends.
     uses: Vec<(usize, usize, u64)>,
     pub capturing: Vec<usize>,
+    /// Streams that are destroyed.
+    pub destroyed: Vec<usize>,
     /// Calls so far, and from which one on they fail, how many of them.
     pub calls: Vec<Call>,
     failing: Option<(usize, usize)>,
@@ -64,6 +68,9 @@ pub struct Simulated {
     pub unmaps_in_secret: bool,
     /// From when an event could pass until the host sees that it has.
     pub event_latency: u64,
+    /// Threads that make an event are held up, and this says that one is.
+    pub slow_events: bool,
+    pub making_event: AtomicBool,
 }
 
 impl Simulated {
@@ -76,6 +83,8 @@ impl Simulated {
             synchronous: false,
             unmaps_in_secret: false,
             event_latency: 0,
+            slow_events: false,
+            making_event: AtomicBool::new(false),
         }
     }
 
@@ -333,6 +342,11 @@ impl Source for Simulated {
         let event = state.next_event;
         state.next_event += 1;
         state.events.insert(event, None);
+        drop(state);
+        if self.slow_events {
+            self.making_event.store(true, Ordering::Release);
+            std::thread::sleep(Duration::from_millis(50));
+        }
         Ok(RawHandle(event as *mut c_void))
     }
 
@@ -344,6 +358,7 @@ impl Source for Simulated {
     fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
         let mut state = self.call(Call::EventRecord)?;
         expect(!state.capturing.contains(&(stream.0 as usize)), "recording an event in a capture");
+        expect(!state.destroyed.contains(&(stream.0 as usize)), "recording an event on a stream that is destroyed");
         let end = state.end_of(stream) + self.event_latency;
         *state.events.get_mut(&(event.0 as usize)).expect("a live event") = Some(end);
         Ok(())

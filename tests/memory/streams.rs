@@ -1,9 +1,10 @@
 //! When a freed block may be used again, and what that costs.
 
 use super::fixture::{Fixture, MIB};
-use super::simulated::Call;
+use super::simulated::{Call, Simulated};
 use nvbackend::memory::MemoryOptions;
 use nvbackend::stream::RawHandle;
+use std::sync::atomic::Ordering;
 
 fn calls(fixture: &Fixture, call: Call) -> usize {
     fixture.device.state().calls.iter().filter(|other| **other == call).count()
@@ -143,4 +144,28 @@ fn a_thread_that_keeps_nothing_passes_every_block_on() {
         blocks.into_iter().for_each(|block| fixture.free(block, &stream));
         assert!(events.contains(&calls(&fixture, Call::EventRecord)));
     }
+}
+
+/// One thread asks when another stream's block may be used, while that stream ends in a second one.
+#[test]
+fn nobody_uses_a_stream_that_has_ended() {
+    let options = MemoryOptions { thread_cache_bytes: Some(0), ..MemoryOptions::default() };
+    let mut device = Simulated::new(1 << 30);
+    device.slow_events = true;
+    let fixture = Fixture::over(device, options);
+    let (one, two) = (fixture.stream(0), fixture.stream(1));
+    let block = fixture.allocate(4096, &one);
+    fixture.device.work(one.raw(), block as usize, 4096, 100);
+    fixture.free(block, &one);
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| fixture.allocate(4096, &two) as usize);
+        while !fixture.device.making_event.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let handle = one.raw().0 as usize;
+        drop(one);
+        fixture.device.state().destroyed.push(handle);
+        let other = asking.join().expect("the event was recorded before the stream was destroyed");
+        assert_ne!(other, block as usize, "its work has not passed");
+    });
 }
