@@ -9,9 +9,8 @@ bool is_valid(const nvb_quantize_params& p) {
   const nvb_quantized_matrix& matrix = p.matrix;
   if (!nvb_is_valid_quantized(matrix.encoding, matrix.scale_kind, matrix.group, matrix.offsets)) return false;
   if (p.part_count < 1 || p.part_count > 4 || p.gated > 1 || (p.gated == 1 && p.part_count != 2)) return false;
-  if (p.per_tensor > 1 || (p.per_tensor == 1 && (matrix.scale_kind != NVB_SCALES_ROWS || p.report == nullptr))) {
-    return false;
-  }
+  if (p.report == nullptr) return false;
+  if (p.per_tensor > 1 || (p.per_tensor == 1 && matrix.scale_kind != NVB_SCALES_ROWS)) return false;
   int64_t rows = 0;
   for (uint32_t i = 0; i < p.part_count; ++i) rows += p.parts[i].rows;
   return rows == matrix.rows && float_dtype_bytes(p.input_dtype) != 0 && matrix.columns >= 0 &&

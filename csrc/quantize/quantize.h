@@ -32,8 +32,8 @@ static_assert(sizeof(nvb_quantize_report) == 40, "src/cuda/quantize.rs mirrors t
 // rounded to what is stored, and codes are the nearest, ties to even, as src/weight/quantize.rs has them.
 //
 // Supported: F32, F16 and BF16 sources of any stride and alignment, up to four; Int8 with scales of rows or groups, FP8
-// with scales of rows (each row's own or, with per_tensor, its part's) or blocks, Int4 with groups. `report` may be
-// null without per_tensor.
+// with scales of rows (each row's own or, with per_tensor, its part's) or blocks, Int4 with groups. Activations:
+// quantize_tokens.h.
 struct nvb_quantize_params {
   nvb_quantized_matrix matrix;  // data, scales and offsets are written
   nvb_quantize_part parts[4];

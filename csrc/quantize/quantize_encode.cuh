@@ -75,13 +75,12 @@ __device__ __forceinline__ float decode_byte(uint32_t code) {
   }
 }
 
-// What a thread has found and lost, if anybody asks. In f64: squares of small values are less than f32 holds.
+// What a thread has found and lost. In f64: squares of small values are less than f32 holds.
 class Findings {
  public:
   __device__ __forceinline__ explicit Findings(nvb_quantize_report* report) : report_(report) {}
 
   __device__ __forceinline__ void add(float source, float value) {
-    if (report_ == nullptr) return;
     const double lost = static_cast<double>(value - source), wanted = static_cast<double>(source);
     difference_ = fma(lost, lost, difference_);
     norm_ = fma(wanted, wanted, norm_);
@@ -92,7 +91,6 @@ class Findings {
   }
   // All lanes of the warp take part.
   __device__ __forceinline__ void report() const {
-    if (report_ == nullptr) return;
     const double all_difference = sum_over_warp(difference_), all_norm = sum_over_warp(norm_);
     const uint32_t all_flags = or_over_warp(flags_);
     if (threadIdx.x % 32 != 0) return;

@@ -1,5 +1,4 @@
-// Int8 and FP8 with one f32 scale a row, the row's own or its part's: weights per channel and per tensor, and
-// activations per token.
+// Int8 and FP8 with one f32 scale a row, the row's own or its part's: weights per channel and per tensor.
 //
 // A block takes a row: the largest magnitude, then the codes. The second pass finds the row in L1 or L2, which spares
 // keeping rows of any length in registers. Shared memory: 32 bytes.

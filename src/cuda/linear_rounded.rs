@@ -1,7 +1,7 @@
 //! Products of codes on CUDA: an input that is rounded to 8 bits with a scale a row, or came so, times a weight in 8 bits,
 //! by the wgmma kernel or by cuBLASLt.
 
-use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
+use super::cublaslt::{Operand, OuterScales, Pick, Product};
 use super::executor::CudaExecutor;
 use super::linear::with_epilogue;
 use super::linear_wgmma::{self, Codes, Params as WgmmaParams};
@@ -172,40 +172,20 @@ pub(super) fn product_of_codes(
         scales: None,
         pick,
     };
-    Ok((input_operand != Operand::Int8
-        && scaled_by_library(executor, cublaslt, op, &product, scales, scratch, stream)?)
-        || scaled_by_epilogue(executor, cublaslt, op, &product, scales, scratch, stream)?)
-}
-
-/// FP8 with the scales applied by cuBLASLt, which libraries from CUDA 12.9 on can do.
-fn scaled_by_library(
-    executor: &CudaExecutor,
-    cublaslt: &CublasLt,
-    op: &Linear,
-    product: &Product,
-    scales: OuterScales,
-    scratch: &mut ScratchGuard<'_>,
-    stream: RawHandle,
-) -> Result<bool> {
-    let product = Product { scales: Some(scales), ..*product };
-    if op.is_plain() {
-        return cublaslt.product(&product, scratch, stream);
+    // FP8's scales can be cuBLASLt's business, in libraries from CUDA 12.9 on.
+    if input_operand != Operand::Int8 {
+        let scaled = Product { scales: Some(scales), ..product };
+        let done = if op.is_plain() {
+            cublaslt.product(&scaled, scratch, stream)?
+        } else {
+            let sums = Product { output_dtype: DType::F32, ..scaled };
+            with_epilogue(executor, cublaslt, op, &sums, None, scratch, stream)?
+        };
+        if done {
+            return Ok(true);
+        }
     }
-    let product = Product { output_dtype: DType::F32, ..product };
-    with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
-}
-
-/// The codes' values multiplied as they are, and both scales applied by the epilogue.
-fn scaled_by_epilogue(
-    executor: &CudaExecutor,
-    cublaslt: &CublasLt,
-    op: &Linear,
-    product: &Product,
-    scales: OuterScales,
-    scratch: &mut ScratchGuard<'_>,
-    stream: RawHandle,
-) -> Result<bool> {
-    let sums = if product.input_operand == Operand::Int8 { DType::I32 } else { DType::F32 };
-    let product = Product { output_dtype: sums, ..*product };
-    with_epilogue(executor, cublaslt, op, &product, Some(scales), scratch, stream)
+    // The codes' values multiplied as they are, and both scales applied by the epilogue.
+    let sums = if input_operand == Operand::Int8 { DType::I32 } else { DType::F32 };
+    with_epilogue(executor, cublaslt, op, &Product { output_dtype: sums, ..product }, Some(scales), scratch, stream)
 }
