@@ -8,10 +8,8 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{self, vendor, vendor_takes};
 use super::linear_quantized;
-use super::linear_quantized::{
-    can_round, in_order, rounds_with_own, takes_own_kernel, with_dequantized_slices, with_quantized_activations, By,
-    Params as QuantizedParams,
-};
+use super::linear_quantized::{in_order, takes_own_kernel, with_dequantized_slices, Params as QuantizedParams};
+use super::linear_rounded::{can_round, rounds_with_own, with_quantized_activations, By};
 use super::scratch::{Purpose, ScratchGuard};
 use super::{linear_invariant, linear_needs, linear_wgmma};
 use crate::error::Result;

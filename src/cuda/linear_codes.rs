@@ -3,7 +3,8 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::linear_quantized::{codes_operands, multiplies_codes, product_of_codes, takes_own_kernel, By, Tokens};
+use super::linear_quantized::takes_own_kernel;
+use super::linear_rounded::{codes_operands, leads_with_codes, multiplies_codes, product_of_codes, By, Tokens};
 use super::needs::Needs;
 use super::scratch::{Purpose, ScratchGuard};
 use super::{
@@ -97,7 +98,7 @@ fn multiplied(
         padded: op.input.columns.next_multiple_of(16),
     };
     let mut ways = [By::Vendor(Pick::First), By::Own];
-    if linear_quantized::leads_with_codes(executor, &shape) {
+    if leads_with_codes(executor, &shape) {
         ways.reverse();
     }
     for by in ways {

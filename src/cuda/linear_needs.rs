@@ -5,9 +5,8 @@
 use super::cublaslt::WORKSPACE_BYTES;
 use super::executor::CudaExecutor;
 use super::linear::{prefers_vendor, prefers_wgmma, product_bytes, vendor_is_final};
-use super::linear_quantized::{
-    self, can_round, code_bytes, ordered_stride, rounds_with_own, slice_rows, takes_own_kernel,
-};
+use super::linear_quantized::{self, ordered_stride, slice_rows, takes_own_kernel};
+use super::linear_rounded::{can_round, code_bytes, rounds_with_own};
 use super::needs::Needs;
 use super::scratch::Purpose;
 use super::{linear_choice, linear_codes, linear_invariant, linear_to_codes, linear_wgmma};

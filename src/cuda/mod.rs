@@ -20,6 +20,7 @@ mod linear_codes;
 mod linear_invariant;
 mod linear_needs;
 mod linear_quantized;
+mod linear_rounded;
 mod linear_to_codes;
 mod linear_wgmma;
 mod managed;

@@ -1,0 +1,211 @@
+//! Products of codes on CUDA: an input that is rounded to 8 bits with a scale a row, or came so, times a weight in 8 bits,
+//! by the wgmma kernel or by cuBLASLt.
+
+use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product};
+use super::executor::CudaExecutor;
+use super::linear::with_epilogue;
+use super::linear_wgmma::{self, Codes, Params as WgmmaParams};
+use super::quantize_tokens;
+use super::scratch::{Purpose, ScratchGuard};
+use crate::error::Result;
+use crate::executor::Executor;
+use crate::ops::linear::Linear;
+use crate::ops::quantized_rows::QuantizedRows;
+use crate::stream::RawHandle;
+use crate::tensor::DType;
+use crate::weight::{Encoding, Scales};
+use std::ffi::c_void;
+
+/// Sums of so many products of INT8 codes fit an i32: 2^17 · 127 · 128 < 2^31.
+const LONGEST_INT8: usize = 1 << 17;
+
+/// What multiplies the codes of input and weight.
+#[derive(Clone, Copy)]
+pub(super) enum By<'a> {
+    /// The wgmma kernel.
+    Own,
+    Vendor(Pick<'a>),
+}
+
+/// The operands of a product with the input in 8 bits, and the compute capability from which on it can be; `None` where
+/// the weight has no codes for it.
+fn rounded_operands(op: &Linear) -> Option<([Operand; 2], i32)> {
+    let Scales::Rows(_) = op.weight.scales else { return None };
+    match op.weight.encoding {
+        Encoding::Int8 if op.weight.columns <= LONGEST_INT8 => Some(([Operand::Int8, Operand::Int8], 75)),
+        Encoding::Fp8E4m3 => Some(([Operand::Fp8E4m3, Operand::Fp8E4m3], 89)),
+        Encoding::Fp8E5m2 => Some(([Operand::Fp8E4m3, Operand::Fp8E5m2], 89)),
+        _ => None,
+    }
+}
+
+/// The operands of a product with codes of this encoding for its input.
+pub(super) fn codes_operands(op: &Linear, input: Encoding) -> Option<[Operand; 2]> {
+    let wanted = if input == Encoding::Int8 { Operand::Int8 } else { Operand::Fp8E4m3 };
+    rounded_operands(op).map(|(operands, _)| operands).filter(|operands| operands[0] == wanted)
+}
+
+/// Whether the input may be rounded to 8 bits, and something multiplies the codes.
+pub(super) fn can_round(executor: &CudaExecutor, op: &Linear, own: bool) -> bool {
+    executor.quantized_activations() && multiplies_codes(executor, op, own)
+}
+
+/// Whether something multiplies the codes of such an input: the wgmma kernel (`own`), or cuBLASLt.
+pub(super) fn multiplies_codes(executor: &CudaExecutor, op: &Linear, own: bool) -> bool {
+    let Some((operands, oldest)) = rounded_operands(op) else { return false };
+    let there = || match own {
+        true => {
+            // Of the codes' addresses nothing counts but that they are aligned.
+            let scales = OuterScales { input: std::ptr::dangling(), weight: std::ptr::dangling() };
+            let codes = Codes { data: std::ptr::null(), stride: op.weight.row_stride, operands, scales };
+            WgmmaParams::of_codes(op, &codes).is_some_and(|params| linear_wgmma::can(executor, &params))
+        }
+        false => executor.cublaslt().is_some(),
+    };
+    executor.device().compute_capability >= oldest && there()
+}
+
+/// The one that leads: cuBLASLt does not scale i32 sums, and has no epilogue with the scales of FP8.
+pub(super) fn rounds_with_own(executor: &CudaExecutor, op: &Linear) -> bool {
+    executor.quantized_activations() && leads_with_codes(executor, op)
+}
+
+/// The same of an input that is in 8 bits already.
+pub(super) fn leads_with_codes(executor: &CudaExecutor, op: &Linear) -> bool {
+    linear_wgmma::has_many_rows(op)
+        && (op.weight.encoding == Encoding::Int8 || !op.is_plain())
+        && multiplies_codes(executor, op, true)
+}
+
+/// Bytes of the input's scales in front of its codes.
+fn code_scale_bytes(op: &Linear) -> usize {
+    (op.input.rows * size_of::<f32>()).next_multiple_of(256)
+}
+
+/// Bytes of the input in 8 bits, scales and codes.
+pub(super) fn code_bytes(op: &Linear) -> usize {
+    code_scale_bytes(op) + op.input.rows * op.weight.columns.next_multiple_of(16)
+}
+
+/// The input in 8 bits with a scale a row, times the weight's codes; `false` where that cannot be.
+pub(super) fn with_quantized_activations(
+    executor: &CudaExecutor,
+    op: &Linear,
+    by: By<'_>,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let Some((operands, _)) = rounded_operands(op) else { return Ok(false) };
+    if !can_round(executor, op, matches!(by, By::Own)) {
+        return Ok(false);
+    }
+    let codes = if operands[0] == Operand::Int8 { Encoding::Int8 } else { Encoding::Fp8E4m3 };
+    let (m, k) = (op.input.rows, op.weight.columns);
+    let row_stride = k.next_multiple_of(16);
+    let scale_bytes = code_scale_bytes(op);
+    let data = scratch.get(Purpose::Input, code_bytes(op))?;
+    let tokens =
+        Tokens { data: data.wrapping_byte_add(scale_bytes), row_stride, scales: data.cast(), padded: row_stride };
+    let rows = QuantizedRows {
+        data: tokens.data,
+        scales: data.cast(),
+        given_scales: false,
+        encoding: codes,
+        rows: m,
+        columns: row_stride,
+        row_stride,
+    };
+    // SAFETY: the buffer holds the scales and the codes of every row, and the context is current.
+    unsafe { quantize_tokens::run(executor, &op.input, None, &rows, stream)? };
+    product_of_codes(executor, op, by, &tokens, operands, scratch, stream)
+}
+
+/// An input in 8 bits: rows and scales on 16-byte boundaries.
+#[derive(Clone, Copy)]
+pub(super) struct Tokens {
+    pub data: *mut c_void,
+    /// A multiple of 16.
+    pub row_stride: usize,
+    pub scales: *const f32,
+    /// The columns rounded up to a multiple of 16; those that the weight does not have are zeros.
+    pub padded: usize,
+}
+
+/// The codes of both sides multiplied, in the place of the product's input; `false` where that cannot be.
+pub(super) fn product_of_codes(
+    executor: &CudaExecutor,
+    op: &Linear,
+    by: By<'_>,
+    tokens: &Tokens,
+    operands: [Operand; 2],
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let Scales::Rows(weight_scales) = op.weight.scales else { return Ok(false) };
+    let scales = OuterScales { input: tokens.scales, weight: weight_scales };
+    let [input_operand, weight_operand] = operands;
+    let pick = match by {
+        By::Own => {
+            let codes = Codes { data: tokens.data, stride: tokens.row_stride, operands, scales };
+            return linear_wgmma::run(executor, WgmmaParams::of_codes(op, &codes), stream);
+        }
+        By::Vendor(pick) => pick,
+    };
+    let Some(cublaslt) = executor.cublaslt() else { return Ok(false) };
+    let product = Product {
+        input: tokens.data,
+        weight: op.weight.data,
+        bias: None,
+        gelu: false,
+        residual: None,
+        output: op.output.data,
+        m: op.input.rows,
+        n: op.weight.rows,
+        // The padding of both sides is zeros.
+        k: tokens.padded,
+        input_stride: tokens.row_stride,
+        weight_stride: op.weight.row_stride,
+        output_stride: op.output.row_stride,
+        input_operand,
+        weight_operand,
+        output_dtype: op.output.dtype,
+        scales: None,
+        pick,
+    };
+    Ok((input_operand != Operand::Int8
+        && scaled_by_library(executor, cublaslt, op, &product, scales, scratch, stream)?)
+        || scaled_by_epilogue(executor, cublaslt, op, &product, scales, scratch, stream)?)
+}
+
+/// FP8 with the scales applied by cuBLASLt, which libraries from CUDA 12.9 on can do.
+fn scaled_by_library(
+    executor: &CudaExecutor,
+    cublaslt: &CublasLt,
+    op: &Linear,
+    product: &Product,
+    scales: OuterScales,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let product = Product { scales: Some(scales), ..*product };
+    if op.is_plain() {
+        return cublaslt.product(&product, scratch, stream);
+    }
+    let product = Product { output_dtype: DType::F32, ..product };
+    with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
+}
+
+/// The codes' values multiplied as they are, and both scales applied by the epilogue.
+fn scaled_by_epilogue(
+    executor: &CudaExecutor,
+    cublaslt: &CublasLt,
+    op: &Linear,
+    product: &Product,
+    scales: OuterScales,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<bool> {
+    let sums = if product.input_operand == Operand::Int8 { DType::I32 } else { DType::F32 };
+    let product = Product { output_dtype: sums, ..*product };
+    with_epilogue(executor, cublaslt, op, &product, Some(scales), scratch, stream)
+}
