@@ -2,7 +2,7 @@
 // of producer and consumer warps around them needs: registers to trade, bulk copies, arrivals. One thin wrapper each.
 //
 // A warpgroup is four warps that start at a multiple of four; warp w of it holds rows 16 w ..+15 of the 64 rows, in the
-// fragments of mma.cuh: a[4] as for m16n8k16, and d[4 j ..+3] the m16n8 fragment of columns 8 j ..+7.
+// fragments of mma.cuh: a[4] as for m16n8k16 (tf32: m16n8k8), and d[4 j ..+3] the m16n8 fragment of columns 8 j ..+7.
 #pragma once
 
 #include "cluster.cuh"
@@ -16,8 +16,9 @@ namespace nvb {
 #define NVB_WGMMA 1
 #endif
 
-// The second operand in shared memory: `n` rows of 64 elements of 16 bits, 128 bytes each and contiguous, with 16-byte
-// piece i of row r at i ^ (r % 8); the whole 1024-byte aligned. The descriptor of k = 0; k + 16 is 2 more.
+// The second operand in shared memory: `n` rows of 64 elements of 16 bits or 32 of 32 bits, 128 bytes each and
+// contiguous, with 16-byte piece i of row r at i ^ (r % 8); the whole 1024-byte aligned. The descriptor of k = 0; the
+// next instruction's k is 2 more.
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void* shared) {
   constexpr uint64_t kSwizzle128 = 1ull << 62;
   constexpr uint64_t kEightRows = (1024ull >> 4) << 32;
@@ -109,24 +110,32 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint
 }
 
 #ifdef NVB_WGMMA
-// One instruction, for both types; widths differ in the list of d alone.
-#define NVB_WGMMA_TEXT(TYPE, COLUMNS, SUMS, OPERANDS, PREDICATE)                                \
-  "{\n"                                                                                         \
-  ".reg .pred p;\n"                                                                             \
-  "setp.ne.b32 p, " PREDICATE                                                                   \
-  ", 0;\n"                                                                                      \
-  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" SUMS "}, " OPERANDS \
-  ", p, 1, 1, 0;\n"                                                                             \
+// One instruction, for all types; widths differ in the list of d alone. Operands of 32 bits cannot be transposed.
+#define NVB_WGMMA_TEXT(TYPE, TRANSPOSE, COLUMNS, SUMS, OPERANDS, PREDICATE)                       \
+  "{\n"                                                                                           \
+  ".reg .pred p;\n"                                                                               \
+  "setp.ne.b32 p, " PREDICATE                                                                     \
+  ", 0;\n"                                                                                        \
+  "wgmma.mma_async.sync.aligned.m64n" COLUMNS TYPE " {" SUMS "}, " OPERANDS ", p, 1, 1" TRANSPOSE \
+  ";\n"                                                                                           \
   "}\n"
 #define NVB_WGMMA_INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
 #define NVB_WGMMA_SUMS8(I)                                                                                    \
   "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3]), "+f"(d[I + 4]), "+f"(d[I + 5]), "+f"(d[I + 6]), \
       "+f"(d[I + 7])
-#define NVB_WGMMA_PRODUCT(COLUMNS, SUMS, OPERANDS, PREDICATE, ...)                                             \
-  if constexpr (kDtype<T> == NVB_BF16) {                                                                       \
-    asm volatile(NVB_WGMMA_TEXT("bf16", COLUMNS, SUMS, OPERANDS, PREDICATE) : __VA_ARGS__ : NVB_WGMMA_INPUTS); \
-  } else {                                                                                                     \
-    asm volatile(NVB_WGMMA_TEXT("f16", COLUMNS, SUMS, OPERANDS, PREDICATE) : __VA_ARGS__ : NVB_WGMMA_INPUTS);  \
+#define NVB_WGMMA_PRODUCT(COLUMNS, SUMS, OPERANDS, PREDICATE, ...)                              \
+  if constexpr (kDtype<T> == NVB_BF16) {                                                        \
+    asm volatile(NVB_WGMMA_TEXT("k16.f32.bf16.bf16", ", 0", COLUMNS, SUMS, OPERANDS, PREDICATE) \
+                 : __VA_ARGS__                                                                  \
+                 : NVB_WGMMA_INPUTS);                                                           \
+  } else if constexpr (kDtype<T> == NVB_F16) {                                                  \
+    asm volatile(NVB_WGMMA_TEXT("k16.f32.f16.f16", ", 0", COLUMNS, SUMS, OPERANDS, PREDICATE)   \
+                 : __VA_ARGS__                                                                  \
+                 : NVB_WGMMA_INPUTS);                                                           \
+  } else {                                                                                      \
+    asm volatile(NVB_WGMMA_TEXT("k8.f32.tf32.tf32", "", COLUMNS, SUMS, OPERANDS, PREDICATE)     \
+                 : __VA_ARGS__                                                                  \
+                 : NVB_WGMMA_INPUTS);                                                           \
   }
 #define NVB_WGMMA_NAMES8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define NVB_WGMMA_NAMES16 NVB_WGMMA_NAMES8 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -135,7 +144,7 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint
 #endif
 
 // d = a * b, plus d if `accumulate`, with f32 accumulation, for 64 rows, 2 * Count columns and 16 k. T is __half or
-// __nv_bfloat16.
+// __nv_bfloat16; or float, of which the last 13 bits do not count, for 8 k.
 template <typename T, int Count>
 __device__ __forceinline__ void wgmma(float (&d)[Count], const uint32_t (&a)[4], uint64_t b, int accumulate) {
   static_assert(Count == 8 || Count == 16 || Count == 32, "16, 32 or 64 columns");

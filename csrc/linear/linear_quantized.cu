@@ -77,8 +77,9 @@ cudaError_t launch_decode(Params p, Launch launch) {
                                   : launch_decode_encoding<__nv_bfloat16>(p, launch);
 }
 
+// With offsets up to 16 tokens linear_quantized_decode serves them all.
 bool can_wgmma(Params p, Launch launch) {
-  return is_hopper(launch) && p.m <= 64 && p.offsets == nullptr && fits_tensor_cores(p, launch);
+  return is_hopper(launch) && p.m <= 64 && (p.offsets == nullptr || p.m > 16) && fits_tensor_cores(p, launch);
 }
 
 // On an H200 the decode kernels lead up to 16 tokens, but from 9 on not where rows are long or W is large, unless

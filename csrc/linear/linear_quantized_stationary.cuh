@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(32 * Stationary<GroupK, Offsets, Tiles>::kWarp
   }
   uint2* const group_sums = reinterpret_cast<uint2*>(ring + Shape::kStages * Shape::kStageBytes) + lane;
   if constexpr (Offsets) {
-    RawInt4<T>::scale_input(x);
+    scale_raw_input<T>(x);
     sum_groups<T, GroupK, Shape::kGroupQuads>(x, group_sums);
   }
   if (Tiles > 1) __syncthreads();  // the sums take the place of x

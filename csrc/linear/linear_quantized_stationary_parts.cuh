@@ -5,6 +5,7 @@
 #include "../common/bulk_copy.cuh"
 #include "../common/cluster.cuh"
 #include "linear_epilogue.cuh"
+#include "linear_quantized_raw.cuh"
 #include "linear_quantized_special.cuh"
 #include "linear_quantized_weight.cuh"
 
@@ -47,36 +48,15 @@ struct Int4Decoder {
   }
 };
 
-// q in T, times 2^-133 or 2^-24 in the rows of kLow and sixteen times that in the eight rows of kHigh: masked in place,
-// a code is the subnormal number of that many last places, or continues them with the least exponent. bf16 products
-// would leave the range of f32, so x is multiplied by a power of two first; what overflows there is not finite in the
-// end either, and is summed again from the elements.
-template <typename T>
-struct RawInt4 {
-  // A product in these units, and what gives back its size.
-  static constexpr float kLow = kIsBf16<T> ? 0x1p-43f : 0x1p-24f, kHigh = kIsBf16<T> ? 0x1p-39f : 0x1p-20f;
-  static constexpr float kLowFactor = 1.0f / kLow, kHighFactor = 1.0f / kHigh;
-  static constexpr float kInputFactor = kIsBf16<T> ? 0x1p90f : 1.0f;
-
-  static __device__ __forceinline__ void fragment(uint32_t word, uint32_t (&a)[4]) {
-    const uint32_t upper = word >> 8;
-    a[0] = word & 0x000f000fu;
-    a[1] = word & 0x00f000f0u;
-    a[2] = upper & 0x000f000fu;
-    a[3] = upper & 0x00f000f0u;
-  }
-  template <int Chunks, int Tiles>
-  static __device__ __forceinline__ void scale_input(uint32_t (&x)[Chunks][Tiles][4][2]) {
-    if constexpr (kIsBf16<T>) {
-      constexpr uint32_t kTwoTo90 = 0x6c806c80u;
+// x in the units of RawInt4.
+template <typename T, int Chunks, int Tiles>
+__device__ __forceinline__ void scale_raw_input(uint32_t (&x)[Chunks][Tiles][4][2]) {
 #pragma unroll
-      for (int i = 0; i < Chunks * Tiles * 8; ++i) {
-        uint32_t& pair = x[i / (Tiles * 8)][i / 8 % Tiles][i / 2 % 4][i % 2];
-        pair = multiply_pairs<T>(pair, kTwoTo90);
-      }
-    }
+  for (int i = 0; i < Chunks * Tiles * 8; ++i) {
+    uint32_t& pair = x[i / (Tiles * 8)][i / 8 % Tiles][i / 2 % 4][i % 2];
+    pair = RawInt4<T>::scale_input(pair);
   }
-};
+}
 
 // d += a * b for 16 rows, 8 columns and 8 k, of f32 numbers whose last 13 bits do not count.
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint2 b) {

@@ -19,7 +19,8 @@ int64_t stages(const nvb_linear_quantized_params& params) {
 // The division with the least time by a model fitted to an H200, in units of 1/8 µs: a stage takes 1/4 µs for each 64
 // rows, and 1/4 µs more for the sums of 64 tokens in groups of 32; a block takes 2 µs and 3/8 µs for each 64 rows
 // besides its stages, a block of a cluster 1/2 µs and 1/8 µs for each block to meet the others. Clusters leave some
-// multiprocessors of a GPC over: past 85 % of all they wait for a second wave.
+// multiprocessors of a GPC over: past 85 % of all they wait for a second wave. A stage of offsets, which has as many
+// bytes, counts as one of W without such sums; that is not fitted.
 WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   WgmmaPlan best = {params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64, 2, 1};
   const int64_t multiprocessors = std::max(launch.multiprocessors, 1) * (best.tokens == 16 ? 2 : 1);
@@ -34,8 +35,9 @@ WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launc
       const int64_t room = std::max<int64_t>(splits == 1 ? multiprocessors : multiprocessors * 85 / 100, 1);
       const int64_t waves = (tiles * splits + room - 1) / room;
       const int64_t steps = (stages(params) + splits - 1) / splits;
-      const int64_t cost =
-          waves * (steps * (2 * warpgroups + scaling) + 16 + 3 * warpgroups) + (splits == 1 ? 0 : 4 + splits);
+      const int64_t sums = (sum_stages(params) + splits - 1) / splits;
+      const int64_t cost = waves * (steps * (2 * warpgroups + scaling) + sums * 2 * warpgroups + 16 + 3 * warpgroups) +
+                           (splits == 1 ? 0 : 4 + splits);
       if (cost < best_cost) {
         best_cost = cost;
         best.warpgroups = warpgroups;
@@ -51,7 +53,8 @@ cudaError_t launch_wgmma_input(const nvb_linear_quantized_params& params, const 
   const WgmmaPlan plan = choose_plan(params, launch);
   switch (params.encoding) {
     case NVB_INT4:
-      return launch_wgmma_encoding<NVB_INT4, T>(params, launch, plan);
+      return params.offsets == nullptr ? launch_wgmma_encoding<NVB_INT4, T>(params, launch, plan)
+                                       : launch_wgmma_int4_offsets<T>(params, launch, plan);
     case NVB_INT8:
       return launch_wgmma_encoding<NVB_INT8, T>(params, launch, plan);
     case NVB_FP8_E4M3:
@@ -64,7 +67,8 @@ cudaError_t launch_wgmma_input(const nvb_linear_quantized_params& params, const 
 }  // namespace
 
 size_t wgmma_workspace(const nvb_linear_quantized_params& params) {
-  return static_cast<size_t>(params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64) * stages(params) * kStageK * 2;
+  const int64_t all_stages = stages(params) + sum_stages(params);
+  return static_cast<size_t>(params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64) * all_stages * kStageK * 2;
 }
 
 cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_launch& launch) {

@@ -10,8 +10,14 @@
 // behind kEarlyStages of W and not behind a whole ring. On an H200 that takes 23.2 µs instead of 24.7 for 64 tokens and
 // 14336 x 4096 elements in FP8, 20.0 instead of 20.7 in Int4 with groups of 128.
 //
-// The blocks of a cluster share 64 * Warpgroups rows of W and divide k. Each finishes some of the tokens: the others
-// store their sums for these into its shared memory, where they are added in an order that depends on its rank alone.
+// With offsets, W = s q + o is multiplied as q alone, which takes a mask for each pair of codes (RawInt4), and Σ_groups
+// o Σ x is one more product, in tf32: the offsets, which tf32 holds exactly, with the groups' sums of x in two parts of
+// 11 bits. Its stages lie behind those of x and W, in groups of 32 one for every eight. What is not finite after that
+// is summed again (linear_quantized_special.cuh).
+//
+// The blocks of a cluster share 64 * Warpgroups rows of W and divide k and the groups' sums. Each finishes some of the
+// tokens: the others store their sums for these into its shared memory, where they are added in an order that depends
+// on its rank alone.
 //
 // The tensor cores keep their sums in registers, so that decoding and multiplying slow each other down: on an H200
 // their times nearly add up, whatever the order of the instructions. What counts is the number of instructions.
@@ -24,6 +30,7 @@
 
 #include "../common/wgmma.cuh"
 #include "linear_epilogue.cuh"
+#include "linear_quantized_special.cuh"
 #include "linear_quantized_wgmma.h"
 #include "linear_quantized_wgmma_stage.cuh"
 
@@ -32,12 +39,14 @@ namespace quantized {
 
 constexpr int kEarlyStages = 2;  // of W before x
 
-// How the blocks of a cluster divide k and the tokens.
+// How the blocks of a cluster divide k, the groups' sums and the tokens.
 struct WgmmaShare {
   int splits;
-  int tokens;  // that a block finishes, the last ones fewer
-  int steps;   // of kStageK
-  int more;    // the first blocks take one step more
+  int tokens;     // that a block finishes, the last ones fewer
+  int steps;      // of kStageK
+  int more;       // the first blocks take one step more
+  int sum_steps;  // of kStageGroups
+  int more_sums;  // the last blocks take one step more
 };
 
 template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
@@ -69,7 +78,7 @@ struct WgmmaShape {
 
 template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
 __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
-    linear_quantized_wgmma(const nvb_linear_quantized_params p, const LinearEpilogue epilogue,
+    linear_quantized_wgmma(const __grid_constant__ nvb_linear_quantized_params p, const LinearEpilogue epilogue,
                            const char* __restrict__ arranged, const WgmmaShare share) {
 #ifdef NVB_WGMMA
   using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
@@ -87,6 +96,9 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   const int64_t first_token = static_cast<int64_t>(blockIdx.z) * Tokens;
   const int begin = rank * share.steps + min(rank, share.more);
   const int steps = share.steps + (rank < share.more ? 1 : 0);
+  // Of the groups' sums; they follow as steps of their own.
+  const int sums_begin = Weight::kOffsets ? rank * share.sum_steps + max(0, rank - share.splits + share.more_sums) : 0;
+  const int sum_steps = Weight::kOffsets ? share.sum_steps + (rank >= share.splits - share.more_sums ? 1 : 0) : 0;
   const int own_tokens = max(0, min(Tokens - rank * share.tokens, share.tokens));
 
   if (threadIdx.x == 0) {
@@ -106,8 +118,10 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   if (threadIdx.x >= Shape::kConsumers) {
     leave_registers<Shape::kProducerRegisters>();
     const Weights weights(p, block_row);
-    const int64_t all_steps = static_cast<int64_t>(share.steps) * share.splits + share.more;
-    const char* const inputs = arranged + (blockIdx.z * all_steps + begin) * Input::kBytes;
+    const int64_t input_steps = static_cast<int64_t>(share.steps) * share.splits + share.more;
+    const int64_t input_sums =
+        Weight::kOffsets ? static_cast<int64_t>(share.sum_steps) * share.splits + share.more_sums : 0;
+    const char* const inputs = arranged + (blockIdx.z * (input_steps + input_sums) + begin) * Input::kBytes;
     uint32_t slot = 0, parity = 1;
     const auto copy_weights = [&](int step) {
       weights.copy(begin + step, ring + slot * Shape::kStageBytes + Input::kBytes);
@@ -140,6 +154,21 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
       if (copies_input && step >= kStages) copy_input(step, slot);
       copy_weights(step);
       advance();
+    }
+    if constexpr (Weight::kOffsets) {
+      const int64_t first_sums = blockIdx.z * (input_steps + input_sums) + input_steps + sums_begin;
+#pragma unroll 1
+      for (int step = 0; step < sum_steps; ++step) {
+        barrier_wait(empty + slot, parity);
+        char* const stage = ring + slot * Shape::kStageBytes;
+        if (copies_input) {
+          barrier_expect(full + slot, Input::kBytes);
+          bulk_copy(stage, arranged + (first_sums + step) * Input::kBytes, Input::kBytes, full + slot);
+        }
+        weights.copy_offsets(sums_begin + step, stage + Input::kBytes);
+        barrier_arrive_after_copies(full + slot);
+        advance();
+      }
     }
     __syncwarp();
     if (share.splits > 1) cluster_wait();
@@ -210,6 +239,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
           float2 scale = pending;
           if (first) {
             scale = weights.scale(stage + Input::kBytes, begin + step, warp, index * kInstructions * 16 / GroupK);
+            if constexpr (Weight::kOffsets) scale.x *= RawInt4<T>::kLowFactor, scale.y *= RawInt4<T>::kHighFactor;
             wgmma_wait<0>();
             add_product();
             if (index == 0) release_previous();
@@ -224,6 +254,40 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
           pending = scale;
         }
       }
+    }
+  }
+  if constexpr (Weight::kOffsets) {
+    // A stage is one more group, of scale 1.
+    constexpr int kStagePieces = kStageGroups / 4 / kInstructions;
+#pragma unroll 1
+    for (int step = steps; step < steps + sum_steps; ++step) {
+      const char* const stage = ring + step % kStages * Shape::kStageBytes;
+      barrier_wait(full + step % kStages, step / kStages & 1);
+      const uint64_t inputs = wgmma_descriptor(stage);
+#pragma unroll
+      for (int piece = 0; piece < kStagePieces; ++piece) {
+        uint32_t(&fragments)[kInstructions][4] = a[piece % 2];
+#pragma unroll
+        for (int i = 0; i < kInstructions; ++i) {
+          Weights::offsets(stage + Input::kBytes, warp, piece * kInstructions + i, fragments[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kInstructions; ++i) wgmma_hold(fragments[i]);
+        if (piece == 0) {
+          wgmma_wait<0>();
+          add_product();
+          if (threadIdx.x % 32 == 0) barrier_arrive(empty + (step - 1) % kStages);
+        }
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < kInstructions; ++i) {
+          const int j = piece * kInstructions + i;
+          wgmma<float>(product, fragments[i], inputs + j / 4 * (Input::kChunkBytes / 16) + j % 4 * 2, j == 0 ? 0 : 1);
+        }
+        wgmma_commit();
+        if (piece > 0) wgmma_wait<1>();
+      }
+      pending = make_float2(1.0f, 1.0f);
     }
   }
   wgmma_wait<0>();
@@ -258,7 +322,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   consumer_barrier<Shape::kConsumers>();
 
   // The blocks of a cluster send each other their sums for the other's tokens.
-  const float* const own = result + rank * share.tokens * kPitch + local_column;
+  float* const own = result + rank * share.tokens * kPitch + local_column;
   if (share.splits > 1) {
     cluster_wait();
     for (int away = 1; away < share.splits; ++away) {
@@ -291,6 +355,30 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
       if (GroupK == 0) sum.x *= row_scales[0], sum.y *= row_scales[1], sum.z *= row_scales[2], sum.w *= row_scales[3];
       return sum;
     };
+    if constexpr (Weight::kOffsets) {
+      bool finite = true;
+      const auto is_finite = [](float sum) { return fabsf(sum) < CUDART_INF_F; };
+#pragma unroll 4
+      for (int token = local_token; token < tokens; token += kTokenStep) {
+        const float4 sum = finished(token);
+        finite = finite && is_finite(sum.x) && is_finite(sum.y) && is_finite(sum.z) && is_finite(sum.w);
+      }
+      if (!finite) {
+        // Put right where they lie, so that what follows has one way alone.
+        wait_for_previous_grid();
+#pragma unroll 1
+        for (int token = local_token; token < tokens; token += kTokenStep) {
+          const float4 sum = finished(token);
+          float values[4] = {sum.x, sum.y, sum.z, sum.w};
+          repair_sums<true, T>(p, first_row + token, column, values);
+          *reinterpret_cast<float4*>(own + token * kPitch) = make_float4(values[0], values[1], values[2], values[3]);
+          for (int away = 1; away < share.splits; ++away) {
+            *reinterpret_cast<float4*>(exchange + (((away - 1) * share.tokens + token) * Shape::kRows + local_column) *
+                                                      4) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          }
+        }
+      }
+    }
     const bool vectors = !epilogue.gated && epilogue.activation == NVB_NONE && epilogue.vectors && column + 4 <= p.n;
     if (vectors && epilogue.residual != nullptr && epilogue.residual_vectors) {
       // The residual may be the output, so its loads do not pass stores by themselves.

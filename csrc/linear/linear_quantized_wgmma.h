@@ -1,5 +1,6 @@
 // The host side of linear_quantized_wgmma.cuh, for the dispatcher of nvb_cuda_linear_quantized: compute capability 9.0,
-// m up to 64, no offsets. Parameters are valid, x in BF16 or F16 in 16-byte aligned rows, k a multiple of 64.
+// m up to 64, with offsets from 17 on. Parameters are valid, x in BF16 or F16 in 16-byte aligned rows, k a multiple
+// of 64.
 #pragma once
 
 #include "linear_quantized.h"
@@ -7,7 +8,16 @@
 namespace nvb {
 namespace quantized {
 
-// Bytes of workspace: x in the kernels' own order.
+constexpr int kStageGroups = 32;
+
+// Steps of kStageGroups groups, whose sums of x meet the offsets; 0 without offsets.
+inline int64_t sum_stages(const nvb_linear_quantized_params& params) {
+  if (params.offsets == nullptr) return 0;
+  const int64_t groups = (params.k + params.group - 1) / params.group;
+  return (groups + kStageGroups - 1) / kStageGroups;
+}
+
+// Bytes of workspace: x in the kernels' own order, and its groups' sums.
 size_t wgmma_workspace(const nvb_linear_quantized_params& params);
 
 // Two kernels, each of which may start during the one before it.
@@ -39,6 +49,9 @@ constexpr int most_foreign(int tokens, int most_splits) {
 template <uint32_t Encoding, typename T>
 cudaError_t launch_wgmma_encoding(const nvb_linear_quantized_params& params, const nvb_launch& launch,
                                   const WgmmaPlan& plan);
+template <typename T>
+cudaError_t launch_wgmma_int4_offsets(const nvb_linear_quantized_params& params, const nvb_launch& launch,
+                                      const WgmmaPlan& plan);
 
 }  // namespace quantized
 }  // namespace nvb

@@ -2,6 +2,8 @@
 // H200.
 #pragma once
 
+#include <algorithm>
+
 #include "linear_quantized_wgmma.cuh"
 #include "linear_quantized_wgmma.h"
 
@@ -16,7 +18,11 @@ cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const 
   if (error != cudaSuccess) return error;
   const int chunks = static_cast<int>((params.k + kStageK - 1) / kStageK * kStageChunks);
   const int steps = chunks / kStageChunks;
-  const WgmmaShare share = {splits, (Tokens + splits - 1) / splits, steps / splits, steps % splits};
+  const int sums = static_cast<int>(sum_stages(params));
+  const WgmmaShare share = {splits,       (Tokens + splits - 1) / splits, steps / splits, steps % splits, sums / splits,
+                            sums % splits};
+  // Of a token: 16 elements of x each, and the groups' sums to their last stage.
+  const int threads = std::max(chunks * 4, static_cast<int>(sums * kStageGroups * params.group / 16));
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -25,13 +31,13 @@ cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const 
   attributes[1].val.clusterDim.y = static_cast<unsigned>(splits);
   attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>((chunks * 4 + 127) / 128), static_cast<unsigned>(params.m));
+  config.gridDim = dim3(static_cast<unsigned>((threads + 127) / 128), static_cast<unsigned>(params.m));
   config.blockDim = 128;
   config.stream = launch.stream;
   config.attrs = attributes;
   config.numAttrs = 1;
   error = cudaLaunchKernelEx(&config, linear_quantized_arrange_input<Weight, T, Tokens>, params,
-                             static_cast<char*>(params.workspace), chunks);
+                             static_cast<char*>(params.workspace), chunks, sums);
   if (error != cudaSuccess) return error;
   config.gridDim = dim3(static_cast<unsigned>((params.n + Shape::kRows - 1) / Shape::kRows),
                         static_cast<unsigned>(splits), static_cast<unsigned>((params.m + Tokens - 1) / Tokens));
@@ -45,7 +51,9 @@ cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const 
 template <typename Weight, int GroupK, typename T>
 cudaError_t launch_wgmma_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch,
                               const WgmmaPlan& plan) {
-  if (plan.tokens == 16) return launch_wgmma_shape<Weight, T, 16, GroupK, 2, 5, 2>(params, launch, plan.splits);
+  if constexpr (!Weight::kOffsets) {
+    if (plan.tokens == 16) return launch_wgmma_shape<Weight, T, 16, GroupK, 2, 5, 2>(params, launch, plan.splits);
+  }
   if (plan.tokens == 32) {
     return plan.warpgroups == 4 ? launch_wgmma_shape<Weight, T, 32, GroupK, 4, 4, 1>(params, launch, plan.splits)
                                 : launch_wgmma_shape<Weight, T, 32, GroupK, 2, 8, 1>(params, launch, plan.splits);
@@ -55,20 +63,32 @@ cudaError_t launch_wgmma_plan(const nvb_linear_quantized_params& params, const n
                                 : launch_wgmma_shape<Weight, T, 64, GroupK, 2, 6, 1>(params, launch, plan.splits);
 }
 
+template <bool Offsets, typename T>
+cudaError_t launch_wgmma_int4(const nvb_linear_quantized_params& params, const nvb_launch& launch,
+                              const WgmmaPlan& plan) {
+  using Fine = Int4Weight<Scales::kGroups32, Offsets>;
+  using Coarse = Int4Weight<Scales::kGroups64, Offsets>;
+  switch (params.group) {
+    case 32:
+      return launch_wgmma_plan<Fine, 32, T>(params, launch, plan);
+    case 64:
+      return launch_wgmma_plan<Coarse, 64, T>(params, launch, plan);
+    default:
+      return launch_wgmma_plan<Coarse, 128, T>(params, launch, plan);
+  }
+}
+
+template <typename T>
+cudaError_t launch_wgmma_int4_offsets(const nvb_linear_quantized_params& params, const nvb_launch& launch,
+                                      const WgmmaPlan& plan) {
+  return launch_wgmma_int4<true, T>(params, launch, plan);
+}
+
 template <uint32_t Encoding, typename T>
 cudaError_t launch_wgmma_encoding(const nvb_linear_quantized_params& params, const nvb_launch& launch,
                                   const WgmmaPlan& plan) {
   if constexpr (Encoding == NVB_INT4) {
-    using Fine = Int4Weight<Scales::kGroups32, false>;
-    using Coarse = Int4Weight<Scales::kGroups64, false>;
-    switch (params.group) {
-      case 32:
-        return launch_wgmma_plan<Fine, 32, T>(params, launch, plan);
-      case 64:
-        return launch_wgmma_plan<Coarse, 64, T>(params, launch, plan);
-      default:
-        return launch_wgmma_plan<Coarse, 128, T>(params, launch, plan);
-    }
+    return launch_wgmma_int4<false, T>(params, launch, plan);
   } else {
     if (params.scale_kind == NVB_SCALES_ROWS) {
       return launch_wgmma_plan<ByteWeight<Encoding, Scales::kRows>, 0, T>(params, launch, plan);

@@ -5,15 +5,20 @@
 // first operand holds its k (Weight::x_offset): the order of k is free as long as both operands share it. A small
 // kernel writes all stages of x in that form to a workspace, because copies that also reorder move 4 bytes each, and
 // there are too many of them. Then a stage of x is one bulk copy.
+//
+// With offsets further stages follow those of x: of the sums of x over kStageGroups groups, as second operands of
+// wgmma in tf32, with the offsets of these groups in the place of W.
 #pragma once
 
-#include "linear_quantized_weight.cuh"
+#include "linear_quantized_raw.cuh"
+#include "linear_quantized_wgmma.h"
 
 namespace nvb {
 namespace quantized {
 
 constexpr int kStageChunks = 2;
 constexpr int kStageK = kStageChunks * kChunk;
+constexpr int kChunkGroups = kStageGroups / kStageChunks;
 constexpr int kProducers = 128;
 
 // A barrier for the producers alone.
@@ -47,10 +52,22 @@ struct InputStage {
   static constexpr int kBytes = kStageChunks * kChunkBytes;
 };
 
-// A thread writes the two pieces of a token that meet one instruction of the first operand.
+template <typename T>
+__device__ __forceinline__ float2 pair_to_floats(uint32_t pair) {
+  if constexpr (kIsBf16<T>) {
+    return __bfloat1622float2(as_bf16(pair));
+  } else {
+    return __half22float2(as_f16(pair));
+  }
+}
+
+// A thread writes the two pieces of a token that meet one instruction of the first operand. With offsets it is one of
+// the neighbours that sum a group, too: a row of sums is an instruction's 8 k after the other's, of which k = t is the
+// leading part of group 4 i + t, k = t + 4 the rest. Groups past the end are 0.
 template <typename Weight, typename T, int Tokens>
 __global__ void __launch_bounds__(128)
-    linear_quantized_arrange_input(const nvb_linear_quantized_params p, char* __restrict__ arranged, const int chunks) {
+    linear_quantized_arrange_input(const nvb_linear_quantized_params p, char* __restrict__ arranged, const int chunks,
+                                   const int sum_stages) {
 #if __CUDA_ARCH__ == 900
   allow_next_grid();
   const int index = blockIdx.x * 128 + threadIdx.x;
@@ -58,11 +75,12 @@ __global__ void __launch_bounds__(128)
   const int64_t token = blockIdx.y;
   const int chunk = index / 4;
   const int row = static_cast<int>(token % Tokens);
-  char* const target = arranged + (token / Tokens * chunks + chunk) * InputStage<Tokens>::kChunkBytes + row * 128;
+  const int64_t first_chunk = token / Tokens * (chunks + sum_stages * kStageChunks);
+  char* const target = arranged + (first_chunk + chunk) * InputStage<Tokens>::kChunkBytes + row * 128;
   const T* const source =
       static_cast<const T*>(p.input) + token * p.input_stride + static_cast<int64_t>(chunk) * kChunk;
   wait_for_previous_grid();
-  if (chunk >= chunks) return;
+  if (!Weight::kOffsets && chunk >= chunks) return;
   uint2 words[4] = {};
   if (static_cast<int64_t>(chunk) * kChunk < p.k) {
 #pragma unroll
@@ -71,6 +89,30 @@ __global__ void __launch_bounds__(128)
       words[t] =
           Weight::kWords == 4 ? raw : make_uint2(__byte_perm(raw.x, raw.y, 0x5410), __byte_perm(raw.x, raw.y, 0x7632));
     }
+  }
+  if constexpr (Weight::kOffsets) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const float2 first = pair_to_floats<T>(words[t].x), second = pair_to_floats<T>(words[t].y);
+      sum += (first.x + first.y) + (second.x + second.y);
+      words[t] = make_uint2(RawInt4<T>::scale_input(words[t].x), RawInt4<T>::scale_input(words[t].y));
+    }
+    // Whole warps leave below: there are 64 threads or more for the groups of a stage.
+    const int lanes = static_cast<int>(p.group) / 16;  // of a group
+    const int stage_group = index / lanes;
+    if (stage_group >= sum_stages * kStageGroups) return;
+    for (int lane = 1; lane < lanes; lane *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+    if (index % lanes == 0) {
+      const uint32_t leading = __float_as_uint(sum) & 0xffffe000u;
+      char* const sums = arranged +
+                         (first_chunk + chunks + stage_group / kChunkGroups) * InputStage<Tokens>::kChunkBytes +
+                         row * 128 + stage_group % 4 * 4;
+      const int piece = stage_group % kChunkGroups / 4 * 2;
+      *reinterpret_cast<uint32_t*>(sums + (piece ^ (row % 8)) * 16) = leading;
+      *reinterpret_cast<float*>(sums + ((piece + 1) ^ (row % 8)) * 16) = sum - __uint_as_float(leading);
+    }
+    if (chunk >= chunks) return;
   }
   store16(target + ((2 * instruction) ^ (row % 8)) * 16, make_uint4(words[0].x, words[1].x, words[2].x, words[3].x));
   store16(target + ((2 * instruction + 1) ^ (row % 8)) * 16,
@@ -122,10 +164,11 @@ __device__ __forceinline__ void decode_alternate(uint32_t word, const uint32_t (
 template <typename Weight, int GroupK, int Rows>
 class WeightStage;
 
-// Int4: a block of 16 rows keeps its two tiles as they are, then its groups' scales, 32 bytes each.
-template <Scales Kind, int GroupK, int Rows>
-class WeightStage<Int4Weight<Kind, false>, GroupK, Rows> {
-  using Weight = Int4Weight<Kind, false>;
+// Int4: a block of 16 rows keeps its two tiles as they are, then its groups' scales, 32 bytes each. A stage of offsets
+// has those of kStageGroups groups where the tiles of a block are otherwise.
+template <Scales Kind, bool Offsets, int GroupK, int Rows>
+class WeightStage<Int4Weight<Kind, Offsets>, GroupK, Rows> {
+  using Weight = Int4Weight<Kind, Offsets>;
 
  public:
   static constexpr int kBlocks = Rows / kTileRows;
@@ -133,6 +176,7 @@ class WeightStage<Int4Weight<Kind, false>, GroupK, Rows> {
   static constexpr int kGroups = kStageK / GroupK;
   static constexpr int kScaleBytes = kGroups * 32;
   static constexpr int kBytes = kBlocks * (kBlockBytes + kScaleBytes);
+  static_assert(kStageGroups * 32 == kBlockBytes, "offsets of a stage's groups take the place of a block's tiles");
 
   __device__ __forceinline__ WeightStage(const nvb_linear_quantized_params& p, int64_t first_row) {
     const int64_t first_block = first_row / kTileRows;
@@ -141,6 +185,7 @@ class WeightStage<Int4Weight<Kind, false>, GroupK, Rows> {
     groups_ = static_cast<int>((p.k + GroupK - 1) / GroupK);
     weight_ = static_cast<const char*>(p.weight) + first_block * chunks_ * 512;
     scales_ = static_cast<const char*>(p.scales) + first_block * groups_ * 32;
+    offsets_ = static_cast<const char*>(p.offsets) + (Offsets ? first_block * groups_ * 32 : 0);
   }
 
   __device__ __forceinline__ void copy(int step, char* stage) const {
@@ -181,33 +226,64 @@ class WeightStage<Int4Weight<Kind, false>, GroupK, Rows> {
     }
   }
 
+  __device__ __forceinline__ void copy_offsets(int step, char* stage) const {
+    const int thread = threadIdx.x % kProducers;
+    constexpr int kPieces = kBlockBytes / 16;
+    constexpr int kTogether = kProducers / kPieces;
+    const int piece = thread % kPieces, first_block = thread / kPieces;
+    const bool inside = piece < 2 * (groups_ - step * kStageGroups);
+    const int stride = groups_ * 32;  // of 256 rows less than 2^31, as k is at most 2^20
+    const int source = first_block * stride + step * kBlockBytes + piece * 16;
+    const uint32_t target = shared_address(stage) + thread * 16;
+#pragma unroll
+    for (int i = 0; i < kBlocks / kTogether; ++i) {
+      const bool valid = inside && first_block + i * kTogether < blocks_;
+      copy16(target + i * kProducers * 16, offsets_ + (valid ? source + i * kTogether * stride : 0), valid);
+    }
+  }
+
   // Words of chunk `chunk` of block `block`, and the scales of rows g and g + 8 in group `group` of the stage.
   static __device__ __forceinline__ void read(const char* stage, int block, int chunk,
                                               uint32_t (&words)[Weight::kWords]) {
     const uint4 raw = load16(stage + block * kBlockBytes + chunk * 512 + threadIdx.x % 32 * 16);
     words[0] = raw.x, words[1] = raw.y, words[2] = raw.z, words[3] = raw.w;
   }
-  // Int4Weight::fragment.
+  // Int4Weight::fragment, or with offsets RawInt4's.
   template <typename T>
   static __device__ __forceinline__ void fragment(const uint32_t (&words)[Weight::kWords], const uint32_t (&bits)[2],
                                                   int j, uint32_t (&a)[4]) {
-    constexpr uint32_t kMinusEight = kIsBf16<T> ? 0xc308c308u : 0xe408e408u;
+    if constexpr (Offsets) {
+      RawInt4<T>::fragment(words[j], a);
+    } else {
+      constexpr uint32_t kMinusEight = kIsBf16<T> ? 0xc308c308u : 0xe408e408u;
 #pragma unroll
-    for (int p = 0; p < 4; ++p) a[p] = add_pairs<T>(mask_or<0x000f000fu>(words[j] >> (4 * p), bits[0]), kMinusEight);
+      for (int p = 0; p < 4; ++p) a[p] = add_pairs<T>(mask_or<0x000f000fu>(words[j] >> (4 * p), bits[0]), kMinusEight);
+    }
   }
   // What `fragment` wants in registers.
   template <typename T>
   static __device__ __forceinline__ void constants(uint32_t (&bits)[2]) {
-    bits[0] = bits[1] = in_register(kIsBf16<T> ? 0x43004300u : 0x64006400u);
+    bits[0] = bits[1] = Offsets ? 0 : in_register(kIsBf16<T> ? 0x43004300u : 0x64006400u);
   }
   __device__ __forceinline__ float2 scale(const char* stage, int, int block, int group) const {
-    const char* const scales = stage + kBlocks * kBlockBytes + block * kScaleBytes + group * 32;
-    return __half22float2(as_f16(*reinterpret_cast<const uint32_t*>(scales + threadIdx.x % 32 / 4 * 4)));
+    return rows_pair(stage + kBlocks * kBlockBytes + block * kScaleBytes + group * 32);
+  }
+  // The first operand of instruction j of a stage of offsets: those of groups 4 j + t, for both parts of their sums.
+  static __device__ __forceinline__ void offsets(const char* stage, int block, int j, uint32_t (&a)[4]) {
+    const float2 pair = rows_pair(stage + block * kBlockBytes + (4 * j + threadIdx.x % 4) * 32);
+    a[0] = a[2] = __float_as_uint(pair.x);
+    a[1] = a[3] = __float_as_uint(pair.y);
   }
 
  private:
+  // Of a group's 16 numbers those of rows g and g + 8.
+  static __device__ __forceinline__ float2 rows_pair(const char* group) {
+    return __half22float2(as_f16(*reinterpret_cast<const uint32_t*>(group + threadIdx.x % 32 / 4 * 4)));
+  }
+
   const char* weight_;
   const char* scales_;
+  const char* offsets_;
   int blocks_;
   int chunks_;
   int groups_;

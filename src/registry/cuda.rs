@@ -107,7 +107,7 @@ pub const KERNELS: &[Kernel] = &[
         "linear_quantized_wgmma",
         QUANTIZED,
         Limits { rows: 64, ..HOPPER },
-        "On compute capability 9.0: up to 64 tokens by warpgroups' tensor cores, the rows of the weight cut along K; without zero points.",
+        "On compute capability 9.0: up to 64 tokens by warpgroups' tensor cores, the rows of the weight cut along K; with zero points from 17 tokens on.",
     ),
     quantized(
         "linear_quantized_decode",

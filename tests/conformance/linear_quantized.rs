@@ -179,6 +179,35 @@ fn large_int4_weights() {
     check("quantised linear", &cases, test);
 }
 
+/// Int4 weights with zero points and more rows than the kernels for few take: groups that fill their stages and that do
+/// not, divided and undivided, half a group at the end, every number of rows of W a block, and infinities.
+#[test]
+fn offsets_of_many_rows() {
+    let shapes = [
+        (17, 40, 4160),
+        (33, 264, 2112),
+        (64, 136, 1088),
+        (32, 1000, 4096),
+        (20, 17000, 320),
+        (50, 17000, 192),
+        (64, 25600, 64),
+    ];
+    let mut cases = Vec::new();
+    for (i, (m, n, k)) in shapes.into_iter().enumerate() {
+        for (j, group) in [32, 64, 128].into_iter().enumerate() {
+            if n > 10_000 && i % 3 != j {
+                continue; // large, and the same again
+            }
+            let format = Format::new(Encoding::Int4, Granularity::Groups(group), true, false).unwrap();
+            let (input, output, activation) = ([DType::Bf16, DType::F16][(i + j) % 2], DType::F32, Activation::None);
+            let (bias, gated, layout) = (i == 2, i == 1, PLAIN);
+            let special = (m == 17).then_some(f64::INFINITY);
+            cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
+        }
+    }
+    check("quantised linear", &cases, test);
+}
+
 #[test]
 fn special_values_stay_in_their_row() {
     let mut cases = Vec::new();
