@@ -66,6 +66,19 @@ cudaError_t launch_ring(Params p, Launch launch) {
                                    : launch_linear_gemv_ring<__nv_bfloat16>(p, launch);
 }
 
+bool skinny_ring_can(Params p, Launch launch) {
+  return launch.capability >= 90 && p.m <= 16 && fits_tensor_cores(p, launch) && linear_skinny_ring_takes(p, launch);
+}
+
+bool fits_skinny_ring(Params p, Launch launch) {
+  return skinny_ring_can(p, launch) && p.m >= 2 && p.k >= 1024;
+}
+
+cudaError_t launch_skinny_ring(Params p, Launch launch) {
+  return p.weight_dtype == NVB_F16 ? launch_linear_skinny_ring<__half>(p, launch)
+                                   : launch_linear_skinny_ring<__nv_bfloat16>(p, launch);
+}
+
 cudaError_t launch_skinny(Params p, Launch launch) {
   return p.weight_dtype == NVB_F16 ? launch_linear_skinny<__half>(p, launch)
                                    : launch_linear_skinny<__nv_bfloat16>(p, launch);
@@ -86,6 +99,7 @@ bool never(Params, Launch) {
 // tiles read x and W fewer times, smaller ones give every multiprocessor work: a tile is taken once it fills a
 // good part of the device.
 constexpr Kernel kKernels[] = {
+    {"linear_skinny_ring", fits_skinny_ring, launch_skinny_ring, skinny_ring_can},
     {"linear_skinny", [](Params p, Launch l) { return p.m >= 3 && p.m <= 8 && fits_tensor_cores(p, l); }, launch_skinny,
      [](Params p, Launch l) { return p.m <= 8 && fits_tensor_cores(p, l); }},
     {"linear_gemv_ring", fits_ring, launch_ring, ring_can},

@@ -255,6 +255,35 @@ fn one_row_and_a_long_k() {
     check("linear", &cases, test);
 }
 
+/// Few rows against a weight with long rows, which a GPU may share out in one wave: one block and clusters along K, whole
+/// steps of rows and cut ones, fewer rows than blocks, K that is not whole units, and what is too short or too long.
+#[test]
+fn few_rows_and_a_long_k() {
+    let mut cases = Vec::new();
+    for (dtype, other) in [(DType::Bf16, DType::F16), (DType::F16, DType::Bf16)] {
+        let case = Case { input: dtype, weight: dtype, output: dtype, ..CASE };
+        for (n, k) in [(1, 1024), (7, 1288), (200, 2056), (70, 5144), (40, 10_248), (9, 20_488)] {
+            for (m, layout) in [(2, PLAIN), (8, PITCHED), (13, PITCHED), (16, PLAIN)] {
+                let case = Case { m, n, k, layout, ..case };
+                cases.push(Case { output: DType::F32, bias: Some(DType::F32), residual: Residual::Output, ..case });
+                cases.push(Case { residual: Residual::Apart(other), borrowed: true, ..case });
+                cases.push(Case { gated: true, activation: Activation::Silu, bias: Some(dtype), ..case });
+            }
+        }
+        for m in [5, 16] {
+            for special in [f64::NAN, f64::INFINITY] {
+                cases.push(Case { m, n: 133, k: 2056, special: Some(special), ..case });
+                cases.push(Case { m, n: 37, k: 10_248, special: Some(special), ..case });
+            }
+        }
+        // Many steps for each block, so that what it reads into comes round.
+        cases.push(Case { m: 6, n: 4801, k: 1032, bias: Some(dtype), ..case });
+        cases.push(Case { m: 16, n: 4801, k: 1032, bias: Some(dtype), ..case });
+        cases.push(Case { m: 11, n: 1301, k: 2560, gated: true, activation: Activation::GeluTanh, ..case });
+    }
+    check("linear", &cases, test);
+}
+
 #[test]
 fn magnitudes() {
     let mut cases = Vec::new();
