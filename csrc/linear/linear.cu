@@ -67,16 +67,37 @@ cudaError_t launch_ring(Params p, Launch launch) {
 }
 
 bool skinny_ring_can(Params p, Launch launch) {
-  return launch.capability >= 90 && p.m <= 16 && fits_tensor_cores(p, launch) && linear_skinny_ring_takes(p, launch);
+  return launch.capability >= 90 && p.m <= 8 && fits_tensor_cores(p, launch) && linear_skinny_ring_takes(p, launch);
 }
 
+// Where it was measured to take less time than linear_gemv (2 rows) and linear_skinny (linear_skinny_ring.cuh has the
+// figures): 8 to 10 % at 4 and 8 rows from 20480 x 2560 to 14336 x 4096, and 1 and 5 % at 2; 9 to 13 % at 262144 x
+// 2560, but nothing at 2 rows; 2 and 5 % at 2560 x 10240, in clusters. Up to 13824 x 1152 there was nothing to gain.
 bool fits_skinny_ring(Params p, Launch launch) {
-  return skinny_ring_can(p, launch) && p.m >= 2 && p.k >= 1024;
+  constexpr int64_t kLeast = int64_t{20480} * 2560, kLeastInClusters = int64_t{2560} * 10240;
+  constexpr int64_t kMost = int64_t{1} << 26;  // of larger weights at 2 rows and in clusters
+  if (!skinny_ring_can(p, launch)) return false;
+  const int64_t elements = p.n * p.k;
+  if (p.k >= 8192) return p.m >= 3 && elements >= kLeastInClusters && elements <= kMost;
+  return p.k >= 2560 && p.k <= 4096 && elements >= kLeast && p.m >= (elements <= kMost ? 2 : 3);
 }
 
 cudaError_t launch_skinny_ring(Params p, Launch launch) {
   return p.weight_dtype == NVB_F16 ? launch_linear_skinny_ring<__half>(p, launch)
                                    : launch_linear_skinny_ring<__nv_bfloat16>(p, launch);
+}
+
+bool skinny_can(Params p, Launch launch) {
+  return p.m <= 8 && fits_tensor_cores(p, launch);
+}
+
+// From three tokens on the f32 units would issue more instructions than tensor cores need (linear_skinny.cuh). At two,
+// linear_gemv reads faster unless its blocks end in a short second or third wave: 4096 x 2560 takes it 9.9 µs and
+// 13824 x 1152 14.0, where linear_skinny needs 7.7 and 12.3 for four tokens. One wave does for 2560 x 2048 (4.9
+// and 5.1), and a long one for larger weights (15.7 and 16.0 for 2560 x 10240; 31.3 and 34.6 for 3840 x 15360).
+bool fits_skinny(Params p, Launch launch) {
+  const bool short_waves = launch.capability >= 90 && p.n >= 4096 && p.k >= 1024 && p.n * p.k <= int64_t{1} << 24;
+  return skinny_can(p, launch) && p.m >= (short_waves ? 2 : 3);
 }
 
 cudaError_t launch_skinny(Params p, Launch launch) {
@@ -95,13 +116,11 @@ bool never(Params, Launch) {
   return false;
 }
 
-// From three tokens on the f32 units would issue more instructions than tensor cores need (linear_skinny.cuh). Larger
-// tiles read x and W fewer times, smaller ones give every multiprocessor work: a tile is taken once it fills a
+// Larger tiles read x and W fewer times, smaller ones give every multiprocessor work: a tile is taken once it fills a
 // good part of the device.
 constexpr Kernel kKernels[] = {
     {"linear_skinny_ring", fits_skinny_ring, launch_skinny_ring, skinny_ring_can},
-    {"linear_skinny", [](Params p, Launch l) { return p.m >= 3 && p.m <= 8 && fits_tensor_cores(p, l); }, launch_skinny,
-     [](Params p, Launch l) { return p.m <= 8 && fits_tensor_cores(p, l); }},
+    {"linear_skinny", fits_skinny, launch_skinny, skinny_can},
     {"linear_gemv_ring", fits_ring, launch_ring, ring_can},
     {"linear_gemv", [](Params p, Launch) { return p.m <= 8 && rows_are_aligned(p); }, launch_gemv},
     {"linear_gemv_unaligned", [](Params p, Launch) { return p.m <= 8; }, launch_gemv},

@@ -19,7 +19,7 @@ bool linear_gemv_ring_takes(const nvb_linear_params& params, const nvb_launch& l
 template <typename T>
 cudaError_t launch_linear_skinny(const nvb_linear_params& params, const nvb_launch& launch);
 
-// linear_skinny_ring.cu: 1 ≤ m ≤ 16 on tensor cores, compute capability 9.0; x and W of dtype T, aligned; what
+// linear_skinny_ring.cu: 1 ≤ m ≤ 8 on tensor cores, compute capability 9.0; x and W of dtype T, aligned; what
 // linear_skinny_ring_takes.
 template <typename T>
 cudaError_t launch_linear_skinny_ring(const nvb_linear_params& params, const nvb_launch& launch);

@@ -346,4 +346,56 @@ mod tests {
             assert!(taken >= 3, "each product has a kernel");
         }
     }
+
+    /// Just on both sides of each condition of csrc/linear/linear.cu for few rows.
+    #[test]
+    fn few_rows_have_these_defaults() {
+        const RING: &str = "linear_skinny_ring";
+        const SKINNY: &str = "linear_skinny";
+        const GEMV: &str = "linear_gemv";
+        let launch = Launch {
+            stream: std::ptr::null_mut(),
+            capability: 90,
+            multiprocessors: 132,
+            shared_bytes_per_block: 232_448,
+            l2_bytes: 50 << 20,
+        };
+        let at = 4096 as *mut std::ffi::c_void;
+        // Rows and columns of the weight, the kernel of 2 rows and that of 3 to 8.
+        for (n, k, two, more) in [
+            (20480, 2560, RING, RING),
+            (20479, 2560, GEMV, SKINNY),
+            (26214, 2560, RING, RING),
+            (26215, 2560, GEMV, RING),
+            (262_144, 2560, GEMV, RING),
+            (26000, 2552, GEMV, SKINNY),
+            (14336, 4096, RING, RING),
+            (14336, 4104, GEMV, SKINNY),
+            (8000, 8184, GEMV, SKINNY),
+            (8192, 8192, GEMV, RING),
+            (8193, 8192, GEMV, SKINNY),
+            (2560, 10240, GEMV, RING),
+            (2559, 10240, GEMV, SKINNY),
+            (2560, 10248, GEMV, SKINNY),
+            (4096, 2560, SKINNY, SKINNY),
+            (4095, 2560, GEMV, SKINNY),
+            (4096, 4096, SKINNY, SKINNY),
+            (4097, 4096, GEMV, SKINNY),
+            (13824, 1152, SKINNY, SKINNY),
+            (16384, 1024, SKINNY, SKINNY),
+            (16384, 1016, GEMV, SKINNY),
+        ] {
+            for (m, kernel) in [(2, two), (3, more), (8, more), (9, "linear_mma_16x32")] {
+                for dtype in [DType::F16, DType::Bf16] {
+                    let x = Tensor::new(at, dtype, &[m, k]);
+                    let y = Tensor::new(at, dtype, &[m, n]);
+                    let weight = WeightView::float(at, dtype, n, k, k, false);
+                    let op = Linear::new(x, weight, None, Activation::None, y).unwrap();
+                    // SAFETY: the call reads its structs alone.
+                    let chosen = text(unsafe { nvb_cuda_linear_kernel_name(&linear::params(&op, dtype), &launch) });
+                    assert_eq!(chosen, kernel, "{m} rows, {n} x {k}, {dtype}");
+                }
+            }
+        }
+    }
 }

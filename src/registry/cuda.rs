@@ -50,8 +50,8 @@ pub const KERNELS: &[Kernel] = &[
     float(
         "linear_skinny_ring",
         HALVES,
-        Limits { capability: 90, rows: 16, ..VECTORS },
-        "From compute capability 9.0 on: tensor cores for up to 16 tokens, K from 256 to 20,480; bulk copies stream the weight through shared memory.",
+        Limits { capability: 90, rows: 8, ..VECTORS },
+        "From compute capability 9.0 on: tensor cores for up to 8 tokens, K from 256 to 10,240; bulk copies stream the weight through shared memory.",
     ),
     float(
         "linear_skinny",

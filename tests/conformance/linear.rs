@@ -62,6 +62,11 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 fn test(run: &mut Run, case: &Case) -> Outcome {
+    test_by(run, case, None)
+}
+
+/// The same by the kernel of this name where the device has it for the product.
+fn test_by(run: &mut Run, case: &Case, kernel: Option<&str>) -> Outcome {
     let &Case { m, n, k, activation, .. } = case;
     let mut x = rounded(case.input, &run.random.normals(m * k, case.magnitude));
     if let Some(special) = case.special {
@@ -105,7 +110,16 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
     }
     let op = Linear::new(input, weight.view(), biases.map(|(tensor, _)| tensor), activation, output)?;
-    run.executor().linear(&op.with_residual(residual)?, run.stream.raw())?;
+    let op = op.with_residual(residual)?;
+    let executor = run.executor();
+    let by = |name| executor.linear_candidates(&op).into_iter().find(|choice| choice.kernel.kernel().name == name);
+    match kernel.and_then(by) {
+        Some(choice) => {
+            let ran = executor.linear_with(&op, &choice, run.stream.raw())?;
+            ran.ok_or_else(|| format!("{} does not do what it can", choice.kernel.kernel().name))?;
+        }
+        None => executor.linear(&op, run.stream.raw())?,
+    }
     match activation {
         Activation::None => run.expect_summed("output", &output, &reference, &terms),
         _ => run.expect_activated("output", &output, &reference, &most),
@@ -255,33 +269,39 @@ fn one_row_and_a_long_k() {
     check("linear", &cases, test);
 }
 
-/// Few rows against a weight with long rows, which a GPU may share out in one wave: one block and clusters along K, whole
-/// steps of rows and cut ones, fewer rows than blocks, K that is not whole units, and what is too short or too long.
+/// Few rows against a weight with long rows, which a GPU may share out in one wave: rings for each warp and for the block,
+/// clusters along K, whole steps of rows and cut ones, fewer rows than blocks, K that is not whole units, what is too long
+/// or has too many rows. By name, because weights as small as these have another default.
 #[test]
 fn few_rows_and_a_long_k() {
     let mut cases = Vec::new();
     for (dtype, other) in [(DType::Bf16, DType::F16), (DType::F16, DType::Bf16)] {
         let case = Case { input: dtype, weight: dtype, output: dtype, ..CASE };
-        for (n, k) in [(1, 1024), (7, 1288), (200, 2056), (70, 5144), (40, 10_248), (9, 20_488)] {
-            for (m, layout) in [(2, PLAIN), (8, PITCHED), (13, PITCHED), (16, PLAIN)] {
+        for (n, k) in [(1, 256), (7, 1288), (200, 2560), (133, 2568), (70, 4096), (70, 4104), (70, 5128), (40, 10_240)]
+        {
+            for (m, layout) in [(2, PLAIN), (5, PITCHED), (8, PITCHED)] {
                 let case = Case { m, n, k, layout, ..case };
                 cases.push(Case { output: DType::F32, bias: Some(DType::F32), residual: Residual::Output, ..case });
                 cases.push(Case { residual: Residual::Apart(other), borrowed: true, ..case });
                 cases.push(Case { gated: true, activation: Activation::Silu, bias: Some(dtype), ..case });
             }
         }
-        for m in [5, 16] {
-            for special in [f64::NAN, f64::INFINITY] {
-                cases.push(Case { m, n: 133, k: 2056, special: Some(special), ..case });
-                cases.push(Case { m, n: 37, k: 10_248, special: Some(special), ..case });
+        for (m, n, k) in [(8, 9, 10_248), (9, 37, 2560), (16, 37, 4096)] {
+            cases.push(Case { m, n, k, bias: Some(dtype), ..case });
+        }
+        for special in [f64::NAN, f64::INFINITY] {
+            for (n, k) in [(133, 2056), (41, 5120), (37, 10_232)] {
+                cases.push(Case { n, k, special: Some(special), ..case });
             }
         }
         // Many steps for each block, so that what it reads into comes round.
-        cases.push(Case { m: 6, n: 4801, k: 1032, bias: Some(dtype), ..case });
-        cases.push(Case { m: 16, n: 4801, k: 1032, bias: Some(dtype), ..case });
-        cases.push(Case { m: 11, n: 1301, k: 2560, gated: true, activation: Activation::GeluTanh, ..case });
+        let many = if dtype == DType::Bf16 { [(4801, 1032), (2101, 5136)] } else { [(3301, 2560), (3301, 4104)] };
+        for (n, k) in many {
+            cases.push(Case { m: 6, n, k, bias: Some(dtype), ..case });
+        }
+        cases.push(Case { m: 3, n: 1701, k: 2560, gated: true, activation: Activation::GeluTanh, ..case });
     }
-    check("linear", &cases, test);
+    check("linear", &cases, |run, case| test_by(run, case, Some("linear_skinny_ring")));
 }
 
 #[test]
