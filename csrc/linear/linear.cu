@@ -71,15 +71,16 @@ bool skinny_ring_can(Params p, Launch launch) {
 }
 
 // Where it was measured to take less time than linear_gemv (2 rows) and linear_skinny (linear_skinny_ring.cuh has the
-// figures): 8 to 10 % at 4 and 8 rows from 20480 x 2560 to 14336 x 4096, and 1 and 5 % at 2; 9 to 13 % at 262144 x
-// 2560, but nothing at 2 rows; 2 and 5 % at 2560 x 10240, in clusters. Up to 13824 x 1152 there was nothing to gain.
+// figures): 4 to 11 % from 10240 x 2560 to 28672 x 4096 (1 % at 20480 x 2560 and 2 rows); 1 to 14 % for larger weights,
+// but nothing at 2 rows; 4 to 10 % from 2560 x 10240 to 5120 x 8192, in clusters. Smaller weights had nothing to gain.
 bool fits_skinny_ring(Params p, Launch launch) {
-  constexpr int64_t kLeast = int64_t{20480} * 2560, kLeastInClusters = int64_t{2560} * 10240;
-  constexpr int64_t kMost = int64_t{1} << 26;  // of larger weights at 2 rows and in clusters
+  constexpr int64_t kLeast = int64_t{10240} * 2560;
+  constexpr int64_t kMost = int64_t{1} << 26;  // at 2 rows and in clusters
   if (!skinny_ring_can(p, launch)) return false;
   const int64_t elements = p.n * p.k;
-  if (p.k >= 8192) return p.m >= 3 && elements >= kLeastInClusters && elements <= kMost;
-  return p.k >= 2560 && p.k <= 4096 && elements >= kLeast && p.m >= (elements <= kMost ? 2 : 3);
+  if (elements < kLeast) return false;
+  if (p.k >= 8192) return p.m >= 3 && elements <= kMost;
+  return p.k >= 2048 && p.k <= 5120 && p.m >= (elements <= kMost ? 2 : 3);
 }
 
 cudaError_t launch_skinny_ring(Params p, Launch launch) {

@@ -4,10 +4,10 @@
 namespace nvb {
 namespace skinny_ring {
 
-// Against a ring a block, a ring a warp took 5 to 7 % less at 20480 x 2560, 1 % less at 14336 x 4096 and a fifth more
-// at 262144 x 2560.
+// Against a ring a block, a ring a warp took 5 to 7 % less at 20480 x 2560, 32768 x 2560 and 128256 x 4096, 1 % less at
+// 14336 x 4096, 3 % more at 8192 x 5120, but a fifth more at 262144 x 2560.
 bool has_own_rings(const nvb_linear_params& p) {
-  return p.k <= 4096 && p.n * p.k <= int64_t{1} << 26;
+  return p.k <= 5120 && (p.k > 2560 || p.n <= 65536);
 }
 
 template <int Units, bool Own, typename Use>

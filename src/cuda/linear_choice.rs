@@ -363,14 +363,16 @@ mod tests {
         let at = 4096 as *mut std::ffi::c_void;
         // Rows and columns of the weight, the kernel of 2 rows and that of 3 to 8.
         for (n, k, two, more) in [
-            (20480, 2560, RING, RING),
-            (20479, 2560, GEMV, SKINNY),
+            (10240, 2560, RING, RING),
+            (10239, 2560, GEMV, SKINNY),
             (26214, 2560, RING, RING),
             (26215, 2560, GEMV, RING),
             (262_144, 2560, GEMV, RING),
-            (26000, 2552, GEMV, SKINNY),
+            (12801, 2048, RING, RING),
+            (13000, 2040, GEMV, SKINNY),
             (14336, 4096, RING, RING),
-            (14336, 4104, GEMV, SKINNY),
+            (8192, 5120, RING, RING),
+            (8192, 5128, GEMV, SKINNY),
             (8000, 8184, GEMV, SKINNY),
             (8192, 8192, GEMV, RING),
             (8193, 8192, GEMV, SKINNY),
