@@ -32,19 +32,6 @@ __device__ __forceinline__ void cp_async16(void* shared, const void* global, boo
 #endif
 }
 
-// The same of memory that is read once: first in line to leave L2.
-__device__ __forceinline__ void cp_async16_streaming(void* shared, const void* global, bool valid) {
-#if __CUDA_ARCH__ >= 800
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(valid ? 16 : 0), "l"(policy)
-               : "memory");
-#else
-  cp_async16(shared, global, valid);
-#endif
-}
-
 // Closes the group of this thread's copies since the last commit. A group may be empty.
 __device__ __forceinline__ void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800

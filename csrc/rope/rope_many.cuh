@@ -7,8 +7,9 @@
 // and the instructions that find them, and the cache's place, are paid once a warp and not once a head.
 //
 // The next kSlots tiles of a warp are on their way by cp.async. A lane reads only the 32 bytes of a tile that it copied
-// itself, so they need no barrier. They and the outputs are first in line to leave L2: so many tokens leave nothing of
-// them there for the next kernel.
+// itself, so they need no barrier. The outputs are first in line to leave L2: so many tokens leave nothing of them
+// there for the next kernel. The copies have no cache policy: from a createpolicy ahead of the loop, ptxas 13.0 makes
+// copies that name a register which nothing sets, an illegal instruction to an H200.
 //
 // Shared memory: 2 KiB of sines and cosines, 1 KiB a slot of a warp. Registers: at most 96 for kManyBlocks; the stack
 // is that of sincosf.
@@ -71,8 +72,7 @@ __global__ void __launch_bounds__(32 * kWarps, kManyBlocks)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const bool valid = inside[j] && is_valid(tile, head);
-        cp_async16_streaming(&slots[warp][slot][j][threadIdx.x & 31], valid ? source + start + column[j] : source,
-                             valid);
+        cp_async16(&slots[warp][slot][j][threadIdx.x & 31], valid ? source + start + column[j] : source, valid);
       }
     }
     cp_async_commit();

@@ -315,13 +315,13 @@ fn many_tokens() {
             cases.push(Case { output: dtype, norm, offset: 1.0, fused: true, cache: Some(dtype), ..case });
             cases.push(Case { rotary: None, cache: Some(dtype), ..case });
         }
-        // Heads of which some pass through, of which a cache keeps F32, without vectors, more than a warp has under way,
-        // and of four to a warp, the last of which are absent.
+        // Heads of which some pass through, of which a cache keeps F32, without vectors, so many that each place for
+        // tiles under way is filled again, and of four to a warp, the last of which are absent.
         let case = Case { tokens: 4224, output: dtype, norm: Some(DType::F32), ..many };
         cases.push(Case { dim: 24, in_place: true, ..case });
         cases.push(Case { cache: Some(DType::F32), in_place: true, ..case });
         cases.push(Case { layout: UNALIGNED, ..case });
-        cases.push(Case { query_heads: 84, kv_heads: 3, cache: Some(dtype), ..case });
+        cases.push(Case { query_heads: 164, kv_heads: 3, cache: Some(dtype), ..case });
         cases.push(Case { dim: 80, rotary: Some(32), query_heads: 5, fused: true, cache: Some(dtype), ..case });
     }
     cases.push(Case { tokens: 4224, top: 1500, kv_heads: 1, query_heads: 1, ..CASE });
