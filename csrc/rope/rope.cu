@@ -1,11 +1,11 @@
-// Launches the rope kernel of rope.cuh; rope.h has the formula, shapes and dtypes.
+// Launches the rope kernels of rope.cuh and rope_many.cuh; rope.h has the formula, shapes and dtypes.
 //
 // Inverse frequencies are computed on the host, by the powf that the CPU executor calls: one unit in the last place of
 // a frequency is 0.006 radians at position 100,000.
 #include <algorithm>
 #include <cmath>
 
-#include "rope.cuh"
+#include "rope_many.cuh"
 
 namespace nvb {
 namespace rope {
@@ -68,11 +68,12 @@ const float* inverse_frequencies(float base, int rotary_dim) {
   return table.values;
 }
 
-template <int Width, bool Prefetch, int Tokens>
-cudaError_t launch_tokens(const Arguments& arguments, int64_t blocks, unsigned threads, const nvb_launch& launch) {
-  const dim3 grid((static_cast<unsigned>(arguments.params.tokens) + Tokens - 1) / Tokens,
-                  static_cast<unsigned>(blocks));
-  return launch_overlapped(rope_kernel<Width, Prefetch, Tokens>, grid, dim3(threads), 0, &launch, arguments);
+// True if all tensors that are there are of the dtype, norms apart.
+bool are_all(const nvb_rope_params& p, uint32_t dtype) {
+  const auto is = [&](const void* pointer, uint32_t of) { return pointer == nullptr || of == dtype; };
+  return is(p.query, p.query_dtype) && is(p.key, p.key_dtype) &&
+         is(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype) && is(p.query_output, p.query_output_dtype) &&
+         is(p.key_output, p.key_output_dtype) && is(p.key_cache, p.cache_dtype);
 }
 
 template <int Width>
@@ -88,25 +89,35 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   const int64_t rows = static_cast<int64_t>(p.query != nullptr ? p.query_heads : 0) +
                        (p.key != nullptr ? p.kv_heads : 0) + (p.value_cache != nullptr ? p.kv_heads : 0);
   if (rows == 0) return cudaSuccess;
+  if constexpr (Width == 8) {
+    // What so many tokens read and write passes through L2 anyway. Fewer would leave multiprocessors without work,
+    // since a token has one block.
+    constexpr int kTokens = 32;  // a multiprocessor
+    if (p.tokens >= static_cast<int64_t>(kTokens) * launch.multiprocessors) {
+      const dim3 grid(static_cast<unsigned>(p.tokens));
+      constexpr dim3 block(32 * kWarps);
+      if (are_all(p, NVB_BF16)) {
+        return launch_overlapped(rope_many_kernel<__nv_bfloat16>, grid, block, 0, &launch, arguments);
+      }
+      if (are_all(p, NVB_F16)) {
+        return launch_overlapped(rope_many_kernel<__half>, grid, block, 0, &launch, arguments);
+      }
+    }
+  }
   // The heads of a token are spread evenly over as few blocks as hold them.
   const int64_t lanes = rows << arguments.lane_bits;
   const int64_t blocks = (lanes + kThreads - 1) / kThreads;
   if (blocks > 65535) return cudaErrorInvalidValue;
   const unsigned threads = static_cast<unsigned>(((lanes + blocks - 1) / blocks + 31) / 32 * 32);
   const auto is_wide = [](const void* pointer, uint32_t dtype) { return pointer != nullptr && dtype == NVB_F32; };
+  const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>(blocks));
   if constexpr (Width == 8) {
     if (!is_wide(p.query, p.query_dtype) && !is_wide(p.key, p.key_dtype) &&
         !is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype)) {
-      // Full blocks of two tokens that fill the device kRounds times read 35 MB on 132 multiprocessors, more than half
-      // of their L2: streaming takes little from the kernels that come next.
-      constexpr int64_t kRounds = 4;
-      const int64_t pairs = (static_cast<int64_t>(p.tokens) + 1) / 2;
-      return pairs * blocks >= kRounds * kBlocks * launch.multiprocessors
-                 ? launch_tokens<8, true, 2>(arguments, blocks, threads, launch)
-                 : launch_tokens<8, true, 1>(arguments, blocks, threads, launch);
+      return launch_overlapped(rope_kernel<8, true>, grid, dim3(threads), 0, &launch, arguments);
     }
   }
-  return launch_tokens<Width, false, 1>(arguments, blocks, threads, launch);
+  return launch_overlapped(rope_kernel<Width, false>, grid, dim3(threads), 0, &launch, arguments);
 }
 
 }  // namespace

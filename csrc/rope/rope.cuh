@@ -1,17 +1,13 @@
-// The rope kernel; rope.h has the formula, shapes and dtypes, rope.cu the launcher.
+// The rope kernel that takes every case; rope.h has the formula, shapes and dtypes, rope.cu the launcher, rope_many.cuh
+// the kernel for many tokens of 16-bit heads.
 //
-// A block takes one token, or two that follow each other, and some of their heads (queries, keys, then values), up to
-// 256 lanes; every head has 4 to 32 lanes. A lane holds kItems pairs of vectors of `Width` elements of each token:
-// i .. and i + r/2 .. of the rotated part, or two neighbours of the rest. Width is 8 where extents, strides and
-// addresses allow, else 1. The block finds sine and cosine of the tokens' angles once, for all its heads, while 16-bit
-// inputs are on their way to registers.
+// A block takes one token and some of its heads (queries, keys, then values), up to 256 lanes; every head has 4 to 32
+// lanes. A lane holds kItems pairs of vectors of `Width` elements: i .. and i + r/2 .. of the rotated part, or two
+// neighbours of the rest. Width is 8 where extents, strides and addresses allow, else 1. The block finds sine and
+// cosine of the token's angles once, for all its heads, while 16-bit inputs are on their way to registers.
 //
-// Two tokens share the instructions that find heads and addresses, the wait for elements and angles, and the barrier:
-// where tokens are many, instructions and these waits take longer than memory does. Where they are few, one token a
-// block has more multiprocessors at work.
-//
-// Shared memory: 2 KiB of sines and cosines a token. Registers: 4 * Width * kItems, at most 64 for kBlocks; the stack
-// is that of sincosf, which reduces angles above 105,615 in memory.
+// Shared memory: 2 KiB of sines and cosines. Registers: 4 * Width * kItems, at most 64 for kBlocks; the stack is that
+// of sincosf, which reduces angles above 105,615 in memory.
 #pragma once
 
 #include "../common/overlap.cuh"
@@ -33,24 +29,6 @@ struct Arguments {
 };
 static_assert(sizeof(Arguments) <= 4096, "drivers before 12.1 take at most 4096 bytes of kernel arguments");
 
-// 16 bytes of global memory. Streaming: first in line to leave the caches, for tensors that they do not hold anyway.
-template <bool Streaming>
-__device__ __forceinline__ uint4 load_raw(const void* address) {
-  if constexpr (Streaming) {
-    return __ldcs(static_cast<const uint4*>(address));
-  } else {
-    return load16(address);
-  }
-}
-template <bool Streaming>
-__device__ __forceinline__ void store_raw(void* address, const uint4& raw) {
-  if constexpr (Streaming) {
-    __stcs(static_cast<uint4*>(address), raw);
-  } else {
-    store16(address, raw);
-  }
-}
-
 template <int Width>
 __device__ __forceinline__ void load_vector(const void* base, uint32_t dtype, int64_t index, float (&values)[Width]) {
   if constexpr (Width == 1) {
@@ -70,19 +48,19 @@ __device__ __forceinline__ void load_vector(const void* base, uint32_t dtype, in
   }
 }
 
-template <bool Streaming, int Width>
+template <int Width>
 __device__ __forceinline__ void store_vector(void* base, uint32_t dtype, int64_t index, const float (&values)[Width]) {
   if constexpr (Width == 1) {
     store_element(base, dtype, index, values[0]);
   } else if (dtype == NVB_F32) {
     const float low[4] = {values[0], values[1], values[2], values[3]};
     const float high[4] = {values[4], values[5], values[6], values[7]};
-    store_raw<Streaming>(static_cast<float*>(base) + index, pack16<float>(low));
-    store_raw<Streaming>(static_cast<float*>(base) + index + 4, pack16<float>(high));
+    store16_from_float(static_cast<float*>(base) + index, low);
+    store16_from_float(static_cast<float*>(base) + index + 4, high);
   } else if (dtype == NVB_F16) {
-    store_raw<Streaming>(static_cast<__half*>(base) + index, pack16<__half>(values));
+    store16_from_float(static_cast<__half*>(base) + index, values);
   } else {
-    store_raw<Streaming>(static_cast<__nv_bfloat16*>(base) + index, pack16<__nv_bfloat16>(values));
+    store16_from_float(static_cast<__nv_bfloat16*>(base) + index, values);
   }
 }
 
@@ -94,26 +72,19 @@ __device__ __forceinline__ float load_frequency(const Arguments& arguments, int 
   return value;
 }
 
-// Prefetch: all inputs are 16-bit vectors, and are fetched before the angles are known. Tokens: of a block.
-template <int Width, bool Prefetch, int Tokens>
+// Prefetch: all inputs are 16-bit vectors, and are fetched before the angles are known.
+template <int Width, bool Prefetch>
 __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_constant__ Arguments arguments) {
   static_assert(!Prefetch || Width == 8, "what is fetched early is 16 bytes of 16-bit elements");
-  static_assert(Tokens == 1 || (Tokens == 2 && Prefetch), "the angles are shared out between one or two tokens");
   constexpr int kItems = kMaxHeadDim / 2 / Width / 32 > 0 ? kMaxHeadDim / 2 / Width / 32 : 1;
-  constexpr bool kStreaming = Tokens > 1;
-  __shared__ __align__(16) float cosines[Tokens][kMaxHeadDim / 2];
-  __shared__ __align__(16) float sines[Tokens][kMaxHeadDim / 2];
+  __shared__ __align__(16) float cosines[kMaxHeadDim / 2];
+  __shared__ __align__(16) float sines[kMaxHeadDim / 2];
   begin_overlapped();
   const nvb_rope_params& p = arguments.params;
   const int half = p.rotary_dim / 2;
 
-  // Which tokens. The last block may have one less.
-  const int64_t first_token = static_cast<int64_t>(blockIdx.x) * Tokens;
-  bool inside[Tokens];
-#pragma unroll
-  for (int t = 0; t < Tokens; ++t) inside[t] = t == 0 || first_token + t < p.tokens;
-
-  // Which head. Lanes without one still take part in the shuffles.
+  // Which token and head. Lanes without one still take part in the shuffles.
+  const int64_t token = blockIdx.x;
   const int lanes = 1 << arguments.lane_bits;
   const int lane = threadIdx.x & (lanes - 1);
   const int row = (blockIdx.y * blockDim.x + threadIdx.x) >> arguments.lane_bits;
@@ -128,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
   const uint32_t source_dtype = is_query ? p.query_dtype : is_key ? p.key_dtype : p.value_dtype;
   const int64_t token_stride = is_query ? p.query_token_stride : is_key ? p.key_token_stride : p.value_token_stride;
   const int64_t head_stride = is_query ? p.query_head_stride : is_key ? p.key_head_stride : p.value_head_stride;
-  const int64_t start = first_token * token_stride + head * head_stride;
+  const int64_t start = token * token_stride + head * head_stride;
 
   // Where this lane's vectors lie.
   int column[kItems][2];
@@ -139,86 +110,66 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     column[i][0] = rotated ? item * Width : item * 2 * Width;
     column[i][1] = rotated ? half + item * Width : (item * 2 + 1) * Width;
   }
-  uint4 raw[Tokens][kItems][2] = {};
+  uint4 raw[kItems][2] = {};
   if constexpr (Prefetch) {
 #pragma unroll
-    for (int t = 0; t < Tokens; ++t) {
+    for (int i = 0; i < kItems; ++i) {
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (inside[t] && valid && column[i][j] < p.head_dim) {
-            const int64_t index = start + t * token_stride + column[i][j];
-            raw[t][i][j] = load_raw<kStreaming>(static_cast<const uint16_t*>(source) + index);
-          }
+      for (int j = 0; j < 2; ++j) {
+        if (valid && column[i][j] < p.head_dim) {
+          raw[i][j] = load16(static_cast<const uint16_t*>(source) + start + column[i][j]);
         }
       }
     }
   }
 
-  // Frequencies, and where the tokens stand, in this order and after the elements: the compiler widens a position or
+  // Frequencies, and where the token stands, in this order and after the elements: the compiler widens a position or
   // moves it to a uniform register as soon as it has asked for it, and what is asked for later waits for it.
-  const int angles = Tokens * half;
-  const auto frequency_of = [&](int i) { return load_frequency(arguments, i < half ? i : i - half); };
-  float frequency = threadIdx.x < angles ? frequency_of(threadIdx.x) : 0.0f;
+  float frequency = threadIdx.x < half ? load_frequency(arguments, threadIdx.x) : 0.0f;
   const bool is_cached = p.key_cache != nullptr;
-  int position[Tokens];
-  int slot[Tokens];
-#pragma unroll
-  for (int t = 0; t < Tokens; ++t) {
-    position[t] = inside[t] ? p.positions[first_token + t] : 0;
-    slot[t] = inside[t] && is_cached && p.slots != nullptr ? p.slots[first_token + t] : 0;
-  }
+  const int position = p.positions[token];
+  const int slot = is_cached && p.slots != nullptr ? p.slots[token] : 0;
 
-  // The tokens' angles.
-  for (int i = threadIdx.x; i < angles; i += blockDim.x) {
-    if (i != threadIdx.x) frequency = frequency_of(i);
-    const int t = i < half ? 0 : Tokens - 1;
-    const float angle = static_cast<float>(t == 0 ? position[0] : position[Tokens - 1]) * frequency * p.position_scale;
-    sincosf(angle, &sines[t][i - t * half], &cosines[t][i - t * half]);
+  // The token's angles.
+  for (int i = threadIdx.x; i < half; i += blockDim.x) {
+    if (i != threadIdx.x) frequency = load_frequency(arguments, i);
+    sincosf(static_cast<float>(position) * frequency * p.position_scale, &sines[i], &cosines[i]);
   }
   __syncthreads();
 
   // The head's elements.
-  float x[Tokens][kItems][2][Width] = {};
+  float x[kItems][2][Width] = {};
 #pragma unroll
-  for (int t = 0; t < Tokens; ++t) {
+  for (int i = 0; i < kItems; ++i) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if constexpr (Prefetch) {
-          if (source_dtype == NVB_F16) {
-            unpack16<__half>(raw[t][i][j], x[t][i][j]);
-          } else {
-            unpack16<__nv_bfloat16>(raw[t][i][j], x[t][i][j]);
-          }
-        } else if (valid && column[i][j] < p.head_dim) {
-          load_vector(source, source_dtype, start + column[i][j], x[t][i][j]);
+    for (int j = 0; j < 2; ++j) {
+      if constexpr (Prefetch) {
+        if (source_dtype == NVB_F16) {
+          unpack16<__half>(raw[i][j], x[i][j]);
+        } else {
+          unpack16<__nv_bfloat16>(raw[i][j], x[i][j]);
         }
+      } else if (valid && column[i][j] < p.head_dim) {
+        load_vector(source, source_dtype, start + column[i][j], x[i][j]);
       }
     }
   }
 
   // Norm.
   if (p.query_norm != nullptr || p.key_norm != nullptr) {
-    float inverse[Tokens];
+    float squares = 0.0f;
 #pragma unroll
-    for (int t = 0; t < Tokens; ++t) {
-      float squares = 0.0f;
+    for (int i = 0; i < kItems; ++i) {
 #pragma unroll
-      for (int i = 0; i < kItems; ++i) {
+      for (int j = 0; j < 2; ++j) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-#pragma unroll
-          for (int e = 0; e < Width; ++e) squares += x[t][i][j][e] * x[t][i][j][e];
-        }
+        for (int e = 0; e < Width; ++e) squares += x[i][j][e] * x[i][j][e];
       }
-      for (int offset = lanes / 2; offset > 0; offset /= 2) {
-        squares += __shfl_xor_sync(0xffffffffu, squares, offset);
-      }
-      inverse[t] = rsqrtf(squares / static_cast<float>(p.head_dim) + p.epsilon);
     }
+    for (int offset = lanes / 2; offset > 0; offset /= 2) {
+      squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+    }
+    const float inverse = rsqrtf(squares / static_cast<float>(p.head_dim) + p.epsilon);
     const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
     if (norm != nullptr) {
       const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
@@ -230,11 +181,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
           float weight[Width];
           load_vector(norm, norm_dtype, column[i][j], weight);
 #pragma unroll
-          for (int t = 0; t < Tokens; ++t) {
-#pragma unroll
-            for (int e = 0; e < Width; ++e) {
-              x[t][i][j][e] = x[t][i][j][e] * inverse[t] * (p.weight_offset + weight[e]);
-            }
+          for (int e = 0; e < Width; ++e) {
+            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[e]);
           }
         }
       }
@@ -246,28 +194,25 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
   if (is_query || is_key) {
     const float scale = is_query ? p.query_scale : 1.0f;
 #pragma unroll
-    for (int t = 0; t < Tokens; ++t) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        const int first_angle = (i * lanes + lane) * Width;
-        if (first_angle < half) {
-          float cosine[Width];
-          float sine[Width];
-          load_vector(cosines[t], NVB_F32, first_angle, cosine);
-          load_vector(sines[t], NVB_F32, first_angle, sine);
-#pragma unroll
-          for (int e = 0; e < Width; ++e) {
-            const float first = x[t][i][0][e];
-            const float second = x[t][i][1][e];
-            x[t][i][0][e] = first * cosine[e] - second * sine[e];
-            x[t][i][1][e] = second * cosine[e] + first * sine[e];
-          }
-        }
+    for (int i = 0; i < kItems; ++i) {
+      const int first_angle = (i * lanes + lane) * Width;
+      if (first_angle < half) {
+        float cosine[Width];
+        float sine[Width];
+        load_vector(cosines, NVB_F32, first_angle, cosine);
+        load_vector(sines, NVB_F32, first_angle, sine);
 #pragma unroll
         for (int e = 0; e < Width; ++e) {
-          x[t][i][0][e] *= scale;
-          x[t][i][1][e] *= scale;
+          const float first = x[i][0][e];
+          const float second = x[i][1][e];
+          x[i][0][e] = first * cosine[e] - second * sine[e];
+          x[i][1][e] = second * cosine[e] + first * sine[e];
         }
+      }
+#pragma unroll
+      for (int e = 0; e < Width; ++e) {
+        x[i][0][e] *= scale;
+        x[i][1][e] *= scale;
       }
     }
   }
@@ -277,29 +222,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
   const uint32_t output_dtype = is_query ? p.query_output_dtype : p.key_output_dtype;
   const int64_t output_token_stride = is_query ? p.query_output_token_stride : p.key_output_token_stride;
   const int64_t output_head_stride = is_query ? p.query_output_head_stride : p.key_output_head_stride;
+  const int64_t output_start = token * output_token_stride + head * output_head_stride;
+  void* cache = nullptr;
+  int64_t cache_start = 0;
+  if (!is_query && is_cached && position >= 0 && position < p.capacity && slot >= 0 && slot < p.slot_count) {
+    cache = is_key ? p.key_cache : p.value_cache;
+    cache_start = slot * p.cache_slot_stride + position * p.cache_token_stride + head * p.cache_head_stride;
+  }
 #pragma unroll
-  for (int t = 0; t < Tokens; ++t) {
-    if (!inside[t]) continue;
-    const int64_t output_start = (first_token + t) * output_token_stride + head * output_head_stride;
-    void* cache = nullptr;
-    int64_t cache_start = 0;
-    if (!is_query && is_cached && position[t] >= 0 && position[t] < p.capacity && slot[t] >= 0 &&
-        slot[t] < p.slot_count) {
-      cache = is_key ? p.key_cache : p.value_cache;
-      cache_start = slot[t] * p.cache_slot_stride + position[t] * p.cache_token_stride + head * p.cache_head_stride;
-    }
+  for (int i = 0; i < kItems; ++i) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (column[i][j] >= p.head_dim) continue;
-        if (output != nullptr) {
-          store_vector<kStreaming>(output, output_dtype, output_start + column[i][j], x[t][i][j]);
-        }
-        if (cache != nullptr) {
-          store_vector<kStreaming>(cache, p.cache_dtype, cache_start + column[i][j], x[t][i][j]);
-        }
-      }
+    for (int j = 0; j < 2; ++j) {
+      if (column[i][j] >= p.head_dim) continue;
+      if (output != nullptr) store_vector(output, output_dtype, output_start + column[i][j], x[i][j]);
+      if (cache != nullptr) store_vector(cache, p.cache_dtype, cache_start + column[i][j], x[i][j]);
     }
   }
 }

@@ -298,9 +298,9 @@ fn append() {
     check("rope with append", &cases, test);
 }
 
-/// Numbers of tokens around the one from which a block of 132 multiprocessors takes two (16-bit vectors, one block of
-/// heads): one less, that one, odd, and the next, even.
-const MANY: [usize; 3] = [4222, 4223, 4224];
+/// Numbers of tokens around the one from which 132 multiprocessors run the kernel for many tokens: one less, that one,
+/// and the next.
+const MANY: [usize; 3] = [4223, 4224, 4225];
 
 #[test]
 fn many_tokens() {
@@ -315,14 +315,27 @@ fn many_tokens() {
             cases.push(Case { output: dtype, norm, offset: 1.0, fused: true, cache: Some(dtype), ..case });
             cases.push(Case { rotary: None, cache: Some(dtype), ..case });
         }
-        // Heads of which some pass through, of which a cache keeps F32, without vectors, and in two blocks.
-        let case = Case { tokens: 4223, output: dtype, norm: Some(DType::F32), ..many };
+        // Heads of which some pass through, of which a cache keeps F32, without vectors, so many that each place for
+        // tiles under way is filled again, and of four to a warp, the last of which are absent.
+        let case = Case { tokens: 4224, output: dtype, norm: Some(DType::F32), ..many };
         cases.push(Case { dim: 24, in_place: true, ..case });
         cases.push(Case { cache: Some(DType::F32), in_place: true, ..case });
         cases.push(Case { layout: UNALIGNED, ..case });
-        cases.push(Case { tokens: 2113, query_heads: 60, kv_heads: 3, cache: Some(dtype), ..case });
+        cases.push(Case { query_heads: 164, kv_heads: 3, cache: Some(dtype), ..case });
+        cases.push(Case { dim: 80, rotary: Some(32), query_heads: 5, fused: true, cache: Some(dtype), ..case });
     }
-    cases.push(Case { tokens: 4223, top: 1500, kv_heads: 1, query_heads: 1, ..CASE });
+    cases.push(Case { tokens: 4224, top: 1500, kv_heads: 1, query_heads: 1, ..CASE });
+    // Heads of a whole warp, and angles that sine and cosine reduce in memory.
+    let case = Case { tokens: 4224, query_heads: 1, kv_heads: 1, dtype: DType::Bf16, output: DType::Bf16, ..CASE };
+    cases.push(Case {
+        dim: 512,
+        rotary: Some(512),
+        norm: Some(DType::Bf16),
+        cache: Some(DType::Bf16),
+        top: 1500,
+        ..case
+    });
+    cases.push(Case { dim: 16, rotary: Some(16), top: 131_071, ..case });
     check("rope of many tokens", &cases, test);
 }
 
@@ -331,7 +344,7 @@ fn many_tokens() {
 fn places_outside_the_cache() {
     let places = [(-1, 0), (8, 0), (i32::MAX, 0), (i32::MIN, 0), (3, -1), (3, 2), (3, i32::MAX)];
     let mut cases = places.map(|(position, slot)| (2, DType::F32, 4, position, slot)).to_vec();
-    let places = [(-1, 0), (4229, 0), (3, -1), (3, 2)];
+    let places = [(-1, 0), (4230, 0), (3, -1), (3, 2)];
     cases.extend(places.map(|(position, slot)| (MANY[1], DType::Bf16, 16, position, slot)));
     check("rope outside the cache", &cases, |run, &(tokens, dtype, head_dim, position, slot)| {
         let capacity = tokens + 6;
