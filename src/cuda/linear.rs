@@ -112,7 +112,7 @@ pub(super) fn prefers_wgmma(op: &Linear) -> bool {
 
 /// Whether cuBLASLt has the product's epilogue. For 16-bit outputs a bias of the output's dtype, GELU's tanh form, both;
 /// without GELU a residual of the output's dtype, which F32 outputs may have as well.
-fn fused_by_library(op: &Linear) -> bool {
+pub(super) fn fused_by_library(op: &Linear) -> bool {
     let wide = op.output.dtype == DType::F32;
     let bias =
         op.bias.is_none_or(|bias| !wide && bias.dtype == op.output.dtype && (bias.data as usize).is_multiple_of(16));
