@@ -6,6 +6,7 @@
 mod batched;
 mod descriptors;
 mod library;
+mod variations;
 
 use super::scratch::{Purpose, ScratchGuard};
 use crate::error::{Error, Result, Status};
@@ -105,7 +106,7 @@ pub enum Pick<'a> {
     /// The heuristic's choice at this place, which is then written down; no product if there are fewer. From [`RANKS`] on the
     /// places are those of the list of the product without bias and GELU.
     Rank(u8, &'a Cell<Option<AlgorithmBytes>>),
-    /// One that tuning found for a shape like this; where it does not fit, the heuristic's first.
+    /// One that tuning found for a shape like this, or tries; where it does not fit, the heuristic's first.
     Kept(AlgorithmBytes),
 }
 
@@ -272,10 +273,7 @@ impl CublasLt {
     }
 
     fn choose(&self, product: &Product, descriptors: &Descriptors<'_>) -> Result<Option<HeuristicResult>> {
-        let output = product.output.cast_const();
-        let added = product.residual.map_or(output, |residual| residual.data);
-        let pointers = [product.weight, product.input, added, output];
-        let alignments = pointers.map(alignment);
+        let alignments = alignments(product);
         let key = Key {
             m: product.m,
             n: product.n,
@@ -314,7 +312,7 @@ impl CublasLt {
         Ok(choice)
     }
 
-    /// The algorithm at a place of the lists that tuning goes through.
+    /// The algorithm at a place of `lists`.
     fn listed(
         &self,
         rank: u8,
@@ -322,18 +320,29 @@ impl CublasLt {
         alignments: Alignments,
         descriptors: &Descriptors<'_>,
     ) -> Result<Option<HeuristicResult>> {
-        let tuned_alignments = alignments.map(|bytes| bytes.min(TUNED_ALIGNMENT));
-        let own = self.ask(descriptors, tuned_alignments, RANKS.into())?;
+        let [own, plain] = self.lists(product, alignments, descriptors)?;
         let Some(place) = rank.checked_sub(RANKS) else {
             return Ok(own.get(usize::from(rank)).copied());
         };
-        if product.bias.is_none() && !product.gelu {
-            return Ok(None);
-        }
-        let plain = Product { bias: None, gelu: false, ..*product };
-        let Some(plain) = self.describe(&plain)? else { return Ok(None) };
-        let borrowed = borrowed(&own, &self.ask(&plain, tuned_alignments, RANKS.into())?, place);
-        Ok(borrowed.and_then(|algorithm| self.check(algorithm, alignments, descriptors)))
+        Ok(borrowed(&own, &plain, place).and_then(|algorithm| self.check(algorithm, alignments, descriptors)))
+    }
+
+    /// The heuristic's lists that tuning goes through: the product's own, and that of the product without bias and GELU if it
+    /// has one of these.
+    fn lists(
+        &self,
+        product: &Product,
+        alignments: Alignments,
+        descriptors: &Descriptors<'_>,
+    ) -> Result<[Vec<HeuristicResult>; 2]> {
+        let alignments = alignments.map(|bytes| bytes.min(TUNED_ALIGNMENT));
+        let own = self.ask(descriptors, alignments, RANKS.into())?;
+        let plain = match product.bias.is_some() || product.gelu {
+            true => self.describe(&Product { bias: None, gelu: false, ..*product })?,
+            false => None,
+        };
+        let plain = plain.map(|plain| self.ask(&plain, alignments, RANKS.into())).transpose()?;
+        Ok([own, plain.unwrap_or_default()])
     }
 
     /// The algorithm with the workspace that it needs for this product, if it can do it.
@@ -416,6 +425,12 @@ impl Drop for CublasLt {
         // SAFETY: created in `of_device`; no call runs any more.
         unsafe { (self.functions.destroy)(self.handle) };
     }
+}
+
+fn alignments(product: &Product) -> Alignments {
+    let output = product.output.cast_const();
+    let added = product.residual.map_or(output, |residual| residual.data);
+    [product.weight, product.input, added, output].map(alignment)
 }
 
 /// The largest power of two up to 256 that divides the address.

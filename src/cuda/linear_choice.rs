@@ -3,7 +3,7 @@
 //! cuBLASLt may be missing, an algorithm may not fit the addresses at hand, the options may forbid rounded inputs: a choice
 //! that cannot be followed is answered with `None`, and the executor's own choice follows.
 
-use super::cublaslt::{Pick, RANKS, RANKS_WITH_EPILOGUE};
+use super::cublaslt::Pick;
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{self, vendor, vendor_takes};
@@ -15,7 +15,6 @@ use super::{linear_invariant, linear_needs, linear_wgmma};
 use crate::error::Result;
 use crate::executor::DeviceKind;
 use crate::ops::linear::Linear;
-use crate::ops::Activation;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{find, kernels_of, KernelId, Way, LINEAR};
 use crate::stream::RawHandle;
@@ -93,36 +92,6 @@ pub(super) fn can(executor: &CudaExecutor, op: &Linear, id: KernelId) -> bool {
         (Way::RoundedInput, None) => can_round(executor, op, false),
         (Way::RoundedWgmma, None) => can_round(executor, op, true),
         _ => false,
-    }
-}
-
-pub(super) fn candidates(executor: &CudaExecutor, op: &Linear) -> Vec<Choice> {
-    let Ok(_guard) = executor.enter() else { return Vec::new() };
-    if op.input.rows == 0 || op.weight.rows == 0 {
-        return Vec::new();
-    }
-    if executor.batch_invariant() {
-        return linear_invariant::kernel(executor, op).map(Choice::of).into_iter().collect();
-    }
-    let mut found = Vec::new();
-    for (id, kernel) in kernels_of(DeviceKind::Cuda).filter(|(id, _)| can(executor, op, *id)) {
-        match kernel.way {
-            Way::Vendor | Way::Dequantized | Way::RoundedInput if executor.cublaslt().is_some() => {
-                let ranks = 0..ranks(op, kernel.way);
-                found.extend(ranks.map(|rank| Choice { kernel: id, algorithm: Algorithm::Rank(rank) }));
-            }
-            _ => found.push(Choice::of(id)),
-        }
-    }
-    found
-}
-
-/// How many of cuBLASLt's algorithms there are to try, at most.
-fn ranks(op: &Linear, way: Way) -> u8 {
-    let epilogue = op.bias.is_some() || op.activation != Activation::None;
-    match way {
-        Way::Vendor | Way::Dequantized if epilogue && linear::fused_by_library(op) => RANKS_WITH_EPILOGUE,
-        _ => RANKS,
     }
 }
 
@@ -297,6 +266,7 @@ pub(super) fn reference(executor: &CudaExecutor, op: &Linear, stream: RawHandle)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::Activation;
     use crate::tensor::Tensor;
     use crate::weight::{Encoding, Scales, WeightView};
 
@@ -355,34 +325,5 @@ mod tests {
             }
             assert!(taken >= 3, "each product has a kernel");
         }
-    }
-    #[test]
-    fn an_epilogue_of_the_library_has_the_plain_products_algorithms_to_try_as_well() {
-        let at = 4096 as *mut std::ffi::c_void;
-        let product = |bias: Option<DType>, activation: Activation, gated: bool| {
-            let x = Tensor::new(at, DType::Bf16, &[64, 256]);
-            let y = Tensor::new(at, DType::Bf16, &[64, if gated { 64 } else { 128 }]);
-            let bias = bias.map(|dtype| Tensor::new(at, dtype, &[128]));
-            let weight = WeightView::float(at, DType::Bf16, 128, 256, 256, gated);
-            Linear::new(x, weight, bias, activation, y).unwrap()
-        };
-        let (same, none, gelu) = (Some(DType::Bf16), Activation::None, Activation::GeluTanh);
-        for (op, expected) in [
-            (product(None, none, false), RANKS),
-            (product(same, none, false), RANKS_WITH_EPILOGUE),
-            (product(None, gelu, false), RANKS_WITH_EPILOGUE),
-            (product(same, gelu, false), RANKS_WITH_EPILOGUE),
-            // Not cuBLASLt's: it makes a plain product there, and a kernel follows.
-            (product(Some(DType::F32), gelu, false), RANKS),
-            (product(same, Activation::Silu, false), RANKS),
-            (product(None, gelu, true), RANKS),
-        ] {
-            assert_eq!(ranks(&op, Way::Vendor), expected, "{op:?}");
-            assert_eq!(ranks(&op, Way::Dequantized), expected, "{op:?}");
-            assert_eq!(ranks(&op, Way::RoundedInput), RANKS, "{op:?}");
-        }
-        let residual =
-            product(None, none, false).with_residual(Some(Tensor::new(at, DType::Bf16, &[64, 128]))).unwrap();
-        assert_eq!(ranks(&residual, Way::Vendor), RANKS);
     }
 }
