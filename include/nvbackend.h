@@ -2599,7 +2599,8 @@ static inline void nvb_operation_metrics_init(nvb_operation_metrics *value) {
 // `nvb_tune_progress.outcome`: it does not run; `reason` says why.
 #define NVB_TUNE_FAILED 2
 
-// `nvb_tune_progress.outcome`: so slow in a first round (`seconds`) that it was not measured further.
+// `nvb_tune_progress.outcome`: so slow in a first round (`seconds`) that it was not measured further; of variations all but
+// the fastest.
 #define NVB_TUNE_SLOW 3
 
 // `nvb_tune_progress.outcome`: the case is done, and this is its choice.
@@ -2652,7 +2653,7 @@ typedef struct {
   // Of `cases`.
   uint64_t case_index;
   uint64_t case_count;
-  // Of the case's candidates.
+  // Of the case's candidates, whose count grows when variations of the fastest join.
   uint32_t candidate;
   uint32_t candidate_count;
   // `NVB_TUNE_…`

@@ -268,6 +268,11 @@ pub trait Executor: Send + Sync {
     /// The kernels that can do the product, of the registry, each of a vendor library's algorithms by its rank. The memory
     /// behind the descriptor is not touched.
     fn linear_candidates(&self, op: &Linear) -> Vec<Choice>;
+    /// Further algorithms of a vendor library for the product, beyond those that it names itself: without `fastest` some of
+    /// every kind, else those that differ little from the first of these, which ran. Some may be candidates as well.
+    fn linear_variations(&self, _op: &Linear, _fastest: &[Choice]) -> Vec<Choice> {
+        Vec::new()
+    }
     /// What `linear` takes where nothing was chosen; `None` for an empty product. The memory is not touched.
     fn linear_default(&self, op: &Linear) -> Option<Choice>;
     /// `linear` by this choice: what it came to, with an algorithm's rank as what the library knows it by; `None`, and nothing

@@ -76,7 +76,8 @@ pub const NVB_TUNE_MEASURED: u32 = 0;
 pub const NVB_TUNE_WRONG: u32 = 1;
 /// `nvb_tune_progress.outcome`: it does not run; `reason` says why.
 pub const NVB_TUNE_FAILED: u32 = 2;
-/// `nvb_tune_progress.outcome`: so slow in a first round (`seconds`) that it was not measured further.
+/// `nvb_tune_progress.outcome`: so slow in a first round (`seconds`) that it was not measured further; of variations all but
+/// the fastest.
 pub const NVB_TUNE_SLOW: u32 = 3;
 /// `nvb_tune_progress.outcome`: the case is done, and this is its choice.
 pub const NVB_TUNE_CHOSEN: u32 = 4;
@@ -89,7 +90,7 @@ pub struct nvb_tune_progress {
     /// Of `cases`.
     pub case_index: u64,
     pub case_count: u64,
-    /// Of the case's candidates.
+    /// Of the case's candidates, whose count grows when variations of the fastest join.
     pub candidate: u32,
     pub candidate_count: u32,
     /// `NVB_TUNE_…`

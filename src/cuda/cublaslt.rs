@@ -6,6 +6,7 @@
 mod batched;
 mod descriptors;
 mod library;
+mod variations;
 
 use super::scratch::{Purpose, ScratchGuard};
 use crate::error::{Error, Result, Status};
@@ -90,6 +91,10 @@ pub type AlgorithmBytes = [u64; 8];
 /// How many of the heuristic's algorithms tuning tries.
 pub const RANKS: u8 = 8;
 
+/// The same of a product with a bias or GELU: behind its own list that of the product without them, whose fastest algorithms
+/// may do the epilogue too, although the heuristic does not name them for it.
+pub const RANKS_WITH_EPILOGUE: u8 = 2 * RANKS;
+
 /// What a tuned algorithm asks of every address and row, in bytes: tuning measures with no more than that.
 const TUNED_ALIGNMENT: u32 = 16;
 
@@ -98,9 +103,10 @@ const TUNED_ALIGNMENT: u32 = 16;
 pub enum Pick<'a> {
     /// The heuristic's first.
     First,
-    /// The heuristic's choice at this place, which is then written down; no product if there are fewer.
+    /// The heuristic's choice at this place, which is then written down; no product if there are fewer. From [`RANKS`] on the
+    /// places are those of the list of the product without bias and GELU.
     Rank(u8, &'a Cell<Option<AlgorithmBytes>>),
-    /// One that tuning found for a shape like this; where it does not fit, the heuristic's first.
+    /// One that tuning found for a shape like this, or tries; where it does not fit, the heuristic's first.
     Kept(AlgorithmBytes),
 }
 
@@ -267,10 +273,7 @@ impl CublasLt {
     }
 
     fn choose(&self, product: &Product, descriptors: &Descriptors<'_>) -> Result<Option<HeuristicResult>> {
-        let output = product.output.cast_const();
-        let added = product.residual.map_or(output, |residual| residual.data);
-        let pointers = [product.weight, product.input, added, output];
-        let alignments = pointers.map(alignment);
+        let alignments = alignments(product);
         let key = Key {
             m: product.m,
             n: product.n,
@@ -299,10 +302,7 @@ impl CublasLt {
         };
         let choice = match (kept, wanted) {
             (Some(kept), _) => Some(kept),
-            (None, Wanted::Rank(rank)) => {
-                let alignments = alignments.map(|bytes| bytes.min(TUNED_ALIGNMENT));
-                self.ask(descriptors, alignments, RANKS.into())?.get(usize::from(rank)).copied()
-            }
+            (None, Wanted::Rank(rank)) => self.listed(rank, product, alignments, descriptors)?,
             (None, _) => self.ask(descriptors, alignments, 1)?.first().copied(),
         };
         if choice.is_none() {
@@ -310,6 +310,39 @@ impl CublasLt {
         }
         chosen.insert((key, wanted), choice);
         Ok(choice)
+    }
+
+    /// The algorithm at a place of `lists`.
+    fn listed(
+        &self,
+        rank: u8,
+        product: &Product,
+        alignments: Alignments,
+        descriptors: &Descriptors<'_>,
+    ) -> Result<Option<HeuristicResult>> {
+        let [own, plain] = self.lists(product, alignments, descriptors)?;
+        let Some(place) = rank.checked_sub(RANKS) else {
+            return Ok(own.get(usize::from(rank)).copied());
+        };
+        Ok(borrowed(&own, &plain, place).and_then(|algorithm| self.check(algorithm, alignments, descriptors)))
+    }
+
+    /// The heuristic's lists that tuning goes through: the product's own, and that of the product without bias and GELU if it
+    /// has one of these.
+    fn lists(
+        &self,
+        product: &Product,
+        alignments: Alignments,
+        descriptors: &Descriptors<'_>,
+    ) -> Result<[Vec<HeuristicResult>; 2]> {
+        let alignments = alignments.map(|bytes| bytes.min(TUNED_ALIGNMENT));
+        let own = self.ask(descriptors, alignments, RANKS.into())?;
+        let plain = match product.bias.is_some() || product.gelu {
+            true => self.describe(&Product { bias: None, gelu: false, ..*product })?,
+            false => None,
+        };
+        let plain = plain.map(|plain| self.ask(&plain, alignments, RANKS.into())).transpose()?;
+        Ok([own, plain.unwrap_or_default()])
     }
 
     /// The algorithm with the workspace that it needs for this product, if it can do it.
@@ -394,9 +427,21 @@ impl Drop for CublasLt {
     }
 }
 
+fn alignments(product: &Product) -> Alignments {
+    let output = product.output.cast_const();
+    let added = product.residual.map_or(output, |residual| residual.data);
+    [product.weight, product.input, added, output].map(alignment)
+}
+
 /// The largest power of two up to 256 that divides the address.
 fn alignment(pointer: *const c_void) -> u32 {
     (1u32 << (pointer as usize).trailing_zeros().min(8)).max(1)
+}
+
+/// The algorithm at this place of the plain product's list, unless the product's own list has it.
+fn borrowed(own: &[HeuristicResult], plain: &[HeuristicResult], place: u8) -> Option<AlgorithmBytes> {
+    let algorithm = plain.get(usize::from(place))?.algorithm;
+    own.iter().all(|known| known.algorithm != algorithm).then_some(algorithm)
 }
 
 fn check(code: Code, doing: &str) -> Result<()> {
@@ -404,4 +449,21 @@ fn check(code: Code, doing: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::new(Status::KernelLaunch, format!("{doing}: cuBLAS status {code}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_algorithm_is_borrowed_once_and_in_its_place() {
+        let list = |numbers: &[u64]| -> Vec<HeuristicResult> {
+            numbers.iter().map(|&number| HeuristicResult { algorithm: [number; 8], ..HeuristicResult::EMPTY }).collect()
+        };
+        let (own, plain) = (list(&[1, 2, 3]), list(&[4, 2, 5]));
+        let places: Vec<_> = (0..4).map(|place| borrowed(&own, &plain, place)).collect();
+        assert_eq!(places, [Some([4; 8]), None, Some([5; 8]), None]);
+        assert_eq!(borrowed(&[], &plain, 1), Some([2; 8]));
+        assert_eq!(borrowed(&own, &[], 0), None);
+    }
 }

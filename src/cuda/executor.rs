@@ -517,7 +517,11 @@ impl Executor for CudaExecutor {
     }
 
     fn linear_candidates(&self, op: &Linear) -> Vec<Choice> {
-        super::linear_choice::candidates(self, op)
+        super::linear_candidates::candidates(self, op)
+    }
+
+    fn linear_variations(&self, op: &Linear, fastest: &[Choice]) -> Vec<Choice> {
+        super::linear_candidates::variations(self, op, fastest)
     }
 
     fn linear_default(&self, op: &Linear) -> Option<Choice> {

@@ -112,7 +112,7 @@ pub(super) fn prefers_wgmma(op: &Linear) -> bool {
 
 /// Whether cuBLASLt has the product's epilogue. For 16-bit outputs a bias of the output's dtype, GELU's tanh form, both;
 /// without GELU a residual of the output's dtype, which F32 outputs may have as well.
-fn fused_by_library(op: &Linear) -> bool {
+pub(super) fn fused_by_library(op: &Linear) -> bool {
     let wide = op.output.dtype == DType::F32;
     let bias =
         op.bias.is_none_or(|bias| !wide && bias.dtype == op.output.dtype && (bias.data as usize).is_multiple_of(16));
@@ -200,7 +200,33 @@ pub(super) fn vendor(
     stream: RawHandle,
 ) -> Result<bool> {
     let Some(cublaslt) = executor.cublaslt() else { return Ok(false) };
-    let product = Product {
+    if let Some(product) = library_product(op, dtype, pick) {
+        if cublaslt.product(&product, scratch, stream)? {
+            return Ok(true);
+        }
+        if vendor_is_final(op, dtype) {
+            return Ok(false);
+        }
+    }
+    let product = Product { output_dtype: DType::F32, ..plain_product(op, dtype, pick) };
+    with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
+}
+
+/// The one product of cuBLASLt that is the whole `op`, if there is such.
+pub(super) fn library_product<'a>(op: &Linear, dtype: DType, pick: Pick<'a>) -> Option<Product<'a>> {
+    let product = plain_product(op, dtype, pick);
+    if vendor_is_final(op, dtype) {
+        return Some(product);
+    }
+    let bias = op.bias.map(|bias| bias.data.cast_const());
+    let residual = op.residual.map(|residual| Residual { data: residual.data, stride: residual.row_stride });
+    let gelu = op.activation == Activation::GeluTanh;
+    fused_by_library(op).then_some(Product { bias, residual, gelu, ..product })
+}
+
+/// `op` without what follows the sums.
+fn plain_product<'a>(op: &Linear, dtype: DType, pick: Pick<'a>) -> Product<'a> {
+    Product {
         input: op.input.data,
         weight: op.weight.data,
         bias: None,
@@ -218,20 +244,7 @@ pub(super) fn vendor(
         output_dtype: op.output.dtype,
         scales: None,
         pick,
-    };
-    if vendor_is_final(op, dtype) {
-        return cublaslt.product(&product, scratch, stream);
     }
-    if fused_by_library(op) {
-        let bias = op.bias.map(|bias| bias.data.cast_const());
-        let residual = op.residual.map(|residual| Residual { data: residual.data, stride: residual.row_stride });
-        let product = Product { bias, residual, gelu: op.activation == Activation::GeluTanh, ..product };
-        if cublaslt.product(&product, scratch, stream)? {
-            return Ok(true);
-        }
-    }
-    let product = Product { output_dtype: DType::F32, ..product };
-    with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
 }
 
 /// Whether cuBLASLt's plain product is the result, with no epilogue to try.

@@ -3,7 +3,7 @@
 //! cuBLASLt may be missing, an algorithm may not fit the addresses at hand, the options may forbid rounded inputs: a choice
 //! that cannot be followed is answered with `None`, and the executor's own choice follows.
 
-use super::cublaslt::{Pick, RANKS};
+use super::cublaslt::Pick;
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{self, vendor, vendor_takes};
@@ -93,26 +93,6 @@ pub(super) fn can(executor: &CudaExecutor, op: &Linear, id: KernelId) -> bool {
         (Way::RoundedWgmma, None) => can_round(executor, op, true),
         _ => false,
     }
-}
-
-pub(super) fn candidates(executor: &CudaExecutor, op: &Linear) -> Vec<Choice> {
-    let Ok(_guard) = executor.enter() else { return Vec::new() };
-    if op.input.rows == 0 || op.weight.rows == 0 {
-        return Vec::new();
-    }
-    if executor.batch_invariant() {
-        return linear_invariant::kernel(executor, op).map(Choice::of).into_iter().collect();
-    }
-    let mut found = Vec::new();
-    for (id, kernel) in kernels_of(DeviceKind::Cuda).filter(|(id, _)| can(executor, op, *id)) {
-        match kernel.way {
-            Way::Vendor | Way::Dequantized | Way::RoundedInput if executor.cublaslt().is_some() => {
-                found.extend((0..RANKS).map(|rank| Choice { kernel: id, algorithm: Algorithm::Rank(rank) }));
-            }
-            _ => found.push(Choice::of(id)),
-        }
-    }
-    found
 }
 
 /// What `linear` would do, cuBLASLt taken to have an algorithm.

@@ -15,6 +15,7 @@ mod grouped_linear;
 mod launch;
 mod layer_norm;
 mod linear;
+mod linear_candidates;
 mod linear_choice;
 mod linear_codes;
 mod linear_invariant;

@@ -32,12 +32,13 @@ impl Choice {
         Choice { kernel, algorithm: Algorithm::Default }
     }
 
-    /// For progress and texts: `linear_cublaslt, algorithm 3`.
+    /// For progress and texts: `linear_cublaslt, algorithm 3`. What is tried by an algorithm of its own is a variation.
     pub fn label(&self) -> String {
         let name = self.kernel.kernel().name;
         match self.algorithm {
             Algorithm::Rank(rank) => format!("{name}, algorithm {rank}"),
-            Algorithm::Default | Algorithm::Kept(_) => name.to_string(),
+            Algorithm::Kept(_) => format!("{name}, varied algorithm"),
+            Algorithm::Default => name.to_string(),
         }
     }
 }

@@ -10,8 +10,10 @@ pub mod file;
 pub mod header;
 pub mod store;
 pub mod timer;
+mod trial;
 pub mod tuner;
 pub mod validate;
+mod variations;
 pub mod workload;
 
 use crate::backend::{Backend, BackendOptions};

@@ -1,14 +1,16 @@
 //! The auto-tuner: which of the kernels that can do a product does it fastest, right output provided.
 //!
 //! Every candidate runs once on a poisoned output and is held against the reference; only those that are right are timed,
-//! in rounds, so that a clock that changes meanwhile meets all of them. The median counts.
+//! in rounds, so that a clock that changes meanwhile meets all of them. The median counts. Variations of what was fast join
+//! in between (`variations.rs`).
 
 use super::case::Case;
 use super::timer::Timer;
-use super::validate::{self, compare, tolerance};
+use super::trial::{Candidate, Trial};
+use super::validate;
 use super::workload::Workload;
 use crate::backend::Backend;
-use crate::error::{Error, Result, Status};
+use crate::error::Result;
 use crate::executor::{DeviceKind, Executor};
 use crate::hardware;
 use crate::ops::linear::Linear;
@@ -20,6 +22,10 @@ use std::ops::ControlFlow;
 /// What the tuner asks of an executor; tests put wrong kernels in between.
 pub trait Products {
     fn candidates(&self, op: &Linear) -> Vec<Choice>;
+    /// As `Executor::linear_variations`.
+    fn variations(&self, _op: &Linear, _fastest: &[Choice]) -> Vec<Choice> {
+        Vec::new()
+    }
     fn default(&self, op: &Linear) -> Option<Choice>;
     fn run(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>>;
     fn reference(&self, op: &Linear, stream: RawHandle) -> Result<()>;
@@ -31,6 +37,10 @@ pub struct Own<'a>(pub &'a dyn Executor);
 impl Products for Own<'_> {
     fn candidates(&self, op: &Linear) -> Vec<Choice> {
         self.0.linear_candidates(op)
+    }
+
+    fn variations(&self, op: &Linear, fastest: &[Choice]) -> Vec<Choice> {
+        self.0.linear_variations(op, fastest)
     }
 
     fn default(&self, op: &Linear) -> Option<Choice> {
@@ -67,7 +77,7 @@ pub enum Outcome {
     Wrong(String),
     /// It does not run: why.
     Failed(String),
-    /// So much slower in the first round that it was not measured further.
+    /// So much slower in the first round that it was not measured further; of variations all but the fastest.
     Slow(f64),
     /// The fastest, or the default where that is as fast.
     Chosen(f64),
@@ -107,10 +117,6 @@ const WORTHWHILE: f64 = 1.02;
 /// Slower than the fastest by this after one round: not measured further.
 const HOPELESS: f64 = 3.0;
 
-/// Launches between two looks at the clock take about so many seconds, and are so many at most.
-const BATCH_SECONDS: f64 = 1e-3;
-const MOST_LAUNCHES: usize = 32;
-
 /// Operations that the reference may take for a case, which with the comparison on the host takes tenths of a second.
 fn reference_operations(device: DeviceKind) -> usize {
     match device {
@@ -134,22 +140,6 @@ pub struct Tuner<'a> {
     pub stream: &'a Stream,
     pub options: Options,
     pub progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
-}
-
-struct Candidate {
-    /// As asked for, and as it ran.
-    asked: Choice,
-    ran: Choice,
-    times: Vec<f64>,
-    launches: usize,
-}
-
-impl Candidate {
-    fn median(&self) -> f64 {
-        let mut times = self.times.clone();
-        times.sort_by(f64::total_cmp);
-        times.get(times.len() / 2).copied().unwrap_or(f64::INFINITY)
-    }
 }
 
 impl Tuner<'_> {
@@ -186,62 +176,43 @@ impl Tuner<'_> {
             self.products.reference(&workload.reference(rows), self.stream.raw())?;
             references.push(workload.read_reference(rows, self.stream)?);
         }
+        let trial = Trial { shape, place, workload, rows, references };
 
-        let mut choices = self.products.candidates(&workload.op(0));
+        let mut choices = self.products.candidates(&trial.workload.op(0));
         if !choices.iter().any(|choice| is_default(choice, &default)) {
             choices.push(default);
         }
-        let tell = |tuner: &mut Self, candidate: usize, choice: &Choice, outcome: &Outcome, report: &mut Report| {
-            let candidates = choices.len();
-            let progress = Progress { case: place.0, cases: place.1, candidate, candidates, choice, outcome };
-            log::debug!(target: "nvbackend::tuning", "{}: {}: {outcome:?}", describe(&shape), choice.label());
-            report.stopped |= (tuner.progress)(&progress).is_break();
-        };
         let mut right: Vec<(usize, Candidate)> = Vec::new();
-        for (index, choice) in choices.iter().enumerate() {
+        for index in 0..choices.len() {
             if report.stopped {
                 return Ok(None);
             }
-            let outcome = match self.check(&workload, choice, &rows, &references)? {
-                // Fewer algorithms than ranks: nothing to tell.
-                Checked::Absent => continue,
-                Checked::Right(ran) => {
-                    report.measured += 1;
-                    right.push((index, Candidate { asked: *choice, ran, times: Vec::new(), launches: 1 }));
-                    continue;
-                }
-                Checked::Wrong(why) => {
-                    log::warn!(target: "nvbackend::tuning", "{}: {} is wrong: {why}", describe(&shape), choice.label());
-                    report.wrong += 1;
-                    Outcome::Wrong(why)
-                }
-                Checked::Failed(why) => {
-                    report.failed += 1;
-                    Outcome::Failed(why)
-                }
-            };
-            tell(self, index, choice, &outcome, report);
+            if let Some(ran) = self.try_out(&trial, &choices, index, report)? {
+                right.push((index, Candidate::new(choices[index], ran)));
+            }
         }
 
         // The first round warms up and tells how many launches make a time that the clock resolves.
-        let mut fastest = f64::INFINITY;
         for (_, candidate) in &mut right {
-            let seconds = self.time(&workload, candidate)?;
-            candidate.launches = (BATCH_SECONDS / seconds.max(1e-9)).clamp(1.0, MOST_LAUNCHES as f64) as usize;
-            candidate.times.push(seconds);
-            fastest = fastest.min(seconds);
+            let seconds = self.time(&trial, candidate)?;
+            candidate.first(seconds);
         }
+        right.extend(self.fast_variations(&trial, &mut choices, &right, report)?);
+        if report.stopped {
+            return Ok(None);
+        }
+        let fastest = right.iter().map(|(_, candidate)| candidate.times[0]).fold(f64::INFINITY, f64::min);
         let (hopeful, slow): (Vec<_>, Vec<_>) = right.into_iter().partition(|(_, candidate)| {
             candidate.times[0] <= HOPELESS * fastest || is_default(&candidate.asked, &default)
         });
         for (index, candidate) in &slow {
-            tell(self, *index, &candidate.asked, &Outcome::Slow(candidate.times[0]), report);
+            self.tell(&trial, &choices, *index, &Outcome::Slow(candidate.times[0]), report);
         }
         let mut right = hopeful;
         right.iter_mut().for_each(|(_, candidate)| candidate.times.clear());
         for _ in 0..self.options.rounds {
             for (_, candidate) in &mut right {
-                let seconds = self.time(&workload, candidate)?;
+                let seconds = self.time(&trial, candidate)?;
                 candidate.times.push(seconds);
             }
         }
@@ -249,7 +220,7 @@ impl Tuner<'_> {
             if report.stopped {
                 return Ok(None);
             }
-            tell(self, *index, &candidate.asked, &Outcome::Measured(candidate.median()), report);
+            self.tell(&trial, &choices, *index, &Outcome::Measured(candidate.median()), report);
         }
         let usual = right.iter().position(|(_, candidate)| is_default(&candidate.asked, &default));
         let default_median = usual.map(|usual| right[usual].1.median());
@@ -262,20 +233,9 @@ impl Tuner<'_> {
         // What ran often may have been right the first time alone.
         let mut chosen = None;
         for (index, candidate) in &right {
-            match self.check(&workload, &candidate.asked, &rows, &references)? {
-                Checked::Right(_) => {
-                    chosen = Some((*index, candidate));
-                    break;
-                }
-                Checked::Wrong(why) => {
-                    report.wrong += 1;
-                    tell(self, *index, &candidate.asked, &Outcome::Wrong(why), report);
-                }
-                Checked::Failed(why) => {
-                    report.failed += 1;
-                    tell(self, *index, &candidate.asked, &Outcome::Failed(why), report);
-                }
-                Checked::Absent => {}
+            if self.verify(&trial, &choices, *index, report)?.is_some() {
+                chosen = Some((*index, candidate));
+                break;
             }
         }
         let Some(chosen) = chosen else { return Ok(None) };
@@ -296,63 +256,8 @@ impl Tuner<'_> {
             "{}: {} takes {:.2} us, {} {:.2} us",
             describe(&shape), asked.label(), seconds * 1e6, default.label(), default_seconds * 1e6
         );
-        tell(self, index, &asked, &outcome, report);
+        self.tell(&trial, &choices, index, &outcome, report);
         Ok(Some((executor.choices().key(&shape), entry)))
-    }
-
-    fn check(
-        &self,
-        workload: &Workload,
-        choice: &Choice,
-        rows: &[std::ops::Range<usize>],
-        references: &[Vec<f32>],
-    ) -> Result<Checked> {
-        let op = workload.op(0);
-        workload.poison(self.stream)?;
-        let ran = match self.products.run(&op, choice, self.stream.raw()) {
-            Ok(Some(ran)) => ran,
-            Ok(None) => return Ok(Checked::Absent),
-            Err(error) => return failed(error),
-        };
-        if let Err(error) = self.stream.synchronize() {
-            return failed(error);
-        }
-        let way = choice.kernel.kernel().way;
-        let tolerance = tolerance(way, op.weight.encoding, op.input.dtype, op.output.dtype);
-        for (rows, reference) in rows.iter().zip(references) {
-            let output = workload.read_output(rows, self.stream)?;
-            if let Err(why) = compare(&output, reference, op.output.columns, tolerance) {
-                return Ok(Checked::Wrong(why));
-            }
-        }
-        Ok(Checked::Right(ran))
-    }
-
-    fn time(&mut self, workload: &Workload, candidate: &Candidate) -> Result<f64> {
-        let (products, raw) = (self.products, self.stream.raw());
-        self.timer.time(&candidate.asked, self.stream, candidate.launches, &mut |launch| {
-            match products.run(&workload.op(launch), &candidate.asked, raw)? {
-                Some(_) => Ok(()),
-                // Nothing is quick to do.
-                None => Err(Error::unsupported(format!("{} does not take every launch", candidate.asked.label()))),
-            }
-        })
-    }
-}
-
-enum Checked {
-    Right(Choice),
-    /// It is not there for this product.
-    Absent,
-    Wrong(String),
-    Failed(String),
-}
-
-/// A candidate's failure is its own, but for a device that is gone.
-fn failed(error: Error) -> Result<Checked> {
-    match error.status {
-        Status::DeviceLost => Err(error),
-        _ => Ok(Checked::Failed(error.message)),
     }
 }
 

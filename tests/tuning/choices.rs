@@ -82,6 +82,48 @@ fn a_candidate_that_goes_wrong_while_it_is_timed_does_not_win_either() {
 }
 
 #[test]
+fn variations_of_the_fastest_join() {
+    let backend = backend(None);
+    let case = case(&backend, 3);
+    let mut spoiled = Spoiled::new(&backend);
+    spoiled.listed = Some(vec!["linear_cpu", "linear_cpu_64"]);
+    spoiled.varied = [vec!["linear_cpu_16", "linear_cpu_32"], vec!["linear_cpu_64", "linear_cpu_128"]];
+    spoiled.wrong = vec!["linear_cpu_32"];
+    let times = [("linear_cpu_16", 0.3), ("linear_cpu_32", 0.2), ("linear_cpu_64", 0.5), ("linear_cpu_128", 0.25)];
+    let (report, outcomes, found) = tune(&backend, &spoiled, Script::new(times), &[case]);
+    let entry = found[&key(&backend, &case)];
+    assert_eq!(entry.choice.kernel.kernel().name, "linear_cpu_128");
+    assert_eq!((entry.seconds, entry.default_seconds, entry.candidates), (0.25, 1.0, 4));
+    assert_eq!((report.measured, report.wrong, report.failed), (4, 1, 0));
+    assert!(matches!(outcome(&outcomes, "linear_cpu_32"), Outcome::Wrong(_)));
+    assert_eq!(*spoiled.fastest.lock().unwrap(), ["linear_cpu_32", "linear_cpu_16", "linear_cpu_64", "linear_cpu"]);
+    assert_eq!(outcomes.iter().filter(|(name, _)| name == "linear_cpu_64").count(), 1, "{outcomes:?}");
+}
+
+#[test]
+fn of_many_variations_the_fastest_are_checked() {
+    let backend = backend(None);
+    let case = case(&backend, 3);
+    let mut spoiled = Spoiled::new(&backend);
+    spoiled.listed = Some(vec!["linear_cpu"]);
+    spoiled.varied[0] = vec!["linear_cpu_16", "linear_cpu_32", "linear_cpu_64", "linear_cpu_128", "linear_cpu_256"];
+    spoiled.failing = vec!["linear_cpu_32"];
+    spoiled.lazy = vec!["linear_cpu_64"];
+    let script = Script::new([("linear_cpu_64", 0.9), ("linear_cpu_256", 0.8)]);
+    let (report, outcomes, found) = tune(&backend, &spoiled, script, &[case]);
+    assert_eq!(found[&key(&backend, &case)].choice.kernel.kernel().name, "linear_cpu_256");
+    assert_eq!((report.wrong, report.failed), (1, 1));
+    assert_eq!(outcome(&outcomes, "linear_cpu_32"), &Outcome::Failed("it never works".into()));
+    // The fifth is left out by its time, before anybody looks at its output.
+    spoiled.failing.clear();
+    spoiled.lazy = vec!["linear_cpu_16"];
+    let script = Script::new([("linear_cpu_16", 1.1)]);
+    let (report, outcomes, _) = tune(&backend, &spoiled, script, &[case]);
+    assert_eq!((report.measured, report.wrong, report.failed), (5, 0, 0));
+    assert_eq!(outcome(&outcomes, "linear_cpu_16"), &Outcome::Slow(1.1));
+}
+
+#[test]
 fn without_a_right_candidate_there_is_no_choice() {
     let backend = backend(None);
     let mut spoiled = Spoiled::new(&backend);

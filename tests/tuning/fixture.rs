@@ -113,6 +113,12 @@ pub struct Spoiled<'a> {
     /// As `wrong`, but the first time.
     pub wrong_later: Vec<&'static str>,
     pub runs: AtomicUsize,
+    /// What is a candidate, instead of all.
+    pub listed: Option<Vec<&'static str>>,
+    /// Offered as variations, first without and then with the fastest.
+    pub varied: [Vec<&'static str>; 2],
+    /// What the fastest were.
+    pub fastest: Mutex<Vec<&'static str>>,
 }
 
 impl<'a> Spoiled<'a> {
@@ -124,13 +130,26 @@ impl<'a> Spoiled<'a> {
             failing: Vec::new(),
             wrong_later: Vec::new(),
             runs: AtomicUsize::new(0),
+            listed: None,
+            varied: [Vec::new(), Vec::new()],
+            fastest: Mutex::default(),
         }
     }
 }
 
 impl Products for Spoiled<'_> {
     fn candidates(&self, op: &Linear) -> Vec<Choice> {
-        self.own.candidates(op)
+        let listed =
+            |choice: &Choice| self.listed.as_ref().is_none_or(|listed| listed.contains(&choice.kernel.kernel().name));
+        self.own.candidates(op).into_iter().filter(listed).collect()
+    }
+
+    fn variations(&self, op: &Linear, fastest: &[Choice]) -> Vec<Choice> {
+        let offered = &self.varied[usize::from(!fastest.is_empty())];
+        self.fastest.lock().unwrap().extend(fastest.iter().map(|choice| choice.kernel.kernel().name));
+        let all = self.own.candidates(op);
+        let named = |name: &&str| all.iter().find(|choice| choice.kernel.kernel().name == *name).copied();
+        offered.iter().filter_map(named).collect()
     }
 
     fn default(&self, op: &Linear) -> Option<Choice> {

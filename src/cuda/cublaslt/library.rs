@@ -39,6 +39,10 @@ pub(super) struct Functions {
     pub(super) algorithm_check: Symbol<
         unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, Handle, *const u64, *mut HeuristicResult) -> Code,
     >,
+    pub(super) algorithm_capability:
+        Symbol<unsafe extern "C" fn(*const u64, c_int, *mut c_void, usize, *mut usize) -> Code>,
+    pub(super) algorithm_get: Symbol<unsafe extern "C" fn(*const u64, c_int, *mut c_void, usize, *mut usize) -> Code>,
+    pub(super) algorithm_set: Symbol<unsafe extern "C" fn(*mut u64, c_int, *const c_void, usize) -> Code>,
     #[allow(clippy::type_complexity)]
     pub(super) matmul: Symbol<
         unsafe extern "C" fn(
@@ -112,6 +116,9 @@ impl Functions {
             preference_set: function!(b"cublasLtMatmulPreferenceSetAttribute"),
             heuristic: function!(b"cublasLtMatmulAlgoGetHeuristic"),
             algorithm_check: function!(b"cublasLtMatmulAlgoCheck"),
+            algorithm_capability: function!(b"cublasLtMatmulAlgoCapGetAttribute"),
+            algorithm_get: function!(b"cublasLtMatmulAlgoConfigGetAttribute"),
+            algorithm_set: function!(b"cublasLtMatmulAlgoConfigSetAttribute"),
             matmul: function!(b"cublasLtMatmul"),
             destroy: function!(b"cublasLtDestroy"),
             _library: library,
