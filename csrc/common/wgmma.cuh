@@ -5,6 +5,10 @@
 // fragments of mma.cuh: a[4] as for m16n8k16 (tf32: m16n8k8), and d[4 j ..+3] the m16n8 fragment of columns 8 j ..+7.
 #pragma once
 
+#include <cuda_fp8.h>
+
+#include <type_traits>
+
 #include "cluster.cuh"
 #include "mma.cuh"
 #include "vector.cuh"
@@ -110,7 +114,7 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint
 }
 
 #ifdef NVB_WGMMA
-// One instruction, for all types; widths differ in the list of d alone. Operands of 32 bits cannot be transposed.
+// One instruction, for all types; widths differ in the list of d alone. Operands of 8 and 32 bits cannot be transposed.
 #define NVB_WGMMA_TEXT(TYPE, TRANSPOSE, COLUMNS, SUMS, OPERANDS, PREDICATE)                       \
   "{\n"                                                                                           \
   ".reg .pred p;\n"                                                                               \
@@ -132,6 +136,14 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint
     asm volatile(NVB_WGMMA_TEXT("k16.f32.f16.f16", ", 0", COLUMNS, SUMS, OPERANDS, PREDICATE)   \
                  : __VA_ARGS__                                                                  \
                  : NVB_WGMMA_INPUTS);                                                           \
+  } else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {                                      \
+    asm volatile(NVB_WGMMA_TEXT("k32.f32.e4m3.e4m3", "", COLUMNS, SUMS, OPERANDS, PREDICATE)    \
+                 : __VA_ARGS__                                                                  \
+                 : NVB_WGMMA_INPUTS);                                                           \
+  } else if constexpr (std::is_same_v<T, __nv_fp8_e5m2>) {                                      \
+    asm volatile(NVB_WGMMA_TEXT("k32.f32.e5m2.e4m3", "", COLUMNS, SUMS, OPERANDS, PREDICATE)    \
+                 : __VA_ARGS__                                                                  \
+                 : NVB_WGMMA_INPUTS);                                                           \
   } else {                                                                                      \
     asm volatile(NVB_WGMMA_TEXT("k8.f32.tf32.tf32", "", COLUMNS, SUMS, OPERANDS, PREDICATE)     \
                  : __VA_ARGS__                                                                  \
@@ -144,7 +156,8 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint
 #endif
 
 // d = a * b, plus d if `accumulate`, with f32 accumulation, for 64 rows, 2 * Count columns and 16 k. T is __half or
-// __nv_bfloat16; or float, of which the last 13 bits do not count, for 8 k.
+// __nv_bfloat16; or float, of which the last 13 bits do not count, for 8 k; or the FP8 type of a, with b in E4M3, for
+// 32 k, added with about 14 bits.
 template <typename T, int Count>
 __device__ __forceinline__ void wgmma(float (&d)[Count], const uint32_t (&a)[4], uint64_t b, int accumulate) {
   static_assert(Count == 8 || Count == 16 || Count == 32, "16, 32 or 64 columns");

@@ -11,8 +11,8 @@
 namespace nvb {
 namespace quantized {
 
-// Σ_k x[token][k] W[row][k] with an Int4 W. Not inlined: hardly any sum takes it.
-template <typename T>
+// Σ_k x[token][k] W[row][k]. Not inlined: hardly any sum takes it.
+template <typename T, uint32_t Encoding>
 __device__ __noinline__ float sum_of_elements(const nvb_linear_quantized_params& p, int64_t token, int64_t row) {
   const nvb_quantized_matrix weight = {p.weight,        p.scales,   p.offsets,    p.n,     p.k,
                                        p.weight_stride, p.encoding, p.scale_kind, p.group, 0};
@@ -21,7 +21,7 @@ __device__ __noinline__ float sum_of_elements(const nvb_linear_quantized_params&
 #pragma unroll 1
   for (int64_t k = 0; k < p.k && sum == sum; k += 4) {
     float w[4];
-    load_four<NVB_INT4>(weight, row, k, w);
+    load_four<Encoding>(weight, row, k, w);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum = fmaf(to_float(x[k + i]), w[i], sum);
   }
@@ -29,13 +29,15 @@ __device__ __noinline__ float sum_of_elements(const nvb_linear_quantized_params&
 }
 
 // Puts `Count` sums of a token right, from column `column` on; columns past the end are left alone.
-template <bool Apart, typename T, int Count>
+template <bool Apart, typename T, uint32_t Encoding = NVB_INT4, int Count>
 __device__ __forceinline__ void repair_sums(const nvb_linear_quantized_params& p, int64_t token, int64_t column,
                                             float (&sums)[Count]) {
   if constexpr (Apart) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      if (!(fabsf(sums[i]) < CUDART_INF_F) && column + i < p.n) sums[i] = sum_of_elements<T>(p, token, column + i);
+      if (!(fabsf(sums[i]) < CUDART_INF_F) && column + i < p.n) {
+        sums[i] = sum_of_elements<T, Encoding>(p, token, column + i);
+      }
     }
   }
 }

@@ -145,6 +145,7 @@ class Int4Weight {
   static_assert(Kind == Scales::kGroups32 || Kind == Scales::kGroups64, "Int4 has group scales");
 
  public:
+  static constexpr uint32_t kEncoding = NVB_INT4;
   static constexpr Scales kScales = Kind;
   static constexpr bool kFp8 = false;
   static constexpr bool kOffsets = Offsets;
@@ -237,6 +238,7 @@ class Int4Weight {
 template <uint32_t Encoding, Scales Kind>
 class ByteWeight {
  public:
+  static constexpr uint32_t kEncoding = Encoding;
   static constexpr Scales kScales = Kind;
   static constexpr bool kFp8 = Encoding != NVB_INT8;
   static constexpr bool kOffsets = false;

@@ -24,23 +24,24 @@ int64_t stages(const nvb_linear_quantized_params& params) {
 WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   WgmmaPlan best = {params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64, 2, 1};
   const int64_t multiprocessors = std::max(launch.multiprocessors, 1) * (best.tokens == 16 ? 2 : 1);
-  const int64_t scaling = best.tokens == 64 && params.encoding == NVB_INT4 && params.group == 32 ? 2 : 0;
+  const int64_t scaling =
+      best.tokens == 64 && params.encoding == NVB_INT4 && params.group == 32 && !rounds_finer(params) ? 2 : 0;
   int64_t best_cost = INT64_MAX;
-  for (int warpgroups = 2; warpgroups <= 4; ++warpgroups) {
-    if (warpgroups == 3 && best.tokens != 64) continue;
-    if (warpgroups > 2 && best.tokens == 16) continue;
-    const int64_t tiles = (params.n + 64 * warpgroups - 1) / (64 * warpgroups);
-    const int64_t most = std::min<int64_t>(most_splits(best.tokens, warpgroups), stages(params));
+  for (int row_tiles = 2; row_tiles <= 4; ++row_tiles) {
+    if (row_tiles == 3 && best.tokens != 64) continue;
+    if (row_tiles > 2 && best.tokens == 16) continue;
+    const int64_t tiles = (params.n + 64 * row_tiles - 1) / (64 * row_tiles);
+    const int64_t most = std::min<int64_t>(most_splits(best.tokens, row_tiles), stages(params));
     for (int splits = 1; splits <= most; ++splits) {
       const int64_t room = std::max<int64_t>(splits == 1 ? multiprocessors : multiprocessors * 85 / 100, 1);
       const int64_t waves = (tiles * splits + room - 1) / room;
       const int64_t steps = (stages(params) + splits - 1) / splits;
       const int64_t sums = (sum_stages(params) + splits - 1) / splits;
-      const int64_t cost = waves * (steps * (2 * warpgroups + scaling) + sums * 2 * warpgroups + 16 + 3 * warpgroups) +
+      const int64_t cost = waves * (steps * (2 * row_tiles + scaling) + sums * 2 * row_tiles + 16 + 3 * row_tiles) +
                            (splits == 1 ? 0 : 4 + splits);
       if (cost < best_cost) {
         best_cost = cost;
-        best.warpgroups = warpgroups;
+        best.row_tiles = row_tiles;
         best.splits = splits;
       }
     }
@@ -64,15 +65,30 @@ cudaError_t launch_wgmma_input(const nvb_linear_quantized_params& params, const 
   }
 }
 
+cudaError_t launch_wgmma_rounded(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  const WgmmaPlan plan = choose_plan(params, launch);
+  switch (params.encoding) {
+    case NVB_INT4:
+      return params.offsets == nullptr ? launch_wgmma_encoding<NVB_INT4, ScaledF16>(params, launch, plan)
+                                       : launch_wgmma_int4_offsets<ScaledF16>(params, launch, plan);
+    case NVB_FP8_E4M3:
+      return launch_wgmma_encoding<NVB_FP8_E4M3, SplitBf16>(params, launch, plan);
+    default:
+      return launch_wgmma_encoding<NVB_FP8_E5M2, SplitBf16>(params, launch, plan);
+  }
+}
+
 }  // namespace
 
 size_t wgmma_workspace(const nvb_linear_quantized_params& params) {
   const int64_t all_stages = stages(params) + sum_stages(params);
-  return static_cast<size_t>(params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64) * all_stages * kStageK * 2;
+  const size_t tokens = params.m <= 16 ? 16 : params.m <= 32 ? 32 : 64;
+  return tokens * all_stages * kStageK * 2 + (rounds_finer(params) ? tokens * sizeof(float) : 0);
 }
 
 cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   if (params.workspace == nullptr) return cudaErrorInvalidValue;
+  if (rounds_finer(params)) return launch_wgmma_rounded(params, launch);
   return params.input_dtype == NVB_BF16 ? launch_wgmma_input<__nv_bfloat16>(params, launch)
                                         : launch_wgmma_input<__half>(params, launch);
 }

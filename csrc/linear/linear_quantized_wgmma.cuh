@@ -1,26 +1,34 @@
 // y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) for W in 8 or 4 bits and from about 17 tokens t on, with wgmma.
 //
-// W is the first operand: it passes through registers, 64 rows a warpgroup, where it becomes T; x is the second one, in
-// shared memory. Four producer warps copy stages of 128 k (linear_quantized_wgmma_stage.cuh) into a ring; W needs no
-// other grid's results, so it is on its way before the grid waits for the one before. Consumer warpgroups decode a
-// piece of W while the tensor cores multiply the piece before. Group scales meet f32 sums: a group's product starts
-// from zero and is added to the total with its scale.
+// W is the first operand: it passes through registers, a tile of 64 rows at a time, where it becomes what the tensor
+// cores take; x is the second one, in shared memory. Four producer warps copy stages of 128 k
+// (linear_quantized_wgmma_stage.cuh) into a ring; W needs no other grid's results, so it is on its way before the grid
+// waits for the one before. Consumer warpgroups decode a piece of W while the tensor cores multiply the piece before.
+// Group scales meet f32 sums: a group's product starts from zero and is added to the total with its scale while the
+// next product runs, for there are two, which take turns. They do so between a warpgroup's two tiles or, of one tile,
+// between its groups.
+//
+// x and W meet in T (linear_quantized_wgmma_input.cuh): f16 or bf16 with codes that are exact; for bf16 outputs
+// SplitBf16 for FP8, whose codes need no decoding, or ScaledF16 for Int4, whose elements are made before the product,
+// with scales and offsets, so that sums need no scales (linear_quantized_wgmma.h says where).
 //
 // Memory serves requests in turn, and nothing starts without x, which waits for the grid before: so it is asked for
 // behind kEarlyStages of W and not behind a whole ring. On an H200 that takes 23.2 µs instead of 24.7 for 64 tokens and
-// 14336 x 4096 elements in FP8, 20.0 instead of 20.7 in Int4 with groups of 128.
+// 14336 x 4096 elements in FP8, 20.0 instead of 20.7 in Int4 with groups of 128. Split x comes later, after two reads
+// of it: twice as many stages of 128 rows take 21.1 instead of 21.4.
 //
-// With offsets, W = s q + o is multiplied as q alone, which takes a mask for each pair of codes (RawInt4), and Σ_groups
-// o Σ x is one more product, in tf32: the offsets, which tf32 holds exactly, with the groups' sums of x in two parts of
-// 11 bits. Its stages lie behind those of x and W, in groups of 32 one for every eight. What is not finite after that
-// is summed again (linear_quantized_special.cuh).
+// In f16 and bf16, W = s q + o with offsets is multiplied as q alone, which takes a mask for each pair of codes
+// (RawInt4), and Σ_groups o Σ x is one more product, in tf32: the offsets, which tf32 holds exactly, with the groups'
+// sums of x in two parts of 11 bits. Its stages lie behind those of x and W, in groups of 32 one for every eight. What
+// is not finite after that is summed again (linear_quantized_special.cuh).
 //
-// The blocks of a cluster share 64 * Warpgroups rows of W and divide k and the groups' sums. Each finishes some of the
-// tokens: the others store their sums for these into its shared memory, where they are added in an order that depends
-// on its rank alone.
+// The blocks of a cluster share 64 * Warpgroups * Tiles rows of W and divide k and the groups' sums. Each finishes some
+// of the tokens: the others store their sums for these into its shared memory, where they are added in an order that
+// depends on its rank alone.
 //
 // The tensor cores keep their sums in registers, so that decoding and multiplying slow each other down: on an H200
-// their times nearly add up, whatever the order of the instructions. What counts is the number of instructions.
+// their times nearly add up, whatever the order of the instructions. What counts is the number of instructions. Bulk
+// copies of W save a few but take 31 ns each, of whatever size up to 1 KiB: 32 µs instead of 22.
 //
 // Shapes: x [m, k] of f16 or bf16 with 8-byte aligned rows, Tokens of them a block row; k a multiple of 64.
 // Compute capability 9.0a. One or two blocks a multiprocessor.
@@ -49,56 +57,62 @@ struct WgmmaShare {
   int more_sums;  // the last blocks take one step more
 };
 
-template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
+template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int Tiles, int MostStages,
+          int BlocksPerSm>
 struct WgmmaShape {
   using Input = InputStage<Tokens>;
-  static constexpr int kRows = 64 * Warpgroups;
-  using Weights = WeightStage<Weight, GroupK, kRows>;
+  static constexpr int kRows = 64 * Warpgroups * Tiles;
+  using Weights = WeightStage<Weight, T, GroupK, kRows>;
   static constexpr int kConsumers = 128 * Warpgroups;
   static constexpr int kThreads = kConsumers + kProducers;
   static constexpr int kStageBytes = (Input::kBytes + Weights::kBytes + 1023) / 1024 * 1024;
   // Sums from the other blocks of a cluster have memory of their own: nobody need ask when the ring is free.
-  static constexpr int kMostSplits = most_splits(Tokens, Warpgroups);
+  static constexpr int kMostSplits = most_splits(Tokens, Warpgroups* Tiles);
   static constexpr int kExchangeBytes = most_foreign(Tokens, kMostSplits) * kRows * 4;
+  static constexpr int kFactorBytes = kHasFactors<T> ? Tokens * 4 : 0;
   static constexpr int kMostBytes = (BlocksPerSm == 2 ? 113 : 227) * 1024;
-  static constexpr int kFixedBytes = 1024 + kExchangeBytes + 8;  // the ring aligns itself to 1024
+  static constexpr int kFixedBytes = 1024 + kExchangeBytes + kFactorBytes + 8;  // the ring aligns itself to 1024
   static constexpr int kRoom = (kMostBytes - kFixedBytes) / (kStageBytes + 16);
   static constexpr int kStages = kRoom < MostStages ? kRoom : MostStages;
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kSharedBytes = kFixedBytes + kRingBytes + 2 * kStages * 8;
   static constexpr int kResultPitch = kRows + 4;  // floats; spreads a store's four quads over the banks
   // Of the 65,536 registers, whole eights for each thread: what the producers leave goes to the consumers.
-  static constexpr bool kFew = Warpgroups == 4 || BlocksPerSm == 2;
-  static constexpr int kProducerRegisters = kFew ? 40 : 56;
-  static constexpr int kConsumerRegisters = BlocksPerSm == 2 ? 96 : Warpgroups == 4 ? 104 : Warpgroups == 3 ? 152 : 224;
-  static_assert(Warpgroups >= 2 && Warpgroups <= 4, "register counts are for two to four consumer warpgroups");
+  static constexpr int kProducerRegisters = BlocksPerSm == 2 ? 40 : 56;
+  static constexpr int kConsumerRegisters = BlocksPerSm == 2 ? 96 : Warpgroups == 3 ? 152 : 224;
+  static_assert(Warpgroups == 2 || (Warpgroups == 3 && BlocksPerSm == 1), "register counts are for these");
+  static_assert(Tiles == 1 || Tiles == 2, "two products take turns");
   static_assert(kStages >= 2, "copies overlap products");
   static_assert(Tokens * kResultPitch * 4 <= kRingBytes, "the sums lie where the ring was");
 };
 
-template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int MostStages, int BlocksPerSm>
+template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int Tiles, int MostStages,
+          int BlocksPerSm>
 __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     linear_quantized_wgmma(const __grid_constant__ nvb_linear_quantized_params p, const LinearEpilogue epilogue,
                            const char* __restrict__ arranged, const WgmmaShare share) {
 #ifdef NVB_WGMMA
-  using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, MostStages, BlocksPerSm>;
+  using Shape = WgmmaShape<Weight, T, Tokens, GroupK, Warpgroups, Tiles, MostStages, BlocksPerSm>;
   using Input = typename Shape::Input;
   using Weights = typename Shape::Weights;
   constexpr int kStages = Shape::kStages;
+  constexpr int kEarly = kSplit<T> && Shape::kRows == 128 ? 2 * kEarlyStages : kEarlyStages;
   extern __shared__ char unaligned[];
   char* const ring = unaligned + (-shared_address(unaligned) & 1023);
   char* const exchange = ring + Shape::kRingBytes;
-  uint64_t* const full = reinterpret_cast<uint64_t*>(exchange + Shape::kExchangeBytes);
+  float* const factors = reinterpret_cast<float*>(exchange + Shape::kExchangeBytes);  // of the tokens
+  uint64_t* const full = reinterpret_cast<uint64_t*>(exchange + Shape::kExchangeBytes + Shape::kFactorBytes);
   uint64_t* const empty = full + kStages;
   uint64_t* const arrived = empty + kStages;
+  constexpr bool kGroupSums = Weight::kOffsets && !kScaled<T>;
   const int rank = blockIdx.y;
   const int64_t block_row = static_cast<int64_t>(blockIdx.x) * Shape::kRows;
   const int64_t first_token = static_cast<int64_t>(blockIdx.z) * Tokens;
   const int begin = rank * share.steps + min(rank, share.more);
   const int steps = share.steps + (rank < share.more ? 1 : 0);
   // Of the groups' sums; they follow as steps of their own.
-  const int sums_begin = Weight::kOffsets ? rank * share.sum_steps + max(0, rank - share.splits + share.more_sums) : 0;
-  const int sum_steps = Weight::kOffsets ? share.sum_steps + (rank >= share.splits - share.more_sums ? 1 : 0) : 0;
+  const int sums_begin = kGroupSums ? rank * share.sum_steps + max(0, rank - share.splits + share.more_sums) : 0;
+  const int sum_steps = kGroupSums ? share.sum_steps + (rank >= share.splits - share.more_sums ? 1 : 0) : 0;
   const int own_tokens = max(0, min(Tokens - rank * share.tokens, share.tokens));
 
   if (threadIdx.x == 0) {
@@ -119,8 +133,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     leave_registers<Shape::kProducerRegisters>();
     const Weights weights(p, block_row);
     const int64_t input_steps = static_cast<int64_t>(share.steps) * share.splits + share.more;
-    const int64_t input_sums =
-        Weight::kOffsets ? static_cast<int64_t>(share.sum_steps) * share.splits + share.more_sums : 0;
+    const int64_t input_sums = kGroupSums ? static_cast<int64_t>(share.sum_steps) * share.splits + share.more_sums : 0;
     const char* const inputs = arranged + (blockIdx.z * (input_steps + input_sums) + begin) * Input::kBytes;
     uint32_t slot = 0, parity = 1;
     const auto copy_weights = [&](int step) {
@@ -128,7 +141,13 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
       barrier_arrive_after_copies(full + slot);
     };
     const auto copy_input = [&](int step, int target) {
-      barrier_expect(full + target, Input::kBytes);
+      const bool with_factors = kHasFactors<T> && step == 0;
+      barrier_expect(full + target, Input::kBytes + (with_factors ? Shape::kFactorBytes : 0));
+      if (with_factors) {
+        const int64_t stages = gridDim.z * (input_steps + input_sums);
+        bulk_copy(factors, arranged + stages * Input::kBytes + blockIdx.z * Shape::kFactorBytes, Shape::kFactorBytes,
+                  full + target);
+      }
       bulk_copy(ring + target * Shape::kStageBytes, inputs + static_cast<int64_t>(step) * Input::kBytes, Input::kBytes,
                 full + target);
     };
@@ -137,7 +156,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     };
     // One thread copies x, at first for the whole ring; the barrier keeps the other warps' W behind it.
     const bool copies_input = threadIdx.x == Shape::kThreads - 1;
-    const int early = min(kEarlyStages, steps);
+    const int early = min(kEarly, max(steps / 2, 1));
     for (int step = 0; step < early; ++step) {
       copy_weights(step);
       advance();
@@ -155,7 +174,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
       copy_weights(step);
       advance();
     }
-    if constexpr (Weight::kOffsets) {
+    if constexpr (kGroupSums) {
       const int64_t first_sums = blockIdx.z * (input_steps + input_sums) + input_steps + sums_begin;
 #pragma unroll 1
       for (int step = 0; step < sum_steps; ++step) {
@@ -180,119 +199,166 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     prefetch_l2(static_cast<const float*>(p.scales) + block_row + threadIdx.x);
   }
   const int warp = threadIdx.x / 32;
+  const int first_block = warp / 4 * 4 * Tiles + warp % 4;  // of 16 rows, four for each of the warpgroup's tiles
   const int group = threadIdx.x % 32 / 4;
   const int quad = threadIdx.x % 4;
   const Weights weights(p, block_row);
+  using Operand = typename OperandOf<Weight::kEncoding, T>::Type;
   constexpr int kSums = Tokens / 2;
-  constexpr int kInstructions = GroupK == 32 || (GroupK != 0 && Shape::kFew) ? 2 : 4;  // of a piece
-  constexpr int kPieces = 4 / kInstructions;                                           // of a chunk
-  float total[kSums] = {};
-  float product[GroupK == 0 ? 1 : kSums] = {};
+  constexpr int kSumK = kScaled<T>                 ? 0
+                        : GroupK == 0 && kSplit<T> ? kStageK
+                                                   : GroupK;  // that the tensor cores add by themselves
+  constexpr int kUnitK = kSumK == 0 ? kChunk : kSumK;         // of a tile, before the other one's turn
+  constexpr int kUnits = kStageK / kUnitK;
+  constexpr int kPieceK = kUnitK == 32 || (Warpgroups == 3 && kSumK != 0 && !kSplit<T>) ? 32 : kChunk;
+  constexpr int kPieces = kUnitK / kPieceK;
+  constexpr int kInstructions = kPieceK / 16;  // of a piece
+  constexpr int kParts = kSplit<T> ? 2 : 1;    // of x, which meet the same fragment of W
+  constexpr int kFragments = kInstructions / kParts;
+  static_assert(!kSplit<T> || kPieceK == kChunk, "an instruction takes 32 k of one part");
+  float total[Tiles][kSums] = {};
+  float product[2][kSumK == 0 ? 1 : kSums] = {};
   float2 pending = make_float2(0.0f, 0.0f);  // the scale of the product that runs
-  uint32_t a[2][kInstructions][4];
+  uint32_t a[2][kFragments][4];
+  uint32_t words[Tiles][Weight::kWords];
   uint32_t bits[2];
-  Weights::template constants<T>(bits);
+  Weights::constants(bits);
   // Zero before the loop: otherwise ptxas may put it into the loop and make every product wait for the one before.
-  wgmma_hold(total);
-  wgmma_hold(product);
-  const auto add_product = [&] {
-    if constexpr (GroupK != 0) {
-      wgmma_hold(product);
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) total[i] = fmaf(i % 4 < 2 ? pending.x : pending.y, product[i], total[i]);
+  for (int tile = 0; tile < Tiles; ++tile) wgmma_hold(total[tile]);
+  wgmma_hold(product[0]);
+  wgmma_hold(product[1]);
+  const auto add_product = [&](int index, int tile) {
+    if constexpr (kSumK != 0) {
+      wgmma_hold(product[index]);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        total[tile][i] = fmaf(i % 4 < 2 ? pending.x : pending.y, product[index][i], total[tile][i]);
+      }
     }
   };
 
-  for (int step = 0; step < steps; ++step) {
+  const auto run_stage = [&](int step, auto first_product) {
     const int slot = step % kStages;
     const char* const stage = ring + slot * Shape::kStageBytes;
     barrier_wait(full + slot, step / kStages & 1);
     const uint64_t inputs = wgmma_descriptor(stage);
-    const auto release_previous = [&] {
-      if (step > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + (step - 1) % kStages);
-    };
 #pragma unroll
-    for (int chunk = 0; chunk < kStageChunks; ++chunk) {
-      uint32_t words[Weight::kWords];
-      Weights::read(stage + Input::kBytes, warp, chunk, words);
+    for (int unit = 0; unit < kUnits; ++unit) {
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        const int index = chunk * kPieces + piece;
-        uint32_t(&fragments)[kInstructions][4] = a[index % 2];
-#pragma unroll
-        for (int i = 0; i < kInstructions; ++i) {
-          Weights::template fragment<T>(words, bits, piece * kInstructions + i, fragments[i]);
+      for (int tile = 0; tile < Tiles; ++tile) {
+        const int turn = unit * Tiles + tile;
+        const int current = (first_product.value + turn) % 2;
+        const int block = first_block + 4 * tile;
+        float2 scale = make_float2(1.0f, 1.0f);
+        [[maybe_unused]] typename Weights::GroupScales group_scales;
+        if constexpr (kSumK != 0 && GroupK != 0) {
+          scale = weights.scale(stage + Input::kBytes, begin + step, block, unit);
+          if constexpr (kGroupSums) scale.x *= RawInt4<T>::kLowFactor, scale.y *= RawInt4<T>::kHighFactor;
         }
-        // Asks for the decoding before the wait below, while the piece before is being multiplied.
 #pragma unroll
-        for (int i = 0; i < kInstructions; ++i) wgmma_hold(fragments[i]);
-        const uint64_t descriptor = inputs + chunk * (Input::kChunkBytes / 16) + piece * kInstructions * 2;
-        if constexpr (GroupK == 0) {
-          wgmma_fence();
+        for (int piece = 0; piece < kPieces; ++piece) {
+          const int k = unit * kUnitK + piece * kPieceK;
+          const int chunk = k / kChunk;
+          uint32_t(&fragments)[kFragments][4] = a[(turn * kPieces + piece) % 2];
+          if (k % kChunk == 0) Weights::read(stage + Input::kBytes, block, chunk, words[tile]);
 #pragma unroll
-          for (int i = 0; i < kInstructions; ++i) wgmma<T>(total, fragments[i], descriptor + 2 * i, 1);
-          wgmma_commit();
-          wgmma_wait<1>();
-          if (index == 0) release_previous();
-        } else {
-          const bool first = index * kInstructions * 16 % GroupK == 0;  // of its group
-          float2 scale = pending;
-          if (first) {
-            scale = weights.scale(stage + Input::kBytes, begin + step, warp, index * kInstructions * 16 / GroupK);
-            if constexpr (Weight::kOffsets) scale.x *= RawInt4<T>::kLowFactor, scale.y *= RawInt4<T>::kHighFactor;
+          for (int i = 0; i < kFragments; ++i) {
+            if constexpr (kScaled<T>) {
+              if ((k + 16 * i) % (GroupK < kChunk ? GroupK : kChunk) == 0) {
+                group_scales = Weights::group_scales(stage + Input::kBytes, block, (k + 16 * i) / GroupK);
+              }
+              Weights::elements(words[tile], bits, k % kChunk / 16 + i, group_scales, fragments[i]);
+            } else {
+              Weights::fragment(words[tile], bits, k % kChunk / 16 / kParts + i, fragments[i]);
+            }
+          }
+          // Asks for the decoding before the products, while those of the piece before run.
+#pragma unroll
+          for (int i = 0; i < kFragments; ++i) wgmma_hold(fragments[i]);
+          const bool starts = turn == 0 && piece == 0;
+          if (kSumK != 0 && starts) {
             wgmma_wait<0>();
-            add_product();
-            if (index == 0) release_previous();
+            wgmma_hold(product[1 - current]);
           }
           wgmma_fence();
 #pragma unroll
           for (int i = 0; i < kInstructions; ++i) {
-            wgmma<T>(product, fragments[i], descriptor + 2 * i, first && i == 0 ? 0 : 1);
+            const uint64_t input = kSplit<T> ? inputs + i % 2 * (Input::kChunkBytes / 16) + (k / 32 + i / 2) * 2
+                                             : inputs + chunk * (Input::kChunkBytes / 16) + (k % kChunk / 16 + i) * 2;
+            if constexpr (kSumK == 0) {
+              wgmma<Operand>(total[tile], fragments[i / kParts], input, 1);
+            } else {
+              wgmma<Operand>(product[current], fragments[i / kParts], input, piece == 0 && i == 0 ? 0 : 1);
+            }
           }
           wgmma_commit();
-          if (!first) wgmma_wait<1>();
-          pending = scale;
+          if (kSumK == 0 || !starts) wgmma_wait<1>();
+          if (piece == 0) {
+            if (starts && step > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + (step - 1) % kStages);
+            add_product(1 - current, Tiles - 1 - tile);
+            pending = scale;
+          }
         }
       }
     }
+  };
+  using First = std::integral_constant<int, 0>;
+  using Second = std::integral_constant<int, 1>;
+  constexpr bool kTurnsEven = kUnits * Tiles % 2 == 0;
+  if constexpr (kTurnsEven) {
+    for (int step = 0; step < steps; ++step) run_stage(step, First());
+  } else {
+    for (int step = 0; step < steps; step += 2) {
+      run_stage(step, First());
+      if (step + 1 < steps) run_stage(step + 1, Second());
+    }
   }
-  if constexpr (Weight::kOffsets) {
-    // A stage is one more group, of scale 1.
-    constexpr int kStagePieces = kStageGroups / 4 / kInstructions;
+  wgmma_wait<0>();
+#pragma unroll
+  for (int tile = 0; tile < Tiles; ++tile) wgmma_hold(total[tile]);
+  if (kTurnsEven || steps % 2 == 0) {
+    add_product(1, Tiles - 1);
+  } else {
+    add_product(0, Tiles - 1);
+  }
+  if constexpr (kGroupSums) {
+    constexpr int kStagePieces = kStageGroups / 4 / kFragments;
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + (steps - 1) % kStages);
 #pragma unroll 1
     for (int step = steps; step < steps + sum_steps; ++step) {
       const char* const stage = ring + step % kStages * Shape::kStageBytes;
       barrier_wait(full + step % kStages, step / kStages & 1);
       const uint64_t inputs = wgmma_descriptor(stage);
-#pragma unroll
-      for (int piece = 0; piece < kStagePieces; ++piece) {
-        uint32_t(&fragments)[kInstructions][4] = a[piece % 2];
-#pragma unroll
-        for (int i = 0; i < kInstructions; ++i) {
-          Weights::offsets(stage + Input::kBytes, warp, piece * kInstructions + i, fragments[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kInstructions; ++i) wgmma_hold(fragments[i]);
-        if (piece == 0) {
-          wgmma_wait<0>();
-          add_product();
-          if (threadIdx.x % 32 == 0) barrier_arrive(empty + (step - 1) % kStages);
-        }
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < kInstructions; ++i) {
-          const int j = piece * kInstructions + i;
-          wgmma<float>(product, fragments[i], inputs + j / 4 * (Input::kChunkBytes / 16) + j % 4 * 2, j == 0 ? 0 : 1);
-        }
-        wgmma_commit();
-        if (piece > 0) wgmma_wait<1>();
-      }
       pending = make_float2(1.0f, 1.0f);
+#pragma unroll
+      for (int tile = 0; tile < Tiles; ++tile) {
+#pragma unroll
+        for (int piece = 0; piece < kStagePieces; ++piece) {
+          uint32_t(&fragments)[kFragments][4] = a[piece % 2];
+#pragma unroll
+          for (int i = 0; i < kFragments; ++i) {
+            Weights::offsets(stage + Input::kBytes, first_block + 4 * tile, piece * kFragments + i, fragments[i]);
+          }
+#pragma unroll
+          for (int i = 0; i < kFragments; ++i) wgmma_hold(fragments[i]);
+          wgmma_fence();
+#pragma unroll
+          for (int i = 0; i < kFragments; ++i) {
+            const int j = piece * kFragments + i;
+            wgmma<float>(product[tile], fragments[i], inputs + j / 4 * (Input::kChunkBytes / 16) + j % 4 * 2,
+                         j == 0 ? 0 : 1);
+          }
+          wgmma_commit();
+          wgmma_wait<1>();
+        }
+      }
+      wgmma_wait<0>();
+#pragma unroll
+      for (int tile = 0; tile < Tiles; ++tile) add_product(tile, tile);
+      if (threadIdx.x % 32 == 0) barrier_arrive(empty + step % kStages);
     }
   }
-  wgmma_wait<0>();
-  wgmma_hold(total);
-  add_product();
 
   // A thread will finish four columns of some tokens; what it needs for that arrives meanwhile.
   constexpr int kColumnGroups = Shape::kRows / 4;
@@ -312,12 +378,15 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   float* const result = reinterpret_cast<float*>(ring);
   constexpr int kPitch = Shape::kResultPitch;
 #pragma unroll
-  for (int i = 0; i < kSums; i += 4) {
-    float* const address = result + (2 * i + 2 * quad) * kPitch + warp * kTileRows + group;
-    address[0] = total[i];
-    address[kPitch] = total[i + 1];
-    address[8] = total[i + 2];
-    address[kPitch + 8] = total[i + 3];
+  for (int tile = 0; tile < Tiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < kSums; i += 4) {
+      float* const address = result + (2 * i + 2 * quad) * kPitch + (first_block + 4 * tile) * kTileRows + group;
+      address[0] = total[tile][i];
+      address[kPitch] = total[tile][i + 1];
+      address[8] = total[tile][i + 2];
+      address[kPitch + 8] = total[tile][i + 3];
+    }
   }
   consumer_barrier<Shape::kConsumers>();
 
@@ -352,14 +421,23 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
             exchange + (((away - 1) * share.tokens + token) * Shape::kRows + local_column) * 4);
         sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
       }
+      if constexpr (kHasFactors<T>) {
+        const float factor = factors[rank * share.tokens + token];
+        if (kSplit<T> && factor < 0.0f) return sum;
+        sum.x *= factor, sum.y *= factor, sum.z *= factor, sum.w *= factor;
+      }
       if (GroupK == 0) sum.x *= row_scales[0], sum.y *= row_scales[1], sum.z *= row_scales[2], sum.w *= row_scales[3];
       return sum;
     };
-    if constexpr (Weight::kOffsets) {
+    if constexpr (Weight::kOffsets || kHasFactors<T>) {
       bool finite = true;
       const auto is_finite = [](float sum) { return fabsf(sum) < CUDART_INF_F; };
 #pragma unroll 4
       for (int token = local_token; token < tokens; token += kTokenStep) {
+        if constexpr (kSplit<T>) {
+          finite = finite && !(factors[rank * share.tokens + token] < 0.0f);
+          continue;
+        }
         const float4 sum = finished(token);
         finite = finite && is_finite(sum.x) && is_finite(sum.y) && is_finite(sum.z) && is_finite(sum.w);
       }
@@ -370,8 +448,11 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
         for (int token = local_token; token < tokens; token += kTokenStep) {
           const float4 sum = finished(token);
           float values[4] = {sum.x, sum.y, sum.z, sum.w};
-          repair_sums<true, T>(p, first_row + token, column, values);
-          *reinterpret_cast<float4*>(own + token * kPitch) = make_float4(values[0], values[1], values[2], values[3]);
+          repair_sums<true, Element<T>, Weight::kEncoding>(p, first_row + token, column, values);
+          // `finished` will multiply by this token's power of two once more.
+          const float back = kScaled<T> ? 1.0f / factors[rank * share.tokens + token] : 1.0f;
+          *reinterpret_cast<float4*>(own + token * kPitch) =
+              make_float4(values[0] * back, values[1] * back, values[2] * back, values[3] * back);
           for (int away = 1; away < share.splits; ++away) {
             *reinterpret_cast<float4*>(exchange + (((away - 1) * share.tokens + token) * Shape::kRows + local_column) *
                                                       4) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

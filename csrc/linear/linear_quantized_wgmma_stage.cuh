@@ -1,24 +1,14 @@
 // A stage of linear_quantized_wgmma.cuh: 128 k of x and of up to 256 rows of W, how producers copy it into shared
 // memory and how a warp of a consumer reads its 16 rows.
 //
-// x lies as wgmma's second operand, two chunks of 64 k, with its pairs of elements in the order in which a lane of the
-// first operand holds its k (Weight::x_offset): the order of k is free as long as both operands share it. A small
-// kernel writes all stages of x in that form to a workspace, because copies that also reorder move 4 bytes each, and
-// there are too many of them. Then a stage of x is one bulk copy.
-//
-// With offsets further stages follow those of x: of the sums of x over kStageGroups groups, as second operands of
-// wgmma in tf32, with the offsets of these groups in the place of W.
+// Stages of offsets, which meet the groups' sums of x, have those of kStageGroups groups in the place of W.
 #pragma once
 
-#include "linear_quantized_raw.cuh"
-#include "linear_quantized_wgmma.h"
+#include "linear_quantized_wgmma_input.cuh"
 
 namespace nvb {
 namespace quantized {
 
-constexpr int kStageChunks = 2;
-constexpr int kStageK = kStageChunks * kChunk;
-constexpr int kChunkGroups = kStageGroups / kStageChunks;
 constexpr int kProducers = 128;
 
 // A barrier for the producers alone.
@@ -41,82 +31,6 @@ __device__ __forceinline__ void copy16(uint32_t shared, const void* global, bool
 __device__ __forceinline__ void copy16(uint32_t shared, const void* global) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
-#endif
-}
-
-// x as the stages hold it: [block of Tokens tokens][stage][chunk][token], a row of 128 bytes with 16-byte piece i at
-// i ^ (token % 8).
-template <int Tokens>
-struct InputStage {
-  static constexpr int kChunkBytes = Tokens * kChunk * 2;
-  static constexpr int kBytes = kStageChunks * kChunkBytes;
-};
-
-template <typename T>
-__device__ __forceinline__ float2 pair_to_floats(uint32_t pair) {
-  if constexpr (kIsBf16<T>) {
-    return __bfloat1622float2(as_bf16(pair));
-  } else {
-    return __half22float2(as_f16(pair));
-  }
-}
-
-// A thread writes the two pieces of a token that meet one instruction of the first operand. With offsets it is one of
-// the neighbours that sum a group, too: a row of sums is an instruction's 8 k after the other's, of which k = t is the
-// leading part of group 4 i + t, k = t + 4 the rest. Groups past the end are 0.
-template <typename Weight, typename T, int Tokens>
-__global__ void __launch_bounds__(128)
-    linear_quantized_arrange_input(const nvb_linear_quantized_params p, char* __restrict__ arranged, const int chunks,
-                                   const int sum_stages) {
-#if __CUDA_ARCH__ == 900
-  allow_next_grid();
-  const int index = blockIdx.x * 128 + threadIdx.x;
-  const int instruction = index % 4;
-  const int64_t token = blockIdx.y;
-  const int chunk = index / 4;
-  const int row = static_cast<int>(token % Tokens);
-  const int64_t first_chunk = token / Tokens * (chunks + sum_stages * kStageChunks);
-  char* const target = arranged + (first_chunk + chunk) * InputStage<Tokens>::kChunkBytes + row * 128;
-  const T* const source =
-      static_cast<const T*>(p.input) + token * p.input_stride + static_cast<int64_t>(chunk) * kChunk;
-  wait_for_previous_grid();
-  if (!Weight::kOffsets && chunk >= chunks) return;
-  uint2 words[4] = {};
-  if (static_cast<int64_t>(chunk) * kChunk < p.k) {
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const uint2 raw = *reinterpret_cast<const uint2*>(source + Weight::x_offset(instruction, t));
-      words[t] =
-          Weight::kWords == 4 ? raw : make_uint2(__byte_perm(raw.x, raw.y, 0x5410), __byte_perm(raw.x, raw.y, 0x7632));
-    }
-  }
-  if constexpr (Weight::kOffsets) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const float2 first = pair_to_floats<T>(words[t].x), second = pair_to_floats<T>(words[t].y);
-      sum += (first.x + first.y) + (second.x + second.y);
-      words[t] = make_uint2(RawInt4<T>::scale_input(words[t].x), RawInt4<T>::scale_input(words[t].y));
-    }
-    // Whole warps leave below: there are 64 threads or more for the groups of a stage.
-    const int lanes = static_cast<int>(p.group) / 16;  // of a group
-    const int stage_group = index / lanes;
-    if (stage_group >= sum_stages * kStageGroups) return;
-    for (int lane = 1; lane < lanes; lane *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
-    if (index % lanes == 0) {
-      const uint32_t leading = __float_as_uint(sum) & 0xffffe000u;
-      char* const sums = arranged +
-                         (first_chunk + chunks + stage_group / kChunkGroups) * InputStage<Tokens>::kChunkBytes +
-                         row * 128 + stage_group % 4 * 4;
-      const int piece = stage_group % kChunkGroups / 4 * 2;
-      *reinterpret_cast<uint32_t*>(sums + (piece ^ (row % 8)) * 16) = leading;
-      *reinterpret_cast<float*>(sums + ((piece + 1) ^ (row % 8)) * 16) = sum - __uint_as_float(leading);
-    }
-    if (chunk >= chunks) return;
-  }
-  store16(target + ((2 * instruction) ^ (row % 8)) * 16, make_uint4(words[0].x, words[1].x, words[2].x, words[3].x));
-  store16(target + ((2 * instruction + 1) ^ (row % 8)) * 16,
-          make_uint4(words[0].y, words[1].y, words[2].y, words[3].y));
 #endif
 }
 
@@ -161,13 +75,14 @@ __device__ __forceinline__ void decode_alternate(uint32_t word, const uint32_t (
 }
 
 // W and its scales; GroupK is 0 for scales of rows, else 32, 64 or 128.
-template <typename Weight, int GroupK, int Rows>
+template <typename Weight, typename T, int GroupK, int Rows>
 class WeightStage;
 
-// Int4: a block of 16 rows keeps its two tiles as they are, then its groups' scales, 32 bytes each. A stage of offsets
-// has those of kStageGroups groups where the tiles of a block are otherwise.
-template <Scales Kind, bool Offsets, int GroupK, int Rows>
-class WeightStage<Int4Weight<Kind, Offsets>, GroupK, Rows> {
+// Int4: a block of 16 rows keeps its two tiles as they are, then come the blocks' scales of the stage's groups, 32
+// bytes each, and, where elements are made before the product, offsets like them. A stage of offsets alone has those of
+// kStageGroups groups where the tiles of a block are otherwise.
+template <Scales Kind, bool Offsets, typename T, int GroupK, int Rows>
+class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
   using Weight = Int4Weight<Kind, Offsets>;
 
  public:
@@ -175,7 +90,8 @@ class WeightStage<Int4Weight<Kind, Offsets>, GroupK, Rows> {
   static constexpr int kBlockBytes = kStageChunks * 512;
   static constexpr int kGroups = kStageK / GroupK;
   static constexpr int kScaleBytes = kGroups * 32;
-  static constexpr int kBytes = kBlocks * (kBlockBytes + kScaleBytes);
+  static constexpr bool kStagedOffsets = Offsets && kScaled<T>;
+  static constexpr int kBytes = kBlocks * (kBlockBytes + (kStagedOffsets ? 2 : 1) * kScaleBytes);
   static_assert(kStageGroups * 32 == kBlockBytes, "offsets of a stage's groups take the place of a block's tiles");
 
   __device__ __forceinline__ WeightStage(const nvb_linear_quantized_params& p, int64_t first_row) {
@@ -220,8 +136,10 @@ class WeightStage<Int4Weight<Kind, Offsets>, GroupK, Rows> {
       const int block = index / kScalePieces, piece = index % kScalePieces;
       if (block < kBlocks) {
         const bool valid = block < blocks_ && piece < 2 * groups;
-        const char* const source = scales_ + (static_cast<int64_t>(block) * groups_ + step * kGroups) * 32 + piece * 16;
-        copy16(shared_address(stage + kBlocks * kBlockBytes) + index * 16, valid ? source : scales_, valid);
+        const int64_t source = (static_cast<int64_t>(block) * groups_ + step * kGroups) * 32 + piece * 16;
+        const uint32_t target = shared_address(stage + kBlocks * kBlockBytes) + index * 16;
+        copy16(target, scales_ + (valid ? source : 0), valid);
+        if constexpr (kStagedOffsets) copy16(target + kBlocks * kScaleBytes, offsets_ + (valid ? source : 0), valid);
       }
     }
   }
@@ -249,7 +167,6 @@ class WeightStage<Int4Weight<Kind, Offsets>, GroupK, Rows> {
     words[0] = raw.x, words[1] = raw.y, words[2] = raw.z, words[3] = raw.w;
   }
   // Int4Weight::fragment, or with offsets RawInt4's.
-  template <typename T>
   static __device__ __forceinline__ void fragment(const uint32_t (&words)[Weight::kWords], const uint32_t (&bits)[2],
                                                   int j, uint32_t (&a)[4]) {
     if constexpr (Offsets) {
@@ -261,10 +178,49 @@ class WeightStage<Int4Weight<Kind, Offsets>, GroupK, Rows> {
     }
   }
   // What `fragment` wants in registers.
-  template <typename T>
   static __device__ __forceinline__ void constants(uint32_t (&bits)[2]) {
-    bits[0] = bits[1] = Offsets ? 0 : in_register(kIsBf16<T> ? 0x43004300u : 0x64006400u);
+    bits[0] = bits[1] = Offsets && !kScaled<T> ? 0 : in_register(kIsBf16<T> ? 0x43004300u : 0x64006400u);
   }
+
+  // Scales, and offsets, of rows g and g + 8 in pairs of f16, as `elements` wants them.
+  struct GroupScales {
+    uint32_t scale[2];
+    uint32_t offset[Offsets ? 2 : 1];
+  };
+  static __device__ __forceinline__ GroupScales group_scales(const char* stage, int block, int group) {
+    GroupScales result;
+    const char* const place =
+        stage + kBlocks * kBlockBytes + block * kScaleBytes + group * 32 + threadIdx.x % 32 / 4 * 4;
+    const uint32_t scales = *reinterpret_cast<const uint32_t*>(place);
+    result.scale[0] = __byte_perm(scales, 0, 0x1010), result.scale[1] = __byte_perm(scales, 0, 0x3232);
+    if constexpr (Offsets) {
+      const uint32_t offsets = *reinterpret_cast<const uint32_t*>(place + kBlocks * kScaleBytes);
+      result.offset[0] = __byte_perm(offsets, 0, 0x1010), result.offset[1] = __byte_perm(offsets, 0, 0x3232);
+    }
+    return result;
+  }
+  // The elements of W in f16, rounded once. 1024 + q and 1024 + 16 q have q in the last places, and give back q or
+  // q - 8 exactly.
+  static __device__ __forceinline__ void elements(const uint32_t (&words)[Weight::kWords], const uint32_t (&bits)[2],
+                                                  int j, const GroupScales& group, uint32_t (&a)[4]) {
+    constexpr uint32_t kLow = Offsets ? 0xe400e400u : 0xe408e408u;   // -1024 or -1032
+    constexpr uint32_t kHigh = Offsets ? 0xd400d400u : 0xd480d480u;  // -64 or -72
+    const uint32_t upper = words[j] >> 8;
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const uint32_t word = p < 2 ? words[j] : upper;
+      const uint32_t code =
+          p % 2 == 0
+              ? add_pairs<__half>(mask_or<0x000f000fu>(word, bits[0]), kLow)
+              : bits_of(__hfma2(as_f16(mask_or<0x00f000f0u>(word, bits[0])), as_f16(0x2c002c00u), as_f16(kHigh)));
+      if constexpr (Offsets) {
+        a[p] = bits_of(__hfma2(as_f16(code), as_f16(group.scale[p % 2]), as_f16(group.offset[p % 2])));
+      } else {
+        a[p] = multiply_pairs<__half>(code, group.scale[p % 2]);
+      }
+    }
+  }
+
   __device__ __forceinline__ float2 scale(const char* stage, int, int block, int group) const {
     return rows_pair(stage + kBlocks * kBlockBytes + block * kScaleBytes + group * 32);
   }
@@ -292,8 +248,8 @@ class WeightStage<Int4Weight<Kind, Offsets>, GroupK, Rows> {
 // Int8 and FP8: of a block of 16 rows first one chunk, then the other, 64 bytes a row; in the second chunk neighbouring
 // rows change places, so that a row's eight pieces of 16 bytes go to different banks. Int8's group scales follow as two
 // words a row, which hold the stage's groups from the first or the second half word on.
-template <uint32_t Encoding, Scales Kind, int GroupK, int Rows>
-class WeightStage<ByteWeight<Encoding, Kind>, GroupK, Rows> {
+template <uint32_t Encoding, Scales Kind, typename T, int GroupK, int Rows>
+class WeightStage<ByteWeight<Encoding, Kind>, T, GroupK, Rows> {
   using Weight = ByteWeight<Encoding, Kind>;
   static constexpr bool kHasGroups = Kind == Scales::kGroups32 || Kind == Scales::kGroups64;
   static constexpr int kGroups = GroupK == 0 ? 1 : kStageK / GroupK;
@@ -302,6 +258,7 @@ class WeightStage<ByteWeight<Encoding, Kind>, GroupK, Rows> {
   static constexpr int kBlocks = Rows / kTileRows;
   static constexpr int kBlockBytes = kStageChunks * 1024;
   static constexpr int kBytes = kBlocks * kBlockBytes + (kHasGroups ? Rows * 8 : 0);
+  struct GroupScales {};
 
   __device__ __forceinline__ WeightStage(const nvb_linear_quantized_params& p, int64_t first_row) {
     rows_ = static_cast<int>(min(p.n - first_row, int64_t{Rows}));
@@ -369,13 +326,15 @@ class WeightStage<ByteWeight<Encoding, Kind>, GroupK, Rows> {
       }
     }
   }
-  template <typename T>
   static __device__ __forceinline__ void fragment(const uint32_t (&words)[Weight::kWords], const uint32_t (&bits)[2],
                                                   int j, uint32_t (&a)[4]) {
-    decode_alternate<Encoding, T>(words[j], bits, a[0], a[2]);
-    decode_alternate<Encoding, T>(words[4 + j], bits, a[1], a[3]);
+    if constexpr (kSplit<T>) {
+      a[0] = words[2 * j], a[1] = words[4 + 2 * j], a[2] = words[2 * j + 1], a[3] = words[4 + 2 * j + 1];
+    } else {
+      decode_alternate<Encoding, T>(words[j], bits, a[0], a[2]);
+      decode_alternate<Encoding, T>(words[4 + j], bits, a[1], a[3]);
+    }
   }
-  template <typename T>
   static __device__ __forceinline__ void constants(uint32_t (&bits)[2]) {
     bits[0] = bits[1] = 0;
     if constexpr (Encoding == NVB_INT8) {

@@ -208,6 +208,32 @@ fn offsets_of_many_rows() {
     check("quantised linear", &cases, test);
 }
 
+/// Inputs and outputs in BF16, whose kernels for many rows may round finer than the outputs: weights that these take and
+/// neighbours that they do not, divided and undivided, values far larger than the others, infinities and NaN.
+#[test]
+fn rounding_within_bf16() {
+    let int4 = |zero_points| Format::new(Encoding::Int4, Granularity::Groups(32), zero_points, false).unwrap();
+    let fp8 = |encoding, granularity| Format::new(encoding, granularity, false, false).unwrap();
+    let formats = [
+        int4(true),
+        int4(false),
+        fp8(Encoding::Fp8E4m3, Granularity::Rows),
+        fp8(Encoding::Fp8E4m3, Granularity::Blocks),
+        fp8(Encoding::Fp8E5m2, Granularity::Rows),
+    ];
+    let shapes = [(17, 40, 192), (33, 40, 4160), (64, 264, 2112), (48, 1000, 320), (40, 12_304, 192), (34, 25_600, 64)];
+    let mut cases = Vec::new();
+    for (i, format) in formats.into_iter().enumerate() {
+        for (j, (m, n, k)) in shapes.into_iter().enumerate() {
+            let special = [None, Some(f64::INFINITY), Some(65_536.0), Some(f64::NAN), None][(i + j) % 5];
+            let (input, output, activation) = (DType::Bf16, DType::Bf16, Activation::None);
+            let (bias, gated, layout) = (j % 2 == 1, j == 2, if i % 2 == 0 { PLAIN } else { PITCHED });
+            cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
+        }
+    }
+    check("quantised linear", &cases, test);
+}
+
 #[test]
 fn special_values_stay_in_their_row() {
     let mut cases = Vec::new();
