@@ -1,7 +1,8 @@
 // The kernel of a product of up to 16 tokens on compute capability 9.0: a table by tokens, rows and k.
 //
 // Three kernels take turns. linear_quantized_skinny with W in registers has nothing to set up, which wins on small
-// weights, and on Int4 as long as few tokens leave x in L1. linear_quantized_stream wins where there is much to read:
+// weights, and on Int4 as long as few tokens leave x in L1; for Int4 with offsets and up to 8 tokens it is
+// linear_quantized_offsets that does so. linear_quantized_stream wins where there is much to read:
 // it needs 28 to 32 warps a multiprocessor to hide what it computes, so two blocks of 14 to 16 warps.
 // linear_quantized_stationary computes least for an Int4 weight and takes longest to set up: large weights whose rows
 // its blocks can keep whole or in halves. The rows of the tables follow measurements on an H200 of the shapes of
@@ -12,6 +13,7 @@
 #include <type_traits>
 
 #include "linear_quantized_decode.h"
+#include "linear_quantized_offsets.cuh"
 #include "linear_quantized_skinny.cuh"
 #include "linear_quantized_stationary.cuh"
 #include "linear_quantized_stream.cuh"
@@ -23,7 +25,8 @@ enum class DecodeKernel {
   kStream,
   kStream3,    // the same with rings of three stages: FP8 of up to 8 tokens, whose decoding a short ring does not cover
   kRegisters,  // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
-  kRegisters4,         // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
+  kRegisters4,         // skinny, 4 warps and seven or eight blocks a multiprocessor: Int4 of up to 8 tokens
+  kRegistersClusters,  // Int4 with offsets of up to 8 tokens: 8 warps of clusters that divide k
   kStationary,         // Int4 without offsets
   kStationaryOffsets,  // Int4 with offsets
 };
@@ -40,6 +43,7 @@ constexpr int kAny = 1 << 30;
 
 // The first choice that takes the shape and fits shared memory is taken; the last ones take everything.
 constexpr DecodeChoice kInt4Choices[] = {
+    {8, 120, 200, 128, 257, DecodeKernel::kRegistersClusters, 1, 0, 0, 0},
     {8, 0, 265, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {4, 880, 1500, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 1},
     {8, 880, 1500, 41, 65, DecodeKernel::kStationary, 1, 0, 0, 1, 2},
@@ -148,6 +152,7 @@ template <typename Stage, typename T, int Tiles>
 cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   using Weight = typename Stage::Weight;
   constexpr bool kInt4 = Weight::kWords == 4;
+  constexpr bool kFewWithOffsets = kInt4 && Weight::kOffsets && Tiles == 1;
   constexpr int kStages = kInt4 && Tiles == 1 ? 3 : 2;
   // Of the register kernel: scales of bytes and offsets spill in the registers that one block more would leave.
   constexpr bool kMoreScales = kInt4 ? Weight::kOffsets : Weight::kScales != Scales::kRows;
@@ -163,11 +168,23 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       continue;
     }
     if (choice->kernel == DecodeKernel::kRegisters) {
-      return launch_skinny<Weight, T, Tiles, kWarps, 4, kBlocks, true>(params, launch);
+      if constexpr (kFewWithOffsets) {
+        return launch_offsets<Weight::kScales, T, 16, 4, 2, false, true>(params, launch, 0);
+      } else {
+        return launch_skinny<Weight, T, Tiles, kWarps, 4, kBlocks, true>(params, launch);
+      }
     }
     if (choice->kernel == DecodeKernel::kRegisters4) {
-      if constexpr (kInt4 && !Weight::kOffsets && Tiles == 1) {
+      if constexpr (kFewWithOffsets) {
+        return launch_offsets<Weight::kScales, T, 4, 4, 8, false, false>(params, launch, 0);
+      } else if constexpr (kInt4 && Tiles == 1) {
         return launch_skinny<Weight, T, 1, 4, 4, 7, true>(params, launch);
+      }
+      continue;
+    }
+    if (choice->kernel == DecodeKernel::kRegistersClusters) {
+      if constexpr (kFewWithOffsets) {
+        return launch_offsets<Weight::kScales, T, 8, 4, 4, true, true>(params, launch, choice->cluster_shift);
       }
       continue;
     }

@@ -160,10 +160,12 @@ fn long_and_wide_weights() {
     check("quantised linear", &cases, test);
 }
 
-/// Int4 weights that are large enough for kernels whose blocks keep x and let W pass by.
+/// Int4 weights that are large enough for kernels whose blocks keep x and let W pass by, or whose rows are so long that
+/// the blocks of a cluster share them.
 #[test]
 fn large_int4_weights() {
-    let shapes = [(9, 2570, 2048), (16, 3208, 2176), (12, 1930, 8256), (7, 14090, 2688)];
+    let shapes =
+        [(9, 2570, 2048), (16, 3208, 2176), (12, 1930, 8256), (7, 14090, 2688), (5, 1930, 8256), (2, 2578, 8320)];
     let mut cases = Vec::new();
     for (i, (m, n, k)) in shapes.into_iter().enumerate() {
         for (group, zero_points) in [(32, true), (128, true), (32, false), (128, false)] {
@@ -172,7 +174,8 @@ fn large_int4_weights() {
             }
             let format = Format::new(Encoding::Int4, Granularity::Groups(group), zero_points, false).unwrap();
             let (input, output, activation) = ([DType::Bf16, DType::F16][i % 2], DType::F32, Activation::None);
-            let (bias, gated, layout, special) = (zero_points, false, PLAIN, None);
+            let (bias, gated, layout) = (zero_points, false, PLAIN);
+            let special = (m == 5).then_some(f64::INFINITY);
             cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
         }
     }
