@@ -25,8 +25,7 @@ enum class DecodeKernel {
   kStream,
   kStream3,    // the same with rings of three stages: FP8 of up to 8 tokens, whose decoding a short ring does not cover
   kRegisters,  // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
-  kRegisters4,         // skinny, 4 warps and seven or eight blocks a multiprocessor: Int4 of up to 8 tokens
-  kRegistersClusters,  // Int4 with offsets of up to 8 tokens: 8 warps of clusters that divide k
+  kRegisters4,         // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
   kStationary,         // Int4 without offsets
   kStationaryOffsets,  // Int4 with offsets
 };
@@ -43,13 +42,13 @@ constexpr int kAny = 1 << 30;
 
 // The first choice that takes the shape and fits shared memory is taken; the last ones take everything.
 constexpr DecodeChoice kInt4Choices[] = {
-    {8, 120, 200, 128, 257, DecodeKernel::kRegistersClusters, 1, 0, 0, 0},
     {8, 0, 265, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {4, 880, 1500, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 1},
     {8, 880, 1500, 41, 65, DecodeKernel::kStationary, 1, 0, 0, 1, 2},
     {8, 1500, kAny, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 2},
     {8, 1500, kAny, 65, 129, DecodeKernel::kStationary, 1, 0, 0, 2},
     {8, 880, 1500, 41, 65, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1, 2},
+    {4, 1200, 1500, 33, 41, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2},
     {8, 1500, kAny, 41, 65, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2},
     {8, 1500, kAny, 65, 129, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2},
     {4, 400, 925, 0, kAny, DecodeKernel::kRegisters4, 0, 0, 0, 0},
@@ -152,7 +151,6 @@ template <typename Stage, typename T, int Tiles>
 cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   using Weight = typename Stage::Weight;
   constexpr bool kInt4 = Weight::kWords == 4;
-  constexpr bool kFewWithOffsets = kInt4 && Weight::kOffsets && Tiles == 1;
   constexpr int kStages = kInt4 && Tiles == 1 ? 3 : 2;
   // Of the register kernel: scales of bytes and offsets spill in the registers that one block more would leave.
   constexpr bool kMoreScales = kInt4 ? Weight::kOffsets : Weight::kScales != Scales::kRows;
@@ -168,23 +166,15 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       continue;
     }
     if (choice->kernel == DecodeKernel::kRegisters) {
-      if constexpr (kFewWithOffsets) {
-        return launch_offsets<Weight::kScales, T, 16, 4, 2, false, true>(params, launch, 0);
+      if constexpr (kInt4 && Weight::kOffsets && Tiles == 1) {
+        return launch_offsets<Weight::kScales, T>(params, launch);
       } else {
         return launch_skinny<Weight, T, Tiles, kWarps, 4, kBlocks, true>(params, launch);
       }
     }
     if (choice->kernel == DecodeKernel::kRegisters4) {
-      if constexpr (kFewWithOffsets) {
-        return launch_offsets<Weight::kScales, T, 4, 4, 8, false, false>(params, launch, 0);
-      } else if constexpr (kInt4 && Tiles == 1) {
+      if constexpr (kInt4 && !Weight::kOffsets && Tiles == 1) {
         return launch_skinny<Weight, T, 1, 4, 4, 7, true>(params, launch);
-      }
-      continue;
-    }
-    if (choice->kernel == DecodeKernel::kRegistersClusters) {
-      if constexpr (kFewWithOffsets) {
-        return launch_offsets<Weight::kScales, T, 8, 4, 4, true, true>(params, launch, choice->cluster_shift);
       }
       continue;
     }
