@@ -1,7 +1,8 @@
 // The kernel of a product of up to 16 tokens on compute capability 9.0: a table by tokens, rows and k.
 //
 // Three kernels take turns. linear_quantized_skinny with W in registers has nothing to set up, which wins on small
-// weights, and on Int4 as long as few tokens leave x in L1. linear_quantized_stream wins where there is much to read:
+// weights, and on Int4 as long as few tokens leave x in L1; for Int4 with offsets and up to 8 tokens it is
+// linear_quantized_offsets that does so. linear_quantized_stream wins where there is much to read:
 // it needs 28 to 32 warps a multiprocessor to hide what it computes, so two blocks of 14 to 16 warps.
 // linear_quantized_stationary computes least for an Int4 weight and takes longest to set up: large weights whose rows
 // its blocks can keep whole or in halves. The rows of the tables follow measurements on an H200 of the shapes of
@@ -12,6 +13,7 @@
 #include <type_traits>
 
 #include "linear_quantized_decode.h"
+#include "linear_quantized_offsets.cuh"
 #include "linear_quantized_skinny.cuh"
 #include "linear_quantized_stationary.cuh"
 #include "linear_quantized_stream.cuh"
@@ -46,6 +48,7 @@ constexpr DecodeChoice kInt4Choices[] = {
     {8, 1500, kAny, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 2},
     {8, 1500, kAny, 65, 129, DecodeKernel::kStationary, 1, 0, 0, 2},
     {8, 880, 1500, 41, 65, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1, 2},
+    {4, 1200, 1500, 33, 41, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2},
     {8, 1500, kAny, 41, 65, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2},
     {8, 1500, kAny, 65, 129, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2},
     {4, 400, 925, 0, kAny, DecodeKernel::kRegisters4, 0, 0, 0, 0},
@@ -163,7 +166,11 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       continue;
     }
     if (choice->kernel == DecodeKernel::kRegisters) {
-      return launch_skinny<Weight, T, Tiles, kWarps, 4, kBlocks, true>(params, launch);
+      if constexpr (kInt4 && Weight::kOffsets && Tiles == 1) {
+        return launch_offsets<Weight::kScales, T>(params, launch);
+      } else {
+        return launch_skinny<Weight, T, Tiles, kWarps, 4, kBlocks, true>(params, launch);
+      }
     }
     if (choice->kernel == DecodeKernel::kRegisters4) {
       if constexpr (kInt4 && !Weight::kOffsets && Tiles == 1) {

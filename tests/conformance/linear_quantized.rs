@@ -163,7 +163,7 @@ fn long_and_wide_weights() {
 /// Int4 weights that are large enough for kernels whose blocks keep x and let W pass by.
 #[test]
 fn large_int4_weights() {
-    let shapes = [(9, 2570, 2048), (16, 3208, 2176), (12, 1930, 8256), (7, 14090, 2688)];
+    let shapes = [(9, 2570, 2048), (16, 3208, 2176), (12, 1930, 8256), (7, 14090, 2688), (3, 19210, 2112)];
     let mut cases = Vec::new();
     for (i, (m, n, k)) in shapes.into_iter().enumerate() {
         for (group, zero_points) in [(32, true), (128, true), (32, false), (128, false)] {
@@ -174,6 +174,35 @@ fn large_int4_weights() {
             let (input, output, activation) = ([DType::Bf16, DType::F16][i % 2], DType::F32, Activation::None);
             let (bias, gated, layout, special) = (zero_points, false, PLAIN, None);
             cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
+        }
+    }
+    check("quantised linear", &cases, test);
+}
+
+/// Int4 weights with zero points and few rows, in both input dtypes: odd numbers of rows of W and of chunks of k, from
+/// one chunk to several batches a warp, half a group at the end, and infinities.
+#[test]
+fn offsets_of_few_rows() {
+    let shapes = [
+        (1, 40, 4160),
+        (2, 33, 64),
+        (3, 130, 192),
+        (4, 500, 2112),
+        (5, 136, 1088),
+        (6, 2570, 576),
+        (7, 4105, 320),
+        (8, 200, 10304),
+    ];
+    let mut cases = Vec::new();
+    for (m, n, k) in shapes {
+        for group in [32, 64, 128] {
+            for input in [DType::Bf16, DType::F16] {
+                let format = Format::new(Encoding::Int4, Granularity::Groups(group), true, false).unwrap();
+                let (output, activation, layout) = (DType::F32, Activation::None, PLAIN);
+                let (bias, gated) = (m == 6, m == 4);
+                let special = (m == 5).then_some(f64::INFINITY);
+                cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
+            }
         }
     }
     check("quantised linear", &cases, test);
