@@ -446,6 +446,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
         wait_for_previous_grid();
 #pragma unroll 1
         for (int token = local_token; token < tokens; token += kTokenStep) {
+          if (kSplit<T> && !(factors[rank * share.tokens + token] < 0.0f)) continue;
           const float4 sum = finished(token);
           float values[4] = {sum.x, sum.y, sum.z, sum.w};
           repair_sums<true, Element<T>, Weight::kEncoding>(p, first_row + token, column, values);
