@@ -23,8 +23,8 @@
 // 2560 x 10240 in clusters of two. Where k fits one block, these gain 2 % at most (14336 x 4096) and lose much at
 // 262144 x 2560, 334 to 451 at 4 rows. Clusters of four took 32.0, 32.4 and 32.6 where 3840 x 15360 had 31.3, 34.6
 // and 32.8. A ring a block asks for one slot before x: with both, 2560 x 10240 took 16.9 at 8 rows. Smaller weights
-// lose (4096 x 2560 at 4 rows: 8.2 where it had 7.8; 6144 x 4096: 16.4, 15.5) or gain nothing (13824 x 1152). 16 rows gained 3 to 5 % in
-// three shapes of eight, each with another plan.
+// lose (4096 x 2560 at 4 rows: 8.2 where it had 7.8; 6144 x 4096: 16.4, 15.5) or gain nothing (13824 x 1152). 16 rows
+// gained 3 to 5 % in three shapes of eight, each with another plan.
 //
 // Shapes: x [m, k], W [n, k] of dtype T (f16 or bf16), k a multiple of 8 from 256 to 10,240 as far as make_plan finds
 // room for it, all rows 16-byte aligned, any n. A token's order of sums depends on k alone.
