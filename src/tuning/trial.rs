@@ -9,7 +9,7 @@ use crate::registry::choices::Choice;
 use std::ops::Range;
 
 /// Launches between two looks at the clock take about so many seconds, and are so many at most.
-const BATCH_SECONDS: f64 = 1e-3;
+const BATCH_SECONDS: f64 = 5e-3;
 const MOST_LAUNCHES: usize = 32;
 
 /// A case on the device, and what its result must be.
