@@ -2214,10 +2214,11 @@ NVB_MUST_USE nvb_status nvb_layer_norm(const nvb_backend *backend,
                           const nvb_layer_norm_args *args,
                           nvb_stream *stream);
 
-// Queues a product, summed in f32 with one rounding at the store. M from 0 on; any N and K. Does not synchronise. The
-// first call of a stream with arguments like these may allocate workspace: for a large product, `quantized_input` or
-// `quantized_output`, a weight in activation order, and with `batch_invariant` for input that is not aligned. It may be
-// captured after that.
+// Queues a product, summed in f32 with one rounding at the store. With a quantised weight a GPU rounds elements before:
+// for many rows to the input's dtype; for fewer with a BF16 input and output elements or short sums, eight times finer.
+// M from 0 on; any N and K. Does not synchronise. The first call of a stream with arguments like these may allocate
+// workspace: for a large product, `quantized_input` or `quantized_output`, a weight in activation order, and with
+// `batch_invariant` for input that is not aligned. It may be captured after that.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` if neither `output` nor `quantized_output` is given, or both `input` and
 // `quantized_input`; for shapes, dtypes and strides that do not fit; and for a `residual` that starts where `output`
 // does with another dtype or stride.

@@ -7,7 +7,8 @@
 // x [m, k] (row stride in elements), W [n, k] in `encoding` with its scales, bias [n] or null, residual of y's shape or
 // null, y [m, n]; device memory. Gated: the rows of W (and of the bias) are pairs, row 2i the gate and row 2i + 1 the
 // up projection, n is even, and y [m, n / 2] = act(gate) * up + residual. The product is that of the dequantised
-// weights with x, summed in f32 and rounded once.
+// weights with x, summed in f32 and rounded once; linear_quantized_wgmma.h says where it is rounded within, finer than
+// the output.
 //
 // Supported: x, bias, residual and y of any float dtype; any m, n, k up to 2^30, strides and alignment of x, residual
 // and y, which may be the residual itself (same dtype and stride); the encodings and scales of common/quantized.h with

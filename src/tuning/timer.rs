@@ -7,7 +7,8 @@ use crate::stream::{Event, Stream};
 use std::time::Instant;
 
 pub trait Timer {
-    /// Seconds of one launch: `launches` of them are queued with `launch(0)`, `launch(1)` … and waited for.
+    /// Seconds of one launch: `launches` of them are queued with `launch(0)`, `launch(1)` … and waited for, on a GPU behind
+    /// as many that are not timed.
     fn time(
         &mut self,
         choice: &Choice,
