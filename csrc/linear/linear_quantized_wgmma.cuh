@@ -36,55 +36,10 @@
 // Tokens past the end are columns of their own, never stored: their x stays what the workspace held.
 #pragma once
 
-#include "../common/wgmma.cuh"
-#include "linear_epilogue.cuh"
-#include "linear_quantized_special.cuh"
-#include "linear_quantized_wgmma.h"
-#include "linear_quantized_wgmma_stage.cuh"
+#include "linear_quantized_wgmma_finish.cuh"
 
 namespace nvb {
 namespace quantized {
-
-constexpr int kEarlyStages = 2;  // of W before x
-
-// How the blocks of a cluster divide k, the groups' sums and the tokens.
-struct WgmmaShare {
-  int splits;
-  int tokens;     // that a block finishes, the last ones fewer
-  int steps;      // of kStageK
-  int more;       // the first blocks take one step more
-  int sum_steps;  // of kStageGroups
-  int more_sums;  // the last blocks take one step more
-};
-
-template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int Tiles, int MostStages,
-          int BlocksPerSm>
-struct WgmmaShape {
-  using Input = InputStage<Tokens>;
-  static constexpr int kRows = 64 * Warpgroups * Tiles;
-  using Weights = WeightStage<Weight, T, GroupK, kRows>;
-  static constexpr int kConsumers = 128 * Warpgroups;
-  static constexpr int kThreads = kConsumers + kProducers;
-  static constexpr int kStageBytes = (Input::kBytes + Weights::kBytes + 1023) / 1024 * 1024;
-  // Sums from the other blocks of a cluster have memory of their own: nobody need ask when the ring is free.
-  static constexpr int kMostSplits = most_splits(Tokens, Warpgroups* Tiles);
-  static constexpr int kExchangeBytes = most_foreign(Tokens, kMostSplits) * kRows * 4;
-  static constexpr int kFactorBytes = kHasFactors<T> ? Tokens * 4 : 0;
-  static constexpr int kMostBytes = (BlocksPerSm == 2 ? 113 : 227) * 1024;
-  static constexpr int kFixedBytes = 1024 + kExchangeBytes + kFactorBytes + 8;  // the ring aligns itself to 1024
-  static constexpr int kRoom = (kMostBytes - kFixedBytes) / (kStageBytes + 16);
-  static constexpr int kStages = kRoom < MostStages ? kRoom : MostStages;
-  static constexpr int kRingBytes = kStages * kStageBytes;
-  static constexpr int kSharedBytes = kFixedBytes + kRingBytes + 2 * kStages * 8;
-  static constexpr int kResultPitch = kRows + 4;  // floats; spreads a store's four quads over the banks
-  // Of the 65,536 registers, whole eights for each thread: what the producers leave goes to the consumers.
-  static constexpr int kProducerRegisters = BlocksPerSm == 2 ? 40 : 56;
-  static constexpr int kConsumerRegisters = BlocksPerSm == 2 ? 96 : Warpgroups == 3 ? 152 : 224;
-  static_assert(Warpgroups == 2 || (Warpgroups == 3 && BlocksPerSm == 1), "register counts are for these");
-  static_assert(Tiles == 1 || Tiles == 2, "two products take turns");
-  static_assert(kStages >= 2, "copies overlap products");
-  static_assert(Tokens * kResultPitch * 4 <= kRingBytes, "the sums lie where the ring was");
-};
 
 template <typename Weight, typename T, int Tokens, int GroupK, int Warpgroups, int Tiles, int MostStages,
           int BlocksPerSm>
@@ -200,8 +155,6 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   }
   const int warp = threadIdx.x / 32;
   const int first_block = warp / 4 * 4 * Tiles + warp % 4;  // of 16 rows, four for each of the warpgroup's tiles
-  const int group = threadIdx.x % 32 / 4;
-  const int quad = threadIdx.x % 4;
   const Weights weights(p, block_row);
   using Operand = typename OperandOf<Weight::kEncoding, T>::Type;
   constexpr int kSums = Tokens / 2;
@@ -360,147 +313,9 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     }
   }
 
-  // A thread will finish four columns of some tokens; what it needs for that arrives meanwhile.
-  constexpr int kColumnGroups = Shape::kRows / 4;
-  constexpr int kTokenStep = Shape::kConsumers / kColumnGroups;
-  const int local_column = threadIdx.x % kColumnGroups * 4;
-  const int local_token = threadIdx.x / kColumnGroups;
-  const int64_t column = block_row + local_column;
-  float bias[4], row_scales[4];
-  load_bias(epilogue, column, bias);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    row_scales[i] = GroupK == 0 && column + i < p.n ? static_cast<const float*>(p.scales)[column + i] : 1.0f;
-  }
-
-  // Lay the sums out in shared memory, once every consumer has left the ring.
-  consumer_barrier<Shape::kConsumers>();
-  float* const result = reinterpret_cast<float*>(ring);
-  constexpr int kPitch = Shape::kResultPitch;
-#pragma unroll
-  for (int tile = 0; tile < Tiles; ++tile) {
-#pragma unroll
-    for (int i = 0; i < kSums; i += 4) {
-      float* const address = result + (2 * i + 2 * quad) * kPitch + (first_block + 4 * tile) * kTileRows + group;
-      address[0] = total[tile][i];
-      address[kPitch] = total[tile][i + 1];
-      address[8] = total[tile][i + 2];
-      address[kPitch + 8] = total[tile][i + 3];
-    }
-  }
-  consumer_barrier<Shape::kConsumers>();
-
-  // The blocks of a cluster send each other their sums for the other's tokens.
-  float* const own = result + rank * share.tokens * kPitch + local_column;
-  if (share.splits > 1) {
-    cluster_wait();
-    for (int away = 1; away < share.splits; ++away) {
-      const int owner = rank + away < share.splits ? rank + away : rank + away - share.splits;
-      const int place = (away - 1) * share.tokens * Shape::kRows + local_column;
-      const uint32_t target = cluster_address(exchange + place * 4, owner);
-      const uint32_t barrier = cluster_address(arrived, owner);
-      const int end = min(Tokens, (owner + 1) * share.tokens) - owner * share.tokens;
-#pragma unroll 1
-      for (int token = local_token; token < end; token += kTokenStep) {
-        const float4 sum =
-            *reinterpret_cast<const float4*>(result + (owner * share.tokens + token) * kPitch + local_column);
-        const float values[4] = {sum.x, sum.y, sum.z, sum.w};
-        cluster_store(target + token * Shape::kRows * 4, values, barrier);
-      }
-    }
-    barrier_wait(arrived, 0);
-  }
-  if (epilogue.residual != nullptr) wait_for_previous_grid();  // of the consumers, none has waited
-  if (column < p.n) {
-    const int64_t first_row = first_token + rank * share.tokens;
-    const int tokens = static_cast<int>(min(p.m - first_row, static_cast<int64_t>(own_tokens)));
-    const auto finished = [&](int token) {
-      float4 sum = *reinterpret_cast<const float4*>(own + token * kPitch);
-      for (int away = 1; away < share.splits; ++away) {
-        const float4 part = *reinterpret_cast<const float4*>(
-            exchange + (((away - 1) * share.tokens + token) * Shape::kRows + local_column) * 4);
-        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
-      }
-      if constexpr (kHasFactors<T>) {
-        const float factor = factors[rank * share.tokens + token];
-        if (kSplit<T> && factor < 0.0f) return sum;
-        sum.x *= factor, sum.y *= factor, sum.z *= factor, sum.w *= factor;
-      }
-      if (GroupK == 0) sum.x *= row_scales[0], sum.y *= row_scales[1], sum.z *= row_scales[2], sum.w *= row_scales[3];
-      return sum;
-    };
-    if constexpr (Weight::kOffsets || kHasFactors<T>) {
-      bool finite = true;
-      const auto is_finite = [](float sum) { return fabsf(sum) < CUDART_INF_F; };
-#pragma unroll 4
-      for (int token = local_token; token < tokens; token += kTokenStep) {
-        if constexpr (kSplit<T>) {
-          finite = finite && !(factors[rank * share.tokens + token] < 0.0f);
-          continue;
-        }
-        const float4 sum = finished(token);
-        finite = finite && is_finite(sum.x) && is_finite(sum.y) && is_finite(sum.z) && is_finite(sum.w);
-      }
-      if (!finite) {
-        // Put right where they lie, so that what follows has one way alone.
-        wait_for_previous_grid();
-#pragma unroll 1
-        for (int token = local_token; token < tokens; token += kTokenStep) {
-          if (kSplit<T> && !(factors[rank * share.tokens + token] < 0.0f)) continue;
-          const float4 sum = finished(token);
-          float values[4] = {sum.x, sum.y, sum.z, sum.w};
-          repair_sums<true, Element<T>, Weight::kEncoding>(p, first_row + token, column, values);
-          // `finished` will multiply by this token's power of two once more.
-          const float back = kScaled<T> ? 1.0f / factors[rank * share.tokens + token] : 1.0f;
-          *reinterpret_cast<float4*>(own + token * kPitch) =
-              make_float4(values[0] * back, values[1] * back, values[2] * back, values[3] * back);
-          for (int away = 1; away < share.splits; ++away) {
-            *reinterpret_cast<float4*>(exchange + (((away - 1) * share.tokens + token) * Shape::kRows + local_column) *
-                                                      4) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-          }
-        }
-      }
-    }
-    const bool vectors = !epilogue.gated && epilogue.activation == NVB_NONE && epilogue.vectors && column + 4 <= p.n;
-    if (vectors && epilogue.residual != nullptr && epilogue.residual_vectors) {
-      // The residual may be the output, so its loads do not pass stores by themselves.
-      constexpr int kBatch = 4;
-#pragma unroll 1
-      for (int token = local_token; token < tokens; token += kBatch * kTokenStep) {
-        float values[kBatch][4] = {};
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          if (token + i * kTokenStep >= tokens) break;
-          load_elements(epilogue.residual, epilogue.residual_dtype,
-                        (first_row + token + i * kTokenStep) * epilogue.residual_stride + column, values[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          if (token + i * kTokenStep >= tokens) break;
-          const float4 sum = finished(token + i * kTokenStep);
-          values[i][0] += sum.x + bias[0], values[i][1] += sum.y + bias[1];
-          values[i][2] += sum.z + bias[2], values[i][3] += sum.w + bias[3];
-          store_elements(epilogue.output, epilogue.output_dtype,
-                         (first_row + token + i * kTokenStep) * epilogue.output_stride + column, values[i]);
-        }
-      }
-    } else if (vectors && epilogue.residual == nullptr) {
-#pragma unroll 4
-      for (int token = local_token; token < tokens; token += kTokenStep) {
-        const float4 sum = finished(token);
-        const float values[4] = {sum.x + bias[0], sum.y + bias[1], sum.z + bias[2], sum.w + bias[3]};
-        store_elements(epilogue.output, epilogue.output_dtype, (first_row + token) * epilogue.output_stride + column,
-                       values);
-      }
-    } else {
-#pragma unroll 1
-      for (int token = local_token; token < tokens; token += kTokenStep) {
-        const float4 sum = finished(token);
-        const float values[4] = {sum.x, sum.y, sum.z, sum.w};
-        store_columns(epilogue, first_row + token, column, values, bias);
-      }
-    }
-  }
+  const WgmmaPlace block = {rank, own_tokens, block_row, first_token};
+  finish_sums<Shape, Weight, T, Tokens, GroupK, Tiles>(p, epilogue, share, block, ring, exchange, arrived, factors,
+                                                       first_block, total);
 #else
   __trap();  // a build without code for 9.0a
 #endif
