@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "../common/cluster.cuh"
+#include "../common/overlap.cuh"
 #include "../common/reduce.cuh"
 #include "attention_decode.cuh"
 
@@ -297,21 +298,9 @@ cudaError_t launch_tile(const DecodeArguments& arguments, const nvb_launch& laun
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
   if (status != cudaSuccess) return status;
   const unsigned blocks = arguments.splits;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = blocks;
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks, arguments.params.kv_heads * arguments.chunks, arguments.params.sequences);
-  config.blockDim = dim3(32 * Tile::kWarps);
-  config.dynamicSmemBytes = Tile::kSharedBytes;
-  config.stream = launch.stream;
-  config.attrs = attributes;
-  config.numAttrs = launch.capability < 90 ? 0 : blocks == 1 ? 1 : 2;
-  return cudaLaunchKernelEx(&config, kernel, arguments);
+  const dim3 grid(blocks, arguments.params.kv_heads * arguments.chunks, arguments.params.sequences);
+  return launch_overlapped_clusters(kernel, grid, dim3(blocks), dim3(32 * Tile::kWarps), Tile::kSharedBytes, &launch,
+                                    arguments);
 }
 
 }  // namespace

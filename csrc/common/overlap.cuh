@@ -28,20 +28,32 @@ __device__ __forceinline__ void begin_overlapped() {
   wait_for_previous_grid();
 }
 
+// In clusters of `cluster` blocks; of one block, which is none, everywhere, of more from 9.0 on alone.
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-                              const nvb_launch* launch, Arguments&&... arguments) {
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+cudaError_t launch_overlapped_clusters(void (*kernel)(Parameters...), dim3 grid, dim3 cluster, dim3 block,
+                                       size_t shared_bytes, const nvb_launch* launch, Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster.x;
+  attributes[1].val.clusterDim.y = cluster.y;
+  attributes[1].val.clusterDim.z = cluster.z;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch->stream;
-  config.attrs = &overlap;
-  config.numAttrs = launch->capability >= 90 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = launch->capability < 90 ? 0 : cluster.x * cluster.y * cluster.z == 1 ? 1 : 2;
   return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_overlapped(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                              const nvb_launch* launch, Arguments&&... arguments) {
+  return launch_overlapped_clusters(kernel, grid, dim3(1), block, shared_bytes, launch,
+                                    std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace nvb

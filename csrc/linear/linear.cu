@@ -93,9 +93,9 @@ bool skinny_can(Params p, Launch launch) {
 }
 
 // From three tokens on the f32 units would issue more instructions than tensor cores need (linear_skinny.cuh). At two,
-// linear_gemv reads faster unless its blocks end in a short second or third wave: 4096 x 2560 takes it 9.9 µs and
-// 13824 x 1152 14.0, where linear_skinny needs 7.7 and 12.3 for four tokens. One wave does for 2560 x 2048 (4.9
-// and 5.1), and a long one for larger weights (15.7 and 16.0 for 2560 x 10240; 31.3 and 34.6 for 3840 x 15360).
+// linear_gemv reads faster unless its blocks end in a short second or third wave: 4096 x 2560 takes it 9.8 µs and
+// 13824 x 1152 14.1, where linear_skinny needs 7.6 and 12.3. One wave does for 2560 x 2048, and a long one for larger
+// weights (15.7 and 15.8 for 2560 x 10240).
 bool fits_skinny(Params p, Launch launch) {
   const bool short_waves = launch.capability >= 90 && p.n >= 4096 && p.k >= 1024 && p.n * p.k <= int64_t{1} << 24;
   return skinny_can(p, launch) && p.m >= (short_waves ? 2 : 3);

@@ -128,20 +128,8 @@ cudaError_t launch_plan(void (*kernel)(nvb_linear_quantized_params, LinearEpilog
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes_per_block);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = 1u << plan.cluster_shift;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = plan.grid;
-  config.blockDim = 32 * plan.warps;
-  config.dynamicSmemBytes = plan.bytes;
-  config.stream = launch.stream;
-  config.attrs = attributes;
-  config.numAttrs = plan.cluster_shift > 0 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n), plan);
+  return launch_overlapped_clusters(kernel, dim3(plan.grid), dim3(1u << plan.cluster_shift), dim3(32 * plan.warps),
+                                    plan.bytes, &launch, params, make_epilogue(params, params.n), plan);
 }
 
 template <int Size>

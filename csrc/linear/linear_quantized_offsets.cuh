@@ -156,16 +156,9 @@ __global__ void __launch_bounds__(32 * kOffsetsWarps, 2)
 
 template <Scales Kind, typename T>
 cudaError_t launch_offsets(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>((params.n + kTileRows - 1) / kTileRows);
-  config.blockDim = 32 * kOffsetsWarps;
-  config.stream = launch.stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, linear_quantized_offsets<Kind, T>, params, make_epilogue(params, params.n));
+  const dim3 grid(static_cast<unsigned>((params.n + kTileRows - 1) / kTileRows));
+  return launch_overlapped(linear_quantized_offsets<Kind, T>, grid, dim3(32 * kOffsetsWarps), 0, &launch, params,
+                           make_epilogue(params, params.n));
 }
 
 }  // namespace quantized

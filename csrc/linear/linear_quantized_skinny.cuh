@@ -129,16 +129,7 @@ template <typename Weight, typename T, int Tiles, int Warps, int Depth, int Bloc
 cudaError_t launch_skinny(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   const auto kernel = linear_quantized_skinny<Weight, T, Tiles, Warps, Depth, BlocksPerSm, Hopper>;
   const unsigned blocks = static_cast<unsigned>((params.n + kTileRows - 1) / kTileRows);
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = blocks;
-  config.blockDim = 32 * Warps;
-  config.stream = launch.stream;
-  config.attrs = &overlap;
-  config.numAttrs = launch.capability >= 90 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n));
+  return launch_overlapped(kernel, dim3(blocks), dim3(32 * Warps), 0, &launch, params, make_epilogue(params, params.n));
 }
 
 }  // namespace quantized

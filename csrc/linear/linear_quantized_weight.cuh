@@ -9,6 +9,7 @@
 #pragma once
 
 #include "../common/mma.cuh"
+#include "../common/overlap.cuh"
 #include "../common/vector.cuh"
 #include "linear_quantized.h"
 
@@ -24,19 +25,6 @@ enum class Scales {
   kGroups64,  // f16, groups of 64 or 128
   kBlocks,    // f32, 128 x 128
 };
-
-// Programmatic dependent launch: blocks of the next grid may start, and wait until the grids before have finished. Both
-// do nothing in a grid that was launched the ordinary way.
-__device__ __forceinline__ void allow_next_grid() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_previous_grid() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 template <int Bytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global) {

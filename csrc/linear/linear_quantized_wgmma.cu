@@ -49,32 +49,20 @@ WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launc
   return best;
 }
 
-template <typename T>
-cudaError_t launch_wgmma_input(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+// What x is to weights of each kind.
+template <typename Int4, typename Int8, typename Fp8>
+cudaError_t launch_wgmma_as(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   const WgmmaPlan plan = choose_plan(params, launch);
   switch (params.encoding) {
     case NVB_INT4:
-      return params.offsets == nullptr ? launch_wgmma_encoding<NVB_INT4, T>(params, launch, plan)
-                                       : launch_wgmma_int4_offsets<T>(params, launch, plan);
+      return params.offsets == nullptr ? launch_wgmma_encoding<NVB_INT4, Int4>(params, launch, plan)
+                                       : launch_wgmma_int4_offsets<Int4>(params, launch, plan);
     case NVB_INT8:
-      return launch_wgmma_encoding<NVB_INT8, T>(params, launch, plan);
+      return launch_wgmma_encoding<NVB_INT8, Int8>(params, launch, plan);
     case NVB_FP8_E4M3:
-      return launch_wgmma_encoding<NVB_FP8_E4M3, T>(params, launch, plan);
+      return launch_wgmma_encoding<NVB_FP8_E4M3, Fp8>(params, launch, plan);
     default:
-      return launch_wgmma_encoding<NVB_FP8_E5M2, T>(params, launch, plan);
-  }
-}
-
-cudaError_t launch_wgmma_rounded(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
-  const WgmmaPlan plan = choose_plan(params, launch);
-  switch (params.encoding) {
-    case NVB_INT4:
-      return params.offsets == nullptr ? launch_wgmma_encoding<NVB_INT4, ScaledF16>(params, launch, plan)
-                                       : launch_wgmma_int4_offsets<ScaledF16>(params, launch, plan);
-    case NVB_FP8_E4M3:
-      return launch_wgmma_encoding<NVB_FP8_E4M3, SplitBf16>(params, launch, plan);
-    default:
-      return launch_wgmma_encoding<NVB_FP8_E5M2, SplitBf16>(params, launch, plan);
+      return launch_wgmma_encoding<NVB_FP8_E5M2, Fp8>(params, launch, plan);
   }
 }
 
@@ -88,9 +76,9 @@ size_t wgmma_workspace(const nvb_linear_quantized_params& params) {
 
 cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   if (params.workspace == nullptr) return cudaErrorInvalidValue;
-  if (rounds_finer(params)) return launch_wgmma_rounded(params, launch);
-  return params.input_dtype == NVB_BF16 ? launch_wgmma_input<__nv_bfloat16>(params, launch)
-                                        : launch_wgmma_input<__half>(params, launch);
+  if (rounds_finer(params)) return launch_wgmma_as<ScaledF16, __nv_bfloat16, SplitBf16>(params, launch);
+  return params.input_dtype == NVB_BF16 ? launch_wgmma_as<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16>(params, launch)
+                                        : launch_wgmma_as<__half, __half, __half>(params, launch);
 }
 
 }  // namespace quantized

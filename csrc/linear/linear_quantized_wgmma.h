@@ -35,7 +35,7 @@ inline int64_t sum_stages(const nvb_linear_quantized_params& params) {
   return (groups + kStageGroups - 1) / kStageGroups;
 }
 
-// Bytes of workspace: x in the kernels' own order, and its groups' sums.
+// Bytes of workspace: x in the kernels' own order, its groups' sums or its tokens' factors.
 size_t wgmma_workspace(const nvb_linear_quantized_params& params);
 
 // Two kernels, each of which may start during the one before it.

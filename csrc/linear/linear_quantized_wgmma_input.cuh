@@ -24,6 +24,7 @@
 
 #include <type_traits>
 
+#include "../common/quantized_encode.cuh"
 #include "linear_quantized_raw.cuh"
 #include "linear_quantized_wgmma.h"
 
@@ -140,9 +141,7 @@ __global__ void __launch_bounds__(128)
 
 // Four f32 as E4M3, the first in the lowest byte.
 __device__ __forceinline__ uint32_t to_e4m3(float x, float y, float z, float w) {
-  const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
-  const uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(z, w), __NV_SATFINITE, __NV_E4M3);
-  return low | high << 16;
+  return encode_pair<NVB_FP8_E4M3>(x, y) | encode_pair<NVB_FP8_E4M3>(z, w) << 16;
 }
 __device__ __forceinline__ float2 from_e4m3(uint32_t pair) {
   return __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3)));
@@ -215,26 +214,26 @@ __global__ void __launch_bounds__(1024)
         store16(stage + index % 8 / 4 * InputStage<Tokens>::kChunkBytes + ((2 * (index % 4) + half) ^ (row % 8)) * 16,
                 make_uint4(pairs[half][0], pairs[half][1], pairs[half][2], pairs[half][3]));
       }
-      continue;
-    }
-    uint32_t parts[2][4];
+    } else {
+      uint32_t parts[2][4];
 #pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const float2 first = pair_to_floats<__nv_bfloat16>(words[t].x),
-                   second = pair_to_floats<__nv_bfloat16>(words[t].y);
-      float x[4] = {first.x * scale, first.y * scale, second.x * scale, second.y * scale};
-      if (special) {
+      for (int t = 0; t < 4; ++t) {
+        const float2 first = pair_to_floats<__nv_bfloat16>(words[t].x),
+                     second = pair_to_floats<__nv_bfloat16>(words[t].y);
+        float x[4] = {first.x * scale, first.y * scale, second.x * scale, second.y * scale};
+        if (special) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] += x[i] - x[i];  // inf becomes NaN
+          for (int i = 0; i < 4; ++i) x[i] += x[i] - x[i];  // inf becomes NaN
+        }
+        parts[0][t] = to_e4m3(x[0], x[1], x[2], x[3]);
+        const float2 low = from_e4m3(parts[0][t] & 0xffffu), high = from_e4m3(parts[0][t] >> 16);
+        parts[1][t] = to_e4m3(x[0] - low.x, x[1] - low.y, x[2] - high.x, x[3] - high.y);
       }
-      parts[0][t] = to_e4m3(x[0], x[1], x[2], x[3]);
-      const float2 low = from_e4m3(parts[0][t] & 0xffffu), high = from_e4m3(parts[0][t] >> 16);
-      parts[1][t] = to_e4m3(x[0] - low.x, x[1] - low.y, x[2] - high.x, x[3] - high.y);
-    }
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      store16(stage + part * InputStage<Tokens>::kChunkBytes + ((index % 8) ^ (row % 8)) * 16,
-              make_uint4(parts[part][0], parts[part][1], parts[part][2], parts[part][3]));
+      for (int part = 0; part < 2; ++part) {
+        store16(stage + part * InputStage<Tokens>::kChunkBytes + ((index % 8) ^ (row % 8)) * 16,
+                make_uint4(parts[part][0], parts[part][1], parts[part][2], parts[part][3]));
+      }
     }
   }
   if (threadIdx.x == 0) {

@@ -24,36 +24,22 @@ cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const 
                             sums % splits};
   // Of a token: 16 elements of x each, and the groups' sums to their last stage.
   const int threads = std::max(chunks * 4, static_cast<int>(sums * kStageGroups * params.group / 16));
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = 1;
-  attributes[1].val.clusterDim.y = static_cast<unsigned>(splits);
-  attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.stream = launch.stream;
-  config.attrs = attributes;
-  config.numAttrs = 1;
+  char* const arranged = static_cast<char*>(params.workspace);
   if constexpr (kHasFactors<T>) {
-    config.gridDim = static_cast<unsigned>(params.m);
-    config.blockDim = static_cast<unsigned>(std::min((threads + 31) / 32 * 32, 1024));
-    error = cudaLaunchKernelEx(&config, linear_quantized_scale_input<Weight, T, Tokens>, params,
-                               static_cast<char*>(params.workspace), chunks);
+    error = launch_overlapped(linear_quantized_scale_input<Weight, T, Tokens>, dim3(static_cast<unsigned>(params.m)),
+                              dim3(static_cast<unsigned>(std::min((threads + 31) / 32 * 32, 1024))), 0, &launch, params,
+                              arranged, chunks);
   } else {
-    config.gridDim = dim3(static_cast<unsigned>((threads + 127) / 128), static_cast<unsigned>(params.m));
-    config.blockDim = 128;
-    error = cudaLaunchKernelEx(&config, linear_quantized_arrange_input<Weight, T, Tokens>, params,
-                               static_cast<char*>(params.workspace), chunks, sums);
+    const dim3 grid(static_cast<unsigned>((threads + 127) / 128), static_cast<unsigned>(params.m));
+    error = launch_overlapped(linear_quantized_arrange_input<Weight, T, Tokens>, grid, dim3(128), 0, &launch, params,
+                              arranged, chunks, sums);
   }
   if (error != cudaSuccess) return error;
-  config.gridDim = dim3(static_cast<unsigned>((params.n + Shape::kRows - 1) / Shape::kRows),
-                        static_cast<unsigned>(splits), static_cast<unsigned>((params.m + Tokens - 1) / Tokens));
-  config.blockDim = Shape::kThreads;
-  config.dynamicSmemBytes = Shape::kSharedBytes;
-  config.numAttrs = splits > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n),
-                            static_cast<const char*>(params.workspace), share);
+  const unsigned parts = static_cast<unsigned>(splits);
+  const dim3 grid(static_cast<unsigned>((params.n + Shape::kRows - 1) / Shape::kRows), parts,
+                  static_cast<unsigned>((params.m + Tokens - 1) / Tokens));
+  return launch_overlapped_clusters(kernel, grid, dim3(1, parts), dim3(Shape::kThreads), Shape::kSharedBytes, &launch,
+                                    params, make_epilogue(params, params.n), arranged, share);
 }
 
 template <typename Weight, int GroupK, typename T>

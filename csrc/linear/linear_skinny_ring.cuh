@@ -302,20 +302,8 @@ cudaError_t launch_plan(const nvb_linear_params& params, const nvb_launch& launc
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes_per_block);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = plan.cluster;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = plan.grid;
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = plan.bytes;
-  config.stream = launch.stream;
-  config.attrs = attributes;
-  config.numAttrs = plan.cluster > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, params, make_epilogue(params, params.n), plan);
+  return launch_overlapped_clusters(kernel, dim3(plan.grid), dim3(plan.cluster), dim3(kThreads), plan.bytes, &launch,
+                                    params, make_epilogue(params, params.n), plan);
 }
 
 }  // namespace skinny_ring

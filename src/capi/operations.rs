@@ -345,11 +345,13 @@ pub(super) fn linear_of(reading: Reading<'_>, args: &nvb_linear_args, weight: We
     }
 }
 
-/// Queues a product, summed in f32 with one rounding at the store. With a quantised weight a GPU rounds elements before:
-/// for many rows to the input's dtype; for fewer with a BF16 input and output elements or short sums, eight times finer.
+/// Queues a product, summed in f32 with one rounding at the store. On a GPU a quantised weight may cost a second one: its
+/// elements are rounded to the dtype of a 16-bit input for more than 64 rows, or 16 where K is no multiple of 64 or rows
+/// are not 16-byte aligned; for fewer with input and output in BF16 elements, or sums of 128 products, are rounded to about
+/// an eighth of the output's last place.
 /// M from 0 on; any N and K. Does not synchronise. The first call of a stream with arguments like these may allocate
-/// workspace: for a large product, `quantized_input` or `quantized_output`, a weight in activation order, and with
-/// `batch_invariant` for input that is not aligned. It may be captured after that.
+/// workspace: for a large product, more than 8 rows with a quantised weight, `quantized_input` or `quantized_output`, a
+/// weight in activation order, and with `batch_invariant` for input that is not aligned. It may be captured after that.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` if neither `output` nor `quantized_output` is given, or both `input` and
 /// `quantized_input`; for shapes, dtypes and strides that do not fit; and for a `residual` that starts where `output`
 /// does with another dtype or stride.
