@@ -87,8 +87,9 @@ def gelu_case(context, m, n, k, choice, backends):
     return large_case(
         context, "linear bias gelu bf16", choice, (m, n, k),
         ours=product(backend, x, handles, output, bias=bias, activation=GELU),
-        peers=[{"nvbackend, plain product": product(backend, x, handles, output)}, {"PyTorch F.linear, F.gelu": pair},
-               {"PyTorch _addmm_activation": fused}],
+        peers=[{"nvbackend, plain product": product(backend, x, handles, output)},
+               {"PyTorch F.linear, plain product": lambda i: F.linear(x_of_peer, weights[i])},
+               {"PyTorch F.linear, F.gelu": pair}, {"PyTorch _addmm_activation": fused}],
         output=output, references=references, rotation=len(weights))
 
 
