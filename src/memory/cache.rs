@@ -161,9 +161,14 @@ impl Cache {
             if inner.settings.slow_allocations || inner.settings.credit < block_bytes as i64 {
                 return Taken::Slow;
             }
-            let Some(block) = inner.find(key).and_then(|stream| stream.magazines[class].pop()) else {
+            let Some(magazine) = inner.find(key).map(|stream| &mut stream.magazines[class]) else {
                 return Taken::Empty;
             };
+            let Some(block) = magazine.pop() else { return Taken::Empty };
+            if let Some(next) = magazine.last() {
+                next.prepare();
+                block.precede(next);
+            }
             inner.settings.credit -= block_bytes as i64;
             inner.bytes -= block_bytes;
             block.begin_life(bytes, 0);
@@ -285,6 +290,7 @@ impl Cache {
         let Some(word) = slab.end_life(index, unless) else {
             return if slab.live_bytes(index).is_some() { Given::Slow } else { Given::NotLive };
         };
+        slab.prepare_successor(index);
         let bytes = class_bytes(class) - (word >> SLACK_SHIFT) as usize;
         // SAFETY: callers have checked the token, which says that the arena lives.
         self.counters.freed(bytes as u64, unsafe { &*self.arena });
