@@ -82,12 +82,20 @@ bool can_wgmma(Params p, Launch launch) {
   return is_hopper(launch) && p.m <= 64 && (p.offsets == nullptr || p.m > 16) && fits_tensor_cores(p, launch);
 }
 
-// On an H200 the decode kernels lead up to 16 tokens, but from 9 on not where rows are long or W is large, unless
-// linear_quantized_stationary keeps such rows.
+// For 9 to 16 tokens, from the same times as the tables of linear_quantized_decode.cuh.
+bool wgmma_leads(Params p) {
+  const int64_t row_blocks = (p.n + 15) / 16, chunks = p.k / 64;
+  if (p.encoding != NVB_INT4) {
+    if (chunks < 54) return row_blocks >= 443 && (row_blocks < 1071 || row_blocks >= 1600);
+    return chunks >= 143 || row_blocks >= 83;
+  }
+  if (chunks < 17) return row_blocks >= 443;
+  if (chunks < 36) return row_blocks < 1071 && row_blocks >= (chunks < 24 ? 111 : 215);
+  return chunks >= 284 || (chunks >= 143 && row_blocks >= 771);
+}
+
 bool fits_wgmma(Params p, Launch launch) {
-  const bool stationary = p.encoding == NVB_INT4 && p.k > 2048 && (p.k <= 4096 || (p.k <= 8192 && p.n >= 24'000));
-  const bool many = p.m > 16 || (p.m > 8 && !stationary && (p.k >= 10240 || p.n * p.k >= 58'000'000));
-  return many && can_wgmma(p, launch);
+  return (p.m > 16 || (p.m > 8 && wgmma_leads(p))) && can_wgmma(p, launch);
 }
 
 // Of a kernel that is asked for by name alone.

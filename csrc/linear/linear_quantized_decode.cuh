@@ -4,9 +4,15 @@
 // weights, and on Int4 as long as few tokens leave x in L1; for Int4 with offsets and up to 8 tokens it is
 // linear_quantized_offsets that does so. linear_quantized_stream wins where there is much to read:
 // it needs 28 to 32 warps a multiprocessor to hide what it computes, so two blocks of 14 to 16 warps.
-// linear_quantized_stationary computes least for an Int4 weight and takes longest to set up: large weights whose rows
-// its blocks can keep whole or in halves. The rows of the tables follow measurements on an H200 of the shapes of
-// Gemma 3 and of 14336 x 4096, bf16, weights rotated past L2, calls overlapping in a graph.
+// linear_quantized_stationary computes least for an Int4 weight and takes longest to set up: large weights, or long
+// rows.
+//
+// The tables come from the times of every kernel and division on an H200, for 1, 4, 8 and 16 tokens and 54 to 126
+// shapes from 1152 x 1024 to 28672 x 14336, bf16, in groups of 32, weights rotated past L2, calls overlapping in a
+// graph, alone and in turn with a norm: the rectangles of a decision tree, with the shapes of Gemma 3 and Llama 3
+// counted three times. On average they are 1 to 2.5 % slower than the best choice for each shape, where tables for the
+// shapes of Gemma 3 alone were 11 to 27 %. An exception: 14336 x 4096 for one token, 11.4 µs alone and 14.8 behind a
+// norm, for which two blocks a multiprocessor take 11.9 and 13.3.
 #pragma once
 
 #include <algorithm>
@@ -42,52 +48,152 @@ constexpr int kAny = 1 << 30;
 
 // The first choice that takes the shape and fits shared memory is taken; the last ones take everything.
 constexpr DecodeChoice kInt4Choices[] = {
-    {8, 0, 265, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
-    {4, 880, 1500, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 1},
-    {8, 880, 1500, 41, 65, DecodeKernel::kStationary, 1, 0, 0, 1, 2},
-    {8, 1500, kAny, 41, 65, DecodeKernel::kStationary, 0, 0, 0, 2},
-    {8, 1500, kAny, 65, 129, DecodeKernel::kStationary, 1, 0, 0, 2},
-    {8, 880, 1500, 41, 65, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1, 2},
-    {4, 1200, 1500, 33, 41, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2},
-    {8, 1500, kAny, 41, 65, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2},
-    {8, 1500, kAny, 65, 129, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2},
-    {4, 400, 925, 0, kAny, DecodeKernel::kRegisters4, 0, 0, 0, 0},
-    {4, 1500, kAny, 0, kAny, DecodeKernel::kRegisters4, 0, 0, 0, 0},
-    {8, 0, 400, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
-    {8, 400, 1024, 0, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
-    {8, 1024, kAny, 0, kAny, DecodeKernel::kStream, 0, 14, 2, 2},
-    {16, 0, 265, 0, 20, DecodeKernel::kRegisters, 0, 0, 0, 0},
-    {16, 200, 400, 33, 41, DecodeKernel::kStationary, 0, 0, 0, 1},
-    {16, 800, 1200, 41, 65, DecodeKernel::kStationary, 1, 0, 0, 2},
-    {16, 1200, kAny, 33, 65, DecodeKernel::kStationary, 0, 0, 0, 1},
-    {16, 1500, kAny, 65, 129, DecodeKernel::kStationary, 1, 0, 0, 1},
-    {16, 160, kAny, 32, 65, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1, 2},
-    {16, 400, kAny, 65, 129, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1},
-    {16, 120, 400, 128, 257, DecodeKernel::kStationaryOffsets, 2, 0, 0, 1},
-    {16, 0, 200, 0, 64, DecodeKernel::kStream, 2, 12, 4, 2},
-    {16, 200, 400, 0, 64, DecodeKernel::kStream, 1, 12, 4, 2},
-    {16, 0, 400, 64, 128, DecodeKernel::kStream, 3, 12, 4, 2},
-    {16, 0, 400, 128, kAny, DecodeKernel::kStream, 3, 12, 2, 2},
-    {16, 0, 1024, 0, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
-    {16, 1024, kAny, 0, kAny, DecodeKernel::kStream, 1, 14, 1, 2},
-    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 1, 8, 1, 2},
+    {8, 286, 400, 44, 60, DecodeKernel::kStream, 2, 14, 2, 2},
+    {4, 143, 176, 143, 190, DecodeKernel::kStream, 2, 12, 4, 2},
+    {4, 880, 1071, 54, 72, DecodeKernel::kStationary, 0, 0, 0, 1},
+    {4, 0, 175, 90, 143, DecodeKernel::kStationary, 2, 0, 0, 2, 2},
+    {4, 0, 175, 143, kAny, DecodeKernel::kStationary, 2, 0, 0, 2},
+    {4, 0, 286, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {4, 286, 771, 0, 17, DecodeKernel::kRegisters4, 0, 0, 0, 0},
+    {4, 286, 443, 17, 54, DecodeKernel::kStream, 1, 16, 2, 1},
+    {4, 443, 771, 17, 54, DecodeKernel::kStream, 0, 12, 4, 2},
+    {4, 286, 771, 54, 72, DecodeKernel::kStationary, 1, 0, 0, 2},
+    {4, 771, 1071, 0, 44, DecodeKernel::kRegisters4, 0, 0, 0, 0},
+    {4, 1071, kAny, 0, 44, DecodeKernel::kStream, 0, 14, 2, 2},
+    {4, 771, kAny, 44, 72, DecodeKernel::kStationary, 0, 0, 0, 2},
+    {4, 286, kAny, 72, 143, DecodeKernel::kStationary, 1, 0, 0, 2},
+    {4, 286, kAny, 143, 232, DecodeKernel::kStationary, 2, 0, 0, 2},
+    {4, 286, kAny, 232, kAny, DecodeKernel::kStationary, 3, 0, 0, 2},
+    {8, 0, 286, 0, 143, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 286, 1071, 0, 24, DecodeKernel::kRegisters4, 0, 0, 0, 0},
+    {8, 286, 443, 24, 90, DecodeKernel::kStream, 1, 12, 4, 2},
+    {8, 443, 1071, 24, 90, DecodeKernel::kStream, 1, 14, 2, 2},
+    {8, 1071, kAny, 0, 54, DecodeKernel::kStream, 1, 14, 1, 2},
+    {8, 1071, kAny, 54, 72, DecodeKernel::kStationary, 1, 0, 0, 2, 2},
+    {8, 1071, kAny, 72, 90, DecodeKernel::kStationary, 1, 0, 0, 2},
+    {8, 286, kAny, 90, 143, DecodeKernel::kStationary, 2, 0, 0, 2, 2},
+    {8, 0, kAny, 143, 284, DecodeKernel::kStationary, 3, 0, 0, 2, 2},
+    {8, 0, kAny, 284, kAny, DecodeKernel::kStationary, 3, 0, 0, 2},
+    {16, 143, 215, 24, 36, DecodeKernel::kStream, 2, 12, 4, 2},
+    {16, 0, 443, 0, 36, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {16, 443, kAny, 0, 24, DecodeKernel::kStream, 1, 14, 1, 2},
+    {16, 443, kAny, 24, 36, DecodeKernel::kStationary, 0, 0, 0, 2},
+    {16, 0, 83, 90, 143, DecodeKernel::kStream, 3, 12, 4, 2},
+    {16, 0, kAny, 36, 44, DecodeKernel::kStationary, 0, 0, 0, 1},
+    {16, 0, 443, 44, 72, DecodeKernel::kStationary, 1, 0, 0, 1},
+    {16, 443, kAny, 44, 72, DecodeKernel::kStationary, 1, 0, 0, 2},
+    {16, 0, kAny, 72, 143, DecodeKernel::kStationary, 1, 0, 0, 1},
+    {16, 0, kAny, 143, 284, DecodeKernel::kStationary, 2, 0, 0, 1},
+    {16, 0, kAny, 284, kAny, DecodeKernel::kStationary, 3, 0, 0, 1},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 1, 14, 1, 2},
     {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
     {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 3, 8, 1, 2},
     {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
 };
-constexpr DecodeChoice kByteChoices[] = {
-    {16, 0, 265, 0, 65, DecodeKernel::kRegisters, 0, 0, 0, 0},
-    {8, 0, 400, 65, 192, DecodeKernel::kStream3, 2, 8, 4, 3},
-    {8, 0, 400, 65, 192, DecodeKernel::kStream, 2, 12, 4, 2},
-    {8, 0, 400, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
-    {8, 400, 1024, 0, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
-    {8, 1024, kAny, 0, kAny, DecodeKernel::kStream, 0, 14, 2, 2},
-    {16, 0, 400, 0, 128, DecodeKernel::kStream, 3, 12, 4, 2},
-    {16, 0, 400, 128, kAny, DecodeKernel::kStream, 3, 12, 2, 2},
-    {16, 400, 1024, 0, kAny, DecodeKernel::kStream, 1, 16, 2, 1},
-    {16, 1024, kAny, 0, kAny, DecodeKernel::kStream, 1, 14, 1, 2},
+constexpr DecodeChoice kInt4OffsetsChoices[] = {
+    {8, 286, 400, 44, 60, DecodeKernel::kStream, 2, 14, 2, 2},
+    {4, 286, 665, 24, 72, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {4, 286, kAny, 0, 24, DecodeKernel::kStream, 0, 14, 2, 2},
+    {4, 665, kAny, 24, 72, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2},
+    {4, 286, kAny, 72, 143, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2},
+    {4, 286, kAny, 143, kAny, DecodeKernel::kStationaryOffsets, 3, 0, 0, 2},
+    {4, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 0, 286, 0, 189, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 286, 665, 0, 60, DecodeKernel::kStream, 1, 14, 2, 2},
+    {8, 286, 665, 60, 189, DecodeKernel::kStationaryOffsets, 2, 0, 0, 2, 2},
+    {8, 665, kAny, 0, 24, DecodeKernel::kStream, 1, 14, 1, 2},
+    {8, 665, kAny, 24, 62, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2, 2},
+    {8, 665, kAny, 62, 189, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2},
+    {8, 0, 143, 189, kAny, DecodeKernel::kStationaryOffsets, 3, 0, 0, 2},
+    {8, 143, kAny, 189, 284, DecodeKernel::kStationaryOffsets, 2, 0, 0, 2},
+    {8, 143, kAny, 284, kAny, DecodeKernel::kStationaryOffsets, 3, 0, 0, 2},
+    {16, 0, 286, 0, 44, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {16, 286, 665, 0, 17, DecodeKernel::kStream, 1, 14, 2, 2},
+    {16, 665, kAny, 0, 17, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2, 2},
+    {16, 286, kAny, 17, 32, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2, 2},
+    {16, 286, kAny, 32, 60, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1, 2},
+    {16, 0, 665, 44, 72, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1},
+    {16, 665, kAny, 60, 72, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1, 2},
+    {16, 0, 286, 72, 118, DecodeKernel::kStationaryOffsets, 2, 0, 0, 1, 2},
+    {16, 286, kAny, 72, 143, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1},
+    {16, 0, 248, 118, kAny, DecodeKernel::kStationaryOffsets, 2, 0, 0, 1},
+    {16, 248, 286, 118, 143, DecodeKernel::kStationaryOffsets, 2, 0, 0, 1, 2},
+    {16, 248, 1267, 143, 232, DecodeKernel::kStationaryOffsets, 3, 0, 0, 1, 2},
+    {16, 248, 415, 232, kAny, DecodeKernel::kStationaryOffsets, 3, 0, 0, 1},
+    {16, 0, kAny, 143, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 1, 14, 1, 2},
     {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
     {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 3, 8, 1, 2},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+};
+constexpr DecodeChoice kInt8Choices[] = {
+    {4, 0, 68, 72, kAny, DecodeKernel::kStream, 1, 12, 4, 2},
+    {4, 0, 286, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {4, 0, 68, 54, 72, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {4, 286, 443, 0, 54, DecodeKernel::kStream, 1, 14, 2, 2},
+    {4, 68, 83, 54, kAny, DecodeKernel::kStream, 3, 12, 4, 2},
+    {4, 143, 175, 54, kAny, DecodeKernel::kStream, 2, 12, 4, 2},
+    {4, 83, 443, 54, kAny, DecodeKernel::kStream, 1, 12, 4, 2},
+    {4, 443, kAny, 0, 39, DecodeKernel::kStream, 0, 14, 2, 2},
+    {4, 443, 1515, 39, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
+    {4, 1515, kAny, 39, kAny, DecodeKernel::kStream, 1, 12, 4, 2},
+    {4, 0, kAny, 54, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
+    {8, 0, 286, 0, 82, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 286, kAny, 0, 24, DecodeKernel::kStream, 0, 14, 2, 2},
+    {8, 286, kAny, 24, 82, DecodeKernel::kStream, 1, 14, 2, 2},
+    {8, 0, 68, 82, kAny, DecodeKernel::kStream, 3, 16, 2, 1},
+    {8, 68, 83, 82, kAny, DecodeKernel::kStream, 3, 12, 4, 2},
+    {8, 83, 143, 82, kAny, DecodeKernel::kStream, 3, 8, 1, 2},
+    {8, 143, 175, 82, kAny, DecodeKernel::kStream, 2, 12, 4, 2},
+    {8, 175, 215, 82, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 215, kAny, 82, 232, DecodeKernel::kStream, 1, 16, 2, 1},
+    {8, 215, 359, 232, kAny, DecodeKernel::kStream, 3, 12, 4, 2},
+    {8, 359, kAny, 232, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {16, 0, 443, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {16, 443, kAny, 0, 44, DecodeKernel::kStream, 1, 14, 1, 2},
+    {16, 443, kAny, 44, 54, DecodeKernel::kStream, 1, 16, 2, 1},
+    {16, 0, 68, 54, 143, DecodeKernel::kStream, 3, 8, 1, 2},
+    {16, 0, 68, 143, kAny, DecodeKernel::kStream, 3, 16, 2, 1},
+    {16, 68, 83, 54, kAny, DecodeKernel::kStream, 3, 12, 4, 2},
+    {16, 83, 215, 54, 143, DecodeKernel::kStream, 3, 8, 1, 2},
+    {16, 215, 248, 54, kAny, DecodeKernel::kStream, 2, 16, 2, 1},
+    {16, 248, kAny, 54, 143, DecodeKernel::kStream, 1, 16, 2, 1},
+    {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+};
+constexpr DecodeChoice kFp8Choices[] = {
+    {4, 0, 215, 0, 72, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {4, 143, 176, 143, 190, DecodeKernel::kStream, 2, 14, 2, 2},
+    {4, 0, 83, 72, kAny, DecodeKernel::kStream3, 2, 8, 4, 3},
+    {4, 83, 215, 72, kAny, DecodeKernel::kStream3, 1, 8, 4, 3},
+    {4, 215, 248, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
+    {4, 248, 286, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {4, 286, 443, 0, 54, DecodeKernel::kStream, 1, 14, 2, 2},
+    {4, 443, kAny, 0, 54, DecodeKernel::kStream, 0, 14, 2, 2},
+    {4, 215, 1515, 54, kAny, DecodeKernel::kStream, 1, 14, 2, 2},
+    {4, 1515, kAny, 54, kAny, DecodeKernel::kStream, 1, 12, 4, 2},
+    {4, 0, kAny, 54, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
+    {8, 0, 175, 0, 82, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 0, 143, 82, 118, DecodeKernel::kStream, 3, 12, 4, 2},
+    {8, 0, 143, 118, 143, DecodeKernel::kStream3, 3, 8, 2, 2},
+    {8, 0, 68, 143, kAny, DecodeKernel::kStream, 3, 16, 2, 1},
+    {8, 68, 143, 143, kAny, DecodeKernel::kStream, 3, 8, 1, 2},
+    {8, 143, 175, 82, kAny, DecodeKernel::kStream, 2, 12, 4, 2},
+    {8, 175, 286, 0, 232, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {8, 175, 286, 232, kAny, DecodeKernel::kStream, 3, 14, 1, 2},
+    {8, 286, kAny, 0, 24, DecodeKernel::kStream, 0, 14, 2, 2},
+    {8, 286, kAny, 24, 82, DecodeKernel::kStream, 1, 14, 2, 2},
+    {8, 286, kAny, 82, 232, DecodeKernel::kStream, 1, 16, 2, 1},
+    {8, 286, 359, 232, kAny, DecodeKernel::kStream, 3, 14, 2, 2},
+    {8, 359, kAny, 232, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {16, 0, 443, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
+    {16, 443, kAny, 0, 44, DecodeKernel::kStream, 1, 14, 1, 2},
+    {16, 443, kAny, 44, 54, DecodeKernel::kStream, 1, 16, 2, 1},
+    {16, 0, 68, 54, 143, DecodeKernel::kStream, 3, 8, 1, 2},
+    {16, 0, 68, 143, kAny, DecodeKernel::kStream, 3, 16, 2, 1},
+    {16, 68, 83, 54, kAny, DecodeKernel::kStream, 3, 12, 4, 2},
+    {16, 83, 215, 54, 143, DecodeKernel::kStream, 3, 8, 1, 2},
+    {16, 215, 248, 54, kAny, DecodeKernel::kStream, 2, 16, 2, 1},
+    {16, 248, kAny, 54, 143, DecodeKernel::kStream, 1, 16, 2, 1},
     {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
 };
 
@@ -146,7 +252,10 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
   constexpr int kBlocks = (Tiles == 1 ? 2 : 3) - (kMoreScales ? 1 : 0);
   const int row_blocks = static_cast<int>((params.n + kTileRows - 1) / kTileRows);
   const int chunks = static_cast<int>(params.k / kChunk);
-  const DecodeChoice* choice = kInt4 ? kInt4Choices : kByteChoices;
+  const DecodeChoice* choice = Weight::kFp8       ? kFp8Choices
+                               : !kInt4           ? kInt8Choices
+                               : Weight::kOffsets ? kInt4OffsetsChoices
+                                                  : kInt4Choices;
   [[maybe_unused]] StationaryPlan stationary;
   for (;; ++choice) {
     if (params.m > choice->tokens || row_blocks < choice->from || row_blocks >= choice->below ||

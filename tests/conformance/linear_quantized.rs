@@ -179,6 +179,48 @@ fn large_int4_weights() {
     check("quantised linear", &cases, test);
 }
 
+/// Shapes of the rows of the tables in csrc/linear/linear_quantized_decode.cuh that no other case reaches.
+#[test]
+fn divisions_of_few_rows() {
+    let int4 = [
+        (3, 40, 5824),
+        (4, 50, 9280),
+        (8, 70, 9280),
+        (7, 33, 18240),
+        (16, 40, 2368),
+        (13, 45, 3008),
+        (11, 30, 4672),
+        (12, 60, 9216),
+        (10, 33, 18240),
+        (2, 4600, 3520),
+        (6, 4600, 5824),
+    ];
+    let offsets = [
+        (3, 4600, 4672),
+        (8, 4600, 2880),
+        (5, 40, 12160),
+        (9, 50, 4672),
+        (16, 40, 7616),
+        (12, 4600, 1152),
+        (15, 70, 9280),
+    ];
+    let bytes = [(1, 40, 4672), (3, 1400, 4672), (7, 40, 5312), (8, 1200, 7616), (9, 50, 3520), (16, 1200, 5248)];
+    let int4 = int4.map(|shape| (shape, Encoding::Int4, Granularity::Groups(32), false));
+    let offsets = offsets.map(|shape| (shape, Encoding::Int4, Granularity::Groups(64), true));
+    let int8 = bytes.map(|shape| (shape, Encoding::Int8, Granularity::Rows, false));
+    let fp8 = bytes.map(|shape| (shape, Encoding::Fp8E4m3, Granularity::Rows, false));
+    let mut cases = Vec::new();
+    for (i, ((m, n, k), encoding, granularity, zero_points)) in
+        int4.into_iter().chain(offsets).chain(int8).chain(fp8).enumerate()
+    {
+        let format = Format::new(encoding, granularity, zero_points, false).unwrap();
+        let (input, output, activation) = ([DType::Bf16, DType::F16][i % 2], DType::F32, Activation::None);
+        let (bias, gated, layout, special) = (i % 3 == 0, false, PLAIN, None);
+        cases.push(Case { format, m, n, k, input, output, bias, activation, gated, layout, special });
+    }
+    check("quantised linear", &cases, test);
+}
+
 /// Int4 weights with zero points and few rows, in both input dtypes: odd numbers of rows of W and of chunks of k, from
 /// one chunk to several batches a warp, half a group at the end, and infinities.
 #[test]

@@ -20,6 +20,7 @@ type Configuration = (Dim3, Dim3, usize, *mut c_void);
 
 const INSUFFICIENT_DRIVER: c_int = 35;
 const MISSING_CONFIGURATION: c_int = 52;
+const NOT_SUPPORTED: c_int = 801;
 
 thread_local! {
     static CONFIGURATIONS: RefCell<Vec<Configuration>> = const { RefCell::new(Vec::new()) };
@@ -168,6 +169,24 @@ extern "C" fn cudaFuncSetAttribute(kernel: *const c_void, attribute: c_int, valu
         return remember(INSUFFICIENT_DRIVER);
     };
     remember(set(kernel, attribute, value))
+}
+
+/// Of one device.
+#[no_mangle]
+unsafe extern "C" fn cudaGetDevice(device: *mut c_int) -> c_int {
+    // SAFETY: the caller's variable.
+    unsafe { device.write(0) };
+    0
+}
+
+/// The fake driver has no calculator, so that callers do without.
+#[no_mangle]
+extern "C" fn cudaOccupancyMaxActiveClusters(
+    _clusters: *mut c_int,
+    _kernel: *const c_void,
+    _configuration: *const c_void,
+) -> c_int {
+    remember(NOT_SUPPORTED)
 }
 
 #[no_mangle]
