@@ -20,13 +20,13 @@ namespace nvb {
 #define NVB_WGMMA 1
 #endif
 
-// The second operand in shared memory: `n` rows of 64 elements of 16 bits or 32 of 32 bits, 128 bytes each and
-// contiguous, with 16-byte piece i of row r at i ^ (r % 8); the whole 1024-byte aligned. The descriptor of k = 0; the
-// next instruction's k is 2 more.
-__device__ __forceinline__ uint64_t wgmma_descriptor(const void* shared) {
+// The second operand in shared memory: `n` rows of 64 elements of 16 bits or 32 of 32 bits, 128 bytes each, with
+// 16-byte piece i of row r at i ^ (r % 8). Eight rows are contiguous and 1024-byte aligned, and the next eight lie
+// `eight_rows` bytes on. The descriptor of k = 0; the next instruction's k is 2 more.
+__device__ __forceinline__ uint64_t wgmma_descriptor(const void* shared, uint32_t eight_rows = 1024) {
   constexpr uint64_t kSwizzle128 = 1ull << 62;
-  constexpr uint64_t kEightRows = (1024ull >> 4) << 32;
-  return kSwizzle128 | kEightRows | (1ull << 16) | ((shared_address(shared) & 0x3ffff) >> 4);
+  return kSwizzle128 | static_cast<uint64_t>(eight_rows >> 4) << 32 | (1ull << 16) |
+         ((shared_address(shared) & 0x3ffff) >> 4);
 }
 
 // Orders this warpgroup's writes of a and d before the products that follow.

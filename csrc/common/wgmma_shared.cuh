@@ -29,6 +29,10 @@ struct OperandTraits {
       NVB_8(m, c, d, i + 40), NVB_8(m, c, d, i + 48), NVB_8(m, c, d, i + 56)
 #define NVB_SUM(c, d, i) c(d[i])
 
+#define NVB_NAMES_4 "%0, %1, %2, %3"
+#define NVB_NAMES_8 NVB_NAMES_4 ", %4, %5, %6, %7"
+#define NVB_NAMES_16 NVB_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define NVB_NAMES_32 NVB_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NVB_NAMES_64                                                                 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -54,13 +58,38 @@ struct OperandTraits {
                : NVB_64(NVB_SUM, constraint, d, 0), NVB_64(NVB_SUM, constraint, d, 64)                       \
                : "l"(a), "l"(b), "r"(accumulate))
 
+// Of 16-bit floats; the sums follow.
+#define NVB_WGMMA_FEW(columns, instruction, names, operands, predicate, ...)                                   \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " predicate ", 0;\nwgmma.mma_async.sync.aligned.m64n" columns \
+               "k16.f32." instruction " {" names "}, " operands ", p, 1, 1, 0, 0;\n}\n"                        \
+               : __VA_ARGS__                                                                                   \
+               : "l"(a), "l"(b), "r"(accumulate))
+#define NVB_WGMMA_FEW_OF(instruction)                                                                             \
+  if constexpr (Count == 4) {                                                                                     \
+    NVB_WGMMA_FEW("8", instruction, NVB_NAMES_4, "%4, %5", "%6", "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])); \
+  } else if constexpr (Count == 8) {                                                                              \
+    NVB_WGMMA_FEW("16", instruction, NVB_NAMES_8, "%8, %9", "%10", NVB_8(NVB_SUM, "+f", d, 0));                   \
+  } else if constexpr (Count == 16) {                                                                             \
+    NVB_WGMMA_FEW("32", instruction, NVB_NAMES_16, "%16, %17", "%18", NVB_8(NVB_SUM, "+f", d, 0),                 \
+                  NVB_8(NVB_SUM, "+f", d, 8));                                                                    \
+  } else {                                                                                                        \
+    NVB_WGMMA_FEW("64", instruction, NVB_NAMES_32, "%32, %33", "%34", NVB_8(NVB_SUM, "+f", d, 0),                 \
+                  NVB_8(NVB_SUM, "+f", d, 8), NVB_8(NVB_SUM, "+f", d, 16), NVB_8(NVB_SUM, "+f", d, 24));          \
+  }
+
 // d = a * b, plus d if `accumulate`, for 64 rows of a, 2 * Count rows of b and 32 bytes of either. Sum is float, or
 // int32_t for Int8.
 template <Operands Kind, typename Sum, int Count>
 __device__ __forceinline__ void wgmma_shared(Sum (&d)[Count], uint64_t a, uint64_t b, int accumulate) {
-  static_assert(Count == 64 || Count == 128, "128 or 256 rows of b");
+  constexpr bool kFew = Count == 4 || Count == 8 || Count == 16 || Count == 32;
+  static_assert(Count == 64 || Count == 128 || (kFew && OperandTraits<Kind>::kElementBytes == 2),
+                "128 or 256 rows of b, of 16-bit floats 8, 16, 32 and 64 as well");
 #ifdef NVB_WGMMA
-  if constexpr (Kind == Operands::kF16) {
+  if constexpr (kFew && Kind == Operands::kF16) {
+    NVB_WGMMA_FEW_OF("f16.f16")
+  } else if constexpr (kFew && Kind == Operands::kBf16) {
+    NVB_WGMMA_FEW_OF("bf16.bf16")
+  } else if constexpr (Kind == Operands::kF16) {
     if constexpr (Count == 64) {
       NVB_WGMMA_N128("+f", "k16.f32.f16.f16", ", 1, 1, 0, 0");
     } else {
@@ -97,10 +126,16 @@ __device__ __forceinline__ void wgmma_shared(Sum (&d)[Count], uint64_t a, uint64
 #undef NVB_8
 #undef NVB_64
 #undef NVB_SUM
+#undef NVB_NAMES_4
+#undef NVB_NAMES_8
+#undef NVB_NAMES_16
+#undef NVB_NAMES_32
 #undef NVB_NAMES_64
 #undef NVB_NAMES_128
 #undef NVB_WGMMA_N128
 #undef NVB_WGMMA_N256
+#undef NVB_WGMMA_FEW
+#undef NVB_WGMMA_FEW_OF
 
 // As wgmma_hold of wgmma.cuh.
 template <int Count>
@@ -127,7 +162,30 @@ __device__ __forceinline__ void tensor_copy(void* shared, const CUtensorMap* map
 #endif
 }
 
-// The same into every block of the cluster that `blocks` names, at the same address and on its barrier there.
+// The same of maps of three and of four dimensions, from the box's first coordinates on.
+__device__ __forceinline__ void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z,
+                                            uint64_t* barrier) {
+#ifdef NVB_WGMMA
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z, int w,
+                                            uint64_t* barrier) {
+#ifdef NVB_WGMMA
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+
+// A box of two dimensions into every block of the cluster that `blocks` names, at the same address and on its barrier
+// there.
 __device__ __forceinline__ void tensor_copy_multicast(void* shared, const CUtensorMap* map, int byte, int row,
                                                       uint64_t* barrier, uint16_t blocks) {
 #ifdef NVB_WGMMA

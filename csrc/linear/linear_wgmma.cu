@@ -1,7 +1,6 @@
 // nvb_cuda_linear_wgmma: checks the parameters.
 #include <cuda_runtime.h>
 
-#include "../driver/driver.h"
 #include "linear_wgmma.cuh"
 
 namespace nvb {
@@ -12,12 +11,6 @@ extern template cudaError_t launch_kind<Operands::kBf16>(const nvb_linear_wgmma_
 extern template cudaError_t launch_kind<Operands::kE4m3E4m3>(const nvb_linear_wgmma_params&, const nvb_launch&);
 extern template cudaError_t launch_kind<Operands::kE4m3E5m2>(const nvb_linear_wgmma_params&, const nvb_launch&);
 extern template cudaError_t launch_kind<Operands::kInt8>(const nvb_linear_wgmma_params&, const nvb_launch&);
-
-Encode tensor_map_encoder() noexcept {
-  // Looked up once: the driver stays where it is.
-  static const Encode encode = reinterpret_cast<Encode>(nvb_driver_function("cuTensorMapEncodeTiled"));
-  return encode;
-}
 
 namespace {
 
@@ -61,7 +54,7 @@ bool rows_are_aligned(const nvb_linear_wgmma_params& p) {
 extern "C" int32_t nvb_cuda_linear_wgmma_can(const nvb_linear_wgmma_params* params, const nvb_launch* launch) noexcept {
   using namespace nvb::linear_wgmma;
   return are_built() && launch->capability == 90 && is_valid(*params) && rows_are_aligned(*params) &&
-         tensor_map_encoder() != nullptr;
+         nvb::tensor_map_encoder() != nullptr;
 }
 
 extern "C" cudaError_t nvb_cuda_linear_wgmma(const nvb_linear_wgmma_params* params, const nvb_launch* launch) noexcept {

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 
+#include "../common/tensor_map.h"
 #include "linear_wgmma.h"
 #include "linear_wgmma_finish.cuh"
 
@@ -125,14 +126,10 @@ __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constan
 #endif
 }
 
-// cuTensorMapEncodeTiled of the driver, or null.
-using Encode = decltype(&cuTensorMapEncodeTiled);
-Encode tensor_map_encoder() noexcept;
-
 // A map of `rows` rows of `bytes` bytes, in boxes of `box_rows` rows of 128 bytes.
 inline cudaError_t make_map(CUtensorMap& map, const void* data, int64_t rows, int64_t bytes, int64_t stride_bytes,
                             int box_rows) {
-  const Encode encode = tensor_map_encoder();
+  const TensorMapEncode encode = tensor_map_encoder();
   if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(bytes), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride_bytes)};
