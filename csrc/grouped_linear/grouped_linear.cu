@@ -5,6 +5,7 @@
 // 128, of which it decodes W once and meets all tokens. Shared memory: none.
 #include "../common/reduce.cuh"
 #include "grouped_linear_quantized.h"
+#include "grouped_linear_wgmma.h"
 
 namespace nvb {
 namespace grouped {
@@ -105,6 +106,12 @@ bool takes_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launc
          is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) && takes_input(p, launch);
 }
 
+nvb_grouped_linear_family family_of(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  if (takes_quantized(p, launch)) return NVB_GROUPED_LINEAR_QUANTIZED;
+  if (!takes_mma(p, launch)) return NVB_GROUPED_LINEAR_PLAIN;
+  return takes_wgmma(p, launch) ? NVB_GROUPED_LINEAR_WGMMA : NVB_GROUPED_LINEAR_MMA;
+}
+
 cudaError_t launch_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   switch (p.encoding) {
     case NVB_FP8_E4M3:
@@ -125,14 +132,22 @@ cudaError_t launch_quantized(const nvb_grouped_linear_params& p, const nvb_launc
 extern "C" const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_linear_params* params,
                                                            const nvb_launch* launch) noexcept {
   if (!nvb::grouped::is_valid(*params) || nvb::grouped::is_empty(*params)) return "none";
-  if (nvb::grouped::takes_quantized(*params, *launch)) return "grouped_linear_quantized";
-  return nvb::grouped::takes_mma(*params, *launch) ? "grouped_linear_mma" : "grouped_linear_plain";
+  switch (nvb::grouped::family_of(*params, *launch)) {
+    case NVB_GROUPED_LINEAR_QUANTIZED:
+      return "grouped_linear_quantized";
+    case NVB_GROUPED_LINEAR_WGMMA:
+      return "grouped_linear_wgmma";
+    case NVB_GROUPED_LINEAR_MMA:
+      return "grouped_linear_mma";
+    default:
+      return "grouped_linear_plain";
+  }
 }
 
-extern "C" int32_t nvb_cuda_grouped_linear_takes_tensor_cores(const nvb_grouped_linear_params* params,
-                                                              const nvb_launch* launch) noexcept {
+extern "C" uint32_t nvb_cuda_grouped_linear_family(const nvb_grouped_linear_params* params,
+                                                   const nvb_launch* launch) noexcept {
   using namespace nvb::grouped;
-  return is_valid(*params) && (takes_quantized(*params, *launch) || takes_mma(*params, *launch));
+  return is_valid(*params) && !is_empty(*params) ? family_of(*params, *launch) : NVB_GROUPED_LINEAR_PLAIN;
 }
 
 extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* params,
@@ -141,9 +156,16 @@ extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* 
   const nvb_grouped_linear_params& p = *params;
   if (!is_valid(p)) return cudaErrorInvalidValue;
   if (is_empty(p)) return cudaSuccess;
-  if (takes_quantized(p, *launch)) return launch_quantized(p, *launch);
-  if (takes_mma(p, *launch)) {
-    return p.input_dtype == NVB_BF16 ? launch_mma_bf16(p, *launch) : launch_mma_f16(p, *launch);
+  const bool bf16 = p.input_dtype == NVB_BF16;
+  switch (family_of(p, *launch)) {
+    case NVB_GROUPED_LINEAR_QUANTIZED:
+      return launch_quantized(p, *launch);
+    case NVB_GROUPED_LINEAR_WGMMA:
+      return bf16 ? launch_wgmma_bf16(p, *launch) : launch_wgmma_f16(p, *launch);
+    case NVB_GROUPED_LINEAR_MMA:
+      return bf16 ? launch_mma_bf16(p, *launch) : launch_mma_f16(p, *launch);
+    default:
+      break;
   }
   switch (p.weight_dtype) {
     case NVB_F32:

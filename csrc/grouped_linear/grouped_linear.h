@@ -13,7 +13,8 @@
 // Supported: x, bias and y of any float dtype; a float W of x's dtype, or of any where x is F32; any rows, n, k,
 // experts and strides. Tensor-core kernels take x in F16 or BF16 with 16-byte aligned rows from compute capability 8.0
 // on: with a float W k a multiple of 8 and rows of W likewise aligned, with a quantised one k a multiple of 64 and, of
-// Int4, n a multiple of 16. Everything else takes a plain kernel. Nothing is rounded but the result.
+// Int4, n a multiple of 16. On 9.0 a float W with k a multiple of 64, n of 8 and at most 1024 experts takes wgmma.
+// Everything else takes a plain kernel. Nothing is rounded but the result.
 struct nvb_grouped_linear_params {
   const void* input;
   const int32_t* offsets;  // [experts + 1]
@@ -41,12 +42,19 @@ struct nvb_grouped_linear_params {
 };
 static_assert(sizeof(nvb_grouped_linear_params) == 144, "src/cuda/grouped_linear.rs mirrors this layout");
 
+// Kernels of one family add in one order, whatever the rows and the tiles are.
+enum nvb_grouped_linear_family : uint32_t {
+  NVB_GROUPED_LINEAR_PLAIN = 0,
+  NVB_GROUPED_LINEAR_MMA = 1,
+  NVB_GROUPED_LINEAR_WGMMA = 2,
+  NVB_GROUPED_LINEAR_QUANTIZED = 3,
+};
+
 extern "C" {
 cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* params, const nvb_launch* launch) noexcept;
 
-// 1 if a tensor-core kernel would run, 0 if the plain one.
-int32_t nvb_cuda_grouped_linear_takes_tensor_cores(const nvb_grouped_linear_params* params,
-                                                   const nvb_launch* launch) noexcept;
+// The family of kernels that would run, an nvb_grouped_linear_family.
+uint32_t nvb_cuda_grouped_linear_family(const nvb_grouped_linear_params* params, const nvb_launch* launch) noexcept;
 
 // The kernel that nvb_cuda_grouped_linear would run, a static string; "none" for what it answers without a kernel.
 const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_linear_params* params,

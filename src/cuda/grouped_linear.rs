@@ -45,7 +45,7 @@ const _: () = assert!(size_of::<Params>() == 144);
 
 extern "C" {
     fn nvb_cuda_grouped_linear(params: *const Params, launch: *const Launch) -> i32;
-    fn nvb_cuda_grouped_linear_takes_tensor_cores(params: *const Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_grouped_linear_family(params: *const Params, launch: *const Launch) -> u32;
 }
 
 pub(super) fn run(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
@@ -67,16 +67,16 @@ pub(super) fn needs(executor: &CudaExecutor, op: &GroupedLinear) -> Needs {
     }
 }
 
-/// A weight has one order of sums on tensor cores, whatever the rows and the tiles are, and one without. Which of them it is
-/// must not depend on where the input lies if rows are to be the same to the bit in every batch.
+/// A weight has one order of sums in each family of kernels, whatever the rows and the tiles are. Which family it is must not
+/// depend on where the input lies if rows are to be the same to the bit in every batch.
 fn copies_input(executor: &CudaExecutor, op: &GroupedLinear) -> bool {
     let aligned = Matrix { data: std::ptr::null_mut(), row_stride: ordered_stride(&op.input), ..op.input };
-    let takes_tensor_cores = |input: Matrix| {
+    let family = |input: Matrix| {
         let params = params(&GroupedLinear { input, ..*op });
         // SAFETY: reads the two structs alone.
-        unsafe { nvb_cuda_grouped_linear_takes_tensor_cores(&params, &executor.launch_on(RawHandle::NULL)) != 0 }
+        unsafe { nvb_cuda_grouped_linear_family(&params, &executor.launch_on(RawHandle::NULL)) }
     };
-    executor.batch_invariant() && op.input.rows > 0 && takes_tensor_cores(aligned) && !takes_tensor_cores(op.input)
+    executor.batch_invariant() && op.input.rows > 0 && family(aligned) != family(op.input)
 }
 
 fn launch(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle) -> Result<()> {

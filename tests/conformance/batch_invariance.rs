@@ -249,15 +249,17 @@ fn codes() {
     });
 }
 
-fn grouped_difference(run: &mut Run, executor: &dyn Executor, case: &Case) -> Result<Option<String>> {
+fn grouped_difference(run: &mut Run, executor: &dyn Executor, case: &Case, experts: usize) -> Result<Option<String>> {
     let &Case { n, k, .. } = case;
-    let weight = weight(run, case, 3)?;
+    let weight = weight(run, case, experts)?;
     let x = rounded(case.input, &run.random.normals(MOST * k, 1.0));
     first_difference(run, case.layout, |run, first, count, layout| {
         let input = run.tensor(case.input, &[count, k], layout, &x[first * k..][..count * k])?;
         let output = run.output(case.output, &[count, n], layout)?;
-        // All of the second expert, whose tokens are what changes.
-        let offsets = run.integers(&[0, 0, count as i32, count as i32])?;
+        // All of one expert, the second of several, whose tokens are what changes.
+        let owner = experts / 2;
+        let offsets: Vec<i32> = (0..=experts).map(|expert| if expert > owner { count as i32 } else { 0 }).collect();
+        let offsets = run.integers(&offsets)?;
         let op = GroupedLinear::new(input, offsets, weight.view(), None, case.activation, output)?;
         executor.grouped_linear(&op, run.stream.raw())?;
         run.read(&output)
@@ -273,12 +275,14 @@ fn grouped_products() {
             let float = FLOATS[i % 3];
             let input = if format.is_none() { float } else { FLOATS[(i + j) % 3] };
             let layout = [PLAIN, UNALIGNED, PITCHED][(i + j) % 3];
-            cases.push(Case { format, float, n, k, input, layout, gated: i % 2 == 0, ..CASE });
+            let case = Case { format, float, n, k, input, layout, gated: i % 2 == 0, ..CASE };
+            // Tiles are chosen by the tokens that an expert has on the average: those of one grow further.
+            cases.extend([(case, 3), (case, 1)]);
         }
     }
-    check("batch-invariant grouped linear", &cases, |run, case| {
+    check("batch-invariant grouped linear", &cases, |run, (case, experts)| {
         let backend = backend(run, true)?;
-        expect_none(grouped_difference(run, &**backend.executor(), case)?)
+        expect_none(grouped_difference(run, &**backend.executor(), case, *experts)?)
     });
 }
 
