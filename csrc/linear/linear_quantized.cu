@@ -82,7 +82,7 @@ bool can_wgmma(Params p, Launch launch) {
   return is_hopper(launch) && p.m <= 64 && (p.offsets == nullptr || p.m > 16) && fits_tensor_cores(p, launch);
 }
 
-// For 9 to 16 tokens, from the same times as the tables of linear_quantized_decode.cuh.
+// For 9 to 16 tokens, from the same times as the tables of linear_quantized_choices.h.
 bool wgmma_leads(Params p) {
   const int64_t row_blocks = (p.n + 15) / 16, chunks = p.k / 64;
   if (p.encoding != NVB_INT4) {
