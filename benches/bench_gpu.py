@@ -21,6 +21,9 @@ PREFILL_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 DECODE_DIMENSIONS = ((128, 32, 8), (256, 8, 4), (256, 16, 8), (64, 32, 8))
 DECODE_BATCHES = ((1, 4096), (1, 32768), (1, 131072), (8, 8192), (64, 4096), (128, 1024))
 QUANTIZED_SHAPES = ((14336, 4096), (2560, 2048), (4096, 2560), (20480, 2560), (2560, 10240))
+# QKV, output, gate and up, down of Llama 3 8B and 70B.
+LLAMA_SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336),
+                (10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
 LARGE_SHAPES = ((512, 14336, 4096), (2048, 14336, 4096), (8192, 14336, 4096))
 # Gate and up, and down, of a Qwen3-30B-A3B.
 EXPERT_SHAPES = ((128, 1536, 2048), (128, 2048, 768))
@@ -32,6 +35,7 @@ SECTIONS = {
     "memory": memory.memory,
     "linear": lambda c: linear.linear(c, ROWS, [(14336, 4096)], c.dtype),
     "linear_quantized": lambda c: linear_quantized.linear_quantized_gpu(c, (1, 16, 64), QUANTIZED_SHAPES),
+    "linear_quantized_llama": lambda c: linear_quantized.linear_quantized_gpu(c, (1, 8, 16, 64), LLAMA_SHAPES),
     "linear_large": lambda c: linear_large.linear_large(c, LARGE_SHAPES, GATED_SHAPES),
     "grouped_linear": lambda c: grouped_linear.grouped_linear(c, (1, 16, 512), EXPERT_SHAPES, ("bf16", "int8", "int4")),
     "decode": lambda c: attention.decode(c, DECODE_DIMENSIONS, DECODE_BATCHES),
@@ -49,6 +53,7 @@ SECTIONS = {
 QUICK_SECTIONS = SECTIONS | {
     "linear": lambda c: linear.linear(c, (1, 3, 65), [(130, 64)], c.dtype),
     "linear_quantized": lambda c: linear_quantized.linear_quantized_gpu(c, (1, 3), [(144, 64)]),
+    "linear_quantized_llama": lambda c: linear_quantized.linear_quantized_gpu(c, (5,), [(160, 128)]),
     "linear_large": lambda c: linear_large.linear_large(c, ((200, 256, 128),), ((200, 192, 64),)),
     "grouped_linear": lambda c: grouped_linear.grouped_linear(c, (1, 3), [(4, 32, 64)], ("bf16", "int8", "int4")),
     "rms_norm": lambda c: rms_norm.rms_norm(c, TOKENS[:2], [(70, 48)]),
