@@ -2,7 +2,8 @@
 // blocks' sums, the tokens' factors, the barriers.
 #pragma once
 
-#include "linear_quantized_wgmma_stage.cuh"
+#include "linear_quantized_wgmma_bytes.cuh"
+#include "linear_quantized_wgmma_int4.cuh"
 
 namespace nvb {
 namespace quantized {
