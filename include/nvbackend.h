@@ -2324,7 +2324,8 @@ NVB_MUST_USE nvb_status nvb_matmul(const nvb_backend *backend, const nvb_matmul_
 
 // Queues the products of a mixture of experts, summed in f32 with one rounding at the store; a quantised weight's values
 // are exact. Does not allocate or synchronise; may be captured.
-// (With `batch_invariant` the first call of a stream with input that is not aligned may allocate workspace.)
+// (With `batch_invariant` the first call of a stream with input that is not aligned, or whose rows overlap, may allocate
+// workspace.)
 NVB_MUST_USE nvb_status nvb_grouped_linear(const nvb_backend *backend,
                               const nvb_grouped_linear_args *args,
                               nvb_stream *stream);

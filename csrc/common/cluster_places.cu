@@ -48,8 +48,9 @@ int cluster_places(const nvb_launch& launch, int cluster) {
     static_cast<void>(cudaGetLastError());
     places = std::max(launch.multiprocessors * 85 / 100 / cluster, 1);
   }
-  if (known) answer->store(places, std::memory_order_relaxed);
-  return places;
+  // The first answer stays: products are divided by it, and their sums should not change from one call to the next.
+  int first = 0;
+  return known && !answer->compare_exchange_strong(first, places, std::memory_order_relaxed) ? first : places;
 }
 
 }  // namespace nvb

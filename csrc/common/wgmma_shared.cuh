@@ -137,6 +137,17 @@ __device__ __forceinline__ void wgmma_shared(Sum (&d)[Count], uint64_t a, uint64
 #undef NVB_WGMMA_FEW
 #undef NVB_WGMMA_FEW_OF
 
+// A place in a ring of stages, and the parity of its round.
+template <int Stages>
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == Stages) stage = 0, parity ^= 1;
+  }
+};
+
 // As wgmma_hold of wgmma.cuh.
 template <int Count>
 __device__ __forceinline__ void wgmma_hold(int32_t (&d)[Count]) {

@@ -78,17 +78,6 @@ struct WgmmaArguments {
   int32_t steps;   // of Depth blocks along k
 };
 
-// A place in the ring of stages, and the parity of its round.
-template <int Stages>
-struct RingPlace {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == Stages) stage = 0, parity ^= 1;
-  }
-};
-
 // Copies all of a piece, stage by stage, by the lanes of one warp.
 template <typename Shape>
 __device__ __forceinline__ void copy_piece(const WgmmaArguments& arguments, WgmmaShared<Shape>& shared,

@@ -13,6 +13,9 @@
 // tokens/s with clusters and 626 without, on two machines.
 #pragma once
 
+#include <array>
+#include <cstddef>
+
 namespace nvb {
 namespace quantized {
 
@@ -20,9 +23,8 @@ enum class DecodeKernel {
   kStream,
   kStream3,    // the same with rings of three stages: FP8 of up to 8 tokens, whose decoding a short ring does not cover
   kRegisters,  // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
-  kRegisters4,         // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
-  kStationary,         // Int4 without offsets
-  kStationaryOffsets,  // Int4 with offsets
+  kRegisters4,  // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
+  kStationary,  // Int4
 };
 
 struct DecodeChoice {
@@ -35,8 +37,16 @@ struct DecodeChoice {
 };
 constexpr int kAny = 1 << 30;
 
-// The first choice that takes the shape and fits shared memory is taken; the last ones take everything.
-constexpr DecodeChoice kInt4Choices[] = {
+// One list after the other.
+template <size_t First, size_t Second>
+constexpr std::array<DecodeChoice, First + Second> join(const DecodeChoice (&first)[First],
+                                                        const DecodeChoice (&second)[Second]) {
+  std::array<DecodeChoice, First + Second> all{};
+  for (size_t i = 0; i < First + Second; ++i) all[i] = i < First ? first[i] : second[i - First];
+  return all;
+}
+
+constexpr DecodeChoice kInt4Own[] = {
     {8, 286, 400, 44, 60, DecodeKernel::kStream, 2, 14, 2, 2},
     {4, 880, 1071, 54, 72, DecodeKernel::kStationary, 0, 0, 0, 1},
     {4, 0, 68, 90, 143, DecodeKernel::kStationary, 2, 0, 0, 2, 2},
@@ -73,48 +83,48 @@ constexpr DecodeChoice kInt4Choices[] = {
     {16, 0, kAny, 72, 143, DecodeKernel::kStationary, 1, 0, 0, 1},
     {16, 0, kAny, 143, 284, DecodeKernel::kStationary, 2, 0, 0, 1},
     {16, 0, kAny, 284, kAny, DecodeKernel::kStationary, 3, 0, 0, 1},
-    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 1, 14, 1, 2},
-    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
-    {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 3, 8, 1, 2},
-    {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
 };
-constexpr DecodeChoice kInt4OffsetsChoices[] = {
+constexpr DecodeChoice kInt4OffsetsOwn[] = {
     {8, 286, 400, 44, 60, DecodeKernel::kStream, 2, 14, 2, 2},
     {4, 286, 665, 24, 72, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {4, 286, kAny, 0, 24, DecodeKernel::kStream, 0, 14, 2, 2},
-    {4, 665, kAny, 24, 72, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2},
-    {4, 286, kAny, 72, 143, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2},
-    {4, 286, kAny, 143, kAny, DecodeKernel::kStationaryOffsets, 3, 0, 0, 2},
+    {4, 665, kAny, 24, 72, DecodeKernel::kStationary, 0, 0, 0, 2},
+    {4, 286, kAny, 72, 143, DecodeKernel::kStationary, 1, 0, 0, 2},
+    {4, 286, kAny, 143, kAny, DecodeKernel::kStationary, 3, 0, 0, 2},
     {4, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {8, 0, 286, 0, 189, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {8, 286, 665, 0, 60, DecodeKernel::kStream, 1, 14, 2, 2},
-    {8, 286, 665, 60, 189, DecodeKernel::kStationaryOffsets, 2, 0, 0, 2, 2},
+    {8, 286, 665, 60, 189, DecodeKernel::kStationary, 2, 0, 0, 2, 2},
     {8, 665, kAny, 0, 24, DecodeKernel::kStream, 1, 14, 1, 2},
-    {8, 665, kAny, 24, 62, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2, 2},
-    {8, 665, kAny, 62, 189, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2},
-    {8, 0, 143, 189, kAny, DecodeKernel::kStationaryOffsets, 3, 0, 0, 2},
-    {8, 143, kAny, 189, 284, DecodeKernel::kStationaryOffsets, 2, 0, 0, 2},
-    {8, 143, kAny, 284, kAny, DecodeKernel::kStationaryOffsets, 3, 0, 0, 2},
+    {8, 665, kAny, 24, 62, DecodeKernel::kStationary, 1, 0, 0, 2, 2},
+    {8, 665, kAny, 62, 189, DecodeKernel::kStationary, 1, 0, 0, 2},
+    {8, 0, 143, 189, kAny, DecodeKernel::kStationary, 3, 0, 0, 2},
+    {8, 143, kAny, 189, 284, DecodeKernel::kStationary, 2, 0, 0, 2},
+    {8, 143, kAny, 284, kAny, DecodeKernel::kStationary, 3, 0, 0, 2},
     {16, 0, 286, 0, 44, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {16, 286, 665, 0, 17, DecodeKernel::kStream, 1, 14, 2, 2},
-    {16, 665, kAny, 0, 17, DecodeKernel::kStationaryOffsets, 0, 0, 0, 2, 2},
-    {16, 286, kAny, 17, 32, DecodeKernel::kStationaryOffsets, 1, 0, 0, 2, 2},
-    {16, 286, kAny, 32, 60, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1, 2},
-    {16, 0, 665, 44, 72, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1},
-    {16, 665, kAny, 60, 72, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1, 2},
-    {16, 0, 286, 72, 118, DecodeKernel::kStationaryOffsets, 2, 0, 0, 1, 2},
-    {16, 286, kAny, 72, 143, DecodeKernel::kStationaryOffsets, 1, 0, 0, 1},
-    {16, 0, 248, 118, kAny, DecodeKernel::kStationaryOffsets, 2, 0, 0, 1},
-    {16, 248, 286, 118, 143, DecodeKernel::kStationaryOffsets, 2, 0, 0, 1, 2},
-    {16, 248, 1267, 143, 232, DecodeKernel::kStationaryOffsets, 3, 0, 0, 1, 2},
-    {16, 248, 415, 232, kAny, DecodeKernel::kStationaryOffsets, 3, 0, 0, 1},
+    {16, 665, kAny, 0, 17, DecodeKernel::kStationary, 0, 0, 0, 2, 2},
+    {16, 286, kAny, 17, 32, DecodeKernel::kStationary, 1, 0, 0, 2, 2},
+    {16, 286, kAny, 32, 60, DecodeKernel::kStationary, 1, 0, 0, 1, 2},
+    {16, 0, 665, 44, 72, DecodeKernel::kStationary, 1, 0, 0, 1},
+    {16, 665, kAny, 60, 72, DecodeKernel::kStationary, 1, 0, 0, 1, 2},
+    {16, 0, 286, 72, 118, DecodeKernel::kStationary, 2, 0, 0, 1, 2},
+    {16, 286, kAny, 72, 143, DecodeKernel::kStationary, 1, 0, 0, 1},
+    {16, 0, 248, 118, kAny, DecodeKernel::kStationary, 2, 0, 0, 1},
+    {16, 248, 286, 118, 143, DecodeKernel::kStationary, 2, 0, 0, 1, 2},
+    {16, 248, 1267, 143, 232, DecodeKernel::kStationary, 3, 0, 0, 1, 2},
+    {16, 248, 415, 232, kAny, DecodeKernel::kStationary, 3, 0, 0, 1},
     {16, 0, kAny, 143, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+};
+// What fits in more cases than the above, and at last in all.
+constexpr DecodeChoice kInt4Rest[] = {
     {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 1, 14, 1, 2},
     {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 2, 14, 2, 2},
     {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 3, 8, 1, 2},
     {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
 };
-constexpr DecodeChoice kInt8Choices[] = {
+// Of up to 8 tokens.
+constexpr DecodeChoice kInt8Few[] = {
     {4, 0, 68, 72, kAny, DecodeKernel::kStream, 1, 12, 4, 2},
     {4, 0, 286, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {4, 0, 68, 54, 72, DecodeKernel::kRegisters, 0, 0, 0, 0},
@@ -137,18 +147,8 @@ constexpr DecodeChoice kInt8Choices[] = {
     {8, 215, kAny, 82, 232, DecodeKernel::kStream, 1, 16, 2, 1},
     {8, 215, 359, 232, kAny, DecodeKernel::kStream, 3, 12, 4, 2},
     {8, 359, kAny, 232, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
-    {16, 0, 443, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
-    {16, 443, kAny, 0, 44, DecodeKernel::kStream, 1, 14, 1, 2},
-    {16, 443, kAny, 44, 54, DecodeKernel::kStream, 1, 16, 2, 1},
-    {16, 0, 68, 54, 143, DecodeKernel::kStream, 3, 8, 1, 2},
-    {16, 0, 68, 143, kAny, DecodeKernel::kStream, 3, 16, 2, 1},
-    {16, 68, 83, 54, kAny, DecodeKernel::kStream, 3, 12, 4, 2},
-    {16, 83, 215, 54, 143, DecodeKernel::kStream, 3, 8, 1, 2},
-    {16, 215, 248, 54, kAny, DecodeKernel::kStream, 2, 16, 2, 1},
-    {16, 248, kAny, 54, 143, DecodeKernel::kStream, 1, 16, 2, 1},
-    {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
 };
-constexpr DecodeChoice kFp8Choices[] = {
+constexpr DecodeChoice kFp8Few[] = {
     {4, 0, 215, 0, 72, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {4, 143, 176, 143, 190, DecodeKernel::kStream, 2, 14, 2, 2},
     {4, 0, 83, 72, kAny, DecodeKernel::kStream3, 2, 8, 4, 3},
@@ -173,6 +173,9 @@ constexpr DecodeChoice kFp8Choices[] = {
     {8, 286, kAny, 82, 232, DecodeKernel::kStream, 1, 16, 2, 1},
     {8, 286, 359, 232, kAny, DecodeKernel::kStream, 3, 14, 2, 2},
     {8, 359, kAny, 232, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
+};
+// Of more, and what fits in all cases.
+constexpr DecodeChoice kByteRest[] = {
     {16, 0, 443, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {16, 443, kAny, 0, 44, DecodeKernel::kStream, 1, 14, 1, 2},
     {16, 443, kAny, 44, 54, DecodeKernel::kStream, 1, 16, 2, 1},
@@ -184,6 +187,12 @@ constexpr DecodeChoice kFp8Choices[] = {
     {16, 248, kAny, 54, 143, DecodeKernel::kStream, 1, 16, 2, 1},
     {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
 };
+
+// The first choice that takes the shape and fits shared memory is taken; the last ones take everything.
+constexpr auto kInt4Choices = join(kInt4Own, kInt4Rest);
+constexpr auto kInt4OffsetsChoices = join(kInt4OffsetsOwn, kInt4Rest);
+constexpr auto kInt8Choices = join(kInt8Few, kByteRest);
+constexpr auto kFp8Choices = join(kFp8Few, kByteRest);
 
 }  // namespace quantized
 }  // namespace nvb

@@ -76,10 +76,10 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
   constexpr int kBlocks = (Tiles == 1 ? 2 : 3) - (kMoreScales ? 1 : 0);
   const int row_blocks = static_cast<int>((params.n + kTileRows - 1) / kTileRows);
   const int chunks = static_cast<int>(params.k / kChunk);
-  const DecodeChoice* choice = Weight::kFp8       ? kFp8Choices
-                               : !kInt4           ? kInt8Choices
-                               : Weight::kOffsets ? kInt4OffsetsChoices
-                                                  : kInt4Choices;
+  const DecodeChoice* choice = Weight::kFp8       ? kFp8Choices.data()
+                               : !kInt4           ? kInt8Choices.data()
+                               : Weight::kOffsets ? kInt4OffsetsChoices.data()
+                                                  : kInt4Choices.data();
   [[maybe_unused]] StationaryPlan stationary;
   for (;; ++choice) {
     if (params.m > choice->tokens || row_blocks < choice->from || row_blocks >= choice->below ||
@@ -99,9 +99,8 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       }
       continue;
     }
-    if (choice->kernel == DecodeKernel::kStationary || choice->kernel == DecodeKernel::kStationaryOffsets) {
+    if (choice->kernel == DecodeKernel::kStationary) {
       if constexpr (kInt4) {
-        if (Weight::kOffsets != (choice->kernel == DecodeKernel::kStationaryOffsets)) continue;
         const auto fits = [&](auto group) {
           return make_stationary_plan<group(), Weight::kOffsets, Tiles>(
               params, launch, choice->cluster_shift, choice->groups, choice->blocks_per_sm, stationary);

@@ -19,16 +19,6 @@
 namespace nvb {
 namespace linear_wgmma {
 
-// A place in the ring of stages, and the parity of its round.
-struct Place {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) stage = 0, phase ^= 1;
-  }
-};
-
 template <Operands Kind>
 __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constant__ Arguments arguments) {
 #ifdef NVB_WGMMA
@@ -54,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constan
   cluster_arrive();
   cluster_wait();
 
-  Place place;
+  RingPlace<kStages> place;
   if (warpgroup == kConsumers) {
     // Copies.
     leave_registers<24>();
@@ -69,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constan
         const int column = static_cast<int>(across * kColumns + rank * kShare);
         for (int step = 0; step < arguments.steps; ++step) {
           uint64_t* const full = &shared.full[place.stage];
-          barrier_wait(&shared.empty[place.stage], place.phase ^ 1);
+          barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
           barrier_expect(full, sizeof shared.input[0] + sizeof shared.weight[0]);
           tensor_copy(shared.input[place.stage], &arguments.input, step * kDepthBytes, row, full);
           tensor_copy_multicast(shared.weight[place.stage] + rank * kShare * kDepthBytes, &arguments.weight,
@@ -79,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constan
       }
       // A block may not end while the other one still announces that it has read a stage.
       for (int i = 0; i < kStages; ++i) {
-        barrier_wait(&shared.empty[place.stage], place.phase ^ 1);
+        barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
         place.advance();
       }
     }
@@ -100,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constan
       Sum sums[kColumns / 2];
       int previous = 0;
       for (int step = 0; step < arguments.steps; ++step) {
-        barrier_wait(&shared.full[place.stage], place.phase);
+        barrier_wait(&shared.full[place.stage], place.parity);
         const uint64_t a = wgmma_descriptor(shared.input[place.stage] + warpgroup * 64 * kDepthBytes);
         const uint64_t b = wgmma_descriptor(shared.weight[place.stage]);
         wgmma_fence();

@@ -115,7 +115,8 @@ pub unsafe extern "C" fn nvb_matmul(
 
 /// Queues the products of a mixture of experts, summed in f32 with one rounding at the store; a quantised weight's values
 /// are exact. Does not allocate or synchronise; may be captured.
-/// (With `batch_invariant` the first call of a stream with input that is not aligned may allocate workspace.)
+/// (With `batch_invariant` the first call of a stream with input that is not aligned, or whose rows overlap, may allocate
+/// workspace.)
 #[no_mangle]
 pub unsafe extern "C" fn nvb_grouped_linear(
     backend: *const nvb_backend,

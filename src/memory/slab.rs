@@ -56,11 +56,7 @@ const fn word_spread(class: usize) -> u32 {
     }
     let room = class_bytes(class) / 32;
     let bytes = if room < LINE_BYTES { room } else { LINE_BYTES };
-    if bytes <= WORD_BYTES {
-        0
-    } else {
-        (bytes / WORD_BYTES).ilog2()
-    }
+    (bytes / WORD_BYTES).ilog2()
 }
 
 fn line_of(word: &AtomicU32) -> usize {
