@@ -154,22 +154,20 @@ impl Core {
             Some((None, token)) => token as usize,
             None => 0,
         };
-        if let Some(blocks) = arena.take_batch(shard, class, label, events) {
+        if let Some(blocks) = arena.take_batch(shard, class, label) {
             return Ok(Found::Block(self.keep_rest(request, blocks)));
         }
-        let wanted = refill(class);
+        let (slabs, wanted) = (arena.class(class), refill(class));
         let mut blocks = Vec::with_capacity(wanted);
-        arena.class(class).take(pages, wanted, &mut blocks);
-        if blocks.is_empty() {
-            let slab = pages.allocate(arena, class, 0, request.borrow)?;
-            arena.class(class).add(slab);
-            // Other threads may have taken all of it before this one does, but not of a second slab and a third.
-            while blocks.is_empty() {
-                arena.class(class).take(pages, wanted, &mut blocks);
-                if blocks.is_empty() {
-                    arena.class(class).add(pages.allocate(arena, class, 0, request.borrow)?);
-                }
-            }
+        slabs.take(pages, wanted, &mut blocks);
+        if blocks.is_empty() && !(slabs.is_outgrown(class) && pages.has_plenty()) {
+            let passed = events.and_then(|events| arena.take_passed_batch(shard, class, label, events));
+            blocks = passed.unwrap_or(blocks);
+        }
+        // Other threads may have taken all of a slab before this one does, but not of a second slab and a third.
+        while blocks.is_empty() {
+            slabs.add(pages.allocate(arena, class, 0, request.borrow)?);
+            slabs.take(pages, wanted, &mut blocks);
         }
         Ok(Found::Block(self.keep_rest(request, blocks)))
     }

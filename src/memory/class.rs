@@ -2,17 +2,26 @@
 
 use super::pages::Pages;
 use super::remote::PendingStack;
+use super::size_class::slab_blocks;
 use super::slab::{Block, Slab};
 use super::sync::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::PoisonError;
 
 pub struct Class {
     /// Slabs to which blocks came back since the last look.
     pending: PendingStack<Slab>,
     slabs: Mutex<Slabs>,
+    /// Blocks that streams took over from each other since the class last got a slab.
+    moved: AtomicUsize,
 }
+
+/// As many times the blocks of a slab must have been moved between streams before another slab is better: what is moved
+/// one way comes to be missed, and moved back, at two calls of the driver a batch (about 2 µs on an H200, and all threads
+/// wait for each other there). Sixteen threads with a stream each moved half of all batches for ever.
+const MOVES_OF_A_SLAB: usize = 2;
 
 #[derive(Default)]
 struct Slabs {
@@ -29,7 +38,17 @@ unsafe impl Send for Slabs {}
 
 impl Class {
     pub fn new() -> Class {
-        Class { pending: PendingStack::new(), slabs: Mutex::new(Slabs::default()) }
+        Class { pending: PendingStack::new(), slabs: Mutex::new(Slabs::default()), moved: AtomicUsize::new(0) }
+    }
+
+    /// Blocks were taken over from another stream than the one that they were freed on.
+    pub fn count_moved(&self, blocks: usize) {
+        self.moved.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Whether its streams have moved so much that the class should have another slab, if there is memory for it.
+    pub fn is_outgrown(&self, class: usize) -> bool {
+        self.moved.load(Ordering::Relaxed) >= MOVES_OF_A_SLAB * slab_blocks(class)
     }
 
     fn lock(&self) -> MutexGuard<'_, Slabs> {
@@ -62,6 +81,7 @@ impl Class {
     }
 
     pub fn add(&self, slab: &Slab) {
+        self.moved.store(0, Ordering::Relaxed);
         let mut slabs = self.lock();
         slabs.all.insert(slab.unit(), NonNull::from(slab));
         slabs.listed.insert(slab.unit(), NonNull::from(slab));

@@ -192,6 +192,11 @@ impl Order {
         }
     }
 
+    /// Whether no work will ever ask for blocks of this order again as its own.
+    pub fn has_no_taker(&self) -> bool {
+        matches!(self, Order::Stream(record, _) if record.end.get().is_some())
+    }
+
     /// A batch leaves its thread, and is numbered unless it has been. `true`: enough have left for an event.
     pub fn pass_on(&mut self) -> bool {
         match self {

@@ -220,6 +220,11 @@ impl Pages {
         Ok(self.place(inner, arena, class, unit, units))
     }
 
+    /// Whether as much again may be taken as is held, as far as is known without asking the device.
+    pub fn has_plenty(&self) -> bool {
+        self.budget.held() <= self.budget.room()
+    }
+
     /// Units with memory behind them: of the region, or else of the other if that is harmless. Large blocks hold up short
     /// pieces there for no longer than themselves; slabs would hold up long ones, which matters when memory gets scarce.
     fn take_backed(&self, inner: &mut Inner, units: usize, region: Region, borrow: bool) -> Option<usize> {

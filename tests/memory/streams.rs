@@ -2,6 +2,7 @@
 
 use super::fixture::{Fixture, MIB};
 use super::simulated::{Call, Simulated};
+use nvbackend::memory::options::Limit;
 use nvbackend::memory::MemoryOptions;
 use nvbackend::stream::RawHandle;
 use std::sync::atomic::Ordering;
@@ -54,23 +55,23 @@ fn one_event_frees_all_that_came_before_it_for_another_stream() {
     let options = MemoryOptions { thread_cache_bytes: Some(0), ..MemoryOptions::default() };
     let fixture = Fixture::new(1 << 30, options);
     let (one, two) = (fixture.stream(0), fixture.stream(1));
-    let blocks = [(); 3].map(|()| fixture.allocate(4096, &one));
+    let blocks = [(); 4].map(|()| fixture.allocate(MIB, &one));
     for block in blocks {
-        fixture.device.work(one.raw(), block as usize, 4096, 100);
+        fixture.device.work(one.raw(), block as usize, MIB, 100);
         fixture.free(block, &one);
     }
     assert_eq!(calls(&fixture, Call::EventRecord), 0, "the batches mostly go back to their stream");
-    let early = fixture.allocate(4096, &two);
+    let early = fixture.allocate(MIB, &two);
     assert!(!blocks.contains(&early), "the first stream is still busy");
     assert_eq!(calls(&fixture, Call::EventRecord), 1, "recorded for who asked");
     fixture.device.advance(1000);
     let before = calls(&fixture, Call::EventRecord);
-    let reused: Vec<_> = (0..100).map(|_| fixture.allocate(4096, &two)).collect();
+    let reused: Vec<_> = (0..100).map(|_| fixture.allocate(MIB, &two)).collect();
     assert!(blocks.iter().all(|block| reused.contains(block)), "their work has passed");
     let recorded = calls(&fixture, Call::EventRecord) - before;
     assert!(
         recorded <= 100 / 32,
-        "{recorded} events: the first covers all three, others mark the second stream's batches"
+        "{recorded} events: the first covers all four, others mark the second stream's batches"
     );
 
     // What is freed after an event is not covered by it.
@@ -146,6 +147,51 @@ fn a_thread_that_keeps_nothing_passes_every_block_on() {
     }
 }
 
+/// Streams that use a class in turns, each what the one before it freed: `rounds` times. Returns the calls about events and
+/// the mappings of each round.
+fn take_turns(fixture: &Fixture, rounds: usize) -> Vec<(usize, usize)> {
+    let streams = [0, 1, 2].map(|number| fixture.stream(number));
+    let count = |call| calls(fixture, call);
+    let asked = || count(Call::EventRecord) + count(Call::EventQuery);
+    (0..rounds)
+        .map(|_| {
+            let before = (asked(), count(Call::Map));
+            for stream in &streams {
+                let blocks = [(); 2].map(|()| fixture.allocate(MIB, stream));
+                blocks.into_iter().for_each(|block| fixture.free(block, stream));
+            }
+            (asked() - before.0, count(Call::Map) - before.1)
+        })
+        .collect()
+}
+
+#[test]
+fn streams_that_keep_taking_over_each_others_blocks_get_some_of_their_own() {
+    let options = MemoryOptions { thread_cache_bytes: Some(0), ..MemoryOptions::default() };
+    let fixture = Fixture::new(1 << 30, options);
+    let rounds = take_turns(&fixture, 40);
+    assert!(rounds[0].0 > 0 && rounds[0].1 == 1, "first they share one slab: {rounds:?}");
+    let mapped: usize = rounds.iter().map(|(_, maps)| maps).sum();
+    assert!(mapped <= 4, "{mapped} slabs of two blocks for three streams with two blocks each");
+    // An event for every 32 batches is recorded unasked.
+    let asked: usize = rounds[20..].iter().map(|(asked, _)| asked).sum();
+    assert!(asked <= 20 * 6 / 32 + 3, "{asked} calls about events in the last rounds: {rounds:?}");
+}
+
+#[test]
+fn where_memory_is_not_plenty_blocks_keep_moving_between_streams() {
+    let options =
+        MemoryOptions { thread_cache_bytes: Some(0), limit: Limit::Bytes(64 << 20), ..MemoryOptions::default() };
+    let fixture = Fixture::new(1 << 30, options);
+    let stream = fixture.stream(9);
+    let held = [(); 15].map(|()| fixture.allocate(4 * MIB, &stream));
+    let mapped = calls(&fixture, Call::Map);
+    let rounds = take_turns(&fixture, 40);
+    assert_eq!(calls(&fixture, Call::Map) - mapped, 1, "one slab serves all: {rounds:?}");
+    assert!(rounds[39].0 > 0, "with a question to the driver whenever another stream takes over");
+    held.into_iter().for_each(|block| fixture.free(block, &stream));
+}
+
 /// One thread asks when another stream's block may be used, while that stream ends in a second one.
 #[test]
 fn nobody_uses_a_stream_that_has_ended() {
@@ -154,12 +200,13 @@ fn nobody_uses_a_stream_that_has_ended() {
     device.slow_events = true;
     let fixture = Fixture::over(device, options);
     let (one, two) = (fixture.stream(0), fixture.stream(1));
-    let block = fixture.allocate(4096, &one);
-    fixture.device.work(one.raw(), block as usize, 4096, 100);
+    let block = fixture.allocate(MIB, &one);
+    fixture.device.work(one.raw(), block as usize, MIB, 100);
     fixture.free(block, &one);
     std::thread::scope(|scope| {
-        let asking = scope.spawn(|| fixture.allocate(4096, &two) as usize);
+        let asking = scope.spawn(|| fixture.allocate(MIB, &two) as usize);
         while !fixture.device.making_event.load(Ordering::Acquire) {
+            assert!(!asking.is_finished(), "the slab has no block left, so the other stream's is asked about");
             std::thread::yield_now();
         }
         let handle = one.raw().0 as usize;
