@@ -209,7 +209,8 @@ impl Core {
             (cache.keep(token, key, class, std::mem::take(&mut blocks)), token as usize)
         };
         let kept = with_cache(arena, || self.settings(), keep);
-        let (rest, shard) = kept.unwrap_or((blocks, 0));
+        let ((rest, evicted), shard) = kept.unwrap_or(((blocks, Vec::new()), 0));
+        evicted.into_iter().for_each(|batch| self.pass_on(arena, shard, batch));
         if !rest.is_empty() {
             self.pass_on(arena, shard, Batch { class, blocks: rest, order: self.order(arena, key) });
         }

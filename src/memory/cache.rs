@@ -22,6 +22,8 @@ pub const ANYBODY_KEY: usize = 0;
 struct StreamMagazines {
     key: usize,
     order: Order,
+    /// The thread has allocated from them since the cache last was full. Else they only collect what others allocated.
+    used: bool,
     magazines: [Vec<Block>; CLASSES],
 }
 
@@ -161,9 +163,9 @@ impl Cache {
             if inner.settings.slow_allocations || inner.settings.credit < block_bytes as i64 {
                 return Taken::Slow;
             }
-            let Some(magazine) = inner.find(key).map(|stream| &mut stream.magazines[class]) else {
-                return Taken::Empty;
-            };
+            let Some(stream) = inner.find(key) else { return Taken::Empty };
+            stream.used = true;
+            let magazine = &mut stream.magazines[class];
             let Some(block) = magazine.pop() else { return Taken::Empty };
             if let Some(next) = magazine.last() {
                 next.prepare();
@@ -312,14 +314,21 @@ impl Cache {
         })
     }
 
-    /// Keeps blocks that may be used on the stream. Returns those that do not fit.
-    pub fn keep(&self, token: u64, key: usize, class: usize, mut blocks: Vec<Block>) -> Vec<Block> {
+    /// Keeps blocks that may be used on the stream. Returns those that do not fit, and batches that had to make room: of
+    /// streams that the thread does not allocate on.
+    pub fn keep(&self, token: u64, key: usize, class: usize, mut blocks: Vec<Block>) -> (Vec<Block>, Vec<Batch>) {
         self.inner.with(|inner| {
-            let room = inner.settings.capacity.saturating_sub(inner.bytes) / class_bytes(class);
-            if inner.token != token {
-                return blocks;
+            let mut evicted = Vec::new();
+            if inner.token != token || inner.find(key).is_none() {
+                return (blocks, evicted);
             }
-            let Some(stream) = inner.find(key) else { return blocks };
+            while inner.bytes + blocks.len() * class_bytes(class) > inner.settings.capacity {
+                let idle = |stream: &StreamMagazines| usize::from(!stream.used && stream.key != key);
+                let Some(batch) = inner.evict(idle) else { break };
+                evicted.push(batch);
+            }
+            let room = inner.settings.capacity.saturating_sub(inner.bytes) / class_bytes(class);
+            let Some(stream) = inner.find(key) else { return (blocks, evicted) };
             let magazine = &mut stream.magazines[class];
             let room = room.min(magazine_capacity(class).saturating_sub(magazine.len()));
             let rest = blocks.split_off(room.min(blocks.len()));
@@ -327,7 +336,7 @@ impl Cache {
             blocks.iter().for_each(Block::prepare);
             magazine.append(&mut blocks);
             inner.bytes += kept * class_bytes(class);
-            rest
+            (rest, evicted)
         })
     }
 
@@ -344,7 +353,8 @@ impl Cache {
     pub fn add_stream(&self, token: u64, key: usize, order: Order) {
         self.inner.with(|inner| {
             if inner.token == token && inner.find(key).is_none() {
-                inner.streams.push(StreamMagazines { key, order, magazines: std::array::from_fn(|_| Vec::new()) });
+                let magazines = std::array::from_fn(|_| Vec::new());
+                inner.streams.push(StreamMagazines { key, order, used: false, magazines });
             }
         });
     }
@@ -377,7 +387,7 @@ impl Inner {
         if magazine.len() < magazine_capacity(class) {
             magazine.push(block);
             self.bytes += class_bytes(class);
-            return if self.bytes > self.settings.capacity { self.evict() } else { None };
+            return if self.bytes > self.settings.capacity { self.make_room() } else { None };
         }
         let blocks: Vec<Block> = magazine.drain(..magazine_capacity(class) / 2).collect();
         magazine.push(block);
@@ -386,13 +396,25 @@ impl Inner {
         Some(Batch { class, blocks, order })
     }
 
-    fn evict(&mut self) -> Option<Batch> {
-        let held = |stream: &StreamMagazines, class: usize| stream.magazines[class].len() * class_bytes(class);
-        let all = self.streams.iter().enumerate().flat_map(|(i, _)| (0..CLASSES).map(move |class| (i, class)));
-        let (i, class) = all.max_by_key(|&(i, class)| held(&self.streams[i], class))?;
-        let blocks = std::mem::take(&mut self.streams[i].magazines[class]);
+    /// The cache is full. What the thread allocates from it would have to fetch back, so that goes for a quarter of its
+    /// bytes.
+    fn make_room(&mut self) -> Option<Batch> {
+        let batch = self.evict(|stream| if stream.used { 1 } else { 4 });
+        self.streams.iter_mut().for_each(|stream| stream.used = false);
+        batch
+    }
+
+    /// Takes out the magazine whose bytes times the weight of its stream are most. `None`: all weigh nothing.
+    fn evict(&mut self, weight: impl Fn(&StreamMagazines) -> usize) -> Option<Batch> {
+        let weights = self.streams.iter().enumerate().flat_map(|(at, stream)| {
+            let (weight, magazines) = (weight(stream), stream.magazines.iter().enumerate());
+            magazines.map(move |(class, magazine)| (magazine.len() * class_bytes(class) * weight, at, class))
+        });
+        let (_, at, class) = weights.max().filter(|(weight, ..)| *weight > 0)?;
+        let stream = &mut self.streams[at];
+        let blocks: Vec<Block> = stream.magazines[class].drain(..).collect();
         self.bytes -= blocks.len() * class_bytes(class);
-        Some(Batch { class, blocks, order: self.streams[i].order.clone() })
+        Some(Batch { class, blocks, order: stream.order.clone() })
     }
 
     fn drain(&mut self, wanted: impl Fn(&Order) -> bool) -> Vec<Batch> {
@@ -413,5 +435,75 @@ impl Inner {
         });
         self.bytes -= bytes;
         batches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::size_class::slab_units;
+    use super::super::slab::Slab;
+    use super::*;
+
+    const CLASS: usize = 20;
+    const OWN: usize = 8;
+    const OTHERS: usize = 16;
+
+    fn slab() -> Slab {
+        let slab = Slab::new(CLASS);
+        slab.place(std::ptr::null(), 1 << 40, 0, slab_units(CLASS));
+        slab
+    }
+
+    /// A cache with room for `capacity` blocks and magazines for two streams, of which the thread allocates on the first.
+    fn cache(capacity: usize) -> Cache {
+        let cache = Cache::new(std::ptr::null());
+        assert!(cache.claim(1, Settings { capacity: capacity * class_bytes(CLASS), ..Settings::default() }));
+        cache.add_stream(1, OWN, Order::AllWork);
+        cache.add_stream(1, OTHERS, Order::AllWork);
+        cache
+    }
+
+    fn blocks(slab: &Slab, indices: std::ops::Range<u32>) -> Vec<Block> {
+        indices.map(|index| Block::new(slab, index)).collect()
+    }
+
+    fn held(cache: &Cache, key: usize) -> usize {
+        cache.inner.with(|inner| inner.find(key).map_or(0, |stream| stream.magazines[CLASS].len()))
+    }
+
+    #[test]
+    fn a_full_cache_lets_go_of_what_the_thread_does_not_allocate_from() {
+        for (used, evicted) in [(true, OTHERS), (false, OWN)] {
+            let (slab, cache) = (slab(), cache(8));
+            assert!(cache.keep(1, OWN, CLASS, blocks(&slab, 0..5)).0.is_empty());
+            cache.inner.with(|inner| inner.find(OWN).expect("added").used = used);
+            let batches: Vec<Batch> = (5..9)
+                .filter_map(|index| cache.inner.with(|inner| inner.put(OTHERS, Block::new(&slab, index))))
+                .collect();
+            let [batch] = &batches[..] else { panic!("{} batches", batches.len()) };
+            assert_eq!(held(&cache, evicted), 0);
+            assert_eq!(batch.blocks.len(), if evicted == OWN { 5 } else { 4 });
+            assert_eq!(cache.inner.with(|inner| inner.bytes), (9 - batch.blocks.len()) * class_bytes(CLASS));
+        }
+    }
+
+    #[test]
+    fn what_is_kept_makes_room_among_streams_that_the_thread_does_not_allocate_on() {
+        for used in [false, true] {
+            let (slab, cache) = (slab(), cache(8));
+            assert!(cache.keep(1, OTHERS, CLASS, blocks(&slab, 0..6)).0.is_empty());
+            cache.inner.with(|inner| inner.find(OTHERS).expect("added").used = used);
+            let (rest, evicted) = cache.keep(1, OWN, CLASS, blocks(&slab, 6..10));
+            let expected = if used { (2, 0, 2, 6) } else { (0, 1, 4, 0) };
+            assert_eq!((rest.len(), evicted.len(), held(&cache, OWN), held(&cache, OTHERS)), expected);
+        }
+    }
+
+    #[test]
+    fn nobody_elses_cache_keeps_anything() {
+        let (slab, cache) = (slab(), cache(8));
+        assert_eq!(cache.keep(2, OWN, CLASS, blocks(&slab, 0..3)).0.len(), 3, "another claim's token");
+        assert_eq!(cache.keep(1, 24, CLASS, blocks(&slab, 0..3)).0.len(), 3, "no magazines for the stream");
+        assert_eq!(cache.keep(1, OWN, CLASS, blocks(&slab, 0..20)).0.len(), 12, "as many as there is room for");
     }
 }

@@ -339,7 +339,7 @@ fn a_drain_takes_what_its_thread_does_not() {
         let mut blocks = Vec::new();
         // SAFETY: no other thread knows the slab yet.
         unsafe { slab.take(2, &mut blocks) };
-        assert!(cache.keep(1, 0, CLASSES - 1, blocks).is_empty());
+        assert!(cache.keep(1, 0, CLASSES - 1, blocks).0.is_empty());
         let (other, keep) = (cache.clone(), arena.clone());
         let drainer = thread::spawn(move || {
             let _keep = keep;
