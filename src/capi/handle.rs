@@ -55,8 +55,8 @@ impl Validity {
 #[repr(align(64))]
 struct Pins(AtomicU64);
 
-/// Counters of pins for each slot, on lines of their own.
-const PIN_COUNTERS: usize = 4;
+/// Counters of pins for each slot, on lines of their own: with fewer than threads, these take them from each other.
+const PIN_COUNTERS: usize = 16;
 
 struct Slot<T> {
     state: State,
