@@ -9,7 +9,7 @@ use super::direct::DirectBlocks;
 use super::ladder::Rungs;
 use super::leak::LeakTracker;
 use super::options::{LeakTracking, MemoryOptions};
-use super::order::{Events, Order, Streams, Until, ALL_WORK, ANYBODY};
+use super::order::{Events, Order, Streams, ALL_WORK, ANYBODY};
 use super::pages::Pages;
 use super::source::Source;
 use super::statistics::{MemoryStatistics, Usage, UsageStatistics};
@@ -156,7 +156,7 @@ impl Core {
             raw => {
                 let known = with_cache(arena, || self.settings(), |cache, token| cache.order_of(token, key));
                 known.flatten().unwrap_or_else(|| {
-                    let order = Order::Stream(self.streams.get(RawHandle(raw as *mut _)), Until::Asked);
+                    let order = Order::of(self.streams.get(RawHandle(raw as *mut _)));
                     if !self.captures.any() {
                         let add = |cache: &super::cache::Cache, token| cache.add_stream(token, key, order.clone());
                         with_cache(arena, || self.settings(), add);
@@ -180,8 +180,11 @@ impl Core {
 
     /// Makes magazines for the stream in the thread's cache, unless it has some.
     pub fn add_stream(&self, arena: &Arena, key: usize) {
-        let order = self.order(arena, key);
-        with_cache(arena, || self.settings(), |cache, token| cache.add_stream(token, key, order));
+        let known = with_cache(arena, || self.settings(), |cache, token| cache.label_of(token, key)).flatten();
+        if known.is_none() {
+            let order = self.order(arena, key);
+            with_cache(arena, || self.settings(), |cache, token| cache.add_stream(token, key, order));
+        }
     }
 
     /// Tells every thread which ways are long from now on.

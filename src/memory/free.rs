@@ -160,7 +160,7 @@ impl Core {
     /// A batch leaves its thread.
     pub fn pass_on(&self, arena: &Arena, shard: usize, mut batch: Batch) {
         if batch.order.pass_on() && !self.captures.any() {
-            if let Order::Stream(record, _) = &batch.order {
+            if let Order::Stream { record, .. } = &batch.order {
                 if !record.is_capturing(&*self.source) {
                     // A failure leaves the batch to its stream; whoever else wants it records the event then.
                     let _ = batch.order.wait_for(&self.events);

@@ -169,7 +169,12 @@ const BATCHES_OF_AN_EVENT: u64 = 32;
 #[derive(Clone)]
 pub enum Order {
     Anybody,
-    Stream(Arc<StreamRecord>, Until),
+    /// The label stands beside the record, which whoever frees and whoever allocates on the stream take from each other.
+    Stream {
+        label: u32,
+        record: Arc<StreamRecord>,
+        until: Until,
+    },
     AllWork,
 }
 
@@ -184,23 +189,28 @@ pub enum Until {
 }
 
 impl Order {
+    /// Of blocks that are freed on the stream from now on.
+    pub fn of(record: Arc<StreamRecord>) -> Order {
+        Order::Stream { label: record.label, record, until: Until::Asked }
+    }
+
     pub fn label(&self) -> u32 {
         match self {
             Order::Anybody => ANYBODY,
-            Order::Stream(record, _) => record.label,
+            Order::Stream { label, .. } => *label,
             Order::AllWork => ALL_WORK,
         }
     }
 
     /// Whether no work will ever ask for blocks of this order again as its own.
     pub fn has_no_taker(&self) -> bool {
-        matches!(self, Order::Stream(record, _) if record.end.get().is_some())
+        matches!(self, Order::Stream { record, .. } if record.end.get().is_some())
     }
 
     /// A batch leaves its thread, and is numbered unless it has been. `true`: enough have left for an event.
     pub fn pass_on(&mut self) -> bool {
         match self {
-            Order::Stream(record, until @ Until::Asked) => {
+            Order::Stream { record, until: until @ Until::Asked, .. } => {
                 let number = record.number_batch();
                 *until = Until::Batch(number);
                 number.is_multiple_of(BATCHES_OF_AN_EVENT)
@@ -214,7 +224,7 @@ impl Order {
         let (record, until) = match self {
             Order::Anybody => return Ok(WaitFor::Nothing),
             Order::AllWork => return Ok(WaitFor::AllWork),
-            Order::Stream(record, until) => (record, until),
+            Order::Stream { record, until, .. } => (record, until),
         };
         if let Until::Event(event) = until {
             return Ok(WaitFor::Event(event.clone()));
@@ -233,9 +243,9 @@ impl Order {
         match self {
             Order::Anybody => true,
             Order::AllWork => false,
-            Order::Stream(_, Until::Event(event)) => event.has_passed(),
-            Order::Stream(_, Until::Asked) => false,
-            Order::Stream(record, Until::Batch(number)) => {
+            Order::Stream { until: Until::Event(event), .. } => event.has_passed(),
+            Order::Stream { until: Until::Asked, .. } => false,
+            Order::Stream { record, until: Until::Batch(number), .. } => {
                 let latest = record.latest();
                 let event = latest.event.clone().filter(|_| latest.number >= *number);
                 drop(latest);
