@@ -18,6 +18,11 @@ pub const ALL_WORK_KEY: usize = usize::MAX;
 /// The key of blocks that anybody may use at once.
 pub const ANYBODY_KEY: usize = 0;
 
+/// So many allocations before its own a block's word is fetched from the processor that wrote it last. A whole batch's words
+/// at once hold up whoever takes it: with 16 threads, each passing blocks to the next on a stream of its own, that is 3 %
+/// slower.
+const WORDS_AHEAD: usize = 4;
+
 /// Magazines of blocks that were freed on one stream.
 struct StreamMagazines {
     key: usize,
@@ -167,8 +172,10 @@ impl Cache {
             stream.used = true;
             let magazine = &mut stream.magazines[class];
             let Some(block) = magazine.pop() else { return Taken::Empty };
+            if let Some(soon) = magazine.iter().rev().nth(WORDS_AHEAD - 1) {
+                soon.prepare();
+            }
             if let Some(next) = magazine.last() {
-                next.prepare();
                 block.precede(next);
             }
             inner.settings.credit -= block_bytes as i64;
@@ -333,7 +340,7 @@ impl Cache {
             let room = room.min(magazine_capacity(class).saturating_sub(magazine.len()));
             let rest = blocks.split_off(room.min(blocks.len()));
             let kept = blocks.len();
-            blocks.iter().for_each(Block::prepare);
+            blocks.iter().rev().take(WORDS_AHEAD).for_each(Block::prepare);
             magazine.append(&mut blocks);
             inner.bytes += kept * class_bytes(class);
             (rest, evicted)
