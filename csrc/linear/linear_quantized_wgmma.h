@@ -1,5 +1,5 @@
 // The host side of linear_quantized_wgmma.cuh, for the dispatcher of nvb_cuda_linear_quantized: compute capability 9.0,
-// m up to 64, with offsets from 17 on. Parameters are valid, x in BF16 or F16 in 16-byte aligned rows, k a multiple
+// m up to 64. Parameters are valid, x in BF16 or F16 in 16-byte aligned rows, k a multiple
 // of 64.
 #pragma once
 
