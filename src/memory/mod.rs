@@ -24,6 +24,7 @@ mod free_memory;
 pub mod ladder;
 mod large;
 pub mod leak;
+mod magazines;
 mod managed;
 pub mod options;
 mod order;

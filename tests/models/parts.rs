@@ -9,6 +9,8 @@ pub mod batch;
 pub mod cache;
 #[path = "../../src/memory/depot.rs"]
 pub mod depot;
+#[path = "../../src/memory/magazines.rs"]
+pub mod magazines;
 #[path = "../../src/memory/remote.rs"]
 pub mod remote;
 #[path = "../../src/memory/ring.rs"]
