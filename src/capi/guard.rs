@@ -5,13 +5,20 @@ use super::status::{nvb_status, set_last_error};
 use crate::error::{Error, Result, Status};
 use std::any::Any;
 use std::cell::Cell;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::Once;
 
-/// Runs the body of an exported function; a panic becomes `NVB_ERROR_INTERNAL` and poisons the call's object.
+/// Runs the body of an exported function; a panic becomes `NVB_ERROR_INTERNAL` and poisons the call's object. With an
+/// expression before the body that is tried first, as in `run_unless`.
 macro_rules! guard {
     ($name:ident, $body:block) => {
         $crate::capi::guard::run(stringify!($name), || -> $crate::error::Result<()> {
+            let _ = $name as *const ();
+            $body
+        })
+    };
+    ($name:ident, $quick:expr, $body:block) => {
+        $crate::capi::guard::run_unless(stringify!($name), $quick, || -> $crate::error::Result<()> {
             let _ = $name as *const ();
             $body
         })
@@ -52,6 +59,30 @@ pub fn run(name: &'static str, body: impl FnOnce() -> Result<()>) -> nvb_status 
     status as nvb_status
 }
 
+/// As `run`, unless `quick`, which looks no handle up and cannot fail, has done the call's work. It costs the caller neither a
+/// subject nor the stack of the body.
+#[inline]
+pub fn run_unless(
+    name: &'static str,
+    quick: impl FnOnce() -> Option<()>,
+    body: impl FnOnce() -> Result<()>,
+) -> nvb_status {
+    match catch_unwind(AssertUnwindSafe(quick)) {
+        Ok(Some(())) => Status::Ok as nvb_status,
+        Ok(None) => run_slowly(name, None, body),
+        Err(panic) => run_slowly(name, Some(panic), body),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn run_slowly(name: &'static str, panic: Option<Box<dyn Any + Send>>, body: impl FnOnce() -> Result<()>) -> nvb_status {
+    run(name, || match panic {
+        Some(panic) => resume_unwind(panic),
+        None => body(),
+    })
+}
+
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
@@ -69,4 +100,26 @@ fn install_panic_hook() {
         }
         std::panic::set_hook(Box::new(|info| log::error!(target: "nvbackend", "{info}")));
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn the_quick_way_is_tried_once_and_its_panic_is_an_error() {
+        let ok = Status::Ok as nvb_status;
+        assert_eq!(run_unless("call", || Some(()), || panic!("the work is done")), ok);
+        let ran = Cell::new(0);
+        let body = || {
+            ran.set(ran.get() + 1);
+            Ok(())
+        };
+        assert_eq!((run_unless("call", || None, body), ran.get()), (ok, 1));
+        let failed = run_unless("call", || None, || Err(Error::invalid("a reason")));
+        assert_eq!(failed, Status::InvalidArgument as nvb_status);
+        let failed = run_unless("call", || panic!("a bug"), body);
+        assert_eq!((failed, ran.get()), (Status::Internal as nvb_status, 1));
+    }
 }

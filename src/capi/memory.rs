@@ -141,13 +141,20 @@ pub unsafe extern "C" fn nvb_memory_allocate(
     stream: *mut nvb_stream,
     pointer: *mut *mut c_void,
 ) -> nvb_status {
-    guard!(nvb_memory_allocate, {
-        expect_out("pointer", pointer)?;
-        let block = shortcut::allocate::<ManagerObject, _>(memory, stream, bytes)?;
-        // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { pointer.write(block) };
-        Ok(())
-    })
+    guard!(
+        nvb_memory_allocate,
+        || {
+            // SAFETY: NULL or valid, by the header's contract.
+            unsafe { shortcut::allocate_at_once(memory, stream, bytes, pointer) }
+        },
+        {
+            expect_out("pointer", pointer)?;
+            let block = shortcut::allocate::<ManagerObject, _>(memory, stream, bytes)?;
+            // SAFETY: checked for NULL, valid by the header's contract.
+            unsafe { pointer.write(block) };
+            Ok(())
+        }
+    )
 }
 
 /// Frees a block of this manager; NULL is fine. The memory is reused only after the work queued on `stream` so far. Other
@@ -159,7 +166,9 @@ pub unsafe extern "C" fn nvb_memory_free(
     pointer: *mut c_void,
     stream: *mut nvb_stream,
 ) -> nvb_status {
-    guard!(nvb_memory_free, { shortcut::free::<ManagerObject, _>(memory, stream, pointer) })
+    guard!(nvb_memory_free, || shortcut::free_at_once(memory, stream, pointer), {
+        shortcut::free::<ManagerObject, _>(memory, stream, pointer)
+    })
 }
 
 /// As `nvb_memory_free` for each of `count` blocks, such as the pages of a sequence that has ended; NULL among them is

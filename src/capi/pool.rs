@@ -108,13 +108,20 @@ pub unsafe extern "C" fn nvb_pool_allocate(
     stream: *mut nvb_stream,
     pointer: *mut *mut c_void,
 ) -> nvb_status {
-    guard!(nvb_pool_allocate, {
-        expect_out("pointer", pointer)?;
-        let block = shortcut::allocate::<PoolObject, _>(pool, stream, bytes)?;
-        // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { pointer.write(block) };
-        Ok(())
-    })
+    guard!(
+        nvb_pool_allocate,
+        || {
+            // SAFETY: NULL or valid, by the header's contract.
+            unsafe { shortcut::allocate_at_once(pool, stream, bytes, pointer) }
+        },
+        {
+            expect_out("pointer", pointer)?;
+            let block = shortcut::allocate::<PoolObject, _>(pool, stream, bytes)?;
+            // SAFETY: checked for NULL, valid by the header's contract.
+            unsafe { pointer.write(block) };
+            Ok(())
+        }
+    )
 }
 
 /// As `nvb_memory_allocate_aligned`, for a block of this pool.
@@ -143,7 +150,9 @@ pub unsafe extern "C" fn nvb_pool_free(
     pointer: *mut c_void,
     stream: *mut nvb_stream,
 ) -> nvb_status {
-    guard!(nvb_pool_free, { shortcut::free::<PoolObject, _>(pool, stream, pointer) })
+    guard!(nvb_pool_free, || shortcut::free_at_once(pool, stream, pointer), {
+        shortcut::free::<PoolObject, _>(pool, stream, pointer)
+    })
 }
 
 /// As `nvb_pool_free` for each of `count` blocks, such as the pages of a sequence that has ended; NULL among them is

@@ -51,22 +51,30 @@ pub trait Owner: Send + Sync + Sized + 'static {
     fn blocks(&self) -> &dyn Blocks;
 }
 
-/// `nvb_memory_allocate`, and the same of pools.
+/// `nvb_memory_allocate`, and the same of pools, where the pair is known and a block at hand. `None`: nothing has changed.
+///
+/// # Safety
+/// `block` is NULL or valid for a write.
 #[inline]
-pub fn allocate<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
-    match with(owner as usize, stream as usize, |entry| entry.shortcut.allocate(bytes)) {
-        Some(block) => Ok(block),
-        None => allocate_by_handles::<O, H>(owner, stream, bytes),
+pub unsafe fn allocate_at_once<H>(
+    owner: *mut H,
+    stream: *mut nvb_stream,
+    bytes: usize,
+    block: *mut *mut c_void,
+) -> Option<()> {
+    if block.is_null() {
+        return None;
     }
+    let found = with(owner as usize, stream as usize, |entry| entry.shortcut.allocate(bytes))?;
+    // SAFETY: not NULL, so valid by the caller's word.
+    unsafe { block.write(found) };
+    Some(())
 }
 
-/// `nvb_memory_free`, and the same of pools.
+/// `nvb_memory_free`, and the same of pools, where the pair is known and the magazine has room. `None`: nothing has changed.
 #[inline]
-pub fn free<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
-    match with(owner as usize, stream as usize, |entry| entry.shortcut.free(pointer).then_some(())) {
-        Some(()) => Ok(()),
-        None => free_by_handles::<O, H>(owner, stream, pointer),
-    }
+pub fn free_at_once<H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Option<()> {
+    with(owner as usize, stream as usize, |entry| entry.shortcut.free(pointer).then_some(()))
 }
 
 /// Blocks that are freed at one go, between which other threads may have the magazines.
@@ -83,8 +91,7 @@ pub fn free_many<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointers: 
         let freed = with(owner as usize, stream as usize, |entry| Some(entry.shortcut.free_many(go))).unwrap_or(0);
         at += freed;
         if freed < go.len() {
-            free_by_handles::<O, H>(owner, stream, pointers[at])
-                .map_err(|error| error.context(format_args!("pointers[{at}]")))?;
+            free::<O, H>(owner, stream, pointers[at]).map_err(|error| error.context(format_args!("pointers[{at}]")))?;
             at += 1;
         }
     }
@@ -101,7 +108,8 @@ fn validity<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream) -> Result<[Vali
     Ok([owner, if stream.is_null() { owner } else { STREAMS.validity(stream)? }])
 }
 
-fn allocate_by_handles<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
+/// `nvb_memory_allocate`, and the same of pools, after `allocate_at_once`.
+pub fn allocate<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
     if let Some(raw) = known_stream(owner, stream) {
         if let Some(block) = O::table().with(owner, |object| object.blocks().allocate_at_once(bytes, raw))? {
             return Ok(block);
@@ -114,7 +122,8 @@ fn allocate_by_handles<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, byte
     Ok(block)
 }
 
-fn free_by_handles<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
+/// `nvb_memory_free`, and the same of pools, after `free_at_once`.
+pub fn free<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
     if pointer.is_null() {
         return validity::<O, H>(owner, stream).map(|_| ());
     }
