@@ -145,7 +145,7 @@ pub unsafe extern "C" fn nvb_memory_allocate(
         nvb_memory_allocate,
         || {
             // SAFETY: NULL or valid, by the header's contract.
-            unsafe { shortcut::allocate_at_once(memory, stream, bytes, pointer) }
+            unsafe { shortcut::allocate_by_shortcut(memory, stream, bytes, pointer) }
         },
         {
             expect_out("pointer", pointer)?;
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn nvb_memory_free(
     pointer: *mut c_void,
     stream: *mut nvb_stream,
 ) -> nvb_status {
-    guard!(nvb_memory_free, || shortcut::free_at_once(memory, stream, pointer), {
+    guard!(nvb_memory_free, || shortcut::free_by_shortcut(memory, stream, pointer), {
         shortcut::free::<ManagerObject, _>(memory, stream, pointer)
     })
 }

@@ -112,7 +112,7 @@ pub unsafe extern "C" fn nvb_pool_allocate(
         nvb_pool_allocate,
         || {
             // SAFETY: NULL or valid, by the header's contract.
-            unsafe { shortcut::allocate_at_once(pool, stream, bytes, pointer) }
+            unsafe { shortcut::allocate_by_shortcut(pool, stream, bytes, pointer) }
         },
         {
             expect_out("pointer", pointer)?;
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn nvb_pool_free(
     pointer: *mut c_void,
     stream: *mut nvb_stream,
 ) -> nvb_status {
-    guard!(nvb_pool_free, || shortcut::free_at_once(pool, stream, pointer), {
+    guard!(nvb_pool_free, || shortcut::free_by_shortcut(pool, stream, pointer), {
         shortcut::free::<PoolObject, _>(pool, stream, pointer)
     })
 }

@@ -56,7 +56,7 @@ pub trait Owner: Send + Sync + Sized + 'static {
 /// # Safety
 /// `block` is NULL or valid for a write.
 #[inline]
-pub unsafe fn allocate_at_once<H>(
+pub unsafe fn allocate_by_shortcut<H>(
     owner: *mut H,
     stream: *mut nvb_stream,
     bytes: usize,
@@ -73,7 +73,7 @@ pub unsafe fn allocate_at_once<H>(
 
 /// `nvb_memory_free`, and the same of pools, where the pair is known and the magazine has room. `None`: nothing has changed.
 #[inline]
-pub fn free_at_once<H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Option<()> {
+pub fn free_by_shortcut<H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Option<()> {
     with(owner as usize, stream as usize, |entry| entry.shortcut.free(pointer).then_some(()))
 }
 
@@ -108,7 +108,7 @@ fn validity<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream) -> Result<[Vali
     Ok([owner, if stream.is_null() { owner } else { STREAMS.validity(stream)? }])
 }
 
-/// `nvb_memory_allocate`, and the same of pools, after `allocate_at_once`.
+/// `nvb_memory_allocate`, and the same of pools, after `allocate_by_shortcut`.
 pub fn allocate<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
     if let Some(raw) = known_stream(owner, stream) {
         if let Some(block) = O::table().with(owner, |object| object.blocks().allocate_at_once(bytes, raw))? {
@@ -122,7 +122,7 @@ pub fn allocate<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, bytes: usiz
     Ok(block)
 }
 
-/// `nvb_memory_free`, and the same of pools, after `free_at_once`.
+/// `nvb_memory_free`, and the same of pools, after `free_by_shortcut`.
 pub fn free<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Result<()> {
     if pointer.is_null() {
         return validity::<O, H>(owner, stream).map(|_| ());
