@@ -221,7 +221,9 @@ impl Backend {
             return Ok(());
         }
         Err(Error::invalid(format!("{what} is at {data:p}, which is not memory of {}", device_name(self.device())))
-            .with_advice("allocate it with nvb_memory_allocate, or copy it to the device first"))
+            .with_advice(
+                "allocate it with nvb_memory_allocate, copy it to the device first, or enable access to the GPU that has it",
+            ))
     }
 
     /// Waits for the default stream, because the caller frees next what its work may still read.

@@ -309,8 +309,9 @@ pub unsafe extern "C" fn nvb_memory_allocate_pinned(
 }
 
 /// Copies `bytes` on `stream` and returns. `kind` is `NVB_COPY_…`. Host memory must stay valid until the stream has
-/// passed the copy; copies of pageable host memory may block. Device ranges must lie inside live blocks of this manager.
-/// May be captured. On the CPU all kinds are plain copies.
+/// passed the copy; copies of pageable host memory may block. Device ranges must lie inside live blocks of this manager,
+/// or in memory that the device reaches otherwise, such as a peer's. May be captured. On the CPU all kinds are plain
+/// copies.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_copy(
     memory: *mut nvb_memory_manager,

@@ -121,14 +121,15 @@ pub unsafe extern "C" fn nvb_stream_query(stream: *mut nvb_stream, finished: *mu
     })
 }
 
-/// Work queued on `stream` from now on waits for what `event` last recorded. Does not block the host. May be captured.
+/// Work queued on `stream` from now on waits for what `event` last recorded, which may be of another backend: one of a GPU
+/// as the stream's is, or of the CPU as that is. Does not block the host. May be captured.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_stream_wait_event(stream: *mut nvb_stream, event: *mut nvb_event) -> nvb_status {
     guard!(nvb_stream_wait_event, {
         let stream = STREAMS.get(stream)?;
         let event: Arc<Event> = EVENTS.get(event)?;
-        if !Arc::ptr_eq(stream.executor(), event.executor()) {
-            return Err(Error::invalid("the event belongs to another backend"));
+        if stream.executor().device().kind != event.executor().device().kind {
+            return Err(Error::invalid("one of stream and event is a GPU's, the other the CPU's"));
         }
         stream.wait(&event)
     })

@@ -136,6 +136,15 @@ impl CudaExecutor {
         self.cublaslt.get_or_init(open).as_deref()
     }
 
+    /// Address ranges of the device's memory; `None`: it has none.
+    fn ranges(&self) -> Result<Option<Arc<CudaVirtualMemory>>> {
+        if self.virtual_memory.get().is_none() {
+            let memory = CudaVirtualMemory::new(self.device.ordinal)?.map(Arc::new);
+            self.virtual_memory.get_or_init(|| memory);
+        }
+        Ok(self.virtual_memory.get().cloned().flatten())
+    }
+
     /// Whether each row of a product is to be the same whatever the other rows are.
     pub(super) fn batch_invariant(&self) -> bool {
         self.batch_invariant
@@ -268,7 +277,7 @@ impl Executor for CudaExecutor {
 
     fn can_access(&self, pointer: *const c_void) -> Result<bool> {
         let _guard = self.enter()?;
-        super::pointer::can_access(self, pointer)
+        super::pointer::can_access(self, &self.peers, pointer)
     }
 
     fn weight_layout(&self) -> WeightLayout {
@@ -295,11 +304,7 @@ impl Executor for CudaExecutor {
     }
 
     fn virtual_memory(&self) -> Result<Option<Arc<dyn VirtualMemory>>> {
-        if self.virtual_memory.get().is_none() {
-            let memory = CudaVirtualMemory::new(self.device.ordinal)?.map(Arc::new);
-            self.virtual_memory.get_or_init(|| memory);
-        }
-        Ok(self.virtual_memory.get().cloned().flatten().map(|memory| memory as Arc<dyn VirtualMemory>))
+        Ok(self.ranges()?.map(|memory| memory as Arc<dyn VirtualMemory>))
     }
 
     fn trim(&self) {
@@ -405,7 +410,7 @@ impl Executor for CudaExecutor {
 
     fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()> {
         let _guard = self.enter()?;
-        // SAFETY: live handles of this context.
+        // SAFETY: live handles, the event's perhaps of another device, which the driver allows.
         self.check(unsafe { sys::cuStreamWaitEvent(stream.0.cast(), event.0.cast(), 0) }, "making a stream wait")
     }
 
@@ -482,9 +487,10 @@ impl Executor for CudaExecutor {
 
     fn share_memory_with(&self, ordinal: i32) -> Result<()> {
         let _guard = self.enter()?;
-        // What cuMemAlloc gives is open to every peer context; ranges and pools have lists of their own.
-        if let Some(Some(memory)) = self.virtual_memory.get() {
-            memory.share_with(ordinal)?;
+        // What cuMemAlloc gives is open to every peer context; ranges and pools have lists of their own, which are there
+        // before any memory.
+        if let Some(ranges) = self.ranges()? {
+            ranges.share_with(ordinal)?;
         }
         self.pool.share_with(ordinal, &self.context)
     }

@@ -75,6 +75,21 @@ typedef struct {
 extern context contexts[MAX_DEVICES];
 extern _Thread_local context* current_context;
 
+enum { READ_AND_WRITE = 3 };
+
+// CUmemLocation, and CUmemAccessDesc: who may reach memory.
+typedef struct {
+  int type;
+  int device;
+} access_location;
+typedef struct {
+  access_location location;
+  int flags;
+} access_description;
+
+// Adds the devices that the descriptions name to `devices` (bit N: device N); a status.
+int open_memory(const char* function, const access_description* descriptions, size_t count, unsigned* devices);
+
 typedef struct stream stream;
 
 // The stream behind a handle (NULL: the default stream); for a handle that was destroyed NULL, after noting it.

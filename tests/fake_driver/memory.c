@@ -12,6 +12,7 @@
 
 typedef struct {
   int64_t blocks;
+  unsigned devices;  // bit N: device N may reach its blocks, besides their owner
   bool destroyed;
 } pool;
 
@@ -103,6 +104,13 @@ static host_block* find_host(const void* pointer) {
   return NULL;
 }
 
+// Whether work in the current context may use the block.
+static bool is_open(const block* found) {
+  if (found->managed || found->owner == current_context) return true;
+  if (found->from != NULL) return (found->from->devices & (1u << current_context->device)) != 0;
+  return (current_context->peers & (1u << found->owner->device)) != 0;
+}
+
 // The host memory behind a range that the device can reach, page-locked memory included; NULL after noting why there is
 // none.
 static unsigned char* access_range(call* c, uint64_t address, size_t bytes) {
@@ -114,8 +122,9 @@ static unsigned char* access_range(call* c, uint64_t address, size_t bytes) {
     return storage;
   }
   block* found = find(address);
-  const char* wrong = found == NULL                                               ? "an address outside device memory"
-                      : found->storage == NULL                                    ? "device memory that was freed"
+  const char* wrong = found == NULL            ? "an address outside device memory"
+                      : found->storage == NULL ? "device memory that was freed"
+                      : !is_open(found)        ? "memory that is not open to the device"
                       : bytes > found->bytes - (size_t)(address - found->address) ? "past the end of a block"
                                                                                   : NULL;
   if (wrong == NULL) return found->storage + (address - found->address);
@@ -163,11 +172,22 @@ int cuMemPoolSetAttribute(pool* changed, int attribute, void* value) {
   return finish(c);
 }
 
-int cuMemPoolSetAccess(pool* changed, const void* descriptions, size_t count) {
+int cuMemPoolSetAccess(pool* changed, const access_description* descriptions, size_t count) {
   call c = begin(__func__, NEEDS_INIT);
-  (void)descriptions;
   if (c.runs && (changed->destroyed || count == 0)) {
     c.status = violation(c.function, INVALID_VALUE, "no pool or no description");
+  } else if (c.runs) {
+    c.status = open_memory(c.function, descriptions, count, &changed->devices);
+  }
+  return finish(c);
+}
+
+int cuMemPoolGetAccess(int* flags, const pool* asked, const access_location* location) {
+  call c = begin(__func__, NEEDS_INIT);
+  if (c.runs && asked->destroyed) {
+    c.status = violation(c.function, INVALID_HANDLE, "the pool was destroyed");
+  } else if (c.runs) {
+    *flags = asked->devices & (1u << location->device) ? READ_AND_WRITE : 0;
   }
   return finish(c);
 }
@@ -336,7 +356,8 @@ int cuMemFreeHost(void* pointer) {
 }
 
 int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
-  enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, HOST = 1, DEVICE = 2 };
+  enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, IS_LEGACY_CUDA_IPC_CAPABLE = 10, MEMPOOL_HANDLE = 17 };
+  enum { HOST = 1, DEVICE = 2 };
   call c = begin(__func__, NEEDS_INIT);
   if (c.runs) {
     const block* found = find(address);
@@ -348,6 +369,10 @@ int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
       *(unsigned*)value = device ? DEVICE : HOST;
     } else if (attribute == DEVICE_ORDINAL) {
       *(int*)value = device ? ordinal : 0;
+    } else if (attribute == MEMPOOL_HANDLE) {
+      *(pool**)value = found != NULL ? found->from : NULL;
+    } else if (attribute == IS_LEGACY_CUDA_IPC_CAPABLE) {
+      *(unsigned*)value = found != NULL && found->from == NULL && !found->managed;
     } else {
       c.status = violation(c.function, INVALID_VALUE, "an attribute that the fake driver does not know");
     }

@@ -217,28 +217,37 @@ int cuMemMap(uint64_t address, size_t bytes, size_t offset, physical* memory, ui
   return finish(c);
 }
 
-typedef struct {
-  int location_type;
-  int device;
-  int flags;
-} access_description;
+int open_memory(const char* function, const access_description* descriptions, size_t count, unsigned* devices) {
+  for (size_t i = 0; i < count; ++i) {
+    const access_description* wanted = &descriptions[i];
+    if (wanted->location.type != ON_DEVICE || wanted->location.device >= fake.settings[FAKE_DEVICES] ||
+        wanted->flags != READ_AND_WRITE) {
+      return violation(function, INVALID_VALUE, "not for reading and writing by a device");
+    }
+    *devices |= 1u << wanted->location.device;
+  }
+  return SUCCESS;
+}
 
 int cuMemSetAccess(uint64_t address, size_t bytes, const access_description* descriptions, size_t count) {
-  enum { READ_AND_WRITE = 3 };
   call c = begin(__func__, NEEDS_INIT);
   if (c.runs) {
     mapping* found = find_mapping(address);
-    if (found == NULL || found->address != address || found->bytes != bytes) {
-      c.status = violation(c.function, INVALID_VALUE, "not the range of one mapping");
-    }
-    for (size_t i = 0; i < count && c.status == SUCCESS; ++i) {
-      const access_description* wanted = &descriptions[i];
-      if (wanted->location_type != ON_DEVICE || wanted->device >= fake.settings[FAKE_DEVICES] ||
-          wanted->flags != READ_AND_WRITE) {
-        c.status = violation(c.function, INVALID_VALUE, "not for reading and writing by a device");
-      } else {
-        found->devices |= 1u << wanted->device;
-      }
+    c.status = found == NULL || found->address != address || found->bytes != bytes
+                   ? violation(c.function, INVALID_VALUE, "not the range of one mapping")
+                   : open_memory(c.function, descriptions, count, &found->devices);
+  }
+  return finish(c);
+}
+
+int cuMemGetAccess(unsigned long long* flags, const access_location* location, uint64_t address) {
+  call c = begin(__func__, NEEDS_INIT);
+  if (c.runs) {
+    const mapping* found = find_mapping(address);
+    if (found == NULL || location->type != ON_DEVICE) {
+      c.status = INVALID_VALUE;
+    } else {
+      *flags = found->devices & (1u << location->device) ? READ_AND_WRITE : 0;
     }
   }
   return finish(c);

@@ -11,6 +11,7 @@ use nvbackend::capi::event::*;
 use nvbackend::capi::hardware::*;
 use nvbackend::capi::kv_cache::*;
 use nvbackend::capi::memory::*;
+use nvbackend::capi::memory_options::*;
 use nvbackend::capi::memory_statistics::*;
 use nvbackend::capi::metrics::*;
 use nvbackend::capi::status::*;
@@ -116,7 +117,11 @@ pub fn create_backend(device: &std::ffi::CStr) -> Result<Handle<nvb_backend>, Fa
 
 impl Engine {
     pub fn new() -> Result<Engine, Failure> {
-        let backend = create_backend(c"cuda:0")?;
+        Engine::on(c"cuda:0")
+    }
+
+    fn on(device: &std::ffi::CStr) -> Result<Engine, Failure> {
+        let backend = create_backend(device)?;
         let mut memory = Handle::new(nvb_memory_manager_destroy);
         call!(nvb_backend_get_memory_manager(backend.raw, 0, &mut memory.raw))?;
         Ok(Engine { backend, memory, unreported: Cell::new(false) })
@@ -249,8 +254,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Where there is a second device: each reaches the other's memory, however often that is asked for.
+    /// Where there is a second device: each reaches the memory of the other's backend once that was asked for, however often.
     fn peers(&self) -> Result<(), Failure> {
+        const BYTES: usize = 5000;
+        const MORE: usize = 3 << 20;
         let mut count = 0;
         call!(nvb_cuda_get_device_count(&mut count))?;
         if count < 2 {
@@ -261,10 +268,43 @@ impl Engine {
         if access.accessible != 1 {
             return Err(wrong("nvb_hardware_get_peer_access", "device 1 is out of reach"));
         }
-        let peer = create_backend(c"cuda:1")?;
-        call!(nvb_backend_enable_peer_access(self.backend.raw, peer.raw))?;
-        call!(nvb_backend_enable_peer_access(peer.raw, self.backend.raw))?;
-        call!(nvb_backend_enable_peer_access(self.backend.raw, peer.raw))
+        let peer = Engine::on(c"cuda:1")?;
+        let (stream, its_stream) = (self.stream()?, peer.stream()?);
+        let (own, mapped) = (self.block(BYTES, stream.raw)?, peer.block(BYTES, its_stream.raw)?);
+        call!(nvb_memory_fill(peer.memory.raw, mapped.pointer, 7, BYTES, its_stream.raw))?;
+        let filled = peer.event()?;
+        call!(nvb_event_record(filled.raw, its_stream.raw))?;
+        call!(nvb_stream_wait_event(stream.raw, filled.raw))?;
+        let copy = |to: *mut c_void, from: *mut c_void, kind| {
+            call!(nvb_memory_copy(self.memory.raw, to, from, BYTES, kind, stream.raw))
+        };
+        match copy(own.pointer, mapped.pointer, NVB_COPY_DEVICE_TO_DEVICE) {
+            Err(failure) if failure.status == NVB_ERROR_INVALID_ARGUMENT => {}
+            Err(failure) => return Err(failure),
+            Ok(()) => return Err(wrong("nvb_memory_copy", "memory of the other device was taken unasked")),
+        }
+        call!(nvb_backend_enable_peer_access(self.backend.raw, peer.backend.raw))?;
+        call!(nvb_backend_enable_peer_access(peer.backend.raw, self.backend.raw))?;
+        call!(nvb_backend_enable_peer_access(self.backend.raw, peer.backend.raw))?;
+        let mapped_later = peer.block(MORE, its_stream.raw)?;
+        let mut plain = vec![0u8; BYTES];
+        copy(own.pointer, mapped.pointer, NVB_COPY_DEVICE_TO_DEVICE)?;
+        copy(mapped_later.pointer, own.pointer, NVB_COPY_DEVICE_TO_DEVICE)?;
+        let mut options: nvb_memory_options = versioned();
+        options.no_pooling = 1;
+        let mut unpooled = Handle::new(nvb_memory_manager_destroy);
+        call!(nvb_memory_manager_create(peer.backend.raw, &options, &mut unpooled.raw))?;
+        let mut single = null_mut();
+        call!(nvb_memory_allocate(unpooled.raw, BYTES, its_stream.raw, &mut single))?;
+        let outcome = copy(single, mapped_later.pointer, NVB_COPY_DEVICE_TO_DEVICE)
+            .and_then(|()| copy(plain.as_mut_ptr().cast(), single, NVB_COPY_DEVICE_TO_HOST))
+            .and_then(|()| call!(nvb_stream_synchronize(stream.raw)));
+        call!(nvb_memory_free(unpooled.raw, single, its_stream.raw)).unwrap();
+        outcome?;
+        if plain.iter().any(|&byte| byte != 7) {
+            return Err(wrong("nvb_memory_copy", "the other device's bytes came back changed"));
+        }
+        Ok(())
     }
 
     fn streams_and_copies(&self) -> Result<(), Failure> {
