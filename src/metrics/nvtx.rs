@@ -11,29 +11,38 @@ use std::sync::OnceLock;
 /// `NvtxFunctionPointer`, filled in by the profiler.
 type Slot = AtomicPtr<c_void>;
 
-/// Entries of the core module: 0 is invalid, 1 to 15 are functions.
-const CORE_SIZE: usize = 16;
+/// Entries of the largest module: 0 is invalid, the others are functions.
+const MOST_ENTRIES: usize = 16;
+/// `NVTX_CBID_CORE_…`
 const RANGE_PUSH_A: usize = 9;
 const RANGE_POP: usize = 11;
-const MODULE_CORE: c_int = 1;
+/// `NVTX_CB_MODULE_…`: of invalid, core, CUDA, OpenCL, CUDA runtime, core 2 and synchronisation, how many entries each has. A
+/// profiler may want to see all of them, though only functions of the core are called here.
+const MODULE_CORE: usize = 1;
+const MODULES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const TABLE_CALLBACKS: u32 = 1;
 const TABLE_VERSION: u32 = 3;
 
-static SLOTS: [Slot; CORE_SIZE] = [const { AtomicPtr::new(std::ptr::null_mut()) }; CORE_SIZE];
+static SLOTS: [[Slot; MOST_ENTRIES]; MODULES.len()] =
+    [const { [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_ENTRIES] }; MODULES.len()];
 
-/// The profiler reads an array of pointers to the slots, the first and one past the last being NULL.
-struct Table([*const Slot; CORE_SIZE + 1]);
+/// The profiler reads an array of pointers to a module's slots, the first and one past the last being NULL.
+struct Tables([[*const Slot; MOST_ENTRIES + 1]; MODULES.len()]);
 // SAFETY: addresses of statics.
-unsafe impl Sync for Table {}
+unsafe impl Sync for Tables {}
 
-static TABLE: Table = Table({
-    let mut table = [std::ptr::null(); CORE_SIZE + 1];
-    let mut place = 1;
-    while place < CORE_SIZE {
-        table[place] = &SLOTS[place] as *const Slot;
-        place += 1;
+static TABLES: Tables = Tables({
+    let mut tables = [[std::ptr::null(); MOST_ENTRIES + 1]; MODULES.len()];
+    let mut module = 0;
+    while module < MODULES.len() {
+        let mut place = 1;
+        while place < MODULES[module] {
+            tables[module][place] = &SLOTS[module][place] as *const Slot;
+            place += 1;
+        }
+        module += 1;
     }
-    table
+    tables
 });
 
 /// `NvtxExportTableCallbacks`
@@ -57,16 +66,17 @@ static VERSION: VersionInfo =
     VersionInfo { struct_size: size_of::<VersionInfo>(), version: 3, reserved: 0, set_injection_version };
 
 extern "C" fn get_module_function_table(module: c_int, table: *mut *const *const Slot, size: *mut c_uint) -> c_int {
-    if module != MODULE_CORE {
+    let Some(module) = usize::try_from(module).ok().filter(|&module| module >= MODULE_CORE && module < MODULES.len())
+    else {
         return 0;
-    }
+    };
     // SAFETY: NULL or valid for writing, by NVTX's contract.
     unsafe {
         if !size.is_null() {
-            size.write(CORE_SIZE as c_uint);
+            size.write(MODULES[module] as c_uint);
         }
         if !table.is_null() {
-            table.write(TABLE.0.as_ptr());
+            table.write(TABLES.0[module].as_ptr());
         }
     }
     1
@@ -129,7 +139,7 @@ pub fn range(label: &'static CStr) -> Range {
 }
 
 fn push(label: &CStr) -> bool {
-    let function = SLOTS[RANGE_PUSH_A].load(Ordering::Acquire);
+    let function = SLOTS[MODULE_CORE][RANGE_PUSH_A].load(Ordering::Acquire);
     if function.is_null() {
         return false;
     }
@@ -142,7 +152,7 @@ fn push(label: &CStr) -> bool {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        let function = SLOTS[RANGE_POP].load(Ordering::Acquire);
+        let function = SLOTS[MODULE_CORE][RANGE_POP].load(Ordering::Acquire);
         if self.pushed && !function.is_null() {
             // SAFETY: the profiler's nvtxRangePop; the range was begun.
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(function)() };
@@ -175,10 +185,14 @@ mod tests {
         (version.set_injection_version)(3);
         let callbacks = &*export_table(TABLE_CALLBACKS).cast::<Callbacks>();
         let (mut table, mut size) = (std::ptr::null(), 0);
-        assert_eq!((callbacks.get_module_function_table)(5, &mut table, &mut size), 0);
-        assert_eq!((callbacks.get_module_function_table)(MODULE_CORE, &mut table, &mut size), 1);
-        assert_eq!(size as usize, CORE_SIZE);
-        assert!((*table).is_null() && (*table.add(CORE_SIZE)).is_null());
+        for unknown in [-1, 0, 7] {
+            assert_eq!((callbacks.get_module_function_table)(unknown, &mut table, &mut size), 0);
+        }
+        for module in (1..7).rev() {
+            assert_eq!((callbacks.get_module_function_table)(module, &mut table, &mut size), 1);
+            assert!((*table).is_null() && !(*table.add(1)).is_null() && (*table.add(size as usize)).is_null());
+        }
+        assert_eq!(size, 16, "the core's");
         (**table.add(RANGE_PUSH_A)).store(pushed as *mut c_void, Ordering::Release);
         (**table.add(RANGE_POP)).store(popped as *mut c_void, Ordering::Release);
         1
