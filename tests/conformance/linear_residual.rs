@@ -103,11 +103,8 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         false if case.codes => DType::Bf16,
         false => case.input,
     };
-    let bound = bound(inexact).max(bound(output));
-    match gated {
-        true => run.expect_gated_within("output", &output_tensor, &reference, 2.0 * bound),
-        false => run.expect_within("output", &output_tensor, &reference, bound),
-    }
+    let factors = if gated { 2.0 } else { 1.0 };
+    run.expect_within("output", &output_tensor, &reference, factors * bound(inexact).max(bound(output)))
 }
 
 /// Every kind of weight with numbers of rows for every kernel, and sizes that vectors fit and do not fit.

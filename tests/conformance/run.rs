@@ -1,6 +1,6 @@
 //! The harness: tensors in device memory between guards, poisoned outputs, and a report of every case that fails.
 
-use crate::compare::{bound, compare, compare_with_tail, decode, encode, TAIL_OF_PRODUCTS};
+use crate::compare::{bound, compare, decode, encode};
 use crate::device::{devices, Device};
 use crate::random::{seed, Random};
 use nvbackend::attention::kv_cache::CacheLayer;
@@ -241,13 +241,6 @@ impl Run<'_> {
     pub fn expect_within(&self, name: &str, tensor: &Tensor, reference: &[f64], bound: f64) -> Outcome {
         let out = self.read(tensor)?;
         compare(tensor.dtype, &out, reference, bound, &[]).map_err(|text| Failure(format!("{name}: {text}")))
-    }
-
-    /// As `expect_within`, for an activation of one sum times another.
-    pub fn expect_gated_within(&self, name: &str, tensor: &Tensor, reference: &[f64], bound: f64) -> Outcome {
-        let out = self.read(tensor)?;
-        compare_with_tail(tensor.dtype, &out, reference, bound, &[], TAIL_OF_PRODUCTS)
-            .map_err(|text| Failure(format!("{name}: {text}")))
     }
 
     /// As `expect`, for x · Φ(x) and its like: 1 + erf and 1 + tanh cancel where x is negative, which leaves an error
