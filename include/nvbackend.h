@@ -1013,10 +1013,10 @@ NVB_MUST_USE nvb_status nvb_hardware_get_peer_access(int32_t ordinal, int32_t pe
 
 // Lets work of `backend` read and write the memory of `peer`, in this direction only: from then on its operations and
 // copies take blocks of `peer`'s managers as they take its own. Repeating it is fine. It orders nothing: let a stream
-// of the one wait for an event of the other. Backends of one device, and CPU backends, reach each other's memory anyway.
+// of the one wait for an event of the other. Where a range of `peer`'s ends is not checked. Backends of one device, and
+// CPU backends, reach each other's memory anyway.
 // Errors: `NVB_ERROR_UNSUPPORTED` (no link between the two, or a GPU and the CPU).
-NVB_MUST_USE nvb_status nvb_backend_enable_peer_access(const nvb_backend *backend,
-                                          const nvb_backend *peer);
+NVB_MUST_USE nvb_status nvb_backend_enable_peer_access(const nvb_backend *backend, const nvb_backend *peer);
 
 // Writes the device at `place` (0: the best) of the ranking for `workload` (`NVB_WORKLOAD_…`); set
 // `recommendation->struct_size` first. Default order: Hopper and Blackwell, TPU v5p and later, A100, TPU v4 and v5e,
@@ -1440,10 +1440,10 @@ NVB_MUST_USE nvb_status nvb_stream_add_callback(nvb_stream *stream, nvb_stream_c
 // Writes 1 to `finished` if all work queued so far has finished, else 0. Does not wait.
 NVB_MUST_USE nvb_status nvb_stream_query(nvb_stream *stream, uint32_t *finished);
 
-// Work queued on `stream` from now on waits for what `event` last recorded, which may be of another backend: one of a GPU
-// as the stream's is, or of the CPU as that is. Does not block the host. May be captured.
-NVB_MUST_USE nvb_status nvb_stream_wait_event(nvb_stream *stream,
-                                 nvb_event *event);
+// Work queued on `stream` from now on waits for what `event` last recorded. Both may be of different backends, also on
+// different GPUs. Does not block the host. May be captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (one is a GPU's, the other the CPU's).
+NVB_MUST_USE nvb_status nvb_stream_wait_event(nvb_stream *stream, nvb_event *event);
 
 // Writes the `CUstream` (also a `cudaStream_t`) behind the handle, NULL on the CPU. It stays the library's.
 NVB_MUST_USE nvb_status nvb_stream_get_native(nvb_stream *stream, void **cuda_stream);

@@ -193,7 +193,8 @@ pub unsafe extern "C" fn nvb_hardware_get_peer_access(
 
 /// Lets work of `backend` read and write the memory of `peer`, in this direction only: from then on its operations and
 /// copies take blocks of `peer`'s managers as they take its own. Repeating it is fine. It orders nothing: let a stream
-/// of the one wait for an event of the other. Backends of one device, and CPU backends, reach each other's memory anyway.
+/// of the one wait for an event of the other. Where a range of `peer`'s ends is not checked. Backends of one device, and
+/// CPU backends, reach each other's memory anyway.
 /// Errors: `NVB_ERROR_UNSUPPORTED` (no link between the two, or a GPU and the CPU).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_backend_enable_peer_access(

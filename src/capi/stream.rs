@@ -121,8 +121,9 @@ pub unsafe extern "C" fn nvb_stream_query(stream: *mut nvb_stream, finished: *mu
     })
 }
 
-/// Work queued on `stream` from now on waits for what `event` last recorded, which may be of another backend: one of a GPU
-/// as the stream's is, or of the CPU as that is. Does not block the host. May be captured.
+/// Work queued on `stream` from now on waits for what `event` last recorded. Both may be of different backends, also on
+/// different GPUs. Does not block the host. May be captured.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (one is a GPU's, the other the CPU's).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_stream_wait_event(stream: *mut nvb_stream, event: *mut nvb_event) -> nvb_status {
     guard!(nvb_stream_wait_event, {

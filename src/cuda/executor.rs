@@ -7,8 +7,9 @@ use super::launch::Launch;
 use super::managed;
 use super::memory_pool::MemoryPool;
 use super::numa::{self, PreferNode};
+use super::peer::Peers;
 use super::scratch::{expect_room, Scratch, StreamScratch};
-use super::virtual_memory::CudaVirtualMemory;
+use super::virtual_memory::Ranges;
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::backend::BackendOptions;
 use crate::error::{Error, Result, Status};
@@ -38,15 +39,14 @@ use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 pub struct CudaExecutor {
     device: DeviceInfo,
     launch: Launch,
     attention_capability: i32,
     pool: MemoryPool,
-    /// `None`: the device or the driver has no address ranges.
-    virtual_memory: OnceLock<Option<Arc<CudaVirtualMemory>>>,
+    ranges: Ranges,
     scratch: Scratch,
     /// Where page-locked memory should lie; asked for with the first block of it.
     numa_node: OnceLock<Option<u32>>,
@@ -56,8 +56,7 @@ pub struct CudaExecutor {
     quantized_activations: bool,
     batch_invariant: bool,
     choices: Choices,
-    /// The contexts of devices whose memory this one may reach, kept alive for that.
-    peers: Mutex<Vec<(i32, PrimaryContext)>>,
+    peers: Peers,
     // Last: everything above belongs to it.
     context: PrimaryContext,
 }
@@ -97,7 +96,7 @@ impl CudaExecutor {
             launch,
             attention_capability,
             pool: MemoryPool::new(pools && driver::has_pool_functions()),
-            virtual_memory: OnceLock::new(),
+            ranges: Ranges::default(),
             scratch: Scratch::default(),
             numa_node: OnceLock::new(),
             cublaslt: OnceLock::new(),
@@ -105,7 +104,7 @@ impl CudaExecutor {
             quantized_activations: options.quantized_activations,
             batch_invariant: options.batch_invariant,
             choices: Choices::new(DeviceKind::Cuda, options.quantized_activations, options.batch_invariant),
-            peers: Mutex::default(),
+            peers: Peers::default(),
             context,
         })
     }
@@ -134,15 +133,6 @@ impl CudaExecutor {
             self.context.refuse_lost().ok().and_then(|()| CublasLt::of_device(self.device.ordinal))
         };
         self.cublaslt.get_or_init(open).as_deref()
-    }
-
-    /// Address ranges of the device's memory; `None`: it has none.
-    fn ranges(&self) -> Result<Option<Arc<CudaVirtualMemory>>> {
-        if self.virtual_memory.get().is_none() {
-            let memory = CudaVirtualMemory::new(self.device.ordinal)?.map(Arc::new);
-            self.virtual_memory.get_or_init(|| memory);
-        }
-        Ok(self.virtual_memory.get().cloned().flatten())
     }
 
     /// Whether each row of a product is to be the same whatever the other rows are.
@@ -304,7 +294,7 @@ impl Executor for CudaExecutor {
     }
 
     fn virtual_memory(&self) -> Result<Option<Arc<dyn VirtualMemory>>> {
-        Ok(self.ranges()?.map(|memory| memory as Arc<dyn VirtualMemory>))
+        Ok(self.ranges.get(self.device.ordinal)?.map(|memory| memory as Arc<dyn VirtualMemory>))
     }
 
     fn trim(&self) {
@@ -482,14 +472,14 @@ impl Executor for CudaExecutor {
     }
 
     fn enable_peer_access(&self, peer: &dyn Executor) -> Result<()> {
-        super::peer::enable_access(self, &self.peers, peer)
+        self.peers.enable_access(self, peer)
     }
 
     fn share_memory_with(&self, ordinal: i32) -> Result<()> {
         let _guard = self.enter()?;
         // What cuMemAlloc gives is open to every peer context; ranges and pools have lists of their own, which are there
         // before any memory.
-        if let Some(ranges) = self.ranges()? {
+        if let Some(ranges) = self.ranges.get(self.device.ordinal)? {
             ranges.share_with(ordinal)?;
         }
         self.pool.share_with(ordinal, &self.context)

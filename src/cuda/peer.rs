@@ -5,44 +5,55 @@ use super::executor::CudaExecutor;
 use crate::error::{Error, Result};
 use crate::executor::{DeviceKind, Executor};
 use cust::sys::{self, cudaError_enum};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// `peers`: the contexts of devices whose memory the executor may reach, kept alive for that.
-pub(super) fn enable_access(
-    executor: &CudaExecutor,
-    peers: &Mutex<Vec<(i32, PrimaryContext)>>,
-    peer: &dyn Executor,
-) -> Result<()> {
-    let (ordinal, other) = (executor.device().ordinal, peer.device());
-    let unreachable = || {
-        Error::unsupported(format!("cuda:{ordinal} cannot reach the memory of {} directly", other.name))
-            .with_advice("copy through host memory")
-    };
-    if other.kind != DeviceKind::Cuda {
-        return Err(unreachable());
+/// The contexts of devices whose memory an executor may reach, kept alive for that.
+#[derive(Default)]
+pub(super) struct Peers(Mutex<Vec<(i32, PrimaryContext)>>);
+
+impl Peers {
+    fn lock(&self) -> MutexGuard<'_, Vec<(i32, PrimaryContext)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    if other.ordinal == ordinal {
-        return Ok(());
+
+    /// Whether plain allocations of the device may be reached.
+    pub fn include(&self, ordinal: i32) -> bool {
+        self.lock().iter().any(|(known, _)| *known == ordinal)
     }
-    let mut peers = peers.lock().unwrap_or_else(PoisonError::into_inner);
-    if peers.iter().all(|(known, _)| *known != other.ordinal) {
-        let mut accessible = 0;
-        // SAFETY: a valid pointer and two listed devices.
-        executor.check(
-            unsafe { sys::cuDeviceCanAccessPeer(&mut accessible, ordinal, other.ordinal) },
-            "cuDeviceCanAccessPeer",
-        )?;
-        if accessible == 0 {
+
+    /// `executor`: whose peers these are.
+    pub fn enable_access(&self, executor: &CudaExecutor, peer: &dyn Executor) -> Result<()> {
+        let (ordinal, other) = (executor.device().ordinal, peer.device());
+        let unreachable = || {
+            Error::unsupported(format!("cuda:{ordinal} cannot reach the memory of {} directly", other.name))
+                .with_advice("copy through host memory")
+        };
+        if other.kind != DeviceKind::Cuda {
             return Err(unreachable());
         }
-        let context = PrimaryContext::retain(other.ordinal)?;
-        let _guard = executor.enter()?;
-        // SAFETY: the peer's context is retained for as long as it stays in `peers`.
-        match unsafe { sys::cuCtxEnablePeerAccess(context.raw(), 0) } {
-            cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
-            result => executor.check(result, "cuCtxEnablePeerAccess")?,
+        if other.ordinal == ordinal {
+            return Ok(());
         }
-        peers.push((other.ordinal, context));
+        let mut peers = self.lock();
+        if peers.iter().all(|(known, _)| *known != other.ordinal) {
+            let mut accessible = 0;
+            // SAFETY: a valid pointer and two listed devices.
+            executor.check(
+                unsafe { sys::cuDeviceCanAccessPeer(&mut accessible, ordinal, other.ordinal) },
+                "cuDeviceCanAccessPeer",
+            )?;
+            if accessible == 0 {
+                return Err(unreachable());
+            }
+            let context = PrimaryContext::retain(other.ordinal)?;
+            let _guard = executor.enter()?;
+            // SAFETY: the peer's context is retained for as long as it stays in `peers`.
+            match unsafe { sys::cuCtxEnablePeerAccess(context.raw(), 0) } {
+                cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+                result => executor.check(result, "cuCtxEnablePeerAccess")?,
+            }
+            peers.push((other.ordinal, context));
+        }
+        peer.share_memory_with(ordinal)
     }
-    peer.share_memory_with(ordinal)
 }

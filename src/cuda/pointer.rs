@@ -1,20 +1,15 @@
 //! What CUDA knows about an address.
 
-use super::context::PrimaryContext;
 use super::executor::CudaExecutor;
+use super::peer::Peers;
 use crate::error::Result;
 use crate::executor::Executor;
 use cust::sys::{self, cudaError_enum, CUpointer_attribute as Attribute};
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
 
 /// Whether the device reads and writes there: its own memory, what another GPU has opened to it, or page-locked memory of
 /// the host. The context is current.
-pub(super) fn can_access(
-    executor: &CudaExecutor,
-    peers: &Mutex<Vec<(i32, PrimaryContext)>>,
-    pointer: *const c_void,
-) -> Result<bool> {
+pub(super) fn can_access(executor: &CudaExecutor, peers: &Peers, pointer: *const c_void) -> Result<bool> {
     const DEVICE: u32 = 2;
     // SAFETY: the attribute is an enumeration of 32 bits.
     match unsafe { ask(executor, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer, 0u32)? } {
@@ -33,12 +28,7 @@ pub(super) fn can_access(
 /// Whether memory of another device is open to this one. Access is enabled for one backend at a time: for its address
 /// ranges and its pool, and for whatever `cuMemAlloc` gave. Each must be asked about in its own way: on an H200 (driver 580)
 /// `cuMemGetAccess` knows mapped memory alone, and the pointer's access flags are "read and write" for the rest.
-fn is_open(
-    executor: &CudaExecutor,
-    peers: &Mutex<Vec<(i32, PrimaryContext)>>,
-    ordinal: i32,
-    pointer: *const c_void,
-) -> Result<bool> {
+fn is_open(executor: &CudaExecutor, peers: &Peers, ordinal: i32, pointer: *const c_void) -> Result<bool> {
     const READ_AND_WRITE: u64 = 3;
     let mut location = sys::CUmemLocation {
         type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
@@ -69,8 +59,7 @@ fn is_open(
     // Only what `cuMemAlloc` gives may be sent to other processes in this way.
     // SAFETY: the attribute is a boolean, for which the driver has 32 bits or less.
     let plain = unsafe { ask(executor, Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, pointer, 0u32)? };
-    let peers = peers.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok(plain.is_some_and(|plain| plain & 0xff != 0) && peers.iter().any(|(known, _)| *known == ordinal))
+    Ok(plain.is_some_and(|plain| plain & 0xff != 0) && peers.include(ordinal))
 }
 
 /// An attribute of the address; `None`: CUDA does not know the address, or not the attribute.

@@ -7,12 +7,26 @@ use crate::error::Result;
 use crate::executor::{VirtualMemory, PAGE_BYTES};
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub struct CudaVirtualMemory {
     ordinal: i32,
     mapped: Mutex<Mapped>,
     context: PrimaryContext,
+}
+
+/// The device's memory of this kind, made when it is first asked for; `None`: the device or the driver has none.
+#[derive(Default)]
+pub struct Ranges(OnceLock<Option<Arc<CudaVirtualMemory>>>);
+
+impl Ranges {
+    pub fn get(&self, ordinal: i32) -> Result<Option<Arc<CudaVirtualMemory>>> {
+        if self.0.get().is_none() {
+            let memory = CudaVirtualMemory::new(ordinal)?.map(Arc::new);
+            self.0.get_or_init(|| memory);
+        }
+        Ok(self.0.get().cloned().flatten())
+    }
 }
 
 /// What devices may reach: this one, and peers that asked.

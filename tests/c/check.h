@@ -111,22 +111,27 @@ static inline nvb_backend_options device_options(void) {
   return options;
 }
 
-// A backend with its memory and a stream; `open_fixture` ends the program if there is no such device.
+// A backend with its memory and a stream; `open_fixture…` ends the program if there is no such device.
 typedef struct {
   nvb_backend* backend;
   nvb_memory_manager* memory;
   nvb_stream* stream;
 } fixture;
 
-static inline fixture open_fixture(void) {
+static inline fixture open_fixture_on(const char* device) {
   fixture f = {NULL, NULL, NULL};
   nvb_backend_options options = device_options();
+  options.device = device;
   if (!CHECK_OK(nvb_backend_create(&options, &f.backend)) ||
       !CHECK_OK(nvb_backend_get_memory_manager(f.backend, 0, &f.memory)) ||
       !CHECK_OK(nvb_stream_create(f.backend, 0, &f.stream))) {
     exit(1);
   }
   return f;
+}
+
+static inline fixture open_fixture(void) {
+  return open_fixture_on(test_device());
 }
 
 static inline void close_fixture(fixture* f) {

@@ -5,19 +5,6 @@
 
 enum { SMALL = 1024, LARGE = 3 << 20 };  // floats
 
-static fixture open_on(const char* device) {
-  fixture f = {NULL, NULL, NULL};
-  nvb_backend_options options;
-  nvb_backend_options_init(&options);
-  options.device = device;
-  if (!CHECK_OK(nvb_backend_create(&options, &f.backend)) ||
-      !CHECK_OK(nvb_backend_get_memory_manager(f.backend, 0, &f.memory)) ||
-      !CHECK_OK(nvb_stream_create(f.backend, 0, &f.stream))) {
-    exit(1);
-  }
-  return f;
-}
-
 static void* allocate(nvb_memory_manager* memory, int floats) {
   void* block = NULL;
   CHECK_OK(nvb_memory_allocate(memory, (size_t)floats * sizeof(float), NULL, &block));
@@ -123,7 +110,7 @@ static void test_memory(fixture* one, fixture* two) {
   check_reached(one, two, late_unpooled, LARGE);
 
   // Another backend of that GPU has opened nothing, and memory that is the driver's own is open as a whole.
-  fixture third = open_on("cuda:1");
+  fixture third = open_fixture_on("cuda:1");
   void* closed = allocate(third.memory, SMALL);
   check_refused(one, closed);
   CHECK_OK(nvb_memory_free(third.memory, closed, NULL));
@@ -193,7 +180,7 @@ int main(void) {
     printf("skipped: two GPUs are needed, there are %d, and NVB_TEST_DEVICE is %s\n", gpus, test_device());
     return 0;
   }
-  fixture one = open_on("cuda:0"), two = open_on("cuda:1");
+  fixture one = open_fixture_on("cuda:0"), two = open_fixture_on("cuda:1");
   test_products(&one, &two);
   nvb_peer_access access;
   nvb_peer_access_init(&access);

@@ -79,15 +79,9 @@ static void test_errors(fixture* f) {
   fixture other = open_fixture();
   CHECK_OK(nvb_stream_wait_event(other.stream, event));
   if (!test_on_cpu()) {
-    nvb_backend* cpu = NULL;
-    nvb_stream* stream_of_cpu = NULL;
-    nvb_backend_options options = device_options();
-    options.device = "cpu";
-    CHECK_OK(nvb_backend_create(&options, &cpu));
-    CHECK_OK(nvb_stream_create(cpu, 0, &stream_of_cpu));
-    CHECK_FAILS(nvb_stream_wait_event(stream_of_cpu, event), NVB_ERROR_INVALID_ARGUMENT, "the other the CPU's");
-    CHECK_OK(nvb_stream_destroy(stream_of_cpu));
-    CHECK_OK(nvb_backend_destroy(cpu));
+    fixture cpu = open_fixture_on("cpu");
+    CHECK_FAILS(nvb_stream_wait_event(cpu.stream, event), NVB_ERROR_INVALID_ARGUMENT, "the other the CPU's");
+    close_fixture(&cpu);
   }
   const float value = 1;
   void* block = upload(f, &value, sizeof value);

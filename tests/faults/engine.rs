@@ -147,9 +147,7 @@ impl Engine {
     }
 
     pub fn block(&self, bytes: usize, stream: *mut nvb_stream) -> Result<Block<'_>, Failure> {
-        let mut pointer = null_mut();
-        call!(nvb_memory_allocate(self.memory.raw, bytes, stream, &mut pointer))?;
-        Ok(Block { engine: self, pointer, stream })
+        Block::of(&self.memory, bytes, stream)
     }
 
     fn pinned(&self, bytes: usize) -> Result<Pinned<'_>, Failure> {
@@ -271,6 +269,11 @@ impl Engine {
         let peer = Engine::on(c"cuda:1")?;
         let (stream, its_stream) = (self.stream()?, peer.stream()?);
         let (own, mapped) = (self.block(BYTES, stream.raw)?, peer.block(BYTES, its_stream.raw)?);
+        let mut options: nvb_memory_options = versioned();
+        options.no_pooling = 1;
+        let mut unpooled = Handle::new(nvb_memory_manager_destroy);
+        call!(nvb_memory_manager_create(peer.backend.raw, &options, &mut unpooled.raw))?;
+        let single = Block::of(&unpooled, BYTES, its_stream.raw)?;
         call!(nvb_memory_fill(peer.memory.raw, mapped.pointer, 7, BYTES, its_stream.raw))?;
         let filled = peer.event()?;
         call!(nvb_event_record(filled.raw, its_stream.raw))?;
@@ -290,17 +293,9 @@ impl Engine {
         let mut plain = vec![0u8; BYTES];
         copy(own.pointer, mapped.pointer, NVB_COPY_DEVICE_TO_DEVICE)?;
         copy(mapped_later.pointer, own.pointer, NVB_COPY_DEVICE_TO_DEVICE)?;
-        let mut options: nvb_memory_options = versioned();
-        options.no_pooling = 1;
-        let mut unpooled = Handle::new(nvb_memory_manager_destroy);
-        call!(nvb_memory_manager_create(peer.backend.raw, &options, &mut unpooled.raw))?;
-        let mut single = null_mut();
-        call!(nvb_memory_allocate(unpooled.raw, BYTES, its_stream.raw, &mut single))?;
-        let outcome = copy(single, mapped_later.pointer, NVB_COPY_DEVICE_TO_DEVICE)
-            .and_then(|()| copy(plain.as_mut_ptr().cast(), single, NVB_COPY_DEVICE_TO_HOST))
-            .and_then(|()| call!(nvb_stream_synchronize(stream.raw)));
-        call!(nvb_memory_free(unpooled.raw, single, its_stream.raw)).unwrap();
-        outcome?;
+        copy(single.pointer, mapped_later.pointer, NVB_COPY_DEVICE_TO_DEVICE)?;
+        copy(plain.as_mut_ptr().cast(), single.pointer, NVB_COPY_DEVICE_TO_HOST)?;
+        call!(nvb_stream_synchronize(stream.raw))?;
         if plain.iter().any(|&byte| byte != 7) {
             return Err(wrong("nvb_memory_copy", "the other device's bytes came back changed"));
         }
@@ -400,15 +395,23 @@ unsafe extern "C" fn count_call(user_data: *mut c_void) {
 }
 
 pub struct Block<'a> {
-    engine: &'a Engine,
+    memory: &'a Handle<nvb_memory_manager>,
     pub pointer: *mut c_void,
     stream: *mut nvb_stream,
+}
+
+impl Block<'_> {
+    fn of(memory: &Handle<nvb_memory_manager>, bytes: usize, stream: *mut nvb_stream) -> Result<Block<'_>, Failure> {
+        let mut pointer = null_mut();
+        call!(nvb_memory_allocate(memory.raw, bytes, stream, &mut pointer))?;
+        Ok(Block { memory, pointer, stream })
+    }
 }
 
 impl Drop for Block<'_> {
     fn drop(&mut self) {
         // SAFETY: allocated by this manager and freed once.
-        let status = unsafe { nvb_memory_free(self.engine.memory.raw, self.pointer, self.stream) };
+        let status = unsafe { nvb_memory_free(self.memory.raw, self.pointer, self.stream) };
         check("nvb_memory_free", status).unwrap();
     }
 }

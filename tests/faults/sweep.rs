@@ -176,7 +176,6 @@ pub fn may_pass_unseen(function: &str, status: i32) -> bool {
             | "cuMemAllocFromPoolAsync"
             | "cuMemPoolCreate"
             | "cuMemPoolSetAttribute"
-            | "cuMemPoolSetAccess"
             | "cuMemAllocManaged"
             | "cuMemHostAlloc"
             | "cuMemCreate"
