@@ -60,6 +60,7 @@ class Histogram {
 class Ring {
  public:
   static constexpr size_t kMost = 32;
+  static constexpr size_t kCapacity = 512;
 
   size_t room() const {
     return blocks_.size() - (tail_.load(std::memory_order_relaxed) - head_.load(std::memory_order_acquire));
@@ -81,7 +82,7 @@ class Ring {
  private:
   alignas(128) std::atomic<size_t> head_{0};
   alignas(128) std::atomic<size_t> tail_{0};
-  alignas(128) std::array<void*, 512> blocks_{};
+  alignas(128) std::array<void*, kCapacity> blocks_{};
 };
 
 // One thread's count of calls, on a cache line of its own, and their times if they are wanted.
@@ -177,14 +178,15 @@ class Run {
     const int before = (thread + setting_.threads - 1) % setting_.threads;
     Ring& mine = rings_[before];
     Ring& next = rings_[thread];
+    const bool many = setting_.frees == Setting::kNextThreadMany;
     wait_for_start();
-    void* blocks[Ring::kMost];
+    void* blocks[Ring::kCapacity];
     while (!stop_.load(std::memory_order_relaxed)) {
       const size_t made = std::min(Ring::kMost, next.room());
       for (size_t i = 0; i < made; ++i) blocks[i] = allocate(thread, random_size(random));
       next.push(blocks, made);
-      const size_t taken = mine.pop(blocks, Ring::kMost);
-      if (setting_.frees == Setting::kNextThreadMany) {
+      const size_t taken = mine.pop(blocks, many ? Ring::kCapacity : Ring::kMost);
+      if (many) {
         release_many(thread, blocks, taken, before);
       } else {
         for (size_t i = 0; i < taken; ++i) release(thread, blocks[i], before);
@@ -207,6 +209,46 @@ class Run {
   std::array<Ring, kMostThreads> rings_{};
 };
 
+// Calls per second by count of threads, side and round. Like the sides, the counts of threads take turns: a virtual
+// machine's one thread may run 1.5 times as fast some seconds later, and what is compared should be of one round.
+using Rates = std::vector<std::vector<std::vector<double>>>;
+
+Rates measure_rates(const Options& options, const std::vector<Allocator*>& sides, const std::vector<int>& counts,
+                    Setting setting, double seconds) {
+  Rates rates(counts.size(), std::vector<std::vector<double>>(sides.size()));
+  for (int round = -1; round < (options.quick ? 1 : 5); ++round) {
+    for (size_t count = 0; count < counts.size(); ++count) {
+      setting.threads = counts[count];
+      for (size_t side = 0; side < sides.size(); ++side) {
+        sides[side]->begin();
+        const double rate = std::make_unique<Run>(*sides[side], setting, false)->measure(seconds);
+        if (round >= 0) rates[count][side].push_back(rate);
+      }
+    }
+  }
+  return rates;
+}
+
+void print_rates(const std::string& what, const std::vector<Allocator*>& sides, const std::vector<int>& counts,
+                 const Rates& rates) {
+  for (size_t count = 0; count < counts.size(); ++count) {
+    std::vector<double> millions, against_one;
+    for (size_t side = 0; side < sides.size(); ++side) {
+      millions.push_back(1e-6 * median(rates[count][side]));
+      std::vector<double> ratios;
+      for (size_t round = 0; round < rates[count][side].size(); ++round) {
+        ratios.push_back(rates[count][side][round] / rates[0][side][round]);
+      }
+      against_one.push_back(median(ratios));
+    }
+    const std::string threads = "threads=" + std::to_string(counts[count]) + " " + what;
+    print_rows("memory threads", threads, sides, millions, "million calls/s", Better::kHigher);
+    if (count > 0) {
+      print_rows("memory threads", threads + " against 1", sides, against_one, "times", Better::kHigher);
+    }
+  }
+}
+
 }  // namespace
 
 void bench_threads(const Options& options, Allocator& ours, const Peers& peers) {
@@ -220,22 +262,12 @@ void bench_threads(const Options& options, Allocator& ours, const Peers& peers) 
   };
   for (auto [frees, way] : ways) {
     for (bool private_streams : {false, true}) {
-      std::vector<double> alone;
+      const std::string what = std::string("frees=") + way + " streams=" + (private_streams ? "private" : "shared");
+      Setting setting{0, frees, private_streams};
+      print_rates(what, sides, counts, measure_rates(options, sides, counts, setting, seconds));
+      // A second pass, since reading the clock twice a call costs more than many calls do.
       for (int threads : counts) {
-        const Setting setting{threads, frees, private_streams};
-        const std::string what = "threads=" + std::to_string(threads) + " frees=" + way +
-                                 " streams=" + (private_streams ? "private" : "shared");
-        std::vector<double> rates = interleave(sides, options.quick ? 1 : 5, [&](Allocator& side) {
-          return std::make_unique<Run>(side, setting, false)->measure(seconds);
-        });
-        for (double& rate : rates) rate *= 1e-6;
-        print_rows("memory threads", what, sides, rates, "million calls/s", Better::kHigher);
-        if (threads == 1) alone = rates;
-        if (threads == counts.back()) {
-          for (size_t i = 0; i < rates.size(); ++i) rates[i] /= alone[i];
-          print_rows("memory threads", what + " against 1", sides, rates, "times", Better::kHigher);
-        }
-        // A second pass, since reading the clock twice a call costs more than many calls do.
+        setting.threads = threads;
         std::vector<Histogram> times(sides.size());
         for (size_t i = 0; i < sides.size(); ++i) {
           sides[i]->begin();
@@ -246,7 +278,8 @@ void bench_threads(const Options& options, Allocator& ours, const Peers& peers) 
         for (auto [name, part] : {std::pair{"p50", 0.5}, {"p99", 0.99}, {"p99.9", 0.999}}) {
           std::vector<double> quantiles;
           for (const Histogram& of_side : times) quantiles.push_back(of_side.quantile(part));
-          print_rows("memory threads", what + " " + name, sides, quantiles, "ns", Better::kLower);
+          print_rows("memory threads", "threads=" + std::to_string(threads) + " " + what + " " + name, sides, quantiles,
+                     "ns", Better::kLower);
         }
       }
       for (Allocator* side : sides) side->reset();
