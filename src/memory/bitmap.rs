@@ -1,8 +1,7 @@
 //! Sets of small numbers whose least and greatest member are found in a few steps: bits, above them bits that say which
-//! words of the level below are not empty, and so on up to one word. All sets share one piece of memory, because a
-//! mapping each cost more than the rest of making a memory manager.
+//! words of the level below are not empty, and so on up to one word. All sets share one table.
 
-use super::zeroed::Zeroed;
+use super::zeroed::{Zeroed, Zeros};
 
 pub struct Bitmaps {
     words: Zeroed<u64>,
@@ -12,7 +11,7 @@ pub struct Bitmaps {
 
 impl Bitmaps {
     /// Set k is of numbers below the k-th size.
-    pub fn new(sizes: impl Iterator<Item = usize>) -> Bitmaps {
+    pub fn new(zeros: &Zeros, sizes: impl Iterator<Item = usize>) -> Bitmaps {
         let mut total = 0;
         let sets = sizes.map(|size| {
             let mut levels = Vec::new();
@@ -27,7 +26,7 @@ impl Bitmaps {
             }
         });
         let sets = sets.collect();
-        Bitmaps { words: Zeroed::new(total), sets }
+        Bitmaps { words: zeros.table(total), sets }
     }
 
     pub fn count(&self) -> usize {
@@ -95,7 +94,7 @@ mod tests {
             size in prop::sample::select(vec![1usize, 2, 63, 64, 65, 4096, 4097, 300_000]),
             numbers in prop::collection::vec(any::<prop::sample::Index>(), 1..200),
         ) {
-            let (mut bitmaps, mut model) = (Bitmaps::new([100, size, 5000].into_iter()), BTreeSet::new());
+            let (mut bitmaps, mut model) = (Bitmaps::new(&Zeros::new(0), [100, size, 5000].into_iter()), BTreeSet::new());
             bitmaps.insert(0, 99);
             bitmaps.insert(2, 0);
             for number in numbers {

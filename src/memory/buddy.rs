@@ -7,7 +7,7 @@
 
 use super::bitmap::Bitmaps;
 use super::free_memory::{FreeMemory, Run};
-use super::zeroed::Zeroed;
+use super::zeroed::{Zeroed, Zeros};
 
 /// Which side of its region a request prefers. Slabs gather at the end and large blocks at the start, so that where one kind
 /// borrows from the other's region (`regions.rs`), they leave each other's runs whole.
@@ -52,9 +52,9 @@ struct BackedUnits {
 }
 
 impl BackedUnits {
-    fn new(units: usize) -> BackedUnits {
+    fn new(zeros: &Zeros, units: usize) -> BackedUnits {
         let words = units.div_ceil(64).next_power_of_two();
-        BackedUnits { words: Zeroed::new(words), sums: Zeroed::new(2 * words) }
+        BackedUnits { words: zeros.table(words), sums: zeros.table(2 * words) }
     }
 
     fn get(&self, unit: usize) -> bool {
@@ -115,9 +115,9 @@ fn set_bits(words: &mut [u64], start: usize, count: usize, value: bool) {
 }
 
 impl FreeRuns {
-    fn new(units: usize) -> FreeRuns {
+    fn new(zeros: &Zeros, units: usize) -> FreeRuns {
         let orders = (units.max(1).ilog2() + 1) as usize;
-        FreeRuns { orders: Bitmaps::new((0..orders).map(|order| units >> order)), present: 0 }
+        FreeRuns { orders: Bitmaps::new(zeros, (0..orders).map(|order| units >> order)), present: 0 }
     }
 
     fn insert(&mut self, order: usize, start: usize) {
@@ -145,13 +145,13 @@ impl FreeRuns {
 }
 
 impl Buddy {
-    pub fn new(units: usize) -> Buddy {
+    pub fn new(zeros: &Zeros, units: usize) -> Buddy {
         let mut buddy = Buddy {
-            head: Zeroed::new(units),
-            taken: Zeroed::new(units.div_ceil(64)),
-            backed: BackedUnits::new(units),
-            free: std::array::from_fn(|_| FreeRuns::new(units)),
-            memory: FreeMemory::new(units),
+            head: zeros.table(units),
+            taken: zeros.table(units.div_ceil(64)),
+            backed: BackedUnits::new(zeros, units),
+            free: std::array::from_fn(|_| FreeRuns::new(zeros, units)),
+            memory: FreeMemory::new(zeros, units),
             free_units: 0,
             free_backed_units: 0,
         };
@@ -466,7 +466,7 @@ mod tests {
 
     #[test]
     fn the_tail_of_a_power_of_two_stays_free() {
-        let mut buddy = Buddy::new(64);
+        let mut buddy = Buddy::new(&Zeros::new(0), 64);
         let a = buddy.take(33, Side::Start).unwrap();
         assert_eq!((a, buddy.free_units()), (0, 31));
         let b = buddy.take(16, Side::End).unwrap();
@@ -477,7 +477,7 @@ mod tests {
 
     #[test]
     fn backed_units_come_first_wherever_they_are() {
-        let mut buddy = Buddy::new(1024);
+        let mut buddy = Buddy::new(&Zeros::new(0), 1024);
         buddy.set_backed(40, 4, true);
         buddy.set_backed(900, 64, true);
         assert_eq!(buddy.free_backed_units(), 68);
@@ -491,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_range_of_free_units_can_be_taken_out() {
-        let mut buddy = Buddy::new(100);
+        let mut buddy = Buddy::new(&Zeros::new(0), 100);
         buddy.take_at(13, 60);
         assert_eq!(buddy.free_units(), 40);
         assert!(buddy.is_free(0, 13) && buddy.is_free(73, 27) && !buddy.is_free(13, 1) && !buddy.is_free(72, 1));
@@ -506,7 +506,7 @@ mod tests {
             size in prop_oneof![1usize..300, 9000usize..9010],
             steps in prop::collection::vec((0usize..5, 1usize..40, any::<bool>()), 1..200),
         ) {
-            let mut buddy = Buddy::new(size);
+            let mut buddy = Buddy::new(&Zeros::new(0), size);
             let mut model = vec![false; size];
             let mut backed = vec![false; size];
             let mut taken: Vec<(usize, usize)> = Vec::new();

@@ -1,7 +1,7 @@
 //! Runs of free units with memory behind them, whatever their alignment, by length: finding one, giving one back and
 //! joining it with its neighbours take a few steps however many there are.
 
-use super::zeroed::Zeroed;
+use super::zeroed::{Zeroed, Zeros};
 
 /// Shorter runs have a list for each length, longer ones sixteen for each doubling.
 const EXACT: usize = 64;
@@ -42,8 +42,8 @@ fn list_of(length: usize) -> usize {
 }
 
 impl FreeMemory {
-    pub fn new(units: usize) -> FreeMemory {
-        let (lengths, links) = (Zeroed::new(units), Zeroed::new(units));
+    pub fn new(zeros: &Zeros, units: usize) -> FreeMemory {
+        let (lengths, links) = (zeros.table(units), zeros.table(units));
         FreeMemory { lengths, links, lists: [NONE; LISTS], present: [0; LISTS.div_ceil(64)] }
     }
 
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn runs_join_and_the_shortest_that_fits_is_found() {
-        let mut free = FreeMemory::new(1000);
+        let mut free = FreeMemory::new(&Zeros::new(0), 1000);
         free.add((0, 10), [false, false]);
         free.add((20, 300), [false, false]);
         free.add((500, 70), [false, false]);

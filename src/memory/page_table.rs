@@ -2,7 +2,7 @@
 
 use super::slab::Slab;
 use super::sync::{AtomicPtr, Ordering};
-use super::zeroed::Zeroed;
+use super::zeroed::{Zeroed, Zeros};
 
 /// The unit of physical memory and of large blocks.
 pub const UNIT_BYTES: usize = crate::executor::PAGE_BYTES;
@@ -14,8 +14,8 @@ pub struct PageTable {
 }
 
 impl PageTable {
-    pub fn new(base: usize, units: usize) -> PageTable {
-        PageTable { base, entries: Zeroed::new(units) }
+    pub fn new(zeros: &Zeros, base: usize, units: usize) -> PageTable {
+        PageTable { base, entries: zeros.table(units) }
     }
 
     #[inline]

@@ -13,6 +13,7 @@ use super::slab::Slab;
 use super::sleep::Slept;
 use super::source::Source;
 use super::sync::{Mutex, MutexGuard};
+use super::zeroed::Zeros;
 use crate::error::{Error, Status};
 use crate::executor::VirtualMemory;
 use std::ops::RangeInclusive;
@@ -20,6 +21,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
+/// What all tables together have for a unit is a little less than this, and what they lose between each other than that;
+/// a table that would not fit has a mapping of its own.
+const TABLE_BYTES_OF_A_UNIT: usize = 24;
+const SPARE_TABLE_BYTES: usize = 8 << 10;
 /// Physical memory is created in pieces, which can only be given back whole. A piece costs 31 µs on an H200, whether it
 /// has 2 MiB or 128, so long blocks get a quarter of their length in one piece, within these bounds (32 and 256 MiB).
 const PIECE_UNITS: RangeInclusive<usize> = 16..=128;
@@ -87,10 +92,10 @@ pub struct Pages {
 unsafe impl Send for Inner {}
 
 impl Inner {
-    fn new(units: usize) -> Inner {
+    fn new(zeros: &Zeros, units: usize) -> Inner {
         let spare = std::array::from_fn(|_| Vec::new());
         Inner {
-            regions: Regions::new(units),
+            regions: Regions::new(zeros, units),
             initial_bytes: 0,
             pieces: Vec::new(),
             stuck: Vec::new(),
@@ -155,12 +160,13 @@ impl Pages {
             }
         };
         let units = wanted / UNIT_BYTES;
+        let zeros = Zeros::new(units * TABLE_BYTES_OF_A_UNIT + SPARE_TABLE_BYTES);
         Some(Pages {
             budget,
-            table: PageTable::new(base, units),
+            table: PageTable::new(&zeros, base, units),
             base,
             units,
-            inner: Mutex::new(Inner::new(units)),
+            inner: Mutex::new(Inner::new(&zeros, units)),
             free_backed: AtomicUsize::new(0),
             largest_free: AtomicUsize::new(1 << units.ilog2()),
             maps: AtomicU64::new(0),

@@ -6,6 +6,7 @@
 //! (tests/memory/serving.rs). So each kind takes from its own region, and from the other one when it is told to.
 
 use super::buddy::{Buddy, Side};
+use super::zeroed::Zeros;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Region {
@@ -29,9 +30,10 @@ pub struct Regions {
 }
 
 impl Regions {
-    pub fn new(units: usize) -> Regions {
+    pub fn new(zeros: &Zeros, units: usize) -> Regions {
         let slabs = units / 4;
-        Regions { buddies: [Buddy::new(units - slabs), Buddy::new(slabs)], boundary: units - slabs }
+        let buddies = [units - slabs, slabs].map(|units| Buddy::new(zeros, units));
+        Regions { buddies, boundary: units - slabs }
     }
 
     fn of(&self, unit: usize) -> (&Buddy, usize) {
@@ -115,7 +117,7 @@ mod tests {
     #[test]
     fn both_regions_together_are_the_range() {
         for units in [1, 2, 3, 4, 5, 63, 64, 65, 1000] {
-            let mut regions = Regions::new(units);
+            let mut regions = Regions::new(&Zeros::new(0), units);
             let mut taken = vec![false; units];
             for region in [Region::Slabs, Region::Large] {
                 let side = if region == Region::Large { Side::Start } else { Side::End };
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn memory_is_found_in_the_region_where_it_is() {
-        let mut regions = Regions::new(64);
+        let mut regions = Regions::new(&Zeros::new(0), 64);
         regions.set_backed(40, 4, true);
         regions.set_backed(56, 4, true);
         assert_eq!(regions.free_backed_units(), 8);
