@@ -105,9 +105,11 @@ fn test_linear(run: &mut Run, case: &LinearCase) -> Outcome {
     } else {
         // A GPU multiplies the codes, in sums of its own precision, or what they stand for in the product's dtype, with the
         // weight as it is or rounded to that. No bound on rounding will do in place of these: an element of a gated product
-        // whose one factor is small and whose other is large is off by many times the typical error.
+        // whose one factor is small and whose other is large is off by many times the typical error. Scales times codes are
+        // F32 before they are rounded.
         let dtype = op.shape().input.dtype;
-        let (x_rounded, w_rounded) = (rounded(dtype, &x), rounded(dtype, &w));
+        let in_dtype = |values: &[f64]| rounded(dtype, &rounded(DType::F32, values));
+        let (x_rounded, w_rounded) = (in_dtype(&x), in_dtype(&w));
         let least = bound(case.output);
         within(&reference, least.max(bound(DType::Bf16)))
             .or_else(|_| within(&expected(&x_rounded, &w), least.max(bound(DType::F16))))
