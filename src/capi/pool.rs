@@ -226,6 +226,9 @@ pub unsafe extern "C" fn nvb_pool_get_name(
 /// memory of the pool goes elsewhere before it is destroyed, so a graph's addresses stay its own: destroy the graph
 /// first. Call it before the stream's capture (`cudaStreamBeginCapture`) begins. While it lasts, the manager asks no
 /// event and gives no memory back, on any stream. Does not synchronise.
+/// A capture that the manager has not been told of is invalidated, in each of CUDA's capture modes, by what waits for
+/// the whole device meanwhile, on any thread: frees without a stream, allocations that find memory short, clearing,
+/// trimming, sleeping, and the end of a backend with the last of its children, which invalidates the others as well.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a stream whose allocations are captured already, and for a wrapped
 /// default stream, which CUDA does not capture.
 #[no_mangle]
