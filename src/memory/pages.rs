@@ -91,6 +91,10 @@ pub struct Pages {
 // SAFETY: slabs may be shared between threads; the lists of them belong to the holder of the lock.
 unsafe impl Send for Inner {}
 
+fn zeros_for(units: usize) -> Zeros {
+    Zeros::new(units * TABLE_BYTES_OF_A_UNIT + SPARE_TABLE_BYTES)
+}
+
 impl Inner {
     fn new(zeros: &Zeros, units: usize) -> Inner {
         let spare = std::array::from_fn(|_| Vec::new());
@@ -160,7 +164,7 @@ impl Pages {
             }
         };
         let units = wanted / UNIT_BYTES;
-        let zeros = Zeros::new(units * TABLE_BYTES_OF_A_UNIT + SPARE_TABLE_BYTES);
+        let zeros = zeros_for(units);
         Some(Pages {
             budget,
             table: PageTable::new(&zeros, base, units),
@@ -459,6 +463,20 @@ impl Drop for Pages {
         if mapped.filter(|piece| self.unmap(piece).is_err()).count() == 0 {
             // SAFETY: reserved by `new`, and nothing is mapped any more.
             unsafe { self.memory().release(self.base, self.units * UNIT_BYTES) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_tables_fit_into_one_mapping() {
+        for units in [1, 2, 63, 64, 65, 1000, 4096, 4097, 48_207, 100_000, 281_999, 1 << 20, (1 << 20) + 1] {
+            let zeros = zeros_for(units);
+            let _tables = (PageTable::new(&zeros, 1 << 40, units), Inner::new(&zeros, units));
+            assert!(zeros.were_enough(), "{units} units");
         }
     }
 }

@@ -69,6 +69,9 @@ impl Zeros {
     /// A table of `count` elements. One that does not fit has a mapping of its own.
     pub fn table<T: Zeroable>(&self, count: usize) -> Zeroed<T> {
         const { assert!(align_of::<T>() <= ALIGNMENT) };
+        if count == 0 {
+            return Zeroed { start: NonNull::dangling(), count, _zeros: self.clone() };
+        }
         let bytes = std::alloc::Layout::array::<T>(count).expect("a range has fewer units than bytes").size();
         let at = self.0.used.fetch_add(bytes.next_multiple_of(ALIGNMENT), Ordering::Relaxed);
         if bytes > self.0.bytes.saturating_sub(at) {
@@ -77,6 +80,14 @@ impl Zeros {
         // SAFETY: inside the mapping, which begins on a page; no other table has these bytes.
         let start = unsafe { self.0.start.add(at) }.cast();
         Zeroed { start, count, _zeros: self.clone() }
+    }
+}
+
+#[cfg(test)]
+impl Zeros {
+    /// Whether all tables fitted.
+    pub fn were_enough(&self) -> bool {
+        self.0.used.load(Ordering::Relaxed) <= self.0.bytes
     }
 }
 
