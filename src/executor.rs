@@ -28,6 +28,7 @@ use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
@@ -288,5 +289,22 @@ pub trait Executor: Send + Sync {
     /// Waits for the stream. What is not done, the weight's host side quantises.
     fn quantize(&self, _op: &Quantize, _stream: RawHandle) -> Result<Quantized> {
         Ok(Quantized::Unsupported)
+    }
+}
+
+/// Waits by `wait` for the whole device before memory goes that its work may use. While any thread captures a stream CUDA
+/// refuses that, and invalidates the capture; that thread then ends it, so what was refused is tried again, for a second at
+/// most: the capture may be the caller's own.
+pub fn wait_past_captures(wait: impl Fn() -> Result<()>) -> Result<()> {
+    const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let start = Instant::now();
+    loop {
+        match wait() {
+            Err(error) if error.cuda_code == STREAM_CAPTURE_UNSUPPORTED && start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            waited => return waited,
+        }
     }
 }

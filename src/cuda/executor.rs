@@ -14,7 +14,8 @@ use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::backend::BackendOptions;
 use crate::error::{Error, Result, Status};
 use crate::executor::{
-    CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory, Workspaced,
+    wait_past_captures, CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory,
+    Workspaced,
 };
 use crate::ops::{
     argmax::Argmax,
@@ -156,6 +157,15 @@ impl CudaExecutor {
         }
     }
 
+    /// Before memory goes that any stream's work may use. The context is current; a failure has nobody to report to.
+    fn wait_for_all_work(&self) {
+        // SAFETY: as above.
+        let wait = || self.check(unsafe { sys::cuCtxSynchronize() }, "waiting for the device");
+        if let Err(error) = wait_past_captures(wait) {
+            log::warn!(target: "nvbackend::cuda", "{error}");
+        }
+    }
+
     /// A launcher's `cudaError_t`.
     pub(super) fn check_launch(&self, code: i32, doing: &str) -> Result<()> {
         if code == 0 {
@@ -184,8 +194,7 @@ impl CudaExecutor {
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
         if let Some(_guard) = self.context.enter_to_release() {
-            // SAFETY: a context is current.
-            self.log_failure(unsafe { sys::cuCtxSynchronize() }, "waiting for the device");
+            self.wait_for_all_work();
             self.scratch.release_all(self);
             if let (Some(pool), false) = (self.pool.raw(), self.context.is_lost()) {
                 // SAFETY: destroyed once; the driver keeps the pool's memory until its last block is free.
@@ -222,8 +231,7 @@ impl Executor for CudaExecutor {
         let Some(_guard) = self.context.enter_to_release() else { return };
         if stream == RawHandle::NULL || self.pool.raw().is_none() {
             // NULL stands for all streams, so their work is waited for.
-            // SAFETY: a context is current.
-            self.log_failure(unsafe { sys::cuCtxSynchronize() }, "waiting for the device");
+            self.wait_for_all_work();
             if self.context.is_lost() {
                 return;
             }

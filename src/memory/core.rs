@@ -16,7 +16,8 @@ use super::statistics::{MemoryStatistics, Usage, UsageStatistics};
 use super::sync::Mutex;
 use super::threads::with_cache;
 use super::trace::{EventKind, Trace, TraceEvent};
-use crate::error::Result;
+use crate::error::{Result, Status};
+use crate::executor::wait_past_captures;
 use crate::stream::{RawHandle, StreamObserver};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -308,7 +309,10 @@ impl StreamObserver for Core {
 impl Drop for Core {
     fn drop(&mut self) {
         // Work may still use memory that goes now. A device that is lost does not.
-        let _ = self.source.synchronize();
+        let waited = wait_past_captures(|| self.source.synchronize());
+        if let Some(error) = waited.err().filter(|error| error.status != Status::DeviceLost) {
+            log::warn!(target: "nvbackend::memory", "while a memory manager was destroyed: {error}");
+        }
         for arena in self.arenas() {
             for cache in arena.caches() {
                 drop(cache.close(arena));

@@ -5,7 +5,7 @@
 
 use super::allocator::EngineAllocator;
 use crate::error::Result;
-use crate::executor::{CopyKind, DeviceKind, Executor, ManagedAdvice, VirtualMemory};
+use crate::executor::{wait_past_captures, CopyKind, DeviceKind, Executor, ManagedAdvice, VirtualMemory};
 use crate::stream::RawHandle;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ impl Source for ExecutorSource {
         };
         if stream == RawHandle::NULL && !self.is_synchronous() {
             // No stream stands for all of them. A device that is lost has stopped using memory.
-            let _ = self.synchronize();
+            let _ = wait_past_captures(|| self.synchronize());
         }
         // SAFETY: the caller's contract.
         unsafe { allocator.free(pointer, bytes, self.native(stream)) }

@@ -98,3 +98,16 @@ fn a_stream_may_end_while_another_one_is_captured() {
     let again = fixture.allocate(4 * MIB, &other);
     fixture.free(again, &other);
 }
+
+#[test]
+fn memory_stays_until_captures_that_nobody_told_of_let_the_device_be_waited_for() {
+    let fixture = Fixture::new(1 << 30, MemoryOptions::default());
+    let stream = fixture.stream(0);
+    let block = fixture.allocate(50 * MIB, &stream);
+    fixture.device.work(stream.raw(), block as usize, 50 * MIB, 1_000_000);
+    fixture.device.state().untold_captures = 3;
+    let device = fixture.device.clone();
+    // The simulated device panics if memory in use is unmapped.
+    drop((stream, fixture));
+    assert_eq!((device.mapped_bytes(), device.state().untold_captures), (0, 0));
+}

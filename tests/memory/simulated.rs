@@ -49,6 +49,8 @@ pub struct State {
     /// Ranges in use by queued work, with the instant when that ends.
     uses: Vec<(usize, usize, u64)>,
     pub capturing: Vec<usize>,
+    /// So many times waiting is refused, because of captures that the manager was not told of.
+    pub untold_captures: usize,
     /// Streams that are destroyed.
     pub destroyed: Vec<usize>,
     /// Calls so far, and from which one on they fail, how many of them.
@@ -331,6 +333,10 @@ impl Source for Simulated {
 
     fn synchronize(&self) -> Result<()> {
         let mut state = self.call(Call::Synchronize)?;
+        if state.untold_captures > 0 {
+            state.untold_captures -= 1;
+            return Err(Error::new(Status::Device, "waiting for the device: a stream is captured").with_cuda_code(900));
+        }
         expect(state.capturing.is_empty(), "synchronising in a capture");
         state.synchronizations += 1;
         state.pass_all();
