@@ -54,11 +54,13 @@ void bench_fragmentation(const Options& options, Allocator& ours, const Peers& p
         side->begin();
         holes.push_back(std::make_unique<Holes>(*side, depth));
       }
-      std::vector<double> values =
+      const Medians medians =
           interleave(sides, options.samples(), [held](Allocator& side) { return nanoseconds_of_pair(side, held); });
-      print_rows("memory fragmentation", work + " holes=" + std::to_string(depth), sides, values, "ns", Better::kLower);
-      if (depth == 4096) at_4096 = values;
+      print_rows("memory fragmentation", work + " holes=" + std::to_string(depth), sides, medians, "ns",
+                 Better::kLower);
+      if (depth == 4096) at_4096 = medians.values;
       if (depth == 65536) {
+        std::vector<double> values = medians.values;
         for (size_t i = 0; i < values.size(); ++i) values[i] /= at_4096[i];
         print_rows("memory fragmentation", work + " holes=65536 against 4096", sides, values, "times", Better::kLower);
       }

@@ -1,5 +1,5 @@
-// Samples that alternate between the sides, so that a change of the machine's speed meets all of them alike, and the
-// rows that are printed.
+// Samples that alternate between the sides, ratios of those of one round, so that a change of the machine's speed meets
+// all sides alike, and the rows that are printed.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -40,19 +40,25 @@ class Random {
 
 double median(std::vector<double> values);
 
-// The median of `samples` values of `sample` for each side, taken in turn after one round that is thrown away.
-std::vector<double> interleave(const std::vector<Allocator*>& sides, int samples,
-                               const std::function<double(Allocator&)>& sample);
+// Medians of what the rounds gave, for each side in its order: of its values, and of its value over the first side's in
+// the same round. A machine that changes between two speeds may show each median at another speed, the quotient of two
+// medians then says nothing.
+struct Medians {
+  std::vector<double> values;
+  std::vector<double> quotients;
+};
+
+// Of `samples` values of `sample` for each side, taken in turn after one round that is thrown away.
+Medians interleave(const std::vector<Allocator*>& sides, int samples, const std::function<double(Allocator&)>& sample);
 
 enum class Better { kLower, kHigher };
 
-// One line of JSON on standard output and one of text on standard error. `peer_name` NULL: there is no peer.
-void print_row(const char* operation, const std::string& what, double ours, double peer, const char* peer_name,
-               const char* unit, Better better);
-
-// A row for each peer, of values in the order of `sides`, the first of which is ours.
+// A row for each peer, of values in the order of `sides`, the first of which is ours: one line of JSON on standard
+// output and one of text on standard error.
 void print_rows(const char* operation, const std::string& what, const std::vector<Allocator*>& sides,
                 const std::vector<double>& values, const char* unit, Better better);
+void print_rows(const char* operation, const std::string& what, const std::vector<Allocator*>& sides,
+                const Medians& medians, const char* unit, Better better);
 
 void bench_pair(const Options& options, Allocator& ours, const Peers& peers);
 void bench_threads(const Options& options, Allocator& ours, const Peers& peers);

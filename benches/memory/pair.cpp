@@ -24,10 +24,10 @@ void bench_pair(const Options& options, Allocator& ours, const Peers& peers) {
   if (peers.plain) sides.push_back(peers.plain.get());
   const int samples = options.quick ? 5 : 51;
   for (size_t bytes : {size_t{256}, 4 * kKiB, kMiB, 2 * kMiB, 64 * kMiB}) {
-    std::vector<double> values = interleave(sides, samples, [bytes](Allocator& side) {
+    const Medians medians = interleave(sides, samples, [bytes](Allocator& side) {
       return nanoseconds_of_pair(side, bytes, pairs_within(side, bytes, 4e-3));
     });
-    print_rows("memory pair", "bytes=" + std::to_string(bytes), sides, values, "ns", Better::kLower);
+    print_rows("memory pair", "bytes=" + std::to_string(bytes), sides, medians, "ns", Better::kLower);
   }
   for (Allocator* side : sides) side->reset();
 }

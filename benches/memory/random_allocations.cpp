@@ -87,11 +87,11 @@ void bench_random_allocations(const Options& options, const Device& device, Allo
       live.reserve(steps.size());
       // A run of the last case takes the device's own pool half a minute.
       const int samples = options.quick || (allocations == 100000 && mib == 1024) ? 1 : 5;
-      std::vector<double> values =
+      const Medians medians =
           interleave(sides, samples, [&](Allocator& side) { return milliseconds_of(side, steps, live); });
       std::string what = "allocations=" + std::to_string(allocations) + " largest=" + std::to_string(mib) +
                          " MiB cap=" + std::to_string(cap / kMiB) + " MiB";
-      print_rows("memory random allocations", what, sides, values, "ms", Better::kLower);
+      print_rows("memory random allocations", what, sides, medians, "ms", Better::kLower);
       for (Allocator* side : sides) side->reset();
     }
   }
