@@ -209,7 +209,11 @@ impl Backend {
 
     /// The same of any range; `what` names it.
     pub fn check_range(&self, what: &dyn Display, data: *const c_void, bytes: usize) -> Result<()> {
-        if bytes == 0 || self.owns(data, bytes) {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.memory.expect_awake(data)?;
+        if self.owns(data, bytes) {
             return Ok(());
         }
         if self.owns(data, 1) {

@@ -77,7 +77,12 @@ fn filter(level: u32) -> LevelFilter {
 fn update_level(logger: &Logger) {
     let receivers = logger.receivers.read().unwrap_or_else(|poison| poison.into_inner());
     let most = receivers.iter().map(|receiver| receiver.level).max().unwrap_or(LevelFilter::Off);
+    let before = log::max_level();
     log::set_max_level(most.max(logger.environment.as_ref().map_or(LevelFilter::Off, |logger| logger.filter())));
+    drop(receivers);
+    if (before == LevelFilter::Trace) != (log::max_level() == LevelFilter::Trace) {
+        crate::memory::log_level_changed();
+    }
 }
 
 impl Log for Logger {

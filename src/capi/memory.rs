@@ -125,7 +125,8 @@ pub unsafe extern "C" fn nvb_memory_manager_create(
 
 /// Gives the handle back; NULL is fine. Blocks stay valid while another handle, a pool or, for a backend's own manager,
 /// the backend or a child of it lives; blocks that are never freed are reported as a warning in the log, with the
-/// places that leak tracking recorded, and freed with the last of these.
+/// places that leak tracking recorded, and freed with the last of these. The log callback of a backend hears of it only
+/// while that backend's handle lives, so destroy its managers first.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_manager_destroy(memory: *mut nvb_memory_manager) -> nvb_status {
     guard!(nvb_memory_manager_destroy, { MEMORY_MANAGERS.remove(memory) })
@@ -340,6 +341,7 @@ pub unsafe extern "C" fn nvb_memory_copy(
             if pointer.is_null() {
                 return Err(Error::invalid(format!("`{name}` is NULL")));
             }
+            memory.expect_awake(pointer)?;
             if device
                 && !memory.owns(pointer, bytes)
                 && (memory.owns(pointer, 1) || !memory.executor().can_access(pointer)?)
@@ -375,6 +377,7 @@ pub unsafe extern "C" fn nvb_memory_fill(
                 "`destination`: {bytes} bytes from {destination:p} do not lie inside a live block"
             )));
         }
+        memory.expect_awake(destination)?;
         // SAFETY: the range lies inside a live block.
         unsafe { memory.executor().fill(destination, value, bytes, stream.raw()) }
     })

@@ -23,7 +23,8 @@ pub const NVB_LIMIT_OF_FREE: u32 = 1;
 
 /// `leak_tracking`: nothing is recorded.
 pub const NVB_LEAK_TRACKING_OFF: u32 = 0;
-/// `leak_tracking`: the place of one allocation in every `leak_sample_bytes` is recorded.
+/// `leak_tracking`: the place of one allocation in every `leak_sample_bytes` of a thread is recorded, and of each that has
+/// as many.
 pub const NVB_LEAK_TRACKING_SAMPLED: u32 = 1;
 /// `leak_tracking`: the place of every allocation is, which makes each cost microseconds.
 pub const NVB_LEAK_TRACKING_FULL: u32 = 2;
@@ -77,10 +78,11 @@ pub struct nvb_memory_options {
     /// Bytes of the device that are left to others. 0: on a GPU the larger of 512 MiB and a fiftieth of its memory, but
     /// at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
     pub margin: u64,
-    /// Bytes taken from the device at creation, so that the first allocations are fast.
+    /// Bytes taken from the device at creation, so that the first allocations are fast; no more than a limit in bytes.
+    /// Ignored where blocks are allocated one by one: with `no_pooling`, an `allocator`, or a limit below 64 MiB.
     pub initial_bytes: u64,
     /// Addresses to reserve; they cost no memory. 0: four times the device's memory. A quarter of them is kept for blocks
-    /// of up to 1 MiB; a block for which the others have no room in one piece is allocated singly.
+    /// of up to 1 MiB; a block for which the others have no room in one piece is allocated singly. At least 2 MiB.
     pub range_bytes: u64,
     /// Bytes that each thread keeps for its next allocations. 0: a 1024th of the device's memory, 8 to 64 MiB.
     /// `NVB_MEMORY_NONE`: none.
@@ -104,7 +106,8 @@ pub struct nvb_memory_options {
     pub spill: u32,
     /// 1: every block is an allocation of its own, as memory checkers want it.
     pub no_pooling: u32,
-    /// 1: freed blocks are overwritten with zero before anybody else gets them.
+    /// 1: freed blocks, those of pools that are cleared or destroyed too, are overwritten with zero before anybody else, the
+    /// driver or the engine's allocator gets them.
     pub zero_on_free: u32,
 }
 versioned!(nvb_memory_options);

@@ -80,7 +80,8 @@ pub struct nvb_memory_failure {
     pub held: u64,
     /// Held, and in no live block.
     pub cached: u64,
-    /// The longest run of addresses that one block could get.
+    /// The largest block that could be had, of held memory in one piece or of what may still be taken. Little of it beside
+    /// much in `cached` is fragmentation.
     pub largest_free: u64,
     /// What the device had free, and has in all.
     pub device_free: u64,

@@ -46,7 +46,8 @@ pub unsafe extern "C" fn nvb_stream_create(
 
 /// Makes a handle for a `cudaStream_t` (`CUstream`) of the caller, who keeps it alive until the handle is destroyed.
 /// It must belong to the primary context of the backend's device. NULL is CUDA's legacy default stream. On the CPU the
-/// value is ignored.
+/// value is ignored. Several handles may name one stream: what was freed on it and its workspace go on until the last of
+/// them is destroyed.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_stream_wrap(
     backend: *const nvb_backend,

@@ -8,7 +8,7 @@ use super::direct::{DirectBlock, Kind};
 use super::options::{LeakTracking, Spill};
 use super::order::ANYBODY;
 use super::page_table::UNIT_BYTES;
-use super::pages::{Pages, Shortage};
+use super::pages::{asleep, Pages, Shortage};
 use super::size_class::{class_bytes, class_for, refill, GRANULE, LARGE};
 use super::slab::{Block, Slab, TRACKED};
 use super::threads::with_cache;
@@ -89,8 +89,8 @@ impl Core {
         }
         if bytes > isize::MAX as usize {
             self.count_failure(arena, bytes, stream);
-            return Err(Error::new(Status::OutOfMemory, format!("{bytes} bytes requested; no device has as many"))
-                .with_limit(bytes as u64, isize::MAX as u64));
+            let shortage = Shortage::Device(Error::new(Status::OutOfMemory, "no device has as many"));
+            return Err(self.out_of_memory(bytes as u64, &shortage, &[]));
         }
         if bytes as u64 > self.device_total && self.options.spill == Spill::Never {
             // What no device of this kind could hold never reaches the driver, which answers odd sizes in odd ways.
@@ -138,8 +138,7 @@ impl Core {
     pub fn find(&self, request: &Request) -> std::result::Result<Found, Shortage> {
         let Some(pages) = &self.pages else { return self.find_direct(request, Kind::Plain, false).map(Found::Direct) };
         if pages.asleep.load(Ordering::Relaxed) {
-            let text = "the memory manager is asleep; wake it before allocating";
-            return Err(Shortage::Fatal(Error::new(Status::MemoryAllocation, text)));
+            return Err(Shortage::Fatal(asleep()));
         }
         let &Request { arena, class, key, label, .. } = request;
         let events = self.askable_events();
@@ -251,7 +250,7 @@ impl Core {
             origin,
             origin_bytes,
             usage: &request.arena.usage,
-            tracked: self.tracker.mode() == LeakTracking::Full,
+            tracked: self.tracker.mode() != LeakTracking::Off,
             spilled,
         };
         self.direct.insert(address, block);
@@ -278,7 +277,10 @@ impl Core {
         };
         match self.find_direct(&request, kind, false) {
             Ok(pointer) => Ok(self.hand_out(&request, Found::Direct(pointer))),
-            Err(shortage) => Err(self.out_of_memory(bytes as u64, &shortage, &[])),
+            Err(shortage) => {
+                self.count_failure(arena, bytes, stream);
+                Err(self.out_of_memory(bytes as u64, &shortage, &[]))
+            }
         }
     }
 
@@ -296,20 +298,21 @@ impl Core {
                 Some(block) => {
                     cache.count_allocated(bytes, arena);
                     let small = !block.slab().is_large();
-                    Some(if small { self.sample(cache, token, request.class) } else { self.samples_large(bytes) })
+                    self.sample(cache, token, if small { class_bytes(request.class) } else { bytes })
                 }
                 None => {
                     // Direct blocks are counted for all threads at once, on top of what each has counted so far.
                     cache.flush_counters(arena);
-                    None
+                    self.sample(cache, token, bytes)
                 }
             },
         );
-        let sampled = counted.flatten().unwrap_or_else(|| {
+        if block.is_none() || counted.is_none() {
             arena.usage.allocated(bytes as u64);
             self.total.allocated(bytes as u64);
-            self.samples_large(bytes)
-        });
+        }
+        // A thread that is ending has no cache, and no credit.
+        let sampled = counted.unwrap_or(self.tracker.mode() != LeakTracking::Off);
         if let Some(block) = block {
             block.begin_life(bytes, if sampled { TRACKED } else { 0 });
         }
@@ -321,20 +324,14 @@ impl Core {
         pointer
     }
 
-    /// Whether this small block is one of the tracker's samples.
-    fn sample(&self, cache: &super::cache::Cache, token: u64, class: usize) -> bool {
+    /// Whether this block is one of the tracker's samples.
+    fn sample(&self, cache: &super::cache::Cache, token: u64, bytes: usize) -> bool {
         match self.tracker.mode() {
             LeakTracking::Off => false,
             LeakTracking::Full => true,
-            LeakTracking::Sampled(_) => cache.spend_credit(token, class_bytes(class), self.tracker.next_sample()),
-        }
-    }
-
-    fn samples_large(&self, bytes: usize) -> bool {
-        match self.tracker.mode() {
-            LeakTracking::Off => false,
-            LeakTracking::Full => true,
-            LeakTracking::Sampled(interval) => bytes as u64 >= interval,
+            LeakTracking::Sampled(interval) => {
+                cache.spend_credit(token, bytes, self.tracker.next_sample()) || bytes as u64 >= interval
+            }
         }
     }
 }

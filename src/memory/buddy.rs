@@ -179,6 +179,11 @@ impl Buddy {
         }
     }
 
+    /// Units of the longest free run with memory behind it.
+    pub fn longest_backed_run(&self) -> usize {
+        self.memory.longest()
+    }
+
     pub fn is_backed(&self, unit: usize) -> bool {
         self.backed.get(unit)
     }

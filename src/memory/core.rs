@@ -9,7 +9,7 @@ use super::direct::DirectBlocks;
 use super::ladder::Rungs;
 use super::leak::LeakTracker;
 use super::options::{LeakTracking, MemoryOptions};
-use super::order::{Events, Order, Streams, ALL_WORK, ANYBODY};
+use super::order::{End, Events, Order, Streams, ALL_WORK, ANYBODY};
 use super::pages::Pages;
 use super::source::Source;
 use super::statistics::{MemoryStatistics, Usage, UsageStatistics};
@@ -21,7 +21,7 @@ use crate::executor::wait_past_captures;
 use crate::stream::{RawHandle, StreamObserver};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, Weak};
 
 pub struct Core {
     pub source: Arc<dyn Source>,
@@ -65,6 +65,21 @@ pub fn next_arena_id() -> u64 {
 const PER_THREAD_STREAM: usize = 2;
 /// The least range that is worth pooling in.
 const LEAST_RANGE: u64 = 1 << 30;
+
+/// All managers' cores.
+static CORES: std::sync::Mutex<Vec<Weak<Core>>> = std::sync::Mutex::new(Vec::new());
+
+pub fn remember(core: &Arc<Core>) {
+    let mut cores = CORES.lock().unwrap_or_else(PoisonError::into_inner);
+    cores.retain(|core| core.strong_count() > 0);
+    cores.push(Arc::downgrade(core));
+}
+
+/// Whether blocks are logged has changed: threads that keep some are told.
+pub fn log_level_changed() {
+    let cores = CORES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    cores.iter().filter_map(Weak::upgrade).for_each(|core| core.renew_settings());
+}
 
 impl Core {
     pub fn new(source: Arc<dyn Source>, options: MemoryOptions) -> Result<Core> {
@@ -282,13 +297,14 @@ impl StreamObserver for Core {
             return;
         }
         let Some(record) = self.streams.retire(stream) else { return };
-        // What cannot be recorded can only be waited for; if that fails too, the device is lost and idle.
-        record.end(|| {
-            let event = self.events.record(stream).ok();
-            if event.is_none() {
-                let _ = self.source.synchronize();
-            }
-            event
+        // What cannot be recorded can only be waited for. Where a capture that has failed forbids both, blocks wait for all
+        // work when they are wanted; a device that is lost is idle.
+        record.end(|| match self.events.record(stream) {
+            Ok(event) => End::Event(event),
+            Err(_) => match self.source.synchronize() {
+                Err(error) if error.status != Status::DeviceLost => End::AllWork,
+                _ => End::Passed,
+            },
         });
         for arena in self.arenas() {
             arena.drain_caches(Some(record.label));
@@ -321,6 +337,7 @@ impl Drop for Core {
         for (address, block) in self.direct.remove_all(None) {
             self.release_direct(address, block, RawHandle::NULL);
         }
+        self.release_leaving(true);
         let mut at = *self.pools.get_mut();
         while !at.is_null() {
             // SAFETY: leaked by `add_arena`; no thread has a claim on its caches any more.

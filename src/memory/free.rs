@@ -9,7 +9,7 @@ use super::order::{Order, ALL_WORK, ANYBODY};
 use super::slab::{Block, Slab, SLACK_SHIFT, TRACKED};
 use super::threads::with_cache;
 use super::trace::EventKind;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::stream::RawHandle;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -207,21 +207,28 @@ impl Core {
                         self.spilled.fetch_sub(block.bytes as u64, Ordering::Relaxed);
                     }
                     self.direct.leave(block);
-                    self.release_leaving();
+                    self.release_leaving(false);
                 }
             }
         }
     }
 
     /// Gives back host and unified memory that was freed. It goes at once, so the work that uses it must be over, which a
-    /// capture forbids waiting for: then it stays until the capture has ended.
-    pub fn release_leaving(&self) {
-        if self.captures.any() {
+    /// capture forbids waiting for: then it stays until the capture has ended, as it does when waiting fails. `last`: all
+    /// work has been waited for as well as could be, and nobody comes after this.
+    pub fn release_leaving(&self, last: bool) {
+        if self.captures.any() && !last {
             return;
         }
         let leaving = self.direct.take_leaving();
-        if !leaving.is_empty() && !self.synchronous {
-            let _ = self.source.synchronize();
+        if leaving.is_empty() {
+            return;
+        }
+        let done = |result: Result<()>| result.map_or_else(|error| error.status == Status::DeviceLost, |()| true);
+        let waited = last || done(self.source.synchronize());
+        if !waited || !done(self.zero_leaving(&leaving)) && !last {
+            leaving.into_iter().for_each(|block| self.direct.leave(block));
+            return;
         }
         for block in leaving {
             // SAFETY: it came from the source and was freed once, and `take_leaving` gives it to one caller.
@@ -233,6 +240,17 @@ impl Core {
                 }
             }
         }
+    }
+
+    fn zero_leaving(&self, leaving: &[DirectBlock]) -> Result<()> {
+        if !self.options.zero_on_free {
+            return Ok(());
+        }
+        for block in leaving {
+            // SAFETY: allocated with this size, freed, and no work uses it any more.
+            unsafe { self.source.fill(block.origin, 0, block.origin_bytes, RawHandle::NULL)? };
+        }
+        self.source.synchronize()
     }
 
     /// Whether `bytes` from the address on lie inside one live block.

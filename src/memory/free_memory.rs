@@ -82,7 +82,23 @@ impl FreeMemory {
     /// A run of at least `length` that is hardly longer than it must be, and of a few such the first in the range.
     pub fn find(&self, length: usize) -> Option<Run> {
         let list = list_of(length);
+        if list >= LISTS {
+            return None;
+        }
         self.first_of(list, length).or_else(|| self.first_of(self.next_list(list + 1)?, length))
+    }
+
+    /// Length of the longest run; 0: there is none.
+    pub fn longest(&self) -> usize {
+        let last = self.present.iter().rposition(|&word| word != 0);
+        let Some(word) = last else { return 0 };
+        let mut at = self.lists[word * 64 + self.present[word].ilog2() as usize];
+        let mut longest = 0;
+        while at != NONE {
+            longest = longest.max(self.lengths[at as usize] as usize);
+            at = self.links[at as usize].next;
+        }
+        longest
     }
 
     fn first_of(&self, list: usize, length: usize) -> Option<Run> {
@@ -165,7 +181,8 @@ mod tests {
         free.add((500, 70), [false, false]);
         assert_eq!(free.find(11), Some((500, 70)));
         assert_eq!(free.find(71), Some((20, 300)));
-        assert_eq!(free.find(301), None);
+        assert_eq!((free.find(301), free.find(usize::MAX)), (None, None));
+        assert_eq!((free.longest(), FreeMemory::new(&Zeros::new(0), 1000).longest()), (300, 0));
         free.add((10, 10), [true, true]);
         assert_eq!(free.find(301), Some((0, 320)));
         free.remove((0, 320), (100, 50));

@@ -12,7 +12,7 @@ use super::size_class::{CLASSES, LARGE};
 use super::slab::Block;
 use super::statistics::RungStatistics;
 use super::trace::EventKind;
-use crate::error::{Error, MemoryFailure, Result, Status};
+use crate::error::Result;
 use crate::stream::RawHandle;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -103,6 +103,7 @@ impl Core {
         }
         if matches!(shortage, Shortage::Range) {
             // The addresses are used up, the memory may not be.
+            log::debug!(target: "nvbackend::memory", "{} bytes: no addresses, allocated singly", request.bytes);
             match self.find_direct(&request, Kind::Plain, false) {
                 Ok(pointer) => return Ok(Found::Direct(pointer)),
                 Err(now) => shortage = now,
@@ -173,6 +174,7 @@ impl Core {
                 let kind = if self.options.spill == Spill::Pinned { Kind::Pinned } else { Kind::Managed };
                 let pointer = self.find_direct(request, kind, true).map_err(|_| None)?;
                 self.spilled.fetch_add(request.bytes as u64, Ordering::Relaxed);
+                log::debug!(target: "nvbackend::memory", "{} bytes spilled to {kind:?} memory", request.bytes);
                 Ok(Found::Direct(pointer))
             }
         }
@@ -345,86 +347,6 @@ impl Core {
         }
     }
 
-    /// The error with everything that an engine's author wants to know; what is no lack of memory is told as it is.
-    pub fn out_of_memory(&self, requested: u64, shortage: &Shortage, tried: &[Rung]) -> Error {
-        if let Shortage::Fatal(error) = shortage {
-            return error.clone();
-        }
-        let (held, limit) = (self.budget.held(), self.budget.limit());
-        let allocated = self.usage().allocated;
-        let cached = held.saturating_sub(allocated);
-        let largest_free = self.pages.as_ref().map_or(0, |pages| pages.largest_free_bytes());
-        let (device_free, device_total) = self.budget.ask(&*self.source).unwrap_or((0, self.device_total));
-        let (reason, advice) = match shortage {
-            Shortage::Limit => (
-                format!("the limit is {limit}"),
-                format!(
-                    "free blocks, or raise the memory limit by at least {} bytes",
-                    held.saturating_add(requested).saturating_sub(limit)
-                ),
-            ),
-            Shortage::Margin { free } => (
-                format!("the device has {free} bytes free and {} of them are the safety margin", self.budget.margin()),
-                "free blocks, end other users of the device, or lower the margin".to_string(),
-            ),
-            Shortage::Range => {
-                ("no run of addresses is long enough".to_string(), "free blocks, or reserve a larger range".to_string())
-            }
-            Shortage::Device(error) | Shortage::Fatal(error) => (
-                error.message.clone(),
-                if device_total.saturating_sub(device_free) > held {
-                    format!(
-                        "{} bytes of the device belong to others; free blocks or end other users of the device",
-                        device_total - device_free - held
-                    )
-                } else {
-                    "free blocks, or use smaller weights, caches or batches".to_string()
-                },
-            ),
-        };
-        let names: Vec<&str> = tried.iter().map(|rung| rung.name()).collect();
-        let names = if names.is_empty() { "nothing".to_string() } else { names.join(", ") };
-        let mut error = Error::new(
-            Status::OutOfMemory,
-            format!(
-                "{requested} bytes requested: {reason}; {allocated} allocated, {cached} cached, {held} held, longest free \
-                 run {largest_free}, device {device_free} of {device_total} free; tried {names}"
-            ),
-        )
-        .with_limit(requested, if limit == u64::MAX { device_free } else { limit })
-        .with_advice(advice);
-        error.cuda_code = if let Shortage::Device(cause) = shortage { cause.cuda_code } else { 0 };
-        error.memory = Some(Box::new(MemoryFailure {
-            requested,
-            limit: if limit == u64::MAX { 0 } else { limit },
-            allocated,
-            reserved: held,
-            cached,
-            largest_free,
-            device_free,
-            device_total,
-            rungs_tried: tried.iter().fold(0, |mask, rung| mask | 1 << *rung as u32),
-        }));
-        error
-    }
-
-    /// Whether `bytes` could be had now without waiting for anybody or asking callbacks.
-    pub fn check_available(&self, bytes: u64) -> Result<()> {
-        let held = self.budget.held();
-        let allocated = self.usage().allocated;
-        let cached = held.saturating_sub(allocated);
-        // What is cached may be used again; only the rest must come from the limit and the device.
-        let more = bytes.saturating_sub(cached);
-        if held.checked_add(more).is_none_or(|after| after > self.budget.limit()) {
-            return Err(self.out_of_memory(bytes, &Shortage::Limit, &[]));
-        }
-        let (free, _) = self.budget.ask(&*self.source)?;
-        if more > 0 && free < more.saturating_add(self.budget.margin()) {
-            return Err(self.out_of_memory(bytes, &Shortage::Margin { free }, &[]));
-        }
-        Ok(())
-    }
-
     /// Waits for all work and gives back what no live block needs, down to `keep` bytes held. In a capture, which must
     /// not wait, nothing is given back. Returns the bytes given back.
     pub fn trim(&self, keep: u64) -> Result<u64> {
@@ -439,6 +361,7 @@ impl Core {
         };
         self.source.trim();
         self.note(EventKind::Trim, 0, trimmed, RawHandle::NULL);
+        log::debug!(target: "nvbackend::memory", "trimmed to {keep} bytes: {trimmed} given back");
         Ok(trimmed)
     }
 }

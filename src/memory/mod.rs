@@ -34,6 +34,7 @@ pub mod pool;
 mod regions;
 mod remote;
 mod ring;
+mod shortage;
 mod shortcut;
 pub mod size_class;
 mod slab;
@@ -59,9 +60,12 @@ use crate::error::{Error, Result};
 use crate::executor::{Executor, ManagedAdvice};
 use crate::stream::{observe, RawHandle, Stream, StreamObserver};
 use crate::tensor::{DType, Tensor, MAX_RANK};
+pub use core::log_level_changed;
+use core::remember;
 use size_class::GRANULE;
 use source::{ExecutorSource, Source};
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 pub struct MemoryManager {
@@ -82,6 +86,7 @@ impl MemoryManager {
         options: MemoryOptions,
     ) -> Result<MemoryManager> {
         let core = Arc::new(Core::new(source, options)?);
+        remember(&core);
         let observer: Weak<dyn StreamObserver> = Arc::downgrade(&(core.clone() as Arc<dyn StreamObserver>));
         observe(&executor, observer);
         Ok(MemoryManager { executor, core })
@@ -151,6 +156,17 @@ impl MemoryManager {
         self.core.owns(pointer as usize, bytes)
     }
 
+    /// Refuses work on a block whose memory has been given back until `wake`.
+    pub fn expect_awake(&self, pointer: *const c_void) -> Result<()> {
+        match &self.core.pages {
+            Some(pages) if pages.asleep.load(Ordering::Relaxed) && pages.table.contains(pointer as usize) => {
+                Err(Error::invalid(format!("the memory manager of {pointer:p} is asleep"))
+                    .with_advice("call nvb_memory_wake before work uses its blocks"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether `bytes` could be had now; if not, the error that `allocate` would give.
     pub fn check_available(&self, bytes: u64) -> Result<()> {
         self.core.check_available(bytes)
@@ -173,6 +189,7 @@ impl MemoryManager {
 
     /// 0: none. What is held already stays.
     pub fn set_limit(&self, bytes: u64) {
+        log::debug!(target: "nvbackend::memory", "the limit is {bytes} from now on, {} held", self.core.budget.held());
         self.core.budget.set_limit(bytes);
     }
 

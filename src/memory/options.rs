@@ -1,6 +1,7 @@
 //! What a manager may be told at creation.
 
 use super::allocator::EngineAllocator;
+use super::page_table::UNIT_BYTES;
 use crate::error::{Error, Result, Status};
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ pub enum Spill {
 pub struct MemoryOptions {
     pub limit: Limit,
     pub margin: Margin,
-    /// Backed with memory at creation, so that the first requests are fast.
+    /// Backed with memory at creation, so that the first requests are fast; nothing where blocks are allocated singly.
     pub initial_bytes: u64,
     /// Addresses to reserve; 0: four times the device's memory, since whole units are re-mapped rather than moved. See
     /// `regions.rs` for who gets which.
@@ -100,9 +101,20 @@ impl MemoryOptions {
         let wrong = |text: String| Err(Error::new(Status::Configuration, text));
         match self.limit {
             Limit::OfTotal(part) | Limit::OfFree(part) if !(part > 0.0 && part <= 1.0) => {
-                return wrong(format!("the memory limit is {part} of the device; more than 0 and at most 1 is needed"));
+                return wrong(format!("limit_fraction is {part}; more than 0 and at most 1 is needed"));
             }
             _ => {}
+        }
+        if self.range_bytes > 0 && self.range_bytes < UNIT_BYTES as u64 {
+            return wrong(format!("range_bytes is {}; 0 or at least {UNIT_BYTES} is needed", self.range_bytes));
+        }
+        if let Limit::Bytes(limit) = self.limit {
+            if limit > 0 && self.initial_bytes > limit {
+                return wrong(format!(
+                    "initial_bytes is {} and the limit {limit}; no more than the limit can be taken",
+                    self.initial_bytes
+                ));
+            }
         }
         if self.trace_events > 1 << 24 {
             return wrong(format!("trace_events is {}; at most {} is supported", self.trace_events, 1 << 24));
@@ -119,8 +131,9 @@ impl MemoryOptions {
             Limit::None if host => total,
             Limit::None => 0,
             Limit::Bytes(bytes) => bytes,
-            Limit::OfTotal(part) => (total as f64 * part) as u64,
-            Limit::OfFree(part) => (free as f64 * part) as u64,
+            // A part of nothing is nothing, and 0 would mean no limit.
+            Limit::OfTotal(part) => ((total as f64 * part) as u64).max(1),
+            Limit::OfFree(part) => ((free as f64 * part) as u64).max(1),
         }
     }
 

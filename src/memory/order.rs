@@ -86,12 +86,22 @@ pub struct StreamRecord {
     /// Never used for another stream of the manager.
     pub label: u32,
     raw: RawHandle,
-    /// Recorded when the stream's object went away; `None` when that failed and all work was waited for instead. Set with
-    /// `latest` locked, as `raw` is used.
-    end: OnceLock<Option<Arc<Event>>>,
+    /// Set with `latest` locked, as `raw` is used.
+    end: OnceLock<End>,
     /// Batches that left their threads so far; each has its count for a number.
     batches: AtomicU64,
     latest: Mutex<Latest>,
+}
+
+/// What covers all of a stream's work once the stream is gone.
+#[derive(Clone)]
+pub enum End {
+    /// Recorded behind its last work.
+    Event(Arc<Event>),
+    /// That could not be recorded, but all of the device's work was waited for.
+    Passed,
+    /// Nor could that.
+    AllWork,
 }
 
 /// The event that was recorded last for batches, and the number of the last batch that it covers.
@@ -116,9 +126,9 @@ impl StreamRecord {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What `ask` says of the stream, or its last event once it has ended. The stream's handle is good for as long as `ask`
+    /// What `ask` says of the stream, or how it ended. The stream's handle is good for as long as `ask`
     /// takes, whichever thread calls: the end waits for it.
-    fn ask<R>(&self, ask: impl FnOnce(&mut Latest) -> R) -> std::result::Result<R, Option<Arc<Event>>> {
+    fn ask<R>(&self, ask: impl FnOnce(&mut Latest) -> R) -> std::result::Result<R, End> {
         if let Some(end) = self.end.get() {
             return Err(end.clone());
         }
@@ -134,9 +144,8 @@ impl StreamRecord {
         self.ask(|_| source.is_capturing(self.raw).unwrap_or(true)).unwrap_or(false)
     }
 
-    /// The stream's handle is no longer used from here on. `last` records its last event; `None`: all work has been waited
-    /// for instead.
-    pub fn end(&self, last: impl FnOnce() -> Option<Arc<Event>>) {
+    /// The stream's handle is no longer used from here on. `last` records its last event.
+    pub fn end(&self, last: impl FnOnce() -> End) {
         let _latest = self.latest();
         let _ = self.end.set(last());
     }
@@ -231,8 +240,9 @@ impl Order {
         }
         let event = match record.ask(|latest| record.cover(until, latest, events)) {
             Ok(event) => event?,
-            Err(Some(end)) => end,
-            Err(None) => return Ok(WaitFor::Nothing),
+            Err(End::Event(event)) => event,
+            Err(End::Passed) => return Ok(WaitFor::Nothing),
+            Err(End::AllWork) => return Ok(WaitFor::AllWork),
         };
         *until = Until::Event(event.clone());
         Ok(WaitFor::Event(event))

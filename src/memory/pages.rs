@@ -138,6 +138,11 @@ fn side_of(region: Region) -> Side {
     }
 }
 
+/// What is asked of a manager that has given its memory back.
+pub fn asleep() -> Error {
+    Error::new(Status::MemoryAllocation, "the memory manager is asleep; wake it before allocating")
+}
+
 impl From<Refusal> for Shortage {
     fn from(refusal: Refusal) -> Shortage {
         match refusal {
@@ -190,6 +195,14 @@ impl Pages {
         (self.largest_free.load(Ordering::Relaxed) * UNIT_BYTES) as u64
     }
 
+    /// Units of the longest free run with memory behind it, and bytes of the pieces that are free as a whole, which can go
+    /// behind other addresses.
+    pub fn obtainable(&self) -> (usize, u64) {
+        let inner = self.lock();
+        let whole = inner.pieces.iter().filter(|piece| self.is_free(&inner, piece)).map(|piece| piece.units);
+        (inner.regions.longest_backed_run(), (whole.sum::<usize>() * UNIT_BYTES) as u64)
+    }
+
     /// Address and bytes of the reservation.
     pub fn range(&self) -> (usize, usize) {
         (self.base, self.units * UNIT_BYTES)
@@ -220,6 +233,10 @@ impl Pages {
         let units = if class == LARGE { units } else { slab_units(class) };
         let region = if class == LARGE { Region::Large } else { Region::Slabs };
         let mut inner = self.lock();
+        // Again with the lock held, since units that are free may not look so: the memory behind them is away.
+        if inner.asleep.is_some() {
+            return Err(Shortage::Fatal(asleep()));
+        }
         let unit = match self.take_backed(&mut inner, units, region, borrow) {
             Some(unit) => unit,
             None => match self.grow(&mut inner, units, region, region) {
@@ -281,6 +298,9 @@ impl Pages {
     /// As `allocate` for a large block, if there are units with memory behind them: the driver is not asked.
     pub fn allocate_backed(&self, arena: &Arena, units: usize) -> Option<&Slab> {
         let mut inner = self.lock();
+        if inner.asleep.is_some() {
+            return None;
+        }
         let unit = self.take_backed(&mut inner, units, Region::Large, false)?;
         Some(self.place(inner, arena, LARGE, unit, units))
     }
@@ -341,6 +361,7 @@ impl Pages {
         })?;
         admission.keep();
         self.maps.fetch_add(1, Ordering::Relaxed);
+        log::debug!(target: "nvbackend::memory", "took {bytes} bytes, {} held", self.budget.held());
         Ok(Piece { unit, units })
     }
 
@@ -354,6 +375,7 @@ impl Pages {
             Ok(()) => {
                 self.budget.give_back(bytes as u64);
                 self.unmaps.fetch_add(1, Ordering::Relaxed);
+                log::debug!(target: "nvbackend::memory", "gave {bytes} bytes back, {} held", self.budget.held());
             }
             // Its memory goes with the process.
             Err(error) if error.status == Status::DeviceLost => {}

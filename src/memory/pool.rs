@@ -3,6 +3,7 @@
 use super::arena::Arena;
 use super::batch::Batch;
 use super::core::{next_arena_id, Core};
+use super::direct::Kind;
 use super::order::Order;
 use super::size_class::GRANULE;
 use super::slab::{Block, SLACK_SHIFT, TRACKED};
@@ -34,6 +35,7 @@ impl Pool {
         let arena = manager.core().open_arena();
         // SAFETY: the core keeps it.
         unsafe { &*arena }.set_name(Some(name));
+        log::debug!(target: "nvbackend::memory", "pool \"{name}\" opened");
         Ok(Pool { manager: manager.clone(), name: name.to_string(), arena })
     }
 
@@ -69,7 +71,9 @@ impl Pool {
 
     /// Waits for the device's work and frees every block of the pool. No other thread uses the pool meanwhile.
     pub fn clear(&self) -> Result<u64> {
-        self.core().clear_arena(self.arena(), false).map(|(blocks, _)| blocks)
+        let (blocks, _) = self.core().clear_arena(self.arena(), false)?;
+        log::debug!(target: "nvbackend::memory", "pool \"{}\" cleared of {blocks} blocks", self.name);
+        Ok(blocks)
     }
 
     pub fn statistics(&self) -> UsageStatistics {
@@ -99,7 +103,7 @@ impl Pool {
     pub fn end_capture(&self, stream: &Stream) -> Result<()> {
         let core = self.core();
         core.captures.end(stream.raw())?;
-        core.release_leaving();
+        core.release_leaving(false);
         if core.synchronous {
             core.renew_settings();
         }
@@ -111,15 +115,13 @@ impl Drop for Pool {
     fn drop(&mut self) {
         let core = self.core();
         core.captures.end_all(self.arena());
-        core.release_leaving();
+        core.release_leaving(false);
         if core.synchronous {
             core.renew_settings();
         }
         match core.clear_arena(self.arena(), true) {
             Ok((blocks, idle)) => {
-                if blocks > 0 {
-                    log::debug!(target: "nvbackend::memory", "pool \"{}\" went with {blocks} live blocks", self.name);
-                }
+                log::debug!(target: "nvbackend::memory", "pool \"{}\" went with {blocks} live blocks", self.name);
                 core.close_arena(self.arena(), idle);
             }
             // The blocks could not be overwritten, so nobody gets them while the manager lives.
@@ -222,6 +224,11 @@ impl Core {
         arena.for_each_slab(|slab| {
             let indices = (0..slab.count()).filter(|&index| slab.live_bytes(index).is_some());
             live.extend(indices.map(|index| (slab.address(index), slab.block_bytes())));
+        });
+        self.direct.for_each(|address, block| {
+            if block.kind == Kind::Plain && std::ptr::eq(block.usage, &arena.usage) {
+                live.push((address, block.bytes));
+            }
         });
         if live.is_empty() {
             return Ok(());

@@ -104,6 +104,10 @@ impl Regions {
         self.buddies.iter().map(Buddy::free_backed_units).sum()
     }
 
+    pub fn longest_backed_run(&self) -> usize {
+        self.buddies.iter().map(Buddy::longest_backed_run).max().unwrap_or(0)
+    }
+
     pub fn largest_free_run(&self) -> usize {
         self.buddies.iter().map(Buddy::largest_free_run).max().unwrap_or(0)
     }

@@ -3,7 +3,7 @@
 
 use super::core::Core;
 use super::page_table::UNIT_BYTES;
-use super::pages::{Pages, Piece};
+use super::pages::{Pages, Piece, Shortage};
 use super::trace::EventKind;
 use crate::error::{Error, Result, Status};
 use crate::executor::CopyKind;
@@ -42,7 +42,10 @@ impl Core {
         if result.is_err() && pages.lock().asleep.is_none() {
             self.set_asleep(pages, false);
         }
-        result
+        result.map_err(|error| match error.status {
+            Status::OutOfMemory => self.out_of_memory(error.requested, &Shortage::Device(error), &[]),
+            _ => error,
+        })
     }
 
     fn fall_asleep(&self, pages: &Pages, keep: bool) -> Result<u64> {
@@ -67,6 +70,7 @@ impl Core {
         inner.asleep = Some(slept);
         self.source.trim();
         self.note(EventKind::Sleep, 0, bytes, RawHandle::NULL);
+        log::debug!(target: "nvbackend::memory", "asleep: {bytes} bytes given back");
         Ok(bytes)
     }
 
@@ -81,7 +85,7 @@ impl Core {
         // SAFETY: the size is not 0.
         let pointer = unsafe { std::alloc::alloc_zeroed(layout) };
         if pointer.is_null() {
-            let text = format!("{bytes} bytes of host memory to keep what the device holds");
+            let text = "the host has no memory to keep what the device holds";
             return Err(Error::new(Status::OutOfMemory, text).with_limit(bytes as u64, 0));
         }
         // SAFETY: allocated just now with the layout that the vector will free it with; zero bytes are valid.
@@ -102,35 +106,37 @@ impl Core {
         match self.restore(pages, &mut slept) {
             Ok(pieces) => {
                 let bytes: usize = pieces.iter().map(|piece| piece.units * UNIT_BYTES).sum();
-                inner.pieces = pieces;
+                inner.pieces.extend(pieces);
                 self.set_asleep(pages, false);
                 self.note(EventKind::Wake, 0, bytes as u64, RawHandle::NULL);
+                log::debug!(target: "nvbackend::memory", "awake: {bytes} bytes taken back");
                 Ok(bytes as u64)
             }
-            Err(error) => {
+            Err((bytes, shortage)) => {
                 inner.asleep = Some(slept);
-                Err(error)
+                drop(inner);
+                Err(self.out_of_memory(bytes as u64, &shortage, &[]).context("waking"))
             }
         }
     }
 
-    fn restore(&self, pages: &Pages, slept: &mut [Slept]) -> Result<Vec<Piece>> {
+    /// The pieces, mapped again; or the bytes that could not be, and why.
+    fn restore(&self, pages: &Pages, slept: &mut [Slept]) -> std::result::Result<Vec<Piece>, (usize, Shortage)> {
         for Slept { piece, stuck, .. } in slept.iter_mut().filter(|slept| slept.stuck) {
-            pages.unmap(piece).map_err(|error| error.context("waking"))?;
+            pages.unmap(piece).map_err(|error| (0, Shortage::Fatal(error)))?;
             *stuck = false;
         }
         let mut pieces: Vec<Piece> = Vec::new();
         let result = slept.iter().try_for_each(|Slept { piece, content, .. }| {
             let bytes = piece.units * UNIT_BYTES;
-            let mapped = pages.map(piece.unit, piece.units);
-            let mapped =
-                mapped.map_err(|shortage| self.out_of_memory(bytes as u64, &shortage, &[]).context("waking"))?;
+            let mapped = pages.map(piece.unit, piece.units).map_err(|shortage| (bytes, shortage))?;
             let to = pages.table.address(mapped.unit) as *mut c_void;
             pieces.push(mapped);
             match content {
                 // SAFETY: mapped just now, and the buffer has its size.
                 Some(content) => unsafe {
-                    self.source.copy(to, content.as_ptr().cast(), bytes, CopyKind::HostToDevice)
+                    let copied = self.source.copy(to, content.as_ptr().cast(), bytes, CopyKind::HostToDevice);
+                    copied.map_err(|error| (bytes, Shortage::Fatal(error)))
                 },
                 None => Ok(()),
             }

@@ -3,6 +3,7 @@
 //! On the CPU every call has finished when it returns, so a stream is a name only and an event a point in time.
 
 mod event;
+mod handles;
 pub mod manager;
 mod wait;
 
@@ -97,11 +98,13 @@ impl Stream {
     /// `priority`: 0 is normal, negative is more urgent; clamped to what the device offers.
     pub fn new(executor: &Arc<dyn Executor>, priority: i32) -> Result<Stream> {
         let raw = executor.stream_create(priority)?;
+        handles::enter(executor, raw);
         Ok(Stream { executor: executor.clone(), raw, owner: Owner::This })
     }
 
-    /// A stream that the caller owns and outlives this object.
+    /// A stream that the caller owns and outlives this object. Others may wrap it as well.
     pub fn wrap(executor: &Arc<dyn Executor>, raw: RawHandle) -> Stream {
+        handles::enter(executor, raw);
         Stream { executor: executor.clone(), raw, owner: Owner::Caller }
     }
 
@@ -176,10 +179,17 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        announce_end(&self.executor, self.raw);
-        match self.owner {
-            Owner::This => self.executor.stream_destroy(self.raw),
-            Owner::Caller => self.executor.stream_release(self.raw),
+        let Stream { executor, raw, owner } = self;
+        match owner {
+            Owner::This => handles::leave(executor, *raw, true, || {
+                announce_end(executor, *raw);
+                executor.stream_destroy(*raw);
+            }),
+            Owner::Caller => handles::leave(executor, *raw, false, || {
+                announce_end(executor, *raw);
+                executor.stream_release(*raw);
+            }),
+            // The manager's own object ends it.
             Owner::Manager { .. } => {}
         }
     }
