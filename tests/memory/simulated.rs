@@ -57,6 +57,8 @@ pub struct State {
     pub calls: Vec<Call>,
     failing: Option<(usize, usize)>,
     pub lost: bool,
+    /// What was overwritten: address and bytes.
+    pub filled: Vec<(usize, usize)>,
     pub waits_in_streams: usize,
     pub synchronizations: usize,
 }
@@ -316,6 +318,7 @@ impl Source for Simulated {
     unsafe fn fill(&self, to: *mut c_void, _byte: u8, bytes: usize, stream: RawHandle) -> Result<()> {
         self.expect_usable(stream, to as usize, bytes);
         self.work(stream, to as usize, bytes, 1);
+        self.state().filled.push((to as usize, bytes));
         Ok(())
     }
 
