@@ -157,7 +157,8 @@ typedef struct {
   uint64_t held;
   // Held, and in no live block.
   uint64_t cached;
-  // The longest run of addresses that one block could get.
+  // The largest block that could be had, of held memory in one piece or of what may still be taken. Little of it beside
+  // much in `cached` is fragmentation.
   uint64_t largest_free;
   // What the device had free, and has in all.
   uint64_t device_free;
@@ -660,7 +661,8 @@ static inline void nvb_library_init(nvb_library *value) {
 // `leak_tracking`: nothing is recorded.
 #define NVB_LEAK_TRACKING_OFF 0
 
-// `leak_tracking`: the place of one allocation in every `leak_sample_bytes` is recorded.
+// `leak_tracking`: the place of one allocation in every `leak_sample_bytes` of a thread is recorded, and of each that has
+// as many.
 #define NVB_LEAK_TRACKING_SAMPLED 1
 
 // `leak_tracking`: the place of every allocation is, which makes each cost microseconds.
@@ -709,10 +711,11 @@ typedef struct {
   // Bytes of the device that are left to others. 0: on a GPU the larger of 512 MiB and a fiftieth of its memory, but
   // at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
   uint64_t margin;
-  // Bytes taken from the device at creation, so that the first allocations are fast.
+  // Bytes taken from the device at creation, so that the first allocations are fast; no more than a limit in bytes.
+  // Ignored where blocks are allocated one by one: with `no_pooling`, an `allocator`, or a limit below 64 MiB.
   uint64_t initial_bytes;
   // Addresses to reserve; they cost no memory. 0: four times the device's memory. A quarter of them is kept for blocks
-  // of up to 1 MiB; a block for which the others have no room in one piece is allocated singly.
+  // of up to 1 MiB; a block for which the others have no room in one piece is allocated singly. At least 2 MiB.
   uint64_t range_bytes;
   // Bytes that each thread keeps for its next allocations. 0: a 1024th of the device's memory, 8 to 64 MiB.
   // `NVB_MEMORY_NONE`: none.
@@ -736,7 +739,8 @@ typedef struct {
   uint32_t spill;
   // 1: every block is an allocation of its own, as memory checkers want it.
   uint32_t no_pooling;
-  // 1: freed blocks are overwritten with zero before anybody else gets them.
+  // 1: freed blocks, those of pools that are cleared or destroyed too, are overwritten with zero before anybody else, the
+  // driver or the engine's allocator gets them.
   uint32_t zero_on_free;
 } nvb_memory_options;
 
@@ -1077,7 +1081,8 @@ NVB_MUST_USE nvb_status nvb_memory_manager_create(const nvb_backend *backend,
 
 // Gives the handle back; NULL is fine. Blocks stay valid while another handle, a pool or, for a backend's own manager,
 // the backend or a child of it lives; blocks that are never freed are reported as a warning in the log, with the
-// places that leak tracking recorded, and freed with the last of these.
+// places that leak tracking recorded, and freed with the last of these. The log callback of a backend hears of it only
+// while that backend's handle lives, so destroy its managers first.
 nvb_status nvb_memory_manager_destroy(nvb_memory_manager *memory);
 
 // Allocates `bytes` (at least 1) of device memory, aligned to 256 bytes, contents undefined. Work queued on `stream`
@@ -1422,7 +1427,8 @@ NVB_MUST_USE nvb_status nvb_stream_create(const nvb_backend *backend, int32_t pr
 
 // Makes a handle for a `cudaStream_t` (`CUstream`) of the caller, who keeps it alive until the handle is destroyed.
 // It must belong to the primary context of the backend's device. NULL is CUDA's legacy default stream. On the CPU the
-// value is ignored.
+// value is ignored. Several handles may name one stream: what was freed on it and its workspace go on until the last of
+// them is destroyed.
 NVB_MUST_USE nvb_status nvb_stream_wrap(const nvb_backend *backend, void *cuda_stream, nvb_stream **stream);
 
 // Destroys the handle; NULL is fine. Work already queued runs to its end; a wrapped stream itself is left alone.
