@@ -10,7 +10,7 @@ use super::ladder::Rungs;
 use super::leak::LeakTracker;
 use super::options::{LeakTracking, MemoryOptions};
 use super::order::{End, Events, Order, Streams, ALL_WORK, ANYBODY};
-use super::pages::Pages;
+use super::pages::{Pages, Shortage};
 use super::source::Source;
 use super::statistics::{MemoryStatistics, Usage, UsageStatistics};
 use super::sync::Mutex;
@@ -117,11 +117,13 @@ impl Core {
             pages,
             synchronous,
         };
-        if let (Some(pages), true) = (&core.pages, core.options.initial_bytes > 0) {
-            pages.grow_to(core.options.initial_bytes).map_err(|shortage| {
-                core.out_of_memory(core.options.initial_bytes, &shortage, &[]).context("the initial size")
-            })?;
-        }
+        let initial = core.options.initial_bytes;
+        let taken = match &core.pages {
+            Some(pages) if initial > 0 => pages.grow_to(initial),
+            _ if initial > core.budget.limit() => Err(Shortage::Limit),
+            _ => Ok(()),
+        };
+        taken.map_err(|shortage| core.out_of_memory(initial, &shortage, &[]).context("the initial size"))?;
         Ok(core)
     }
 

@@ -108,14 +108,6 @@ impl MemoryOptions {
         if self.range_bytes > 0 && self.range_bytes < UNIT_BYTES as u64 {
             return wrong(format!("range_bytes is {}; 0 or at least {UNIT_BYTES} is needed", self.range_bytes));
         }
-        if let Limit::Bytes(limit) = self.limit {
-            if limit > 0 && self.initial_bytes > limit {
-                return wrong(format!(
-                    "initial_bytes is {} and the limit {limit}; no more than the limit can be taken",
-                    self.initial_bytes
-                ));
-            }
-        }
         if self.trace_events > 1 << 24 {
             return wrong(format!("trace_events is {}; at most {} is supported", self.trace_events, 1 << 24));
         }

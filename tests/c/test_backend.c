@@ -165,6 +165,29 @@ static void test_two_callbacks(void) {
   CHECK_OK(nvb_backend_destroy(b));
 }
 
+// Threads that keep blocks of a manager log them too, once somebody wants to hear of them.
+static void test_trace_switched_on_late(void) {
+  fixture f = open_fixture();
+  void* block = NULL;
+  CHECK_OK(nvb_memory_allocate(f.memory, 4096, f.stream, &block));
+  CHECK_OK(nvb_memory_free(f.memory, block, f.stream));
+  log_book book = {.lock = PTHREAD_MUTEX_INITIALIZER};
+  nvb_backend_options options = device_options();
+  options.log_level = NVB_LOG_TRACE;
+  options.log_callback = keep_record;
+  options.log_user_data = &book;
+  nvb_backend* logged = NULL;
+  CHECK_OK(nvb_backend_create(&options, &logged));
+  const int before = book.records[NVB_LOG_TRACE];
+  for (int i = 0; i < 100; ++i) {
+    CHECK_OK(nvb_memory_allocate(f.memory, 4096, f.stream, &block));
+    CHECK_OK(nvb_memory_free(f.memory, block, f.stream));
+  }
+  CHECK(book.records[NVB_LOG_TRACE] >= before + 200);
+  CHECK_OK(nvb_backend_destroy(logged));
+  close_fixture(&f);
+}
+
 // Panics -----------------------------------------------------------------------------------------------------------
 
 static void test_panic(void) {
@@ -354,6 +377,7 @@ int main(void) {
   test_handles();
   test_logging();
   test_two_callbacks();
+  test_trace_switched_on_late();
   test_panic();
   test_threads(2);
   test_threads(8);

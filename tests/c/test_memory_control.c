@@ -223,6 +223,13 @@ static void test_sleep(fixture* f) {
   CHECK_EQUAL(statistics_of(memory).allocated, 1000 + 20 * MIB);
   CHECK_FAILS(nvb_memory_allocate(memory, 64, f->stream, &out), NVB_ERROR_MEMORY_ALLOCATION, "asleep");
   CHECK_FAILS(nvb_memory_sleep(memory, 1, &released), NVB_ERROR_INVALID_ARGUMENT, "asleep already");
+  CHECK_FAILS(nvb_memory_check_available(memory, 64), NVB_ERROR_MEMORY_ALLOCATION, "asleep");
+  // Work on what is away is refused, from either end.
+  CHECK_FAILS(nvb_memory_fill(memory, small, 1, 1000, f->stream), NVB_ERROR_INVALID_ARGUMENT, "asleep");
+  CHECK_FAILS(nvb_memory_copy(memory, back, small, 1000, NVB_COPY_DEVICE_TO_HOST, f->stream),
+              NVB_ERROR_INVALID_ARGUMENT, "asleep", "nvb_memory_wake");
+  CHECK_FAILS(nvb_memory_copy(memory, large, values, 1000, NVB_COPY_HOST_TO_DEVICE, f->stream),
+              NVB_ERROR_INVALID_ARGUMENT, "asleep");
   CHECK_OK(nvb_memory_wake(memory, &taken));
   CHECK_EQUAL(taken, released);
   CHECK_FAILS(nvb_memory_wake(memory, &taken), NVB_ERROR_INVALID_ARGUMENT, "not asleep");

@@ -124,9 +124,9 @@ static void test_wrong_options(fixture* f) {
   REFUSE(spill, 3, "spill is 3");
   REFUSE(no_pooling, 2, "no_pooling is 2");
   REFUSE(zero_on_free, 2, "zero_on_free is 2");
-  REFUSE(limit_fraction, 1.5, "limit is 1.5");
-  REFUSE(limit_fraction, -0.5, "limit is -0.5");
-  REFUSE(limit_fraction, NAN, "limit is NaN");
+  REFUSE(limit_fraction, 1.5, "limit_fraction is 1.5");
+  REFUSE(limit_fraction, -0.5, "limit_fraction is -0.5");
+  REFUSE(limit_fraction, NAN, "limit_fraction is NaN");
   REFUSE(trace_events, UINT64_MAX, "trace_events");
   nvb_allocator allocator;
   nvb_allocator_init(&allocator);

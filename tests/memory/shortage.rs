@@ -3,7 +3,7 @@
 use super::fixture::{Fixture, MIB};
 use super::simulated::Simulated;
 use nvbackend::error::Status;
-use nvbackend::memory::options::{Limit, Spill};
+use nvbackend::memory::options::{Limit, Margin, Spill};
 use nvbackend::memory::{MemoryManager, MemoryOptions};
 use nvbackend::stream::RawHandle;
 use std::sync::Arc;
@@ -61,10 +61,19 @@ fn a_part_of_nothing_is_a_limit() {
 
 #[test]
 fn more_than_the_limit_is_not_taken_at_the_start() {
-    let options = MemoryOptions { initial_bytes: 129 << 20, ..limited(128) };
-    let error = options.validate().expect_err("more than the limit");
-    assert!(error.message.contains("initial_bytes is 135266304 and the limit 134217728"), "{error}");
-    assert!(MemoryOptions { initial_bytes: 128 << 20, ..limited(128) }.validate().is_ok());
+    let create = |initial_bytes, mib, pooling| {
+        let device = Arc::new(Simulated::new(1 << 30));
+        let options = MemoryOptions { initial_bytes, pooling, margin: Margin::Bytes(0), ..limited(mib) };
+        MemoryManager::with_source(super::sequence::executor(), device, options)
+    };
+    for (mib, pooling) in [(128, true), (128, false), (32, true)] {
+        let error = create((mib << 20) + 1, mib, pooling).err().expect("more than the limit");
+        assert_eq!((error.status, error.limit), (Status::OutOfMemory, mib << 20));
+        create(mib << 20, mib, pooling).expect("all of the limit");
+    }
+    // What was taken on the way to failing is no part of what is missing.
+    let error = create(129 << 20, 128, true).err().expect("more than the limit");
+    assert!(error.advice.contains("by at least 2097152 bytes"), "{}", error.advice);
 }
 
 #[test]
