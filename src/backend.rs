@@ -16,6 +16,7 @@ use crate::memory::options::Limit;
 use crate::memory::{MemoryManager, MemoryOptions};
 use crate::metrics::{nvtx, Metrics};
 use crate::operation::Operation;
+use crate::registry::choices::Rounding;
 use crate::stream::{RawHandle, Stream};
 use crate::tensor::{DType, Tensor};
 use crate::tuning::Tuning;
@@ -42,6 +43,8 @@ pub struct BackendOptions {
     pub batch_invariant: bool,
     /// `memory_limit` replaces its limit where that is not 0.
     pub memory: MemoryOptions,
+    /// Keeps inputs of products with FP8 weights from being rounded to FP8; INT8 follows `quantized_activations` alone.
+    pub fp8_off: bool,
     /// Runs the kernels that use no Tensor Cores.
     pub tensor_cores_off: bool,
     /// The same for attention alone.
@@ -50,6 +53,16 @@ pub struct BackendOptions {
     pub linear_kernel: String,
     /// Where tuned choices are kept; "": the environment's NVB_TUNING_FILE, and without that nowhere.
     pub tuning_file: String,
+}
+
+impl BackendOptions {
+    pub fn rounding(&self) -> Rounding {
+        match (self.quantized_activations, self.fp8_off) {
+            (false, _) => Rounding::Never,
+            (true, true) => Rounding::NotToFp8,
+            (true, false) => Rounding::Any,
+        }
+    }
 }
 
 pub struct Backend {

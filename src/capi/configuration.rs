@@ -19,7 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// - `architecture`: 0, or an older one whose kernels to run, such as 80 on a 9.0 GPU
 /// - `threads`: of the CPU; 0: one a core
 /// - `precision`: "auto", "f32", "f16", "bf16": what is stored where a call leaves the dtype open (KV caches)
-/// - `fp8`, `tensor_cores`: "auto", "off", "required" (no backend on a device without)
+/// - `fp8`, `tensor_cores`: "auto", "off", "required" (no backend on a device without). With `fp8` "off" inputs of
+///   products with FP8 weights are never rounded to FP8, whatever `quantized_activations` says; FP8 stays a format that
+///   weights are stored in, and calls that are handed FP8 codes (`quantized_input`) or asked for them run with them
 /// - `attention`: "auto", "plain" (kernels without Tensor Cores)
 /// - `vendor_libraries`: whether cuBLASLt may run
 /// - `quantized_activations`: whether large products with FP8 and INT8 weights may round their input to 8 bits

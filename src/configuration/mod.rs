@@ -91,6 +91,7 @@ pub struct Configuration {
     /// CPU threads; 0: one a core.
     pub threads: u64,
     pub precision: Precision,
+    /// Off keeps FP8 out of what the library computes with by itself; FP8 weights and inputs that came as FP8 codes stay.
     pub fp8: Requirement,
     pub tensor_cores: Requirement,
     pub attention: AttentionKernels,
@@ -221,6 +222,7 @@ impl Configuration {
             own_kernels_only: !self.vendor_libraries || self.tensor_cores == Requirement::Off,
             quantized_activations: self.quantized_activations,
             batch_invariant: self.batch_invariant,
+            fp8_off: self.fp8 == Requirement::Off,
             linear_kernel: self.linear_kernel.clone(),
             tuning_file: self.tuning_file.clone(),
             tensor_cores_off: self.tensor_cores == Requirement::Off,
@@ -290,6 +292,7 @@ fn conflict(what: String, why: &str) -> Error {
 mod tests {
     use super::*;
     use crate::hardware::device::Kind;
+    use crate::registry::choices::Rounding;
 
     fn refused(change: impl FnOnce(&mut Configuration)) -> String {
         let mut configuration = Configuration::default();
@@ -325,6 +328,20 @@ mod tests {
         configuration.check_device(&turing).unwrap();
         let cpu = Device::new(Kind::Cpu, 0);
         assert_eq!(configuration.check_device(&cpu).unwrap_err().status, Status::Unsupported);
+    }
+
+    #[test]
+    fn fp8_off_leaves_int8_to_quantized_activations() {
+        let rounding = |fp8, quantized_activations| {
+            let configuration = Configuration { fp8, quantized_activations, ..Configuration::default() };
+            configuration.validate().unwrap();
+            configuration.backend_options().rounding()
+        };
+        assert_eq!(rounding(Requirement::Auto, true), Rounding::Any);
+        assert_eq!(rounding(Requirement::Required, true), Rounding::Any);
+        assert_eq!(rounding(Requirement::Off, true), Rounding::NotToFp8);
+        assert_eq!(rounding(Requirement::Off, false), Rounding::Never);
+        assert_eq!(rounding(Requirement::Auto, false), Rounding::Never);
     }
 
     #[test]

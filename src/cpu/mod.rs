@@ -58,7 +58,7 @@ use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rope::Rope;
 use crate::ops::sample::Sample;
 use crate::ops::softmax::Softmax;
-use crate::registry::choices::{Choice, Choices};
+use crate::registry::choices::{Choice, Choices, Rounding};
 use crate::registry::{kernels_of, Way};
 use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
@@ -101,7 +101,7 @@ impl CpuExecutor {
             threads,
             workspace: Mutex::new(Vec::new()),
             streams: AtomicUsize::new(1),
-            choices: Choices::new(DeviceKind::Cpu, false, false),
+            choices: Choices::new(DeviceKind::Cpu, Rounding::Never, false),
         })
     }
 }

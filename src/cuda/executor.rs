@@ -54,7 +54,6 @@ pub struct CudaExecutor {
     /// Opened with the first product that is to use it.
     cublaslt: OnceLock<Option<Arc<CublasLt>>>,
     own_kernels_only: bool,
-    quantized_activations: bool,
     batch_invariant: bool,
     choices: Choices,
     peers: Peers,
@@ -102,9 +101,8 @@ impl CudaExecutor {
             numa_node: OnceLock::new(),
             cublaslt: OnceLock::new(),
             own_kernels_only: options.own_kernels_only,
-            quantized_activations: options.quantized_activations,
             batch_invariant: options.batch_invariant,
-            choices: Choices::new(DeviceKind::Cuda, options.quantized_activations, options.batch_invariant),
+            choices: Choices::new(DeviceKind::Cuda, options.rounding(), options.batch_invariant),
             peers: Peers::default(),
             context,
         })
@@ -139,11 +137,6 @@ impl CudaExecutor {
     /// Whether each row of a product is to be the same whatever the other rows are.
     pub(super) fn batch_invariant(&self) -> bool {
         self.batch_invariant
-    }
-
-    /// Whether products may round their input to 8 bits, a scale a row.
-    pub(super) fn quantized_activations(&self) -> bool {
-        self.quantized_activations
     }
 
     pub(super) fn check(&self, result: CUresult, doing: &str) -> Result<()> {

@@ -47,7 +47,7 @@ pub(super) fn codes_operands(op: &Linear, input: Encoding) -> Option<[Operand; 2
 
 /// Whether the input may be rounded to 8 bits, and something multiplies the codes.
 pub(super) fn can_round(executor: &CudaExecutor, op: &Linear, own: bool) -> bool {
-    executor.quantized_activations() && multiplies_codes(executor, op, own)
+    executor.choices().may_round_input(op) && multiplies_codes(executor, op, own)
 }
 
 /// Whether something multiplies the codes of such an input: the wgmma kernel (`own`), or cuBLASLt.
@@ -67,7 +67,7 @@ pub(super) fn multiplies_codes(executor: &CudaExecutor, op: &Linear, own: bool) 
 
 /// The one that leads: cuBLASLt does not scale i32 sums, and has no epilogue with the scales of FP8.
 pub(super) fn rounds_with_own(executor: &CudaExecutor, op: &Linear) -> bool {
-    executor.quantized_activations() && leads_with_codes(executor, op)
+    executor.choices().may_round_input(op) && leads_with_codes(executor, op)
 }
 
 /// The same of an input that is in 8 bits already.

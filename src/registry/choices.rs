@@ -6,6 +6,7 @@ use super::{find, KernelId, LINEAR};
 use crate::error::{Error, Result, Status};
 use crate::executor::DeviceKind;
 use crate::ops::linear::Linear;
+use crate::weight::Encoding;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -57,12 +58,31 @@ pub struct Entry {
 
 pub type Table = HashMap<ProductKey, Entry>;
 
+/// Which inputs of products may be rounded to 8 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    Never,
+    /// Those of weights that FP8 codes do not multiply.
+    NotToFp8,
+    Any,
+}
+
+impl Rounding {
+    pub fn allows(self, weight: Encoding) -> bool {
+        match self {
+            Rounding::Never => false,
+            Rounding::NotToFp8 => !matches!(weight, Encoding::Fp8E4m3 | Encoding::Fp8E5m2),
+            Rounding::Any => true,
+        }
+    }
+}
+
 /// No override.
 const NOTHING: usize = usize::MAX;
 
 pub struct Choices {
     device: DeviceKind,
-    rounded_input: bool,
+    rounding: Rounding,
     /// Whether the executor decides alone.
     fixed: bool,
     /// A `KernelId`'s index, or `NOTHING`.
@@ -74,13 +94,13 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// `rounded_input`: whether products may round their input to 8 bits. `fixed`: nothing may be chosen, because the
-    /// executor's own kernels alone keep what was promised of every product (`batch_invariant`).
-    pub fn new(device: DeviceKind, rounded_input: bool, fixed: bool) -> Choices {
+    /// `fixed`: nothing may be chosen, because the executor's own kernels alone keep what was promised of every product
+    /// (`batch_invariant`).
+    pub fn new(device: DeviceKind, rounding: Rounding, fixed: bool) -> Choices {
         let empty = Arc::new(Table::new());
         Choices {
             device,
-            rounded_input,
+            rounding,
             fixed,
             linear: AtomicUsize::new(NOTHING),
             table: AtomicPtr::new(Arc::as_ptr(&empty).cast_mut()),
@@ -94,7 +114,12 @@ impl Choices {
     }
 
     pub fn key(&self, op: &Linear) -> ProductKey {
-        ProductKey::of(op, self.rounded_input)
+        ProductKey::of(op, self.may_round_input(op))
+    }
+
+    /// Whether the product may round its input to 8 bits, a scale a row.
+    pub fn may_round_input(&self, op: &Linear) -> bool {
+        self.rounding.allows(op.weight.encoding)
     }
 
     fn table(&self) -> &Table {
@@ -156,15 +181,39 @@ impl Choices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::Activation;
+    use crate::tensor::{DType, Tensor};
+    use crate::weight::WeightView;
 
     #[test]
     fn fixed_choices_take_no_override() {
-        let choices = Choices::new(DeviceKind::Cuda, false, true);
+        let choices = Choices::new(DeviceKind::Cuda, Rounding::Never, true);
         let error = choices.set_override(LINEAR, "linear_simt").unwrap_err();
         assert_eq!(error.status, Status::Configuration);
         assert!(error.message.contains("linear_simt") && error.message.contains("batch_invariant"), "{error}");
         assert_eq!(choices.overridden(), None);
         choices.set_override(LINEAR, "").unwrap();
         assert!(choices.set_override(LINEAR, "linear_fast").unwrap_err().message.contains("no kernel"));
+    }
+    #[test]
+    fn inputs_are_rounded_as_their_weights_allow_and_tuned_as_they_run() {
+        let at = 4096 as *mut std::ffi::c_void;
+        let tensor = Tensor::new(at, DType::Bf16, &[64, 64]);
+        let float = WeightView::float(at, DType::Bf16, 64, 64, 64, false);
+        let cases = [
+            (Rounding::Never, [false, false, false]),
+            (Rounding::NotToFp8, [false, false, true]),
+            (Rounding::Any, [true, true, true]),
+        ];
+        for (rounding, expected) in cases {
+            let choices = Choices::new(DeviceKind::Cuda, rounding, false);
+            let weights = [Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8];
+            for (encoding, expected) in weights.into_iter().zip(expected) {
+                let weight = WeightView { encoding, ..float };
+                let op = Linear::new(tensor, weight, None, Activation::None, tensor).unwrap();
+                assert_eq!(choices.may_round_input(&op), expected, "{rounding:?}, {encoding:?}");
+                assert_eq!(choices.key(&op).rounded_input, expected, "{rounding:?}, {encoding:?}");
+            }
+        }
     }
 }

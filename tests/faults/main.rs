@@ -14,6 +14,7 @@ mod invariance;
 mod lost;
 mod memory;
 mod operations;
+mod rounding;
 mod runtime;
 mod sweep;
 mod workspace;
@@ -26,7 +27,7 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 25] = [
+const CHECKS: [(&str, Check); 26] = [
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
     ("sweep_pools", |file| sweep(file, Scenario { ranges: false, ..PLAIN })),
     ("sweep_no_pools", |file| sweep(file, Scenario { ranges: false, pools: false, ..PLAIN })),
@@ -52,6 +53,7 @@ const CHECKS: [(&str, Check); 25] = [
     ("unreachable_peers", described::unreachable_peers),
     ("callers_workspace", workspace::callers),
     ("batch_invariance", invariance::launches),
+    ("fp8_off", rounding::fp8_off),
 ];
 
 fn main() -> ExitCode {
