@@ -32,7 +32,8 @@ typedef struct {
 
 static const size_t RESERVED_BYTES = (size_t)1 << 40;
 static const size_t ALIGNMENT = 512;
-static const size_t GAP = 4096;  // between blocks, so that running past an end meets no other block
+static const size_t PAGE = 4096;  // what page-locked and unified memory is aligned to
+static const size_t GAP = 4096;   // between blocks, so that running past an end meets no other block
 
 static uint64_t next_address, end_address;
 static block* blocks;
@@ -44,6 +45,12 @@ void* grow(void* array, size_t count, size_t size) {
   void* larger = realloc(array, (count ? 2 * count : 1) * size);
   if (larger == NULL) abort();
   return larger;
+}
+
+static void* allocate_pages(size_t bytes) {
+  void* pages = aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
+  if (pages == NULL) abort();
+  return pages;
 }
 
 static int allocate(call* c, uint64_t* address, size_t bytes, context* owner, pool* from) {
@@ -286,8 +293,7 @@ int cuMemAllocManaged(uint64_t* address, size_t bytes, unsigned flags) {
   if (c.runs && (bytes == 0 || flags != ATTACH_GLOBAL)) {
     c.status = violation(c.function, INVALID_VALUE, "0 bytes, or attached to less than the whole machine");
   } else if (c.runs) {
-    unsigned char* storage = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-    if (storage == NULL) abort();
+    unsigned char* storage = allocate_pages(bytes);
     blocks = grow(blocks, block_count, sizeof *blocks);
     blocks[block_count++] = (block){(uint64_t)storage, bytes, storage, current_context, NULL, true};
     *address = (uint64_t)storage;
@@ -331,8 +337,7 @@ int cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
   call c = begin(__func__, NEEDS_CONTEXT);
   (void)flags;
   if (c.runs) {
-    *pointer = malloc(bytes);
-    if (*pointer == NULL) abort();
+    *pointer = allocate_pages(bytes);
     host_blocks = grow(host_blocks, host_block_count, sizeof *host_blocks);
     host_blocks[host_block_count++] = (host_block){*pointer, bytes};
     ++fake.books.host_blocks;
