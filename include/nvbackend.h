@@ -1517,9 +1517,10 @@ NVB_MUST_USE nvb_status nvb_stream_manager_create(const nvb_backend *backend,
 // Destroys the handle; NULL is fine. Streams that are still given out live until they are destroyed.
 nvb_status nvb_stream_manager_destroy(nvb_stream_manager *manager);
 
-// Writes a handle to the least loaded stream of `priority` (0 normal, negative more urgent): the one with the fewest
-// handles, among these one without unfinished work, among these the one that rested longest. A new stream is made while
-// all are in use and the limit allows. Give it back with `nvb_stream_destroy`; its work then runs to its end.
+// Writes a handle to the least loaded stream of `priority` (0 normal, negative more urgent; clamped to what the device
+// offers): the one with the fewest handles, among these one without unfinished work, among these the one that rested
+// longest. A new stream is made while all are in use and the limit allows. Give it back with `nvb_stream_destroy`; its
+// work then runs to its end.
 NVB_MUST_USE nvb_status nvb_stream_manager_acquire(nvb_stream_manager *manager, int32_t priority, nvb_stream **stream);
 
 // Waits for the work of every stream of the manager, and returns the first error that any of it met.

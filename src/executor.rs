@@ -28,6 +28,7 @@ use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -187,6 +188,11 @@ pub trait Executor: Send + Sync {
         Ok(())
     }
 
+    /// The priorities that streams have, the most urgent first. By default those of today's GPUs, so that an engine meets
+    /// the same streams everywhere.
+    fn stream_priorities(&self) -> Result<RangeInclusive<i32>> {
+        Ok(-5..=0)
+    }
     fn stream_create(&self, priority: i32) -> Result<RawHandle>;
     fn stream_destroy(&self, stream: RawHandle);
     /// Gives back what the executor keeps for a stream that it does not own, because nobody will name it again.

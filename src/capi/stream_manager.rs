@@ -77,9 +77,10 @@ pub unsafe extern "C" fn nvb_stream_manager_destroy(manager: *mut nvb_stream_man
     guard!(nvb_stream_manager_destroy, { STREAM_MANAGERS.remove(manager) })
 }
 
-/// Writes a handle to the least loaded stream of `priority` (0 normal, negative more urgent): the one with the fewest
-/// handles, among these one without unfinished work, among these the one that rested longest. A new stream is made while
-/// all are in use and the limit allows. Give it back with `nvb_stream_destroy`; its work then runs to its end.
+/// Writes a handle to the least loaded stream of `priority` (0 normal, negative more urgent; clamped to what the device
+/// offers): the one with the fewest handles, among these one without unfinished work, among these the one that rested
+/// longest. A new stream is made while all are in use and the limit allows. Give it back with `nvb_stream_destroy`; its
+/// work then runs to its end.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_stream_manager_acquire(
     manager: *mut nvb_stream_manager,

@@ -14,7 +14,7 @@ extern "C" {
 
 /// What the executor and the device query call. Drivers for the CUDA version that this library is built with have all
 /// of them.
-const FUNCTIONS: [&CStr; 39] = [
+const FUNCTIONS: [&CStr; 40] = [
     c"cuInit",
     c"cuDriverGetVersion",
     c"cuDeviceGetCount",
@@ -31,6 +31,7 @@ const FUNCTIONS: [&CStr; 39] = [
     c"cuCtxSetCurrent",
     c"cuCtxSynchronize",
     c"cuCtxEnablePeerAccess",
+    c"cuCtxGetStreamPriorityRange",
     c"cuMemGetInfo_v2",
     c"cuMemAlloc_v2",
     c"cuMemFree_v2",

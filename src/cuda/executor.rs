@@ -351,6 +351,14 @@ impl Executor for CudaExecutor {
         managed::prefetch(pointer, bytes, to_host, self.device.ordinal, stream, &self.context)
     }
 
+    fn stream_priorities(&self) -> Result<std::ops::RangeInclusive<i32>> {
+        let _guard = self.enter()?;
+        let (mut least, mut most) = (0, 0);
+        // SAFETY: valid pointers.
+        let result = unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut most) };
+        self.check(result, "asking for the priorities of streams").map(|()| most.min(least)..=least)
+    }
+
     fn stream_create(&self, priority: i32) -> Result<RawHandle> {
         let _guard = self.enter()?;
         let mut stream = std::ptr::null_mut();

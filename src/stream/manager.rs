@@ -7,6 +7,7 @@
 use super::Stream;
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,6 +18,8 @@ pub struct StreamManager {
     executor: Arc<dyn Executor>,
     /// Streams of one priority at most.
     limit: usize,
+    /// What the device distinguishes: other priorities are the nearest of these.
+    priorities: RangeInclusive<i32>,
     slots: Mutex<Slots>,
 }
 
@@ -60,12 +63,14 @@ impl StreamManager {
                 .with_limit(limit as u64, MAX_STREAMS as u64));
         }
         let limit = if limit == 0 { 4 } else { limit };
-        Ok(StreamManager { executor: executor.clone(), limit, slots: Mutex::default() })
+        let priorities = executor.stream_priorities()?;
+        Ok(StreamManager { executor: executor.clone(), limit, priorities, slots: Mutex::default() })
     }
 
-    /// The least loaded stream of this priority (0 normal, negative more urgent). It goes back when the returned object
+    /// The least loaded stream of this priority (0 normal, negative more urgent; clamped to what the device offers). It goes back when the returned object
     /// is dropped; several users may share one, whose work then runs in the order in which it was queued.
     pub fn acquire(&self, priority: i32) -> Result<Stream> {
+        let priority = priority.clamp(*self.priorities.start(), *self.priorities.end());
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let mut best: Option<((usize, bool, usize), Arc<Slot>)> = None;
         let mut count = 0;
@@ -160,6 +165,15 @@ mod tests {
         assert_ne!(normal.raw(), urgent.raw());
         assert_eq!(manager.acquire(-1).unwrap().raw(), urgent.raw());
         manager.synchronize().unwrap();
+    }
+
+    #[test]
+    fn priorities_beyond_the_device_share_its_streams() {
+        let manager = manager(1);
+        let streams: Vec<Stream> = (-50..50).map(|priority| manager.acquire(priority).unwrap()).collect();
+        assert_eq!(manager.get_statistics().unwrap().streams, 6, "-5 to 0");
+        assert_eq!((streams[0].raw(), streams[99].raw()), (streams[45].raw(), streams[50].raw()));
+        assert_ne!(streams[45].raw(), streams[46].raw());
     }
 
     #[test]

@@ -6,7 +6,11 @@
 struct stream {
   bool dead;
   int64_t polls;  // queries until the queued work counts as finished
+  int priority;
 };
+
+// Numerically lower is more urgent.
+enum { LEAST_PRIORITY = 0, GREATEST_PRIORITY = -5 };
 
 typedef struct {
   bool dead;
@@ -34,12 +38,34 @@ void enqueue(stream* queue) {
 int cuStreamCreateWithPriority(stream** created, unsigned flags, int priority) {
   call c = begin(__func__, NEEDS_CONTEXT);
   (void)flags;
-  (void)priority;
   if (c.runs) {
     // Never given back, so that a handle that is used too long is recognised.
     *created = calloc(1, sizeof **created);
     if (*created == NULL) abort();
+    (*created)->priority = priority > LEAST_PRIORITY      ? LEAST_PRIORITY
+                           : priority < GREATEST_PRIORITY ? GREATEST_PRIORITY
+                                                          : priority;
     ++fake.books.streams;
+  }
+  return finish(c);
+}
+
+int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  if (c.runs) {
+    *least = LEAST_PRIORITY;
+    *greatest = GREATEST_PRIORITY;
+  }
+  return finish(c);
+}
+
+int cuStreamGetPriority(void* handle, int* priority) {
+  call c = begin(__func__, stream_flags(handle));
+  const stream* queue = c.runs ? live_stream(c.function, handle) : NULL;
+  if (queue != NULL) {
+    *priority = queue->priority;
+  } else if (c.runs) {
+    c.status = INVALID_HANDLE;
   }
   return finish(c);
 }

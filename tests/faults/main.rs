@@ -16,6 +16,7 @@ mod memory;
 mod operations;
 mod rounding;
 mod runtime;
+mod streams;
 mod sweep;
 mod workspace;
 
@@ -27,7 +28,7 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 26] = [
+const CHECKS: [(&str, Check); 28] = [
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
     ("sweep_pools", |file| sweep(file, Scenario { ranges: false, ..PLAIN })),
     ("sweep_no_pools", |file| sweep(file, Scenario { ranges: false, pools: false, ..PLAIN })),
@@ -54,6 +55,8 @@ const CHECKS: [(&str, Check); 26] = [
     ("callers_workspace", workspace::callers),
     ("batch_invariance", invariance::launches),
     ("fp8_off", rounding::fp8_off),
+    ("stream_priorities", streams::priorities),
+    ("busy_streams", streams::busy_streams),
 ];
 
 fn main() -> ExitCode {
