@@ -2564,7 +2564,8 @@ typedef struct {
   size_t struct_size;
   // Calls that were queued without an error.
   uint64_t calls;
-  // Those among them that have finished and are in the figures below.
+  // Those among them that have finished and are in the figures below. A call that is queued while 4096 measured calls of
+  // the backend have not finished is never timed, nor is one for which the driver refuses the events.
   uint64_t timed_calls;
   // Seconds between the start and the end of the calls on their streams, summed; on a GPU with the gap before each
   // kernel, which is what counts for calls of a few microseconds.

@@ -35,7 +35,8 @@ pub struct nvb_operation_metrics {
     pub struct_size: usize,
     /// Calls that were queued without an error.
     pub calls: u64,
-    /// Those among them that have finished and are in the figures below.
+    /// Those among them that have finished and are in the figures below. A call that is queued while 4096 measured calls of
+    /// the backend have not finished is never timed, nor is one for which the driver refuses the events.
     pub timed_calls: u64,
     /// Seconds between the start and the end of the calls on their streams, summed; on a GPU with the gap before each
     /// kernel, which is what counts for calls of a few microseconds.

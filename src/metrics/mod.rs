@@ -2,11 +2,12 @@
 //!
 //! Off, a call costs one relaxed load. On, an event is recorded before and after the operation on its stream, and read
 //! when it has finished, so measuring never waits; a stretch between two events on a GPU holds the launch gap too. Calls
-//! on a stream under capture do not run and are not counted.
+//! on a stream under capture do not run and are not counted. Measuring that fails leaves a call without its time and does
+//! not keep it from running.
 
 pub mod nvtx;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operation::{Operation, OperationKind};
 use crate::ops::Cost;
 use crate::stream::{Event, Stream};
@@ -67,6 +68,8 @@ fn rate(amount: f64, seconds: f64) -> f64 {
 #[derive(Default)]
 pub struct Metrics {
     enabled: AtomicBool,
+    /// Whether a failure to measure was logged as a warning.
+    warned: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -91,6 +94,7 @@ struct Stretch {
 
 impl Metrics {
     pub fn set_enabled(&self, enabled: bool) {
+        self.warned.fetch_and(!enabled, Ordering::Relaxed);
         self.enabled.store(enabled, Ordering::Relaxed);
     }
 
@@ -117,43 +121,55 @@ impl Metrics {
     /// Queues `op` and, when switched on, measures it.
     pub fn queue<O: Operation>(&self, op: &O, stream: &Stream) -> Result<()> {
         let run = || op.queue(&**stream.executor(), stream.raw());
-        if !self.is_enabled() || stream.executor().stream_is_capturing(stream.raw())? {
+        if !self.is_enabled() {
             return run();
         }
-        let Some(events) = self.begin(stream)? else {
-            run()?;
-            self.state().sums[O::KIND as usize].calls += 1;
-            return Ok(());
+        let events = match stream.executor().stream_is_capturing(stream.raw()) {
+            Ok(true) => return run(),
+            Ok(false) => self.begin(stream),
+            Err(error) => Err(error),
         };
-        let outcome = events.0.record(stream).and_then(|()| run()).and_then(|()| events.1.record(stream));
+        // What stands in the way of measuring does not stand in the way of the operation.
+        let events = self.unless_failed(events).flatten();
+        run()?;
+        let events = events.and_then(|events| self.unless_failed(events.1.record(stream)).map(|()| events));
         let mut state = self.state();
-        if let Err(error) = outcome {
-            state.spare.push(events);
-            return Err(error);
-        }
-        let generation = state.generation;
         state.sums[O::KIND as usize].calls += 1;
-        state.pending.push(Stretch { kind: O::KIND, cost: op.cost(), events, generation });
+        if let Some(events) = events {
+            let generation = state.generation;
+            state.pending.push(Stretch { kind: O::KIND, cost: op.cost(), events, generation });
+        }
         Ok(())
     }
 
-    /// A pair of events for one stretch; `None` when too many are pending.
+    /// A pair of events for one stretch, the first recorded; `None` when too many are pending.
     fn begin(&self, stream: &Stream) -> Result<Option<(Event, Event)>> {
         let mut state = self.state();
         state.begun += 1;
         if state.begun >= COLLECT_EVERY || state.pending.len() >= MAX_PENDING {
             state.begun = 0;
-            state.collect()?;
+            self.unless_failed(state.collect());
         }
         if state.pending.len() >= MAX_PENDING {
             return Ok(None);
         }
         let spare = state.spare.pop();
         drop(state);
-        match spare {
-            Some(events) => Ok(Some(events)),
-            None => Ok(Some((Event::new(stream.executor())?, Event::new(stream.executor())?))),
-        }
+        let events = match spare {
+            Some(events) => events,
+            None => (Event::new(stream.executor())?, Event::new(stream.executor())?),
+        };
+        events.0.record(stream)?;
+        Ok(Some(events))
+    }
+
+    /// The value, or a line in the log: a warning for the first failure since profiling was switched on.
+    fn unless_failed<T>(&self, outcome: Result<T>) -> Option<T> {
+        let note = |error: Error| {
+            let level = if self.warned.swap(true, Ordering::Relaxed) { log::Level::Debug } else { log::Level::Warn };
+            log::log!(target: "nvbackend::metrics", level, "calls are counted without their time: {error}");
+        };
+        outcome.map_err(note).ok()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

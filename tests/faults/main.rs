@@ -14,6 +14,7 @@ mod invariance;
 mod lost;
 mod memory;
 mod operations;
+mod profiling;
 mod rounding;
 mod runtime;
 mod streams;
@@ -28,7 +29,7 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 28] = [
+const CHECKS: [(&str, Check); 29] = [
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
     ("sweep_pools", |file| sweep(file, Scenario { ranges: false, ..PLAIN })),
     ("sweep_no_pools", |file| sweep(file, Scenario { ranges: false, pools: false, ..PLAIN })),
@@ -57,6 +58,7 @@ const CHECKS: [(&str, Check); 28] = [
     ("fp8_off", rounding::fp8_off),
     ("stream_priorities", streams::priorities),
     ("busy_streams", streams::busy_streams),
+    ("unmeasured_calls", profiling::unmeasured),
 ];
 
 fn main() -> ExitCode {
