@@ -259,7 +259,7 @@ impl Backend {
 fn summary(device: &Device) -> String {
     let yes_or_no = |feature| if device.features.has(feature) { "yes" } else { "no" };
     let place = match device.kind {
-        Kind::Cpu => format!("{} threads", device.multiprocessors),
+        Kind::Cpu => format!("{}, {} threads", device.architecture, device.multiprocessors),
         _ => format!(
             "{}, compute capability {}.{}, {} multiprocessors, {} GPUs in the machine",
             device.architecture,
@@ -376,8 +376,8 @@ mod tests {
         let line = summary(&gpu);
         assert!(line.starts_with("backend on cuda:0 (H200): Hopper, compute capability 9.0, 132 multi"), "{line}");
         assert!(line.ends_with("144384 MiB, BF16 yes, FP8 yes"), "{line}");
-        let cpu = Device { multiprocessors: 8, ..Device::new(Kind::Cpu, 0) };
-        assert_eq!(summary(&cpu), "backend on cpu (): 8 threads, 0 MiB, BF16 no, FP8 no");
+        let cpu = Device { architecture: "aarch64".into(), multiprocessors: 8, ..Device::new(Kind::Cpu, 0) };
+        assert_eq!(summary(&cpu), "backend on cpu (): aarch64, 8 threads, 0 MiB, BF16 no, FP8 no");
     }
 
     #[test]
