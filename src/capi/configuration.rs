@@ -121,7 +121,8 @@ pub unsafe extern "C" fn nvb_configuration_get(
 }
 
 /// Changes the fields that a JSON object names: {"preset": "throughput", "memory": {"limit_fraction": 0.8}}. "preset"
-/// sets all other fields first. Nothing changes on an error.
+/// sets all other fields first. Whole numbers may be written as floats (8e9). A field that is given twice is an error.
+/// Nothing changes on an error.
 /// Errors: `NVB_ERROR_CONFIGURATION`: a field, its value and what is allowed, or the line and column of what is no JSON.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_configuration_apply_json(

@@ -108,6 +108,17 @@ pub fn find(path: &str) -> Result<&'static Field> {
     Err(wrong(format!("{path:?} is no field of a configuration; there are {}", names.join(", "))))
 }
 
+/// Refuses an object of this path that no field lies in.
+pub(super) fn check_folder(path: &str) -> Result<()> {
+    if FIELDS.iter().any(|field| field.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'))) {
+        return Ok(());
+    }
+    if path != "preset" {
+        find(path)?;
+    }
+    Err(wrong(format!("{path} is an object; a single value is needed")))
+}
+
 impl Field {
     pub fn get(&self, configuration: &Configuration) -> Value {
         (self.get)(configuration)
@@ -115,9 +126,10 @@ impl Field {
 
     /// Leaves the configuration alone if the value is not allowed.
     pub fn set(&self, configuration: &mut Configuration, value: Value) -> Result<()> {
-        // A whole number is a number too.
+        // A whole number is a number too, and may have been written as one: 8e9.
         let value = match (&self.allowed, value) {
             (Allowed::Fraction, Value::Integer(number)) => Value::Number(number as f64),
+            (Allowed::Integer(..), Value::Number(number)) if is_whole(number) => Value::Integer(number as u64),
             (_, value) => value,
         };
         self.check(&value)?;
@@ -183,6 +195,10 @@ impl fmt::Display for Allowed {
             Allowed::Boolean => formatter.write_str("true or false"),
         }
     }
+}
+
+fn is_whole(number: f64) -> bool {
+    number.fract() == 0.0 && (0.0..u64::MAX as f64).contains(&number)
 }
 
 pub(super) fn wrong(message: String) -> Error {

@@ -1,6 +1,6 @@
 //! A configuration as JSON: objects within objects, one entry a field, and "preset" to start from.
 
-use super::field::{find, wrong, Value, FIELDS};
+use super::field::{check_folder, find, wrong, Value, FIELDS};
 use super::{Configuration, Preset};
 use crate::error::Result;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -12,7 +12,7 @@ impl Configuration {
     pub fn apply_json(&mut self, text: &str) -> Result<()> {
         let mut entries = Vec::new();
         let mut deserializer = serde_json::Deserializer::from_str(text);
-        Entries { path: String::new(), entries: &mut entries }
+        Entries { path: None, entries: &mut entries }
             .deserialize(&mut deserializer)
             .and_then(|()| deserializer.end())
             .map_err(|error| wrong(format!("the configuration's JSON: {error}")))?;
@@ -60,7 +60,8 @@ impl Configuration {
 /// Reads objects into (path, value) entries, and refuses what a configuration cannot hold. serde_json's own objects
 /// would keep the last of two entries of one name.
 struct Entries<'a> {
-    path: String,
+    /// Of the object or value that is read; `None`: the whole text.
+    path: Option<String>,
     entries: &'a mut Vec<(String, Value)>,
 }
 
@@ -73,11 +74,17 @@ impl<'de> DeserializeSeed<'de> for Entries<'_> {
 }
 
 impl Entries<'_> {
+    fn name(&self) -> &str {
+        self.path.as_deref().unwrap_or_default()
+    }
+
     fn take<E: serde::de::Error>(self, value: Value) -> std::result::Result<(), E> {
-        if self.path.is_empty() {
-            return Err(E::custom(format!("{value} is no object")));
+        let path = self.path.ok_or_else(|| E::custom(format!("{value} is no object")))?;
+        // By a nested and by a dotted name.
+        if self.entries.iter().any(|(known, _)| *known == path) {
+            return Err(E::custom(format!("{path} is given twice")));
         }
-        self.entries.push((self.path, value));
+        self.entries.push((path, value));
         Ok(())
     }
 }
@@ -90,24 +97,27 @@ impl<'de> Visitor<'de> for Entries<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<(), A::Error> {
+        if let Some(path) = &self.path {
+            check_folder(path).map_err(|error| A::Error::custom(error.message))?;
+        }
         let mut names = Vec::new();
         while let Some(name) = map.next_key::<String>()? {
-            let path = if self.path.is_empty() { name.clone() } else { format!("{}.{name}", self.path) };
+            let path = self.path.as_ref().map_or_else(|| name.clone(), |folder| format!("{folder}.{name}"));
             if names.contains(&name) {
                 return Err(A::Error::custom(format!("{path} is given twice")));
             }
             names.push(name);
-            map.next_value_seed(Entries { path, entries: &mut *self.entries })?;
+            map.next_value_seed(Entries { path: Some(path), entries: &mut *self.entries })?;
         }
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, _list: A) -> std::result::Result<(), A::Error> {
-        Err(A::Error::custom(format!("\"{}\" is a list; a single value is needed", self.path)))
+        Err(A::Error::custom(format!("\"{}\" is a list; a single value is needed", self.name())))
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<(), E> {
-        Err(E::custom(format!("\"{}\" is null; leave it out for its default", self.path)))
+        Err(E::custom(format!("\"{}\" is null; leave it out for its default", self.name())))
     }
 
     fn visit_bool<E: serde::de::Error>(self, truth: bool) -> std::result::Result<(), E> {
@@ -166,6 +176,18 @@ mod tests {
     }
 
     #[test]
+    fn whole_numbers_may_be_written_as_floats() {
+        let mut configuration = Configuration::default();
+        configuration
+            .apply_json(r#"{"threads": 1.0, "memory": {"limit": 8e9, "initial": 1e3, "margin": -0.0}}"#)
+            .unwrap();
+        assert_eq!((configuration.threads, configuration.memory.margin), (1, 0));
+        assert_eq!((configuration.memory.limit, configuration.memory.initial), (8_000_000_000, 1000));
+        configuration.apply_json(r#"{"memory.limit": 3000, "memory": {"initial": 2, "growth": true}}"#).unwrap();
+        assert_eq!((configuration.memory.limit, configuration.memory.initial), (3000, 2));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let cases = [
             (r#"{"threads": "many"}"#, "threads is \"many\""),
@@ -173,6 +195,18 @@ mod tests {
             (r#"{"threads": 1.5}"#, "threads is 1.5"),
             (r#"{"memory": {"limt": 1}}"#, "memory.limit"),
             (r#"{"memory": 7}"#, "\"memory\" is no field"),
+            (r#"{"nope": {}}"#, "\"nope\" is no field of a configuration; there are device"),
+            (r#"{"": {"threads": 3}}"#, "\"\" is no field"),
+            (r#"{"": 3}"#, "\"\" is no field"),
+            (r#"{"memory": {"": 3}}"#, "\"memory.\" is no field"),
+            (r#"{"memory": {"limit": {}}}"#, "memory.limit is an object; a single value is needed"),
+            (r#"{"threads": {"threads": 3}}"#, "threads is an object"),
+            (r#"{"preset": {}}"#, "preset is an object"),
+            (r#"{"memory": {"limit": 1}, "memory.limit": 2}"#, "memory.limit is given twice"),
+            (r#"{"memory.limit": 1, "memory": {"limit": 2}}"#, "memory.limit is given twice"),
+            (r#"{"memory.limit": 1, "memory.limit": 1}"#, "memory.limit is given twice"),
+            (r#"{"memory": {"initial": 1}, "memory": {"limit": 2}}"#, "memory is given twice"),
+            (r#"{"threads": 1e30}"#, "threads is 1000000000000000000000000000000;"),
             (r#"{"fp8": null}"#, "\"fp8\" is null"),
             (r#"{"device": ["cpu"]}"#, "\"device\" is a list"),
             (r#"{"threads": 1, "threads": 2}"#, "threads is given twice"),
