@@ -33,7 +33,7 @@ pub struct BackendOptions {
     /// CPU threads; 0: one for each core this process may run on
     pub threads: usize,
     /// 0: the device's own; else kernels of an older architecture, such as 80 on a 9.0 GPU
-    pub force_architecture: i32,
+    pub force_architecture: u32,
     /// Skips cuBLASLt even where it is present, so that only the library's own kernels run.
     pub own_kernels_only: bool,
     /// Lets products with FP8 and INT8 weights and many rows round their input to 8 bits, a scale a row: faster, and less
@@ -91,8 +91,12 @@ pub fn parse_device(text: &str) -> Result<Choice> {
         "cuda" => return Ok(Choice::Cuda(0)),
         _ => {}
     }
-    let ordinal = text.strip_prefix("cuda:").and_then(|digits| digits.parse::<u16>().ok());
-    ordinal.map(|ordinal| Choice::Cuda(ordinal.into())).ok_or_else(|| {
+    let ordinal = |kind: &str| {
+        // `parse` would take a sign.
+        let digits = text.strip_prefix(kind).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
+        digits.parse::<u16>().ok().map(i32::from)
+    };
+    ordinal("cuda:").map(Choice::Cuda).ok_or_else(|| {
         Error::new(
             Status::Configuration,
             format!("device is \"{text}\"; \"auto\", \"cpu\", \"cuda\" or \"cuda:N\" is needed"),
@@ -417,7 +421,7 @@ mod tests {
     fn device_names_are_parsed_exactly() {
         assert_eq!(parse_device("auto").unwrap(), Choice::Auto);
         assert_eq!(parse_device("cuda:3").unwrap(), Choice::Cuda(3));
-        for wrong in ["gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", "cuda:99999999"] {
+        for wrong in ["gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda: 1", "cuda:x", "CPU", "cuda:99999999"] {
             assert_eq!(parse_device(wrong).unwrap_err().status, Status::Configuration, "{wrong}");
         }
     }

@@ -170,7 +170,7 @@ pub unsafe extern "C" fn nvb_backend_create(
             // SAFETY: as above.
             chosen.tuning_file = unsafe { text("tuning_file", options.tuning_file)? };
             chosen.threads = options.threads as usize;
-            chosen.force_architecture = options.force_architecture as i32;
+            chosen.force_architecture = options.force_architecture;
             chosen.own_kernels_only = match options.own_kernels_only {
                 0 => false,
                 1 => true,

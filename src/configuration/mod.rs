@@ -218,7 +218,7 @@ impl Configuration {
         BackendOptions {
             device: self.device.clone(),
             threads: self.threads as usize,
-            force_architecture: self.architecture as i32,
+            force_architecture: self.architecture as u32,
             own_kernels_only: !self.vendor_libraries || self.tensor_cores == Requirement::Off,
             quantized_activations: self.quantized_activations,
             batch_invariant: self.batch_invariant,

@@ -57,6 +57,8 @@ pub(crate) use linear_choice::tables as linear_tables;
 
 /// The oldest compute capability that the kernels are written for.
 const OLDEST: i32 = 70;
+/// The largest number that names an architecture.
+const NEWEST: u32 = 999;
 /// The newest compute capability whose kernels use no Tensor Cores.
 const PLAIN: i32 = 75;
 
@@ -123,7 +125,7 @@ pub fn check_usable(device: &DeviceInfo) -> Result<()> {
 }
 
 /// The option, else NVB_FORCE_ARCH, else 0.
-fn forced_architecture(option: i32) -> Result<i32> {
+fn forced_architecture(option: u32) -> Result<i32> {
     if option != 0 {
         return check_architecture("force_architecture", option);
     }
@@ -137,16 +139,32 @@ fn forced_architecture(option: i32) -> Result<i32> {
     }
 }
 
-fn check_architecture(name: &str, value: i32) -> Result<i32> {
-    if (OLDEST..1000).contains(&value) {
-        return Ok(value);
+fn check_architecture(name: &str, value: u32) -> Result<i32> {
+    if (OLDEST as u32..=NEWEST).contains(&value) {
+        return Ok(value as i32);
     }
     Err(Error::new(
         Status::Configuration,
-        format!("{name} is {value}; {OLDEST} or more is needed (80 for compute capability 8.0)"),
+        format!("{name} is {value}; 0 or a number from {OLDEST} to {NEWEST} is needed (80 for compute capability 8.0)"),
     ))
 }
 
 fn built_architectures() -> &'static str {
     option_env!("NVB_BUILD_ARCHITECTURES").unwrap_or("")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_that_are_none_are_named_with_what_is_allowed() {
+        assert_eq!(check_architecture("force_architecture", 999).unwrap(), 999);
+        for value in [1, 69, 1000, u32::MAX] {
+            let error = check_architecture("force_architecture", value).unwrap_err();
+            assert_eq!(error.status, Status::Configuration);
+            let text = format!("force_architecture is {value}; 0 or a number from 70 to 999 is needed");
+            assert!(error.message.starts_with(&text), "{error}");
+        }
+    }
 }
