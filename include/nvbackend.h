@@ -64,7 +64,7 @@ typedef struct nvb_backend nvb_backend;
 //   the bit whatever the number and the content of the other rows; slower, see docs/tuning.md
 // - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
 // - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
-// - `memory.margin`: bytes left to others; 0: the library's choice
+// - `memory.margin`: bytes left to others; 0: the library's choice; "none": none
 // - `memory.unified`: whether unified memory may serve what does not fit
 // - `timing.profiling`: whether profiling is on from the start
 // - `logging.level`: "off", "error", "warning", "info", "debug", "trace"

@@ -1,6 +1,6 @@
 //! Every field of a configuration by its path: how to read and write it, and what it may be.
 
-use super::{AttentionKernels, Configuration, LogLevel, Precision, Requirement};
+use super::{AttentionKernels, Configuration, LogLevel, Precision, Requirement, NO_MARGIN};
 use crate::backend::parse_device;
 use crate::error::{Error, Result, Status};
 use crate::registry::{kernels, LINEAR};
@@ -30,6 +30,8 @@ enum Allowed {
     Choice(&'static [&'static str]),
     /// 0, or from the first to the second.
     Integer(u64, u64),
+    /// Bytes as in `BYTES`, or "none", which is kept as `NO_MARGIN`.
+    Margin,
     /// The name of one of any device's kernels, or "".
     LinearKernel,
     /// A path, or "".
@@ -63,7 +65,9 @@ macro_rules! fields {
     };
 }
 
-const BYTES: Allowed = Allowed::Integer(0, 1 << 50);
+const MOST_BYTES: u64 = 1 << 50;
+const BYTES: Allowed = Allowed::Integer(0, MOST_BYTES);
+const NONE: &str = "none";
 
 pub const FIELDS: &[Field] = fields! {
     "device": Allowed::Device, Text, |c| c.device.clone(), |c, v| c.device = v;
@@ -87,7 +91,7 @@ pub const FIELDS: &[Field] = fields! {
     "memory.growth": Allowed::Boolean, Boolean, |c| c.memory.growth, |c, v| c.memory.growth = v;
     "memory.limit": BYTES, Integer, |c| c.memory.limit, |c, v| c.memory.limit = v;
     "memory.limit_fraction": Allowed::Fraction, Number, |c| c.memory.limit_fraction, |c, v| c.memory.limit_fraction = v;
-    "memory.margin": BYTES, Integer, |c| c.memory.margin, |c, v| c.memory.margin = v;
+    "memory.margin": Allowed::Margin, Integer, |c| c.memory.margin, |c, v| c.memory.margin = v;
     "memory.unified": Allowed::Boolean, Boolean, |c| c.memory.unified, |c, v| c.memory.unified = v;
     "timing.profiling": Allowed::Boolean, Boolean, |c| c.timing.profiling, |c, v| c.timing.profiling = v;
     "logging.level": Allowed::Choice(LogLevel::NAMES), Text, |c| c.logging.level.name().to_string(),
@@ -121,7 +125,10 @@ pub(super) fn check_folder(path: &str) -> Result<()> {
 
 impl Field {
     pub fn get(&self, configuration: &Configuration) -> Value {
-        (self.get)(configuration)
+        match (&self.allowed, (self.get)(configuration)) {
+            (Allowed::Margin, Value::Integer(NO_MARGIN)) => Value::Text(NONE.to_string()),
+            (_, value) => value,
+        }
     }
 
     /// Leaves the configuration alone if the value is not allowed.
@@ -129,10 +136,16 @@ impl Field {
         // A whole number is a number too, and may have been written as one: 8e9.
         let value = match (&self.allowed, value) {
             (Allowed::Fraction, Value::Integer(number)) => Value::Number(number as f64),
-            (Allowed::Integer(..), Value::Number(number)) if is_whole(number) => Value::Integer(number as u64),
+            (Allowed::Integer(..) | Allowed::Margin, Value::Number(number)) if is_whole(number) => {
+                Value::Integer(number as u64)
+            }
             (_, value) => value,
         };
         self.check(&value)?;
+        let value = match (&self.allowed, value) {
+            (Allowed::Margin, Value::Text(_)) => Value::Integer(NO_MARGIN),
+            (_, value) => value,
+        };
         (self.set)(configuration, value);
         Ok(())
     }
@@ -143,7 +156,9 @@ impl Field {
             Allowed::Device | Allowed::Choice(_) | Allowed::LinearKernel | Allowed::Path => {
                 Value::Text(text.to_string())
             }
-            Allowed::Integer(..) => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Integer),
+            Allowed::Integer(..) | Allowed::Margin => {
+                text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Integer)
+            }
             Allowed::Fraction => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Number),
             Allowed::Boolean => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Boolean),
         };
@@ -160,6 +175,8 @@ impl Field {
             }
             (Allowed::Path, Value::Text(text)) => !text.contains('\0'),
             (Allowed::Integer(first, last), Value::Integer(number)) => *number == 0 || (first..=last).contains(&number),
+            (Allowed::Margin, Value::Integer(number)) => *number <= MOST_BYTES,
+            (Allowed::Margin, Value::Text(text)) => text == NONE,
             (Allowed::Fraction, Value::Number(number)) => (0.0..=1.0).contains(number),
             (Allowed::Boolean, Value::Boolean(_)) => true,
             _ => false,
@@ -170,6 +187,7 @@ impl Field {
         let error = wrong(format!("{} is {value}; {} is needed", self.path, self.allowed));
         Err(match (&self.allowed, value) {
             (Allowed::Integer(_, last), Value::Integer(number)) => error.with_limit(*number, *last),
+            (Allowed::Margin, Value::Integer(number)) => error.with_limit(*number, MOST_BYTES),
             _ => error,
         })
     }
@@ -191,6 +209,7 @@ impl fmt::Display for Allowed {
             Allowed::Path => formatter.write_str("a path"),
             Allowed::Integer(0, last) => write!(formatter, "a whole number from 0 to {last}"),
             Allowed::Integer(first, last) => write!(formatter, "0 or a whole number from {first} to {last}"),
+            Allowed::Margin => write!(formatter, "\"{NONE}\" or a whole number from 0 to {MOST_BYTES}"),
             Allowed::Fraction => formatter.write_str("a number from 0 to 1"),
             Allowed::Boolean => formatter.write_str("true or false"),
         }
@@ -238,6 +257,13 @@ mod tests {
             ("memory.limit_fraction", "NaN", "memory.limit_fraction is NaN; "),
             ("memory.growth", "yes", "memory.growth is \"yes\"; true or false is needed"),
             ("memory.limit", "99999999999999999", "memory.limit is 99999999999999999; "),
+            ("memory.limit", "none", "memory.limit is \"none\"; a whole number"),
+            (
+                "memory.margin",
+                "no",
+                "memory.margin is \"no\"; \"none\" or a whole number from 0 to 1125899906842624 is",
+            ),
+            ("memory.margin", "18446744073709551615", "memory.margin is 18446744073709551615; "),
         ];
         for (path, text, message) in cases {
             let mut configuration = Configuration::default();
@@ -246,6 +272,21 @@ mod tests {
             assert_eq!(error.status, Status::Configuration);
             assert_eq!(configuration, Configuration::default(), "a refused value changes nothing");
         }
+    }
+
+    #[test]
+    fn no_margin_has_a_name() {
+        let mut configuration = Configuration::default();
+        let field = find("memory.margin").unwrap();
+        field.set_text(&mut configuration, "none").unwrap();
+        assert_eq!(configuration.memory.margin, NO_MARGIN);
+        assert_eq!(field.get(&configuration), Value::Text("none".to_string()));
+        configuration.validate().unwrap();
+        let mut copy = Configuration::default();
+        copy.apply_json(&configuration.to_json()).unwrap();
+        assert_eq!(copy, configuration);
+        copy.apply_json(r#"{"memory": {"margin": 1e3}}"#).unwrap();
+        assert_eq!(copy.memory.margin, 1000);
     }
 
     #[test]

@@ -120,7 +120,7 @@ pub struct MemoryConfiguration {
     pub limit: u64,
     /// The same as a part of the device's memory; 0: none. Not together with `limit`.
     pub limit_fraction: f64,
-    /// Bytes of the device that are left to others; 0: the manager's own choice.
+    /// Bytes of the device that are left to others; 0: the manager's own choice; [`NO_MARGIN`]: none.
     pub margin: u64,
     /// Whether unified memory may serve what does not fit.
     pub unified: bool,
@@ -273,13 +273,20 @@ impl MemoryConfiguration {
         };
         MemoryOptions {
             limit,
-            margin: if self.margin == 0 { Margin::Default } else { Margin::Bytes(self.margin) },
+            margin: match self.margin {
+                0 => Margin::Default,
+                NO_MARGIN => Margin::Bytes(0),
+                bytes => Margin::Bytes(bytes),
+            },
             initial_bytes: self.initial,
             spill: if self.unified { Spill::Managed } else { Spill::Never },
             ..MemoryOptions::default()
         }
     }
 }
+
+/// `MemoryConfiguration::margin` where nothing is left to others, "none" as text.
+pub const NO_MARGIN: u64 = u64::MAX;
 
 /// The newest architecture whose kernels use no Tensor Cores.
 const PLAIN_ARCHITECTURE: u64 = 75;
@@ -356,6 +363,8 @@ mod tests {
         let options = memory.options();
         assert_eq!((options.limit, options.margin), (Limit::Bytes(300), Margin::Bytes(5)));
         assert_eq!(options.spill, Spill::Managed);
+        memory.margin = NO_MARGIN;
+        assert_eq!(memory.options().margin, Margin::Bytes(0));
     }
 
     #[test]
