@@ -73,8 +73,11 @@ fn multiply_adds_per_clock(capability: i32) -> u64 {
     }
 }
 
-/// 16-bit multiply-adds per microsecond: comparable between GPUs only, as is all that ranks inside a class.
+/// 16-bit multiply-adds per microsecond: comparable between GPUs only or TPUs only, as is all that ranks inside a class.
 fn arithmetic(device: &Device) -> u64 {
+    if device.kind == Kind::Tpu {
+        return generation(device).operations() / 2_000_000;
+    }
     let per_clock = multiply_adds_per_clock(device.compute_capability);
     device.multiprocessors.max(0) as u64 * device.clock_mhz.max(0) as u64 * per_clock
 }
@@ -128,7 +131,10 @@ fn reason(device: &Device, workload: Workload) -> String {
             "prefill is bounded by arithmetic: {} multiprocessors at {} MHz",
             device.multiprocessors, device.clock_mhz
         ),
-        (Workload::Prefill, Kind::Tpu) => "prefill is bounded by arithmetic, which a TPU has much of".to_string(),
+        (Workload::Prefill, Kind::Tpu) => match generation(device).operations() {
+            0 => "prefill is bounded by arithmetic, which is not known of it".to_string(),
+            rate => format!("prefill is bounded by arithmetic: {} TFLOP/s in BF16", rate / 1_000_000_000_000),
+        },
         (Workload::Training, _) => format!(
             "training needs arithmetic and memory: {gigabytes:.0} GiB, {} BF16",
             if device.features.has(Features::BF16) { "with" } else { "without" }
@@ -164,6 +170,8 @@ mod tests {
         Device {
             name: generation.name().to_string(),
             architecture: generation.name().to_string(),
+            total_memory: generation.memory(),
+            peak_bandwidth: generation.bandwidth(),
             obstacle: "this build has no executor for TPUs".to_string(),
             ..Device::new(Kind::Tpu, ordinal)
         }
@@ -202,6 +210,27 @@ mod tests {
         let order = recommend(&devices, Workload::Prefill);
         assert_eq!(devices[order[1].index].name, "H100");
         assert_eq!(recommend(&devices, Workload::Decode)[1].index, 3, "decode still takes the H200's bandwidth");
+    }
+
+    #[test]
+    fn tpus_of_a_class_are_ranked_by_what_bounds_the_workload() {
+        let devices = [
+            tpu(0, Generation::V5e),
+            tpu(1, Generation::V4),
+            tpu(2, Generation::V5p),
+            tpu(3, Generation::V6e),
+            tpu(4, Generation::V7x),
+            tpu(5, Generation::Unknown),
+            tpu(6, Generation::V2),
+            tpu(7, Generation::V3),
+        ];
+        let order =
+            |workload| -> Vec<usize> { recommend(&devices, workload).iter().map(|place| place.index).collect() };
+        assert_eq!(order(Workload::Prefill), [4, 3, 2, 1, 0, 7, 6, 5]);
+        assert_eq!(order(Workload::Decode), [4, 2, 3, 1, 0, 7, 6, 5]);
+        let places = recommend(&devices, Workload::Prefill);
+        assert!(places[1].reason.contains("arithmetic: 918 TFLOP/s"), "{}", places[1].reason);
+        assert!(places[7].reason.contains("not known"), "{}", places[7].reason);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! TPUs: chips on the PCI bus or as device files, their generation, and the library that would drive them.
 //!
 //! Nothing is opened but the device files, and no metadata server is asked: libtpu itself may wait for one for minutes.
-//! Generations by PCI device number: the table of JAX (jax/_src/hardware_utils.py). Memory and bandwidth of a chip: the
-//! Cloud TPU documentation.
+//! Generations by PCI device number: the table of JAX (jax/_src/hardware_utils.py). Memory, bandwidth and
+//! arithmetic of a chip: the Cloud TPU documentation (cloud.google.com/tpu/docs/system-architecture-tpu-vm).
 
 use super::system::System;
 use std::path::PathBuf;
@@ -26,18 +26,21 @@ struct Published {
     accelerator_type: &'static str,
     memory: u64,
     bandwidth: u64,
+    /// BF16 operations per second.
+    operations: u64,
 }
 
 const GB: u64 = 1_000_000_000;
+const TERA: u64 = 1_000_000_000_000;
 
 const PUBLISHED: [Published; 7] = [
-    row(Generation::V7x, "TPU7x", "tpu7x", 192 << 30, 7380 * GB),
-    row(Generation::V6e, "TPU v6e", "v6e", 32 << 30, 1640 * GB),
-    row(Generation::V5p, "TPU v5p", "v5p", 95 << 30, 2765 * GB),
-    row(Generation::V5e, "TPU v5e", "v5litepod", 16 << 30, 819 * GB),
-    row(Generation::V4, "TPU v4", "v4", 32 << 30, 1228 * GB),
-    row(Generation::V3, "TPU v3", "v3", 32 << 30, 900 * GB),
-    row(Generation::V2, "TPU v2", "v2", 16 << 30, 700 * GB),
+    row(Generation::V7x, "TPU7x", "tpu7x", 192 << 30, 7380 * GB, 2307 * TERA),
+    row(Generation::V6e, "TPU v6e", "v6e", 32 << 30, 1640 * GB, 918 * TERA),
+    row(Generation::V5p, "TPU v5p", "v5p", 95 << 30, 2765 * GB, 459 * TERA),
+    row(Generation::V5e, "TPU v5e", "v5litepod", 16 << 30, 819 * GB, 197 * TERA),
+    row(Generation::V4, "TPU v4", "v4", 32 << 30, 1228 * GB, 275 * TERA),
+    row(Generation::V3, "TPU v3", "v3", 32 << 30, 900 * GB, 123 * TERA),
+    row(Generation::V2, "TPU v2", "v2", 16 << 30, 700 * GB, 46 * TERA),
 ];
 
 const fn row(
@@ -46,8 +49,9 @@ const fn row(
     accelerator_type: &'static str,
     memory: u64,
     bandwidth: u64,
+    operations: u64,
 ) -> Published {
-    Published { generation, name, accelerator_type, memory, bandwidth }
+    Published { generation, name, accelerator_type, memory, bandwidth, operations }
 }
 
 impl Generation {
@@ -67,6 +71,11 @@ impl Generation {
     /// Bytes per second of a chip's memory; 0 likewise.
     pub fn bandwidth(self) -> u64 {
         self.published().map_or(0, |row| row.bandwidth)
+    }
+
+    /// BF16 operations of a chip per second; 0 likewise.
+    pub fn operations(self) -> u64 {
+        self.published().map_or(0, |row| row.operations)
     }
 
     fn of_pci(device: &str, subsystem: &str) -> Option<Generation> {
