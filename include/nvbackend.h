@@ -811,7 +811,8 @@ typedef struct {
 //
 // On CUDA this retains the device's primary context, which the engine and the CUDA runtime share.
 // Errors: `NVB_ERROR_CONFIGURATION` (an option; the text lists the kernels if it is `linear_kernel`), `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason),
-// `NVB_ERROR_DEVICE` (no such ordinal), `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`.
+// `NVB_ERROR_DEVICE` (no such ordinal), `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`,
+// `NVB_ERROR_UNSUPPORTED` (a TPU).
 NVB_MUST_USE nvb_status nvb_backend_create(const nvb_backend_options *options,
                               nvb_backend **backend);
 
@@ -993,7 +994,8 @@ typedef struct {
   uint32_t kind;
   // 1 if a backend can be created on it; else `reason` says what stands in the way.
   uint32_t runnable;
-  // For `nvb_backend_options.device`.
+  // For `nvb_backend_options.device`; "tpu:N" is answered with `NVB_ERROR_UNSUPPORTED`, as there is no executor for TPUs
+  // yet.
   char device[16];
   char name[128];
   // Why it stands at this place.

@@ -81,6 +81,8 @@ pub enum Choice {
     Auto,
     Cpu,
     Cuda(i32),
+    /// Which no executor is there for.
+    Tpu(i32),
 }
 
 /// What `BackendOptions::device` names.
@@ -96,7 +98,8 @@ pub fn parse_device(text: &str) -> Result<Choice> {
         let digits = text.strip_prefix(kind).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
         digits.parse::<u16>().ok().map(i32::from)
     };
-    ordinal("cuda:").map(Choice::Cuda).ok_or_else(|| {
+    let choice = ordinal("cuda:").map(Choice::Cuda).or_else(|| ordinal("tpu:").map(Choice::Tpu));
+    choice.ok_or_else(|| {
         Error::new(
             Status::Configuration,
             format!("device is \"{text}\"; \"auto\", \"cpu\", \"cuda\" or \"cuda:N\" is needed"),
@@ -294,6 +297,10 @@ fn choose_executor(options: &BackendOptions) -> Result<Arc<dyn Executor>> {
     match parse_device(&options.device)? {
         Choice::Cpu => cpu_executor(options),
         Choice::Cuda(ordinal) => cuda_executor(ordinal, options),
+        Choice::Tpu(_) => {
+            Err(Error::unsupported(format!("device is \"{}\"; there is no executor for TPUs yet", options.device))
+                .with_advice("choose \"cpu\" or a CUDA device"))
+        }
         Choice::Auto => best_cuda_device().and_then(|ordinal| cuda_executor(ordinal, options)).or_else(|no_gpu| {
             log::info!(target: "nvbackend::backend", "device auto: {no_gpu}; using the CPU");
             cpu_executor(options).map_err(|error| error.caused_by(no_gpu))
@@ -418,10 +425,24 @@ mod tests {
     }
 
     #[test]
+    fn a_tpu_has_no_executor_by_whatever_way_it_is_asked_for() {
+        let options = BackendOptions { device: "tpu:0".into(), ..BackendOptions::default() };
+        let configuration = Configuration { device: "tpu:0".into(), ..Configuration::default() };
+        for outcome in [Backend::new(&options), Backend::from_configuration(configuration)] {
+            let error = outcome.err().unwrap();
+            assert_eq!(error.status, Status::Unsupported);
+            assert!(error.message.contains("\"tpu:0\"; there is no executor for TPUs yet"), "{error}");
+        }
+    }
+
+    #[test]
     fn device_names_are_parsed_exactly() {
         assert_eq!(parse_device("auto").unwrap(), Choice::Auto);
         assert_eq!(parse_device("cuda:3").unwrap(), Choice::Cuda(3));
-        for wrong in ["gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda: 1", "cuda:x", "CPU", "cuda:99999999"] {
+        assert_eq!(parse_device("tpu:1").unwrap(), Choice::Tpu(1));
+        for wrong in
+            ["gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda: 1", "cuda:x", "tpu", "tpu:", "tpu:+1", "CPU", "cuda:99999999"]
+        {
             assert_eq!(parse_device(wrong).unwrap_err().status, Status::Configuration, "{wrong}");
         }
     }

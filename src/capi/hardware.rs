@@ -94,7 +94,8 @@ pub struct nvb_recommendation {
     pub kind: u32,
     /// 1 if a backend can be created on it; else `reason` says what stands in the way.
     pub runnable: u32,
-    /// For `nvb_backend_options.device`.
+    /// For `nvb_backend_options.device`; "tpu:N" is answered with `NVB_ERROR_UNSUPPORTED`, as there is no executor for TPUs
+    /// yet.
     pub device: [c_char; 16],
     pub name: [c_char; 128],
     /// Why it stands at this place.
