@@ -127,8 +127,13 @@ impl Tpus {
             // A container may show the device files and hide the bus.
             let type_name = variable("TPU_ACCELERATOR_TYPE").unwrap_or_default();
             let generation = Generation::of_accelerator_type(&type_name);
-            let accelerators = files.iter().filter(|file| file.starts_with("dev/accel"));
-            chips.extend(accelerators.map(|_| Chip { generation, pci_bus_id: String::new(), numa_node: -1 }));
+            // Groups of VFIO may be of any device, but that a known TPU is there says so of these.
+            let is_chip = |file: &&String| file.starts_with("dev/accel") || generation != Generation::Unknown;
+            chips.extend(files.iter().filter(is_chip).map(|_| Chip {
+                generation,
+                pci_bus_id: String::new(),
+                numa_node: -1,
+            }));
         }
         if chips.is_empty() {
             return Tpus { library: library(system, &variable), ..Tpus::default() };
@@ -224,6 +229,23 @@ mod tests {
         assert_eq!(tpus.chips[1].generation, Generation::V5e);
         let unnamed = Tpus::detect(&fixture.system(), |_| None);
         assert_eq!((unnamed.chips[0].generation.name(), unnamed.chips[0].generation.memory()), ("TPU", 0));
+    }
+
+    #[test]
+    fn a_container_with_groups_of_vfio_alone_needs_the_accelerator_type() {
+        let fixture = Fixture::new();
+        for file in ["dev/vfio/0", "dev/vfio/1", "dev/vfio/vfio"] {
+            fixture.write(file, "");
+        }
+        let of_type = |accelerator: &'static str| {
+            Tpus::detect(&fixture.system(), move |name| {
+                (name == "TPU_ACCELERATOR_TYPE").then(|| accelerator.to_string())
+            })
+        };
+        let tpus = of_type("v6e-8");
+        let generations: Vec<_> = tpus.chips.iter().map(|chip| chip.generation).collect();
+        assert_eq!((generations, tpus.refusal.as_str()), (vec![Generation::V6e; 2], ""));
+        assert!(of_type("").chips.is_empty() && of_type("h100").chips.is_empty(), "any device may be behind them");
     }
 
     #[test]
