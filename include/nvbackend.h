@@ -1012,8 +1012,10 @@ NVB_MUST_USE nvb_status nvb_hardware_get_device_info(uint32_t index, nvb_device_
 
 // Asks the device at `index` what it is doing: a GPU through NVML, which is opened with the first question, the CPU
 // through /proc. Set `usage->struct_size` first.
-// Errors: `NVB_ERROR_UNSUPPORTED` (NVML is missing, a TPU), `NVB_ERROR_DEVICE` (no permission),
-// `NVB_ERROR_DEVICE_LOST` (the GPU has fallen off the bus).
+// Errors: `NVB_ERROR_UNSUPPORTED` (the library of NVML is missing, a TPU), `NVB_ERROR_CUDA_NOT_AVAILABLE` (NVML does
+// not start because no driver is loaded, a build without CUDA), `NVB_ERROR_DEVICE` (no permission),
+// `NVB_ERROR_DEVICE_LOST` (the GPU has fallen off the bus), `NVB_ERROR_IO` (/proc cannot be read),
+// `NVB_ERROR_INVALID_ARGUMENT` (an index beyond the last).
 NVB_MUST_USE nvb_status nvb_hardware_get_usage(uint32_t index, nvb_device_usage *usage);
 
 // Writes how CUDA device `ordinal` reaches the memory of `peer`; set `access->struct_size` first.

@@ -126,8 +126,10 @@ pub unsafe extern "C" fn nvb_hardware_get_device_info(index: u32, info: *mut nvb
 
 /// Asks the device at `index` what it is doing: a GPU through NVML, which is opened with the first question, the CPU
 /// through /proc. Set `usage->struct_size` first.
-/// Errors: `NVB_ERROR_UNSUPPORTED` (NVML is missing, a TPU), `NVB_ERROR_DEVICE` (no permission),
-/// `NVB_ERROR_DEVICE_LOST` (the GPU has fallen off the bus).
+/// Errors: `NVB_ERROR_UNSUPPORTED` (the library of NVML is missing, a TPU), `NVB_ERROR_CUDA_NOT_AVAILABLE` (NVML does
+/// not start because no driver is loaded, a build without CUDA), `NVB_ERROR_DEVICE` (no permission),
+/// `NVB_ERROR_DEVICE_LOST` (the GPU has fallen off the bus), `NVB_ERROR_IO` (/proc cannot be read),
+/// `NVB_ERROR_INVALID_ARGUMENT` (an index beyond the last).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_hardware_get_usage(index: u32, usage: *mut nvb_device_usage) -> nvb_status {
     guard!(nvb_hardware_get_usage, {

@@ -9,8 +9,20 @@ use std::sync::OnceLock;
 
 fn nvml() -> Result<&'static Nvml> {
     static NVML: OnceLock<Result<Nvml>> = OnceLock::new();
-    let open = || Nvml::init().map_err(|error| convert(&error, "opening NVML (libnvidia-ml.so.1)"));
-    NVML.get_or_init(open).as_ref().map_err(Clone::clone)
+    let explain = |error: NvmlError| convert(&error, "opening NVML (libnvidia-ml.so.1)");
+    let answer = match NVML.get() {
+        Some(answer) => answer,
+        None => match Nvml::init() {
+            Err(error) if may_pass(&error) => return Err(explain(error)),
+            opened => NVML.get_or_init(|| opened.map_err(explain)),
+        },
+    };
+    answer.as_ref().map_err(Clone::clone)
+}
+
+/// A library that is not there stays away; what one that is there answers may change, as the driver is loaded.
+fn may_pass(error: &NvmlError) -> bool {
+    !matches!(error, NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound)
 }
 
 /// Each value is asked for alone: boards differ in what they tell, and an old driver lacks functions.
@@ -73,6 +85,7 @@ mod tests {
         assert_eq!(convert(&NvmlError::GpuLost, "x").status, Status::DeviceLost);
         assert_eq!(convert(&NvmlError::NotSupported, "x").status, Status::Unsupported);
         assert_eq!(convert(&NvmlError::DriverNotLoaded, "x").status, Status::CudaNotAvailable);
+        assert!(may_pass(&NvmlError::DriverNotLoaded) && !may_pass(&NvmlError::LibraryNotFound));
         let refused = convert(&NvmlError::NoPermission, "x");
         assert!(refused.status == Status::Device && refused.advice.contains("/dev/nvidia*"));
     }
