@@ -48,6 +48,9 @@ const void* fake_current_context(void);
 // How this thread's calls are taken while a stream captures: 0 (global), unless somebody changed it. No call either.
 int fake_capture_mode(void);
 
+// The NUMA node that the thread's memory policy preferred when page-locked memory was last asked for; -1: none.
+int fake_host_node(void);
+
 // The names of all functions that were called, one a line.
 const char* fake_functions_called(void);
 

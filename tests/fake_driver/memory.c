@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "internal.h"
 
@@ -333,11 +335,30 @@ int cuMemPrefetchAsync(uint64_t address, size_t bytes, int device, void* handle)
   return finish(c);
 }
 
+static int host_node = -1;
+
+int fake_host_node(void) {
+  return host_node;
+}
+
+// The first node of this thread's memory policy if that prefers one.
+static int preferred_node(void) {
+  enum { PREFERRED = 1, NODES = 1024, WORD_BITS = 8 * sizeof(unsigned long) };
+  int mode = 0;
+  unsigned long nodes[NODES / WORD_BITS] = {0};
+  if (syscall(SYS_get_mempolicy, &mode, nodes, NODES, NULL, 0) != 0 || mode != PREFERRED) return -1;
+  for (int node = 0; node < NODES; ++node) {
+    if (nodes[node / WORD_BITS] >> node % WORD_BITS & 1) return node;
+  }
+  return -1;
+}
+
 int cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
   call c = begin(__func__, NEEDS_CONTEXT);
   (void)flags;
   if (c.runs) {
     *pointer = allocate_pages(bytes);
+    host_node = preferred_node();
     host_blocks = grow(host_blocks, host_block_count, sizeof *host_blocks);
     host_blocks[host_block_count++] = (host_block){*pointer, bytes};
     ++fake.books.host_blocks;

@@ -13,6 +13,7 @@ mod fake;
 mod invariance;
 mod lost;
 mod memory;
+mod numa;
 mod operations;
 mod profiling;
 mod rounding;
@@ -29,7 +30,7 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 29] = [
+const CHECKS: [(&str, Check); 30] = [
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
     ("sweep_pools", |file| sweep(file, Scenario { ranges: false, ..PLAIN })),
     ("sweep_no_pools", |file| sweep(file, Scenario { ranges: false, pools: false, ..PLAIN })),
@@ -59,6 +60,7 @@ const CHECKS: [(&str, Check); 29] = [
     ("stream_priorities", streams::priorities),
     ("busy_streams", streams::busy_streams),
     ("unmeasured_calls", profiling::unmeasured),
+    ("page_locked_node", numa::page_locked),
 ];
 
 fn main() -> ExitCode {
