@@ -2,6 +2,17 @@
 //! pass at one, and failures on demand. It knows who uses which addresses until when, so that a block which is handed
 //! out or unmapped too early is caught.
 
+/// Locks that ThreadSanitizer sees, in builds for it.
+#[cfg(nvb_thread_sanitizer)]
+#[allow(dead_code)]
+#[path = "../../src/memory/watched_locks.rs"]
+mod locks;
+#[cfg(not(nvb_thread_sanitizer))]
+mod locks {
+    pub use std::sync::{Mutex, MutexGuard};
+}
+
+use locks::{Mutex, MutexGuard};
 use nvbackend::error::{Error, Result, Status};
 use nvbackend::executor::{CopyKind, ManagedAdvice, VirtualMemory};
 use nvbackend::memory::source::Source;
@@ -9,10 +20,12 @@ use nvbackend::stream::RawHandle;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 const PAGE: usize = 2 << 20;
+/// When an event passes that was recorded into a graph.
+const NEVER: u64 = u64::MAX;
 
 /// An assertion that lets a panic which is under way reach its test.
 fn expect(fine: bool, text: &str) {
@@ -59,6 +72,11 @@ pub struct State {
     pub lost: bool,
     /// What was overwritten: address and bytes.
     pub filled: Vec<(usize, usize)>,
+    /// CUDA's code with which recording events and waiting for the device fail.
+    pub refusing: Option<i32>,
+    /// The call that will be held up, and whether one is.
+    hold: Option<Call>,
+    holding: bool,
     pub waits_in_streams: usize,
     pub synchronizations: usize,
 }
@@ -75,6 +93,9 @@ pub struct Simulated {
     /// Threads that make an event are held up, and this says that one is.
     pub slow_events: bool,
     pub making_event: AtomicBool,
+    /// Several threads call. A capture that one begins makes calls of the others fail, as a driver's do, instead of being
+    /// the manager's fault, and every call lets another thread run.
+    pub threaded: bool,
 }
 
 impl Simulated {
@@ -89,6 +110,7 @@ impl Simulated {
             event_latency: 0,
             slow_events: false,
             making_event: AtomicBool::new(false),
+            threaded: false,
         }
     }
 
@@ -105,6 +127,40 @@ impl Simulated {
 
     pub fn stop_failing(&self) {
         self.state().failing = None;
+    }
+
+    /// The next such call (`EventRecord`, `EventQuery`) returns only after `let_go`.
+    pub fn hold(&self, call: Call) {
+        self.state().hold = Some(call);
+    }
+
+    pub fn is_holding(&self) -> bool {
+        self.state().holding
+    }
+
+    pub fn let_go(&self) {
+        let mut state = self.state();
+        (state.hold, state.holding) = (None, false);
+    }
+
+    fn hold_up(&self, mut state: MutexGuard<State>, call: Call) {
+        if state.hold != Some(call) {
+            return;
+        }
+        (state.hold, state.holding) = (None, true);
+        drop(state);
+        while self.is_holding() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// What would wait for a capture, or unmap in one, breaks it.
+    fn expect_no_capture(&self, state: &State, doing: &str) -> Result<()> {
+        if self.threaded && !state.capturing.is_empty() {
+            return Err(Error::new(Status::Device, format!("{doing} in a capture")).with_cuda_code(900));
+        }
+        expect(state.capturing.is_empty(), &format!("{doing} in a capture"));
+        Ok(())
     }
 
     pub fn advance(&self, nanoseconds: u64) {
@@ -160,11 +216,17 @@ impl Simulated {
     }
 
     fn call(&self, call: Call) -> Result<MutexGuard<'_, State>> {
+        if self.threaded {
+            std::thread::yield_now();
+        }
         let mut state = self.state();
         let number = state.calls.len();
         state.calls.push(call);
         if state.lost {
             return Err(Error::new(Status::DeviceLost, "the simulated device is lost"));
+        }
+        if let (Some(code), Call::EventRecord | Call::Synchronize) = (state.refusing, call) {
+            return Err(Error::new(Status::Device, format!("{call:?} is refused")).with_cuda_code(code));
         }
         if state.failing.is_some_and(|(first, end)| (first..end).contains(&number)) {
             let status = match call {
@@ -180,6 +242,13 @@ impl Simulated {
 impl State {
     fn end_of(&self, stream: RawHandle) -> u64 {
         self.busy.get(&(stream.0 as usize)).copied().unwrap_or(0).max(self.now)
+    }
+
+    fn end_of_event(&self, event: RawHandle) -> Result<u64> {
+        match self.events[&(event.0 as usize)].expect("recorded") {
+            NEVER => Err(Error::new(Status::Device, "the event is part of a graph").with_cuda_code(907)),
+            end => Ok(end),
+        }
     }
 
     /// The stream is gone, and its handle free for another one.
@@ -240,7 +309,7 @@ impl VirtualMemory for Simulated {
     }
 
     unsafe fn unmap(&self, address: usize, bytes: usize) -> Result<()> {
-        let result = self.call(Call::Unmap).map(drop);
+        let result = self.call(Call::Unmap).and_then(|state| self.expect_no_capture(&state, "unmapping"));
         let mut state = self.state();
         if state.unmapped_in_secret.get(&address) == Some(&bytes) {
             if result.is_ok() {
@@ -255,7 +324,6 @@ impl VirtualMemory for Simulated {
         if result.is_err() {
             state.unmapped_in_secret.insert(address, bytes);
         }
-        expect(state.capturing.is_empty(), "unmapping in a capture");
         let (now, lost) = (state.now, state.lost);
         let used = state.uses.iter().any(|&(at, size, end)| at < address + bytes && address < at + size && end > now);
         expect(!used || lost, "unmapping memory that queued work uses");
@@ -340,7 +408,7 @@ impl Source for Simulated {
             state.untold_captures -= 1;
             return Err(Error::new(Status::Device, "waiting for the device: a stream is captured").with_cuda_code(900));
         }
-        expect(state.capturing.is_empty(), "synchronising in a capture");
+        self.expect_no_capture(&state, "synchronising")?;
         state.synchronizations += 1;
         state.pass_all();
         Ok(())
@@ -366,29 +434,33 @@ impl Source for Simulated {
 
     fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
         let mut state = self.call(Call::EventRecord)?;
-        expect(!state.capturing.contains(&(stream.0 as usize)), "recording an event in a capture");
+        let captured = state.capturing.contains(&(stream.0 as usize));
+        expect(!captured || self.threaded, "recording an event in a capture");
         expect(!state.destroyed.contains(&(stream.0 as usize)), "recording an event on a stream that is destroyed");
-        let end = state.end_of(stream) + self.event_latency;
+        let end = if captured { NEVER } else { state.end_of(stream) + self.event_latency };
         *state.events.get_mut(&(event.0 as usize)).expect("a live event") = Some(end);
+        self.hold_up(state, Call::EventRecord);
         Ok(())
     }
 
     fn event_query(&self, event: RawHandle) -> Result<bool> {
         let state = self.call(Call::EventQuery)?;
-        expect(state.capturing.is_empty(), "asking for an event in a capture");
-        Ok(state.events[&(event.0 as usize)].expect("recorded") <= state.now)
+        self.expect_no_capture(&state, "asking for an event")?;
+        let passed = state.end_of_event(event)? <= state.now;
+        self.hold_up(state, Call::EventQuery);
+        Ok(passed)
     }
 
     fn event_synchronize(&self, event: RawHandle) -> Result<()> {
         let mut state = self.call(Call::EventWait)?;
-        let end = state.events[&(event.0 as usize)].expect("recorded");
+        let end = state.end_of_event(event)?;
         state.now = state.now.max(end);
         Ok(())
     }
 
     fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()> {
         let mut state = self.call(Call::EventWait)?;
-        let end = state.events[&(event.0 as usize)].expect("recorded").max(state.end_of(stream));
+        let end = state.end_of_event(event)?.max(state.end_of(stream));
         state.busy.insert(stream.0 as usize, end);
         state.waits_in_streams += 1;
         Ok(())
