@@ -2,6 +2,7 @@
 //! what the last one did being over, shows in its bytes, and ThreadSanitizer (`make test-tsan`) sees it even where it does
 //! not.
 
+use super::gate::Gate;
 use super::sequence::executor;
 use nvbackend::error::Status;
 use nvbackend::memory::options::{LeakTracking, Limit};
@@ -10,6 +11,7 @@ use nvbackend::stream::{RawHandle, Stream};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 const THREADS: u64 = 4;
 const STEPS: u64 = 10_000;
@@ -74,10 +76,13 @@ fn manager(options: MemoryOptions) -> Arc<MemoryManager> {
     Arc::new(MemoryManager::new(executor(), options).expect("a manager"))
 }
 
-fn allocate(manager: &MemoryManager, random: &mut Random, word: u64) -> Option<Block> {
+fn allocate(manager: &MemoryManager, gate: &Gate, random: &mut Random, thread: u64, step: u64) -> Option<Block> {
     let bytes = random.size();
-    match manager.allocate(bytes, RawHandle::NULL) {
-        Ok(pointer) => Some(Block::new(pointer, bytes, word)),
+    let result = manager.allocate(bytes, RawHandle::NULL);
+    // Whoever finds the manager asleep goes on when it is awake, and so does whoever has got a block.
+    let _awake = gate.enter(thread as usize);
+    match result {
+        Ok(pointer) => Some(Block::new(pointer, bytes, thread << 32 | step)),
         Err(error) => {
             assert!(matches!(error.status, Status::OutOfMemory | Status::MemoryAllocation), "{error}");
             None
@@ -86,17 +91,22 @@ fn allocate(manager: &MemoryManager, random: &mut Random, word: u64) -> Option<B
 }
 
 /// Replaces random blocks by new ones.
-fn churn(manager: &MemoryManager, thread: u64) {
+fn churn(manager: &MemoryManager, gate: &Gate, thread: u64) {
+    let free = |block: Block| {
+        let awake = gate.enter(thread as usize);
+        let pointer = block.check();
+        drop(awake);
+        manager.free(pointer, RawHandle::NULL).expect("a live block");
+    };
     let mut random = Random(thread + 1);
     let mut held: Vec<Block> = Vec::new();
     for step in 0..STEPS {
         if held.len() == HELD {
-            let block = held.swap_remove(random.below(HELD as u64) as usize);
-            manager.free(block.check(), RawHandle::NULL).expect("a live block");
+            free(held.swap_remove(random.below(HELD as u64) as usize));
         }
-        held.extend(allocate(manager, &mut random, thread << 32 | step));
+        held.extend(allocate(manager, gate, &mut random, thread, step));
     }
-    held.into_iter().for_each(|block| manager.free(block.check(), RawHandle::NULL).expect("a live block"));
+    held.into_iter().for_each(free);
 }
 
 /// Joins each thread by its handle: of what a scope's end waits for, ThreadSanitizer sees nothing.
@@ -118,7 +128,7 @@ fn expect_nothing_live(manager: &MemoryManager) {
 #[test]
 fn threads_that_keep_to_themselves() {
     let manager = manager(MemoryOptions::default());
-    run_threads(|thread| churn(&manager, thread));
+    run_threads(|thread| churn(&manager, &Gate::default(), thread));
     expect_nothing_live(&manager);
 }
 
@@ -127,7 +137,7 @@ fn threads_under_a_limit_that_take_from_each_other() {
     let limit = Limit::Bytes(64 << 20);
     for leak_tracking in [LeakTracking::Off, LeakTracking::Sampled(1 << 20)] {
         let manager = manager(MemoryOptions { limit, leak_tracking, zero_on_free: true, ..MemoryOptions::default() });
-        run_threads(|thread| churn(&manager, thread));
+        run_threads(|thread| churn(&manager, &Gate::default(), thread));
         assert!(manager.get_statistics().rungs[0].tried > 0, "the limit was never reached");
         expect_nothing_live(&manager);
     }
@@ -136,6 +146,7 @@ fn threads_under_a_limit_that_take_from_each_other() {
 #[test]
 fn blocks_that_other_threads_free() {
     let manager = manager(MemoryOptions { trace_events: 1000, ..MemoryOptions::default() });
+    let gate = Gate::default();
     let boxes: Vec<_> = (0..THREADS).map(|_| AtomicPtr::<Block>::new(std::ptr::null_mut())).collect();
     let take = |from: &AtomicPtr<Block>| {
         let block = from.swap(std::ptr::null_mut(), Ordering::Acquire);
@@ -147,7 +158,7 @@ fn blocks_that_other_threads_free() {
         let (mine, next) = (&boxes[thread as usize], &boxes[((thread + 1) % THREADS) as usize]);
         let mut random = Random(thread + 1);
         for step in 0..STEPS {
-            let block = allocate(&manager, &mut random, thread << 32 | step).expect("no limit");
+            let block = allocate(&manager, &gate, &mut random, thread, step).expect("no limit");
             let block = Box::into_raw(Box::new(block));
             // What its reader has not fetched by now goes back to the thread that it came from.
             let before = next.swap(block, Ordering::AcqRel);
@@ -162,39 +173,51 @@ fn blocks_that_other_threads_free() {
     expect_nothing_live(&manager);
 }
 
+/// Places at the gate, after those of the threads that churn.
+const POOLING: usize = 2;
+const POOLING_TOO: usize = 3;
+const SLEEPS: usize = 12;
+
 #[test]
 fn pools_come_and_go_while_others_drain_trim_sleep_and_count() {
     let manager = manager(MemoryOptions { limit: Limit::Bytes(256 << 20), ..MemoryOptions::default() });
-    let done = AtomicBool::new(false);
+    let (gate, done) = (Gate::default(), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let (manager, done) = (&manager, &done);
-        let churning: Vec<_> = (0..2).map(|thread| scope.spawn(move || churn(manager, thread))).collect();
+        let (manager, gate, done) = (&manager, &gate, &done);
+        let churning: Vec<_> = (0..2).map(|thread| scope.spawn(move || churn(manager, gate, thread))).collect();
         let pooling = scope.spawn(move || {
             let mut random = Random(77);
             for round in 0..200 {
                 let pool = Pool::new(manager, "short-lived").expect("a pool");
                 let shared = &pool;
-                let allocate = move |random: &mut Random, word| {
+                let allocate = move |random: &mut Random, place: usize, word| {
                     let bytes = random.size();
-                    let pointer = shared.allocate(bytes, RawHandle::NULL).ok()?;
-                    Some(Block::new(pointer, bytes, word))
+                    let result = shared.allocate(bytes, RawHandle::NULL);
+                    let _awake = gate.enter(place);
+                    Some(Block::new(result.ok()?, bytes, word))
                 };
-                let blocks: Vec<Block> = (0..20).filter_map(|i| allocate(&mut random, i)).collect();
+                let check = |block: Block, place: usize| {
+                    let _awake = gate.enter(place);
+                    block.check()
+                };
+                let blocks: Vec<Block> = (0..20).filter_map(|i| allocate(&mut random, POOLING, i)).collect();
                 std::thread::scope(|inner| {
                     // Another thread knows the pool's magazines as well, and ends before the pool does.
                     let thread = inner.spawn(move || {
                         let mut random = Random(round + 1);
-                        let mine: Vec<Block> = (0..20).filter_map(|i| allocate(&mut random, i)).collect();
+                        let mine = (0..20).filter_map(|i| allocate(&mut random, POOLING_TOO, i));
+                        let mine: Vec<Block> = mine.collect();
                         blocks.into_iter().chain(mine).for_each(|block| {
-                            shared.free(block.check(), RawHandle::NULL).expect("a live block of the pool");
+                            let pointer = check(block, POOLING_TOO);
+                            shared.free(pointer, RawHandle::NULL).expect("a live block of the pool");
                         });
                     });
                     thread.join().expect("no panic");
                 });
                 // What is left goes with the pool.
-                let left: Vec<Block> = (0..5).filter_map(|i| allocate(&mut random, i)).collect();
+                let left: Vec<Block> = (0..5).filter_map(|i| allocate(&mut random, POOLING, i)).collect();
                 let count = left.len() as u64;
-                left.into_iter().for_each(|block| assert!(!block.check().is_null()));
+                left.into_iter().for_each(|block| assert!(!check(block, POOLING).is_null()));
                 match round % 3 {
                     0 => assert_eq!(pool.clear().expect("no failures"), count),
                     1 => assert_eq!(pool.statistics().blocks, count),
@@ -224,9 +247,23 @@ fn pools_come_and_go_while_others_drain_trim_sleep_and_count() {
                 }
             }
         });
+        let sleeping = scope.spawn(move || {
+            // What is kept is copied twice, while all others wait: a few times must do.
+            for _ in 0..SLEEPS {
+                let closed = gate.close();
+                manager.sleep(true).expect("awake");
+                for _ in 0..100 {
+                    std::thread::yield_now();
+                }
+                manager.wake().expect("what was given back is there");
+                drop(closed);
+                // Others get a turn.
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
         let results: Vec<_> = churning.into_iter().chain([pooling]).map(|thread| thread.join()).collect();
         done.store(true, Ordering::Relaxed);
-        let rest = [trimming.join(), streaming.join()];
+        let rest = [trimming.join(), streaming.join(), sleeping.join()];
         results.into_iter().chain(rest).for_each(|result| result.expect("no panic"));
     });
     expect_nothing_live(&manager);
