@@ -147,6 +147,35 @@ fn a_thread_that_keeps_nothing_passes_every_block_on() {
     }
 }
 
+#[test]
+fn a_stream_whose_end_can_be_neither_recorded_nor_waited_for_keeps_its_blocks() {
+    // A capture forbids it, a capture is broken by it, the operating system fails. The device is busy as before.
+    for code in [900, 901, 304] {
+        let fixture = Fixture::new(1 << 30, MemoryOptions::default());
+        let (stream, other) = (fixture.stream(0), fixture.stream(1));
+        let sizes = [4096, MIB, MIB, 4 * MIB];
+        let blocks = sizes.map(|bytes| fixture.allocate(bytes, &stream));
+        for (block, bytes) in blocks.into_iter().zip(sizes) {
+            fixture.device.work(stream.raw(), block as usize, bytes, 1000);
+            fixture.free(block, &stream);
+        }
+        let handle = stream.raw().0 as usize;
+        fixture.device.state().refusing = Some(code);
+        drop(stream);
+        fixture.device.state().destroyed.push(handle);
+        // The fixture panics if a block comes whose work has not passed, while the driver refuses and afterwards.
+        let mut taken = Vec::new();
+        for refusing in [Some(code), None] {
+            fixture.device.state().refusing = refusing;
+            taken.extend(sizes.into_iter().flat_map(|bytes| [bytes; 20]).map(|bytes| fixture.allocate(bytes, &other)));
+        }
+        fixture.device.advance(10_000);
+        taken.into_iter().for_each(|block| fixture.free(block, &other));
+        fixture.manager.trim(0).expect("no failures any more");
+        assert_eq!(fixture.manager.get_statistics().reserved, 0, "the blocks are lost after {code}");
+    }
+}
+
 /// Streams that use a class in turns, each what the one before it freed: `rounds` times. Returns the calls about events and
 /// the mappings of each round.
 fn take_turns(fixture: &Fixture, rounds: usize) -> Vec<(usize, usize)> {
