@@ -2,7 +2,7 @@
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test bench gpu-bundle header format lint clean \
-        fuzz test-rust test-models test-tsan test-helgrind test-aarch64 test-cpu-only build-native test-native test-readme
+        fuzz test-rust test-models test-tsan test-fuzz test-helgrind test-aarch64 test-cpu-only build-native test-native test-readme
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
@@ -27,7 +27,7 @@ setup: ## install what is missing, into the checkout where that is possible
 demo: ## build the library and the examples, and let the shipped Gemma model write
 	@tools/demo.sh
 
-test: setup lint test-rust test-models test-tsan test-cpu-only test-native test-readme ## run every test and gate
+test: setup lint test-rust test-models test-tsan test-fuzz test-helgrind test-cpu-only test-native test-readme ## run every test and gate
 	@echo "make test: all passed"
 
 bench: ## measure every operation on this machine, beside its peers
@@ -72,6 +72,7 @@ test-tsan: setup ## run the many-thread tests of the memory manager under Thread
 	  --test memory threads:: -- --test-threads=1
 
 test-helgrind: setup ## run a C program with threads under valgrind's helgrind
+	@tools/setup.sh --valgrind
 	cargo build --release --locked $(CPU_ONLY)
 	tests/sanitizers/helgrind.sh "$(CARGO_TARGET_DIR)/cpu-only/release/libnvbackend.so"
 
@@ -89,6 +90,10 @@ fuzz: setup ## fuzz the memory manager for FUZZ_SECONDS (60)
 	  --target-dir "$(CARGO_TARGET_DIR)/fuzz"
 	"$(CARGO_TARGET_DIR)/fuzz/$(HOST)/release/memory_sequence" -max_total_time=$(FUZZ_SECONDS) -max_len=1500 \
 	  -artifact_prefix=build/fuzz/ build/fuzz/corpus tests/memory/corpus
+
+# Long enough for the kept corpus and a thousand new inputs; most of its time is the build.
+test-fuzz: FUZZ_SECONDS := 20
+test-fuzz: fuzz ## the same for 20 seconds, as `make test` does
 
 test-cpu-only: setup
 	cargo build --release --locked $(CPU_ONLY)

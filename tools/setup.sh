@@ -3,6 +3,7 @@
 #
 #   tools/setup.sh          everything: CUDA compiler, CMake, Ninja, clang-format, the examples' libraries
 #   tools/setup.sh --cpu    no CUDA compiler: for a library that runs on the CPU alone
+#   tools/setup.sh --valgrind    valgrind and nothing else: for `make test-helgrind`
 #
 # A CUDA compiler, CMake or Ninja that is already installed is used as it is. What is missing comes as wheels from PyPI,
 # pinned below. NVB_TOOLCHAIN names a folder that holds these wheels unpacked; nothing is downloaded then.
@@ -44,6 +45,11 @@ install_debian_packages() {
     { apt-get update -qq >/dev/null && apt-get install -y -qq "$@" >/dev/null; } ||
     die "apt-get install -y $* failed"
 }
+
+if [ "${1:-}" = "--valgrind" ]; then
+  has valgrind || install_debian_packages valgrind
+  exit
+fi
 
 has_header() { printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | c++ -x c++ -fsyntax-only - >/dev/null 2>&1; }
 
