@@ -190,11 +190,15 @@ impl Simulated {
     pub fn expect_usable(&self, stream: RawHandle, address: usize, bytes: usize) {
         let state = self.state();
         let start = if stream == RawHandle::NULL { state.now } else { state.end_of(stream) };
-        for &(other, length, end) in &state.uses {
-            let overlaps = other < address + bytes && address < other + length;
-            assert!(!overlaps || end <= start, "{address:#x} is in use until {end}, and the stream is free at {start}");
-        }
-        assert!(state.is_mapped(address, bytes), "{address:#x} + {bytes} has no memory behind it");
+        let overlaps =
+            |&&(other, length, _): &&(usize, usize, u64)| other < address + bytes && address < other + length;
+        let in_use = state.uses.iter().filter(overlaps).map(|(_, _, end)| *end).max();
+        let mapped = state.is_mapped(address, bytes);
+        // Whatever goes as the test fails still needs the lock.
+        drop(state);
+        let end = in_use.unwrap_or(0);
+        assert!(end <= start, "{address:#x} is in use until {end}, and the stream is free at {start}");
+        assert!(mapped, "{address:#x} + {bytes} has no memory behind it");
     }
 
     /// Whether calls on the stream are recorded instead of run.
