@@ -228,8 +228,11 @@ fn expect_all_given_back(fixture: Fixture) {
     device.expect_nothing_left();
 }
 
-/// Workers, and beside them what `others` do until the workers are done.
-fn beside_workers(others: &[&(dyn Fn(&Fixture, &Gate, &AtomicBool) + Sync)]) {
+/// What a thread does beside the workers until they are done.
+type Other<'a> = &'a (dyn Fn(&Fixture, &Gate, &AtomicBool) + Sync);
+
+/// Workers, and beside them the others.
+fn beside_workers(others: &[Other]) {
     let mut device = Simulated::new(256 << 20);
     device.threaded = true;
     let fixture = Fixture::over(device, MemoryOptions { limit: Limit::Bytes(200 << 20), ..MemoryOptions::default() });
