@@ -228,10 +228,10 @@ fn expect_all_given_back(fixture: Fixture) {
     device.expect_nothing_left();
 }
 
-/// What a thread does beside the workers until they are done.
+/// What a thread does until the workers are done.
 type Other<'a> = &'a (dyn Fn(&Fixture, &Gate, &AtomicBool) + Sync);
 
-/// Workers, and beside them the others.
+/// Workers, and the others beside them.
 fn beside_workers(others: &[Other]) {
     let mut device = Simulated::new(256 << 20);
     device.threaded = true;
