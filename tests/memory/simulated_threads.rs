@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const WORKERS: usize = 3;
-const STEPS: usize = 2000;
+const STEPS: usize = 1200;
 const HELD: usize = 24;
 /// The driver's streams that all workers have handles of. They live as long as the fixture.
 const SHARED: usize = 2;
