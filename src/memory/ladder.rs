@@ -353,6 +353,7 @@ impl Core {
         if self.captures.any() {
             return Ok(0);
         }
+        self.release_leaving(false);
         self.empty_caches_after_all_work()?;
         let wanted = self.budget.held().saturating_sub(keep);
         let trimmed = match &self.pages {

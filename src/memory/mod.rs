@@ -43,7 +43,7 @@ mod snapshot;
 pub mod source;
 mod spin;
 pub mod statistics;
-mod sync;
+pub(crate) mod sync;
 mod threads;
 pub mod trace;
 #[cfg(nvb_thread_sanitizer)]

@@ -36,7 +36,7 @@ impl Core {
         if self.pages.is_none() {
             return bytes;
         }
-        let class = usize::try_from(bytes).ok().and_then(|bytes| class_for(bytes, GRANULE));
+        let class = usize::try_from(bytes).ok().filter(|&bytes| bytes > 0).and_then(|bytes| class_for(bytes, GRANULE));
         match class {
             Some(class) => (slab_units(class) * UNIT_BYTES) as u64,
             None => bytes.checked_next_multiple_of(UNIT_BYTES as u64).unwrap_or(bytes),

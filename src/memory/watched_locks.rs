@@ -9,6 +9,10 @@ use std::sync::LockResult;
 struct Order(AtomicU64);
 
 impl Order {
+    const fn new() -> Order {
+        Order(AtomicU64::new(0))
+    }
+
     fn acquire(&self) {
         self.0.load(Ordering::Acquire);
     }
@@ -52,8 +56,8 @@ pub struct Mutex<T> {
 }
 
 impl<T> Mutex<T> {
-    pub fn new(value: T) -> Mutex<T> {
-        Mutex { order: Order::default(), lock: std::sync::Mutex::new(value) }
+    pub const fn new(value: T) -> Mutex<T> {
+        Mutex { order: Order::new(), lock: std::sync::Mutex::new(value) }
     }
 
     pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {

@@ -3,8 +3,10 @@
 
 use super::RawHandle;
 use crate::executor::Executor;
+use crate::memory::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 /// Executors give the same values to streams of their own.
 type Key = (usize, usize);
@@ -16,30 +18,32 @@ struct Named {
     ending: bool,
 }
 
-struct Handles {
-    named: Mutex<Option<HashMap<Key, Named>>>,
-    changed: Condvar,
-}
+static HANDLES: Mutex<Option<HashMap<Key, Named>>> = Mutex::new(None);
 
-static HANDLES: Handles = Handles { named: Mutex::new(None), changed: Condvar::new() };
+/// Between two looks at whether an end is over. It takes microseconds, and hardly ever is anybody there to wait for it.
+const WAIT_STEP: Duration = Duration::from_micros(20);
 
 fn key(executor: &Arc<dyn Executor>, raw: RawHandle) -> Key {
     (Arc::as_ptr(executor).cast::<()>() as usize, raw.0 as usize)
 }
 
 fn lock() -> MutexGuard<'static, Option<HashMap<Key, Named>>> {
-    HANDLES.named.lock().unwrap_or_else(PoisonError::into_inner)
+    HANDLES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Another object names the stream.
 pub fn enter(executor: &Arc<dyn Executor>, raw: RawHandle) {
     let key = key(executor, raw);
-    let ending = |handles: &mut Option<HashMap<Key, Named>>| {
-        handles.as_ref().and_then(|named| named.get(&key)).is_some_and(|named| named.ending)
-    };
-    let handles = HANDLES.changed.wait_while(lock(), ending);
-    let mut handles = handles.unwrap_or_else(PoisonError::into_inner);
-    handles.get_or_insert_with(HashMap::new).entry(key).or_default().objects += 1;
+    loop {
+        let mut handles = lock();
+        let named = handles.get_or_insert_with(HashMap::new).entry(key).or_default();
+        if !named.ending {
+            named.objects += 1;
+            return;
+        }
+        drop(handles);
+        std::thread::sleep(WAIT_STEP);
+    }
 }
 
 /// An object that named the stream goes. `end` runs if it was its owner or the last one, before anybody names it again.
@@ -71,7 +75,6 @@ impl Drop for Ending {
                 named.ending = false;
             }
         }
-        HANDLES.changed.notify_all();
     }
 }
 
