@@ -1153,6 +1153,7 @@ NVB_MUST_USE nvb_status nvb_memory_allocate_pinned(nvb_memory_manager *memory, s
 // passed the copy; copies of pageable host memory may block. Device ranges must lie inside live blocks of this manager,
 // or in memory that the device reaches otherwise, such as a peer's. May be captured. On the CPU all kinds are plain
 // copies.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT`: a range that is neither, or blocks of this manager while it sleeps.
 NVB_MUST_USE nvb_status nvb_memory_copy(nvb_memory_manager *memory,
                            void *destination,
                            const void *source,
@@ -1161,6 +1162,7 @@ NVB_MUST_USE nvb_status nvb_memory_copy(nvb_memory_manager *memory,
                            nvb_stream *stream);
 
 // Sets `bytes` of device memory to `value` (0 to 255) on `stream`. The range must lie inside a live block.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT`: it does not, or the manager sleeps.
 NVB_MUST_USE nvb_status nvb_memory_fill(nvb_memory_manager *memory,
                            void *destination,
                            uint32_t value,
@@ -1184,8 +1186,10 @@ nvb_status nvb_host_free(const nvb_backend *backend, void *pointer, size_t bytes
 typedef uint64_t (*nvb_reclaim_callback)(uint64_t bytes, void *user_data);
 
 // Whether `bytes` could be had now without waiting for anybody or asking the engine; if not, the error that an
-// allocation would give, with all its numbers. Nothing is reserved: another thread may be faster.
-// Errors: `NVB_ERROR_OUT_OF_MEMORY`.
+// allocation would give, with all its numbers. With `spill` every size can be had as far as is known. Nothing is
+// reserved: another thread may be faster. Where it would say no, it first sends home what threads keep for their next
+// allocations.
+// Errors: `NVB_ERROR_OUT_OF_MEMORY`, `NVB_ERROR_MEMORY_ALLOCATION` (the manager sleeps).
 NVB_MUST_USE nvb_status nvb_memory_check_available(nvb_memory_manager *memory, uint64_t bytes);
 
 // Waits for the device's work and gives back memory that no live block needs, down to `keep` bytes held. `released`, if

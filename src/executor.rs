@@ -193,6 +193,7 @@ pub trait Executor: Send + Sync {
     fn stream_priorities(&self) -> Result<RangeInclusive<i32>> {
         Ok(-5..=0)
     }
+
     fn stream_create(&self, priority: i32) -> Result<RawHandle>;
     fn stream_destroy(&self, stream: RawHandle);
     /// Gives back what the executor keeps for a stream that it does not own, because nobody will name it again.

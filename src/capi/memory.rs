@@ -313,6 +313,7 @@ pub unsafe extern "C" fn nvb_memory_allocate_pinned(
 /// passed the copy; copies of pageable host memory may block. Device ranges must lie inside live blocks of this manager,
 /// or in memory that the device reaches otherwise, such as a peer's. May be captured. On the CPU all kinds are plain
 /// copies.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT`: a range that is neither, or blocks of this manager while it sleeps.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_copy(
     memory: *mut nvb_memory_manager,
@@ -357,6 +358,7 @@ pub unsafe extern "C" fn nvb_memory_copy(
 }
 
 /// Sets `bytes` of device memory to `value` (0 to 255) on `stream`. The range must lie inside a live block.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT`: it does not, or the manager sleeps.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_fill(
     memory: *mut nvb_memory_manager,

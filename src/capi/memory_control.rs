@@ -16,8 +16,10 @@ use std::ffi::c_void;
 pub type nvb_reclaim_callback = Option<unsafe extern "C" fn(bytes: u64, user_data: *mut c_void) -> u64>;
 
 /// Whether `bytes` could be had now without waiting for anybody or asking the engine; if not, the error that an
-/// allocation would give, with all its numbers. Nothing is reserved: another thread may be faster.
-/// Errors: `NVB_ERROR_OUT_OF_MEMORY`.
+/// allocation would give, with all its numbers. With `spill` every size can be had as far as is known. Nothing is
+/// reserved: another thread may be faster. Where it would say no, it first sends home what threads keep for their next
+/// allocations.
+/// Errors: `NVB_ERROR_OUT_OF_MEMORY`, `NVB_ERROR_MEMORY_ALLOCATION` (the manager sleeps).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_check_available(memory: *mut nvb_memory_manager, bytes: u64) -> nvb_status {
     guard!(nvb_memory_check_available, { MEMORY_MANAGERS.get(memory)?.memory().check_available(bytes) })

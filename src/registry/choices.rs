@@ -195,6 +195,7 @@ mod tests {
         choices.set_override(LINEAR, "").unwrap();
         assert!(choices.set_override(LINEAR, "linear_fast").unwrap_err().message.contains("no kernel"));
     }
+
     #[test]
     fn inputs_are_rounded_as_their_weights_allow_and_tuned_as_they_run() {
         let at = 4096 as *mut std::ffi::c_void;

@@ -67,8 +67,9 @@ impl StreamManager {
         Ok(StreamManager { executor: executor.clone(), limit, priorities, slots: Mutex::default() })
     }
 
-    /// The least loaded stream of this priority (0 normal, negative more urgent; clamped to what the device offers). It goes back when the returned object
-    /// is dropped; several users may share one, whose work then runs in the order in which it was queued.
+    /// The least loaded stream of this priority (0 normal, negative more urgent; clamped to what the device offers). It
+    /// goes back when the returned object is dropped; several users may share one, whose work then runs in the order in
+    /// which it was queued.
     pub fn acquire(&self, priority: i32) -> Result<Stream> {
         let priority = priority.clamp(*self.priorities.start(), *self.priorities.end());
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);

@@ -41,7 +41,7 @@ type Observers = Vec<(Weak<dyn Executor>, Weak<dyn StreamObserver>)>;
 
 static OBSERVERS: RwLock<Observers> = RwLock::new(Vec::new());
 
-/// `observer` hears of every `Stream` of the executor that is dropped from now on, for as long as it lives.
+/// `observer` hears of every stream of the executor that ends from now on (`handles.rs`), for as long as it lives.
 pub fn observe(executor: &Arc<dyn Executor>, observer: Weak<dyn StreamObserver>) {
     let mut observers = OBSERVERS.write().unwrap_or_else(PoisonError::into_inner);
     observers.retain(|(_, observer)| observer.strong_count() > 0);

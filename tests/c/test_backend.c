@@ -116,17 +116,23 @@ static void keep_record(uint32_t level, const char* target, const char* message,
   pthread_mutex_unlock(&book->lock);
 }
 
+// A backend whose records up to `level` go into the book.
+static nvb_backend* open_logged(log_book* book, uint32_t level) {
+  nvb_backend_options options = device_options();
+  options.log_level = level;
+  options.log_callback = keep_record;
+  options.log_user_data = book;
+  nvb_backend* backend = NULL;
+  if (!CHECK_OK(nvb_backend_create(&options, &backend))) exit(1);
+  return backend;
+}
+
 static void test_logging(void) {
   for (uint32_t level = NVB_LOG_OFF; level <= NVB_LOG_TRACE; ++level) {
     log_book book = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    nvb_backend_options options = device_options();
-    options.log_level = level;
-    options.log_callback = keep_record;
-    options.log_user_data = &book;
-    nvb_backend* backend = NULL;
+    nvb_backend* backend = open_logged(&book, level);
     nvb_memory_manager* memory = NULL;
     void* block = NULL;
-    CHECK_OK(nvb_backend_create(&options, &backend));
     CHECK_OK(nvb_backend_get_memory_manager(backend, 0, &memory));
     CHECK_INVALID(nvb_memory_allocate(memory, 0, NULL, &block));
     if (level >= NVB_LOG_DEBUG) CHECK(strstr(book.last, "bytes is 0") != NULL);
@@ -149,15 +155,8 @@ static void test_logging(void) {
 
 static void test_two_callbacks(void) {
   log_book first = {.lock = PTHREAD_MUTEX_INITIALIZER}, second = {.lock = PTHREAD_MUTEX_INITIALIZER};
-  nvb_backend_options options = device_options();
-  options.log_callback = keep_record;
-  nvb_backend *a = NULL, *b = NULL;
-  options.log_level = NVB_LOG_DEBUG;
-  options.log_user_data = &first;
-  CHECK_OK(nvb_backend_create(&options, &a));
-  options.log_level = NVB_LOG_ERROR;
-  options.log_user_data = &second;
-  CHECK_OK(nvb_backend_create(&options, &b));
+  nvb_backend* a = open_logged(&first, NVB_LOG_DEBUG);
+  nvb_backend* b = open_logged(&second, NVB_LOG_ERROR);
   CHECK_INVALID(nvb_stream_synchronize(NULL));
   CHECK(first.records[NVB_LOG_DEBUG] > 0);
   CHECK_EQUAL(second.records[NVB_LOG_DEBUG], 0);
@@ -172,12 +171,7 @@ static void test_trace_switched_on_late(void) {
   CHECK_OK(nvb_memory_allocate(f.memory, 4096, f.stream, &block));
   CHECK_OK(nvb_memory_free(f.memory, block, f.stream));
   log_book book = {.lock = PTHREAD_MUTEX_INITIALIZER};
-  nvb_backend_options options = device_options();
-  options.log_level = NVB_LOG_TRACE;
-  options.log_callback = keep_record;
-  options.log_user_data = &book;
-  nvb_backend* logged = NULL;
-  CHECK_OK(nvb_backend_create(&options, &logged));
+  nvb_backend* logged = open_logged(&book, NVB_LOG_TRACE);
   const int before = book.records[NVB_LOG_TRACE];
   for (int i = 0; i < 100; ++i) {
     CHECK_OK(nvb_memory_allocate(f.memory, 4096, f.stream, &block));
@@ -193,12 +187,7 @@ static void test_trace_switched_on_late(void) {
 static void test_panic(void) {
   fixture f = open_fixture(), other = open_fixture();
   log_book book = {.lock = PTHREAD_MUTEX_INITIALIZER};
-  nvb_backend_options options = device_options();
-  options.log_level = NVB_LOG_ERROR;
-  options.log_callback = keep_record;
-  options.log_user_data = &book;
-  nvb_backend* logged = NULL;
-  CHECK_OK(nvb_backend_create(&options, &logged));
+  nvb_backend* logged = open_logged(&book, NVB_LOG_ERROR);
 
   CHECK_FAILS(nvb_test_inject_panic(f.backend), NVB_ERROR_INTERNAL, "nvb_test_inject_panic", "bug", "injected");
   // The place of a panic is in the log, not on stderr.

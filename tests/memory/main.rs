@@ -6,6 +6,7 @@ mod faults;
 mod fixture;
 mod gate;
 mod leaks;
+mod random;
 mod rungs;
 mod sequence;
 mod sequences;

@@ -3,6 +3,7 @@
 
 use super::fixture::{Fixture, MIB};
 use super::gate::Gate;
+use super::random::Random;
 use super::simulated::{Call, Simulated};
 use nvbackend::error::{Error, Status};
 use nvbackend::memory::options::Limit;
@@ -25,20 +26,9 @@ const CAPTURED: usize = 21;
 const POOLING_PLACE: usize = WORKERS;
 const CAPTURING_PLACE: usize = WORKERS + 1;
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % bound as u64) as usize
-    }
-
-    /// Few sizes, so that threads want each other's blocks.
-    fn size(&mut self) -> usize {
-        [4096, 64 << 10, MIB, 2 * MIB, 4 * MIB, 6 * MIB][self.below(6)]
-    }
+/// Few sizes, so that threads want each other's blocks.
+fn size(random: &mut Random) -> usize {
+    [4096, 64 << 10, MIB, 2 * MIB, 4 * MIB, 6 * MIB][random.index(6)]
 }
 
 #[derive(Clone, Copy)]
@@ -112,23 +102,25 @@ fn work(fixture: &Fixture, gate: &Gate, thread: usize) {
     let mut handles = Handles::new(fixture, thread);
     let mut held: Vec<Block> = Vec::new();
     let free = |random: &mut Random, handles: &Handles, block: Block| {
-        let raw = handles.streams[random.below(SHARED + 1)].raw();
+        let raw = handles.streams[random.index(SHARED + 1)].raw();
         fixture.device.wait_for_uses(raw, block.address(), block.bytes);
         // Now and then without a stream, which stands for all of them.
-        let raw = if random.below(16) == 0 { RawHandle::NULL } else { raw };
+        let raw = if random.index(16) == 0 { RawHandle::NULL } else { raw };
         fixture.manager.free(block.pointer, raw).expect("a live block");
     };
     for _ in 0..STEPS {
         if held.len() == HELD {
-            let block = held.swap_remove(random.below(HELD));
+            let block = held.swap_remove(random.index(HELD));
             free(&mut random, &handles, block);
         }
-        let stream = &handles.streams[random.below(SHARED + 1)];
+        let stream = &handles.streams[random.index(SHARED + 1)];
         let manager = &fixture.manager;
-        held.extend(use_block(fixture, gate, thread, stream, random.size(), |bytes, raw| manager.allocate(bytes, raw)));
-        match random.below(16) {
-            0 | 1 => handles.renew(fixture, random.below(SHARED + 1)),
-            2..=4 => fixture.device.advance(random.below(2000) as u64),
+        held.extend(use_block(fixture, gate, thread, stream, size(&mut random), |bytes, raw| {
+            manager.allocate(bytes, raw)
+        }));
+        match random.index(16) {
+            0 | 1 => handles.renew(fixture, random.index(SHARED + 1)),
+            2..=4 => fixture.device.advance(random.index(2000) as u64),
             _ => {}
         }
     }
@@ -142,10 +134,11 @@ fn pool(fixture: &Fixture, gate: &Gate, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         let pool = Pool::new(&fixture.manager, "short-lived").expect("a pool");
         for _ in 0..8 {
-            let stream = &streams[random.below(2)];
-            let block =
-                use_block(fixture, gate, POOLING_PLACE, stream, random.size(), |bytes, raw| pool.allocate(bytes, raw));
-            if let (Some(block), 0) = (block, random.below(2)) {
+            let stream = &streams[random.index(2)];
+            let block = use_block(fixture, gate, POOLING_PLACE, stream, size(&mut random), |bytes, raw| {
+                pool.allocate(bytes, raw)
+            });
+            if let (Some(block), 0) = (block, random.index(2)) {
                 pool.free(block.pointer, stream.raw()).expect("a live block of the pool");
             }
         }
@@ -166,7 +159,7 @@ fn capture(fixture: &Fixture, gate: &Gate, done: &AtomicBool) {
             graph.begin_capture(&stream).expect("no capture yet");
             fixture.device.state().capturing.push(raw.0 as usize);
             for _ in 0..4 {
-                let bytes = random.size();
+                let bytes = size(&mut random);
                 match fixture.manager.allocate(bytes, raw) {
                     Ok(pointer) => blocks.push(Block { pointer, bytes }),
                     Err(error) => expect_temporary(&error),
@@ -184,7 +177,7 @@ fn capture(fixture: &Fixture, gate: &Gate, done: &AtomicBool) {
         for _ in 0..8 {
             let manager = &fixture.manager;
             let allocate = |bytes, raw| manager.allocate(bytes, raw);
-            if let Some(block) = use_block(fixture, gate, CAPTURING_PLACE, &stream, random.size(), allocate) {
+            if let Some(block) = use_block(fixture, gate, CAPTURING_PLACE, &stream, size(&mut random), allocate) {
                 manager.free(block.pointer, raw).expect("a live block");
             }
         }

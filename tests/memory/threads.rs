@@ -3,6 +3,7 @@
 //! not.
 
 use super::gate::Gate;
+use super::random::Random;
 use super::sequence::executor;
 use nvbackend::error::Status;
 use nvbackend::memory::options::{LeakTracking, Limit};
@@ -17,23 +18,12 @@ const THREADS: u64 = 4;
 const STEPS: u64 = 10_000;
 const HELD: usize = 40;
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-
-    /// Mostly small, now and then runs of units; at least two words.
-    fn size(&mut self) -> usize {
-        match self.below(64) {
-            0 => (1 << 20) + self.below(5 << 20) as usize,
-            1..=8 => 16 + self.below(1 << 20) as usize,
-            _ => 16 + self.below(16 << 10) as usize,
-        }
+/// Mostly small, now and then runs of units; at least two words.
+fn size(random: &mut Random) -> usize {
+    match random.below(64) {
+        0 => (1 << 20) + random.index(5 << 20),
+        1..=8 => 16 + random.index(1 << 20),
+        _ => 16 + random.index(16 << 10),
     }
 }
 
@@ -77,7 +67,7 @@ fn manager(options: MemoryOptions) -> Arc<MemoryManager> {
 }
 
 fn allocate(manager: &MemoryManager, gate: &Gate, random: &mut Random, thread: u64, step: u64) -> Option<Block> {
-    let bytes = random.size();
+    let bytes = size(random);
     let result = manager.allocate(bytes, RawHandle::NULL);
     // Whoever finds the manager asleep goes on when it is awake, and so does whoever has got a block.
     let _awake = gate.enter(thread as usize);
@@ -191,7 +181,7 @@ fn pools_come_and_go_while_others_drain_trim_sleep_and_count() {
                 let pool = Pool::new(manager, "short-lived").expect("a pool");
                 let shared = &pool;
                 let allocate = move |random: &mut Random, place: usize, word| {
-                    let bytes = random.size();
+                    let bytes = size(random);
                     let result = shared.allocate(bytes, RawHandle::NULL);
                     let _awake = gate.enter(place);
                     Some(Block::new(result.ok()?, bytes, word))
