@@ -1,6 +1,7 @@
 //! The device's primary context, made current around calls and put back as it was; and the mark of a device that is
 //! lost, after which nothing touches CUDA.
 
+use super::all_work::AllWork;
 use super::driver::{self, is_sticky};
 use crate::error::{Error, Result, Status};
 use cust::sys::{self, cudaError_enum, CUcontext, CUresult};
@@ -11,8 +12,15 @@ use std::sync::{Mutex, OnceLock};
 pub struct PrimaryContext {
     raw: CUcontext,
     ordinal: i32,
-    /// The first sticky error of this device in this process.
-    lost: &'static OnceLock<Error>,
+    shared: &'static Shared,
+}
+
+/// What all backends of a device share in this process, as they share its primary context.
+#[derive(Default)]
+struct Shared {
+    /// The first sticky error, which ends the context until the process ends.
+    lost: OnceLock<Error>,
+    all_work: AllWork,
 }
 
 // SAFETY: a primary context belongs to the device, not to a thread, and may be current in any number of threads.
@@ -20,23 +28,21 @@ unsafe impl Send for PrimaryContext {}
 // SAFETY: as above.
 unsafe impl Sync for PrimaryContext {}
 
-/// One mark a device and process: all backends of a device share its primary context, and a sticky error ends that
-/// context until the process does.
-fn lost_mark(ordinal: i32) -> &'static OnceLock<Error> {
-    static MARKS: Mutex<BTreeMap<i32, &'static OnceLock<Error>>> = Mutex::new(BTreeMap::new());
-    let mut marks = MARKS.lock().unwrap_or_else(|poison| poison.into_inner());
-    marks.entry(ordinal).or_insert_with(|| Box::leak(Box::default()))
+fn shared(ordinal: i32) -> &'static Shared {
+    static DEVICES: Mutex<BTreeMap<i32, &'static Shared>> = Mutex::new(BTreeMap::new());
+    let mut devices = DEVICES.lock().unwrap_or_else(|poison| poison.into_inner());
+    devices.entry(ordinal).or_insert_with(|| Box::leak(Box::default()))
 }
 
 impl PrimaryContext {
     pub fn retain(ordinal: i32) -> Result<PrimaryContext> {
-        let lost = lost_mark(ordinal);
-        refuse_lost(lost)?;
+        let shared = shared(ordinal);
+        refuse_lost(&shared.lost)?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: a valid pointer; the ordinal was listed, and for CUDA devices handle and ordinal are the same number.
         match unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, ordinal) } {
-            cudaError_enum::CUDA_SUCCESS => Ok(PrimaryContext { raw, ordinal, lost }),
-            code => Err(mark(lost, ordinal, driver::error(code as i32, "retaining the primary context"))),
+            cudaError_enum::CUDA_SUCCESS => Ok(PrimaryContext { raw, ordinal, shared }),
+            code => Err(mark(&shared.lost, ordinal, driver::error(code as i32, "retaining the primary context"))),
         }
     }
 
@@ -46,7 +52,7 @@ impl PrimaryContext {
 
     /// Makes the context current in this thread until the guard is dropped: the engine's own choice of device stays.
     pub fn enter(&self) -> Result<ContextGuard<'_>> {
-        refuse_lost(self.lost)?;
+        refuse_lost(&self.shared.lost)?;
         let mut before = std::ptr::null_mut();
         // SAFETY: a valid pointer.
         self.check(unsafe { sys::cuCtxGetCurrent(&mut before) }, "cuCtxGetCurrent")?;
@@ -69,11 +75,21 @@ impl PrimaryContext {
     }
 
     pub fn is_lost(&self) -> bool {
-        self.lost.get().is_some()
+        self.shared.lost.get().is_some()
     }
 
     pub fn refuse_lost(&self) -> Result<()> {
-        refuse_lost(self.lost)
+        refuse_lost(&self.shared.lost)
+    }
+
+    /// Waits for all work of the device. The context must be current.
+    pub fn wait_for_all_work(&self) -> Result<()> {
+        self.shared.all_work.wait(|| {
+            // The thread before may have found out.
+            self.refuse_lost()?;
+            // SAFETY: no arguments; a context is current.
+            self.check(unsafe { sys::cuCtxSynchronize() }, "waiting for the device")
+        })
     }
 
     /// Lets this thread call, until the guard is dropped, what CUDA's strictest mode forbids while another thread captures
@@ -99,7 +115,7 @@ impl PrimaryContext {
 
     /// Remembers a sticky error.
     pub fn latch(&self, error: Error) -> Error {
-        mark(self.lost, self.ordinal, error)
+        mark(&self.shared.lost, self.ordinal, error)
     }
 }
 

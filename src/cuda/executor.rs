@@ -152,9 +152,7 @@ impl CudaExecutor {
 
     /// Before memory goes that any stream's work may use. The context is current; a failure has nobody to report to.
     fn wait_for_all_work(&self) {
-        // SAFETY: as above.
-        let wait = || self.check(unsafe { sys::cuCtxSynchronize() }, "waiting for the device");
-        if let Err(error) = wait_past_captures(wait) {
+        if let Err(error) = wait_past_captures(|| self.context.wait_for_all_work()) {
             log::warn!(target: "nvbackend::cuda", "{error}");
         }
     }
@@ -313,8 +311,7 @@ impl Executor for CudaExecutor {
 
     fn synchronize(&self) -> Result<()> {
         let _guard = self.enter()?;
-        // SAFETY: the context is current.
-        self.check(unsafe { sys::cuCtxSynchronize() }, "waiting for the device")
+        self.context.wait_for_all_work()
     }
 
     fn numa_node(&self) -> Option<u32> {

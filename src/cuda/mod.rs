@@ -3,6 +3,7 @@
 //! `cust` and its bindings are the driver API; csrc/driver binds the driver's library on first use, so all of this loads
 //! on a machine without one. The kernels go through the statically linked CUDA runtime, which shares the primary context.
 
+mod all_work;
 mod argmax;
 mod attention;
 mod context;

@@ -203,7 +203,14 @@ int cuCtxEnablePeerAccess(context* peer, unsigned flags) {
 }
 
 int cuCtxSynchronize(void) {
-  return finish(begin(__func__, NEEDS_CONTEXT | RELEASES));
+  // Several threads in here may stand there for ever (src/cuda/all_work.rs).
+  context* const waited = current_context;
+  const bool alone = waited == NULL || atomic_fetch_add(&waited->waiting, 1) == 0;
+  call c = begin(__func__, NEEDS_CONTEXT | RELEASES);
+  if (!alone) violation(__func__, SUCCESS, "another thread waits for the same device");
+  const int status = finish(c);
+  if (waited != NULL) atomic_fetch_sub(&waited->waiting, 1);
+  return status;
 }
 
 // Not counted: error messages are made of it.

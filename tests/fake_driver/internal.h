@@ -9,6 +9,7 @@
 // `begin` takes the one lock, counts the call and decides whether it fails; `finish` gives the lock back.
 #pragma once
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -68,8 +69,9 @@ enum { MAX_DEVICES = 8 };
 typedef struct {
   int device;
   int64_t retained;
-  int64_t used;    // bytes of its device's memory
-  unsigned peers;  // bit N: may reach device N's memory
+  int64_t used;        // bytes of its device's memory
+  unsigned peers;      // bit N: may reach device N's memory
+  atomic_int waiting;  // threads in cuCtxSynchronize
 } context;
 
 extern context contexts[MAX_DEVICES];

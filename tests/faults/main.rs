@@ -5,6 +5,7 @@
 //! A fake driver (tests/fake_driver) stands behind the library's trampolines, and a stand-in for the CUDA runtime behind
 //! its launchers, so that every launch path runs but the kernels. Each step is a process of its own.
 
+mod all_work;
 mod child;
 mod described;
 mod driver;
@@ -30,7 +31,7 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 30] = [
+const CHECKS: [(&str, Check); 31] = [
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
     ("sweep_pools", |file| sweep(file, Scenario { ranges: false, ..PLAIN })),
     ("sweep_no_pools", |file| sweep(file, Scenario { ranges: false, pools: false, ..PLAIN })),
@@ -57,6 +58,7 @@ const CHECKS: [(&str, Check); 30] = [
     ("callers_workspace", workspace::callers),
     ("batch_invariance", invariance::launches),
     ("fp8_off", rounding::fp8_off),
+    ("waits_for_all_work", all_work::threads),
     ("stream_priorities", streams::priorities),
     ("busy_streams", streams::busy_streams),
     ("unmeasured_calls", profiling::unmeasured),
