@@ -29,15 +29,15 @@ struct Block {
 
 std::atomic<uint64_t> violations{0};
 
-void violate(const char* text) {
-  if (violations.fetch_add(1) < 20) std::fprintf(stderr, "violation: %s\n", text);
+void violate(const std::string& text) {
+  if (violations.fetch_add(1) < 20) std::fprintf(stderr, "violation: %s\n", text.c_str());
 }
 
 void check(nvb_status status, const char* what) {
   if (status == NVB_OK) return;
   char text[1024];
   nvb_last_error_message(text, sizeof text);
-  violate((std::string(what) + ": " + text).c_str());
+  violate(std::string(what) + ": " + text);
 }
 
 // A manager with what its reclaim callback may free: blocks that threads had no more use for.
@@ -298,8 +298,13 @@ void create_managers(Soak& soak) {
   }
 }
 
+struct Rung {
+  std::string name;
+  uint64_t tried = 0;
+};
+
 // Frees what is left, looks whether anything stayed behind, and prints and adds up the rungs.
-void finish(Soak& soak, std::array<uint64_t, NVB_RUNG_COUNT>& tried) {
+void finish(Soak& soak, std::array<Rung, NVB_RUNG_COUNT>& rungs) {
   for (std::atomic<Block*>& place : soak.mail) {
     std::unique_ptr<Block> block(place.load());
     if (block == nullptr) continue;
@@ -325,7 +330,8 @@ void finish(Soak& soak, std::array<uint64_t, NVB_RUNG_COUNT>& tried) {
       nvb_memory_rung_statistics of_rung;
       nvb_memory_rung_statistics_init(&of_rung);
       check(nvb_memory_get_rung_statistics(manager.memory, rung, &of_rung), "rung statistics");
-      tried[rung] += of_rung.tried;
+      rungs[rung].name = of_rung.name;
+      rungs[rung].tried += of_rung.tried;
       std::fprintf(stderr, " %s %llu/%llu%s", of_rung.name, static_cast<unsigned long long>(of_rung.tried),
                    static_cast<unsigned long long>(of_rung.helped), rung + 1 < NVB_RUNG_COUNT ? "," : "\n");
     }
@@ -346,12 +352,12 @@ bool soak(const Device& device, double seconds) {
   soak->stop.store(true);
   for (std::thread& thread : threads) thread.join();
   for (nvb_stream* stream : device.streams) check(nvb_stream_synchronize(stream), "synchronize at the end");
-  std::array<uint64_t, NVB_RUNG_COUNT> tried{};
-  finish(*soak, tried);
+  std::array<Rung, NVB_RUNG_COUNT> rungs;
+  finish(*soak, rungs);
   for (uint32_t rung = 0; rung < NVB_RUNG_COUNT; ++rung) {
     // On the CPU a call has finished when it returns, so no work is ever waited for.
     bool on_this_device = device.is_cuda() || (rung != NVB_RUNG_PASSED_WORK && rung != NVB_RUNG_WAIT);
-    if (on_this_device && tried[rung] == 0) violate("a rung was never tried");
+    if (on_this_device && rungs[rung].tried == 0) violate("never tried: " + rungs[rung].name);
   }
   std::fprintf(
       stderr, "%.0f s: %llu operations, %llu blocks checked, %llu requests refused, %llu violations\n", seconds,
