@@ -1,10 +1,10 @@
 //! Waiting for all work of a device, by one thread at a time.
 //!
-//! Several threads inside `cuCtxSynchronize` may stand there for ever, one at a mutex and the others at a reader-writer lock
-//! of the driver (580.159.04). It takes other processes that keep the GPU busy: beside compute-sanitizer and programs that
-//! fault, 4 of 7 runs of the conformance suite on an H200 stood still, and none of 5 since one thread calls it and the others
-//! wait for that one. Who came while a wait ran needs another, because the running one need not cover what was queued since;
-//! that one serves all who came before it began.
+//! Several threads inside `cuCtxSynchronize` may stand there for ever, one at a mutex and the others at a reader-writer
+//! lock of the driver (580.159.04). It was seen where other processes kept the GPU busy: beside compute-sanitizer and
+//! programs that fault, 4 of 7 runs of the conformance suite on an H200 stood still, and none of 5 since one thread calls
+//! it and the others wait for that one. Who came while a wait ran needs another, because the running one need not cover
+//! what was queued since; that one serves all who came before it began.
 
 use crate::error::Result;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! The device's primary context, made current around calls and put back as it was; and the mark of a device that is
-//! lost, after which nothing touches CUDA.
+//! The device's primary context, made current around calls and put back as it was; waits for all of its work; and the mark
+//! of a device that is lost, after which nothing touches CUDA.
 
 use super::all_work::AllWork;
 use super::driver::{self, is_sticky};

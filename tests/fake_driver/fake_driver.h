@@ -31,7 +31,7 @@ typedef struct {
   int64_t calls_after_sticky;  // of these, since a sticky fault fired
   int64_t faults;              // injected
   int64_t launches;
-  int64_t violations;  // calls that misuse the driver, such as a copy past the end of a block
+  int64_t violations;  // calls that misuse the driver, as a copy past the end of a block does, or meet its faults
 } fake_books;
 
 void fake_get_books(fake_books* books);

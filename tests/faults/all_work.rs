@@ -16,12 +16,9 @@ const ROUNDS: usize = 200;
 pub fn threads(file: &Path) -> Result<String, String> {
     passes(|| {
         let fake = Fake::open(file);
-        let engines = [Engine::new(), Engine::new()];
-        let managers = engines.each_ref().map(|engine| match engine {
-            Ok(engine) => Ok(engine.memory.raw as usize),
-            Err(failure) => Err(failure.to_string()),
-        });
-        let managers = [managers[0].clone()?, managers[1].clone()?];
+        let engine = || Engine::new().map_err(|failure| failure.to_string());
+        let engines = [engine()?, engine()?];
+        let managers = engines.each_ref().map(|engine| engine.memory.raw as usize);
         let start = Barrier::new(THREADS);
         let trim = |manager: usize| -> Result<(), String> {
             let manager = manager as *mut nvb_memory_manager;

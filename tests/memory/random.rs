@@ -1,5 +1,6 @@
-//! Numbers for threads to draw, the same in every run.
+//! Numbers to draw, the same in every run (xorshift64, Marsaglia 2003).
 
+/// Its state, which must not be 0.
 pub struct Random(pub u64);
 
 impl Random {

@@ -9,6 +9,7 @@
 //!
 //! `NVB_SERVING_OPERATIONS` (allocations and frees; 10⁹ for a week) makes it longer than the default run's few seconds.
 
+use super::random::Random;
 use super::sequence::executor;
 use nvbackend::memory::options::Limit;
 use nvbackend::memory::{MemoryManager, MemoryOptions};
@@ -48,7 +49,7 @@ struct Prefix {
 
 struct Server {
     manager: MemoryManager,
-    state: u64,
+    random: Random,
     sequences: Vec<Sequence>,
     prefixes: Vec<Prefix>,
     live_bytes: u64,
@@ -58,13 +59,6 @@ struct Server {
 }
 
 impl Server {
-    fn random(&mut self, bound: usize) -> usize {
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        (self.state % bound as u64) as usize
-    }
-
     fn allocate(&mut self, bytes: usize) -> *mut c_void {
         self.operations += 1;
         self.live_bytes += bytes as u64;
@@ -98,11 +92,11 @@ impl Server {
 
     /// A new sequence: most prompts are short, a few fill pages by the hundred; two in three share a prefix.
     fn admit(&mut self) {
-        let longest = 4 << self.random(7);
-        let prompt = 1 + self.random(longest);
-        let prefix = (self.random(3) > 0).then(|| {
+        let longest = 4 << self.random.index(7);
+        let prompt = 1 + self.random.index(longest);
+        let prefix = (self.random.index(3) > 0).then(|| {
             // The lower of two numbers: some prefixes are popular.
-            let prefix = self.random(PREFIXES).min(self.random(PREFIXES));
+            let prefix = self.random.index(PREFIXES).min(self.random.index(PREFIXES));
             if self.prefixes[prefix].pages[0].is_empty() {
                 let mut pages = Pages::default();
                 for _ in 0..4 + prefix {
@@ -114,7 +108,7 @@ impl Server {
             self.prefixes[prefix].last_used = self.steps;
             prefix
         });
-        let remaining = 1 + self.random(128);
+        let remaining = 1 + self.random.index(128);
         let mut sequence = Sequence { pages: Pages::default(), remaining, prefix };
         for _ in 0..prompt {
             self.grow(&mut sequence.pages);
@@ -142,7 +136,7 @@ impl Server {
 
     /// Temporaries of a step, freed in another order than they were allocated in.
     fn activations(&mut self) {
-        let tokens = self.sequences.len().max(1) + self.random(512);
+        let tokens = self.sequences.len().max(1) + self.random.index(512);
         let sizes =
             [tokens * 5120, tokens * 5120, tokens * 2 * 21_504, tokens * 6144, self.sequences.len().max(1) * 4096];
         let blocks = sizes.map(|bytes| (self.allocate(bytes), bytes));
@@ -196,7 +190,7 @@ fn a_week_of_serving_loses_little_memory() {
     let manager = MemoryManager::new(executor(), options).expect("a manager");
     let mut server = Server {
         manager,
-        state: 0x2545_f491_4f6c_dd1d,
+        random: Random(0x2545_f491_4f6c_dd1d),
         sequences: Vec::new(),
         prefixes: (0..PREFIXES).map(|_| Prefix::default()).collect(),
         live_bytes: 0,

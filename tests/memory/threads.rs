@@ -92,7 +92,7 @@ fn churn(manager: &MemoryManager, gate: &Gate, thread: u64) {
     let mut held: Vec<Block> = Vec::new();
     for step in 0..STEPS {
         if held.len() == HELD {
-            free(held.swap_remove(random.below(HELD as u64) as usize));
+            free(held.swap_remove(random.index(HELD)));
         }
         held.extend(allocate(manager, gate, &mut random, thread, step));
     }
