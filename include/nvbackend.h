@@ -65,6 +65,7 @@ typedef struct nvb_backend nvb_backend;
 // - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
 // - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
 // - `memory.margin`: bytes left to others; 0: the library's choice; "none": none
+//   Sizes may be text with a unit in place of a number of bytes: "8GB" (8 · 10⁹), "1.5GiB" (1.5 · 2³⁰); kB to TB, KiB to TiB
 // - `memory.unified`: whether unified memory may serve what does not fit
 // - `timing.profiling`: whether profiling is on from the start
 // - `logging.level`: "off", "error", "warning", "info", "debug", "trace"
@@ -859,7 +860,7 @@ NVB_MUST_USE nvb_status nvb_configuration_create(uint32_t preset, nvb_configurat
 // Destroys the handle; NULL is fine. A backend keeps what it was created with.
 nvb_status nvb_configuration_destroy(nvb_configuration *configuration);
 
-// Sets one field ("memory.limit") from text ("1073741824", "true", "bf16").
+// Sets one field ("memory.limit") from text ("1073741824", "1GiB", "true", "bf16").
 // Errors: `NVB_ERROR_CONFIGURATION`, whose text names the field, the value and what is allowed; nothing changes then.
 NVB_MUST_USE nvb_status nvb_configuration_set(nvb_configuration *configuration, const char *field, const char *value);
 

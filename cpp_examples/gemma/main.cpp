@@ -58,6 +58,9 @@ nvb::backend open_backend(const Options& options) {
   auto backend_options = nvb::make<nvb_backend_options>();
   backend_options.device = options.device.c_str();
   backend_options.threads = options.threads;
+  auto memory = nvb::make<nvb_memory_options>();
+  memory.limit = options.memory_limit;
+  if (options.memory_limit != 0) backend_options.memory = &memory;
   return nvb::backend(backend_options);
 }
 
@@ -177,6 +180,19 @@ void report(const nvb::backend& backend, const Model& model, const Timing& timin
   }
 }
 
+// The program is of the release whose header it was compiled with; the library may be a newer one.
+void print_version() {
+  auto build = nvb::make<nvb_build_info>();
+  nvb::check(nvb_get_build_info(&build));
+  std::printf("gemma %s, libnvbackend %s, ABI %u, ", NVB_VERSION_STRING, nvb_version_string(), nvb_abi_version());
+  if (build.cuda == 0) {
+    std::printf("CPU only\n");
+  } else {
+    std::printf("CUDA %u.%u, kernels for %s\n", build.cuda_toolkit_version / 1000,
+                build.cuda_toolkit_version % 1000 / 10, build.architectures);
+  }
+}
+
 void run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const Source source = open_source(options);
@@ -233,7 +249,11 @@ int main(int count, char** arguments) {
     return 0;
   }
   try {
-    gemma::run(options);
+    if (options.version) {
+      gemma::print_version();
+    } else {
+      gemma::run(options);
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "gemma: %s\n", error.what());
     return 1;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <nvbackend.hpp>
 
 #include "error.h"
 #include "random_model.h"
@@ -33,6 +34,20 @@ float number(const std::string& option, const std::string& text, float lowest, f
   return value;
 }
 
+// Bytes, which the library reads: a number, or one with a unit such as 8GB or 8GiB.
+uint64_t size(const std::string& option, const std::string& text) {
+  const uint32_t preset = NVB_PRESET_INFERENCE;
+  nvb::configuration configuration(preset);
+  char bytes[32];
+  try {
+    configuration.set("memory.limit", text.c_str());
+    nvb::check(nvb_configuration_get(configuration.get(), "memory.limit", bytes, sizeof bytes, nullptr));
+  } catch (const nvb::error&) {
+    fail(option, " is \"", text, "\"; it must be a size such as 8000000000, 8GB or 8GiB");
+  }
+  return integer<uint64_t>(option, bytes, 0, std::numeric_limits<uint64_t>::max());
+}
+
 }  // namespace
 
 std::string help_text() {
@@ -54,6 +69,7 @@ std::string help_text() {
          "Where\n"
          "  --device NAME       auto, cpu, cuda or cuda:N (auto: the best GPU, else the CPU)\n"
          "  --threads N         of the CPU (0: one for each core)\n"
+         "  --memory-limit SIZE of the device's memory, such as 8GB (8 * 10^9 bytes) or 8GiB (8 * 2^30) (0: no limit)\n"
          "  --weights FORMAT    bf16, fp8, int8 (a scale for each row) or int4 (one for 32 numbers), quantised while\n"
          "                      the model loads (as the file has them)\n"
          "  --weights-table FORMAT\n"
@@ -71,6 +87,7 @@ std::string help_text() {
          "What to write\n"
          "  --logits FILE       the logits of all prompt tokens, float32 [tokens, vocabulary], as .npy\n"
          "  --memory-summary    the memory in use and the weights of each format, on standard error; also --memory\n"
+         "  --version           the versions of this program and of the library\n"
          "  --help              this text\n"
          "\n"
          "Standard output receives the new text alone, as it comes; of several sequences each when it is complete,\n"
@@ -108,6 +125,8 @@ Options parse_options(int count, char** arguments) {
       options.max_tokens = integer<int64_t>(option, value(), 0, kMaxTokens);
     } else if (option == "--threads") {
       options.threads = integer<uint32_t>(option, value(), 0, 1024);
+    } else if (option == "--memory-limit") {
+      options.memory_limit = size(option, value());
     } else if (option == "--seed") {
       options.seed = integer<uint64_t>(option, value(), 0, std::numeric_limits<uint64_t>::max());
     } else if (option == "--temperature") {
@@ -126,11 +145,13 @@ Options parse_options(int count, char** arguments) {
       options.memory = true;
     } else if (option == "--help" || option == "-h") {
       options.help = true;
+    } else if (option == "--version") {
+      options.version = true;
     } else {
       fail("unknown option \"", option, "\"; --help lists them");
     }
   }
-  if (options.help) return options;
+  if (options.help || options.version) return options;
   options.weights = parse_weight_formats(weights, table, zero_points);
   if (options.model.empty() == options.random.empty())
     fail("either --model FOLDER|FILE.gguf or --random NAME is needed");

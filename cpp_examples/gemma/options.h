@@ -21,6 +21,7 @@ struct Options {
   int64_t prompt_tokens = 128;
   std::optional<int64_t> max_tokens;
   uint32_t threads = 0;
+  uint64_t memory_limit = 0;  // bytes of the device; 0: none
   uint64_t seed = 0;
   float temperature = 0;
   uint32_t top_k = 0;
@@ -28,6 +29,7 @@ struct Options {
   WeightFormats weights;
   bool memory = false;
   bool help = false;
+  bool version = false;
 };
 
 // The text of --help.

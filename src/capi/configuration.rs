@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
 /// - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
 /// - `memory.margin`: bytes left to others; 0: the library's choice; "none": none
+///   Sizes may be text with a unit in place of a number of bytes: "8GB" (8 · 10⁹), "1.5GiB" (1.5 · 2³⁰); kB to TB, KiB to TiB
 /// - `memory.unified`: whether unified memory may serve what does not fit
 /// - `timing.profiling`: whether profiling is on from the start
 /// - `logging.level`: "off", "error", "warning", "info", "debug", "trace"
@@ -79,7 +80,7 @@ pub unsafe extern "C" fn nvb_configuration_destroy(configuration: *mut nvb_confi
     guard!(nvb_configuration_destroy, { CONFIGURATIONS.remove(configuration) })
 }
 
-/// Sets one field ("memory.limit") from text ("1073741824", "true", "bf16").
+/// Sets one field ("memory.limit") from text ("1073741824", "1GiB", "true", "bf16").
 /// Errors: `NVB_ERROR_CONFIGURATION`, whose text names the field, the value and what is allowed; nothing changes then.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_configuration_set(

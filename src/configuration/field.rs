@@ -1,5 +1,6 @@
 //! Every field of a configuration by its path: how to read and write it, and what it may be.
 
+use super::size::parse_size;
 use super::{AttentionKernels, Configuration, LogLevel, Precision, Requirement, NO_MARGIN};
 use crate::backend::parse_device;
 use crate::error::{Error, Result, Status};
@@ -30,7 +31,9 @@ enum Allowed {
     Choice(&'static [&'static str]),
     /// 0, or from the first to the second.
     Integer(u64, u64),
-    /// Bytes as in `BYTES`, or "none", which is kept as `NO_MARGIN`.
+    /// At most `MOST_BYTES`, as a number or as text with a unit.
+    Bytes,
+    /// The same, or "none", which is kept as `NO_MARGIN`.
     Margin,
     /// The name of one of any device's kernels, or "".
     LinearKernel,
@@ -66,7 +69,6 @@ macro_rules! fields {
 }
 
 const MOST_BYTES: u64 = 1 << 50;
-const BYTES: Allowed = Allowed::Integer(0, MOST_BYTES);
 const NONE: &str = "none";
 
 pub const FIELDS: &[Field] = fields! {
@@ -87,9 +89,9 @@ pub const FIELDS: &[Field] = fields! {
     "batch_invariant": Allowed::Boolean, Boolean, |c| c.batch_invariant, |c, v| c.batch_invariant = v;
     "linear_kernel": Allowed::LinearKernel, Text, |c| c.linear_kernel.clone(), |c, v| c.linear_kernel = v;
     "tuning_file": Allowed::Path, Text, |c| c.tuning_file.clone(), |c, v| c.tuning_file = v;
-    "memory.initial": BYTES, Integer, |c| c.memory.initial, |c, v| c.memory.initial = v;
+    "memory.initial": Allowed::Bytes, Integer, |c| c.memory.initial, |c, v| c.memory.initial = v;
     "memory.growth": Allowed::Boolean, Boolean, |c| c.memory.growth, |c, v| c.memory.growth = v;
-    "memory.limit": BYTES, Integer, |c| c.memory.limit, |c, v| c.memory.limit = v;
+    "memory.limit": Allowed::Bytes, Integer, |c| c.memory.limit, |c, v| c.memory.limit = v;
     "memory.limit_fraction": Allowed::Fraction, Number, |c| c.memory.limit_fraction, |c, v| c.memory.limit_fraction = v;
     "memory.margin": Allowed::Margin, Integer, |c| c.memory.margin, |c, v| c.memory.margin = v;
     "memory.unified": Allowed::Boolean, Boolean, |c| c.memory.unified, |c, v| c.memory.unified = v;
@@ -136,8 +138,11 @@ impl Field {
         // A whole number is a number too, and may have been written as one: 8e9.
         let value = match (&self.allowed, value) {
             (Allowed::Fraction, Value::Integer(number)) => Value::Number(number as f64),
-            (Allowed::Integer(..) | Allowed::Margin, Value::Number(number)) if is_whole(number) => {
+            (Allowed::Integer(..) | Allowed::Bytes | Allowed::Margin, Value::Number(number)) if is_whole(number) => {
                 Value::Integer(number as u64)
+            }
+            (Allowed::Bytes | Allowed::Margin, Value::Text(text)) => {
+                parse_size(&text).map_or(Value::Text(text), Value::Integer)
             }
             (_, value) => value,
         };
@@ -153,12 +158,14 @@ impl Field {
     /// From text, as `get` prints it; texts without quotation marks.
     pub fn set_text(&self, configuration: &mut Configuration, text: &str) -> Result<()> {
         let value = match self.allowed {
-            Allowed::Device | Allowed::Choice(_) | Allowed::LinearKernel | Allowed::Path => {
-                Value::Text(text.to_string())
-            }
-            Allowed::Integer(..) | Allowed::Margin => {
-                text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Integer)
-            }
+            // `set` reads sizes, which JSON too may give as text.
+            Allowed::Device
+            | Allowed::Choice(_)
+            | Allowed::LinearKernel
+            | Allowed::Path
+            | Allowed::Bytes
+            | Allowed::Margin => Value::Text(text.to_string()),
+            Allowed::Integer(..) => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Integer),
             Allowed::Fraction => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Number),
             Allowed::Boolean => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Boolean),
         };
@@ -175,7 +182,7 @@ impl Field {
             }
             (Allowed::Path, Value::Text(text)) => !text.contains('\0'),
             (Allowed::Integer(first, last), Value::Integer(number)) => *number == 0 || (first..=last).contains(&number),
-            (Allowed::Margin, Value::Integer(number)) => *number <= MOST_BYTES,
+            (Allowed::Bytes | Allowed::Margin, Value::Integer(number)) => *number <= MOST_BYTES,
             (Allowed::Margin, Value::Text(text)) => text == NONE,
             (Allowed::Fraction, Value::Number(number)) => (0.0..=1.0).contains(number),
             (Allowed::Boolean, Value::Boolean(_)) => true,
@@ -187,7 +194,7 @@ impl Field {
         let error = wrong(format!("{} is {value}; {} is needed", self.path, self.allowed));
         Err(match (&self.allowed, value) {
             (Allowed::Integer(_, last), Value::Integer(number)) => error.with_limit(*number, *last),
-            (Allowed::Margin, Value::Integer(number)) => error.with_limit(*number, MOST_BYTES),
+            (Allowed::Bytes | Allowed::Margin, Value::Integer(number)) => error.with_limit(*number, MOST_BYTES),
             _ => error,
         })
     }
@@ -209,7 +216,10 @@ impl fmt::Display for Allowed {
             Allowed::Path => formatter.write_str("a path"),
             Allowed::Integer(0, last) => write!(formatter, "a whole number from 0 to {last}"),
             Allowed::Integer(first, last) => write!(formatter, "0 or a whole number from {first} to {last}"),
-            Allowed::Margin => write!(formatter, "\"{NONE}\" or a whole number from 0 to {MOST_BYTES}"),
+            Allowed::Bytes => {
+                write!(formatter, "a size of 0 to {MOST_BYTES} bytes such as 8000000000, \"8GB\" or \"8GiB\"")
+            }
+            Allowed::Margin => write!(formatter, "\"{NONE}\" or {}", Allowed::Bytes),
             Allowed::Fraction => formatter.write_str("a number from 0 to 1"),
             Allowed::Boolean => formatter.write_str("true or false"),
         }
@@ -257,12 +267,14 @@ mod tests {
             ("memory.limit_fraction", "NaN", "memory.limit_fraction is NaN; "),
             ("memory.growth", "yes", "memory.growth is \"yes\"; true or false is needed"),
             ("memory.limit", "99999999999999999", "memory.limit is 99999999999999999; "),
-            ("memory.limit", "none", "memory.limit is \"none\"; a whole number"),
+            ("memory.limit", "none", "memory.limit is \"none\"; a size of 0 to "),
+            ("memory.limit", "2000TB", "memory.limit is 2000000000000000; "),
             (
-                "memory.margin",
-                "no",
-                "memory.margin is \"no\"; \"none\" or a whole number from 0 to 1125899906842624 is",
+                "memory.limit",
+                "8G",
+                "memory.limit is \"8G\"; a size of 0 to 1125899906842624 bytes such as 8000000000, \"8GB\" or \"8GiB\" is",
             ),
+            ("memory.margin", "no", "memory.margin is \"no\"; \"none\" or a size of 0 to 1125899906842624 bytes"),
             ("memory.margin", "18446744073709551615", "memory.margin is 18446744073709551615; "),
         ];
         for (path, text, message) in cases {
@@ -272,6 +284,17 @@ mod tests {
             assert_eq!(error.status, Status::Configuration);
             assert_eq!(configuration, Configuration::default(), "a refused value changes nothing");
         }
+    }
+
+    #[test]
+    fn sizes_may_have_units_as_text_and_in_json() {
+        let mut configuration = Configuration::default();
+        find("memory.limit").unwrap().set_text(&mut configuration, "8GB").unwrap();
+        configuration.apply_json(r#"{"memory": {"initial": "1.5 GiB", "margin": "256MiB"}}"#).unwrap();
+        let memory = &configuration.memory;
+        assert_eq!((memory.limit, memory.initial, memory.margin), (8_000_000_000, 3 << 29, 256 << 20));
+        // They are given as numbers, which any JSON reader takes.
+        assert_eq!(find("memory.limit").unwrap().get(&configuration), Value::Integer(8_000_000_000));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 pub mod field;
 pub mod json;
 pub mod preset;
+pub mod size;
 
 use crate::backend::BackendOptions;
 use crate::error::{Error, Result, Status};

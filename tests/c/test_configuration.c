@@ -23,6 +23,11 @@ static void test_fields(void) {
   CHECK(strcmp(field(c, "memory.limit"), "1073741824") == 0 && strcmp(field(c, "precision"), "bf16") == 0);
   CHECK_FAILS(nvb_configuration_set(c, "precision", "fp64"), NVB_ERROR_CONFIGURATION, "precision is \"fp64\"",
               "\"auto\", \"f32\", \"f16\" or \"bf16\"");
+  CHECK_OK(nvb_configuration_set(c, "memory.limit", "1.5 GiB"));
+  CHECK(strcmp(field(c, "memory.limit"), "1610612736") == 0);
+  CHECK_OK(nvb_configuration_apply_json(c, "{\"memory\": {\"limit\": \"1GiB\"}}"));
+  CHECK(strcmp(field(c, "memory.limit"), "1073741824") == 0);
+  CHECK_FAILS(nvb_configuration_set(c, "memory.limit", "1G"), NVB_ERROR_CONFIGURATION, "is \"1G\"", "\"8GiB\"");
   CHECK_FAILS(nvb_configuration_set(c, "memory.limit_fraction", "2"), NVB_ERROR_CONFIGURATION, "is 2", "from 0 to 1");
   CHECK_FAILS(nvb_configuration_set(c, "speed", "11"), NVB_ERROR_CONFIGURATION, "\"speed\"", "precision");
   CHECK_FAILS(nvb_configuration_set(c, NULL, NULL), NVB_ERROR_CONFIGURATION, "\"\"");

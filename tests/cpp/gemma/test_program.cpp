@@ -101,9 +101,24 @@ void check_help() {
   require(result.code == 0 && result.errors.empty(), "exit code ", result.code, ": ", result.errors);
   for (const char* option : {"--prompt", "--model", "--device", "--max-tokens", "--seed", "--temperature", "--top-k",
                              "--top-p", "--batch", "--logits", "--random", "--memory-summary", "--threads", "--weights",
-                             "--weights-table", "--weights-zero-points"}) {
+                             "--weights-table", "--weights-zero-points", "--memory-limit", "--version"}) {
     require(result.output.find(option) != std::string::npos, option, " is not in --help");
   }
+}
+
+void check_version() {
+  const CommandResult result = gemma_test::run_command({gemma_path, "--version"});
+  require(result.code == 0 && result.errors.empty(), "exit code ", result.code, ": ", result.errors);
+  const std::string versions = std::string("gemma ") + NVB_VERSION_STRING + ", libnvbackend " + nvb_version_string();
+  require(result.output.compare(0, versions.size(), versions) == 0, "it writes: ", result.output);
+}
+
+// A limit that the model fits into, and one that it does not.
+void check_memory_limit() {
+  shipped({"--prompt", "x", "--memory-limit", "1.5GiB"});
+  std::vector<std::string> arguments = kShipped;
+  arguments.insert(arguments.end(), {"--prompt", "x", "--memory-limit", "1MB"});
+  require_failure(gemma(arguments), 1, "1000000");
 }
 
 void check_usage() {
@@ -121,6 +136,7 @@ void check_usage() {
   usage({"--seed", "18446744073709551616"}, "--seed is \"18446744073709551616\"");
   usage({"--weights", "int5"}, "--weights is \"int5\"; it must be bf16, fp8, int8 or int4");
   usage({"--weights", "int8", "--weights-zero-points"}, "--weights-zero-points goes with int4");
+  usage({"--memory-limit", "8G"}, "--memory-limit is \"8G\"; it must be a size such as 8000000000, 8GB or 8GiB");
   usage({"--batch", "0"}, "--batch is \"0\"; it must be an integer from 1 to 4096");
   require_failure(gemma_test::run_command({gemma_path, "--prompt"}), 2, "--prompt needs a value");
 }
@@ -506,6 +522,8 @@ int main(int count, char** arguments) {
                                          {"GGUF file", check_gguf},
                                          {"weights", check_weights},
                                          {"help", check_help},
+                                         {"version", check_version},
+                                         {"memory limit", check_memory_limit},
                                          {"wrong command lines", check_usage},
                                          {"failures", check_failures},
                                          {"undamaged model", check_undamaged},
