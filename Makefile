@@ -1,7 +1,7 @@
 # `make` alone prints what there is. Everything is built inside the checkout: target/ (Cargo), build/ (CMake),
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench gpu-bundle header format lint clean \
+.PHONY: help setup fetch demo test library install uninstall bench gpu-bundle header format lint clean \
         fuzz test-rust test-models test-tsan test-fuzz test-helgrind test-aarch64 test-cpu-only build-native test-native test-readme
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
@@ -24,11 +24,26 @@ help: ## print this list
 setup: ## install what is missing, into the checkout where that is possible
 	@tools/setup.sh
 
+fetch: setup ## download all that `make demo` and `make test` need, which then work without a network
+	cargo fetch --locked
+	cargo fetch --locked --manifest-path tests/models/Cargo.toml
+	cargo fetch --locked --manifest-path fuzz/Cargo.toml
+
 demo: ## build the library and the examples, and let the shipped Gemma model write
 	@tools/demo.sh
 
 test: setup lint test-rust test-models test-tsan test-fuzz test-helgrind test-cpu-only test-native test-readme ## run every test and gate
 	@echo "make test: all passed"
+
+library: ## build the library alone, for this machine's GPU or CPU
+	@tools/build.sh --library
+
+PREFIX ?= /usr/local
+install: ## install the library for other projects below PREFIX=/usr/local
+	@tools/install.sh "$(PREFIX)"
+
+uninstall: ## remove what the last `make install` installed below PREFIX=/usr/local
+	@tools/install.sh --remove "$(PREFIX)"
 
 bench: ## measure every operation on this machine, beside its peers
 	@tools/build.sh
@@ -72,7 +87,6 @@ test-tsan: setup ## run the many-thread tests of the memory manager under Thread
 	  --test memory threads:: -- --test-threads=1
 
 test-helgrind: setup ## run a C program with threads under valgrind's helgrind
-	@tools/setup.sh --valgrind
 	cargo build --release --locked $(CPU_ONLY)
 	tests/sanitizers/helgrind.sh "$(CARGO_TARGET_DIR)/cpu-only/release/libnvbackend.so"
 
@@ -107,7 +121,7 @@ test-native: build-native
 	ctest --test-dir build/test --output-on-failure
 
 test-readme: setup
-	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" tests/gates/readme.py build/readme
+	tests/gates/readme.py build/readme
 
 clean: ## remove what was built, but not .toolchain/
 	cargo clean

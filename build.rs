@@ -61,6 +61,27 @@ fn kernel_sources() -> Vec<(PathBuf, Vec<u8>)> {
     files.into_iter().map(|file| (file.clone(), fs::read(&file).unwrap_or_default())).collect()
 }
 
+/// Whether CMake runs Cargo, so that messages name what its user can change. A change of it alone builds nothing anew.
+fn run_by_cmake() -> bool {
+    env::var_os("NVB_BUILD_TOOL").is_some_and(|tool| tool == "cmake")
+}
+
+/// What builds a library without CUDA.
+fn cpu_only_option() -> &'static str {
+    match run_by_cmake() {
+        true => "-DNVBACKEND_CUDA=OFF",
+        false => "--no-default-features",
+    }
+}
+
+/// What `NVB_CUDA_ARCHITECTURES` is called where it was set.
+fn architectures_option() -> &'static str {
+    match run_by_cmake() {
+        true => "CMAKE_CUDA_ARCHITECTURES",
+        false => "NVB_CUDA_ARCHITECTURES",
+    }
+}
+
 /// Ends the build with a message and no backtrace.
 fn fail(message: &str) -> ! {
     eprintln!("error: {message}");
@@ -103,11 +124,12 @@ impl Toolkit {
         candidates.push(PathBuf::from("/usr/local/cuda/bin/nvcc"));
         candidates.push(Path::new(&env::var_os("CARGO_MANIFEST_DIR").unwrap()).join(".toolchain/cuda/bin/nvcc"));
         let Some(nvcc) = candidates.into_iter().find(|candidate| candidate.is_file()) else {
-            fail(
+            fail(&format!(
                 "no CUDA compiler: nvcc is not in NVCC, CUDA_HOME, PATH, /usr/local/cuda or .toolchain/.\n\
                  Either run `make setup`, which installs one into .toolchain/, or build a library that runs on the \
-                 CPU alone with `--no-default-features`.",
-            );
+                 CPU alone with `{}`.",
+                cpu_only_option()
+            ));
         };
         let nvcc = nvcc.canonicalize().unwrap_or(nvcc);
         let version = release(&output(&nvcc, "--version"))
@@ -167,7 +189,8 @@ fn choose_architectures(toolkit: &Toolkit) -> Vec<String> {
         if name == "all" || name == "all-major" {
             chosen.extend(ARCHITECTURES.iter().map(|name| name.to_string()).filter(|name| buildable(name)));
         } else if !name.trim_end_matches(['a', 'f']).chars().all(|digit| digit.is_ascii_digit()) {
-            fail(&format!("NVB_CUDA_ARCHITECTURES: `{entry}` is no compute capability; write for instance `80;90a`"));
+            let option = architectures_option();
+            fail(&format!("{option}: `{entry}` is no compute capability; write for instance `80;90a`"));
         } else if buildable(name) {
             chosen.push(if name == "90" { "90a".to_owned() } else { name.to_owned() });
         } else {
@@ -183,7 +206,8 @@ fn choose_architectures(toolkit: &Toolkit) -> Vec<String> {
     if chosen.is_empty() {
         let known = toolkit.capabilities.join(";");
         fail(&format!(
-            "NVB_CUDA_ARCHITECTURES is `{asked}`, of which CUDA {} builds none; it builds {known}",
+            "{} is `{asked}`, of which CUDA {} builds none; it builds {known}",
+            architectures_option(),
             toolkit.version
         ));
     }
@@ -315,7 +339,7 @@ fn compile_driver() -> Vec<PathBuf> {
     let machine = env::var("CARGO_CFG_TARGET_ARCH").unwrap();
     let trampolines = format!("csrc/driver/trampolines_{machine}.S");
     if !Path::new(&trampolines).is_file() {
-        fail(&format!("the `cuda` feature needs {trampolines}: build with `--no-default-features` on {machine}"));
+        fail(&format!("the `cuda` feature needs {trampolines}: build with `{}` on {machine}", cpu_only_option()));
     }
     let mut build = cc::Build::new();
     build.file("csrc/driver/driver.c").file(trampolines).opt_level(2).pic(true).flag("-fvisibility=hidden");

@@ -7,8 +7,14 @@ set(package "${CMAKE_INSTALL_LIBDIR}/cmake/nvbackend")
 install(PROGRAMS "${folder}/libnvbackend.so.${PROJECT_VERSION}" DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES "${folder}/libnvbackend.so.${NVBACKEND_SOVERSION}" "${folder}/libnvbackend.so"
         DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# Whoever wants to debug the library or to symbolise a profile installs this too: cmake --install BUILD --component debug
+install(FILES "${folder}/libnvbackend.so.${PROJECT_VERSION}.debug" DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT debug
+        EXCLUDE_FROM_ALL)
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+# What the header names is installed, the pages for those who change the library are not.
 install(FILES LICENSE-APACHE LICENSE-MIT DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES docs/memory.md docs/tuning.md docs/weights.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
+install(PROGRAMS tools/memory_timeline.py DESTINATION ${CMAKE_INSTALL_DATADIR}/nvbackend/tools)
 
 # Until 1.0 a minor release may break the ABI, so that 0.2 does not satisfy a request for 0.1.
 if(PROJECT_VERSION_MAJOR EQUAL 0)
@@ -38,3 +44,10 @@ foreach(kind LIBDIR INCLUDEDIR)
 endforeach()
 configure_file(cmake/nvbackend.pc.in nvbackend.pc @ONLY)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/nvbackend.pc" DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+if(PROJECT_IS_TOP_LEVEL)
+  add_custom_target(uninstall
+    COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_CURRENT_BINARY_DIR}
+            -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/NvbackendUninstall.cmake
+    COMMENT "Removing what was installed" USES_TERMINAL VERBATIM)
+endif()

@@ -33,6 +33,16 @@ endif()
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${WORK}/build/engine_c)
 run(${WORK}/build/engine_cpp)
+# And once it is installed, or linked without CMake, with the loader's path as README.md gives it.
+if(WAY STREQUAL "pkg_config")
+  run(sh -c "${C_COMPILER} ${engine}/engine.c $(pkg-config --cflags --libs nvbackend) \
+    -Wl,-rpath,$(pkg-config --variable=libdir nvbackend) -o ${WORK}/linked")
+  run(${WORK}/linked)
+else()
+  run(${CMAKE_COMMAND} --install ${WORK}/build --prefix ${WORK}/deployed)
+  run(${WORK}/deployed/bin/engine_c)
+  run(${WORK}/deployed/bin/engine_cpp)
+endif()
 
 # Until 1.0 a minor release may break the ABI, so the package must satisfy a request for neither neighbour.
 if(WAY STREQUAL "find_package" AND VERSION MATCHES "^0\\.([0-9]+)")

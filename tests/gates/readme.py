@@ -4,13 +4,17 @@
     tests/gates/readme.py WORK_FOLDER
 
 The copy holds what a clone would: tracked files and files not ignored. A block runs as one script that stops at its
-first failing command. What cannot run inside a test is checked instead:
+first failing command, in the environment of a user who has just logged in: without .toolchain/bin in the PATH and without the
+variables of `make`. What Cargo built in an earlier run of this gate stays in the copy's target/, and the tools that
+`make setup` unpacked here serve the copy by NVB_TOOLCHAIN, so that nothing is downloaded. What cannot run inside a test is
+checked instead:
 
 - `git clone` and the `cd` after it: the copy stands for the clone;
 - `make test`, of which this is the last step, `make bench`, `make gpu-bundle` and `make setup`: the Makefile must have it;
-- `sudo apt-get install`: each package must be one that tools/setup.sh installs.
+- `sudo apt-get install`: each package must be one that tools/setup.sh asks for;
+- Rust's installer: tools/setup.sh must name the same command.
 
-`cmake --install` writes below DESTDIR in the work folder. A line that begins with `#` is a comment.
+`make install` writes below DESTDIR in the work folder. A line that begins with `#` is a comment.
 """
 
 import os
@@ -23,6 +27,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 KNOWN_TARGET = re.compile(r"make (test|bench|gpu-bundle|setup)$")
 CLONE = re.compile(r"git clone \S+( && cd \S+)?$")
+RUST = re.compile(r"curl .*https://sh.rustup.rs")
 PACKAGES = re.compile(r"(sudo )?apt(-get)? install (-y )?(?P<names>.*)$")
 
 
@@ -34,13 +39,31 @@ def blocks(text):
 
 
 def fresh_copy(folder):
-    """Copy what a clone would hold."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Copy what a clone would hold. Of an earlier copy target/ stays."""
+    for entry in folder.iterdir() if folder.is_dir() else []:
+        if entry.name == "target":
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
     listing = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, text=True)
     for name in filter(None, listing.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+
+
+def user_environment(work):
+    """What a user's shell has: where programs are, who the user is, and how the network is reached."""
+    kept = re.compile(r"(HOME|USER|LOGNAME|SHELL|LANG|LC_.*|TERM|TMPDIR|CARGO_HOME|RUSTUP_.*|SSL_CERT_.*|PIP_.*|.*_proxy|.*_PROXY)$")
+    environment = {name: value for name, value in os.environ.items() if kept.match(name)}
+    folders = [folder for folder in os.environ["PATH"].split(":") if folder and not pathlib.Path(folder).is_relative_to(ROOT)]
+    environment.update(PATH=":".join(folders), DESTDIR=str(work / "installed"))
+    wheels = pathlib.Path(os.environ.get("NVB_TOOLCHAIN") or ROOT / ".toolchain" / "wheels")
+    if wheels.is_dir():
+        environment["NVB_TOOLCHAIN"] = str(wheels)
+    return environment
 
 
 def checked(command, copy):
@@ -55,9 +78,13 @@ def checked(command, copy):
     packages = PACKAGES.match(command)
     if packages:
         setup = (copy / "tools" / "setup.sh").read_text()
-        unknown = [name for name in packages["names"].split() if not re.search(rf"[\" ]{re.escape(name)}[\" ]", setup)]
+        unknown = [name for name in packages["names"].split() if not re.search(rf"['\" ]{re.escape(name)}['\" ]", setup)]
         if unknown:
-            sys.exit(f"readme: tools/setup.sh does not install {' '.join(unknown)}, which README.md names")
+            sys.exit(f"readme: tools/setup.sh does not ask for {' '.join(unknown)}, which README.md names")
+        return True
+    if RUST.match(command):
+        if command not in (copy / "tools" / "setup.sh").read_text():
+            sys.exit(f"readme: tools/setup.sh does not name `{command}`, as README.md does")
         return True
     return False
 
@@ -66,11 +93,8 @@ def main():
     work = pathlib.Path(sys.argv[1]).resolve()
     copy = work / "checkout"
     fresh_copy(copy)
-    environment = dict(os.environ, DESTDIR=str(work / "installed"))
-    # The wheels that `make setup` unpacked serve the copy too: downloading them again would prove nothing.
-    environment.setdefault("NVB_TOOLCHAIN", str(ROOT / ".toolchain" / "wheels"))
-    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
-        environment.pop(name, None)
+    shutil.rmtree(work / "installed", ignore_errors=True)
+    environment = user_environment(work)
     ran = 0
     found = list(blocks((copy / "README.md").read_text()))
     if not found:
