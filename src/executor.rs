@@ -25,7 +25,7 @@ use crate::ops::{
 };
 use crate::registry::choices::{Choice, Choices};
 use crate::stream::RawHandle;
-use crate::weight::WeightLayout;
+use crate::weight::{Format, WeightLayout};
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ops::RangeInclusive;
@@ -294,9 +294,13 @@ pub trait Executor: Send + Sync {
     fn dequantize(&self, _op: &Dequantize, _stream: RawHandle) -> Result<bool> {
         Ok(false)
     }
-    /// Waits for the stream. What is not done, the weight's host side quantises.
+    /// Whether `quantize` makes this format of as many parts; otherwise the weight's host side does.
+    fn can_quantize(&self, _format: &Format, _parts: usize) -> bool {
+        false
+    }
+    /// Waits for the stream.
     fn quantize(&self, _op: &Quantize, _stream: RawHandle) -> Result<Quantized> {
-        Ok(Quantized::Unsupported)
+        Err(Error::unsupported("this executor quantises on the host"))
     }
 }
 

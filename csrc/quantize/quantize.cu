@@ -10,6 +10,7 @@ bool is_valid(const nvb_quantize_params& p) {
   if (!nvb_is_valid_quantized(matrix.encoding, matrix.scale_kind, matrix.group, matrix.offsets)) return false;
   if (p.part_count < 1 || p.part_count > 4 || p.gated > 1 || (p.gated == 1 && p.part_count != 2)) return false;
   if (p.report == nullptr) return false;
+  if (p.clipping > 1 || (p.clipping == 1 && matrix.encoding != NVB_INT4)) return false;
   if (p.per_tensor > 1 || (p.per_tensor == 1 && matrix.scale_kind != NVB_SCALES_ROWS)) return false;
   int64_t rows = 0;
   for (uint32_t i = 0; i < p.part_count; ++i) rows += p.parts[i].rows;

@@ -29,7 +29,8 @@ static_assert(sizeof(nvb_quantize_report) == 40, "src/cuda/quantize.rs mirrors t
 
 // Writes the matrix's data (padding included), scales and offsets. Its rows are those of the parts one after the other
 // or, gated, of two parts in turn. A scale spans the largest magnitude of what shares it (with offsets: the range), is
-// rounded to what is stored, and codes are the nearest, ties to even, as src/weight/quantize.rs has them.
+// rounded to what is stored, and codes are the nearest, ties to even, as src/weight/quantize.rs has them. With clipping
+// it is the scale that loses least, as src/weight/scale_search.rs has it.
 //
 // Supported: F32, F16 and BF16 sources of any stride and alignment, up to four; Int8 with scales of rows or groups, FP8
 // with scales of rows (each row's own or, with per_tensor, its part's) or blocks, Int4 with groups. Activations:
@@ -42,7 +43,9 @@ struct nvb_quantize_params {
   uint32_t gated;       // 0 or 1
   uint32_t per_tensor;  // 0 or 1
   uint32_t input_dtype;
+  uint32_t clipping;  // 0 or 1; Int4 alone
+  uint32_t reserved;
 };
-static_assert(sizeof(nvb_quantize_params) == 184, "src/cuda/quantize.rs mirrors this layout");
+static_assert(sizeof(nvb_quantize_params) == 192, "src/cuda/quantize.rs mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_quantize(const nvb_quantize_params* params, const nvb_launch* launch) noexcept;

@@ -1,10 +1,11 @@
-// Int4 with f16 scales, and perhaps offsets, for groups of a row, into fragment tiles.
+// Int4 with f16 scales, and perhaps offsets, for groups of a row, into fragment tiles. The scale spans the group's
+// range or, with clipping, is the one that loses least (scale_search.cuh).
 //
 // A warp takes 16 rows x 128 columns: two tiles, whose words a lane fills just as the products will read them
 // (common/quantized.h). A group lies in the registers of the four lanes of a quad. Shared memory: none.
 #include <algorithm>
 
-#include "quantize_encode.cuh"
+#include "scale_search.cuh"
 
 namespace nvb {
 namespace quantize {
@@ -13,27 +14,41 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kSpan = 128;  // columns of a warp
 
-struct Step {
-  float scale;
-  float offset;
-};
-
-// The largest magnitude gets the code 0, which is -8 and has no positive counterpart; with offsets the codes span the
-// range.
-template <bool Offsets>
-__device__ __forceinline__ Step step_for(float low, float high) {
-  if (Offsets) {
-    const float half = (high - low) * 0.5f;
-    return {__half2float(stored_scale(half / 7.5f)), __half2float(__float2half_rn((high + low) * 0.5f - half))};
-  }
-  const float most = fmaxf(high, -low);
-  return {__half2float(stored_scale(high > -low ? most / -8.0f : most / 8.0f)), 0.0f};
-}
-
 template <bool Offsets>
 __device__ __forceinline__ uint32_t encode(float value, const Step& step, float inverse) {
   if (Offsets) return static_cast<uint32_t>(__float2int_rn(fminf(fmaxf((value - step.offset) * inverse, 0.0f), 15.0f)));
   return static_cast<uint32_t>(__float2int_rn(fminf(fmaxf(value * inverse, -8.0f), 7.0f)) + 8);
+}
+
+// The scale of a quad's group, of which this lane has the columns from `first` on; a group past the last column has
+// none.
+template <int Group, bool Offsets>
+__device__ __forceinline__ Step group_step(const nvb_quantize_params& p, const SourceRow& source, int64_t first) {
+  constexpr int kSubtiles = Group / 16;
+  float values[kSubtiles][4];
+  float low = CUDART_INF_F, high = -CUDART_INF_F;
+  uint32_t present = 0;
+#pragma unroll
+  for (int j = 0; j < kSubtiles; ++j) {
+    load_four_sources(p, source, first + 16 * j, 0.0f, values[j]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (first + 16 * j + i >= p.matrix.columns) break;
+      low = fminf(low, values[j][i]), high = fmaxf(high, values[j][i]);
+      present |= 1u << (4 * j + i);
+    }
+  }
+  low = -warp_max<4>(-low), high = warp_max<4>(high);
+  const bool empty = !(low <= high);
+  Step step;
+  if (p.clipping) {
+    const int64_t left = p.matrix.columns - first / Group * Group;
+    const int count = static_cast<int>(left < Group ? left : Group);
+    step = ScaleSearch<kSubtiles, Offsets>(values, present, count, low, high).best();
+  } else {
+    step = step_for<Offsets>(low, high);
+  }
+  return empty ? Step{0.0f, 0.0f} : step;
 }
 
 template <int Group, bool Offsets>
@@ -49,6 +64,23 @@ __global__ void __launch_bounds__(32 * kWarps) quantize_int4(const nvb_quantize_
   Findings findings(p.report);
   for (int64_t tile_row = blockIdx.y * kWarps + threadIdx.x / 32; tile_row < tile_rows;
        tile_row += gridDim.y * kWarps) {
+    // The scales first, in a loop that is not unrolled: the search is long. Written and read once, so that local memory
+    // costs nothing beside it.
+    Step steps[2][kGroups];
+#pragma unroll 1
+    for (int r = 0; r < 2; ++r) {
+      const int64_t row = tile_row * 16 + group_row + 8 * r;
+      const SourceRow source = source_row(p, row < matrix.rows ? row : matrix.rows - 1);
+#pragma unroll 1
+      for (int g = 0; g < kGroups; ++g) {
+        const Step step = group_step<Group, Offsets>(p, source, first_column + g * Group);
+        // Padded rows have a scale of 0.
+        steps[r][g] = row < matrix.rows ? step : Step{0.0f, 0.0f};
+        findings.check_scale(steps[r][g].scale);
+        findings.check_scale(steps[r][g].offset);
+      }
+    }
+
     uint32_t words[kSubtiles] = {};
     __half2 scales[kGroups], offsets[kGroups];
 #pragma unroll
@@ -58,35 +90,20 @@ __global__ void __launch_bounds__(32 * kWarps) quantize_int4(const nvb_quantize_
       const SourceRow source = source_row(p, exists ? row : matrix.rows - 1);
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        float values[kGroupSubtiles][4];
-        float low = CUDART_INF_F, high = -CUDART_INF_F;
-#pragma unroll
-        for (int j = 0; j < kGroupSubtiles; ++j) {
-          const int64_t k = first_column + (g * kGroupSubtiles + j) * 16;
-          load_four_sources(p, source, k, 0.0f, values[j]);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            if (k + i >= matrix.columns) break;
-            low = fminf(low, values[j][i]), high = fmaxf(high, values[j][i]);
-          }
-        }
-        low = -warp_max<4>(-low), high = warp_max<4>(high);
-        // Padded rows and groups have a scale of 0.
-        Step step = {0.0f, 0.0f};
-        if (exists && low <= high) step = step_for<Offsets>(low, high);
-        findings.check_scale(step.scale);
-        findings.check_scale(step.offset);
+        const Step step = steps[r][g];
         const float inverse = inverse_of(step.scale);
 #pragma unroll
         for (int j = 0; j < kGroupSubtiles; ++j) {
           const int64_t k = first_column + (g * kGroupSubtiles + j) * 16;
+          float values[4];
+          load_four_sources(p, source, k, 0.0f, values);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             uint32_t code = 8;
             if (exists && k + i < matrix.columns) {
-              code = encode<Offsets>(values[j][i], step, inverse);
+              code = encode<Offsets>(values[i], step, inverse);
               const float counted = static_cast<float>(code) - (Offsets ? 0.0f : 8.0f);
-              findings.add(values[j][i], fmaf(step.scale, counted, step.offset));
+              findings.add(values[i], fmaf(step.scale, counted, step.offset));
             }
             // Pair i / 2 of this row is nibble 2 (i / 2) + r, its second element four nibbles further.
             words[g * kGroupSubtiles + j] |= code << (4 * (2 * (i / 2) + r) + 16 * (i % 2));

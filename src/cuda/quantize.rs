@@ -4,13 +4,13 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::quantized::QuantizedMatrix;
 use super::scratch::Purpose;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::executor::{CopyKind, Executor};
 use crate::ops::quantize::{Quantize, Quantized};
 use crate::stream::RawHandle;
 use crate::tensor::Matrix;
 use crate::weight::stripe::SquaredError;
-use crate::weight::{Arrangement, Encoding, Granularity};
+use crate::weight::{Arrangement, Encoding, Format, Granularity};
 use std::ffi::c_void;
 
 /// `nvb_quantize_part` of csrc/quantize/quantize.h.
@@ -44,8 +44,10 @@ struct Params {
     gated: u32,
     per_tensor: u32,
     input_dtype: u32,
+    clipping: u32,
+    reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 184);
+const _: () = assert!(size_of::<Params>() == 192);
 
 const MAX_PARTS: usize = 4;
 
@@ -57,15 +59,18 @@ fn part(matrix: &Matrix) -> Part {
     Part { data: matrix.data, rows: matrix.rows as i64, stride: matrix.row_stride as i64 }
 }
 
+/// Scales of Int4 that stand for a whole row, and the search for an Int8 clipping range, are left to the host.
+pub(super) fn supports(format: &Format, parts: usize) -> bool {
+    let int4 = format.encoding == Encoding::Int4;
+    let groups = matches!(format.granularity, Granularity::Groups(_));
+    (1..=MAX_PARTS).contains(&parts) && !format.encoding.is_float() && (!int4 || groups) && (!format.clipping || int4)
+}
+
 /// Waits for the stream, because the caller wants to know what was lost.
 pub(super) fn run(executor: &CudaExecutor, op: &Quantize, stream: RawHandle) -> Result<Quantized> {
     let (format, count) = (op.format, op.parts.len());
-    // Scales of Int4 that stand for a whole row, and the search for a clipping range, are left to the host.
-    let groups = matches!(format.granularity, Granularity::Groups(_));
-    let supported =
-        !format.clipping && (1..=MAX_PARTS).contains(&count) && (format.encoding != Encoding::Int4 || groups);
-    let Some(matrix) = QuantizedMatrix::of(&op.weight).filter(|_| supported) else {
-        return Ok(Quantized::Unsupported);
+    let Some(matrix) = QuantizedMatrix::of(&op.weight).filter(|_| supports(&format, count)) else {
+        return Err(Error::unsupported(format!("CUDA has no kernel that makes {format} of {count} parts")));
     };
     let _guard = executor.enter()?;
     let scratch = executor.scratch(stream);
@@ -84,6 +89,8 @@ pub(super) fn run(executor: &CudaExecutor, op: &Quantize, stream: RawHandle) -> 
         gated: (op.arrangement == Arrangement::Gated).into(),
         per_tensor: (format.granularity == Granularity::Tensor).into(),
         input_dtype: op.parts[0].dtype as u32,
+        clipping: format.clipping.into(),
+        reserved: 0,
     };
     let mut report = Report::default();
     // SAFETY: the descriptor was validated, and the context is current; the copy is waited for.

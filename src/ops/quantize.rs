@@ -19,8 +19,6 @@ pub struct Quantize {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Quantized {
     Done(SquaredError),
-    /// It has no kernel for this format or these parts; nothing was written.
-    Unsupported,
     /// The parts hold values that no code stands for. What was written is worthless.
     Refused,
 }

@@ -10,6 +10,7 @@ pub mod awq;
 pub mod codes;
 mod convert;
 mod dequantize;
+mod device_panels;
 mod encoding;
 mod float;
 pub mod format;
@@ -42,6 +43,7 @@ use crate::stream::Stream;
 use crate::tensor::Tensor;
 use arrangement::RowMap;
 use convert::{keeps_codes, Conversion, Sources};
+use device_panels::DevicePanels;
 use float::Copier;
 use pack::Geometry;
 use rows::RowSource;
@@ -91,6 +93,12 @@ impl Weight {
         }
         if source == Source::Device {
             return Weight::convert(memory, Sources::Device(parts), &map, geometry, stream);
+        }
+        if let Some(panels) = DevicePanels::new(memory, parts, &map, geometry, stream)? {
+            let allocation = allocate(memory, &geometry, 0, stream)?;
+            if let Some(error) = panels.quantize(allocation.pointer().cast())? {
+                return Ok(Weight::finished(geometry, &map, allocation, false, error.relative()));
+            }
         }
         // SAFETY: checked tensors in host memory, which the caller keeps during the call.
         let rows: Vec<rows::FloatRows> = parts.iter().map(|&part| unsafe { rows::FloatRows::new(part) }).collect();
@@ -149,11 +157,13 @@ impl Weight {
         let allocation = allocate(memory, &geometry, order.len(), stream)?;
         let to = allocation.pointer().cast::<u8>();
         if let Sources::Device(parts) = &sources {
-            let view = view_at(&geometry, map.is_gated(), allocation.pointer().cast(), false);
-            let op = Quantize::new(parts, map.arrangement, geometry.format, view);
             // What no kernel can do, or no code stands for, the host does, or refuses by name.
-            if let Quantized::Done(error) = op.and_then(|op| executor.quantize(&op, stream.raw()))? {
-                return Ok(Weight::finished(geometry, map, allocation, false, error.relative()));
+            if executor.can_quantize(&geometry.format, parts.len()) {
+                let view = view_at(&geometry, map.is_gated(), allocation.pointer().cast(), false);
+                let op = Quantize::new(parts, map.arrangement, geometry.format, view)?;
+                if let Quantized::Done(error) = executor.quantize(&op, stream.raw())? {
+                    return Ok(Weight::finished(geometry, map, allocation, false, error.relative()));
+                }
             }
         }
         let error = Conversion { executor, sources, map, geometry, keep, to, stream }.run()?;

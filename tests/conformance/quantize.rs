@@ -11,6 +11,7 @@ use nvbackend::ops::Activation;
 use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight};
+use std::sync::OnceLock;
 
 #[derive(Debug, Clone)]
 struct Case {
@@ -53,17 +54,34 @@ fn test_quantize(run: &mut Run, case: &Case) -> Outcome {
     let copies: Vec<Tensor> =
         parts.map(|(bytes, &rows)| Tensor::new(bytes.as_mut_ptr().cast(), case.dtype, &[rows, columns])).collect();
     let arrangement = if case.gated { Arrangement::Gated } else { Arrangement::Stacked };
+    let (expected_error, expected) = by_the_cpu(&copies, arrangement, case.format)?;
     let memory = run.device.backend.memory();
-    let make =
-        |parts: &[Tensor], source| Weight::new(memory, parts, arrangement, source, Some(case.format), run.stream);
-    let (device, reference) = (make(&tensors, Source::Device)?, make(&copies, Source::Host)?);
-    let (actual, expected) = (device.relative_error(), reference.relative_error());
-    // What the code stands for exactly may be lost in the last place of its scale.
-    if (actual - expected).abs() > 1e-3 * expected + 1e-7 {
-        return Err(format!("the relative error is {actual:e}; {expected:e} is expected").into());
+    for (from, parts, source) in [("device", &tensors, Source::Device), ("host", &copies, Source::Host)] {
+        let weight = Weight::new(memory, parts, arrangement, source, Some(case.format), run.stream)?;
+        let error = weight.relative_error();
+        // What the code stands for exactly may be lost in the last place of its scale.
+        if (error - expected_error).abs() > 1e-3 * expected_error + 1e-7 {
+            return Err(
+                format!("from the {from} the relative error is {error:e}; {expected_error:e} is expected").into()
+            );
+        }
+        same(&format!("quantised from the {from}"), &on_host(run, &weight, DType::F32, PLAIN)?, &expected, columns)?;
     }
-    let expected = on_host(run, &reference, DType::F32, PLAIN)?;
-    same("quantised on the device", &on_host(run, &device, DType::F32, PLAIN)?, &expected, columns)
+    Ok(())
+}
+
+/// The relative error and the values of a weight that the CPU executor makes of parts in host memory.
+fn by_the_cpu(parts: &[Tensor], arrangement: Arrangement, format: Format) -> nvbackend::error::Result<(f64, Vec<f64>)> {
+    static CPU: OnceLock<Backend> = OnceLock::new();
+    let options = || BackendOptions { device: "cpu".into(), ..BackendOptions::default() };
+    let cpu = CPU.get_or_init(|| Backend::new(&options()).expect("the CPU is always there"));
+    let stream = Stream::new(cpu.executor(), 0)?;
+    let weight = Weight::new(cpu.memory(), parts, arrangement, Source::Host, Some(format), &stream)?;
+    let (rows, columns) = (weight.view().rows, weight.view().columns);
+    let mut values = vec![0f32; rows * columns];
+    let output = Tensor::new(values.as_mut_ptr().cast(), DType::F32, &[rows, columns]);
+    weight.dequantize_on_host(cpu.memory(), &output, &stream)?;
+    Ok((weight.relative_error(), values.into_iter().map(f64::from).collect()))
 }
 
 #[test]
@@ -93,6 +111,37 @@ fn quantising_on_the_device_gives_the_codes_of_the_host() {
         }
     }
     check("quantize", &cases, test_quantize);
+}
+
+/// Sources beyond the 32 MiB that travel to a device at once, whose panels end inside a part.
+#[test]
+fn panels_of_a_large_source_give_the_codes_of_the_host() {
+    let int4 = |zero_points| Format::new(Encoding::Int4, Granularity::Groups(32), zero_points, true).unwrap();
+    let of = |encoding, granularity| Format::new(encoding, granularity, false, false).unwrap();
+    let mut cases = Vec::new();
+    for format in [
+        int4(false),
+        int4(true),
+        of(Encoding::Int8, Granularity::Rows),
+        of(Encoding::Int8, Granularity::Groups(64)),
+        of(Encoding::Fp8E4m3, Granularity::Blocks),
+        of(Encoding::Fp8E5m2, Granularity::Tensor),
+    ] {
+        let case = |rows, gated| Case {
+            format,
+            dtype: DType::F32,
+            rows,
+            columns: 2056,
+            layout: PLAIN,
+            gated,
+            magnitude: 0.02,
+        };
+        cases.push(case(vec![4000, 77, 500], false));
+        if format.encoding == Encoding::Int4 {
+            cases.push(case(vec![2100, 2100], true));
+        }
+    }
+    check("quantize panels", &cases, test_quantize);
 }
 
 #[test]
