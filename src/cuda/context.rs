@@ -3,6 +3,7 @@
 
 use super::all_work::AllWork;
 use super::driver::{self, is_sticky};
+use super::exit::{self, Inside};
 use crate::error::{Error, Result, Status};
 use cust::sys::{self, cudaError_enum, CUcontext, CUresult};
 use std::collections::BTreeMap;
@@ -37,11 +38,15 @@ fn shared(ordinal: i32) -> &'static Shared {
 impl PrimaryContext {
     pub fn retain(ordinal: i32) -> Result<PrimaryContext> {
         let shared = shared(ordinal);
+        let _inside = exit::enter()?;
         refuse_lost(&shared.lost)?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: a valid pointer; the ordinal was listed, and for CUDA devices handle and ordinal are the same number.
         match unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, ordinal) } {
-            cudaError_enum::CUDA_SUCCESS => Ok(PrimaryContext { raw, ordinal, shared }),
+            cudaError_enum::CUDA_SUCCESS => {
+                exit::CONTEXT.have_begun();
+                Ok(PrimaryContext { raw, ordinal, shared })
+            }
             code => Err(mark(&shared.lost, ordinal, driver::error(code as i32, "retaining the primary context"))),
         }
     }
@@ -53,25 +58,27 @@ impl PrimaryContext {
     /// Makes the context current in this thread until the guard is dropped: the engine's own choice of device stays.
     pub fn enter(&self) -> Result<ContextGuard<'_>> {
         refuse_lost(&self.shared.lost)?;
+        let inside = exit::enter()?;
         let mut before = std::ptr::null_mut();
         // SAFETY: a valid pointer.
         self.check(unsafe { sys::cuCtxGetCurrent(&mut before) }, "cuCtxGetCurrent")?;
         if before == self.raw {
-            return Ok(ContextGuard { context: self, restore: None });
+            return Ok(ContextGuard { context: self, restore: None, _inside: inside });
         }
         // SAFETY: the context is retained for as long as `self` lives.
         self.check(unsafe { sys::cuCtxSetCurrent(self.raw) }, "cuCtxSetCurrent")?;
-        Ok(ContextGuard { context: self, restore: Some(before) })
+        Ok(ContextGuard { context: self, restore: Some(before), _inside: inside })
     }
 
-    /// As `enter`, for calls that give something back; `None` if the device is lost. What they leave is left for the
-    /// life of the process, so entering is tried twice, and then they go on without.
+    /// As `enter`, for calls that give something back; `None` if the device is lost or the process exits. What they leave is
+    /// left for the life of the process, so entering is tried twice, and then they go on without.
     pub fn enter_to_release(&self) -> Option<ContextGuard<'_>> {
+        let inside = exit::enter().ok()?;
         let entered = self.enter().or_else(|_| self.enter());
         if self.is_lost() {
             return None;
         }
-        Some(entered.unwrap_or(ContextGuard { context: self, restore: None }))
+        Some(entered.unwrap_or(ContextGuard { context: self, restore: None, _inside: inside }))
     }
 
     pub fn is_lost(&self) -> bool {
@@ -133,10 +140,10 @@ fn mark(lost: &OnceLock<Error>, ordinal: i32, error: Error) -> Error {
 
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
+        let Ok(_inside) = exit::enter() else { return };
         if self.is_lost() {
             return;
         }
-        // At process exit the driver may be gone already: then this fails, and nothing is left to release.
         // SAFETY: retained once by `retain`, and nothing of it is used after this.
         let result = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.ordinal) };
         if let Err(error) = self.check(result, "releasing the primary context") {
@@ -148,6 +155,7 @@ impl Drop for PrimaryContext {
 pub struct ContextGuard<'a> {
     context: &'a PrimaryContext,
     restore: Option<CUcontext>,
+    _inside: Inside,
 }
 
 impl Drop for ContextGuard<'_> {

@@ -11,11 +11,13 @@ use cust::sys::{self, CUresult};
 pub fn list() -> Result<Vec<DeviceInfo>> {
     check_loaded()?;
     check_functions()?;
+    let _inside = super::exit::enter()?;
     let (mut driver_version, mut count) = (0, 0);
     // Not through cust's types, which tell "unknown error" where the reason matters most.
     // SAFETY: the driver is initialised first, and the pointers are valid.
     unsafe {
         start(sys::cuInit(0))?;
+        super::exit::DRIVER.have_begun();
         check(sys::cuDriverGetVersion(&mut driver_version), "cuDriverGetVersion")?;
         start(sys::cuDeviceGetCount(&mut count))?;
     }

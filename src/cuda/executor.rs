@@ -37,7 +37,7 @@ use crate::ops::{
 };
 use crate::registry::choices::{Choice, Choices};
 use crate::stream::RawHandle;
-use crate::weight::WeightLayout;
+use crate::weight::{Format, WeightLayout};
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
@@ -160,6 +160,7 @@ impl CudaExecutor {
     /// A launcher's `cudaError_t`.
     pub(super) fn check_launch(&self, code: i32, doing: &str) -> Result<()> {
         if code == 0 {
+            super::exit::RUNTIME.have_begun();
             return Ok(());
         }
         let mut error = self.context.latch(runtime_error(code, doing));
@@ -589,6 +590,10 @@ impl Executor for CudaExecutor {
 
     fn dequantize(&self, op: &Dequantize, stream: RawHandle) -> Result<bool> {
         super::dequantize::run(self, op, stream)
+    }
+
+    fn can_quantize(&self, format: &Format, parts: usize) -> bool {
+        super::quantize::supports(format, parts)
     }
 
     fn quantize(&self, op: &Quantize, stream: RawHandle) -> Result<Quantized> {

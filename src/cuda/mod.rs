@@ -11,6 +11,7 @@ mod cublaslt;
 mod dequantize;
 mod elementwise;
 mod embedding;
+mod exit;
 mod gated_activation;
 mod grouped_linear;
 mod launch;

@@ -1,6 +1,7 @@
 // Which call fails, the books, and the lock around every call.
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "internal.h"
@@ -51,6 +52,10 @@ static int planned_fault(const char* function) {
 
 call begin(const char* function, unsigned flags) {
   pthread_mutex_lock(&lock);
+  if (fake.gone) {
+    fprintf(stderr, "fake driver: %s was called after exit had taken the driver down\n", function);
+    abort();
+  }
   count(function);
   call c = {.function = function, .fault = planned_fault(function)};
   const bool releases = (flags & RELEASES) || ((flags & UNMAPS) && fake.settings[FAKE_UNMAPS]);

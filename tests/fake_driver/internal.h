@@ -60,6 +60,7 @@ typedef struct {
   int64_t settings[12];
   fake_books books;
   bool initialized;
+  bool gone;  // taken down by exit
 } fake_state;
 
 extern fake_state fake;

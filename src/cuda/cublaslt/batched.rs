@@ -94,6 +94,7 @@ impl CublasLt {
             };
             check(code, "cublasLtMatmul")?;
         }
+        crate::cuda::exit::cublaslt_was_called();
         Ok(true)
     }
 
@@ -156,6 +157,7 @@ impl CublasLt {
             });
         // SAFETY: created above.
         unsafe { (functions.preference_destroy)(preference) };
+        crate::cuda::exit::cublaslt_was_called();
         let choice = (outcome? == 0 && found > 0).then_some(result);
         if choice.is_none() {
             log::debug!(target: "nvbackend::cuda", "cuBLASLt has no algorithm for {key:?}");
