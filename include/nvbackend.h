@@ -1708,7 +1708,8 @@ typedef struct {
   // 1: an offset beside each scale, so that a group spans its smallest to its largest value (INT4).
   uint32_t zero_points;
   // 1: searches for the scale, and the offset, with the smallest squared error: ranges narrower and wider than that of
-  // the values, each with the least-squares fit to its codes (INT8, INT4). Takes up to ten times as long, on the host.
+  // the values, each with the least-squares fit to its codes (INT8, INT4). Takes up to ten times as long; on CUDA the
+  // host does it for INT8, and the GPU for INT4.
   uint32_t clipping;
   // What the parts are, `NVB_SOURCE_FORMAT_…`
   uint32_t source_format;
@@ -1746,8 +1747,8 @@ typedef struct {
 } nvb_weight_info;
 
 // Creates a weight and waits until its parts have been read. `stream` orders the copies; NULL: the default stream. Parts
-// that are converted pass through page-locked memory in pieces of some 32 MiB and are worked on by as many threads as
-// there are cores.
+// that are converted travel in pieces of some 32 MiB; a GPU quantises floats itself, and what is left to the host is worked
+// on by as many threads as there are cores.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (which part and why; for a value or a scale that is not finite also its row and
 // column), `NVB_ERROR_OUT_OF_MEMORY`.
 NVB_MUST_USE nvb_status nvb_weight_create(const nvb_backend *backend,
