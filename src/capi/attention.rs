@@ -76,7 +76,7 @@ pub struct nvb_attention_prefill_args {
     /// Must be 0.
     pub reserved: u32,
 }
-versioned!(nvb_attention_prefill_args);
+versioned!(nvb_attention_prefill_args { query_starts, slots, kv_lengths, key_starts });
 
 /// One query row for each of B sequences.
 #[repr(C)]
@@ -174,6 +174,8 @@ pub unsafe extern "C" fn nvb_attention_prefill(
         let lse = optional_device_tensor(backend, "lse", &args.lse)?;
         // SAFETY: the arrays have these lengths, by the header's contract.
         let query_starts = unsafe { slice("query_starts", args.query_starts, count + 1)? };
+        // Another thread may destroy the cache's handle: it lives until the work is queued, which holds its memory.
+        let _cache;
         let op = if args.cache.is_null() {
             // SAFETY: as above.
             let key_starts = unsafe { slice("key_starts", args.key_starts, count + 1)? };
@@ -184,7 +186,8 @@ pub unsafe extern "C" fn nvb_attention_prefill(
             };
             AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
         } else {
-            let (_cache, layer) = layer_of(backend, args.cache, args.layer)?;
+            let layer;
+            (_cache, layer) = layer_of(backend, args.cache, args.layer)?;
             // SAFETY: as above.
             let kv_lengths = unsafe { slice("kv_lengths", args.kv_lengths, count)? };
             let in_order: Vec<i32>;
