@@ -78,7 +78,7 @@ pub struct nvb_backend_options {
     /// of another device, driver, cuBLASLt or build is ignored with one line in the log.
     pub tuning_file: *const c_char,
 }
-versioned!(nvb_backend_options);
+versioned!(nvb_backend_options { device, log_callback, memory, linear_kernel, tuning_file });
 
 pub struct BackendObject {
     pub backend: Arc<Backend>,

@@ -61,7 +61,7 @@ pub struct nvb_allocator {
     /// Handed to both.
     pub user_data: *mut c_void,
 }
-versioned!(nvb_allocator);
+versioned!(nvb_allocator { allocate, free });
 
 /// Options of a memory manager. All zero after `nvb_memory_options_init` is a sensible choice. Read before the call
 /// that takes them returns.
@@ -110,7 +110,7 @@ pub struct nvb_memory_options {
     /// driver or the engine's allocator gets them.
     pub zero_on_free: u32,
 }
-versioned!(nvb_memory_options);
+versioned!(nvb_memory_options { allocator });
 
 const DEFAULT_SAMPLE_BYTES: u64 = 512 << 10;
 

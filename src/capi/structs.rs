@@ -8,13 +8,17 @@ use crate::error::{Error, Result, Status};
 /// Implementors are `repr(C)`, start with `struct_size: usize`, and any bit pattern of a C caller is a valid value.
 pub unsafe trait Versioned: Copy {
     const NAME: &'static str;
+    /// Where the fields lie that are followed, which a caller has whole or not at all.
+    const POINTERS: &'static [usize];
 }
 
+/// `versioned!(name { fields that are followed })`: pointers to memory and callbacks, not handles, which are looked up.
 macro_rules! versioned {
-    ($($name:ident),+ $(,)?) => {$(
+    ($($name:ident $({ $($pointer:ident),+ })?),+ $(,)?) => {$(
         // SAFETY: integers, floats, raw pointers and structs of them only, with `struct_size` first (asserted).
         unsafe impl $crate::capi::structs::Versioned for $name {
             const NAME: &'static str = stringify!($name);
+            const POINTERS: &'static [usize] = &[$($(std::mem::offset_of!($name, $pointer)),+)?];
         }
         const _: () = assert!(std::mem::offset_of!($name, struct_size) == 0);
     )+};
@@ -36,6 +40,15 @@ pub unsafe fn read<T: Versioned>(from: *const T) -> Result<T> {
         return Err(Error::new(
             Status::AbiMismatch,
             format!("{}.struct_size is {theirs}; {ours} is this library's", T::NAME),
+        )
+        .with_advice(format!("fill the struct with {}_init first", T::NAME))
+        .with_limit(theirs as u64, ours as u64));
+    }
+    let cut = |&&at: &&usize| at < theirs && theirs < at + size_of::<usize>();
+    if let Some(at) = T::POINTERS.iter().find(cut) {
+        return Err(Error::new(
+            Status::AbiMismatch,
+            format!("{}.struct_size is {theirs}, which ends inside the pointer at byte {at}", T::NAME),
         )
         .with_advice(format!("fill the struct with {}_init first", T::NAME))
         .with_limit(theirs as u64, ours as u64));

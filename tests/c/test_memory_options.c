@@ -220,6 +220,11 @@ static void test_backend_options(void) {
   nvb_backend* backend = NULL;
   CHECK_FAILS(nvb_backend_create(&options, &backend), NVB_ERROR_CONFIGURATION, "memory_limit");
   options.memory_limit = 0;
+  // A struct that ends inside a pointer: half of one would be followed.
+  options.struct_size = offsetof(nvb_backend_options, memory) + 4;
+  CHECK_FAILS(nvb_backend_create(&options, &backend), NVB_ERROR_ABI_MISMATCH, "nvb_backend_options",
+              "inside the pointer");
+  options.struct_size = sizeof options;
   CHECK_OK(nvb_backend_create(&options, &backend));
   nvb_memory_manager* manager = NULL;
   CHECK_OK(nvb_backend_get_memory_manager(backend, 0, &manager));
