@@ -1692,7 +1692,7 @@ typedef struct {
 
 typedef struct {
   size_t struct_size;
-  // `part_count` tensors [Nᵢ, K] of one float dtype, not empty. NULL with another `source_format`.
+  // `part_count` tensors [Nᵢ, K] of one float dtype, not empty, at most 65,536. NULL with another `source_format`.
   const nvb_tensor *parts;
   size_t part_count;
   // `NVB_WEIGHT_…`

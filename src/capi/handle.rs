@@ -267,7 +267,10 @@ impl<T: 'static> Table<T> {
         Error::invalid(match handle {
             0 => format!("the {name} handle is NULL"),
             _ if self.decode(handle).is_some() => format!("the {name} handle {handle:#x} was destroyed"),
-            _ => format!("{handle:#x} is not a {name} handle"),
+            _ => {
+                let article = if name.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+                format!("{handle:#x} is not {article} {name} handle")
+            }
         })
     }
 }
@@ -282,7 +285,7 @@ mod tests {
         static OTHERS: Table<u32> = Table::new("other", 4);
         let handle: *mut u8 = THINGS.insert(Arc::new(7)).unwrap();
         assert_eq!(*THINGS.get(handle).unwrap(), 7);
-        assert!(OTHERS.get(handle).unwrap_err().message.contains("is not a other handle"));
+        assert!(OTHERS.get(handle).unwrap_err().message.contains("is not an other handle"));
         assert!(THINGS.get(std::ptr::null::<u8>()).unwrap_err().message.contains("NULL"));
         let validity = THINGS.validity(handle).unwrap();
         assert!(validity.holds());

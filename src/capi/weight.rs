@@ -67,7 +67,7 @@ pub const NVB_GRANULARITY_BLOCKS: u32 = 4;
 #[derive(Clone, Copy)]
 pub struct nvb_weight_desc {
     pub struct_size: usize,
-    /// `part_count` tensors [Nᵢ, K] of one float dtype, not empty. NULL with another `source_format`.
+    /// `part_count` tensors [Nᵢ, K] of one float dtype, not empty, at most 65,536. NULL with another `source_format`.
     pub parts: *const nvb_tensor,
     pub part_count: usize,
     /// `NVB_WEIGHT_…`
@@ -92,7 +92,7 @@ pub struct nvb_weight_desc {
     /// `NVB_SOURCE_FORMAT_TENSOR`.
     pub blocks: *const nvb_weight_blocks,
 }
-versioned!(nvb_weight_desc);
+versioned!(nvb_weight_desc { parts, blocks });
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -156,6 +156,16 @@ pub(super) fn granularity_of(encoding: Encoding, granularity: u32, group_size: u
     }
 }
 
+/// Lists of the parts are made before the parts are looked at, and a caller's number must not be more than memory holds.
+fn expect_part_count(count: usize) -> Result<()> {
+    const MOST: usize = 1 << 16;
+    if count <= MOST {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("part_count is {count}; at most {MOST} are supported"))
+        .with_limit(count as u64, MOST as u64))
+}
+
 /// What the weight shall be kept in; `None`: as it is.
 pub(super) fn format_of(desc: &nvb_weight_desc) -> Result<Option<Format>> {
     let (zero_points, clipping) = (flag("zero_points", desc.zero_points)?, flag("clipping", desc.clipping)?);
@@ -195,6 +205,7 @@ unsafe fn weight_from_tensors(
         return Err(Error::invalid("`blocks` is given, but source_format is NVB_SOURCE_FORMAT_TENSOR"));
     }
     let format = format_of(desc)?;
+    expect_part_count(desc.part_count)?;
     // SAFETY: `part_count` tensors, by the header's contract.
     let parts = unsafe { slice("parts", desc.parts, desc.part_count)? };
     let mut tensors = Vec::with_capacity(parts.len());
@@ -228,6 +239,7 @@ unsafe fn weight_from_blocks(
         return Err(Error::invalid(format!("source is {}; blocks are host memory (NVB_SOURCE_HOST)", desc.source)));
     }
     let format = format_of(desc)?;
+    expect_part_count(desc.part_count)?;
     // SAFETY: `part_count` of them with the memory that they describe, by the header's contract.
     let blocks = unsafe { slice("blocks", desc.blocks, desc.part_count)? };
     let mut sources: Vec<Box<dyn RowSource + '_>> = Vec::with_capacity(blocks.len());

@@ -229,7 +229,7 @@ static void test_prefill(bench* b) {
   }
   CHECK_FAILS(nvb_attention_prefill(NULL, &good, stream), NVB_ERROR_INVALID_ARGUMENT, "attention", "NULL");
   CHECK_FAILS(nvb_attention_prefill((nvb_attention*)stream, &good, stream), NVB_ERROR_INVALID_ARGUMENT,
-              "not a attention");
+              "not an attention");
   CHECK_FAILS(nvb_attention_prefill(b->attention, &good, foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream");
 }
 

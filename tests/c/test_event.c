@@ -47,7 +47,7 @@ static void test_errors(fixture* f) {
   CHECK_OK(nvb_event_create(f->backend, &event));
   CHECK_FAILS(nvb_event_record(NULL, f->stream), NVB_ERROR_INVALID_ARGUMENT, "event", "NULL");
   CHECK_FAILS(nvb_event_record(event, NULL), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
-  CHECK_FAILS(nvb_event_record((nvb_event*)f->stream, f->stream), NVB_ERROR_INVALID_ARGUMENT, "not a event");
+  CHECK_FAILS(nvb_event_record((nvb_event*)f->stream, f->stream), NVB_ERROR_INVALID_ARGUMENT, "not an event");
   CHECK_FAILS(nvb_event_query(NULL, &finished), NVB_ERROR_INVALID_ARGUMENT, "event", "NULL");
   CHECK_FAILS(nvb_event_query(event, NULL), NVB_ERROR_INVALID_ARGUMENT, "finished", "NULL");
   CHECK_FAILS(nvb_event_synchronize(NULL), NVB_ERROR_INVALID_ARGUMENT, "event", "NULL");

@@ -129,6 +129,8 @@ static void test_errors(fixture* f) {
   REFUSED("gate and up");
   desc.part_count = 0;
   REFUSED("at least one part");
+  desc.part_count = (size_t)1 << 36;
+  REFUSED("part_count is 68719476736", "65536");
   desc = describe(NULL, 1, NVB_WEIGHT_STACKED, NVB_SOURCE_HOST);
   REFUSED("parts", "NULL", "1");
   desc = describe(parts, 1, 2, NVB_SOURCE_HOST);
