@@ -241,7 +241,7 @@ impl Engine {
             let user_data = (&raw mut called).cast();
             call!(nvb_stream_add_callback(stream.raw, Some(count_call), user_data))?;
             let mut finished = 0;
-            call!(nvb_stream_synchronize_for(stream.raw, 10_000_000, &mut finished))?;
+            call!(nvb_stream_synchronize_for(stream.raw, 60_000_000_000, &mut finished))?;
             if (finished, called) != (1, 1) {
                 return Err(wrong("nvb_stream_synchronize_for", format!("finished {finished}, called {called} times")));
             }
