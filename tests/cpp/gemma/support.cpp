@@ -1,10 +1,12 @@
 #include "support.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -13,11 +15,14 @@
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <thread>
 
 extern char** environ;
 
 namespace gemma_test {
 namespace {
+
+constexpr int kCommandSeconds = 60;
 
 uint16_t bf16_bits(float value) {
   uint32_t bits;
@@ -165,7 +170,17 @@ CommandResult run_command(const std::vector<std::string>& arguments) {
   posix_spawn_file_actions_destroy(&actions);
   require(failure == 0, arguments[0], " cannot be started: ", std::strerror(failure));
   int status = 0;
-  require(waitpid(child, &status, 0) == child, "waitpid failed");
+  pid_t ended = 0;
+  for (const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(kCommandSeconds);
+       (ended = waitpid(child, &status, WNOHANG)) == 0 && std::chrono::steady_clock::now() < deadline;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (ended == 0) {
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    require(false, arguments[0], " did not end within ", kCommandSeconds, " s; it said: ", read_file(errors));
+  }
+  require(ended == child, "waitpid failed");
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return {code, read_file(output), read_file(errors)};
 }

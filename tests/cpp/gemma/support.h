@@ -76,7 +76,7 @@ struct CommandResult {
   std::string errors;
 };
 
-// Runs a program with these arguments, standard input empty.
+// Runs a program with these arguments, standard input empty. Errors: a program that does not end within a minute.
 CommandResult run_command(const std::vector<std::string>& arguments);
 
 }  // namespace gemma_test

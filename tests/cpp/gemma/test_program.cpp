@@ -214,6 +214,11 @@ struct Hostile {
   const char* text;  // part of what the program must say
 };
 
+// `depth` arrays, each in the one before it.
+std::string nested(size_t depth) {
+  return std::string(depth, '[') + std::string(depth, ']');
+}
+
 const char* const kQuery = "model.layers.0.self_attn.q_proj.weight";
 
 const Hostile kHostileWeights[] = {
@@ -229,7 +234,10 @@ const Hostile kHostileWeights[] = {
      "not valid JSON"},
     {"an array", [](Model& m) { m.weights = gemma_test::safetensors_bytes("[]", m.data); }, "a JSON object is needed"},
     {"a million brackets", [](Model& m) { m.weights = gemma_test::safetensors_bytes(std::string(1000000, '['), ""); },
-     "not valid JSON"},
+     "JSON that nests more than 64 levels"},
+    {"a field 300,000 levels deep",
+     [](Model& m) { m.weights = gemma_test::safetensors_bytes("{\"a\":{\"dtype\":" + nested(300'000) + "}}", m.data); },
+     "JSON that nests more than 64 levels"},
     {"a key twice",
      [](Model& m) {
        m.weights = gemma_test::safetensors_bytes(
@@ -283,6 +291,17 @@ const Hostile kHostileWeights[] = {
 
 const Hostile kHostileConfigs[] = {
     {"not JSON", [](Model& m) { m.config_text = "{"; }, "not valid JSON"},
+    {"a field 300,000 levels deep", [](Model& m) { m.config_text = "{\"attention_bias\": " + nested(300'000) + "}"; },
+     "config.json: JSON that nests more than 64 levels"},
+    {"a field 65 levels deep", [](Model& m) { m.config_text = "{\"attention_bias\": " + nested(64) + "}"; },
+     "config.json: JSON that nests more than 64 levels"},
+    {"a field 64 levels deep",
+     [](Model& m) {
+       m.config["attention_bias"] = 7;
+       m.config_text = m.config.dump();
+       m.config_text.replace(m.config_text.find(":7") + 1, 1, nested(63));
+     },
+     "attention_bias is [[["},
     {"too large", [](Model& m) { m.config_text = std::string(2000000, ' '); }, "2000000 bytes; the limit is 1000000"},
     {"another model", [](Model& m) { m.config["model_type"] = "llama"; }, "model_type is \"llama\""},
     {"no type", [](Model& m) { m.config.erase("model_type"); }, "model_type is \"\""},
@@ -327,6 +346,29 @@ const Hostile kHostileTokenizers[] = {
      },
      "the model's vocabulary has 100"},
 };
+
+// A hundred thousand tensors, one after the other: what is done for one must not look at all the others. With a visit
+// to each other tensor this takes more than the minute that a command has.
+void check_many_tensors() {
+  constexpr size_t kCount = 100'000;
+  std::string header = "{", map = "{";
+  for (size_t i = 0; i < kCount; ++i) {
+    const std::string name = (i == 0 ? "\"t" : ",\"t") + std::to_string(i) + "\":";
+    header += name + R"({"dtype":"F32","shape":[1],"data_offsets":[)" + std::to_string(4 * i) + "," +
+              std::to_string(4 * i + 4) + "]}";
+    map += name + "\"part.safetensors\"";
+  }
+  Model model;
+  model.weights = gemma_test::safetensors_bytes(header + "}", std::string(4 * kCount, '\0'));
+  require_failure(model.run(), 1, "no tensor \"model.embed_tokens.weight\"");
+
+  const TemporaryFolder folder;
+  write_file(folder.path("config.json"), model.config.dump());
+  write_file(folder.path("tokenizer.model"), model.tokenizer);
+  write_file(folder.path("model.safetensors.index.json"), "{\"weight_map\":" + map + "}}");
+  write_file(folder.path("part.safetensors"), model.weights);
+  require_failure(gemma({"--model", folder.path(), "--prompt", "abc"}), 1, "no tensor \"model.embed_tokens.weight\"");
+}
 
 // Hostile GGUF files ----------------------------------------------------------------------------------------------
 
@@ -527,7 +569,8 @@ int main(int count, char** arguments) {
                                          {"wrong command lines", check_usage},
                                          {"failures", check_failures},
                                          {"undamaged model", check_undamaged},
-                                         {"several files", check_sharded}};
+                                         {"several files", check_sharded},
+                                         {"many tensors", check_many_tensors}};
   const auto add = [&tests](const char* part, const Hostile& hostile) {
     tests.push_back({std::string(part) + hostile.name, [&hostile] {
                        Model model;
