@@ -10,19 +10,13 @@
 #include <utility>
 
 #include "error.h"
+#include "regular_file.h"
 
 namespace gemma {
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  // O_NONBLOCK: opening a pipe by mistake must not wait for its writer.
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) fail(path, ": ", std::strerror(errno));
   struct stat status;
-  const bool known = fstat(descriptor, &status) == 0;
-  if (!known || !S_ISREG(status.st_mode)) {
-    close(descriptor);
-    fail(path, ": not a regular file");
-  }
+  const int descriptor = open_regular(path, O_RDONLY, &status);
   size_ = static_cast<size_t>(status.st_size);
   if (size_ > 0) {
     void* mapping = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);

@@ -1,15 +1,26 @@
 #include "npy.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 
 #include "error.h"
+#include "regular_file.h"
 
 namespace gemma {
 
 NpyWriter::NpyWriter(const std::string& path, int64_t rows, int64_t columns)
-    : path_(path), file_(std::fopen(path.c_str(), "wb")), columns_(columns), missing_(rows) {
-  if (!file_) fail(path, ": ", std::strerror(errno));
+    : path_(path), columns_(columns), missing_(rows) {
+  struct stat status;
+  const int descriptor = open_regular(path, O_WRONLY | O_CREAT | O_TRUNC, &status);
+  file_.reset(fdopen(descriptor, "wb"));
+  if (!file_) {
+    const int reason = errno;
+    ::close(descriptor);
+    fail(path, ": ", std::strerror(reason));
+  }
   std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + std::to_string(rows) + ", " +
                        std::to_string(columns) + "), }";
   // Magic, version and length are 10 bytes; the data begins at a multiple of 64.

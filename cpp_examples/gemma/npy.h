@@ -13,7 +13,7 @@ namespace gemma {
 // A float32 array [rows, columns] in C order; the header goes out first, so both extents are known beforehand.
 class NpyWriter {
  public:
-  // Errors: a file that cannot be created.
+  // Errors: a file that cannot be created; a pipe or a device.
   NpyWriter(const std::string& path, int64_t rows, int64_t columns);
 
   // Appends `count` rows. Errors: more rows than the header says; a full disk.

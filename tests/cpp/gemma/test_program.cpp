@@ -1,7 +1,10 @@
 // The program gemma as its users meet it: what it writes where, its exit codes, and what it says about bad input.
 //
 //   test_program GEMMA     run in the repository's root
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -347,6 +350,37 @@ const Hostile kHostileTokenizers[] = {
      "the model's vocabulary has 100"},
 };
 
+// A pipe in the place of each file that the program opens: it must not wait for the pipe's other end.
+void check_pipes() {
+  const auto pipe_at = [](const std::string& path) {
+    std::remove(path.c_str());
+    require(mkfifo(path.c_str(), 0600) == 0, path, ": ", std::strerror(errno));
+  };
+  const Model model;
+  for (const char* name : {"config.json", "generation_config.json", "tokenizer.model", "model.safetensors",
+                           "model.safetensors.index.json", "part.safetensors"}) {
+    const TemporaryFolder folder;
+    write_file(folder.path("config.json"), model.config.dump());
+    write_file(folder.path("tokenizer.model"), model.tokenizer);
+    const bool sharded = name == std::string("part.safetensors");
+    if (sharded) {
+      write_file(folder.path("model.safetensors.index.json"), R"({"weight_map": {"x": "part.safetensors"}})");
+    } else if (name != std::string("model.safetensors.index.json")) {
+      write_file(folder.path("model.safetensors"), model.weights);
+    }
+    pipe_at(folder.path(name));
+    require_failure(gemma({"--model", folder.path(), "--prompt", "abc"}), 1,
+                    folder.path(name) + ": not a regular file");
+  }
+  const TemporaryFolder folder;
+  pipe_at(folder.path("pipe"));
+  require_failure(gemma({"--model", folder.path("pipe"), "--prompt", "abc"}), 1, "Not a directory");
+  require_failure(gemma({"--model", "models/tiny-gemma3", "--prompt", "x", "--logits", folder.path("pipe")}), 1,
+                  folder.path("pipe") + ": not a regular file");
+  require_failure(gemma({"--model", "models/tiny-gemma3", "--prompt", "x", "--logits", "/dev/null"}), 1,
+                  "/dev/null: not a regular file");
+}
+
 // A hundred thousand tensors, one after the other: what is done for one must not look at all the others. With a visit
 // to each other tensor this takes more than the minute that a command has.
 void check_many_tensors() {
@@ -570,6 +604,7 @@ int main(int count, char** arguments) {
                                          {"failures", check_failures},
                                          {"undamaged model", check_undamaged},
                                          {"several files", check_sharded},
+                                         {"pipes", check_pipes},
                                          {"many tensors", check_many_tensors}};
   const auto add = [&tests](const char* part, const Hostile& hostile) {
     tests.push_back({std::string(part) + hostile.name, [&hostile] {
