@@ -217,6 +217,8 @@ impl MemoryManager {
     /// Peaks start again at what is in use now.
     pub fn reset_peaks(&self) {
         let core = &self.core;
+        // Threads count for the manager and for a pool at once, and the pools' peaks stay.
+        core.arenas().for_each(|arena| arena.usage.keep_peak(arena.counters()));
         core.total.reset_peak(core.arenas().flat_map(arena::Arena::counters));
         core.budget.reset_peak();
     }

@@ -177,6 +177,9 @@ impl Core {
         if self.options.zero_on_free {
             self.zero_live_blocks(arena)?;
         }
+        // The blocks leave the sums and not the counts of the threads that allocated them, which so can hold no peak.
+        self.total.keep_peak(self.arenas().flat_map(Arena::counters));
+        arena.caches().for_each(|cache| cache.flush_counters(arena));
         let mut blocks = 0;
         let mut live = Vec::new();
         arena.for_each_slab(|slab| {

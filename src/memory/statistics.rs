@@ -140,6 +140,11 @@ impl Usage {
         }
     }
 
+    /// Takes over the peak that threads have counted and not passed on, before their counts lose it.
+    pub fn keep_peak<'a>(&self, threads: impl Iterator<Item = &'a Counters>) {
+        self.raise_peak(self.sum(threads).peak as i64);
+    }
+
     /// The peak starts again at what is in use now.
     pub fn reset_peak<'a>(&self, threads: impl Iterator<Item = &'a Counters>) {
         let mut bytes = self.bytes.load(Relaxed);

@@ -105,6 +105,50 @@ static void test_two_threads(fixture* f) {
   CHECK_OK(nvb_memory_manager_destroy(state.memory));
 }
 
+static nvb_pool_statistics pool_statistics_of(nvb_pool* pool) {
+  nvb_pool_statistics statistics;
+  nvb_pool_statistics_init(&statistics);
+  CHECK_OK(nvb_pool_get_statistics(pool, &statistics));
+  return statistics;
+}
+
+// Peaks of a few small blocks, which a thread counts by itself, outlast the blocks' ends: one by one, with their pool's
+// content, and with the pool. The peaks of a manager start again without those of its pools.
+static void test_small_peaks(fixture* f) {
+  enum { BLOCKS = 10, BYTES = 5000 };
+  nvb_memory_manager* memory = tracked(f, NVB_LEAK_TRACKING_OFF, 0);
+  nvb_pool* pool = NULL;
+  void *outside = NULL, *blocks[BLOCKS];
+  CHECK_OK(nvb_memory_allocate(memory, BYTES, f->stream, &outside));
+  CHECK_OK(nvb_pool_create(memory, "small", &pool));
+  for (int i = 0; i < BLOCKS; ++i) CHECK_OK(nvb_pool_allocate(pool, BYTES, f->stream, &blocks[i]));
+  uint64_t freed = 0;
+  CHECK_OK(nvb_pool_clear(pool, &freed));
+  nvb_pool_statistics statistics = pool_statistics_of(pool);
+  CHECK_EQUAL(freed, BLOCKS);
+  CHECK_EQUAL(statistics.allocated, 0);
+  CHECK_EQUAL(statistics.peak, BLOCKS * BYTES);
+  CHECK_EQUAL(statistics.frees, BLOCKS);
+  CHECK_EQUAL(statistics_of(memory).allocated, BYTES);
+  CHECK_EQUAL(statistics_of(memory).peak, (BLOCKS + 1) * BYTES);
+
+  CHECK_OK(nvb_memory_reset_peaks(memory));
+  CHECK_EQUAL(statistics_of(memory).peak, BYTES);
+  CHECK_EQUAL(pool_statistics_of(pool).peak, BLOCKS * BYTES);
+  for (int i = 0; i < BLOCKS; ++i) CHECK_OK(nvb_pool_allocate(pool, 2 * BYTES, f->stream, &blocks[i]));
+  for (int i = 0; i < BLOCKS; ++i) CHECK_OK(nvb_pool_free(pool, blocks[i], f->stream));
+  CHECK_OK(nvb_memory_reset_peaks(memory));
+  CHECK_EQUAL(statistics_of(memory).peak, BYTES);
+  CHECK_EQUAL(pool_statistics_of(pool).peak, 2 * BLOCKS * BYTES);
+
+  for (int i = 0; i < 2 * BLOCKS; ++i) CHECK_OK(nvb_pool_allocate(pool, BYTES, f->stream, &blocks[0]));
+  CHECK_OK(nvb_pool_destroy(pool));
+  CHECK_EQUAL(statistics_of(memory).peak, (2 * BLOCKS + 1) * BYTES);
+  CHECK_EQUAL(statistics_of(memory).allocated, BYTES);
+  CHECK_OK(nvb_memory_free(memory, outside, f->stream));
+  CHECK_OK(nvb_memory_manager_destroy(memory));
+}
+
 static char* text_of(nvb_status (*get)(nvb_memory_manager*, char*, size_t, size_t*), nvb_memory_manager* memory) {
   size_t needed = 0, again = 0;
   CHECK_OK(get(memory, NULL, 0, &needed));
@@ -208,6 +252,7 @@ int main(void) {
   fixture f = open_fixture();
   test_statistics(&f);
   test_two_threads(&f);
+  test_small_peaks(&f);
   test_leak_report(&f);
   test_snapshot(&f);
   close_fixture(&f);
