@@ -327,7 +327,7 @@ typedef struct {
   uint32_t rank;
   // Elements along each axis, outermost first; entries past `rank` are ignored. 0 makes an empty tensor.
   int64_t shape[4];
-  // In elements; all 0 means contiguous (row-major). The innermost must be 1.
+  // In elements; all 0 means contiguous (row-major). The innermost must be 1. Those of an empty tensor do not matter.
   int64_t strides[4];
 } nvb_tensor;
 
@@ -787,7 +787,7 @@ typedef struct {
   const char *device;
   // Bytes that the memory manager may hold; 0: only the device's memory bounds it, or what `memory` says.
   uint64_t memory_limit;
-  // CPU threads; 0: one for each core that this process may run on.
+  // CPU threads, at most 4096; 0: one for each core that this process may run on.
   uint32_t threads;
   // Run kernels of an older architecture: 80 on a 9.0 GPU. 0: the device's own, or the environment's NVB_FORCE_ARCH.
   uint32_t force_architecture;
@@ -1341,7 +1341,9 @@ NVB_MUST_USE nvb_status nvb_memory_get_leak_report(nvb_memory_manager *memory, c
 // for short moments only; its size grows with the live blocks, so `nvb_memory_write_snapshot` serves large ones better.
 NVB_MUST_USE nvb_status nvb_memory_get_snapshot(nvb_memory_manager *memory, char *text, size_t capacity, size_t *needed);
 
-// Writes what `nvb_memory_get_snapshot` copies to a file, which is replaced. Errors: `NVB_ERROR_IO` with the path.
+// Writes what `nvb_memory_get_snapshot` copies to a file: a new one, or instead of a regular one. It is written beside
+// that in the same folder and renamed at the end, so that after an error, as on a full disk, all is as before.
+// Errors: `NVB_ERROR_IO` with the path.
 NVB_MUST_USE nvb_status nvb_memory_write_snapshot(nvb_memory_manager *memory, const char *path);
 
 static inline void nvb_memory_statistics_init(nvb_memory_statistics *value) {
@@ -1848,8 +1850,8 @@ typedef struct {
 } nvb_gguf_value;
 
 // Maps the file at `path` and reads its header. The file must not be shortened while it is open.
-// Errors: `NVB_ERROR_IO`; `NVB_ERROR_INVALID_ARGUMENT` for bytes that are no GGUF file of version 2 or 3, are cut off or
-// contradict themselves (what and where).
+// Errors: `NVB_ERROR_IO`, also for what is no regular file; `NVB_ERROR_INVALID_ARGUMENT` for bytes that are no GGUF file of
+// version 2 or 3, are cut off or contradict themselves (what and where).
 NVB_MUST_USE nvb_status nvb_gguf_open(const char *path,
                          nvb_gguf **file);
 

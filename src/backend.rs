@@ -24,6 +24,9 @@ use std::ffi::c_void;
 use std::fmt::Display;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
+/// CPU threads of a backend: more than any machine has, and far less than a process may start.
+pub const MOST_THREADS: u32 = 4096;
+
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BackendOptions {
     /// "auto", "cpu", "cuda" (ordinal 0) or "cuda:N"

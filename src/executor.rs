@@ -140,6 +140,14 @@ pub trait Executor: Send + Sync {
     /// # Safety
     /// The range is valid for `bytes` in the device's memory.
     unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()>;
+    /// Makes every byte 0, of memory that this executor allocated and nobody uses any more.
+    ///
+    /// # Safety
+    /// The range is valid for `bytes` in the device's memory, and lies in blocks or mapped ranges of this executor.
+    unsafe fn zero(&self, to: *mut c_void, bytes: usize, stream: RawHandle) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.fill(to, 0, bytes, stream) }
+    }
     /// Whether the device can reach this address; `Ok(false)` for, say, plain host memory on CUDA.
     fn can_access(&self, pointer: *const c_void) -> Result<bool>;
     /// How this executor reads Int4 weights.

@@ -154,6 +154,9 @@ impl Tensor {
     }
 
     pub fn is_contiguous(&self) -> bool {
+        if self.is_empty() {
+            return true;
+        }
         let mut stride = 1;
         for axis in (0..self.rank).rev() {
             if self.shape[axis] != 1 && self.strides[axis] != stride {
@@ -172,6 +175,9 @@ impl Tensor {
         let last = self.rank - 1;
         let columns = self.shape[last];
         let rows: usize = self.shape[..last].iter().product();
+        if self.is_empty() {
+            return Ok(Matrix { data: self.data, dtype: self.dtype, rows, columns, row_stride: columns.max(1) });
+        }
         // Axes of extent 1 never step, so their strides say nothing.
         let mut row_stride = None;
         let mut expected = None;
@@ -220,19 +226,20 @@ impl Tensor {
         Err(Error::invalid(format!("tensor `{name}` has rank {}; {rank} is needed", self.rank)))
     }
 
-    /// A non-null, element-aligned pointer unless the tensor is empty, and an innermost stride of 1.
+    /// A non-null, element-aligned pointer and an innermost stride of 1, unless the tensor is empty.
     pub fn expect_readable(&self, name: &str) -> Result<()> {
-        if !self.is_empty() {
-            if self.data.is_null() {
-                return Err(Error::invalid(format!("tensor `{name}` {self} has a NULL data pointer")));
-            }
-            if !(self.data as usize).is_multiple_of(self.dtype.size()) {
-                return Err(Error::invalid(format!(
-                    "tensor `{name}` {self} is not aligned to its element size of {} bytes: {:p}",
-                    self.dtype.size(),
-                    self.data
-                )));
-            }
+        if self.is_empty() {
+            return Ok(());
+        }
+        if self.data.is_null() {
+            return Err(Error::invalid(format!("tensor `{name}` {self} has a NULL data pointer")));
+        }
+        if !(self.data as usize).is_multiple_of(self.dtype.size()) {
+            return Err(Error::invalid(format!(
+                "tensor `{name}` {self} is not aligned to its element size of {} bytes: {:p}",
+                self.dtype.size(),
+                self.data
+            )));
         }
         if self.rank > 0 && self.shape[self.rank - 1] > 1 && self.strides[self.rank - 1] != 1 {
             return Err(Error::invalid(format!(
@@ -320,6 +327,17 @@ mod tests {
         assert!(view(&[2, 3, 5]).with_strides(&[40, 8, 1]).as_matrix("x").is_err());
         assert_eq!(view(&[7]).as_matrix("x").unwrap().rows, 1);
         assert_eq!(view(&[1, 1, 5]).with_strides(&[99, 77, 1]).as_matrix("x").unwrap().rows, 1);
+    }
+
+    #[test]
+    fn the_strides_of_an_empty_tensor_do_not_matter() {
+        for (shape, rows, columns) in [([0, 2, 8], 0, 8), ([2, 0, 8], 0, 8), ([0, 0, 8], 0, 8), ([2, 3, 0], 6, 0)] {
+            for tensor in [view(&shape), view(&shape).with_strides(&[5, 77, 3])] {
+                let matrix = tensor.as_matrix("x").unwrap();
+                assert_eq!((matrix.rows, matrix.columns), (rows, columns), "{shape:?}");
+                assert!(tensor.is_contiguous() && tensor.expect_writable("x").is_ok(), "{shape:?}");
+            }
+        }
     }
 
     #[test]

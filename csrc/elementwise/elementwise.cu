@@ -1,5 +1,7 @@
 // elementwise: add, multiply, scale, soft_cap, convert and the activations on [rows, columns].
 //
+// A soft cap's input of less than cap / 4096 is its result: tanh is its argument there, and input / cap may underflow.
+//
 // Dtypes: every operand its own; vectors of 8, 4 or 1 elements by alignment. Work: tiles (row_block.cuh), four vectors
 // a thread; tensors without gaps between rows are one long row. The operation is a branch uniform over the grid, taken
 // once a thread: these kernels wait for memory, not for it. Shared memory: none.
@@ -50,7 +52,10 @@ __device__ __forceinline__ void apply(const nvb_elementwise_params& p, float (&v
       map<Width>(values, [&](float x) { return x * p.scalar; });
       break;
     case NVB_ELEMENTWISE_SOFT_CAP:
-      map<Width>(values, [&](float x) { return p.scalar * tanhf(x / p.scalar); });
+      map<Width>(values, [&](float x) {
+        const float ratio = x / p.scalar;
+        return fabsf(ratio) < 1.0f / 4096.0f ? x : p.scalar * tanhf(ratio);
+      });
       break;
     case NVB_ELEMENTWISE_ACTIVATION:
       map<Width>(values, [&](float x) { return activate(p.activation, x); });

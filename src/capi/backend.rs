@@ -8,7 +8,7 @@ use super::memory_options::{convert as convert_memory_options, nvb_memory_option
 use super::status::nvb_status;
 use super::stream::{nvb_stream, STREAMS};
 use super::structs::{expect_out, read, text, versioned, write};
-use crate::backend::{Backend, BackendOptions};
+use crate::backend::{Backend, BackendOptions, MOST_THREADS};
 use crate::error::{Error, Result, Status};
 use crate::hardware;
 use crate::logging;
@@ -58,7 +58,7 @@ pub struct nvb_backend_options {
     pub device: *const c_char,
     /// Bytes that the memory manager may hold; 0: only the device's memory bounds it, or what `memory` says.
     pub memory_limit: u64,
-    /// CPU threads; 0: one for each core that this process may run on.
+    /// CPU threads, at most 4096; 0: one for each core that this process may run on.
     pub threads: u32,
     /// Run kernels of an older architecture: 80 on a 9.0 GPU. 0: the device's own, or the environment's NVB_FORCE_ARCH.
     pub force_architecture: u32,
@@ -170,6 +170,11 @@ pub unsafe extern "C" fn nvb_backend_create(
             chosen.linear_kernel = unsafe { text("linear_kernel", options.linear_kernel)? };
             // SAFETY: as above.
             chosen.tuning_file = unsafe { text("tuning_file", options.tuning_file)? };
+            if options.threads > MOST_THREADS {
+                let text = format!("threads is {}; 0 to {MOST_THREADS} is needed", options.threads);
+                let limit = (options.threads.into(), MOST_THREADS.into());
+                return Err(Error::new(Status::Configuration, text).with_limit(limit.0, limit.1));
+            }
             chosen.threads = options.threads as usize;
             chosen.force_architecture = options.force_architecture;
             chosen.own_kernels_only = match options.own_kernels_only {

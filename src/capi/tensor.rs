@@ -34,7 +34,7 @@ pub struct nvb_tensor {
     pub rank: u32,
     /// Elements along each axis, outermost first; entries past `rank` are ignored. 0 makes an empty tensor.
     pub shape: [i64; 4],
-    /// In elements; all 0 means contiguous (row-major). The innermost must be 1.
+    /// In elements; all 0 means contiguous (row-major). The innermost must be 1. Those of an empty tensor do not matter.
     pub strides: [i64; 4],
 }
 
@@ -266,6 +266,10 @@ pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
             last = last.checked_add(reach).ok_or_else(overflow)?;
         }
         last.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow)?;
+    }
+    if converted.is_empty() {
+        // Nothing lies there to be stepped over, so no operation need look at them.
+        return Ok(Tensor::new(tensor.data, dtype, &shape[..rank]));
     }
     converted.expect_readable(name)?;
     Ok(converted)

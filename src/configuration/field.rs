@@ -2,7 +2,7 @@
 
 use super::size::parse_size;
 use super::{AttentionKernels, Configuration, LogLevel, Precision, Requirement, NO_MARGIN};
-use crate::backend::parse_device;
+use crate::backend::{parse_device, MOST_THREADS};
 use crate::error::{Error, Result, Status};
 use crate::registry::{kernels, LINEAR};
 use std::fmt;
@@ -74,7 +74,7 @@ const NONE: &str = "none";
 pub const FIELDS: &[Field] = fields! {
     "device": Allowed::Device, Text, |c| c.device.clone(), |c, v| c.device = v;
     "architecture": Allowed::Integer(70, 999), Integer, |c| c.architecture, |c, v| c.architecture = v;
-    "threads": Allowed::Integer(0, 4096), Integer, |c| c.threads, |c, v| c.threads = v;
+    "threads": Allowed::Integer(0, MOST_THREADS as u64), Integer, |c| c.threads, |c, v| c.threads = v;
     "precision": Allowed::Choice(Precision::NAMES), Text, |c| c.precision.name().to_string(),
         |c, v| c.precision = Precision::from_name(&v).unwrap_or_default();
     "fp8": Allowed::Choice(Requirement::NAMES), Text, |c| c.fp8.name().to_string(),

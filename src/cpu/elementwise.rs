@@ -86,7 +86,23 @@ mod tests {
     use super::super::testing::{assert_close, at_every_level, threads, Buffer};
     use super::*;
     use crate::ops::Activation;
-    use crate::tensor::DType;
+    use crate::tensor::{DType, Tensor};
+
+    #[test]
+    fn a_soft_cap_keeps_what_is_tiny_beside_the_cap() {
+        at_every_level(|level| {
+            let mut values = [1e-45f32, -3e-42, 1.1e-38, 0.0, -0.0, 7e-20, -1.0, 65504.0, f32::NAN, f32::INFINITY];
+            let mut capped = values;
+            let shape = [1, values.len()];
+            let (input, output) = (Tensor::of(&mut values, &shape), Tensor::of(&mut capped, &shape));
+            let op = Elementwise::new(ElementwiseKind::SoftCap(3e38), input, None, output).unwrap();
+            elementwise(threads(), &op);
+            for (value, capped) in values.iter().zip(&capped).take(8) {
+                assert_eq!(value.to_bits(), capped.to_bits(), "{level:?}: {value:e} became {capped:e}");
+            }
+            assert!(capped[8].is_nan() && capped[9] == 3e38, "{level:?}: {capped:?}");
+        });
+    }
 
     #[test]
     fn every_kind_matches_the_reference() {

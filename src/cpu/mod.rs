@@ -156,6 +156,11 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
+    unsafe fn zero(&self, to: *mut c_void, bytes: usize, _stream: RawHandle) -> Result<()> {
+        virtual_memory::zero(to.cast(), bytes);
+        Ok(())
+    }
+
     fn can_access(&self, _pointer: *const c_void) -> Result<bool> {
         Ok(true)
     }

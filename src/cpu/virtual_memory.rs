@@ -95,9 +95,96 @@ impl VirtualMemory for HostVirtualMemory {
     }
 }
 
+/// From this size on it is worth asking which pages hold anything.
+const SPARSE_BYTES: usize = 1 << 20;
+
+/// Makes every byte 0. Pages that are not in memory are dropped instead of written: they were never touched, and then
+/// writing would give each of them memory, or they lie in the swap, from which writing would fetch them first.
+///
+/// # Safety
+/// The range is valid for writing, in private anonymous memory.
+pub unsafe fn zero(start: *mut u8, bytes: usize) {
+    #[cfg(target_os = "linux")]
+    if bytes >= SPARSE_BYTES {
+        // SAFETY: the caller's contract.
+        return unsafe { zero_sparse(start, bytes) };
+    }
+    // SAFETY: as above.
+    unsafe { start.write_bytes(0, bytes) };
+}
+
+/// # Safety
+/// As for `zero`.
+#[cfg(target_os = "linux")]
+unsafe fn zero_sparse(start: *mut u8, bytes: usize) {
+    /// Pages that one call asks about.
+    const ASKED: usize = 4096;
+    // SAFETY: asks for a number.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    let (first, end) = ((start as usize).next_multiple_of(page), (start as usize + bytes) / page * page);
+    let pointer = |address: usize| start.wrapping_add(address - start as usize);
+    let write = |from: usize, to: usize| {
+        // SAFETY: inside the caller's range.
+        unsafe { pointer(from).write_bytes(0, to - from) };
+    };
+    write(start as usize, first);
+    write(end, start as usize + bytes);
+    let mut present = [0u8; ASKED];
+    let mut chunk = first;
+    while chunk < end {
+        let pages = ((end - chunk) / page).min(ASKED);
+        // SAFETY: whole pages of the caller's range, and a byte for each.
+        if unsafe { libc::mincore(pointer(chunk).cast(), pages * page, present.as_mut_ptr()) } != 0 {
+            present.fill(1);
+        }
+        let mut at = chunk;
+        for run in present[..pages].chunk_by(|a, b| a & 1 == b & 1) {
+            let bytes = run.len() * page;
+            // Pages that are locked cannot be dropped.
+            // SAFETY: as above. Private anonymous pages read as zero once they have been dropped.
+            let dropped =
+                run[0] & 1 == 0 && unsafe { libc::madvise(pointer(at).cast(), bytes, libc::MADV_DONTNEED) } == 0;
+            if !dropped {
+                write(at, at + bytes);
+            }
+            at += bytes;
+        }
+        chunk += pages * page;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn zeroing_writes_what_was_written_and_gives_the_rest_no_memory() {
+        let bytes = 40_000 * 4096;
+        let memory = HostVirtualMemory::new(plenty);
+        let base = memory.reserve(bytes.next_multiple_of(PAGE_BYTES)).unwrap();
+        let resident = |start: usize| {
+            let mut present = vec![0u8; bytes / 4096];
+            // SAFETY: whole pages of the reservation, and a byte for each.
+            assert_eq!(unsafe { libc::mincore(start as *mut c_void, bytes, present.as_mut_ptr()) }, 0);
+            present.iter().filter(|&&page| page & 1 != 0).count()
+        };
+        // SAFETY: inside the reservation, mapped before touched; freed once.
+        unsafe {
+            memory.map(base, bytes.next_multiple_of(PAGE_BYTES)).unwrap();
+            libc::madvise(base as *mut c_void, bytes, libc::MADV_NOHUGEPAGE);
+            let block = std::slice::from_raw_parts_mut(base as *mut u8, bytes);
+            let written = [0, 4095, 4096, 5000, 100 << 20, (100 << 20) + 4095, bytes - 1];
+            written.iter().for_each(|&at| block[at] = 7);
+            let touched = resident(base);
+            // From the second byte to the last but one: neither end is on a page.
+            zero(block.as_mut_ptr().add(1), bytes - 2);
+            assert_eq!(resident(base), touched);
+            assert_eq!((block[0], block[bytes - 1]), (7, 7));
+            assert!(written[1..6].iter().all(|&at| block[at] == 0));
+            memory.release(base, bytes.next_multiple_of(PAGE_BYTES));
+        }
+    }
 
     fn plenty() -> Result<u64> {
         Ok(u64::MAX)

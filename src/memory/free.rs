@@ -109,7 +109,7 @@ impl Core {
             self.source.synchronize()?;
         }
         // SAFETY: a block of the manager whose life has just ended.
-        unsafe { self.source.fill(pointer, 0, bytes, stream) }
+        unsafe { self.source.zero(pointer, bytes, stream) }
     }
 
     fn free_small(&self, arena: &Arena, block: Block, bytes: usize, stream: RawHandle) {
@@ -248,7 +248,7 @@ impl Core {
         }
         for block in leaving {
             // SAFETY: allocated with this size, freed, and no work uses it any more.
-            unsafe { self.source.fill(block.origin, 0, block.origin_bytes, RawHandle::NULL)? };
+            unsafe { self.source.zero(block.origin, block.origin_bytes, RawHandle::NULL)? };
         }
         self.source.synchronize()
     }

@@ -50,6 +50,14 @@ pub trait Source: Send + Sync {
     /// # Safety
     /// The range is valid for `bytes` of the source's memory.
     unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()>;
+    /// Makes every byte of a block 0 that nobody uses any more.
+    ///
+    /// # Safety
+    /// The range lies inside a block of the source, or a mapped range of its addresses.
+    unsafe fn zero(&self, to: *mut c_void, bytes: usize, stream: RawHandle) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.fill(to, 0, bytes, stream) }
+    }
     /// # Safety
     /// Both ranges are valid for `bytes` in the memory that `kind` says.
     unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind) -> Result<()>;
@@ -164,6 +172,14 @@ impl Source for ExecutorSource {
     unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.executor.fill(to, byte, bytes, stream) }
+    }
+
+    unsafe fn zero(&self, to: *mut c_void, bytes: usize, stream: RawHandle) -> Result<()> {
+        match self.allocator {
+            None => self.executor.zero(to, bytes, stream),
+            // What kind of memory an engine hands out is its own affair.
+            Some(_) => self.executor.fill(to, 0, bytes, stream),
+        }
     }
 
     unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind) -> Result<()> {

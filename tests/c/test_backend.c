@@ -40,6 +40,11 @@ static void test_options_and_errors(void) {
   options.own_kernels_only = 2;
   CHECK_FAILS(nvb_backend_create(&options, &backend), NVB_ERROR_CONFIGURATION, "own_kernels_only", "2");
   options = device_options();
+  options.threads = 4097;
+  CHECK_FAILS(nvb_backend_create(&options, &backend), NVB_ERROR_CONFIGURATION, "threads is 4097", "0 to 4096");
+  options.threads = 4000000000u;
+  CHECK_FAILS(nvb_backend_create(&options, &backend), NVB_ERROR_CONFIGURATION, "threads is 4000000000", "0 to 4096");
+  options = device_options();
   options.log_level = NVB_LOG_TRACE + 1;
   CHECK_FAILS(nvb_backend_create(&options, &backend), NVB_ERROR_CONFIGURATION, "log_level", "6", "5");
   CHECK(backend == foreign_handle());

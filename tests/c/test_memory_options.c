@@ -143,6 +143,26 @@ static void test_wrong_options(fixture* f) {
   CHECK(memory == foreign_handle());
 }
 
+// A large block of the host that was hardly used gets no memory when it is overwritten: what nobody touched is zero.
+static void test_untouched_block(fixture* f, nvb_memory_manager* memory) {
+  if (!test_on_cpu()) {
+    printf("Untouched blocks are not tested: the memory is not the host's\n");
+    return;
+  }
+  enum { BYTES = 512 * MIB };
+  const size_t written[] = {0, 100 * MIB + 17, 300 * MIB - 1, BYTES - 1};
+  unsigned char *block = NULL, *again = NULL;
+  CHECK_OK(nvb_memory_allocate(memory, BYTES, f->stream, (void**)&block));
+  for (int i = 0; i < 4; ++i) block[written[i]] = 0x77;
+  long before = resident_kilobytes();
+  CHECK_OK(nvb_memory_free(memory, block, f->stream));
+  CHECK(resident_kilobytes() - before < 32 * 1024);
+  CHECK_OK(nvb_memory_allocate(memory, BYTES, f->stream, (void**)&again));
+  CHECK(again == block);
+  for (int i = 0; i < 4; ++i) CHECK_EQUAL(again[written[i]], 0);
+  CHECK_OK(nvb_memory_free(memory, again, f->stream));
+}
+
 static void test_options(fixture* f) {
   nvb_memory_options options = options_of(128 * MIB);
   options.initial_bytes = 32 * MIB;
@@ -174,6 +194,8 @@ static void test_options(fixture* f) {
   CHECK_OK(nvb_stream_synchronize(f->stream));
   CHECK(again != block || (values[0] == 0 && values[4095] == 0));
   CHECK_OK(nvb_memory_free(memory, again, f->stream));
+  CHECK_OK(nvb_memory_set_limit(memory, 0));
+  test_untouched_block(f, memory);
   CHECK_OK(nvb_memory_manager_destroy(memory));
 
   // Without pooling nothing is kept.

@@ -102,6 +102,16 @@ static void test_elementwise(bench* b) {
   CHECK_OPERATION(scale, good);
   CHECK_OPERATION(convert, good);
   CHECK_OPERATION(activate, good);
+  // Beside a huge cap even the smallest number is not 0.
+  float tiny[CELLS] = {1e-45f, -3e-42f, 1e-38f, 7e-20f, -1};
+  args = good;
+  void* small = upload(b->f, tiny, sizeof tiny);
+  args.input = args.output = matrix(small);
+  args.factor = 3e38f;
+  CHECK_OK(nvb_soft_cap(b->f->backend, &args, b->f->stream));
+  download(b->f, out, small, sizeof out);
+  CHECK(memcmp(out, tiny, sizeof tiny) == 0);
+  release(b->f, small);
   args = good;
   args.activation = 4;
   REFUSED(activate, "activation is 4", "0 to 3");

@@ -106,10 +106,13 @@ pub unsafe fn sin_cos<S: Simd>(x: S::Vector) -> (S::Vector, S::Vector) {
     )
 }
 
-/// cap · tanh(x / cap).
+/// cap · tanh(x / cap). Below 2⁻¹² tanh is its argument to the last bit, and x is the result even where x / cap is so small
+/// that it has lost bits or become 0.
 #[inline(always)]
 pub unsafe fn soft_cap<S: Simd>(x: S::Vector, cap: f32) -> S::Vector {
-    S::mul(S::splat(cap), tanh::<S>(S::div(x, S::splat(cap))))
+    let ratio = S::div(x, S::splat(cap));
+    let capped = S::mul(S::splat(cap), tanh::<S>(ratio));
+    S::select_less(S::abs(ratio), S::splat(1.0 / 4096.0), x, capped)
 }
 
 #[cfg(test)]
