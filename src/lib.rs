@@ -15,6 +15,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod error;
 pub mod executor;
+mod file;
 pub mod hardware;
 pub mod logging;
 pub mod memory;

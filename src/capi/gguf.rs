@@ -223,8 +223,8 @@ unsafe fn give(bytes: Bytes, file: *mut *mut nvb_gguf) -> Result<()> {
 }
 
 /// Maps the file at `path` and reads its header. The file must not be shortened while it is open.
-/// Errors: `NVB_ERROR_IO`; `NVB_ERROR_INVALID_ARGUMENT` for bytes that are no GGUF file of version 2 or 3, are cut off or
-/// contradict themselves (what and where).
+/// Errors: `NVB_ERROR_IO`, also for what is no regular file; `NVB_ERROR_INVALID_ARGUMENT` for bytes that are no GGUF file of
+/// version 2 or 3, are cut off or contradict themselves (what and where).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_gguf_open(path: *const c_char, file: *mut *mut nvb_gguf) -> nvb_status {
     guard!(nvb_gguf_open, {

@@ -8,7 +8,7 @@ use crate::error::{Error, Result, Status};
 use crate::memory::ladder::{LADDER, RUNGS};
 use crate::memory::MemoryManager;
 use std::ffi::c_char;
-use std::io::Write as _;
+use std::path::Path;
 
 /// Taken without a lock, so numbers of a moment of much traffic may differ by the calls under way.
 #[repr(C)]
@@ -229,7 +229,9 @@ pub unsafe extern "C" fn nvb_memory_get_snapshot(
     })
 }
 
-/// Writes what `nvb_memory_get_snapshot` copies to a file, which is replaced. Errors: `NVB_ERROR_IO` with the path.
+/// Writes what `nvb_memory_get_snapshot` copies to a file: a new one, or instead of a regular one. It is written beside
+/// that in the same folder and renamed at the end, so that after an error, as on a full disk, all is as before.
+/// Errors: `NVB_ERROR_IO` with the path.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_write_snapshot(memory: *mut nvb_memory_manager, path: *const c_char) -> nvb_status {
     guard!(nvb_memory_write_snapshot, {
@@ -244,10 +246,6 @@ pub unsafe extern "C" fn nvb_memory_write_snapshot(memory: *mut nvb_memory_manag
 }
 
 fn write_file(memory: &MemoryManager, path: &str) -> Result<()> {
-    let write = || {
-        let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
-        memory.write_snapshot(&mut file)?;
-        file.flush()
-    };
-    write().map_err(|error: std::io::Error| Error::new(Status::Io, format!("writing {path}: {error}")))
+    crate::file::replace(Path::new(path), |file| memory.write_snapshot(file))
+        .map_err(|error| Error::new(Status::Io, format!("writing {path}: {error}")))
 }

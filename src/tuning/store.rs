@@ -11,13 +11,11 @@ use std::path::{Path, PathBuf};
 
 /// The file's text; `None` if there is no file.
 pub fn read(path: &Path) -> std::io::Result<Option<String>> {
-    // A pipe would be waited for, a device never ends.
-    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+    let (file, metadata) = match crate::file::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        file => file?,
+        opened => opened?,
     };
-    let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.len() > MOST_BYTES {
+    if metadata.len() > MOST_BYTES {
         return Err(std::io::Error::other("it is no file of a tuning file's size"));
     }
     let mut text = String::new();

@@ -1,7 +1,6 @@
 //! A file mapped into memory for reading.
 
 use crate::error::{Error, Result, Status};
-use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
@@ -20,8 +19,8 @@ impl Mapping {
     pub fn open(path: &Path) -> Result<Mapping> {
         let failed =
             |what: &str, error: std::io::Error| Error::new(Status::Io, format!("{what} {}: {error}", path.display()));
-        let file = File::open(path).map_err(|error| failed("cannot open", error))?;
-        let length = file.metadata().map_err(|error| failed("cannot read the size of", error))?.len();
+        let (file, metadata) = crate::file::open(path).map_err(|error| failed("cannot open", error))?;
+        let length = metadata.len();
         let bytes = usize::try_from(length).ok().filter(|&bytes| bytes > 0).ok_or_else(|| {
             Error::new(Status::Io, format!("{} has {length} bytes and cannot be mapped", path.display()))
         })?;
