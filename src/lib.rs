@@ -25,5 +25,6 @@ pub mod ops;
 pub mod registry;
 pub mod stream;
 pub mod tensor;
+mod thread;
 pub mod tuning;
 pub mod weight;

@@ -7,13 +7,13 @@
 //! A region has numbered tasks that any thread may take in any order. Which thread computes a task must not change its
 //! result; then neither does the number of threads.
 
+use crate::thread::{spawn, Handle};
 use std::alloc::{alloc_zeroed, Layout};
 use std::any::Any;
 use std::io::ErrorKind;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long an idle worker looks for work before it sleeps: longer than the serial stretches between the operations of
@@ -190,7 +190,7 @@ pub struct Threads {
     turn: Mutex<Scratch>,
     count: usize,
     /// Started with the first region that has something for them, so that creating a backend does not wait for them.
-    workers: OnceLock<Vec<JoinHandle<()>>>,
+    workers: OnceLock<Vec<Handle>>,
 }
 
 impl Threads {
@@ -213,12 +213,11 @@ impl Threads {
     }
 
     /// As many of the workers as the system allows: results do not depend on their number.
-    fn start(&self) -> Vec<JoinHandle<()>> {
-        let start = |index| -> std::io::Result<JoinHandle<()>> {
+    fn start(&self) -> Vec<Handle> {
+        let start = |index| -> std::io::Result<Handle> {
             let shared = Arc::clone(&self.shared);
             let scratch = Scratch::new()?;
-            let builder = std::thread::Builder::new().name(format!("nvbackend-cpu-{index}"));
-            builder.spawn(move || shared.serve(scratch))
+            spawn(&format!("nvbackend-cpu-{index}"), move || shared.serve(scratch))
         };
         let mut workers = Vec::with_capacity(self.count - 1);
         for index in 1..self.count {
@@ -286,8 +285,7 @@ impl Drop for Threads {
         drop(lock(&self.shared.sleepers));
         self.shared.wake.notify_all();
         for worker in self.workers.take().unwrap_or_default() {
-            // A worker catches its tasks' panics, so it has ended normally.
-            let _ = worker.join();
+            worker.join();
         }
     }
 }

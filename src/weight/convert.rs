@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
+use crate::thread::on_several;
 use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,7 +48,7 @@ struct Panel<'a> {
     tensors: &'a [Values],
 }
 
-/// Calls `body` for 0 .. `count` from several threads; the error of the lowest index is returned.
+/// Calls `body` for each item from as many threads as there are cores, or as can be started; the error of the lowest index is returned.
 pub(super) fn in_parallel<T: Send>(
     items: Vec<T>,
     body: impl Fn(usize, T) -> Result<SquaredError> + Sync,
@@ -61,12 +62,7 @@ pub(super) fn in_parallel<T: Send>(
         let Some((index, (item, outcome))) = next else { break };
         *outcome = Some(body(index, item));
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(run);
-        }
-        run();
-    });
+    on_several(threads, run);
     drop(work);
     let mut sum = SquaredError::default();
     for outcome in outcomes {
