@@ -26,5 +26,6 @@ pub mod registry;
 pub mod stream;
 pub mod tensor;
 mod thread;
+mod thread_end;
 pub mod tuning;
 pub mod weight;

@@ -1,7 +1,8 @@
 //! The panic guard around every exported function, and what it leaves behind for the caller.
 
 use super::handle::State;
-use super::status::{nvb_status, set_last_error};
+use super::last_error::set_last_error;
+use super::status::nvb_status;
 use crate::error::{Error, Result, Status};
 use std::any::Any;
 use std::cell::Cell;
@@ -26,10 +27,13 @@ macro_rules! guard {
 }
 pub(crate) use guard;
 
+type Subject = Cell<Option<(&'static State, u32)>>;
+
 thread_local! {
     /// The first handle that the running call looked up: the object that a panic poisons.
-    static SUBJECT: Cell<Option<(&'static State, u32)>> = const { Cell::new(None) };
+    static SUBJECT: Subject = const { Cell::new(None) };
 }
+const _: () = assert!(!std::mem::needs_drop::<Subject>(), "it must answer after the thread's destructors");
 
 /// Called by handle lookups with the slot's state and the handle's generation.
 pub fn note_subject(state: &'static State, generation: u32) {
@@ -53,9 +57,12 @@ pub fn run(name: &'static str, body: impl FnOnce() -> Result<()>) -> nvb_status 
                 .with_advice("please report it; the object of this call now refuses all calls but destroy")
         }
     };
-    log::debug!(target: "nvbackend::capi", "{name}: {error}");
     let status = error.status;
-    set_last_error(error.context(name));
+    // The log writes to a place of the engine's, where a panic is none of the caller's business either.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        log::debug!(target: "nvbackend::capi", "{name}: {error}");
+        set_last_error(error.context(name));
+    }));
     status as nvb_status
 }
 

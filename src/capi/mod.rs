@@ -21,6 +21,7 @@ pub mod handle;
 pub mod hardware;
 pub mod kernel;
 pub mod kv_cache;
+mod last_error;
 pub mod memory;
 pub mod memory_control;
 pub mod memory_options;

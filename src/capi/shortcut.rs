@@ -8,8 +8,10 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::memory::{Blocks, Shortcut};
 use crate::stream::RawHandle;
+use crate::thread_end::ThreadEnd;
 use std::cell::RefCell;
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 
 struct Entry {
     /// The manager's or pool's handle, and the stream's, which may be NULL.
@@ -24,8 +26,17 @@ struct Entry {
 /// Pairs of handles that a thread keeps; others take their place by and by.
 const ENTRIES: usize = 8;
 
+type Shortcuts = RefCell<ManuallyDrop<[Option<Entry>; ENTRIES]>>;
+
 thread_local! {
-    static SHORTCUTS: RefCell<[Option<Entry>; ENTRIES]> = const { RefCell::new([const { None }; ENTRIES]) };
+    static SHORTCUTS: Shortcuts = const { RefCell::new(ManuallyDrop::new([const { None }; ENTRIES])) };
+}
+const _: () = assert!(!std::mem::needs_drop::<Shortcuts>(), "it must answer after the thread's destructors");
+
+static END: ThreadEnd = ThreadEnd::new(forget_all);
+
+extern "C" fn forget_all(_: *mut c_void) {
+    SHORTCUTS.with(|entries| entries.borrow_mut().fill_with(|| None));
 }
 
 /// Handles of one kind differ from bit 8 on.
@@ -35,13 +46,13 @@ fn place(owner: usize, stream: usize) -> usize {
 
 #[inline]
 fn with<R>(owner: usize, stream: usize, body: impl FnOnce(&Entry) -> Option<R>) -> Option<R> {
-    let find = |entries: &RefCell<[Option<Entry>; ENTRIES]>| {
+    let find = |entries: &Shortcuts| {
         let entries = entries.try_borrow().ok()?;
         let entry = entries[place(owner, stream)].as_ref()?;
         let found = entry.owner == owner && entry.stream == stream && entry.validity.iter().all(Validity::holds);
         found.then(|| body(entry)).flatten()
     };
-    SHORTCUTS.try_with(find).ok().flatten()
+    SHORTCUTS.with(find)
 }
 
 /// Objects behind handles that blocks come from.
@@ -150,6 +161,6 @@ fn keep<O: Owner, H>(object: &O, owner: *mut H, stream: *mut nvb_stream, raw: Ra
     };
     let (owner, stream) = (owner as usize, stream as usize);
     let entry = Entry { owner, stream, validity, raw, shortcut };
-    // A thread that is ending needs none.
-    let _ = SHORTCUTS.try_with(|entries| entries.borrow_mut()[place(owner, stream)] = Some(entry));
+    END.expect();
+    SHORTCUTS.with(|entries| entries.borrow_mut()[place(owner, stream)] = Some(entry));
 }

@@ -1,9 +1,9 @@
 //! Status codes and the last error of each thread.
 
 use super::guard::guard;
-use super::structs::{copy_text, versioned, write};
+use super::last_error::with_last_error;
+use super::structs::{copy_texts, versioned, write};
 use crate::error::{Error, Status};
-use std::cell::RefCell;
 use std::ffi::c_char;
 
 /// The outcome of a call: `NVB_OK` or an `NVB_ERROR…` code. 32 bits, 0 is success.
@@ -93,14 +93,6 @@ pub struct nvb_memory_failure {
 }
 versioned!(nvb_memory_failure);
 
-thread_local! {
-    static LAST: RefCell<Option<Error>> = const { RefCell::new(None) };
-}
-
-pub fn set_last_error(error: Error) {
-    LAST.with(|last| *last.borrow_mut() = Some(error));
-}
-
 /// The constant's name, such as "NVB_ERROR_OUT_OF_MEMORY"; "unknown status" for a number that is none.
 /// The string lives as long as the library.
 #[no_mangle]
@@ -124,9 +116,10 @@ pub unsafe extern "C" fn nvb_status_parent(status: nvb_status) -> nvb_status {
 #[no_mangle]
 pub unsafe extern "C" fn nvb_last_error_message(text: *mut c_char, capacity: usize) -> usize {
     // No guard: nothing here can panic, and the return value is the answer.
-    let message = LAST.with(|last| last.borrow().as_ref().map_or(String::new(), full_text));
-    // SAFETY: the caller's buffer holds `capacity` bytes.
-    unsafe { copy_text(&message, text, capacity) }
+    with_last_error(|last| {
+        // SAFETY: the caller's buffer holds `capacity` bytes.
+        unsafe { copy_texts(&last.map_or([""; 4], full_text), text, capacity) }
+    })
 }
 
 /// As `nvb_last_error_message`, for the error that led to it: `depth` 0 is the last error itself, 1 its cause, and so on
@@ -134,19 +127,18 @@ pub unsafe extern "C" fn nvb_last_error_message(text: *mut c_char, capacity: usi
 #[no_mangle]
 pub unsafe extern "C" fn nvb_last_error_cause(depth: u32, text: *mut c_char, capacity: usize) -> usize {
     // No guard: nothing here can panic, and the return value is the answer.
-    let message = LAST.with(|last| {
-        let last = last.borrow();
-        let error = last.as_ref().and_then(|error| error.chain().nth(depth as usize));
-        error.map_or(String::new(), full_text)
-    });
-    // SAFETY: the caller's buffer holds `capacity` bytes.
-    unsafe { copy_text(&message, text, capacity) }
+    with_last_error(|last| {
+        let error = last.and_then(|error| error.chain().nth(depth as usize));
+        // SAFETY: the caller's buffer holds `capacity` bytes.
+        unsafe { copy_texts(&error.map_or([""; 4], full_text), text, capacity) }
+    })
 }
 
-fn full_text(error: &Error) -> String {
+/// The pieces of the text, which is not put together: a call that reads an error allocates nothing.
+fn full_text(error: &Error) -> [&str; 4] {
     match error.advice.as_str() {
-        "" => error.message.clone(),
-        advice => format!("{} ({advice})", error.message),
+        "" => [&error.message, "", "", ""],
+        advice => [&error.message, " (", advice, ")"],
     }
 }
 
@@ -154,8 +146,8 @@ fn full_text(error: &Error) -> String {
 #[no_mangle]
 pub unsafe extern "C" fn nvb_last_error_get(detail: *mut nvb_error_detail) -> nvb_status {
     guard!(nvb_last_error_get, {
-        let value = LAST.with(|last| {
-            last.borrow().as_ref().map_or(
+        let value = with_last_error(|last| {
+            last.map_or(
                 nvb_error_detail { struct_size: 0, status: NVB_OK, cuda_code: 0, requested: 0, limit: 0 },
                 |error| nvb_error_detail {
                     struct_size: 0,
@@ -176,7 +168,7 @@ pub unsafe extern "C" fn nvb_last_error_get(detail: *mut nvb_error_detail) -> nv
 #[no_mangle]
 pub unsafe extern "C" fn nvb_last_error_get_memory(failure: *mut nvb_memory_failure) -> nvb_status {
     guard!(nvb_last_error_get_memory, {
-        let state = LAST.with(|last| last.borrow().as_ref().and_then(|error| error.memory.as_deref().copied()));
+        let state = with_last_error(|last| last.and_then(|error| error.memory.as_deref().copied()));
         let state = state.unwrap_or_default();
         let value = nvb_memory_failure {
             struct_size: 0,

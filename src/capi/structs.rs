@@ -143,18 +143,34 @@ pub unsafe fn text(name: &str, text: *const std::ffi::c_char) -> Result<String> 
 /// # Safety
 /// `to` is NULL or valid for `capacity` bytes.
 pub unsafe fn copy_text(text: &str, to: *mut std::ffi::c_char, capacity: usize) -> usize {
+    // SAFETY: the caller's contract.
+    unsafe { copy_texts(&[text], to, capacity) }
+}
+
+/// As `copy_text`, of the texts one after the other.
+///
+/// # Safety
+/// As for [`copy_text`].
+pub unsafe fn copy_texts(texts: &[&str], to: *mut std::ffi::c_char, capacity: usize) -> usize {
     if !to.is_null() && capacity > 0 {
-        let mut length = text.len().min(capacity - 1);
-        while !text.is_char_boundary(length) {
-            length -= 1;
+        let mut at = 0;
+        for text in texts {
+            let room = capacity - 1 - at;
+            let mut length = text.len().min(room);
+            while !text.is_char_boundary(length) {
+                length -= 1;
+            }
+            // SAFETY: at + length + 1 ≤ capacity bytes are writable.
+            unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to.add(at).cast(), length) };
+            at += length;
+            if length < text.len() {
+                break;
+            }
         }
-        // SAFETY: length + 1 ≤ capacity bytes are writable.
-        unsafe {
-            std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), length);
-            to.add(length).write(0);
-        }
+        // SAFETY: as above.
+        unsafe { to.add(at).write(0) };
     }
-    text.len() + 1
+    texts.iter().map(|text| text.len()).sum::<usize>() + 1
 }
 
 /// As `copy_text`, with the size in `needed`, which may be NULL.

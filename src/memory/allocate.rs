@@ -311,7 +311,7 @@ impl Core {
             arena.usage.allocated(bytes as u64);
             self.total.allocated(bytes as u64);
         }
-        // A thread that is ending has no cache, and no credit.
+        // Without a cache there is no credit.
         let sampled = counted.unwrap_or(self.tracker.mode() != LeakTracking::Off);
         if let Some(block) = block {
             block.begin_life(bytes, if sampled { TRACKED } else { 0 });

@@ -2,7 +2,10 @@
 
 use super::arena::Arena;
 use super::cache::{Cache, Settings};
+use crate::thread_end::ThreadEnd;
 use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -17,56 +20,62 @@ pub struct Claim {
 struct Claims {
     /// The claim used last, for arenas that a thread comes back to.
     recent: Cell<(u64, u64, *const Cache)>,
-    all: RefCell<Vec<Claim>>,
+    all: RefCell<ManuallyDrop<Vec<Claim>>>,
 }
+
+const NO_CLAIM: (u64, u64, *const Cache) = (0, 0, std::ptr::null());
 
 thread_local! {
-    static CLAIMS: Claims = const { Claims { recent: Cell::new((0, 0, std::ptr::null())), all: RefCell::new(Vec::new()) } };
+    static CLAIMS: Claims = const {
+        Claims { recent: Cell::new(NO_CLAIM), all: RefCell::new(ManuallyDrop::new(Vec::new())) }
+    };
 }
+const _: () = assert!(!std::mem::needs_drop::<Claims>(), "it must answer after the thread's destructors");
 
-impl Drop for Claims {
-    fn drop(&mut self) {
-        for (shard, claim) in self.all.take().into_iter().enumerate() {
-            claim.cache.disown(claim.token, |arena, batches| {
-                // No event is recorded or asked for here: at the end of a process the driver may be gone already, and
-                // others may wait for the cache's lock.
-                batches.into_iter().for_each(|batch| arena.put_unasked(shard, batch));
-            });
-        }
+static END: ThreadEnd = ThreadEnd::new(end_claims);
+
+extern "C" fn end_claims(_: *mut c_void) {
+    let all = CLAIMS.with(|claims| {
+        claims.recent.set(NO_CLAIM);
+        ManuallyDrop::into_inner(claims.all.take())
+    });
+    for (shard, claim) in all.into_iter().enumerate() {
+        claim.cache.disown(claim.token, |arena, batches| {
+            // No event is recorded or asked for here: at the end of a process the driver may be gone already, and
+            // others may wait for the cache's lock.
+            batches.into_iter().for_each(|batch| arena.put_unasked(shard, batch));
+        });
     }
 }
 
-/// Runs `body` with the thread's cache of the arena and the claim's token. `None`: the thread is ending.
+/// Runs `body` with the thread's cache of the arena and the claim's token. `None`: it is called from within itself.
 #[inline]
 pub fn with_cache<R>(
     arena: &Arena,
     settings: impl FnOnce() -> Settings,
     body: impl FnOnce(&Cache, u64) -> R,
 ) -> Option<R> {
-    CLAIMS
-        .try_with(|claims| {
-            let (id, token, cache) = claims.recent.get();
-            if id == arena.id() {
-                // SAFETY: the claim in `all` keeps the cache alive, and only `claim` below removes any, which replaces
-                // `recent` as well.
-                return Some(body(unsafe { &*cache }, token));
-            }
-            let (token, cache) = claims.claim(arena, settings)?;
-            // SAFETY: as above.
-            Some(body(unsafe { &*cache }, token))
-        })
-        .ok()
-        .flatten()
+    CLAIMS.with(|claims| {
+        let (id, token, cache) = claims.recent.get();
+        if id == arena.id() {
+            // SAFETY: the claim in `all` keeps the cache alive, and only `claim` below and the thread's end remove any,
+            // which replace `recent` as well.
+            return Some(body(unsafe { &*cache }, token));
+        }
+        let (token, cache) = claims.claim(arena, settings)?;
+        // SAFETY: as above.
+        Some(body(unsafe { &*cache }, token))
+    })
 }
 
 /// The thread's claim on a cache of the arena, for callers that look it up by other means from now on. `None`: the
-/// thread is ending, or has no cache of it yet.
+/// thread has no cache of it yet.
 pub fn claim_of(arena: &Arena) -> Option<Claim> {
     let find = |claims: &Claims| {
         let all = claims.all.try_borrow().ok()?;
         all.iter().find(|claim| claim.arena == arena.id()).cloned()
     };
-    CLAIMS.try_with(find).ok().flatten()
+    CLAIMS.with(find)
 }
 
 impl Claims {
@@ -77,6 +86,9 @@ impl Claims {
         let at = match all.iter().position(|claim| claim.arena == id) {
             Some(at) => at,
             None => {
+                if all.is_empty() {
+                    END.expect();
+                }
                 // Claims that their arenas have ended are of no more use.
                 all.retain(|claim| claim.cache.belongs_to(claim.token));
                 static TOKENS: AtomicU64 = AtomicU64::new(1);
