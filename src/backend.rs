@@ -13,7 +13,7 @@ use crate::hardware::{
     system::System,
 };
 use crate::memory::options::Limit;
-use crate::memory::{MemoryManager, MemoryOptions};
+use crate::memory::{expect_awake, MemoryManager, MemoryOptions};
 use crate::metrics::{nvtx, Metrics};
 use crate::operation::Operation;
 use crate::registry::choices::Rounding;
@@ -163,6 +163,7 @@ impl Backend {
 
     /// Queues an operation on a stream of this backend.
     pub fn queue<O: Operation>(&self, op: &O, stream: &Stream) -> Result<()> {
+        stream.expect_awake()?;
         let _range = nvtx::range(O::KIND.label());
         self.metrics.queue(op, stream)
     }
@@ -235,7 +236,7 @@ impl Backend {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory.expect_awake(data)?;
+        expect_awake(data)?;
         if self.owns(data, bytes) {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use super::backend::{nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
 use super::handle::Table;
-use super::kv_cache::{layer_of, nvb_kv_cache};
+use super::kv_cache::{layer_to_use, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_out, expect_reserved, read, slice, versioned};
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn nvb_attention_prefill(
             AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
         } else {
             let layer;
-            (_cache, layer) = layer_of(backend, args.cache, args.layer)?;
+            (_cache, layer) = layer_to_use(backend, args.cache, args.layer)?;
             // SAFETY: as above.
             let kv_lengths = unsafe { slice("kv_lengths", args.kv_lengths, count)? };
             let in_order: Vec<i32>;
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn nvb_attention_decode(
         let stream = stream_of(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        let (_cache, layer) = layer_of(backend, args.cache, args.layer)?;
+        let (_cache, layer) = layer_to_use(backend, args.cache, args.layer)?;
         backend.queue(&decode_of(Reading::Memory(backend), &object, &args, layer)?, &stream)
     })
 }

@@ -8,6 +8,7 @@ use super::structs::{expect_out, read, versioned, write_out};
 use crate::attention::kv_cache::{CacheLayer, KvCache, KvCacheOptions};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::memory::expect_awake;
 use crate::tensor::DType;
 use std::sync::Arc;
 
@@ -54,6 +55,17 @@ pub(super) fn layer_of(
     expect_same_backend(backend, object.backend.executor(), "KV cache")?;
     let layer = object.cache.layer(layer as usize)?;
     Ok((object, layer))
+}
+
+/// As `layer_of`, for a call that reads or writes the cache.
+pub(super) fn layer_to_use(
+    backend: &Backend,
+    cache: *const nvb_kv_cache,
+    layer: u32,
+) -> Result<(Arc<KvCacheObject>, CacheLayer)> {
+    let found = layer_of(backend, cache, layer)?;
+    expect_awake(found.1.key).map_err(|error| error.context("the KV cache"))?;
+    Ok(found)
 }
 
 /// Creates a cache of 2 · layers · slots · kv_heads · capacity · head_dim elements, contents undefined.

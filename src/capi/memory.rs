@@ -12,7 +12,7 @@ use super::tensor::{nvb_tensor, tensor_shape};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::executor::{CopyKind, ManagedAdvice};
-use crate::memory::{Blocks, MemoryManager};
+use crate::memory::{expect_awake, Blocks, MemoryManager};
 use crate::stream::Stream;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -342,7 +342,7 @@ pub unsafe extern "C" fn nvb_memory_copy(
             if pointer.is_null() {
                 return Err(Error::invalid(format!("`{name}` is NULL")));
             }
-            memory.expect_awake(pointer)?;
+            expect_awake(pointer)?;
             if device
                 && !memory.owns(pointer, bytes)
                 && (memory.owns(pointer, 1) || !memory.executor().can_access(pointer)?)
@@ -379,7 +379,7 @@ pub unsafe extern "C" fn nvb_memory_fill(
                 "`destination`: {bytes} bytes from {destination:p} do not lie inside a live block"
             )));
         }
-        memory.expect_awake(destination)?;
+        expect_awake(destination)?;
         // SAFETY: the range lies inside a live block.
         unsafe { memory.executor().fill(destination, value, bytes, stream.raw()) }
     })

@@ -2,14 +2,14 @@
 
 use super::backend::{backend_and_stream, nvb_backend};
 use super::guard::guard;
-use super::kv_cache::{layer_of, nvb_kv_cache};
+use super::kv_cache::{layer_to_use, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_reserved, read, versioned};
 use super::tensor::{
     device_tensor, nvb_quantized_rows, nvb_tensor, optional_device_tensor, optional_quantized_rows, Reading,
 };
-use super::weight::{nvb_weight, weight_of};
+use super::weight::{nvb_weight, weight_to_read};
 use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
 use crate::ops::gated_activation::GatedActivation;
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn nvb_embedding(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         expect_reserved(args.reserved)?;
-        let (_table, table) = weight_of(&backend, args.table)?;
+        let (_table, table) = weight_to_read(&backend, args.table)?;
         let tokens = device_tensor(&backend, "tokens", &args.tokens)?;
         let output = device_tensor(&backend, "output", &args.output)?;
         backend.queue(&Embedding::new(tokens, table, or(args.scale, 1.0), output)?, &stream)
@@ -365,7 +365,7 @@ pub unsafe extern "C" fn nvb_linear(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        let (_weight, weight) = weight_of(&backend, args.weight)?;
+        let (_weight, weight) = weight_to_read(&backend, args.weight)?;
         match linear_of(Reading::Memory(&backend), &args, weight)? {
             LinearCall::Floats(op) => backend.queue(&op, &stream),
             LinearCall::Codes(op) => backend.queue(&op, &stream),
@@ -410,7 +410,7 @@ pub unsafe extern "C" fn nvb_rope(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         expect_reserved(args.reserved)?;
-        let cache = if args.cache.is_null() { None } else { Some(layer_of(&backend, args.cache, args.layer)?) };
+        let cache = if args.cache.is_null() { None } else { Some(layer_to_use(&backend, args.cache, args.layer)?) };
         let query = optional_device_tensor(&backend, "query", &args.query)?;
         let key = optional_device_tensor(&backend, "key", &args.key)?;
         let head_dim = query.or(key).map_or(0, |tensor| tensor.shape[2]);
@@ -450,7 +450,7 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         expect_reserved(args.reserved)?;
-        let (_cache, cache) = layer_of(&backend, args.cache, args.layer)?;
+        let (_cache, cache) = layer_to_use(&backend, args.cache, args.layer)?;
         let slots = optional_device_tensor(&backend, "slots", &args.slots)?;
         let op = Rope::new(RopeArguments {
             query: None,

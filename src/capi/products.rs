@@ -7,7 +7,7 @@ use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_reserved, read, versioned};
 use super::tensor::{nvb_tensor, Reading};
-use super::weight::{nvb_weight, weight_of};
+use super::weight::{nvb_weight, weight_to_read};
 use crate::error::{Error, Result};
 use crate::ops::grouped_linear::GroupedLinear;
 use crate::ops::matmul::Matmul;
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn nvb_grouped_linear(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        let (_weight, weight) = weight_of(&backend, args.weight)?;
+        let (_weight, weight) = weight_to_read(&backend, args.weight)?;
         backend.queue(&grouped_linear_of(Reading::Memory(&backend), &args, weight)?, &stream)
     })
 }

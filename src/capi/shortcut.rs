@@ -114,6 +114,14 @@ fn known_stream<H>(owner: *mut H, stream: *mut nvb_stream) -> Option<RawHandle> 
     with(owner as usize, stream as usize, |entry| Some(entry.raw))
 }
 
+/// Runs `body` while both ends wait, as another thread may destroy either handle: events are recorded on the stream.
+fn with_both<O: Owner, H, R>(owner: *mut H, stream: *mut nvb_stream, body: impl FnOnce(&dyn Blocks) -> R) -> Result<R> {
+    O::table().with(owner, |object| match stream.is_null() {
+        true => Ok(body(object.blocks())),
+        false => STREAMS.with(stream, |_| body(object.blocks())),
+    })?
+}
+
 fn validity<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream) -> Result<[Validity; 2]> {
     let owner = O::table().validity(owner)?;
     Ok([owner, if stream.is_null() { owner } else { STREAMS.validity(stream)? }])
@@ -122,14 +130,14 @@ fn validity<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream) -> Result<[Vali
 /// `nvb_memory_allocate`, and the same of pools, after `allocate_by_shortcut`.
 pub fn allocate<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
     if let Some(raw) = known_stream(owner, stream) {
-        if let Some(block) = O::table().with(owner, |object| object.blocks().allocate_at_once(bytes, raw))? {
+        if let Some(block) = with_both::<O, _, _>(owner, stream, |blocks| blocks.allocate_at_once(bytes, raw))? {
             return Ok(block);
         }
     }
     let object = O::table().get(owner)?;
-    let raw = stream_of(object.backend(), stream)?.raw();
-    let block = object.blocks().allocate(bytes, raw)?;
-    keep(&*object, owner, stream, raw);
+    let stream_object = stream_of(object.backend(), stream)?;
+    let block = object.blocks().allocate(bytes, stream_object.raw())?;
+    keep(&*object, owner, stream, stream_object.raw());
     Ok(block)
 }
 
@@ -139,14 +147,14 @@ pub fn free<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c
         return validity::<O, H>(owner, stream).map(|_| ());
     }
     if let Some(raw) = known_stream(owner, stream) {
-        if O::table().with(owner, |object| object.blocks().free_at_once(pointer, raw))? {
+        if with_both::<O, _, _>(owner, stream, |blocks| blocks.free_at_once(pointer, raw))? {
             return Ok(());
         }
     }
     let object = O::table().get(owner)?;
-    let raw = stream_of(object.backend(), stream)?.raw();
-    object.blocks().free(pointer, raw)?;
-    keep(&*object, owner, stream, raw);
+    let stream_object = stream_of(object.backend(), stream)?;
+    object.blocks().free(pointer, stream_object.raw())?;
+    keep(&*object, owner, stream, stream_object.raw());
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use super::operations::activation;
 use super::status::nvb_status;
 use super::structs::{fixed_text, read, versioned, write};
 use super::weight::{
-    format_of, nvb_weight, nvb_weight_desc, weight_of, WeightObject, NVB_WEIGHT_FORMAT_AS_IS, NVB_WEIGHT_GATED,
+    format_of, nvb_weight, nvb_weight_desc, weight_to_read, WeightObject, NVB_WEIGHT_FORMAT_AS_IS, NVB_WEIGHT_GATED,
     NVB_WEIGHT_STACKED,
 };
 use crate::backend::Backend;
@@ -167,7 +167,7 @@ pub(super) unsafe fn case_of(
                     "`weight` is given, so columns, depth, format, granularity, group_size, zero_points and arrangement must be 0",
                 ));
             }
-            let (object, view) = weight_of(backend, case.weight)?;
+            let (object, view) = weight_to_read(backend, case.weight)?;
             let span = object.weight.span();
             (Some(object), CaseWeight::Given { view, span })
         }

@@ -10,6 +10,7 @@ use super::tensor::{convert, device_tensor, nvb_tensor};
 use super::weight_blocks::{nvb_weight_blocks, source_of, NVB_SOURCE_FORMAT_TENSOR};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::memory::expect_awake;
 use crate::tensor::DType;
 use crate::weight::rows::RowSource;
 use crate::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight, WeightView};
@@ -138,6 +139,13 @@ pub(super) fn weight_of(backend: &Backend, weight: *const nvb_weight) -> Result<
     super::backend::expect_same_backend(backend, object.backend.executor(), "weight")?;
     let view = object.weight.view();
     Ok((object, view))
+}
+
+/// As `weight_of`, for a call that reads the weight.
+pub(super) fn weight_to_read(backend: &Backend, weight: *const nvb_weight) -> Result<(Arc<WeightObject>, WeightView)> {
+    let found = weight_of(backend, weight)?;
+    expect_awake(found.1.data).map_err(|error| error.context("the weight"))?;
+    Ok(found)
 }
 
 /// How far a scale reaches, with the default of the encoding.
@@ -317,6 +325,7 @@ pub unsafe extern "C" fn nvb_weight_dequantize(
         // SAFETY: NULL or a tensor, by the header's contract.
         let output = unsafe { output.as_ref() }.ok_or_else(|| Error::invalid("`output` is NULL"))?;
         let output = device_tensor(&object.backend, "output", output)?;
+        expect_awake(object.weight.view().data).map_err(|error| error.context("the weight"))?;
         object.weight.dequantize(object.backend.memory(), &output, &stream)
     })
 }

@@ -71,6 +71,14 @@ impl Core {
         self.allocate_slowly(arena, bytes, alignment, stream)
     }
 
+    /// In the main arena, wherever the stream's own allocations go.
+    pub fn allocate_outside_captures(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
+        match self.captures.arena(stream) {
+            None => self.allocate(&self.main, bytes, GRANULE, stream),
+            Some(_) => self.allocate_in(&self.main, bytes, GRANULE, stream),
+        }
+    }
+
     #[cold]
     pub fn allocate_slowly(
         &self,
@@ -79,6 +87,12 @@ impl Core {
         alignment: usize,
         stream: RawHandle,
     ) -> Result<*mut c_void> {
+        // SAFETY: arenas live as long as the core.
+        let arena = self.captures.arena(stream).map_or(arena, |arena| unsafe { &*arena });
+        self.allocate_in(arena, bytes, alignment, stream)
+    }
+
+    fn allocate_in(&self, arena: &Arena, bytes: usize, alignment: usize, stream: RawHandle) -> Result<*mut c_void> {
         if bytes == 0 {
             return Err(Error::invalid("bytes is 0; at least 1 is needed"));
         }
@@ -99,9 +113,6 @@ impl Core {
             self.count_failure(arena, bytes, stream);
             return Err(self.out_of_memory(bytes as u64, &shortage, &[]));
         }
-        let captured = self.captures.arena(stream);
-        // SAFETY: arenas live as long as the core.
-        let arena = captured.map_or(arena, |arena| unsafe { &*arena });
         let key = self.key(stream);
         let class = class_for(bytes, alignment).unwrap_or(LARGE);
         let units = bytes.div_ceil(UNIT_BYTES);
@@ -201,13 +212,18 @@ impl Core {
         if blocks.is_empty() {
             return block;
         }
-        if self.captures.arena(request.stream).is_none() {
+        let captured = self.captures.arena(request.stream);
+        if captured.is_none() {
             self.add_stream(arena, key);
         }
         let keep = |cache: &super::cache::Cache, token| {
             (cache.keep(token, key, class, std::mem::take(&mut blocks)), token as usize)
         };
-        let kept = with_cache(arena, || self.settings(), keep);
+        // In a capture the stream finds blocks of the capture's arena alone in its magazines.
+        let kept = match captured {
+            Some(owner) if !std::ptr::eq(owner, arena) => None,
+            _ => with_cache(arena, || self.settings(), keep),
+        };
         let ((rest, evicted), shard) = kept.unwrap_or(((blocks, Vec::new()), 0));
         evicted.into_iter().for_each(|batch| self.pass_on(arena, shard, batch));
         if !rest.is_empty() {

@@ -69,6 +69,11 @@ const LEAST_RANGE: u64 = 1 << 30;
 /// All managers' cores.
 static CORES: std::sync::Mutex<Vec<Weak<Core>>> = std::sync::Mutex::new(Vec::new());
 
+pub fn all_cores() -> Vec<Arc<Core>> {
+    let cores = CORES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    cores.iter().filter_map(Weak::upgrade).collect()
+}
+
 pub fn remember(core: &Arc<Core>) {
     let mut cores = CORES.lock().unwrap_or_else(PoisonError::into_inner);
     cores.retain(|core| core.strong_count() > 0);
@@ -77,8 +82,7 @@ pub fn remember(core: &Arc<Core>) {
 
 /// Whether blocks are logged has changed: threads that keep some are told.
 pub fn log_level_changed() {
-    let cores = CORES.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    cores.iter().filter_map(Weak::upgrade).for_each(|core| core.renew_settings());
+    all_cores().iter().for_each(|core| core.renew_settings());
 }
 
 impl Core {
@@ -326,6 +330,7 @@ impl StreamObserver for Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        self.end_sleep();
         // Work may still use memory that goes now. A device that is lost does not.
         let waited = wait_past_captures(|| self.source.synchronize());
         if let Some(error) = waited.err().filter(|error| error.status != Status::DeviceLost) {

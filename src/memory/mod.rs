@@ -53,6 +53,7 @@ mod zeroed;
 pub use options::MemoryOptions;
 pub use pool::Pool;
 pub use shortcut::{Blocks, Shortcut};
+pub use sleep::expect_awake;
 pub use statistics::MemoryStatistics;
 
 use self::core::Core;
@@ -65,7 +66,6 @@ use core::remember;
 use size_class::GRANULE;
 use source::{ExecutorSource, Source};
 use std::ffi::c_void;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 pub struct MemoryManager {
@@ -145,26 +145,15 @@ impl MemoryManager {
     }
 
     /// A block that frees itself, ordered after all work of the device; owners synchronise before they drop it if they
-    /// must not wait then.
+    /// must not wait then. It lies in no pool, even while one captures the stream: its owner may outlive any.
     pub fn allocate_owned(self: &Arc<Self>, bytes: usize, stream: &Stream) -> Result<Allocation> {
-        let pointer = self.allocate(bytes, stream.raw())?;
+        let pointer = self.core.allocate_outside_captures(bytes, stream.raw())?;
         Ok(Allocation { memory: self.clone(), pointer, bytes })
     }
 
     /// Whether `bytes` from `pointer` on lie inside one live block.
     pub fn owns(&self, pointer: *const c_void, bytes: usize) -> bool {
         self.core.owns(pointer as usize, bytes)
-    }
-
-    /// Refuses work on a block whose memory has been given back until `wake`.
-    pub fn expect_awake(&self, pointer: *const c_void) -> Result<()> {
-        match &self.core.pages {
-            Some(pages) if pages.asleep.load(Ordering::Relaxed) && pages.table.contains(pointer as usize) => {
-                Err(Error::invalid(format!("the memory manager of {pointer:p} is asleep"))
-                    .with_advice("call nvb_memory_wake before work uses its blocks"))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Whether `bytes` could be had now; if not, the error that `allocate` would give.

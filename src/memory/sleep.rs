@@ -1,7 +1,7 @@
 //! Giving all physical memory back while the addresses stay: an idle engine leaves the device to others and goes on
 //! later with the same pointers.
 
-use super::core::Core;
+use super::core::{all_cores, Core};
 use super::page_table::UNIT_BYTES;
 use super::pages::{Pages, Piece, Shortage};
 use super::trace::EventKind;
@@ -9,7 +9,32 @@ use crate::error::{Error, Result, Status};
 use crate::executor::CopyKind;
 use crate::stream::RawHandle;
 use std::ffi::c_void;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Managers that are asleep.
+static ASLEEP: AtomicUsize = AtomicUsize::new(0);
+
+/// Refuses work on memory that a manager, whosever it is, has given back until it wakes.
+#[inline]
+pub fn expect_awake(pointer: *const c_void) -> Result<()> {
+    match ASLEEP.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        _ => look_for_sleeper(pointer),
+    }
+}
+
+#[cold]
+fn look_for_sleeper(pointer: *const c_void) -> Result<()> {
+    let sleeps = |core: &Core| {
+        let pages = core.pages.as_ref();
+        pages.is_some_and(|pages| pages.asleep.load(Ordering::Relaxed) && pages.table.contains(pointer as usize))
+    };
+    if !all_cores().iter().any(|core| sleeps(core)) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("the memory manager of {pointer:p} is asleep"))
+        .with_advice("call nvb_memory_wake before work uses its blocks"))
+}
 
 /// A piece that is asleep: where it was, and what was in it if that is to come back.
 pub struct Slept {
@@ -75,8 +100,18 @@ impl Core {
     }
 
     fn set_asleep(&self, pages: &Pages, asleep: bool) {
-        pages.asleep.store(asleep, Ordering::Relaxed);
+        if pages.asleep.swap(asleep, Ordering::Relaxed) != asleep {
+            let step = if asleep { 1 } else { usize::MAX };
+            ASLEEP.fetch_add(step, Ordering::Relaxed);
+        }
         self.renew_settings();
+    }
+
+    /// A manager that goes in its sleep is none of those that sleep.
+    pub fn end_sleep(&self) {
+        if self.pages.as_ref().is_some_and(|pages| pages.asleep.swap(false, Ordering::Relaxed)) {
+            ASLEEP.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     fn save(&self, pages: &Pages, piece: &Piece) -> Result<Vec<u8>> {

@@ -9,7 +9,9 @@ mod wait;
 
 use crate::error::{Error, Result};
 use crate::executor::{Executor, HostCallback};
+use crate::memory::expect_awake;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -82,6 +84,8 @@ pub struct Stream {
     executor: Arc<dyn Executor>,
     raw: RawHandle,
     owner: Owner,
+    /// What this object has set; NULL: nothing.
+    workspace: AtomicPtr<c_void>,
 }
 
 /// Whose the raw stream is.
@@ -99,21 +103,31 @@ impl Stream {
     pub fn new(executor: &Arc<dyn Executor>, priority: i32) -> Result<Stream> {
         let raw = executor.stream_create(priority)?;
         handles::enter(executor, raw);
-        Ok(Stream { executor: executor.clone(), raw, owner: Owner::This })
+        Ok(Stream::of(executor, raw, Owner::This))
     }
 
     /// A stream that the caller owns and outlives this object. Others may wrap it as well.
     pub fn wrap(executor: &Arc<dyn Executor>, raw: RawHandle) -> Stream {
         handles::enter(executor, raw);
-        Stream { executor: executor.clone(), raw, owner: Owner::Caller }
+        Stream::of(executor, raw, Owner::Caller)
     }
 
     fn leased(stream: &Stream, lease: manager::Lease) -> Stream {
-        Stream { executor: stream.executor.clone(), raw: stream.raw, owner: Owner::Manager { _lease: lease } }
+        Stream::of(&stream.executor, stream.raw, Owner::Manager { _lease: lease })
+    }
+
+    fn of(executor: &Arc<dyn Executor>, raw: RawHandle, owner: Owner) -> Stream {
+        Stream { executor: executor.clone(), raw, owner, workspace: AtomicPtr::default() }
     }
 
     pub fn raw(&self) -> RawHandle {
         self.raw
+    }
+
+    /// Refuses work while the workspace that was set sleeps.
+    #[inline]
+    pub fn expect_awake(&self) -> Result<()> {
+        expect_awake(self.workspace.load(Ordering::Relaxed)).map_err(|error| error.context("the stream's workspace"))
     }
 
     pub fn executor(&self) -> &Arc<dyn Executor> {
@@ -166,10 +180,13 @@ impl Stream {
             return Err(Error::invalid("the stream is being captured; set its workspace before"));
         }
         if !data.is_null() {
+            expect_awake(data)?;
             expect_live(&self.executor, data, bytes)?;
         }
         // SAFETY: the caller's contract.
-        unsafe { self.executor.stream_set_workspace(self.raw, data, bytes) }
+        unsafe { self.executor.stream_set_workspace(self.raw, data, bytes)? };
+        self.workspace.store(data, Ordering::Relaxed);
+        Ok(())
     }
 
     pub fn wait(&self, event: &Event) -> Result<()> {
@@ -179,7 +196,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let Stream { executor, raw, owner } = self;
+        let Stream { executor, raw, owner, .. } = self;
         match owner {
             Owner::This => handles::leave(executor, *raw, true, || {
                 announce_end(executor, *raw);

@@ -186,6 +186,63 @@ static void test_capture(fixture* f) {
   CHECK_OK(nvb_stream_destroy(stream));
 }
 
+// What the library makes for itself while a stream's allocations are captured lives on its own, so it lies outside the
+// pool, which may be cleared and go.
+static void test_objects_in_capture(fixture* f) {
+  enum { N = 64, CAPACITY = 16 };
+  float values[N * N], read[N * N];
+  for (int i = 0; i < N * N; ++i) values[i] = (float)(i % 97);
+  nvb_tensor part = nvb_tensor_2d(values, NVB_DTYPE_F32, N, N);
+  nvb_weight_desc desc;
+  nvb_weight_desc_init(&desc);
+  desc.parts = &part;
+  desc.part_count = 1;
+  nvb_kv_cache_options options;
+  nvb_kv_cache_options_init(&options);
+  options.layers = options.slots = options.kv_heads = 1;
+  options.head_dim = 8;
+  options.capacity = CAPACITY;
+  // The streams of the call and of the backend, where caches are made.
+  nvb_stream* const streams[] = {f->stream, NULL};
+  for (int i = 0; i < 2; ++i) {
+    nvb_stream* stream = streams[i];
+    nvb_pool* pool = create(f->memory, "graph");
+    nvb_weight *weight = NULL, *converted = NULL;
+    nvb_kv_cache* cache = NULL;
+    void *inside = NULL, *output = NULL;
+    uint64_t live = statistics_of(f->memory).blocks;
+    CHECK_OK(nvb_pool_begin_capture(pool, stream));
+    CHECK_OK(nvb_weight_create(f->backend, &desc, stream, &weight));
+    desc.format = NVB_WEIGHT_FORMAT_INT8;
+    CHECK_OK(nvb_weight_create(f->backend, &desc, stream, &converted));
+    desc.format = NVB_WEIGHT_FORMAT_AS_IS;
+    CHECK_OK(nvb_kv_cache_create(f->backend, &options, &cache));
+    CHECK_EQUAL(usage_of(pool).blocks, 0);
+    // The engine's own allocations still come from the pool, those of the weights' sizes too.
+    CHECK_OK(nvb_memory_allocate(f->memory, sizeof values, stream, &inside));
+    CHECK_EQUAL(usage_of(pool).blocks, 1);
+    CHECK_OK(nvb_pool_end_capture(pool, stream));
+    CHECK_OK(nvb_pool_clear(pool, NULL));
+    CHECK_OK(nvb_pool_destroy(pool));
+    CHECK_EQUAL(statistics_of(f->memory).blocks - live, 3);
+    CHECK_OK(nvb_memory_trim(f->memory, 0, NULL));
+    CHECK_OK(nvb_memory_allocate(f->memory, sizeof values, stream, &output));
+    CHECK_OK(nvb_memory_fill(f->memory, output, 0xff, sizeof values, stream));
+    nvb_tensor tensor = nvb_tensor_2d(output, NVB_DTYPE_F32, N, N);
+    nvb_weight* const weights[] = {weight, converted};
+    for (int k = 0; k < 2; ++k) {
+      CHECK_OK(nvb_weight_dequantize(weights[k], &tensor, stream));
+      CHECK_OK(nvb_memory_copy(f->memory, read, output, sizeof read, NVB_COPY_DEVICE_TO_HOST, f->stream));
+      CHECK_OK(nvb_stream_synchronize(f->stream));
+      for (int at = 0; at < N * N; at += 41) CHECK(fabsf(read[at] - values[at]) <= (k == 0 ? 0.0f : 96 / 127.0f));
+      CHECK_OK(nvb_weight_destroy(weights[k]));
+    }
+    CHECK_OK(nvb_kv_cache_destroy(cache));
+    CHECK_OK(nvb_memory_free(f->memory, output, stream));
+    CHECK_EQUAL(statistics_of(f->memory).blocks, live);
+  }
+}
+
 enum { THREADS = 2, ROUNDS = 2000 };
 
 typedef struct {
@@ -248,6 +305,7 @@ int main(void) {
   test_many(&f);
   test_handles(&f);
   test_capture(&f);
+  test_objects_in_capture(&f);
   test_threads(&f);
   test_growth(&f);
   close_fixture(&f);
