@@ -10,9 +10,9 @@
 //   Structs   Start with struct_size; X_init zeroes one and sets it. 0 in a field means the default. Fields named
 //             `reserved` are 0. Other languages zero the struct and set struct_size themselves.
 //   Threads   A const handle may be used by many threads at once, a non-const one by one at a time, unless it says more.
-//   Streams   Work is queued on the call's stream and the call returns; NULL is the backend's default stream. Argument
-//             structs and host arrays are read before the call returns. On the CPU the work has finished by then, and
-//             the same program runs unchanged.
+//   Streams   Work is queued on the call's stream and the call returns; NULL is the backend's default stream, which
+//             nvb_backend_synchronize waits for. Argument structs and host arrays are read before the call returns. On
+//             the CPU the work has finished by then, and the same program runs unchanged.
 //   Memory    Tensors lie in the memory of the backend's device (on the CPU: any memory) unless a comment says host.
 //   Numbers   Inside an operation f32, with one rounding where the result is stored.
 //   Faults    A sticky CUDA error is latched: later calls return NVB_ERROR_DEVICE_LOST without touching CUDA, and
@@ -821,6 +821,10 @@ NVB_MUST_USE nvb_status nvb_backend_create(const nvb_backend_options *options,
 // backend lives until the last of them is destroyed. Waits for the work on the default stream; a fault in it is logged.
 nvb_status nvb_backend_destroy(nvb_backend *backend);
 
+// Waits until all work queued so far on the backend's default stream has finished, and returns the first error that any
+// of it met. Streams that were created or wrapped are waited for with `nvb_stream_synchronize`.
+NVB_MUST_USE nvb_status nvb_backend_synchronize(const nvb_backend *backend);
+
 // Describes the backend's device; set `info->struct_size` first.
 NVB_MUST_USE nvb_status nvb_backend_get_device_info(const nvb_backend *backend, nvb_device_info *info);
 
@@ -1448,7 +1452,8 @@ NVB_MUST_USE nvb_status nvb_stream_wrap(const nvb_backend *backend, void *cuda_s
 // Destroys the handle; NULL is fine. Work already queued runs to its end; a wrapped stream itself is left alone.
 nvb_status nvb_stream_destroy(nvb_stream *stream);
 
-// Waits until all work queued so far has finished, and returns the first error that any of it met.
+// Waits until all work queued so far has finished, and returns the first error that any of it met. For the default
+// stream of a backend, which has no handle, there is `nvb_backend_synchronize`.
 NVB_MUST_USE nvb_status nvb_stream_synchronize(nvb_stream *stream);
 
 // As `nvb_stream_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0
@@ -1479,7 +1484,8 @@ NVB_MUST_USE nvb_status nvb_event_create(const nvb_backend *backend, nvb_event *
 // Destroys the handle; NULL is fine.
 nvb_status nvb_event_destroy(nvb_event *event);
 
-// Marks the end of the work queued on `stream` so far. May be captured.
+// Marks the end of the work queued on `stream` so far; NULL: on the default stream of the backend that the event was
+// created with. May be captured.
 NVB_MUST_USE nvb_status nvb_event_record(nvb_event *event, nvb_stream *stream);
 
 // Writes 1 to `finished` if the recorded work has finished (or nothing was recorded), else 0. Does not wait.

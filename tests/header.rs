@@ -50,9 +50,9 @@ const INTRODUCTION: &str = "\
 //   Structs   Start with struct_size; X_init zeroes one and sets it. 0 in a field means the default. Fields named
 //             `reserved` are 0. Other languages zero the struct and set struct_size themselves.
 //   Threads   A const handle may be used by many threads at once, a non-const one by one at a time, unless it says more.
-//   Streams   Work is queued on the call's stream and the call returns; NULL is the backend's default stream. Argument
-//             structs and host arrays are read before the call returns. On the CPU the work has finished by then, and
-//             the same program runs unchanged.
+//   Streams   Work is queued on the call's stream and the call returns; NULL is the backend's default stream, which
+//             nvb_backend_synchronize waits for. Argument structs and host arrays are read before the call returns. On
+//             the CPU the work has finished by then, and the same program runs unchanged.
 //   Memory    Tensors lie in the memory of the backend's device (on the CPU: any memory) unless a comment says host.
 //   Numbers   Inside an operation f32, with one rounding where the result is stored.
 //   Faults    A sticky CUDA error is latched: later calls return NVB_ERROR_DEVICE_LOST without touching CUDA, and

@@ -220,6 +220,13 @@ pub unsafe extern "C" fn nvb_backend_destroy(backend: *mut nvb_backend) -> nvb_s
     })
 }
 
+/// Waits until all work queued so far on the backend's default stream has finished, and returns the first error that any
+/// of it met. Streams that were created or wrapped are waited for with `nvb_stream_synchronize`.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_backend_synchronize(backend: *const nvb_backend) -> nvb_status {
+    guard!(nvb_backend_synchronize, { BACKENDS.get(backend)?.backend.default_stream().synchronize() })
+}
+
 /// Describes the backend's device; set `info->struct_size` first.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_backend_get_device_info(

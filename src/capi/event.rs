@@ -7,7 +7,7 @@ use super::status::nvb_status;
 use super::stream::{nvb_stream, STREAMS};
 use super::structs::{expect_out, write_out};
 use crate::error::Error;
-use crate::stream::Event;
+use crate::stream::{Event, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +18,13 @@ pub struct nvb_event {
     _private: [u8; 0],
 }
 
-pub(super) static EVENTS: Table<Event> = Table::new("event", 4);
+pub(super) struct EventObject {
+    pub event: Event,
+    /// Where the event is recorded if no stream is named. It lives as long as the event, whose backend may be gone.
+    default_stream: Arc<Stream>,
+}
+
+pub(super) static EVENTS: Table<EventObject> = Table::new("event", 4);
 
 /// Creates an event that has recorded nothing yet.
 #[no_mangle]
@@ -26,7 +32,10 @@ pub unsafe extern "C" fn nvb_event_create(backend: *const nvb_backend, event: *m
     guard!(nvb_event_create, {
         let object = BACKENDS.get(backend)?;
         expect_out("event", event)?;
-        let handle = EVENTS.insert(Arc::new(Event::new(object.backend.executor())?))?;
+        let backend = &object.backend;
+        let created =
+            EventObject { event: Event::new(backend.executor())?, default_stream: backend.default_stream().clone() };
+        let handle = EVENTS.insert(Arc::new(created))?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { event.write(handle) };
         Ok(())
@@ -39,12 +48,15 @@ pub unsafe extern "C" fn nvb_event_destroy(event: *mut nvb_event) -> nvb_status 
     guard!(nvb_event_destroy, { EVENTS.remove(event) })
 }
 
-/// Marks the end of the work queued on `stream` so far. May be captured.
+/// Marks the end of the work queued on `stream` so far; NULL: on the default stream of the backend that the event was
+/// created with. May be captured.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_event_record(event: *mut nvb_event, stream: *mut nvb_stream) -> nvb_status {
     guard!(nvb_event_record, {
-        let event = EVENTS.get(event)?;
-        let stream = STREAMS.get(stream)?;
+        let EventObject { event, default_stream } = &*EVENTS.get(event)?;
+        let Some(stream) = STREAMS.get_optional(stream.cast_const())? else {
+            return event.record(default_stream);
+        };
         if !Arc::ptr_eq(stream.executor(), event.executor()) {
             return Err(Error::invalid("the stream belongs to another backend"));
         }
@@ -56,9 +68,9 @@ pub unsafe extern "C" fn nvb_event_record(event: *mut nvb_event, stream: *mut nv
 #[no_mangle]
 pub unsafe extern "C" fn nvb_event_query(event: *mut nvb_event, finished: *mut u32) -> nvb_status {
     guard!(nvb_event_query, {
-        let event = EVENTS.get(event)?;
+        let object = EVENTS.get(event)?;
         expect_out("finished", finished)?;
-        let value = event.query()?;
+        let value = object.event.query()?;
         // SAFETY: NULL is checked; otherwise valid by the header's contract.
         unsafe { write_out("finished", finished, value.into()) }
     })
@@ -67,7 +79,7 @@ pub unsafe extern "C" fn nvb_event_query(event: *mut nvb_event, finished: *mut u
 /// Waits for the recorded work.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_event_synchronize(event: *mut nvb_event) -> nvb_status {
-    guard!(nvb_event_synchronize, { EVENTS.get(event)?.synchronize() })
+    guard!(nvb_event_synchronize, { EVENTS.get(event)?.event.synchronize() })
 }
 
 /// As `nvb_event_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0 if
@@ -79,9 +91,9 @@ pub unsafe extern "C" fn nvb_event_synchronize_for(
     finished: *mut u32,
 ) -> nvb_status {
     guard!(nvb_event_synchronize_for, {
-        let event = EVENTS.get(event)?;
+        let object = EVENTS.get(event)?;
         expect_out("finished", finished)?;
-        let value = event.synchronize_for(Duration::from_nanos(timeout_ns))?;
+        let value = object.event.synchronize_for(Duration::from_nanos(timeout_ns))?;
         // SAFETY: NULL is checked; otherwise valid by the header's contract.
         unsafe { write_out("finished", finished, value.into()) }
     })
@@ -96,12 +108,12 @@ pub unsafe extern "C" fn nvb_event_get_elapsed(
     milliseconds: *mut f32,
 ) -> nvb_status {
     guard!(nvb_event_get_elapsed, {
-        let start = EVENTS.get(start)?;
-        let end = EVENTS.get(end)?;
+        let (start, end) = (EVENTS.get(start)?, EVENTS.get(end)?);
+        let (start, end) = (&start.event, &end.event);
         if !Arc::ptr_eq(start.executor(), end.executor()) {
             return Err(Error::invalid("the events belong to different backends"));
         }
-        let value = end.milliseconds_since(&start)?;
+        let value = end.milliseconds_since(start)?;
         // SAFETY: NULL is checked; otherwise valid by the header's contract.
         unsafe { write_out("milliseconds", milliseconds, value) }
     })

@@ -8,7 +8,7 @@ use super::status::nvb_status;
 use super::structs::{expect_out, write_out};
 use crate::error::{Error, Result};
 use crate::executor::DeviceKind;
-use crate::stream::{Event, RawHandle, Stream};
+use crate::stream::{RawHandle, Stream};
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,10 +67,17 @@ pub unsafe extern "C" fn nvb_stream_destroy(stream: *mut nvb_stream) -> nvb_stat
     guard!(nvb_stream_destroy, { STREAMS.remove(stream) })
 }
 
-/// Waits until all work queued so far has finished, and returns the first error that any of it met.
+/// Waits until all work queued so far has finished, and returns the first error that any of it met. For the default
+/// stream of a backend, which has no handle, there is `nvb_backend_synchronize`.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_stream_synchronize(stream: *mut nvb_stream) -> nvb_status {
-    guard!(nvb_stream_synchronize, { STREAMS.get(stream)?.synchronize() })
+    guard!(nvb_stream_synchronize, {
+        let found = STREAMS.get_optional(stream.cast_const())?;
+        let no_handle = || {
+            Error::invalid("stream is NULL").with_advice("nvb_backend_synchronize waits for a backend's default stream")
+        };
+        found.ok_or_else(no_handle)?.synchronize()
+    })
 }
 
 /// As `nvb_stream_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0
@@ -129,11 +136,12 @@ pub unsafe extern "C" fn nvb_stream_query(stream: *mut nvb_stream, finished: *mu
 pub unsafe extern "C" fn nvb_stream_wait_event(stream: *mut nvb_stream, event: *mut nvb_event) -> nvb_status {
     guard!(nvb_stream_wait_event, {
         let stream = STREAMS.get(stream)?;
-        let event: Arc<Event> = EVENTS.get(event)?;
+        let object = EVENTS.get(event)?;
+        let event = &object.event;
         if stream.executor().device().kind != event.executor().device().kind {
             return Err(Error::invalid("one of stream and event is a GPU's, the other the CPU's"));
         }
-        stream.wait(&event)
+        stream.wait(event)
     })
 }
 

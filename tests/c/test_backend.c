@@ -88,6 +88,9 @@ static void test_handles(void) {
   CHECK_FAILS(nvb_backend_get_device_info(NULL, &info), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   CHECK_FAILS(nvb_backend_get_device_info(foreign_handle(), &info), NVB_ERROR_INVALID_ARGUMENT, "not a backend");
   CHECK_FAILS(nvb_backend_get_device_info((nvb_backend*)f.stream, &info), NVB_ERROR_INVALID_ARGUMENT, "not a backend");
+  CHECK_OK(nvb_backend_synchronize(f.backend));
+  CHECK_FAILS(nvb_backend_synchronize(NULL), NVB_ERROR_INVALID_ARGUMENT, "nvb_backend_synchronize", "NULL");
+  CHECK_FAILS(nvb_backend_synchronize((nvb_backend*)f.stream), NVB_ERROR_INVALID_ARGUMENT, "not a backend");
   nvb_memory_manager* memory = foreign_handle();
   CHECK_FAILS(nvb_backend_get_memory_manager(f.backend, 1, &memory), NVB_ERROR_INVALID_ARGUMENT, "index 1", "1 device");
   CHECK_FAILS(nvb_backend_get_memory_manager(f.backend, 0, NULL), NVB_ERROR_INVALID_ARGUMENT, "memory", "NULL");

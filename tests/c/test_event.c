@@ -37,6 +37,38 @@ static void test_times(fixture* f) {
   CHECK_OK(nvb_event_destroy(end));
 }
 
+// NULL is the default stream of the event's backend, whose end `nvb_backend_synchronize` waits for.
+static void test_default_stream(fixture* f) {
+  enum { BYTES = 64 << 20, ROUNDS = 20 };
+  nvb_event *start = NULL, *end = NULL;
+  void* block = NULL;
+  uint32_t finished = 7;
+  float milliseconds = -1;
+  CHECK_OK(nvb_event_create(f->backend, &start));
+  CHECK_OK(nvb_event_create(f->backend, &end));
+  CHECK_OK(nvb_memory_allocate(f->memory, BYTES, NULL, &block));
+  CHECK_OK(nvb_event_record(start, NULL));
+  for (int round = 0; round < ROUNDS; ++round) CHECK_OK(nvb_memory_fill(f->memory, block, 1, BYTES, NULL));
+  CHECK_OK(nvb_event_record(end, NULL));
+  CHECK_OK(nvb_backend_synchronize(f->backend));
+  CHECK_OK(nvb_event_query(end, &finished));
+  CHECK_EQUAL(finished, 1);
+  // 1.3 GB were written between the two, which takes no machine less than this.
+  CHECK_OK(nvb_event_get_elapsed(start, end, &milliseconds));
+  CHECK(milliseconds > 0.05F);
+  CHECK_OK(nvb_memory_free(f->memory, block, NULL));
+  CHECK_OK(nvb_event_destroy(start));
+  CHECK_OK(nvb_event_destroy(end));
+
+  // The event keeps the stream of a backend whose handle is gone.
+  fixture other = open_fixture();
+  CHECK_OK(nvb_event_create(other.backend, &end));
+  close_fixture(&other);
+  CHECK_OK(nvb_event_record(end, NULL));
+  CHECK_OK(nvb_event_synchronize(end));
+  CHECK_OK(nvb_event_destroy(end));
+}
+
 static void test_errors(fixture* f) {
   nvb_event* event = foreign_handle();
   uint32_t finished = 7;
@@ -46,7 +78,7 @@ static void test_errors(fixture* f) {
   CHECK(event == foreign_handle());
   CHECK_OK(nvb_event_create(f->backend, &event));
   CHECK_FAILS(nvb_event_record(NULL, f->stream), NVB_ERROR_INVALID_ARGUMENT, "event", "NULL");
-  CHECK_FAILS(nvb_event_record(event, NULL), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
+  CHECK_FAILS(nvb_event_record(event, foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream");
   CHECK_FAILS(nvb_event_record((nvb_event*)f->stream, f->stream), NVB_ERROR_INVALID_ARGUMENT, "not an event");
   CHECK_FAILS(nvb_event_query(NULL, &finished), NVB_ERROR_INVALID_ARGUMENT, "event", "NULL");
   CHECK_FAILS(nvb_event_query(event, NULL), NVB_ERROR_INVALID_ARGUMENT, "finished", "NULL");
@@ -85,6 +117,7 @@ static void test_growth(fixture* f) {
 int main(void) {
   fixture f = open_fixture();
   test_times(&f);
+  test_default_stream(&f);
   test_errors(&f);
   test_growth(&f);
   close_fixture(&f);

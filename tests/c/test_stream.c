@@ -65,7 +65,7 @@ static void test_errors(fixture* f) {
   CHECK_FAILS(nvb_stream_create(f->backend, 0, NULL), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
   CHECK_FAILS(nvb_stream_wrap(NULL, NULL, &stream), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   CHECK_FAILS(nvb_stream_wrap(f->backend, NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
-  CHECK_FAILS(nvb_stream_synchronize(NULL), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
+  CHECK_FAILS(nvb_stream_synchronize(NULL), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL", "nvb_backend_synchronize");
   CHECK_FAILS(nvb_stream_query(NULL, &finished), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
   CHECK_FAILS(nvb_stream_query(f->stream, NULL), NVB_ERROR_INVALID_ARGUMENT, "finished", "NULL");
   CHECK_FAILS(nvb_stream_get_native(NULL, &native), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");

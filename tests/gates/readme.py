@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run every command of README.md's ```sh blocks in a fresh copy of the checkout.
+"""Run every command of README.md's ```sh blocks in a fresh copy of the checkout, and build and run its ```c programs.
 
     tests/gates/readme.py WORK_FOLDER
 
@@ -15,6 +15,9 @@ checked instead:
 - Rust's installer: tools/setup.sh must name the same command.
 
 `make install` writes below DESTDIR in the work folder. A line that begins with `#` is a comment.
+
+A ```c block with a `main` is a whole program. It is compiled without a warning with what the README's commands have installed,
+and what it writes must be what its comment says behind "prints:".
 """
 
 import os
@@ -89,6 +92,29 @@ def checked(command, copy):
     return False
 
 
+def run_programs(text, work):
+    """Build and run the README's C programs with the installed library; return how many, or None where none is installed."""
+    library = next((work / "installed").rglob("libnvbackend.so"), None)
+    if library is None:
+        return None
+    header = next((work / "installed").rglob("nvbackend.h"))
+    programs = [body for body in re.findall(r"^```c\n(.*?)^```", text, re.S | re.M) if re.search(r"\bmain\(", body)]
+    for number, body in enumerate(programs):
+        wanted = re.findall(r"// prints: (.*)", body)
+        if not wanted:
+            sys.exit("readme: a C program of README.md does not say what it prints")
+        source, program = work / f"program_{number}.c", work / f"program_{number}"
+        source.write_text(body)
+        command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{header.parent}", source, "-o", program]
+        command += [f"-L{library.parent}", f"-Wl,-rpath,{library.parent}", "-lnvbackend"]
+        if subprocess.run(command).returncode:
+            sys.exit("readme: a C program of README.md does not compile")
+        ran = subprocess.run([program], stdout=subprocess.PIPE, text=True)
+        if ran.returncode or ran.stdout.splitlines() != wanted:
+            sys.exit(f"readme: a C program of README.md ended with {ran.returncode} and printed {ran.stdout!r}, not {wanted}")
+    return len(programs)
+
+
 def main():
     work = pathlib.Path(sys.argv[1]).resolve()
     copy = work / "checkout"
@@ -96,7 +122,9 @@ def main():
     shutil.rmtree(work / "installed", ignore_errors=True)
     environment = user_environment(work)
     ran = 0
-    found = list(blocks((copy / "README.md").read_text()))
+    programs = None
+    text = (copy / "README.md").read_text()
+    found = list(blocks(text))
     if not found:
         sys.exit("readme: README.md has no ```sh block")
     for block in found:
@@ -107,7 +135,11 @@ def main():
         if subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(commands)], cwd=copy, env=environment).returncode:
             sys.exit(f"readme: a command of this block of README.md failed: {commands}")
         ran += len(commands)
-    print(f"readme: ran {ran} commands of README.md, checked {sum(map(len, found)) - ran}")
+        # A later block may remove the library again.
+        programs = programs or run_programs(text, work)
+    if not programs:
+        sys.exit("readme: README.md has no C program, or installs nothing to build it with")
+    print(f"readme: ran {ran} commands of README.md, checked {sum(map(len, found)) - ran}, and ran {programs} C programs")
 
 
 if __name__ == "__main__":
