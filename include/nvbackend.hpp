@@ -18,141 +18,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
-#include <initializer_list>
 #include <memory>
-#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "nvbackend.h"
+#include "nvbackend_core.hpp"
 
 namespace nvb {
-
-// A zeroed options, arguments or info struct with its `struct_size` set, as the C `_init` functions make it.
-template <typename T>
-T make() noexcept {
-  T value{};
-  value.struct_size = sizeof value;
-  return value;
-}
-
-// Errors ----------------------------------------------------------------------------------------------------------
-
-// A failed call: what() is the library's text, which names the values and limits.
-class error : public std::runtime_error {
- public:
-  error(const std::string& text, const nvb_error_detail& detail, const nvb_memory_failure& memory = {})
-      : std::runtime_error(text), detail_(detail), memory_(memory) {}
-
-  nvb_status status() const noexcept { return detail_.status; }
-  const nvb_error_detail& detail() const noexcept { return detail_; }
-  // The memory manager's state, if the status is NVB_ERROR_OUT_OF_MEMORY.
-  const nvb_memory_failure& memory() const noexcept { return memory_; }
-
- private:
-  nvb_error_detail detail_;
-  nvb_memory_failure memory_;
-};
-
-// Throws `error` unless `status` is NVB_OK. Call it on the thread that made the call, before its next one.
-inline void check(nvb_status status) {
-  if (status == NVB_OK) return;
-  auto detail = make<nvb_error_detail>();
-  if (nvb_last_error_get(&detail) != NVB_OK) detail = make<nvb_error_detail>();
-  detail.status = status;
-  auto memory = make<nvb_memory_failure>();
-  if (nvb_last_error_get_memory(&memory) != NVB_OK) memory = make<nvb_memory_failure>();
-  std::string text(nvb_last_error_message(nullptr, 0), '\0');
-  nvb_last_error_message(text.data(), text.size());
-  text.resize(text.size() - 1);  // the closing NUL
-  throw error(std::string(nvb_status_name(status)) + ": " + text, detail, memory);
-}
-
-// Tensors ---------------------------------------------------------------------------------------------------------
-
-// A view of `data` with up to four axes; without strides (in elements) it is contiguous.
-inline nvb_tensor tensor(void* data, uint32_t dtype, std::initializer_list<int64_t> shape,
-                         std::initializer_list<int64_t> strides = {}) {
-  if (shape.size() > 4 || (strides.size() != 0 && strides.size() != shape.size())) {
-    throw std::invalid_argument("nvb::tensor: up to four axes, with as many strides or none");
-  }
-  nvb_tensor result{};
-  result.data = data;
-  result.dtype = dtype;
-  result.rank = static_cast<uint32_t>(shape.size());
-  std::size_t axis = 0;
-  for (int64_t extent : shape) result.shape[axis++] = extent;
-  axis = 0;
-  for (int64_t stride : strides) result.strides[axis++] = stride;
-  return result;
-}
-
-// Activations in 8 bits, without gaps between rows unless there is a row stride in bytes; with scales that are read
-// where codes are written if they are given.
-inline nvb_quantized_rows quantized_rows(void* data, float* scales, uint32_t format, int64_t rows, int64_t columns,
-                                         int64_t row_stride = 0, bool given_scales = false) noexcept {
-  nvb_quantized_rows result{};
-  result.data = data;
-  result.scales = scales;
-  result.rows = rows;
-  result.columns = columns;
-  result.row_stride = row_stride;
-  result.format = format;
-  result.given_scales = given_scales;
-  return result;
-}
-
-// Bytes of one element; 0 for a number that is no dtype.
-inline std::size_t dtype_size(uint32_t dtype) noexcept {
-  switch (dtype) {
-    case NVB_DTYPE_F32:
-    case NVB_DTYPE_I32:
-      return 4;
-    case NVB_DTYPE_F16:
-    case NVB_DTYPE_BF16:
-      return 2;
-    default:
-      return 0;
-  }
-}
-
-// Handles ---------------------------------------------------------------------------------------------------------
-
-// The one owner of a C object: moves, does not copy, destroys. Empty after `release` or when moved from.
-template <typename T, nvb_status (*destroy)(T*)>
-class handle {
- public:
-  handle() noexcept = default;
-  explicit handle(T* pointer) noexcept : pointer_(pointer) {}
-  handle(handle&& other) noexcept : pointer_(other.release()) {}
-  handle& operator=(handle&& other) noexcept {
-    std::swap(pointer_, other.pointer_);
-    return *this;
-  }
-  // A failure to destroy is in nvb_last_error_message; a destructor has no one to tell.
-  ~handle() { destroy(pointer_); }
-
-  T* get() const noexcept { return pointer_; }
-  operator T*() const noexcept { return pointer_; }
-  T* release() noexcept { return std::exchange(pointer_, nullptr); }
-
- protected:
-  T* pointer_ = nullptr;
-};
-
-// What a call gives as text, which another thread may lengthen between asking for its size and copying it.
-template <typename T>
-std::string copy_text(nvb_status (*get)(T*, char*, std::size_t, std::size_t*), T* object) {
-  std::string text;
-  std::size_t needed = 1;
-  while (needed > text.size()) {
-    text.resize(needed + 64);
-    check(get(object, text.data(), text.size(), &needed));
-  }
-  text.resize(needed - 1);
-  return text;
-}
 
 // What a backend is created with; nvbackend.h lists the fields.
 class configuration : public handle<nvb_configuration, nvb_configuration_destroy> {
@@ -177,16 +53,30 @@ class configuration : public handle<nvb_configuration, nvb_configuration_destroy
 // fine, with one exception: `host_buffer`.
 class backend : public handle<nvb_backend, nvb_backend_destroy> {
  public:
-  using handle::handle;
+  backend() noexcept = default;
+  // These two are templates, so that nullptr, NULL and 0 mean no device rather than no backend or no configuration.
+  template <typename P, std::enable_if_t<std::is_same_v<P, nvb_backend*>, int> = 0>
+  explicit backend(P pointer) noexcept : handle(pointer) {}
+  template <typename P,
+            std::enable_if_t<std::is_same_v<std::remove_const_t<std::remove_pointer_t<P>>, nvb_configuration>, int> = 0>
+  explicit backend(P configured) {
+    check(nvb_backend_create_configured(configured, nullptr, nullptr, &pointer_));
+  }
+  explicit backend(const configuration& configured) : backend(configured.get()) {}
   explicit backend(const nvb_backend_options& options) { check(nvb_backend_create(&options, &pointer_)); }
-  // "auto", "cpu", "cuda" or "cuda:N".
+  // "auto", "cpu", "cuda" or "cuda:N"; nullptr: "auto".
   explicit backend(const char* device) {
     auto options = make<nvb_backend_options>();
     options.device = device;
     check(nvb_backend_create(&options, &pointer_));
   }
-  explicit backend(const nvb_configuration* configuration) {
-    check(nvb_backend_create_configured(configuration, nullptr, nullptr, &pointer_));
+
+  // Waits for the default stream, that of calls whose stream is nullptr.
+  void synchronize() const { check(nvb_backend_synchronize(pointer_)); }
+
+  // The configuration that runs, as JSON.
+  std::string configuration_json() const {
+    return copy_text(nvb_backend_get_configuration_json, static_cast<const nvb_backend*>(pointer_));
   }
 
   nvb_operation_metrics metrics(uint32_t operation) const {
@@ -214,11 +104,36 @@ class backend : public handle<nvb_backend, nvb_backend_destroy> {
   void override_kernel(uint32_t operation, const char* name) const {
     check(nvb_kernel_override(pointer_, operation, name));
   }
-  nvb_tune_report tune(const nvb_linear_case* cases, std::size_t count) const {
+  // `progress` hears of each candidate and returns whether to go on; the tuning ends with an exception of it, too,
+  // which arrives here.
+  nvb_tune_report tune(const nvb_linear_case* cases, std::size_t count,
+                       const std::function<bool(const nvb_tune_progress&)>& progress = {},
+                       const nvb_tune_options* options = nullptr) const {
     auto report = make<nvb_tune_report>();
-    check(nvb_tune_linear(pointer_, cases, count, nullptr, nullptr, nullptr, &report));
+    tune_listener listener{progress, nullptr};
+    const nvb_tune_callback callback = progress ? tune_listener::call : nullptr;
+    const nvb_status status = nvb_tune_linear(pointer_, cases, count, options, callback, &listener, &report);
+    if (listener.thrown) std::rethrow_exception(listener.thrown);
+    check(status);
     return report;
   }
+
+ private:
+  struct tune_listener {
+    const std::function<bool(const nvb_tune_progress&)>& function;
+    std::exception_ptr thrown;
+
+    // No exception may pass through the library, which is not C++.
+    static uint32_t call(const nvb_tune_progress* progress, void* listener) noexcept {
+      auto& self = *static_cast<tune_listener*>(listener);
+      try {
+        return self.function(*progress) ? 0 : 1;
+      } catch (...) {
+        self.thrown = std::current_exception();
+        return 1;
+      }
+    }
+  };
 };
 
 class memory_manager : public handle<nvb_memory_manager, nvb_memory_manager_destroy> {
@@ -276,6 +191,8 @@ class memory_manager : public handle<nvb_memory_manager, nvb_memory_manager_dest
   void reset_peaks() const { check(nvb_memory_reset_peaks(pointer_)); }
   std::string leak_report() const { return copy_text(nvb_memory_get_leak_report, pointer_); }
   std::string snapshot() const { return copy_text(nvb_memory_get_snapshot, pointer_); }
+  // The same into a file.
+  void write_snapshot(const std::string& path) const { check(nvb_memory_write_snapshot(pointer_, path.c_str())); }
 };
 
 // Blocks that are counted by themselves and end with the pool, or all at once.
@@ -356,8 +273,15 @@ class event : public handle<nvb_event, nvb_event_destroy> {
   using handle::handle;
   explicit event(const nvb_backend* backend) { check(nvb_event_create(backend, &pointer_)); }
 
-  void record(nvb_stream* stream) { check(nvb_event_record(pointer_, stream)); }
+  // nullptr: on the default stream of the event's backend.
+  void record(nvb_stream* stream = nullptr) { check(nvb_event_record(pointer_, stream)); }
   void synchronize() { check(nvb_event_synchronize(pointer_)); }
+  // Both events have been recorded and have finished.
+  float milliseconds_since(nvb_event* start) const {
+    float milliseconds = 0;
+    check(nvb_event_get_elapsed(start, pointer_, &milliseconds));
+    return milliseconds;
+  }
 };
 
 class stream : public handle<nvb_stream, nvb_stream_destroy> {

@@ -1,9 +1,12 @@
 // nvbackend.hpp: errors arrive as exceptions, handles move and destroy themselves in any order, operations reach the
 // library. NVB_TEST_DEVICE names the device, "cpu" without it.
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <nvbackend.hpp>
 #include <stdexcept>
 #include <string>
@@ -71,10 +74,21 @@ void handles() {
   expect(first.get() == pointer, "an assignment hands it back");
 
   nvb::stream stream(first);
-  nvb::event event(first);
+  nvb::event event(first), later(first);
+  event.record();
+  first.synchronize();
   event.record(stream);
   stream.wait(event);
   event.synchronize();
+  later.record(stream);
+  later.synchronize();
+  expect(later.milliseconds_since(event) >= 0, "time passes between events");
+  try {
+    static_cast<void>(nvb::event(first).milliseconds_since(event));
+    expect(false, "an event that was not recorded has no time");
+  } catch (const nvb::error& error) {
+    expect(error.status() == NVB_ERROR_INVALID_ARGUMENT, "the status says so");
+  }
 
   // Children outlive the backend.
   nvb::buffer buffer(first, 64, stream);
@@ -121,6 +135,12 @@ void memory() {
   expect(calls == 1 && manager.rung_statistics(NVB_RUNG_CALLBACKS).helped == 1, "the callback has helped");
   expect(manager.leak_report().find("1 live blocks of 52428800 bytes\n") == 0, "the report has the block");
   expect(manager.snapshot().substr(0, 14) == "{\n\"version\": 1", "the snapshot is JSON");
+  const std::string path = "/tmp/nvbackend_hpp_" + std::to_string(getpid()) + ".json";
+  manager.write_snapshot(path);
+  std::string written(15, '\0');
+  std::ifstream(path).read(written.data(), 15);
+  expect(written == "{\n\"version\": 1,", "the snapshot is a file, too");
+  std::remove(path.c_str());
   manager.free(block, stream);
   manager.trim();
   expect(manager.statistics().reserved == 0, "trim gives all back");
@@ -206,13 +226,38 @@ void weights() {
   expect(std::memcmp(host.data(), wanted.data, wanted.bytes) == 0, "the values are the file's");
 }
 
+// 0 is a preset, a null pointer and no device: each constructor takes it as what its place says.
+void nothing_named() {
+  const nvb::configuration inference(NVB_PRESET_INFERENCE), low_latency(NVB_PRESET_LOW_LATENCY),
+      throughput(NVB_PRESET_THROUGHPUT), training(NVB_PRESET_TRAINING), development(NVB_PRESET_DEVELOPMENT);
+  expect(nvb::configuration(0).json() == inference.json(), "0 is the first preset");
+  expect(low_latency.json() != inference.json() && throughput.json() != inference.json() &&
+             training.json() != inference.json() && development.json() != inference.json(),
+         "every preset is made");
+  for (uint32_t preset = NVB_PRESET_INFERENCE; preset <= NVB_PRESET_DEVELOPMENT; ++preset) {
+    expect(nvb::configuration(preset).get() != nullptr, "a preset may be a variable");
+  }
+  const nvb::backend first(nullptr), second(NULL), third(0);
+  expect(first.get() != nullptr && second.get() != nullptr && third.get() != nullptr, "no name is any device");
+  // A pointer to a C object is taken over, and nullptr is an empty handle everywhere else.
+  nvb::backend owner(nvb::backend(device()).release());
+  expect(owner.get() != nullptr, "a backend is taken over");
+  const nvb::configuration no_configuration(nullptr);
+  const nvb::stream no_stream(nullptr);
+  const nvb::event no_event(nullptr);
+  const nvb::memory_manager no_manager(nullptr);
+  const nvb::weight no_weight(nullptr);
+  expect(!no_configuration && !no_stream && !no_event && !no_manager && !no_weight, "nullptr is an empty handle");
+}
+
 void configurations() {
   nvb::configuration configuration(NVB_PRESET_LOW_LATENCY);
   configuration.set("device", "cpu");
   configuration.apply_json(R"({"preset": "development", "device": "cpu", "threads": 1})");
   configuration.validate();
   expect(configuration.json().find("\"level\": \"debug\"") != std::string::npos, "the preset is in the JSON");
-  nvb::backend backend(configuration.get());
+  nvb::backend backend(configuration);
+  expect(nvb::backend(configuration.get()).get() != nullptr, "the pointer serves as well");
   expect(backend.device_info().multiprocessors == 1, "the configuration's threads are the backend's");
   expect(backend.metrics(NVB_OPERATION_LINEAR).calls == 0, "nothing has run");
   auto product = nvb::make<nvb_linear_case>();
@@ -221,7 +266,23 @@ void configurations() {
   product.format = NVB_WEIGHT_FORMAT_BF16;
   product.input_dtype = NVB_DTYPE_BF16;
   expect(backend.explain(product).find("the default") != std::string::npos, "an explanation");
-  expect(backend.tune(&product, 1).tuned == 1, "one case is tuned");
+  int heard = 0;
+  const auto stop = [&heard](const nvb_tune_progress& progress) {
+    expect(progress.case_count == 1 && progress.name[0] != '\0', "the callback hears of a candidate");
+    return ++heard < 1;
+  };
+  expect(backend.tune(&product, 1, stop).stopped == 1 && heard == 1, "the callback ends the tuning");
+  try {
+    backend.tune(&product, 1, [](const nvb_tune_progress&) -> bool { throw std::runtime_error("enough"); });
+    expect(false, "an exception of the callback ends the tuning");
+  } catch (const std::runtime_error& error) {
+    expect(std::string(error.what()) == "enough", "and arrives at the caller");
+  }
+  auto options = nvb::make<nvb_tune_options>();
+  options.rounds = 3;
+  const auto go_on = [&heard](const nvb_tune_progress&) { return ++heard > 0; };
+  expect(backend.tune(&product, 1, go_on, &options).tuned == 1 && heard > 1, "one case is tuned");
+  expect(backend.tune(&product, 1).tuned == 1, "and again without a callback");
   expect(backend.explain(product).find("the tuned entry") != std::string::npos, "and explained");
   auto kernel = nvb::make<nvb_kernel_info>();
   nvb::check(nvb_kernel_get(backend, 0, &kernel));
@@ -249,6 +310,7 @@ int main() {
     handles();
     memory();
     operations();
+    nothing_named();
     configurations();
   } catch (const std::exception& error) {
     std::printf("FAILED  unexpected: %s\n", error.what());
