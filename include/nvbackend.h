@@ -855,7 +855,7 @@ static inline void nvb_backend_options_init(nvb_backend_options *value) {
 // `preset`: unified memory behind the device's own, BF16, no FP8.
 #define NVB_PRESET_TRAINING 3
 
-// `preset`: profiling and debug records on.
+// `preset`: profiling and debug records on; without a callback they are written to standard error.
 #define NVB_PRESET_DEVELOPMENT 4
 
 // Creates a configuration from a preset (`NVB_PRESET_…`).
@@ -892,8 +892,9 @@ NVB_MUST_USE nvb_status nvb_configuration_get_json(const nvb_configuration *conf
 // Errors: `NVB_ERROR_CONFIGURATION`, whose text names both.
 NVB_MUST_USE nvb_status nvb_configuration_validate(const nvb_configuration *configuration);
 
-// As `nvb_backend_create`, with a configuration in place of options. `log_callback` may be NULL; it receives records up
-// to `logging.level`.
+// As `nvb_backend_create`, with a configuration in place of options. `log_callback` receives records up to `logging.level`.
+// Where it is NULL and the level "info", "debug" or "trace", they are written to standard error, unless the environment's
+// NVB_LOG says what is.
 // Errors: those of `nvb_backend_create`, and `NVB_ERROR_FP8` or `NVB_ERROR_UNSUPPORTED` if the device lacks what is
 // required.
 NVB_MUST_USE nvb_status nvb_backend_create_configured(const nvb_configuration *configuration,
@@ -901,9 +902,14 @@ NVB_MUST_USE nvb_status nvb_backend_create_configured(const nvb_configuration *c
                                          void *log_user_data,
                                          nvb_backend **backend);
 
-// Copies the configuration that the backend runs with as JSON (the defaults after `nvb_backend_create`); `text`,
+// Copies the configuration that the backend runs with as JSON, however it was created: the device, its architecture and the
+// threads that were chosen, what the environment has set, the memory's limit and margin in bytes, and what was changed since
+// (the limit, profiling, an overridden kernel). What the JSON does not say is that of `nvb_memory_options` alone. `text`,
 // `capacity` and `needed` as in `nvb_configuration_get`.
-NVB_MUST_USE nvb_status nvb_backend_get_configuration_json(const nvb_backend *backend, char *text, size_t capacity, size_t *needed);
+NVB_MUST_USE nvb_status nvb_backend_get_configuration_json(const nvb_backend *backend,
+                                              char *text,
+                                              size_t capacity,
+                                              size_t *needed);
 
 // Hardware: usage, peers, recommendation --------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 //! The backend: one chosen device with its executor, its memory and a default stream.
 
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, LogLevel, Precision, NO_MARGIN};
 use crate::cpu::CpuExecutor;
 use crate::error::{Error, Result, Status};
 use crate::executor::{DeviceInfo, DeviceKind, Executor};
@@ -56,6 +56,8 @@ pub struct BackendOptions {
     pub linear_kernel: String,
     /// Where tuned choices are kept; "": the environment's NVB_TUNING_FILE, and without that nowhere.
     pub tuning_file: String,
+    /// Of the records that the engine receives.
+    pub log_level: LogLevel,
 }
 
 impl BackendOptions {
@@ -152,7 +154,7 @@ impl Backend {
             other_memory: RwLock::default(),
             default_stream,
             metrics: Metrics::default(),
-            configuration: Configuration::default(),
+            configuration: Configuration::of(options),
             tuning,
         })
     }
@@ -168,9 +170,36 @@ impl Backend {
         self.metrics.queue(op, stream)
     }
 
-    /// As given; the defaults for a backend of plain options.
+    /// As given, or as the plain options say it.
     pub fn configuration(&self) -> &Configuration {
         &self.configuration
+    }
+
+    /// What runs: the chosen device, what the environment has set, and what was changed since the backend was created. What
+    /// was left to the library is said as it was decided. A configuration of this makes a backend like this one.
+    pub fn running_configuration(&self) -> Configuration {
+        let device = self.device();
+        let mut running = self.configuration.clone();
+        running.device = device_name(device);
+        running.architecture = device.compute_capability as u64;
+        if device.kind == DeviceKind::Cpu {
+            running.threads = device.multiprocessors as u64;
+        }
+        running.precision = match self.default_dtype() {
+            DType::F16 => Precision::F16,
+            DType::Bf16 => Precision::Bf16,
+            _ => Precision::F32,
+        };
+        let kernel = self.executor.choices().overridden();
+        running.linear_kernel = kernel.map_or(String::new(), |id| id.kernel().name.to_string());
+        let path = self.tuning.path();
+        running.tuning_file = path.map_or(String::new(), |path| path.to_string_lossy().into_owned());
+        let memory = self.memory.get_statistics();
+        // A part of the device's memory is bytes by now, and the two fields exclude each other.
+        (running.memory.limit, running.memory.limit_fraction) = (memory.limit, 0.0);
+        running.memory.margin = if memory.margin == 0 { NO_MARGIN } else { memory.margin };
+        running.timing.profiling = self.metrics.is_enabled();
+        running
     }
 
     /// Of what the library stores where the caller leaves the dtype open.
@@ -376,6 +405,7 @@ fn built_without_cuda() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::{kernels_of, LINEAR};
 
     #[test]
     fn the_line_for_a_backend_names_what_was_chosen() {
@@ -426,6 +456,40 @@ mod tests {
         assert_eq!(Backend::from_configuration(configuration.clone()).err().unwrap().status, Status::Fp8);
         configuration.memory.limit_fraction = 2.0;
         assert_eq!(Backend::from_configuration(configuration).err().unwrap().status, Status::Configuration);
+    }
+
+    #[test]
+    fn the_running_configuration_says_what_was_decided_and_changed() {
+        let options = BackendOptions {
+            device: "cpu".into(),
+            threads: 3,
+            memory_limit: 1 << 30,
+            own_kernels_only: true,
+            log_level: LogLevel::Error,
+            ..BackendOptions::default()
+        };
+        let backend = Backend::new(&options).unwrap();
+        let running = backend.running_configuration();
+        assert_eq!((running.device.as_str(), running.threads, running.architecture), ("cpu", 3, 0));
+        assert_eq!((running.precision, running.vendor_libraries), (Precision::F32, false));
+        assert_eq!((running.memory.limit, running.memory.margin), (1 << 30, NO_MARGIN));
+        assert_eq!((running.logging.level, running.timing.profiling), (LogLevel::Error, false));
+        running.validate().unwrap();
+        let again = Backend::from_configuration(running.clone()).unwrap();
+        assert_eq!(again.running_configuration(), running);
+        backend.metrics().set_enabled(true);
+        backend.memory().set_limit(1 << 29);
+        let (_, kernel) = kernels_of(DeviceKind::Cpu).next().unwrap();
+        backend.executor().choices().set_override(LINEAR, kernel.name).unwrap();
+        let changed = backend.running_configuration();
+        assert_eq!((changed.timing.profiling, changed.memory.limit), (true, 1 << 29));
+        assert_eq!((running.linear_kernel.as_str(), changed.linear_kernel.as_str()), ("", kernel.name));
+        let open = Configuration { threads: 0, device: "cpu".into(), ..Configuration::default() };
+        let backend = Backend::from_configuration(open).unwrap();
+        let running = backend.running_configuration();
+        assert_eq!(running.threads, backend.device().multiprocessors as u64);
+        assert_eq!(running.memory.limit, backend.memory().get_statistics().limit);
+        assert_ne!(running.memory.limit, 0, "the host has a limit");
     }
 
     #[test]

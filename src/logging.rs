@@ -1,11 +1,12 @@
-//! Logging: the `log` crate's records go to the callbacks of live backends, and to stderr when NVB_LOG is set.
+//! Logging: the `log` crate's records go to the callbacks of live backends, and to stderr when NVB_LOG is set or a backend's
+//! configuration asks for more than warnings and has no callback for them.
 //!
-//! NVB_LOG takes `env_logger`'s filters ("debug", "nvbackend::memory=trace"). Without it and without a callback the
-//! library is silent.
+//! NVB_LOG takes `env_logger`'s filters ("debug", "nvbackend::memory=trace"). Without all of these the library is silent.
 
 use crate::capi::backend::nvb_log_callback;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::ffi::{c_void, CString};
+use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{OnceLock, RwLock};
 
@@ -13,7 +14,8 @@ type Callback = unsafe extern "C" fn(u32, *const std::ffi::c_char, *const std::f
 
 struct Receiver {
     id: u64,
-    callback: Callback,
+    /// `None`: records are written to stderr.
+    callback: Option<Callback>,
     user_data: *mut c_void,
     level: LevelFilter,
 }
@@ -49,6 +51,17 @@ pub fn initialize() {
 }
 
 pub fn add_sink(callback: Callback, user_data: *mut c_void, level: u32) -> Sink {
+    add(Some(callback), user_data, level)
+}
+
+/// Writes records to stderr while the sink lives; `None` where NVB_LOG decides already what is written there.
+pub fn add_standard_error(level: u32) -> Option<Sink> {
+    initialize();
+    let decided = LOGGER.get().is_some_and(|logger| logger.environment.is_some());
+    (!decided).then(|| add(None, std::ptr::null_mut(), level))
+}
+
+fn add(callback: Option<Callback>, user_data: *mut c_void, level: u32) -> Sink {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     initialize();
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -111,9 +124,20 @@ impl Log for Logger {
             Level::Debug => 4,
             Level::Trace => 5,
         };
+        let mut written = false;
         for receiver in receivers.iter().filter(|receiver| record.level() <= receiver.level) {
-            // SAFETY: the callback is valid until its sink is dropped, which takes the write lock first.
-            unsafe { (receiver.callback)(level, target.as_ptr(), message.as_ptr(), length, receiver.user_data) };
+            match receiver.callback {
+                // SAFETY: the callback is valid until its sink is dropped, which takes the write lock first.
+                Some(callback) => unsafe {
+                    callback(level, target.as_ptr(), message.as_ptr(), length, receiver.user_data)
+                },
+                // Once, however many backends ask for it. A stderr that is closed has nobody to tell.
+                None if !written => {
+                    written = true;
+                    let _ = writeln!(std::io::stderr(), "[{} {}] {}", record.level(), record.target(), record.args());
+                }
+                None => {}
+            }
         }
     }
 

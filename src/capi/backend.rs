@@ -9,6 +9,7 @@ use super::status::nvb_status;
 use super::stream::{nvb_stream, STREAMS};
 use super::structs::{expect_out, read, text, versioned, write};
 use crate::backend::{Backend, BackendOptions, MOST_THREADS};
+use crate::configuration::LogLevel;
 use crate::error::{Error, Result, Status};
 use crate::hardware;
 use crate::logging;
@@ -157,7 +158,7 @@ pub unsafe extern "C" fn nvb_backend_create(
         expect_out("backend", backend)?;
         logging::initialize();
         let mut sink = None;
-        let mut chosen = BackendOptions::default();
+        let mut chosen = BackendOptions { log_level: LogLevel::Off, ..BackendOptions::default() };
         if !options.is_null() {
             // SAFETY: a struct with its size set, by the header's contract; its string is NUL-terminated.
             let options = unsafe { read(options)? };
@@ -193,9 +194,10 @@ pub unsafe extern "C" fn nvb_backend_create(
                     format!("log_level is {}; {NVB_LOG_OFF} to {NVB_LOG_TRACE} is needed", options.log_level),
                 ));
             }
-            sink = options
-                .log_callback
-                .map(|callback| logging::add_sink(callback, options.log_user_data, options.log_level));
+            if let Some(callback) = options.log_callback {
+                sink = Some(logging::add_sink(callback, options.log_user_data, options.log_level));
+                chosen.log_level = LogLevel::ALL[options.log_level as usize];
+            }
         }
         let object = BackendObject::new(Backend::new(&chosen)?, sink);
         let handle = BACKENDS.insert(Arc::new(object))?;

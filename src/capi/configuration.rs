@@ -7,7 +7,7 @@ use super::status::nvb_status;
 use super::structs::{copy_text, expect_out, text};
 use crate::backend::Backend;
 use crate::configuration::field::{find, Value};
-use crate::configuration::{Configuration, Preset};
+use crate::configuration::{Configuration, LogLevel, Preset};
 use crate::error::Error;
 use crate::logging;
 use std::ffi::{c_char, c_void};
@@ -50,7 +50,7 @@ pub const NVB_PRESET_LOW_LATENCY: u32 = 1;
 pub const NVB_PRESET_THROUGHPUT: u32 = 2;
 /// `preset`: unified memory behind the device's own, BF16, no FP8.
 pub const NVB_PRESET_TRAINING: u32 = 3;
-/// `preset`: profiling and debug records on.
+/// `preset`: profiling and debug records on; without a callback they are written to standard error.
 pub const NVB_PRESET_DEVELOPMENT: u32 = 4;
 
 fn lock(configuration: &Mutex<Configuration>) -> MutexGuard<'_, Configuration> {
@@ -162,8 +162,9 @@ pub unsafe extern "C" fn nvb_configuration_validate(configuration: *const nvb_co
     guard!(nvb_configuration_validate, { lock(&*CONFIGURATIONS.get(configuration)?).validate() })
 }
 
-/// As `nvb_backend_create`, with a configuration in place of options. `log_callback` may be NULL; it receives records up
-/// to `logging.level`.
+/// As `nvb_backend_create`, with a configuration in place of options. `log_callback` receives records up to `logging.level`.
+/// Where it is NULL and the level "info", "debug" or "trace", they are written to standard error, unless the environment's
+/// NVB_LOG says what is.
 /// Errors: those of `nvb_backend_create`, and `NVB_ERROR_FP8` or `NVB_ERROR_UNSUPPORTED` if the device lacks what is
 /// required.
 #[no_mangle]
@@ -177,8 +178,13 @@ pub unsafe extern "C" fn nvb_backend_create_configured(
         expect_out("backend", backend)?;
         let configuration = lock(&*CONFIGURATIONS.get(configuration)?).clone();
         logging::initialize();
-        let level = configuration.logging.level as u32;
-        let sink = log_callback.map(|callback| logging::add_sink(callback, log_user_data, level));
+        let level = configuration.logging.level;
+        let sink = match log_callback {
+            Some(callback) => Some(logging::add_sink(callback, log_user_data, level as u32)),
+            // Who raised the level above the default wants to read the records.
+            None if level as u32 > LogLevel::default() as u32 => logging::add_standard_error(level as u32),
+            None => None,
+        };
         let object = BackendObject::new(Backend::from_configuration(configuration)?, sink);
         let handle = BACKENDS.insert(Arc::new(object))?;
         // SAFETY: checked for NULL, valid by the header's contract.
@@ -187,7 +193,9 @@ pub unsafe extern "C" fn nvb_backend_create_configured(
     })
 }
 
-/// Copies the configuration that the backend runs with as JSON (the defaults after `nvb_backend_create`); `text`,
+/// Copies the configuration that the backend runs with as JSON, however it was created: the device, its architecture and the
+/// threads that were chosen, what the environment has set, the memory's limit and margin in bytes, and what was changed since
+/// (the limit, profiling, an overridden kernel). What the JSON does not say is that of `nvb_memory_options` alone. `text`,
 /// `capacity` and `needed` as in `nvb_configuration_get`.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_backend_get_configuration_json(
@@ -197,7 +205,7 @@ pub unsafe extern "C" fn nvb_backend_get_configuration_json(
     needed: *mut usize,
 ) -> nvb_status {
     guard!(nvb_backend_get_configuration_json, {
-        let json = BACKENDS.get(backend)?.backend.configuration().to_json();
+        let json = BACKENDS.get(backend)?.backend.running_configuration().to_json();
         // SAFETY: the caller's buffer and pointer, by the header's contract.
         unsafe { give(&json, text, capacity, needed) };
         Ok(())

@@ -25,13 +25,14 @@ macro_rules! choice {
 
         impl $name {
             pub const NAMES: &'static [&'static str] = &[$($text),+];
+            pub const ALL: &'static [$name] = &[$($name::$variant),+];
 
             pub fn name(self) -> &'static str {
                 $name::NAMES[self as usize]
             }
 
             pub fn from_name(name: &str) -> Option<$name> {
-                [$($name::$variant),+].into_iter().find(|choice| choice.name() == name)
+                $name::ALL.iter().copied().find(|choice| choice.name() == name)
             }
         }
     };
@@ -228,8 +229,35 @@ impl Configuration {
             tuning_file: self.tuning_file.clone(),
             tensor_cores_off: self.tensor_cores == Requirement::Off,
             plain_attention: self.attention == AttentionKernels::Plain,
+            log_level: self.logging.level,
             ..BackendOptions::default()
         }
+    }
+
+    /// The other way round: what plain options say, with the defaults where they say nothing.
+    pub fn of(options: &BackendOptions) -> Configuration {
+        let off = |off: bool| if off { Requirement::Off } else { Requirement::Auto };
+        let mut configuration = Configuration {
+            device: if options.device.is_empty() { "auto".to_string() } else { options.device.clone() },
+            architecture: options.force_architecture.into(),
+            threads: options.threads as u64,
+            fp8: off(options.fp8_off),
+            tensor_cores: off(options.tensor_cores_off),
+            vendor_libraries: !options.own_kernels_only,
+            quantized_activations: options.quantized_activations,
+            batch_invariant: options.batch_invariant,
+            linear_kernel: options.linear_kernel.clone(),
+            tuning_file: options.tuning_file.clone(),
+            logging: LoggingConfiguration { level: options.log_level },
+            ..Configuration::default()
+        };
+        if options.plain_attention {
+            configuration.attention = AttentionKernels::Plain;
+        }
+        // Limit and margin are the memory manager's to tell, which has worked them out.
+        configuration.memory.initial = options.memory.initial_bytes;
+        configuration.memory.unified = options.memory.spill == Spill::Managed;
+        configuration
     }
 
     /// Whether the chosen device has what is required.
@@ -336,6 +364,29 @@ mod tests {
         configuration.check_device(&turing).unwrap();
         let cpu = Device::new(Kind::Cpu, 0);
         assert_eq!(configuration.check_device(&cpu).unwrap_err().status, Status::Unsupported);
+    }
+
+    #[test]
+    fn options_and_configurations_say_the_same() {
+        let configuration = Configuration {
+            device: "cuda:2".into(),
+            architecture: 75,
+            threads: 3,
+            fp8: Requirement::Off,
+            tensor_cores: Requirement::Off,
+            attention: AttentionKernels::Plain,
+            vendor_libraries: false,
+            quantized_activations: true,
+            batch_invariant: true,
+            linear_kernel: "linear_simt".into(),
+            tuning_file: "choices.txt".into(),
+            logging: LoggingConfiguration { level: LogLevel::Debug },
+            ..Configuration::default()
+        };
+        assert_eq!(Configuration::of(&configuration.backend_options()), configuration);
+        let unsaid = Configuration::of(&BackendOptions::default());
+        assert_eq!(unsaid, Configuration::default());
+        assert_eq!(Configuration::of(&unsaid.backend_options()), unsaid);
     }
 
     #[test]

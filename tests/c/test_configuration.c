@@ -76,6 +76,10 @@ static void count_records(uint32_t level, const char* target, const char* messag
   if (strstr(message, "backend on ") != NULL) ++*(int*)user_data;
 }
 
+static void ignore_record(uint32_t level, const char* target, const char* message, size_t length, void* user_data) {
+  (void)level, (void)target, (void)message, (void)length, (void)user_data;
+}
+
 static void test_backend(void) {
   nvb_configuration* c = create(NVB_PRESET_INFERENCE);
   nvb_backend* backend = foreign_handle();
@@ -120,9 +124,103 @@ static void test_backend(void) {
   CHECK_OK(nvb_configuration_destroy(c));
 }
 
+// What runs, however the backend was made: a configuration of the JSON makes the same again.
+static void test_running(void) {
+  char json[4096], again[4096], text[64];
+  CHECK_EQUAL(setenv("NVB_TUNING_FILE", "/nonexistent/choices.txt", 1), 0);
+  nvb_backend_options options = device_options();
+  options.memory_limit = 3 << 28;
+  options.own_kernels_only = 1;
+  nvb_backend* backend = NULL;
+  nvb_memory_manager* memory = NULL;
+  CHECK_OK(nvb_backend_create(&options, &backend));
+  CHECK_EQUAL(unsetenv("NVB_TUNING_FILE"), 0);
+  CHECK_OK(nvb_backend_get_configuration_json(backend, json, sizeof json, NULL));
+  snprintf(text, sizeof text, "\"device\": \"%s\"", test_device());
+  CHECK(strstr(json, text) != NULL);
+  if (test_on_cpu()) CHECK(strstr(json, "\"threads\": 2") != NULL);
+  CHECK(strstr(json, "\"limit\": 805306368") != NULL && strstr(json, "\"vendor_libraries\": false") != NULL);
+  CHECK(strstr(json, "\"precision\": \"auto\"") == NULL && strstr(json, "\"level\": \"off\"") != NULL);
+  CHECK(strstr(json, "\"tuning_file\": \"/nonexistent/choices.txt\"") != NULL);
+  CHECK(strstr(json, "\"profiling\": false") != NULL && strstr(json, "\"linear_kernel\": \"\"") != NULL);
+
+  nvb_configuration* c = create(NVB_PRESET_THROUGHPUT);
+  CHECK_OK(nvb_configuration_apply_json(c, json));
+  CHECK_OK(nvb_configuration_validate(c));
+  nvb_backend* copy = NULL;
+  CHECK_OK(nvb_backend_create_configured(c, NULL, NULL, &copy));
+  CHECK_OK(nvb_backend_get_configuration_json(copy, again, sizeof again, NULL));
+  CHECK(strcmp(json, again) == 0);
+  CHECK_OK(nvb_backend_destroy(copy));
+  CHECK_OK(nvb_configuration_destroy(c));
+
+  nvb_kernel_info kernel;
+  nvb_kernel_info_init(&kernel);
+  CHECK_OK(nvb_kernel_get(backend, 0, &kernel));
+  CHECK_OK(nvb_kernel_override(backend, NVB_OPERATION_LINEAR, kernel.name));
+  CHECK_OK(nvb_backend_set_profiling(backend, 1));
+  CHECK_OK(nvb_backend_get_memory_manager(backend, 0, &memory));
+  CHECK_OK(nvb_memory_set_limit(memory, 1 << 28));
+  CHECK_OK(nvb_backend_get_configuration_json(backend, json, sizeof json, NULL));
+  CHECK(strstr(json, "\"profiling\": true") != NULL && strstr(json, "\"limit\": 268435456") != NULL);
+  CHECK(strstr(json, kernel.name) != NULL);
+  CHECK_OK(nvb_memory_manager_destroy(memory));
+  CHECK_OK(nvb_backend_destroy(backend));
+}
+
+// What a backend of this preset writes to standard error by itself, while `logged` says whether it has a callback.
+static size_t written_by(uint32_t preset, int logged) {
+  char path[] = "/tmp/nvbackend_configuration_XXXXXX";
+  const int file = mkstemp(path), kept = dup(STDERR_FILENO);
+  CHECK(file >= 0 && kept >= 0 && dup2(file, STDERR_FILENO) >= 0);
+  nvb_configuration* c = create(preset);
+  nvb_backend *backend = NULL, *second = NULL;
+  int lines = 0;
+  nvb_status status = nvb_configuration_set(c, "device", test_device());
+  const nvb_log_callback callback = logged ? ignore_record : NULL;
+  if (status == NVB_OK) status = nvb_backend_create_configured(c, callback, &lines, &backend);
+  if (status == NVB_OK) status = nvb_backend_create_configured(c, callback, &lines, &second);
+  // A failing call is a debug record.
+  const nvb_status failing = nvb_stream_synchronize(NULL);
+  const nvb_status destroyed = nvb_backend_destroy(backend) | nvb_backend_destroy(second);
+  const nvb_status silent = nvb_stream_synchronize(NULL);
+  CHECK(dup2(kept, STDERR_FILENO) >= 0);
+  CHECK_OK(status);
+  CHECK_OK(destroyed);
+  CHECK(failing == NVB_ERROR_INVALID_ARGUMENT && silent == failing);
+  static char text[1 << 16];
+  const ssize_t length = pread(file, text, sizeof text - 1, 0);
+  CHECK(length >= 0);
+  text[length > 0 ? length : 0] = '\0';
+  if (length > 0) {
+    const char* record = strstr(text, "[DEBUG nvbackend");
+    CHECK(record != NULL && strstr(text, "backend on ") != NULL);
+    const char* failure = strstr(text, "nvb_stream_synchronize");
+    // Once, though two backends asked for records, and not after they are gone.
+    CHECK(failure != NULL && strstr(strchr(failure, '\n'), "nvb_stream_synchronize: ") == NULL);
+  }
+  close(kept);
+  close(file);
+  unlink(path);
+  CHECK_OK(nvb_configuration_destroy(c));
+  return (size_t)length;
+}
+
+static void test_standard_error(void) {
+  if (getenv("NVB_LOG") != NULL) {
+    printf("NVB_LOG is set, which decides what is written to standard error\n");
+    return;
+  }
+  CHECK(written_by(NVB_PRESET_DEVELOPMENT, 0) > 0);
+  CHECK_EQUAL(written_by(NVB_PRESET_DEVELOPMENT, 1), 0);
+  CHECK_EQUAL(written_by(NVB_PRESET_INFERENCE, 0), 0);
+}
+
 int main(void) {
   test_fields();
   test_json();
   test_backend();
+  test_running();
+  test_standard_error();
   return test_result();
 }
