@@ -1,7 +1,7 @@
 # `make` alone prints what there is. Everything is built inside the checkout: target/ (Cargo), build/ (CMake),
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
-.PHONY: help setup fetch demo test library install uninstall bench gpu-bundle header format lint clean \
+.PHONY: help setup fetch demo test library install uninstall bench gpu-bundle header abi format lint clean \
         fuzz test-rust test-models test-tsan test-fuzz test-helgrind test-aarch64 test-cpu-only build-native test-native test-readme
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
@@ -57,6 +57,9 @@ header: ## write include/nvbackend.h, its layout and the list of exports from sr
 	NVB_UPDATE_HEADER=1 cargo test --release $(CPU_ONLY) --test abi_layout
 	cargo build --release $(CPU_ONLY)
 	tests/gates/exports.sh "$(CARGO_TARGET_DIR)/cpu-only/release/libnvbackend.so" --write
+
+abi: setup ## write the dump that the ABI is compared with; a change that breaks it raises NVB_ABI_VERSION first
+	tests/gates/abi.sh "$(CURDIR)/build/abi" --write
 
 format: setup ## format Rust, C, C++ and CUDA
 	cargo fmt

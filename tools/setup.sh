@@ -110,6 +110,8 @@ packages_for() {
     has pkg-config || printf 'pkg-config '
     has python3 || printf 'python3 '
     has valgrind || printf 'valgrind '
+    has abidiff && has abidw || printf 'abigail-tools '
+    has xz || printf 'xz-utils '
   fi
 }
 

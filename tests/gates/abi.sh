@@ -1,39 +1,27 @@
 #!/bin/sh
-# abidiff of the C ABI against the last release's tag. Exit code 77 (skipped) says that there is nothing to compare
-# with, and why. Both libraries are built without CUDA, which changes no exported function, and with full debug
-# information, because abidiff sees nothing in a stripped library.
+# abidiff of the C ABI against the dump of it that is kept beside this script, abi-N.xml.xz for NVB_ABI_VERSION N: an
+# engine that was built against an earlier state of the same number must go on working. The library is built without
+# CUDA, which changes no exported function, with full debug information, because abidiff sees nothing in a stripped one,
+# and unoptimised, which takes a quarter of the time.
 #
-#   abi.sh WORK_FOLDER
+#   abi.sh WORK_FOLDER          compare; exit code 77 (skipped) on a machine whose C types are not those of the dump
+#   abi.sh WORK_FOLDER --write  write the dump: after functions were added, or with another number after a change that breaks
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$1
-skip() { echo "abi: skipped: $*"; exit 77; }
+number=$(sed -n 's/^#define NVB_ABI_VERSION //p' "$root/include/nvbackend.h")
+kept=$root/tests/gates/abi-$number.xml.xz
+fail() { echo "abi: $*" >&2; exit 1; }
 
-command -v abidiff >/dev/null || skip "abidiff is not installed (apt-get install abigail-tools)"
-git -C "$root" rev-parse --git-dir >/dev/null 2>&1 || skip "this is no git checkout, so there is no tag"
-tag=$(git -C "$root" describe --tags --abbrev=0 --match 'v*' 2>/dev/null) || skip "no release has been tagged yet"
+for tool in abidw abidiff xz; do
+  command -v $tool >/dev/null || fail "$tool is not installed (apt-get install abigail-tools xz-utils)"
+done
+# `char` is signed on one and unsigned on the other, and so differs in every text.
+[ "$(uname -m)" = x86_64 ] || { echo "abi: skipped: the dump is of x86_64, this is $(uname -m)"; exit 77; }
 
-# build SOURCE_FOLDER NAME: a library with debug information, in $work/NAME.
-build() {
-  (cd "$1" && CARGO_PROFILE_RELEASE_DEBUG=2 CARGO_PROFILE_RELEASE_LTO=off \
-    cargo build --quiet --release --locked --lib --no-default-features --target-dir "$work/target")
-  mkdir -p "$work/$2"
-  cp "$work/target/release/libnvbackend.so" "$work/$2/"
-}
-
-mkdir -p "$work"
-if [ ! -f "$work/$tag/libnvbackend.so" ]; then
-  rm -rf "$work/source"
-  mkdir "$work/source"
-  git -C "$root" archive "$tag" | tar -x -C "$work/source"
-  build "$work/source" "$tag"
-fi
-build "$root" current
-
-# The SONAME tells which releases must be compatible: with another one every change is allowed.
-soname() { readelf -d "$1" | sed -n 's/.*soname: \[\(.*\)\]/\1/p'; }
-[ "$(soname "$work/$tag/libnvbackend.so")" = "$(soname "$work/current/libnvbackend.so")" ] ||
-  skip "$tag has another SONAME, so its ABI need not be kept"
+(cd "$root" && CARGO_PROFILE_RELEASE_DEBUG=2 CARGO_PROFILE_RELEASE_OPT_LEVEL=0 \
+  cargo build --quiet --release --locked --lib --no-default-features --target-dir "$work/target")
+library=$work/target/release/libnvbackend.so
 
 # A new function breaks nobody, and a struct may grow at its end, because struct_size tells the library which one it got.
 # Every line of the report must be one that says so; abidiff's own suppressions also hide a field that changes its type.
@@ -45,11 +33,25 @@ grown_at_end='
   match($0, /at offset [0-9]+ \(in bits\)/) { split(substr($0, RSTART), word, " "); if (word[3] + 0 >= size + 0) next }
   { broken = 1 }
   END { exit broken }'
-if abidiff --no-added-syms "$work/$tag/libnvbackend.so" "$work/current/libnvbackend.so" >"$work/report" ||
-  awk "$grown_at_end" "$work/report"; then
-  echo "abi: compatible with $tag"
+compatible() {
+  xz -dc "$kept" >"$work/kept.xml"
+  abidiff --no-added-syms "$work/kept.xml" "$library" >"$work/report" || awk "$grown_at_end" "$work/report"
+}
+
+if [ "${2:-}" = --write ]; then
+  if [ -f "$kept" ] && ! compatible; then
+    cat "$work/report" >&2
+    fail "what changed breaks engines (above), so NVB_ABI_VERSION must be larger than $number"
+  fi
+  rm -f "$root"/tests/gates/abi-*.xml.xz
+  abidw --no-corpus-path --no-comp-dir-path --no-show-locs --no-elf-needed --out-file "$work/written.xml" "$library"
+  xz -9e -c "$work/written.xml" >"$kept"
+  exit
+fi
+[ -f "$kept" ] || fail "there is no dump of ABI $number; \`make abi\` writes it"
+if compatible; then
+  echo "abi: compatible with the kept dump of ABI $number"
 else
   cat "$work/report" >&2
-  echo "abi: an engine built against $tag would break (above)" >&2
-  exit 1
+  fail "an engine built against ABI $number would break (above); take the change back, or raise NVB_ABI_VERSION and \`make abi\`"
 fi

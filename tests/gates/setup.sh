@@ -46,7 +46,7 @@ complete() {
   program apt-get 'echo apt-get was run; exit 1'
   program sudo 'echo sudo was run; exit 1'
   program rustc 'echo "rustc 1.95.0 (59807616e 2026-04-14)"'
-  for name in cargo cc c++ make ninja git pkg-config valgrind curl; do program $name; done
+  for name in cargo cc c++ make ninja git pkg-config valgrind abidiff abidw xz curl; do program $name; done
   program cmake 'echo "cmake version 3.25.1"'
   program python3 'case "$*" in *"pip --version"*) exit 0 ;; *) echo downloading "$*"; exit 1 ;; esac'
   rm -rf "$work/checkout/.toolchain"
@@ -80,23 +80,23 @@ rm -r "$work/home/.cargo"
 # One message for all that root must install, whichever command meets it, and nothing is downloaded before.
 for options in "--demo --cpu" "--cpu"; do
   complete
-  lacks c++ ninja valgrind git pkg-config
+  lacks c++ ninja valgrind git pkg-config abidiff xz
   program python3 'exit 1'
   # shellcheck disable=SC2086
   setup 1 -- $options
-  says "sudo apt-get install -y g++ git libsentencepiece-dev nlohmann-json3-dev pkg-config python3-venv valgrind"
+  says "sudo apt-get install -y abigail-tools g++ git libsentencepiece-dev nlohmann-json3-dev pkg-config python3-venv valgrind xz-utils"
   grep -q "was run\|downloading" "$work/said" && fail "it did something before it asked"
 done
 lacks sudo
 setup 1 -- --demo --cpu
-says "  apt-get install -y g++" "(as root)"
+says "  apt-get install -y abigail-tools g++" "(as root)"
 lacks apt-get
 setup 1 -- --demo --cpu
 says "what matches these Debian packages" "valgrind"
 
 # The demo stops for nothing that `make test` alone needs, and without a network neither for what is there already.
 complete
-lacks valgrind git pkg-config
+lacks valgrind git pkg-config abidiff xz
 setup 0 -- --demo --cpu
 [ ! -s "$work/said" ] || fail "it spoke although nothing was missing"
 lacks ninja
