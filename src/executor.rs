@@ -29,7 +29,8 @@ use crate::weight::{Format, WeightLayout};
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +165,10 @@ pub trait Executor: Send + Sync {
     }
     /// Gives back to the driver what `free` kept.
     fn trim(&self) {}
+    /// An error once the device is lost. It calls no driver.
+    fn refuse_lost(&self) -> Result<()> {
+        Ok(())
+    }
     /// Waits for all work of the device.
     fn synchronize(&self) -> Result<()> {
         self.stream_synchronize(RawHandle::NULL)
@@ -309,6 +314,26 @@ pub trait Executor: Send + Sync {
     /// Waits for the stream.
     fn quantize(&self, _op: &Quantize, _stream: RawHandle) -> Result<Quantized> {
         Err(Error::unsupported("this executor quantises on the host"))
+    }
+}
+
+static ON_LOSS: OnceLock<fn()> = OnceLock::new();
+
+/// Has `act` called whenever a device has been lost, in the thread whose driver call failed, whatever locks it holds: `act`
+/// takes none. The first `act` of a process is the one that is called.
+pub fn when_a_device_is_lost(act: fn()) {
+    ON_LOSS.get_or_init(|| act);
+    // Who asks `refuse_lost` after this and is not refused did all before it in time for `act`: of this fence and the other
+    // one, one comes first.
+    fence(Ordering::SeqCst);
+}
+
+/// For the executor whose `refuse_lost` has begun to refuse.
+#[cfg(feature = "cuda")]
+pub fn a_device_is_lost() {
+    fence(Ordering::SeqCst);
+    if let Some(act) = ON_LOSS.get() {
+        act();
     }
 }
 

@@ -19,8 +19,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const LIVE: u64 = 1 << 31;
 /// The object met a panic.
 const POISONED: u64 = 1 << 30;
+/// What threads kept of the object holds no more; calls that look the handle up find the object as before.
+const UNKEPT: u64 = 1 << 29;
 
-/// Generation in the upper half, then `LIVE` and `POISONED`.
+/// Generation in the upper half, then `LIVE`, `POISONED` and `UNKEPT`.
 #[repr(align(64))]
 pub struct State(AtomicU64);
 
@@ -32,12 +34,17 @@ impl State {
     /// Makes the object refuse all calls but destroy, if the handle of this generation is still there.
     pub fn poison(&self, generation: u32) {
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |state| {
-            (state & !POISONED == State::of(generation)).then_some(state | POISONED)
+            (state & !(POISONED | UNKEPT) == State::of(generation)).then_some(state | POISONED)
         });
+    }
+
+    /// The state, for who looks the handle up.
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order) & !UNKEPT
     }
 }
 
-/// Whether a handle that was found once would be found again.
+/// Whether a handle that was found once would be found again, and `Table::end_validity` was not called since.
 #[derive(Clone, Copy)]
 pub struct Validity {
     state: &'static State,
@@ -84,7 +91,7 @@ impl<'a> Pinned<'a> {
         // look at the state sees the end.
         pins.0.fetch_add(1, Ordering::SeqCst);
         let pinned = Pinned(pins);
-        (slot.state.0.load(Ordering::SeqCst) == State::of(generation)).then_some(pinned)
+        (slot.state.load(Ordering::SeqCst) == State::of(generation)).then_some(pinned)
     }
 }
 
@@ -187,7 +194,7 @@ impl<T: 'static> Table<T> {
     fn find(&self, handle: usize) -> Result<(&'static Slot<T>, u32)> {
         let found = self.decode(handle).and_then(|(index, generation)| Some((self.slot(index)?, generation)));
         let (slot, generation) = found.ok_or_else(|| self.unknown(handle))?;
-        match slot.state.0.load(Ordering::Relaxed) {
+        match slot.state.load(Ordering::Relaxed) {
             state if state == State::of(generation) => Ok((slot, generation)),
             state if state == State::of(generation) | POISONED => Err(Error::new(
                 Status::Internal,
@@ -222,6 +229,22 @@ impl<T: 'static> Table<T> {
         self.find(handle as usize).map(|(slot, generation)| Validity { state: &slot.state, generation })
     }
 
+    /// Ends every `Validity` of the objects that are there. Those objects give out none that holds any more; who looks a
+    /// handle up finds its object. It takes no lock.
+    pub fn end_validity(&self) {
+        for (at, chunk) in self.chunks.iter().enumerate() {
+            let chunk = chunk.load(Ordering::Acquire);
+            if chunk.is_null() {
+                continue;
+            }
+            // SAFETY: a chunk that `add_slot` leaked, with this many slots.
+            for slot in unsafe { std::slice::from_raw_parts(chunk, FIRST_CHUNK << at) } {
+                let unkept = |state| (state & LIVE != 0).then_some(state | UNKEPT);
+                let _ = slot.state.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, unkept);
+            }
+        }
+    }
+
     /// As `get`; NULL gives `None`.
     pub fn get_optional<H>(&self, handle: *const H) -> Result<Option<Arc<T>>> {
         if handle.is_null() {
@@ -246,7 +269,9 @@ impl<T: 'static> Table<T> {
             .decode(handle as usize)
             .and_then(|(index, generation)| self.slot(index).map(|slot| (index, generation, slot)));
         let (index, generation, slot) = found.ok_or_else(|| self.unknown(handle as usize))?;
-        let end = |state| (state & !POISONED == State::of(generation)).then_some(state & !(LIVE | POISONED));
+        let end = |state| {
+            (state & !(POISONED | UNKEPT) == State::of(generation)).then_some(state & !(LIVE | POISONED | UNKEPT))
+        };
         if slot.state.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, end).is_err() {
             return Err(self.unknown(handle as usize));
         }
@@ -310,6 +335,24 @@ mod tests {
         assert!(!validity.holds());
         assert_eq!(THINGS.get(handle).unwrap_err().status, Status::Internal);
         assert_eq!(THINGS.take(handle).unwrap().as_deref(), Some(&7));
+    }
+
+    #[test]
+    fn objects_without_validity_are_found_poisoned_and_ended() {
+        static THINGS: Table<u32> = Table::new("thing", 3);
+        let handles: Vec<*mut u8> = (0..100).map(|i| THINGS.insert(Arc::new(i)).unwrap()).collect();
+        let validity = handles.iter().map(|&handle| THINGS.validity(handle).unwrap());
+        let validity: Vec<Validity> = validity.collect();
+        THINGS.end_validity();
+        assert!(validity.iter().all(|validity| !validity.holds()));
+        assert!((0..100).all(|i| *THINGS.get(handles[i]).unwrap() == i as u32));
+        assert!(!THINGS.validity(handles[70]).unwrap().holds());
+        validity[70].state.poison(validity[70].generation);
+        assert_eq!(THINGS.get(handles[70]).unwrap_err().status, Status::Internal);
+        handles.iter().for_each(|&handle| THINGS.remove(handle).unwrap());
+        let again: *mut u8 = THINGS.insert(Arc::new(7)).unwrap();
+        assert!(THINGS.validity(again).unwrap().holds(), "an object that came later gives out its own");
+        THINGS.remove(again).unwrap();
     }
 
     #[test]

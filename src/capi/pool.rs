@@ -64,7 +64,7 @@ impl Owner for PoolObject {
     }
 }
 
-static POOLS: Table<PoolObject> = Table::new("pool", 11);
+pub(super) static POOLS: Table<PoolObject> = Table::new("pool", 11);
 
 fn pool_and_stream(pool: *mut nvb_pool, stream: *mut nvb_stream) -> Result<(Arc<PoolObject>, Arc<Stream>)> {
     let object = POOLS.get(pool)?;

@@ -3,9 +3,12 @@
 
 use super::backend::stream_of;
 use super::handle::{Table, Validity};
+use super::memory::MEMORY_MANAGERS;
+use super::pool::POOLS;
 use super::stream::{nvb_stream, STREAMS};
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::executor::when_a_device_is_lost;
 use crate::memory::{Blocks, Shortcut};
 use crate::stream::RawHandle;
 use crate::thread_end::ThreadEnd;
@@ -158,11 +161,19 @@ pub fn free<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c
     Ok(())
 }
 
+/// Sends all threads the long way, which refuses a lost device. Other devices take it as well from then on.
+fn end_shortcuts() {
+    MEMORY_MANAGERS.end_validity();
+    POOLS.end_validity();
+}
+
 /// Keeps what was found behind the two handles, unless that is known.
 fn keep<O: Owner, H>(object: &O, owner: *mut H, stream: *mut nvb_stream, raw: RawHandle) {
     if known_stream(owner, stream).is_some() {
         return;
     }
+    // A device that is lost from now on ends the validity, and one that is lost already has no shortcut.
+    when_a_device_is_lost(end_shortcuts);
     // A handle that was destroyed meanwhile leaves nothing to keep.
     let (Ok(validity), Some(shortcut)) = (validity::<O, H>(owner, stream), object.blocks().shortcut(raw)) else {
         return;

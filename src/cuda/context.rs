@@ -5,6 +5,7 @@ use super::all_work::AllWork;
 use super::driver::{self, is_sticky};
 use super::exit::{self, Inside};
 use crate::error::{Error, Result, Status};
+use crate::executor::a_device_is_lost;
 use cust::sys::{self, cudaError_enum, CUcontext, CUresult};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, CStr};
@@ -133,6 +134,7 @@ fn refuse_lost(lost: &OnceLock<Error>) -> Result<()> {
 
 fn mark(lost: &OnceLock<Error>, ordinal: i32, error: Error) -> Error {
     if is_sticky(error.cuda_code) && lost.set(Error { status: Status::DeviceLost, ..error.clone() }).is_ok() {
+        a_device_is_lost();
         log::error!(target: "nvbackend::cuda", "cuda:{ordinal} is lost: {error}");
     }
     error

@@ -310,6 +310,10 @@ impl Executor for CudaExecutor {
         }
     }
 
+    fn refuse_lost(&self) -> Result<()> {
+        self.context.refuse_lost()
+    }
+
     fn synchronize(&self) -> Result<()> {
         let _guard = self.enter()?;
         self.context.wait_for_all_work()

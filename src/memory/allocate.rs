@@ -59,6 +59,8 @@ const MANY_QUERIES: usize = 32;
 impl Core {
     #[inline]
     pub fn allocate(&self, arena: &Arena, bytes: usize, alignment: usize, stream: RawHandle) -> Result<*mut c_void> {
+        // No driver call would tell where a block is at hand.
+        self.source.refuse_lost()?;
         if self.pages.is_some() && bytes != 0 && alignment.is_power_of_two() {
             if let Some(class) = class_for(bytes, alignment) {
                 let key = self.key(stream);
@@ -275,6 +277,7 @@ impl Core {
 
     /// A block of memory that is not the device's own.
     pub fn allocate_of_kind(&self, bytes: usize, kind: Kind) -> Result<*mut c_void> {
+        self.source.refuse_lost()?;
         if bytes == 0 {
             return Err(Error::invalid("bytes is 0; at least 1 is needed"));
         }

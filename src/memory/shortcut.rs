@@ -21,6 +21,7 @@ pub struct Shortcut {
 impl Shortcut {
     fn new(core: &Core, arena: &super::arena::Arena, stream: RawHandle) -> Option<Shortcut> {
         core.pages.as_ref()?;
+        core.source.refuse_lost().ok()?;
         Some(Shortcut { claim: claim_of(arena)?, key: core.key(stream), free_key: core.free_key(stream) })
     }
 
@@ -62,7 +63,7 @@ pub trait Blocks {
     /// As `allocate_at_once`. `false`: nothing has changed.
     fn free_at_once(&self, pointer: *mut c_void, stream: RawHandle) -> bool;
 
-    /// `None`: the thread never allocated here, is ending, or blocks are not pooled.
+    /// `None`: the thread never allocated here, is ending, blocks are not pooled, or the device is lost.
     fn shortcut(&self, stream: RawHandle) -> Option<Shortcut>;
 }
 

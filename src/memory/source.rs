@@ -63,6 +63,10 @@ pub trait Source: Send + Sync {
     unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind) -> Result<()>;
     /// Gives back what the source itself keeps of freed plain allocations.
     fn trim(&self) {}
+    /// An error once the device is lost. It calls no driver.
+    fn refuse_lost(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Whether work has finished when the call that queued it returns, so that streams and events mean nothing.
     fn is_synchronous(&self) -> bool;
@@ -113,6 +117,10 @@ impl Source for ExecutorSource {
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         self.virtual_memory.as_deref()
+    }
+
+    fn refuse_lost(&self) -> Result<()> {
+        self.executor.refuse_lost()
     }
 
     fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {

@@ -9,6 +9,7 @@ use nvbackend::capi::device::*;
 use nvbackend::capi::memory::*;
 use nvbackend::capi::memory_statistics::*;
 use nvbackend::capi::metrics::*;
+use nvbackend::capi::pool::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::stream::*;
 use nvbackend::capi::stream_manager::*;
@@ -82,6 +83,14 @@ fn working(fake: &Fake, n: i64, code: i32) -> Result<Outcome, String> {
     call!(nvb_stream_manager_create(neighbour.backend.raw, null(), &mut manager.raw))
         .map_err(|failure| failure.to_string())?;
     call!(nvb_stream_manager_acquire(manager.raw, 0, &mut leased.raw)).map_err(|failure| failure.to_string())?;
+    let mut pool = Handle::new(nvb_pool_destroy);
+    call!(nvb_pool_create(neighbour.memory.raw, c"cached".as_ptr(), &mut pool.raw))
+        .map_err(|failure| failure.to_string())?;
+    // From now on this thread has blocks at hand, in the manager and in the pool, and takes the shortcut to them.
+    for _ in 0..2 {
+        neighbour.block(1000, null_mut()).map(drop).map_err(|failure| failure.to_string())?;
+        from_pool(&pool).map_err(|failure| failure.to_string())?;
+    }
     fake.fail(n, code, Mode::Sticky);
     let outcome = engine.work();
     let books = fake.books();
@@ -108,8 +117,9 @@ fn working(fake: &Fake, n: i64, code: i32) -> Result<Outcome, String> {
         Err(format!("{doing} made {calls} driver calls after the error in {fault}"))
     };
     let memory = engine.memory.raw;
-    // More than is cached; a block that the manager still has costs no driver call.
     expect_lost(&fault, "allocating", engine.block(1 << 30, null_mut()).map(drop))?;
+    expect_lost(&fault, "allocating a block at hand", neighbour.block(1000, null_mut()).map(drop))?;
+    expect_lost(&fault, "allocating a pool's block at hand", from_pool(&pool))?;
     expect_lost(&fault, "asking the device", call!(nvb_memory_query_device(memory, null_mut(), null_mut())))?;
     expect_lost(&fault, "creating a stream", engine.stream().map(drop))?;
     expect_lost(&fault, "creating an event", engine.event().map(drop))?;
@@ -139,9 +149,16 @@ fn working(fake: &Fake, n: i64, code: i32) -> Result<Outcome, String> {
     if neighbour.statistics().blocks != 0 {
         return Err("a block that was freed is still counted".to_owned());
     }
-    drop((manager, leased, engine, neighbour));
+    drop((pool, manager, leased, engine, neighbour));
     untouched("destroying")?;
     Ok(Outcome::Passed)
+}
+
+/// Takes a block from the pool and gives it back.
+fn from_pool(pool: &Handle<nvb_pool>) -> Result<(), Failure> {
+    let mut pointer = null_mut();
+    call!(nvb_pool_allocate(pool.raw, 1000, null_mut(), &mut pointer))?;
+    call!(nvb_pool_free(pool.raw, pointer, null_mut()))
 }
 
 fn expect_lost(code: i32, fault: &str, doing: &str, outcome: Result<(), Failure>) -> Result<(), String> {
