@@ -146,9 +146,9 @@ unsafe fn memory_options(options: &nvb_backend_options) -> Result<MemoryOptions>
 /// Chooses a device and prepares it; `*backend` receives the handle. Options may be NULL for the defaults.
 ///
 /// On CUDA this retains the device's primary context, which the engine and the CUDA runtime share.
-/// Errors: `NVB_ERROR_CONFIGURATION` (an option; the text lists the kernels if it is `linear_kernel`), `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason),
-/// `NVB_ERROR_DEVICE` (no such ordinal), `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`,
-/// `NVB_ERROR_UNSUPPORTED` (a TPU).
+/// Errors: `NVB_ERROR_CONFIGURATION` (an option; the text lists the kernels if it is `linear_kernel`),
+/// `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason), `NVB_ERROR_DEVICE` (no such ordinal),
+/// `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`, `NVB_ERROR_UNSUPPORTED` (a TPU).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_backend_create(
     options: *const nvb_backend_options,

@@ -38,8 +38,9 @@ pub unsafe extern "C" fn nvb_memory_trim(memory: *mut nvb_memory_manager, keep: 
 }
 
 /// Waits for the device's work and gives all physical memory back, so that an idle engine leaves the device to others.
-/// Every block stays allocated at its address, but none may be used before `nvb_memory_wake`: calls that would work on one,
-/// and on a weight or a KV cache in this memory, return `NVB_ERROR_INVALID_ARGUMENT`. `keep_content` 1: what live blocks hold is copied to main memory and comes back with `nvb_memory_wake`; 0: it is lost. `released`, if not
+/// Every block stays allocated at its address, but none may be used before `nvb_memory_wake`: calls that would work on
+/// one, and on a weight or a KV cache in this memory, return `NVB_ERROR_INVALID_ARGUMENT`. `keep_content` 1: what live
+/// blocks hold is copied to main memory and comes back with `nvb_memory_wake`; 0: it is lost. `released`, if not
 /// NULL, receives the bytes given back. Until then allocations fail; blocks may be freed.
 /// Errors: `NVB_ERROR_UNSUPPORTED` without pooling (a small limit, an allocator of the engine's, no virtual memory),
 /// `NVB_ERROR_INVALID_ARGUMENT` if it is asleep already or a capture runs, `NVB_ERROR_OUT_OF_MEMORY` if main memory

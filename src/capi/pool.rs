@@ -224,8 +224,9 @@ pub unsafe extern "C" fn nvb_pool_get_name(
 
 /// From now on, until `nvb_pool_end_capture`, what is allocated on `stream` from the manager comes from this pool, and no
 /// memory of the pool goes elsewhere before it is destroyed, so a graph's addresses stay its own: destroy the graph
-/// first. Weights and KV caches that are created meanwhile lie outside of it. Call it before the stream's capture (`cudaStreamBeginCapture`) begins. While it lasts, the manager asks no
-/// event and gives no memory back, on any stream. Does not synchronise.
+/// first. Weights and KV caches that are created meanwhile lie outside of it. Call it before the stream's capture
+/// (`cudaStreamBeginCapture`) begins. While it lasts, the manager asks no event and gives no memory back, on any stream.
+/// Does not synchronise.
 /// A capture that the manager has not been told of is invalidated, in each of CUDA's capture modes, by what waits for
 /// the whole device meanwhile, on any thread: frees without a stream, allocations that find memory short, clearing,
 /// trimming, sleeping, and the end of a backend with the last of its children, which invalidates the others as well.
