@@ -160,7 +160,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn zeroing_writes_what_was_written_and_gives_the_rest_no_memory() {
-        let bytes = 40_000 * 4096;
+        let bytes = 40_000 * 4096usize;
         let memory = HostVirtualMemory::new(plenty);
         let base = memory.reserve(bytes.next_multiple_of(PAGE_BYTES)).unwrap();
         let resident = |start: usize| {
