@@ -4,6 +4,7 @@ use crate::configuration::{Configuration, LogLevel, Precision, NO_MARGIN};
 use crate::cpu::CpuExecutor;
 use crate::error::{Error, Result, Status};
 use crate::executor::{DeviceInfo, DeviceKind, Executor};
+use crate::fork::PerProcess;
 use crate::hardware::{
     self,
     device::{Device, Kind},
@@ -373,7 +374,7 @@ fn best_of(gpus: &[Device]) -> Option<i32> {
 /// Every CUDA device, or why there is none to ask. The answer is kept, as devices do not come and go within a process;
 /// what the driver itself refuses with a code (busy, no permission) may pass, and is asked for again.
 pub fn cuda_devices() -> Result<Vec<DeviceInfo>> {
-    static ANSWER: OnceLock<Result<Vec<DeviceInfo>>> = OnceLock::new();
+    static ANSWER: PerProcess<OnceLock<Result<Vec<DeviceInfo>>>> = PerProcess::new(OnceLock::new);
     if let Some(answer) = ANSWER.get() {
         return answer.clone();
     }

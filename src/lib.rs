@@ -16,6 +16,7 @@ pub mod cuda;
 pub mod error;
 pub mod executor;
 mod file;
+pub mod fork;
 pub mod hardware;
 pub mod logging;
 pub mod memory;

@@ -4,11 +4,13 @@
 //! NVB_LOG takes `env_logger`'s filters ("debug", "nvbackend::memory=trace"). Without all of these the library is silent.
 
 use crate::capi::backend::nvb_log_callback;
+use crate::fork::PerProcess;
+use env_logger::{Target, WriteStyle};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::ffi::{c_void, CString};
-use std::io::Write as _;
+use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, RwLock};
+use std::sync::RwLock;
 
 type Callback = unsafe extern "C" fn(u32, *const std::ffi::c_char, *const std::ffi::c_char, usize, *mut c_void);
 
@@ -25,12 +27,38 @@ unsafe impl Send for Receiver {}
 // SAFETY: as above.
 unsafe impl Sync for Receiver {}
 
+/// Each process has receivers of its own: a parent's belong to backends that its children cannot use.
 struct Logger {
-    receivers: RwLock<Vec<Receiver>>,
-    environment: Option<env_logger::Logger>,
+    receivers: PerProcess<RwLock<Vec<Receiver>>>,
+    environment: PerProcess<Option<env_logger::Logger>>,
 }
 
-static LOGGER: OnceLock<Logger> = OnceLock::new();
+static LOGGER: Logger =
+    Logger { receivers: PerProcess::new(Default::default), environment: PerProcess::new(logger_of_environment) };
+
+fn logger_of_environment() -> Option<env_logger::Logger> {
+    std::env::var_os("NVB_LOG")?;
+    // `env_logger` takes the writer for a file, and would choose no colours.
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let style = if colours { WriteStyle::Always } else { WriteStyle::Never };
+    let mut builder = env_logger::Builder::from_env("NVB_LOG");
+    Some(builder.target(Target::Pipe(Box::new(StandardError))).write_style(style).build())
+}
+
+/// Past the lock of std's, which a thread of the parent may have held when this process was forked.
+struct StandardError;
+
+impl Write for StandardError {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        // SAFETY: bytes that are there.
+        let written = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+        usize::try_from(written).map_err(|_| std::io::Error::last_os_error())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
 
 /// A registered callback; dropping it waits for running calls of it and ends them.
 pub struct Sink {
@@ -39,14 +67,8 @@ pub struct Sink {
 
 /// Installs the logger once a process; an earlier logger of the same process (in Rust tests) is left in place.
 pub fn initialize() {
-    LOGGER.get_or_init(|| {
-        let environment = std::env::var_os("NVB_LOG").map(|_| env_logger::Builder::from_env("NVB_LOG").build());
-        Logger { receivers: RwLock::new(Vec::new()), environment }
-    });
-    if let Some(logger) = LOGGER.get() {
-        if log::set_logger(logger).is_ok() {
-            update_level(logger);
-        }
+    if log::set_logger(&LOGGER).is_ok() {
+        update_level();
     }
 }
 
@@ -57,28 +79,23 @@ pub fn add_sink(callback: Callback, user_data: *mut c_void, level: u32) -> Sink 
 /// Writes records to stderr while the sink lives; `None` where NVB_LOG decides already what is written there.
 pub fn add_standard_error(level: u32) -> Option<Sink> {
     initialize();
-    let decided = LOGGER.get().is_some_and(|logger| logger.environment.is_some());
-    (!decided).then(|| add(None, std::ptr::null_mut(), level))
+    LOGGER.environment.is_none().then(|| add(None, std::ptr::null_mut(), level))
 }
 
 fn add(callback: Option<Callback>, user_data: *mut c_void, level: u32) -> Sink {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     initialize();
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    if let Some(logger) = LOGGER.get() {
-        let receiver = Receiver { id, callback, user_data, level: filter(level) };
-        logger.receivers.write().unwrap_or_else(|poison| poison.into_inner()).push(receiver);
-        update_level(logger);
-    }
+    let receiver = Receiver { id, callback, user_data, level: filter(level) };
+    LOGGER.receivers.write().unwrap_or_else(|poison| poison.into_inner()).push(receiver);
+    update_level();
     Sink { id }
 }
 
 impl Drop for Sink {
     fn drop(&mut self) {
-        if let Some(logger) = LOGGER.get() {
-            logger.receivers.write().unwrap_or_else(|poison| poison.into_inner()).retain(|sink| sink.id != self.id);
-            update_level(logger);
-        }
+        LOGGER.receivers.write().unwrap_or_else(|poison| poison.into_inner()).retain(|sink| sink.id != self.id);
+        update_level();
     }
 }
 
@@ -87,11 +104,11 @@ fn filter(level: u32) -> LevelFilter {
 }
 
 /// The cheapest test of a disabled record is the global maximum, so it follows the receivers.
-fn update_level(logger: &Logger) {
-    let receivers = logger.receivers.read().unwrap_or_else(|poison| poison.into_inner());
+fn update_level() {
+    let receivers = LOGGER.receivers.read().unwrap_or_else(|poison| poison.into_inner());
     let most = receivers.iter().map(|receiver| receiver.level).max().unwrap_or(LevelFilter::Off);
     let before = log::max_level();
-    log::set_max_level(most.max(logger.environment.as_ref().map_or(LevelFilter::Off, |logger| logger.filter())));
+    log::set_max_level(most.max(LOGGER.environment.as_ref().map_or(LevelFilter::Off, |logger| logger.filter())));
     drop(receivers);
     if (before == LevelFilter::Trace) != (log::max_level() == LevelFilter::Trace) {
         crate::memory::log_level_changed();
@@ -107,7 +124,7 @@ impl Log for Logger {
         if !self.enabled(record.metadata()) {
             return;
         }
-        if let Some(environment) = &self.environment {
+        if let Some(environment) = &*self.environment {
             environment.log(record);
         }
         let receivers = self.receivers.read().unwrap_or_else(|poison| poison.into_inner());
@@ -134,7 +151,7 @@ impl Log for Logger {
                 // Once, however many backends ask for it. A stderr that is closed has nobody to tell.
                 None if !written => {
                     written = true;
-                    let _ = writeln!(std::io::stderr(), "[{} {}] {}", record.level(), record.target(), record.args());
+                    let _ = writeln!(StandardError, "[{} {}] {}", record.level(), record.target(), record.args());
                 }
                 None => {}
             }

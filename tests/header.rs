@@ -57,6 +57,14 @@ const INTRODUCTION: &str = "\
 //   Numbers   Inside an operation f32, with one rounding where the result is stored.
 //   Faults    A sticky CUDA error is latched: later calls return NVB_ERROR_DEVICE_LOST without touching CUDA, and
 //             destroying still works.
+//   Processes Calls may come from handlers of atexit and destructors of statics and threads, and exit while others run. Once
+//             exit has begun, what needs CUDA answers NVB_ERROR_CUDA_NOT_AVAILABLE.
+//             A child of fork may create a backend of its own on the CPU; on CUDA that is NVB_ERROR_CUDA_NOT_AVAILABLE
+//             if the parent had used the driver. Handles of the parent answer NVB_ERROR_INVALID_ARGUMENT in the child,
+//             and X_destroy gives back the handle alone; its log callbacks are not called there. A child that was forked
+//             inside a callback must not return from it.
+//             The library stays loaded after dlclose (it is linked with -z nodelete), as its threads and the CUDA
+//             runtime do not end with it.
 ";
 
 const PRELUDE: &str = "\

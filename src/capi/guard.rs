@@ -7,7 +7,7 @@ use crate::error::{Error, Result, Status};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Runs the body of an exported function; a panic becomes `NVB_ERROR_INTERNAL` and poisons the call's object. With an
 /// expression before the body that is tried first, as in `run_unless`.
@@ -100,13 +100,11 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 
 /// The library prints nothing: a panic's place goes to the log. The hook is that of this library's own copy of std.
 fn install_panic_hook() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        if cfg!(test) {
-            return;
-        }
+    // No `Once`: a child of `fork` would wait for ever for a thread that was in the middle.
+    static INSTALLED: AtomicBool = AtomicBool::new(cfg!(test));
+    if !INSTALLED.load(Ordering::Relaxed) && !INSTALLED.swap(true, Ordering::Relaxed) {
         std::panic::set_hook(Box::new(|info| log::error!(target: "nvbackend", "{info}")));
-    });
+    }
 }
 
 #[cfg(test)]

@@ -11,18 +11,22 @@
 
 use super::guard::note_subject;
 use crate::error::{Error, Result, Status};
+use crate::fork::{self, Heir, PerProcess};
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The object is there.
 const LIVE: u64 = 1 << 31;
 /// The object met a panic.
 const POISONED: u64 = 1 << 30;
+/// The object is that of the process that this one was forked from, and must not be touched.
+const INHERITED: u64 = 1 << 29;
 /// What threads kept of the object holds no more; calls that look the handle up find the object as before.
-const UNKEPT: u64 = 1 << 29;
+const UNKEPT: u64 = 1 << 28;
+const MARKS: u64 = POISONED | UNKEPT;
 
-/// Generation in the upper half, then `LIVE`, `POISONED` and `UNKEPT`.
+/// Generation in the upper half, then `LIVE`, `POISONED`, `INHERITED` and `UNKEPT`.
 #[repr(align(64))]
 pub struct State(AtomicU64);
 
@@ -34,7 +38,7 @@ impl State {
     /// Makes the object refuse all calls but destroy, if the handle of this generation is still there.
     pub fn poison(&self, generation: u32) {
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |state| {
-            (state & !(POISONED | UNKEPT) == State::of(generation)).then_some(state | POISONED)
+            (state & !MARKS == State::of(generation)).then_some(state | POISONED)
         });
     }
 
@@ -111,13 +115,12 @@ pub struct Table<T> {
     name: &'static str,
     kind: usize,
     chunks: [AtomicPtr<Slot<T>>; CHUNKS],
-    places: Mutex<Places>,
-}
-
-/// Slots without an object. Whoever holds the lock may write the values of slots that are not live.
-struct Places {
-    used: usize,
-    free: Vec<usize>,
+    /// Slots that have been given out so far. Changed by the holder of the lock.
+    used: AtomicUsize,
+    /// Slots without an object. Whoever holds the lock may write the values of slots that are not live.
+    free: PerProcess<Mutex<Vec<usize>>>,
+    /// Children of `fork` are told of.
+    watched: AtomicBool,
 }
 
 // SAFETY: values are written by the holder of the lock alone, while the slot is not live and nobody who found it live has it
@@ -130,11 +133,12 @@ fn place(index: usize) -> (usize, usize) {
     (chunk, index - FIRST_CHUNK * ((1 << chunk) - 1))
 }
 
-impl<T: 'static> Table<T> {
+impl<T: Send + Sync + 'static> Table<T> {
     pub const fn new(name: &'static str, kind: usize) -> Table<T> {
         assert!(kind < 128, "the kind takes seven bits");
-        let places = Mutex::new(Places { used: 0, free: Vec::new() });
-        Table { name, kind, chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS], places }
+        let chunks = [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS];
+        let (used, watched) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Table { name, kind, chunks, used, free: PerProcess::new(Mutex::default), watched }
     }
 
     /// Generation in the upper half, then 24 bits of index, 7 of kind and a 1, which no object's address has.
@@ -154,8 +158,8 @@ impl<T: 'static> Table<T> {
         (!chunk.is_null()).then(|| unsafe { &*chunk.add(at) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add_slot(&self, index: usize) -> &'static Slot<T> {
@@ -172,13 +176,17 @@ impl<T: 'static> Table<T> {
         self.slot(index).expect("its chunk is there")
     }
 
-    pub fn insert<H>(&self, value: Arc<T>) -> Result<*mut H> {
-        let mut places = self.lock();
-        let index = match places.free.pop() {
+    pub fn insert<H>(&'static self, value: Arc<T>) -> Result<*mut H> {
+        if !self.watched.load(Ordering::Relaxed) && !self.watched.swap(true, Ordering::Relaxed) {
+            fork::add_heir(self);
+        }
+        let mut free = self.lock();
+        let used = self.used.load(Ordering::Relaxed);
+        let index = match free.pop() {
             Some(index) => index,
-            None if place(places.used).0 < CHUNKS => {
-                places.used += 1;
-                places.used - 1
+            None if place(used).0 < CHUNKS => {
+                self.used.store(used + 1, Ordering::Relaxed);
+                used
             }
             None => return Err(Error::new(Status::Error, format!("{MAX_HANDLES} {} handles are alive", self.name))),
         };
@@ -203,6 +211,7 @@ impl<T: 'static> Table<T> {
                     self.name
                 ),
             )),
+            state if state & !POISONED == State::of(generation) | INHERITED => Err(self.inherited(handle)),
             _ => Err(self.unknown(handle)),
         }
     }
@@ -259,20 +268,23 @@ impl<T: 'static> Table<T> {
         self.take(handle).map(drop)
     }
 
-    /// As `remove`, handing the object over; `None` for NULL.
+    /// As `remove`, handing the object over; `None` for NULL, and for a parent's, which stays where it is: its threads, locks
+    /// and driver are not this process's.
     pub fn take<H>(&self, handle: *mut H) -> Result<Option<Arc<T>>> {
         if handle.is_null() {
             return Ok(None);
         }
-        let mut places = self.lock();
+        let mut free = self.lock();
         let found = self
             .decode(handle as usize)
             .and_then(|(index, generation)| self.slot(index).map(|slot| (index, generation, slot)));
         let (index, generation, slot) = found.ok_or_else(|| self.unknown(handle as usize))?;
-        let end = |state| {
-            (state & !(POISONED | UNKEPT) == State::of(generation)).then_some(state & !(LIVE | POISONED | UNKEPT))
-        };
-        if slot.state.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, end).is_err() {
+        let end = |state| (state & !MARKS == State::of(generation)).then_some(state & !(LIVE | MARKS));
+        if let Err(state) = slot.state.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, end) {
+            if state & !MARKS == State::of(generation) | INHERITED {
+                slot.state.0.store(state & !(LIVE | MARKS), Ordering::SeqCst);
+                return Ok(None);
+            }
             return Err(self.unknown(handle as usize));
         }
         // Pins last for nanoseconds, or microseconds of a call that says so, unless the thread was stopped in the middle.
@@ -283,8 +295,13 @@ impl<T: 'static> Table<T> {
         }
         // SAFETY: the lock is held; the slot is not live any more and nobody who found it live has it pinned.
         let value = unsafe { (*slot.value.get()).take() };
-        places.free.push(index);
+        free.push(index);
         Ok(value)
+    }
+
+    fn inherited(&self, handle: usize) -> Error {
+        Error::invalid(format!("the {} handle {handle:#x} is the parent's: this process was forked from it", self.name))
+            .with_advice("create objects of the child's own; of the parent's it may only destroy the handles")
     }
 
     fn unknown(&self, handle: usize) -> Error {
@@ -297,6 +314,19 @@ impl<T: 'static> Table<T> {
                 format!("{handle:#x} is not {article} {name} handle")
             }
         })
+    }
+}
+
+impl<T: Send + Sync + 'static> Heir for Table<T> {
+    fn inherit(&self) {
+        for index in 0..self.used.load(Ordering::Relaxed) {
+            let Some(slot) = self.slot(index) else { continue };
+            if slot.state.0.load(Ordering::Relaxed) & LIVE != 0 {
+                slot.state.0.fetch_or(INHERITED, Ordering::Relaxed);
+            }
+            // Pins of threads that are not here.
+            slot.pins.iter().for_each(|pins| pins.0.store(0, Ordering::Relaxed));
+        }
     }
 }
 

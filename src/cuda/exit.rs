@@ -1,4 +1,4 @@
-//! The end of the process. The driver takes itself down in `exit`, and a thread that is inside it then, or comes after, ends
+//! The end of the process, and children of `fork`, in which CUDA's driver cannot be used once the parent has. The driver takes itself down in `exit`, and a thread that is inside it then, or comes after, ends
 //! in a segmentation fault: with driver 580 and three busy threads in 8 of 18 runs, and in 0 of 18 with what follows.
 //!
 //! A handler of `atexit` runs before those that were registered earlier: the driver's, the CUDA runtime's, which registers its
@@ -12,8 +12,9 @@
 //! own; atomic additions cost rope and the norms 4 to 10 % of the host's time. Threads past the first thousand share a line.
 
 use crate::error::{Error, Result, Status};
+use crate::fork::{self, Heir};
 use std::cell::Cell;
-use std::sync::atomic::{compiler_fence, AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{compiler_fence, AtomicU8, AtomicUsize, Ordering};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,11 @@ const OWN_LINES: usize = 1024;
 
 /// The last one is shared.
 static INSIDE: [Line; OWN_LINES + 1] = [const { Line(AtomicUsize::new(0)) }; OWN_LINES + 1];
-static CLOSED: AtomicBool = AtomicBool::new(false);
+/// `OPEN`, or why the driver must not be called.
+static STATE: AtomicU8 = AtomicU8::new(OPEN);
+const OPEN: u8 = 0;
+const EXITING: u8 = 1;
+const FORKED: u8 = 2;
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -58,13 +63,9 @@ impl Starts {
     fn watch(&self) {
         self.0.call_once(|| {
             static CHILDREN: Once = Once::new();
-            // SAFETY: functions of this library; the C library drops them should it be unloaded.
-            unsafe {
-                libc::atexit(close);
-                CHILDREN.call_once(|| {
-                    libc::pthread_atfork(None, None, Some(forget_threads));
-                });
-            }
+            CHILDREN.call_once(|| fork::add_heir(&Child));
+            // SAFETY: a function of this library; the C library drops it should it be unloaded.
+            unsafe { libc::atexit(close) };
         });
     }
 }
@@ -80,14 +81,19 @@ pub fn cublaslt_was_called() {
     }
 }
 
-/// In a child of `fork`, where the parent's other threads are not, and would be waited for.
-extern "C" fn forget_threads() {
-    INSIDE.iter().for_each(|line| line.0.store(0, Ordering::Relaxed));
+struct Child;
+
+impl Heir for Child {
+    /// The parent's other threads are not here, and would be waited for.
+    fn inherit(&self) {
+        STATE.store(FORKED, Ordering::SeqCst);
+        INSIDE.iter().for_each(|line| line.0.store(0, Ordering::Relaxed));
+    }
 }
 
 /// Whether the driver must not be called any more.
 pub fn is_closed() -> bool {
-    CLOSED.load(Ordering::SeqCst)
+    STATE.load(Ordering::SeqCst) != OPEN
 }
 
 /// This thread may call the driver for as long as the value lives.
@@ -102,10 +108,22 @@ pub fn enter() -> Result<Inside> {
     add(inside.line, 1);
     // The store is in the line before anything is asked of the driver, or `close` waits until it is.
     compiler_fence(Ordering::SeqCst);
-    if CLOSED.load(Ordering::Relaxed) {
-        return Err(Error::new(Status::CudaNotAvailable, "the process is exiting, and CUDA's driver with it"));
+    match STATE.load(Ordering::Relaxed) {
+        OPEN => Ok(inside),
+        state => Err(closed(state)),
     }
-    Ok(inside)
+}
+
+#[cold]
+fn closed(state: u8) -> Error {
+    if state == EXITING {
+        return Error::new(Status::CudaNotAvailable, "the process is exiting, and CUDA's driver with it");
+    }
+    Error::new(
+        Status::CudaNotAvailable,
+        "CUDA's driver cannot be used after a fork: the parent of this process had used it before",
+    )
+    .with_advice("use it in the parent alone, fork before it is used, or start a program of its own (exec)")
 }
 
 #[inline]
@@ -130,11 +148,11 @@ impl Drop for Inside {
 }
 
 extern "C" fn close() {
-    if CLOSED.swap(true, Ordering::SeqCst) {
+    if STATE.compare_exchange(OPEN, EXITING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
         return;
     }
     let (own, began) = (DEPTH.get(), Instant::now());
-    // A thread that has read `CLOSED` before it was set may have its store on the way still, for nanoseconds.
+    // A thread that has read `STATE` before it was set may have its store on the way still, for nanoseconds.
     std::thread::sleep(Duration::from_millis(1));
     while INSIDE.iter().map(|line| line.0.load(Ordering::Acquire)).sum::<usize>() > own {
         if began.elapsed() > PATIENCE {

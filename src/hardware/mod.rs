@@ -1,6 +1,6 @@
 //! What this machine has: devices, their usage, the software around them, and which device suits a workload.
 //!
-//! Detection runs once a process and part by part, so that asking for the CPU does not load a GPU driver. Everything
+//! Detection runs once a process, as a rule, and part by part, so that asking for the CPU does not load a GPU driver. Everything
 //! that reads /sys, /proc or /dev does so through [`system::System`].
 
 pub mod cpu;
@@ -24,6 +24,7 @@ pub mod usage;
 
 use crate::error::{Error, Result};
 use crate::executor::{DeviceInfo, DeviceKind};
+use crate::fork::PerProcess;
 use cpu::CpuProfile;
 use device::{Device, Kind};
 use environment::Environment;
@@ -34,25 +35,25 @@ use tpu::Tpus;
 
 /// The host's processor.
 pub fn cpu() -> &'static CpuProfile {
-    static CPU: OnceLock<CpuProfile> = OnceLock::new();
-    CPU.get_or_init(|| {
+    static CPU: PerProcess<CpuProfile> = PerProcess::new(|| {
         let mut profile = CpuProfile::detect(&System::live());
         profile.instruction_sets = profile.instruction_sets.union(InstructionSets::of_this_cpu());
         profile
-    })
+    });
+    &CPU
 }
 
 /// The TPUs, found without asking anything but the file system and the environment.
 pub fn tpus() -> &'static Tpus {
-    static TPUS: OnceLock<Tpus> = OnceLock::new();
-    TPUS.get_or_init(|| Tpus::detect(&System::live(), |name| std::env::var(name).ok()))
+    static TPUS: PerProcess<Tpus> = PerProcess::new(|| Tpus::detect(&System::live(), |name| std::env::var(name).ok()));
+    &TPUS
 }
 
 /// Every device: GPUs by ordinal, then TPUs, then the CPU. Loads the CUDA driver. A list without the GPUs of a driver
 /// that may yet answer is not the last word.
 pub fn devices() -> &'static [Device] {
-    static WITH_GPUS: OnceLock<Vec<Device>> = OnceLock::new();
-    static WITHOUT_GPUS: OnceLock<Vec<Device>> = OnceLock::new();
+    static WITH_GPUS: PerProcess<OnceLock<Vec<Device>>> = PerProcess::new(OnceLock::new);
+    static WITHOUT_GPUS: PerProcess<OnceLock<Vec<Device>>> = PerProcess::new(OnceLock::new);
     if let Some(devices) = WITH_GPUS.get() {
         return devices;
     }
@@ -71,7 +72,7 @@ fn all_devices(gpus: &[Device]) -> Vec<Device> {
 
 /// The GPUs, or why there is none to describe. No context is created; a description is made once, a failure is not kept.
 pub fn gpus() -> Result<&'static [Device]> {
-    static GPUS: OnceLock<Vec<Device>> = OnceLock::new();
+    static GPUS: PerProcess<OnceLock<Vec<Device>>> = PerProcess::new(OnceLock::new);
     if let Some(gpus) = GPUS.get() {
         return Ok(gpus);
     }
@@ -109,8 +110,8 @@ pub fn device_of(info: &DeviceInfo) -> Result<Device> {
 }
 
 fn cpu_device() -> &'static Device {
-    static DEVICE: OnceLock<Device> = OnceLock::new();
-    DEVICE.get_or_init(|| Device::of_cpu(cpu()))
+    static DEVICE: PerProcess<Device> = PerProcess::new(|| Device::of_cpu(cpu()));
+    &DEVICE
 }
 
 /// Place `index` in [`devices`].
@@ -124,8 +125,8 @@ pub fn device_at(index: u32) -> Result<&'static Device> {
 
 /// The software around the devices.
 pub fn environment() -> &'static Environment {
-    static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
-    ENVIRONMENT.get_or_init(|| Environment::detect(&System::live(), tpus()))
+    static ENVIRONMENT: PerProcess<Environment> = PerProcess::new(|| Environment::detect(&System::live(), tpus()));
+    &ENVIRONMENT
 }
 
 #[cfg(test)]

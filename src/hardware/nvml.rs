@@ -2,13 +2,14 @@
 
 use super::usage::Usage;
 use crate::error::{Error, Result, Status};
+use crate::fork::PerProcess;
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::Nvml;
 use std::sync::OnceLock;
 
 fn nvml() -> Result<&'static Nvml> {
-    static NVML: OnceLock<Result<Nvml>> = OnceLock::new();
+    static NVML: PerProcess<OnceLock<Result<Nvml>>> = PerProcess::new(OnceLock::new);
     let explain = |error: NvmlError| convert(&error, "opening NVML (libnvidia-ml.so.1)");
     let answer = match NVML.get() {
         Some(answer) => answer,

@@ -3,6 +3,7 @@
 use super::device::{Device, Kind};
 use super::system::{find_bytes, System};
 use crate::error::{Error, Result, Status};
+use crate::fork::PerProcess;
 use std::sync::Mutex;
 
 /// A value that the device or the system does not tell is `None`.
@@ -52,7 +53,7 @@ fn gpu_usage(_device: &Device) -> Result<Usage> {
 type Ticks = (u64, u64);
 
 fn cpu_usage(system: &System) -> Result<Usage> {
-    static LAST: Mutex<Ticks> = Mutex::new((0, 0));
+    static LAST: PerProcess<Mutex<Ticks>> = PerProcess::new(Default::default);
     let read = |path: &str| {
         system.text(path).ok_or_else(|| Error::new(Status::Io, format!("/{path} cannot be read on this system")))
     };

@@ -18,6 +18,7 @@ use super::threads::with_cache;
 use super::trace::{EventKind, Trace, TraceEvent};
 use crate::error::{Result, Status};
 use crate::executor::wait_past_captures;
+use crate::fork::PerProcess;
 use crate::stream::{RawHandle, StreamObserver};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -67,7 +68,7 @@ const PER_THREAD_STREAM: usize = 2;
 const LEAST_RANGE: u64 = 1 << 30;
 
 /// All managers' cores.
-static CORES: std::sync::Mutex<Vec<Weak<Core>>> = std::sync::Mutex::new(Vec::new());
+static CORES: PerProcess<std::sync::Mutex<Vec<Weak<Core>>>> = PerProcess::new(Default::default);
 
 pub fn all_cores() -> Vec<Arc<Core>> {
     let cores = CORES.lock().unwrap_or_else(PoisonError::into_inner).clone();

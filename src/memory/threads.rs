@@ -2,6 +2,7 @@
 
 use super::arena::Arena;
 use super::cache::{Cache, Settings};
+use crate::fork;
 use crate::thread_end::ThreadEnd;
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -21,13 +22,19 @@ struct Claims {
     /// The claim used last, for arenas that a thread comes back to.
     recent: Cell<(u64, u64, *const Cache)>,
     all: RefCell<ManuallyDrop<Vec<Claim>>>,
+    /// `fork::count` of the process that they were made in. Locks of a parent's caches may be held for ever.
+    forks: Cell<u32>,
 }
 
 const NO_CLAIM: (u64, u64, *const Cache) = (0, 0, std::ptr::null());
 
 thread_local! {
     static CLAIMS: Claims = const {
-        Claims { recent: Cell::new(NO_CLAIM), all: RefCell::new(ManuallyDrop::new(Vec::new())) }
+        Claims {
+            recent: Cell::new(NO_CLAIM),
+            all: RefCell::new(ManuallyDrop::new(Vec::new())),
+            forks: Cell::new(0),
+        }
     };
 }
 const _: () = assert!(!std::mem::needs_drop::<Claims>(), "it must answer after the thread's destructors");
@@ -37,7 +44,12 @@ static END: ThreadEnd = ThreadEnd::new(end_claims);
 extern "C" fn end_claims(_: *mut c_void) {
     let all = CLAIMS.with(|claims| {
         claims.recent.set(NO_CLAIM);
-        ManuallyDrop::into_inner(claims.all.take())
+        let all = claims.all.take();
+        if claims.forks.get() == fork::count() {
+            ManuallyDrop::into_inner(all)
+        } else {
+            Vec::new()
+        }
     });
     for (shard, claim) in all.into_iter().enumerate() {
         claim.cache.disown(claim.token, |arena, batches| {
@@ -82,6 +94,9 @@ impl Claims {
     #[cold]
     fn claim(&self, arena: &Arena, settings: impl FnOnce() -> Settings) -> Option<(u64, *const Cache)> {
         let mut all = self.all.try_borrow_mut().ok()?;
+        if self.forks.replace(fork::count()) != fork::count() {
+            *all = ManuallyDrop::new(Vec::new());
+        }
         let id = arena.id();
         let at = match all.iter().position(|claim| claim.arena == id) {
             Some(at) => at,

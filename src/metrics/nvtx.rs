@@ -4,6 +4,7 @@
 //! function pointers and fills it in (the protocol of NVTX 3, nvtxTypes.h and nvtxInit.h). Without a profiler a range
 //! costs one load.
 
+use crate::fork::PerProcess;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::OnceLock;
@@ -97,7 +98,7 @@ type Initialize = unsafe extern "C" fn(extern "C" fn(u32) -> *const c_void) -> c
 
 /// Whether a profiler took the table. Asked for once a process.
 fn attached() -> bool {
-    static ATTACHED: OnceLock<bool> = OnceLock::new();
+    static ATTACHED: PerProcess<OnceLock<bool>> = PerProcess::new(OnceLock::new);
     *ATTACHED.get_or_init(|| {
         // A process that runs with another user's rights opens no file that its environment names.
         // SAFETY: no pointers.

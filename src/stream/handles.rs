@@ -3,6 +3,7 @@
 
 use super::RawHandle;
 use crate::executor::Executor;
+use crate::fork::PerProcess;
 use crate::memory::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
@@ -18,7 +19,7 @@ struct Named {
     ending: bool,
 }
 
-static HANDLES: Mutex<Option<HashMap<Key, Named>>> = Mutex::new(None);
+static HANDLES: PerProcess<Mutex<Option<HashMap<Key, Named>>>> = PerProcess::new(|| Mutex::new(None));
 
 /// Between two looks at whether an end is over. It takes microseconds, and hardly ever is anybody there to wait for it.
 const WAIT_STEP: Duration = Duration::from_micros(20);

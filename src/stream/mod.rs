@@ -9,6 +9,7 @@ mod wait;
 
 use crate::error::{Error, Result};
 use crate::executor::{Executor, HostCallback};
+use crate::fork::PerProcess;
 use crate::memory::expect_awake;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -41,7 +42,7 @@ pub trait StreamObserver: Send + Sync {
 /// Observers with the executor whose streams they care about.
 type Observers = Vec<(Weak<dyn Executor>, Weak<dyn StreamObserver>)>;
 
-static OBSERVERS: RwLock<Observers> = RwLock::new(Vec::new());
+static OBSERVERS: PerProcess<RwLock<Observers>> = PerProcess::new(Default::default);
 
 /// `observer` hears of every stream of the executor that ends from now on (`handles.rs`), for as long as it lives.
 pub fn observe(executor: &Arc<dyn Executor>, observer: Weak<dyn StreamObserver>) {

@@ -4,7 +4,7 @@
 //! instruction set that this CPU has. Everything that a kernel calls must be `#[inline(always)]`: only code inlined
 //! into the entry point of its level is compiled with that level's instructions.
 
-use std::sync::OnceLock;
+use crate::fork::PerProcess;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -227,8 +227,8 @@ impl Level {
 
     /// The widest that this CPU has, found once.
     pub fn best() -> Level {
-        static BEST: OnceLock<Level> = OnceLock::new();
-        *BEST.get_or_init(|| Level::supported().next_back().unwrap_or(Level::Portable))
+        static BEST: PerProcess<Level> = PerProcess::new(|| Level::supported().next_back().unwrap_or(Level::Portable));
+        *BEST
     }
 
     /// Runs a kernel at this level.
