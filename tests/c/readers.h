@@ -19,10 +19,16 @@ typedef struct {
   nvb_attention* attention;
 } readers;
 
-static inline void create_weight(readers* r, nvb_stream* stream, uint32_t format, nvb_weight** weight) {
-  float values[WIDTH * WIDTH];
-  uint32_t state = 3;
+// On the heap: some threads that call this have small stacks.
+static inline float* reader_values(uint32_t state) {
+  float* values = malloc(WIDTH * WIDTH * sizeof *values);
+  CHECK(values != NULL);
   for (int i = 0; i < WIDTH * WIDTH; ++i) values[i] = next_number(&state);
+  return values;
+}
+
+static inline void create_weight(readers* r, nvb_stream* stream, uint32_t format, nvb_weight** weight) {
+  float* values = reader_values(3);
   nvb_tensor part = nvb_tensor_2d(values, NVB_DTYPE_F32, WIDTH, WIDTH);
   nvb_weight_desc desc;
   nvb_weight_desc_init(&desc);
@@ -30,6 +36,7 @@ static inline void create_weight(readers* r, nvb_stream* stream, uint32_t format
   desc.part_count = 1;
   desc.format = format;
   CHECK_OK(nvb_weight_create(r->f->backend, &desc, stream, weight));
+  free(values);
 }
 
 static inline void create_cache(readers* r, nvb_kv_cache** cache) {
@@ -67,16 +74,15 @@ static inline void* reader_block(readers* r, const void* data, size_t bytes) {
 static inline readers open_readers(fixture* f) {
   readers r = {.f = f};
   CHECK_OK(nvb_memory_manager_create(f->backend, NULL, &r.tensors));
-  float values[WIDTH * WIDTH];
-  uint32_t state = 9;
-  for (int i = 0; i < WIDTH * WIDTH; ++i) values[i] = next_number(&state);
+  float* values = reader_values(9);
   int32_t integers[TOKENS];
   for (int i = 0; i < TOKENS; ++i) integers[i] = i;
   const int32_t offsets[2] = {0, TOKENS};
   r.input = reader_block(&r, values, TOKENS * WIDTH * sizeof(float));
-  r.output = reader_block(&r, values, sizeof values);
+  r.output = reader_block(&r, values, WIDTH * WIDTH * sizeof(float));
   r.integers = reader_block(&r, integers, sizeof integers);
   r.offsets = reader_block(&r, offsets, sizeof offsets);
+  free(values);
   create_attention(&r, &r.attention);
   return r;
 }
