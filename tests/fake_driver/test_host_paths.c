@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "../c/check.h"
 #include "fake_driver.h"
@@ -116,6 +117,46 @@ static void launch_without_runtime(void) {
   expect_nothing_left();
 }
 
+// In a child of a process that has used the driver: it is not called, and the CPU serves the child.
+static void check_child(objects* o) {
+  fake_books before, after;
+  get_books(&before);
+  nvb_backend_options options = {.struct_size = sizeof options, .device = "cuda:0"};
+  nvb_backend* backend = NULL;
+  CHECK_FAILS(nvb_backend_create(&options, &backend), NVB_ERROR_CUDA_NOT_AVAILABLE, "cannot be used after a fork");
+  CHECK_FAILS(nvb_stream_synchronize(o->stream), NVB_ERROR_INVALID_ARGUMENT, "the parent's");
+  CHECK_FAILS(nvb_memory_free(o->memory, o->block, o->stream), NVB_ERROR_INVALID_ARGUMENT, "the parent's");
+  CHECK_OK(nvb_weight_destroy(o->weight));
+  CHECK_OK(nvb_kv_cache_destroy(o->cache));
+  CHECK_OK(nvb_event_destroy(o->event));
+  CHECK_OK(nvb_stream_destroy(o->stream));
+  CHECK_OK(nvb_memory_manager_destroy(o->memory));
+  CHECK_OK(nvb_backend_destroy(o->backend));
+  for (int i = 0; i < 2; ++i) {
+    options.device = i == 0 ? "cpu" : "auto";
+    CHECK_OK(nvb_backend_create(&options, &backend));
+    CHECK_OK(nvb_backend_destroy(backend));
+  }
+  get_books(&after);
+  CHECK_EQUAL(after.calls, before.calls);
+}
+
+static void fork_after_driver(void) {
+  objects o = {0};
+  CHECK_OK(run(&o));
+  fflush(NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    check_child(&o);
+    _exit(test_result());
+  }
+  int status = 1;
+  CHECK_EQUAL(waitpid(child, &status, 0), child);
+  CHECK_EQUAL(status, 0);
+  destroy(&o);
+  expect_nothing_left();
+}
+
 int main(void) {
   void* driver = dlopen(getenv("NVB_LIBCUDA"), RTLD_NOW);
   if (driver == NULL) return 2;
@@ -144,5 +185,6 @@ int main(void) {
     calls = 0;
   }
   launch_without_runtime();
+  fork_after_driver();
   return test_result();
 }
