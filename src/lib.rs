@@ -6,6 +6,7 @@
 // An engine's output is its own.
 #![deny(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
 
+mod allocation;
 pub mod attention;
 pub mod backend;
 pub mod capi;
@@ -24,6 +25,7 @@ pub mod metrics;
 pub mod operation;
 pub mod ops;
 pub mod registry;
+mod reserve;
 pub mod stream;
 pub mod tensor;
 mod thread;

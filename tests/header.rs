@@ -54,6 +54,11 @@ const INTRODUCTION: &str = "\
 //             nvb_backend_synchronize waits for. Argument structs and host arrays are read before the call returns. On
 //             the CPU the work has finished by then, and the same program runs unchanged.
 //   Memory    Tensors lie in the memory of the backend's device (on the CPU: any memory) unless a comment says host.
+//             Where the host has no memory left a call fails with NVB_ERROR_OUT_OF_MEMORY and says what it was for; nothing
+//             has changed then, and what gives back works: requests of up to 64 KiB that the C library refuses come from a
+//             reserve of 4 MiB. With half of it in use nothing new is made. The process ends only when all of it is used up,
+//             or the C library itself lacks the few bytes with which it remembers what a thread has at its end.
+//             Texts of the caller have up to 32 KiB.
 //   Numbers   Inside an operation f32, with one rounding where the result is stored.
 //   Faults    A sticky CUDA error is latched: later calls return NVB_ERROR_DEVICE_LOST without touching CUDA, and
 //             destroying still works.

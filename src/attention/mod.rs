@@ -7,8 +7,12 @@
 //! Masks: causal keeps k ≤ q; a window W keeps 0 ≤ q − k < W, without causal |q − k| < W. The soft cap c turns a score
 //! s into c·tanh(s/c) before the mask (Gemma 2). A row that sees no key gives 0 and lse = −inf.
 
+/// What lists of sequences hold.
+const SEQUENCES: &str = "the sequences of a prefill";
+
 pub mod kv_cache;
 
+use crate::allocation::{collected, with_room};
 use crate::error::{Error, Result, Status};
 use crate::ops::{expect_extent, rope::Heads, Cost};
 use crate::tensor::{DType, Tensor};
@@ -180,7 +184,7 @@ impl AttentionPrefill {
                         kv_lengths.len()
                     )));
                 }
-                let mut spans = Vec::with_capacity(count);
+                let mut spans = with_room(count, SEQUENCES)?;
                 for (b, (&slot, &length)) in slots.iter().zip(kv_lengths).enumerate() {
                     let slot = layer.check_slot(slot)?;
                     if length < 0 || length as usize > layer.capacity {
@@ -227,7 +231,7 @@ impl AttentionPrefill {
                 let spans = key_starts
                     .windows(2)
                     .map(|pair| (pair[0] as usize * key.token_stride, (pair[1] - pair[0]) as usize));
-                (key, value, spans.collect())
+                (key, value, collected(spans, SEQUENCES)?)
             }
         };
         if query.tensor.dtype != key.dtype && query.tensor.dtype != DType::F32 {
@@ -236,7 +240,7 @@ impl AttentionPrefill {
                 query.tensor.dtype, key.dtype
             )));
         }
-        let mut sequences = Vec::with_capacity(count);
+        let mut sequences = with_room(count, SEQUENCES)?;
         for (b, &(kv_offset, kv_length)) in spans.iter().enumerate() {
             let query_count = (query_starts[b + 1] - query_starts[b]) as usize;
             if config.causal && query_count > kv_length {

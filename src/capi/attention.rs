@@ -8,6 +8,7 @@ use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_out, expect_reserved, read, slice, versioned};
 use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
+use crate::allocation::collected;
 use crate::attention::kv_cache::CacheLayer;
 use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use crate::backend::Backend;
@@ -192,7 +193,7 @@ pub unsafe extern "C" fn nvb_attention_prefill(
             let kv_lengths = unsafe { slice("kv_lengths", args.kv_lengths, count)? };
             let in_order: Vec<i32>;
             let slots = if args.slots.is_null() {
-                in_order = (0..count as i32).collect();
+                in_order = collected(0..count as i32, "the slots of a prefill")?;
                 &in_order
             } else {
                 // SAFETY: as above.

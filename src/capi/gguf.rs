@@ -8,6 +8,7 @@ use super::tensor::{NVB_DTYPE_BF16, NVB_DTYPE_F16, NVB_DTYPE_F32, NVB_DTYPE_I32}
 use super::weight_blocks::{
     NVB_SOURCE_FORMAT_GGUF_Q4_0, NVB_SOURCE_FORMAT_GGUF_Q4_K, NVB_SOURCE_FORMAT_GGUF_Q6_K, NVB_SOURCE_FORMAT_GGUF_Q8_0,
 };
+use crate::allocation::collected;
 use crate::error::{Error, Result};
 use crate::weight::gguf_file::{Content, GgufFile, TensorEntry, Value};
 use crate::weight::mapping::Mapping;
@@ -121,8 +122,8 @@ impl GgufObject {
         let file = GgufFile::parse(bytes.get())?;
         // The parser lets no NUL pass.
         let c_string = |text: &String| CString::new(text.as_str()).unwrap_or_default();
-        let names = file.tensors.iter().map(|tensor| c_string(&tensor.name)).collect();
-        let keys = file.values.iter().map(|value| c_string(&value.key)).collect();
+        let names = collected(file.tensors.iter().map(|tensor| c_string(&tensor.name)), "the names of a GGUF file")?;
+        let keys = collected(file.values.iter().map(|value| c_string(&value.key)), "the keys of a GGUF file")?;
         Ok(GgufObject { bytes, file, names, keys })
     }
 

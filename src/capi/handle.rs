@@ -10,8 +10,10 @@
 //! number of threads.
 
 use super::guard::note_subject;
+use crate::allocation::{no_memory, push_if_room, with_room};
 use crate::error::{Error, Result, Status};
 use crate::fork::{self, Heir, PerProcess};
+use crate::reserve;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -162,7 +164,8 @@ impl<T: Send + Sync + 'static> Table<T> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add_slot(&self, index: usize) -> &'static Slot<T> {
+    /// Makes room for the object of this index.
+    fn add_slot(&self, index: usize) -> Result<()> {
         let (chunk, _) = place(index);
         if self.chunks[chunk].load(Ordering::Relaxed).is_null() {
             let slot = || Slot {
@@ -170,27 +173,33 @@ impl<T: Send + Sync + 'static> Table<T> {
                 pins: [const { Pins(AtomicU64::new(0)) }; PIN_COUNTERS],
                 value: UnsafeCell::new(None),
             };
-            let slots: Box<[Slot<T>]> = (0..FIRST_CHUNK << chunk).map(|_| slot()).collect();
-            self.chunks[chunk].store(Box::leak(slots).as_mut_ptr(), Ordering::Release);
+            let mut slots = with_room(FIRST_CHUNK << chunk, format_args!("{} handles", self.name))?;
+            slots.resize_with(FIRST_CHUNK << chunk, slot);
+            self.chunks[chunk].store(slots.leak().as_mut_ptr(), Ordering::Release);
         }
-        self.slot(index).expect("its chunk is there")
+        Ok(())
     }
 
     pub fn insert<H>(&'static self, value: Arc<T>) -> Result<*mut H> {
         if !self.watched.load(Ordering::Relaxed) && !self.watched.swap(true, Ordering::Relaxed) {
             fork::add_heir(self);
         }
+        if reserve::is_low() {
+            return Err(no_memory(size_of::<T>(), format_args!("a new {}", self.name))
+                .with_advice("destroy what is not needed any more; the process has no memory left"));
+        }
         let mut free = self.lock();
         let used = self.used.load(Ordering::Relaxed);
         let index = match free.pop() {
             Some(index) => index,
             None if place(used).0 < CHUNKS => {
+                self.add_slot(used)?;
                 self.used.store(used + 1, Ordering::Relaxed);
                 used
             }
             None => return Err(Error::new(Status::Error, format!("{MAX_HANDLES} {} handles are alive", self.name))),
         };
-        let slot = self.add_slot(index);
+        let slot = self.slot(index).expect("its chunk is there");
         let generation = ((slot.state.0.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1);
         // SAFETY: the lock is held, and the slot is free: not live, and whoever pins it finds that out and lets go.
         unsafe { *slot.value.get() = Some(value) };
@@ -295,7 +304,8 @@ impl<T: Send + Sync + 'static> Table<T> {
         }
         // SAFETY: the lock is held; the slot is not live any more and nobody who found it live has it pinned.
         let value = unsafe { (*slot.value.get()).take() };
-        free.push(index);
+        // A slot that cannot be listed stays unused.
+        push_if_room(&mut free, index);
         Ok(value)
     }
 

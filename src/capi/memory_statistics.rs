@@ -4,10 +4,12 @@ use super::guard::guard;
 use super::memory::{nvb_memory_manager, MEMORY_MANAGERS};
 use super::status::nvb_status;
 use super::structs::{fixed_text, give_text, text, versioned, write};
+use crate::allocation::{no_memory, Text};
 use crate::error::{Error, Result, Status};
 use crate::memory::ladder::{LADDER, RUNGS};
 use crate::memory::MemoryManager;
 use std::ffi::c_char;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// Taken without a lock, so numbers of a moment of much traffic may differ by the calls under way.
@@ -200,7 +202,7 @@ pub unsafe extern "C" fn nvb_memory_get_leak_report(
     needed: *mut usize,
 ) -> nvb_status {
     guard!(nvb_memory_get_leak_report, {
-        let report = MEMORY_MANAGERS.get(memory)?.memory().leak_report();
+        let report = MEMORY_MANAGERS.get(memory)?.memory().leak_report()?;
         // SAFETY: the caller's buffer and pointer, by the header's contract.
         unsafe { give_text(&report, text, capacity, needed) };
         Ok(())
@@ -220,9 +222,12 @@ pub unsafe extern "C" fn nvb_memory_get_snapshot(
 ) -> nvb_status {
     guard!(nvb_memory_get_snapshot, {
         let object = MEMORY_MANAGERS.get(memory)?;
-        let mut json = Vec::new();
-        object.memory().write_snapshot(&mut json).map_err(|error| Error::new(Status::Io, error.to_string()))?;
-        let json = String::from_utf8_lossy(&json);
+        let mut json = Text::default();
+        object.memory().write_snapshot(&mut json).map_err(|error| match error.kind() {
+            ErrorKind::OutOfMemory => no_memory(json.bytes.len(), "the snapshot"),
+            _ => Error::new(Status::Io, error.to_string()),
+        })?;
+        let json = String::from_utf8_lossy(&json.bytes);
         // SAFETY: the caller's buffer and pointer, by the header's contract.
         unsafe { give_text(&json, text, capacity, needed) };
         Ok(())
@@ -246,6 +251,8 @@ pub unsafe extern "C" fn nvb_memory_write_snapshot(memory: *mut nvb_memory_manag
 }
 
 fn write_file(memory: &MemoryManager, path: &str) -> Result<()> {
-    crate::file::replace(Path::new(path), |file| memory.write_snapshot(file))
-        .map_err(|error| Error::new(Status::Io, format!("writing {path}: {error}")))
+    crate::file::replace(Path::new(path), |file| memory.write_snapshot(file)).map_err(|error| match error.kind() {
+        ErrorKind::OutOfMemory => no_memory(0, "the snapshot"),
+        _ => Error::new(Status::Io, format!("writing {path}: {error}")),
+    })
 }

@@ -127,6 +127,9 @@ pub unsafe fn slice<'a, T>(name: &str, data: *const T, count: usize) -> Result<&
     Ok(unsafe { std::slice::from_raw_parts(data, count) })
 }
 
+/// Bytes of a caller's text: names, paths and a configuration are far shorter, and messages repeat them.
+const MOST_TEXT_BYTES: usize = 32 << 10;
+
 /// # Safety
 /// `text` is NULL or a NUL-terminated string.
 pub unsafe fn text(name: &str, text: *const std::ffi::c_char) -> Result<String> {
@@ -135,6 +138,11 @@ pub unsafe fn text(name: &str, text: *const std::ffi::c_char) -> Result<String> 
     }
     // SAFETY: by the caller's word.
     let text = unsafe { std::ffi::CStr::from_ptr(text) };
+    let bytes = text.to_bytes().len();
+    if bytes > MOST_TEXT_BYTES {
+        return Err(Error::invalid(format!("`{name}` has {bytes} bytes; at most {MOST_TEXT_BYTES} are taken"))
+            .with_limit(bytes as u64, MOST_TEXT_BYTES as u64));
+    }
     text.to_str().map(str::to_owned).map_err(|_| Error::invalid(format!("`{name}` is not UTF-8")))
 }
 

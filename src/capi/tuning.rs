@@ -9,6 +9,7 @@ use super::weight::{
     format_of, nvb_weight, nvb_weight_desc, weight_to_read, WeightObject, NVB_WEIGHT_FORMAT_AS_IS, NVB_WEIGHT_GATED,
     NVB_WEIGHT_STACKED,
 };
+use crate::allocation::{collected, push};
 use crate::backend::Backend;
 use crate::error::{Error, Result, Status};
 use crate::tensor::DType;
@@ -248,7 +249,7 @@ pub unsafe extern "C" fn nvb_tune_linear(
         let (options, clock) = unsafe { convert_options(options)? };
         // SAFETY: `count` structs, by the header's contract.
         let kept_alive = unsafe { convert_cases(backend, cases, count)? };
-        let cases: Vec<Case> = kept_alive.iter().map(|(_, case)| *case).collect();
+        let cases: Vec<Case> = collected(kept_alive.iter().map(|(_, case)| *case), "the cases to tune")?;
         if !report.is_null() {
             // SAFETY: the header asks for a struct with its size set; a wrong one is found before the work.
             unsafe { read(report.cast_const())? };
@@ -296,7 +297,7 @@ unsafe fn convert_cases(
     cases: *const nvb_linear_case,
     count: usize,
 ) -> Result<Vec<(Option<Arc<WeightObject>>, Case)>> {
-    let mut converted = Vec::with_capacity(count.min(1024));
+    let mut converted = Vec::new();
     if count == 0 {
         return Ok(converted);
     }
@@ -307,7 +308,8 @@ unsafe fn convert_cases(
     for index in 0..count {
         // SAFETY: one of the array's structs.
         let case = unsafe { case_of(backend, cases.byte_add(index * size)) };
-        converted.push(case.map_err(|error| error.context(format_args!("cases[{index}]")))?);
+        let case = case.map_err(|error| error.context(format_args!("cases[{index}]")))?;
+        push(&mut converted, case, "the cases to tune")?;
     }
     Ok(converted)
 }

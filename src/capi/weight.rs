@@ -8,6 +8,7 @@ use super::stream::nvb_stream;
 use super::structs::{expect_out, flag, read, slice, versioned, write};
 use super::tensor::{convert, device_tensor, nvb_tensor};
 use super::weight_blocks::{nvb_weight_blocks, source_of, NVB_SOURCE_FORMAT_TENSOR};
+use crate::allocation::{collected, with_room};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::memory::expect_awake;
@@ -216,7 +217,7 @@ unsafe fn weight_from_tensors(
     expect_part_count(desc.part_count)?;
     // SAFETY: `part_count` tensors, by the header's contract.
     let parts = unsafe { slice("parts", desc.parts, desc.part_count)? };
-    let mut tensors = Vec::with_capacity(parts.len());
+    let mut tensors = with_room(parts.len(), "the parts of a weight")?;
     for (i, part) in parts.iter().enumerate() {
         let name = format!("parts[{i}]");
         let tensor = convert(&name, part)?;
@@ -250,13 +251,13 @@ unsafe fn weight_from_blocks(
     expect_part_count(desc.part_count)?;
     // SAFETY: `part_count` of them with the memory that they describe, by the header's contract.
     let blocks = unsafe { slice("blocks", desc.blocks, desc.part_count)? };
-    let mut sources: Vec<Box<dyn RowSource + '_>> = Vec::with_capacity(blocks.len());
+    let mut sources: Vec<Box<dyn RowSource + '_>> = with_room(blocks.len(), "the parts of a weight")?;
     for (i, part) in blocks.iter().enumerate() {
         // SAFETY: as above.
         let source = unsafe { source_of(part, desc.source_format) };
         sources.push(source.map_err(|error| error.context(format_args!("blocks[{i}]")))?);
     }
-    let parts: Vec<&dyn RowSource> = sources.iter().map(|source| source.as_ref() as &dyn RowSource).collect();
+    let parts = collected(sources.iter().map(|source| source.as_ref() as &dyn RowSource), "the parts of a weight")?;
     Weight::import(backend.memory(), &parts, arrangement, format, stream)
 }
 

@@ -298,8 +298,7 @@ impl Executor for CpuExecutor {
     }
 
     fn attention_prefill(&self, op: &AttentionPrefill, _stream: RawHandle) -> Result<()> {
-        attention::prefill::prefill(&self.threads, op);
-        Ok(())
+        attention::prefill::prefill(&self.threads, op)
     }
 
     fn attention_decode(&self, op: &AttentionDecode, _stream: RawHandle) -> Result<()> {

@@ -13,6 +13,7 @@ use super::size_class::{class_bytes, magazine_capacity, CLASSES};
 use super::slab::{Block, Slab};
 use super::statistics::{Counters, Totals, Usage, UsageStatistics};
 use super::sync::Mutex;
+use crate::allocation::has_room;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -268,7 +269,9 @@ impl Arena {
         let mut batches = std::mem::take(&mut *self.overflow.lock().unwrap_or_else(PoisonError::into_inner));
         self.overflowing.store(0, Ordering::Relaxed);
         for depot in &self.depots {
-            while let Some(batch) = depot.take(0, |_| true) {
+            // What there is no room for stays.
+            while has_room(&mut batches) {
+                let Some(batch) = depot.take(0, |_| true) else { break };
                 batches.push(*batch);
             }
         }

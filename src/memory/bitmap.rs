@@ -94,7 +94,7 @@ mod tests {
             size in prop::sample::select(vec![1usize, 2, 63, 64, 65, 4096, 4097, 300_000]),
             numbers in prop::collection::vec(any::<prop::sample::Index>(), 1..200),
         ) {
-            let (mut bitmaps, mut model) = (Bitmaps::new(&Zeros::new(0), [100, size, 5000].into_iter()), BTreeSet::new());
+            let (mut bitmaps, mut model) = (Bitmaps::new(&Zeros::none(), [100, size, 5000].into_iter()), BTreeSet::new());
             bitmaps.insert(0, 99);
             bitmaps.insert(2, 0);
             for number in numbers {

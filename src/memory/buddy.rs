@@ -471,7 +471,7 @@ mod tests {
 
     #[test]
     fn the_tail_of_a_power_of_two_stays_free() {
-        let mut buddy = Buddy::new(&Zeros::new(0), 64);
+        let mut buddy = Buddy::new(&Zeros::none(), 64);
         let a = buddy.take(33, Side::Start).unwrap();
         assert_eq!((a, buddy.free_units()), (0, 31));
         let b = buddy.take(16, Side::End).unwrap();
@@ -482,7 +482,7 @@ mod tests {
 
     #[test]
     fn backed_units_come_first_wherever_they_are() {
-        let mut buddy = Buddy::new(&Zeros::new(0), 1024);
+        let mut buddy = Buddy::new(&Zeros::none(), 1024);
         buddy.set_backed(40, 4, true);
         buddy.set_backed(900, 64, true);
         assert_eq!(buddy.free_backed_units(), 68);
@@ -496,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_range_of_free_units_can_be_taken_out() {
-        let mut buddy = Buddy::new(&Zeros::new(0), 100);
+        let mut buddy = Buddy::new(&Zeros::none(), 100);
         buddy.take_at(13, 60);
         assert_eq!(buddy.free_units(), 40);
         assert!(buddy.is_free(0, 13) && buddy.is_free(73, 27) && !buddy.is_free(13, 1) && !buddy.is_free(72, 1));
@@ -511,7 +511,7 @@ mod tests {
             size in prop_oneof![1usize..300, 9000usize..9010],
             steps in prop::collection::vec((0usize..5, 1usize..40, any::<bool>()), 1..200),
         ) {
-            let mut buddy = Buddy::new(&Zeros::new(0), size);
+            let mut buddy = Buddy::new(&Zeros::none(), size);
             let mut model = vec![false; size];
             let mut backed = vec![false; size];
             let mut taken: Vec<(usize, usize)> = Vec::new();

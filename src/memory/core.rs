@@ -16,6 +16,7 @@ use super::statistics::{MemoryStatistics, Usage, UsageStatistics};
 use super::sync::Mutex;
 use super::threads::with_cache;
 use super::trace::{EventKind, Trace, TraceEvent};
+use crate::allocation::no_memory;
 use crate::error::{Result, Status};
 use crate::executor::wait_past_captures;
 use crate::fork::PerProcess;
@@ -100,12 +101,17 @@ impl Core {
         } else {
             None
         };
+        let no_trace = || no_memory(options.trace_events.saturating_mul(64), "the trace's events");
+        let trace = match options.trace_events {
+            0 => None,
+            events => Some(Trace::new(events).ok_or_else(no_trace)?),
+        };
         let usage = Arc::new(Usage::default());
         let core = Core {
             main: Box::new(Arena::new(next_arena_id(), pages.clone(), usage.clone())),
             events: Events::new(source.clone()),
             tracker: LeakTracker::new(options.leak_tracking),
-            trace: (options.trace_events > 0).then(|| Trace::new(options.trace_events)),
+            trace,
             total: usage,
             pools: AtomicPtr::new(std::ptr::null_mut()),
             idle_arenas: Mutex::default(),

@@ -62,17 +62,18 @@ impl DirectBlocks {
         block
     }
 
-    /// All blocks of one arena, or of all.
-    pub fn remove_all(&self, usage: Option<*const Usage>) -> Vec<(usize, DirectBlock)> {
-        let mut blocks = self.blocks.write().unwrap_or_else(PoisonError::into_inner);
-        let wanted = |block: &DirectBlock| usage.is_none_or(|usage| usage == block.usage);
-        let removed: Vec<_> =
-            blocks.iter().filter(|(_, block)| wanted(block)).map(|(at, block)| (*at, *block)).collect();
-        for (address, _) in &removed {
-            blocks.remove(address);
-        }
-        self.count.store(blocks.len(), Ordering::Relaxed);
-        removed
+    /// All blocks of one arena, or of all, one after the other.
+    pub fn remove_all(&self, usage: Option<*const Usage>) -> impl Iterator<Item = (usize, DirectBlock)> + '_ {
+        let wanted = move |block: &DirectBlock| usage.is_none_or(|usage| usage == block.usage);
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            let mut blocks = self.blocks.write().unwrap_or_else(PoisonError::into_inner);
+            let (&address, _) = blocks.range(from..).find(|(_, block)| wanted(block))?;
+            from = address + 1;
+            let block = blocks.remove(&address)?;
+            self.count.store(blocks.len(), Ordering::Relaxed);
+            Some((address, block))
+        })
     }
 
     /// The block around the address, with its start.

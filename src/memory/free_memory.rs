@@ -175,14 +175,14 @@ mod tests {
 
     #[test]
     fn runs_join_and_the_shortest_that_fits_is_found() {
-        let mut free = FreeMemory::new(&Zeros::new(0), 1000);
+        let mut free = FreeMemory::new(&Zeros::none(), 1000);
         free.add((0, 10), [false, false]);
         free.add((20, 300), [false, false]);
         free.add((500, 70), [false, false]);
         assert_eq!(free.find(11), Some((500, 70)));
         assert_eq!(free.find(71), Some((20, 300)));
         assert_eq!((free.find(301), free.find(usize::MAX)), (None, None));
-        assert_eq!((free.longest(), FreeMemory::new(&Zeros::new(0), 1000).longest()), (300, 0));
+        assert_eq!((free.longest(), FreeMemory::new(&Zeros::none(), 1000).longest()), (300, 0));
         free.add((10, 10), [true, true]);
         assert_eq!(free.find(301), Some((0, 320)));
         free.remove((0, 320), (100, 50));

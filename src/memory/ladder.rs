@@ -12,6 +12,7 @@ use super::size_class::{CLASSES, LARGE};
 use super::slab::Block;
 use super::statistics::RungStatistics;
 use super::trace::EventKind;
+use crate::allocation::has_room;
 use crate::error::Result;
 use crate::stream::RawHandle;
 use std::ptr::NonNull;
@@ -231,8 +232,15 @@ impl Core {
         let mut large = Vec::new();
         for arena in self.arenas() {
             arena.drain_caches(None);
-            batches.extend(arena.drain_depot().into_iter().map(|batch| (arena, batch)));
-            while let Some((slabs, order)) = arena.large.take_oldest(&self.events) {
+            // What there is no room to remember stays where it is.
+            for batch in arena.drain_depot() {
+                match has_room(&mut batches) {
+                    true => batches.push((arena, batch)),
+                    false => arena.put(0, batch),
+                }
+            }
+            while has_room(&mut large) {
+                let Some((slabs, order)) = arena.large.take_oldest(&self.events) else { break };
                 large.push((arena, slabs, order));
             }
         }
@@ -293,9 +301,12 @@ impl Core {
                 return None;
             }
             if slab.units() > request.units {
-                let tail = pages.split(slab, request.units);
-                arena.large.add(tail);
-                arena.large.put_waiting(vec![NonNull::from(tail)], order);
+                // Without a slab for the rest, the request gets it as well.
+                let split = || pages.split(slab, request.units);
+                if let Some(tail) = arena.large.make_room().then(split).flatten() {
+                    arena.large.add(tail);
+                    arena.large.put_waiting(vec![NonNull::from(tail)], order);
+                }
             }
             return Some(Block::large(slab));
         }

@@ -33,6 +33,9 @@ struct Waiting {
     slabs: Vec<NonNull<Slab>>,
 }
 
+/// Blocks that threads may add to a list between a look at its room and the last of them.
+const SPARE_ROOM: usize = 64;
+
 #[derive(Default)]
 struct Lists {
     /// Freed last on their streams, newest last; no event yet.
@@ -84,17 +87,18 @@ impl LargeBlocks {
         let fitting = blocks.map(|(g, i, it)| (slab(it).units(), g, i)).filter(|(length, ..)| *length >= units);
         let best_waiting = fitting.min();
         let mut tail_of = |found: &Slab| {
-            let tail = pages.split(found, units);
+            all.try_reserve(1).ok()?;
+            let tail = pages.split(found, units)?;
             tail.set_place(all.len());
             all.push(NonNull::from(tail));
-            NonNull::from(tail)
+            Some(NonNull::from(tail))
         };
         // A tail takes the block's place in its list, and so what must be waited for.
         match (best_recent, best_waiting) {
             (Some((length, i)), other) if other.is_none_or(|(other, ..)| length <= other) => {
                 let found = slab(recent[i].slab);
                 if length > units {
-                    (recent[i].units, recent[i].slab) = (length - units, tail_of(found));
+                    (recent[i].units, recent[i].slab) = (length - units, tail_of(found)?);
                 } else {
                     recent.remove(i);
                 }
@@ -104,7 +108,7 @@ impl LargeBlocks {
                 let slabs = &mut waiting[group].slabs;
                 let found = slab(slabs[i]);
                 if length > units {
-                    slabs[i] = tail_of(found);
+                    slabs[i] = tail_of(found)?;
                 } else {
                     slabs.swap_remove(i);
                 }
@@ -112,6 +116,13 @@ impl LargeBlocks {
             }
             _ => None,
         }
+    }
+
+    /// Whether there is room in the list of all blocks for those that threads are about to add.
+    pub fn make_room(&self) -> bool {
+        let all = &mut self.lock().all;
+        // A doubling that fails leaves room for a while.
+        all.capacity() - all.len() > SPARE_ROOM || all.try_reserve(2 * SPARE_ROOM).is_ok()
     }
 
     pub fn add(&self, new: &Slab) {

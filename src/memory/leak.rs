@@ -4,7 +4,9 @@
 
 use super::options::LeakTracking;
 use super::sync::{Mutex, MutexGuard};
-use std::collections::HashMap;
+use crate::allocation::collected;
+use crate::error::Result;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void, CStr};
 use std::fmt::{self, Write as _};
 use std::sync::PoisonError;
@@ -39,7 +41,7 @@ pub struct LeakSite {
 
 /// A stack as its owner sees it: the call of the library, and where it was made. How the call works inside is nobody's
 /// business, and differs from one time to the next.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Stack {
     /// `None`: the library was not called through its C functions.
     call: Option<String>,
@@ -90,7 +92,11 @@ impl LeakTracker {
 
     pub fn allocated(&self, address: usize, bytes: u64, nanoseconds: u64) {
         let record = Record { bytes, nanoseconds, frames: return_addresses() };
-        self.shard(address).insert(address, record);
+        let mut records = self.shard(address);
+        // A block that cannot be recorded is missing in reports.
+        if records.try_reserve(1).is_ok() {
+            records.insert(address, record);
+        }
     }
 
     pub fn freed(&self, address: usize) {
@@ -98,8 +104,8 @@ impl LeakTracker {
     }
 
     /// Live blocks by site, those with the most bytes first.
-    pub fn sites(&self, now: u64) -> Vec<LeakSite> {
-        let mut stacks: HashMap<Box<[usize]>, (u64, u64, u64)> = HashMap::new();
+    pub fn sites(&self, now: u64) -> Result<Vec<LeakSite>> {
+        let mut stacks: BTreeMap<Box<[usize]>, (u64, u64, u64)> = BTreeMap::new();
         for shard in &self.shards {
             for record in shard.lock().unwrap_or_else(PoisonError::into_inner).values() {
                 let (blocks, bytes, age) = stacks.entry(record.frames.clone()).or_default();
@@ -108,7 +114,7 @@ impl LeakTracker {
                 *age = (*age).max(now.saturating_sub(record.nanoseconds));
             }
         }
-        let mut sites: HashMap<Stack, LeakSite> = HashMap::new();
+        let mut sites: BTreeMap<Stack, LeakSite> = BTreeMap::new();
         for (frames, (blocks, bytes, age)) in stacks {
             let stack = Stack::new(&frames);
             let none = LeakSite { blocks: 0, bytes: 0, age_nanoseconds: 0, stack: stack.clone() };
@@ -117,24 +123,24 @@ impl LeakTracker {
             site.bytes += bytes;
             site.age_nanoseconds = site.age_nanoseconds.max(age);
         }
-        let mut sites: Vec<LeakSite> = sites.into_values().collect();
-        sites.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(b.blocks.cmp(&a.blocks)));
-        sites
+        let mut sites: Vec<LeakSite> = collected(sites.into_values(), "the sites of live blocks")?;
+        sites.sort_unstable_by(|a, b| b.bytes.cmp(&a.bytes).then(b.blocks.cmp(&a.blocks)).then(a.stack.cmp(&b.stack)));
+        Ok(sites)
     }
 
     /// For people. `live` is what the counters say, since a sampling tracker does not know every block.
-    pub fn report(&self, now: u64, live_blocks: u64, live_bytes: u64) -> String {
+    pub fn report(&self, now: u64, live_blocks: u64, live_bytes: u64) -> Result<String> {
         let mut text = format!("{live_blocks} live blocks of {live_bytes} bytes");
         match self.mode {
             LeakTracking::Off => {
                 text += "; leak tracking is off, so where they came from is not known\n";
-                return text;
+                return Ok(text);
             }
             LeakTracking::Sampled(bytes) => writeln!(text, "; one allocation in about {bytes} bytes was recorded"),
             LeakTracking::Full => writeln!(text),
         }
         .expect("strings accept text");
-        let sites = self.sites(now);
+        let sites = self.sites(now)?;
         for site in sites.iter().take(SITES) {
             let seconds = site.age_nanoseconds as f64 * 1e-9;
             writeln!(text, "{} bytes in {} blocks, oldest {seconds:.1} s, from", site.bytes, site.blocks)
@@ -146,7 +152,7 @@ impl LeakTracker {
         if sites.len() > SITES {
             writeln!(text, "and {} more places", sites.len() - SITES).expect("strings accept text");
         }
-        text
+        Ok(text)
     }
 }
 
@@ -234,10 +240,10 @@ mod tests {
         }
         tracker.allocated(0x9000, 1, 6);
         tracker.freed(0x9000);
-        let sites = tracker.sites(1_000_000_005);
+        let sites = tracker.sites(1_000_000_005).unwrap();
         assert_eq!(sites.len(), 1, "one loop, one place");
         assert_eq!((sites[0].blocks, sites[0].bytes, sites[0].age_nanoseconds), (3, 300, 1_000_000_000));
-        let report = tracker.report(1_000_000_005, 3, 300);
+        let report = tracker.report(1_000_000_005, 3, 300).unwrap();
         assert!(
             report.starts_with("3 live blocks of 300 bytes\n300 bytes in 3 blocks, oldest 1.0 s, from\n    "),
             "{report}"

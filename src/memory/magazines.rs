@@ -175,7 +175,7 @@ mod tests {
     const OTHERS: usize = 16;
 
     fn slab() -> Slab {
-        let slab = Slab::new(CLASS);
+        let slab = Slab::new(CLASS).unwrap();
         slab.place(std::ptr::null(), 1 << 40, 0, slab_units(CLASS));
         slab
     }

@@ -213,7 +213,7 @@ impl MemoryManager {
     }
 
     /// Live blocks by the place that allocated them, for people.
-    pub fn leak_report(&self) -> String {
+    pub fn leak_report(&self) -> Result<String> {
         let usage = self.core.usage();
         self.core.tracker.report(self.core.source.nanoseconds(), usage.blocks, usage.allocated)
     }
@@ -246,7 +246,10 @@ impl Drop for MemoryManager {
                 "{} blocks of {} bytes were never freed", usage.blocks, usage.allocated
             );
             if self.core.tracker.mode() != options::LeakTracking::Off {
-                log::warn!(target: "nvbackend::memory", "{}", self.leak_report());
+                match self.leak_report() {
+                    Ok(report) => log::warn!(target: "nvbackend::memory", "{report}"),
+                    Err(error) => log::warn!(target: "nvbackend::memory", "where they came from: {error}"),
+                }
             }
         }
     }

@@ -4,8 +4,7 @@ use super::source::Source;
 use super::sync::{Mutex, MutexGuard};
 use crate::error::{Result, Status};
 use crate::stream::RawHandle;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
@@ -286,26 +285,10 @@ pub enum WaitFor {
 /// The streams in use, by handle.
 #[derive(Default)]
 pub struct Streams {
-    records: Mutex<HashMap<usize, Arc<StreamRecord>, BuildHasherDefault<AddressHasher>>>,
+    /// A tree, whose nodes are small: a table that grows by doubling would one day ask for more than there is. One of a
+    /// few streams is a single node, searched as fast as a table.
+    records: Mutex<BTreeMap<usize, Arc<StreamRecord>>>,
     labels: AtomicU32,
-}
-
-/// Addresses differ enough in their middle bits for one multiplication (by 2^64 over the golden ratio).
-#[derive(Default)]
-pub struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_usize(byte.into()));
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        self.0 = (self.0 ^ value as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }
 
 impl Streams {

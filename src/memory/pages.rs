@@ -14,6 +14,7 @@ use super::sleep::Slept;
 use super::source::Source;
 use super::sync::{Mutex, MutexGuard};
 use super::zeroed::Zeros;
+use crate::allocation::{collected, no_memory, SMALL};
 use crate::error::{Error, Status};
 use crate::executor::VirtualMemory;
 use std::ops::RangeInclusive;
@@ -68,6 +69,8 @@ pub(super) struct Inner {
     /// Every slab that was ever made, and those without a place, by class. They are freed with the pages.
     slabs: Vec<NonNull<Slab>>,
     spare: [Vec<NonNull<Slab>>; CLASSES + 1],
+    /// How many there are of each class.
+    made: [usize; CLASSES + 1],
     /// What was mapped before the manager fell asleep.
     pub asleep: Option<Vec<Slept>>,
 }
@@ -91,7 +94,7 @@ pub struct Pages {
 // SAFETY: slabs may be shared between threads; the lists of them belong to the holder of the lock.
 unsafe impl Send for Inner {}
 
-fn zeros_for(units: usize) -> Zeros {
+fn zeros_for(units: usize) -> Result<Zeros, Error> {
     Zeros::new(units * TABLE_BYTES_OF_A_UNIT + SPARE_TABLE_BYTES)
 }
 
@@ -105,6 +108,7 @@ impl Inner {
             stuck: Vec::new(),
             slabs: Vec::new(),
             spare,
+            made: [0; CLASSES + 1],
             asleep: None,
         }
     }
@@ -118,13 +122,29 @@ impl Inner {
         }
     }
 
-    /// A slab without a place, to be placed by the caller.
+    /// Sees to a slab without a place, so that `spare_slab` has one. `None`: the host has no memory for it.
+    fn make_spare_slab(&mut self, class: usize) -> Option<()> {
+        if !self.spare[class].is_empty() {
+            return Some(());
+        }
+        // Room for it in both lists, so that it can come back.
+        self.slabs.try_reserve(1).ok()?;
+        self.made[class] += 1;
+        let made = self.made[class];
+        let slab = self.spare[class].try_reserve(made).ok().and_then(|()| Slab::new(class));
+        let Some(slab) = slab else {
+            self.made[class] -= 1;
+            return None;
+        };
+        let slab = NonNull::from(Box::leak(Box::new(slab)));
+        self.slabs.push(slab);
+        self.spare[class].push(slab);
+        Some(())
+    }
+
+    /// A slab without a place, to be placed by the caller, after `make_spare_slab`.
     fn spare_slab(&mut self, class: usize) -> &'static Slab {
-        let slab = self.spare[class].pop().unwrap_or_else(|| {
-            let slab = NonNull::from(Box::leak(Box::new(Slab::new(class))));
-            self.slabs.push(slab);
-            slab
-        });
+        let slab = self.spare[class].pop().expect("a spare slab was seen to");
         // SAFETY: freed with the pages only, whose methods shorten the lifetime to theirs.
         unsafe { slab.as_ref() }
     }
@@ -143,6 +163,18 @@ pub fn asleep() -> Error {
     Error::new(Status::MemoryAllocation, "the memory manager is asleep; wake it before allocating")
 }
 
+/// The host has no memory to keep account of the device's.
+#[cold]
+fn no_slab() -> Shortage {
+    Shortage::Fatal(no_memory(SMALL, "the tables of a memory manager"))
+}
+
+/// Makes room wherever a slab will be listed, before anything is taken for it.
+fn see_to_slab(inner: &mut Inner, arena: &Arena, class: usize) -> Result<(), Shortage> {
+    let listed = class != LARGE || arena.large.make_room();
+    inner.make_spare_slab(class).filter(|()| listed).ok_or_else(no_slab)
+}
+
 impl From<Refusal> for Shortage {
     fn from(refusal: Refusal) -> Shortage {
         match refusal {
@@ -158,9 +190,11 @@ impl Pages {
     pub fn new(source: Arc<dyn Source>, budget: Arc<Budget>, bytes: u64, least: u64) -> Option<Pages> {
         let memory = source.virtual_memory()?;
         let mut wanted = usize::try_from(bytes).unwrap_or(usize::MAX / 2) / UNIT_BYTES * UNIT_BYTES;
-        let base = loop {
-            match memory.reserve(wanted) {
-                Ok(base) => break base,
+        let (base, zeros) = loop {
+            // The tables first, which go by themselves.
+            let zeros = zeros_for(wanted / UNIT_BYTES);
+            match zeros.and_then(|zeros| Ok((memory.reserve(wanted)?, zeros))) {
+                Ok(reserved) => break reserved,
                 Err(error) if wanted as u64 / 2 < least.max(UNIT_BYTES as u64) => {
                     log::info!(target: "nvbackend::memory", "no address range, blocks are allocated singly: {error}");
                     return None;
@@ -169,7 +203,6 @@ impl Pages {
             }
         };
         let units = wanted / UNIT_BYTES;
-        let zeros = zeros_for(units);
         Some(Pages {
             budget,
             table: PageTable::new(&zeros, base, units),
@@ -209,9 +242,10 @@ impl Pages {
     }
 
     /// Address and bytes of each piece of physical memory.
-    pub fn pieces(&self) -> Vec<(usize, usize)> {
+    pub fn pieces(&self) -> Result<Vec<(usize, usize)>, Error> {
         let inner = self.lock();
-        inner.pieces.iter().map(|piece| (self.table.address(piece.unit), piece.units * UNIT_BYTES)).collect()
+        let pieces = inner.pieces.iter().map(|piece| (self.table.address(piece.unit), piece.units * UNIT_BYTES));
+        collected(pieces, "the list of a memory manager's pieces")
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -237,6 +271,7 @@ impl Pages {
         if inner.asleep.is_some() {
             return Err(Shortage::Fatal(asleep()));
         }
+        see_to_slab(&mut inner, arena, class)?;
         let unit = match self.take_backed(&mut inner, units, region, borrow) {
             Some(unit) => unit,
             None => match self.grow(&mut inner, units, region, region) {
@@ -301,6 +336,7 @@ impl Pages {
         if inner.asleep.is_some() {
             return None;
         }
+        see_to_slab(&mut inner, arena, LARGE).ok()?;
         let unit = self.take_backed(&mut inner, units, Region::Large, false)?;
         Some(self.place(inner, arena, LARGE, unit, units))
     }
@@ -334,6 +370,10 @@ impl Pages {
             }
             let most = (unit + units - at).min(longest);
             let length = (1..most).find(|&next| inner.regions.is_backed(at + next)).unwrap_or(most);
+            if inner.pieces.try_reserve(1).is_err() {
+                result = Err(no_slab());
+                break;
+            }
             match self.map(at, length) {
                 Ok(piece) => inner.pieces.push(piece),
                 Err(shortage) => {
@@ -411,15 +451,16 @@ impl Pages {
         inner.spare[class].push(NonNull::from(slab));
     }
 
-    /// A slab of the last units of a large one, which keeps the first `keep`.
-    pub fn split(&self, slab: &Slab, keep: usize) -> &Slab {
+    /// A slab of the last units of a large one, which keeps the first `keep`; `None`: the host has no memory for it.
+    pub fn split(&self, slab: &Slab, keep: usize) -> Option<&Slab> {
         let (unit, rest) = (slab.unit() + keep, slab.units() - keep);
         let mut inner = self.lock();
+        inner.make_spare_slab(LARGE)?;
         let tail = inner.spare_slab(LARGE);
         tail.place(slab.arena(), self.table.address(unit), unit, rest);
         slab.shorten(keep);
         self.table.set(unit, rest, tail);
-        tail
+        Some(tail)
     }
 
     /// Gives physical memory of free units back, at least `wanted` bytes if there is as much. Returns how much it was; an
@@ -496,7 +537,7 @@ mod tests {
     #[test]
     fn all_tables_fit_into_one_mapping() {
         for units in [1, 2, 63, 64, 65, 1000, 4096, 4097, 48_207, 100_000, 281_999, 1 << 20, (1 << 20) + 1] {
-            let zeros = zeros_for(units);
+            let zeros = zeros_for(units).unwrap();
             let _tables = (PageTable::new(&zeros, 1 << 40, units), Inner::new(&zeros, units));
             assert!(zeros.were_enough(), "{units} units");
         }

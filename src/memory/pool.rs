@@ -10,6 +10,7 @@ use super::slab::{Block, SLACK_SHIFT, TRACKED};
 use super::statistics::UsageStatistics;
 use super::trace::EventKind;
 use super::MemoryManager;
+use crate::allocation::{has_room, no_memory, push_if_room};
 use crate::error::{Error, Result};
 use crate::stream::{RawHandle, Stream};
 use std::ffi::c_void;
@@ -182,22 +183,30 @@ impl Core {
         arena.caches().for_each(|cache| cache.flush_counters(arena));
         let mut blocks = 0;
         let mut live = Vec::new();
-        arena.for_each_slab(|slab| {
-            for index in 0..slab.count() {
-                if let Some(word) = slab.end_life(index, 0) {
-                    if word & TRACKED != 0 {
-                        self.tracker.freed(slab.address(index));
+        // As many at a time as there is room to remember them: mostly all.
+        let mut more = true;
+        while std::mem::take(&mut more) {
+            arena.for_each_slab(|slab| {
+                for index in 0..slab.count() {
+                    if more || !has_room(&mut live) {
+                        more = !live.is_empty();
+                        return;
                     }
-                    live.push((Block::new(slab, index), slab.block_bytes() - (word >> SLACK_SHIFT) as usize));
+                    if let Some(word) = slab.end_life(index, 0) {
+                        if word & TRACKED != 0 {
+                            self.tracker.freed(slab.address(index));
+                        }
+                        live.push((Block::new(slab, index), slab.block_bytes() - (word >> SLACK_SHIFT) as usize));
+                    }
                 }
+            });
+            for (block, bytes) in live.drain(..) {
+                self.note(EventKind::Free, block.address(), bytes as u64, RawHandle::NULL);
+                arena.usage.freed(bytes as u64);
+                self.total.freed(bytes as u64);
+                blocks += 1;
+                self.give_back_cleared(arena, block, idle);
             }
-        });
-        for (block, bytes) in live {
-            self.note(EventKind::Free, block.address(), bytes as u64, RawHandle::NULL);
-            arena.usage.freed(bytes as u64);
-            self.total.freed(bytes as u64);
-            blocks += 1;
-            self.give_back_cleared(arena, block, idle);
         }
         for (address, block) in self.direct.remove_all(Some(&arena.usage)) {
             self.note(EventKind::Free, address, block.bytes as u64, RawHandle::NULL);
@@ -223,16 +232,20 @@ impl Core {
 
     /// Before any life ends: should overwriting fail, every block stays its owner's.
     fn zero_live_blocks(&self, arena: &Arena) -> Result<()> {
-        let mut live = Vec::new();
+        let (mut live, mut complete) = (Vec::new(), true);
         arena.for_each_slab(|slab| {
-            let indices = (0..slab.count()).filter(|&index| slab.live_bytes(index).is_some());
-            live.extend(indices.map(|index| (slab.address(index), slab.block_bytes())));
+            for index in (0..slab.count()).filter(|&index| slab.live_bytes(index).is_some()) {
+                complete &= push_if_room(&mut live, (slab.address(index), slab.block_bytes()));
+            }
         });
         self.direct.for_each(|address, block| {
             if block.kind == Kind::Plain && std::ptr::eq(block.usage, &arena.usage) {
-                live.push((address, block.bytes));
+                complete &= push_if_room(&mut live, (address, block.bytes));
             }
         });
+        if !complete {
+            return Err(no_memory(2 * size_of_val(&*live), "the list of a pool's blocks"));
+        }
         if live.is_empty() {
             return Ok(());
         }

@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn both_regions_together_are_the_range() {
         for units in [1, 2, 3, 4, 5, 63, 64, 65, 1000] {
-            let mut regions = Regions::new(&Zeros::new(0), units);
+            let mut regions = Regions::new(&Zeros::none(), units);
             let mut taken = vec![false; units];
             for region in [Region::Slabs, Region::Large] {
                 let side = if region == Region::Large { Side::Start } else { Side::End };
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn memory_is_found_in_the_region_where_it_is() {
-        let mut regions = Regions::new(&Zeros::new(0), 64);
+        let mut regions = Regions::new(&Zeros::none(), 64);
         regions.set_backed(40, 4, true);
         regions.set_backed(56, 4, true);
         assert_eq!(regions.free_backed_units(), 8);

@@ -14,10 +14,13 @@ pub struct Ring<const WORDS: usize> {
 }
 
 impl<const WORDS: usize> Ring<WORDS> {
-    /// Holds `capacity` > 0 records.
-    pub fn new(capacity: usize) -> Ring<WORDS> {
-        let slot = |_| Slot { state: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
-        Ring { next: AtomicU64::new(0), slots: (0..capacity).map(slot).collect() }
+    /// Holds `capacity` > 0 records; `None`: there is no memory for them.
+    pub fn new(capacity: usize) -> Option<Ring<WORDS>> {
+        let slot = || Slot { state: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(capacity).ok()?;
+        slots.resize_with(capacity, slot);
+        Some(Ring { next: AtomicU64::new(0), slots: slots.into_boxed_slice() })
     }
 
     /// Returns `false` if the record was lost, because a slower thread is still writing where it belongs.
@@ -45,11 +48,12 @@ impl<const WORDS: usize> Ring<WORDS> {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// The complete records, oldest first.
-    pub fn read(&self) -> Vec<[u64; WORDS]> {
+    /// The complete records, oldest first; `None`: there is no memory for them.
+    pub fn read(&self) -> Option<Vec<[u64; WORDS]>> {
         let end = self.written();
         let first = end.saturating_sub(self.slots.len() as u64);
         let mut records = Vec::new();
+        records.try_reserve_exact((end - first) as usize).ok()?;
         for number in first..end {
             let slot = &self.slots[number as usize % self.slots.len()];
             if slot.state.load(Ordering::Acquire) != 2 * number + 2 {
@@ -61,7 +65,7 @@ impl<const WORDS: usize> Ring<WORDS> {
                 records.push(record);
             }
         }
-        records
+        Some(records)
     }
 }
 
@@ -71,17 +75,17 @@ mod tests {
 
     #[test]
     fn the_newest_records_stay() {
-        let ring = Ring::<2>::new(4);
+        let ring = Ring::<2>::new(4).unwrap();
         for i in 0..6 {
             assert!(ring.write([i, i * 10]));
         }
-        assert_eq!(ring.read(), [[2, 20], [3, 30], [4, 40], [5, 50]]);
+        assert_eq!(ring.read().unwrap(), [[2, 20], [3, 30], [4, 40], [5, 50]]);
         assert_eq!(ring.written(), 6);
     }
 
     #[test]
     fn records_are_never_torn() {
-        let ring = Ring::<3>::new(8);
+        let ring = Ring::<3>::new(8).unwrap();
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
                 let ring = &ring;
@@ -92,7 +96,7 @@ mod tests {
                 });
             }
             for _ in 0..200 {
-                assert!(ring.read().iter().all(|record| record[0] == record[1] && record[1] == record[2]));
+                assert!(ring.read().unwrap().iter().all(|record| record[0] == record[1] && record[1] == record[2]));
             }
         });
     }

@@ -88,10 +88,16 @@ impl Linked for Slab {
 }
 
 impl Slab {
-    pub fn new(class: usize) -> Slab {
+    /// `None`: there is no memory for its tables.
+    pub fn new(class: usize) -> Option<Slab> {
         let count = if class == LARGE { 1 } else { slab_blocks(class) };
         let granules = if class == LARGE { 1 } else { class_bytes(class) / GRANULE };
-        Slab {
+        let mut links = Vec::new();
+        if class != LARGE {
+            links.try_reserve_exact(count).ok()?;
+            links.resize_with(count, || AtomicU16::new(0));
+        }
+        Some(Slab {
             class,
             count: count as u32,
             reciprocal: (1u64 << 32).div_ceil(granules as u64),
@@ -99,16 +105,16 @@ impl Slab {
             unit: AtomicU32::new(0),
             units: AtomicU32::new(0),
             arena: AtomicPtr::new(std::ptr::null_mut()),
-            words: zero_words(count << word_spread(class)),
+            words: zero_words(count << word_spread(class))?,
             spread: word_spread(class),
-            links: (0..if class == LARGE { 0 } else { count }).map(|_| AtomicU16::new(0)).collect(),
+            links: links.into_boxed_slice(),
             shared: Shared {
                 remote: RemoteList::new(),
                 pending: AtomicPtr::new(std::ptr::null_mut()),
                 place_in_list: AtomicUsize::new(0),
                 local: UnsafeCell::new(Local { free: NO_INDEX, fresh: 0, outstanding: 0, listed: false }),
             },
-        }
+        })
     }
 
     /// A new life at another place, known to nobody yet but callers with stale addresses.
@@ -350,7 +356,7 @@ mod tests {
     #[test]
     fn addresses_find_their_blocks_in_every_class() {
         for class in 0..CLASSES {
-            let slab = Slab::new(class);
+            let slab = Slab::new(class).unwrap();
             slab.place(std::ptr::null(), 1 << 40, 0, slab_units(class));
             for index in [0, 1, slab.count() / 2, slab.count() - 1] {
                 let index = index.min(slab.count() - 1);
@@ -368,7 +374,7 @@ mod tests {
     #[test]
     fn a_block_names_its_slab_and_index() {
         for class in [0, 10, CLASSES - 1] {
-            let slab = Slab::new(class);
+            let slab = Slab::new(class).unwrap();
             for index in [0, 1, slab.count() - 1] {
                 let block = Block::new(&slab, index);
                 assert!(std::ptr::eq(block.slab(), &slab));
@@ -379,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_block_leads_to_its_successor_in_either_direction() {
-        let slabs = [Slab::new(10), Slab::new(10)];
+        let slabs = [Slab::new(10).unwrap(), Slab::new(10).unwrap()];
         assert!(slabs[0].spread > 0, "the class has room beside its words");
         let block = |slab: usize, index| Block::new(&slabs[slab], index);
         for (first, next) in [((0, 0), (0, 1)), ((0, 5), (0, 2)), ((0, 1), (1, 3)), ((1, 3), (0, 1))] {
@@ -388,12 +394,12 @@ mod tests {
             let line = line_of(next.slab().word(next.index()));
             assert_eq!(first.slab().successors_line(first.index()), Some(line));
         }
-        assert_eq!(Slab::new(LARGE).successors_line(0), None, "a large slab has one block");
+        assert_eq!(Slab::new(LARGE).unwrap().successors_line(0), None, "a large slab has one block");
     }
 
     #[test]
     fn blocks_are_taken_once_and_come_back() {
-        let slab = Slab::new(10);
+        let slab = Slab::new(10).unwrap();
         slab.place(std::ptr::null(), 1 << 40, 0, 1);
         let mut blocks = Vec::new();
         // SAFETY: one thread, so it stands in for the lock's holder.

@@ -9,9 +9,13 @@ use super::direct::Kind;
 use super::ladder::LADDER;
 use super::leak::LeakSite;
 use super::size_class::{class_bytes, LARGE};
+use super::slab::Slab;
 use super::statistics::UsageStatistics;
+use crate::allocation::{gathered, push, push_if_room};
+use crate::error;
 use std::collections::BTreeMap;
-use std::io::{Result, Write};
+use std::io::{ErrorKind, Result, Write};
+use std::rc::Rc;
 
 /// Of the format; grows when a reader of the one before would be wrong.
 const VERSION: u32 = 1;
@@ -31,20 +35,23 @@ pub fn write(core: &Core, device: &str, out: &mut dyn Write) -> Result<()> {
     write!(out, "{{\n\"version\": {VERSION},\n\"nanoseconds\": {now},\n\"device\": {},\n", quoted(device))?;
     statistics(core, out)?;
     write!(out, ",\n\"pools\": ")?;
-    let arenas: Vec<&Arena> = core.arenas().filter(|arena| is_main(core, arena) || arena.name().is_some()).collect();
+    let mut arenas: Vec<&Arena> = Vec::new();
+    for arena in core.arenas().filter(|arena| is_main(core, arena) || arena.name().is_some()) {
+        push(&mut arenas, arena, "a snapshot").map_err(lost)?;
+    }
     list(out, &arenas, |out, arena| {
         write!(out, "{{\"name\": {}, \"captured\": {}, ", name_of(core, arena), arena.is_captured())?;
         usage(out, &arena.statistics())?;
         write!(out, "}}")
     })?;
-    let slabs: Vec<Vec<SlabView>> = arenas.iter().map(|arena| view(arena)).collect();
+    let slabs: Vec<Vec<SlabView>> = gathered(arenas.iter().map(|arena| view(arena)), "a snapshot").map_err(lost)?;
     write!(out, ",\n\"classes\": ")?;
     classes(&slabs, out)?;
     ranges(core, out)?;
     write!(out, ",\n\"blocks\": ")?;
     blocks(core, &arenas, &slabs, out)?;
     write!(out, ",\n\"sites\": ")?;
-    list(out, &core.tracker.sites(now), |out, site: &LeakSite| {
+    list(out, &core.tracker.sites(now).map_err(lost)?, |out, site: &LeakSite| {
         let (bytes, blocks, age) = (site.bytes, site.blocks, site.age_nanoseconds);
         write!(out, "{{\"bytes\": {bytes}, \"blocks\": {blocks}, \"oldest_nanoseconds\": {age}, \"frames\": ")?;
         list(out, site.lines(), |out, frame| write!(out, "{}", quoted(&frame)))?;
@@ -91,6 +98,11 @@ fn usage(out: &mut dyn Write, usage: &UsageStatistics) -> Result<()> {
     )
 }
 
+/// A list that there is no memory for.
+fn lost(error: error::Error) -> std::io::Error {
+    std::io::Error::new(ErrorKind::OutOfMemory, error.message)
+}
+
 fn is_main(core: &Core, arena: &Arena) -> bool {
     std::ptr::eq(arena, &*core.main)
 }
@@ -104,18 +116,20 @@ fn name_of(core: &Core, arena: &Arena) -> String {
 }
 
 /// Copies what the locks guard, because writing may take long.
-fn view(arena: &Arena) -> Vec<SlabView> {
-    let mut slabs = Vec::new();
+fn view(arena: &Arena) -> error::Result<Vec<SlabView>> {
+    let (mut slabs, mut result) = (Vec::new(), Ok(()));
     arena.for_each_slab(|slab| {
-        let live = |index| Some((slab.address(index), slab.live_bytes(index)?));
-        slabs.push(SlabView {
-            class: slab.class(),
-            block_bytes: slab.block_bytes(),
-            count: slab.count(),
-            live: (0..slab.count()).filter_map(live).collect(),
-        });
+        if result.is_ok() {
+            result = view_slab(slab).and_then(|view| push(&mut slabs, view, "a snapshot"));
+        }
     });
-    slabs
+    result.map(|()| slabs)
+}
+
+fn view_slab(slab: &Slab) -> error::Result<SlabView> {
+    let live = (0..slab.count()).filter_map(|index| Some(Ok((slab.address(index), slab.live_bytes(index)?))));
+    let (class, block_bytes, count) = (slab.class(), slab.block_bytes(), slab.count());
+    Ok(SlabView { class, block_bytes, count, live: gathered(live, "a snapshot")? })
 }
 
 fn classes(slabs: &[Vec<SlabView>], out: &mut dyn Write) -> Result<()> {
@@ -143,15 +157,16 @@ fn ranges(core: &Core, out: &mut dyn Write) -> Result<()> {
     let (address, bytes) = pages.range();
     let asleep = pages.asleep.load(std::sync::atomic::Ordering::Relaxed);
     write!(out, ",\n\"range\": {{\"address\": {address}, \"bytes\": {bytes}, \"asleep\": {asleep}}},\n\"pieces\": ")?;
-    list(out, pages.pieces(), |out, (address, bytes)| write!(out, "[{address}, {bytes}]"))
+    list(out, pages.pieces().map_err(lost)?, |out, (address, bytes)| write!(out, "[{address}, {bytes}]"))
 }
 
 fn blocks(core: &Core, arenas: &[&Arena], slabs: &[Vec<SlabView>], out: &mut dyn Write) -> Result<()> {
-    let mut rows = Vec::new();
+    let (mut rows, mut complete) = (Vec::new(), true);
     for (arena, slabs) in arenas.iter().zip(slabs) {
-        let pool = name_of(core, arena);
+        let pool: Rc<str> = name_of(core, arena).into();
         for slab in slabs {
             let kind = if slab.class == LARGE { "large" } else { "small" };
+            rows.try_reserve(slab.live.len()).map_err(|_| ErrorKind::OutOfMemory)?;
             rows.extend(slab.live.iter().map(|&(at, bytes)| (at, bytes, slab.block_bytes, kind, pool.clone())));
         }
     }
@@ -163,9 +178,12 @@ fn blocks(core: &Core, arenas: &[&Arena], slabs: &[Vec<SlabView>], out: &mut dyn
             Kind::Managed => "managed",
         };
         let pool = arenas.iter().find(|arena| std::ptr::eq(&arena.usage, block.usage));
-        let pool = pool.map_or("null".to_string(), |arena| name_of(core, arena));
-        rows.push((address, block.bytes, block.origin_bytes, kind, pool));
+        let pool = pool.map_or("null".into(), |arena| name_of(core, arena).into());
+        complete &= push_if_room(&mut rows, (address, block.bytes, block.origin_bytes, kind, pool));
     });
+    if !complete {
+        return Err(ErrorKind::OutOfMemory.into());
+    }
     write!(out, "{{\"columns\": [\"address\", \"bytes\", \"held\", \"kind\", \"pool\"], \"rows\": ")?;
     list(out, rows, |out, (address, bytes, held, kind, pool)| {
         write!(out, "[{address}, {bytes}, {held}, \"{kind}\", {pool}]")
@@ -175,7 +193,7 @@ fn blocks(core: &Core, arenas: &[&Arena], slabs: &[Vec<SlabView>], out: &mut dyn
 
 fn trace(core: &Core, out: &mut dyn Write) -> Result<()> {
     let Some(trace) = &core.trace else { return write!(out, ",\n\"trace\": null") };
-    let (events, written) = trace.read();
+    let (events, written) = trace.read().ok_or(ErrorKind::OutOfMemory)?;
     write!(
         out,
         ",\n\"trace\": {{\"written\": {written}, \"columns\": [\"nanoseconds\", \"kind\", \"address\", \"bytes\", \

@@ -11,11 +11,16 @@ pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU
 /// Bytes that processors pass between each other at once.
 pub const LINE_BYTES: usize = 64;
 
-/// Many zeros. The system gives them page by page, as they are used.
-pub fn zero_words(count: usize) -> Box<[AtomicU32]> {
-    let words = Box::into_raw(vec![0u32; count].into_boxed_slice());
-    // SAFETY: an atomic has the size, alignment and values of its integer.
-    unsafe { Box::from_raw(words as *mut [AtomicU32]) }
+/// `count` > 0 zeros, if there is memory for them. The system gives it page by page, as they are used.
+pub fn zero_words(count: usize) -> Option<Box<[AtomicU32]>> {
+    let layout = std::alloc::Layout::array::<AtomicU32>(count).ok()?;
+    // SAFETY: the layout is not empty.
+    let words = unsafe { std::alloc::alloc_zeroed(layout) }.cast::<AtomicU32>();
+    if words.is_null() {
+        return None;
+    }
+    // SAFETY: of this layout, which a box frees with, and zero is a value of an atomic.
+    Some(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(words, count)) })
 }
 
 /// Asks for the line to be fetched for writing, and does not wait. A hint: any address will do.

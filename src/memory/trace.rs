@@ -57,8 +57,9 @@ pub struct Trace(Ring<5>);
 const KIND_SHIFT: u32 = 56;
 
 impl Trace {
-    pub fn new(events: usize) -> Trace {
-        Trace(Ring::new(events))
+    /// `None`: there is no memory for as many events.
+    pub fn new(events: usize) -> Option<Trace> {
+        Ring::new(events).map(Trace)
     }
 
     pub fn write(&self, event: TraceEvent) {
@@ -67,12 +68,12 @@ impl Trace {
         self.0.write([event.nanoseconds, first, event.bytes, event.stream, event.reserved]);
     }
 
-    /// The events still held, oldest first, and how many there ever were.
-    pub fn read(&self) -> (Vec<TraceEvent>, u64) {
+    /// The events still held, oldest first, and how many there ever were. `None`: there is no memory for them.
+    pub fn read(&self) -> Option<(impl Iterator<Item = TraceEvent>, u64)> {
         let decode = |[nanoseconds, first, bytes, stream, reserved]: [u64; 5]| {
             let kind = EventKind::ALL.into_iter().find(|kind| *kind as u64 == first >> KIND_SHIFT)?;
             Some(TraceEvent { nanoseconds, kind, address: first & ((1 << KIND_SHIFT) - 1), bytes, stream, reserved })
         };
-        (self.0.read().into_iter().filter_map(decode).collect(), self.0.written())
+        Some((self.0.read()?.into_iter().filter_map(decode), self.0.written()))
     }
 }

@@ -3,6 +3,8 @@
 //! The tables of a manager are cut from one mapping: with one each, nineteen in all, mapping and unmapping them was more
 //! than half of making a manager.
 
+use crate::allocation::no_memory;
+use crate::error::Result;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,10 +44,10 @@ const ALIGNMENT: usize = 64;
 
 impl Zeros {
     /// Room for tables of as many bytes in all. What is never written costs addresses alone.
-    pub fn new(bytes: usize) -> Zeros {
+    pub fn new(bytes: usize) -> Result<Zeros> {
         let used = AtomicUsize::new(0);
         if bytes == 0 {
-            return Zeros(Arc::new(Mapping { start: NonNull::dangling(), bytes, used }));
+            return Ok(Zeros::none());
         }
         let (access, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
@@ -57,16 +59,18 @@ impl Zeros {
                 // pages refuses, and need not know.
                 // SAFETY: the mapping just made.
                 unsafe { libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE) };
-                Zeros(Arc::new(Mapping { start: first, bytes, used }))
+                Ok(Zeros(Arc::new(Mapping { start: first, bytes, used })))
             }
-            _ => {
-                let layout = std::alloc::Layout::array::<u8>(bytes).expect("a range has fewer units than bytes");
-                std::alloc::handle_alloc_error(layout)
-            }
+            _ => Err(no_memory(bytes, "the tables of a memory manager")),
         }
     }
 
-    /// A table of `count` elements. One that does not fit has a mapping of its own.
+    /// Room for nothing, so that each table has a mapping of its own.
+    pub fn none() -> Zeros {
+        Zeros(Arc::new(Mapping { start: NonNull::dangling(), bytes: 0, used: AtomicUsize::new(0) }))
+    }
+
+    /// A table of `count` elements. One that does not fit, which is none of a manager's, has a mapping of its own.
     pub fn table<T: Zeroable>(&self, count: usize) -> Zeroed<T> {
         const { assert!(align_of::<T>() <= ALIGNMENT) };
         if count == 0 {
@@ -75,7 +79,7 @@ impl Zeros {
         let bytes = std::alloc::Layout::array::<T>(count).expect("a range has fewer units than bytes").size();
         let at = self.0.used.fetch_add(bytes.next_multiple_of(ALIGNMENT), Ordering::Relaxed);
         if bytes > self.0.bytes.saturating_sub(at) {
-            return Zeros::new(bytes).table(count);
+            return Zeros::new(bytes).expect("only tests have tables of their own mapping").table(count);
         }
         // SAFETY: inside the mapping, which begins on a page; no other table has these bytes.
         let start = unsafe { self.0.start.add(at) }.cast();
@@ -136,7 +140,7 @@ mod tests {
 
     #[test]
     fn tables_are_zero_lie_apart_and_outlive_their_maker() {
-        let zeros = Zeros::new(4096);
+        let zeros = Zeros::new(4096).unwrap();
         let mut words: Vec<Zeroed<u64>> = (0..4).map(|_| zeros.table(9)).collect();
         let mut bytes: Zeroed<u8> = zeros.table(1);
         // More than is left, and more than there ever was.

@@ -1,5 +1,6 @@
 //! `quantize`: float matrices in device memory become a quantised weight.
 
+use crate::allocation::with_room;
 use crate::error::{Error, Result};
 use crate::tensor::{Matrix, Tensor};
 use crate::weight::stripe::SquaredError;
@@ -25,7 +26,7 @@ pub enum Quantized {
 
 impl Quantize {
     pub fn new(parts: &[Tensor], arrangement: Arrangement, format: Format, weight: WeightView) -> Result<Quantize> {
-        let mut matrices = Vec::with_capacity(parts.len());
+        let mut matrices = with_room(parts.len(), "the parts of a weight")?;
         for (i, part) in parts.iter().enumerate() {
             let name = format!("parts[{i}]");
             part.expect_float(&name)?;

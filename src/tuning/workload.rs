@@ -2,6 +2,7 @@
 //! reads it from memory as it would in a model.
 
 use super::case::{Case, CaseWeight};
+use crate::allocation::{collected, filled, with_room};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::executor::CopyKind;
@@ -46,7 +47,7 @@ impl Workload {
             CaseWeight::Given { view, span } => (view, span),
             CaseWeight::Described { geometry, gated } => {
                 let (n, k) = (geometry.rows, geometry.columns);
-                let values: Vec<f32> = random.values(PATTERN.min(n * k), 1.0 / (k as f32).sqrt());
+                let values: Vec<f32> = random.values(PATTERN.min(n * k), 1.0 / (k as f32).sqrt())?;
                 let block = upload(backend, &values, n * k, DType::Bf16, stream)?;
                 let (parts, arrangement) = if gated { (2, Arrangement::Gated) } else { (1, Arrangement::Stacked) };
                 let bytes = n / parts * k * DType::Bf16.size();
@@ -59,14 +60,14 @@ impl Workload {
         };
         let (weights, copies) = copy_weight(backend, &view, span, cache_bytes, stream)?;
         let (m, k, output_columns) = (case.rows, view.columns, view.output_columns());
-        let input = upload(backend, &random.values(m * k, 1.0), m * k, case.input, stream)?;
+        let input = upload(backend, &random.values(m * k, 1.0)?, m * k, case.input, stream)?;
         let bias = match case.bias {
-            true => Some(upload(backend, &random.values(view.rows, 1.0), view.rows, case.output, stream)?),
+            true => Some(upload(backend, &random.values(view.rows, 1.0)?, view.rows, case.output, stream)?),
             false => None,
         };
         let elements = m * output_columns;
         let residual = match case.residual {
-            true => Some(upload(backend, &random.values(PATTERN.min(elements), 1.0), elements, case.output, stream)?),
+            true => Some(upload(backend, &random.values(PATTERN.min(elements), 1.0)?, elements, case.output, stream)?),
             false => None,
         };
         let output = memory.allocate_owned((m * output_columns * case.output.size()).max(1), stream)?;
@@ -129,7 +130,7 @@ fn copy_weight(
     let pitch = span.next_multiple_of(256);
     let count = (CACHES * cache_bytes).div_ceil(pitch.max(1) as u64).max(1) as usize;
     let block = backend.memory().allocate_owned((count * pitch).max(1), stream)?;
-    let mut views = Vec::with_capacity(count);
+    let mut views = with_room(count, "the copies of a weight to tune")?;
     for copy in 0..count {
         let to = block.pointer().wrapping_byte_add(copy * pitch);
         // SAFETY: the view's bytes, and as many of the block.
@@ -156,13 +157,19 @@ fn moved(view: &WeightView, to: usize) -> WeightView {
     WeightView { data: to as *mut std::ffi::c_void, scales, offsets, ..*view }
 }
 
+/// What lists of values hold.
+const VALUES: &str = "the values of a product to tune";
+
 /// `count` elements, the values over and over.
 fn upload(backend: &Backend, values: &[f32], count: usize, dtype: DType, stream: &Stream) -> Result<Allocation> {
-    let bytes: Vec<u8> = match dtype {
-        DType::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
-        DType::Bf16 => values.iter().flat_map(|&value| <bf16 as Element>::from_f32(value).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-    };
+    let mut bytes = with_room(values.len() * dtype.size(), VALUES)?;
+    for &value in values {
+        match dtype {
+            DType::F16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
+            DType::Bf16 => bytes.extend(<bf16 as Element>::from_f32(value).to_le_bytes()),
+            _ => bytes.extend(value.to_le_bytes()),
+        }
+    }
     let total = count * dtype.size();
     let block = backend.memory().allocate_owned(total.max(1), stream)?;
     for at in (0..total).step_by(bytes.len().max(1)) {
@@ -175,7 +182,7 @@ fn upload(backend: &Backend, values: &[f32], count: usize, dtype: DType, stream:
 }
 
 fn download(block: &Allocation, dtype: DType, first: usize, count: usize, stream: &Stream) -> Result<Vec<f32>> {
-    let mut bytes = vec![0u8; count * dtype.size()];
+    let mut bytes = filled(0u8, count * dtype.size(), VALUES)?;
     let from = block.pointer().wrapping_byte_add(first * dtype.size());
     // SAFETY: the range lies in the block, and the target lives until the stream has passed the copy.
     unsafe {
@@ -184,11 +191,14 @@ fn download(block: &Allocation, dtype: DType, first: usize, count: usize, stream
     }
     stream.synchronize()?;
     let pair = |pair: &[u8]| u16::from_le_bytes([pair[0], pair[1]]);
-    Ok(match dtype {
-        DType::F16 => bytes.chunks_exact(2).map(|bits| f16::from_bits(pair(bits)).to_f32()).collect(),
-        DType::Bf16 => bytes.chunks_exact(2).map(|bits| bf16::from_bits(pair(bits)).to_f32()).collect(),
-        _ => bytes.chunks_exact(4).map(|bits| f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]])).collect(),
-    })
+    match dtype {
+        DType::F16 => collected(bytes.chunks_exact(2).map(|bits| f16::from_bits(pair(bits)).to_f32()), VALUES),
+        DType::Bf16 => collected(bytes.chunks_exact(2).map(|bits| bf16::from_bits(pair(bits)).to_f32()), VALUES),
+        _ => {
+            let value = |bits: &[u8]| f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
+            collected(bytes.chunks_exact(4).map(value), VALUES)
+        }
+    }
 }
 
 /// Marsaglia's xorshift: the same inputs in every run.
@@ -196,13 +206,13 @@ struct Random(u64);
 
 impl Random {
     /// Uniform in −scale … scale.
-    fn values(&mut self, count: usize, scale: f32) -> Vec<f32> {
+    fn values(&mut self, count: usize, scale: f32) -> Result<Vec<f32>> {
         let mut next = || {
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;
             self.0 ^= self.0 << 17;
             (self.0 >> 40) as f32 / (1u32 << 23) as f32 - 1.0
         };
-        (0..count).map(|_| next() * scale).collect()
+        collected((0..count).map(|_| next() * scale), VALUES)
     }
 }

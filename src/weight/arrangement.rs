@@ -1,6 +1,7 @@
 //! How several source matrices become the rows of one weight.
 
 use super::encoding::BLOCK;
+use crate::allocation::collected;
 use crate::error::{Error, Result};
 use crate::ops::expect_extent;
 use std::ops::Range;
@@ -46,7 +47,7 @@ impl RowMap {
         }
         expect_extent("the number of rows", rows)?;
         expect_extent("the number of columns", columns)?;
-        let counts = shapes.iter().map(|shape| shape.0).collect();
+        let counts = collected(shapes.iter().map(|shape| shape.0), "the parts of a weight")?;
         Ok(RowMap { arrangement, counts, rows, columns })
     }
 

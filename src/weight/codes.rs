@@ -85,7 +85,7 @@ impl RowSource for CodeRows<'_> {
     }
 
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {
-        let mut stripe = Stripe::new(self.format, 1, self.columns);
+        let mut stripe = Stripe::new(self.format, 1, self.columns).unwrap();
         self.read(row, &mut stripe.codes, |i| stripe.scales[i] = self.scale(row, i));
         stripe.values(0, values);
         Ok(())

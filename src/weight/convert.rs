@@ -10,6 +10,7 @@ use super::quantize::{quantize, Range as Values};
 use super::rows::{FloatRows, RowSource};
 use super::staging::{Staging, STAGING_BYTES};
 use super::stripe::{SquaredError, Stripe, STRIPE_ROWS};
+use crate::allocation::{collected, filled, with_room};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::stream::Stream;
@@ -54,7 +55,7 @@ pub(super) fn in_parallel<T: Send>(
     body: impl Fn(usize, T) -> Result<SquaredError> + Sync,
 ) -> Result<SquaredError> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(items.len());
-    let mut outcomes: Vec<Option<Result<SquaredError>>> = Vec::new();
+    let mut outcomes: Vec<Option<Result<SquaredError>>> = with_room(items.len(), "the outcomes of a conversion")?;
     outcomes.resize_with(items.len(), || None);
     let work = Mutex::new(items.into_iter().zip(&mut outcomes).enumerate());
     let run = || loop {
@@ -96,7 +97,7 @@ impl Conversion<'_> {
             let bytes = staging.bytes();
             let (data_part, rest) = bytes.split_at_mut(panel_stripes * stripe_data);
             let (scale_part, offset_part) = rest.split_at_mut(panel_stripes * stripe_scales);
-            let mut stripes = Vec::new();
+            let mut stripes = with_room(range.len().div_ceil(STRIPE_ROWS), "the stripes of a weight")?;
             let (mut data_part, mut scale_part, mut offset_part) = (data_part, scale_part, offset_part);
             for begin in range.clone().step_by(STRIPE_ROWS) {
                 let count = STRIPE_ROWS.min(range.end - begin);
@@ -153,7 +154,7 @@ impl Conversion<'_> {
         let mut staging = Staging::new(self.executor, panel_rows.min(rows) * row_bytes)?;
         for range in panels {
             let mut at = 0;
-            let mut tensors = Vec::new();
+            let mut tensors = with_room(parts.len(), "the parts of a weight")?;
             for (i, part) in parts.iter().enumerate() {
                 let wanted = self.map.rows_of(i, &range);
                 self.download(part, &wanted, &mut staging, at)?;
@@ -163,8 +164,9 @@ impl Conversion<'_> {
             }
             self.stream.synchronize()?;
             // SAFETY: the staged rows are all that the panel reads, and they stay until it is done.
-            let sources: Vec<FloatRows> = tensors.iter().map(|&tensor| unsafe { FloatRows::new(tensor) }).collect();
-            let sources: Vec<&dyn RowSource> = sources.iter().map(|source| source as &dyn RowSource).collect();
+            let rows = tensors.iter().map(|&tensor| unsafe { FloatRows::new(tensor) });
+            let rows: Vec<FloatRows> = collected(rows, "the parts of a weight")?;
+            let sources = collected(rows.iter().map(|rows| rows as &dyn RowSource), "the parts of a weight")?;
             body(range, &sources)?;
         }
         Ok(())
@@ -193,9 +195,9 @@ impl Conversion<'_> {
             Sources::Host(sources) => sources.len(),
             Sources::Device(parts) => parts.len(),
         };
-        let mut ranges = vec![Values::NOTHING; parts];
+        let mut ranges = filled(Values::NOTHING, parts, "the ranges of a weight's parts")?;
         self.for_panels(panel_rows, |range, sources| {
-            let mut values = vec![0.0; self.map.columns];
+            let mut values = zeros(self.map.columns)?;
             for row in range {
                 let (part, row) = self.map.source(row);
                 sources[part].values(row, &mut values)?;
@@ -205,6 +207,11 @@ impl Conversion<'_> {
         })?;
         Ok(ranges)
     }
+}
+
+/// Room for the values of a row, or of some.
+pub(super) fn zeros(columns: usize) -> Result<Vec<f32>> {
+    filled(0.0, columns, "values of a weight")
 }
 
 /// Cuts the first `count` bytes off.
@@ -220,7 +227,7 @@ impl Panel<'_> {
         if let Encoding::Float(dtype) = geometry.format.encoding {
             return self.floats(dtype, rows, to.data);
         }
-        let mut stripe = Stripe::new(geometry.format, rows.len(), geometry.columns);
+        let mut stripe = Stripe::new(geometry.format, rows.len(), geometry.columns)?;
         let error = if self.keep { self.keep(rows, &mut stripe)? } else { self.quantize(rows, &mut stripe)? };
         geometry.pack(&stripe, &mut to);
         Ok(error)
@@ -238,8 +245,8 @@ impl Panel<'_> {
 
     fn floats(&self, dtype: DType, rows: Range<usize>, data: &mut [u8]) -> Result<SquaredError> {
         let geometry = self.geometry;
-        let (mut values, mut error) = (vec![0.0; geometry.columns], SquaredError::default());
-        let mut stored = values.clone();
+        let (mut values, mut stored) = (zeros(geometry.columns)?, zeros(geometry.columns)?);
+        let mut error = SquaredError::default();
         for (row, bytes) in rows.zip(data.chunks_exact_mut(geometry.row_bytes())) {
             let (source, at) = self.source(row);
             self.named(row, source.values(at, &mut values))?;
@@ -262,7 +269,7 @@ impl Panel<'_> {
 
     fn quantize(&self, rows: Range<usize>, stripe: &mut Stripe) -> Result<SquaredError> {
         let columns = stripe.columns;
-        let mut values = vec![0.0; rows.len() * columns];
+        let mut values = zeros(rows.len() * columns)?;
         for (row, values) in rows.clone().zip(values.chunks_exact_mut(columns)) {
             let (source, at) = self.source(row);
             self.named(row, source.values(at, values))?;
@@ -279,7 +286,7 @@ impl Panel<'_> {
         let tensor = |row: usize| self.tensors[self.map.source(rows.start + row).0];
         quantize(stripe, &values, &tensor)
             .map_err(|error| error.context(format_args!("rows from {} on", rows.start)))?;
-        let (mut back, mut error) = (vec![0.0; columns], SquaredError::default());
+        let (mut back, mut error) = (zeros(columns)?, SquaredError::default());
         for (row, values) in values.chunks_exact(columns).enumerate() {
             stripe.values(row, &mut back);
             error.add(&back, values);
@@ -289,7 +296,7 @@ impl Panel<'_> {
 
     fn keep(&self, rows: Range<usize>, stripe: &mut Stripe) -> Result<SquaredError> {
         let columns = stripe.columns;
-        let (mut values, mut wanted, mut back) = (vec![0.0; columns], vec![0.0; columns], vec![0.0; columns]);
+        let (mut values, mut wanted, mut back) = (zeros(columns)?, zeros(columns)?, zeros(columns)?);
         let mut error = SquaredError::default();
         let all_exact = self.sources.iter().all(|source| source.coded().is_some_and(|coded| coded.is_exact()));
         for (i, row) in rows.enumerate() {
@@ -297,8 +304,8 @@ impl Panel<'_> {
             let coded = source.coded().expect("checked before codes are kept");
             let theirs = source.format();
             let count = theirs.scales_in_row(columns);
-            let mut scales = vec![0.0; count];
-            let mut offsets = vec![0.0; if theirs.zero_points { count } else { 0 }];
+            let mut scales = zeros(count)?;
+            let mut offsets = zeros(if theirs.zero_points { count } else { 0 })?;
             let codes = &mut stripe.codes[i * columns..][..columns];
             self.named(row, coded.codes(at, codes, &mut scales, &mut offsets))?;
             let first = stripe.scale_row(i);
@@ -364,10 +371,12 @@ pub(super) fn read_floats(dtype: DType, bytes: &[u8], values: &mut [f32]) {
 
 /// Whether the format can take the sources' codes as they stand.
 pub(super) fn keeps_codes(format: &Format, sources: &[&dyn RowSource], map: &RowMap) -> bool {
-    let order = |source: &dyn RowSource| source.coded().and_then(|coded| coded.order().map(<[i32]>::to_vec));
-    let first = order(sources[0]);
+    fn order<'a>(source: &&'a dyn RowSource) -> Option<&'a [i32]> {
+        source.coded().and_then(|coded| coded.order())
+    }
+    let first = order(&sources[0]);
     (format.granularity != Granularity::Blocks || map.keeps_blocks())
         && sources
             .iter()
-            .all(|source| source.coded().is_some() && format.holds(&source.format()) && order(*source) == first)
+            .all(|source| source.coded().is_some() && format.holds(&source.format()) && order(source) == first)
 }

@@ -1,12 +1,13 @@
 //! A weight's values, written to a float tensor: what quantising made of them.
 
-use super::convert::{in_parallel, write_floats};
+use super::convert::{in_parallel, write_floats, zeros};
 use super::encoding::{Encoding, Scales};
 use super::pack::Parts;
 use super::rows::{FloatRows, RowSource};
 use super::staging::{Staging, STAGING_BYTES};
 use super::stripe::{SquaredError, STRIPE_ROWS};
 use super::Weight;
+use crate::allocation::{collected, with_room};
 use crate::error::Result;
 use crate::memory::MemoryManager;
 use crate::ops::dequantize::Dequantize;
@@ -45,9 +46,10 @@ impl Weight {
             let rows = begin..(begin + panel_rows).min(self.view.rows);
             reader.download(&rows, &mut input, stream)?;
             stream.synchronize()?;
-            let mut parts = reader.stripes(&rows, input.bytes());
+            let mut parts = reader.stripes(&rows, input.bytes())?;
             let outputs = staged.bytes()[..rows.len() * out_row].chunks_mut(STRIPE_ROWS * out_row);
-            in_parallel(parts.iter_mut().zip(outputs).collect(), |_, (parts, output_rows)| {
+            let items = collected(parts.iter_mut().zip(outputs), "the stripes of a weight")?;
+            in_parallel(items, |_, (parts, output_rows)| {
                 let count = output_rows.len() / out_row;
                 reader.stripe_values(count, parts, |row, values| {
                     write_floats(output.dtype, values, &mut output_rows[row * out_row..][..out_row]);
@@ -82,7 +84,8 @@ impl Weight {
         unsafe { staging.download(self.view.order.cast(), bytes, 0, stream)? };
         stream.synchronize()?;
         let index = |bytes: &[u8]| i32::from_le_bytes(bytes.try_into().expect("four bytes")) as usize;
-        Ok(Some(staging.bytes().chunks_exact(size_of::<i32>()).map(index).collect()))
+        let order = staging.bytes().chunks_exact(size_of::<i32>()).map(index);
+        collected(order, "the order of a weight's columns").map(Some)
     }
 }
 
@@ -131,12 +134,12 @@ impl Reader<'_> {
     }
 
     /// A downloaded panel cut into stripes.
-    fn stripes<'b>(&self, rows: &Range<usize>, bytes: &'b mut [u8]) -> Vec<Parts<'b>> {
+    fn stripes<'b>(&self, rows: &Range<usize>, bytes: &'b mut [u8]) -> Result<Vec<Parts<'b>>> {
         let [data, scales, offsets] = self.bytes(rows.len());
         let (data_part, rest) = bytes.split_at_mut(data);
         let (scale_part, rest) = rest.split_at_mut(scales);
         let mut rest = [data_part, scale_part, &mut rest[..offsets]];
-        let mut parts = Vec::new();
+        let mut parts = with_room(rows.len().div_ceil(STRIPE_ROWS), "the stripes of a weight")?;
         for begin in rows.clone().step_by(STRIPE_ROWS) {
             let bytes = self.bytes(STRIPE_ROWS.min(rows.end - begin));
             let mut cut = |i: usize| {
@@ -146,13 +149,13 @@ impl Reader<'_> {
             };
             parts.push(Parts { data: cut(0), scales: cut(1), offsets: cut(2) });
         }
-        parts
+        Ok(parts)
     }
 
     /// The values of a stripe, row by row.
     fn stripe_values(&self, rows: usize, parts: &mut Parts, mut store: impl FnMut(usize, &[f32])) -> Result<()> {
         let view = &self.weight.view;
-        let mut values = vec![0.0; view.columns];
+        let mut values = zeros(view.columns)?;
         if let Encoding::Float(dtype) = view.encoding {
             let tensor = Tensor::new(parts.data.as_mut_ptr().cast(), dtype, &[rows, view.columns]);
             // SAFETY: the part holds the stripe's rows without gaps.
@@ -163,8 +166,8 @@ impl Reader<'_> {
             }
             return Ok(());
         }
-        let stripe = self.weight.geometry.unpack(rows, parts);
-        let mut natural = values.clone();
+        let stripe = self.weight.geometry.unpack(rows, parts)?;
+        let mut natural = zeros(view.columns)?;
         for row in 0..rows {
             stripe.values(row, &mut values);
             match &self.order {

@@ -8,6 +8,7 @@ use super::pack::Geometry;
 use super::staging::STAGING_BYTES;
 use super::stripe::{SquaredError, STRIPE_ROWS};
 use super::{view_at, WeightView};
+use crate::allocation::{gathered, with_room};
 use crate::error::Result;
 use crate::executor::CopyKind;
 use crate::memory::MemoryManager;
@@ -45,7 +46,7 @@ impl<'a> DevicePanels<'a> {
         if !memory.executor().can_quantize(&format, parts.len()) || format.granularity == Granularity::Tensor {
             return Ok(None);
         }
-        let parts: Vec<Matrix> = parts.iter().map(|part| part.as_matrix("parts")).collect::<Result<_>>()?;
+        let parts: Vec<Matrix> = gathered(parts.iter().map(|part| part.as_matrix("parts")), "the parts of a weight")?;
         let row_bytes = geometry.columns * parts[0].dtype.size();
         let pitch = parts.iter().fold(row_bytes, |most, part| most.max(part.row_stride * part.dtype.size()));
         let panels = DevicePanels { memory, parts, map, geometry, stream, pitch };
@@ -80,7 +81,7 @@ impl<'a> DevicePanels<'a> {
 
     /// Queues copies of the rows that `range` of the weight comes from, and returns them as they will stand.
     fn upload(&self, range: &Range<usize>, panel: *mut u8) -> Result<Vec<Tensor>> {
-        let mut tensors = Vec::with_capacity(self.parts.len());
+        let mut tensors = with_room(self.parts.len(), "the parts of a weight")?;
         let mut at = 0;
         for (i, part) in self.parts.iter().enumerate() {
             let rows = self.map.rows_of(i, range);

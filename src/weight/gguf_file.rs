@@ -4,8 +4,9 @@
 //! Every count, length, offset and type is checked against the file's bytes before it is used; nothing is allocated for a
 //! count that the file is too short for.
 
+use crate::allocation::{push, with_room};
 use crate::error::{Error, Result};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Types of metadata values, by their numbers in the file.
@@ -69,8 +70,9 @@ pub struct GgufFile {
     pub alignment: usize,
     pub values: Vec<Value>,
     pub tensors: Vec<TensorEntry>,
-    keys: HashMap<String, usize>,
-    names: HashMap<String, usize>,
+    /// Trees, whose nodes are small: the file decides how many there are.
+    keys: BTreeMap<String, usize>,
+    names: BTreeMap<String, usize>,
 }
 
 /// Elements and bytes of a block of a ggml type (ggml.c's type traits).
@@ -109,6 +111,8 @@ pub fn block_size(kind: u32) -> Option<(usize, usize)> {
 }
 
 const MAX_RANK: usize = 4;
+/// Of a name or a key, half of what the format allows.
+const MOST_NAME_BYTES: usize = 32 << 10;
 const DEFAULT_ALIGNMENT: usize = 32;
 /// Arrays in arrays; deeper ones are no metadata that anybody writes.
 const MAX_DEPTH: usize = 4;
@@ -131,15 +135,15 @@ impl GgufFile {
             alignment: DEFAULT_ALIGNMENT,
             values: Vec::new(),
             tensors: Vec::new(),
-            keys: HashMap::new(),
-            names: HashMap::new(),
+            keys: BTreeMap::new(),
+            names: BTreeMap::new(),
         };
         for i in 0..value_count {
             let value = reader.value(i)?;
             if file.keys.insert(value.key.clone(), i).is_some() {
                 return Err(Error::invalid(format!("the metadata has `{}` twice", value.key)));
             }
-            file.values.push(value);
+            push(&mut file.values, value, "the metadata of a GGUF file")?;
         }
         file.alignment = file.read_alignment()?;
         for i in 0..tensor_count {
@@ -147,7 +151,7 @@ impl GgufFile {
             if file.names.insert(tensor.name.clone(), i).is_some() {
                 return Err(Error::invalid(format!("the file has the tensor `{}` twice", tensor.name)));
             }
-            file.tensors.push(tensor);
+            push(&mut file.tensors, tensor, "the tensors of a GGUF file")?;
         }
         let start = reader.at.next_multiple_of(file.alignment);
         for tensor in &mut file.tensors {
@@ -244,6 +248,10 @@ impl<'a> Reader<'a> {
     fn name(&mut self, what: &str) -> Result<String> {
         let range = self.text(what)?;
         match std::str::from_utf8(&self.bytes[range.clone()]) {
+            Ok(text) if text.len() > MOST_NAME_BYTES => {
+                Err(Error::invalid(format!("{what} has {} bytes; at most {MOST_NAME_BYTES} are supported", text.len()))
+                    .with_limit(text.len() as u64, MOST_NAME_BYTES as u64))
+            }
             Ok(text) if !text.is_empty() && !text.contains('\0') => Ok(text.to_string()),
             _ => Err(Error::invalid(format!("{what} at byte {} is empty, not UTF-8 or has a NUL", range.start))),
         }
@@ -291,7 +299,13 @@ impl<'a> Reader<'a> {
                 self.take(count * size, what)?;
                 Ok(Content::Array { kind, count, data: start..self.at })
             }
-            (TYPE_STRING, _) => Ok(Content::Texts((0..count).map(|_| self.text(what)).collect::<Result<_>>()?)),
+            (TYPE_STRING, _) => {
+                let mut texts = with_room(count, what)?;
+                for _ in 0..count {
+                    texts.push(self.text(what)?);
+                }
+                Ok(Content::Texts(texts))
+            }
             (TYPE_ARRAY, _) if depth < MAX_DEPTH => {
                 for _ in 0..count {
                     self.array(what, depth + 1)?;

@@ -9,6 +9,7 @@
 
 use super::grouped::{group_length, nibble, FloatBytes, Grouped, Nibbles};
 use super::rows::expect_bytes;
+use crate::allocation::filled;
 use crate::error::{Error, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,24 +125,29 @@ fn version_of(layer: &Gptq, zeros: &[u8], columns: usize, group: usize, label: G
 fn order(group_index: &[u8], columns: usize, group_size: usize) -> Result<Option<Vec<i32>>> {
     let groups = columns.div_ceil(group_size);
     let group = |k: usize| i32::from_le_bytes(group_index[4 * k..][..4].try_into().expect("four bytes"));
-    let mut members = vec![Vec::new(); groups];
+    let mut members = filled(0usize, groups, "the groups of a weight's columns")?;
     for k in 0..columns {
         let members = usize::try_from(group(k)).ok().and_then(|group| members.get_mut(group)).ok_or_else(|| {
             Error::invalid(format!("g_idx[{k}] is {}; there are {groups} groups", group(k)))
                 .with_limit(group(k).max(0) as u64, groups as u64)
         })?;
-        members.push(k as i32);
+        *members += 1;
     }
-    for (g, members) in members.iter().enumerate() {
+    for (g, &members) in members.iter().enumerate() {
         let size = group_size.min(columns - g * group_size);
-        if members.len() != size {
-            return Err(Error::invalid(format!(
-                "g_idx puts {} columns into group {g}, which has {size}",
-                members.len()
-            )));
+        if members != size {
+            return Err(Error::invalid(format!("g_idx puts {members} columns into group {g}, which has {size}")));
         }
     }
-    let order: Vec<i32> = members.concat();
+    // Where the next column of each group goes.
+    let mut places = members;
+    places.iter_mut().enumerate().for_each(|(g, place)| *place = g * group_size);
+    let mut order = filled(0i32, columns, "the order of a weight's columns")?;
+    for k in 0..columns {
+        let place = &mut places[group(k) as usize];
+        order[*place] = k as i32;
+        *place += 1;
+    }
     let sorted = order.iter().enumerate().all(|(at, &k)| at == k as usize);
     Ok((!sorted).then_some(order))
 }

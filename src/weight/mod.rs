@@ -36,6 +36,7 @@ pub use encoding::{Encoding, Scales, WeightLayout, BLOCK};
 pub use format::{Format, Granularity};
 pub use view::WeightView;
 
+use crate::allocation::{collected, with_room};
 use crate::error::{Error, Result};
 use crate::memory::{Allocation, MemoryManager};
 use crate::ops::quantize::{Quantize, Quantized};
@@ -101,8 +102,9 @@ impl Weight {
             }
         }
         // SAFETY: checked tensors in host memory, which the caller keeps during the call.
-        let rows: Vec<rows::FloatRows> = parts.iter().map(|&part| unsafe { rows::FloatRows::new(part) }).collect();
-        let rows = rows.iter().map(|rows| rows as &dyn RowSource).collect();
+        let rows = parts.iter().map(|&part| unsafe { rows::FloatRows::new(part) });
+        let rows: Vec<rows::FloatRows> = collected(rows, PARTS)?;
+        let rows = collected(rows.iter().map(|rows| rows as &dyn RowSource), PARTS)?;
         Weight::convert(memory, Sources::Host(rows), &map, geometry, stream)
     }
 
@@ -114,14 +116,14 @@ impl Weight {
         format: Option<Format>,
         stream: &Stream,
     ) -> Result<Weight> {
-        let shapes: Vec<_> = parts.iter().map(|part| (part.rows(), part.columns())).collect();
+        let shapes: Vec<_> = collected(parts.iter().map(|part| (part.rows(), part.columns())), PARTS)?;
         let map = RowMap::new(arrangement, &shapes)?;
         let format = match format {
             Some(format) => format,
             None => common_format(parts, &map)?,
         };
         let geometry = Geometry::new(format, memory.executor().weight_layout(), map.rows, map.columns)?;
-        Weight::convert(memory, Sources::Host(parts.to_vec()), &map, geometry, stream)
+        Weight::convert(memory, Sources::Host(collected(parts.iter().copied(), PARTS)?), &map, geometry, stream)
     }
 
     fn borrow(memory: &Arc<MemoryManager>, parts: &[Tensor], map: &RowMap, format: Format) -> Result<Weight> {
@@ -153,7 +155,10 @@ impl Weight {
             Sources::Host(parts) if keep => parts[0].coded().and_then(|coded| coded.order()),
             _ => None,
         };
-        let order: Vec<u8> = order.into_iter().flatten().flat_map(|k| k.to_le_bytes()).collect();
+        let order = order.unwrap_or_default();
+        let mut order_bytes: Vec<u8> = with_room(size_of_val(order), "the order of a weight's columns")?;
+        order.iter().for_each(|k| order_bytes.extend(k.to_le_bytes()));
+        let order = order_bytes;
         let allocation = allocate(memory, &geometry, order.len(), stream)?;
         let to = allocation.pointer().cast::<u8>();
         if let Sources::Device(parts) = &sources {
@@ -259,8 +264,11 @@ fn allocate(memory: &Arc<MemoryManager>, geometry: &Geometry, more: usize, strea
     })
 }
 
+/// What lists of parts hold.
+const PARTS: &str = "the parts of a weight";
+
 fn check(parts: &[Tensor], arrangement: Arrangement) -> Result<RowMap> {
-    let mut shapes = Vec::with_capacity(parts.len());
+    let mut shapes = with_room(parts.len(), PARTS)?;
     for (i, part) in parts.iter().enumerate() {
         let name = format!("parts[{i}]");
         part.expect_float(&name)?;
@@ -274,11 +282,12 @@ fn check(parts: &[Tensor], arrangement: Arrangement) -> Result<RowMap> {
 
 /// The format that keeps the codes of all parts.
 fn common_format(parts: &[&dyn RowSource], map: &RowMap) -> Result<Format> {
-    let formats: Vec<Format> = parts.iter().map(|part| part.format()).collect();
-    let mut common = formats[0];
-    for (i, &format) in formats.iter().enumerate() {
+    let first = parts[0].format();
+    let mut common = first;
+    for (i, part) in parts.iter().enumerate() {
+        let format = part.format();
         common = common.common(format).ok_or_else(|| {
-            Error::invalid(format!("parts[{i}] is {format} and parts[0] {}: no format keeps both", formats[0]))
+            Error::invalid(format!("parts[{i}] is {format} and parts[0] {first}: no format keeps both"))
                 .with_advice("name the format that they shall have")
         })?;
     }

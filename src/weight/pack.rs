@@ -219,8 +219,8 @@ impl Geometry {
     }
 
     /// The stripe of `rows` rows whose parts these are.
-    pub fn unpack(&self, rows: usize, from: &Parts) -> Stripe {
-        let mut stripe = Stripe::new(self.format, rows, self.columns);
+    pub fn unpack(&self, rows: usize, from: &Parts) -> Result<Stripe> {
+        let mut stripe = Stripe::new(self.format, rows, self.columns)?;
         let (columns, row_bytes) = (self.columns, self.row_bytes());
         if self.is_tiled() {
             self.unpack_tiles(from.data, &mut stripe);
@@ -240,7 +240,7 @@ impl Geometry {
         let groups = stripe.scales_in_row();
         self.unpack_scales(from.scales, groups, &mut stripe.scales);
         self.unpack_scales(from.offsets, groups, &mut stripe.offsets);
-        stripe
+        Ok(stripe)
     }
 }
 
@@ -264,7 +264,7 @@ mod tests {
     }
 
     fn stripe(format: Format, rows: usize, columns: usize, seed: u64) -> Stripe {
-        let mut stripe = Stripe::new(format, rows, columns);
+        let mut stripe = Stripe::new(format, rows, columns).unwrap();
         let mask = if format.encoding == Encoding::Int4 { 15 } else { 255 };
         for (code, byte) in stripe.codes.iter_mut().zip(bytes(rows * columns, seed)) {
             *code = byte & mask;
@@ -295,7 +295,7 @@ mod tests {
                     let stripe = stripe(format, rows, columns, seed);
                     let [mut data, mut scales, mut offsets] = packed(&geometry, &stripe);
                     let parts = Parts { data: &mut data, scales: &mut scales, offsets: &mut offsets };
-                    prop_assert!(geometry.unpack(rows, &parts) == stripe, "{format} {layout:?} [{rows}, {columns}]");
+                    prop_assert!(geometry.unpack(rows, &parts).unwrap() == stripe, "{format} {layout:?} [{rows}, {columns}]");
                     let (data, scales, offsets, end) = geometry.sections();
                     prop_assert!(data.end <= scales.start && scales.end <= offsets.start && offsets.end <= end);
                     prop_assert!(scales.start % 256 == 0 && offsets.start % 256 == 0);

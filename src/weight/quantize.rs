@@ -192,7 +192,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn quantized(format: Format, rows: usize, columns: usize, values: &[f32]) -> Vec<f32> {
-        let mut stripe = Stripe::new(format, rows, columns);
+        let mut stripe = Stripe::new(format, rows, columns).unwrap();
         let range = Range::of(values);
         quantize(&mut stripe, values, &|_| range).unwrap();
         let mut back = vec![0.0; values.len()];
@@ -302,7 +302,7 @@ mod tests {
         let zero_points = Format { zero_points: true, ..int4 };
         assert_eq!(quantized(int4, 1, 40, &[0.0; 40]), [0.0; 40]);
         assert_eq!(quantized(zero_points, 1, 40, &[0.75; 40]), [0.75; 40]);
-        let mut stripe = Stripe::new(int4, 1, 2);
+        let mut stripe = Stripe::new(int4, 1, 2).unwrap();
         let error = quantize(&mut stripe, &[1e6, 0.0], &|_| Range::NOTHING).unwrap_err();
         assert!(error.message.contains("row 0, column 0") && error.message.contains("65504"), "{error}");
         // Values below half of f16's smallest become 0.

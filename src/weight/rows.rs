@@ -114,7 +114,7 @@ pub(super) mod testing {
         let mut values = vec![0.0; columns];
         source.values(row, &mut values)?;
         let coded = source.coded().expect("a source of codes");
-        let mut stripe = Stripe::new(source.format(), 1, columns);
+        let mut stripe = Stripe::new(source.format(), 1, columns).unwrap();
         coded.codes(row, &mut stripe.codes, &mut stripe.scales, &mut stripe.offsets)?;
         let mut packed = vec![0.0; columns];
         stripe.values(0, &mut packed);

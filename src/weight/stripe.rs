@@ -3,6 +3,8 @@
 use super::encoding::{Encoding, BLOCK};
 use super::format::{Format, Granularity};
 use super::{fp8, int4, int8};
+use crate::allocation::filled;
+use crate::error::Result;
 
 /// Rows of a stripe: a row of blocks, and a multiple of the 16 rows of a fragment tile.
 pub const STRIPE_ROWS: usize = BLOCK;
@@ -22,11 +24,17 @@ pub struct Stripe {
 }
 
 impl Stripe {
-    pub fn new(format: Format, rows: usize, columns: usize) -> Stripe {
+    pub fn new(format: Format, rows: usize, columns: usize) -> Result<Stripe> {
         let scale_rows = if format.granularity == Granularity::Blocks { 1 } else { rows };
-        let scales = vec![0.0; scale_rows * format.scales_in_row(columns)];
-        let offsets = if format.zero_points { scales.clone() } else { Vec::new() };
-        Stripe { format, rows, columns, codes: vec![0; rows * columns], scales, offsets }
+        let scales = scale_rows * format.scales_in_row(columns);
+        Ok(Stripe {
+            format,
+            rows,
+            columns,
+            codes: filled(0, rows * columns, "the codes of a weight's rows")?,
+            scales: filled(0.0, scales, "the scales of a weight's rows")?,
+            offsets: filled(0.0, if format.zero_points { scales } else { 0 }, "the offsets of a weight's rows")?,
+        })
     }
 
     pub fn scales_in_row(&self) -> usize {

@@ -214,7 +214,7 @@ fn a_pending_stack_hands_over_every_item_with_its_content() {
 #[test]
 fn a_ring_gives_whole_records_while_writers_overtake_each_other() {
     explore(2, || {
-        let ring = Arc::new(Ring::<2>::new(1));
+        let ring = Arc::new(Ring::<2>::new(1).unwrap());
         let writers: Vec<_> = [1u64, 2]
             .into_iter()
             .map(|value| {
@@ -222,7 +222,7 @@ fn a_ring_gives_whole_records_while_writers_overtake_each_other() {
                 thread::spawn(move || ring.write([value, value]))
             })
             .collect();
-        for record in ring.read() {
+        for record in ring.read().unwrap() {
             assert_eq!(record[0], record[1], "half of one record and half of another");
             assert_ne!(record[0], 0, "a record that nobody has written");
         }
@@ -234,7 +234,7 @@ fn a_ring_gives_whole_records_while_writers_overtake_each_other() {
 fn slab() -> Slab {
     // The class with the fewest blocks: two.
     let class = CLASSES - 1;
-    let slab = Slab::new(class);
+    let slab = Slab::new(class).unwrap();
     slab.place(std::ptr::null(), 1 << 40, 0, slab_units(class));
     slab
 }

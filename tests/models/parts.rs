@@ -29,8 +29,8 @@ pub mod sync {
     /// Lines play no part in a model: words stand side by side.
     pub const LINE_BYTES: usize = 4;
 
-    pub fn zero_words(count: usize) -> Box<[AtomicU32]> {
-        (0..count).map(|_| AtomicU32::new(0)).collect()
+    pub fn zero_words(count: usize) -> Option<Box<[AtomicU32]>> {
+        Some((0..count).map(|_| AtomicU32::new(0)).collect())
     }
 
     pub fn prefetch_for_write<T>(_address: *const T) {}

@@ -5,6 +5,7 @@
 //! all chunks of one; with few, chunks are tasks of their own and the merge follows. Both ways compute the same.
 
 use super::{finish, lse_of, RunningSoftmax};
+use crate::allocation::gathered;
 use crate::attention::{AttentionDecode, SequenceSpan};
 use crate::cpu::dot_tile::{DotTile, COLUMNS};
 use crate::cpu::outer_tile::Outer;
@@ -88,22 +89,21 @@ struct Sequence {
 fn check(op: &AttentionDecode, rows: usize) -> Result<Vec<Sequence>> {
     // SAFETY: validated tensors of one integer a row.
     let (positions, slots) = unsafe { (integers(&op.positions), op.slots.as_ref().map(|slots| integers(slots))) };
-    (0..rows)
-        .map(|row| {
-            let context = |error: Error| error.context(format_args!("row {row}"));
-            let position = op.cache.check_position(positions[row]).map_err(context)?;
-            if position >= op.max_kv_length {
-                return Err(Error::invalid(format!(
-                    "row {row}: position {position}; max_kv_length is {}",
-                    op.max_kv_length
-                ))
-                .with_limit(position as u64, op.max_kv_length as u64));
-            }
-            let slot = op.cache.check_slot(slots.map_or(row as i32, |slots| slots[row])).map_err(context)?;
-            let (begin, end) = op.config.visible(position, position + 1);
-            Ok(Sequence { row, slot, keys: begin..end })
-        })
-        .collect()
+    let sequences = (0..rows).map(|row| {
+        let context = |error: Error| error.context(format_args!("row {row}"));
+        let position = op.cache.check_position(positions[row]).map_err(context)?;
+        if position >= op.max_kv_length {
+            return Err(Error::invalid(format!(
+                "row {row}: position {position}; max_kv_length is {}",
+                op.max_kv_length
+            ))
+            .with_limit(position as u64, op.max_kv_length as u64));
+        }
+        let slot = op.cache.check_slot(slots.map_or(row as i32, |slots| slots[row])).map_err(context)?;
+        let (begin, end) = op.config.visible(position, position + 1);
+        Ok(Sequence { row, slot, keys: begin..end })
+    });
+    gathered(sequences, "the rows of a decode")
 }
 
 /// A chunk's result for one query head: the maximum, the sum of weights (and padding), the weighted values.

@@ -7,11 +7,13 @@
 //! depend on the block it is in.
 
 use super::{finish, kv_row, lse_of, visible, RunningSoftmax};
+use crate::allocation::push;
 use crate::attention::{AttentionPrefill, SequenceSpan};
 use crate::cpu::outer_tile::Outer;
 use crate::cpu::row::{vectors, Row};
 use crate::cpu::simd::{dispatch, Kernel, Simd};
 use crate::cpu::threads::{Scratch, Threads};
+use crate::error::Result;
 use std::ops::Range;
 
 /// Keys of a tile.
@@ -31,15 +33,16 @@ struct Task {
     queries: Range<usize>,
 }
 
-pub fn prefill(threads: &Threads, op: &AttentionPrefill) {
-    let tasks = split(op, threads.count());
+pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
+    let tasks = split(op, threads.count())?;
     threads.run(tasks.len(), |task, scratch| {
         // SAFETY: the descriptor is validated; tasks write different rows and heads of the output.
         unsafe { dispatch(Block { op, task: &tasks[task], scratch }) }
     });
+    Ok(())
 }
 
-fn split(op: &AttentionPrefill, threads: usize) -> Vec<Task> {
+fn split(op: &AttentionPrefill, threads: usize) -> Result<Vec<Task>> {
     let group = op.config.group();
     let largest = if op.config.head_dim > 256 { MAX_ROWS / 2 } else { MAX_ROWS };
     let queries: usize = op.sequences.iter().map(|span| span.query_count).sum();
@@ -51,17 +54,18 @@ fn split(op: &AttentionPrefill, threads: usize) -> Vec<Task> {
         for first in (0..span.query_count).step_by(queries).rev() {
             for kv_head in 0..op.config.kv_heads {
                 for head in (0..group).step_by(heads) {
-                    tasks.push(Task {
+                    let task = Task {
                         span: *span,
                         kv_head,
                         heads: kv_head * group + head..kv_head * group + (head + heads).min(group),
                         queries: first..(first + queries).min(span.query_count),
-                    });
+                    };
+                    push(&mut tasks, task, "the tasks of a prefill")?;
                 }
             }
         }
     }
-    tasks
+    Ok(tasks)
 }
 
 struct Block<'a> {

@@ -67,7 +67,7 @@ fn prefill_over_tensors_matches_the_reference() {
                 )
                 .unwrap();
                 match threads {
-                    Some(threads) => prefill::prefill(threads, &op),
+                    Some(threads) => prefill::prefill(threads, &op).unwrap(),
                     None => prefill::reference(&op),
                 }
                 (output, lse)
