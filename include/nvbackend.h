@@ -2615,7 +2615,8 @@ typedef struct {
   double longest_seconds;
   // Arithmetic operations that the formula asks for; attention counts the pairs that the mask keeps.
   double operations;
-  // Bytes that must be read and written at least.
+  // Bytes that must be read and written at least; of keys and values those that the mask keeps, once for each sequence
+  // of the call. Which these are in a decode step its positions in device memory decide.
   double bytes;
   // bytes / seconds; 0 without a timed call. Beside `nvb_device_info.peak_bandwidth` it is the share achieved.
   double bytes_per_second;
@@ -2625,8 +2626,9 @@ typedef struct {
   char name[32];
 } nvb_operation_metrics;
 
-// Switches profiling on (1) or off (0, as a backend starts). While it is on, each operation costs two event records, and
-// streams under capture are left alone: their calls are not counted.
+// Switches profiling on (1) or off (0, as a backend starts). While it is on, each operation costs two event records, a decode
+// step also a copy of its positions to the host, which is not in its time, and streams under capture are left alone: their
+// calls are not counted.
 // Ranges of NVTX are independent of it: they are there whenever a profiler is attached.
 NVB_MUST_USE nvb_status nvb_backend_set_profiling(const nvb_backend *backend,
                                      uint32_t enabled);

@@ -10,19 +10,30 @@ use crate::ops::{
     Cost,
 };
 use crate::stream::RawHandle;
+use crate::tensor::Tensor;
 use std::ffi::CStr;
+
+/// The cost of a call, from numbers that it read in device memory.
+pub type CostOf = Box<dyn FnOnce(&[i32]) -> Cost + Send>;
 
 pub trait Operation {
     const KIND: OperationKind;
 
+    /// An upper bound where `cost_by_content` says more.
     fn cost(&self) -> Cost;
+
+    /// The I32 vector in device memory that decides on what the operation must read, and the cost once it is known. Asked
+    /// for by profiling alone.
+    fn cost_by_content(&self) -> Option<(Tensor, CostOf)> {
+        None
+    }
 
     /// Queues the operation on the stream.
     fn queue(&self, executor: &dyn Executor, stream: RawHandle) -> Result<()>;
 }
 
 macro_rules! operations {
-    ($($kind:ident = $number:literal, $method:ident, $label:literal;)+) => {
+    ($($kind:ident = $number:literal, $method:ident, $label:literal $(, $by_content:ident)?;)+) => {
         /// The numbers are the C ABI's `NVB_OPERATION_…`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u32)]
@@ -55,6 +66,10 @@ macro_rules! operations {
                 $kind::cost(self)
             }
 
+            $(fn $by_content(&self) -> Option<(Tensor, CostOf)> {
+                Some($kind::$by_content(self))
+            })?
+
             fn queue(&self, executor: &dyn Executor, stream: RawHandle) -> Result<()> {
                 executor.$method(self, stream)
             }
@@ -69,7 +84,7 @@ operations! {
     GatedActivation = 3, gated_activation, c"nvbackend::gated_activation";
     Rope = 4, rope, c"nvbackend::rope";
     AttentionPrefill = 5, attention_prefill, c"nvbackend::attention_prefill";
-    AttentionDecode = 6, attention_decode, c"nvbackend::attention_decode";
+    AttentionDecode = 6, attention_decode, c"nvbackend::attention_decode", cost_by_content;
     Softmax = 7, softmax, c"nvbackend::softmax";
     Elementwise = 8, elementwise, c"nvbackend::elementwise";
     Argmax = 9, argmax, c"nvbackend::argmax";

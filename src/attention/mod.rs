@@ -14,6 +14,7 @@ pub mod kv_cache;
 
 use crate::allocation::{collected, with_room};
 use crate::error::{Error, Result, Status};
+use crate::operation::CostOf;
 use crate::ops::{expect_extent, rope::Heads, Cost};
 use crate::tensor::{DType, Tensor};
 use kv_cache::CacheLayer;
@@ -77,6 +78,26 @@ impl AttentionConfig {
                 let end = if self.causal { end } else { end.min(position + window) };
                 (begin.min(end), end)
             }
+        }
+    }
+
+    /// Of `pairs` of a query row and a key, `rows` and `keys`, with queries and outputs of `dtypes`.
+    fn cost(
+        &self,
+        pairs: f64,
+        rows: usize,
+        keys: usize,
+        dtypes: [DType; 2],
+        key_dtype: DType,
+        lse: Option<Tensor>,
+    ) -> Cost {
+        let (dim, heads) = (self.head_dim as f64, self.query_heads as f64);
+        let width = (dtypes[0].size() + dtypes[1].size()) as f64;
+        let sums = if lse.is_some() { DType::F32.size() as f64 } else { 0.0 };
+        Cost {
+            operations: 4.0 * pairs * dim * heads,
+            bytes: rows as f64 * heads * (dim * width + sums)
+                + 2.0 * keys as f64 * self.kv_heads as f64 * dim * key_dtype.size() as f64,
         }
     }
 
@@ -260,26 +281,31 @@ impl AttentionPrefill {
         Ok(AttentionPrefill { config, query, key, value, output, lse, sequences })
     }
 
-    /// Counts the (query, key) pairs that the mask keeps.
+    /// Counts the (query, key) pairs that the mask keeps, and reads of each sequence the keys and values that any row sees.
     pub fn cost(&self) -> Cost {
-        let mut pairs = 0.0;
-        let (mut query_rows, mut keys) = (0, 0);
+        let (mut pairs, mut rows, mut keys) = (0.0, 0, 0);
         for span in &self.sequences {
-            for row in 0..span.query_count {
+            let visible = |row: usize| {
                 let position = (span.kv_length + row).saturating_sub(span.query_count);
-                let (begin, end) = self.config.visible(position, span.kv_length);
+                self.config.visible(position, span.kv_length)
+            };
+            for row in 0..span.query_count {
+                let (begin, end) = visible(row);
                 pairs += (end - begin) as f64;
             }
-            query_rows += span.query_count;
-            keys += span.kv_length;
+            // What rows see moves on with them and leaves no gap.
+            let (first, last) = (visible(0), visible(span.query_count - 1));
+            rows += span.query_count;
+            keys += last.1.saturating_sub(first.0);
         }
-        let dim = self.config.head_dim as f64;
-        let width = (self.query.tensor.dtype.size() + self.output.tensor.dtype.size()) as f64;
-        Cost {
-            operations: 4.0 * pairs * dim * self.config.query_heads as f64,
-            bytes: query_rows as f64 * self.config.query_heads as f64 * dim * width
-                + 2.0 * keys as f64 * self.config.kv_heads as f64 * dim * self.key.dtype.size() as f64,
-        }
+        self.config.cost(
+            pairs,
+            rows,
+            keys,
+            [self.query.tensor.dtype, self.output.tensor.dtype],
+            self.key.dtype,
+            self.lse,
+        )
     }
 }
 
@@ -335,14 +361,32 @@ impl AttentionDecode {
 
     /// An upper bound: every row is taken to be max_kv_length long.
     pub fn cost(&self) -> Cost {
-        let rows = self.query.tensor.shape[0] as f64;
+        let rows = self.query.tensor.shape[0];
         let (begin, end) = self.config.visible(self.max_kv_length - 1, self.max_kv_length);
-        let keys = (end - begin) as f64 * rows;
-        let dim = self.config.head_dim as f64;
-        Cost {
-            operations: 4.0 * keys * dim * self.config.query_heads as f64,
-            bytes: 2.0 * keys * dim * self.config.kv_heads as f64 * self.cache.dtype.size() as f64,
-        }
+        self.cost_of_keys((end - begin) * rows)
+    }
+
+    /// The positions, and the cost with the keys and values that the mask keeps at these.
+    pub fn cost_by_content(&self) -> (Tensor, CostOf) {
+        let op = *self;
+        let cost = move |positions: &[i32]| {
+            let inside = positions.iter().filter_map(|&position| op.cache.check_position(position).ok());
+            let keys = inside.map(|position| {
+                let (begin, end) = op.config.visible(position, position + 1);
+                end - begin
+            });
+            op.cost_of_keys(keys.sum())
+        };
+        (self.positions, Box::new(cost))
+    }
+
+    /// `keys` of all rows together.
+    fn cost_of_keys(&self, keys: usize) -> Cost {
+        let rows = self.query.tensor.shape[0];
+        let dtypes = [self.query.tensor.dtype, self.output.tensor.dtype];
+        let Cost { operations, bytes } = self.config.cost(keys as f64, rows, keys, dtypes, self.cache.dtype, self.lse);
+        let indices = 1 + usize::from(self.slots.is_some());
+        Cost { operations, bytes: bytes + (rows * indices * DType::I32.size()) as f64 }
     }
 }
 

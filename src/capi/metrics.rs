@@ -46,7 +46,8 @@ pub struct nvb_operation_metrics {
     pub longest_seconds: f64,
     /// Arithmetic operations that the formula asks for; attention counts the pairs that the mask keeps.
     pub operations: f64,
-    /// Bytes that must be read and written at least.
+    /// Bytes that must be read and written at least; of keys and values those that the mask keeps, once for each sequence
+    /// of the call. Which these are in a decode step its positions in device memory decide.
     pub bytes: f64,
     /// bytes / seconds; 0 without a timed call. Beside `nvb_device_info.peak_bandwidth` it is the share achieved.
     pub bytes_per_second: f64,
@@ -57,8 +58,9 @@ pub struct nvb_operation_metrics {
 }
 versioned!(nvb_operation_metrics);
 
-/// Switches profiling on (1) or off (0, as a backend starts). While it is on, each operation costs two event records, and
-/// streams under capture are left alone: their calls are not counted.
+/// Switches profiling on (1) or off (0, as a backend starts). While it is on, each operation costs two event records, a decode
+/// step also a copy of its positions to the host, which is not in its time, and streams under capture are left alone: their
+/// calls are not counted.
 /// Ranges of NVTX are independent of it: they are there whenever a profiler is attached.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_backend_set_profiling(backend: *const nvb_backend, enabled: u32) -> nvb_status {

@@ -4,13 +4,18 @@
 //! when it has finished, so measuring never waits; a stretch between two events on a GPU holds the launch gap too. Calls
 //! on a stream under capture do not run and are not counted. Measuring that fails leaves a call without its time and does
 //! not keep it from running.
+//!
+//! What an operation must read may depend on numbers in device memory (`numbers.rs`): they are copied to the host before the
+//! first of the events, which leaves the copy out of the time.
 
+mod numbers;
 pub mod nvtx;
 
 use crate::error::{Error, Result};
-use crate::operation::{Operation, OperationKind};
+use crate::operation::{CostOf, Operation, OperationKind};
 use crate::ops::Cost;
 use crate::stream::{Event, Stream};
+use numbers::HostNumbers;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -79,15 +84,27 @@ struct State {
     pending: Vec<Stretch>,
     /// Pairs of events for the next stretches.
     spare: Vec<(Event, Event)>,
+    /// Likewise memory for copied numbers.
+    spare_numbers: Vec<HostNumbers>,
     /// Stretches begun since the last look at the pending ones.
     begun: usize,
     /// Grows with every reset: a stretch of an earlier one is not counted.
     generation: u64,
 }
 
+/// What a stretch's call had to do.
+enum Measured {
+    Known(Cost),
+    /// Known once the numbers have been copied.
+    ByContent(HostNumbers, CostOf),
+}
+
+/// A pair of events, and what was copied before the first.
+type Begun = ((Event, Event), Option<(HostNumbers, CostOf)>);
+
 struct Stretch {
     kind: OperationKind,
-    cost: Cost,
+    cost: Measured,
     events: (Event, Event),
     generation: u64,
 }
@@ -124,26 +141,29 @@ impl Metrics {
         if !self.is_enabled() {
             return run();
         }
-        let events = match stream.executor().stream_is_capturing(stream.raw()) {
+        let begun = match stream.executor().stream_is_capturing(stream.raw()) {
             Ok(true) => return run(),
-            Ok(false) => self.begin(stream),
+            Ok(false) => self.begin(op, stream),
             Err(error) => Err(error),
         };
         // What stands in the way of measuring does not stand in the way of the operation.
-        let events = self.unless_failed(events).flatten();
+        let begun = self.unless_failed(begun).flatten();
         run()?;
-        let events = events.and_then(|events| self.unless_failed(events.1.record(stream)).map(|()| events));
+        let begun = begun.and_then(|begun| self.unless_failed(begun.0 .1.record(stream)).map(|()| begun));
         let mut state = self.state();
         state.sums[O::KIND as usize].calls += 1;
-        if let Some(events) = events {
+        if let Some((events, numbers)) = begun {
             let generation = state.generation;
-            state.pending.push(Stretch { kind: O::KIND, cost: op.cost(), events, generation });
+            let cost = numbers
+                .map_or_else(|| Measured::Known(op.cost()), |(numbers, cost)| Measured::ByContent(numbers, cost));
+            state.pending.push(Stretch { kind: O::KIND, cost, events, generation });
         }
         Ok(())
     }
 
-    /// A pair of events for one stretch, the first recorded; `None` when too many are pending.
-    fn begin(&self, stream: &Stream) -> Result<Option<(Event, Event)>> {
+    /// A pair of events for one stretch, the first recorded, behind a copy of what decides on the cost; `None` when too many
+    /// are pending.
+    fn begin<O: Operation>(&self, op: &O, stream: &Stream) -> Result<Option<Begun>> {
         let mut state = self.state();
         state.begun += 1;
         if state.begun >= COLLECT_EVERY || state.pending.len() >= MAX_PENDING {
@@ -154,13 +174,22 @@ impl Metrics {
             return Ok(None);
         }
         let spare = state.spare.pop();
+        let content = op.cost_by_content();
+        let spare_numbers = content.as_ref().and_then(|(tensor, _)| {
+            let place = state.spare_numbers.iter().position(|numbers| numbers.holds(tensor))?;
+            Some(state.spare_numbers.swap_remove(place))
+        });
         drop(state);
+        let numbers = match content {
+            Some((tensor, cost)) => Some((HostNumbers::copy(spare_numbers, &tensor, stream)?, cost)),
+            None => None,
+        };
         let events = match spare {
             Some(events) => events,
             None => (Event::new(stream.executor())?, Event::new(stream.executor())?),
         };
         events.0.record(stream)?;
-        Ok(Some(events))
+        Ok(Some((events, numbers)))
     }
 
     /// The value, or a line in the log: a warning for the first failure since profiling was switched on.
@@ -190,8 +219,16 @@ impl State {
             }
             let milliseconds = end.milliseconds_since(start)?;
             let stretch = self.pending.swap_remove(place);
+            let cost = match stretch.cost {
+                Measured::Known(cost) => cost,
+                Measured::ByContent(numbers, cost) => {
+                    let cost = cost(&numbers.read());
+                    self.spare_numbers.push(numbers);
+                    cost
+                }
+            };
             if stretch.generation == self.generation {
-                self.sums[stretch.kind as usize].add(stretch.cost, f64::from(milliseconds) / 1e3);
+                self.sums[stretch.kind as usize].add(cost, f64::from(milliseconds) / 1e3);
             }
             self.spare.push(stretch.events);
         }
@@ -202,6 +239,8 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::kv_cache::{KvCache, KvCacheOptions};
+    use crate::attention::{AttentionConfig, AttentionDecode};
     use crate::backend::Backend;
     use crate::cpu::CpuExecutor;
     use crate::ops::softmax::Softmax;
@@ -237,6 +276,56 @@ mod tests {
         backend.metrics().reset();
         let metrics = backend.metrics().get(OperationKind::Softmax);
         assert_eq!((metrics, metrics.bandwidth(), metrics.throughput()), (OperationMetrics::default(), 0.0, 0.0));
+    }
+
+    #[test]
+    fn decode_counts_the_keys_that_its_positions_make_visible() {
+        let backend = backend();
+        backend.metrics().set_enabled(true);
+        let stream = backend.default_stream();
+        let options =
+            KvCacheOptions { layers: 1, slots: 3, kv_heads: 2, head_dim: 8, capacity: 1024, dtype: DType::F32 };
+        let cache = KvCache::new(backend.memory(), options, stream).unwrap();
+        let config = |window| {
+            let config = AttentionConfig {
+                query_heads: 4,
+                kv_heads: 2,
+                head_dim: 8,
+                scale: 0.0,
+                soft_cap: 0.0,
+                window,
+                causal: true,
+            };
+            AttentionConfig::new(config).unwrap()
+        };
+        let (mut query, mut output) = ([1f32; 96], [0f32; 96]);
+        // With a gap between two of them.
+        let mut positions = [0i32, -5, 9, -5, 499, -5];
+        let mut total = OperationMetrics::default();
+        for (window, keys) in [(0, 1 + 10 + 500), (4, 1 + 4 + 4)] {
+            let op = AttentionDecode::new(
+                config(window),
+                Tensor::new(query.as_mut_ptr().cast(), DType::F32, &[3, 4, 8]),
+                cache.layer(0).unwrap(),
+                Tensor::new(output.as_mut_ptr().cast(), DType::F32, &[3, 4, 8]),
+                None,
+                Tensor::new(positions.as_mut_ptr().cast(), DType::I32, &[3]).with_strides(&[2]),
+                None,
+                0,
+            )
+            .unwrap();
+            for _ in 0..2 {
+                backend.queue(&op, stream).unwrap();
+            }
+            let metrics = backend.metrics().get(OperationKind::AttentionDecode);
+            // Keys and values of two heads, queries and outputs of four, and the positions.
+            let bytes = keys * 2 * 2 * 8 * 4 + 2 * 3 * 4 * 8 * 4 + 3 * 4;
+            assert_eq!(metrics.bytes - total.bytes, 2.0 * f64::from(bytes), "window {window}");
+            assert_eq!(metrics.operations - total.operations, 2.0 * 4.0 * f64::from(keys) * 8.0 * 4.0);
+            assert!(op.cost().bytes > f64::from(bytes), "the capacity is an upper bound");
+            total = metrics;
+        }
+        assert_eq!(total.timed, 4);
     }
 
     #[test]
