@@ -280,7 +280,8 @@ impl Executor for CudaExecutor {
         const PORTABLE: u32 = 1;
         // The driver takes the pages where this thread's policy says.
         let _policy = self.numa_node().map(PreferNode::enter);
-        self.context.refuse_lost()?;
+        // Any thread may be capturing a stream, and the driver would end its capture.
+        let _relaxed = self.context.relax_capture()?;
         // SAFETY: a valid pointer.
         let result = unsafe { sys::cuMemHostAlloc(&mut pointer, bytes, PORTABLE) };
         self.check(result, "allocating page-locked host memory")?;
@@ -289,6 +290,11 @@ impl Executor for CudaExecutor {
 
     unsafe fn host_free(&self, pointer: *mut c_void, _bytes: usize) {
         let Some(_guard) = self.context.enter_to_release() else { return };
+        // As where it was allocated. It matters only while a stream is captured, so the memory goes in any case.
+        let _relaxed = self.context.relax_capture().or_else(|_| self.context.relax_capture());
+        if self.context.is_lost() {
+            return;
+        }
         // SAFETY: the caller's contract.
         self.log_failure(unsafe { sys::cuMemFreeHost(pointer) }, "freeing page-locked host memory");
     }

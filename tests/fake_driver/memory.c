@@ -354,9 +354,12 @@ static int preferred_node(void) {
 }
 
 int cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
+  enum { RELAXED = 2 };
   call c = begin(__func__, NEEDS_CONTEXT);
   (void)flags;
-  if (c.runs) {
+  if (c.runs && fake_capture_mode() != RELAXED) {
+    c.status = violation(c.function, INVALID_VALUE, "it would end a capture, in a mode that is not relaxed");
+  } else if (c.runs) {
     *pointer = allocate_pages(bytes);
     host_node = preferred_node();
     host_blocks = grow(host_blocks, host_block_count, sizeof *host_blocks);
