@@ -24,6 +24,7 @@ use crate::ops::{
     softmax::Softmax,
 };
 use crate::registry::choices::{Choice, Choices};
+use crate::registry::KernelId;
 use crate::stream::RawHandle;
 use crate::weight::{Format, WeightLayout};
 use std::cell::Cell;
@@ -290,6 +291,9 @@ pub trait Executor: Send + Sync {
     /// The kernels that can do the product, of the registry, each of a vendor library's algorithms by its rank. The memory
     /// behind the descriptor is not touched.
     fn linear_candidates(&self, op: &Linear) -> Vec<Choice>;
+    /// Why a kernel that is none of the candidates, though the product lies within its limits, cannot do it: which of the
+    /// device, the options and the product's own shape ("device: …") is in the way.
+    fn linear_obstacle(&self, op: &Linear, kernel: KernelId) -> String;
     /// Further algorithms of a vendor library for the product, beyond those that it names itself: without `fastest` some of
     /// every kind, else those that differ little from the first of these, which ran. Some may be candidates as well.
     fn linear_variations(&self, _op: &Linear, _fastest: &[Choice]) -> Vec<Choice> {

@@ -59,7 +59,7 @@ use crate::ops::rope::Rope;
 use crate::ops::sample::Sample;
 use crate::ops::softmax::Softmax;
 use crate::registry::choices::{Choice, Choices, Rounding};
-use crate::registry::{kernels_of, Way};
+use crate::registry::{kernels_of, KernelId, Way};
 use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
 use std::ffi::c_void;
@@ -270,6 +270,10 @@ impl Executor for CpuExecutor {
     fn linear_candidates(&self, op: &Linear) -> Vec<Choice> {
         let all = kernels_of(DeviceKind::Cpu).map(|(id, _)| Choice::of(id));
         all.filter(|choice| task_columns(op, choice).is_some()).collect()
+    }
+
+    fn linear_obstacle(&self, op: &Linear, _kernel: KernelId) -> String {
+        format!("shape: the product is cut into tasks of at most {} columns", linear::most_task_columns(op))
     }
 
     fn linear_default(&self, op: &Linear) -> Option<Choice> {

@@ -36,6 +36,7 @@ use crate::ops::{
     softmax::Softmax,
 };
 use crate::registry::choices::{Choice, Choices};
+use crate::registry::KernelId;
 use crate::stream::RawHandle;
 use crate::weight::{Format, WeightLayout};
 use cust::sys::{self, cudaError_enum, CUresult};
@@ -132,6 +133,11 @@ impl CudaExecutor {
             self.context.refuse_lost().ok().and_then(|()| CublasLt::of_device(self.device.ordinal))
         };
         self.cublaslt.get_or_init(open).as_deref()
+    }
+
+    /// Whether the options keep vendor libraries away.
+    pub(super) fn own_kernels_only(&self) -> bool {
+        self.own_kernels_only
     }
 
     /// Whether each row of a product is to be the same whatever the other rows are.
@@ -531,6 +537,10 @@ impl Executor for CudaExecutor {
 
     fn linear_candidates(&self, op: &Linear) -> Vec<Choice> {
         super::linear_candidates::candidates(self, op)
+    }
+
+    fn linear_obstacle(&self, op: &Linear, kernel: KernelId) -> String {
+        super::linear_obstacle::of(self, op, kernel)
     }
 
     fn linear_variations(&self, op: &Linear, fastest: &[Choice]) -> Vec<Choice> {

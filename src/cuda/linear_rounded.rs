@@ -39,6 +39,11 @@ fn rounded_operands(op: &Linear) -> Option<([Operand; 2], i32)> {
     }
 }
 
+/// The compute capability from which on the weight's codes can be multiplied; `None`: nowhere.
+pub(super) fn oldest_capability(op: &Linear) -> Option<i32> {
+    rounded_operands(op).map(|(_, oldest)| oldest)
+}
+
 /// The operands of a product with codes of this encoding for its input.
 pub(super) fn codes_operands(op: &Linear, input: Encoding) -> Option<[Operand; 2]> {
     let wanted = if input == Encoding::Int8 { Operand::Int8 } else { Operand::Fp8E4m3 };

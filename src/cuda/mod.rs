@@ -22,6 +22,7 @@ mod linear_choice;
 mod linear_codes;
 mod linear_invariant;
 mod linear_needs;
+mod linear_obstacle;
 mod linear_quantized;
 mod linear_rounded;
 mod linear_to_codes;

@@ -52,6 +52,8 @@ pub struct Entry {
     pub seconds: f64,
     /// Of what would have run without tuning.
     pub default_seconds: f64,
+    /// The smallest that was measured, which is less than `seconds` where a default that is hardly slower was kept.
+    pub fastest_seconds: f64,
     /// How many were measured.
     pub candidates: u32,
 }
@@ -106,6 +108,10 @@ impl Choices {
             table: AtomicPtr::new(Arc::as_ptr(&empty).cast_mut()),
             tables: Mutex::new(vec![empty]),
         }
+    }
+
+    pub fn rounding(&self) -> Rounding {
+        self.rounding
     }
 
     /// Whether tuned entries are left aside and overrides refused.

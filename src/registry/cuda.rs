@@ -7,11 +7,11 @@ use crate::tensor::DType;
 use crate::weight::Encoding;
 
 /// Tensor cores want an input of 16 bits in rows of whole 16-byte vectors.
-const VECTORS: Limits = Limits { capability: 80, rows: 0, depth_multiple: 8, alignment: 16 };
+const VECTORS: Limits = Limits { capability: 80, exact: false, rows: 0, depth_multiple: 8, alignment: 16 };
 /// The same with chunks of 64 elements of a quantised weight.
 const CHUNKS: Limits = Limits { depth_multiple: 64, ..VECTORS };
 /// Of compute capability 9.0 alone.
-const HOPPER: Limits = Limits { capability: 90, ..CHUNKS };
+const HOPPER: Limits = Limits { capability: 90, exact: true, ..CHUNKS };
 
 const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, summary: &'static str) -> Kernel {
     let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
@@ -105,7 +105,7 @@ pub const KERNELS: &[Kernel] = &[
         way: Way::Wgmma,
         inputs: HALVES,
         encodings: HALF_ENCODINGS,
-        limits: Limits { capability: 90, alignment: 16, ..Limits::NONE },
+        limits: Limits { capability: 90, exact: true, alignment: 16, ..Limits::NONE },
         summary: "On compute capability 9.0: tiles of 256 tokens and 256 rows of the weight by warpgroups' tensor cores, the \
                   epilogue included; output in 16 bits, not the erf form of GELU.",
     },
@@ -180,7 +180,7 @@ pub const KERNELS: &[Kernel] = &[
         way: Way::RoundedWgmma,
         inputs: FLOATS,
         encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
-        limits: Limits { capability: 90, ..Limits::NONE },
+        limits: Limits { capability: 90, exact: true, ..Limits::NONE },
         summary: "The same on compute capability 9.0 by linear_wgmma, scales and epilogue included.",
     },
 ];

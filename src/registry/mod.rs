@@ -56,6 +56,8 @@ pub enum Way {
 pub struct Limits {
     /// Oldest compute capability, 10 · major + minor; 0: any.
     pub capability: i32,
+    /// Runs on devices of that capability alone.
+    pub exact: bool,
     /// Most rows of the input (M); 0: any.
     pub rows: usize,
     /// K is a multiple of it.
@@ -65,7 +67,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    const NONE: Limits = Limits { capability: 0, rows: 0, depth_multiple: 1, alignment: 1 };
+    const NONE: Limits = Limits { capability: 0, exact: false, rows: 0, depth_multiple: 1, alignment: 1 };
 }
 
 const FLOATS: &[DType] = &DType::FLOATS;

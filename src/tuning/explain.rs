@@ -1,10 +1,10 @@
 //! Which kernel a product would run, and why.
 
-use super::tuner::describe;
+use super::tuner::{describe, WORTHWHILE};
 use crate::executor::{DeviceKind, Executor};
 use crate::ops::linear::Linear;
-use crate::registry::choices::{Algorithm, Choice};
-use crate::registry::{kernels_of, Kernel};
+use crate::registry::choices::{Algorithm, Choice, Entry};
+use crate::registry::{kernels_of, KernelId};
 use std::fmt::Write as _;
 
 /// The reason for a kernel where the executor has one for each weight.
@@ -25,7 +25,7 @@ pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
             false => passed_over.push(format!(
                 "the override {} does not take it: {}",
                 id.kernel().name,
-                why_not(op, id.kernel())
+                why_not(executor, op, id)
             )),
         }
     }
@@ -33,19 +33,12 @@ pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
     match choices.tuned(op) {
         _ if chosen.is_some() => {}
         Some(entry) if takes(&entry.choice) => {
-            let microseconds = |seconds: f64| seconds * 1e6;
-            let why = format!(
-                "the tuned entry \"{key}\": {:.2} us, {:.2} us by default, the fastest of {} that were right",
-                microseconds(entry.seconds),
-                microseconds(entry.default_seconds),
-                entry.candidates
-            );
-            chosen = Some((entry.choice, why));
+            chosen = Some((entry.choice, tuned_words(&key.to_string(), entry)));
         }
         Some(entry) => passed_over.push(format!(
             "the tuned {} does not take it: {}",
             entry.choice.kernel.kernel().name,
-            why_not(op, entry.choice.kernel.kernel())
+            why_not(executor, op, entry.choice.kernel)
         )),
         None if choices.are_fixed() => {}
         None => passed_over.push(format!("nothing is tuned for \"{key}\"")),
@@ -73,10 +66,7 @@ pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
         write!(text, "\nothers that can do it: {}", if others.is_empty() { "none".into() } else { others.join(", ") });
     let refused: Vec<String> = kernels_of(device_of(executor))
         .filter(|(id, kernel)| kernel.encodings.contains(&op.weight.encoding) && !takes(&Choice::of(*id)))
-        .map(|(_, kernel)| match within_limits(op, kernel) {
-            true if choices.are_fixed() => format!("{} (batch_invariant)", kernel.name),
-            _ => format!("{} ({})", kernel.name, why_not(op, kernel)),
-        })
+        .map(|(id, kernel)| format!("{} ({})", kernel.name, why_not(executor, op, id)))
         .collect();
     if !refused.is_empty() {
         let _ = write!(text, "\nthose that cannot: {}", refused.join(", "));
@@ -88,30 +78,44 @@ fn device_of(executor: &dyn Executor) -> DeviceKind {
     executor.device().kind
 }
 
-fn within_limits(op: &Linear, kernel: &Kernel) -> bool {
-    why_not(op, kernel) == UNLISTED
+/// What tuning measured, and whether it is the fastest that is taken.
+fn tuned_words(key: &str, entry: &Entry) -> String {
+    let microseconds = |seconds: f64| seconds * 1e6;
+    let (taken, default) = (microseconds(entry.seconds), microseconds(entry.default_seconds));
+    let mut words = format!("the tuned entry \"{key}\": {taken:.2} us, {default:.2} us by default, ");
+    let _ = match entry.seconds <= entry.fastest_seconds {
+        true => write!(words, "the fastest of {} that were right", entry.candidates),
+        false => write!(
+            words,
+            "which is kept because no other of {} that were right is {:.0} % faster; one took {:.2} us",
+            entry.candidates,
+            (WORTHWHILE - 1.0) * 100.0,
+            microseconds(entry.fastest_seconds)
+        ),
+    };
+    words
 }
 
-/// Why a product that lies within a kernel's limits is not its.
-const UNLISTED: &str = "not with this device, these options or this shape";
-
-/// The first of the kernel's limits that the product is beyond.
-fn why_not(op: &Linear, kernel: &Kernel) -> String {
+/// What rules the kernel out: the first of its limits that the product is beyond, else what the executor says.
+fn why_not(executor: &dyn Executor, op: &Linear, id: KernelId) -> String {
+    let kernel = id.kernel();
     let limits = kernel.limits;
     let aligned =
         |data: usize, stride: usize| data.is_multiple_of(limits.alignment) && stride.is_multiple_of(limits.alignment);
     let input_stride = if op.input.rows > 1 { op.input.row_stride * op.input.dtype.size() } else { 0 };
     if !kernel.encodings.contains(&op.weight.encoding) {
-        format!("no {} weights", op.weight.encoding)
+        format!("shape: no {} weights", op.weight.encoding)
     } else if !kernel.inputs.contains(&op.input.dtype) {
-        format!("no {} input", op.input.dtype)
+        format!("shape: no {} input", op.input.dtype)
     } else if limits.rows != 0 && op.input.rows > limits.rows {
-        format!("m up to {}", limits.rows)
+        format!("shape: m up to {}", limits.rows)
     } else if !op.weight.columns.is_multiple_of(limits.depth_multiple) {
-        format!("k a multiple of {}", limits.depth_multiple)
+        format!("shape: k a multiple of {}", limits.depth_multiple)
     } else if !aligned(op.input.data as usize, input_stride) {
-        format!("rows of the input at multiples of {} bytes", limits.alignment)
+        format!("shape: rows of the input at multiples of {} bytes", limits.alignment)
+    } else if executor.choices().are_fixed() {
+        "options: batch_invariant is set".to_string()
     } else {
-        UNLISTED.to_string()
+        executor.linear_obstacle(op, id)
     }
 }

@@ -34,6 +34,7 @@ fn line(key: &ProductKey, entry: &Entry) -> String {
     }
     fields.insert("seconds".into(), entry.seconds.into());
     fields.insert("default_seconds".into(), entry.default_seconds.into());
+    fields.insert("fastest_seconds".into(), entry.fastest_seconds.into());
     fields.insert("candidates".into(), entry.candidates.into());
     format!("    \"{key}\": {}", Value::from(fields))
 }
@@ -75,6 +76,7 @@ fn entry(value: &Value, device: DeviceKind) -> Option<Entry> {
         choice: Choice { kernel, algorithm },
         seconds: time("seconds")?,
         default_seconds: time("default_seconds")?,
+        fastest_seconds: time("fastest_seconds")?,
         candidates: value.get("candidates")?.as_u64()?.try_into().ok()?,
     })
 }
@@ -102,7 +104,13 @@ mod tests {
     fn table() -> Table {
         let choice =
             |name: &str, algorithm| Choice { kernel: find(DeviceKind::Cuda, LINEAR, name).unwrap(), algorithm };
-        let entry = |choice| Entry { choice, seconds: 1.25e-5, default_seconds: 2e-5, candidates: 9 };
+        let entry = |choice| Entry {
+            choice,
+            seconds: 1.25e-5,
+            default_seconds: 2e-5,
+            fastest_seconds: 1.125e-5,
+            candidates: 9,
+        };
         let words = [1, 2, u64::MAX, 0, 5, 6, 7, 0xfeed];
         Table::from([
             (

@@ -6,7 +6,7 @@ use crate::executor::{DeviceInfo, DeviceKind};
 use crate::hardware;
 
 /// Of the file's form; a change of it makes older files foreign.
-const FORMAT: &str = "1";
+const FORMAT: &str = "2";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {

@@ -112,7 +112,7 @@ pub struct Report {
 }
 
 /// A default within this of the fastest stays: less than two runs differ by.
-const WORTHWHILE: f64 = 1.02;
+pub const WORTHWHILE: f64 = 1.02;
 
 /// Slower than the fastest by this after one round: not measured further.
 const HOPELESS: f64 = 3.0;
@@ -232,13 +232,15 @@ impl Tuner<'_> {
         });
         // What ran often may have been right the first time alone.
         let mut chosen = None;
-        for (index, candidate) in &right {
+        for (place, (index, candidate)) in right.iter().enumerate() {
             if self.verify(&trial, &choices, *index, report)?.is_some() {
-                chosen = Some((*index, candidate));
+                chosen = Some((*index, candidate, place));
                 break;
             }
         }
         let Some(chosen) = chosen else { return Ok(None) };
+        let left = right[chosen.2..].iter().map(|(_, candidate)| candidate.median());
+        let fastest_seconds = left.fold(f64::INFINITY, f64::min);
         let seconds = chosen.1.median();
         // Without a default that runs and is right there is nothing to compare with.
         let default_seconds = default_median.unwrap_or(seconds);
@@ -250,7 +252,8 @@ impl Tuner<'_> {
         let (index, asked) = (chosen.0, chosen.1.asked);
         // A default that stays keeps its freedom to differ between the shapes that share the entry.
         let choice = if is_default(&asked, &default) { default } else { chosen.1.ran };
-        let entry = Entry { choice, seconds, default_seconds, candidates: right.len() as u32 + slow.len() as u32 };
+        let candidates = right.len() as u32 + slow.len() as u32;
+        let entry = Entry { choice, seconds, default_seconds, fastest_seconds, candidates };
         log::info!(
             target: "nvbackend::tuning",
             "{}: {} takes {:.2} us, {} {:.2} us",

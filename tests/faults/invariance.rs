@@ -71,7 +71,7 @@ pub fn launches(file: &Path) -> Result<String, String> {
                     let wanted = format!("runs {name}: batch_invariant is set");
                     if rows <= 16 && !text.contains(&format!("runs {}", names[0]))
                         || rows > 32 && !text.contains(&wanted)
-                        || !text.contains("(batch_invariant)")
+                        || !text.contains("(options: batch_invariant is set)")
                     {
                         return Err(format!("{rows} rows: {text}"));
                     }

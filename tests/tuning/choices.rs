@@ -46,6 +46,19 @@ fn a_default_that_is_as_fast_stays() {
     let (report, _, found) = tune(&backend, &Spoiled::new(&backend), script, &[case]);
     assert_eq!(found[&key(&backend, &case)].choice.kernel.kernel().name, "linear_cpu");
     assert_eq!((report.tuned, report.changed), (1, 0));
+    let entry = found[&key(&backend, &case)];
+    assert_eq!((entry.seconds, entry.fastest_seconds), (1.0, 0.99));
+    let text = explain(&**backend.executor(), &case.shape().unwrap());
+    assert!(text.contains("runs linear_cpu: the tuned entry"), "{text}");
+    assert!(
+        text.contains("which is kept because no other of ") && text.contains(" is 2 % faster; one took 990000.00 us")
+    );
+    assert!(!text.contains("fastest"), "{text}");
+    // One that is as fast to the bit is the fastest.
+    let script = Script::new([("linear_cpu", 1.0)]);
+    tune(&backend, &Spoiled::new(&backend), script, &[case]);
+    let text = explain(&**backend.executor(), &case.shape().unwrap());
+    assert!(text.contains("1000000.00 us by default, the fastest of "), "{text}");
 }
 
 #[test]
@@ -194,7 +207,8 @@ fn explanations_name_the_kernel_and_the_reason() {
     );
     assert!(default.contains(&format!("; nothing is tuned for \"{key}\"")), "{default}");
     assert!(default.contains("\nothers that can do it: linear_cpu_16, linear_cpu_32, linear_cpu_64"), "{default}");
-    assert!(default.contains("\nthose that cannot: linear_cpu_512 ("), "{default}");
+    let refused = "\nthose that cannot: linear_cpu_512 (shape: the product is cut into tasks of at most 256 columns)";
+    assert!(default.contains(refused), "{default}");
 
     backend.executor().choices().extend([entry(&backend, 3, "linear_cpu_64")]);
     let tuned = format!("runs linear_cpu_64: the tuned entry \"{key}\": 1.00 us, 2.00 us by default, the fastest of 3");

@@ -1,0 +1,65 @@
+//! Which of the device, the options and the product's shape keeps a kernel from a product that lies within its limits.
+
+use super::executor::CudaExecutor;
+use super::linear_rounded::oldest_capability;
+use crate::backend::cuda_devices;
+use crate::executor::Executor;
+use crate::ops::linear::Linear;
+use crate::registry::choices::Rounding;
+use crate::registry::{KernelId, Way};
+use crate::stream::RawHandle;
+
+pub(super) fn of(executor: &CudaExecutor, op: &Linear, id: KernelId) -> String {
+    let (kernel, way) = (id.kernel(), id.kernel().way);
+    let rounds = matches!(way, Way::RoundedInput | Way::RoundedWgmma);
+    if rounds {
+        // What the options forbid is forbidden on every device.
+        match executor.choices().rounding() {
+            Rounding::Never => return "options: quantized_activations is not set".to_string(),
+            rounding if !rounding.allows(op.weight.encoding) => return "options: fp8 is off".to_string(),
+            _ => {}
+        }
+    }
+    let needed = kernel.limits.capability.max(if rounds { oldest_capability(op).unwrap_or(0) } else { 0 });
+    if let Some(obstacle) = of_capability(executor, needed, kernel.limits.exact) {
+        return obstacle;
+    }
+    if matches!(way, Way::Vendor | Way::RoundedInput) {
+        if executor.own_kernels_only() {
+            return "options: vendor libraries are off".to_string();
+        }
+        let there = executor.enter().is_ok_and(|_guard| executor.cublaslt().is_some());
+        if !there {
+            return "device: cuBLASLt was not found on this machine".to_string();
+        }
+    }
+    let what = if rounds {
+        "the scales of the weight, its dtypes or k"
+    } else if way == Way::Vendor {
+        "input and weight of different dtypes, or k of 0"
+    } else {
+        "m, n, k, the strides or the epilogue"
+    };
+    format!("shape: {what}")
+}
+
+/// Compute capabilities of the GPU, of what the options leave of it, and of the newest kernels in this library.
+fn of_capability(executor: &CudaExecutor, needed: i32, exact: bool) -> Option<String> {
+    let version = |capability: i32| format!("{}.{}", capability / 10, capability % 10);
+    let suits = |capability: i32| if exact { capability == needed } else { capability >= needed };
+    let used = executor.device().compute_capability;
+    let kernels = executor.launch_on(RawHandle::NULL).capability;
+    if needed == 0 || suits(kernels) {
+        return None;
+    }
+    let ordinal = usize::try_from(executor.device().ordinal).unwrap_or(usize::MAX);
+    let own = cuda_devices().ok().and_then(|devices| Some(devices.get(ordinal)?.compute_capability)).unwrap_or(used);
+    let wanted = format!("compute capability {}{}", version(needed), if exact { "" } else { " or newer" });
+    Some(if !suits(own) {
+        format!("device: {wanted}; this one has {}", version(own))
+    } else if !suits(used) {
+        format!("options: {wanted}; the architecture in use is {}", version(used))
+    } else {
+        format!("device: {wanted}; this library's newest kernels for it are of {}", version(kernels))
+    })
+}
