@@ -13,7 +13,6 @@ TEST_ARCHITECTURES ?= 80,90a
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 # The shared library, which nobody runs here, is linked without the sanitizer's functions.
 SANITIZED := -Clink-arg=-Wl,--warn-unresolved-symbols
-COVERAGE := $(addprefix -Cllvm-args=-sanitizer-coverage-,level=4 inline-8bit-counters pc-table trace-compares)
 FUZZ_SECONDS ?= 60
 SOURCES := git ls-files '*.c' '*.h' '*.cpp' '*.hpp' '*.cu' '*.cuh' ':!include/nvbackend.h' \
            ':!csrc/driver/symbols.h' ':!csrc/driver/statuses.h'
@@ -100,17 +99,13 @@ test-aarch64: setup ## run the unit tests on an emulated Arm CPU
 	  cargo test --release --locked --no-default-features --target aarch64-unknown-linux-gnu \
 	  --target-dir "$(CARGO_TARGET_DIR)/aarch64" --lib
 
-fuzz: setup ## fuzz the memory manager for FUZZ_SECONDS (60)
-	mkdir -p build/fuzz/corpus
-	RUSTFLAGS="--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module $(COVERAGE) $(SANITIZED)" \
-	  cargo build --release --locked --manifest-path fuzz/Cargo.toml --target $(HOST) \
-	  --target-dir "$(CARGO_TARGET_DIR)/fuzz"
-	"$(CARGO_TARGET_DIR)/fuzz/$(HOST)/release/memory_sequence" -max_total_time=$(FUZZ_SECONDS) -max_len=1500 \
-	  -artifact_prefix=build/fuzz/ build/fuzz/corpus tests/memory/corpus
+# FUZZ_TARGETS: some of fuzz/Cargo.toml's; FUZZ_OPTIONS: --address.
+fuzz: setup ## fuzz the header, files and JSON, each for FUZZ_SECONDS (60)
+	fuzz/run.sh $(FUZZ_OPTIONS) $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
-# Long enough for the kept corpus and a thousand new inputs; most of its time is the build.
+# Long enough for the kept inputs and thousands of new ones; most of its time is the build.
 test-fuzz: FUZZ_SECONDS := 20
-test-fuzz: fuzz ## the same for 20 seconds, as `make test` does
+test-fuzz: fuzz ## the same for 20 seconds each, as `make test` does
 
 test-cpu-only: setup
 	cargo build --release --locked $(CPU_ONLY)
