@@ -154,7 +154,8 @@ proptest! {
 
     #[test]
     fn handles_behave_as_a_map(steps in vec(handle_step(), 1..300)) {
-        let table: Table<u64> = Table::new("thing", 99);
+        // Tables live as long as the process, whose children they are told of.
+        let table: &'static Table<u64> = Box::leak(Box::new(Table::new("thing", 99)));
         let other: Table<u64> = Table::new("other", 98);
         let mut made: Vec<*mut u8> = Vec::new();
         let mut alive: BTreeMap<usize, u64> = BTreeMap::new();
