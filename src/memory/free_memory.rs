@@ -22,7 +22,8 @@ pub struct FreeMemory {
     lengths: Zeroed<u32>,
     /// By a run's first unit.
     links: Zeroed<Links>,
-    lists: [u32; LISTS],
+    /// Two kilobytes, boxed: what holds them is made by value, on stacks that may be small.
+    lists: Box<[u32]>,
     present: [u64; LISTS.div_ceil(64)],
 }
 
@@ -44,7 +45,7 @@ fn list_of(length: usize) -> usize {
 impl FreeMemory {
     pub fn new(zeros: &Zeros, units: usize) -> FreeMemory {
         let (lengths, links) = (zeros.table(units), zeros.table(units));
-        FreeMemory { lengths, links, lists: [NONE; LISTS], present: [0; LISTS.div_ceil(64)] }
+        FreeMemory { lengths, links, lists: vec![NONE; LISTS].into(), present: [0; LISTS.div_ceil(64)] }
     }
 
     /// Of the run that starts at a unit.

@@ -66,11 +66,12 @@ pub(super) struct Inner {
     pub pieces: Vec<Piece>,
     /// Pieces that the driver failed to take back: counted, and their units are nobody's until it does.
     stuck: Vec<Piece>,
-    /// Every slab that was ever made, and those without a place, by class. They are freed with the pages.
+    /// Every slab that was ever made, and those without a place, by class. They are freed with the pages. Boxed, because the
+    /// pages are made by value, on stacks that may be small.
     slabs: Vec<NonNull<Slab>>,
-    spare: [Vec<NonNull<Slab>>; CLASSES + 1],
+    spare: Box<[Vec<NonNull<Slab>>]>,
     /// How many there are of each class.
-    made: [usize; CLASSES + 1],
+    made: Box<[usize]>,
     /// What was mapped before the manager fell asleep.
     pub asleep: Option<Vec<Slept>>,
 }
@@ -100,7 +101,7 @@ fn zeros_for(units: usize) -> Result<Zeros, Error> {
 
 impl Inner {
     fn new(zeros: &Zeros, units: usize) -> Inner {
-        let spare = std::array::from_fn(|_| Vec::new());
+        let spare = (0..=CLASSES).map(|_| Vec::new()).collect();
         Inner {
             regions: Regions::new(zeros, units),
             initial_bytes: 0,
@@ -108,7 +109,7 @@ impl Inner {
             stuck: Vec::new(),
             slabs: Vec::new(),
             spare,
-            made: [0; CLASSES + 1],
+            made: vec![0; CLASSES + 1].into(),
             asleep: None,
         }
     }
