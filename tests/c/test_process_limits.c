@@ -91,24 +91,32 @@ static int with_threads(rlim_t limit) {
   return result.failed != 0 ? 2 : 0;
 }
 
-int main(void) {
 #ifdef __SANITIZE_ADDRESS__
-  printf("Address space is not limited: AddressSanitizer takes terabytes of it\n");
+enum { LIMITS_ADDRESS_SPACE = 0 };
 #else
+enum { LIMITS_ADDRESS_SPACE = 1 };
+#endif
+
+static void test_address_space(void) {
+  if (!LIMITS_ADDRESS_SPACE) {
+    printf("Address space is not limited: AddressSanitizer takes terabytes of it\n");
+    return;
+  }
   int failed = 0, steps = 0;
   for (rlim_t limit = (rlim_t)16 << 20; limit <= (rlim_t)8 << 30; limit += limit / 8) {
-    int result = in_child("address space", with_address_space, limit);
-    failed += result == 1;
+    failed += in_child("address space", with_address_space, limit) == 1;
     ++steps;
   }
   for (rlim_t more = 0; more <= (rlim_t)256 << 20; more += more / 4 + (64 << 10)) {
-    int result = in_child("more address space", with_address_space_later, more);
-    failed += result == 1;
+    failed += in_child("more address space", with_address_space_later, more) == 1;
     ++steps;
   }
   printf("%d limits of address space, %d of which made calls fail\n", steps, failed);
   CHECK(failed > 0 && failed < steps);
-#endif
+}
+
+int main(void) {
+  test_address_space();
   for (rlim_t limit = 0; limit <= 16; ++limit) in_child("descriptors", with_descriptors, limit);
   in_child("threads", with_threads, 0);
   in_child("threads", with_threads, 1);
