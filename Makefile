@@ -2,7 +2,8 @@
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
 .PHONY: help setup fetch demo test library install uninstall bench gpu-bundle header abi format lint clean \
-        fuzz test-rust test-models test-tsan test-fuzz test-helgrind test-aarch64 test-cpu-only build-native test-native test-readme
+        fuzz test-rust test-models test-tsan test-fuzz test-helgrind test-aarch64 test-cpu-only build-native test-native \
+        test-fault-sweep test-readme
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
@@ -117,6 +118,9 @@ build-native: setup
 
 test-native: build-native
 	ctest --test-dir build/test --output-on-failure
+
+test-fault-sweep: build-native ## let each driver call of whole programs fail in turn, on the fake driver
+	ctest --test-dir build/test --output-on-failure -C Sweep -R '^fault_sweep_.*_long$$' --verbose
 
 test-readme: setup
 	tests/gates/readme.py build/readme

@@ -174,6 +174,8 @@ function(nvbackend_add_library)
     BYPRODUCTS ${library}
     COMMENT "Building libnvbackend.so with Cargo"
     USES_TERMINAL VERBATIM)
+  # For what the tests build with Cargo besides.
+  set_property(GLOBAL PROPERTY NVBACKEND_CARGO_ENVIRONMENT ${environment})
   file(MAKE_DIRECTORY ${folder})
   file(CREATE_LINK libnvbackend.so.${PROJECT_VERSION} ${folder}/libnvbackend.so.${NVBACKEND_SOVERSION} SYMBOLIC)
   file(CREATE_LINK libnvbackend.so.${NVBACKEND_SOVERSION} ${folder}/libnvbackend.so SYMBOLIC)

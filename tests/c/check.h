@@ -27,6 +27,12 @@ static inline void check_fail(const char* file, int line, const char* what, cons
   fprintf(stderr, "%s:%d: thread %d: %s: %s\n", file, line, check_thread, what, why);
 }
 
+// With NVB_TEST_STOP set, a program ends where a call of its first thread fails that should not: after it the program
+// holds no more what it reckons with. Other threads go on, because the first may not end what they use.
+static inline void check_stop(nvb_status status) {
+  if (status != NVB_OK && check_thread == 0 && getenv("NVB_TEST_STOP") != NULL) exit(1);
+}
+
 #define CHECK(condition)                                                           \
   do {                                                                             \
     if (!(condition)) check_fail(__FILE__, __LINE__, #condition, "does not hold"); \
@@ -52,6 +58,7 @@ static inline int check_ok(const char* file, int line, const char* what, nvb_sta
   int length = snprintf(why, sizeof why, "%s: ", nvb_status_name(status));
   nvb_last_error_message(why + length, sizeof why - (size_t)length);
   check_fail(file, line, what, why);
+  check_stop(status);
   return 0;
 }
 
@@ -69,6 +76,7 @@ static inline void check_fails(const char* file, int line, const char* what, nvb
     snprintf(why, sizeof why, "%s (%s); %s is expected", nvb_status_name(status), status == NVB_OK ? "" : text,
              nvb_status_name(expected));
     check_fail(file, line, what, why);
+    check_stop(status);
     return;
   }
   for (; *words != NULL; ++words) {

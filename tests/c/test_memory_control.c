@@ -170,6 +170,7 @@ static void* run_short_of_memory(void* argument) {
   check_thread = 1;
   void* out = NULL;
   CHECK_FAILS(nvb_memory_allocate(self->memory, 100 * MIB, self->stream, &out), NVB_ERROR_OUT_OF_MEMORY, "limit");
+  atomic_store(&self->inside, 1);  // also where the call failed before it asked anybody
   return NULL;
 }
 

@@ -82,9 +82,9 @@ static void test_callback(fixture* f) {
   CHECK_FAILS(nvb_stream_add_callback(NULL, count, NULL), NVB_ERROR_INVALID_ARGUMENT, "stream", "NULL");
 }
 
-// Holds the stream up until it is told to go on.
+// Holds the stream up until it is told to go on, for a second at most: a program that ends early waits for its streams.
 static void hold(void* user_data) {
-  while (!*(_Atomic int*)user_data) usleep(100);
+  for (int i = 0; i < 10000 && !*(_Atomic int*)user_data; ++i) usleep(100);
 }
 
 static void test_waiting(fixture* f) {

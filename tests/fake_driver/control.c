@@ -122,3 +122,36 @@ void fake_set(int setting, int64_t value) {
   fake.settings[setting] = value;
   pthread_mutex_unlock(&lock);
 }
+
+// The environment's plan, for programs that know nothing of the fake driver.
+__attribute__((constructor)) static void read_plan(void) {
+  const char* text = getenv("NVB_FAKE_FAULT");
+  if (text == NULL) return;
+  long long at;
+  if (sscanf(text, "%lld,%d,%d", &at, &plan.status, &plan.mode) != 3) {
+    fprintf(stderr, "fake driver: NVB_FAKE_FAULT is \"%s\"; a call, a status and a mode are needed\n", text);
+    abort();
+  }
+  plan.left = at;
+}
+
+// Runs after all handlers of atexit: what the library gives back while the process exits is in the books.
+__attribute__((destructor)) static void write_books(void) {
+  const char* path = getenv("NVB_FAKE_BOOKS");
+  FILE* file = path == NULL ? NULL : fopen(path, "w");
+  if (file == NULL) return;
+  const fake_books* b = &fake.books;
+  const struct {
+    const char* name;
+    int64_t value;
+  } lines[] = {{"contexts", b->contexts}, {"blocks", b->blocks},        {"host_blocks", b->host_blocks},
+               {"ranges", b->ranges},     {"mappings", b->mappings},    {"physicals", b->physicals},
+               {"pools", b->pools},       {"streams", b->streams},      {"events", b->events},
+               {"calls", b->calls},       {"faults", b->faults},        {"calls_after_sticky", b->calls_after_sticky},
+               {"launches", b->launches}, {"violations", b->violations}};
+  for (size_t i = 0; i < sizeof lines / sizeof *lines; ++i) {
+    fprintf(file, "%s %lld\n", lines[i].name, (long long)lines[i].value);
+  }
+  fprintf(file, "fault %s\nviolation %s\n", first_fault, first_violation);
+  fclose(file);
+}

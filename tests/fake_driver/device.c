@@ -213,6 +213,7 @@ int cuCtxSynchronize(void) {
   // Several threads in here may stand there for ever (src/cuda/all_work.rs).
   context* const waited = current_context;
   const bool alone = waited == NULL || atomic_fetch_add(&waited->waiting, 1) == 0;
+  wait_for_host_functions();
   call c = begin(__func__, NEEDS_CONTEXT | RELEASES);
   if (!alone) violation(__func__, SUCCESS, "another thread waits for the same device");
   const int status = finish(c);

@@ -5,6 +5,9 @@
 // Device memory is host memory behind addresses that nobody may touch: copies really copy, and a host access to device
 // memory ends the program as it would with a GPU. Kernels are counted and not run.
 //
+// Programs that know nothing of it are told through the environment: NVB_FAKE_FAULT=CALL,STATUS,MODE plans a fault as
+// fake_fail does, and NVB_FAKE_BOOKS names a file that the books are written to when the process has exited.
+//
 // Faults: a call that fails has no effect, except that a call which releases or waits does its work and reports the
 // status nevertheless: the driver documents that such calls return errors of earlier asynchronous work.
 #pragma once

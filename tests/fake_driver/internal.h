@@ -97,6 +97,8 @@ typedef struct stream stream;
 
 // The stream behind a handle (NULL: the default stream); for a handle that was destroyed NULL, after noting it.
 stream* live_stream(const char* function, void* handle);
+// Waits for the functions of the host's that any stream runs. Not under the lock.
+void wait_for_host_functions(void);
 // Counts work queued on the stream.
 void enqueue(stream* queue);
 

@@ -49,10 +49,9 @@ void* grow(void* array, size_t count, size_t size) {
   return larger;
 }
 
+// NULL: this machine has no such memory.
 static void* allocate_pages(size_t bytes) {
-  void* pages = aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
-  if (pages == NULL) abort();
-  return pages;
+  return bytes > SIZE_MAX - PAGE ? NULL : aligned_alloc(PAGE, (bytes + PAGE - 1) / PAGE * PAGE);
 }
 
 static int allocate(call* c, uint64_t* address, size_t bytes, context* owner, pool* from) {
@@ -296,11 +295,15 @@ int cuMemAllocManaged(uint64_t* address, size_t bytes, unsigned flags) {
     c.status = violation(c.function, INVALID_VALUE, "0 bytes, or attached to less than the whole machine");
   } else if (c.runs) {
     unsigned char* storage = allocate_pages(bytes);
-    blocks = grow(blocks, block_count, sizeof *blocks);
-    blocks[block_count++] = (block){(uint64_t)storage, bytes, storage, current_context, NULL, true};
-    *address = (uint64_t)storage;
-    ++fake.books.blocks;
-    fake.books.bytes += (int64_t)bytes;
+    if (storage == NULL) {
+      c.status = OUT_OF_MEMORY;
+    } else {
+      blocks = grow(blocks, block_count, sizeof *blocks);
+      blocks[block_count++] = (block){(uint64_t)storage, bytes, storage, current_context, NULL, true};
+      *address = (uint64_t)storage;
+      ++fake.books.blocks;
+      fake.books.bytes += (int64_t)bytes;
+    }
   }
   return finish(c);
 }
@@ -357,10 +360,15 @@ int cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
   enum { RELAXED = 2 };
   call c = begin(__func__, NEEDS_CONTEXT);
   (void)flags;
+  void* pages = NULL;
   if (c.runs && fake_capture_mode() != RELAXED) {
     c.status = violation(c.function, INVALID_VALUE, "it would end a capture, in a mode that is not relaxed");
   } else if (c.runs) {
-    *pointer = allocate_pages(bytes);
+    pages = allocate_pages(bytes);
+    if (pages == NULL) c.status = OUT_OF_MEMORY;
+  }
+  if (pages != NULL) {
+    *pointer = pages;
     host_node = preferred_node();
     host_blocks = grow(host_blocks, host_block_count, sizeof *host_blocks);
     host_blocks[host_block_count++] = (host_block){*pointer, bytes};

@@ -1,5 +1,9 @@
-// Streams, events and kernel launches. Work is done when it is queued; time is a count of queued work.
+// Streams, events and kernel launches. Work is done when it is queued, but for functions of the host's that wait for
+// something; time is a count of queued work.
+#define _GNU_SOURCE
+#include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "internal.h"
 
@@ -7,6 +11,7 @@ struct stream {
   bool dead;
   int64_t polls;  // queries until the queued work counts as finished
   int priority;
+  atomic_int running;  // functions of the host's that have not returned
 };
 
 // Numerically lower is more urgent.
@@ -21,6 +26,15 @@ typedef struct {
 
 static stream default_stream;
 static double now;  // milliseconds
+static atomic_int all_running;
+
+static void wait_until_returned(const atomic_int* running) {
+  while (atomic_load(running) != 0) usleep(50);
+}
+
+void wait_for_host_functions(void) {
+  wait_until_returned(&all_running);
+}
 
 stream* live_stream(const char* function, void* handle) {
   if (handle == NULL) return &default_stream;
@@ -84,6 +98,7 @@ int cuStreamDestroy_v2(stream* destroyed) {
 }
 
 int cuStreamSynchronize(void* handle) {
+  wait_until_returned(handle == NULL ? &default_stream.running : &((stream*)handle)->running);
   call c = begin(__func__, stream_flags(handle) | RELEASES);
   stream* queue = c.runs ? live_stream(c.function, handle) : NULL;
   if (queue != NULL) {
@@ -103,7 +118,7 @@ static int poll(int64_t* left) {
 int cuStreamQuery(void* handle) {
   call c = begin(__func__, stream_flags(handle));
   stream* queue = c.runs ? live_stream(c.function, handle) : NULL;
-  if (c.runs) c.status = queue == NULL ? INVALID_HANDLE : poll(&queue->polls);
+  if (c.runs) c.status = queue == NULL ? INVALID_HANDLE : queue->running ? NOT_READY : poll(&queue->polls);
   return finish(c);
 }
 
@@ -137,6 +152,37 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
   return finish(c);
 }
 
+typedef struct {
+  stream* queue;
+  void (*function)(void*);
+  void* argument;
+} host_function;
+
+static void* run_host_function(void* argument) {
+  const host_function work = *(host_function*)argument;
+  free(argument);
+  work.function(work.argument);
+  atomic_fetch_sub(&work.queue->running, 1);
+  atomic_fetch_sub(&all_running, 1);
+  return NULL;
+}
+
+// Runs the function in a thread of its own, as the driver does. One that returns soon has returned with this call, so
+// that tests see the same in each run.
+static void start(stream* queue, void (*function)(void*), void* argument) {
+  enum { MOST_WAITS = 4000 };  // some 0.3 s
+  wait_until_returned(&queue->running);
+  host_function* work = malloc(sizeof *work);
+  if (work == NULL) abort();
+  *work = (host_function){queue, function, argument};
+  atomic_fetch_add(&queue->running, 1);
+  atomic_fetch_add(&all_running, 1);
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, run_host_function, work) != 0) abort();
+  pthread_detach(thread);
+  for (int waits = 0; waits < MOST_WAITS && atomic_load(&queue->running) != 0; ++waits) usleep(50);
+}
+
 // The function runs outside the lock, as it may take locks of its own; it may not call the driver.
 int cuLaunchHostFunc(void* handle, void (*function)(void*), void* argument) {
   call c = begin(__func__, stream_flags(handle));
@@ -148,7 +194,7 @@ int cuLaunchHostFunc(void* handle, void (*function)(void*), void* argument) {
     c.status = INVALID_HANDLE;
   }
   const int status = finish(c);
-  if (queued) function(argument);
+  if (queued) start(queue, function, argument);
   return status;
 }
 
@@ -201,7 +247,10 @@ int cuEventRecord(event* recorded, void* handle) {
 
 int cuEventQuery(event* asked) {
   call c = begin(__func__, NEEDS_INIT);
-  if (c.runs && is_live(&c, asked)) c.status = poll(&asked->polls);
+  if (c.runs && is_live(&c, asked)) {
+    const bool held = asked->recorded != NULL && asked->recorded->running != 0;
+    c.status = held ? NOT_READY : poll(&asked->polls);
+  }
   return finish(c);
 }
 
@@ -211,6 +260,7 @@ static bool has_finished(const event* asked, const event* later) {
 }
 
 int cuEventSynchronize(event* waited) {
+  if (waited->recorded != NULL) wait_until_returned(&waited->recorded->running);
   call c = begin(__func__, NEEDS_INIT | RELEASES);
   if (c.runs && is_live(&c, waited)) waited->polls = 0;
   return finish(c);
