@@ -824,11 +824,10 @@ typedef struct {
 // Chooses a device and prepares it; `*backend` receives the handle. Options may be NULL for the defaults.
 //
 // On CUDA this retains the device's primary context, which the engine and the CUDA runtime share.
-// Errors: `NVB_ERROR_CONFIGURATION` (an option; the text lists the kernels if it is `linear_kernel`), `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason),
-// `NVB_ERROR_DEVICE` (no such ordinal), `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`,
-// `NVB_ERROR_UNSUPPORTED` (a TPU).
-NVB_MUST_USE nvb_status nvb_backend_create(const nvb_backend_options *options,
-                              nvb_backend **backend);
+// Errors: `NVB_ERROR_CONFIGURATION` (an option; the text lists the kernels if it is `linear_kernel`),
+// `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason), `NVB_ERROR_DEVICE` (no such ordinal),
+// `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`, `NVB_ERROR_UNSUPPORTED` (a TPU).
+NVB_MUST_USE nvb_status nvb_backend_create(const nvb_backend_options *options, nvb_backend **backend);
 
 // Destroys the handle; NULL is fine. Streams, weights and the other children stay valid: what they need of the
 // backend lives until the last of them is destroyed. Waits for the work on the default stream; a fault in it is logged.
@@ -1221,15 +1220,14 @@ NVB_MUST_USE nvb_status nvb_memory_check_available(nvb_memory_manager *memory, u
 NVB_MUST_USE nvb_status nvb_memory_trim(nvb_memory_manager *memory, uint64_t keep, uint64_t *released);
 
 // Waits for the device's work and gives all physical memory back, so that an idle engine leaves the device to others.
-// Every block stays allocated at its address, but none may be used before `nvb_memory_wake`: calls that would work on one,
-// and on a weight or a KV cache in this memory, return `NVB_ERROR_INVALID_ARGUMENT`. `keep_content` 1: what live blocks hold is copied to main memory and comes back with `nvb_memory_wake`; 0: it is lost. `released`, if not
+// Every block stays allocated at its address, but none may be used before `nvb_memory_wake`: calls that would work on
+// one, and on a weight or a KV cache in this memory, return `NVB_ERROR_INVALID_ARGUMENT`. `keep_content` 1: what live
+// blocks hold is copied to main memory and comes back with `nvb_memory_wake`; 0: it is lost. `released`, if not
 // NULL, receives the bytes given back. Until then allocations fail; blocks may be freed.
 // Errors: `NVB_ERROR_UNSUPPORTED` without pooling (a small limit, an allocator of the engine's, no virtual memory),
 // `NVB_ERROR_INVALID_ARGUMENT` if it is asleep already or a capture runs, `NVB_ERROR_OUT_OF_MEMORY` if main memory
 // cannot take the content; nothing has changed then.
-NVB_MUST_USE nvb_status nvb_memory_sleep(nvb_memory_manager *memory,
-                            uint32_t keep_content,
-                            uint64_t *released);
+NVB_MUST_USE nvb_status nvb_memory_sleep(nvb_memory_manager *memory, uint32_t keep_content, uint64_t *released);
 
 // Takes back the memory that `nvb_memory_sleep` gave away, at the same addresses, with the content if that was kept.
 // `taken`, if not NULL, receives the bytes.
@@ -1438,8 +1436,9 @@ NVB_MUST_USE nvb_status nvb_pool_get_name(nvb_pool *pool, char *text, size_t cap
 
 // From now on, until `nvb_pool_end_capture`, what is allocated on `stream` from the manager comes from this pool, and no
 // memory of the pool goes elsewhere before it is destroyed, so a graph's addresses stay its own: destroy the graph
-// first. Weights and KV caches that are created meanwhile lie outside of it. Call it before the stream's capture (`cudaStreamBeginCapture`) begins. While it lasts, the manager asks no
-// event and gives no memory back, on any stream. Does not synchronise.
+// first. Weights and KV caches that are created meanwhile lie outside of it. Call it before the stream's capture
+// (`cudaStreamBeginCapture`) begins. While it lasts, the manager asks no event and gives no memory back, on any stream.
+// Does not synchronise.
 // A capture that the manager has not been told of is invalidated, in each of CUDA's capture modes, by what waits for
 // the whole device meanwhile, on any thread: frees without a stream, allocations that find memory short, clearing,
 // trimming, sleeping, and the end of a backend with the last of its children, which invalidates the others as well.
