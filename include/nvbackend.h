@@ -202,7 +202,7 @@ typedef struct {
 // A device or its driver failed.
 #define NVB_ERROR_DEVICE 400
 
-// No driver, no device, or a build without CUDA; the message says which. Parent: `NVB_ERROR_DEVICE`.
+// No driver, no device, a build without CUDA, a process that exits or a child of `fork`; the message says which. Parent: `NVB_ERROR_DEVICE`.
 #define NVB_ERROR_CUDA_NOT_AVAILABLE 401
 
 // An earlier call left the device unusable for this process. Parent: `NVB_ERROR_DEVICE`.
