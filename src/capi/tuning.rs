@@ -6,12 +6,13 @@ use super::operations::activation;
 use super::status::nvb_status;
 use super::structs::{fixed_text, read, versioned, write};
 use super::weight::{
-    format_of, nvb_weight, nvb_weight_desc, weight_to_read, WeightObject, NVB_WEIGHT_FORMAT_AS_IS, NVB_WEIGHT_GATED,
+    format_of, nvb_weight, nvb_weight_desc, weight_of, WeightObject, NVB_WEIGHT_FORMAT_AS_IS, NVB_WEIGHT_GATED,
     NVB_WEIGHT_STACKED,
 };
 use crate::allocation::{collected, push};
 use crate::backend::Backend;
 use crate::error::{Error, Result, Status};
+use crate::memory::expect_awake;
 use crate::tensor::DType;
 use crate::tuning::case::{Case, CaseWeight};
 use crate::tuning::tuner::{Options, Outcome, Progress, Report};
@@ -168,7 +169,7 @@ pub(super) unsafe fn case_of(
                     "`weight` is given, so columns, depth, format, granularity, group_size, zero_points and arrangement must be 0",
                 ));
             }
-            let (object, view) = weight_to_read(backend, case.weight)?;
+            let (object, view) = weight_of(backend, case.weight)?;
             let span = object.weight.span();
             (Some(object), CaseWeight::Given { view, span })
         }
@@ -249,6 +250,9 @@ pub unsafe extern "C" fn nvb_tune_linear(
         let (options, clock) = unsafe { convert_options(options)? };
         // SAFETY: `count` structs, by the header's contract.
         let kept_alive = unsafe { convert_cases(backend, cases, count)? };
+        for weight in kept_alive.iter().filter_map(|(weight, _)| weight.as_ref()) {
+            expect_awake(weight.weight.view().data).map_err(|error| error.context("the weight"))?;
+        }
         let cases: Vec<Case> = collected(kept_alive.iter().map(|(_, case)| *case), "the cases to tune")?;
         if !report.is_null() {
             // SAFETY: the header asks for a struct with its size set; a wrong one is found before the work.

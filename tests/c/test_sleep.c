@@ -29,6 +29,19 @@ static void test_weights_and_caches(fixture* f, readers* r) {
     CHECK_OK(nvb_weight_get_info(r->weight, &info));
     uint64_t bytes = 0;
     CHECK_OK(nvb_kv_cache_get_bytes(r->cache, &bytes));
+    nvb_linear_case product;
+    nvb_linear_case_init(&product);
+    product.rows = 1;
+    product.weight = r->weight;
+    size_t needed = 0;
+    CHECK_OK(nvb_kernel_explain(f->backend, &product, NULL, 0, &needed));
+    nvb_linear_args args;
+    nvb_linear_args_init(&args);
+    args.input = args.output = nvb_tensor_2d(NULL, NVB_DTYPE_F32, TOKENS, WIDTH);
+    args.output.data = (void*)4096;
+    args.weight = r->weight;
+    CHECK_OK(nvb_linear_get_workspace_size(f->backend, &args, &needed));
+    CHECK_FAILS(nvb_tune_linear(f->backend, &product, 1, NULL, NULL, NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "asleep");
     CHECK_OK(nvb_memory_wake(f->memory, NULL));
     check_all_succeed(r, f->stream);
   }
