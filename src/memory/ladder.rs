@@ -301,10 +301,9 @@ impl Core {
                 return None;
             }
             if slab.units() > request.units {
-                // Without a slab for the rest, the request gets it as well.
-                let split = || pages.split(slab, request.units);
-                if let Some(tail) = arena.large.make_room().then(split).flatten() {
-                    arena.large.add(tail);
+                // Where the rest cannot be listed the request gets it as well.
+                let tail = arena.large.make_room().then(|| pages.split(slab, request.units)).flatten();
+                if let Some(tail) = tail.filter(|tail| arena.large.add(tail)) {
                     arena.large.put_waiting(vec![NonNull::from(tail)], order);
                 }
             }

@@ -9,6 +9,7 @@ use super::order::{Events, Order, ANYBODY};
 use super::pages::Pages;
 use super::slab::Slab;
 use super::sync::{Mutex, MutexGuard};
+use crate::allocation::{has_room, push_if_room};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
@@ -32,9 +33,6 @@ struct Waiting {
     order: Order,
     slabs: Vec<NonNull<Slab>>,
 }
-
-/// Blocks that threads may add to a list between a look at its room and the last of them.
-const SPARE_ROOM: usize = 64;
 
 #[derive(Default)]
 struct Lists {
@@ -87,8 +85,7 @@ impl LargeBlocks {
         let fitting = blocks.map(|(g, i, it)| (slab(it).units(), g, i)).filter(|(length, ..)| *length >= units);
         let best_waiting = fitting.min();
         let mut tail_of = |found: &Slab| {
-            all.try_reserve(1).ok()?;
-            let tail = pages.split(found, units)?;
+            let tail = has_room(all).then(|| pages.split(found, units)).flatten()?;
             tail.set_place(all.len());
             all.push(NonNull::from(tail));
             Some(NonNull::from(tail))
@@ -118,17 +115,16 @@ impl LargeBlocks {
         }
     }
 
-    /// Whether there is room in the list of all blocks for those that threads are about to add.
+    /// Whether there is room for one block more.
     pub fn make_room(&self) -> bool {
-        let all = &mut self.lock().all;
-        // A doubling that fails leaves room for a while.
-        all.capacity() - all.len() > SPARE_ROOM || all.try_reserve(2 * SPARE_ROOM).is_ok()
+        has_room(&mut self.lock().all)
     }
 
-    pub fn add(&self, new: &Slab) {
+    /// `false`: the host has no memory to list it.
+    pub fn add(&self, new: &Slab) -> bool {
         let mut lists = self.lock();
         new.set_place(lists.all.len());
-        lists.all.push(NonNull::from(new));
+        push_if_room(&mut lists.all, NonNull::from(new))
     }
 
     /// A freed block. `order`: that of the label.

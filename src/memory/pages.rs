@@ -170,12 +170,6 @@ fn no_slab() -> Shortage {
     Shortage::Fatal(no_memory(SMALL, "the tables of a memory manager"))
 }
 
-/// Makes room wherever a slab will be listed, before anything is taken for it.
-fn see_to_slab(inner: &mut Inner, arena: &Arena, class: usize) -> Result<(), Shortage> {
-    let listed = class != LARGE || arena.large.make_room();
-    inner.make_spare_slab(class).filter(|()| listed).ok_or_else(no_slab)
-}
-
 impl From<Refusal> for Shortage {
     fn from(refusal: Refusal) -> Shortage {
         match refusal {
@@ -272,7 +266,7 @@ impl Pages {
         if inner.asleep.is_some() {
             return Err(Shortage::Fatal(asleep()));
         }
-        see_to_slab(&mut inner, arena, class)?;
+        inner.make_spare_slab(class).ok_or_else(no_slab)?;
         let unit = match self.take_backed(&mut inner, units, region, borrow) {
             Some(unit) => unit,
             None => match self.grow(&mut inner, units, region, region) {
@@ -280,7 +274,7 @@ impl Pages {
                 grown => grown?,
             },
         };
-        Ok(self.place(inner, arena, class, unit, units))
+        self.place(inner, arena, class, unit, units).ok_or_else(no_slab)
     }
 
     /// Whether as much again may be taken as is held, as far as is known without asking the device.
@@ -337,21 +331,30 @@ impl Pages {
         if inner.asleep.is_some() {
             return None;
         }
-        see_to_slab(&mut inner, arena, LARGE).ok()?;
+        inner.make_spare_slab(LARGE)?;
         let unit = self.take_backed(&mut inner, units, Region::Large, false)?;
-        Some(self.place(inner, arena, LARGE, unit, units))
+        self.place(inner, arena, LARGE, unit, units)
     }
 
-    fn place(&self, mut inner: MutexGuard<Inner>, arena: &Arena, class: usize, unit: usize, units: usize) -> &Slab {
+    /// `None`: the host has no memory to list the slab, whose units are free again.
+    fn place(
+        &self,
+        mut inner: MutexGuard<Inner>,
+        arena: &Arena,
+        class: usize,
+        unit: usize,
+        units: usize,
+    ) -> Option<&Slab> {
         self.publish(&inner);
         let slab = inner.spare_slab(class);
         drop(inner);
         slab.place(arena, self.table.address(unit), unit, units);
         self.table.set(unit, units, slab);
-        if class == LARGE {
-            arena.large.add(slab);
+        if class == LARGE && !arena.large.add(slab) {
+            self.release(slab);
+            return None;
         }
-        slab
+        Some(slab)
     }
 
     /// Puts memory behind the units that have none. When that fails, what was mapped so far stays: the next request will

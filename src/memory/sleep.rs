@@ -5,6 +5,7 @@ use super::core::{all_cores, Core};
 use super::page_table::UNIT_BYTES;
 use super::pages::{Pages, Piece, Shortage};
 use super::trace::EventKind;
+use crate::allocation::with_room;
 use crate::error::{Error, Result, Status};
 use crate::executor::CopyKind;
 use crate::stream::RawHandle;
@@ -79,7 +80,7 @@ impl Core {
         if inner.asleep.is_some() {
             return Err(Error::invalid("the memory manager is asleep already"));
         }
-        let mut slept = Vec::new();
+        let mut slept = with_room(inner.pieces.len(), "the list of what sleeps")?;
         for piece in &inner.pieces {
             let content = if keep && !pages.is_free(&inner, piece) { Some(self.save(pages, piece)?) } else { None };
             slept.push(Slept { piece: piece.clone(), content, stuck: false });

@@ -3,6 +3,7 @@
 
 use super::key::ProductKey;
 use super::{find, KernelId, LINEAR};
+use crate::allocation::has_room;
 use crate::error::{Error, Result, Status};
 use crate::executor::DeviceKind;
 use crate::ops::linear::Linear;
@@ -168,10 +169,16 @@ impl Choices {
         Ok(())
     }
 
-    /// Adds entries, which replace those of the same keys.
-    pub fn extend(&self, entries: impl IntoIterator<Item = (ProductKey, Entry)>) {
+    /// Adds entries, which replace those of the same keys. Where there is no memory for them, products go on with what they
+    /// have.
+    pub fn extend(&self, entries: Table) {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut table = self.table().clone();
+        let (mut table, present) = (Table::new(), self.table());
+        if table.try_reserve(present.len() + entries.len()).is_err() || !has_room(&mut tables) {
+            log::warn!(target: "nvbackend::tuning", "no memory for the choices of {} products", entries.len());
+            return;
+        }
+        table.extend(present.iter().map(|(key, entry)| (*key, *entry)));
         table.extend(entries);
         let table = Arc::new(table);
         self.table.store(Arc::as_ptr(&table).cast_mut(), Ordering::Release);

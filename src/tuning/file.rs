@@ -2,12 +2,13 @@
 //! tuning file: half of a file is not better than none.
 
 use super::header::Header;
+use crate::allocation::Text;
 use crate::executor::DeviceKind;
 use crate::registry::choices::{Algorithm, Choice, Entry, Table};
 use crate::registry::key::ProductKey;
 use crate::registry::{find, LINEAR};
 use serde_json::{Map, Value};
-use std::fmt::Write as _;
+use std::io::{ErrorKind, Write as _};
 
 /// How every tuning file begins: what tells a damaged one from a file of somebody else's.
 pub const MARK: &str = "{\n  \"file\": \"nvbackend tuning\",\n";
@@ -15,15 +16,22 @@ pub const MARK: &str = "{\n  \"file\": \"nvbackend tuning\",\n";
 /// Larger than any that tuning writes.
 pub const MOST_BYTES: u64 = 64 << 20;
 
-pub fn print(header: &Header, table: &Table) -> String {
-    let mut text = MARK.to_string();
+pub fn print(header: &Header, table: &Table) -> std::io::Result<Vec<u8>> {
+    let mut text = Text::default();
+    text.write_all(MARK.as_bytes())?;
     for (name, value) in &header.fields {
-        let _ = writeln!(text, "  \"{name}\": {},", Value::from(value.as_str()));
+        writeln!(text, "  \"{name}\": {},", Value::from(value.as_str()))?;
     }
-    let mut lines: Vec<String> = table.iter().map(|(key, entry)| line(key, entry)).collect();
-    lines.sort();
-    let _ = write!(text, "  \"{LINEAR}\": {{\n{}\n  }}\n}}\n", lines.join(",\n"));
-    text
+    let mut lines: Vec<String> = Vec::new();
+    lines.try_reserve_exact(table.len()).map_err(|_| ErrorKind::OutOfMemory)?;
+    lines.extend(table.iter().map(|(key, entry)| line(key, entry)));
+    lines.sort_unstable();
+    writeln!(text, "  \"{LINEAR}\": {{")?;
+    for (i, line) in lines.iter().enumerate() {
+        write!(text, "{}{line}", if i == 0 { "" } else { ",\n" })?;
+    }
+    writeln!(text, "\n  }}\n}}")?;
+    Ok(text.bytes)
 }
 
 fn line(key: &ProductKey, entry: &Entry) -> String {
@@ -57,7 +65,8 @@ pub fn parse(text: &str, header: &Header, device: DeviceKind) -> Result<Table, S
     if root.len() != header.fields.len() + 2 {
         return Err("it has entries that this version does not know".into());
     }
-    let mut table = Table::with_capacity(entries.len());
+    let mut table = Table::new();
+    table.try_reserve(entries.len()).map_err(|_| format!("there is no memory for its {} entries", entries.len()))?;
     for (key, value) in entries {
         let wrong = || format!("the entry {key:?} is damaged");
         table.insert(key.parse().map_err(|_| wrong())?, entry(value, device).ok_or_else(wrong)?);
@@ -126,15 +135,15 @@ mod tests {
 
     #[test]
     fn tables_go_through_text() {
-        let text = print(&header(), &table());
+        let text = printed(&table());
         assert_eq!(parse(&text, &header(), DeviceKind::Cuda).unwrap(), table(), "{text}");
-        assert_eq!(parse(&print(&header(), &Table::new()), &header(), DeviceKind::Cuda).unwrap(), Table::new());
+        assert_eq!(parse(&printed(&Table::new()), &header(), DeviceKind::Cuda).unwrap(), Table::new());
         assert!(text.starts_with(MARK));
     }
 
     #[test]
     fn a_header_that_differs_is_named() {
-        let text = print(&header(), &table());
+        let text = printed(&table());
         let mut other = header();
         other.fields[1].1 = "another".into();
         let why = parse(&text, &other, DeviceKind::Cuda).unwrap_err();
@@ -149,10 +158,14 @@ mod tests {
 
     #[test]
     fn every_truncation_is_refused() {
-        let text = print(&header(), &table());
+        let text = printed(&table());
         for length in 0..text.trim_end().len() {
             assert!(parse(&text[..length], &header(), DeviceKind::Cuda).is_err(), "{length}");
         }
+    }
+
+    fn printed(table: &Table) -> String {
+        String::from_utf8(print(&header(), table).unwrap()).unwrap()
     }
 
     proptest! {
@@ -160,7 +173,7 @@ mod tests {
 
         #[test]
         fn no_changed_byte_panics(place in any::<prop::sample::Index>(), byte in 0x20..0x7fu8) {
-            let mut text = print(&header(), &table()).into_bytes();
+            let mut text = printed(&table()).into_bytes();
             let place = place.index(text.len());
             text[place] = byte;
             let _ = parse(std::str::from_utf8(&text).unwrap(), &header(), DeviceKind::Cuda);

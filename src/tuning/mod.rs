@@ -24,6 +24,7 @@ use crate::registry::LINEAR;
 use crate::stream::Stream;
 use case::Case;
 use header::Header;
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use timer::{EventTimer, HostTimer, Timer};
@@ -73,6 +74,7 @@ impl Tuning {
         let Some((path, header)) = &self.file else { return Ok(()) };
         store::replace(path, |present| {
             let mut table = present.and_then(|text| file::parse(text, header, self.device).ok()).unwrap_or_default();
+            table.try_reserve(entries.len()).map_err(|_| ErrorKind::OutOfMemory)?;
             table.extend(entries.iter().map(|(key, entry)| (*key, *entry)));
             file::print(header, &table)
         })

@@ -24,7 +24,7 @@ pub fn read(path: &Path) -> std::io::Result<Option<String>> {
 }
 
 /// Replaces the file by what `merge` makes of its present text, while no other process does the same.
-pub fn replace(path: &Path, merge: impl FnOnce(Option<&str>) -> String) -> Result<()> {
+pub fn replace(path: &Path, merge: impl FnOnce(Option<&str>) -> std::io::Result<Vec<u8>>) -> Result<()> {
     let failed = |doing: &str, error: std::io::Error| {
         Error::new(Status::Io, format!("{doing} {}: {error}", path.display()))
             .with_advice("the choices hold for this backend; they are not kept in the file")
@@ -36,7 +36,7 @@ pub fn replace(path: &Path, merge: impl FnOnce(Option<&str>) -> String) -> Resul
     // Read again: the lock may have been waited for.
     let written = refuse_foreign(&target).and_then(|present| {
         partial.set_len(0)?;
-        partial.write_all(merge(present.as_deref()).as_bytes())?;
+        partial.write_all(&merge(present.as_deref())?)?;
         partial.sync_all()?;
         fs::rename(&partial_path, &target)
     });
