@@ -108,6 +108,7 @@ fuzz: setup ## fuzz the header, files and JSON, each for FUZZ_SECONDS (60)
 test-fuzz: FUZZ_SECONDS := 20
 test-fuzz: fuzz ## the same for 20 seconds each, as `make test` does
 
+# Before ctest, whose tests named *_cpu_only run with this library.
 test-cpu-only: setup
 	cargo build --release --locked $(CPU_ONLY)
 
@@ -116,7 +117,7 @@ build-native: setup
 	  -DCMAKE_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" -DNVBACKEND_CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)"
 	cmake --build build/test
 
-test-native: build-native
+test-native: build-native test-cpu-only
 	ctest --test-dir build/test --output-on-failure
 
 test-fault-sweep: build-native ## let each driver call of whole programs fail in turn, on the fake driver

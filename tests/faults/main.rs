@@ -12,6 +12,7 @@ mod driver;
 mod engine;
 mod fake;
 mod invariance;
+mod kernels;
 mod lost;
 mod memory;
 mod numa;
@@ -31,7 +32,7 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 31] = [
+const CHECKS: [(&str, Check); 32] = [
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
     ("sweep_pools", |file| sweep(file, Scenario { ranges: false, ..PLAIN })),
     ("sweep_no_pools", |file| sweep(file, Scenario { ranges: false, pools: false, ..PLAIN })),
@@ -58,6 +59,7 @@ const CHECKS: [(&str, Check); 31] = [
     ("callers_workspace", workspace::callers),
     ("batch_invariance", invariance::launches),
     ("fp8_off", rounding::fp8_off),
+    ("kernels_by_configuration", kernels::by_configuration),
     ("waits_for_all_work", all_work::threads),
     ("stream_priorities", streams::priorities),
     ("busy_streams", streams::busy_streams),

@@ -6,7 +6,8 @@
 
 use crate::fake::fake;
 use std::cell::{Cell, RefCell};
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
+use std::sync::{Mutex, PoisonError};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -34,6 +35,19 @@ fn remember(status: c_int) -> c_int {
     status
 }
 
+/// The kernels' mangled names by the addresses of their stubs.
+static NAMES: Mutex<Vec<(usize, String)>> = Mutex::new(Vec::new());
+/// The stubs of what was launched since it was last asked for.
+static LAUNCHED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// The mangled names of the kernels that were launched since the call before.
+pub fn launched() -> Vec<String> {
+    let stubs = std::mem::take(&mut *LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner));
+    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let name = |stub| names.iter().find(|(known, _)| *known == stub).map(|(_, name)| name.clone());
+    stubs.into_iter().map(|stub| name(stub).unwrap_or_else(|| format!("a kernel at {stub:#x}"))).collect()
+}
+
 #[no_mangle]
 extern "C" fn __cudaRegisterFatBinary(_binary: *const c_void) -> *mut *mut c_void {
     // A handle that only comes back to the two functions below.
@@ -48,11 +62,11 @@ extern "C" fn __cudaUnregisterFatBinary(_handle: *mut *mut c_void) {}
 
 #[no_mangle]
 #[allow(clippy::too_many_arguments)]
-extern "C" fn __cudaRegisterFunction(
+unsafe extern "C" fn __cudaRegisterFunction(
     _handle: *mut *mut c_void,
-    _stub: *const c_void,
+    stub: *const c_void,
     _symbol: *const c_char,
-    _name: *const c_char,
+    name: *const c_char,
     _thread_limit: c_int,
     _thread: *const c_void,
     _block: *const c_void,
@@ -60,6 +74,9 @@ extern "C" fn __cudaRegisterFunction(
     _grid_shape: *const c_void,
     _warp_size: *const c_int,
 ) {
+    // SAFETY: nvcc hands over the name of the kernel, closed with a NUL.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner).push((stub as usize, name));
 }
 
 #[no_mangle]
@@ -123,6 +140,7 @@ extern "C" fn __cudaLaunchKernel(
     };
     let none = std::ptr::null_mut();
     let shared = shared as c_uint;
+    LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).push(kernel as usize);
     remember(launch(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared, stream, arguments, none))
 }
 
