@@ -7,14 +7,13 @@ use crate::tensor::Tensor;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Page-locked memory with a copy of an I32 vector, gaps included.
+/// Page-locked memory with a copy of an I32 vector, which has no gaps.
 pub(super) struct HostNumbers {
     executor: Arc<dyn Executor>,
     memory: *mut c_void,
     bytes: usize,
     /// Of the last copy.
     count: usize,
-    stride: usize,
     /// Recorded behind the last copy.
     copied: Event,
 }
@@ -35,7 +34,7 @@ impl HostNumbers {
             Some(spare) => spare,
             None => HostNumbers::new(stream.executor(), bytes.next_power_of_two().max(64))?,
         };
-        (numbers.count, numbers.stride) = (tensor.shape[0], tensor.strides[0]);
+        numbers.count = tensor.shape[0];
         if bytes > 0 {
             // SAFETY: the memory has room for `bytes` and lives until the copy has been passed (`drop`); the operation reads
             // the same range of the tensor.
@@ -55,14 +54,14 @@ impl HostNumbers {
     fn new(executor: &Arc<dyn Executor>, bytes: usize) -> Result<HostNumbers> {
         let copied = Event::new(executor)?;
         let memory = executor.host_allocate(bytes)?;
-        Ok(HostNumbers { executor: executor.clone(), memory, bytes, count: 0, stride: 1, copied })
+        Ok(HostNumbers { executor: executor.clone(), memory, bytes, count: 0, copied })
     }
 
     /// The stream has passed the copy.
     pub fn read(&self) -> Vec<i32> {
         let numbers = self.memory.cast::<i32>();
         // SAFETY: the copy wrote these elements, and memory of `host_allocate` is aligned for them.
-        (0..self.count).map(|index| unsafe { numbers.add(index * self.stride).read() }).collect()
+        (0..self.count).map(|index| unsafe { numbers.add(index).read() }).collect()
     }
 }
 
