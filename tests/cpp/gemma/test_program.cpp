@@ -375,6 +375,8 @@ void check_pipes() {
   const TemporaryFolder folder;
   pipe_at(folder.path("pipe"));
   require_failure(gemma({"--model", folder.path("pipe"), "--prompt", "abc"}), 1, "Not a directory");
+  pipe_at(folder.path("pipe.gguf"));
+  require_failure(gemma({"--model", folder.path("pipe.gguf"), "--prompt", "abc"}), 1, "it is a pipe");
   require_failure(gemma({"--model", "models/tiny-gemma3", "--prompt", "x", "--logits", folder.path("pipe")}), 1,
                   folder.path("pipe") + ": not a regular file");
   require_failure(gemma({"--model", "models/tiny-gemma3", "--prompt", "x", "--logits", "/dev/null"}), 1,
