@@ -22,6 +22,8 @@ MODES = {ONCE: "once", FOREVER: "for ever", STICKY: "sticky"}
 # What lives on the device. Where unmapping fails for ever, addresses stay reserved rather than that mapped memory loses
 # them.
 KEPT = ["contexts", "blocks", "host_blocks", "mappings", "physicals", "pools", "streams", "events"]
+# The caller's context is put back, and an operation of several kernels queues them before it looks; in a few threads.
+MOST_AFTER_LOSS = 20
 MOST_PROBLEMS = 40
 
 Outcome = collections.namedtuple("Outcome", "code books text")
@@ -62,9 +64,13 @@ def problem_of(options, outcome, mode):
         return "wrote no books"
     if outcome.books["violations"]:
         return f"misused the driver: {outcome.books['violation']}"
-    # A lost device keeps what it had: nothing is released there any more.
+    # A lost device keeps what it had: nothing is released there any more, and nothing asked. What fails before there is
+    # a context loses no device; the next question starts anew.
     if mode == STICKY:
-        return None
+        if outcome.books["fault"].startswith(("cuInit", "cuDriver", "cuDevice")):
+            return None
+        asked = outcome.books["calls_after_sticky"]
+        return f"{asked} calls of a driver whose device was lost" if asked > MOST_AFTER_LOSS else None
     kept = KEPT + (["ranges"] if mode == ONCE else [])
     left = [f"{outcome.books[name]} {name}" for name in kept if outcome.books[name]]
     return f"left over: {', '.join(left)}" if left else None
