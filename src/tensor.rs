@@ -270,6 +270,23 @@ impl Tensor {
     }
 }
 
+/// Addresses below it are nobody's memory: of calls that ask about shapes alone.
+const FIRST_MEMORY: usize = 4096;
+
+impl Tensor {
+    /// Whether the two share no byte, with what lies between the rows counted to them. What is read to find addresses (tokens,
+    /// positions, slots, offsets) has been checked when the work runs, so the work may not write it.
+    pub fn expect_apart(&self, name: &str, written_name: &str, written: &Tensor) -> Result<()> {
+        let (start, other) = (self.data as usize, written.data as usize);
+        let apart =
+            start.saturating_add(self.span_bytes()) <= other || other.saturating_add(written.span_bytes()) <= start;
+        if apart || self.is_empty() || written.is_empty() || start.min(other) < FIRST_MEMORY {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("`{written_name}` overlaps `{name}`, which the work reads addresses from")))
+    }
+}
+
 impl fmt::Display for Tensor {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}{:?}", self.dtype, self.shape())

@@ -345,6 +345,13 @@ impl AttentionDecode {
             tensor.expect_shape(name, &[rows])?;
             tensor.expect_readable(name)?;
         }
+        for (name, tensor) in [("positions", Some(positions)), ("slots", slots)] {
+            let Some(tensor) = tensor else { continue };
+            tensor.expect_apart(name, "output", &output.tensor)?;
+            if let Some(lse) = &lse {
+                tensor.expect_apart(name, "lse", lse)?;
+            }
+        }
         if slots.is_none() && rows > cache.slots {
             return Err(Error::invalid(format!("{rows} rows without `slots`; the cache has {} slots", cache.slots)));
         }

@@ -32,6 +32,7 @@ impl Embedding {
         if !scale.is_finite() {
             return Err(Error::invalid(format!("scale is {scale}; a finite value is needed")));
         }
+        tokens.expect_apart("tokens", "output", &output)?;
         let output = output.as_matrix("output")?;
         output.expect_size("output", tokens.shape[0], table.columns)?;
         expect_extent("the number of tokens", output.rows)?;

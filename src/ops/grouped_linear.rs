@@ -65,6 +65,7 @@ impl GroupedLinear {
         if !weight.order.is_null() {
             return Err(Error::unsupported("a grouped product with a weight in activation order (GPTQ's g_idx)"));
         }
+        offsets.expect_apart("offsets", "output", &output)?;
         let output = output.as_matrix("output")?;
         output.expect_size("output", input.rows, weight.output_columns() / experts)?;
         expect_extent("the number of experts", experts)?;

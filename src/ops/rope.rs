@@ -148,6 +148,14 @@ impl Rope {
         let value = heads("value", arguments.value)?;
         let query_output = output("query_output", arguments.query_output, query)?;
         let key_output = output("key_output", arguments.key_output, key)?;
+        let slots = arguments.append.and_then(|append| append.slots);
+        for (name, tensor) in [("positions", Some(positions)), ("slots", slots)] {
+            for (output_name, output) in [("query_output", &query_output), ("key_output", &key_output)] {
+                if let (Some(tensor), Some(output)) = (&tensor, output) {
+                    tensor.expect_apart(name, output_name, &output.tensor)?;
+                }
+            }
+        }
         if query.is_some() && query_output.is_none() {
             return Err(Error::invalid("`query` is given without `query_output` (it may be the same tensor)"));
         }
