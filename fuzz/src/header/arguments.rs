@@ -292,7 +292,8 @@ impl<'a> Arguments<'a> {
     /// A handle of the kind: mostly one that fits, and NULL where the header has a meaning for it.
     pub(super) fn handle(&mut self, kind: usize, owner: &str) -> usize {
         let name = HANDLES[kind];
-        let choice = self.random.below(64);
+        // The first of a kind more often, so that calls meet on one object.
+        let choice = if self.random.one_in(2) { 0 } else { self.random.below(64) };
         let chosen = match name {
             "nvb_stream" if self.random.one_in(2) && !owner.starts_with("nvb_stream") => None,
             "nvb_weight" => Some(self.weight),

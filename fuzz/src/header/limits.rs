@@ -2,9 +2,6 @@
 
 use super::memory::LARGEST;
 
-/// Faults that are known and being worked on.
-pub const AVOIDED: &[&str] = &["nvb_memory_sleep", "nvb_pool_begin_capture"];
-
 /// Elements, so that an operation takes microseconds even where strides of 0 make much of little memory.
 pub const ELEMENTS: u64 = 1 << 15;
 
@@ -17,8 +14,8 @@ pub fn number(owner: &str, name: &str, value: u64) -> u64 {
         (_, "part_count" | "sequence_count" | "count") if value > 4 && !refused => value % 4,
         (_, "scale_bytes" | "zero_bytes" | "order_bytes") if value > LARGEST as u64 && !refused => LARGEST as u64,
         ("nvb_weight_blocks" | "nvb_gguf_open_memory", "bytes") if value > LARGEST as u64 && !refused => LARGEST as u64,
-        // More threads than the machine has are started, and their stacks are taken.
-        (_, "threads") => value % 4,
+        // Threads are started where the library takes their number.
+        (_, "threads") if value <= 4096 => value % 4,
         (_, "wait_microseconds") => value.min(100),
         (_, "trace_events") if value <= 1 << 24 => value.min(4096),
         ("nvb_memory_options", "initial_bytes") if !refused => value.min(4 << 20),
@@ -34,14 +31,13 @@ pub fn number(owner: &str, name: &str, value: u64) -> u64 {
 /// Whether a step may make the call: what costs milliseconds is made for few of the steps that name it, and what ends the
 /// objects of the others too.
 pub fn runs(function: &str, value: u8) -> bool {
-    !AVOIDED.contains(&function)
-        && match function {
-            "nvb_tune_linear" => value % 32 == 0,
-            "nvb_backend_create" | "nvb_backend_create_configured" => value % 4 == 0,
-            "nvb_backend_destroy" | "nvb_test_inject_panic" => value % 8 == 0,
-            _ if function.ends_with("_destroy") => value % 4 == 0,
-            _ => true,
-        }
+    match function {
+        "nvb_tune_linear" => value % 32 == 0,
+        "nvb_backend_create" | "nvb_backend_create_configured" => value % 4 == 0,
+        "nvb_backend_destroy" | "nvb_test_inject_panic" => value % 8 == 0,
+        _ if function.ends_with("_destroy") => value % 4 == 0,
+        _ => true,
+    }
 }
 
 /// Whether the header wants all other threads out of the objects of the call meanwhile.

@@ -2,7 +2,7 @@
 
 use super::interface::{self, handle_kind};
 use super::memory;
-use super::world::{structure, World};
+use super::world::{structure, Block, World};
 use crate::crash::fail;
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -26,10 +26,17 @@ pub static FILES: LazyLock<Files> = LazyLock::new(|| {
     std::fs::write(path("weights.gguf"), weights).expect("the folder is writable");
     std::fs::write(path("cut.gguf"), &weights[..weights.len() / 2]).expect("the folder is writable");
     std::fs::write(path("empty"), b"").expect("the folder is writable");
+    let pipe = std::ffi::CString::new(path("pipe").into_os_string().into_encoded_bytes()).expect("no NUL");
+    // SAFETY: a path with a closing NUL. A pipe that nobody writes is waited for by who opens it carelessly.
+    unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) };
     let bytes = |path: PathBuf| path.into_os_string().into_encoded_bytes();
     Files {
-        read: ["weights.gguf", "cut.gguf", "empty", "missing", "", "empty/below"].map(|name| bytes(path(name))).into(),
-        written: ["written", "", "missing/below", "empty/below", "tuning.json"].map(|name| bytes(path(name))).into(),
+        read: ["weights.gguf", "cut.gguf", "empty", "missing", "", "empty/below", "pipe"]
+            .map(|name| bytes(path(name)))
+            .into(),
+        written: ["written", "", "missing/below", "empty/below", "tuning.json", "pipe"]
+            .map(|name| bytes(path(name)))
+            .into(),
         gguf: [&weights[..], &model[..]].map(memory::kept).into(),
     }
 });
@@ -103,6 +110,10 @@ pub fn world(choice: [u8; 2], threads: usize) -> World {
             created("pool", |out| interface::nvb_pool_create(memory as *const c_void, c"pool".as_ptr().cast(), out));
         world.add(handle_kind("nvb_pool"), pool, 0, Vec::new());
         for thread in 0..threads {
+            let block = created("block", |out| {
+                interface::nvb_memory_allocate(memory as *const c_void, 4096, std::ptr::null(), out)
+            });
+            world.blocks.push(Block { address: block, bytes: 4096, owner: memory, thread });
             let stream = created("stream", |out| interface::nvb_stream_create(backend, 0, out));
             world.add(handle_kind("nvb_stream"), stream, thread, Vec::new());
             let event = created("event", |out| interface::nvb_event_create(backend, out));
