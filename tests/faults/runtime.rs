@@ -6,6 +6,7 @@
 
 use crate::fake::fake;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::sync::{Mutex, PoisonError};
 
@@ -38,9 +39,9 @@ fn remember(status: c_int) -> c_int {
 /// The kernels' mangled names by the addresses of their stubs.
 static NAMES: Mutex<Vec<(usize, String)>> = Mutex::new(Vec::new());
 /// The stubs of what was launched since it was last asked for.
-static LAUNCHED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static LAUNCHED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
-/// The mangled names of the kernels that were launched since the call before.
+/// The mangled names of the kernels that were launched since the call before, each once.
 pub fn launched() -> Vec<String> {
     let stubs = std::mem::take(&mut *LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner));
     let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +141,7 @@ extern "C" fn __cudaLaunchKernel(
     };
     let none = std::ptr::null_mut();
     let shared = shared as c_uint;
-    LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).push(kernel as usize);
+    LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel as usize);
     remember(launch(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared, stream, arguments, none))
 }
 
