@@ -54,6 +54,7 @@ const INTRODUCTION: &str = "\
 //             nvb_backend_synchronize waits for. Argument structs and host arrays are read before the call returns. On
 //             the CPU the work has finished by then, and the same program runs unchanged.
 //   Memory    Tensors lie in the memory of the backend's device (on the CPU: any memory) unless a comment says host.
+//             No output shares a byte with what the work reads addresses from: tokens, positions, slots and offsets.
 //             Where the host has no memory left a call fails with NVB_ERROR_OUT_OF_MEMORY and says what it was for; nothing
 //             has changed then, and what gives back works: requests of up to 64 KiB that the C library refuses come from a
 //             reserve of 4 MiB. With half of it in use nothing new is made. The process ends only when all of it is used up,
