@@ -14,7 +14,7 @@ extern "C" {
 
 /// What the executor and the device query call. Drivers for the CUDA version that this library is built with have all
 /// of them.
-const FUNCTIONS: [&CStr; 40] = [
+const FUNCTIONS: [&CStr; 41] = [
     c"cuInit",
     c"cuDriverGetVersion",
     c"cuDeviceGetCount",
@@ -55,6 +55,7 @@ const FUNCTIONS: [&CStr; 40] = [
     c"cuEventQuery",
     c"cuEventSynchronize",
     c"cuEventElapsedTime",
+    c"cuThreadExchangeStreamCaptureMode",
 ];
 
 /// What memory pools take; without one of these, memory comes from plain allocations.
@@ -68,7 +69,7 @@ const POOL_FUNCTIONS: [&CStr; 6] = [
 ];
 
 /// What address ranges take; without one of these, blocks are allocated singly.
-const VIRTUAL_MEMORY_FUNCTIONS: [&CStr; 9] = [
+const VIRTUAL_MEMORY_FUNCTIONS: [&CStr; 8] = [
     c"cuMemAddressReserve",
     c"cuMemAddressFree",
     c"cuMemGetAllocationGranularity",
@@ -77,7 +78,6 @@ const VIRTUAL_MEMORY_FUNCTIONS: [&CStr; 9] = [
     c"cuMemMap",
     c"cuMemUnmap",
     c"cuMemSetAccess",
-    c"cuThreadExchangeStreamCaptureMode",
 ];
 
 /// Whether libcuda could be opened, and if not, the dynamic loader's reason.

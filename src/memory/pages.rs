@@ -375,7 +375,8 @@ impl Pages {
             let most = (unit + units - at).min(longest);
             let length = (1..most).find(|&next| inner.regions.is_backed(at + next)).unwrap_or(most);
             if inner.pieces.try_reserve(1).is_err() {
-                result = Err(no_slab());
+                // With a piece given back there is room for another.
+                result = Err(Shortage::Device(no_memory(SMALL, "the tables of a memory manager")));
                 break;
             }
             match self.map(at, length) {

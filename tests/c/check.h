@@ -17,6 +17,10 @@
 static _Thread_local int check_thread;
 static _Atomic int check_failures;
 
+// Checks hold texts, which would be on the stack of a test once for each check if they were inlined: 24 KiB of a
+// thread's 64.
+#define CHECK_APART __attribute__((noinline, unused))
+
 static inline int test_result(void) {
   if (check_failures != 0) fprintf(stderr, "%d checks failed\n", check_failures);
   return check_failures != 0;
@@ -52,7 +56,7 @@ static inline void check_equal(const char* file, int line, const char* what, lon
 // The call succeeds.
 #define CHECK_OK(call) check_ok(__FILE__, __LINE__, #call, (call))
 
-static inline int check_ok(const char* file, int line, const char* what, nvb_status status) {
+CHECK_APART static int check_ok(const char* file, int line, const char* what, nvb_status status) {
   if (status == NVB_OK) return 1;
   char why[640];
   int length = snprintf(why, sizeof why, "%s: ", nvb_status_name(status));
@@ -68,8 +72,8 @@ static inline int check_ok(const char* file, int line, const char* what, nvb_sta
 // As above, where the call matters and the text does not.
 #define CHECK_INVALID(call) CHECK_FAILS(call, NVB_ERROR_INVALID_ARGUMENT, "nvb_")
 
-static inline void check_fails(const char* file, int line, const char* what, nvb_status status, nvb_status expected,
-                               const char* const* words) {
+CHECK_APART static void check_fails(const char* file, int line, const char* what, nvb_status status,
+                                    nvb_status expected, const char* const* words) {
   char text[1024], why[1280];
   nvb_last_error_message(text, sizeof text);
   if (status != expected) {

@@ -6,6 +6,13 @@
 #include "process.h"
 #include "readers.h"
 
+#ifdef __SANITIZE_ADDRESS__
+// GCC's AddressSanitizer (12) does not see to its allocator's locks in a fork: a child of threads that allocate hangs
+// in its malloc.
+enum { BUSY = 0 };
+#else
+enum { BUSY = 1 };
+#endif
 enum { WORKERS = 6, FORKS = 40 };
 
 static fixture f;
@@ -214,8 +221,10 @@ int main(void) {
   CHECK_OK(nvb_stream_manager_create(f.backend, NULL, &streams));
   CHECK_OK(nvb_configuration_create(0, &configuration));
   pthread_t threads[WORKERS], forking;
-  for (int i = 0; i < WORKERS; ++i) CHECK_EQUAL(pthread_create(&threads[i], NULL, work, (void*)(intptr_t)i), 0);
-  while (rounds < WORKERS && check_failures == 0) nanosleep(&(struct timespec){0, 1000000}, NULL);
+  if (!BUSY) puts("skipped: children of threads at work, which hang in AddressSanitizer's own allocator");
+  const int workers = BUSY ? WORKERS : 0;
+  for (int i = 0; i < workers; ++i) CHECK_EQUAL(pthread_create(&threads[i], NULL, work, (void*)(intptr_t)i), 0);
+  while (rounds < workers && check_failures == 0) nanosleep(&(struct timespec){0, 1000000}, NULL);
   for (int number = 0; number < FORKS && check_failures == 0; ++number) {
     fflush(NULL);
     pid_t pid = fork();
@@ -227,7 +236,7 @@ int main(void) {
   CHECK_EQUAL(pthread_create(&forking, NULL, end_in_child, NULL), 0);
   pthread_join(forking, NULL);
   done = 1;
-  for (int i = 0; i < WORKERS; ++i) pthread_join(threads[i], NULL);
+  for (int i = 0; i < workers; ++i) pthread_join(threads[i], NULL);
   // The parent has noticed nothing.
   for (int i = 0; i < READERS; ++i) {
     check_ok(__FILE__, __LINE__, all_readers[i].name, all_readers[i].call(&r, f.stream));

@@ -194,7 +194,6 @@ fn is_for_ranges(name: &str) -> bool {
             | "cuMemMap"
             | "cuMemUnmap"
             | "cuMemSetAccess"
-            | "cuThreadExchangeStreamCaptureMode"
     )
 }
 

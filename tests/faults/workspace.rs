@@ -44,7 +44,9 @@ pub fn callers(file: &Path) -> Result<String, String> {
         let mut decode: nvb_attention_decode_args = versioned();
         (decode.query, decode.output) =
             (tensor(at, NVB_DTYPE_BF16, &[2, 2, 32]), tensor(at, NVB_DTYPE_BF16, &[2, 2, 32]));
-        (decode.cache, decode.positions) = (cache.raw, tensor(at, NVB_DTYPE_I32, &[2]));
+        // Apart from the output, over which they may not lie.
+        let positions = data.pointer.wrapping_byte_add(BLOCK_BYTES / 2);
+        (decode.cache, decode.positions) = (cache.raw, tensor(positions, NVB_DTYPE_I32, &[2]));
         let mut sample: nvb_sample_args = versioned();
         (sample.logits, sample.tokens) = (tensor(at, NVB_DTYPE_F32, &[2, 3000]), tensor(at, NVB_DTYPE_I32, &[2]));
         (sample.temperature, sample.top_k) = (1.0, 40);
