@@ -3,7 +3,9 @@
 //   bench_latency [--check] [DEVICE]
 //
 // Prints medians in microseconds of a warm process, beside the bound that each is held to. DEVICE is "auto" without the
-// argument; with --check a bound that even the fastest sample misses ends the program with status 1.
+// argument; with --check a row whose fastest sample takes more than twice its bound ends the program with status 1. The
+// bounds are those of a server with nothing else to do; what the check is for, such as detection that is cached no
+// more, takes a hundred times as long.
 #define _POSIX_C_SOURCE 200809L
 #include <nvbackend.h>
 #include <stdio.h>
@@ -88,11 +90,11 @@ static int ascending(const void* a, const void* b) {
   return (x > y) - (x < y);
 }
 
-enum { SAMPLES = 51 };
+enum { SAMPLES = 51, LENIENCE = 2 };
 
-// Median over samples of `calls` calls each, after one sample that is thrown away. Prints a row; 1 if it is too slow.
-// Where the median misses the bound the fastest sample decides: other work on the machine makes calls slow, nothing
-// makes them fast.
+// Median over samples of `calls` calls each, after one sample that is thrown away. Prints a row; 1 if it is far too
+// slow. Where the median misses the bound the fastest sample decides: other work on the machine makes calls slow,
+// nothing makes them fast.
 static int measure(const char* what, double bound, int calls, void (*call)(void)) {
   double samples[SAMPLES];
   for (int i = -1; i < SAMPLES; ++i) {
@@ -108,7 +110,7 @@ static int measure(const char* what, double bound, int calls, void (*call)(void)
     return 0;
   }
   printf("%s, fastest %.3f us\n", samples[0] < bound ? "disturbed" : "MISSED", samples[0]);
-  return samples[0] >= bound;
+  return samples[0] >= LENIENCE * bound;
 }
 
 int main(int count, char** arguments) {

@@ -25,11 +25,13 @@ fn compile_reader(root: &Path) {
     let folder = root.join("cpp_examples/gemma");
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").include(&folder).include(root.join("include")).warnings(true);
-    for file in ["safetensors.cpp", "strict_json.cpp", "mapped_file.cpp"] {
+    for file in ["safetensors.cpp", "strict_json.cpp", "mapped_file.cpp", "regular_file.cpp"] {
         build.file(folder.join(file));
     }
     build.file("src/safetensors.cpp");
-    for name in ["safetensors.cpp", "safetensors.h", "strict_json.cpp", "mapped_file.cpp", "tensor_map.h"] {
+    for name in
+        ["safetensors.cpp", "safetensors.h", "strict_json.cpp", "mapped_file.cpp", "regular_file.cpp", "tensor_map.h"]
+    {
         println!("cargo:rerun-if-changed={}", folder.join(name).display());
     }
     println!("cargo:rerun-if-changed=src/safetensors.cpp");

@@ -18,7 +18,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     };
     for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
         if let Ok(table) = parse(&whole, &header, device) {
-            let printed = print(&header, &table);
+            let printed = String::from_utf8(print(&header, &table).expect("memory")).expect("text");
             let again = parse(&printed, &header, device).expect("what is printed is taken");
             // Times may differ in the last bit.
             let choices =
