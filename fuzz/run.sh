@@ -21,6 +21,8 @@ if [ "${1:-}" = --address ]; then
   folder=$target_folder/fuzz-address
   flags="$flags -Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer"
   export RUSTC_BOOTSTRAP=1
+  # A request that cannot be met is refused, as without it.
+  export ASAN_OPTIONS="allocator_may_return_null=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
 fi
 seconds=$1
 shift
@@ -31,7 +33,8 @@ mkdir -p build/fuzz
 for target in ${*:-$all}; do
   case $target in
     memory_sequence) seeds=tests/memory/corpus options="-max_len=1500" ;;
-    header*) seeds=fuzz/corpus/header options="-max_len=402 -len_control=0 -timeout=20" ;;
+    # Half of what is tried are sizes, so a large request is no sign of a fault.
+    header*) seeds=fuzz/corpus/header options="-max_len=402 -len_control=0 -timeout=20 -malloc_limit_mb=16777216" ;;
     *) seeds=fuzz/corpus/$target options="-max_len=4096 -timeout=10" ;;
   esac
   mkdir -p "build/fuzz/$target" "$seeds"
