@@ -54,7 +54,8 @@ const INTRODUCTION: &str = "\
 //             nvb_backend_synchronize waits for. Argument structs and host arrays are read before the call returns. On
 //             the CPU the work has finished by then, and the same program runs unchanged.
 //   Memory    Tensors lie in the memory of the backend's device (on the CPU: any memory) unless a comment says host.
-//             No output shares a byte with what the work reads addresses from: tokens, positions, slots and offsets.
+//             No output shares a byte with what the work reads addresses from: tokens, positions, slots and offsets;
+//             NVB_ERROR_INVALID_ARGUMENT names the two.
 //             Where the host has no memory left a call fails with NVB_ERROR_OUT_OF_MEMORY and says what it was for; nothing
 //             has changed then, and what gives back works: requests of up to 64 KiB that the C library refuses come from a
 //             reserve of 4 MiB. With half of it in use nothing new is made. The process ends only when all of it is used up,
@@ -64,7 +65,8 @@ const INTRODUCTION: &str = "\
 //   Faults    A sticky CUDA error is latched: later calls return NVB_ERROR_DEVICE_LOST without touching CUDA, and
 //             destroying still works.
 //   Processes Calls may come from handlers of atexit and destructors of statics and threads, and exit while others run. Once
-//             exit has begun, what needs CUDA answers NVB_ERROR_CUDA_NOT_AVAILABLE.
+//             exit has begun, what needs CUDA answers NVB_ERROR_CUDA_NOT_AVAILABLE. One moment is left: cuBLASLt's first
+//             search for an algorithm, in a process's first products on CUDA; an exit in the middle may crash in it.
 //             A child of fork may create a backend of its own on the CPU; on CUDA that is NVB_ERROR_CUDA_NOT_AVAILABLE
 //             if the parent had used the driver. Handles of the parent answer NVB_ERROR_INVALID_ARGUMENT in the child,
 //             and X_destroy gives back the handle alone; its log callbacks are not called there. A child that was forked

@@ -20,7 +20,8 @@ pub const NVB_ERROR_CONFIGURATION: nvb_status = 200;
 pub const NVB_ERROR_UNSUPPORTED: nvb_status = 300;
 /// A device or its driver failed.
 pub const NVB_ERROR_DEVICE: nvb_status = 400;
-/// No driver, no device, a build without CUDA, a process that exits or a child of `fork`; the message says which. Parent: `NVB_ERROR_DEVICE`.
+/// No driver, no device, a build without CUDA, a process that exits or a child of `fork`; the message says which. Parent:
+/// `NVB_ERROR_DEVICE`.
 pub const NVB_ERROR_CUDA_NOT_AVAILABLE: nvb_status = 401;
 /// An earlier call left the device unusable for this process. Parent: `NVB_ERROR_DEVICE`.
 pub const NVB_ERROR_DEVICE_LOST: nvb_status = 402;

@@ -6,8 +6,9 @@ use super::driver;
 use super::launch::Launch;
 use super::managed;
 use super::memory_pool::MemoryPool;
-use super::numa::{self, PreferNode};
+use super::numa;
 use super::peer::Peers;
+use super::pinned;
 use super::scratch::{expect_room, Scratch, StreamScratch};
 use super::virtual_memory::Ranges;
 use crate::attention::{AttentionDecode, AttentionPrefill};
@@ -54,8 +55,10 @@ pub struct CudaExecutor {
     numa_node: OnceLock<Option<u32>>,
     /// Opened with the first product that is to use it.
     cublaslt: OnceLock<Option<Arc<CublasLt>>>,
-    own_kernels_only: bool,
-    batch_invariant: bool,
+    /// The options keep vendor libraries away.
+    pub(super) own_kernels_only: bool,
+    /// Each row of a product is to be the same whatever the other rows are.
+    pub(super) batch_invariant: bool,
     choices: Choices,
     peers: Peers,
     // Last: everything above belongs to it.
@@ -133,16 +136,6 @@ impl CudaExecutor {
             self.context.refuse_lost().ok().and_then(|()| CublasLt::of_device(self.device.ordinal))
         };
         self.cublaslt.get_or_init(open).as_deref()
-    }
-
-    /// Whether the options keep vendor libraries away.
-    pub(super) fn own_kernels_only(&self) -> bool {
-        self.own_kernels_only
-    }
-
-    /// Whether each row of a product is to be the same whatever the other rows are.
-    pub(super) fn batch_invariant(&self) -> bool {
-        self.batch_invariant
     }
 
     pub(super) fn check(&self, result: CUresult, doing: &str) -> Result<()> {
@@ -282,27 +275,13 @@ impl Executor for CudaExecutor {
 
     fn host_allocate(&self, bytes: usize) -> Result<*mut c_void> {
         let _guard = self.enter()?;
-        let mut pointer = std::ptr::null_mut();
-        const PORTABLE: u32 = 1;
-        // The driver takes the pages where this thread's policy says.
-        let _policy = self.numa_node().map(PreferNode::enter);
-        // Any thread may be capturing a stream, and the driver would end its capture.
-        let _relaxed = self.context.relax_capture()?;
-        // SAFETY: a valid pointer.
-        let result = unsafe { sys::cuMemHostAlloc(&mut pointer, bytes, PORTABLE) };
-        self.check(result, "allocating page-locked host memory")?;
-        Ok(pointer)
+        pinned::allocate(bytes, self.numa_node(), &self.context)
     }
 
     unsafe fn host_free(&self, pointer: *mut c_void, _bytes: usize) {
         let Some(_guard) = self.context.enter_to_release() else { return };
-        // As where it was allocated. It matters only while a stream is captured, so the memory goes in any case.
-        let _relaxed = self.context.relax_capture().or_else(|_| self.context.relax_capture());
-        if self.context.is_lost() {
-            return;
-        }
         // SAFETY: the caller's contract.
-        self.log_failure(unsafe { sys::cuMemFreeHost(pointer) }, "freeing page-locked host memory");
+        unsafe { pinned::free(pointer, &self.context) };
     }
 
     fn virtual_memory(&self) -> Result<Option<Arc<dyn VirtualMemory>>> {

@@ -76,7 +76,7 @@ fn copies_input(executor: &CudaExecutor, op: &GroupedLinear) -> bool {
         // SAFETY: reads the two structs alone.
         unsafe { nvb_cuda_grouped_linear_family(&params, &executor.launch_on(RawHandle::NULL)) }
     };
-    executor.batch_invariant() && op.input.rows > 0 && family(aligned) != family(op.input)
+    executor.batch_invariant && op.input.rows > 0 && family(aligned) != family(op.input)
 }
 
 fn launch(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle) -> Result<()> {

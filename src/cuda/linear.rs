@@ -75,7 +75,7 @@ const VENDOR_ROWS: usize = 17;
 pub(super) const PRODUCT_BYTES: usize = 64 << 20;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
-    if executor.batch_invariant() {
+    if executor.batch_invariant {
         return linear_invariant::run(executor, op, stream);
     }
     let Some(weight_dtype) = op.weight.dtype() else {

@@ -20,7 +20,7 @@ pub(super) fn candidates(executor: &CudaExecutor, op: &Linear) -> Vec<Choice> {
     if op.input.rows == 0 || op.weight.rows == 0 {
         return Vec::new();
     }
-    if executor.batch_invariant() {
+    if executor.batch_invariant {
         return linear_invariant::kernel(executor, op).map(Choice::of).into_iter().collect();
     }
     let mut found = Vec::new();
@@ -50,7 +50,7 @@ pub(super) fn variations(executor: &CudaExecutor, op: &Linear, fastest: &[Choice
     let (Ok(_guard), Some(dtype)) = (executor.enter(), op.weight.dtype()) else { return Vec::new() };
     let capability = executor.launch_on(RawHandle::NULL).capability;
     let many = linear_wgmma::has_many_rows(op) && op.weight.rows > 0 && vendor_takes(op, dtype);
-    if executor.batch_invariant() || capability < VARIED_CAPABILITY || !many {
+    if executor.batch_invariant || capability < VARIED_CAPABILITY || !many {
         return Vec::new();
     }
     let vendor = kernels_of(DeviceKind::Cuda).find(|(_, kernel)| kernel.way == Way::Vendor);

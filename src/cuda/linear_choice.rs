@@ -101,7 +101,7 @@ pub(super) fn default(executor: &CudaExecutor, op: &Linear) -> Option<Choice> {
     if op.input.rows == 0 || op.weight.rows == 0 {
         return None;
     }
-    if executor.batch_invariant() {
+    if executor.batch_invariant {
         return linear_invariant::kernel(executor, op).map(Choice::of);
     }
     let launch = executor.launch_on(RawHandle::NULL);

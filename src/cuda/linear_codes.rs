@@ -75,7 +75,7 @@ fn value_bytes(op: &LinearCodes) -> usize {
 /// The operands of the product of codes, if there is one for this weight and as many rows.
 pub(super) fn operands(executor: &CudaExecutor, op: &LinearCodes) -> Option<[Operand; 2]> {
     let shape = op.shape();
-    let fits = matches!(op.weight.scales, Scales::Rows(_)) && op.weight.order.is_null() && !executor.batch_invariant();
+    let fits = matches!(op.weight.scales, Scales::Rows(_)) && op.weight.order.is_null() && !executor.batch_invariant;
     codes_operands(&shape, op.input.encoding)
         .filter(|_| fits)
         .filter(|_| !takes_own_kernel(executor, &shape, &linear_quantized::params(&shape), RawHandle::NULL))

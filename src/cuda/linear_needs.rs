@@ -26,7 +26,7 @@ pub(super) fn of(executor: &CudaExecutor, op: &Linear) -> Needs {
     if op.input.rows == 0 || op.weight.rows == 0 {
         return Needs::none();
     }
-    if executor.batch_invariant() {
+    if executor.batch_invariant {
         return linear_invariant::needs(executor, op);
     }
     let default = match op.weight.dtype() {

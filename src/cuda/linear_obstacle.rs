@@ -25,7 +25,7 @@ pub(super) fn of(executor: &CudaExecutor, op: &Linear, id: KernelId) -> String {
         return obstacle;
     }
     if matches!(way, Way::Vendor | Way::RoundedInput) {
-        if executor.own_kernels_only() {
+        if executor.own_kernels_only {
             return "options: vendor libraries are off".to_string();
         }
         let there = executor.enter().is_ok_and(|_guard| executor.cublaslt().is_some());

@@ -44,7 +44,7 @@ const MAX_ROWS: usize = 65_535 * 64;
 
 /// Our kernel adds in the same order whatever the extents are; cuBLASLt promises nothing of the kind.
 fn asks_vendor(executor: &CudaExecutor, op: &Matmul) -> bool {
-    op.k > 0 && !executor.batch_invariant()
+    op.k > 0 && !executor.batch_invariant
 }
 
 /// What `run` keeps in scratch. The context is current.

@@ -34,6 +34,7 @@ mod needs;
 mod norm;
 mod numa;
 mod peer;
+mod pinned;
 mod pointer;
 mod quantize;
 mod quantize_tokens;

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 
-#include "check.h"
+#include "folder.h"
 
 static char folder[] = "/tmp/nvb_test_files_XXXXXX";
 
@@ -45,16 +45,6 @@ static void check_tuning_file(const char* path, const char* words) {
   CHECK_OK(nvb_backend_destroy(backend));
 }
 
-static int files_in_folder(void) {
-  char command[300];
-  snprintf(command, sizeof command, "ls -A %s | wc -l", folder);
-  FILE* pipe = popen(command, "r");
-  int count = -1;
-  if (pipe == NULL || fscanf(pipe, "%d", &count) != 1) check_fail(__FILE__, __LINE__, command, "no answer");
-  if (pipe != NULL) pclose(pipe);
-  return count;
-}
-
 int main(void) {
   // Whatever waits here would wait for ever.
   const struct itimerval limit = {{0, 0}, {60, 0}};
@@ -88,7 +78,7 @@ int main(void) {
   CHECK(file == foreign_handle());
   check_tuning_file(in_folder("none"), NULL);
   CHECK_FAILS(nvb_memory_write_snapshot(f.memory, in_folder("none/file")), NVB_ERROR_IO, "none/file", "No such file");
-  CHECK_EQUAL(files_in_folder(), 4);
+  CHECK_EQUAL(files_in(folder), 4);
 
   // A snapshot makes a file or replaces one, also where the name leaves no room for another beside it.
   char name[NAME_MAX + 1];
@@ -102,7 +92,7 @@ int main(void) {
   }
   struct stat status;
   CHECK(stat(path, &status) == 0 && status.st_size > 100);
-  CHECK_EQUAL(files_in_folder(), 5);
+  CHECK_EQUAL(files_in(folder), 5);
 
   char command[300];
   snprintf(command, sizeof command, "rm -r %s", folder);

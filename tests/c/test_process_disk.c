@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "check.h"
+#include "folder.h"
 
 static char folder[] = "/tmp/nvb_test_disk_XXXXXX";
 
@@ -20,16 +20,6 @@ static const char* in_folder(const char* name) {
   static char path[300];
   snprintf(path, sizeof path, "%s/%s", folder, name);
   return path;
-}
-
-static int files_in_folder(void) {
-  char command[300];
-  snprintf(command, sizeof command, "ls -A %s | wc -l", folder);
-  FILE* pipe = popen(command, "r");
-  int count = -1;
-  if (pipe == NULL || fscanf(pipe, "%d", &count) != 1) check_fail(__FILE__, __LINE__, command, "no answer");
-  if (pipe != NULL) pclose(pipe);
-  return count;
 }
 
 static long size_of(const char* path) {
@@ -50,11 +40,11 @@ static nvb_linear_case product_of(uint64_t columns) {
 
 // `fill` takes what is left of the disk, `clear` gives it back.
 static void check_writers(fixture* f, void (*fill)(void), void (*clear)(void)) {
-  int before = files_in_folder();
+  int before = files_in(folder);
   fill();
   CHECK_FAILS(nvb_memory_write_snapshot(f->memory, in_folder("new")), NVB_ERROR_IO, in_folder("new"));
   clear();
-  CHECK_EQUAL(files_in_folder(), before);
+  CHECK_EQUAL(files_in(folder), before);
 
   CHECK_OK(nvb_memory_write_snapshot(f->memory, in_folder("kept")));
   long size = size_of(in_folder("kept"));
@@ -63,7 +53,7 @@ static void check_writers(fixture* f, void (*fill)(void), void (*clear)(void)) {
   CHECK_FAILS(nvb_memory_write_snapshot(f->memory, in_folder("kept")), NVB_ERROR_IO, in_folder("kept"));
   clear();
   CHECK_EQUAL(size_of(in_folder("kept")), size);
-  CHECK_EQUAL(files_in_folder(), before + 1);
+  CHECK_EQUAL(files_in(folder), before + 1);
 
   // Tuning goes on without its file, which the report says.
   nvb_backend_options options = device_options();
@@ -80,14 +70,14 @@ static void check_writers(fixture* f, void (*fill)(void), void (*clear)(void)) {
   CHECK_OK(nvb_tune_linear(backend, &product, 1, &tune, NULL, NULL, &report));
   clear();
   CHECK_EQUAL(size_of(in_folder("tuning")), -1);
-  CHECK_EQUAL(files_in_folder(), before + 1);
+  CHECK_EQUAL(files_in(folder), before + 1);
   product = product_of(128);
   CHECK_OK(nvb_tune_linear(backend, &product, 1, &tune, NULL, NULL, &report));
   CHECK(size_of(in_folder("tuning")) > 0);
   CHECK_OK(nvb_backend_destroy(backend));
   CHECK_EQUAL(unlink(in_folder("tuning")), 0);
   CHECK_EQUAL(unlink(in_folder("kept")), 0);
-  CHECK_EQUAL(files_in_folder(), before);
+  CHECK_EQUAL(files_in(folder), before);
 }
 
 static void limit_files(rlim_t bytes) {

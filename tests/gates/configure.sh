@@ -10,14 +10,7 @@ cmake=$1
 generator=$2
 compiler=$3
 work=$4
-# Whatever else lay there would be lost.
-if [ -e "$work" ] && [ ! -e "$work/made-by-a-gate" ]; then
-  echo "$0: $work is there, and no gate made it" >&2
-  exit 2
-fi
-rm -rf "$work"
-mkdir -p "$work"
-: >"$work/made-by-a-gate"
+. "$root/tests/gates/work_folder.sh"
 mkdir -p "$work/bin" "$work/none" "$work/rustlib/lib" "$work/cross"
 
 fail() { printf 'configure gate: %s; it said:\n' "$*" >&2; cat "$work/said" >&2; exit 1; }

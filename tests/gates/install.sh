@@ -8,14 +8,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 cmake=$1
 build=$2
 work=$3
-# Whatever else lay there would be lost.
-if [ -e "$work" ] && [ ! -e "$work/made-by-a-gate" ]; then
-  echo "$0: $work is there, and no gate made it" >&2
-  exit 2
-fi
-rm -rf "$work"
-mkdir -p "$work"
-: >"$work/made-by-a-gate"
+. "$root/tests/gates/work_folder.sh"
 mkdir -p "$work/build" "$work/staged/opt/lib" "$work/staged/opt/share/doc"
 touch "$work/staged/opt/lib/of_another_package.so"
 

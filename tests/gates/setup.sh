@@ -6,14 +6,7 @@
 set -eu
 source=$(cd "$(dirname "$0")/../.." && pwd)
 work=$1
-# Whatever else lay there would be lost.
-if [ -e "$work" ] && [ ! -e "$work/made-by-a-gate" ]; then
-  echo "$0: $work is there, and no gate made it" >&2
-  exit 2
-fi
-rm -rf "$work"
-mkdir -p "$work"
-: >"$work/made-by-a-gate"
+. "$source/tests/gates/work_folder.sh"
 mkdir -p "$work/checkout/tools" "$work/bin" "$work/home"
 cp "$source/tools/setup.sh" "$work/checkout/tools/"
 cp "$source/Cargo.toml" "$work/checkout/"
