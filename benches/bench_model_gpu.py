@@ -5,6 +5,7 @@ engine, beside llama.cpp's published figures, which are of another run and label
 import argparse
 
 import engine
+import gemma_shapes
 import published
 import record
 
@@ -18,6 +19,15 @@ def engine_speeds(path, model, device):
     prefill = engine.speeds(path, *common, "--prompt-tokens", PREFILL_TOKENS, "--max-tokens", 1)["prefill"]
     decode = engine.speeds(path, *common, "--prompt-tokens", SHORT_PROMPT, "--max-tokens", DECODE_TOKENS + 1)["decode"]
     return {"prefill": prefill, "decode": decode}
+
+
+def work(model, kind):
+    """What a token costs at the least, from which the record's reader knows how far the hardware's limit is."""
+    if model not in gemma_shapes.SHAPES:
+        return {}
+    if kind == "decode":
+        return {"bytes": gemma_shapes.decode_bytes(model)}
+    return {"operations": gemma_shapes.prefill_operations(model)}
 
 
 def arguments():
@@ -48,7 +58,8 @@ def main():
         for kind, case in cases.items():
             middle, spread = record.median_and_spread([run[kind] for run in runs])
             peer = published.LLAMA_CPP.get(model, {}).get(kind) if "H200" in name else None
-            log.add(f"model {model} {kind} bf16", case, "tokens/s", middle, PEER if peer else None, peer, spread=[round(spread, 3)])
+            log.add(f"model {model} {kind} bf16", case, "tokens/s", middle, PEER if peer else None, peer, spread=[round(spread, 3)],
+                    **work(model, kind))
         log.write()
     log.write()
     print(f"recorded in {log.path}")

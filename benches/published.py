@@ -21,7 +21,7 @@ DECODE = {
     (64, 32, 8): (0.501, 1.413, 2.309, 2.254, 2.466, 1.995),
 }
 # Tokens/s of llama.cpp: prefill of 4,096 tokens, decode. Figures of 2026-11-20 were lower (prefill 41,099 and 29,195, decode
-# 458 and 252) and stand in records of before 2026-11-23.
+# 458 and 252); rows of the record h200-model that are older than 2026-11-23 quote those.
 LLAMA_CPP = {
     "gemma3-1b": {"prefill": 67500, "decode": 472},
     "gemma3-4b": {"prefill": 40200, "decode": 258},
