@@ -7,6 +7,7 @@
 - No two rows hold the same case against the same peer, and each row of an earlier run names a run of the record.
 - A record that README.md, docs/, benches/README.md or a comment of the sources names is there, and no name of the dated files of
   old is left.
+- README.md's table, its pictures and benches/README.md's summary are what benches/readme.py makes of the records.
 """
 
 import json
@@ -19,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "benches"))
 sys.dont_write_bytecode = True
 
+import readme  # noqa: E402
 import record  # noqa: E402
 
 DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?$")
@@ -171,6 +173,8 @@ def documents():
 
 def main():
     found = folder_problems(record.RESULTS) + reference_problems(documents(), record.RESULTS)
+    if not found:
+        found = [f"{path.relative_to(ROOT)} is not what `python3 benches/readme.py` makes of the records" for path in readme.stale()]
     for problem in found:
         print("records:", problem, file=sys.stderr)
     return 1 if found else 0

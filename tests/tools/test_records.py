@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""benches/record.py on runs that follow each other, and tests/gates/records.py on records with one fault each."""
+"""benches/record.py on runs that follow each other, tests/gates/records.py on records with one fault each, and
+benches/readme.py on rows whose place in the README's table is known."""
 
 import contextlib
 import copy
@@ -16,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "benches"), str(ROOT / "tests" / "gates")]
 sys.dont_write_bytecode = True
 
+import readme  # noqa: E402
 import record  # noqa: E402
 import records  # noqa: E402
 
@@ -180,6 +182,39 @@ class Gate(Folder):
                             ("(`2026-11-22-h200-operations-4`)", 1), ("// measured in 2026-11-22-h200-operations-4.json", 1)):
             with self.subTest(text):
                 self.assertEqual(len(records.reference_problems([("README.md", text)], self.folder)), count)
+
+
+class Readme(Folder):
+    def test_the_best_peer_is_a_peer_and_the_best(self):
+        rows = [row(peer_name="slow", peer=1.0), row(peer_name="quick", peer=3.0), row(peer_name="PyTorch copy_ of as many bytes", peer=9.0),
+                row(peer_name="nvbackend, plain product", peer=9.0), row(peer_name="memory read, memchr", peer=9.0)]
+        self.assertEqual(readme.best(rows)["peer_name"], "quick")
+        self.assertIsNone(readme.best(rows[2:]))
+
+    def test_the_limit_is_of_what_the_row_measures(self):
+        for words, entry in (("88 % of 4.8 TB/s", row(ours=4.224)), ("80 % of 989 TFLOP/s", row(ours=791.0, unit="TFLOP/s")),
+                             ("72 % of 1,979 TFLOP/s", row("linear large fp8 of codes", ours=1432.0, unit="TFLOP/s")),
+                             ("61 % of 4.8 TB/s", row(ours=376.0, unit="tokens/s", bytes=7_759_462_400)),
+                             ("60 % of 989 TFLOP/s", row(ours=91800.0, unit="tokens/s", operations=6_417_285_120)),
+                             ("65 % of 4.8 TB/s", row("linear int4", "m=1 n=14336 k=4096", 10.65, 29.9, unit="µs")),
+                             ("50 % of memory read", row(ours=10.0, peer=20.0, peer_name="memory read, memchr", unit="GB/s")),
+                             ("", row("sample f32", ours=10.0, unit="µs"))):
+            with self.subTest(words):
+                self.assertEqual(readme.limit_of([entry]), words)
+
+    def test_a_new_figure_makes_the_table_and_the_pictures_stale(self):
+        for path in record.RESULTS.iterdir():
+            (self.folder / path.name).write_text(path.read_text())
+        with mock.patch.object(record, "RESULTS", self.folder):
+            before = readme.made()
+            path = self.folder / "h200-model.json"
+            data = json.loads(path.read_text())
+            for entry in data["rows"]:
+                entry["ours"] *= 2
+                entry["ratio"] *= 2
+            record.write(path, data)
+            changed = [path for path, text in readme.made().items() if text != before[path]]
+        self.assertEqual(sorted(path.name for path in changed), ["README.md", "README.md", "speed-dark.svg", "speed-light.svg"])
 
 
 if __name__ == "__main__":
