@@ -142,7 +142,7 @@ class Gate(Folder):
             "is 0.5, its figures give 2": lambda data: data["rows"][0].update(ratio=0.5),
             "is 2.03, its figures give 2": lambda data: data["rows"][0].update(ratio=2.03),
             "is None, its figures give 2": lambda data: data["rows"][0].update(ratio=None),
-            "is 3.0, its figures": lambda data: data["rows"][0].update(ratio=3.0, ratio_of="rounds"),
+            "is 4.5, its figures": lambda data: data["rows"][0].update(ratio=4.5, ratio_of="rounds"),
             "its figures give 0.5": lambda data: data["rows"][0].update(unit="µs"),
             "less of GB is better": lambda data: data["rows"][0].update(unit="GB"),
             "peer without a name": lambda data: data["rows"][0].update(peer_name=None),
