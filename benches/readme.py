@@ -39,6 +39,11 @@ PEERS = {
     "PyTorch int4 product": "PyTorch",
     "FlashAttention 3 (published figure, another run)": "FlashAttention 3, published",
     "llama.cpp, BF16": "llama.cpp",
+    "llama.cpp, BF16 (published figure, another run)": "llama.cpp, published",
+    "llama.cpp, Q8_0 (published figure, another run)": "llama.cpp Q8_0, published",
+    "llama.cpp, Q4_0 (published figure, another run)": "llama.cpp Q4_0, published",
+    "llama.cpp, Q8_0": "llama.cpp Q8_0",
+    "llama.cpp, Q4_0": "llama.cpp Q4_0",
     "cuMemAllocAsync, cuMemFreeAsync, release threshold at its maximum": "CUDA's pool",
     "cuMemAllocAsync, cuMemFreeAsync, default release threshold": "CUDA's pool",
 }
@@ -110,6 +115,13 @@ def cases_of(data):
     return cases
 
 
+def rows_of(line, cases, name):
+    rows = cases.get((line.operation, line.case))
+    if rows is None:
+        raise SystemExit(f"the record {name} has no row of {line.operation}, {line.case}, which benches/readme.py lists")
+    return rows
+
+
 def best(rows):
     """The row of the peer that does best, or None where there is none to compare with."""
     peers = [row for row in rows if row["ratio"] and not NO_PEER.match(row["peer_name"])]
@@ -124,8 +136,10 @@ def limit_of(rows):
     """How far the hardware's limit is, where the rows of a case tell: of the H200's data sheet, or of the bandwidth with which
     this CPU's memory was read in the same run."""
     row = rows[0]
+    if row["ours"] is None:
+        return ""
     for other in rows:
-        if (other["peer_name"] or "").startswith("memory read"):
+        if (other["peer_name"] or "").startswith("memory read") and other["ratio"]:
             return share(other["ratio"], "memory read")
     rates = {"TB/s": 1e12, "TFLOP/s": 1e12}
     eight_bit = re.search(r"fp8|int8", row["operation"])
@@ -147,25 +161,28 @@ def limit_of(rows):
 
 def peer_of(row, device):
     """A peer's short name; what PyTorch calls for a product is said where it is not PyTorch's own code."""
+    if not row["ratio"]:
+        return "none"
     name = PEERS.get(row["peer_name"], row["peer_name"])
     return name if device != "cpu" else name.removesuffix(" (cuBLASLt)")
 
 
 def chosen():
-    """(group, [(what, row against the best peer, that peer, limit)]) of the README's table."""
+    """(group, [(what, row against the best peer, that peer, limit)]) of the README's table. Where ours failed or has no peer, the
+    row stands without a ratio."""
     for title, name, lines in GROUPS:
         data = load(name)
         cases = cases_of(data)
         entries = []
         for line in lines:
-            rows = cases[line.operation, line.case]
-            row = best(rows)
+            rows = rows_of(line, cases, name)
+            row = best(rows) or rows[0] | {"peer": None, "ratio": None}
             entries.append((line.what, row, peer_of(row, data["device"]), limit_of(rows)))
         yield title, entries
 
 
 def times(ratio):
-    return f"{record.figure(ratio, 3)} ×"
+    return f"{record.figure(ratio, 3)} ×" if ratio else "-"
 
 
 def sources():
@@ -173,7 +190,7 @@ def sources():
     for _, name, lines in GROUPS:
         data = load(name)
         cases = cases_of(data)
-        days = sorted({row.get("date", data["date"])[:10] for line in lines for row in cases[line.operation, line.case]})
+        days = sorted({row.get("date", data["date"])[:10] for line in lines for row in rows_of(line, cases, name)})
         yield f"[`{name}`](benches/results/{name}.md) ({' and '.join(days)})"
 
 
@@ -182,7 +199,7 @@ def table():
     for title, entries in chosen():
         lines.append(f"| **{title}** | | | | |")
         for what, row, peer, limit in entries:
-            lines.append(f"| {what} | {record.figure(row['ours'], 3)} {row['unit']} | {record.figure(row['peer'], 3)}, {peer} "
+            lines.append(f"| {what} | {record.figure(row['ours'], 3)} {row['unit'] or ''} | {record.figure(row['peer'], 3)}, {peer} "
                          f"| {times(row['ratio'])} | {limit} |")
     return "\n".join(lines)
 
@@ -238,11 +255,11 @@ def picture(theme):
         text(16, y + BAR, title, more=' font-weight="600"')
         y += ROW
         for what, row, peer, _ in entries:
-            one, end = place(1), place(row["ratio"])
+            one, end = place(1), place(row["ratio"] or 1)
             text(LEFT - 12, y + BAR - 2, what, anchor="end")
-            colour = colours["better" if row["ratio"] >= 1 else "worse"]
+            colour = colours["better" if (row["ratio"] or 1) >= 1 else "worse"]
             bars.append(f'<rect x="{min(one, end):.1f}" y="{y}" width="{max(abs(end - one), 1):.1f}" height="{BAR}" fill="{colour}"/>')
-            if row["ratio"] > MOST:
+            if (row["ratio"] or 1) > MOST:
                 # A bar that the axis cuts off ends in a point.
                 end += BAR / 2
                 bars.append(f'<path d="M{end - BAR / 2:.1f} {y}l{BAR / 2} {BAR / 2}l{-BAR / 2} {BAR / 2}z" fill="{colour}"/>')

@@ -207,6 +207,7 @@ class Readme(Folder):
             (self.folder / path.name).write_text(path.read_text())
         with mock.patch.object(record, "RESULTS", self.folder):
             before = readme.made()
+            self.assertEqual(readme.stale(), [])
             path = self.folder / "h200-model.json"
             data = json.loads(path.read_text())
             for entry in data["rows"]:
@@ -215,6 +216,22 @@ class Readme(Folder):
             record.write(path, data)
             changed = [path for path, text in readme.made().items() if text != before[path]]
         self.assertEqual(sorted(path.name for path in changed), ["README.md", "README.md", "speed-dark.svg", "speed-light.svg"])
+
+    def test_a_row_of_ours_that_failed_stands_without_a_figure(self):
+        for path in record.RESULTS.iterdir():
+            (self.folder / path.name).write_text(path.read_text())
+        path = self.folder / "h200-model.json"
+        data = json.loads(path.read_text())
+        for entry in data["rows"]:
+            entry.update(ours=None, ratio=None, note="failed: x")
+        record.write(path, data)
+        with mock.patch.object(record, "RESULTS", self.folder):
+            self.assertIn("| 4B BF16, decode | - tokens/s | -, none | - |  |", readme.table())
+            self.assertIn("<svg", readme.picture("dark"))
+            data["rows"].clear()
+            record.write(path, data)
+            with self.assertRaisesRegex(SystemExit, "h200-model has no row of"):
+                readme.table()
 
 
 if __name__ == "__main__":
