@@ -29,6 +29,8 @@ DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?$")
 COMMIT = re.compile(r"([0-9a-f]{7,40}|unknown)(\+changes)?$")
 TEXT_HEAD = re.compile(r"\d{4}-\d\d-\d\d, commit [0-9a-f]{7,40}, .*nvbackend \d+\.\d+\.\d+")
 DATED = re.compile(r"\b20\d\d-\d\d-\d\d-(?:cpu|h200)[\w.-]*")
+# How the name of a record goes on behind the device; `cpu-only` is none.
+SECTIONS = "operations|model|memory|latency|queueing|loading"
 ROW = {"operation": str, "case": str, "ours": (float, int, None), "peer": (float, int, None), "peer_name": (str, None),
        "unit": (str, None), "ratio": (float, int, None)}
 OPTIONAL = {"spread": list, "error": (float, int), "note": str, "ratio_of": str, "bytes": int, "operations": int, "date": str,
@@ -100,6 +102,8 @@ def record_problems(path):
         found += form_problems(row, ROW, OPTIONAL, f"{name}, row {number}")
     if found:
         return found
+    if not re.match(SECTIONS, data["section"]):
+        found.append(f"{name} is of the section {data['section']}, which tests/gates/records.py does not know")
     if path.stem != (right := record.name_of(data["device"], data["section"])):
         found.append(f"{name} holds the section {data['section']} of {data['device']}, whose record is {right}.json")
     if not data["rows"]:
@@ -151,7 +155,7 @@ def reference_problems(texts, folder):
     """What is wrong with the records that texts name; `texts` are pairs of a name and its content."""
     stems = {path.stem for path in folder.iterdir()}
     devices = "|".join(sorted({stem.split("-")[0] for stem in stems}))
-    quoted = re.compile(rf"`(?:benches/)?(?:results/)?((?:{devices})-[a-z-]+)(\.\w+)?`|benches/results/([\w-]+)(\.\w+)")
+    quoted = re.compile(rf"`(?:benches/)?(?:results/)?((?:{devices})-(?:{SECTIONS})[a-z-]*)(\.\w+)?`|benches/results/([\w-]+)(\.\w+)")
     found = []
     for name, text in texts:
         found += [f"{name} names {old}, a record of the old form" for old in DATED.findall(text)]

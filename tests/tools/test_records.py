@@ -151,6 +151,7 @@ class Gate(Folder):
             "of no run that": lambda data: data["rows"][1].update(commit="7777777"),
             "no row is of the run": lambda data: data["rows"].pop(1),
             "newest first": lambda data: data.update(date="2025-01-01"),
+            "does not know": lambda data: data.update(section="colours"),
             "has no rows": lambda data: data.update(rows=[], earlier_runs=[]),
             "whose record is h200-memory.json": lambda data: data.update(section="memory"),
         }
@@ -178,7 +179,7 @@ class Gate(Folder):
     def test_names_of_records_that_are_not_there_are_found(self):
         self.good()
         for text, count in (("`h200-operations`, `results/h200-operations.md` and [x](benches/results/h200-operations.json)", 0),
-                            ("`h200-model`", 1), ("see benches/results/cpu-model.md", 1), ("`h200-operations.txt`", 1),
+                            ("`h200-model`", 1), ("see benches/results/cpu-model.md", 1), ("`h200-operations.txt`", 1), ("`cpu-only`", 0),
                             ("(`2026-11-22-h200-operations-4`)", 1), ("// measured in 2026-11-22-h200-operations-4.json", 1)):
             with self.subTest(text):
                 self.assertEqual(len(records.reference_problems([("README.md", text)], self.folder)), count)
