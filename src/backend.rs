@@ -165,10 +165,11 @@ impl Backend {
     }
 
     /// Queues an operation on a stream of this backend.
-    pub fn queue<O: Operation>(&self, op: &O, stream: &Stream) -> Result<()> {
+    pub fn queue(&self, op: impl Into<Operation>, stream: &Stream) -> Result<()> {
+        let op = op.into();
         stream.expect_awake()?;
-        let _range = nvtx::range(O::KIND.label());
-        self.metrics.queue(op, stream)
+        let _range = nvtx::range(op.kind().label());
+        self.metrics.queue(&op, stream)
     }
 
     /// As given, or as the plain options say it.

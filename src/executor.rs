@@ -3,26 +3,11 @@
 //! Descriptors arrive validated. Work is queued on the stream and the call returns; an error that shows up later (a
 //! sticky CUDA error) is latched and returned by every later call as `DeviceLost`.
 
-use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::error::{Error, Result};
-use crate::ops::{
-    argmax::Argmax,
-    dequantize::Dequantize,
-    elementwise::Elementwise,
-    embedding::Embedding,
-    gated_activation::GatedActivation,
-    grouped_linear::GroupedLinear,
-    layer_norm::LayerNorm,
-    linear::Linear,
-    linear_codes::LinearCodes,
-    linear_to_codes::LinearToCodes,
-    matmul::Matmul,
-    quantize::{Quantize, Quantized},
-    rms_norm::RmsNorm,
-    rope::Rope,
-    sample::Sample,
-    softmax::Softmax,
-};
+use crate::operation::Operation;
+use crate::ops::dequantize::Dequantize;
+use crate::ops::linear::Linear;
+use crate::ops::quantize::{Quantize, Quantized};
 use crate::registry::choices::{Choice, Choices};
 use crate::registry::KernelId;
 use crate::stream::RawHandle;
@@ -100,19 +85,6 @@ pub enum ManagedAdvice {
     AccessedByDevice,
     /// Takes all of the above back.
     Nothing,
-}
-
-/// An operation that may need workspace; the others need none.
-#[derive(Clone, Copy)]
-pub enum Workspaced<'a> {
-    Linear(&'a Linear),
-    LinearCodes(&'a LinearCodes),
-    LinearToCodes(&'a LinearToCodes),
-    GroupedLinear(&'a GroupedLinear),
-    Matmul(&'a Matmul),
-    AttentionDecode(&'a AttentionDecode),
-    Argmax(&'a Argmax),
-    Sample(&'a Sample),
 }
 
 pub trait Executor: Send + Sync {
@@ -214,7 +186,7 @@ pub trait Executor: Send + Sync {
     fn stream_release(&self, _stream: RawHandle) {}
     /// Bytes of workspace with which the operation runs as it would be chosen now; it runs with no less if a workspace is
     /// set for its stream. Of the descriptor's addresses their alignment counts alone.
-    fn workspace_bytes(&self, _call: Workspaced<'_>) -> Result<usize> {
+    fn workspace_bytes(&self, _op: &Operation) -> Result<usize> {
         Ok(0)
     }
     /// From now on the operations on `stream` take their workspace from these bytes and allocate none; NULL: as before. An
@@ -269,22 +241,8 @@ pub trait Executor: Send + Sync {
         Ok(())
     }
 
-    fn embedding(&self, op: &Embedding, stream: RawHandle) -> Result<()>;
-    fn rms_norm(&self, op: &RmsNorm, stream: RawHandle) -> Result<()>;
-    fn linear(&self, op: &Linear, stream: RawHandle) -> Result<()>;
-    fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()>;
-    fn linear_to_codes(&self, op: &LinearToCodes, stream: RawHandle) -> Result<()>;
-    fn gated_activation(&self, op: &GatedActivation, stream: RawHandle) -> Result<()>;
-    fn rope(&self, op: &Rope, stream: RawHandle) -> Result<()>;
-    fn attention_prefill(&self, op: &AttentionPrefill, stream: RawHandle) -> Result<()>;
-    fn attention_decode(&self, op: &AttentionDecode, stream: RawHandle) -> Result<()>;
-    fn softmax(&self, op: &Softmax, stream: RawHandle) -> Result<()>;
-    fn elementwise(&self, op: &Elementwise, stream: RawHandle) -> Result<()>;
-    fn argmax(&self, op: &Argmax, stream: RawHandle) -> Result<()>;
-    fn sample(&self, op: &Sample, stream: RawHandle) -> Result<()>;
-    fn layer_norm(&self, op: &LayerNorm, stream: RawHandle) -> Result<()>;
-    fn matmul(&self, op: &Matmul, stream: RawHandle) -> Result<()>;
-    fn grouped_linear(&self, op: &GroupedLinear, stream: RawHandle) -> Result<()>;
+    /// Queues the operation on the stream.
+    fn run(&self, op: &Operation, stream: RawHandle) -> Result<()>;
 
     /// What was chosen among the kernels that this executor has for products.
     fn choices(&self) -> &Choices;
@@ -299,12 +257,12 @@ pub trait Executor: Send + Sync {
     fn linear_variations(&self, _op: &Linear, _fastest: &[Choice]) -> Vec<Choice> {
         Vec::new()
     }
-    /// What `linear` takes where nothing was chosen; `None` for an empty product. The memory is not touched.
+    /// What a product takes where nothing was chosen; `None` for an empty product. The memory is not touched.
     fn linear_default(&self, op: &Linear) -> Option<Choice>;
-    /// `linear` by this choice: what it came to, with an algorithm's rank as what the library knows it by; `None`, and nothing
+    /// The product by this choice: what it came to, with an algorithm's rank as what the library knows it by; `None`, and nothing
     /// queued that changes the output, where it cannot do the product.
     fn linear_with(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>>;
-    /// `linear` by the plainest means that the executor has, which other kernels are held against. Slow.
+    /// The product by the plainest means that the executor has, which other kernels are held against. Slow.
     fn linear_reference(&self, op: &Linear, stream: RawHandle) -> Result<()>;
 
     /// `false`: the executor has no kernel, and the weight's host side dequantises.

@@ -1,39 +1,22 @@
-//! What every operation's descriptor can do: tell its kind and cost, and go to an executor.
+//! An operation as a value: one list of all of them, which makes the enum, the kinds, their numbers in the C ABI, their names
+//! and what is common to all. Whoever holds a value may run it, because descriptors are checked where they are made.
 
 use crate::attention::{AttentionDecode, AttentionPrefill};
-use crate::error::Result;
-use crate::executor::Executor;
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
     grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_codes::LinearCodes,
     linear_to_codes::LinearToCodes, matmul::Matmul, rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
     Cost,
 };
-use crate::stream::RawHandle;
 use crate::tensor::Tensor;
 use std::ffi::CStr;
 
 /// The cost of a call, from numbers that it read in device memory.
 pub type CostOf = Box<dyn FnOnce(&[i32]) -> Cost + Send>;
 
-pub trait Operation {
-    const KIND: OperationKind;
-
-    /// An upper bound where `cost_by_content` says more.
-    fn cost(&self) -> Cost;
-
-    /// The I32 vector in device memory that decides on what the operation must read, and the cost once it is known. Asked
-    /// for by profiling alone.
-    fn cost_by_content(&self) -> Option<(Tensor, CostOf)> {
-        None
-    }
-
-    /// Queues the operation on the stream.
-    fn queue(&self, executor: &dyn Executor, stream: RawHandle) -> Result<()>;
-}
-
+/// Each line is a kind, its number in the C ABI, its name, how profilers show it, and further descriptors that count as it.
 macro_rules! operations {
-    ($($kind:ident = $number:literal, $method:ident, $label:literal $(, $by_content:ident)?;)+) => {
+    ($($kind:ident = $number:literal, $name:ident, $label:literal $(, $further:ident)*;)+) => {
         /// The numbers are the C ABI's `NVB_OPERATION_…`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u32)]
@@ -47,7 +30,7 @@ macro_rules! operations {
             /// "linear"
             pub fn name(self) -> &'static str {
                 match self {
-                    $(OperationKind::$kind => stringify!($method),)+
+                    $(OperationKind::$kind => stringify!($name),)+
                 }
             }
 
@@ -59,32 +42,47 @@ macro_rules! operations {
             }
         }
 
-        $(impl Operation for $kind {
-            const KIND: OperationKind = OperationKind::$kind;
+        /// A checked descriptor of any operation. It names device memory and owns none.
+        #[derive(Debug, Clone)]
+        #[expect(clippy::large_enum_variant, reason = "a box would allocate in each call")]
+        pub enum Operation {
+            $($kind($kind), $($further($further),)*)+
+        }
 
-            fn cost(&self) -> Cost {
-                $kind::cost(self)
+        impl Operation {
+            pub fn kind(&self) -> OperationKind {
+                match self {
+                    $(Operation::$kind(_) $(| Operation::$further(_))* => OperationKind::$kind,)+
+                }
             }
 
-            $(fn $by_content(&self) -> Option<(Tensor, CostOf)> {
-                Some($kind::$by_content(self))
-            })?
-
-            fn queue(&self, executor: &dyn Executor, stream: RawHandle) -> Result<()> {
-                executor.$method(self, stream)
+            /// An upper bound where `cost_by_content` says more.
+            pub fn cost(&self) -> Cost {
+                match self {
+                    $(Operation::$kind(op) => op.cost(), $(Operation::$further(op) => op.cost(),)*)+
+                }
             }
-        })+
+        }
+
+        $(operations!(@from $kind); $(operations!(@from $further);)*)+
+    };
+    (@from $descriptor:ident) => {
+        impl From<$descriptor> for Operation {
+            fn from(op: $descriptor) -> Operation {
+                Operation::$descriptor(op)
+            }
+        }
     };
 }
 
 operations! {
     Embedding = 0, embedding, c"nvbackend::embedding";
     RmsNorm = 1, rms_norm, c"nvbackend::rms_norm";
-    Linear = 2, linear, c"nvbackend::linear";
+    Linear = 2, linear, c"nvbackend::linear", LinearCodes, LinearToCodes;
     GatedActivation = 3, gated_activation, c"nvbackend::gated_activation";
     Rope = 4, rope, c"nvbackend::rope";
     AttentionPrefill = 5, attention_prefill, c"nvbackend::attention_prefill";
-    AttentionDecode = 6, attention_decode, c"nvbackend::attention_decode", cost_by_content;
+    AttentionDecode = 6, attention_decode, c"nvbackend::attention_decode";
     Softmax = 7, softmax, c"nvbackend::softmax";
     Elementwise = 8, elementwise, c"nvbackend::elementwise";
     Argmax = 9, argmax, c"nvbackend::argmax";
@@ -94,29 +92,14 @@ operations! {
     GroupedLinear = 13, grouped_linear, c"nvbackend::grouped_linear";
 }
 
-/// A linear operation like others to whoever counts them.
-impl Operation for LinearCodes {
-    const KIND: OperationKind = OperationKind::Linear;
-
-    fn cost(&self) -> Cost {
-        LinearCodes::cost(self)
-    }
-
-    fn queue(&self, executor: &dyn Executor, stream: RawHandle) -> Result<()> {
-        executor.linear_codes(self, stream)
-    }
-}
-
-/// As that one.
-impl Operation for LinearToCodes {
-    const KIND: OperationKind = OperationKind::Linear;
-
-    fn cost(&self) -> Cost {
-        LinearToCodes::cost(self)
-    }
-
-    fn queue(&self, executor: &dyn Executor, stream: RawHandle) -> Result<()> {
-        executor.linear_to_codes(self, stream)
+impl Operation {
+    /// The I32 vector in device memory that decides on what the operation must read, and the cost once it is known. Asked
+    /// for by profiling alone.
+    pub fn cost_by_content(&self) -> Option<(Tensor, CostOf)> {
+        match self {
+            Operation::AttentionDecode(op) => Some(op.cost_by_content()),
+            _ => None,
+        }
     }
 }
 

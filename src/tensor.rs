@@ -327,6 +327,48 @@ impl Matrix {
     }
 }
 
+/// A tensor seen as vectors of contiguous elements, one for each token and head, the form that attention works on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Heads {
+    pub data: *mut c_void,
+    pub dtype: DType,
+    pub tokens: usize,
+    pub heads: usize,
+    pub head_dim: usize,
+    /// In elements.
+    pub token_stride: usize,
+    /// In elements.
+    pub head_stride: usize,
+}
+
+// SAFETY: as for `Tensor`: an address and its description, dereferenced only by executors.
+unsafe impl Send for Heads {}
+// SAFETY: as above.
+unsafe impl Sync for Heads {}
+
+impl Heads {
+    /// Of a tensor [tokens, heads, head_dim].
+    pub fn new(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
+        tensor.expect_float(name)?;
+        tensor.expect_rank(name, 3)?;
+        tensor.expect_readable(name)?;
+        let Tensor { data, dtype, shape, strides, .. } = tensor;
+        if shape[0] != tokens || shape[2] != head_dim {
+            return Err(Error::invalid(format!(
+                "tensor `{name}` has shape {:?}; [{tokens}, heads, {head_dim}] is needed",
+                tensor.shape()
+            )));
+        }
+        Ok(Heads { data, dtype, tokens, heads: shape[1], head_dim, token_stride: strides[0], head_stride: strides[1] })
+    }
+
+    /// [tokens, heads, head_dim]
+    pub fn tensor(&self) -> Tensor {
+        let shape = [self.tokens, self.heads, self.head_dim];
+        Tensor::new(self.data, self.dtype, &shape).with_strides(&[self.token_stride, self.head_stride, 1])
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

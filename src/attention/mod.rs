@@ -15,8 +15,8 @@ pub mod kv_cache;
 use crate::allocation::{collected, with_room};
 use crate::error::{Error, Result, Status};
 use crate::operation::CostOf;
-use crate::ops::{expect_extent, rope::Heads, Cost};
-use crate::tensor::{DType, Tensor};
+use crate::ops::{expect_extent, Cost};
+use crate::tensor::{DType, Heads, Tensor};
 use kv_cache::CacheLayer;
 use std::ffi::c_void;
 
@@ -255,10 +255,10 @@ impl AttentionPrefill {
                 (key, value, collected(spans, SEQUENCES)?)
             }
         };
-        if query.tensor.dtype != key.dtype && query.tensor.dtype != DType::F32 {
+        if query.dtype != key.dtype && query.dtype != DType::F32 {
             return Err(Error::invalid(format!(
                 "`query` has dtype {}; f32 or the keys' {} is needed",
-                query.tensor.dtype, key.dtype
+                query.dtype, key.dtype
             )));
         }
         let mut sequences = with_room(count, SEQUENCES)?;
@@ -298,14 +298,7 @@ impl AttentionPrefill {
             rows += span.query_count;
             keys += last.1.saturating_sub(first.0);
         }
-        self.config.cost(
-            pairs,
-            rows,
-            keys,
-            [self.query.tensor.dtype, self.output.tensor.dtype],
-            self.key.dtype,
-            self.lse,
-        )
+        self.config.cost(pairs, rows, keys, [self.query.dtype, self.output.dtype], self.key.dtype, self.lse)
     }
 }
 
@@ -333,10 +326,10 @@ impl AttentionDecode {
         let output = output_heads(&config, output, rows)?;
         check_lse(lse, rows, config.query_heads)?;
         cache.check(&config)?;
-        if query.tensor.dtype != cache.dtype && query.tensor.dtype != DType::F32 {
+        if query.dtype != cache.dtype && query.dtype != DType::F32 {
             return Err(Error::invalid(format!(
                 "`query` has dtype {}; f32 or the cache's {} is needed",
-                query.tensor.dtype, cache.dtype
+                query.dtype, cache.dtype
             )));
         }
         for (name, tensor) in [("positions", Some(positions)), ("slots", slots)] {
@@ -347,7 +340,7 @@ impl AttentionDecode {
         }
         for (name, tensor) in [("positions", Some(positions)), ("slots", slots)] {
             let Some(tensor) = tensor else { continue };
-            tensor.expect_apart(name, "output", &output.tensor)?;
+            tensor.expect_apart(name, "output", &output.tensor())?;
             if let Some(lse) = &lse {
                 tensor.expect_apart(name, "lse", lse)?;
             }
@@ -368,7 +361,7 @@ impl AttentionDecode {
 
     /// An upper bound: every row is taken to be max_kv_length long.
     pub fn cost(&self) -> Cost {
-        let rows = self.query.tensor.shape[0];
+        let rows = self.query.tokens;
         let (begin, end) = self.config.visible(self.max_kv_length - 1, self.max_kv_length);
         self.cost_of_keys((end - begin) * rows)
     }
@@ -389,8 +382,8 @@ impl AttentionDecode {
 
     /// `keys` of all rows together.
     fn cost_of_keys(&self, keys: usize) -> Cost {
-        let rows = self.query.tensor.shape[0];
-        let dtypes = [self.query.tensor.dtype, self.output.tensor.dtype];
+        let rows = self.query.tokens;
+        let dtypes = [self.query.dtype, self.output.dtype];
         let Cost { operations, bytes } = self.config.cost(keys as f64, rows, keys, dtypes, self.cache.dtype, self.lse);
         let indices = 1 + usize::from(self.slots.is_some());
         Cost { operations, bytes: bytes + (rows * indices * DType::I32.size()) as f64 }

@@ -202,7 +202,7 @@ pub unsafe extern "C" fn nvb_attention_prefill(
             let source = KeySource::Cache { layer, slots, kv_lengths };
             AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
         };
-        backend.queue(&op, &stream)
+        backend.queue(op, &stream)
     })
 }
 
@@ -241,6 +241,6 @@ pub unsafe extern "C" fn nvb_attention_decode(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let (_cache, layer) = layer_to_use(backend, args.cache, args.layer)?;
-        backend.queue(&decode_of(Reading::Memory(backend), &object, &args, layer)?, &stream)
+        backend.queue(decode_of(Reading::Memory(backend), &object, &args, layer)?, &stream)
     })
 }

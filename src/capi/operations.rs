@@ -252,7 +252,7 @@ pub unsafe extern "C" fn nvb_embedding(
         let (_table, table) = weight_to_read(&backend, args.table)?;
         let tokens = device_tensor(&backend, "tokens", &args.tokens)?;
         let output = device_tensor(&backend, "output", &args.output)?;
-        backend.queue(&Embedding::new(tokens, table, or(args.scale, 1.0), output)?, &stream)
+        backend.queue(Embedding::new(tokens, table, or(args.scale, 1.0), output)?, &stream)
     })
 }
 
@@ -278,7 +278,7 @@ pub unsafe extern "C" fn nvb_rms_norm(
             quantized_output: optional_quantized_rows(&backend, "quantized_output", &args.quantized_output)?,
         };
         let op = RmsNorm::new(tensors, or(args.epsilon, 1e-6), args.weight_offset)?;
-        backend.queue(&op, &stream)
+        backend.queue(op, &stream)
     })
 }
 
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn nvb_layer_norm(
             bias: optional_device_tensor(&backend, "bias", &args.bias)?,
             output: optional_device_tensor(&backend, "output", &args.output)?,
         };
-        backend.queue(&LayerNorm::new(tensors, or(args.epsilon, 1e-5))?, &stream)
+        backend.queue(LayerNorm::new(tensors, or(args.epsilon, 1e-5))?, &stream)
     })
 }
 
@@ -367,9 +367,9 @@ pub unsafe extern "C" fn nvb_linear(
         let args = unsafe { read(args)? };
         let (_weight, weight) = weight_to_read(&backend, args.weight)?;
         match linear_of(Reading::Memory(&backend), &args, weight)? {
-            LinearCall::Floats(op) => backend.queue(&op, &stream),
-            LinearCall::Codes(op) => backend.queue(&op, &stream),
-            LinearCall::ToCodes(op) => backend.queue(&op, &stream),
+            LinearCall::Floats(op) => backend.queue(op, &stream),
+            LinearCall::Codes(op) => backend.queue(op, &stream),
+            LinearCall::ToCodes(op) => backend.queue(op, &stream),
         }
     })
 }
@@ -393,7 +393,7 @@ pub unsafe extern "C" fn nvb_gated_activation(
             optional_device_tensor(&backend, "output", &args.output)?,
             optional_quantized_rows(&backend, "quantized_output", &args.quantized_output)?,
         )?;
-        backend.queue(&op, &stream)
+        backend.queue(op, &stream)
     })
 }
 
@@ -434,7 +434,7 @@ pub unsafe extern "C" fn nvb_rope(
             }),
             append: cache.as_ref().map(|(_, cache)| Append { cache: *cache, slots }),
         })?;
-        backend.queue(&op, &stream)
+        backend.queue(op, &stream)
     })
 }
 
@@ -467,6 +467,6 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
             rotation: None,
             append: Some(Append { cache, slots }),
         })?;
-        backend.queue(&op, &stream)
+        backend.queue(op, &stream)
     })
 }

@@ -109,7 +109,7 @@ pub unsafe extern "C" fn nvb_matmul(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        backend.queue(&matmul_of(Reading::Memory(&backend), &args)?, &stream)
+        backend.queue(matmul_of(Reading::Memory(&backend), &args)?, &stream)
     })
 }
 
@@ -128,6 +128,6 @@ pub unsafe extern "C" fn nvb_grouped_linear(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let (_weight, weight) = weight_to_read(&backend, args.weight)?;
-        backend.queue(&grouped_linear_of(Reading::Memory(&backend), &args, weight)?, &stream)
+        backend.queue(grouped_linear_of(Reading::Memory(&backend), &args, weight)?, &stream)
     })
 }

@@ -99,7 +99,7 @@ pub unsafe extern "C" fn nvb_softmax(
         expect_reserved(args.reserved)?;
         let input = device_tensor(&backend, "input", &args.input)?;
         let output = device_tensor(&backend, "output", &args.output)?;
-        backend.queue(&Softmax::new(input, output, or(args.scale, 1.0))?, &stream)
+        backend.queue(Softmax::new(input, output, or(args.scale, 1.0))?, &stream)
     })
 }
 
@@ -115,7 +115,7 @@ fn elementwise(
     let input = device_tensor(&backend, "input", &args.input)?;
     let second = optional_device_tensor(&backend, "second", &args.second)?;
     let output = device_tensor(&backend, "output", &args.output)?;
-    backend.queue(&Elementwise::new(kind(&args)?, input, second, output)?, &stream)
+    backend.queue(Elementwise::new(kind(&args)?, input, second, output)?, &stream)
 }
 
 /// Queues output = input + second. As all elementwise operations: f32 inside, one rounding at the store; does not
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn nvb_argmax(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        backend.queue(&argmax_of(Reading::Memory(&backend), &args)?, &stream)
+        backend.queue(argmax_of(Reading::Memory(&backend), &args)?, &stream)
     })
 }
 
@@ -228,6 +228,6 @@ pub unsafe extern "C" fn nvb_sample(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        backend.queue(&sample_of(Reading::Memory(&backend), &args)?, &stream)
+        backend.queue(sample_of(Reading::Memory(&backend), &args)?, &stream)
     })
 }

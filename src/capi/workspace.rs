@@ -12,7 +12,6 @@ use super::stream::{nvb_stream, STREAMS};
 use super::structs::{expect_out, read, write_out};
 use super::tensor::Reading;
 use super::weight::weight_of;
-use crate::executor::Workspaced;
 use std::ffi::c_void;
 
 /// Gives the stream `bytes` at `data` as the workspace of all its operations, which from now on allocate none; NULL and 0
@@ -58,9 +57,9 @@ pub unsafe extern "C" fn nvb_linear_get_workspace_size(
         let args = unsafe { read(args)? };
         let (_weight, weight) = weight_of(&backend, args.weight)?;
         let needed = match linear_of(Reading::Shape, &args, weight)? {
-            LinearCall::Floats(op) => backend.executor().workspace_bytes(Workspaced::Linear(&op))?,
-            LinearCall::Codes(op) => backend.executor().workspace_bytes(Workspaced::LinearCodes(&op))?,
-            LinearCall::ToCodes(op) => backend.executor().workspace_bytes(Workspaced::LinearToCodes(&op))?,
+            LinearCall::Floats(op) => backend.executor().workspace_bytes(&op.into())?,
+            LinearCall::Codes(op) => backend.executor().workspace_bytes(&op.into())?,
+            LinearCall::ToCodes(op) => backend.executor().workspace_bytes(&op.into())?,
         };
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
@@ -82,7 +81,7 @@ pub unsafe extern "C" fn nvb_grouped_linear_get_workspace_size(
         let args = unsafe { read(args)? };
         let (_weight, weight) = weight_of(&backend, args.weight)?;
         let op = grouped_linear_of(Reading::Shape, &args, weight)?;
-        let needed = backend.executor().workspace_bytes(Workspaced::GroupedLinear(&op))?;
+        let needed = backend.executor().workspace_bytes(&op.into())?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })
@@ -101,7 +100,7 @@ pub unsafe extern "C" fn nvb_matmul_get_workspace_size(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let op = matmul_of(Reading::Shape, &args)?;
-        let needed = backend.executor().workspace_bytes(Workspaced::Matmul(&op))?;
+        let needed = backend.executor().workspace_bytes(&op.into())?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })
@@ -122,7 +121,7 @@ pub unsafe extern "C" fn nvb_attention_decode_get_workspace_size(
         let args = unsafe { read(args)? };
         let (_cache, layer) = layer_of(&object.backend, args.cache, args.layer)?;
         let op = decode_of(Reading::Shape, &object, &args, layer)?;
-        let needed = object.backend.executor().workspace_bytes(Workspaced::AttentionDecode(&op))?;
+        let needed = object.backend.executor().workspace_bytes(&op.into())?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })
@@ -141,7 +140,7 @@ pub unsafe extern "C" fn nvb_argmax_get_workspace_size(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let op = argmax_of(Reading::Shape, &args)?;
-        let needed = backend.executor().workspace_bytes(Workspaced::Argmax(&op))?;
+        let needed = backend.executor().workspace_bytes(&op.into())?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })
@@ -160,7 +159,7 @@ pub unsafe extern "C" fn nvb_sample_get_workspace_size(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let op = sample_of(Reading::Shape, &args)?;
-        let needed = backend.executor().workspace_bytes(Workspaced::Sample(&op))?;
+        let needed = backend.executor().workspace_bytes(&op.into())?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })

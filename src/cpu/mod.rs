@@ -41,23 +41,12 @@ mod testing_quantized;
 pub mod threads;
 mod virtual_memory;
 
-use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::error::{Error, Result, Status};
 use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor, VirtualMemory};
-use crate::ops::argmax::Argmax;
-use crate::ops::elementwise::Elementwise;
-use crate::ops::embedding::Embedding;
-use crate::ops::gated_activation::GatedActivation;
-use crate::ops::grouped_linear::GroupedLinear;
-use crate::ops::layer_norm::LayerNorm;
+use crate::operation::Operation;
 use crate::ops::linear::Linear;
 use crate::ops::linear_codes::LinearCodes;
-use crate::ops::linear_to_codes::{LinearProduct, LinearToCodes};
-use crate::ops::matmul::Matmul;
-use crate::ops::rms_norm::RmsNorm;
-use crate::ops::rope::Rope;
-use crate::ops::sample::Sample;
-use crate::ops::softmax::Softmax;
+use crate::ops::linear_to_codes::LinearProduct;
 use crate::registry::choices::{Choice, Choices, Rounding};
 use crate::registry::{kernels_of, KernelId, Way};
 use crate::stream::RawHandle;
@@ -102,6 +91,18 @@ impl CpuExecutor {
             workspace: Mutex::new(Vec::new()),
             streams: AtomicUsize::new(1),
             choices: Choices::new(DeviceKind::Cpu, Rounding::Never, false),
+        })
+    }
+
+    fn linear(&self, op: &Linear) {
+        let columns = self.choices.of(op).find_map(|choice| task_columns(op, &choice));
+        linear::linear_in_columns(&self.threads, op, columns.unwrap_or(0));
+    }
+
+    fn linear_codes(&self, op: &LinearCodes) -> Result<()> {
+        linear_codes::linear_codes(op, |op| {
+            self.linear(op);
+            Ok(())
         })
     }
 }
@@ -237,30 +238,37 @@ impl Executor for CpuExecutor {
         Ok(if end >= start { milliseconds(start, end) } else { -milliseconds(end, start) })
     }
 
-    fn embedding(&self, op: &Embedding, _stream: RawHandle) -> Result<()> {
-        embedding::embedding(&self.threads, op)
-    }
-
-    fn rms_norm(&self, op: &RmsNorm, _stream: RawHandle) -> Result<()> {
-        rms_norm::rms_norm(&self.threads, op);
+    fn run(&self, op: &Operation, _stream: RawHandle) -> Result<()> {
+        match op {
+            Operation::Embedding(op) => return embedding::embedding(&self.threads, op),
+            Operation::RmsNorm(op) => rms_norm::rms_norm(&self.threads, op),
+            Operation::LayerNorm(op) => layer_norm::layer_norm(&self.threads, op),
+            Operation::GatedActivation(op) => gated_activation::gated_activation(&self.threads, op),
+            Operation::Rope(op) => return rope::rope(&self.threads, op),
+            Operation::AttentionPrefill(op) => return attention::prefill::prefill(&self.threads, op),
+            Operation::AttentionDecode(op) => {
+                let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+                return attention::decode::decode(&self.threads, op, &mut workspace);
+            }
+            Operation::Softmax(op) => softmax::softmax(&self.threads, op),
+            Operation::Elementwise(op) => elementwise::elementwise(&self.threads, op),
+            Operation::Linear(op) => self.linear(op),
+            Operation::LinearCodes(op) => return self.linear_codes(op),
+            Operation::LinearToCodes(op) => {
+                return linear_to_codes::linear_to_codes(&self.threads, op, |product| match product {
+                    LinearProduct::Floats(op) => {
+                        self.linear(op);
+                        Ok(())
+                    }
+                    LinearProduct::Codes(op) => self.linear_codes(op),
+                })
+            }
+            Operation::GroupedLinear(op) => return grouped_linear::grouped_linear(&self.threads, op),
+            Operation::Matmul(op) => matmul::matmul(&self.threads, op),
+            Operation::Argmax(op) => argmax::argmax(&self.threads, op),
+            Operation::Sample(op) => return sample::sample(&self.threads, op),
+        }
         Ok(())
-    }
-
-    fn linear(&self, op: &Linear, _stream: RawHandle) -> Result<()> {
-        let columns = self.choices.of(op).find_map(|choice| task_columns(op, &choice));
-        linear::linear_in_columns(&self.threads, op, columns.unwrap_or(0));
-        Ok(())
-    }
-
-    fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()> {
-        linear_codes::linear_codes(op, |op| self.linear(op, stream))
-    }
-
-    fn linear_to_codes(&self, op: &LinearToCodes, stream: RawHandle) -> Result<()> {
-        linear_to_codes::linear_to_codes(&self.threads, op, |product| match product {
-            LinearProduct::Floats(op) => self.linear(op, stream),
-            LinearProduct::Codes(op) => self.linear_codes(op, stream),
-        })
     }
 
     fn choices(&self) -> &Choices {
@@ -290,56 +298,5 @@ impl Executor for CpuExecutor {
     fn linear_reference(&self, op: &Linear, _stream: RawHandle) -> Result<()> {
         linear::reference(op);
         Ok(())
-    }
-
-    fn gated_activation(&self, op: &GatedActivation, _stream: RawHandle) -> Result<()> {
-        gated_activation::gated_activation(&self.threads, op);
-        Ok(())
-    }
-
-    fn rope(&self, op: &Rope, _stream: RawHandle) -> Result<()> {
-        rope::rope(&self.threads, op)
-    }
-
-    fn attention_prefill(&self, op: &AttentionPrefill, _stream: RawHandle) -> Result<()> {
-        attention::prefill::prefill(&self.threads, op)
-    }
-
-    fn attention_decode(&self, op: &AttentionDecode, _stream: RawHandle) -> Result<()> {
-        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        attention::decode::decode(&self.threads, op, &mut workspace)
-    }
-
-    fn softmax(&self, op: &Softmax, _stream: RawHandle) -> Result<()> {
-        softmax::softmax(&self.threads, op);
-        Ok(())
-    }
-
-    fn elementwise(&self, op: &Elementwise, _stream: RawHandle) -> Result<()> {
-        elementwise::elementwise(&self.threads, op);
-        Ok(())
-    }
-
-    fn argmax(&self, op: &Argmax, _stream: RawHandle) -> Result<()> {
-        argmax::argmax(&self.threads, op);
-        Ok(())
-    }
-
-    fn sample(&self, op: &Sample, _stream: RawHandle) -> Result<()> {
-        sample::sample(&self.threads, op)
-    }
-
-    fn layer_norm(&self, op: &LayerNorm, _stream: RawHandle) -> Result<()> {
-        layer_norm::layer_norm(&self.threads, op);
-        Ok(())
-    }
-
-    fn matmul(&self, op: &Matmul, _stream: RawHandle) -> Result<()> {
-        matmul::matmul(&self.threads, op);
-        Ok(())
-    }
-
-    fn grouped_linear(&self, op: &GroupedLinear, _stream: RawHandle) -> Result<()> {
-        grouped_linear::grouped_linear(&self.threads, op)
     }
 }

@@ -7,8 +7,8 @@ use super::threads::Threads;
 use crate::attention::kv_cache::CacheLayer;
 use crate::attention::MAX_HEAD_DIM;
 use crate::error::Result;
-use crate::ops::rope::{Append, Heads, Rope, Rotation};
-use crate::tensor::{DType, Tensor};
+use crate::ops::rope::{Append, Rope, Rotation};
+use crate::tensor::{DType, Heads, Tensor};
 use std::ops::Range;
 
 const MAX_PAIRS: usize = MAX_HEAD_DIM / 2;

@@ -3,8 +3,7 @@
 
 use super::simd::{with_float, Simd, VectorElement};
 use super::threads::{Scratch, Threads};
-use crate::ops::rope::Heads;
-use crate::tensor::{DType, Element, Matrix, Tensor};
+use crate::tensor::{DType, Element, Heads, Matrix, Tensor};
 use std::ops::Range;
 
 #[derive(Clone, Copy)]
@@ -25,7 +24,7 @@ impl Row {
     }
 
     pub fn head(heads: &Heads, token: usize, head: usize) -> Row {
-        Row::vector(&heads.tensor).skip(token * heads.token_stride + head * heads.head_stride)
+        Row::raw(heads.data, heads.dtype).skip(token * heads.token_stride + head * heads.head_stride)
     }
 
     pub fn raw(data: *mut std::ffi::c_void, dtype: DType) -> Row {

@@ -116,10 +116,10 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
             };
         }
         let params = PrefillParams {
-            query: op.query.tensor.data,
+            query: op.query.data,
             key: op.key.data,
             value: op.value.data,
-            output: op.output.tensor.data,
+            output: op.output.data,
             lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
             query_token_stride: op.query.token_stride as i64,
             query_head_stride: op.query.head_stride as i64,
@@ -129,9 +129,9 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
             value_token_stride: op.value.token_stride as i64,
             output_token_stride: op.output.token_stride as i64,
             output_head_stride: op.output.head_stride as i64,
-            query_dtype: op.query.tensor.dtype as u32,
+            query_dtype: op.query.dtype as u32,
             kv_dtype: op.key.dtype as u32,
-            output_dtype: op.output.tensor.dtype as u32,
+            output_dtype: op.output.dtype as u32,
             sequences: spans.len() as i32,
             query_heads: query_heads as i32,
             kv_heads: kv_heads as i32,
@@ -151,7 +151,7 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
 
 /// What `decode` keeps in scratch. The context is current.
 pub(super) fn decode_needs(executor: &CudaExecutor, op: &AttentionDecode) -> Needs {
-    let rows = op.query.tensor.shape[0];
+    let rows = op.query.tokens;
     if rows == 0 {
         return Needs::none();
     }
@@ -163,7 +163,7 @@ pub(super) fn decode_needs(executor: &CudaExecutor, op: &AttentionDecode) -> Nee
 }
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
-    if op.query.tensor.shape[0] == 0 {
+    if op.query.tokens == 0 {
         return Ok(());
     }
     let _guard = executor.enter()?;
@@ -184,12 +184,12 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
 fn decode_params(op: &AttentionDecode) -> DecodeParams {
     let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = op.config;
     DecodeParams {
-        query: op.query.tensor.data,
+        query: op.query.data,
         key: op.cache.key,
         value: op.cache.value,
         positions: op.positions.data,
         slots: op.slots.map_or(std::ptr::null_mut(), |slots| slots.data),
-        output: op.output.tensor.data,
+        output: op.output.data,
         lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
         workspace: std::ptr::null_mut(),
         counters: std::ptr::null_mut(),
@@ -203,10 +203,10 @@ fn decode_params(op: &AttentionDecode) -> DecodeParams {
         value_token_stride: op.cache.head_dim as i64,
         output_token_stride: op.output.token_stride as i64,
         output_head_stride: op.output.head_stride as i64,
-        query_dtype: op.query.tensor.dtype as u32,
+        query_dtype: op.query.dtype as u32,
         kv_dtype: op.cache.dtype as u32,
-        output_dtype: op.output.tensor.dtype as u32,
-        sequences: op.query.tensor.shape[0] as i32,
+        output_dtype: op.output.dtype as u32,
+        sequences: op.query.tokens as i32,
         query_heads: query_heads as i32,
         kv_heads: kv_heads as i32,
         head_dim: head_dim as i32,

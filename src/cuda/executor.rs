@@ -11,31 +11,15 @@ use super::peer::Peers;
 use super::pinned;
 use super::scratch::{expect_room, Scratch, StreamScratch};
 use super::virtual_memory::Ranges;
-use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::backend::BackendOptions;
 use crate::error::{Error, Result, Status};
 use crate::executor::{
     wait_past_captures, CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory,
-    Workspaced,
 };
-use crate::ops::{
-    argmax::Argmax,
-    dequantize::Dequantize,
-    elementwise::Elementwise,
-    embedding::Embedding,
-    gated_activation::GatedActivation,
-    grouped_linear::GroupedLinear,
-    layer_norm::LayerNorm,
-    linear::Linear,
-    linear_codes::LinearCodes,
-    linear_to_codes::LinearToCodes,
-    matmul::Matmul,
-    quantize::{Quantize, Quantized},
-    rms_norm::RmsNorm,
-    rope::Rope,
-    sample::Sample,
-    softmax::Softmax,
-};
+use crate::operation::Operation;
+use crate::ops::dequantize::Dequantize;
+use crate::ops::linear::Linear;
+use crate::ops::quantize::{Quantize, Quantized};
 use crate::registry::choices::{Choice, Choices};
 use crate::registry::KernelId;
 use crate::stream::RawHandle;
@@ -171,9 +155,9 @@ impl CudaExecutor {
 
     /// Refuses an operation for which the workspace that the caller has set for the stream is too small, before anything is
     /// queued.
-    fn expect_workspace(&self, call: Workspaced<'_>, stream: RawHandle) -> Result<()> {
+    pub(super) fn expect_workspace(&self, op: &Operation, stream: RawHandle) -> Result<()> {
         let Some(given) = self.scratch.callers_bytes(stream) else { return Ok(()) };
-        expect_room(self.workspace_bytes(call)?, given)
+        expect_room(self.workspace_bytes(op)?, given)
     }
 
     /// The stream's workspace; lock it until the launch that uses it is queued.
@@ -375,9 +359,9 @@ impl Executor for CudaExecutor {
         self.scratch.release(stream, self);
     }
 
-    fn workspace_bytes(&self, call: Workspaced<'_>) -> Result<usize> {
+    fn workspace_bytes(&self, op: &Operation) -> Result<usize> {
         let _guard = self.enter()?;
-        Ok(super::needs::bytes(self, call))
+        Ok(super::needs::bytes(self, op))
     }
 
     unsafe fn stream_set_workspace(&self, stream: RawHandle, data: *mut c_void, bytes: usize) -> Result<()> {
@@ -487,27 +471,8 @@ impl Executor for CudaExecutor {
         self.pool.share_with(ordinal, &self.context)
     }
 
-    fn embedding(&self, op: &Embedding, stream: RawHandle) -> Result<()> {
-        super::embedding::run(self, op, stream)
-    }
-
-    fn rms_norm(&self, op: &RmsNorm, stream: RawHandle) -> Result<()> {
-        super::rms_norm::run(self, op, stream)
-    }
-
-    fn linear(&self, op: &Linear, stream: RawHandle) -> Result<()> {
-        self.expect_workspace(Workspaced::Linear(op), stream)?;
-        super::linear::run(self, op, stream)
-    }
-
-    fn linear_codes(&self, op: &LinearCodes, stream: RawHandle) -> Result<()> {
-        self.expect_workspace(Workspaced::LinearCodes(op), stream)?;
-        super::linear_codes::run(self, op, stream)
-    }
-
-    fn linear_to_codes(&self, op: &LinearToCodes, stream: RawHandle) -> Result<()> {
-        self.expect_workspace(Workspaced::LinearToCodes(op), stream)?;
-        super::linear_to_codes::run(self, op, stream)
+    fn run(&self, op: &Operation, stream: RawHandle) -> Result<()> {
+        super::operation::run(self, op, stream)
     }
 
     fn choices(&self) -> &Choices {
@@ -536,55 +501,6 @@ impl Executor for CudaExecutor {
 
     fn linear_reference(&self, op: &Linear, stream: RawHandle) -> Result<()> {
         super::linear_choice::reference(self, op, stream)
-    }
-
-    fn gated_activation(&self, op: &GatedActivation, stream: RawHandle) -> Result<()> {
-        super::gated_activation::run(self, op, stream)
-    }
-
-    fn rope(&self, op: &Rope, stream: RawHandle) -> Result<()> {
-        super::rope::run(self, op, stream)
-    }
-
-    fn attention_prefill(&self, op: &AttentionPrefill, stream: RawHandle) -> Result<()> {
-        super::attention::prefill(self, op, stream)
-    }
-
-    fn attention_decode(&self, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
-        self.expect_workspace(Workspaced::AttentionDecode(op), stream)?;
-        super::attention::decode(self, op, stream)
-    }
-
-    fn softmax(&self, op: &Softmax, stream: RawHandle) -> Result<()> {
-        super::softmax::run(self, op, stream)
-    }
-
-    fn elementwise(&self, op: &Elementwise, stream: RawHandle) -> Result<()> {
-        super::elementwise::run(self, op, stream)
-    }
-
-    fn argmax(&self, op: &Argmax, stream: RawHandle) -> Result<()> {
-        self.expect_workspace(Workspaced::Argmax(op), stream)?;
-        super::argmax::run(self, op, stream)
-    }
-
-    fn sample(&self, op: &Sample, stream: RawHandle) -> Result<()> {
-        self.expect_workspace(Workspaced::Sample(op), stream)?;
-        super::sample::run(self, op, stream)
-    }
-
-    fn layer_norm(&self, op: &LayerNorm, stream: RawHandle) -> Result<()> {
-        super::layer_norm::run(self, op, stream)
-    }
-
-    fn matmul(&self, op: &Matmul, stream: RawHandle) -> Result<()> {
-        self.expect_workspace(Workspaced::Matmul(op), stream)?;
-        super::matmul::run(self, op, stream)
-    }
-
-    fn grouped_linear(&self, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
-        self.expect_workspace(Workspaced::GroupedLinear(op), stream)?;
-        super::grouped_linear::run(self, op, stream)
     }
 
     fn dequantize(&self, op: &Dequantize, stream: RawHandle) -> Result<bool> {

@@ -33,6 +33,7 @@ mod memory_pool;
 mod needs;
 mod norm;
 mod numa;
+mod operation;
 mod peer;
 mod pinned;
 mod pointer;

@@ -3,7 +3,7 @@
 use super::executor::CudaExecutor;
 use super::scratch::{Purpose, ALIGNMENT};
 use super::{argmax, attention, grouped_linear, linear_needs, linear_to_codes, matmul, sample};
-use crate::executor::Workspaced;
+use crate::operation::Operation;
 
 /// The first bytes of a caller's workspace: counters, which stay zero between operations whatever else the workspace
 /// holds, also when a graph that was captured with it is replayed in between. Enough for 3,855 query heads of a batch;
@@ -66,22 +66,23 @@ impl Needs {
 }
 
 /// Of a workspace for this operation. The context is current.
-pub(super) fn bytes(executor: &CudaExecutor, call: Workspaced<'_>) -> usize {
-    match call {
-        Workspaced::Linear(op) => linear_needs::of(executor, op).total(),
-        Workspaced::LinearCodes(op) => {
+pub(super) fn bytes(executor: &CudaExecutor, op: &Operation) -> usize {
+    match op {
+        Operation::Linear(op) => linear_needs::of(executor, op).total(),
+        Operation::LinearCodes(op) => {
             let (product, inputs) = linear_needs::of_codes(executor, op);
             product.total_with(&[inputs])
         }
-        Workspaced::LinearToCodes(op) => {
+        Operation::LinearToCodes(op) => {
             let (product, inputs) = linear_needs::of_parts(executor, op);
             product.total_with(&[inputs, linear_to_codes::needs(op)])
         }
-        Workspaced::GroupedLinear(op) => grouped_linear::needs(executor, op).total(),
-        Workspaced::Matmul(op) => matmul::needs(executor, op).total(),
-        Workspaced::AttentionDecode(op) => attention::decode_needs(executor, op).total(),
-        Workspaced::Argmax(op) => argmax::needs(executor, op).total(),
-        Workspaced::Sample(op) => sample::needs(executor, op).total(),
+        Operation::GroupedLinear(op) => grouped_linear::needs(executor, op).total(),
+        Operation::Matmul(op) => matmul::needs(executor, op).total(),
+        Operation::AttentionDecode(op) => attention::decode_needs(executor, op).total(),
+        Operation::Argmax(op) => argmax::needs(executor, op).total(),
+        Operation::Sample(op) => sample::needs(executor, op).total(),
+        _ => 0,
     }
 }
 

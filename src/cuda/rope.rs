@@ -3,9 +3,9 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use crate::error::Result;
-use crate::ops::rope::{Heads, Rope, Rotation};
+use crate::ops::rope::{Rope, Rotation};
 use crate::stream::RawHandle;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Heads, Tensor};
 use std::ffi::c_void;
 
 /// `nvb_rope_params` of csrc/rope/rope.h.
@@ -65,9 +65,8 @@ extern "C" {
 /// Address, token stride, head stride and dtype; what is absent still names a dtype that has a kernel.
 fn rows(heads: Option<Heads>) -> (*mut c_void, i64, i64, u32) {
     match heads {
-        Some(heads) => {
-            let Heads { tensor, token_stride, head_stride, .. } = heads;
-            (tensor.data, token_stride as i64, head_stride as i64, tensor.dtype as u32)
+        Some(Heads { data, dtype, token_stride, head_stride, .. }) => {
+            (data, token_stride as i64, head_stride as i64, dtype as u32)
         }
         None => (std::ptr::null_mut(), 0, 0, DType::F32 as u32),
     }

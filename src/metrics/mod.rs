@@ -136,8 +136,8 @@ impl Metrics {
     }
 
     /// Queues `op` and, when switched on, measures it.
-    pub fn queue<O: Operation>(&self, op: &O, stream: &Stream) -> Result<()> {
-        let run = || op.queue(&**stream.executor(), stream.raw());
+    pub fn queue(&self, op: &Operation, stream: &Stream) -> Result<()> {
+        let run = || stream.executor().run(op, stream.raw());
         if !self.is_enabled() {
             return run();
         }
@@ -151,19 +151,19 @@ impl Metrics {
         run()?;
         let begun = begun.and_then(|begun| self.unless_failed(begun.0 .1.record(stream)).map(|()| begun));
         let mut state = self.state();
-        state.sums[O::KIND as usize].calls += 1;
+        state.sums[op.kind() as usize].calls += 1;
         if let Some((events, numbers)) = begun {
             let generation = state.generation;
             let cost = numbers
                 .map_or_else(|| Measured::Known(op.cost()), |(numbers, cost)| Measured::ByContent(numbers, cost));
-            state.pending.push(Stretch { kind: O::KIND, cost, events, generation });
+            state.pending.push(Stretch { kind: op.kind(), cost, events, generation });
         }
         Ok(())
     }
 
     /// A pair of events for one stretch, the first recorded, behind a copy of what decides on the cost; `None` when too many
     /// are pending.
-    fn begin<O: Operation>(&self, op: &O, stream: &Stream) -> Result<Option<Begun>> {
+    fn begin(&self, op: &Operation, stream: &Stream) -> Result<Option<Begun>> {
         let mut state = self.state();
         state.begun += 1;
         if state.begun >= COLLECT_EVERY || state.pending.len() >= MAX_PENDING {
@@ -261,11 +261,11 @@ mod tests {
         let backend = backend();
         let mut values = [1.0f32; 64];
         let op = softmax(&mut values);
-        backend.queue(&op, backend.default_stream()).unwrap();
+        backend.queue(op, backend.default_stream()).unwrap();
         assert_eq!(backend.metrics().get(OperationKind::Softmax), OperationMetrics::default());
         backend.metrics().set_enabled(true);
         for _ in 0..300 {
-            backend.queue(&op, backend.default_stream()).unwrap();
+            backend.queue(op, backend.default_stream()).unwrap();
         }
         let metrics = backend.metrics().get(OperationKind::Softmax);
         assert_eq!((metrics.calls, metrics.timed), (300, 300));
@@ -314,7 +314,7 @@ mod tests {
             )
             .unwrap();
             for _ in 0..2 {
-                backend.queue(&op, stream).unwrap();
+                backend.queue(op, stream).unwrap();
             }
             let metrics = backend.metrics().get(OperationKind::AttentionDecode);
             // Keys and values of two heads, queries and outputs of four, and the positions.
@@ -337,7 +337,7 @@ mod tests {
                     let mut values = [1.0f32; 64];
                     let op = softmax(&mut values);
                     for _ in 0..100 {
-                        backend.queue(&op, backend.default_stream()).unwrap();
+                        backend.queue(op, backend.default_stream()).unwrap();
                     }
                 });
             }

@@ -8,31 +8,7 @@ use super::{expect_extent, expect_finite_positive, expect_weight_offset, Cost};
 use crate::attention::kv_cache::CacheLayer;
 use crate::attention::MAX_HEAD_DIM;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Tensor};
-
-/// Rows [tokens, heads, head_dim] with strides in elements.
-#[derive(Debug, Clone, Copy)]
-pub struct Heads {
-    pub tensor: Tensor,
-    pub heads: usize,
-    pub token_stride: usize,
-    pub head_stride: usize,
-}
-
-impl Heads {
-    pub fn new(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
-        tensor.expect_float(name)?;
-        tensor.expect_rank(name, 3)?;
-        tensor.expect_readable(name)?;
-        if tensor.shape[0] != tokens || tensor.shape[2] != head_dim {
-            return Err(Error::invalid(format!(
-                "tensor `{name}` has shape {:?}; [{tokens}, heads, {head_dim}] is needed",
-                tensor.shape()
-            )));
-        }
-        Ok(Heads { tensor, heads: tensor.shape[1], token_stride: tensor.strides[0], head_stride: tensor.strides[1] })
-    }
-}
+use crate::tensor::{DType, Heads, Tensor};
 
 #[derive(Debug, Clone, Copy)]
 pub struct Rotation {
@@ -152,7 +128,7 @@ impl Rope {
         for (name, tensor) in [("positions", Some(positions)), ("slots", slots)] {
             for (output_name, output) in [("query_output", &query_output), ("key_output", &key_output)] {
                 if let (Some(tensor), Some(output)) = (&tensor, output) {
-                    tensor.expect_apart(name, output_name, &output.tensor)?;
+                    tensor.expect_apart(name, output_name, &output.tensor())?;
                 }
             }
         }
@@ -187,7 +163,7 @@ impl Rope {
     }
 
     pub fn cost(&self) -> Cost {
-        let rows = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads * heads.tensor.dtype.size()) as f64;
+        let rows = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads * heads.dtype.size()) as f64;
         let cached = self.append.map_or(0, |append| 2 * append.cache.heads * append.cache.dtype.size()) as f64;
         let per_dim = rows(self.query) + rows(self.query_output) + rows(self.key) + rows(self.key_output);
         let elements = (self.tokens * self.head_dim) as f64;

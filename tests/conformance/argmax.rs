@@ -2,6 +2,7 @@
 
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
+use nvbackend::operation::Operation;
 use nvbackend::ops::argmax::Argmax;
 use nvbackend::tensor::DType;
 
@@ -68,7 +69,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         .collect();
     let logits = run.tensor(case.dtype, &[case.rows, case.columns], case.layout, &values)?;
     let tokens = run.output(DType::I32, &[case.rows], PLAIN)?;
-    run.executor().argmax(&Argmax::new(logits, tokens)?, run.stream.raw())?;
+    run.executor().run(&Operation::from(Argmax::new(logits, tokens)?), run.stream.raw())?;
     run.expect_integers("tokens", &tokens, &reference)
 }
 
@@ -111,7 +112,7 @@ fn signed_zeros_tie() {
     check("argmax of zeros", &FLOATS, |run, &dtype| {
         let logits = run.tensor(dtype, &[2, 4], PLAIN, &[-0.0, 0.0, -0.0, -1.0, -1.0, 0.0, -0.0, 0.0])?;
         let tokens = run.output(DType::I32, &[2], PLAIN)?;
-        run.executor().argmax(&Argmax::new(logits, tokens)?, run.stream.raw())?;
+        run.executor().run(&Operation::from(Argmax::new(logits, tokens)?), run.stream.raw())?;
         run.expect_integers("tokens", &tokens, &[0, 1])
     });
 }

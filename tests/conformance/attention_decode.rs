@@ -5,6 +5,7 @@ use crate::compare::compare;
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN};
 use nvbackend::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use nvbackend::error::Status;
+use nvbackend::operation::Operation;
 use nvbackend::tensor::DType;
 
 #[derive(Debug, Clone)]
@@ -80,7 +81,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let op = AttentionDecode::new(config, query, cache.layer(1)?, output, lse, positions, slots, max_kv_length)?;
     // Twice: whatever scratch the first call leaves must not reach the second.
     for _ in 0..2 {
-        run.executor().attention_decode(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
     }
     let mut reference = Vec::new();
     for (row, (&position, keys)) in case.positions.iter().zip(&keys).enumerate() {
@@ -180,11 +181,11 @@ fn decode_agrees_with_prefill() {
         let lengths = [length as i32];
         let source = KeySource::Cache { layer: cache.layer(1)?, slots: &[2], kv_lengths: &lengths };
         let prefill = AttentionPrefill::new(config, query, &[0, 1], source, prefilled, None)?;
-        run.executor().attention_prefill(&prefill, run.stream.raw())?;
+        run.executor().run(&Operation::from(prefill), run.stream.raw())?;
         let positions = run.integers(&[length as i32 - 1])?;
         let slots = run.integers(&[2])?;
         let decode = AttentionDecode::new(config, query, cache.layer(1)?, decoded, None, positions, Some(slots), 0)?;
-        run.executor().attention_decode(&decode, run.stream.raw())?;
+        run.executor().run(&Operation::from(decode), run.stream.raw())?;
         let (prefilled, decoded) = (run.read(&prefilled)?, run.read(&decoded)?);
         compare(DType::F32, &decoded, &prefilled, 2.0 * attention_bound(dtype, DType::F32), &[]).map_err(Failure::from)
     });
@@ -212,7 +213,7 @@ fn places_outside_the_cache() {
         let positions = run.integers(&[position, 9])?;
         let slots = run.integers(&[slot, 1])?;
         let op = AttentionDecode::new(config, query, cache.layer(1)?, output, Some(lse), positions, Some(slots), 0)?;
-        let result = run.executor().attention_decode(&op, run.stream.raw());
+        let result = run.executor().run(&Operation::from(op), run.stream.raw());
         if run.device.is_cpu() {
             let (outside, limit) = if (0..16).contains(&position) { (slot, "2") } else { (position, "16") };
             return expect_error(result, Status::InvalidArgument, &[&outside.to_string(), limit]);

@@ -4,6 +4,7 @@ use crate::attention_cases::{attend, dtypes, expect_attention, filled_cache, Key
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
 use nvbackend::attention::{AttentionConfig, AttentionPrefill, KeySource};
 use nvbackend::error::Status;
+use nvbackend::operation::Operation;
 use nvbackend::tensor::DType;
 
 #[derive(Debug, Clone)]
@@ -89,7 +90,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         let kv_lengths: Vec<i32> = keys.iter().map(|keys| keys.length as i32).collect();
         let source = KeySource::Cache { layer: cache.layer(1)?, slots: &slots, kv_lengths: &kv_lengths };
         let op = AttentionPrefill::new(config, query, &query_starts, source, output, lse)?;
-        run.executor().attention_prefill(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         run.stream.synchronize()?;
     } else {
         let shape = [key_starts[keys.len()] as usize, case.heads.1, case.dim];
@@ -98,7 +99,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         let value = run.tensor(kv, &shape, case.layout, &all(|keys| &keys.value))?;
         let source = KeySource::Tensors { key, value, key_starts: &key_starts };
         let op = AttentionPrefill::new(config, query, &query_starts, source, output, lse)?;
-        run.executor().attention_prefill(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
     }
     let mut reference = Vec::new();
     for (b, (&(count, length), keys)) in case.sequences.iter().zip(&keys).enumerate() {
@@ -235,7 +236,7 @@ fn one_key_takes_all() {
         let starts = [0, count as i32];
         let source = KeySource::Tensors { key, value, key_starts: &starts };
         let op = AttentionPrefill::new(config, query, &starts, source, output, None)?;
-        run.executor().attention_prefill(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         let keys = Keys { length: count, key: axes.clone(), value: values };
         let rows = (0..count).map(|i| attend(&config, &axes[i * dim..][..dim], 0, &keys, i as i64)).collect::<Vec<_>>();
         expect_attention(run, dtype, &output, None, &rows)
@@ -271,7 +272,7 @@ fn heads_first_tensors() {
         let starts = [0, count as i32];
         let source = KeySource::Tensors { key: *key, value: *value, key_starts: &starts };
         let op = AttentionPrefill::new(config, *query, &starts, source, output, None)?;
-        run.executor().attention_prefill(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         let keys = Keys { length: count, key: key_values.clone(), value: values.clone() };
         let row = |i: usize| attend(&config, &queries[i * dim..][..dim], i % heads, &keys, (i / heads) as i64);
         expect_attention(run, dtype, &output, None, &(0..count * heads).map(row).collect::<Vec<_>>())
@@ -307,7 +308,7 @@ fn chunks_agree_with_the_whole() {
             let lengths = [(first + count) as i32];
             let source = KeySource::Cache { layer: cache.layer(1)?, slots: &[1], kv_lengths: &lengths };
             let op = AttentionPrefill::new(config, view(query), &[0, count as i32], source, output, None)?;
-            run.executor().attention_prefill(&op, run.stream.raw())?;
+            run.executor().run(&Operation::from(op), run.stream.raw())?;
             let whole = |i: usize| {
                 attend(&config, &queries[(first * 4 + i) * 48..][..48], i % 4, &keys, (first + i / 4) as i64)
             };

@@ -8,6 +8,7 @@ use crate::weight_formats::formats;
 use nvbackend::backend::{Backend, BackendOptions};
 use nvbackend::error::{Result, Status};
 use nvbackend::executor::{DeviceKind, Executor};
+use nvbackend::operation::Operation;
 use nvbackend::ops::grouped_linear::GroupedLinear;
 use nvbackend::ops::linear::Linear;
 use nvbackend::ops::linear_codes::LinearCodes;
@@ -114,7 +115,7 @@ fn linear_difference(run: &mut Run, executor: &dyn Executor, case: &Case) -> Res
         let input = run.tensor(case.input, &[count, k], layout, &x[first * k..][..count * k])?;
         let output = run.output(case.output, &[count, n], layout)?;
         let op = Linear::new(input, weight.view(), bias, case.activation, output)?;
-        executor.linear(&op, run.stream.raw())?;
+        executor.run(&Operation::from(op), run.stream.raw())?;
         run.read(&output)
     })
 }
@@ -193,7 +194,7 @@ fn ordered_weights() {
             let input = run.tensor(DType::Bf16, &[count, k], layout, &x[first * k..][..count * k])?;
             let output = run.output(DType::F32, &[count, n], layout)?;
             let op = Linear::new(input, weight.view(), None, Activation::None, output)?;
-            backend.executor().linear(&op, run.stream.raw())?;
+            backend.executor().run(&Operation::from(op), run.stream.raw())?;
             run.read(&output)
         })?;
         expect_none(difference)
@@ -226,7 +227,7 @@ fn codes_difference(run: &mut Run, executor: &dyn Executor, case: &Case, encodin
         };
         let output = run.output(case.output, &[count, n], PLAIN)?;
         let op = LinearCodes::new(rows, weight.view(), None, case.activation, output)?;
-        executor.linear_codes(&op, run.stream.raw())?;
+        executor.run(&Operation::from(op), run.stream.raw())?;
         run.read(&output)
     })
 }
@@ -261,7 +262,7 @@ fn grouped_difference(run: &mut Run, executor: &dyn Executor, case: &Case, exper
         let offsets: Vec<i32> = (0..=experts).map(|expert| if expert > owner { count as i32 } else { 0 }).collect();
         let offsets = run.integers(&offsets)?;
         let op = GroupedLinear::new(input, offsets, weight.view(), None, case.activation, output)?;
-        executor.grouped_linear(&op, run.stream.raw())?;
+        executor.run(&Operation::from(op), run.stream.raw())?;
         run.read(&output)
     })
 }
@@ -293,7 +294,7 @@ fn matmul_difference(run: &mut Run, executor: &dyn Executor, case: &Case, transp
     first_difference(run, case.layout, |run, first, count, layout| {
         let a = run.tensor(input, &[count, k], layout, &x[first * k..][..count * k])?;
         let output = run.output(case.output, &[count, n], layout)?;
-        executor.matmul(&Matmul::new(a, b, false, transposed, 0.5, output)?, run.stream.raw())?;
+        executor.run(&Operation::from(Matmul::new(a, b, false, transposed, 0.5, output)?), run.stream.raw())?;
         run.read(&output)
     })
 }
@@ -343,7 +344,7 @@ fn one_kernel_a_product() {
         let output = run.output(case.output, &[20, case.n], PLAIN)?;
         let op = Linear::new(input, weight.view(), None, case.activation, output)?;
         let executor = &**backend.executor();
-        executor.linear(&op, run.stream.raw())?;
+        executor.run(&Operation::from(op), run.stream.raw())?;
         let text = explain(executor, &op);
         if run.device.is_cpu() {
             // Its kernels give the same bits, so any may be chosen.

@@ -3,6 +3,7 @@
 use crate::activation::{activate, ACTIVATIONS};
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
+use nvbackend::operation::Operation;
 use nvbackend::ops::elementwise::{Elementwise, ElementwiseKind};
 use nvbackend::ops::Activation;
 use nvbackend::tensor::DType;
@@ -95,7 +96,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let period = b.len().max(1);
     let second_value = |i: usize| b.get(i % period).copied().unwrap_or(0.0);
     let reference: Vec<f64> = a.iter().enumerate().map(|(i, &a)| formula(case.kind, a, second_value(i))).collect();
-    run.executor().elementwise(&Elementwise::new(case.kind, input, second, output)?, run.stream.raw())?;
+    run.executor().run(&Operation::from(Elementwise::new(case.kind, input, second, output)?), run.stream.raw())?;
     match case.kind {
         ElementwiseKind::Activation(_) => run.expect_activated("output", &output, &reference, &a),
         _ => run.expect("output", &output, &reference),
@@ -183,7 +184,7 @@ fn conversion_rounds_to_nearest_even() {
         let from = run.tensor(input, &[1, values.len()], PLAIN, &values)?;
         let to = run.output(output, &[1, values.len()], PLAIN)?;
         let op = Elementwise::new(ElementwiseKind::Convert, from, None, to)?;
-        run.executor().elementwise(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         let (out, reference) = (run.read(&to)?, rounded(output, &values));
         let same = |a: f64, b: f64| a.is_nan() && b.is_nan() || a.to_bits() == b.to_bits();
         match out.iter().zip(&reference).position(|(&a, &b)| !same(a, b)) {

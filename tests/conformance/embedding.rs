@@ -3,6 +3,7 @@
 use crate::compare::FLOATS;
 use crate::run::{check, expect_error, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::Status;
+use nvbackend::operation::Operation;
 use nvbackend::ops::embedding::Embedding;
 use nvbackend::tensor::DType;
 use nvbackend::weight::{Arrangement, Source, Weight};
@@ -50,7 +51,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let tokens = run.integers(&tokens)?;
     let output = run.output(case.output, &[case.tokens, case.width], case.layout)?;
     let op = Embedding::new(tokens, weight.view(), case.scale, output)?;
-    let result = run.executor().embedding(&op, run.stream.raw());
+    let result = run.executor().run(&Operation::from(op), run.stream.raw());
     if let (Some(stray), true) = (case.stray, run.device.is_cpu()) {
         return expect_error(result, Status::InvalidArgument, &[&stray.to_string(), &case.vocabulary.to_string()]);
     }

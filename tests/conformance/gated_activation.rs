@@ -3,6 +3,7 @@
 use crate::activation::{activate, ACTIVATIONS};
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PITCHED, PLAIN, UNALIGNED};
+use nvbackend::operation::Operation;
 use nvbackend::ops::gated_activation::GatedActivation;
 use nvbackend::ops::Activation;
 use nvbackend::tensor::DType;
@@ -71,7 +72,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     run.allow_write(&output);
     let reference: Vec<f64> = gates.iter().zip(&ups).map(|(&gate, &up)| activate(case.activation, gate) * up).collect();
     let op = GatedActivation::new(gate, up, case.activation, Some(output), None)?;
-    run.executor().gated_activation(&op, run.stream.raw())?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
     let most: Vec<f64> = gates.iter().zip(&ups).map(|(gate, up)| gate * up).collect();
     run.expect_activated("output", &output, &reference, &most)
 }

@@ -6,6 +6,7 @@ use crate::random::Random;
 use crate::run::{check, expect_error, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use crate::weight_formats::{formats, values_of};
 use nvbackend::error::Status;
+use nvbackend::operation::Operation;
 use nvbackend::ops::grouped_linear::GroupedLinear;
 use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
@@ -81,7 +82,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     }
     let bias_tensor = bias.as_ref().map(|(tensor, _)| *tensor);
     let op = GroupedLinear::new(input, offset_tensor, weight.view(), bias_tensor, activation, output)?;
-    run.executor().grouped_linear(&op, run.stream.raw())?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
     let mut written = output;
     written.shape[0] = routed;
     if activation == Activation::None && !gated {
@@ -225,7 +226,7 @@ fn wrong_offsets() {
         let output = run.output(dtype, &[4, n], PLAIN)?;
         let offset_tensor = run.integers(&offsets)?;
         let op = GroupedLinear::new(input, offset_tensor, weight.view(), None, Activation::None, output)?;
-        let outcome = run.executor().grouped_linear(&op, run.stream.raw());
+        let outcome = run.executor().run(&Operation::from(op), run.stream.raw());
         if run.device.is_cpu() {
             return expect_error(outcome, Status::InvalidArgument, &["offsets[", "4 rows"]);
         }

@@ -4,6 +4,7 @@ use crate::compare::FLOATS;
 use crate::random::Random;
 use crate::rms_norm::{extremes, Extreme};
 use crate::run::{check, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
+use nvbackend::operation::Operation;
 use nvbackend::ops::layer_norm::{LayerNorm, LayerNormTensors};
 use nvbackend::tensor::DType;
 
@@ -105,7 +106,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         },
         case.epsilon,
     )?;
-    run.executor().layer_norm(&op, run.stream.raw())?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
     if let Some(residual_output) = residual_output {
         run.expect("residual_output", &residual_output, &sums)?;
     }

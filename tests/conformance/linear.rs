@@ -5,6 +5,7 @@ use crate::compare::FLOATS;
 use crate::linear_residual::{outputs, Residual};
 use crate::random::Random;
 use crate::run::{check, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
+use nvbackend::operation::Operation;
 use nvbackend::ops::linear::Linear;
 use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
@@ -118,7 +119,7 @@ fn test_by(run: &mut Run, case: &Case, kernel: Option<&str>) -> Outcome {
             let ran = executor.linear_with(&op, &choice, run.stream.raw())?;
             ran.ok_or_else(|| format!("{} does not do what it can", choice.kernel.kernel().name))?;
         }
-        None => executor.linear(&op, run.stream.raw())?,
+        None => executor.run(&Operation::from(op), run.stream.raw())?,
     }
     match activation {
         Activation::None => run.expect_summed("output", &output, &reference, &terms),
@@ -358,12 +359,13 @@ fn rows_do_not_depend_on_the_batch() {
             Weight::new(run.device.backend.memory(), &[part], Arrangement::Stacked, Source::Device, None, run.stream)?;
         let all = run.output(DType::F32, &[rows, 1, n], PLAIN)?;
         let op = Linear::new(folded, weight.view(), None, Activation::None, all)?;
-        run.executor().linear(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         let reference: Vec<f64> = x.chunks(k).flat_map(|x| w.chunks(k).map(move |w| dot(x, w))).collect();
         run.expect("output", &all, &reference)?;
         let last = run.tensor(dtype, &[1, k], PLAIN, &x[(rows - 1) * k..])?;
         let one = run.output(DType::F32, &[1, n], PLAIN)?;
-        run.executor().linear(&Linear::new(last, weight.view(), None, Activation::None, one)?, run.stream.raw())?;
+        run.executor()
+            .run(&Operation::from(Linear::new(last, weight.view(), None, Activation::None, one)?), run.stream.raw())?;
         run.expect("the last row alone", &one, &reference[(rows - 1) * n..])
     });
 }

@@ -7,6 +7,7 @@ use crate::run::{check, rounded, Outcome, Run, PLAIN};
 use crate::weight_formats::values_of;
 use nvbackend::backend::{Backend, BackendOptions};
 use nvbackend::error::Result;
+use nvbackend::operation::Operation;
 use nvbackend::ops::linear::Linear;
 use nvbackend::ops::linear_codes::LinearCodes;
 use nvbackend::ops::quantized_rows::QuantizedRows;
@@ -84,7 +85,7 @@ fn test_linear(run: &mut Run, case: &LinearCase) -> Outcome {
     let bias_tensor = bias.as_ref().map(|(tensor, _)| *tensor);
     let output = run.output(case.output, &[m, n], PLAIN)?;
     let op = LinearCodes::new(rows, weight.view(), bias_tensor, activation, output)?;
-    run.executor().linear_codes(&op, run.stream.raw())?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
     if case.special {
         let out = run.read(&output)?;
         if let Some(i) = out[..2 * n].iter().position(|out| out.is_finite()) {
@@ -147,7 +148,7 @@ fn expect_as_rounded_by_linear(
     let input = run.tensor(DType::F32, &[case.m, case.k], PLAIN, &values)?;
     let rounded = run.output(case.output, &[case.m, case.n], PLAIN)?;
     let op = Linear::new(input, weight.view(), bias, case.activation, rounded)?;
-    backend.executor().linear(&op, stream.raw())?;
+    backend.executor().run(&Operation::from(op), stream.raw())?;
     stream.synchronize()?;
     let expected = run.read(&rounded)?;
     // Padding may lead to another kernel, which adds in another order.
@@ -228,7 +229,7 @@ fn linear_of_no_columns() {
             row_stride: 0,
         };
         let op = LinearCodes::new(rows, weight.view(), Some(bias), activation, output)?;
-        run.executor().linear_codes(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         run.expect("output", &output, &biases.repeat(m))
     });
 }

@@ -5,6 +5,7 @@ use crate::compare::{bound, encode, FLOATS};
 use crate::random::Random;
 use crate::run::{check, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use crate::weight_formats::{formats, values_of};
+use nvbackend::operation::Operation;
 use nvbackend::ops::embedding::Embedding;
 use nvbackend::ops::linear::Linear;
 use nvbackend::ops::Activation;
@@ -86,7 +87,7 @@ fn expect(
     let (reference, most, terms) = expected(w);
     let bias_tensor = bias.as_ref().map(|(tensor, _)| *tensor);
     let op = Linear::new(input, weight.view(), bias_tensor, activation, output)?;
-    run.executor().linear(&op, run.stream.raw())?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
     if rounds_weight(run, case) {
         let bound = bound(case.input).max(bound(case.output));
         return run
@@ -372,7 +373,7 @@ fn embeddings_are_gathered_from_every_format() {
             let token_tensor = run.integers(&tokens)?;
             let result = run.output(output, &[tokens.len(), width], UNALIGNED)?;
             let op = Embedding::new(token_tensor, weight.view(), 25.5, result)?;
-            run.executor().embedding(&op, run.stream.raw())?;
+            run.executor().run(&Operation::from(op), run.stream.raw())?;
             let rows = tokens.iter().flat_map(|&token| &table[token as usize * width..][..width]);
             let reference: Vec<f64> = rows.map(|value| value * 25.5).collect();
             run.expect("output", &result, &reference)?;

@@ -8,6 +8,7 @@ use crate::random::Random;
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use crate::weight_formats::values_of;
 use nvbackend::error::{Result, Status};
+use nvbackend::operation::Operation;
 use nvbackend::ops::linear::Linear;
 use nvbackend::ops::linear_codes::LinearCodes;
 use nvbackend::ops::Activation;
@@ -81,11 +82,11 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         x = codes.0.iter().enumerate().map(value).collect();
         let rows = rows_at(run, encoding, (m, k), case.product.place, Some(&codes))?;
         let op = LinearCodes::new(rows, view, bias_tensor, activation, to)?.with_residual(residual)?;
-        run.executor().linear_codes(&op, stream)?;
+        run.executor().run(&Operation::from(op), stream)?;
     } else {
         let input = run.tensor(case.input, &[m, k], case.layout, &x)?;
         let op = Linear::new(input, view, bias_tensor, activation, to)?.with_residual(residual)?;
-        run.executor().linear(&op, stream)?;
+        run.executor().run(&Operation::from(op), stream)?;
     }
     let mut reference = Vec::new();
     for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
@@ -181,7 +182,7 @@ fn it_is_added_before_the_rounding() {
         let residual = run.tensor(dtype, &[m, n], PLAIN, &vec![small; m * n])?;
         let output = run.output(dtype, &[m, n], PLAIN)?;
         let op = Linear::new(input, weight.view(), None, Activation::None, output)?.with_residual(Some(residual))?;
-        run.executor().linear(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         match run.read(&output)?.into_iter().find(|&value| value != 1.0 + 2.0 * small) {
             None => Ok(()),
             Some(value) => Err(format!("{value:e}; {:e} is expected", 1.0 + 2.0 * small).into()),
@@ -205,7 +206,7 @@ fn special_values_stay_in_their_element() {
         let residual = run.tensor(DType::Bf16, &[m, n], PLAIN, &values)?;
         let output = run.output(output, &[m, n], PLAIN)?;
         let op = Linear::new(input, weight.view(), None, activation, output)?.with_residual(Some(residual))?;
-        run.executor().linear(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         run.expect("output", &output, &values)
     });
 }

@@ -7,6 +7,7 @@ use crate::linear_residual::{outputs, Residual};
 use crate::quantized_rows::{expect_same, floats, quantized, read, rows_at, Codes, Place, ENCODINGS, PLACES, TIGHT};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::Status;
+use nvbackend::operation::Operation;
 use nvbackend::ops::gated_activation::GatedActivation;
 use nvbackend::ops::linear_to_codes::{LinearInput, LinearToCodes};
 use nvbackend::ops::quantized_rows::QuantizedRows;
@@ -66,7 +67,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         };
         let codes = rows_at(run, encoding, (m, n), place, None)?;
         let op = LinearToCodes::new(input, weight.view(), bias, activation, residual, output, codes)?;
-        run.executor().linear_to_codes(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         let codes = read(run, &codes)?;
         let (expected, values) = match (&expected, output) {
             (None, Some(output)) => {
@@ -105,11 +106,11 @@ fn expect_values(
     match input {
         LinearInput::Floats(input) => {
             let op = nvbackend::ops::linear::Linear::new(input, *weight, bias, activation, alone)?;
-            run.executor().linear(&op.with_residual(residual)?, stream)?;
+            run.executor().run(&Operation::from(op.with_residual(residual)?), stream)?;
         }
         LinearInput::Codes(input) => {
             let op = nvbackend::ops::linear_codes::LinearCodes::new(input, *weight, bias, activation, alone)?;
-            run.executor().linear_codes(&op.with_residual(residual)?, stream)?;
+            run.executor().run(&Operation::from(op.with_residual(residual)?), stream)?;
         }
     }
     let reference = run.read(&alone)?;
@@ -204,11 +205,11 @@ fn given_scales() {
                 "linear" => {
                     let (input, activation) = (LinearInput::Floats(input), Activation::None);
                     let op = LinearToCodes::new(input, weight.view(), None, activation, None, Some(output), codes)?;
-                    run.executor().linear_to_codes(&op, stream)?;
+                    run.executor().run(&Operation::from(op), stream)?;
                 }
                 "gated_activation" => {
                     let op = GatedActivation::new(input, ones, Activation::None, Some(output), Some(codes))?;
-                    run.executor().gated_activation(&op, stream)?;
+                    run.executor().run(&Operation::from(op), stream)?;
                 }
                 _ => {
                     let tensors = RmsNormTensors {
@@ -220,7 +221,7 @@ fn given_scales() {
                         output: Some(output),
                         quantized_output: Some(codes),
                     };
-                    run.executor().rms_norm(&RmsNorm::new(tensors, 1e-6, 0.0)?, stream)?;
+                    run.executor().run(&Operation::from(RmsNorm::new(tensors, 1e-6, 0.0)?), stream)?;
                 }
             }
             let values = floats(run, &output)?;

@@ -4,6 +4,7 @@ use crate::compare::FLOATS;
 use crate::random::Random;
 use crate::run::{check, offsets, rounded, Outcome, Run};
 use nvbackend::error::Result;
+use nvbackend::operation::Operation;
 use nvbackend::ops::matmul::Matmul;
 use nvbackend::tensor::{DType, Tensor};
 
@@ -82,7 +83,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
     }
     let op = Matmul::new(a, b, transposes[0], transposes[1], alpha, output)?;
-    run.executor().matmul(&op, run.stream.raw())?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
     run.expect_summed("output", &output, &reference, &terms)
 }
 

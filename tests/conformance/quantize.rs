@@ -6,6 +6,7 @@ use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PI
 use crate::weight_formats::{formats, values_of};
 use nvbackend::backend::{Backend, BackendOptions};
 use nvbackend::error::Status;
+use nvbackend::operation::Operation;
 use nvbackend::ops::linear::Linear;
 use nvbackend::ops::Activation;
 use nvbackend::stream::Stream;
@@ -204,7 +205,7 @@ fn large_weights_are_multiplied_slice_by_slice() {
         let columns = rows / parts;
         let output = run.output(DType::F32, &[m, columns], PLAIN)?;
         let op = Linear::new(input, weight.view(), Some(bias), Activation::None, output)?;
-        run.executor().linear(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         let results = run.read(&output)?;
         let dot = |row: usize, n: usize| {
             let products = x[row * k..][..k].iter().zip(&w[n * k..][..k]).map(|(x, w)| x * w);
@@ -260,7 +261,7 @@ fn activations_in_8_bits_lose_what_8_bits_must() {
         let (x_tensor, x) = run.normal(input, &[m, k], PITCHED, 1.0)?;
         let result = run.output(output, &[m, n], PLAIN)?;
         let op = Linear::new(x_tensor, weight.view(), None, Activation::None, result)?;
-        backend.executor().linear(&op, stream.raw())?;
+        backend.executor().run(&Operation::from(op), stream.raw())?;
         stream.synchronize()?;
         let dot =
             |row: usize, n: usize| -> f64 { x[row * k..][..k].iter().zip(&w[n * k..][..k]).map(|(x, w)| x * w).sum() };

@@ -5,6 +5,7 @@ use crate::compare::FLOATS;
 use crate::linear_codes::{weight, Kind, LinearCase};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::{Result, Status};
+use nvbackend::operation::Operation;
 use nvbackend::ops::gated_activation::GatedActivation;
 use nvbackend::ops::linear_codes::LinearCodes;
 use nvbackend::ops::quantized_rows::QuantizedRows;
@@ -173,7 +174,7 @@ fn test_norm(run: &mut Run, case: &NormCase) -> Outcome {
         let quantized_output = Some(codes);
         let tensors =
             RmsNormTensors { input, post_weight, residual, residual_output, weight, output, quantized_output };
-        run.executor().rms_norm(&RmsNorm::new(tensors, 1e-6, 1.0)?, run.stream.raw())?;
+        run.executor().run(&Operation::from(RmsNorm::new(tensors, 1e-6, 1.0)?), run.stream.raw())?;
         let (codes, what) = (read(run, &codes)?, format!("beside {output:?}"));
         let first = values.is_none();
         let values = match output {
@@ -272,7 +273,7 @@ fn test_gated(run: &mut Run, case: &GatedCase) -> Outcome {
         };
         let codes = rows_at(run, encoding, (rows, columns), place, None)?;
         let op = GatedActivation::new(gate, up, case.activation, output, Some(codes))?;
-        run.executor().gated_activation(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         let codes = read(run, &codes)?;
         let expected = match (&expected, output) {
             (None, Some(output)) => &*expected.insert(quantized(encoding, columns, &floats(run, &output)?)),

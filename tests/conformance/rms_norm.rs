@@ -3,6 +3,7 @@
 
 use crate::compare::{compare, round, FLOATS};
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
+use nvbackend::operation::Operation;
 use nvbackend::ops::rms_norm::{RmsNorm, RmsNormTensors};
 use nvbackend::tensor::{DType, Tensor};
 
@@ -118,7 +119,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let tensors =
         RmsNormTensors { input, post_weight, residual, residual_output, weight, output, quantized_output: None };
     let op = RmsNorm::new(tensors, case.epsilon, case.offset)?;
-    run.executor().rms_norm(&op, run.stream.raw())?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
     if let Some(output) = output {
         run.expect_summed("output", &output, &normed, &terms)?;
     }
@@ -233,7 +234,7 @@ fn heads_of_a_fused_row() {
             output: Some(x),
             quantized_output: None,
         };
-        run.executor().rms_norm(&RmsNorm::new(tensors, 1e-6, 0.0)?, run.stream.raw())?;
+        run.executor().run(&Operation::from(RmsNorm::new(tensors, 1e-6, 0.0)?), run.stream.raw())?;
         let case = Case { offset: 0.0, ..CASE };
         let reference: Vec<f64> = values.chunks(dim).flat_map(|head| norm(head, Some(&weight_values), &case)).collect();
         run.expect("output", &x, &reference)

@@ -6,6 +6,7 @@ use crate::run::{
 };
 use nvbackend::attention::kv_cache::{KvCache, KvCacheOptions};
 use nvbackend::error::Status;
+use nvbackend::operation::Operation;
 use nvbackend::ops::rope::{Append, Rope, RopeArguments, Rotation};
 use nvbackend::tensor::{DType, Tensor};
 
@@ -178,7 +179,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }),
         append: layer.map(|cache| Append { cache, slots: Some(slot_tensor) }),
     })?;
-    run.executor().rope(&op, run.stream.raw())?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
 
     let reference = |heads: usize, values: &[f64], norm: &Option<(Tensor, Vec<f64>)>, scale: f64| -> Vec<f64> {
         let norm = norm.as_ref().map(|norm| norm.1.as_slice());
@@ -373,7 +374,7 @@ fn places_outside_the_cache() {
             rotation: None,
             append: Some(Append { cache: layer, slots: Some(slots) }),
         })?;
-        let result = run.executor().rope(&op, run.stream.raw());
+        let result = run.executor().run(&Operation::from(op), run.stream.raw());
         if run.device.is_cpu() {
             let inside = (0..capacity as i32).contains(&position);
             let (outside, limit) = if inside { (slot, 2) } else { (position, capacity) };

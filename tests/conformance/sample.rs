@@ -5,6 +5,7 @@
 
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
+use nvbackend::operation::Operation;
 use nvbackend::ops::sample::{Sample, SampleOptions};
 use nvbackend::tensor::DType;
 
@@ -134,7 +135,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let given = |tensor| Some(tensor).filter(|_| case.counters);
     let op =
         Sample::new(tensor, options, given(sequence_tensor), given(position_tensor), tokens, given(probabilities))?;
-    run.executor().sample(&op, run.stream.raw())?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
     let tokens: Vec<i32> = run.read(&tokens)?.into_iter().map(|token| token as i32).collect();
     let mut expected = Vec::new();
     for (row, (logits, &token)) in logits.chunks(case.columns).zip(&tokens).enumerate() {
@@ -230,7 +231,7 @@ fn frequencies() {
         let sequences = run.integers(&vec![7; rows])?;
         let tokens = run.output(DType::I32, &[rows], PLAIN)?;
         let op = Sample::new(tensor, options, Some(sequences), Some(positions), tokens, None)?;
-        run.executor().sample(&op, run.stream.raw())?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
         let mut counts = vec![0.0; columns];
         run.read(&tokens)?.into_iter().for_each(|token| counts[token as usize] += 1.0);
         let sorted = Sorted::new(&logits, options.temperature);
@@ -273,7 +274,7 @@ fn draws_do_not_depend_on_the_batch() {
             let (sequences, positions) = (run.integers(&numbers(3))?, run.integers(&numbers(17))?);
             let tokens = run.output(DType::I32, &[order.len()], PLAIN)?;
             let op = Sample::new(tensor, options, Some(sequences), Some(positions), tokens, None)?;
-            run.executor().sample(&op, run.stream.raw())?;
+            run.executor().run(&Operation::from(op), run.stream.raw())?;
             Ok(run.read(&tokens)?.into_iter().map(|token| token as i32).collect())
         };
         let together = draw(&[0, 1, 2, 3, 4, 5, 6, 7, 8])?;

@@ -2,6 +2,7 @@
 
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
+use nvbackend::operation::Operation;
 use nvbackend::ops::softmax::Softmax;
 use nvbackend::tensor::DType;
 
@@ -63,7 +64,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         let masked = row.iter().all(|&x| x == f64::NEG_INFINITY);
         reference.extend(scaled().map(|x| if masked { 0.0 } else { (x - max).exp() / sum }));
     }
-    run.executor().softmax(&Softmax::new(input, output, case.scale)?, run.stream.raw())?;
+    run.executor().run(&Operation::from(Softmax::new(input, output, case.scale)?), run.stream.raw())?;
     run.expect("output", &output, &reference)
 }
 

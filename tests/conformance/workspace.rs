@@ -9,7 +9,8 @@ use nvbackend::attention::kv_cache::KvCache;
 use nvbackend::attention::{AttentionConfig, AttentionDecode};
 use nvbackend::backend::{Backend, BackendOptions};
 use nvbackend::error::{Result, Status};
-use nvbackend::executor::{Executor, Workspaced};
+use nvbackend::executor::Executor;
+use nvbackend::operation::Operation;
 use nvbackend::ops::argmax::Argmax;
 use nvbackend::ops::grouped_linear::GroupedLinear;
 use nvbackend::ops::linear::Linear;
@@ -53,19 +54,8 @@ const CASE: Case =
     Case { kind: Kind::Argmax(1, 1), layout: PLAIN, quantized_activations: false, batch_invariant: false };
 
 /// An operation over tensors of the case, and what has to live as long.
-enum Call {
-    Linear(Linear),
-    Codes(LinearCodes),
-    ToCodes(LinearToCodes),
-    Grouped(GroupedLinear),
-    Matmul(Matmul),
-    Decode(AttentionDecode),
-    Argmax(Argmax),
-    Sample(Sample),
-}
-
 struct Prepared {
-    call: Call,
+    op: Operation,
     outputs: Vec<Tensor>,
     _weight: Option<Weight>,
     _cache: Option<KvCache>,
@@ -73,30 +63,11 @@ struct Prepared {
 
 impl Prepared {
     fn needs(&self, executor: &dyn Executor) -> Result<usize> {
-        executor.workspace_bytes(match &self.call {
-            Call::Linear(op) => Workspaced::Linear(op),
-            Call::Codes(op) => Workspaced::LinearCodes(op),
-            Call::ToCodes(op) => Workspaced::LinearToCodes(op),
-            Call::Grouped(op) => Workspaced::GroupedLinear(op),
-            Call::Matmul(op) => Workspaced::Matmul(op),
-            Call::Decode(op) => Workspaced::AttentionDecode(op),
-            Call::Argmax(op) => Workspaced::Argmax(op),
-            Call::Sample(op) => Workspaced::Sample(op),
-        })
+        executor.workspace_bytes(&self.op)
     }
 
     fn queue(&self, executor: &dyn Executor, stream: &Stream) -> Result<()> {
-        let stream = stream.raw();
-        match &self.call {
-            Call::Linear(op) => executor.linear(op, stream),
-            Call::Codes(op) => executor.linear_codes(op, stream),
-            Call::ToCodes(op) => executor.linear_to_codes(op, stream),
-            Call::Grouped(op) => executor.grouped_linear(op, stream),
-            Call::Matmul(op) => executor.matmul(op, stream),
-            Call::Decode(op) => executor.attention_decode(op, stream),
-            Call::Argmax(op) => executor.argmax(op, stream),
-            Call::Sample(op) => executor.sample(op, stream),
-        }
+        executor.run(&self.op, stream.raw())
     }
 
     fn results(&self, run: &Run) -> Result<Vec<u64>> {
@@ -142,21 +113,21 @@ const N: usize = 128;
 const K: usize = 512;
 
 fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure> {
-    let none = |call, outputs| Prepared { call, outputs, _weight: None, _cache: None };
+    let none = |op, outputs| Prepared { op, outputs, _weight: None, _cache: None };
     Ok(match case.kind {
         Kind::Linear(format, m, input, output, gated) => {
             let weight = weight(run, format, input, gated, (N, K))?;
             let (input, _) = run.normal(input, &[m, K], case.layout, 1.0)?;
             let output = run.output(output, &[m, N], PLAIN)?;
             let op = Linear::new(input, weight.view(), None, Activation::None, output)?;
-            Prepared { _weight: Some(weight), ..none(Call::Linear(op), vec![output]) }
+            Prepared { _weight: Some(weight), ..none(op.into(), vec![output]) }
         }
         Kind::Codes(format, m, encoding) => {
             let weight = weight(run, format, DType::Bf16, false, (N, K))?;
             let rows = codes(run, m, encoding, case.layout)?;
             let output = run.output(DType::Bf16, &[m, N], PLAIN)?;
             let op = LinearCodes::new(rows, weight.view(), None, Activation::Silu, output)?;
-            Prepared { _weight: Some(weight), ..none(Call::Codes(op), vec![output]) }
+            Prepared { _weight: Some(weight), ..none(op.into(), vec![output]) }
         }
         Kind::ToCodes(format, m, encoding, n) => {
             let weight = weight(run, format, DType::Bf16, false, (n, K))?;
@@ -172,7 +143,7 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
                 QuantizedRows { data, scales: scale_data, given_scales, encoding, rows: m, columns: n, row_stride: n };
             let output = run.output(DType::Bf16, &[m, n], PLAIN)?;
             let op = LinearToCodes::new(input, weight.view(), None, Activation::GeluTanh, None, Some(output), rows)?;
-            Prepared { _weight: Some(weight), ..none(Call::ToCodes(op), vec![output, scales, words]) }
+            Prepared { _weight: Some(weight), ..none(op.into(), vec![output, scales, words]) }
         }
         Kind::Grouped(m) => {
             let weight = weight(run, None, DType::Bf16, false, (2 * N, K))?;
@@ -180,13 +151,13 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
             let offsets = run.integers(&[0, m as i32 / 2, m as i32])?;
             let output = run.output(DType::F32, &[m, N], PLAIN)?;
             let op = GroupedLinear::new(input, offsets, weight.view(), None, Activation::None, output)?;
-            Prepared { _weight: Some(weight), ..none(Call::Grouped(op), vec![output]) }
+            Prepared { _weight: Some(weight), ..none(op.into(), vec![output]) }
         }
         Kind::Matmul(dtype, m) => {
             let (a, _) = run.normal(dtype, &[2, m, K], PLAIN, 1.0)?;
             let (b, _) = run.normal(dtype, &[2, K, N], PLAIN, 1.0)?;
             let output = run.output(DType::F32, &[2, m, N], PLAIN)?;
-            none(Call::Matmul(Matmul::new(a, b, false, false, 1.0, output)?), vec![output])
+            none(Matmul::new(a, b, false, false, 1.0, output)?.into(), vec![output])
         }
         Kind::Decode(rows, heads, keys) => {
             let config = AttentionConfig::new(AttentionConfig {
@@ -206,12 +177,12 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
             let output = run.output(DType::F32, &shape, PLAIN)?;
             let positions = run.integers(&vec![keys as i32 - 1; rows])?;
             let op = AttentionDecode::new(config, query, cache.layer(1)?, output, None, positions, None, keys)?;
-            Prepared { _cache: Some(cache), ..none(Call::Decode(op), vec![output]) }
+            Prepared { _cache: Some(cache), ..none(op.into(), vec![output]) }
         }
         Kind::Argmax(rows, columns) => {
             let (logits, _) = run.normal(DType::F32, &[rows, columns], PLAIN, 1.0)?;
             let tokens = run.output(DType::I32, &[rows], PLAIN)?;
-            none(Call::Argmax(Argmax::new(logits, tokens)?), vec![tokens])
+            none(Argmax::new(logits, tokens)?.into(), vec![tokens])
         }
         Kind::Sample(rows, columns) => {
             let (logits, _) = run.normal(DType::Bf16, &[rows, columns], PLAIN, 1.0)?;
@@ -219,7 +190,7 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
             let probabilities = run.output(DType::F32, &[rows], PLAIN)?;
             let options = SampleOptions { temperature: 1.0, top_k: 50, top_p: 0.9, seed: 7 };
             let op = Sample::new(logits, options, None, None, tokens, Some(probabilities))?;
-            none(Call::Sample(op), vec![tokens, probabilities])
+            none(op.into(), vec![tokens, probabilities])
         }
     })
 }

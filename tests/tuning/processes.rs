@@ -149,7 +149,7 @@ fn products_run_while_others_tune() {
         let weight = WeightView::float(w.as_mut_ptr().cast(), nvbackend::tensor::DType::F32, columns, k, k, false);
         let x = Tensor::of(&mut x, &[rows, k]);
         let op = Linear::new(x, weight, None, Activation::None, Tensor::of(&mut y, &[rows, columns])).unwrap();
-        backend.queue(&op, backend.default_stream()).unwrap();
+        backend.queue(op, backend.default_stream()).unwrap();
         y
     };
     let expected = run();

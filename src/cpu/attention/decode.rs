@@ -26,7 +26,7 @@ const MAX_HEADS: usize = 48;
 
 /// `workspace` is grown as needed and reused. An error names the first row whose slot or position is out of range.
 pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>) -> Result<()> {
-    let rows = op.query.tensor.shape[0];
+    let rows = op.query.tokens;
     let sequences = check(op, rows)?;
     let kv_heads = op.config.kv_heads;
     let units = rows * kv_heads;

@@ -9,8 +9,7 @@ mod tests;
 use super::row::Row;
 use super::simd::{math, Simd};
 use crate::attention::{AttentionConfig, KvView, SequenceSpan};
-use crate::ops::rope::Heads;
-use crate::tensor::Tensor;
+use crate::tensor::{Heads, Tensor};
 use std::ops::Range;
 
 /// One row's softmax so far: the largest score and the sum of e^(score − max) in vector lanes, beside the weighted
