@@ -167,6 +167,7 @@ impl Backend {
     /// Queues an operation on a stream of this backend.
     pub fn queue(&self, op: impl Into<Operation>, stream: &Stream) -> Result<()> {
         let op = op.into();
+        op.expect_apart()?;
         stream.expect_awake()?;
         let _range = nvtx::range(op.kind().label());
         self.metrics.queue(&op, stream)

@@ -14,6 +14,7 @@ pub mod kv_cache;
 
 use crate::allocation::{collected, with_room};
 use crate::error::{Error, Result, Status};
+use crate::operation::access::{Effect, Visit};
 use crate::operation::CostOf;
 use crate::ops::{expect_extent, Cost};
 use crate::tensor::{DType, Heads, Tensor};
@@ -282,6 +283,18 @@ impl AttentionPrefill {
     }
 
     /// Counts the (query, key) pairs that the mask keeps, and reads of each sequence the keys and values that any row sees.
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read("query", Some(&self.query));
+        let last = self.sequences.iter().map(|span| (span.kv_offset, span.kv_length)).max().unwrap_or((0, 0));
+        for (name, view) in [("key", &self.key), ("value", &self.value)] {
+            let tokens = last.1.saturating_sub(1) * view.token_stride;
+            let elements = last.0 + tokens + (self.config.kv_heads - 1) * view.head_stride + self.config.head_dim;
+            visit.read_range(name, view.data, elements * view.dtype.size());
+        }
+        visit.write("output", Some(&self.output));
+        visit.write("lse", self.lse.as_ref());
+    }
+
     pub fn cost(&self) -> Cost {
         let (mut pairs, mut rows, mut keys) = (0.0, 0, 0);
         for span in &self.sequences {
@@ -360,6 +373,15 @@ impl AttentionDecode {
     }
 
     /// An upper bound: every row is taken to be max_kv_length long.
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read("query", Some(&self.query));
+        visit.cache(&self.cache, Effect::Read);
+        visit.read("positions", Some(&self.positions));
+        visit.read("slots", self.slots.as_ref());
+        visit.write("output", Some(&self.output));
+        visit.write("lse", self.lse.as_ref());
+    }
+
     pub fn cost(&self) -> Cost {
         let rows = self.query.tokens;
         let (begin, end) = self.config.visible(self.max_kv_length - 1, self.max_kv_length);

@@ -2,6 +2,7 @@
 
 use super::{expect_extent, Cost};
 use crate::error::{Error, Result};
+use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
 
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +18,11 @@ impl Argmax {
         let logits = check_logits(logits)?;
         check_tokens(tokens, logits.rows)?;
         Ok(Argmax { logits, tokens })
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read("logits", Some(&self.logits));
+        visit.write("tokens", Some(&self.tokens));
     }
 
     pub fn cost(&self) -> Cost {

@@ -2,6 +2,7 @@
 
 use super::{expect_extent, Activation, Cost};
 use crate::error::{Error, Result};
+use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,6 +64,12 @@ impl Elementwise {
             _ => {}
         }
         Ok(Elementwise { kind, input, second, output })
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read_before("input", Some(&self.input), &["output"]);
+        visit.read_before("second", self.second.as_ref(), &["output"]);
+        visit.write("output", Some(&self.output));
     }
 
     pub fn cost(&self) -> Cost {

@@ -2,6 +2,7 @@
 
 use super::{expect_extent, Cost};
 use crate::error::{Error, Result};
+use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
 use crate::weight::WeightView;
 
@@ -37,6 +38,12 @@ impl Embedding {
         output.expect_size("output", tokens.shape[0], table.columns)?;
         expect_extent("the number of tokens", output.rows)?;
         Ok(Embedding { tokens, table, scale, output })
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read("tokens", Some(&self.tokens));
+        visit.read_weight("table", &self.table);
+        visit.write("output", Some(&self.output));
     }
 
     pub fn cost(&self) -> Cost {

@@ -3,6 +3,7 @@
 use super::quantized_rows::QuantizedRows;
 use super::{expect_extent, Activation, Cost};
 use crate::error::{Error, Result};
+use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +50,13 @@ impl GatedActivation {
         expect_extent("the number of rows", gate.rows)?;
         expect_extent("the number of columns", gate.columns)?;
         Ok(GatedActivation { gate, up, activation, output, quantized_output })
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read_before("gate", Some(&self.gate), &["output"]);
+        visit.read_before("up", Some(&self.up), &["output"]);
+        visit.write("output", self.output.as_ref());
+        visit.write_quantized("quantized_output", self.quantized_output.as_ref());
     }
 
     pub fn cost(&self) -> Cost {

@@ -5,6 +5,7 @@
 use super::linear::{expect_product, product_cost};
 use super::{expect_extent, Activation, Cost};
 use crate::error::{Error, Result};
+use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
 use crate::weight::{Scales, WeightView, BLOCK};
 
@@ -97,6 +98,14 @@ impl GroupedLinear {
     }
 
     /// Every expert's weight is counted as read once.
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read("input", Some(&self.input));
+        visit.read("offsets", Some(&self.offsets));
+        visit.read_weight("weight", &self.weight);
+        visit.read("bias", self.bias.as_ref());
+        visit.write("output", Some(&self.output));
+    }
+
     pub fn cost(&self) -> Cost {
         product_cost(&self.input, &self.weight, self.expert_rows(), &self.output)
     }

@@ -9,6 +9,7 @@
 use super::norm::{NormRows, NormTensors};
 use super::Cost;
 use crate::error::Result;
+use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +51,15 @@ impl LayerNorm {
         rows.expect_vectors([("bias", bias), ("weight", weight)])?;
         let NormRows { input, residual, residual_output, output, .. } = rows;
         Ok(LayerNorm { input, residual, residual_output, weight, bias, output, epsilon })
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read_before("input", Some(&self.input), &["output"]);
+        visit.read_before("residual", self.residual.as_ref(), &["residual_output"]);
+        visit.read("weight", self.weight.as_ref());
+        visit.read("bias", self.bias.as_ref());
+        visit.write("residual_output", self.residual_output.as_ref());
+        visit.write("output", self.output.as_ref());
     }
 
     pub fn cost(&self) -> Cost {

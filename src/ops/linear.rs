@@ -3,6 +3,7 @@
 
 use super::{expect_extent, Activation, Cost};
 use crate::error::{Error, Result};
+use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
 use crate::weight::WeightView;
 
@@ -52,6 +53,19 @@ impl Linear {
     pub fn is_plain(&self) -> bool {
         let epilogue = self.bias.is_some() || self.activation != Activation::None || self.residual.is_some();
         !self.weight.gated && !epilogue
+    }
+
+    /// What a product with this weight reads beside its input.
+    pub(super) fn visit_terms(&self, visit: &mut Visit<'_>) {
+        visit.read_weight("weight", &self.weight);
+        visit.read("bias", self.bias.as_ref());
+        visit.read_before("residual", self.residual.as_ref(), &["output"]);
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read("input", Some(&self.input));
+        self.visit_terms(visit);
+        visit.write("output", Some(&self.output));
     }
 
     pub fn cost(&self) -> Cost {

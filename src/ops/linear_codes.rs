@@ -7,6 +7,7 @@ use super::linear::{expect_residual, expect_terms, Linear};
 use super::quantized_rows::QuantizedRows;
 use super::{Activation, Cost};
 use crate::error::Result;
+use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
 use crate::weight::WeightView;
 
@@ -65,6 +66,12 @@ impl LinearCodes {
             columns,
             row_stride: columns,
         })
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read_quantized("quantized_input", Some(&self.input));
+        self.with_input(self.output).visit_terms(visit);
+        visit.write("output", Some(&self.output));
     }
 
     pub fn cost(&self) -> Cost {

@@ -6,6 +6,7 @@ use super::linear_codes::LinearCodes;
 use super::quantized_rows::QuantizedRows;
 use super::{Activation, Cost};
 use crate::error::Result;
+use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
 use crate::weight::WeightView;
 
@@ -70,6 +71,21 @@ impl LinearToCodes {
         quantized_output.expect_valid("quantized_output")?;
         quantized_output.expect_size("quantized_output", rows, columns)?;
         Ok(LinearToCodes { product, output, quantized_output })
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        match &self.product {
+            LinearProduct::Floats(op) => {
+                visit.read("input", Some(&op.input));
+                op.visit_terms(visit);
+            }
+            LinearProduct::Codes(op) => {
+                visit.read_quantized("quantized_input", Some(&op.input));
+                op.with_input(op.output).visit_terms(visit);
+            }
+        }
+        visit.write("output", self.output.as_ref());
+        visit.write_quantized("quantized_output", Some(&self.quantized_output));
     }
 
     pub fn cost(&self) -> Cost {

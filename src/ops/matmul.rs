@@ -3,6 +3,7 @@
 
 use super::{expect_extent, Cost};
 use crate::error::{Error, Result};
+use crate::operation::access::{Effect, Region, Visit};
 use crate::tensor::{DType, Tensor};
 use std::ffi::c_void;
 
@@ -118,6 +119,28 @@ impl Matmul {
             expect_extent(name, extent)?;
         }
         Ok(Matmul { a, b, output, transpose_a, transpose_b, alpha, batch, m, n, k })
+    }
+
+    fn region(&self, matrix: &MatrixBatch) -> Region {
+        let &MatrixBatch { data, dtype, rows, columns, row_stride, batch_strides } = matrix;
+        let size = dtype.size();
+        let empty = self.batch.contains(&0) || rows == 0 || columns == 0;
+        if empty || batch_strides == [0; BATCH_AXES] {
+            let (rows, start) = (if empty { 0 } else { rows }, data as usize);
+            return Region { start, rows, row_bytes: columns * size, stride: row_stride * size, exact: true };
+        }
+        let axes = || self.batch.into_iter().zip(batch_strides).filter(|&(_, stride)| stride != 0);
+        let elements: usize = axes().map(|(extent, _)| extent).product::<usize>() * rows * columns;
+        let last: usize = axes().map(|(extent, stride)| (extent - 1) * stride).sum();
+        let span = last + (rows - 1) * row_stride + columns;
+        // Matrices of a batch may take turns in memory, and then gaps of one are the other's.
+        Region { start: data as usize, rows: 1, row_bytes: span * size, stride: 0, exact: span == elements }
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.visit("a", self.region(&self.a), Effect::Read);
+        visit.visit("b", self.region(&self.b), Effect::Read);
+        visit.visit("output", self.region(&self.output), Effect::Write);
     }
 
     pub fn cost(&self) -> Cost {

@@ -13,6 +13,7 @@ use super::norm::{NormRows, NormTensors};
 use super::quantized_rows::QuantizedRows;
 use super::{expect_weight_offset, Cost};
 use crate::error::Result;
+use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
 #[derive(Debug, Clone, Copy)]
@@ -74,6 +75,16 @@ impl RmsNorm {
     /// Whether norm(s, weight) is wanted in some form.
     pub fn normalises_sum(&self) -> bool {
         self.output.is_some() || self.quantized_output.is_some()
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read_before("input", Some(&self.input), &["output"]);
+        visit.read("post_weight", self.post_weight.as_ref());
+        visit.read_before("residual", self.residual.as_ref(), &["residual_output"]);
+        visit.read("weight", self.weight.as_ref());
+        visit.write("residual_output", self.residual_output.as_ref());
+        visit.write("output", self.output.as_ref());
+        visit.write_quantized("quantized_output", self.quantized_output.as_ref());
     }
 
     pub fn cost(&self) -> Cost {

@@ -8,6 +8,7 @@ use super::{expect_extent, expect_finite_positive, expect_weight_offset, Cost};
 use crate::attention::kv_cache::CacheLayer;
 use crate::attention::MAX_HEAD_DIM;
 use crate::error::{Error, Result};
+use crate::operation::access::{Effect, Visit};
 use crate::tensor::{DType, Heads, Tensor};
 
 #[derive(Debug, Clone, Copy)]
@@ -160,6 +161,21 @@ impl Rope {
             rotation: arguments.rotation.filter(|rotation| rotation.rotary_dim != 0),
             append: arguments.append,
         })
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read_before("query", self.query.as_ref(), &["query_output"]);
+        visit.read_before("key", self.key.as_ref(), &["key_output"]);
+        visit.read("value", self.value.as_ref());
+        visit.read("query_norm", self.query_norm.as_ref());
+        visit.read("key_norm", self.key_norm.as_ref());
+        visit.read("positions", Some(&self.positions));
+        visit.write("query_output", self.query_output.as_ref());
+        visit.write("key_output", self.key_output.as_ref());
+        if let Some(append) = &self.append {
+            visit.read("slots", append.slots.as_ref());
+            visit.cache(&append.cache, Effect::Write);
+        }
     }
 
     pub fn cost(&self) -> Cost {

@@ -9,6 +9,7 @@
 use super::argmax::{check_logits, check_tokens};
 use super::Cost;
 use crate::error::{Error, Result};
+use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
 
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +71,14 @@ impl Sample {
             probabilities.expect_writable("probabilities")?;
         }
         Ok(Sample { logits, options, sequences, positions, tokens, probabilities })
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read("logits", Some(&self.logits));
+        visit.read("sequences", self.sequences.as_ref());
+        visit.read("positions", self.positions.as_ref());
+        visit.write("tokens", Some(&self.tokens));
+        visit.write("probabilities", self.probabilities.as_ref());
     }
 
     pub fn cost(&self) -> Cost {

@@ -2,6 +2,7 @@
 
 use super::{expect_extent, Cost};
 use crate::error::{Error, Result};
+use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +26,11 @@ impl Softmax {
         expect_extent("the number of rows", input.rows)?;
         expect_extent("the number of columns", input.columns)?;
         Ok(Softmax { input, output, scale })
+    }
+
+    pub fn accesses(&self, visit: &mut Visit<'_>) {
+        visit.read_before("input", Some(&self.input), &["output"]);
+        visit.write("output", Some(&self.output));
     }
 
     pub fn cost(&self) -> Cost {

@@ -1,5 +1,6 @@
-// What the work reads addresses from (tokens, positions, slots, offsets) lies apart from what it writes: it is checked
-// before the work runs, and rows written over it would send the work outside of its tables.
+// Outputs lie apart from what the work reads, except where the header says that they may be the same memory. What it
+// reads addresses from (tokens, positions, slots, offsets) is checked before the work runs, and rows written over it
+// would send the work outside of its tables.
 #include "operation.h"
 
 enum { TOKENS = 4, WIDTH = 16, BYTES = 1 << 12 };
@@ -43,6 +44,80 @@ static void test_embedding(bench* b) {
   REFUSED(embedding, "tokens", "output", "overlap");
   args.tokens.data = (char*)b->memory + TOKENS * WIDTH * 4 - 4;
   REFUSED(embedding, "tokens", "output", "overlap");
+}
+
+static void test_linear(bench* b) {
+  nvb_linear_args good;
+  nvb_linear_args_init(&good);
+  good.input = nvb_tensor_2d(b->other, NVB_DTYPE_F32, TOKENS, WIDTH);
+  good.weight = b->weight;
+  good.output = nvb_tensor_2d(b->memory, NVB_DTYPE_F32, TOKENS, WIDTH);
+  good.residual = good.output;
+  CHECK_OK(nvb_linear(b->f->backend, &good, b->f->stream));
+  nvb_linear_args args = good;
+  args.residual.data = NULL;
+  args.output = args.input;
+  REFUSED(linear, "output", "input", "overlap");
+  args.output.data = (char*)b->other + TOKENS * WIDTH * 4 - 4;
+  REFUSED(linear, "output", "input", "overlap");
+  args.output.data = (char*)b->other + TOKENS * WIDTH * 4;
+  CHECK_OK(nvb_linear(b->f->backend, &args, b->f->stream));
+  args = good;
+  args.residual.data = (char*)b->memory + WIDTH * 4;
+  REFUSED(linear, "output", "residual", "overlap");
+  // Columns of one matrix, as of queries, keys and values, share no byte.
+  args = good;
+  args.residual.data = NULL;
+  args.input = nvb_tensor_2d(b->memory, NVB_DTYPE_F32, TOKENS, WIDTH);
+  args.output = nvb_tensor_2d((char*)b->memory + WIDTH * 4, NVB_DTYPE_F32, TOKENS, WIDTH);
+  args.input.strides[0] = args.output.strides[0] = 2 * WIDTH;
+  CHECK_OK(nvb_linear(b->f->backend, &args, b->f->stream));
+  args.output.data = (char*)b->memory + WIDTH * 4 - 4;
+  REFUSED(linear, "output", "input", "overlap");
+}
+
+static void test_rms_norm(bench* b) {
+  nvb_rms_norm_args good;
+  nvb_rms_norm_args_init(&good);
+  good.input = good.output = nvb_tensor_2d(b->other, NVB_DTYPE_F32, TOKENS, WIDTH);
+  good.residual = good.residual_output = nvb_tensor_2d(b->memory, NVB_DTYPE_F32, TOKENS, WIDTH);
+  CHECK_OK(nvb_rms_norm(b->f->backend, &good, b->f->stream));
+  nvb_rms_norm_args args = good;
+  args.output.data = (char*)b->other + WIDTH * 4;
+  REFUSED(rms_norm, "output", "input", "overlap");
+  args = good;
+  args.output = args.residual_output;
+  REFUSED(rms_norm, "output", "residual_output", "overlap");
+  args = good;
+  args.weight = nvb_tensor_1d(b->other, NVB_DTYPE_F32, WIDTH);
+  REFUSED(rms_norm, "output", "weight", "overlap");
+}
+
+static void test_gated_activation(bench* b) {
+  nvb_gated_activation_args good;
+  nvb_gated_activation_args_init(&good);
+  good.activation = NVB_ACTIVATION_SILU;
+  good.gate = nvb_tensor_2d(b->memory, NVB_DTYPE_F32, TOKENS, WIDTH);
+  good.up = nvb_tensor_2d((char*)b->memory + WIDTH * 4, NVB_DTYPE_F32, TOKENS, WIDTH);
+  good.gate.strides[0] = good.up.strides[0] = 2 * WIDTH;
+  good.output = good.up;
+  CHECK_OK(nvb_gated_activation(b->f->backend, &good, b->f->stream));
+  nvb_gated_activation_args args = good;
+  args.output = nvb_tensor_2d(b->memory, NVB_DTYPE_F32, TOKENS, WIDTH);
+  REFUSED(gated_activation, "output", "gate", "overlap");
+}
+
+static void test_matmul(bench* b) {
+  nvb_matmul_args good;
+  nvb_matmul_args_init(&good);
+  good.a = good.b = nvb_tensor_2d(b->other, NVB_DTYPE_F32, TOKENS, TOKENS);
+  good.output = nvb_tensor_2d(b->memory, NVB_DTYPE_F32, TOKENS, TOKENS);
+  CHECK_OK(nvb_matmul(b->f->backend, &good, b->f->stream));
+  nvb_matmul_args args = good;
+  args.output = args.a;
+  REFUSED(matmul, "output", "a", "overlap");
+  args.output.data = (char*)b->other + 60;
+  REFUSED(matmul, "output", "a", "overlap");
 }
 
 static void test_grouped_linear(bench* b) {
@@ -111,6 +186,10 @@ int main(void) {
   fixture f = open_fixture();
   bench b = set_up(&f);
   test_embedding(&b);
+  test_linear(&b);
+  test_rms_norm(&b);
+  test_gated_activation(&b);
+  test_matmul(&b);
   test_grouped_linear(&b);
   test_rope(&b);
   test_decode(&b);

@@ -1,7 +1,10 @@
 //! An operation as a value: one list of all of them, which makes the enum, the kinds, their numbers in the C ABI, their names
 //! and what is common to all. Whoever holds a value may run it, because descriptors are checked where they are made.
 
+pub mod access;
+
 use crate::attention::{AttentionDecode, AttentionPrefill};
+use crate::error::Result;
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
     grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_codes::LinearCodes,
@@ -9,6 +12,7 @@ use crate::ops::{
     Cost,
 };
 use crate::tensor::Tensor;
+use access::Visit;
 use std::ffi::CStr;
 
 /// The cost of a call, from numbers that it read in device memory.
@@ -56,6 +60,14 @@ macro_rules! operations {
                 }
             }
 
+            /// Tells which memory the operation reads and writes.
+            pub fn accesses(&self, visit: &mut Visit<'_>) {
+                match self {
+                    $(Operation::$kind(op) => op.accesses(visit),
+                      $(Operation::$further(op) => op.accesses(visit),)*)+
+                }
+            }
+
             /// An upper bound where `cost_by_content` says more.
             pub fn cost(&self) -> Cost {
                 match self {
@@ -93,6 +105,11 @@ operations! {
 }
 
 impl Operation {
+    /// Refuses an output in the place of what the work reads, where it cannot be.
+    pub fn expect_apart(&self) -> Result<()> {
+        access::expect_apart(|visit| self.accesses(visit))
+    }
+
     /// The I32 vector in device memory that decides on what the operation must read, and the cost once it is known. Asked
     /// for by profiling alone.
     pub fn cost_by_content(&self) -> Option<(Tensor, CostOf)> {
