@@ -1,8 +1,12 @@
-//! Compiles csrc/ (kernels and driver trampolines) into the library and gives the library its SONAME.
+//! Compiles csrc/ (kernels and driver trampolines) into the library and gives the library its SONAME. What src/ and csrc/
+//! say about each other is compared first (build_script/arguments.rs).
 //!
 //! Environment: `NVCC`, `CUDA_HOME` (where the CUDA compiler is), `NVB_CUDA_ARCHITECTURES` (what to build for, e.g.
 //! `80;90a` or `all-major`), `NVCC_PREPEND_FLAGS` and `NVCC_APPEND_FLAGS` (read by nvcc itself).
 //! Without the `cuda` feature only the link arguments are left and no CUDA compiler is needed.
+
+#[path = "build_script/arguments.rs"]
+mod arguments;
 
 use std::collections::hash_map::DefaultHasher;
 use std::env;
@@ -21,6 +25,7 @@ const OLDEST_DEFAULT: &str = "75";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=build_script");
     name_library();
     let mut toolkit_version = 0;
     let mut architectures = Vec::new();
@@ -31,6 +36,7 @@ fn main() {
             println!("cargo:rerun-if-env-changed={variable}");
         }
         println!("cargo:rerun-if-changed=csrc");
+        compare_arguments();
         let toolkit = Toolkit::find();
         architectures = choose_architectures(&toolkit);
         let mut objects = compile_kernels(&toolkit, &architectures);
@@ -59,6 +65,16 @@ fn kernel_sources() -> Vec<(PathBuf, Vec<u8>)> {
     }
     files.sort();
     files.into_iter().map(|file| (file.clone(), fs::read(&file).unwrap_or_default())).collect()
+}
+
+/// Ends the build where src/ and csrc/ do not agree on what crosses between them. Some 0.2 s.
+fn compare_arguments() {
+    let work = PathBuf::from(env::var_os("OUT_DIR").unwrap());
+    let compiler = cc::Build::new().cpp(true).cargo_metadata(false).get_compiler().to_command();
+    let compared = arguments::check(Path::new("."), compiler, &work).unwrap_or_else(|difference| fail(&difference));
+    for file in compared {
+        println!("cargo:rerun-if-changed={}", file.display());
+    }
 }
 
 /// Whether CMake runs Cargo, so that messages name what its user can change. A change of it alone builds nothing anew.

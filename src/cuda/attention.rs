@@ -9,7 +9,9 @@ use crate::error::Result;
 use crate::stream::RawHandle;
 use std::ffi::c_void;
 
+/// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.
 const MAX_SEQUENCES: usize = 128;
+/// `NVB_ATTENTION_DECODE_COUNTERS` of csrc/attention/attention.h.
 const DECODE_COUNTERS: usize = 17;
 
 /// `nvb_attention_sequence` of csrc/attention/attention.h.
@@ -23,7 +25,7 @@ struct Sequence {
     first_block: i32,
 }
 
-/// `nvb_attention_prefill_params`.
+/// `nvb_attention_prefill_params` of csrc/attention/attention.h.
 #[repr(C)]
 struct PrefillParams {
     query: *const c_void,
@@ -55,7 +57,7 @@ struct PrefillParams {
 }
 const _: () = assert!(size_of::<PrefillParams>() == 152 + 24 * MAX_SEQUENCES);
 
-/// `nvb_attention_decode_params`.
+/// `nvb_attention_decode_params` of csrc/attention/attention.h.
 #[repr(C)]
 struct DecodeParams {
     query: *const c_void,

@@ -26,7 +26,7 @@ struct Params {
 }
 const _: () = assert!(size_of::<Params>() == 80);
 
-/// `nvb_embedding_quantized_params`.
+/// `nvb_embedding_quantized_params` of csrc/embedding/embedding.h.
 #[repr(C)]
 struct QuantizedParams {
     table: QuantizedMatrix,

@@ -11,7 +11,7 @@ use std::ffi::c_void;
 /// `nvb_layer_norm_params` of csrc/layer_norm/layer_norm.h.
 #[repr(C)]
 struct Params {
-    rows: NormRows,
+    base: NormRows,
     weight: *const c_void,
     bias: *const c_void,
     epsilon: f32,
@@ -27,7 +27,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &LayerNorm, stream: RawHandle) ->
     let _guard = executor.enter()?;
     let vectors = [op.weight, op.bias];
     let params = Params {
-        rows: NormRows::new(&op.input, op.residual, op.residual_output, op.output, vectors),
+        base: NormRows::new(&op.input, op.residual, op.residual_output, op.output, vectors),
         weight: vector_data(op.weight),
         bias: vector_data(op.bias),
         epsilon: op.epsilon,

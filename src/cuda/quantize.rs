@@ -22,7 +22,7 @@ struct Part {
     stride: i64,
 }
 
-/// `nvb_quantize_report`.
+/// `nvb_quantize_report` of csrc/quantize/quantize.h.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Report {
@@ -34,7 +34,7 @@ struct Report {
 }
 const _: () = assert!(size_of::<Report>() == 40);
 
-/// `nvb_quantize_params`.
+/// `nvb_quantize_params` of csrc/quantize/quantize.h.
 #[repr(C)]
 struct Params {
     matrix: QuantizedMatrix,

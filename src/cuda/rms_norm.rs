@@ -12,7 +12,7 @@ use std::ffi::c_void;
 /// `nvb_rms_norm_params` of csrc/rms_norm/rms_norm.h.
 #[repr(C)]
 struct Params {
-    rows: NormRows,
+    base: NormRows,
     post_weight: *const c_void,
     weight: *const c_void,
     epsilon: f32,
@@ -29,7 +29,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &RmsNorm, stream: RawHandle) -> R
     let _guard = executor.enter()?;
     let vectors = [op.post_weight, op.weight];
     let params = Params {
-        rows: NormRows::new(&op.input, op.residual, op.residual_output, op.output, vectors),
+        base: NormRows::new(&op.input, op.residual, op.residual_output, op.output, vectors),
         post_weight: vector_data(op.post_weight),
         weight: vector_data(op.weight),
         epsilon: op.epsilon,
