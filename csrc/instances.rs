@@ -36,7 +36,7 @@ template cudaError_t launch_kind<Operands::{element}>(const nvb_linear_wgmma_par
 const FAMILIES: &[Family] = &[
     Family {
         stem: "attention_prefill_mma",
-        includes: &["attention/attention_prefill_mma.cuh"],
+        includes: &["attention/sm80/attention_prefill_mma.cuh"],
         encodings: ONE,
         elements: &[HALVES],
         text: "namespace nvb {
@@ -48,7 +48,7 @@ cudaError_t launch_prefill_mma_{name}(const PrefillArguments& arguments, SharedC
     },
     Family {
         stem: "grouped_linear_mma",
-        includes: &["grouped_linear/grouped_linear_mma.cuh"],
+        includes: &["grouped_linear/sm80/grouped_linear_mma.cuh"],
         encodings: ONE,
         elements: &[HALVES],
         text: "cudaError_t nvb::grouped::launch_mma_{name}(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
@@ -57,7 +57,7 @@ cudaError_t launch_prefill_mma_{name}(const PrefillArguments& arguments, SharedC
     },
     Family {
         stem: "grouped_linear_wgmma",
-        includes: &["grouped_linear/grouped_linear_wgmma.cuh"],
+        includes: &["grouped_linear/sm90/grouped_linear_wgmma.cuh"],
         encodings: ONE,
         elements: &[&[("f16", "kF16"), ("bf16", "kBf16")]],
         text: "cudaError_t nvb::grouped::launch_wgmma_{name}(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
@@ -73,7 +73,7 @@ cudaError_t launch_prefill_mma_{name}(const PrefillArguments& arguments, SharedC
     },
     Family {
         stem: "linear_mma",
-        includes: &["linear/linear_mma.cuh", "linear/linear_skinny.cuh"],
+        includes: &["linear/sm80/linear_mma.cuh", "linear/sm80/linear_skinny.cuh"],
         encodings: ONE,
         elements: &[HALVES],
         text: "template cudaError_t nvb::launch_linear_mma<{element}>(const nvb_linear_params&, const nvb_launch&, nvb::MmaTile);
@@ -81,7 +81,7 @@ template cudaError_t nvb::launch_linear_skinny<{element}>(const nvb_linear_param
     },
     Family {
         stem: "linear_wgmma",
-        includes: &["linear/linear_wgmma.cuh"],
+        includes: &["linear/sm90/linear_wgmma.cuh"],
         encodings: ONE,
         elements: &[&[("f16", "kF16"), ("bf16", "kBf16"), ("int8", "kInt8")]],
         text: WGMMA,
@@ -89,7 +89,7 @@ template cudaError_t nvb::launch_linear_skinny<{element}>(const nvb_linear_param
     // FP8 inputs are E4M3 whatever the weight is.
     Family {
         stem: "linear_wgmma",
-        includes: &["linear/linear_wgmma.cuh"],
+        includes: &["linear/sm90/linear_wgmma.cuh"],
         encodings: ONE,
         elements: &[&[("fp8", "")]],
         text: "namespace nvb {
@@ -101,21 +101,21 @@ template cudaError_t launch_kind<Operands::kE4m3E5m2>(const nvb_linear_wgmma_par
     },
     Family {
         stem: "linear_quantized",
-        includes: &["linear/linear_quantized_int4.cuh"],
+        includes: &["linear/sm80/linear_quantized_int4.cuh"],
         encodings: &["int4", "int4_offsets"],
         elements: &[HALVES],
         text: QUANTIZED,
     },
     Family {
         stem: "linear_quantized",
-        includes: &["linear/linear_quantized_bytes.cuh"],
+        includes: &["linear/sm80/linear_quantized_bytes.cuh"],
         encodings: &["int8", "fp8_e4m3", "fp8_e5m2"],
         elements: &[HALVES],
         text: QUANTIZED,
     },
     Family {
         stem: "linear_quantized_decode",
-        includes: &["linear/linear_quantized_decode.cuh"],
+        includes: &["linear/sm90/linear_quantized_decode.cuh"],
         encodings: &["int4", "int8", "fp8"],
         elements: &[HALVES],
         text: "template cudaError_t nvb::quantized::launch_decode_{encoding}<{element}>(
@@ -123,28 +123,28 @@ template cudaError_t launch_kind<Operands::kE4m3E5m2>(const nvb_linear_wgmma_par
     },
     Family {
         stem: "linear_quantized_wgmma",
-        includes: &["linear/linear_quantized_wgmma_launch.cuh"],
+        includes: &["linear/sm90/linear_quantized_wgmma_launch.cuh"],
         encodings: &["fp8_e4m3", "fp8_e5m2"],
         elements: &[HALVES, TWO_FP8],
         text: WGMMA_ENCODING,
     },
     Family {
         stem: "linear_quantized_wgmma",
-        includes: &["linear/linear_quantized_wgmma_launch.cuh"],
+        includes: &["linear/sm90/linear_quantized_wgmma_launch.cuh"],
         encodings: &["int4"],
         elements: &[HALVES, SCALED_F16],
         text: WGMMA_ENCODING,
     },
     Family {
         stem: "linear_quantized_wgmma",
-        includes: &["linear/linear_quantized_wgmma_launch.cuh"],
+        includes: &["linear/sm90/linear_quantized_wgmma_launch.cuh"],
         encodings: &["int8"],
         elements: &[HALVES],
         text: WGMMA_ENCODING,
     },
     Family {
         stem: "linear_quantized_wgmma",
-        includes: &["linear/linear_quantized_wgmma_launch.cuh"],
+        includes: &["linear/sm90/linear_quantized_wgmma_launch.cuh"],
         encodings: &["int4_offsets"],
         elements: &[HALVES, SCALED_F16],
         text: "template cudaError_t nvb::quantized::launch_wgmma_int4_offsets<{element}>(

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "norm.h"
-#include "overlap.cuh"
+#include "programmatic_launch.cuh"
 #include "row_block.cuh"
 #include "runtime_vector.cuh"
 

@@ -11,7 +11,7 @@
 //   choose: one block a row: the bound, the candidates, their order, top-p, the draw.
 // If more than 2048 candidates reach the bound (equal logits, mostly), choose selects the k-th logit of the row
 // exactly. Shared memory: 16 KiB of candidates, 8 KiB of a histogram or of group numbers.
-#include "../common/overlap.cuh"
+#include "../common/programmatic_launch.cuh"
 #include "../common/reduce.cuh"
 #include "sample_mass.cuh"
 #include "sample_row.cuh"

@@ -1,4 +1,5 @@
-//! Large products on compute capability 9.0 by the kernel of csrc/linear/linear_wgmma.cuh, which has the epilogue in it.
+//! Large products on compute capability 9.0 by the kernel of csrc/linear/sm90/linear_wgmma.cuh, which has the epilogue in
+//! it.
 
 use super::cublaslt::{Operand, OuterScales};
 use super::executor::CudaExecutor;
