@@ -5,6 +5,7 @@
 mod kernel_units;
 
 use kernel_units::Unit;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -87,4 +88,50 @@ fn units_that_only_instantiate_are_rows_of_the_table() {
         let instantiates = code.iter().all(|line| line.starts_with('#') || !line.contains('{'));
         assert!(unit.file.is_none() || !instantiates, "{} belongs into csrc/instances.rs", unit.name);
     }
+}
+
+#[test]
+fn the_map_names_the_files_of_each_generation_and_none_that_is_gone() {
+    let map = fs::read_to_string(csrc().join("README.md")).expect("csrc/README.md");
+    let named: BTreeSet<&str> =
+        map.split('`').skip(1).step_by(2).filter_map(|name| name.split('/').next_back()).collect();
+    let mut files = BTreeSet::new();
+    for path in below(&csrc()) {
+        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        let folder = path.parent().and_then(Path::file_name).expect("a folder").to_string_lossy().into_owned();
+        let listed = ["sm80", "sm90", "common"].contains(&folder.as_str());
+        assert!(!listed || named.contains(name.as_str()), "{} is not in csrc/README.md", path.display());
+        files.insert(name);
+    }
+    for name in named.iter().filter(|name| [".cu", ".cuh", ".h"].iter().any(|end| name.ends_with(end) && name != &end))
+    {
+        assert!(files.contains(*name), "csrc/README.md names {name}, which is not there");
+    }
+}
+
+/// Who includes from whose folder. grouped_linear's tiles are those of linear, and gated_activation calls its epilogue.
+const REACHES: [(&str, &str); 2] = [("grouped_linear", "linear"), ("gated_activation", "linear")];
+
+#[test]
+fn no_operation_reaches_into_the_folder_of_another() {
+    let csrc = csrc().canonicalize().expect("csrc");
+    let operation = |path: &Path| path.strip_prefix(&csrc).ok()?.iter().next()?.to_str().map(str::to_owned);
+    let mut includes = 0;
+    for path in below(&csrc).iter().filter(|path| path.extension().is_some_and(|end| end != "md" && end != "rs")) {
+        let Ok(text) = fs::read_to_string(path) else { continue };
+        let from = operation(path).expect("a folder of csrc");
+        for name in text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"')) {
+            let Ok(included) = path.parent().expect("a folder").join(name).canonicalize() else { continue };
+            let to = operation(&included).expect("a file of csrc");
+            let shared = to == from || ["common", "driver"].contains(&to.as_str());
+            assert!(shared || REACHES.contains(&(&from, &to)), "{} includes {name}", path.display());
+            includes += 1;
+        }
+    }
+    assert!(includes > 100, "{includes} includes were read");
+}
+
+fn below(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    entries.flat_map(|path| if path.is_dir() { below(&path) } else { vec![path] }).collect()
 }
