@@ -28,7 +28,7 @@ struct LinearEpilogue {
   bool residual_vectors;  // and the residual's
 };
 
-// Of a product to which nothing is added.
+// Nothing is added to the product.
 template <typename Params>
 inline LinearEpilogue make_epilogue_alone(const Params& params, int64_t columns) {
   LinearEpilogue epilogue = {};

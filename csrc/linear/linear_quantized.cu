@@ -105,7 +105,7 @@ bool fits_wgmma(Params p, Launch launch) {
   return (p.m > 16 || (p.m > 8 && wgmma_leads(p))) && can_wgmma(p, launch);
 }
 
-// Of a kernel that is asked for by name alone.
+// The dispatcher does not choose this kernel; it is asked for by name alone.
 bool never(Params, Launch) {
   return false;
 }

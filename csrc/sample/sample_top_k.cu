@@ -187,7 +187,7 @@ __device__ __forceinline__ void sort_few(choose_shared& shared, uint32_t count) 
   __syncthreads();
 }
 
-// The same by a bitonic network, for more.
+// Sorts the candidates by a bitonic network, for where too many are there to count each one's place.
 __device__ __forceinline__ void sort_many(choose_shared& shared, uint32_t count) {
   uint32_t padded = 2 * kCountedCandidates;
   while (padded < count) padded *= 2;

@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_tile(unsigned char* shared, const typename 
   }
 }
 
-// The same for a tile of F32 queries, rounded to T.
+// Loads a tile of F32 queries and rounds it to T.
 template <typename Tile>
 __device__ __forceinline__ void load_rounded(unsigned char* shared, const float* global, int64_t stride, int valid_rows,
                                              int head_dim) {

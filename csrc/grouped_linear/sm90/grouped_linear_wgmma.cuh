@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #ifdef NVB_WGMMA
   extern __shared__ __align__(1024) uint8_t memory[];
   WgmmaShared<Shape>& shared = *reinterpret_cast<WgmmaShared<Shape>*>(memory);
-  // The same for a whole warp, which the compiler is told.
+  // All lanes of a warp have one value, and the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 
   // Barriers: a stage is full once its bytes are there, empty once every warpgroup has read it.

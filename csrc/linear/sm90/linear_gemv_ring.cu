@@ -168,7 +168,7 @@ template <typename T>
 cudaError_t launch_linear_gemv_ring(const nvb_linear_params& params, const nvb_launch& launch) {
   using namespace gemv_ring;
   const auto kernel = linear_gemv_ring<T>;
-  // The same for every shape, so that threads with different ones do not lower each other's.
+  // The limit is one for all shapes, so that threads with different shapes do not lower each other's.
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
   if (error != cudaSuccess) return error;
   const Plan plan = make_plan(params, launch);

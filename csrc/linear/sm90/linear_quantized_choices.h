@@ -125,7 +125,7 @@ constexpr DecodeChoice kInt4Rest[] = {
     {16, 0, kAny, 0, kAny, DecodeKernel::kStream, 3, 8, 1, 2},
     {16, 0, kAny, 0, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
 };
-// Of up to 8 tokens.
+// These are for up to 8 tokens.
 constexpr DecodeChoice kInt8Few[] = {
     {4, 0, 68, 72, kAny, DecodeKernel::kStream, 1, 12, 4, 2},
     {4, 0, 286, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
@@ -176,7 +176,7 @@ constexpr DecodeChoice kFp8Few[] = {
     {8, 286, 359, 232, kAny, DecodeKernel::kStream, 3, 14, 2, 2},
     {8, 359, kAny, 232, kAny, DecodeKernel::kRegisters, 0, 0, 0, 0},
 };
-// Of more, and what fits in all cases.
+// These are for more tokens, and fit in all cases.
 constexpr DecodeChoice kByteRest[] = {
     {16, 0, 443, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {16, 443, kAny, 0, 44, DecodeKernel::kStream, 1, 14, 1, 2},

@@ -54,7 +54,7 @@ bool make_stream_plan(const nvb_linear_quantized_params& p, const nvb_launch& la
 template <typename Plan>
 cudaError_t launch_plan(void (*kernel)(nvb_linear_quantized_params, LinearEpilogue, Plan),
                         const nvb_linear_quantized_params& params, const nvb_launch& launch, const Plan& plan) {
-  // The same for every shape, so that threads with different ones do not lower each other's. The kernels have no other
+  // The limit is one for all shapes, so that threads with others do not lower each other's. The kernels have no other
   // shared memory.
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes_per_block);
@@ -71,7 +71,7 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
   using Weight = typename Stage::Weight;
   constexpr bool kInt4 = Weight::kWords == 4;
   constexpr int kStages = kInt4 && Tiles == 1 ? 3 : 2;
-  // Of the register kernel: scales of bytes and offsets spill in the registers that one block more would leave.
+  // The register kernel has one block less: scales of bytes and offsets spill in what one block more would leave.
   constexpr bool kMoreScales = kInt4 ? Weight::kOffsets : Weight::kScales != Scales::kRows;
   constexpr int kWarps = Tiles == 1 ? 16 : 8;
   constexpr int kBlocks = (Tiles == 1 ? 2 : 3) - (kMoreScales ? 1 : 0);

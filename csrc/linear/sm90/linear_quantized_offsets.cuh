@@ -4,7 +4,7 @@
 // Like linear_quantized_skinny: W passes through registers, every byte of it loaded once, x comes through L1, and the
 // warps of a block divide k among themselves for the same 16 rows. That kernel takes 72 to 90 registers with offsets,
 // which leaves a multiprocessor one block of 16 warps; what differs makes room for two:
-// - Codes are multiplied as they lie (RawInt4), so that Σ s q x takes a mask for each pair of codes.
+// - Quantised values are multiplied as they lie (RawInt4), so that Σ s q x takes a mask for each pair of them.
 // - Σ x of every group comes from the tensor cores too, as x times a column of ones, a column for each group, so that
 //   the sums of a batch of chunks share four registers.
 // - Σ o Σ x is one more product of a batch, in tf32, the sums of x in two parts. Its operands lie as the sums of x do:
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(32 * kOffsetsWarps, 2)
   const int group_shift = p.group == 128 ? 1 : 0;
   const int groups = kSteps == 2 ? 2 * chunks : (chunks + group_shift) >> group_shift;
   const char* weight = static_cast<const char*>(p.weight) + (tile_row * chunks + begin) * 512 + lane * 16;
-  // Of the scales and offsets of chunk `quad` of a batch.
+  // Where the scales and offsets of chunk `quad` of a batch lie.
   int64_t scale_at = (tile_row * groups + ((begin + quad) * kSteps >> group_shift)) * 32 + group * 4;
   // Tokens past the end repeat the last one, whose sums are dropped.
   const T* token = static_cast<const T*>(p.input) + min(group, m - 1) * p.input_stride + begin * kChunk + 4 * quad;

@@ -11,10 +11,10 @@
 // The first stages are on their way before griddepcontrol.wait: W and its scales and offsets may not be written by the
 // grid before.
 //
-// With offsets, W = s q + o is multiplied as q alone, which takes a mask for each pair of codes (RawInt4), and Σ_groups
-// o Σ x is added by one more product of the tensor cores for each block of rows, in tf32, whose operands are the
-// offsets and the groups' sums of x in two parts. 16 tokens and 14336 x 4096 elements in groups of 32 take 16.1 µs on
-// an H200, where linear_quantized_stream takes 35.5. Without offsets that would cost more than Int4Decoder: 15.4 µs
+// With offsets, W = s q + o is multiplied as q alone, which takes a mask for each pair of values (RawInt4), and
+// Σ_groups o Σ x is added by one more product of the tensor cores for each block of rows, in tf32, whose operands are
+// the offsets and the groups' sums of x in two parts. 16 tokens and 14336 x 4096 elements in groups of 32 take 16.1 µs
+// on an H200, where linear_quantized_stream takes 35.5. Without offsets that would cost more than Int4Decoder: 15.4 µs
 // instead of 13.9 for 9 tokens.
 //
 // Shapes: x [m, k] of f16 or bf16 with 16-byte aligned rows, k a multiple of 64 and at most Stationary::kChunks chunks

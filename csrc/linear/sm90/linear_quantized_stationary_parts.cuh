@@ -1,4 +1,4 @@
-// What a warp of linear_quantized_stationary.cuh does around its loop: codes of W to the first operand of mma, copies
+// What a warp of linear_quantized_stationary.cuh does around its loop: W to the first operand of mma, copies
 // of W, x into registers, finished sums to y.
 #pragma once
 
@@ -151,7 +151,7 @@ __device__ __forceinline__ void load_stationary(const T* input, int64_t stride, 
   }
 }
 
-// The same from shared memory, where token t is at x_shared + t * pitch.
+// Fetches x from shared memory, where token t is at x_shared + t * pitch.
 template <int Chunks>
 __device__ __forceinline__ void load_shared_input(const char* x_shared, int pitch, int m, int count,
                                                   uint32_t (&x)[Chunks][2][4][2]) {

@@ -1,4 +1,5 @@
-// Codes of Int4 with offsets as the first operand of mma and wgmma, without an instruction that converts them.
+// Int4 values of a weight with zero points as the first operand of mma and wgmma, without an instruction that converts
+// them.
 #pragma once
 
 #include "../sm80/linear_quantized_weight.cuh"
@@ -7,7 +8,7 @@ namespace nvb {
 namespace quantized {
 
 // q in T, times 2^-133 or 2^-24 in the rows of kLow and sixteen times that in the eight rows of kHigh: masked in place,
-// a code is the subnormal number of that many last places, or continues them with the least exponent. bf16 products
+// a value is the subnormal number of that many last places, or continues them with the least exponent. bf16 products
 // would leave the range of f32, so x is multiplied by a power of two first; what overflows there is not finite in the
 // end either, and is summed again from the elements.
 template <typename T>

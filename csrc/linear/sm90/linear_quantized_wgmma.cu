@@ -26,7 +26,7 @@ int64_t stages(const nvb_linear_quantized_params& params) {
 // rows, and 1/4 µs more for the sums of 64 tokens in groups of 32; a block takes 2 µs and 3/8 µs for each 64 rows
 // besides its stages, a block of a cluster 1/2 µs and 1/8 µs for each block to meet the others. A stage of offsets,
 // which has as many bytes, counts as one of W for 64 tokens without such sums; that is not fitted. With 32 tokens a
-// stage takes 1/8 µs for each 64 rows, and 1/4 µs more for codes that are no FP8.
+// stage takes 1/8 µs for each 64 rows, and 1/4 µs more for values that are no FP8.
 //
 // Of 126 shapes from 1152 x 1024 to 8192 x 28672 with 64 tokens the best division of all is 0.1 % faster on average in
 // Int4, 0.5 % in Int8; of 32 shapes from 6912 x 1152 to 57344 x 8192 with 32 tokens 0.1 % in Int4, with offsets or

@@ -8,8 +8,8 @@
 // next product runs, for there are two, which take turns. They do so between a warpgroup's two tiles or, of one tile,
 // between its groups.
 //
-// x and W meet in T (linear_quantized_wgmma_input.cuh): f16 or bf16 with codes that are exact; for bf16 outputs
-// SplitBf16 for FP8, whose codes need no decoding, or ScaledF16 for Int4, whose elements are made before the product,
+// x and W meet in T (linear_quantized_wgmma_input.cuh): f16 or bf16 with values that are exact; for bf16 outputs
+// SplitBf16 for FP8, whose values need no decoding, or ScaledF16 for Int4, whose elements are made before the product,
 // with scales and offsets, so that sums need no scales (linear_quantized_wgmma.h says where).
 //
 // Memory serves requests in turn, and nothing starts without x, which waits for the grid before: so it is asked for
@@ -17,7 +17,7 @@
 // 14336 x 4096 elements in FP8, 20.0 instead of 20.7 in Int4 with groups of 128. Split x comes later, after two reads
 // of it: twice as many stages of 128 rows take 21.1 instead of 21.4.
 //
-// In f16 and bf16, W = s q + o with offsets is multiplied as q alone, which takes a mask for each pair of codes
+// In f16 and bf16, W = s q + o with offsets is multiplied as q alone, which takes a mask for each pair of values
 // (RawInt4), and Σ_groups o Σ x is one more product, in tf32: the offsets, which tf32 holds exactly, with the groups'
 // sums of x in two parts of 11 bits. Its stages lie behind those of x and W, in groups of 32 one for every eight. What
 // is not finite after that is summed again (linear_quantized_nonfinite.cuh).
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   const int64_t first_token = static_cast<int64_t>(blockIdx.z) * Tokens;
   const int begin = rank * share.steps + min(rank, share.more);
   const int steps = share.steps + (rank < share.more ? 1 : 0);
-  // Of the groups' sums; they follow as steps of their own.
+  // The groups' sums follow as steps of their own.
   const int sums_begin = kGroupSums ? rank * share.sum_steps + max(0, rank - share.splits + share.more_sums) : 0;
   const int sum_steps = kGroupSums ? share.sum_steps + (rank >= share.splits - share.more_sums ? 1 : 0) : 0;
   const int own_tokens = max(0, min(Tokens - rank * share.tokens, share.tokens));

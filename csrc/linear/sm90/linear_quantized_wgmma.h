@@ -10,9 +10,9 @@ namespace quantized {
 
 constexpr int kStageGroups = 32;
 
-// In the place of T: bf16 that meets FP8 codes in two parts (linear_quantized_wgmma_input.cuh).
+// In the place of T: bf16 that meets FP8 weights in two parts (linear_quantized_wgmma_input.cuh).
 struct SplitBf16 {};
-// bf16 as f16 times a power of two for each token, for Int4 codes that meet their scales before the product.
+// bf16 as f16 times a power of two for each token, for Int4 values that meet their scales before the product.
 struct ScaledF16 {};
 
 // Outputs in bf16 do not show that the tensor cores round sums of FP8 products, nor that Int4 elements are rounded to

@@ -6,7 +6,7 @@
 //
 // __half, __nv_bfloat16: a stage is two chunks of 64 k.
 //
-// SplitBf16: bf16 as two numbers of FP8, whose products with FP8 codes the tensor cores make from these as they are.
+// SplitBf16: bf16 as two numbers of FP8, whose products with FP8 weights the tensor cores make from these as they are.
 // The four leading bits of x's significand are the first part, the other four the second one, both E4M3; a power of two
 // for each token puts its largest element into [128, 256). Nothing is lost from there down to 2^-2, below that what is
 // less than 2^-10: 2^-17 of the token's largest element. A stage is all 128 k of the first parts, then of the second

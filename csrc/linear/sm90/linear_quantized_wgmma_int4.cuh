@@ -162,7 +162,7 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
   }
 
  private:
-  // Of a group's 16 numbers those of rows g and g + 8.
+  // A group has 16 numbers; a lane takes those of rows g and g + 8.
   static __device__ __forceinline__ float2 rows_pair(const char* group) {
     return __half22float2(as_f16(*reinterpret_cast<const uint32_t*>(group + threadIdx.x % 32 / 4 * 4)));
   }

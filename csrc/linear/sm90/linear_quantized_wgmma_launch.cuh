@@ -22,7 +22,7 @@ cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const 
   const int sums = static_cast<int>(sum_stages(params));
   const WgmmaShare share = {splits,       (Tokens + splits - 1) / splits, steps / splits, steps % splits, sums / splits,
                             sums % splits};
-  // Of a token: 16 elements of x each, and the groups' sums to their last stage.
+  // Each thread arranges 16 elements of a token's x; some go on to the last stage of the groups' sums.
   const int threads = std::max(chunks * 4, static_cast<int>(sums * kStageGroups * params.group / 16));
   char* const arranged = static_cast<char*>(params.workspace);
   if constexpr (kHasFactors<T>) {

@@ -40,7 +40,7 @@ struct WgmmaShape {
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kSharedBytes = kFixedBytes + kRingBytes + 2 * kStages * 8;
   static constexpr int kResultPitch = kRows + 4;  // floats; spreads a store's four quads over the banks
-  // Of the 65,536 registers, whole eights for each thread: what the producers leave goes to the consumers.
+  // Threads have whole eights of the 65,536 registers: what the producers leave goes to the consumers.
   static constexpr int kProducerRegisters = BlocksPerSm == 2 ? 40 : 56;
   static constexpr int kConsumerRegisters = BlocksPerSm == 2 ? 96 : Warpgroups == 3 ? 152 : 224;
   static_assert(Warpgroups == 2 || (Warpgroups == 3 && BlocksPerSm == 1), "register counts are for these");

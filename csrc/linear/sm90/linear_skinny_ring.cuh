@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   uint64_t* const empty = full + plan.slots;  // of a shared ring
   uint64_t* const all_received = reinterpret_cast<uint64_t*>(base + plan.barriers_at) + (Own ? kWarps : 2) * plan.slots;
 
-  // Of the cluster's pairs, block r finishes own_pairs from r * own_pairs on; the last may have fewer.
+  // Block r finishes own_pairs of the cluster's pairs, from r * own_pairs on; the last may have fewer.
   const int cluster_pairs = (rows + 1) / 2;
   const int own_pairs = (cluster_pairs + cluster - 1) / cluster;
   const int owned = max(min(own_pairs, cluster_pairs - rank * own_pairs), 0);
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 template <typename T, int Units, bool Own>
 cudaError_t launch_plan(const nvb_linear_params& params, const nvb_launch& launch, const SkinnyRingPlan& plan) {
   const auto kernel = linear_skinny_ring<T, Units, Own>;
-  // The same for every shape, so that threads with different ones do not lower each other's.
+  // The limit is one for all shapes, so that threads with different shapes do not lower each other's.
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes_per_block);
   if (error != cudaSuccess) return error;

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constan
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const uint32_t rank = cluster_rank();
-  // The same for a whole warp, which the compiler is told.
+  // All lanes of a warp have one value, and the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const Tiles tiles = tiles_of(arguments.m, arguments.n);
   const int64_t cluster = blockIdx.x / kBlocks, clusters = gridDim.x / kBlocks;
