@@ -10,7 +10,7 @@ mod arguments;
 #[path = "build_script/kernel_units.rs"]
 mod kernel_units;
 
-use kernel_units::Unit;
+use kernel_units::{Sources, Unit};
 use std::collections::hash_map::DefaultHasher;
 use std::collections::BTreeMap;
 use std::env;
@@ -264,8 +264,9 @@ fn compile_kernels(toolkit: &Toolkit, architectures: &[String]) -> Vec<PathBuf> 
     let kept = kept_objects(&folder).unwrap_or_else(|error| fail(&format!("{}: {error}", folder.display())));
     let mut objects = Vec::new();
     let mut missing = Vec::new();
+    let mut sources = Sources::new(csrc);
     for unit in units {
-        let tokens = unit.tokens(csrc).unwrap_or_else(|error| fail(&error));
+        let tokens = sources.tokens(&unit).unwrap_or_else(|error| fail(&error));
         let key = hex(&tokens);
         let object = kept.get(&key).cloned().unwrap_or_else(|| folder.join(format!("{}-{key}.o", unit.name)));
         objects.push(object.clone());

@@ -1,6 +1,6 @@
 //! The units that nvcc compiles: every .cu file below csrc/ and what the table csrc/instances.rs generates.
 //!
-//! Minutes of nvcc go into a unit, so its object is kept by what was compiled: [`Unit::tokens`] is the unit with the headers
+//! Minutes of nvcc go into a unit, so its object is kept by what was compiled: [`Sources::tokens`] is the unit with the headers
 //! of csrc/ in their places and without comments, layout and the names of files. A comment, a line break, a header that is
 //! renamed or moved and a file that becomes a row of the table therefore compile nothing. What comes from outside (the
 //! toolkit's headers, flags) is not in it: build.rs keeps a folder of objects for each of those.
@@ -8,9 +8,10 @@
 #[path = "../csrc/instances.rs"]
 mod instances;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 pub struct Unit {
     /// `linear_gemv_bf16`
@@ -42,13 +43,75 @@ pub fn units(csrc: &Path) -> Result<Vec<Unit>, String> {
     }
 }
 
-impl Unit {
-    /// What nvcc makes of the unit depends on this text and on what lies outside of `csrc`.
-    pub fn tokens(&self, csrc: &Path) -> Result<String, String> {
-        let mut tokens = Tokens { csrc, text: String::new(), included: BTreeSet::new() };
-        let folder = self.file.as_deref().and_then(Path::parent).unwrap_or(csrc);
-        tokens.add(&self.text, folder)?;
-        Ok(tokens.text)
+/// The files of `csrc` as units include them, each read once.
+pub struct Sources {
+    csrc: PathBuf,
+    files: BTreeMap<PathBuf, Rc<File>>,
+}
+
+struct File {
+    pieces: Vec<Piece>,
+    is_included_once: bool,
+}
+
+enum Piece {
+    Code(String),
+    /// Without its `#`.
+    Directive(String),
+    Include(String),
+}
+
+impl Sources {
+    pub fn new(csrc: &Path) -> Sources {
+        Sources { csrc: csrc.to_owned(), files: BTreeMap::new() }
+    }
+
+    /// What nvcc makes of a unit depends on this text and on what lies outside of `csrc`.
+    pub fn tokens(&mut self, unit: &Unit) -> Result<String, String> {
+        let folder = unit.file.as_deref().and_then(Path::parent).unwrap_or(&self.csrc).to_owned();
+        let mut tokens = String::new();
+        self.add(&mut tokens, &mut BTreeSet::new(), &parse(&unit.text)?, &folder)?;
+        Ok(tokens)
+    }
+
+    /// Adds a file that lies in `folder`, and what it includes from csrc/.
+    fn add(
+        &mut self,
+        tokens: &mut String,
+        included: &mut BTreeSet<PathBuf>,
+        file: &File,
+        folder: &Path,
+    ) -> Result<(), String> {
+        for piece in &file.pieces {
+            match piece {
+                Piece::Code(code) => {
+                    let closes =
+                        |character: Option<char>| character.is_none_or(|one| one == '\n' || CLOSED.contains(one));
+                    if !closes(tokens.chars().next_back()) && !closes(code.chars().next()) {
+                        tokens.push(' ');
+                    }
+                    tokens.push_str(code);
+                }
+                Piece::Directive(directive) => {
+                    let start = if tokens.is_empty() || tokens.ends_with('\n') { "#" } else { "\n#" };
+                    tokens.extend([start, directive, "\n"]);
+                }
+                Piece::Include(name) => {
+                    let found = [folder.join(name), self.csrc.join(name)].into_iter().find(|path| path.is_file());
+                    let path = found.ok_or_else(|| format!("{}: there is no {name}", folder.display()))?;
+                    let path = path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))?;
+                    let file = match self.files.get(&path) {
+                        Some(file) => file.clone(),
+                        None => Rc::new(parse(&read(&path)?).map_err(|error| format!("{}: {error}", path.display()))?),
+                    };
+                    self.files.insert(path.clone(), file.clone());
+                    if included.insert(path.clone()) || !file.is_included_once {
+                        self.add(tokens, included, &file, path.parent().unwrap_or(folder))?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -56,49 +119,48 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-struct Tokens<'a> {
-    csrc: &'a Path,
-    text: String,
-    included: BTreeSet<PathBuf>,
-}
+/// Characters beside which a space means nothing outside of directives.
+const CLOSED: &str = "(),;{}[]";
 
-impl Tokens<'_> {
-    /// Adds a file that lies in `folder`, and what it includes from csrc/.
-    fn add(&mut self, text: &str, folder: &Path) -> Result<(), String> {
-        // Whether a header is included must not depend on the preprocessor, which is not asked.
-        let mut conditions = 0;
-        for line in without_comments(text).lines() {
-            let Some(directive) = line.trim().strip_prefix('#') else {
-                squeeze(&mut self.text, line, "(),;{}[]");
-                squeeze(&mut self.text, " ", "");
-                continue;
-            };
-            let directive = directive.trim_start();
-            conditions += i32::from(directive.starts_with("if")) - i32::from(directive.starts_with("endif"));
-            let named = directive.strip_prefix("include").and_then(|rest| rest.trim().strip_prefix('"'));
-            if directive == "pragma once" {
-                continue;
+fn parse(text: &str) -> Result<File, String> {
+    let mut file = File { pieces: Vec::new(), is_included_once: false };
+    // Whether a header is included must not depend on the preprocessor, which is not asked.
+    let mut conditions = 0;
+    for line in without_comments(text).lines() {
+        let Some(directive) = line.trim().strip_prefix('#') else {
+            if let Some(Piece::Code(code)) = file.pieces.last_mut() {
+                squeeze(code, " ", "");
+                squeeze(code, line, CLOSED);
+            } else if !line.trim().is_empty() {
+                let mut code = String::new();
+                squeeze(&mut code, line.trim_start(), CLOSED);
+                file.pieces.push(Piece::Code(code));
             }
-            let Some(name) = named.and_then(|name| name.strip_suffix('"')) else {
-                self.text.truncate(self.text.trim_end().len());
-                self.text.push_str("\n#");
-                squeeze(&mut self.text, directive, "");
-                self.text.push('\n');
-                continue;
-            };
-            let found = [folder.join(name), self.csrc.join(name)].into_iter().find(|path| path.is_file());
-            let path = found.ok_or_else(|| format!("{}: there is no {name}", folder.display()))?;
-            if conditions != 0 {
-                return Err(format!("{}: {name} is included under a condition", folder.display()));
-            }
-            let text = read(&path)?;
-            let whole = path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))?;
-            if self.included.insert(whole) || !text.contains("#pragma once") {
-                self.add(&text, path.parent().unwrap_or(folder))?;
-            }
+            continue;
+        };
+        if let Some(Piece::Code(code)) = file.pieces.last_mut() {
+            code.truncate(code.trim_end().len());
         }
-        Ok(())
+        let directive = directive.trim();
+        conditions += i32::from(directive.starts_with("if")) - i32::from(directive.starts_with("endif"));
+        let named = directive.strip_prefix("include").and_then(|rest| rest.trim().strip_prefix('"'));
+        if directive == "pragma once" {
+            file.is_included_once = true;
+        } else if let Some(name) = named.and_then(|name| name.strip_suffix('"')) {
+            if conditions != 0 {
+                return Err(format!("{name} is included under a condition"));
+            }
+            file.pieces.push(Piece::Include(name.to_owned()));
+        } else {
+            let mut squeezed = String::new();
+            squeeze(&mut squeezed, directive, "");
+            file.pieces.push(Piece::Directive(squeezed));
+        }
     }
+    if let Some(Piece::Code(code)) = file.pieces.last_mut() {
+        code.truncate(code.trim_end().len());
+    }
+    Ok(file)
 }
 
 /// The end of the string or character literal that starts at `start`, if one does.

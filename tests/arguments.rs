@@ -10,7 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn compiler() -> Command {
-    Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()))
+    let words = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let mut words = words.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or("c++"));
+    command.args(words);
+    command
 }
 
 /// A copy of the Rust sources and the kernels' headers, with changes.

@@ -4,7 +4,7 @@
 #[path = "../build_script/kernel_units.rs"]
 mod kernel_units;
 
-use kernel_units::Unit;
+use kernel_units::{Sources, Unit};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn tokens(text: &str) -> Result<String, String> {
         fs::write(folder.join("folder/moved.cuh"), format!("// Moved.\n{header}")).expect("a header can be written");
         folder
     });
-    Unit { name: "unit".to_owned(), file: None, text: text.to_owned() }.tokens(folder)
+    Sources::new(folder).tokens(&Unit { name: "unit".to_owned(), file: None, text: text.to_owned() })
 }
 
 const UNIT: &str =
@@ -75,7 +75,8 @@ fn everything_else_is_compiled() {
 fn each_unit_has_a_name_and_tokens_of_its_own() {
     let units = kernel_units::units(&csrc()).expect("units");
     assert!(units.len() > 80, "{} units", units.len());
-    let mut all: Vec<String> = units.iter().map(|unit| unit.tokens(&csrc()).expect("tokens")).collect();
+    let mut sources = Sources::new(&csrc());
+    let mut all: Vec<String> = units.iter().map(|unit| sources.tokens(unit).expect("tokens")).collect();
     all.sort();
     all.dedup();
     assert_eq!(all.len(), units.len(), "two units are the same");
