@@ -137,7 +137,7 @@ impl Source {
             if keyword == "struct" && is_c && file.starts_with("src/cuda") && name.is_none() {
                 return Err(format!("{}: a repr(C) struct begins its comment with the name that it mirrors", place()));
             }
-            if item.starts_with("extern \"C\" {") {
+            if item.trim_start_matches("unsafe ").starts_with("extern \"C\" {") {
                 let block: Vec<&str> = lines.by_ref().take_while(|line| line.trim() != "}").collect();
                 self.add_functions(file, &block)?;
                 continue;

@@ -56,6 +56,28 @@ cudaError_t launch_prefill_mma_{name}(const PrefillArguments& arguments, SharedC
 }",
     },
     Family {
+        stem: "grouped_linear_quantized",
+        includes: &["grouped_linear/sm80/grouped_linear_quantized.cuh"],
+        encodings: &["fp8_e4m3", "fp8_e5m2"],
+        elements: &[&[("", "")]],
+        text: "namespace nvb {
+namespace grouped {
+namespace {
+using quantized::ByteWeight;
+using quantized::Scales;
+template <typename T>
+cudaError_t launch(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  if (p.scale_kind == NVB_SCALES_ROWS) return launch_weight<ByteWeight<NVB_{ENCODING}, Scales::kRows>, T>(p, launch);
+  return launch_weight<ByteWeight<NVB_{ENCODING}, Scales::kBlocks>, T>(p, launch);
+}
+}
+cudaError_t launch_{encoding}(const nvb_grouped_linear_params& p, const nvb_launch& l) {
+  return p.input_dtype == NVB_BF16 ? launch<__nv_bfloat16>(p, l) : launch<__half>(p, l);
+}
+}
+}",
+    },
+    Family {
         stem: "grouped_linear_wgmma",
         includes: &["grouped_linear/sm90/grouped_linear_wgmma.cuh"],
         encodings: ONE,
