@@ -55,7 +55,6 @@ struct PrefillParams {
     reserved: u32,
     sequence: [Sequence; MAX_SEQUENCES],
 }
-const _: () = assert!(size_of::<PrefillParams>() == 152 + 24 * MAX_SEQUENCES);
 
 /// `nvb_attention_decode_params` of csrc/attention/attention.h.
 #[repr(C)]
@@ -94,7 +93,6 @@ struct DecodeParams {
     scale: f32,
     soft_cap: f32,
 }
-const _: () = assert!(size_of::<DecodeParams>() == 208);
 
 extern "C" {
     fn nvb_cuda_attention_prefill(params: *const PrefillParams, launch: *const Launch) -> i32;

@@ -26,7 +26,6 @@ struct Params {
     output_dtype: u32,
     scalar: f32,
 }
-const _: () = assert!(size_of::<Params>() == 88);
 
 /// `nvb_elementwise_code` of csrc/elementwise/elementwise.h.
 #[repr(u32)]

@@ -17,7 +17,6 @@ struct Params {
     epsilon: f32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 120);
 
 extern "C" {
     fn nvb_cuda_layer_norm(params: *const Params, launch: *const Launch) -> i32;

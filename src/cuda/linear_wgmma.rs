@@ -35,7 +35,6 @@ pub(super) struct Params {
     activation: u32,
     gated: u32,
 }
-const _: () = assert!(size_of::<Params>() == 136);
 
 extern "C" {
     fn nvb_cuda_linear_wgmma_can(params: *const Params, launch: *const Launch) -> i32;

@@ -58,7 +58,6 @@ pub(super) struct QuantizedMatrix {
     group: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<QuantizedMatrix>() == 64);
 
 impl QuantizedMatrix {
     /// `None` for a float weight.
@@ -89,7 +88,6 @@ pub(super) struct QuantizedOutput {
     encoding: u32,
     given_scales: u32,
 }
-const _: () = assert!(size_of::<QuantizedOutput>() == 32);
 
 impl QuantizedOutput {
     /// `None`: no such output.

@@ -19,7 +19,6 @@ struct Params {
     weight_offset: f32,
     quantized_output: QuantizedOutput,
 }
-const _: () = assert!(size_of::<Params>() == 152);
 
 extern "C" {
     fn nvb_cuda_rms_norm(params: *const Params, launch: *const Launch) -> i32;
