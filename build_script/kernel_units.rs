@@ -93,6 +93,10 @@ impl Sources {
                     tokens.push_str(code);
                 }
                 Piece::Directive(directive) => {
+                    let name = directive.strip_prefix("include <").and_then(|name| name.strip_suffix('>'));
+                    if let Some(name) = name.filter(|name| self.csrc.join(name).is_file()) {
+                        return Err(format!("{}: {name} of csrc/ is included in angle brackets", folder.display()));
+                    }
                     let start = if tokens.is_empty() || tokens.ends_with('\n') { "#" } else { "\n#" };
                     tokens.extend([start, directive, "\n"]);
                 }

@@ -67,6 +67,8 @@ fn everything_else_is_compiled() {
     }
     let missing = tokens(&UNIT.replace("header.cuh", "nowhere.cuh")).expect_err("a header is missing");
     assert!(missing.contains("there is no nowhere.cuh"), "{missing}");
+    let angle = tokens(&UNIT.replace("\"header.cuh\"", "<header.cuh>")).expect_err("a header in angle brackets");
+    assert!(angle.contains("angle brackets"), "{angle}");
     let condition = UNIT.replace("#include \"header.cuh\"", "#if X\n#include \"header.cuh\"\n#endif");
     assert!(tokens(&condition).expect_err("a condition").contains("under a condition"));
 }
