@@ -1,14 +1,23 @@
-//! Compiles csrc/ (kernels and driver trampolines) into the library and gives the library its SONAME.
+//! Compiles csrc/ (kernels and driver trampolines) into the library and gives the library its SONAME. What src/ and csrc/
+//! say about each other is compared first (build_script/arguments.rs).
 //!
 //! Environment: `NVCC`, `CUDA_HOME` (where the CUDA compiler is), `NVB_CUDA_ARCHITECTURES` (what to build for, e.g.
 //! `80;90a` or `all-major`), `NVCC_PREPEND_FLAGS` and `NVCC_APPEND_FLAGS` (read by nvcc itself).
 //! Without the `cuda` feature only the link arguments are left and no CUDA compiler is needed.
 
+#[path = "build_script/arguments.rs"]
+mod arguments;
+#[path = "build_script/kernel_units.rs"]
+mod kernel_units;
+
+use kernel_units::{Sources, Unit};
 use std::collections::hash_map::DefaultHasher;
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::hash::{Hash, Hasher};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{exit, Command};
 use std::sync::Mutex;
@@ -21,6 +30,7 @@ const OLDEST_DEFAULT: &str = "75";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=build_script");
     name_library();
     let mut toolkit_version = 0;
     let mut architectures = Vec::new();
@@ -31,6 +41,7 @@ fn main() {
             println!("cargo:rerun-if-env-changed={variable}");
         }
         println!("cargo:rerun-if-changed=csrc");
+        compare_arguments();
         let toolkit = Toolkit::find();
         architectures = choose_architectures(&toolkit);
         let mut objects = compile_kernels(&toolkit, &architectures);
@@ -53,12 +64,24 @@ fn kernel_sources() -> Vec<(PathBuf, Vec<u8>)> {
             let path = entry.unwrap().path();
             match path.is_dir() {
                 true => folders.push(path),
+                // Pages compute nothing.
+                false if path.extension().is_some_and(|extension| extension == "md") => {}
                 false => files.push(path),
             }
         }
     }
     files.sort();
     files.into_iter().map(|file| (file.clone(), fs::read(&file).unwrap_or_default())).collect()
+}
+
+/// Ends the build where src/ and csrc/ do not agree on what crosses between them. Some 0.2 s.
+fn compare_arguments() {
+    let work = PathBuf::from(env::var_os("OUT_DIR").unwrap());
+    let compiler = cc::Build::new().cpp(true).cargo_metadata(false).get_compiler().to_command();
+    let compared = arguments::check(Path::new("."), compiler, &work).unwrap_or_else(|difference| fail(&difference));
+    for file in compared {
+        println!("cargo:rerun-if-changed={}", file.display());
+    }
 }
 
 /// Whether CMake runs Cargo, so that messages name what its user can change. A change of it alone builds nothing anew.
@@ -226,33 +249,40 @@ fn code_flags(architectures: &[String]) -> Vec<String> {
     machine.chain(plain.map(|name| format!("-gencode=arch=compute_{name},code=compute_{name}"))).collect()
 }
 
-/// Compiles csrc/*/*.cu, `NUM_JOBS` files at a time, and returns the objects.
+/// Compiles the units of csrc/, `NUM_JOBS` at a time, and returns the objects.
 ///
-/// Minutes of nvcc go into these objects, so they are kept in the target folder, shared by profiles, and compiled again
-/// only when the file, a header that it includes, or the command has changed.
+/// They are kept in the target folder, shared by profiles, under the hash of what was compiled (build_script/kernel_units.rs):
+/// who returns to an earlier state of csrc/ finds its objects there.
 fn compile_kernels(toolkit: &Toolkit, architectures: &[String]) -> Vec<PathBuf> {
-    let mut sources = kernel_files();
+    let csrc = Path::new("csrc");
+    let units = kernel_units::units(csrc).unwrap_or_else(|error| fail(&error));
     let jobs: usize = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
-    let compiler = kernel_compiler(toolkit, architectures, jobs.div_ceil(sources.len().max(1)));
-    let fixed: Vec<OsString> = compiler.get_args().map(OsString::from).collect();
+    let compiler = kernel_compiler(toolkit, architectures, jobs.div_ceil(units.len().max(1)));
+    let mut fixed: Vec<OsString> = compiler.get_args().map(OsString::from).collect();
+    fixed.extend(["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"].iter().filter_map(env::var_os));
     let folder = kernel_folder().join(hex(&(&toolkit.version, &fixed)));
-    fs::create_dir_all(&folder).unwrap_or_else(|error| fail(&format!("{}: {error}", folder.display())));
-    let objects = sources.iter().map(|source| object_path(&folder, source)).collect();
-
-    sources.retain(|source| {
-        let object = object_path(&folder, source);
-        let key = fs::read_to_string(object.with_extension("key")).ok();
-        !object.is_file() || key.is_none() || key != dependencies_key(&object)
-    });
-    // Large files first, so that none is left running alone at the end.
-    sources.sort_by_key(|source| fs::metadata(source).map(|data| data.len()).unwrap_or(0));
-    let waiting = Mutex::new(sources);
+    let kept = kept_objects(&folder).unwrap_or_else(|error| fail(&format!("{}: {error}", folder.display())));
+    let mut objects = Vec::new();
+    let mut missing = Vec::new();
+    let mut sources = Sources::new(csrc);
+    for unit in units {
+        let tokens = sources.tokens(&unit).unwrap_or_else(|error| fail(&error));
+        let key = hex(&tokens);
+        let object = kept.get(&key).cloned().unwrap_or_else(|| folder.join(format!("{}-{key}.o", unit.name)));
+        objects.push(object.clone());
+        if !kept.contains_key(&key) {
+            missing.push((tokens.len(), unit, object));
+        }
+    }
+    // Large units first, so that none is left running alone at the end.
+    missing.sort_by_key(|(size, _, _)| *size);
+    let waiting = Mutex::new(missing);
     let next = || waiting.lock().unwrap().pop();
     thread::scope(|scope| {
         for _ in 0..jobs {
             scope.spawn(|| {
-                while let Some(source) = next() {
-                    compile_kernel(&compiler, &source, &object_path(&folder, &source));
+                while let Some((_, unit, object)) = next() {
+                    compile_kernel(&compiler, &unit, &object);
                 }
             });
         }
@@ -260,17 +290,18 @@ fn compile_kernels(toolkit: &Toolkit, architectures: &[String]) -> Vec<PathBuf> 
     objects
 }
 
-/// csrc/*/*.cu relative to the package, which is the build script's working directory.
-fn kernel_files() -> Vec<PathBuf> {
-    let list = |folder: &Path| -> Vec<PathBuf> {
-        let entries = fs::read_dir(folder).unwrap_or_else(|error| fail(&format!("{}: {error}", folder.display())));
-        entries.map(|entry| entry.unwrap().path()).collect()
-    };
-    let folders = list(Path::new("csrc")).into_iter().filter(|path| path.is_dir());
-    let mut files: Vec<_> = folders.flat_map(|folder| list(&folder)).collect();
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "cu"));
-    files.sort();
-    files
+/// The objects of a folder, which it makes if need be, by the key at the end of their names.
+fn kept_objects(folder: &Path) -> io::Result<BTreeMap<String, PathBuf>> {
+    fs::create_dir_all(folder)?;
+    let mut kept = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if let Some((_, key)) = name.strip_suffix(".o").and_then(|stem| stem.rsplit_once('-')) {
+            kept.insert(key.to_owned(), path);
+        }
+    }
+    Ok(kept)
 }
 
 /// nvcc with every flag but the file names. `cc` chooses the host compiler and its flags for the target.
@@ -288,31 +319,27 @@ fn kernel_compiler(toolkit: &Toolkit, architectures: &[String], threads: usize) 
     command
 }
 
-fn compile_kernel(compiler: &Command, source: &Path, object: &Path) {
-    let partial = object.with_extension(format!("{}.o", std::process::id()));
+fn compile_kernel(compiler: &Command, unit: &Unit, object: &Path) {
+    let source = unit.file.clone().unwrap_or_else(|| {
+        let folder = PathBuf::from(env::var_os("OUT_DIR").unwrap()).join("kernels");
+        let path = folder.join(format!("{}.cu", unit.name));
+        let written = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, &unit.text));
+        written.unwrap_or_else(|error| fail(&format!("{}: {error}", path.display())));
+        path
+    });
+    let partial = object.with_extension(format!("{}.partial", std::process::id()));
     let mut command = Command::new(compiler.get_program());
     for (name, value) in compiler.get_envs() {
         command.env(name, value.unwrap_or_default());
     }
-    command.args(compiler.get_args()).arg("-MD").arg("-MF").arg(object.with_extension("d"));
-    command.arg("-c").arg(source).arg("-o").arg(&partial);
+    command.args(compiler.get_args()).arg("-c").arg(&source).arg("-o").arg(&partial);
     let result = command.output().unwrap_or_else(|error| fail(&format!("{command:?}: {error}")));
     if !result.status.success() {
         let text = [result.stdout, result.stderr].concat();
         fail(&format!("{}\n{}\n{command:?}", source.display(), String::from_utf8_lossy(&text)));
     }
     // Renamed last, so that an object that exists is whole.
-    let stored = fs::rename(&partial, object)
-        .and_then(|()| fs::write(object.with_extension("key"), dependencies_key(object).unwrap_or_default()));
-    stored.unwrap_or_else(|error| fail(&format!("{}: {error}", object.display())));
-}
-
-/// A hash of the files under csrc/ that the object was compiled from, or none if one of them is gone.
-fn dependencies_key(object: &Path) -> Option<String> {
-    let list = fs::read_to_string(object.with_extension("d")).ok()?;
-    let files = list.split_whitespace().filter(|word| word.starts_with("csrc/"));
-    let contents: Option<Vec<_>> = files.map(|file| fs::read(file).ok()).collect();
-    Some(hex(&contents?))
+    fs::rename(&partial, object).unwrap_or_else(|error| fail(&format!("{}: {error}", object.display())));
 }
 
 fn hex(value: &impl Hash) -> String {
@@ -325,13 +352,6 @@ fn hex(value: &impl Hash) -> String {
 fn kernel_folder() -> PathBuf {
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap());
     out.ancestors().nth(4).unwrap_or(&out).join("kernels")
-}
-
-/// `<folder>/rms_norm.rms_norm.o` for csrc/rms_norm/rms_norm.cu.
-fn object_path(folder: &Path, source: &Path) -> PathBuf {
-    let operation = source.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
-    let stem = source.file_stem().unwrap_or_default().to_string_lossy();
-    folder.join(format!("{operation}.{stem}.o"))
 }
 
 /// The trampolines that open libcuda.so.1 on first use (csrc/driver/driver.h).

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use std::ffi::c_void;
 use std::fmt;
 
-/// Element types; the numbers are `NVB_DTYPE_*` of the C ABI and `nvb_dtype_code` of the kernels.
+/// `nvb_dtype_code` of csrc/common/launch.h, the types of elements; the numbers are `NVB_DTYPE_*` of the C ABI too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum DType {

@@ -5,7 +5,7 @@
 // logit a chunk to the workspace, `argmax_row_kernel` takes the largest, a warp a row. Many rows, or short ones, are
 // one chunk each and the first kernel writes the token. A maximum of integers is the same in any order. Shared memory:
 // 128 bytes.
-#include "../common/overlap.cuh"
+#include "../common/programmatic_launch.cuh"
 #include "../common/row_chunks.cuh"
 #include "argmax.h"
 

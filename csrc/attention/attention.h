@@ -75,8 +75,8 @@ static_assert(sizeof(nvb_attention_prefill_params) == 152 + 24 * NVB_ATTENTION_M
 //
 // The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16, any query and output dtype,
 // head_dim a multiple of 8, and key and value rows aligned to 16 bytes; everything else runs the f32 kernel.
-// Of these, few visible keys (by max_kv_length and window) of few sequences run a kernel for latency, which wants no
-// workspace: splits 0, head_dim up to 256, query rows aligned to 16 bytes.
+// What it takes runs a kernel made for latency, which wants no workspace, where few sequences see few keys (by
+// max_kv_length and window): splits 0, head_dim up to 256, query rows aligned to 16 bytes.
 struct nvb_attention_decode_params {
   const void* query;         // [sequences, query_heads, head_dim]
   const void* key;           // [slots, kv_heads, capacity, head_dim]

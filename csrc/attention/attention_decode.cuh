@@ -8,7 +8,7 @@
 // whichever block does it, so the result does not depend on timing.
 #pragma once
 
-#include "../common/overlap.cuh"
+#include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"
 #include "attention.h"
 #include "softmax.cuh"

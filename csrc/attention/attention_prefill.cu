@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention_prefill_mma.cuh"
+#include "sm80/attention_prefill_mma.cuh"
 
 namespace nvb {
 namespace {

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "norm.h"
-#include "overlap.cuh"
+#include "programmatic_launch.cuh"
 #include "row_block.cuh"
 #include "runtime_vector.cuh"
 
@@ -20,7 +20,7 @@ inline constexpr int kRowValues = Width == 1 ? 8 : 16;
 template <int Width>
 inline constexpr int kRowThreads = Width == 4 ? 512 : 1024;
 inline constexpr int kShortRowValues = 8;
-// Of a row that does not fit and is read again for each step.
+// A row that does not fit is read again for each step, by this many threads.
 inline constexpr int kLongRowThreads = 1024;
 
 template <int Width>
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint4 load_raw_input(const nvb_norm_rows& p, int64_t 
   return load_raw<Width>(p.input, p.input_dtype, row * p.input_stride + column);
 }
 
-// Of a residual that is there.
+// The residual is there.
 template <int Width>
 __device__ __forceinline__ uint4 load_raw_residual(const nvb_norm_rows& p, int64_t row, int64_t column) {
   return load_raw<Width>(p.residual, p.residual_dtype, row * p.residual_stride + column);

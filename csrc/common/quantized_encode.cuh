@@ -1,4 +1,4 @@
-// Scales and codes of the 8-bit encodings, as src/weight/quantize.rs has them.
+// Scales and values of the 8-bit encodings, as src/weight/quantize.rs has them.
 #pragma once
 
 #include <math_constants.h>
@@ -12,7 +12,7 @@ __device__ __forceinline__ float inverse_of(float scale) {
   return fabsf(inverse) < CUDART_INF_F ? inverse : 0.0f;
 }
 
-// The scale with which the codes of an 8-bit encoding reach `most`.
+// The scale with which the values of an 8-bit encoding reach `most`.
 template <uint32_t Encoding>
 __device__ __forceinline__ float scale_for(float most) {
   return most / (Encoding == NVB_INT8 ? 127.0f : Encoding == NVB_FP8_E4M3 ? 448.0f : 57344.0f);

@@ -1,4 +1,4 @@
-// The steps of a kernel that leaves rows in 8 bits: the largest magnitude of a row, its scale, its codes.
+// The steps of a kernel that leaves rows in 8 bits: the largest magnitude of a row, its scale, its values.
 #pragma once
 
 #include "quantized_encode.cuh"
@@ -39,7 +39,7 @@ __device__ __forceinline__ float store_row_scale(const nvb_quantized_output& out
   return inverse_of(scale);
 }
 
-// Codes of Width neighbours that lie inside the row.
+// Stores the quantised values of Width neighbours that lie inside the row.
 template <int Width>
 __device__ __forceinline__ void store_codes(const nvb_quantized_output& output, int64_t row, int64_t column,
                                             float inverse, const float (&values)[Width]) {

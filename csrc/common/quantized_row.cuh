@@ -1,6 +1,6 @@
 // A block that leaves a row in 8 bits and, beside that, rounded to a float tensor: the largest magnitude first, then
-// the codes. The row's values stay in registers where they are at most 32 a thread; of a longer row they are made
-// again.
+// the quantised values. The row's values stay in registers where they are at most 32 a thread; of a longer row they are
+// made again.
 #pragma once
 
 #include <algorithm>

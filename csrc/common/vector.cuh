@@ -122,7 +122,7 @@ __device__ __forceinline__ void store16(void* address, const uint4& raw) {
   *static_cast<uint4*>(address) = raw;
 }
 
-// The same, with the kVector<T> elements as f32.
+// Loads 16 bytes and gives their kVector<T> elements as f32.
 template <typename T>
 __device__ __forceinline__ void load16_as_float(const T* address, float (&values)[kVector<T>]) {
   unpack16<T>(load16(address), values);

@@ -58,7 +58,7 @@ struct OperandTraits {
                : NVB_64(NVB_SUM, constraint, d, 0), NVB_64(NVB_SUM, constraint, d, 64)                       \
                : "l"(a), "l"(b), "r"(accumulate))
 
-// Of 16-bit floats; the sums follow.
+// The products are of 16-bit floats; the sums follow as arguments.
 #define NVB_WGMMA_FEW(columns, instruction, names, operands, predicate, ...)                                   \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " predicate ", 0;\nwgmma.mma_async.sync.aligned.m64n" columns \
                "k16.f32." instruction " {" names "}, " operands ", p, 1, 1, 0, 0;\n}\n"                        \
@@ -148,7 +148,7 @@ struct RingPlace {
   }
 };
 
-// As wgmma_hold of wgmma.cuh.
+// Keeps the compiler from moving integer sums over a wait, which does not name them.
 template <int Count>
 __device__ __forceinline__ void wgmma_hold(int32_t (&d)[Count]) {
 #pragma unroll
@@ -173,7 +173,7 @@ __device__ __forceinline__ void tensor_copy(void* shared, const CUtensorMap* map
 #endif
 }
 
-// The same of maps of three and of four dimensions, from the box's first coordinates on.
+// Maps of three and of four dimensions: copies the box from its first coordinates on.
 __device__ __forceinline__ void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z,
                                             uint64_t* barrier) {
 #ifdef NVB_WGMMA

@@ -3,7 +3,7 @@
 // Shapes: tokens i32[T], table [V, D], output [T, D]; dtypes float, any pair; vectors of 8, 4 or 1 elements by
 // alignment. Work: tiles (row_block.cuh), two vectors a thread. A token is read by every thread of its row, from L1
 // after the first. Shared memory: none.
-#include "../common/overlap.cuh"
+#include "../common/programmatic_launch.cuh"
 #include "../common/row_block.cuh"
 #include "../common/runtime_vector.cuh"
 #include "embedding.h"

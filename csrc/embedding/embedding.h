@@ -25,7 +25,8 @@ struct nvb_embedding_params {
 };
 static_assert(sizeof(nvb_embedding_params) == 80, "src/cuda mirrors this layout");
 
-// The same with a table [vocabulary, columns] in an encoding of common/quantized.h.
+// The table [vocabulary, columns] is in an encoding of common/quantized.h; everything else is as in
+// nvb_embedding_params.
 struct nvb_embedding_quantized_params {
   nvb_quantized_matrix table;
   const int32_t* tokens;  // [rows]

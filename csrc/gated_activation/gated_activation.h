@@ -7,7 +7,8 @@
 // memory. With `up` null, `gate` is [rows, 2 * columns] in interleaved pairs: column 2i the gate, column 2i + 1 the up
 // projection, and up_stride is ignored. Any float dtypes, sizes and alignment. With separate tensors the output may be
 // the gate or the up tensor itself (same dtype and stride); interleaved it must not overlap them. quantized_output has
-// the codes of the same values before any rounding, with `output` or without (null), and of separate tensors alone.
+// the same values in 8 bits, quantised before any rounding, with `output` or without (null), and of separate tensors
+// alone.
 struct nvb_gated_activation_params {
   const void* gate;
   const void* up;

@@ -4,8 +4,8 @@
 // computes two rows of W, a (gate, up) pair, for eight tokens of one expert; a lane takes four neighbouring k of every
 // 128, of which it decodes W once and meets all tokens. Shared memory: none.
 #include "../common/reduce.cuh"
-#include "grouped_linear_quantized.h"
-#include "grouped_linear_wgmma.h"
+#include "sm80/grouped_linear_quantized.h"
+#include "sm90/grouped_linear_wgmma.h"
 
 namespace nvb {
 namespace grouped {

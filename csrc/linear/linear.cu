@@ -112,7 +112,7 @@ cudaError_t launch_mma(Params p, Launch launch) {
                                    : launch_linear_mma<__nv_bfloat16>(p, launch, Tile);
 }
 
-// Of a kernel that is asked for by name alone.
+// The dispatcher does not choose this kernel; it is asked for by name alone.
 bool never(Params, Launch) {
   return false;
 }

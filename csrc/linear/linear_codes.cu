@@ -1,5 +1,5 @@
-// Rows of codes to aligned rows that end in zeros (linear_codes.h). Bound by memory: a thread writes four codes of a
-// row, which it reads singly, because it is where they are not aligned that the rows are copied.
+// Rows of quantised values to aligned rows that end in zeros (linear_codes.h). Bound by memory: a thread writes four
+// values of a row, which it reads singly, because it is where they are not aligned that the rows are copied.
 #include <algorithm>
 
 #include "linear_codes.h"

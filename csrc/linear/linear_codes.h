@@ -1,11 +1,11 @@
-// An input in 8 bits, as products with the codes want it: aligned rows that end in zeros.
+// A quantised input as products in 8 bits want it: aligned rows that end in zeros.
 #pragma once
 
 #include "../common/launch.h"
 
 // output [rows, output_row_bytes] = codes [rows, columns] and zeros after them; output_scales = scales. Strides in
-// bytes; the codes of any alignment, the output's rows multiples of 16 bytes on such boundaries. Device memory, no
-// overlap.
+// bytes; the quantised values (`codes`) of any alignment, the output's rows multiples of 16 bytes on such boundaries.
+// Device memory, no overlap.
 struct nvb_linear_codes_params {
   const void* codes;
   const float* scales;  // [rows]

@@ -10,8 +10,8 @@ namespace nvb {
 
 // Where the sums of one product go; `columns` counts them before gating.
 //
-// The residual is what an earlier kernel wrote: a kernel of overlap.cuh finishes its sums after it has waited for that.
-// It may be the output, of which each element is read and written by one thread.
+// The residual is what an earlier kernel wrote: a kernel of programmatic_launch.cuh finishes its sums after it has
+// waited for that. It may be the output, of which each element is read and written by one thread.
 struct LinearEpilogue {
   const void* bias;
   const void* residual;
@@ -28,7 +28,7 @@ struct LinearEpilogue {
   bool residual_vectors;  // and the residual's
 };
 
-// Of a product to which nothing is added.
+// Nothing is added to the product.
 template <typename Params>
 inline LinearEpilogue make_epilogue_alone(const Params& params, int64_t columns) {
   LinearEpilogue epilogue = {};

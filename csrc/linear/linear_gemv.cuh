@@ -14,7 +14,7 @@
 
 #include <type_traits>
 
-#include "../common/overlap.cuh"
+#include "../common/programmatic_launch.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
 #include "linear_epilogue.cuh"

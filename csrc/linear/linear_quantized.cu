@@ -1,9 +1,11 @@
 // nvb_cuda_linear_quantized: checks the parameters and picks the kernel, the first row of the table that fits.
 #include "../common/vector.cuh"
 #include "linear_epilogue.cuh"
-#include "linear_quantized_decode.h"
+#include "sm90/linear_quantized_decode.h"
+
 #include "linear_quantized_kernels.h"
-#include "linear_quantized_wgmma.h"
+#include "sm90/linear_quantized_wgmma.h"
+
 #include "linear_table.h"
 
 namespace nvb {
@@ -103,7 +105,7 @@ bool fits_wgmma(Params p, Launch launch) {
   return (p.m > 16 || (p.m > 8 && wgmma_leads(p))) && can_wgmma(p, launch);
 }
 
-// Of a kernel that is asked for by name alone.
+// The dispatcher does not choose this kernel; it is asked for by name alone.
 bool never(Params, Launch) {
   return false;
 }

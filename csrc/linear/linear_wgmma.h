@@ -18,7 +18,7 @@ enum nvb_linear_operands : uint32_t {
 // Supported: capability 9.0; y in F16 or BF16; no activation, GELU's tanh form or SiLU; a residual of any float dtype
 // where there is neither activation nor gating, which y may be (same dtype and stride); rows of x and W 16-byte
 // aligned, so strides of whole 16 bytes; k at least 1. Scales with FP8 and INT8, and with them alone. Sums of FP8 are
-// as exact as the tensor cores keep them, to some 14 bits, which is little beside what the codes have lost.
+// as exact as the tensor cores keep them, to some 14 bits, which is little beside what quantising has lost.
 struct nvb_linear_wgmma_params {
   const void* input;
   const void* weight;

@@ -1,4 +1,4 @@
-// Float matrices in device memory → a quantised weight, or the codes of activations.
+// Float matrices in device memory → a quantised weight, or activations in 8 bits.
 #pragma once
 
 #include "../common/launch.h"
@@ -14,7 +14,7 @@ struct nvb_quantize_part {
 // What quantising found and lost, added to what is there: zero it first. The sums' last digits depend on the order in
 // which blocks finish.
 struct nvb_quantize_report {
-  double difference;   // Σ (value of the code - source)²
+  double difference;   // Σ (quantised - source)²
   double norm;         // Σ source²
   uint32_t flags;      // NVB_QUANTIZE_…
   uint32_t maxima[4];  // the bits of each part's largest magnitude, with per_tensor
@@ -22,15 +22,15 @@ struct nvb_quantize_report {
 };
 static_assert(sizeof(nvb_quantize_report) == 40, "src/cuda/quantize.rs mirrors this layout");
 
-// The source holds NaN or an infinity; the codes are worthless.
+// The source holds NaN or an infinity; the result is worthless.
 #define NVB_QUANTIZE_NOT_FINITE 1u
 // A scale or an offset is more than f16 holds.
 #define NVB_QUANTIZE_SCALE_OVERFLOW 2u
 
 // Writes the matrix's data (padding included), scales and offsets. Its rows are those of the parts one after the other
 // or, gated, of two parts in turn. A scale spans the largest magnitude of what shares it (with offsets: the range), is
-// rounded to what is stored, and codes are the nearest, ties to even, as src/weight/quantize.rs has them. With clipping
-// it is the scale that loses least, as src/weight/scale_search.rs has it.
+// rounded to what is stored, and values are the nearest, ties to even, as src/weight/quantize.rs has them. With
+// clipping it is the scale that loses least, as src/weight/scale_search.rs has it.
 //
 // Supported: F32, F16 and BF16 sources of any stride and alignment, up to four; Int8 with scales of rows or groups, FP8
 // with scales of rows (each row's own or, with per_tensor, its part's) or blocks, Int4 with groups. Activations:

@@ -1,4 +1,4 @@
-// Scales and codes, and where the rows of a weight come from: the pieces of all quantising kernels.
+// Scales and quantised values, and where the rows of a weight come from: the pieces of all quantising kernels.
 #pragma once
 
 #include <math_constants.h>

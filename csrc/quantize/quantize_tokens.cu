@@ -1,4 +1,4 @@
-// Rows of floats to codes with a scale a row, and to a float tensor (quantize_tokens.h).
+// Rows of floats to 8 bits with a scale a row, and to a float tensor (quantize_tokens.h).
 //
 // A block takes a row (quantized_row.cuh). The values are read as vectors where their rows are 16-byte aligned, else
 // element by element. Shared memory: 128 bytes.

@@ -1,4 +1,4 @@
-// Activations to codes with a scale a row, before a product of codes or after one.
+// Activations to 8 bits with a scale a row, before a product in 8 bits or after one.
 #pragma once
 
 #include "../common/quantized_output.h"

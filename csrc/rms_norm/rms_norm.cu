@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRow
     if (!Quantizes || p.output != nullptr) store_output<Width>(p, row, column, values[v]);
   }
 
-  // The same in 8 bits.
+  // The row is still in registers when its largest magnitude is known, and is stored in 8 bits from there.
   if constexpr (Quantizes) {
     __shared__ uint32_t magnitude_scratch[32];
     uint32_t most = 0;

@@ -9,7 +9,7 @@
 //   s = residual ? residual + b : b
 //   residual_output = s                                     (if given)
 //   output = weight ? norm(s, weight) : s * rsqrt(...)      (if given), from the unrounded s
-//   quantized_output = the codes of the same values, before any rounding (if given)
+//   quantized_output = output in 8 bits, quantised before any rounding (if given)
 // Zhang and Sennrich, arXiv:1910.07467; weight_offset is 1 for Gemma, 0 for Llama. Null = absent.
 //
 // Supports any number of columns; rows aligned to 16 bytes (8 for 16-bit rows beside f32 ones) take vector loads.

@@ -10,7 +10,7 @@
 // of sincosf, which reduces angles above 105,615 in memory.
 #pragma once
 
-#include "../common/overlap.cuh"
+#include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"
 #include "rope.h"
 

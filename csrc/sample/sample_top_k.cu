@@ -11,7 +11,7 @@
 //   choose: one block a row: the bound, the candidates, their order, top-p, the draw.
 // If more than 2048 candidates reach the bound (equal logits, mostly), choose selects the k-th logit of the row
 // exactly. Shared memory: 16 KiB of candidates, 8 KiB of a histogram or of group numbers.
-#include "../common/overlap.cuh"
+#include "../common/programmatic_launch.cuh"
 #include "../common/reduce.cuh"
 #include "sample_mass.cuh"
 #include "sample_row.cuh"
@@ -187,7 +187,7 @@ __device__ __forceinline__ void sort_few(choose_shared& shared, uint32_t count) 
   __syncthreads();
 }
 
-// The same by a bitonic network, for more.
+// Sorts the candidates by a bitonic network, for where too many are there to count each one's place.
 __device__ __forceinline__ void sort_many(choose_shared& shared, uint32_t count) {
   uint32_t padded = 2 * kCountedCandidates;
   while (padded < count) padded *= 2;

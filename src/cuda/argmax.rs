@@ -21,7 +21,6 @@ struct Params {
     logits_dtype: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 56);
 
 extern "C" {
     fn nvb_cuda_argmax(params: *const Params, launch: *const Launch) -> i32;

@@ -9,7 +9,9 @@ use crate::error::Result;
 use crate::stream::RawHandle;
 use std::ffi::c_void;
 
+/// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.
 const MAX_SEQUENCES: usize = 128;
+/// `NVB_ATTENTION_DECODE_COUNTERS` of csrc/attention/attention.h.
 const DECODE_COUNTERS: usize = 17;
 
 /// `nvb_attention_sequence` of csrc/attention/attention.h.
@@ -23,7 +25,7 @@ struct Sequence {
     first_block: i32,
 }
 
-/// `nvb_attention_prefill_params`.
+/// `nvb_attention_prefill_params` of csrc/attention/attention.h.
 #[repr(C)]
 struct PrefillParams {
     query: *const c_void,
@@ -53,9 +55,8 @@ struct PrefillParams {
     reserved: u32,
     sequence: [Sequence; MAX_SEQUENCES],
 }
-const _: () = assert!(size_of::<PrefillParams>() == 152 + 24 * MAX_SEQUENCES);
 
-/// `nvb_attention_decode_params`.
+/// `nvb_attention_decode_params` of csrc/attention/attention.h.
 #[repr(C)]
 struct DecodeParams {
     query: *const c_void,
@@ -92,7 +93,6 @@ struct DecodeParams {
     scale: f32,
     soft_cap: f32,
 }
-const _: () = assert!(size_of::<DecodeParams>() == 208);
 
 extern "C" {
     fn nvb_cuda_attention_prefill(params: *const PrefillParams, launch: *const Launch) -> i32;

@@ -25,7 +25,6 @@ struct Params {
     output_dtype: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 128);
 
 extern "C" {
     fn nvb_cuda_dequantize(params: *const Params, launch: *const Launch) -> i32;

@@ -26,7 +26,17 @@ struct Params {
     output_dtype: u32,
     scalar: f32,
 }
-const _: () = assert!(size_of::<Params>() == 88);
+
+/// `nvb_elementwise_code` of csrc/elementwise/elementwise.h.
+#[repr(u32)]
+enum Code {
+    Add = 1,
+    Multiply = 2,
+    Scale = 3,
+    SoftCap = 4,
+    Convert = 5,
+    Activation = 6,
+}
 
 extern "C" {
     fn nvb_cuda_elementwise(params: *const Params, launch: *const Launch) -> i32;
@@ -38,14 +48,13 @@ pub(super) fn run(executor: &CudaExecutor, op: &Elementwise, stream: RawHandle) 
     if op.input.rows == 0 || op.input.columns == 0 {
         return Ok(());
     }
-    // The numbers of nvb_elementwise_code.
     let (operation, scalar, activation) = match op.kind {
-        ElementwiseKind::Add => (1, 0.0, Activation::None),
-        ElementwiseKind::Multiply => (2, 0.0, Activation::None),
-        ElementwiseKind::Scale(factor) => (3, factor, Activation::None),
-        ElementwiseKind::SoftCap(cap) => (4, cap, Activation::None),
-        ElementwiseKind::Convert => (5, 0.0, Activation::None),
-        ElementwiseKind::Activation(activation) => (6, 0.0, activation),
+        ElementwiseKind::Add => (Code::Add, 0.0, Activation::None),
+        ElementwiseKind::Multiply => (Code::Multiply, 0.0, Activation::None),
+        ElementwiseKind::Scale(factor) => (Code::Scale, factor, Activation::None),
+        ElementwiseKind::SoftCap(cap) => (Code::SoftCap, cap, Activation::None),
+        ElementwiseKind::Convert => (Code::Convert, 0.0, Activation::None),
+        ElementwiseKind::Activation(activation) => (Code::Activation, 0.0, activation),
     };
     let params = Params {
         input: op.input.data,
@@ -56,7 +65,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Elementwise, stream: RawHandle) 
         input_stride: op.input.row_stride as i64,
         other_stride: op.second.map_or(0, |second| second.row_stride as i64),
         output_stride: op.output.row_stride as i64,
-        operation,
+        operation: operation as u32,
         activation: activation as u32,
         input_dtype: op.input.dtype as u32,
         other_dtype: op.second.map_or(op.input.dtype, |second| second.dtype) as u32,

@@ -24,9 +24,8 @@ struct Params {
     scale: f32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 80);
 
-/// `nvb_embedding_quantized_params`.
+/// `nvb_embedding_quantized_params` of csrc/embedding/embedding.h.
 #[repr(C)]
 struct QuantizedParams {
     table: QuantizedMatrix,
@@ -37,7 +36,6 @@ struct QuantizedParams {
     output_dtype: u32,
     scale: f32,
 }
-const _: () = assert!(size_of::<QuantizedParams>() == 104);
 
 extern "C" {
     fn nvb_cuda_embedding_quantized(params: *const QuantizedParams, launch: *const Launch) -> i32;

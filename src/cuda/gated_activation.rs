@@ -26,7 +26,6 @@ struct Params {
     reserved: u32,
     quantized_output: QuantizedOutput,
 }
-const _: () = assert!(size_of::<Params>() == 112);
 
 extern "C" {
     fn nvb_cuda_gated_activation(params: *const Params, launch: *const Launch) -> i32;

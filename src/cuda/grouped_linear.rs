@@ -41,7 +41,6 @@ struct Params {
     activation: u32,
     gated: u32,
 }
-const _: () = assert!(size_of::<Params>() == 144);
 
 extern "C" {
     fn nvb_cuda_grouped_linear(params: *const Params, launch: *const Launch) -> i32;

@@ -13,7 +13,6 @@ pub struct Launch {
     pub shared_bytes_per_block: i32,
     pub l2_bytes: i32,
 }
-const _: () = assert!(size_of::<Launch>() == 24);
 
 impl Launch {
     pub fn on(mut self, stream: RawHandle) -> Launch {

@@ -11,13 +11,12 @@ use std::ffi::c_void;
 /// `nvb_layer_norm_params` of csrc/layer_norm/layer_norm.h.
 #[repr(C)]
 struct Params {
-    rows: NormRows,
+    base: NormRows,
     weight: *const c_void,
     bias: *const c_void,
     epsilon: f32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 120);
 
 extern "C" {
     fn nvb_cuda_layer_norm(params: *const Params, launch: *const Launch) -> i32;
@@ -27,7 +26,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &LayerNorm, stream: RawHandle) ->
     let _guard = executor.enter()?;
     let vectors = [op.weight, op.bias];
     let params = Params {
-        rows: NormRows::new(&op.input, op.residual, op.residual_output, op.output, vectors),
+        base: NormRows::new(&op.input, op.residual, op.residual_output, op.output, vectors),
         weight: vector_data(op.weight),
         bias: vector_data(op.bias),
         epsilon: op.epsilon,

@@ -37,7 +37,6 @@ pub(super) struct Params {
     gated: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 128);
 
 /// `nvb_linear_epilogue_params` of csrc/linear/linear.h.
 #[repr(C)]
@@ -60,7 +59,6 @@ struct EpilogueParams {
     activation: u32,
     gated: u32,
 }
-const _: () = assert!(size_of::<EpilogueParams>() == 112);
 
 extern "C" {
     fn nvb_cuda_linear(params: *const Params, launch: *const Launch) -> i32;

@@ -31,7 +31,6 @@ struct Params {
     row_bytes: i64,
     output_row_bytes: i64,
 }
-const _: () = assert!(size_of::<Params>() == 64);
 
 extern "C" {
     fn nvb_cuda_linear_codes(params: *const Params, launch: *const Launch) -> i32;

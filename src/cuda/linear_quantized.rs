@@ -46,7 +46,6 @@ pub(super) struct Params {
     gated: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 160);
 
 /// `nvb_linear_order_params` of csrc/linear/linear_order.h.
 #[repr(C)]
@@ -61,7 +60,6 @@ struct OrderParams {
     dtype: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<OrderParams>() == 64);
 
 extern "C" {
     fn nvb_cuda_linear_quantized_workspace(params: *const Params, launch: *const Launch) -> usize;

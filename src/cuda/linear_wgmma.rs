@@ -1,4 +1,5 @@
-//! Large products on compute capability 9.0 by the kernel of csrc/linear/linear_wgmma.cuh, which has the epilogue in it.
+//! Large products on compute capability 9.0 by the kernel of csrc/linear/sm90/linear_wgmma.cuh, which has the epilogue in
+//! it.
 
 use super::cublaslt::{Operand, OuterScales};
 use super::executor::CudaExecutor;
@@ -34,7 +35,6 @@ pub(super) struct Params {
     activation: u32,
     gated: u32,
 }
-const _: () = assert!(size_of::<Params>() == 136);
 
 extern "C" {
     fn nvb_cuda_linear_wgmma_can(params: *const Params, launch: *const Launch) -> i32;
@@ -53,16 +53,27 @@ pub(super) struct Codes {
     pub scales: OuterScales,
 }
 
-/// `nvb_linear_operands`; `None` for operands that no kernel multiplies.
+/// `nvb_linear_operands` of csrc/linear/linear_wgmma.h.
+#[repr(u32)]
+enum Operands {
+    F16 = 1,
+    Bf16 = 2,
+    E4m3E4m3 = 3,
+    E4m3E5m2 = 4,
+    Int8 = 5,
+}
+
+/// An [`Operands`]; `None` for operands that no kernel multiplies.
 fn operands_code(input: Operand, weight: Operand) -> Option<u32> {
-    match (input, weight) {
-        (Operand::Float(DType::F16), Operand::Float(DType::F16)) => Some(1),
-        (Operand::Float(DType::Bf16), Operand::Float(DType::Bf16)) => Some(2),
-        (Operand::Fp8E4m3, Operand::Fp8E4m3) => Some(3),
-        (Operand::Fp8E4m3, Operand::Fp8E5m2) => Some(4),
-        (Operand::Int8, Operand::Int8) => Some(5),
-        _ => None,
-    }
+    let code = match (input, weight) {
+        (Operand::Float(DType::F16), Operand::Float(DType::F16)) => Operands::F16,
+        (Operand::Float(DType::Bf16), Operand::Float(DType::Bf16)) => Operands::Bf16,
+        (Operand::Fp8E4m3, Operand::Fp8E4m3) => Operands::E4m3E4m3,
+        (Operand::Fp8E4m3, Operand::Fp8E5m2) => Operands::E4m3E5m2,
+        (Operand::Int8, Operand::Int8) => Operands::Int8,
+        _ => return None,
+    };
+    Some(code as u32)
 }
 
 impl Params {

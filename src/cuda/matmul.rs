@@ -32,7 +32,6 @@ struct Params {
     alpha: f32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 160);
 
 extern "C" {
     fn nvb_cuda_matmul(params: *const Params, launch: *const Launch) -> i32;

@@ -21,7 +21,6 @@ pub(super) struct NormRows {
     weight_dtype: u32,
     output_dtype: u32,
 }
-const _: () = assert!(size_of::<NormRows>() == 96);
 
 impl NormRows {
     /// Of an operation's validated matrices; `vectors` are its weights, of one dtype.

@@ -23,7 +23,6 @@ struct Params {
     output_dtype: u32,
     quantized_output: QuantizedOutput,
 }
-const _: () = assert!(size_of::<Params>() == 96);
 
 extern "C" {
     fn nvb_cuda_quantize_tokens(params: *const Params, launch: *const Launch) -> i32;

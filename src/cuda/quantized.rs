@@ -4,24 +4,42 @@ use crate::ops::quantized_rows::QuantizedRows;
 use crate::weight::{Encoding, Scales, WeightView};
 use std::ffi::c_void;
 
-/// `nvb_encoding_code` of csrc/common/quantized.h; `None` for floats.
-pub(super) fn encoding_code(encoding: Encoding) -> Option<u32> {
-    match encoding {
-        Encoding::Float(_) => None,
-        Encoding::Fp8E4m3 => Some(1),
-        Encoding::Fp8E5m2 => Some(2),
-        Encoding::Int8 => Some(3),
-        Encoding::Int4 => Some(4),
-    }
+/// `nvb_encoding_code` of csrc/common/quantized.h.
+#[repr(u32)]
+enum EncodingCode {
+    Fp8E4m3 = 1,
+    Fp8E5m2 = 2,
+    Int8 = 3,
+    Int4 = 4,
 }
 
-/// `nvb_scale_code`, the size of a group, and the scales.
+/// `nvb_scale_code` of csrc/common/quantized.h.
+#[repr(u32)]
+enum ScaleCode {
+    Rows = 1,
+    Groups = 2,
+    Blocks = 3,
+}
+
+/// An [`EncodingCode`]; `None` for floats.
+pub(super) fn encoding_code(encoding: Encoding) -> Option<u32> {
+    let code = match encoding {
+        Encoding::Float(_) => return None,
+        Encoding::Fp8E4m3 => EncodingCode::Fp8E4m3,
+        Encoding::Fp8E5m2 => EncodingCode::Fp8E5m2,
+        Encoding::Int8 => EncodingCode::Int8,
+        Encoding::Int4 => EncodingCode::Int4,
+    };
+    Some(code as u32)
+}
+
+/// A [`ScaleCode`] or 0, the size of a group, and the scales.
 pub(super) fn scale_code(scales: Scales) -> (u32, u32, *const c_void) {
     match scales {
         Scales::None => (0, 0, std::ptr::null()),
-        Scales::Rows(data) => (1, 0, data.cast()),
-        Scales::Groups { size, data } => (2, size as u32, data.cast()),
-        Scales::Blocks(data) => (3, 0, data.cast()),
+        Scales::Rows(data) => (ScaleCode::Rows as u32, 0, data.cast()),
+        Scales::Groups { size, data } => (ScaleCode::Groups as u32, size as u32, data.cast()),
+        Scales::Blocks(data) => (ScaleCode::Blocks as u32, 0, data.cast()),
     }
 }
 
@@ -40,7 +58,6 @@ pub(super) struct QuantizedMatrix {
     group: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<QuantizedMatrix>() == 64);
 
 impl QuantizedMatrix {
     /// `None` for a float weight.
@@ -71,7 +88,6 @@ pub(super) struct QuantizedOutput {
     encoding: u32,
     given_scales: u32,
 }
-const _: () = assert!(size_of::<QuantizedOutput>() == 32);
 
 impl QuantizedOutput {
     /// `None`: no such output.

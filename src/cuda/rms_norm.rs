@@ -12,14 +12,13 @@ use std::ffi::c_void;
 /// `nvb_rms_norm_params` of csrc/rms_norm/rms_norm.h.
 #[repr(C)]
 struct Params {
-    rows: NormRows,
+    base: NormRows,
     post_weight: *const c_void,
     weight: *const c_void,
     epsilon: f32,
     weight_offset: f32,
     quantized_output: QuantizedOutput,
 }
-const _: () = assert!(size_of::<Params>() == 152);
 
 extern "C" {
     fn nvb_cuda_rms_norm(params: *const Params, launch: *const Launch) -> i32;
@@ -29,7 +28,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &RmsNorm, stream: RawHandle) -> R
     let _guard = executor.enter()?;
     let vectors = [op.post_weight, op.weight];
     let params = Params {
-        rows: NormRows::new(&op.input, op.residual, op.residual_output, op.output, vectors),
+        base: NormRows::new(&op.input, op.residual, op.residual_output, op.output, vectors),
         post_weight: vector_data(op.post_weight),
         weight: vector_data(op.weight),
         epsilon: op.epsilon,

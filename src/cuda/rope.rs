@@ -56,7 +56,6 @@ struct Params {
     epsilon: f32,
     weight_offset: f32,
 }
-const _: () = assert!(size_of::<Params>() == 272);
 
 extern "C" {
     fn nvb_cuda_rope(params: *const Params, launch: *const Launch) -> i32;

@@ -28,7 +28,6 @@ struct Params {
     temperature: f32,
     top_p: f32,
 }
-const _: () = assert!(size_of::<Params>() == 96);
 
 /// What the kernels' integer sums of weights hold.
 const MAX_COLUMNS: usize = (1 << 20) - 1;

@@ -21,7 +21,6 @@ struct Params {
     scale: f32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<Params>() == 64);
 
 extern "C" {
     fn nvb_cuda_softmax(params: *const Params, launch: *const Launch) -> i32;

@@ -32,7 +32,7 @@ pub struct Cost {
     pub bytes: f64,
 }
 
-/// Activations; the numbers are `NVB_ACTIVATION_*` of the C ABI.
+/// `nvb_activation_code` of csrc/common/launch.h; the numbers are `NVB_ACTIVATION_*` of the C ABI too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
 pub enum Activation {

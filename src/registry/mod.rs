@@ -41,11 +41,11 @@ pub enum Way {
     Vendor,
     /// Float products with slices of the dequantised weight.
     Dequantized,
-    /// csrc/linear/linear_wgmma.cu, with a float weight.
+    /// csrc/linear/sm90/linear_wgmma.cu, with a float weight.
     Wgmma,
     /// The input rounded to 8 bits, and a product of cuBLASLt; changes the result, so the backend's options must allow it.
     RoundedInput,
-    /// The same, and csrc/linear/linear_wgmma.cu.
+    /// The same, and csrc/linear/sm90/linear_wgmma.cu.
     RoundedWgmma,
     /// Tasks of so many columns on the CPU's threads; 0: as many as the shape suggests.
     Columns(usize),

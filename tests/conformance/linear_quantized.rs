@@ -180,7 +180,7 @@ fn large_int4_weights() {
     check("quantised linear", &cases, test);
 }
 
-/// Shapes of the rows of the tables in csrc/linear/linear_quantized_choices.h that no other case reaches.
+/// Shapes of the rows of the tables in csrc/linear/sm90/linear_quantized_choices.h that no other case reaches.
 #[test]
 fn divisions_of_few_rows() {
     let int4 = [

@@ -1,0 +1,318 @@
+// Decode attention on tensor cores, capability 8.0 and later, for F16 and BF16 caches: one query row a sequence, all
+// query heads of a KV head in one block, so that every key and value is read once. The formula is that of attention.h.
+//
+// A warp walks its tiles of 16 keys alone, through a ring of stages of its own that cp.async fills: the warps of a
+// block meet only at the end. With g, t = lane / 4, lane % 4 (mma.cuh shows the fragments):
+//
+//   S [16 x 16 keys] = Q . K^T     row g is head g with the high half of each q, row g + 8 the same head with the rest:
+//                                  q = high + rest to about 2^-16, and the two rows add up to the score
+//   O^T [columns x 8 heads] = V^T . P^T    S has the layout that P^T wants as second operand; P is split as Q is
+//
+// so 16-bit products give scores and outputs of nearly f32 accuracy at no cost in memory traffic, which is what decode
+// is made of: 4 bytes move for each (key, column) of 16-bit K and V, against 2 multiplications a head.
+//
+// Shared memory: a warp's ring of kStages * 2 * 16 * kHeadDim * 2 bytes, and Q as ready fragments, kHeadDim * 32 bytes
+// for every 8 heads. Registers a thread: O = kHeadTiles * kHeadDim / 4.
+#include <algorithm>
+
+#include "../../common/mma.cuh"
+#include "../attention_decode.cuh"
+
+namespace nvb {
+
+static_assert(kDecodeMmaKeys == 16, "one step of the second mma takes 16 keys");
+
+template <int HeadDim, int HeadTiles>
+struct DecodeTile {
+  static constexpr int kHeadDim = HeadDim;
+  static constexpr int kHeadTiles = HeadTiles;  // of 8 heads
+  static constexpr int kStages = HeadDim <= 64 ? 4 : HeadDim <= 256 ? 3 : 2;
+  static constexpr int kPitch = 2 * HeadDim;
+  static constexpr int kTileBytes = kDecodeMmaKeys * kPitch;
+  static constexpr int kRingBytes = kStages * 2 * kTileBytes;
+  static constexpr int kQueryBytes = HeadTiles * HeadDim / 16 * 32 * 16;
+  static constexpr int kOutputPitch = HeadDim + 4;  // floats; spreads the heads of a fragment over the banks
+  static_assert(HeadDim % 64 == 0, "a row is a multiple of 128 bytes, the period of the swizzle");
+  static_assert(8 * HeadTiles * kOutputPitch * 4 <= kRingBytes, "a warp's output takes the place of its ring");
+  static constexpr int shared_bytes(int warps) { return kQueryBytes + warps * kRingBytes; }
+};
+
+namespace {
+
+constexpr int kMaxWarps = 4;
+constexpr int kKeys = kDecodeMmaKeys;
+
+// value = high + rest, each a 16-bit T.
+template <typename T>
+__device__ __forceinline__ void split_pair(float first, float second, uint32_t& high, uint32_t& rest) {
+  high = pack_pair<T>(first, second);
+  const float2 rounded = unpack_pair<T>(high);
+  rest = pack_pair<T>(first - rounded.x, second - rounded.y);
+}
+
+template <typename T, typename Tile>
+__global__ void __launch_bounds__(32 * kMaxWarps)
+    attention_decode_mma_kernel(const __grid_constant__ DecodeArguments arguments) {
+#if __CUDA_ARCH__ >= 800
+  constexpr int kHeadTiles = Tile::kHeadTiles;
+  constexpr int kSteps = Tile::kHeadDim / 16;
+  constexpr int kChunks = Tile::kHeadDim / 8;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  __shared__ float part_maximum[kGroup * kMaxHeadsPerBlock];
+  __shared__ float part_sum[kGroup * kMaxHeadsPerBlock];
+  __shared__ float2 total[kMaxHeadsPerBlock];
+
+  begin_overlapped();
+
+  // Which keys.
+  const nvb_attention_decode_params& p = arguments.params;
+  const int warps = blockDim.x / 32;
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int group = lane / 4;
+  const int quad = lane % 4;
+  const DecodeBlock block = find_decode_block<kKeys>(arguments, warps);
+  if (block.split >= block.splits) return;
+  const int tiles = (block.end - block.begin + kKeys - 1) / kKeys;  // of the block; the warp takes every warps-th
+
+  // Start the warp's first copies.
+  const T* key = static_cast<const T*>(p.key) + block.slot * p.key_sequence_stride + block.kv_head * p.key_head_stride;
+  const T* value =
+      static_cast<const T*>(p.value) + block.slot * p.value_sequence_stride + block.kv_head * p.value_head_stride;
+  unsigned char* const ring = shared + Tile::kQueryBytes + warp * Tile::kRingBytes;
+  const auto load = [&](int tile, int stage) {
+    if (tile < tiles) {
+      unsigned char* const key_tile = ring + stage * (2 * Tile::kTileBytes);
+      const int first = block.begin + tile * kKeys;
+#pragma unroll
+      for (int i = 0; i < kKeys * kChunks / 32; ++i) {
+        const int row = (i * 32 + lane) / kChunks;
+        const int chunk = (i * 32 + lane) % kChunks;
+        const bool valid = first + row < block.end && chunk * 8 < p.head_dim;
+        // Keys past the end are zero, not read: stale rows of the cache may hold NaN.
+        const int64_t token = valid ? first + row : first;
+        const int column = valid ? chunk * 8 : 0;
+        const int offset = row * Tile::kPitch + ((chunk ^ (row % 8)) << 4);
+        cp_async16(key_tile + offset, key + token * p.key_token_stride + column, valid);
+        cp_async16(key_tile + Tile::kTileBytes + offset, value + token * p.value_token_stride + column, valid);
+      }
+    }
+    cp_async_commit();
+  };
+#pragma unroll
+  for (int stage = 0; stage < Tile::kStages; ++stage) load(warp + stage * warps, stage);
+
+  // Q as fragments, while the copies are on their way: [head tile][step][lane] of {high, rest, high, rest}. A thread
+  // loads all of a batch before it uses any, or the latency of every element would add up.
+  uint4* const query_fragments = reinterpret_cast<uint4*>(shared);
+  const auto stage_query = [&](auto element) {
+    using Query = decltype(element);
+    constexpr int kFragments = kHeadTiles * kSteps * 32, kBatch = 4;
+    const Query* const query = static_cast<const Query*>(p.query) + block.sequence * p.query_token_stride;
+    for (int first = threadIdx.x; first < kFragments; first += kBatch * blockDim.x) {
+      Query raw[kBatch][4];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int index = first + i * blockDim.x;
+        const int head = index / (kSteps * 32) * 8 + index % 32 / 4;
+        const int column = index / 32 % kSteps * 16 + index % 4 * 2;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int at = column + e / 2 * 8 + e % 2;
+          const bool inside = index < kFragments && head < block.heads && at < p.head_dim;
+          raw[i][e] = inside ? query[(block.head + head) * p.query_head_stride + at] : from_float<Query>(0.0f);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int index = first + i * blockDim.x;
+        uint4 fragment;
+        split_pair<T>(to_float(raw[i][0]), to_float(raw[i][1]), fragment.x, fragment.y);
+        split_pair<T>(to_float(raw[i][2]), to_float(raw[i][3]), fragment.z, fragment.w);
+        if (index < kFragments) query_fragments[index] = fragment;
+      }
+    }
+  };
+  if (p.query_dtype == NVB_F32) {
+    stage_query(float());
+  } else if (p.query_dtype == NVB_F16) {
+    stage_query(__half());
+  } else {
+    stage_query(__nv_bfloat16());
+  }
+  __syncthreads();
+
+  const int key_offset = (lane % 8 + lane / 16 * 8) * Tile::kPitch;
+  const int chunk_start =
+      lane / 8 % 2;  // K as second operand: rows by lane / 16; V transposed as first operand: the same
+  const float factor = p.soft_cap > 0.0f ? p.soft_cap * kLog2E : p.scale * kLog2E;
+  const float cap_factor = p.soft_cap > 0.0f ? p.scale / p.soft_cap : 0.0f;
+
+  float output[kHeadTiles][kSteps][4] = {};  // columns 16 * step + g and + 8, heads 2 * t and + 1
+  float maximum[kHeadTiles];                 // of head g, in powers of two, as of the last rescaling
+  float sum[kHeadTiles] = {};                // of head g, this lane's keys only
+#pragma unroll
+  for (int h = 0; h < kHeadTiles; ++h) maximum[h] = -CUDART_INF_F;
+
+  int stage = 0;
+  for (int tile = warp; tile < tiles; tile += warps) {
+    cp_async_wait<Tile::kStages - 1>();
+    __syncwarp();
+    const unsigned char* const key_tile = ring + stage * (2 * Tile::kTileBytes);
+    const unsigned char* const value_tile = key_tile + Tile::kTileBytes;
+
+    // S = Q . K^T, even and odd steps apart to shorten the chain of dependent products.
+    float score[kHeadTiles][2][2][4] = {};
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t b[4];
+      ldmatrix_x4(b, key_tile + key_offset + (((2 * k + chunk_start) ^ (lane % 8)) << 4));
+#pragma unroll
+      for (int h = 0; h < kHeadTiles; ++h) {
+        const uint4 fragment = query_fragments[(h * kSteps + k) * 32 + lane];
+        const uint32_t a[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
+        mma_m16n8k16<T>(score[h][k % 2][0], a, b[0], b[1]);
+        mma_m16n8k16<T>(score[h][k % 2][1], a, b[2], b[3]);
+      }
+    }
+
+    // Add the halves, scale, cap, mask: this lane has keys 2 * t, + 1, + 8, + 9 of head g.
+    const int first = block.begin + tile * kKeys + 2 * quad;
+    uint32_t high[kHeadTiles][2];
+    uint32_t rest[kHeadTiles][2];
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+      float s[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[e] = (score[h][0][e / 2][e % 2] + score[h][1][e / 2][e % 2]) +
+               (score[h][0][e / 2][e % 2 + 2] + score[h][1][e / 2][e % 2 + 2]);
+        if (p.soft_cap > 0.0f) s[e] = tanh_fast(s[e] * cap_factor);
+        s[e] = first + e / 2 * 8 + e % 2 < block.end ? s[e] * factor : -CUDART_INF_F;
+      }
+
+      // Raise the maximum and rescale, if any head of the tile needs it.
+      const float peak = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
+      if (__any_sync(0xffffffffu, peak > maximum[h] + kRescaleThreshold)) {
+        float most = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        most = fmaxf(most, maximum[h]);
+        const float rescale = exp2_fast(maximum[h] - exponent_base(most));
+        maximum[h] = most;
+        sum[h] *= rescale;
+        const float rescale0 = __shfl_sync(0xffffffffu, rescale, 8 * quad);
+        const float rescale1 = __shfl_sync(0xffffffffu, rescale, 8 * quad + 4);
+#pragma unroll
+        for (int m = 0; m < kSteps; ++m) {
+          output[h][m][0] *= rescale0;
+          output[h][m][1] *= rescale1;
+          output[h][m][2] *= rescale0;
+          output[h][m][3] *= rescale1;
+        }
+      }
+
+      // P = 2^(S - m).
+      const float base = exponent_base(maximum[h]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[e] = exp2_fast(s[e] - base);
+        sum[h] += s[e];
+      }
+      split_pair<T>(s[0], s[1], high[h][0], rest[h][0]);
+      split_pair<T>(s[2], s[3], high[h][1], rest[h][1]);
+    }
+
+    // O^T += V^T . P^T.
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+      uint32_t a[4];
+      ldmatrix_x4_trans(a, value_tile + key_offset + (((2 * m + chunk_start) ^ (lane % 8)) << 4));
+#pragma unroll
+      for (int h = 0; h < kHeadTiles; ++h) {
+        mma_m16n8k16<T>(output[h][m], a, high[h][0], high[h][1]);
+        mma_m16n8k16<T>(output[h][m], a, rest[h][0], rest[h][1]);
+      }
+    }
+
+    // Refill the stage.
+    __syncwarp();
+    load(tile + Tile::kStages * warps, stage);
+    stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
+  }
+
+  // Leave the warp's result in the place of its ring, whose copies have all landed.
+  cp_async_wait<0>();
+  __syncwarp();
+  float* const warp_output = reinterpret_cast<float*>(ring);
+#pragma unroll
+  for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        warp_output[(h * 8 + quad * 2 + e % 2) * Tile::kOutputPitch + m * 16 + e / 2 * 8 + group] = output[h][m][e];
+      }
+    }
+    float all = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
+    all += __shfl_xor_sync(0xffffffffu, all, 2);
+    if (quad == 0) {
+      part_maximum[warp * kMaxHeadsPerBlock + h * 8 + group] = maximum[h];
+      part_sum[warp * kMaxHeadsPerBlock + h * 8 + group] = all;
+    }
+  }
+  __syncthreads();
+  const SplitResult result{reinterpret_cast<const float*>(shared + Tile::kQueryBytes),
+                           Tile::kRingBytes / 4,
+                           Tile::kOutputPitch,
+                           warps,
+                           part_maximum,
+                           part_sum};
+  finish_split(arguments, block, result, total);
+#else
+  __trap();  // a library built for 7.5 alone, on a newer device: the launcher chose by the device
+#endif
+}
+
+// Calls `use` with the tile for a head dimension (to 512) and a number of heads in a block. 16 heads of 512 columns do
+// not fit the registers.
+template <typename Use>
+auto with_decode_tile(int head_dim, int heads, const Use& use) {
+  const bool wide = heads > 8;
+  if (head_dim <= 64) return wide ? use(DecodeTile<64, 2>()) : use(DecodeTile<64, 1>());
+  if (head_dim <= 128) return wide ? use(DecodeTile<128, 2>()) : use(DecodeTile<128, 1>());
+  if (head_dim <= 256) return wide ? use(DecodeTile<256, 2>()) : use(DecodeTile<256, 1>());
+  return use(DecodeTile<512, 1>());
+}
+
+template <typename T, typename Tile>
+cudaError_t launch_tile(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch) {
+  const auto kernel = attention_decode_mma_kernel<T, Tile>;
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  if (status != cudaSuccess) return status;
+  const dim3 grid(arguments.splits, arguments.params.kv_heads * arguments.chunks, arguments.params.sequences);
+  return launch_overlapped(kernel, grid, dim3(shape.threads), shape.shared_bytes, &launch, arguments);
+}
+
+}  // namespace
+
+DecodeShape decode_mma_shape(const nvb_attention_decode_params& params, const nvb_launch& launch) {
+  const int group = params.query_heads / params.kv_heads;
+  const int heads_per_block = std::min(group, params.head_dim <= 256 ? kMaxHeadsPerBlock : 8);
+  return with_decode_tile(params.head_dim, heads_per_block, [&](auto tile) {
+    using Tile = decltype(tile);
+    int warps = kMaxWarps;
+    while (warps > 1 && Tile::shared_bytes(warps) + kDecodeStaticBytes > launch.shared_bytes_per_block) --warps;
+    return DecodeShape{heads_per_block, kKeys, warps, 32 * warps, Tile::shared_bytes(warps)};
+  });
+}
+
+cudaError_t launch_decode_mma(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch) {
+  return with_decode_tile(arguments.params.head_dim, shape.heads_per_block, [&](auto tile) {
+    using Tile = decltype(tile);
+    return arguments.params.kv_dtype == NVB_F16 ? launch_tile<__half, Tile>(arguments, shape, launch)
+                                                : launch_tile<__nv_bfloat16, Tile>(arguments, shape, launch);
+  });
+}
+
+}  // namespace nvb

@@ -1,6 +1,0 @@
-// The wgmma kernels of grouped products in F16.
-#include "grouped_linear_wgmma.cuh"
-
-cudaError_t nvb::grouped::launch_wgmma_f16(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
-  return launch_wgmma<Operands::kF16>(p, launch);
-}

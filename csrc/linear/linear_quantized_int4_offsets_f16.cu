@@ -1,4 +1,0 @@
-#include "linear_quantized_int4.cuh"
-
-template cudaError_t nvb::quantized::launch_int4_offsets<__half>(const nvb_linear_quantized_params&, const nvb_launch&,
-                                                                 Tokens);

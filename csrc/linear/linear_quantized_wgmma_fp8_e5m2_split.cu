@@ -1,4 +1,0 @@
-#include "linear_quantized_wgmma_launch.cuh"
-
-template cudaError_t nvb::quantized::launch_wgmma_encoding<NVB_FP8_E5M2, nvb::quantized::SplitBf16>(
-    const nvb_linear_quantized_params&, const nvb_launch&, const WgmmaPlan&);

@@ -1,4 +1,0 @@
-#include "linear_quantized_wgmma_launch.cuh"
-
-template cudaError_t nvb::quantized::launch_wgmma_int4_offsets<__nv_bfloat16>(const nvb_linear_quantized_params&,
-                                                                              const nvb_launch&, const WgmmaPlan&);
