@@ -16,6 +16,20 @@ install(FILES LICENSE-APACHE LICENSE-MIT DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES docs/memory.md docs/tuning.md docs/weights.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
 install(PROGRAMS tools/memory_timeline.py DESTINATION ${CMAKE_INSTALL_DATADIR}/nvbackend/tools)
 
+# The API's pages are made from the header. Nothing else of the build needs Python, so without it they are left out.
+find_package(Python3 COMPONENTS Interpreter QUIET)
+if(Python3_FOUND)
+  set(pages "${CMAKE_CURRENT_BINARY_DIR}/api")
+  set(header "${CMAKE_CURRENT_SOURCE_DIR}/include/nvbackend.h")
+  set(script "${CMAKE_CURRENT_SOURCE_DIR}/tools/api_pages.py")
+  add_custom_command(OUTPUT "${pages}/index.html" COMMAND Python3::Interpreter "${script}" "${pages}" "${header}"
+                     DEPENDS "${header}" "${script}" COMMENT "Writing the API's pages" VERBATIM)
+  add_custom_target(nvbackend_api_pages ALL DEPENDS "${pages}/index.html")
+  install(DIRECTORY "${pages}/" DESTINATION ${CMAKE_INSTALL_DOCDIR}/api)
+else()
+  message(STATUS "nvbackend ${PROJECT_VERSION}: the API's pages are left out, because there is no Python")
+endif()
+
 # Until 1.0 a minor release may break the ABI, so that 0.2 does not satisfy a request for 0.1.
 if(PROJECT_VERSION_MAJOR EQUAL 0)
   set(compatibility SameMinorVersion)
