@@ -11,9 +11,10 @@ install(FILES "${folder}/libnvbackend.so.${NVBACKEND_SOVERSION}" "${folder}/libn
 install(FILES "${folder}/libnvbackend.so.${PROJECT_VERSION}.debug" DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT debug
         EXCLUDE_FROM_ALL)
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-# What the header names is installed, the pages for those who change the library are not.
-install(FILES LICENSE-APACHE LICENSE-MIT DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(FILES docs/memory.md docs/tuning.md docs/weights.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
+# What the header names and what users of the library read is installed, the pages for those who change it are not.
+install(FILES LICENSE-APACHE LICENSE-MIT CHANGELOG.md SECURITY.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES docs/configuration.md docs/errors.md docs/memory.md docs/tuning.md docs/weights.md
+        DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
 install(PROGRAMS tools/memory_timeline.py DESTINATION ${CMAKE_INSTALL_DATADIR}/nvbackend/tools)
 
 # The API's pages are made from the header. Nothing else of the build needs Python, so without it they are left out.
