@@ -66,9 +66,10 @@ fn the_page_on_configurations_lists_every_field_with_its_default() {
     for (path, default) in fields {
         let cell = &rows[&path][1];
         let said = cell.split(':').next().expect("the default comes first");
+        let written = default.to_string();
         let same = match (&default, said.parse::<f64>()) {
             (Value::Number(number), Ok(said)) => number.as_f64() == Some(said),
-            _ => said == default.to_string(),
+            _ => said == written,
         };
         assert!(same, "docs/configuration.md says that the default of {path} is {said}; it is {default}");
     }
