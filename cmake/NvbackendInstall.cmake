@@ -16,6 +16,8 @@ install(FILES LICENSE-APACHE LICENSE-MIT CHANGELOG.md SECURITY.md DESTINATION ${
 install(FILES docs/configuration.md docs/errors.md docs/memory.md docs/tuning.md docs/weights.md
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
 install(PROGRAMS tools/memory_timeline.py DESTINATION ${CMAKE_INSTALL_DATADIR}/nvbackend/tools)
+# For the archives of tools/dist.sh, whose users have no checkout: cmake --install BUILD --component examples
+install(DIRECTORY cpp_examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/nvbackend/examples COMPONENT examples EXCLUDE_FROM_ALL)
 
 # The API's pages are made from the header. Nothing else of the build needs Python, so without it they are left out.
 find_package(Python3 COMPONENTS Interpreter QUIET)
