@@ -136,7 +136,7 @@ typedef struct nvb_event nvb_event;
 // Threads: every call may run at once from many threads.
 typedef struct nvb_stream_manager nvb_stream_manager;
 
-// A matrix [N, K] of a model, or several stacked or interleaved ones, in the device's layout.
+// A matrix [N, K] of a model, or several, one below the other or with alternating rows, in the device's layout.
 //
 // Threads: calls that take `const nvb_weight *` may run at once from many threads.
 typedef struct nvb_weight nvb_weight;

@@ -187,6 +187,20 @@ fn every_variable_of_the_environment_is_listed() {
 }
 
 #[test]
+fn no_page_says_that_nccl_or_libtpu_is_used() {
+    let mut pages = vec![root().join("README.md"), root().join("include/nvbackend.h")];
+    files(&root().join("docs"), ".md", &mut pages);
+    for page in pages {
+        let text = std::fs::read_to_string(&page).expect("a page");
+        // A row of a table and a paragraph are what a reader takes together.
+        for part in text.split("\n\n").flat_map(|part| part.split("\n| ")) {
+            let named = part.contains("NCCL") || part.contains("libtpu");
+            assert!(!named || part.contains("nothing"), "{}: it must say that nothing uses it: {part}", page.display());
+        }
+    }
+}
+
+#[test]
 fn links_between_pages_lead_somewhere() {
     let mut pages = vec![];
     files(&root().join("docs"), ".md", &mut pages);

@@ -17,7 +17,7 @@ use crate::weight::rows::RowSource;
 use crate::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight, WeightView};
 use std::sync::Arc;
 
-/// A matrix [N, K] of a model, or several stacked or interleaved ones, in the device's layout.
+/// A matrix [N, K] of a model, or several, one below the other or with alternating rows, in the device's layout.
 ///
 /// Threads: calls that take `const nvb_weight *` may run at once from many threads.
 pub struct nvb_weight {
