@@ -2,8 +2,8 @@
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
 .PHONY: help setup fetch demo test library install uninstall bench gpu-bundle header abi format lint clean \
-        fuzz test-rust test-models test-tsan test-fuzz test-helgrind test-aarch64 test-cpu-only build-native test-native \
-        test-fault-sweep test-readme
+        dist fuzz test-rust test-models test-tsan test-fuzz test-helgrind test-aarch64 test-cpu-only build-native \
+        test-native test-fault-sweep test-dist test-readme
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
@@ -32,7 +32,7 @@ fetch: setup ## download all that `make demo` and `make test` need, which then w
 demo: ## build the library and the examples, and let the shipped Gemma model write
 	@tools/demo.sh
 
-test: setup lint test-rust test-models test-tsan test-fuzz test-helgrind test-cpu-only test-native test-readme ## run every test and gate
+test: setup lint test-rust test-models test-tsan test-fuzz test-helgrind test-cpu-only test-native test-dist test-readme ## run every test and gate
 	@echo "make test: all passed"
 
 library: ## build the library alone, for this machine's GPU or CPU
@@ -44,6 +44,11 @@ install: ## install the library for other projects below PREFIX=/usr/local
 
 uninstall: ## remove what the last `make install` installed below PREFIX=/usr/local
 	@tools/install.sh --remove "$(PREFIX)"
+
+# DIST: some of x86_64-cpu, x86_64-cuda, aarch64-cpu.
+dist: setup ## pack relocatable archives of the library into build/dist/, and use each of them
+	tools/dist.sh $(DIST)
+	tests/gates/dist.sh "$(CURDIR)/build/dist-test" build/dist/*.tar.xz
 
 bench: ## measure every operation on this machine, beside its peers
 	@tools/build.sh
@@ -125,6 +130,11 @@ test-native: build-native test-cpu-only
 
 test-fault-sweep: build-native ## let each driver call of whole programs fail in turn, on the fake driver
 	ctest --test-dir build/test --output-on-failure -C Sweep -R '^fault_sweep_.*_long$$' --verbose
+
+# The archive for the CPU alone, whose build takes two minutes.
+test-dist: setup
+	tools/dist.sh "$(shell uname -m)-cpu"
+	tests/gates/dist.sh "$(CURDIR)/build/dist-test" "$(CURDIR)"/build/dist/*-$(shell uname -m)-cpu.tar.xz
 
 test-readme: setup
 	tests/gates/readme.py build/readme

@@ -11,10 +11,27 @@ install(FILES "${folder}/libnvbackend.so.${NVBACKEND_SOVERSION}" "${folder}/libn
 install(FILES "${folder}/libnvbackend.so.${PROJECT_VERSION}.debug" DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT debug
         EXCLUDE_FROM_ALL)
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-# What the header names is installed, the pages for those who change the library are not.
-install(FILES LICENSE-APACHE LICENSE-MIT DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(FILES docs/memory.md docs/tuning.md docs/weights.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
+# What the header names and what users of the library read is installed, the pages for those who change it are not.
+install(FILES LICENSE-APACHE LICENSE-MIT CHANGELOG.md SECURITY.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES docs/configuration.md docs/errors.md docs/memory.md docs/tuning.md docs/weights.md
+        DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
 install(PROGRAMS tools/memory_timeline.py DESTINATION ${CMAKE_INSTALL_DATADIR}/nvbackend/tools)
+# For the archives of tools/dist.sh, whose users have no checkout: cmake --install BUILD --component examples
+install(DIRECTORY cpp_examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/nvbackend/examples COMPONENT examples EXCLUDE_FROM_ALL)
+
+# The API's pages are made from the header. Nothing else of the build needs Python, so without it they are left out.
+find_package(Python3 COMPONENTS Interpreter QUIET)
+if(Python3_FOUND)
+  set(pages "${CMAKE_CURRENT_BINARY_DIR}/api")
+  set(header "${CMAKE_CURRENT_SOURCE_DIR}/include/nvbackend.h")
+  set(script "${CMAKE_CURRENT_SOURCE_DIR}/tools/api_pages.py")
+  add_custom_command(OUTPUT "${pages}/index.html" COMMAND Python3::Interpreter "${script}" "${pages}" "${header}"
+                     DEPENDS "${header}" "${script}" COMMENT "Writing the API's pages" VERBATIM)
+  add_custom_target(nvbackend_api_pages ALL DEPENDS "${pages}/index.html")
+  install(DIRECTORY "${pages}/" DESTINATION ${CMAKE_INSTALL_DOCDIR}/api)
+else()
+  message(STATUS "nvbackend ${PROJECT_VERSION}: the API's pages are left out, because there is no Python")
+endif()
 
 # Until 1.0 a minor release may break the ABI, so that 0.2 does not satisfy a request for 0.1.
 if(PROJECT_VERSION_MAJOR EQUAL 0)

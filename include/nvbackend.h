@@ -35,6 +35,12 @@
 //             inside a callback must not return from it.
 //             The library stays loaded after dlclose (it is linked with -z nodelete), as its threads and the CUDA
 //             runtime do not end with it.
+//   Parts     Status codes and errors · Version and build · Tensors · Devices · Environment · Memory options ·
+//             Backend · Configuration · Hardware: usage, peers, recommendation · Memory · Memory: limits, reclaim and
+//             sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager · Weights: formats
+//             of files · Weights · GGUF files · KV cache · Attention · Operations of a layer · Batched and grouped
+//             products · Elementwise operations and sampling · Workspace of the caller's · Profiling · Tuning ·
+//             Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -61,6 +67,11 @@
 extern "C" {
 #endif
 
+// Handles ---------------------------------------------------------------------------------------------------------
+//
+// The objects of the library. Each is made and given back by the calls of its own part: `nvb_pool` by those of
+// "Pools".
+
 // A chosen device with its kernels, memory and default stream. Created by `nvb_backend_create`.
 //
 // Threads: calls that take `const nvb_backend *` may run at once from many threads.
@@ -80,6 +91,8 @@ typedef struct nvb_backend nvb_backend;
 // - `quantized_activations`: whether large products with FP8 and INT8 weights may round their input to 8 bits
 // - `batch_invariant`: whether each row of a result of `nvb_linear`, `nvb_grouped_linear` and `nvb_matmul` is the same to
 //   the bit whatever the number and the content of the other rows; slower, see docs/tuning.md
+// - `linear_kernel`: the kernel that products take where it can do them, a name of `nvb_kernel_get`; "": the best known
+// - `tuning_file`: where tuned choices are kept and read from; "": the environment's NVB_TUNING_FILE, else nowhere
 // - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
 // - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
 // - `memory.margin`: bytes left to others; 0: the library's choice; "none": none
@@ -125,7 +138,7 @@ typedef struct nvb_event nvb_event;
 // Threads: every call may run at once from many threads.
 typedef struct nvb_stream_manager nvb_stream_manager;
 
-// A matrix [N, K] of a model, or several stacked or interleaved ones, in the device's layout.
+// A matrix [N, K] of a model, or several, one below the other or with alternating rows, in the device's layout.
 //
 // Threads: calls that take `const nvb_weight *` may run at once from many threads.
 typedef struct nvb_weight nvb_weight;
@@ -150,6 +163,8 @@ typedef struct nvb_kv_cache nvb_kv_cache;
 typedef struct nvb_attention nvb_attention;
 
 // Status codes and errors -----------------------------------------------------------------------------------------
+//
+// What every call returns, and what the calling thread's last error says: its text, its causes and its numbers.
 
 // The outcome of a call: `NVB_OK` or an `NVB_ERROR…` code. 32 bits, 0 is success.
 typedef int32_t nvb_status;
@@ -289,6 +304,8 @@ static inline void nvb_memory_failure_init(nvb_memory_failure *value) {
 }
 
 // Version and build -----------------------------------------------------------------------------------------------
+//
+// Which release, which ABI and which kernels the loaded library has.
 
 // Grows with every release that changes the ABI incompatibly. The SONAME is libnvbackend.so.0.MINOR, from 1.0 on .MAJOR.
 #define NVB_ABI_VERSION 1
@@ -322,6 +339,9 @@ static inline void nvb_build_info_init(nvb_build_info *value) {
 }
 
 // Tensors ---------------------------------------------------------------------------------------------------------
+//
+// Plain structs that describe memory of the caller: `nvb_tensor`, and `nvb_quantized_rows` for activations in 8 bits.
+// They own nothing and need no giving back.
 
 // `nvb_tensor.dtype`: IEEE 754 binary32.
 #define NVB_DTYPE_F32 1
@@ -409,6 +429,8 @@ static inline nvb_tensor nvb_tensor_3d(void *data, uint32_t dtype, int64_t d0, i
 }
 
 // Devices ---------------------------------------------------------------------------------------------------------
+//
+// What a device is and can do. A backend is created on one of them.
 
 // `nvb_device_info.kind`: the host's processor.
 #define NVB_DEVICE_CPU 0
@@ -529,7 +551,7 @@ typedef struct {
   int32_t warp_size;
   // Engines that copy while kernels run.
   int32_t copy_engines;
-  // Why no backend can be created on it; empty if one can.
+  // The reason, in a sentence, why no backend can be created on the device; empty if one can.
   char obstacle[256];
 } nvb_device_info;
 
@@ -546,6 +568,8 @@ static inline void nvb_device_info_init(nvb_device_info *value) {
 }
 
 // Environment -----------------------------------------------------------------------------------------------------
+//
+// The machine around the devices: its processor, NUMA nodes, driver and libraries.
 
 // The host's processor. A number that the system does not tell is 0.
 typedef struct {
@@ -611,11 +635,12 @@ typedef struct {
   char kernel[64];
   // Architectures with kernels in this build, such as "80;90a".
   char architectures[96];
-  // Why no CUDA device can be used, and what to do about it; empty if one can.
+  // The reason, in a sentence or two, why no CUDA device can be used, and what to do about it; empty if one can.
   char obstacle[512];
 } nvb_environment;
 
-// A library that is used where it is present: the CUDA driver, NVML, cuBLASLt, NCCL, libtpu.
+// A library of the machine's: the CUDA driver, NVML and cuBLASLt, which are used where they are found, and NCCL and libtpu,
+// which nothing uses yet and which are listed for the reader.
 typedef struct {
   size_t struct_size;
   // 1 if it was found.
@@ -663,6 +688,9 @@ static inline void nvb_library_init(nvb_library *value) {
 }
 
 // Memory options --------------------------------------------------------------------------------------------------
+//
+// What a memory manager is created with: its limit, what it leaves to others, an allocator of the engine's, leak
+// tracking and the trace.
 
 // `nvb_memory_options`: "none", where 0 means the default.
 #define NVB_MEMORY_NONE 18446744073709551615ull
@@ -730,8 +758,9 @@ typedef struct {
   // The limit as a part, 0 to 1, of what `limit_of` names. Not together with `limit`. 0: no limit on
   // a GPU, which ends where its memory does; all of main memory on the host, whose system promises more than it has.
   double limit_fraction;
-  // Bytes of the device that are left to others. 0: on a GPU the larger of 512 MiB and a fiftieth of its memory, but
-  // at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
+  // Bytes of the device that stay free for what allocates beside the manager, such as CUDA's contexts, libraries and
+  // other processes: the manager does not grow further than that. 0: on a GPU the larger of 512 MiB and a fiftieth of its
+  // memory, but at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
   uint64_t margin;
   // Bytes taken from the device at creation, so that the first allocations are fast; no more than a limit in bytes.
   // Ignored where blocks are allocated one by one: with `no_pooling`, an `allocator`, or a limit below 64 MiB.
@@ -777,6 +806,9 @@ static inline void nvb_memory_options_init(nvb_memory_options *value) {
 }
 
 // Backend ---------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_backend`: one device with its kernels, its memory and a default stream. All other objects are made
+// from it.
 
 // `log_level`: no records.
 #define NVB_LOG_OFF 0
@@ -860,6 +892,8 @@ static inline void nvb_backend_options_init(nvb_backend_options *value) {
 }
 
 // Configuration ---------------------------------------------------------------------------------------------------
+//
+// The object `nvb_configuration`: what a backend is created with, as fields with names, from a preset, text or JSON.
 
 // `preset`: everything that helps and costs no accuracy.
 #define NVB_PRESET_INFERENCE 0
@@ -930,6 +964,9 @@ NVB_MUST_USE nvb_status nvb_backend_get_configuration_json(const nvb_backend *ba
                                               size_t *needed);
 
 // Hardware: usage, peers, recommendation --------------------------------------------------------------------------
+//
+// All devices of the machine without a backend: what they do now, how they reach each other, and which suits a
+// workload.
 
 // `nvb_device_usage.known`: the field of this name was told.
 #define NVB_USAGE_UTILIZATION 1
@@ -1080,6 +1117,8 @@ static inline void nvb_recommendation_init(nvb_recommendation *value) {
 }
 
 // Memory ----------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_memory_manager`: allocating, freeing, copying and filling memory of a device or of the host.
 
 // `nvb_memory_copy`: from host to device memory.
 #define NVB_COPY_HOST_TO_DEVICE 1
@@ -1206,8 +1245,13 @@ NVB_MUST_USE nvb_status nvb_host_allocate(const nvb_backend *backend, size_t byt
 nvb_status nvb_host_free(const nvb_backend *backend, void *pointer, size_t bytes);
 
 // Memory: limits, reclaim and sleep -------------------------------------------------------------------------------
+//
+// Keeping a memory manager within bounds: limits, giving memory back, callbacks that make room, and sleep.
 
-// Asks the engine for `bytes` because an allocation finds none. Returns how many it freed; 0: it has nothing to spare.
+// Asks the engine to free memory because an allocation finds none. `bytes` is what the allocation takes in all, not what
+// it lacks: nobody knows how much of what is free lies where it can be used. Sizes are rounded up as the manager takes
+// memory, to 2 MiB at least where blocks are pooled. Returns how many bytes it freed; 0: it has nothing to spare. Freeing
+// less than `bytes` may do: the allocation is tried again after each answer above 0.
 //
 // Called on the allocating thread without any of the library's locks held. It may call the library, `nvb_memory_free`
 // above all; an allocation inside it that finds no memory asks no callback again. It does not throw, does not wait for
@@ -1261,6 +1305,8 @@ NVB_MUST_USE nvb_status nvb_memory_add_reclaim_callback(nvb_memory_manager *memo
 NVB_MUST_USE nvb_status nvb_memory_remove_reclaim_callback(nvb_memory_manager *memory, uint64_t id);
 
 // Memory: statistics and reports ----------------------------------------------------------------------------------
+//
+// What a memory manager holds: numbers that cost no lock, reports of leaks, and snapshots as JSON.
 
 // Rungs of the out-of-memory ladder, in the order in which an allocation climbs them. Threads' caches go back to the
 // slabs, and empty slabs to the free units.
@@ -1324,7 +1370,7 @@ typedef struct {
   // Bytes of the device that were neither free nor this manager's when the driver was asked last: other managers and
   // processes, contexts, libraries.
   uint64_t unaccounted;
-  // Bytes of the device that the manager leaves to others.
+  // Bytes of the device that the manager leaves free for others (`nvb_memory_options.margin`).
   uint64_t margin;
   // The part of `reserved`, 0 to 1, that is neither allocated nor free in whole units: what rounding up, partly used
   // slabs, and blocks that threads keep for their next allocations cost.
@@ -1386,6 +1432,8 @@ static inline void nvb_memory_rung_statistics_init(nvb_memory_rung_statistics *v
 }
 
 // Pools -----------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_pool`: blocks of a memory manager that are counted and end together, and those of a captured graph.
 
 typedef struct {
   size_t struct_size;
@@ -1462,6 +1510,8 @@ static inline void nvb_pool_statistics_init(nvb_pool_statistics *value) {
 }
 
 // Streams ---------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_stream`: a queue of a device's work, of the library's own or a wrapped `cudaStream_t`.
 
 // Receives the `user_data` that it was queued with. It must not call the library or CUDA.
 typedef void (*nvb_stream_callback)(void *user_data);
@@ -1503,6 +1553,8 @@ NVB_MUST_USE nvb_status nvb_stream_wait_event(nvb_stream *stream, nvb_event *eve
 NVB_MUST_USE nvb_status nvb_stream_get_native(nvb_stream *stream, void **cuda_stream);
 
 // Events ----------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_event`: a point in a stream's work, which other streams or the host wait for.
 
 // Creates an event that has recorded nothing yet.
 NVB_MUST_USE nvb_status nvb_event_create(const nvb_backend *backend, nvb_event **event);
@@ -1531,6 +1583,8 @@ NVB_MUST_USE nvb_status nvb_event_synchronize_for(nvb_event *event,
 NVB_MUST_USE nvb_status nvb_event_get_elapsed(nvb_event *start, nvb_event *end, float *milliseconds);
 
 // Stream manager --------------------------------------------------------------------------------------------------
+//
+// The object `nvb_stream_manager`: several streams of a backend, given out by load.
 
 // Options of `nvb_stream_manager_create`.
 typedef struct {
@@ -1585,6 +1639,8 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
 }
 
 // Weights: formats of files ---------------------------------------------------------------------------------------
+//
+// What a weight may be made from: matrices as GGUF, AWQ, GPTQ, gemma.cpp and 8-bit checkpoints hold them.
 
 // `nvb_weight_desc.source_format`: float tensors, in `parts`.
 #define NVB_SOURCE_FORMAT_TENSOR 0
@@ -1667,11 +1723,14 @@ typedef struct {
 } nvb_weight_blocks;
 
 // Weights ---------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_weight`: a matrix of a model in the device's layout, as floats or quantised.
 
 // `nvb_weight_desc.arrangement`: the parts stand one below the other, as Q, K and V of one product.
 #define NVB_WEIGHT_STACKED 0
 
-// `nvb_weight_desc.arrangement`: two parts, gate and up; products with it are gated (GeGLU, SwiGLU).
+// `nvb_weight_desc.arrangement`: two parts of one shape, gate and up, whose rows alternate in the weight (row 0 of gate, row
+// 0 of up, row 1 of gate, …); products with it are gated (GeGLU, SwiGLU).
 #define NVB_WEIGHT_GATED 1
 
 // `nvb_weight_desc.source`: the parts are host memory, copied before the call returns.
@@ -1766,7 +1825,8 @@ typedef struct {
   uint32_t dtype;
   // 1 if gated.
   uint32_t gated;
-  // `NVB_WEIGHT_FORMAT_…`
+  // What the weight is kept in, `NVB_WEIGHT_FORMAT_…`: that of `nvb_weight_desc.format`, or what
+  // `NVB_WEIGHT_FORMAT_AS_IS` came to. Never 0.
   uint32_t encoding;
   // `NVB_GRANULARITY_…`; 0 for floats.
   uint32_t granularity;
@@ -1814,6 +1874,8 @@ static inline void nvb_weight_info_init(nvb_weight_info *value) {
 }
 
 // GGUF files ------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_gguf`: a file of llama.cpp's format, whose tensors become weights.
 
 // `nvb_gguf_value.content`: an integer or a boolean, in `integer`.
 #define NVB_GGUF_INTEGER 1
@@ -1935,6 +1997,8 @@ static inline void nvb_gguf_value_init(nvb_gguf_value *value) {
 }
 
 // KV cache --------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_kv_cache`: the keys and values of every layer that attention reads.
 
 typedef struct {
   size_t struct_size;
@@ -1966,6 +2030,8 @@ static inline void nvb_kv_cache_options_init(nvb_kv_cache_options *value) {
 }
 
 // Attention -------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_attention`, and its calls for prompts (prefill) and for one token of each sequence (decode).
 
 typedef struct {
   size_t struct_size;
@@ -2079,6 +2145,9 @@ static inline void nvb_attention_decode_args_init(nvb_attention_decode_args *val
 }
 
 // Operations of a layer -------------------------------------------------------------------------------------------
+//
+// What a transformer's layer is made of: embedding, norms, products with weights, gated activations, rotary
+// embedding, and appending to a cache.
 
 // `activation`: x
 #define NVB_ACTIVATION_NONE 0
@@ -2163,11 +2232,13 @@ typedef struct {
 // `quantized_activations`; otherwise scale · code is, on CUDA rounded to the weight's float dtype or to BF16.
 typedef struct {
   size_t struct_size;
-  // [M, K] (leading axes are folded), F32 or the weight's dtype.
+  // [M, K] (leading axes are folded). F32, or with a float weight the weight's dtype; a quantised weight takes F32, F16
+  // and BF16.
   nvb_tensor input;
   // [N, K]
   const nvb_weight *weight;
-  // Optional [N], any float dtype; for a gated weight in its interleaved order.
+  // Optional [N], any float dtype. For a gated weight in the order of its rows, in which gate and up alternate: element
+  // 2i is the bias of row i of gate, element 2i + 1 that of row i of up.
   nvb_tensor bias;
   // [M, N], gated [M, N / 2]; any float dtype. Must not overlap `input`. May be absent with `quantized_output`.
   nvb_tensor output;
@@ -2336,6 +2407,8 @@ static inline void nvb_kv_cache_append_args_init(nvb_kv_cache_append_args *value
 }
 
 // Batched and grouped products ------------------------------------------------------------------------------------
+//
+// Products of two tensors, and those of a mixture of experts.
 
 // output = alpha · op(a) · op(b) for each matrix of a batch, op(x) = x or xᵀ. Tensors have rank 2 to 4: the last two axes
 // are a matrix, with a contiguous last axis, those before the batch.
@@ -2362,7 +2435,7 @@ typedef struct {
 // other: offsets[e] .. offsets[e + 1]. A mixture of experts.
 typedef struct {
   size_t struct_size;
-  // [T, K], F32 or the weight's dtype; sorted by expert.
+  // [T, K], sorted by expert. F32, or with a float weight the weight's dtype; a quantised weight takes F32, F16 and BF16.
   nvb_tensor input;
   // I32 [experts + 1] in device memory, ascending from 0 to at most T. They are read when the work runs, so a captured
   // graph serves every routing. Others are clamped on CUDA and an error on the CPU. Tokens from the last offset on
@@ -2370,7 +2443,8 @@ typedef struct {
   nvb_tensor offsets;
   // The experts' weights stacked, [experts · N, K]; scales of 128 × 128 blocks need N to be a multiple of 128.
   const nvb_weight *weight;
-  // Optional [experts · N], any float dtype; for a gated weight in its interleaved order.
+  // Optional [experts · N], any float dtype. For a gated weight in the order of its rows, in which gate and up alternate:
+  // of each expert element 2i is the bias of row i of gate, element 2i + 1 that of row i of up.
   nvb_tensor bias;
   // [T, N], gated [T, N / 2]; any float dtype. Must not overlap `input`.
   nvb_tensor output;
@@ -2403,6 +2477,8 @@ static inline void nvb_grouped_linear_args_init(nvb_grouped_linear_args *value) 
 }
 
 // Elementwise operations and sampling -----------------------------------------------------------------------------
+//
+// Softmax, arithmetic on elements, conversions, and the choice of the next token.
 
 // output = exp(scale · input − max) / Σ, over the last axis.
 typedef struct {
@@ -2520,6 +2596,9 @@ static inline void nvb_sample_args_init(nvb_sample_args *value) {
 }
 
 // Workspace of the caller's ---------------------------------------------------------------------------------------
+//
+// For engines that plan all memory themselves: how much memory operations need between their kernels, and giving it
+// to a stream.
 
 // Gives the stream `bytes` at `data` as the workspace of all its operations, which from now on allocate none; NULL and 0
 // end that. As large as the largest of the stream's operations needs: see the functions `nvb_…_get_workspace_size`; an
@@ -2569,6 +2648,8 @@ NVB_MUST_USE nvb_status nvb_argmax_get_workspace_size(const nvb_backend *backend
 NVB_MUST_USE nvb_status nvb_sample_get_workspace_size(const nvb_backend *backend, const nvb_sample_args *args, size_t *bytes);
 
 // Profiling -------------------------------------------------------------------------------------------------------
+//
+// How often each operation ran, how long it took, and what share of the device's rate it reached.
 
 // `operation`: what `nvb_embedding` queues, and so on.
 #define NVB_OPERATION_EMBEDDING 0
@@ -2654,6 +2735,8 @@ static inline void nvb_operation_metrics_init(nvb_operation_metrics *value) {
 }
 
 // Tuning ----------------------------------------------------------------------------------------------------------
+//
+// Measuring which kernel is the fastest for a product, and keeping the choices in a file.
 
 // `nvb_tune_options.clock`: events of the device.
 #define NVB_TUNE_CLOCK_EVENTS 0
@@ -2687,7 +2770,7 @@ typedef struct {
   uint64_t rows;
   // N; even for a gated weight.
   uint64_t columns;
-  // K
+  // K, the terms of each sum: columns of the input and of the weight.
   uint64_t depth;
   // `NVB_DTYPE_…`; 0: the backend's default, BF16 on a GPU and F32 on the CPU.
   uint32_t input_dtype;
@@ -2697,7 +2780,7 @@ typedef struct {
   uint32_t activation;
   // 1: with a bias.
   uint32_t bias;
-  // `NVB_WEIGHT_FORMAT_…`; 0 with `weight` alone.
+  // What the weight is kept in, `NVB_WEIGHT_FORMAT_…` as in `nvb_weight_info.encoding`; 0 with `weight` alone.
   uint32_t format;
   // As in `nvb_weight_desc`.
   uint32_t granularity;
@@ -2806,6 +2889,8 @@ static inline void nvb_tune_report_init(nvb_tune_report *value) {
 }
 
 // Kernels ---------------------------------------------------------------------------------------------------------
+//
+// Which kernels there are, which of them a product takes and why, and naming another one.
 
 // A kernel or strategy: one way to compute an operation. Its limits are necessary, not sufficient; `nvb_kernel_explain`
 // knows about a product.
@@ -2817,7 +2902,7 @@ typedef struct {
   uint32_t device_kind;
   // Oldest compute capability, 10 · major + minor; 0: any.
   uint32_t compute_capability;
-  // K is a multiple of it; 1: any.
+  // What K (`nvb_linear_case.depth`) must be a multiple of; 1: any.
   uint32_t depth_multiple;
   // Bytes that rows of the input start at multiples of; 1: any.
   uint32_t alignment;
@@ -2829,7 +2914,7 @@ typedef struct {
   char name[64];
   // Dtypes of the input, separated by spaces: "f16 bf16".
   char inputs[32];
-  // What the weight may be, likewise: "bf16 fp8_e4m3 int8".
+  // What the weight may be kept in (`nvb_weight_info.encoding`), likewise: "bf16 fp8_e4m3 int8".
   char encodings[96];
   // What it does, a sentence or two.
   char summary[256];

@@ -2,6 +2,21 @@
 //!
 //! A C call is checked in [`capi`], becomes a validated descriptor in [`ops`] or [`attention`], and is handed to the
 //! stream's [`executor::Executor`]. `docs/design.md` is the plan behind the layout.
+//!
+//! # For Rust programs
+//!
+//! **API:** the functions, structs and constants of [`capi`], which are those of `include/nvbackend.h`, a module for each
+//! part of the header, with the header's contracts and its promise of compatibility. They check what they are handed; what
+//! they cannot check, such as the memory behind a pointer, is why they are `unsafe`. [`capi::structs::init`] stands for the
+//! header's `_init` functions. `examples/linear.rs` is a whole program:
+//!
+//! ```sh
+//! cargo run --release --example linear --no-default-features
+//! ```
+//!
+//! **Not API:** every other module, and in `capi` what is not named `nvb_` or `NVB_`, but for `init`. They are public for
+//! the library's own tests, benchmarks and fuzzers. They may change with every commit, and they trust their callers: a
+//! [`tensor::Tensor`] that names memory which does not exist is refused by `capi`, and read by what lies below.
 
 // An engine's output is its own.
 #![deny(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]

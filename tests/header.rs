@@ -5,36 +5,159 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 28] = [
-    ("status", "Status codes and errors"),
-    ("version", "Version and build"),
-    ("tensor", "Tensors"),
-    ("device", "Devices"),
-    ("environment", "Environment"),
-    ("memory_options", "Memory options"),
-    ("backend", "Backend"),
-    ("configuration", "Configuration"),
-    ("hardware", "Hardware: usage, peers, recommendation"),
-    ("memory", "Memory"),
-    ("memory_control", "Memory: limits, reclaim and sleep"),
-    ("memory_statistics", "Memory: statistics and reports"),
-    ("pool", "Pools"),
-    ("stream", "Streams"),
-    ("event", "Events"),
-    ("stream_manager", "Stream manager"),
-    ("weight_blocks", "Weights: formats of files"),
-    ("weight", "Weights"),
-    ("gguf", "GGUF files"),
-    ("kv_cache", "KV cache"),
-    ("attention", "Attention"),
-    ("operations", "Operations of a layer"),
-    ("products", "Batched and grouped products"),
-    ("sampling", "Elementwise operations and sampling"),
-    ("workspace", "Workspace of the caller's"),
-    ("metrics", "Profiling"),
-    ("tuning", "Tuning"),
-    ("kernel", "Kernels"),
+/// A part of the header: the file of src/capi that it comes from, its title, and what it holds.
+struct Part {
+    file: &'static str,
+    title: &'static str,
+    about: &'static str,
+}
+
+const fn part(file: &'static str, title: &'static str, about: &'static str) -> Part {
+    Part { file, title, about }
+}
+
+/// In the order in which a reader meets the objects.
+const PARTS: [Part; 28] = [
+    part(
+        "status",
+        "Status codes and errors",
+        "What every call returns, and what the calling thread's last error says: its text, its causes and its numbers.",
+    ),
+    part(
+        "version",
+        "Version and build",
+        "Which release, which ABI and which kernels the loaded library has.",
+    ),
+    part(
+        "tensor",
+        "Tensors",
+        "Plain structs that describe memory of the caller: `nvb_tensor`, and `nvb_quantized_rows` for activations in 8 bits. They own nothing and need no giving back.",
+    ),
+    part(
+        "device",
+        "Devices",
+        "What a device is and can do. A backend is created on one of them.",
+    ),
+    part(
+        "environment",
+        "Environment",
+        "The machine around the devices: its processor, NUMA nodes, driver and libraries.",
+    ),
+    part(
+        "memory_options",
+        "Memory options",
+        "What a memory manager is created with: its limit, what it leaves to others, an allocator of the engine's, leak tracking and the trace.",
+    ),
+    part(
+        "backend",
+        "Backend",
+        "The object `nvb_backend`: one device with its kernels, its memory and a default stream. All other objects are made from it.",
+    ),
+    part(
+        "configuration",
+        "Configuration",
+        "The object `nvb_configuration`: what a backend is created with, as fields with names, from a preset, text or JSON.",
+    ),
+    part(
+        "hardware",
+        "Hardware: usage, peers, recommendation",
+        "All devices of the machine without a backend: what they do now, how they reach each other, and which suits a workload.",
+    ),
+    part(
+        "memory",
+        "Memory",
+        "The object `nvb_memory_manager`: allocating, freeing, copying and filling memory of a device or of the host.",
+    ),
+    part(
+        "memory_control",
+        "Memory: limits, reclaim and sleep",
+        "Keeping a memory manager within bounds: limits, giving memory back, callbacks that make room, and sleep.",
+    ),
+    part(
+        "memory_statistics",
+        "Memory: statistics and reports",
+        "What a memory manager holds: numbers that cost no lock, reports of leaks, and snapshots as JSON.",
+    ),
+    part(
+        "pool",
+        "Pools",
+        "The object `nvb_pool`: blocks of a memory manager that are counted and end together, and those of a captured graph.",
+    ),
+    part(
+        "stream",
+        "Streams",
+        "The object `nvb_stream`: a queue of a device's work, of the library's own or a wrapped `cudaStream_t`.",
+    ),
+    part(
+        "event",
+        "Events",
+        "The object `nvb_event`: a point in a stream's work, which other streams or the host wait for.",
+    ),
+    part(
+        "stream_manager",
+        "Stream manager",
+        "The object `nvb_stream_manager`: several streams of a backend, given out by load.",
+    ),
+    part(
+        "weight_blocks",
+        "Weights: formats of files",
+        "What a weight may be made from: matrices as GGUF, AWQ, GPTQ, gemma.cpp and 8-bit checkpoints hold them.",
+    ),
+    part(
+        "weight",
+        "Weights",
+        "The object `nvb_weight`: a matrix of a model in the device's layout, as floats or quantised.",
+    ),
+    part(
+        "gguf",
+        "GGUF files",
+        "The object `nvb_gguf`: a file of llama.cpp's format, whose tensors become weights.",
+    ),
+    part(
+        "kv_cache",
+        "KV cache",
+        "The object `nvb_kv_cache`: the keys and values of every layer that attention reads.",
+    ),
+    part(
+        "attention",
+        "Attention",
+        "The object `nvb_attention`, and its calls for prompts (prefill) and for one token of each sequence (decode).",
+    ),
+    part(
+        "operations",
+        "Operations of a layer",
+        "What a transformer's layer is made of: embedding, norms, products with weights, gated activations, rotary embedding, and appending to a cache.",
+    ),
+    part(
+        "products",
+        "Batched and grouped products",
+        "Products of two tensors, and those of a mixture of experts.",
+    ),
+    part(
+        "sampling",
+        "Elementwise operations and sampling",
+        "Softmax, arithmetic on elements, conversions, and the choice of the next token.",
+    ),
+    part(
+        "workspace",
+        "Workspace of the caller's",
+        "For engines that plan all memory themselves: how much memory operations need between their kernels, and giving it to a stream.",
+    ),
+    part(
+        "metrics",
+        "Profiling",
+        "How often each operation ran, how long it took, and what share of the device's rate it reached.",
+    ),
+    part(
+        "tuning",
+        "Tuning",
+        "Measuring which kernel is the fastest for a product, and keeping the choices in a file.",
+    ),
+    part(
+        "kernel",
+        "Kernels",
+        "Which kernels there are, which of them a product takes and why, and naming another one.",
+    ),
 ];
 
 const INTRODUCTION: &str = "\
@@ -76,6 +199,8 @@ const INTRODUCTION: &str = "\
 //             The library stays loaded after dlclose (it is linked with -z nodelete), as its threads and the CUDA
 //             runtime do not end with it.
 ";
+
+const HANDLES: &str = "The objects of the library. Each is made and given back by the calls of its own part: `nvb_pool` by those of \"Pools\".";
 
 const PRELUDE: &str = "\
 #include <stddef.h>
@@ -142,10 +267,9 @@ fn the_committed_header_is_what_the_source_says() {
 fn generate(root: &Path) -> String {
     let mut handles = String::new();
     let mut body = String::new();
-    for (file, title) in SECTIONS {
+    for Part { file, title, about } in PARTS {
         let section = section(root, file, &mut handles);
-        let rule = "-".repeat(112usize.saturating_sub(title.len()));
-        write!(body, "\n// {title} {rule}\n\n{}\n", section.trim()).unwrap();
+        write!(body, "\n{}{}\n{}\n", rule(title), comment(about, "// "), section.trim()).unwrap();
         if file == "tensor" {
             write!(body, "\n{}", TENSOR_HELPERS).unwrap();
         }
@@ -154,15 +278,40 @@ fn generate(root: &Path) -> String {
     let version = env!("CARGO_PKG_VERSION");
     let numbers: Vec<u32> = version.split('.').map(|part| part.parse().unwrap()).collect();
     let [major, minor, patch] = numbers[..] else { panic!("version {version} has three parts") };
+    let titles: Vec<&str> = PARTS.iter().map(|part| part.title).collect();
+    let contents = comment(&format!("{}.", titles.join(" · ")), "//             ");
     format!(
-        "{INTRODUCTION}\n#ifndef NVBACKEND_H\n#define NVBACKEND_H\n\n{PRELUDE}\n\
+        "{INTRODUCTION}{}\n#ifndef NVBACKEND_H\n#define NVBACKEND_H\n\n{PRELUDE}\n\
          #define NVB_VERSION_MAJOR {major}\n#define NVB_VERSION_MINOR {minor}\n#define NVB_VERSION_PATCH {patch}\n\
          #define NVB_VERSION_NUMBER {}\n#define NVB_VERSION_STRING \"{version}\"\n\n\
-         #ifdef __cplusplus\nextern \"C\" {{\n#endif\n\n{}\n{}\n#ifdef __cplusplus\n}}\n#endif\n\n#endif  // NVBACKEND_H\n",
+         #ifdef __cplusplus\nextern \"C\" {{\n#endif\n\n{}{}\n{}\n{}\n#ifdef __cplusplus\n}}\n#endif\n\n#endif  // NVBACKEND_H\n",
+        contents.replacen("//             ", "//   Parts     ", 1),
         major * 10_000 + minor * 100 + patch,
+        rule("Handles"),
+        comment(HANDLES, "// "),
         handles.trim(),
         body.trim_end(),
     )
+}
+
+/// The line that a part begins with; tools/api_pages.py finds parts by it.
+fn rule(title: &str) -> String {
+    format!("// {title} {}\n//\n", "-".repeat(112usize.saturating_sub(title.len())))
+}
+
+/// Lines of up to 118 characters, each behind `front`.
+fn comment(text: &str, front: &str) -> String {
+    let mut lines = vec![front.to_string()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is a line");
+        if line.chars().count() + word.chars().count() > 118 {
+            line.truncate(line.trim_end().len());
+            lines.push(format!("{front}{word} "));
+        } else {
+            write!(line, "{word} ").unwrap();
+        }
+    }
+    lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
 /// cbindgen's text for one file; the opaque types move to `handles`, because sections refer to each other's.

@@ -27,8 +27,8 @@ CMAKE_BUILD = ROOT / "build" / "test"
 LIMIT_BYTES = 64 << 20
 # Rust tests that read the source tree or never touch a device; each would carry another 17 MiB of kernels along.
 LEFT_OUT = {
-    "header", "abi_layout", "exports", "properties", "faults", "memory", "tuning", "nvbackend",
-    "weight_data", "weight_properties", "arguments", "kernel_units",
+    "header", "abi_layout", "arguments", "documents", "exports", "properties", "faults", "kernel_units", "linear", "memory",
+    "tuning", "nvbackend", "weight_data", "weight_properties",
 }
 # What every machine with a C++ program has.
 BASE_LIBRARIES = re.compile(r"(ld-linux|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)[-.]|linux-vdso")

@@ -8,7 +8,8 @@ The snapshot is what nvb_memory_write_snapshot writes for a manager with `trace_
 - bytes in live blocks, and bytes that the manager holds of the device, with the limit;
 - failed allocations, trims, sleeps and wakes;
 - each step of the out-of-memory ladder, a row for each rung;
-- the largest blocks, each a bar from its allocation to its end.
+- bytes in live blocks of each pool, those with the most first;
+- the largest blocks, each a bar from its allocation to its end, with the name of its pool.
 
 Without a name for the picture it stands beside the snapshot. Needs Python's standard library only.
 """
@@ -20,7 +21,7 @@ import sys
 from xml.sax.saxutils import escape
 
 LEFT, RIGHT, PLOT_WIDTH, PLOT_HEIGHT, TOP = 150, 30, 1020, 320, 96
-ROW, BLOCKS = 18, 14
+ROW, BLOCKS, POOLS, POOL_HEIGHT = 18, 14, 8, 24
 IN_USE, HELD, LIMIT, FAILED, RUNG, MOMENT = "#3366cc", "#c3cfe6", "#555555", "#cc2222", "#dd8800", "#228844"
 BAR_COLOURS = ["#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377"]
 MOMENTS = ("trim", "sleep", "wake")
@@ -44,16 +45,22 @@ class Trace:
         self.end = max(rows[-1][columns["nanoseconds"]], self.start + 1)
         self.times, self.in_use, self.held = [], [], []
         self.failures, self.moments, self.steps, self.blocks = [], [], [], []
+        self.pools = {}  # name: [(time, bytes in live blocks from then on)]
+        names = trace.get("pools", [])
         live, balance = {}, 0
         for row in rows:
             time, kind, address, size = (row[columns[name]] for name in ("nanoseconds", "kind", "address", "bytes"))
             if kind == "allocate":
                 balance += size
-                live[address] = (time, size)
+                number = row[columns["pool"]] if "pool" in columns else 0
+                pool = names[number - 1] if 0 < number <= len(names) else None
+                live[address] = (time, size, pool)
+                self.count(pool, time, size)
             elif kind == "free":
                 balance -= size
-                begun, _ = live.pop(address, (None, size))
-                self.blocks.append((begun, time, size, address))
+                begun, _, pool = live.pop(address, (None, size, None))
+                self.blocks.append((begun, time, size, address, pool))
+                self.count(pool, time, -size)
             elif kind == "out_of_memory":
                 self.failures.append((time, size))
             elif kind == "rung":
@@ -63,10 +70,20 @@ class Trace:
             self.times.append(time)
             self.in_use.append(balance)
             self.held.append(row[columns["reserved"]])
-        self.blocks += [(begun, None, size, address) for address, (begun, size) in live.items()]
+        self.blocks += [(begun, None, size, address, pool) for address, (begun, size, pool) in live.items()]
         # The ring may have lost the beginning, so the sums are counted back from what is known of the end.
         before = max(snapshot["statistics"]["allocated"] - balance, -min(self.in_use), 0)
         self.in_use = [bytes_ + before for bytes_ in self.in_use]
+
+    def count(self, pool, time, change):
+        if pool is not None:
+            steps = self.pools.setdefault(pool, [])
+            steps.append((time, (steps[-1][1] if steps else 0) + change))
+
+    def largest_pools(self):
+        """(name, steps, the most bytes at a time), those with the most first."""
+        pools = [(name, steps, max(size for _, size in steps)) for name, steps in self.pools.items()]
+        return sorted(pools, key=lambda pool: -pool[2])
 
     def largest_blocks(self):
         return sorted(self.blocks, key=lambda block: -block[2])[:BLOCKS]
@@ -78,6 +95,11 @@ def size_text(size):
         if size < 1024 or unit == "TiB":
             return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.3g} {unit}"
         size /= 1024
+
+
+def short(name):
+    """A name that fits beside a row."""
+    return name if len(name) <= 22 else f"{name[:21]}…"
 
 
 def time_unit(nanoseconds):
@@ -144,6 +166,7 @@ class Picture:
             self.line(LEFT, y, LEFT + PLOT_WIDTH, y, LIMIT, 'class="limit" stroke-dasharray="7 4"')
         self.events()
         y = self.ladder(TOP + PLOT_HEIGHT + 62)
+        y = self.pools(y + 34)
         height = self.bars(y + 34)
         width = LEFT + PLOT_WIDTH + RIGHT
         head = (
@@ -261,9 +284,30 @@ class Picture:
                 self.mark("rung", dot, tip if count == 1 else f"{count} times from here on: {tip}")
         return y
 
+    def pools(self, y):
+        """A row for each of the largest pools, as high as its own most bytes."""
+        pools = self.trace.largest_pools()
+        if not pools:
+            return y - 34
+        rest = f", the {POOLS} largest of {len(pools)}" if len(pools) > POOLS else ""
+        self.text(LEFT, y, f"Bytes in pools{rest}")
+        y += 6
+        for number, (name, steps, most) in enumerate(pools[:POOLS]):
+            y += POOL_HEIGHT + 4
+            path = [f"M{LEFT} {y}"]
+            for time, size in steps:
+                path.append(f"H{self.x(time):.1f}V{y - POOL_HEIGHT * max(size, 0) / max(most, 1):.1f}")
+            path.append(f"H{LEFT + PLOT_WIDTH}V{y}Z")
+            colour = BAR_COLOURS[number % len(BAR_COLOURS)]
+            area = f'<path d="{"".join(path)}" fill="{colour}" fill-opacity="0.6" stroke="{colour}"/>'
+            self.mark("pool", area, f"pool {name}: at most {size_text(most)}")
+            self.text(LEFT - 8, y - 12, short(name), "small", "end")
+            self.text(LEFT - 8, y, size_text(most), "small", "end")
+        return y
+
     def bars(self, y):
         self.text(LEFT, y, "Largest blocks")
-        for number, (begun, ended, size, address) in enumerate(self.trace.largest_blocks()):
+        for number, (begun, ended, size, address, pool) in enumerate(self.trace.largest_blocks()):
             y += ROW
             start = LEFT if begun is None else self.x(begun)
             end = LEFT + PLOT_WIDTH if ended is None else self.x(ended)
@@ -274,7 +318,12 @@ class Picture:
             )
             life = "before the trace" if begun is None else self.moment(begun)
             life += ", still live" if ended is None else f", freed {self.moment(ended)}"
-            self.mark("block", bar, f"{size_text(size)} at {address:#x}, allocated {life}")
+            owner = f", pool {pool}" if pool is not None else ""
+            self.mark("block", bar, f"{size_text(size)} at {address:#x}{owner}, allocated {life}")
+            if pool is not None:
+                # Where a bar begins far to the right its pool's name stands before it.
+                right = start > LEFT + 0.8 * PLOT_WIDTH
+                self.text(start - 4 if right else start + 4, y + 3, short(pool), "small", "end" if right else "start")
             self.text(LEFT - 8, y + 3, size_text(size), "small", "end")
         return y + 24
 

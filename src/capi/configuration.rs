@@ -27,6 +27,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// - `quantized_activations`: whether large products with FP8 and INT8 weights may round their input to 8 bits
 /// - `batch_invariant`: whether each row of a result of `nvb_linear`, `nvb_grouped_linear` and `nvb_matmul` is the same to
 ///   the bit whatever the number and the content of the other rows; slower, see docs/tuning.md
+/// - `linear_kernel`: the kernel that products take where it can do them, a name of `nvb_kernel_get`; "": the best known
+/// - `tuning_file`: where tuned choices are kept and read from; "": the environment's NVB_TUNING_FILE, else nowhere
 /// - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
 /// - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
 /// - `memory.margin`: bytes left to others; 0: the library's choice; "none": none

@@ -109,7 +109,7 @@ pub struct nvb_device_info {
     pub warp_size: i32,
     /// Engines that copy while kernels run.
     pub copy_engines: i32,
-    /// Why no backend can be created on it; empty if one can.
+    /// The reason, in a sentence, why no backend can be created on the device; empty if one can.
     pub obstacle: [c_char; 256],
 }
 versioned!(nvb_device_info);

@@ -77,11 +77,12 @@ pub struct nvb_environment {
     pub kernel: [c_char; 64],
     /// Architectures with kernels in this build, such as "80;90a".
     pub architectures: [c_char; 96],
-    /// Why no CUDA device can be used, and what to do about it; empty if one can.
+    /// The reason, in a sentence or two, why no CUDA device can be used, and what to do about it; empty if one can.
     pub obstacle: [c_char; 512],
 }
 
-/// A library that is used where it is present: the CUDA driver, NVML, cuBLASLt, NCCL, libtpu.
+/// A library of the machine's: the CUDA driver, NVML and cuBLASLt, which are used where they are found, and NCCL and libtpu,
+/// which nothing uses yet and which are listed for the reader.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_library {

@@ -27,7 +27,7 @@ pub struct nvb_kernel_info {
     pub device_kind: u32,
     /// Oldest compute capability, 10 · major + minor; 0: any.
     pub compute_capability: u32,
-    /// K is a multiple of it; 1: any.
+    /// What K (`nvb_linear_case.depth`) must be a multiple of; 1: any.
     pub depth_multiple: u32,
     /// Bytes that rows of the input start at multiples of; 1: any.
     pub alignment: u32,
@@ -39,7 +39,7 @@ pub struct nvb_kernel_info {
     pub name: [c_char; 64],
     /// Dtypes of the input, separated by spaces: "f16 bf16".
     pub inputs: [c_char; 32],
-    /// What the weight may be, likewise: "bf16 fp8_e4m3 int8".
+    /// What the weight may be kept in (`nvb_weight_info.encoding`), likewise: "bf16 fp8_e4m3 int8".
     pub encodings: [c_char; 96],
     /// What it does, a sentence or two.
     pub summary: [c_char; 256],

@@ -8,7 +8,10 @@ use super::structs::{expect_out, write_out};
 use crate::error::Error;
 use std::ffi::c_void;
 
-/// Asks the engine for `bytes` because an allocation finds none. Returns how many it freed; 0: it has nothing to spare.
+/// Asks the engine to free memory because an allocation finds none. `bytes` is what the allocation takes in all, not what
+/// it lacks: nobody knows how much of what is free lies where it can be used. Sizes are rounded up as the manager takes
+/// memory, to 2 MiB at least where blocks are pooled. Returns how many bytes it freed; 0: it has nothing to spare. Freeing
+/// less than `bytes` may do: the allocation is tried again after each answer above 0.
 ///
 /// Called on the allocating thread without any of the library's locks held. It may call the library, `nvb_memory_free`
 /// above all; an allocation inside it that finds no memory asks no callback again. It does not throw, does not wait for

@@ -75,8 +75,9 @@ pub struct nvb_memory_options {
     /// The limit as a part, 0 to 1, of what `limit_of` names. Not together with `limit`. 0: no limit on
     /// a GPU, which ends where its memory does; all of main memory on the host, whose system promises more than it has.
     pub limit_fraction: f64,
-    /// Bytes of the device that are left to others. 0: on a GPU the larger of 512 MiB and a fiftieth of its memory, but
-    /// at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
+    /// Bytes of the device that stay free for what allocates beside the manager, such as CUDA's contexts, libraries and
+    /// other processes: the manager does not grow further than that. 0: on a GPU the larger of 512 MiB and a fiftieth of its
+    /// memory, but at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
     pub margin: u64,
     /// Bytes taken from the device at creation, so that the first allocations are fast; no more than a limit in bytes.
     /// Ignored where blocks are allocated one by one: with `no_pooling`, an `allocator`, or a limit below 64 MiB.

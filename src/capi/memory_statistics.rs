@@ -51,7 +51,7 @@ pub struct nvb_memory_statistics {
     /// Bytes of the device that were neither free nor this manager's when the driver was asked last: other managers and
     /// processes, contexts, libraries.
     pub unaccounted: u64,
-    /// Bytes of the device that the manager leaves to others.
+    /// Bytes of the device that the manager leaves free for others (`nvb_memory_options.margin`).
     pub margin: u64,
     /// The part of `reserved`, 0 to 1, that is neither allocated nor free in whole units: what rounding up, partly used
     /// slabs, and blocks that threads keep for their next allocations cost.

@@ -127,11 +127,13 @@ versioned!(nvb_layer_norm_args);
 #[derive(Clone, Copy)]
 pub struct nvb_linear_args {
     pub struct_size: usize,
-    /// [M, K] (leading axes are folded), F32 or the weight's dtype.
+    /// [M, K] (leading axes are folded). F32, or with a float weight the weight's dtype; a quantised weight takes F32, F16
+    /// and BF16.
     pub input: nvb_tensor,
     /// [N, K]
     pub weight: *const nvb_weight,
-    /// Optional [N], any float dtype; for a gated weight in its interleaved order.
+    /// Optional [N], any float dtype. For a gated weight in the order of its rows, in which gate and up alternate: element
+    /// 2i is the bias of row i of gate, element 2i + 1 that of row i of up.
     pub bias: nvb_tensor,
     /// [M, N], gated [M, N / 2]; any float dtype. Must not overlap `input`. May be absent with `quantized_output`.
     pub output: nvb_tensor,

@@ -43,7 +43,7 @@ versioned!(nvb_matmul_args);
 #[derive(Clone, Copy)]
 pub struct nvb_grouped_linear_args {
     pub struct_size: usize,
-    /// [T, K], F32 or the weight's dtype; sorted by expert.
+    /// [T, K], sorted by expert. F32, or with a float weight the weight's dtype; a quantised weight takes F32, F16 and BF16.
     pub input: nvb_tensor,
     /// I32 [experts + 1] in device memory, ascending from 0 to at most T. They are read when the work runs, so a captured
     /// graph serves every routing. Others are clamped on CUDA and an error on the CPU. Tokens from the last offset on
@@ -51,7 +51,8 @@ pub struct nvb_grouped_linear_args {
     pub offsets: nvb_tensor,
     /// The experts' weights stacked, [experts · N, K]; scales of 128 × 128 blocks need N to be a multiple of 128.
     pub weight: *const nvb_weight,
-    /// Optional [experts · N], any float dtype; for a gated weight in its interleaved order.
+    /// Optional [experts · N], any float dtype. For a gated weight in the order of its rows, in which gate and up alternate:
+    /// of each expert element 2i is the bias of row i of gate, element 2i + 1 that of row i of up.
     pub bias: nvb_tensor,
     /// [T, N], gated [T, N / 2]; any float dtype. Must not overlap `input`.
     pub output: nvb_tensor,

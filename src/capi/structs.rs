@@ -25,6 +25,16 @@ macro_rules! versioned {
 }
 pub(crate) use versioned;
 
+/// A zeroed struct with its size set, as the header's `_init` functions make it: they are inline in C, so Rust has this one.
+pub fn init<T: Versioned>() -> T {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: all-zero bytes are a value of every versioned struct, whose first field is its size.
+    unsafe {
+        value.as_mut_ptr().cast::<usize>().write(size_of::<T>());
+        value.assume_init()
+    }
+}
+
 /// Copies what the caller has; fields beyond it are zero, and bytes beyond ours must be zero.
 ///
 /// # Safety

@@ -34,7 +34,7 @@ pub struct nvb_linear_case {
     pub rows: u64,
     /// N; even for a gated weight.
     pub columns: u64,
-    /// K
+    /// K, the terms of each sum: columns of the input and of the weight.
     pub depth: u64,
     /// `NVB_DTYPE_…`; 0: the backend's default, BF16 on a GPU and F32 on the CPU.
     pub input_dtype: u32,
@@ -44,7 +44,7 @@ pub struct nvb_linear_case {
     pub activation: u32,
     /// 1: with a bias.
     pub bias: u32,
-    /// `NVB_WEIGHT_FORMAT_…`; 0 with `weight` alone.
+    /// What the weight is kept in, `NVB_WEIGHT_FORMAT_…` as in `nvb_weight_info.encoding`; 0 with `weight` alone.
     pub format: u32,
     /// As in `nvb_weight_desc`.
     pub granularity: u32,

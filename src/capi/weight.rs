@@ -17,7 +17,7 @@ use crate::weight::rows::RowSource;
 use crate::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight, WeightView};
 use std::sync::Arc;
 
-/// A matrix [N, K] of a model, or several stacked or interleaved ones, in the device's layout.
+/// A matrix [N, K] of a model, or several, one below the other or with alternating rows, in the device's layout.
 ///
 /// Threads: calls that take `const nvb_weight *` may run at once from many threads.
 pub struct nvb_weight {
@@ -26,7 +26,8 @@ pub struct nvb_weight {
 
 /// `nvb_weight_desc.arrangement`: the parts stand one below the other, as Q, K and V of one product.
 pub const NVB_WEIGHT_STACKED: u32 = 0;
-/// `nvb_weight_desc.arrangement`: two parts, gate and up; products with it are gated (GeGLU, SwiGLU).
+/// `nvb_weight_desc.arrangement`: two parts of one shape, gate and up, whose rows alternate in the weight (row 0 of gate, row
+/// 0 of up, row 1 of gate, …); products with it are gated (GeGLU, SwiGLU).
 pub const NVB_WEIGHT_GATED: u32 = 1;
 /// `nvb_weight_desc.source`: the parts are host memory, copied before the call returns.
 pub const NVB_SOURCE_HOST: u32 = 0;
@@ -112,7 +113,8 @@ pub struct nvb_weight_info {
     pub dtype: u32,
     /// 1 if gated.
     pub gated: u32,
-    /// `NVB_WEIGHT_FORMAT_…`
+    /// What the weight is kept in, `NVB_WEIGHT_FORMAT_…`: that of `nvb_weight_desc.format`, or what
+    /// `NVB_WEIGHT_FORMAT_AS_IS` came to. Never 0.
     pub encoding: u32,
     /// `NVB_GRANULARITY_…`; 0 for floats.
     pub granularity: u32,

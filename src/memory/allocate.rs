@@ -338,7 +338,7 @@ impl Core {
         if sampled {
             self.tracker.allocated(pointer as usize, bytes as u64, self.source.nanoseconds());
         }
-        self.note(EventKind::Allocate, pointer as usize, bytes as u64, stream);
+        self.note_in(Some(arena), EventKind::Allocate, pointer as usize, bytes as u64, stream);
         log::trace!(target: "nvbackend::memory", "allocated {bytes} bytes at {pointer:p}");
         pointer
     }

@@ -13,9 +13,10 @@ use super::size_class::{class_bytes, magazine_capacity, CLASSES};
 use super::slab::{Block, Slab};
 use super::statistics::{Counters, Totals, Usage, UsageStatistics};
 use super::sync::Mutex;
+use super::trace::Trace;
 use crate::allocation::has_room;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
 /// Bytes of a class that wait in the depot for a taker, if that is at least the fewest slots and at most the most; the
@@ -55,6 +56,8 @@ pub struct Arena {
     caches: AtomicPtr<Cache>,
     /// Of the pool that the arena serves; `None` for the main arena and those that wait for a pool.
     name: Mutex<Option<String>>,
+    /// The number of that name in the trace; 0: none.
+    traced_pool: AtomicU16,
     /// A capture has allocated from it.
     captured: AtomicBool,
     /// The next arena of the manager; written before the arena is listed.
@@ -88,6 +91,7 @@ impl Arena {
             large: LargeBlocks::default(),
             caches: AtomicPtr::new(std::ptr::null_mut()),
             name: Mutex::default(),
+            traced_pool: AtomicU16::new(0),
             captured: AtomicBool::new(false),
             next: AtomicPtr::new(std::ptr::null_mut()),
         }
@@ -97,8 +101,14 @@ impl Arena {
         self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn set_name(&self, name: Option<&str>) {
+    pub fn set_name(&self, name: Option<&str>, trace: Option<&Trace>) {
+        let number = name.zip(trace).map_or(0, |(name, trace)| trace.number_of(name));
+        self.traced_pool.store(number, Ordering::Relaxed);
         *self.name.lock().unwrap_or_else(PoisonError::into_inner) = name.map(str::to_string);
+    }
+
+    pub fn traced_pool(&self) -> u16 {
+        self.traced_pool.load(Ordering::Relaxed)
     }
 
     pub fn is_captured(&self) -> bool {

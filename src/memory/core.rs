@@ -290,6 +290,11 @@ impl Core {
     }
 
     pub fn note(&self, kind: EventKind, address: usize, bytes: u64, stream: RawHandle) {
+        self.note_in(None, kind, address, bytes, stream);
+    }
+
+    /// `arena`: that of the block, whose pool the event names.
+    pub fn note_in(&self, arena: Option<&Arena>, kind: EventKind, address: usize, bytes: u64, stream: RawHandle) {
         if let Some(trace) = &self.trace {
             trace.write(TraceEvent {
                 nanoseconds: self.source.nanoseconds(),
@@ -298,6 +303,7 @@ impl Core {
                 bytes,
                 stream: stream.0 as u64,
                 reserved: self.budget.held(),
+                pool: arena.map_or(0, Arena::traced_pool),
             });
         }
     }

@@ -35,7 +35,7 @@ impl Pool {
         }
         let arena = manager.core().open_arena();
         // SAFETY: the core keeps it.
-        unsafe { &*arena }.set_name(Some(name));
+        unsafe { &*arena }.set_name(Some(name), manager.core().trace.as_ref());
         log::debug!(target: "nvbackend::memory", "pool \"{name}\" opened");
         Ok(Pool { manager: manager.clone(), name: name.to_string(), arena })
     }
@@ -145,7 +145,7 @@ impl Core {
     /// arena has no live block.
     fn close_arena(&self, arena: &Arena, idle: bool) {
         arena.set_id(next_arena_id());
-        arena.set_name(None);
+        arena.set_name(None, None);
         arena.set_captured(false);
         for (shard, cache) in arena.caches().enumerate() {
             cache.close(arena).into_iter().for_each(|batch| arena.put(shard, batch));

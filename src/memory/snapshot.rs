@@ -194,14 +194,17 @@ fn blocks(core: &Core, arenas: &[&Arena], slabs: &[Vec<SlabView>], out: &mut dyn
 fn trace(core: &Core, out: &mut dyn Write) -> Result<()> {
     let Some(trace) = &core.trace else { return write!(out, ",\n\"trace\": null") };
     let (events, written) = trace.read().ok_or(ErrorKind::OutOfMemory)?;
+    write!(out, ",\n\"trace\": {{\"written\": {written}, \"pools\": ")?;
+    list(out, trace.pools(), |out, name| write!(out, "{}", quoted(&name)))?;
     write!(
         out,
-        ",\n\"trace\": {{\"written\": {written}, \"columns\": [\"nanoseconds\", \"kind\", \"address\", \"bytes\", \
-         \"stream\", \"reserved\"], \"rows\": "
+        ", \"columns\": [\"nanoseconds\", \"kind\", \"address\", \"bytes\", \"stream\", \"reserved\", \"pool\"], \
+         \"rows\": "
     )?;
     list(out, events, |out, event| {
         let (at, kind, address) = (event.nanoseconds, event.kind.name(), event.address);
-        write!(out, "[{at}, \"{kind}\", {address}, {}, {}, {}]", event.bytes, event.stream, event.reserved)
+        let pool = event.pool;
+        write!(out, "[{at}, \"{kind}\", {address}, {}, {}, {}, {pool}]", event.bytes, event.stream, event.reserved)
     })?;
     write!(out, "}}")
 }

@@ -44,6 +44,7 @@ for file in $named; do
   esac
   cmp -s "$root/$file" "$place" || fail "the header names $file, which is not installed as $place"
 done
+"$root/tests/tools/test_api_pages.py" "$share/doc/nvbackend" || fail "the installed pages of the API are wrong"
 [ -x "$share/nvbackend/tools/memory_timeline.py" ] || fail "memory_timeline.py cannot be run"
 
 uninstall() { DESTDIR="$work/staged" "$cmake" -DBUILD="$work/build" -DPREFIX="$1" -P "$root/cmake/NvbackendUninstall.cmake"; }

@@ -90,6 +90,26 @@ class Timeline(unittest.TestCase):
         self.assertEqual(blocks[0], "32 MiB at 0x2000, allocated at 1 ms, still live")
         self.assertEqual(blocks[1], "16 MiB at 0x1000, allocated at 0 ms, freed at 3 ms")
 
+    def test_pools_have_a_row_each_and_blocks_their_pools_name(self):
+        rows = [
+            [1_000_000, "allocate", 4096, 16 * MIB, 0, 48 * MIB, 1],
+            [2_000_000, "allocate", 8192, 8 * MIB, 0, 48 * MIB, 2],
+            [3_000_000, "allocate", 12288, 4 * MIB, 0, 48 * MIB, 0],
+            [4_000_000, "free", 4096, 16 * MIB, 0, 48 * MIB, 0],
+            [5_000_000, "allocate", 16384, 2 * MIB, 0, 48 * MIB, 2],
+        ]
+        described = snapshot(rows)
+        described["trace"]["columns"] += ["pool"]
+        described["trace"]["pools"] = ["requests", "a <layer> with a name that is long"]
+        self.assertEqual(timeline.Trace(described).pools["requests"], [(1_000_000, 16 * MIB), (4_000_000, 0)])
+        picture = Picture(timeline.draw(described))
+        self.assertEqual(
+            picture.tips("pool"), ["pool requests: at most 16 MiB", "pool a <layer> with a name that is long: at most 10 MiB"]
+        )
+        self.assertEqual(picture.tips("block")[0], "16 MiB at 0x1000, pool requests, allocated at 0 ms, freed at 3 ms")
+        self.assertIn("a <layer> with a name…", picture.texts())
+        self.assertEqual(self.draw(EVENTS).of("pool"), [], "a trace without pools has no rows for them")
+
     def test_it_has_axes_a_legend_and_a_title(self):
         picture = self.draw(EVENTS)
         texts = picture.texts()
@@ -110,7 +130,7 @@ class Timeline(unittest.TestCase):
         trace = timeline.Trace(snapshot(EVENTS[5:], written=9, allocated=32 * MIB))
         self.assertEqual(trace.in_use[0], 32 * MIB)
         self.assertEqual(trace.lost, 5)
-        self.assertEqual(trace.blocks, [(None, 4_000_000, 16 * MIB, 4096)])
+        self.assertEqual(trace.blocks, [(None, 4_000_000, 16 * MIB, 4096, None)])
         whole = timeline.Trace(snapshot(EVENTS, allocated=32 * MIB))
         self.assertEqual(whole.in_use[:3], [16 * MIB, 48 * MIB, 48 * MIB])
         self.assertEqual(min(timeline.Trace(snapshot(EVENTS[5:], allocated=0)).in_use), 0)
@@ -186,6 +206,7 @@ class RealSnapshot(unittest.TestCase):
             self.assertGreater(self.kinds.count(events), 0, kind)
             self.assertGreater(len(picture.of(kind)), 0, kind)
         self.assertIn("callbacks", picture.texts())
+        self.assertEqual([tip.split(":")[0] for tip in picture.tips("pool")], ["pool requests", "pool layers"])
         self.assertIn("100 MiB", [tip.split(" at")[0] for tip in picture.tips("block")])
 
     def test_the_trace_agrees_with_the_statistics(self):
