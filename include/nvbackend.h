@@ -16,8 +16,8 @@
 //             nvb_backend_synchronize waits for. Argument structs and host arrays are read before the call returns. On
 //             the CPU the work has finished by then, and the same program runs unchanged.
 //   Memory    Tensors lie in the memory of the backend's device (on the CPU: any memory) unless a comment says host.
-//             No output shares a byte with what the work reads addresses from: tokens, positions, slots and offsets;
-//             NVB_ERROR_INVALID_ARGUMENT names the two.
+//             No output shares a byte with another or with what the work reads, unless a comment says that it may be the same
+//             memory, which means the very same rows; NVB_ERROR_INVALID_ARGUMENT names the two.
 //             Where the host has no memory left a call fails with NVB_ERROR_OUT_OF_MEMORY and says what it was for; nothing
 //             has changed then, and what gives back works: requests of up to 64 KiB that the C library refuses come from a
 //             reserve of 4 MiB. With half of it in use nothing new is made. The process ends only when all of it is used up,
