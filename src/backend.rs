@@ -2,16 +2,12 @@
 
 use crate::configuration::{Configuration, LogLevel, Precision, NO_MARGIN};
 use crate::cpu::CpuExecutor;
+use crate::device::{features::Features, DeviceInfo, DeviceKind};
 use crate::error::{Error, Result, Status};
-use crate::executor::{DeviceInfo, DeviceKind, Executor};
-use crate::fork::PerProcess;
+use crate::executor::Executor;
 use crate::hardware::{
     self,
-    device::{Device, Kind},
-    diagnosis,
-    features::Features,
     recommend::{recommend, Workload},
-    system::System,
 };
 use crate::memory::options::Limit;
 use crate::memory::{expect_awake, MemoryManager, MemoryOptions};
@@ -23,7 +19,7 @@ use crate::tensor::{DType, Tensor};
 use crate::tuning::Tuning;
 use std::ffi::c_void;
 use std::fmt::Display;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 /// CPU threads of a backend: more than any machine has, and far less than a process may start.
 pub const MOST_THREADS: u32 = 4096;
@@ -128,7 +124,7 @@ impl Backend {
         configuration.validate()?;
         let options = configuration.backend_options();
         let executor = choose_executor(&options)?;
-        configuration.check_device(&hardware::device_of(executor.device())?)?;
+        configuration.check_device(executor.device())?;
         let memory = MemoryManager::new(executor.clone(), configuration.memory.options())?;
         let mut backend = Backend::with_memory(executor, memory, &options)?;
         backend.metrics.set_enabled(configuration.timing.profiling);
@@ -146,9 +142,8 @@ impl Backend {
     fn with_memory(executor: Arc<dyn Executor>, memory: MemoryManager, options: &BackendOptions) -> Result<Backend> {
         let tuning = Tuning::open(&*executor, options)?;
         let memory = Arc::new(memory);
-        let device = hardware::device_of(executor.device())?;
         let default_stream = Arc::new(Stream::new(&executor, 0)?);
-        log::info!(target: "nvbackend::backend", "{}", summary(&device));
+        log::info!(target: "nvbackend::backend", "{}", summary(executor.device()));
         Ok(Backend {
             executor,
             memory,
@@ -181,7 +176,7 @@ impl Backend {
     pub fn running_configuration(&self) -> Configuration {
         let device = self.device();
         let mut running = self.configuration.clone();
-        running.device = device_name(device);
+        running.device = device.selector();
         running.architecture = device.compute_capability as u64;
         if device.kind == DeviceKind::Cpu {
             running.threads = device.multiprocessors as u64;
@@ -278,7 +273,7 @@ impl Backend {
         if self.executor.can_access(data)? {
             return Ok(());
         }
-        Err(Error::invalid(format!("{what} is at {data:p}, which is not memory of {}", device_name(self.device())))
+        Err(Error::invalid(format!("{what} is at {data:p}, which is not memory of {}", self.device().selector()))
             .with_advice(
                 "allocate it with nvb_memory_allocate, copy it to the device first, or enable access to the GPU that has it",
             ))
@@ -297,17 +292,17 @@ impl Backend {
 }
 
 /// The line in the log for each backend.
-fn summary(device: &Device) -> String {
+fn summary(device: &DeviceInfo) -> String {
     let yes_or_no = |feature| if device.features.has(feature) { "yes" } else { "no" };
     let place = match device.kind {
-        Kind::Cpu => format!("{}, {} threads", device.architecture, device.multiprocessors),
+        DeviceKind::Cpu => format!("{}, {} threads", device.architecture, device.multiprocessors),
         _ => format!(
             "{}, compute capability {}.{}, {} multiprocessors, {} GPUs in the machine",
             device.architecture,
             device.compute_capability / 10,
             device.compute_capability % 10,
             device.multiprocessors,
-            cuda_devices().map_or(0, |devices| devices.len())
+            hardware::gpus().map_or(0, |gpus| gpus.len())
         ),
     };
     format!(
@@ -318,13 +313,6 @@ fn summary(device: &Device) -> String {
         yes_or_no(Features::BF16),
         yes_or_no(Features::FP8)
     )
-}
-
-fn device_name(device: &DeviceInfo) -> String {
-    match device.kind {
-        DeviceKind::Cpu => "cpu".to_string(),
-        DeviceKind::Cuda => format!("cuda:{}", device.ordinal),
-    }
 }
 
 fn choose_executor(options: &BackendOptions) -> Result<Arc<dyn Executor>> {
@@ -348,14 +336,12 @@ fn cpu_executor(options: &BackendOptions) -> Result<Arc<dyn Executor>> {
 
 #[cfg(feature = "cuda")]
 fn cuda_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
-    // While no context exists: a driver that fails here has nothing to give back.
-    hardware::gpus()?;
-    crate::cuda::create_executor(ordinal, options)
+    crate::cuda::create_executor(hardware::gpu_at(ordinal)?, options)
 }
 
 #[cfg(not(feature = "cuda"))]
 fn cuda_executor(_ordinal: i32, _options: &BackendOptions) -> Result<Arc<dyn Executor>> {
-    Err(built_without_cuda())
+    Err(hardware::built_without_cuda())
 }
 
 /// The GPU that `hardware::recommend` puts first for decoding, which most engines do most; one that can run before any
@@ -365,42 +351,10 @@ pub fn best_cuda_device() -> Result<i32> {
         .ok_or_else(|| Error::new(Status::CudaNotAvailable, "the driver works and lists no CUDA device"))
 }
 
-fn best_of(gpus: &[Device]) -> Option<i32> {
+fn best_of(gpus: &[DeviceInfo]) -> Option<i32> {
     let order = recommend(gpus, Workload::Decode);
     let usable = order.iter().find(|place| gpus[place.index].obstacle.is_empty());
     usable.or(order.first()).map(|place| gpus[place.index].ordinal)
-}
-
-/// Every CUDA device, or why there is none to ask. The answer is kept, as devices do not come and go within a process;
-/// what the driver itself refuses with a code (busy, no permission) may pass, and is asked for again.
-pub fn cuda_devices() -> Result<Vec<DeviceInfo>> {
-    static ANSWER: PerProcess<OnceLock<Result<Vec<DeviceInfo>>>> = PerProcess::new(OnceLock::new);
-    if let Some(answer) = ANSWER.get() {
-        return answer.clone();
-    }
-    let answer = list_cuda_devices();
-    let may_pass = matches!(&answer, Err(error) if error.cuda_code != 0);
-    let answer = answer.map_err(|error| diagnosis::explain(error, &System::live()));
-    if may_pass {
-        return answer;
-    }
-    ANSWER.get_or_init(|| answer).clone()
-}
-
-#[cfg(feature = "cuda")]
-fn list_cuda_devices() -> Result<Vec<DeviceInfo>> {
-    crate::cuda::device::list()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn list_cuda_devices() -> Result<Vec<DeviceInfo>> {
-    Err(built_without_cuda())
-}
-
-#[cfg(not(feature = "cuda"))]
-fn built_without_cuda() -> Error {
-    Error::new(Status::CudaNotAvailable, "this libnvbackend was built without CUDA (--no-default-features)")
-        .with_advice("use device \"cpu\", or a build with CUDA")
 }
 
 #[cfg(test)]
@@ -410,28 +364,29 @@ mod tests {
 
     #[test]
     fn the_line_for_a_backend_names_what_was_chosen() {
-        let gpu = Device {
+        let gpu = DeviceInfo {
             name: "H200".into(),
             architecture: "Hopper".into(),
             compute_capability: 90,
             multiprocessors: 132,
             total_memory: 141 << 30,
             features: Features::of_capability(90),
-            ..Device::new(Kind::Cuda, 0)
+            ..DeviceInfo::new(DeviceKind::Cuda, 0)
         };
         let line = summary(&gpu);
         assert!(line.starts_with("backend on cuda:0 (H200): Hopper, compute capability 9.0, 132 multi"), "{line}");
         assert!(line.ends_with("144384 MiB, BF16 yes, FP8 yes"), "{line}");
-        let cpu = Device { architecture: "aarch64".into(), multiprocessors: 8, ..Device::new(Kind::Cpu, 0) };
+        let cpu =
+            DeviceInfo { architecture: "aarch64".into(), multiprocessors: 8, ..DeviceInfo::new(DeviceKind::Cpu, 0) };
         assert_eq!(summary(&cpu), "backend on cpu (): aarch64, 8 threads, 0 MiB, BF16 no, FP8 no");
     }
 
     #[test]
     fn auto_takes_the_gpu_that_decodes_fastest() {
-        let gpu = |ordinal, compute_capability, bandwidth: u64| Device {
+        let gpu = |ordinal, compute_capability, bandwidth: u64| DeviceInfo {
             compute_capability,
             peak_bandwidth: bandwidth * 1_000_000_000,
-            ..Device::new(Kind::Cuda, ordinal)
+            ..DeviceInfo::new(DeviceKind::Cuda, ordinal)
         };
         let mut gpus = [gpu(0, 120, 448), gpu(1, 90, 4800), gpu(2, 89, 300)];
         assert_eq!(best_of(&gpus), Some(1), "not the highest compute capability");

@@ -11,7 +11,6 @@ use super::structs::{expect_out, read, text, versioned, write};
 use crate::backend::{Backend, BackendOptions, MOST_THREADS};
 use crate::configuration::LogLevel;
 use crate::error::{Error, Result, Status};
-use crate::hardware;
 use crate::logging;
 use crate::memory::options::Limit;
 use crate::memory::MemoryOptions;
@@ -238,7 +237,7 @@ pub unsafe extern "C" fn nvb_backend_get_device_info(
     guard!(nvb_backend_get_device_info, {
         let object = BACKENDS.get(backend)?;
         // SAFETY: the header asks for a struct with its size set.
-        unsafe { write(info, &convert(&hardware::device_of(object.backend.device())?)) }
+        unsafe { write(info, &convert(object.backend.device())) }
     })
 }
 

@@ -8,9 +8,8 @@ pub mod preset;
 pub mod size;
 
 use crate::backend::BackendOptions;
+use crate::device::{features::Features, DeviceInfo, DeviceKind};
 use crate::error::{Error, Result, Status};
-use crate::executor::DeviceKind;
-use crate::hardware::{device::Device, features::Features};
 use crate::memory::options::{Limit, Margin, MemoryOptions, Spill};
 use crate::tensor::DType;
 pub use preset::Preset;
@@ -261,7 +260,7 @@ impl Configuration {
     }
 
     /// Whether the chosen device has what is required.
-    pub fn check_device(&self, device: &Device) -> Result<()> {
+    pub fn check_device(&self, device: &DeviceInfo) -> Result<()> {
         let lacks = |requirement: Requirement, feature: Features| {
             requirement == Requirement::Required && !device.features.has(feature)
         };
@@ -285,7 +284,7 @@ impl Configuration {
     pub fn default_dtype(&self, kind: DeviceKind) -> DType {
         match (self.precision, kind) {
             (Precision::Auto, DeviceKind::Cpu) | (Precision::F32, _) => DType::F32,
-            (Precision::Auto, DeviceKind::Cuda) | (Precision::Bf16, _) => DType::Bf16,
+            (Precision::Auto, DeviceKind::Cuda | DeviceKind::Tpu) | (Precision::Bf16, _) => DType::Bf16,
             (Precision::F16, _) => DType::F16,
         }
     }
@@ -327,7 +326,6 @@ fn conflict(what: String, why: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::Kind;
     use crate::registry::choices::Rounding;
 
     fn refused(change: impl FnOnce(&mut Configuration)) -> String {
@@ -353,7 +351,7 @@ mod tests {
 
     #[test]
     fn requirements_are_held_against_the_device() {
-        let mut turing = Device { name: "T4".into(), ..Device::new(Kind::Cuda, 1) };
+        let mut turing = DeviceInfo { name: "T4".into(), ..DeviceInfo::new(DeviceKind::Cuda, 1) };
         turing.features = Features::of_capability(75);
         let mut configuration = Configuration { fp8: Requirement::Required, ..Configuration::default() };
         let error = configuration.check_device(&turing).unwrap_err();
@@ -362,7 +360,7 @@ mod tests {
         configuration.fp8 = Requirement::Auto;
         configuration.tensor_cores = Requirement::Required;
         configuration.check_device(&turing).unwrap();
-        let cpu = Device::new(Kind::Cpu, 0);
+        let cpu = DeviceInfo::new(DeviceKind::Cpu, 0);
         assert_eq!(configuration.check_device(&cpu).unwrap_err().status, Status::Unsupported);
     }
 

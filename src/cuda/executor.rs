@@ -13,11 +13,9 @@ use super::scratch::{expect_room, Scratch, StreamScratch};
 use super::virtual_memory::Ranges;
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::backend::BackendOptions;
+use crate::device::{DeviceInfo, DeviceKind};
 use crate::error::{Error, Result, Status};
-use crate::executor::{
-    wait_past_captures, CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory,
-    Workspaced,
-};
+use crate::executor::{wait_past_captures, CopyKind, Executor, HostCallback, ManagedAdvice, VirtualMemory, Workspaced};
 use crate::ops::{
     argmax::Argmax,
     dequantize::Dequantize,

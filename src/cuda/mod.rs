@@ -51,8 +51,9 @@ pub mod driver;
 pub mod executor;
 
 use crate::backend::BackendOptions;
+use crate::device::DeviceInfo;
 use crate::error::{Error, Result, Status};
-use crate::executor::{DeviceInfo, Executor};
+use crate::executor::Executor;
 use std::sync::Arc;
 
 pub use executor::CudaExecutor;
@@ -66,13 +67,8 @@ const NEWEST: u32 = 999;
 /// The newest compute capability whose kernels use no Tensor Cores.
 const PLAIN: i32 = 75;
 
-/// Retains the primary context of device `ordinal` and prepares it for work.
-pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
-    let devices = crate::backend::cuda_devices()?;
-    let device = usize::try_from(ordinal).ok().and_then(|index| devices.get(index)).ok_or_else(|| {
-        Error::new(Status::Device, format!("CUDA device {ordinal}; this machine has {}", devices.len()))
-            .with_limit(ordinal.max(0) as u64, devices.len() as u64)
-    })?;
+/// Retains the primary context of the device and prepares it for work.
+pub fn create_executor(device: &DeviceInfo, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
     check_usable(device)?;
     let capability = device.compute_capability;
     let forced = forced_architecture(options.force_architecture)?;

@@ -2,7 +2,7 @@
 //! file that differs in any of these is not used at all.
 
 use crate::backend::BackendOptions;
-use crate::executor::{DeviceInfo, DeviceKind};
+use crate::device::{DeviceInfo, DeviceKind};
 use crate::hardware;
 
 /// Of the file's form; a change of it makes older files foreign.
@@ -18,8 +18,8 @@ impl Header {
     /// Of the device, and of the libraries that products on it go to.
     pub fn of(device: &DeviceInfo, options: &BackendOptions) -> Header {
         let (driver, cublaslt) = match device.kind {
-            DeviceKind::Cpu => (String::new(), String::new()),
             DeviceKind::Cuda => cuda_versions(options),
+            DeviceKind::Cpu | DeviceKind::Tpu => (String::new(), String::new()),
         };
         Header {
             fields: vec![

@@ -17,8 +17,9 @@ mod variations;
 pub mod workload;
 
 use crate::backend::{Backend, BackendOptions};
+use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
-use crate::executor::{DeviceKind, Executor};
+use crate::executor::Executor;
 use crate::registry::choices::Table;
 use crate::registry::LINEAR;
 use crate::stream::Stream;
@@ -122,7 +123,7 @@ pub fn tune(
         Clock::Events => {
             let lead = match backend.device().kind {
                 DeviceKind::Cpu => None,
-                DeviceKind::Cuda => Some(backend.memory().allocate_owned(LEAD_BYTES, &stream)?),
+                DeviceKind::Cuda | DeviceKind::Tpu => Some(backend.memory().allocate_owned(LEAD_BYTES, &stream)?),
             };
             Box::new(EventTimer::new(&stream, lead)?)
         }

@@ -1,8 +1,9 @@
 //! The devices of this machine, each with one backend that all tests share.
 
 use crate::random::seed;
-use nvbackend::backend::{cuda_devices, Backend, BackendOptions};
-use nvbackend::executor::DeviceKind;
+use nvbackend::backend::{Backend, BackendOptions};
+use nvbackend::device::DeviceKind;
+use nvbackend::hardware;
 use nvbackend::memory::MemoryOptions;
 use std::io::Write;
 use std::sync::OnceLock;
@@ -42,7 +43,7 @@ pub fn devices() -> &'static [Device] {
             Some(other) => panic!("NVB_TEST_DEVICE is {other:?}; \"cpu\" or \"cuda:0\" is needed"),
             None => {
                 devices.push(Device::new("cpu"));
-                match cuda_devices() {
+                match hardware::gpus() {
                     Ok(found) if !found.is_empty() => devices.push(Device::new("cuda:0")),
                     Ok(_) => say("cuda is skipped: the driver lists no device".into()),
                     Err(error) => say(format!("cuda is skipped: {error}")),
