@@ -6,15 +6,16 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// One section a file, in the order in which a reader meets the objects.
-const SECTIONS: [(&str, &str); 28] = [
+const SECTIONS: [(&str, &str); 29] = [
     ("status", "Status codes and errors"),
     ("version", "Version and build"),
     ("tensor", "Tensors"),
     ("device", "Devices"),
     ("environment", "Environment"),
-    ("memory_options", "Memory options"),
-    ("backend", "Backend"),
     ("configuration", "Configuration"),
+    ("memory_options", "Memory options"),
+    ("backend_options", "Backend options"),
+    ("backend", "Backend"),
     ("hardware", "Hardware: usage, peers, recommendation"),
     ("memory", "Memory"),
     ("memory_control", "Memory: limits, reclaim and sleep"),
@@ -168,7 +169,9 @@ fn section(root: &Path, file: &str, handles: &mut String) -> String {
     let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml");
     // No function of their own files mentions them, and cbindgen leaves out what none does.
     config.export.include =
-        ["nvb_tensor", "nvb_quantized_rows", "nvb_memory_options", "nvb_weight_blocks"].map(String::from).into();
+        ["nvb_tensor", "nvb_quantized_rows", "nvb_memory_options", "nvb_backend_options", "nvb_weight_blocks"]
+            .map(String::from)
+            .into();
     let source = root.join("src/capi").join(format!("{file}.rs"));
     let bindings = cbindgen::Builder::new().with_config(config).with_src(source).generate().expect("src/capi parses");
     let mut text = Vec::new();

@@ -1,7 +1,7 @@
 //! What a tuning file belongs to. Times on another GPU, under another driver or of other kernels say nothing here, so a
 //! file that differs in any of these is not used at all.
 
-use crate::backend::BackendOptions;
+use crate::configuration::Configuration;
 use crate::device::{DeviceInfo, DeviceKind};
 use crate::hardware;
 
@@ -16,9 +16,9 @@ pub struct Header {
 
 impl Header {
     /// Of the device, and of the libraries that products on it go to.
-    pub fn of(device: &DeviceInfo, options: &BackendOptions) -> Header {
+    pub fn of(device: &DeviceInfo, configuration: &Configuration) -> Header {
         let (driver, cublaslt) = match device.kind {
-            DeviceKind::Cuda => cuda_versions(options),
+            DeviceKind::Cuda => cuda_versions(configuration),
             DeviceKind::Cpu | DeviceKind::Tpu => (String::new(), String::new()),
         };
         Header {
@@ -36,11 +36,11 @@ impl Header {
     }
 }
 
-fn cuda_versions(options: &BackendOptions) -> (String, String) {
+fn cuda_versions(configuration: &Configuration) -> (String, String) {
     let environment = hardware::environment();
     let cublaslt = environment.libraries.iter().find(|library| library.name == "cuBLASLt");
     let cublaslt = match cublaslt {
-        Some(library) if !options.own_kernels_only && !library.path.is_empty() => library.version.to_string(),
+        Some(library) if !configuration.own_kernels_only() && !library.path.is_empty() => library.version.to_string(),
         _ => "none".to_string(),
     };
     (format!("{} {}", environment.kernel_module, environment.driver_version), cublaslt)

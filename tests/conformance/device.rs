@@ -1,10 +1,10 @@
 //! The devices of this machine, each with one backend that all tests share.
 
 use crate::random::seed;
-use nvbackend::backend::{Backend, BackendOptions};
+use nvbackend::backend::Backend;
+use nvbackend::configuration::{Configuration, MemoryConfiguration};
 use nvbackend::device::DeviceKind;
 use nvbackend::hardware;
-use nvbackend::memory::MemoryOptions;
 use std::io::Write;
 use std::sync::OnceLock;
 
@@ -20,9 +20,9 @@ impl Device {
 
     fn new(name: &'static str) -> Device {
         let pooling = std::env::var("NVB_TEST_POOLING").map_or(true, |value| value != "off");
-        let memory = MemoryOptions { pooling, ..MemoryOptions::default() };
-        let options = BackendOptions { device: name.to_string(), memory, ..BackendOptions::default() };
-        let backend = Backend::new(&options).unwrap_or_else(|error| panic!("device {name}: {error}"));
+        let memory = MemoryConfiguration { pooling, ..MemoryConfiguration::default() };
+        let options = Configuration { device: name.to_string(), memory, ..Configuration::default() };
+        let backend = Backend::new(options).unwrap_or_else(|error| panic!("device {name}: {error}"));
         Device { name, backend }
     }
 }
