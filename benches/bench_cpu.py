@@ -96,7 +96,6 @@ def arguments():
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()), help="of both sides (%(default)s)")
     parser.add_argument("--seconds", type=float, default=540, help="start no case after this time (%(default)s)")
     parser.add_argument("--library", help="libnvbackend.so; else NVB_LIBRARY, else the newest build")
-    parser.add_argument("--record", default="operations", metavar="NAME", help="of the record's file (%(default)s)")
     parser.add_argument("--output", default=str(record.RESULTS), help="folder of the record (%(default)s)")
     parsed = parser.parse_args()
     if unknown := set(parsed.sections) - set(names):
@@ -112,9 +111,9 @@ def main():
     context = Context(backend, timing.HostTimer(), torch.device("cpu"), torch.float32, GEMMA_3_270M, False, COLD_BYTES)
     versions = {"nvbackend": backend.version(), "PyTorch": torch.__version__, "processor": record.cpu_name(),
                 "threads": str(options.threads)}
-    log = record.Record(options.record, "cpu", versions, options.output)
+    log = record.Record("operations", "cpu", versions, options.output)
     chosen = {name: section for name, section in sections(options.threads).items() if name in options.sections or not options.sections}
-    return run(chosen, context, log, options.seconds)
+    return run(chosen, context, log, options.seconds, whole=not options.sections)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def main():
         log = record.Record("operations", name, versions(backend), None if options.quick else options.output)
         sections = QUICK_SECTIONS if options.quick else SECTIONS
         chosen = {name: section for name, section in sections.items() if name in options.sections or not options.sections}
-        return run(chosen, context, log, options.seconds)
+        return run(chosen, context, log, options.seconds, whole=not options.sections)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def main():
         for side, speeds in (("ours", engine_speeds(ours, options.threads)), ("peer", llama_speeds(llama_bench, gguf, options.threads))):
             for kind, rate in speeds.items():
                 samples[side, kind].append(rate)
-    versions = {"llama.cpp": f"of llama-cpp-python {prepare.LLAMA_VERSION}", "processor": record.cpu_name(), "threads": str(options.threads)}
+    versions = {"nvbackend": engine.version(ours), "llama.cpp": f"of llama-cpp-python {prepare.LLAMA_VERSION}",
+                "processor": record.cpu_name(), "threads": str(options.threads)}
     log = record.Record("model", "cpu", versions, options.output)
     for kind, case in (("prefill", f"{PREFILL_TOKENS} tokens"), ("decode", f"{DECODE_TOKENS} tokens after {SHORT_PROMPT}")):
         medians = {side: record.median_and_spread(samples[side, kind]) for side in ("ours", "peer")}

@@ -174,19 +174,22 @@ def measure(make, context, log):
         log.add(case.operation, case.name, case.unit, ours, label, figure, **more)
 
 
-def run(sections, context, log, seconds):
-    """Measures the cases of all sections until the time is used up, and writes the record after each section.
-    Returns the exit status: 1 when ours failed or was wrong anywhere."""
+def run(sections, context, log, seconds, whole):
+    """Measures the cases of the sections until the time is used up, and writes the record after each section. `whole`: these
+    are all sections, so that rows of earlier runs go if time suffices. Returns the exit status: 1 when ours failed or was wrong
+    anywhere."""
     deadline = time.monotonic() + seconds
     for name, section in sections.items():
         for make in section(context):
             if time.monotonic() > deadline:
                 log.note(f"section {name} is not complete: {seconds:.0f} s are used up")
+                whole = False
                 break
             measure(make, context, log)
             if context.device.type == "cuda":
                 torch.cuda.empty_cache()
         log.write()
+    log.write(whole)
     failures = log.failures()
     if failures:
         print(f"{len(failures)} rows in which ours failed or was wrong")

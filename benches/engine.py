@@ -19,6 +19,13 @@ def find_engine(named=None):
     raise SystemExit(f"{places[0]} does not exist: build the examples (`make demo`) or name the engine with --engine")
 
 
+def version(engine):
+    """The library's, which the program prints."""
+    run = subprocess.run([str(engine), "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    found = re.search(r"libnvbackend (\d+\.\d+\.\d+)", run.stdout)
+    return found[1] if found else "unknown"
+
+
 def speeds(engine, *arguments):
     """Tokens a second of one run, {"prefill": …, "decode": …}."""
     run = subprocess.run([str(engine), *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -2,16 +2,19 @@
 //
 //   bench_latency [--check] [DEVICE]
 //
-// Prints medians in microseconds of a warm process, beside the bound that each is held to. DEVICE is "auto" without the
-// argument; with --check a row whose fastest sample takes more than twice its bound ends the program with status 1. The
-// bounds are those of a server with nothing else to do; what the check is for, such as detection that is cached no
-// more, takes a hundred times as long.
+// Prints medians in microseconds of a warm process, beside the bound that each is held to: for people on standard
+// error, for benches/record.py as JSON on standard output. DEVICE is "auto" without the argument; with --check a row
+// whose fastest sample takes more than twice its bound ends the program with status 1. The bounds are those of a server
+// with nothing else to do; what the check is for, such as detection that is cached no more, takes a hundred times as
+// long.
 #define _POSIX_C_SOURCE 200809L
 #include <nvbackend.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "row.h"
 
 static const char* device = "auto";
 static nvb_backend* backend;
@@ -104,12 +107,16 @@ static int measure(const char* what, double bound, int calls, void (*call)(void)
   }
   qsort(samples, SAMPLES, sizeof *samples, ascending);
   double median = samples[SAMPLES / 2];
-  printf("%-28s %10.3f us   bound %7.1f us   ", what, median, bound);
+  printf(
+      "{\"operation\": \"latency\", \"case\": \"%s\", \"ours\": %.4g, \"peer\": %.4g, \"peer_name\": \"upper bound\", "
+      "\"unit\": \"µs\"}\n",
+      what, median, bound);
+  fprintf(stderr, "%-28s %10.3f us   bound %7.1f us   ", what, median, bound);
   if (median < bound) {
-    printf("ok\n");
+    fprintf(stderr, "ok\n");
     return 0;
   }
-  printf("%s, fastest %.3f us\n", samples[0] < bound ? "disturbed" : "MISSED", samples[0]);
+  fprintf(stderr, "%s, fastest %.3f us\n", samples[0] < bound ? "disturbed" : "MISSED", samples[0]);
   return samples[0] >= LENIENCE * bound;
 }
 
@@ -130,7 +137,8 @@ int main(int count, char** arguments) {
   nvb_device_info info;
   nvb_device_info_init(&info);
   expect(nvb_backend_get_device_info(backend, &info));
-  printf("nvbackend %s on %s\n", nvb_version_string(), info.name);
+  fprintf(stderr, "nvbackend %s on %s\n", nvb_version_string(), info.name);
+  print_run(&info);
   int missed = measure("backend, created and gone", 150, 20, create_backend);
   missed += measure("configuration, checked", 10, 200, make_configuration);
   missed += measure("configuration from JSON", 10, 200, read_json);

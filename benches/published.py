@@ -1,6 +1,6 @@
 """Figures of peers that a benchmark run does not build, measured on one H200 (driver 580, CUDA 13.0) and quoted as rows of
 their own, labelled as another run: FlashAttention 3, BF16, its repository's commit 0251105, on 2026-11-20; llama.cpp built
-with CMAKE_BUILD_TYPE=Release, BF16 weights, `llama-bench -fa 1 -p 4096 -n 256`, on 2026-11-23.
+with CMAKE_BUILD_TYPE=Release, `llama-bench -fa 1 -p 4096 -n 256`, on 2026-11-23.
 """
 # TFLOP/s for these sequence lengths, 16,384 tokens in all, 32/16/8 heads for head_dim 64/128/256.
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -21,12 +21,16 @@ DECODE = {
     (64, 32, 8): (0.501, 1.413, 2.309, 2.254, 2.466, 1.995),
 }
 # Tokens/s of llama.cpp: prefill of 4,096 tokens, decode. Figures of 2026-11-20 were lower (prefill 41,099 and 29,195, decode
-# 458 and 252) and stand in records of before 2026-11-23.
+# 458 and 252); rows of the record h200-model that are older than 2026-11-23 quote those.
 LLAMA_CPP = {
-    "gemma3-1b": {"prefill": 67500, "decode": 472},
-    "gemma3-4b": {"prefill": 40200, "decode": 258},
-    "gemma3-12b": {"prefill": 17050, "decode": 115.1},
+    ("gemma3-1b", "bf16"): {"prefill": 67500, "decode": 472},
+    ("gemma3-4b", "bf16"): {"prefill": 40200, "decode": 258},
+    ("gemma3-12b", "bf16"): {"prefill": 17050, "decode": 115.1},
+    ("gemma3-4b", "int8"): {"prefill": 18050, "decode": 275},
+    ("gemma3-4b", "int4"): {"prefill": 17960, "decode": 351},
 }
+# What llama.cpp keeps weights in beside ours.
+LLAMA_CPP_FORMATS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 
 
 def applies(context):

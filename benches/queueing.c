@@ -2,7 +2,8 @@
 //
 //   bench_queueing [DEVICE]
 //
-// Prints the median and the fastest sample in microseconds a call. A sample is 200 calls behind a stream that has
+// Prints the median and the fastest sample in microseconds a call, for people on standard error, and the medians for
+// benches/record.py as JSON on standard output. A sample is 200 calls behind a stream that has
 // nothing to do, fewer than the driver lets wait, so the GPU's own time does not count. The driver's launch does. On
 // the CPU calls do the work before they return, so there the figures only show that the program runs.
 #define _POSIX_C_SOURCE 200809L
@@ -11,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "row.h"
 
 enum { WIDTH = 2048, HEADS = 8, KV_HEADS = 4, HEAD_DIM = 256, CAPACITY = 1024, CALLS = 200, SAMPLES = 31 };
 
@@ -73,7 +76,11 @@ static void measure(const char* what, void (*call)(void)) {
   }
   expect(nvb_stream_synchronize(stream));
   qsort(samples, SAMPLES, sizeof *samples, ascending);
-  printf("%-24s %8.3f us   fastest %8.3f us\n", what, samples[SAMPLES / 2], samples[0]);
+  printf(
+      "{\"operation\": \"queueing\", \"case\": \"%s\", \"ours\": %.4g, \"peer\": null, \"peer_name\": null, "
+      "\"unit\": \"µs\"}\n",
+      what, samples[SAMPLES / 2]);
+  fprintf(stderr, "%-24s %8.3f us   fastest %8.3f us\n", what, samples[SAMPLES / 2], samples[0]);
 }
 
 // Zeros: no time depends on values.
@@ -157,7 +164,8 @@ int main(int count, char** arguments) {
   decode.cache = cache;
   decode.positions = rope.positions;
 
-  printf("nvbackend %s on %s\n", nvb_version_string(), info.name);
+  fprintf(stderr, "nvbackend %s on %s\n", nvb_version_string(), info.name);
+  print_run(&info);
   measure("rms_norm", queue_rms_norm);
   measure("linear bf16", queue_linear);
   measure("linear int4", queue_linear_int4);

@@ -9,14 +9,9 @@ import sys
 
 import gguf
 import numpy
+from gemma_shapes import HEAD_DIM, SHAPES, VOCABULARY
 
-# Layers, width, feed-forward width, query heads, key/value heads, window; heads are 256 wide, the vocabulary is 262,144.
-SHAPES = {
-    "gemma3-270m": (18, 640, 2048, 4, 1, 512),
-    "gemma3-1b": (26, 1152, 6912, 4, 1, 512),
-    "gemma3-4b": (34, 2560, 10240, 8, 4, 1024),
-}
-HEAD_DIM, VOCABULARY, CONTEXT = 256, 262144, 32768
+CONTEXT = 32768
 NORMS = {"attn_norm": None, "post_attention_norm": None, "ffn_norm": None, "post_ffw_norm": None, "attn_q_norm": HEAD_DIM,
          "attn_k_norm": HEAD_DIM}
 

@@ -135,8 +135,9 @@ def main():
         lines.append([f"ctest/{name}", *map(relocated, environment), *map(relocated, command)])
     lines += [[f"sm80/{name}", "NVB_FORCE_ARCH=80", *command] for name, *command in lines]
     lines += [[f"bench/{name}", "python3", f"benches/bench_{name}.py"] for name in ("gpu", "model_gpu")]
-    bench_memory = f"./{pack(CMAKE_BUILD / 'bin' / 'bench_memory', 'bin')}"
-    lines.append(["bench/memory", bench_memory, "--device", "cuda"])
+    bench_memory, bench_latency = (f"./{pack(CMAKE_BUILD / 'bin' / name, 'bin')}" for name in ("bench_memory", "bench_latency"))
+    for name, command in (("memory", f"{bench_memory} --device cuda"), ("latency", f"{bench_latency} cuda")):
+        lines.append([f"bench/{name}", "bash", "-o", "pipefail", "-c", f"{command} | python3 benches/record.py {name}"])
     lines.append(["bench/memory_soak", bench_memory, "--device", "cuda", "--soak", "120"])
     shutil.copytree(ROOT / "benches", BUNDLE / "benches", ignore=shutil.ignore_patterns("__pycache__"))
 

@@ -62,7 +62,8 @@ void bench_fragmentation(const Options& options, Allocator& ours, const Peers& p
       if (depth == 65536) {
         std::vector<double> values = medians.values;
         for (size_t i = 0; i < values.size(); ++i) values[i] /= at_4096[i];
-        print_rows("memory fragmentation", work + " holes=65536 against 4096", sides, values, "times", Better::kLower);
+        print_rows("memory fragmentation", work + " holes=65536 against 4096", sides, values, "times as long",
+                   Better::kLower);
       }
       holes.clear();
       for (Allocator* side : sides) side->reset();

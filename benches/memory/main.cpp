@@ -4,14 +4,16 @@
 //   bench_memory [--device DEVICE] --soak SECONDS
 //
 // NAME is pair, threads, random or fragmentation; without it all of them run. Each row is one line of JSON on standard
-// output; the same for people goes to standard error. Ratios above 1: ours is better. --soak runs 16 threads under
-// limits that force every rung of the out-of-memory ladder instead, and ends with status 1 if anything was wrong.
+// output, which benches/record.py records; the same for people goes to standard error. Ratios above 1: ours is better.
+// --soak runs 16 threads under limits that force every rung of the out-of-memory ladder instead, and ends with status 1
+// if anything was wrong.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
 
+#include "../row.h"
 #include "measure.h"
 
 namespace {
@@ -60,6 +62,7 @@ int main(int count, char** arguments) {
   Device device(options.device);
   std::fprintf(stderr, "%s, %u cores\n", device.info.name, std::thread::hardware_concurrency());
   if (options.soak_seconds > 0) return soak(device, options.soak_seconds) ? 0 : 1;
+  print_run(&device.info);
   std::unique_ptr<Allocator> ours = make_ours(device);
   const Peers peers = make_peers(device);
   ours->attach();

@@ -46,6 +46,8 @@ double median(std::vector<double> values);
 struct Medians {
   std::vector<double> values;
   std::vector<double> quotients;
+  // Whether each round gave a quotient; else they are those of the medians.
+  bool of_rounds = true;
 };
 
 // Of `samples` values of `sample` for each side, taken in turn after one round that is thrown away.

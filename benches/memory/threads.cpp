@@ -244,7 +244,7 @@ void print_rates(const std::string& what, const std::vector<Allocator*>& sides, 
     const std::string threads = "threads=" + std::to_string(counts[count]) + " " + what;
     print_rows("memory threads", threads, sides, millions, "million calls/s", Better::kHigher);
     if (count > 0) {
-      print_rows("memory threads", threads + " against 1", sides, against_one, "times", Better::kHigher);
+      print_rows("memory threads", threads + " against 1", sides, against_one, "times as many", Better::kHigher);
     }
   }
 }

@@ -208,20 +208,30 @@ impl<T: Send + Sync + 'static> Table<T> {
     }
 
     /// The slot of a live handle.
+    #[inline]
     fn find(&self, handle: usize) -> Result<(&'static Slot<T>, u32)> {
-        let found = self.decode(handle).and_then(|(index, generation)| Some((self.slot(index)?, generation)));
-        let (slot, generation) = found.ok_or_else(|| self.unknown(handle))?;
+        match self.decode(handle).and_then(|(index, generation)| Some((self.slot(index)?, generation))) {
+            Some((slot, generation)) if slot.state.load(Ordering::Relaxed) == State::of(generation) => {
+                Ok((slot, generation))
+            }
+            found => Err(self.refusal(handle, found)),
+        }
+    }
+
+    /// Why there is no object to work with behind the handle.
+    #[cold]
+    fn refusal(&self, handle: usize, found: Option<(&'static Slot<T>, u32)>) -> Error {
+        let Some((slot, generation)) = found else { return self.unknown(handle) };
         match slot.state.load(Ordering::Relaxed) {
-            state if state == State::of(generation) => Ok((slot, generation)),
-            state if state == State::of(generation) | POISONED => Err(Error::new(
+            state if state == State::of(generation) | POISONED => Error::new(
                 Status::Internal,
                 format!(
                     "this {} met an internal error in an earlier call and refuses all calls but destroy",
                     self.name
                 ),
-            )),
-            state if state & !POISONED == State::of(generation) | INHERITED => Err(self.inherited(handle)),
-            _ => Err(self.unknown(handle)),
+            ),
+            state if state & !POISONED == State::of(generation) | INHERITED => self.inherited(handle),
+            _ => self.unknown(handle),
         }
     }
 

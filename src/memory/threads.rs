@@ -67,17 +67,19 @@ pub fn with_cache<R>(
     settings: impl FnOnce() -> Settings,
     body: impl FnOnce(&Cache, u64) -> R,
 ) -> Option<R> {
-    CLAIMS.with(|claims| {
-        let (id, token, cache) = claims.recent.get();
-        if id == arena.id() {
-            // SAFETY: the claim in `all` keeps the cache alive, and only `claim` below and the thread's end remove any,
-            // which replace `recent` as well.
-            return Some(body(unsafe { &*cache }, token));
-        }
-        let (token, cache) = claims.claim(arena, settings)?;
-        // SAFETY: as above.
-        Some(body(unsafe { &*cache }, token))
-    })
+    // As a pointer, because the compiler leaves a closure that does all of this out of line.
+    let claims = CLAIMS.with(std::ptr::from_ref);
+    // SAFETY: the thread's own, which has no destructor and so lives as long as the thread.
+    let claims = unsafe { &*claims };
+    let (id, token, cache) = claims.recent.get();
+    if id == arena.id() {
+        // SAFETY: the claim in `all` keeps the cache alive, and only `claim` below and the thread's end remove any,
+        // which replace `recent` as well.
+        return Some(body(unsafe { &*cache }, token));
+    }
+    let (token, cache) = claims.claim(arena, settings)?;
+    // SAFETY: the claim that was made just now keeps the cache alive.
+    Some(body(unsafe { &*cache }, token))
 }
 
 /// The thread's claim on a cache of the arena, for callers that look it up by other means from now on. `None`: the

@@ -1,10 +1,11 @@
-// Threads with stacks of 64 KiB, as engines with many connections have them, make every call that works, and those that
-// fail. The C library takes a library's thread-locals out of that size as well.
+// Threads with small stacks, as engines with many connections have them, make every call that works, and those that
+// fail: 64 KiB on the CPU, and what the header asks for with a GPU, where the driver alone takes 57 KiB in its first
+// call. The C library takes a library's thread-locals out of that size as well.
 #include <pthread.h>
 
 #include "readers.h"
 
-enum { STACK_BYTES = 64 * 1024 };
+enum { CPU_STACK_BYTES = 64 * 1024, GPU_STACK_BYTES = 256 * 1024 };
 
 static fixture f;
 
@@ -95,7 +96,10 @@ static void use_files(void) {
   size_t needed = 0;
   CHECK_OK(nvb_configuration_get_json(configuration, NULL, 0, &needed));
   nvb_backend* configured = NULL;
-  CHECK_OK(nvb_backend_create_configured(configuration, NULL, NULL, &configured));
+  nvb_backend_options options;
+  nvb_backend_options_init(&options);
+  options.configuration = configuration;
+  CHECK_OK(nvb_backend_create(&options, &configured));
   CHECK_OK(nvb_backend_destroy(configured));
   CHECK_OK(nvb_configuration_destroy(configuration));
 }
@@ -126,7 +130,7 @@ static void run(void* (*body)(void*), int count) {
   pthread_t threads[8];
   pthread_attr_t attributes;
   CHECK_EQUAL(pthread_attr_init(&attributes), 0);
-  CHECK_EQUAL(pthread_attr_setstacksize(&attributes, STACK_BYTES), 0);
+  CHECK_EQUAL(pthread_attr_setstacksize(&attributes, test_on_cpu() ? CPU_STACK_BYTES : GPU_STACK_BYTES), 0);
   for (int i = 0; i < count; ++i) CHECK_EQUAL(pthread_create(&threads[i], &attributes, body, NULL), 0);
   for (int i = 0; i < count; ++i) pthread_join(threads[i], NULL);
   pthread_attr_destroy(&attributes);
@@ -134,7 +138,7 @@ static void run(void* (*body)(void*), int count) {
 
 int main(void) {
 #ifdef __SANITIZE_ADDRESS__
-  puts("skipped: stacks of 64 KiB under AddressSanitizer, whose frames and red zones take several times the room");
+  puts("skipped: small stacks under AddressSanitizer, whose frames and red zones take several times the room");
   return 0;
 #endif
   run(use_own_backend, 1);

@@ -33,6 +33,7 @@ static void test_weights_and_caches(fixture* f, readers* r) {
     nvb_linear_case_init(&product);
     product.rows = 1;
     product.weight = r->weight;
+    product.input_dtype = NVB_DTYPE_F32;
     size_t needed = 0;
     CHECK_OK(nvb_kernel_explain(f->backend, &product, NULL, 0, &needed));
     nvb_linear_args args;
