@@ -58,6 +58,7 @@ BuildInfo = options("BuildInfo", *fields(c_uint32, "cuda cuda_toolkit_version"),
 DeviceInfo = options(
     "DeviceInfo", ("kind", c_uint32), *fields(c_int32, "ordinal compute_capability multiprocessors"),
     *fields(c_uint64, "total_memory l2_bytes"), *fields(c_int32, "driver_version reserved"), ("name", c_char * 128))
+BackendOptions = options("BackendOptions", ("configuration", c_void_p))
 WeightDesc = options(
     "WeightDesc", ("parts", POINTER(Tensor)), ("part_count", c_size_t), *fields(c_uint32, "arrangement source"),
     *fields(c_uint32, "format granularity group_size zero_points clipping source_format"), ("blocks", c_void_p))
@@ -162,7 +163,8 @@ class Backend(Handle):
         self.library.nvb_last_error_message.restype = c_size_t
         self.tuned = set()
         settings = self.configuration({"device": device, "threads": threads, **configuration})
-        pointer = self.create("nvb_backend_create_configured", settings.pointer, None, None)
+        # The fields beyond the configuration are those of the C struct, which a shorter one leaves at 0.
+        pointer = self.create("nvb_backend_create", byref(BackendOptions(configuration=settings.pointer)))
         super().__init__(pointer, self.library.nvb_backend_destroy)
         native = c_void_p(torch_stream.cuda_stream if torch_stream else None)
         self.stream = self.child("nvb_stream", "wrap", native)

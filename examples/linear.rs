@@ -6,6 +6,7 @@
 //! ```
 
 use nvbackend::capi::backend::*;
+use nvbackend::capi::backend_options::*;
 use nvbackend::capi::memory::*;
 use nvbackend::capi::operations::*;
 use nvbackend::capi::status::*;

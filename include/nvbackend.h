@@ -35,12 +35,12 @@
 //             inside a callback must not return from it.
 //             The library stays loaded after dlclose (it is linked with -z nodelete), as its threads and the CUDA
 //             runtime do not end with it.
-//   Parts     Status codes and errors · Version and build · Tensors · Devices · Environment · Memory options ·
-//             Backend · Configuration · Hardware: usage, peers, recommendation · Memory · Memory: limits, reclaim and
-//             sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager · Weights: formats
-//             of files · Weights · GGUF files · KV cache · Attention · Operations of a layer · Batched and grouped
-//             products · Elementwise operations and sampling · Workspace of the caller's · Profiling · Tuning ·
-//             Kernels.
+//   Parts     Status codes and errors · Version and build · Tensors · Devices · Environment · Configuration · Memory
+//             options · Backend options · Backend · Hardware: usage, peers, recommendation · Memory · Memory: limits,
+//             reclaim and sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager ·
+//             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Operations of a layer ·
+//             Batched and grouped products · Elementwise operations and sampling · Workspace of the caller's ·
+//             Profiling · Tuning · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -72,37 +72,55 @@ extern "C" {
 // The objects of the library. Each is made and given back by the calls of its own part: `nvb_pool` by those of
 // "Pools".
 
+// What a backend runs with: the fields that `nvb_backend_options` starts from and overrides, and that
+// `nvb_backend_get_configuration_json` tells. Created by `nvb_configuration_create`. Fields, with their defaults:
+//
+// - `device` ("auto"): "auto" is the best GPU, else the CPU; "cpu", "cuda" (device 0) or "cuda:N"
+// - `architecture` (0): an older one whose kernels to run, such as 80 on a 9.0 GPU; 0: the environment's NVB_FORCE_ARCH, else
+//   the device's own
+// - `threads` (0): of the CPU, at most 4096; 0: one for each core that the process may run on
+// - `precision` ("auto"): "f32", "f16" or "bf16" is stored where a call leaves the dtype open (KV caches); "auto" is BF16 on a
+//   GPU and F32 on the CPU
+// - `fp8`, `tensor_cores` ("auto"): "off" never uses them, "required" creates no backend on a device without. With `fp8` "off"
+//   inputs of products with FP8 weights are never rounded to FP8, whatever `quantized_activations` says; FP8 stays a format
+//   that weights are stored in, and calls that are handed FP8 codes (`quantized_input`) or asked for them run with them
+// - `attention` ("auto"): "plain" runs the kernels without Tensor Cores, for comparison
+// - `vendor_libraries` (true): whether cuBLASLt may run where it is present
+// - `quantized_activations` (false): whether large products with FP8 and INT8 weights may round their input to 8 bits
+// - `batch_invariant` (false): whether each row of a result of `nvb_linear`, `nvb_grouped_linear` and `nvb_matmul` is the same
+//   to the bit whatever the number and the content of the other rows; slower, see docs/tuning.md
+// - `linear_kernel` (""): the kernel that products take where it can do them, a name of `nvb_kernel_get`; "": the tuned or the
+//   default one
+// - `tuning_file` (""): where tuned choices are kept and read from; "": the environment's NVB_TUNING_FILE, else nowhere
+// - `memory.limit` (0): bytes that the memory manager may hold; 0: see `memory.limit_fraction`
+// - `memory.limit_fraction` (0): the same as a part, 0 to 1, of the device's memory, or with `memory.limit_of` "free" in place
+//   of "total" of what is free at creation; 0: no limit on a GPU, all of main memory on the CPU
+// - `memory.margin` (0): bytes of the device that are left to others; "none", or 0: the library's choice
+// - `memory.initial_bytes` (0): taken at creation, so that the first allocations are fast
+// - `memory.growth` (true): false takes no more than `memory.initial_bytes`
+// - `memory.range_bytes` (0): addresses to reserve; 0: four times the device's memory
+// - `memory.pooling` (true): false makes every block an allocation of its own, as memory checkers want it
+// - `memory.thread_cache_bytes` (0): what each thread keeps for its next allocations; "none", or 0: the library's choice
+// - `memory.zero_on_free` (false): whether freed blocks are overwritten with zero
+// - `memory.leak_tracking` ("off"): "sampled" records the place of one allocation in every `memory.leak_sample_bytes` (0: 512
+//   KiB), "full" that of each
+// - `memory.trace_events` (0): the newest events that the trace keeps, at most 2^24; 0: no trace
+// - `memory.wait_microseconds` (0): how long an allocation that found no memory waits for other threads to free some
+// - `memory.spill` ("never"): an allocation that finds no device memory fails, or gets page-locked host memory ("pinned") or
+//   unified memory ("managed")
+// - `timing.profiling` (false): whether profiling is on from the start
+// - `logging.level` ("warning"): the most verbose records that are received: "off", "error", "warning", "info", "debug" or
+//   "trace"
+//
+// Bytes are given as a number or as text with a unit, kB to TB and KiB to TiB: "8GB" is 8 · 10⁹, "1.5GiB" is 1.5 · 2³⁰.
+//
+// Threads: calls that take `const nvb_configuration *` may run at once from many threads.
+typedef struct nvb_configuration nvb_configuration;
+
 // A chosen device with its kernels, memory and default stream. Created by `nvb_backend_create`.
 //
 // Threads: calls that take `const nvb_backend *` may run at once from many threads.
 typedef struct nvb_backend nvb_backend;
-
-// Device, precision, memory, timing and logging of a backend to come. Created by `nvb_configuration_create`. Fields:
-//
-// - `device`: "auto", "cpu", "cuda" or "cuda:N"
-// - `architecture`: 0, or an older one whose kernels to run, such as 80 on a 9.0 GPU
-// - `threads`: of the CPU; 0: one a core
-// - `precision`: "auto", "f32", "f16", "bf16": what is stored where a call leaves the dtype open (KV caches)
-// - `fp8`, `tensor_cores`: "auto", "off", "required" (no backend on a device without). With `fp8` "off" inputs of
-//   products with FP8 weights are never rounded to FP8, whatever `quantized_activations` says; FP8 stays a format that
-//   weights are stored in, and calls that are handed FP8 codes (`quantized_input`) or asked for them run with them
-// - `attention`: "auto", "plain" (kernels without Tensor Cores)
-// - `vendor_libraries`: whether cuBLASLt may run
-// - `quantized_activations`: whether large products with FP8 and INT8 weights may round their input to 8 bits
-// - `batch_invariant`: whether each row of a result of `nvb_linear`, `nvb_grouped_linear` and `nvb_matmul` is the same to
-//   the bit whatever the number and the content of the other rows; slower, see docs/tuning.md
-// - `linear_kernel`: the kernel that products take where it can do them, a name of `nvb_kernel_get`; "": the best known
-// - `tuning_file`: where tuned choices are kept and read from; "": the environment's NVB_TUNING_FILE, else nowhere
-// - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
-// - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
-// - `memory.margin`: bytes left to others; 0: the library's choice; "none": none
-//   Sizes may be text with a unit in place of a number of bytes: "8GB" (8 · 10⁹), "1.5GiB" (1.5 · 2³⁰); kB to TB, KiB to TiB
-// - `memory.unified`: whether unified memory may serve what does not fit
-// - `timing.profiling`: whether profiling is on from the start
-// - `logging.level`: "off", "error", "warning", "info", "debug", "trace"
-//
-// Threads: calls that take `const nvb_configuration *` may run at once from many threads.
-typedef struct nvb_configuration nvb_configuration;
 
 // The memory of one device, or of the host: blocks that are reused in the order of streams. From
 // `nvb_backend_get_memory_manager` or `nvb_memory_manager_create`.
@@ -308,7 +326,7 @@ static inline void nvb_memory_failure_init(nvb_memory_failure *value) {
 // Which release, which ABI and which kernels the loaded library has.
 
 // Grows with every release that changes the ABI incompatibly. The SONAME is libnvbackend.so.0.MINOR, from 1.0 on .MAJOR.
-#define NVB_ABI_VERSION 1
+#define NVB_ABI_VERSION 2
 
 // What was compiled into the library.
 typedef struct {
@@ -687,210 +705,6 @@ static inline void nvb_library_init(nvb_library *value) {
   value->struct_size = sizeof *value;
 }
 
-// Memory options --------------------------------------------------------------------------------------------------
-//
-// What a memory manager is created with: its limit, what it leaves to others, an allocator of the engine's, leak
-// tracking and the trace.
-
-// `nvb_memory_options`: "none", where 0 means the default.
-#define NVB_MEMORY_NONE 18446744073709551615ull
-
-// `space`: the memory of the backend's device.
-#define NVB_MEMORY_DEVICE 0
-
-// `space`: main memory, whatever the backend's device is. What is freed may be used again at once, so work that copies
-// from or to a block must have finished before.
-#define NVB_MEMORY_HOST 1
-
-// `limit_of`: `limit_fraction` is a part of all the device's memory.
-#define NVB_LIMIT_OF_TOTAL 0
-
-// `limit_of`: `limit_fraction` is a part of what is free when the manager is created.
-#define NVB_LIMIT_OF_FREE 1
-
-// `leak_tracking`: nothing is recorded.
-#define NVB_LEAK_TRACKING_OFF 0
-
-// `leak_tracking`: the place of one allocation in every `leak_sample_bytes` of a thread is recorded, and of each that has
-// as many.
-#define NVB_LEAK_TRACKING_SAMPLED 1
-
-// `leak_tracking`: the place of every allocation is, which makes each cost microseconds.
-#define NVB_LEAK_TRACKING_FULL 2
-
-// `spill`: an allocation that finds no device memory fails.
-#define NVB_SPILL_NEVER 0
-
-// `spill`: it gets page-locked host memory, which the device reads over the bus.
-#define NVB_SPILL_PINNED 1
-
-// `spill`: it gets unified memory, which the driver moves.
-#define NVB_SPILL_MANAGED 2
-
-// Returns `bytes` (never 0) of the device's memory at a multiple of `alignment` (a power of two), which work queued on
-// `stream` from then on may use; NULL if there are none.
-typedef void *(*nvb_allocate_callback)(size_t bytes, size_t alignment, void *stream, void *user_data);
-
-// Takes back what `allocate` returned for `bytes`, to be used again after the work queued on `stream` so far.
-typedef void (*nvb_free_callback)(void *pointer, size_t bytes, void *stream, void *user_data);
-
-// An engine's allocator, which a memory manager then takes every block of device memory from, one by one. Limits,
-// statistics, leak tracking, traces and reclaim callbacks work over it; pooling, and so sleep, does not.
-//
-// The functions are called from any thread, also at once; they do not throw and do not call the manager. They stay
-// valid until the last user of the manager is gone. `stream` is a `cudaStream_t`; it is NULL on the CPU and where
-// all work that used the block has finished.
-typedef struct {
-  size_t struct_size;
-  nvb_allocate_callback allocate;
-  nvb_free_callback free;
-  // Handed to both.
-  void *user_data;
-} nvb_allocator;
-
-// Options of a memory manager. All zero after `nvb_memory_options_init` is a sensible choice. Read before the call
-// that takes them returns.
-typedef struct {
-  size_t struct_size;
-  // Bytes that the manager may hold of its memory; 0: see `limit_fraction`. Below 64 MiB blocks are not pooled but
-  // counted singly.
-  uint64_t limit;
-  // The limit as a part, 0 to 1, of what `limit_of` names. Not together with `limit`. 0: no limit on
-  // a GPU, which ends where its memory does; all of main memory on the host, whose system promises more than it has.
-  double limit_fraction;
-  // Bytes of the device that stay free for what allocates beside the manager, such as CUDA's contexts, libraries and
-  // other processes: the manager does not grow further than that. 0: on a GPU the larger of 512 MiB and a fiftieth of its
-  // memory, but at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
-  uint64_t margin;
-  // Bytes taken from the device at creation, so that the first allocations are fast; no more than a limit in bytes.
-  // Ignored where blocks are allocated one by one: with `no_pooling`, an `allocator`, or a limit below 64 MiB.
-  uint64_t initial_bytes;
-  // Addresses to reserve; they cost no memory. 0: four times the device's memory. A quarter of them is kept for blocks
-  // of up to 1 MiB; a block for which the others have no room in one piece is allocated singly. At least 2 MiB.
-  uint64_t range_bytes;
-  // Bytes that each thread keeps for its next allocations. 0: a 1024th of the device's memory, 8 to 64 MiB.
-  // `NVB_MEMORY_NONE`: none.
-  uint64_t thread_cache_bytes;
-  // For `NVB_LEAK_TRACKING_SAMPLED`; 0: 512 KiB.
-  uint64_t leak_sample_bytes;
-  // The newest events that the trace keeps, 48 bytes each; up to 2^24. 0: no trace. Every traced allocation takes the
-  // long way, past what the thread keeps.
-  uint64_t trace_events;
-  // How long an allocation that found no memory waits for other threads to free some; 0: not at all.
-  uint64_t wait_microseconds;
-  // NULL: the library's own allocation.
-  const nvb_allocator *allocator;
-  // `NVB_MEMORY_DEVICE` or `NVB_MEMORY_HOST`.
-  uint32_t space;
-  // `NVB_LIMIT_OF_TOTAL` or `NVB_LIMIT_OF_FREE`.
-  uint32_t limit_of;
-  // `NVB_LEAK_TRACKING_…`
-  uint32_t leak_tracking;
-  // `NVB_SPILL_…`
-  uint32_t spill;
-  // 1: every block is an allocation of its own, as memory checkers want it.
-  uint32_t no_pooling;
-  // 1: freed blocks, those of pools that are cleared or destroyed too, are overwritten with zero before anybody else, the
-  // driver or the engine's allocator gets them.
-  uint32_t zero_on_free;
-} nvb_memory_options;
-
-static inline void nvb_allocator_init(nvb_allocator *value) {
-  memset(value, 0, sizeof *value);
-  value->struct_size = sizeof *value;
-}
-
-static inline void nvb_memory_options_init(nvb_memory_options *value) {
-  memset(value, 0, sizeof *value);
-  value->struct_size = sizeof *value;
-}
-
-// Backend ---------------------------------------------------------------------------------------------------------
-//
-// The object `nvb_backend`: one device with its kernels, its memory and a default stream. All other objects are made
-// from it.
-
-// `log_level`: no records.
-#define NVB_LOG_OFF 0
-
-#define NVB_LOG_ERROR 1
-
-#define NVB_LOG_WARNING 2
-
-// One line for each backend and choice of device.
-#define NVB_LOG_INFO 3
-
-// Failing calls and library look-ups.
-#define NVB_LOG_DEBUG 4
-
-// Every allocation.
-#define NVB_LOG_TRACE 5
-
-// Receives one log record. Called from any thread, also from within library calls; it must not call the library.
-// `target` names the part ("nvbackend::memory"), `message` has `length` bytes and a closing NUL. None come after
-// `nvb_backend_destroy` has returned.
-typedef void (*nvb_log_callback)(uint32_t level, const char *target, const char *message, size_t length, void *user_data);
-
-// Options of `nvb_backend_create`. All zero after `nvb_backend_options_init` is a sensible choice.
-typedef struct {
-  size_t struct_size;
-  // "auto" (the best GPU, else the CPU), "cpu", "cuda" (device 0) or "cuda:N". NULL: "auto".
-  const char *device;
-  // Bytes that the memory manager may hold; 0: only the device's memory bounds it, or what `memory` says.
-  uint64_t memory_limit;
-  // CPU threads, at most 4096; 0: one for each core that this process may run on.
-  uint32_t threads;
-  // Run kernels of an older architecture: 80 on a 9.0 GPU. 0: the device's own, or the environment's NVB_FORCE_ARCH.
-  uint32_t force_architecture;
-  // 1: never call cuBLASLt, even where it is present.
-  uint32_t own_kernels_only;
-  // The most verbose records that `log_callback` receives, `NVB_LOG_…`.
-  uint32_t log_level;
-  // NULL: no callback.
-  nvb_log_callback log_callback;
-  // Handed to `log_callback`.
-  void *log_user_data;
-  // Of the backend's own memory manager; NULL: the defaults, with `memory_limit`.
-  const nvb_memory_options *memory;
-  // The kernel that products take where it can do them, a name of `nvb_kernel_get`. NULL: the tuned or the default one.
-  const char *linear_kernel;
-  // Where tuned choices are kept and read from. NULL: the environment's NVB_TUNING_FILE, and without that nowhere. A file
-  // of another device, driver, cuBLASLt or build is ignored with one line in the log.
-  const char *tuning_file;
-} nvb_backend_options;
-
-// Chooses a device and prepares it; `*backend` receives the handle. Options may be NULL for the defaults.
-//
-// On CUDA this retains the device's primary context, which the engine and the CUDA runtime share.
-// Errors: `NVB_ERROR_CONFIGURATION` (an option; the text lists the kernels if it is `linear_kernel`),
-// `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason), `NVB_ERROR_DEVICE` (no such ordinal),
-// `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`, `NVB_ERROR_UNSUPPORTED` (a TPU).
-NVB_MUST_USE nvb_status nvb_backend_create(const nvb_backend_options *options, nvb_backend **backend);
-
-// Destroys the handle; NULL is fine. Streams, weights and the other children stay valid: what they need of the
-// backend lives until the last of them is destroyed. Waits for the work on the default stream; a fault in it is logged.
-nvb_status nvb_backend_destroy(nvb_backend *backend);
-
-// Waits until all work queued so far on the backend's default stream has finished, and returns the first error that any
-// of it met. Streams that were created or wrapped are waited for with `nvb_stream_synchronize`.
-NVB_MUST_USE nvb_status nvb_backend_synchronize(const nvb_backend *backend);
-
-// Describes the backend's device; set `info->struct_size` first.
-NVB_MUST_USE nvb_status nvb_backend_get_device_info(const nvb_backend *backend, nvb_device_info *info);
-
-// Writes a handle to the memory manager of the backend's device `index` (0: the only one of a single-device backend).
-// The handle is a reference of its own: give it back with `nvb_memory_manager_destroy`, before or after the backend.
-NVB_MUST_USE nvb_status nvb_backend_get_memory_manager(const nvb_backend *backend, uint32_t index, nvb_memory_manager **memory);
-
-// For tests of an engine's error handling: panics inside the library, which must come back as `NVB_ERROR_INTERNAL`
-// and leave this handle refusing all calls but destroy.
-NVB_MUST_USE nvb_status nvb_test_inject_panic(const nvb_backend *backend);
-
-static inline void nvb_backend_options_init(nvb_backend_options *value) {
-  memset(value, 0, sizeof *value);
-  value->struct_size = sizeof *value;
-}
-
 // Configuration ---------------------------------------------------------------------------------------------------
 //
 // The object `nvb_configuration`: what a backend is created with, as fields with names, from a preset, text or JSON.
@@ -944,24 +758,279 @@ NVB_MUST_USE nvb_status nvb_configuration_get_json(const nvb_configuration *conf
 // Errors: `NVB_ERROR_CONFIGURATION`, whose text names both.
 NVB_MUST_USE nvb_status nvb_configuration_validate(const nvb_configuration *configuration);
 
-// As `nvb_backend_create`, with a configuration in place of options. `log_callback` receives records up to `logging.level`.
-// Where it is NULL and the level "info", "debug" or "trace", they are written to standard error, unless the environment's
-// NVB_LOG says what is.
-// Errors: those of `nvb_backend_create`, and `NVB_ERROR_FP8` or `NVB_ERROR_UNSUPPORTED` if the device lacks what is
-// required.
-NVB_MUST_USE nvb_status nvb_backend_create_configured(const nvb_configuration *configuration,
-                                         nvb_log_callback log_callback,
-                                         void *log_user_data,
-                                         nvb_backend **backend);
+// Memory options --------------------------------------------------------------------------------------------------
+//
+// What a memory manager is created with: its limit, what it leaves to others, an allocator of the engine's, leak
+// tracking and the trace.
 
-// Copies the configuration that the backend runs with as JSON, however it was created: the device, its architecture and the
-// threads that were chosen, what the environment has set, the memory's limit and margin in bytes, and what was changed since
-// (the limit, profiling, an overridden kernel). What the JSON does not say is that of `nvb_memory_options` alone. `text`,
-// `capacity` and `needed` as in `nvb_configuration_get`.
+// `nvb_memory_options`: "none", where 0 means the default.
+#define NVB_MEMORY_NONE 18446744073709551615ull
+
+// `space`: the memory of the backend's device.
+#define NVB_MEMORY_DEVICE 0
+
+// `space`: main memory, whatever the backend's device is. What is freed may be used again at once, so work that copies
+// from or to a block must have finished before.
+#define NVB_MEMORY_HOST 1
+
+// `limit_of`: `limit_fraction` is a part of all the device's memory.
+#define NVB_LIMIT_OF_TOTAL 1
+
+// `limit_of`: `limit_fraction` is a part of what is free when the manager is created.
+#define NVB_LIMIT_OF_FREE 2
+
+// `leak_tracking`: nothing is recorded.
+#define NVB_LEAK_TRACKING_OFF 1
+
+// `leak_tracking`: the place of one allocation in every `leak_sample_bytes` of a thread is recorded, and of each that has
+// as many.
+#define NVB_LEAK_TRACKING_SAMPLED 2
+
+// `leak_tracking`: the place of every allocation is, which makes each cost microseconds.
+#define NVB_LEAK_TRACKING_FULL 3
+
+// `spill`: an allocation that finds no device memory fails.
+#define NVB_SPILL_NEVER 1
+
+// `spill`: it gets page-locked host memory, which the device reads over the bus.
+#define NVB_SPILL_PINNED 2
+
+// `spill`: it gets unified memory, which the driver moves.
+#define NVB_SPILL_MANAGED 3
+
+// Returns `bytes` (never 0) of the device's memory at a multiple of `alignment` (a power of two), which work queued on
+// `stream` from then on may use; NULL if there are none.
+typedef void *(*nvb_allocate_callback)(size_t bytes, size_t alignment, void *stream, void *user_data);
+
+// Takes back what `allocate` returned for `bytes`, to be used again after the work queued on `stream` so far.
+typedef void (*nvb_free_callback)(void *pointer, size_t bytes, void *stream, void *user_data);
+
+// An engine's allocator, which a memory manager then takes every block of device memory from, one by one. Limits,
+// statistics, leak tracking, traces and reclaim callbacks work over it; pooling, and so sleep, does not.
+//
+// The functions are called from any thread, also at once; they do not throw and do not call the manager. They stay
+// valid until the last user of the manager is gone. `stream` is a `cudaStream_t`; it is NULL on the CPU and where
+// all work that used the block has finished.
+typedef struct {
+  size_t struct_size;
+  nvb_allocate_callback allocate;
+  nvb_free_callback free;
+  // Handed to both.
+  void *user_data;
+} nvb_allocator;
+
+// Options of a memory manager: those of `nvb_configuration` under `memory`, each by its own name, and besides where the memory
+// lies and an engine's allocator. For `nvb_memory_manager_create` 0 is the default, in `nvb_backend_options.memory` what the
+// configuration says. Read before the call that takes them returns.
+typedef struct {
+  size_t struct_size;
+  // Bytes that the manager may hold of its memory; 0: see `limit_fraction`. Below 64 MiB blocks are not pooled but
+  // counted singly.
+  uint64_t limit;
+  // The limit as a part, 0 to 1, of what `limit_of` names. Not together with `limit`. 0: no limit on
+  // a GPU, which ends where its memory does; all of main memory on the host, whose system promises more than it has.
+  double limit_fraction;
+  // Bytes of the device that stay free for what allocates beside the manager, such as CUDA's contexts, libraries and
+  // other processes: the manager does not grow further than that. 0: on a GPU the larger of 512 MiB and a fiftieth of its
+  // memory, but at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
+  uint64_t margin;
+  // Bytes taken from the device at creation, so that the first allocations are fast; no more than a limit in bytes.
+  // Ignored where blocks are allocated one by one: without `pooling`, with an `allocator`, or a limit below 64 MiB.
+  uint64_t initial_bytes;
+  // Addresses to reserve; they cost no memory. 0: four times the device's memory. A quarter of them is kept for blocks
+  // of up to 1 MiB; a block for which the others have no room in one piece is allocated singly. At least 2 MiB.
+  uint64_t range_bytes;
+  // Bytes that each thread keeps for its next allocations. 0: a 1024th of the device's memory, 8 to 64 MiB.
+  // `NVB_MEMORY_NONE`: none.
+  uint64_t thread_cache_bytes;
+  // For `NVB_LEAK_TRACKING_SAMPLED`; 0: 512 KiB.
+  uint64_t leak_sample_bytes;
+  // The newest events that the trace keeps, 48 bytes each; up to 2^24. 0: no trace. Every traced allocation takes the
+  // long way, past what the thread keeps.
+  uint64_t trace_events;
+  // How long an allocation that found no memory waits for other threads to free some; 0: not at all.
+  uint64_t wait_microseconds;
+  // NULL: the library's own allocation.
+  const nvb_allocator *allocator;
+  // `NVB_MEMORY_DEVICE` or `NVB_MEMORY_HOST`.
+  uint32_t space;
+  // `NVB_LIMIT_OF_TOTAL` or `NVB_LIMIT_OF_FREE`.
+  uint32_t limit_of;
+  // `NVB_LEAK_TRACKING_…`
+  uint32_t leak_tracking;
+  // `NVB_SPILL_…`
+  uint32_t spill;
+  // `NVB_SWITCH_…`; off: every block is an allocation of its own, as memory checkers want it.
+  uint32_t pooling;
+  // `NVB_SWITCH_…`; on: freed blocks, those of pools that are cleared or destroyed too, are overwritten with zero before anybody else, the
+  // driver or the engine's allocator gets them.
+  uint32_t zero_on_free;
+  // `NVB_SWITCH_…`; off: no more is taken than `initial_bytes`.
+  uint32_t growth;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_memory_options;
+
+static inline void nvb_allocator_init(nvb_allocator *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_memory_options_init(nvb_memory_options *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Backend options -------------------------------------------------------------------------------------------------
+//
+// What a backend is created with, as a struct: a configuration or a preset to start from, and fields that override
+// it.
+
+// `log_level`: no records.
+#define NVB_LOG_OFF 4294967295
+
+#define NVB_LOG_ERROR 1
+
+#define NVB_LOG_WARNING 2
+
+// One line for each backend and choice of device.
+#define NVB_LOG_INFO 3
+
+// Failing calls and library look-ups.
+#define NVB_LOG_DEBUG 4
+
+// Every allocation.
+#define NVB_LOG_TRACE 5
+
+// A field that is on or off: on; of `fp8` and `tensor_cores`: used where the device has it and it helps.
+#define NVB_SWITCH_ON 1
+
+// A field that is on or off: off.
+#define NVB_SWITCH_OFF 2
+
+// `fp8`, `tensor_cores`: no backend is created on a device without it.
+#define NVB_SWITCH_REQUIRED 3
+
+// `precision`: BF16 on a GPU, F32 on the CPU.
+#define NVB_PRECISION_AUTO 1
+
+#define NVB_PRECISION_F32 2
+
+#define NVB_PRECISION_F16 3
+
+#define NVB_PRECISION_BF16 4
+
+// `attention`: the fastest kernels that the shapes allow.
+#define NVB_ATTENTION_AUTO 1
+
+// `attention`: those without Tensor Cores, f32 products, for comparison.
+#define NVB_ATTENTION_PLAIN 2
+
+// Receives one log record. Called from any thread, also from within library calls; it must not call the library.
+// `target` names the part ("nvbackend::memory"), `message` has `length` bytes and a closing NUL. None come after
+// `nvb_backend_destroy` has returned.
+typedef void (*nvb_log_callback)(uint32_t level, const char *target, const char *message, size_t length, void *user_data);
+
+// Options of `nvb_backend_create`. A field that is not 0 or NULL overrides the field of the same name that
+// `nvb_configuration` lists and explains; the others are as `configuration` has them, or else `preset`. So all zero, after
+// `nvb_backend_options_init`, is the preset for inference, and a sensible choice. All of it is read before the call returns.
+typedef struct {
+  size_t struct_size;
+  // Where fields start from; NULL: `preset`. It stays the caller's, and later changes of it do not reach the backend.
+  const nvb_configuration *configuration;
+  // "auto" (the best GPU, else the CPU), "cpu", "cuda" (device 0) or "cuda:N". A backend runs on one device; several
+  // devices take a backend each.
+  const char *device;
+  // `NVB_PRESET_…`. Not together with `configuration`.
+  uint32_t preset;
+  // CPU threads, at most 4096.
+  uint32_t threads;
+  // Run kernels of an older architecture: 80 on a 9.0 GPU.
+  uint32_t architecture;
+  // `NVB_PRECISION_…`
+  uint32_t precision;
+  // `NVB_SWITCH_…`
+  uint32_t fp8;
+  // `NVB_SWITCH_…`
+  uint32_t tensor_cores;
+  // `NVB_ATTENTION_…`
+  uint32_t attention;
+  // `NVB_SWITCH_…`; off: never call cuBLASLt, even where it is present.
+  uint32_t vendor_libraries;
+  // `NVB_SWITCH_…`
+  uint32_t quantized_activations;
+  // `NVB_SWITCH_…`
+  uint32_t batch_invariant;
+  // The kernel that products take where it can do them, a name of `nvb_kernel_get`.
+  const char *linear_kernel;
+  // Where tuned choices are kept and read from. A file of another device, driver, cuBLASLt or build is ignored with one line
+  // in the log.
+  const char *tuning_file;
+  // The same as `memory->limit`, for whom needs no more of `memory`. Not together with a limit there.
+  uint64_t memory_limit;
+  // Of the backend's own memory manager: its fields are those of the configuration under `memory`, and an engine's
+  // allocator, which is in no configuration. Its `space` is `NVB_MEMORY_DEVICE`.
+  const nvb_memory_options *memory;
+  // `NVB_SWITCH_…`: whether profiling is on from the start; `timing.profiling` of the configuration.
+  uint32_t profiling;
+  // The most verbose records that are received, `NVB_LOG_…`; `logging.level` of the configuration.
+  uint32_t log_level;
+  // Receives the records. NULL: records are written to standard error if the level is "info", "debug" or "trace", unless the
+  // environment's NVB_LOG says what is.
+  nvb_log_callback log_callback;
+  // Handed to `log_callback`.
+  void *log_user_data;
+} nvb_backend_options;
+
+static inline void nvb_backend_options_init(nvb_backend_options *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Backend ---------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_backend`: one device with its kernels, its memory and a default stream. All other objects are made
+// from it.
+
+// Chooses a device and prepares it; `*backend` receives the handle. Options may be NULL for the defaults.
+//
+// On CUDA this retains the device's primary context, which the engine and the CUDA runtime share.
+// Errors: `NVB_ERROR_CONFIGURATION` (a field, by itself or together with another; the text names it, its value and what is
+// allowed), `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason), `NVB_ERROR_DEVICE` (no such ordinal),
+// `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`, `NVB_ERROR_FP8` (`fp8` is required and the device
+// has none), `NVB_ERROR_UNSUPPORTED` (likewise `tensor_cores`; a TPU), `NVB_ERROR_OUT_OF_MEMORY` (the memory's
+// `initial_bytes`).
+NVB_MUST_USE nvb_status nvb_backend_create(const nvb_backend_options *options,
+                              nvb_backend **backend);
+
+// Destroys the handle; NULL is fine. Streams, weights and the other children stay valid: what they need of the
+// backend lives until the last of them is destroyed. Waits for the work on the default stream; a fault in it is logged.
+nvb_status nvb_backend_destroy(nvb_backend *backend);
+
+// Waits until all work queued so far on the backend's default stream has finished, and returns the first error that any
+// of it met. Streams that were created or wrapped are waited for with `nvb_stream_synchronize`.
+NVB_MUST_USE nvb_status nvb_backend_synchronize(const nvb_backend *backend);
+
+// Copies the configuration that the backend runs with as JSON: the device, its architecture and the threads that were chosen,
+// what the environment has set, the memory's limit and margin in bytes, and what was changed since (the limit, profiling, an
+// overridden kernel). A configuration of this JSON makes a backend that runs the same, apart from an engine's allocator and
+// the log callback, which are code. `text` receives at most `capacity` bytes with the closing NUL and may be NULL; `needed`,
+// if not NULL, receives the bytes that the whole text needs, NUL included.
 NVB_MUST_USE nvb_status nvb_backend_get_configuration_json(const nvb_backend *backend,
                                               char *text,
                                               size_t capacity,
                                               size_t *needed);
+
+// Describes the backend's device; set `info->struct_size` first.
+NVB_MUST_USE nvb_status nvb_backend_get_device_info(const nvb_backend *backend, nvb_device_info *info);
+
+// Writes a handle to the memory manager of the backend's device; `index` is 0, as a backend has one device.
+// The handle is a reference of its own: give it back with `nvb_memory_manager_destroy`, before or after the backend.
+NVB_MUST_USE nvb_status nvb_backend_get_memory_manager(const nvb_backend *backend, uint32_t index, nvb_memory_manager **memory);
+
+// For tests of an engine's error handling: panics inside the library, which must come back as `NVB_ERROR_INTERNAL`
+// and leave this handle refusing all calls but destroy.
+NVB_MUST_USE nvb_status nvb_test_inject_panic(const nvb_backend *backend);
 
 // Hardware: usage, peers, recommendation --------------------------------------------------------------------------
 //

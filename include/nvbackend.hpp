@@ -30,7 +30,7 @@
 
 namespace nvb {
 
-// What a backend is created with; nvbackend.h lists the fields.
+// What the fields of a backend start from; nvbackend.h lists them.
 class configuration : public handle<nvb_configuration, nvb_configuration_destroy> {
  public:
   using handle::handle;
@@ -59,9 +59,7 @@ class backend : public handle<nvb_backend, nvb_backend_destroy> {
   explicit backend(P pointer) noexcept : handle(pointer) {}
   template <typename P,
             std::enable_if_t<std::is_same_v<std::remove_const_t<std::remove_pointer_t<P>>, nvb_configuration>, int> = 0>
-  explicit backend(P configured) {
-    check(nvb_backend_create_configured(configured, nullptr, nullptr, &pointer_));
-  }
+  explicit backend(P configured) : backend(options_of(configured)) {}
   explicit backend(const configuration& configured) : backend(configured.get()) {}
   explicit backend(const nvb_backend_options& options) { check(nvb_backend_create(&options, &pointer_)); }
   // "auto", "cpu", "cuda" or "cuda:N"; nullptr: "auto".
@@ -119,6 +117,14 @@ class backend : public handle<nvb_backend, nvb_backend_destroy> {
   }
 
  private:
+  static nvb_backend_options options_of(const nvb_configuration* configured) {
+    // The C function takes NULL for the defaults; whoever names a configuration means one.
+    if (configured == nullptr) check(nvb_configuration_validate(configured));
+    auto options = make<nvb_backend_options>();
+    options.configuration = configured;
+    return options;
+  }
+
   struct tune_listener {
     const std::function<bool(const nvb_tune_progress&)>& function;
     std::exception_ptr thrown;

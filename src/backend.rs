@@ -1,75 +1,25 @@
 //! The backend: one chosen device with its executor, its memory and a default stream.
 
-use crate::configuration::{Configuration, LogLevel, Precision, NO_MARGIN};
+use crate::configuration::selector::Selector;
+use crate::configuration::{AttentionKernels, Configuration, MemoryConfiguration, Precision};
 use crate::cpu::CpuExecutor;
+use crate::device::{features::Features, DeviceInfo, DeviceKind};
 use crate::error::{Error, Result, Status};
-use crate::executor::{DeviceInfo, DeviceKind, Executor};
-use crate::fork::PerProcess;
+use crate::executor::Executor;
 use crate::hardware::{
     self,
-    device::{Device, Kind},
-    diagnosis,
-    features::Features,
     recommend::{recommend, Workload},
-    system::System,
 };
-use crate::memory::options::Limit;
+use crate::memory::allocator::EngineAllocator;
 use crate::memory::{expect_awake, MemoryManager, MemoryOptions};
 use crate::metrics::{nvtx, Metrics};
 use crate::operation::Operation;
-use crate::registry::choices::Rounding;
 use crate::stream::{RawHandle, Stream};
 use crate::tensor::{DType, Tensor};
 use crate::tuning::Tuning;
 use std::ffi::c_void;
 use std::fmt::Display;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
-
-/// CPU threads of a backend: more than any machine has, and far less than a process may start.
-pub const MOST_THREADS: u32 = 4096;
-
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct BackendOptions {
-    /// "auto", "cpu", "cuda" (ordinal 0) or "cuda:N"
-    pub device: String,
-    /// Bytes that the memory manager may hold at a time; 0: no limit of its own
-    pub memory_limit: u64,
-    /// CPU threads; 0: one for each core this process may run on
-    pub threads: usize,
-    /// 0: the device's own; else kernels of an older architecture, such as 80 on a 9.0 GPU
-    pub force_architecture: u32,
-    /// Skips cuBLASLt even where it is present, so that only the library's own kernels run.
-    pub own_kernels_only: bool,
-    /// Lets products with FP8 and INT8 weights and many rows round their input to 8 bits, a scale a row: faster, and less
-    /// exact than the dequantised weight times the input.
-    pub quantized_activations: bool,
-    /// Makes each row of a product the same to the bit whatever the other rows are, at a cost in time.
-    pub batch_invariant: bool,
-    /// `memory_limit` replaces its limit where that is not 0.
-    pub memory: MemoryOptions,
-    /// Keeps inputs of products with FP8 weights from being rounded to FP8; INT8 follows `quantized_activations` alone.
-    pub fp8_off: bool,
-    /// Runs the kernels that use no Tensor Cores.
-    pub tensor_cores_off: bool,
-    /// The same for attention alone.
-    pub plain_attention: bool,
-    /// The kernel that products take where it can do them, by its name in the registry; "": the tuned or the default one.
-    pub linear_kernel: String,
-    /// Where tuned choices are kept; "": the environment's NVB_TUNING_FILE, and without that nowhere.
-    pub tuning_file: String,
-    /// Of the records that the engine receives.
-    pub log_level: LogLevel,
-}
-
-impl BackendOptions {
-    pub fn rounding(&self) -> Rounding {
-        match (self.quantized_activations, self.fp8_off) {
-            (false, _) => Rounding::Never,
-            (true, true) => Rounding::NotToFp8,
-            (true, false) => Rounding::Any,
-        }
-    }
-}
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 pub struct Backend {
     executor: Arc<dyn Executor>,
@@ -82,80 +32,41 @@ pub struct Backend {
     tuning: Tuning,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
-    Auto,
-    Cpu,
-    Cuda(i32),
-    /// Which no executor is there for.
-    Tpu(i32),
-}
-
-/// What `BackendOptions::device` names.
-pub fn parse_device(text: &str) -> Result<Choice> {
-    match text {
-        "" | "auto" => return Ok(Choice::Auto),
-        "cpu" => return Ok(Choice::Cpu),
-        "cuda" => return Ok(Choice::Cuda(0)),
-        _ => {}
-    }
-    let ordinal = |kind: &str| {
-        // `parse` would take a sign.
-        let digits = text.strip_prefix(kind).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
-        digits.parse::<u16>().ok().map(i32::from)
-    };
-    let choice = ordinal("cuda:").map(Choice::Cuda).or_else(|| ordinal("tpu:").map(Choice::Tpu));
-    choice.ok_or_else(|| {
-        Error::new(
-            Status::Configuration,
-            format!("device is \"{text}\"; \"auto\", \"cpu\", \"cuda\" or \"cuda:N\" is needed"),
-        )
-    })
-}
-
 impl Backend {
-    pub fn new(options: &BackendOptions) -> Result<Backend> {
-        let executor = choose_executor(options)?;
-        let mut memory = options.memory.clone();
-        if options.memory_limit != 0 {
-            memory.limit = Limit::Bytes(options.memory_limit);
-        }
-        let memory = MemoryManager::new(executor.clone(), memory)?;
-        Backend::with_memory(executor, memory, options)
+    pub fn new(configuration: Configuration) -> Result<Backend> {
+        Backend::with_allocator(configuration, None)
     }
 
-    pub fn from_configuration(configuration: Configuration) -> Result<Backend> {
+    /// `allocator` is where its memory manager takes the device's memory from, in place of the device.
+    pub fn with_allocator(configuration: Configuration, allocator: Option<EngineAllocator>) -> Result<Backend> {
         configuration.validate()?;
-        let options = configuration.backend_options();
-        let executor = choose_executor(&options)?;
-        configuration.check_device(&hardware::device_of(executor.device())?)?;
-        let memory = MemoryManager::new(executor.clone(), configuration.memory.options())?;
-        let mut backend = Backend::with_memory(executor, memory, &options)?;
-        backend.metrics.set_enabled(configuration.timing.profiling);
-        backend.configuration = configuration;
-        Ok(backend)
+        let executor = choose_executor(&configuration)?;
+        configuration.check_device(executor.device())?;
+        let options = MemoryOptions { allocator, ..configuration.memory.options() };
+        let memory = MemoryManager::new(executor.clone(), options)?;
+        Backend::assemble(executor, memory, configuration)
     }
 
     /// A backend over an executor of the caller's, as tests use it.
     pub fn with_executor(executor: Arc<dyn Executor>, memory_limit: u64) -> Result<Backend> {
-        let options = MemoryOptions { limit: Limit::Bytes(memory_limit), ..MemoryOptions::default() };
-        let memory = MemoryManager::new(executor.clone(), options)?;
-        Backend::with_memory(executor, memory, &BackendOptions::default())
+        let memory = MemoryConfiguration { limit: memory_limit, ..MemoryConfiguration::default() };
+        let manager = MemoryManager::new(executor.clone(), memory.options())?;
+        Backend::assemble(executor, manager, Configuration { memory, ..Configuration::default() })
     }
 
-    fn with_memory(executor: Arc<dyn Executor>, memory: MemoryManager, options: &BackendOptions) -> Result<Backend> {
-        let tuning = Tuning::open(&*executor, options)?;
-        let memory = Arc::new(memory);
-        let device = hardware::device_of(executor.device())?;
+    fn assemble(executor: Arc<dyn Executor>, memory: MemoryManager, configuration: Configuration) -> Result<Backend> {
+        let tuning = Tuning::open(&*executor, &configuration)?;
         let default_stream = Arc::new(Stream::new(&executor, 0)?);
-        log::info!(target: "nvbackend::backend", "{}", summary(&device));
+        let metrics = Metrics::default();
+        metrics.set_enabled(configuration.timing.profiling);
+        log::info!(target: "nvbackend::backend", "{}", summary(executor.device()));
         Ok(Backend {
             executor,
-            memory,
+            memory: Arc::new(memory),
             other_memory: RwLock::default(),
             default_stream,
-            metrics: Metrics::default(),
-            configuration: Configuration::of(options),
+            metrics,
+            configuration,
             tuning,
         })
     }
@@ -173,7 +84,7 @@ impl Backend {
         self.metrics.queue(&op, stream)
     }
 
-    /// As given, or as the plain options say it.
+    /// As it was given.
     pub fn configuration(&self) -> &Configuration {
         &self.configuration
     }
@@ -183,7 +94,7 @@ impl Backend {
     pub fn running_configuration(&self) -> Configuration {
         let device = self.device();
         let mut running = self.configuration.clone();
-        running.device = device_name(device);
+        running.device = device.selector();
         running.architecture = device.compute_capability as u64;
         if device.kind == DeviceKind::Cpu {
             running.threads = device.multiprocessors as u64;
@@ -197,10 +108,12 @@ impl Backend {
         running.linear_kernel = kernel.map_or(String::new(), |id| id.kernel().name.to_string());
         let path = self.tuning.path();
         running.tuning_file = path.map_or(String::new(), |path| path.to_string_lossy().into_owned());
-        let memory = self.memory.get_statistics();
-        // A part of the device's memory is bytes by now, and the two fields exclude each other.
-        (running.memory.limit, running.memory.limit_fraction) = (memory.limit, 0.0);
-        running.memory.margin = if memory.margin == 0 { NO_MARGIN } else { memory.margin };
+        // Without Tensor Cores neither cuBLASLt nor the kernels of attention that need them run.
+        running.vendor_libraries = !self.configuration.own_kernels_only();
+        if self.configuration.plain_attention() {
+            running.attention = AttentionKernels::Plain;
+        }
+        running.memory = self.configuration.memory.running(&self.memory.decided());
         running.timing.profiling = self.metrics.is_enabled();
         running
     }
@@ -280,7 +193,7 @@ impl Backend {
         if self.executor.can_access(data)? {
             return Ok(());
         }
-        Err(Error::invalid(format!("{what} is at {data:p}, which is not memory of {}", device_name(self.device())))
+        Err(Error::invalid(format!("{what} is at {data:p}, which is not memory of {}", self.device().selector()))
             .with_advice(
                 "allocate it with nvb_memory_allocate, copy it to the device first, or enable access to the GPU that has it",
             ))
@@ -299,17 +212,17 @@ impl Backend {
 }
 
 /// The line in the log for each backend.
-fn summary(device: &Device) -> String {
+fn summary(device: &DeviceInfo) -> String {
     let yes_or_no = |feature| if device.features.has(feature) { "yes" } else { "no" };
     let place = match device.kind {
-        Kind::Cpu => format!("{}, {} threads", device.architecture, device.multiprocessors),
+        DeviceKind::Cpu => format!("{}, {} threads", device.architecture, device.multiprocessors),
         _ => format!(
             "{}, compute capability {}.{}, {} multiprocessors, {} GPUs in the machine",
             device.architecture,
             device.compute_capability / 10,
             device.compute_capability % 10,
             device.multiprocessors,
-            cuda_devices().map_or(0, |devices| devices.len())
+            hardware::gpus().map_or(0, |gpus| gpus.len())
         ),
     };
     format!(
@@ -322,118 +235,83 @@ fn summary(device: &Device) -> String {
     )
 }
 
-fn device_name(device: &DeviceInfo) -> String {
-    match device.kind {
-        DeviceKind::Cpu => "cpu".to_string(),
-        DeviceKind::Cuda => format!("cuda:{}", device.ordinal),
-    }
-}
-
-fn choose_executor(options: &BackendOptions) -> Result<Arc<dyn Executor>> {
-    match parse_device(&options.device)? {
-        Choice::Cpu => cpu_executor(options),
-        Choice::Cuda(ordinal) => cuda_executor(ordinal, options),
-        Choice::Tpu(_) => {
-            Err(Error::unsupported(format!("device is \"{}\"; there is no executor for TPUs yet", options.device))
+fn choose_executor(configuration: &Configuration) -> Result<Arc<dyn Executor>> {
+    match Selector::parse(&configuration.device)? {
+        Selector::Cpu => cpu_executor(configuration),
+        Selector::Cuda(ordinal) => cuda_executor(ordinal, configuration),
+        Selector::Tpu(_) => {
+            let device = &configuration.device;
+            Err(Error::unsupported(format!("device is \"{device}\"; there is no executor for TPUs yet"))
                 .with_advice("choose \"cpu\" or a CUDA device"))
         }
-        Choice::Auto => best_cuda_device().and_then(|ordinal| cuda_executor(ordinal, options)).or_else(|no_gpu| {
-            log::info!(target: "nvbackend::backend", "device auto: {no_gpu}; using the CPU");
-            cpu_executor(options).map_err(|error| error.caused_by(no_gpu))
-        }),
+        Selector::Auto => {
+            best_cuda_device().and_then(|ordinal| cuda_executor(ordinal, configuration)).or_else(|no_gpu| {
+                log::info!(target: "nvbackend::backend", "device auto: {no_gpu}; using the CPU");
+                cpu_executor(configuration).map_err(|error| error.caused_by(no_gpu))
+            })
+        }
     }
 }
 
-fn cpu_executor(options: &BackendOptions) -> Result<Arc<dyn Executor>> {
-    Ok(Arc::new(CpuExecutor::new(options.threads)?))
+fn cpu_executor(configuration: &Configuration) -> Result<Arc<dyn Executor>> {
+    Ok(Arc::new(CpuExecutor::new(configuration.threads as usize)?))
 }
 
 #[cfg(feature = "cuda")]
-fn cuda_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
+fn cuda_executor(ordinal: i32, configuration: &Configuration) -> Result<Arc<dyn Executor>> {
     // While no context exists: a driver that fails here has nothing to give back.
-    hardware::gpus()?;
-    crate::cuda::create_executor(ordinal, options)
+    crate::cuda::create_executor(hardware::gpu_at(ordinal)?, configuration)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda_executor(_ordinal: i32, _options: &BackendOptions) -> Result<Arc<dyn Executor>> {
-    Err(built_without_cuda())
+fn cuda_executor(_ordinal: i32, _configuration: &Configuration) -> Result<Arc<dyn Executor>> {
+    Err(hardware::built_without_cuda())
 }
 
 /// The GPU that `hardware::recommend` puts first for decoding, which most engines do most; one that can run before any
 /// that cannot.
-pub fn best_cuda_device() -> Result<i32> {
+fn best_cuda_device() -> Result<i32> {
     best_of(hardware::gpus()?)
         .ok_or_else(|| Error::new(Status::CudaNotAvailable, "the driver works and lists no CUDA device"))
 }
 
-fn best_of(gpus: &[Device]) -> Option<i32> {
+fn best_of(gpus: &[DeviceInfo]) -> Option<i32> {
     let order = recommend(gpus, Workload::Decode);
     let usable = order.iter().find(|place| gpus[place.index].obstacle.is_empty());
     usable.or(order.first()).map(|place| gpus[place.index].ordinal)
 }
 
-/// Every CUDA device, or why there is none to ask. The answer is kept, as devices do not come and go within a process;
-/// what the driver itself refuses with a code (busy, no permission) may pass, and is asked for again.
-pub fn cuda_devices() -> Result<Vec<DeviceInfo>> {
-    static ANSWER: PerProcess<OnceLock<Result<Vec<DeviceInfo>>>> = PerProcess::new(OnceLock::new);
-    if let Some(answer) = ANSWER.get() {
-        return answer.clone();
-    }
-    let answer = list_cuda_devices();
-    let may_pass = matches!(&answer, Err(error) if error.cuda_code != 0);
-    let answer = answer.map_err(|error| diagnosis::explain(error, &System::live()));
-    if may_pass {
-        return answer;
-    }
-    ANSWER.get_or_init(|| answer).clone()
-}
-
-#[cfg(feature = "cuda")]
-fn list_cuda_devices() -> Result<Vec<DeviceInfo>> {
-    crate::cuda::device::list()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn list_cuda_devices() -> Result<Vec<DeviceInfo>> {
-    Err(built_without_cuda())
-}
-
-#[cfg(not(feature = "cuda"))]
-fn built_without_cuda() -> Error {
-    Error::new(Status::CudaNotAvailable, "this libnvbackend was built without CUDA (--no-default-features)")
-        .with_advice("use device \"cpu\", or a build with CUDA")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::configuration::{LogLevel, NONE};
     use crate::registry::{kernels_of, LINEAR};
 
     #[test]
     fn the_line_for_a_backend_names_what_was_chosen() {
-        let gpu = Device {
+        let gpu = DeviceInfo {
             name: "H200".into(),
             architecture: "Hopper".into(),
             compute_capability: 90,
             multiprocessors: 132,
             total_memory: 141 << 30,
             features: Features::of_capability(90),
-            ..Device::new(Kind::Cuda, 0)
+            ..DeviceInfo::new(DeviceKind::Cuda, 0)
         };
         let line = summary(&gpu);
         assert!(line.starts_with("backend on cuda:0 (H200): Hopper, compute capability 9.0, 132 multi"), "{line}");
         assert!(line.ends_with("144384 MiB, BF16 yes, FP8 yes"), "{line}");
-        let cpu = Device { architecture: "aarch64".into(), multiprocessors: 8, ..Device::new(Kind::Cpu, 0) };
+        let cpu =
+            DeviceInfo { architecture: "aarch64".into(), multiprocessors: 8, ..DeviceInfo::new(DeviceKind::Cpu, 0) };
         assert_eq!(summary(&cpu), "backend on cpu (): aarch64, 8 threads, 0 MiB, BF16 no, FP8 no");
     }
 
     #[test]
     fn auto_takes_the_gpu_that_decodes_fastest() {
-        let gpu = |ordinal, compute_capability, bandwidth: u64| Device {
+        let gpu = |ordinal, compute_capability, bandwidth: u64| DeviceInfo {
             compute_capability,
             peak_bandwidth: bandwidth * 1_000_000_000,
-            ..Device::new(Kind::Cuda, ordinal)
+            ..DeviceInfo::new(DeviceKind::Cuda, ordinal)
         };
         let mut gpus = [gpu(0, 120, 448), gpu(1, 90, 4800), gpu(2, 89, 300)];
         assert_eq!(best_of(&gpus), Some(1), "not the highest compute capability");
@@ -450,35 +328,31 @@ mod tests {
         configuration.precision = crate::configuration::Precision::F16;
         configuration.timing.profiling = true;
         configuration.memory.limit = 4096;
-        let backend = Backend::from_configuration(configuration.clone()).unwrap();
+        let backend = Backend::new(configuration.clone()).unwrap();
         assert_eq!(backend.configuration(), &configuration);
         assert_eq!((backend.default_dtype(), backend.metrics().is_enabled()), (DType::F16, true));
         assert_eq!(backend.device().multiprocessors, 1);
         assert_eq!(backend.memory().allocate(8192, RawHandle::NULL).unwrap_err().status, Status::OutOfMemory);
         configuration.fp8 = crate::configuration::Requirement::Required;
-        assert_eq!(Backend::from_configuration(configuration.clone()).err().unwrap().status, Status::Fp8);
+        assert_eq!(Backend::new(configuration.clone()).err().unwrap().status, Status::Fp8);
         configuration.memory.limit_fraction = 2.0;
-        assert_eq!(Backend::from_configuration(configuration).err().unwrap().status, Status::Configuration);
+        assert_eq!(Backend::new(configuration).err().unwrap().status, Status::Configuration);
     }
 
     #[test]
     fn the_running_configuration_says_what_was_decided_and_changed() {
-        let options = BackendOptions {
-            device: "cpu".into(),
-            threads: 3,
-            memory_limit: 1 << 30,
-            own_kernels_only: true,
-            log_level: LogLevel::Error,
-            ..BackendOptions::default()
-        };
-        let backend = Backend::new(&options).unwrap();
+        let mut configuration =
+            Configuration { device: "cpu".into(), threads: 3, vendor_libraries: false, ..Configuration::default() };
+        configuration.memory.limit = 1 << 30;
+        configuration.logging.level = LogLevel::Error;
+        let backend = Backend::new(configuration).unwrap();
         let running = backend.running_configuration();
         assert_eq!((running.device.as_str(), running.threads, running.architecture), ("cpu", 3, 0));
         assert_eq!((running.precision, running.vendor_libraries), (Precision::F32, false));
-        assert_eq!((running.memory.limit, running.memory.margin), (1 << 30, NO_MARGIN));
+        assert_eq!((running.memory.limit, running.memory.margin), (1 << 30, NONE));
         assert_eq!((running.logging.level, running.timing.profiling), (LogLevel::Error, false));
         running.validate().unwrap();
-        let again = Backend::from_configuration(running.clone()).unwrap();
+        let again = Backend::new(running.clone()).unwrap();
         assert_eq!(again.running_configuration(), running);
         backend.metrics().set_enabled(true);
         backend.memory().set_limit(1 << 29);
@@ -488,7 +362,7 @@ mod tests {
         assert_eq!((changed.timing.profiling, changed.memory.limit), (true, 1 << 29));
         assert_eq!((running.linear_kernel.as_str(), changed.linear_kernel.as_str()), ("", kernel.name));
         let open = Configuration { threads: 0, device: "cpu".into(), ..Configuration::default() };
-        let backend = Backend::from_configuration(open).unwrap();
+        let backend = Backend::new(open).unwrap();
         let running = backend.running_configuration();
         assert_eq!(running.threads, backend.device().multiprocessors as u64);
         assert_eq!(running.memory.limit, backend.memory().get_statistics().limit);
@@ -496,25 +370,10 @@ mod tests {
     }
 
     #[test]
-    fn a_tpu_has_no_executor_by_whatever_way_it_is_asked_for() {
-        let options = BackendOptions { device: "tpu:0".into(), ..BackendOptions::default() };
+    fn a_tpu_has_no_executor() {
         let configuration = Configuration { device: "tpu:0".into(), ..Configuration::default() };
-        for outcome in [Backend::new(&options), Backend::from_configuration(configuration)] {
-            let error = outcome.err().unwrap();
-            assert_eq!(error.status, Status::Unsupported);
-            assert!(error.message.contains("\"tpu:0\"; there is no executor for TPUs yet"), "{error}");
-        }
-    }
-
-    #[test]
-    fn device_names_are_parsed_exactly() {
-        assert_eq!(parse_device("auto").unwrap(), Choice::Auto);
-        assert_eq!(parse_device("cuda:3").unwrap(), Choice::Cuda(3));
-        assert_eq!(parse_device("tpu:1").unwrap(), Choice::Tpu(1));
-        for wrong in
-            ["gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda: 1", "cuda:x", "tpu", "tpu:", "tpu:+1", "CPU", "cuda:99999999"]
-        {
-            assert_eq!(parse_device(wrong).unwrap_err().status, Status::Configuration, "{wrong}");
-        }
+        let error = Backend::new(configuration).err().unwrap();
+        assert_eq!(error.status, Status::Unsupported);
+        assert!(error.message.contains("\"tpu:0\"; there is no executor for TPUs yet"), "{error}");
     }
 }

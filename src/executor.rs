@@ -3,6 +3,7 @@
 //! Descriptors arrive validated. Work is queued on the stream and the call returns; an error that shows up later (a
 //! sticky CUDA error) is latched and returned by every later call as `DeviceLost`.
 
+use crate::device::{DeviceInfo, DeviceKind};
 use crate::error::{Error, Result};
 use crate::operation::Operation;
 use crate::ops::dequantize::Dequantize;
@@ -18,27 +19,6 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceKind {
-    Cpu,
-    Cuda,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct DeviceInfo {
-    pub kind: DeviceKind,
-    /// The CUDA ordinal; 0 on the CPU.
-    pub ordinal: i32,
-    pub name: String,
-    /// 10 · major + minor as the kernels are chosen by it; 0 on the CPU.
-    pub compute_capability: i32,
-    /// Streaming multiprocessors, or threads of the CPU executor.
-    pub multiprocessors: i32,
-    pub total_memory: u64,
-    pub l2_bytes: u64,
-    pub driver_version: i32,
-}
 
 /// A function of the engine's that a stream calls.
 pub type HostCallback = unsafe extern "C" fn(user_data: *mut c_void);

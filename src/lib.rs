@@ -29,6 +29,7 @@ pub mod configuration;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod device;
 pub mod error;
 pub mod executor;
 mod file;

@@ -3,7 +3,7 @@
 //!
 //! NVB_LOG takes `env_logger`'s filters ("debug", "nvbackend::memory=trace"). Without all of these the library is silent.
 
-use crate::capi::backend::nvb_log_callback;
+use crate::capi::backend_options::nvb_log_callback;
 use crate::fork::PerProcess;
 use env_logger::{Target, WriteStyle};
 use log::{Level, LevelFilter, Log, Metadata, Record};

@@ -4,7 +4,7 @@
 //! NVB_UPDATE_HEADER=1 writes the file; without it this test fails when the two differ.
 
 use nvbackend::capi::attention::*;
-use nvbackend::capi::backend::*;
+use nvbackend::capi::backend_options::*;
 use nvbackend::capi::device::*;
 use nvbackend::capi::environment::*;
 use nvbackend::capi::gguf::*;
@@ -77,11 +77,13 @@ fn layouts() -> Vec<Layout> {
         nvb_allocator { struct_size, allocate, free, user_data }
         nvb_memory_options {
             struct_size, limit, limit_fraction, margin, initial_bytes, range_bytes, thread_cache_bytes, leak_sample_bytes,
-            trace_events, wait_microseconds, allocator, space, limit_of, leak_tracking, spill, no_pooling, zero_on_free,
+            trace_events, wait_microseconds, allocator, space, limit_of, leak_tracking, spill, pooling, zero_on_free,
+            growth, reserved,
         }
         nvb_backend_options {
-            struct_size, device, memory_limit, threads, force_architecture, own_kernels_only, log_level, log_callback,
-            log_user_data, memory, linear_kernel, tuning_file,
+            struct_size, configuration, device, preset, threads, architecture, precision, fp8, tensor_cores, attention,
+            vendor_libraries, quantized_activations, batch_invariant, linear_kernel, tuning_file, memory_limit, memory,
+            profiling, log_level, log_callback, log_user_data,
         }
         nvb_device_usage {
             struct_size, known, utilization, memory_utilization, temperature, power, power_limit, clock, memory_clock,

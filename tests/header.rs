@@ -17,7 +17,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 28] = [
+const PARTS: [Part; 29] = [
     part(
         "status",
         "Status codes and errors",
@@ -44,19 +44,24 @@ const PARTS: [Part; 28] = [
         "The machine around the devices: its processor, NUMA nodes, driver and libraries.",
     ),
     part(
+        "configuration",
+        "Configuration",
+        "The object `nvb_configuration`: what a backend is created with, as fields with names, from a preset, text or JSON.",
+    ),
+    part(
         "memory_options",
         "Memory options",
         "What a memory manager is created with: its limit, what it leaves to others, an allocator of the engine's, leak tracking and the trace.",
     ),
     part(
+        "backend_options",
+        "Backend options",
+        "What a backend is created with, as a struct: a configuration or a preset to start from, and fields that override it.",
+    ),
+    part(
         "backend",
         "Backend",
         "The object `nvb_backend`: one device with its kernels, its memory and a default stream. All other objects are made from it.",
-    ),
-    part(
-        "configuration",
-        "Configuration",
-        "The object `nvb_configuration`: what a backend is created with, as fields with names, from a preset, text or JSON.",
     ),
     part(
         "hardware",
@@ -319,7 +324,9 @@ fn section(root: &Path, file: &str, handles: &mut String) -> String {
     let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml");
     // No function of their own files mentions them, and cbindgen leaves out what none does.
     config.export.include =
-        ["nvb_tensor", "nvb_quantized_rows", "nvb_memory_options", "nvb_weight_blocks"].map(String::from).into();
+        ["nvb_tensor", "nvb_quantized_rows", "nvb_memory_options", "nvb_backend_options", "nvb_weight_blocks"]
+            .map(String::from)
+            .into();
     let source = root.join("src/capi").join(format!("{file}.rs"));
     let bindings = cbindgen::Builder::new().with_config(config).with_src(source).generate().expect("src/capi parses");
     let mut text = Vec::new();

@@ -1,13 +1,15 @@
 //! Properties over random inputs: no tensor is too odd to be checked, and handles and memory behave as their models.
 
-use nvbackend::backend::{Backend, BackendOptions};
+use nvbackend::backend::Backend;
 use nvbackend::capi::backend::*;
+use nvbackend::capi::backend_options::*;
 use nvbackend::capi::handle::Table;
 use nvbackend::capi::memory::*;
 use nvbackend::capi::operations::*;
 use nvbackend::capi::sampling::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::tensor::*;
+use nvbackend::configuration::{Configuration, MemoryConfiguration};
 use nvbackend::error::Status;
 use nvbackend::stream::RawHandle;
 use proptest::collection::vec;
@@ -221,8 +223,9 @@ proptest! {
 
     #[test]
     fn memory_behaves_as_a_map(steps in vec(memory_step(), 1..200)) {
-        let options = BackendOptions { device: "cpu".into(), memory_limit: LIMIT as u64, threads: 1, ..Default::default() };
-        let backend = Backend::new(&options).unwrap();
+        let memory = MemoryConfiguration { limit: LIMIT as u64, ..Default::default() };
+        let options = Configuration { device: "cpu".into(), memory, threads: 1, ..Default::default() };
+        let backend = Backend::new(options).unwrap();
         let memory = backend.memory();
         let mut made: Vec<usize> = Vec::new();
         let mut alive: BTreeMap<usize, usize> = BTreeMap::new();

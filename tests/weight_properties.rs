@@ -2,6 +2,7 @@
 //! or names what is wrong, and what was created reads back as finite values.
 
 use nvbackend::capi::backend::*;
+use nvbackend::capi::backend_options::*;
 use nvbackend::capi::gguf::*;
 use nvbackend::capi::memory::*;
 use nvbackend::capi::status::*;

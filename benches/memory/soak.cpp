@@ -287,7 +287,7 @@ void create_managers(Soak& soak) {
     if (i == 2) {
       options.leak_tracking = NVB_LEAK_TRACKING_SAMPLED;
       options.trace_events = 4096;
-      options.zero_on_free = 1;
+      options.zero_on_free = NVB_SWITCH_ON;
       options.thread_cache_bytes = kMiB;
     }
     Manager& manager = soak.managers[i];

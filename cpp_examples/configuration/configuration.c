@@ -72,8 +72,13 @@ int main(int count, char** arguments) {
 
   int records = 0;
   MUST(nvb_configuration_set(configuration, "logging.level", "info"));
+  nvb_backend_options options;
+  nvb_backend_options_init(&options);
+  options.configuration = configuration;
+  options.log_callback = print_record;
+  options.log_user_data = &records;
   nvb_backend* backend = NULL;
-  MUST(nvb_backend_create_configured(configuration, print_record, &records, &backend));
+  MUST(nvb_backend_create(&options, &backend));
   EXPECT(records > 0);
   // The backend keeps what it was created with.
   MUST(nvb_configuration_destroy(configuration));

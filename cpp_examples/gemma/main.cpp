@@ -58,9 +58,7 @@ nvb::backend open_backend(const Options& options) {
   auto backend_options = nvb::make<nvb_backend_options>();
   backend_options.device = options.device.c_str();
   backend_options.threads = options.threads;
-  auto memory = nvb::make<nvb_memory_options>();
-  memory.limit = options.memory_limit;
-  if (options.memory_limit != 0) backend_options.memory = &memory;
+  backend_options.memory_limit = options.memory_limit;
   return nvb::backend(backend_options);
 }
 

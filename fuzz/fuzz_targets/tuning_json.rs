@@ -2,7 +2,7 @@
 //! same choices.
 #![no_main]
 
-use nvbackend::executor::DeviceKind;
+use nvbackend::device::DeviceKind;
 use nvbackend::registry::choices::Table;
 use nvbackend::tuning::file::{parse, print, MARK};
 use nvbackend::tuning::header::Header;

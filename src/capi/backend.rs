@@ -1,22 +1,19 @@
 //! The backend: the object that an engine creates first.
 
+use super::backend_options::{convert as convert_options, nvb_backend_options};
 use super::device::{convert, nvb_device_info};
 use super::guard::guard;
 use super::handle::Table;
 use super::memory::{nvb_memory_manager, ManagerObject, MEMORY_MANAGERS};
-use super::memory_options::{convert as convert_memory_options, nvb_memory_options, NVB_MEMORY_DEVICE};
 use super::status::nvb_status;
 use super::stream::{nvb_stream, STREAMS};
-use super::structs::{expect_out, read, text, versioned, write};
-use crate::backend::{Backend, BackendOptions, MOST_THREADS};
+use super::structs::{expect_out, give_text, write};
+use crate::backend::Backend;
 use crate::configuration::LogLevel;
-use crate::error::{Error, Result, Status};
-use crate::hardware;
+use crate::error::{Error, Result};
 use crate::logging;
-use crate::memory::options::Limit;
-use crate::memory::MemoryOptions;
 use crate::stream::Stream;
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 use std::sync::{Arc, Mutex};
 
 /// A chosen device with its kernels, memory and default stream. Created by `nvb_backend_create`.
@@ -26,71 +23,10 @@ pub struct nvb_backend {
     _private: [u8; 0],
 }
 
-/// Receives one log record. Called from any thread, also from within library calls; it must not call the library.
-/// `target` names the part ("nvbackend::memory"), `message` has `length` bytes and a closing NUL. None come after
-/// `nvb_backend_destroy` has returned.
-pub type nvb_log_callback = Option<
-    unsafe extern "C" fn(
-        level: u32,
-        target: *const c_char,
-        message: *const c_char,
-        length: usize,
-        user_data: *mut c_void,
-    ),
->;
-
-/// `log_level`: no records.
-pub const NVB_LOG_OFF: u32 = 0;
-pub const NVB_LOG_ERROR: u32 = 1;
-pub const NVB_LOG_WARNING: u32 = 2;
-/// One line for each backend and choice of device.
-pub const NVB_LOG_INFO: u32 = 3;
-/// Failing calls and library look-ups.
-pub const NVB_LOG_DEBUG: u32 = 4;
-/// Every allocation.
-pub const NVB_LOG_TRACE: u32 = 5;
-
-/// Options of `nvb_backend_create`. All zero after `nvb_backend_options_init` is a sensible choice.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct nvb_backend_options {
-    pub struct_size: usize,
-    /// "auto" (the best GPU, else the CPU), "cpu", "cuda" (device 0) or "cuda:N". NULL: "auto".
-    pub device: *const c_char,
-    /// Bytes that the memory manager may hold; 0: only the device's memory bounds it, or what `memory` says.
-    pub memory_limit: u64,
-    /// CPU threads, at most 4096; 0: one for each core that this process may run on.
-    pub threads: u32,
-    /// Run kernels of an older architecture: 80 on a 9.0 GPU. 0: the device's own, or the environment's NVB_FORCE_ARCH.
-    pub force_architecture: u32,
-    /// 1: never call cuBLASLt, even where it is present.
-    pub own_kernels_only: u32,
-    /// The most verbose records that `log_callback` receives, `NVB_LOG_…`.
-    pub log_level: u32,
-    /// NULL: no callback.
-    pub log_callback: nvb_log_callback,
-    /// Handed to `log_callback`.
-    pub log_user_data: *mut c_void,
-    /// Of the backend's own memory manager; NULL: the defaults, with `memory_limit`.
-    pub memory: *const nvb_memory_options,
-    /// The kernel that products take where it can do them, a name of `nvb_kernel_get`. NULL: the tuned or the default one.
-    pub linear_kernel: *const c_char,
-    /// Where tuned choices are kept and read from. NULL: the environment's NVB_TUNING_FILE, and without that nowhere. A file
-    /// of another device, driver, cuBLASLt or build is ignored with one line in the log.
-    pub tuning_file: *const c_char,
-}
-versioned!(nvb_backend_options { device, log_callback, memory, linear_kernel, tuning_file });
-
 pub struct BackendObject {
     pub backend: Arc<Backend>,
     /// Taken when the handle is destroyed, so that records stop then, whatever children or running calls live on.
     sink: Mutex<Option<logging::Sink>>,
-}
-
-impl BackendObject {
-    pub(super) fn new(backend: Backend, sink: Option<logging::Sink>) -> BackendObject {
-        BackendObject { backend: Arc::new(backend), sink: Mutex::new(sink) }
-    }
 }
 
 pub(super) static BACKENDS: Table<BackendObject> = Table::new("backend", 1);
@@ -125,30 +61,14 @@ pub(super) fn expect_same_backend(
     Err(Error::invalid(format!("the {name} belongs to another backend")))
 }
 
-/// # Safety
-/// `options.memory` is NULL or a struct with its size set.
-unsafe fn memory_options(options: &nvb_backend_options) -> Result<MemoryOptions> {
-    // SAFETY: the caller's contract.
-    let (memory, space) = unsafe { convert_memory_options(options.memory)? };
-    let wrong = |text: String| Err(Error::new(Status::Configuration, text));
-    if space != NVB_MEMORY_DEVICE {
-        return wrong(format!("memory->space is {space}; a backend's own manager has NVB_MEMORY_DEVICE"));
-    }
-    if options.memory_limit != 0 && memory.limit != Limit::None {
-        return wrong(format!(
-            "memory_limit is {} and memory has a limit of its own; one of them must be 0",
-            options.memory_limit
-        ));
-    }
-    Ok(memory)
-}
-
 /// Chooses a device and prepares it; `*backend` receives the handle. Options may be NULL for the defaults.
 ///
 /// On CUDA this retains the device's primary context, which the engine and the CUDA runtime share.
-/// Errors: `NVB_ERROR_CONFIGURATION` (an option; the text lists the kernels if it is `linear_kernel`),
-/// `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason), `NVB_ERROR_DEVICE` (no such ordinal),
-/// `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`, `NVB_ERROR_UNSUPPORTED` (a TPU).
+/// Errors: `NVB_ERROR_CONFIGURATION` (a field, by itself or together with another; the text names it, its value and what is
+/// allowed), `NVB_ERROR_CUDA_NOT_AVAILABLE` (no driver or device, with the reason), `NVB_ERROR_DEVICE` (no such ordinal),
+/// `NVB_ERROR_INVALID_COMPUTE_CAPABILITY`, `NVB_ERROR_INVALID_ARCHITECTURE`, `NVB_ERROR_FP8` (`fp8` is required and the device
+/// has none), `NVB_ERROR_UNSUPPORTED` (likewise `tensor_cores`; a TPU), `NVB_ERROR_OUT_OF_MEMORY` (the memory's
+/// `initial_bytes`).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_backend_create(
     options: *const nvb_backend_options,
@@ -157,49 +77,17 @@ pub unsafe extern "C" fn nvb_backend_create(
     guard!(nvb_backend_create, {
         expect_out("backend", backend)?;
         logging::initialize();
-        let mut sink = None;
-        let mut chosen = BackendOptions { log_level: LogLevel::Off, ..BackendOptions::default() };
-        if !options.is_null() {
-            // SAFETY: a struct with its size set, by the header's contract; its string is NUL-terminated.
-            let options = unsafe { read(options)? };
-            // SAFETY: as above.
-            chosen.device = unsafe { text("device", options.device)? };
-            chosen.memory_limit = options.memory_limit;
-            // SAFETY: as above.
-            chosen.memory = unsafe { memory_options(&options)? };
-            // SAFETY: as above.
-            chosen.linear_kernel = unsafe { text("linear_kernel", options.linear_kernel)? };
-            // SAFETY: as above.
-            chosen.tuning_file = unsafe { text("tuning_file", options.tuning_file)? };
-            if options.threads > MOST_THREADS {
-                let text = format!("threads is {}; 0 to {MOST_THREADS} is needed", options.threads);
-                let limit = (options.threads.into(), MOST_THREADS.into());
-                return Err(Error::new(Status::Configuration, text).with_limit(limit.0, limit.1));
-            }
-            chosen.threads = options.threads as usize;
-            chosen.force_architecture = options.force_architecture;
-            chosen.own_kernels_only = match options.own_kernels_only {
-                0 => false,
-                1 => true,
-                other => {
-                    return Err(Error::new(
-                        Status::Configuration,
-                        format!("own_kernels_only is {other}; 0 or 1 is needed"),
-                    ))
-                }
-            };
-            if options.log_level > NVB_LOG_TRACE {
-                return Err(Error::new(
-                    Status::Configuration,
-                    format!("log_level is {}; {NVB_LOG_OFF} to {NVB_LOG_TRACE} is needed", options.log_level),
-                ));
-            }
-            if let Some(callback) = options.log_callback {
-                sink = Some(logging::add_sink(callback, options.log_user_data, options.log_level));
-                chosen.log_level = LogLevel::ALL[options.log_level as usize];
-            }
-        }
-        let object = BackendObject::new(Backend::new(&chosen)?, sink);
+        // SAFETY: a struct with its size set or NULL, by the header's contract.
+        let wanted = unsafe { convert_options(options)? };
+        let level = wanted.configuration.logging.level;
+        let sink = match wanted.log_callback {
+            Some(callback) => Some(logging::add_sink(callback, wanted.log_user_data, level as u32)),
+            // Who raised the level above the default wants to read the records.
+            None if level as u32 > LogLevel::default() as u32 => logging::add_standard_error(level as u32),
+            None => None,
+        };
+        let made = Backend::with_allocator(wanted.configuration, wanted.allocator)?;
+        let object = BackendObject { backend: Arc::new(made), sink: Mutex::new(sink) };
         let handle = BACKENDS.insert(Arc::new(object))?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { backend.write(handle) };
@@ -229,6 +117,26 @@ pub unsafe extern "C" fn nvb_backend_synchronize(backend: *const nvb_backend) ->
     guard!(nvb_backend_synchronize, { BACKENDS.get(backend)?.backend.default_stream().synchronize() })
 }
 
+/// Copies the configuration that the backend runs with as JSON: the device, its architecture and the threads that were chosen,
+/// what the environment has set, the memory's limit and margin in bytes, and what was changed since (the limit, profiling, an
+/// overridden kernel). A configuration of this JSON makes a backend that runs the same, apart from an engine's allocator and
+/// the log callback, which are code. `text` receives at most `capacity` bytes with the closing NUL and may be NULL; `needed`,
+/// if not NULL, receives the bytes that the whole text needs, NUL included.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_backend_get_configuration_json(
+    backend: *const nvb_backend,
+    text: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> nvb_status {
+    guard!(nvb_backend_get_configuration_json, {
+        let json = BACKENDS.get(backend)?.backend.running_configuration().to_json();
+        // SAFETY: the caller's buffer and pointer, by the header's contract.
+        unsafe { give_text(&json, text, capacity, needed) };
+        Ok(())
+    })
+}
+
 /// Describes the backend's device; set `info->struct_size` first.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_backend_get_device_info(
@@ -238,11 +146,11 @@ pub unsafe extern "C" fn nvb_backend_get_device_info(
     guard!(nvb_backend_get_device_info, {
         let object = BACKENDS.get(backend)?;
         // SAFETY: the header asks for a struct with its size set.
-        unsafe { write(info, &convert(&hardware::device_of(object.backend.device())?)) }
+        unsafe { write(info, &convert(object.backend.device())) }
     })
 }
 
-/// Writes a handle to the memory manager of the backend's device `index` (0: the only one of a single-device backend).
+/// Writes a handle to the memory manager of the backend's device; `index` is 0, as a backend has one device.
 /// The handle is a reference of its own: give it back with `nvb_memory_manager_destroy`, before or after the backend.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_backend_get_memory_manager(

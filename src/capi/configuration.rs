@@ -1,41 +1,56 @@
 //! Configurations: everything a backend is created with, as an object with presets, text fields and JSON.
 
-use super::backend::{nvb_backend, nvb_log_callback, BackendObject, BACKENDS};
 use super::guard::guard;
 use super::handle::Table;
 use super::status::nvb_status;
-use super::structs::{copy_text, expect_out, text};
-use crate::backend::Backend;
+use super::structs::{expect_out, give_text, text};
 use crate::configuration::field::{find, Value};
-use crate::configuration::{Configuration, LogLevel, Preset};
-use crate::error::Error;
-use crate::logging;
-use std::ffi::{c_char, c_void};
+use crate::configuration::{Configuration, Preset};
+use crate::error::{Error, Result};
+use std::ffi::c_char;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Device, precision, memory, timing and logging of a backend to come. Created by `nvb_configuration_create`. Fields:
+/// What a backend runs with: the fields that `nvb_backend_options` starts from and overrides, and that
+/// `nvb_backend_get_configuration_json` tells. Created by `nvb_configuration_create`. Fields, with their defaults:
 ///
-/// - `device`: "auto", "cpu", "cuda" or "cuda:N"
-/// - `architecture`: 0, or an older one whose kernels to run, such as 80 on a 9.0 GPU
-/// - `threads`: of the CPU; 0: one a core
-/// - `precision`: "auto", "f32", "f16", "bf16": what is stored where a call leaves the dtype open (KV caches)
-/// - `fp8`, `tensor_cores`: "auto", "off", "required" (no backend on a device without). With `fp8` "off" inputs of
-///   products with FP8 weights are never rounded to FP8, whatever `quantized_activations` says; FP8 stays a format that
-///   weights are stored in, and calls that are handed FP8 codes (`quantized_input`) or asked for them run with them
-/// - `attention`: "auto", "plain" (kernels without Tensor Cores)
-/// - `vendor_libraries`: whether cuBLASLt may run
-/// - `quantized_activations`: whether large products with FP8 and INT8 weights may round their input to 8 bits
-/// - `batch_invariant`: whether each row of a result of `nvb_linear`, `nvb_grouped_linear` and `nvb_matmul` is the same to
-///   the bit whatever the number and the content of the other rows; slower, see docs/tuning.md
-/// - `linear_kernel`: the kernel that products take where it can do them, a name of `nvb_kernel_get`; "": the best known
-/// - `tuning_file`: where tuned choices are kept and read from; "": the environment's NVB_TUNING_FILE, else nowhere
-/// - `memory.initial`: bytes taken at creation; `memory.growth`: whether more is taken later
-/// - `memory.limit` in bytes or `memory.limit_fraction` of the device's memory; 0: none
-/// - `memory.margin`: bytes left to others; 0: the library's choice; "none": none
-///   Sizes may be text with a unit in place of a number of bytes: "8GB" (8 · 10⁹), "1.5GiB" (1.5 · 2³⁰); kB to TB, KiB to TiB
-/// - `memory.unified`: whether unified memory may serve what does not fit
-/// - `timing.profiling`: whether profiling is on from the start
-/// - `logging.level`: "off", "error", "warning", "info", "debug", "trace"
+/// - `device` ("auto"): "auto" is the best GPU, else the CPU; "cpu", "cuda" (device 0) or "cuda:N"
+/// - `architecture` (0): an older one whose kernels to run, such as 80 on a 9.0 GPU; 0: the environment's NVB_FORCE_ARCH, else
+///   the device's own
+/// - `threads` (0): of the CPU, at most 4096; 0: one for each core that the process may run on
+/// - `precision` ("auto"): "f32", "f16" or "bf16" is stored where a call leaves the dtype open (KV caches); "auto" is BF16 on a
+///   GPU and F32 on the CPU
+/// - `fp8`, `tensor_cores` ("auto"): "off" never uses them, "required" creates no backend on a device without. With `fp8` "off"
+///   inputs of products with FP8 weights are never rounded to FP8, whatever `quantized_activations` says; FP8 stays a format
+///   that weights are stored in, and calls that are handed FP8 codes (`quantized_input`) or asked for them run with them
+/// - `attention` ("auto"): "plain" runs the kernels without Tensor Cores, for comparison
+/// - `vendor_libraries` (true): whether cuBLASLt may run where it is present
+/// - `quantized_activations` (false): whether large products with FP8 and INT8 weights may round their input to 8 bits
+/// - `batch_invariant` (false): whether each row of a result of `nvb_linear`, `nvb_grouped_linear` and `nvb_matmul` is the same
+///   to the bit whatever the number and the content of the other rows; slower, see docs/tuning.md
+/// - `linear_kernel` (""): the kernel that products take where it can do them, a name of `nvb_kernel_get`; "": the tuned or the
+///   default one
+/// - `tuning_file` (""): where tuned choices are kept and read from; "": the environment's NVB_TUNING_FILE, else nowhere
+/// - `memory.limit` (0): bytes that the memory manager may hold; 0: see `memory.limit_fraction`
+/// - `memory.limit_fraction` (0): the same as a part, 0 to 1, of the device's memory, or with `memory.limit_of` "free" in place
+///   of "total" of what is free at creation; 0: no limit on a GPU, all of main memory on the CPU
+/// - `memory.margin` (0): bytes of the device that are left to others; "none", or 0: the library's choice
+/// - `memory.initial_bytes` (0): taken at creation, so that the first allocations are fast
+/// - `memory.growth` (true): false takes no more than `memory.initial_bytes`
+/// - `memory.range_bytes` (0): addresses to reserve; 0: four times the device's memory
+/// - `memory.pooling` (true): false makes every block an allocation of its own, as memory checkers want it
+/// - `memory.thread_cache_bytes` (0): what each thread keeps for its next allocations; "none", or 0: the library's choice
+/// - `memory.zero_on_free` (false): whether freed blocks are overwritten with zero
+/// - `memory.leak_tracking` ("off"): "sampled" records the place of one allocation in every `memory.leak_sample_bytes` (0: 512
+///   KiB), "full" that of each
+/// - `memory.trace_events` (0): the newest events that the trace keeps, at most 2^24; 0: no trace
+/// - `memory.wait_microseconds` (0): how long an allocation that found no memory waits for other threads to free some
+/// - `memory.spill` ("never"): an allocation that finds no device memory fails, or gets page-locked host memory ("pinned") or
+///   unified memory ("managed")
+/// - `timing.profiling` (false): whether profiling is on from the start
+/// - `logging.level` ("warning"): the most verbose records that are received: "off", "error", "warning", "info", "debug" or
+///   "trace"
+///
+/// Bytes are given as a number or as text with a unit, kB to TB and KiB to TiB: "8GB" is 8 · 10⁹, "1.5GiB" is 1.5 · 2³⁰.
 ///
 /// Threads: calls that take `const nvb_configuration *` may run at once from many threads.
 pub struct nvb_configuration {
@@ -57,6 +72,11 @@ pub const NVB_PRESET_DEVELOPMENT: u32 = 4;
 
 fn lock(configuration: &Mutex<Configuration>) -> MutexGuard<'_, Configuration> {
     configuration.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the handle says now.
+pub(super) fn copy_of(configuration: *const nvb_configuration) -> Result<Configuration> {
+    Ok(lock(&*CONFIGURATIONS.get(configuration)?).clone())
 }
 
 /// Creates a configuration from a preset (`NVB_PRESET_…`).
@@ -118,7 +138,7 @@ pub unsafe extern "C" fn nvb_configuration_get(
             other => other.to_string(),
         };
         // SAFETY: the caller's buffer and pointer, by the header's contract.
-        unsafe { give(&value, text, capacity, needed) };
+        unsafe { give_text(&value, text, capacity, needed) };
         Ok(())
     })
 }
@@ -152,7 +172,7 @@ pub unsafe extern "C" fn nvb_configuration_get_json(
     guard!(nvb_configuration_get_json, {
         let json = lock(&*CONFIGURATIONS.get(configuration)?).to_json();
         // SAFETY: the caller's buffer and pointer, by the header's contract.
-        unsafe { give(&json, text, capacity, needed) };
+        unsafe { give_text(&json, text, capacity, needed) };
         Ok(())
     })
 }
@@ -162,79 +182,4 @@ pub unsafe extern "C" fn nvb_configuration_get_json(
 #[no_mangle]
 pub unsafe extern "C" fn nvb_configuration_validate(configuration: *const nvb_configuration) -> nvb_status {
     guard!(nvb_configuration_validate, { lock(&*CONFIGURATIONS.get(configuration)?).validate() })
-}
-
-/// As `nvb_backend_create`, with a configuration in place of options. `log_callback` receives records up to `logging.level`.
-/// Where it is NULL and the level "info", "debug" or "trace", they are written to standard error, unless the environment's
-/// NVB_LOG says what is.
-/// Errors: those of `nvb_backend_create`, and `NVB_ERROR_FP8` or `NVB_ERROR_UNSUPPORTED` if the device lacks what is
-/// required.
-#[no_mangle]
-pub unsafe extern "C" fn nvb_backend_create_configured(
-    configuration: *const nvb_configuration,
-    log_callback: nvb_log_callback,
-    log_user_data: *mut c_void,
-    backend: *mut *mut nvb_backend,
-) -> nvb_status {
-    guard!(nvb_backend_create_configured, {
-        expect_out("backend", backend)?;
-        let configuration = lock(&*CONFIGURATIONS.get(configuration)?).clone();
-        logging::initialize();
-        let level = configuration.logging.level;
-        let sink = match log_callback {
-            Some(callback) => Some(logging::add_sink(callback, log_user_data, level as u32)),
-            // Who raised the level above the default wants to read the records.
-            None if level as u32 > LogLevel::default() as u32 => logging::add_standard_error(level as u32),
-            None => None,
-        };
-        let object = BackendObject::new(Backend::from_configuration(configuration)?, sink);
-        let handle = BACKENDS.insert(Arc::new(object))?;
-        // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { backend.write(handle) };
-        Ok(())
-    })
-}
-
-/// Copies the configuration that the backend runs with as JSON, however it was created: the device, its architecture and the
-/// threads that were chosen, what the environment has set, the memory's limit and margin in bytes, and what was changed since
-/// (the limit, profiling, an overridden kernel). What the JSON does not say is that of `nvb_memory_options` alone. `text`,
-/// `capacity` and `needed` as in `nvb_configuration_get`.
-#[no_mangle]
-pub unsafe extern "C" fn nvb_backend_get_configuration_json(
-    backend: *const nvb_backend,
-    text: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
-) -> nvb_status {
-    guard!(nvb_backend_get_configuration_json, {
-        let json = BACKENDS.get(backend)?.backend.running_configuration().to_json();
-        // SAFETY: the caller's buffer and pointer, by the header's contract.
-        unsafe { give(&json, text, capacity, needed) };
-        Ok(())
-    })
-}
-
-/// # Safety
-/// `text` is NULL or valid for `capacity` bytes, `needed` NULL or valid.
-unsafe fn give(value: &str, text: *mut c_char, capacity: usize, needed: *mut usize) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        let bytes = copy_text(value, text, capacity);
-        if !needed.is_null() {
-            needed.write(bytes);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::backend::{NVB_LOG_DEBUG, NVB_LOG_TRACE, NVB_LOG_WARNING};
-    use crate::configuration::LogLevel;
-
-    #[test]
-    fn levels_are_those_of_the_abi() {
-        assert_eq!(LogLevel::Warning as u32, NVB_LOG_WARNING);
-        assert_eq!(LogLevel::Debug as u32, NVB_LOG_DEBUG);
-        assert_eq!(LogLevel::Trace as u32, NVB_LOG_TRACE);
-    }
 }

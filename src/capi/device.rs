@@ -3,12 +3,8 @@
 use super::guard::guard;
 use super::status::nvb_status;
 use super::structs::{fixed_text, versioned, write, write_out};
-use crate::backend;
-use crate::error::{Error, Status};
-use crate::hardware::{
-    self,
-    device::{Device, Kind},
-};
+use crate::device::{DeviceInfo, DeviceKind};
+use crate::hardware;
 use std::ffi::c_char;
 
 /// `nvb_device_info.kind`: the host's processor.
@@ -114,15 +110,15 @@ pub struct nvb_device_info {
 }
 versioned!(nvb_device_info);
 
-pub(super) fn kind_code(kind: Kind) -> u32 {
+pub(super) fn kind_code(kind: DeviceKind) -> u32 {
     match kind {
-        Kind::Cpu => NVB_DEVICE_CPU,
-        Kind::Cuda => NVB_DEVICE_CUDA,
-        Kind::Tpu => NVB_DEVICE_TPU,
+        DeviceKind::Cpu => NVB_DEVICE_CPU,
+        DeviceKind::Cuda => NVB_DEVICE_CUDA,
+        DeviceKind::Tpu => NVB_DEVICE_TPU,
     }
 }
 
-pub(super) fn convert(device: &Device) -> nvb_device_info {
+pub(super) fn convert(device: &DeviceInfo) -> nvb_device_info {
     nvb_device_info {
         struct_size: 0,
         kind: kind_code(device.kind),
@@ -158,9 +154,9 @@ pub(super) fn convert(device: &Device) -> nvb_device_info {
 #[no_mangle]
 pub unsafe extern "C" fn nvb_cuda_get_device_count(count: *mut i32) -> nvb_status {
     guard!(nvb_cuda_get_device_count, {
-        let devices = backend::cuda_devices()?;
+        let gpus = hardware::gpus()?;
         // SAFETY: NULL is checked; otherwise valid by the header's contract.
-        unsafe { write_out("count", count, devices.len() as i32) }
+        unsafe { write_out("count", count, gpus.len() as i32) }
     })
 }
 
@@ -168,11 +164,7 @@ pub unsafe extern "C" fn nvb_cuda_get_device_count(count: *mut i32) -> nvb_statu
 #[no_mangle]
 pub unsafe extern "C" fn nvb_cuda_get_device_info(ordinal: i32, info: *mut nvb_device_info) -> nvb_status {
     guard!(nvb_cuda_get_device_info, {
-        let gpus = hardware::gpus()?;
-        let device = gpus.iter().find(|gpu| gpu.ordinal == ordinal).ok_or_else(|| {
-            Error::new(Status::Device, format!("CUDA device {ordinal}; this machine has {}", gpus.len()))
-                .with_limit(ordinal.max(0) as u64, gpus.len() as u64)
-        })?;
+        let device = hardware::gpu_at(ordinal)?;
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(info, &convert(device)) }
     })
@@ -181,7 +173,7 @@ pub unsafe extern "C" fn nvb_cuda_get_device_info(ordinal: i32, info: *mut nvb_d
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::features::Features;
+    use crate::device::features::Features;
 
     #[test]
     fn feature_constants_agree_with_the_bits() {
@@ -195,7 +187,7 @@ mod tests {
     #[test]
     fn a_backend_s_device_has_the_executor_s_threads() {
         let executor = crate::cpu::CpuExecutor::new(1).unwrap();
-        let info = convert(&hardware::device_of(crate::executor::Executor::device(&executor)).unwrap());
+        let info = convert(crate::executor::Executor::device(&executor));
         assert_eq!((info.kind, info.multiprocessors), (NVB_DEVICE_CPU, 1));
         assert_ne!(info.architecture[0], 0);
     }

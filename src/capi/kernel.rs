@@ -1,6 +1,7 @@
 //! The registry: which kernels products can take, which one runs and why, and overriding that.
 
 use super::backend::{nvb_backend, BACKENDS};
+use super::device::kind_code;
 use super::environment::element;
 use super::guard::guard;
 use super::metrics::NVB_OPERATION_LINEAR;
@@ -8,7 +9,6 @@ use super::status::nvb_status;
 use super::structs::{expect_out, fixed_text, give_text, text, versioned, write, write_out};
 use super::tuning::{case_of, nvb_linear_case};
 use crate::error::{Error, Result};
-use crate::executor::DeviceKind;
 use crate::operation::OperationKind;
 use crate::registry::key::encoding_name;
 use crate::registry::{kernels, kernels_of, KernelId};
@@ -83,10 +83,7 @@ pub unsafe extern "C" fn nvb_kernel_get(
         let value = nvb_kernel_info {
             struct_size: 0,
             operation: NVB_OPERATION_LINEAR,
-            device_kind: match kernel.device {
-                DeviceKind::Cpu => super::device::NVB_DEVICE_CPU,
-                DeviceKind::Cuda => super::device::NVB_DEVICE_CUDA,
-            },
+            device_kind: kind_code(kernel.device),
             compute_capability: kernel.limits.capability as u32,
             depth_multiple: kernel.limits.depth_multiple as u32,
             alignment: kernel.limits.alignment as u32,

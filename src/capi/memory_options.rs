@@ -1,11 +1,14 @@
 //! What memory managers are created with, and an engine's own allocator.
 
-use super::structs::{flag, read, versioned};
+use super::backend_options::{set_choice, set_number, set_switch};
+use super::structs::{expect_reserved, read, versioned};
+use crate::configuration::field::{find, Value};
+use crate::configuration::memory::{LeakTracking, LimitOf, Spill};
+use crate::configuration::Configuration;
 use crate::error::{Error, Result, Status};
 use crate::memory::allocator::EngineAllocator;
-use crate::memory::options::{LeakTracking, Limit, Margin, MemoryOptions, Spill};
+use crate::memory::MemoryOptions;
 use std::ffi::c_void;
-use std::time::Duration;
 
 /// `nvb_memory_options`: "none", where 0 means the default.
 pub const NVB_MEMORY_NONE: u64 = 0xffff_ffff_ffff_ffff;
@@ -17,24 +20,24 @@ pub const NVB_MEMORY_DEVICE: u32 = 0;
 pub const NVB_MEMORY_HOST: u32 = 1;
 
 /// `limit_of`: `limit_fraction` is a part of all the device's memory.
-pub const NVB_LIMIT_OF_TOTAL: u32 = 0;
+pub const NVB_LIMIT_OF_TOTAL: u32 = 1;
 /// `limit_of`: `limit_fraction` is a part of what is free when the manager is created.
-pub const NVB_LIMIT_OF_FREE: u32 = 1;
+pub const NVB_LIMIT_OF_FREE: u32 = 2;
 
 /// `leak_tracking`: nothing is recorded.
-pub const NVB_LEAK_TRACKING_OFF: u32 = 0;
+pub const NVB_LEAK_TRACKING_OFF: u32 = 1;
 /// `leak_tracking`: the place of one allocation in every `leak_sample_bytes` of a thread is recorded, and of each that has
 /// as many.
-pub const NVB_LEAK_TRACKING_SAMPLED: u32 = 1;
+pub const NVB_LEAK_TRACKING_SAMPLED: u32 = 2;
 /// `leak_tracking`: the place of every allocation is, which makes each cost microseconds.
-pub const NVB_LEAK_TRACKING_FULL: u32 = 2;
+pub const NVB_LEAK_TRACKING_FULL: u32 = 3;
 
 /// `spill`: an allocation that finds no device memory fails.
-pub const NVB_SPILL_NEVER: u32 = 0;
+pub const NVB_SPILL_NEVER: u32 = 1;
 /// `spill`: it gets page-locked host memory, which the device reads over the bus.
-pub const NVB_SPILL_PINNED: u32 = 1;
+pub const NVB_SPILL_PINNED: u32 = 2;
 /// `spill`: it gets unified memory, which the driver moves.
-pub const NVB_SPILL_MANAGED: u32 = 2;
+pub const NVB_SPILL_MANAGED: u32 = 3;
 
 /// Returns `bytes` (never 0) of the device's memory at a multiple of `alignment` (a power of two), which work queued on
 /// `stream` from then on may use; NULL if there are none.
@@ -63,8 +66,9 @@ pub struct nvb_allocator {
 }
 versioned!(nvb_allocator { allocate, free });
 
-/// Options of a memory manager. All zero after `nvb_memory_options_init` is a sensible choice. Read before the call
-/// that takes them returns.
+/// Options of a memory manager: those of `nvb_configuration` under `memory`, each by its own name, and besides where the memory
+/// lies and an engine's allocator. For `nvb_memory_manager_create` 0 is the default, in `nvb_backend_options.memory` what the
+/// configuration says. Read before the call that takes them returns.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_memory_options {
@@ -80,7 +84,7 @@ pub struct nvb_memory_options {
     /// memory, but at most a twentieth; none on the host. `NVB_MEMORY_NONE`: none.
     pub margin: u64,
     /// Bytes taken from the device at creation, so that the first allocations are fast; no more than a limit in bytes.
-    /// Ignored where blocks are allocated one by one: with `no_pooling`, an `allocator`, or a limit below 64 MiB.
+    /// Ignored where blocks are allocated one by one: without `pooling`, with an `allocator`, or a limit below 64 MiB.
     pub initial_bytes: u64,
     /// Addresses to reserve; they cost no memory. 0: four times the device's memory. A quarter of them is kept for blocks
     /// of up to 1 MiB; a block for which the others have no room in one piece is allocated singly. At least 2 MiB.
@@ -105,17 +109,19 @@ pub struct nvb_memory_options {
     pub leak_tracking: u32,
     /// `NVB_SPILL_…`
     pub spill: u32,
-    /// 1: every block is an allocation of its own, as memory checkers want it.
-    pub no_pooling: u32,
-    /// 1: freed blocks, those of pools that are cleared or destroyed too, are overwritten with zero before anybody else, the
+    /// `NVB_SWITCH_…`; off: every block is an allocation of its own, as memory checkers want it.
+    pub pooling: u32,
+    /// `NVB_SWITCH_…`; on: freed blocks, those of pools that are cleared or destroyed too, are overwritten with zero before anybody else, the
     /// driver or the engine's allocator gets them.
     pub zero_on_free: u32,
+    /// `NVB_SWITCH_…`; off: no more is taken than `initial_bytes`.
+    pub growth: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 versioned!(nvb_memory_options { allocator });
 
-const DEFAULT_SAMPLE_BYTES: u64 = 512 << 10;
-
-/// The options and the space (`NVB_MEMORY_…`) behind a pointer, which may be NULL.
+/// What a manager beside a backend's own is created with, and its space (`NVB_MEMORY_…`). The pointer may be NULL.
 ///
 /// # Safety
 /// NULL, or a struct with its size set; so is its allocator.
@@ -125,61 +131,60 @@ pub(super) unsafe fn convert(options: *const nvb_memory_options) -> Result<(Memo
     }
     // SAFETY: the caller's contract.
     let options = unsafe { read(options)? };
-    let defaults = MemoryOptions::default();
     if options.space > NVB_MEMORY_HOST {
-        return Err(unknown("space", options.space, "NVB_MEMORY_DEVICE or NVB_MEMORY_HOST (0 or 1)"));
+        return Err(Error::new(
+            Status::Configuration,
+            format!("space is {}; NVB_MEMORY_DEVICE or NVB_MEMORY_HOST (0 or 1) is needed", options.space),
+        ));
     }
-    let converted = MemoryOptions {
-        limit: limit(&options)?,
-        margin: match options.margin {
-            0 => Margin::Default,
-            NVB_MEMORY_NONE => Margin::Bytes(0),
-            bytes => Margin::Bytes(bytes),
-        },
-        initial_bytes: options.initial_bytes,
-        range_bytes: options.range_bytes,
-        pooling: !flag("no_pooling", options.no_pooling)?,
-        thread_cache_bytes: match options.thread_cache_bytes {
-            0 => defaults.thread_cache_bytes,
-            NVB_MEMORY_NONE => Some(0),
-            bytes => Some(usize::try_from(bytes).unwrap_or(usize::MAX)),
-        },
-        zero_on_free: flag("zero_on_free", options.zero_on_free)?,
-        leak_tracking: match options.leak_tracking {
-            NVB_LEAK_TRACKING_OFF => LeakTracking::Off,
-            NVB_LEAK_TRACKING_SAMPLED if options.leak_sample_bytes == 0 => LeakTracking::Sampled(DEFAULT_SAMPLE_BYTES),
-            NVB_LEAK_TRACKING_SAMPLED => LeakTracking::Sampled(options.leak_sample_bytes),
-            NVB_LEAK_TRACKING_FULL => LeakTracking::Full,
-            other => return Err(unknown("leak_tracking", other, "NVB_LEAK_TRACKING_… (0 to 2)")),
-        },
-        trace_events: usize::try_from(options.trace_events).unwrap_or(usize::MAX),
-        wait: Duration::from_micros(options.wait_microseconds),
-        spill: match options.spill {
-            NVB_SPILL_NEVER => Spill::Never,
-            NVB_SPILL_PINNED => Spill::Pinned,
-            NVB_SPILL_MANAGED => Spill::Managed,
-            other => return Err(unknown("spill", other, "NVB_SPILL_… (0 to 2)")),
-        },
-        // SAFETY: the caller's contract.
-        allocator: unsafe { allocator(options.allocator)? },
-    };
-    converted.validate()?;
-    Ok((converted, options.space))
+    let mut configuration = Configuration::default();
+    // SAFETY: the caller's contract.
+    let allocator = unsafe { apply(&mut configuration, &options)? };
+    configuration.validate()?;
+    Ok((MemoryOptions { allocator, ..configuration.memory.options() }, options.space))
 }
 
-fn limit(options: &nvb_memory_options) -> Result<Limit> {
-    match (options.limit, options.limit_fraction, options.limit_of) {
-        (_, _, other) if other > NVB_LIMIT_OF_FREE => {
-            Err(unknown("limit_of", other, "NVB_LIMIT_OF_TOTAL or NVB_LIMIT_OF_FREE (0 or 1)"))
+/// Overrides the fields of the configuration that the options name, and returns what is in no configuration.
+///
+/// # Safety
+/// The allocator is NULL or a struct with its size set.
+pub(super) unsafe fn apply(
+    configuration: &mut Configuration,
+    options: &nvb_memory_options,
+) -> Result<Option<EngineAllocator>> {
+    expect_reserved(options.reserved)?;
+    // A limit of either form replaces one of the other.
+    if options.limit != 0 {
+        configuration.memory.limit_fraction = 0.0;
+    }
+    if options.limit_fraction != 0.0 {
+        if options.limit == 0 {
+            configuration.memory.limit = 0;
         }
-        (0, 0.0, _) => Ok(Limit::None),
-        (bytes, 0.0, _) => Ok(Limit::Bytes(bytes)),
-        (0, part, NVB_LIMIT_OF_TOTAL) => Ok(Limit::OfTotal(part)),
-        (0, part, _) => Ok(Limit::OfFree(part)),
-        (bytes, part, _) => Err(Error::new(
-            Status::Configuration,
-            format!("limit is {bytes} and limit_fraction {part}; one of them must be 0"),
-        )),
+        find("memory.limit_fraction")?.set(configuration, Value::Number(options.limit_fraction))?;
+    }
+    set_number(configuration, "memory.limit", options.limit)?;
+    set_choice(configuration, "memory.limit_of", options.limit_of, LimitOf::NAMES)?;
+    set_bytes_or_none(configuration, "memory.margin", options.margin)?;
+    set_number(configuration, "memory.initial_bytes", options.initial_bytes)?;
+    set_switch(configuration, "memory.growth", options.growth)?;
+    set_number(configuration, "memory.range_bytes", options.range_bytes)?;
+    set_switch(configuration, "memory.pooling", options.pooling)?;
+    set_bytes_or_none(configuration, "memory.thread_cache_bytes", options.thread_cache_bytes)?;
+    set_switch(configuration, "memory.zero_on_free", options.zero_on_free)?;
+    set_choice(configuration, "memory.leak_tracking", options.leak_tracking, LeakTracking::NAMES)?;
+    set_number(configuration, "memory.leak_sample_bytes", options.leak_sample_bytes)?;
+    set_number(configuration, "memory.trace_events", options.trace_events)?;
+    set_number(configuration, "memory.wait_microseconds", options.wait_microseconds)?;
+    set_choice(configuration, "memory.spill", options.spill, Spill::NAMES)?;
+    // SAFETY: the caller's contract.
+    unsafe { allocator(options.allocator) }
+}
+
+fn set_bytes_or_none(configuration: &mut Configuration, field: &str, bytes: u64) -> Result<()> {
+    match bytes {
+        NVB_MEMORY_NONE => find(field)?.set_text(configuration, "none"),
+        _ => set_number(configuration, field, bytes),
     }
 }
 
@@ -193,8 +198,4 @@ unsafe fn allocator(allocator: *const nvb_allocator) -> Result<Option<EngineAllo
         (Some(allocate), Some(free)) => Ok(Some(EngineAllocator { allocate, free, user_data: allocator.user_data })),
         _ => Err(Error::new(Status::Configuration, "the allocator lacks `allocate` or `free`")),
     }
-}
-
-fn unknown(field: &str, value: u32, allowed: &str) -> Error {
-    Error::new(Status::Configuration, format!("{field} is {value}; {allowed} is needed"))
 }

@@ -11,6 +11,7 @@
 
 pub mod attention;
 pub mod backend;
+pub mod backend_options;
 pub mod configuration;
 pub mod device;
 pub mod environment;

@@ -6,8 +6,8 @@ use super::guard::guard;
 use super::handle::Table;
 use super::status::nvb_status;
 use super::structs::{expect_out, write_out};
+use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::executor::DeviceKind;
 use crate::stream::{RawHandle, Stream};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -152,8 +152,8 @@ pub unsafe extern "C" fn nvb_stream_get_native(stream: *mut nvb_stream, cuda_str
         let stream = STREAMS.get(stream)?;
         // The CPU's streams have names that are no addresses.
         let native = match stream.executor().device().kind {
-            DeviceKind::Cpu => std::ptr::null_mut(),
             DeviceKind::Cuda => stream.raw().0,
+            DeviceKind::Cpu | DeviceKind::Tpu => std::ptr::null_mut(),
         };
         // SAFETY: NULL is checked; otherwise valid by the header's contract.
         unsafe { write_out("cuda_stream", cuda_stream, native) }

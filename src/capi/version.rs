@@ -6,7 +6,7 @@ use super::structs::{fixed_text, versioned, write};
 use std::ffi::c_char;
 
 /// Grows with every release that changes the ABI incompatibly. The SONAME is libnvbackend.so.0.MINOR, from 1.0 on .MAJOR.
-pub const NVB_ABI_VERSION: u32 = 1;
+pub const NVB_ABI_VERSION: u32 = 2;
 
 /// What was compiled into the library.
 #[repr(C)]

@@ -1,8 +1,9 @@
 //! Every field of a configuration by its path: how to read and write it, and what it may be.
 
+use super::memory::{LeakTracking, LimitOf, Spill};
+use super::selector::Selector;
 use super::size::parse_size;
-use super::{AttentionKernels, Configuration, LogLevel, Precision, Requirement, NO_MARGIN};
-use crate::backend::{parse_device, MOST_THREADS};
+use super::{AttentionKernels, Configuration, LogLevel, Precision, Requirement, NONE};
 use crate::error::{Error, Result, Status};
 use crate::registry::{kernels, LINEAR};
 use std::fmt;
@@ -33,8 +34,8 @@ enum Allowed {
     Integer(u64, u64),
     /// At most `MOST_BYTES`, as a number or as text with a unit.
     Bytes,
-    /// The same, or "none", which is kept as `NO_MARGIN`.
-    Margin,
+    /// The same, or "none", which is kept as `NONE`.
+    BytesOrNone,
     /// The name of one of any device's kernels, or "".
     LinearKernel,
     /// A path, or "".
@@ -68,13 +69,19 @@ macro_rules! fields {
     };
 }
 
-const MOST_BYTES: u64 = 1 << 50;
-const NONE: &str = "none";
+/// CPU threads: more than any machine has, and far less than a process may start.
+const MOST_THREADS: u64 = 4096;
+pub(super) const MOST_BYTES: u64 = 1 << 50;
+/// Events of a trace, which take 48 bytes each.
+const MOST_EVENTS: u64 = 1 << 24;
+/// An hour.
+const MOST_MICROSECONDS: u64 = 3_600_000_000;
+const NONE_TEXT: &str = "none";
 
 pub const FIELDS: &[Field] = fields! {
     "device": Allowed::Device, Text, |c| c.device.clone(), |c, v| c.device = v;
     "architecture": Allowed::Integer(70, 999), Integer, |c| c.architecture, |c, v| c.architecture = v;
-    "threads": Allowed::Integer(0, MOST_THREADS as u64), Integer, |c| c.threads, |c, v| c.threads = v;
+    "threads": Allowed::Integer(0, MOST_THREADS), Integer, |c| c.threads, |c, v| c.threads = v;
     "precision": Allowed::Choice(Precision::NAMES), Text, |c| c.precision.name().to_string(),
         |c, v| c.precision = Precision::from_name(&v).unwrap_or_default();
     "fp8": Allowed::Choice(Requirement::NAMES), Text, |c| c.fp8.name().to_string(),
@@ -89,12 +96,28 @@ pub const FIELDS: &[Field] = fields! {
     "batch_invariant": Allowed::Boolean, Boolean, |c| c.batch_invariant, |c, v| c.batch_invariant = v;
     "linear_kernel": Allowed::LinearKernel, Text, |c| c.linear_kernel.clone(), |c, v| c.linear_kernel = v;
     "tuning_file": Allowed::Path, Text, |c| c.tuning_file.clone(), |c, v| c.tuning_file = v;
-    "memory.initial": Allowed::Bytes, Integer, |c| c.memory.initial, |c, v| c.memory.initial = v;
-    "memory.growth": Allowed::Boolean, Boolean, |c| c.memory.growth, |c, v| c.memory.growth = v;
     "memory.limit": Allowed::Bytes, Integer, |c| c.memory.limit, |c, v| c.memory.limit = v;
     "memory.limit_fraction": Allowed::Fraction, Number, |c| c.memory.limit_fraction, |c, v| c.memory.limit_fraction = v;
-    "memory.margin": Allowed::Margin, Integer, |c| c.memory.margin, |c, v| c.memory.margin = v;
-    "memory.unified": Allowed::Boolean, Boolean, |c| c.memory.unified, |c, v| c.memory.unified = v;
+    "memory.limit_of": Allowed::Choice(LimitOf::NAMES), Text, |c| c.memory.limit_of.name().to_string(),
+        |c, v| c.memory.limit_of = LimitOf::from_name(&v).unwrap_or_default();
+    "memory.margin": Allowed::BytesOrNone, Integer, |c| c.memory.margin, |c, v| c.memory.margin = v;
+    "memory.initial_bytes": Allowed::Bytes, Integer, |c| c.memory.initial_bytes, |c, v| c.memory.initial_bytes = v;
+    "memory.growth": Allowed::Boolean, Boolean, |c| c.memory.growth, |c, v| c.memory.growth = v;
+    "memory.range_bytes": Allowed::Bytes, Integer, |c| c.memory.range_bytes, |c, v| c.memory.range_bytes = v;
+    "memory.pooling": Allowed::Boolean, Boolean, |c| c.memory.pooling, |c, v| c.memory.pooling = v;
+    "memory.thread_cache_bytes": Allowed::BytesOrNone, Integer, |c| c.memory.thread_cache_bytes,
+        |c, v| c.memory.thread_cache_bytes = v;
+    "memory.zero_on_free": Allowed::Boolean, Boolean, |c| c.memory.zero_on_free, |c, v| c.memory.zero_on_free = v;
+    "memory.leak_tracking": Allowed::Choice(LeakTracking::NAMES), Text, |c| c.memory.leak_tracking.name().to_string(),
+        |c, v| c.memory.leak_tracking = LeakTracking::from_name(&v).unwrap_or_default();
+    "memory.leak_sample_bytes": Allowed::Bytes, Integer, |c| c.memory.leak_sample_bytes,
+        |c, v| c.memory.leak_sample_bytes = v;
+    "memory.trace_events": Allowed::Integer(0, MOST_EVENTS), Integer, |c| c.memory.trace_events,
+        |c, v| c.memory.trace_events = v;
+    "memory.wait_microseconds": Allowed::Integer(0, MOST_MICROSECONDS), Integer, |c| c.memory.wait_microseconds,
+        |c, v| c.memory.wait_microseconds = v;
+    "memory.spill": Allowed::Choice(Spill::NAMES), Text, |c| c.memory.spill.name().to_string(),
+        |c, v| c.memory.spill = Spill::from_name(&v).unwrap_or_default();
     "timing.profiling": Allowed::Boolean, Boolean, |c| c.timing.profiling, |c, v| c.timing.profiling = v;
     "logging.level": Allowed::Choice(LogLevel::NAMES), Text, |c| c.logging.level.name().to_string(),
         |c, v| c.logging.level = LogLevel::from_name(&v).unwrap_or_default();
@@ -128,7 +151,7 @@ pub(super) fn check_folder(path: &str) -> Result<()> {
 impl Field {
     pub fn get(&self, configuration: &Configuration) -> Value {
         match (&self.allowed, (self.get)(configuration)) {
-            (Allowed::Margin, Value::Integer(NO_MARGIN)) => Value::Text(NONE.to_string()),
+            (Allowed::BytesOrNone, Value::Integer(NONE)) => Value::Text(NONE_TEXT.to_string()),
             (_, value) => value,
         }
     }
@@ -138,17 +161,19 @@ impl Field {
         // A whole number is a number too, and may have been written as one: 8e9.
         let value = match (&self.allowed, value) {
             (Allowed::Fraction, Value::Integer(number)) => Value::Number(number as f64),
-            (Allowed::Integer(..) | Allowed::Bytes | Allowed::Margin, Value::Number(number)) if is_whole(number) => {
+            (Allowed::Integer(..) | Allowed::Bytes | Allowed::BytesOrNone, Value::Number(number))
+                if is_whole(number) =>
+            {
                 Value::Integer(number as u64)
             }
-            (Allowed::Bytes | Allowed::Margin, Value::Text(text)) => {
+            (Allowed::Bytes | Allowed::BytesOrNone, Value::Text(text)) => {
                 parse_size(&text).map_or(Value::Text(text), Value::Integer)
             }
             (_, value) => value,
         };
         self.check(&value)?;
         let value = match (&self.allowed, value) {
-            (Allowed::Margin, Value::Text(_)) => Value::Integer(NO_MARGIN),
+            (Allowed::BytesOrNone, Value::Text(_)) => Value::Integer(NONE),
             (_, value) => value,
         };
         (self.set)(configuration, value);
@@ -164,7 +189,7 @@ impl Field {
             | Allowed::LinearKernel
             | Allowed::Path
             | Allowed::Bytes
-            | Allowed::Margin => Value::Text(text.to_string()),
+            | Allowed::BytesOrNone => Value::Text(text.to_string()),
             Allowed::Integer(..) => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Integer),
             Allowed::Fraction => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Number),
             Allowed::Boolean => text.parse().map_or_else(|_| Value::Text(text.to_string()), Value::Boolean),
@@ -175,15 +200,15 @@ impl Field {
     /// Names the field, the value and what is allowed.
     pub fn check(&self, value: &Value) -> Result<()> {
         let admitted = match (&self.allowed, value) {
-            (Allowed::Device, Value::Text(text)) => parse_device(text).is_ok() && !text.is_empty(),
+            (Allowed::Device, Value::Text(text)) => Selector::parse(text).map(|_| true)?,
             (Allowed::Choice(names), Value::Text(text)) => names.contains(&text.as_str()),
             (Allowed::LinearKernel, Value::Text(text)) => {
                 text.is_empty() || kernels().any(|(_, kernel)| kernel.operation == LINEAR && kernel.name == text)
             }
             (Allowed::Path, Value::Text(text)) => !text.contains('\0'),
             (Allowed::Integer(first, last), Value::Integer(number)) => *number == 0 || (first..=last).contains(&number),
-            (Allowed::Bytes | Allowed::Margin, Value::Integer(number)) => *number <= MOST_BYTES,
-            (Allowed::Margin, Value::Text(text)) => text == NONE,
+            (Allowed::Bytes | Allowed::BytesOrNone, Value::Integer(number)) => *number <= MOST_BYTES,
+            (Allowed::BytesOrNone, Value::Text(text)) => text == NONE_TEXT,
             (Allowed::Fraction, Value::Number(number)) => (0.0..=1.0).contains(number),
             (Allowed::Boolean, Value::Boolean(_)) => true,
             _ => false,
@@ -194,7 +219,7 @@ impl Field {
         let error = wrong(format!("{} is {value}; {} is needed", self.path, self.allowed));
         Err(match (&self.allowed, value) {
             (Allowed::Integer(_, last), Value::Integer(number)) => error.with_limit(*number, *last),
-            (Allowed::Bytes | Allowed::Margin, Value::Integer(number)) => error.with_limit(*number, MOST_BYTES),
+            (Allowed::Bytes | Allowed::BytesOrNone, Value::Integer(number)) => error.with_limit(*number, MOST_BYTES),
             _ => error,
         })
     }
@@ -219,7 +244,7 @@ impl fmt::Display for Allowed {
             Allowed::Bytes => {
                 write!(formatter, "a size of 0 to {MOST_BYTES} bytes such as 8000000000, \"8GB\" or \"8GiB\"")
             }
-            Allowed::Margin => write!(formatter, "\"{NONE}\" or {}", Allowed::Bytes),
+            Allowed::BytesOrNone => write!(formatter, "\"{NONE_TEXT}\" or {}", Allowed::Bytes),
             Allowed::Fraction => formatter.write_str("a number from 0 to 1"),
             Allowed::Boolean => formatter.write_str("true or false"),
         }
@@ -290,9 +315,9 @@ mod tests {
     fn sizes_may_have_units_as_text_and_in_json() {
         let mut configuration = Configuration::default();
         find("memory.limit").unwrap().set_text(&mut configuration, "8GB").unwrap();
-        configuration.apply_json(r#"{"memory": {"initial": "1.5 GiB", "margin": "256MiB"}}"#).unwrap();
+        configuration.apply_json(r#"{"memory": {"initial_bytes": "1.5 GiB", "margin": "256MiB"}}"#).unwrap();
         let memory = &configuration.memory;
-        assert_eq!((memory.limit, memory.initial, memory.margin), (8_000_000_000, 3 << 29, 256 << 20));
+        assert_eq!((memory.limit, memory.initial_bytes, memory.margin), (8_000_000_000, 3 << 29, 256 << 20));
         // They are given as numbers, which any JSON reader takes.
         assert_eq!(find("memory.limit").unwrap().get(&configuration), Value::Integer(8_000_000_000));
     }
@@ -302,7 +327,7 @@ mod tests {
         let mut configuration = Configuration::default();
         let field = find("memory.margin").unwrap();
         field.set_text(&mut configuration, "none").unwrap();
-        assert_eq!(configuration.memory.margin, NO_MARGIN);
+        assert_eq!(configuration.memory.margin, NONE);
         assert_eq!(field.get(&configuration), Value::Text("none".to_string()));
         configuration.validate().unwrap();
         let mut copy = Configuration::default();
@@ -315,7 +340,7 @@ mod tests {
     #[test]
     fn an_unknown_field_is_answered_with_its_neighbours() {
         let near = find("memory.size").err().unwrap().message;
-        assert!(near.contains("memory.initial") && !near.contains("precision"), "{near}");
+        assert!(near.contains("memory.initial_bytes") && !near.contains("precision"), "{near}");
         assert!(find("memry.limit").err().unwrap().message.contains("precision"));
     }
 }

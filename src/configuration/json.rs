@@ -179,12 +179,12 @@ mod tests {
     fn whole_numbers_may_be_written_as_floats() {
         let mut configuration = Configuration::default();
         configuration
-            .apply_json(r#"{"threads": 1.0, "memory": {"limit": 8e9, "initial": 1e3, "margin": -0.0}}"#)
+            .apply_json(r#"{"threads": 1.0, "memory": {"limit": 8e9, "initial_bytes": 1e3, "margin": -0.0}}"#)
             .unwrap();
         assert_eq!((configuration.threads, configuration.memory.margin), (1, 0));
-        assert_eq!((configuration.memory.limit, configuration.memory.initial), (8_000_000_000, 1000));
-        configuration.apply_json(r#"{"memory.limit": 3000, "memory": {"initial": 2, "growth": true}}"#).unwrap();
-        assert_eq!((configuration.memory.limit, configuration.memory.initial), (3000, 2));
+        assert_eq!((configuration.memory.limit, configuration.memory.initial_bytes), (8_000_000_000, 1000));
+        configuration.apply_json(r#"{"memory.limit": 3000, "memory": {"initial_bytes": 2, "growth": true}}"#).unwrap();
+        assert_eq!((configuration.memory.limit, configuration.memory.initial_bytes), (3000, 2));
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
             (r#"{"memory": {"limit": 1}, "memory.limit": 2}"#, "memory.limit is given twice"),
             (r#"{"memory.limit": 1, "memory": {"limit": 2}}"#, "memory.limit is given twice"),
             (r#"{"memory.limit": 1, "memory.limit": 1}"#, "memory.limit is given twice"),
-            (r#"{"memory": {"initial": 1}, "memory": {"limit": 2}}"#, "memory is given twice"),
+            (r#"{"memory": {"initial_bytes": 1}, "memory": {"limit": 2}}"#, "memory is given twice"),
             (r#"{"threads": 1e30}"#, "threads is 1000000000000000000000000000000;"),
             (r#"{"fp8": null}"#, "\"fp8\" is null"),
             (r#"{"device": ["cpu"]}"#, "\"device\" is a list"),
@@ -216,7 +216,7 @@ mod tests {
             (r#"{"threads": 1"#, "line 1"),
             ("", "line 1"),
             ("7", "7 is no object"),
-            (r#"{"memory": {"growth": false}}"#, "memory.growth is false and memory.initial 0"),
+            (r#"{"memory": {"growth": false}}"#, "memory.growth is false and memory.initial_bytes 0"),
         ];
         for (text, message) in cases {
             let found = refused(text);

@@ -2,18 +2,10 @@
 //!
 //! [`field::FIELDS`] lists every field once; JSON, text and validation all go through it.
 
-pub mod field;
-pub mod json;
-pub mod preset;
-pub mod size;
-
-use crate::backend::BackendOptions;
+use crate::device::{features::Features, DeviceInfo, DeviceKind};
 use crate::error::{Error, Result, Status};
-use crate::executor::DeviceKind;
-use crate::hardware::{device::Device, features::Features};
-use crate::memory::options::{Limit, Margin, MemoryOptions, Spill};
+use crate::registry::choices::Rounding;
 use crate::tensor::DType;
-pub use preset::Preset;
 
 macro_rules! choice {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)+ }) => {
@@ -37,6 +29,16 @@ macro_rules! choice {
         }
     };
 }
+
+pub mod field;
+pub mod json;
+pub mod memory;
+pub mod preset;
+pub mod selector;
+pub mod size;
+
+pub use memory::MemoryConfiguration;
+pub use preset::Preset;
 
 choice! {
     /// What the library stores where the caller leaves the dtype open: KV caches.
@@ -112,22 +114,6 @@ pub struct Configuration {
     pub logging: LoggingConfiguration,
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub struct MemoryConfiguration {
-    /// Bytes taken from the device at creation.
-    pub initial: u64,
-    /// Whether the manager takes more than `initial` when that is used up.
-    pub growth: bool,
-    /// Bytes that the manager may hold; 0: no limit of its own.
-    pub limit: u64,
-    /// The same as a part of the device's memory; 0: none. Not together with `limit`.
-    pub limit_fraction: f64,
-    /// Bytes of the device that are left to others; 0: the manager's own choice; [`NO_MARGIN`]: none.
-    pub margin: u64,
-    /// Whether unified memory may serve what does not fit.
-    pub unified: bool,
-}
-
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TimingConfiguration {
     /// Whether the backend starts with profiling on.
@@ -161,38 +147,13 @@ impl Default for Configuration {
     }
 }
 
-impl Default for MemoryConfiguration {
-    fn default() -> MemoryConfiguration {
-        MemoryConfiguration { initial: 0, growth: true, limit: 0, limit_fraction: 0.0, margin: 0, unified: false }
-    }
-}
-
 impl Configuration {
     /// Each field by itself, then what does not go together.
     pub fn validate(&self) -> Result<()> {
         for field in field::FIELDS {
             field.check(&field.get(self))?;
         }
-        let memory = &self.memory;
-        if memory.limit != 0 && memory.limit_fraction != 0.0 {
-            return Err(conflict(
-                format!("memory.limit is {} and memory.limit_fraction {}", memory.limit, memory.limit_fraction),
-                "one of them must be 0",
-            ));
-        }
-        if memory.limit != 0 && memory.initial > memory.limit {
-            return Err(conflict(
-                format!("memory.initial is {} and memory.limit {}", memory.initial, memory.limit),
-                "initial may be as large as the limit at most",
-            )
-            .with_limit(memory.initial, memory.limit));
-        }
-        if !memory.growth && memory.initial == 0 {
-            return Err(conflict(
-                "memory.growth is false and memory.initial 0".to_string(),
-                "without growth, initial is all the memory there is",
-            ));
-        }
+        self.memory.validate()?;
         if self.tensor_cores == Requirement::Off && self.fp8 == Requirement::Required {
             return Err(conflict(
                 "tensor_cores is \"off\" and fp8 \"required\"".to_string(),
@@ -215,53 +176,27 @@ impl Configuration {
         Ok(())
     }
 
-    /// What the executor is created with.
-    pub fn backend_options(&self) -> BackendOptions {
-        BackendOptions {
-            device: self.device.clone(),
-            threads: self.threads as usize,
-            force_architecture: self.architecture as u32,
-            own_kernels_only: !self.vendor_libraries || self.tensor_cores == Requirement::Off,
-            quantized_activations: self.quantized_activations,
-            batch_invariant: self.batch_invariant,
-            fp8_off: self.fp8 == Requirement::Off,
-            linear_kernel: self.linear_kernel.clone(),
-            tuning_file: self.tuning_file.clone(),
-            tensor_cores_off: self.tensor_cores == Requirement::Off,
-            plain_attention: self.attention == AttentionKernels::Plain,
-            log_level: self.logging.level,
-            ..BackendOptions::default()
-        }
+    /// Whether only the library's own kernels run, also where cuBLASLt is present.
+    pub fn own_kernels_only(&self) -> bool {
+        !self.vendor_libraries || self.tensor_cores == Requirement::Off
     }
 
-    /// The other way round: what plain options say, with the defaults where they say nothing.
-    pub fn of(options: &BackendOptions) -> Configuration {
-        let off = |off: bool| if off { Requirement::Off } else { Requirement::Auto };
-        let mut configuration = Configuration {
-            device: if options.device.is_empty() { "auto".to_string() } else { options.device.clone() },
-            architecture: options.force_architecture.into(),
-            threads: options.threads as u64,
-            fp8: off(options.fp8_off),
-            tensor_cores: off(options.tensor_cores_off),
-            vendor_libraries: !options.own_kernels_only,
-            quantized_activations: options.quantized_activations,
-            batch_invariant: options.batch_invariant,
-            linear_kernel: options.linear_kernel.clone(),
-            tuning_file: options.tuning_file.clone(),
-            logging: LoggingConfiguration { level: options.log_level },
-            ..Configuration::default()
-        };
-        if options.plain_attention {
-            configuration.attention = AttentionKernels::Plain;
+    /// Whether attention runs on the kernels without Tensor Cores.
+    pub fn plain_attention(&self) -> bool {
+        self.attention == AttentionKernels::Plain || self.tensor_cores == Requirement::Off
+    }
+
+    /// Which inputs of products may be rounded to 8 bits.
+    pub fn rounding(&self) -> Rounding {
+        match (self.quantized_activations, self.fp8 == Requirement::Off) {
+            (false, _) => Rounding::Never,
+            (true, true) => Rounding::NotToFp8,
+            (true, false) => Rounding::Any,
         }
-        // Limit and margin are the memory manager's to tell, which has worked them out.
-        configuration.memory.initial = options.memory.initial_bytes;
-        configuration.memory.unified = options.memory.spill == Spill::Managed;
-        configuration
     }
 
     /// Whether the chosen device has what is required.
-    pub fn check_device(&self, device: &Device) -> Result<()> {
+    pub fn check_device(&self, device: &DeviceInfo) -> Result<()> {
         let lacks = |requirement: Requirement, feature: Features| {
             requirement == Requirement::Required && !device.features.has(feature)
         };
@@ -285,37 +220,14 @@ impl Configuration {
     pub fn default_dtype(&self, kind: DeviceKind) -> DType {
         match (self.precision, kind) {
             (Precision::Auto, DeviceKind::Cpu) | (Precision::F32, _) => DType::F32,
-            (Precision::Auto, DeviceKind::Cuda) | (Precision::Bf16, _) => DType::Bf16,
+            (Precision::Auto, DeviceKind::Cuda | DeviceKind::Tpu) | (Precision::Bf16, _) => DType::Bf16,
             (Precision::F16, _) => DType::F16,
         }
     }
 }
 
-impl MemoryConfiguration {
-    /// As the memory manager takes them.
-    pub fn options(&self) -> MemoryOptions {
-        let limit = match (self.growth, self.limit, self.limit_fraction) {
-            (false, ..) => Limit::Bytes(self.initial),
-            (true, 0, 0.0) => Limit::None,
-            (true, 0, part) => Limit::OfTotal(part),
-            (true, bytes, _) => Limit::Bytes(bytes),
-        };
-        MemoryOptions {
-            limit,
-            margin: match self.margin {
-                0 => Margin::Default,
-                NO_MARGIN => Margin::Bytes(0),
-                bytes => Margin::Bytes(bytes),
-            },
-            initial_bytes: self.initial,
-            spill: if self.unified { Spill::Managed } else { Spill::Never },
-            ..MemoryOptions::default()
-        }
-    }
-}
-
-/// `MemoryConfiguration::margin` where nothing is left to others, "none" as text.
-pub const NO_MARGIN: u64 = u64::MAX;
+/// A number of bytes that is "none" as text, where 0 leaves it to the library.
+pub const NONE: u64 = u64::MAX;
 
 /// The newest architecture whose kernels use no Tensor Cores.
 const PLAIN_ARCHITECTURE: u64 = 75;
@@ -327,8 +239,6 @@ fn conflict(what: String, why: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::device::Kind;
-    use crate::registry::choices::Rounding;
 
     fn refused(change: impl FnOnce(&mut Configuration)) -> String {
         let mut configuration = Configuration::default();
@@ -342,7 +252,7 @@ mod tests {
     fn what_does_not_go_together_names_both_fields() {
         let text = refused(|c| (c.memory.limit, c.memory.limit_fraction) = (1 << 30, 0.5));
         assert!(text.contains("memory.limit is 1073741824") && text.contains("limit_fraction 0.5"), "{text}");
-        assert!(refused(|c| (c.memory.initial, c.memory.limit) = (2, 1)).contains("memory.initial is 2"));
+        assert!(refused(|c| (c.memory.initial_bytes, c.memory.limit) = (2, 1)).contains("memory.initial_bytes is 2"));
         assert!(refused(|c| c.memory.growth = false).contains("memory.growth is false"));
         let both = |c: &mut Configuration| (c.tensor_cores, c.fp8) = (Requirement::Off, Requirement::Required);
         assert!(refused(both).contains("tensor_cores"));
@@ -353,7 +263,7 @@ mod tests {
 
     #[test]
     fn requirements_are_held_against_the_device() {
-        let mut turing = Device { name: "T4".into(), ..Device::new(Kind::Cuda, 1) };
+        let mut turing = DeviceInfo { name: "T4".into(), ..DeviceInfo::new(DeviceKind::Cuda, 1) };
         turing.features = Features::of_capability(75);
         let mut configuration = Configuration { fp8: Requirement::Required, ..Configuration::default() };
         let error = configuration.check_device(&turing).unwrap_err();
@@ -362,31 +272,8 @@ mod tests {
         configuration.fp8 = Requirement::Auto;
         configuration.tensor_cores = Requirement::Required;
         configuration.check_device(&turing).unwrap();
-        let cpu = Device::new(Kind::Cpu, 0);
+        let cpu = DeviceInfo::new(DeviceKind::Cpu, 0);
         assert_eq!(configuration.check_device(&cpu).unwrap_err().status, Status::Unsupported);
-    }
-
-    #[test]
-    fn options_and_configurations_say_the_same() {
-        let configuration = Configuration {
-            device: "cuda:2".into(),
-            architecture: 75,
-            threads: 3,
-            fp8: Requirement::Off,
-            tensor_cores: Requirement::Off,
-            attention: AttentionKernels::Plain,
-            vendor_libraries: false,
-            quantized_activations: true,
-            batch_invariant: true,
-            linear_kernel: "linear_simt".into(),
-            tuning_file: "choices.txt".into(),
-            logging: LoggingConfiguration { level: LogLevel::Debug },
-            ..Configuration::default()
-        };
-        assert_eq!(Configuration::of(&configuration.backend_options()), configuration);
-        let unsaid = Configuration::of(&BackendOptions::default());
-        assert_eq!(unsaid, Configuration::default());
-        assert_eq!(Configuration::of(&unsaid.backend_options()), unsaid);
     }
 
     #[test]
@@ -394,29 +281,13 @@ mod tests {
         let rounding = |fp8, quantized_activations| {
             let configuration = Configuration { fp8, quantized_activations, ..Configuration::default() };
             configuration.validate().unwrap();
-            configuration.backend_options().rounding()
+            configuration.rounding()
         };
         assert_eq!(rounding(Requirement::Auto, true), Rounding::Any);
         assert_eq!(rounding(Requirement::Required, true), Rounding::Any);
         assert_eq!(rounding(Requirement::Off, true), Rounding::NotToFp8);
         assert_eq!(rounding(Requirement::Off, false), Rounding::Never);
         assert_eq!(rounding(Requirement::Auto, false), Rounding::Never);
-    }
-
-    #[test]
-    fn limits_are_bytes_a_part_or_what_was_taken_first() {
-        let mut memory = MemoryConfiguration::default();
-        assert_eq!(memory.options(), MemoryOptions::default());
-        memory.limit_fraction = 0.5;
-        assert_eq!(memory.options().limit, Limit::OfTotal(0.5));
-        (memory.limit, memory.initial) = (700, 300);
-        assert_eq!((memory.options().limit, memory.options().initial_bytes), (Limit::Bytes(700), 300));
-        (memory.growth, memory.margin, memory.unified) = (false, 5, true);
-        let options = memory.options();
-        assert_eq!((options.limit, options.margin), (Limit::Bytes(300), Margin::Bytes(5)));
-        assert_eq!(options.spill, Spill::Managed);
-        memory.margin = NO_MARGIN;
-        assert_eq!(memory.options().margin, Margin::Bytes(0));
     }
 
     #[test]

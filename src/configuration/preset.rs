@@ -1,5 +1,6 @@
 //! Configurations to start from.
 
+use super::memory::Spill;
 use super::{Configuration, LogLevel, Precision, Requirement};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,14 +36,14 @@ impl Preset {
         match self {
             Preset::Inference => {}
             Preset::LowLatency => {
-                configuration.memory.initial = 256 << 20;
+                configuration.memory.initial_bytes = 256 << 20;
                 configuration.logging.level = LogLevel::Error;
             }
             Preset::Throughput => configuration.memory.limit_fraction = 0.95,
             Preset::Training => {
                 configuration.precision = Precision::Bf16;
                 configuration.fp8 = Requirement::Off;
-                configuration.memory.unified = true;
+                configuration.memory.spill = Spill::Managed;
                 configuration.memory.margin = 1 << 30;
             }
             Preset::Development => {

@@ -41,8 +41,10 @@ mod testing_quantized;
 pub mod threads;
 mod virtual_memory;
 
+use crate::device::{DeviceInfo, DeviceKind};
 use crate::error::{Error, Result, Status};
-use crate::executor::{CopyKind, DeviceInfo, DeviceKind, Executor, VirtualMemory};
+use crate::executor::{CopyKind, Executor, VirtualMemory};
+use crate::hardware;
 use crate::operation::Operation;
 use crate::ops::linear::Linear;
 use crate::ops::linear_codes::LinearCodes;
@@ -76,14 +78,9 @@ impl CpuExecutor {
         let threads = Threads::new(threads)
             .map_err(|error| Error::new(Status::Configuration, format!("cannot start the CPU threads: {error}")))?;
         let device = DeviceInfo {
-            kind: DeviceKind::Cpu,
-            ordinal: 0,
-            name: machine::name().to_string(),
-            compute_capability: 0,
             multiprocessors: threads.count() as i32,
             total_memory: machine::memory()?.1,
-            l2_bytes: machine::l2_bytes(),
-            driver_version: 0,
+            ..hardware::cpu_device().clone()
         };
         Ok(CpuExecutor {
             device,

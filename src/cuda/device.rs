@@ -1,13 +1,13 @@
 //! The machine's CUDA devices, asked for once a process.
 
 use super::driver::{check, check_functions, check_loaded};
+use crate::device::{DeviceInfo, DeviceKind};
 use crate::error::{Error, Result, Status};
-use crate::executor::{DeviceInfo, DeviceKind};
 use cust::device::{Device, DeviceAttribute};
 use cust::error::CudaResult;
 use cust::sys::{self, CUresult};
 
-/// Every device, or the reason why there is none. Starts the driver; `backend::cuda_devices` keeps the answer.
+/// Every device, or the reason why there is none. Starts the driver; `hardware::gpus` completes the descriptions and keeps them.
 pub fn list() -> Result<Vec<DeviceInfo>> {
     check_loaded()?;
     check_functions()?;
@@ -49,8 +49,6 @@ fn describe(ordinal: u32, driver_version: i32) -> CudaResult<DeviceInfo> {
     let device = Device::get_device(ordinal)?;
     let attribute = |attribute: DeviceAttribute| device.get_attribute(attribute);
     Ok(DeviceInfo {
-        kind: DeviceKind::Cuda,
-        ordinal: ordinal as i32,
         name: device.name()?,
         compute_capability: 10 * attribute(DeviceAttribute::ComputeCapabilityMajor)?
             + attribute(DeviceAttribute::ComputeCapabilityMinor)?,
@@ -58,6 +56,7 @@ fn describe(ordinal: u32, driver_version: i32) -> CudaResult<DeviceInfo> {
         total_memory: device.total_memory()? as u64,
         l2_bytes: attribute(DeviceAttribute::L2CacheSize)?.max(0) as u64,
         driver_version,
+        ..DeviceInfo::new(DeviceKind::Cuda, ordinal as i32)
     })
 }
 

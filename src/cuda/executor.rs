@@ -11,11 +11,10 @@ use super::peer::Peers;
 use super::pinned;
 use super::scratch::{expect_room, Scratch, StreamScratch};
 use super::virtual_memory::Ranges;
-use crate::backend::BackendOptions;
+use crate::configuration::Configuration;
+use crate::device::{DeviceInfo, DeviceKind};
 use crate::error::{Error, Result, Status};
-use crate::executor::{
-    wait_past_captures, CopyKind, DeviceInfo, DeviceKind, Executor, HostCallback, ManagedAdvice, VirtualMemory,
-};
+use crate::executor::{wait_past_captures, CopyKind, Executor, HostCallback, ManagedAdvice, VirtualMemory};
 use crate::operation::Operation;
 use crate::ops::dequantize::Dequantize;
 use crate::ops::linear::Linear;
@@ -39,7 +38,7 @@ pub struct CudaExecutor {
     numa_node: OnceLock<Option<u32>>,
     /// Opened with the first product that is to use it.
     cublaslt: OnceLock<Option<Arc<CublasLt>>>,
-    /// The options keep vendor libraries away.
+    /// The configuration keeps vendor libraries away.
     pub(super) own_kernels_only: bool,
     /// Each row of a product is to be the same whatever the other rows are.
     pub(super) batch_invariant: bool,
@@ -55,7 +54,7 @@ impl CudaExecutor {
         device: DeviceInfo,
         capability: i32,
         attention_capability: i32,
-        options: &BackendOptions,
+        configuration: &Configuration,
     ) -> Result<CudaExecutor> {
         let context = PrimaryContext::retain(device.ordinal)?;
         let guard = context.enter()?;
@@ -76,7 +75,7 @@ impl CudaExecutor {
         };
         let pools = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
         drop(guard);
-        if !options.own_kernels_only {
+        if !configuration.own_kernels_only() {
             CublasLt::find();
         }
         Ok(CudaExecutor {
@@ -88,9 +87,9 @@ impl CudaExecutor {
             scratch: Scratch::default(),
             numa_node: OnceLock::new(),
             cublaslt: OnceLock::new(),
-            own_kernels_only: options.own_kernels_only,
-            batch_invariant: options.batch_invariant,
-            choices: Choices::new(DeviceKind::Cuda, options.rounding(), options.batch_invariant),
+            own_kernels_only: configuration.own_kernels_only(),
+            batch_invariant: configuration.batch_invariant,
+            choices: Choices::new(DeviceKind::Cuda, configuration.rounding(), configuration.batch_invariant),
             peers: Peers::default(),
             context,
         })

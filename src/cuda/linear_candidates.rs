@@ -5,7 +5,7 @@ use super::executor::CudaExecutor;
 use super::linear::{self, vendor_takes};
 use super::linear_choice::can;
 use super::{linear_invariant, linear_wgmma};
-use crate::executor::DeviceKind;
+use crate::device::DeviceKind;
 use crate::ops::linear::Linear;
 use crate::ops::Activation;
 use crate::registry::choices::{Algorithm, Choice};

@@ -12,8 +12,8 @@ use super::linear_quantized::{in_order, takes_own_kernel, with_dequantized_slice
 use super::linear_rounded::{can_round, rounds_with_own, with_quantized_activations, By};
 use super::scratch::{Purpose, ScratchGuard};
 use super::{linear_invariant, linear_needs, linear_wgmma};
+use crate::device::DeviceKind;
 use crate::error::Result;
-use crate::executor::DeviceKind;
 use crate::ops::linear::Linear;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{find, kernels_of, KernelId, Way, LINEAR};

@@ -2,8 +2,8 @@
 
 use super::executor::CudaExecutor;
 use super::linear_rounded::oldest_capability;
-use crate::backend::cuda_devices;
 use crate::executor::Executor;
+use crate::hardware;
 use crate::ops::linear::Linear;
 use crate::registry::choices::Rounding;
 use crate::registry::{KernelId, Way};
@@ -52,8 +52,7 @@ fn of_capability(executor: &CudaExecutor, needed: i32, exact: bool) -> Option<St
     if needed == 0 || suits(kernels) {
         return None;
     }
-    let ordinal = usize::try_from(executor.device().ordinal).unwrap_or(usize::MAX);
-    let own = cuda_devices().ok().and_then(|devices| Some(devices.get(ordinal)?.compute_capability)).unwrap_or(used);
+    let own = hardware::gpu_at(executor.device().ordinal).map_or(used, |gpu| gpu.compute_capability);
     let wanted = format!("compute capability {}{}", version(needed), if exact { "" } else { " or newer" });
     Some(if !suits(own) {
         format!("device: {wanted}; this one has {}", version(own))

@@ -51,9 +51,10 @@ pub mod device;
 pub mod driver;
 pub mod executor;
 
-use crate::backend::BackendOptions;
+use crate::configuration::{Configuration, Requirement};
+use crate::device::DeviceInfo;
 use crate::error::{Error, Result, Status};
-use crate::executor::{DeviceInfo, Executor};
+use crate::executor::Executor;
 use std::sync::Arc;
 
 pub use executor::CudaExecutor;
@@ -67,16 +68,11 @@ const NEWEST: u32 = 999;
 /// The newest compute capability whose kernels use no Tensor Cores.
 const PLAIN: i32 = 75;
 
-/// Retains the primary context of device `ordinal` and prepares it for work.
-pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn Executor>> {
-    let devices = crate::backend::cuda_devices()?;
-    let device = usize::try_from(ordinal).ok().and_then(|index| devices.get(index)).ok_or_else(|| {
-        Error::new(Status::Device, format!("CUDA device {ordinal}; this machine has {}", devices.len()))
-            .with_limit(ordinal.max(0) as u64, devices.len() as u64)
-    })?;
+/// Retains the primary context of the device and prepares it for work.
+pub fn create_executor(device: &DeviceInfo, configuration: &Configuration) -> Result<Arc<dyn Executor>> {
     check_usable(device)?;
     let capability = device.compute_capability;
-    let forced = forced_architecture(options.force_architecture)?;
+    let forced = forced_architecture(configuration.architecture as u32)?;
     if forced > capability {
         return Err(Error::new(
             Status::InvalidArchitecture,
@@ -89,12 +85,12 @@ pub fn create_executor(ordinal: i32, options: &BackendOptions) -> Result<Arc<dyn
     if forced != 0 {
         device.compute_capability = forced;
     }
-    if options.tensor_cores_off {
+    if configuration.tensor_cores == Requirement::Off {
         device.compute_capability = device.compute_capability.min(PLAIN);
     }
     let kernels = device.compute_capability.min(built);
-    let attention = if options.plain_attention { PLAIN.min(kernels) } else { kernels };
-    Ok(Arc::new(CudaExecutor::new(device, kernels, attention, options)?))
+    let attention = if configuration.plain_attention() { PLAIN.min(kernels) } else { kernels };
+    Ok(Arc::new(CudaExecutor::new(device, kernels, attention, configuration)?))
 }
 
 /// Whether this library's kernels run on the device with its driver.
@@ -129,10 +125,10 @@ pub fn check_usable(device: &DeviceInfo) -> Result<()> {
     Ok(())
 }
 
-/// The option, else NVB_FORCE_ARCH, else 0.
-fn forced_architecture(option: u32) -> Result<i32> {
-    if option != 0 {
-        return check_architecture("force_architecture", option);
+/// What the configuration says, else NVB_FORCE_ARCH, else 0.
+fn forced_architecture(configured: u32) -> Result<i32> {
+    if configured != 0 {
+        return check_architecture("architecture", configured);
     }
     let Ok(text) = std::env::var("NVB_FORCE_ARCH") else { return Ok(0) };
     match text.parse() {
@@ -164,11 +160,11 @@ mod tests {
 
     #[test]
     fn architectures_that_are_none_are_named_with_what_is_allowed() {
-        assert_eq!(check_architecture("force_architecture", 999).unwrap(), 999);
+        assert_eq!(check_architecture("architecture", 999).unwrap(), 999);
         for value in [1, 69, 1000, u32::MAX] {
-            let error = check_architecture("force_architecture", value).unwrap_err();
+            let error = check_architecture("architecture", value).unwrap_err();
             assert_eq!(error.status, Status::Configuration);
-            let text = format!("force_architecture is {value}; 0 or a number from 70 to 999 is needed");
+            let text = format!("architecture is {value}; 0 or a number from 70 to 999 is needed");
             assert!(error.message.starts_with(&text), "{error}");
         }
     }

@@ -2,8 +2,9 @@
 
 use super::context::PrimaryContext;
 use super::executor::CudaExecutor;
+use crate::device::DeviceKind;
 use crate::error::{Error, Result};
-use crate::executor::{DeviceKind, Executor};
+use crate::executor::Executor;
 use cust::sys::{self, cudaError_enum};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

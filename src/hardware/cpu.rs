@@ -2,6 +2,7 @@
 
 use super::instruction_sets::InstructionSets;
 use super::system::{find_bytes, parse_bytes, parse_list, System};
+use crate::device::{features::Features, DeviceInfo, DeviceKind};
 use std::collections::BTreeSet;
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -92,6 +93,25 @@ impl CpuProfile {
             numa_nodes: numa_nodes(system),
             total_memory: find_bytes(&meminfo, "MemTotal").unwrap_or(0),
             memory_limit: memory_limit(system),
+        }
+    }
+
+    /// As a device.
+    pub fn device(&self) -> DeviceInfo {
+        let sets = self.instruction_sets;
+        let features = Features::default()
+            .with(Features::F16, sets.has("avx512_fp16"))
+            .with(Features::BF16, ["avx512_bf16", "amx_bf16", "bf16"].iter().any(|set| sets.has(set)))
+            .with(Features::UNIFIED_ADDRESSING, true);
+        DeviceInfo {
+            name: self.name.clone(),
+            architecture: self.architecture.to_string(),
+            multiprocessors: self.available_threads as i32,
+            total_memory: self.usable_memory(),
+            l2_bytes: self.cache_bytes(2),
+            features,
+            clock_mhz: self.maximum_mhz as i32,
+            ..DeviceInfo::new(DeviceKind::Cpu, 0)
         }
     }
 

@@ -27,7 +27,7 @@ impl Environment {
     pub fn detect(system: &System, tpus: &Tpus) -> Environment {
         let mut libraries: Vec<Library> = CANDIDATES.iter().map(look_up).collect();
         libraries.push(libtpu(tpus));
-        let devices = crate::backend::cuda_devices();
+        let devices = super::gpus();
         Environment {
             kernel_module: DriverTraces::read(system).kernel_module,
             driver_version: match &devices {

@@ -1,14 +1,20 @@
 //! Everything that the driver says about a GPU. No context is created, so other users of it notice nothing.
 
-use super::device::{Device, Kind};
-use super::features::{architecture_name, Features};
 use super::system::System;
 use crate::cuda::{self, driver::check};
+use crate::device::features::{architecture_name, Features};
+use crate::device::DeviceInfo;
 use crate::error::Result;
-use crate::executor::DeviceInfo;
 use cust::sys::{self, cudaError_enum, CUdevice_attribute as Attribute};
 
-pub fn describe(info: &DeviceInfo, system: &System) -> Result<Device> {
+/// Every GPU, or why there is none to describe.
+pub fn list() -> Result<Vec<DeviceInfo>> {
+    let system = System::live();
+    cuda::device::list()?.into_iter().map(|info| describe(info, &system)).collect()
+}
+
+/// Completes what the list of devices says.
+fn describe(info: DeviceInfo, system: &System) -> Result<DeviceInfo> {
     let attribute = |attribute: Attribute| attribute_or_0(info.ordinal, attribute);
     let flag = |name: Attribute| attribute(name).map(|value| value != 0);
     let features = Features::of_capability(info.compute_capability)
@@ -33,23 +39,18 @@ pub fn describe(info: &DeviceInfo, system: &System) -> Result<Device> {
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?
     );
     const PROHIBITED: i32 = 2;
-    let obstacle = match cuda::check_usable(info) {
+    let obstacle = match cuda::check_usable(&info) {
         Err(error) => error.message,
         Ok(()) if attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)? == PROHIBITED => {
             "its compute mode is prohibited (nvidia-smi -c 0 changes it)".to_string()
         }
         Ok(()) => String::new(),
     };
-    Ok(Device {
-        name: info.name.clone(),
+    Ok(DeviceInfo {
         architecture: architecture_name(info.compute_capability).to_string(),
-        compute_capability: info.compute_capability,
         uuid: uuid(info.ordinal)?,
         numa_node: system.number(&format!("sys/bus/pci/devices/{pci_bus_id}/numa_node")).unwrap_or(-1),
         pci_bus_id,
-        multiprocessors: info.multiprocessors,
-        total_memory: info.total_memory,
-        l2_bytes: info.l2_bytes,
         peak_bandwidth: peak_bandwidth(memory_khz, bus_bits),
         features,
         clock_mhz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000,
@@ -63,9 +64,8 @@ pub fn describe(info: &DeviceInfo, system: &System) -> Result<Device> {
         threads_per_multiprocessor: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
         warp_size: attribute(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
         copy_engines: attribute(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?,
-        driver_version: info.driver_version,
         obstacle,
-        ..Device::new(Kind::Cuda, info.ordinal)
+        ..info
     })
 }
 

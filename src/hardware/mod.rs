@@ -4,10 +4,8 @@
 //! that reads /sys, /proc or /dev does so through [`system::System`].
 
 pub mod cpu;
-pub mod device;
 pub mod diagnosis;
 pub mod environment;
-pub mod features;
 #[cfg(test)]
 mod fixture;
 #[cfg(feature = "cuda")]
@@ -22,11 +20,10 @@ pub mod system;
 pub mod tpu;
 pub mod usage;
 
-use crate::error::{Error, Result};
-use crate::executor::{DeviceInfo, DeviceKind};
+use crate::device::DeviceInfo;
+use crate::error::{Error, Result, Status};
 use crate::fork::PerProcess;
 use cpu::CpuProfile;
-use device::{Device, Kind};
 use environment::Environment;
 use instruction_sets::InstructionSets;
 use std::sync::OnceLock;
@@ -51,9 +48,9 @@ pub fn tpus() -> &'static Tpus {
 
 /// Every device: GPUs by ordinal, then TPUs, then the CPU. Loads the CUDA driver. A list without the GPUs of a driver
 /// that may yet answer is not the last word.
-pub fn devices() -> &'static [Device] {
-    static WITH_GPUS: PerProcess<OnceLock<Vec<Device>>> = PerProcess::new(OnceLock::new);
-    static WITHOUT_GPUS: PerProcess<OnceLock<Vec<Device>>> = PerProcess::new(OnceLock::new);
+pub fn devices() -> &'static [DeviceInfo] {
+    static WITH_GPUS: PerProcess<OnceLock<Vec<DeviceInfo>>> = PerProcess::new(OnceLock::new);
+    static WITHOUT_GPUS: PerProcess<OnceLock<Vec<DeviceInfo>>> = PerProcess::new(OnceLock::new);
     if let Some(devices) = WITH_GPUS.get() {
         return devices;
     }
@@ -63,59 +60,62 @@ pub fn devices() -> &'static [Device] {
     }
 }
 
-fn all_devices(gpus: &[Device]) -> Vec<Device> {
+fn all_devices(gpus: &[DeviceInfo]) -> Vec<DeviceInfo> {
     let mut devices = gpus.to_vec();
-    devices.extend((0..tpus().chips.len()).map(|chip| Device::of_tpu(tpus(), chip)));
+    devices.extend(tpus().devices());
     devices.push(cpu_device().clone());
     devices
 }
 
-/// The GPUs, or why there is none to describe. No context is created; a description is made once, a failure is not kept.
-pub fn gpus() -> Result<&'static [Device]> {
-    static GPUS: PerProcess<OnceLock<Vec<Device>>> = PerProcess::new(OnceLock::new);
-    if let Some(gpus) = GPUS.get() {
-        return Ok(gpus);
-    }
-    let gpus = describe(&crate::backend::cuda_devices()?)?;
-    Ok(GPUS.get_or_init(|| gpus))
+/// The GPUs in the order of their ordinals, or why there is none. No context is created. The answer is kept, as devices do not
+/// come and go within a process; what the driver itself refuses with a code (busy, no permission) may pass, and is asked for
+/// again.
+pub fn gpus() -> Result<&'static [DeviceInfo]> {
+    static ANSWER: PerProcess<OnceLock<Result<Vec<DeviceInfo>>>> = PerProcess::new(OnceLock::new);
+    let explain = |error| diagnosis::explain(error, &System::live());
+    let answer = match ANSWER.get() {
+        Some(answer) => answer,
+        None => match list_gpus() {
+            Err(error) if error.cuda_code != 0 => return Err(explain(error)),
+            answer => ANSWER.get_or_init(|| answer.map_err(explain)),
+        },
+    };
+    answer.as_deref().map_err(Error::clone)
 }
 
 #[cfg(feature = "cuda")]
-fn describe(listed: &[DeviceInfo]) -> Result<Vec<Device>> {
-    let system = System::live();
-    listed.iter().map(|info| gpu::describe(info, &system)).collect()
+fn list_gpus() -> Result<Vec<DeviceInfo>> {
+    gpu::list()
 }
 
 #[cfg(not(feature = "cuda"))]
-fn describe(_listed: &[DeviceInfo]) -> Result<Vec<Device>> {
-    Ok(Vec::new())
+fn list_gpus() -> Result<Vec<DeviceInfo>> {
+    Err(built_without_cuda())
 }
 
-/// A backend's device: what its executor works with (a forced architecture, its threads), and the rest as detected.
-pub fn device_of(info: &DeviceInfo) -> Result<Device> {
-    let detected = match info.kind {
-        DeviceKind::Cpu => Some(cpu_device()),
-        DeviceKind::Cuda => gpus()?.iter().find(|gpu| gpu.ordinal == info.ordinal),
-    };
-    let kind = if info.kind == DeviceKind::Cpu { Kind::Cpu } else { Kind::Cuda };
-    Ok(Device {
-        name: info.name.clone(),
-        compute_capability: info.compute_capability,
-        multiprocessors: info.multiprocessors,
-        total_memory: info.total_memory,
-        l2_bytes: info.l2_bytes,
-        driver_version: info.driver_version,
-        ..detected.cloned().unwrap_or_else(|| Device::new(kind, info.ordinal))
+#[cfg(not(feature = "cuda"))]
+pub fn built_without_cuda() -> Error {
+    Error::new(Status::CudaNotAvailable, "this libnvbackend was built without CUDA (--no-default-features)")
+        .with_advice("use device \"cpu\", or a build with CUDA")
+}
+
+/// The GPU of this ordinal.
+pub fn gpu_at(ordinal: i32) -> Result<&'static DeviceInfo> {
+    let gpus = gpus()?;
+    gpus.iter().find(|gpu| gpu.ordinal == ordinal).ok_or_else(|| {
+        Error::new(Status::Device, format!("CUDA device {ordinal}; this machine has {}", gpus.len()))
+            .with_limit(ordinal.max(0) as u64, gpus.len() as u64)
     })
 }
 
-fn cpu_device() -> &'static Device {
-    static DEVICE: PerProcess<Device> = PerProcess::new(|| Device::of_cpu(cpu()));
+/// The host's processor as a device.
+pub fn cpu_device() -> &'static DeviceInfo {
+    static DEVICE: PerProcess<DeviceInfo> = PerProcess::new(|| cpu().device());
     &DEVICE
 }
 
 /// Place `index` in [`devices`].
-pub fn device_at(index: u32) -> Result<&'static Device> {
+pub fn device_at(index: u32) -> Result<&'static DeviceInfo> {
     let devices = devices();
     devices.get(index as usize).ok_or_else(|| {
         Error::invalid(format!("device index {index}; this machine has {} devices", devices.len()))
@@ -132,11 +132,12 @@ pub fn environment() -> &'static Environment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::DeviceKind;
 
     #[test]
     fn the_cpu_is_the_last_device() {
         let cpu = devices().last().unwrap();
-        assert_eq!((cpu.kind, cpu.selector().as_str()), (Kind::Cpu, "cpu"));
+        assert_eq!((cpu.kind, cpu.selector().as_str()), (DeviceKind::Cpu, "cpu"));
         assert!(device_at(u32::MAX).unwrap_err().message.contains("4294967295"));
         assert_eq!(cpu.obstacle, "");
     }

@@ -13,7 +13,7 @@ pub struct PeerAccess {
 
 /// How CUDA device `ordinal` reaches the memory of `peer`. A device reaches its own.
 pub fn peer_access(ordinal: i32, peer: i32) -> Result<PeerAccess> {
-    let devices = crate::backend::cuda_devices()?.len();
+    let devices = super::gpus()?.len();
     for (name, value) in [("device", ordinal), ("peer", peer)] {
         if !usize::try_from(value).is_ok_and(|index| index < devices) {
             return Err(Error::new(

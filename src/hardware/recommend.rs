@@ -4,9 +4,8 @@
 //! rest, the CPU. Inside a class the figure that bounds the workload decides. Test work turns the order round: it wants
 //! a device that is always there and that others do not wait for.
 
-use super::device::{Device, Kind};
-use super::features::Features;
 use super::tpu::Generation;
+use crate::device::{features::Features, DeviceInfo, DeviceKind};
 use std::cmp::Reverse;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,13 +40,13 @@ enum Class {
     Hopper,
 }
 
-fn class(device: &Device) -> Class {
+fn class(device: &DeviceInfo) -> Class {
     match device.kind {
-        Kind::Cpu => Class::Cpu,
-        Kind::Cuda if device.compute_capability >= 90 => Class::Hopper,
-        Kind::Cuda if device.compute_capability == 80 => Class::A100,
-        Kind::Cuda => Class::OtherNvidia,
-        Kind::Tpu => match generation(device) {
+        DeviceKind::Cpu => Class::Cpu,
+        DeviceKind::Cuda if device.compute_capability >= 90 => Class::Hopper,
+        DeviceKind::Cuda if device.compute_capability == 80 => Class::A100,
+        DeviceKind::Cuda => Class::OtherNvidia,
+        DeviceKind::Tpu => match generation(device) {
             Generation::V5p | Generation::V6e | Generation::V7x => Class::TpuV5p,
             Generation::V4 | Generation::V5e => Class::TpuV4,
             Generation::V2 | Generation::V3 | Generation::Unknown => Class::OlderTpu,
@@ -55,7 +54,7 @@ fn class(device: &Device) -> Class {
     }
 }
 
-fn generation(device: &Device) -> Generation {
+fn generation(device: &DeviceInfo) -> Generation {
     use Generation::{V5e, V5p, V6e, V7x, V2, V3, V4};
     let known = [V2, V3, V4, V5e, V5p, V6e, V7x].into_iter();
     known.into_iter().find(|generation| generation.name() == device.architecture).unwrap_or(Generation::Unknown)
@@ -74,8 +73,8 @@ fn multiply_adds_per_clock(capability: i32) -> u64 {
 }
 
 /// 16-bit multiply-adds per microsecond: comparable between GPUs only or TPUs only, as is all that ranks inside a class.
-fn arithmetic(device: &Device) -> u64 {
-    if device.kind == Kind::Tpu {
+fn arithmetic(device: &DeviceInfo) -> u64 {
+    if device.kind == DeviceKind::Tpu {
         return generation(device).operations() / 2_000_000;
     }
     let per_clock = multiply_adds_per_clock(device.compute_capability);
@@ -90,9 +89,9 @@ pub struct Recommendation {
 }
 
 /// Every device, the best first. Devices that cannot run now keep their place and say what stands in the way.
-pub fn recommend(devices: &[Device], workload: Workload) -> Vec<Recommendation> {
+pub fn recommend(devices: &[DeviceInfo], workload: Workload) -> Vec<Recommendation> {
     let mut order: Vec<usize> = (0..devices.len()).collect();
-    let figure = |device: &Device| match workload {
+    let figure = |device: &DeviceInfo| match workload {
         Workload::Prefill => (arithmetic(device), device.peak_bandwidth),
         Workload::Decode => (device.peak_bandwidth, arithmetic(device)),
         Workload::Training => (arithmetic(device), device.total_memory),
@@ -106,7 +105,7 @@ pub fn recommend(devices: &[Device], workload: Workload) -> Vec<Recommendation> 
     order.into_iter().map(|index| Recommendation { index, reason: reason(&devices[index], workload) }).collect()
 }
 
-fn reason(device: &Device, workload: Workload) -> String {
+fn reason(device: &DeviceInfo, workload: Workload) -> String {
     let standing = match class(device) {
         Class::Hopper => format!("{} is of the fastest class here", device.architecture),
         Class::TpuV5p => format!("{} comes next to Hopper and Blackwell", device.name),
@@ -122,16 +121,16 @@ fn reason(device: &Device, workload: Workload) -> String {
         rate => format!("{:.0} GB/s", rate as f64 / 1e9),
     };
     let fit = match (workload, device.kind) {
-        (Workload::Decode, Kind::Cpu) => "decoding runs at the speed of main memory".to_string(),
+        (Workload::Decode, DeviceKind::Cpu) => "decoding runs at the speed of main memory".to_string(),
         (Workload::Decode, _) => format!("decoding is bounded by memory bandwidth: {bandwidth}"),
-        (Workload::Prefill, Kind::Cpu) => {
+        (Workload::Prefill, DeviceKind::Cpu) => {
             format!("prefill is bounded by arithmetic: {} threads", device.multiprocessors)
         }
-        (Workload::Prefill, Kind::Cuda) => format!(
+        (Workload::Prefill, DeviceKind::Cuda) => format!(
             "prefill is bounded by arithmetic: {} multiprocessors at {} MHz",
             device.multiprocessors, device.clock_mhz
         ),
-        (Workload::Prefill, Kind::Tpu) => match generation(device).operations() {
+        (Workload::Prefill, DeviceKind::Tpu) => match generation(device).operations() {
             0 => "prefill is bounded by arithmetic, which is not known of it".to_string(),
             rate => format!("prefill is bounded by arithmetic: {} TFLOP/s in BF16", rate / 1_000_000_000_000),
         },
@@ -139,7 +138,9 @@ fn reason(device: &Device, workload: Workload) -> String {
             "training needs arithmetic and memory: {gigabytes:.0} GiB, {} BF16",
             if device.features.has(Features::BF16) { "with" } else { "without" }
         ),
-        (Workload::Test, Kind::Cpu) => "its executor is the reference and leaves the accelerators free".to_string(),
+        (Workload::Test, DeviceKind::Cpu) => {
+            "its executor is the reference and leaves the accelerators free".to_string()
+        }
         (Workload::Test, _) => format!("tests take the smallest accelerator first: {gigabytes:.0} GiB"),
     };
     match device.obstacle.as_str() {
@@ -152,32 +153,39 @@ fn reason(device: &Device, workload: Workload) -> String {
 mod tests {
     use super::*;
 
-    fn gpu(ordinal: i32, name: &str, capability: i32, multiprocessors: i32, gigabytes: u64, bandwidth: u64) -> Device {
-        Device {
+    fn gpu(
+        ordinal: i32,
+        name: &str,
+        capability: i32,
+        multiprocessors: i32,
+        gigabytes: u64,
+        bandwidth: u64,
+    ) -> DeviceInfo {
+        DeviceInfo {
             name: name.to_string(),
-            architecture: crate::hardware::features::architecture_name(capability).to_string(),
+            architecture: crate::device::features::architecture_name(capability).to_string(),
             compute_capability: capability,
             multiprocessors,
             clock_mhz: 1700,
             total_memory: gigabytes << 30,
             peak_bandwidth: bandwidth * 1_000_000_000,
             features: Features::of_capability(capability),
-            ..Device::new(Kind::Cuda, ordinal)
+            ..DeviceInfo::new(DeviceKind::Cuda, ordinal)
         }
     }
 
-    fn tpu(ordinal: i32, generation: Generation) -> Device {
-        Device {
+    fn tpu(ordinal: i32, generation: Generation) -> DeviceInfo {
+        DeviceInfo {
             name: generation.name().to_string(),
             architecture: generation.name().to_string(),
             total_memory: generation.memory(),
             peak_bandwidth: generation.bandwidth(),
             obstacle: "this build has no executor for TPUs".to_string(),
-            ..Device::new(Kind::Tpu, ordinal)
+            ..DeviceInfo::new(DeviceKind::Tpu, ordinal)
         }
     }
 
-    fn zoo() -> Vec<Device> {
+    fn zoo() -> Vec<DeviceInfo> {
         vec![
             gpu(0, "L4", 89, 58, 24, 300),
             gpu(1, "A100", 80, 108, 80, 2039),
@@ -187,7 +195,7 @@ mod tests {
             tpu(0, Generation::V5p),
             tpu(1, Generation::V5e),
             tpu(2, Generation::V3),
-            Device { name: "CPU".into(), multiprocessors: 64, ..Device::new(Kind::Cpu, 0) },
+            DeviceInfo { name: "CPU".into(), multiprocessors: 64, ..DeviceInfo::new(DeviceKind::Cpu, 0) },
         ]
     }
 

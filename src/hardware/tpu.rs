@@ -5,6 +5,7 @@
 //! arithmetic of a chip: the Cloud TPU documentation (cloud.google.com/tpu/docs/system-architecture-tpu-vm).
 
 use super::system::System;
+use crate::device::{features::Features, DeviceInfo, DeviceKind};
 use std::path::PathBuf;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,6 +146,25 @@ impl Tpus {
             }
         };
         Tpus { chips, library: library(system, &variable), refusal }
+    }
+
+    /// The chips as devices.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceInfo> + '_ {
+        let obstacle = match self.refusal.as_str() {
+            "" => "this build has no executor for TPUs".to_string(),
+            refusal => format!("this build has no executor for TPUs; besides, {refusal}"),
+        };
+        self.chips.iter().enumerate().map(move |(ordinal, chip)| DeviceInfo {
+            name: chip.generation.name().to_string(),
+            architecture: chip.generation.name().to_string(),
+            pci_bus_id: chip.pci_bus_id.clone(),
+            numa_node: chip.numa_node,
+            total_memory: chip.generation.memory(),
+            peak_bandwidth: chip.generation.bandwidth(),
+            features: Features::BF16,
+            obstacle: obstacle.clone(),
+            ..DeviceInfo::new(DeviceKind::Tpu, ordinal as i32)
+        })
     }
 }
 

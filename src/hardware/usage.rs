@@ -1,7 +1,7 @@
 //! What a device is doing now: of a GPU through NVML, which is opened at run time, of the CPU from /proc.
 
-use super::device::{Device, Kind};
 use super::system::{find_bytes, System};
+use crate::device::{DeviceInfo, DeviceKind};
 use crate::error::{Error, Result, Status};
 use crate::fork::PerProcess;
 use std::sync::Mutex;
@@ -31,21 +31,21 @@ pub struct Usage {
     pub processes: Option<u32>,
 }
 
-pub fn usage(device: &Device) -> Result<Usage> {
+pub fn usage(device: &DeviceInfo) -> Result<Usage> {
     match device.kind {
-        Kind::Cpu => cpu_usage(&System::live()),
-        Kind::Cuda => gpu_usage(device),
-        Kind::Tpu => Err(Error::unsupported("the usage of a TPU cannot be asked for")),
+        DeviceKind::Cpu => cpu_usage(&System::live()),
+        DeviceKind::Cuda => gpu_usage(device),
+        DeviceKind::Tpu => Err(Error::unsupported("the usage of a TPU cannot be asked for")),
     }
 }
 
 #[cfg(feature = "cuda")]
-fn gpu_usage(device: &Device) -> Result<Usage> {
+fn gpu_usage(device: &DeviceInfo) -> Result<Usage> {
     super::nvml::usage(&device.pci_bus_id)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpu_usage(_device: &Device) -> Result<Usage> {
+fn gpu_usage(_device: &DeviceInfo) -> Result<Usage> {
     Err(Error::new(Status::CudaNotAvailable, "this libnvbackend was built without CUDA"))
 }
 
@@ -129,6 +129,6 @@ mod tests {
 
     #[test]
     fn a_tpu_has_no_usage() {
-        assert_eq!(usage(&Device::new(Kind::Tpu, 0)).unwrap_err().status, Status::Unsupported);
+        assert_eq!(usage(&DeviceInfo::new(DeviceKind::Tpu, 0)).unwrap_err().status, Status::Unsupported);
     }
 }

@@ -8,7 +8,7 @@ use super::capture::Captures;
 use super::direct::DirectBlocks;
 use super::ladder::Rungs;
 use super::leak::LeakTracker;
-use super::options::{LeakTracking, MemoryOptions};
+use super::options::{Decided, LeakTracking, MemoryOptions};
 use super::order::{End, Events, Order, Streams, ALL_WORK, ANYBODY};
 use super::pages::{Pages, Shortage};
 use super::source::Source;
@@ -136,6 +136,16 @@ impl Core {
         };
         taken.map_err(|shortage| core.out_of_memory(initial, &shortage, &[]).context("the initial size"))?;
         Ok(core)
+    }
+
+    pub fn decided(&self) -> Decided {
+        Decided {
+            limit: self.budget.limit(),
+            margin: self.budget.margin(),
+            pooling: self.pages.is_some(),
+            range_bytes: self.pages.as_ref().map_or(0, |pages| pages.range().1 as u64),
+            thread_cache_bytes: self.options.thread_cache(self.device_total) as u64,
+        }
     }
 
     /// What a thread's cache is told.

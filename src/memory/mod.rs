@@ -50,7 +50,7 @@ pub mod trace;
 mod watched_locks;
 mod zeroed;
 
-pub use options::MemoryOptions;
+pub use options::{Decided, MemoryOptions};
 pub use pool::Pool;
 pub use shortcut::{Blocks, Shortcut};
 pub use sleep::expect_awake;
@@ -192,6 +192,11 @@ impl MemoryManager {
             return Ok(());
         }
         Err(Error::invalid(format!("{id} is no reclaim callback of this memory manager")))
+    }
+
+    /// What became of the options: limits in bytes, and whether blocks are pooled at all.
+    pub fn decided(&self) -> Decided {
+        self.core.decided()
     }
 
     pub fn get_statistics(&self) -> MemoryStatistics {

@@ -93,6 +93,17 @@ impl Default for MemoryOptions {
     }
 }
 
+/// What a memory manager has made of its options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decided {
+    pub limit: u64,
+    pub margin: u64,
+    pub pooling: bool,
+    /// 0: no range is reserved.
+    pub range_bytes: u64,
+    pub thread_cache_bytes: u64,
+}
+
 /// Under a limit this small whole units are too coarse, so blocks are allocated singly and counted by the byte.
 const LEAST_POOLED_LIMIT: u64 = 64 << 20;
 
@@ -101,15 +112,15 @@ impl MemoryOptions {
         let wrong = |text: String| Err(Error::new(Status::Configuration, text));
         match self.limit {
             Limit::OfTotal(part) | Limit::OfFree(part) if !(part > 0.0 && part <= 1.0) => {
-                return wrong(format!("limit_fraction is {part}; more than 0 and at most 1 is needed"));
+                return wrong(format!("memory.limit_fraction is {part}; more than 0 and at most 1 is needed"));
             }
             _ => {}
         }
         if self.range_bytes > 0 && self.range_bytes < UNIT_BYTES as u64 {
-            return wrong(format!("range_bytes is {}; 0 or at least {UNIT_BYTES} is needed", self.range_bytes));
+            return wrong(format!("memory.range_bytes is {}; 0 or at least {UNIT_BYTES} is needed", self.range_bytes));
         }
         if self.trace_events > 1 << 24 {
-            return wrong(format!("trace_events is {}; at most {} is supported", self.trace_events, 1 << 24));
+            return wrong(format!("memory.trace_events is {}; at most {} is supported", self.trace_events, 1 << 24));
         }
         if self.leak_tracking == LeakTracking::Sampled(0) {
             return wrong("leak tracking samples every 0 bytes; at least 1 is needed, or full tracking".to_string());

@@ -4,8 +4,9 @@
 //! An [`ExecutorSource`] speaks to a device through its executor; tests put a device in virtual time in its place.
 
 use super::allocator::EngineAllocator;
+use crate::device::DeviceKind;
 use crate::error::Result;
-use crate::executor::{wait_past_captures, CopyKind, DeviceKind, Executor, ManagedAdvice, VirtualMemory};
+use crate::executor::{wait_past_captures, CopyKind, Executor, ManagedAdvice, VirtualMemory};
 use crate::stream::RawHandle;
 use std::ffi::c_void;
 use std::sync::Arc;

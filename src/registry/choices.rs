@@ -4,8 +4,8 @@
 use super::key::ProductKey;
 use super::{find, KernelId, LINEAR};
 use crate::allocation::has_room;
+use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
-use crate::executor::DeviceKind;
 use crate::ops::linear::Linear;
 use crate::weight::Encoding;
 use std::collections::HashMap;

@@ -2,7 +2,7 @@
 //! which products are added; they differ in what stays in a core's caches and in how evenly the threads are loaded.
 
 use super::{Kernel, Limits, Way, FLOATS, LINEAR};
-use crate::executor::DeviceKind;
+use crate::device::DeviceKind;
 use crate::tensor::DType;
 use crate::weight::Encoding;
 

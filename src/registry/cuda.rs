@@ -2,7 +2,7 @@
 //! strategies around cuBLASLt.
 
 use super::{Kernel, Limits, Way, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, LINEAR, QUANTIZED};
-use crate::executor::DeviceKind;
+use crate::device::DeviceKind;
 use crate::tensor::DType;
 use crate::weight::Encoding;
 

@@ -6,8 +6,8 @@ mod cpu;
 mod cuda;
 pub mod key;
 
+use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
-use crate::executor::DeviceKind;
 use crate::tensor::DType;
 use crate::weight::Encoding;
 

@@ -1,7 +1,8 @@
 //! Which kernel a product would run, and why.
 
 use super::tuner::{describe, WORTHWHILE};
-use crate::executor::{DeviceKind, Executor};
+use crate::device::DeviceKind;
+use crate::executor::Executor;
 use crate::ops::linear::Linear;
 use crate::registry::choices::{Algorithm, Choice, Entry};
 use crate::registry::{kernels_of, KernelId};

@@ -3,7 +3,7 @@
 
 use super::header::Header;
 use crate::allocation::Text;
-use crate::executor::DeviceKind;
+use crate::device::DeviceKind;
 use crate::registry::choices::{Algorithm, Choice, Entry, Table};
 use crate::registry::key::ProductKey;
 use crate::registry::{find, LINEAR};

@@ -1,8 +1,8 @@
 //! What a tuning file belongs to. Times on another GPU, under another driver or of other kernels say nothing here, so a
 //! file that differs in any of these is not used at all.
 
-use crate::backend::BackendOptions;
-use crate::executor::{DeviceInfo, DeviceKind};
+use crate::configuration::Configuration;
+use crate::device::{DeviceInfo, DeviceKind};
 use crate::hardware;
 
 /// Of the file's form; a change of it makes older files foreign.
@@ -16,10 +16,10 @@ pub struct Header {
 
 impl Header {
     /// Of the device, and of the libraries that products on it go to.
-    pub fn of(device: &DeviceInfo, options: &BackendOptions) -> Header {
+    pub fn of(device: &DeviceInfo, configuration: &Configuration) -> Header {
         let (driver, cublaslt) = match device.kind {
-            DeviceKind::Cpu => (String::new(), String::new()),
-            DeviceKind::Cuda => cuda_versions(options),
+            DeviceKind::Cuda => cuda_versions(configuration),
+            DeviceKind::Cpu | DeviceKind::Tpu => (String::new(), String::new()),
         };
         Header {
             fields: vec![
@@ -36,11 +36,11 @@ impl Header {
     }
 }
 
-fn cuda_versions(options: &BackendOptions) -> (String, String) {
+fn cuda_versions(configuration: &Configuration) -> (String, String) {
     let environment = hardware::environment();
     let cublaslt = environment.libraries.iter().find(|library| library.name == "cuBLASLt");
     let cublaslt = match cublaslt {
-        Some(library) if !options.own_kernels_only && !library.path.is_empty() => library.version.to_string(),
+        Some(library) if !configuration.own_kernels_only() && !library.path.is_empty() => library.version.to_string(),
         _ => "none".to_string(),
     };
     (format!("{} {}", environment.kernel_module, environment.driver_version), cublaslt)

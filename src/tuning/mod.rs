@@ -16,9 +16,11 @@ pub mod validate;
 mod variations;
 pub mod workload;
 
-use crate::backend::{Backend, BackendOptions};
+use crate::backend::Backend;
+use crate::configuration::Configuration;
+use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
-use crate::executor::{DeviceKind, Executor};
+use crate::executor::Executor;
 use crate::registry::choices::Table;
 use crate::registry::LINEAR;
 use crate::stream::Stream;
@@ -46,15 +48,15 @@ pub enum Clock {
 }
 
 impl Tuning {
-    /// Follows the options, and loads the file into the executor's choices.
-    pub fn open(executor: &dyn Executor, options: &BackendOptions) -> Result<Tuning> {
-        executor.choices().set_override(LINEAR, &options.linear_kernel)?;
-        let path = match options.tuning_file.as_str() {
+    /// Follows the configuration, and loads the file into the executor's choices.
+    pub fn open(executor: &dyn Executor, configuration: &Configuration) -> Result<Tuning> {
+        executor.choices().set_override(LINEAR, &configuration.linear_kernel)?;
+        let path = match configuration.tuning_file.as_str() {
             "" => std::env::var_os("NVB_TUNING_FILE").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
             path => Some(PathBuf::from(path)),
         };
         let device = executor.device().kind;
-        let file = path.map(|path| (path, Header::of(executor.device(), options)));
+        let file = path.map(|path| (path, Header::of(executor.device(), configuration)));
         let tuning = Tuning { device, file };
         if let Some((path, header)) = &tuning.file {
             if let Some(table) = load(path, header, device) {
@@ -122,7 +124,7 @@ pub fn tune(
         Clock::Events => {
             let lead = match backend.device().kind {
                 DeviceKind::Cpu => None,
-                DeviceKind::Cuda => Some(backend.memory().allocate_owned(LEAD_BYTES, &stream)?),
+                DeviceKind::Cuda | DeviceKind::Tpu => Some(backend.memory().allocate_owned(LEAD_BYTES, &stream)?),
             };
             Box::new(EventTimer::new(&stream, lead)?)
         }

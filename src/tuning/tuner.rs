@@ -10,8 +10,9 @@ use super::trial::{Candidate, Trial};
 use super::validate;
 use super::workload::Workload;
 use crate::backend::Backend;
+use crate::device::DeviceKind;
 use crate::error::Result;
-use crate::executor::{DeviceKind, Executor};
+use crate::executor::Executor;
 use crate::hardware;
 use crate::ops::linear::Linear;
 use crate::registry::choices::{Algorithm, Choice, Entry, Table};
@@ -121,14 +122,14 @@ const HOPELESS: f64 = 3.0;
 fn reference_operations(device: DeviceKind) -> usize {
     match device {
         DeviceKind::Cpu => 1 << 25,
-        DeviceKind::Cuda => 1 << 36,
+        DeviceKind::Cuda | DeviceKind::Tpu => 1 << 36,
     }
 }
 
 /// Bytes of the cache that a weight must not be found in.
 pub fn cache_bytes(executor: &dyn Executor) -> u64 {
     match executor.device().kind {
-        DeviceKind::Cuda => executor.device().l2_bytes,
+        DeviceKind::Cuda | DeviceKind::Tpu => executor.device().l2_bytes,
         DeviceKind::Cpu => (1..=3).map(|level| hardware::cpu().cache_bytes(level)).max().unwrap_or(0),
     }
 }

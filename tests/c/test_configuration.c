@@ -7,6 +7,16 @@ static nvb_configuration* create(uint32_t preset) {
   return configuration;
 }
 
+static nvb_status create_backend(const nvb_configuration* configuration, nvb_log_callback callback, void* user_data,
+                                 nvb_backend** backend) {
+  nvb_backend_options options;
+  nvb_backend_options_init(&options);
+  options.configuration = configuration;
+  options.log_callback = callback;
+  options.log_user_data = user_data;
+  return nvb_backend_create(&options, backend);
+}
+
 static const char* field(const nvb_configuration* configuration, const char* name) {
   static char text[256];
   size_t needed = 0;
@@ -49,7 +59,7 @@ static void test_fields(void) {
 static void test_json(void) {
   for (uint32_t preset = NVB_PRESET_INFERENCE; preset <= NVB_PRESET_DEVELOPMENT; ++preset) {
     nvb_configuration *c = create(preset), *copy = create(NVB_PRESET_INFERENCE);
-    char json[2048], again[2048];
+    char json[4096], again[4096];
     size_t needed = 0;
     CHECK_OK(nvb_configuration_get_json(c, json, sizeof json, &needed));
     CHECK_EQUAL(needed, strlen(json) + 1);
@@ -88,9 +98,9 @@ static void test_backend(void) {
   CHECK_OK(nvb_configuration_set(c, "threads", "2"));
   CHECK_OK(nvb_configuration_set(c, "precision", "f16"));
   CHECK_OK(nvb_configuration_set(c, "logging.level", "info"));
-  CHECK_OK(nvb_backend_create_configured(c, count_records, &lines, &backend));
+  CHECK_OK(create_backend(c, count_records, &lines, &backend));
   CHECK_EQUAL(lines, 1);
-  char json[2048];
+  char json[4096];
   CHECK_OK(nvb_backend_get_configuration_json(backend, json, sizeof json, NULL));
   CHECK(strstr(json, "\"precision\": \"f16\"") != NULL);
   // The dtype that a call leaves open is the configuration's.
@@ -110,16 +120,15 @@ static void test_backend(void) {
   backend = foreign_handle();
   if (test_on_cpu()) {
     CHECK_OK(nvb_configuration_set(c, "tensor_cores", "required"));
-    CHECK_FAILS(nvb_backend_create_configured(c, NULL, NULL, &backend), NVB_ERROR_UNSUPPORTED, "tensor_cores", "cpu");
+    CHECK_FAILS(create_backend(c, NULL, NULL, &backend), NVB_ERROR_UNSUPPORTED, "tensor_cores", "cpu");
     CHECK_OK(nvb_configuration_set(c, "tensor_cores", "auto"));
     CHECK_OK(nvb_configuration_set(c, "fp8", "required"));
-    CHECK_FAILS(nvb_backend_create_configured(c, NULL, NULL, &backend), NVB_ERROR_FP8, "fp8", "cpu");
+    CHECK_FAILS(create_backend(c, NULL, NULL, &backend), NVB_ERROR_FP8, "fp8", "cpu");
     CHECK_OK(nvb_configuration_set(c, "fp8", "auto"));
   }
   CHECK_OK(nvb_configuration_set(c, "memory.growth", "false"));
-  CHECK_FAILS(nvb_backend_create_configured(c, NULL, NULL, &backend), NVB_ERROR_CONFIGURATION, "memory.growth");
-  CHECK_FAILS(nvb_backend_create_configured(c, NULL, NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
-  CHECK_FAILS(nvb_backend_create_configured(NULL, NULL, NULL, &backend), NVB_ERROR_INVALID_ARGUMENT, "configuration");
+  CHECK_FAILS(create_backend(c, NULL, NULL, &backend), NVB_ERROR_CONFIGURATION, "memory.growth");
+  CHECK_FAILS(create_backend(c, NULL, NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   CHECK(backend == foreign_handle());
   CHECK_OK(nvb_configuration_destroy(c));
 }
@@ -130,7 +139,7 @@ static void test_running(void) {
   CHECK_EQUAL(setenv("NVB_TUNING_FILE", "/nonexistent/choices.txt", 1), 0);
   nvb_backend_options options = device_options();
   options.memory_limit = 3 << 28;
-  options.own_kernels_only = 1;
+  options.vendor_libraries = NVB_SWITCH_OFF;
   nvb_backend* backend = NULL;
   nvb_memory_manager* memory = NULL;
   CHECK_OK(nvb_backend_create(&options, &backend));
@@ -141,7 +150,7 @@ static void test_running(void) {
   CHECK(strstr(json, text) != NULL);
   if (test_on_cpu()) CHECK(strstr(json, "\"threads\": 2") != NULL);
   CHECK(strstr(json, "\"limit\": 805306368") != NULL && strstr(json, "\"vendor_libraries\": false") != NULL);
-  CHECK(strstr(json, "\"precision\": \"auto\"") == NULL && strstr(json, "\"level\": \"off\"") != NULL);
+  CHECK(strstr(json, "\"precision\": \"auto\"") == NULL && strstr(json, "\"level\": \"warning\"") != NULL);
   CHECK(strstr(json, "\"tuning_file\": \"/nonexistent/choices.txt\"") != NULL);
   CHECK(strstr(json, "\"profiling\": false") != NULL && strstr(json, "\"linear_kernel\": \"\"") != NULL);
 
@@ -149,7 +158,7 @@ static void test_running(void) {
   CHECK_OK(nvb_configuration_apply_json(c, json));
   CHECK_OK(nvb_configuration_validate(c));
   nvb_backend* copy = NULL;
-  CHECK_OK(nvb_backend_create_configured(c, NULL, NULL, &copy));
+  CHECK_OK(create_backend(c, NULL, NULL, &copy));
   CHECK_OK(nvb_backend_get_configuration_json(copy, again, sizeof again, NULL));
   CHECK(strcmp(json, again) == 0);
   CHECK_OK(nvb_backend_destroy(copy));
@@ -179,8 +188,8 @@ static size_t written_by(uint32_t preset, int logged) {
   int lines = 0;
   nvb_status status = nvb_configuration_set(c, "device", test_device());
   const nvb_log_callback callback = logged ? ignore_record : NULL;
-  if (status == NVB_OK) status = nvb_backend_create_configured(c, callback, &lines, &backend);
-  if (status == NVB_OK) status = nvb_backend_create_configured(c, callback, &lines, &second);
+  if (status == NVB_OK) status = create_backend(c, callback, &lines, &backend);
+  if (status == NVB_OK) status = create_backend(c, callback, &lines, &second);
   // A failing call is a debug record.
   const nvb_status failing = nvb_stream_synchronize(NULL);
   const nvb_status destroyed = nvb_backend_destroy(backend) | nvb_backend_destroy(second);

@@ -119,11 +119,14 @@ static void test_wrong_options(fixture* f) {
     refuse(f->backend, &options, word); \
   } while (0)
   REFUSE(space, 2, "space is 2");
-  REFUSE(limit_of, 2, "limit_of is 2");
-  REFUSE(leak_tracking, 3, "leak_tracking is 3");
-  REFUSE(spill, 3, "spill is 3");
-  REFUSE(no_pooling, 2, "no_pooling is 2");
-  REFUSE(zero_on_free, 2, "zero_on_free is 2");
+  REFUSE(limit_of, 3, "limit_of is 3");
+  REFUSE(leak_tracking, 4, "leak_tracking is 4");
+  REFUSE(spill, 4, "spill is 4");
+  REFUSE(pooling, 3, "pooling is 3");
+  REFUSE(zero_on_free, 3, "zero_on_free is 3");
+  REFUSE(growth, 3, "growth is 3");
+  REFUSE(growth, NVB_SWITCH_OFF, "memory.initial_bytes 0");
+  REFUSE(range_bytes, 1000, "range_bytes is 1000");
   REFUSE(limit_fraction, 1.5, "limit_fraction is 1.5");
   REFUSE(limit_fraction, -0.5, "limit_fraction is -0.5");
   REFUSE(limit_fraction, NAN, "limit_fraction is NaN");
@@ -133,14 +136,21 @@ static void test_wrong_options(fixture* f) {
   REFUSE(allocator, &allocator, "lacks");
   options = options_of(100);
   options.limit_fraction = 0.5;
-  refuse(f->backend, &options, "limit is 100 and limit_fraction 0.5");
+  refuse(f->backend, &options, "memory.limit is 100 and memory.limit_fraction 0.5");
 
   options = options_of(64 * MIB);
   options.initial_bytes = 65 * MIB;
-  CHECK_FAILS(nvb_memory_manager_create(f->backend, &options, &memory), NVB_ERROR_OUT_OF_MEMORY, "initial size");
+  refuse(f->backend, &options, "memory.initial_bytes is 68157440 and memory.limit 67108864");
   options.initial_bytes = UINT64_MAX;
+  refuse(f->backend, &options, "memory.initial_bytes is 18446744073709551615");
+  // More than the device has.
+  options = options_of(0);
+  options.initial_bytes = 1ull << 49;
   CHECK_FAILS(nvb_memory_manager_create(f->backend, &options, &memory), NVB_ERROR_OUT_OF_MEMORY, "initial size");
   CHECK(memory == foreign_handle());
+  options = options_of(0);
+  options.reserved = 1;
+  CHECK_FAILS(nvb_memory_manager_create(f->backend, &options, &memory), NVB_ERROR_INVALID_ARGUMENT, "reserved is 1");
 }
 
 // A large block of the host that was hardly used gets no memory when it is overwritten: what nobody touched is zero.
@@ -182,7 +192,7 @@ static void test_options(fixture* f) {
 
   // Freed memory carries nothing to its next owner.
   options = options_of(64 * MIB);
-  options.zero_on_free = 1;
+  options.zero_on_free = NVB_SWITCH_ON;
   options.thread_cache_bytes = NVB_MEMORY_NONE;
   memory = create(f->backend, &options);
   unsigned char *block = NULL, *again = NULL, values[4096];
@@ -200,7 +210,7 @@ static void test_options(fixture* f) {
 
   // Without pooling nothing is kept.
   options = options_of(0);
-  options.no_pooling = 1;
+  options.pooling = NVB_SWITCH_OFF;
   memory = create(f->backend, &options);
   CHECK_OK(nvb_memory_allocate(memory, 1000, f->stream, (void**)&block));
   CHECK_OK(nvb_memory_fill(memory, block, 1, 1000, f->stream));

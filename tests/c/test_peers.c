@@ -93,7 +93,7 @@ static void test_memory(fixture* one, fixture* two) {
   void* early = allocate(two->memory, SMALL);
   nvb_memory_options options;
   nvb_memory_options_init(&options);
-  options.no_pooling = 1;
+  options.pooling = NVB_SWITCH_OFF;
   nvb_memory_manager* unpooled = NULL;
   CHECK_OK(nvb_memory_manager_create(two->backend, &options, &unpooled));
   void* early_unpooled = allocate(unpooled, SMALL);

@@ -96,7 +96,10 @@ static void use_files(void) {
   size_t needed = 0;
   CHECK_OK(nvb_configuration_get_json(configuration, NULL, 0, &needed));
   nvb_backend* configured = NULL;
-  CHECK_OK(nvb_backend_create_configured(configuration, NULL, NULL, &configured));
+  nvb_backend_options options;
+  nvb_backend_options_init(&options);
+  options.configuration = configuration;
+  CHECK_OK(nvb_backend_create(&options, &configured));
   CHECK_OK(nvb_backend_destroy(configured));
   CHECK_OK(nvb_configuration_destroy(configuration));
 }

@@ -5,9 +5,11 @@ use crate::activation::ACTIVATIONS;
 use crate::compare::{encode, FLOATS};
 use crate::run::{check, expect_error, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use crate::weight_formats::formats;
-use nvbackend::backend::{Backend, BackendOptions};
+use nvbackend::backend::Backend;
+use nvbackend::configuration::Configuration;
+use nvbackend::device::DeviceKind;
 use nvbackend::error::{Result, Status};
-use nvbackend::executor::{DeviceKind, Executor};
+use nvbackend::executor::Executor;
 use nvbackend::operation::Operation;
 use nvbackend::ops::grouped_linear::GroupedLinear;
 use nvbackend::ops::linear::Linear;
@@ -60,7 +62,7 @@ const CASE: Case = Case {
 
 fn backend(run: &Run, batch_invariant: bool) -> Result<Backend> {
     let device = run.device.name.to_string();
-    Backend::new(&BackendOptions { device, batch_invariant, ..BackendOptions::default() })
+    Backend::new(Configuration { device, batch_invariant, ..Configuration::default() })
 }
 
 fn weight(run: &mut Run, case: &Case, experts: usize) -> Result<Weight> {

@@ -1,9 +1,10 @@
 //! The devices of this machine, each with one backend that all tests share.
 
 use crate::random::seed;
-use nvbackend::backend::{cuda_devices, Backend, BackendOptions};
-use nvbackend::executor::DeviceKind;
-use nvbackend::memory::MemoryOptions;
+use nvbackend::backend::Backend;
+use nvbackend::configuration::{Configuration, MemoryConfiguration};
+use nvbackend::device::DeviceKind;
+use nvbackend::hardware;
 use std::io::Write;
 use std::sync::OnceLock;
 
@@ -19,9 +20,9 @@ impl Device {
 
     fn new(name: &'static str) -> Device {
         let pooling = std::env::var("NVB_TEST_POOLING").map_or(true, |value| value != "off");
-        let memory = MemoryOptions { pooling, ..MemoryOptions::default() };
-        let options = BackendOptions { device: name.to_string(), memory, ..BackendOptions::default() };
-        let backend = Backend::new(&options).unwrap_or_else(|error| panic!("device {name}: {error}"));
+        let memory = MemoryConfiguration { pooling, ..MemoryConfiguration::default() };
+        let options = Configuration { device: name.to_string(), memory, ..Configuration::default() };
+        let backend = Backend::new(options).unwrap_or_else(|error| panic!("device {name}: {error}"));
         Device { name, backend }
     }
 }
@@ -42,7 +43,7 @@ pub fn devices() -> &'static [Device] {
             Some(other) => panic!("NVB_TEST_DEVICE is {other:?}; \"cpu\" or \"cuda:0\" is needed"),
             None => {
                 devices.push(Device::new("cpu"));
-                match cuda_devices() {
+                match hardware::gpus() {
                     Ok(found) if !found.is_empty() => devices.push(Device::new("cuda:0")),
                     Ok(_) => say("cuda is skipped: the driver lists no device".into()),
                     Err(error) => say(format!("cuda is skipped: {error}")),

@@ -5,7 +5,8 @@ use crate::compare::{bound, encode, FLOATS};
 use crate::quantized_rows::{quantized, rows_at, Place, ENCODINGS, PLACES, TIGHT};
 use crate::run::{check, rounded, Outcome, Run, PLAIN};
 use crate::weight_formats::values_of;
-use nvbackend::backend::{Backend, BackendOptions};
+use nvbackend::backend::Backend;
+use nvbackend::configuration::Configuration;
 use nvbackend::error::Result;
 use nvbackend::operation::Operation;
 use nvbackend::ops::linear::Linear;
@@ -141,8 +142,8 @@ fn expect_as_rounded_by_linear(
         return Ok(());
     }
     let name = run.device.name.to_string();
-    let options = BackendOptions { device: name, quantized_activations: true, ..BackendOptions::default() };
-    let backend = Backend::new(&options)?;
+    let options = Configuration { device: name, quantized_activations: true, ..Configuration::default() };
+    let backend = Backend::new(options)?;
     let stream = Stream::new(backend.executor(), 0)?;
     let values: Vec<f64> = values.iter().map(|&value| value.into()).collect();
     let input = run.tensor(DType::F32, &[case.m, case.k], PLAIN, &values)?;

@@ -4,7 +4,8 @@
 use crate::compare::{encode, FLOATS};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use crate::weight_formats::{formats, values_of};
-use nvbackend::backend::{Backend, BackendOptions};
+use nvbackend::backend::Backend;
+use nvbackend::configuration::Configuration;
 use nvbackend::error::Status;
 use nvbackend::operation::Operation;
 use nvbackend::ops::linear::Linear;
@@ -74,8 +75,8 @@ fn test_quantize(run: &mut Run, case: &Case) -> Outcome {
 /// The relative error and the values of a weight that the CPU executor makes of parts in host memory.
 fn by_the_cpu(parts: &[Tensor], arrangement: Arrangement, format: Format) -> nvbackend::error::Result<(f64, Vec<f64>)> {
     static CPU: OnceLock<Backend> = OnceLock::new();
-    let options = || BackendOptions { device: "cpu".into(), ..BackendOptions::default() };
-    let cpu = CPU.get_or_init(|| Backend::new(&options()).expect("the CPU is always there"));
+    let options = || Configuration { device: "cpu".into(), ..Configuration::default() };
+    let cpu = CPU.get_or_init(|| Backend::new(options()).expect("the CPU is always there"));
     let stream = Stream::new(cpu.executor(), 0)?;
     let weight = Weight::new(cpu.memory(), parts, arrangement, Source::Host, Some(format), &stream)?;
     let (rows, columns) = (weight.view().rows, weight.view().columns);
@@ -244,12 +245,12 @@ fn activations_in_8_bits_lose_what_8_bits_must() {
         }
     }
     check("linear with 8-bit activations", &cases, |run, &(format, bound, (m, n, k), input, output, gated)| {
-        let options = BackendOptions {
+        let options = Configuration {
             device: run.device.name.to_string(),
             quantized_activations: true,
-            ..BackendOptions::default()
+            ..Configuration::default()
         };
-        let backend = Backend::new(&options)?;
+        let backend = Backend::new(options)?;
         let stream = Stream::new(backend.executor(), 0)?;
         let parts = 1 + usize::from(gated);
         let mut host = encode(DType::F32, &run.random.normals(n * k, 1.0 / (k as f64).sqrt()));

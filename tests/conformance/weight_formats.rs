@@ -3,8 +3,8 @@
 
 use crate::compare::{decode, encode, FLOATS};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
+use nvbackend::device::DeviceKind;
 use nvbackend::error::{Result, Status};
-use nvbackend::executor::DeviceKind;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::gguf::{BlockType, GgufRows};
 use nvbackend::weight::gptq::{gptq, GptqTensors, GptqVersion};

@@ -7,7 +7,8 @@ use crate::run::{check, expect_error, Failure, Layout, Run, PLAIN, UNALIGNED};
 use crate::weight_formats::formats;
 use nvbackend::attention::kv_cache::KvCache;
 use nvbackend::attention::{AttentionConfig, AttentionDecode};
-use nvbackend::backend::{Backend, BackendOptions};
+use nvbackend::backend::Backend;
+use nvbackend::configuration::Configuration;
 use nvbackend::error::{Result, Status};
 use nvbackend::executor::Executor;
 use nvbackend::operation::Operation;
@@ -196,11 +197,11 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
 }
 
 fn backend(run: &Run, case: &Case) -> Result<Backend> {
-    Backend::new(&BackendOptions {
+    Backend::new(Configuration {
         device: run.device.name.to_string(),
         quantized_activations: case.quantized_activations,
         batch_invariant: case.batch_invariant,
-        ..BackendOptions::default()
+        ..Configuration::default()
     })
 }
 

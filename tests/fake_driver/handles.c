@@ -59,9 +59,6 @@ static void end_all(void) {
   }
 
 MAKES(nvb_backend_create, nvb_backend, (const nvb_backend_options* options, nvb_backend** made), options, made)
-MAKES(nvb_backend_create_configured, nvb_backend,
-      (const nvb_configuration* configuration, nvb_log_callback callback, void* user_data, nvb_backend** made),
-      configuration, callback, user_data, made)
 MAKES(nvb_backend_get_memory_manager, nvb_memory_manager,
       (const nvb_backend* backend, uint32_t index, nvb_memory_manager** made), backend, index, made)
 MAKES(nvb_memory_manager_create, nvb_memory_manager,

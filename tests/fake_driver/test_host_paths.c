@@ -44,7 +44,7 @@ static nvb_status run(objects* o) {
   nvb_backend_options options;
   nvb_backend_options_init(&options);
   options.device = "cuda:0";
-  options.own_kernels_only = 1;
+  options.vendor_libraries = NVB_SWITCH_OFF;
   TRY(nvb_backend_create(&options, &o->backend));
   TRY(nvb_backend_get_memory_manager(o->backend, 0, &o->memory));
   TRY(nvb_stream_create(o->backend, 0, &o->stream));

@@ -16,7 +16,7 @@ pub fn passes(check: impl FnOnce() -> Result<(), String>) -> Result<(), String> 
     in_child(|| check().map(|()| Outcome::Passed)).map(drop)
 }
 
-pub fn works(outcome: Result<(), Failure>) -> Result<(), String> {
+pub fn works<T>(outcome: Result<T, Failure>) -> Result<T, String> {
     outcome.map_err(|failure| failure.to_string())
 }
 

@@ -6,6 +6,8 @@
 use crate::fake::{fake, Books};
 use crate::operations;
 use nvbackend::capi::backend::*;
+use nvbackend::capi::backend_options::*;
+use nvbackend::capi::configuration::*;
 use nvbackend::capi::device::*;
 use nvbackend::capi::event::*;
 use nvbackend::capi::hardware::*;
@@ -109,7 +111,19 @@ pub struct Engine {
 pub fn create_backend(device: &std::ffi::CStr) -> Result<Handle<nvb_backend>, Failure> {
     let mut options: nvb_backend_options = versioned();
     options.device = device.as_ptr();
-    options.own_kernels_only = 1;
+    options.vendor_libraries = NVB_SWITCH_OFF;
+    let mut backend = Handle::new(nvb_backend_destroy);
+    call!(nvb_backend_create(&options, &mut backend.raw))?;
+    Ok(backend)
+}
+
+/// A backend of the configuration that this JSON makes of the preset for inference.
+pub fn create_configured(json: &std::ffi::CStr) -> Result<Handle<nvb_backend>, Failure> {
+    let mut configuration = Handle::new(nvb_configuration_destroy);
+    call!(nvb_configuration_create(NVB_PRESET_INFERENCE, &mut configuration.raw))?;
+    call!(nvb_configuration_apply_json(configuration.raw, json.as_ptr()))?;
+    let mut options: nvb_backend_options = versioned();
+    options.configuration = configuration.raw;
     let mut backend = Handle::new(nvb_backend_destroy);
     call!(nvb_backend_create(&options, &mut backend.raw))?;
     Ok(backend)
@@ -279,7 +293,7 @@ impl Engine {
         let (stream, its_stream) = (self.stream()?, peer.stream()?);
         let (own, mapped) = (self.block(BYTES, stream.raw)?, peer.block(BYTES, its_stream.raw)?);
         let mut options: nvb_memory_options = versioned();
-        options.no_pooling = 1;
+        options.pooling = NVB_SWITCH_OFF;
         let mut unpooled = Handle::new(nvb_memory_manager_destroy);
         call!(nvb_memory_manager_create(peer.backend.raw, &options, &mut unpooled.raw))?;
         let single = Block::of(&unpooled, BYTES, its_stream.raw)?;

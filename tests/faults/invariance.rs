@@ -2,10 +2,9 @@
 //! else to choose.
 
 use crate::driver::{passes, works};
-use crate::engine::{call, tensor, versioned, Engine, Handle};
+use crate::engine::{call, create_configured, tensor, versioned, Engine, Handle};
 use crate::fake::Fake;
 use nvbackend::capi::backend::*;
-use nvbackend::capi::configuration::*;
 use nvbackend::capi::kernel::*;
 use nvbackend::capi::memory::*;
 use nvbackend::capi::metrics::*;
@@ -26,12 +25,8 @@ const WIDTH: i64 = 256;
 pub fn launches(file: &Path) -> Result<String, String> {
     passes(|| {
         let fake = Fake::open(file);
-        let mut configuration = Handle::new(nvb_configuration_destroy);
-        works(call!(nvb_configuration_create(0, &mut configuration.raw)))?;
         let json = c"{\"device\": \"cuda:0\", \"batch_invariant\": true, \"quantized_activations\": true}";
-        works(call!(nvb_configuration_apply_json(configuration.raw, json.as_ptr())))?;
-        let mut backend = Handle::new(nvb_backend_destroy);
-        works(call!(nvb_backend_create_configured(configuration.raw, None, null_mut(), &mut backend.raw)))?;
+        let backend = works(create_configured(json))?;
         let mut memory = Handle::new(nvb_memory_manager_destroy);
         works(call!(nvb_backend_get_memory_manager(backend.raw, 0, &mut memory.raw)))?;
         let engine = Engine { backend, memory, unreported: Cell::new(false) };

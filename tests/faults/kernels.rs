@@ -1,16 +1,14 @@
 //! `attention` and `tensor_cores` of a configuration by what runs: the names of the kernels that are launched.
 
 use crate::driver::{passes, works};
-use crate::engine::{call, Engine, Handle};
+use crate::engine::{call, create_configured, Engine, Handle};
 use crate::fake::Fake;
 use crate::{operations, runtime};
 use nvbackend::capi::backend::*;
-use nvbackend::capi::configuration::*;
 use nvbackend::capi::memory::*;
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::path::Path;
-use std::ptr::null_mut;
 
 /// Parts of the names of kernels that use Tensor Cores.
 const TENSOR_CORES: [&str; 4] = ["mma", "skinny", "attention_decode_short", "quantized_decode"];
@@ -18,11 +16,7 @@ const TENSOR_CORES: [&str; 4] = ["mma", "skinny", "attention_decode_short", "qua
 /// The kernels of every operation, run once each by a backend of this configuration.
 fn launched(file: &Path, json: &CStr) -> Result<Vec<String>, String> {
     Fake::open(file);
-    let mut configuration = Handle::new(nvb_configuration_destroy);
-    works(call!(nvb_configuration_create(0, &mut configuration.raw)))?;
-    works(call!(nvb_configuration_apply_json(configuration.raw, json.as_ptr())))?;
-    let mut backend = Handle::new(nvb_backend_destroy);
-    works(call!(nvb_backend_create_configured(configuration.raw, None, null_mut(), &mut backend.raw)))?;
+    let backend = works(create_configured(json))?;
     let mut memory = Handle::new(nvb_memory_manager_destroy);
     works(call!(nvb_backend_get_memory_manager(backend.raw, 0, &mut memory.raw)))?;
     let engine = Engine { backend, memory, unreported: Cell::new(false) };

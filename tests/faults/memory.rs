@@ -5,11 +5,12 @@
 use crate::child::{in_child, Outcome};
 use crate::fake::{Fake, Mode, Setting};
 use crate::sweep::{each_fault, expect_clean, may_pass_unseen, OUT_OF_MEMORY};
-use nvbackend::backend::{Backend, BackendOptions};
+use nvbackend::backend::Backend;
+use nvbackend::configuration::memory::Spill;
+use nvbackend::configuration::{Configuration, MemoryConfiguration};
 use nvbackend::error::{Error, Result, Status};
 use nvbackend::executor::{CopyKind, ManagedAdvice};
-use nvbackend::memory::options::{Margin, Spill};
-use nvbackend::memory::{MemoryManager, MemoryOptions, Pool};
+use nvbackend::memory::{MemoryManager, Pool};
 use nvbackend::stream::{RawHandle, Stream};
 use std::ffi::c_void;
 use std::path::Path;
@@ -50,15 +51,15 @@ impl Machine {
     }
 
     fn backend(&self) -> Result<Backend> {
-        let memory = MemoryOptions {
-            margin: Margin::Bytes(4 << 20),
+        let memory = MemoryConfiguration {
+            margin: 4 << 20,
             spill: self.spill,
             initial_bytes: 4 << 20,
-            ..MemoryOptions::default()
+            ..MemoryConfiguration::default()
         };
         let options =
-            BackendOptions { device: "cuda:0".to_owned(), own_kernels_only: true, memory, ..Default::default() };
-        Backend::new(&options)
+            Configuration { device: "cuda:0".to_owned(), vendor_libraries: false, memory, ..Default::default() };
+        Backend::new(options)
     }
 }
 

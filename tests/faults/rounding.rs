@@ -1,10 +1,8 @@
 //! Which products round their input to 8 bits, as a configuration has it.
 
 use crate::driver::{passes, works};
-use crate::engine::{call, versioned, Handle};
+use crate::engine::{call, create_configured, versioned};
 use crate::fake::Fake;
-use nvbackend::capi::backend::*;
-use nvbackend::capi::configuration::*;
 use nvbackend::capi::kernel::*;
 use nvbackend::capi::tensor::*;
 use nvbackend::capi::tuning::*;
@@ -23,11 +21,7 @@ pub fn fp8_off(file: &Path) -> Result<String, String> {
     for (json, expected) in cases {
         passes(|| {
             Fake::open(file);
-            let mut configuration = Handle::new(nvb_configuration_destroy);
-            works(call!(nvb_configuration_create(0, &mut configuration.raw)))?;
-            works(call!(nvb_configuration_apply_json(configuration.raw, json.as_ptr())))?;
-            let mut backend = Handle::new(nvb_backend_destroy);
-            works(call!(nvb_backend_create_configured(configuration.raw, None, null_mut(), &mut backend.raw)))?;
+            let backend = works(create_configured(json))?;
             let formats = [NVB_WEIGHT_FORMAT_FP8_E4M3, NVB_WEIGHT_FORMAT_FP8_E5M2, NVB_WEIGHT_FORMAT_INT8];
             for (format, expected) in formats.into_iter().zip(expected) {
                 let mut case: nvb_linear_case = versioned();

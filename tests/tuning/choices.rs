@@ -233,8 +233,8 @@ fn an_override_that_is_not_there_is_answered_with_what_is() {
     assert!(error.message.contains("\"linear_fast\"") && error.message.contains("linear_cpu_64"), "{error}");
     let mut wrong = options(None);
     wrong.linear_kernel = "linear_simt".into();
-    assert_eq!(Backend::new(&wrong).err().unwrap().status, Status::Configuration);
+    assert_eq!(Backend::new(wrong.clone()).err().unwrap().status, Status::Configuration);
     wrong.linear_kernel = "linear_cpu_32".into();
-    let overridden = Backend::new(&wrong).unwrap().executor().choices().overridden().unwrap();
+    let overridden = Backend::new(wrong).unwrap().executor().choices().overridden().unwrap();
     assert_eq!(overridden.kernel().name, "linear_cpu_32");
 }

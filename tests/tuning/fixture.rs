@@ -1,6 +1,7 @@
 //! Backends with a tuning file, a scripted timer and products that can be told to be wrong.
 
-use nvbackend::backend::{Backend, BackendOptions};
+use nvbackend::backend::Backend;
+use nvbackend::configuration::Configuration;
 use nvbackend::error::{Error, Result};
 use nvbackend::ops::linear::Linear;
 use nvbackend::ops::Activation;
@@ -48,13 +49,13 @@ impl Drop for Folder {
     }
 }
 
-pub fn options(file: Option<&Path>) -> BackendOptions {
+pub fn options(file: Option<&Path>) -> Configuration {
     let tuning_file = file.map_or(String::new(), |path| path.to_str().unwrap().to_string());
-    BackendOptions { device: "cpu".into(), threads: 1, tuning_file, ..BackendOptions::default() }
+    Configuration { device: "cpu".into(), threads: 1, tuning_file, ..Configuration::default() }
 }
 
 pub fn backend(file: Option<&Path>) -> Backend {
-    Backend::new(&options(file)).unwrap()
+    Backend::new(options(file)).unwrap()
 }
 
 /// [rows, 96] · [256, 96]ᵀ in Int8.

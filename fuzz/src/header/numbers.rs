@@ -18,7 +18,10 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         ("nvb_memory_options", "limit") => random.of(&[0, 0, 64 << 20, 128 << 20, 1 << 20]),
         ("nvb_memory_options", "limit_fraction") => 0,
         ("nvb_backend_options", "memory_limit") => random.of(&[128 << 20, 256 << 20]),
-        ("nvb_backend_options", "log_level") => random.below(6) as u64,
+        ("nvb_backend_options", "log_level") => random.of(&[0, 1, 2, 3, 4, 5, u64::from(u32::MAX)]),
+        ("nvb_backend_options", "preset") => random.of(&[0, 0, 0, 0, 0, 2, 3, 4]),
+        ("nvb_backend_options", "fp8" | "tensor_cores") => random.of(&[0, 0, 0, 1, 2, 3]),
+        ("nvb_backend_options", "precision") => random.below(5) as u64,
         ("nvb_kv_cache_options", "dtype") => random.below(4) as u64,
         ("nvb_kernel_override", "operation") => 2,
         ("nvb_linear_case", "rows") => random.of(&[1, 4, 17, 64]),
@@ -66,13 +69,17 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         (_, "status") => random.of(&[0, 1, 100, 501, 1300]),
         (_, "enabled" | "keep_content" | "to_host") => random.below(2) as u64,
         (_, "range_bytes") => random.of(&[0, 0, 256 << 20]),
-        (_, "leak_tracking" | "space" | "spill" | "limit_of" | "no_pooling" | "zero_on_free") => {
+        (_, "leak_tracking" | "spill" | "limit_of" | "pooling" | "zero_on_free" | "growth" | "profiling") => {
             if random.one_in(4) {
-                random.below(3) as u64
+                1 + random.below(3) as u64
             } else {
                 0
             }
         }
+        (_, "quantized_activations" | "batch_invariant" | "vendor_libraries" | "attention") => {
+            random.of(&[0, 0, 0, 1, 2])
+        }
+        (_, "space") => random.of(&[0, 0, 0, 0, 1, 2]),
         (_, "trace_events") => random.of(&[0, 0, 100]),
         (_, "margin" | "thread_cache_bytes") => random.of(&[0, 0, u64::MAX, 1 << 20]),
         (_, "timeout_ns" | "priority") => random.of(&[0, 1, 1000]),

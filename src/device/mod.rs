@@ -1,11 +1,12 @@
-//! One device of this machine: a GPU, a TPU or the host's processor.
+//! The description of a device: a GPU, a TPU or the host's processor. Detection fills it in, an executor says by it what it
+//! works with, and the C ABI converts it.
 
-use super::cpu::CpuProfile;
-use super::features::Features;
-use super::tpu::{Chip, Tpus};
+pub mod features;
+
+use features::Features;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum DeviceKind {
     Cpu,
     Cuda,
     Tpu,
@@ -13,14 +14,14 @@ pub enum Kind {
 
 /// A number that the device does not have or tell is 0, a text empty.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Device {
-    pub kind: Kind,
+pub struct DeviceInfo {
+    pub kind: DeviceKind,
     /// The CUDA ordinal, the chip's number, or 0 for the CPU.
     pub ordinal: i32,
     pub name: String,
     /// "Hopper", "TPU v5p", "x86_64"
     pub architecture: String,
-    /// 10 · major + minor of a GPU
+    /// 10 · major + minor of a GPU. That of a backend's device is the architecture whose kernels run.
     pub compute_capability: i32,
     /// "GPU-…" as nvidia-smi prints it
     pub uuid: String,
@@ -28,7 +29,8 @@ pub struct Device {
     pub pci_bus_id: String,
     /// −1 if unknown
     pub numa_node: i32,
-    /// Streaming multiprocessors, or hardware threads of the CPU that this process may use.
+    /// Streaming multiprocessors, or hardware threads of the CPU that this process may use. Those of a backend on the CPU are
+    /// the threads that it computes with.
     pub multiprocessors: i32,
     pub total_memory: u64,
     pub l2_bytes: u64,
@@ -45,23 +47,24 @@ pub struct Device {
     pub threads_per_multiprocessor: i32,
     pub warp_size: i32,
     pub copy_engines: i32,
+    /// 1000 · major + 10 · minor of the CUDA version that the driver supports
     pub driver_version: i32,
     /// Why a backend cannot be created on it; empty if one can.
     pub obstacle: String,
 }
 
-impl Device {
+impl DeviceInfo {
     /// How `nvb_backend_options.device` names it.
     pub fn selector(&self) -> String {
         match self.kind {
-            Kind::Cpu => "cpu".to_string(),
-            Kind::Cuda => format!("cuda:{}", self.ordinal),
-            Kind::Tpu => format!("tpu:{}", self.ordinal),
+            DeviceKind::Cpu => "cpu".to_string(),
+            DeviceKind::Cuda => format!("cuda:{}", self.ordinal),
+            DeviceKind::Tpu => format!("tpu:{}", self.ordinal),
         }
     }
 
-    pub fn new(kind: Kind, ordinal: i32) -> Device {
-        Device {
+    pub fn new(kind: DeviceKind, ordinal: i32) -> DeviceInfo {
+        DeviceInfo {
             kind,
             ordinal,
             name: String::new(),
@@ -86,43 +89,6 @@ impl Device {
             copy_engines: 0,
             driver_version: 0,
             obstacle: String::new(),
-        }
-    }
-
-    pub fn of_cpu(profile: &CpuProfile) -> Device {
-        let sets = profile.instruction_sets;
-        let features = Features::default()
-            .with(Features::F16, sets.has("avx512_fp16"))
-            .with(Features::BF16, ["avx512_bf16", "amx_bf16", "bf16"].iter().any(|set| sets.has(set)))
-            .with(Features::UNIFIED_ADDRESSING, true);
-        Device {
-            name: profile.name.clone(),
-            architecture: profile.architecture.to_string(),
-            multiprocessors: profile.available_threads as i32,
-            total_memory: profile.usable_memory(),
-            l2_bytes: profile.cache_bytes(2),
-            features,
-            clock_mhz: profile.maximum_mhz as i32,
-            ..Device::new(Kind::Cpu, 0)
-        }
-    }
-
-    pub fn of_tpu(tpus: &Tpus, ordinal: usize) -> Device {
-        let Chip { generation, pci_bus_id, numa_node } = &tpus.chips[ordinal];
-        let obstacle = match tpus.refusal.as_str() {
-            "" => "this build has no executor for TPUs".to_string(),
-            refusal => format!("this build has no executor for TPUs; besides, {refusal}"),
-        };
-        Device {
-            name: generation.name().to_string(),
-            architecture: generation.name().to_string(),
-            pci_bus_id: pci_bus_id.clone(),
-            numa_node: *numa_node,
-            total_memory: generation.memory(),
-            peak_bandwidth: generation.bandwidth(),
-            features: Features::BF16,
-            obstacle,
-            ..Device::new(Kind::Tpu, ordinal as i32)
         }
     }
 }
