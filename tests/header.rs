@@ -2,6 +2,7 @@
 //!
 //! `make header` (NVB_UPDATE_HEADER=1) writes the file; without it this test fails when the two differ.
 
+use nvbackend::configuration::field::FIELDS;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -267,6 +268,21 @@ fn the_committed_header_is_what_the_source_says() {
         generated.lines().count(),
         "include/nvbackend.h is out of date: `make header`"
     );
+}
+
+#[test]
+fn the_header_lists_every_field_of_a_configuration() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/capi/configuration.rs");
+    let source = std::fs::read_to_string(path).expect("src/capi/configuration.rs");
+    let (list, _) = source.split_once("pub struct nvb_configuration").expect("the struct that the list stands above");
+    for field in FIELDS {
+        // Each begins an entry or shares one with its sibling.
+        let listed = |line: &str| line.starts_with("/// - ") && line.contains(&format!("`{}`", field.path));
+        let mentioned = list.contains(&format!("`{}`", field.path));
+        assert!(mentioned, "`{}` is not explained in the comment of nvb_configuration", field.path);
+        let shared = ["memory.limit_of", "memory.leak_sample_bytes"].contains(&field.path);
+        assert!(shared || list.lines().any(listed), "`{}` has no entry of its own", field.path);
+    }
 }
 
 fn generate(root: &Path) -> String {
