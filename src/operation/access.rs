@@ -142,50 +142,83 @@ impl Region {
 }
 
 /// What an operation tells `Operation::accesses`.
-pub struct Visit<'a>(pub &'a mut dyn FnMut(Access));
+pub enum Visit<'a> {
+    All(&'a mut dyn FnMut(Access)),
+    /// First and last address alone, which eager calls compare.
+    Spans(&'a mut Spans),
+}
+
+/// The addresses from the first byte to the one behind the last.
+type Span = (usize, usize);
+
+/// What an operation may have at most.
+const MOST_READS: usize = 12;
+const MOST_WRITES: usize = 6;
+
+pub struct Spans {
+    reads: [(Span, &'static [&'static str]); MOST_READS],
+    writes: [(Span, &'static str); MOST_WRITES],
+    read_count: usize,
+    write_count: usize,
+}
 
 impl Visit<'_> {
     pub fn visit(&mut self, name: &'static str, region: Region, effect: Effect) {
-        (self.0)(Access { name, region, effect });
-    }
-
-    pub fn read<T>(&mut self, name: &'static str, of: Option<&T>)
-    where
-        for<'t> Region: From<&'t T>,
-    {
-        if let Some(of) = of {
-            self.visit(name, of.into(), Effect::Read);
+        match self {
+            Visit::All(visit) => visit(Access { name, region, effect }),
+            Visit::Spans(_) if region.is_empty() => {}
+            Visit::Spans(spans) => spans.add(name, (region.start, region.end()), effect),
         }
     }
 
-    pub fn read_before<T>(&mut self, name: &'static str, of: Option<&T>, outputs: &'static [&'static str])
+    #[inline]
+    fn tell<T: Extent>(&mut self, name: &'static str, of: Option<&T>, effect: Effect)
     where
         for<'t> Region: From<&'t T>,
     {
-        if let Some(of) = of {
-            self.visit(name, of.into(), Effect::ReadBefore(outputs));
+        match (self, of) {
+            (_, None) => {}
+            (Visit::All(visit), Some(of)) => visit(Access { name, region: of.into(), effect }),
+            (Visit::Spans(spans), Some(of)) => {
+                let (start, bytes) = of.extent();
+                if bytes != 0 && start >= FIRST_MEMORY {
+                    spans.add(name, (start, start.saturating_add(bytes)), effect);
+                }
+            }
         }
     }
 
-    pub fn write<T>(&mut self, name: &'static str, of: Option<&T>)
+    pub fn read<T: Extent>(&mut self, name: &'static str, of: Option<&T>)
     where
         for<'t> Region: From<&'t T>,
     {
-        if let Some(of) = of {
-            self.visit(name, of.into(), Effect::Write);
-        }
+        self.tell(name, of, Effect::Read);
+    }
+
+    pub fn read_before<T: Extent>(&mut self, name: &'static str, of: Option<&T>, outputs: &'static [&'static str])
+    where
+        for<'t> Region: From<&'t T>,
+    {
+        self.tell(name, of, Effect::ReadBefore(outputs));
+    }
+
+    pub fn write<T: Extent>(&mut self, name: &'static str, of: Option<&T>)
+    where
+        for<'t> Region: From<&'t T>,
+    {
+        self.tell(name, of, Effect::Write);
     }
 
     pub fn read_quantized(&mut self, name: &'static str, rows: Option<&QuantizedRows>) {
         if let Some(rows) = rows {
-            self.visit(name, rows.into(), Effect::Read);
+            self.tell(name, Some(rows), Effect::Read);
             self.visit(name, scales(rows), Effect::Read);
         }
     }
 
     pub fn write_quantized(&mut self, name: &'static str, rows: Option<&QuantizedRows>) {
         if let Some(rows) = rows {
-            self.visit(name, rows.into(), Effect::Write);
+            self.tell(name, Some(rows), Effect::Write);
             self.visit(name, scales(rows), if rows.given_scales { Effect::Read } else { Effect::Write });
         }
     }
@@ -208,48 +241,120 @@ impl Visit<'_> {
     }
 }
 
+impl Spans {
+    #[inline]
+    fn add(&mut self, name: &'static str, span: Span, effect: Effect) {
+        match effect {
+            Effect::Write => {
+                self.writes[self.write_count] = (span, name);
+                self.write_count += 1;
+            }
+            Effect::Read => {
+                self.reads[self.read_count] = (span, &[]);
+                self.read_count += 1;
+            }
+            Effect::ReadBefore(outputs) => {
+                self.reads[self.read_count] = (span, outputs);
+                self.read_count += 1;
+            }
+        }
+    }
+
+    /// Whether it is seen from the spans alone that outputs lie where they may.
+    fn are_apart(&self) -> bool {
+        let (reads, writes) = (&self.reads[..self.read_count], &self.writes[..self.write_count]);
+        let touch = |a: Span, b: Span| a.0 < b.1 && b.0 < a.1;
+        writes.iter().enumerate().all(|(at, &(written, name))| {
+            let others = writes[..at].iter().all(|&(other, _)| !touch(written, other));
+            // An output has the extents of what it may replace, so the same span is the same region.
+            let may = |&(read, outputs): &(Span, &'static [&'static str])| {
+                !touch(written, read) || (written == read && outputs.contains(&name))
+            };
+            others && reads.iter().all(may)
+        })
+    }
+}
+
+/// Address and length of what a view spans; cheaper than its region.
+pub trait Extent {
+    fn extent(&self) -> (usize, usize);
+}
+
+impl Extent for Matrix {
+    #[inline]
+    fn extent(&self) -> (usize, usize) {
+        let last = self.rows.saturating_sub(1) * self.row_stride + self.columns;
+        (self.data as usize, if self.rows == 0 { 0 } else { last * self.dtype.size() })
+    }
+}
+
+impl Extent for QuantizedRows {
+    #[inline]
+    fn extent(&self) -> (usize, usize) {
+        let last = self.rows.saturating_sub(1) * self.row_stride + self.columns;
+        (self.data as usize, if self.rows == 0 { 0 } else { last })
+    }
+}
+
+impl Extent for Tensor {
+    #[inline]
+    fn extent(&self) -> (usize, usize) {
+        let bytes = match self.rank {
+            1 if self.strides[0] == 1 => self.shape[0] * self.dtype.size(),
+            _ => self.span_bytes(),
+        };
+        (self.data as usize, bytes)
+    }
+}
+
+impl Extent for Heads {
+    #[inline]
+    fn extent(&self) -> (usize, usize) {
+        let &Heads { data, dtype, tokens, heads, head_dim, token_stride, head_stride } = self;
+        let last = tokens.saturating_sub(1) * token_stride + heads.saturating_sub(1) * head_stride + head_dim;
+        (data as usize, if tokens * heads == 0 { 0 } else { last * dtype.size() })
+    }
+}
+
 fn scales(rows: &QuantizedRows) -> Region {
     Region::bytes(rows.scales.cast(), rows.rows * size_of::<f32>())
 }
 
-/// Outputs that an operation may have.
-const MOST_WRITES: usize = 6;
-
 /// Refuses outputs that share a byte with what the work reads or with each other, unless the work allows for it.
+#[inline]
 pub fn expect_apart(accesses: impl Fn(&mut Visit<'_>)) -> Result<()> {
-    const NONE: Region = Region { start: 0, rows: 0, row_bytes: 0, stride: 0, exact: true };
-    let mut writes = [("", NONE); MOST_WRITES];
+    const NOTHING: (Span, &[&str]) = ((0, 0), &[]);
+    let mut spans =
+        Spans { reads: [NOTHING; MOST_READS], writes: [((0, 0), ""); MOST_WRITES], read_count: 0, write_count: 0 };
+    accesses(&mut Visit::Spans(&mut spans));
+    if spans.are_apart() {
+        return Ok(());
+    }
+    expect_regions_apart(&accesses)
+}
+
+#[cold]
+fn expect_regions_apart(accesses: &dyn Fn(&mut Visit<'_>)) -> Result<()> {
+    let mut all = [None; MOST_READS + MOST_WRITES];
     let mut count = 0;
-    let mut clash = None;
-    accesses(&mut Visit(&mut |access| {
-        if access.effect == Effect::Write {
-            if let Some(other) = writes[..count].iter().find(|(_, other)| other.overlaps(&access.region)) {
-                clash.get_or_insert((access.name, other.0));
-            }
-            writes[count] = (access.name, access.region);
-            count += 1;
-        }
+    accesses(&mut Visit::All(&mut |access| {
+        all[count] = Some(access);
+        count += 1;
     }));
-    accesses(&mut Visit(&mut |access| {
-        let allowed = match access.effect {
-            Effect::Write => return,
-            Effect::Read => &[][..],
-            Effect::ReadBefore(outputs) => outputs,
+    let all = || all.iter().flatten();
+    for (at, written) in all().enumerate().filter(|(_, access)| access.effect == Effect::Write) {
+        let clashes = |(place, other): &(usize, &Access)| {
+            let in_place = matches!(other.effect, Effect::ReadBefore(outputs) if outputs.contains(&written.name))
+                && other.region == written.region;
+            let second = other.effect == Effect::Write && *place >= at;
+            !second && !in_place && written.region.overlaps(&other.region)
         };
-        for (name, written) in &writes[..count] {
-            let in_place = *written == access.region && allowed.contains(name);
-            if !in_place && written.overlaps(&access.region) {
-                clash.get_or_insert((*name, access.name));
-            }
-        }
-    }));
-    match clash {
-        None => Ok(()),
-        Some((written, other)) => {
-            Err(Error::invalid(format!("`{written}` overlaps `{other}`"))
-                .with_advice("give the output memory of its own"))
+        if let Some((_, other)) = all().enumerate().find(clashes) {
+            return Err(Error::invalid(format!("`{}` overlaps `{}`", written.name, other.name))
+                .with_advice("give the output memory of its own"));
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]

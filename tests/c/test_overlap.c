@@ -55,7 +55,7 @@ static void test_linear(bench* b) {
   good.residual = good.output;
   CHECK_OK(nvb_linear(b->f->backend, &good, b->f->stream));
   nvb_linear_args args = good;
-  args.residual.data = NULL;
+  memset(&args.residual, 0, sizeof args.residual);
   args.output = args.input;
   REFUSED(linear, "output", "input", "overlap");
   args.output.data = (char*)b->other + TOKENS * WIDTH * 4 - 4;
@@ -67,10 +67,11 @@ static void test_linear(bench* b) {
   REFUSED(linear, "output", "residual", "overlap");
   // Columns of one matrix, as of queries, keys and values, share no byte.
   args = good;
-  args.residual.data = NULL;
+  memset(&args.residual, 0, sizeof args.residual);
   args.input = nvb_tensor_2d(b->memory, NVB_DTYPE_F32, TOKENS, WIDTH);
   args.output = nvb_tensor_2d((char*)b->memory + WIDTH * 4, NVB_DTYPE_F32, TOKENS, WIDTH);
   args.input.strides[0] = args.output.strides[0] = 2 * WIDTH;
+  args.input.strides[1] = args.output.strides[1] = 1;
   CHECK_OK(nvb_linear(b->f->backend, &args, b->f->stream));
   args.output.data = (char*)b->memory + WIDTH * 4 - 4;
   REFUSED(linear, "output", "input", "overlap");
@@ -100,6 +101,7 @@ static void test_gated_activation(bench* b) {
   good.gate = nvb_tensor_2d(b->memory, NVB_DTYPE_F32, TOKENS, WIDTH);
   good.up = nvb_tensor_2d((char*)b->memory + WIDTH * 4, NVB_DTYPE_F32, TOKENS, WIDTH);
   good.gate.strides[0] = good.up.strides[0] = 2 * WIDTH;
+  good.gate.strides[1] = good.up.strides[1] = 1;
   good.output = good.up;
   CHECK_OK(nvb_gated_activation(b->f->backend, &good, b->f->stream));
   nvb_gated_activation_args args = good;

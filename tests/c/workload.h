@@ -147,9 +147,9 @@ static inline void workload_attention(workload_state* state) {
     const int32_t starts[2] = {0, CAPACITY}, lengths[1] = {CAPACITY};
     nvb_attention_prefill_args prefill;
     nvb_attention_prefill_args_init(&prefill);
-    static float query[CAPACITY * WORKLOAD_HEADS * WORKLOAD_HEAD_DIM];
+    static float query[CAPACITY * WORKLOAD_HEADS * WORKLOAD_HEAD_DIM], output[sizeof query / sizeof *query];
     prefill.query = nvb_tensor_make(query, NVB_DTYPE_F32, 3, CAPACITY, WORKLOAD_HEADS, WORKLOAD_HEAD_DIM, 0);
-    prefill.output = prefill.query;
+    prefill.output = nvb_tensor_make(output, NVB_DTYPE_F32, 3, CAPACITY, WORKLOAD_HEADS, WORKLOAD_HEAD_DIM, 0);
     prefill.query_starts = starts;
     prefill.sequence_count = 1;
     prefill.cache = cache;
@@ -160,7 +160,7 @@ static inline void workload_attention(workload_state* state) {
     nvb_attention_decode_args decode;
     nvb_attention_decode_args_init(&decode);
     decode.query = nvb_tensor_make(query, NVB_DTYPE_F32, 3, 1, WORKLOAD_HEADS, WORKLOAD_HEAD_DIM, 0);
-    decode.output = decode.query;
+    decode.output = nvb_tensor_make(output, NVB_DTYPE_F32, 3, 1, WORKLOAD_HEADS, WORKLOAD_HEAD_DIM, 0);
     decode.cache = cache;
     decode.positions = nvb_tensor_make(&row, NVB_DTYPE_I32, 1, 1, 0, 0, 0);
     TRY(nvb_attention_decode(attention, &decode, state->stream));
