@@ -85,7 +85,8 @@ pub fn run(engine: &Engine) -> Result<(), Failure> {
     let heads = |rows: i64, heads: i64| tensor(hidden.data, NVB_DTYPE_BF16, &[rows, heads, HEAD_DIM]);
     let mut args: nvb_rope_args = versioned();
     (args.query, args.query_output) = (heads(2, 2), heads(2, 2));
-    (args.key, args.value, args.cache) = (heads(2, 1), heads(2, 1), cache.raw);
+    let key = tensor(codes.data, NVB_DTYPE_BF16, &[2, 1, HEAD_DIM]);
+    (args.key, args.value, args.cache) = (key, key, cache.raw);
     args.positions = tensor(tokens.data, NVB_DTYPE_I32, &[2]);
     call!(nvb_rope(backend, &args, stream.raw))?;
 

@@ -28,6 +28,7 @@ pub fn callers(file: &Path) -> Result<String, String> {
         let block = engine.block(BLOCK_BYTES, stream.raw).map_err(|failure| failure.to_string())?;
         let data = engine.block(BLOCK_BYTES, stream.raw).map_err(|failure| failure.to_string())?;
         let (backend, raw, at) = (engine.backend.raw, stream.raw, data.pointer);
+        let written = at.wrapping_byte_add(BLOCK_BYTES / 4);
         let host = vec![0u16; (WIDTH * WIDTH) as usize];
         let part = tensor(host.as_ptr().cast_mut().cast(), NVB_DTYPE_BF16, &[WIDTH, WIDTH]);
         let weight = engine.quantized(&[part], NVB_SOURCE_HOST).map_err(|failure| failure.to_string())?;
@@ -35,7 +36,7 @@ pub fn callers(file: &Path) -> Result<String, String> {
 
         let mut linear: nvb_linear_args = versioned();
         linear.input = tensor(at, NVB_DTYPE_BF16, &[70, WIDTH]);
-        linear.output = tensor(at, NVB_DTYPE_BF16, &[70, WIDTH]);
+        linear.output = tensor(written, NVB_DTYPE_BF16, &[70, WIDTH]);
         linear.weight = weight.raw;
         let mut options: nvb_attention_options = versioned();
         (options.query_heads, options.kv_heads, options.head_dim) = (2, 1, 32);
@@ -43,12 +44,11 @@ pub fn callers(file: &Path) -> Result<String, String> {
         works(call!(nvb_attention_create(backend, &options, &mut attention.raw)))?;
         let mut decode: nvb_attention_decode_args = versioned();
         (decode.query, decode.output) =
-            (tensor(at, NVB_DTYPE_BF16, &[2, 2, 32]), tensor(at, NVB_DTYPE_BF16, &[2, 2, 32]));
-        // Apart from the output, over which they may not lie.
+            (tensor(at, NVB_DTYPE_BF16, &[2, 2, 32]), tensor(written, NVB_DTYPE_BF16, &[2, 2, 32]));
         let positions = data.pointer.wrapping_byte_add(BLOCK_BYTES / 2);
         (decode.cache, decode.positions) = (cache.raw, tensor(positions, NVB_DTYPE_I32, &[2]));
         let mut sample: nvb_sample_args = versioned();
-        (sample.logits, sample.tokens) = (tensor(at, NVB_DTYPE_F32, &[2, 3000]), tensor(at, NVB_DTYPE_I32, &[2]));
+        (sample.logits, sample.tokens) = (tensor(at, NVB_DTYPE_F32, &[2, 3000]), tensor(written, NVB_DTYPE_I32, &[2]));
         (sample.temperature, sample.top_k) = (1.0, 40);
 
         let calls: [Call; 3] = [
