@@ -89,7 +89,9 @@ impl Pool {
             return Err(Error::invalid("the default stream cannot be captured"));
         }
         // The stream's magazines hold blocks of other arenas, which must not get into the graph.
-        let label = core.label(self.arena(), core.key(stream.raw()));
+        let key = core.key(stream.raw());
+        core.meet_stream(self.arena(), key, false);
+        let label = core.order(self.arena(), key).label();
         core.captures.begin(stream.raw(), self.arena())?;
         self.arena().set_captured(true);
         if core.synchronous {

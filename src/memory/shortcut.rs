@@ -57,7 +57,7 @@ pub trait Blocks {
     /// As `MemoryManager::free`.
     fn free(&self, pointer: *mut c_void, stream: RawHandle) -> Result<()>;
 
-    /// What takes microseconds at most: a block without the ladder. `None`: take the long way.
+    /// What takes microseconds at most: a block without the ladder. The stream may end meanwhile. `None`: take the long way.
     fn allocate_at_once(&self, bytes: usize, stream: RawHandle) -> Option<*mut c_void>;
 
     /// As `allocate_at_once`. `false`: nothing has changed.
