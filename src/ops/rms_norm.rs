@@ -77,7 +77,7 @@ impl RmsNorm {
         self.output.is_some() || self.quantized_output.is_some()
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read_before("input", Some(&self.input), &["output"]);
         visit.read("post_weight", self.post_weight.as_ref());
         visit.read_before("residual", self.residual.as_ref(), &["residual_output"]);
