@@ -127,8 +127,8 @@ typedef struct nvb_backend nvb_backend;
 //
 // Blocks up to 1 MiB come from slabs, larger ones are runs of 2 MiB units of one reserved range of addresses, which
 // physical memory is mapped behind as it is needed. Each thread keeps some blocks for itself, and none of its calls
-// waits for another thread's. When memory is short the rungs of a ladder (`NVB_RUNG_…`) are climbed before an
-// allocation fails.
+// waits for another thread's. When memory is short the recovery steps of a ladder (`NVB_RECOVERY_STEP_…`) are taken
+// before an allocation fails.
 //
 // Threads: every call may run at once from many threads.
 typedef struct nvb_memory_manager nvb_memory_manager;
@@ -217,8 +217,8 @@ typedef struct {
   // What the device had free, and has in all.
   uint64_t device_free;
   uint64_t device_total;
-  // Bit k: rung k (`NVB_RUNG_…`) of the ladder was tried.
-  uint32_t rungs_tried;
+  // Bit k: recovery step k (`NVB_RECOVERY_STEP_…`) of the ladder was tried.
+  uint32_t recovery_steps_tried;
   // Must be 0.
   uint32_t reserved;
 } nvb_memory_failure;
@@ -1377,30 +1377,30 @@ NVB_MUST_USE nvb_status nvb_memory_remove_reclaim_callback(nvb_memory_manager *m
 //
 // What a memory manager holds: numbers that cost no lock, reports of leaks, and snapshots as JSON.
 
-// Rungs of the out-of-memory ladder, in the order in which an allocation climbs them. Threads' caches go back to the
-// slabs, and empty slabs to the free units.
-#define NVB_RUNG_CACHES 0
+// Recovery steps of the out-of-memory ladder, in the order in which an allocation takes them. Threads' caches go back to
+// the slabs, and empty slabs to the free units.
+#define NVB_RECOVERY_STEP_CACHES 0
 
-// So do blocks of other streams whose work has passed.
-#define NVB_RUNG_PASSED_WORK 1
+// Blocks of other streams whose work has passed go back as well.
+#define NVB_RECOVERY_STEP_PASSED_WORK 1
 
 // The stream, or else the host, waits for work of other streams that holds memory back.
-#define NVB_RUNG_WAIT 2
+#define NVB_RECOVERY_STEP_WAIT 2
 
 // Memory behind free units is mapped where the request can use it.
-#define NVB_RUNG_TRIM 3
+#define NVB_RECOVERY_STEP_TRIM 3
 
 // The engine's reclaim callbacks are asked.
-#define NVB_RUNG_CALLBACKS 4
+#define NVB_RECOVERY_STEP_CALLBACKS 4
 
 // Other threads free something, for as long as `wait_microseconds` says.
-#define NVB_RUNG_OTHER_THREADS 5
+#define NVB_RECOVERY_STEP_OTHER_THREADS 5
 
 // The block is placed in host or unified memory, if `spill` says so.
-#define NVB_RUNG_SPILL 6
+#define NVB_RECOVERY_STEP_SPILL 6
 
-// The number of rungs.
-#define NVB_RUNG_COUNT 7
+// The number of recovery steps.
+#define NVB_RECOVERY_STEP_COUNT 7
 
 // Taken without a lock, so numbers of a moment of much traffic may differ by the calls under way.
 typedef struct {
@@ -1448,12 +1448,12 @@ typedef struct {
 
 typedef struct {
   size_t struct_size;
-  // Allocations that climbed the rung.
+  // Allocations that reached this step.
   uint64_t tried;
   // Those that it helped.
   uint64_t helped;
   char name[32];
-} nvb_memory_rung_statistics;
+} nvb_memory_recovery_step_statistics;
 
 // Fills `statistics`; set its `struct_size` first. Takes no lock and asks no driver, so it costs less than a
 // microsecond and works while a capture runs and after a device is lost.
@@ -1463,11 +1463,11 @@ NVB_MUST_USE nvb_status nvb_memory_get_statistics(nvb_memory_manager *memory, nv
 // pointer may be NULL. The statistics repeat the answer and reckon `unaccounted` with it. Costs microseconds.
 NVB_MUST_USE nvb_status nvb_memory_query_device(nvb_memory_manager *memory, uint64_t *device_free, uint64_t *device_total);
 
-// Fills `statistics` for one rung (`NVB_RUNG_…`) of the out-of-memory ladder; set its `struct_size` first. Takes no
-// lock.
-NVB_MUST_USE nvb_status nvb_memory_get_rung_statistics(nvb_memory_manager *memory,
-                                          uint32_t rung,
-                                          nvb_memory_rung_statistics *statistics);
+// Fills `statistics` for one recovery step (`NVB_RECOVERY_STEP_…`) of the out-of-memory ladder; set its `struct_size`
+// first. Takes no lock.
+NVB_MUST_USE nvb_status nvb_memory_get_recovery_step_statistics(nvb_memory_manager *memory,
+                                                   uint32_t step,
+                                                   nvb_memory_recovery_step_statistics *statistics);
 
 // `peak` and `peak_reserved` start again at what is in use and held now. Takes no lock.
 NVB_MUST_USE nvb_status nvb_memory_reset_peaks(nvb_memory_manager *memory);
@@ -1479,8 +1479,8 @@ NVB_MUST_USE nvb_status nvb_memory_reset_peaks(nvb_memory_manager *memory);
 // bytes that the whole text needs, NUL included. Another thread's allocations may change the report between two calls.
 NVB_MUST_USE nvb_status nvb_memory_get_leak_report(nvb_memory_manager *memory, char *text, size_t capacity, size_t *needed);
 
-// Copies the manager's whole state as JSON: statistics, rungs, pools, size classes, the physical memory behind the
-// addresses, every live block, the places that leak tracking recorded, and the trace if there is one.
+// Copies the manager's whole state as JSON: statistics, recovery steps, pools, size classes, the physical memory behind
+// the addresses, every live block, the places that leak tracking recorded, and the trace if there is one.
 // `tools/memory_timeline.py` draws it. `text`, `capacity` and `needed` as in `nvb_memory_get_leak_report`. Takes locks
 // for short moments only; its size grows with the live blocks, so `nvb_memory_write_snapshot` serves large ones better.
 NVB_MUST_USE nvb_status nvb_memory_get_snapshot(nvb_memory_manager *memory, char *text, size_t capacity, size_t *needed);
@@ -1495,7 +1495,7 @@ static inline void nvb_memory_statistics_init(nvb_memory_statistics *value) {
   value->struct_size = sizeof *value;
 }
 
-static inline void nvb_memory_rung_statistics_init(nvb_memory_rung_statistics *value) {
+static inline void nvb_memory_recovery_step_statistics_init(nvb_memory_recovery_step_statistics *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

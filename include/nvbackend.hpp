@@ -187,9 +187,9 @@ class memory_manager : public handle<nvb_memory_manager, nvb_memory_manager_dest
     check(nvb_memory_get_statistics(pointer_, &statistics));
     return statistics;
   }
-  nvb_memory_rung_statistics rung_statistics(uint32_t rung) const {
-    auto statistics = make<nvb_memory_rung_statistics>();
-    check(nvb_memory_get_rung_statistics(pointer_, rung, &statistics));
+  nvb_memory_recovery_step_statistics recovery_step_statistics(uint32_t step) const {
+    auto statistics = make<nvb_memory_recovery_step_statistics>();
+    check(nvb_memory_get_recovery_step_statistics(pointer_, step, &statistics));
     return statistics;
   }
   // Asks the driver, for the statistics' numbers of the device.

@@ -22,8 +22,8 @@ use std::sync::Arc;
 ///
 /// Blocks up to 1 MiB come from slabs, larger ones are runs of 2 MiB units of one reserved range of addresses, which
 /// physical memory is mapped behind as it is needed. Each thread keeps some blocks for itself, and none of its calls
-/// waits for another thread's. When memory is short the rungs of a ladder (`NVB_RUNG_…`) are climbed before an
-/// allocation fails.
+/// waits for another thread's. When memory is short the recovery steps of a ladder (`NVB_RECOVERY_STEP_…`) are taken
+/// before an allocation fails.
 ///
 /// Threads: every call may run at once from many threads.
 pub struct nvb_memory_manager {
