@@ -167,7 +167,7 @@ impl Tensor {
         true
     }
 
-    /// The same data as `[rows, columns]`: the last axis stays, the axes before it must fold into one stride.
+    /// Views the data as `[rows, columns]`: the last axis stays, the axes before it must fold into one stride.
     pub fn as_matrix(&self, name: &str) -> Result<Matrix> {
         if self.rank == 0 {
             return Err(Error::invalid(format!("tensor `{name}` has rank 0; at least 1 is needed")));
@@ -250,7 +250,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// As [`Tensor::expect_readable`], and no two elements share an address.
+    /// Expects what [`Tensor::expect_readable`] does, and that no two elements share an address.
     pub fn expect_writable(&self, name: &str) -> Result<()> {
         self.expect_readable(name)?;
         if self.is_empty() {
@@ -347,7 +347,7 @@ unsafe impl Send for Heads {}
 unsafe impl Sync for Heads {}
 
 impl Heads {
-    /// Of a tensor [tokens, heads, head_dim].
+    /// Views a tensor [tokens, heads, head_dim].
     pub fn new(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
         tensor.expect_float(name)?;
         tensor.expect_rank(name, 3)?;

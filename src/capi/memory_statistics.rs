@@ -85,7 +85,7 @@ pub struct nvb_memory_recovery_step_statistics {
     pub struct_size: usize,
     /// Allocations that reached this step.
     pub tried: u64,
-    /// Those that it helped.
+    /// Allocations that succeeded after this step.
     pub helped: u64,
     pub name: [c_char; 32],
 }

@@ -123,8 +123,8 @@ pub unsafe extern "C" fn nvb_last_error_message(text: *mut c_char, capacity: usi
     })
 }
 
-/// As `nvb_last_error_message`, for the error that led to it: `depth` 0 is the last error itself, 1 its cause, and so on
-/// to what failed first. Returns 1 (an empty text) past the end of the chain.
+/// Copies as `nvb_last_error_message` does the text of the error that led to the last one: `depth` 0 is the last error
+/// itself, 1 its cause, and so on to what failed first. Returns 1 (an empty text) past the end of the chain.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_last_error_cause(depth: u32, text: *mut c_char, capacity: usize) -> usize {
     // No guard: nothing here can panic, and the return value is the answer.

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub enum RecoveryStep {
     /// Threads' magazines and the depot go back to the slabs, and empty slabs to the pages.
     Caches,
-    /// So do batches and large blocks of other streams whose work has passed by now.
+    /// Batches and large blocks of other streams whose work has passed by now go back as well.
     PassedWork,
     /// The stream, or else the host, waits for work of other streams that holds back enough.
     Wait,
@@ -232,7 +232,7 @@ impl Core {
         }
     }
 
-    /// As `empty_caches`, waiting for all work, so that nothing stays behind.
+    /// Empties the caches as `empty_caches` does, waiting for all work, so that nothing stays behind.
     pub fn empty_caches_after_all_work(&self) -> Result<()> {
         let Some(pages) = &self.pages else { return Ok(()) };
         let mut batches = Vec::new();

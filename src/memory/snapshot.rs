@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Result, Write};
 use std::rc::Rc;
 
-/// Of the format; grows when a reader of the one before would be wrong.
+/// The format's version, which grows when a reader of the one before would be wrong.
 const VERSION: u32 = 1;
 
 /// One run of units, and the blocks in it that are live.

@@ -52,7 +52,7 @@ pub struct TraceEvent {
     pub stream: u64,
     /// What the manager held at the time.
     pub reserved: u64,
-    /// Of an allocation: the pool that the block belongs to, a number of `Trace::number_of`; 0: none.
+    /// The pool that an allocated block belongs to, a number of `Trace::number_of`; 0: none.
     pub pool: u16,
 }
 
