@@ -39,7 +39,7 @@ static void test_error(fixture* f) {
         (failure.recovery_steps_tried & 1U << NVB_RECOVERY_STEP_SPILL) == 0);
   CHECK_EQUAL(failure.reserved, 0);
   CHECK_STRUCT(failure, get_failure, NULL);
-  // Of another kind of error there are no numbers.
+  // Another kind of error has no numbers.
   CHECK_INVALID(nvb_memory_allocate(memory, 0, f->stream, &out));
   CHECK_OK(nvb_last_error_get_memory(&failure));
   CHECK(failure.requested == 0 && failure.held == 0 && failure.recovery_steps_tried == 0);
