@@ -83,7 +83,7 @@ impl Backend {
         self.metrics.queue(&op, stream)
     }
 
-    /// As it was given.
+    /// The configuration that the backend runs with.
     pub fn configuration(&self) -> &Configuration {
         &self.configuration
     }
@@ -117,7 +117,7 @@ impl Backend {
         running
     }
 
-    /// Of what the library stores where the caller leaves the dtype open.
+    /// The dtype of what the library stores where the caller leaves it open.
     pub fn default_dtype(&self) -> DType {
         self.configuration.default_dtype(self.device().kind)
     }
@@ -144,7 +144,7 @@ impl Backend {
         Ok(memory)
     }
 
-    /// The same over main memory, which on a GPU no operation takes.
+    /// Creates a memory manager over main memory, which on a GPU no operation takes.
     pub fn create_host_memory_manager(&self, options: MemoryOptions) -> Result<Arc<MemoryManager>> {
         if self.device().kind == DeviceKind::Cpu {
             return self.create_memory_manager(options);
@@ -176,7 +176,7 @@ impl Backend {
         self.check_range(|| format!("tensor `{name}` {tensor}"), tensor.data, tensor.span_bytes())
     }
 
-    /// The same of any range, whose name `what` makes.
+    /// Refuses a range that the device cannot reach or that runs past its block; `what` names it.
     #[inline]
     pub fn check_range(&self, what: impl Fn() -> String, data: *const c_void, bytes: usize) -> Result<()> {
         if bytes == 0 {

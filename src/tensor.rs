@@ -171,7 +171,7 @@ impl Tensor {
         true
     }
 
-    /// The same data as `[rows, columns]`: the last axis stays, the axes before it must fold into one stride.
+    /// Views the data as `[rows, columns]`: the last axis stays, the axes before it must fold into one stride.
     #[inline]
     pub fn as_matrix(&self, name: &str) -> Result<Matrix> {
         // The usual tensor, without the loops of the others.
@@ -282,7 +282,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// As [`Tensor::expect_readable`], and no two elements share an address.
+    /// Expects what [`Tensor::expect_readable`] does, and that no two elements share an address.
     #[inline]
     pub fn expect_writable(&self, name: &str) -> Result<()> {
         self.expect_readable(name)?;
@@ -390,7 +390,7 @@ unsafe impl Send for Heads {}
 unsafe impl Sync for Heads {}
 
 impl Heads {
-    /// Of a tensor [tokens, heads, head_dim].
+    /// Views a tensor [tokens, heads, head_dim].
     pub fn new(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
         tensor.expect_float(name)?;
         tensor.expect_rank(name, 3)?;

@@ -131,7 +131,7 @@ impl Reading<'_> {
         }
     }
 
-    /// As `optional`, for a tensor that would be another one if it had its address.
+    /// Reads a tensor as `optional` does; where only shapes are read it lies apart from the others.
     pub(super) fn optional_apart(self, name: &str, tensor: &nvb_tensor) -> Result<Option<Tensor>> {
         let found = self.optional(name, tensor)?;
         Ok(match self {

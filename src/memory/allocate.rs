@@ -124,7 +124,7 @@ impl Core {
         let found = match self.find(&request) {
             Ok(found) => found,
             Err(shortage) => {
-                self.climb(&request, shortage).inspect_err(|_| self.count_failure(arena, bytes, stream))?
+                self.recover(&request, shortage).inspect_err(|_| self.count_failure(arena, bytes, stream))?
             }
         };
         Ok(self.hand_out(&request, found))

@@ -6,7 +6,7 @@ use super::cache::{Settings, ALL_WORK_KEY, ANYBODY_KEY};
 use super::callbacks::Callbacks;
 use super::capture::Captures;
 use super::direct::DirectBlocks;
-use super::ladder::Rungs;
+use super::ladder::RecoverySteps;
 use super::leak::LeakTracker;
 use super::options::{Decided, LeakTracking, MemoryOptions};
 use super::order::{End, Events, Order, Streams, ALL_WORK, ANYBODY};
@@ -42,7 +42,7 @@ pub struct Core {
     pub events: Arc<Events>,
     pub direct: DirectBlocks,
     pub captures: Captures,
-    pub rungs: Rungs,
+    pub recovery_steps: RecoverySteps,
     pub callbacks: Callbacks,
     pub tracker: LeakTracker,
     pub trace: Option<Trace>,
@@ -118,7 +118,7 @@ impl Core {
             streams: Streams::default(),
             direct: DirectBlocks::default(),
             captures: Captures::default(),
-            rungs: Rungs::default(),
+            recovery_steps: RecoverySteps::default(),
             callbacks: Callbacks::default(),
             spilled: AtomicU64::new(0),
             device_total: total,
@@ -294,7 +294,7 @@ impl Core {
             unaccounted: self.budget.unaccounted(),
             device_free: self.budget.device_free(),
             device_total: self.device_total,
-            rungs: self.rungs.statistics(),
+            recovery_steps: self.recovery_steps.statistics(),
         }
     }
 

@@ -173,7 +173,7 @@ impl Core {
     fn free_direct(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle, only_home: bool) -> Result<()> {
         let mine = |block: &DirectBlock| !only_home || std::ptr::eq(block.usage, &home.usage);
         if self.options.zero_on_free {
-            // As above.
+            // The block is zeroed before it is removed: one that could not be overwritten stays its owner's.
             match self.direct.find(pointer as usize) {
                 Some((start, block)) if start == pointer as usize && mine(&block) && block.kind == Kind::Plain => {
                     self.zero(pointer, block.bytes, stream)?;

@@ -236,7 +236,7 @@ impl Lists {
         // A label may stay known after its last recent block was taken.
         sealed.retain(|waiting| !waiting.slabs.is_empty());
         for mut waiting in sealed {
-            // As in `give`.
+            // A failure leaves the blocks to their streams; whoever else wants them records the event then.
             let _ = waiting.order.wait_for(events);
             self.waiting.push_back(waiting);
         }

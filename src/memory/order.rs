@@ -199,7 +199,7 @@ pub enum Until {
 }
 
 impl Order {
-    /// Of blocks that are freed on the stream from now on.
+    /// The order of blocks that are freed on the stream from now on.
     pub fn of(record: Arc<StreamRecord>) -> Order {
         Order::Stream { label: record.label, record, until: Until::Asked }
     }

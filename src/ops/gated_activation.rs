@@ -13,7 +13,7 @@ pub struct GatedActivation {
     pub activation: Activation,
     /// It or `quantized_output` is there.
     pub output: Option<Matrix>,
-    /// Of the unrounded values that `output` rounds.
+    /// The unrounded values that `output` rounds, quantised.
     pub quantized_output: Option<QuantizedRows>,
 }
 

@@ -15,7 +15,7 @@ pub const BATCH_AXES: usize = 2;
 pub struct MatrixBatch {
     pub data: *mut c_void,
     pub dtype: DType,
-    /// As they lie in memory, before op().
+    /// Rows and columns as they lie in memory, before op().
     pub rows: usize,
     pub columns: usize,
     /// In elements.

@@ -24,7 +24,7 @@ pub struct RmsNorm {
     pub residual_output: Option<Matrix>,
     pub weight: Option<Tensor>,
     pub output: Option<Matrix>,
-    /// Of the unrounded values that `output` rounds.
+    /// The unrounded values that `output` rounds, quantised.
     pub quantized_output: Option<QuantizedRows>,
     pub epsilon: f32,
     pub weight_offset: f32,

@@ -51,7 +51,8 @@ pub fn observe(executor: &Arc<dyn Executor>, observer: Weak<dyn StreamObserver>)
     observers.push((Arc::downgrade(executor), observer));
 }
 
-/// Those of the executor's streams. Used outside the lock: one may be the last to hold a manager, whose end takes time.
+/// The observers of the executor's streams. They are used outside the lock: one may be the last to hold a manager,
+/// whose end takes time.
 fn observers_of(executor: &Arc<dyn Executor>) -> Vec<Arc<dyn StreamObserver>> {
     let mut concerned = Vec::new();
     for (other, observer) in OBSERVERS.read().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -78,7 +79,7 @@ fn expect_live(executor: &Arc<dyn Executor>, data: *const c_void, bytes: usize) 
     }
 }
 
-/// Of a workspace that the caller sets: what allocations have.
+/// The alignment of a workspace that the caller sets: what allocations have.
 pub const WORKSPACE_ALIGNMENT: usize = 256;
 
 pub struct Stream {
@@ -139,7 +140,7 @@ impl Stream {
         self.executor.stream_synchronize(self.raw)
     }
 
-    /// As `synchronize`, for at most `timeout`; false if the time is over. The work itself goes on.
+    /// Waits as `synchronize` does, for at most `timeout`; false if the time is over. The work itself goes on.
     pub fn synchronize_for(&self, timeout: Duration) -> Result<bool> {
         wait::until(|| self.query(), timeout)
     }
@@ -161,7 +162,7 @@ impl Stream {
     /// From now on the stream's operations take their workspace from these bytes and allocate none; NULL: as before.
     ///
     /// # Safety
-    /// As for `Executor::stream_set_workspace`.
+    /// The conditions of `Executor::stream_set_workspace` hold.
     pub unsafe fn set_workspace(&self, data: *mut c_void, bytes: usize) -> Result<()> {
         if let Owner::Manager { .. } = self.owner {
             return Err(Error::invalid("a stream of a stream manager may have several users: it takes no workspace"));
