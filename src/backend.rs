@@ -3,7 +3,7 @@
 use crate::configuration::selector::Selector;
 use crate::configuration::{AttentionKernels, Configuration, MemoryConfiguration, Precision};
 use crate::cpu::CpuExecutor;
-use crate::device::{features::Features, DeviceInfo, DeviceKind};
+use crate::device::{features::Features, DeviceInfo, DeviceKind, RawHandle};
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use crate::hardware::{
@@ -14,7 +14,7 @@ use crate::memory::allocator::EngineAllocator;
 use crate::memory::{expect_awake, MemoryManager, MemoryOptions};
 use crate::metrics::{nvtx, Metrics};
 use crate::operation::Operation;
-use crate::stream::{RawHandle, Stream};
+use crate::stream::Stream;
 use crate::tensor::{DType, Tensor};
 use crate::tuning::Tuning;
 use std::ffi::c_void;
@@ -41,7 +41,7 @@ impl Backend {
     pub fn with_allocator(configuration: Configuration, allocator: Option<EngineAllocator>) -> Result<Backend> {
         configuration.validate()?;
         let executor = choose_executor(&configuration)?;
-        configuration.check_device(executor.device())?;
+        configuration.check_device(executor.info())?;
         let options = MemoryOptions { allocator, ..configuration.memory.options() };
         let memory = MemoryManager::new(executor.clone(), options)?;
         Backend::assemble(executor, memory, configuration)
@@ -59,7 +59,7 @@ impl Backend {
         let default_stream = Arc::new(Stream::new(&executor, 0)?);
         let metrics = Metrics::default();
         metrics.set_enabled(configuration.timing.profiling);
-        log::info!(target: "nvbackend::backend", "{}", summary(executor.device()));
+        log::info!(target: "nvbackend::backend", "{}", summary(executor.info()));
         Ok(Backend {
             executor,
             memory: Arc::new(memory),
@@ -163,7 +163,7 @@ impl Backend {
     }
 
     pub fn device(&self) -> &DeviceInfo {
-        self.executor.device()
+        self.executor.info()
     }
 
     /// The stream of calls that name none.

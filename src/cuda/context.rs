@@ -4,8 +4,8 @@
 use super::all_work::AllWork;
 use super::driver::{self, is_sticky};
 use super::exit::{self, Inside};
+use crate::device::a_device_is_lost;
 use crate::error::{Error, Result, Status};
-use crate::executor::a_device_is_lost;
 use cust::sys::{self, cudaError_enum, CUcontext, CUresult};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, CStr};

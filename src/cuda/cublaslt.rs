@@ -9,8 +9,8 @@ mod library;
 mod variations;
 
 use super::scratch::{Purpose, ScratchGuard};
+use crate::device::RawHandle;
 use crate::error::{Error, Result, Status};
-use crate::stream::RawHandle;
 use crate::tensor::DType;
 use descriptors::Descriptors;
 use library::{functions, Functions};

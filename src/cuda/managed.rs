@@ -2,9 +2,8 @@
 
 use super::context::PrimaryContext;
 use super::driver;
+use crate::device::{ManagedAdvice, RawHandle};
 use crate::error::{Error, Result, Status};
-use crate::executor::ManagedAdvice;
-use crate::stream::RawHandle;
 use cust::sys::{self, cudaError_enum, CUmem_advise_enum as Advice};
 use std::ffi::c_void;
 

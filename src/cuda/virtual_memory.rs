@@ -3,8 +3,8 @@
 
 use super::context::PrimaryContext;
 use super::driver;
+use crate::device::{VirtualMemory, PAGE_BYTES};
 use crate::error::Result;
-use crate::executor::{VirtualMemory, PAGE_BYTES};
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

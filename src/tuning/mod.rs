@@ -55,8 +55,8 @@ impl Tuning {
             "" => std::env::var_os("NVB_TUNING_FILE").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
             path => Some(PathBuf::from(path)),
         };
-        let device = executor.device().kind;
-        let file = path.map(|path| (path, Header::of(executor.device(), configuration)));
+        let device = executor.info().kind;
+        let file = path.map(|path| (path, Header::of(executor.info(), configuration)));
         let tuning = Tuning { device, file };
         if let Some((path, header)) = &tuning.file {
             if let Some(table) = load(path, header, device) {

@@ -4,8 +4,8 @@
 use super::case::{Case, CaseWeight};
 use crate::allocation::{collected, filled, with_room};
 use crate::backend::Backend;
+use crate::device::CopyKind;
 use crate::error::Result;
-use crate::executor::CopyKind;
 use crate::memory::Allocation;
 use crate::ops::linear::Linear;
 use crate::stream::Stream;

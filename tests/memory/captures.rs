@@ -2,10 +2,11 @@
 
 use super::fixture::{Fixture, MIB};
 use super::simulated::Call;
+use nvbackend::device::RawHandle;
 use nvbackend::error::Status;
 use nvbackend::memory::options::{Limit, Spill};
 use nvbackend::memory::{MemoryOptions, Pool};
-use nvbackend::stream::{RawHandle, Stream};
+use nvbackend::stream::Stream;
 
 /// Runs `body` while the stream is captured into the pool.
 fn capturing(fixture: &Fixture, pool: &Pool, stream: &Stream, body: impl FnOnce()) {

@@ -3,11 +3,12 @@
 
 use super::simulated::Simulated;
 use nvbackend::cpu::CpuExecutor;
+use nvbackend::device::RawHandle;
 use nvbackend::error::Status;
 use nvbackend::executor::Executor;
 use nvbackend::memory::options::{LeakTracking, Limit, Margin, Spill};
 use nvbackend::memory::{MemoryManager, MemoryOptions, Pool};
-use nvbackend::stream::{RawHandle, Stream};
+use nvbackend::stream::Stream;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Weak};

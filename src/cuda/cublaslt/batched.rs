@@ -9,9 +9,9 @@ use super::{
     PREFERENCE_MIN_ALIGNMENT_A, WORKSPACE_BYTES,
 };
 use crate::cuda::scratch::{Purpose, ScratchGuard};
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::matmul::{Matmul, MatrixBatch};
-use crate::stream::RawHandle;
 use crate::tensor::DType;
 use std::ffi::{c_int, c_void};
 
