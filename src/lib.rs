@@ -42,6 +42,7 @@ pub mod operation;
 pub mod ops;
 pub mod registry;
 mod reserve;
+pub mod simd;
 pub mod stream;
 pub mod tensor;
 mod thread;

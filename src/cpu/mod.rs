@@ -33,7 +33,6 @@ pub mod rms_norm;
 pub mod rope;
 mod row;
 pub mod sample;
-pub mod simd;
 pub mod softmax;
 #[cfg(test)]
 pub(crate) mod testing;

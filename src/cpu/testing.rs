@@ -1,7 +1,7 @@
 //! What the operations' tests share: random tensors, error norms, and a run at every instruction set.
 
-use super::simd::Level;
 use super::threads::Threads;
+use crate::simd::Level;
 use crate::tensor::{DType, Element, Tensor};
 use half::{bf16, f16};
 use std::sync::atomic::{AtomicUsize, Ordering};
