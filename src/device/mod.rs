@@ -5,6 +5,7 @@ pub mod features;
 mod handle;
 mod info;
 mod loss;
+mod observers;
 mod virtual_memory;
 
 use crate::error::{Error, Result};
@@ -18,6 +19,7 @@ pub use info::{DeviceInfo, DeviceKind};
 #[cfg(feature = "cuda")]
 pub use loss::a_device_is_lost;
 pub use loss::when_a_device_is_lost;
+pub use observers::{observe, observers_of, StreamObserver};
 pub use virtual_memory::{VirtualMemory, PAGE_BYTES};
 
 /// A function of the engine's that a stream calls.

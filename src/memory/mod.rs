@@ -57,9 +57,8 @@ pub use sleep::expect_awake;
 pub use statistics::MemoryStatistics;
 
 use self::core::Core;
-use crate::device::{Device, ManagedAdvice, RawHandle};
+use crate::device::{observe, Device, ManagedAdvice, RawHandle, StreamObserver};
 use crate::error::{Error, Result};
-use crate::stream::{observe, Stream, StreamObserver};
 use crate::tensor::{DType, Tensor, MAX_RANK};
 pub use core::log_level_changed;
 use core::remember;
@@ -146,8 +145,8 @@ impl MemoryManager {
 
     /// A block that frees itself, ordered after all work of the device; owners synchronise before they drop it if they
     /// must not wait then. It lies in no pool, even while one captures the stream: its owner may outlive any.
-    pub fn allocate_owned(self: &Arc<Self>, bytes: usize, stream: &Stream) -> Result<Allocation> {
-        let pointer = self.core.allocate_outside_captures(bytes, stream.raw())?;
+    pub fn allocate_owned(self: &Arc<Self>, bytes: usize, stream: RawHandle) -> Result<Allocation> {
+        let pointer = self.core.allocate_outside_captures(bytes, stream)?;
         Ok(Allocation { memory: self.clone(), pointer, bytes })
     }
 

@@ -13,7 +13,6 @@ use super::MemoryManager;
 use crate::allocation::{has_room, no_memory, push_if_room};
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
-use crate::stream::Stream;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
@@ -84,14 +83,14 @@ impl Pool {
 
     /// From now on, until `end_capture`, what is allocated on the stream comes from this pool, and no memory of it goes
     /// elsewhere before the pool does. Call it before the stream's capture begins.
-    pub fn begin_capture(&self, stream: &Stream) -> Result<()> {
+    pub fn begin_capture(&self, stream: RawHandle) -> Result<()> {
         let core = self.core();
-        if stream.raw() == RawHandle::NULL {
+        if stream == RawHandle::NULL {
             return Err(Error::invalid("the default stream cannot be captured"));
         }
         // The stream's magazines hold blocks of other arenas, which must not get into the graph.
-        let label = core.label(self.arena(), core.key(stream.raw()));
-        core.captures.begin(stream.raw(), self.arena())?;
+        let label = core.label(self.arena(), core.key(stream));
+        core.captures.begin(stream, self.arena())?;
         self.arena().set_captured(true);
         if core.synchronous {
             core.renew_settings();
@@ -102,9 +101,9 @@ impl Pool {
         Ok(())
     }
 
-    pub fn end_capture(&self, stream: &Stream) -> Result<()> {
+    pub fn end_capture(&self, stream: RawHandle) -> Result<()> {
         let core = self.core();
-        core.captures.end(stream.raw())?;
+        core.captures.end(stream)?;
         core.release_leaving(false);
         if core.synchronous {
             core.renew_settings();

@@ -7,48 +7,16 @@ mod handles;
 pub mod manager;
 mod wait;
 
-use crate::device::{Device, HostCallback, RawHandle};
+use crate::device::{observers_of, Device, HostCallback, RawHandle};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
-use crate::fork::PerProcess;
 use crate::memory::expect_awake;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use event::Event;
-
-/// Is told when a stream's handle is about to lose its meaning, while work may still be queued on it.
-pub trait StreamObserver: Send + Sync {
-    fn stream_ends(&self, stream: RawHandle);
-
-    /// Whether the range lies inside one of the observer's live blocks; `None`: its memory is elsewhere.
-    fn owns_live(&self, address: usize, bytes: usize) -> Option<bool>;
-}
-
-/// Observers with the device whose streams they care about.
-type Observers = Vec<(Weak<dyn Device>, Weak<dyn StreamObserver>)>;
-
-static OBSERVERS: PerProcess<RwLock<Observers>> = PerProcess::new(Default::default);
-
-/// `observer` hears of every stream of the device that ends from now on (`handles.rs`), for as long as it lives.
-pub fn observe(device: &Arc<dyn Device>, observer: Weak<dyn StreamObserver>) {
-    let mut observers = OBSERVERS.write().unwrap_or_else(PoisonError::into_inner);
-    observers.retain(|(_, observer)| observer.strong_count() > 0);
-    observers.push((Arc::downgrade(device), observer));
-}
-
-/// Those of the device's streams. Used outside the lock: one may be the last to hold a manager, whose end takes time.
-fn observers_of(device: &dyn Device) -> Vec<Arc<dyn StreamObserver>> {
-    let mut concerned = Vec::new();
-    for (other, observer) in OBSERVERS.read().unwrap_or_else(PoisonError::into_inner).iter() {
-        if std::ptr::addr_eq(other.as_ptr(), device) {
-            concerned.extend(observer.upgrade());
-        }
-    }
-    concerned
-}
 
 fn announce_end(device: &dyn Device, stream: RawHandle) {
     observers_of(device).iter().for_each(|observer| observer.stream_ends(stream));

@@ -63,7 +63,7 @@ impl<'a> DevicePanels<'a> {
         if self.memory.check_available(bytes as u64).is_err() {
             return Ok(None);
         }
-        let panel = self.memory.allocate_owned(bytes, self.stream)?;
+        let panel = self.memory.allocate_owned(bytes, self.stream.raw())?;
         let mut lost = SquaredError::default();
         for first in (0..rows).step_by(panel_rows) {
             let range = first..(first + panel_rows).min(rows);

@@ -258,7 +258,7 @@ fn allocate(memory: &Arc<MemoryManager>, geometry: &Geometry, more: usize, strea
     let (data, _, _, end) = geometry.sections();
     // Floats have nothing behind their rows.
     let bytes = if geometry.format.encoding.is_float() { data.end } else { end + more };
-    memory.allocate_owned(bytes, stream).map_err(|error| {
+    memory.allocate_owned(bytes, stream.raw()).map_err(|error| {
         let Geometry { rows, columns, format, .. } = geometry;
         error.context(format_args!("weight [{rows}, {columns}] of {format}"))
     })

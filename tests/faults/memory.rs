@@ -170,14 +170,14 @@ impl<'a> Run<'a> {
             let outcome = pool.allocate(bytes, stream.raw());
             self.tried("allocate from the pool", outcome);
         }
-        let outcome = pool.begin_capture(stream);
+        let outcome = pool.begin_capture(stream.raw());
         if self.tried("begin a capture", outcome).is_some() {
             let small = self.allocate(2000, stream);
             let large = self.allocate(5 * MIB, stream);
             for pointer in [small, large].into_iter().flatten() {
                 self.free(pointer, stream);
             }
-            let outcome = pool.end_capture(stream);
+            let outcome = pool.end_capture(stream.raw());
             self.tried("end a capture", outcome);
         }
         let outcome = pool.clear();
