@@ -16,9 +16,12 @@ use crate::metrics::{nvtx, Metrics};
 use crate::operation::Operation;
 use crate::stream::Stream;
 use crate::tensor::{DType, Tensor};
-use crate::tuning::Tuning;
+use crate::tuning::case::Case;
+use crate::tuning::tuner::{Options, Progress, Report};
+use crate::tuning::{Clock, Tuning};
 use std::ffi::c_void;
 use std::fmt::Display;
+use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 pub struct Backend {
@@ -126,6 +129,17 @@ impl Backend {
     /// Where tuned choices are kept.
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
+    }
+
+    /// As `Tuning::tune` does.
+    pub fn tune(
+        &self,
+        cases: &[Case],
+        options: Options,
+        clock: Clock,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<(Report, Option<Error>)> {
+        self.tuning.tune(&self.executor, &self.memory, cases, options, clock, progress)
     }
 
     pub fn metrics(&self) -> &Metrics {

@@ -198,7 +198,7 @@ pub fn tune(
         ControlFlow::Continue(())
     };
     let mut tuner = Tuner {
-        backend,
+        memory: backend.memory(),
         products,
         timer: &mut script,
         stream: &stream,
