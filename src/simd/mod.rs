@@ -15,6 +15,8 @@ pub mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub(crate) use element::with_float;
 pub use element::VectorElement;
@@ -255,7 +257,7 @@ impl Level {
 #[inline]
 pub unsafe fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(test)]
-    return super::testing::level().run(kernel);
+    return testing::level().run(kernel);
     #[cfg(not(test))]
     Level::best().run(kernel)
 }
