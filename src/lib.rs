@@ -30,6 +30,8 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
+#[cfg(feature = "cuda")]
+pub mod driver;
 pub mod error;
 pub mod executor;
 mod file;

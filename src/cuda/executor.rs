@@ -4,7 +4,6 @@ mod device;
 
 use super::context::{runtime_error, ContextGuard, PrimaryContext};
 use super::cublaslt::CublasLt;
-use super::driver;
 use super::launch::Launch;
 use super::memory_pool::MemoryPool;
 use super::peer::Peers;
@@ -12,6 +11,7 @@ use super::scratch::{expect_room, Scratch, StreamScratch};
 use super::virtual_memory::Ranges;
 use crate::configuration::Configuration;
 use crate::device::{wait_past_captures, DeviceInfo, DeviceKind, RawHandle};
+use crate::driver::{self, exit};
 use crate::error::{Result, Status};
 use crate::executor::Executor;
 use crate::operation::Operation;
@@ -140,7 +140,7 @@ impl CudaExecutor {
     /// A launcher's `cudaError_t`.
     pub(super) fn check_launch(&self, code: i32, doing: &str) -> Result<()> {
         if code == 0 {
-            super::exit::RUNTIME.have_begun();
+            exit::RUNTIME.have_begun();
             return Ok(());
         }
         let mut error = self.context.latch(runtime_error(code, doing));
