@@ -57,7 +57,7 @@ fn main() {
 /// The text of everything that computes, so that what was tuned for other kernels is known by it.
 fn kernel_sources() -> Vec<(PathBuf, Vec<u8>)> {
     let mut files = Vec::new();
-    let mut folders: Vec<PathBuf> = ["csrc", "src/cpu", "src/cuda"].map(PathBuf::from).into();
+    let mut folders: Vec<PathBuf> = ["csrc", "src/cpu", "src/cuda", "src/simd"].map(PathBuf::from).into();
     while let Some(folder) = folders.pop() {
         println!("cargo:rerun-if-changed={}", folder.display());
         for entry in fs::read_dir(&folder).unwrap_or_else(|error| fail(&format!("{}: {error}", folder.display()))) {

@@ -3,7 +3,7 @@
 use crate::configuration::selector::Selector;
 use crate::configuration::{AttentionKernels, Configuration, MemoryConfiguration, Precision};
 use crate::cpu::CpuExecutor;
-use crate::device::{features::Features, DeviceInfo, DeviceKind};
+use crate::device::{features::Features, DeviceInfo, DeviceKind, RawHandle};
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use crate::hardware::{
@@ -14,10 +14,13 @@ use crate::memory::allocator::EngineAllocator;
 use crate::memory::{expect_awake, MemoryManager, MemoryOptions};
 use crate::metrics::{nvtx, Metrics};
 use crate::operation::Operation;
-use crate::stream::{RawHandle, Stream};
+use crate::stream::Stream;
 use crate::tensor::{DType, Tensor};
-use crate::tuning::Tuning;
+use crate::tuning::case::Case;
+use crate::tuning::tuner::{Options, Progress, Report};
+use crate::tuning::{Clock, Tuning};
 use std::ffi::c_void;
+use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 pub struct Backend {
@@ -40,7 +43,7 @@ impl Backend {
     pub fn with_allocator(configuration: Configuration, allocator: Option<EngineAllocator>) -> Result<Backend> {
         configuration.validate()?;
         let executor = choose_executor(&configuration)?;
-        configuration.check_device(executor.device())?;
+        configuration.check_device(executor.info())?;
         let options = MemoryOptions { allocator, ..configuration.memory.options() };
         let memory = MemoryManager::new(executor.clone(), options)?;
         Backend::assemble(executor, memory, configuration)
@@ -58,7 +61,7 @@ impl Backend {
         let default_stream = Arc::new(Stream::new(&executor, 0)?);
         let metrics = Metrics::default();
         metrics.set_enabled(configuration.timing.profiling);
-        log::info!(target: "nvbackend::backend", "{}", summary(executor.device()));
+        log::info!(target: "nvbackend::backend", "{}", summary(executor.info()));
         Ok(Backend {
             executor,
             memory: Arc::new(memory),
@@ -127,6 +130,17 @@ impl Backend {
         &self.tuning
     }
 
+    /// As `Tuning::tune` does.
+    pub fn tune(
+        &self,
+        cases: &[Case],
+        options: Options,
+        clock: Clock,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<(Report, Option<Error>)> {
+        self.tuning.tune(&self.executor, &self.memory, cases, options, clock, progress)
+    }
+
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
@@ -162,7 +176,7 @@ impl Backend {
     }
 
     pub fn device(&self) -> &DeviceInfo {
-        self.executor.device()
+        self.executor.info()
     }
 
     /// The stream of calls that name none.

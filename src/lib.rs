@@ -30,6 +30,8 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod device;
+#[cfg(feature = "cuda")]
+pub mod driver;
 pub mod error;
 pub mod executor;
 mod file;
@@ -42,6 +44,7 @@ pub mod operation;
 pub mod ops;
 pub mod registry;
 mod reserve;
+pub mod simd;
 pub mod stream;
 pub mod tensor;
 mod thread;

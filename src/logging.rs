@@ -3,7 +3,6 @@
 //!
 //! NVB_LOG takes `env_logger`'s filters ("debug", "nvbackend::memory=trace"). Without all of these the library is silent.
 
-use crate::capi::backend_options::nvb_log_callback;
 use crate::fork::PerProcess;
 use env_logger::{Target, WriteStyle};
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -12,6 +11,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::RwLock;
 
+/// `nvb_log_callback` that is not NULL.
 type Callback = unsafe extern "C" fn(u32, *const std::ffi::c_char, *const std::ffi::c_char, usize, *mut c_void);
 
 struct Receiver {
@@ -160,10 +160,3 @@ impl Log for Logger {
 
     fn flush(&self) {}
 }
-
-const _: () = {
-    // The callback type of the ABI is an Option of ours.
-    fn _same(callback: nvb_log_callback) -> Option<Callback> {
-        callback
-    }
-};

@@ -83,7 +83,7 @@ impl KvCache {
     /// Allocates all layers at once; the contents are undefined until tokens are appended.
     pub fn new(memory: &Arc<MemoryManager>, options: KvCacheOptions, stream: &Stream) -> Result<KvCache> {
         let bytes = options.bytes()?;
-        let allocation = memory.allocate_owned(bytes, stream).map_err(|error| {
+        let allocation = memory.allocate_owned(bytes, stream.raw()).map_err(|error| {
             error.context(format_args!(
                 "KV cache of {} layers, {} slots of {} tokens",
                 options.layers, options.slots, options.capacity

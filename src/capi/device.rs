@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn a_backend_s_device_has_the_executor_s_threads() {
         let executor = crate::cpu::CpuExecutor::new(1).unwrap();
-        let info = convert(crate::executor::Executor::device(&executor));
+        let info = convert(crate::device::Device::info(&executor));
         assert_eq!((info.kind, info.multiprocessors), (NVB_DEVICE_CPU, 1));
         assert_ne!(info.architecture[0], 0);
     }

@@ -53,7 +53,7 @@ fn list(backend: *const nvb_backend) -> Result<(Vec<KernelId>, Option<KernelId>)
     }
     let object = BACKENDS.get(backend)?;
     let executor = object.backend.executor();
-    let of_device = kernels_of(executor.device().kind).map(|(id, _)| id).collect();
+    let of_device = kernels_of(executor.info().kind).map(|(id, _)| id).collect();
     Ok((of_device, executor.choices().overridden()))
 }
 

@@ -10,8 +10,8 @@ use super::stream::nvb_stream;
 use super::structs::{expect_out, slice, write_out};
 use super::tensor::{nvb_tensor, tensor_shape};
 use crate::backend::Backend;
+use crate::device::{CopyKind, ManagedAdvice};
 use crate::error::{Error, Result};
-use crate::executor::{CopyKind, ManagedAdvice};
 use crate::memory::{expect_awake, Blocks, MemoryManager};
 use crate::stream::Stream;
 use std::ffi::c_void;
@@ -345,7 +345,7 @@ pub unsafe extern "C" fn nvb_memory_copy(
             expect_awake(pointer)?;
             if device
                 && !memory.owns(pointer, bytes)
-                && (memory.owns(pointer, 1) || !memory.executor().can_access(pointer)?)
+                && (memory.owns(pointer, 1) || !memory.device().can_access(pointer)?)
             {
                 return Err(Error::invalid(format!(
                     "`{name}`: {bytes} bytes from {pointer:p} do not lie inside device memory"
@@ -353,7 +353,7 @@ pub unsafe extern "C" fn nvb_memory_copy(
             }
         }
         // SAFETY: device ranges were checked, host ranges are valid by the header's contract.
-        unsafe { memory.executor().copy(destination, source, bytes, kind, stream.raw()) }
+        unsafe { memory.device().copy(destination, source, bytes, kind, stream.raw()) }
     })
 }
 
@@ -381,7 +381,7 @@ pub unsafe extern "C" fn nvb_memory_fill(
         }
         expect_awake(destination)?;
         // SAFETY: the range lies inside a live block.
-        unsafe { memory.executor().fill(destination, value, bytes, stream.raw()) }
+        unsafe { memory.device().fill(destination, value, bytes, stream.raw()) }
     })
 }
 

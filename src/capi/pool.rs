@@ -236,7 +236,7 @@ pub unsafe extern "C" fn nvb_pool_get_name(
 pub unsafe extern "C" fn nvb_pool_begin_capture(pool: *mut nvb_pool, stream: *mut nvb_stream) -> nvb_status {
     guard!(nvb_pool_begin_capture, {
         let (object, stream) = pool_and_stream(pool, stream)?;
-        object.pool.begin_capture(&stream)
+        object.pool.begin_capture(stream.raw())
     })
 }
 
@@ -245,6 +245,6 @@ pub unsafe extern "C" fn nvb_pool_begin_capture(pool: *mut nvb_pool, stream: *mu
 pub unsafe extern "C" fn nvb_pool_end_capture(pool: *mut nvb_pool, stream: *mut nvb_stream) -> nvb_status {
     guard!(nvb_pool_end_capture, {
         let (object, stream) = pool_and_stream(pool, stream)?;
-        object.pool.end_capture(&stream)
+        object.pool.end_capture(stream.raw())
     })
 }

@@ -6,9 +6,9 @@ use super::guard::guard;
 use super::handle::Table;
 use super::status::nvb_status;
 use super::structs::{expect_out, write_out};
-use crate::device::DeviceKind;
+use crate::device::{DeviceKind, RawHandle};
 use crate::error::{Error, Result};
-use crate::stream::{RawHandle, Stream};
+use crate::stream::Stream;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn nvb_stream_wait_event(stream: *mut nvb_stream, event: *
         let stream = STREAMS.get(stream)?;
         let object = EVENTS.get(event)?;
         let event = &object.event;
-        if stream.executor().device().kind != event.executor().device().kind {
+        if stream.executor().info().kind != event.executor().info().kind {
             return Err(Error::invalid("one of stream and event is a GPU's, the other the CPU's"));
         }
         stream.wait(event)
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn nvb_stream_get_native(stream: *mut nvb_stream, cuda_str
     guard!(nvb_stream_get_native, {
         let stream = STREAMS.get(stream)?;
         // The CPU's streams have names that are no addresses.
-        let native = match stream.executor().device().kind {
+        let native = match stream.executor().info().kind {
             DeviceKind::Cuda => stream.raw().0,
             DeviceKind::Cpu | DeviceKind::Tpu => std::ptr::null_mut(),
         };

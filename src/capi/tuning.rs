@@ -16,7 +16,7 @@ use crate::memory::expect_awake;
 use crate::tensor::DType;
 use crate::tuning::case::{Case, CaseWeight};
 use crate::tuning::tuner::{Options, Outcome, Progress, Report};
-use crate::tuning::{self, Clock};
+use crate::tuning::Clock;
 use crate::weight::Arrangement;
 use std::ffi::{c_char, c_void};
 use std::ops::ControlFlow;
@@ -267,7 +267,7 @@ pub unsafe extern "C" fn nvb_tune_linear(
                 _ => ControlFlow::Break(()),
             }
         };
-        let (found, unkept) = tuning::tune(backend, &cases, options, clock, &mut progress)?;
+        let (found, unkept) = backend.tune(&cases, options, clock, &mut progress)?;
         if report.is_null() {
             return Ok(());
         }

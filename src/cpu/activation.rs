@@ -1,7 +1,7 @@
 //! Activations by name: on a vector for the fast paths, on one value for the references.
 
-use super::simd::{math, Simd};
 use crate::ops::Activation;
+use crate::simd::{math, Simd};
 
 /// # Safety
 /// The CPU has `S`.

@@ -1,9 +1,9 @@
 //! The index of each row's largest value.
 
 use super::row::{for_rows, vectors, Row};
-use super::simd::{dispatch, Kernel, Simd};
 use super::threads::Threads;
 use crate::ops::argmax::Argmax;
+use crate::simd::{dispatch, Kernel, Simd};
 use crate::tensor::Matrix;
 
 pub fn argmax(threads: &Threads, op: &Argmax) {

@@ -7,8 +7,8 @@
 #![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
 
 use super::dot_tile::{DotTile, Products, COLUMNS, MAX_ROWS};
-use super::simd::avx512::Avx512;
-use super::simd::Simd;
+use crate::simd::avx512::Avx512;
+use crate::simd::Simd;
 use half::bf16;
 use std::arch::x86_64::*;
 

@@ -4,7 +4,7 @@
 //! unpacks them into memory first give the same bits. Scales of whole rows are left to the end of the product.
 
 use super::row::vectors;
-use super::simd::{Kernel, Simd, VectorElement};
+use crate::simd::{Kernel, Simd, VectorElement};
 use crate::weight::{Scales, WeightView, BLOCK};
 use half::f16;
 use std::marker::PhantomData;

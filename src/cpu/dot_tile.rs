@@ -6,7 +6,7 @@
 
 #![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
 
-use super::simd::{Kernel, Simd, VectorElement};
+use crate::simd::{Kernel, Simd, VectorElement};
 #[cfg(target_arch = "x86_64")]
 use half::bf16;
 #[cfg(target_arch = "x86_64")]

@@ -2,9 +2,9 @@
 
 use super::activation::{self, activate};
 use super::row::{vectors, Row};
-use super::simd::{dispatch, math, Kernel, Simd};
 use super::threads::Threads;
 use crate::ops::elementwise::{Elementwise, ElementwiseKind};
+use crate::simd::{dispatch, math, Kernel, Simd};
 use std::ops::Range;
 
 /// Elements of a task. Rows are cut too: logits are one row of a quarter million.

@@ -3,10 +3,10 @@
 use super::activation::{self, activate};
 use super::quantized_rows;
 use super::row::{for_rows, vectors, Row};
-use super::simd::{dispatch, Kernel, Simd};
 use super::threads::{Scratch, Threads};
 use crate::ops::gated_activation::GatedActivation;
 use crate::ops::quantized_rows::QuantizedRows;
+use crate::simd::{dispatch, Kernel, Simd};
 use crate::tensor::{Matrix, Tensor};
 use std::ops::Range;
 

@@ -14,8 +14,8 @@
 
 use super::dequantize::{Int4, Slice, CHUNK};
 use super::dot_tile::{Products, COLUMNS, MAX_ROWS};
-use super::simd::avx512::Avx512;
-use super::simd::Simd;
+use crate::simd::avx512::Avx512;
+use crate::simd::Simd;
 use crate::weight::Scales;
 use std::arch::x86_64::*;
 use std::hint::black_box;

@@ -2,9 +2,9 @@
 
 use super::norm::{norm, RowNorm};
 use super::row::{vectors, Row};
-use super::simd::Simd;
 use super::threads::Threads;
 use crate::ops::layer_norm::LayerNorm;
+use crate::simd::Simd;
 use crate::tensor::Matrix;
 
 pub fn layer_norm(threads: &Threads, op: &LayerNorm) {

@@ -14,9 +14,9 @@ use super::linear::{
 };
 use super::quantized_tile::{QuantizedTile, QUANTIZED_ROWS};
 use super::row::{vectors, Row};
-use super::simd::{dispatch, with_float, Kernel, Simd};
 use super::threads::{Scratch, Threads, SCRATCH_FLOATS};
 use crate::ops::linear::Linear;
+use crate::simd::{dispatch, with_float, Kernel, Simd};
 use crate::tensor::{DType, Element};
 use crate::weight::{Encoding, Scales};
 use std::marker::PhantomData;

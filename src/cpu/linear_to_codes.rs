@@ -3,11 +3,11 @@
 use super::linear_codes::{row_values, BLOCK_VALUES};
 use super::quantized_rows;
 use super::row::{for_rows, vectors, Row};
-use super::simd::{dispatch, Kernel, Simd};
 use super::threads::Threads;
 use crate::error::Result;
 use crate::ops::linear_to_codes::{LinearProduct, LinearToCodes};
 use crate::ops::quantized_rows::QuantizedRows;
+use crate::simd::{dispatch, Kernel, Simd};
 use crate::tensor::{DType, Matrix};
 use std::ops::Range;
 

@@ -3,9 +3,9 @@
 
 use super::dot_tile::{DotTile, COLUMNS};
 use super::row::Row;
-use super::simd::{dispatch, Kernel, Simd};
 use super::threads::{Scratch, Threads};
 use crate::ops::matmul::{Matmul, MatrixBatch};
+use crate::simd::{dispatch, Kernel, Simd};
 use std::ops::Range;
 
 /// Elements of op(A) and of op(B) that are f32 at once.

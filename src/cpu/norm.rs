@@ -1,8 +1,8 @@
 //! Rows that are normalised as a whole, each after a pass that leaves what is to be normalised in scratch memory.
 
 use super::row::{for_rows, Row};
-use super::simd::{dispatch, Kernel, Simd};
 use super::threads::{Scratch, Threads};
+use crate::simd::{dispatch, Kernel, Simd};
 use crate::tensor::{Matrix, Tensor};
 use std::ops::Range;
 

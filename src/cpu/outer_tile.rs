@@ -4,7 +4,7 @@
 
 #![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
 
-use super::simd::{Kernel, Simd, VectorElement};
+use crate::simd::{Kernel, Simd, VectorElement};
 
 /// The operands of one product.
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@
 
 use super::dequantize::{Encoded, Factors, Slice, CHUNK};
 use super::dot_tile::{Products, COLUMNS, MAX_ROWS};
-use super::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Simd};
 use std::marker::PhantomData;
 
 /// Most rows of x in a tile of any level; above it the sums and the values being unpacked leave the registers.

@@ -3,9 +3,9 @@
 use super::norm::{norm, RowNorm};
 use super::quantized_rows;
 use super::row::{vectors, Row};
-use super::simd::Simd;
 use super::threads::Threads;
 use crate::ops::rms_norm::RmsNorm;
+use crate::simd::Simd;
 use crate::tensor::{Matrix, Tensor};
 
 pub fn rms_norm(threads: &Threads, op: &RmsNorm) {

@@ -2,12 +2,12 @@
 
 use super::rms_norm::sum_of_squares;
 use super::row::{for_rows, integers, vectors, Row};
-use super::simd::{dispatch, math, Kernel, Simd};
 use super::threads::Threads;
 use crate::attention::kv_cache::CacheLayer;
 use crate::attention::MAX_HEAD_DIM;
 use crate::error::Result;
 use crate::ops::rope::{Append, Rope, Rotation};
+use crate::simd::{dispatch, math, Kernel, Simd};
 use crate::tensor::{DType, Heads, Tensor};
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! A row of floats of any dtype, read and written as f32: the operations whose time is memory's go through it, so that
 //! one loop serves every mix of dtypes. The choice of dtype in the loop is a branch that always goes the same way.
 
-use super::simd::{with_float, Simd, VectorElement};
 use super::threads::{Scratch, Threads};
+use crate::simd::{with_float, Simd, VectorElement};
 use crate::tensor::{DType, Element, Heads, Matrix, Tensor};
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
 //! exp(s·x − max) / Σ exp(s·x − max) over each row.
 
 use super::row::{for_rows, vectors, Row};
-use super::simd::{dispatch, math, Kernel, Simd};
 use super::threads::Threads;
 use crate::ops::softmax::Softmax;
+use crate::simd::{dispatch, math, Kernel, Simd};
 use std::ops::Range;
 
 pub fn softmax(threads: &Threads, op: &Softmax) {

@@ -1,7 +1,7 @@
 //! Host memory as a range: address space that costs nothing, pages that the system lends and takes back.
 
+use crate::device::{VirtualMemory, PAGE_BYTES};
 use crate::error::{Error, Result, Status};
-use crate::executor::{VirtualMemory, PAGE_BYTES};
 use std::ffi::c_void;
 
 /// From this size on the machine's free memory is asked first: Linux grants more than it has, and ends the process

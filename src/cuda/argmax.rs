@@ -4,9 +4,9 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::needs::Needs;
 use super::scratch::Purpose;
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::argmax::Argmax;
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 
 /// `nvb_argmax_params` of csrc/argmax/argmax.h.

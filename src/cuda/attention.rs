@@ -5,8 +5,8 @@ use super::launch::Launch;
 use super::needs::Needs;
 use super::scratch::Purpose;
 use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill};
+use crate::device::RawHandle;
 use crate::error::Result;
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 
 /// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.

@@ -2,10 +2,10 @@
 //! of a device that is lost, after which nothing touches CUDA.
 
 use super::all_work::AllWork;
-use super::driver::{self, is_sticky};
-use super::exit::{self, Inside};
+use crate::device::a_device_is_lost;
+use crate::driver::exit::{self, Inside};
+use crate::driver::{self, is_sticky};
 use crate::error::{Error, Result, Status};
-use crate::executor::a_device_is_lost;
 use cust::sys::{self, cudaError_enum, CUcontext, CUresult};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, CStr};

@@ -9,8 +9,9 @@ mod library;
 mod variations;
 
 use super::scratch::{Purpose, ScratchGuard};
+use crate::device::RawHandle;
+use crate::driver::exit;
 use crate::error::{Error, Result, Status};
-use crate::stream::RawHandle;
 use crate::tensor::DType;
 use descriptors::Descriptors;
 use library::{functions, Functions};
@@ -202,7 +203,7 @@ impl CublasLt {
         // SAFETY: a valid pointer.
         match check(unsafe { (functions.create)(&mut handle) }, "cublasLtCreate") {
             Ok(()) => {
-                super::exit::CUBLASLT.have_begun();
+                exit::CUBLASLT.have_begun();
                 let made = Arc::new(CublasLt {
                     handle,
                     functions,
@@ -221,7 +222,7 @@ impl CublasLt {
 
     /// Whether `product` would queue it.
     pub fn has_algorithm(&self, product: &Product) -> Result<bool> {
-        let _inside = super::exit::enter()?;
+        let _inside = exit::enter()?;
         Ok(match self.describe(product)? {
             Some(descriptors) => self.choose(product, &descriptors)?.is_some(),
             None => false,
@@ -271,7 +272,7 @@ impl CublasLt {
                 stream.0,
             )
         };
-        super::exit::cublaslt_was_called();
+        exit::cublaslt_was_called();
         check(code, "cublasLtMatmul").map(|()| true)
     }
 
@@ -378,7 +379,7 @@ impl CublasLt {
 
     /// The heuristic's choices, best first, for addresses of these alignments.
     fn ask(&self, descriptors: &Descriptors<'_>, alignments: Alignments, count: usize) -> Result<Vec<HeuristicResult>> {
-        let _inside = super::exit::enter()?;
+        let _inside = exit::enter()?;
         let functions = &self.functions;
         let mut preference = std::ptr::null_mut();
         // SAFETY: a valid pointer.
@@ -419,7 +420,7 @@ impl CublasLt {
             });
         // SAFETY: created above.
         unsafe { (functions.preference_destroy)(preference) };
-        super::exit::cublaslt_was_called();
+        exit::cublaslt_was_called();
         results.truncate(if outcome? == 0 { found.max(0) as usize } else { 0 });
         Ok(results)
     }

@@ -3,9 +3,9 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::quantized::QuantizedMatrix;
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::dequantize::Dequantize;
-use crate::stream::RawHandle;
 use crate::tensor::DType;
 use crate::weight::WeightView;
 use std::ffi::c_void;

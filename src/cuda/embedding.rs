@@ -3,9 +3,9 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::quantized::QuantizedMatrix;
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::embedding::Embedding;
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 
 /// `nvb_embedding_params` of csrc/embedding/embedding.h.

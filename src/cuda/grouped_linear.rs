@@ -8,9 +8,9 @@ use super::linear_quantized::{copy_input, ordered_stride};
 use super::needs::Needs;
 use super::quantized::{encoding_code, scale_code};
 use super::scratch::Purpose;
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::grouped_linear::GroupedLinear;
-use crate::stream::RawHandle;
 use crate::tensor::Matrix;
 use std::ffi::c_void;
 

@@ -1,6 +1,6 @@
 //! What crosses from Rust to every launcher.
 
-use crate::stream::RawHandle;
+use crate::device::RawHandle;
 use std::ffi::c_void;
 
 /// `nvb_launch` of csrc/common/launch.h.

@@ -3,9 +3,9 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::norm::{vector_data, NormRows};
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::layer_norm::LayerNorm;
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 
 /// `nvb_layer_norm_params` of csrc/layer_norm/layer_norm.h.

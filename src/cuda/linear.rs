@@ -5,11 +5,11 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::scratch::{Purpose, ScratchGuard};
 use super::{linear_choice, linear_invariant, linear_needs, linear_quantized, linear_wgmma};
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
 use crate::ops::Activation;
-use crate::stream::RawHandle;
 use crate::tensor::{DType, Matrix, Tensor};
 use std::ffi::c_void;
 

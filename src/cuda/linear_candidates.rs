@@ -5,12 +5,11 @@ use super::executor::CudaExecutor;
 use super::linear::{self, vendor_takes};
 use super::linear_choice::can;
 use super::{linear_invariant, linear_wgmma};
-use crate::device::DeviceKind;
+use crate::device::{DeviceKind, RawHandle};
 use crate::ops::linear::Linear;
 use crate::ops::Activation;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{kernels_of, Way};
-use crate::stream::RawHandle;
 
 /// From here on the GPU has clusters of blocks, which variations are about.
 const VARIED_CAPABILITY: i32 = 90;

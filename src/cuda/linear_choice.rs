@@ -12,12 +12,11 @@ use super::linear_quantized::{in_order, takes_own_kernel, with_dequantized_slice
 use super::linear_rounded::{can_round, rounds_with_own, with_quantized_activations, By};
 use super::scratch::{Purpose, ScratchGuard};
 use super::{linear_invariant, linear_needs, linear_wgmma};
-use crate::device::DeviceKind;
+use crate::device::{DeviceKind, RawHandle};
 use crate::error::Result;
 use crate::ops::linear::Linear;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{find, kernels_of, KernelId, Way, LINEAR};
-use crate::stream::RawHandle;
 use crate::tensor::DType;
 use std::cell::Cell;
 use std::ffi::{c_char, CStr};

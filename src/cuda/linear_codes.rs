@@ -11,10 +11,10 @@ use super::{
     cublaslt::{Operand, Pick},
     dequantize, linear, linear_needs, linear_quantized,
 };
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::linear_codes::LinearCodes;
 use crate::ops::quantized_rows::QuantizedRows;
-use crate::stream::RawHandle;
 use crate::tensor::Matrix;
 use crate::weight::Scales;
 use std::ffi::c_void;

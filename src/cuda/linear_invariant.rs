@@ -12,12 +12,10 @@ use super::linear_quantized::{in_order, ordered_stride};
 use super::needs::Needs;
 use super::scratch::Purpose;
 use super::{linear, linear_choice, linear_quantized};
-use crate::device::DeviceKind;
+use crate::device::{Device, DeviceKind, RawHandle};
 use crate::error::Result;
-use crate::executor::Executor;
 use crate::ops::linear::Linear;
 use crate::registry::{find, KernelId, LINEAR};
-use crate::stream::RawHandle;
 use crate::tensor::Matrix;
 use crate::weight::WeightView;
 use std::sync::OnceLock;
@@ -90,7 +88,7 @@ fn chosen(executor: &CudaExecutor, op: &Linear) -> KernelId {
     }
     // As where kernels are chosen by their time: the large tile once it fills three quarters of the device.
     let fills =
-        || 4 * rows.div_ceil(128) * op.weight.rows.div_ceil(128) >= 3 * executor.device().multiprocessors as usize;
+        || 4 * rows.div_ceil(128) * op.weight.rows.div_ceil(128) >= 3 * executor.info().multiprocessors as usize;
     match rows {
         ..=16 => family[0],
         _ if float && !fills() => family[1],

@@ -10,13 +10,13 @@ use super::linear_rounded::{can_round, code_bytes, rounds_with_own};
 use super::needs::Needs;
 use super::scratch::Purpose;
 use super::{linear_choice, linear_codes, linear_invariant, linear_to_codes, linear_wgmma};
+use crate::device::RawHandle;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
 use crate::ops::linear_codes::LinearCodes;
 use crate::ops::linear_to_codes::{LinearProduct, LinearToCodes};
 use crate::registry::choices::Choice;
 use crate::registry::Way;
-use crate::stream::RawHandle;
 use crate::tensor::{DType, Matrix};
 use crate::weight::WeightView;
 

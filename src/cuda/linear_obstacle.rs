@@ -2,12 +2,12 @@
 
 use super::executor::CudaExecutor;
 use super::linear_rounded::oldest_capability;
+use crate::device::{Device, RawHandle};
 use crate::executor::Executor;
 use crate::hardware;
 use crate::ops::linear::Linear;
 use crate::registry::choices::Rounding;
 use crate::registry::{KernelId, Way};
-use crate::stream::RawHandle;
 
 pub(super) fn of(executor: &CudaExecutor, op: &Linear, id: KernelId) -> String {
     let (kernel, way) = (id.kernel(), id.kernel().way);
@@ -47,12 +47,12 @@ pub(super) fn of(executor: &CudaExecutor, op: &Linear, id: KernelId) -> String {
 fn of_capability(executor: &CudaExecutor, needed: i32, exact: bool) -> Option<String> {
     let version = |capability: i32| format!("{}.{}", capability / 10, capability % 10);
     let suits = |capability: i32| if exact { capability == needed } else { capability >= needed };
-    let used = executor.device().compute_capability;
+    let used = executor.info().compute_capability;
     let kernels = executor.launch_on(RawHandle::NULL).capability;
     if needed == 0 || suits(kernels) {
         return None;
     }
-    let own = hardware::gpu_at(executor.device().ordinal).map_or(used, |gpu| gpu.compute_capability);
+    let own = hardware::gpu_at(executor.info().ordinal).map_or(used, |gpu| gpu.compute_capability);
     let wanted = format!("compute capability {}{}", version(needed), if exact { "" } else { " or newer" });
     Some(if !suits(own) {
         format!("device: {wanted}; this one has {}", version(own))

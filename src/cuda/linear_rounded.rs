@@ -7,11 +7,11 @@ use super::linear::with_epilogue;
 use super::linear_wgmma::{self, Codes, Params as WgmmaParams};
 use super::quantize_tokens;
 use super::scratch::{Purpose, ScratchGuard};
+use crate::device::{Device, RawHandle};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::ops::linear::Linear;
 use crate::ops::quantized_rows::QuantizedRows;
-use crate::stream::RawHandle;
 use crate::tensor::DType;
 use crate::weight::{Encoding, Scales};
 use std::ffi::c_void;
@@ -67,7 +67,7 @@ pub(super) fn multiplies_codes(executor: &CudaExecutor, op: &Linear, own: bool) 
         }
         false => executor.cublaslt().is_some(),
     };
-    executor.device().compute_capability >= oldest && there()
+    executor.info().compute_capability >= oldest && there()
 }
 
 /// The one that leads: cuBLASLt does not scale i32 sums, and has no epilogue with the scales of FP8.

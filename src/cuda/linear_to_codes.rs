@@ -6,9 +6,9 @@ use super::linear::PRODUCT_BYTES;
 use super::needs::Needs;
 use super::scratch::Purpose;
 use super::{linear, linear_codes, quantize_tokens};
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::linear_to_codes::{LinearProduct, LinearToCodes};
-use crate::stream::RawHandle;
 use crate::tensor::{DType, Matrix};
 use std::ffi::c_void;
 

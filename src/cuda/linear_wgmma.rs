@@ -5,9 +5,9 @@ use super::cublaslt::{Operand, OuterScales};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype, residual_data, residual_dtype, residual_stride};
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::linear::Linear;
-use crate::stream::RawHandle;
 use crate::tensor::DType;
 use std::ffi::c_void;
 

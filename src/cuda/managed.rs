@@ -1,10 +1,9 @@
 //! Unified memory: one address for host and device, pages that the driver moves.
 
 use super::context::PrimaryContext;
-use super::driver;
+use crate::device::{ManagedAdvice, RawHandle};
+use crate::driver;
 use crate::error::{Error, Result, Status};
-use crate::executor::ManagedAdvice;
-use crate::stream::RawHandle;
 use cust::sys::{self, cudaError_enum, CUmem_advise_enum as Advice};
 use std::ffi::c_void;
 

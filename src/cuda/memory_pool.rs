@@ -4,9 +4,8 @@
 
 use super::context::PrimaryContext;
 use super::executor::CudaExecutor;
+use crate::device::{Device, RawHandle};
 use crate::error::{Error, Result, Status};
-use crate::executor::Executor;
-use crate::stream::RawHandle;
 use cust::sys::{self, cudaError_enum};
 use std::ffi::c_void;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -123,7 +122,7 @@ pub(super) fn allocate(
     };
     if result == cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY {
         let (free, total) = executor.memory_info().unwrap_or((0, 0));
-        let text = format!("{bytes} bytes requested; cuda:{} has {free} of {total} free", executor.device().ordinal);
+        let text = format!("{bytes} bytes requested; cuda:{} has {free} of {total} free", executor.info().ordinal);
         let error = Error::new(Status::OutOfMemory, text).with_cuda_code(result as i32);
         return Err(error.with_limit(bytes as u64, free));
     }

@@ -1,7 +1,6 @@
 //! The CUDA executor: one device's primary context, its memory pool, and a launcher an operation.
 //!
-//! `cust` and its bindings are the driver API; csrc/driver binds the driver's library on first use, so all of this loads
-//! on a machine without one. The kernels go through the statically linked CUDA runtime, which shares the primary context.
+//! The kernels go through the statically linked CUDA runtime, which shares the primary context.
 
 mod all_work;
 mod argmax;
@@ -11,7 +10,6 @@ mod cublaslt;
 mod dequantize;
 mod elementwise;
 mod embedding;
-mod exit;
 mod gated_activation;
 mod grouped_linear;
 mod launch;
@@ -47,12 +45,11 @@ mod scratch;
 mod softmax;
 mod virtual_memory;
 
-pub mod device;
-pub mod driver;
 pub mod executor;
 
 use crate::configuration::{Configuration, Requirement};
 use crate::device::DeviceInfo;
+use crate::driver::usable::{built_architectures, check_usable, newest_kernels, OLDEST};
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use std::sync::Arc;
@@ -61,8 +58,6 @@ pub use executor::CudaExecutor;
 #[cfg(test)]
 pub(crate) use linear_choice::tables as linear_tables;
 
-/// The oldest compute capability that the kernels are written for.
-const OLDEST: i32 = 70;
 /// The largest number that names an architecture.
 const NEWEST: u32 = 999;
 /// The newest compute capability whose kernels use no Tensor Cores.
@@ -80,7 +75,7 @@ pub fn create_executor(device: &DeviceInfo, configuration: &Configuration) -> Re
         )
         .with_limit(forced as u64, capability as u64));
     }
-    let built = device::newest_kernels(built_architectures(), capability).expect("checked to be usable");
+    let built = newest_kernels(built_architectures(), capability).expect("checked to be usable");
     let mut device = device.clone();
     if forced != 0 {
         device.compute_capability = forced;
@@ -91,38 +86,6 @@ pub fn create_executor(device: &DeviceInfo, configuration: &Configuration) -> Re
     let kernels = device.compute_capability.min(built);
     let attention = if configuration.plain_attention() { PLAIN.min(kernels) } else { kernels };
     Ok(Arc::new(CudaExecutor::new(device, kernels, attention, configuration)?))
-}
-
-/// Whether this library's kernels run on the device with its driver.
-pub fn check_usable(device: &DeviceInfo) -> Result<()> {
-    let runtime = env!("NVB_BUILD_CUDA_VERSION").parse().expect("build.rs writes a number");
-    device::check_driver_version(device.driver_version, runtime)?;
-    let capability = device.compute_capability;
-    if capability < OLDEST {
-        return Err(Error::new(
-            Status::InvalidComputeCapability,
-            format!(
-                "{} has compute capability {}.{}; 7.0 is the oldest supported",
-                device.name,
-                capability / 10,
-                capability % 10
-            ),
-        ));
-    }
-    if !device::kernels_run_on(built_architectures(), capability) {
-        return Err(Error::new(
-            Status::InvalidArchitecture,
-            format!(
-                "this library holds kernels for {} and none that run on {} (compute capability {}.{})",
-                built_architectures(),
-                device.name,
-                capability / 10,
-                capability % 10
-            ),
-        )
-        .with_advice(format!("build it with NVB_CUDA_ARCHITECTURES={capability}")));
-    }
-    Ok(())
 }
 
 /// What the configuration says, else NVB_FORCE_ARCH, else 0.
@@ -148,10 +111,6 @@ fn check_architecture(name: &str, value: u32) -> Result<i32> {
         Status::Configuration,
         format!("{name} is {value}; 0 or a number from {OLDEST} to {NEWEST} is needed (80 for compute capability 8.0)"),
     ))
-}
-
-fn built_architectures() -> &'static str {
-    option_env!("NVB_BUILD_ARCHITECTURES").unwrap_or("")
 }
 
 #[cfg(test)]

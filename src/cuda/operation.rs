@@ -5,9 +5,9 @@ use super::{
     argmax, attention, elementwise, embedding, gated_activation, grouped_linear, layer_norm, linear, linear_codes,
     linear_to_codes, matmul, rms_norm, rope, sample, softmax,
 };
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::operation::Operation;
-use crate::stream::RawHandle;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Operation, stream: RawHandle) -> Result<()> {
     // An operation that needs no workspace is not held up by a look at the stream's.

@@ -2,9 +2,8 @@
 
 use super::context::PrimaryContext;
 use super::executor::CudaExecutor;
-use crate::device::DeviceKind;
+use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
-use crate::executor::Executor;
 use cust::sys::{self, cudaError_enum};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -23,8 +22,8 @@ impl Peers {
     }
 
     /// `executor`: whose peers these are.
-    pub fn enable_access(&self, executor: &CudaExecutor, peer: &dyn Executor) -> Result<()> {
-        let (ordinal, other) = (executor.device().ordinal, peer.device());
+    pub fn enable_access(&self, executor: &CudaExecutor, peer: &dyn Device) -> Result<()> {
+        let (ordinal, other) = (executor.info().ordinal, peer.info());
         let unreachable = || {
             Error::unsupported(format!("cuda:{ordinal} cannot reach the memory of {} directly", other.name))
                 .with_advice("copy through host memory")

@@ -2,8 +2,8 @@
 
 use super::executor::CudaExecutor;
 use super::peer::Peers;
+use crate::device::Device;
 use crate::error::Result;
-use crate::executor::Executor;
 use cust::sys::{self, cudaError_enum, CUpointer_attribute as Attribute};
 use std::ffi::c_void;
 
@@ -20,7 +20,7 @@ pub(super) fn can_access(executor: &CudaExecutor, peers: &Peers, pointer: *const
     // SAFETY: the attribute is an int.
     let ordinal = unsafe { ask(executor, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer, -1i32)? };
     match ordinal {
-        Some(ordinal) if ordinal != executor.device().ordinal => is_open(executor, peers, ordinal, pointer),
+        Some(ordinal) if ordinal != executor.info().ordinal => is_open(executor, peers, ordinal, pointer),
         known => Ok(known.is_some()),
     }
 }
@@ -30,10 +30,8 @@ pub(super) fn can_access(executor: &CudaExecutor, peers: &Peers, pointer: *const
 /// `cuMemGetAccess` knows mapped memory alone, and the pointer's access flags are "read and write" for the rest.
 fn is_open(executor: &CudaExecutor, peers: &Peers, ordinal: i32, pointer: *const c_void) -> Result<bool> {
     const READ_AND_WRITE: u64 = 3;
-    let mut location = sys::CUmemLocation {
-        type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-        id: executor.device().ordinal,
-    };
+    let mut location =
+        sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: executor.info().ordinal };
     let mut flags = 0;
     // SAFETY: valid pointers, and any address may be asked about.
     match unsafe { sys::cuMemGetAccess(&mut flags, &location, pointer as u64) } {

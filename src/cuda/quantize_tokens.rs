@@ -3,9 +3,9 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::quantized::QuantizedOutput;
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::quantized_rows::QuantizedRows;
-use crate::stream::RawHandle;
 use crate::tensor::{DType, Matrix};
 use std::ffi::c_void;
 

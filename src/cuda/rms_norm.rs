@@ -4,9 +4,9 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::norm::{vector_data, NormRows};
 use super::quantized::QuantizedOutput;
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::rms_norm::RmsNorm;
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 
 /// `nvb_rms_norm_params` of csrc/rms_norm/rms_norm.h.

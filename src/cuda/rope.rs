@@ -2,9 +2,9 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::ops::rope::{Rope, Rotation};
-use crate::stream::RawHandle;
 use crate::tensor::{DType, Heads, Tensor};
 use std::ffi::c_void;
 

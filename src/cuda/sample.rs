@@ -4,9 +4,9 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::needs::Needs;
 use super::scratch::Purpose;
+use crate::device::RawHandle;
 use crate::error::{Error, Result};
 use crate::ops::sample::Sample;
-use crate::stream::RawHandle;
 use crate::tensor::Tensor;
 use std::ffi::c_void;
 

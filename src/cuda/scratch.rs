@@ -3,9 +3,8 @@
 //! that share a stream; with the second one thread at a time queues work, as the executor's contract says.
 
 use super::needs::{Needs, COUNTER_BYTES};
+use crate::device::{Device, RawHandle};
 use crate::error::{Error, Result, Status};
-use crate::executor::Executor;
-use crate::stream::RawHandle;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,7 +65,7 @@ pub struct ScratchGuard<'a> {
     carved: Option<Carved>,
     /// What is given back with the guard, of `StreamScratch::taken`.
     taken: Option<(&'a AtomicUsize, usize)>,
-    executor: &'a dyn Executor,
+    executor: &'a dyn Device,
     stream: RawHandle,
 }
 
@@ -85,7 +84,7 @@ impl StreamScratch {
     /// there is such a block.
     pub fn lock<'a>(
         &'a self,
-        executor: &'a dyn Executor,
+        executor: &'a dyn Device,
         stream: RawHandle,
         needs: impl FnOnce() -> Needs,
     ) -> Result<ScratchGuard<'a>> {
@@ -103,7 +102,7 @@ impl StreamScratch {
     /// `lock`. They hold no counters.
     pub fn lock_inputs<'a>(
         &'a self,
-        executor: &'a dyn Executor,
+        executor: &'a dyn Device,
         stream: RawHandle,
         needs: impl FnOnce() -> Needs,
     ) -> Result<ScratchGuard<'a>> {
@@ -113,7 +112,7 @@ impl StreamScratch {
     /// Blocks apart from both, for what an operation makes of another one's result. This lock is taken before theirs.
     pub fn lock_outputs<'a>(
         &'a self,
-        executor: &'a dyn Executor,
+        executor: &'a dyn Device,
         stream: RawHandle,
         needs: impl FnOnce() -> Needs,
     ) -> Result<ScratchGuard<'a>> {
@@ -123,7 +122,7 @@ impl StreamScratch {
     fn lock_end<'a>(
         &'a self,
         blocks: &'a Blocks,
-        executor: &'a dyn Executor,
+        executor: &'a dyn Device,
         stream: RawHandle,
         needs: impl FnOnce() -> Needs,
     ) -> Result<ScratchGuard<'a>> {
@@ -144,7 +143,7 @@ impl StreamScratch {
     }
 
     /// The library's own blocks, whatever the caller has set: for calls that allocate anyway.
-    pub fn lock_own<'a>(&'a self, executor: &'a dyn Executor, stream: RawHandle) -> ScratchGuard<'a> {
+    pub fn lock_own<'a>(&'a self, executor: &'a dyn Device, stream: RawHandle) -> ScratchGuard<'a> {
         ScratchGuard { held: held(&self.blocks), carved: None, taken: None, executor, stream }
     }
 }
@@ -207,7 +206,7 @@ impl ScratchGuard<'_> {
 }
 
 impl Carved {
-    fn get(&self, purpose: Purpose, bytes: usize, executor: &dyn Executor, stream: RawHandle) -> Result<*mut c_void> {
+    fn get(&self, purpose: Purpose, bytes: usize, executor: &dyn Device, stream: RawHandle) -> Result<*mut c_void> {
         let announced = self.needs.of(purpose);
         if bytes > announced {
             let text = format!("{bytes} bytes of workspace for {purpose:?}; {announced} were announced");
@@ -249,13 +248,7 @@ impl Scratch {
 
     /// From now on operations on the stream take their workspace from this block; NULL: from the library's own again. The
     /// block's counters are zero once the stream has come to this point.
-    pub fn set_callers(
-        &self,
-        stream: RawHandle,
-        data: *mut c_void,
-        bytes: usize,
-        executor: &dyn Executor,
-    ) -> Result<()> {
+    pub fn set_callers(&self, stream: RawHandle, data: *mut c_void, bytes: usize, executor: &dyn Device) -> Result<()> {
         let scratch = self.of(stream);
         // In the order in which operations take them.
         let mut outputs = held(&scratch.outputs);
@@ -275,7 +268,7 @@ impl Scratch {
     }
 
     /// Gives back the blocks of one stream, in its order.
-    pub fn release(&self, stream: RawHandle, executor: &dyn Executor) {
+    pub fn release(&self, stream: RawHandle, executor: &dyn Device) {
         let scratch = self.streams().remove(&stream);
         if let Some(scratch) = scratch {
             if held(&scratch.blocks).caller.is_some() {
@@ -286,7 +279,7 @@ impl Scratch {
     }
 
     /// Gives back everything, in no stream's order: a stream that the caller owned may be gone by now.
-    pub fn release_all(&self, executor: &dyn Executor) {
+    pub fn release_all(&self, executor: &dyn Device) {
         let all: Vec<_> = self.streams().drain().collect();
         for (_, scratch) in all {
             free(scratch, executor, RawHandle::NULL);
@@ -298,7 +291,7 @@ impl Scratch {
     }
 }
 
-fn free(scratch: StreamScratch, executor: &dyn Executor, stream: RawHandle) {
+fn free(scratch: StreamScratch, executor: &dyn Device, stream: RawHandle) {
     for mut held in [held(&scratch.outputs), held(&scratch.inputs), held(&scratch.blocks)] {
         for (_, block) in held.own.drain() {
             // SAFETY: drained, so freed once.

@@ -2,9 +2,9 @@
 //! cuMemMap).
 
 use super::context::PrimaryContext;
-use super::driver;
+use crate::device::{VirtualMemory, PAGE_BYTES};
+use crate::driver::{self, exit};
 use crate::error::Result;
-use crate::executor::{VirtualMemory, PAGE_BYTES};
 use cust::sys::{self, cudaError_enum, CUresult};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -242,7 +242,7 @@ impl VirtualMemory for CudaVirtualMemory {
 
     unsafe fn unmap(&self, address: usize, bytes: usize) -> Result<()> {
         let _guard = self.context.enter_to_release();
-        if super::exit::is_closed() {
+        if exit::is_closed() {
             return Ok(());
         }
         // Tried twice as well; what is missed matters only while another thread captures.

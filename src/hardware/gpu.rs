@@ -1,16 +1,16 @@
 //! Everything that the driver says about a GPU. No context is created, so other users of it notice nothing.
 
 use super::system::System;
-use crate::cuda::{self, driver::check};
 use crate::device::features::{architecture_name, Features};
 use crate::device::DeviceInfo;
+use crate::driver::{check, devices, usable};
 use crate::error::Result;
 use cust::sys::{self, cudaError_enum, CUdevice_attribute as Attribute};
 
 /// Every GPU, or why there is none to describe.
 pub fn list() -> Result<Vec<DeviceInfo>> {
     let system = System::live();
-    cuda::device::list()?.into_iter().map(|info| describe(info, &system)).collect()
+    devices::list()?.into_iter().map(|info| describe(info, &system)).collect()
 }
 
 /// Completes what the list of devices says.
@@ -39,7 +39,7 @@ fn describe(info: DeviceInfo, system: &System) -> Result<DeviceInfo> {
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?
     );
     const PROHIBITED: i32 = 2;
-    let obstacle = match cuda::check_usable(&info) {
+    let obstacle = match usable::check_usable(&info) {
         Err(error) => error.message,
         Ok(()) if attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)? == PROHIBITED => {
             "its compute mode is prohibited (nvidia-smi -c 0 changes it)".to_string()

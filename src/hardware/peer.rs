@@ -31,7 +31,7 @@ pub fn peer_access(ordinal: i32, peer: i32) -> Result<PeerAccess> {
 
 #[cfg(feature = "cuda")]
 fn ask(ordinal: i32, peer: i32) -> Result<PeerAccess> {
-    use crate::cuda::driver::check;
+    use crate::driver::check;
     use cust::sys::{self, CUdevice_P2PAttribute_enum as Attribute};
     let attribute = |attribute: Attribute| -> Result<i32> {
         let mut value = 0;

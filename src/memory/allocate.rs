@@ -13,8 +13,8 @@ use super::size_class::{class_bytes, class_for, refill, GRANULE, LARGE};
 use super::slab::{Block, Slab, TRACKED};
 use super::threads::with_cache;
 use super::trace::EventKind;
+use crate::device::RawHandle;
 use crate::error::{Error, Result, Status};
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 

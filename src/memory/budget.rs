@@ -144,13 +144,13 @@ impl Drop for Admission<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::source::ExecutorSource;
+    use crate::memory::source::DeviceSource;
     use std::sync::Arc;
 
     #[test]
     fn the_limit_is_never_passed_even_for_a_moment() {
         let executor = Arc::new(crate::cpu::CpuExecutor::new(1).expect("one thread"));
-        let source = ExecutorSource::new(executor, None).expect("the host's memory");
+        let source = DeviceSource::new(executor, None).expect("the host's memory");
         let budget = Budget::new(100, 0);
         std::thread::scope(|scope| {
             for _ in 0..3 {

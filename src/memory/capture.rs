@@ -4,8 +4,8 @@
 
 use super::arena::Arena;
 use super::sync::{Mutex, MutexGuard};
+use crate::device::RawHandle;
 use crate::error::{Error, Result};
-use crate::stream::RawHandle;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::PoisonError;
 

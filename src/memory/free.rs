@@ -9,8 +9,8 @@ use super::order::{Order, ALL_WORK, ANYBODY};
 use super::slab::{Block, Slab, SLACK_SHIFT, TRACKED};
 use super::threads::with_cache;
 use super::trace::EventKind;
+use crate::device::RawHandle;
 use crate::error::{Error, Result, Status};
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 

@@ -3,9 +3,8 @@
 
 use super::core::Core;
 use super::direct::Kind;
+use crate::device::{ManagedAdvice, RawHandle};
 use crate::error::{Error, Result};
-use crate::executor::ManagedAdvice;
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 
 impl Core {

@@ -57,43 +57,42 @@ pub use sleep::expect_awake;
 pub use statistics::MemoryStatistics;
 
 use self::core::Core;
+use crate::device::{observe, Device, ManagedAdvice, RawHandle, StreamObserver};
 use crate::error::{Error, Result};
-use crate::executor::{Executor, ManagedAdvice};
-use crate::stream::{observe, RawHandle, Stream, StreamObserver};
 use crate::tensor::{DType, Tensor, MAX_RANK};
 pub use core::log_level_changed;
 use core::remember;
 use size_class::GRANULE;
-use source::{ExecutorSource, Source};
+use source::{DeviceSource, Source};
 use std::ffi::c_void;
 use std::sync::{Arc, Weak};
 
 pub struct MemoryManager {
-    executor: Arc<dyn Executor>,
+    device: Arc<dyn Device>,
     core: Arc<Core>,
 }
 
 impl MemoryManager {
-    pub fn new(executor: Arc<dyn Executor>, options: MemoryOptions) -> Result<MemoryManager> {
-        let source = ExecutorSource::new(executor.clone(), options.allocator)?;
-        MemoryManager::with_source(executor, Arc::new(source), options)
+    pub fn new(device: Arc<dyn Device>, options: MemoryOptions) -> Result<MemoryManager> {
+        let source = DeviceSource::new(device.clone(), options.allocator)?;
+        MemoryManager::with_source(device, Arc::new(source), options)
     }
 
-    /// A manager over memory of another source, as tests use it. The executor does copies and fills.
+    /// A manager over memory of another source, as tests use it. The device does copies and fills.
     pub fn with_source(
-        executor: Arc<dyn Executor>,
+        device: Arc<dyn Device>,
         source: Arc<dyn Source>,
         options: MemoryOptions,
     ) -> Result<MemoryManager> {
         let core = Arc::new(Core::new(source, options)?);
         remember(&core);
         let observer: Weak<dyn StreamObserver> = Arc::downgrade(&(core.clone() as Arc<dyn StreamObserver>));
-        observe(&executor, observer);
-        Ok(MemoryManager { executor, core })
+        observe(&device, observer);
+        Ok(MemoryManager { device, core })
     }
 
-    pub fn executor(&self) -> &Arc<dyn Executor> {
-        &self.executor
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -146,8 +145,8 @@ impl MemoryManager {
 
     /// A block that frees itself, ordered after all work of the device; owners synchronise before they drop it if they
     /// must not wait then. It lies in no pool, even while one captures the stream: its owner may outlive any.
-    pub fn allocate_owned(self: &Arc<Self>, bytes: usize, stream: &Stream) -> Result<Allocation> {
-        let pointer = self.core.allocate_outside_captures(bytes, stream.raw())?;
+    pub fn allocate_owned(self: &Arc<Self>, bytes: usize, stream: RawHandle) -> Result<Allocation> {
+        let pointer = self.core.allocate_outside_captures(bytes, stream)?;
         Ok(Allocation { memory: self.clone(), pointer, bytes })
     }
 
@@ -231,7 +230,7 @@ impl MemoryManager {
 
     /// The whole state and the trace as JSON; see `snapshot.rs`.
     pub fn write_snapshot(&self, out: &mut dyn std::io::Write) -> std::io::Result<()> {
-        snapshot::write(&self.core, &self.executor.device().name, out)
+        snapshot::write(&self.core, &self.device.info().name, out)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::source::Source;
 use super::sync::{Mutex, MutexGuard};
+use crate::device::RawHandle;
 use crate::error::{Result, Status};
-use crate::stream::RawHandle;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};

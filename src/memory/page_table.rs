@@ -5,7 +5,7 @@ use super::sync::{AtomicPtr, Ordering};
 use super::zeroed::{Zeroed, Zeros};
 
 /// The unit of physical memory and of large blocks.
-pub const UNIT_BYTES: usize = crate::executor::PAGE_BYTES;
+pub const UNIT_BYTES: usize = crate::device::PAGE_BYTES;
 const UNIT_SHIFT: u32 = UNIT_BYTES.trailing_zeros();
 
 pub struct PageTable {

@@ -11,8 +11,8 @@ use super::statistics::UsageStatistics;
 use super::trace::EventKind;
 use super::MemoryManager;
 use crate::allocation::{has_room, no_memory, push_if_room};
+use crate::device::RawHandle;
 use crate::error::{Error, Result};
-use crate::stream::{RawHandle, Stream};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
@@ -83,16 +83,16 @@ impl Pool {
 
     /// From now on, until `end_capture`, what is allocated on the stream comes from this pool, and no memory of it goes
     /// elsewhere before the pool does. Call it before the stream's capture begins.
-    pub fn begin_capture(&self, stream: &Stream) -> Result<()> {
+    pub fn begin_capture(&self, stream: RawHandle) -> Result<()> {
         let core = self.core();
-        if stream.raw() == RawHandle::NULL {
+        if stream == RawHandle::NULL {
             return Err(Error::invalid("the default stream cannot be captured"));
         }
         // The stream's magazines hold blocks of other arenas, which must not get into the graph.
-        let key = core.key(stream.raw());
+        let key = core.key(stream);
         core.meet_stream(self.arena(), key, false);
         let label = core.order(self.arena(), key).label();
-        core.captures.begin(stream.raw(), self.arena())?;
+        core.captures.begin(stream, self.arena())?;
         self.arena().set_captured(true);
         if core.synchronous {
             core.renew_settings();
@@ -103,9 +103,9 @@ impl Pool {
         Ok(())
     }
 
-    pub fn end_capture(&self, stream: &Stream) -> Result<()> {
+    pub fn end_capture(&self, stream: RawHandle) -> Result<()> {
         let core = self.core();
-        core.captures.end(stream.raw())?;
+        core.captures.end(stream)?;
         core.release_leaving(false);
         if core.synchronous {
             core.renew_settings();

@@ -7,8 +7,8 @@ use super::pool::Pool;
 use super::size_class::{class_of, LARGEST_SMALL};
 use super::threads::{claim_of, Claim};
 use super::MemoryManager;
+use crate::device::RawHandle;
 use crate::error::Result;
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 
 /// For the thread that made it. It may outlive the manager, and finds nothing then.

@@ -6,9 +6,8 @@ use super::page_table::UNIT_BYTES;
 use super::pages::{Pages, Piece, Shortage};
 use super::trace::EventKind;
 use crate::allocation::with_room;
+use crate::device::{CopyKind, RawHandle};
 use crate::error::{Error, Result, Status};
-use crate::executor::CopyKind;
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

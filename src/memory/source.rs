@@ -1,13 +1,11 @@
 //! Where memory comes from: address ranges with physical memory behind parts of them, or plain allocations, and the
 //! order of streams that decides when a freed block may be used again.
 //!
-//! An [`ExecutorSource`] speaks to a device through its executor; tests put a device in virtual time in its place.
+//! A [`DeviceSource`] is a device of the machine; tests put a device in virtual time in its place.
 
 use super::allocator::EngineAllocator;
-use crate::device::DeviceKind;
+use crate::device::{wait_past_captures, CopyKind, Device, DeviceKind, ManagedAdvice, RawHandle, VirtualMemory};
 use crate::error::Result;
-use crate::executor::{wait_past_captures, CopyKind, Executor, ManagedAdvice, VirtualMemory};
-use crate::stream::RawHandle;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Instant;
@@ -86,19 +84,19 @@ pub trait Source: Send + Sync {
     fn nanoseconds(&self) -> u64;
 }
 
-/// The memory of an executor's device.
-pub struct ExecutorSource {
-    executor: Arc<dyn Executor>,
+/// The memory of a device of the machine.
+pub struct DeviceSource {
+    device: Arc<dyn Device>,
     virtual_memory: Option<Arc<dyn VirtualMemory>>,
     /// Plain allocations are the engine's. Its memory has no addresses that could be backed piece by piece.
     allocator: Option<EngineAllocator>,
     start: Instant,
 }
 
-impl ExecutorSource {
-    pub fn new(executor: Arc<dyn Executor>, allocator: Option<EngineAllocator>) -> Result<ExecutorSource> {
-        let virtual_memory = if allocator.is_none() { executor.virtual_memory()? } else { None };
-        Ok(ExecutorSource { executor, virtual_memory, allocator, start: Instant::now() })
+impl DeviceSource {
+    pub fn new(device: Arc<dyn Device>, allocator: Option<EngineAllocator>) -> Result<DeviceSource> {
+        let virtual_memory = if allocator.is_none() { device.virtual_memory()? } else { None };
+        Ok(DeviceSource { device, virtual_memory, allocator, start: Instant::now() })
     }
 
     /// What the engine knows the stream by.
@@ -111,9 +109,9 @@ impl ExecutorSource {
     }
 }
 
-impl Source for ExecutorSource {
+impl Source for DeviceSource {
     fn memory_info(&self) -> Result<(u64, u64)> {
-        self.executor.memory_info()
+        self.device.memory_info()
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
@@ -121,20 +119,20 @@ impl Source for ExecutorSource {
     }
 
     fn refuse_lost(&self) -> Result<()> {
-        self.executor.refuse_lost()
+        self.device.refuse_lost()
     }
 
     fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
         match &self.allocator {
             Some(allocator) => allocator.allocate(bytes, self.native(stream)),
-            None => self.executor.allocate(bytes, stream),
+            None => self.device.allocate(bytes, stream),
         }
     }
 
     unsafe fn free(&self, pointer: *mut c_void, bytes: usize, stream: RawHandle) {
         let Some(allocator) = &self.allocator else {
             // SAFETY: the caller's contract.
-            return unsafe { self.executor.free(pointer, bytes, stream) };
+            return unsafe { self.device.free(pointer, bytes, stream) };
         };
         if stream == RawHandle::NULL && !self.is_synchronous() {
             // No stream stands for all of them. A device that is lost has stopped using memory.
@@ -145,26 +143,26 @@ impl Source for ExecutorSource {
     }
 
     fn host_allocate(&self, bytes: usize) -> Result<*mut c_void> {
-        self.executor.host_allocate(bytes)
+        self.device.host_allocate(bytes)
     }
 
     unsafe fn host_free(&self, pointer: *mut c_void, bytes: usize) {
         // SAFETY: the caller's contract.
-        unsafe { self.executor.host_free(pointer, bytes) }
+        unsafe { self.device.host_free(pointer, bytes) }
     }
 
     fn managed_allocate(&self, bytes: usize) -> Result<*mut c_void> {
-        self.executor.managed_allocate(bytes)
+        self.device.managed_allocate(bytes)
     }
 
     unsafe fn managed_free(&self, pointer: *mut c_void, bytes: usize) {
         // SAFETY: the caller's contract.
-        unsafe { self.executor.managed_free(pointer, bytes) }
+        unsafe { self.device.managed_free(pointer, bytes) }
     }
 
     unsafe fn managed_advise(&self, pointer: *mut c_void, bytes: usize, advice: ManagedAdvice) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.executor.managed_advise(pointer, bytes, advice) }
+        unsafe { self.device.managed_advise(pointer, bytes, advice) }
     }
 
     unsafe fn managed_prefetch(
@@ -175,66 +173,66 @@ impl Source for ExecutorSource {
         stream: RawHandle,
     ) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.executor.managed_prefetch(pointer, bytes, to_host, stream) }
+        unsafe { self.device.managed_prefetch(pointer, bytes, to_host, stream) }
     }
 
     unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.executor.fill(to, byte, bytes, stream) }
+        unsafe { self.device.fill(to, byte, bytes, stream) }
     }
 
     unsafe fn zero(&self, to: *mut c_void, bytes: usize, stream: RawHandle) -> Result<()> {
         match self.allocator {
-            None => self.executor.zero(to, bytes, stream),
+            None => self.device.zero(to, bytes, stream),
             // What kind of memory an engine hands out is its own affair.
-            Some(_) => self.executor.fill(to, 0, bytes, stream),
+            Some(_) => self.device.fill(to, 0, bytes, stream),
         }
     }
 
     unsafe fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.executor.copy(to, from, bytes, kind, RawHandle::NULL)? };
-        self.executor.stream_synchronize(RawHandle::NULL)
+        unsafe { self.device.copy(to, from, bytes, kind, RawHandle::NULL)? };
+        self.device.stream_synchronize(RawHandle::NULL)
     }
 
     fn trim(&self) {
-        self.executor.trim();
+        self.device.trim();
     }
 
     fn is_synchronous(&self) -> bool {
-        self.executor.device().kind == DeviceKind::Cpu
+        self.device.info().kind == DeviceKind::Cpu
     }
 
     fn is_capturing(&self, stream: RawHandle) -> Result<bool> {
-        self.executor.stream_is_capturing(stream)
+        self.device.stream_is_capturing(stream)
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.executor.synchronize()
+        self.device.synchronize()
     }
 
     fn event_create(&self) -> Result<RawHandle> {
-        self.executor.event_create()
+        self.device.event_create()
     }
 
     fn event_destroy(&self, event: RawHandle) {
-        self.executor.event_destroy(event)
+        self.device.event_destroy(event)
     }
 
     fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
-        self.executor.event_record(event, stream)
+        self.device.event_record(event, stream)
     }
 
     fn event_query(&self, event: RawHandle) -> Result<bool> {
-        self.executor.event_query(event)
+        self.device.event_query(event)
     }
 
     fn event_synchronize(&self, event: RawHandle) -> Result<()> {
-        self.executor.event_synchronize(event)
+        self.device.event_synchronize(event)
     }
 
     fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()> {
-        self.executor.stream_wait_event(stream, event)
+        self.device.stream_wait_event(stream, event)
     }
 
     fn nanoseconds(&self) -> u64 {

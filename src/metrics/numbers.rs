@@ -1,7 +1,8 @@
 //! Numbers of device memory, copied to the host while the stream passes by.
 
+use crate::device::CopyKind;
 use crate::error::Result;
-use crate::executor::{CopyKind, Executor};
+use crate::executor::Executor;
 use crate::stream::{Event, Stream};
 use crate::tensor::Tensor;
 use std::ffi::c_void;

@@ -7,79 +7,34 @@ mod handles;
 pub mod manager;
 mod wait;
 
+use crate::device::{observers_of, Device, HostCallback, RawHandle};
 use crate::error::{Error, Result};
-use crate::executor::{Executor, HostCallback};
-use crate::fork::PerProcess;
+use crate::executor::Executor;
 use crate::memory::expect_awake;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use event::Event;
 
-/// A `CUstream` or `CUevent` on CUDA; the CPU executor gives its own meaning to the value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RawHandle(pub *mut c_void);
-
-// SAFETY: a token that only its executor interprets; CUDA's handles may be used from any thread.
-unsafe impl Send for RawHandle {}
-// SAFETY: as above.
-unsafe impl Sync for RawHandle {}
-
-impl RawHandle {
-    pub const NULL: RawHandle = RawHandle(std::ptr::null_mut());
-}
-
-/// Is told when a stream's handle is about to lose its meaning, while work may still be queued on it.
-pub trait StreamObserver: Send + Sync {
-    fn stream_ends(&self, stream: RawHandle);
-
-    /// Whether the range lies inside one of the observer's live blocks; `None`: its memory is elsewhere.
-    fn owns_live(&self, address: usize, bytes: usize) -> Option<bool>;
-}
-
-/// Observers with the executor whose streams they care about.
-type Observers = Vec<(Weak<dyn Executor>, Weak<dyn StreamObserver>)>;
-
-static OBSERVERS: PerProcess<RwLock<Observers>> = PerProcess::new(Default::default);
-
-/// `observer` hears of every stream of the executor that ends from now on (`handles.rs`), for as long as it lives.
-pub fn observe(executor: &Arc<dyn Executor>, observer: Weak<dyn StreamObserver>) {
-    let mut observers = OBSERVERS.write().unwrap_or_else(PoisonError::into_inner);
-    observers.retain(|(_, observer)| observer.strong_count() > 0);
-    observers.push((Arc::downgrade(executor), observer));
-}
-
-/// The observers of the executor's streams. They are used outside the lock: one may be the last to hold a manager,
-/// whose end takes time.
-fn observers_of(executor: &Arc<dyn Executor>) -> Vec<Arc<dyn StreamObserver>> {
-    let mut concerned = Vec::new();
-    for (other, observer) in OBSERVERS.read().unwrap_or_else(PoisonError::into_inner).iter() {
-        if std::ptr::addr_eq(other.as_ptr(), Arc::as_ptr(executor)) {
-            concerned.extend(observer.upgrade());
-        }
-    }
-    concerned
-}
-
-fn announce_end(executor: &Arc<dyn Executor>, stream: RawHandle) {
-    observers_of(executor).iter().for_each(|observer| observer.stream_ends(stream));
+fn announce_end(device: &dyn Device, stream: RawHandle) {
+    observers_of(device).iter().for_each(|observer| observer.stream_ends(stream));
 }
 
 /// Refuses memory that is no live block of the managers', or that the device cannot reach.
-fn expect_live(executor: &Arc<dyn Executor>, data: *const c_void, bytes: usize) -> Result<()> {
+fn expect_live(device: &dyn Device, data: *const c_void, bytes: usize) -> Result<()> {
     let what = format!("the workspace of {bytes} bytes at {data:p}");
-    match observers_of(executor).iter().find_map(|observer| observer.owns_live(data as usize, bytes)) {
+    match observers_of(device).iter().find_map(|observer| observer.owns_live(data as usize, bytes)) {
         Some(true) => Ok(()),
         Some(false) => Err(Error::invalid(format!("{what} does not lie inside a live block of memory"))),
-        None if executor.can_access(data)? => Ok(()),
-        None => Err(Error::invalid(format!("{what} is not memory of {}", executor.device().name))
+        None if device.can_access(data)? => Ok(()),
+        None => Err(Error::invalid(format!("{what} is not memory of {}", device.info().name))
             .with_advice("allocate it with nvb_memory_allocate")),
     }
 }
 
-/// The alignment of a workspace that the caller sets: what allocations have.
+/// Of a workspace that the caller sets: what allocations have.
 pub const WORKSPACE_ALIGNMENT: usize = 256;
 
 pub struct Stream {
@@ -140,7 +95,7 @@ impl Stream {
         self.executor.stream_synchronize(self.raw)
     }
 
-    /// Waits as `synchronize` does, for at most `timeout`; false if the time is over. The work itself goes on.
+    /// As `synchronize`, for at most `timeout`; false if the time is over. The work itself goes on.
     pub fn synchronize_for(&self, timeout: Duration) -> Result<bool> {
         wait::until(|| self.query(), timeout)
     }
@@ -162,7 +117,7 @@ impl Stream {
     /// From now on the stream's operations take their workspace from these bytes and allocate none; NULL: as before.
     ///
     /// # Safety
-    /// The conditions of `Executor::stream_set_workspace` hold.
+    /// As for `Executor::stream_set_workspace`.
     pub unsafe fn set_workspace(&self, data: *mut c_void, bytes: usize) -> Result<()> {
         if let Owner::Manager { .. } = self.owner {
             return Err(Error::invalid("a stream of a stream manager may have several users: it takes no workspace"));
@@ -183,7 +138,7 @@ impl Stream {
         }
         if !data.is_null() {
             expect_awake(data)?;
-            expect_live(&self.executor, data, bytes)?;
+            expect_live(&*self.executor, data, bytes)?;
         }
         // SAFETY: the caller's contract.
         unsafe { self.executor.stream_set_workspace(self.raw, data, bytes)? };
@@ -201,11 +156,11 @@ impl Drop for Stream {
         let Stream { executor, raw, owner, .. } = self;
         match owner {
             Owner::This => handles::leave(executor, *raw, true, || {
-                announce_end(executor, *raw);
+                announce_end(&**executor, *raw);
                 executor.stream_destroy(*raw);
             }),
             Owner::Caller => handles::leave(executor, *raw, false, || {
-                announce_end(executor, *raw);
+                announce_end(&**executor, *raw);
                 executor.stream_release(*raw);
             }),
             // The manager's own object ends it.

@@ -76,7 +76,7 @@ pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
 }
 
 fn device_of(executor: &dyn Executor) -> DeviceKind {
-    executor.device().kind
+    executor.info().kind
 }
 
 /// What tuning measured, and whether it is the fastest that is taken.

@@ -16,11 +16,11 @@ pub mod validate;
 mod variations;
 pub mod workload;
 
-use crate::backend::Backend;
 use crate::configuration::Configuration;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
+use crate::memory::MemoryManager;
 use crate::registry::choices::Table;
 use crate::registry::LINEAR;
 use crate::stream::Stream;
@@ -29,6 +29,7 @@ use header::Header;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use timer::{EventTimer, HostTimer, Timer};
 use tuner::{Options, Own, Progress, Report, Tuner};
 
@@ -38,6 +39,9 @@ pub struct Tuning {
     /// Path and header; `None`: in memory alone.
     file: Option<(PathBuf, Header)>,
 }
+
+/// Bytes that are filled before the launches on a GPU, so that the host is ahead of it.
+const LEAD_BYTES: usize = 128 << 20;
 
 /// What measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,8 +59,8 @@ impl Tuning {
             "" => std::env::var_os("NVB_TUNING_FILE").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
             path => Some(PathBuf::from(path)),
         };
-        let device = executor.device().kind;
-        let file = path.map(|path| (path, Header::of(executor.device(), configuration)));
+        let device = executor.info().kind;
+        let file = path.map(|path| (path, Header::of(executor.info(), configuration)));
         let tuning = Tuning { device, file };
         if let Some((path, header)) = &tuning.file {
             if let Some(table) = load(path, header, device) {
@@ -81,6 +85,47 @@ impl Tuning {
             file::print(header, &table)
         })
     }
+
+    /// Tunes the cases on a stream of its own. Choices hold from the end of their case on; they are kept in the file likewise,
+    /// and where that fails the report comes with the error.
+    pub fn tune(
+        &self,
+        executor: &Arc<dyn Executor>,
+        memory: &Arc<MemoryManager>,
+        cases: &[Case],
+        options: Options,
+        clock: Clock,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<(Report, Option<Error>)> {
+        if executor.choices().are_fixed() {
+            let text = "batch_invariant is set, under which products have one kernel each: there is nothing to tune";
+            return Err(Error::new(Status::Configuration, text).with_advice("tune with a backend without it"));
+        }
+        let stream = Stream::new(executor, 0)?;
+        let mut timer: Box<dyn Timer> = match clock {
+            Clock::Host => Box::new(HostTimer),
+            Clock::Events => {
+                let lead = match executor.info().kind {
+                    DeviceKind::Cpu => None,
+                    DeviceKind::Cuda | DeviceKind::Tpu => Some(memory.allocate_owned(LEAD_BYTES, stream.raw())?),
+                };
+                Box::new(EventTimer::new(&stream, lead)?)
+            }
+        };
+        let mut unkept = None;
+        let mut tuner =
+            Tuner { memory, products: &Own(&**executor), timer: &mut *timer, stream: &stream, options, progress };
+        let report = tuner.tune(cases, &mut |table| {
+            if unkept.is_none() {
+                unkept = self.keep(&table).err();
+            }
+            executor.choices().extend(table);
+        })?;
+        if let Some(error) = &unkept {
+            log::warn!(target: "nvbackend::tuning", "{error}");
+        }
+        Ok((report, unkept))
+    }
 }
 
 /// The file's entries; a file that cannot be used is one line in the log.
@@ -100,47 +145,4 @@ fn load(path: &Path, header: &Header, device: DeviceKind) -> Option<Table> {
             None
         }
     }
-}
-
-/// Bytes that are filled before the launches on a GPU, so that the host is ahead of it.
-const LEAD_BYTES: usize = 128 << 20;
-
-/// Tunes the cases on a stream of its own. Choices hold from the end of their case on; they are kept in the file likewise,
-/// and where that fails the report comes with the error.
-pub fn tune(
-    backend: &Backend,
-    cases: &[Case],
-    options: Options,
-    clock: Clock,
-    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-) -> Result<(Report, Option<Error>)> {
-    if backend.executor().choices().are_fixed() {
-        let text = "batch_invariant is set, under which products have one kernel each: there is nothing to tune";
-        return Err(Error::new(Status::Configuration, text).with_advice("tune with a backend without it"));
-    }
-    let stream = Stream::new(backend.executor(), 0)?;
-    let mut timer: Box<dyn Timer> = match clock {
-        Clock::Host => Box::new(HostTimer),
-        Clock::Events => {
-            let lead = match backend.device().kind {
-                DeviceKind::Cpu => None,
-                DeviceKind::Cuda | DeviceKind::Tpu => Some(backend.memory().allocate_owned(LEAD_BYTES, &stream)?),
-            };
-            Box::new(EventTimer::new(&stream, lead)?)
-        }
-    };
-    let executor = backend.executor().clone();
-    let mut unkept = None;
-    let mut tuner =
-        Tuner { backend, products: &Own(&*executor), timer: &mut *timer, stream: &stream, options, progress };
-    let report = tuner.tune(cases, &mut |table| {
-        if unkept.is_none() {
-            unkept = backend.tuning().keep(&table).err();
-        }
-        executor.choices().extend(table);
-    })?;
-    if let Some(error) = &unkept {
-        log::warn!(target: "nvbackend::tuning", "{error}");
-    }
-    Ok((report, unkept))
 }

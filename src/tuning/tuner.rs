@@ -9,16 +9,17 @@ use super::timer::Timer;
 use super::trial::{Candidate, Trial};
 use super::validate;
 use super::workload::Workload;
-use crate::backend::Backend;
-use crate::device::DeviceKind;
+use crate::device::{DeviceKind, RawHandle};
 use crate::error::Result;
 use crate::executor::Executor;
 use crate::hardware;
+use crate::memory::MemoryManager;
 use crate::ops::linear::Linear;
 use crate::registry::choices::{Algorithm, Choice, Entry, Table};
 use crate::registry::key::ProductKey;
-use crate::stream::{RawHandle, Stream};
+use crate::stream::Stream;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 /// What the tuner asks of an executor; tests put wrong kernels in between.
 pub trait Products {
@@ -129,14 +130,14 @@ fn reference_operations(device: DeviceKind) -> usize {
 
 /// Bytes of the cache that a weight must not be found in.
 pub fn cache_bytes(executor: &dyn Executor) -> u64 {
-    match executor.device().kind {
-        DeviceKind::Cuda | DeviceKind::Tpu => executor.device().l2_bytes,
+    match executor.info().kind {
+        DeviceKind::Cuda | DeviceKind::Tpu => executor.info().l2_bytes,
         DeviceKind::Cpu => (1..=3).map(|level| hardware::cpu().cache_bytes(level)).max().unwrap_or(0),
     }
 }
 
 pub struct Tuner<'a> {
-    pub backend: &'a Backend,
+    pub memory: &'a Arc<MemoryManager>,
     pub products: &'a dyn Products,
     pub timer: &'a mut dyn Timer,
     pub stream: &'a Stream,
@@ -169,10 +170,10 @@ impl Tuner<'_> {
     ) -> Result<Option<(ProductKey, Entry)>> {
         let shape = case.shape()?;
         let Some(default) = self.products.default(&shape) else { return Ok(None) };
-        let executor = self.backend.executor().clone();
+        let executor = self.stream.executor().clone();
         let (m, n, k) = (case.rows, shape.weight.rows, shape.weight.columns);
-        let rows = validate::rows(m, n, k, reference_operations(executor.device().kind));
-        let workload = Workload::new(self.backend, case, cache_bytes(&*executor), &rows, self.stream)?;
+        let rows = validate::rows(m, n, k, reference_operations(executor.info().kind));
+        let workload = Workload::new(self.memory, case, cache_bytes(&*executor), &rows, self.stream)?;
         let mut references = Vec::with_capacity(rows.len());
         for rows in &rows {
             self.products.reference(&workload.reference(rows), self.stream.raw())?;

@@ -3,16 +3,16 @@
 
 use super::case::{Case, CaseWeight};
 use crate::allocation::{collected, filled, with_room};
-use crate::backend::Backend;
+use crate::device::CopyKind;
 use crate::error::Result;
-use crate::executor::CopyKind;
-use crate::memory::Allocation;
+use crate::memory::{Allocation, MemoryManager};
 use crate::ops::linear::Linear;
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Matrix, Tensor};
 use crate::weight::{Arrangement, Scales, Source, Weight, WeightView};
 use half::{bf16, f16};
 use std::ops::Range;
+use std::sync::Arc;
 
 pub struct Workload {
     op: Linear,
@@ -34,21 +34,20 @@ const PATTERN: usize = 4_194_301;
 impl Workload {
     /// `cache_bytes`: of the last level; `rows`: those that will be compared.
     pub fn new(
-        backend: &Backend,
+        memory: &Arc<MemoryManager>,
         case: &Case,
         cache_bytes: u64,
         rows: &[Range<usize>],
         stream: &Stream,
     ) -> Result<Workload> {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
-        let memory = backend.memory();
         let made;
         let (view, span) = match case.weight {
             CaseWeight::Given { view, span } => (view, span),
             CaseWeight::Described { geometry, gated } => {
                 let (n, k) = (geometry.rows, geometry.columns);
                 let values: Vec<f32> = random.values(PATTERN.min(n * k), 1.0 / (k as f32).sqrt())?;
-                let block = upload(backend, &values, n * k, DType::Bf16, stream)?;
+                let block = upload(memory, &values, n * k, DType::Bf16, stream)?;
                 let (parts, arrangement) = if gated { (2, Arrangement::Gated) } else { (1, Arrangement::Stacked) };
                 let bytes = n / parts * k * DType::Bf16.size();
                 let part = |part: usize| block.pointer().wrapping_byte_add(part * bytes);
@@ -58,21 +57,21 @@ impl Workload {
                 (made.view(), made.span())
             }
         };
-        let (weights, copies) = copy_weight(backend, &view, span, cache_bytes, stream)?;
+        let (weights, copies) = copy_weight(memory, &view, span, cache_bytes, stream)?;
         let (m, k, output_columns) = (case.rows, view.columns, view.output_columns());
-        let input = upload(backend, &random.values(m * k, 1.0)?, m * k, case.input, stream)?;
+        let input = upload(memory, &random.values(m * k, 1.0)?, m * k, case.input, stream)?;
         let bias = match case.bias {
-            true => Some(upload(backend, &random.values(view.rows, 1.0)?, view.rows, case.output, stream)?),
+            true => Some(upload(memory, &random.values(view.rows, 1.0)?, view.rows, case.output, stream)?),
             false => None,
         };
         let elements = m * output_columns;
         let residual = match case.residual {
-            true => Some(upload(backend, &random.values(PATTERN.min(elements), 1.0)?, elements, case.output, stream)?),
+            true => Some(upload(memory, &random.values(PATTERN.min(elements), 1.0)?, elements, case.output, stream)?),
             false => None,
         };
-        let output = memory.allocate_owned((m * output_columns * case.output.size()).max(1), stream)?;
+        let output = memory.allocate_owned((m * output_columns * case.output.size()).max(1), stream.raw())?;
         let most = rows.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
-        let reference = memory.allocate_owned((most * output_columns * DType::F32.size()).max(1), stream)?;
+        let reference = memory.allocate_owned((most * output_columns * DType::F32.size()).max(1), stream.raw())?;
         let op = Linear::new(
             Tensor::new(input.pointer(), case.input, &[m, k]),
             weights[0],
@@ -121,7 +120,7 @@ impl Workload {
 
 /// Views of the copies, and the block that they lie in.
 fn copy_weight(
-    backend: &Backend,
+    memory: &Arc<MemoryManager>,
     view: &WeightView,
     span: usize,
     cache_bytes: u64,
@@ -129,7 +128,7 @@ fn copy_weight(
 ) -> Result<(Vec<WeightView>, Allocation)> {
     let pitch = span.next_multiple_of(256);
     let count = (CACHES * cache_bytes).div_ceil(pitch.max(1) as u64).max(1) as usize;
-    let block = backend.memory().allocate_owned((count * pitch).max(1), stream)?;
+    let block = memory.allocate_owned((count * pitch).max(1), stream.raw())?;
     let mut views = with_room(count, "the copies of a weight to tune")?;
     for copy in 0..count {
         let to = block.pointer().wrapping_byte_add(copy * pitch);
@@ -161,7 +160,13 @@ fn moved(view: &WeightView, to: usize) -> WeightView {
 const VALUES: &str = "the values of a product to tune";
 
 /// `count` elements, the values over and over.
-fn upload(backend: &Backend, values: &[f32], count: usize, dtype: DType, stream: &Stream) -> Result<Allocation> {
+fn upload(
+    memory: &Arc<MemoryManager>,
+    values: &[f32],
+    count: usize,
+    dtype: DType,
+    stream: &Stream,
+) -> Result<Allocation> {
     let mut bytes = with_room(values.len() * dtype.size(), VALUES)?;
     for &value in values {
         match dtype {
@@ -171,7 +176,7 @@ fn upload(backend: &Backend, values: &[f32], count: usize, dtype: DType, stream:
         }
     }
     let total = count * dtype.size();
-    let block = backend.memory().allocate_owned(total.max(1), stream)?;
+    let block = memory.allocate_owned(total.max(1), stream.raw())?;
     for at in (0..total).step_by(bytes.len().max(1)) {
         let (to, part) = (block.pointer().wrapping_byte_add(at), bytes.len().min(total - at));
         // SAFETY: the block has these bytes, and the source lives until the stream has passed the copy.

@@ -11,14 +11,14 @@ use super::rows::{FloatRows, RowSource};
 use super::staging::{Staging, STAGING_BYTES};
 use super::stripe::{SquaredError, Stripe, STRIPE_ROWS};
 use crate::allocation::{collected, filled, with_room};
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::executor::Executor;
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
 use crate::thread::on_several;
 use half::{bf16, f16};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Where the parts are.
 pub(super) enum Sources<'a> {
@@ -28,7 +28,7 @@ pub(super) enum Sources<'a> {
 }
 
 pub(super) struct Conversion<'a> {
-    pub executor: &'a Arc<dyn Executor>,
+    pub device: &'a dyn Device,
     pub sources: Sources<'a>,
     pub map: &'a RowMap,
     pub geometry: Geometry,
@@ -90,7 +90,7 @@ impl Conversion<'_> {
             Vec::new()
         };
         let (data, scales, offsets, _) = self.geometry.sections();
-        let mut staging = Staging::new(self.executor, panel_stripes * stripe_bytes)?;
+        let mut staging = Staging::new(self.device, panel_stripes * stripe_bytes)?;
         let mut error = SquaredError::default();
         self.for_panels(panel_rows, |range, sources| {
             let panel = Panel { map: self.map, geometry: &self.geometry, keep: self.keep, sources, tensors: &tensors };
@@ -151,7 +151,7 @@ impl Conversion<'_> {
             Sources::Device(parts) => *parts,
         };
         let row_bytes = self.map.columns * parts[0].dtype.size();
-        let mut staging = Staging::new(self.executor, panel_rows.min(rows) * row_bytes)?;
+        let mut staging = Staging::new(self.device, panel_rows.min(rows) * row_bytes)?;
         for range in panels {
             let mut at = 0;
             let mut tensors = with_room(parts.len(), "the parts of a weight")?;

@@ -25,7 +25,7 @@ impl Weight {
         output.expect_writable("output")?;
         if !self.view.encoding.is_float() {
             let op = Dequantize::new(self.view, *output)?;
-            if memory.executor().dequantize(&op, stream.raw())? {
+            if stream.executor().dequantize(&op, stream.raw())? {
                 return stream.synchronize();
             }
         }
@@ -40,8 +40,8 @@ impl Weight {
         let panel_stripes =
             (STAGING_BYTES / in_bytes.iter().sum::<usize>().max(STRIPE_ROWS * out_row)).clamp(1, stripes);
         let panel_rows = panel_stripes * STRIPE_ROWS;
-        let mut input = Staging::new(memory.executor(), panel_stripes * in_bytes.iter().sum::<usize>())?;
-        let mut staged = Staging::new(memory.executor(), panel_rows.min(self.view.rows) * out_row)?;
+        let mut input = Staging::new(memory.device(), panel_stripes * in_bytes.iter().sum::<usize>())?;
+        let mut staged = Staging::new(memory.device(), panel_rows.min(self.view.rows) * out_row)?;
         for begin in (0..self.view.rows).step_by(panel_rows) {
             let rows = begin..(begin + panel_rows).min(self.view.rows);
             reader.download(&rows, &mut input, stream)?;
@@ -79,7 +79,7 @@ impl Weight {
             return Ok(None);
         }
         let bytes = self.view.columns * size_of::<i32>();
-        let mut staging = Staging::new(memory.executor(), bytes)?;
+        let mut staging = Staging::new(memory.device(), bytes)?;
         // SAFETY: a weight with an order has one for each column.
         unsafe { staging.download(self.view.order.cast(), bytes, 0, stream)? };
         stream.synchronize()?;

@@ -9,8 +9,8 @@ use super::staging::STAGING_BYTES;
 use super::stripe::{SquaredError, STRIPE_ROWS};
 use super::{view_at, WeightView};
 use crate::allocation::{gathered, with_room};
+use crate::device::CopyKind;
 use crate::error::Result;
-use crate::executor::CopyKind;
 use crate::memory::MemoryManager;
 use crate::ops::quantize::{Quantize, Quantized};
 use crate::stream::Stream;
@@ -43,7 +43,7 @@ impl<'a> DevicePanels<'a> {
         stream: &'a Stream,
     ) -> Result<Option<DevicePanels<'a>>> {
         let format = geometry.format;
-        if !memory.executor().can_quantize(&format, parts.len()) || format.granularity == Granularity::Tensor {
+        if !stream.executor().can_quantize(&format, parts.len()) || format.granularity == Granularity::Tensor {
             return Ok(None);
         }
         let parts: Vec<Matrix> = gathered(parts.iter().map(|part| part.as_matrix("parts")), "the parts of a weight")?;
@@ -56,14 +56,14 @@ impl<'a> DevicePanels<'a> {
     /// Fills the weight's memory at `to`, and returns what was lost; `None` where the host has to convert after all: there
     /// is no memory for a panel, or values have no code, which the host refuses by name.
     pub fn quantize(&self, to: *mut u8) -> Result<Option<SquaredError>> {
-        let (executor, rows) = (self.memory.executor(), self.map.rows);
+        let (executor, rows) = (self.stream.executor(), self.map.rows);
         let stripes = (STAGING_BYTES / (STRIPE_ROWS * self.pitch)).clamp(1, rows.div_ceil(STRIPE_ROWS));
         let panel_rows = stripes * STRIPE_ROWS;
         let bytes = panel_rows.min(rows) * self.pitch + self.parts.len() * ALIGNMENT;
         if self.memory.check_available(bytes as u64).is_err() {
             return Ok(None);
         }
-        let panel = self.memory.allocate_owned(bytes, self.stream)?;
+        let panel = self.memory.allocate_owned(bytes, self.stream.raw())?;
         let mut lost = SquaredError::default();
         for first in (0..rows).step_by(panel_rows) {
             let range = first..(first + panel_rows).min(rows);
@@ -95,7 +95,7 @@ impl<'a> DevicePanels<'a> {
             // SAFETY: the rows belong to the part, which the caller keeps, and the panel holds as many at this pitch.
             unsafe {
                 let kind = CopyKind::HostToDevice;
-                self.memory.executor().copy(to, from.cast(), bytes, kind, self.stream.raw())?;
+                self.memory.device().copy(to, from.cast(), bytes, kind, self.stream.raw())?;
             }
             let mut tensor = Tensor::new(to, part.dtype, &[rows.len(), part.columns]);
             tensor.strides[0] = part.row_stride;

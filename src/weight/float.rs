@@ -3,14 +3,13 @@
 use super::arrangement::RowMap;
 use super::staging::{Staging, STAGING_BYTES};
 use super::Source;
+use crate::device::{CopyKind, Device};
 use crate::error::Result;
-use crate::executor::{CopyKind, Executor};
 use crate::stream::Stream;
 use crate::tensor::Tensor;
-use std::sync::Arc;
 
 pub(super) struct Copier<'a> {
-    pub executor: &'a Arc<dyn Executor>,
+    pub device: &'a dyn Device,
     pub parts: &'a [Tensor],
     pub map: &'a RowMap,
     pub to: *mut u8,
@@ -45,7 +44,7 @@ impl Copier<'_> {
             // SAFETY: the part holds these rows, and the target the rows of all parts.
             unsafe {
                 let to = self.to.add(first * self.row_bytes);
-                self.executor.copy(to.cast(), part.data, bytes, kind, self.stream.raw())?;
+                self.device.copy(to.cast(), part.data, bytes, kind, self.stream.raw())?;
             }
             first += part.shape[0];
         }
@@ -66,7 +65,7 @@ impl Copier<'_> {
             // SAFETY: `source` points at a row of a part, and the target has `rows` rows.
             unsafe {
                 let to = self.to.add(row * self.row_bytes).cast();
-                self.executor.copy(to, from.cast(), bytes, CopyKind::DeviceToDevice, self.stream.raw())?;
+                self.device.copy(to, from.cast(), bytes, CopyKind::DeviceToDevice, self.stream.raw())?;
             }
         }
         Ok(())
@@ -76,7 +75,7 @@ impl Copier<'_> {
     fn copy_staged(&self) -> Result<()> {
         let rows = self.map.rows;
         let chunk = (STAGING_BYTES / self.row_bytes).clamp(1, rows);
-        let mut staging = Staging::new(self.executor, chunk * self.row_bytes)?;
+        let mut staging = Staging::new(self.device, chunk * self.row_bytes)?;
         for begin in (0..rows).step_by(chunk) {
             let count = chunk.min(rows - begin);
             for (row, to) in staging.bytes().chunks_exact_mut(self.row_bytes).take(count).enumerate() {

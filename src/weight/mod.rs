@@ -82,13 +82,13 @@ impl Weight {
         let own = Format::float(parts[0].dtype);
         let format = format.unwrap_or(own);
         if source == Source::Borrowed {
-            return Weight::borrow(memory, parts, &map, format);
+            return Weight::borrow(parts, &map, format, stream);
         }
-        let geometry = Geometry::new(format, memory.executor().weight_layout(), map.rows, map.columns)?;
+        let geometry = Geometry::new(format, stream.executor().weight_layout(), map.rows, map.columns)?;
         if format == own {
             let allocation = allocate(memory, &geometry, 0, stream)?;
             let (to, row_bytes) = (allocation.pointer().cast(), geometry.row_bytes());
-            Copier { executor: memory.executor(), parts, map: &map, to, row_bytes, stream }.copy(source)?;
+            Copier { device: memory.device(), parts, map: &map, to, row_bytes, stream }.copy(source)?;
             stream.synchronize()?;
             return Ok(Weight::finished(geometry, &map, allocation, false, 0.0));
         }
@@ -122,11 +122,11 @@ impl Weight {
             Some(format) => format,
             None => common_format(parts, &map)?,
         };
-        let geometry = Geometry::new(format, memory.executor().weight_layout(), map.rows, map.columns)?;
+        let geometry = Geometry::new(format, stream.executor().weight_layout(), map.rows, map.columns)?;
         Weight::convert(memory, Sources::Host(collected(parts.iter().copied(), PARTS)?), &map, geometry, stream)
     }
 
-    fn borrow(memory: &Arc<MemoryManager>, parts: &[Tensor], map: &RowMap, format: Format) -> Result<Weight> {
+    fn borrow(parts: &[Tensor], map: &RowMap, format: Format, stream: &Stream) -> Result<Weight> {
         if parts.len() != 1 || map.is_gated() || format != Format::float(parts[0].dtype) {
             return Err(Error::invalid(
                 "a borrowed weight is one tensor as it stands: it cannot be stacked, gated or converted",
@@ -134,7 +134,7 @@ impl Weight {
         }
         let matrix = parts[0].as_matrix("parts[0]")?;
         let (rows, columns) = (matrix.rows, matrix.columns);
-        let geometry = Geometry::new(format, memory.executor().weight_layout(), rows, columns)?;
+        let geometry = Geometry::new(format, stream.executor().weight_layout(), rows, columns)?;
         let view = WeightView::float(matrix.data, matrix.dtype, rows, columns, matrix.row_stride, false);
         Ok(Weight { view, geometry, allocation: None, relative_error: 0.0 })
     }
@@ -146,7 +146,7 @@ impl Weight {
         geometry: Geometry,
         stream: &Stream,
     ) -> Result<Weight> {
-        let executor = memory.executor();
+        let executor = stream.executor();
         let keep = match &sources {
             Sources::Host(parts) => keeps_codes(&geometry.format, parts, map),
             Sources::Device(_) => false,
@@ -171,9 +171,9 @@ impl Weight {
                 }
             }
         }
-        let error = Conversion { executor, sources, map, geometry, keep, to, stream }.run()?;
+        let error = Conversion { device: memory.device(), sources, map, geometry, keep, to, stream }.run()?;
         if !order.is_empty() {
-            let mut staging = Staging::new(executor, order.len())?;
+            let mut staging = Staging::new(memory.device(), order.len())?;
             staging.bytes().copy_from_slice(&order);
             // SAFETY: the allocation has these bytes after its sections.
             unsafe { staging.upload(0, order.len(), to.add(geometry.sections().3), stream)? };
@@ -258,7 +258,7 @@ fn allocate(memory: &Arc<MemoryManager>, geometry: &Geometry, more: usize, strea
     let (data, _, _, end) = geometry.sections();
     // Floats have nothing behind their rows.
     let bytes = if geometry.format.encoding.is_float() { data.end } else { end + more };
-    memory.allocate_owned(bytes, stream).map_err(|error| {
+    memory.allocate_owned(bytes, stream.raw()).map_err(|error| {
         let Geometry { rows, columns, format, .. } = geometry;
         error.context(format_args!("weight [{rows}, {columns}] of {format}"))
     })

@@ -11,7 +11,7 @@ use super::encoding::{Encoding, BLOCK};
 use super::format::Format;
 use super::int8;
 use super::quantize::{inverse, step, stored, stored_scale, Range, Step};
-use crate::cpu::simd::{dispatch, Kernel, Simd};
+use crate::simd::{dispatch, Kernel, Simd};
 use half::f16;
 
 /// Parts of the full range that are tried. Above 1 the code −8 is left to the largest value's other side.

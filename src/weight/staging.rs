@@ -1,27 +1,26 @@
 //! Page-locked host memory through which a weight travels panel by panel.
 
+use crate::device::{CopyKind, Device};
 use crate::error::Result;
-use crate::executor::{CopyKind, Executor};
 use crate::stream::Stream;
 use std::ffi::c_void;
-use std::sync::Arc;
 
 /// What a panel should be about, so that one large copy replaces many and a model is never in memory twice.
 pub const STAGING_BYTES: usize = 32 << 20;
 
 pub struct Staging<'a> {
-    executor: &'a Arc<dyn Executor>,
+    device: &'a dyn Device,
     pointer: *mut u8,
     bytes: usize,
 }
 
 impl<'a> Staging<'a> {
     /// Zeroed. `bytes` > 0.
-    pub fn new(executor: &'a Arc<dyn Executor>, bytes: usize) -> Result<Staging<'a>> {
-        let pointer = executor.host_allocate(bytes)?.cast::<u8>();
+    pub fn new(device: &'a dyn Device, bytes: usize) -> Result<Staging<'a>> {
+        let pointer = device.host_allocate(bytes)?.cast::<u8>();
         // SAFETY: just allocated with this size.
         unsafe { std::ptr::write_bytes(pointer, 0, bytes) };
-        Ok(Staging { executor, pointer, bytes })
+        Ok(Staging { device, pointer, bytes })
     }
 
     pub fn bytes(&mut self) -> &mut [u8] {
@@ -38,7 +37,7 @@ impl<'a> Staging<'a> {
             return Ok(());
         }
         let from = self.bytes()[from..from + bytes].as_ptr();
-        self.executor.copy(to.cast(), from.cast(), bytes, CopyKind::HostToDevice, stream.raw())
+        self.device.copy(to.cast(), from.cast(), bytes, CopyKind::HostToDevice, stream.raw())
     }
 
     /// Queues a copy to offset `to`.
@@ -50,13 +49,13 @@ impl<'a> Staging<'a> {
             return Ok(());
         }
         let to: *mut c_void = self.bytes()[to..to + bytes].as_mut_ptr().cast();
-        self.executor.copy(to, from.cast(), bytes, CopyKind::DeviceToHost, stream.raw())
+        self.device.copy(to, from.cast(), bytes, CopyKind::DeviceToHost, stream.raw())
     }
 }
 
 impl Drop for Staging<'_> {
     fn drop(&mut self) {
         // SAFETY: allocated with this size; every copy was waited for, or failed.
-        unsafe { self.executor.host_free(self.pointer.cast(), self.bytes) };
+        unsafe { self.device.host_free(self.pointer.cast(), self.bytes) };
     }
 }

@@ -21,7 +21,7 @@ use nvbackend::registry::{kernels_of, LINEAR};
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::tuning::explain::explain;
 use nvbackend::tuning::tuner::Options;
-use nvbackend::tuning::{tune, Clock};
+use nvbackend::tuning::Clock;
 use nvbackend::weight::gptq::{gptq, GptqTensors, GptqVersion};
 use nvbackend::weight::grouped::FloatBytes;
 use nvbackend::weight::{Arrangement, Encoding, Format, Source, Weight};
@@ -365,7 +365,7 @@ fn one_kernel_a_product() {
             expect_error(outcome, Status::Configuration, &[kernel.name, "batch_invariant"])?;
         }
         executor.choices().set_override(LINEAR, "")?;
-        let tuned = tune(&backend, &[], Options::default(), Clock::Host, &mut |_| ControlFlow::Continue(()));
+        let tuned = backend.tune(&[], Options::default(), Clock::Host, &mut |_| ControlFlow::Continue(()));
         expect_error(tuned, Status::Configuration, &["batch_invariant", "nothing to tune"])
     });
 }

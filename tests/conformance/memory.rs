@@ -1,7 +1,7 @@
 //! `memory`: allocation, copies and fills of the executor.
 
 use crate::run::{check, Failure, Outcome, Run};
-use nvbackend::executor::CopyKind;
+use nvbackend::device::CopyKind;
 use std::ffi::c_void;
 
 fn copy(run: &Run, to: *mut c_void, from: *const c_void, bytes: usize, kind: CopyKind) -> Outcome {

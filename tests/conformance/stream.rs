@@ -1,8 +1,8 @@
 //! `stream`: order within a stream, order between streams by events, queries and times.
 
 use crate::run::{check, expect_error, Failure};
+use nvbackend::device::CopyKind;
 use nvbackend::error::Status;
-use nvbackend::executor::CopyKind;
 use nvbackend::stream::{Event, Stream};
 
 /// A chain of copies through two streams and back arrives in order.

@@ -8,10 +8,10 @@ use crate::sweep::{each_fault, expect_clean, may_pass_unseen, OUT_OF_MEMORY};
 use nvbackend::backend::Backend;
 use nvbackend::configuration::memory::Spill;
 use nvbackend::configuration::{Configuration, MemoryConfiguration};
+use nvbackend::device::{CopyKind, ManagedAdvice, RawHandle};
 use nvbackend::error::{Error, Result, Status};
-use nvbackend::executor::{CopyKind, ManagedAdvice};
 use nvbackend::memory::{MemoryManager, Pool};
-use nvbackend::stream::{RawHandle, Stream};
+use nvbackend::stream::Stream;
 use std::ffi::c_void;
 use std::path::Path;
 use std::sync::Arc;
@@ -170,14 +170,14 @@ impl<'a> Run<'a> {
             let outcome = pool.allocate(bytes, stream.raw());
             self.tried("allocate from the pool", outcome);
         }
-        let outcome = pool.begin_capture(stream);
+        let outcome = pool.begin_capture(stream.raw());
         if self.tried("begin a capture", outcome).is_some() {
             let small = self.allocate(2000, stream);
             let large = self.allocate(5 * MIB, stream);
             for pointer in [small, large].into_iter().flatten() {
                 self.free(pointer, stream);
             }
-            let outcome = pool.end_capture(stream);
+            let outcome = pool.end_capture(stream.raw());
             self.tried("end a capture", outcome);
         }
         let outcome = pool.clear();

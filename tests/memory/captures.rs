@@ -2,18 +2,19 @@
 
 use super::fixture::{Fixture, MIB};
 use super::simulated::Call;
+use nvbackend::device::RawHandle;
 use nvbackend::error::Status;
 use nvbackend::memory::options::{Limit, Spill};
 use nvbackend::memory::{MemoryOptions, Pool};
-use nvbackend::stream::{RawHandle, Stream};
+use nvbackend::stream::Stream;
 
 /// Runs `body` while the stream is captured into the pool.
 fn capturing(fixture: &Fixture, pool: &Pool, stream: &Stream, body: impl FnOnce()) {
-    pool.begin_capture(stream).expect("no capture yet");
+    pool.begin_capture(stream.raw()).expect("no capture yet");
     fixture.device.state().capturing.push(stream.raw().0 as usize);
     body();
     fixture.device.state().capturing.clear();
-    pool.end_capture(stream).expect("the capture ends");
+    pool.end_capture(stream.raw()).expect("the capture ends");
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use super::sequence::executor;
 use super::simulated::Simulated;
+use nvbackend::device::RawHandle;
 use nvbackend::executor::Executor;
 use nvbackend::memory::options::Margin;
 use nvbackend::memory::{MemoryManager, MemoryOptions};
-use nvbackend::stream::{RawHandle, Stream};
+use nvbackend::stream::Stream;
 use std::ffi::c_void;
 use std::sync::Arc;
 

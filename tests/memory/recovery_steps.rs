@@ -2,11 +2,11 @@
 
 use super::fixture::{Fixture, MIB};
 use super::simulated::Simulated;
+use nvbackend::device::RawHandle;
 use nvbackend::error::Status;
 use nvbackend::memory::ladder::RecoveryStep;
 use nvbackend::memory::options::{Limit, Spill};
 use nvbackend::memory::{MemoryManager, MemoryOptions};
-use nvbackend::stream::RawHandle;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 

@@ -3,11 +3,12 @@
 
 use super::simulated::Simulated;
 use nvbackend::cpu::CpuExecutor;
+use nvbackend::device::RawHandle;
 use nvbackend::error::Status;
 use nvbackend::executor::Executor;
 use nvbackend::memory::options::{LeakTracking, Limit, Margin, Spill};
 use nvbackend::memory::{MemoryManager, MemoryOptions, Pool};
-use nvbackend::stream::{RawHandle, Stream};
+use nvbackend::stream::Stream;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Weak};
@@ -255,7 +256,7 @@ impl Sequence {
         self.pool(pool);
         let (pool_object, handle) = (self.pools[pool].as_ref(), self.streams[stream].as_ref());
         let (pool_object, handle) = (pool_object.expect("made above"), handle.expect("replaced at once"));
-        pool_object.begin_capture(handle).expect("a stream that is not captured");
+        pool_object.begin_capture(handle.raw()).expect("a stream that is not captured");
         self.device.state().capturing.push(handle.raw().0 as usize);
         self.captures[stream] = Some(pool);
     }
@@ -264,7 +265,7 @@ impl Sequence {
         let Some(pool) = self.captures[stream].take() else { return };
         let handle = self.streams[stream].as_ref().expect("replaced at once");
         self.device.state().capturing.retain(|raw| *raw != handle.raw().0 as usize);
-        self.pools[pool].as_ref().expect("its capture ran").end_capture(handle).expect("a capture that runs");
+        self.pools[pool].as_ref().expect("its capture ran").end_capture(handle.raw()).expect("a capture that runs");
     }
 
     fn add_or_remove_callback(&mut self) {

@@ -11,9 +11,9 @@
 
 use super::random::Random;
 use super::sequence::executor;
+use nvbackend::device::RawHandle;
 use nvbackend::memory::options::Limit;
 use nvbackend::memory::{MemoryManager, MemoryOptions};
-use nvbackend::stream::RawHandle;
 use std::ffi::c_void;
 use std::time::Instant;
 

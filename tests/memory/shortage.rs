@@ -2,10 +2,10 @@
 
 use super::fixture::{Fixture, MIB};
 use super::simulated::Simulated;
+use nvbackend::device::RawHandle;
 use nvbackend::error::Status;
 use nvbackend::memory::options::{Limit, Margin, Spill};
 use nvbackend::memory::{MemoryManager, MemoryOptions};
-use nvbackend::stream::RawHandle;
 use std::sync::Arc;
 
 fn limited(mib: u64) -> MemoryOptions {

@@ -13,10 +13,9 @@ mod locks {
 }
 
 use locks::{Mutex, MutexGuard};
+use nvbackend::device::{CopyKind, ManagedAdvice, RawHandle, VirtualMemory};
 use nvbackend::error::{Error, Result, Status};
-use nvbackend::executor::{CopyKind, ManagedAdvice, VirtualMemory};
 use nvbackend::memory::source::Source;
-use nvbackend::stream::RawHandle;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};

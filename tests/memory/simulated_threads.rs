@@ -5,10 +5,11 @@ use super::fixture::{Fixture, MIB};
 use super::gate::Gate;
 use super::random::Random;
 use super::simulated::{Call, Simulated};
+use nvbackend::device::RawHandle;
 use nvbackend::error::{Error, Status};
 use nvbackend::memory::options::Limit;
 use nvbackend::memory::{MemoryOptions, Pool};
-use nvbackend::stream::{RawHandle, Stream};
+use nvbackend::stream::Stream;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -156,7 +157,7 @@ fn capture(fixture: &Fixture, gate: &Gate, done: &AtomicBool) {
         {
             // Nobody captures and sleeps at once.
             let _awake = gate.enter(CAPTURING_PLACE);
-            graph.begin_capture(&stream).expect("no capture yet");
+            graph.begin_capture(stream.raw()).expect("no capture yet");
             fixture.device.state().capturing.push(raw.0 as usize);
             for _ in 0..4 {
                 let bytes = size(&mut random);
@@ -166,7 +167,7 @@ fn capture(fixture: &Fixture, gate: &Gate, done: &AtomicBool) {
                 }
             }
             fixture.device.state().capturing.clear();
-            graph.end_capture(&stream).expect("the capture ends");
+            graph.end_capture(stream.raw()).expect("the capture ends");
             for block in &blocks {
                 fixture.device.expect_usable(raw, block.address(), block.bytes);
                 fixture.device.work(raw, block.address(), block.bytes, 500);

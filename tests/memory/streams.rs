@@ -2,9 +2,9 @@
 
 use super::fixture::{Fixture, MIB};
 use super::simulated::{Call, Simulated};
+use nvbackend::device::RawHandle;
 use nvbackend::memory::options::Limit;
 use nvbackend::memory::{Blocks, MemoryOptions};
-use nvbackend::stream::RawHandle;
 use std::sync::atomic::Ordering;
 
 fn calls(fixture: &Fixture, call: Call) -> usize {

@@ -5,10 +5,11 @@
 use super::gate::Gate;
 use super::random::Random;
 use super::sequence::executor;
+use nvbackend::device::RawHandle;
 use nvbackend::error::Status;
 use nvbackend::memory::options::{LeakTracking, Limit};
 use nvbackend::memory::{MemoryManager, MemoryOptions, Pool};
-use nvbackend::stream::{RawHandle, Stream};
+use nvbackend::stream::Stream;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::Arc;
@@ -171,9 +172,9 @@ const SLEEPS: usize = 12;
 #[test]
 fn pools_come_and_go_while_others_drain_trim_sleep_and_count() {
     let manager = manager(MemoryOptions { limit: Limit::Bytes(256 << 20), ..MemoryOptions::default() });
-    let (gate, done) = (Gate::default(), AtomicBool::new(false));
+    let (gate, done, executor) = (Gate::default(), AtomicBool::new(false), executor());
     std::thread::scope(|scope| {
-        let (manager, gate, done) = (&manager, &gate, &done);
+        let (manager, gate, done, executor) = (&manager, &gate, &done, &executor);
         let churning: Vec<_> = (0..2).map(|thread| scope.spawn(move || churn(manager, gate, thread))).collect();
         let pooling = scope.spawn(move || {
             let mut random = Random(77);
@@ -230,7 +231,7 @@ fn pools_come_and_go_while_others_drain_trim_sleep_and_count() {
         let streaming = scope.spawn(move || {
             // Streams end while their magazines are in use; on the host they all mean the same.
             while !done.load(Ordering::Relaxed) {
-                let stream = Stream::new(manager.executor(), 0).expect("a stream");
+                let stream = Stream::new(executor, 0).expect("a stream");
                 let block = manager.allocate(5000, stream.raw());
                 if let Ok(pointer) = block {
                     manager.free(pointer, stream.raw()).expect("a live block");

@@ -8,7 +8,7 @@ use nvbackend::stream::Stream;
 use nvbackend::tuning::explain::explain;
 use nvbackend::tuning::timer::{EventTimer, HostTimer, Timer};
 use nvbackend::tuning::tuner::Outcome;
-use nvbackend::tuning::{self, Clock};
+use nvbackend::tuning::Clock;
 use nvbackend::weight::Format;
 use std::ops::ControlFlow;
 
@@ -157,8 +157,7 @@ fn real_clocks_measure_every_format() {
     for clock in [Clock::Events, Clock::Host] {
         let cases: Vec<_> = formats.iter().map(|&format| case_of(&backend, 40, format)).collect();
         let options = nvbackend::tuning::tuner::Options { rounds: 2 };
-        let (report, unkept) =
-            tuning::tune(&backend, &cases, options, clock, &mut |_| ControlFlow::Continue(())).unwrap();
+        let (report, unkept) = backend.tune(&cases, options, clock, &mut |_| ControlFlow::Continue(())).unwrap();
         assert!(unkept.is_none());
         assert_eq!((report.tuned, report.wrong, report.failed, report.stopped), (2, 0, 0, false));
         assert!(report.chosen_seconds > 0.0 && report.chosen_seconds <= report.default_seconds);
@@ -191,7 +190,7 @@ fn a_caller_that_has_enough_keeps_what_is_done() {
         0 => ControlFlow::Continue(()),
         _ => ControlFlow::Break(()),
     };
-    let (report, _) = tuning::tune(&backend, &cases, options, Clock::Host, &mut stop).unwrap();
+    let (report, _) = backend.tune(&cases, options, Clock::Host, &mut stop).unwrap();
     assert_eq!((report.tuned, report.stopped), (1, true));
     let tuned = |rows| backend.executor().choices().tuned(&case(&backend, rows).shape().unwrap()).is_some();
     assert!(tuned(1) && !tuned(2) && !tuned(4));

@@ -2,12 +2,13 @@
 
 use nvbackend::backend::Backend;
 use nvbackend::configuration::Configuration;
+use nvbackend::device::RawHandle;
 use nvbackend::error::{Error, Result};
 use nvbackend::ops::linear::Linear;
 use nvbackend::ops::Activation;
 use nvbackend::registry::choices::{Choice, Entry, Table};
 use nvbackend::registry::key::ProductKey;
-use nvbackend::stream::{RawHandle, Stream};
+use nvbackend::stream::Stream;
 use nvbackend::tensor::DType;
 use nvbackend::tuning::case::{Case, CaseWeight};
 use nvbackend::tuning::timer::Timer;
@@ -197,7 +198,7 @@ pub fn tune(
         ControlFlow::Continue(())
     };
     let mut tuner = Tuner {
-        backend,
+        memory: backend.memory(),
         products,
         timer: &mut script,
         stream: &stream,

@@ -10,9 +10,9 @@ use crate::attention::{AttentionDecode, SequenceSpan};
 use crate::cpu::dot_tile::{DotTile, COLUMNS};
 use crate::cpu::outer_tile::Outer;
 use crate::cpu::row::{integers, vectors, Row};
-use crate::cpu::simd::{dispatch, math, with_float, Kernel, Simd, VectorElement};
 use crate::cpu::threads::{Scratch, Threads};
 use crate::error::{Error, Result, Status};
+use crate::simd::{dispatch, math, with_float, Kernel, Simd, VectorElement};
 use std::ops::Range;
 
 /// Keys of a chunk.

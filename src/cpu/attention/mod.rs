@@ -7,8 +7,8 @@ pub mod prefill;
 mod tests;
 
 use super::row::Row;
-use super::simd::{math, Simd};
 use crate::attention::{AttentionConfig, KvView, SequenceSpan};
+use crate::simd::{math, Simd};
 use crate::tensor::{Heads, Tensor};
 use std::ops::Range;
 

@@ -11,9 +11,9 @@ use crate::allocation::push;
 use crate::attention::{AttentionPrefill, SequenceSpan};
 use crate::cpu::outer_tile::Outer;
 use crate::cpu::row::{vectors, Row};
-use crate::cpu::simd::{dispatch, Kernel, Simd};
 use crate::cpu::threads::{Scratch, Threads};
 use crate::error::Result;
+use crate::simd::{dispatch, Kernel, Simd};
 use std::ops::Range;
 
 /// Keys of a tile.

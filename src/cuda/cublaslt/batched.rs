@@ -9,9 +9,10 @@ use super::{
     PREFERENCE_MIN_ALIGNMENT_A, WORKSPACE_BYTES,
 };
 use crate::cuda::scratch::{Purpose, ScratchGuard};
+use crate::device::RawHandle;
+use crate::driver::exit;
 use crate::error::Result;
 use crate::ops::matmul::{Matmul, MatrixBatch};
-use crate::stream::RawHandle;
 use crate::tensor::DType;
 use std::ffi::{c_int, c_void};
 
@@ -94,7 +95,7 @@ impl CublasLt {
             };
             check(code, "cublasLtMatmul")?;
         }
-        crate::cuda::exit::cublaslt_was_called();
+        exit::cublaslt_was_called();
         Ok(true)
     }
 
@@ -157,7 +158,7 @@ impl CublasLt {
             });
         // SAFETY: created above.
         unsafe { (functions.preference_destroy)(preference) };
-        crate::cuda::exit::cublaslt_was_called();
+        exit::cublaslt_was_called();
         let choice = (outcome? == 0 && found > 0).then_some(result);
         if choice.is_none() {
             log::debug!(target: "nvbackend::cuda", "cuBLASLt has no algorithm for {key:?}");

@@ -13,6 +13,7 @@
 
 use super::descriptors::Descriptors;
 use super::{AlgorithmBytes, Alignments, CublasLt, Product};
+use crate::driver::exit;
 use crate::error::Result;
 use std::ffi::c_int;
 
@@ -95,7 +96,7 @@ impl CublasLt {
     /// Algorithms that can do the product: without `fastest` some over all tiles and orders, else the neighbours of the first
     /// of these that have such tiles. The heuristic's lists may have some of them.
     pub fn variations(&self, product: &Product, fastest: &[AlgorithmBytes]) -> Result<Vec<AlgorithmBytes>> {
-        let _inside = crate::cuda::exit::enter()?;
+        let _inside = exit::enter()?;
         let Some(descriptors) = self.describe(product)? else { return Ok(Vec::new()) };
         let alignments = super::alignments(product);
         if !fastest.is_empty() {

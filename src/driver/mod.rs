@@ -1,4 +1,11 @@
-//! The driver's status codes as errors.
+//! CUDA's driver: whether it is there, its status codes as errors, its devices, and when it must not be called.
+//!
+//! `cust` and its bindings are the driver API; csrc/driver binds the driver's library on first use, so all of this loads
+//! on a machine without one.
+
+pub mod devices;
+pub mod exit;
+pub mod usable;
 
 use crate::error::{Error, Result, Status};
 use cust::sys::{cudaError_enum, CUresult};

@@ -1,63 +1,45 @@
-//! The machine's CUDA devices, asked for once a process.
+//! Which devices and drivers the kernels in this library run on.
 
-use super::driver::{check, check_functions, check_loaded};
-use crate::device::{DeviceInfo, DeviceKind};
+use crate::device::DeviceInfo;
 use crate::error::{Error, Result, Status};
-use cust::device::{Device, DeviceAttribute};
-use cust::error::CudaResult;
-use cust::sys::{self, CUresult};
 
-/// Every device, or the reason why there is none. Starts the driver; `hardware::gpus` completes the descriptions and keeps them.
-pub fn list() -> Result<Vec<DeviceInfo>> {
-    check_loaded()?;
-    check_functions()?;
-    let _inside = super::exit::enter()?;
-    let (mut driver_version, mut count) = (0, 0);
-    // Not through cust's types, which tell "unknown error" where the reason matters most.
-    // SAFETY: the driver is initialised first, and the pointers are valid.
-    unsafe {
-        start(sys::cuInit(0))?;
-        super::exit::DRIVER.have_begun();
-        check(sys::cuDriverGetVersion(&mut driver_version), "cuDriverGetVersion")?;
-        start(sys::cuDeviceGetCount(&mut count))?;
+/// The oldest compute capability that the kernels are written for.
+pub const OLDEST: i32 = 70;
+
+/// Whether this library's kernels run on the device with its driver.
+pub fn check_usable(device: &DeviceInfo) -> Result<()> {
+    let runtime = env!("NVB_BUILD_CUDA_VERSION").parse().expect("build.rs writes a number");
+    check_driver_version(device.driver_version, runtime)?;
+    let capability = device.compute_capability;
+    if capability < OLDEST {
+        return Err(Error::new(
+            Status::InvalidComputeCapability,
+            format!(
+                "{} has compute capability {}.{}; 7.0 is the oldest supported",
+                device.name,
+                capability / 10,
+                capability % 10
+            ),
+        ));
     }
-    if count == 0 {
-        return Err(Error::new(Status::CudaNotAvailable, "the CUDA driver works and lists no device"));
+    if !kernels_run_on(built_architectures(), capability) {
+        return Err(Error::new(
+            Status::InvalidArchitecture,
+            format!(
+                "this library holds kernels for {} and none that run on {} (compute capability {}.{})",
+                built_architectures(),
+                device.name,
+                capability / 10,
+                capability % 10
+            ),
+        )
+        .with_advice(format!("build it with NVB_CUDA_ARCHITECTURES={capability}")));
     }
-    (0..count)
-        .map(|ordinal| {
-            describe(ordinal as u32, driver_version)
-                .map_err(|error| super::driver::error(error as i32, "describing a device"))
-        })
-        .collect()
+    Ok(())
 }
 
-/// The result of a call without which there is no CUDA.
-fn start(result: CUresult) -> Result<()> {
-    let Err(mut error) = check(result, "starting CUDA") else { return Ok(()) };
-    error.status = Status::CudaNotAvailable;
-    // "OS call failed" and "unknown error" are what a container without the device files, or a missing module, looks like.
-    if matches!(error.cuda_code, 304 | 999) {
-        error = error.with_advice(
-            "may this process open /dev/nvidiactl and /dev/nvidia-uvm, and is the nvidia_uvm module loaded?",
-        );
-    }
-    Err(error)
-}
-
-fn describe(ordinal: u32, driver_version: i32) -> CudaResult<DeviceInfo> {
-    let device = Device::get_device(ordinal)?;
-    let attribute = |attribute: DeviceAttribute| device.get_attribute(attribute);
-    Ok(DeviceInfo {
-        name: device.name()?,
-        compute_capability: 10 * attribute(DeviceAttribute::ComputeCapabilityMajor)?
-            + attribute(DeviceAttribute::ComputeCapabilityMinor)?,
-        multiprocessors: attribute(DeviceAttribute::MultiprocessorCount)?,
-        total_memory: device.total_memory()? as u64,
-        l2_bytes: attribute(DeviceAttribute::L2CacheSize)?.max(0) as u64,
-        driver_version,
-        ..DeviceInfo::new(DeviceKind::Cuda, ordinal as i32)
-    })
+pub fn built_architectures() -> &'static str {
+    option_env!("NVB_BUILD_ARCHITECTURES").unwrap_or("")
 }
 
 /// Whether one of `architectures` ("80;90a") has machine code for `capability`, or PTX of an older one that the driver

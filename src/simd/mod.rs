@@ -15,6 +15,8 @@ pub mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub(crate) use element::with_float;
 pub use element::VectorElement;
@@ -28,11 +30,11 @@ pub use element::VectorElement;
 pub trait Simd: Copy + Send + Sync + 'static {
     /// f32 values in a vector.
     const LANES: usize;
-    /// Most rows of the left operand in a register tile of [`super::dot_tile`]: with four columns it fills the registers.
+    /// Most rows of the left operand in a register tile of `cpu/dot_tile.rs`: with four columns it fills the registers.
     const DOT_ROWS: usize;
-    /// Most rows in a register tile of [`super::outer_tile`], beside [`Simd::OUTER_VECTORS`] vectors.
+    /// Most rows in a register tile of `cpu/outer_tile.rs`, beside [`Simd::OUTER_VECTORS`] vectors.
     const OUTER_ROWS: usize;
-    /// Vectors in a row of a register tile of [`super::outer_tile`].
+    /// Vectors in a row of a register tile of `cpu/outer_tile.rs`.
     const OUTER_VECTORS: usize;
 
     type Vector: Copy;
@@ -255,7 +257,7 @@ impl Level {
 #[inline]
 pub unsafe fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(test)]
-    return super::testing::level().run(kernel);
+    return testing::level().run(kernel);
     #[cfg(not(test))]
     Level::best().run(kernel)
 }
