@@ -176,7 +176,7 @@ fn another_type_is_refused() {
         ("signed", "src/cuda/rope.rs", "capacity: i32", "capacity: u32", "nvb_rope_params.capacity is of another type"),
         ("float", "csrc/rope/rope.h", "float base;", "int32_t base;", "nvb_rope_params.base is of another type"),
         ("const", "src/cuda/norm.rs", " output: *mut", " output: *const", "nvb_norm_rows.output is of another type"),
-        ("pointee", "src/cuda/linear_codes.rs", "*const f32", "*const i32", "scales is of another type"),
+        ("pointee", "src/cuda/linear_quantized_input.rs", "*const f32", "*const i32", "scales is of another type"),
         ("array", "src/cuda/quantize.rs", "MAX_PARTS: usize = 4", "MAX_PARTS: usize = 5", "of another type"),
     ] {
         let refusal = Copy::new(name).replace(file, from, to).refusal();

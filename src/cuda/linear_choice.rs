@@ -14,7 +14,7 @@ use super::scratch::{Purpose, ScratchGuard};
 use super::{linear_invariant, linear_needs, linear_wgmma};
 use crate::device::{DeviceKind, RawHandle};
 use crate::error::Result;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{find, kernels_of, KernelId, Way, LINEAR};
 use crate::tensor::DType;
@@ -70,7 +70,7 @@ pub(super) fn row(kernel: KernelId) -> Option<i32> {
     rows[kernel.index()]
 }
 
-pub(super) fn can(executor: &CudaExecutor, op: &Linear, id: KernelId) -> bool {
+pub(super) fn can(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> bool {
     let launch = executor.launch_on(RawHandle::NULL);
     let vendor_there = || executor.cublaslt().is_some();
     match (id.kernel().way, op.weight.dtype()) {
@@ -95,7 +95,7 @@ pub(super) fn can(executor: &CudaExecutor, op: &Linear, id: KernelId) -> bool {
 }
 
 /// What `linear` would do, cuBLASLt taken to have an algorithm.
-pub(super) fn default(executor: &CudaExecutor, op: &Linear) -> Option<Choice> {
+pub(super) fn default(executor: &CudaExecutor, op: &LinearProduct) -> Option<Choice> {
     let _guard = executor.enter().ok()?;
     if op.input.rows == 0 || op.weight.rows == 0 {
         return None;
@@ -129,7 +129,12 @@ fn named(name: *const c_char) -> Option<KernelId> {
     find(DeviceKind::Cuda, LINEAR, &text(name)).ok()
 }
 
-pub(super) fn run(executor: &CudaExecutor, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
+pub(super) fn run(
+    executor: &CudaExecutor,
+    op: &LinearProduct,
+    choice: &Choice,
+    stream: RawHandle,
+) -> Result<Option<Choice>> {
     let _guard = executor.enter()?;
     match op.weight.dtype() {
         Some(dtype) => take_float(executor, op, dtype, choice, stream),
@@ -140,7 +145,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, choice: &Choice, stream:
 /// A product with a float weight by this choice. The context is current.
 pub(super) fn take_float(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     dtype: DType,
     choice: &Choice,
     stream: RawHandle,
@@ -175,7 +180,7 @@ pub(super) fn launch_float(
 /// The same with a weight in 8 or 4 bits.
 pub(super) fn take_quantized(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     choice: &Choice,
     stream: RawHandle,
 ) -> Result<Option<Choice>> {
@@ -222,7 +227,7 @@ pub(super) fn launch_quantized(
 
 fn with_strategy(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     choice: &Choice,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
@@ -255,7 +260,7 @@ fn picked(choice: &Choice, run: impl FnOnce(Pick) -> Result<bool>) -> Result<Opt
 }
 
 /// The plain kernels: f32 arithmetic without Tensor Cores.
-pub(super) fn reference(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
+pub(super) fn reference(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
     let name = if op.weight.encoding.is_float() { "linear_simt" } else { "linear_quantized_plain" };
     let plain = Choice::of(find(DeviceKind::Cuda, LINEAR, name)?);
     run(executor, op, &plain, stream).map(drop)
@@ -288,7 +293,7 @@ mod tests {
             };
             let x = Tensor::new(at(offset), dtype, &[m, k]);
             let y = Tensor::new(at(0), dtype, &[m, 4096]);
-            let op = |weight: WeightView| Linear::new(x, weight, None, Activation::None, y).unwrap();
+            let op = |weight: WeightView| LinearProduct::new(x, weight, None, Activation::None, y).unwrap();
             let float = op(WeightView::float(at(0), dtype, 4096, k, k, false));
             let codes = |encoding, scales, row_stride| {
                 let weight = WeightView::float(at(0), dtype, 4096, k, row_stride, false);
@@ -371,7 +376,7 @@ mod tests {
                     let x = Tensor::new(at, dtype, &[m, k]);
                     let y = Tensor::new(at, dtype, &[m, n]);
                     let weight = WeightView::float(at, dtype, n, k, k, false);
-                    let op = Linear::new(x, weight, None, Activation::None, y).unwrap();
+                    let op = LinearProduct::new(x, weight, None, Activation::None, y).unwrap();
                     // SAFETY: the call reads its structs alone.
                     let chosen = text(unsafe { nvb_cuda_linear_kernel_name(&linear::params(&op, dtype), &launch) });
                     assert_eq!(chosen, kernel, "{m} rows, {n} x {k}, {dtype}");

@@ -7,7 +7,7 @@ use crate::run::{check, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED
 use crate::weight_formats::{formats, values_of};
 use nvbackend::operation::Operation;
 use nvbackend::ops::embedding::Embedding;
-use nvbackend::ops::linear::Linear;
+use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::gptq::{gptq, GptqTensors, GptqVersion};
@@ -86,7 +86,7 @@ fn expect(
     };
     let (reference, most, terms) = expected(w);
     let bias_tensor = bias.as_ref().map(|(tensor, _)| *tensor);
-    let op = Linear::new(input, weight.view(), bias_tensor, activation, output)?;
+    let op = LinearProduct::new(input, weight.view(), bias_tensor, activation, output)?;
     run.executor().run(&Operation::from(op), run.stream.raw())?;
     if rounds_weight(run, case) {
         let bound = bound(case.input).max(bound(case.output));
