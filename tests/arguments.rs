@@ -212,10 +212,16 @@ fn another_number_is_refused() {
 
 #[test]
 fn another_signature_is_refused() {
-    let lines = "nvb_cuda_linear_kernel_can(int32_t index, const nvb_linear_params* params, ";
-    let swapped = "nvb_cuda_linear_kernel_can(const nvb_linear_params* params, int32_t index, ";
+    let lines = "nvb_cuda_linear_kernel_supports(int32_t index, const nvb_linear_params* params,";
+    let swapped = "nvb_cuda_linear_kernel_supports(const nvb_linear_params* params, int32_t index,";
     for (name, file, from, to, says) in [
-        ("order", "csrc/linear/linear_table.h", lines, swapped, "nvb_cuda_linear_kernel_can has another signature"),
+        (
+            "order",
+            "csrc/linear/linear_table.h",
+            lines,
+            swapped,
+            "nvb_cuda_linear_kernel_supports has another signature",
+        ),
         ("result", "src/cuda/argmax.rs", "-> usize", "-> i32", "nvb_cuda_argmax_workspace has another signature"),
         ("throws", "csrc/softmax/softmax.h", " noexcept", "", "nvb_cuda_softmax is not noexcept"),
         (

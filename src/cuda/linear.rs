@@ -42,7 +42,7 @@ pub(super) struct Params {
     reserved: u32,
 }
 
-/// `nvb_linear_epilogue_params` of csrc/linear/linear.h.
+/// `nvb_linear_epilogue_params` of csrc/common/linear_epilogue.h.
 #[repr(C)]
 struct EpilogueParams {
     product: *const c_void,

@@ -25,13 +25,17 @@ use std::sync::OnceLock;
 extern "C" {
     fn nvb_cuda_linear_kernel_name(params: *const linear::Params, launch: *const Launch) -> *const c_char;
     fn nvb_cuda_linear_kernel_at(index: i32) -> *const c_char;
-    fn nvb_cuda_linear_kernel_can(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
-    fn nvb_cuda_linear_with(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_kernel_supports(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_launch(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
     fn nvb_cuda_linear_quantized_kernel_name(params: *const QuantizedParams, launch: *const Launch) -> *const c_char;
     fn nvb_cuda_linear_quantized_kernel_at(index: i32) -> *const c_char;
-    fn nvb_cuda_linear_quantized_kernel_can(index: i32, params: *const QuantizedParams, launch: *const Launch) -> i32;
-    fn nvb_cuda_linear_quantized_workspace_with(index: i32, params: *const QuantizedParams) -> usize;
-    fn nvb_cuda_linear_quantized_with(index: i32, params: *const QuantizedParams, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_quantized_kernel_supports(
+        index: i32,
+        params: *const QuantizedParams,
+        launch: *const Launch,
+    ) -> i32;
+    fn nvb_cuda_linear_quantized_kernel_workspace(index: i32, params: *const QuantizedParams) -> usize;
+    fn nvb_cuda_linear_quantized_launch(index: i32, params: *const QuantizedParams, launch: *const Launch) -> i32;
 }
 
 /// The kernels' names in csrc/linear, in the order of each table.
@@ -76,11 +80,11 @@ pub(super) fn can(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> 
     match (id.kernel().way, op.weight.dtype()) {
         (Way::FloatKernel, Some(dtype)) => row(id).is_some_and(|row| {
             // SAFETY: reads the two structs alone.
-            unsafe { nvb_cuda_linear_kernel_can(row, &linear::params(op, dtype), &launch) != 0 }
+            unsafe { nvb_cuda_linear_kernel_supports(row, &linear::params(op, dtype), &launch) != 0 }
         }),
         (Way::QuantizedKernel, None) => row(id).is_some_and(|row| {
             // SAFETY: as above.
-            unsafe { nvb_cuda_linear_quantized_kernel_can(row, &linear_quantized::params(op), &launch) != 0 }
+            unsafe { nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::params(op), &launch) != 0 }
         }),
         (Way::Vendor, Some(dtype)) => vendor_takes(op, dtype) && vendor_there(),
         (Way::Dequantized, None) => op.weight.columns > 0,
@@ -173,7 +177,7 @@ pub(super) fn launch_float(
     stream: RawHandle,
 ) -> Result<()> {
     // SAFETY: of a validated descriptor, and the context is current.
-    let code = unsafe { nvb_cuda_linear_with(row, params, &executor.launch_on(stream)) };
+    let code = unsafe { nvb_cuda_linear_launch(row, params, &executor.launch_on(stream)) };
     executor.check_launch(code, "linear")
 }
 
@@ -210,7 +214,7 @@ pub(super) fn take_quantized(
 
 pub(super) fn workspace_bytes(row: i32, params: &QuantizedParams) -> usize {
     // SAFETY: reads the struct alone.
-    unsafe { nvb_cuda_linear_quantized_workspace_with(row, params) }
+    unsafe { nvb_cuda_linear_quantized_kernel_workspace(row, params) }
 }
 
 /// The same of the quantised kernels.
@@ -221,7 +225,7 @@ pub(super) fn launch_quantized(
     stream: RawHandle,
 ) -> Result<()> {
     // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
-    let code = unsafe { nvb_cuda_linear_quantized_with(row, params, &executor.launch_on(stream)) };
+    let code = unsafe { nvb_cuda_linear_quantized_launch(row, params, &executor.launch_on(stream)) };
     executor.check_launch(code, "quantised linear")
 }
 
@@ -308,11 +312,11 @@ mod tests {
                     let takes = match (kernel.way, op.weight.dtype(), row(id)) {
                         // SAFETY: the calls read their structs alone.
                         (Way::FloatKernel, Some(dtype), Some(row)) => unsafe {
-                            nvb_cuda_linear_kernel_can(row, &linear::params(op, dtype), &launch) != 0
+                            nvb_cuda_linear_kernel_supports(row, &linear::params(op, dtype), &launch) != 0
                         },
                         // SAFETY: as above.
                         (Way::QuantizedKernel, None, Some(row)) => unsafe {
-                            nvb_cuda_linear_quantized_kernel_can(row, &linear_quantized::params(op), &launch) != 0
+                            nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::params(op), &launch) != 0
                         },
                         _ => false,
                     };

@@ -2,7 +2,7 @@
 //! whatever the number of rows, their content and where they lie.
 //!
 //! Float weights take the tiles of csrc/linear/sm80/linear_mma.cuh that go along K in one piece, those in 8 and 4 bits the
-//! shapes of csrc/linear/sm80/linear_quantized_mma.cuh, whose two warps a sum share K alike in all. What tensor cores cannot
+//! shapes of csrc/common/quantized_mma.cuh, whose two warps a sum share K alike in all. What tensor cores cannot
 //! take goes to the plain kernels for every number of rows. Which of the two it is, the weight and the dtypes decide alone:
 //! input that is not aligned is copied first. cuBLASLt, tuned entries and inputs rounded to 8 bits are left aside.
 

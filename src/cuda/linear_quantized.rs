@@ -17,13 +17,13 @@ use crate::tensor::{Matrix, Tensor};
 use crate::weight::WeightView;
 use std::ffi::c_void;
 
-/// `nvb_linear_quantized_params` of csrc/linear/linear_quantized.h.
+/// `nvb_linear_quantized_params` of csrc/common/quantized_product.h.
 #[repr(C)]
 pub(super) struct Params {
     input: *const c_void,
     weight: *const c_void,
     scales: *const c_void,
-    offsets: *const c_void,
+    zero_points: *const c_void,
     bias: *const c_void,
     residual: *const c_void,
     output: *mut c_void,
@@ -125,7 +125,7 @@ pub(super) fn params(op: &LinearProduct) -> Params {
         input: op.input.data,
         weight: op.weight.data,
         scales,
-        offsets: op.weight.offsets.cast(),
+        zero_points: op.weight.offsets.cast(),
         bias: bias_data(op.bias),
         residual: residual_data(op.residual),
         output: op.output.data,

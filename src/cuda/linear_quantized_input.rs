@@ -19,7 +19,7 @@ use crate::tensor::Matrix;
 use crate::weight::Scales;
 use std::ffi::c_void;
 
-/// `nvb_linear_codes_params` of csrc/linear/linear_codes.h.
+/// `nvb_linear_codes_params` of csrc/linear/linear_quantized_input.h.
 #[repr(C)]
 struct Params {
     codes: *const c_void,

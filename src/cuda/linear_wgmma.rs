@@ -37,7 +37,7 @@ pub(super) struct Params {
 }
 
 extern "C" {
-    fn nvb_cuda_linear_wgmma_can(params: *const Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_wgmma_supports(params: *const Params, launch: *const Launch) -> i32;
     fn nvb_cuda_linear_wgmma(params: *const Params, launch: *const Launch) -> i32;
 }
 
@@ -123,7 +123,7 @@ pub(super) fn has_many_rows(op: &LinearProduct) -> bool {
 
 pub(super) fn can(executor: &CudaExecutor, params: &Params) -> bool {
     // SAFETY: reads the two structs alone.
-    unsafe { nvb_cuda_linear_wgmma_can(params, &executor.launch_on(RawHandle::NULL)) != 0 }
+    unsafe { nvb_cuda_linear_wgmma_supports(params, &executor.launch_on(RawHandle::NULL)) != 0 }
 }
 
 /// Queues the product; `false` where the kernel cannot do it. The context is current.
