@@ -31,6 +31,26 @@ pub const NVB_ACTIVATION_GELU_ERF: u32 = 2;
 /// `activation`: x / (1 + exp(−x))
 pub const NVB_ACTIVATION_SILU: u32 = 3;
 
+/// `operation`, of profiling and of kernels: what `nvb_embedding` queues, and so on.
+pub const NVB_OPERATION_EMBEDDING: u32 = 0;
+pub const NVB_OPERATION_RMS_NORM: u32 = 1;
+pub const NVB_OPERATION_LINEAR: u32 = 2;
+pub const NVB_OPERATION_GATED_ACTIVATION: u32 = 3;
+/// Of `nvb_rope` and `nvb_kv_cache_append`.
+pub const NVB_OPERATION_ROPE: u32 = 4;
+pub const NVB_OPERATION_ATTENTION_PREFILL: u32 = 5;
+pub const NVB_OPERATION_ATTENTION_DECODE: u32 = 6;
+pub const NVB_OPERATION_SOFTMAX: u32 = 7;
+/// Of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
+pub const NVB_OPERATION_ELEMENTWISE: u32 = 8;
+pub const NVB_OPERATION_ARGMAX: u32 = 9;
+pub const NVB_OPERATION_SAMPLE: u32 = 10;
+pub const NVB_OPERATION_LAYER_NORM: u32 = 11;
+pub const NVB_OPERATION_MATMUL: u32 = 12;
+pub const NVB_OPERATION_GROUPED_LINEAR: u32 = 13;
+/// The operations of this header; a later library may have more.
+pub const NVB_OPERATION_COUNT: u32 = 14;
+
 pub(super) fn activation(code: u32) -> Result<Activation> {
     Activation::from_code(code)
         .ok_or_else(|| Error::invalid(format!("activation is {code}; NVB_ACTIVATION_… (0 to 3) is needed")))

@@ -10,13 +10,10 @@ pub mod attention;
 mod bf16_tile;
 mod dequantize;
 mod dot_tile;
-pub mod elementwise;
 pub mod embedding;
-pub mod gated_activation;
 pub mod grouped_linear;
 #[cfg(target_arch = "x86_64")]
 mod int4_tile;
-pub mod layer_norm;
 pub mod linear;
 pub mod linear_codes;
 mod linear_quantized;
@@ -28,24 +25,23 @@ mod norm;
 mod outer_tile;
 mod quantized_rows;
 mod quantized_tile;
-pub mod rms_norm;
 pub mod rope;
 mod row;
 pub mod sample;
 pub mod simd;
-pub mod softmax;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod testing_quantized;
 pub mod threads;
 mod virtual_memory;
+crate::plain_operations!(operation_modules);
 
 use crate::device::{DeviceInfo, DeviceKind};
 use crate::error::{Error, Result, Status};
 use crate::executor::{CopyKind, Executor, VirtualMemory};
 use crate::hardware;
-use crate::operation::Operation;
+use crate::operation::{match_operation, Operation};
 use crate::ops::linear::Linear;
 use crate::ops::linear_codes::LinearCodes;
 use crate::ops::linear_to_codes::LinearProduct;
@@ -53,6 +49,7 @@ use crate::registry::choices::{Choice, Choices, Rounding};
 use crate::registry::{kernels_of, KernelId, Way};
 use crate::stream::RawHandle;
 use crate::weight::WeightLayout;
+use crate::{operation_modules, plain_operations};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -236,19 +233,19 @@ impl Executor for CpuExecutor {
     }
 
     fn run(&self, op: &Operation, _stream: RawHandle) -> Result<()> {
-        match op {
+        macro_rules! run {
+            ($name:ident, $op:ident) => {
+                $name::$name(&self.threads, $op)
+            };
+        }
+        plain_operations!(match_operation, op, run, {
             Operation::Embedding(op) => return embedding::embedding(&self.threads, op),
-            Operation::RmsNorm(op) => rms_norm::rms_norm(&self.threads, op),
-            Operation::LayerNorm(op) => layer_norm::layer_norm(&self.threads, op),
-            Operation::GatedActivation(op) => gated_activation::gated_activation(&self.threads, op),
             Operation::Rope(op) => return rope::rope(&self.threads, op),
             Operation::AttentionPrefill(op) => return attention::prefill::prefill(&self.threads, op),
             Operation::AttentionDecode(op) => {
                 let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
                 return attention::decode::decode(&self.threads, op, &mut workspace);
             }
-            Operation::Softmax(op) => softmax::softmax(&self.threads, op),
-            Operation::Elementwise(op) => elementwise::elementwise(&self.threads, op),
             Operation::Linear(op) => self.linear(op),
             Operation::LinearCodes(op) => return self.linear_codes(op),
             Operation::LinearToCodes(op) => {
@@ -264,7 +261,7 @@ impl Executor for CpuExecutor {
             Operation::Matmul(op) => matmul::matmul(&self.threads, op),
             Operation::Argmax(op) => argmax::argmax(&self.threads, op),
             Operation::Sample(op) => return sample::sample(&self.threads, op),
-        }
+        });
         Ok(())
     }
 

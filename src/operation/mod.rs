@@ -104,6 +104,44 @@ operations! {
     GroupedLinear = 13, grouped_linear, c"nvbackend::grouped_linear";
 }
 
+/// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in src/ops,
+/// src/cpu, src/cuda and tests/conformance. From these lines come those modules and the dispatch (docs/adding.md).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! plain_operations {
+    ($then:ident $(, $argument:tt)*) => {
+        $then! {
+            $($argument)*
+            Elementwise elementwise;
+            GatedActivation gated_activation;
+            LayerNorm layer_norm;
+            RmsNorm rms_norm;
+            Softmax softmax;
+        }
+    };
+}
+
+/// `plain_operations!(operation_modules)` declares their modules.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! operation_modules {
+    ($($kind:ident $name:ident;)+) => {
+        $(pub mod $name;)+
+    };
+}
+
+/// A match of an operation: the arms that are given, and for each plain operation what `$run` makes of its module and the
+/// descriptor.
+macro_rules! match_operation {
+    ($operation:ident $run:ident { $($arms:tt)* } $($kind:ident $name:ident;)+) => {
+        match $operation {
+            $($arms)*
+            $($crate::operation::Operation::$kind(op) => $run!($name, op),)+
+        }
+    };
+}
+pub(crate) use match_operation;
+
 impl Operation {
     /// Refuses an output in the place of what the work reads, where it cannot be.
     pub fn expect_apart(&self) -> Result<()> {
