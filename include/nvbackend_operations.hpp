@@ -20,6 +20,10 @@ inline void layer_norm(const nvb_backend* backend, const nvb_layer_norm_args& ar
   check(nvb_layer_norm(backend, &args, stream));
 }
 
+inline void group_norm(const nvb_backend* backend, const nvb_group_norm_args& args, nvb_stream* stream) {
+  check(nvb_group_norm(backend, &args, stream));
+}
+
 inline void linear(const nvb_backend* backend, const nvb_linear_args& args, nvb_stream* stream) {
   check(nvb_linear(backend, &args, stream));
 }

@@ -7,9 +7,9 @@ use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::error::Result;
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
-    grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_codes::LinearCodes,
-    linear_to_codes::LinearToCodes, matmul::Matmul, rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
-    Cost,
+    group_norm::GroupNorm, grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear,
+    linear_codes::LinearCodes, linear_to_codes::LinearToCodes, matmul::Matmul, rms_norm::RmsNorm, rope::Rope,
+    sample::Sample, softmax::Softmax, Cost,
 };
 use crate::tensor::Tensor;
 use access::Visit;
@@ -102,6 +102,7 @@ operations! {
     LayerNorm = 11, layer_norm, c"nvbackend::layer_norm";
     Matmul = 12, matmul, c"nvbackend::matmul";
     GroupedLinear = 13, grouped_linear, c"nvbackend::grouped_linear";
+    GroupNorm = 14, group_norm, c"nvbackend::group_norm";
 }
 
 /// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in src/ops,
@@ -114,6 +115,7 @@ macro_rules! plain_operations {
             $($argument)*
             Elementwise elementwise;
             GatedActivation gated_activation;
+            GroupNorm group_norm;
             LayerNorm layer_norm;
             RmsNorm rms_norm;
             Softmax softmax;
