@@ -15,8 +15,11 @@ HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 # The shared library, which nobody runs here, is linked without the sanitizer's functions.
 SANITIZED := -Clink-arg=-Wl,--warn-unresolved-symbols
 FUZZ_SECONDS ?= 60
-SOURCES := git ls-files '*.c' '*.h' '*.cpp' '*.hpp' '*.cu' '*.cuh' ':!include/nvbackend.h' \
+SOURCES := git ls-files '*.c' '*.h' '*.cpp' '*.hpp' '*.cu' '*.cuh' ':!include/nvbackend.h' ':!include/nvbackend_operations.hpp' \
            ':!csrc/driver/symbols.h' ':!csrc/driver/statuses.h'
+# The modules that `plain_operations!` declares, which `cargo fmt` does not see.
+OPERATIONS := $(shell sed -n '/macro_rules! plain_operations/,/^}/s/^ *[A-Z][A-Za-z]* \([a-z_]*\);$$/\1/p' src/operation/mod.rs)
+OPERATION_FILES := $(foreach name,$(OPERATIONS),$(wildcard src/*/$(name).rs tests/conformance/$(name).rs))
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -68,12 +71,14 @@ abi: setup ## write the dump that the ABI is compared with; a change that breaks
 
 format: setup ## format Rust, C, C++ and CUDA
 	cargo fmt
+	rustfmt --edition 2021 $(OPERATION_FILES)
 	cargo fmt --manifest-path tests/models/Cargo.toml
 	cargo fmt --manifest-path fuzz/Cargo.toml
 	$(SOURCES) | xargs clang-format -i
 
 lint: setup ## check formatting, and clippy without a warning
 	cargo fmt --check
+	rustfmt --edition 2021 --check $(OPERATION_FILES)
 	cargo fmt --check --manifest-path tests/models/Cargo.toml
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	$(SOURCES) | xargs clang-format --dry-run --Werror

@@ -2229,6 +2229,48 @@ static inline void nvb_attention_decode_args_init(nvb_attention_decode_args *val
 // `activation`: x / (1 + exp(−x))
 #define NVB_ACTIVATION_SILU 3
 
+// `operation`, of profiling and of kernels: what `nvb_embedding` queues, and so on.
+#define NVB_OPERATION_EMBEDDING 0
+
+#define NVB_OPERATION_RMS_NORM 1
+
+#define NVB_OPERATION_LINEAR 2
+
+#define NVB_OPERATION_GATED_ACTIVATION 3
+
+// Of `nvb_rope` and `nvb_kv_cache_append`.
+#define NVB_OPERATION_ROPE 4
+
+#define NVB_OPERATION_ATTENTION_PREFILL 5
+
+#define NVB_OPERATION_ATTENTION_DECODE 6
+
+#define NVB_OPERATION_SOFTMAX 7
+
+// Of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
+#define NVB_OPERATION_ELEMENTWISE 8
+
+#define NVB_OPERATION_ARGMAX 9
+
+#define NVB_OPERATION_SAMPLE 10
+
+#define NVB_OPERATION_LAYER_NORM 11
+
+#define NVB_OPERATION_MATMUL 12
+
+#define NVB_OPERATION_GROUPED_LINEAR 13
+
+#define NVB_OPERATION_GROUP_NORM 14
+
+// The operations of this header; a later library may have more.
+#define NVB_OPERATION_COUNT 15
+
+// `layout`: [N, C, …], as PyTorch has images.
+#define NVB_LAYOUT_NCHW 0
+
+// `layout`: [N, …, C], channels last.
+#define NVB_LAYOUT_NHWC 1
+
 // output[t] = table[tokens[t]] · scale
 typedef struct {
   size_t struct_size;
@@ -2291,6 +2333,30 @@ typedef struct {
   // Must be 0.
   uint32_t reserved;
 } nvb_layer_norm_args;
+
+// Group normalisation of images with an activation behind it: output = activation((x − mean) · rsqrt(variance + epsilon) ·
+// weight[c] + bias[c]), with mean and variance of all positions of the channels of x's group and sample. The channels are
+// divided into `groups` of neighbours.
+typedef struct {
+  size_t struct_size;
+  // By `layout` [N, C], [N, C, L] or [N, C, H, W], or [N, C], [N, L, C] or [N, H, W, C]; any float dtype. Rows and samples may
+  // lie apart, positions fold into one stride, which in NCHW is 1.
+  nvb_tensor input;
+  // Optional [C]; absent: 1.
+  nvb_tensor weight;
+  // Optional [C], of one dtype with `weight`; absent: 0.
+  nvb_tensor bias;
+  // Of the input's shape, any float dtype; may be the same memory as `input`.
+  nvb_tensor output;
+  // A divisor of C. C: instance normalisation; 1: layer normalisation over a whole sample.
+  uint32_t groups;
+  // `NVB_LAYOUT_…`
+  uint32_t layout;
+  // `NVB_ACTIVATION_…`
+  uint32_t activation;
+  // 0: 1e-5.
+  float epsilon;
+} nvb_group_norm_args;
 
 // output = activation(input · weightᵀ + bias) + residual; with a gated weight activation(gate) · up + residual. All of it
 // is added up in f32 and rounded once.
@@ -2415,6 +2481,14 @@ NVB_MUST_USE nvb_status nvb_layer_norm(const nvb_backend *backend,
                           const nvb_layer_norm_args *args,
                           nvb_stream *stream);
 
+// Queues a group normalisation (Wu and He 2018; the variance over all elements, as PyTorch's `GroupNorm` has it), f32 inside
+// with one rounding at the store. Does not allocate or synchronise; may be captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` if `groups` does not divide C, for a layout or an activation that is none, and for
+// shapes, dtypes and strides that do not fit.
+NVB_MUST_USE nvb_status nvb_group_norm(const nvb_backend *backend,
+                          const nvb_group_norm_args *args,
+                          nvb_stream *stream);
+
 // Queues a product, summed in f32 with one rounding at the store. On a GPU a quantised weight may cost a second one: its
 // elements are rounded to the dtype of a 16-bit input for more than 64 rows, or 16 where K is no multiple of 64 or rows
 // are not 16-byte aligned; for fewer with input and output in BF16 elements, or sums of 128 products, are rounded to about
@@ -2450,6 +2524,11 @@ static inline void nvb_rms_norm_args_init(nvb_rms_norm_args *value) {
 }
 
 static inline void nvb_layer_norm_args_init(nvb_layer_norm_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_group_norm_args_init(nvb_group_norm_args *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

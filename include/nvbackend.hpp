@@ -27,6 +27,7 @@
 
 #include "nvbackend.h"
 #include "nvbackend_core.hpp"
+#include "nvbackend_operations.hpp"
 
 namespace nvb {
 
@@ -472,64 +473,6 @@ class host_buffer {
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
 };
-
-// Operations ------------------------------------------------------------------------------------------------------
-
-// Each queues the operation of the same name in nvbackend.h and throws `error` where that returns one.
-inline void embedding(const nvb_backend* backend, const nvb_embedding_args& args, nvb_stream* stream) {
-  check(nvb_embedding(backend, &args, stream));
-}
-inline void rms_norm(const nvb_backend* backend, const nvb_rms_norm_args& args, nvb_stream* stream) {
-  check(nvb_rms_norm(backend, &args, stream));
-}
-inline void layer_norm(const nvb_backend* backend, const nvb_layer_norm_args& args, nvb_stream* stream) {
-  check(nvb_layer_norm(backend, &args, stream));
-}
-inline void linear(const nvb_backend* backend, const nvb_linear_args& args, nvb_stream* stream) {
-  check(nvb_linear(backend, &args, stream));
-}
-inline void gated_activation(const nvb_backend* backend, const nvb_gated_activation_args& args, nvb_stream* stream) {
-  check(nvb_gated_activation(backend, &args, stream));
-}
-inline void rope(const nvb_backend* backend, const nvb_rope_args& args, nvb_stream* stream) {
-  check(nvb_rope(backend, &args, stream));
-}
-inline void kv_cache_append(const nvb_backend* backend, const nvb_kv_cache_append_args& args, nvb_stream* stream) {
-  check(nvb_kv_cache_append(backend, &args, stream));
-}
-inline void matmul(const nvb_backend* backend, const nvb_matmul_args& args, nvb_stream* stream) {
-  check(nvb_matmul(backend, &args, stream));
-}
-inline void grouped_linear(const nvb_backend* backend, const nvb_grouped_linear_args& args, nvb_stream* stream) {
-  check(nvb_grouped_linear(backend, &args, stream));
-}
-inline void softmax(const nvb_backend* backend, const nvb_softmax_args& args, nvb_stream* stream) {
-  check(nvb_softmax(backend, &args, stream));
-}
-inline void add(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
-  check(nvb_add(backend, &args, stream));
-}
-inline void multiply(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
-  check(nvb_multiply(backend, &args, stream));
-}
-inline void scale(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
-  check(nvb_scale(backend, &args, stream));
-}
-inline void soft_cap(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
-  check(nvb_soft_cap(backend, &args, stream));
-}
-inline void convert(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
-  check(nvb_convert(backend, &args, stream));
-}
-inline void activate(const nvb_backend* backend, const nvb_elementwise_args& args, nvb_stream* stream) {
-  check(nvb_activate(backend, &args, stream));
-}
-inline void argmax(const nvb_backend* backend, const nvb_argmax_args& args, nvb_stream* stream) {
-  check(nvb_argmax(backend, &args, stream));
-}
-inline void sample(const nvb_backend* backend, const nvb_sample_args& args, nvb_stream* stream) {
-  check(nvb_sample(backend, &args, stream));
-}
 
 }  // namespace nvb
 

@@ -1,8 +1,13 @@
 //! include/nvbackend.h is what cbindgen makes of src/capi, section by section.
 //!
-//! `make header` (NVB_UPDATE_HEADER=1) writes the file; without it this test fails when the two differ.
+//! `make header` (NVB_UPDATE_HEADER=1) writes the file and what follows from it (header/derived.rs); without it these tests
+//! fail where one is out of date.
+
+#[path = "header/derived.rs"]
+mod derived;
 
 use nvbackend::configuration::field::FIELDS;
+use nvbackend::operation::OperationKind;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -254,20 +259,38 @@ static inline nvb_tensor nvb_tensor_3d(void *data, uint32_t dtype, int64_t d0, i
 #[test]
 fn the_committed_header_is_what_the_source_says() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let path = root.join("include/nvbackend.h");
-    let generated = generate(&root);
+    expect_committed(&root, "include/nvbackend.h", &generate(&root));
+}
+
+#[test]
+fn what_follows_from_the_header_is_up_to_date() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let header = generate(&root);
+    expect_committed(&root, "include/nvbackend_operations.hpp", &derived::wrappers(&header));
+    expect_committed(&root, "tests/header/fields.in", &derived::fields(&header));
+}
+
+#[test]
+fn the_constants_of_operations_are_the_kinds() {
+    let header = generate(&PathBuf::from(env!("CARGO_MANIFEST_DIR")));
+    let mut kinds: Vec<String> =
+        OperationKind::ALL.iter().map(|kind| format!("{} {}", kind.name().to_uppercase(), *kind as u32)).collect();
+    kinds.push(format!("COUNT {}", OperationKind::ALL.len()));
+    let defined = header.lines().filter_map(|line| line.strip_prefix("#define NVB_OPERATION_"));
+    assert_eq!(defined.collect::<Vec<_>>(), kinds, "NVB_OPERATION_… of src/capi (left), src/operation (right)");
+}
+
+/// Compares a generated file with the committed one, or writes it.
+fn expect_committed(root: &Path, name: &str, generated: &str) {
+    let path = root.join(name);
     if std::env::var_os("NVB_UPDATE_HEADER").is_some() {
-        std::fs::write(&path, &generated).expect("include/nvbackend.h is writable");
+        std::fs::write(&path, generated).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
     let committed = std::fs::read_to_string(&path).unwrap_or_default();
     if let Some((line, (old, new))) = committed.lines().zip(generated.lines()).enumerate().find(|(_, (a, b))| a != b) {
-        panic!("include/nvbackend.h line {} is out of date, run `make header`:\n- {old}\n+ {new}", line + 1);
+        panic!("{name} line {} is out of date, run `make header`:\n- {old}\n+ {new}", line + 1);
     }
-    assert_eq!(
-        committed.lines().count(),
-        generated.lines().count(),
-        "include/nvbackend.h is out of date: `make header`"
-    );
+    assert_eq!(committed.lines().count(), generated.lines().count(), "{name} is out of date: `make header`");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::backend::{nvb_backend, BACKENDS};
 use super::device::kind_code;
 use super::environment::element;
 use super::guard::guard;
-use super::metrics::NVB_OPERATION_LINEAR;
+use super::operations::NVB_OPERATION_LINEAR;
 use super::status::nvb_status;
 use super::structs::{expect_out, fixed_text, give_text, text, versioned, write, write_out};
 use super::tuning::{case_of, nvb_linear_case};

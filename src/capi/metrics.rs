@@ -8,26 +8,6 @@ use crate::error::Error;
 use crate::operation::OperationKind;
 use std::ffi::c_char;
 
-/// `operation`: what `nvb_embedding` queues, and so on.
-pub const NVB_OPERATION_EMBEDDING: u32 = 0;
-pub const NVB_OPERATION_RMS_NORM: u32 = 1;
-pub const NVB_OPERATION_LINEAR: u32 = 2;
-pub const NVB_OPERATION_GATED_ACTIVATION: u32 = 3;
-/// Calls of `nvb_rope` and `nvb_kv_cache_append`.
-pub const NVB_OPERATION_ROPE: u32 = 4;
-pub const NVB_OPERATION_ATTENTION_PREFILL: u32 = 5;
-pub const NVB_OPERATION_ATTENTION_DECODE: u32 = 6;
-pub const NVB_OPERATION_SOFTMAX: u32 = 7;
-/// Calls of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
-pub const NVB_OPERATION_ELEMENTWISE: u32 = 8;
-pub const NVB_OPERATION_ARGMAX: u32 = 9;
-pub const NVB_OPERATION_SAMPLE: u32 = 10;
-pub const NVB_OPERATION_LAYER_NORM: u32 = 11;
-pub const NVB_OPERATION_MATMUL: u32 = 12;
-pub const NVB_OPERATION_GROUPED_LINEAR: u32 = 13;
-/// The operations of this header; a later library may have more.
-pub const NVB_OPERATION_COUNT: u32 = 14;
-
 /// What one operation did since profiling was switched on or reset.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -115,18 +95,4 @@ pub unsafe extern "C" fn nvb_backend_reset_metrics(backend: *const nvb_backend) 
         BACKENDS.get(backend)?.backend.metrics().reset();
         Ok(())
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn constants_agree_with_the_kinds() {
-        assert_eq!(NVB_OPERATION_COUNT as usize, OperationKind::ALL.len());
-        assert_eq!(NVB_OPERATION_ROPE, OperationKind::Rope as u32);
-        assert_eq!(NVB_OPERATION_ATTENTION_DECODE, OperationKind::AttentionDecode as u32);
-        assert_eq!(NVB_OPERATION_SAMPLE, OperationKind::Sample as u32);
-        assert_eq!(NVB_OPERATION_GROUPED_LINEAR, OperationKind::GroupedLinear as u32);
-    }
 }

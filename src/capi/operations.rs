@@ -13,6 +13,7 @@ use super::weight::{nvb_weight, weight_to_read};
 use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
 use crate::ops::gated_activation::GatedActivation;
+use crate::ops::group_norm::{GroupNorm, GroupNormArguments, ImageLayout};
 use crate::ops::layer_norm::{LayerNorm, LayerNormTensors};
 use crate::ops::linear::{Linear, LinearTensors};
 use crate::ops::rms_norm::{RmsNorm, RmsNormTensors};
@@ -28,6 +29,32 @@ pub const NVB_ACTIVATION_GELU_TANH: u32 = 1;
 pub const NVB_ACTIVATION_GELU_ERF: u32 = 2;
 /// `activation`: x / (1 + exp(−x))
 pub const NVB_ACTIVATION_SILU: u32 = 3;
+
+/// `operation`, of profiling and of kernels: what `nvb_embedding` queues, and so on.
+pub const NVB_OPERATION_EMBEDDING: u32 = 0;
+pub const NVB_OPERATION_RMS_NORM: u32 = 1;
+pub const NVB_OPERATION_LINEAR: u32 = 2;
+pub const NVB_OPERATION_GATED_ACTIVATION: u32 = 3;
+/// Of `nvb_rope` and `nvb_kv_cache_append`.
+pub const NVB_OPERATION_ROPE: u32 = 4;
+pub const NVB_OPERATION_ATTENTION_PREFILL: u32 = 5;
+pub const NVB_OPERATION_ATTENTION_DECODE: u32 = 6;
+pub const NVB_OPERATION_SOFTMAX: u32 = 7;
+/// Of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
+pub const NVB_OPERATION_ELEMENTWISE: u32 = 8;
+pub const NVB_OPERATION_ARGMAX: u32 = 9;
+pub const NVB_OPERATION_SAMPLE: u32 = 10;
+pub const NVB_OPERATION_LAYER_NORM: u32 = 11;
+pub const NVB_OPERATION_MATMUL: u32 = 12;
+pub const NVB_OPERATION_GROUPED_LINEAR: u32 = 13;
+pub const NVB_OPERATION_GROUP_NORM: u32 = 14;
+/// The operations of this header; a later library may have more.
+pub const NVB_OPERATION_COUNT: u32 = 15;
+
+/// `layout`: [N, C, …], as PyTorch has images.
+pub const NVB_LAYOUT_NCHW: u32 = 0;
+/// `layout`: [N, …, C], channels last.
+pub const NVB_LAYOUT_NHWC: u32 = 1;
 
 pub(super) fn activation(code: u32) -> Result<Activation> {
     Activation::from_code(code)
@@ -114,6 +141,33 @@ pub struct nvb_layer_norm_args {
     pub reserved: u32,
 }
 versioned!(nvb_layer_norm_args);
+
+/// Group normalisation of images with an activation behind it: output = activation((x − mean) · rsqrt(variance + epsilon) ·
+/// weight[c] + bias[c]), with mean and variance of all positions of the channels of x's group and sample. The channels are
+/// divided into `groups` of neighbours.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_group_norm_args {
+    pub struct_size: usize,
+    /// By `layout` [N, C], [N, C, L] or [N, C, H, W], or [N, C], [N, L, C] or [N, H, W, C]; any float dtype. Rows and samples may
+    /// lie apart, positions fold into one stride, which in NCHW is 1.
+    pub input: nvb_tensor,
+    /// Optional [C]; absent: 1.
+    pub weight: nvb_tensor,
+    /// Optional [C], of one dtype with `weight`; absent: 0.
+    pub bias: nvb_tensor,
+    /// Of the input's shape, any float dtype; may be the same memory as `input`.
+    pub output: nvb_tensor,
+    /// A divisor of C. C: instance normalisation; 1: layer normalisation over a whole sample.
+    pub groups: u32,
+    /// `NVB_LAYOUT_…`
+    pub layout: u32,
+    /// `NVB_ACTIVATION_…`
+    pub activation: u32,
+    /// 0: 1e-5.
+    pub epsilon: f32,
+}
+versioned!(nvb_group_norm_args);
 
 /// output = activation(input · weightᵀ + bias) + residual; with a gated weight activation(gate) · up + residual. All of it
 /// is added up in f32 and rounded once.
@@ -304,6 +358,36 @@ pub unsafe extern "C" fn nvb_layer_norm(
             output: optional_device_tensor(&backend, "output", &args.output)?,
         };
         backend.queue(LayerNorm::new(tensors, or(args.epsilon, 1e-5))?, &stream)
+    })
+}
+
+/// Queues a group normalisation (Wu and He 2018; the variance over all elements, as PyTorch's `GroupNorm` has it), f32 inside
+/// with one rounding at the store. Does not allocate or synchronise; may be captured.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` if `groups` does not divide C, for a layout or an activation that is none, and for
+/// shapes, dtypes and strides that do not fit.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_group_norm(
+    backend: *const nvb_backend,
+    args: *const nvb_group_norm_args,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_group_norm, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let args = unsafe { read(args)? };
+        let layout = ImageLayout::from_code(args.layout)
+            .ok_or_else(|| Error::invalid(format!("layout is {}; NVB_LAYOUT_… (0 or 1) is needed", args.layout)))?;
+        let arguments = GroupNormArguments {
+            input: device_tensor(&backend, "input", &args.input)?,
+            weight: optional_device_tensor(&backend, "weight", &args.weight)?,
+            bias: optional_device_tensor(&backend, "bias", &args.bias)?,
+            output: device_tensor(&backend, "output", &args.output)?,
+            groups: args.groups as usize,
+            layout,
+            activation: activation(args.activation)?,
+            epsilon: or(args.epsilon, 1e-5),
+        };
+        backend.queue(GroupNorm::new(arguments)?, &stream)
     })
 }
 

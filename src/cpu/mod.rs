@@ -11,13 +11,10 @@ mod bf16_tile;
 mod dequantize;
 mod device;
 mod dot_tile;
-pub mod elementwise;
 pub mod embedding;
-pub mod gated_activation;
 pub mod grouped_linear;
 #[cfg(target_arch = "x86_64")]
 mod int4_tile;
-pub mod layer_norm;
 pub mod linear;
 mod linear_quantized;
 pub mod linear_quantized_input;
@@ -29,29 +26,29 @@ mod norm;
 mod outer_tile;
 mod quantized_rows;
 mod quantized_tile;
-pub mod rms_norm;
 pub mod rope;
 mod row;
 pub mod sample;
-pub mod softmax;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod testing_quantized;
 pub mod threads;
 mod virtual_memory;
+crate::plain_operations!(operation_modules);
 
 use crate::device::{DeviceInfo, DeviceKind, RawHandle};
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use crate::hardware;
-use crate::operation::Operation;
+use crate::operation::{match_operation, Operation};
 use crate::ops::linear::{Linear, LinearInput};
 use crate::ops::linear_product::LinearProduct;
 use crate::registry::choices::{Choice, Choices, Rounding};
 use crate::registry::{kernels_of, KernelId, Way};
 use crate::tensor::Matrix;
 use crate::weight::WeightLayout;
+use crate::{operation_modules, plain_operations};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, PoisonError};
 use threads::Threads;
@@ -120,25 +117,25 @@ fn task_columns(op: &LinearProduct, choice: &Choice) -> Option<usize> {
 
 impl Executor for CpuExecutor {
     fn run(&self, op: &Operation, _stream: RawHandle) -> Result<()> {
-        match op {
+        macro_rules! run {
+            ($name:ident, $op:ident) => {
+                $name::$name(&self.threads, $op)
+            };
+        }
+        plain_operations!(match_operation, op, run, {
             Operation::Embedding(op) => return embedding::embedding(&self.threads, op),
-            Operation::RmsNorm(op) => rms_norm::rms_norm(&self.threads, op),
-            Operation::LayerNorm(op) => layer_norm::layer_norm(&self.threads, op),
-            Operation::GatedActivation(op) => gated_activation::gated_activation(&self.threads, op),
             Operation::Rope(op) => return rope::rope(&self.threads, op),
             Operation::AttentionPrefill(op) => return attention::prefill::prefill(&self.threads, op),
             Operation::AttentionDecode(op) => {
                 let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
                 return attention::decode::decode(&self.threads, op, &mut workspace);
             }
-            Operation::Softmax(op) => softmax::softmax(&self.threads, op),
-            Operation::Elementwise(op) => elementwise::elementwise(&self.threads, op),
             Operation::Linear(op) => return self.linear(op),
             Operation::GroupedLinear(op) => return grouped_linear::grouped_linear(&self.threads, op),
             Operation::Matmul(op) => matmul::matmul(&self.threads, op),
             Operation::Argmax(op) => argmax::argmax(&self.threads, op),
             Operation::Sample(op) => return sample::sample(&self.threads, op),
-        }
+        });
         Ok(())
     }
 

@@ -8,12 +8,9 @@ mod attention;
 mod context;
 mod cublaslt;
 mod dequantize;
-mod elementwise;
 mod embedding;
-mod gated_activation;
 mod grouped_linear;
 mod launch;
-mod layer_norm;
 mod linear;
 mod linear_candidates;
 mod linear_choice;
@@ -38,12 +35,11 @@ mod pointer;
 mod quantize;
 mod quantize_tokens;
 mod quantized;
-mod rms_norm;
 mod rope;
 mod sample;
 mod scratch;
-mod softmax;
 mod virtual_memory;
+crate::plain_operations!(operation_modules);
 
 pub mod executor;
 
@@ -52,6 +48,7 @@ use crate::device::DeviceInfo;
 use crate::driver::usable::{built_architectures, check_usable, newest_kernels, OLDEST};
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
+use crate::operation_modules;
 use std::sync::Arc;
 
 pub use executor::CudaExecutor;

@@ -6,8 +6,9 @@ pub mod access;
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
-    grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_product::LinearProduct,
-    matmul::Matmul, rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax, Cost,
+    group_norm::GroupNorm, grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear,
+    linear_product::LinearProduct, matmul::Matmul, rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
+    Cost,
 };
 use crate::tensor::Tensor;
 use access::Visit;
@@ -97,7 +98,47 @@ operations! {
     LayerNorm = 11, layer_norm, c"nvbackend::layer_norm";
     Matmul = 12, matmul, c"nvbackend::matmul";
     GroupedLinear = 13, grouped_linear, c"nvbackend::grouped_linear";
+    GroupNorm = 14, group_norm, c"nvbackend::group_norm";
 }
+
+/// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in src/ops,
+/// src/cpu, src/cuda and tests/conformance. From these lines come those modules and the dispatch (docs/adding.md).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! plain_operations {
+    ($then:ident $(, $argument:tt)*) => {
+        $then! {
+            $($argument)*
+            Elementwise elementwise;
+            GatedActivation gated_activation;
+            GroupNorm group_norm;
+            LayerNorm layer_norm;
+            RmsNorm rms_norm;
+            Softmax softmax;
+        }
+    };
+}
+
+/// `plain_operations!(operation_modules)` declares their modules.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! operation_modules {
+    ($($kind:ident $name:ident;)+) => {
+        $(pub mod $name;)+
+    };
+}
+
+/// A match of an operation: the arms that are given, and for each plain operation what `$run` makes of its module and the
+/// descriptor.
+macro_rules! match_operation {
+    ($operation:ident $run:ident { $($arms:tt)* } $($kind:ident $name:ident;)+) => {
+        match $operation {
+            $($arms)*
+            $($crate::operation::Operation::$kind(op) => $run!($name, op),)+
+        }
+    };
+}
+pub(crate) use match_operation;
 
 impl Operation {
     /// The I32 vector in device memory that decides on what the operation must read, and the cost once it is known. Asked

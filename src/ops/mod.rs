@@ -5,23 +5,20 @@
 
 pub mod argmax;
 pub mod dequantize;
-pub mod elementwise;
 pub mod embedding;
-pub mod gated_activation;
 pub mod grouped_linear;
-pub mod layer_norm;
 pub mod linear;
 pub mod linear_product;
 pub mod matmul;
 mod norm;
 pub mod quantize;
 pub mod quantized_rows;
-pub mod rms_norm;
 pub mod rope;
 pub mod sample;
-pub mod softmax;
+crate::plain_operations!(operation_modules);
 
 use crate::error::{Error, Result};
+use crate::operation_modules;
 
 /// What an operation must do at the least: floating-point operations, and bytes with each input read and each output
 /// written once.

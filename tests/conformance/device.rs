@@ -2,16 +2,30 @@
 
 use crate::random::seed;
 use nvbackend::backend::Backend;
+use nvbackend::capi::backend::{nvb_backend, nvb_backend_create};
+use nvbackend::capi::backend_options::nvb_backend_options;
+use nvbackend::capi::status::NVB_OK;
+use nvbackend::capi::structs::init;
 use nvbackend::configuration::{Configuration, MemoryConfiguration};
 use nvbackend::device::DeviceKind;
 use nvbackend::hardware;
+use std::ffi::CString;
 use std::io::Write;
 use std::sync::OnceLock;
 
 pub struct Device {
     pub name: &'static str,
     pub backend: Backend,
+    handle: OnceLock<BackendHandle>,
 }
+
+/// A backend of the C ABI, which lives as long as the tests.
+struct BackendHandle(*const nvb_backend);
+
+// SAFETY: calls that take a const backend may run at once from many threads.
+unsafe impl Send for BackendHandle {}
+// SAFETY: as above.
+unsafe impl Sync for BackendHandle {}
 
 impl Device {
     pub fn is_cpu(&self) -> bool {
@@ -23,7 +37,25 @@ impl Device {
         let memory = MemoryConfiguration { pooling, ..MemoryConfiguration::default() };
         let options = Configuration { device: name.to_string(), memory, ..Configuration::default() };
         let backend = Backend::new(options).unwrap_or_else(|error| panic!("device {name}: {error}"));
-        Device { name, backend }
+        Device { name, backend, handle: OnceLock::new() }
+    }
+
+    /// The same device for functions of the C ABI. Its memory is that of `backend` too.
+    pub fn handle(&self) -> *const nvb_backend {
+        let create = || {
+            let name = CString::new(self.name).expect("a name without NUL");
+            let mut options: nvb_backend_options = init();
+            options.device = name.as_ptr();
+            let mut backend = std::ptr::null_mut();
+            // The first call of the C ABI sends panics to the library's log, and here they are to be seen.
+            let hook = std::panic::take_hook();
+            // SAFETY: a struct with its size set, and a place for the handle.
+            let status = unsafe { nvb_backend_create(&options, &mut backend) };
+            std::panic::set_hook(hook);
+            assert_eq!(status, NVB_OK, "device {}", self.name);
+            BackendHandle(backend)
+        };
+        self.handle.get_or_init(create).0
     }
 }
 
@@ -50,7 +82,7 @@ pub fn devices() -> &'static [Device] {
                 }
             }
         }
-        for Device { name, backend } in &devices {
+        for Device { name, backend, .. } in &devices {
             let info = backend.device();
             say(format!("runs on {name}: {}, compute capability {}", info.name, info.compute_capability));
         }

@@ -4,12 +4,16 @@ use crate::compare::{bound, compare, decode, encode};
 use crate::device::{devices, Device};
 use crate::random::{seed, Random};
 use nvbackend::attention::kv_cache::CacheLayer;
+use nvbackend::capi::backend::{nvb_backend, nvb_backend_synchronize};
+use nvbackend::capi::status::{nvb_last_error_message, nvb_status, NVB_ERROR_INVALID_ARGUMENT, NVB_OK};
+use nvbackend::capi::stream::nvb_stream;
+use nvbackend::capi::tensor::nvb_tensor;
 use nvbackend::device::CopyKind;
 use nvbackend::error::{Error, Result, Status};
 use nvbackend::executor::Executor;
 use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
-use std::ffi::c_void;
+use std::ffi::{c_void, CStr};
 use std::fmt::Debug;
 use std::io::Write;
 use std::ops::Range;
@@ -111,6 +115,27 @@ pub struct Run<'a> {
 impl Run<'_> {
     pub fn executor(&self) -> &dyn Executor {
         self.device.backend.executor().as_ref()
+    }
+
+    /// Calls a function of the C ABI on this device's default stream, and waits for its work.
+    pub fn call(&self, function: impl FnOnce(*const nvb_backend, *mut nvb_stream) -> nvb_status) -> Result<()> {
+        let backend = self.device.handle();
+        let mut status = function(backend, std::ptr::null_mut());
+        if status == NVB_OK {
+            // SAFETY: a live handle.
+            status = unsafe { nvb_backend_synchronize(backend) };
+        }
+        if status == NVB_OK {
+            return Ok(());
+        }
+        let mut text = [0u8; 1024];
+        // SAFETY: a buffer of its size.
+        unsafe { nvb_last_error_message(text.as_mut_ptr().cast(), text.len()) };
+        let text = CStr::from_bytes_until_nul(&text).expect("the text ends").to_string_lossy();
+        match status {
+            NVB_ERROR_INVALID_ARGUMENT => Err(Error::invalid(text)),
+            other => Err(Error::new(Status::Internal, format!("status {other}: {text}"))),
+        }
     }
 
     /// A tensor with these values, in row-major order.
@@ -330,6 +355,13 @@ impl Drop for Run<'_> {
             let _ = self.device.backend.memory().free(block.pointer, self.stream.raw());
         }
     }
+}
+
+/// The tensor as the C ABI has it.
+pub fn c_tensor(tensor: &Tensor) -> nvb_tensor {
+    let integers = |values: [usize; 4]| values.map(|value| value as i64);
+    let (rank, dtype) = (tensor.rank as u32, tensor.dtype as u32);
+    nvb_tensor { data: tensor.data, dtype, rank, shape: integers(tensor.shape), strides: integers(tensor.strides) }
 }
 
 /// Row-major strides with the layout's padding, and the elements that they span.

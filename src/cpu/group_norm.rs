@@ -1,0 +1,239 @@
+//! Group normalisation; the formula is in `ops/group_norm.rs`.
+
+use super::activation::activate;
+use super::row::{for_rows, vectors, Row};
+use crate::simd::{dispatch, Kernel, Simd};
+use super::threads::Threads;
+use crate::ops::group_norm::{GroupNorm, ImageLayout};
+use crate::tensor::{Heads, Tensor};
+use std::ops::Range;
+
+/// A task is some groups; a group is normalised by one thread, in the same order whichever it is.
+pub fn group_norm(threads: &Threads, op: &GroupNorm) {
+    let elements = op.channels() / op.groups * op.positions();
+    if op.is_empty() {
+        return;
+    }
+    for_rows(threads, op.input.tokens * op.groups, elements, |groups, _| {
+        // SAFETY: the descriptor is validated, and groups share no element.
+        unsafe { dispatch(Groups { op, groups }) }
+    });
+}
+
+struct Groups<'a> {
+    op: &'a GroupNorm,
+    groups: Range<usize>,
+}
+
+impl Kernel for Groups<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for group in self.groups {
+            normalise::<S>(self.op, &Group::of(self.op, group));
+        }
+    }
+}
+
+/// The part of an image that is normalised together: rows of contiguous elements.
+struct Group {
+    sample: usize,
+    /// Rows and columns of the sample that come before those of the group.
+    first_row: usize,
+    first_column: usize,
+    rows: usize,
+    columns: usize,
+    first_channel: usize,
+}
+
+impl Group {
+    fn of(op: &GroupNorm, number: usize) -> Group {
+        let (sample, channels) = (number / op.groups, op.channels() / op.groups);
+        let first_channel = number % op.groups * channels;
+        match op.layout {
+            ImageLayout::Nchw => Group {
+                sample,
+                first_row: first_channel,
+                first_column: 0,
+                rows: channels,
+                columns: op.positions(),
+                first_channel,
+            },
+            ImageLayout::Nhwc => Group {
+                sample,
+                first_row: 0,
+                first_column: first_channel,
+                rows: op.positions(),
+                columns: channels,
+                first_channel,
+            },
+        }
+    }
+
+    fn row(&self, image: &Heads, row: usize) -> Row {
+        Row::head(image, self.sample, self.first_row + row).skip(self.first_column)
+    }
+}
+
+/// A sum of vectors, of which so many are added in f32 before they join the rest in f64: a group may have millions of
+/// elements.
+struct Sum<S: Simd> {
+    lanes: S::Vector,
+    added: usize,
+    total: f64,
+}
+
+const VECTORS_IN_F32: usize = 128;
+
+impl<S: Simd> Sum<S> {
+    #[inline(always)]
+    unsafe fn new() -> Sum<S> {
+        Sum { lanes: S::zero(), added: 0, total: 0.0 }
+    }
+
+    #[inline(always)]
+    unsafe fn add(&mut self, value: S::Vector) {
+        self.lanes = S::add(self.lanes, value);
+        self.added += 1;
+        if self.added == VECTORS_IN_F32 {
+            *self = Sum { total: self.total(), ..Sum::new() };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn total(&self) -> f64 {
+        self.total + f64::from(S::sum(self.lanes))
+    }
+}
+
+/// The variance is that of the differences, without the cancellation of E[x²] − mean².
+#[inline(always)]
+unsafe fn normalise<S: Simd>(op: &GroupNorm, group: &Group) {
+    let count = (group.rows * group.columns) as f64;
+    let mut sum = Sum::<S>::new();
+    for row in 0..group.rows {
+        let input = group.row(&op.input, row);
+        for (at, lanes) in vectors::<S>(group.columns) {
+            sum.add(input.load::<S>(at, lanes));
+        }
+    }
+    let mean = S::splat((sum.total() / count) as f32);
+    let mut squares = Sum::<S>::new();
+    for row in 0..group.rows {
+        let input = group.row(&op.input, row);
+        for (at, lanes) in vectors::<S>(group.columns) {
+            let difference = S::first(lanes, S::sub(input.load::<S>(at, lanes), mean), S::zero());
+            squares.add(S::mul(difference, difference));
+        }
+    }
+    let variance = (squares.total() / count) as f32;
+    let inverse = S::splat(1.0 / (variance + op.epsilon).sqrt());
+
+    for row in 0..group.rows {
+        let (input, output) = (group.row(&op.input, row), group.row(&op.output, row));
+        for (at, lanes) in vectors::<S>(group.columns) {
+            let mut value = S::mul(S::sub(input.load::<S>(at, lanes), mean), inverse);
+            if let Some(weight) = op.weight {
+                value = S::mul(value, of_channel::<S>(op, group, &weight, row, at, lanes));
+            }
+            if let Some(bias) = op.bias {
+                value = S::add(value, of_channel::<S>(op, group, &bias, row, at, lanes));
+            }
+            output.store::<S>(at, activate::<S>(op.activation, value), lanes);
+        }
+    }
+}
+
+/// The elements of weight or bias that belong to these of a row.
+#[inline(always)]
+unsafe fn of_channel<S: Simd>(
+    op: &GroupNorm,
+    group: &Group,
+    vector: &Tensor,
+    row: usize,
+    at: usize,
+    lanes: usize,
+) -> S::Vector {
+    let vector = Row::vector(vector).skip(group.first_channel);
+    match op.layout {
+        ImageLayout::Nchw => S::splat(vector.get(row) as f32),
+        ImageLayout::Nhwc => vector.load::<S>(at, lanes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::activation;
+    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::*;
+    use crate::ops::group_norm::GroupNormArguments;
+    use crate::ops::Activation;
+    use crate::tensor::DType;
+
+    /// The formula in f64, for tensors in host memory.
+    fn reference(op: &GroupNorm) {
+        for number in 0..op.input.tokens * op.groups {
+            let group = Group::of(op, number);
+            let cells = || (0..group.rows).flat_map(|row| (0..group.columns).map(move |column| (row, column)));
+            // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
+            unsafe {
+                let values: Vec<f64> = cells().map(|(row, i)| group.row(&op.input, row).get(i)).collect();
+                let count = values.len() as f64;
+                let mean = values.iter().sum::<f64>() / count;
+                let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+                for ((row, i), x) in cells().zip(values) {
+                    let channel = group.first_channel + if op.layout == ImageLayout::Nchw { row } else { i };
+                    let of = |vector: Option<Tensor>| vector.map(|vector| Row::vector(&vector).get(channel));
+                    let norm = (x - mean) / (variance + f64::from(op.epsilon)).sqrt();
+                    let y = norm * of(op.weight).unwrap_or(1.0) + of(op.bias).unwrap_or(0.0);
+                    group.row(&op.output, row).set(i, activation::reference(op.activation, y));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_forms_match_the_reference() {
+        at_every_level(|level| {
+            for (samples, channels, groups, positions) in [
+                (0, 8, 2, 4),
+                (2, 8, 2, 0),
+                (1, 1, 1, 1),
+                (3, 6, 3, 7),
+                (2, 40, 4, 33),
+                (1, 320, 32, 100),
+                (1, 96, 1, 700),
+            ] {
+                for form in 0..16 {
+                    let bit = |bit: u32| form >> bit & 1 == 1;
+                    let (layout, shape) = match bit(0) {
+                        false => (ImageLayout::Nchw, [samples, channels, positions]),
+                        true => (ImageLayout::Nhwc, [samples, positions, channels]),
+                    };
+                    let count = samples * channels * positions;
+                    let mut input = Buffer::random(DType::Bf16, count, 1);
+                    let mut vectors = [2, 3].map(|seed| Buffer::random(DType::F16, channels, seed));
+                    let mut result = |function: &dyn Fn(&GroupNorm)| {
+                        let mut output = Buffer::poisoned(DType::F32, count);
+                        let [weight, bias] = vectors.each_mut().map(|vector| vector.tensor(&[channels]));
+                        let arguments = GroupNormArguments {
+                            input: input.tensor(&shape),
+                            weight: bit(1).then_some(weight),
+                            bias: bit(2).then_some(bias),
+                            output: output.tensor(&shape),
+                            groups,
+                            layout,
+                            activation: if bit(3) { Activation::Silu } else { Activation::None },
+                            epsilon: 1e-5,
+                        };
+                        function(&GroupNorm::new(arguments).unwrap());
+                        output
+                    };
+                    let (actual, expected) = (result(&|op| group_norm(threads(), op)), result(&reference));
+                    assert_close(&actual, &expected, &format!("{level:?} {layout:?} {shape:?} form {form}"));
+                }
+            }
+        });
+    }
+}
