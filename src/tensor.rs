@@ -369,6 +369,15 @@ impl Heads {
     }
 }
 
+/// Kernels index rows and columns with 32 bits; a larger extent is refused here with its name.
+pub(crate) fn expect_extent(name: &str, value: usize) -> Result<()> {
+    if value <= i32::MAX as usize {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name} is {value}; the largest supported is {}", i32::MAX))
+        .with_limit(value as u64, i32::MAX as u64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

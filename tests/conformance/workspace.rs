@@ -11,6 +11,7 @@ use nvbackend::backend::Backend;
 use nvbackend::configuration::Configuration;
 use nvbackend::error::{Result, Status};
 use nvbackend::executor::Executor;
+use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::argmax::Argmax;
 use nvbackend::ops::grouped_linear::GroupedLinear;
@@ -24,7 +25,7 @@ use nvbackend::ops::Activation;
 use nvbackend::stream::manager::StreamManager;
 use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
-use nvbackend::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight};
+use nvbackend::weight::{Arrangement, Encoding, Format, Granularity};
 use std::ptr::null_mut;
 
 #[derive(Debug, Clone, Copy)]
