@@ -13,7 +13,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ROOT / "build/peers"
 PYTHON = PEERS / "python"
-# Of llama-cpp-python, whose source package holds llama.cpp.
+# The version of llama-cpp-python, whose source package holds llama.cpp.
 LLAMA_VERSION = "0.3.36"
 LLAMA_SOURCE = PEERS / f"llama_cpp_python-{LLAMA_VERSION}/vendor/llama.cpp"
 LLAMA_BENCH = PEERS / "llama.cpp/bin/llama-bench"

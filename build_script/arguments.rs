@@ -289,7 +289,7 @@ impl Source {
             Ok(number) => number.to_string(),
             Err(_) => {
                 let start = format!("const {length}: usize = ");
-                // Of this file, or else the one that it is imported from.
+                // The constant is one of this file, or else of the one that it is imported from.
                 let own = self.texts.get(file).into_iter();
                 let value = own.chain(self.texts.values()).find_map(|text| Some(text.split_once(&start)?.1));
                 value.and_then(|value| Some(value.split_once(';')?.0.to_owned())).ok_or_else(unread)?

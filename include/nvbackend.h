@@ -127,8 +127,8 @@ typedef struct nvb_backend nvb_backend;
 //
 // Blocks up to 1 MiB come from slabs, larger ones are runs of 2 MiB units of one reserved range of addresses, which
 // physical memory is mapped behind as it is needed. Each thread keeps some blocks for itself, and none of its calls
-// waits for another thread's. When memory is short the rungs of a ladder (`NVB_RUNG_…`) are climbed before an
-// allocation fails.
+// waits for another thread's. When memory is short the recovery steps of a ladder (`NVB_RECOVERY_STEP_…`) are taken
+// before an allocation fails.
 //
 // Threads: every call may run at once from many threads.
 typedef struct nvb_memory_manager nvb_memory_manager;
@@ -217,8 +217,8 @@ typedef struct {
   // What the device had free, and has in all.
   uint64_t device_free;
   uint64_t device_total;
-  // Bit k: rung k (`NVB_RUNG_…`) of the ladder was tried.
-  uint32_t rungs_tried;
+  // Bit k: recovery step k (`NVB_RECOVERY_STEP_…`) of the ladder was tried.
+  uint32_t recovery_steps_tried;
   // Must be 0.
   uint32_t reserved;
 } nvb_memory_failure;
@@ -300,8 +300,8 @@ nvb_status nvb_status_parent(nvb_status status);
 // that the whole text needs, NUL included; 1 (an empty text) when this thread has met no error.
 size_t nvb_last_error_message(char *text, size_t capacity);
 
-// As `nvb_last_error_message`, for the error that led to it: `depth` 0 is the last error itself, 1 its cause, and so on
-// to what failed first. Returns 1 (an empty text) past the end of the chain.
+// Copies as `nvb_last_error_message` does the text of the error that led to the last one: `depth` 0 is the last error
+// itself, 1 its cause, and so on to what failed first. Returns 1 (an empty text) past the end of the chain.
 size_t nvb_last_error_cause(uint32_t depth, char *text, size_t capacity);
 
 // The numbers of the calling thread's last error; all 0 when it has met none. Set `detail->struct_size` first.
@@ -641,7 +641,7 @@ typedef struct {
   size_t struct_size;
   // What the driver supports; 0 without a driver.
   int32_t driver_version;
-  // Of the CUDA runtime in this library; 0 in a build without CUDA.
+  // The version of the CUDA runtime in this library; 0 in a build without CUDA.
   int32_t runtime_version;
   // For `nvb_hardware_get_library`.
   uint32_t libraries;
@@ -663,7 +663,7 @@ typedef struct {
   size_t struct_size;
   // 1 if it was found.
   uint32_t found;
-  // As the library gives it; 0 if it gives none.
+  // The number that the library gives; 0 if it gives none.
   int32_t version;
   char name[32];
   // Where it was found.
@@ -966,10 +966,10 @@ typedef struct {
   // Where tuned choices are kept and read from. A file of another device, driver, cuBLASLt or build is ignored with one line
   // in the log.
   const char *tuning_file;
-  // The same as `memory->limit`, for whom needs no more of `memory`. Not together with a limit there.
+  // Stands for `memory->limit` where nothing else of `memory` is needed. Not together with a limit there.
   uint64_t memory_limit;
-  // Of the backend's own memory manager: its fields are those of the configuration under `memory`, and an engine's
-  // allocator, which is in no configuration. Its `space` is `NVB_MEMORY_DEVICE`.
+  // Describes the backend's own memory manager: its fields are those of the configuration under `memory`, and an
+  // engine's allocator, which is in no configuration. Its `space` is `NVB_MEMORY_DEVICE`.
   const nvb_memory_options *memory;
   // `NVB_SWITCH_…`: whether profiling is on from the start; `timing.profiling` of the configuration.
   uint32_t profiling;
@@ -1241,20 +1241,20 @@ nvb_status nvb_memory_free(nvb_memory_manager *memory,
                            void *pointer,
                            nvb_stream *stream);
 
-// As `nvb_memory_free` for each of `count` blocks, such as the pages of a sequence that has ended; NULL among them is
-// fine. It is the faster way for blocks that another thread allocated. On an error the blocks before the one that it
-// names (`pointers[i]`) have been freed, that one and those behind it have not.
+// Frees each of `count` blocks as `nvb_memory_free` does, such as the pages of a sequence that has ended; NULL among
+// them is fine. It is the faster way for blocks that another thread allocated. On an error the blocks before the one
+// that it names (`pointers[i]`) have been freed, that one and those behind it have not.
 NVB_MUST_USE nvb_status nvb_memory_free_many(nvb_memory_manager *memory, void *const *pointers, size_t count, nvb_stream *stream);
 
-// As `nvb_memory_allocate`, at a multiple of `alignment`: a power of two of at most 2 MiB.
+// Allocates as `nvb_memory_allocate` does, at a multiple of `alignment`: a power of two of at most 2 MiB.
 NVB_MUST_USE nvb_status nvb_memory_allocate_aligned(nvb_memory_manager *memory,
                                        size_t bytes,
                                        size_t alignment,
                                        nvb_stream *stream,
                                        void **pointer);
 
-// As `nvb_memory_allocate`, for a contiguous tensor of `rank` extents (host memory), which `tensor` receives; its
-// `data` is what is freed. Errors besides: `NVB_ERROR_INVALID_ARGUMENT` for a size that overflows or is 0.
+// Allocates as `nvb_memory_allocate` does, for a contiguous tensor of `rank` extents (host memory), which `tensor`
+// receives; its `data` is what is freed. A size that overflows or is 0 is an `NVB_ERROR_INVALID_ARGUMENT`, too.
 NVB_MUST_USE nvb_status nvb_memory_allocate_tensor(nvb_memory_manager *memory,
                                       uint32_t dtype,
                                       uint32_t rank,
@@ -1377,30 +1377,30 @@ NVB_MUST_USE nvb_status nvb_memory_remove_reclaim_callback(nvb_memory_manager *m
 //
 // What a memory manager holds: numbers that cost no lock, reports of leaks, and snapshots as JSON.
 
-// Rungs of the out-of-memory ladder, in the order in which an allocation climbs them. Threads' caches go back to the
-// slabs, and empty slabs to the free units.
-#define NVB_RUNG_CACHES 0
+// Recovery steps of the out-of-memory ladder, in the order in which an allocation takes them. Threads' caches go back to
+// the slabs, and empty slabs to the free units.
+#define NVB_RECOVERY_STEP_CACHES 0
 
-// So do blocks of other streams whose work has passed.
-#define NVB_RUNG_PASSED_WORK 1
+// Blocks of other streams whose work has passed go back as well.
+#define NVB_RECOVERY_STEP_PASSED_WORK 1
 
 // The stream, or else the host, waits for work of other streams that holds memory back.
-#define NVB_RUNG_WAIT 2
+#define NVB_RECOVERY_STEP_WAIT 2
 
 // Memory behind free units is mapped where the request can use it.
-#define NVB_RUNG_TRIM 3
+#define NVB_RECOVERY_STEP_TRIM 3
 
 // The engine's reclaim callbacks are asked.
-#define NVB_RUNG_CALLBACKS 4
+#define NVB_RECOVERY_STEP_CALLBACKS 4
 
 // Other threads free something, for as long as `wait_microseconds` says.
-#define NVB_RUNG_OTHER_THREADS 5
+#define NVB_RECOVERY_STEP_OTHER_THREADS 5
 
 // The block is placed in host or unified memory, if `spill` says so.
-#define NVB_RUNG_SPILL 6
+#define NVB_RECOVERY_STEP_SPILL 6
 
-// The number of rungs.
-#define NVB_RUNG_COUNT 7
+// The number of recovery steps.
+#define NVB_RECOVERY_STEP_COUNT 7
 
 // Taken without a lock, so numbers of a moment of much traffic may differ by the calls under way.
 typedef struct {
@@ -1448,12 +1448,12 @@ typedef struct {
 
 typedef struct {
   size_t struct_size;
-  // Allocations that climbed the rung.
+  // Allocations that reached this step.
   uint64_t tried;
-  // Those that it helped.
+  // Allocations that succeeded after this step.
   uint64_t helped;
   char name[32];
-} nvb_memory_rung_statistics;
+} nvb_memory_recovery_step_statistics;
 
 // Fills `statistics`; set its `struct_size` first. Takes no lock and asks no driver, so it costs less than a
 // microsecond and works while a capture runs and after a device is lost.
@@ -1463,11 +1463,11 @@ NVB_MUST_USE nvb_status nvb_memory_get_statistics(nvb_memory_manager *memory, nv
 // pointer may be NULL. The statistics repeat the answer and reckon `unaccounted` with it. Costs microseconds.
 NVB_MUST_USE nvb_status nvb_memory_query_device(nvb_memory_manager *memory, uint64_t *device_free, uint64_t *device_total);
 
-// Fills `statistics` for one rung (`NVB_RUNG_…`) of the out-of-memory ladder; set its `struct_size` first. Takes no
-// lock.
-NVB_MUST_USE nvb_status nvb_memory_get_rung_statistics(nvb_memory_manager *memory,
-                                          uint32_t rung,
-                                          nvb_memory_rung_statistics *statistics);
+// Fills `statistics` for one recovery step (`NVB_RECOVERY_STEP_…`) of the out-of-memory ladder; set its `struct_size`
+// first. Takes no lock.
+NVB_MUST_USE nvb_status nvb_memory_get_recovery_step_statistics(nvb_memory_manager *memory,
+                                                   uint32_t step,
+                                                   nvb_memory_recovery_step_statistics *statistics);
 
 // `peak` and `peak_reserved` start again at what is in use and held now. Takes no lock.
 NVB_MUST_USE nvb_status nvb_memory_reset_peaks(nvb_memory_manager *memory);
@@ -1479,8 +1479,8 @@ NVB_MUST_USE nvb_status nvb_memory_reset_peaks(nvb_memory_manager *memory);
 // bytes that the whole text needs, NUL included. Another thread's allocations may change the report between two calls.
 NVB_MUST_USE nvb_status nvb_memory_get_leak_report(nvb_memory_manager *memory, char *text, size_t capacity, size_t *needed);
 
-// Copies the manager's whole state as JSON: statistics, rungs, pools, size classes, the physical memory behind the
-// addresses, every live block, the places that leak tracking recorded, and the trace if there is one.
+// Copies the manager's whole state as JSON: statistics, recovery steps, pools, size classes, the physical memory behind
+// the addresses, every live block, the places that leak tracking recorded, and the trace if there is one.
 // `tools/memory_timeline.py` draws it. `text`, `capacity` and `needed` as in `nvb_memory_get_leak_report`. Takes locks
 // for short moments only; its size grows with the live blocks, so `nvb_memory_write_snapshot` serves large ones better.
 NVB_MUST_USE nvb_status nvb_memory_get_snapshot(nvb_memory_manager *memory, char *text, size_t capacity, size_t *needed);
@@ -1495,7 +1495,7 @@ static inline void nvb_memory_statistics_init(nvb_memory_statistics *value) {
   value->struct_size = sizeof *value;
 }
 
-static inline void nvb_memory_rung_statistics_init(nvb_memory_rung_statistics *value) {
+static inline void nvb_memory_recovery_step_statistics_init(nvb_memory_recovery_step_statistics *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
@@ -1528,23 +1528,23 @@ NVB_MUST_USE nvb_status nvb_pool_create(nvb_memory_manager *memory, const char *
 // runs: then the blocks wait for it.
 nvb_status nvb_pool_destroy(nvb_pool *pool);
 
-// As `nvb_memory_allocate`, for a block of this pool.
+// Allocates a block of this pool as `nvb_memory_allocate` does.
 NVB_MUST_USE nvb_status nvb_pool_allocate(nvb_pool *pool, size_t bytes, nvb_stream *stream, void **pointer);
 
-// As `nvb_memory_allocate_aligned`, for a block of this pool.
+// Allocates a block of this pool as `nvb_memory_allocate_aligned` does.
 NVB_MUST_USE nvb_status nvb_pool_allocate_aligned(nvb_pool *pool,
                                      size_t bytes,
                                      size_t alignment,
                                      nvb_stream *stream,
                                      void **pointer);
 
-// As `nvb_memory_free`, for blocks of this pool only (`nvb_memory_free` takes those of pools too).
+// Frees as `nvb_memory_free` does, but blocks of this pool only (`nvb_memory_free` takes those of pools too).
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` for a pointer that is no live block of this pool.
 nvb_status nvb_pool_free(nvb_pool *pool, void *pointer, nvb_stream *stream);
 
-// As `nvb_pool_free` for each of `count` blocks, such as the pages of a sequence that has ended; NULL among them is
-// fine. It is the faster way for blocks that another thread allocated. On an error the blocks before the one that it
-// names (`pointers[i]`) have been freed, that one and those behind it have not.
+// Frees each of `count` blocks as `nvb_pool_free` does, such as the pages of a sequence that has ended; NULL among
+// them is fine. It is the faster way for blocks that another thread allocated. On an error the blocks before the one
+// that it names (`pointers[i]`) have been freed, that one and those behind it have not.
 NVB_MUST_USE nvb_status nvb_pool_free_many(nvb_pool *pool, void *const *pointers, size_t count, nvb_stream *stream);
 
 // Waits for the device's work and frees every block of the pool, which goes on empty; in a capture the blocks wait for
@@ -1601,8 +1601,8 @@ nvb_status nvb_stream_destroy(nvb_stream *stream);
 // stream of a backend, which has no handle, there is `nvb_backend_synchronize`.
 NVB_MUST_USE nvb_status nvb_stream_synchronize(nvb_stream *stream);
 
-// As `nvb_stream_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0
-// if the time was over first. The work goes on either way.
+// Waits as `nvb_stream_synchronize` does, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has
+// finished, 0 if the time was over first. The work goes on either way.
 NVB_MUST_USE nvb_status nvb_stream_synchronize_for(nvb_stream *stream, uint64_t timeout_ns, uint32_t *finished);
 
 // Calls `callback(user_data)` once the work queued on `stream` so far has finished, from a thread of the driver's; on
@@ -1641,11 +1641,9 @@ NVB_MUST_USE nvb_status nvb_event_query(nvb_event *event, uint32_t *finished);
 // Waits for the recorded work.
 NVB_MUST_USE nvb_status nvb_event_synchronize(nvb_event *event);
 
-// As `nvb_event_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0 if
-// the time was over first.
-NVB_MUST_USE nvb_status nvb_event_synchronize_for(nvb_event *event,
-                                     uint64_t timeout_ns,
-                                     uint32_t *finished);
+// Waits as `nvb_event_synchronize` does, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has
+// finished, 0 if the time was over first.
+NVB_MUST_USE nvb_status nvb_event_synchronize_for(nvb_event *event, uint64_t timeout_ns, uint32_t *finished);
 
 // Writes the milliseconds between two recorded and finished events.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` if one was not recorded or has not finished.
@@ -1755,7 +1753,8 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
 // the call returns. Sizes are checked, and so is every scale, before a weight exists. Zero what a format has not.
 typedef struct {
   const void *data;
-  // Of `data`; so for the other sizes. What exceeds the matrix is not read.
+  // The size of `data`; the other sizes are those of the memory in front of them. What exceeds the matrix is not
+  // read.
   size_t bytes;
   // N
   int64_t rows;
@@ -1774,7 +1773,7 @@ typedef struct {
   // GPTQ's g_idx
   const void *order;
   size_t order_bytes;
-  // Of `scales`, `NVB_DTYPE_…`; 0: F16 for AWQ and GPTQ, F32 for FP8 and INT8.
+  // The dtype of `scales`, `NVB_DTYPE_…`; 0: F16 for AWQ and GPTQ, F32 for FP8 and INT8.
   uint32_t scale_dtype;
   // AWQ, GPTQ: elements of K with a scale, a multiple of 32; 0: all of K. INT8 in groups: 32, 64 or 128.
   uint32_t group_size;
@@ -1969,9 +1968,9 @@ typedef struct {
   uint64_t tensor_count;
   // Metadata values.
   uint64_t value_count;
-  // Of the file.
+  // The size of the file.
   uint64_t bytes;
-  // Of the file's format.
+  // The version of the file's format.
   uint32_t version;
   // Tensors begin at multiples of it, counted from the first.
   uint32_t alignment;
@@ -2004,7 +2003,7 @@ typedef struct {
   uint64_t count;
   // An unsigned one past the range wraps.
   int64_t integer;
-  // Of an integer: its value, too.
+  // The value of a float, and of an integer, too.
   double real;
   // `NVB_GGUF_…`
   uint32_t content;
@@ -2126,7 +2125,7 @@ typedef struct {
   size_t struct_size;
   // [T, query_heads, head_dim], F32 or the keys' dtype.
   nvb_tensor query;
-  // As `query`; any float dtype.
+  // The shape of `query`; any float dtype.
   nvb_tensor output;
   // Optional, F32 [T, query_heads]: ln Σ exp(score) over the visible keys; −inf for a row that sees none.
   nvb_tensor lse;
@@ -2143,7 +2142,7 @@ typedef struct {
   const int32_t *kv_lengths;
   // [T_kv, kv_heads, head_dim], when there is no cache.
   nvb_tensor key;
-  // As `key`, with its dtype and token stride.
+  // The shape, dtype and token stride of `key`.
   nvb_tensor value;
   // Host memory: as `query_starts`, for the rows of `key` and `value`.
   const int32_t *key_starts;
@@ -2158,7 +2157,7 @@ typedef struct {
   size_t struct_size;
   // [B, query_heads, head_dim], F32 or the cache's dtype.
   nvb_tensor query;
-  // As `query`; any float dtype.
+  // The shape of `query`; any float dtype.
   nvb_tensor output;
   // Optional, F32 [B, query_heads], as in prefill.
   nvb_tensor lse;
@@ -2348,13 +2347,13 @@ typedef struct {
   size_t struct_size;
   // Optional [T, query_heads, head_dim]; any float dtype. Slices of one fused QKV row are fine.
   nvb_tensor query;
-  // As `query`, which it may be.
+  // The shape of `query`, which it may be.
   nvb_tensor query_output;
   // Optional [head_dim]: RMS norm of each query head before the rotation.
   nvb_tensor query_norm;
   // Optional [T, kv_heads, head_dim].
   nvb_tensor key;
-  // As `key`, which it may be; optional when a cache is given.
+  // The shape of `key`, which it may be; optional when a cache is given.
   nvb_tensor key_output;
   // Optional [head_dim].
   nvb_tensor key_norm;
@@ -2377,9 +2376,9 @@ typedef struct {
   float position_scale;
   // Multiplies the rotated queries; 0: 1.
   float query_scale;
-  // Of the norms; 0: 1e-6.
+  // The norms' epsilon; 0: 1e-6.
   float epsilon;
-  // Of the norms: 0, or 1 for weights stored as w − 1.
+  // What the norms add to their weights: 0, or 1 for weights stored as w − 1.
   float weight_offset;
   // Must be 0.
   uint32_t reserved;
@@ -2390,7 +2389,7 @@ typedef struct {
   size_t struct_size;
   // [T, kv_heads, head_dim], any float dtype.
   nvb_tensor key;
-  // As `key`.
+  // The shape of `key`, and its dtype.
   nvb_tensor value;
   // I32 [T] in device memory, as in `nvb_rope_args`.
   nvb_tensor positions;
@@ -2554,7 +2553,7 @@ typedef struct {
   size_t struct_size;
   // [rows, n], any float dtype.
   nvb_tensor input;
-  // As `input`, which it may be; any float dtype.
+  // The shape of `input`, which it may be; any float dtype.
   nvb_tensor output;
   // 0: 1.
   float scale;
@@ -2567,7 +2566,7 @@ typedef struct {
   size_t struct_size;
   // [rows, n], any float dtype.
   nvb_tensor input;
-  // Of add and multiply only: [rows, n], or one row for all.
+  // The second operand of add and multiply only: [rows, n], or one row for all.
   nvb_tensor second;
   // [rows, n], any float dtype; may be the same memory as an operand of the same dtype.
   nvb_tensor output;
@@ -2729,7 +2728,7 @@ NVB_MUST_USE nvb_status nvb_sample_get_workspace_size(const nvb_backend *backend
 
 #define NVB_OPERATION_GATED_ACTIVATION 3
 
-// Of `nvb_rope` and `nvb_kv_cache_append`.
+// Calls of `nvb_rope` and `nvb_kv_cache_append`.
 #define NVB_OPERATION_ROPE 4
 
 #define NVB_OPERATION_ATTENTION_PREFILL 5
@@ -2738,7 +2737,7 @@ NVB_MUST_USE nvb_status nvb_sample_get_workspace_size(const nvb_backend *backend
 
 #define NVB_OPERATION_SOFTMAX 7
 
-// Of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
+// Calls of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
 #define NVB_OPERATION_ELEMENTWISE 8
 
 #define NVB_OPERATION_ARGMAX 9
@@ -2759,8 +2758,8 @@ typedef struct {
   size_t struct_size;
   // Calls that were queued without an error.
   uint64_t calls;
-  // Those among them that have finished and are in the figures below. A call that is queued while 4096 measured calls of
-  // the backend have not finished is never timed, nor is one for which the driver refuses the events.
+  // Calls that have finished and are in the figures below. A call that is queued while 4096 measured calls of the
+  // backend have not finished is never timed, nor is one for which the driver refuses the events.
   uint64_t timed_calls;
   // Seconds between the start and the end of the calls on their streams, summed; on a GPU with the gap before each
   // kernel, which is what counts for calls of a few microseconds.
@@ -2851,7 +2850,7 @@ typedef struct {
   uint32_t bias;
   // What the weight is kept in, `NVB_WEIGHT_FORMAT_…` as in `nvb_weight_info.encoding`; 0 with `weight` alone.
   uint32_t format;
-  // As in `nvb_weight_desc`.
+  // Means what it means in `nvb_weight_desc`, and so do the two fields behind it.
   uint32_t granularity;
   uint32_t group_size;
   uint32_t zero_points;
@@ -2873,17 +2872,17 @@ typedef struct {
 // What became of one candidate.
 typedef struct {
   size_t struct_size;
-  // Of `cases`.
+  // The case's place in `cases`.
   uint64_t case_index;
   uint64_t case_count;
-  // Of the case's candidates, whose count grows when variations of the fastest join.
+  // The place among the case's candidates, whose count grows when variations of the fastest join.
   uint32_t candidate;
   uint32_t candidate_count;
   // `NVB_TUNE_…`
   uint32_t outcome;
   // 0
   uint32_t reserved;
-  // Of one product; 0 with `NVB_TUNE_WRONG` and `NVB_TUNE_FAILED`.
+  // The time of one product; 0 with `NVB_TUNE_WRONG` and `NVB_TUNE_FAILED`.
   double seconds;
   // The kernel, and which of a vendor library's algorithms.
   char name[96];
@@ -2899,7 +2898,7 @@ typedef struct {
   size_t struct_size;
   // Cases that have a choice now.
   uint64_t tuned;
-  // Those among them whose choice is another than the default.
+  // Cases whose choice is now another than the default.
   uint64_t changed;
   // Candidates that ran and were right.
   uint64_t measured;
@@ -2913,7 +2912,7 @@ typedef struct {
   uint32_t saved;
   // Seconds of one product of each tuned case together, by default.
   double default_seconds;
-  // The same as chosen.
+  // Seconds of one product of each tuned case together, as chosen.
   double chosen_seconds;
   // Why the file could not be written; the choices hold for this backend all the same.
   char file_error[256];

@@ -187,9 +187,9 @@ class memory_manager : public handle<nvb_memory_manager, nvb_memory_manager_dest
     check(nvb_memory_get_statistics(pointer_, &statistics));
     return statistics;
   }
-  nvb_memory_rung_statistics rung_statistics(uint32_t rung) const {
-    auto statistics = make<nvb_memory_rung_statistics>();
-    check(nvb_memory_get_rung_statistics(pointer_, rung, &statistics));
+  nvb_memory_recovery_step_statistics recovery_step_statistics(uint32_t step) const {
+    auto statistics = make<nvb_memory_recovery_step_statistics>();
+    check(nvb_memory_get_recovery_step_statistics(pointer_, step, &statistics));
     return statistics;
   }
   // Asks the driver, for the statistics' numbers of the device.
@@ -197,7 +197,7 @@ class memory_manager : public handle<nvb_memory_manager, nvb_memory_manager_dest
   void reset_peaks() const { check(nvb_memory_reset_peaks(pointer_)); }
   std::string leak_report() const { return copy_text(nvb_memory_get_leak_report, pointer_); }
   std::string snapshot() const { return copy_text(nvb_memory_get_snapshot, pointer_); }
-  // The same into a file.
+  // Writes the snapshot into a file.
   void write_snapshot(const std::string& path) const { check(nvb_memory_write_snapshot(pointer_, path.c_str())); }
 };
 

@@ -20,7 +20,6 @@ use crate::tuning::case::Case;
 use crate::tuning::tuner::{Options, Progress, Report};
 use crate::tuning::{Clock, Tuning};
 use std::ffi::c_void;
-use std::fmt::Display;
 use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
@@ -87,7 +86,7 @@ impl Backend {
         self.metrics.queue(&op, stream)
     }
 
-    /// As it was given.
+    /// The configuration that the backend runs with.
     pub fn configuration(&self) -> &Configuration {
         &self.configuration
     }
@@ -121,7 +120,7 @@ impl Backend {
         running
     }
 
-    /// Of what the library stores where the caller leaves the dtype open.
+    /// The dtype of what the library stores where the caller leaves it open.
     pub fn default_dtype(&self) -> DType {
         self.configuration.default_dtype(self.device().kind)
     }
@@ -159,7 +158,7 @@ impl Backend {
         Ok(memory)
     }
 
-    /// The same over main memory, which on a GPU no operation takes.
+    /// Creates a memory manager over main memory, which on a GPU no operation takes.
     pub fn create_host_memory_manager(&self, options: MemoryOptions) -> Result<Arc<MemoryManager>> {
         if self.device().kind == DeviceKind::Cpu {
             return self.create_memory_manager(options);
@@ -168,12 +167,12 @@ impl Backend {
         Ok(Arc::new(MemoryManager::new(Arc::new(CpuExecutor::new(1)?), options)?))
     }
 
-    /// Whether the range lies inside a live block of a manager of this device.
-    fn owns(&self, pointer: *const c_void, bytes: usize) -> bool {
-        self.memory.owns(pointer, bytes) || {
+    /// Bytes from the address to the end of the live block that it lies in, of a manager of this device.
+    fn room(&self, pointer: *const c_void) -> Option<usize> {
+        self.memory.room(pointer).or_else(|| {
             let others = self.other_memory.read().unwrap_or_else(PoisonError::into_inner);
-            others.iter().filter_map(Weak::upgrade).any(|other| other.owns(pointer, bytes))
-        }
+            others.iter().filter_map(Weak::upgrade).find_map(|other| other.room(pointer))
+        })
     }
 
     pub fn device(&self) -> &DeviceInfo {
@@ -186,20 +185,34 @@ impl Backend {
     }
 
     /// Refuses a tensor whose memory the device cannot reach or that runs past its block.
+    #[inline]
     pub fn check_memory(&self, name: &str, tensor: &Tensor) -> Result<()> {
-        self.check_range(&format_args!("tensor `{name}` {tensor}"), tensor.data, tensor.span_bytes())
+        self.check_range(|| format!("tensor `{name}` {tensor}"), tensor.data, tensor.span_bytes())
     }
 
-    /// The same of any range; `what` names it.
-    pub fn check_range(&self, what: &dyn Display, data: *const c_void, bytes: usize) -> Result<()> {
+    /// Refuses a range that the device cannot reach or that runs past its block; `what` names it.
+    #[inline]
+    pub fn check_range(&self, what: impl Fn() -> String, data: *const c_void, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         expect_awake(data)?;
-        if self.owns(data, bytes) {
-            return Ok(());
+        match self.room(data) {
+            Some(room) if bytes <= room => Ok(()),
+            room => self.expect_reach(&what, data, bytes, room),
         }
-        if self.owns(data, 1) {
+    }
+
+    #[cold]
+    fn expect_reach(
+        &self,
+        what: &dyn Fn() -> String,
+        data: *const c_void,
+        bytes: usize,
+        room: Option<usize>,
+    ) -> Result<()> {
+        if room.is_some() {
+            let what = what();
             return Err(Error::invalid(format!(
                 "{what} spans {bytes} bytes and runs past the end of its memory block"
             )));
@@ -207,10 +220,10 @@ impl Backend {
         if self.executor.can_access(data)? {
             return Ok(());
         }
-        Err(Error::invalid(format!("{what} is at {data:p}, which is not memory of {}", self.device().selector()))
-            .with_advice(
-                "allocate it with nvb_memory_allocate, copy it to the device first, or enable access to the GPU that has it",
-            ))
+        let (what, device) = (what(), self.device().selector());
+        Err(Error::invalid(format!("{what} is at {data:p}, which is not memory of {device}")).with_advice(
+            "allocate it with nvb_memory_allocate, copy it to the device first, or enable access to the GPU that has it",
+        ))
     }
 
     /// Waits for the default stream, because the caller frees next what its work may still read.

@@ -141,8 +141,8 @@ pub struct MemoryFailure {
     pub largest_free: u64,
     pub device_free: u64,
     pub device_total: u64,
-    /// Bit k: rung k of the ladder was tried.
-    pub rungs_tried: u32,
+    /// Bit k: recovery step k of the ladder was tried.
+    pub recovery_steps_tried: u32,
 }
 
 pub type Result<T> = std::result::Result<T, Error>;

@@ -110,14 +110,14 @@ unsafe impl Sync for Tensor {}
 
 impl Tensor {
     /// A contiguous (row-major) view.
+    #[inline]
     pub fn new(data: *mut c_void, dtype: DType, shape: &[usize]) -> Tensor {
         assert!(shape.len() <= MAX_RANK, "rank {} exceeds {MAX_RANK}", shape.len());
         let mut tensor = Tensor { data, dtype, rank: shape.len(), shape: [1; MAX_RANK], strides: [1; MAX_RANK] };
-        tensor.shape[..shape.len()].copy_from_slice(shape);
         let mut stride = 1;
-        for axis in (0..shape.len()).rev() {
-            tensor.strides[axis] = stride;
-            stride *= shape[axis].max(1);
+        for (axis, &extent) in shape.iter().enumerate().rev() {
+            (tensor.shape[axis], tensor.strides[axis]) = (extent, stride);
+            stride *= extent.max(1);
         }
         tensor
     }
@@ -136,20 +136,24 @@ impl Tensor {
         &self.shape[..self.rank]
     }
 
+    // Unused axes have an extent of 1, so that all axes can be looked at without a loop to their number.
+    #[inline]
     pub fn elements(&self) -> usize {
-        self.shape().iter().product()
+        self.shape.iter().product()
     }
 
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        self.elements() == 0
+        self.shape.contains(&0)
     }
 
     /// Bytes from the first element to one past the last, strides included.
+    #[inline]
     pub fn span_bytes(&self) -> usize {
         if self.is_empty() {
             return 0;
         }
-        let last: usize = (0..self.rank).map(|axis| (self.shape[axis] - 1) * self.strides[axis]).sum();
+        let last: usize = self.shape.iter().zip(self.strides).map(|(extent, stride)| (extent - 1) * stride).sum();
         (last + 1) * self.dtype.size()
     }
 
@@ -167,8 +171,20 @@ impl Tensor {
         true
     }
 
-    /// The same data as `[rows, columns]`: the last axis stays, the axes before it must fold into one stride.
+    /// Views the data as `[rows, columns]`: the last axis stays, the axes before it must fold into one stride.
+    #[inline]
     pub fn as_matrix(&self, name: &str) -> Result<Matrix> {
+        // The usual tensor, without the loops of the others.
+        if self.rank == 2 && !self.is_empty() {
+            let ([rows, columns, ..], [row_stride, ..]) = (self.shape, self.strides);
+            let row_stride = if rows == 1 { columns } else { row_stride };
+            return Ok(Matrix { data: self.data, dtype: self.dtype, rows, columns, row_stride });
+        }
+        self.folded(name)
+    }
+
+    #[inline(never)]
+    fn folded(&self, name: &str) -> Result<Matrix> {
         if self.rank == 0 {
             return Err(Error::invalid(format!("tensor `{name}` has rank 0; at least 1 is needed")));
         }
@@ -198,6 +214,7 @@ impl Tensor {
         Ok(Matrix { data: self.data, dtype: self.dtype, rows, columns, row_stride: row_stride.unwrap_or(columns) })
     }
 
+    #[inline]
     pub fn expect_float(&self, name: &str) -> Result<()> {
         if self.dtype.is_float() {
             return Ok(());
@@ -205,6 +222,7 @@ impl Tensor {
         Err(Error::invalid(format!("tensor `{name}` has dtype {}; f32, f16 or bf16 is needed", self.dtype)))
     }
 
+    #[inline]
     pub fn expect_dtype(&self, name: &str, dtype: DType) -> Result<()> {
         if self.dtype == dtype {
             return Ok(());
@@ -212,6 +230,7 @@ impl Tensor {
         Err(Error::invalid(format!("tensor `{name}` has dtype {}; {dtype} is needed", self.dtype)))
     }
 
+    #[inline]
     pub fn expect_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
         if self.shape() == shape {
             return Ok(());
@@ -219,6 +238,7 @@ impl Tensor {
         Err(Error::invalid(format!("tensor `{name}` has shape {:?}; {shape:?} is needed", self.shape())))
     }
 
+    #[inline]
     pub fn expect_rank(&self, name: &str, rank: usize) -> Result<()> {
         if self.rank == rank {
             return Ok(());
@@ -227,7 +247,19 @@ impl Tensor {
     }
 
     /// A non-null, element-aligned pointer and an innermost stride of 1, unless the tensor is empty.
+    #[inline]
     pub fn expect_readable(&self, name: &str) -> Result<()> {
+        let last = self.rank.saturating_sub(1).min(MAX_RANK - 1);
+        // Sizes are powers of two, for which no division is needed.
+        let aligned = self.data as usize & (self.dtype.size() - 1) == 0 && !self.data.is_null();
+        if aligned && (self.strides[last] == 1 || self.shape[last] == 1) {
+            return Ok(());
+        }
+        self.expect_readable_unless_empty(name)
+    }
+
+    #[cold]
+    fn expect_readable_unless_empty(&self, name: &str) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
@@ -250,9 +282,19 @@ impl Tensor {
         Ok(())
     }
 
-    /// As [`Tensor::expect_readable`], and no two elements share an address.
+    /// Expects what [`Tensor::expect_readable`] does, and that no two elements share an address.
+    #[inline]
     pub fn expect_writable(&self, name: &str) -> Result<()> {
         self.expect_readable(name)?;
+        let rows_apart = self.shape[0] == 1 || self.strides[0] >= self.shape[1];
+        if self.rank <= 1 || (self.rank == 2 && rows_apart) {
+            return Ok(());
+        }
+        self.expect_strides_apart(name)
+    }
+
+    #[inline(never)]
+    fn expect_strides_apart(&self, name: &str) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
@@ -316,6 +358,7 @@ impl Matrix {
         Matrix { data: self.data.wrapping_byte_add(skipped), rows: count, ..*self }
     }
 
+    #[inline]
     pub fn expect_size(&self, name: &str, rows: usize, columns: usize) -> Result<()> {
         if self.rows == rows && self.columns == columns {
             return Ok(());
@@ -347,7 +390,7 @@ unsafe impl Send for Heads {}
 unsafe impl Sync for Heads {}
 
 impl Heads {
-    /// Of a tensor [tokens, heads, head_dim].
+    /// Views a tensor [tokens, heads, head_dim].
     pub fn new(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
         tensor.expect_float(name)?;
         tensor.expect_rank(name, 3)?;

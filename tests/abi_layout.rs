@@ -51,7 +51,7 @@ fn layouts() -> Vec<Layout> {
     layouts! {
         nvb_error_detail { struct_size, status, cuda_code, requested, limit }
         nvb_memory_failure {
-            struct_size, requested, limit, allocated, held, cached, largest_free, device_free, device_total, rungs_tried,
+            struct_size, requested, limit, allocated, held, cached, largest_free, device_free, device_total, recovery_steps_tried,
             reserved,
         }
         nvb_build_info { struct_size, cuda, cuda_toolkit_version, architectures }
@@ -95,7 +95,7 @@ fn layouts() -> Vec<Layout> {
             struct_size, allocated, peak, blocks, allocations, frees, failures, limit, device_free, device_total,
             reserved, peak_reserved, cached, free, largest_free, spilled, captured, unaccounted, margin, fragmentation,
         }
-        nvb_memory_rung_statistics { struct_size, tried, helped, name }
+        nvb_memory_recovery_step_statistics { struct_size, tried, helped, name }
         nvb_pool_statistics { struct_size, allocated, peak, blocks, allocations, frees, failures }
         nvb_stream_manager_options { struct_size, streams_per_priority, reserved }
         nvb_stream_statistics { struct_size, streams, users, busy, reserved }

@@ -7,7 +7,7 @@ The snapshot is what nvb_memory_write_snapshot writes for a manager with `trace_
 
 - bytes in live blocks, and bytes that the manager holds of the device, with the limit;
 - failed allocations, trims, sleeps and wakes;
-- each step of the out-of-memory ladder, a row for each rung;
+- each recovery step of the out-of-memory ladder, a row for each;
 - bytes in live blocks of each pool, those with the most first;
 - the largest blocks, each a bar from its allocation to its end, with the name of its pool.
 
@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 
 LEFT, RIGHT, PLOT_WIDTH, PLOT_HEIGHT, TOP = 150, 30, 1020, 320, 96
 ROW, BLOCKS, POOLS, POOL_HEIGHT = 18, 14, 8, 24
-IN_USE, HELD, LIMIT, FAILED, RUNG, MOMENT = "#3366cc", "#c3cfe6", "#555555", "#cc2222", "#dd8800", "#228844"
+IN_USE, HELD, LIMIT, FAILED, STEP, MOMENT = "#3366cc", "#c3cfe6", "#555555", "#cc2222", "#dd8800", "#228844"
 BAR_COLOURS = ["#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377"]
 MOMENTS = ("trim", "sleep", "wake")
 
@@ -38,7 +38,7 @@ class Trace:
         rows = sorted(trace["rows"], key=lambda row: row[columns["nanoseconds"]])
         if not rows:
             raise ValueError("the trace has no events yet")
-        self.rungs = [rung["name"] for rung in snapshot["rungs"]]
+        self.recovery_steps = [step["name"] for step in snapshot["recovery_steps"]]
         self.limit = snapshot["statistics"]["limit"]
         self.lost = trace["written"] - len(rows)
         self.start = rows[0][columns["nanoseconds"]]
@@ -63,7 +63,7 @@ class Trace:
                 self.count(pool, time, -size)
             elif kind == "out_of_memory":
                 self.failures.append((time, size))
-            elif kind == "rung":
+            elif kind == "recovery_step":
                 self.steps.append((time, address, size))
             elif kind in MOMENTS:
                 self.moments.append((time, kind, size))
@@ -193,7 +193,7 @@ class Picture:
         if self.shows_limit:
             keys.append((f"limit, {size_text(self.trace.limit)}", LIMIT, "dashes"))
         keys.append(("failed allocation", FAILED, "triangle"))
-        keys.append(("ladder step", RUNG, "dot"))
+        keys.append(("recovery step", STEP, "dot"))
         keys.append((", ".join(MOMENTS), MOMENT, "bar"))
         x = LEFT
         for name, colour, shape in keys:
@@ -268,20 +268,20 @@ class Picture:
             self.mark("failure", triangle, tip if count == 1 else f"{count} failed allocations from here on: {tip}")
 
     def ladder(self, y):
-        tried = sorted({rung for _, rung, _ in self.trace.steps})
+        tried = sorted({step for _, step, _ in self.trace.steps})
         if not tried:
             return y - 24
-        self.text(LEFT, y, "Steps of the out-of-memory ladder")
-        for rung in tried:
+        self.text(LEFT, y, "Recovery steps")
+        for step in tried:
             y += ROW
-            name = self.trace.rungs[rung] if rung < len(self.trace.rungs) else f"rung {rung}"
+            name = self.trace.recovery_steps[step] if step < len(self.trace.recovery_steps) else f"recovery step {step}"
             self.text(LEFT - 8, y + 4, name, "small", "end")
             self.line(LEFT, y, LEFT + PLOT_WIDTH, y, "#eeeeee")
-            steps = [(time, size) for time, step, size in self.trace.steps if step == rung]
+            steps = [(time, size) for time, one, size in self.trace.steps if one == step]
             for time, count, size in self.together(steps):
-                dot = f'<circle cx="{self.x(time):.1f}" cy="{y}" r="4" fill="{RUNG}"/>'
+                dot = f'<circle cx="{self.x(time):.1f}" cy="{y}" r="4" fill="{STEP}"/>'
                 tip = f"{name} {self.moment(time)}, for {size_text(size)}"
-                self.mark("rung", dot, tip if count == 1 else f"{count} times from here on: {tip}")
+                self.mark("recovery_step", dot, tip if count == 1 else f"{count} times from here on: {tip}")
         return y
 
     def pools(self, y):

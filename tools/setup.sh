@@ -84,7 +84,7 @@ wheels_for() {
   echo "$list"
 }
 
-# Those of the wheels $* that .toolchain does not hold.
+# Prints the wheels among $* that .toolchain does not hold.
 wheels_missing() {
   unpacked=$(cat "$stamp" 2>/dev/null || true)
   [ "${unpacked%% *}" = "$(folder_checksum)" ] && [ -d "$wheels" ] || unpacked=

@@ -5,8 +5,8 @@
 //
 // NAME is pair, threads, random or fragmentation; without it all of them run. Each row is one line of JSON on standard
 // output, which benches/record.py records; the same for people goes to standard error. Ratios above 1: ours is better.
-// --soak runs 16 threads under limits that force every rung of the out-of-memory ladder instead, and ends with status 1
-// if anything was wrong.
+// --soak runs 16 threads under limits that force every recovery step of the out-of-memory ladder instead, and ends
+// with status 1 if anything was wrong.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -50,7 +50,7 @@ struct Medians {
   bool of_rounds = true;
 };
 
-// Of `samples` values of `sample` for each side, taken in turn after one round that is thrown away.
+// The medians of `samples` values of `sample` for each side, taken in turn after one round that is thrown away.
 Medians interleave(const std::vector<Allocator*>& sides, int samples, const std::function<double(Allocator&)>& sample);
 
 enum class Better { kLower, kHigher };

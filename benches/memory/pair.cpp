@@ -9,7 +9,7 @@ double nanoseconds_of_pair(Allocator& side, size_t bytes, int pairs) {
   return (now() - start) * 1e9 / pairs;
 }
 
-// As many pairs as last about so long.
+// How many pairs last about this long.
 int pairs_within(Allocator& side, size_t bytes, double seconds) {
   double each = nanoseconds_of_pair(side, bytes, 4) * 1e-9;
   double wanted = seconds / each;

@@ -1,4 +1,4 @@
-// Sixteen threads that allocate, write, pass on, check and free under limits which force every rung of the
+// Sixteen threads that allocate, write, pass on, check and free under limits which force every recovery step of the
 // out-of-memory ladder. Each block carries a number in its first and last bytes, written and read back on its stream
 // with nothing waited for in between: whoever gets a block too early, or two at once, leaves another number there.
 #include <array>
@@ -272,7 +272,7 @@ class Worker {
 // One manager whose callbacks free, one that waits for other threads and then spills, and one that watches everything.
 void create_managers(Soak& soak) {
   const uint64_t unit = (soak.device.is_cuda() ? 256 : 96) * kMiB;
-  // The one that waits and spills has least: its last rungs are reached when the callbacks have nothing left.
+  // The one that waits and spills has least: its last recovery steps are reached when the callbacks have nothing left.
   constexpr std::array<uint64_t, 3> units = {4, 2, 3};
   for (size_t i = 0; i < soak.managers.size(); ++i) {
     nvb_memory_options options;
@@ -298,13 +298,13 @@ void create_managers(Soak& soak) {
   }
 }
 
-struct Rung {
+struct RecoveryStep {
   std::string name;
   uint64_t tried = 0;
 };
 
-// Frees what is left, looks whether anything stayed behind, and prints and adds up the rungs.
-void finish(Soak& soak, std::array<Rung, NVB_RUNG_COUNT>& rungs) {
+// Frees what is left, looks whether anything stayed behind, and prints and adds up the recovery steps.
+void finish(Soak& soak, std::array<RecoveryStep, NVB_RECOVERY_STEP_COUNT>& steps) {
   for (std::atomic<Block*>& place : soak.mail) {
     std::unique_ptr<Block> block(place.load());
     if (block == nullptr) continue;
@@ -322,18 +322,18 @@ void finish(Soak& soak, std::array<Rung, NVB_RUNG_COUNT>& rungs) {
     if (statistics.spilled != 0) violate("something is still spilled");
     if (statistics.reserved != 0) violate("memory is held after the last trim");
     if (statistics.allocations != statistics.frees) violate("allocations and frees differ");
-    std::fprintf(stderr, "manager %zu, limit %llu MiB: %llu allocations, %llu refused; rungs tried/helped:", i,
+    std::fprintf(stderr, "manager %zu, limit %llu MiB: %llu allocations, %llu refused; recovery steps tried/helped:", i,
                  static_cast<unsigned long long>(statistics.limit / kMiB),
                  static_cast<unsigned long long>(statistics.allocations),
                  static_cast<unsigned long long>(statistics.failures));
-    for (uint32_t rung = 0; rung < NVB_RUNG_COUNT; ++rung) {
-      nvb_memory_rung_statistics of_rung;
-      nvb_memory_rung_statistics_init(&of_rung);
-      check(nvb_memory_get_rung_statistics(manager.memory, rung, &of_rung), "rung statistics");
-      rungs[rung].name = of_rung.name;
-      rungs[rung].tried += of_rung.tried;
-      std::fprintf(stderr, " %s %llu/%llu%s", of_rung.name, static_cast<unsigned long long>(of_rung.tried),
-                   static_cast<unsigned long long>(of_rung.helped), rung + 1 < NVB_RUNG_COUNT ? "," : "\n");
+    for (uint32_t step = 0; step < NVB_RECOVERY_STEP_COUNT; ++step) {
+      nvb_memory_recovery_step_statistics of_step;
+      nvb_memory_recovery_step_statistics_init(&of_step);
+      check(nvb_memory_get_recovery_step_statistics(manager.memory, step, &of_step), "recovery step statistics");
+      steps[step].name = of_step.name;
+      steps[step].tried += of_step.tried;
+      std::fprintf(stderr, " %s %llu/%llu%s", of_step.name, static_cast<unsigned long long>(of_step.tried),
+                   static_cast<unsigned long long>(of_step.helped), step + 1 < NVB_RECOVERY_STEP_COUNT ? "," : "\n");
     }
     check(nvb_memory_manager_destroy(manager.memory), "destroy a manager");
   }
@@ -352,12 +352,12 @@ bool soak(const Device& device, double seconds) {
   soak->stop.store(true);
   for (std::thread& thread : threads) thread.join();
   for (nvb_stream* stream : device.streams) check(nvb_stream_synchronize(stream), "synchronize at the end");
-  std::array<Rung, NVB_RUNG_COUNT> rungs;
-  finish(*soak, rungs);
-  for (uint32_t rung = 0; rung < NVB_RUNG_COUNT; ++rung) {
+  std::array<RecoveryStep, NVB_RECOVERY_STEP_COUNT> steps;
+  finish(*soak, steps);
+  for (uint32_t step = 0; step < NVB_RECOVERY_STEP_COUNT; ++step) {
     // On the CPU a call has finished when it returns, so no work is ever waited for.
-    bool on_this_device = device.is_cuda() || (rung != NVB_RUNG_PASSED_WORK && rung != NVB_RUNG_WAIT);
-    if (on_this_device && rungs[rung].tried == 0) violate("never tried: " + rungs[rung].name);
+    bool on_this_device = device.is_cuda() || (step != NVB_RECOVERY_STEP_PASSED_WORK && step != NVB_RECOVERY_STEP_WAIT);
+    if (on_this_device && steps[step].tried == 0) violate("never tried: " + steps[step].name);
   }
   std::fprintf(
       stderr, "%.0f s: %llu operations, %llu blocks checked, %llu requests refused, %llu violations\n", seconds,

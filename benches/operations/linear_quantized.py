@@ -14,7 +14,7 @@ from operations.linear import activation_dtype, error_of
 # Elements that share a scale; 0: a row does.
 GROUPS = {"int4": 32, "int8": 0, "fp8_e4m3": 0}
 BITS = {"int4": 4, "int8": 8, "fp8_e4m3": 8}
-# Of the inputs and scales that PyTorch's kernels take.
+# The dtype of the inputs and scales that PyTorch's kernels take.
 PEER_DTYPE = torch.bfloat16
 
 

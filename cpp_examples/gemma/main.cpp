@@ -170,11 +170,11 @@ void report(const nvb::backend& backend, const Model& model, const Timing& timin
                static_cast<double>(statistics.reserved) / kMiB, static_cast<double>(statistics.peak_reserved) / kMiB,
                100 * statistics.fragmentation, static_cast<double>(statistics.device_total) / kMiB,
                static_cast<double>(statistics.device_free) / kMiB, static_cast<double>(statistics.unaccounted) / kMiB);
-  for (uint32_t i = 0; i < NVB_RUNG_COUNT; ++i) {
-    const nvb_memory_rung_statistics rung = manager.rung_statistics(i);
-    if (rung.tried == 0) continue;
-    std::fprintf(stderr, "  short of memory: %s tried %llu times, helped %llu\n", rung.name,
-                 static_cast<unsigned long long>(rung.tried), static_cast<unsigned long long>(rung.helped));
+  for (uint32_t i = 0; i < NVB_RECOVERY_STEP_COUNT; ++i) {
+    const nvb_memory_recovery_step_statistics step = manager.recovery_step_statistics(i);
+    if (step.tried == 0) continue;
+    std::fprintf(stderr, "  short of memory: %s tried %llu times, helped %llu\n", step.name,
+                 static_cast<unsigned long long>(step.tried), static_cast<unsigned long long>(step.helped));
   }
 }
 

@@ -51,7 +51,7 @@ struct Model {
   nvb::weight head;       // empty where the embedding is the head too
   std::vector<Layer> layers;
   Vector final_norm;
-  // Of everything between the products. F32 on the CPU and for weights in F32 or F16, else BF16.
+  // The dtype of everything between the products: F32 on the CPU and for weights in F32 or F16, else BF16.
   uint32_t activation_dtype = NVB_DTYPE_F32;
   std::map<uint32_t, FormatUse> formats;  // by NVB_WEIGHT_FORMAT_…
   uint64_t parameters = 0;

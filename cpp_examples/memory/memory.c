@@ -103,13 +103,13 @@ static void run_out_of_memory(nvb_memory_manager* memory, nvb_stream* stream) {
   nvb_memory_failure failure;
   nvb_memory_failure_init(&failure);
   MUST(nvb_last_error_get_memory(&failure));
-  printf("  refused: %.0f MiB requested, limit %.0f, %.0f in use, %.0f held; rungs tried:", mib(failure.requested),
-         mib(failure.limit), mib(failure.allocated), mib(failure.held));
-  for (uint32_t rung = 0; rung < NVB_RUNG_COUNT; ++rung) {
-    nvb_memory_rung_statistics statistics;
-    nvb_memory_rung_statistics_init(&statistics);
-    MUST(nvb_memory_get_rung_statistics(memory, rung, &statistics));
-    if ((failure.rungs_tried >> rung & 1) != 0) printf(" %s;", statistics.name);
+  printf("  refused: %.0f MiB requested, limit %.0f, %.0f in use, %.0f held; recovery steps tried:",
+         mib(failure.requested), mib(failure.limit), mib(failure.allocated), mib(failure.held));
+  for (uint32_t step = 0; step < NVB_RECOVERY_STEP_COUNT; ++step) {
+    nvb_memory_recovery_step_statistics statistics;
+    nvb_memory_recovery_step_statistics_init(&statistics);
+    MUST(nvb_memory_get_recovery_step_statistics(memory, step, &statistics));
+    if ((failure.recovery_steps_tried >> step & 1) != 0) printf(" %s;", statistics.name);
   }
   printf("\n");
   EXPECT(failure.requested == prompt_bytes && failure.limit == 256 * MIB);

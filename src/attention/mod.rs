@@ -283,7 +283,7 @@ impl AttentionPrefill {
     }
 
     /// Counts the (query, key) pairs that the mask keeps, and reads of each sequence the keys and values that any row sees.
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("query", Some(&self.query));
         let last = self.sequences.iter().map(|span| (span.kv_offset, span.kv_length)).max().unwrap_or((0, 0));
         for (name, view) in [("key", &self.key), ("value", &self.value)] {
@@ -373,7 +373,7 @@ impl AttentionDecode {
     }
 
     /// An upper bound: every row is taken to be max_kv_length long.
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("query", Some(&self.query));
         visit.cache(&self.cache, Effect::Read);
         visit.read("positions", Some(&self.positions));

@@ -51,7 +51,7 @@ pub struct nvb_attention_prefill_args {
     pub struct_size: usize,
     /// [T, query_heads, head_dim], F32 or the keys' dtype.
     pub query: nvb_tensor,
-    /// As `query`; any float dtype.
+    /// The shape of `query`; any float dtype.
     pub output: nvb_tensor,
     /// Optional, F32 [T, query_heads]: ln Σ exp(score) over the visible keys; −inf for a row that sees none.
     pub lse: nvb_tensor,
@@ -68,7 +68,7 @@ pub struct nvb_attention_prefill_args {
     pub kv_lengths: *const i32,
     /// [T_kv, kv_heads, head_dim], when there is no cache.
     pub key: nvb_tensor,
-    /// As `key`, with its dtype and token stride.
+    /// The shape, dtype and token stride of `key`.
     pub value: nvb_tensor,
     /// Host memory: as `query_starts`, for the rows of `key` and `value`.
     pub key_starts: *const i32,
@@ -86,7 +86,7 @@ pub struct nvb_attention_decode_args {
     pub struct_size: usize,
     /// [B, query_heads, head_dim], F32 or the cache's dtype.
     pub query: nvb_tensor,
-    /// As `query`; any float dtype.
+    /// The shape of `query`; any float dtype.
     pub output: nvb_tensor,
     /// Optional, F32 [B, query_heads], as in prefill.
     pub lse: nvb_tensor,

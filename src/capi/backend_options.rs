@@ -88,10 +88,10 @@ pub struct nvb_backend_options {
     /// Where tuned choices are kept and read from. A file of another device, driver, cuBLASLt or build is ignored with one line
     /// in the log.
     pub tuning_file: *const c_char,
-    /// The same as `memory->limit`, for whom needs no more of `memory`. Not together with a limit there.
+    /// Stands for `memory->limit` where nothing else of `memory` is needed. Not together with a limit there.
     pub memory_limit: u64,
-    /// Of the backend's own memory manager: its fields are those of the configuration under `memory`, and an engine's
-    /// allocator, which is in no configuration. Its `space` is `NVB_MEMORY_DEVICE`.
+    /// Describes the backend's own memory manager: its fields are those of the configuration under `memory`, and an
+    /// engine's allocator, which is in no configuration. Its `space` is `NVB_MEMORY_DEVICE`.
     pub memory: *const nvb_memory_options,
     /// `NVB_SWITCH_…`: whether profiling is on from the start; `timing.profiling` of the configuration.
     pub profiling: u32,

@@ -65,7 +65,7 @@ pub struct nvb_environment {
     pub struct_size: usize,
     /// What the driver supports; 0 without a driver.
     pub driver_version: i32,
-    /// Of the CUDA runtime in this library; 0 in a build without CUDA.
+    /// The version of the CUDA runtime in this library; 0 in a build without CUDA.
     pub runtime_version: i32,
     /// For `nvb_hardware_get_library`.
     pub libraries: u32,
@@ -89,7 +89,7 @@ pub struct nvb_library {
     pub struct_size: usize,
     /// 1 if it was found.
     pub found: u32,
-    /// As the library gives it; 0 if it gives none.
+    /// The number that the library gives; 0 if it gives none.
     pub version: i32,
     pub name: [c_char; 32],
     /// Where it was found.

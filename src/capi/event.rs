@@ -82,8 +82,8 @@ pub unsafe extern "C" fn nvb_event_synchronize(event: *mut nvb_event) -> nvb_sta
     guard!(nvb_event_synchronize, { EVENTS.get(event)?.event.synchronize() })
 }
 
-/// As `nvb_event_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0 if
-/// the time was over first.
+/// Waits as `nvb_event_synchronize` does, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has
+/// finished, 0 if the time was over first.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_event_synchronize_for(
     event: *mut nvb_event,

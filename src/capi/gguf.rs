@@ -30,9 +30,9 @@ pub struct nvb_gguf_info {
     pub tensor_count: u64,
     /// Metadata values.
     pub value_count: u64,
-    /// Of the file.
+    /// The size of the file.
     pub bytes: u64,
-    /// Of the file's format.
+    /// The version of the file's format.
     pub version: u32,
     /// Tensors begin at multiples of it, counted from the first.
     pub alignment: u32,
@@ -84,7 +84,7 @@ pub struct nvb_gguf_value {
     pub count: u64,
     /// An unsigned one past the range wraps.
     pub integer: i64,
-    /// Of an integer: its value, too.
+    /// The value of a float, and of an integer, too.
     pub real: f64,
     /// `NVB_GGUF_…`
     pub content: u32,

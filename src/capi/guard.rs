@@ -66,8 +66,8 @@ pub fn run(name: &'static str, body: impl FnOnce() -> Result<()>) -> nvb_status 
     status as nvb_status
 }
 
-/// As `run`, unless `quick`, which looks no handle up and cannot fail, has done the call's work. It costs the caller neither a
-/// subject nor the stack of the body.
+/// Does what `run` does, unless `quick`, which looks no handle up and cannot fail, has done the call's work. It costs
+/// the caller neither a subject nor the stack of the body.
 #[inline]
 pub fn run_unless(
     name: &'static str,

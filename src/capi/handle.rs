@@ -273,7 +273,7 @@ impl<T: Send + Sync + 'static> Table<T> {
         }
     }
 
-    /// As `get`; NULL gives `None`.
+    /// Finds the object of a handle as `get` does; NULL gives `None`.
     pub fn get_optional<H>(&self, handle: *const H) -> Result<Option<Arc<T>>> {
         if handle.is_null() {
             return Ok(None);
@@ -287,8 +287,8 @@ impl<T: Send + Sync + 'static> Table<T> {
         self.take(handle).map(drop)
     }
 
-    /// As `remove`, handing the object over; `None` for NULL, and for a parent's, which stays where it is: its threads, locks
-    /// and driver are not this process's.
+    /// Removes a handle as `remove` does and hands its object over; `None` for NULL, and for a parent process's, which
+    /// stays where it is: its threads, locks and driver are not this process's.
     pub fn take<H>(&self, handle: *mut H) -> Result<Option<Arc<T>>> {
         if handle.is_null() {
             return Ok(None);

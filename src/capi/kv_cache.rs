@@ -57,7 +57,7 @@ pub(super) fn layer_of(
     Ok((object, layer))
 }
 
-/// As `layer_of`, for a call that reads or writes the cache.
+/// Finds a layer as `layer_of` does, for a call that reads or writes the cache.
 pub(super) fn layer_to_use(
     backend: &Backend,
     cache: *const nvb_kv_cache,

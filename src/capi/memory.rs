@@ -22,8 +22,8 @@ use std::sync::Arc;
 ///
 /// Blocks up to 1 MiB come from slabs, larger ones are runs of 2 MiB units of one reserved range of addresses, which
 /// physical memory is mapped behind as it is needed. Each thread keeps some blocks for itself, and none of its calls
-/// waits for another thread's. When memory is short the rungs of a ladder (`NVB_RUNG_…`) are climbed before an
-/// allocation fails.
+/// waits for another thread's. When memory is short the recovery steps of a ladder (`NVB_RECOVERY_STEP_…`) are taken
+/// before an allocation fails.
 ///
 /// Threads: every call may run at once from many threads.
 pub struct nvb_memory_manager {
@@ -172,9 +172,9 @@ pub unsafe extern "C" fn nvb_memory_free(
     })
 }
 
-/// As `nvb_memory_free` for each of `count` blocks, such as the pages of a sequence that has ended; NULL among them is
-/// fine. It is the faster way for blocks that another thread allocated. On an error the blocks before the one that it
-/// names (`pointers[i]`) have been freed, that one and those behind it have not.
+/// Frees each of `count` blocks as `nvb_memory_free` does, such as the pages of a sequence that has ended; NULL among
+/// them is fine. It is the faster way for blocks that another thread allocated. On an error the blocks before the one
+/// that it names (`pointers[i]`) have been freed, that one and those behind it have not.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_free_many(
     memory: *mut nvb_memory_manager,
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn nvb_memory_free_many(
     })
 }
 
-/// As `nvb_memory_allocate`, at a multiple of `alignment`: a power of two of at most 2 MiB.
+/// Allocates as `nvb_memory_allocate` does, at a multiple of `alignment`: a power of two of at most 2 MiB.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_allocate_aligned(
     memory: *mut nvb_memory_manager,
@@ -207,8 +207,8 @@ pub unsafe extern "C" fn nvb_memory_allocate_aligned(
     })
 }
 
-/// As `nvb_memory_allocate`, for a contiguous tensor of `rank` extents (host memory), which `tensor` receives; its
-/// `data` is what is freed. Errors besides: `NVB_ERROR_INVALID_ARGUMENT` for a size that overflows or is 0.
+/// Allocates as `nvb_memory_allocate` does, for a contiguous tensor of `rank` extents (host memory), which `tensor`
+/// receives; its `data` is what is freed. A size that overflows or is 0 is an `NVB_ERROR_INVALID_ARGUMENT`, too.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_allocate_tensor(
     memory: *mut nvb_memory_manager,

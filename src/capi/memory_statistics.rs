@@ -6,7 +6,7 @@ use super::status::nvb_status;
 use super::structs::{fixed_text, give_text, text, versioned, write};
 use crate::allocation::{no_memory, Text};
 use crate::error::{Error, Result, Status};
-use crate::memory::ladder::{LADDER, RUNGS};
+use crate::memory::ladder::{LADDER, RECOVERY_STEPS};
 use crate::memory::MemoryManager;
 use std::ffi::c_char;
 use std::io::ErrorKind;
@@ -59,37 +59,37 @@ pub struct nvb_memory_statistics {
 }
 versioned!(nvb_memory_statistics);
 
-/// Rungs of the out-of-memory ladder, in the order in which an allocation climbs them. Threads' caches go back to the
-/// slabs, and empty slabs to the free units.
-pub const NVB_RUNG_CACHES: u32 = 0;
-/// So do blocks of other streams whose work has passed.
-pub const NVB_RUNG_PASSED_WORK: u32 = 1;
+/// Recovery steps of the out-of-memory ladder, in the order in which an allocation takes them. Threads' caches go back to
+/// the slabs, and empty slabs to the free units.
+pub const NVB_RECOVERY_STEP_CACHES: u32 = 0;
+/// Blocks of other streams whose work has passed go back as well.
+pub const NVB_RECOVERY_STEP_PASSED_WORK: u32 = 1;
 /// The stream, or else the host, waits for work of other streams that holds memory back.
-pub const NVB_RUNG_WAIT: u32 = 2;
+pub const NVB_RECOVERY_STEP_WAIT: u32 = 2;
 /// Memory behind free units is mapped where the request can use it.
-pub const NVB_RUNG_TRIM: u32 = 3;
+pub const NVB_RECOVERY_STEP_TRIM: u32 = 3;
 /// The engine's reclaim callbacks are asked.
-pub const NVB_RUNG_CALLBACKS: u32 = 4;
+pub const NVB_RECOVERY_STEP_CALLBACKS: u32 = 4;
 /// Other threads free something, for as long as `wait_microseconds` says.
-pub const NVB_RUNG_OTHER_THREADS: u32 = 5;
+pub const NVB_RECOVERY_STEP_OTHER_THREADS: u32 = 5;
 /// The block is placed in host or unified memory, if `spill` says so.
-pub const NVB_RUNG_SPILL: u32 = 6;
-/// The number of rungs.
-pub const NVB_RUNG_COUNT: u32 = 7;
+pub const NVB_RECOVERY_STEP_SPILL: u32 = 6;
+/// The number of recovery steps.
+pub const NVB_RECOVERY_STEP_COUNT: u32 = 7;
 
-const _: () = assert!(RUNGS == NVB_RUNG_COUNT as usize);
+const _: () = assert!(RECOVERY_STEPS == NVB_RECOVERY_STEP_COUNT as usize);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct nvb_memory_rung_statistics {
+pub struct nvb_memory_recovery_step_statistics {
     pub struct_size: usize,
-    /// Allocations that climbed the rung.
+    /// Allocations that reached this step.
     pub tried: u64,
-    /// Those that it helped.
+    /// Allocations that succeeded after this step.
     pub helped: u64,
     pub name: [c_char; 32],
 }
-versioned!(nvb_memory_rung_statistics);
+versioned!(nvb_memory_recovery_step_statistics);
 
 /// Fills `statistics`; set its `struct_size` first. Takes no lock and asks no driver, so it costs less than a
 /// microsecond and works while a capture runs and after a device is lost.
@@ -156,20 +156,21 @@ pub(super) unsafe fn write_optional<T>(out: *mut T, value: T) {
     }
 }
 
-/// Fills `statistics` for one rung (`NVB_RUNG_…`) of the out-of-memory ladder; set its `struct_size` first. Takes no
-/// lock.
+/// Fills `statistics` for one recovery step (`NVB_RECOVERY_STEP_…`) of the out-of-memory ladder; set its `struct_size`
+/// first. Takes no lock.
 #[no_mangle]
-pub unsafe extern "C" fn nvb_memory_get_rung_statistics(
+pub unsafe extern "C" fn nvb_memory_get_recovery_step_statistics(
     memory: *mut nvb_memory_manager,
-    rung: u32,
-    statistics: *mut nvb_memory_rung_statistics,
+    step: u32,
+    statistics: *mut nvb_memory_recovery_step_statistics,
 ) -> nvb_status {
-    guard!(nvb_memory_get_rung_statistics, {
+    guard!(nvb_memory_get_recovery_step_statistics, {
         let object = MEMORY_MANAGERS.get(memory)?;
-        let name = LADDER.get(rung as usize).map(|rung| rung.name());
-        let name = name.ok_or_else(|| Error::invalid(format!("rung is {rung}; NVB_RUNG_… (0 to 6) is needed")))?;
-        let counts = object.memory().get_statistics().rungs[rung as usize];
-        let value = nvb_memory_rung_statistics {
+        let name = LADDER.get(step as usize).map(|step| step.name());
+        let name =
+            name.ok_or_else(|| Error::invalid(format!("step is {step}; NVB_RECOVERY_STEP_… (0 to 6) is needed")))?;
+        let counts = object.memory().get_statistics().recovery_steps[step as usize];
+        let value = nvb_memory_recovery_step_statistics {
             struct_size: 0,
             tried: counts.tried,
             helped: counts.helped,
@@ -209,8 +210,8 @@ pub unsafe extern "C" fn nvb_memory_get_leak_report(
     })
 }
 
-/// Copies the manager's whole state as JSON: statistics, rungs, pools, size classes, the physical memory behind the
-/// addresses, every live block, the places that leak tracking recorded, and the trace if there is one.
+/// Copies the manager's whole state as JSON: statistics, recovery steps, pools, size classes, the physical memory behind
+/// the addresses, every live block, the places that leak tracking recorded, and the trace if there is one.
 /// `tools/memory_timeline.py` draws it. `text`, `capacity` and `needed` as in `nvb_memory_get_leak_report`. Takes locks
 /// for short moments only; its size grows with the live blocks, so `nvb_memory_write_snapshot` serves large ones better.
 #[no_mangle]

@@ -13,12 +13,12 @@ pub const NVB_OPERATION_EMBEDDING: u32 = 0;
 pub const NVB_OPERATION_RMS_NORM: u32 = 1;
 pub const NVB_OPERATION_LINEAR: u32 = 2;
 pub const NVB_OPERATION_GATED_ACTIVATION: u32 = 3;
-/// Of `nvb_rope` and `nvb_kv_cache_append`.
+/// Calls of `nvb_rope` and `nvb_kv_cache_append`.
 pub const NVB_OPERATION_ROPE: u32 = 4;
 pub const NVB_OPERATION_ATTENTION_PREFILL: u32 = 5;
 pub const NVB_OPERATION_ATTENTION_DECODE: u32 = 6;
 pub const NVB_OPERATION_SOFTMAX: u32 = 7;
-/// Of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
+/// Calls of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
 pub const NVB_OPERATION_ELEMENTWISE: u32 = 8;
 pub const NVB_OPERATION_ARGMAX: u32 = 9;
 pub const NVB_OPERATION_SAMPLE: u32 = 10;
@@ -35,8 +35,8 @@ pub struct nvb_operation_metrics {
     pub struct_size: usize,
     /// Calls that were queued without an error.
     pub calls: u64,
-    /// Those among them that have finished and are in the figures below. A call that is queued while 4096 measured calls of
-    /// the backend have not finished is never timed, nor is one for which the driver refuses the events.
+    /// Calls that have finished and are in the figures below. A call that is queued while 4096 measured calls of the
+    /// backend have not finished is never timed, nor is one for which the driver refuses the events.
     pub timed_calls: u64,
     /// Seconds between the start and the end of the calls on their streams, summed; on a GPU with the gap before each
     /// kernel, which is what counts for calls of a few microseconds.

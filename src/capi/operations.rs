@@ -180,13 +180,13 @@ pub struct nvb_rope_args {
     pub struct_size: usize,
     /// Optional [T, query_heads, head_dim]; any float dtype. Slices of one fused QKV row are fine.
     pub query: nvb_tensor,
-    /// As `query`, which it may be.
+    /// The shape of `query`, which it may be.
     pub query_output: nvb_tensor,
     /// Optional [head_dim]: RMS norm of each query head before the rotation.
     pub query_norm: nvb_tensor,
     /// Optional [T, kv_heads, head_dim].
     pub key: nvb_tensor,
-    /// As `key`, which it may be; optional when a cache is given.
+    /// The shape of `key`, which it may be; optional when a cache is given.
     pub key_output: nvb_tensor,
     /// Optional [head_dim].
     pub key_norm: nvb_tensor,
@@ -209,9 +209,9 @@ pub struct nvb_rope_args {
     pub position_scale: f32,
     /// Multiplies the rotated queries; 0: 1.
     pub query_scale: f32,
-    /// Of the norms; 0: 1e-6.
+    /// The norms' epsilon; 0: 1e-6.
     pub epsilon: f32,
-    /// Of the norms: 0, or 1 for weights stored as w − 1.
+    /// What the norms add to their weights: 0, or 1 for weights stored as w − 1.
     pub weight_offset: f32,
     /// Must be 0.
     pub reserved: u32,
@@ -225,7 +225,7 @@ pub struct nvb_kv_cache_append_args {
     pub struct_size: usize,
     /// [T, kv_heads, head_dim], any float dtype.
     pub key: nvb_tensor,
-    /// As `key`.
+    /// The shape of `key`, and its dtype.
     pub value: nvb_tensor,
     /// I32 [T] in device memory, as in `nvb_rope_args`.
     pub positions: nvb_tensor,

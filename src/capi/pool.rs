@@ -100,7 +100,7 @@ pub unsafe extern "C" fn nvb_pool_destroy(pool: *mut nvb_pool) -> nvb_status {
     guard!(nvb_pool_destroy, { POOLS.remove(pool) })
 }
 
-/// As `nvb_memory_allocate`, for a block of this pool.
+/// Allocates a block of this pool as `nvb_memory_allocate` does.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_pool_allocate(
     pool: *mut nvb_pool,
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn nvb_pool_allocate(
     )
 }
 
-/// As `nvb_memory_allocate_aligned`, for a block of this pool.
+/// Allocates a block of this pool as `nvb_memory_allocate_aligned` does.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_pool_allocate_aligned(
     pool: *mut nvb_pool,
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn nvb_pool_allocate_aligned(
     })
 }
 
-/// As `nvb_memory_free`, for blocks of this pool only (`nvb_memory_free` takes those of pools too).
+/// Frees as `nvb_memory_free` does, but blocks of this pool only (`nvb_memory_free` takes those of pools too).
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a pointer that is no live block of this pool.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_pool_free(
@@ -155,9 +155,9 @@ pub unsafe extern "C" fn nvb_pool_free(
     })
 }
 
-/// As `nvb_pool_free` for each of `count` blocks, such as the pages of a sequence that has ended; NULL among them is
-/// fine. It is the faster way for blocks that another thread allocated. On an error the blocks before the one that it
-/// names (`pointers[i]`) have been freed, that one and those behind it have not.
+/// Frees each of `count` blocks as `nvb_pool_free` does, such as the pages of a sequence that has ended; NULL among
+/// them is fine. It is the faster way for blocks that another thread allocated. On an error the blocks before the one
+/// that it names (`pointers[i]`) have been freed, that one and those behind it have not.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_pool_free_many(
     pool: *mut nvb_pool,

@@ -20,7 +20,7 @@ pub struct nvb_softmax_args {
     pub struct_size: usize,
     /// [rows, n], any float dtype.
     pub input: nvb_tensor,
-    /// As `input`, which it may be; any float dtype.
+    /// The shape of `input`, which it may be; any float dtype.
     pub output: nvb_tensor,
     /// 0: 1.
     pub scale: f32,
@@ -36,7 +36,7 @@ pub struct nvb_elementwise_args {
     pub struct_size: usize,
     /// [rows, n], any float dtype.
     pub input: nvb_tensor,
-    /// Of add and multiply only: [rows, n], or one row for all.
+    /// The second operand of add and multiply only: [rows, n], or one row for all.
     pub second: nvb_tensor,
     /// [rows, n], any float dtype; may be the same memory as an operand of the same dtype.
     pub output: nvb_tensor,

@@ -87,8 +87,8 @@ pub struct nvb_memory_failure {
     /// What the device had free, and has in all.
     pub device_free: u64,
     pub device_total: u64,
-    /// Bit k: rung k (`NVB_RUNG_…`) of the ladder was tried.
-    pub rungs_tried: u32,
+    /// Bit k: recovery step k (`NVB_RECOVERY_STEP_…`) of the ladder was tried.
+    pub recovery_steps_tried: u32,
     /// Must be 0.
     pub reserved: u32,
 }
@@ -123,8 +123,8 @@ pub unsafe extern "C" fn nvb_last_error_message(text: *mut c_char, capacity: usi
     })
 }
 
-/// As `nvb_last_error_message`, for the error that led to it: `depth` 0 is the last error itself, 1 its cause, and so on
-/// to what failed first. Returns 1 (an empty text) past the end of the chain.
+/// Copies as `nvb_last_error_message` does the text of the error that led to the last one: `depth` 0 is the last error
+/// itself, 1 its cause, and so on to what failed first. Returns 1 (an empty text) past the end of the chain.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_last_error_cause(depth: u32, text: *mut c_char, capacity: usize) -> usize {
     // No guard: nothing here can panic, and the return value is the answer.
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn nvb_last_error_get_memory(failure: *mut nvb_memory_fail
             largest_free: state.largest_free,
             device_free: state.device_free,
             device_total: state.device_total,
-            rungs_tried: state.rungs_tried,
+            recovery_steps_tried: state.recovery_steps_tried,
             reserved: 0,
         };
         // SAFETY: the header asks for a struct with its size set.

@@ -80,8 +80,8 @@ pub unsafe extern "C" fn nvb_stream_synchronize(stream: *mut nvb_stream) -> nvb_
     })
 }
 
-/// As `nvb_stream_synchronize`, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has finished, 0
-/// if the time was over first. The work goes on either way.
+/// Waits as `nvb_stream_synchronize` does, for at most `timeout_ns` nanoseconds: writes 1 to `finished` if the work has
+/// finished, 0 if the time was over first. The work goes on either way.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_stream_synchronize_for(
     stream: *mut nvb_stream,

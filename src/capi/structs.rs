@@ -83,7 +83,7 @@ pub unsafe fn read<T: Versioned>(from: *const T) -> Result<T> {
 /// Writes as much of `value` as the caller's struct holds, keeping its `struct_size`.
 ///
 /// # Safety
-/// As for [`read`], and the bytes are writable.
+/// The conditions of [`read`] hold, and the bytes are writable.
 pub unsafe fn write<T: Versioned>(to: *mut T, value: &T) -> Result<()> {
     // SAFETY: the caller's contract is `read`'s.
     unsafe { read(to.cast_const())? };
@@ -165,10 +165,10 @@ pub unsafe fn copy_text(text: &str, to: *mut std::ffi::c_char, capacity: usize) 
     unsafe { copy_texts(&[text], to, capacity) }
 }
 
-/// As `copy_text`, of the texts one after the other.
+/// Copies the texts one after the other, as `copy_text` does with one.
 ///
 /// # Safety
-/// As for [`copy_text`].
+/// The conditions of [`copy_text`] hold.
 pub unsafe fn copy_texts(texts: &[&str], to: *mut std::ffi::c_char, capacity: usize) -> usize {
     if !to.is_null() && capacity > 0 {
         let mut at = 0;
@@ -191,10 +191,10 @@ pub unsafe fn copy_texts(texts: &[&str], to: *mut std::ffi::c_char, capacity: us
     texts.iter().map(|text| text.len()).sum::<usize>() + 1
 }
 
-/// As `copy_text`, with the size in `needed`, which may be NULL.
+/// Copies as `copy_text` does, with the size in `needed`, which may be NULL.
 ///
 /// # Safety
-/// As for [`copy_text`], and `needed` is NULL or valid for writing.
+/// The conditions of [`copy_text`] hold, and `needed` is NULL or valid for writing.
 pub unsafe fn give_text(text: &str, to: *mut std::ffi::c_char, capacity: usize, needed: *mut usize) {
     // SAFETY: the caller's contract.
     unsafe {

@@ -131,7 +131,7 @@ impl Reading<'_> {
         }
     }
 
-    /// As `optional`, for a tensor that would be another one if it had its address.
+    /// Reads a tensor as `optional` does; where only shapes are read it lies apart from the others.
     pub(super) fn optional_apart(self, name: &str, tensor: &nvb_tensor) -> Result<Option<Tensor>> {
         let found = self.optional(name, tensor)?;
         Ok(match self {
@@ -170,6 +170,7 @@ pub(super) fn device_tensor(backend: &Backend, name: &str, tensor: &nvb_tensor) 
     Ok(tensor)
 }
 
+#[inline]
 pub(super) fn optional_device_tensor(backend: &Backend, name: &str, tensor: &nvb_tensor) -> Result<Option<Tensor>> {
     if is_absent(tensor) {
         return Ok(None);
@@ -185,11 +186,11 @@ pub(super) fn optional_quantized_rows(
     rows: &nvb_quantized_rows,
 ) -> Result<Option<QuantizedRows>> {
     let Some(rows) = quantized_rows(name, rows)? else { return Ok(None) };
-    let shape = format!("[{}, {}]", rows.rows, rows.columns);
     if rows.rows > 0 && rows.columns > 0 && !rows.data.is_null() && !rows.scales.is_null() {
         let scale_bytes = rows.rows * size_of::<f32>();
-        backend.check_range(&format_args!("`{name}` {shape}"), rows.data, rows.span_bytes())?;
-        backend.check_range(&format_args!("the scales of `{name}` {shape}"), rows.scales.cast(), scale_bytes)?;
+        let of = |what: &str| format!("{what}`{name}` [{}, {}]", rows.rows, rows.columns);
+        backend.check_range(|| of(""), rows.data, rows.span_bytes())?;
+        backend.check_range(|| of("the scales of "), rows.scales.cast(), scale_bytes)?;
     }
     Ok(Some(rows))
 }
@@ -228,6 +229,7 @@ fn quantized_rows(name: &str, rows: &nvb_quantized_rows) -> Result<Option<Quanti
     Ok(Some(QuantizedRows { data, scales, given_scales: given_scales == 1, encoding, rows, columns, row_stride }))
 }
 
+#[inline]
 fn is_absent(tensor: &nvb_tensor) -> bool {
     tensor.data.is_null() && tensor.dtype == 0 && tensor.rank == 0
 }
@@ -244,32 +246,34 @@ pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
     if rank == 0 || rank > MAX_RANK {
         return Err(Error::invalid(format!("tensor `{name}` has rank {rank}; 1 to {MAX_RANK} is needed")));
     }
+    let (shape, strides) = (&tensor.shape[..rank], &tensor.strides[..rank]);
     let extent = |what: &str, value: i64| {
         usize::try_from(value).map_err(|_| Error::invalid(format!("tensor `{name}` has a {what} of {value}")))
     };
-    let mut shape = [1; MAX_RANK];
-    for (shape, &value) in shape.iter_mut().zip(&tensor.shape[..rank]) {
-        *shape = extent("shape", value)?;
-    }
     // The span in bytes must fit an address, strides included.
-    let overflow = || Error::invalid(format!("the size of tensor `{name}` {:?} overflows", &tensor.shape[..rank]));
-    // An extent of 0 excuses no other, because strides are products of them.
-    let elements =
-        shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent.max(1))).ok_or_else(overflow)?;
-    elements.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow)?;
-    let mut converted = Tensor::new(tensor.data, dtype, &shape[..rank]);
-    if tensor.strides[..rank].iter().any(|&stride| stride != 0) {
+    let overflow = || Error::invalid(format!("the size of tensor `{name}` {shape:?} overflows"));
+    let fits = |bytes: Option<usize>| bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow);
+    let mut converted = Tensor { data: tensor.data, dtype, rank, shape: [1; MAX_RANK], strides: [1; MAX_RANK] };
+    let mut elements = 1usize;
+    for axis in (0..rank).rev() {
+        (converted.shape[axis], converted.strides[axis]) = (extent("shape", shape[axis])?, elements);
+        // An extent of 0 excuses no other, because strides are products of them.
+        elements = elements.checked_mul(converted.shape[axis].max(1)).ok_or_else(overflow)?;
+    }
+    fits(elements.checked_mul(dtype.size()))?;
+    if strides.iter().any(|&stride| stride != 0) {
         let mut last = 0usize;
-        for (axis, &extent_here) in shape[..rank].iter().enumerate() {
-            converted.strides[axis] = extent("stride", tensor.strides[axis])?;
-            let reach = extent_here.saturating_sub(1).checked_mul(converted.strides[axis]).ok_or_else(overflow)?;
+        let mut given = [1; MAX_RANK];
+        for axis in 0..rank {
+            given[axis] = extent("stride", strides[axis])?;
+            let reach = converted.shape[axis].saturating_sub(1).checked_mul(given[axis]).ok_or_else(overflow)?;
             last = last.checked_add(reach).ok_or_else(overflow)?;
         }
-        last.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow)?;
-    }
-    if converted.is_empty() {
-        // Nothing lies there to be stepped over, so no operation need look at them.
-        return Ok(Tensor::new(tensor.data, dtype, &shape[..rank]));
+        fits(last.checked_mul(dtype.size()))?;
+        // Nothing lies in an empty tensor to be stepped over, so no operation need look at its strides.
+        if !converted.is_empty() {
+            converted.strides = given;
+        }
     }
     converted.expect_readable(name)?;
     Ok(converted)

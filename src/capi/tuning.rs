@@ -46,7 +46,7 @@ pub struct nvb_linear_case {
     pub bias: u32,
     /// What the weight is kept in, `NVB_WEIGHT_FORMAT_…` as in `nvb_weight_info.encoding`; 0 with `weight` alone.
     pub format: u32,
-    /// As in `nvb_weight_desc`.
+    /// Means what it means in `nvb_weight_desc`, and so do the two fields behind it.
     pub granularity: u32,
     pub group_size: u32,
     pub zero_points: u32,
@@ -89,17 +89,17 @@ pub const NVB_TUNE_CHOSEN: u32 = 4;
 #[derive(Clone, Copy)]
 pub struct nvb_tune_progress {
     pub struct_size: usize,
-    /// Of `cases`.
+    /// The case's place in `cases`.
     pub case_index: u64,
     pub case_count: u64,
-    /// Of the case's candidates, whose count grows when variations of the fastest join.
+    /// The place among the case's candidates, whose count grows when variations of the fastest join.
     pub candidate: u32,
     pub candidate_count: u32,
     /// `NVB_TUNE_…`
     pub outcome: u32,
     /// 0
     pub reserved: u32,
-    /// Of one product; 0 with `NVB_TUNE_WRONG` and `NVB_TUNE_FAILED`.
+    /// The time of one product; 0 with `NVB_TUNE_WRONG` and `NVB_TUNE_FAILED`.
     pub seconds: f64,
     /// The kernel, and which of a vendor library's algorithms.
     pub name: [c_char; 96],
@@ -118,7 +118,7 @@ pub struct nvb_tune_report {
     pub struct_size: usize,
     /// Cases that have a choice now.
     pub tuned: u64,
-    /// Those among them whose choice is another than the default.
+    /// Cases whose choice is now another than the default.
     pub changed: u64,
     /// Candidates that ran and were right.
     pub measured: u64,
@@ -132,7 +132,7 @@ pub struct nvb_tune_report {
     pub saved: u32,
     /// Seconds of one product of each tuned case together, by default.
     pub default_seconds: f64,
-    /// The same as chosen.
+    /// Seconds of one product of each tuned case together, as chosen.
     pub chosen_seconds: f64,
     /// Why the file could not be written; the choices hold for this backend all the same.
     pub file_error: [c_char; 256],

@@ -145,7 +145,7 @@ pub(super) fn weight_of(backend: &Backend, weight: *const nvb_weight) -> Result<
     Ok((object, view))
 }
 
-/// As `weight_of`, for a call that reads the weight.
+/// Finds a weight as `weight_of` does, for a call that reads it.
 pub(super) fn weight_to_read(backend: &Backend, weight: *const nvb_weight) -> Result<(Arc<WeightObject>, WeightView)> {
     let found = weight_of(backend, weight)?;
     expect_awake(found.1.data).map_err(|error| error.context("the weight"))?;

@@ -49,7 +49,8 @@ pub const NVB_SOURCE_FORMAT_INT8: u32 = 11;
 #[derive(Debug, Clone, Copy)]
 pub struct nvb_weight_blocks {
     pub data: *const c_void,
-    /// Of `data`; so for the other sizes. What exceeds the matrix is not read.
+    /// The size of `data`; the other sizes are those of the memory in front of them. What exceeds the matrix is not
+    /// read.
     pub bytes: usize,
     /// N
     pub rows: i64,
@@ -68,7 +69,7 @@ pub struct nvb_weight_blocks {
     /// GPTQ's g_idx
     pub order: *const c_void,
     pub order_bytes: usize,
-    /// Of `scales`, `NVB_DTYPE_…`; 0: F16 for AWQ and GPTQ, F32 for FP8 and INT8.
+    /// The dtype of `scales`, `NVB_DTYPE_…`; 0: F16 for AWQ and GPTQ, F32 for FP8 and INT8.
     pub scale_dtype: u32,
     /// AWQ, GPTQ: elements of K with a scale, a multiple of 32; 0: all of K. INT8 in groups: 32, 64 or 128.
     pub group_size: u32,

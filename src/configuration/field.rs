@@ -34,7 +34,7 @@ enum Allowed {
     Integer(u64, u64),
     /// At most `MOST_BYTES`, as a number or as text with a unit.
     Bytes,
-    /// The same, or "none", which is kept as `NONE`.
+    /// At most `MOST_BYTES` in the form of `Bytes`, or "none", which is kept as `NONE`.
     BytesOrNone,
     /// The name of one of any device's kernels, or "".
     LinearKernel,

@@ -60,7 +60,7 @@ impl Configuration {
 /// Reads objects into (path, value) entries, and refuses what a configuration cannot hold. serde_json's own objects
 /// would keep the last of two entries of one name.
 struct Entries<'a> {
-    /// Of the object or value that is read; `None`: the whole text.
+    /// The path of the object or value that is read; `None`: the whole text.
     path: Option<String>,
     entries: &'a mut Vec<(String, Value)>,
 }

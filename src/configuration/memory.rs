@@ -7,10 +7,10 @@ use std::time::Duration;
 
 choice! {
     LimitOf {
-        /// Of all the device's memory.
+        /// The limit is a fraction of all the device's memory.
         #[default]
         Total = "total",
-        /// Of what is free when the manager is created.
+        /// The limit is a fraction of what is free when the manager is created.
         Free = "free",
     }
 }
@@ -38,7 +38,7 @@ choice! {
 pub struct MemoryConfiguration {
     /// Bytes that the manager may hold; 0: no limit of its own.
     pub limit: u64,
-    /// The same as a part of what `limit_of` names; 0: none. Not together with `limit`.
+    /// The limit as a part of what `limit_of` names; 0: none. Not together with `limit`.
     pub limit_fraction: f64,
     pub limit_of: LimitOf,
     /// Bytes of the device that are left to others; 0: the manager's own choice; [`NONE`]: none.
@@ -114,7 +114,7 @@ impl MemoryConfiguration {
         self.options().validate()
     }
 
-    /// As the memory manager takes them.
+    /// The options in the form that the memory manager takes.
     pub fn options(&self) -> MemoryOptions {
         let limit = match (self.growth, self.limit, self.limit_fraction, self.limit_of) {
             (false, ..) => Limit::Bytes(self.initial_bytes),
@@ -156,7 +156,8 @@ impl MemoryConfiguration {
         }
     }
 
-    /// The same with what a manager that was created with it has decided: a configuration of it makes a manager like that.
+    /// This configuration with what a manager that was created with it has decided: it makes another manager like that
+    /// one.
     pub fn running(&self, decided: &Decided) -> MemoryConfiguration {
         let bytes_or_none = |bytes: u64| if bytes == 0 { NONE } else { bytes };
         let limit = decided.limit.min(super::field::MOST_BYTES);

@@ -69,7 +69,7 @@ choice! {
         /// The fastest that the shapes allow.
         #[default]
         Auto = "auto",
-        /// Those without Tensor Cores: f32 products, for comparison.
+        /// Kernels without Tensor Cores: f32 products, for comparison.
         Plain = "plain",
     }
 }

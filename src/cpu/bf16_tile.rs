@@ -32,7 +32,7 @@ pub unsafe fn compute(tile: DotTile<bf16, bf16>, rows: usize) -> Products {
 /// Elements in a vector.
 const LANES: usize = 32;
 
-/// The same bits as 16 pairs of BF16.
+/// Reads the bits as 16 pairs of BF16.
 #[inline(always)]
 unsafe fn pairs(bits: __m512i) -> __m512bh {
     std::mem::transmute::<__m512i, __m512bh>(bits)

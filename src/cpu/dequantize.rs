@@ -21,7 +21,7 @@ const SLICE_CHUNKS: usize = SLICE / CHUNK;
 /// How the elements of one encoding become values. `SCALED`: a scale stands for some chunks of a row, not for all of it.
 #[allow(clippy::missing_safety_doc)] // As for `Simd`: the level is supported, the pointers are valid.
 pub trait Encoded: Copy {
-    /// Of a chunk.
+    /// The size of a chunk.
     const BYTES: usize;
     const SCALED: bool;
     const OFFSETS: bool = false;

@@ -39,7 +39,7 @@ pub struct Int4Tile<'a> {
     pub x: *const f32,
     /// Elements from one row of x to the next.
     pub x_stride: usize,
-    /// Of equal length.
+    /// The rows of W, of equal length.
     pub w: [Slice<'a>; COLUMNS],
     /// The tile asks for the cache lines of w that lie this many bytes further on.
     pub ahead: usize,
@@ -69,9 +69,10 @@ impl Int4Tile<'_> {
 struct Look {
     /// The value of each code.
     floats: __m512,
-    /// The same in BF16, twice: the look-up's fifth bit is the next code's.
+    /// The value of each code in BF16, twice: the look-up's fifth bit is the next code's.
     bf16s: __m512i,
-    /// Of 16-bit lanes. Unknown to the compiler, which would make an operation of its own of a constant mask.
+    /// A mask of 16-bit lanes. The compiler does not know it, because it would make an operation of its own of a
+    /// constant.
     upper_halves: __mmask32,
 }
 

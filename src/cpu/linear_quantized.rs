@@ -24,7 +24,7 @@ use std::ops::Range;
 
 /// Most rows of a task.
 const TASK_ROWS: usize = 96;
-/// The same with Int4, whose slices of x are longer.
+/// Most rows of a task with Int4, whose slices of x are longer.
 const INT4_TASK_ROWS: usize = 48;
 
 /// How far ahead Int4 codes are asked for when they are read at the speed of memory, in bytes: twice as far as floats.

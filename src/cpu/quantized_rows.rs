@@ -55,7 +55,7 @@ pub unsafe fn store_codes(rows: &QuantizedRows, row: usize, first: usize, values
 /// Scale and codes of a whole row, if it has any.
 ///
 /// # Safety
-/// As for `store_codes`.
+/// The conditions of `store_codes` hold.
 #[inline(always)]
 pub unsafe fn quantize_row(rows: &QuantizedRows, row: usize, values: &[f32]) {
     if values.is_empty() {

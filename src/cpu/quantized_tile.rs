@@ -21,7 +21,7 @@ pub struct QuantizedTile<'a, E> {
     pub x: *const f32,
     /// Elements from one row of x to the next.
     pub x_stride: usize,
-    /// Of equal length.
+    /// The rows of W, of equal length.
     pub w: [Slice<'a>; COLUMNS],
     /// The tile asks for the cache lines of w that lie this many bytes further on.
     pub ahead: usize,

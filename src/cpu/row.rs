@@ -31,7 +31,7 @@ impl Row {
         Row { data: data.cast(), dtype }
     }
 
-    /// The same row from the element `count` on.
+    /// This row from the element `count` on.
     #[inline(always)]
     pub fn skip(self, count: usize) -> Row {
         Row { data: self.data.wrapping_add(count * self.dtype.size()), ..self }

@@ -18,7 +18,7 @@ pub struct Quantized {
 #[derive(Clone, Copy, Debug)]
 pub struct Format {
     pub encoding: Encoding,
-    /// Of a group; 0: one scale a row; `usize::MAX`: blocks.
+    /// The elements of a group; 0: one scale a row; `usize::MAX`: blocks.
     pub size: usize,
     pub offsets: bool,
 }

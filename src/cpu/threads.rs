@@ -212,7 +212,7 @@ impl Threads {
         Ok(Threads { shared, turn: Mutex::new(Scratch::new()?), count, workers: OnceLock::new() })
     }
 
-    /// As many of the workers as the system allows: results do not depend on their number.
+    /// Starts as many of the workers as the system allows: results do not depend on their number.
     fn start(&self) -> Vec<Handle> {
         let start = |index| -> std::io::Result<Handle> {
             let shared = Arc::clone(&self.shared);

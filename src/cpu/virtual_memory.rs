@@ -114,7 +114,7 @@ pub unsafe fn zero(start: *mut u8, bytes: usize) {
 }
 
 /// # Safety
-/// As for `zero`.
+/// The conditions of `zero` hold.
 #[cfg(target_os = "linux")]
 unsafe fn zero_sparse(start: *mut u8, bytes: usize) {
     /// Pages that one call asks about.

@@ -71,8 +71,8 @@ impl PrimaryContext {
         Ok(ContextGuard { context: self, restore: Some(before), _inside: inside })
     }
 
-    /// As `enter`, for calls that give something back; `None` if the device is lost or the process exits. What they leave is
-    /// left for the life of the process, so entering is tried twice, and then they go on without.
+    /// Enters as `enter` does, for calls that give something back; `None` if the device is lost or the process exits.
+    /// What they leave is left for the life of the process, so entering is tried twice, and then they go on without.
     pub fn enter_to_release(&self) -> Option<ContextGuard<'_>> {
         let inside = exit::enter().ok()?;
         let entered = self.enter().or_else(|_| self.enter());
@@ -190,7 +190,7 @@ impl Drop for RelaxedCapture<'_> {
             self.context
                 .check(unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }, "restoring the capture mode")
         };
-        // As above: the engine captures in this thread, too.
+        // It is tried twice: the engine captures in this thread, too.
         if let Err(error) = put_back().or_else(|_| put_back()) {
             log::error!(target: "nvbackend::cuda", "{error}");
         }

@@ -92,8 +92,8 @@ pub type AlgorithmBytes = [u64; 8];
 /// How many of the heuristic's algorithms tuning tries.
 pub const RANKS: u8 = 8;
 
-/// The same of a product with a bias or GELU: behind its own list that of the product without them, whose fastest algorithms
-/// may do the epilogue too, although the heuristic does not name them for it.
+/// How many algorithms tuning tries for a product with a bias or GELU: behind its own list comes that of the product
+/// without them, whose fastest algorithms may do the epilogue too, although the heuristic does not name them for it.
 pub const RANKS_WITH_EPILOGUE: u8 = 2 * RANKS;
 
 /// What a tuned algorithm asks of every address and row, in bytes: tuning measures with no more than that.
@@ -147,7 +147,7 @@ struct Key {
     alignments: Alignments,
 }
 
-/// Of the weight, the input, the residual (without one the output) and the output.
+/// Alignments of the weight, the input, the residual (without one the output) and the output.
 type Alignments = [u32; 4];
 
 /// y [m, n] = x [m, k] · W [n, k]ᵀ (+ bias [n]) (+ residual [m, n]), row-major, strides in elements. x and W have one float dtype, or are both
@@ -156,11 +156,11 @@ type Alignments = [u32; 4];
 pub struct Product<'a> {
     pub input: *const c_void,
     pub weight: *const c_void,
-    /// Of the output's dtype.
+    /// The bias has the output's dtype.
     pub bias: Option<*const c_void>,
     /// y = gelu_tanh of all that; not with a residual.
     pub gelu: bool,
-    /// Of the output's dtype, and the output itself or apart from it; not with INT8.
+    /// The residual has the output's dtype, and is the output itself or apart from it; not with INT8.
     pub residual: Option<Residual>,
     pub output: *mut c_void,
     pub m: usize,
@@ -172,7 +172,7 @@ pub struct Product<'a> {
     pub input_operand: Operand,
     pub weight_operand: Operand,
     pub output_dtype: DType,
-    /// Of FP8; without them the codes' values are multiplied as they are.
+    /// The scales of FP8 operands; without them the codes' values are multiplied as they are.
     pub scales: Option<OuterScales>,
     pub pick: Pick<'a>,
 }
@@ -245,7 +245,7 @@ impl CublasLt {
             taken.set(taken.get().or(Some(choice.algorithm)));
         }
         let workspace = scratch.get(Purpose::Workspace, choice.workspace_bytes)?;
-        // As wide as the sums: f32, or i32 for INT8.
+        // The factor is as wide as the sums: f32, or i32 for INT8.
         let alpha = if product.input_operand == Operand::Int8 { 1u32 } else { 1f32.to_bits() };
         let beta = product.residual.map_or(0, |_| 1f32.to_bits());
         let added = product.residual.map_or(product.output.cast_const(), |residual| residual.data);

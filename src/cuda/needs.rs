@@ -28,7 +28,7 @@ impl Needs {
         self.0[purpose as usize]
     }
 
-    /// Of an operation that goes one of two ways.
+    /// What an operation needs that goes one of two ways.
     pub fn or(mut self, other: Needs) -> Needs {
         self.0.iter_mut().zip(other.0).for_each(|(bytes, other)| *bytes = other.max(*bytes));
         self
@@ -39,12 +39,12 @@ impl Needs {
         Purpose::ALL.iter().map(|&purpose| self.room(purpose)).fold(0, usize::saturating_add)
     }
 
-    /// Of a workspace for an operation that needs this; 0 if it needs none.
+    /// The bytes of a workspace for an operation that needs this; 0 if it needs none.
     pub fn total(&self) -> usize {
         self.total_with(&[])
     }
 
-    /// The same with further sets of blocks, `StreamScratch::lock_inputs`' and `lock_outputs`'.
+    /// The bytes of a workspace that has further sets of blocks, `StreamScratch::lock_inputs`' and `lock_outputs`'.
     pub fn total_with(&self, further: &[Needs]) -> usize {
         if further.iter().chain([self]).all(|needs| *needs == Needs::none()) {
             return 0;
@@ -65,7 +65,7 @@ impl Needs {
     }
 }
 
-/// Of a workspace for this operation. The context is current.
+/// The bytes of a workspace for this operation. The context is current.
 pub(super) fn bytes(executor: &CudaExecutor, op: &Operation) -> usize {
     match op {
         Operation::Linear(op) => linear_needs::of(executor, op).total(),

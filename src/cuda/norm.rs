@@ -23,7 +23,7 @@ pub(super) struct NormRows {
 }
 
 impl NormRows {
-    /// Of an operation's validated matrices; `vectors` are its weights, of one dtype.
+    /// Describes an operation's validated matrices; `vectors` are its weights, of one dtype.
     pub fn new(
         input: &Matrix,
         residual: Option<Matrix>,

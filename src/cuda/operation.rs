@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::operation::Operation;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Operation, stream: RawHandle) -> Result<()> {
-    // Those that need no workspace are not held up by a look at the stream's.
+    // An operation that needs no workspace is not held up by a look at the stream's.
     let has_room = || executor.expect_workspace(op, stream);
     match op {
         Operation::Embedding(op) => embedding::run(executor, op, stream),

@@ -23,7 +23,7 @@ pub fn allocate(bytes: usize, node: Option<u32>, context: &PrimaryContext) -> Re
 }
 
 /// # Safety
-/// Of `allocate`, freed once, and no work on any stream uses it any more.
+/// The pointer is one of `allocate` and freed once, and no work on any stream uses it any more.
 pub unsafe fn free(pointer: *mut c_void, context: &PrimaryContext) {
     // It matters only while a stream is captured, so the memory goes in any case.
     let _relaxed = context.relax_capture().or_else(|_| context.relax_capture());

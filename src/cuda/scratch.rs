@@ -109,7 +109,7 @@ impl StreamScratch {
         self.lock_end(&self.inputs, executor, stream, needs)
     }
 
-    /// The same for what an operation makes of another one's result. Taken before both.
+    /// Blocks apart from both, for what an operation makes of another one's result. This lock is taken before theirs.
     pub fn lock_outputs<'a>(
         &'a self,
         executor: &'a dyn Device,
@@ -148,7 +148,7 @@ impl StreamScratch {
     }
 }
 
-/// Of every block, and of every part of the caller's.
+/// The alignment of every block, and of every part of the caller's workspace.
 pub const ALIGNMENT: usize = 256;
 
 fn held(blocks: &Blocks) -> MutexGuard<'_, Held> {

@@ -122,7 +122,7 @@ pub trait Device: Send + Sync {
         Ok(())
     }
     /// # Safety
-    /// As for `managed_advise`.
+    /// The conditions of `managed_advise` hold.
     unsafe fn managed_prefetch(
         &self,
         _pointer: *mut c_void,

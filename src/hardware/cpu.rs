@@ -96,7 +96,7 @@ impl CpuProfile {
         }
     }
 
-    /// As a device.
+    /// Describes the processor as a device.
     pub fn device(&self) -> DeviceInfo {
         let sets = self.instruction_sets;
         let features = Features::default()
@@ -115,7 +115,7 @@ impl CpuProfile {
         }
     }
 
-    /// Of one core's data or unified cache of this level; 0 if there is none or the system does not say.
+    /// The size of one core's data or unified cache of this level; 0 if there is none or the system does not say.
     pub fn cache_bytes(&self, level: u32) -> u64 {
         let of_data = |cache: &&Cache| cache.level == level && cache.kind != CacheKind::Instruction;
         self.caches.iter().find(of_data).map_or(0, |cache| cache.bytes)

@@ -8,7 +8,7 @@ const NVIDIA: &str = "0x10de";
 /// What of a driver is there to see without opening it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DriverTraces {
-    /// Of the kernel module, such as "580.95.05"; empty if none is loaded.
+    /// The version of the kernel module, such as "580.95.05"; empty if none is loaded.
     pub kernel_module: String,
     /// NVIDIA display or compute devices on the PCI bus.
     pub pci_devices: Vec<String>,

@@ -7,11 +7,11 @@ use super::tpu::Tpus;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Environment {
-    /// Of the kernel module, such as "580.95.05"; empty if none is loaded.
+    /// The version of the kernel module, such as "580.95.05"; empty if none is loaded.
     pub kernel_module: String,
     /// 1000 · major + 10 · minor of the CUDA version that the driver supports; 0 without a driver.
     pub driver_version: i32,
-    /// Of the CUDA runtime in this library; 0 in a build without CUDA.
+    /// The version of the CUDA runtime in this library; 0 in a build without CUDA.
     pub runtime_version: i32,
     /// "80;90a"; empty in a build without CUDA.
     pub architectures: &'static str,

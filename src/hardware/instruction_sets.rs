@@ -27,7 +27,7 @@ pub const INSTRUCTION_SETS: [&str; 18] = [
 pub struct InstructionSets(pub u64);
 
 impl InstructionSets {
-    /// Those named in a "flags" (x86) or "Features" (aarch64) line of /proc/cpuinfo.
+    /// Reads the sets that a "flags" (x86) or "Features" (aarch64) line of /proc/cpuinfo names.
     pub fn parse(cpuinfo: &str) -> InstructionSets {
         let line = cpuinfo.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;

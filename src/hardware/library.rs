@@ -58,7 +58,7 @@ pub struct Library {
     pub name: String,
     /// Empty: not found.
     pub path: String,
-    /// As the library gives it; 0 if it gives none.
+    /// The number that the library gives; 0 if it gives none.
     pub version: i32,
     /// Why it is not there: the dynamic loader's words.
     pub reason: String,

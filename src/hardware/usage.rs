@@ -88,7 +88,7 @@ fn busy_percent(last: Ticks, now: Ticks) -> Option<u32> {
     Some((100 * now.0.saturating_sub(last.0) / all).min(100) as u32)
 }
 
-/// Of the processor's package, where a sensor names it.
+/// The temperature of the processor's package, where a sensor names it.
 fn temperature(system: &System) -> Option<u32> {
     let folder = "sys/class/thermal";
     let zone = system.names(folder).into_iter().find(|zone| {

@@ -32,7 +32,7 @@ impl Weight {
         self.dequantize_on_host(memory, output, stream)
     }
 
-    /// The same by way of the host, for any executor.
+    /// Dequantises by way of the host, for any executor.
     pub fn dequantize_on_host(&self, memory: &Arc<MemoryManager>, output: &Tensor, stream: &Stream) -> Result<()> {
         let reader = Reader { weight: self, order: self.read_order(memory, stream)? };
         let (in_bytes, out_row) = (reader.bytes(STRIPE_ROWS), output.shape[1] * output.dtype.size());

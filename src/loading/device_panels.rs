@@ -28,7 +28,7 @@ pub(super) struct DevicePanels<'a> {
     map: &'a RowMap,
     geometry: Geometry,
     stream: &'a Stream,
-    /// Of the widest part.
+    /// The pitch of the widest part.
     pitch: usize,
 }
 

@@ -191,7 +191,7 @@ impl Weight {
         self.allocation.as_ref().map_or(0, Allocation::bytes)
     }
 
-    /// Of these, the bytes of scales and offsets.
+    /// The bytes of scales and zero points among these.
     pub fn scale_bytes(&self) -> usize {
         let rows = self.geometry.rows;
         self.geometry.scale_bytes(rows) + self.geometry.offset_bytes(rows)

@@ -118,25 +118,27 @@ impl Core {
         let key = self.key(stream);
         let class = class_for(bytes, alignment).unwrap_or(LARGE);
         let units = bytes.div_ceil(UNIT_BYTES);
-        let (label, borrow) = (self.label(arena, key), self.captures.any());
+        self.meet_stream(arena, key, self.captures.arena(stream).is_none());
+        let (label, borrow) = (self.order(arena, key).label(), self.captures.any());
         let request = Request { arena, class, units, bytes, alignment, stream, key, label, borrow };
         let found = match self.find(&request) {
             Ok(found) => found,
             Err(shortage) => {
-                self.climb(&request, shortage).inspect_err(|_| self.count_failure(arena, bytes, stream))?
+                self.recover(&request, shortage).inspect_err(|_| self.count_failure(arena, bytes, stream))?
             }
         };
         Ok(self.hand_out(&request, found))
     }
 
-    /// A block for a request without oddities, as long as nobody need be waited for or asked.
+    /// A block for a request without oddities, as long as nobody need be waited for or asked. The stream may end meanwhile, as
+    /// in `free_at_once`.
     pub fn allocate_at_once(&self, arena: &Arena, bytes: usize, stream: RawHandle) -> Option<*mut c_void> {
         if bytes == 0 || bytes as u64 > self.device_total || self.captures.any() {
             return None;
         }
         let key = self.key(stream);
         let class = class_for(bytes, GRANULE).unwrap_or(LARGE);
-        let (units, label) = (bytes.div_ceil(UNIT_BYTES), self.label(arena, key));
+        let (units, label) = (bytes.div_ceil(UNIT_BYTES), self.own_label(arena, key)?);
         let request = Request { arena, class, units, bytes, alignment: GRANULE, stream, key, label, borrow: false };
         self.find(&request).ok().map(|found| self.hand_out(&request, found))
     }
@@ -215,9 +217,6 @@ impl Core {
             return block;
         }
         let captured = self.captures.arena(request.stream);
-        if captured.is_none() {
-            self.add_stream(arena, key);
-        }
         let keep = |cache: &super::cache::Cache, token| {
             (cache.keep(token, key, class, std::mem::take(&mut blocks)), token as usize)
         };

@@ -54,7 +54,7 @@ pub struct Arena {
     overflowing: AtomicUsize,
     pub large: LargeBlocks,
     caches: AtomicPtr<Cache>,
-    /// Of the pool that the arena serves; `None` for the main arena and those that wait for a pool.
+    /// The name of the pool that the arena serves; `None` for the main arena and those that wait for a pool.
     name: Mutex<Option<String>>,
     /// The number of that name in the trace; 0: none.
     traced_pool: AtomicU16,
@@ -128,7 +128,7 @@ impl Arena {
         self.id.store(id, Ordering::Relaxed);
     }
 
-    /// Of arenas with pages only, which are the only ones that threads have caches of.
+    /// The table of pages, which only arenas with pages have; threads have caches of no others.
     #[inline]
     pub fn table(&self) -> &PageTable {
         &self.pages.as_ref().expect("caches belong to arenas with pages").table
@@ -187,7 +187,7 @@ impl Arena {
         }
     }
 
-    /// The same without a question to the driver, which may block, or be gone at the end of a process.
+    /// Puts a batch without a question to the driver, which may block, or be gone at the end of a process.
     pub fn put_unasked(&self, shard: usize, batch: Batch) {
         self.place(shard, batch).into_iter().for_each(|batch| self.lay_over(batch));
     }

@@ -75,7 +75,7 @@ impl BackedUnits {
         true
     }
 
-    /// Of the aligned run of 2^order units.
+    /// The bits that are set in the aligned run of 2^order units.
     fn count(&self, start: usize, order: usize) -> usize {
         if order < 6 {
             let mask = (1u64 << (1 << order)) - 1;
@@ -206,7 +206,8 @@ impl Buddy {
         Some(start)
     }
 
-    /// Of the two halves of 2^order units from `start` on, the one with more memory behind it, or the one on the side.
+    /// The one of the two halves of 2^order units from `start` on that has more memory behind it, or the one on the
+    /// side.
     fn fuller_half(&self, start: usize, order: usize, side: Side) -> usize {
         let upper = start + (1 << order);
         let (low, high) = (self.backed.count(start, order), self.backed.count(upper, order));
@@ -282,7 +283,7 @@ impl Buddy {
         self.carve(start, units);
     }
 
-    /// As `take_at`, for units that the list of free memory does not hold any more.
+    /// Takes units as `take_at` does which the list of free memory does not hold any more.
     fn carve(&mut self, start: usize, units: usize) {
         let (mut at, end) = (start, start + units);
         while at < end {

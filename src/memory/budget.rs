@@ -86,7 +86,7 @@ impl Budget {
         self.unaccounted.store(total.saturating_sub(free).saturating_sub(held), Ordering::Relaxed);
     }
 
-    /// As of the last answer.
+    /// What the device had free at its last answer.
     pub fn device_free(&self) -> u64 {
         self.device_free.load(Ordering::Relaxed)
     }

@@ -164,7 +164,7 @@ impl Cache {
         })
     }
 
-    /// As `take`, whatever the credit, and without beginning a life.
+    /// Takes a block as `take` does, whatever the credit, and without beginning a life.
     pub fn take_block(&self, token: u64, key: usize, class: usize) -> Option<Block> {
         self.inner.with(|inner| {
             if inner.token != token {
@@ -295,7 +295,7 @@ impl Cache {
         })
     }
 
-    /// As `Magazines::keep`. Keeps nothing for others than the cache's owner.
+    /// Keeps blocks as `Magazines::keep` does, but nothing for others than the cache's owner.
     pub fn keep(&self, token: u64, key: usize, class: usize, blocks: Vec<Block>) -> (Vec<Block>, Vec<Batch>) {
         self.inner.with(|inner| {
             if inner.token != token {

@@ -18,16 +18,16 @@ pub struct Class {
     moved: AtomicUsize,
 }
 
-/// As many times the blocks of a slab must have been moved between streams before another slab is better: what is moved
-/// one way comes to be missed, and moved back, at two calls of the driver a batch (about 2 µs on an H200, and all threads
-/// wait for each other there). Sixteen threads with a stream each moved half of all batches for ever.
+/// How many times the blocks of a slab must have been moved between streams before another slab is better: what is
+/// moved one way comes to be missed, and moved back, at two calls of the driver a batch (about 2 µs on an H200, and all
+/// threads wait for each other there). Sixteen threads with a stream each moved half of all batches for ever.
 const MOVES_OF_A_SLAB: usize = 2;
 
 #[derive(Default)]
 struct Slabs {
     /// By their first unit.
     all: BTreeMap<usize, NonNull<Slab>>,
-    /// Those with blocks to give.
+    /// The slabs with blocks to give.
     listed: BTreeMap<usize, NonNull<Slab>>,
     /// The unit of a slab that is kept although it is empty, so that a class does not come and go with one block.
     kept: Option<usize>,

@@ -6,7 +6,7 @@ use super::cache::{Settings, ALL_WORK_KEY, ANYBODY_KEY};
 use super::callbacks::Callbacks;
 use super::capture::Captures;
 use super::direct::DirectBlocks;
-use super::ladder::Rungs;
+use super::ladder::RecoverySteps;
 use super::leak::LeakTracker;
 use super::options::{Decided, LeakTracking, MemoryOptions};
 use super::order::{End, Events, Order, Streams, ALL_WORK, ANYBODY};
@@ -41,7 +41,7 @@ pub struct Core {
     pub events: Arc<Events>,
     pub direct: DirectBlocks,
     pub captures: Captures,
-    pub rungs: Rungs,
+    pub recovery_steps: RecoverySteps,
     pub callbacks: Callbacks,
     pub tracker: LeakTracker,
     pub trace: Option<Trace>,
@@ -117,7 +117,7 @@ impl Core {
             streams: Streams::default(),
             direct: DirectBlocks::default(),
             captures: Captures::default(),
-            rungs: Rungs::default(),
+            recovery_steps: RecoverySteps::default(),
             callbacks: Callbacks::default(),
             spilled: AtomicU64::new(0),
             device_total: total,
@@ -186,40 +186,39 @@ impl Core {
     }
 
     /// What blocks of a key's magazines wait for. The thread mostly has magazines for the stream, which know; the list of
-    /// all streams is behind a lock.
+    /// all streams is behind a lock. Of a stream that is not there any more: all work.
     pub fn order(&self, arena: &Arena, key: usize) -> Order {
         match key {
             ANYBODY_KEY => Order::Anybody,
             ALL_WORK_KEY => Order::AllWork,
             raw => {
-                let known = with_cache(arena, || self.settings(), |cache, token| cache.order_of(token, key));
-                known.flatten().unwrap_or_else(|| {
-                    let order = Order::of(self.streams.get(RawHandle(raw as *mut _)));
-                    if !self.captures.any() {
-                        let add = |cache: &super::cache::Cache, token| cache.add_stream(token, key, order.clone());
-                        with_cache(arena, || self.settings(), add);
-                    }
-                    order
-                })
+                let known = with_cache(arena, || self.settings(), |cache, token| cache.order_of(token, key)).flatten();
+                let found = || self.streams.find(RawHandle(raw as *mut _)).map(Order::of);
+                known.or_else(found).unwrap_or(Order::AllWork)
             }
         }
     }
 
-    pub fn label(&self, arena: &Arena, key: usize) -> u32 {
+    /// The label of that order, where the thread has magazines for the stream.
+    pub fn own_label(&self, arena: &Arena, key: usize) -> Option<u32> {
         match key {
-            ANYBODY_KEY => ANYBODY,
-            ALL_WORK_KEY => ALL_WORK,
-            raw => {
-                let known = with_cache(arena, || self.settings(), |cache, token| cache.label_of(token, key));
-                known.flatten().unwrap_or_else(|| self.streams.label(RawHandle(raw as *mut _)))
-            }
+            ANYBODY_KEY => Some(ANYBODY),
+            ALL_WORK_KEY => Some(ALL_WORK),
+            _ => with_cache(arena, || self.settings(), |cache, token| cache.label_of(token, key)).flatten(),
         }
     }
 
-    /// Makes magazines for the stream in the thread's cache, unless it has some.
-    pub fn add_stream(&self, arena: &Arena, key: usize) {
+    /// Makes a record of the stream unless there is one and, with `keep`, magazines for it in the thread's cache. The caller
+    /// holds the stream: after its end the handle means nothing, or another stream.
+    pub fn meet_stream(&self, arena: &Arena, key: usize, keep: bool) {
         let known = with_cache(arena, || self.settings(), |cache, token| cache.label_of(token, key)).flatten();
-        if known.is_none() {
+        if known.is_some() {
+            return;
+        }
+        if key != ANYBODY_KEY && key != ALL_WORK_KEY {
+            self.streams.add(RawHandle(key as *mut _));
+        }
+        if keep {
             let order = self.order(arena, key);
             with_cache(arena, || self.settings(), |cache, token| cache.add_stream(token, key, order));
         }
@@ -294,7 +293,7 @@ impl Core {
             unaccounted: self.budget.unaccounted(),
             device_free: self.budget.device_free(),
             device_total: self.device_total,
-            rungs: self.rungs.statistics(),
+            recovery_steps: self.recovery_steps.statistics(),
         }
     }
 

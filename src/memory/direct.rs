@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Of the source.
+    /// Memory of the source.
     Plain,
     /// Page-locked host memory.
     Pinned,
@@ -19,7 +19,7 @@ pub enum Kind {
 #[derive(Clone, Copy)]
 pub struct DirectBlock {
     pub kind: Kind,
-    /// As the caller asked.
+    /// The size that the caller asked for.
     pub bytes: usize,
     /// What the source gave, which alignment may have moved the block away from.
     pub origin: *mut c_void,

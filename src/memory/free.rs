@@ -56,6 +56,7 @@ impl Core {
         // SAFETY: arenas live as long as the core, and a live block has one.
         let arena = unsafe { &*slab.arena() };
         if slab.is_large() {
+            self.meet_stream(arena, self.free_key(stream), !self.captures.any());
             self.free_large(arena, slab, bytes, stream);
         } else {
             self.free_small(arena, Block::new(slab, index), bytes, stream);
@@ -63,7 +64,8 @@ impl Core {
         Ok(())
     }
 
-    /// Frees a block of the arena, as long as nobody need be waited for. `false`: nothing has changed.
+    /// Frees a block of the arena, as long as nobody need be waited for. `false`: nothing has changed. The stream may end
+    /// meanwhile, so its handle is looked up among those that are known, and the driver never sees it.
     pub fn free_at_once(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle) -> bool {
         let Some(slab) = self.pages.as_ref().and_then(|pages| pages.table.find(pointer as usize)) else { return false };
         let waits = !self.synchronous && self.key(stream) == ANYBODY_KEY;
@@ -116,9 +118,7 @@ impl Core {
         let key = self.free_key(stream);
         let captured = self.captures.arena(stream);
         // In a capture the stream keeps magazines of the capture's arena alone, where its allocations find theirs.
-        if captured.is_none_or(|owner| std::ptr::eq(owner, arena)) {
-            self.add_stream(arena, key);
-        }
+        self.meet_stream(arena, key, captured.is_none_or(|owner| std::ptr::eq(owner, arena)));
         let give = |cache: &super::cache::Cache, token| (cache.give_block(token, key, block, bytes), token as usize);
         let given = with_cache(arena, || self.settings(), give);
         match given {
@@ -173,7 +173,7 @@ impl Core {
     fn free_direct(&self, home: &Arena, pointer: *mut c_void, stream: RawHandle, only_home: bool) -> Result<()> {
         let mine = |block: &DirectBlock| !only_home || std::ptr::eq(block.usage, &home.usage);
         if self.options.zero_on_free {
-            // As above.
+            // The block is zeroed before it is removed: one that could not be overwritten stays its owner's.
             match self.direct.find(pointer as usize) {
                 Some((start, block)) if start == pointer as usize && mine(&block) && block.kind == Kind::Plain => {
                     self.zero(pointer, block.bytes, stream)?;
@@ -253,13 +253,19 @@ impl Core {
         self.source.synchronize()
     }
 
+    /// Bytes from the address to the end of the live block that it lies in.
+    #[inline]
+    pub fn room(&self, address: usize) -> Option<usize> {
+        if let Some(slab) = self.pages.as_ref().and_then(|pages| pages.table.find(address)) {
+            let (index, offset) = slab.locate(address)?;
+            return slab.live_bytes(index)?.checked_sub(offset).filter(|&room| room > 0);
+        }
+        let (start, block) = self.direct.find(address)?;
+        Some(block.bytes - (address - start))
+    }
+
     /// Whether `bytes` from the address on lie inside one live block.
     pub fn owns(&self, address: usize, bytes: usize) -> bool {
-        if let Some(slab) = self.pages.as_ref().and_then(|pages| pages.table.find(address)) {
-            let located = slab.locate(address).and_then(|(index, offset)| Some((slab.live_bytes(index)?, offset)));
-            return located.is_some_and(|(live, offset)| offset < live && bytes <= live - offset);
-        }
-        let Some((start, block)) = self.direct.find(address) else { return false };
-        bytes <= block.bytes - (address - start)
+        self.room(address).is_some_and(|room| bytes <= room)
     }
 }

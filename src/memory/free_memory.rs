@@ -48,7 +48,7 @@ impl FreeMemory {
         FreeMemory { lengths, links, lists: vec![NONE; LISTS].into(), present: [0; LISTS.div_ceil(64)] }
     }
 
-    /// Of the run that starts at a unit.
+    /// The length of the run that starts at a unit.
     pub fn length(&self, start: usize) -> usize {
         self.lengths[start] as usize
     }

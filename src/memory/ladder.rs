@@ -10,7 +10,7 @@ use super::order::{Order, WaitFor};
 use super::pages::Shortage;
 use super::size_class::{CLASSES, LARGE};
 use super::slab::Block;
-use super::statistics::RungStatistics;
+use super::statistics::RecoveryStepStatistics;
 use super::trace::EventKind;
 use crate::allocation::has_room;
 use crate::device::RawHandle;
@@ -19,12 +19,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The rungs, in the order in which they are climbed.
+/// The recovery steps, in the order in which they are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rung {
+pub enum RecoveryStep {
     /// Threads' magazines and the depot go back to the slabs, and empty slabs to the pages.
     Caches,
-    /// So do batches and large blocks of other streams whose work has passed by now.
+    /// Batches and large blocks of other streams whose work has passed by now go back as well.
     PassedWork,
     /// The stream, or else the host, waits for work of other streams that holds back enough.
     Wait,
@@ -38,34 +38,41 @@ pub enum Rung {
     Spill,
 }
 
-pub const RUNGS: usize = 7;
+pub const RECOVERY_STEPS: usize = 7;
 
-pub const LADDER: [Rung; RUNGS] =
-    [Rung::Caches, Rung::PassedWork, Rung::Wait, Rung::Trim, Rung::Callbacks, Rung::OtherThreads, Rung::Spill];
+pub const LADDER: [RecoveryStep; RECOVERY_STEPS] = [
+    RecoveryStep::Caches,
+    RecoveryStep::PassedWork,
+    RecoveryStep::Wait,
+    RecoveryStep::Trim,
+    RecoveryStep::Callbacks,
+    RecoveryStep::OtherThreads,
+    RecoveryStep::Spill,
+];
 
-impl Rung {
+impl RecoveryStep {
     pub fn name(self) -> &'static str {
         match self {
-            Rung::Caches => "caches",
-            Rung::PassedWork => "passed work",
-            Rung::Wait => "waiting for work",
-            Rung::Trim => "trim",
-            Rung::Callbacks => "callbacks",
-            Rung::OtherThreads => "waiting for other threads",
-            Rung::Spill => "spill",
+            RecoveryStep::Caches => "caches",
+            RecoveryStep::PassedWork => "passed work",
+            RecoveryStep::Wait => "waiting for work",
+            RecoveryStep::Trim => "trim",
+            RecoveryStep::Callbacks => "callbacks",
+            RecoveryStep::OtherThreads => "waiting for other threads",
+            RecoveryStep::Spill => "spill",
         }
     }
 }
 
 #[derive(Default)]
-pub struct Rungs {
-    tried: [AtomicU64; RUNGS],
-    helped: [AtomicU64; RUNGS],
+pub struct RecoverySteps {
+    tried: [AtomicU64; RECOVERY_STEPS],
+    helped: [AtomicU64; RECOVERY_STEPS],
 }
 
-impl Rungs {
-    pub fn statistics(&self) -> [RungStatistics; RUNGS] {
-        std::array::from_fn(|i| RungStatistics {
+impl RecoverySteps {
+    pub fn statistics(&self) -> [RecoveryStepStatistics; RECOVERY_STEPS] {
+        std::array::from_fn(|i| RecoveryStepStatistics {
             tried: self.tried[i].load(Ordering::Relaxed),
             helped: self.helped[i].load(Ordering::Relaxed),
         })
@@ -76,26 +83,26 @@ impl Rungs {
 const WAIT_STEP: Duration = Duration::from_millis(1);
 
 impl Core {
-    pub fn climb(&self, request: &Request, first: Shortage) -> Result<Found> {
+    pub fn recover(&self, request: &Request, first: Shortage) -> Result<Found> {
         let mut request = *request;
         let mut shortage = first;
         let mut tried = Vec::new();
-        for rung in LADDER {
+        for step in LADDER {
             if let Shortage::Fatal(error) = shortage {
                 return Err(error);
             }
-            if !self.applies(rung, &shortage) {
+            if !self.applies(step, &shortage) {
                 continue;
             }
-            tried.push(rung);
-            self.rungs.tried[rung as usize].fetch_add(1, Ordering::Relaxed);
-            self.note(EventKind::Rung, rung as usize, request.bytes as u64, request.stream);
-            log::debug!(target: "nvbackend::memory", "{} bytes: {shortage:?}; trying {}", request.bytes, rung.name());
+            tried.push(step);
+            self.recovery_steps.tried[step as usize].fetch_add(1, Ordering::Relaxed);
+            self.note(EventKind::RecoveryStep, step as usize, request.bytes as u64, request.stream);
+            log::debug!(target: "nvbackend::memory", "{} bytes: {shortage:?}; trying {}", request.bytes, step.name());
             // Nothing is left that could be moved.
-            request.borrow |= rung == Rung::Callbacks;
-            match self.step(rung, &request) {
+            request.borrow |= step == RecoveryStep::Callbacks;
+            match self.run_step(step, &request) {
                 Ok(found) => {
-                    self.rungs.helped[rung as usize].fetch_add(1, Ordering::Relaxed);
+                    self.recovery_steps.helped[step as usize].fetch_add(1, Ordering::Relaxed);
                     return Ok(found);
                 }
                 Err(Some(now)) => shortage = now,
@@ -113,32 +120,32 @@ impl Core {
         Err(self.out_of_memory(request.bytes as u64, &shortage, &tried))
     }
 
-    fn applies(&self, rung: Rung, shortage: &Shortage) -> bool {
+    fn applies(&self, step: RecoveryStep, shortage: &Shortage) -> bool {
         let asynchronous = !self.synchronous && !self.captures.any();
-        match rung {
-            Rung::Caches => self.pages.is_some(),
-            Rung::PassedWork | Rung::Wait => self.pages.is_some() && asynchronous,
+        match step {
+            RecoveryStep::Caches => self.pages.is_some(),
+            RecoveryStep::PassedWork | RecoveryStep::Wait => self.pages.is_some() && asynchronous,
             // Where only the addresses are short, memory elsewhere does not help.
-            Rung::Trim => !self.captures.any() && !matches!(shortage, Shortage::Range),
-            Rung::Callbacks => !self.callbacks.is_empty(),
-            Rung::OtherThreads => !self.options.wait.is_zero(),
-            Rung::Spill => self.options.spill != Spill::Never,
+            RecoveryStep::Trim => !self.captures.any() && !matches!(shortage, Shortage::Range),
+            RecoveryStep::Callbacks => !self.callbacks.is_empty(),
+            RecoveryStep::OtherThreads => !self.options.wait.is_zero(),
+            RecoveryStep::Spill => self.options.spill != Spill::Never,
         }
     }
 
     /// `Err(None)`: there was nothing to be done.
-    fn step(&self, rung: Rung, request: &Request) -> std::result::Result<Found, Option<Shortage>> {
-        match rung {
-            Rung::Caches => {
+    fn run_step(&self, step: RecoveryStep, request: &Request) -> std::result::Result<Found, Option<Shortage>> {
+        match step {
+            RecoveryStep::Caches => {
                 self.empty_caches(false);
                 self.find(request).map_err(Some)
             }
-            Rung::PassedWork => {
+            RecoveryStep::PassedWork => {
                 self.empty_caches(true);
                 self.find(request).map_err(Some)
             }
-            Rung::Wait => self.wait_for_work(request),
-            Rung::Trim => {
+            RecoveryStep::Wait => self.wait_for_work(request),
+            RecoveryStep::Trim => {
                 let trimmed = self.trim_for(request).map_err(Some)?;
                 self.source.trim();
                 if trimmed > 0 || self.pages.is_none() {
@@ -149,7 +156,7 @@ impl Core {
                 // What could be moved has been.
                 self.find(&Request { borrow: true, ..*request }).map_err(Some)
             }
-            Rung::Callbacks => {
+            RecoveryStep::Callbacks => {
                 let mut last = None;
                 // What a callback freed may still be in use by work that was queued before; to wait for that work is better
                 // than to have the engine give up more.
@@ -160,7 +167,7 @@ impl Core {
                 };
                 self.callbacks.ask(request.footprint(), retry).ok_or(last)
             }
-            Rung::OtherThreads => {
+            RecoveryStep::OtherThreads => {
                 let mut last = None;
                 let end = Instant::now() + self.options.wait;
                 while Instant::now() < end {
@@ -171,7 +178,7 @@ impl Core {
                 }
                 Err(last)
             }
-            Rung::Spill => {
+            RecoveryStep::Spill => {
                 let kind = if self.options.spill == Spill::Pinned { Kind::Pinned } else { Kind::Managed };
                 let pointer = self.find_direct(request, kind, true).map_err(|_| None)?;
                 self.spilled.fetch_add(request.bytes as u64, Ordering::Relaxed);
@@ -225,7 +232,7 @@ impl Core {
         }
     }
 
-    /// As `empty_caches`, waiting for all work, so that nothing stays behind.
+    /// Empties the caches as `empty_caches` does, waiting for all work, so that nothing stays behind.
     pub fn empty_caches_after_all_work(&self) -> Result<()> {
         let Some(pages) = &self.pages else { return Ok(()) };
         let mut batches = Vec::new();
@@ -282,7 +289,7 @@ impl Core {
     }
 
     fn find_after_waiting(&self, request: &Request) -> Option<Found> {
-        let may_wait = self.applies(Rung::Wait, &Shortage::Limit);
+        let may_wait = self.applies(RecoveryStep::Wait, &Shortage::Limit);
         may_wait.then(|| self.wait_for_work(request).ok()).flatten()
     }
 

@@ -142,8 +142,15 @@ impl LargeBlocks {
             // Nothing to wait for: it joins its neighbours at once, and any request may have it.
             return lists.release(freed, pages);
         }
-        if !lists.orders.iter().any(|known| known.label() == label) {
-            lists.orders.push(order());
+        let knows = |lists: &Lists, label| lists.orders.iter().any(|known| known.label() == label);
+        let mut label = label;
+        if !knows(&lists, label) {
+            // A stream that ends meanwhile has another order by now.
+            let order = order();
+            label = order.label();
+            if !knows(&lists, label) {
+                lists.orders.push(order);
+            }
         }
         lists.recent.push(Recent { units: freed.units(), label, slab: NonNull::from(freed) });
         let full = lists.recent.len() > RECENT && lists.recent.iter().filter(|it| it.label == label).count() > RECENT;
@@ -229,7 +236,7 @@ impl Lists {
         // A label may stay known after its last recent block was taken.
         sealed.retain(|waiting| !waiting.slabs.is_empty());
         for mut waiting in sealed {
-            // As in `give`.
+            // A failure leaves the blocks to their streams; whoever else wants them records the event then.
             let _ = waiting.order.wait_for(events);
             self.waiting.push_back(waiting);
         }

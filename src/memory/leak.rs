@@ -34,7 +34,7 @@ pub struct LeakTracker {
 pub struct LeakSite {
     pub blocks: u64,
     pub bytes: u64,
-    /// Of the oldest block.
+    /// The age of the oldest block.
     pub age_nanoseconds: u64,
     stack: Stack,
 }

@@ -6,9 +6,9 @@ use super::order::Order;
 use super::size_class::{class_bytes, magazine_capacity, CLASSES};
 use super::slab::Block;
 
-/// So many allocations before its own a block's word is fetched from the processor that wrote it last. A whole batch's words
-/// at once hold up whoever takes it: with 16 threads, each passing blocks to the next on a stream of its own, that is 3 %
-/// slower.
+/// How many allocations before its own a block's word is fetched from the processor that wrote it last. A whole batch's
+/// words at once hold up whoever takes it: with 16 threads, each passing blocks to the next on a stream of its own,
+/// that is 3 % slower.
 const WORDS_AHEAD: usize = 4;
 
 #[derive(Default)]

@@ -150,6 +150,12 @@ impl MemoryManager {
         Ok(Allocation { memory: self.clone(), pointer, bytes })
     }
 
+    /// Bytes from the address to the end of the live block that it lies in.
+    #[inline]
+    pub fn room(&self, pointer: *const c_void) -> Option<usize> {
+        self.core.room(pointer as usize)
+    }
+
     /// Whether `bytes` from `pointer` on lie inside one live block.
     pub fn owns(&self, pointer: *const c_void, bytes: usize) -> bool {
         self.core.owns(pointer as usize, bytes)

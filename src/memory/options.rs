@@ -12,9 +12,9 @@ pub enum Limit {
     #[default]
     None,
     Bytes(u64),
-    /// Of the device's memory, 0 to 1.
+    /// A part of the device's memory, 0 to 1.
     OfTotal(f64),
-    /// Of what is free at creation, 0 to 1.
+    /// A part of what is free at creation, 0 to 1.
     OfFree(f64),
 }
 

@@ -199,7 +199,7 @@ pub enum Until {
 }
 
 impl Order {
-    /// Of blocks that are freed on the stream from now on.
+    /// The order of blocks that are freed on the stream from now on.
     pub fn of(record: Arc<StreamRecord>) -> Order {
         Order::Stream { label: record.label, record, until: Until::Asked }
     }
@@ -292,21 +292,17 @@ pub struct Streams {
 }
 
 impl Streams {
-    fn with<R>(&self, raw: RawHandle, body: impl FnOnce(&Arc<StreamRecord>) -> R) -> R {
+    pub fn find(&self, raw: RawHandle) -> Option<Arc<StreamRecord>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).get(&(raw.0 as usize)).cloned()
+    }
+
+    /// Makes a record, unless there is one.
+    pub fn add(&self, raw: RawHandle) {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        let record = || {
+        records.entry(raw.0 as usize).or_insert_with(|| {
             let label = 1 + self.labels.fetch_add(1, Ordering::Relaxed) % (u32::MAX - 1);
             Arc::new(StreamRecord::new(label, raw))
-        };
-        body(records.entry(raw.0 as usize).or_insert_with(record))
-    }
-
-    pub fn get(&self, raw: RawHandle) -> Arc<StreamRecord> {
-        self.with(raw, Arc::clone)
-    }
-
-    pub fn label(&self, raw: RawHandle) -> u32 {
-        self.with(raw, |record| record.label)
+        });
     }
 
     /// Forgets the handle; `None` if no block was ever freed on it.

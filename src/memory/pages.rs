@@ -325,7 +325,7 @@ impl Pages {
         })
     }
 
-    /// As `allocate` for a large block, if there are units with memory behind them: the driver is not asked.
+    /// Allocates a large block as `allocate` does, if there are units with memory behind them: the driver is not asked.
     pub fn allocate_backed(&self, arena: &Arena, units: usize) -> Option<&Slab> {
         let mut inner = self.lock();
         if inner.asleep.is_some() {

@@ -65,7 +65,7 @@ impl Pool {
         self.core().allocate(self.arena(), bytes, alignment, stream)
     }
 
-    /// As `MemoryManager::free`, for blocks of this pool only.
+    /// Frees as `MemoryManager::free` does, but blocks of this pool only.
     pub fn free(&self, pointer: *mut c_void, stream: RawHandle) -> Result<()> {
         self.core().free(self.arena(), pointer, stream, true)
     }
@@ -89,7 +89,9 @@ impl Pool {
             return Err(Error::invalid("the default stream cannot be captured"));
         }
         // The stream's magazines hold blocks of other arenas, which must not get into the graph.
-        let label = core.label(self.arena(), core.key(stream));
+        let key = core.key(stream);
+        core.meet_stream(self.arena(), key, false);
+        let label = core.order(self.arena(), key).label();
         core.captures.begin(stream, self.arena())?;
         self.arena().set_captured(true);
         if core.synchronous {
@@ -183,7 +185,7 @@ impl Core {
         arena.caches().for_each(|cache| cache.flush_counters(arena));
         let mut blocks = 0;
         let mut live = Vec::new();
-        // As many at a time as there is room to remember them: mostly all.
+        // Each turn takes as many blocks as there is room to remember: mostly all.
         let mut more = true;
         while std::mem::take(&mut more) {
             arena.for_each_slab(|slab| {

@@ -57,7 +57,7 @@ impl Regions {
         Some(self.first(region) + self.buddies[region as usize].take(units, side)?)
     }
 
-    /// As `take`, units that have memory behind them.
+    /// Takes units as `take` does, but ones that have memory behind them.
     pub fn take_backed(&mut self, units: usize, region: Region, side: Side) -> Option<usize> {
         Some(self.first(region) + self.buddies[region as usize].take_backed(units, side)?)
     }

@@ -1,7 +1,7 @@
 //! What is there to be had, and the error when it is too little.
 
 use super::core::Core;
-use super::ladder::Rung;
+use super::ladder::RecoveryStep;
 use super::options::Spill;
 use super::page_table::UNIT_BYTES;
 use super::pages::{asleep, Shortage};
@@ -44,7 +44,7 @@ impl Core {
     }
 
     /// The error with everything that an engine's author wants to know; what is no lack of memory is told as it is.
-    pub fn out_of_memory(&self, requested: u64, shortage: &Shortage, tried: &[Rung]) -> Error {
+    pub fn out_of_memory(&self, requested: u64, shortage: &Shortage, tried: &[RecoveryStep]) -> Error {
         if let Shortage::Fatal(error) = shortage {
             return error.clone();
         }
@@ -83,7 +83,7 @@ impl Core {
             }
             _ => format!("free blocks, or {smaller}"),
         };
-        let names: Vec<&str> = tried.iter().map(|rung| rung.name()).collect();
+        let names: Vec<&str> = tried.iter().map(|step| step.name()).collect();
         let names = if names.is_empty() { "nothing".to_string() } else { names.join(", ") };
         let mut error = Error::new(
             Status::OutOfMemory,
@@ -104,7 +104,7 @@ impl Core {
             largest_free,
             device_free,
             device_total,
-            rungs_tried: tried.iter().fold(0, |mask, rung| mask | 1 << *rung as u32),
+            recovery_steps_tried: tried.iter().fold(0, |mask, step| mask | 1 << *step as u32),
         }));
         error
     }

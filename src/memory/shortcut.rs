@@ -51,16 +51,16 @@ impl Shortcut {
 
 /// What blocks come from and go back to: a manager, or one of its pools.
 pub trait Blocks {
-    /// As `MemoryManager::allocate`.
+    /// Allocates as `MemoryManager::allocate` does.
     fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void>;
 
-    /// As `MemoryManager::free`.
+    /// Frees as `MemoryManager::free` does.
     fn free(&self, pointer: *mut c_void, stream: RawHandle) -> Result<()>;
 
-    /// What takes microseconds at most: a block without the ladder. `None`: take the long way.
+    /// What takes microseconds at most: a block without the ladder. The stream may end meanwhile. `None`: take the long way.
     fn allocate_at_once(&self, bytes: usize, stream: RawHandle) -> Option<*mut c_void>;
 
-    /// As `allocate_at_once`. `false`: nothing has changed.
+    /// Does of a free what takes microseconds at most. `false`: nothing has changed.
     fn free_at_once(&self, pointer: *mut c_void, stream: RawHandle) -> bool;
 
     /// `None`: the thread never allocated here, is ending, blocks are not pooled, or the device is lost.

@@ -257,7 +257,7 @@ impl Slab {
     /// Collects what was given back.
     ///
     /// # Safety
-    /// As for `local`.
+    /// The conditions of `local` hold.
     pub unsafe fn collect(&self) {
         // SAFETY: by the caller's word.
         let local = unsafe { self.local() };
@@ -271,7 +271,7 @@ impl Slab {
     /// Takes up to `wanted` blocks; `false` if the slab has none left.
     ///
     /// # Safety
-    /// As for `local`.
+    /// The conditions of `local` hold.
     pub unsafe fn take(&self, wanted: usize, blocks: &mut Vec<Block>) -> bool {
         // SAFETY: by the caller's word.
         let local = unsafe { self.local() };
@@ -334,7 +334,7 @@ impl Block {
     pub fn precede(&self, next: &Block) {
         if let Some(distance) = self.slab().successor(self.index()) {
             let lines = line_of(next.slab().word(next.index())).wrapping_sub(line_of(self.slab().word(self.index())));
-            // Of slabs 128 GiB apart it is cut off and leads anywhere, which a prefetch may.
+            // The distance of slabs 128 GiB apart is cut off and leads anywhere, which a prefetch may.
             distance.store(lines as u32, Ordering::Relaxed);
         }
     }

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Result, Write};
 use std::rc::Rc;
 
-/// Of the format; grows when a reader of the one before would be wrong.
+/// The format's version, which grows when a reader of the one before would be wrong.
 const VERSION: u32 = 1;
 
 /// One run of units, and the blocks in it that are live.
@@ -82,9 +82,9 @@ fn statistics(core: &Core, out: &mut dyn Write) -> Result<()> {
     ] {
         write!(out, ", \"{name}\": {value}")?;
     }
-    write!(out, ", \"fragmentation\": {:.6}}},\n\"rungs\": ", all.fragmentation)?;
-    list(out, LADDER.iter().zip(&all.rungs), |out, (rung, counts)| {
-        let (name, tried, helped) = (rung.name(), counts.tried, counts.helped);
+    write!(out, ", \"fragmentation\": {:.6}}},\n\"recovery_steps\": ", all.fragmentation)?;
+    list(out, LADDER.iter().zip(&all.recovery_steps), |out, (step, counts)| {
+        let (name, tried, helped) = (step.name(), counts.tried, counts.helped);
         write!(out, "{{\"name\": \"{name}\", \"tried\": {tried}, \"helped\": {helped}}}")
     })
 }

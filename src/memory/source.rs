@@ -38,7 +38,7 @@ pub trait Source: Send + Sync {
     /// Moves the range to the device, or to the host, ordered on the stream.
     ///
     /// # Safety
-    /// As for `managed_advise`.
+    /// The conditions of `managed_advise` hold.
     unsafe fn managed_prefetch(
         &self,
         pointer: *mut c_void,

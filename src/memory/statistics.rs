@@ -169,9 +169,9 @@ pub struct UsageStatistics {
     pub failures: u64,
 }
 
-/// How often a rung of the out-of-memory ladder was tried, and how often the allocation then succeeded.
+/// How often a recovery step of the out-of-memory ladder was tried, and how often the allocation then succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RungStatistics {
+pub struct RecoveryStepStatistics {
     pub tried: u64,
     pub helped: u64,
 }
@@ -214,5 +214,5 @@ pub struct MemoryStatistics {
     /// What the device had free then.
     pub device_free: u64,
     pub device_total: u64,
-    pub rungs: [RungStatistics; super::ladder::RUNGS],
+    pub recovery_steps: [RecoveryStepStatistics; super::ladder::RECOVERY_STEPS],
 }

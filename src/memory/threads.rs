@@ -67,7 +67,7 @@ pub fn with_cache<R>(
     settings: impl FnOnce() -> Settings,
     body: impl FnOnce(&Cache, u64) -> R,
 ) -> Option<R> {
-    // As a pointer, because the compiler leaves a closure that does all of this out of line.
+    // The claims leave the closure as a pointer, because the compiler does not inline a closure that does all of this.
     let claims = CLAIMS.with(std::ptr::from_ref);
     // SAFETY: the thread's own, which has no destructor and so lives as long as the thread.
     let claims = unsafe { &*claims };

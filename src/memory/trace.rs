@@ -12,8 +12,8 @@ pub enum EventKind {
     Free = 2,
     /// An allocation that failed.
     OutOfMemory = 3,
-    /// `address` is the number of the rung.
-    Rung = 4,
+    /// `address` is the number of the recovery step.
+    RecoveryStep = 4,
     Trim = 5,
     Sleep = 6,
     Wake = 7,
@@ -24,7 +24,7 @@ impl EventKind {
         EventKind::Allocate,
         EventKind::Free,
         EventKind::OutOfMemory,
-        EventKind::Rung,
+        EventKind::RecoveryStep,
         EventKind::Trim,
         EventKind::Sleep,
         EventKind::Wake,
@@ -35,7 +35,7 @@ impl EventKind {
             EventKind::Allocate => "allocate",
             EventKind::Free => "free",
             EventKind::OutOfMemory => "out_of_memory",
-            EventKind::Rung => "rung",
+            EventKind::RecoveryStep => "recovery_step",
             EventKind::Trim => "trim",
             EventKind::Sleep => "sleep",
             EventKind::Wake => "wake",
@@ -52,7 +52,7 @@ pub struct TraceEvent {
     pub stream: u64,
     /// What the manager held at the time.
     pub reserved: u64,
-    /// Of an allocation: the pool that the block belongs to, a number of `Trace::number_of`; 0: none.
+    /// The pool that an allocated block belongs to, a number of `Trace::number_of`; 0: none.
     pub pool: u16,
 }
 

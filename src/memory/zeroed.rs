@@ -55,8 +55,8 @@ impl Zeros {
         let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
         match NonNull::new(start.cast::<u8>()) {
             Some(first) if start != libc::MAP_FAILED => {
-                // Of a huge page two megabytes would be zeroed for the first word that is written. A system without huge
-                // pages refuses, and need not know.
+                // With huge pages two megabytes would be zeroed for the first word that is written. A system without
+                // them refuses, and need not know.
                 // SAFETY: the mapping just made.
                 unsafe { libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE) };
                 Ok(Zeros(Arc::new(Mapping { start: first, bytes, used })))

@@ -13,7 +13,7 @@ pub(super) struct HostNumbers {
     executor: Arc<dyn Executor>,
     memory: *mut c_void,
     bytes: usize,
-    /// Of the last copy.
+    /// How many numbers the last copy has.
     count: usize,
     /// Recorded behind the last copy.
     copied: Event,

@@ -1,5 +1,6 @@
 //! Which memory an operation reads and writes, for whoever orders, fuses or refuses operations.
 
+use super::Operation;
 use crate::attention::kv_cache::CacheLayer;
 use crate::error::{Error, Result};
 use crate::ops::quantized_rows::QuantizedRows;
@@ -84,30 +85,70 @@ impl Region {
     }
 }
 
-impl From<&Matrix> for Region {
-    fn from(matrix: &Matrix) -> Region {
-        let size = matrix.dtype.size();
-        let (row_bytes, stride) = (matrix.columns * size, matrix.row_stride * size);
-        Region { start: matrix.data as usize, rows: matrix.rows, row_bytes, stride, exact: true }.joined()
+/// What lies in memory.
+pub trait Extent {
+    /// The first address, and how many bytes there are to the last; cheaper than the region.
+    fn extent(&self) -> (usize, usize);
+    fn region(&self) -> Region;
+}
+
+impl Extent for Region {
+    fn extent(&self) -> (usize, usize) {
+        (self.start, if self.is_empty() { 0 } else { self.end() - self.start })
+    }
+
+    fn region(&self) -> Region {
+        *self
     }
 }
 
-impl From<&QuantizedRows> for Region {
-    fn from(rows: &QuantizedRows) -> Region {
-        let &QuantizedRows { data, rows, columns, row_stride, .. } = rows;
+impl Extent for Matrix {
+    #[inline]
+    fn extent(&self) -> (usize, usize) {
+        let last = self.rows.saturating_sub(1) * self.row_stride + self.columns;
+        (self.data as usize, if self.rows == 0 { 0 } else { last * self.dtype.size() })
+    }
+
+    fn region(&self) -> Region {
+        let size = self.dtype.size();
+        let (row_bytes, stride) = (self.columns * size, self.row_stride * size);
+        Region { start: self.data as usize, rows: self.rows, row_bytes, stride, exact: true }.joined()
+    }
+}
+
+impl Extent for QuantizedRows {
+    #[inline]
+    fn extent(&self) -> (usize, usize) {
+        (self.data as usize, self.span_bytes())
+    }
+
+    fn region(&self) -> Region {
+        let &QuantizedRows { data, rows, columns, row_stride, .. } = self;
         Region { start: data as usize, rows, row_bytes: columns, stride: row_stride, exact: true }.joined()
     }
 }
 
-impl From<&Tensor> for Region {
-    fn from(tensor: &Tensor) -> Region {
-        Region { exact: tensor.is_contiguous(), ..Region::bytes(tensor.data, tensor.span_bytes()) }
+impl Extent for Tensor {
+    #[inline]
+    fn extent(&self) -> (usize, usize) {
+        (self.data as usize, self.span_bytes())
+    }
+
+    fn region(&self) -> Region {
+        Region { exact: self.is_contiguous(), ..Region::bytes(self.data, self.span_bytes()) }
     }
 }
 
-impl From<&Heads> for Region {
-    fn from(heads: &Heads) -> Region {
-        let &Heads { data, dtype, tokens, heads, head_dim, token_stride, head_stride } = heads;
+impl Extent for Heads {
+    #[inline]
+    fn extent(&self) -> (usize, usize) {
+        let &Heads { data, dtype, tokens, heads, head_dim, token_stride, head_stride } = self;
+        let last = tokens.saturating_sub(1) * token_stride + heads.saturating_sub(1) * head_stride + head_dim;
+        (data as usize, if tokens * heads == 0 { 0 } else { last * dtype.size() })
+    }
+
+    fn region(&self) -> Region {
+        let &Heads { data, dtype, tokens, heads, head_dim, token_stride, head_stride } = self;
         let size = dtype.size();
         let region = |rows, columns, stride| {
             let (row_bytes, stride) = (columns * size, stride * size);
@@ -118,9 +159,7 @@ impl From<&Heads> for Region {
         } else if token_stride == head_dim || tokens == 1 {
             region(heads, tokens * head_dim, head_stride)
         } else {
-            let last = tokens.saturating_sub(1) * token_stride + heads.saturating_sub(1) * head_stride + head_dim;
-            let bytes = if tokens * heads == 0 { 0 } else { last * size };
-            Region { exact: false, ..Region::bytes(data, bytes) }
+            Region { exact: false, ..Region::bytes(data, self.extent().1) }
         }
     }
 }
@@ -141,178 +180,142 @@ impl Region {
     }
 }
 
-/// What an operation tells `Operation::accesses`.
-pub enum Visit<'a> {
-    All(&'a mut dyn FnMut(Access)),
-    /// First and last address alone, which eager calls compare.
-    Spans(&'a mut Spans),
+/// Whom `Operation::accesses` tells what the work reads and writes.
+pub trait Visit {
+    fn add(&mut self, name: &'static str, of: &impl Extent, effect: Effect);
+
+    #[inline]
+    fn read(&mut self, name: &'static str, of: Option<&impl Extent>) {
+        if let Some(of) = of {
+            self.add(name, of, Effect::Read);
+        }
+    }
+
+    #[inline]
+    fn read_before(&mut self, name: &'static str, of: Option<&impl Extent>, outputs: &'static [&'static str]) {
+        if let Some(of) = of {
+            self.add(name, of, Effect::ReadBefore(outputs));
+        }
+    }
+
+    #[inline]
+    fn write(&mut self, name: &'static str, of: Option<&impl Extent>) {
+        if let Some(of) = of {
+            self.add(name, of, Effect::Write);
+        }
+    }
+
+    #[inline]
+    fn read_quantized(&mut self, name: &'static str, rows: Option<&QuantizedRows>) {
+        if let Some(rows) = rows {
+            self.add(name, rows, Effect::Read);
+            self.add(name, &scales(rows), Effect::Read);
+        }
+    }
+
+    #[inline]
+    fn write_quantized(&mut self, name: &'static str, rows: Option<&QuantizedRows>) {
+        if let Some(rows) = rows {
+            self.add(name, rows, Effect::Write);
+            self.add(name, &scales(rows), if rows.given_scales { Effect::Read } else { Effect::Write });
+        }
+    }
+
+    #[inline]
+    fn read_weight(&mut self, name: &'static str, weight: &WeightView) {
+        self.add(name, &Region::of_weight(weight), Effect::Read);
+    }
+
+    /// A layer of a cache, of which the work knows alone what it touches.
+    #[inline]
+    fn cache(&mut self, layer: &CacheLayer, effect: Effect) {
+        let bytes = layer.slots * layer.slot_stride * layer.dtype.size();
+        for (name, data) in [("the cache's keys", layer.key), ("the cache's values", layer.value)] {
+            self.add(name, &Region { exact: false, ..Region::bytes(data, bytes) }, effect);
+        }
+    }
+
+    /// A range that may have gaps.
+    fn read_range(&mut self, name: &'static str, start: *const c_void, bytes: usize) {
+        self.add(name, &Region { exact: false, ..Region::bytes(start, bytes) }, Effect::Read);
+    }
 }
 
-/// The addresses from the first byte to the one behind the last.
-type Span = (usize, usize);
+/// Hands everything on.
+pub struct Each<F: FnMut(Access)>(pub F);
+
+impl<F: FnMut(Access)> Visit for Each<F> {
+    fn add(&mut self, name: &'static str, of: &impl Extent, effect: Effect) {
+        (self.0)(Access { name, region: of.region(), effect });
+    }
+}
 
 /// What an operation may have at most.
 const MOST_READS: usize = 12;
 const MOST_WRITES: usize = 6;
 
-pub struct Spans {
-    reads: [(Span, &'static [&'static str]); MOST_READS],
-    writes: [(Span, &'static str); MOST_WRITES],
+/// Addresses from the first byte to the one behind the last, of which eager calls compare no more.
+#[derive(Clone, Copy)]
+struct Span {
+    start: usize,
+    end: usize,
+    name: Option<&'static str>,
+    /// What it may lie in the place of.
+    outputs: Option<&'static [&'static str]>,
+}
+
+struct Spans {
+    reads: [Span; MOST_READS],
+    writes: [Span; MOST_WRITES],
     read_count: usize,
     write_count: usize,
 }
 
-impl Visit<'_> {
-    pub fn visit(&mut self, name: &'static str, region: Region, effect: Effect) {
-        match self {
-            Visit::All(visit) => visit(Access { name, region, effect }),
-            Visit::Spans(_) if region.is_empty() => {}
-            Visit::Spans(spans) => spans.add(name, (region.start, region.end()), effect),
+impl Visit for Spans {
+    #[inline(always)]
+    fn add(&mut self, name: &'static str, of: &impl Extent, effect: Effect) {
+        let (start, bytes) = of.extent();
+        if bytes == 0 || start < FIRST_MEMORY {
+            return;
         }
+        let span = Span { start, end: start.saturating_add(bytes), name: Some(name), outputs: None };
+        let (spans, count, span) = match effect {
+            Effect::Write => (&mut self.writes[..], &mut self.write_count, span),
+            Effect::Read => (&mut self.reads[..], &mut self.read_count, span),
+            Effect::ReadBefore(outputs) => {
+                (&mut self.reads[..], &mut self.read_count, Span { outputs: Some(outputs), ..span })
+            }
+        };
+        spans[*count] = span;
+        *count += 1;
     }
+}
+
+impl Span {
+    const NOTHING: Span = Span { start: 0, end: 0, name: None, outputs: None };
 
     #[inline]
-    fn tell<T: Extent>(&mut self, name: &'static str, of: Option<&T>, effect: Effect)
-    where
-        for<'t> Region: From<&'t T>,
-    {
-        match (self, of) {
-            (_, None) => {}
-            (Visit::All(visit), Some(of)) => visit(Access { name, region: of.into(), effect }),
-            (Visit::Spans(spans), Some(of)) => {
-                let (start, bytes) = of.extent();
-                if bytes != 0 && start >= FIRST_MEMORY {
-                    spans.add(name, (start, start.saturating_add(bytes)), effect);
-                }
-            }
-        }
+    fn touches(&self, other: &Span) -> bool {
+        self.start < other.end && other.start < self.end
     }
 
-    pub fn read<T: Extent>(&mut self, name: &'static str, of: Option<&T>)
-    where
-        for<'t> Region: From<&'t T>,
-    {
-        self.tell(name, of, Effect::Read);
-    }
-
-    pub fn read_before<T: Extent>(&mut self, name: &'static str, of: Option<&T>, outputs: &'static [&'static str])
-    where
-        for<'t> Region: From<&'t T>,
-    {
-        self.tell(name, of, Effect::ReadBefore(outputs));
-    }
-
-    pub fn write<T: Extent>(&mut self, name: &'static str, of: Option<&T>)
-    where
-        for<'t> Region: From<&'t T>,
-    {
-        self.tell(name, of, Effect::Write);
-    }
-
-    pub fn read_quantized(&mut self, name: &'static str, rows: Option<&QuantizedRows>) {
-        if let Some(rows) = rows {
-            self.tell(name, Some(rows), Effect::Read);
-            self.visit(name, scales(rows), Effect::Read);
-        }
-    }
-
-    pub fn write_quantized(&mut self, name: &'static str, rows: Option<&QuantizedRows>) {
-        if let Some(rows) = rows {
-            self.tell(name, Some(rows), Effect::Write);
-            self.visit(name, scales(rows), if rows.given_scales { Effect::Read } else { Effect::Write });
-        }
-    }
-
-    pub fn read_weight(&mut self, name: &'static str, weight: &WeightView) {
-        self.visit(name, Region::of_weight(weight), Effect::Read);
-    }
-
-    /// A layer of a cache, of which the work knows alone what it touches.
-    pub fn cache(&mut self, layer: &CacheLayer, effect: Effect) {
-        let bytes = layer.slots * layer.slot_stride * layer.dtype.size();
-        for (name, data) in [("the cache's keys", layer.key), ("the cache's values", layer.value)] {
-            self.visit(name, Region { exact: false, ..Region::bytes(data, bytes) }, effect);
-        }
-    }
-
-    /// A range that may have gaps.
-    pub fn read_range(&mut self, name: &'static str, start: *const c_void, bytes: usize) {
-        self.visit(name, Region { exact: false, ..Region::bytes(start, bytes) }, Effect::Read);
+    /// Whether `written` may replace it: an output has the extents of what it may replace, so the same span is the same
+    /// region.
+    fn may_be(&self, written: &Span) -> bool {
+        let named = |outputs: &[&str]| written.name.is_some_and(|name| outputs.contains(&name));
+        (self.start, self.end) == (written.start, written.end) && self.outputs.is_some_and(named)
     }
 }
 
 impl Spans {
-    #[inline]
-    fn add(&mut self, name: &'static str, span: Span, effect: Effect) {
-        match effect {
-            Effect::Write => {
-                self.writes[self.write_count] = (span, name);
-                self.write_count += 1;
-            }
-            Effect::Read => {
-                self.reads[self.read_count] = (span, &[]);
-                self.read_count += 1;
-            }
-            Effect::ReadBefore(outputs) => {
-                self.reads[self.read_count] = (span, outputs);
-                self.read_count += 1;
-            }
-        }
-    }
-
     /// Whether it is seen from the spans alone that outputs lie where they may.
+    #[inline]
     fn are_apart(&self) -> bool {
         let (reads, writes) = (&self.reads[..self.read_count], &self.writes[..self.write_count]);
-        let touch = |a: Span, b: Span| a.0 < b.1 && b.0 < a.1;
-        writes.iter().enumerate().all(|(at, &(written, name))| {
-            let others = writes[..at].iter().all(|&(other, _)| !touch(written, other));
-            // An output has the extents of what it may replace, so the same span is the same region.
-            let may = |&(read, outputs): &(Span, &'static [&'static str])| {
-                !touch(written, read) || (written == read && outputs.contains(&name))
-            };
-            others && reads.iter().all(may)
+        writes.iter().enumerate().all(|(at, written)| {
+            !writes[..at].iter().any(|other| written.touches(other))
+                && reads.iter().all(|read| !written.touches(read) || read.may_be(written))
         })
-    }
-}
-
-/// Address and length of what a view spans; cheaper than its region.
-pub trait Extent {
-    fn extent(&self) -> (usize, usize);
-}
-
-impl Extent for Matrix {
-    #[inline]
-    fn extent(&self) -> (usize, usize) {
-        let last = self.rows.saturating_sub(1) * self.row_stride + self.columns;
-        (self.data as usize, if self.rows == 0 { 0 } else { last * self.dtype.size() })
-    }
-}
-
-impl Extent for QuantizedRows {
-    #[inline]
-    fn extent(&self) -> (usize, usize) {
-        let last = self.rows.saturating_sub(1) * self.row_stride + self.columns;
-        (self.data as usize, if self.rows == 0 { 0 } else { last })
-    }
-}
-
-impl Extent for Tensor {
-    #[inline]
-    fn extent(&self) -> (usize, usize) {
-        let bytes = match self.rank {
-            1 if self.strides[0] == 1 => self.shape[0] * self.dtype.size(),
-            _ => self.span_bytes(),
-        };
-        (self.data as usize, bytes)
-    }
-}
-
-impl Extent for Heads {
-    #[inline]
-    fn extent(&self) -> (usize, usize) {
-        let &Heads { data, dtype, tokens, heads, head_dim, token_stride, head_stride } = self;
-        let last = tokens.saturating_sub(1) * token_stride + heads.saturating_sub(1) * head_stride + head_dim;
-        (data as usize, if tokens * heads == 0 { 0 } else { last * dtype.size() })
     }
 }
 
@@ -320,41 +323,42 @@ fn scales(rows: &QuantizedRows) -> Region {
     Region::bytes(rows.scales.cast(), rows.rows * size_of::<f32>())
 }
 
-/// Refuses outputs that share a byte with what the work reads or with each other, unless the work allows for it.
-#[inline]
-pub fn expect_apart(accesses: impl Fn(&mut Visit<'_>)) -> Result<()> {
-    const NOTHING: (Span, &[&str]) = ((0, 0), &[]);
-    let mut spans =
-        Spans { reads: [NOTHING; MOST_READS], writes: [((0, 0), ""); MOST_WRITES], read_count: 0, write_count: 0 };
-    accesses(&mut Visit::Spans(&mut spans));
-    if spans.are_apart() {
-        return Ok(());
-    }
-    expect_regions_apart(&accesses)
-}
-
-#[cold]
-fn expect_regions_apart(accesses: &dyn Fn(&mut Visit<'_>)) -> Result<()> {
-    let mut all = [None; MOST_READS + MOST_WRITES];
-    let mut count = 0;
-    accesses(&mut Visit::All(&mut |access| {
-        all[count] = Some(access);
-        count += 1;
-    }));
-    let all = || all.iter().flatten();
-    for (at, written) in all().enumerate().filter(|(_, access)| access.effect == Effect::Write) {
-        let clashes = |(place, other): &(usize, &Access)| {
-            let in_place = matches!(other.effect, Effect::ReadBefore(outputs) if outputs.contains(&written.name))
-                && other.region == written.region;
-            let second = other.effect == Effect::Write && *place >= at;
-            !second && !in_place && written.region.overlaps(&other.region)
-        };
-        if let Some((_, other)) = all().enumerate().find(clashes) {
-            return Err(Error::invalid(format!("`{}` overlaps `{}`", written.name, other.name))
-                .with_advice("give the output memory of its own"));
+impl Operation {
+    /// Refuses outputs that share a byte with what the work reads or with each other, unless the work allows for it.
+    #[inline]
+    pub fn expect_apart(&self) -> Result<()> {
+        let (reads, writes) = ([Span::NOTHING; MOST_READS], [Span::NOTHING; MOST_WRITES]);
+        let mut spans = Spans { reads, writes, read_count: 0, write_count: 0 };
+        self.accesses(&mut spans);
+        if spans.are_apart() {
+            return Ok(());
         }
+        self.expect_regions_apart()
     }
-    Ok(())
+
+    #[cold]
+    fn expect_regions_apart(&self) -> Result<()> {
+        let mut all = [None; MOST_READS + MOST_WRITES];
+        let mut count = 0;
+        self.accesses(&mut Each(|access| {
+            all[count] = Some(access);
+            count += 1;
+        }));
+        let all = || all.iter().flatten();
+        for (at, written) in all().enumerate().filter(|(_, access)| access.effect == Effect::Write) {
+            let clashes = |(place, other): &(usize, &Access)| {
+                let in_place = matches!(other.effect, Effect::ReadBefore(outputs) if outputs.contains(&written.name))
+                    && other.region == written.region;
+                let second = other.effect == Effect::Write && *place >= at;
+                !second && !in_place && written.region.overlaps(&other.region)
+            };
+            if let Some((_, other)) = all().enumerate().find(clashes) {
+                return Err(Error::invalid(format!("`{}` overlaps `{}`", written.name, other.name))
+                    .with_advice("give the output memory of its own"));
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 pub mod access;
 
 use crate::attention::{AttentionDecode, AttentionPrefill};
-use crate::error::Result;
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
     grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_codes::LinearCodes,
@@ -61,7 +60,8 @@ macro_rules! operations {
             }
 
             /// Tells which memory the operation reads and writes.
-            pub fn accesses(&self, visit: &mut Visit<'_>) {
+            #[inline]
+            pub fn accesses(&self, visit: &mut impl Visit) {
                 match self {
                     $(Operation::$kind(op) => op.accesses(visit),
                       $(Operation::$further(op) => op.accesses(visit),)*)+
@@ -105,11 +105,6 @@ operations! {
 }
 
 impl Operation {
-    /// Refuses an output in the place of what the work reads, where it cannot be.
-    pub fn expect_apart(&self) -> Result<()> {
-        access::expect_apart(|visit| self.accesses(visit))
-    }
-
     /// The I32 vector in device memory that decides on what the operation must read, and the cost once it is known. Asked
     /// for by profiling alone.
     pub fn cost_by_content(&self) -> Option<(Tensor, CostOf)> {

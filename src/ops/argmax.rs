@@ -20,7 +20,7 @@ impl Argmax {
         Ok(Argmax { logits, tokens })
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("logits", Some(&self.logits));
         visit.write("tokens", Some(&self.tokens));
     }

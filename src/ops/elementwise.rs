@@ -66,7 +66,7 @@ impl Elementwise {
         Ok(Elementwise { kind, input, second, output })
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read_before("input", Some(&self.input), &["output"]);
         visit.read_before("second", self.second.as_ref(), &["output"]);
         visit.write("output", Some(&self.output));

@@ -40,7 +40,7 @@ impl Embedding {
         Ok(Embedding { tokens, table, scale, output })
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("tokens", Some(&self.tokens));
         visit.read_weight("table", &self.table);
         visit.write("output", Some(&self.output));

@@ -13,7 +13,7 @@ pub struct GatedActivation {
     pub activation: Activation,
     /// It or `quantized_output` is there.
     pub output: Option<Matrix>,
-    /// Of the unrounded values that `output` rounds.
+    /// The unrounded values that `output` rounds, quantised.
     pub quantized_output: Option<QuantizedRows>,
 }
 
@@ -52,7 +52,7 @@ impl GatedActivation {
         Ok(GatedActivation { gate, up, activation, output, quantized_output })
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read_before("gate", Some(&self.gate), &["output"]);
         visit.read_before("up", Some(&self.up), &["output"]);
         visit.write("output", self.output.as_ref());

@@ -98,7 +98,7 @@ impl GroupedLinear {
     }
 
     /// Every expert's weight is counted as read once.
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("input", Some(&self.input));
         visit.read("offsets", Some(&self.offsets));
         visit.read_weight("weight", &self.weight);

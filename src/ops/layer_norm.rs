@@ -53,7 +53,7 @@ impl LayerNorm {
         Ok(LayerNorm { input, residual, residual_output, weight, bias, output, epsilon })
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read_before("input", Some(&self.input), &["output"]);
         visit.read_before("residual", self.residual.as_ref(), &["residual_output"]);
         visit.read("weight", self.weight.as_ref());

@@ -56,13 +56,13 @@ impl Linear {
     }
 
     /// What a product with this weight reads beside its input.
-    pub(super) fn visit_terms(&self, visit: &mut Visit<'_>) {
+    pub(super) fn visit_terms(&self, visit: &mut impl Visit) {
         visit.read_weight("weight", &self.weight);
         visit.read("bias", self.bias.as_ref());
         visit.read_before("residual", self.residual.as_ref(), &["output"]);
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("input", Some(&self.input));
         self.visit_terms(visit);
         visit.write("output", Some(&self.output));

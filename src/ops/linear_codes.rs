@@ -68,7 +68,7 @@ impl LinearCodes {
         })
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read_quantized("quantized_input", Some(&self.input));
         self.with_input(self.output).visit_terms(visit);
         visit.write("output", Some(&self.output));

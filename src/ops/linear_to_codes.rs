@@ -73,7 +73,7 @@ impl LinearToCodes {
         Ok(LinearToCodes { product, output, quantized_output })
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         match &self.product {
             LinearProduct::Floats(op) => {
                 visit.read("input", Some(&op.input));

@@ -15,7 +15,7 @@ pub const BATCH_AXES: usize = 2;
 pub struct MatrixBatch {
     pub data: *mut c_void,
     pub dtype: DType,
-    /// As they lie in memory, before op().
+    /// Rows and columns as they lie in memory, before op().
     pub rows: usize,
     pub columns: usize,
     /// In elements.
@@ -137,10 +137,10 @@ impl Matmul {
         Region { start: data as usize, rows: 1, row_bytes: span * size, stride: 0, exact: span == elements }
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
-        visit.visit("a", self.region(&self.a), Effect::Read);
-        visit.visit("b", self.region(&self.b), Effect::Read);
-        visit.visit("output", self.region(&self.output), Effect::Write);
+    pub fn accesses(&self, visit: &mut impl Visit) {
+        visit.add("a", &self.region(&self.a), Effect::Read);
+        visit.add("b", &self.region(&self.b), Effect::Read);
+        visit.add("output", &self.region(&self.output), Effect::Write);
     }
 
     pub fn cost(&self) -> Cost {

@@ -14,13 +14,13 @@ const MAX_COLUMNS: usize = 65_536;
 pub(super) struct NormRows {
     pub input: Matrix,
     pub residual: Option<Matrix>,
-    /// Of the residual's dtype.
+    /// The sum with the residual, in the residual's dtype.
     pub residual_output: Option<Matrix>,
     pub output: Option<Matrix>,
     pub quantized_output: Option<QuantizedRows>,
 }
 
-/// The same before validation; `operation` names the caller.
+/// The tensors of a norm before validation; `operation` names the caller.
 pub(super) struct NormTensors {
     pub operation: &'static str,
     pub input: Tensor,
@@ -93,7 +93,7 @@ impl NormRows {
         Ok(())
     }
 
-    /// Of `operations` for an element, with every matrix read or written once.
+    /// The cost of `operations` for an element, with every matrix read or written once.
     pub fn cost(&self, operations: f64) -> Cost {
         let elements = (self.input.rows * self.input.columns) as f64;
         let matrices = [Some(self.input), self.residual, self.residual_output, self.output];

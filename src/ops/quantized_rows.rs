@@ -97,7 +97,7 @@ impl QuantizedRows {
         (self.rows * self.columns + self.rows * size_of::<f32>()) as f64
     }
 
-    /// The same as a quantised matrix.
+    /// The rows as a quantised matrix.
     pub fn view(&self) -> WeightView {
         WeightView {
             encoding: self.encoding,

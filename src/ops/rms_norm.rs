@@ -24,7 +24,7 @@ pub struct RmsNorm {
     pub residual_output: Option<Matrix>,
     pub weight: Option<Tensor>,
     pub output: Option<Matrix>,
-    /// Of the unrounded values that `output` rounds.
+    /// The unrounded values that `output` rounds, quantised.
     pub quantized_output: Option<QuantizedRows>,
     pub epsilon: f32,
     pub weight_offset: f32,
@@ -77,7 +77,7 @@ impl RmsNorm {
         self.output.is_some() || self.quantized_output.is_some()
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read_before("input", Some(&self.input), &["output"]);
         visit.read("post_weight", self.post_weight.as_ref());
         visit.read_before("residual", self.residual.as_ref(), &["residual_output"]);

@@ -163,7 +163,7 @@ impl Rope {
         })
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read_before("query", self.query.as_ref(), &["query_output"]);
         visit.read_before("key", self.key.as_ref(), &["key_output"]);
         visit.read("value", self.value.as_ref());

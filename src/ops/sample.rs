@@ -73,7 +73,7 @@ impl Sample {
         Ok(Sample { logits, options, sequences, positions, tokens, probabilities })
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("logits", Some(&self.logits));
         visit.read("sequences", self.sequences.as_ref());
         visit.read("positions", self.positions.as_ref());

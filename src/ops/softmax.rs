@@ -28,7 +28,7 @@ impl Softmax {
         Ok(Softmax { input, output, scale })
     }
 
-    pub fn accesses(&self, visit: &mut Visit<'_>) {
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read_before("input", Some(&self.input), &["output"]);
         visit.write("output", Some(&self.output));
     }

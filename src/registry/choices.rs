@@ -49,9 +49,9 @@ impl Choice {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Entry {
     pub choice: Choice,
-    /// Of one call.
+    /// The time of one call.
     pub seconds: f64,
-    /// Of what would have run without tuning.
+    /// The time of what would have run without tuning.
     pub default_seconds: f64,
     /// The smallest that was measured, which is less than `seconds` where a default that is hardly slower was kept.
     pub fastest_seconds: f64,
@@ -65,7 +65,7 @@ pub type Table = HashMap<ProductKey, Entry>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rounding {
     Never,
-    /// Those of weights that FP8 codes do not multiply.
+    /// The inputs of weights that FP8 values do not multiply.
     NotToFp8,
     Any,
 }

@@ -8,9 +8,9 @@ use crate::weight::Encoding;
 
 /// Tensor cores want an input of 16 bits in rows of whole 16-byte vectors.
 const VECTORS: Limits = Limits { capability: 80, exact: false, rows: 0, depth_multiple: 8, alignment: 16 };
-/// The same with chunks of 64 elements of a quantised weight.
+/// Quantised weights are read in chunks of 64 elements besides.
 const CHUNKS: Limits = Limits { depth_multiple: 64, ..VECTORS };
-/// Of compute capability 9.0 alone.
+/// Kernels of compute capability 9.0 alone.
 const HOPPER: Limits = Limits { capability: 90, exact: true, ..CHUNKS };
 
 const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, summary: &'static str) -> Kernel {

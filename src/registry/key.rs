@@ -69,7 +69,7 @@ impl ProductKey {
     }
 }
 
-/// As tuning files write encodings, without spaces.
+/// The names that tuning files write for encodings, without spaces.
 const ENCODINGS: [(Encoding, &str); 7] = [
     (Encoding::Float(DType::F32), "f32"),
     (Encoding::Float(DType::F16), "f16"),

@@ -22,7 +22,7 @@ pub struct Kernel {
     pub device: DeviceKind,
     pub way: Way,
     pub inputs: &'static [DType],
-    /// Of the weight.
+    /// The weight's encodings.
     pub encodings: &'static [Encoding],
     /// What it asks for beyond the encodings; the executor knows the rest.
     pub limits: Limits,
@@ -45,7 +45,7 @@ pub enum Way {
     Wgmma,
     /// The input rounded to 8 bits, and a product of cuBLASLt; changes the result, so the backend's options must allow it.
     RoundedInput,
-    /// The same, and csrc/linear/sm90/linear_wgmma.cu.
+    /// The input rounded to 8 bits, and a product of csrc/linear/sm90/linear_wgmma.cu; it changes the result, too.
     RoundedWgmma,
     /// Tasks of so many columns on the CPU's threads; 0: as many as the shape suggests.
     Columns(usize),

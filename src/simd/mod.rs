@@ -62,7 +62,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Prepares to turn numbers q of 4 bits into scale · q + offset. The products must be exact in f32, as those with a
     /// scale of 16 bits are; then every level gives the same values.
     unsafe fn nibbles(scale: Self::Vector, offset: Self::Vector) -> Self::Nibbles;
-    /// The same for scale · (q − 8).
+    /// Prepares to turn numbers q of 4 bits into scale · (q − 8).
     #[inline(always)]
     unsafe fn symmetric_nibbles(scale: Self::Vector) -> Self::Nibbles {
         Self::nibbles(scale, Self::mul(scale, Self::splat(-8.0)))
@@ -212,7 +212,7 @@ impl Level {
         }
     }
 
-    /// Those that this CPU has, the plainest first.
+    /// The levels that this CPU has, the plainest first.
     pub fn supported() -> impl DoubleEndedIterator<Item = Level> {
         [
             Level::Portable,

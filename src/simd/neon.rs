@@ -166,7 +166,7 @@ impl Simd for Neon {
     }
     #[inline(always)]
     unsafe fn sum4([a, b, c, d]: [float32x4_t; 4]) -> [f32; 4] {
-        // The same pairs as vaddvq: neighbours first.
+        // This adds the pairs that vaddvq adds: neighbours first.
         let sums = vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
         std::mem::transmute(sums)
     }

@@ -36,7 +36,7 @@ impl Event {
         self.executor.event_synchronize(self.raw)
     }
 
-    /// As `synchronize`, for at most `timeout`; false if the time is over.
+    /// Waits as `synchronize` does, for at most `timeout`; false if the time is over.
     pub fn synchronize_for(&self, timeout: Duration) -> Result<bool> {
         wait::until(|| self.query(), timeout)
     }

@@ -5,7 +5,7 @@ use crate::configuration::Configuration;
 use crate::device::{DeviceInfo, DeviceKind};
 use crate::hardware;
 
-/// Of the file's form; a change of it makes older files foreign.
+/// The version of the file's form; a change of it makes older files foreign.
 const FORMAT: &str = "2";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Of the device, and of the libraries that products on it go to.
+    /// Names the device and the libraries that products on it go to.
     pub fn of(device: &DeviceInfo, configuration: &Configuration) -> Header {
         let (driver, cublaslt) = match device.kind {
             DeviceKind::Cuda => cuda_versions(configuration),

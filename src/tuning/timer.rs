@@ -49,8 +49,9 @@ impl Timer for EventTimer {
                 // SAFETY: the block has these bytes, and nothing reads them.
                 unsafe { stream.executor().fill(lead.pointer(), 0, lead.bytes(), stream.raw())? };
             }
-            // The same work in front: large products draw so much power that the clock falls, and how far depends on the
-            // kernel. On an H200 two algorithms a tenth apart in a long run were level in batches after a pause.
+            // What is timed runs in front of it, too: large products draw so much power that the clock falls, and how
+            // far depends on the kernel. On an H200 two algorithms a tenth apart in a long run were level in batches
+            // after a pause.
             (0..launches).try_for_each(&mut *launch)?;
         }
         self.start.record(stream)?;

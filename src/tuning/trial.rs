@@ -23,7 +23,7 @@ pub(super) struct Trial {
 }
 
 pub(super) struct Candidate {
-    /// As asked for, and as it ran.
+    /// The choice as it was asked for, and as it ran.
     pub(super) asked: Choice,
     pub(super) ran: Choice,
     pub(super) times: Vec<f64>,
@@ -76,7 +76,7 @@ impl Tuner<'_> {
         Ok(ran)
     }
 
-    /// As what the candidate ran, if it is there and its output right.
+    /// What the candidate ran, if it is there and its output right.
     pub(super) fn verify(
         &mut self,
         trial: &Trial,

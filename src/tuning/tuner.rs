@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// What the tuner asks of an executor; tests put wrong kernels in between.
 pub trait Products {
     fn candidates(&self, op: &Linear) -> Vec<Choice>;
-    /// As `Executor::linear_variations`.
+    /// What `Executor::linear_variations` says.
     fn variations(&self, _op: &Linear, _fastest: &[Choice]) -> Vec<Choice> {
         Vec::new()
     }
@@ -79,7 +79,8 @@ pub enum Outcome {
     Wrong(String),
     /// It does not run: why.
     Failed(String),
-    /// So much slower in the first round that it was not measured further; of variations all but the fastest.
+    /// The candidate was so much slower in the first round that it was not measured further, or a variation that is not
+    /// the fastest of them.
     Slow(f64),
     /// The fastest, or the default where that is as fast.
     Chosen(f64),
@@ -98,7 +99,7 @@ pub struct Progress<'a> {
 pub struct Report {
     /// Cases that have a choice now.
     pub tuned: usize,
-    /// Those among them whose choice is not the default.
+    /// Cases whose choice is now another than the default.
     pub changed: usize,
     /// Candidates that ran.
     pub measured: usize,

@@ -12,7 +12,7 @@ pub enum Granularity {
     Tensor,
     /// A row (an output channel).
     Rows,
-    /// So many neighbouring elements of a row: 32, 64 or 128.
+    /// This many neighbouring elements of a row: 32, 64 or 128.
     Groups(usize),
     /// Blocks of 128 rows × 128 columns.
     Blocks,

@@ -111,7 +111,7 @@ pub fn block_size(kind: u32) -> Option<(usize, usize)> {
 }
 
 const MAX_RANK: usize = 4;
-/// Of a name or a key, half of what the format allows.
+/// The longest name or key, half of what the format allows.
 const MOST_NAME_BYTES: usize = 32 << 10;
 const DEFAULT_ALIGNMENT: usize = 32;
 /// Arrays in arrays; deeper ones are no metadata that anybody writes.

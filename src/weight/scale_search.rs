@@ -176,7 +176,7 @@ impl Search<'_> {
         }
     }
 
-    /// Those that `step` takes for a ratio are equal to its own in every bit.
+    /// A start whose ratio is the one of `step` is equal to that in every bit.
     #[inline(always)]
     fn start(&self, i: usize) -> Step {
         let Range { low, high } = self.range;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::tensor::DType;
 use half::{bf16, f16};
 
-/// Of an SFP code's values, before the tensor's scale.
+/// The largest of an SFP code's values, before the tensor's scale.
 const LARGEST: f32 = 1.875;
 
 /// The BF16 of a code that is not 0x80.

@@ -18,7 +18,7 @@ pub struct WeightView {
     pub row_stride: usize,
     pub gated: bool,
     pub scales: Scales,
-    /// Of Int4 with zero points, one beside each scale; else NULL.
+    /// The zero points of Int4, one beside each scale: the value that q = 0 stands for; NULL without them.
     pub offsets: *const f16,
     /// i32 [K]: column j multiplies element order[j] of an input row (GPTQ's activation order); NULL: element j.
     pub order: *const i32,

@@ -69,7 +69,7 @@ CHECK_APART static int check_ok(const char* file, int line, const char* what, nv
 // The call fails with this status, and its text holds every one of the words: it names the value and the limit.
 #define CHECK_FAILS(call, expected, ...) \
   check_fails(__FILE__, __LINE__, #call, (call), (expected), (const char* const[]){__VA_ARGS__, NULL})
-// As above, where the call matters and the text does not.
+// The call is refused as invalid, whatever the text says.
 #define CHECK_INVALID(call) CHECK_FAILS(call, NVB_ERROR_INVALID_ARGUMENT, "nvb_")
 
 CHECK_APART static void check_fails(const char* file, int line, const char* what, nvb_status status,

@@ -76,7 +76,7 @@ int main(void) {
   const int64_t shapes[3][3] = {{0, 2, WIDTH}, {2, 0, WIDTH}, {0, 0, WIDTH}};
   for (int i = 0; i < 3; ++i) {
     const int64_t* shape = shapes[i];
-    // As every library that computes row-major strides writes them: with the extents, and with 1 for those of 0.
+    // Libraries write row-major strides in one of these ways: with the extents, or with 1 for those of 0.
     const int64_t products[3] = {shape[1] * WIDTH, WIDTH, 1};
     const int64_t of_ones[3] = {(shape[1] > 0 ? shape[1] : 1) * WIDTH, WIDTH, 1};
     const int64_t odd[3] = {3, 50, 2};

@@ -35,13 +35,14 @@ static void test_error(fixture* f) {
   CHECK(failure.requested == 30 * MIB && failure.limit == 64 * MIB && failure.allocated == 40 * MIB);
   CHECK(failure.held == failure.allocated + failure.cached && failure.largest_free > 0);
   CHECK(failure.device_total > 0 && failure.device_free <= failure.device_total);
-  CHECK((failure.rungs_tried & 1U << NVB_RUNG_CACHES) != 0 && (failure.rungs_tried & 1U << NVB_RUNG_SPILL) == 0);
+  CHECK((failure.recovery_steps_tried & 1U << NVB_RECOVERY_STEP_CACHES) != 0 &&
+        (failure.recovery_steps_tried & 1U << NVB_RECOVERY_STEP_SPILL) == 0);
   CHECK_EQUAL(failure.reserved, 0);
   CHECK_STRUCT(failure, get_failure, NULL);
-  // Of another kind of error there are no numbers.
+  // Another kind of error has no numbers.
   CHECK_INVALID(nvb_memory_allocate(memory, 0, f->stream, &out));
   CHECK_OK(nvb_last_error_get_memory(&failure));
-  CHECK(failure.requested == 0 && failure.held == 0 && failure.rungs_tried == 0);
+  CHECK(failure.requested == 0 && failure.held == 0 && failure.recovery_steps_tried == 0);
 
   CHECK_OK(nvb_memory_check_available(memory, 0));
   CHECK_OK(nvb_memory_check_available(memory, 24 * MIB));
@@ -121,10 +122,10 @@ static void test_reclaim(fixture* f) {
   // 60 of 64 MiB are live; 24 more need both blocks of the first and none of the last.
   CHECK_OK(nvb_memory_allocate(memory, 24 * MIB, f->stream, &other));
   CHECK(first.count == 0 && last.count == 2 && first.asked >= 24 * MIB);
-  nvb_memory_rung_statistics rung;
-  nvb_memory_rung_statistics_init(&rung);
-  CHECK_OK(nvb_memory_get_rung_statistics(memory, NVB_RUNG_CALLBACKS, &rung));
-  CHECK(rung.tried == 1 && rung.helped == 1 && strcmp(rung.name, "callbacks") == 0);
+  nvb_memory_recovery_step_statistics step;
+  nvb_memory_recovery_step_statistics_init(&step);
+  CHECK_OK(nvb_memory_get_recovery_step_statistics(memory, NVB_RECOVERY_STEP_CALLBACKS, &step));
+  CHECK(step.tried == 1 && step.helped == 1 && strcmp(step.name, "callbacks") == 0);
   // When all have given all, the error comes.
   void* out = foreign_handle();
   CHECK_FAILS(nvb_memory_allocate(memory, 50 * MIB, f->stream, &out), NVB_ERROR_OUT_OF_MEMORY, "callbacks");

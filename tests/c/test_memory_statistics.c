@@ -1,4 +1,4 @@
-// What a memory manager says of itself: statistics, rungs, peaks, the leak report and the snapshot.
+// What a memory manager says of itself: statistics, recovery steps, peaks, the leak report and the snapshot.
 #include <fcntl.h>
 #include <pthread.h>
 
@@ -22,8 +22,8 @@ static nvb_status get_statistics(void* value, void* context) {
   return nvb_memory_get_statistics(context, value);
 }
 
-static nvb_status get_rung(void* value, void* context) {
-  return nvb_memory_get_rung_statistics(context, NVB_RUNG_TRIM, value);
+static nvb_status get_recovery_step(void* value, void* context) {
+  return nvb_memory_get_recovery_step_statistics(context, NVB_RECOVERY_STEP_TRIM, value);
 }
 
 static void test_statistics(fixture* f) {
@@ -62,15 +62,16 @@ static void test_statistics(fixture* f) {
   CHECK_FAILS(nvb_memory_query_device(NULL, &device_free, NULL), NVB_ERROR_INVALID_ARGUMENT, "NULL");
   CHECK_FAILS(nvb_memory_reset_peaks(NULL), NVB_ERROR_INVALID_ARGUMENT, "NULL");
 
-  nvb_memory_rung_statistics rung;
-  nvb_memory_rung_statistics_init(&rung);
-  CHECK_STRUCT(rung, get_rung, memory);
-  for (uint32_t i = 0; i < NVB_RUNG_COUNT; ++i) {
-    CHECK_OK(nvb_memory_get_rung_statistics(memory, i, &rung));
-    CHECK(rung.name[0] != '\0' && rung.helped <= rung.tried);
+  nvb_memory_recovery_step_statistics step;
+  nvb_memory_recovery_step_statistics_init(&step);
+  CHECK_STRUCT(step, get_recovery_step, memory);
+  for (uint32_t i = 0; i < NVB_RECOVERY_STEP_COUNT; ++i) {
+    CHECK_OK(nvb_memory_get_recovery_step_statistics(memory, i, &step));
+    CHECK(step.name[0] != '\0' && step.helped <= step.tried);
   }
-  CHECK_FAILS(nvb_memory_get_rung_statistics(memory, NVB_RUNG_COUNT, &rung), NVB_ERROR_INVALID_ARGUMENT, "rung is 7");
-  CHECK_FAILS(nvb_memory_get_rung_statistics(NULL, 0, &rung), NVB_ERROR_INVALID_ARGUMENT, "NULL");
+  CHECK_FAILS(nvb_memory_get_recovery_step_statistics(memory, NVB_RECOVERY_STEP_COUNT, &step),
+              NVB_ERROR_INVALID_ARGUMENT, "step is 7");
+  CHECK_FAILS(nvb_memory_get_recovery_step_statistics(NULL, 0, &step), NVB_ERROR_INVALID_ARGUMENT, "NULL");
   CHECK_OK(nvb_memory_manager_destroy(memory));
 }
 
@@ -223,7 +224,7 @@ static void test_snapshot(fixture* f) {
   CHECK_EQUAL(count(json, "\"allocate\""), 4);
   CHECK_EQUAL(count(json, "\"free\", "), 1);
   CHECK_EQUAL(count(json, "\"out_of_memory\""), 1);
-  CHECK(count(json, "\"rung\"") >= 1);
+  CHECK(count(json, "\"recovery_step\"") >= 1);
 
   // A pool's blocks that end with it end in the trace too, which alone keeps its name then.
   CHECK_OK(nvb_pool_destroy(pool));

@@ -87,8 +87,8 @@ static int leave_main_thread_first(void) {
   pthread_exit(NULL);
 }
 
-// As an engine's static objects do it. The memory of the tensors stays, because calls are given its address and no
-// handle.
+// Destroys everything as an engine's static objects do. The memory of the tensors stays, because calls are given its
+// address and no handle.
 static void destroy_all(void) {
   CHECK_OK(nvb_stream_destroy(f.stream));
   CHECK_OK(nvb_weight_destroy(r.weight));

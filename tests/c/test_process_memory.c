@@ -59,7 +59,7 @@ static double now(void) {
   return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-// As many children as `seconds` allow, spread over the requests, with `count` failures in a row each.
+// Runs as many children as `seconds` allow, spread over the requests, with `count` failures in a row each.
 static void sweep(const char* what, long total, long count, long at_least, double seconds) {
   children = refused = died = 0;
   double begin = now();

@@ -72,7 +72,7 @@ static void test_arrangements(fixture* f) {
   check_product(f, weight, gated, 2);
   CHECK_OK(nvb_weight_destroy(weight));
 
-  // The same from device memory, and borrowed there.
+  // The weight may come from device memory, too, and be borrowed there.
   void* on_device = upload(f, a, sizeof a);
   nvb_tensor part = nvb_tensor_2d(on_device, NVB_DTYPE_F32, 2, 3);
   for (uint32_t source = NVB_SOURCE_DEVICE; source <= NVB_SOURCE_BORROWED; ++source) {

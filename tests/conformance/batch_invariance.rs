@@ -44,7 +44,7 @@ struct Case {
     activation: Activation,
     gated: bool,
     bias: bool,
-    /// Of the batches; the row alone lies plainly.
+    /// The layout of the batches; the row alone lies plainly.
     layout: Layout,
 }
 

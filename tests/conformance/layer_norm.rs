@@ -12,7 +12,7 @@ use nvbackend::tensor::DType;
 struct Case {
     rows: usize,
     columns: usize,
-    /// Of input, residual, weight and output.
+    /// The dtypes of input, residual, weight and output.
     dtypes: [DType; 4],
     layout: Layout,
     residual: bool,

@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 struct Case {
     format: Format,
     dtype: DType,
-    /// Of each part.
+    /// The rows of each part.
     rows: Vec<usize>,
     columns: usize,
     layout: Layout,

@@ -96,7 +96,7 @@ struct Block {
     image: Vec<u8>,
     /// What the operation may write.
     writable: Vec<Tensor>,
-    /// The same in bytes of the image.
+    /// The writable tensors' bytes of the image.
     writable_bytes: Vec<Range<usize>>,
 }
 
@@ -244,15 +244,15 @@ impl Run<'_> {
         compare(tensor.dtype, &out, reference, bound, &[]).map_err(|text| Failure(format!("{name}: {text}")))
     }
 
-    /// As `expect`, for x · Φ(x) and its like: 1 + erf and 1 + tanh cancel where x is negative, which leaves an error
-    /// relative to x. `inputs` holds what each result is at most, the activation's input times its factor.
+    /// Compares as `expect` does, for x · Φ(x) and its like: 1 + erf and 1 + tanh cancel where x is negative, which
+    /// leaves an error relative to x. `inputs` holds what each result is at most, the activation's input times its factor.
     pub fn expect_activated(&self, name: &str, tensor: &Tensor, reference: &[f64], inputs: &[f64]) -> Outcome {
         let slack: Vec<f64> = inputs.iter().map(|x| x.abs() * 2f64.powi(-21)).collect();
         self.expect_with_slack(name, tensor, reference, &slack)
     }
 
-    /// As `expect`, for sums in f32, whose terms may cancel: `terms` holds the sum of their absolute values, of which a
-    /// rounding (2^-24) may be lost.
+    /// Compares as `expect` does, for sums in f32, whose terms may cancel: `terms` holds the sum of their absolute values,
+    /// of which a rounding (2^-24) may be lost.
     pub fn expect_summed(&self, name: &str, tensor: &Tensor, reference: &[f64], terms: &[f64]) -> Outcome {
         let slack: Vec<f64> = terms.iter().map(|sum| sum * 2f64.powi(-24)).collect();
         self.expect_with_slack(name, tensor, reference, &slack)

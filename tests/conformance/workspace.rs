@@ -32,7 +32,7 @@ use std::ptr::null_mut;
 enum Kind {
     /// Weight format (none: floats of the input's dtype), rows, input, output, gated.
     Linear(Option<Format>, usize, DType, DType, bool),
-    /// The same with an input in this encoding.
+    /// A linear product with an input in this encoding.
     Codes(Option<Format>, usize, Encoding),
     /// Weight format, rows, the input's encoding (none: floats), columns: the result is left in 8 bits.
     ToCodes(Option<Format>, usize, Option<Encoding>, usize),

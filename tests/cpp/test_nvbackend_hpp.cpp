@@ -132,7 +132,8 @@ void memory() {
     });
     block = manager.allocate(50 << 20, stream);
   }
-  expect(calls == 1 && manager.rung_statistics(NVB_RUNG_CALLBACKS).helped == 1, "the callback has helped");
+  expect(calls == 1 && manager.recovery_step_statistics(NVB_RECOVERY_STEP_CALLBACKS).helped == 1,
+         "the callback has helped");
   expect(manager.leak_report().find("1 live blocks of 52428800 bytes\n") == 0, "the report has the block");
   expect(manager.snapshot().substr(0, 14) == "{\n\"version\": 1", "the snapshot is JSON");
   const std::string path = "/tmp/nvbackend_hpp_" + std::to_string(getpid()) + ".json";

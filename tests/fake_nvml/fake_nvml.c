@@ -59,7 +59,7 @@ int nvmlDeviceGetMemoryInfo_v2(void* device, memory_v2* memory) {
   return SUCCESS;
 }
 
-// Of the GPU, the only sensor.
+// The GPU's temperature: it is the only sensor.
 int nvmlDeviceGetTemperature(void* device, unsigned sensor, unsigned* degrees) {
   return device == &board && sensor == 0 ? give(degrees, 31) : INVALID_ARGUMENT;
 }
@@ -76,7 +76,7 @@ int nvmlDeviceGetEnforcedPowerLimit(void* device, unsigned* milliwatts) {
   return device == &board ? give(milliwatts, 43000) : INVALID_ARGUMENT;
 }
 
-// Of graphics, multiprocessors, memory and video.
+// The clocks of graphics, multiprocessors, memory and video.
 int nvmlDeviceGetClockInfo(void* device, unsigned domain, unsigned* mhz) {
   return device == &board && domain < 4 ? give(mhz, 51 + domain) : INVALID_ARGUMENT;
 }

@@ -222,7 +222,7 @@ impl Engine {
             metrics = self.metrics();
         }
         let after = books();
-        // Of the copy of decode's positions, which costs the call its time alone.
+        // These functions copy decode's positions; their failure costs the call its time alone.
         let of_positions = |function: &str| matches!(function, "cuMemHostAlloc" | "cuMemcpyDtoHAsync_v2");
         let fault = fake().map(|fake| fake.fault_function()).unwrap_or_default();
         if faults == 0 && start.faults > 0 && outcome.is_ok() && of_positions(&fault) {

@@ -190,7 +190,7 @@ extern "C" fn cudaFuncSetAttribute(kernel: *const c_void, attribute: c_int, valu
     remember(set(kernel, attribute, value))
 }
 
-/// Of one device.
+/// There is one device.
 #[no_mangle]
 unsafe extern "C" fn cudaGetDevice(device: *mut c_int) -> c_int {
     // SAFETY: the caller's variable.

@@ -61,7 +61,7 @@ pub fn priorities(file: &Path) -> Result<String, String> {
     Ok("100 priorities, 6 streams".to_owned())
 }
 
-/// Of two streams without a user the one that has finished its work is given out, though the other has rested longer.
+/// The one of two streams without a user that has finished its work is given out, though the other has rested longer.
 pub fn busy_streams(file: &Path) -> Result<String, String> {
     const BYTES: usize = 4096;
     passes(|| {

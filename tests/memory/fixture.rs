@@ -44,9 +44,9 @@ impl Fixture {
         self.manager.free(pointer, stream.raw()).expect("a live block");
     }
 
-    /// How often a rung was tried and helped.
-    pub fn rung(&self, rung: nvbackend::memory::ladder::Rung) -> (u64, u64) {
-        let statistics = self.manager.get_statistics().rungs[rung as usize];
+    /// How often a recovery step was tried and helped.
+    pub fn step(&self, step: nvbackend::memory::ladder::RecoveryStep) -> (u64, u64) {
+        let statistics = self.manager.get_statistics().recovery_steps[step as usize];
         (statistics.tried, statistics.helped)
     }
 }

@@ -7,7 +7,7 @@ mod fixture;
 mod gate;
 mod leaks;
 mod random;
-mod rungs;
+mod recovery_steps;
 mod sequence;
 mod sequences;
 mod serving;

@@ -226,14 +226,14 @@ fn a_week_of_serving_loses_little_memory() {
     }
     let statistics = server.manager.get_statistics();
     println!(
-        "{} operations in {:.1} s, {:.0} ns each; at most {} MiB live and {} MiB held; {} sequences put off; rungs {:?}",
+        "{} operations in {:.1} s, {:.0} ns each; at most {} MiB live and {} MiB held; {} sequences put off; recovery steps {:?}",
         server.operations,
         start.elapsed().as_secs_f64(),
         start.elapsed().as_nanos() as f64 / server.operations as f64,
         statistics.peak >> 20,
         statistics.peak_reserved >> 20,
         server.preempted,
-        statistics.rungs.map(|rung| (rung.tried, rung.helped))
+        statistics.recovery_steps.map(|step| (step.tried, step.helped))
     );
     assert_eq!(losses.len() as u64, DAYS);
     let last = *losses.last().expect("seven days");

@@ -265,7 +265,7 @@ fn the_manager_sleeps_while_others_allocate() {
     beside_workers(&[&sleep, &pool, &|fixture, _, done| trim(fixture, done)]);
 }
 
-/// Of two handles of a stream one ends, while work is queued through the other behind the event that is recorded then.
+/// One of two handles of a stream ends, while work is queued through the other behind the event that is recorded then.
 #[test]
 fn a_handle_ends_while_its_stream_is_used_through_another() {
     let fixture = Fixture::new(1 << 30, MemoryOptions::default());

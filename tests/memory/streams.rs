@@ -4,7 +4,7 @@ use super::fixture::{Fixture, MIB};
 use super::simulated::{Call, Simulated};
 use nvbackend::device::RawHandle;
 use nvbackend::memory::options::Limit;
-use nvbackend::memory::MemoryOptions;
+use nvbackend::memory::{Blocks, MemoryOptions};
 use std::sync::atomic::Ordering;
 
 fn calls(fixture: &Fixture, call: Call) -> usize {
@@ -244,4 +244,29 @@ fn nobody_uses_a_stream_that_has_ended() {
         let other = asking.join().expect("the event was recorded before the stream was destroyed");
         assert_ne!(other, block as usize, "its work has not passed");
     });
+}
+
+/// The short way of the C functions does not hold the stream, which another thread may end meanwhile.
+#[test]
+fn what_is_done_at_once_never_shows_the_driver_a_stream_that_has_ended() {
+    let fixture = Fixture::new(1 << 30, MemoryOptions::default());
+    let (one, two) = (fixture.stream(0), fixture.stream(1));
+    let raw = one.raw();
+    let blocks = [8 * MIB, 8 * MIB].map(|bytes| fixture.allocate(bytes, &one));
+    fixture.free(blocks[1], &one);
+    assert!(fixture.manager.allocate_at_once(8 * MIB, raw).is_some_and(|block| block == blocks[1]));
+    blocks.iter().for_each(|&block| fixture.device.work(raw, block as usize, 8 * MIB, 100));
+    drop(one);
+    fixture.device.state().destroyed.push(raw.0 as usize);
+    assert!(fixture.manager.allocate_at_once(4096, raw).is_none(), "the thread knows the stream no more");
+    for block in blocks {
+        assert!(fixture.manager.free_at_once(block, raw));
+    }
+    let other = fixture.allocate(8 * MIB, &two);
+    assert!(!blocks.contains(&other), "the work of the stream that has ended has not passed");
+    // The handle comes to mean another stream, whose work would run beside that of the first one.
+    fixture.device.state().destroyed.retain(|&handle| handle != raw.0 as usize);
+    let again = fixture.manager.allocate(8 * MIB, raw).expect("there is memory");
+    fixture.device.expect_usable(raw, again as usize, 8 * MIB);
+    [(again, raw), (other, two.raw())].map(|(block, raw)| fixture.manager.free(block, raw).expect("a live block"));
 }

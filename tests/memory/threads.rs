@@ -129,7 +129,7 @@ fn threads_under_a_limit_that_take_from_each_other() {
     for leak_tracking in [LeakTracking::Off, LeakTracking::Sampled(1 << 20)] {
         let manager = manager(MemoryOptions { limit, leak_tracking, zero_on_free: true, ..MemoryOptions::default() });
         run_threads(|thread| churn(&manager, &Gate::default(), thread));
-        assert!(manager.get_statistics().rungs[0].tried > 0, "the limit was never reached");
+        assert!(manager.get_statistics().recovery_steps[0].tried > 0, "the limit was never reached");
         expect_nothing_live(&manager);
     }
 }

@@ -37,7 +37,7 @@ def snapshot(rows, written=None, allocated=0, limit=64 * MIB):
             "failures": 1,
             "fragmentation": 0.125,
         },
-        "rungs": [{"name": name, "tried": 0, "helped": 0} for name in names],
+        "recovery_steps": [{"name": name, "tried": 0, "helped": 0} for name in names],
         "trace": {
             "written": len(rows) if written is None else written,
             "columns": ["nanoseconds", "kind", "address", "bytes", "stream", "reserved"],
@@ -49,8 +49,8 @@ def snapshot(rows, written=None, allocated=0, limit=64 * MIB):
 EVENTS = [
     [1_000_000, "allocate", 4096, 16 * MIB, 0, 16 * MIB],
     [2_000_000, "allocate", 8192, 32 * MIB, 0, 50 * MIB],
-    [3_000_000, "rung", 0, 20 * MIB, 0, 50 * MIB],
-    [3_100_000, "rung", 3, 20 * MIB, 0, 50 * MIB],
+    [3_000_000, "recovery_step", 0, 20 * MIB, 0, 50 * MIB],
+    [3_100_000, "recovery_step", 3, 20 * MIB, 0, 50 * MIB],
     [3_200_000, "out_of_memory", 0, 20 * MIB, 0, 50 * MIB],
     [4_000_000, "free", 4096, 16 * MIB, 0, 50 * MIB],
     [5_000_000, "trim", 0, 18 * MIB, 0, 32 * MIB],
@@ -82,8 +82,8 @@ class Timeline(unittest.TestCase):
     def test_every_event_has_its_mark(self):
         picture = self.draw(EVENTS, allocated=32 * MIB)
         self.assertEqual(picture.tips("failure"), ["20 MiB not to be had at 2.2 ms"])
-        self.assertEqual(len(picture.of("rung")), 2)
-        self.assertIn("trim at 2.1 ms, for 20 MiB", picture.tips("rung"))
+        self.assertEqual(len(picture.of("recovery_step")), 2)
+        self.assertIn("trim at 2.1 ms, for 20 MiB", picture.tips("recovery_step"))
         for kind in ("trim", "sleep", "wake"):
             self.assertTrue(picture.tips(kind)[0].startswith(f"{kind} at"))
         blocks = picture.tips("block")
@@ -116,7 +116,7 @@ class Timeline(unittest.TestCase):
         self.assertEqual(len(picture.of("legend")), 6)
         for text in ('Memory of a <device> & "more"', "time since the first event (ms)", "20 MiB", "60 MiB", "6", "trim"):
             self.assertIn(text, texts)
-        self.assertNotIn("callbacks", texts, "a rung that nobody climbed has no row")
+        self.assertNotIn("callbacks", texts, "a recovery step that nobody took has no row")
         self.assertTrue(any("12.5% of what is held" in text for text in texts))
         self.assertEqual(len(picture.of("limit")), 1)
 

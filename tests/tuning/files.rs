@@ -24,7 +24,7 @@ fn choices_outlive_their_backend_and_are_merged() {
     let file = folder.file();
     assert_eq!(entries(&file), 0, "no file is no error");
     write(&file, 3);
-    // Of a backend that opened the file when it had nothing in it.
+    // This backend opened the file when it had nothing in it.
     let first = backend(Some(&file));
     write(&file, 9);
     let (key, entry) = entry(&first, 100, "linear_cpu_128");

@@ -112,7 +112,7 @@ pub struct Spoiled<'a> {
     /// Leaves the output as it was.
     pub lazy: Vec<&'static str>,
     pub failing: Vec<&'static str>,
-    /// As `wrong`, but the first time.
+    /// Adds to one element of the output, but not the first time.
     pub wrong_later: Vec<&'static str>,
     pub runs: AtomicUsize,
     /// What is a candidate, instead of all.

@@ -92,7 +92,7 @@ fn a_full_disk_leaves_the_old_file() {
     assert_eq!(folder.names(), ["tuning.json"]);
 }
 
-/// The same on a file system that is full, where this process may mount one.
+/// A file system that is full leaves the old file, where this process may mount one.
 #[test]
 fn a_full_file_system_leaves_the_old_file() {
     let folder = Folder::new();

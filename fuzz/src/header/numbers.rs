@@ -64,7 +64,7 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         }
         (_, "operation") => random.below(16) as u64,
         (_, "layer") => random.of(&[0, 0, 0, 1]),
-        (_, "index" | "depth" | "place" | "rung") => random.of(&[0, 0, 1, 2, 5]),
+        (_, "index" | "depth" | "place" | "recovery_step") => random.of(&[0, 0, 1, 2, 5]),
         (_, "workload" | "preset" | "advice") => random.below(6) as u64,
         (_, "status") => random.of(&[0, 1, 100, 501, 1300]),
         (_, "enabled" | "keep_content" | "to_host") => random.below(2) as u64,

@@ -34,7 +34,7 @@ pub(super) struct BatchedKey {
 /// One call's worth: `count` matrices, `stride` elements apart.
 struct Batches {
     count: usize,
-    /// Of B, A and C.
+    /// Those of B, A and C, in this order.
     strides: [usize; 3],
 }
 
@@ -171,7 +171,7 @@ impl CublasLt {
 struct BatchedDescriptors<'a> {
     owner: &'a CublasLt,
     matmul: Handle,
-    /// Of B, A and C.
+    /// Those of B, A and C, in this order.
     layouts: [Handle; 3],
 }
 

@@ -1,8 +1,8 @@
 //! Algorithms beyond the heuristic's lists: those of the lists with other tiles, clusters and orders of tiles.
 //!
-//! Of several hundred algorithms of cuBLASLt 13.1 that were timed for x·Wᵀ + b with GELU in BF16 on an H200, the fastest was in
-//! no list, and all of the fastest, with an epilogue or without, had tiles of 128 by 112 to 176 in clusters of two. Rates beside
-//! that of the best plain product, which its list reaches within 0.3 %:
+//! Several hundred algorithms of cuBLASLt 13.1 were timed for x·Wᵀ + b with GELU in BF16 on an H200. The fastest was in
+//! no list, and all of the fastest, with an epilogue or without, had tiles of 128 by 112 to 176 in clusters of two.
+//! Rates beside that of the best plain product, which its list reaches within 0.3 %:
 //!
 //! | m, n, k | first of its list | best of its list | best of the plain product's | best |
 //! |---|---|---|---|---|
@@ -48,7 +48,7 @@ const CENTRES: usize = 2;
 /// What is varied of an algorithm; all else stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Configuration {
-    /// Of `TILES`.
+    /// The tile's place in `TILES`.
     size: usize,
     /// The custom option, 0 to 3. To judge by its kernels' names, bit 0 says which extent of a tile is the one that varies,
     /// bit 1 whether the tiles are gone through along rows or columns; from 4 on two groups of warps share a tile.
@@ -78,7 +78,7 @@ impl Configuration {
         (0..4).flat_map(of_order).collect()
     }
 
-    /// Those that differ in one thing: the tile's next size, the order, the cluster, the swizzle.
+    /// Configurations that differ in one thing: the tile's next size, the order, the cluster, the swizzle.
     fn neighbours(self) -> Vec<Configuration> {
         let sizes = [self.size.checked_sub(1), Some(self.size + 1).filter(|&size| size < TILES.len())];
         let sizes = sizes.into_iter().flatten().map(|size| Configuration { size, ..self });

@@ -1,10 +1,10 @@
-//! Each rung of the out-of-memory ladder, forced alone, and the error when all have been climbed.
+//! Each recovery step of the out-of-memory ladder, forced alone, and the error when all have been taken.
 
 use super::fixture::{Fixture, MIB};
 use super::simulated::Simulated;
 use nvbackend::device::RawHandle;
 use nvbackend::error::Status;
-use nvbackend::memory::ladder::Rung;
+use nvbackend::memory::ladder::RecoveryStep;
 use nvbackend::memory::options::{Limit, Spill};
 use nvbackend::memory::{MemoryManager, MemoryOptions};
 use std::sync::{Arc, Mutex, Weak};
@@ -23,7 +23,7 @@ fn freed_blocks_of_one_class_serve_another() {
     let blocks: Vec<_> = (0..64).map(|_| fixture.allocate(MIB, &stream)).collect();
     blocks.into_iter().for_each(|block| fixture.free(block, &stream));
     let large = fixture.allocate(60 * MIB, &stream);
-    assert_eq!(fixture.rung(Rung::Caches), (1, 1));
+    assert_eq!(fixture.step(RecoveryStep::Caches), (1, 1));
     fixture.free(large, &stream);
 }
 
@@ -49,7 +49,7 @@ fn a_stream_waits_for_another_ones_block_without_stopping_the_host() {
     fixture.free(block, &one);
     let part = fixture.allocate(20 * MIB, &two);
     assert_eq!(part, block, "the first part of what the other stream still uses");
-    assert_eq!(fixture.rung(Rung::Wait), (1, 1));
+    assert_eq!(fixture.step(RecoveryStep::Wait), (1, 1));
     let state = fixture.device.state();
     assert_eq!((state.waits_in_streams, state.now), (1, 0), "only the stream waits");
     drop(state);
@@ -68,7 +68,7 @@ fn the_host_waits_when_no_single_block_is_enough() {
         fixture.free(block, &one);
     }
     let large = fixture.allocate(60 * MIB, &two);
-    assert_eq!(fixture.rung(Rung::Wait), (1, 1));
+    assert_eq!(fixture.step(RecoveryStep::Wait), (1, 1));
     assert!(fixture.device.state().now > 0, "the host has waited");
     fixture.free(large, &two);
 }
@@ -82,7 +82,7 @@ fn memory_behind_short_runs_moves_behind_a_long_one() {
     freed.into_iter().for_each(|(_, block)| fixture.free(block, &stream));
     // 32 MiB are free in runs of 4 MiB.
     let large = fixture.allocate(30 * MIB, &stream);
-    assert_eq!(fixture.rung(Rung::Trim), (1, 1));
+    assert_eq!(fixture.step(RecoveryStep::Trim), (1, 1));
     fixture.free(large, &stream);
     kept.into_iter().for_each(|(_, block)| fixture.free(block, &stream));
 }
@@ -104,10 +104,10 @@ fn callbacks_free_what_the_engine_can_spare() {
         }),
     );
     let block = fixture.allocate(40 * MIB, &stream);
-    assert_eq!(fixture.rung(Rung::Callbacks), (1, 1));
+    assert_eq!(fixture.step(RecoveryStep::Callbacks), (1, 1));
     let error = fixture.manager.allocate(40 * MIB, stream.raw()).expect_err("nothing is left to spare");
     assert_eq!(error.status, Status::OutOfMemory);
-    assert_eq!(fixture.rung(Rung::Callbacks), (2, 1));
+    assert_eq!(fixture.step(RecoveryStep::Callbacks), (2, 1));
     fixture.manager.remove_reclaim(id).expect("added above");
     assert!(fixture.manager.remove_reclaim(id).is_err());
     fixture.free(block, &stream);
@@ -147,13 +147,13 @@ fn an_allocation_waits_for_other_threads_as_long_as_it_may() {
     std::thread::scope(|scope| {
         let waiter =
             scope.spawn(|| fixture.manager.allocate(50 * MIB, stream.raw()).expect("freed meanwhile") as usize);
-        while fixture.rung(Rung::OtherThreads).0 == 0 {
+        while fixture.step(RecoveryStep::OtherThreads).0 == 0 {
             std::thread::yield_now();
         }
         fixture.free(block as *mut _, &stream);
         fixture.free(waiter.join().expect("no panic") as *mut _, &stream);
     });
-    assert_eq!(fixture.rung(Rung::OtherThreads), (1, 1));
+    assert_eq!(fixture.step(RecoveryStep::OtherThreads), (1, 1));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn blocks_spill_to_the_host_if_that_is_allowed() {
     let first = fixture.allocate(60 * MIB, &stream);
     let second = fixture.manager.allocate(50 * MIB, stream.raw()).expect("spilled");
     assert_eq!(fixture.manager.get_statistics().spilled, 50 << 20);
-    assert_eq!(fixture.rung(Rung::Spill), (1, 1));
+    assert_eq!(fixture.step(RecoveryStep::Spill), (1, 1));
     assert!(fixture.manager.owns(second, 50 * MIB));
     fixture.free(second, &stream);
     fixture.free(first, &stream);
@@ -183,7 +183,7 @@ fn the_error_says_everything() {
     assert!(error.advice.contains("raise the memory limit"), "{}", error.advice);
     let failure = error.memory.expect("the manager's state");
     assert_eq!((failure.allocated, failure.limit), (30 << 20, 64 << 20));
-    assert!(failure.rungs_tried & 1 == 1 && failure.largest_free > 0);
+    assert!(failure.recovery_steps_tried & 1 == 1 && failure.largest_free > 0);
     assert_eq!(fixture.manager.get_statistics().failures, 1);
     assert!(fixture.manager.check_available(34 << 20).is_ok());
     assert_eq!(fixture.manager.check_available(35 << 20).expect_err("over the limit").status, Status::OutOfMemory);
