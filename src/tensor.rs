@@ -1,9 +1,13 @@
 //! Tensors: a dtype, a shape and strides over memory that somebody else owns.
 
+mod cache_layer;
+
 use crate::error::{Error, Result};
 use half::{bf16, f16};
 use std::ffi::c_void;
 use std::fmt;
+
+pub use cache_layer::{CacheLayer, KvView, MAX_HEAD_DIM};
 
 /// `nvb_dtype_code` of csrc/common/launch.h, the types of elements; the numbers are `NVB_DTYPE_*` of the C ABI too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

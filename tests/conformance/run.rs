@@ -3,12 +3,11 @@
 use crate::compare::{bound, compare, decode, encode};
 use crate::device::{devices, Device};
 use crate::random::{seed, Random};
-use nvbackend::attention::kv_cache::CacheLayer;
 use nvbackend::device::CopyKind;
 use nvbackend::error::{Error, Result, Status};
 use nvbackend::executor::Executor;
 use nvbackend::stream::Stream;
-use nvbackend::tensor::{DType, Tensor};
+use nvbackend::tensor::{CacheLayer, DType, Tensor};
 use std::ffi::c_void;
 use std::fmt::Debug;
 use std::io::Write;
