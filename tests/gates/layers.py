@@ -150,7 +150,7 @@ def problems(root, left=frozenset(LEFT)):
     source = root / "src"
     listed = order((root / "docs" / "design.md").read_text())
     names = [name for name, _ in listed]
-    present = {path.stem for path in source.iterdir() if path.is_dir() or path.suffix == ".rs"} - {"lib"}
+    present = {path.relative_to(source).parts[0].removesuffix(".rs") for path in source.rglob("*.rs")} - {"lib"}
     found = [f"docs/design.md does not list the module {name}" for name in sorted(present - set(names))]
     found += [f"docs/design.md lists {name}, which src/ does not have" for name, planned in listed if not planned and name not in present]
     found += [f"docs/design.md lists {name} twice" for name in sorted({name for name in names if names.count(name) > 1})]
