@@ -18,9 +18,9 @@ type Element = (&'static str, &'static str);
 const HALVES: &[Element] = &[("f16", "__half"), ("bf16", "__nv_bfloat16")];
 const F32: &[Element] = &[("f32", "float")];
 /// BF16 that meets FP8 weights as the sum of two FP8 numbers (linear_quantized_wgmma_input.cuh).
-const TWO_FP8: &[Element] = &[("bf16_as_two_fp8", "nvb::quantized::SplitBf16")];
+const TWO_FP8: &[Element] = &[("bf16_as_two_fp8", "nvb::quantized::Bf16AsTwoFp8")];
 /// BF16 that meets Int4 weights as F16 times a power of two for each token.
-const SCALED_F16: &[Element] = &[("bf16_as_scaled_f16", "nvb::quantized::ScaledF16")];
+const SCALED_F16: &[Element] = &[("bf16_as_scaled_f16", "nvb::quantized::Bf16AsScaledF16")];
 const ONE: &[&str] = &[""];
 
 const WGMMA_ENCODING: &str = "template cudaError_t nvb::quantized::launch_wgmma_encoding<NVB_{ENCODING}, {element}>(
@@ -124,7 +124,7 @@ template cudaError_t launch_kind<Operands::kE4m3E5m2>(const nvb_linear_wgmma_par
     Family {
         stem: "linear_quantized",
         includes: &["linear/sm80/linear_quantized_int4.cuh"],
-        encodings: &["int4", "int4_offsets"],
+        encodings: &["int4", "int4_zero_points"],
         elements: &[HALVES],
         text: QUANTIZED,
     },
@@ -167,9 +167,9 @@ template cudaError_t launch_kind<Operands::kE4m3E5m2>(const nvb_linear_wgmma_par
     Family {
         stem: "linear_quantized_wgmma",
         includes: &["linear/sm90/linear_quantized_wgmma_launch.cuh"],
-        encodings: &["int4_offsets"],
+        encodings: &["int4_zero_points"],
         elements: &[HALVES, SCALED_F16],
-        text: "template cudaError_t nvb::quantized::launch_wgmma_int4_offsets<{element}>(
+        text: "template cudaError_t nvb::quantized::launch_wgmma_int4_zero_points<{element}>(
     const nvb_linear_quantized_params&, const nvb_launch&, const WgmmaPlan&);",
     },
 ];

@@ -6,7 +6,7 @@ use crate::device::{Device, RawHandle};
 use crate::error::{Error, Result};
 use crate::operation::Operation;
 use crate::ops::dequantize::Dequantize;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::ops::quantize::{Quantize, Quantized};
 use crate::registry::choices::{Choice, Choices};
 use crate::registry::KernelId;
@@ -21,22 +21,22 @@ pub trait Executor: Device {
     fn choices(&self) -> &Choices;
     /// The kernels that can do the product, of the registry, each of a vendor library's algorithms by its rank. The memory
     /// behind the descriptor is not touched.
-    fn linear_candidates(&self, op: &Linear) -> Vec<Choice>;
+    fn linear_candidates(&self, op: &LinearProduct) -> Vec<Choice>;
     /// Why a kernel that is none of the candidates, though the product lies within its limits, cannot do it: which of the
     /// device, the options and the product's own shape ("device: …") is in the way.
-    fn linear_obstacle(&self, op: &Linear, kernel: KernelId) -> String;
+    fn linear_obstacle(&self, op: &LinearProduct, kernel: KernelId) -> String;
     /// Further algorithms of a vendor library for the product, beyond those that it names itself: without `fastest` some of
     /// every kind, else those that differ little from the first of these, which ran. Some may be candidates as well.
-    fn linear_variations(&self, _op: &Linear, _fastest: &[Choice]) -> Vec<Choice> {
+    fn linear_variations(&self, _op: &LinearProduct, _fastest: &[Choice]) -> Vec<Choice> {
         Vec::new()
     }
     /// What a product takes where nothing was chosen; `None` for an empty product. The memory is not touched.
-    fn linear_default(&self, op: &Linear) -> Option<Choice>;
+    fn linear_default(&self, op: &LinearProduct) -> Option<Choice>;
     /// The product by this choice: what it came to, with an algorithm's rank as what the library knows it by; `None`, and nothing
     /// queued that changes the output, where it cannot do the product.
-    fn linear_with(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>>;
+    fn linear_with(&self, op: &LinearProduct, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>>;
     /// The product by the plainest means that the executor has, which other kernels are held against. Slow.
-    fn linear_reference(&self, op: &Linear, stream: RawHandle) -> Result<()>;
+    fn linear_reference(&self, op: &LinearProduct, stream: RawHandle) -> Result<()>;
 
     /// `false`: the executor has no kernel, and the weight's host side dequantises.
     fn dequantize(&self, _op: &Dequantize, _stream: RawHandle) -> Result<bool> {

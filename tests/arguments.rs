@@ -176,7 +176,7 @@ fn another_type_is_refused() {
         ("signed", "src/cuda/rope.rs", "capacity: i32", "capacity: u32", "nvb_rope_params.capacity is of another type"),
         ("float", "csrc/rope/rope.h", "float base;", "int32_t base;", "nvb_rope_params.base is of another type"),
         ("const", "src/cuda/norm.rs", " output: *mut", " output: *const", "nvb_norm_rows.output is of another type"),
-        ("pointee", "src/cuda/linear_codes.rs", "*const f32", "*const i32", "scales is of another type"),
+        ("pointee", "src/cuda/linear_quantized_input.rs", "*const f32", "*const i32", "scales is of another type"),
         ("array", "src/cuda/quantize.rs", "MAX_PARTS: usize = 4", "MAX_PARTS: usize = 5", "of another type"),
     ] {
         let refusal = Copy::new(name).replace(file, from, to).refusal();
@@ -212,10 +212,16 @@ fn another_number_is_refused() {
 
 #[test]
 fn another_signature_is_refused() {
-    let lines = "nvb_cuda_linear_kernel_can(int32_t index, const nvb_linear_params* params, ";
-    let swapped = "nvb_cuda_linear_kernel_can(const nvb_linear_params* params, int32_t index, ";
+    let lines = "nvb_cuda_linear_kernel_supports(int32_t index, const nvb_linear_params* params,";
+    let swapped = "nvb_cuda_linear_kernel_supports(const nvb_linear_params* params, int32_t index,";
     for (name, file, from, to, says) in [
-        ("order", "csrc/linear/linear_table.h", lines, swapped, "nvb_cuda_linear_kernel_can has another signature"),
+        (
+            "order",
+            "csrc/linear/linear_table.h",
+            lines,
+            swapped,
+            "nvb_cuda_linear_kernel_supports has another signature",
+        ),
         ("result", "src/cuda/argmax.rs", "-> usize", "-> i32", "nvb_cuda_argmax_workspace has another signature"),
         ("throws", "csrc/softmax/softmax.h", " noexcept", "", "nvb_cuda_softmax is not noexcept"),
         (

@@ -17,7 +17,6 @@ struct nvb_argmax_params {
   uint32_t logits_dtype;
   uint32_t reserved;  // 0
 };
-static_assert(sizeof(nvb_argmax_params) == 56, "src/cuda mirrors this layout");
 
 // Reads rows and columns alone of the params.
 extern "C" size_t nvb_cuda_argmax_workspace(const nvb_argmax_params* params, const nvb_launch* launch) noexcept;

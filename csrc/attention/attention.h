@@ -28,7 +28,6 @@ struct nvb_attention_sequence {
   int32_t kv_length;    // valid keys
   int32_t first_block;  // ignored: the launcher's own
 };
-static_assert(sizeof(nvb_attention_sequence) == 24, "src/cuda/attention.rs mirrors this layout");
 
 // Prefill: many query rows a sequence. The tensor-core kernels take capability >= 8.0, keys and values of F16 or BF16,
 // query and output of that dtype or F32 (such a query is rounded to the keys' dtype), scale > 0, head_dim a multiple of
@@ -61,8 +60,6 @@ struct nvb_attention_prefill_params {
   uint32_t reserved;  // 0
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
-static_assert(sizeof(nvb_attention_prefill_params) == 152 + 24 * NVB_ATTENTION_MAX_SEQUENCES,
-              "src/cuda/attention.rs mirrors this layout");
 
 // Decode: one query row a sequence, at a position that the kernel reads from device memory; row b sees the keys
 // 0 ..= positions[b] of its slot. A position or slot outside the cache makes the row empty. The keys of a sequence
@@ -112,7 +109,6 @@ struct nvb_attention_decode_params {
   float scale;
   float soft_cap;  // 0 = none
 };
-static_assert(sizeof(nvb_attention_decode_params) == 208, "src/cuda/attention.rs mirrors this layout");
 
 extern "C" {
 

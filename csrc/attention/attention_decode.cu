@@ -19,7 +19,7 @@ bool is_valid(const nvb_attention_decode_params& p) {
   return std::isfinite(p.scale) && p.soft_cap >= 0.0f;
 }
 
-bool takes_mma(const nvb_attention_decode_params& p, const nvb_launch& launch) {
+bool supports_mma(const nvb_attention_decode_params& p, const nvb_launch& launch) {
   return launch.capability >= 80 && p.kv_dtype != NVB_F32 && p.head_dim % 8 == 0 &&
          is_aligned16(p.key, p.key_sequence_stride, 2) && is_aligned16(p.key, p.key_head_stride, 2) &&
          is_aligned16(p.key, p.key_token_stride, 2) && is_aligned16(p.value, p.value_sequence_stride, 2) &&
@@ -59,7 +59,7 @@ int choose_splits(const nvb_attention_decode_params& p, const nvb_launch& launch
 
 // Everything of a launch that follows from the arguments.
 struct DecodePlan {
-  bool brief;  // few keys; `mma` too
+  bool is_short;  // few keys; `mma` too
   bool mma;
   DecodeShape shape;
   int chunks;
@@ -71,14 +71,14 @@ struct DecodePlan {
 
 DecodePlan make_plan(const nvb_attention_decode_params& p, const nvb_launch& launch) {
   DecodePlan plan;
-  plan.mma = takes_mma(p, launch);
-  ShortPlan brief;
-  plan.brief = plan.mma && decode_short_plan(p, launch, brief);
-  if (plan.brief) {
+  plan.mma = supports_mma(p, launch);
+  ShortPlan short_plan;
+  plan.is_short = plan.mma && decode_short_plan(p, launch, short_plan);
+  if (plan.is_short) {
     plan.shape = {};
-    plan.chunks = brief.chunks;
-    plan.heads_per_chunk = brief.heads_per_chunk;
-    plan.splits = brief.blocks;
+    plan.chunks = short_plan.chunks;
+    plan.heads_per_chunk = short_plan.heads_per_chunk;
+    plan.splits = short_plan.blocks;
     plan.slots_per_head = 0;
     plan.partials = 0;
     return plan;
@@ -113,7 +113,7 @@ extern "C" const char* nvb_cuda_attention_decode_kernel_name(const nvb_attention
                                                              const nvb_launch* launch) noexcept {
   if (!nvb::is_valid(*params)) return nullptr;
   const nvb::DecodePlan plan = nvb::make_plan(*params, *launch);
-  return plan.brief ? "attention_decode_short" : plan.mma ? "attention_decode_mma" : "attention_decode_simt";
+  return plan.is_short ? "attention_decode_short" : plan.mma ? "attention_decode_mma" : "attention_decode_simt";
 }
 
 extern "C" cudaError_t nvb_cuda_attention_decode(const nvb_attention_decode_params* params,
@@ -132,7 +132,7 @@ extern "C" cudaError_t nvb_cuda_attention_decode(const nvb_attention_decode_para
   arguments.partial_sums = static_cast<float2*>(params->workspace);
   arguments.partial_outputs =
       reinterpret_cast<float*>(static_cast<unsigned char*>(params->workspace) + nvb::sums_bytes(plan));
-  if (plan.brief) return nvb::launch_decode_short(arguments, *launch);
+  if (plan.is_short) return nvb::launch_decode_short(arguments, *launch);
   return plan.mma ? nvb::launch_decode_mma(arguments, plan.shape, *launch)
                   : nvb::launch_decode_simt(arguments, plan.shape, *launch);
 }

@@ -3,9 +3,9 @@
 //
 // Block (split, kv_head * chunks + chunk, sequence) reads its part of the keys for the `heads` query heads of the chunk
 // and leaves, for each of its `parts` (warps, say), the unnormalised output, the maximum m and the sum l in shared
-// memory. `finish_split` merges the parts; if the sequence is split, it writes (m, l, O) to the workspace, and the last
-// block of every kGroup to arrive merges these, then the last group of all. A merge adds in the order of the splits
-// whichever block does it, so the result does not depend on timing.
+// memory. `epilogue_split` merges the parts; if the sequence is split, it writes (m, l, O) to the workspace, and the
+// last block of every kGroup to arrive merges these, then the last group of all. A merge adds in the order of the
+// splits whichever block does it, so the result does not depend on timing.
 #pragma once
 
 #include "../common/programmatic_launch.cuh"
@@ -148,8 +148,8 @@ __device__ __forceinline__ void merge_parts(const DecodeArguments& arguments, in
 }
 
 // Called by the whole block with `result` complete, after a barrier. `total` is shared, [kMaxHeadsPerBlock].
-__device__ __forceinline__ void finish_split(const DecodeArguments& arguments, const DecodeBlock& block,
-                                             const SplitResult& result, float2* total) {
+__device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments, const DecodeBlock& block,
+                                               const SplitResult& result, float2* total) {
   const nvb_attention_decode_params& p = arguments.params;
   const int threads = blockDim.x;
   const int head_dim = p.head_dim;

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
-  finish_split(arguments, block, SplitResult{query, 0, p.head_dim, 1, part_maximum, part_sum}, total);
+  epilogue_split(arguments, block, SplitResult{query, 0, p.head_dim, 1, part_maximum, part_sum}, total);
 }
 
 template <typename T>

@@ -28,7 +28,7 @@ bool is_valid(const nvb_attention_prefill_params& p) {
   return true;
 }
 
-bool takes_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   if (launch.capability < 80 || p.kv_dtype == NVB_F32 || p.head_dim % 8 != 0 || !(p.scale > 0.0f) ||
       (p.query_dtype != p.kv_dtype && p.query_dtype != NVB_F32) ||
       (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
@@ -91,13 +91,13 @@ int prefill_mma_rows(int head_dim, SharedClass shared) {
 extern "C" const char* nvb_cuda_attention_prefill_kernel_name(const nvb_attention_prefill_params* params,
                                                               const nvb_launch* launch) noexcept {
   if (!nvb::is_valid(*params)) return nullptr;
-  return nvb::takes_mma(*params, *launch) ? "attention_prefill_mma" : "attention_prefill_simt";
+  return nvb::supports_mma(*params, *launch) ? "attention_prefill_mma" : "attention_prefill_simt";
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill(const nvb_attention_prefill_params* params,
                                                   const nvb_launch* launch) noexcept {
   if (!nvb::is_valid(*params)) return cudaErrorInvalidValue;
-  const bool mma = nvb::takes_mma(*params, *launch);
+  const bool mma = nvb::supports_mma(*params, *launch);
   const nvb::SharedClass shared = nvb::shared_class(launch->capability);
   nvb::PrefillArguments arguments;
   const int64_t blocks = nvb::arrange(

@@ -34,4 +34,3 @@ struct nvb_launch {
   int32_t shared_bytes_per_block;  // the opt-in maximum
   int32_t l2_bytes;
 };
-static_assert(sizeof(nvb_launch) == 24, "src/cuda/launch.rs mirrors this layout");

@@ -22,4 +22,3 @@ struct nvb_norm_rows {
   uint32_t weight_dtype;
   uint32_t output_dtype;
 };
-static_assert(sizeof(nvb_norm_rows) == 96, "src/cuda/norm.rs mirrors this layout");

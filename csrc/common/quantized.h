@@ -10,7 +10,8 @@
 
 #include <stdint.h>
 
-// Value of an element: Int8 scale * q; Int4 scale * (q - 8), or scale * q + offset; FP8 scale * value(q).
+// Value of an element: Int8 scale * q; Int4 scale * (q - 8), or scale * q + zero point, which is the value that q = 0
+// stands for; FP8 scale * value(q).
 enum nvb_encoding_code : uint32_t {
   NVB_FP8_E4M3 = 1,  // largest finite 448, no infinity, 0x7f and 0xff are NaN
   NVB_FP8_E5M2 = 2,
@@ -27,11 +28,11 @@ enum nvb_scale_code : uint32_t {
   NVB_SCALES_BLOCKS = 3,
 };
 
-// A quantised [rows, columns] weight in device memory; data, scales and offsets are 16-byte aligned.
+// A quantised [rows, columns] weight in device memory; data, scales and zero points are 16-byte aligned.
 struct nvb_quantized_matrix {
   const void* data;
   const void* scales;
-  const void* offsets;  // of Int4 with zero points, as the scales lie; else null
+  const void* zero_points;  // of Int4 with zero points, as the scales lie; else null
   int64_t rows;
   int64_t columns;
   int64_t row_bytes;  // of an 8-bit encoding, a multiple of 16; ignored for Int4
@@ -40,13 +41,12 @@ struct nvb_quantized_matrix {
   uint32_t group;  // of k, with NVB_SCALES_GROUPS: 32, 64 or 128
   uint32_t reserved;
 };
-static_assert(sizeof(nvb_quantized_matrix) == 64, "src/cuda/quantized.rs mirrors this layout");
 
 // Whether the encoding has this kind of scales, in a layout that kernels read.
-inline bool nvb_is_valid_quantized(uint32_t encoding, uint32_t scale_kind, uint32_t group, const void* offsets) {
+inline bool nvb_is_valid_quantized(uint32_t encoding, uint32_t scale_kind, uint32_t group, const void* zero_points) {
   const bool groups = scale_kind == NVB_SCALES_GROUPS && (group == 32 || group == 64 || group == 128);
   if (encoding == NVB_INT4) return groups;
-  if (offsets != nullptr) return false;
+  if (zero_points != nullptr) return false;
   if (encoding == NVB_INT8) return groups || scale_kind == NVB_SCALES_ROWS;
   const bool fp8 = encoding == NVB_FP8_E4M3 || encoding == NVB_FP8_E5M2;
   return fp8 && (scale_kind == NVB_SCALES_ROWS || scale_kind == NVB_SCALES_BLOCKS);

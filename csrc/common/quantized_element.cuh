@@ -44,7 +44,7 @@ __device__ __forceinline__ uint32_t load_four_codes(const nvb_quantized_matrix& 
   }
 }
 
-// The scale and offset of element (row, k); value = scale * q + offset, with Int4's q counted from 0.
+// The scale and zero point of element (row, k); value = scale * q + zero point, with Int4's q counted from 0.
 template <uint32_t Encoding>
 __device__ __forceinline__ float2 load_scale(const nvb_quantized_matrix& matrix, int64_t row, int64_t k) {
   if (Encoding != NVB_INT4 && matrix.scale_kind == NVB_SCALES_ROWS) {
@@ -59,8 +59,8 @@ __device__ __forceinline__ float2 load_scale(const nvb_quantized_matrix& matrix,
   const int64_t index = group_scale_index<Encoding>(row, k >> shift, groups);
   const float scale = __half2float(static_cast<const __half*>(matrix.scales)[index]);
   if constexpr (Encoding != NVB_INT4) return make_float2(scale, 0.0f);
-  if (matrix.offsets == nullptr) return make_float2(scale, -8.0f * scale);
-  return make_float2(scale, __half2float(static_cast<const __half*>(matrix.offsets)[index]));
+  if (matrix.zero_points == nullptr) return make_float2(scale, -8.0f * scale);
+  return make_float2(scale, __half2float(static_cast<const __half*>(matrix.zero_points)[index]));
 }
 
 // Int4 without zero points is one exact product and one rounding: fma(scale, q, -8 scale) = scale (q - 8).

@@ -14,7 +14,6 @@ struct nvb_quantized_output {
   uint32_t encoding;      // NVB_FP8_E4M3 or NVB_INT8
   uint32_t given_scales;  // 0 or 1
 };
-static_assert(sizeof(nvb_quantized_output) == 32, "src/cuda/quantized.rs mirrors this layout");
 
 inline bool nvb_is_valid_output(const nvb_quantized_output& output) {
   return output.data == nullptr || (output.scales != nullptr && output.given_scales <= 1 &&

@@ -51,26 +51,26 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // Keeps the compiler from moving reads and writes of d over a wait, which does not name them.
 template <int Count>
-__device__ __forceinline__ void wgmma_hold(float (&d)[Count]) {
+__device__ __forceinline__ void wgmma_fence_operand(float (&d)[Count]) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 template <int Count>
-__device__ __forceinline__ void wgmma_hold(uint32_t (&a)[Count]) {
+__device__ __forceinline__ void wgmma_fence_operand(uint32_t (&a)[Count]) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
 // Registers that a warp of this warpgroup may hold from here on; all four warps take part.
 template <int Count>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
 #ifdef NVB_WGMMA
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 #endif
 }
 template <int Count>
-__device__ __forceinline__ void leave_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
 #ifdef NVB_WGMMA
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 #endif
@@ -159,7 +159,7 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint
 // __nv_bfloat16; or float, of which the last 13 bits do not count, for 8 k; or the FP8 type of a, with b in E4M3, for
 // 32 k, added with about 14 bits.
 template <typename T, int Count>
-__device__ __forceinline__ void wgmma(float (&d)[Count], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+__device__ __forceinline__ void wgmma_rs(float (&d)[Count], const uint32_t (&a)[4], uint64_t b, int accumulate) {
   static_assert(Count == 8 || Count == 16 || Count == 32, "16, 32 or 64 columns");
 #ifdef NVB_WGMMA
   if constexpr (Count == 8) {

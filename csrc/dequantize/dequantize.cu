@@ -83,7 +83,7 @@ extern "C" cudaError_t nvb_cuda_dequantize(const nvb_dequantize_params* params, 
   const bool part = p.first_row >= 0 && p.rows >= 0 && p.first_row + p.rows <= matrix.rows && p.first_column >= 0 &&
                     p.columns >= 0 && p.first_column + p.columns <= matrix.columns && p.first_column % 8 == 0 &&
                     (p.order == nullptr || p.columns == matrix.columns);
-  if (!part || !nvb_is_valid_quantized(matrix.encoding, matrix.scale_kind, matrix.group, matrix.offsets) ||
+  if (!part || !nvb_is_valid_quantized(matrix.encoding, matrix.scale_kind, matrix.group, matrix.zero_points) ||
       nvb::float_dtype_bytes(p.output_dtype) == 0) {
     return cudaErrorInvalidValue;
   }

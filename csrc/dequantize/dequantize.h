@@ -22,6 +22,5 @@ struct nvb_dequantize_params {
   uint32_t output_dtype;
   uint32_t reserved;  // 0
 };
-static_assert(sizeof(nvb_dequantize_params) == 128, "src/cuda/dequantize.rs mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_dequantize(const nvb_dequantize_params* params, const nvb_launch* launch) noexcept;

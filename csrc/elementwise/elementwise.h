@@ -34,6 +34,5 @@ struct nvb_elementwise_params {
   uint32_t output_dtype;
   float scalar;
 };
-static_assert(sizeof(nvb_elementwise_params) == 88, "src/cuda mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_elementwise(const nvb_elementwise_params* params, const nvb_launch* launch) noexcept;

@@ -23,7 +23,6 @@ struct nvb_embedding_params {
   float scale;
   uint32_t reserved;  // 0
 };
-static_assert(sizeof(nvb_embedding_params) == 80, "src/cuda mirrors this layout");
 
 // The table [vocabulary, columns] is in an encoding of common/quantized.h; everything else is as in
 // nvb_embedding_params.
@@ -36,7 +35,6 @@ struct nvb_embedding_quantized_params {
   uint32_t output_dtype;
   float scale;
 };
-static_assert(sizeof(nvb_embedding_quantized_params) == 104, "src/cuda mirrors this layout");
 
 extern "C" {
 cudaError_t nvb_cuda_embedding(const nvb_embedding_params* params, const nvb_launch* launch) noexcept;

@@ -54,7 +54,7 @@ extern "C" cudaError_t nvb_cuda_embedding_quantized(const nvb_embedding_quantize
                                                     const nvb_launch* launch) noexcept {
   const nvb_embedding_quantized_params& p = *params;
   const nvb_quantized_matrix& table = p.table;
-  if (!nvb_is_valid_quantized(table.encoding, table.scale_kind, table.group, table.offsets) ||
+  if (!nvb_is_valid_quantized(table.encoding, table.scale_kind, table.group, table.zero_points) ||
       nvb::float_dtype_bytes(p.output_dtype) == 0) {
     return cudaErrorInvalidValue;
   }

@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "../common/activation.cuh"
+#include "../common/linear_epilogue.h"
 #include "../common/quantized_row.cuh"
-#include "../linear/linear.h"
 #include "gated_activation.h"
 
 namespace nvb {

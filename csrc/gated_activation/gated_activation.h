@@ -24,7 +24,6 @@ struct nvb_gated_activation_params {
   uint32_t reserved;
   nvb_quantized_output quantized_output;  // overlaps nothing else
 };
-static_assert(sizeof(nvb_gated_activation_params) == 112, "src/cuda/gated_activation.rs mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_gated_activation(const nvb_gated_activation_params* params,
                                                  const nvb_launch* launch) noexcept;

@@ -20,7 +20,7 @@ template <uint32_t Kind>
 __global__ void __launch_bounds__(32 * kWarps, 4)
     grouped_linear_plain(const nvb_grouped_linear_params p, const grouped_weight weight,
                          const LinearEpilogue epilogue) {
-  const token_tile tile = find_tile<kTokens>(p.offsets, p.experts, p.rows, blockIdx.y);
+  const token_tile tile = find_tile<kTokens>(p.expert_offsets, p.experts, p.rows, blockIdx.y);
   const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kRows;
   if (tile.expert < 0 || row >= p.n) return;
   const int lane = threadIdx.x % 32;
@@ -83,33 +83,33 @@ bool is_valid(const nvb_grouped_linear_params& p) {
   if (p.weight_dtype != 0) {
     return float_dtype_bytes(p.weight_dtype) != 0 && (p.weight_dtype == p.input_dtype || p.input_dtype == NVB_F32);
   }
-  return nvb_is_valid_quantized(p.encoding, p.scale_kind, p.group, p.weight_offsets);
+  return nvb_is_valid_quantized(p.encoding, p.scale_kind, p.group, p.zero_points);
 }
 
 bool is_empty(const nvb_grouped_linear_params& p) {
   return p.rows == 0 || p.n == 0 || p.experts == 0;
 }
 
-bool takes_input(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+bool supports_input(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const bool half = p.input_dtype == NVB_F16 || p.input_dtype == NVB_BF16;
   return launch.capability >= 80 && half && is_aligned16(p.input, p.rows == 1 ? 0 : p.input_stride, 2);
 }
 
-bool takes_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
-  return p.weight_dtype != 0 && p.k % 8 == 0 && is_aligned16(p.weight, p.weight_stride, 2) && takes_input(p, launch);
+bool supports_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  return p.weight_dtype != 0 && p.k % 8 == 0 && is_aligned16(p.weight, p.weight_stride, 2) && supports_input(p, launch);
 }
 
 // Chunks of 64 along k, counted in 32 bits, and an expert's first row of Int4 at the head of a tile.
-bool takes_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+bool supports_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const bool rows = p.encoding != NVB_INT4 || p.experts == 1 || p.n % 16 == 0;
   return p.weight_dtype == 0 && p.k > 0 && p.k % 64 == 0 && p.k <= int64_t{1} << 30 && rows &&
-         is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) && takes_input(p, launch);
+         is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) && supports_input(p, launch);
 }
 
 nvb_grouped_linear_family family_of(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
-  if (takes_quantized(p, launch)) return NVB_GROUPED_LINEAR_QUANTIZED;
-  if (!takes_mma(p, launch)) return NVB_GROUPED_LINEAR_PLAIN;
-  return takes_wgmma(p, launch) ? NVB_GROUPED_LINEAR_WGMMA : NVB_GROUPED_LINEAR_MMA;
+  if (supports_quantized(p, launch)) return NVB_GROUPED_LINEAR_QUANTIZED;
+  if (!supports_mma(p, launch)) return NVB_GROUPED_LINEAR_PLAIN;
+  return supports_wgmma(p, launch) ? NVB_GROUPED_LINEAR_WGMMA : NVB_GROUPED_LINEAR_MMA;
 }
 
 cudaError_t launch_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {

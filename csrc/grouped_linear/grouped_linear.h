@@ -6,9 +6,9 @@
 
 // x [rows, k], W [experts * n, k] (expert e: rows e n to (e + 1) n) in floats or in `encoding` with its scales, bias
 // [experts * n] or null, y [rows, n]; gated: the rows of W are (gate, up) pairs and y is [rows, n / 2], as in linear.h.
-// Rows offsets[e] to offsets[e + 1] of x are expert e's. The offsets are read by the kernel alone, so that one captured
-// graph serves every routing; they ascend from 0 to at most `rows`, and what is not so is clamped. Rows from
-// offsets[experts] on are not written.
+// Rows expert_offsets[e] to expert_offsets[e + 1] of x are expert e's. The expert_offsets are read by the kernel alone,
+// so that one captured graph serves every routing; they ascend from 0 to at most `rows`, and what is not so is clamped.
+// Rows from expert_offsets[experts] on are not written.
 //
 // Supported: x, bias and y of any float dtype; a float W of x's dtype, or of any where x is F32; any rows, n, k,
 // experts and strides. Tensor-core kernels take x in F16 or BF16 with 16-byte aligned rows from compute capability 8.0
@@ -17,10 +17,10 @@
 // Everything else takes a plain kernel. Nothing is rounded but the result.
 struct nvb_grouped_linear_params {
   const void* input;
-  const int32_t* offsets;  // [experts + 1]
+  const int32_t* expert_offsets;  // [experts + 1]
   const void* weight;
-  const void* scales;          // of a quantised weight
-  const void* weight_offsets;  // of Int4 with zero points, else null
+  const void* scales;       // of a quantised weight
+  const void* zero_points;  // of Int4 with zero points, else null
   const void* bias;
   void* output;
   int64_t rows;
@@ -40,7 +40,6 @@ struct nvb_grouped_linear_params {
   uint32_t activation;
   uint32_t gated;  // 0 or 1
 };
-static_assert(sizeof(nvb_grouped_linear_params) == 144, "src/cuda/grouped_linear.rs mirrors this layout");
 
 // Kernels of one family add in one order, whatever the rows and the tiles are.
 enum nvb_grouped_linear_family : uint32_t {

@@ -1,8 +1,8 @@
 // Which tokens a block of a grouped product takes, and the elements of its weights.
 #pragma once
 
+#include "../common/linear_epilogue.cuh"
 #include "../common/quantized_element.cuh"
-#include "../linear/linear_epilogue.cuh"
 #include "grouped_linear.h"
 
 namespace nvb {
@@ -30,8 +30,8 @@ struct grouped_weight {
 };
 
 inline grouped_weight make_weight(const nvb_grouped_linear_params& p) {
-  const nvb_quantized_matrix matrix = {p.weight,        p.scales,   p.weight_offsets, p.n * p.experts, p.k,
-                                       p.weight_stride, p.encoding, p.scale_kind,     p.group,         0};
+  const nvb_quantized_matrix matrix = {p.weight,        p.scales,   p.zero_points, p.n * p.experts, p.k,
+                                       p.weight_stride, p.encoding, p.scale_kind,  p.group,         0};
   return {matrix, p.weight_stride};
 }
 
@@ -57,7 +57,8 @@ struct token_tile {
 };
 
 template <int Side>
-__device__ __forceinline__ token_tile find_tile(const int32_t* offsets, int32_t experts, int64_t rows, int64_t tile) {
+__device__ __forceinline__ token_tile find_tile(const int32_t* expert_offsets, int32_t experts, int64_t rows,
+                                                int64_t tile) {
   const int lane = threadIdx.x % 32;
   int64_t base = 0;
   for (int32_t first = 0; first < experts; first += 32) {
@@ -65,8 +66,8 @@ __device__ __forceinline__ token_tile find_tile(const int32_t* offsets, int32_t 
     int64_t begin = 0;
     int64_t end = 0;
     if (expert < experts) {
-      begin = max(static_cast<int64_t>(offsets[expert]), int64_t{0});
-      end = min(static_cast<int64_t>(offsets[expert + 1]), rows);
+      begin = max(static_cast<int64_t>(expert_offsets[expert]), int64_t{0});
+      end = min(static_cast<int64_t>(expert_offsets[expert + 1]), rows);
     }
     const int64_t tiles = end > begin ? (end - begin + Side - 1) / Side : 0;
     int64_t through = tiles;
@@ -89,8 +90,8 @@ __device__ __forceinline__ token_tile find_tile(const int32_t* offsets, int32_t 
   return {0, 0, -1};
 }
 
-// Tiles of `side` tokens that `rows` tokens can make, whatever the offsets: each expert with a token ends in one that
-// may be short.
+// Tiles of `side` tokens that `rows` tokens can make, whatever the expert_offsets: each expert with a token ends in one
+// that may be short.
 inline int64_t most_tiles(const nvb_grouped_linear_params& p, int64_t side) {
   const int64_t short_tiles = p.experts < p.rows ? p.experts : p.rows;
   return p.rows / side + short_tiles;

@@ -33,8 +33,8 @@ __device__ __forceinline__ void unpack_sum(const nvb_layer_norm_params& p, const
 
 // (s - mean) * inverse * weight + bias, stored.
 template <int Width>
-__device__ __forceinline__ void finish(const nvb_layer_norm_params& p, int64_t row, int64_t column, float mean,
-                                       float inverse, float (&values)[Width]) {
+__device__ __forceinline__ void store_normalized(const nvb_layer_norm_params& p, int64_t row, int64_t column,
+                                                 float mean, float inverse, float (&values)[Width]) {
   float weights[Width];
   float biases[Width];
   if (p.weight != nullptr) load_vector<Width>(p.weight, p.weight_dtype, column, weights);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kRowThreads<Width>) layer_norm_kernel(const nv
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if (first + v * step >= columns) break;
-    finish<Width>(p, row, first + v * step, mean, inverse, values[v]);
+    store_normalized<Width>(p, row, first + v * step, mean, inverse, values[v]);
   }
 }
 
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kLongRowThreads, 1) layer_norm_long_kernel(con
   for (int64_t column = first; column < p.columns; column += step) {
     unpack_sum<Width>(p, load_sum<Width>(p, row, column), values);
     if (p.residual_output != nullptr) store_residual_output<Width>(p, row, column, values);
-    if (p.output != nullptr) finish<Width>(p, row, column, mean, inverse, values);
+    if (p.output != nullptr) store_normalized<Width>(p, row, column, mean, inverse, values);
   }
 }
 

@@ -15,6 +15,5 @@ struct nvb_layer_norm_params : nvb_norm_rows {
   float epsilon;
   uint32_t reserved;  // 0
 };
-static_assert(sizeof(nvb_layer_norm_params) == 120, "src/cuda/layer_norm.rs mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_layer_norm(const nvb_layer_norm_params* params, const nvb_launch* launch) noexcept;

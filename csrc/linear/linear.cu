@@ -1,6 +1,6 @@
 // nvb_cuda_linear: checks the parameters and picks the kernel, the first row of the table that fits.
+#include "../common/linear_epilogue.cuh"
 #include "../common/vector.cuh"
-#include "linear_epilogue.cuh"
 #include "linear_kernels.h"
 #include "linear_table.h"
 
@@ -41,7 +41,7 @@ struct Kernel {
   const char* name;
   bool (*fits)(Params, Launch);
   cudaError_t (*launch)(Params, Launch);
-  bool (*can)(Params, Launch) = nullptr;  // where the kernel can do more than it is chosen for
+  bool (*supports)(Params, Launch) = nullptr;  // where the kernel can do more than it is chosen for
 };
 
 cudaError_t launch_gemv(Params p, Launch launch) {
@@ -50,15 +50,15 @@ cudaError_t launch_gemv(Params p, Launch launch) {
   return launch_linear_gemv<float>(p, launch);
 }
 
-bool ring_can(Params p, Launch launch) {
-  return launch.capability >= 90 && p.m == 1 && fits_tensor_cores(p, launch) && linear_gemv_ring_takes(p, launch);
+bool supports_ring(Params p, Launch launch) {
+  return launch.capability >= 90 && p.m == 1 && fits_tensor_cores(p, launch) && linear_gemv_ring_supports(p, launch);
 }
 
 // Measured from 1536 x 1152 to 3840 x 15360. The bytes in flight shrink with rows shorter than a slot; of larger
 // weights linear_gemv reads as fast or faster.
 bool fits_ring(Params p, Launch launch) {
   constexpr int64_t kMost = int64_t{1} << 26;  // elements
-  return ring_can(p, launch) && p.k >= 1024 && p.n * p.k <= kMost;
+  return supports_ring(p, launch) && p.k >= 1024 && p.n * p.k <= kMost;
 }
 
 cudaError_t launch_ring(Params p, Launch launch) {
@@ -66,8 +66,8 @@ cudaError_t launch_ring(Params p, Launch launch) {
                                    : launch_linear_gemv_ring<__nv_bfloat16>(p, launch);
 }
 
-bool skinny_ring_can(Params p, Launch launch) {
-  return launch.capability >= 90 && p.m <= 8 && fits_tensor_cores(p, launch) && linear_skinny_ring_takes(p, launch);
+bool supports_skinny_ring(Params p, Launch launch) {
+  return launch.capability >= 90 && p.m <= 8 && fits_tensor_cores(p, launch) && linear_skinny_ring_supports(p, launch);
 }
 
 // Where it was measured to take less time than linear_gemv (2 rows) and linear_skinny (linear_skinny_ring.cuh has the
@@ -76,7 +76,7 @@ bool skinny_ring_can(Params p, Launch launch) {
 bool fits_skinny_ring(Params p, Launch launch) {
   constexpr int64_t kLeast = int64_t{10240} * 2560;
   constexpr int64_t kMost = int64_t{1} << 26;  // at 2 rows and in clusters
-  if (!skinny_ring_can(p, launch)) return false;
+  if (!supports_skinny_ring(p, launch)) return false;
   const int64_t elements = p.n * p.k;
   if (elements < kLeast) return false;
   if (p.k >= 8192) return p.m >= 3 && elements <= kMost;
@@ -88,7 +88,7 @@ cudaError_t launch_skinny_ring(Params p, Launch launch) {
                                    : launch_linear_skinny_ring<__nv_bfloat16>(p, launch);
 }
 
-bool skinny_can(Params p, Launch launch) {
+bool supports_skinny(Params p, Launch launch) {
   return p.m <= 8 && fits_tensor_cores(p, launch);
 }
 
@@ -98,7 +98,7 @@ bool skinny_can(Params p, Launch launch) {
 // weights (15.7 and 15.8 for 2560 x 10240).
 bool fits_skinny(Params p, Launch launch) {
   const bool short_waves = launch.capability >= 90 && p.n >= 4096 && p.k >= 1024 && p.n * p.k <= int64_t{1} << 24;
-  return skinny_can(p, launch) && p.m >= (short_waves ? 2 : 3);
+  return supports_skinny(p, launch) && p.m >= (short_waves ? 2 : 3);
 }
 
 cudaError_t launch_skinny(Params p, Launch launch) {
@@ -120,9 +120,9 @@ bool never(Params, Launch) {
 // Larger tiles read x and W fewer times, smaller ones give every multiprocessor work: a tile is taken once it fills a
 // good part of the device.
 constexpr Kernel kKernels[] = {
-    {"linear_skinny_ring", fits_skinny_ring, launch_skinny_ring, skinny_ring_can},
-    {"linear_skinny", fits_skinny, launch_skinny, skinny_can},
-    {"linear_gemv_ring", fits_ring, launch_ring, ring_can},
+    {"linear_skinny_ring", fits_skinny_ring, launch_skinny_ring, supports_skinny_ring},
+    {"linear_skinny", fits_skinny, launch_skinny, supports_skinny},
+    {"linear_gemv_ring", fits_ring, launch_ring, supports_ring},
     {"linear_gemv", [](Params p, Launch) { return p.m <= 8 && rows_are_aligned(p); }, launch_gemv},
     {"linear_gemv_unaligned", [](Params p, Launch) { return p.m <= 8; }, launch_gemv},
     {"linear_mma_16x32", [](Params p, Launch l) { return p.m <= 16 && fits_tensor_cores(p, l); },
@@ -150,9 +150,9 @@ bool is_kernel(int32_t index) {
   return index >= 0 && index < static_cast<int32_t>(sizeof kKernels / sizeof *kKernels);
 }
 
-bool can(int32_t index, Params params, Launch launch) {
+bool supports(int32_t index, Params params, Launch launch) {
   const Kernel& kernel = kKernels[index];
-  return (kernel.can != nullptr ? kernel.can : kernel.fits)(params, launch);
+  return (kernel.supports != nullptr ? kernel.supports : kernel.fits)(params, launch);
 }
 
 }  // namespace
@@ -178,14 +178,14 @@ extern "C" const char* nvb_cuda_linear_kernel_at(int32_t index) noexcept {
   return nvb::is_kernel(index) ? nvb::kKernels[index].name : nullptr;
 }
 
-extern "C" int32_t nvb_cuda_linear_kernel_can(int32_t index, const nvb_linear_params* params,
-                                              const nvb_launch* launch) noexcept {
-  return nvb::is_kernel(index) && nvb::is_valid(*params) && nvb::can(index, *params, *launch);
+extern "C" int32_t nvb_cuda_linear_kernel_supports(int32_t index, const nvb_linear_params* params,
+                                                   const nvb_launch* launch) noexcept {
+  return nvb::is_kernel(index) && nvb::is_valid(*params) && nvb::supports(index, *params, *launch);
 }
 
-extern "C" cudaError_t nvb_cuda_linear_with(int32_t index, const nvb_linear_params* params,
-                                            const nvb_launch* launch) noexcept {
-  if (!nvb_cuda_linear_kernel_can(index, params, launch)) return cudaErrorInvalidValue;
+extern "C" cudaError_t nvb_cuda_linear_launch(int32_t index, const nvb_linear_params* params,
+                                              const nvb_launch* launch) noexcept {
+  if (!nvb_cuda_linear_kernel_supports(index, params, launch)) return cudaErrorInvalidValue;
   if (params->m == 0 || params->n == 0) return cudaSuccess;
   return nvb::kKernels[index].launch(*params, *launch);
 }

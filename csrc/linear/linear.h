@@ -1,4 +1,4 @@
-// y = act(x Wᵀ + bias) + residual, and its second half alone for a product that another library made.
+// y = act(x Wᵀ + bias) + residual.
 #pragma once
 
 #include "../common/launch.h"
@@ -32,38 +32,10 @@ struct nvb_linear_params {
   uint32_t gated;  // 0 or 1
   uint32_t reserved;
 };
-static_assert(sizeof(nvb_linear_params) == 128, "src/cuda/linear.rs mirrors this layout");
-
-// product [rows, columns] → output [rows, columns] = act(product + bias) + residual, or, gated, [rows, columns / 2]
-// with the columns in (gate, up) pairs. The product is of any float dtype or i32, and is first multiplied by
-// row_scales[row] * column_scales[column] if these are given (both or none). Any float dtypes, any strides. Not gated,
-// the output may be the product itself, if that is of floats; it may be the residual.
-struct nvb_linear_epilogue_params {
-  const void* product;
-  const float* row_scales;     // [rows] or null
-  const float* column_scales;  // [columns] or null
-  const void* bias;            // [columns] or null
-  const void* residual;        // of the output's shape, or null
-  void* output;
-  int64_t rows;
-  int64_t columns;
-  int64_t product_stride;
-  int64_t residual_stride;
-  int64_t output_stride;
-  uint32_t product_dtype;
-  uint32_t bias_dtype;      // ignored without a bias
-  uint32_t residual_dtype;  // ignored without a residual
-  uint32_t output_dtype;
-  uint32_t activation;
-  uint32_t gated;  // 0 or 1
-};
-static_assert(sizeof(nvb_linear_epilogue_params) == 112, "src/cuda/linear.rs mirrors this layout");
 
 extern "C" {
 cudaError_t nvb_cuda_linear(const nvb_linear_params* params, const nvb_launch* launch) noexcept;
 
 // The kernel that nvb_cuda_linear would run, a static string; "none" for what it answers without a kernel.
 const char* nvb_cuda_linear_kernel_name(const nvb_linear_params* params, const nvb_launch* launch) noexcept;
-
-cudaError_t nvb_cuda_linear_epilogue(const nvb_linear_epilogue_params* params, const nvb_launch* launch) noexcept;
 }

@@ -14,10 +14,10 @@
 
 #include <type_traits>
 
+#include "../common/linear_epilogue.cuh"
 #include "../common/programmatic_launch.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
-#include "linear_epilogue.cuh"
 #include "linear_kernels.h"
 
 namespace nvb {

@@ -10,20 +10,20 @@ template <typename Weight>
 cudaError_t launch_linear_gemv(const nvb_linear_params& params, const nvb_launch& launch);
 bool linear_gemv_is_aligned(const nvb_linear_params& params);
 
-// linear_gemv_ring.cu: m = 1, compute capability 9.0; x and W of dtype T, aligned; what linear_gemv_ring_takes.
+// linear_gemv_ring.cu: m = 1, compute capability 9.0; x and W of dtype T, aligned; what linear_gemv_ring_supports.
 template <typename T>
 cudaError_t launch_linear_gemv_ring(const nvb_linear_params& params, const nvb_launch& launch);
-bool linear_gemv_ring_takes(const nvb_linear_params& params, const nvb_launch& launch);
+bool linear_gemv_ring_supports(const nvb_linear_params& params, const nvb_launch& launch);
 
 // linear_skinny.cuh: 1 ≤ m ≤ 8 on tensor cores; x and W of dtype T, aligned.
 template <typename T>
 cudaError_t launch_linear_skinny(const nvb_linear_params& params, const nvb_launch& launch);
 
 // linear_skinny_ring.cu: 1 ≤ m ≤ 8 on tensor cores, compute capability 9.0; x and W of dtype T, aligned; what
-// linear_skinny_ring_takes.
+// linear_skinny_ring_supports.
 template <typename T>
 cudaError_t launch_linear_skinny_ring(const nvb_linear_params& params, const nvb_launch& launch);
-bool linear_skinny_ring_takes(const nvb_linear_params& params, const nvb_launch& launch);
+bool linear_skinny_ring_supports(const nvb_linear_params& params, const nvb_launch& launch);
 
 // linear_mma.cuh: any m on tensor cores; x and W of dtype T, aligned.
 enum class MmaTile { k16x32, k16x32Ordered, k32x32, k64x64, k128x128 };

@@ -16,6 +16,5 @@ struct nvb_linear_order_params {
   uint32_t dtype;
   uint32_t reserved;  // 0
 };
-static_assert(sizeof(nvb_linear_order_params) == 64, "src/cuda/linear_quantized.rs mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_linear_order(const nvb_linear_order_params* params, const nvb_launch* launch) noexcept;

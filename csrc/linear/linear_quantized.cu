@@ -1,6 +1,7 @@
 // nvb_cuda_linear_quantized: checks the parameters and picks the kernel, the first row of the table that fits.
+#include "../common/hopper.h"
+#include "../common/linear_epilogue.cuh"
 #include "../common/vector.cuh"
-#include "linear_epilogue.cuh"
 #include "sm90/linear_quantized_decode.h"
 
 #include "linear_quantized_kernels.h"
@@ -18,7 +19,7 @@ constexpr int64_t kMaxHopperK = int64_t{1} << 20;  // and those for 9.0 bytes of
 bool is_valid(const nvb_linear_quantized_params& p) {
   const bool dtypes = float_dtype_bytes(p.input_dtype) != 0 && float_dtype_bytes(p.output_dtype) != 0 &&
                       (p.bias == nullptr || float_dtype_bytes(p.bias_dtype) != 0) && is_valid_residual(p);
-  const bool weight = nvb_is_valid_quantized(p.encoding, p.scale_kind, p.group, p.offsets) &&
+  const bool weight = nvb_is_valid_quantized(p.encoding, p.scale_kind, p.group, p.zero_points) &&
                       (p.encoding == NVB_INT4 || p.weight_stride % 16 == 0);
   return dtypes && weight && p.m >= 0 && p.n >= 0 && p.k >= 0 && p.k <= kMaxK && p.gated <= 1 &&
          (p.gated == 0 || p.n % 2 == 0) && p.activation <= NVB_SILU;
@@ -38,7 +39,7 @@ struct Kernel {
   const char* name;
   bool (*fits)(Params, Launch);
   cudaError_t (*launch)(Params, Launch);
-  bool (*can)(Params, Launch) = nullptr;  // where the kernel can do more than it is chosen for
+  bool (*supports)(Params, Launch) = nullptr;  // where the kernel can do more than it is chosen for
   size_t (*workspace)(Params) = nullptr;
 };
 
@@ -46,7 +47,8 @@ template <typename T>
 cudaError_t launch_encoding(Params p, Launch launch, Tokens tokens) {
   switch (p.encoding) {
     case NVB_INT4:
-      return p.offsets == nullptr ? launch_int4<T>(p, launch, tokens) : launch_int4_offsets<T>(p, launch, tokens);
+      return p.zero_points == nullptr ? launch_int4<T>(p, launch, tokens)
+                                      : launch_int4_zero_points<T>(p, launch, tokens);
     case NVB_INT8:
       return launch_int8<T>(p, launch, tokens);
     case NVB_FP8_E4M3:
@@ -79,14 +81,14 @@ cudaError_t launch_decode(Params p, Launch launch) {
                                   : launch_decode_encoding<__nv_bfloat16>(p, launch);
 }
 
-bool can_wgmma(Params p, Launch launch) {
+bool supports_wgmma(Params p, Launch launch) {
   return is_hopper(launch) && p.m <= 64 && fits_tensor_cores(p, launch);
 }
 
 // For 9 to 16 tokens, from the same times as the tables of linear_quantized_choices.h.
 bool wgmma_leads(Params p) {
   const int64_t row_blocks = (p.n + 15) / 16, chunks = p.k / 64;
-  if (p.offsets != nullptr) {
+  if (p.zero_points != nullptr) {
     // Where x and the sums of a cluster's rows leave linear_quantized_stationary no room, and of long rows. 57344 x
     // 8192 takes 108 µs for 16 tokens on an H200 so, and 274 by the best of the others.
     if (chunks < 143) return chunks >= 100 && row_blocks >= 1600 && p.m > (row_blocks < 2900 ? 12 : 9);
@@ -102,7 +104,7 @@ bool wgmma_leads(Params p) {
 }
 
 bool fits_wgmma(Params p, Launch launch) {
-  return (p.m > 16 || (p.m > 8 && wgmma_leads(p))) && can_wgmma(p, launch);
+  return (p.m > 16 || (p.m > 8 && wgmma_leads(p))) && supports_wgmma(p, launch);
 }
 
 // The dispatcher does not choose this kernel; it is asked for by name alone.
@@ -112,7 +114,7 @@ bool never(Params, Launch) {
 
 // Kernels of one compute capability stand in front of those that serve all of them.
 constexpr Kernel kKernels[] = {
-    {"linear_quantized_wgmma", fits_wgmma, launch_wgmma, can_wgmma, wgmma_workspace},
+    {"linear_quantized_wgmma", fits_wgmma, launch_wgmma, supports_wgmma, wgmma_workspace},
     {"linear_quantized_decode", [](Params p, Launch l) { return is_hopper(l) && p.m <= 16 && fits_tensor_cores(p, l); },
      launch_decode},
     {"linear_quantized_skinny8", [](Params p, Launch l) { return p.m <= 8 && fits_tensor_cores(p, l); },
@@ -137,9 +139,9 @@ bool is_kernel(int32_t index) {
   return index >= 0 && index < static_cast<int32_t>(sizeof kKernels / sizeof *kKernels);
 }
 
-bool can(int32_t index, Params params, Launch launch) {
+bool supports(int32_t index, Params params, Launch launch) {
   const Kernel& kernel = kKernels[index];
-  return (kernel.can != nullptr ? kernel.can : kernel.fits)(params, launch);
+  return (kernel.supports != nullptr ? kernel.supports : kernel.fits)(params, launch);
 }
 
 }  // namespace
@@ -174,22 +176,22 @@ extern "C" const char* nvb_cuda_linear_quantized_kernel_at(int32_t index) noexce
   return nvb::quantized::is_kernel(index) ? nvb::quantized::kKernels[index].name : nullptr;
 }
 
-extern "C" int32_t nvb_cuda_linear_quantized_kernel_can(int32_t index, const nvb_linear_quantized_params* params,
-                                                        const nvb_launch* launch) noexcept {
+extern "C" int32_t nvb_cuda_linear_quantized_kernel_supports(int32_t index, const nvb_linear_quantized_params* params,
+                                                             const nvb_launch* launch) noexcept {
   return nvb::quantized::is_kernel(index) && nvb::quantized::is_valid(*params) &&
-         nvb::quantized::can(index, *params, *launch);
+         nvb::quantized::supports(index, *params, *launch);
 }
 
-extern "C" size_t nvb_cuda_linear_quantized_workspace_with(int32_t index,
-                                                           const nvb_linear_quantized_params* params) noexcept {
+extern "C" size_t nvb_cuda_linear_quantized_kernel_workspace(int32_t index,
+                                                             const nvb_linear_quantized_params* params) noexcept {
   const bool runs = nvb::quantized::is_kernel(index) && nvb::quantized::is_valid(*params) && params->m > 0 &&
                     params->n > 0 && nvb::quantized::kKernels[index].workspace != nullptr;
   return runs ? nvb::quantized::kKernels[index].workspace(*params) : 0;
 }
 
-extern "C" cudaError_t nvb_cuda_linear_quantized_with(int32_t index, const nvb_linear_quantized_params* params,
-                                                      const nvb_launch* launch) noexcept {
-  if (!nvb_cuda_linear_quantized_kernel_can(index, params, launch)) return cudaErrorInvalidValue;
+extern "C" cudaError_t nvb_cuda_linear_quantized_launch(int32_t index, const nvb_linear_quantized_params* params,
+                                                        const nvb_launch* launch) noexcept {
+  if (!nvb_cuda_linear_quantized_kernel_supports(index, params, launch)) return cudaErrorInvalidValue;
   if (params->m == 0 || params->n == 0) return cudaSuccess;
   return nvb::quantized::kKernels[index].launch(*params, *launch);
 }

@@ -6,9 +6,9 @@
 // are further blocks, which find W in L2. Shared memory: none.
 #include <algorithm>
 
+#include "../common/linear_epilogue.cuh"
 #include "../common/quantized_element.cuh"
 #include "../common/reduce.cuh"
-#include "linear_epilogue.cuh"
 #include "linear_quantized_kernels.h"
 
 namespace nvb {
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 template <uint32_t Encoding, typename T>
 cudaError_t launch_input(const nvb_linear_quantized_params& p, const nvb_launch& launch) {
-  const nvb_quantized_matrix weight = {p.weight,        p.scales,   p.offsets,    p.n,     p.k,
-                                       p.weight_stride, p.encoding, p.scale_kind, p.group, 0};
+  const nvb_quantized_matrix weight = {p.weight,        p.scales,   p.zero_points, p.n,     p.k,
+                                       p.weight_stride, p.encoding, p.scale_kind,  p.group, 0};
   const int64_t pairs = (p.n + kRows - 1) / kRows;
   const dim3 grid(static_cast<unsigned>((pairs + kWarps - 1) / kWarps),
                   static_cast<unsigned>(std::min<int64_t>((p.m + kTokens - 1) / kTokens, 65535)));

@@ -5,8 +5,8 @@
 // a thread holds 8 x 4 sums. Both tiles are stored transposed (k first), so that a thread reads its rows as vectors.
 //
 // Shared memory: 2 * 16 * 68 * 4 bytes = 8.5 KiB, one stage; the next tile waits in registers (16 values a thread).
+#include "../common/linear_epilogue.cuh"
 #include "../common/vector.cuh"
-#include "linear_epilogue.cuh"
 #include "linear_kernels.h"
 
 namespace nvb {

@@ -11,15 +11,16 @@ const char* nvb_cuda_linear_kernel_at(int32_t index) noexcept;
 const char* nvb_cuda_linear_quantized_kernel_at(int32_t index) noexcept;
 
 // 1 if the kernel can do the product, whether or not the dispatcher would choose it.
-int32_t nvb_cuda_linear_kernel_can(int32_t index, const nvb_linear_params* params, const nvb_launch* launch) noexcept;
-int32_t nvb_cuda_linear_quantized_kernel_can(int32_t index, const nvb_linear_quantized_params* params,
-                                             const nvb_launch* launch) noexcept;
+int32_t nvb_cuda_linear_kernel_supports(int32_t index, const nvb_linear_params* params,
+                                        const nvb_launch* launch) noexcept;
+int32_t nvb_cuda_linear_quantized_kernel_supports(int32_t index, const nvb_linear_quantized_params* params,
+                                                  const nvb_launch* launch) noexcept;
 
 // Bytes of workspace that the kernel wants in `params` for a product that it can do.
-size_t nvb_cuda_linear_quantized_workspace_with(int32_t index, const nvb_linear_quantized_params* params) noexcept;
+size_t nvb_cuda_linear_quantized_kernel_workspace(int32_t index, const nvb_linear_quantized_params* params) noexcept;
 
 // The product by this kernel; cudaErrorInvalidValue where it cannot do it.
-cudaError_t nvb_cuda_linear_with(int32_t index, const nvb_linear_params* params, const nvb_launch* launch) noexcept;
-cudaError_t nvb_cuda_linear_quantized_with(int32_t index, const nvb_linear_quantized_params* params,
-                                           const nvb_launch* launch) noexcept;
+cudaError_t nvb_cuda_linear_launch(int32_t index, const nvb_linear_params* params, const nvb_launch* launch) noexcept;
+cudaError_t nvb_cuda_linear_quantized_launch(int32_t index, const nvb_linear_quantized_params* params,
+                                             const nvb_launch* launch) noexcept;
 }

@@ -41,10 +41,9 @@ struct nvb_linear_wgmma_params {
   uint32_t activation;
   uint32_t gated;
 };
-static_assert(sizeof(nvb_linear_wgmma_params) == 136, "src/cuda/linear_wgmma.rs mirrors this layout");
 
 extern "C" {
 // Whether the product can be done; reads the two structs alone.
-int32_t nvb_cuda_linear_wgmma_can(const nvb_linear_wgmma_params* params, const nvb_launch* launch) noexcept;
+int32_t nvb_cuda_linear_wgmma_supports(const nvb_linear_wgmma_params* params, const nvb_launch* launch) noexcept;
 cudaError_t nvb_cuda_linear_wgmma(const nvb_linear_wgmma_params* params, const nvb_launch* launch) noexcept;
 }

@@ -140,12 +140,12 @@ __global__ void __launch_bounds__(kPlainThreads) matmul_plain(const nvb_matmul_p
   }
 }
 
-bool takes_mma(const nvb_matmul_params& p, const nvb_launch& launch) {
+bool supports_mma(const nvb_matmul_params& p, const nvb_launch& launch) {
   return p.dtype != NVB_F32 && launch.capability >= 80;
 }
 
 // `extent` is that of the contiguous axis.
-bool takes_vectors(const void* data, int64_t stride, const int64_t (&batch_strides)[2], int64_t extent) {
+bool supports_vectors(const void* data, int64_t stride, const int64_t (&batch_strides)[2], int64_t extent) {
   return extent % 8 == 0 && is_aligned16(data, stride, 2) && batch_strides[0] % 8 == 0 && batch_strides[1] % 8 == 0;
 }
 
@@ -157,10 +157,10 @@ cudaError_t enqueue(const nvb_matmul_params& p, const nvb_launch& launch) {
   const dim3 grid(static_cast<unsigned>((p.n + kTileSide - 1) / kTileSide), static_cast<unsigned>(rows),
                   static_cast<unsigned>(matrices));
   if constexpr (sizeof(T) == 2) {
-    if (takes_mma(p, launch)) {
+    if (supports_mma(p, launch)) {
       matmul_mma<T, TransposeA, TransposeB><<<grid, kTileThreadCount, 0, launch.stream>>>(
-          p, takes_vectors(p.a, p.a_stride, p.a_batch_strides, TransposeA ? p.m : p.k),
-          takes_vectors(p.b, p.b_stride, p.b_batch_strides, TransposeB ? p.k : p.n));
+          p, supports_vectors(p.a, p.a_stride, p.a_batch_strides, TransposeA ? p.m : p.k),
+          supports_vectors(p.b, p.b_stride, p.b_batch_strides, TransposeB ? p.k : p.n));
       return cudaPeekAtLastError();
     }
   }
@@ -190,7 +190,7 @@ bool is_empty(const nvb_matmul_params& p) {
 
 extern "C" const char* nvb_cuda_matmul_kernel_name(const nvb_matmul_params* params, const nvb_launch* launch) noexcept {
   if (!nvb::is_valid(*params) || nvb::is_empty(*params)) return "none";
-  return nvb::takes_mma(*params, *launch) ? "matmul_mma" : "matmul_plain";
+  return nvb::supports_mma(*params, *launch) ? "matmul_mma" : "matmul_plain";
 }
 
 extern "C" cudaError_t nvb_cuda_matmul(const nvb_matmul_params* params, const nvb_launch* launch) noexcept {

@@ -31,7 +31,6 @@ struct nvb_matmul_params {
   float alpha;
   uint32_t reserved;
 };
-static_assert(sizeof(nvb_matmul_params) == 160, "src/cuda/matmul.rs mirrors this layout");
 
 extern "C" {
 cudaError_t nvb_cuda_matmul(const nvb_matmul_params* params, const nvb_launch* launch) noexcept;

@@ -7,7 +7,7 @@ namespace {
 
 bool is_valid(const nvb_quantize_params& p) {
   const nvb_quantized_matrix& matrix = p.matrix;
-  if (!nvb_is_valid_quantized(matrix.encoding, matrix.scale_kind, matrix.group, matrix.offsets)) return false;
+  if (!nvb_is_valid_quantized(matrix.encoding, matrix.scale_kind, matrix.group, matrix.zero_points)) return false;
   if (p.part_count < 1 || p.part_count > 4 || p.gated > 1 || (p.gated == 1 && p.part_count != 2)) return false;
   if (p.report == nullptr) return false;
   if (p.clipping > 1 || (p.clipping == 1 && matrix.encoding != NVB_INT4)) return false;

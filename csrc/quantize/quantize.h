@@ -20,23 +20,22 @@ struct nvb_quantize_report {
   uint32_t maxima[4];  // the bits of each part's largest magnitude, with per_tensor
   uint32_t reserved;
 };
-static_assert(sizeof(nvb_quantize_report) == 40, "src/cuda/quantize.rs mirrors this layout");
 
 // The source holds NaN or an infinity; the result is worthless.
 #define NVB_QUANTIZE_NOT_FINITE 1u
-// A scale or an offset is more than f16 holds.
+// A scale or an zero point is more than f16 holds.
 #define NVB_QUANTIZE_SCALE_OVERFLOW 2u
 
-// Writes the matrix's data (padding included), scales and offsets. Its rows are those of the parts one after the other
-// or, gated, of two parts in turn. A scale spans the largest magnitude of what shares it (with offsets: the range), is
-// rounded to what is stored, and values are the nearest, ties to even, as src/weight/quantize.rs has them. With
-// clipping it is the scale that loses least, as src/weight/scale_search.rs has it.
+// Writes the matrix's data (padding included), scales and zero points. Its rows are those of the parts one after the
+// other or, gated, of two parts in turn. A scale spans the largest magnitude of what shares it (with zero points: the
+// range), is rounded to what is stored, and values are the nearest, ties to even, as src/weight/quantize.rs has them.
+// With clipping it is the scale that loses least, as src/weight/scale_search.rs has it.
 //
 // Supported: F32, F16 and BF16 sources of any stride and alignment, up to four; Int8 with scales of rows or groups, FP8
 // with scales of rows (each row's own or, with per_tensor, its part's) or blocks, Int4 with groups. Activations:
 // quantize_tokens.h.
 struct nvb_quantize_params {
-  nvb_quantized_matrix matrix;  // data, scales and offsets are written
+  nvb_quantized_matrix matrix;  // data, scales and zero points are written
   nvb_quantize_part parts[4];
   nvb_quantize_report* report;  // device memory
   uint32_t part_count;
@@ -46,6 +45,5 @@ struct nvb_quantize_params {
   uint32_t clipping;  // 0 or 1; Int4 alone
   uint32_t reserved;
 };
-static_assert(sizeof(nvb_quantize_params) == 192, "src/cuda/quantize.rs mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_quantize(const nvb_quantize_params* params, const nvb_launch* launch) noexcept;

@@ -1,4 +1,4 @@
-// Int4 with f16 scales, and perhaps offsets, for groups of a row, into fragment tiles. The scale spans the group's
+// Int4 with f16 scales, and perhaps zero points, for groups of a row, into fragment tiles. The scale spans the group's
 // range or, with clipping, is the one that loses least (scale_search.cuh).
 //
 // A warp takes 16 rows x 128 columns: two tiles, whose words a lane fills just as the products will read them
@@ -14,15 +14,16 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kSpan = 128;  // columns of a warp
 
-template <bool Offsets>
+template <bool ZeroPoints>
 __device__ __forceinline__ uint32_t encode(float value, const Step& step, float inverse) {
-  if (Offsets) return static_cast<uint32_t>(__float2int_rn(fminf(fmaxf((value - step.offset) * inverse, 0.0f), 15.0f)));
+  if (ZeroPoints)
+    return static_cast<uint32_t>(__float2int_rn(fminf(fmaxf((value - step.zero_point) * inverse, 0.0f), 15.0f)));
   return static_cast<uint32_t>(__float2int_rn(fminf(fmaxf(value * inverse, -8.0f), 7.0f)) + 8);
 }
 
 // The scale of a quad's group, of which this lane has the columns from `first` on; a group past the last column has
 // none.
-template <int Group, bool Offsets>
+template <int Group, bool ZeroPoints>
 __device__ __forceinline__ Step group_step(const nvb_quantize_params& p, const SourceRow& source, int64_t first) {
   constexpr int kSubtiles = Group / 16;
   float values[kSubtiles][4];
@@ -44,14 +45,14 @@ __device__ __forceinline__ Step group_step(const nvb_quantize_params& p, const S
   if (p.clipping) {
     const int64_t left = p.matrix.columns - first / Group * Group;
     const int count = static_cast<int>(left < Group ? left : Group);
-    step = ScaleSearch<kSubtiles, Offsets>(values, present, count, low, high).best();
+    step = ScaleSearch<kSubtiles, ZeroPoints>(values, present, count, low, high).best();
   } else {
-    step = step_for<Offsets>(low, high);
+    step = step_for<ZeroPoints>(low, high);
   }
   return empty ? Step{0.0f, 0.0f} : step;
 }
 
-template <int Group, bool Offsets>
+template <int Group, bool ZeroPoints>
 __global__ void __launch_bounds__(32 * kWarps) quantize_int4(const nvb_quantize_params p) {
   constexpr int kGroups = kSpan / Group;
   constexpr int kSubtiles = 8;  // of 16 columns, in a span
@@ -73,16 +74,16 @@ __global__ void __launch_bounds__(32 * kWarps) quantize_int4(const nvb_quantize_
       const SourceRow source = source_row(p, row < matrix.rows ? row : matrix.rows - 1);
 #pragma unroll 1
       for (int g = 0; g < kGroups; ++g) {
-        const Step step = group_step<Group, Offsets>(p, source, first_column + g * Group);
+        const Step step = group_step<Group, ZeroPoints>(p, source, first_column + g * Group);
         // Padded rows have a scale of 0.
         steps[r][g] = row < matrix.rows ? step : Step{0.0f, 0.0f};
         findings.check_scale(steps[r][g].scale);
-        findings.check_scale(steps[r][g].offset);
+        findings.check_scale(steps[r][g].zero_point);
       }
     }
 
     uint32_t words[kSubtiles] = {};
-    __half2 scales[kGroups], offsets[kGroups];
+    __half2 scales[kGroups], zero_points[kGroups];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int64_t row = tile_row * 16 + group_row + 8 * r;
@@ -101,18 +102,18 @@ __global__ void __launch_bounds__(32 * kWarps) quantize_int4(const nvb_quantize_
           for (int i = 0; i < 4; ++i) {
             uint32_t code = 8;
             if (exists && k + i < matrix.columns) {
-              code = encode<Offsets>(values[i], step, inverse);
-              const float counted = static_cast<float>(code) - (Offsets ? 0.0f : 8.0f);
-              findings.add(values[i], fmaf(step.scale, counted, step.offset));
+              code = encode<ZeroPoints>(values[i], step, inverse);
+              const float counted = static_cast<float>(code) - (ZeroPoints ? 0.0f : 8.0f);
+              findings.add(values[i], fmaf(step.scale, counted, step.zero_point));
             }
             // Pair i / 2 of this row is nibble 2 (i / 2) + r, its second element four nibbles further.
             words[g * kGroupSubtiles + j] |= code << (4 * (2 * (i / 2) + r) + 16 * (i % 2));
           }
         }
         if (r == 0) {
-          scales[g].x = __float2half_rn(step.scale), offsets[g].x = __float2half_rn(step.offset);
+          scales[g].x = __float2half_rn(step.scale), zero_points[g].x = __float2half_rn(step.zero_point);
         } else {
-          scales[g].y = __float2half_rn(step.scale), offsets[g].y = __float2half_rn(step.offset);
+          scales[g].y = __float2half_rn(step.scale), zero_points[g].y = __float2half_rn(step.zero_point);
         }
       }
     }
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(32 * kWarps) quantize_int4(const nvb_quantize_
       if (group >= groups) break;
       const int64_t index = (tile_row * groups + group) * 8 + group_row;
       static_cast<__half2*>(const_cast<void*>(matrix.scales))[index] = scales[g];
-      if (Offsets) static_cast<__half2*>(const_cast<void*>(matrix.offsets))[index] = offsets[g];
+      if (ZeroPoints) static_cast<__half2*>(const_cast<void*>(matrix.zero_points))[index] = zero_points[g];
     }
   }
   findings.report();
@@ -144,7 +145,7 @@ cudaError_t launch_group(const nvb_quantize_params& params, const nvb_launch& la
   const int64_t tile_rows = (matrix.rows + 15) / 16;
   const dim3 grid(static_cast<unsigned>((matrix.columns + kSpan - 1) / kSpan),
                   static_cast<unsigned>(std::min<int64_t>((tile_rows + kWarps - 1) / kWarps, 1024)));
-  if (matrix.offsets == nullptr) {
+  if (matrix.zero_points == nullptr) {
     quantize_int4<Group, false><<<grid, 32 * kWarps, 0, launch.stream>>>(params);
   } else {
     quantize_int4<Group, true><<<grid, 32 * kWarps, 0, launch.stream>>>(params);

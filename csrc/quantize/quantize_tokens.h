@@ -18,7 +18,6 @@ struct nvb_quantize_tokens_params {
   uint32_t output_dtype;
   nvb_quantized_output quantized_output;
 };
-static_assert(sizeof(nvb_quantize_tokens_params) == 96, "src/cuda/quantize_tokens.rs mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_quantize_tokens(const nvb_quantize_tokens_params* params,
                                                 const nvb_launch* launch) noexcept;

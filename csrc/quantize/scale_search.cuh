@@ -1,5 +1,5 @@
-// The scale of an Int4 group, and with zero points its offset, with which the group's codes lose least: the search of
-// src/weight/scale_search.rs, bit for bit, so that a weight does not depend on where it was quantised.
+// The scale of an Int4 group, and with zero points its zero point, with which the group's codes lose least: the search
+// of src/weight/scale_search.rs, bit for bit, so that a weight does not depend on where it was quantised.
 //
 // The four lanes of a quad hold a group: lane q has elements 16 j + 4 q + i, j < Subtiles, i < 4, of it. The host adds
 // up 16 lanes of every 16th element before it adds these in pairs at distances 8, 4, 2 and 1; here element i of lane q
@@ -14,17 +14,17 @@
 namespace nvb {
 namespace quantize {
 
-// What a code stands for: scale * code + offset; without offsets codes count from -8 on.
+// What a code stands for: scale * code + zero point; without zero points codes count from -8 on.
 struct Step {
   float scale;
-  float offset;
+  float zero_point;
 };
 
 // The full range's scale. The largest magnitude gets the code 0, which is -8 and has no positive counterpart; with
-// offsets the codes span the range.
-template <bool Offsets>
+// zero points the codes span the range.
+template <bool ZeroPoints>
 __device__ __forceinline__ Step step_for(float low, float high) {
-  if (Offsets) {
+  if (ZeroPoints) {
     const float half = (high - low) * 0.5f;
     return {__half2float(stored_scale(half / 7.5f)), __half2float(__float2half_rn((high + low) * 0.5f - half))};
   }
@@ -33,7 +33,7 @@ __device__ __forceinline__ Step step_for(float low, float high) {
 }
 
 // All lanes of a warp take part in every call: quads search side by side, and one that has finished keeps what it has.
-template <int Subtiles, bool Offsets>
+template <int Subtiles, bool ZeroPoints>
 class ScaleSearch {
  public:
   // `count` of the group's elements exist; bit 4 j + i of `present` says which of this lane's do. `low` and `high` are
@@ -43,7 +43,7 @@ class ScaleSearch {
       : values_(values), present_(present), count_(count), low_(low), high_(high) {}
 
   __device__ __forceinline__ Step best() const {
-    const Step full = step_for<Offsets>(low_, high_);
+    const Step full = step_for<ZeroPoints>(low_, high_);
     const float unit = inverse_of(full.scale);
     const bool searchable = is_finite(full) && unit != 0.0f;
 
@@ -81,11 +81,11 @@ class ScaleSearch {
 
  private:
   // Eleven parts of the full range with the code -8 at either end; or 20 pairs of ends.
-  static constexpr int kStarts = Offsets ? 20 : 22;
+  static constexpr int kStarts = ZeroPoints ? 20 : 22;
   static constexpr int kRefinements = 4;
-  static constexpr float kLowest = Offsets ? 0.0f : -8.0f, kHighest = Offsets ? 15.0f : 7.0f;
+  static constexpr float kLowest = ZeroPoints ? 0.0f : -8.0f, kHighest = ZeroPoints ? 15.0f : 7.0f;
 
-  // A fit and the squared error that it leaves, before the scale and the offset are rounded.
+  // A fit and the squared error that it leaves, before the scale and the zero point are rounded.
   struct Fit {
     Step step;
     double loss;
@@ -96,7 +96,7 @@ class ScaleSearch {
   };
 
   static __device__ __forceinline__ bool is_finite(const Step& step) {
-    return fabsf(step.scale) < CUDART_INF_F && fabsf(step.offset) < CUDART_INF_F;
+    return fabsf(step.scale) < CUDART_INF_F && fabsf(step.zero_point) < CUDART_INF_F;
   }
 
   // 1 - i / 20, rounded as the host's table is.
@@ -104,25 +104,25 @@ class ScaleSearch {
     return __fsub_rn(1.0f, __fmul_rn(0.05f, static_cast<float>(i)));
   }
 
-  // Which part of the full range is tried, by steps of a twentieth. With offsets both ends move: from a step beyond the
-  // range down to a fifth within, each by itself and at most a step from the other, and below that together.
+  // Which part of the full range is tried, by steps of a twentieth. With zero points both ends move: from a step beyond
+  // the range down to a fifth within, each by itself and at most a step from the other, and below that together.
   struct Start {
-    int i = Offsets ? -1 : 0;
+    int i = ZeroPoints ? -1 : 0;
     int j = -1;
 
     __device__ __forceinline__ void advance() {
       do {
-        if (Offsets && j < min(i + 1, 8)) {
+        if (ZeroPoints && j < min(i + 1, 8)) {
           ++j;
         } else {
           ++i, j = i - 1;
         }
-      } while (Offsets && i != j && max(i, j) > 4);
+      } while (ZeroPoints && i != j && max(i, j) > 4);
     }
   };
 
   __device__ __forceinline__ Step begin(const Start& start) const {
-    if (!Offsets) {
+    if (!ZeroPoints) {
       const float most = __fmul_rn(fmaxf(high_, -low_), ratio(start.i / 2 - 2));
       return {most / (start.i % 2 == 0 ? 8.0f : -8.0f), 0.0f};
     }
@@ -134,18 +134,18 @@ class ScaleSearch {
   static __device__ __forceinline__ float stored(float value) { return __half2float(__float2half_rn(value)); }
 
   static __device__ __forceinline__ Step rounded(const Step& step) {
-    return {__half2float(stored_scale(step.scale)), stored(step.offset)};
+    return {__half2float(stored_scale(step.scale)), stored(step.zero_point)};
   }
 
   static __device__ __forceinline__ bool is_coarse(const Step& full) {
-    const float scale = fabsf(full.scale), offset = fabsf(full.offset);
-    return scale < 0x1p-13f || fmaxf(scale, offset) > 65504.0f / 2.0f || offset > 16.0f * scale;
+    const float scale = fabsf(full.scale), zero_point = fabsf(full.zero_point);
+    return scale < 0x1p-13f || fmaxf(scale, zero_point) > 65504.0f / 2.0f || zero_point > 16.0f * scale;
   }
 
-  // To what is stored; the scale is fitted to the rounded offset.
+  // To what is stored; the scale is fitted to the rounded zero point.
   __device__ __forceinline__ Step store(const Step& step) const {
-    Step result = {step.scale, stored(step.offset)};
-    if (Offsets) {
+    Step result = {step.scale, stored(step.zero_point)};
+    if (ZeroPoints) {
       const Sums all = sums<false>(result);
       if (all.qq > 0.0) {
         const float slope = __double2float_rn(all.dq / all.qq);
@@ -159,9 +159,9 @@ class ScaleSearch {
   // The least-squares fit to the codes of `start`. `unit` is what errors are multiplied by, so that they are neither
   // too small nor too large to be squared.
   __device__ __forceinline__ Fit fit(const Step& start, float unit) const {
-    const Sums all = sums<Offsets>(start);
+    const Sums all = sums<ZeroPoints>(start);
     double slope = 0.0, shift = 0.0;
-    if (Offsets) {
+    if (ZeroPoints) {
       const double count = count_;
       const double determinant = __dsub_rn(__dmul_rn(count, all.qq), __dmul_rn(all.q, all.q));
       if (determinant > 0.0) {
@@ -174,7 +174,7 @@ class ScaleSearch {
     const double fitted = __dsub_rn(all.dd, __dmul_rn(slope, all.dq));
     const double left = fmax(__dsub_rn(fitted, __dmul_rn(shift, all.d)), 0.0);
     const Step step = {__fadd_rn(start.scale, __fmul_rn(start.scale, __double2float_rn(slope))),
-                       __fadd_rn(start.offset, __fmul_rn(start.scale, __double2float_rn(shift)))};
+                       __fadd_rn(start.zero_point, __fmul_rn(start.scale, __double2float_rn(shift)))};
     const double factor = static_cast<double>(__fmul_rn(start.scale, unit));
     return {step, __dmul_rn(left, __dmul_rn(factor, factor))};
   }
@@ -185,7 +185,7 @@ class ScaleSearch {
     return __fsub_rn(__fadd_rn(fminf(fmaxf(steps, kLowest), kHighest), kRound), kRound);
   }
 
-  template <bool WithOffsets>
+  template <bool WithZeroPoints>
   __device__ __forceinline__ Sums sums(const Step& step) const {
     const float inverse = inverse_of(step.scale);
     float d[4] = {}, dd[4] = {}, dq[4] = {}, q[4] = {}, qq[4] = {};
@@ -194,12 +194,12 @@ class ScaleSearch {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (!(present_ >> (4 * j + i) & 1u)) continue;
-        const float steps = __fmul_rn(__fsub_rn(values_[j][i], step.offset), inverse);
+        const float steps = __fmul_rn(__fsub_rn(values_[j][i], step.zero_point), inverse);
         const float code = nearest(steps), lost = __fsub_rn(steps, code);
         dd[i] = __fadd_rn(dd[i], __fmul_rn(lost, lost));
         dq[i] = __fadd_rn(dq[i], __fmul_rn(lost, code));
         qq[i] = __fadd_rn(qq[i], __fmul_rn(code, code));
-        if (WithOffsets) {
+        if (WithZeroPoints) {
           d[i] = __fadd_rn(d[i], lost);
           q[i] = __fadd_rn(q[i], code);
         }
@@ -207,7 +207,7 @@ class ScaleSearch {
     }
     Sums result = {};
     result.dd = sum(dd), result.dq = sum(dq), result.qq = sum(qq);
-    if (WithOffsets) result.d = sum(d), result.q = sum(q);
+    if (WithZeroPoints) result.d = sum(d), result.q = sum(q);
     return result;
   }
 
@@ -221,8 +221,8 @@ class ScaleSearch {
       for (int i = 0; i < 4; ++i) {
         if (!(present_ >> (4 * j + i) & 1u)) continue;
         const float value = values_[j][i];
-        const float code = nearest(__fmul_rn(__fsub_rn(value, step.offset), inverse));
-        const float back = __fadd_rn(__fmul_rn(step.scale, code), step.offset);
+        const float code = nearest(__fmul_rn(__fsub_rn(value, step.zero_point), inverse));
+        const float back = __fadd_rn(__fmul_rn(step.scale, code), step.zero_point);
         const float lost = __fmul_rn(__fsub_rn(back, value), unit);
         squares[i] = __fadd_rn(squares[i], __fmul_rn(lost, lost));
       }

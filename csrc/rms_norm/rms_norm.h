@@ -20,6 +20,5 @@ struct nvb_rms_norm_params : nvb_norm_rows {
   float weight_offset;
   nvb_quantized_output quantized_output;  // overlaps nothing else
 };
-static_assert(sizeof(nvb_rms_norm_params) == 152, "src/cuda/rms_norm.rs mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_rms_norm(const nvb_rms_norm_params* params, const nvb_launch* launch) noexcept;

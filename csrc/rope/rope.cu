@@ -29,7 +29,7 @@ bool is_valid(const nvb_rope_params& p) {
          is_float_or_absent(p.key_norm, p.key_norm_dtype) && is_float_or_absent(p.key_cache, p.cache_dtype);
 }
 
-bool takes_vectors(const nvb_rope_params& p) {
+bool supports_vectors(const nvb_rope_params& p) {
   const auto aligned = [](const void* pointer, uint32_t dtype, int64_t stride0, int64_t stride1) {
     const int bytes = float_dtype_bytes(dtype);
     return pointer == nullptr || (is_aligned16(pointer, stride0, bytes) && is_aligned16(pointer, stride1, bytes));
@@ -126,12 +126,12 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
 
 extern "C" const char* nvb_cuda_rope_kernel_name(const nvb_rope_params* params, const nvb_launch*) noexcept {
   if (!nvb::rope::is_valid(*params)) return nullptr;
-  return nvb::rope::takes_vectors(*params) ? "rope_vector" : "rope_scalar";
+  return nvb::rope::supports_vectors(*params) ? "rope_vector" : "rope_scalar";
 }
 
 extern "C" cudaError_t nvb_cuda_rope(const nvb_rope_params* params, const nvb_launch* launch) noexcept {
   if (!nvb::rope::is_valid(*params)) return cudaErrorInvalidValue;
   if (params->tokens == 0) return cudaSuccess;
-  return nvb::rope::takes_vectors(*params) ? nvb::rope::launch_rope<8>(*params, *launch)
-                                           : nvb::rope::launch_rope<1>(*params, *launch);
+  return nvb::rope::supports_vectors(*params) ? nvb::rope::launch_rope<8>(*params, *launch)
+                                              : nvb::rope::launch_rope<1>(*params, *launch);
 }

@@ -61,7 +61,6 @@ struct nvb_rope_params {
   float epsilon;
   float weight_offset;
 };
-static_assert(sizeof(nvb_rope_params) == 272, "src/cuda/rope.rs mirrors this layout");
 
 extern "C" {
 

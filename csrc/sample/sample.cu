@@ -198,7 +198,7 @@ extern "C" cudaError_t nvb_cuda_sample(const nvb_sample_params* params, const nv
     return cudaErrorInvalidValue;
   }
   const int width = nvb::widest_vector(p.columns, {{p.logits, p.logits_stride, p.logits_dtype}});
-  if (nvb::takes_top_k(p, width, launch)) return nvb::enqueue_top_k(p, width, launch);
+  if (nvb::supports_top_k(p, width, launch)) return nvb::enqueue_top_k(p, width, launch);
   switch (width) {
     case 8:
       return nvb::enqueue<8>(p, launch);

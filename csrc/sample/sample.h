@@ -33,7 +33,6 @@ struct nvb_sample_params {
   float temperature;
   float top_p;  // >= 1: off; <= 0: one token
 };
-static_assert(sizeof(nvb_sample_params) == 96, "src/cuda mirrors this layout");
 
 // Reads rows alone of the params.
 extern "C" size_t nvb_cuda_sample_workspace(const nvb_sample_params* params, const nvb_launch* launch) noexcept;

@@ -378,7 +378,7 @@ cudaError_t enqueue(const nvb_sample_params& p, const nvb_launch* launch) {
 }  // namespace
 
 // Half of the groups at most may be needed: beyond, ever more logits reach the bound.
-bool takes_top_k(const nvb_sample_params& p, int width, const nvb_launch* launch) {
+bool supports_top_k(const nvb_sample_params& p, int width, const nvb_launch* launch) {
   const row_chunks chunks = sample_chunks(p, launch);
   const int64_t groups = static_cast<int64_t>(chunks.count) * (kGroupThreads * width / kRun);
   return p.temperature > 0.0f && p.top_k > 0 && p.top_k <= kMaximumTopK && p.top_k < p.columns && 2 * p.top_k <= groups;

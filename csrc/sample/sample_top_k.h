@@ -5,9 +5,9 @@
 
 namespace nvb {
 
-// What nvb_cuda_sample enqueues where `takes_top_k` says so; `width` is the logits' vector width. The workspace needs
-// `top_k_workspace` bytes a row.
-bool takes_top_k(const nvb_sample_params& p, int width, const nvb_launch* launch);
+// What nvb_cuda_sample enqueues where `supports_top_k` says so; `width` is the logits' vector width. The workspace
+// needs `top_k_workspace` bytes a row.
+bool supports_top_k(const nvb_sample_params& p, int width, const nvb_launch* launch);
 size_t top_k_workspace();
 cudaError_t enqueue_top_k(const nvb_sample_params& p, int width, const nvb_launch* launch);
 

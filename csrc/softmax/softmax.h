@@ -22,6 +22,5 @@ struct nvb_softmax_params {
   float scale;
   uint32_t reserved;  // 0
 };
-static_assert(sizeof(nvb_softmax_params) == 64, "src/cuda mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_softmax(const nvb_softmax_params* params, const nvb_launch* launch) noexcept;

@@ -14,9 +14,7 @@ use crate::error::{Error, Result};
 use crate::ops::embedding::Embedding;
 use crate::ops::gated_activation::GatedActivation;
 use crate::ops::layer_norm::{LayerNorm, LayerNormTensors};
-use crate::ops::linear::Linear;
-use crate::ops::linear_codes::LinearCodes;
-use crate::ops::linear_to_codes::{LinearInput, LinearToCodes};
+use crate::ops::linear::{Linear, LinearTensors};
 use crate::ops::rms_norm::{RmsNorm, RmsNormTensors};
 use crate::ops::rope::{Append, Rope, RopeArguments, Rotation};
 use crate::ops::Activation;
@@ -309,42 +307,17 @@ pub unsafe extern "C" fn nvb_layer_norm(
     })
 }
 
-/// What the arguments of `nvb_linear` stand for.
-pub(super) enum LinearCall {
-    Floats(Linear),
-    Codes(LinearCodes),
-    ToCodes(LinearToCodes),
-}
-
-pub(super) fn linear_of(reading: Reading<'_>, args: &nvb_linear_args, weight: WeightView) -> Result<LinearCall> {
+pub(super) fn linear_of(reading: Reading<'_>, args: &nvb_linear_args, weight: WeightView) -> Result<Linear> {
     expect_reserved(args.reserved)?;
-    let codes = reading.quantized_rows("quantized_input", &args.quantized_input)?;
-    let input = match codes {
-        Some(_) => reading.optional("input", &args.input)?,
-        None => Some(reading.tensor("input", &args.input)?),
+    let tensors = LinearTensors {
+        input: reading.optional("input", &args.input)?,
+        quantized_input: reading.quantized_rows("quantized_input", &args.quantized_input)?,
+        bias: reading.optional("bias", &args.bias)?,
+        residual: reading.optional_apart("residual", &args.residual)?,
+        output: reading.optional("output", &args.output)?,
+        quantized_output: reading.quantized_rows("quantized_output", &args.quantized_output)?,
     };
-    let bias = reading.optional("bias", &args.bias)?;
-    let activation = activation(args.activation)?;
-    let residual = reading.optional_apart("residual", &args.residual)?;
-    let quantized_output = reading.quantized_rows("quantized_output", &args.quantized_output)?;
-    let input = match (input, codes) {
-        (Some(input), None) => LinearInput::Floats(input),
-        (None, Some(codes)) => LinearInput::Codes(codes),
-        _ => return Err(Error::invalid("`input` and `quantized_input` are both given; one of them is needed")),
-    };
-    if let Some(codes) = quantized_output {
-        let output = reading.optional("output", &args.output)?;
-        return LinearToCodes::new(input, weight, bias, activation, residual, output, codes).map(LinearCall::ToCodes);
-    }
-    let output = reading.tensor("output", &args.output)?;
-    match input {
-        LinearInput::Floats(input) => {
-            Linear::new(input, weight, bias, activation, output)?.with_residual(residual).map(LinearCall::Floats)
-        }
-        LinearInput::Codes(codes) => {
-            LinearCodes::new(codes, weight, bias, activation, output)?.with_residual(residual).map(LinearCall::Codes)
-        }
-    }
+    Linear::new(tensors, weight, activation(args.activation)?)
 }
 
 /// Queues a product, summed in f32 with one rounding at the store. On a GPU a quantised weight may cost a second one: its
@@ -368,11 +341,7 @@ pub unsafe extern "C" fn nvb_linear(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let (_weight, weight) = weight_to_read(&backend, args.weight)?;
-        match linear_of(Reading::Memory(&backend), &args, weight)? {
-            LinearCall::Floats(op) => backend.queue(op, &stream),
-            LinearCall::Codes(op) => backend.queue(op, &stream),
-            LinearCall::ToCodes(op) => backend.queue(op, &stream),
-        }
+        backend.queue(linear_of(Reading::Memory(&backend), &args, weight)?, &stream)
     })
 }
 

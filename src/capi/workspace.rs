@@ -4,7 +4,7 @@ use super::attention::{decode_of, nvb_attention, nvb_attention_decode_args, ATTE
 use super::backend::{nvb_backend, BACKENDS};
 use super::guard::guard;
 use super::kv_cache::layer_of;
-use super::operations::{linear_of, nvb_linear_args, LinearCall};
+use super::operations::{linear_of, nvb_linear_args};
 use super::products::{grouped_linear_of, matmul_of, nvb_grouped_linear_args, nvb_matmul_args};
 use super::sampling::{argmax_of, nvb_argmax_args, nvb_sample_args, sample_of};
 use super::status::nvb_status;
@@ -56,11 +56,8 @@ pub unsafe extern "C" fn nvb_linear_get_workspace_size(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let (_weight, weight) = weight_of(&backend, args.weight)?;
-        let needed = match linear_of(Reading::Shape, &args, weight)? {
-            LinearCall::Floats(op) => backend.executor().workspace_bytes(&op.into())?,
-            LinearCall::Codes(op) => backend.executor().workspace_bytes(&op.into())?,
-            LinearCall::ToCodes(op) => backend.executor().workspace_bytes(&op.into())?,
-        };
+        let op = linear_of(Reading::Shape, &args, weight)?;
+        let needed = backend.executor().workspace_bytes(&op.into())?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })

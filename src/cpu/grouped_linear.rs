@@ -5,7 +5,7 @@ use super::row::integers;
 use super::threads::Threads;
 use crate::error::{Error, Result};
 use crate::ops::grouped_linear::GroupedLinear;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::tensor::{Matrix, Tensor};
 
 pub fn grouped_linear(threads: &Threads, op: &GroupedLinear) -> Result<()> {
@@ -30,7 +30,7 @@ pub fn grouped_linear(threads: &Threads, op: &GroupedLinear) -> Result<()> {
         });
         linear(
             threads,
-            &Linear {
+            &LinearProduct {
                 input: part(op.input),
                 weight: op.expert_weight(expert),
                 bias,

@@ -11,7 +11,7 @@ use super::dot_tile::{DotTile, COLUMNS};
 use super::linear_quantized::{linear_quantized, most_quantized_columns};
 use super::row::{vectors, Row};
 use super::threads::{Scratch, Threads};
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::simd::{dispatch, Kernel, Simd, VectorElement};
 use crate::tensor::DType;
 use half::{bf16, f16};
@@ -39,13 +39,13 @@ pub(super) const MIN_TASK_ROWS: usize = 24;
 pub(super) const COLUMN_STEP: usize = 16;
 pub(super) const MAX_TASK_COLUMNS: usize = 512;
 
-pub fn linear(threads: &Threads, op: &Linear) {
+pub fn linear(threads: &Threads, op: &LinearProduct) {
     linear_in_columns(threads, op, 0);
 }
 
 /// With tasks of `task_columns` columns, a multiple of [`COLUMN_STEP`], where that is not more than [`most_task_columns`];
 /// 0: of as many as the shape suggests. The result is the same to the bit.
-pub fn linear_in_columns(threads: &Threads, op: &Linear, task_columns: usize) {
+pub fn linear_in_columns(threads: &Threads, op: &LinearProduct, task_columns: usize) {
     let (rows, columns) = (op.input.rows, op.weight.rows);
     if rows == 0 || columns == 0 {
         return;
@@ -79,13 +79,13 @@ pub fn linear_in_columns(threads: &Threads, op: &Linear, task_columns: usize) {
 }
 
 /// The widest tasks that the product can be cut into.
-pub fn most_task_columns(op: &Linear) -> usize {
+pub fn most_task_columns(op: &LinearProduct) -> usize {
     let most = if op.weight.dtype().is_some() { MAX_TASK_COLUMNS } else { most_quantized_columns(op) };
     most.min(op.weight.rows.next_multiple_of(COLUMN_STEP))
 }
 
 /// Columns whose slices of W stay in a core's second cache level.
-fn affordable_columns(op: &Linear, dtype: DType) -> usize {
+fn affordable_columns(op: &LinearProduct, dtype: DType) -> usize {
     TASK_WEIGHT_BYTES / (op.weight.columns.clamp(1, k_block(op.input.dtype)) * dtype.size())
 }
 
@@ -94,7 +94,7 @@ fn k_block(input: DType) -> usize {
 }
 
 struct Block<'a> {
-    op: &'a Linear,
+    op: &'a LinearProduct,
     /// The weight's.
     dtype: DType,
     rows: Range<usize>,
@@ -126,7 +126,7 @@ impl Kernel for Block<'_> {
 
 /// x · Wᵀ of one task, before bias and activation.
 struct Product<'a> {
-    op: &'a Linear,
+    op: &'a LinearProduct,
     rows: Range<usize>,
     columns: Range<usize>,
     /// [rows, width]
@@ -224,7 +224,7 @@ impl Product<'_> {
 
 /// Bias, activation, gating, residual and the store of one row of a task.
 #[inline(always)]
-pub(super) unsafe fn finish<S: Simd>(op: &Linear, row: usize, columns: Range<usize>, sums: &mut [f32]) {
+pub(super) unsafe fn finish<S: Simd>(op: &LinearProduct, row: usize, columns: Range<usize>, sums: &mut [f32]) {
     if let Some(bias) = &op.bias {
         let bias = Row::vector(bias).skip(columns.start);
         for (at, lanes) in vectors::<S>(columns.len()) {
@@ -262,7 +262,7 @@ unsafe fn store_with<S: Simd>(residual: Option<Row>, output: Row, column: usize,
 }
 
 /// The formula in f64 over dequantised weights, for tensors in host memory.
-pub fn reference(op: &Linear) {
+pub fn reference(op: &LinearProduct) {
     // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
     unsafe {
         let product = |m: usize, n: usize| {
@@ -314,7 +314,7 @@ mod tests {
         let mut op = |y: &mut Buffer| {
             let weight = WeightView::float(w.tensor(&[columns * stride]).data, case.weight, columns, k, stride, gated);
             let x = Tensor::new(x.tensor(&[rows * stride]).data, case.input, &[rows, k]).with_strides(&[stride, 1]);
-            Linear::new(x, weight, Some(bias.tensor(&[columns])), activation, y.tensor(&[rows, width])).unwrap()
+            LinearProduct::new(x, weight, Some(bias.tensor(&[columns])), activation, y.tensor(&[rows, width])).unwrap()
         };
         linear(threads(), &op(&mut y));
         reference(&op(&mut expected));
@@ -369,7 +369,7 @@ mod tests {
             x.data = x.data.cast::<f32>().wrapping_add(first * k).cast();
             x.shape[0] = count;
             let y_tensor = y.tensor(&[count, columns]);
-            linear(threads, &Linear::new(x, weight, None, Activation::None, y_tensor).unwrap());
+            linear(threads, &LinearProduct::new(x, weight, None, Activation::None, y_tensor).unwrap());
             y.values()
         };
         at_every_level(|level| {
@@ -387,10 +387,14 @@ mod tests {
         let (mut x, mut y) = (Buffer::from(DType::F32, &[1.0, f32::NAN]), Buffer::poisoned(DType::F32, 2));
         let mut w = Buffer::from(DType::F32, &[1.0, 0.0, 0.0, 0.0]);
         let weight = WeightView::float(w.tensor(&[4]).data, DType::F32, 2, 2, 2, false);
-        linear(threads(), &Linear::new(x.tensor(&[1, 2]), weight, None, Activation::None, y.tensor(&[1, 2])).unwrap());
+        linear(
+            threads(),
+            &LinearProduct::new(x.tensor(&[1, 2]), weight, None, Activation::None, y.tensor(&[1, 2])).unwrap(),
+        );
         assert!(y.values().iter().all(|y| y.is_nan()));
         let (mut none, mut no_output) = (Buffer::from(DType::F32, &[]), Buffer::from(DType::F32, &[]));
-        let op = Linear::new(none.tensor(&[0, 2]), weight, None, Activation::None, no_output.tensor(&[0, 2])).unwrap();
+        let op = LinearProduct::new(none.tensor(&[0, 2]), weight, None, Activation::None, no_output.tensor(&[0, 2]))
+            .unwrap();
         linear(threads(), &op);
     }
 }

@@ -15,7 +15,7 @@ use super::linear::{
 use super::quantized_tile::{QuantizedTile, QUANTIZED_ROWS};
 use super::row::{vectors, Row};
 use super::threads::{Scratch, Threads, SCRATCH_FLOATS};
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::simd::{dispatch, with_float, Kernel, Simd};
 use crate::tensor::{DType, Element};
 use crate::weight::{Encoding, Scales};
@@ -53,7 +53,7 @@ const _: () = assert!(
 );
 
 /// The widest tasks whose sums, input and unpacked weights fit a thread's scratch memory.
-pub fn most_quantized_columns(op: &Linear) -> usize {
+pub fn most_quantized_columns(op: &LinearProduct) -> usize {
     let registers_alone = op.weight.encoding == Encoding::Int4 || op.input.rows <= QUANTIZED_ROWS;
     if registers_alone {
         MAX_TASK_COLUMNS
@@ -64,7 +64,7 @@ pub fn most_quantized_columns(op: &Linear) -> usize {
 
 /// For a descriptor whose weight is quantised and has rows, as the input has. `task_columns` as in
 /// [`super::linear::linear_in_columns`].
-pub fn linear_quantized(threads: &Threads, op: &Linear, task_columns: usize) {
+pub fn linear_quantized(threads: &Threads, op: &LinearProduct, task_columns: usize) {
     let (rows, columns) = (op.input.rows, op.weight.rows);
     // Rows are cut where they are many, or where the columns alone give the threads too few tasks.
     let few_columns = (threads.count() * 2).div_ceil(columns.div_ceil(COLUMN_STEP)).min(rows / MIN_TASK_ROWS);
@@ -93,7 +93,7 @@ pub fn linear_quantized(threads: &Threads, op: &Linear, task_columns: usize) {
 }
 
 struct Block<'a> {
-    op: &'a Linear,
+    op: &'a LinearProduct,
     rows: Range<usize>,
     columns: Range<usize>,
     scratch: &'a mut Scratch,
@@ -136,7 +136,7 @@ impl Kernel for Block<'_> {
 
 /// x · Wᵀ of one task, before scales of rows, bias and activation.
 struct Product<'a> {
-    op: &'a Linear,
+    op: &'a LinearProduct,
     rows: Range<usize>,
     columns: Range<usize>,
     /// [rows, width], zero at first

@@ -19,9 +19,9 @@ pub mod grouped_linear;
 mod int4_tile;
 pub mod layer_norm;
 pub mod linear;
-pub mod linear_codes;
 mod linear_quantized;
-mod linear_to_codes;
+pub mod linear_quantized_input;
+mod linear_quantized_output;
 mod machine;
 pub mod matmul;
 mod memory;
@@ -46,11 +46,11 @@ use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use crate::hardware;
 use crate::operation::Operation;
-use crate::ops::linear::Linear;
-use crate::ops::linear_codes::LinearCodes;
-use crate::ops::linear_to_codes::LinearProduct;
+use crate::ops::linear::{Linear, LinearInput};
+use crate::ops::linear_product::LinearProduct;
 use crate::registry::choices::{Choice, Choices, Rounding};
 use crate::registry::{kernels_of, KernelId, Way};
+use crate::tensor::Matrix;
 use crate::weight::WeightLayout;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, PoisonError};
@@ -84,21 +84,34 @@ impl CpuExecutor {
         })
     }
 
-    fn linear(&self, op: &Linear) {
-        let columns = self.choices.of(op).find_map(|choice| task_columns(op, &choice));
-        linear::linear_in_columns(&self.threads, op, columns.unwrap_or(0));
+    fn linear(&self, op: &Linear) -> Result<()> {
+        let product = |first, output: Matrix| {
+            let product = op.product(first, output.rows, output);
+            match op.input.part(first, output.rows) {
+                LinearInput::Floats(_) => self.product(&product),
+                LinearInput::Quantized(rows) => {
+                    return linear_quantized_input::linear_quantized_input(&rows, &product, |product| {
+                        self.product(product)
+                    })
+                }
+            }
+            Ok(())
+        };
+        match (&op.quantized_output, op.output) {
+            (Some(codes), _) => linear_quantized_output::linear_quantized_output(&self.threads, op, codes, product),
+            (None, Some(output)) => product(0, output),
+            (None, None) => unreachable!("a validated descriptor has an output"),
+        }
     }
 
-    fn linear_codes(&self, op: &LinearCodes) -> Result<()> {
-        linear_codes::linear_codes(op, |op| {
-            self.linear(op);
-            Ok(())
-        })
+    fn product(&self, op: &LinearProduct) {
+        let columns = self.choices.of(op).find_map(|choice| task_columns(op, &choice));
+        linear::linear_in_columns(&self.threads, op, columns.unwrap_or(0));
     }
 }
 
 /// Columns of a task by this choice; `None` if it is none of the CPU's, or the product has no tasks that wide.
-fn task_columns(op: &Linear, choice: &Choice) -> Option<usize> {
+fn task_columns(op: &LinearProduct, choice: &Choice) -> Option<usize> {
     match choice.kernel.kernel().way {
         Way::Columns(columns) => (columns <= linear::most_task_columns(op)).then_some(columns),
         _ => None,
@@ -120,17 +133,7 @@ impl Executor for CpuExecutor {
             }
             Operation::Softmax(op) => softmax::softmax(&self.threads, op),
             Operation::Elementwise(op) => elementwise::elementwise(&self.threads, op),
-            Operation::Linear(op) => self.linear(op),
-            Operation::LinearCodes(op) => return self.linear_codes(op),
-            Operation::LinearToCodes(op) => {
-                return linear_to_codes::linear_to_codes(&self.threads, op, |product| match product {
-                    LinearProduct::Floats(op) => {
-                        self.linear(op);
-                        Ok(())
-                    }
-                    LinearProduct::Codes(op) => self.linear_codes(op),
-                })
-            }
+            Operation::Linear(op) => return self.linear(op),
             Operation::GroupedLinear(op) => return grouped_linear::grouped_linear(&self.threads, op),
             Operation::Matmul(op) => matmul::matmul(&self.threads, op),
             Operation::Argmax(op) => argmax::argmax(&self.threads, op),
@@ -143,27 +146,27 @@ impl Executor for CpuExecutor {
         &self.choices
     }
 
-    fn linear_candidates(&self, op: &Linear) -> Vec<Choice> {
+    fn linear_candidates(&self, op: &LinearProduct) -> Vec<Choice> {
         let all = kernels_of(DeviceKind::Cpu).map(|(id, _)| Choice::of(id));
         all.filter(|choice| task_columns(op, choice).is_some()).collect()
     }
 
-    fn linear_obstacle(&self, op: &Linear, _kernel: KernelId) -> String {
+    fn linear_obstacle(&self, op: &LinearProduct, _kernel: KernelId) -> String {
         format!("shape: the product is cut into tasks of at most {} columns", linear::most_task_columns(op))
     }
 
-    fn linear_default(&self, op: &Linear) -> Option<Choice> {
+    fn linear_default(&self, op: &LinearProduct) -> Option<Choice> {
         let suggested = self.linear_candidates(op).into_iter().find(|choice| task_columns(op, choice) == Some(0));
         suggested.filter(|_| op.input.rows > 0)
     }
 
-    fn linear_with(&self, op: &Linear, choice: &Choice, _stream: RawHandle) -> Result<Option<Choice>> {
+    fn linear_with(&self, op: &LinearProduct, choice: &Choice, _stream: RawHandle) -> Result<Option<Choice>> {
         let Some(columns) = task_columns(op, choice) else { return Ok(None) };
         linear::linear_in_columns(&self.threads, op, columns);
         Ok(Some(*choice))
     }
 
-    fn linear_reference(&self, op: &Linear, _stream: RawHandle) -> Result<()> {
+    fn linear_reference(&self, op: &LinearProduct, _stream: RawHandle) -> Result<()> {
         linear::reference(op);
         Ok(())
     }

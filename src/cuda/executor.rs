@@ -16,7 +16,7 @@ use crate::error::{Result, Status};
 use crate::executor::Executor;
 use crate::operation::Operation;
 use crate::ops::dequantize::Dequantize;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::ops::quantize::{Quantize, Quantized};
 use crate::registry::choices::{Choice, Choices};
 use crate::registry::KernelId;
@@ -200,27 +200,27 @@ impl Executor for CudaExecutor {
         &self.choices
     }
 
-    fn linear_candidates(&self, op: &Linear) -> Vec<Choice> {
+    fn linear_candidates(&self, op: &LinearProduct) -> Vec<Choice> {
         super::linear_candidates::candidates(self, op)
     }
 
-    fn linear_obstacle(&self, op: &Linear, kernel: KernelId) -> String {
+    fn linear_obstacle(&self, op: &LinearProduct, kernel: KernelId) -> String {
         super::linear_obstacle::of(self, op, kernel)
     }
 
-    fn linear_variations(&self, op: &Linear, fastest: &[Choice]) -> Vec<Choice> {
+    fn linear_variations(&self, op: &LinearProduct, fastest: &[Choice]) -> Vec<Choice> {
         super::linear_candidates::variations(self, op, fastest)
     }
 
-    fn linear_default(&self, op: &Linear) -> Option<Choice> {
+    fn linear_default(&self, op: &LinearProduct) -> Option<Choice> {
         super::linear_choice::default(self, op)
     }
 
-    fn linear_with(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
+    fn linear_with(&self, op: &LinearProduct, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
         super::linear_choice::run(self, op, choice, stream)
     }
 
-    fn linear_reference(&self, op: &Linear, stream: RawHandle) -> Result<()> {
+    fn linear_reference(&self, op: &LinearProduct, stream: RawHandle) -> Result<()> {
         super::linear_choice::reference(self, op, stream)
     }
 

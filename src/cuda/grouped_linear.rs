@@ -18,10 +18,10 @@ use std::ffi::c_void;
 #[repr(C)]
 struct Params {
     input: *const c_void,
-    offsets: *const c_void,
+    expert_offsets: *const c_void,
     weight: *const c_void,
     scales: *const c_void,
-    weight_offsets: *const c_void,
+    zero_points: *const c_void,
     bias: *const c_void,
     output: *mut c_void,
     rows: i64,
@@ -88,10 +88,10 @@ fn params(op: &GroupedLinear) -> Params {
     let (scale_kind, group, scales) = scale_code(op.weight.scales);
     Params {
         input: op.input.data,
-        offsets: op.offsets.data,
+        expert_offsets: op.offsets.data,
         weight: op.weight.data,
         scales,
-        weight_offsets: op.weight.offsets.cast(),
+        zero_points: op.weight.offsets.cast(),
         bias: bias_data(op.bias),
         output: op.output.data,
         rows: op.input.rows as i64,

@@ -4,11 +4,15 @@ use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product, Residual};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::scratch::{Purpose, ScratchGuard};
-use super::{linear_choice, linear_invariant, linear_needs, linear_quantized, linear_wgmma};
+use super::{
+    linear_choice, linear_invariant, linear_needs, linear_quantized, linear_quantized_input, linear_quantized_output,
+    linear_wgmma,
+};
 use crate::device::RawHandle;
 use crate::error::Result;
 use crate::executor::Executor;
-use crate::ops::linear::Linear;
+use crate::ops::linear::{Linear, LinearInput};
+use crate::ops::linear_product::LinearProduct;
 use crate::ops::Activation;
 use crate::tensor::{DType, Matrix, Tensor};
 use std::ffi::c_void;
@@ -38,7 +42,7 @@ pub(super) struct Params {
     reserved: u32,
 }
 
-/// `nvb_linear_epilogue_params` of csrc/linear/linear.h.
+/// `nvb_linear_epilogue_params` of csrc/common/linear_epilogue.h.
 #[repr(C)]
 struct EpilogueParams {
     product: *const c_void,
@@ -73,6 +77,29 @@ const VENDOR_ROWS: usize = 17;
 pub(super) const PRODUCT_BYTES: usize = 64 << 20;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
+    match (&op.quantized_output, op.output) {
+        (Some(codes), _) => linear_quantized_output::run(executor, op, codes, stream),
+        (None, Some(output)) => rows(executor, op, 0, output, stream),
+        (None, None) => unreachable!("a validated descriptor has an output"),
+    }
+}
+
+/// The product of as many rows of the input from `first` on as the output has.
+pub(super) fn rows(
+    executor: &CudaExecutor,
+    op: &Linear,
+    first: usize,
+    output: Matrix,
+    stream: RawHandle,
+) -> Result<()> {
+    let part = op.product(first, output.rows, output);
+    match op.input.part(first, output.rows) {
+        LinearInput::Floats(_) => product(executor, &part, stream),
+        LinearInput::Quantized(rows) => linear_quantized_input::run(executor, &rows, &part, stream),
+    }
+}
+
+pub(super) fn product(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
     if executor.batch_invariant {
         return linear_invariant::run(executor, op, stream);
     }
@@ -104,13 +131,13 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
 }
 
 /// Whether the wgmma kernel is asked before cuBLASLt: where that would need a second kernel for the epilogue.
-pub(super) fn prefers_wgmma(op: &Linear) -> bool {
+pub(super) fn prefers_wgmma(op: &LinearProduct) -> bool {
     linear_wgmma::has_many_rows(op) && !op.is_plain() && !fused_by_library(op)
 }
 
 /// Whether cuBLASLt has the product's epilogue. For 16-bit outputs a bias of the output's dtype, GELU's tanh form, both;
 /// without GELU a residual of the output's dtype, which F32 outputs may have as well.
-pub(super) fn fused_by_library(op: &Linear) -> bool {
+pub(super) fn fused_by_library(op: &LinearProduct) -> bool {
     let wide = op.output.dtype == DType::F32;
     let bias =
         op.bias.is_none_or(|bias| !wide && bias.dtype == op.output.dtype && (bias.data as usize).is_multiple_of(16));
@@ -127,23 +154,23 @@ pub(super) fn fused_by_library(op: &Linear) -> bool {
 }
 
 /// Whether cuBLASLt is asked first.
-pub(super) fn prefers_vendor(op: &Linear, weight_dtype: DType) -> bool {
+pub(super) fn prefers_vendor(op: &LinearProduct, weight_dtype: DType) -> bool {
     op.input.rows >= VENDOR_ROWS && vendor_takes(op, weight_dtype)
 }
 
 /// Whether cuBLASLt can be asked at all.
-pub(super) fn vendor_takes(op: &Linear, weight_dtype: DType) -> bool {
+pub(super) fn vendor_takes(op: &LinearProduct, weight_dtype: DType) -> bool {
     op.input.rows > 0 && op.input.dtype == weight_dtype && op.weight.columns > 0
 }
 
 /// The library's own kernels for a float weight. The context is current.
-pub(super) fn own(executor: &CudaExecutor, op: &Linear, weight_dtype: DType, stream: RawHandle) -> Result<()> {
+pub(super) fn own(executor: &CudaExecutor, op: &LinearProduct, weight_dtype: DType, stream: RawHandle) -> Result<()> {
     let params = params(op, weight_dtype);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_linear(&params, &executor.launch_on(stream)) }, "linear")
 }
 
-pub(super) fn params(op: &Linear, weight_dtype: DType) -> Params {
+pub(super) fn params(op: &LinearProduct, weight_dtype: DType) -> Params {
     Params {
         input: op.input.data,
         weight: op.weight.data,
@@ -191,7 +218,7 @@ pub(super) fn bias_dtype(bias: Option<Tensor>) -> u32 {
 /// cuBLASLt's product with a float weight; `false` where it is absent or has no algorithm. The context is current.
 pub(super) fn vendor(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     dtype: DType,
     pick: Pick<'_>,
     scratch: &mut ScratchGuard<'_>,
@@ -211,7 +238,7 @@ pub(super) fn vendor(
 }
 
 /// The one product of cuBLASLt that is the whole `op`, if there is such.
-pub(super) fn library_product<'a>(op: &Linear, dtype: DType, pick: Pick<'a>) -> Option<Product<'a>> {
+pub(super) fn library_product<'a>(op: &LinearProduct, dtype: DType, pick: Pick<'a>) -> Option<Product<'a>> {
     let product = plain_product(op, dtype, pick);
     if vendor_is_final(op, dtype) {
         return Some(product);
@@ -223,7 +250,7 @@ pub(super) fn library_product<'a>(op: &Linear, dtype: DType, pick: Pick<'a>) -> 
 }
 
 /// `op` without what follows the sums.
-fn plain_product<'a>(op: &Linear, dtype: DType, pick: Pick<'a>) -> Product<'a> {
+fn plain_product<'a>(op: &LinearProduct, dtype: DType, pick: Pick<'a>) -> Product<'a> {
     Product {
         input: op.input.data,
         weight: op.weight.data,
@@ -246,13 +273,13 @@ fn plain_product<'a>(op: &Linear, dtype: DType, pick: Pick<'a>) -> Product<'a> {
 }
 
 /// Whether cuBLASLt's plain product is the result, with no epilogue to try.
-pub(super) fn vendor_is_final(op: &Linear, dtype: DType) -> bool {
+pub(super) fn vendor_is_final(op: &LinearProduct, dtype: DType) -> bool {
     let mixed = op.output.dtype != dtype && op.output.dtype != DType::F32;
     op.is_plain() && !mixed
 }
 
 /// Bytes of the slices in which an unrounded product of this dtype goes through the epilogue, at most.
-pub(super) fn product_bytes(op: &Linear, dtype: DType) -> usize {
+pub(super) fn product_bytes(op: &LinearProduct, dtype: DType) -> usize {
     let row_bytes = op.weight.rows * dtype.size();
     PRODUCT_BYTES.max(row_bytes).min(op.input.rows.saturating_mul(row_bytes))
 }
@@ -262,7 +289,7 @@ pub(super) fn product_bytes(op: &Linear, dtype: DType) -> usize {
 pub(super) fn with_epilogue(
     executor: &CudaExecutor,
     cublaslt: &CublasLt,
-    op: &Linear,
+    op: &LinearProduct,
     product: &Product,
     scales: Option<OuterScales>,
     scratch: &mut ScratchGuard<'_>,

@@ -6,7 +6,7 @@ use super::linear::{self, vendor_takes};
 use super::linear_choice::can;
 use super::{linear_invariant, linear_wgmma};
 use crate::device::{DeviceKind, RawHandle};
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::ops::Activation;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{kernels_of, Way};
@@ -14,7 +14,7 @@ use crate::registry::{kernels_of, Way};
 /// From here on the GPU has clusters of blocks, which variations are about.
 const VARIED_CAPABILITY: i32 = 90;
 
-pub(super) fn candidates(executor: &CudaExecutor, op: &Linear) -> Vec<Choice> {
+pub(super) fn candidates(executor: &CudaExecutor, op: &LinearProduct) -> Vec<Choice> {
     let Ok(_guard) = executor.enter() else { return Vec::new() };
     if op.input.rows == 0 || op.weight.rows == 0 {
         return Vec::new();
@@ -36,7 +36,7 @@ pub(super) fn candidates(executor: &CudaExecutor, op: &Linear) -> Vec<Choice> {
 }
 
 /// How many of cuBLASLt's algorithms there are to try, at most.
-fn ranks(op: &Linear, way: Way) -> u8 {
+fn ranks(op: &LinearProduct, way: Way) -> u8 {
     let epilogue = op.bias.is_some() || op.activation != Activation::None;
     match way {
         Way::Vendor | Way::Dequantized if epilogue && linear::fused_by_library(op) => RANKS_WITH_EPILOGUE,
@@ -45,7 +45,7 @@ fn ranks(op: &Linear, way: Way) -> u8 {
 }
 
 /// Further algorithms of cuBLASLt, as in `Executor::linear_variations`, for products of many rows that it does at once.
-pub(super) fn variations(executor: &CudaExecutor, op: &Linear, fastest: &[Choice]) -> Vec<Choice> {
+pub(super) fn variations(executor: &CudaExecutor, op: &LinearProduct, fastest: &[Choice]) -> Vec<Choice> {
     let (Ok(_guard), Some(dtype)) = (executor.enter(), op.weight.dtype()) else { return Vec::new() };
     let capability = executor.launch_on(RawHandle::NULL).capability;
     let many = linear_wgmma::has_many_rows(op) && op.weight.rows > 0 && vendor_takes(op, dtype);
@@ -86,7 +86,7 @@ mod tests {
             let y = Tensor::new(at, DType::Bf16, &[64, if gated { 64 } else { 128 }]);
             let bias = bias.map(|dtype| Tensor::new(at, dtype, &[128]));
             let weight = WeightView::float(at, DType::Bf16, 128, 256, 256, gated);
-            Linear::new(x, weight, bias, activation, y).unwrap()
+            LinearProduct::new(x, weight, bias, activation, y).unwrap()
         };
         let (same, none, gelu) = (Some(DType::Bf16), Activation::None, Activation::GeluTanh);
         for (op, expected) in [

@@ -14,7 +14,7 @@ use super::scratch::{Purpose, ScratchGuard};
 use super::{linear_invariant, linear_needs, linear_wgmma};
 use crate::device::{DeviceKind, RawHandle};
 use crate::error::Result;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{find, kernels_of, KernelId, Way, LINEAR};
 use crate::tensor::DType;
@@ -25,13 +25,17 @@ use std::sync::OnceLock;
 extern "C" {
     fn nvb_cuda_linear_kernel_name(params: *const linear::Params, launch: *const Launch) -> *const c_char;
     fn nvb_cuda_linear_kernel_at(index: i32) -> *const c_char;
-    fn nvb_cuda_linear_kernel_can(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
-    fn nvb_cuda_linear_with(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_kernel_supports(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_launch(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
     fn nvb_cuda_linear_quantized_kernel_name(params: *const QuantizedParams, launch: *const Launch) -> *const c_char;
     fn nvb_cuda_linear_quantized_kernel_at(index: i32) -> *const c_char;
-    fn nvb_cuda_linear_quantized_kernel_can(index: i32, params: *const QuantizedParams, launch: *const Launch) -> i32;
-    fn nvb_cuda_linear_quantized_workspace_with(index: i32, params: *const QuantizedParams) -> usize;
-    fn nvb_cuda_linear_quantized_with(index: i32, params: *const QuantizedParams, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_quantized_kernel_supports(
+        index: i32,
+        params: *const QuantizedParams,
+        launch: *const Launch,
+    ) -> i32;
+    fn nvb_cuda_linear_quantized_kernel_workspace(index: i32, params: *const QuantizedParams) -> usize;
+    fn nvb_cuda_linear_quantized_launch(index: i32, params: *const QuantizedParams, launch: *const Launch) -> i32;
 }
 
 /// The kernels' names in csrc/linear, in the order of each table.
@@ -70,17 +74,17 @@ pub(super) fn row(kernel: KernelId) -> Option<i32> {
     rows[kernel.index()]
 }
 
-pub(super) fn can(executor: &CudaExecutor, op: &Linear, id: KernelId) -> bool {
+pub(super) fn can(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> bool {
     let launch = executor.launch_on(RawHandle::NULL);
     let vendor_there = || executor.cublaslt().is_some();
     match (id.kernel().way, op.weight.dtype()) {
         (Way::FloatKernel, Some(dtype)) => row(id).is_some_and(|row| {
             // SAFETY: reads the two structs alone.
-            unsafe { nvb_cuda_linear_kernel_can(row, &linear::params(op, dtype), &launch) != 0 }
+            unsafe { nvb_cuda_linear_kernel_supports(row, &linear::params(op, dtype), &launch) != 0 }
         }),
         (Way::QuantizedKernel, None) => row(id).is_some_and(|row| {
             // SAFETY: as above.
-            unsafe { nvb_cuda_linear_quantized_kernel_can(row, &linear_quantized::params(op), &launch) != 0 }
+            unsafe { nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::params(op), &launch) != 0 }
         }),
         (Way::Vendor, Some(dtype)) => vendor_takes(op, dtype) && vendor_there(),
         (Way::Dequantized, None) => op.weight.columns > 0,
@@ -95,7 +99,7 @@ pub(super) fn can(executor: &CudaExecutor, op: &Linear, id: KernelId) -> bool {
 }
 
 /// What `linear` would do, cuBLASLt taken to have an algorithm.
-pub(super) fn default(executor: &CudaExecutor, op: &Linear) -> Option<Choice> {
+pub(super) fn default(executor: &CudaExecutor, op: &LinearProduct) -> Option<Choice> {
     let _guard = executor.enter().ok()?;
     if op.input.rows == 0 || op.weight.rows == 0 {
         return None;
@@ -129,7 +133,12 @@ fn named(name: *const c_char) -> Option<KernelId> {
     find(DeviceKind::Cuda, LINEAR, &text(name)).ok()
 }
 
-pub(super) fn run(executor: &CudaExecutor, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
+pub(super) fn run(
+    executor: &CudaExecutor,
+    op: &LinearProduct,
+    choice: &Choice,
+    stream: RawHandle,
+) -> Result<Option<Choice>> {
     let _guard = executor.enter()?;
     match op.weight.dtype() {
         Some(dtype) => take_float(executor, op, dtype, choice, stream),
@@ -140,7 +149,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, choice: &Choice, stream:
 /// A product with a float weight by this choice. The context is current.
 pub(super) fn take_float(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     dtype: DType,
     choice: &Choice,
     stream: RawHandle,
@@ -168,14 +177,14 @@ pub(super) fn launch_float(
     stream: RawHandle,
 ) -> Result<()> {
     // SAFETY: of a validated descriptor, and the context is current.
-    let code = unsafe { nvb_cuda_linear_with(row, params, &executor.launch_on(stream)) };
+    let code = unsafe { nvb_cuda_linear_launch(row, params, &executor.launch_on(stream)) };
     executor.check_launch(code, "linear")
 }
 
 /// The same with a weight in 8 or 4 bits.
 pub(super) fn take_quantized(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     choice: &Choice,
     stream: RawHandle,
 ) -> Result<Option<Choice>> {
@@ -205,7 +214,7 @@ pub(super) fn take_quantized(
 
 pub(super) fn workspace_bytes(row: i32, params: &QuantizedParams) -> usize {
     // SAFETY: reads the struct alone.
-    unsafe { nvb_cuda_linear_quantized_workspace_with(row, params) }
+    unsafe { nvb_cuda_linear_quantized_kernel_workspace(row, params) }
 }
 
 /// The same of the quantised kernels.
@@ -216,13 +225,13 @@ pub(super) fn launch_quantized(
     stream: RawHandle,
 ) -> Result<()> {
     // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
-    let code = unsafe { nvb_cuda_linear_quantized_with(row, params, &executor.launch_on(stream)) };
+    let code = unsafe { nvb_cuda_linear_quantized_launch(row, params, &executor.launch_on(stream)) };
     executor.check_launch(code, "quantised linear")
 }
 
 fn with_strategy(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     choice: &Choice,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
@@ -255,7 +264,7 @@ fn picked(choice: &Choice, run: impl FnOnce(Pick) -> Result<bool>) -> Result<Opt
 }
 
 /// The plain kernels: f32 arithmetic without Tensor Cores.
-pub(super) fn reference(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
+pub(super) fn reference(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
     let name = if op.weight.encoding.is_float() { "linear_simt" } else { "linear_quantized_plain" };
     let plain = Choice::of(find(DeviceKind::Cuda, LINEAR, name)?);
     run(executor, op, &plain, stream).map(drop)
@@ -288,7 +297,7 @@ mod tests {
             };
             let x = Tensor::new(at(offset), dtype, &[m, k]);
             let y = Tensor::new(at(0), dtype, &[m, 4096]);
-            let op = |weight: WeightView| Linear::new(x, weight, None, Activation::None, y).unwrap();
+            let op = |weight: WeightView| LinearProduct::new(x, weight, None, Activation::None, y).unwrap();
             let float = op(WeightView::float(at(0), dtype, 4096, k, k, false));
             let codes = |encoding, scales, row_stride| {
                 let weight = WeightView::float(at(0), dtype, 4096, k, row_stride, false);
@@ -303,11 +312,11 @@ mod tests {
                     let takes = match (kernel.way, op.weight.dtype(), row(id)) {
                         // SAFETY: the calls read their structs alone.
                         (Way::FloatKernel, Some(dtype), Some(row)) => unsafe {
-                            nvb_cuda_linear_kernel_can(row, &linear::params(op, dtype), &launch) != 0
+                            nvb_cuda_linear_kernel_supports(row, &linear::params(op, dtype), &launch) != 0
                         },
                         // SAFETY: as above.
                         (Way::QuantizedKernel, None, Some(row)) => unsafe {
-                            nvb_cuda_linear_quantized_kernel_can(row, &linear_quantized::params(op), &launch) != 0
+                            nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::params(op), &launch) != 0
                         },
                         _ => false,
                     };
@@ -371,7 +380,7 @@ mod tests {
                     let x = Tensor::new(at, dtype, &[m, k]);
                     let y = Tensor::new(at, dtype, &[m, n]);
                     let weight = WeightView::float(at, dtype, n, k, k, false);
-                    let op = Linear::new(x, weight, None, Activation::None, y).unwrap();
+                    let op = LinearProduct::new(x, weight, None, Activation::None, y).unwrap();
                     // SAFETY: the call reads its structs alone.
                     let chosen = text(unsafe { nvb_cuda_linear_kernel_name(&linear::params(&op, dtype), &launch) });
                     assert_eq!(chosen, kernel, "{m} rows, {n} x {k}, {dtype}");

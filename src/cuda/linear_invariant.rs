@@ -2,7 +2,7 @@
 //! whatever the number of rows, their content and where they lie.
 //!
 //! Float weights take the tiles of csrc/linear/sm80/linear_mma.cuh that go along K in one piece, those in 8 and 4 bits the
-//! shapes of csrc/linear/sm80/linear_quantized_mma.cuh, whose two warps a sum share K alike in all. What tensor cores cannot
+//! shapes of csrc/common/quantized_mma.cuh, whose two warps a sum share K alike in all. What tensor cores cannot
 //! take goes to the plain kernels for every number of rows. Which of the two it is, the weight and the dtypes decide alone:
 //! input that is not aligned is copied first. cuBLASLt, tuned entries and inputs rounded to 8 bits are left aside.
 
@@ -14,7 +14,7 @@ use super::scratch::Purpose;
 use super::{linear, linear_choice, linear_quantized};
 use crate::device::{Device, DeviceKind, RawHandle};
 use crate::error::Result;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::registry::{find, KernelId, LINEAR};
 use crate::tensor::Matrix;
 use crate::weight::WeightView;
@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 /// Rows of one launch: the tiles of 64 that a grid has on its second axis.
 const MOST_ROWS: usize = 64 * 65_535;
 
-pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
+pub(super) fn run(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
     if op.input.rows == 0 || op.weight.rows == 0 {
         return Ok(());
@@ -37,7 +37,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
     launch(executor, &op, stream)
 }
 
-pub(super) fn needs(executor: &CudaExecutor, op: &Linear) -> Needs {
+pub(super) fn needs(executor: &CudaExecutor, op: &LinearProduct) -> Needs {
     match copies_input(executor, op) {
         true => Needs::none().with(Purpose::Input, input_bytes(&op.input)),
         false => Needs::none(),
@@ -45,14 +45,14 @@ pub(super) fn needs(executor: &CudaExecutor, op: &Linear) -> Needs {
 }
 
 /// The one kernel for the product; `None` for an empty one. The context is current.
-pub(super) fn kernel(executor: &CudaExecutor, op: &Linear) -> Option<KernelId> {
+pub(super) fn kernel(executor: &CudaExecutor, op: &LinearProduct) -> Option<KernelId> {
     (op.input.rows > 0 && op.weight.rows > 0).then(|| chosen(executor, &aligned(op)))
 }
 
 /// The product with its input in aligned rows in the weight's order.
-fn aligned(op: &Linear) -> Linear {
+fn aligned(op: &LinearProduct) -> LinearProduct {
     let input = Matrix { data: std::ptr::null_mut(), row_stride: ordered_stride(&op.input), ..op.input };
-    Linear { input, weight: WeightView { order: std::ptr::null(), ..op.weight }, ..*op }
+    LinearProduct { input, weight: WeightView { order: std::ptr::null(), ..op.weight }, ..*op }
 }
 
 /// The kernels of the families.
@@ -75,7 +75,7 @@ fn kernels() -> &'static Kernels {
 }
 
 /// For a product that is `aligned`, so that only its weight, its dtypes and, within a family, its number of rows count.
-fn chosen(executor: &CudaExecutor, op: &Linear) -> KernelId {
+fn chosen(executor: &CudaExecutor, op: &LinearProduct) -> KernelId {
     let (kernels, rows) = (kernels(), op.input.rows);
     let float = op.weight.dtype().is_some();
     let (family, plain) = match float {
@@ -98,11 +98,11 @@ fn chosen(executor: &CudaExecutor, op: &Linear) -> KernelId {
 }
 
 /// Whether the chosen kernel cannot read the input where it lies.
-fn copies_input(executor: &CudaExecutor, op: &Linear) -> bool {
+fn copies_input(executor: &CudaExecutor, op: &LinearProduct) -> bool {
     !op.weight.order.is_null() || !linear_choice::can(executor, op, chosen(executor, &aligned(op)))
 }
 
-fn launch(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
+fn launch(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
     let kernel = chosen(executor, &aligned(op));
     for first in (0..op.input.rows).step_by(MOST_ROWS) {
         let rows = MOST_ROWS.min(op.input.rows - first);

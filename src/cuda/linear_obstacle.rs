@@ -5,11 +5,11 @@ use super::linear_rounded::oldest_capability;
 use crate::device::{Device, RawHandle};
 use crate::executor::Executor;
 use crate::hardware;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::registry::choices::Rounding;
 use crate::registry::{KernelId, Way};
 
-pub(super) fn of(executor: &CudaExecutor, op: &Linear, id: KernelId) -> String {
+pub(super) fn of(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> String {
     let (kernel, way) = (id.kernel(), id.kernel().way);
     let rounds = matches!(way, Way::RoundedInput | Way::RoundedWgmma);
     if rounds {

@@ -12,18 +12,18 @@ use super::{dequantize, linear_choice, linear_needs};
 use crate::device::RawHandle;
 use crate::error::Result;
 use crate::executor::Executor;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::tensor::{Matrix, Tensor};
 use crate::weight::WeightView;
 use std::ffi::c_void;
 
-/// `nvb_linear_quantized_params` of csrc/linear/linear_quantized.h.
+/// `nvb_linear_quantized_params` of csrc/common/quantized_product.h.
 #[repr(C)]
 pub(super) struct Params {
     input: *const c_void,
     weight: *const c_void,
     scales: *const c_void,
-    offsets: *const c_void,
+    zero_points: *const c_void,
     bias: *const c_void,
     residual: *const c_void,
     output: *mut c_void,
@@ -78,7 +78,7 @@ const SLICE_BYTES: usize = 64 << 20;
 /// Rows of a slice are a multiple of this: whole tiles of the weight and of the product.
 const SLICE_STEP: usize = 256;
 
-pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
+pub(super) fn run(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
     for choice in executor.choices().of(op) {
         if linear_choice::take_quantized(executor, op, &choice, stream)?.is_some() {
@@ -101,7 +101,12 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Re
 }
 
 /// The product with a weight whose columns are in the input's order.
-fn product(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<()> {
+fn product(
+    executor: &CudaExecutor,
+    op: &LinearProduct,
+    scratch: &mut ScratchGuard<'_>,
+    stream: RawHandle,
+) -> Result<()> {
     let mut params = params(op);
     if takes_own_kernel(executor, op, &params, stream) {
         params.workspace = scratch.get(Purpose::Workspace, workspace_bytes(executor, &params, stream))?;
@@ -114,13 +119,13 @@ fn product(executor: &CudaExecutor, op: &Linear, scratch: &mut ScratchGuard<'_>,
     with_dequantized_slices(executor, op, Pick::First, scratch, stream).map(drop)
 }
 
-pub(super) fn params(op: &Linear) -> Params {
+pub(super) fn params(op: &LinearProduct) -> Params {
     let (scale_kind, group, scales) = scale_code(op.weight.scales);
     Params {
         input: op.input.data,
         weight: op.weight.data,
         scales,
-        offsets: op.weight.offsets.cast(),
+        zero_points: op.weight.offsets.cast(),
         bias: bias_data(op.bias),
         residual: residual_data(op.residual),
         output: op.output.data,
@@ -145,7 +150,12 @@ pub(super) fn params(op: &Linear) -> Params {
     }
 }
 
-pub(super) fn takes_own_kernel(executor: &CudaExecutor, op: &Linear, params: &Params, stream: RawHandle) -> bool {
+pub(super) fn takes_own_kernel(
+    executor: &CudaExecutor,
+    op: &LinearProduct,
+    params: &Params,
+    stream: RawHandle,
+) -> bool {
     // SAFETY: reads the two structs alone.
     let tensor_cores =
         || unsafe { nvb_cuda_linear_quantized_uses_tensor_cores(params, &executor.launch_on(stream)) } != 0;
@@ -171,13 +181,13 @@ pub(super) fn ordered_stride(input: &Matrix) -> usize {
 /// The same product with the input's columns in the order of the weight's.
 pub(super) fn in_order(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
-) -> Result<Linear> {
+) -> Result<LinearProduct> {
     let input = copy_input(executor, &op.input, op.weight.order, scratch, stream)?;
     let weight = WeightView { order: std::ptr::null(), ..op.weight };
-    Ok(Linear { input, weight, ..*op })
+    Ok(LinearProduct { input, weight, ..*op })
 }
 
 /// The input with its columns in this order (NULL: as they are) in aligned rows.
@@ -208,7 +218,7 @@ pub(super) fn copy_input(
 }
 
 /// Rows of a slice of the weight: slices are of one size, so that they share the choice of a kernel.
-pub(super) fn slice_rows(op: &Linear) -> usize {
+pub(super) fn slice_rows(op: &LinearProduct) -> usize {
     let (rows, row_bytes) = (op.weight.rows, op.weight.columns * op.input.dtype.size());
     let slices = (rows * row_bytes).div_ceil(SLICE_BYTES).max(1);
     rows.div_ceil(slices).next_multiple_of(SLICE_STEP).min(rows)
@@ -218,7 +228,7 @@ pub(super) fn slice_rows(op: &Linear) -> usize {
 /// rank that is asked for.
 pub(super) fn with_dequantized_slices(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     pick: Pick<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
@@ -243,7 +253,7 @@ pub(super) fn with_dequantized_slices(
 }
 
 /// The columns of the result that `rows` rows of the weight from `first` on make, with these rows as floats in `data`.
-fn part_of(op: &Linear, first: usize, rows: usize, data: *mut c_void) -> Linear {
+fn part_of(op: &LinearProduct, first: usize, rows: usize, data: *mut c_void) -> LinearProduct {
     let (weight, columns) = (&op.weight, op.weight.columns);
     let output_first = if weight.gated { first / 2 } else { first };
     let weight = WeightView::float(data, op.input.dtype, rows, columns, columns, weight.gated);
@@ -256,5 +266,5 @@ fn part_of(op: &Linear, first: usize, rows: usize, data: *mut c_void) -> Linear 
         columns: weight.output_columns(),
         ..matrix
     };
-    Linear { weight, bias, residual: op.residual.map(columns), output: columns(op.output), ..*op }
+    LinearProduct { weight, bias, residual: op.residual.map(columns), output: columns(op.output), ..*op }
 }

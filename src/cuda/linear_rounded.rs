@@ -10,7 +10,7 @@ use super::scratch::{Purpose, ScratchGuard};
 use crate::device::{Device, RawHandle};
 use crate::error::Result;
 use crate::executor::Executor;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::ops::quantized_rows::QuantizedRows;
 use crate::tensor::DType;
 use crate::weight::{Encoding, Scales};
@@ -29,7 +29,7 @@ pub(super) enum By<'a> {
 
 /// The operands of a product with the input in 8 bits, and the compute capability from which on it can be; `None` where
 /// the weight has no codes for it.
-fn rounded_operands(op: &Linear) -> Option<([Operand; 2], i32)> {
+fn rounded_operands(op: &LinearProduct) -> Option<([Operand; 2], i32)> {
     let Scales::Rows(_) = op.weight.scales else { return None };
     match op.weight.encoding {
         Encoding::Int8 if op.weight.columns <= LONGEST_INT8 => Some(([Operand::Int8, Operand::Int8], 75)),
@@ -40,23 +40,23 @@ fn rounded_operands(op: &Linear) -> Option<([Operand; 2], i32)> {
 }
 
 /// The compute capability from which on the weight's codes can be multiplied; `None`: nowhere.
-pub(super) fn oldest_capability(op: &Linear) -> Option<i32> {
+pub(super) fn oldest_capability(op: &LinearProduct) -> Option<i32> {
     rounded_operands(op).map(|(_, oldest)| oldest)
 }
 
 /// The operands of a product with codes of this encoding for its input.
-pub(super) fn codes_operands(op: &Linear, input: Encoding) -> Option<[Operand; 2]> {
+pub(super) fn codes_operands(op: &LinearProduct, input: Encoding) -> Option<[Operand; 2]> {
     let wanted = if input == Encoding::Int8 { Operand::Int8 } else { Operand::Fp8E4m3 };
     rounded_operands(op).map(|(operands, _)| operands).filter(|operands| operands[0] == wanted)
 }
 
 /// Whether the input may be rounded to 8 bits, and something multiplies the codes.
-pub(super) fn can_round(executor: &CudaExecutor, op: &Linear, own: bool) -> bool {
+pub(super) fn can_round(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> bool {
     executor.choices().may_round_input(op) && multiplies_codes(executor, op, own)
 }
 
 /// Whether something multiplies the codes of such an input: the wgmma kernel (`own`), or cuBLASLt.
-pub(super) fn multiplies_codes(executor: &CudaExecutor, op: &Linear, own: bool) -> bool {
+pub(super) fn multiplies_codes(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> bool {
     let Some((operands, oldest)) = rounded_operands(op) else { return false };
     let there = || match own {
         true => {
@@ -71,31 +71,31 @@ pub(super) fn multiplies_codes(executor: &CudaExecutor, op: &Linear, own: bool) 
 }
 
 /// The one that leads: cuBLASLt does not scale i32 sums, and has no epilogue with the scales of FP8.
-pub(super) fn rounds_with_own(executor: &CudaExecutor, op: &Linear) -> bool {
+pub(super) fn rounds_with_own(executor: &CudaExecutor, op: &LinearProduct) -> bool {
     executor.choices().may_round_input(op) && leads_with_codes(executor, op)
 }
 
 /// The same of an input that is in 8 bits already.
-pub(super) fn leads_with_codes(executor: &CudaExecutor, op: &Linear) -> bool {
+pub(super) fn leads_with_codes(executor: &CudaExecutor, op: &LinearProduct) -> bool {
     linear_wgmma::has_many_rows(op)
         && (op.weight.encoding == Encoding::Int8 || !op.is_plain())
         && multiplies_codes(executor, op, true)
 }
 
 /// Bytes of the input's scales in front of its codes.
-fn code_scale_bytes(op: &Linear) -> usize {
+fn code_scale_bytes(op: &LinearProduct) -> usize {
     (op.input.rows * size_of::<f32>()).next_multiple_of(256)
 }
 
 /// Bytes of the input in 8 bits, scales and codes.
-pub(super) fn code_bytes(op: &Linear) -> usize {
+pub(super) fn code_bytes(op: &LinearProduct) -> usize {
     code_scale_bytes(op) + op.input.rows * op.weight.columns.next_multiple_of(16)
 }
 
 /// The input in 8 bits with a scale a row, times the weight's codes; `false` where that cannot be.
 pub(super) fn with_quantized_activations(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     by: By<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
@@ -139,7 +139,7 @@ pub(super) struct Tokens {
 /// The codes of both sides multiplied, in the place of the product's input; `false` where that cannot be.
 pub(super) fn product_of_codes(
     executor: &CudaExecutor,
-    op: &Linear,
+    op: &LinearProduct,
     by: By<'_>,
     tokens: &Tokens,
     operands: [Operand; 2],

@@ -7,7 +7,7 @@ use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype, residual_data, residual_dtype, residual_stride};
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::tensor::DType;
 use std::ffi::c_void;
 
@@ -37,7 +37,7 @@ pub(super) struct Params {
 }
 
 extern "C" {
-    fn nvb_cuda_linear_wgmma_can(params: *const Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_wgmma_supports(params: *const Params, launch: *const Launch) -> i32;
     fn nvb_cuda_linear_wgmma(params: *const Params, launch: *const Launch) -> i32;
 }
 
@@ -78,19 +78,19 @@ fn operands_code(input: Operand, weight: Operand) -> Option<u32> {
 
 impl Params {
     /// Of a product with a float weight of this dtype.
-    pub fn of(op: &Linear, weight_dtype: DType) -> Option<Params> {
+    pub fn of(op: &LinearProduct, weight_dtype: DType) -> Option<Params> {
         let operands = operands_code(Operand::Float(op.input.dtype), Operand::Float(weight_dtype))?;
         let none = OuterScales { input: std::ptr::null(), weight: std::ptr::null() };
         Some(Params::with(op, op.input.data, op.input.row_stride, operands, none))
     }
 
     /// Of a product with codes of input and weight.
-    pub fn of_codes(op: &Linear, codes: &Codes) -> Option<Params> {
+    pub fn of_codes(op: &LinearProduct, codes: &Codes) -> Option<Params> {
         let operands = operands_code(codes.operands[0], codes.operands[1])?;
         Some(Params::with(op, codes.data, codes.stride, operands, codes.scales))
     }
 
-    fn with(op: &Linear, input: *const c_void, stride: usize, operands: u32, scales: OuterScales) -> Params {
+    fn with(op: &LinearProduct, input: *const c_void, stride: usize, operands: u32, scales: OuterScales) -> Params {
         Params {
             input,
             weight: op.weight.data,
@@ -117,13 +117,13 @@ impl Params {
 }
 
 /// Whether it leads the library's other kernels: many rows.
-pub(super) fn has_many_rows(op: &Linear) -> bool {
+pub(super) fn has_many_rows(op: &LinearProduct) -> bool {
     op.input.rows >= ROWS
 }
 
 pub(super) fn can(executor: &CudaExecutor, params: &Params) -> bool {
     // SAFETY: reads the two structs alone.
-    unsafe { nvb_cuda_linear_wgmma_can(params, &executor.launch_on(RawHandle::NULL)) != 0 }
+    unsafe { nvb_cuda_linear_wgmma_supports(params, &executor.launch_on(RawHandle::NULL)) != 0 }
 }
 
 /// Queues the product; `false` where the kernel cannot do it. The context is current.

@@ -2,7 +2,7 @@
 
 use super::executor::CudaExecutor;
 use super::scratch::{Purpose, ALIGNMENT};
-use super::{argmax, attention, grouped_linear, linear_needs, linear_to_codes, matmul, sample};
+use super::{argmax, attention, grouped_linear, linear_needs, matmul, sample};
 use crate::operation::Operation;
 
 /// The first bytes of a caller's workspace: counters, which stay zero between operations whatever else the workspace
@@ -68,15 +68,7 @@ impl Needs {
 /// The bytes of a workspace for this operation. The context is current.
 pub(super) fn bytes(executor: &CudaExecutor, op: &Operation) -> usize {
     match op {
-        Operation::Linear(op) => linear_needs::of(executor, op).total(),
-        Operation::LinearCodes(op) => {
-            let (product, inputs) = linear_needs::of_codes(executor, op);
-            product.total_with(&[inputs])
-        }
-        Operation::LinearToCodes(op) => {
-            let (product, inputs) = linear_needs::of_parts(executor, op);
-            product.total_with(&[inputs, linear_to_codes::needs(op)])
-        }
+        Operation::Linear(op) => linear_needs::bytes(executor, op),
         Operation::GroupedLinear(op) => grouped_linear::needs(executor, op).total(),
         Operation::Matmul(op) => matmul::needs(executor, op).total(),
         Operation::AttentionDecode(op) => attention::decode_needs(executor, op).total(),

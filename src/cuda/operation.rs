@@ -2,8 +2,8 @@
 
 use super::executor::CudaExecutor;
 use super::{
-    argmax, attention, elementwise, embedding, gated_activation, grouped_linear, layer_norm, linear, linear_codes,
-    linear_to_codes, matmul, rms_norm, rope, sample, softmax,
+    argmax, attention, elementwise, embedding, gated_activation, grouped_linear, layer_norm, linear, matmul, rms_norm,
+    rope, sample, softmax,
 };
 use crate::device::RawHandle;
 use crate::error::Result;
@@ -23,8 +23,6 @@ pub(super) fn run(executor: &CudaExecutor, op: &Operation, stream: RawHandle) ->
         Operation::Softmax(op) => softmax::run(executor, op, stream),
         Operation::Elementwise(op) => elementwise::run(executor, op, stream),
         Operation::Linear(op) => has_room().and_then(|()| linear::run(executor, op, stream)),
-        Operation::LinearCodes(op) => has_room().and_then(|()| linear_codes::run(executor, op, stream)),
-        Operation::LinearToCodes(op) => has_room().and_then(|()| linear_to_codes::run(executor, op, stream)),
         Operation::GroupedLinear(op) => has_room().and_then(|()| grouped_linear::run(executor, op, stream)),
         Operation::Matmul(op) => has_room().and_then(|()| matmul::run(executor, op, stream)),
         Operation::Argmax(op) => has_room().and_then(|()| argmax::run(executor, op, stream)),

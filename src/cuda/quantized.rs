@@ -49,7 +49,7 @@ pub(super) fn scale_code(scales: Scales) -> (u32, u32, *const c_void) {
 pub(super) struct QuantizedMatrix {
     data: *const c_void,
     scales: *const c_void,
-    offsets: *const c_void,
+    zero_points: *const c_void,
     rows: i64,
     columns: i64,
     row_bytes: i64,
@@ -66,7 +66,7 @@ impl QuantizedMatrix {
         Some(QuantizedMatrix {
             data: weight.data,
             scales,
-            offsets: weight.offsets.cast(),
+            zero_points: weight.offsets.cast(),
             rows: weight.rows as i64,
             columns: weight.columns as i64,
             row_bytes: (weight.row_stride * weight.encoding.bits() / 8) as i64,

@@ -6,9 +6,8 @@ pub mod access;
 use crate::attention::{AttentionDecode, AttentionPrefill};
 use crate::ops::{
     argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
-    grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_codes::LinearCodes,
-    linear_to_codes::LinearToCodes, matmul::Matmul, rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
-    Cost,
+    grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear, linear_product::LinearProduct,
+    matmul::Matmul, rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax, Cost,
 };
 use crate::tensor::Tensor;
 use access::Visit;
@@ -17,9 +16,9 @@ use std::ffi::CStr;
 /// The cost of a call, from numbers that it read in device memory.
 pub type CostOf = Box<dyn FnOnce(&[i32]) -> Cost + Send>;
 
-/// Each line is a kind, its number in the C ABI, its name, how profilers show it, and further descriptors that count as it.
+/// Each line is a kind, which is its descriptor's name too, its number in the C ABI, its name and how profilers show it.
 macro_rules! operations {
-    ($($kind:ident = $number:literal, $name:ident, $label:literal $(, $further:ident)*;)+) => {
+    ($($kind:ident = $number:literal, $name:ident, $label:literal;)+) => {
         /// The numbers are the C ABI's `NVB_OPERATION_…`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u32)]
@@ -49,13 +48,13 @@ macro_rules! operations {
         #[derive(Debug, Clone)]
         #[expect(clippy::large_enum_variant, reason = "a box would allocate in each call")]
         pub enum Operation {
-            $($kind($kind), $($further($further),)*)+
+            $($kind($kind),)+
         }
 
         impl Operation {
             pub fn kind(&self) -> OperationKind {
                 match self {
-                    $(Operation::$kind(_) $(| Operation::$further(_))* => OperationKind::$kind,)+
+                    $(Operation::$kind(_) => OperationKind::$kind,)+
                 }
             }
 
@@ -63,34 +62,30 @@ macro_rules! operations {
             #[inline]
             pub fn accesses(&self, visit: &mut impl Visit) {
                 match self {
-                    $(Operation::$kind(op) => op.accesses(visit),
-                      $(Operation::$further(op) => op.accesses(visit),)*)+
+                    $(Operation::$kind(op) => op.accesses(visit),)+
                 }
             }
 
             /// An upper bound where `cost_by_content` says more.
             pub fn cost(&self) -> Cost {
                 match self {
-                    $(Operation::$kind(op) => op.cost(), $(Operation::$further(op) => op.cost(),)*)+
+                    $(Operation::$kind(op) => op.cost(),)+
                 }
             }
         }
 
-        $(operations!(@from $kind); $(operations!(@from $further);)*)+
-    };
-    (@from $descriptor:ident) => {
-        impl From<$descriptor> for Operation {
-            fn from(op: $descriptor) -> Operation {
-                Operation::$descriptor(op)
+        $(impl From<$kind> for Operation {
+            fn from(op: $kind) -> Operation {
+                Operation::$kind(op)
             }
-        }
+        })+
     };
 }
 
 operations! {
     Embedding = 0, embedding, c"nvbackend::embedding";
     RmsNorm = 1, rms_norm, c"nvbackend::rms_norm";
-    Linear = 2, linear, c"nvbackend::linear", LinearCodes, LinearToCodes;
+    Linear = 2, linear, c"nvbackend::linear";
     GatedActivation = 3, gated_activation, c"nvbackend::gated_activation";
     Rope = 4, rope, c"nvbackend::rope";
     AttentionPrefill = 5, attention_prefill, c"nvbackend::attention_prefill";
@@ -112,6 +107,12 @@ impl Operation {
             Operation::AttentionDecode(op) => Some(op.cost_by_content()),
             _ => None,
         }
+    }
+}
+
+impl From<LinearProduct> for Operation {
+    fn from(op: LinearProduct) -> Operation {
+        Operation::Linear(op.into())
     }
 }
 

@@ -2,7 +2,7 @@
 //! experts has them after routing (Shazeer et al. 2017). The offsets are device memory: a captured graph serves every
 //! routing.
 
-use super::linear::{expect_product, product_cost};
+use super::linear_product::expect_product;
 use super::{expect_extent, Activation, Cost};
 use crate::error::{Error, Result};
 use crate::operation::access::Visit;
@@ -97,7 +97,6 @@ impl GroupedLinear {
         WeightView { data, rows, scales, offsets, ..weight }
     }
 
-    /// Every expert's weight is counted as read once.
     pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("input", Some(&self.input));
         visit.read("offsets", Some(&self.offsets));
@@ -106,7 +105,13 @@ impl GroupedLinear {
         visit.write("output", Some(&self.output));
     }
 
+    /// Each token meets one expert, and every expert's weight is read once.
     pub fn cost(&self) -> Cost {
-        product_cost(&self.input, &self.weight, self.expert_rows(), &self.output)
+        let &GroupedLinear { input, output, .. } = self;
+        let bytes = |matrix: Matrix| (matrix.rows * matrix.columns * matrix.dtype.size()) as f64;
+        Cost {
+            operations: 2.0 * (input.rows * input.columns) as f64 * self.expert_rows() as f64,
+            bytes: bytes(input) + self.weight.read_bytes() as f64 + bytes(output),
+        }
     }
 }

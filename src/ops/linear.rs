@@ -1,7 +1,13 @@
 //! `linear`: y = activation(x · Wᵀ + bias) + residual, and its gated form y = activation(gate) · up + residual over
 //! interleaved rows of W.
+//!
+//! x is a matrix of floats, or one in 8 bits: then the result is that of the input scale · code, which it also is where a
+//! product rounds the same values to 8 bits itself. y is left as floats, in 8 bits, or as both: the codes are those of the
+//! unrounded f32 values, as a norm or a gated activation leaves them.
 
-use super::{expect_extent, Activation, Cost};
+use super::linear_product::{expect_input, expect_residual, expect_weight_terms, LinearProduct};
+use super::quantized_rows::QuantizedRows;
+use super::{Activation, Cost};
 use crate::error::{Error, Result};
 use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
@@ -10,139 +16,159 @@ use crate::weight::WeightView;
 #[derive(Debug, Clone, Copy)]
 pub struct Linear {
     /// [M, K]
-    pub input: Matrix,
-    /// [N, K] of any encoding; gated: rows 2i and 2i+1 are row i of gate and of up. A float weight has the input's dtype
-    /// unless that is F32.
+    pub input: LinearInput,
+    /// [N, K] of any encoding, as in [`LinearProduct`].
     pub weight: WeightView,
     /// [N]
     pub bias: Option<Tensor>,
     pub activation: Activation,
     /// As `output`, which it may be.
     pub residual: Option<Matrix>,
-    /// [M, N], gated [M, N/2]
-    pub output: Matrix,
+    /// [M, N], gated [M, N/2]. It or `quantized_output` is there.
+    pub output: Option<Matrix>,
+    /// Of the same size.
+    pub quantized_output: Option<QuantizedRows>,
+}
+
+/// What is multiplied with the weight.
+#[derive(Debug, Clone, Copy)]
+pub enum LinearInput {
+    /// Of the weight's dtype or F32; with a quantised weight any float.
+    Floats(Matrix),
+    Quantized(QuantizedRows),
+}
+
+/// The tensors of a call before validation; `None` where the caller gave none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LinearTensors {
+    pub input: Option<Tensor>,
+    pub quantized_input: Option<QuantizedRows>,
+    pub bias: Option<Tensor>,
+    pub residual: Option<Tensor>,
+    pub output: Option<Tensor>,
+    pub quantized_output: Option<QuantizedRows>,
 }
 
 impl Linear {
-    pub fn new(
-        input: Tensor,
-        weight: WeightView,
-        bias: Option<Tensor>,
-        activation: Activation,
-        output: Tensor,
-    ) -> Result<Linear> {
-        let input = expect_product(input, &weight, bias, output)?;
-        let output = output.as_matrix("output")?;
-        output.expect_size("output", input.rows, weight.output_columns())?;
-        Ok(Linear { input, weight, bias, activation, residual: None, output })
+    pub fn new(tensors: LinearTensors, weight: WeightView, activation: Activation) -> Result<Linear> {
+        let LinearTensors { input, quantized_input, bias, residual, output, quantized_output } = tensors;
+        let input = match (input, quantized_input) {
+            (Some(input), None) => LinearInput::Floats(expect_input(input, &weight)?),
+            (None, Some(rows)) => {
+                rows.expect_valid("quantized_input")?;
+                LinearInput::Quantized(rows)
+            }
+            (None, None) => return Err(Error::invalid("tensor `input` is missing, and so is `quantized_input`")),
+            _ => return Err(Error::invalid("`input` and `quantized_input` are both given; one of them is needed")),
+        };
+        if output.is_none() && quantized_output.is_none() {
+            return Err(Error::invalid("tensor `output` is missing, and so is `quantized_output`"));
+        }
+        let (name, (rows, columns)) = (input.name(), input.size());
+        expect_weight_terms((name, rows, columns), &weight, bias)?;
+        let columns = weight.output_columns();
+        let written = |output: Tensor| {
+            output.expect_float("output")?;
+            output.expect_writable("output")?;
+            let output = output.as_matrix("output")?;
+            output.expect_size("output", rows, columns)?;
+            Ok(output)
+        };
+        let output = output.map(written).transpose()?;
+        let residual = residual.map(|residual| expect_residual(residual, (rows, columns), output.as_ref()));
+        let residual = residual.transpose()?;
+        if let Some(codes) = quantized_output {
+            codes.expect_valid("quantized_output")?;
+            codes.expect_size("quantized_output", rows, columns)?;
+        }
+        Ok(Linear { input, weight, bias, activation, residual, output, quantized_output })
     }
 
-    /// The same with this added, if it is there.
-    pub fn with_residual(self, residual: Option<Tensor>) -> Result<Linear> {
-        let residual = residual.map(|residual| expect_residual(residual, &self.output)).transpose()?;
-        Ok(Linear { residual, ..self })
+    /// [M, N], gated [M, N/2]
+    pub fn output_size(&self) -> (usize, usize) {
+        (self.input.size().0, self.weight.output_columns())
     }
 
-    /// `count` rows of the product from `first` on, to an output of as many.
-    pub fn part(&self, first: usize, count: usize, output: Matrix) -> Linear {
+    /// `count` rows of the product from `first` on with floats for its input, of which a quantised one has none yet, to
+    /// this output.
+    pub fn product(&self, first: usize, count: usize, output: Matrix) -> LinearProduct {
+        let &Linear { weight, bias, activation, .. } = self;
+        let input = self.input.part(first, count).as_floats(&weight);
         let residual = self.residual.map(|residual| residual.part(first, count));
-        Linear { input: self.input.part(first, count), residual, output, ..*self }
-    }
-
-    /// Whether the product is the result.
-    pub fn is_plain(&self) -> bool {
-        let epilogue = self.bias.is_some() || self.activation != Activation::None || self.residual.is_some();
-        !self.weight.gated && !epilogue
-    }
-
-    /// What a product with this weight reads beside its input.
-    pub(super) fn visit_terms(&self, visit: &mut impl Visit) {
-        visit.read_weight("weight", &self.weight);
-        visit.read("bias", self.bias.as_ref());
-        visit.read_before("residual", self.residual.as_ref(), &["output"]);
+        LinearProduct { input, weight, bias, activation, residual, output }
     }
 
     pub fn accesses(&self, visit: &mut impl Visit) {
-        visit.read("input", Some(&self.input));
-        self.visit_terms(visit);
-        visit.write("output", Some(&self.output));
+        match &self.input {
+            LinearInput::Floats(input) => visit.read("input", Some(input)),
+            LinearInput::Quantized(rows) => visit.read_quantized("quantized_input", Some(rows)),
+        }
+        visit.read_weight("weight", &self.weight);
+        visit.read("bias", self.bias.as_ref());
+        visit.read_before("residual", self.residual.as_ref(), &["output"]);
+        visit.write("output", self.output.as_ref());
+        visit.write_quantized("quantized_output", self.quantized_output.as_ref());
     }
 
     pub fn cost(&self) -> Cost {
-        let Cost { operations, bytes } = product_cost(&self.input, &self.weight, self.weight.rows, &self.output);
-        Cost { operations, bytes: bytes + residual_bytes(self.residual) }
+        let (rows, columns) = self.input.size();
+        let floats = |matrix: Option<Matrix>| {
+            matrix.map_or(0.0, |matrix| (matrix.rows * matrix.columns * matrix.dtype.size()) as f64)
+        };
+        let input = match self.input {
+            LinearInput::Floats(input) => floats(Some(input)),
+            LinearInput::Quantized(rows) => rows.bytes(),
+        };
+        let codes = self.quantized_output.map_or(0.0, |rows| rows.bytes());
+        let weight = self.weight.read_bytes() as f64;
+        Cost {
+            operations: 2.0 * rows as f64 * columns as f64 * self.weight.rows as f64,
+            bytes: input + weight + floats(self.residual) + floats(self.output) + codes,
+        }
     }
 }
 
-/// The residual of a product with this output: of its size, apart from it or in its place.
-pub(super) fn expect_residual(residual: Tensor, output: &Matrix) -> Result<Matrix> {
-    residual.expect_float("residual")?;
-    residual.expect_readable("residual")?;
-    let residual = residual.as_matrix("residual")?;
-    residual.expect_size("residual", output.rows, output.columns)?;
-    let layout = |matrix: &Matrix| (matrix.dtype, matrix.row_stride);
-    if residual.data == output.data && !residual.data.is_null() && layout(&residual) != layout(output) {
-        return Err(Error::invalid(format!(
-            "tensors `residual` and `output` are the same memory with other elements: {} with rows {} apart and {} with \
-             rows {} apart; one dtype and stride is needed",
-            residual.dtype, residual.row_stride, output.dtype, output.row_stride
-        )));
+impl From<LinearProduct> for Linear {
+    fn from(op: LinearProduct) -> Linear {
+        let LinearProduct { input, weight, bias, activation, residual, output } = op;
+        let (input, output) = (LinearInput::Floats(input), Some(output));
+        Linear { input, weight, bias, activation, residual, output, quantized_output: None }
     }
-    Ok(residual)
 }
 
-pub(super) fn residual_bytes(residual: Option<Matrix>) -> f64 {
-    residual.map_or(0.0, |residual| (residual.rows * residual.columns * residual.dtype.size()) as f64)
-}
-
-/// What products with a weight ask of their tensors, sizes of the output apart.
-pub(super) fn expect_product(
-    input: Tensor,
-    weight: &WeightView,
-    bias: Option<Tensor>,
-    output: Tensor,
-) -> Result<Matrix> {
-    input.expect_float("input")?;
-    input.expect_readable("input")?;
-    if let Some(dtype) = weight.dtype().filter(|&dtype| dtype != input.dtype && input.dtype != DType::F32) {
-        return Err(Error::invalid(format!(
-            "tensor `input` has dtype {}; f32 or the weight's {dtype} is needed",
-            input.dtype
-        )));
+impl LinearInput {
+    fn name(&self) -> &'static str {
+        match self {
+            LinearInput::Floats(_) => "input",
+            LinearInput::Quantized(_) => "quantized_input",
+        }
     }
-    let input = input.as_matrix("input")?;
-    expect_terms(("input", input.rows, input.columns), weight, bias, output)?;
-    Ok(input)
-}
 
-/// The same of all tensors but the input, and that its `rows` and `columns` fit.
-pub(super) fn expect_terms(
-    (name, rows, columns): (&str, usize, usize),
-    weight: &WeightView,
-    bias: Option<Tensor>,
-    output: Tensor,
-) -> Result<()> {
-    output.expect_float("output")?;
-    output.expect_writable("output")?;
-    if columns != weight.columns {
-        return Err(Error::invalid(format!(
-            "tensor `{name}` has {columns} columns; the weight [{}, {}] needs {}",
-            weight.rows, weight.columns, weight.columns
-        )));
+    /// [M, K]
+    pub fn size(&self) -> (usize, usize) {
+        match self {
+            LinearInput::Floats(input) => (input.rows, input.columns),
+            LinearInput::Quantized(rows) => (rows.rows, rows.columns),
+        }
     }
-    if let Some(bias) = bias {
-        bias.expect_float("bias")?;
-        bias.expect_shape("bias", &[weight.rows])?;
-        bias.expect_readable("bias")?;
-    }
-    expect_extent("the number of input rows", rows)
-}
 
-/// With one row of `input` for each of `output`, the weight's `rows` all read once.
-pub(super) fn product_cost(input: &Matrix, weight: &WeightView, rows: usize, output: &Matrix) -> Cost {
-    let (m, n, k) = (input.rows as f64, rows as f64, weight.columns as f64);
-    let bytes = m * k * input.dtype.size() as f64
-        + weight.read_bytes() as f64
-        + m * output.columns as f64 * output.dtype.size() as f64;
-    Cost { operations: 2.0 * m * n * k, bytes }
+    /// `count` rows from `first` on.
+    pub fn part(&self, first: usize, count: usize) -> LinearInput {
+        match self {
+            LinearInput::Floats(input) => LinearInput::Floats(input.part(first, count)),
+            LinearInput::Quantized(rows) => LinearInput::Quantized(rows.part(first, count)),
+        }
+    }
+
+    /// The floats, or the shape that dequantised rows have where no kernel multiplies them as they are: in the weight's
+    /// float dtype or BF16, and without memory.
+    fn as_floats(&self, weight: &WeightView) -> Matrix {
+        match *self {
+            LinearInput::Floats(input) => input,
+            LinearInput::Quantized(QuantizedRows { rows, columns, .. }) => {
+                let dtype = weight.dtype().unwrap_or(DType::Bf16);
+                Matrix { data: std::ptr::null_mut(), dtype, rows, columns, row_stride: columns }
+            }
+        }
+    }
 }

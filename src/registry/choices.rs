@@ -6,7 +6,7 @@ use super::{find, KernelId, LINEAR};
 use crate::allocation::has_room;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::weight::Encoding;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -120,12 +120,12 @@ impl Choices {
         self.fixed
     }
 
-    pub fn key(&self, op: &Linear) -> ProductKey {
+    pub fn key(&self, op: &LinearProduct) -> ProductKey {
         ProductKey::of(op, self.may_round_input(op))
     }
 
     /// Whether the product may round its input to 8 bits, a scale a row.
-    pub fn may_round_input(&self, op: &Linear) -> bool {
+    pub fn may_round_input(&self, op: &LinearProduct) -> bool {
         self.rounding.allows(op.weight.encoding)
     }
 
@@ -136,12 +136,12 @@ impl Choices {
 
     /// What to try for the product before the executor's own choice, in this order.
     #[inline]
-    pub fn of(&self, op: &Linear) -> impl Iterator<Item = Choice> {
+    pub fn of(&self, op: &LinearProduct) -> impl Iterator<Item = Choice> {
         let tuned = self.tuned(op).map(|entry| entry.choice);
         self.overridden().map(Choice::of).into_iter().chain(tuned)
     }
 
-    pub fn tuned(&self, op: &Linear) -> Option<&Entry> {
+    pub fn tuned(&self, op: &LinearProduct) -> Option<&Entry> {
         let table = self.table();
         if table.is_empty() || self.fixed {
             return None;
@@ -224,7 +224,7 @@ mod tests {
             let weights = [Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8];
             for (encoding, expected) in weights.into_iter().zip(expected) {
                 let weight = WeightView { encoding, ..float };
-                let op = Linear::new(tensor, weight, None, Activation::None, tensor).unwrap();
+                let op = LinearProduct::new(tensor, weight, None, Activation::None, tensor).unwrap();
                 assert_eq!(choices.may_round_input(&op), expected, "{rounding:?}, {encoding:?}");
                 assert_eq!(choices.key(&op).rounded_input, expected, "{rounding:?}, {encoding:?}");
             }

@@ -1,7 +1,7 @@
 //! What a choice is kept for: a product's shape, its rows rounded up to a power of two, and all that decides which kernels
 //! can take it.
 
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::ops::Activation;
 use crate::tensor::DType;
 use crate::weight::{Encoding, Scales, BLOCK};
@@ -51,7 +51,7 @@ impl Reach {
 
 impl ProductKey {
     /// `rounded_input`: whether the backend may round the input to 8 bits.
-    pub fn of(op: &Linear, rounded_input: bool) -> ProductKey {
+    pub fn of(op: &LinearProduct, rounded_input: bool) -> ProductKey {
         ProductKey {
             rows: op.input.rows.next_power_of_two(),
             n: op.weight.rows,

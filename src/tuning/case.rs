@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::executor::Executor;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::ops::Activation;
 use crate::tensor::{DType, Tensor};
 use crate::weight::pack::Geometry;
@@ -55,14 +55,14 @@ const NOWHERE: usize = 256;
 impl Case {
     /// The product with addresses that must not be read, contiguous and aligned: what can be asked of the registry and of
     /// `Executor::linear_default`.
-    pub fn shape(&self) -> Result<Linear> {
+    pub fn shape(&self) -> Result<LinearProduct> {
         let nowhere = NOWHERE as *mut c_void;
         let weight = match self.weight {
             CaseWeight::Given { view, .. } => view,
             CaseWeight::Described { geometry, gated } => WeightView::at(&geometry, gated, nowhere.cast(), false),
         };
         let output = Tensor::new(nowhere, self.output, &[self.rows, weight.output_columns()]);
-        Linear::new(
+        LinearProduct::new(
             Tensor::new(nowhere, self.input, &[self.rows, weight.columns]),
             weight,
             self.bias.then(|| Tensor::new(nowhere, self.output, &[weight.rows])),

@@ -3,7 +3,7 @@
 use super::tuner::{describe, WORTHWHILE};
 use crate::device::DeviceKind;
 use crate::executor::Executor;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::registry::choices::{Algorithm, Choice, Entry};
 use crate::registry::{kernels_of, KernelId};
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ const INVARIANT: &str = "batch_invariant is set, and it adds in the same order f
                          overrides, tuned entries and inputs rounded to 8 bits are left aside";
 
 /// A few lines: the product, the kernel, the reason, and what else could do it.
-pub fn explain(executor: &dyn Executor, op: &Linear) -> String {
+pub fn explain(executor: &dyn Executor, op: &LinearProduct) -> String {
     let mut text = describe(op);
     let choices = executor.choices();
     let candidates = executor.linear_candidates(op);
@@ -98,7 +98,7 @@ fn tuned_words(key: &str, entry: &Entry) -> String {
 }
 
 /// What rules the kernel out: the first of its limits that the product is beyond, else what the executor says.
-fn why_not(executor: &dyn Executor, op: &Linear, id: KernelId) -> String {
+fn why_not(executor: &dyn Executor, op: &LinearProduct, id: KernelId) -> String {
     let kernel = id.kernel();
     let limits = kernel.limits;
     let aligned =

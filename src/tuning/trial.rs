@@ -4,7 +4,7 @@ use super::tuner::{describe, Outcome, Progress, Report, Tuner};
 use super::validate::{compare, tolerance};
 use super::workload::Workload;
 use crate::error::{Error, Result, Status};
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::registry::choices::Choice;
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ const MOST_LAUNCHES: usize = 32;
 
 /// A case on the device, and what its result must be.
 pub(super) struct Trial {
-    pub(super) shape: Linear,
+    pub(super) shape: LinearProduct,
     /// The case's number, and how many there are.
     pub(super) place: (usize, usize),
     pub(super) workload: Workload,

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::executor::Executor;
 use crate::hardware;
 use crate::memory::MemoryManager;
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::registry::choices::{Algorithm, Choice, Entry, Table};
 use crate::registry::key::ProductKey;
 use crate::stream::Stream;
@@ -23,37 +23,37 @@ use std::sync::Arc;
 
 /// What the tuner asks of an executor; tests put wrong kernels in between.
 pub trait Products {
-    fn candidates(&self, op: &Linear) -> Vec<Choice>;
+    fn candidates(&self, op: &LinearProduct) -> Vec<Choice>;
     /// What `Executor::linear_variations` says.
-    fn variations(&self, _op: &Linear, _fastest: &[Choice]) -> Vec<Choice> {
+    fn variations(&self, _op: &LinearProduct, _fastest: &[Choice]) -> Vec<Choice> {
         Vec::new()
     }
-    fn default(&self, op: &Linear) -> Option<Choice>;
-    fn run(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>>;
-    fn reference(&self, op: &Linear, stream: RawHandle) -> Result<()>;
+    fn default(&self, op: &LinearProduct) -> Option<Choice>;
+    fn run(&self, op: &LinearProduct, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>>;
+    fn reference(&self, op: &LinearProduct, stream: RawHandle) -> Result<()>;
 }
 
 /// An executor's own products.
 pub struct Own<'a>(pub &'a dyn Executor);
 
 impl Products for Own<'_> {
-    fn candidates(&self, op: &Linear) -> Vec<Choice> {
+    fn candidates(&self, op: &LinearProduct) -> Vec<Choice> {
         self.0.linear_candidates(op)
     }
 
-    fn variations(&self, op: &Linear, fastest: &[Choice]) -> Vec<Choice> {
+    fn variations(&self, op: &LinearProduct, fastest: &[Choice]) -> Vec<Choice> {
         self.0.linear_variations(op, fastest)
     }
 
-    fn default(&self, op: &Linear) -> Option<Choice> {
+    fn default(&self, op: &LinearProduct) -> Option<Choice> {
         self.0.linear_default(op)
     }
 
-    fn run(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
+    fn run(&self, op: &LinearProduct, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
         self.0.linear_with(op, choice, stream)
     }
 
-    fn reference(&self, op: &Linear, stream: RawHandle) -> Result<()> {
+    fn reference(&self, op: &LinearProduct, stream: RawHandle) -> Result<()> {
         self.0.linear_reference(op, stream)
     }
 }
@@ -273,7 +273,7 @@ fn is_default(choice: &Choice, default: &Choice) -> bool {
 }
 
 /// `linear m=16 n=14336 k=4096, bf16 x int4 -> bf16`
-pub fn describe(op: &Linear) -> String {
+pub fn describe(op: &LinearProduct) -> String {
     format!(
         "linear m={} n={} k={}, {} x {} -> {}{}{}",
         op.input.rows,

@@ -7,7 +7,7 @@ use crate::device::CopyKind;
 use crate::error::Result;
 use crate::loading::{Source, Weight};
 use crate::memory::{Allocation, MemoryManager};
-use crate::ops::linear::Linear;
+use crate::ops::linear_product::LinearProduct;
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Matrix, Tensor};
 use crate::weight::{Arrangement, Scales, WeightView};
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub struct Workload {
-    op: Linear,
+    op: LinearProduct,
     /// Views of the weight's copies.
     weights: Vec<WeightView>,
     /// All that the views point into.
@@ -73,7 +73,7 @@ impl Workload {
         let output = memory.allocate_owned((m * output_columns * case.output.size()).max(1), stream.raw())?;
         let most = rows.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         let reference = memory.allocate_owned((most * output_columns * DType::F32.size()).max(1), stream.raw())?;
-        let op = Linear::new(
+        let op = LinearProduct::new(
             Tensor::new(input.pointer(), case.input, &[m, k]),
             weights[0],
             bias.as_ref().map(|bias| Tensor::new(bias.pointer(), case.output, &[view.rows])),
@@ -91,12 +91,12 @@ impl Workload {
     }
 
     /// The product with the weight's copy of this number, counted round.
-    pub fn op(&self, copy: usize) -> Linear {
-        Linear { weight: self.weights[copy % self.weights.len()], ..self.op }
+    pub fn op(&self, copy: usize) -> LinearProduct {
+        LinearProduct { weight: self.weights[copy % self.weights.len()], ..self.op }
     }
 
     /// The reference's op for some of the rows.
-    pub fn reference(&self, rows: &Range<usize>) -> Linear {
+    pub fn reference(&self, rows: &Range<usize>) -> LinearProduct {
         let output = Matrix { data: self.reference.pointer(), dtype: DType::F32, rows: rows.len(), ..self.op.output };
         self.op.part(rows.start, rows.len(), output)
     }

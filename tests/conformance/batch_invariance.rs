@@ -13,8 +13,8 @@ use nvbackend::executor::Executor;
 use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::grouped_linear::GroupedLinear;
-use nvbackend::ops::linear::Linear;
-use nvbackend::ops::linear_codes::LinearCodes;
+use nvbackend::ops::linear::{Linear, LinearTensors};
+use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::matmul::Matmul;
 use nvbackend::ops::quantized_rows::QuantizedRows;
 use nvbackend::ops::Activation;
@@ -117,7 +117,7 @@ fn linear_difference(run: &mut Run, executor: &dyn Executor, case: &Case) -> Res
     first_difference(run, case.layout, |run, first, count, layout| {
         let input = run.tensor(case.input, &[count, k], layout, &x[first * k..][..count * k])?;
         let output = run.output(case.output, &[count, n], layout)?;
-        let op = Linear::new(input, weight.view(), bias, case.activation, output)?;
+        let op = LinearProduct::new(input, weight.view(), bias, case.activation, output)?;
         executor.run(&Operation::from(op), run.stream.raw())?;
         run.read(&output)
     })
@@ -196,7 +196,7 @@ fn ordered_weights() {
         let difference = first_difference(run, layout, |run, first, count, layout| {
             let input = run.tensor(DType::Bf16, &[count, k], layout, &x[first * k..][..count * k])?;
             let output = run.output(DType::F32, &[count, n], layout)?;
-            let op = Linear::new(input, weight.view(), None, Activation::None, output)?;
+            let op = LinearProduct::new(input, weight.view(), None, Activation::None, output)?;
             backend.executor().run(&Operation::from(op), run.stream.raw())?;
             run.read(&output)
         })?;
@@ -229,7 +229,11 @@ fn codes_difference(run: &mut Run, executor: &dyn Executor, case: &Case, encodin
             row_stride,
         };
         let output = run.output(case.output, &[count, n], PLAIN)?;
-        let op = LinearCodes::new(rows, weight.view(), None, case.activation, output)?;
+        let op = Linear::new(
+            LinearTensors { quantized_input: Some(rows), output: Some(output), ..LinearTensors::default() },
+            weight.view(),
+            case.activation,
+        )?;
         executor.run(&Operation::from(op), run.stream.raw())?;
         run.read(&output)
     })
@@ -345,7 +349,7 @@ fn one_kernel_a_product() {
         let weight = weight(run, &case, 1)?;
         let (input, _) = run.normal(case.input, &[20, case.k], PLAIN, 1.0)?;
         let output = run.output(case.output, &[20, case.n], PLAIN)?;
-        let op = Linear::new(input, weight.view(), None, case.activation, output)?;
+        let op = LinearProduct::new(input, weight.view(), None, case.activation, output)?;
         let executor = &**backend.executor();
         executor.run(&Operation::from(op), run.stream.raw())?;
         let text = explain(executor, &op);

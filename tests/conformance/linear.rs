@@ -7,7 +7,7 @@ use crate::random::Random;
 use crate::run::{check, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
-use nvbackend::ops::linear::Linear;
+use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::Arrangement;
@@ -111,7 +111,7 @@ fn test_by(run: &mut Run, case: &Case, kernel: Option<&str>) -> Outcome {
             terms.push(sum * up.abs());
         }
     }
-    let op = Linear::new(input, weight.view(), biases.map(|(tensor, _)| tensor), activation, output)?;
+    let op = LinearProduct::new(input, weight.view(), biases.map(|(tensor, _)| tensor), activation, output)?;
     let op = op.with_residual(residual)?;
     let executor = run.executor();
     let by = |name| executor.linear_candidates(&op).into_iter().find(|choice| choice.kernel.kernel().name == name);
@@ -359,14 +359,16 @@ fn rows_do_not_depend_on_the_batch() {
         let weight =
             Weight::new(run.device.backend.memory(), &[part], Arrangement::Stacked, Source::Device, None, run.stream)?;
         let all = run.output(DType::F32, &[rows, 1, n], PLAIN)?;
-        let op = Linear::new(folded, weight.view(), None, Activation::None, all)?;
+        let op = LinearProduct::new(folded, weight.view(), None, Activation::None, all)?;
         run.executor().run(&Operation::from(op), run.stream.raw())?;
         let reference: Vec<f64> = x.chunks(k).flat_map(|x| w.chunks(k).map(move |w| dot(x, w))).collect();
         run.expect("output", &all, &reference)?;
         let last = run.tensor(dtype, &[1, k], PLAIN, &x[(rows - 1) * k..])?;
         let one = run.output(DType::F32, &[1, n], PLAIN)?;
-        run.executor()
-            .run(&Operation::from(Linear::new(last, weight.view(), None, Activation::None, one)?), run.stream.raw())?;
+        run.executor().run(
+            &Operation::from(LinearProduct::new(last, weight.view(), None, Activation::None, one)?),
+            run.stream.raw(),
+        )?;
         run.expect("the last row alone", &one, &reference[(rows - 1) * n..])
     });
 }

@@ -8,7 +8,7 @@ use crate::weight_formats::{formats, values_of};
 use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::embedding::Embedding;
-use nvbackend::ops::linear::Linear;
+use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::gptq::{gptq, GptqTensors, GptqVersion};
@@ -87,7 +87,7 @@ fn expect(
     };
     let (reference, most, terms) = expected(w);
     let bias_tensor = bias.as_ref().map(|(tensor, _)| *tensor);
-    let op = Linear::new(input, weight.view(), bias_tensor, activation, output)?;
+    let op = LinearProduct::new(input, weight.view(), bias_tensor, activation, output)?;
     run.executor().run(&Operation::from(op), run.stream.raw())?;
     if rounds_weight(run, case) {
         let bound = bound(case.input).max(bound(case.output));

@@ -2,15 +2,15 @@
 
 use crate::activation::{activate, ACTIVATIONS};
 use crate::compare::{bound, FLOATS};
-use crate::linear_codes::{kinds, weight, Kind, LinearCase};
+use crate::linear_quantized_input::{kinds, weight, Kind, LinearCase};
 use crate::quantized_rows::{quantized, rows_at, ENCODINGS, PLACES, TIGHT};
 use crate::random::Random;
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use crate::weight_formats::values_of;
 use nvbackend::error::{Result, Status};
 use nvbackend::operation::Operation;
-use nvbackend::ops::linear::Linear;
-use nvbackend::ops::linear_codes::LinearCodes;
+use nvbackend::ops::linear::{Linear, LinearTensors};
+use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::{fp8, int8, Encoding};
@@ -81,11 +81,21 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         let value = |(i, &code): (usize, &u8)| f64::from(codes.1[i / k]) * f64::from(decode(code));
         x = codes.0.iter().enumerate().map(value).collect();
         let rows = rows_at(run, encoding, (m, k), case.product.place, Some(&codes))?;
-        let op = LinearCodes::new(rows, view, bias_tensor, activation, to)?.with_residual(residual)?;
+        let op = Linear::new(
+            LinearTensors {
+                quantized_input: Some(rows),
+                bias: bias_tensor,
+                residual,
+                output: Some(to),
+                ..LinearTensors::default()
+            },
+            view,
+            activation,
+        )?;
         run.executor().run(&Operation::from(op), stream)?;
     } else {
         let input = run.tensor(case.input, &[m, k], case.layout, &x)?;
-        let op = Linear::new(input, view, bias_tensor, activation, to)?.with_residual(residual)?;
+        let op = LinearProduct::new(input, view, bias_tensor, activation, to)?.with_residual(residual)?;
         run.executor().run(&Operation::from(op), stream)?;
     }
     let mut reference = Vec::new();
@@ -181,7 +191,8 @@ fn it_is_added_before_the_rounding() {
         let weight = nvbackend::loading::Weight::new(memory, &[part], arrangement, source, None, stream)?;
         let residual = run.tensor(dtype, &[m, n], PLAIN, &vec![small; m * n])?;
         let output = run.output(dtype, &[m, n], PLAIN)?;
-        let op = Linear::new(input, weight.view(), None, Activation::None, output)?.with_residual(Some(residual))?;
+        let op =
+            LinearProduct::new(input, weight.view(), None, Activation::None, output)?.with_residual(Some(residual))?;
         run.executor().run(&Operation::from(op), run.stream.raw())?;
         match run.read(&output)?.into_iter().find(|&value| value != 1.0 + 2.0 * small) {
             None => Ok(()),
@@ -205,7 +216,7 @@ fn special_values_stay_in_their_element() {
         let values = rounded(DType::Bf16, &values);
         let residual = run.tensor(DType::Bf16, &[m, n], PLAIN, &values)?;
         let output = run.output(output, &[m, n], PLAIN)?;
-        let op = Linear::new(input, weight.view(), None, activation, output)?.with_residual(Some(residual))?;
+        let op = LinearProduct::new(input, weight.view(), None, activation, output)?.with_residual(Some(residual))?;
         run.executor().run(&Operation::from(op), run.stream.raw())?;
         run.expect("output", &output, &values)
     });
@@ -222,7 +233,7 @@ fn what_does_not_fit_is_refused() {
         let case = LinearCase { kind, encoding, m, n, k, output, activation, gated, bias, place, special };
         let weight = weight(run, &case)?;
         let output = run.output(output, &[m, n], PLAIN)?;
-        let op = Linear::new(input, weight.view(), None, activation, output)?;
+        let op = LinearProduct::new(input, weight.view(), None, activation, output)?;
         let at = |dtype, shape: &[usize]| Tensor::new(output.data, dtype, shape);
         let nowhere = Tensor::new(std::ptr::null_mut(), DType::F32, &[m, n]);
         let odd = Tensor::new(output.data.wrapping_byte_add(1), DType::F16, &[m, n]);

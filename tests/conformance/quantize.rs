@@ -9,7 +9,7 @@ use nvbackend::configuration::Configuration;
 use nvbackend::error::Status;
 use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
-use nvbackend::ops::linear::Linear;
+use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::Activation;
 use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
@@ -206,7 +206,7 @@ fn large_weights_are_multiplied_slice_by_slice() {
         let (bias, biases) = run.normal(DType::F32, &[rows], PLAIN, 1.0)?;
         let columns = rows / parts;
         let output = run.output(DType::F32, &[m, columns], PLAIN)?;
-        let op = Linear::new(input, weight.view(), Some(bias), Activation::None, output)?;
+        let op = LinearProduct::new(input, weight.view(), Some(bias), Activation::None, output)?;
         run.executor().run(&Operation::from(op), run.stream.raw())?;
         let results = run.read(&output)?;
         let dot = |row: usize, n: usize| {
@@ -262,7 +262,7 @@ fn activations_in_8_bits_lose_what_8_bits_must() {
         let w = values_of(run, &weight, PLAIN)?;
         let (x_tensor, x) = run.normal(input, &[m, k], PITCHED, 1.0)?;
         let result = run.output(output, &[m, n], PLAIN)?;
-        let op = Linear::new(x_tensor, weight.view(), None, Activation::None, result)?;
+        let op = LinearProduct::new(x_tensor, weight.view(), None, Activation::None, result)?;
         backend.executor().run(&Operation::from(op), stream.raw())?;
         stream.synchronize()?;
         let dot =

@@ -2,12 +2,12 @@
 
 use crate::activation::ACTIVATIONS;
 use crate::compare::FLOATS;
-use crate::linear_codes::{weight, Kind, LinearCase};
+use crate::linear_quantized_input::{weight, Kind, LinearCase};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::{Result, Status};
 use nvbackend::operation::Operation;
 use nvbackend::ops::gated_activation::GatedActivation;
-use nvbackend::ops::linear_codes::LinearCodes;
+use nvbackend::ops::linear::{Linear, LinearTensors};
 use nvbackend::ops::quantized_rows::QuantizedRows;
 use nvbackend::ops::rms_norm::{RmsNorm, RmsNormTensors};
 use nvbackend::ops::Activation;
@@ -369,13 +369,25 @@ fn what_is_no_matrix_of_codes_is_refused() {
             let invalid = Status::InvalidArgument;
             expect_error(RmsNorm::new(tensors(wrong), 1e-6, 0.0), invalid, words)?;
             expect_error(GatedActivation::new(input, input, Activation::Silu, None, Some(wrong)), invalid, words)?;
-            expect_error(LinearCodes::new(wrong, weight.view(), None, Activation::None, output), invalid, words)?;
+            expect_error(
+                Linear::new(
+                    LinearTensors { quantized_input: Some(wrong), output: Some(output), ..LinearTensors::default() },
+                    weight.view(),
+                    Activation::None,
+                ),
+                invalid,
+                words,
+            )?;
         }
         let narrow = QuantizedRows { columns: columns - 1, ..good };
         expect_error(RmsNorm::new(tensors(narrow), 1e-6, 0.0), Status::InvalidArgument, &["3 rows of 31", "32"])?;
         let gated = GatedActivation::new(input, input, Activation::Silu, None, Some(narrow));
         expect_error(gated, Status::InvalidArgument, &["3 rows of 31", "32"])?;
-        let linear = LinearCodes::new(narrow, weight.view(), None, Activation::None, output);
+        let linear = Linear::new(
+            LinearTensors { quantized_input: Some(narrow), output: Some(output), ..LinearTensors::default() },
+            weight.view(),
+            Activation::None,
+        );
         expect_error(linear, Status::InvalidArgument, &["31 columns", "32"])?;
         let nothing = GatedActivation::new(input, input, Activation::Silu, None, None);
         expect_error(nothing, Status::InvalidArgument, &["quantized_output"])?;

@@ -15,9 +15,8 @@ use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::argmax::Argmax;
 use nvbackend::ops::grouped_linear::GroupedLinear;
-use nvbackend::ops::linear::Linear;
-use nvbackend::ops::linear_codes::LinearCodes;
-use nvbackend::ops::linear_to_codes::{LinearInput, LinearToCodes};
+use nvbackend::ops::linear::{Linear, LinearTensors};
+use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::matmul::Matmul;
 use nvbackend::ops::quantized_rows::QuantizedRows;
 use nvbackend::ops::sample::{Sample, SampleOptions};
@@ -121,22 +120,27 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
             let weight = weight(run, format, input, gated, (N, K))?;
             let (input, _) = run.normal(input, &[m, K], case.layout, 1.0)?;
             let output = run.output(output, &[m, N], PLAIN)?;
-            let op = Linear::new(input, weight.view(), None, Activation::None, output)?;
+            let op = LinearProduct::new(input, weight.view(), None, Activation::None, output)?;
             Prepared { _weight: Some(weight), ..none(op.into(), vec![output]) }
         }
         Kind::Codes(format, m, encoding) => {
             let weight = weight(run, format, DType::Bf16, false, (N, K))?;
             let rows = codes(run, m, encoding, case.layout)?;
             let output = run.output(DType::Bf16, &[m, N], PLAIN)?;
-            let op = LinearCodes::new(rows, weight.view(), None, Activation::Silu, output)?;
+            let op = Linear::new(
+                LinearTensors { quantized_input: Some(rows), output: Some(output), ..LinearTensors::default() },
+                weight.view(),
+                Activation::Silu,
+            )?;
             Prepared { _weight: Some(weight), ..none(op.into(), vec![output]) }
         }
         Kind::ToCodes(format, m, encoding, n) => {
             let weight = weight(run, format, DType::Bf16, false, (n, K))?;
-            let input = match encoding {
-                Some(encoding) => LinearInput::Codes(codes(run, m, encoding, case.layout)?),
-                None => LinearInput::Floats(run.normal(DType::Bf16, &[m, K], case.layout, 1.0)?.0),
-            };
+            let mut tensors = LinearTensors::default();
+            match encoding {
+                Some(encoding) => tensors.quantized_input = Some(codes(run, m, encoding, case.layout)?),
+                None => tensors.input = Some(run.normal(DType::Bf16, &[m, K], case.layout, 1.0)?.0),
+            }
             let data = run.byte_rows((m, n), n, 0, None)?;
             let scales = run.output(DType::F32, &[m], PLAIN)?;
             let (encoding, given_scales) = (Encoding::Int8, false);
@@ -144,7 +148,11 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
             let rows =
                 QuantizedRows { data, scales: scale_data, given_scales, encoding, rows: m, columns: n, row_stride: n };
             let output = run.output(DType::Bf16, &[m, n], PLAIN)?;
-            let op = LinearToCodes::new(input, weight.view(), None, Activation::GeluTanh, None, Some(output), rows)?;
+            let op = Linear::new(
+                LinearTensors { output: Some(output), quantized_output: Some(rows), ..tensors },
+                weight.view(),
+                Activation::GeluTanh,
+            )?;
             Prepared { _weight: Some(weight), ..none(op.into(), vec![output, scales, words]) }
         }
         Kind::Grouped(m) => {

@@ -4,7 +4,7 @@ use nvbackend::backend::Backend;
 use nvbackend::configuration::Configuration;
 use nvbackend::device::RawHandle;
 use nvbackend::error::{Error, Result};
-use nvbackend::ops::linear::Linear;
+use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::Activation;
 use nvbackend::registry::choices::{Choice, Entry, Table};
 use nvbackend::registry::key::ProductKey;
@@ -140,13 +140,13 @@ impl<'a> Spoiled<'a> {
 }
 
 impl Products for Spoiled<'_> {
-    fn candidates(&self, op: &Linear) -> Vec<Choice> {
+    fn candidates(&self, op: &LinearProduct) -> Vec<Choice> {
         let listed =
             |choice: &Choice| self.listed.as_ref().is_none_or(|listed| listed.contains(&choice.kernel.kernel().name));
         self.own.candidates(op).into_iter().filter(listed).collect()
     }
 
-    fn variations(&self, op: &Linear, fastest: &[Choice]) -> Vec<Choice> {
+    fn variations(&self, op: &LinearProduct, fastest: &[Choice]) -> Vec<Choice> {
         let offered = &self.varied[usize::from(!fastest.is_empty())];
         self.fastest.lock().unwrap().extend(fastest.iter().map(|choice| choice.kernel.kernel().name));
         let all = self.own.candidates(op);
@@ -154,11 +154,11 @@ impl Products for Spoiled<'_> {
         offered.iter().filter_map(named).collect()
     }
 
-    fn default(&self, op: &Linear) -> Option<Choice> {
+    fn default(&self, op: &LinearProduct) -> Option<Choice> {
         self.own.default(op)
     }
 
-    fn run(&self, op: &Linear, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
+    fn run(&self, op: &LinearProduct, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
         let name = choice.kernel.kernel().name;
         if self.failing.contains(&name) {
             return Err(Error::unsupported("it never works"));
@@ -178,7 +178,7 @@ impl Products for Spoiled<'_> {
         Ok(ran)
     }
 
-    fn reference(&self, op: &Linear, stream: RawHandle) -> Result<()> {
+    fn reference(&self, op: &LinearProduct, stream: RawHandle) -> Result<()> {
         self.own.reference(op, stream)
     }
 }

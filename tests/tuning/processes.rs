@@ -2,7 +2,7 @@
 //! told by the environment what to do.
 
 use super::fixture::*;
-use nvbackend::ops::linear::Linear;
+use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::Activation;
 use nvbackend::registry::choices::Table;
 use nvbackend::tensor::Tensor;
@@ -148,7 +148,7 @@ fn products_run_while_others_tune() {
         let mut y = vec![0.0f32; rows * columns];
         let weight = WeightView::float(w.as_mut_ptr().cast(), nvbackend::tensor::DType::F32, columns, k, k, false);
         let x = Tensor::of(&mut x, &[rows, k]);
-        let op = Linear::new(x, weight, None, Activation::None, Tensor::of(&mut y, &[rows, columns])).unwrap();
+        let op = LinearProduct::new(x, weight, None, Activation::None, Tensor::of(&mut y, &[rows, columns])).unwrap();
         backend.queue(op, backend.default_stream()).unwrap();
         y
     };

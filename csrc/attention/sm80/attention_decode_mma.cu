@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
                            warps,
                            part_maximum,
                            part_sum};
-  finish_split(arguments, block, result, total);
+  epilogue_split(arguments, block, result, total);
 #else
   __trap();  // a library built for 7.5 alone, on a newer device: the launcher chose by the device
 #endif

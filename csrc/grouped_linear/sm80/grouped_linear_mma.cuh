@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kTileThreadCount)
     grouped_linear_mma(const nvb_grouped_linear_params p, const LinearEpilogue epilogue) {
 #if __CUDA_ARCH__ >= 800
   __shared__ product_tile_shared<T> shared;
-  const token_tile tile = find_tile<kTileSide>(p.offsets, p.experts, p.rows, blockIdx.y);
+  const token_tile tile = find_tile<kTileSide>(p.expert_offsets, p.experts, p.rows, blockIdx.y);
   if (tile.expert < 0) return;
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kTileSide;
   const int64_t first_row = tile.expert * p.n;

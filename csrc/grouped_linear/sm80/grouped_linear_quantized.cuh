@@ -1,12 +1,12 @@
 // The grouped product with W in 8 or 4 bits on tensor cores: a block a tile of tokens of one expert and 64 or more rows
-// of its weight, multiplied as linear_quantized_mma.cuh does, so that W is read as it lies and every value is exact.
+// of its weight, multiplied as quantized_mma.cuh does, so that W is read as it lies and every value is exact.
 //
 // x in F16 or BF16 with 16-byte aligned rows, k a multiple of 64, n of Int4 a multiple of 16; compute capability 8.0. A
 // tile has 8 tokens where an expert has few, as in decoding, else 64. The grid has as many tiles as any routing can
 // make; those past the last leave at once.
 #pragma once
 
-#include "../../linear/sm80/linear_quantized_mma.cuh"
+#include "../../common/quantized_mma.cuh"
 #include "grouped_linear_quantized.h"
 
 namespace nvb {
@@ -14,10 +14,10 @@ namespace grouped {
 
 template <typename Weight, typename T, int Tiles, int RowTiles, int WarpsN, int WarpsK, int Stages>
 __global__ void __launch_bounds__(32 * WarpsN * WarpsK, 2)
-    grouped_linear_quantized(const __grid_constant__ nvb_linear_quantized_params p, const int32_t* const offsets,
+    grouped_linear_quantized(const __grid_constant__ nvb_linear_quantized_params p, const int32_t* const expert_offsets,
                              const int32_t experts, const __grid_constant__ LinearEpilogue epilogue) {
   using Shape = quantized::MmaShape<Weight, Tiles, RowTiles, WarpsN, WarpsK, Stages>;
-  const token_tile tile = find_tile<Shape::kTokens>(offsets, experts, p.m, blockIdx.y);
+  const token_tile tile = find_tile<Shape::kTokens>(expert_offsets, experts, p.m, blockIdx.y);
   if (tile.expert < 0) return;
   const int64_t weight_row = tile.expert * epilogue.columns;
   quantized::multiply_block<Weight, T, Tiles, RowTiles, WarpsN, WarpsK, Stages>(
@@ -38,7 +38,7 @@ cudaError_t launch_tiles(const nvb_grouped_linear_params& p, const nvb_launch& l
   whole.input = p.input;
   whole.weight = p.weight;
   whole.scales = p.scales;
-  whole.offsets = p.weight_offsets;
+  whole.zero_points = p.zero_points;
   whole.m = p.rows;
   whole.n = p.n * p.experts;
   whole.k = p.k;
@@ -49,7 +49,7 @@ cudaError_t launch_tiles(const nvb_grouped_linear_params& p, const nvb_launch& l
   whole.scale_kind = p.scale_kind;
   whole.group = p.group;
   const dim3 grid(static_cast<unsigned>((p.n + Shape::kRows - 1) / Shape::kRows), static_cast<unsigned>(tiles));
-  kernel<<<grid, Shape::kThreads, Shape::kSharedBytes, launch.stream>>>(whole, p.offsets, p.experts,
+  kernel<<<grid, Shape::kThreads, Shape::kSharedBytes, launch.stream>>>(whole, p.expert_offsets, p.experts,
                                                                         make_epilogue_alone(p, p.n));
   return cudaPeekAtLastError();
 }

@@ -10,7 +10,7 @@ using quantized::Scales;
 
 template <typename T>
 cudaError_t launch(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
-  if (p.weight_offsets != nullptr) {
+  if (p.zero_points != nullptr) {
     if (p.group == 32) return launch_weight<Int4Weight<Scales::kGroups32, true>, T>(p, launch);
     return launch_weight<Int4Weight<Scales::kGroups64, true>, T>(p, launch);
   }

@@ -23,7 +23,7 @@
 
 #include "../../common/programmatic_launch.cuh"
 #include "../../common/tensor_map.h"
-#include "../../common/wgmma_shared.cuh"
+#include "../../common/wgmma_ss.cuh"
 #include "grouped_linear_wgmma.h"
 #include "grouped_linear_wgmma_tiles.cuh"
 
@@ -71,7 +71,7 @@ struct WgmmaArguments {
   CUtensorMap weight;       // boxes of one group
   CUtensorMap many_weight;  // and of kManyGroups
   LinearEpilogue epilogue;
-  const int32_t* offsets;
+  const int32_t* expert_offsets;
   int64_t rows;
   int32_t experts;
   int32_t groups;  // of an expert's rows
@@ -123,8 +123,8 @@ __device__ __forceinline__ void warpgroup_barrier(int warpgroup) {
 
 // Bias, activation, store of a warpgroup's 64 rows of W, kPass tokens at a time by way of shared memory.
 template <typename Shape, int Count>
-__device__ __forceinline__ void finish_piece(const LinearEpilogue& epilogue, const Piece& piece,
-                                             const float (&sums)[Count], float* staged, int warpgroup) {
+__device__ __forceinline__ void epilogue_piece(const LinearEpilogue& epilogue, const Piece& piece,
+                                               const float (&sums)[Count], float* staged, int warpgroup) {
   constexpr int kPass = Shape::kPass, kPitch = Shape::kPitch;
   const int thread = threadIdx.x % 128, warp = thread / 32, group = thread % 32 / 4, quad = thread % 4;
   // A thread finishes four columns of every eighth token.
@@ -183,21 +183,21 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   // Which experts have tokens is known behind the grid before, and without it nothing of W.
   begin_overlapped();
-  shared.tiles.load(arguments.offsets, arguments.experts, arguments.rows);
+  shared.tiles.load(arguments.expert_offsets, arguments.experts, arguments.rows);
   Walk<Shape::kTokens, Shape::kGroups, Shape::kNeighbours> walk(shared.tiles, arguments.experts, arguments.rows,
                                                                 arguments.groups);
   Piece piece;
   RingPlace<Shape::kStages> place;
   if (warpgroup == Shape::kWarpgroups) {
     // Copies.
-    if constexpr (Shape::kTrades) leave_registers<40>();
+    if constexpr (Shape::kTrades) setmaxnreg_dec<40>();
     if (threadIdx.x < 128 * Shape::kWarpgroups + 32) {
       fence_before_bulk_copies();
       while (walk.next(piece)) copy_piece(arguments, shared, piece, place);
     }
   } else {
     // Products.
-    if constexpr (Shape::kTrades) take_registers<232>();
+    if constexpr (Shape::kTrades) setmaxnreg_inc<232>();
     const auto release = [&](int stage) {
       if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[stage]);
     };
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
         for (int part = 0; part < 4 * Shape::kDepth; ++part) {
           const int offset = part / 4 * (kGroupBlockBytes / 16) + part % 4 * 2;
-          wgmma_shared<Kind>(sums, a + offset, b + offset, step != 0 || part != 0);
+          wgmma_ss<Kind>(sums, a + offset, b + offset, step != 0 || part != 0);
         }
         wgmma_commit();
         wgmma_wait<1>();
@@ -223,9 +223,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         place.advance();
       }
       wgmma_wait<0>();
-      wgmma_hold(sums);
+      wgmma_fence_operand(sums);
       release(previous);
-      finish_piece<Shape>(arguments.epilogue, piece, sums, shared.sums[warpgroup], warpgroup);
+      epilogue_piece<Shape>(arguments.epilogue, piece, sums, shared.sums[warpgroup], warpgroup);
     }
   }
 #endif
@@ -272,7 +272,7 @@ cudaError_t launch_shape(const nvb_grouped_linear_params& p, const nvb_launch& l
   error = make_map(arguments.many_weight, weight, 4, Shape::kDepth, kGroupRows, kManyGroups);
   if (error != cudaSuccess) return error;
   arguments.epilogue = make_epilogue_alone(p, p.n);
-  arguments.offsets = p.offsets;
+  arguments.expert_offsets = p.expert_offsets;
   arguments.rows = p.rows;
   arguments.experts = p.experts;
   arguments.groups = static_cast<int32_t>(p.n / kGroupRows);

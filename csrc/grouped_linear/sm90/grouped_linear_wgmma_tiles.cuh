@@ -15,17 +15,17 @@ inline constexpr int kGroupRows = 8;  // of W or of x: what wgmma's operands in 
 // Tiles of `Tokens` tokens, counted expert by expert; the last of each expert may be short.
 template <int Tokens>
 struct ExpertTiles {
-  int64_t first_tile[kMostExperts + 1];  // of each expert; behind the last one, the number of tiles
-  int32_t offsets[kMostExperts + 1];     // as they were given
+  int64_t first_tile[kMostExperts + 1];      // of each expert; behind the last one, the number of tiles
+  int32_t expert_offsets[kMostExperts + 1];  // as they were given
 
-  __device__ __forceinline__ int64_t begin(int32_t expert) const { return max(offsets[expert], 0); }
+  __device__ __forceinline__ int64_t begin(int32_t expert) const { return max(expert_offsets[expert], 0); }
   __device__ __forceinline__ int64_t end(int32_t expert, int64_t rows) const {
-    return min(static_cast<int64_t>(offsets[expert + 1]), rows);
+    return min(static_cast<int64_t>(expert_offsets[expert + 1]), rows);
   }
 
   // All threads of the block call it together.
   __device__ __forceinline__ void load(const int32_t* given, int32_t experts, int64_t rows) {
-    for (int32_t i = threadIdx.x; i <= experts; i += blockDim.x) offsets[i] = given[i];
+    for (int32_t i = threadIdx.x; i <= experts; i += blockDim.x) expert_offsets[i] = given[i];
     __syncthreads();
     if (threadIdx.x < 32) {
       // Each lane counts the tiles of neighbouring experts.

@@ -15,9 +15,9 @@
 
 #include <algorithm>
 
+#include "../../common/linear_epilogue.cuh"
 #include "../../common/mma.cuh"
 #include "../../common/vector.cuh"
-#include "../linear_epilogue.cuh"
 #include "../linear_kernels.h"
 
 namespace nvb {

@@ -14,7 +14,8 @@ cudaError_t launch_int4(const nvb_linear_quantized_params& params, const nvb_lau
 }
 
 template <typename T>
-cudaError_t launch_int4_offsets(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens) {
+cudaError_t launch_int4_zero_points(const nvb_linear_quantized_params& params, const nvb_launch& launch,
+                                    Tokens tokens) {
   if (params.group == 32) return launch_tokens<Int4Weight<Scales::kGroups32, true>, T>(params, launch, tokens);
   return launch_tokens<Int4Weight<Scales::kGroups64, true>, T>(params, launch, tokens);
 }

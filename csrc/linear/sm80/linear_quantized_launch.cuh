@@ -14,7 +14,7 @@ cudaError_t launch_tokens(const nvb_linear_quantized_params& params, const nvb_l
   // A chunk of an 8-bit weight is twice the bytes of an Int4 one, and groups of 32 cost registers.
   constexpr bool kInt4 = Weight::kWords == 4;
   constexpr int kDepth = kInt4 ? 8 : 4;
-  constexpr int kBlocks = Weight::kSteps == 2 || Weight::kOffsets ? 2 : 3;
+  constexpr int kBlocks = Weight::kSteps == 2 || Weight::kZeroPoints ? 2 : 3;
   constexpr int kStages = Weight::kSlotBytes > 1024 ? 3 : 4;
   // The number of warps that share a sum fixes its order: batch-invariant products take the three for one another.
   constexpr int kWarpsK = 2;

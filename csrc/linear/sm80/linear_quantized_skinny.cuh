@@ -1,7 +1,7 @@
 // y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) for 1 ≤ m ≤ 16 tokens t and W in 8 or 4 bits, on tensor cores.
 //
 // W is the first operand of mma m16n8k16 (16 rows of W) and the tokens are its 8 columns; W passes through registers in
-// the order of linear_quantized_weight.cuh, so that every byte of it is loaded once, 16 at a time, and no two lanes
+// the order of quantized_weight.cuh, so that every byte of it is loaded once, 16 at a time, and no two lanes
 // share any. x comes through L1. A block's warps divide k among themselves for the same 16 rows; their sums meet in
 // shared memory and are added in a fixed order.
 //
@@ -11,9 +11,9 @@
 // In flight a lane has Depth chunks in registers, one batch of loads after the other. Shared memory: the sums.
 #pragma once
 
-#include "../linear_epilogue.cuh"
-#include "../linear_quantized_nonfinite.cuh"
-#include "linear_quantized_weight.cuh"
+#include "../../common/linear_epilogue.cuh"
+#include "../../common/quantized_nonfinite.cuh"
+#include "../../common/quantized_weight.cuh"
 
 namespace nvb {
 namespace quantized {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(32 * Warps, BlocksPerSm)
       pair_sums[0] *= scales[0];
       pair_sums[1] *= column + 1 < p.n ? scales[1] : 0.0f;
     }
-    repair_sums<Weight::kOffsets, T>(p, token, column, pair_sums);
+    repair_sums<Weight::kZeroPoints, T>(p, token, column, pair_sums);
     float bias[2];
     load_bias(epilogue, column, bias);
     store_columns(epilogue, token, column, pair_sums, bias);

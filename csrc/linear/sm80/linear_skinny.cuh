@@ -11,9 +11,9 @@
 // Registers: 2 * kUnroll vectors of W and kUnroll of x (48), 4 sums.
 #pragma once
 
+#include "../../common/linear_epilogue.cuh"
 #include "../../common/mma.cuh"
 #include "../../common/vector.cuh"
-#include "../linear_epilogue.cuh"
 #include "../linear_kernels.h"
 
 namespace nvb {

@@ -16,7 +16,7 @@
 // for 262144 x 2560. Gemma 3 4B decodes 376 tokens/s where it had 347 with linear_gemv.
 //
 // Shapes: x [k], W [n, k] of dtype T (f16 or bf16), k a multiple of 8 from 8 to 20,480, all rows 16-byte aligned; any n
-// whose partial sums fit (linear_gemv_ring_takes). A row's order of sums depends on k alone.
+// whose partial sums fit (linear_gemv_ring_supports). A row's order of sums depends on k alone.
 //
 // Shared memory: kWarps * kSlots slots (80 KiB), one partial sum for each row of the block and part of k, the barriers;
 // up to kMaxSharedBytes, which leaves room beside it for blocks of the grid before and of the next.
@@ -24,10 +24,10 @@
 #include <algorithm>
 
 #include "../../common/bulk_copy.cuh"
+#include "../../common/linear_epilogue.cuh"
 #include "../../common/programmatic_launch.cuh"
 #include "../../common/reduce.cuh"
 #include "../../common/vector.cuh"
-#include "../linear_epilogue.cuh"
 #include "../linear_kernels.h"
 
 namespace nvb {
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace gemv_ring
 
-bool linear_gemv_ring_takes(const nvb_linear_params& params, const nvb_launch& launch) {
+bool linear_gemv_ring_supports(const nvb_linear_params& params, const nvb_launch& launch) {
   using namespace gemv_ring;
   return params.n >= 1 && params.k >= 8 && params.k <= kWarps * kSlotElements &&
          make_plan(params, launch).sums <= (kMaxSharedBytes - kRingBytes) / static_cast<int>(sizeof(float));

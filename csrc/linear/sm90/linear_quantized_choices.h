@@ -23,7 +23,7 @@ enum class DecodeKernel {
   kStream,
   kStream3,    // the same with rings of three stages: FP8 of up to 8 tokens, whose decoding a short ring does not cover
   kRegisters,  // skinny, 16 warps share a block of 16 rows; 8 for more than 8 tokens
-  kRegisters4,  // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without offsets, up to 8 tokens
+  kRegisters4,  // skinny, 4 warps and up to seven blocks a multiprocessor: Int4 without zero points, up to 8 tokens
   kStationary,  // Int4
 };
 
@@ -84,7 +84,7 @@ constexpr DecodeChoice kInt4Own[] = {
     {16, 0, kAny, 143, 284, DecodeKernel::kStationary, 2, 0, 0, 1},
     {16, 0, kAny, 284, kAny, DecodeKernel::kStationary, 3, 0, 0, 1},
 };
-constexpr DecodeChoice kInt4OffsetsOwn[] = {
+constexpr DecodeChoice kInt4ZeroPointsOwn[] = {
     {8, 286, 400, 44, 60, DecodeKernel::kStream, 2, 14, 2, 2},
     {4, 286, 665, 24, 72, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {4, 286, kAny, 0, 24, DecodeKernel::kStream, 0, 14, 2, 2},
@@ -192,7 +192,7 @@ constexpr DecodeChoice kByteRest[] = {
 
 // The first choice that takes the shape and fits shared memory is taken; the last ones take everything.
 constexpr auto kInt4Choices = join(kInt4Own, kInt4Rest);
-constexpr auto kInt4OffsetsChoices = join(kInt4OffsetsOwn, kInt4Rest);
+constexpr auto kInt4ZeroPointsChoices = join(kInt4ZeroPointsOwn, kInt4Rest);
 constexpr auto kInt8Choices = join(kInt8Few, kByteRest);
 constexpr auto kFp8Choices = join(kFp8Few, kByteRest);
 

@@ -1,8 +1,8 @@
 // The kernel of a product of up to 16 tokens on compute capability 9.0, by the tables of linear_quantized_choices.h.
 //
 // Three kernels take turns. linear_quantized_skinny with W in registers has nothing to set up, which wins on small
-// weights, and on Int4 as long as few tokens leave x in L1; for Int4 with offsets and up to 8 tokens it is
-// linear_quantized_offsets that does so. linear_quantized_stream wins where there is much to read:
+// weights, and on Int4 as long as few tokens leave x in L1; for Int4 with zero points and up to 8 tokens it is
+// linear_quantized_zero_points that does so. linear_quantized_stream wins where there is much to read:
 // it needs 28 to 32 warps a multiprocessor to hide what it computes, so two blocks of 14 to 16 warps.
 // linear_quantized_stationary computes least for an Int4 weight and takes longest to set up: large weights, or long
 // rows.
@@ -13,7 +13,7 @@
 
 #include "linear_quantized_choices.h"
 #include "linear_quantized_decode.h"
-#include "linear_quantized_offsets.cuh"
+#include "linear_quantized_zero_points.cuh"
 
 #include "../sm80/linear_quantized_skinny.cuh"
 #include "linear_quantized_stationary.cuh"
@@ -71,16 +71,16 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
   using Weight = typename Stage::Weight;
   constexpr bool kInt4 = Weight::kWords == 4;
   constexpr int kStages = kInt4 && Tiles == 1 ? 3 : 2;
-  // The register kernel has one block less: scales of bytes and offsets spill in what one block more would leave.
-  constexpr bool kMoreScales = kInt4 ? Weight::kOffsets : Weight::kScales != Scales::kRows;
+  // The register kernel has one block less: scales of bytes and zero points spill in what one block more would leave.
+  constexpr bool kMoreScales = kInt4 ? Weight::kZeroPoints : Weight::kScales != Scales::kRows;
   constexpr int kWarps = Tiles == 1 ? 16 : 8;
   constexpr int kBlocks = (Tiles == 1 ? 2 : 3) - (kMoreScales ? 1 : 0);
   const int row_blocks = static_cast<int>((params.n + kTileRows - 1) / kTileRows);
   const int chunks = static_cast<int>(params.k / kChunk);
-  const DecodeChoice* choice = Weight::kFp8       ? kFp8Choices.data()
-                               : !kInt4           ? kInt8Choices.data()
-                               : Weight::kOffsets ? kInt4OffsetsChoices.data()
-                                                  : kInt4Choices.data();
+  const DecodeChoice* choice = Weight::kFp8          ? kFp8Choices.data()
+                               : !kInt4              ? kInt8Choices.data()
+                               : Weight::kZeroPoints ? kInt4ZeroPointsChoices.data()
+                                                     : kInt4Choices.data();
   [[maybe_unused]] StationaryPlan stationary;
   for (;; ++choice) {
     if (params.m > choice->tokens || row_blocks < choice->from || row_blocks >= choice->below ||
@@ -88,14 +88,14 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
       continue;
     }
     if (choice->kernel == DecodeKernel::kRegisters) {
-      if constexpr (kInt4 && Weight::kOffsets && Tiles == 1) {
-        return launch_offsets<Weight::kScales, T>(params, launch);
+      if constexpr (kInt4 && Weight::kZeroPoints && Tiles == 1) {
+        return launch_zero_points<Weight::kScales, T>(params, launch);
       } else {
         return launch_skinny<Weight, T, Tiles, kWarps, 4, kBlocks, true>(params, launch);
       }
     }
     if (choice->kernel == DecodeKernel::kRegisters4) {
-      if constexpr (kInt4 && !Weight::kOffsets && Tiles == 1) {
+      if constexpr (kInt4 && !Weight::kZeroPoints && Tiles == 1) {
         return launch_skinny<Weight, T, 1, 4, 4, 7, true>(params, launch);
       }
       continue;
@@ -103,11 +103,11 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
     if (choice->kernel == DecodeKernel::kStationary) {
       if constexpr (kInt4) {
         const auto fits = [&](auto group) {
-          return make_stationary_plan<group(), Weight::kOffsets, Tiles>(
+          return make_stationary_plan<group(), Weight::kZeroPoints, Tiles>(
               params, launch, choice->cluster_shift, choice->groups, choice->blocks_per_sm, stationary);
         };
         const auto run = [&](auto group) {
-          return launch_plan(linear_quantized_stationary<group(), Weight::kOffsets, T, Tiles>, params, launch,
+          return launch_plan(linear_quantized_stationary<group(), Weight::kZeroPoints, T, Tiles>, params, launch,
                              stationary);
         };
         if constexpr (Weight::kScales == Scales::kGroups32) {
@@ -147,7 +147,7 @@ cudaError_t launch_decode_tokens(const nvb_linear_quantized_params& params, cons
 
 template <typename T>
 cudaError_t launch_decode_int4(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
-  if (params.offsets != nullptr) {
+  if (params.zero_points != nullptr) {
     return params.group == 32 ? launch_decode_tokens<Int4Stage<Scales::kGroups32, true, 2>, T>(params, launch)
                               : launch_decode_tokens<Int4Stage<Scales::kGroups64, true, 2>, T>(params, launch);
   }

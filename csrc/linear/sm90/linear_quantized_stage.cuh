@@ -2,24 +2,24 @@
 // their scales, copied asynchronously into slots of shared memory that only this warp reads.
 //
 // `seek` goes to a block of rows, `copy` starts the copies of a stage of it, `load` takes a stage that has arrived into
-// registers, `scale` and `offset` give the f32 factors of one chunk. A lane reads the words of W that it copied itself,
-// and scales that other lanes copied.
+// registers, `scale` and `zero_point` give the f32 factors of one chunk. A lane reads the words of W that it copied
+// itself, and scales that other lanes copied.
 #pragma once
 
-#include "../sm80/linear_quantized_weight.cuh"
+#include "../../common/quantized_weight.cuh"
 
 namespace nvb {
 namespace quantized {
 
 // Int4: the tiles of a block and its scales are contiguous along k.
-template <Scales Kind, bool Offsets, int Depth_>
+template <Scales Kind, bool ZeroPoints, int Depth_>
 class Int4Stage {
  public:
-  using Weight = Int4Weight<Kind, Offsets>;
+  using Weight = Int4Weight<Kind, ZeroPoints>;
   static constexpr int kDepth = Depth_;
   static constexpr int kGroupBytes = 32;
   static constexpr int kScaleBytes = kGroupBytes * Weight::kSteps * kDepth;
-  static constexpr int kBytes = kDepth * 512 + kScaleBytes * (Offsets ? 2 : 1);
+  static constexpr int kBytes = kDepth * 512 + kScaleBytes * (ZeroPoints ? 2 : 1);
   static constexpr int kScaleWords = Weight::kScaleWords;
 
   __device__ __forceinline__ explicit Int4Stage(const nvb_linear_quantized_params& p)
@@ -46,7 +46,7 @@ class Int4Stage {
       const int64_t at = scale_at_ + first * kGroupBytes;
       char* const target = slot + kDepth * 512 + lane * 16;
       copy_async<16>(target, static_cast<const char*>(p_.scales) + at);
-      if constexpr (Offsets) copy_async<16>(target + kScaleBytes, static_cast<const char*>(p_.offsets) + at);
+      if constexpr (ZeroPoints) copy_async<16>(target + kScaleBytes, static_cast<const char*>(p_.zero_points) + at);
     }
   }
   __device__ __forceinline__ void load(const char* slot, int chunk, uint32_t (&words)[kDepth][Weight::kWords],
@@ -61,7 +61,7 @@ class Int4Stage {
 #pragma unroll
       for (int s = 0; s < Weight::kSteps; ++s) {
         scales[i][s] = *reinterpret_cast<const uint32_t*>(scale + s * kGroupBytes);
-        if constexpr (Offsets) {
+        if constexpr (ZeroPoints) {
           scales[i][Weight::kSteps + s] = *reinterpret_cast<const uint32_t*>(scale + kScaleBytes + s * kGroupBytes);
         }
       }
@@ -71,10 +71,10 @@ class Int4Stage {
     return __half22float2(as_f16(scales[s]));
   }
   // `fragment` subtracts 8 from q, which the sum of x gives back.
-  __device__ __forceinline__ float2 offset(const uint32_t (&scales)[kScaleWords], int s) const {
+  __device__ __forceinline__ float2 zero_point(const uint32_t (&scales)[kScaleWords], int s) const {
     const float2 scale = __half22float2(as_f16(scales[s]));
-    const float2 offset = __half22float2(as_f16(scales[kScaleWords / 2 + s]));
-    return make_float2(fmaf(8.0f, scale.x, offset.x), fmaf(8.0f, scale.y, offset.y));
+    const float2 zero_point = __half22float2(as_f16(scales[kScaleWords / 2 + s]));
+    return make_float2(fmaf(8.0f, scale.x, zero_point.x), fmaf(8.0f, scale.y, zero_point.y));
   }
 
  private:

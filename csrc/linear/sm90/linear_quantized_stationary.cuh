@@ -8,14 +8,14 @@
 // shared memory, where they are added in a fixed order; those of a cluster meet in the memory of the block that owns
 // the rows.
 //
-// The first stages are on their way before griddepcontrol.wait: W and its scales and offsets may not be written by the
-// grid before.
+// The first stages are on their way before griddepcontrol.wait: W and its scales and zero points may not be written by
+// the grid before.
 //
-// With offsets, W = s q + o is multiplied as q alone, which takes a mask for each pair of values (RawInt4), and
-// Σ_groups o Σ x is added by one more product of the tensor cores for each block of rows, in tf32, whose operands are
-// the offsets and the groups' sums of x in two parts. 16 tokens and 14336 x 4096 elements in groups of 32 take 16.1 µs
-// on an H200, where linear_quantized_stream takes 35.5. Without offsets that would cost more than Int4Decoder: 15.4 µs
-// instead of 13.9 for 9 tokens.
+// With zero points, W = s q + o is multiplied as q alone, which takes a mask for each pair of values (UndecodedInt4),
+// and Σ_groups o Σ x is added by one more product of the tensor cores for each block of rows, in tf32, whose operands
+// are the zero points and the groups' sums of x in two parts. 16 tokens and 14336 x 4096 elements in groups of 32
+// take 16.1 µs on an H200, where linear_quantized_stream takes 35.5. Without zero points that would cost more than
+// Int4Decoder: 15.4 µs instead of 13.9 for 9 tokens.
 //
 // Shapes: x [m, k] of f16 or bf16 with 16-byte aligned rows, k a multiple of 64 and at most Stationary::kChunks chunks
 // a warp. Shared memory: StationaryPlan.
@@ -26,14 +26,14 @@
 namespace nvb {
 namespace quantized {
 
-template <int GroupK, bool Offsets, typename T, int Tiles>
-__global__ void __launch_bounds__(32 * Stationary<GroupK, Offsets, Tiles>::kWarps,
-                                  Stationary<GroupK, Offsets, Tiles>::kBlocksPerSm)
+template <int GroupK, bool ZeroPoints, typename T, int Tiles>
+__global__ void __launch_bounds__(32 * Stationary<GroupK, ZeroPoints, Tiles>::kWarps,
+                                  Stationary<GroupK, ZeroPoints, Tiles>::kBlocksPerSm)
     linear_quantized_stationary(const __grid_constant__ nvb_linear_quantized_params p,
                                 const __grid_constant__ LinearEpilogue epilogue,
                                 const __grid_constant__ StationaryPlan plan) {
 #if __CUDA_ARCH__ == 900
-  using Shape = Stationary<GroupK, Offsets, Tiles>;
+  using Shape = Stationary<GroupK, ZeroPoints, Tiles>;
   constexpr int kChunks = Shape::kChunks, kSteps = Shape::kSteps, kVectors = Shape::kVectors, kUnit = Shape::kUnit;
   extern __shared__ __align__(128) char base[];
   // The shuffle tells the compiler that a warp agrees on its number.
@@ -98,12 +98,12 @@ __global__ void __launch_bounds__(32 * Stationary<GroupK, Offsets, Tiles>::kWarp
   const auto copy_next = [&](int slot) {
     if (lane == 0 && next < rows) {
       char* const target = ring + slot * Shape::kStageBytes;
-      barrier_expect(full + slot, count * 512 + scale_bytes * (Offsets ? 2 : 1));
+      barrier_expect(full + slot, count * 512 + scale_bytes * (ZeroPoints ? 2 : 1));
       bulk_copy_once(target, weight, count * 512, full + slot);
       char* const scales = target + Shape::kWeightBytes;
       bulk_copy_once(scales, static_cast<const char*>(p.scales) + scale_at, scale_bytes, full + slot);
-      if constexpr (Offsets) {
-        bulk_copy_once(scales + Shape::kScaleBytes, static_cast<const char*>(p.offsets) + scale_at, scale_bytes,
+      if constexpr (ZeroPoints) {
+        bulk_copy_once(scales + Shape::kScaleBytes, static_cast<const char*>(p.zero_points) + scale_at, scale_bytes,
                        full + slot);
       }
     }
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(32 * Stationary<GroupK, Offsets, Tiles>::kWarp
     for (int at = scale_bytes + lane * 4; at < Shape::kScaleBytes; at += 128) {
       char* const scales = ring + i * Shape::kStageBytes + Shape::kWeightBytes + at;
       *reinterpret_cast<uint32_t*>(scales) = 0;
-      if constexpr (Offsets) *reinterpret_cast<uint32_t*>(scales + Shape::kScaleBytes) = 0;
+      if constexpr (ZeroPoints) *reinterpret_cast<uint32_t*>(scales + Shape::kScaleBytes) = 0;
     }
   }
   __syncwarp();
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(32 * Stationary<GroupK, Offsets, Tiles>::kWarp
     load_shared_input(base + plan.sums_at + (begin - first_chunk) * (kChunk * 2), plan.x_pitch, m, count, x);
   }
   uint2* const group_sums = reinterpret_cast<uint2*>(ring + Shape::kStages * Shape::kStageBytes) + lane;
-  if constexpr (Offsets) {
+  if constexpr (ZeroPoints) {
     scale_raw_input<T>(x);
     sum_groups<T, GroupK, Shape::kGroupQuads>(x, group_sums);
   }
@@ -185,8 +185,8 @@ __global__ void __launch_bounds__(32 * Stationary<GroupK, Offsets, Tiles>::kWarp
 #pragma unroll
           for (int j = s * 4 / kSteps; j < (s + 1) * 4 / kSteps; ++j) {
             uint32_t a[4];
-            if constexpr (Offsets) {
-              RawInt4<T>::fragment(words[j], a);
+            if constexpr (ZeroPoints) {
+              UndecodedInt4<T>::fragment(words[j], a);
             } else {
               Int4Decoder<T>::fragment(words[j], a);
             }
@@ -207,16 +207,16 @@ __global__ void __launch_bounds__(32 * Stationary<GroupK, Offsets, Tiles>::kWarp
           }
         }
       }
-      if constexpr (Offsets) {
+      if constexpr (ZeroPoints) {
 #pragma unroll
         for (int quad = 0; quad < Shape::kGroupQuads; ++quad) {
           const int group = 4 * quad + lane % 4;
-          float2 offset = make_float2(0.0f, 0.0f);
+          float2 zero_point = make_float2(0.0f, 0.0f);
           if (Shape::kGroups % 4 == 0 || group < Shape::kGroups) {
-            offset = rows_pair(scales + Shape::kScaleBytes + group * 32);
+            zero_point = rows_pair(scales + Shape::kScaleBytes + group * 32);
           }
-          const uint32_t low = __float_as_uint(offset.x * RawInt4<T>::kLow);
-          const uint32_t high = __float_as_uint(offset.y * RawInt4<T>::kHigh);
+          const uint32_t low = __float_as_uint(zero_point.x * UndecodedInt4<T>::kLow);
+          const uint32_t high = __float_as_uint(zero_point.y * UndecodedInt4<T>::kHigh);
           const uint32_t a[4] = {low, high, low, high};
 #pragma unroll
           for (int tile = 0; tile < Tiles; ++tile) {
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(32 * Stationary<GroupK, Offsets, Tiles>::kWarp
         total[0] += part.x, total[1] += part.y, total[2] += part.z, total[3] += part.w;
       }
       if (shift == 0) {
-        finish_fragment<T, Offsets>(p, epilogue, first_row + row, place / 32, total);
+        epilogue_fragment<T, ZeroPoints>(p, epilogue, first_row + row, place / 32, total);
       } else if (place / 32 * 8 + lane % 4 * 2 < m) {
         const int owner = row & ((1 << shift) - 1);
         float4* const target = received + ((row >> shift << shift) + rank) * kVectors + place;
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(32 * Stationary<GroupK, Offsets, Tiles>::kWarp
         const float4 part = received[((row << shift) + r) * kVectors + place];
         total[0] += part.x, total[1] += part.y, total[2] += part.z, total[3] += part.w;
       }
-      finish_fragment<T, Offsets>(p, epilogue, first_row + (row << shift) + rank, place / 32, total);
+      epilogue_fragment<T, ZeroPoints>(p, epilogue, first_row + (row << shift) + rank, place / 32, total);
     }
   }
 #endif

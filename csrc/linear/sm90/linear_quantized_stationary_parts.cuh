@@ -4,9 +4,9 @@
 
 #include "../../common/bulk_copy.cuh"
 #include "../../common/cluster.cuh"
-#include "../linear_epilogue.cuh"
-#include "../linear_quantized_nonfinite.cuh"
-#include "../sm80/linear_quantized_weight.cuh"
+#include "../../common/linear_epilogue.cuh"
+#include "../../common/quantized_nonfinite.cuh"
+#include "../../common/quantized_weight.cuh"
 #include "linear_quantized_undecoded.cuh"
 
 namespace nvb {
@@ -48,13 +48,13 @@ struct Int4Decoder {
   }
 };
 
-// x in the units of RawInt4.
+// x in the units of UndecodedInt4.
 template <typename T, int Chunks, int Tiles>
 __device__ __forceinline__ void scale_raw_input(uint32_t (&x)[Chunks][Tiles][4][2]) {
 #pragma unroll
   for (int i = 0; i < Chunks * Tiles * 8; ++i) {
     uint32_t& pair = x[i / (Tiles * 8)][i / 8 % Tiles][i / 2 % 4][i % 2];
-    pair = RawInt4<T>::scale_input(pair);
+    pair = UndecodedInt4<T>::scale_input(pair);
   }
 }
 
@@ -84,7 +84,7 @@ __device__ __forceinline__ void sum_groups(const uint32_t (&x)[Chunks][Tiles][4]
         const float odd = __shfl_sync(0xffffffffu, sum[1], lane / 8);
         if (lane % 4 == i) own = lane & 4 ? odd : even;
       }
-      own /= RawInt4<T>::kInputFactor;
+      own /= UndecodedInt4<T>::kInputFactor;
       const uint32_t leading = __float_as_uint(own) & 0xffffe000u;
       sums[(quad * Tiles + tile) * 32] = make_uint2(leading, __float_as_uint(own - __uint_as_float(leading)));
     }
@@ -173,9 +173,9 @@ __device__ __forceinline__ void load_shared_input(const char* x_shared, int pitc
 
 // Finishes a lane's sums of a block of rows as mma leaves them. Lanes 4 apart hold neighbouring rows: they swap, so
 // that each has (gate, up) pairs of columns of one token. The whole warp calls it.
-template <typename T, bool Offsets>
-__device__ __forceinline__ void finish_fragment(const nvb_linear_quantized_params& p, const LinearEpilogue& epilogue,
-                                                int64_t row_block, int tile, const float (&sums)[4]) {
+template <typename T, bool ZeroPoints>
+__device__ __forceinline__ void epilogue_fragment(const nvb_linear_quantized_params& p, const LinearEpilogue& epilogue,
+                                                  int64_t row_block, int tile, const float (&sums)[4]) {
   const int lane = threadIdx.x % 32;
   const bool odd = (lane & 4) != 0;
   const int token = 8 * tile + lane % 4 * 2 + (odd ? 1 : 0);
@@ -190,10 +190,10 @@ __device__ __forceinline__ void finish_fragment(const nvb_linear_quantized_param
     const int64_t column = row_block * kTileRows + half * 8 + lane / 8 * 2;
     if (column >= p.n) continue;
     const float own = odd ? sums[2 * half + 1] : sums[2 * half];
-    constexpr float kRawFactors[2] = {RawInt4<T>::kLowFactor, RawInt4<T>::kHighFactor};
-    const float factor = Offsets ? kRawFactors[half] : Int4Decoder<T>::kFactor;
+    constexpr float kUndecodedFactors[2] = {UndecodedInt4<T>::kLowFactor, UndecodedInt4<T>::kHighFactor};
+    const float factor = ZeroPoints ? kUndecodedFactors[half] : Int4Decoder<T>::kFactor;
     float pair[2] = {(odd ? others[half] : own) * factor, (odd ? own : others[half]) * factor};
-    repair_sums<Offsets, T>(p, token, column, pair);
+    repair_sums<ZeroPoints, T>(p, token, column, pair);
     float bias[2];
     load_bias(epilogue, column, bias);
     store_columns(epilogue, token, column, pair, bias);

@@ -9,28 +9,28 @@ namespace nvb {
 namespace quantized {
 
 // Up to 8 Tiles tokens, groups of GroupK.
-template <int GroupK, bool Offsets, int Tiles>
+template <int GroupK, bool ZeroPoints, int Tiles>
 struct Stationary {
   static constexpr int kChunks = Tiles == 1 ? 8 : 4;       // that a warp keeps, in 64 registers
   static constexpr int kWarps = Tiles == 1 ? 8 : 16;       // of a block, at most
   static constexpr int kBlocksPerSm = Tiles == 1 ? 2 : 1;  // of so many warps
   static constexpr int kStages = 2;                        // of a warp's ring
   // Groups of warps that need the same x get one copy of it, behind one stage of W, for memory serves in turn. Without
-  // offsets, where a block has one group, a warp fetches its own x: 14.3 µs instead of 15.0 for 16 tokens and
+  // zero points, where a block has one group, a warp fetches its own x: 14.3 µs instead of 15.0 for 16 tokens and
   // 14336 x 4096 elements on an H200.
-  static constexpr bool kSharedInput = Offsets && Tiles == 2;
+  static constexpr bool kSharedInput = ZeroPoints && Tiles == 2;
   static constexpr int kEarly = kSharedInput ? 1 : kStages;
   static constexpr int kSteps = GroupK == 32 ? 2 : 1;
-  static constexpr int kUnit = Offsets && GroupK == 128 ? 2 : 1;  // chunks that stay together
-  static constexpr int kGroups = kChunks * kSteps / kUnit;        // of a warp, at most
+  static constexpr int kUnit = ZeroPoints && GroupK == 128 ? 2 : 1;  // chunks that stay together
+  static constexpr int kGroups = kChunks * kSteps / kUnit;           // of a warp, at most
   static constexpr int kWeightBytes = kChunks * 512;
   static constexpr int kScaleBytes = kGroups * 32;
-  static constexpr int kStageBytes = kWeightBytes + kScaleBytes * (Offsets ? 2 : 1);
+  static constexpr int kStageBytes = kWeightBytes + kScaleBytes * (ZeroPoints ? 2 : 1);
   static constexpr int kVectors = Tiles * 32;                                      // of 4 sums of a block of rows
   static constexpr int kScratchBytes = Tiles == 1 ? 0 : 4 * kTokenBytes<kChunks>;  // for a warp's x on its way
   // A warp's: stages, then the groups' sums of x.
   static constexpr int kGroupQuads = (kGroups + 3) / 4;
-  static constexpr int kRingBytes = kStages * kStageBytes + (Offsets ? kGroupQuads * Tiles * 256 : 0);
+  static constexpr int kRingBytes = kStages * kStageBytes + (ZeroPoints ? kGroupQuads * Tiles * 256 : 0);
 };
 
 // How a product is divided, and where in a block's shared memory things lie: rings, sums (and x on its way), sums
@@ -48,10 +48,10 @@ struct StationaryPlan {
 
 // Lays a product out over clusters of 1 << cluster_shift blocks of `groups` groups of warps, blocks_per_sm on a
 // multiprocessor; false if it does not fit.
-template <int GroupK, bool Offsets, int Tiles>
+template <int GroupK, bool ZeroPoints, int Tiles>
 bool make_stationary_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, int cluster_shift, int groups,
                           int blocks_per_sm, StationaryPlan& plan) {
-  using Shape = Stationary<GroupK, Offsets, Tiles>;
+  using Shape = Stationary<GroupK, ZeroPoints, Tiles>;
   constexpr int kReservedBytes = 1024;  // of shared memory, by the system for each block
   constexpr int kRowBytes = Shape::kVectors * 16, kBarrierBytes = static_cast<int>(sizeof(uint64_t));
   const int cluster = 1 << cluster_shift;

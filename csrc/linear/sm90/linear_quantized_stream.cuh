@@ -7,15 +7,15 @@
 // Stages stages of its own (linear_quantized_stage.cuh), across blocks of rows, without any barrier between warps. The
 // sums of a block of rows go to the shared memory of the member that owns it, and are added there in a fixed order.
 //
-// The rings are filled before griddepcontrol.wait: W and its scales and offsets may not be written by the grid before.
-// Grids launched back to back overlap, as two blocks fit a multiprocessor.
+// The rings are filled before griddepcontrol.wait: W and its scales and zero points may not be written by the grid
+// before. Grids launched back to back overlap, as two blocks fit a multiprocessor.
 //
 // Shapes: x [m, k] of f16 or bf16 with 16-byte aligned rows, k a multiple of 64. Shared memory: StreamPlan.
 #pragma once
 
 #include "../../common/cluster.cuh"
-#include "../linear_epilogue.cuh"
-#include "../linear_quantized_nonfinite.cuh"
+#include "../../common/linear_epilogue.cuh"
+#include "../../common/quantized_nonfinite.cuh"
 #include "linear_quantized_stage.cuh"
 
 namespace nvb {
@@ -106,7 +106,7 @@ __device__ __forceinline__ void multiply_stream(const Stage& source, const uint3
       for (int tile = 0; tile < Tiles; ++tile) {
         float(&target)[4] = Weight::kScales == Scales::kRows ? sums[tile] : products[tile];
         mma_m16n8k16<T>(target, a, x[tile][j][0], x[tile][j][1]);
-        if constexpr (Weight::kOffsets) {
+        if constexpr (Weight::kZeroPoints) {
           const uint32_t ones[4] = {kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>};
           mma_m16n8k16<T>(inputs[tile], ones, x[tile][j][0], x[tile][j][1]);
         }
@@ -122,13 +122,13 @@ __device__ __forceinline__ void multiply_stream(const Stage& source, const uint3
         }
       }
     }
-    if constexpr (Weight::kOffsets) {
-      const float2 offset = source.offset(scales, s);
+    if constexpr (Weight::kZeroPoints) {
+      const float2 zero_point = source.zero_point(scales, s);
 #pragma unroll
       for (int tile = 0; tile < Tiles; ++tile) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          sums[tile][e] = fmaf(e < 2 ? offset.x : offset.y, inputs[tile][e], sums[tile][e]);
+          sums[tile][e] = fmaf(e < 2 ? zero_point.x : zero_point.y, inputs[tile][e], sums[tile][e]);
         }
       }
     }
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(32 * kMaxStreamWarps, 2)
       pair_sums[0] *= scales[0];
       pair_sums[1] *= column + 1 < p.n ? scales[1] : 0.0f;
     }
-    repair_sums<Weight::kOffsets, T>(p, token, column, pair_sums);
+    repair_sums<Weight::kZeroPoints, T>(p, token, column, pair_sums);
     float bias[2];
     load_bias(epilogue, column, bias);
     store_columns(epilogue, token, column, pair_sums, bias);

@@ -2,7 +2,7 @@
 // them.
 #pragma once
 
-#include "../sm80/linear_quantized_weight.cuh"
+#include "../../common/quantized_weight.cuh"
 
 namespace nvb {
 namespace quantized {
@@ -12,7 +12,7 @@ namespace quantized {
 // would leave the range of f32, so x is multiplied by a power of two first; what overflows there is not finite in the
 // end either, and is summed again from the elements.
 template <typename T>
-struct RawInt4 {
+struct UndecodedInt4 {
   // A product in these units, and what gives back its size.
   static constexpr float kLow = kIsBf16<T> ? 0x1p-43f : 0x1p-24f, kHigh = kIsBf16<T> ? 0x1p-39f : 0x1p-20f;
   static constexpr float kLowFactor = 1.0f / kLow, kHighFactor = 1.0f / kHigh;

@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kStageK = 128;
 
-// Tokens that a block multiplies. For weights with offsets there is no kernel of 16, which others serve mostly.
+// Tokens that a block multiplies. For weights with zero points there is no kernel of 16, which others serve mostly.
 int tile_tokens(const nvb_linear_quantized_params& params) {
-  return params.m <= 16 && params.offsets == nullptr ? 16 : params.m <= 32 ? 32 : 64;
+  return params.m <= 16 && params.zero_points == nullptr ? 16 : params.m <= 32 ? 32 : 64;
 }
 
 int64_t stages(const nvb_linear_quantized_params& params) {
@@ -24,13 +24,13 @@ int64_t stages(const nvb_linear_quantized_params& params) {
 
 // The division with the least time by a model fitted to an H200, in units of 1/8 µs: a stage takes 1/4 µs for each 64
 // rows, and 1/4 µs more for the sums of 64 tokens in groups of 32; a block takes 2 µs and 3/8 µs for each 64 rows
-// besides its stages, a block of a cluster 1/2 µs and 1/8 µs for each block to meet the others. A stage of offsets,
+// besides its stages, a block of a cluster 1/2 µs and 1/8 µs for each block to meet the others. A stage of zero points,
 // which has as many bytes, counts as one of W for 64 tokens without such sums; that is not fitted. With 32 tokens a
 // stage takes 1/8 µs for each 64 rows, and 1/4 µs more for values that are no FP8.
 //
-// Of 126 shapes from 1152 x 1024 to 8192 x 28672 with 64 tokens the best division of all is 0.1 % faster on average in
-// Int4, 0.5 % in Int8; of 32 shapes from 6912 x 1152 to 57344 x 8192 with 32 tokens 0.1 % in Int4, with offsets or
-// without, 0.3 % in Int8 and 0.6 % in FP8; with offsets and 64 tokens 0.5 %.
+// The best division of all is faster on average by 0.1 % in Int4 and 0.5 % in Int8 for 126 shapes from 1152 x 1024 to
+// 8192 x 28672 with 64 tokens; for 32 shapes from 6912 x 1152 to 57344 x 8192 with 32 tokens by 0.1 % in Int4, with
+// zero points or without, 0.3 % in Int8 and 0.6 % in FP8; with zero points and 64 tokens by 0.5 %.
 WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   WgmmaPlan best = {tile_tokens(params), 2, 1};
   const int twice = 2 * launch.multiprocessors;  // places of the blocks for 16 tokens, which share multiprocessors
@@ -67,8 +67,8 @@ cudaError_t launch_wgmma_as(const nvb_linear_quantized_params& params, const nvb
   const WgmmaPlan plan = choose_plan(params, launch);
   switch (params.encoding) {
     case NVB_INT4:
-      return params.offsets == nullptr ? launch_wgmma_encoding<NVB_INT4, Int4>(params, launch, plan)
-                                       : launch_wgmma_int4_offsets<Int4>(params, launch, plan);
+      return params.zero_points == nullptr ? launch_wgmma_encoding<NVB_INT4, Int4>(params, launch, plan)
+                                           : launch_wgmma_int4_zero_points<Int4>(params, launch, plan);
     case NVB_INT8:
       return launch_wgmma_encoding<NVB_INT8, Int8>(params, launch, plan);
     case NVB_FP8_E4M3:
@@ -88,7 +88,7 @@ size_t wgmma_workspace(const nvb_linear_quantized_params& params) {
 
 cudaError_t launch_wgmma(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   if (params.workspace == nullptr) return cudaErrorInvalidValue;
-  if (rounds_finer(params)) return launch_wgmma_as<ScaledF16, __nv_bfloat16, SplitBf16>(params, launch);
+  if (rounds_finer(params)) return launch_wgmma_as<Bf16AsScaledF16, __nv_bfloat16, Bf16AsTwoFp8>(params, launch);
   return params.input_dtype == NVB_BF16 ? launch_wgmma_as<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16>(params, launch)
                                         : launch_wgmma_as<__half, __half, __half>(params, launch);
 }

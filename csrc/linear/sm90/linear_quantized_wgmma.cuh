@@ -9,18 +9,18 @@
 // between its groups.
 //
 // x and W meet in T (linear_quantized_wgmma_input.cuh): f16 or bf16 with values that are exact; for bf16 outputs
-// SplitBf16 for FP8, whose values need no decoding, or ScaledF16 for Int4, whose elements are made before the product,
-// with scales and offsets, so that sums need no scales (linear_quantized_wgmma.h says where).
+// Bf16AsTwoFp8 for FP8, whose values need no decoding, or Bf16AsScaledF16 for Int4, whose elements are made before the
+// product, with scales and zero points, so that sums need no scales (linear_quantized_wgmma.h says where).
 //
 // Memory serves requests in turn, and nothing starts without x, which waits for the grid before: so it is asked for
 // behind kEarlyStages of W and not behind a whole ring. On an H200 that takes 23.2 µs instead of 24.7 for 64 tokens and
 // 14336 x 4096 elements in FP8, 20.0 instead of 20.7 in Int4 with groups of 128. Split x comes later, after two reads
 // of it: twice as many stages of 128 rows take 21.1 instead of 21.4.
 //
-// In f16 and bf16, W = s q + o with offsets is multiplied as q alone, which takes a mask for each pair of values
-// (RawInt4), and Σ_groups o Σ x is one more product, in tf32: the offsets, which tf32 holds exactly, with the groups'
-// sums of x in two parts of 11 bits. Its stages lie behind those of x and W, in groups of 32 one for every eight. What
-// is not finite after that is summed again (linear_quantized_nonfinite.cuh).
+// In f16 and bf16, W = s q + o with zero points is multiplied as q alone, which takes a mask for each pair of values
+// (UndecodedInt4), and Σ_groups o Σ x is one more product, in tf32: the zero points, which tf32 holds exactly, with the
+// groups' sums of x in two parts of 11 bits. Its stages lie behind those of x and W, in groups of 32 one for every
+// eight. What is not finite after that is summed again (quantized_nonfinite.cuh).
 //
 // The blocks of a cluster share 64 * Warpgroups * Tiles rows of W and divide k and the groups' sums. Each finishes some
 // of the tokens: the others store their sums for these into its shared memory, where they are added in an order that
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   using Input = typename Shape::Input;
   using Weights = typename Shape::Weights;
   constexpr int kStages = Shape::kStages;
-  constexpr int kEarly = kSplit<T> && Shape::kRows == 128 ? 2 * kEarlyStages : kEarlyStages;
+  constexpr int kEarly = kAsTwoFp8<T> && Shape::kRows == 128 ? 2 * kEarlyStages : kEarlyStages;
   extern __shared__ char unaligned[];
   char* const ring = unaligned + (-shared_address(unaligned) & 1023);
   char* const exchange = ring + Shape::kRingBytes;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   uint64_t* const full = reinterpret_cast<uint64_t*>(exchange + Shape::kExchangeBytes + Shape::kFactorBytes);
   uint64_t* const empty = full + kStages;
   uint64_t* const arrived = empty + kStages;
-  constexpr bool kGroupSums = Weight::kOffsets && !kScaled<T>;
+  constexpr bool kGroupSums = Weight::kZeroPoints && !kAsScaledF16<T>;
   const int rank = blockIdx.y;
   const int64_t block_row = static_cast<int64_t>(blockIdx.x) * Shape::kRows;
   const int64_t first_token = static_cast<int64_t>(blockIdx.z) * Tokens;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   allow_next_grid();
 
   if (threadIdx.x >= Shape::kConsumers) {
-    leave_registers<Shape::kProducerRegisters>();
+    setmaxnreg_dec<Shape::kProducerRegisters>();
     const Weights weights(p, block_row);
     const int64_t input_steps = static_cast<int64_t>(share.steps) * share.splits + share.more;
     const int64_t input_sums = kGroupSums ? static_cast<int64_t>(share.sum_steps) * share.splits + share.more_sums : 0;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
           barrier_expect(full + slot, Input::kBytes);
           bulk_copy(stage, arranged + (first_sums + step) * Input::kBytes, Input::kBytes, full + slot);
         }
-        weights.copy_offsets(sums_begin + step, stage + Input::kBytes);
+        weights.copy_zero_points(sums_begin + step, stage + Input::kBytes);
         barrier_arrive_after_copies(full + slot);
         advance();
       }
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
     return;
   }
 
-  take_registers<Shape::kConsumerRegisters>();
+  setmaxnreg_inc<Shape::kConsumerRegisters>();
   if (GroupK == 0 && threadIdx.x < Shape::kRows && block_row + threadIdx.x < p.n) {
     prefetch_l2(static_cast<const float*>(p.scales) + block_row + threadIdx.x);
   }
@@ -158,17 +158,17 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   const Weights weights(p, block_row);
   using Operand = typename OperandOf<Weight::kEncoding, T>::Type;
   constexpr int kSums = Tokens / 2;
-  constexpr int kSumK = kScaled<T>                 ? 0
-                        : GroupK == 0 && kSplit<T> ? kStageK
-                                                   : GroupK;  // that the tensor cores add by themselves
-  constexpr int kUnitK = kSumK == 0 ? kChunk : kSumK;         // of a tile, before the other one's turn
+  constexpr int kSumK = kAsScaledF16<T>               ? 0
+                        : GroupK == 0 && kAsTwoFp8<T> ? kStageK
+                                                      : GroupK;  // that the tensor cores add by themselves
+  constexpr int kUnitK = kSumK == 0 ? kChunk : kSumK;            // of a tile, before the other one's turn
   constexpr int kUnits = kStageK / kUnitK;
-  constexpr int kPieceK = kUnitK == 32 || (Warpgroups == 3 && kSumK != 0 && !kSplit<T>) ? 32 : kChunk;
+  constexpr int kPieceK = kUnitK == 32 || (Warpgroups == 3 && kSumK != 0 && !kAsTwoFp8<T>) ? 32 : kChunk;
   constexpr int kPieces = kUnitK / kPieceK;
-  constexpr int kInstructions = kPieceK / 16;  // of a piece
-  constexpr int kParts = kSplit<T> ? 2 : 1;    // of x, which meet the same fragment of W
+  constexpr int kInstructions = kPieceK / 16;   // of a piece
+  constexpr int kParts = kAsTwoFp8<T> ? 2 : 1;  // of x, which meet the same fragment of W
   constexpr int kFragments = kInstructions / kParts;
-  static_assert(!kSplit<T> || kPieceK == kChunk, "an instruction takes 32 k of one part");
+  static_assert(!kAsTwoFp8<T> || kPieceK == kChunk, "an instruction takes 32 k of one part");
   float total[Tiles][kSums] = {};
   float product[2][kSumK == 0 ? 1 : kSums] = {};
   float2 pending = make_float2(0.0f, 0.0f);  // the scale of the product that runs
@@ -178,12 +178,12 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   Weights::constants(bits);
   // Zero before the loop: otherwise ptxas may put it into the loop and make every product wait for the one before.
 #pragma unroll
-  for (int tile = 0; tile < Tiles; ++tile) wgmma_hold(total[tile]);
-  wgmma_hold(product[0]);
-  wgmma_hold(product[1]);
+  for (int tile = 0; tile < Tiles; ++tile) wgmma_fence_operand(total[tile]);
+  wgmma_fence_operand(product[0]);
+  wgmma_fence_operand(product[1]);
   const auto add_product = [&](int index, int tile) {
     if constexpr (kSumK != 0) {
-      wgmma_hold(product[index]);
+      wgmma_fence_operand(product[index]);
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
         total[tile][i] = fmaf(i % 4 < 2 ? pending.x : pending.y, product[index][i], total[tile][i]);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
         [[maybe_unused]] typename Weights::GroupScales group_scales;
         if constexpr (kSumK != 0 && GroupK != 0) {
           scale = weights.scale(stage + Input::kBytes, begin + step, block, unit);
-          if constexpr (kGroupSums) scale.x *= RawInt4<T>::kLowFactor, scale.y *= RawInt4<T>::kHighFactor;
+          if constexpr (kGroupSums) scale.x *= UndecodedInt4<T>::kLowFactor, scale.y *= UndecodedInt4<T>::kHighFactor;
         }
 #pragma unroll
         for (int piece = 0; piece < kPieces; ++piece) {
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
           if (k % kChunk == 0) Weights::read(stage + Input::kBytes, block, chunk, words[tile]);
 #pragma unroll
           for (int i = 0; i < kFragments; ++i) {
-            if constexpr (kScaled<T>) {
+            if constexpr (kAsScaledF16<T>) {
               if ((k + 16 * i) % (GroupK < kChunk ? GroupK : kChunk) == 0) {
                 group_scales = Weights::group_scales(stage + Input::kBytes, block, (k + 16 * i) / GroupK);
               }
@@ -228,21 +228,22 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
           }
           // Asks for the decoding before the products, while those of the piece before run.
 #pragma unroll
-          for (int i = 0; i < kFragments; ++i) wgmma_hold(fragments[i]);
+          for (int i = 0; i < kFragments; ++i) wgmma_fence_operand(fragments[i]);
           const bool starts = turn == 0 && piece == 0;
           if (kSumK != 0 && starts) {
             wgmma_wait<0>();
-            wgmma_hold(product[1 - current]);
+            wgmma_fence_operand(product[1 - current]);
           }
           wgmma_fence();
 #pragma unroll
           for (int i = 0; i < kInstructions; ++i) {
-            const uint64_t input = kSplit<T> ? inputs + i % 2 * (Input::kChunkBytes / 16) + (k / 32 + i / 2) * 2
-                                             : inputs + chunk * (Input::kChunkBytes / 16) + (k % kChunk / 16 + i) * 2;
+            const uint64_t input = kAsTwoFp8<T>
+                                       ? inputs + i % 2 * (Input::kChunkBytes / 16) + (k / 32 + i / 2) * 2
+                                       : inputs + chunk * (Input::kChunkBytes / 16) + (k % kChunk / 16 + i) * 2;
             if constexpr (kSumK == 0) {
-              wgmma<Operand>(total[tile], fragments[i / kParts], input, 1);
+              wgmma_rs<Operand>(total[tile], fragments[i / kParts], input, 1);
             } else {
-              wgmma<Operand>(product[current], fragments[i / kParts], input, piece == 0 && i == 0 ? 0 : 1);
+              wgmma_rs<Operand>(product[current], fragments[i / kParts], input, piece == 0 && i == 0 ? 0 : 1);
             }
           }
           wgmma_commit();
@@ -269,7 +270,7 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   }
   wgmma_wait<0>();
 #pragma unroll
-  for (int tile = 0; tile < Tiles; ++tile) wgmma_hold(total[tile]);
+  for (int tile = 0; tile < Tiles; ++tile) wgmma_fence_operand(total[tile]);
   if (kTurnsEven || steps % 2 == 0) {
     add_product(1, Tiles - 1);
   } else {
@@ -291,16 +292,16 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
           uint32_t(&fragments)[kFragments][4] = a[piece % 2];
 #pragma unroll
           for (int i = 0; i < kFragments; ++i) {
-            Weights::offsets(stage + Input::kBytes, first_block + 4 * tile, piece * kFragments + i, fragments[i]);
+            Weights::zero_points(stage + Input::kBytes, first_block + 4 * tile, piece * kFragments + i, fragments[i]);
           }
 #pragma unroll
-          for (int i = 0; i < kFragments; ++i) wgmma_hold(fragments[i]);
+          for (int i = 0; i < kFragments; ++i) wgmma_fence_operand(fragments[i]);
           wgmma_fence();
 #pragma unroll
           for (int i = 0; i < kFragments; ++i) {
             const int j = piece * kFragments + i;
-            wgmma<float>(product[tile], fragments[i], inputs + j / 4 * (Input::kChunkBytes / 16) + j % 4 * 2,
-                         j == 0 ? 0 : 1);
+            wgmma_rs<float>(product[tile], fragments[i], inputs + j / 4 * (Input::kChunkBytes / 16) + j % 4 * 2,
+                            j == 0 ? 0 : 1);
           }
           wgmma_commit();
           wgmma_wait<1>();
@@ -314,8 +315,8 @@ __global__ void __launch_bounds__(128 * (Warpgroups + 1), BlocksPerSm)
   }
 
   const WgmmaPlace block = {rank, own_tokens, block_row, first_token};
-  finish_sums<Shape, Weight, T, Tokens, GroupK, Tiles>(p, epilogue, share, block, ring, exchange, arrived, factors,
-                                                       first_block, total);
+  epilogue_sums<Shape, Weight, T, Tokens, GroupK, Tiles>(p, epilogue, share, block, ring, exchange, arrived, factors,
+                                                         first_block, total);
 #else
   __trap();  // a build without code for 9.0a
 #endif

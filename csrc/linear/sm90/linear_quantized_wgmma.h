@@ -11,26 +11,26 @@ namespace quantized {
 constexpr int kStageGroups = 32;
 
 // In the place of T: bf16 that meets FP8 weights in two parts (linear_quantized_wgmma_input.cuh).
-struct SplitBf16 {};
+struct Bf16AsTwoFp8 {};
 // bf16 as f16 times a power of two for each token, for Int4 values that meet their scales before the product.
-struct ScaledF16 {};
+struct Bf16AsScaledF16 {};
 
 // Outputs in bf16 do not show that the tensor cores round sums of FP8 products, nor that Int4 elements are rounded to
 // f16. On an H200 this takes, for 64 tokens, in µs:
 //   n x k                               14336 x 4096   20480 x 2560   2560 x 10240   4096 x 2560   2560 x 2048
 //   FP8                 from - to       23.8   21.1    21.7   19.4    16.8   14.0     9.0    8.5    6.9    6.7
 //   Int4, groups of 32                  24.0   22.0    21.7   19.4    16.0   16.1     8.5    8.8    6.6    7.2
-//   with offsets                        24.6   22.9    23.7   20.0    16.9   16.5     9.4    8.9    7.6    7.2
+//   with zero points                        24.6   22.9    23.7   20.0    16.9   16.5     9.4    8.9    7.6    7.2
 // With longer groups, which are scaled less often, Int4 loses, and so it does with up to 32 tokens.
 inline bool rounds_finer(const nvb_linear_quantized_params& params) {
   if (params.input_dtype != NVB_BF16 || params.output_dtype != NVB_BF16) return false;
   if (params.encoding != NVB_INT4) return params.encoding != NVB_INT8;
-  return params.m > 32 && params.group == 32 && (params.offsets != nullptr || params.n >= 12288);
+  return params.m > 32 && params.group == 32 && (params.zero_points != nullptr || params.n >= 12288);
 }
 
-// Steps of kStageGroups groups, whose sums of x meet the offsets; 0 without offsets.
+// Steps of kStageGroups groups, whose sums of x meet the zero points; 0 without zero points.
 inline int64_t sum_stages(const nvb_linear_quantized_params& params) {
-  if (params.offsets == nullptr || rounds_finer(params)) return 0;
+  if (params.zero_points == nullptr || rounds_finer(params)) return 0;
   const int64_t groups = (params.k + params.group - 1) / params.group;
   return (groups + kStageGroups - 1) / kStageGroups;
 }
@@ -68,8 +68,8 @@ template <uint32_t Encoding, typename T>
 cudaError_t launch_wgmma_encoding(const nvb_linear_quantized_params& params, const nvb_launch& launch,
                                   const WgmmaPlan& plan);
 template <typename T>
-cudaError_t launch_wgmma_int4_offsets(const nvb_linear_quantized_params& params, const nvb_launch& launch,
-                                      const WgmmaPlan& plan);
+cudaError_t launch_wgmma_int4_zero_points(const nvb_linear_quantized_params& params, const nvb_launch& launch,
+                                          const WgmmaPlan& plan);
 
 }  // namespace quantized
 }  // namespace nvb

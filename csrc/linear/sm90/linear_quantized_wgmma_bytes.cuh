@@ -115,7 +115,7 @@ class WeightStage<ByteWeight<Encoding, Kind>, T, GroupK, Rows> {
   }
   static __device__ __forceinline__ void fragment(const uint32_t (&words)[Weight::kWords], const uint32_t (&bits)[2],
                                                   int j, uint32_t (&a)[4]) {
-    if constexpr (kSplit<T>) {
+    if constexpr (kAsTwoFp8<T>) {
       a[0] = words[2 * j], a[1] = words[4 + 2 * j], a[2] = words[2 * j + 1], a[3] = words[4 + 2 * j + 1];
     } else {
       decode_alternate<Encoding, T>(words[j], bits, a[0], a[2]);

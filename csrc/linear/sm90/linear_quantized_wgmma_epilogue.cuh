@@ -2,9 +2,9 @@
 // finishes their token, and from there to the output.
 #pragma once
 
+#include "../../common/linear_epilogue.cuh"
+#include "../../common/quantized_nonfinite.cuh"
 #include "../../common/wgmma.cuh"
-#include "../linear_epilogue.cuh"
-#include "../linear_quantized_nonfinite.cuh"
 #include "linear_quantized_wgmma_shape.cuh"
 
 namespace nvb {
@@ -21,10 +21,10 @@ struct WgmmaPlace {
 // For the consumers, of which each holds its warp's 16 rows of every tile from block `first_block` on. `exchange`
 // receives the other blocks' sums, `arrived` counts their bytes, `factors` are the tokens' where T has them.
 template <typename Shape, typename Weight, typename T, int Tokens, int GroupK, int Tiles>
-__device__ __forceinline__ void finish_sums(const nvb_linear_quantized_params& p, const LinearEpilogue& epilogue,
-                                            const WgmmaShare& share, const WgmmaPlace& block, char* ring,
-                                            char* exchange, uint64_t* arrived, const float* factors, int first_block,
-                                            const float (&total)[Tiles][Tokens / 2]) {
+__device__ __forceinline__ void epilogue_sums(const nvb_linear_quantized_params& p, const LinearEpilogue& epilogue,
+                                              const WgmmaShare& share, const WgmmaPlace& block, char* ring,
+                                              char* exchange, uint64_t* arrived, const float* factors, int first_block,
+                                              const float (&total)[Tiles][Tokens / 2]) {
 #ifdef NVB_WGMMA
   constexpr int kSums = Tokens / 2;
   const int rank = block.rank, own_tokens = block.own_tokens;
@@ -94,18 +94,18 @@ __device__ __forceinline__ void finish_sums(const nvb_linear_quantized_params& p
       }
       if constexpr (kHasFactors<T>) {
         const float factor = factors[rank * share.tokens + token];
-        if (kSplit<T> && factor < 0.0f) return sum;
+        if (kAsTwoFp8<T> && factor < 0.0f) return sum;
         sum.x *= factor, sum.y *= factor, sum.z *= factor, sum.w *= factor;
       }
       if (GroupK == 0) sum.x *= row_scales[0], sum.y *= row_scales[1], sum.z *= row_scales[2], sum.w *= row_scales[3];
       return sum;
     };
-    if constexpr (Weight::kOffsets || kHasFactors<T>) {
+    if constexpr (Weight::kZeroPoints || kHasFactors<T>) {
       bool finite = true;
       const auto is_finite = [](float sum) { return fabsf(sum) < CUDART_INF_F; };
 #pragma unroll 4
       for (int token = local_token; token < tokens; token += kTokenStep) {
-        if constexpr (kSplit<T>) {
+        if constexpr (kAsTwoFp8<T>) {
           finite = finite && !(factors[rank * share.tokens + token] < 0.0f);
           continue;
         }
@@ -117,12 +117,12 @@ __device__ __forceinline__ void finish_sums(const nvb_linear_quantized_params& p
         wait_for_previous_grid();
 #pragma unroll 1
         for (int token = local_token; token < tokens; token += kTokenStep) {
-          if (kSplit<T> && !(factors[rank * share.tokens + token] < 0.0f)) continue;
+          if (kAsTwoFp8<T> && !(factors[rank * share.tokens + token] < 0.0f)) continue;
           const float4 sum = finished(token);
           float values[4] = {sum.x, sum.y, sum.z, sum.w};
           repair_sums<true, Element<T>, Weight::kEncoding>(p, first_row + token, column, values);
           // `finished` will multiply by this token's power of two once more.
-          const float back = kScaled<T> ? 1.0f / factors[rank * share.tokens + token] : 1.0f;
+          const float back = kAsScaledF16<T> ? 1.0f / factors[rank * share.tokens + token] : 1.0f;
           *reinterpret_cast<float4*>(own + token * kPitch) =
               make_float4(values[0] * back, values[1] * back, values[2] * back, values[3] * back);
           for (int away = 1; away < share.splits; ++away) {

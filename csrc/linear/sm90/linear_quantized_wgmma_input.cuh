@@ -6,18 +6,18 @@
 //
 // __half, __nv_bfloat16: a stage is two chunks of 64 k.
 //
-// SplitBf16: bf16 as two numbers of FP8, whose products with FP8 weights the tensor cores make from these as they are.
-// The four leading bits of x's significand are the first part, the other four the second one, both E4M3; a power of two
-// for each token puts its largest element into [128, 256). Nothing is lost from there down to 2^-2, below that what is
-// less than 2^-10: 2^-17 of the token's largest element. A stage is all 128 k of the first parts, then of the second
-// ones.
+// Bf16AsTwoFp8: bf16 as two numbers of FP8, whose products with FP8 weights the tensor cores make from these as they
+// are. The four leading bits of x's significand are the first part, the other four the second one, both E4M3; a power
+// of two for each token puts its largest element into [128, 256). Nothing is lost from there down to 2^-2, below that
+// what is less than 2^-10: 2^-17 of the token's largest element. A stage is all 128 k of the first parts, then of the
+// second ones.
 //
 // The tensor cores add FP8 products with about 14 bits, so that sums are taken over by f32 every 128 k.
 //
-// ScaledF16: bf16 times a power of two for each token, which puts its largest element into [2^14, 2^15), as f16.
+// Bf16AsScaledF16: bf16 times a power of two for each token, which puts its largest element into [2^14, 2^15), as f16.
 // Nothing is lost down to 2^-14, below that what is less than 2^-25. A stage is as that of __half.
 //
-// With sums (of x over groups, which meet the offsets) further stages follow: second operands of wgmma in tf32.
+// With sums (of x over groups, which meet the zero points) further stages follow: second operands of wgmma in tf32.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -36,12 +36,12 @@ constexpr int kStageK = kStageChunks * kChunk;
 constexpr int kChunkGroups = kStageGroups / kStageChunks;
 
 template <typename T>
-inline constexpr bool kSplit = std::is_same_v<T, SplitBf16>;
+inline constexpr bool kAsTwoFp8 = std::is_same_v<T, Bf16AsTwoFp8>;
 template <typename T>
-inline constexpr bool kScaled = std::is_same_v<T, ScaledF16>;
+inline constexpr bool kAsScaledF16 = std::is_same_v<T, Bf16AsScaledF16>;
 // Whether sums wait for a factor of their token.
 template <typename T>
-inline constexpr bool kHasFactors = kSplit<T> || kScaled<T>;
+inline constexpr bool kHasFactors = kAsTwoFp8<T> || kAsScaledF16<T>;
 // What x is in memory.
 template <typename T>
 using Element = std::conditional_t<kHasFactors<T>, __nv_bfloat16, T>;
@@ -52,11 +52,11 @@ struct OperandOf {
   using Type = T;
 };
 template <uint32_t Encoding>
-struct OperandOf<Encoding, ScaledF16> {
+struct OperandOf<Encoding, Bf16AsScaledF16> {
   using Type = __half;
 };
 template <uint32_t Encoding>
-struct OperandOf<Encoding, SplitBf16> {
+struct OperandOf<Encoding, Bf16AsTwoFp8> {
   using Type = std::conditional_t<Encoding == NVB_FP8_E5M2, __nv_fp8_e5m2, __nv_fp8_e4m3>;
 };
 // x as the stages hold it: [block of Tokens tokens][stage][chunk or part][token].
@@ -86,8 +86,8 @@ __device__ __forceinline__ void store_group_sum(char* stages, int row, int group
   *reinterpret_cast<float*>(sums + ((piece + 1) ^ (row % 8)) * 16) = sum - __uint_as_float(leading);
 }
 
-// A thread writes the two pieces of a token that meet one instruction of the first operand. With offsets it is one of
-// the neighbours that sum a group, too.
+// A thread writes the two pieces of a token that meet one instruction of the first operand. With zero points it is one
+// of the neighbours that sum a group, too.
 template <typename Weight, typename T, int Tokens>
 __global__ void __launch_bounds__(128)
     linear_quantized_arrange_input(const nvb_linear_quantized_params p, char* __restrict__ arranged, const int chunks,
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(128)
   const T* const source =
       static_cast<const T*>(p.input) + token * p.input_stride + static_cast<int64_t>(chunk) * kChunk;
   wait_for_previous_grid();
-  if (!Weight::kOffsets && chunk >= chunks) return;
+  if (!Weight::kZeroPoints && chunk >= chunks) return;
   uint2 words[4] = {};
   if (static_cast<int64_t>(chunk) * kChunk < p.k) {
 #pragma unroll
@@ -114,13 +114,13 @@ __global__ void __launch_bounds__(128)
           Weight::kWords == 4 ? raw : make_uint2(__byte_perm(raw.x, raw.y, 0x5410), __byte_perm(raw.x, raw.y, 0x7632));
     }
   }
-  if constexpr (Weight::kOffsets) {
+  if constexpr (Weight::kZeroPoints) {
     float sum = 0.0f;
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
       const float2 first = pair_to_floats<T>(words[t].x), second = pair_to_floats<T>(words[t].y);
       sum += (first.x + first.y) + (second.x + second.y);
-      words[t] = make_uint2(RawInt4<T>::scale_input(words[t].x), RawInt4<T>::scale_input(words[t].y));
+      words[t] = make_uint2(UndecodedInt4<T>::scale_input(words[t].x), UndecodedInt4<T>::scale_input(words[t].y));
     }
     // Whole warps leave below: there are 64 threads or more for the groups of a stage.
     const int lanes = static_cast<int>(p.group) / 16;  // of a group
@@ -188,7 +188,8 @@ __global__ void __launch_bounds__(1024)
   __syncthreads();
   const uint32_t other = threadIdx.x % 32 < blockDim.x / 32 ? of_warps[threadIdx.x % 32] : 0;
   const bool special = __reduce_max_sync(0xffffffffu, other) >> 16 != 0;
-  constexpr uint32_t kLargest = kSplit<T> ? 7 : 14;  // exponent of the largest element; both numbers below are normal
+  constexpr uint32_t kLargest =
+      kAsTwoFp8<T> ? 7 : 14;  // exponent of the largest element; both numbers below are normal
   const uint32_t exponent = max(__reduce_max_sync(0xffffffffu, other & 0xffffu), kLargest + 2);
   const float scale = __uint_as_float((255 + kLargest - exponent) << 23);
   const float factor = __uint_as_float((exponent - 1 - kLargest) << 23);
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(1024)
       if (index < pieces) load(index, words);
     }
     char* const stage = stages + static_cast<int64_t>(index / 8) * InputStage<Tokens>::kBytes + row * 128;
-    if constexpr (kScaled<T>) {
+    if constexpr (kAsScaledF16<T>) {
       uint32_t pairs[2][4];
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(1024)
   if (threadIdx.x == 0) {
     const int64_t blocks = gridDim.x / Tokens + (gridDim.x % Tokens != 0);
     float* const factors = reinterpret_cast<float*>(arranged + blocks * chunks * InputStage<Tokens>::kChunkBytes);
-    factors[token] = kSplit<T> && special ? -factor : factor;
+    factors[token] = kAsTwoFp8<T> && special ? -factor : factor;
   }
 #endif
 }

@@ -1,6 +1,6 @@
-// Int4 in a stage of linear_quantized_wgmma.cuh, with offsets or without.
+// Int4 in a stage of linear_quantized_wgmma.cuh, with zero points or without.
 //
-// Stages of offsets, which meet the groups' sums of x, have those of kStageGroups groups in the place of W.
+// Stages of zero points, which meet the groups' sums of x, have those of kStageGroups groups in the place of W.
 #pragma once
 
 #include "linear_quantized_wgmma_stage.cuh"
@@ -9,20 +9,20 @@ namespace nvb {
 namespace quantized {
 
 // Int4: a block of 16 rows keeps its two tiles as they are, then come the blocks' scales of the stage's groups, 32
-// bytes each, and, where elements are made before the product, offsets like them. A stage of offsets alone has those of
-// kStageGroups groups where the tiles of a block are otherwise.
-template <Scales Kind, bool Offsets, typename T, int GroupK, int Rows>
-class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
-  using Weight = Int4Weight<Kind, Offsets>;
+// bytes each, and, where elements are made before the product, zero points like them. A stage of zero points alone has
+// those of kStageGroups groups where the tiles of a block are otherwise.
+template <Scales Kind, bool ZeroPoints, typename T, int GroupK, int Rows>
+class WeightStage<Int4Weight<Kind, ZeroPoints>, T, GroupK, Rows> {
+  using Weight = Int4Weight<Kind, ZeroPoints>;
 
  public:
   static constexpr int kBlocks = Rows / kTileRows;
   static constexpr int kBlockBytes = kStageChunks * 512;
   static constexpr int kGroups = kStageK / GroupK;
   static constexpr int kScaleBytes = kGroups * 32;
-  static constexpr bool kStagedOffsets = Offsets && kScaled<T>;
-  static constexpr int kBytes = kBlocks * (kBlockBytes + (kStagedOffsets ? 2 : 1) * kScaleBytes);
-  static_assert(kStageGroups * 32 == kBlockBytes, "offsets of a stage's groups take the place of a block's tiles");
+  static constexpr bool kStagedZeroPoints = ZeroPoints && kAsScaledF16<T>;
+  static constexpr int kBytes = kBlocks * (kBlockBytes + (kStagedZeroPoints ? 2 : 1) * kScaleBytes);
+  static_assert(kStageGroups * 32 == kBlockBytes, "zero points of a stage's groups take the place of a block's tiles");
 
   __device__ __forceinline__ WeightStage(const nvb_linear_quantized_params& p, int64_t first_row) {
     const int64_t first_block = first_row / kTileRows;
@@ -31,7 +31,7 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
     groups_ = static_cast<int>((p.k + GroupK - 1) / GroupK);
     weight_ = static_cast<const char*>(p.weight) + first_block * chunks_ * 512;
     scales_ = static_cast<const char*>(p.scales) + first_block * groups_ * 32;
-    offsets_ = static_cast<const char*>(p.offsets) + (Offsets ? first_block * groups_ * 32 : 0);
+    zero_points_ = static_cast<const char*>(p.zero_points) + (ZeroPoints ? first_block * groups_ * 32 : 0);
   }
 
   __device__ __forceinline__ void copy(int step, char* stage) const {
@@ -69,12 +69,13 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
         const int64_t source = (static_cast<int64_t>(block) * groups_ + step * kGroups) * 32 + piece * 16;
         const uint32_t target = shared_address(stage + kBlocks * kBlockBytes) + index * 16;
         copy16(target, scales_ + (valid ? source : 0), valid);
-        if constexpr (kStagedOffsets) copy16(target + kBlocks * kScaleBytes, offsets_ + (valid ? source : 0), valid);
+        if constexpr (kStagedZeroPoints)
+          copy16(target + kBlocks * kScaleBytes, zero_points_ + (valid ? source : 0), valid);
       }
     }
   }
 
-  __device__ __forceinline__ void copy_offsets(int step, char* stage) const {
+  __device__ __forceinline__ void copy_zero_points(int step, char* stage) const {
     const int thread = threadIdx.x % kProducers;
     constexpr int kPieces = kBlockBytes / 16;
     constexpr int kTogether = kProducers / kPieces;
@@ -86,7 +87,7 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
 #pragma unroll
     for (int i = 0; i < kBlocks / kTogether; ++i) {
       const bool valid = inside && first_block + i * kTogether < blocks_;
-      copy16(target + i * kProducers * 16, offsets_ + (valid ? source + i * kTogether * stride : 0), valid);
+      copy16(target + i * kProducers * 16, zero_points_ + (valid ? source + i * kTogether * stride : 0), valid);
     }
   }
 
@@ -96,11 +97,11 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
     const uint4 raw = load16(stage + block * kBlockBytes + chunk * 512 + threadIdx.x % 32 * 16);
     words[0] = raw.x, words[1] = raw.y, words[2] = raw.z, words[3] = raw.w;
   }
-  // Int4Weight::fragment, or with offsets RawInt4's.
+  // Int4Weight::fragment, or with zero points UndecodedInt4's.
   static __device__ __forceinline__ void fragment(const uint32_t (&words)[Weight::kWords], const uint32_t (&bits)[2],
                                                   int j, uint32_t (&a)[4]) {
-    if constexpr (Offsets) {
-      RawInt4<T>::fragment(words[j], a);
+    if constexpr (ZeroPoints) {
+      UndecodedInt4<T>::fragment(words[j], a);
     } else {
       constexpr uint32_t kMinusEight = kIsBf16<T> ? 0xc308c308u : 0xe408e408u;
 #pragma unroll
@@ -109,13 +110,13 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
   }
   // What `fragment` wants in registers.
   static __device__ __forceinline__ void constants(uint32_t (&bits)[2]) {
-    bits[0] = bits[1] = Offsets && !kScaled<T> ? 0 : in_register(kIsBf16<T> ? 0x43004300u : 0x64006400u);
+    bits[0] = bits[1] = ZeroPoints && !kAsScaledF16<T> ? 0 : in_register(kIsBf16<T> ? 0x43004300u : 0x64006400u);
   }
 
-  // Scales, and offsets, of rows g and g + 8 in pairs of f16, as `elements` wants them.
+  // Scales, and zero points, of rows g and g + 8 in pairs of f16, as `elements` wants them.
   struct GroupScales {
     uint32_t scale[2];
-    uint32_t offset[Offsets ? 2 : 1];
+    uint32_t zero_point[ZeroPoints ? 2 : 1];
   };
   static __device__ __forceinline__ GroupScales group_scales(const char* stage, int block, int group) {
     GroupScales result;
@@ -123,9 +124,10 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
         stage + kBlocks * kBlockBytes + block * kScaleBytes + group * 32 + threadIdx.x % 32 / 4 * 4;
     const uint32_t scales = *reinterpret_cast<const uint32_t*>(place);
     result.scale[0] = __byte_perm(scales, 0, 0x1010), result.scale[1] = __byte_perm(scales, 0, 0x3232);
-    if constexpr (Offsets) {
-      const uint32_t offsets = *reinterpret_cast<const uint32_t*>(place + kBlocks * kScaleBytes);
-      result.offset[0] = __byte_perm(offsets, 0, 0x1010), result.offset[1] = __byte_perm(offsets, 0, 0x3232);
+    if constexpr (ZeroPoints) {
+      const uint32_t zero_points = *reinterpret_cast<const uint32_t*>(place + kBlocks * kScaleBytes);
+      result.zero_point[0] = __byte_perm(zero_points, 0, 0x1010),
+      result.zero_point[1] = __byte_perm(zero_points, 0, 0x3232);
     }
     return result;
   }
@@ -133,8 +135,8 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
   // q - 8 exactly.
   static __device__ __forceinline__ void elements(const uint32_t (&words)[Weight::kWords], const uint32_t (&bits)[2],
                                                   int j, const GroupScales& group, uint32_t (&a)[4]) {
-    constexpr uint32_t kLow = Offsets ? 0xe400e400u : 0xe408e408u;   // -1024 or -1032
-    constexpr uint32_t kHigh = Offsets ? 0xd400d400u : 0xd480d480u;  // -64 or -72
+    constexpr uint32_t kLow = ZeroPoints ? 0xe400e400u : 0xe408e408u;   // -1024 or -1032
+    constexpr uint32_t kHigh = ZeroPoints ? 0xd400d400u : 0xd480d480u;  // -64 or -72
     const uint32_t upper = words[j] >> 8;
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
@@ -143,8 +145,8 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
           p % 2 == 0
               ? add_pairs<__half>(mask_or<0x000f000fu>(word, bits[0]), kLow)
               : bits_of(__hfma2(as_f16(mask_or<0x00f000f0u>(word, bits[0])), as_f16(0x2c002c00u), as_f16(kHigh)));
-      if constexpr (Offsets) {
-        a[p] = bits_of(__hfma2(as_f16(code), as_f16(group.scale[p % 2]), as_f16(group.offset[p % 2])));
+      if constexpr (ZeroPoints) {
+        a[p] = bits_of(__hfma2(as_f16(code), as_f16(group.scale[p % 2]), as_f16(group.zero_point[p % 2])));
       } else {
         a[p] = multiply_pairs<__half>(code, group.scale[p % 2]);
       }
@@ -154,8 +156,9 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
   __device__ __forceinline__ float2 scale(const char* stage, int, int block, int group) const {
     return rows_pair(stage + kBlocks * kBlockBytes + block * kScaleBytes + group * 32);
   }
-  // The first operand of instruction j of a stage of offsets: those of groups 4 j + t, for both parts of their sums.
-  static __device__ __forceinline__ void offsets(const char* stage, int block, int j, uint32_t (&a)[4]) {
+  // The first operand of instruction j of a stage of zero points: those of groups 4 j + t, for both parts of their
+  // sums.
+  static __device__ __forceinline__ void zero_points(const char* stage, int block, int j, uint32_t (&a)[4]) {
     const float2 pair = rows_pair(stage + block * kBlockBytes + (4 * j + threadIdx.x % 4) * 32);
     a[0] = a[2] = __float_as_uint(pair.x);
     a[1] = a[3] = __float_as_uint(pair.y);
@@ -169,7 +172,7 @@ class WeightStage<Int4Weight<Kind, Offsets>, T, GroupK, Rows> {
 
   const char* weight_;
   const char* scales_;
-  const char* offsets_;
+  const char* zero_points_;
   int blocks_;
   int chunks_;
   int groups_;

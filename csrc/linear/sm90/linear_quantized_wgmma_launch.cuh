@@ -45,8 +45,8 @@ cudaError_t launch_wgmma_shape(const nvb_linear_quantized_params& params, const 
 template <typename Weight, int GroupK, typename T>
 cudaError_t launch_wgmma_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch,
                               const WgmmaPlan& plan) {
-  if constexpr (!kScaled<T>) {
-    if constexpr (!Weight::kOffsets) {
+  if constexpr (!kAsScaledF16<T>) {
+    if constexpr (!Weight::kZeroPoints) {
       if (plan.tokens == 16) return launch_wgmma_shape<Weight, T, 16, GroupK, 2, 1, 5, 2>(params, launch, plan.splits);
     }
     if (plan.tokens == 32) {
@@ -59,14 +59,14 @@ cudaError_t launch_wgmma_plan(const nvb_linear_quantized_params& params, const n
                                : launch_wgmma_shape<Weight, T, 64, GroupK, 2, 1, 6, 1>(params, launch, plan.splits);
 }
 
-template <bool Offsets, typename T>
+template <bool ZeroPoints, typename T>
 cudaError_t launch_wgmma_int4(const nvb_linear_quantized_params& params, const nvb_launch& launch,
                               const WgmmaPlan& plan) {
-  using Fine = Int4Weight<Scales::kGroups32, Offsets>;
-  if constexpr (kScaled<T>) {
+  using Fine = Int4Weight<Scales::kGroups32, ZeroPoints>;
+  if constexpr (kAsScaledF16<T>) {
     return launch_wgmma_plan<Fine, 32, T>(params, launch, plan);
   } else {
-    using Coarse = Int4Weight<Scales::kGroups64, Offsets>;
+    using Coarse = Int4Weight<Scales::kGroups64, ZeroPoints>;
     switch (params.group) {
       case 32:
         return launch_wgmma_plan<Fine, 32, T>(params, launch, plan);
@@ -79,8 +79,8 @@ cudaError_t launch_wgmma_int4(const nvb_linear_quantized_params& params, const n
 }
 
 template <typename T>
-cudaError_t launch_wgmma_int4_offsets(const nvb_linear_quantized_params& params, const nvb_launch& launch,
-                                      const WgmmaPlan& plan) {
+cudaError_t launch_wgmma_int4_zero_points(const nvb_linear_quantized_params& params, const nvb_launch& launch,
+                                          const WgmmaPlan& plan) {
   return launch_wgmma_int4<true, T>(params, launch, plan);
 }
 

@@ -33,7 +33,7 @@ bool with_plan(const nvb_linear_params& p, const nvb_launch& launch, const Use& 
 
 }  // namespace skinny_ring
 
-bool linear_skinny_ring_takes(const nvb_linear_params& params, const nvb_launch& launch) {
+bool linear_skinny_ring_supports(const nvb_linear_params& params, const nvb_launch& launch) {
   return params.n >= 1 && params.m >= 1 && skinny_ring::with_plan(params, launch, [](auto, auto, const auto&) {});
 }
 

@@ -36,10 +36,10 @@
 #include <type_traits>
 
 #include "../../common/bulk_copy.cuh"
+#include "../../common/linear_epilogue.cuh"
 #include "../../common/mma.cuh"
 #include "../../common/programmatic_launch.cuh"
 #include "../../common/vector.cuh"
-#include "../linear_epilogue.cuh"
 #include "../linear_kernels.h"
 
 namespace nvb {

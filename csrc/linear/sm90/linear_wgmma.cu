@@ -51,7 +51,8 @@ bool rows_are_aligned(const nvb_linear_wgmma_params& p) {
 }  // namespace linear_wgmma
 }  // namespace nvb
 
-extern "C" int32_t nvb_cuda_linear_wgmma_can(const nvb_linear_wgmma_params* params, const nvb_launch* launch) noexcept {
+extern "C" int32_t nvb_cuda_linear_wgmma_supports(const nvb_linear_wgmma_params* params,
+                                                  const nvb_launch* launch) noexcept {
   using namespace nvb::linear_wgmma;
   return are_built() && launch->capability == 90 && is_valid(*params) && rows_are_aligned(*params) &&
          nvb::tensor_map_encoder() != nullptr;
@@ -61,7 +62,7 @@ extern "C" cudaError_t nvb_cuda_linear_wgmma(const nvb_linear_wgmma_params* para
   using namespace nvb;
   using namespace nvb::linear_wgmma;
   const nvb_linear_wgmma_params& p = *params;
-  if (!nvb_cuda_linear_wgmma_can(params, launch)) return cudaErrorInvalidValue;
+  if (!nvb_cuda_linear_wgmma_supports(params, launch)) return cudaErrorInvalidValue;
   if (p.m == 0 || p.n == 0) return cudaSuccess;
   switch (p.operands) {
     case NVB_OPERANDS_F16:

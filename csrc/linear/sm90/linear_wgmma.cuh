@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constan
   RingPlace<kStages> place;
   if (warpgroup == kConsumers) {
     // Copies.
-    leave_registers<24>();
+    setmaxnreg_dec<24>();
     if (threadIdx.x == 128 * kConsumers) {
       prefetch_tensor_map(&arguments.input);
       prefetch_tensor_map(&arguments.weight);
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constan
     __syncwarp();
   } else {
     // Products.
-    take_registers<240>();
+    setmaxnreg_inc<240>();
     const int thread = threadIdx.x % 128;
     const auto release = [&](int stage) {
       if (thread < kBlocks) cluster_barrier_arrive(cluster_address(&shared.empty[stage], thread));
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constan
         wgmma_fence();
 #pragma unroll
         for (int part = 0; part < 4; ++part) {
-          wgmma_shared<Kind>(sums, a + 2 * part, b + 2 * part, step != 0 || part != 0);
+          wgmma_ss<Kind>(sums, a + 2 * part, b + 2 * part, step != 0 || part != 0);
         }
         wgmma_commit();
         wgmma_wait<1>();
@@ -105,10 +105,10 @@ __global__ void __launch_bounds__(kThreads, 1) linear_wgmma(const __grid_constan
         place.advance();
       }
       wgmma_wait<0>();
-      wgmma_hold(sums);
+      wgmma_fence_operand(sums);
       release(previous);
-      finish<Traits::kElementBytes == 1>(arguments, shared, sums, terms,
-                                         (down * kBlocks + rank) * kRows + warpgroup * 64, first_column, warpgroup);
+      epilogue_block<Traits::kElementBytes == 1>(
+          arguments, shared, sums, terms, (down * kBlocks + rank) * kRows + warpgroup * 64, first_column, warpgroup);
     }
   }
   cluster_arrive();

@@ -129,9 +129,9 @@ __device__ __forceinline__ void load_residual(const Arguments& arguments, int64_
 
 // Scales, bias, activation, gating, residual, rounding and storing of a warp's 16 rows.
 template <bool Scaled, uint32_t Activation, bool Gated, bool Residual, typename Sum, int Count>
-__device__ __forceinline__ void finish_warp(const Arguments& arguments, const Sum (&sums)[Count], const float* bias,
-                                            const float* scales, uint16_t* part, int64_t first_row,
-                                            int64_t first_column) {
+__device__ __forceinline__ void epilogue_warp(const Arguments& arguments, const Sum (&sums)[Count], const float* bias,
+                                              const float* scales, uint16_t* part, int64_t first_row,
+                                              int64_t first_column) {
   const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
   const uint32_t dtype = arguments.epilogue.output_dtype;
   constexpr int kSources = Gated ? 2 : 1;  // columns of sums for one of results
@@ -220,9 +220,9 @@ __device__ __forceinline__ void finish_warp(const Arguments& arguments, const Su
 }
 
 template <bool Scaled, typename Sum, int Count>
-__device__ __forceinline__ void finish(const Arguments& arguments, Shared& shared, const Sum (&sums)[Count],
-                                       const ColumnTerms& terms, int64_t first_row, int64_t first_column,
-                                       int warpgroup) {
+__device__ __forceinline__ void epilogue_block(const Arguments& arguments, Shared& shared, const Sum (&sums)[Count],
+                                               const ColumnTerms& terms, int64_t first_row, int64_t first_column,
+                                               int warpgroup) {
   const int thread = threadIdx.x % 128, warp = thread / 32;
 #pragma unroll
   for (int i = 0; i < kColumns / 128; ++i) {
@@ -231,7 +231,7 @@ __device__ __forceinline__ void finish(const Arguments& arguments, Shared& share
   }
   warpgroup_barrier(warpgroup);
   const auto with = [&](auto activation, auto gated, auto residual) {
-    finish_warp<Scaled, decltype(activation)::value, decltype(gated)::value, decltype(residual)::value>(
+    epilogue_warp<Scaled, decltype(activation)::value, decltype(gated)::value, decltype(residual)::value>(
         arguments, sums, shared.bias[warpgroup], shared.scales[warpgroup], shared.parts[4 * warpgroup + warp],
         first_row + 16 * warp, first_column);
   };

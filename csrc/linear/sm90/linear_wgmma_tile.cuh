@@ -1,8 +1,8 @@
 // Tiles of linear_wgmma.cuh: their size, their order, and what a block keeps of one in shared memory.
 #pragma once
 
-#include "../../common/wgmma_shared.cuh"
-#include "../linear_epilogue.cuh"
+#include "../../common/linear_epilogue.cuh"
+#include "../../common/wgmma_ss.cuh"
 
 namespace nvb {
 namespace linear_wgmma {

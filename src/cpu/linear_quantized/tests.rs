@@ -38,7 +38,7 @@ fn every_format_and_shape_matches_the_reference() {
                 let activation = [Activation::None, Activation::GeluTanh, Activation::Silu][i % 3];
                 let mut op = |y: &mut Buffer| {
                     let bias = Some(bias.tensor(&[columns]));
-                    Linear::new(x, weight.view, bias, activation, y.tensor(&[rows, width])).unwrap()
+                    LinearProduct::new(x, weight.view, bias, activation, y.tensor(&[rows, width])).unwrap()
                 };
                 let mut y = Buffer::poisoned(DType::FLOATS[i % 3], rows * width);
                 let mut expected = Buffer::poisoned(DType::F32, rows * width);
@@ -64,7 +64,7 @@ fn a_row_does_not_depend_on_the_rows_beside_it_nor_on_the_threads() {
                 x.data = x.data.cast::<f32>().wrapping_add(first * k).cast();
                 x.shape[0] = count;
                 let y_tensor = y.tensor(&[count, columns]);
-                linear(threads, &Linear::new(x, weight.view, None, Activation::None, y_tensor).unwrap());
+                linear(threads, &LinearProduct::new(x, weight.view, None, Activation::None, y_tensor).unwrap());
                 y.values()
             };
             let all = run(threads(), 0, rows);
@@ -89,7 +89,7 @@ fn nan_and_infinity_go_through() {
                 let mut x = Buffer::from(DType::F32, &values[..rows * k]);
                 let mut op = |y: &mut Buffer| {
                     let (x, y) = (x.tensor(&[rows, k]), y.tensor(&[rows, columns]));
-                    Linear::new(x, weight.view, None, Activation::None, y).unwrap()
+                    LinearProduct::new(x, weight.view, None, Activation::None, y).unwrap()
                 };
                 let mut y = Buffer::poisoned(DType::F32, rows * columns);
                 let mut expected = Buffer::from(DType::F32, &vec![0.0; rows * columns]);
@@ -111,7 +111,7 @@ fn every_fp8_code_has_its_value() {
             let mut y = Buffer::poisoned(DType::F32, 256);
             let mut expected = Buffer::from(DType::F32, &[0.0; 256]);
             let mut op = |y: &mut Buffer| {
-                Linear::new(x.tensor(&[1, 1]), weight.view, None, Activation::None, y.tensor(&[1, 256])).unwrap()
+                LinearProduct::new(x.tensor(&[1, 1]), weight.view, None, Activation::None, y.tensor(&[1, 256])).unwrap()
             };
             linear(threads(), &op(&mut y));
             reference(&op(&mut expected));
@@ -131,7 +131,8 @@ fn the_width_of_tasks_changes_no_bit() {
             let x = x.tensor(&[rows, k]);
             let run = |task_columns: usize| {
                 let mut y = Buffer::poisoned(DType::F32, rows * columns);
-                let op = Linear::new(x, weight.view, None, Activation::None, y.tensor(&[rows, columns])).unwrap();
+                let op =
+                    LinearProduct::new(x, weight.view, None, Activation::None, y.tensor(&[rows, columns])).unwrap();
                 linear_in_columns(threads(), &op, task_columns);
                 (y.values(), most_task_columns(&op))
             };

@@ -2,8 +2,8 @@
 
 use super::quantized_rows;
 use crate::error::{Error, Result, Status};
-use crate::ops::linear::Linear;
-use crate::ops::linear_codes::LinearCodes;
+use crate::ops::linear_product::LinearProduct;
+use crate::ops::quantized_rows::QuantizedRows;
 use crate::tensor::{DType, Matrix};
 
 /// Values of a block; the weight is read once a block.
@@ -19,19 +19,23 @@ pub fn row_values(rows: usize, columns: usize) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-/// `product` computes one block. The sums of a row do not depend on the rows beside it, so neither on the blocks.
-pub fn linear_codes(op: &LinearCodes, mut product: impl FnMut(&Linear) -> Result<()>) -> Result<()> {
-    let (rows, columns) = (op.input.rows, op.input.columns);
+/// `product` computes one block of the product of these rows, whose shape `op` has in the place of its input. The sums of a
+/// row do not depend on the rows beside it, so neither on the blocks.
+pub fn linear_quantized_input(
+    input: &QuantizedRows,
+    op: &LinearProduct,
+    mut product: impl FnMut(&LinearProduct),
+) -> Result<()> {
+    let &QuantizedRows { rows, columns, .. } = input;
     let block = (BLOCK_VALUES / columns.max(1)).clamp(1, rows.max(1));
     let mut values = row_values(block, columns)?;
     for first in (0..rows).step_by(block) {
         let count = block.min(rows - first);
         // SAFETY: rows of a validated descriptor, and a block holds as many.
-        unsafe { quantized_rows::dequantize(&op.input, first..first + count, &mut values) };
+        unsafe { quantized_rows::dequantize(input, first..first + count, &mut values) };
         let data = values.as_mut_ptr().cast();
         let input = Matrix { data, dtype: DType::F32, rows: count, columns, row_stride: columns };
-        let part = op.part(first, count, op.output.part(first, count));
-        product(&part.with_input(input))?;
+        product(&LinearProduct { input, ..op.part(first, count, op.output.part(first, count)) });
     }
     Ok(())
 }

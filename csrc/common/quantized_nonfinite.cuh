@@ -1,12 +1,12 @@
-// What the tensor-core kernels do about infinities where they add scale q x and offset x apart, or scale (q - 8) x and
-// (8 scale + offset) x: that is inf - inf for an infinite x though the weight that it meets is an ordinary number. A
-// sum that is not finite is therefore computed again, from the elements of W.
+// What the tensor-core kernels do about infinities where they add scale q x and zero point x apart, or scale (q - 8) x
+// and (8 scale + zero point) x: that is inf - inf for an infinite x though the weight that it meets is an ordinary
+// number. A sum that is not finite is therefore computed again, from the elements of W.
 #pragma once
 
 #include <math_constants.h>
 
-#include "../common/quantized_element.cuh"
-#include "linear_quantized.h"
+#include "quantized_element.cuh"
+#include "quantized_product.h"
 
 namespace nvb {
 namespace quantized {
@@ -14,8 +14,8 @@ namespace quantized {
 // Σ_k x[token][k] W[row][k]. Not inlined: hardly any sum takes it.
 template <typename T, uint32_t Encoding>
 __device__ __noinline__ float sum_of_elements(const nvb_linear_quantized_params& p, int64_t token, int64_t row) {
-  const nvb_quantized_matrix weight = {p.weight,        p.scales,   p.offsets,    p.n,     p.k,
-                                       p.weight_stride, p.encoding, p.scale_kind, p.group, 0};
+  const nvb_quantized_matrix weight = {p.weight,        p.scales,   p.zero_points, p.n,     p.k,
+                                       p.weight_stride, p.encoding, p.scale_kind,  p.group, 0};
   const T* const x = static_cast<const T*>(p.input) + token * p.input_stride;
   float sum = 0.0f;
 #pragma unroll 1

@@ -1,15 +1,16 @@
-// Rows of quantised values to aligned rows that end in zeros (linear_codes.h). Bound by memory: a thread writes four
-// values of a row, which it reads singly, because it is where they are not aligned that the rows are copied.
+// Rows of quantised values to aligned rows that end in zeros (linear_quantized_input.h). Bound by memory: a thread
+// writes four values of a row, which it reads singly, because it is where they are not aligned that the rows are
+// copied.
 #include <algorithm>
 
-#include "linear_codes.h"
+#include "linear_quantized_input.h"
 
 namespace nvb {
 namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) linear_codes(const nvb_linear_codes_params p) {
+__global__ void __launch_bounds__(kThreads) linear_quantized_input(const nvb_linear_codes_params p) {
   const int64_t word = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (4 * word >= p.output_row_bytes) return;
   for (int64_t row = blockIdx.y; row < p.rows; row += gridDim.y) {
@@ -37,6 +38,6 @@ extern "C" cudaError_t nvb_cuda_linear_codes(const nvb_linear_codes_params* para
   const int64_t width = 4 * nvb::kThreads;
   const dim3 grid(static_cast<unsigned>((p.output_row_bytes + width - 1) / width),
                   static_cast<unsigned>(std::min<int64_t>(p.rows, 65535)));
-  nvb::linear_codes<<<grid, nvb::kThreads, 0, launch->stream>>>(p);
+  nvb::linear_quantized_input<<<grid, nvb::kThreads, 0, launch->stream>>>(p);
   return cudaPeekAtLastError();
 }

@@ -13,13 +13,13 @@ use super::{
 };
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::linear_codes::LinearCodes;
+use crate::ops::linear_product::LinearProduct;
 use crate::ops::quantized_rows::QuantizedRows;
 use crate::tensor::Matrix;
 use crate::weight::Scales;
 use std::ffi::c_void;
 
-/// `nvb_linear_codes_params` of csrc/linear/linear_codes.h.
+/// `nvb_linear_codes_params` of csrc/linear/linear_quantized_input.h.
 #[repr(C)]
 struct Params {
     codes: *const c_void,
@@ -36,73 +36,70 @@ extern "C" {
     fn nvb_cuda_linear_codes(params: *const Params, launch: *const Launch) -> i32;
 }
 
-pub(super) fn run(executor: &CudaExecutor, op: &LinearCodes, stream: RawHandle) -> Result<()> {
-    let shape = op.shape();
-    if op.input.rows == 0 || op.weight.rows == 0 || op.input.columns == 0 {
-        return linear::run(executor, &shape, stream);
+/// The product of the rows, whose shape `op` has in the place of its input.
+pub(super) fn run(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProduct, stream: RawHandle) -> Result<()> {
+    if rows.rows == 0 || op.weight.rows == 0 || rows.columns == 0 {
+        return linear::product(executor, op, stream);
     }
     let _guard = executor.enter()?;
     let scratch = executor.scratch(stream);
     // Held while the product takes what is for itself, so that nobody puts another input in the place of this one.
-    let mut inputs = scratch.lock_inputs(executor, stream, || input_needs(op))?;
-    let input = aligned(executor, &op.input, &mut inputs, stream)?;
-    let op = &LinearCodes { input, ..*op };
-    let needs = || linear_needs::of_codes(executor, op).0;
-    if multiplied(executor, op, &mut scratch.lock(executor, stream, needs)?, stream)? {
+    let mut inputs = scratch.lock_inputs(executor, stream, || input_needs(rows, op))?;
+    let rows = aligned(executor, rows, &mut inputs, stream)?;
+    let needs = || linear_needs::of_quantized_input(executor, &rows, op).0;
+    if multiplied(executor, &rows, op, &mut scratch.lock(executor, stream, needs)?, stream)? {
         return Ok(());
     }
-    let dtype = shape.input.dtype;
-    let QuantizedRows { rows, columns, .. } = input;
+    let dtype = op.input.dtype;
     let data = inputs.get(Purpose::Workspace, value_bytes(op))?;
     // SAFETY: aligned codes of these rows, and the buffer holds their values.
-    unsafe { dequantize::rows(executor, &input.view(), &(0..rows), (data, dtype), stream)? };
-    let input = Matrix { data, dtype, rows, columns, row_stride: columns };
-    linear::run(executor, &op.with_input(input), stream)
+    unsafe { dequantize::rows(executor, &rows.view(), &(0..rows.rows), (data, dtype), stream)? };
+    let input = Matrix { data, ..op.input };
+    linear::product(executor, &LinearProduct { input, ..*op }, stream)
 }
 
 /// What `run` asks of the stream's scratch for inputs.
-pub(super) fn input_needs(op: &LinearCodes) -> Needs {
-    let copy = if is_aligned(&op.input) { 0 } else { scale_bytes(&op.input) + op.input.rows * padded(&op.input) };
+pub(super) fn input_needs(rows: &QuantizedRows, op: &LinearProduct) -> Needs {
+    let copy = if is_aligned(rows) { 0 } else { scale_bytes(rows) + rows.rows * padded(rows) };
     Needs::none().with(Purpose::Workspace, value_bytes(op)).with(Purpose::Input, copy)
 }
 
 /// Of the dequantised input.
-fn value_bytes(op: &LinearCodes) -> usize {
-    op.input.rows * op.input.columns * op.shape().input.dtype.size()
+fn value_bytes(op: &LinearProduct) -> usize {
+    op.input.rows * op.input.columns * op.input.dtype.size()
 }
 
 /// The operands of the product of codes, if there is one for this weight and as many rows.
-pub(super) fn operands(executor: &CudaExecutor, op: &LinearCodes) -> Option<[Operand; 2]> {
-    let shape = op.shape();
+pub(super) fn operands(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProduct) -> Option<[Operand; 2]> {
     let fits = matches!(op.weight.scales, Scales::Rows(_)) && op.weight.order.is_null() && !executor.batch_invariant;
-    codes_operands(&shape, op.input.encoding)
+    codes_operands(op, rows.encoding)
         .filter(|_| fits)
-        .filter(|_| !takes_own_kernel(executor, &shape, &linear_quantized::params(&shape), RawHandle::NULL))
+        .filter(|_| !takes_own_kernel(executor, op, &linear_quantized::params(op), RawHandle::NULL))
 }
 
 /// The product of codes, from as many rows on as `linear` rounds its input to 8 bits; `false` where that cannot be.
 fn multiplied(
     executor: &CudaExecutor,
-    op: &LinearCodes,
+    rows: &QuantizedRows,
+    op: &LinearProduct,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<bool> {
-    let shape = op.shape();
-    let Some(operands) = operands(executor, op) else { return Ok(false) };
+    let Some(operands) = operands(executor, rows, op) else { return Ok(false) };
     let tokens = Tokens {
-        data: op.input.data,
-        row_stride: op.input.row_stride,
-        scales: op.input.scales,
+        data: rows.data,
+        row_stride: rows.row_stride,
+        scales: rows.scales,
         // Codes past the last column are zeros, or there are none.
-        padded: op.input.columns.next_multiple_of(16),
+        padded: rows.columns.next_multiple_of(16),
     };
     let mut ways = [By::Vendor(Pick::First), By::Own];
-    if leads_with_codes(executor, &shape) {
+    if leads_with_codes(executor, op) {
         ways.reverse();
     }
     for by in ways {
-        if multiplies_codes(executor, &shape, matches!(by, By::Own))
-            && product_of_codes(executor, &shape, by, &tokens, operands, scratch, stream)?
+        if multiplies_codes(executor, op, matches!(by, By::Own))
+            && product_of_codes(executor, op, by, &tokens, operands, scratch, stream)?
         {
             return Ok(true);
         }

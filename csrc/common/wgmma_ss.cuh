@@ -80,7 +80,7 @@ struct OperandTraits {
 // d = a * b, plus d if `accumulate`, for 64 rows of a, 2 * Count rows of b and 32 bytes of either. Sum is float, or
 // int32_t for Int8.
 template <Operands Kind, typename Sum, int Count>
-__device__ __forceinline__ void wgmma_shared(Sum (&d)[Count], uint64_t a, uint64_t b, int accumulate) {
+__device__ __forceinline__ void wgmma_ss(Sum (&d)[Count], uint64_t a, uint64_t b, int accumulate) {
   constexpr bool kFew = Count == 4 || Count == 8 || Count == 16 || Count == 32;
   static_assert(Count == 64 || Count == 128 || (kFew && OperandTraits<Kind>::kElementBytes == 2),
                 "128 or 256 rows of b, of 16-bit floats 8, 16, 32 and 64 as well");
@@ -150,7 +150,7 @@ struct RingPlace {
 
 // Keeps the compiler from moving integer sums over a wait, which does not name them.
 template <int Count>
-__device__ __forceinline__ void wgmma_hold(int32_t (&d)[Count]) {
+__device__ __forceinline__ void wgmma_fence_operand(int32_t (&d)[Count]) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }

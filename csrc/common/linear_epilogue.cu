@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "linear_epilogue.cuh"
+#include "linear_epilogue.h"
 
 namespace nvb {
 namespace {

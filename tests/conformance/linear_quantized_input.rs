@@ -10,8 +10,8 @@ use nvbackend::configuration::Configuration;
 use nvbackend::error::Result;
 use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
-use nvbackend::ops::linear::Linear;
-use nvbackend::ops::linear_codes::LinearCodes;
+use nvbackend::ops::linear::{Linear, LinearTensors};
+use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::quantized_rows::QuantizedRows;
 use nvbackend::ops::Activation;
 use nvbackend::stream::Stream;
@@ -86,7 +86,16 @@ fn test_linear(run: &mut Run, case: &LinearCase) -> Outcome {
     let reference = expected(&x, &w);
     let bias_tensor = bias.as_ref().map(|(tensor, _)| *tensor);
     let output = run.output(case.output, &[m, n], PLAIN)?;
-    let op = LinearCodes::new(rows, weight.view(), bias_tensor, activation, output)?;
+    let op = Linear::new(
+        LinearTensors {
+            quantized_input: Some(rows),
+            bias: bias_tensor,
+            output: Some(output),
+            ..LinearTensors::default()
+        },
+        weight.view(),
+        activation,
+    )?;
     run.executor().run(&Operation::from(op), run.stream.raw())?;
     if case.special {
         let out = run.read(&output)?;
@@ -110,7 +119,7 @@ fn test_linear(run: &mut Run, case: &LinearCase) -> Outcome {
         // weight as it is or rounded to that. No bound on rounding will do in place of these: an element of a gated product
         // whose one factor is small and whose other is large is off by many times the typical error. Scales times codes are
         // F32 before they are rounded.
-        let dtype = op.shape().input.dtype;
+        let dtype = weight.view().dtype().unwrap_or(DType::Bf16);
         let in_dtype = |values: &[f64]| rounded(dtype, &rounded(DType::F32, values));
         let (x_rounded, w_rounded) = (in_dtype(&x), in_dtype(&w));
         let least = bound(case.output);
@@ -149,7 +158,7 @@ fn expect_as_rounded_by_linear(
     let values: Vec<f64> = values.iter().map(|&value| value.into()).collect();
     let input = run.tensor(DType::F32, &[case.m, case.k], PLAIN, &values)?;
     let rounded = run.output(case.output, &[case.m, case.n], PLAIN)?;
-    let op = Linear::new(input, weight.view(), bias, case.activation, rounded)?;
+    let op = LinearProduct::new(input, weight.view(), bias, case.activation, rounded)?;
     backend.executor().run(&Operation::from(op), stream.raw())?;
     stream.synchronize()?;
     let expected = run.read(&rounded)?;
@@ -230,7 +239,16 @@ fn linear_of_no_columns() {
             columns: 0,
             row_stride: 0,
         };
-        let op = LinearCodes::new(rows, weight.view(), Some(bias), activation, output)?;
+        let op = Linear::new(
+            LinearTensors {
+                quantized_input: Some(rows),
+                bias: Some(bias),
+                output: Some(output),
+                ..LinearTensors::default()
+            },
+            weight.view(),
+            activation,
+        )?;
         run.executor().run(&Operation::from(op), run.stream.raw())?;
         run.expect("output", &output, &biases.repeat(m))
     });

@@ -1,17 +1,17 @@
-// y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) for 1 ≤ m ≤ 8 tokens t and an Int4 W with offsets, W = s q + o, on
+// y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) for 1 ≤ m ≤ 8 tokens t and an Int4 W with zero points, W = s q + o, on
 // compute capability 9.0.
 //
 // Like linear_quantized_skinny: W passes through registers, every byte of it loaded once, x comes through L1, and the
-// warps of a block divide k among themselves for the same 16 rows. That kernel takes 72 to 90 registers with offsets,
-// which leaves a multiprocessor one block of 16 warps; what differs makes room for two:
-// - Quantised values are multiplied as they lie (RawInt4), so that Σ s q x takes a mask for each pair of them.
+// warps of a block divide k among themselves for the same 16 rows. That kernel takes 72 to 90 registers with zero
+// points, which leaves a multiprocessor one block of 16 warps; what differs makes room for two:
+// - Quantised values are multiplied as they lie (UndecodedInt4), so that Σ s q x takes a mask for each pair of them.
 // - Σ x of every group comes from the tensor cores too, as x times a column of ones, a column for each group, so that
 //   the sums of a batch of chunks share four registers.
 // - Σ o Σ x is one more product of a batch, in tf32, the sums of x in two parts. Its operands lie as the sums of x do:
-//   lane 4 g + t takes the offsets of chunk t of the batch alone. Scales are loaded the same way and shuffled.
+//   lane 4 g + t takes the zero points of chunk t of the batch alone. Scales are loaded the same way and shuffled.
 //
-// The first batch of W is on its way before griddepcontrol.wait: W and its scales and offsets may not be written by the
-// grid before.
+// The first batch of W is on its way before griddepcontrol.wait: W and its scales and zero points may not be written by
+// the grid before.
 //
 // H200, bf16, groups of 32, µs at 1, 4 and 8 tokens, by linear_quantized_skinny and by this kernel: 2560 x 2048 4.62
 // 4.93 5.73 and 2.82 3.04 3.72; 4096 x 2560 6.06 6.32 6.92 and 4.08 4.45 5.07; 2560 x 10240 13.76 14.34 15.31 and 8.20
@@ -21,43 +21,43 @@
 // chunks. Shared memory: 512 bytes of sums a warp.
 #pragma once
 
-#include "../linear_epilogue.cuh"
+#include "../../common/linear_epilogue.cuh"
 #include "linear_quantized_undecoded.cuh"
 
-#include "../linear_quantized_nonfinite.cuh"
+#include "../../common/quantized_nonfinite.cuh"
 
 namespace nvb {
 namespace quantized {
 
-inline constexpr int kOffsetsWarps = 16;
+inline constexpr int kZeroPointsWarps = 16;
 
 template <Scales Kind, typename T>
-__global__ void __launch_bounds__(32 * kOffsetsWarps, 2)
-    linear_quantized_offsets(const __grid_constant__ nvb_linear_quantized_params p,
-                             const __grid_constant__ LinearEpilogue epilogue) {
+__global__ void __launch_bounds__(32 * kZeroPointsWarps, 2)
+    linear_quantized_zero_points(const __grid_constant__ nvb_linear_quantized_params p,
+                                 const __grid_constant__ LinearEpilogue epilogue) {
 #if __CUDA_ARCH__ == 900
-  constexpr int kDepth = 4;  // chunks of a batch: each of the lanes 4 g + t takes the offsets of one
+  constexpr int kDepth = 4;  // chunks of a batch: each of the lanes 4 g + t takes the zero points of one
   constexpr int kSteps = Kind == Scales::kGroups32 ? 2 : 1;
-  __shared__ __align__(16) float partial[kOffsetsWarps * 128];
+  __shared__ __align__(16) float partial[kZeroPointsWarps * 128];
   // The shuffle tells the compiler that a warp agrees on its number.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int group = lane / 4, quad = lane % 4;
   const int m = static_cast<int>(p.m);
   const int chunks = static_cast<int>(p.k / kChunk);
-  const int begin = warp * chunks / kOffsetsWarps, end = (warp + 1) * chunks / kOffsetsWarps;
+  const int begin = warp * chunks / kZeroPointsWarps, end = (warp + 1) * chunks / kZeroPointsWarps;
   const int64_t tile_row = blockIdx.x;
 
   const int group_shift = p.group == 128 ? 1 : 0;
   const int groups = kSteps == 2 ? 2 * chunks : (chunks + group_shift) >> group_shift;
   const char* weight = static_cast<const char*>(p.weight) + (tile_row * chunks + begin) * 512 + lane * 16;
-  // Where the scales and offsets of chunk `quad` of a batch lie.
+  // Where the scales and zero points of chunk `quad` of a batch lie.
   int64_t scale_at = (tile_row * groups + ((begin + quad) * kSteps >> group_shift)) * 32 + group * 4;
   // Tokens past the end repeat the last one, whose sums are dropped.
   const T* token = static_cast<const T*>(p.input) + min(group, m - 1) * p.input_stride + begin * kChunk + 4 * quad;
 
   allow_next_grid();
 
-  uint32_t words[kDepth][4], scales[kSteps], offsets[kSteps];
+  uint32_t words[kDepth][4], scales[kSteps], zero_points[kSteps];
   const auto load = [&](int left) {
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
@@ -68,10 +68,10 @@ __global__ void __launch_bounds__(32 * kOffsetsWarps, 2)
     weight += kDepth * 512;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      scales[s] = offsets[s] = 0;
+      scales[s] = zero_points[s] = 0;
       if (quad < left) {
         scales[s] = load4_cached(static_cast<const char*>(p.scales) + scale_at + s * 32);
-        offsets[s] = load4_cached(static_cast<const char*>(p.offsets) + scale_at + s * 32);
+        zero_points[s] = load4_cached(static_cast<const char*>(p.zero_points) + scale_at + s * 32);
       }
     }
     scale_at += kDepth * kSteps * 32 >> group_shift;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(32 * kOffsetsWarps, 2)
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint2 raw = *reinterpret_cast<const uint2*>(token + i * kChunk + 16 * j);
-        x[j][0] = RawInt4<T>::scale_input(raw.x), x[j][1] = RawInt4<T>::scale_input(raw.y);
+        x[j][0] = UndecodedInt4<T>::scale_input(raw.x), x[j][1] = UndecodedInt4<T>::scale_input(raw.y);
       }
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(32 * kOffsetsWarps, 2)
 #pragma unroll
         for (int j = s * 4 / kSteps; j < (s + 1) * 4 / kSteps; ++j) {
           uint32_t a[4];
-          RawInt4<T>::fragment(words[i][j], a);
+          UndecodedInt4<T>::fragment(words[i][j], a);
           mma_m16n8k16<T>(products, a, x[j][0], x[j][1]);
           if (j % 2 == 0) continue;
           const uint32_t rows[4] = {x[j - 1][0], x[j - 1][1], x[j][0], x[j][1]};
@@ -115,11 +115,11 @@ __global__ void __launch_bounds__(32 * kOffsetsWarps, 2)
     }
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      const float sum = (inputs[s] + inputs[s + 2]) * (RawInt4<T>::kLow / RawInt4<T>::kInputFactor);
+      const float sum = (inputs[s] + inputs[s + 2]) * (UndecodedInt4<T>::kLow / UndecodedInt4<T>::kInputFactor);
       const float leading = __uint_as_float(__float_as_uint(sum) & 0xffffe000u);
-      const float2 offset = __half22float2(as_f16(offsets[s]));
-      const uint32_t low = __float_as_uint(offset.x);
-      const uint32_t high = __float_as_uint(offset.y * (RawInt4<T>::kHigh / RawInt4<T>::kLow));
+      const float2 zero_point = __half22float2(as_f16(zero_points[s]));
+      const uint32_t low = __float_as_uint(zero_point.x);
+      const uint32_t high = __float_as_uint(zero_point.y * (UndecodedInt4<T>::kHigh / UndecodedInt4<T>::kLow));
       const uint32_t a[4] = {low, high, low, high};
       mma_m16n8k8_tf32(sums, a, make_uint2(__float_as_uint(leading), __float_as_uint(sum - leading)));
     }
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(32 * kOffsetsWarps, 2)
 
   // A thread finishes a (gate, up) pair of columns of one token.
   constexpr int kPairs = kTileRows / 2;
-  for (int i = threadIdx.x; i < kPairs * m; i += 32 * kOffsetsWarps) {
+  for (int i = threadIdx.x; i < kPairs * m; i += 32 * kZeroPointsWarps) {
     const int pair = i % kPairs, index = i / kPairs;
     const int64_t column = tile_row * kTileRows + 2 * pair;
     if (column >= p.n) continue;
@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(32 * kOffsetsWarps, 2)
     const float* source = partial + (8 * (pair % 4) + index / 2) * 4 + pair / 4 * 2 + index % 2;
     float pair_sums[2] = {};
 #pragma unroll
-    for (int w = 0; w < kOffsetsWarps; ++w, source += 128) pair_sums[0] += source[0], pair_sums[1] += source[16];
-    const float factor = pair < 4 ? RawInt4<T>::kLowFactor : RawInt4<T>::kHighFactor;
+    for (int w = 0; w < kZeroPointsWarps; ++w, source += 128) pair_sums[0] += source[0], pair_sums[1] += source[16];
+    const float factor = pair < 4 ? UndecodedInt4<T>::kLowFactor : UndecodedInt4<T>::kHighFactor;
     pair_sums[0] *= factor, pair_sums[1] *= factor;
     repair_sums<true, T>(p, index, column, pair_sums);
     float bias[2];
@@ -156,9 +156,9 @@ __global__ void __launch_bounds__(32 * kOffsetsWarps, 2)
 }
 
 template <Scales Kind, typename T>
-cudaError_t launch_offsets(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+cudaError_t launch_zero_points(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   const dim3 grid(static_cast<unsigned>((params.n + kTileRows - 1) / kTileRows));
-  return launch_overlapped(linear_quantized_offsets<Kind, T>, grid, dim3(32 * kOffsetsWarps), 0, &launch, params,
+  return launch_overlapped(linear_quantized_zero_points<Kind, T>, grid, dim3(32 * kZeroPointsWarps), 0, &launch, params,
                            make_epilogue(params, params.n));
 }
 

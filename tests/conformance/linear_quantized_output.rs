@@ -2,14 +2,14 @@
 
 use crate::activation::ACTIVATIONS;
 use crate::compare::FLOATS;
-use crate::linear_codes::{kinds, weight, Kind, LinearCase};
+use crate::linear_quantized_input::{kinds, weight, Kind, LinearCase};
 use crate::linear_residual::{outputs, Residual};
 use crate::quantized_rows::{expect_same, floats, quantized, read, rows_at, Codes, Place, ENCODINGS, PLACES, TIGHT};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::Status;
 use nvbackend::operation::Operation;
 use nvbackend::ops::gated_activation::GatedActivation;
-use nvbackend::ops::linear_to_codes::{LinearInput, LinearToCodes};
+use nvbackend::ops::linear::{Linear, LinearTensors};
 use nvbackend::ops::quantized_rows::QuantizedRows;
 use nvbackend::ops::rms_norm::{RmsNorm, RmsNormTensors};
 use nvbackend::ops::Activation;
@@ -36,11 +36,14 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         x[k / 2] = special;
     }
     let input = match case.codes {
-        None => LinearInput::Floats(run.tensor(dtype, &[m, k], case.layout, &x)?),
+        None => of_floats(run.tensor(dtype, &[m, k], case.layout, &x)?),
         Some(encoding) => {
             let values: Vec<f32> = x.iter().map(|&value| value as f32).collect();
             let codes = quantized(encoding, k, &values);
-            LinearInput::Codes(rows_at(run, encoding, (m, k), place, Some(&codes))?)
+            LinearTensors {
+                quantized_input: Some(rows_at(run, encoding, (m, k), place, Some(&codes))?),
+                ..LinearTensors::default()
+            }
         }
     };
     let bias =
@@ -66,7 +69,11 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
             _ => residual,
         };
         let codes = rows_at(run, encoding, (m, n), place, None)?;
-        let op = LinearToCodes::new(input, weight.view(), bias, activation, residual, output, codes)?;
+        let op = Linear::new(
+            LinearTensors { bias, residual, output, quantized_output: Some(codes), ..input },
+            weight.view(),
+            activation,
+        )?;
         run.executor().run(&Operation::from(op), run.stream.raw())?;
         let codes = read(run, &codes)?;
         let (expected, values) = match (&expected, output) {
@@ -89,12 +96,16 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     expect_values(run, case, &weight.view(), (input, bias, residual), first)
 }
 
+fn of_floats(input: Tensor) -> LinearTensors {
+    LinearTensors { input: Some(input), ..LinearTensors::default() }
+}
+
 /// Those of the product that leaves no codes.
 fn expect_values(
     run: &mut Run,
     case: &Case,
     weight: &nvbackend::weight::WeightView,
-    (input, bias, residual): (LinearInput, Option<Tensor>, Option<Tensor>),
+    (input, bias, residual): (LinearTensors, Option<Tensor>, Option<Tensor>),
     values: Tensor,
 ) -> Outcome {
     let LinearCase { m, n, activation, .. } = case.product;
@@ -103,16 +114,8 @@ fn expect_values(
     }
     let alone = run.output(DType::F32, &[m, n], PLAIN)?;
     let stream = run.stream.raw();
-    match input {
-        LinearInput::Floats(input) => {
-            let op = nvbackend::ops::linear::Linear::new(input, *weight, bias, activation, alone)?;
-            run.executor().run(&Operation::from(op.with_residual(residual)?), stream)?;
-        }
-        LinearInput::Codes(input) => {
-            let op = nvbackend::ops::linear_codes::LinearCodes::new(input, *weight, bias, activation, alone)?;
-            run.executor().run(&Operation::from(op.with_residual(residual)?), stream)?;
-        }
-    }
+    let op = Linear::new(LinearTensors { bias, residual, output: Some(alone), ..input }, *weight, activation)?;
+    run.executor().run(&Operation::from(op), stream)?;
     let reference = run.read(&alone)?;
     // Alignment may lead to a kernel that adds in another order, and sums of FP8 codes are as exact as tensor cores are.
     let tolerance = if case.codes.is_some() { 2e-3 } else { 1e-4 };
@@ -203,8 +206,12 @@ fn given_scales() {
             let stream = run.stream.raw();
             match operation {
                 "linear" => {
-                    let (input, activation) = (LinearInput::Floats(input), Activation::None);
-                    let op = LinearToCodes::new(input, weight.view(), None, activation, None, Some(output), codes)?;
+                    let (input, activation) = (of_floats(input), Activation::None);
+                    let op = Linear::new(
+                        LinearTensors { output: Some(output), quantized_output: Some(codes), ..input },
+                        weight.view(),
+                        activation,
+                    )?;
                     run.executor().run(&Operation::from(op), stream)?;
                 }
                 "gated_activation" => {
@@ -252,8 +259,12 @@ fn what_does_not_fit_is_refused() {
         let good = rows_at(run, encoding, (m, n), place, None)?;
         let output = run.output(output, &[m, n], PLAIN)?;
         let make = |residual: Option<Tensor>, output: Option<Tensor>, codes: QuantizedRows| {
-            let input = LinearInput::Floats(floats);
-            LinearToCodes::new(input, weight.view(), None, activation, residual, output, codes)
+            let input = of_floats(floats);
+            Linear::new(
+                LinearTensors { residual, output, quantized_output: Some(codes), ..input },
+                weight.view(),
+                activation,
+            )
         };
         let half = Tensor::new(output.data, DType::F16, &[m, n]);
         let wide = Tensor::new(output.data, DType::F32, &[m, n + 1]);

@@ -16,6 +16,5 @@ struct nvb_linear_codes_params {
   int64_t row_bytes;
   int64_t output_row_bytes;
 };
-static_assert(sizeof(nvb_linear_codes_params) == 64, "src/cuda/linear_codes.rs mirrors this layout");
 
 extern "C" cudaError_t nvb_cuda_linear_codes(const nvb_linear_codes_params* params, const nvb_launch* launch) noexcept;

@@ -2,9 +2,8 @@
 // rounding, store.
 #pragma once
 
-#include "../common/activation.cuh"
-#include "../common/vector.cuh"
-#include "linear.h"
+#include "activation.cuh"
+#include "vector.cuh"
 
 namespace nvb {
 

@@ -1,23 +1,24 @@
-//! `linear` to codes: the product in f32, a block of rows at a time, then the codes of its rows.
+//! `linear` with a quantised output: the product in f32, a block of rows at a time, then the codes of its rows.
 
-use super::linear_codes::{row_values, BLOCK_VALUES};
+use super::linear_quantized_input::{row_values, BLOCK_VALUES};
 use super::quantized_rows;
 use super::row::{for_rows, vectors, Row};
 use super::threads::Threads;
 use crate::error::Result;
-use crate::ops::linear_to_codes::{LinearProduct, LinearToCodes};
+use crate::ops::linear::Linear;
 use crate::ops::quantized_rows::QuantizedRows;
 use crate::simd::{dispatch, Kernel, Simd};
 use crate::tensor::{DType, Matrix};
 use std::ops::Range;
 
-/// `product` computes one block.
-pub fn linear_to_codes(
+/// `product` computes the rows from the first one on that its output has, of the operation without its own outputs.
+pub fn linear_quantized_output(
     threads: &Threads,
-    op: &LinearToCodes,
-    mut product: impl FnMut(&LinearProduct) -> Result<()>,
+    op: &Linear,
+    codes: &QuantizedRows,
+    mut product: impl FnMut(usize, Matrix) -> Result<()>,
 ) -> Result<()> {
-    let &Matrix { rows, columns, .. } = op.product.output();
+    let (rows, columns) = op.output_size();
     if rows == 0 || columns == 0 {
         return Ok(());
     }
@@ -27,9 +28,9 @@ pub fn linear_to_codes(
         let count = block.min(rows - first);
         let data = values.as_mut_ptr().cast();
         let values = Matrix { data, dtype: DType::F32, rows: count, columns, row_stride: columns };
-        product(&op.product.part(first, count, values))?;
+        product(first, values)?;
         let output = op.output.map(|output| output.part(first, count));
-        let quantized = op.quantized_output.part(first, count);
+        let quantized = codes.part(first, count);
         for_rows(threads, count, columns, |rows, _| {
             // SAFETY: a validated descriptor's rows, of which tasks write different ones.
             unsafe { dispatch(Rows { values, output, quantized, rows }) }

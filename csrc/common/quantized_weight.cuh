@@ -8,10 +8,10 @@
 // instructions.
 #pragma once
 
-#include "../../common/mma.cuh"
-#include "../../common/programmatic_launch.cuh"
-#include "../../common/vector.cuh"
-#include "../linear_quantized.h"
+#include "mma.cuh"
+#include "programmatic_launch.cuh"
+#include "quantized_product.h"
+#include "vector.cuh"
 
 namespace nvb {
 namespace quantized {
@@ -127,8 +127,9 @@ __device__ __forceinline__ void decode_bytes(uint32_t word, uint32_t& first, uin
   }
 }
 
-// Int4 in fragment tiles. Offsets: zero points, or the minima of a GGUF block.
-template <Scales Kind, bool Offsets>
+// Int4 in fragment tiles. With ZeroPoints each group has one besides its scale: the value that q = 0 stands for, as a
+// GGUF block's minimum is.
+template <Scales Kind, bool ZeroPoints>
 class Int4Weight {
   static_assert(Kind == Scales::kGroups32 || Kind == Scales::kGroups64, "Int4 has group scales");
 
@@ -136,10 +137,10 @@ class Int4Weight {
   static constexpr uint32_t kEncoding = NVB_INT4;
   static constexpr Scales kScales = Kind;
   static constexpr bool kFp8 = false;
-  static constexpr bool kOffsets = Offsets;
+  static constexpr bool kZeroPoints = ZeroPoints;
   static constexpr int kSteps = Kind == Scales::kGroups32 ? 2 : 1;
   static constexpr int kWords = 4;
-  static constexpr int kScaleWords = kSteps * (Offsets ? 2 : 1);
+  static constexpr int kScaleWords = kSteps * (ZeroPoints ? 2 : 1);
   static constexpr int kSlotBytes = 32 * 4 * (kWords + kScaleWords);
   static constexpr int kInputPiece = 4;  // neighbouring elements of x that a lane loads at once
 
@@ -151,7 +152,7 @@ class Int4Weight {
     const int64_t groups = Kind == Scales::kGroups32 ? 2 * chunks : (p.k + p.group - 1) / p.group;
     weight_ = static_cast<const uint4*>(p.weight) + tile_row * chunks * 32 + lane;
     scales_ = static_cast<const uint32_t*>(p.scales) + tile_row * groups * 8 + lane / 4;
-    offsets_ = static_cast<const uint32_t*>(p.offsets) + tile_row * groups * 8 + lane / 4;
+    zero_points_ = static_cast<const uint32_t*>(p.zero_points) + tile_row * groups * 8 + lane / 4;
     shift_ = p.group == 128 ? 1 : 0;
   }
 
@@ -161,7 +162,7 @@ class Int4Weight {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       scales[s] = load4_cached(scales_ + group(chunk, s));
-      if constexpr (Offsets) scales[kSteps + s] = load4_cached(offsets_ + group(chunk, s));
+      if constexpr (ZeroPoints) scales[kSteps + s] = load4_cached(zero_points_ + group(chunk, s));
     }
   }
   __device__ __forceinline__ void copy(int chunk, char* slot) const {
@@ -171,7 +172,7 @@ class Int4Weight {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       copy_async<4>(scales + s * 128, scales_ + group(chunk, s));
-      if constexpr (Offsets) copy_async<4>(scales + (kSteps + s) * 128, offsets_ + group(chunk, s));
+      if constexpr (ZeroPoints) copy_async<4>(scales + (kSteps + s) * 128, zero_points_ + group(chunk, s));
     }
   }
   __device__ __forceinline__ void read(const char* slot, uint32_t (&words)[kWords],
@@ -203,10 +204,10 @@ class Int4Weight {
     return __half22float2(as_f16(scales[s]));
   }
   // What a sum of x adds to the sums, because `fragment` subtracts 8 from q.
-  __device__ __forceinline__ float2 offset(const uint32_t (&scales)[kScaleWords], int s) const {
+  __device__ __forceinline__ float2 zero_point(const uint32_t (&scales)[kScaleWords], int s) const {
     const float2 scale = __half22float2(as_f16(scales[s]));
-    const float2 offset = __half22float2(as_f16(scales[kScaleWords / 2 + s]));
-    return make_float2(fmaf(8.0f, scale.x, offset.x), fmaf(8.0f, scale.y, offset.y));
+    const float2 zero_point = __half22float2(as_f16(scales[kScaleWords / 2 + s]));
+    return make_float2(fmaf(8.0f, scale.x, zero_point.x), fmaf(8.0f, scale.y, zero_point.y));
   }
 
  private:
@@ -217,7 +218,7 @@ class Int4Weight {
 
   const uint4* weight_;
   const uint32_t* scales_;
-  const uint32_t* offsets_;
+  const uint32_t* zero_points_;
   int shift_;
 };
 
@@ -229,7 +230,7 @@ class ByteWeight {
   static constexpr uint32_t kEncoding = Encoding;
   static constexpr Scales kScales = Kind;
   static constexpr bool kFp8 = Encoding != NVB_INT8;
-  static constexpr bool kOffsets = false;
+  static constexpr bool kZeroPoints = false;
   static constexpr int kSteps = Kind == Scales::kGroups32 ? 2 : 1;
   static constexpr int kWords = 8;  // four of row g, four of row g + 8
   static constexpr int kScaleWords = Kind == Scales::kRows ? 0 : Kind == Scales::kBlocks ? 1 : 2;
@@ -377,7 +378,7 @@ __device__ __forceinline__ void multiply_chunk(const Weight& weight, const uint3
         } else {
           mma_m16n8k16<T>(products[tile], a, x[tile][j][0], x[tile][j][1]);
         }
-        if constexpr (Weight::kOffsets) {
+        if constexpr (Weight::kZeroPoints) {
           const uint32_t ones[4] = {kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>};
           mma_m16n8k16<T>(inputs[tile], ones, x[tile][j][0], x[tile][j][1]);
         }
@@ -392,14 +393,14 @@ __device__ __forceinline__ void multiply_chunk(const Weight& weight, const uint3
         sums[tile][2] = fmaf(scale.y, products[tile][2], sums[tile][2]);
         sums[tile][3] = fmaf(scale.y, products[tile][3], sums[tile][3]);
       }
-      if constexpr (Weight::kOffsets) {
-        const float2 offset = weight.offset(scales, s);
+      if constexpr (Weight::kZeroPoints) {
+        const float2 zero_point = weight.zero_point(scales, s);
 #pragma unroll
         for (int tile = 0; tile < Tiles; ++tile) {
-          sums[tile][0] = fmaf(offset.x, inputs[tile][0], sums[tile][0]);
-          sums[tile][1] = fmaf(offset.x, inputs[tile][1], sums[tile][1]);
-          sums[tile][2] = fmaf(offset.y, inputs[tile][2], sums[tile][2]);
-          sums[tile][3] = fmaf(offset.y, inputs[tile][3], sums[tile][3]);
+          sums[tile][0] = fmaf(zero_point.x, inputs[tile][0], sums[tile][0]);
+          sums[tile][1] = fmaf(zero_point.x, inputs[tile][1], sums[tile][1]);
+          sums[tile][2] = fmaf(zero_point.y, inputs[tile][2], sums[tile][2]);
+          sums[tile][3] = fmaf(zero_point.y, inputs[tile][3], sums[tile][3]);
         }
       }
     }
