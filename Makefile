@@ -84,9 +84,11 @@ lint: setup ## check formatting, and clippy without a warning
 	$(SOURCES) | xargs clang-format --dry-run --Werror
 	tools/list_driver_symbols.py --check
 	tests/gates/dependencies.py
+	tests/gates/layers.py
 	tests/gates/records.py
 	tests/gates/supported.py
 	tests/tools/test_records.py
+	tests/tools/test_layers.py
 	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" cargo clippy --release --locked --all-targets -- -D warnings
 	cargo clippy --release --locked $(CPU_ONLY) -- -D warnings
 

@@ -2798,40 +2798,6 @@ NVB_MUST_USE nvb_status nvb_sample_get_workspace_size(const nvb_backend *backend
 //
 // How often each operation ran, how long it took, and what share of the device's rate it reached.
 
-// `operation`: what `nvb_embedding` queues, and so on.
-#define NVB_OPERATION_EMBEDDING 0
-
-#define NVB_OPERATION_RMS_NORM 1
-
-#define NVB_OPERATION_LINEAR 2
-
-#define NVB_OPERATION_GATED_ACTIVATION 3
-
-// Calls of `nvb_rope` and `nvb_kv_cache_append`.
-#define NVB_OPERATION_ROPE 4
-
-#define NVB_OPERATION_ATTENTION_PREFILL 5
-
-#define NVB_OPERATION_ATTENTION_DECODE 6
-
-#define NVB_OPERATION_SOFTMAX 7
-
-// Calls of `nvb_add`, `nvb_multiply`, `nvb_scale`, `nvb_soft_cap`, `nvb_convert` and `nvb_activate`.
-#define NVB_OPERATION_ELEMENTWISE 8
-
-#define NVB_OPERATION_ARGMAX 9
-
-#define NVB_OPERATION_SAMPLE 10
-
-#define NVB_OPERATION_LAYER_NORM 11
-
-#define NVB_OPERATION_MATMUL 12
-
-#define NVB_OPERATION_GROUPED_LINEAR 13
-
-// The operations of this header; a later library may have more.
-#define NVB_OPERATION_COUNT 14
-
 // What one operation did since profiling was switched on or reset.
 typedef struct {
   size_t struct_size;

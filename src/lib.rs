@@ -37,6 +37,8 @@ pub mod executor;
 mod file;
 pub mod fork;
 pub mod hardware;
+pub mod kv_cache;
+pub mod loading;
 pub mod logging;
 pub mod memory;
 pub mod metrics;

@@ -1,9 +1,13 @@
 //! Tensors: a dtype, a shape and strides over memory that somebody else owns.
 
+mod cache_layer;
+
 use crate::error::{Error, Result};
 use half::{bf16, f16};
 use std::ffi::c_void;
 use std::fmt;
+
+pub use cache_layer::{CacheLayer, KvView, MAX_HEAD_DIM};
 
 /// `nvb_dtype_code` of csrc/common/launch.h, the types of elements; the numbers are `NVB_DTYPE_*` of the C ABI too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -410,6 +414,15 @@ impl Heads {
         let shape = [self.tokens, self.heads, self.head_dim];
         Tensor::new(self.data, self.dtype, &shape).with_strides(&[self.token_stride, self.head_stride, 1])
     }
+}
+
+/// Kernels index rows and columns with 32 bits; a larger extent is refused here with its name.
+pub(crate) fn expect_extent(name: &str, value: usize) -> Result<()> {
+    if value <= i32::MAX as usize {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name} is {value}; the largest supported is {}", i32::MAX))
+        .with_limit(value as u64, i32::MAX as u64))
 }
 
 #[cfg(test)]

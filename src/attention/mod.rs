@@ -10,18 +10,12 @@
 /// What lists of sequences hold.
 const SEQUENCES: &str = "the sequences of a prefill";
 
-pub mod kv_cache;
-
 use crate::allocation::{collected, with_room};
 use crate::error::{Error, Result, Status};
 use crate::operation::access::{Effect, Visit};
 use crate::operation::CostOf;
 use crate::ops::{expect_extent, Cost};
-use crate::tensor::{DType, Heads, Tensor};
-use kv_cache::CacheLayer;
-use std::ffi::c_void;
-
-pub const MAX_HEAD_DIM: usize = 512;
+use crate::tensor::{CacheLayer, DType, Heads, KvView, Tensor, MAX_HEAD_DIM};
 
 /// What stays the same from call to call.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -102,6 +96,16 @@ impl AttentionConfig {
         }
     }
 
+    fn check_cache(&self, cache: &CacheLayer) -> Result<()> {
+        if cache.heads == self.kv_heads && cache.head_dim == self.head_dim {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the cache holds {} heads of {}; the attention has {} of {}",
+            cache.heads, cache.head_dim, self.kv_heads, self.head_dim
+        )))
+    }
+
     fn query_heads_of(&self, name: &str, tensor: Tensor, tokens: usize) -> Result<Heads> {
         let heads = Heads::new(name, tensor, tokens, self.head_dim)?;
         if heads.heads != self.query_heads {
@@ -110,20 +114,6 @@ impl AttentionConfig {
         Ok(heads)
     }
 }
-
-/// Keys or values in memory: element (span offset + token · token_stride + head · head_stride + i).
-#[derive(Debug, Clone, Copy)]
-pub struct KvView {
-    pub data: *mut c_void,
-    pub dtype: DType,
-    pub token_stride: usize,
-    pub head_stride: usize,
-}
-
-// SAFETY: an address and its description, dereferenced only by executors.
-unsafe impl Send for KvView {}
-// SAFETY: as above.
-unsafe impl Sync for KvView {}
 
 /// The rows of one sequence: queries [query_start, +query_count) meet kv_length keys from kv_offset (in elements).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -198,7 +188,7 @@ impl AttentionPrefill {
         let count = query_starts.len() - 1;
         let (key, value, spans) = match source {
             KeySource::Cache { layer, slots, kv_lengths } => {
-                layer.check(&config)?;
+                config.check_cache(&layer)?;
                 if slots.len() != count || kv_lengths.len() != count {
                     return Err(Error::invalid(format!(
                         "{} slots and {} kv_lengths for {count} sequences",
@@ -338,7 +328,7 @@ impl AttentionDecode {
         let query = config.query_heads_of("query", query, rows)?;
         let output = output_heads(&config, output, rows)?;
         check_lse(lse, rows, config.query_heads)?;
-        cache.check(&config)?;
+        config.check_cache(&cache)?;
         if query.dtype != cache.dtype && query.dtype != DType::F32 {
             return Err(Error::invalid(format!(
                 "`query` has dtype {}; f32 or the cache's {} is needed",

@@ -9,10 +9,10 @@ use super::stream::nvb_stream;
 use super::structs::{expect_out, expect_reserved, read, slice, versioned};
 use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
 use crate::allocation::collected;
-use crate::attention::kv_cache::CacheLayer;
 use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::tensor::CacheLayer;
 use std::sync::Arc;
 
 /// softmax(cap(scale · Q·Kᵀ) + mask) · V with one set of heads, scale, cap and mask.

@@ -5,11 +5,11 @@ use super::guard::guard;
 use super::handle::Table;
 use super::status::nvb_status;
 use super::structs::{expect_out, read, versioned, write_out};
-use crate::attention::kv_cache::{CacheLayer, KvCache, KvCacheOptions};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::kv_cache::{KvCache, KvCacheOptions};
 use crate::memory::expect_awake;
-use crate::tensor::DType;
+use crate::tensor::{CacheLayer, DType};
 use std::sync::Arc;
 
 /// Keys and values of every layer, in `slots` sequences of up to `capacity` tokens each.

@@ -11,10 +11,11 @@ use super::weight_blocks::{nvb_weight_blocks, source_of, NVB_SOURCE_FORMAT_TENSO
 use crate::allocation::{collected, with_room};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::loading::{Source, Weight};
 use crate::memory::expect_awake;
 use crate::tensor::DType;
 use crate::weight::rows::RowSource;
-use crate::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight, WeightView};
+use crate::weight::{Arrangement, Encoding, Format, Granularity, WeightView};
 use std::sync::Arc;
 
 /// A matrix [N, K] of a model, or several, one below the other or with alternating rows, in the device's layout.

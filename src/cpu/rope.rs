@@ -3,12 +3,10 @@
 use super::rms_norm::sum_of_squares;
 use super::row::{for_rows, integers, vectors, Row};
 use super::threads::Threads;
-use crate::attention::kv_cache::CacheLayer;
-use crate::attention::MAX_HEAD_DIM;
 use crate::error::Result;
 use crate::ops::rope::{Append, Rope, Rotation};
 use crate::simd::{dispatch, math, Kernel, Simd};
-use crate::tensor::{DType, Heads, Tensor};
+use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM};
 use std::ops::Range;
 
 const MAX_PAIRS: usize = MAX_HEAD_DIM / 2;

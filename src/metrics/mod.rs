@@ -239,10 +239,10 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::kv_cache::{KvCache, KvCacheOptions};
     use crate::attention::{AttentionConfig, AttentionDecode};
     use crate::backend::Backend;
     use crate::cpu::CpuExecutor;
+    use crate::kv_cache::{KvCache, KvCacheOptions};
     use crate::ops::softmax::Softmax;
     use crate::tensor::{DType, Tensor};
     use std::sync::Arc;

@@ -1,10 +1,9 @@
 //! Which memory an operation reads and writes, for whoever orders, fuses or refuses operations.
 
 use super::Operation;
-use crate::attention::kv_cache::CacheLayer;
 use crate::error::{Error, Result};
 use crate::ops::quantized_rows::QuantizedRows;
-use crate::tensor::{Heads, Matrix, Tensor};
+use crate::tensor::{CacheLayer, Heads, Matrix, Tensor};
 use crate::weight::WeightView;
 use std::ffi::c_void;
 

@@ -20,6 +20,8 @@ crate::plain_operations!(operation_modules);
 use crate::error::{Error, Result};
 use crate::operation_modules;
 
+pub(crate) use crate::tensor::expect_extent;
+
 /// What an operation must do at the least: floating-point operations, and bytes with each input read and each output
 /// written once.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -52,15 +54,6 @@ impl Activation {
             _ => None,
         }
     }
-}
-
-/// Kernels index rows and columns with 32 bits; a larger extent is refused here with its name.
-pub(crate) fn expect_extent(name: &str, value: usize) -> Result<()> {
-    if value <= i32::MAX as usize {
-        return Ok(());
-    }
-    Err(Error::invalid(format!("{name} is {value}; the largest supported is {}", i32::MAX))
-        .with_limit(value as u64, i32::MAX as u64))
 }
 
 pub(crate) fn expect_finite_positive(name: &str, value: f32) -> Result<()> {

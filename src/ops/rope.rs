@@ -5,11 +5,9 @@
 //! the head's elements. Inverse frequencies and angles are f32, as in HF transformers.
 
 use super::{expect_extent, expect_finite_positive, expect_weight_offset, Cost};
-use crate::attention::kv_cache::CacheLayer;
-use crate::attention::MAX_HEAD_DIM;
 use crate::error::{Error, Result};
 use crate::operation::access::{Effect, Visit};
-use crate::tensor::{DType, Heads, Tensor};
+use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM};
 
 #[derive(Debug, Clone, Copy)]
 pub struct Rotation {

@@ -6,7 +6,7 @@ use crate::ops::linear_product::LinearProduct;
 use crate::ops::Activation;
 use crate::tensor::{DType, Tensor};
 use crate::weight::pack::Geometry;
-use crate::weight::{view_at, Arrangement, Format, WeightView};
+use crate::weight::{Arrangement, Format, WeightView};
 use std::ffi::c_void;
 
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +59,7 @@ impl Case {
         let nowhere = NOWHERE as *mut c_void;
         let weight = match self.weight {
             CaseWeight::Given { view, .. } => view,
-            CaseWeight::Described { geometry, gated } => view_at(&geometry, gated, nowhere.cast(), false),
+            CaseWeight::Described { geometry, gated } => WeightView::at(&geometry, gated, nowhere.cast(), false),
         };
         let output = Tensor::new(nowhere, self.output, &[self.rows, weight.output_columns()]);
         LinearProduct::new(

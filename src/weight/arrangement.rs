@@ -3,7 +3,7 @@
 use super::encoding::BLOCK;
 use crate::allocation::collected;
 use crate::error::{Error, Result};
-use crate::ops::expect_extent;
+use crate::tensor::expect_extent;
 use std::ops::Range;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

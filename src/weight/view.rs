@@ -1,7 +1,9 @@
 //! A weight as descriptors carry it: addresses in device memory and their meaning.
 
 use super::encoding::{Encoding, Scales, BLOCK};
+use super::format::Granularity;
 use super::fp8;
+use super::pack::Geometry;
 use crate::tensor::{DType, Element};
 use half::{bf16, f16};
 use std::ffi::c_void;
@@ -47,6 +49,31 @@ impl WeightView {
             scales: Scales::None,
             offsets: std::ptr::null(),
             order: std::ptr::null(),
+        }
+    }
+
+    /// The weight that an executor reads where one of this geometry begins at `base`.
+    pub fn at(geometry: &Geometry, gated: bool, base: *mut u8, ordered: bool) -> WeightView {
+        let at = |offset: usize| base.wrapping_add(offset);
+        let (data, scales, offsets, order) = geometry.sections();
+        let format = geometry.format;
+        WeightView {
+            data: at(data.start).cast(),
+            encoding: format.encoding,
+            rows: geometry.rows,
+            columns: geometry.columns,
+            row_stride: geometry.row_stride(),
+            gated,
+            scales: match (format.encoding, format.granularity) {
+                (Encoding::Float(_), _) => Scales::None,
+                (_, Granularity::Blocks) => Scales::Blocks(at(scales.start).cast()),
+                _ if format.has_f16_scales() => {
+                    Scales::Groups { size: format.stored_group(), data: at(scales.start).cast() }
+                }
+                _ => Scales::Rows(at(scales.start).cast()),
+            },
+            offsets: if format.zero_points { at(offsets.start).cast() } else { std::ptr::null() },
+            order: if ordered { at(order).cast() } else { std::ptr::null() },
         }
     }
 

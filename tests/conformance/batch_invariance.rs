@@ -10,6 +10,7 @@ use nvbackend::configuration::Configuration;
 use nvbackend::device::DeviceKind;
 use nvbackend::error::{Result, Status};
 use nvbackend::executor::Executor;
+use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::grouped_linear::GroupedLinear;
 use nvbackend::ops::linear::{Linear, LinearTensors};
@@ -24,7 +25,7 @@ use nvbackend::tuning::tuner::Options;
 use nvbackend::tuning::Clock;
 use nvbackend::weight::gptq::{gptq, GptqTensors, GptqVersion};
 use nvbackend::weight::grouped::FloatBytes;
-use nvbackend::weight::{Arrangement, Encoding, Format, Source, Weight};
+use nvbackend::weight::{Arrangement, Encoding, Format};
 use std::ops::ControlFlow;
 
 /// Across all borders between kernels and tiles.

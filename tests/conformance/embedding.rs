@@ -3,10 +3,11 @@
 use crate::compare::FLOATS;
 use crate::run::{check, expect_error, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::Status;
+use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::embedding::Embedding;
 use nvbackend::tensor::DType;
-use nvbackend::weight::{Arrangement, Source, Weight};
+use nvbackend::weight::Arrangement;
 
 #[derive(Debug, Clone, Copy)]
 struct Case {

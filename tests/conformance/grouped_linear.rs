@@ -6,11 +6,12 @@ use crate::random::Random;
 use crate::run::{check, expect_error, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use crate::weight_formats::{formats, values_of};
 use nvbackend::error::Status;
+use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::grouped_linear::GroupedLinear;
 use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
-use nvbackend::weight::{Arrangement, Format, Granularity, Source, Weight};
+use nvbackend::weight::{Arrangement, Format, Granularity};
 
 #[derive(Debug, Clone, Copy)]
 struct Case {

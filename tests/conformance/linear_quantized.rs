@@ -5,6 +5,7 @@ use crate::compare::{bound, encode, FLOATS};
 use crate::random::Random;
 use crate::run::{check, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use crate::weight_formats::{formats, values_of};
+use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::embedding::Embedding;
 use nvbackend::ops::linear_product::LinearProduct;
@@ -12,7 +13,7 @@ use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::gptq::{gptq, GptqTensors, GptqVersion};
 use nvbackend::weight::grouped::FloatBytes;
-use nvbackend::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight};
+use nvbackend::weight::{Arrangement, Encoding, Format, Granularity};
 
 #[derive(Debug, Clone, Copy)]
 struct Case {

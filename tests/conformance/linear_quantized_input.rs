@@ -8,6 +8,7 @@ use crate::weight_formats::values_of;
 use nvbackend::backend::Backend;
 use nvbackend::configuration::Configuration;
 use nvbackend::error::Result;
+use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::linear::{Linear, LinearTensors};
 use nvbackend::ops::linear_product::LinearProduct;
@@ -15,7 +16,7 @@ use nvbackend::ops::quantized_rows::QuantizedRows;
 use nvbackend::ops::Activation;
 use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
-use nvbackend::weight::{fp8, int8, Arrangement, Encoding, Format, Granularity, Source, Weight};
+use nvbackend::weight::{fp8, int8, Arrangement, Encoding, Format, Granularity};
 
 /// Of a float dtype, or quantised.
 #[derive(Debug, Clone, Copy)]

@@ -194,8 +194,8 @@ fn given_scales() {
         let identity: Vec<f64> = (0..columns * columns).map(|i| f64::from(u8::from(i % (columns + 1) == 0))).collect();
         let identity = run.tensor(DType::F32, &[columns, columns], PLAIN, &identity)?;
         let (memory, stream) = (run.device.backend.memory(), run.stream);
-        let (arrangement, source) = (nvbackend::weight::Arrangement::Stacked, nvbackend::weight::Source::Device);
-        let weight = nvbackend::weight::Weight::new(memory, &[identity], arrangement, source, None, stream)?;
+        let (arrangement, source) = (nvbackend::weight::Arrangement::Stacked, nvbackend::loading::Source::Device);
+        let weight = nvbackend::loading::Weight::new(memory, &[identity], arrangement, source, None, stream)?;
         let ones = run.tensor(DType::F32, &shape, PLAIN, &vec![1.0; rows * columns])?;
         for operation in ["linear", "gated_activation", "rms_norm"] {
             let output = run.output(DType::F32, &shape, PLAIN)?;

@@ -187,8 +187,8 @@ fn it_is_added_before_the_rounding() {
         let input = run.tensor(dtype, &[m, k], PLAIN, &first(m, [1.0, small]))?;
         let part = run.tensor(dtype, &[n, k], PLAIN, &first(n, [1.0, 1.0]))?;
         let (memory, stream) = (run.device.backend.memory(), run.stream);
-        let (arrangement, source) = (nvbackend::weight::Arrangement::Stacked, nvbackend::weight::Source::Device);
-        let weight = nvbackend::weight::Weight::new(memory, &[part], arrangement, source, None, stream)?;
+        let (arrangement, source) = (nvbackend::weight::Arrangement::Stacked, nvbackend::loading::Source::Device);
+        let weight = nvbackend::loading::Weight::new(memory, &[part], arrangement, source, None, stream)?;
         let residual = run.tensor(dtype, &[m, n], PLAIN, &vec![small; m * n])?;
         let output = run.output(dtype, &[m, n], PLAIN)?;
         let op =

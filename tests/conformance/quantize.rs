@@ -7,12 +7,13 @@ use crate::weight_formats::{formats, values_of};
 use nvbackend::backend::Backend;
 use nvbackend::configuration::Configuration;
 use nvbackend::error::Status;
+use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::linear_product::LinearProduct;
 use nvbackend::ops::Activation;
 use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
-use nvbackend::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight};
+use nvbackend::weight::{Arrangement, Encoding, Format, Granularity};
 use std::sync::OnceLock;
 
 #[derive(Debug, Clone)]

@@ -4,8 +4,8 @@ use crate::compare::{bound, compare, FLOATS};
 use crate::run::{
     cache_tensor, check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED,
 };
-use nvbackend::attention::kv_cache::{KvCache, KvCacheOptions};
 use nvbackend::error::Status;
+use nvbackend::kv_cache::{KvCache, KvCacheOptions};
 use nvbackend::operation::Operation;
 use nvbackend::ops::rope::{Append, Rope, RopeArguments, Rotation};
 use nvbackend::tensor::{DType, Tensor};

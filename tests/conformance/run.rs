@@ -3,7 +3,6 @@
 use crate::compare::{bound, compare, decode, encode};
 use crate::device::{devices, Device};
 use crate::random::{seed, Random};
-use nvbackend::attention::kv_cache::CacheLayer;
 use nvbackend::capi::backend::{nvb_backend, nvb_backend_synchronize};
 use nvbackend::capi::status::{nvb_last_error_message, nvb_status, NVB_ERROR_INVALID_ARGUMENT, NVB_OK};
 use nvbackend::capi::stream::nvb_stream;
@@ -12,7 +11,7 @@ use nvbackend::device::CopyKind;
 use nvbackend::error::{Error, Result, Status};
 use nvbackend::executor::Executor;
 use nvbackend::stream::Stream;
-use nvbackend::tensor::{DType, Tensor};
+use nvbackend::tensor::{CacheLayer, DType, Tensor};
 use std::ffi::{c_void, CStr};
 use std::fmt::Debug;
 use std::io::Write;

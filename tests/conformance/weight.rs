@@ -3,8 +3,9 @@
 use crate::compare::{encode, FLOATS};
 use crate::run::{check, expect_error, rounded, Failure, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::Status;
+use nvbackend::loading::{Source, Weight};
 use nvbackend::tensor::{DType, Tensor};
-use nvbackend::weight::{Arrangement, Source, Weight, WeightView};
+use nvbackend::weight::{Arrangement, WeightView};
 
 #[derive(Debug, Clone)]
 struct Case {

@@ -5,13 +5,14 @@ use crate::compare::{decode, encode, FLOATS};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::device::DeviceKind;
 use nvbackend::error::{Result, Status};
+use nvbackend::loading::{Source, Weight};
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::gguf::{BlockType, GgufRows};
 use nvbackend::weight::gptq::{gptq, GptqTensors, GptqVersion};
 use nvbackend::weight::grouped::FloatBytes;
 use nvbackend::weight::rows::RowSource;
 use nvbackend::weight::sfp::SfpRows;
-use nvbackend::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight};
+use nvbackend::weight::{Arrangement, Encoding, Format, Granularity};
 
 /// Every format that products read.
 pub fn formats() -> Vec<Format> {

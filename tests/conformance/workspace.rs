@@ -5,12 +5,13 @@ use crate::attention_cases::{filled_cache, Keys};
 use crate::compare::{encode, FLOATS};
 use crate::run::{check, expect_error, Failure, Layout, Run, PLAIN, UNALIGNED};
 use crate::weight_formats::formats;
-use nvbackend::attention::kv_cache::KvCache;
 use nvbackend::attention::{AttentionConfig, AttentionDecode};
 use nvbackend::backend::Backend;
 use nvbackend::configuration::Configuration;
 use nvbackend::error::{Result, Status};
 use nvbackend::executor::Executor;
+use nvbackend::kv_cache::KvCache;
+use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::Operation;
 use nvbackend::ops::argmax::Argmax;
 use nvbackend::ops::grouped_linear::GroupedLinear;
@@ -23,7 +24,7 @@ use nvbackend::ops::Activation;
 use nvbackend::stream::manager::StreamManager;
 use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
-use nvbackend::weight::{Arrangement, Encoding, Format, Granularity, Source, Weight};
+use nvbackend::weight::{Arrangement, Encoding, Format, Granularity};
 use std::ptr::null_mut;
 
 #[derive(Debug, Clone, Copy)]

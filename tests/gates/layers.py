@@ -6,10 +6,12 @@
 - Each module of src/ (a folder or file beside lib.rs) stands in the list once, and each line of the list that does not say
   "(planned)" is a module.
 - A module names only modules that stand below it: in `use crate::…`, in any path `crate::…`, and in paths of `super` that lead
-  to the crate's root. So no two modules can need each other.
+  to the crate's root; an exported macro is its module's. So no two modules can need each other.
+- Pairs in LEFT are arrows up that are still to be removed. One that is gone must leave the list too.
 - Code under `#[cfg(test)]` may name every module: a test stands above the library that it tries.
 """
 
+import functools
 import pathlib
 import re
 import sys
@@ -19,6 +21,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TOKEN = re.compile(r"""
     (?P<skip>//[^\n]*|/\*.*?\*/|b?r(?P<hashes>\#*)".*?"(?P=hashes)|[bc]?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\\n])')
     |(?P<token>[A-Za-z_]\w*|::|[^\s\w])""", re.X | re.S)
+# (module, what it names above itself)
+LEFT = {("attention", "operation"), ("ops", "operation")}
+# Exported macros, which Rust puts at the crate's root.
+MACRO = re.compile(r"#\[macro_export\]\s*macro_rules! (\w+)")
 LISTED = re.compile(r"^  (\w+)(/|\.rs) +(\S.*)$", re.M)
 
 
@@ -127,41 +133,51 @@ def imports(code, module):
                 yield from first_names(code, at + 2 * ups)
 
 
+@functools.cache
+def read(text, module):
+    """The names at the crate's root that a file's code has without `cfg(test)`, and the modules that it has for tests alone."""
+    code, tests = without_tests(list(tokens(text)))
+    inside = module if module != ("lib",) else ()
+    return list(imports(code, inside)), {(*inside, name) for name in tests}
+
+
 def module_of(path):
-    """The path of the module in a file: ["cpu", "linear"]."""
-    parts = list(path.with_suffix("").parts)
+    """The path of the module in a file: ("cpu", "linear")."""
+    parts = path.with_suffix("").parts
     return parts[:-1] if parts[-1] == "mod" else parts
 
 
-def problems(root):
-    """What is wrong in a checkout, as sentences."""
+def problems(root, left=frozenset(LEFT)):
+    """What is wrong in a checkout, as sentences; `left`: arrows up that may stay."""
     source = root / "src"
     listed = order((root / "docs" / "design.md").read_text())
     names = [name for name, _ in listed]
-    present = {path.stem for path in source.iterdir() if path.is_dir() or path.suffix == ".rs"} - {"lib"}
+    present = {path.relative_to(source).parts[0].removesuffix(".rs") for path in source.rglob("*.rs")} - {"lib"}
     found = [f"docs/design.md does not list the module {name}" for name in sorted(present - set(names))]
     found += [f"docs/design.md lists {name}, which src/ does not have" for name, planned in listed if not planned and name not in present]
     found += [f"docs/design.md lists {name} twice" for name in sorted({name for name in names if names.count(name) > 1})]
     if found:
         return found
+    needed = set()
     place = {name: number for number, name in enumerate(names)}
-    files = {}
-    tests = set()
-    for path in sorted(source.rglob("*.rs")):
-        module = module_of(path.relative_to(source))
-        files[path], inner = without_tests(list(tokens(path.read_text())))
-        tests |= {tuple((module if module != ["lib"] else []) + [name]) for name in inner}
-    for path, code in files.items():
-        module = module_of(path.relative_to(source))
-        if module == ["lib"] or any(tuple(module[:length]) in tests for length in range(1, len(module) + 1)):
+    files = {path: module_of(path.relative_to(source)) for path in sorted(source.rglob("*.rs"))}
+    read_files = {path: read(path.read_text(), module) for path, module in files.items()}
+    macros = {name: module[0] for path, module in files.items() for name in MACRO.findall(path.read_text())}
+    tests = set().union(*(inner for _, inner in read_files.values()))
+    for path, module in files.items():
+        if module == ("lib",) or any(module[:length] in tests for length in range(1, len(module) + 1)):
             continue
         own = module[0]
-        for name, line in imports(code, module):
+        for name, line in read_files[path][0]:
+            name = macros.get(name, name)
             where = f"{path.relative_to(root)}:{line}"
             if name not in place:
                 found.append(f"{where} names crate::{name}, which is no module")
+            elif place[name] < place[own] and (own, name) in left:
+                needed.add((own, name))
             elif place[name] < place[own]:
                 found.append(f"{where} names {name}, which stands above {own} in docs/design.md")
+    found += [f"tests/gates/layers.py leaves {own} {name}, which it does not name any more" for own, name in sorted(left - needed)]
     return found
 
 

@@ -7,9 +7,9 @@ pub mod prefill;
 mod tests;
 
 use super::row::Row;
-use crate::attention::{AttentionConfig, KvView, SequenceSpan};
+use crate::attention::{AttentionConfig, SequenceSpan};
 use crate::simd::{math, Simd};
-use crate::tensor::{Heads, Tensor};
+use crate::tensor::{Heads, KvView, Tensor};
 use std::ops::Range;
 
 /// One row's softmax so far: the largest score and the sum of e^(score − max) in vector lanes, beside the weighted

@@ -3,9 +3,8 @@
 use super::super::testing::{assert_close, at_every_level, threads, Buffer};
 use super::super::threads::Threads;
 use super::{decode, prefill};
-use crate::attention::kv_cache::CacheLayer;
 use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
-use crate::tensor::DType;
+use crate::tensor::{CacheLayer, DType};
 
 const CONFIG: AttentionConfig =
     AttentionConfig { query_heads: 4, kv_heads: 2, head_dim: 64, scale: 0.0, soft_cap: 0.0, window: 0, causal: true };

@@ -1,13 +1,7 @@
 //! Quantising on the device what lies in host memory: the sources' rows travel panel by panel, as they are, and become
 //! codes there. A host of 16 cores takes longer to find the codes of a model than to copy it.
 
-use super::arrangement::RowMap;
-use super::encoding::Scales;
-use super::format::Granularity;
-use super::pack::Geometry;
 use super::staging::STAGING_BYTES;
-use super::stripe::{SquaredError, STRIPE_ROWS};
-use super::{view_at, WeightView};
 use crate::allocation::{gathered, with_room};
 use crate::device::CopyKind;
 use crate::error::Result;
@@ -15,6 +9,12 @@ use crate::memory::MemoryManager;
 use crate::ops::quantize::{Quantize, Quantized};
 use crate::stream::Stream;
 use crate::tensor::{Matrix, Tensor};
+use crate::weight::arrangement::RowMap;
+use crate::weight::format::Granularity;
+use crate::weight::pack::Geometry;
+use crate::weight::stripe::{SquaredError, STRIPE_ROWS};
+use crate::weight::Scales;
+use crate::weight::WeightView;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -108,7 +108,7 @@ impl<'a> DevicePanels<'a> {
     /// The weight's rows `range`, which begins with a stripe.
     fn view_of(&self, to: *mut u8, range: &Range<usize>) -> WeightView {
         let geometry = &self.geometry;
-        let whole = view_at(geometry, self.map.is_gated(), to, false);
+        let whole = WeightView::at(geometry, self.map.is_gated(), to, false);
         let first = range.start;
         let scale_bytes = geometry.scale_bytes(first);
         WeightView {

@@ -1,11 +1,7 @@
 //! A weight's values, written to a float tensor: what quantising made of them.
 
 use super::convert::{in_parallel, write_floats, zeros};
-use super::encoding::{Encoding, Scales};
-use super::pack::Parts;
-use super::rows::{FloatRows, RowSource};
 use super::staging::{Staging, STAGING_BYTES};
-use super::stripe::{SquaredError, STRIPE_ROWS};
 use super::Weight;
 use crate::allocation::{collected, with_room};
 use crate::error::Result;
@@ -13,6 +9,10 @@ use crate::memory::MemoryManager;
 use crate::ops::dequantize::Dequantize;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
+use crate::weight::pack::Parts;
+use crate::weight::rows::{FloatRows, RowSource};
+use crate::weight::stripe::{SquaredError, STRIPE_ROWS};
+use crate::weight::{Encoding, Scales};
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -3,12 +3,10 @@
 //! A slot holds one sequence. The cache stores no lengths: each call names positions or lengths, so that a recorded
 //! step reads them from device memory and an engine may rewind a sequence by saying a smaller number.
 
-use super::{AttentionConfig, KvView, MAX_HEAD_DIM};
 use crate::error::{Error, Result};
 use crate::memory::{Allocation, MemoryManager};
 use crate::stream::Stream;
-use crate::tensor::DType;
-use std::ffi::c_void;
+use crate::tensor::{CacheLayer, DType, MAX_HEAD_DIM};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,26 +24,6 @@ pub struct KvCache {
     options: KvCacheOptions,
     allocation: Allocation,
 }
-
-/// One layer's keys and values as executors see them.
-#[derive(Debug, Clone, Copy)]
-pub struct CacheLayer {
-    pub key: *mut c_void,
-    pub value: *mut c_void,
-    pub dtype: DType,
-    pub slots: usize,
-    pub heads: usize,
-    pub capacity: usize,
-    pub head_dim: usize,
-    /// In elements.
-    pub slot_stride: usize,
-    pub head_stride: usize,
-}
-
-// SAFETY: addresses and their description, dereferenced only by executors.
-unsafe impl Send for CacheLayer {}
-// SAFETY: as above.
-unsafe impl Sync for CacheLayer {}
 
 impl KvCacheOptions {
     fn layer_bytes(&self) -> Option<usize> {
@@ -119,41 +97,5 @@ impl KvCache {
             slot_stride: options.kv_heads * options.capacity * options.head_dim,
             head_stride: options.capacity * options.head_dim,
         })
-    }
-}
-
-impl CacheLayer {
-    pub fn key_view(&self) -> KvView {
-        KvView { data: self.key, dtype: self.dtype, token_stride: self.head_dim, head_stride: self.head_stride }
-    }
-
-    pub fn value_view(&self) -> KvView {
-        KvView { data: self.value, ..self.key_view() }
-    }
-
-    pub fn check_slot(&self, slot: i32) -> Result<usize> {
-        if slot >= 0 && (slot as usize) < self.slots {
-            return Ok(slot as usize);
-        }
-        Err(Error::invalid(format!("cache slot {slot}; the cache has {} slots", self.slots))
-            .with_limit(slot.max(0) as u64, self.slots as u64))
-    }
-
-    pub fn check_position(&self, position: i32) -> Result<usize> {
-        if position >= 0 && (position as usize) < self.capacity {
-            return Ok(position as usize);
-        }
-        Err(Error::invalid(format!("position {position}; the cache holds {} tokens a sequence", self.capacity))
-            .with_limit(position.max(0) as u64, self.capacity as u64))
-    }
-
-    pub(super) fn check(&self, config: &AttentionConfig) -> Result<()> {
-        if self.heads == config.kv_heads && self.head_dim == config.head_dim {
-            return Ok(());
-        }
-        Err(Error::invalid(format!(
-            "the cache holds {} heads of {}; the attention has {} of {}",
-            self.heads, self.head_dim, config.kv_heads, config.head_dim
-        )))
     }
 }

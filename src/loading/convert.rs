@@ -1,21 +1,21 @@
 //! Conversion of sources into a format: stripes of 128 rows are read, quantised (or their codes kept), packed into
 //! page-locked memory by several threads, and copied panel by panel.
 
-use super::arrangement::RowMap;
-use super::encoding::Encoding;
-use super::format::{Format, Granularity};
-use super::int4;
-use super::pack::{Geometry, Parts};
-use super::quantize::{quantize, Range as Values};
-use super::rows::{FloatRows, RowSource};
 use super::staging::{Staging, STAGING_BYTES};
-use super::stripe::{SquaredError, Stripe, STRIPE_ROWS};
 use crate::allocation::{collected, filled, with_room};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Tensor};
 use crate::thread::on_several;
+use crate::weight::arrangement::RowMap;
+use crate::weight::format::{Format, Granularity};
+use crate::weight::int4;
+use crate::weight::pack::{Geometry, Parts};
+use crate::weight::quantize::{quantize, Range as Values};
+use crate::weight::rows::{FloatRows, RowSource};
+use crate::weight::stripe::{SquaredError, Stripe, STRIPE_ROWS};
+use crate::weight::Encoding;
 use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};

@@ -1,12 +1,12 @@
 //! Float tensors that keep their dtype: rows are copied, not converted.
 
-use super::arrangement::RowMap;
 use super::staging::{Staging, STAGING_BYTES};
 use super::Source;
 use crate::device::{CopyKind, Device};
 use crate::error::Result;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
+use crate::weight::arrangement::RowMap;
 
 pub(super) struct Copier<'a> {
     pub device: &'a dyn Device,
