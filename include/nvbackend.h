@@ -2339,14 +2339,14 @@ typedef struct {
 // divided into `groups` of neighbours.
 typedef struct {
   size_t struct_size;
-  // By `layout` [N, C], [N, C, L] or [N, C, H, W], or [N, C], [N, L, C] or [N, H, W, C]; any float dtype. Rows and samples may
-  // lie apart, positions fold into one stride, which in NCHW is 1.
+  // [N, C, L] in NCHW, [N, L, C] in NHWC, any float dtype. L may be absent, or two axes such as height and width, which fold
+  // into one stride; in NCHW it is 1. Samples may lie apart, and channels in NCHW, positions in NHWC.
   nvb_tensor input;
   // Optional [C]; absent: 1.
   nvb_tensor weight;
   // Optional [C], of one dtype with `weight`; absent: 0.
   nvb_tensor bias;
-  // Of the input's shape, any float dtype; may be the same memory as `input`.
+  // Any float dtype, of the shape of `input`; may be the same memory.
   nvb_tensor output;
   // A divisor of C. C: instance normalisation; 1: layer normalisation over a whole sample.
   uint32_t groups;

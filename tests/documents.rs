@@ -200,6 +200,23 @@ fn no_page_says_that_nccl_or_libtpu_is_used() {
     }
 }
 
+/// Whoever adds something goes from file to file by this page.
+#[test]
+fn the_page_on_adding_names_files_that_are_there() {
+    let page = read("docs/adding.md");
+    let mut found = 0;
+    for path in page.split('`').skip(1).step_by(2) {
+        let folder = path.split('/').next().unwrap_or("");
+        let is_path =
+            ["src", "csrc", "tests", "fuzz", "benches", "docs", "include"].contains(&folder) && path.contains('/');
+        if is_path && !path.contains(['<', '…']) {
+            found += 1;
+            assert!(root().join(path).exists(), "docs/adding.md names {path}, which is not there");
+        }
+    }
+    assert!(found > 30, "{found} paths were found");
+}
+
 #[test]
 fn links_between_pages_lead_somewhere() {
     let mut pages = vec![];

@@ -1,13 +1,15 @@
 // group_norm: statistics of a group and its normalisation by one block (formula in group_norm.h).
 //
 // Shapes: rows of contiguous elements in vectors of 8, 4 or 1 by alignment, dtypes per operand.
-// Work: a block takes the groups beside each other that it needs to read a cache line of each row: one group where a
-// row is a channel, several where it is a position and a group has few channels, as long as every multiprocessor gets a
-// block. Its threads walk over the vectors row by row; with several groups a thread keeps to one column and so to one
-// group. Numerics: each thread merges the moments of some 32 elements at a time into its own, and the threads theirs in
-// a fixed order (Chan, Golub and LeVeque 1983), so the data is read once for mean and variance, without the
-// cancellation of E[x^2] - mean^2. It is read a second time to be normalised; a group of up to some 100 KB then comes
-// from L1 or L2. Registers: kBatch raw vectors a thread, within the 64 of 1024 threads. Shared memory: 12.5 KB.
+// Work: a block takes one group where a row is a channel. Where a row is a position and groups are narrower than a
+// cache line, it takes as many groups beside each other as the line holds, as long as every multiprocessor gets a
+// block. Its threads walk over the vectors row by row; with several groups a thread keeps to one column and so to
+// one group.
+// Numerics: a thread merges the moments of some 32 elements at a time into its own, and the block those of its
+// threads in a fixed order (Chan, Golub and LeVeque 1983). So one reading gives mean and variance, without the
+// cancellation of E[x^2] - mean^2. A second reading normalises; L2 has the group then, and L1 if it is small.
+// Registers: 51 to 64 a thread, 82 for vectors of 8 along the channels; none spilled on 8.0 and 9.0.
+// Shared memory: 6.3 KB.
 #include <algorithm>
 
 #include "../common/activation.cuh"

@@ -149,14 +149,14 @@ versioned!(nvb_layer_norm_args);
 #[derive(Clone, Copy)]
 pub struct nvb_group_norm_args {
     pub struct_size: usize,
-    /// By `layout` [N, C], [N, C, L] or [N, C, H, W], or [N, C], [N, L, C] or [N, H, W, C]; any float dtype. Rows and samples may
-    /// lie apart, positions fold into one stride, which in NCHW is 1.
+    /// [N, C, L] in NCHW, [N, L, C] in NHWC, any float dtype. L may be absent, or two axes such as height and width, which fold
+    /// into one stride; in NCHW it is 1. Samples may lie apart, and channels in NCHW, positions in NHWC.
     pub input: nvb_tensor,
     /// Optional [C]; absent: 1.
     pub weight: nvb_tensor,
     /// Optional [C], of one dtype with `weight`; absent: 0.
     pub bias: nvb_tensor,
-    /// Of the input's shape, any float dtype; may be the same memory as `input`.
+    /// Any float dtype, of the shape of `input`; may be the same memory.
     pub output: nvb_tensor,
     /// A divisor of C. C: instance normalisation; 1: layer normalisation over a whole sample.
     pub groups: u32,

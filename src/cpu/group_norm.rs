@@ -132,33 +132,43 @@ unsafe fn normalise<S: Simd>(op: &GroupNorm, group: &Group) {
 
     for row in 0..group.rows {
         let (input, output) = (group.row(&op.input, row), group.row(&op.output, row));
+        let weight = OfChannels::<S>::new(op, group, row, op.weight);
+        let bias = OfChannels::<S>::new(op, group, row, op.bias);
         for (at, lanes) in vectors::<S>(group.columns) {
             let mut value = S::mul(S::sub(input.load::<S>(at, lanes), mean), inverse);
-            if let Some(weight) = op.weight {
-                value = S::mul(value, of_channel::<S>(op, group, &weight, row, at, lanes));
+            if let Some(weight) = &weight {
+                value = S::mul(value, weight.at(at, lanes));
             }
-            if let Some(bias) = op.bias {
-                value = S::add(value, of_channel::<S>(op, group, &bias, row, at, lanes));
+            if let Some(bias) = &bias {
+                value = S::add(value, bias.at(at, lanes));
             }
             output.store::<S>(at, activate::<S>(op.activation, value), lanes);
         }
     }
 }
 
-/// The elements of weight or bias that belong to these of a row.
-#[inline(always)]
-unsafe fn of_channel<S: Simd>(
-    op: &GroupNorm,
-    group: &Group,
-    vector: &Tensor,
-    row: usize,
-    at: usize,
-    lanes: usize,
-) -> S::Vector {
-    let vector = Row::vector(vector).skip(group.first_channel);
-    match op.layout {
-        ImageLayout::Nchw => S::splat(vector.get(row) as f32),
-        ImageLayout::Nhwc => vector.load::<S>(at, lanes),
+/// The elements of weight or bias that belong to a row: one for all of it, or one for each column.
+enum OfChannels<S: Simd> {
+    One(S::Vector),
+    Each(Row),
+}
+
+impl<S: Simd> OfChannels<S> {
+    #[inline(always)]
+    unsafe fn new(op: &GroupNorm, group: &Group, row: usize, vector: Option<Tensor>) -> Option<OfChannels<S>> {
+        let vector = Row::vector(&vector?).skip(group.first_channel);
+        Some(match op.layout {
+            ImageLayout::Nchw => OfChannels::One(S::splat(vector.get(row) as f32)),
+            ImageLayout::Nhwc => OfChannels::Each(vector),
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn at(&self, at: usize, lanes: usize) -> S::Vector {
+        match self {
+            OfChannels::One(vector) => *vector,
+            OfChannels::Each(vector) => vector.load::<S>(at, lanes),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use nvbackend::capi::memory::*;
 use nvbackend::capi::memory_options::*;
 use nvbackend::capi::memory_statistics::*;
 use nvbackend::capi::metrics::*;
+use nvbackend::capi::operations::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::stream::*;
 use nvbackend::capi::stream_manager::*;

@@ -7,7 +7,6 @@ use crate::fake::Fake;
 use nvbackend::capi::backend::*;
 use nvbackend::capi::kernel::*;
 use nvbackend::capi::memory::*;
-use nvbackend::capi::metrics::*;
 use nvbackend::capi::operations::*;
 use nvbackend::capi::products::*;
 use nvbackend::capi::status::*;

@@ -9,6 +9,7 @@ use nvbackend::capi::device::*;
 use nvbackend::capi::memory::*;
 use nvbackend::capi::memory_statistics::*;
 use nvbackend::capi::metrics::*;
+use nvbackend::capi::operations::*;
 use nvbackend::capi::pool::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::stream::*;

@@ -6,6 +6,7 @@ use crate::engine::{call, tensor, versioned, Engine};
 use crate::fake::{Fake, Mode};
 use crate::sweep::{each_fault, expect_clean};
 use nvbackend::capi::metrics::*;
+use nvbackend::capi::operations::*;
 use nvbackend::capi::sampling::*;
 use nvbackend::capi::tensor::*;
 use std::path::Path;

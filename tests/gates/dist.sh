@@ -22,8 +22,9 @@ names_folder() { grep -rlF -- "$1" "$tree"; }
 elf_machine() { LC_ALL=C readelf -h "$1" | sed -n 's/ *Machine: *//p'; }
 
 check_files() {
-  for file in README.md include/nvbackend.h include/nvbackend.hpp include/nvbackend_core.hpp lib/libnvbackend.so \
-    lib/pkgconfig/nvbackend.pc lib/cmake/nvbackend/nvbackendConfig.cmake share/nvbackend/tools/memory_timeline.py \
+  for file in README.md include/nvbackend.h include/nvbackend.hpp include/nvbackend_core.hpp \
+    include/nvbackend_operations.hpp lib/libnvbackend.so lib/pkgconfig/nvbackend.pc \
+    lib/cmake/nvbackend/nvbackendConfig.cmake share/nvbackend/tools/memory_timeline.py \
     share/nvbackend/examples/CMakeLists.txt share/nvbackend/examples/gemma/main.cpp share/doc/nvbackend/LICENSE-MIT \
     share/doc/nvbackend/LICENSE-APACHE share/doc/nvbackend/docs/errors.md share/doc/nvbackend/api/index.html; do
     [ -e "$tree/$file" ] || fail "it has no $file"
