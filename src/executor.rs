@@ -4,10 +4,10 @@
 
 use crate::device::{Device, RawHandle};
 use crate::error::{Error, Result};
+use crate::operation::dequantize::Dequantize;
+use crate::operation::linear_product::LinearProduct;
+use crate::operation::quantize::{Quantize, Quantized};
 use crate::operation::Operation;
-use crate::ops::dequantize::Dequantize;
-use crate::ops::linear_product::LinearProduct;
-use crate::ops::quantize::{Quantize, Quantized};
 use crate::registry::choices::{Choice, Choices};
 use crate::registry::KernelId;
 use crate::weight::{Format, WeightLayout};

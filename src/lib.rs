@@ -1,6 +1,6 @@
 //! An inference backend behind a C ABI: attention, products, quantised weights and memory on NVIDIA GPUs and the CPU.
 //!
-//! A C call is checked in [`capi`], becomes a validated descriptor in [`ops`] or [`attention`], and is handed to the
+//! A C call is checked in [`capi`], becomes a validated descriptor in [`operation`], and is handed to the
 //! stream's [`executor::Executor`]. `docs/design.md` is the plan behind the layout.
 //!
 //! # For Rust programs
@@ -22,7 +22,6 @@
 #![deny(clippy::print_stdout, clippy::print_stderr, clippy::dbg_macro)]
 
 mod allocation;
-pub mod attention;
 pub mod backend;
 pub mod capi;
 pub mod configuration;
@@ -43,7 +42,6 @@ pub mod logging;
 pub mod memory;
 pub mod metrics;
 pub mod operation;
-pub mod ops;
 pub mod registry;
 mod reserve;
 pub mod simd;

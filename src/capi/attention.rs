@@ -9,9 +9,9 @@ use super::stream::nvb_stream;
 use super::structs::{expect_out, expect_reserved, read, slice, versioned};
 use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
 use crate::allocation::collected;
-use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use crate::tensor::CacheLayer;
 use std::sync::Arc;
 

@@ -11,14 +11,14 @@ use super::tensor::{
 };
 use super::weight::{nvb_weight, weight_to_read};
 use crate::error::{Error, Result};
-use crate::ops::embedding::Embedding;
-use crate::ops::gated_activation::GatedActivation;
-use crate::ops::group_norm::{GroupNorm, GroupNormArguments, ImageLayout};
-use crate::ops::layer_norm::{LayerNorm, LayerNormTensors};
-use crate::ops::linear::{Linear, LinearTensors};
-use crate::ops::rms_norm::{RmsNorm, RmsNormTensors};
-use crate::ops::rope::{Append, Rope, RopeArguments, Rotation};
-use crate::ops::Activation;
+use crate::operation::embedding::Embedding;
+use crate::operation::gated_activation::GatedActivation;
+use crate::operation::group_norm::{GroupNorm, GroupNormArguments, ImageLayout};
+use crate::operation::layer_norm::{LayerNorm, LayerNormTensors};
+use crate::operation::linear::{Linear, LinearTensors};
+use crate::operation::rms_norm::{RmsNorm, RmsNormTensors};
+use crate::operation::rope::{Append, Rope, RopeArguments, Rotation};
+use crate::operation::Activation;
 use crate::weight::WeightView;
 
 /// `activation`: x

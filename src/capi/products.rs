@@ -9,8 +9,8 @@ use super::structs::{expect_reserved, read, versioned};
 use super::tensor::{nvb_tensor, Reading};
 use super::weight::{nvb_weight, weight_to_read};
 use crate::error::{Error, Result};
-use crate::ops::grouped_linear::GroupedLinear;
-use crate::ops::matmul::Matmul;
+use crate::operation::grouped_linear::GroupedLinear;
+use crate::operation::matmul::Matmul;
 use crate::weight::WeightView;
 
 /// output = alpha · op(a) · op(b) for each matrix of a batch, op(x) = x or xᵀ. Tensors have rank 2 to 4: the last two axes

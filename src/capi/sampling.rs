@@ -8,10 +8,10 @@ use super::stream::nvb_stream;
 use super::structs::{expect_reserved, read, versioned};
 use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
 use crate::error::Result;
-use crate::ops::argmax::Argmax;
-use crate::ops::elementwise::{Elementwise, ElementwiseKind};
-use crate::ops::sample::{Sample, SampleOptions};
-use crate::ops::softmax::Softmax;
+use crate::operation::argmax::Argmax;
+use crate::operation::elementwise::{Elementwise, ElementwiseKind};
+use crate::operation::sample::{Sample, SampleOptions};
+use crate::operation::softmax::Softmax;
 
 /// output = exp(scale · input − max) / Σ, over the last axis.
 #[repr(C)]

@@ -7,7 +7,7 @@ use super::weight::{NVB_WEIGHT_FORMAT_FP8_E4M3, NVB_WEIGHT_FORMAT_INT8};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::memory::tensor_bytes;
-use crate::ops::quantized_rows::QuantizedRows;
+use crate::operation::quantized_rows::QuantizedRows;
 use crate::tensor::{DType, Tensor, MAX_RANK};
 use crate::weight::Encoding;
 use std::ffi::c_void;

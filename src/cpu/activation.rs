@@ -1,6 +1,6 @@
 //! Activations by name: on a vector for the fast paths, on one value for the references.
 
-use crate::ops::Activation;
+use crate::operation::Activation;
 use crate::simd::{math, Simd};
 
 /// # Safety

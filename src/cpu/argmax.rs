@@ -2,7 +2,7 @@
 
 use super::row::{for_rows, vectors, Row};
 use super::threads::Threads;
-use crate::ops::argmax::Argmax;
+use crate::operation::argmax::Argmax;
 use crate::simd::{dispatch, Kernel, Simd};
 use crate::tensor::Matrix;
 

@@ -3,7 +3,7 @@
 use super::activation::{self, activate};
 use super::row::{vectors, Row};
 use super::threads::Threads;
-use crate::ops::elementwise::{Elementwise, ElementwiseKind};
+use crate::operation::elementwise::{Elementwise, ElementwiseKind};
 use crate::simd::{dispatch, math, Kernel, Simd};
 use std::ops::Range;
 
@@ -85,7 +85,7 @@ pub fn reference(op: &Elementwise) {
 mod tests {
     use super::super::testing::{assert_close, at_every_level, threads, Buffer};
     use super::*;
-    use crate::ops::Activation;
+    use crate::operation::Activation;
     use crate::tensor::{DType, Tensor};
 
     #[test]

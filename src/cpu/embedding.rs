@@ -4,7 +4,7 @@ use super::dequantize::{with_encoding, Encoded, Slice, Unpack, SLICE};
 use super::row::{for_rows, integers, vectors, Row};
 use super::threads::{Scratch, Threads};
 use crate::error::{Error, Result};
-use crate::ops::embedding::Embedding;
+use crate::operation::embedding::Embedding;
 use crate::simd::{dispatch, Kernel, Simd, VectorElement};
 use crate::tensor::DType;
 use crate::weight::Scales;

@@ -4,8 +4,8 @@ use super::activation::{self, activate};
 use super::quantized_rows;
 use super::row::{for_rows, vectors, Row};
 use super::threads::{Scratch, Threads};
-use crate::ops::gated_activation::GatedActivation;
-use crate::ops::quantized_rows::QuantizedRows;
+use crate::operation::gated_activation::GatedActivation;
+use crate::operation::quantized_rows::QuantizedRows;
 use crate::simd::{dispatch, Kernel, Simd};
 use crate::tensor::{Matrix, Tensor};
 use std::ops::Range;
@@ -105,7 +105,7 @@ pub fn reference(op: &GatedActivation) {
 mod tests {
     use super::super::testing::{assert_close, at_every_level, threads, Buffer};
     use super::*;
-    use crate::ops::Activation;
+    use crate::operation::Activation;
     use crate::tensor::DType;
 
     #[test]

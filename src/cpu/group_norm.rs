@@ -4,7 +4,7 @@ use super::activation::activate;
 use super::row::{for_rows, vectors, Row};
 use crate::simd::{dispatch, Kernel, Simd};
 use super::threads::Threads;
-use crate::ops::group_norm::{GroupNorm, ImageLayout};
+use crate::operation::group_norm::{GroupNorm, ImageLayout};
 use crate::tensor::{Heads, Tensor};
 use std::ops::Range;
 
@@ -177,8 +177,8 @@ mod tests {
     use super::super::activation;
     use super::super::testing::{assert_close, at_every_level, threads, Buffer};
     use super::*;
-    use crate::ops::group_norm::GroupNormArguments;
-    use crate::ops::Activation;
+    use crate::operation::group_norm::GroupNormArguments;
+    use crate::operation::Activation;
     use crate::tensor::DType;
 
     /// The formula in f64, for tensors in host memory.

@@ -4,8 +4,8 @@ use super::linear::linear;
 use super::row::integers;
 use super::threads::Threads;
 use crate::error::{Error, Result};
-use crate::ops::grouped_linear::GroupedLinear;
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::grouped_linear::GroupedLinear;
+use crate::operation::linear_product::LinearProduct;
 use crate::tensor::{Matrix, Tensor};
 
 pub fn grouped_linear(threads: &Threads, op: &GroupedLinear) -> Result<()> {

@@ -3,7 +3,7 @@
 use super::norm::{norm, RowNorm};
 use super::row::{vectors, Row};
 use super::threads::Threads;
-use crate::ops::layer_norm::LayerNorm;
+use crate::operation::layer_norm::LayerNorm;
 use crate::simd::Simd;
 use crate::tensor::Matrix;
 
@@ -63,7 +63,7 @@ mod tests {
     use super::super::norm::testing::{check_forms, Operands};
     use super::super::testing::threads;
     use super::*;
-    use crate::ops::layer_norm::LayerNormTensors;
+    use crate::operation::layer_norm::LayerNormTensors;
     use crate::tensor::Tensor;
 
     /// The formula in f64, for tensors in host memory.

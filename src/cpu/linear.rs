@@ -11,7 +11,7 @@ use super::dot_tile::{DotTile, COLUMNS};
 use super::linear_quantized::{linear_quantized, most_quantized_columns};
 use super::row::{vectors, Row};
 use super::threads::{Scratch, Threads};
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::simd::{dispatch, Kernel, Simd, VectorElement};
 use crate::tensor::DType;
 use half::{bf16, f16};
@@ -286,7 +286,7 @@ pub fn reference(op: &LinearProduct) {
 mod tests {
     use super::super::testing::{assert_close, at_every_level, threads, Buffer};
     use super::*;
-    use crate::ops::Activation;
+    use crate::operation::Activation;
     use crate::tensor::Tensor;
     use crate::weight::WeightView;
 

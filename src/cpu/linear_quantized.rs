@@ -15,7 +15,7 @@ use super::linear::{
 use super::quantized_tile::{QuantizedTile, QUANTIZED_ROWS};
 use super::row::{vectors, Row};
 use super::threads::{Scratch, Threads, SCRATCH_FLOATS};
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::simd::{dispatch, with_float, Kernel, Simd};
 use crate::tensor::{DType, Element};
 use crate::weight::{Encoding, Scales};

@@ -2,8 +2,8 @@
 
 use super::quantized_rows;
 use crate::error::{Error, Result, Status};
-use crate::ops::linear_product::LinearProduct;
-use crate::ops::quantized_rows::QuantizedRows;
+use crate::operation::linear_product::LinearProduct;
+use crate::operation::quantized_rows::QuantizedRows;
 use crate::tensor::{DType, Matrix};
 
 /// Values of a block; the weight is read once a block.

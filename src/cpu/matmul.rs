@@ -4,7 +4,7 @@
 use super::dot_tile::{DotTile, COLUMNS};
 use super::row::Row;
 use super::threads::{Scratch, Threads};
-use crate::ops::matmul::{Matmul, MatrixBatch};
+use crate::operation::matmul::{Matmul, MatrixBatch};
 use crate::simd::{dispatch, Kernel, Simd};
 use std::ops::Range;
 

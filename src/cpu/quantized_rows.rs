@@ -1,6 +1,6 @@
 //! Rows of f32 in 8 bits with a scale a row, and back; the formulas are in `ops/quantized_rows.rs`.
 
-use crate::ops::quantized_rows::QuantizedRows;
+use crate::operation::quantized_rows::QuantizedRows;
 use crate::weight::{fp8, int8, Encoding};
 use std::ops::Range;
 

@@ -4,7 +4,7 @@ use super::norm::{norm, RowNorm};
 use super::quantized_rows;
 use super::row::{vectors, Row};
 use super::threads::Threads;
-use crate::ops::rms_norm::RmsNorm;
+use crate::operation::rms_norm::RmsNorm;
 use crate::simd::Simd;
 use crate::tensor::{Matrix, Tensor};
 
@@ -115,7 +115,7 @@ mod tests {
     use super::super::norm::testing::{check_forms, Operands};
     use super::super::testing::{threads, Buffer};
     use super::*;
-    use crate::ops::rms_norm::RmsNormTensors;
+    use crate::operation::rms_norm::RmsNormTensors;
     use crate::tensor::DType;
 
     fn op([post, residual, weight, output]: [bool; 4], operands: Operands) -> RmsNorm {

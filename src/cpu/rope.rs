@@ -4,7 +4,7 @@ use super::rms_norm::sum_of_squares;
 use super::row::{for_rows, integers, vectors, Row};
 use super::threads::Threads;
 use crate::error::Result;
-use crate::ops::rope::{Append, Rope, Rotation};
+use crate::operation::rope::{Append, Rope, Rotation};
 use crate::simd::{dispatch, math, Kernel, Simd};
 use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM};
 use std::ops::Range;
@@ -226,7 +226,7 @@ pub fn reference(op: &Rope) {
 mod tests {
     use super::super::testing::{assert_close, at_every_level, threads, Buffer};
     use super::*;
-    use crate::ops::rope::RopeArguments;
+    use crate::operation::rope::RopeArguments;
 
     #[test]
     fn norm_rotation_and_append_match_the_reference() {

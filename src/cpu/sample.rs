@@ -8,7 +8,7 @@ use super::argmax::largest;
 use super::row::{integers, vectors, Row};
 use super::threads::Threads;
 use crate::error::{Error, Result, Status};
-use crate::ops::sample::{Sample, SampleOptions};
+use crate::operation::sample::{Sample, SampleOptions};
 use crate::simd::{dispatch, math, Kernel, Simd};
 use crate::tensor::Tensor;
 use std::sync::Mutex;

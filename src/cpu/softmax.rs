@@ -2,7 +2,7 @@
 
 use super::row::{for_rows, vectors, Row};
 use super::threads::Threads;
-use crate::ops::softmax::Softmax;
+use crate::operation::softmax::Softmax;
 use crate::simd::{dispatch, math, Kernel, Simd};
 use std::ops::Range;
 

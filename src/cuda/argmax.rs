@@ -6,7 +6,7 @@ use super::needs::Needs;
 use super::scratch::Purpose;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::argmax::Argmax;
+use crate::operation::argmax::Argmax;
 use std::ffi::c_void;
 
 /// `nvb_argmax_params` of csrc/argmax/argmax.h.

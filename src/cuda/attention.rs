@@ -4,9 +4,9 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::needs::Needs;
 use super::scratch::Purpose;
-use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill};
 use crate::device::RawHandle;
 use crate::error::Result;
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill};
 use std::ffi::c_void;
 
 /// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.

@@ -5,7 +5,7 @@ use super::launch::Launch;
 use super::quantized::QuantizedMatrix;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::dequantize::Dequantize;
+use crate::operation::dequantize::Dequantize;
 use crate::tensor::DType;
 use crate::weight::WeightView;
 use std::ffi::c_void;

@@ -4,8 +4,8 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::elementwise::{Elementwise, ElementwiseKind};
-use crate::ops::Activation;
+use crate::operation::elementwise::{Elementwise, ElementwiseKind};
+use crate::operation::Activation;
 use std::ffi::c_void;
 
 /// `nvb_elementwise_params` of csrc/elementwise/elementwise.h.

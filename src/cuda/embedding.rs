@@ -5,7 +5,7 @@ use super::launch::Launch;
 use super::quantized::QuantizedMatrix;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::embedding::Embedding;
+use crate::operation::embedding::Embedding;
 use std::ffi::c_void;
 
 /// `nvb_embedding_params` of csrc/embedding/embedding.h.

@@ -5,7 +5,7 @@ use super::launch::Launch;
 use super::quantized::QuantizedOutput;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::gated_activation::GatedActivation;
+use crate::operation::gated_activation::GatedActivation;
 use crate::tensor::DType;
 use std::ffi::c_void;
 

@@ -4,7 +4,7 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::norm::vector_data;
 use crate::error::Result;
-use crate::ops::group_norm::{GroupNorm, ImageLayout};
+use crate::operation::group_norm::{GroupNorm, ImageLayout};
 use crate::device::RawHandle;
 use crate::tensor::DType;
 use std::ffi::c_void;

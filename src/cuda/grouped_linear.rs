@@ -10,7 +10,7 @@ use super::quantized::{encoding_code, scale_code};
 use super::scratch::Purpose;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::grouped_linear::GroupedLinear;
+use crate::operation::grouped_linear::GroupedLinear;
 use crate::tensor::Matrix;
 use std::ffi::c_void;
 

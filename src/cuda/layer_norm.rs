@@ -5,7 +5,7 @@ use super::launch::Launch;
 use super::norm::{vector_data, NormRows};
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::layer_norm::LayerNorm;
+use crate::operation::layer_norm::LayerNorm;
 use std::ffi::c_void;
 
 /// `nvb_layer_norm_params` of csrc/layer_norm/layer_norm.h.

@@ -11,9 +11,9 @@ use super::{
 use crate::device::RawHandle;
 use crate::error::Result;
 use crate::executor::Executor;
-use crate::ops::linear::{Linear, LinearInput};
-use crate::ops::linear_product::LinearProduct;
-use crate::ops::Activation;
+use crate::operation::linear::{Linear, LinearInput};
+use crate::operation::linear_product::LinearProduct;
+use crate::operation::Activation;
 use crate::tensor::{DType, Matrix, Tensor};
 use std::ffi::c_void;
 

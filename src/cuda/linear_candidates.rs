@@ -6,8 +6,8 @@ use super::linear::{self, vendor_takes};
 use super::linear_choice::can;
 use super::{linear_invariant, linear_wgmma};
 use crate::device::{DeviceKind, RawHandle};
-use crate::ops::linear_product::LinearProduct;
-use crate::ops::Activation;
+use crate::operation::linear_product::LinearProduct;
+use crate::operation::Activation;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{kernels_of, Way};
 

@@ -14,7 +14,7 @@ use super::scratch::{Purpose, ScratchGuard};
 use super::{linear_invariant, linear_needs, linear_wgmma};
 use crate::device::{DeviceKind, RawHandle};
 use crate::error::Result;
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{find, kernels_of, KernelId, Way, LINEAR};
 use crate::tensor::DType;
@@ -274,7 +274,7 @@ pub(super) fn reference(executor: &CudaExecutor, op: &LinearProduct, stream: Raw
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Activation;
+    use crate::operation::Activation;
     use crate::tensor::Tensor;
     use crate::weight::{Encoding, Scales, WeightView};
 

@@ -14,7 +14,7 @@ use super::scratch::Purpose;
 use super::{linear, linear_choice, linear_quantized};
 use crate::device::{Device, DeviceKind, RawHandle};
 use crate::error::Result;
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::registry::{find, KernelId, LINEAR};
 use crate::tensor::Matrix;
 use crate::weight::WeightView;

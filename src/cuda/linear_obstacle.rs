@@ -5,7 +5,7 @@ use super::linear_rounded::oldest_capability;
 use crate::device::{Device, RawHandle};
 use crate::executor::Executor;
 use crate::hardware;
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::registry::choices::Rounding;
 use crate::registry::{KernelId, Way};
 

@@ -12,7 +12,7 @@ use super::{dequantize, linear_choice, linear_needs};
 use crate::device::RawHandle;
 use crate::error::Result;
 use crate::executor::Executor;
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::tensor::{Matrix, Tensor};
 use crate::weight::WeightView;
 use std::ffi::c_void;

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::linear_product::LinearProduct;
-use crate::ops::quantized_rows::QuantizedRows;
+use crate::operation::linear_product::LinearProduct;
+use crate::operation::quantized_rows::QuantizedRows;
 use crate::tensor::Matrix;
 use crate::weight::Scales;
 use std::ffi::c_void;

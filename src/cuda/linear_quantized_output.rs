@@ -8,8 +8,8 @@ use super::quantize_tokens;
 use super::scratch::Purpose;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::linear::Linear;
-use crate::ops::quantized_rows::QuantizedRows;
+use crate::operation::linear::Linear;
+use crate::operation::quantized_rows::QuantizedRows;
 use crate::tensor::{DType, Matrix};
 use std::ffi::c_void;
 

@@ -7,7 +7,7 @@ use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype, residual_data, residual_dtype, residual_stride};
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::tensor::DType;
 use std::ffi::c_void;
 

@@ -6,7 +6,7 @@ use super::needs::Needs;
 use super::{cublaslt::WORKSPACE_BYTES, scratch::Purpose};
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
-use crate::ops::matmul::{Matmul, MatrixBatch, BATCH_AXES};
+use crate::operation::matmul::{Matmul, MatrixBatch, BATCH_AXES};
 use std::ffi::c_void;
 
 /// `nvb_matmul_params` of csrc/matmul/matmul.h.

@@ -6,7 +6,7 @@ use super::quantized::QuantizedMatrix;
 use super::scratch::Purpose;
 use crate::device::{CopyKind, Device, RawHandle};
 use crate::error::{Error, Result};
-use crate::ops::quantize::{Quantize, Quantized};
+use crate::operation::quantize::{Quantize, Quantized};
 use crate::tensor::Matrix;
 use crate::weight::stripe::SquaredError;
 use crate::weight::{Arrangement, Encoding, Format, Granularity};

@@ -5,7 +5,7 @@ use super::launch::Launch;
 use super::quantized::QuantizedOutput;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::quantized_rows::QuantizedRows;
+use crate::operation::quantized_rows::QuantizedRows;
 use crate::tensor::{DType, Matrix};
 use std::ffi::c_void;
 

@@ -1,6 +1,6 @@
 //! A quantised weight as kernels receive it.
 
-use crate::ops::quantized_rows::QuantizedRows;
+use crate::operation::quantized_rows::QuantizedRows;
 use crate::weight::{Encoding, Scales, WeightView};
 use std::ffi::c_void;
 

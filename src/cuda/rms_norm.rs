@@ -6,7 +6,7 @@ use super::norm::{vector_data, NormRows};
 use super::quantized::QuantizedOutput;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::rms_norm::RmsNorm;
+use crate::operation::rms_norm::RmsNorm;
 use std::ffi::c_void;
 
 /// `nvb_rms_norm_params` of csrc/rms_norm/rms_norm.h.

@@ -4,7 +4,7 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::rope::{Rope, Rotation};
+use crate::operation::rope::{Rope, Rotation};
 use crate::tensor::{DType, Heads, Tensor};
 use std::ffi::c_void;
 

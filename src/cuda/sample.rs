@@ -6,7 +6,7 @@ use super::needs::Needs;
 use super::scratch::Purpose;
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
-use crate::ops::sample::Sample;
+use crate::operation::sample::Sample;
 use crate::tensor::Tensor;
 use std::ffi::c_void;
 

@@ -4,7 +4,7 @@ use super::executor::CudaExecutor;
 use super::launch::Launch;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::ops::softmax::Softmax;
+use crate::operation::softmax::Softmax;
 use std::ffi::c_void;
 
 /// `nvb_softmax_params` of csrc/softmax/softmax.h.

@@ -6,7 +6,7 @@ use super::Weight;
 use crate::allocation::{collected, with_room};
 use crate::error::Result;
 use crate::memory::MemoryManager;
-use crate::ops::dequantize::Dequantize;
+use crate::operation::dequantize::Dequantize;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
 use crate::weight::pack::Parts;

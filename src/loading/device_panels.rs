@@ -6,7 +6,7 @@ use crate::allocation::{gathered, with_room};
 use crate::device::CopyKind;
 use crate::error::Result;
 use crate::memory::MemoryManager;
-use crate::ops::quantize::{Quantize, Quantized};
+use crate::operation::quantize::{Quantize, Quantized};
 use crate::stream::Stream;
 use crate::tensor::{Matrix, Tensor};
 use crate::weight::arrangement::RowMap;

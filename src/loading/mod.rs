@@ -12,7 +12,7 @@ mod staging;
 use crate::allocation::{collected, with_room};
 use crate::error::{Error, Result};
 use crate::memory::{Allocation, MemoryManager};
-use crate::ops::quantize::{Quantize, Quantized};
+use crate::operation::quantize::{Quantize, Quantized};
 use crate::stream::Stream;
 use crate::tensor::Tensor;
 use crate::weight::arrangement::RowMap;

@@ -12,8 +12,8 @@ mod numbers;
 pub mod nvtx;
 
 use crate::error::{Error, Result};
+use crate::operation::Cost;
 use crate::operation::{CostOf, Operation, OperationKind};
-use crate::ops::Cost;
 use crate::stream::{Event, Stream};
 use numbers::HostNumbers;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -239,11 +239,11 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::{AttentionConfig, AttentionDecode};
     use crate::backend::Backend;
     use crate::cpu::CpuExecutor;
     use crate::kv_cache::{KvCache, KvCacheOptions};
-    use crate::ops::softmax::Softmax;
+    use crate::operation::attention::{AttentionConfig, AttentionDecode};
+    use crate::operation::softmax::Softmax;
     use crate::tensor::{DType, Tensor};
     use std::sync::Arc;
 

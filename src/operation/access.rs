@@ -2,7 +2,7 @@
 
 use super::Operation;
 use crate::error::{Error, Result};
-use crate::ops::quantized_rows::QuantizedRows;
+use crate::operation::quantized_rows::QuantizedRows;
 use crate::tensor::{CacheLayer, Heads, Matrix, Tensor};
 use crate::weight::WeightView;
 use std::ffi::c_void;

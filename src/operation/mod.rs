@@ -1,18 +1,57 @@
-//! An operation as a value: one list of all of them, which makes the enum, the kinds, their numbers in the C ABI, their names
-//! and what is common to all. Whoever holds a value may run it, because descriptors are checked where they are made.
+//! Operations: one list of all of them, which makes the enum, the kinds, their numbers in the C ABI, their names and what is
+//! common to all; and a file for each with its descriptor, validation, cost, and what it reads and writes.
+//!
+//! A descriptor is what a C call becomes once it has been checked, and what an executor receives. It speaks of device
+//! memory through [`crate::tensor`] views and owns none of it. `new` validates: whoever holds a descriptor may run it.
 
 pub mod access;
+mod activation;
+pub mod argmax;
+pub mod attention;
+pub mod dequantize;
+pub mod embedding;
+pub mod grouped_linear;
+pub mod linear;
+pub mod linear_product;
+pub mod matmul;
+mod norm;
+pub mod quantize;
+pub mod quantized_rows;
+pub mod rope;
+pub mod sample;
+crate::plain_operations!(operation_modules);
 
-use crate::attention::{AttentionDecode, AttentionPrefill};
-use crate::ops::{
-    argmax::Argmax, elementwise::Elementwise, embedding::Embedding, gated_activation::GatedActivation,
-    group_norm::GroupNorm, grouped_linear::GroupedLinear, layer_norm::LayerNorm, linear::Linear,
-    linear_product::LinearProduct, matmul::Matmul, rms_norm::RmsNorm, rope::Rope, sample::Sample, softmax::Softmax,
-    Cost,
-};
+use crate::error::{Error, Result};
+use crate::operation_modules;
 use crate::tensor::Tensor;
 use access::Visit;
+use argmax::Argmax;
+use attention::{AttentionDecode, AttentionPrefill};
+use elementwise::Elementwise;
+use embedding::Embedding;
+use gated_activation::GatedActivation;
+use group_norm::GroupNorm;
+use grouped_linear::GroupedLinear;
+use layer_norm::LayerNorm;
+use linear::Linear;
+use linear_product::LinearProduct;
+use matmul::Matmul;
+use rms_norm::RmsNorm;
+use rope::Rope;
+use sample::Sample;
+use softmax::Softmax;
 use std::ffi::CStr;
+
+pub(crate) use crate::tensor::expect_extent;
+pub use activation::Activation;
+
+/// What an operation must do at the least: floating-point operations, and bytes with each input read and each output
+/// written once.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Cost {
+    pub operations: f64,
+    pub bytes: f64,
+}
 
 /// The cost of a call, from numbers that it read in device memory.
 pub type CostOf = Box<dyn FnOnce(&[i32]) -> Cost + Send>;
@@ -101,8 +140,8 @@ operations! {
     GroupNorm = 14, group_norm, c"nvbackend::group_norm";
 }
 
-/// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in src/ops,
-/// src/cpu, src/cuda and tests/conformance. From these lines come those modules and the dispatch (docs/adding.md).
+/// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in
+/// src/operation, src/cpu, src/cuda and tests/conformance. From these lines come those modules and the dispatch (docs/adding.md).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! plain_operations {
@@ -161,6 +200,21 @@ impl OperationKind {
     pub fn from_code(code: u32) -> Option<OperationKind> {
         OperationKind::ALL.get(code as usize).copied()
     }
+}
+
+pub(crate) fn expect_finite_positive(name: &str, value: f32) -> Result<()> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name} is {value}; a finite value above 0 is needed")))
+}
+
+/// Norms multiply by w, or by 1 + w.
+pub(crate) fn expect_weight_offset(value: f32) -> Result<()> {
+    if value == 0.0 || value == 1.0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("weight_offset is {value}; 0 or 1 is needed")))
 }
 
 #[cfg(test)]

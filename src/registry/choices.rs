@@ -6,7 +6,7 @@ use super::{find, KernelId, LINEAR};
 use crate::allocation::has_room;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::weight::Encoding;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -194,7 +194,7 @@ impl Choices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Activation;
+    use crate::operation::Activation;
     use crate::tensor::{DType, Tensor};
     use crate::weight::WeightView;
 

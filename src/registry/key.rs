@@ -1,8 +1,8 @@
 //! What a choice is kept for: a product's shape, its rows rounded up to a power of two, and all that decides which kernels
 //! can take it.
 
-use crate::ops::linear_product::LinearProduct;
-use crate::ops::Activation;
+use crate::operation::linear_product::LinearProduct;
+use crate::operation::Activation;
 use crate::tensor::DType;
 use crate::weight::{Encoding, Scales, BLOCK};
 use std::fmt;

@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::executor::Executor;
-use crate::ops::linear_product::LinearProduct;
-use crate::ops::Activation;
+use crate::operation::linear_product::LinearProduct;
+use crate::operation::Activation;
 use crate::tensor::{DType, Tensor};
 use crate::weight::pack::Geometry;
 use crate::weight::{Arrangement, Format, WeightView};

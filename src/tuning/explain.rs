@@ -3,7 +3,7 @@
 use super::tuner::{describe, WORTHWHILE};
 use crate::device::DeviceKind;
 use crate::executor::Executor;
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::registry::choices::{Algorithm, Choice, Entry};
 use crate::registry::{kernels_of, KernelId};
 use std::fmt::Write as _;

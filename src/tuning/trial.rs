@@ -4,7 +4,7 @@ use super::tuner::{describe, Outcome, Progress, Report, Tuner};
 use super::validate::{compare, tolerance};
 use super::workload::Workload;
 use crate::error::{Error, Result, Status};
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::registry::choices::Choice;
 use std::ops::Range;
 

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::executor::Executor;
 use crate::hardware;
 use crate::memory::MemoryManager;
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::registry::choices::{Algorithm, Choice, Entry, Table};
 use crate::registry::key::ProductKey;
 use crate::stream::Stream;

@@ -7,7 +7,7 @@ use crate::device::CopyKind;
 use crate::error::Result;
 use crate::loading::{Source, Weight};
 use crate::memory::{Allocation, MemoryManager};
-use crate::ops::linear_product::LinearProduct;
+use crate::operation::linear_product::LinearProduct;
 use crate::stream::Stream;
 use crate::tensor::{DType, Element, Matrix, Tensor};
 use crate::weight::{Arrangement, Scales, WeightView};

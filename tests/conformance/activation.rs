@@ -1,6 +1,6 @@
 //! The activations' formulas.
 
-use nvbackend::ops::Activation;
+use nvbackend::operation::Activation;
 
 pub const ACTIVATIONS: [Activation; 4] =
     [Activation::None, Activation::GeluTanh, Activation::GeluErf, Activation::Silu];

@@ -2,8 +2,8 @@
 
 use crate::compare::bound;
 use crate::run::{cache_tensor, rounded, Failure, Outcome, Run};
-use nvbackend::attention::AttentionConfig;
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
+use nvbackend::operation::attention::AttentionConfig;
 use nvbackend::tensor::{DType, Tensor};
 
 /// Query, key/value and output dtypes: the query has the keys' dtype or F32, the output any.

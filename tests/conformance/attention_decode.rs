@@ -3,8 +3,8 @@
 use crate::attention_cases::{attend, attention_bound, dtypes, expect_attention, filled_cache, Keys};
 use crate::compare::compare;
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN};
-use nvbackend::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use nvbackend::error::Status;
+use nvbackend::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use nvbackend::operation::Operation;
 use nvbackend::tensor::DType;
 

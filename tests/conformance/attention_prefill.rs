@@ -2,8 +2,8 @@
 
 use crate::attention_cases::{attend, dtypes, expect_attention, filled_cache, Keys};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
-use nvbackend::attention::{AttentionConfig, AttentionPrefill, KeySource};
 use nvbackend::error::Status;
+use nvbackend::operation::attention::{AttentionConfig, AttentionPrefill, KeySource};
 use nvbackend::operation::Operation;
 use nvbackend::tensor::DType;
 

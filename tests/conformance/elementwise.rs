@@ -4,8 +4,8 @@ use crate::activation::{activate, ACTIVATIONS};
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
 use nvbackend::operation::Operation;
-use nvbackend::ops::elementwise::{Elementwise, ElementwiseKind};
-use nvbackend::ops::Activation;
+use nvbackend::operation::elementwise::{Elementwise, ElementwiseKind};
+use nvbackend::operation::Activation;
 use nvbackend::tensor::DType;
 
 #[derive(Debug, Clone, Copy, PartialEq)]

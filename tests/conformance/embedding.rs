@@ -4,8 +4,8 @@ use crate::compare::FLOATS;
 use crate::run::{check, expect_error, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::Status;
 use nvbackend::loading::{Source, Weight};
+use nvbackend::operation::embedding::Embedding;
 use nvbackend::operation::Operation;
-use nvbackend::ops::embedding::Embedding;
 use nvbackend::tensor::DType;
 use nvbackend::weight::Arrangement;
 

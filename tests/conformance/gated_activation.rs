@@ -4,8 +4,8 @@ use crate::activation::{activate, ACTIVATIONS};
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::operation::Operation;
-use nvbackend::ops::gated_activation::GatedActivation;
-use nvbackend::ops::Activation;
+use nvbackend::operation::gated_activation::GatedActivation;
+use nvbackend::operation::Activation;
 use nvbackend::tensor::DType;
 
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -8,7 +8,7 @@ use crate::run::{c_tensor, check, expect_error, Layout, Outcome, Run, LAYOUTS, P
 use nvbackend::capi::operations::*;
 use nvbackend::capi::structs::init;
 use nvbackend::error::{Result, Status};
-use nvbackend::ops::Activation;
+use nvbackend::operation::Activation;
 use nvbackend::tensor::{DType, Tensor};
 
 #[derive(Debug, Clone, Copy)]

@@ -7,9 +7,9 @@ use crate::run::{check, expect_error, rounded, Layout, Outcome, Run, PITCHED, PL
 use crate::weight_formats::{formats, values_of};
 use nvbackend::error::Status;
 use nvbackend::loading::{Source, Weight};
+use nvbackend::operation::grouped_linear::GroupedLinear;
+use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
-use nvbackend::ops::grouped_linear::GroupedLinear;
-use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::{Arrangement, Format, Granularity};
 

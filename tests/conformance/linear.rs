@@ -6,9 +6,9 @@ use crate::linear_residual::{outputs, Residual};
 use crate::random::Random;
 use crate::run::{check, rounded, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::loading::{Source, Weight};
+use nvbackend::operation::linear_product::LinearProduct;
+use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
-use nvbackend::ops::linear_product::LinearProduct;
-use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::Arrangement;
 

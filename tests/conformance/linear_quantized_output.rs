@@ -7,12 +7,12 @@ use crate::linear_residual::{outputs, Residual};
 use crate::quantized_rows::{expect_same, floats, quantized, read, rows_at, Codes, Place, ENCODINGS, PLACES, TIGHT};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::Status;
+use nvbackend::operation::gated_activation::GatedActivation;
+use nvbackend::operation::linear::{Linear, LinearTensors};
+use nvbackend::operation::quantized_rows::QuantizedRows;
+use nvbackend::operation::rms_norm::{RmsNorm, RmsNormTensors};
+use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
-use nvbackend::ops::gated_activation::GatedActivation;
-use nvbackend::ops::linear::{Linear, LinearTensors};
-use nvbackend::ops::quantized_rows::QuantizedRows;
-use nvbackend::ops::rms_norm::{RmsNorm, RmsNormTensors};
-use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::{fp8, Encoding};
 

@@ -8,10 +8,10 @@ use crate::random::Random;
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use crate::weight_formats::values_of;
 use nvbackend::error::{Result, Status};
+use nvbackend::operation::linear::{Linear, LinearTensors};
+use nvbackend::operation::linear_product::LinearProduct;
+use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
-use nvbackend::ops::linear::{Linear, LinearTensors};
-use nvbackend::ops::linear_product::LinearProduct;
-use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::{fp8, int8, Encoding};
 

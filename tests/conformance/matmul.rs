@@ -4,8 +4,8 @@ use crate::compare::FLOATS;
 use crate::random::Random;
 use crate::run::{check, offsets, rounded, Outcome, Run};
 use nvbackend::error::Result;
+use nvbackend::operation::matmul::Matmul;
 use nvbackend::operation::Operation;
-use nvbackend::ops::matmul::Matmul;
 use nvbackend::tensor::{DType, Tensor};
 
 #[derive(Debug, Clone, Copy)]

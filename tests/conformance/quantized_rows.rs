@@ -5,12 +5,12 @@ use crate::compare::FLOATS;
 use crate::linear_quantized_input::{weight, Kind, LinearCase};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::error::{Result, Status};
+use nvbackend::operation::gated_activation::GatedActivation;
+use nvbackend::operation::linear::{Linear, LinearTensors};
+use nvbackend::operation::quantized_rows::QuantizedRows;
+use nvbackend::operation::rms_norm::{RmsNorm, RmsNormTensors};
+use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
-use nvbackend::ops::gated_activation::GatedActivation;
-use nvbackend::ops::linear::{Linear, LinearTensors};
-use nvbackend::ops::quantized_rows::QuantizedRows;
-use nvbackend::ops::rms_norm::{RmsNorm, RmsNormTensors};
-use nvbackend::ops::Activation;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::weight::{fp8, int8, Encoding};
 

@@ -4,7 +4,7 @@
 use crate::compare::{compare, round, FLOATS};
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
 use nvbackend::operation::Operation;
-use nvbackend::ops::rms_norm::{RmsNorm, RmsNormTensors};
+use nvbackend::operation::rms_norm::{RmsNorm, RmsNormTensors};
 use nvbackend::tensor::{DType, Tensor};
 
 #[derive(Debug, Clone, Copy)]

@@ -6,8 +6,8 @@ use crate::run::{
 };
 use nvbackend::error::Status;
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
+use nvbackend::operation::rope::{Append, Rope, RopeArguments, Rotation};
 use nvbackend::operation::Operation;
-use nvbackend::ops::rope::{Append, Rope, RopeArguments, Rotation};
 use nvbackend::tensor::{DType, Tensor};
 
 #[derive(Debug, Clone, Copy)]

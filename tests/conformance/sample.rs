@@ -5,8 +5,8 @@
 
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
+use nvbackend::operation::sample::{Sample, SampleOptions};
 use nvbackend::operation::Operation;
-use nvbackend::ops::sample::{Sample, SampleOptions};
 use nvbackend::tensor::DType;
 
 /// What F32 sums may differ by.

@@ -3,7 +3,7 @@
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
 use nvbackend::operation::Operation;
-use nvbackend::ops::softmax::Softmax;
+use nvbackend::operation::softmax::Softmax;
 use nvbackend::tensor::DType;
 
 #[derive(Debug, Clone, Copy)]

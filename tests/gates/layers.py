@@ -7,7 +7,6 @@
   "(planned)" is a module.
 - A module names only modules that stand below it: in `use crate::…`, in any path `crate::…`, and in paths of `super` that lead
   to the crate's root; an exported macro is its module's. So no two modules can need each other.
-- Pairs in LEFT are arrows up that are still to be removed. One that is gone must leave the list too.
 - Code under `#[cfg(test)]` may name every module: a test stands above the library that it tries.
 """
 
@@ -21,8 +20,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TOKEN = re.compile(r"""
     (?P<skip>//[^\n]*|/\*.*?\*/|b?r(?P<hashes>\#*)".*?"(?P=hashes)|[bc]?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\\n])')
     |(?P<token>[A-Za-z_]\w*|::|[^\s\w])""", re.X | re.S)
-# (module, what it names above itself)
-LEFT = {("attention", "operation"), ("ops", "operation")}
 # Exported macros, which Rust puts at the crate's root.
 MACRO = re.compile(r"#\[macro_export\]\s*macro_rules! (\w+)")
 LISTED = re.compile(r"^  (\w+)(/|\.rs) +(\S.*)$", re.M)
@@ -147,8 +144,8 @@ def module_of(path):
     return parts[:-1] if parts[-1] == "mod" else parts
 
 
-def problems(root, left=frozenset(LEFT)):
-    """What is wrong in a checkout, as sentences; `left`: arrows up that may stay."""
+def problems(root):
+    """What is wrong in a checkout, as sentences."""
     source = root / "src"
     listed = order((root / "docs" / "design.md").read_text())
     names = [name for name, _ in listed]
@@ -158,7 +155,6 @@ def problems(root, left=frozenset(LEFT)):
     found += [f"docs/design.md lists {name} twice" for name in sorted({name for name in names if names.count(name) > 1})]
     if found:
         return found
-    needed = set()
     place = {name: number for number, name in enumerate(names)}
     files = {path: module_of(path.relative_to(source)) for path in sorted(source.rglob("*.rs"))}
     read_files = {path: read(path.read_text(), module) for path, module in files.items()}
@@ -173,11 +169,8 @@ def problems(root, left=frozenset(LEFT)):
             where = f"{path.relative_to(root)}:{line}"
             if name not in place:
                 found.append(f"{where} names crate::{name}, which is no module")
-            elif place[name] < place[own] and (own, name) in left:
-                needed.add((own, name))
             elif place[name] < place[own]:
                 found.append(f"{where} names {name}, which stands above {own} in docs/design.md")
-    found += [f"tests/gates/layers.py leaves {own} {name}, which it does not name any more" for own, name in sorted(left - needed)]
     return found
 
 

@@ -177,7 +177,7 @@ fn real_clocks_measure_every_format() {
     }
 }
 
-fn cases_shape(backend: &Backend) -> nvbackend::ops::linear_product::LinearProduct {
+fn cases_shape(backend: &Backend) -> nvbackend::operation::linear_product::LinearProduct {
     case(backend, 3).shape().unwrap()
 }
 

@@ -2,8 +2,8 @@
 //! told by the environment what to do.
 
 use super::fixture::*;
-use nvbackend::ops::linear_product::LinearProduct;
-use nvbackend::ops::Activation;
+use nvbackend::operation::linear_product::LinearProduct;
+use nvbackend::operation::Activation;
 use nvbackend::registry::choices::Table;
 use nvbackend::tensor::Tensor;
 use nvbackend::weight::WeightView;

@@ -6,12 +6,12 @@
 
 use super::{finish, lse_of, RunningSoftmax};
 use crate::allocation::gathered;
-use crate::attention::{AttentionDecode, SequenceSpan};
 use crate::cpu::dot_tile::{DotTile, COLUMNS};
 use crate::cpu::outer_tile::Outer;
 use crate::cpu::row::{integers, vectors, Row};
 use crate::cpu::threads::{Scratch, Threads};
 use crate::error::{Error, Result, Status};
+use crate::operation::attention::{AttentionDecode, SequenceSpan};
 use crate::simd::{dispatch, math, with_float, Kernel, Simd, VectorElement};
 use std::ops::Range;
 

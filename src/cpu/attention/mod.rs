@@ -7,7 +7,7 @@ pub mod prefill;
 mod tests;
 
 use super::row::Row;
-use crate::attention::{AttentionConfig, SequenceSpan};
+use crate::operation::attention::{AttentionConfig, SequenceSpan};
 use crate::simd::{math, Simd};
 use crate::tensor::{Heads, KvView, Tensor};
 use std::ops::Range;

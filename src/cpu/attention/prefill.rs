@@ -8,11 +8,11 @@
 
 use super::{finish, kv_row, lse_of, visible, RunningSoftmax};
 use crate::allocation::push;
-use crate::attention::{AttentionPrefill, SequenceSpan};
 use crate::cpu::outer_tile::Outer;
 use crate::cpu::row::{vectors, Row};
 use crate::cpu::threads::{Scratch, Threads};
 use crate::error::Result;
+use crate::operation::attention::{AttentionPrefill, SequenceSpan};
 use crate::simd::{dispatch, Kernel, Simd};
 use std::ops::Range;
 

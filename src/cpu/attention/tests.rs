@@ -3,7 +3,7 @@
 use super::super::testing::{assert_close, at_every_level, threads, Buffer};
 use super::super::threads::Threads;
 use super::{decode, prefill};
-use crate::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use crate::tensor::{CacheLayer, DType};
 
 const CONFIG: AttentionConfig =

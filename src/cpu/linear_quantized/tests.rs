@@ -2,7 +2,7 @@ use super::super::linear::{linear, linear_in_columns, most_task_columns, referen
 use super::super::testing::{assert_close, at_every_level, threads, Buffer};
 use super::super::testing_quantized::{Format, Quantized, FORMATS};
 use super::*;
-use crate::ops::Activation;
+use crate::operation::Activation;
 use crate::tensor::Tensor;
 
 #[test]

@@ -12,7 +12,7 @@ use crate::cuda::scratch::{Purpose, ScratchGuard};
 use crate::device::RawHandle;
 use crate::driver::exit;
 use crate::error::Result;
-use crate::ops::matmul::{Matmul, MatrixBatch};
+use crate::operation::matmul::{Matmul, MatrixBatch};
 use crate::tensor::DType;
 use std::ffi::{c_int, c_void};
 

@@ -14,7 +14,7 @@ use crate::allocation::{collected, with_room};
 use crate::error::{Error, Result, Status};
 use crate::operation::access::{Effect, Visit};
 use crate::operation::CostOf;
-use crate::ops::{expect_extent, Cost};
+use crate::operation::{expect_extent, Cost};
 use crate::tensor::{CacheLayer, DType, Heads, KvView, Tensor, MAX_HEAD_DIM};
 
 /// What stays the same from call to call.
