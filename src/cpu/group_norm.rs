@@ -2,9 +2,9 @@
 
 use super::activation::activate;
 use super::row::{for_rows, vectors, Row};
-use crate::simd::{dispatch, Kernel, Simd};
 use super::threads::Threads;
 use crate::operation::group_norm::{GroupNorm, ImageLayout};
+use crate::simd::{dispatch, Kernel, Simd};
 use crate::tensor::{Heads, Tensor};
 use std::ops::Range;
 

@@ -3,9 +3,9 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::norm::vector_data;
+use crate::device::RawHandle;
 use crate::error::Result;
 use crate::operation::group_norm::{GroupNorm, ImageLayout};
-use crate::device::RawHandle;
 use crate::tensor::DType;
 use std::ffi::c_void;
 

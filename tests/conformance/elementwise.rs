@@ -3,9 +3,9 @@
 use crate::activation::{activate, ACTIVATIONS};
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
-use nvbackend::operation::Operation;
 use nvbackend::operation::elementwise::{Elementwise, ElementwiseKind};
 use nvbackend::operation::Activation;
+use nvbackend::operation::Operation;
 use nvbackend::tensor::DType;
 
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -3,9 +3,9 @@
 use crate::activation::{activate, ACTIVATIONS};
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PITCHED, PLAIN, UNALIGNED};
-use nvbackend::operation::Operation;
 use nvbackend::operation::gated_activation::GatedActivation;
 use nvbackend::operation::Activation;
+use nvbackend::operation::Operation;
 use nvbackend::tensor::DType;
 
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -4,8 +4,8 @@ use crate::compare::FLOATS;
 use crate::random::Random;
 use crate::rms_norm::{extremes, Extreme};
 use crate::run::{check, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
-use nvbackend::operation::Operation;
 use nvbackend::operation::layer_norm::{LayerNorm, LayerNormTensors};
+use nvbackend::operation::Operation;
 use nvbackend::tensor::DType;
 
 #[derive(Debug, Clone, Copy)]

@@ -3,8 +3,8 @@
 
 use crate::compare::{compare, round, FLOATS};
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
-use nvbackend::operation::Operation;
 use nvbackend::operation::rms_norm::{RmsNorm, RmsNormTensors};
+use nvbackend::operation::Operation;
 use nvbackend::tensor::{DType, Tensor};
 
 #[derive(Debug, Clone, Copy)]

@@ -2,8 +2,8 @@
 
 use crate::compare::FLOATS;
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
-use nvbackend::operation::Operation;
 use nvbackend::operation::softmax::Softmax;
+use nvbackend::operation::Operation;
 use nvbackend::tensor::DType;
 
 #[derive(Debug, Clone, Copy)]
