@@ -1288,9 +1288,10 @@ NVB_MUST_USE nvb_status nvb_memory_allocate_pinned(nvb_memory_manager *memory, s
 
 // Copies `bytes` on `stream` and returns. `kind` is `NVB_COPY_…`. Host memory must stay valid until the stream has
 // passed the copy; copies of pageable host memory may block. Device ranges must lie inside live blocks of this manager,
-// or in memory that the device reaches otherwise, such as a peer's. May be captured. On the CPU all kinds are plain
-// copies.
-// Errors: `NVB_ERROR_INVALID_ARGUMENT`: a range that is neither, or blocks of this manager while it sleeps.
+// or in memory that the device reaches otherwise, such as a peer's. The two ranges may be the same one, and must not overlap
+// otherwise. May be captured. On the CPU all kinds are plain copies.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT`: a range that is neither, ranges that overlap, or blocks of this manager while it
+// sleeps.
 NVB_MUST_USE nvb_status nvb_memory_copy(nvb_memory_manager *memory,
                            void *destination,
                            const void *source,
@@ -2262,8 +2263,12 @@ static inline void nvb_attention_decode_args_init(nvb_attention_decode_args *val
 
 #define NVB_OPERATION_GROUP_NORM 14
 
+#define NVB_OPERATION_MEMORY_COPY 15
+
+#define NVB_OPERATION_MEMORY_FILL 16
+
 // The operations of this header; a later library may have more.
-#define NVB_OPERATION_COUNT 15
+#define NVB_OPERATION_COUNT 17
 
 // `layout`: [N, C, …], as PyTorch has images.
 #define NVB_LAYOUT_NCHW 0

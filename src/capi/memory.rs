@@ -10,9 +10,12 @@ use super::stream::nvb_stream;
 use super::structs::{expect_out, slice, write_out};
 use super::tensor::{nvb_tensor, tensor_shape};
 use crate::backend::Backend;
-use crate::device::{CopyKind, ManagedAdvice};
+use crate::device::{CopyKind, Device, ManagedAdvice, RawHandle};
 use crate::error::{Error, Result};
 use crate::memory::{expect_awake, Blocks, MemoryManager};
+use crate::operation::memory_copy::MemoryCopy;
+use crate::operation::memory_fill::MemoryFill;
+use crate::operation::Operation;
 use crate::stream::Stream;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -65,6 +68,21 @@ impl ManagerObject {
 
     pub fn memory(&self) -> &Arc<MemoryManager> {
         &self.memory
+    }
+
+    /// Queues work on the manager's memory, or does it by `run` where that is the host's beside a GPU.
+    fn queue(
+        &self,
+        op: impl Into<Operation>,
+        stream: &Stream,
+        run: impl FnOnce(&dyn Device, RawHandle) -> Result<()>,
+    ) -> Result<()> {
+        let (op, device) = (op.into(), self.memory.device());
+        if std::ptr::addr_eq(device, Arc::as_ptr(self.backend.executor())) {
+            return self.backend.queue(op, stream);
+        }
+        op.expect_apart()?;
+        run(device, stream.raw())
     }
 }
 
@@ -311,9 +329,10 @@ pub unsafe extern "C" fn nvb_memory_allocate_pinned(
 
 /// Copies `bytes` on `stream` and returns. `kind` is `NVB_COPY_…`. Host memory must stay valid until the stream has
 /// passed the copy; copies of pageable host memory may block. Device ranges must lie inside live blocks of this manager,
-/// or in memory that the device reaches otherwise, such as a peer's. May be captured. On the CPU all kinds are plain
-/// copies.
-/// Errors: `NVB_ERROR_INVALID_ARGUMENT`: a range that is neither, or blocks of this manager while it sleeps.
+/// or in memory that the device reaches otherwise, such as a peer's. The two ranges may be the same one, and must not overlap
+/// otherwise. May be captured. On the CPU all kinds are plain copies.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT`: a range that is neither, ranges that overlap, or blocks of this manager while it
+/// sleeps.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_memory_copy(
     memory: *mut nvb_memory_manager,
@@ -353,7 +372,8 @@ pub unsafe extern "C" fn nvb_memory_copy(
             }
         }
         // SAFETY: device ranges were checked, host ranges are valid by the header's contract.
-        unsafe { memory.device().copy(destination, source, bytes, kind, stream.raw()) }
+        let op = unsafe { MemoryCopy::new(destination, source, bytes, kind) };
+        object.queue(op, &stream, |device, stream| op.run(device, stream))
     })
 }
 
@@ -381,7 +401,8 @@ pub unsafe extern "C" fn nvb_memory_fill(
         }
         expect_awake(destination)?;
         // SAFETY: the range lies inside a live block.
-        unsafe { memory.device().fill(destination, value, bytes, stream.raw()) }
+        let op = unsafe { MemoryFill::new(destination, value, bytes) };
+        object.queue(op, &stream, |device, stream| op.run(device, stream))
     })
 }
 

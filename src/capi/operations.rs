@@ -48,8 +48,10 @@ pub const NVB_OPERATION_LAYER_NORM: u32 = 11;
 pub const NVB_OPERATION_MATMUL: u32 = 12;
 pub const NVB_OPERATION_GROUPED_LINEAR: u32 = 13;
 pub const NVB_OPERATION_GROUP_NORM: u32 = 14;
+pub const NVB_OPERATION_MEMORY_COPY: u32 = 15;
+pub const NVB_OPERATION_MEMORY_FILL: u32 = 16;
 /// The operations of this header; a later library may have more.
-pub const NVB_OPERATION_COUNT: u32 = 15;
+pub const NVB_OPERATION_COUNT: u32 = 17;
 
 /// `layout`: [N, C, …], as PyTorch has images.
 pub const NVB_LAYOUT_NCHW: u32 = 0;

@@ -116,7 +116,7 @@ fn task_columns(op: &LinearProduct, choice: &Choice) -> Option<usize> {
 }
 
 impl Executor for CpuExecutor {
-    fn run(&self, op: &Operation, _stream: RawHandle) -> Result<()> {
+    fn run(&self, op: &Operation, stream: RawHandle) -> Result<()> {
         macro_rules! run {
             ($name:ident, $op:ident) => {
                 $name::$name(&self.threads, $op)
@@ -131,6 +131,8 @@ impl Executor for CpuExecutor {
                 return attention::decode::decode(&self.threads, op, &mut workspace);
             }
             Operation::Linear(op) => return self.linear(op),
+            Operation::MemoryCopy(op) => return op.run(self, stream),
+            Operation::MemoryFill(op) => return op.run(self, stream),
             Operation::GroupedLinear(op) => return grouped_linear::grouped_linear(&self.threads, op),
             Operation::Matmul(op) => matmul::matmul(&self.threads, op),
             Operation::Argmax(op) => argmax::argmax(&self.threads, op),

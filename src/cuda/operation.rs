@@ -21,6 +21,8 @@ pub(super) fn run(executor: &CudaExecutor, op: &Operation, stream: RawHandle) ->
         Operation::AttentionPrefill(op) => attention::prefill(executor, op, stream),
         Operation::AttentionDecode(op) => has_room().and_then(|()| attention::decode(executor, op, stream)),
         Operation::Linear(op) => has_room().and_then(|()| linear::run(executor, op, stream)),
+        Operation::MemoryCopy(op) => op.run(executor, stream),
+        Operation::MemoryFill(op) => op.run(executor, stream),
         Operation::GroupedLinear(op) => has_room().and_then(|()| grouped_linear::run(executor, op, stream)),
         Operation::Matmul(op) => has_room().and_then(|()| matmul::run(executor, op, stream)),
         Operation::Argmax(op) => has_room().and_then(|()| argmax::run(executor, op, stream)),

@@ -39,7 +39,7 @@ pub struct Access {
 const FIRST_MEMORY: usize = 4096;
 
 impl Region {
-    fn bytes(start: *const c_void, bytes: usize) -> Region {
+    pub(super) fn bytes(start: *const c_void, bytes: usize) -> Region {
         Region { start: start as usize, rows: 1, row_bytes: bytes, stride: 0, exact: true }
     }
 

@@ -14,6 +14,8 @@ pub mod grouped_linear;
 pub mod linear;
 pub mod linear_product;
 pub mod matmul;
+pub mod memory_copy;
+pub mod memory_fill;
 mod norm;
 pub mod quantize;
 pub mod quantized_rows;
@@ -36,6 +38,8 @@ use layer_norm::LayerNorm;
 use linear::Linear;
 use linear_product::LinearProduct;
 use matmul::Matmul;
+use memory_copy::MemoryCopy;
+use memory_fill::MemoryFill;
 use rms_norm::RmsNorm;
 use rope::Rope;
 use sample::Sample;
@@ -138,6 +142,8 @@ operations! {
     Matmul = 12, matmul, c"nvbackend::matmul";
     GroupedLinear = 13, grouped_linear, c"nvbackend::grouped_linear";
     GroupNorm = 14, group_norm, c"nvbackend::group_norm";
+    MemoryCopy = 15, memory_copy, c"nvbackend::memory_copy";
+    MemoryFill = 16, memory_fill, c"nvbackend::memory_fill";
 }
 
 /// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in
@@ -180,6 +186,11 @@ macro_rules! match_operation {
 pub(crate) use match_operation;
 
 impl Operation {
+    /// Whether it may take workspace, which copies and fills never do.
+    pub fn computes(&self) -> bool {
+        !matches!(self, Operation::MemoryCopy(_) | Operation::MemoryFill(_))
+    }
+
     /// The I32 vector in device memory that decides on what the operation must read, and the cost once it is known. Asked
     /// for by profiling alone.
     pub fn cost_by_content(&self) -> Option<(Tensor, CostOf)> {

@@ -125,6 +125,13 @@ int main(void) {
   }
   CHECK_STRUCT(metrics, get_metrics, f.backend);
 
+  // Copies and fills are operations as well.
+  CHECK_OK(nvb_memory_fill(f.memory, block, 0, sizeof values, f.stream));
+  CHECK_OK(nvb_memory_copy(f.memory, block, values, sizeof values, NVB_COPY_HOST_TO_DEVICE, f.stream));
+  CHECK_OK(nvb_stream_synchronize(f.stream));
+  CHECK_NEAR(metrics_of(f.backend, NVB_OPERATION_MEMORY_FILL).bytes, sizeof values, 1e-9);
+  CHECK_NEAR(metrics_of(f.backend, NVB_OPERATION_MEMORY_COPY).bytes, 2.0 * sizeof values, 1e-9);
+
   CHECK_OK(nvb_backend_reset_metrics(f.backend));
   CHECK_EQUAL(metrics_of(f.backend, NVB_OPERATION_SOFTMAX).calls, 0);
   CHECK_OK(nvb_backend_set_profiling(f.backend, 0));

@@ -185,6 +185,16 @@ static void test_decode(bench* b) {
   CHECK_OK(nvb_kv_cache_destroy(cache));
 }
 
+// A copy onto the same bytes changes nothing; one that overlaps would read what it has written.
+static void test_copy(bench* b) {
+  char* memory = b->memory;
+  const uint32_t kind = NVB_COPY_DEVICE_TO_DEVICE;
+  CHECK_OK(nvb_memory_copy(b->f->memory, memory, memory, BYTES / 2, kind, b->f->stream));
+  CHECK_OK(nvb_memory_copy(b->f->memory, memory, memory + BYTES / 2, BYTES / 2, kind, b->f->stream));
+  CHECK_FAILS(nvb_memory_copy(b->f->memory, memory + 1, memory, BYTES / 2, kind, b->f->stream),
+              NVB_ERROR_INVALID_ARGUMENT, "source", "destination", "overlap");
+}
+
 int main(void) {
   fixture f = open_fixture();
   bench b = set_up(&f);
@@ -196,6 +206,7 @@ int main(void) {
   test_grouped_linear(&b);
   test_rope(&b);
   test_decode(&b);
+  test_copy(&b);
   tear_down(&b);
   return operation_test_result(&f);
 }
