@@ -213,15 +213,15 @@ impl Executor for CudaExecutor {
     }
 
     fn linear_default(&self, op: &LinearProduct) -> Option<Choice> {
-        super::linear_choice::default(self, op)
+        super::linear_plan::default(self, op)
     }
 
     fn linear_with(&self, op: &LinearProduct, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>> {
-        super::linear_choice::run(self, op, choice, stream)
+        super::linear_plan::run_by(self, op, choice, stream)
     }
 
     fn linear_reference(&self, op: &LinearProduct, stream: RawHandle) -> Result<()> {
-        super::linear_choice::reference(self, op, stream)
+        super::linear_plan::reference(self, op, stream)
     }
 
     fn dequantize(&self, op: &Dequantize, stream: RawHandle) -> Result<bool> {

@@ -4,13 +4,9 @@ use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product, Residual};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::scratch::{Purpose, ScratchGuard};
-use super::{
-    linear_choice, linear_invariant, linear_needs, linear_quantized, linear_quantized_input, linear_quantized_output,
-    linear_wgmma,
-};
+use super::{linear_plan, linear_quantized_input, linear_quantized_output, linear_wgmma};
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::executor::Executor;
 use crate::operation::linear::{Linear, LinearInput};
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::Activation;
@@ -94,40 +90,9 @@ pub(super) fn rows(
 ) -> Result<()> {
     let part = op.product(first, output.rows, output);
     match op.input.part(first, output.rows) {
-        LinearInput::Floats(_) => product(executor, &part, stream),
+        LinearInput::Floats(_) => linear_plan::run(executor, &part, stream),
         LinearInput::Quantized(rows) => linear_quantized_input::run(executor, &rows, &part, stream),
     }
-}
-
-pub(super) fn product(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
-    if executor.batch_invariant {
-        return linear_invariant::run(executor, op, stream);
-    }
-    let Some(weight_dtype) = op.weight.dtype() else {
-        return linear_quantized::run(executor, op, stream);
-    };
-    let _guard = executor.enter()?;
-    for choice in executor.choices().of(op) {
-        if linear_choice::take_float(executor, op, weight_dtype, &choice, stream)?.is_some() {
-            return Ok(());
-        }
-    }
-    if prefers_wgmma(op) && linear_wgmma::run(executor, linear_wgmma::Params::of(op, weight_dtype), stream)? {
-        return Ok(());
-    }
-    if prefers_vendor(op, weight_dtype) {
-        let scratch = executor.scratch(stream);
-        let needs = || linear_needs::vendor(executor, op, weight_dtype);
-        if vendor(executor, op, weight_dtype, Pick::First, &mut scratch.lock(executor, stream, needs)?, stream)? {
-            return Ok(());
-        }
-    }
-    if linear_wgmma::has_many_rows(op)
-        && linear_wgmma::run(executor, linear_wgmma::Params::of(op, weight_dtype), stream)?
-    {
-        return Ok(());
-    }
-    own(executor, op, weight_dtype, stream)
 }
 
 /// Whether the wgmma kernel is asked before cuBLASLt: where that would need a second kernel for the epilogue.

@@ -4,7 +4,7 @@ use super::cublaslt::{AlgorithmBytes, Pick, RANKS, RANKS_WITH_EPILOGUE};
 use super::executor::CudaExecutor;
 use super::linear::{self, vendor_takes};
 use super::linear_choice::can;
-use super::{linear_invariant, linear_wgmma};
+use super::{linear_invariant, linear_plan, linear_wgmma};
 use crate::device::{DeviceKind, RawHandle};
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::Activation;
@@ -23,7 +23,8 @@ pub(super) fn candidates(executor: &CudaExecutor, op: &LinearProduct) -> Vec<Cho
         return linear_invariant::kernel(executor, op).map(Choice::of).into_iter().collect();
     }
     let mut found = Vec::new();
-    for (id, kernel) in kernels_of(DeviceKind::Cuda).filter(|(id, _)| can(executor, op, *id)) {
+    let seen = linear_plan::seen(op);
+    for (id, kernel) in kernels_of(DeviceKind::Cuda).filter(|(id, _)| can(executor, &seen, *id)) {
         match kernel.way {
             Way::Vendor | Way::Dequantized | Way::RoundedInput if executor.cublaslt().is_some() => {
                 let ranks = 0..ranks(op, kernel.way);

@@ -6,18 +6,16 @@
 use super::cublaslt::Pick;
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::linear::{self, vendor, vendor_takes};
+use super::linear::{self, vendor_takes};
 use super::linear_quantized;
-use super::linear_quantized::{in_order, takes_own_kernel, with_dequantized_slices, Params as QuantizedParams};
-use super::linear_rounded::{can_round, rounds_with_own, with_quantized_activations, By};
-use super::scratch::{Purpose, ScratchGuard};
-use super::{linear_invariant, linear_needs, linear_wgmma};
+use super::linear_quantized::Params as QuantizedParams;
+use super::linear_rounded::can_round;
+use super::linear_wgmma;
 use crate::device::{DeviceKind, RawHandle};
 use crate::error::Result;
 use crate::operation::linear_product::LinearProduct;
 use crate::registry::choices::{Algorithm, Choice};
-use crate::registry::{find, kernels_of, KernelId, Way, LINEAR};
-use crate::tensor::DType;
+use crate::registry::{find, KernelId, Way, LINEAR};
 use std::cell::Cell;
 use std::ffi::{c_char, CStr};
 use std::sync::OnceLock;
@@ -98,75 +96,18 @@ pub(super) fn can(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> 
     }
 }
 
-/// What `linear` would do, cuBLASLt taken to have an algorithm.
-pub(super) fn default(executor: &CudaExecutor, op: &LinearProduct) -> Option<Choice> {
-    let _guard = executor.enter().ok()?;
-    if op.input.rows == 0 || op.weight.rows == 0 {
-        return None;
-    }
-    if executor.batch_invariant {
-        return linear_invariant::kernel(executor, op).map(Choice::of);
-    }
+/// The kernel that the launcher's table has for the shape.
+pub(super) fn kernel_of_table(executor: &CudaExecutor, op: &LinearProduct) -> Option<KernelId> {
     let launch = executor.launch_on(RawHandle::NULL);
-    let by_way = |way: Way| kernels_of(DeviceKind::Cuda).find(|(_, kernel)| kernel.way == way).map(|(id, _)| id);
-    let can_by = |way: Way| by_way(way).is_some_and(|id| can(executor, op, id));
     // SAFETY: the two calls read their structs alone.
-    let id = match op.weight.dtype() {
-        Some(_) if linear::prefers_wgmma(op) && can_by(Way::Wgmma) => by_way(Way::Wgmma),
-        Some(dtype) if linear::prefers_vendor(op, dtype) && executor.cublaslt().is_some() => by_way(Way::Vendor),
-        Some(_) if linear_wgmma::has_many_rows(op) && can_by(Way::Wgmma) => by_way(Way::Wgmma),
-        Some(dtype) => named(unsafe { nvb_cuda_linear_kernel_name(&linear::params(op, dtype), &launch) }),
-        None => {
-            let params = linear_quantized::params(op);
-            let way = if rounds_with_own(executor, op) { Way::RoundedWgmma } else { Way::RoundedInput };
-            let rounded = || by_way(way).filter(|id| can(executor, op, *id));
-            match takes_own_kernel(executor, op, &params, RawHandle::NULL) {
-                true => named(unsafe { nvb_cuda_linear_quantized_kernel_name(&params, &launch) }),
-                false => rounded().or_else(|| by_way(Way::Dequantized)),
-            }
-        }
-    };
-    id.map(Choice::of)
+    named(match op.weight.dtype() {
+        Some(dtype) => unsafe { nvb_cuda_linear_kernel_name(&linear::params(op, dtype), &launch) },
+        None => unsafe { nvb_cuda_linear_quantized_kernel_name(&linear_quantized::params(op), &launch) },
+    })
 }
 
 fn named(name: *const c_char) -> Option<KernelId> {
     find(DeviceKind::Cuda, LINEAR, &text(name)).ok()
-}
-
-pub(super) fn run(
-    executor: &CudaExecutor,
-    op: &LinearProduct,
-    choice: &Choice,
-    stream: RawHandle,
-) -> Result<Option<Choice>> {
-    let _guard = executor.enter()?;
-    match op.weight.dtype() {
-        Some(dtype) => take_float(executor, op, dtype, choice, stream),
-        None => take_quantized(executor, op, choice, stream),
-    }
-}
-
-/// A product with a float weight by this choice. The context is current.
-pub(super) fn take_float(
-    executor: &CudaExecutor,
-    op: &LinearProduct,
-    dtype: DType,
-    choice: &Choice,
-    stream: RawHandle,
-) -> Result<Option<Choice>> {
-    if !can(executor, op, choice.kernel) {
-        return Ok(None);
-    }
-    if choice.kernel.kernel().way == Way::Wgmma {
-        let ran = linear_wgmma::run(executor, linear_wgmma::Params::of(op, dtype), stream)?;
-        return Ok(ran.then_some(*choice));
-    }
-    let Some(row) = row(choice.kernel) else {
-        let scratch = executor.scratch(stream);
-        let mut scratch = scratch.lock(executor, stream, || linear_needs::vendor(executor, op, dtype))?;
-        return picked(choice, |pick| vendor(executor, op, dtype, pick, &mut scratch, stream));
-    };
-    launch_float(executor, &linear::params(op, dtype), row, stream).map(|()| Some(*choice))
 }
 
 /// The product by a row of the table of float kernels. The context is current.
@@ -181,43 +122,12 @@ pub(super) fn launch_float(
     executor.check_launch(code, "linear")
 }
 
-/// The same with a weight in 8 or 4 bits.
-pub(super) fn take_quantized(
-    executor: &CudaExecutor,
-    op: &LinearProduct,
-    choice: &Choice,
-    stream: RawHandle,
-) -> Result<Option<Choice>> {
-    let in_place = op.weight.order.is_null() || op.input.rows == 0;
-    if in_place {
-        if !can(executor, op, choice.kernel) {
-            return Ok(None);
-        }
-        let params = linear_quantized::params(op);
-        if let Some(row) = row(choice.kernel).filter(|&row| workspace_bytes(row, &params) == 0) {
-            return launch_quantized(executor, &params, row, stream).map(|()| Some(*choice));
-        }
-    }
-    let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream, || linear_needs::by_choice(executor, op, choice))?;
-    let op = if in_place { *op } else { in_order(executor, op, &mut scratch, stream)? };
-    if !can(executor, &op, choice.kernel) {
-        return Ok(None);
-    }
-    let Some(row) = row(choice.kernel) else {
-        return with_strategy(executor, &op, choice, &mut scratch, stream);
-    };
-    let mut params = linear_quantized::params(&op);
-    params.workspace = scratch.get(Purpose::Workspace, workspace_bytes(row, &params))?;
-    launch_quantized(executor, &params, row, stream).map(|()| Some(*choice))
-}
-
 pub(super) fn workspace_bytes(row: i32, params: &QuantizedParams) -> usize {
     // SAFETY: reads the struct alone.
     unsafe { nvb_cuda_linear_quantized_kernel_workspace(row, params) }
 }
 
-/// The same of the quantised kernels.
+/// The product by a row of the table of quantised kernels. The context is current.
 pub(super) fn launch_quantized(
     executor: &CudaExecutor,
     params: &QuantizedParams,
@@ -229,27 +139,8 @@ pub(super) fn launch_quantized(
     executor.check_launch(code, "quantised linear")
 }
 
-fn with_strategy(
-    executor: &CudaExecutor,
-    op: &LinearProduct,
-    choice: &Choice,
-    scratch: &mut ScratchGuard<'_>,
-    stream: RawHandle,
-) -> Result<Option<Choice>> {
-    match choice.kernel.kernel().way {
-        Way::RoundedInput => {
-            picked(choice, |pick| with_quantized_activations(executor, op, By::Vendor(pick), scratch, stream))
-        }
-        Way::RoundedWgmma => {
-            let ran = with_quantized_activations(executor, op, By::Own, scratch, stream)?;
-            Ok(ran.then_some(*choice))
-        }
-        _ => picked(choice, |pick| with_dequantized_slices(executor, op, pick, scratch, stream)),
-    }
-}
-
 /// Runs a product of cuBLASLt with the choice's algorithm, and writes down which one a rank stands for.
-fn picked(choice: &Choice, run: impl FnOnce(Pick) -> Result<bool>) -> Result<Option<Choice>> {
+pub(super) fn picked(choice: &Choice, run: impl FnOnce(Pick) -> Result<bool>) -> Result<Option<Choice>> {
     let taken = Cell::new(None);
     let pick = match choice.algorithm {
         Algorithm::Default => Pick::First,
@@ -263,19 +154,12 @@ fn picked(choice: &Choice, run: impl FnOnce(Pick) -> Result<bool>) -> Result<Opt
     Ok(Some(Choice { algorithm, ..*choice }))
 }
 
-/// The plain kernels: f32 arithmetic without Tensor Cores.
-pub(super) fn reference(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
-    let name = if op.weight.encoding.is_float() { "linear_simt" } else { "linear_quantized_plain" };
-    let plain = Choice::of(find(DeviceKind::Cuda, LINEAR, name)?);
-    run(executor, op, &plain, stream).map(drop)
-}
-
-/// Names and limits against the tables, which are code of the host: no GPU is needed.
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::operation::Activation;
-    use crate::tensor::Tensor;
+    use crate::registry::kernels_of;
+    use crate::tensor::{DType, Tensor};
     use crate::weight::{Encoding, Scales, WeightView};
 
     #[test]

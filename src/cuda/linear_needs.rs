@@ -4,14 +4,12 @@
 
 use super::cublaslt::WORKSPACE_BYTES;
 use super::executor::CudaExecutor;
-use super::linear::{prefers_vendor, prefers_wgmma, product_bytes, vendor_is_final};
-use super::linear_quantized::{self, ordered_stride, slice_rows, takes_own_kernel};
-use super::linear_rounded::{can_round, code_bytes, rounds_with_own};
+use super::linear::{product_bytes, vendor_is_final};
+use super::linear_quantized::{self, ordered_stride, slice_rows};
+use super::linear_rounded::code_bytes;
 use super::needs::Needs;
 use super::scratch::Purpose;
-use super::{linear_choice, linear_invariant, linear_quantized_input, linear_quantized_output, linear_wgmma};
-use crate::device::RawHandle;
-use crate::executor::Executor;
+use super::{linear_choice, linear_plan, linear_quantized_input, linear_quantized_output};
 use crate::operation::linear::{Linear, LinearInput};
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::quantized_rows::QuantizedRows;
@@ -20,29 +18,13 @@ use crate::registry::Way;
 use crate::tensor::{DType, Matrix};
 use crate::weight::WeightView;
 
-/// Of `linear` as it would run now: by the override or the tuned entry, where there is one, or by default. The context is
-/// current.
-pub(super) fn of(executor: &CudaExecutor, op: &LinearProduct) -> Needs {
-    if op.input.rows == 0 || op.weight.rows == 0 {
-        return Needs::none();
-    }
-    if executor.batch_invariant {
-        return linear_invariant::needs(executor, op);
-    }
-    let default = match op.weight.dtype() {
-        Some(dtype) => float(executor, op, dtype),
-        None => quantized(executor, op),
-    };
-    executor.choices().of(op).fold(default, |needs, choice| needs.or(by_choice(executor, op, &choice)))
-}
-
 /// Of the product of quantised rows, whose shape `op` has in the place of its input: for the product, and for the input
 /// that is handed to it.
 pub(super) fn of_quantized_input(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProduct) -> (Needs, Needs) {
     if rows.rows == 0 || op.weight.rows == 0 || rows.columns == 0 {
-        return (of(executor, op), Needs::none());
+        return (linear_plan::needs(executor, op), Needs::none());
     }
-    let mut product = of(executor, op);
+    let mut product = linear_plan::needs(executor, op);
     if linear_quantized_input::operands(executor, rows, op).is_some() {
         product = product.or(by_vendor(executor, op, false));
     }
@@ -82,16 +64,8 @@ fn of_slices(executor: &CudaExecutor, op: &Linear) -> (Needs, Needs) {
 fn of_rows(executor: &CudaExecutor, op: &Linear, output: Matrix) -> (Needs, Needs) {
     let part = op.product(0, output.rows, output);
     match op.input.part(0, output.rows) {
-        LinearInput::Floats(_) => (of(executor, &part), Needs::none()),
+        LinearInput::Floats(_) => (linear_plan::needs(executor, &part), Needs::none()),
         LinearInput::Quantized(rows) => of_quantized_input(executor, &rows, &part),
-    }
-}
-
-fn float(executor: &CudaExecutor, op: &LinearProduct, dtype: DType) -> Needs {
-    let by_wgmma = || linear_wgmma::Params::of(op, dtype).is_some_and(|params| linear_wgmma::can(executor, &params));
-    match prefers_vendor(op, dtype) && !(prefers_wgmma(op) && by_wgmma()) {
-        true => vendor(executor, op, dtype),
-        false => Needs::none(),
     }
 }
 
@@ -109,33 +83,9 @@ fn by_vendor(executor: &CudaExecutor, op: &LinearProduct, is_final: bool) -> Nee
     Needs::none().with(Purpose::Workspace, WORKSPACE_BYTES).with(Purpose::Product, product)
 }
 
-/// The product as it is once the input's columns are in the weight's order.
-fn ordered(op: &LinearProduct) -> LinearProduct {
-    let row_stride = ordered_stride(&op.input);
-    let input = Matrix { data: std::ptr::null_mut(), row_stride, ..op.input };
-    LinearProduct { input, weight: WeightView { order: std::ptr::null(), ..op.weight }, ..*op }
-}
-
 /// Of the input in the weight's order, or in aligned rows.
 pub(super) fn input_bytes(input: &Matrix) -> usize {
     input.rows * ordered_stride(input) * input.dtype.size()
-}
-
-fn quantized(executor: &CudaExecutor, op: &LinearProduct) -> Needs {
-    if !op.weight.order.is_null() {
-        let input = Needs::none().with(Purpose::Input, input_bytes(&op.input));
-        return quantized(executor, &ordered(op)).or(input);
-    }
-    let params = linear_quantized::params(op);
-    if takes_own_kernel(executor, op, &params, RawHandle::NULL) {
-        let bytes = linear_quantized::workspace_bytes(executor, &params, RawHandle::NULL);
-        return Needs::none().with(Purpose::Workspace, bytes);
-    }
-    if rounds_with_own(executor, op) {
-        return rounded(executor, op, true);
-    }
-    let rounded = if can_round(executor, op, false) { rounded(executor, op, false) } else { Needs::none() };
-    dequantized(executor, op).or(rounded)
 }
 
 /// Of the input in 8 bits and the product of codes.
@@ -154,16 +104,6 @@ fn dequantized(executor: &CudaExecutor, op: &LinearProduct) -> Needs {
 
 /// Of a choice of the registry's that can do the product.
 pub(super) fn by_choice(executor: &CudaExecutor, op: &LinearProduct, choice: &Choice) -> Needs {
-    if op.input.rows == 0 || op.weight.rows == 0 {
-        return Needs::none();
-    }
-    if !op.weight.order.is_null() {
-        let input = Needs::none().with(Purpose::Input, input_bytes(&op.input));
-        return by_choice(executor, &ordered(op), choice).or(input);
-    }
-    if !linear_choice::can(executor, op, choice.kernel) {
-        return Needs::none();
-    }
     match (choice.kernel.kernel().way, op.weight.dtype()) {
         (Way::Vendor, Some(dtype)) => vendor(executor, op, dtype),
         (Way::QuantizedKernel, None) => {

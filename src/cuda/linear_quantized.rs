@@ -5,13 +5,11 @@ use super::cublaslt::Pick;
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype, own, residual_data, residual_dtype, residual_stride, vendor};
-use super::linear_rounded::{rounds_with_own, with_quantized_activations, By};
 use super::quantized::{encoding_code, scale_code};
 use super::scratch::{Purpose, ScratchGuard};
-use super::{dequantize, linear_choice, linear_needs};
+use super::{dequantize, linear_needs};
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::executor::Executor;
 use crate::operation::linear_product::LinearProduct;
 use crate::tensor::{Matrix, Tensor};
 use crate::weight::WeightView;
@@ -78,47 +76,6 @@ const SLICE_BYTES: usize = 64 << 20;
 /// Rows of a slice are a multiple of this: whole tiles of the weight and of the product.
 const SLICE_STEP: usize = 256;
 
-pub(super) fn run(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
-    let _guard = executor.enter()?;
-    for choice in executor.choices().of(op) {
-        if linear_choice::take_quantized(executor, op, &choice, stream)?.is_some() {
-            return Ok(());
-        }
-    }
-    if !op.weight.order.is_null() && op.input.rows > 0 {
-        let scratch = executor.scratch(stream);
-        let mut scratch = scratch.lock(executor, stream, || linear_needs::of(executor, op))?;
-        let ordered = in_order(executor, op, &mut scratch, stream)?;
-        return product(executor, &ordered, &mut scratch, stream);
-    }
-    let params = params(op);
-    if takes_own_kernel(executor, op, &params, stream) && workspace_bytes(executor, &params, stream) == 0 {
-        return launch(executor, &params, stream);
-    }
-    let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream, || linear_needs::of(executor, op))?;
-    product(executor, op, &mut scratch, stream)
-}
-
-/// The product with a weight whose columns are in the input's order.
-fn product(
-    executor: &CudaExecutor,
-    op: &LinearProduct,
-    scratch: &mut ScratchGuard<'_>,
-    stream: RawHandle,
-) -> Result<()> {
-    let mut params = params(op);
-    if takes_own_kernel(executor, op, &params, stream) {
-        params.workspace = scratch.get(Purpose::Workspace, workspace_bytes(executor, &params, stream))?;
-        return launch(executor, &params, stream);
-    }
-    let by = if rounds_with_own(executor, op) { By::Own } else { By::Vendor(Pick::First) };
-    if with_quantized_activations(executor, op, by, scratch, stream)? {
-        return Ok(());
-    }
-    with_dequantized_slices(executor, op, Pick::First, scratch, stream).map(drop)
-}
-
 pub(super) fn params(op: &LinearProduct) -> Params {
     let (scale_kind, group, scales) = scale_code(op.weight.scales);
     Params {
@@ -167,7 +124,8 @@ pub(super) fn workspace_bytes(executor: &CudaExecutor, params: &Params, stream: 
     unsafe { nvb_cuda_linear_quantized_workspace(params, &executor.launch_on(stream)) }
 }
 
-fn launch(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> Result<()> {
+/// The kernel that the launcher's table has for the shape.
+pub(super) fn launch(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> Result<()> {
     // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
     let code = unsafe { nvb_cuda_linear_quantized(params, &executor.launch_on(stream)) };
     executor.check_launch(code, "quantised linear")

@@ -9,7 +9,7 @@ use super::needs::Needs;
 use super::scratch::{Purpose, ScratchGuard};
 use super::{
     cublaslt::{Operand, Pick},
-    dequantize, linear, linear_needs, linear_quantized,
+    dequantize, linear_needs, linear_plan, linear_quantized,
 };
 use crate::device::RawHandle;
 use crate::error::Result;
@@ -39,7 +39,7 @@ extern "C" {
 /// The product of the rows, whose shape `op` has in the place of its input.
 pub(super) fn run(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProduct, stream: RawHandle) -> Result<()> {
     if rows.rows == 0 || op.weight.rows == 0 || rows.columns == 0 {
-        return linear::product(executor, op, stream);
+        return linear_plan::run(executor, op, stream);
     }
     let _guard = executor.enter()?;
     let scratch = executor.scratch(stream);
@@ -55,7 +55,7 @@ pub(super) fn run(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProd
     // SAFETY: aligned codes of these rows, and the buffer holds their values.
     unsafe { dequantize::rows(executor, &rows.view(), &(0..rows.rows), (data, dtype), stream)? };
     let input = Matrix { data, ..op.input };
-    linear::product(executor, &LinearProduct { input, ..*op }, stream)
+    linear_plan::run(executor, &LinearProduct { input, ..*op }, stream)
 }
 
 /// What `run` asks of the stream's scratch for inputs.

@@ -17,6 +17,7 @@ mod linear_choice;
 mod linear_invariant;
 mod linear_needs;
 mod linear_obstacle;
+mod linear_plan;
 mod linear_quantized;
 mod linear_quantized_input;
 mod linear_quantized_output;

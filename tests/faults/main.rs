@@ -17,6 +17,7 @@ mod lost;
 mod memory;
 mod numa;
 mod operations;
+mod plans;
 mod profiling;
 mod rounding;
 mod runtime;
@@ -32,7 +33,8 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 32] = [
+const CHECKS: [(&str, Check); 33] = [
+    ("plans", plans::products),
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
     ("sweep_pools", |file| sweep(file, Scenario { ranges: false, ..PLAIN })),
     ("sweep_no_pools", |file| sweep(file, Scenario { ranges: false, pools: false, ..PLAIN })),
