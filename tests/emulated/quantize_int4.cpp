@@ -1,4 +1,4 @@
-// The kernel that quantises to Int4 gives the codes, scales and offsets of the CPU executor, bit for bit: run lane by
+// The kernel that quantises to Int4 gives the codes, scales and zero points of the CPU executor, bit for bit: run lane by
 // lane on the CPU (warp.h), and compared by the values that they stand for.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -115,7 +115,7 @@ std::vector<float> by_the_kernel(const Case& c, const std::vector<Source>& sourc
   nvb_quantize_params params = {};
   params.matrix.data = data.data();
   params.matrix.scales = scales.data();
-  params.matrix.offsets = c.zero_points ? offsets.data() : nullptr;
+  params.matrix.zero_points = c.zero_points ? offsets.data() : nullptr;
   params.matrix.rows = rows;
   params.matrix.columns = c.columns;
   params.matrix.encoding = NVB_INT4;
