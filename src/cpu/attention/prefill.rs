@@ -33,7 +33,13 @@ struct Task {
     queries: Range<usize>,
 }
 
+/// An error names the first sequence whose page table has no page for a token that it sees.
 pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
+    for span in &op.sequences {
+        let seen = visible(&op.config, span, 0).start..visible(&op.config, span, span.query_count - 1).end;
+        // SAFETY: on the CPU a table is in host memory; the span's sequence and keys are within it.
+        unsafe { op.key.check_pages(span.kv_offset, seen)? };
+    }
     let tasks = split(op, threads.count())?;
     threads.run(tasks.len(), |task, scratch| {
         // SAFETY: the descriptor is validated; tasks write different rows and heads of the output.
