@@ -45,7 +45,8 @@ nvb_tensor head_slice(const nvb_tensor& rows, int64_t first, int64_t heads, int6
 
 }  // namespace
 
-Session::Session(const nvb::backend& backend, const Model& model, int64_t sequences, int64_t capacity, int64_t max_tokens)
+Session::Session(const nvb::backend& backend, const Model& model, int64_t sequences, int64_t capacity,
+                 int64_t max_tokens)
     : backend_(backend),
       model_(model),
       stream_(backend),

@@ -12,7 +12,7 @@ namespace gemma {
 
 // Consecutive tokens of one sequence.
 struct Segment {
-  int32_t sequence;      // the sequence's place in the cache
+  int32_t sequence;  // the sequence's place in the cache
   int32_t position;  // of the first token
   int32_t count;
   const int32_t* tokens;  // host memory

@@ -44,7 +44,7 @@ impl EngineMemory {
             tensor
                 .expect_shape("memory", &[first.shape[0], options.kv_heads, block_tokens, options.head_dim])
                 .map_err(of)?;
-            tensor.expect_writable("memory").map_err(of)?;
+            expect_places_apart(tensor).map_err(of)?;
             if tensor.strides != first.strides || tensor.dtype != first.dtype {
                 return Err(Error::invalid(format!("memory[{at}] has another dtype or other strides than memory[0]")));
             }
@@ -116,4 +116,22 @@ impl EngineMemory {
             ..whole
         })
     }
+}
+
+/// No two elements share an address, in whatever order the axes lie.
+fn expect_places_apart(tensor: &Tensor) -> Result<()> {
+    tensor.expect_readable("memory")?;
+    let mut axes: Vec<(usize, usize)> =
+        tensor.strides.into_iter().zip(tensor.shape).filter(|axis| axis.1 > 1).collect();
+    axes.sort_unstable();
+    let mut reach = 1;
+    for (stride, extent) in axes {
+        if stride < reach {
+            return Err(Error::invalid(format!(
+                "tensor `memory` {tensor} has a stride of {stride} where {reach} elements lie: its tokens overlap"
+            )));
+        }
+        reach += (extent - 1) * stride;
+    }
+    Ok(())
 }

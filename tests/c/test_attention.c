@@ -72,7 +72,7 @@ static bench set_up(fixture* f) {
 }
 
 static void tear_down(bench* b) {
-  void* blocks[] = {b->query_block, b->output_block,   b->lse_block, b->key_block,
+  void* blocks[] = {b->query_block, b->output_block,   b->lse_block,     b->key_block,
                     b->value_block, b->position_block, b->sequence_block};
   for (size_t i = 0; i < sizeof blocks / sizeof *blocks; ++i) release(b->f, blocks[i]);
   CHECK_OK(nvb_attention_destroy(b->attention));
@@ -176,7 +176,8 @@ static void test_prefill(bench* b) {
   REFUSED("sequence_count", "2147483648");
   args.sequence_count = SIZE_MAX;
   REFUSED("sequence_count");
-  const int32_t too_long[1] = {CAPACITY + 1}, too_short[1] = {LENGTH - 1}, no_sequence[1] = {SEQUENCES}, to_eleven[2] = {0, 11};
+  const int32_t too_long[1] = {CAPACITY + 1}, too_short[1] = {LENGTH - 1}, no_sequence[1] = {SEQUENCES},
+                to_eleven[2] = {0, 11};
   args.kv_lengths = too_long;
   REFUSED("kv_lengths[0] is 17", "16 tokens");
   args.kv_lengths = too_short;

@@ -1,6 +1,6 @@
 // Outputs lie apart from what the work reads, except where the header says that they may be the same memory. What it
-// reads addresses from (tokens, positions, sequences, offsets) is checked before the work runs, and rows written over it
-// would send the work outside of its tables.
+// reads addresses from (tokens, positions, sequences, offsets) is checked before the work runs, and rows written over
+// it would send the work outside of its tables.
 #include "operation.h"
 
 enum { TOKENS = 4, WIDTH = 16, BYTES = 1 << 12 };

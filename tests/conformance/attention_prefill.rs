@@ -346,6 +346,6 @@ fn wrong_lengths_are_named() {
         expect_error(prefill(&[0, 4], &[1], &[3]), invalid, &["4 query rows", "3 keys"])?;
         expect_error(prefill(&[0, 3], &[1], &[10]), invalid, &["query_starts", "4"])?;
         expect_error(prefill(&[0, 5, 4], &[0, 1], &[9, 9]), invalid, &["query_starts", "falls from 5 to 4"])?;
-        expect_error(prefill(&[0, 4], &[1, 0], &[10]), invalid, &["2 sequences", "1"])
+        expect_error(prefill(&[0, 4], &[1, 0], &[10]), invalid, &["2 entries in sequences", "sequence_count of 1"])
     });
 }

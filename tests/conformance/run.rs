@@ -21,6 +21,12 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 /// Why a case fails.
 pub struct Failure(String);
 
+impl Failure {
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
 pub type Outcome = std::result::Result<(), Failure>;
 
 impl From<Error> for Failure {
