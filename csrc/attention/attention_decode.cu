@@ -15,12 +15,12 @@ bool is_valid(const nvb_attention_decode_params& p) {
   if (p.sequences < 0 || p.sequences > 65535 || p.head_dim < 1 || p.head_dim > 512) return false;
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads > 65535 || p.query_heads % p.kv_heads != 0) return false;
   if (p.slot_count < 0 || p.capacity < 0 || p.capacity > kMaxLength || p.max_kv_length < 0) return false;
-  if (p.splits < 0 || p.splits > kMaxSplits || p.window < 0) return false;
+  if (p.splits < 0 || p.splits > kMaxSplits || p.window < 0 || !is_valid(p.placement)) return false;
   return std::isfinite(p.scale) && p.soft_cap >= 0.0f;
 }
 
 bool supports_mma(const nvb_attention_decode_params& p, const nvb_launch& launch) {
-  return launch.capability >= 80 && p.kv_dtype != NVB_F32 && p.head_dim % 8 == 0 &&
+  return launch.capability >= 80 && p.kv_dtype != NVB_F32 && p.head_dim % 8 == 0 && p.placement.block_stride % 8 == 0 &&
          is_aligned16(p.key, p.key_sequence_stride, 2) && is_aligned16(p.key, p.key_head_stride, 2) &&
          is_aligned16(p.key, p.key_token_stride, 2) && is_aligned16(p.value, p.value_sequence_stride, 2) &&
          is_aligned16(p.value, p.value_head_stride, 2) && is_aligned16(p.value, p.value_token_stride, 2);

@@ -1,6 +1,7 @@
 //! `attention` on CUDA: the launchers of csrc/attention.
 
 use super::executor::CudaExecutor;
+use super::kv_placement::KvPlacement;
 use super::launch::Launch;
 use super::needs::Needs;
 use super::scratch::Purpose;
@@ -53,6 +54,7 @@ struct PrefillParams {
     scale: f32,
     soft_cap: f32,
     reserved: u32,
+    placement: KvPlacement,
     sequence: [Sequence; MAX_SEQUENCES],
 }
 
@@ -92,6 +94,7 @@ struct DecodeParams {
     splits: i32,
     scale: f32,
     soft_cap: f32,
+    placement: KvPlacement,
 }
 
 extern "C" {
@@ -104,6 +107,7 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
     let _guard = executor.enter()?;
     let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, causal } = op.config;
     let launch = executor.launch_attention_on(stream);
+    let placement = KvPlacement::new(&op.key.placement, op.key.token_stride)?;
     for spans in op.sequences.chunks(MAX_SEQUENCES) {
         let mut sequence = [Sequence::default(); MAX_SEQUENCES];
         for (entry, span) in sequence.iter_mut().zip(spans) {
@@ -141,6 +145,7 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
             scale,
             soft_cap,
             reserved: 0,
+            placement,
             sequence,
         };
         // SAFETY: the descriptor was validated, and the context is current.
@@ -155,7 +160,7 @@ pub(super) fn decode_needs(executor: &CudaExecutor, op: &AttentionDecode) -> Nee
     if rows == 0 {
         return Needs::none();
     }
-    let params = decode_params(op);
+    let Ok(params) = decode_params(op) else { return Needs::none() };
     // SAFETY: the query reads the two structs only.
     let bytes = unsafe { nvb_cuda_attention_decode_workspace(&params, &executor.launch_attention_on(RawHandle::NULL)) };
     let counters = rows * op.config.query_heads * DECODE_COUNTERS * size_of::<u32>();
@@ -174,16 +179,16 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
     let params = DecodeParams {
         counters: scratch.get(Purpose::Counters, needs.of(Purpose::Counters))?,
         workspace: scratch.get(Purpose::Workspace, needs.of(Purpose::Workspace))?,
-        ..decode_params(op)
+        ..decode_params(op)?
     };
     // SAFETY: the descriptor was validated, workspace and counters are as large as asked, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_attention_decode(&params, &launch) }, "attention decode")
 }
 
 /// Without workspace and counters.
-fn decode_params(op: &AttentionDecode) -> DecodeParams {
+fn decode_params(op: &AttentionDecode) -> Result<DecodeParams> {
     let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = op.config;
-    DecodeParams {
+    Ok(DecodeParams {
         query: op.query.data,
         key: op.cache.key,
         value: op.cache.value,
@@ -217,5 +222,6 @@ fn decode_params(op: &AttentionDecode) -> DecodeParams {
         splits: 0,
         scale,
         soft_cap,
-    }
+        placement: KvPlacement::new(&op.cache.placement, op.cache.token_stride)?,
+    })
 }

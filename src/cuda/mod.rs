@@ -10,6 +10,7 @@ mod cublaslt;
 mod dequantize;
 mod embedding;
 mod grouped_linear;
+mod kv_placement;
 mod launch;
 mod linear;
 mod linear_candidates;

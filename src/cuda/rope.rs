@@ -1,6 +1,7 @@
 //! `rope` on CUDA: the launcher of csrc/rope, which also does the plain append.
 
 use super::executor::CudaExecutor;
+use super::kv_placement::KvPlacement;
 use super::launch::Launch;
 use crate::device::RawHandle;
 use crate::error::Result;
@@ -55,6 +56,7 @@ struct Params {
     query_scale: f32,
     epsilon: f32,
     weight_offset: f32,
+    placement: KvPlacement,
 }
 
 extern "C" {
@@ -85,6 +87,10 @@ pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Resu
     let (query_norm, query_norm_dtype) = norm(op.query_norm);
     let (key_norm, key_norm_dtype) = norm(op.key_norm);
     let cache = op.append.map(|append| append.cache);
+    let placement = match &cache {
+        Some(cache) => KvPlacement::new(&cache.placement, cache.token_stride)?,
+        None => KvPlacement::CONTIGUOUS,
+    };
     let rotation = op.rotation.unwrap_or(Rotation { base: 1.0, position_scale: 1.0, rotary_dim: 0 });
     let heads = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads) as i32;
     let params = Params {
@@ -132,6 +138,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Resu
         query_scale: op.query_scale,
         epsilon: op.epsilon,
         weight_offset: op.weight_offset,
+        placement,
     };
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_rope(&params, &executor.launch_on(stream)) }, "rope")
