@@ -45,7 +45,7 @@ use crate::operation::linear::{Linear, LinearInput};
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::{match_operation, Operation};
 use crate::registry::choices::{Choice, Choices, Rounding};
-use crate::registry::{kernels_of, KernelId, Way};
+use crate::registry::{kernels_of, Family, KernelId};
 use crate::tensor::Matrix;
 use crate::weight::WeightLayout;
 use crate::{operation_modules, plain_operations};
@@ -109,8 +109,8 @@ impl CpuExecutor {
 
 /// Columns of a task by this choice; `None` if it is none of the CPU's, or the product has no tasks that wide.
 fn task_columns(op: &LinearProduct, choice: &Choice) -> Option<usize> {
-    match choice.kernel.kernel().way {
-        Way::Columns(columns) => (columns <= linear::most_task_columns(op)).then_some(columns),
+    match choice.kernel.kernel().family {
+        Family::Columns(columns) => (columns <= linear::most_task_columns(op)).then_some(columns),
         _ => None,
     }
 }

@@ -2,8 +2,8 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::needs::Needs;
-use super::scratch::Purpose;
+use super::scratch::WorkspaceUse;
+use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::Result;
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill};
@@ -150,16 +150,16 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
 }
 
 /// What `decode` keeps in scratch. The context is current.
-pub(super) fn decode_needs(executor: &CudaExecutor, op: &AttentionDecode) -> Needs {
+pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) -> Workspace {
     let rows = op.query.tokens;
     if rows == 0 {
-        return Needs::none();
+        return Workspace::none();
     }
     let params = decode_params(op);
     // SAFETY: the query reads the two structs only.
     let bytes = unsafe { nvb_cuda_attention_decode_workspace(&params, &executor.launch_attention_on(RawHandle::NULL)) };
     let counters = rows * op.config.query_heads * DECODE_COUNTERS * size_of::<u32>();
-    Needs::none().with(Purpose::Workspace, bytes).with(Purpose::Counters, counters)
+    Workspace::none().with(WorkspaceUse::Kernel, bytes).with(WorkspaceUse::Counters, counters)
 }
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
@@ -168,12 +168,12 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
     }
     let _guard = executor.enter()?;
     let launch = executor.launch_attention_on(stream);
-    let needs = decode_needs(executor, op);
+    let workspace = decode_workspace(executor, op);
     let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream, || needs)?;
+    let mut scratch = scratch.lock(executor, stream, || workspace)?;
     let params = DecodeParams {
-        counters: scratch.get(Purpose::Counters, needs.of(Purpose::Counters))?,
-        workspace: scratch.get(Purpose::Workspace, needs.of(Purpose::Workspace))?,
+        counters: scratch.get(WorkspaceUse::Counters, workspace.of(WorkspaceUse::Counters))?,
+        workspace: scratch.get(WorkspaceUse::Kernel, workspace.of(WorkspaceUse::Kernel))?,
         ..decode_params(op)
     };
     // SAFETY: the descriptor was validated, workspace and counters are as large as asked, and the context is current.

@@ -184,7 +184,7 @@ impl Drop for CudaExecutor {
 impl Executor for CudaExecutor {
     fn workspace_bytes(&self, op: &Operation) -> Result<usize> {
         let _guard = self.enter()?;
-        Ok(super::needs::bytes(self, op))
+        Ok(super::workspace::bytes(self, op))
     }
 
     unsafe fn stream_set_workspace(&self, stream: RawHandle, data: *mut c_void, bytes: usize) -> Result<()> {

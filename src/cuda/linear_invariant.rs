@@ -7,10 +7,10 @@
 //! input that is not aligned is copied first. cuBLASLt, tuned entries and inputs rounded to 8 bits are left aside.
 
 use super::executor::CudaExecutor;
-use super::linear_needs::input_bytes;
 use super::linear_quantized::{in_order, ordered_stride};
-use super::needs::Needs;
-use super::scratch::Purpose;
+use super::linear_workspace::input_bytes;
+use super::scratch::WorkspaceUse;
+use super::workspace::Workspace;
 use super::{linear, linear_choice, linear_quantized};
 use crate::device::{Device, DeviceKind, RawHandle};
 use crate::error::Result;
@@ -32,15 +32,15 @@ pub(super) fn run(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle
         return launch(executor, op, stream);
     }
     let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream, || needs(executor, op))?;
+    let mut scratch = scratch.lock(executor, stream, || workspace(executor, op))?;
     let op = in_order(executor, op, &mut scratch, stream)?;
     launch(executor, &op, stream)
 }
 
-pub(super) fn needs(executor: &CudaExecutor, op: &LinearProduct) -> Needs {
+pub(super) fn workspace(executor: &CudaExecutor, op: &LinearProduct) -> Workspace {
     match copies_input(executor, op) {
-        true => Needs::none().with(Purpose::Input, input_bytes(&op.input)),
-        false => Needs::none(),
+        true => Workspace::none().with(WorkspaceUse::Input, input_bytes(&op.input)),
+        false => Workspace::none(),
     }
 }
 
@@ -83,7 +83,7 @@ fn chosen(executor: &CudaExecutor, op: &LinearProduct) -> KernelId {
         false => (&kernels.quantized, kernels.quantized_plain),
     };
     // What the widest of a quantised family takes, and each of a float one, they all take in their numbers of rows.
-    if !linear_choice::can(executor, op, family[2]) {
+    if !linear_choice::supports(executor, op, family[2]) {
         return plain;
     }
     // As where kernels are chosen by their time: the large tile once it fills three quarters of the device.
@@ -99,7 +99,7 @@ fn chosen(executor: &CudaExecutor, op: &LinearProduct) -> KernelId {
 
 /// Whether the chosen kernel cannot read the input where it lies.
 fn copies_input(executor: &CudaExecutor, op: &LinearProduct) -> bool {
-    !op.weight.order.is_null() || !linear_choice::can(executor, op, chosen(executor, &aligned(op)))
+    !op.weight.order.is_null() || !linear_choice::supports(executor, op, chosen(executor, &aligned(op)))
 }
 
 fn launch(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {

@@ -26,7 +26,7 @@ pub enum Algorithm {
     /// This place in the library's list for the product at hand.
     Rank(u8),
     /// `cublasLtMatmulAlgo_t`, which means the same as long as the library's version does.
-    Kept([u64; 8]),
+    Cached([u64; 8]),
 }
 
 impl Choice {
@@ -39,7 +39,7 @@ impl Choice {
         let name = self.kernel.kernel().name;
         match self.algorithm {
             Algorithm::Rank(rank) => format!("{name}, algorithm {rank}"),
-            Algorithm::Kept(_) => format!("{name}, varied algorithm"),
+            Algorithm::Cached(_) => format!("{name}, varied algorithm"),
             Algorithm::Default => name.to_string(),
         }
     }

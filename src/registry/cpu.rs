@@ -1,7 +1,7 @@
-//! The CPU's ways: how many columns of the weight a task has. All give the same bits, because none changes the order in
+//! The CPU's kernels: how many columns of the weight a task has. All give the same bits, because none changes the order in
 //! which products are added; they differ in what stays in a core's caches and in how evenly the threads are loaded.
 
-use super::{Kernel, Limits, Way, FLOATS, LINEAR};
+use super::{Family, Kernel, Limits, FLOATS, LINEAR};
 use crate::device::DeviceKind;
 use crate::tensor::DType;
 use crate::weight::Encoding;
@@ -21,7 +21,7 @@ const fn columns(name: &'static str, columns: usize, summary: &'static str) -> K
         name,
         operation: LINEAR,
         device: DeviceKind::Cpu,
-        way: Way::Columns(columns),
+        family: Family::Columns(columns),
         inputs: FLOATS,
         encodings: ALL,
         limits: Limits::NONE,

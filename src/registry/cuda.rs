@@ -1,7 +1,7 @@
-//! CUDA's ways: the rows of the two tables in csrc/linear (a test holds the names and limits against them), and the
+//! CUDA's kernels: the rows of the two tables in csrc/linear (a test holds the names and limits against them), and the
 //! strategies around cuBLASLt.
 
-use super::{Kernel, Limits, Way, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, LINEAR, QUANTIZED};
+use super::{Family, Kernel, Limits, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, LINEAR, QUANTIZED};
 use crate::device::DeviceKind;
 use crate::tensor::DType;
 use crate::weight::Encoding;
@@ -19,7 +19,7 @@ const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, sum
         name,
         operation: LINEAR,
         device: DeviceKind::Cuda,
-        way: Way::FloatKernel,
+        family: Family::FloatKernel,
         inputs,
         encodings,
         limits,
@@ -38,7 +38,7 @@ const fn quantized(
         name,
         operation: LINEAR,
         device: DeviceKind::Cuda,
-        way: Way::QuantizedKernel,
+        family: Family::QuantizedKernel,
         inputs,
         encodings,
         limits,
@@ -92,7 +92,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "linear_cublaslt",
         operation: LINEAR,
         device: DeviceKind::Cuda,
-        way: Way::Vendor,
+        family: Family::Vendor,
         inputs: FLOATS,
         encodings: FLOAT_ENCODINGS,
         limits: Limits::NONE,
@@ -102,7 +102,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "linear_wgmma",
         operation: LINEAR,
         device: DeviceKind::Cuda,
-        way: Way::Wgmma,
+        family: Family::Wgmma,
         inputs: HALVES,
         encodings: HALF_ENCODINGS,
         limits: Limits { capability: 90, exact: true, alignment: 16, ..Limits::NONE },
@@ -156,7 +156,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "linear_dequantized",
         operation: LINEAR,
         device: DeviceKind::Cuda,
-        way: Way::Dequantized,
+        family: Family::Dequantized,
         inputs: FLOATS,
         encodings: QUANTIZED,
         limits: Limits::NONE,
@@ -166,7 +166,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "linear_rounded_input",
         operation: LINEAR,
         device: DeviceKind::Cuda,
-        way: Way::RoundedInput,
+        family: Family::RoundedInput,
         inputs: FLOATS,
         encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
         limits: Limits { capability: 75, ..Limits::NONE },
@@ -177,7 +177,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "linear_rounded_wgmma",
         operation: LINEAR,
         device: DeviceKind::Cuda,
-        way: Way::RoundedWgmma,
+        family: Family::RoundedWgmma,
         inputs: FLOATS,
         encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
         limits: Limits { capability: 90, exact: true, ..Limits::NONE },
@@ -185,7 +185,7 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// The names of the kernels' tables, and that what a kernel takes lies within its limits.
+/// The names of the kernels' tables, and that what a kernel supports lies within its limits.
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
@@ -193,9 +193,9 @@ mod tests {
 
     #[test]
     fn the_tables_in_csrc_hold_these_kernels() {
-        for (way, names) in linear_tables() {
+        for (family, names) in linear_tables() {
             let listed: Vec<&str> =
-                KERNELS.iter().filter(|kernel| kernel.way == way).map(|kernel| kernel.name).collect();
+                KERNELS.iter().filter(|kernel| kernel.family == family).map(|kernel| kernel.name).collect();
             for name in &names {
                 assert!(listed.contains(&name.as_str()), "csrc/linear has {name}, src/registry/cuda.rs does not");
             }

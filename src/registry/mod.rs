@@ -14,13 +14,13 @@ use crate::weight::Encoding;
 /// The operation of all that is here so far: `OperationKind::Linear.name()`.
 pub const LINEAR: &str = "linear";
 
-/// One way to compute an operation.
+/// A kernel or strategy that computes an operation.
 #[derive(Debug)]
 pub struct Kernel {
     pub name: &'static str,
     pub operation: &'static str,
     pub device: DeviceKind,
-    pub way: Way,
+    pub family: Family,
     pub inputs: &'static [DType],
     /// The weight's encodings.
     pub encodings: &'static [Encoding],
@@ -30,9 +30,9 @@ pub struct Kernel {
     pub summary: &'static str,
 }
 
-/// What executors do with a name.
+/// The family that a kernel belongs to, by which executors launch it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Family {
     /// A row of the table in csrc/linear/linear.cu.
     FloatKernel,
     /// A row of the table in csrc/linear/linear_quantized.cu.
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_answered_with_what_there_is() {
-        assert_eq!(find(DeviceKind::Cpu, LINEAR, "linear_cpu_64").unwrap().kernel().way, Way::Columns(64));
+        assert_eq!(find(DeviceKind::Cpu, LINEAR, "linear_cpu_64").unwrap().kernel().family, Family::Columns(64));
         let error = find(DeviceKind::Cpu, LINEAR, "linear_simt").unwrap_err();
         assert_eq!(error.status, Status::Configuration);
         assert!(error.message.contains("\"linear_simt\" is no kernel") && error.message.contains("linear_cpu_64"));

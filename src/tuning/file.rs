@@ -37,7 +37,7 @@ pub fn print(header: &Header, table: &Table) -> std::io::Result<Vec<u8>> {
 fn line(key: &ProductKey, entry: &Entry) -> String {
     let mut fields = Map::new();
     fields.insert("kernel".into(), entry.choice.kernel.kernel().name.into());
-    if let Algorithm::Kept(words) = entry.choice.algorithm {
+    if let Algorithm::Cached(words) = entry.choice.algorithm {
         fields.insert("algorithm".into(), words.map(|word| format!("{word:016x}")).concat().into());
     }
     fields.insert("seconds".into(), entry.seconds.into());
@@ -78,7 +78,7 @@ fn entry(value: &Value, device: DeviceKind) -> Option<Entry> {
     let kernel = find(device, LINEAR, value.get("kernel")?.as_str()?).ok()?;
     let algorithm = match value.get("algorithm") {
         None => Algorithm::Default,
-        Some(text) => Algorithm::Kept(words(text.as_str()?)?),
+        Some(text) => Algorithm::Cached(words(text.as_str()?)?),
     };
     let time = |name: &str| value.get(name)?.as_f64().filter(|time| time.is_finite() && *time >= 0.0);
     Some(Entry {
@@ -128,7 +128,7 @@ mod tests {
             ),
             (
                 "m1024 n4 k8 bf16 bf16 f32 gated".parse().unwrap(),
-                entry(choice("linear_cublaslt", Algorithm::Kept(words))),
+                entry(choice("linear_cublaslt", Algorithm::Cached(words))),
             ),
         ])
     }
