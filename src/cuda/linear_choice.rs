@@ -5,6 +5,7 @@
 
 use super::cublaslt::LibraryAlgorithm;
 use super::executor::CudaExecutor;
+use super::kernel_table::{row, text};
 use super::launch::Launch;
 use super::linear::{self, vendor_supports};
 use super::linear_quantized;
@@ -14,19 +15,17 @@ use super::linear_wgmma;
 use crate::device::{DeviceKind, RawHandle};
 use crate::error::Result;
 use crate::operation::linear_product::LinearProduct;
+use crate::operation::OperationKind;
 use crate::registry::choices::{Algorithm, Choice};
-use crate::registry::{find, Family, KernelId, LINEAR};
+use crate::registry::{find, Family, KernelId};
 use std::cell::Cell;
-use std::ffi::{c_char, CStr};
-use std::sync::OnceLock;
+use std::ffi::c_char;
 
 extern "C" {
     fn nvb_cuda_linear_kernel_name(params: *const linear::Params, launch: *const Launch) -> *const c_char;
-    fn nvb_cuda_linear_kernel_at(index: i32) -> *const c_char;
     fn nvb_cuda_linear_kernel_supports(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
     fn nvb_cuda_linear_launch(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
     fn nvb_cuda_linear_quantized_kernel_name(params: *const QuantizedParams, launch: *const Launch) -> *const c_char;
-    fn nvb_cuda_linear_quantized_kernel_at(index: i32) -> *const c_char;
     fn nvb_cuda_linear_quantized_kernel_supports(
         index: i32,
         params: *const QuantizedParams,
@@ -34,42 +33,6 @@ extern "C" {
     ) -> i32;
     fn nvb_cuda_linear_quantized_kernel_workspace(index: i32, params: *const QuantizedParams) -> usize;
     fn nvb_cuda_linear_quantized_launch(index: i32, params: *const QuantizedParams, launch: *const Launch) -> i32;
-}
-
-/// The kernels' names in csrc/linear, in the order of each table.
-pub(crate) fn tables() -> [(Family, Vec<String>); 2] {
-    let names = |at: unsafe extern "C" fn(i32) -> *const c_char| {
-        (0..)
-            // SAFETY: any index may be asked for.
-            .map(|index| unsafe { at(index) })
-            .take_while(|name| !name.is_null())
-            .map(text)
-            .collect()
-    };
-    [
-        (Family::FloatKernel, names(nvb_cuda_linear_kernel_at)),
-        (Family::QuantizedKernel, names(nvb_cuda_linear_quantized_kernel_at)),
-    ]
-}
-
-fn text(name: *const c_char) -> String {
-    // SAFETY: the launchers return static strings.
-    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
-}
-
-/// The kernel's row in its table.
-pub(super) fn row(kernel: KernelId) -> Option<i32> {
-    static ROWS: OnceLock<Vec<Option<i32>>> = OnceLock::new();
-    let rows = ROWS.get_or_init(|| {
-        let tables = tables();
-        let row = |id: KernelId| {
-            let kernel = id.kernel();
-            let (_, names) = tables.iter().find(|(family, _)| *family == kernel.family)?;
-            names.iter().position(|name| name == kernel.name).map(|row| row as i32)
-        };
-        (0..).map_while(KernelId::from_index).map(row).collect()
-    });
-    rows[kernel.index()]
 }
 
 pub(super) fn supports(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> bool {
@@ -107,7 +70,7 @@ pub(super) fn kernel_of_table(executor: &CudaExecutor, op: &LinearProduct) -> Op
 }
 
 fn named(name: *const c_char) -> Option<KernelId> {
-    find(DeviceKind::Cuda, LINEAR, &text(name)).ok()
+    find(DeviceKind::Cuda, OperationKind::Linear, &text(name)).ok()
 }
 
 /// The product by a row of the table of float kernels. The context is current.

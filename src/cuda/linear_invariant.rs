@@ -11,11 +11,12 @@ use super::linear_quantized::{in_order, ordered_stride};
 use super::linear_workspace::input_bytes;
 use super::scratch::WorkspaceUse;
 use super::workspace::Workspace;
-use super::{linear, linear_choice, linear_quantized};
+use super::{kernel_table, linear, linear_choice, linear_quantized};
 use crate::device::{Device, DeviceKind, RawHandle};
 use crate::error::Result;
 use crate::operation::linear_product::LinearProduct;
-use crate::registry::{find, KernelId, LINEAR};
+use crate::operation::OperationKind;
+use crate::registry::{find, KernelId};
 use crate::tensor::Matrix;
 use crate::weight::WeightView;
 use std::sync::OnceLock;
@@ -65,7 +66,7 @@ struct Kernels {
 
 fn kernels() -> &'static Kernels {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
-    let id = |name: &str| find(DeviceKind::Cuda, LINEAR, name).expect("a kernel of the registry");
+    let id = |name: &str| find(DeviceKind::Cuda, OperationKind::Linear, name).expect("a kernel of the registry");
     KERNELS.get_or_init(|| Kernels {
         float: ["linear_mma_16x32_ordered", "linear_mma_64x64", "linear_mma_128x128"].map(id),
         float_plain: id("linear_simt"),
@@ -107,7 +108,7 @@ fn launch(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Res
     for first in (0..op.input.rows).step_by(MOST_ROWS) {
         let rows = MOST_ROWS.min(op.input.rows - first);
         let part = op.part(first, rows, op.output.part(first, rows));
-        let row = linear_choice::row(kernel).expect("a kernel of the tables");
+        let row = kernel_table::row(kernel).expect("a kernel of the tables");
         match part.weight.dtype() {
             Some(dtype) => linear_choice::launch_float(executor, &linear::params(&part, dtype), row, stream)?,
             None => linear_choice::launch_quantized(executor, &linear_quantized::params(&part), row, stream)?,

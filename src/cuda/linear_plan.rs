@@ -6,8 +6,9 @@
 
 use super::cublaslt::LibraryAlgorithm;
 use super::executor::CudaExecutor;
+use super::kernel_table::row;
 use super::linear::{self, own, prefers_vendor, prefers_wgmma, vendor};
-use super::linear_choice::{kernel_of_table, launch_float, launch_quantized, row, supports, with_algorithm};
+use super::linear_choice::{kernel_of_table, launch_float, launch_quantized, supports, with_algorithm};
 use super::linear_quantized::{self, in_order, ordered_stride, prefers_own_kernel, with_dequantized_slices};
 use super::linear_rounded::{rounds_with_own, with_quantized_activations, By};
 use super::scratch::{ScratchGuard, WorkspaceUse};
@@ -17,8 +18,9 @@ use crate::device::{DeviceKind, RawHandle};
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use crate::operation::linear_product::LinearProduct;
+use crate::operation::OperationKind;
 use crate::registry::choices::Choice;
-use crate::registry::{find, kernels_of, Family, LINEAR};
+use crate::registry::{find, kernels_of, Family};
 use crate::tensor::Matrix;
 use crate::weight::WeightView;
 use std::ffi::c_void;
@@ -312,6 +314,6 @@ pub(super) fn default(executor: &CudaExecutor, op: &LinearProduct) -> Option<Cho
 /// The plain kernels: f32 arithmetic without Tensor Cores.
 pub(super) fn reference(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
     let name = if op.weight.encoding.is_float() { "linear_simt" } else { "linear_quantized_plain" };
-    let plain = Choice::of(find(DeviceKind::Cuda, LINEAR, name)?);
+    let plain = Choice::of(find(DeviceKind::Cuda, OperationKind::Linear, name)?);
     run_by(executor, op, &plain, stream).map(drop)
 }

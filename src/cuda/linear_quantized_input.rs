@@ -93,18 +93,30 @@ fn multiplied(
         // Codes past the last column are zeros, or there are none.
         padded: rows.columns.next_multiple_of(16),
     };
-    let mut kernels = [By::Vendor(LibraryAlgorithm::First), By::Own];
-    if leads_with_codes(executor, op) {
-        kernels.reverse();
-    }
-    for by in kernels {
-        if multiplies_codes(executor, op, matches!(by, By::Own))
-            && product_of_codes(executor, op, by, &tokens, operands, scratch, stream)?
-        {
+    for by in kernels(executor, op) {
+        if product_of_codes(executor, op, by, &tokens, operands, scratch, stream)? {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// Those that multiply the codes, the preferred one first.
+fn kernels<'a>(executor: &'a CudaExecutor, op: &'a LinearProduct) -> impl Iterator<Item = By<'static>> + 'a {
+    let mut kernels = [By::Vendor(LibraryAlgorithm::First), By::Own];
+    if leads_with_codes(executor, op) {
+        kernels.reverse();
+    }
+    kernels.into_iter().filter(|by| multiplies_codes(executor, op, matches!(by, By::Own)))
+}
+
+/// The name of the kernel that multiplies the codes, if one does.
+pub(super) fn kernel(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProduct) -> Option<&'static str> {
+    operands(executor, rows, op)?;
+    kernels(executor, op).next().map(|by| match by {
+        By::Own => "linear_rounded_wgmma",
+        By::Vendor(_) => "linear_rounded_input",
+    })
 }
 
 /// Whether products read the codes where they lie.

@@ -9,7 +9,7 @@ use super::linear_quantized::{self, ordered_stride, slice_rows};
 use super::linear_rounded::code_bytes;
 use super::scratch::WorkspaceUse;
 use super::workspace::Workspace;
-use super::{linear_choice, linear_plan, linear_quantized_input, linear_quantized_output};
+use super::{kernel_table, linear_choice, linear_plan, linear_quantized_input, linear_quantized_output};
 use crate::operation::linear::{Linear, LinearInput};
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::quantized_rows::QuantizedRows;
@@ -112,7 +112,7 @@ pub(super) fn by_choice(executor: &CudaExecutor, op: &LinearProduct, choice: &Ch
         (Family::Vendor, Some(dtype)) => vendor(executor, op, dtype),
         (Family::QuantizedKernel, None) => {
             let params = linear_quantized::params(op);
-            let bytes = linear_choice::row(choice.kernel).map_or(0, |row| linear_choice::workspace_bytes(row, &params));
+            let bytes = kernel_table::row(choice.kernel).map_or(0, |row| linear_choice::workspace_bytes(row, &params));
             Workspace::none().with(WorkspaceUse::Kernel, bytes)
         }
         (Family::Dequantized, None) => dequantized(executor, op),

@@ -5,11 +5,13 @@
 mod all_work;
 mod argmax;
 mod attention;
+mod attention_plan;
 mod context;
 mod cublaslt;
 mod dequantize;
 mod embedding;
 mod grouped_linear;
+mod kernel_table;
 mod launch;
 mod linear;
 mod linear_candidates;
@@ -31,6 +33,7 @@ mod numa;
 mod operation;
 mod peer;
 mod pinned;
+mod plan;
 mod pointer;
 mod quantize;
 mod quantize_tokens;
@@ -54,7 +57,7 @@ use std::sync::Arc;
 
 pub use executor::CudaExecutor;
 #[cfg(test)]
-pub(crate) use linear_choice::tables as linear_tables;
+pub(crate) use kernel_table::tables as kernel_tables;
 
 /// The largest number that names an architecture.
 const NEWEST: u32 = 999;

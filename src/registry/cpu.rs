@@ -1,8 +1,9 @@
 //! The CPU's kernels: how many columns of the weight a task has. All give the same bits, because none changes the order in
 //! which products are added; they differ in what stays in a core's caches and in how evenly the threads are loaded.
 
-use super::{Family, Kernel, Limits, FLOATS, LINEAR};
+use super::{Family, Kernel, Limits, FLOATS};
 use crate::device::DeviceKind;
+use crate::operation::OperationKind;
 use crate::tensor::DType;
 use crate::weight::Encoding;
 
@@ -19,7 +20,7 @@ const ALL: &[Encoding] = &[
 const fn columns(name: &'static str, columns: usize, summary: &'static str) -> Kernel {
     Kernel {
         name,
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cpu,
         family: Family::Columns(columns),
         inputs: FLOATS,

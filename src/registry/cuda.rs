@@ -1,8 +1,9 @@
 //! CUDA's kernels: the rows of the two tables in csrc/linear (a test holds the names and limits against them), and the
 //! strategies around cuBLASLt.
 
-use super::{Family, Kernel, Limits, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, LINEAR, QUANTIZED};
+use super::{Family, Kernel, Limits, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, QUANTIZED};
 use crate::device::DeviceKind;
+use crate::operation::OperationKind;
 use crate::tensor::DType;
 use crate::weight::Encoding;
 
@@ -17,7 +18,7 @@ const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, sum
     let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
     Kernel {
         name,
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
         family: Family::FloatKernel,
         inputs,
@@ -36,7 +37,7 @@ const fn quantized(
     let inputs = if limits.capability == 0 { FLOATS } else { HALVES };
     Kernel {
         name,
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
         family: Family::QuantizedKernel,
         inputs,
@@ -44,6 +45,21 @@ const fn quantized(
         limits,
         summary,
     }
+}
+
+const fn attention(
+    name: &'static str,
+    family: Family,
+    limits: Limits,
+    inputs: &'static [DType],
+    summary: &'static str,
+) -> Kernel {
+    let operation = match family {
+        Family::AttentionPrefill => OperationKind::AttentionPrefill,
+        _ => OperationKind::AttentionDecode,
+    };
+    let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
+    Kernel { name, operation, device: DeviceKind::Cuda, family, inputs, encodings, limits, summary }
 }
 
 pub const KERNELS: &[Kernel] = &[
@@ -90,7 +106,7 @@ pub const KERNELS: &[Kernel] = &[
     float("linear_simt", FLOATS, Limits::NONE, "Plain f32 arithmetic, for everything that the others do not take."),
     Kernel {
         name: "linear_cublaslt",
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
         family: Family::Vendor,
         inputs: FLOATS,
@@ -100,7 +116,7 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         name: "linear_wgmma",
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
         family: Family::Wgmma,
         inputs: HALVES,
@@ -154,7 +170,7 @@ pub const KERNELS: &[Kernel] = &[
     quantized("linear_quantized_plain", QUANTIZED, Limits::NONE, "Plain f32 arithmetic, eight tokens a pass."),
     Kernel {
         name: "linear_dequantized",
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
         family: Family::Dequantized,
         inputs: FLOATS,
@@ -164,7 +180,7 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         name: "linear_rounded_input",
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
         family: Family::RoundedInput,
         inputs: FLOATS,
@@ -175,7 +191,7 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         name: "linear_rounded_wgmma",
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
         family: Family::RoundedWgmma,
         inputs: FLOATS,
@@ -183,27 +199,59 @@ pub const KERNELS: &[Kernel] = &[
         limits: Limits { capability: 90, exact: true, ..Limits::NONE },
         summary: "The same on compute capability 9.0 by linear_wgmma, scales and epilogue included.",
     },
+    attention(
+        "attention_prefill_mma",
+        Family::AttentionPrefill,
+        VECTORS,
+        FLOATS,
+        "Tensor cores: FlashAttention-2's online softmax over tiles of keys, queries of the keys' dtype or rounded to it.",
+    ),
+    attention(
+        "attention_prefill_simt",
+        Family::AttentionPrefill,
+        Limits::NONE,
+        FLOATS,
+        "Plain f32 arithmetic, 64 query rows a block.",
+    ),
+    attention(
+        "attention_decode_short",
+        Family::AttentionDecode,
+        VECTORS,
+        FLOATS,
+        "Few keys: a warp has all of a pass on their way at once, and a cluster of blocks merges without workspace.",
+    ),
+    attention(
+        "attention_decode_mma",
+        Family::AttentionDecode,
+        VECTORS,
+        FLOATS,
+        "Tensor cores, all query heads of a key/value head in one block; the keys are split over blocks, the last of which merges.",
+    ),
+    attention(
+        "attention_decode_simt",
+        Family::AttentionDecode,
+        Limits::NONE,
+        FLOATS,
+        "Plain f32 arithmetic, up to eight query heads a block; the keys are split as attention_decode_mma splits them.",
+    ),
 ];
 
 /// The names of the kernels' tables, and that what a kernel supports lies within its limits.
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
-    use crate::cuda::linear_tables;
+    use crate::cuda::kernel_tables;
 
     #[test]
     fn the_tables_in_csrc_hold_these_kernels() {
-        for (family, names) in linear_tables() {
+        for (family, names) in kernel_tables() {
             let listed: Vec<&str> =
                 KERNELS.iter().filter(|kernel| kernel.family == family).map(|kernel| kernel.name).collect();
             for name in &names {
-                assert!(listed.contains(&name.as_str()), "csrc/linear has {name}, src/registry/cuda.rs does not");
+                assert!(listed.contains(&name.as_str()), "csrc/ has {name}, src/registry/cuda.rs does not");
             }
             for name in listed {
-                assert!(
-                    names.iter().any(|known| known == name),
-                    "src/registry/cuda.rs has {name}, csrc/linear does not"
-                );
+                assert!(names.iter().any(|known| known == name), "src/registry/cuda.rs has {name}, csrc/ does not");
             }
         }
     }

@@ -4,9 +4,13 @@
 use super::header::Header;
 use crate::allocation::Text;
 use crate::device::DeviceKind;
+use crate::operation::OperationKind;
 use crate::registry::choices::{Algorithm, Choice, Entry, Table};
+use crate::registry::find;
 use crate::registry::key::ProductKey;
-use crate::registry::{find, LINEAR};
+
+/// The operation whose choices a file has.
+const LINEAR: OperationKind = OperationKind::Linear;
 use serde_json::{Map, Value};
 use std::io::{ErrorKind, Write as _};
 
@@ -26,7 +30,7 @@ pub fn print(header: &Header, table: &Table) -> std::io::Result<Vec<u8>> {
     lines.try_reserve_exact(table.len()).map_err(|_| ErrorKind::OutOfMemory)?;
     lines.extend(table.iter().map(|(key, entry)| line(key, entry)));
     lines.sort_unstable();
-    writeln!(text, "  \"{LINEAR}\": {{")?;
+    writeln!(text, "  \"{}\": {{", LINEAR.name())?;
     for (i, line) in lines.iter().enumerate() {
         write!(text, "{}{line}", if i == 0 { "" } else { ",\n" })?;
     }
@@ -61,7 +65,8 @@ pub fn parse(text: &str, header: &Header, device: DeviceKind) -> Result<Table, S
             None => return Err(format!("it names no {name}")),
         }
     }
-    let entries = root.get(LINEAR).and_then(Value::as_object).ok_or_else(|| format!("it has no {LINEAR}"))?;
+    let entries =
+        root.get(LINEAR.name()).and_then(Value::as_object).ok_or_else(|| format!("it has no {}", LINEAR.name()))?;
     if root.len() != header.fields.len() + 2 {
         return Err("it has entries that this version does not know".into());
     }
