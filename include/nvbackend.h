@@ -3128,6 +3128,21 @@ static inline void nvb_tune_report_init(nvb_tune_report *value) {
 //
 // Which kernels there are, which of them a product takes and why, and naming another one.
 
+// `reason`, of a plan: the executor has no other kernel for the operation.
+#define NVB_REASON_ONLY 0
+
+// `reason`: the default for this shape and device.
+#define NVB_REASON_DEFAULT 1
+
+// `reason`: `nvb_kernel_override`.
+#define NVB_REASON_OVERRIDE 2
+
+// `reason`: `nvb_backend_tune`, or a tuning file.
+#define NVB_REASON_TUNED 3
+
+// `reason`: `batch_invariant` leaves no choice.
+#define NVB_REASON_BATCH_INVARIANT 4
+
 // A kernel or strategy: one way to compute an operation. Its limits are necessary, not sufficient; `nvb_kernel_explain`
 // knows about a product.
 typedef struct {
@@ -3138,9 +3153,9 @@ typedef struct {
   uint32_t device_kind;
   // Oldest compute capability, 10 · major + minor; 0: any.
   uint32_t compute_capability;
-  // What K (`nvb_linear_case.depth`) must be a multiple of; 1: any.
+  // What K (`nvb_linear_case.depth`), or attention's head_dim, must be a multiple of; 1: any.
   uint32_t depth_multiple;
-  // Bytes that rows of the input start at multiples of; 1: any.
+  // Bytes that rows of the input, or of queries, keys and values, start at multiples of; 1: any.
   uint32_t alignment;
   // 1 if it is in force as the override.
   uint32_t overridden;
@@ -3148,13 +3163,34 @@ typedef struct {
   uint64_t maximum_rows;
   // For `nvb_kernel_override` and `nvb_backend_options.linear_kernel`.
   char name[64];
-  // Dtypes of the input, separated by spaces: "f16 bf16".
+  // Dtypes of the input or the queries, separated by spaces: "f16 bf16".
   char inputs[32];
-  // What the weight may be kept in (`nvb_weight_info.encoding`), likewise: "bf16 fp8_e4m3 int8".
+  // What the weight may be kept in (`nvb_weight_info.encoding`), or the keys and values, likewise: "bf16 fp8_e4m3 int8".
   char encodings[96];
   // What it does, a sentence or two.
   char summary[256];
 } nvb_kernel_info;
+
+// How an operation would run. The texts end with the call that receives it.
+typedef struct {
+  size_t struct_size;
+  // `NVB_OPERATION_…`
+  uint32_t operation;
+  // `NVB_REASON_…`
+  uint32_t reason;
+  // The kernel's or strategy's name; where there is a choice, as `nvb_kernel_get` has it. Empty: nothing runs.
+  const char *kernel;
+  // All of it in words, several lines: also how the kernel divides the work, and what stands in others' way.
+  const char *text;
+  // Workspace with which the operation runs so.
+  uint64_t workspace_bytes;
+  // What it must do at the least: floating-point operations, and bytes with each input read and each output written once.
+  double operations;
+  double bytes;
+} nvb_kernel_plan;
+
+// Receives the plan of an operation, in the thread that called it.
+typedef void (*nvb_plan_callback)(const nvb_kernel_plan *plan, void *user_data);
 
 // Writes the number of kernels of the backend's device; of all that the library has, for a NULL backend.
 NVB_MUST_USE nvb_status nvb_kernel_count(const nvb_backend *backend, uint32_t *count);
@@ -3162,8 +3198,18 @@ NVB_MUST_USE nvb_status nvb_kernel_count(const nvb_backend *backend, uint32_t *c
 // Describes kernel `index` of those that `nvb_kernel_count` counts; set `info->struct_size` first.
 NVB_MUST_USE nvb_status nvb_kernel_get(const nvb_backend *backend, uint32_t index, nvb_kernel_info *info);
 
+// From now on operations on `stream` (NULL: the backend's default stream) do not run: each call checks its arguments as ever
+// and tells `callback` how it would run, before it returns. With a NULL `callback` they run again. Any operation can be asked
+// so, copies and fills too; allocations, events and waits go on as before. The callback may be called until then with
+// `user_data`, from the threads that queue on the stream, and must not queue on it.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the stream's operations are explained already).
+NVB_MUST_USE nvb_status nvb_stream_explain(const nvb_backend *backend,
+                              nvb_stream *stream,
+                              nvb_plan_callback callback,
+                              void *user_data);
+
 // Writes which kernel the product would run and why (the override, a tuned entry, the default; what it falls back from),
-// which others could do it, and which cannot. `text` receives up to `capacity` bytes with a closing NUL and may be NULL;
+// which others could do it, and which cannot; `nvb_stream_explain` does so for every operation. `text` receives up to `capacity` bytes with a closing NUL and may be NULL;
 // `*needed` what all of it takes and may be NULL. Nothing is queued, and without a `weight` in `product` no memory is needed.
 NVB_MUST_USE nvb_status nvb_kernel_explain(const nvb_backend *backend,
                               const nvb_linear_case *product,
@@ -3171,16 +3217,22 @@ NVB_MUST_USE nvb_status nvb_kernel_explain(const nvb_backend *backend,
                               size_t capacity,
                               size_t *needed);
 
-// From now on the backend's products of `operation` (`NVB_OPERATION_LINEAR`) take the kernel of this name where it can do
-// them, and what they would have taken where it cannot. NULL or "" ends that. Set around a set of calls it holds for what is
+// From now on the backend's calls of `operation` (`NVB_OPERATION_LINEAR`; on a GPU also `NVB_OPERATION_ATTENTION_PREFILL` and
+// `NVB_OPERATION_ATTENTION_DECODE`) take the kernel of this name where it can do them, and what they would have taken where it
+// cannot. NULL or "" ends that. Set around a set of calls it holds for what is
 // queued in between, of all threads; a recorded graph keeps what it was recorded with.
 // Errors: `NVB_ERROR_CONFIGURATION` (a name that this backend's device has no kernel of; the text lists those there are; on a
-// GPU any name with `batch_invariant`).
+// GPU any name of a product's with `batch_invariant`).
 NVB_MUST_USE nvb_status nvb_kernel_override(const nvb_backend *backend,
                                uint32_t operation,
                                const char *name);
 
 static inline void nvb_kernel_info_init(nvb_kernel_info *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_kernel_plan_init(nvb_kernel_plan *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

@@ -249,6 +249,31 @@ class pool_capture {
   nvb_stream* stream_;
 };
 
+// While this lives, operations on `stream` (nullptr: the backend's default stream) do not run; `function` hears how
+// each would. It must not throw and not queue on the stream.
+class stream_explanation {
+ public:
+  stream_explanation(const nvb_backend* backend, nvb_stream* stream,
+                     std::function<void(const nvb_kernel_plan&)> function)
+      : backend_(backend),
+        stream_(stream),
+        function_(std::make_unique<std::function<void(const nvb_kernel_plan&)>>(std::move(function))) {
+    check(nvb_stream_explain(backend, stream, call, function_.get()));
+  }
+  stream_explanation(const stream_explanation&) = delete;
+  stream_explanation& operator=(const stream_explanation&) = delete;
+  ~stream_explanation() { static_cast<void>(nvb_stream_explain(backend_, stream_, nullptr, nullptr)); }
+
+ private:
+  static void call(const nvb_kernel_plan* plan, void* function) noexcept {
+    (*static_cast<std::function<void(const nvb_kernel_plan&)>*>(function))(*plan);
+  }
+
+  const nvb_backend* backend_;
+  nvb_stream* stream_;
+  std::unique_ptr<std::function<void(const nvb_kernel_plan&)>> function_;
+};
+
 // Asks `function` for bytes when an allocation of `memory` finds none; it returns how many it freed. Destroy it before
 // the manager's handle. An exception in it counts as nothing freed.
 class reclaim_callback {
@@ -385,6 +410,33 @@ class kv_cache : public handle<nvb_kv_cache, nvb_kv_cache_destroy> {
     uint64_t bytes = 0;
     check(nvb_kv_cache_get_bytes(pointer_, &bytes));
     return bytes;
+  }
+
+  void reserve(uint32_t sequence, uint32_t tokens, nvb_stream* stream) const {
+    check(nvb_kv_cache_reserve(pointer_, sequence, tokens, stream));
+  }
+  void truncate(uint32_t sequence, uint32_t tokens, nvb_stream* stream) const {
+    check(nvb_kv_cache_truncate(pointer_, sequence, tokens, stream));
+  }
+  void release_sequence(uint32_t sequence, nvb_stream* stream) const {
+    check(nvb_kv_cache_release(pointer_, sequence, stream));
+  }
+  void fork(uint32_t from, uint32_t to, uint32_t tokens, nvb_stream* stream) const {
+    check(nvb_kv_cache_fork(pointer_, from, to, tokens, stream));
+  }
+  void copy(uint32_t from, uint32_t to, uint32_t tokens, nvb_stream* stream) const {
+    check(nvb_kv_cache_copy(pointer_, from, to, tokens, stream));
+  }
+
+  uint32_t length(uint32_t sequence) const {
+    uint32_t tokens = 0;
+    check(nvb_kv_cache_get_length(pointer_, sequence, &tokens));
+    return tokens;
+  }
+  nvb_kv_cache_usage usage() const {
+    auto usage = make<nvb_kv_cache_usage>();
+    check(nvb_kv_cache_get_usage(pointer_, &usage));
+    return usage;
   }
 };
 

@@ -13,7 +13,7 @@ use crate::hardware::{
 use crate::memory::allocator::EngineAllocator;
 use crate::memory::{expect_awake, MemoryManager, MemoryOptions};
 use crate::metrics::{nvtx, Metrics};
-use crate::operation::Operation;
+use crate::operation::{Operation, OperationKind};
 use crate::stream::Stream;
 use crate::tensor::{DType, Tensor};
 use crate::tuning::case::Case;
@@ -84,6 +84,9 @@ impl Backend {
         if op.computes() {
             stream.expect_awake()?;
         }
+        if let Some(sink) = stream.sink() {
+            return sink.take(&op);
+        }
         let _range = nvtx::range(op.kind().label());
         self.metrics.queue(&op, stream)
     }
@@ -108,7 +111,7 @@ impl Backend {
             DType::Bf16 => Precision::Bf16,
             _ => Precision::F32,
         };
-        let kernel = self.executor.choices().overridden();
+        let kernel = self.executor.choices().overridden(OperationKind::Linear);
         running.linear_kernel = kernel.map_or(String::new(), |id| id.kernel().name.to_string());
         let path = self.tuning.path();
         running.tuning_file = path.map_or(String::new(), |path| path.to_string_lossy().into_owned());
@@ -314,7 +317,7 @@ fn best_of(gpus: &[DeviceInfo]) -> Option<i32> {
 mod tests {
     use super::*;
     use crate::configuration::{LogLevel, NONE};
-    use crate::registry::{kernels_of, LINEAR};
+    use crate::registry::kernels_of;
 
     #[test]
     fn the_line_for_a_backend_names_what_was_chosen() {
@@ -386,7 +389,7 @@ mod tests {
         backend.metrics().set_enabled(true);
         backend.memory().set_limit(1 << 29);
         let (_, kernel) = kernels_of(DeviceKind::Cpu).next().unwrap();
-        backend.executor().choices().set_override(LINEAR, kernel.name).unwrap();
+        backend.executor().choices().set_override(OperationKind::Linear, kernel.name).unwrap();
         let changed = backend.running_configuration();
         assert_eq!((changed.timing.profiling, changed.memory.limit), (true, 1 << 29));
         assert_eq!((running.linear_kernel.as_str(), changed.linear_kernel.as_str()), ("", kernel.name));

@@ -7,15 +7,70 @@ use crate::error::{Error, Result};
 use crate::operation::dequantize::Dequantize;
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::quantize::{Quantize, Quantized};
-use crate::operation::Operation;
+use crate::operation::{Operation, OperationKind};
 use crate::registry::choices::{Choice, Choices};
 use crate::registry::KernelId;
 use crate::weight::{Format, WeightLayout};
 use std::ffi::c_void;
 
+/// How an executor would run an operation: a plain value.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plan {
+    /// The kernel, or the strategy where several work together; the registry has it where there is one to choose. "": nothing
+    /// runs, since the operation is empty.
+    pub kernel: &'static str,
+    pub reason: Reason,
+    /// How the kernel divides the work, by names; the others are `("", 0)`.
+    pub parameters: [(&'static str, usize); 4],
+    /// Bytes of workspace with which the operation runs as it would be chosen now; it runs with no less if a workspace is
+    /// set for its stream.
+    pub workspace: usize,
+}
+
+/// Why a kernel runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// The executor has no other for the operation.
+    Only,
+    Default,
+    Override,
+    Tuned,
+    /// `batch_invariant` leaves no choice.
+    BatchInvariant,
+}
+
+impl Plan {
+    pub const EMPTY: Plan = Plan { kernel: "", reason: Reason::Default, parameters: [("", 0); 4], workspace: 0 };
+
+    /// Of the one kernel that an executor has for the operation.
+    pub fn of_only(op: &Operation) -> Plan {
+        Plan { kernel: op.kind().name(), reason: Reason::Only, ..Plan::EMPTY }
+    }
+
+    /// Of the product of floats: the override, the tuned entry or the default, the first that can do it.
+    pub fn of_product(executor: &dyn Executor, op: &LinearProduct) -> Plan {
+        let choices = executor.choices();
+        let supported =
+            |kernel: &KernelId| executor.linear_candidates(op).iter().any(|choice| choice.kernel == *kernel);
+        let overridden =
+            || choices.overridden(OperationKind::Linear).filter(supported).map(|id| (id, Reason::Override));
+        let tuned =
+            || choices.tuned(op).map(|entry| entry.choice.kernel).filter(supported).map(|id| (id, Reason::Tuned));
+        let default = if choices.are_fixed() { Reason::BatchInvariant } else { Reason::Default };
+        let (kernel, reason) = executor.linear_default(op).map_or(("", default), |choice| {
+            let (id, reason) = overridden().or_else(tuned).unwrap_or((choice.kernel, default));
+            (id.kernel().name, reason)
+        });
+        Plan { kernel, reason, ..Plan::EMPTY }
+    }
+}
+
 pub trait Executor: Device {
-    /// Queues the operation on the stream.
+    /// Queues the operation on the stream, as planned.
     fn run(&self, op: &Operation, stream: RawHandle) -> Result<()>;
+    /// How `run` would do the operation now. Nothing is queued and no memory touched: of the descriptor's addresses their
+    /// alignment counts alone.
+    fn plan(&self, op: &Operation) -> Result<Plan>;
 
     /// What was chosen among the kernels that this executor has for products.
     fn choices(&self) -> &Choices;
@@ -51,11 +106,6 @@ pub trait Executor: Device {
         Err(Error::unsupported("this executor quantises on the host"))
     }
 
-    /// Bytes of workspace with which the operation runs as it would be chosen now; it runs with no less if a workspace is
-    /// set for its stream. Of the descriptor's addresses their alignment counts alone.
-    fn workspace_bytes(&self, _op: &Operation) -> Result<usize> {
-        Ok(0)
-    }
     /// From now on the operations on `stream` take their workspace from these bytes and allocate none; NULL: as before. An
     /// executor whose operations need no workspace ignores it.
     ///

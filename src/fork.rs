@@ -83,6 +83,12 @@ impl<T> PerProcess<T> {
     fn make_anew(&self) -> &T {
         watch();
         let parents = self.current.load(Ordering::Acquire);
+        // Another thread may have made it since this one found none; a second one beside it would be a second lock of the
+        // same data.
+        // SAFETY: NULL, or made here and never freed.
+        if let Some(made) = unsafe { parents.as_ref() }.filter(|made| made.forks == count()) {
+            return &made.value;
+        }
         let made = Box::into_raw(Box::new(Made { forks: count(), value: (self.make)(), _parents: parents }));
         match self.current.compare_exchange(parents, made, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: never freed from now on.
@@ -143,6 +149,14 @@ mod tests {
             i32::from(fresh == 7 && *OTHER == 3 && count() == forks + 1)
         });
         assert_eq!((status, *held), (1, 8));
+    }
+
+    #[test]
+    fn a_thread_that_comes_late_finds_what_another_made() {
+        static SHARED: PerProcess<Mutex<u32>> = PerProcess::new(|| Mutex::new(7));
+        let first: &Mutex<u32> = &SHARED;
+        // Where a thread that found nothing goes, as late as it may get there.
+        assert!(std::ptr::eq(first, SHARED.make_anew()) && std::ptr::eq(first, &*SHARED));
     }
 
     #[test]

@@ -25,6 +25,8 @@ use table::DeviceTable;
 
 /// The largest page. Kernels take tiles of 16 keys, and a table of shorter pages costs more than it saves.
 pub const MAX_PAGE_TOKENS: usize = 256;
+/// The largest pool: kernels keep a page and a token's place in it in 32 bits.
+pub const MAX_PAGES: usize = 1 << 23;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KvCacheOptions {
@@ -110,7 +112,6 @@ impl KvCacheOptions {
             ("kv_heads", self.kv_heads, 1),
             ("head_dim", self.head_dim, 1),
             ("capacity", self.capacity, 1),
-            ("pages", self.pages, 0),
             ("window", self.window, 0),
             ("max_append", self.max_append, 0),
         ] {
@@ -118,9 +119,11 @@ impl KvCacheOptions {
                 return Err(Error::invalid(format!("{name} is {value}; {least} to {} is supported", i32::MAX)));
             }
         }
-        for (name, value, most) in
-            [("head_dim", self.head_dim, MAX_HEAD_DIM), ("page_tokens", self.page_tokens, MAX_PAGE_TOKENS)]
-        {
+        for (name, value, most) in [
+            ("head_dim", self.head_dim, MAX_HEAD_DIM),
+            ("page_tokens", self.page_tokens, MAX_PAGE_TOKENS),
+            ("pages", self.pages, MAX_PAGES),
+        ] {
             if value > most {
                 return Err(Error::invalid(format!("{name} is {value}; at most {most} is supported"))
                     .with_limit(value as u64, most as u64));
@@ -149,8 +152,9 @@ impl KvCacheOptions {
             (tokens, _) if self.pages == 0 => (self.sequences.saturating_mul(self.columns()), tokens),
             (tokens, _) => (self.pages, tokens),
         };
-        if blocks > i32::MAX as usize {
-            return Err(Error::invalid(format!("{blocks} pages; at most {} are supported", i32::MAX)));
+        if self.page_tokens > 0 && blocks > MAX_PAGES {
+            return Err(Error::invalid(format!("{blocks} pages; at most {MAX_PAGES} are supported"))
+                .with_limit(blocks as u64, MAX_PAGES as u64));
         }
         let bytes = |blocks: usize| {
             let elements = self.kv_heads.checked_mul(tokens)?.checked_mul(self.head_dim)?.checked_mul(blocks)?;

@@ -356,6 +356,11 @@ unsafe impl Send for Matrix {}
 unsafe impl Sync for Matrix {}
 
 impl Matrix {
+    /// The shape of contiguous rows that have no address.
+    pub fn without_memory(dtype: DType, rows: usize, columns: usize) -> Matrix {
+        Matrix { data: std::ptr::null_mut(), dtype, rows, columns, row_stride: columns }
+    }
+
     /// `count` rows from `first` on.
     pub fn part(&self, first: usize, count: usize) -> Matrix {
         let skipped = first * self.row_stride * self.dtype.size();

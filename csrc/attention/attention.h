@@ -19,6 +19,9 @@
 // Sequences of one prefill launch: the table travels in the kernel's arguments, which older drivers cap at 4096 bytes.
 enum { NVB_ATTENTION_MAX_SEQUENCES = 128 };
 
+// Splits of a sequence's keys in a decode launch, at most, and how many partial results one block merges.
+enum { NVB_ATTENTION_MAX_SPLITS = 256, NVB_ATTENTION_MERGED_SPLITS = 16 };
+
 // Counters of a decode launch: this many uint32 for every (sequence, query head).
 enum { NVB_ATTENTION_DECODE_COUNTERS = 17 };
 
@@ -29,12 +32,13 @@ struct nvb_attention_sequence {
   int32_t query_start;  // first row in query, output and lse
   int32_t query_count;  // rows; row i stands at position kv_length - query_count + i
   int32_t kv_length;    // valid keys
-  int32_t first_block;  // ignored: the launcher's own
+  int32_t first_block;  // of the launch: the blocks of the sequences before it, query_heads a tile of rows
 };
 
 // Prefill: many query rows a sequence. The tensor-core kernels take capability >= 8.0, keys and values of F16 or BF16,
 // query and output of that dtype or F32 (such a query is rounded to the keys' dtype), scale > 0, head_dim a multiple of
-// 8, and query, key, value and output rows aligned to 16 bytes; everything else runs the f32 kernel.
+// 8, and query, key, value and output rows aligned to 16 bytes; the f32 kernel takes everything else. Blocks start in
+// the order of the table, so the sequences with the most work come first.
 struct nvb_attention_prefill_params {
   const void* query;
   const void* key;
@@ -59,8 +63,8 @@ struct nvb_attention_prefill_params {
   int32_t causal;  // 0 or 1
   int32_t window;  // 0 = none
   float scale;
-  float soft_cap;     // 0 = none
-  uint32_t reserved;  // 0
+  float soft_cap;           // 0 = none
+  int32_t heads_per_group;  // query heads, of whole KV heads, whose blocks start side by side and share L2
   nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
@@ -71,13 +75,14 @@ struct nvb_attention_prefill_params {
 // arguments give equal bits.
 //
 // `counters` is NVB_ATTENTION_DECODE_COUNTERS * sequences * query_heads uint32 that are zero before the first launch;
-// every launch leaves them zero. `workspace` is scratch of nvb_cuda_attention_decode_workspace bytes, 16-byte aligned,
-// of any content (may be null if that is 0). Launches that may overlap in time must share neither.
+// every launch leaves them zero. `workspace` is scratch of any content, 16-byte aligned: two f32 for each of
+// slots_per_head * sequences * query_heads partial results, padded to 16 bytes, and their outputs of head_dim f32. Both
+// may be null where slots_per_head is 0. Launches that may overlap in time must share neither.
 //
 // The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16, any query and output dtype,
-// head_dim a multiple of 8, and key and value rows aligned to 16 bytes; everything else runs the f32 kernel.
-// What it takes runs a kernel made for latency, which wants no workspace, where few sequences see few keys (by
-// max_kv_length and window): splits 0, head_dim up to 256, query rows aligned to 16 bytes.
+// head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else. The
+// kernel made for latency takes what the former takes with head_dim up to 256 and query rows aligned to 16 bytes, as
+// long as the keys are few enough for its passes, and wants no workspace.
 struct nvb_attention_decode_params {
   const void* query;         // [sequences, query_heads, head_dim]
   const void* key;           // [slots, kv_heads, capacity, head_dim], or as `placement` says
@@ -109,26 +114,47 @@ struct nvb_attention_decode_params {
   int32_t capacity;       // positions of a slot
   int32_t max_kv_length;  // what the host expects positions[b] + 1 not to exceed; it sizes the grid, not the result
   int32_t window;         // 0 = none
-  int32_t splits;         // blocks a sequence and KV head, 1 to 256; 0 = chosen to fill the device
   float scale;
-  float soft_cap;  // 0 = none
+  float soft_cap;           // 0 = none
+  int32_t splits;           // blocks a sequence, KV head and chunk, 1 to 256; of the kernel for few keys: of a cluster
+  int32_t chunks;           // blocks that share a KV head
+  int32_t heads_per_chunk;  // query heads of a block
+  int32_t slots_per_head;   // partial results of a (sequence, query head): the splits and their groups; 0 for one split
+  uint32_t reserved;        // 0
   nvb_kv_placement placement;
+};
+
+// How a prefill kernel divides its work.
+struct nvb_attention_prefill_shape {
+  int32_t rows;  // query rows of a block
+};
+
+// How a decode kernel divides its work: what a plan is made from.
+struct nvb_attention_decode_shape {
+  int32_t heads_per_block;  // the most query heads of a block
+  int32_t keys;             // of a tile; of the kernel for few keys: of a pass of a block
+  int32_t min_tiles;        // of a split
+  int32_t threads;          // of a block
+  int32_t shared_bytes;     // of a block
+  int32_t cluster;          // blocks that may merge in a cluster; 0: they merge through the workspace
+  int32_t passes;           // of a block in a cluster, at most
 };
 
 extern "C" {
 
-cudaError_t nvb_cuda_attention_prefill(const nvb_attention_prefill_params* params, const nvb_launch* launch) noexcept;
+// The kernels of each operation by their place in a table, the one to be preferred first: the name, or null past the
+// last; whether it takes these arguments, what the plan fills in (first_block, heads_per_group; splits, chunks,
+// heads_per_chunk, slots_per_head) left aside, and then its shape; and the launch of a plan. A launch of arguments that
+// are not valid, or that the kernel does not take, is cudaErrorInvalidValue.
+const char* nvb_cuda_attention_prefill_kernel_at(int index) noexcept;
+int nvb_cuda_attention_prefill_kernel_supports(int index, const nvb_attention_prefill_params* params,
+                                               const nvb_launch* launch, nvb_attention_prefill_shape* shape) noexcept;
+cudaError_t nvb_cuda_attention_prefill_launch(int index, const nvb_attention_prefill_params* params, int blocks,
+                                              const nvb_launch* launch) noexcept;
 
-cudaError_t nvb_cuda_attention_decode(const nvb_attention_decode_params* params, const nvb_launch* launch) noexcept;
-
-// Bytes of workspace for exactly these arguments (fewer sequences may need more: they are split more finely). It does
-// not depend on the positions, so it holds for every replay of a captured launch.
-size_t nvb_cuda_attention_decode_workspace(const nvb_attention_decode_params* params,
-                                           const nvb_launch* launch) noexcept;
-
-// The kernel that the launcher would run, as a static string; null for arguments that it refuses.
-const char* nvb_cuda_attention_prefill_kernel_name(const nvb_attention_prefill_params* params,
-                                                   const nvb_launch* launch) noexcept;
-const char* nvb_cuda_attention_decode_kernel_name(const nvb_attention_decode_params* params,
-                                                  const nvb_launch* launch) noexcept;
+const char* nvb_cuda_attention_decode_kernel_at(int index) noexcept;
+int nvb_cuda_attention_decode_kernel_supports(int index, const nvb_attention_decode_params* params,
+                                              const nvb_launch* launch, nvb_attention_decode_shape* shape) noexcept;
+cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_attention_decode_params* params,
+                                             const nvb_launch* launch) noexcept;
 }

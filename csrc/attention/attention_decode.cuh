@@ -16,20 +16,16 @@
 
 namespace nvb {
 
-inline constexpr int kMaxSplits = 256;
-inline constexpr int kGroup = 16;  // splits that one block merges
+inline constexpr int kMaxSplits = NVB_ATTENTION_MAX_SPLITS;
+inline constexpr int kGroup = NVB_ATTENTION_MERGED_SPLITS;
 inline constexpr int kMaxHeadsPerBlock = 16;
 static_assert(kMaxSplits == kGroup * kGroup && NVB_ATTENTION_DECODE_COUNTERS == kGroup + 1,
               "two levels of merging: a counter for each group and one for the root");
 
 struct DecodeArguments {
   nvb_attention_decode_params params;
-  int32_t splits;           // blocks along x
-  int32_t chunks;           // blocks that share a KV head
-  int32_t heads_per_chunk;  // query heads of a block, at most kMaxHeadsPerBlock
-  int32_t slots_per_head;   // partial results of a (sequence, query head) in the workspace: splits, then groups
-  float2* partial_sums;     // [sequences, query_heads, slots_per_head]: m in powers of two, l
-  float* partial_outputs;   // [sequences, query_heads, slots_per_head, head_dim]
+  float2* partial_sums;    // [sequences, query_heads, slots_per_head]: m in powers of two, l
+  float* partial_outputs;  // [sequences, query_heads, slots_per_head, head_dim]
 };
 
 // The part of one block.
@@ -52,11 +48,11 @@ __device__ __forceinline__ DecodeBlock find_decode_block(const DecodeArguments& 
   DecodeBlock block;
   block.sequence = blockIdx.z;
   block.split = blockIdx.x;
-  block.kv_head = static_cast<int>(blockIdx.y) / arguments.chunks;
+  block.kv_head = static_cast<int>(blockIdx.y) / arguments.params.chunks;
   const int group = p.query_heads / p.kv_heads;
-  const int first = static_cast<int>(blockIdx.y) % arguments.chunks * arguments.heads_per_chunk;
+  const int first = static_cast<int>(blockIdx.y) % arguments.params.chunks * arguments.params.heads_per_chunk;
   block.head = block.kv_head * group + first;
-  block.heads = min(arguments.heads_per_chunk, group - first);
+  block.heads = min(arguments.params.heads_per_chunk, group - first);
 
   const int position = p.positions[block.sequence];
   block.slot = p.slots != nullptr ? p.slots[block.sequence] : block.sequence;
@@ -64,7 +60,7 @@ __device__ __forceinline__ DecodeBlock find_decode_block(const DecodeArguments& 
   const int length = inside ? position + 1 : 0;
   const int visible = p.window > 0 ? min(length, p.window) : length;
   const int tiles = (visible + kTileKeys - 1) / kTileKeys;
-  const int split_tiles = max(min_tiles, (tiles + arguments.splits - 1) / arguments.splits);
+  const int split_tiles = max(min_tiles, (tiles + arguments.params.splits - 1) / arguments.params.splits);
   block.splits = max(1, (tiles + split_tiles - 1) / split_tiles);
   block.begin = length - visible + block.split * split_tiles * kTileKeys;
   block.end = min(length, block.begin + split_tiles * kTileKeys);
@@ -133,7 +129,8 @@ __device__ __forceinline__ void merge_parts(const DecodeArguments& arguments, in
   for (int index = threadIdx.x; index < heads * groups; index += blockDim.x) {
     const int head = index / groups;
     const int column = (index - head * groups) * Width;
-    const float* part = arguments.partial_outputs + (first_slot + head * arguments.slots_per_head) * head_dim + column;
+    const float* part =
+        arguments.partial_outputs + (first_slot + head * arguments.params.slots_per_head) * head_dim + column;
     float values[kGroup][Width];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
@@ -170,7 +167,8 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
   // Merge the block's own parts.
   weigh_parts(result.maximum, result.sum, result.parts, block.heads, total);
   __syncthreads();
-  const int64_t row = (static_cast<int64_t>(block.sequence) * p.query_heads + block.head) * arguments.slots_per_head;
+  const int64_t row =
+      (static_cast<int64_t>(block.sequence) * p.query_heads + block.head) * arguments.params.slots_per_head;
   for (int index = threadIdx.x; index < elements; index += threads) {
     const int head = index / head_dim;
     const int column = index - head * head_dim;
@@ -182,7 +180,8 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
     if (block.splits == 1) {
       store_final(p, block, head, column, output, total[head].y);
     } else {
-      arguments.partial_outputs[(row + head * arguments.slots_per_head + block.split) * head_dim + column] = output;
+      arguments.partial_outputs[(row + head * arguments.params.slots_per_head + block.split) * head_dim + column] =
+          output;
     }
   }
   if (block.splits == 1) {
@@ -190,7 +189,7 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
     return;
   }
   if (static_cast<int>(threadIdx.x) < block.heads) {
-    arguments.partial_sums[row + threadIdx.x * arguments.slots_per_head + block.split] = total[threadIdx.x];
+    arguments.partial_sums[row + threadIdx.x * arguments.params.slots_per_head + block.split] = total[threadIdx.x];
   }
 
   uint32_t* counter =
@@ -217,7 +216,7 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
     for (int index = threadIdx.x; index < count * block.heads; index += threads) {
       const int head = index / count;
       const int i = index - head * count;
-      const float2 state = __ldcg(&arguments.partial_sums[slot + head * arguments.slots_per_head + i]);
+      const float2 state = __ldcg(&arguments.partial_sums[slot + head * arguments.params.slots_per_head + i]);
       result.maximum[i * kMaxHeadsPerBlock + head] = state.x;
       result.sum[i * kMaxHeadsPerBlock + head] = state.y;
     }
@@ -228,9 +227,9 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
       if (groups == 1) {
         store_final(p, block, head, column, output, total[head].y);
       } else {
-        arguments
-            .partial_outputs[(row + head * arguments.slots_per_head + arguments.splits + group) * head_dim + column] =
-            output;
+        arguments.partial_outputs[(row + head * arguments.params.slots_per_head + arguments.params.splits + group) *
+                                      head_dim +
+                                  column] = output;
       }
     };
     if (head_dim % 4 == 0) {
@@ -243,12 +242,12 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
       return;
     }
     if (static_cast<int>(threadIdx.x) < block.heads) {
-      arguments.partial_sums[row + threadIdx.x * arguments.slots_per_head + arguments.splits + group] =
+      arguments.partial_sums[row + threadIdx.x * arguments.params.slots_per_head + arguments.params.splits + group] =
           total[threadIdx.x];
     }
     unit = group;
     units = groups;
-    first_slot = arguments.splits;
+    first_slot = arguments.params.splits;
   }
 }
 
@@ -256,30 +255,18 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
 inline constexpr int kDecodeMmaKeys = 16;
 inline constexpr int kDecodeSimtKeys = 32;
 
-// How a kernel would run: what the split heuristic and the launcher need.
-struct DecodeShape {
-  int heads_per_block;  // the most query heads of a block
-  int tile_keys;
-  int min_tiles;  // of a split
-  int threads;
-  int shared_bytes;  // dynamic; kDecodeStaticBytes more at most are static
-};
-inline constexpr int kDecodeStaticBytes = 4096;
-DecodeShape decode_mma_shape(const nvb_attention_decode_params& params, const nvb_launch& launch);
-DecodeShape decode_simt_shape(const nvb_attention_decode_params& params);
+inline constexpr int kDecodeStaticBytes = 4096;  // of shared memory, at most
 
-// The kernel for few keys (attention_decode_short.cu): whether it is the one for these arguments, which
-// attention_decode_mma takes too, and how it divides them.
-struct ShortPlan {
-  int blocks;  // of a cluster
-  int chunks;
-  int heads_per_chunk;
-};
-inline constexpr int kMaxShortHeads = 4;
-bool decode_short_plan(const nvb_attention_decode_params& params, const nvb_launch& launch, ShortPlan& plan);
+// The kernels: for few keys (attention_decode_short.cu), on tensor cores, and plain ones. `supports_…` fills in the
+// shape of the kernel for these arguments; `supports_decode_short` is asked after `supports_decode_mma`.
+bool supports_decode_mma(const nvb_attention_decode_params& params, const nvb_launch& launch,
+                         nvb_attention_decode_shape& shape);
+bool supports_decode_short(const nvb_attention_decode_params& params, const nvb_launch& launch,
+                           nvb_attention_decode_shape& shape);
+bool supports_decode_simt(const nvb_attention_decode_params& params, const nvb_launch& launch,
+                          nvb_attention_decode_shape& shape);
 cudaError_t launch_decode_short(const DecodeArguments& arguments, const nvb_launch& launch);
-
-cudaError_t launch_decode_mma(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch);
-cudaError_t launch_decode_simt(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch);
+cudaError_t launch_decode_mma(const DecodeArguments& arguments, const nvb_launch& launch);
+cudaError_t launch_decode_simt(const DecodeArguments& arguments, const nvb_launch& launch);
 
 }  // namespace nvb

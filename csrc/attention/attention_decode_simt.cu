@@ -212,35 +212,41 @@ __global__ void __launch_bounds__(kThreads)
   epilogue_split(arguments, block, SplitResult{query, 0, p.head_dim, 1, part_maximum, part_sum}, total);
 }
 
+int heads_per_block(const nvb_attention_decode_params& p) {
+  return std::min(p.query_heads / p.kv_heads, kHeads);
+}
+int shared_bytes(const nvb_attention_decode_params& p) {
+  return heads_per_block(p) * p.head_dim * static_cast<int>(sizeof(float));
+}
+
 template <typename T>
-cudaError_t launch_dtype(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch) {
+cudaError_t launch_dtype(const DecodeArguments& arguments, const nvb_launch& launch) {
   const nvb_attention_decode_params& p = arguments.params;
-  const dim3 grid(arguments.splits, p.kv_heads * arguments.chunks, p.sequences);
+  const dim3 grid(p.splits, p.kv_heads * p.chunks, p.sequences);
   constexpr int kBytes = sizeof(T);
   const bool vectors = p.head_dim % 4 == 0 && is_aligned16(p.key, p.placement.block_stride, kBytes) &&
                        is_aligned16(p.key, p.key_sequence_stride, kBytes) &&
                        is_aligned16(p.key, p.key_head_stride, kBytes) &&
                        is_aligned16(p.key, p.key_token_stride, kBytes);
   const auto kernel = vectors ? attention_decode_simt_kernel<T, 4> : attention_decode_simt_kernel<T, 1>;
-  return launch_overlapped(kernel, grid, dim3(shape.threads), shape.shared_bytes, &launch, arguments);
+  return launch_overlapped(kernel, grid, dim3(kThreads), shared_bytes(p), &launch, arguments);
 }
 
 }  // namespace
 
-DecodeShape decode_simt_shape(const nvb_attention_decode_params& params) {
-  const int heads_per_block = std::min(params.query_heads / params.kv_heads, kHeads);
-  return DecodeShape{heads_per_block, kKeys, 1, kThreads,
-                     heads_per_block * params.head_dim * static_cast<int>(sizeof(float))};
+bool supports_decode_simt(const nvb_attention_decode_params& p, const nvb_launch&, nvb_attention_decode_shape& shape) {
+  shape = {heads_per_block(p), kKeys, 1, kThreads, shared_bytes(p) + kDecodeStaticBytes, 0, 0};
+  return true;
 }
 
-cudaError_t launch_decode_simt(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch) {
+cudaError_t launch_decode_simt(const DecodeArguments& arguments, const nvb_launch& launch) {
   switch (arguments.params.kv_dtype) {
     case NVB_F32:
-      return launch_dtype<float>(arguments, shape, launch);
+      return launch_dtype<float>(arguments, launch);
     case NVB_F16:
-      return launch_dtype<__half>(arguments, shape, launch);
+      return launch_dtype<__half>(arguments, launch);
     default:
-      return launch_dtype<__nv_bfloat16>(arguments, shape, launch);
+      return launch_dtype<__nv_bfloat16>(arguments, launch);
   }
 }
 

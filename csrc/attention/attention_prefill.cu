@@ -1,6 +1,7 @@
-// Chooses the prefill kernel and lays out its blocks.
+// The table of prefill kernels, and how one of them is launched as planned.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "sm80/attention_prefill_mma.cuh"
 
@@ -19,7 +20,7 @@ bool is_valid(const nvb_attention_prefill_params& p) {
   }
   if (p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES || p.head_dim < 1 || p.head_dim > 512) return false;
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
-  if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || !is_valid(p.placement)) return false;
+  if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || !is_valid_placement(p.placement)) return false;
   for (int i = 0; i < p.sequences; ++i) {
     const nvb_attention_sequence& sequence = p.sequence[i];
     if (sequence.query_count < 0 || sequence.query_count > kMaxLength) return false;
@@ -48,65 +49,77 @@ bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launc
          is_aligned16(p.output, p.output_head_stride, output_bytes);
 }
 
-// Query heads whose keys and values fit L2 together, so that blocks which run side by side find them there; the KV
-// heads are dealt out evenly, because the short tiles that end a group leave part of the device idle.
-int heads_per_group(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
-  int64_t longest = 1;
-  for (int i = 0; i < p.sequences; ++i) longest = std::max<int64_t>(longest, p.sequence[i].kv_length);
-  const int64_t bytes = 2 * longest * p.head_dim * float_dtype_bytes(p.kv_dtype);
-  const int64_t fitting = std::clamp<int64_t>(launch.l2_bytes / bytes, 1, p.kv_heads);
-  const int64_t groups = (p.kv_heads + fitting - 1) / fitting;
-  const int64_t kv_heads = (p.kv_heads + groups - 1) / groups;
-  return static_cast<int>(kv_heads) * (p.query_heads / p.kv_heads);
+bool prefill_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch, nvb_attention_prefill_shape& shape) {
+  shape.rows = with_prefill_tile<__half>(p.head_dim, shared_class(launch.capability),
+                                         [](auto tile) { return decltype(tile)::kRows; });
+  return supports_mma(p, launch);
 }
 
-// Fills in the arguments; returns the number of blocks.
-int64_t arrange(const nvb_attention_prefill_params& p, const nvb_launch& launch, int rows_per_tile,
-                PrefillArguments& arguments) {
-  arguments.params = p;
-  arguments.params.window = std::min(p.window, kMaxLength);
-  arguments.heads_per_group = heads_per_group(p, launch);
-  std::sort(arguments.params.sequence, arguments.params.sequence + p.sequences,
-            [](const nvb_attention_sequence& left, const nvb_attention_sequence& right) {
-              return static_cast<int64_t>(left.query_count) * left.kv_length >
-                     static_cast<int64_t>(right.query_count) * right.kv_length;
-            });
-  int64_t blocks = 0;
+bool prefill_simt(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape& shape) {
+  shape.rows = kPrefillSimtRows;
+  return true;
+}
+
+cudaError_t launch_mma(const PrefillArguments& arguments, int blocks, const nvb_launch& launch) {
+  const auto run = arguments.params.kv_dtype == NVB_F16 ? launch_prefill_mma_f16 : launch_prefill_mma_bf16;
+  return run(arguments, shared_class(launch.capability), blocks, launch.stream);
+}
+
+cudaError_t launch_simt(const PrefillArguments& arguments, int blocks, const nvb_launch& launch) {
+  return launch_prefill_simt(arguments, blocks, launch.stream);
+}
+
+struct PrefillKernel {
+  const char* name;
+  bool (*supports)(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape&);
+  cudaError_t (*launch)(const PrefillArguments&, int, const nvb_launch&);
+};
+
+constexpr PrefillKernel kKernels[] = {
+    {"attention_prefill_mma", prefill_mma, launch_mma},
+    {"attention_prefill_simt", prefill_simt, launch_simt},
+};
+
+const PrefillKernel* kernel_at(int index) {
+  return index >= 0 && index < static_cast<int>(std::size(kKernels)) ? &kKernels[index] : nullptr;
+}
+
+// Whether the plan gives each sequence its blocks, in the order of the table.
+bool is_planned(const nvb_attention_prefill_params& p, int rows, int blocks) {
+  if (p.heads_per_group < 1 || p.heads_per_group > p.query_heads) return false;
+  int64_t first = 0;
   for (int i = 0; i < p.sequences; ++i) {
-    arguments.params.sequence[i].first_block = static_cast<int32_t>(blocks);
-    const int64_t tiles = (arguments.params.sequence[i].query_count + rows_per_tile - 1) / rows_per_tile;
-    blocks += tiles * p.query_heads;
-    if (blocks > INT32_MAX) break;
+    if (p.sequence[i].first_block != first) return false;
+    const int64_t tiles = (static_cast<int64_t>(p.sequence[i].query_count) + rows - 1) / rows;
+    first += tiles * p.query_heads;
+    if (first > INT32_MAX) return false;
   }
-  return blocks;
+  return first == blocks;
 }
 
 }  // namespace
-
-int prefill_mma_rows(int head_dim, SharedClass shared) {
-  return with_prefill_tile<__half>(head_dim, shared, [](auto tile) { return decltype(tile)::kRows; });
-}
-
 }  // namespace nvb
 
-extern "C" const char* nvb_cuda_attention_prefill_kernel_name(const nvb_attention_prefill_params* params,
-                                                              const nvb_launch* launch) noexcept {
-  if (!nvb::is_valid(*params)) return nullptr;
-  return nvb::supports_mma(*params, *launch) ? "attention_prefill_mma" : "attention_prefill_simt";
+extern "C" const char* nvb_cuda_attention_prefill_kernel_at(int index) noexcept {
+  const nvb::PrefillKernel* const kernel = nvb::kernel_at(index);
+  return kernel != nullptr ? kernel->name : nullptr;
 }
 
-extern "C" cudaError_t nvb_cuda_attention_prefill(const nvb_attention_prefill_params* params,
-                                                  const nvb_launch* launch) noexcept {
-  if (!nvb::is_valid(*params)) return cudaErrorInvalidValue;
-  const bool mma = nvb::supports_mma(*params, *launch);
-  const nvb::SharedClass shared = nvb::shared_class(launch->capability);
-  nvb::PrefillArguments arguments;
-  const int64_t blocks = nvb::arrange(
-      *params, *launch, mma ? nvb::prefill_mma_rows(params->head_dim, shared) : nvb::kPrefillSimtRows, arguments);
+extern "C" int nvb_cuda_attention_prefill_kernel_supports(int index, const nvb_attention_prefill_params* params,
+                                                          const nvb_launch* launch,
+                                                          nvb_attention_prefill_shape* shape) noexcept {
+  const nvb::PrefillKernel* const kernel = nvb::kernel_at(index);
+  return kernel != nullptr && nvb::is_valid(*params) && kernel->supports(*params, *launch, *shape);
+}
+
+extern "C" cudaError_t nvb_cuda_attention_prefill_launch(int index, const nvb_attention_prefill_params* params,
+                                                         int blocks, const nvb_launch* launch) noexcept {
+  nvb_attention_prefill_shape shape;
+  if (!nvb_cuda_attention_prefill_kernel_supports(index, params, launch, &shape)) return cudaErrorInvalidValue;
+  if (!nvb::is_planned(*params, shape.rows, blocks)) return cudaErrorInvalidValue;
   if (blocks == 0) return cudaSuccess;
-  if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  const int grid = static_cast<int>(blocks);
-  if (!mma) return nvb::launch_prefill_simt(arguments, grid, launch->stream);
-  return params->kv_dtype == NVB_F16 ? nvb::launch_prefill_mma_f16(arguments, shared, grid, launch->stream)
-                                     : nvb::launch_prefill_mma_bf16(arguments, shared, grid, launch->stream);
+  nvb::PrefillArguments arguments;
+  arguments.params = *params;
+  arguments.params.window = std::min(params->window, nvb::kMaxLength);
+  return nvb::kKernels[index].launch(arguments, blocks, *launch);
 }

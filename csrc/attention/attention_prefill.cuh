@@ -6,11 +6,8 @@
 
 namespace nvb {
 
-// `params` with the sequences in the order of their work, longest first, each with its first block, and the window cut
-// to kMaxLength.
 struct PrefillArguments {
-  nvb_attention_prefill_params params;
-  int32_t heads_per_group;  // query heads whose keys and values share L2
+  nvb_attention_prefill_params params;  // with the window cut to kMaxLength
 };
 static_assert(sizeof(PrefillArguments) <= 4096, "drivers before 12.1 take at most 4096 bytes of kernel arguments");
 
@@ -38,10 +35,10 @@ __device__ __forceinline__ PrefillBlock find_prefill_block(const PrefillArgument
   }
   const int tiles = (arguments.params.sequence[low].query_count + rows_per_tile - 1) / rows_per_tile;
   const int local = block - arguments.params.sequence[low].first_block;
-  const int group_blocks = tiles * arguments.heads_per_group;
+  const int group_blocks = tiles * arguments.params.heads_per_group;
   const int group = local / group_blocks;
-  const int first_head = group * arguments.heads_per_group;
-  const int heads = min(arguments.heads_per_group, arguments.params.query_heads - first_head);
+  const int first_head = group * arguments.params.heads_per_group;
+  const int heads = min(arguments.params.heads_per_group, arguments.params.query_heads - first_head);
   const int rest = local - group * group_blocks;
   return PrefillBlock{low, first_head + rest % heads, (tiles - 1 - rest / heads) * rows_per_tile};
 }
@@ -50,10 +47,7 @@ __device__ __forceinline__ PrefillBlock find_prefill_block(const PrefillArgument
 // and 10.x, 163 KiB on 8.0 and 8.7, 99 KiB on 8.6, 8.9 and 12.x.
 enum class SharedClass { kSmall, kMedium, kLarge };
 
-// Query rows that a block of the tensor-core kernel takes.
-int prefill_mma_rows(int head_dim, SharedClass shared);
-
-// Enqueues the kernel. The first blocks were counted with the rows above (kPrefillSimtRows for the f32 kernel).
+// Enqueues the kernel.
 cudaError_t launch_prefill_mma_f16(const PrefillArguments& arguments, SharedClass shared, int blocks,
                                    cudaStream_t stream);
 cudaError_t launch_prefill_mma_bf16(const PrefillArguments& arguments, SharedClass shared, int blocks,

@@ -76,8 +76,8 @@ pub struct nvb_attention_prefill_args {
     pub layer: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// I32 [sequences, entries] in device memory, where the engine owns the cache's pages, as in `nvb_rope_args`. A key whose entry
-    /// is no page of the pool is an error on the CPU, and counts as one of zeros on CUDA.
+    /// Optional, I32 [sequences, entries] in device memory, as in `nvb_rope_args`. A visible key whose entry is no page of the
+    /// pool is an error on the CPU, and counts as one of zeros on CUDA.
     pub page_table: nvb_tensor,
 }
 versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts });
@@ -102,7 +102,7 @@ pub struct nvb_attention_decode_args {
     pub layer: u32,
     /// No position reaches this number; it sizes the launch, so a captured call serves every step below it. 0: capacity.
     pub max_kv_length: u32,
-    /// I32 [sequences, entries], as in prefill.
+    /// Optional, I32 [sequences, entries], as in prefill.
     pub page_table: nvb_tensor,
 }
 versioned!(nvb_attention_decode_args);

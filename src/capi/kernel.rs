@@ -1,19 +1,23 @@
-//! The registry: which kernels products can take, which one runs and why, and overriding that.
+//! The registry: which kernels products and attention can take, which one an operation runs and why, and overriding that.
 
-use super::backend::{nvb_backend, BACKENDS};
+use super::backend::{backend_and_stream, nvb_backend, BACKENDS};
 use super::device::kind_code;
 use super::environment::element;
 use super::guard::guard;
-use super::operations::NVB_OPERATION_LINEAR;
 use super::status::nvb_status;
+use super::stream::nvb_stream;
 use super::structs::{expect_out, fixed_text, give_text, text, versioned, write, write_out};
 use super::tuning::{case_of, nvb_linear_case};
 use crate::error::{Error, Result};
-use crate::operation::OperationKind;
+use crate::executor::{Executor, Reason};
+use crate::operation::{Operation, OperationKind};
 use crate::registry::key::encoding_name;
 use crate::registry::{kernels, kernels_of, KernelId};
+use crate::stream::Sink;
 use crate::tuning::explain::explain;
-use std::ffi::c_char;
+use crate::tuning::explain_operation::explain_operation;
+use std::ffi::{c_char, c_void, CString};
+use std::sync::Arc;
 
 /// A kernel or strategy: one way to compute an operation. Its limits are necessary, not sufficient; `nvb_kernel_explain`
 /// knows about a product.
@@ -27,9 +31,9 @@ pub struct nvb_kernel_info {
     pub device_kind: u32,
     /// Oldest compute capability, 10 · major + minor; 0: any.
     pub compute_capability: u32,
-    /// What K (`nvb_linear_case.depth`) must be a multiple of; 1: any.
+    /// What K (`nvb_linear_case.depth`), or attention's head_dim, must be a multiple of; 1: any.
     pub depth_multiple: u32,
-    /// Bytes that rows of the input start at multiples of; 1: any.
+    /// Bytes that rows of the input, or of queries, keys and values, start at multiples of; 1: any.
     pub alignment: u32,
     /// 1 if it is in force as the override.
     pub overridden: u32,
@@ -37,24 +41,25 @@ pub struct nvb_kernel_info {
     pub maximum_rows: u64,
     /// For `nvb_kernel_override` and `nvb_backend_options.linear_kernel`.
     pub name: [c_char; 64],
-    /// Dtypes of the input, separated by spaces: "f16 bf16".
+    /// Dtypes of the input or the queries, separated by spaces: "f16 bf16".
     pub inputs: [c_char; 32],
-    /// What the weight may be kept in (`nvb_weight_info.encoding`), likewise: "bf16 fp8_e4m3 int8".
+    /// What the weight may be kept in (`nvb_weight_info.encoding`), or the keys and values, likewise: "bf16 fp8_e4m3 int8".
     pub encodings: [c_char; 96],
     /// What it does, a sentence or two.
     pub summary: [c_char; 256],
 }
 versioned!(nvb_kernel_info);
 
-/// The kernels of the backend's device, or of all devices for NULL, and the override.
-fn list(backend: *const nvb_backend) -> Result<(Vec<KernelId>, Option<KernelId>)> {
+/// The kernels of the backend's device, or of all devices for NULL, and whether each is in force as an override.
+fn list(backend: *const nvb_backend) -> Result<Vec<(KernelId, bool)>> {
     if backend.is_null() {
-        return Ok((kernels().map(|(id, _)| id).collect(), None));
+        return Ok(kernels().map(|(id, _)| (id, false)).collect());
     }
     let object = BACKENDS.get(backend)?;
     let executor = object.backend.executor();
-    let of_device = kernels_of(executor.info().kind).map(|(id, _)| id).collect();
-    Ok((of_device, executor.choices().overridden()))
+    Ok(kernels_of(executor.info().kind)
+        .map(|(id, _)| (id, executor.choices().overridden(id.kernel().operation) == Some(id)))
+        .collect())
 }
 
 /// Writes the number of kernels of the backend's device; of all that the library has, for a NULL backend.
@@ -62,7 +67,7 @@ fn list(backend: *const nvb_backend) -> Result<(Vec<KernelId>, Option<KernelId>)
 pub unsafe extern "C" fn nvb_kernel_count(backend: *const nvb_backend, count: *mut u32) -> nvb_status {
     guard!(nvb_kernel_count, {
         expect_out("count", count)?;
-        let (found, _) = list(backend)?;
+        let found = list(backend)?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("count", count, found.len() as u32) }
     })
@@ -76,18 +81,17 @@ pub unsafe extern "C" fn nvb_kernel_get(
     info: *mut nvb_kernel_info,
 ) -> nvb_status {
     guard!(nvb_kernel_get, {
-        let (found, overridden) = list(backend)?;
-        let id = *element("kernel", &found, index)?;
+        let (id, overridden) = *element("kernel", &list(backend)?, index)?;
         let kernel = id.kernel();
         let words = |words: Vec<String>| words.join(" ");
         let value = nvb_kernel_info {
             struct_size: 0,
-            operation: NVB_OPERATION_LINEAR,
+            operation: kernel.operation as u32,
             device_kind: kind_code(kernel.device),
             compute_capability: kernel.limits.capability as u32,
             depth_multiple: kernel.limits.depth_multiple as u32,
             alignment: kernel.limits.alignment as u32,
-            overridden: (overridden == Some(id)).into(),
+            overridden: overridden.into(),
             maximum_rows: kernel.limits.rows as u64,
             name: fixed_text(kernel.name),
             inputs: fixed_text(&words(kernel.inputs.iter().map(ToString::to_string).collect())),
@@ -101,8 +105,109 @@ pub unsafe extern "C" fn nvb_kernel_get(
     })
 }
 
+/// `reason`, of a plan: the executor has no other kernel for the operation.
+pub const NVB_REASON_ONLY: u32 = 0;
+/// `reason`: the default for this shape and device.
+pub const NVB_REASON_DEFAULT: u32 = 1;
+/// `reason`: `nvb_kernel_override`.
+pub const NVB_REASON_OVERRIDE: u32 = 2;
+/// `reason`: `nvb_backend_tune`, or a tuning file.
+pub const NVB_REASON_TUNED: u32 = 3;
+/// `reason`: `batch_invariant` leaves no choice.
+pub const NVB_REASON_BATCH_INVARIANT: u32 = 4;
+
+/// How an operation would run. The texts end with the call that receives it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_kernel_plan {
+    pub struct_size: usize,
+    /// `NVB_OPERATION_…`
+    pub operation: u32,
+    /// `NVB_REASON_…`
+    pub reason: u32,
+    /// The kernel's or strategy's name; where there is a choice, as `nvb_kernel_get` has it. Empty: nothing runs.
+    pub kernel: *const c_char,
+    /// All of it in words, several lines: also how the kernel divides the work, and what stands in others' way.
+    pub text: *const c_char,
+    /// Workspace with which the operation runs so.
+    pub workspace_bytes: u64,
+    /// What it must do at the least: floating-point operations, and bytes with each input read and each output written once.
+    pub operations: f64,
+    pub bytes: f64,
+}
+versioned!(nvb_kernel_plan);
+
+/// Receives the plan of an operation, in the thread that called it.
+pub type nvb_plan_callback = Option<unsafe extern "C" fn(plan: *const nvb_kernel_plan, user_data: *mut c_void)>;
+
+struct Explainer {
+    executor: Arc<dyn Executor>,
+    callback: unsafe extern "C" fn(*const nvb_kernel_plan, *mut c_void),
+    user_data: *mut c_void,
+}
+
+// SAFETY: the header asks for a callback that any thread which queues on the stream may call with this data.
+unsafe impl Send for Explainer {}
+// SAFETY: as above.
+unsafe impl Sync for Explainer {}
+
+impl Sink for Explainer {
+    fn take(&self, op: &Operation) -> Result<()> {
+        let plan = self.executor.plan(op)?;
+        let no_nul = |text: String| CString::new(text).map_err(|_| Error::invalid("a text with a NUL"));
+        let text = no_nul(explain_operation(&*self.executor, op, &plan))?;
+        let kernel = no_nul(plan.kernel.to_string())?;
+        let cost = op.cost();
+        let plan = nvb_kernel_plan {
+            struct_size: size_of::<nvb_kernel_plan>(),
+            operation: op.kind() as u32,
+            reason: match plan.reason {
+                Reason::Only => NVB_REASON_ONLY,
+                Reason::Default => NVB_REASON_DEFAULT,
+                Reason::Override => NVB_REASON_OVERRIDE,
+                Reason::Tuned => NVB_REASON_TUNED,
+                Reason::BatchInvariant => NVB_REASON_BATCH_INVARIANT,
+            },
+            kernel: kernel.as_ptr(),
+            text: text.as_ptr(),
+            workspace_bytes: plan.workspace as u64,
+            operations: cost.operations,
+            bytes: cost.bytes,
+        };
+        // SAFETY: the plan and its texts live until the call returns, and the data is the callback's.
+        unsafe { (self.callback)(&plan, self.user_data) };
+        Ok(())
+    }
+}
+
+/// From now on operations on `stream` (NULL: the backend's default stream) do not run: each call checks its arguments as ever
+/// and tells `callback` how it would run, before it returns. With a NULL `callback` they run again. Any operation can be asked
+/// so, copies and fills too; allocations, events and waits go on as before. The callback may be called until then with
+/// `user_data`, from the threads that queue on the stream, and must not queue on it.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the stream's operations are explained already).
+#[no_mangle]
+pub unsafe extern "C" fn nvb_stream_explain(
+    backend: *const nvb_backend,
+    stream: *mut nvb_stream,
+    callback: nvb_plan_callback,
+    user_data: *mut c_void,
+) -> nvb_status {
+    guard!(nvb_stream_explain, {
+        let (backend, stream) = backend_and_stream(backend, stream)?;
+        match callback {
+            Some(callback) => {
+                stream.begin_sink(Arc::new(Explainer { executor: backend.executor().clone(), callback, user_data }))
+            }
+            None => {
+                stream.end_sink();
+                Ok(())
+            }
+        }
+    })
+}
+
 /// Writes which kernel the product would run and why (the override, a tuned entry, the default; what it falls back from),
-/// which others could do it, and which cannot. `text` receives up to `capacity` bytes with a closing NUL and may be NULL;
+/// which others could do it, and which cannot; `nvb_stream_explain` does so for every operation. `text` receives up to `capacity` bytes with a closing NUL and may be NULL;
 /// `*needed` what all of it takes and may be NULL. Nothing is queued, and without a `weight` in `product` no memory is needed.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_kernel_explain(
@@ -123,11 +228,12 @@ pub unsafe extern "C" fn nvb_kernel_explain(
     })
 }
 
-/// From now on the backend's products of `operation` (`NVB_OPERATION_LINEAR`) take the kernel of this name where it can do
-/// them, and what they would have taken where it cannot. NULL or "" ends that. Set around a set of calls it holds for what is
+/// From now on the backend's calls of `operation` (`NVB_OPERATION_LINEAR`; on a GPU also `NVB_OPERATION_ATTENTION_PREFILL` and
+/// `NVB_OPERATION_ATTENTION_DECODE`) take the kernel of this name where it can do them, and what they would have taken where it
+/// cannot. NULL or "" ends that. Set around a set of calls it holds for what is
 /// queued in between, of all threads; a recorded graph keeps what it was recorded with.
 /// Errors: `NVB_ERROR_CONFIGURATION` (a name that this backend's device has no kernel of; the text lists those there are; on a
-/// GPU any name with `batch_invariant`).
+/// GPU any name of a product's with `batch_invariant`).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_kernel_override(
     backend: *const nvb_backend,
@@ -142,6 +248,6 @@ pub unsafe extern "C" fn nvb_kernel_override(
         })?;
         // SAFETY: NULL or NUL-terminated, by the header's contract.
         let name = unsafe { text("name", name)? };
-        object.backend.executor().choices().set_override(kind.name(), &name)
+        object.backend.executor().choices().set_override(kind, &name)
     })
 }

@@ -269,9 +269,9 @@ pub struct nvb_rope_args {
     pub weight_offset: f32,
     /// Must be 0.
     pub reserved: u32,
-    /// I32 [sequences, entries] in device memory, where the engine owns the cache's pages: entry i of a row is the page of the
-    /// sequence's tokens from i · page_tokens on. Otherwise absent. A token whose entry is no page of the pool is treated as one
-    /// outside the cache.
+    /// Optional, I32 [sequences, entries] in device memory: given where the engine owns the cache's pages, and only there.
+    /// Entry i of a row is the page of the sequence's tokens from i · page_tokens on. A token whose entry is no page of the
+    /// pool is treated as one outside the cache.
     pub page_table: nvb_tensor,
 }
 versioned!(nvb_rope_args);
@@ -293,7 +293,7 @@ pub struct nvb_kv_cache_append_args {
     pub layer: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// I32 [sequences, entries], as in `nvb_rope_args`.
+    /// Optional, I32 [sequences, entries], as in `nvb_rope_args`.
     pub page_table: nvb_tensor,
 }
 versioned!(nvb_kv_cache_append_args);

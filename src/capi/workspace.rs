@@ -57,7 +57,7 @@ pub unsafe extern "C" fn nvb_linear_get_workspace_size(
         let args = unsafe { read(args)? };
         let (_weight, weight) = weight_of(&backend, args.weight)?;
         let op = linear_of(Reading::Shape, &args, weight)?;
-        let needed = backend.executor().workspace_bytes(&op.into())?;
+        let needed = backend.executor().plan(&op.into())?.workspace;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn nvb_grouped_linear_get_workspace_size(
         let args = unsafe { read(args)? };
         let (_weight, weight) = weight_of(&backend, args.weight)?;
         let op = grouped_linear_of(Reading::Shape, &args, weight)?;
-        let needed = backend.executor().workspace_bytes(&op.into())?;
+        let needed = backend.executor().plan(&op.into())?.workspace;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn nvb_matmul_get_workspace_size(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let op = matmul_of(Reading::Shape, &args)?;
-        let needed = backend.executor().workspace_bytes(&op.into())?;
+        let needed = backend.executor().plan(&op.into())?.workspace;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn nvb_attention_decode_get_workspace_size(
         let cache = (args.cache, args.layer);
         let (_cache, layer) = layer_of(Reading::Shape, &object.backend, cache, &args.page_table)?;
         let op = decode_of(Reading::Shape, &object, &args, layer)?;
-        let needed = object.backend.executor().workspace_bytes(&op.into())?;
+        let needed = object.backend.executor().plan(&op.into())?.workspace;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn nvb_argmax_get_workspace_size(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let op = argmax_of(Reading::Shape, &args)?;
-        let needed = backend.executor().workspace_bytes(&op.into())?;
+        let needed = backend.executor().plan(&op.into())?.workspace;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn nvb_sample_get_workspace_size(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         let op = sample_of(Reading::Shape, &args)?;
-        let needed = backend.executor().workspace_bytes(&op.into())?;
+        let needed = backend.executor().plan(&op.into())?.workspace;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("bytes", bytes, needed) }
     })

@@ -5,7 +5,8 @@ use super::selector::Selector;
 use super::size::parse_size;
 use super::{AttentionKernels, Configuration, LogLevel, Precision, Requirement, NONE};
 use crate::error::{Error, Result, Status};
-use crate::registry::{kernels, LINEAR};
+use crate::operation::OperationKind;
+use crate::registry::kernels;
 use std::fmt;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -203,7 +204,8 @@ impl Field {
             (Allowed::Device, Value::Text(text)) => Selector::parse(text).map(|_| true)?,
             (Allowed::Choice(names), Value::Text(text)) => names.contains(&text.as_str()),
             (Allowed::LinearKernel, Value::Text(text)) => {
-                text.is_empty() || kernels().any(|(_, kernel)| kernel.operation == LINEAR && kernel.name == text)
+                text.is_empty()
+                    || kernels().any(|(_, kernel)| kernel.operation == OperationKind::Linear && kernel.name == text)
             }
             (Allowed::Path, Value::Text(text)) => !text.contains('\0'),
             (Allowed::Integer(first, last), Value::Integer(number)) => *number == 0 || (first..=last).contains(&number),

@@ -119,7 +119,7 @@ impl Kernel for Block<'_> {
             (_, _) => product.compute::<S, bf16, bf16>(),
         }
         for (row, sums) in rows.zip(sums.chunks_exact_mut(width)) {
-            finish::<S>(op, row, columns.clone(), sums);
+            epilogue::<S>(op, row, columns.clone(), sums);
         }
     }
 }
@@ -224,7 +224,7 @@ impl Product<'_> {
 
 /// Bias, activation, gating, residual and the store of one row of a task.
 #[inline(always)]
-pub(super) unsafe fn finish<S: Simd>(op: &LinearProduct, row: usize, columns: Range<usize>, sums: &mut [f32]) {
+pub(super) unsafe fn epilogue<S: Simd>(op: &LinearProduct, row: usize, columns: Range<usize>, sums: &mut [f32]) {
     if let Some(bias) = &op.bias {
         let bias = Row::vector(bias).skip(columns.start);
         for (at, lanes) in vectors::<S>(columns.len()) {

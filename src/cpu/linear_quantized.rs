@@ -10,7 +10,7 @@ use super::dot_tile::{DotTile, Products, COLUMNS};
 #[cfg(target_arch = "x86_64")]
 use super::int4_tile::{arrange, Int4Tile, BLOCK, INT4_ROWS, INT4_SLICE};
 use super::linear::{
-    finish, COLUMN_STEP, MAX_TASK_COLUMNS, MIN_TASK_ROWS, OVERLAPPED_ROWS, STREAM_AHEAD, TASK_WEIGHT_BYTES,
+    epilogue, COLUMN_STEP, MAX_TASK_COLUMNS, MIN_TASK_ROWS, OVERLAPPED_ROWS, STREAM_AHEAD, TASK_WEIGHT_BYTES,
 };
 use super::quantized_tile::{QuantizedTile, QUANTIZED_ROWS};
 use super::row::{vectors, Row};
@@ -128,7 +128,7 @@ impl Kernel for Block<'_> {
                         sum.store::<S>(0, S::mul(sum.load::<S>(0, lanes), scale), lanes);
                     }
                 }
-                finish::<S>(op, row, columns.clone(), sums);
+                epilogue::<S>(op, row, columns.clone(), sums);
             }
         })
     }

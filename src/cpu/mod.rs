@@ -39,14 +39,14 @@ crate::plain_operations!(operation_modules);
 
 use crate::device::{DeviceInfo, DeviceKind, RawHandle};
 use crate::error::{Error, Result, Status};
-use crate::executor::Executor;
+use crate::executor::{Executor, Plan};
 use crate::hardware;
 use crate::operation::linear::{Linear, LinearInput};
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::{match_operation, Operation};
 use crate::registry::choices::{Choice, Choices, Rounding};
-use crate::registry::{kernels_of, KernelId, Way};
-use crate::tensor::Matrix;
+use crate::registry::{kernels_of, Family, KernelId};
+use crate::tensor::{DType, Matrix};
 use crate::weight::WeightLayout;
 use crate::{operation_modules, plain_operations};
 use std::sync::atomic::AtomicUsize;
@@ -109,8 +109,8 @@ impl CpuExecutor {
 
 /// Columns of a task by this choice; `None` if it is none of the CPU's, or the product has no tasks that wide.
 fn task_columns(op: &LinearProduct, choice: &Choice) -> Option<usize> {
-    match choice.kernel.kernel().way {
-        Way::Columns(columns) => (columns <= linear::most_task_columns(op)).then_some(columns),
+    match choice.kernel.kernel().family {
+        Family::Columns(columns) => (columns <= linear::most_task_columns(op)).then_some(columns),
         _ => None,
     }
 }
@@ -139,6 +139,17 @@ impl Executor for CpuExecutor {
             Operation::Sample(op) => return sample::sample(&self.threads, op),
         });
         Ok(())
+    }
+
+    fn plan(&self, op: &Operation) -> Result<Plan> {
+        Ok(match op {
+            Operation::Linear(linear) => {
+                let (rows, columns) = linear.output_size();
+                let output = linear.output.unwrap_or(Matrix::without_memory(DType::F32, rows, columns));
+                Plan::of_product(self, &linear.product(0, rows, output))
+            }
+            _ => Plan::of_only(op),
+        })
     }
 
     fn choices(&self) -> &Choices {

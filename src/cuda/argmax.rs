@@ -2,8 +2,8 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::needs::Needs;
-use super::scratch::Purpose;
+use super::scratch::WorkspaceUse;
+use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::Result;
 use crate::operation::argmax::Argmax;
@@ -30,11 +30,11 @@ extern "C" {
 pub(super) fn run(executor: &CudaExecutor, op: &Argmax, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
     let launch = executor.launch_on(stream);
-    let needs = needs(executor, op);
+    let workspace = workspace(executor, op);
     let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream, || needs)?;
+    let mut scratch = scratch.lock(executor, stream, || workspace)?;
     let mut params = params(op);
-    params.workspace = scratch.get(Purpose::Workspace, needs.of(Purpose::Workspace))?;
+    params.workspace = scratch.get(WorkspaceUse::Kernel, workspace.of(WorkspaceUse::Kernel))?;
     // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_argmax(&params, &launch) }, "argmax")
 }
@@ -54,8 +54,8 @@ fn params(op: &Argmax) -> Params {
 }
 
 /// What `run` keeps in scratch. The context is current.
-pub(super) fn needs(executor: &CudaExecutor, op: &Argmax) -> Needs {
+pub(super) fn workspace(executor: &CudaExecutor, op: &Argmax) -> Workspace {
     // SAFETY: the query reads the two structs only.
     let bytes = unsafe { nvb_cuda_argmax_workspace(&params(op), &executor.launch_on(RawHandle::NULL)) };
-    Needs::none().with(Purpose::Workspace, bytes)
+    Workspace::none().with(WorkspaceUse::Kernel, bytes)
 }

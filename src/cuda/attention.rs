@@ -1,34 +1,32 @@
-//! `attention` on CUDA: the launchers of csrc/attention.
+//! `attention` on CUDA: the launchers of csrc/attention, by the plans of `attention_plan`.
 
+use super::attention_plan::{DecodePlan, PrefillPlan};
 use super::executor::CudaExecutor;
-use super::kv_placement::KvPlacement;
+use super::kv_placement::{sequence_stride, KvPlacement};
 use super::launch::Launch;
-use super::needs::Needs;
-use super::scratch::Purpose;
+use super::scratch::WorkspaceUse;
+use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::Result;
-use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
 use std::ffi::c_void;
 
 /// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.
-const MAX_SEQUENCES: usize = 128;
-/// `NVB_ATTENTION_DECODE_COUNTERS` of csrc/attention/attention.h.
-const DECODE_COUNTERS: usize = 17;
-
+pub(super) const MAX_SEQUENCES: usize = 128;
 /// `nvb_attention_sequence` of csrc/attention/attention.h.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Sequence {
+pub(super) struct Sequence {
     kv_offset: i64,
     query_start: i32,
-    query_count: i32,
+    pub query_count: i32,
     kv_length: i32,
-    first_block: i32,
+    pub first_block: i32,
 }
 
 /// `nvb_attention_prefill_params` of csrc/attention/attention.h.
 #[repr(C)]
-struct PrefillParams {
+pub(super) struct PrefillParams {
     query: *const c_void,
     key: *const c_void,
     value: *const c_void,
@@ -45,22 +43,22 @@ struct PrefillParams {
     query_dtype: u32,
     kv_dtype: u32,
     output_dtype: u32,
-    sequences: i32,
-    query_heads: i32,
+    pub sequences: i32,
+    pub query_heads: i32,
     kv_heads: i32,
     head_dim: i32,
     causal: i32,
     window: i32,
     scale: f32,
     soft_cap: f32,
-    reserved: u32,
+    heads_per_group: i32,
     placement: KvPlacement,
     sequence: [Sequence; MAX_SEQUENCES],
 }
 
 /// `nvb_attention_decode_params` of csrc/attention/attention.h.
 #[repr(C)]
-struct DecodeParams {
+pub(super) struct DecodeParams {
     query: *const c_void,
     key: *const c_void,
     value: *const c_void,
@@ -91,26 +89,79 @@ struct DecodeParams {
     capacity: i32,
     max_kv_length: i32,
     window: i32,
-    splits: i32,
     scale: f32,
     soft_cap: f32,
+    splits: i32,
+    chunks: i32,
+    heads_per_chunk: i32,
+    slots_per_head: i32,
+    reserved: u32,
     placement: KvPlacement,
 }
 
 extern "C" {
-    fn nvb_cuda_attention_prefill(params: *const PrefillParams, launch: *const Launch) -> i32;
-    fn nvb_cuda_attention_decode(params: *const DecodeParams, launch: *const Launch) -> i32;
-    fn nvb_cuda_attention_decode_workspace(params: *const DecodeParams, launch: *const Launch) -> usize;
+    fn nvb_cuda_attention_prefill_launch(
+        index: i32,
+        params: *const PrefillParams,
+        blocks: i32,
+        launch: *const Launch,
+    ) -> i32;
+    fn nvb_cuda_attention_decode_launch(index: i32, params: *const DecodeParams, launch: *const Launch) -> i32;
 }
 
 pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, causal } = op.config;
     let launch = executor.launch_attention_on(stream);
-    let placement = KvPlacement::new(&op.key.placement, op.key.token_stride)?;
+    let mut params = prefill_params(op);
+    let Some(plan) = PrefillPlan::of(executor, op, &mut params) else { return Ok(()) };
+    params.heads_per_group = plan.heads_per_group;
     for spans in op.sequences.chunks(MAX_SEQUENCES) {
-        let mut sequence = [Sequence::default(); MAX_SEQUENCES];
-        for (entry, span) in sequence.iter_mut().zip(spans) {
+        let blocks = plan.arrange(&mut params, spans)?;
+        // SAFETY: the descriptor was validated, the plan is of it, and the context is current.
+        let code = unsafe { nvb_cuda_attention_prefill_launch(plan.row, &params, blocks, &launch) };
+        executor.check_launch(code, "attention prefill")?;
+    }
+    Ok(())
+}
+
+/// Without a table of sequences and `heads_per_group`.
+pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
+    let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, causal } = op.config;
+    PrefillParams {
+        query: op.query.data,
+        key: op.key.data,
+        value: op.value.data,
+        output: op.output.data,
+        lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
+        query_token_stride: op.query.token_stride as i64,
+        query_head_stride: op.query.head_stride as i64,
+        key_head_stride: op.key.head_stride as i64,
+        key_token_stride: op.key.token_stride as i64,
+        value_head_stride: op.value.head_stride as i64,
+        value_token_stride: op.value.token_stride as i64,
+        output_token_stride: op.output.token_stride as i64,
+        output_head_stride: op.output.head_stride as i64,
+        query_dtype: op.query.dtype as u32,
+        kv_dtype: op.key.dtype as u32,
+        output_dtype: op.output.dtype as u32,
+        sequences: 0,
+        query_heads: query_heads as i32,
+        kv_heads: kv_heads as i32,
+        head_dim: head_dim as i32,
+        causal: causal.into(),
+        window: window as i32,
+        scale,
+        soft_cap,
+        heads_per_group: 0,
+        placement: KvPlacement::new(&op.key.placement, op.key.token_stride),
+        sequence: [Sequence::default(); MAX_SEQUENCES],
+    }
+}
+
+impl PrefillParams {
+    /// Writes the table of up to `MAX_SEQUENCES` sequences, as they come and without their blocks.
+    pub fn set_sequences(&mut self, spans: &[SequenceSpan]) {
+        for (entry, span) in self.sequence.iter_mut().zip(spans) {
             *entry = Sequence {
                 kv_offset: span.kv_offset as i64,
                 query_start: span.query_start as i32,
@@ -119,76 +170,49 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
                 first_block: 0,
             };
         }
-        let params = PrefillParams {
-            query: op.query.data,
-            key: op.key.data,
-            value: op.value.data,
-            output: op.output.data,
-            lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
-            query_token_stride: op.query.token_stride as i64,
-            query_head_stride: op.query.head_stride as i64,
-            key_head_stride: op.key.head_stride as i64,
-            key_token_stride: op.key.token_stride as i64,
-            value_head_stride: op.value.head_stride as i64,
-            value_token_stride: op.value.token_stride as i64,
-            output_token_stride: op.output.token_stride as i64,
-            output_head_stride: op.output.head_stride as i64,
-            query_dtype: op.query.dtype as u32,
-            kv_dtype: op.key.dtype as u32,
-            output_dtype: op.output.dtype as u32,
-            sequences: spans.len() as i32,
-            query_heads: query_heads as i32,
-            kv_heads: kv_heads as i32,
-            head_dim: head_dim as i32,
-            causal: causal.into(),
-            window: window as i32,
-            scale,
-            soft_cap,
-            reserved: 0,
-            placement,
-            sequence,
-        };
-        // SAFETY: the descriptor was validated, and the context is current.
-        executor.check_launch(unsafe { nvb_cuda_attention_prefill(&params, &launch) }, "attention prefill")?;
+        self.sequences = spans.len() as i32;
     }
-    Ok(())
+
+    pub fn sequences_mut(&mut self) -> &mut [Sequence] {
+        &mut self.sequence[..self.sequences as usize]
+    }
+}
+
+impl Sequence {
+    /// Pairs of a row and a key, the mask left aside.
+    pub fn work(&self) -> i64 {
+        i64::from(self.query_count) * i64::from(self.kv_length)
+    }
 }
 
 /// What `decode` keeps in scratch. The context is current.
-pub(super) fn decode_needs(executor: &CudaExecutor, op: &AttentionDecode) -> Needs {
-    let rows = op.query.tokens;
-    if rows == 0 {
-        return Needs::none();
-    }
-    let Ok(params) = decode_params(op) else { return Needs::none() };
-    // SAFETY: the query reads the two structs only.
-    let bytes = unsafe { nvb_cuda_attention_decode_workspace(&params, &executor.launch_attention_on(RawHandle::NULL)) };
-    let counters = rows * op.config.query_heads * DECODE_COUNTERS * size_of::<u32>();
-    Needs::none().with(Purpose::Workspace, bytes).with(Purpose::Counters, counters)
+pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) -> Workspace {
+    DecodePlan::of(executor, op, &decode_params(op)).map_or(Workspace::none(), |plan| plan.workspace())
 }
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
-    if op.query.tokens == 0 {
-        return Ok(());
-    }
     let _guard = executor.enter()?;
+    let mut params = decode_params(op);
+    let Some(plan) = DecodePlan::of(executor, op, &params) else { return Ok(()) };
     let launch = executor.launch_attention_on(stream);
-    let needs = decode_needs(executor, op);
+    let workspace = plan.workspace();
     let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream, || needs)?;
-    let params = DecodeParams {
-        counters: scratch.get(Purpose::Counters, needs.of(Purpose::Counters))?,
-        workspace: scratch.get(Purpose::Workspace, needs.of(Purpose::Workspace))?,
-        ..decode_params(op)?
-    };
-    // SAFETY: the descriptor was validated, workspace and counters are as large as asked, and the context is current.
-    executor.check_launch(unsafe { nvb_cuda_attention_decode(&params, &launch) }, "attention decode")
+    let mut scratch = scratch.lock(executor, stream, || workspace)?;
+    params.counters = scratch.get(WorkspaceUse::Counters, workspace.of(WorkspaceUse::Counters))?;
+    params.workspace = scratch.get(WorkspaceUse::Kernel, workspace.of(WorkspaceUse::Kernel))?;
+    params.splits = plan.splits;
+    params.chunks = plan.chunks;
+    params.heads_per_chunk = plan.heads_per_chunk;
+    params.slots_per_head = plan.slots_per_head;
+    // SAFETY: the descriptor was validated, workspace and counters are as large as planned, and the context is current.
+    let code = unsafe { nvb_cuda_attention_decode_launch(plan.row, &params, &launch) };
+    executor.check_launch(code, "attention decode")
 }
 
-/// Without workspace and counters.
-fn decode_params(op: &AttentionDecode) -> Result<DecodeParams> {
+/// Without workspace, counters and what a plan decides.
+pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
     let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = op.config;
-    Ok(DecodeParams {
+    DecodeParams {
         query: op.query.data,
         key: op.cache.key,
         value: op.cache.value,
@@ -200,10 +224,10 @@ fn decode_params(op: &AttentionDecode) -> Result<DecodeParams> {
         counters: std::ptr::null_mut(),
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
-        key_sequence_stride: op.cache.sequence_stride as i64,
+        key_sequence_stride: sequence_stride(&op.cache),
         key_head_stride: op.cache.head_stride as i64,
         key_token_stride: op.cache.token_stride as i64,
-        value_sequence_stride: op.cache.sequence_stride as i64,
+        value_sequence_stride: sequence_stride(&op.cache),
         value_head_stride: op.cache.head_stride as i64,
         value_token_stride: op.cache.token_stride as i64,
         output_token_stride: op.output.token_stride as i64,
@@ -219,9 +243,13 @@ fn decode_params(op: &AttentionDecode) -> Result<DecodeParams> {
         capacity: op.cache.capacity as i32,
         max_kv_length: op.max_kv_length as i32,
         window: window as i32,
-        splits: 0,
         scale,
         soft_cap,
-        placement: KvPlacement::new(&op.cache.placement, op.cache.token_stride)?,
-    })
+        splits: 0,
+        chunks: 0,
+        heads_per_chunk: 0,
+        slots_per_head: 0,
+        reserved: 0,
+        placement: KvPlacement::new(&op.cache.placement, op.cache.token_stride),
+    }
 }

@@ -8,7 +8,7 @@ mod descriptors;
 mod library;
 mod variations;
 
-use super::scratch::{Purpose, ScratchGuard};
+use super::scratch::{ScratchGuard, WorkspaceUse};
 use crate::device::RawHandle;
 use crate::driver::exit;
 use crate::error::{Error, Result, Status};
@@ -101,14 +101,14 @@ const TUNED_ALIGNMENT: u32 = 16;
 
 /// Which algorithm a product takes.
 #[derive(Clone, Copy)]
-pub enum Pick<'a> {
+pub enum LibraryAlgorithm<'a> {
     /// The heuristic's first.
     First,
     /// The heuristic's choice at this place, which is then written down; no product if there are fewer. From [`RANKS`] on the
     /// places are those of the list of the product without bias and GELU.
     Rank(u8, &'a Cell<Option<AlgorithmBytes>>),
     /// One that tuning found for a shape like this, or tries; where it does not fit, the heuristic's first.
-    Kept(AlgorithmBytes),
+    Cached(AlgorithmBytes),
 }
 
 pub struct CublasLt {
@@ -118,12 +118,12 @@ pub struct CublasLt {
     chosen_batched: Mutex<HashMap<batched::BatchedKey, Option<HeuristicResult>>>,
 }
 
-/// [`Pick`] as a key.
+/// [`LibraryAlgorithm`] as a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Wanted {
     First,
     Rank(u8),
-    Kept(AlgorithmBytes),
+    Cached(AlgorithmBytes),
 }
 
 // SAFETY: a cublasLt handle may be used by several threads at once (cuBLAS documentation, thread safety).
@@ -174,7 +174,7 @@ pub struct Product<'a> {
     pub output_dtype: DType,
     /// The scales of FP8 operands; without them the codes' values are multiplied as they are.
     pub scales: Option<OuterScales>,
-    pub pick: Pick<'a>,
+    pub algorithm: LibraryAlgorithm<'a>,
 }
 
 /// Rows `stride` elements apart, at least a row's.
@@ -241,10 +241,10 @@ impl CublasLt {
     pub fn product(&self, product: &Product, scratch: &mut ScratchGuard<'_>, stream: RawHandle) -> Result<bool> {
         let Some(descriptors) = self.describe(product)? else { return Ok(false) };
         let Some(choice) = self.choose(product, &descriptors)? else { return Ok(false) };
-        if let Pick::Rank(_, taken) = product.pick {
+        if let LibraryAlgorithm::Rank(_, taken) = product.algorithm {
             taken.set(taken.get().or(Some(choice.algorithm)));
         }
-        let workspace = scratch.get(Purpose::Workspace, choice.workspace_bytes)?;
+        let workspace = scratch.get(WorkspaceUse::Kernel, choice.workspace_bytes)?;
         // The factor is as wide as the sums: f32, or i32 for INT8.
         let alpha = if product.input_operand == Operand::Int8 { 1u32 } else { 1f32.to_bits() };
         let beta = product.residual.map_or(0, |_| 1f32.to_bits());
@@ -291,21 +291,21 @@ impl CublasLt {
             scales: product.scales.is_some(),
             alignments,
         };
-        let wanted = match product.pick {
-            Pick::First => Wanted::First,
-            Pick::Rank(rank, _) => Wanted::Rank(rank),
-            Pick::Kept(algorithm) => Wanted::Kept(algorithm),
+        let wanted = match product.algorithm {
+            LibraryAlgorithm::First => Wanted::First,
+            LibraryAlgorithm::Rank(rank, _) => Wanted::Rank(rank),
+            LibraryAlgorithm::Cached(algorithm) => Wanted::Cached(algorithm),
         };
         let mut chosen = self.chosen.lock().unwrap_or_else(|poison| poison.into_inner());
         if let Some(choice) = chosen.get(&(key, wanted)) {
             return Ok(*choice);
         }
-        let kept = match wanted {
-            Wanted::Kept(algorithm) => self.check(algorithm, alignments, descriptors),
+        let cached = match wanted {
+            Wanted::Cached(algorithm) => self.check(algorithm, alignments, descriptors),
             _ => None,
         };
-        let choice = match (kept, wanted) {
-            (Some(kept), _) => Some(kept),
+        let choice = match (cached, wanted) {
+            (Some(cached), _) => Some(cached),
             (None, Wanted::Rank(rank)) => self.listed(rank, product, alignments, descriptors)?,
             (None, _) => self.ask(descriptors, alignments, 1)?.first().copied(),
         };

@@ -13,7 +13,7 @@ use crate::configuration::Configuration;
 use crate::device::{wait_past_captures, DeviceInfo, DeviceKind, RawHandle};
 use crate::driver::{self, exit};
 use crate::error::{Result, Status};
-use crate::executor::Executor;
+use crate::executor::{Executor, Plan};
 use crate::operation::dequantize::Dequantize;
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::quantize::{Quantize, Quantized};
@@ -154,7 +154,8 @@ impl CudaExecutor {
     /// queued.
     pub(super) fn expect_workspace(&self, op: &Operation, stream: RawHandle) -> Result<()> {
         let Some(given) = self.scratch.callers_bytes(stream) else { return Ok(()) };
-        expect_room(self.workspace_bytes(op)?, given)
+        let _guard = self.enter()?;
+        expect_room(super::workspace::bytes(self, op), given)
     }
 
     /// The stream's workspace; lock it until the launch that uses it is queued.
@@ -182,9 +183,8 @@ impl Drop for CudaExecutor {
 }
 
 impl Executor for CudaExecutor {
-    fn workspace_bytes(&self, op: &Operation) -> Result<usize> {
-        let _guard = self.enter()?;
-        Ok(super::needs::bytes(self, op))
+    fn plan(&self, op: &Operation) -> Result<Plan> {
+        super::plan::of(self, op)
     }
 
     unsafe fn stream_set_workspace(&self, stream: RawHandle, data: *mut c_void, bytes: usize) -> Result<()> {

@@ -3,11 +3,11 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype};
-use super::linear_needs::input_bytes;
 use super::linear_quantized::{copy_input, ordered_stride};
-use super::needs::Needs;
+use super::linear_workspace::input_bytes;
 use super::quantized::{encoding_code, scale_code};
-use super::scratch::Purpose;
+use super::scratch::WorkspaceUse;
+use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::Result;
 use crate::operation::grouped_linear::GroupedLinear;
@@ -53,16 +53,16 @@ pub(super) fn run(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle
         return launch(executor, op, stream);
     }
     let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream, || needs(executor, op))?;
+    let mut scratch = scratch.lock(executor, stream, || workspace(executor, op))?;
     let input = copy_input(executor, &op.input, std::ptr::null(), &mut scratch, stream)?;
     launch(executor, &GroupedLinear { input, ..*op }, stream)
 }
 
 /// What `run` keeps in scratch. The context is current.
-pub(super) fn needs(executor: &CudaExecutor, op: &GroupedLinear) -> Needs {
+pub(super) fn workspace(executor: &CudaExecutor, op: &GroupedLinear) -> Workspace {
     match copies_input(executor, op) {
-        true => Needs::none().with(Purpose::Input, input_bytes(&op.input)),
-        false => Needs::none(),
+        true => Workspace::none().with(WorkspaceUse::Input, input_bytes(&op.input)),
+        false => Workspace::none(),
     }
 }
 

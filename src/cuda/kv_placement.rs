@@ -1,10 +1,11 @@
 //! Where the tokens of a KV cache lie, as kernels are told: csrc/common/kv_placement.h.
 
-use crate::error::{Error, Result};
-use crate::tensor::Placement;
+use crate::kv_cache::MAX_PAGES;
+use crate::tensor::{CacheLayer, Placement};
 
 /// `NVB_KV_MAX_PAGES` of csrc/common/kv_placement.h.
-const MAX_PAGES: usize = 1 << 23;
+const PAGES: usize = 1 << 23;
+const _: () = assert!(MAX_PAGES <= PAGES);
 /// Places that a row's number leaves to each block.
 const BLOCK_PLACES: usize = 256;
 
@@ -32,18 +33,14 @@ impl KvPlacement {
         reserved: 0,
     };
 
-    pub fn new(placement: &Placement, token_stride: usize) -> Result<KvPlacement> {
-        Ok(match placement {
+    pub fn new(placement: &Placement, token_stride: usize) -> KvPlacement {
+        match placement {
             Placement::Contiguous => KvPlacement::CONTIGUOUS,
             Placement::Ring { tokens } => KvPlacement {
                 block_stride: (BLOCK_PLACES * token_stride) as i64,
                 ring_tokens: *tokens as i32,
                 ..KvPlacement::CONTIGUOUS
             },
-            Placement::Paged(table) if table.pages > MAX_PAGES => {
-                return Err(Error::unsupported(format!("a pool of {} pages; kernels take {MAX_PAGES}", table.pages))
-                    .with_limit(table.pages as u64, MAX_PAGES as u64));
-            }
             Placement::Paged(table) => KvPlacement {
                 pages: table.entries,
                 page_row_stride: table.row_stride as i64,
@@ -52,6 +49,14 @@ impl KvPlacement {
                 page_count: table.pages as i32,
                 ..KvPlacement::CONTIGUOUS
             },
-        })
+        }
+    }
+}
+
+/// Elements from one sequence to the next, where sequences have blocks of their own.
+pub(super) fn sequence_stride(cache: &CacheLayer) -> i64 {
+    match cache.placement {
+        Placement::Paged(_) => 0,
+        _ => cache.sequence_stride as i64,
     }
 }

@@ -1,9 +1,9 @@
 //! `linear` on CUDA: which kernel, and the two steps around a vendor product.
 
-use super::cublaslt::{CublasLt, Operand, OuterScales, Pick, Product, Residual};
+use super::cublaslt::{CublasLt, LibraryAlgorithm, Operand, OuterScales, Product, Residual};
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::scratch::{Purpose, ScratchGuard};
+use super::scratch::{ScratchGuard, WorkspaceUse};
 use super::{linear_plan, linear_quantized_input, linear_quantized_output, linear_wgmma};
 use crate::device::RawHandle;
 use crate::error::Result;
@@ -120,11 +120,11 @@ pub(super) fn fused_by_library(op: &LinearProduct) -> bool {
 
 /// Whether cuBLASLt is asked first.
 pub(super) fn prefers_vendor(op: &LinearProduct, weight_dtype: DType) -> bool {
-    op.input.rows >= VENDOR_ROWS && vendor_takes(op, weight_dtype)
+    op.input.rows >= VENDOR_ROWS && vendor_supports(op, weight_dtype)
 }
 
 /// Whether cuBLASLt can be asked at all.
-pub(super) fn vendor_takes(op: &LinearProduct, weight_dtype: DType) -> bool {
+pub(super) fn vendor_supports(op: &LinearProduct, weight_dtype: DType) -> bool {
     op.input.rows > 0 && op.input.dtype == weight_dtype && op.weight.columns > 0
 }
 
@@ -185,12 +185,12 @@ pub(super) fn vendor(
     executor: &CudaExecutor,
     op: &LinearProduct,
     dtype: DType,
-    pick: Pick<'_>,
+    algorithm: LibraryAlgorithm<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<bool> {
     let Some(cublaslt) = executor.cublaslt() else { return Ok(false) };
-    if let Some(product) = library_product(op, dtype, pick) {
+    if let Some(product) = library_product(op, dtype, algorithm) {
         if cublaslt.product(&product, scratch, stream)? {
             return Ok(true);
         }
@@ -198,13 +198,17 @@ pub(super) fn vendor(
             return Ok(false);
         }
     }
-    let product = Product { output_dtype: DType::F32, ..plain_product(op, dtype, pick) };
+    let product = Product { output_dtype: DType::F32, ..plain_product(op, dtype, algorithm) };
     with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
 }
 
 /// The one product of cuBLASLt that is the whole `op`, if there is such.
-pub(super) fn library_product<'a>(op: &LinearProduct, dtype: DType, pick: Pick<'a>) -> Option<Product<'a>> {
-    let product = plain_product(op, dtype, pick);
+pub(super) fn library_product<'a>(
+    op: &LinearProduct,
+    dtype: DType,
+    algorithm: LibraryAlgorithm<'a>,
+) -> Option<Product<'a>> {
+    let product = plain_product(op, dtype, algorithm);
     if vendor_is_final(op, dtype) {
         return Some(product);
     }
@@ -215,7 +219,7 @@ pub(super) fn library_product<'a>(op: &LinearProduct, dtype: DType, pick: Pick<'
 }
 
 /// `op` without what follows the sums.
-fn plain_product<'a>(op: &LinearProduct, dtype: DType, pick: Pick<'a>) -> Product<'a> {
+fn plain_product<'a>(op: &LinearProduct, dtype: DType, algorithm: LibraryAlgorithm<'a>) -> Product<'a> {
     Product {
         input: op.input.data,
         weight: op.weight.data,
@@ -233,7 +237,7 @@ fn plain_product<'a>(op: &LinearProduct, dtype: DType, pick: Pick<'a>) -> Produc
         weight_operand: Operand::Float(dtype),
         output_dtype: op.output.dtype,
         scales: None,
-        pick,
+        algorithm,
     }
 }
 
@@ -264,7 +268,7 @@ pub(super) fn with_epilogue(
     // Slices of sixteen rows leave the rows' scales as aligned as the first one is.
     let rows = PRODUCT_BYTES / row_bytes;
     let slice = if rows >= 16 { rows / 16 * 16 } else { rows }.clamp(1, product.m);
-    let buffer = scratch.get(Purpose::Product, slice * row_bytes)?;
+    let buffer = scratch.get(WorkspaceUse::Product, slice * row_bytes)?;
     let input_bytes = match product.input_operand {
         Operand::Float(dtype) => dtype.size(),
         _ => 1,

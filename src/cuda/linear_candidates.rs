@@ -1,15 +1,15 @@
 //! What tuning tries of a product on CUDA: the registry's kernels, cuBLASLt's algorithms, and variations of these.
 
-use super::cublaslt::{AlgorithmBytes, Pick, RANKS, RANKS_WITH_EPILOGUE};
+use super::cublaslt::{AlgorithmBytes, LibraryAlgorithm, RANKS, RANKS_WITH_EPILOGUE};
 use super::executor::CudaExecutor;
-use super::linear::{self, vendor_takes};
-use super::linear_choice::can;
+use super::linear::{self, vendor_supports};
+use super::linear_choice::supports;
 use super::{linear_invariant, linear_plan, linear_wgmma};
 use crate::device::{DeviceKind, RawHandle};
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::Activation;
 use crate::registry::choices::{Algorithm, Choice};
-use crate::registry::{kernels_of, Way};
+use crate::registry::{kernels_of, Family};
 
 /// From here on the GPU has clusters of blocks, which variations are about.
 const VARIED_CAPABILITY: i32 = 90;
@@ -24,10 +24,10 @@ pub(super) fn candidates(executor: &CudaExecutor, op: &LinearProduct) -> Vec<Cho
     }
     let mut found = Vec::new();
     let seen = linear_plan::seen(op);
-    for (id, kernel) in kernels_of(DeviceKind::Cuda).filter(|(id, _)| can(executor, &seen, *id)) {
-        match kernel.way {
-            Way::Vendor | Way::Dequantized | Way::RoundedInput if executor.cublaslt().is_some() => {
-                let ranks = 0..ranks(op, kernel.way);
+    for (id, kernel) in kernels_of(DeviceKind::Cuda).filter(|(id, _)| supports(executor, &seen, *id)) {
+        match kernel.family {
+            Family::Vendor | Family::Dequantized | Family::RoundedInput if executor.cublaslt().is_some() => {
+                let ranks = 0..ranks(op, kernel.family);
                 found.extend(ranks.map(|rank| Choice { kernel: id, algorithm: Algorithm::Rank(rank) }));
             }
             _ => found.push(Choice::of(id)),
@@ -37,10 +37,10 @@ pub(super) fn candidates(executor: &CudaExecutor, op: &LinearProduct) -> Vec<Cho
 }
 
 /// How many of cuBLASLt's algorithms there are to try, at most.
-fn ranks(op: &LinearProduct, way: Way) -> u8 {
+fn ranks(op: &LinearProduct, family: Family) -> u8 {
     let epilogue = op.bias.is_some() || op.activation != Activation::None;
-    match way {
-        Way::Vendor | Way::Dequantized if epilogue && linear::fused_by_library(op) => RANKS_WITH_EPILOGUE,
+    match family {
+        Family::Vendor | Family::Dequantized if epilogue && linear::fused_by_library(op) => RANKS_WITH_EPILOGUE,
         _ => RANKS,
     }
 }
@@ -49,17 +49,17 @@ fn ranks(op: &LinearProduct, way: Way) -> u8 {
 pub(super) fn variations(executor: &CudaExecutor, op: &LinearProduct, fastest: &[Choice]) -> Vec<Choice> {
     let (Ok(_guard), Some(dtype)) = (executor.enter(), op.weight.dtype()) else { return Vec::new() };
     let capability = executor.launch_on(RawHandle::NULL).capability;
-    let many = linear_wgmma::has_many_rows(op) && op.weight.rows > 0 && vendor_takes(op, dtype);
+    let many = linear_wgmma::has_many_rows(op) && op.weight.rows > 0 && vendor_supports(op, dtype);
     if executor.batch_invariant || capability < VARIED_CAPABILITY || !many {
         return Vec::new();
     }
-    let vendor = kernels_of(DeviceKind::Cuda).find(|(_, kernel)| kernel.way == Way::Vendor);
-    let product = linear::library_product(op, dtype, Pick::First);
+    let vendor = kernels_of(DeviceKind::Cuda).find(|(_, kernel)| kernel.family == Family::Vendor);
+    let product = linear::library_product(op, dtype, LibraryAlgorithm::First);
     let (Some(cublaslt), Some((id, _)), Some(product)) = (executor.cublaslt(), vendor, product) else {
         return Vec::new();
     };
     let of_library = |choice: &Choice| match choice.algorithm {
-        Algorithm::Kept(algorithm) if choice.kernel == id => Some(algorithm),
+        Algorithm::Cached(algorithm) if choice.kernel == id => Some(algorithm),
         _ => None,
     };
     let algorithms: Vec<AlgorithmBytes> = fastest.iter().filter_map(of_library).collect();
@@ -70,7 +70,7 @@ pub(super) fn variations(executor: &CudaExecutor, op: &LinearProduct, fastest: &
         log::debug!(target: "nvbackend::cuda", "no variations of cuBLASLt's algorithms: {error}");
         Vec::new()
     });
-    varied.into_iter().map(|algorithm| Choice { kernel: id, algorithm: Algorithm::Kept(algorithm) }).collect()
+    varied.into_iter().map(|algorithm| Choice { kernel: id, algorithm: Algorithm::Cached(algorithm) }).collect()
 }
 
 #[cfg(test)]
@@ -100,12 +100,12 @@ mod tests {
             (product(same, Activation::Silu, false), RANKS),
             (product(None, gelu, true), RANKS),
         ] {
-            assert_eq!(ranks(&op, Way::Vendor), expected, "{op:?}");
-            assert_eq!(ranks(&op, Way::Dequantized), expected, "{op:?}");
-            assert_eq!(ranks(&op, Way::RoundedInput), RANKS, "{op:?}");
+            assert_eq!(ranks(&op, Family::Vendor), expected, "{op:?}");
+            assert_eq!(ranks(&op, Family::Dequantized), expected, "{op:?}");
+            assert_eq!(ranks(&op, Family::RoundedInput), RANKS, "{op:?}");
         }
         let residual =
             product(None, none, false).with_residual(Some(Tensor::new(at, DType::Bf16, &[64, 128]))).unwrap();
-        assert_eq!(ranks(&residual, Way::Vendor), RANKS);
+        assert_eq!(ranks(&residual, Family::Vendor), RANKS);
     }
 }

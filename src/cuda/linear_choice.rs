@@ -3,30 +3,29 @@
 //! cuBLASLt may be missing, an algorithm may not fit the addresses at hand, the options may forbid rounded inputs: a choice
 //! that cannot be followed is answered with `None`, and the executor's own choice follows.
 
-use super::cublaslt::Pick;
+use super::cublaslt::LibraryAlgorithm;
 use super::executor::CudaExecutor;
+use super::kernel_table::{row, text};
 use super::launch::Launch;
-use super::linear::{self, vendor_takes};
+use super::linear::{self, vendor_supports};
 use super::linear_quantized;
 use super::linear_quantized::Params as QuantizedParams;
-use super::linear_rounded::can_round;
+use super::linear_rounded::supports_rounding;
 use super::linear_wgmma;
 use crate::device::{DeviceKind, RawHandle};
 use crate::error::Result;
 use crate::operation::linear_product::LinearProduct;
+use crate::operation::OperationKind;
 use crate::registry::choices::{Algorithm, Choice};
-use crate::registry::{find, KernelId, Way, LINEAR};
+use crate::registry::{find, Family, KernelId};
 use std::cell::Cell;
-use std::ffi::{c_char, CStr};
-use std::sync::OnceLock;
+use std::ffi::c_char;
 
 extern "C" {
     fn nvb_cuda_linear_kernel_name(params: *const linear::Params, launch: *const Launch) -> *const c_char;
-    fn nvb_cuda_linear_kernel_at(index: i32) -> *const c_char;
     fn nvb_cuda_linear_kernel_supports(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
     fn nvb_cuda_linear_launch(index: i32, params: *const linear::Params, launch: *const Launch) -> i32;
     fn nvb_cuda_linear_quantized_kernel_name(params: *const QuantizedParams, launch: *const Launch) -> *const c_char;
-    fn nvb_cuda_linear_quantized_kernel_at(index: i32) -> *const c_char;
     fn nvb_cuda_linear_quantized_kernel_supports(
         index: i32,
         params: *const QuantizedParams,
@@ -36,62 +35,26 @@ extern "C" {
     fn nvb_cuda_linear_quantized_launch(index: i32, params: *const QuantizedParams, launch: *const Launch) -> i32;
 }
 
-/// The kernels' names in csrc/linear, in the order of each table.
-pub(crate) fn tables() -> [(Way, Vec<String>); 2] {
-    let names = |at: unsafe extern "C" fn(i32) -> *const c_char| {
-        (0..)
-            // SAFETY: any index may be asked for.
-            .map(|index| unsafe { at(index) })
-            .take_while(|name| !name.is_null())
-            .map(text)
-            .collect()
-    };
-    [
-        (Way::FloatKernel, names(nvb_cuda_linear_kernel_at)),
-        (Way::QuantizedKernel, names(nvb_cuda_linear_quantized_kernel_at)),
-    ]
-}
-
-fn text(name: *const c_char) -> String {
-    // SAFETY: the launchers return static strings.
-    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
-}
-
-/// The kernel's row in its table.
-pub(super) fn row(kernel: KernelId) -> Option<i32> {
-    static ROWS: OnceLock<Vec<Option<i32>>> = OnceLock::new();
-    let rows = ROWS.get_or_init(|| {
-        let tables = tables();
-        let row = |id: KernelId| {
-            let kernel = id.kernel();
-            let (_, names) = tables.iter().find(|(way, _)| *way == kernel.way)?;
-            names.iter().position(|name| name == kernel.name).map(|row| row as i32)
-        };
-        (0..).map_while(KernelId::from_index).map(row).collect()
-    });
-    rows[kernel.index()]
-}
-
-pub(super) fn can(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> bool {
+pub(super) fn supports(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> bool {
     let launch = executor.launch_on(RawHandle::NULL);
     let vendor_there = || executor.cublaslt().is_some();
-    match (id.kernel().way, op.weight.dtype()) {
-        (Way::FloatKernel, Some(dtype)) => row(id).is_some_and(|row| {
+    match (id.kernel().family, op.weight.dtype()) {
+        (Family::FloatKernel, Some(dtype)) => row(id).is_some_and(|row| {
             // SAFETY: reads the two structs alone.
             unsafe { nvb_cuda_linear_kernel_supports(row, &linear::params(op, dtype), &launch) != 0 }
         }),
-        (Way::QuantizedKernel, None) => row(id).is_some_and(|row| {
+        (Family::QuantizedKernel, None) => row(id).is_some_and(|row| {
             // SAFETY: as above.
             unsafe { nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::params(op), &launch) != 0 }
         }),
-        (Way::Vendor, Some(dtype)) => vendor_takes(op, dtype) && vendor_there(),
-        (Way::Dequantized, None) => op.weight.columns > 0,
-        (Way::Wgmma, Some(dtype)) => {
+        (Family::Vendor, Some(dtype)) => vendor_supports(op, dtype) && vendor_there(),
+        (Family::Dequantized, None) => op.weight.columns > 0,
+        (Family::Wgmma, Some(dtype)) => {
             op.input.rows > 0
-                && linear_wgmma::Params::of(op, dtype).is_some_and(|params| linear_wgmma::can(executor, &params))
+                && linear_wgmma::Params::of(op, dtype).is_some_and(|params| linear_wgmma::supports(executor, &params))
         }
-        (Way::RoundedInput, None) => can_round(executor, op, false),
-        (Way::RoundedWgmma, None) => can_round(executor, op, true),
+        (Family::RoundedInput, None) => supports_rounding(executor, op, false),
+        (Family::RoundedWgmma, None) => supports_rounding(executor, op, true),
         _ => false,
     }
 }
@@ -107,7 +70,7 @@ pub(super) fn kernel_of_table(executor: &CudaExecutor, op: &LinearProduct) -> Op
 }
 
 fn named(name: *const c_char) -> Option<KernelId> {
-    find(DeviceKind::Cuda, LINEAR, &text(name)).ok()
+    find(DeviceKind::Cuda, OperationKind::Linear, &text(name)).ok()
 }
 
 /// The product by a row of the table of float kernels. The context is current.
@@ -140,17 +103,20 @@ pub(super) fn launch_quantized(
 }
 
 /// Runs a product of cuBLASLt with the choice's algorithm, and writes down which one a rank stands for.
-pub(super) fn picked(choice: &Choice, run: impl FnOnce(Pick) -> Result<bool>) -> Result<Option<Choice>> {
+pub(super) fn with_algorithm(
+    choice: &Choice,
+    run: impl FnOnce(LibraryAlgorithm) -> Result<bool>,
+) -> Result<Option<Choice>> {
     let taken = Cell::new(None);
-    let pick = match choice.algorithm {
-        Algorithm::Default => Pick::First,
-        Algorithm::Rank(rank) => Pick::Rank(rank, &taken),
-        Algorithm::Kept(algorithm) => Pick::Kept(algorithm),
+    let algorithm = match choice.algorithm {
+        Algorithm::Default => LibraryAlgorithm::First,
+        Algorithm::Rank(rank) => LibraryAlgorithm::Rank(rank, &taken),
+        Algorithm::Cached(algorithm) => LibraryAlgorithm::Cached(algorithm),
     };
-    if !run(pick)? {
+    if !run(algorithm)? {
         return Ok(None);
     }
-    let algorithm = taken.get().map_or(choice.algorithm, Algorithm::Kept);
+    let algorithm = taken.get().map_or(choice.algorithm, Algorithm::Cached);
     Ok(Some(Choice { algorithm, ..*choice }))
 }
 
@@ -163,7 +129,7 @@ mod tests {
     use crate::weight::{Encoding, Scales, WeightView};
 
     #[test]
-    fn what_a_kernel_takes_lies_within_its_limits() {
+    fn what_a_kernel_supports_lies_within_its_limits() {
         let at = |offset: usize| (4096 + offset) as *mut std::ffi::c_void;
         for (m, k, offset, capability, dtype) in [1usize, 3, 8, 9, 16, 17, 32, 33, 200]
             .into_iter()
@@ -193,18 +159,18 @@ mod tests {
             let mut taken = 0;
             for (id, kernel) in kernels_of(DeviceKind::Cuda) {
                 for op in [&float, &int8, &int4] {
-                    let takes = match (kernel.way, op.weight.dtype(), row(id)) {
+                    let supported = match (kernel.family, op.weight.dtype(), row(id)) {
                         // SAFETY: the calls read their structs alone.
-                        (Way::FloatKernel, Some(dtype), Some(row)) => unsafe {
+                        (Family::FloatKernel, Some(dtype), Some(row)) => unsafe {
                             nvb_cuda_linear_kernel_supports(row, &linear::params(op, dtype), &launch) != 0
                         },
                         // SAFETY: as above.
-                        (Way::QuantizedKernel, None, Some(row)) => unsafe {
+                        (Family::QuantizedKernel, None, Some(row)) => unsafe {
                             nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::params(op), &launch) != 0
                         },
                         _ => false,
                     };
-                    if !takes {
+                    if !supported {
                         continue;
                     }
                     taken += 1;

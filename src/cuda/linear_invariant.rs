@@ -7,15 +7,16 @@
 //! input that is not aligned is copied first. cuBLASLt, tuned entries and inputs rounded to 8 bits are left aside.
 
 use super::executor::CudaExecutor;
-use super::linear_needs::input_bytes;
 use super::linear_quantized::{in_order, ordered_stride};
-use super::needs::Needs;
-use super::scratch::Purpose;
-use super::{linear, linear_choice, linear_quantized};
+use super::linear_workspace::input_bytes;
+use super::scratch::WorkspaceUse;
+use super::workspace::Workspace;
+use super::{kernel_table, linear, linear_choice, linear_quantized};
 use crate::device::{Device, DeviceKind, RawHandle};
 use crate::error::Result;
 use crate::operation::linear_product::LinearProduct;
-use crate::registry::{find, KernelId, LINEAR};
+use crate::operation::OperationKind;
+use crate::registry::{find, KernelId};
 use crate::tensor::Matrix;
 use crate::weight::WeightView;
 use std::sync::OnceLock;
@@ -32,15 +33,15 @@ pub(super) fn run(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle
         return launch(executor, op, stream);
     }
     let scratch = executor.scratch(stream);
-    let mut scratch = scratch.lock(executor, stream, || needs(executor, op))?;
+    let mut scratch = scratch.lock(executor, stream, || workspace(executor, op))?;
     let op = in_order(executor, op, &mut scratch, stream)?;
     launch(executor, &op, stream)
 }
 
-pub(super) fn needs(executor: &CudaExecutor, op: &LinearProduct) -> Needs {
+pub(super) fn workspace(executor: &CudaExecutor, op: &LinearProduct) -> Workspace {
     match copies_input(executor, op) {
-        true => Needs::none().with(Purpose::Input, input_bytes(&op.input)),
-        false => Needs::none(),
+        true => Workspace::none().with(WorkspaceUse::Input, input_bytes(&op.input)),
+        false => Workspace::none(),
     }
 }
 
@@ -65,7 +66,7 @@ struct Kernels {
 
 fn kernels() -> &'static Kernels {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
-    let id = |name: &str| find(DeviceKind::Cuda, LINEAR, name).expect("a kernel of the registry");
+    let id = |name: &str| find(DeviceKind::Cuda, OperationKind::Linear, name).expect("a kernel of the registry");
     KERNELS.get_or_init(|| Kernels {
         float: ["linear_mma_16x32_ordered", "linear_mma_64x64", "linear_mma_128x128"].map(id),
         float_plain: id("linear_simt"),
@@ -83,7 +84,7 @@ fn chosen(executor: &CudaExecutor, op: &LinearProduct) -> KernelId {
         false => (&kernels.quantized, kernels.quantized_plain),
     };
     // What the widest of a quantised family takes, and each of a float one, they all take in their numbers of rows.
-    if !linear_choice::can(executor, op, family[2]) {
+    if !linear_choice::supports(executor, op, family[2]) {
         return plain;
     }
     // As where kernels are chosen by their time: the large tile once it fills three quarters of the device.
@@ -99,7 +100,7 @@ fn chosen(executor: &CudaExecutor, op: &LinearProduct) -> KernelId {
 
 /// Whether the chosen kernel cannot read the input where it lies.
 fn copies_input(executor: &CudaExecutor, op: &LinearProduct) -> bool {
-    !op.weight.order.is_null() || !linear_choice::can(executor, op, chosen(executor, &aligned(op)))
+    !op.weight.order.is_null() || !linear_choice::supports(executor, op, chosen(executor, &aligned(op)))
 }
 
 fn launch(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
@@ -107,7 +108,7 @@ fn launch(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Res
     for first in (0..op.input.rows).step_by(MOST_ROWS) {
         let rows = MOST_ROWS.min(op.input.rows - first);
         let part = op.part(first, rows, op.output.part(first, rows));
-        let row = linear_choice::row(kernel).expect("a kernel of the tables");
+        let row = kernel_table::row(kernel).expect("a kernel of the tables");
         match part.weight.dtype() {
             Some(dtype) => linear_choice::launch_float(executor, &linear::params(&part, dtype), row, stream)?,
             None => linear_choice::launch_quantized(executor, &linear_quantized::params(&part), row, stream)?,

@@ -7,11 +7,11 @@ use crate::executor::Executor;
 use crate::hardware;
 use crate::operation::linear_product::LinearProduct;
 use crate::registry::choices::Rounding;
-use crate::registry::{KernelId, Way};
+use crate::registry::{Family, KernelId};
 
 pub(super) fn of(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> String {
-    let (kernel, way) = (id.kernel(), id.kernel().way);
-    let rounds = matches!(way, Way::RoundedInput | Way::RoundedWgmma);
+    let (kernel, family) = (id.kernel(), id.kernel().family);
+    let rounds = matches!(family, Family::RoundedInput | Family::RoundedWgmma);
     if rounds {
         // What the options forbid is forbidden on every device.
         match executor.choices().rounding() {
@@ -24,7 +24,7 @@ pub(super) fn of(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> S
     if let Some(obstacle) = of_capability(executor, needed, kernel.limits.exact) {
         return obstacle;
     }
-    if matches!(way, Way::Vendor | Way::RoundedInput) {
+    if matches!(family, Family::Vendor | Family::RoundedInput) {
         if executor.own_kernels_only {
             return "options: vendor libraries are off".to_string();
         }
@@ -35,7 +35,7 @@ pub(super) fn of(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> S
     }
     let what = if rounds {
         "the scales of the weight, its dtypes or k"
-    } else if way == Way::Vendor {
+    } else if family == Family::Vendor {
         "input and weight of different dtypes, or k of 0"
     } else {
         "m, n, k, the strides or the epilogue"

@@ -1,29 +1,31 @@
-//! The plan of a product on CUDA: the ways that it may go, in order, of which the first that can do it runs. Whoever runs a
+//! The plan of a product on CUDA: the kernels that may do it, in order, of which the first that can do it runs. Whoever runs a
 //! product, names its kernel, sizes its workspace or tunes it reads this list.
 //!
 //! Before the defaults stand the override and the tuned entry. cuBLASLt may have no algorithm for the addresses at hand, and
-//! then the next step runs; kernels of the library's own do what `can` says they do.
+//! then the next step runs; kernels of the library's own do what `supports` says they do.
 
-use super::cublaslt::Pick;
+use super::cublaslt::LibraryAlgorithm;
 use super::executor::CudaExecutor;
+use super::kernel_table::row;
 use super::linear::{self, own, prefers_vendor, prefers_wgmma, vendor};
-use super::linear_choice::{can, kernel_of_table, launch_float, launch_quantized, picked, row};
-use super::linear_quantized::{self, in_order, ordered_stride, takes_own_kernel, with_dequantized_slices};
+use super::linear_choice::{kernel_of_table, launch_float, launch_quantized, supports, with_algorithm};
+use super::linear_quantized::{self, in_order, ordered_stride, prefers_own_kernel, with_dequantized_slices};
 use super::linear_rounded::{rounds_with_own, with_quantized_activations, By};
-use super::needs::Needs;
-use super::scratch::{Purpose, ScratchGuard};
-use super::{linear_choice, linear_invariant, linear_needs, linear_wgmma};
+use super::scratch::{ScratchGuard, WorkspaceUse};
+use super::workspace::Workspace;
+use super::{linear_choice, linear_invariant, linear_wgmma, linear_workspace};
 use crate::device::{DeviceKind, RawHandle};
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use crate::operation::linear_product::LinearProduct;
+use crate::operation::OperationKind;
 use crate::registry::choices::Choice;
-use crate::registry::{find, kernels_of, Way, LINEAR};
+use crate::registry::{find, kernels_of, Family};
 use crate::tensor::Matrix;
 use crate::weight::WeightView;
 use std::ffi::c_void;
 
-/// One way to do a product.
+/// One kernel that may do a product.
 #[derive(Clone, Copy)]
 pub(super) enum Step {
     /// What has a name in the registry.
@@ -37,24 +39,26 @@ type Rule = fn(&CudaExecutor, &LinearProduct) -> Option<Step>;
 /// The default steps of a product with a float weight. The wgmma kernel is asked before cuBLASLt where that would need a second
 /// kernel for the epilogue, and else where cuBLASLt is not there.
 const FLOAT: &[Rule] = &[
-    |_, op| prefers_wgmma(op).then(|| of_way(Way::Wgmma)),
-    |_, op| prefers_vendor(op, op.weight.dtype()?).then(|| of_way(Way::Vendor)),
-    |_, op| linear_wgmma::has_many_rows(op).then(|| of_way(Way::Wgmma)),
+    |_, op| prefers_wgmma(op).then(|| of_family(Family::Wgmma)),
+    |_, op| prefers_vendor(op, op.weight.dtype()?).then(|| of_family(Family::Vendor)),
+    |_, op| linear_wgmma::has_many_rows(op).then(|| of_family(Family::Wgmma)),
     |_, _| Some(Step::Own),
 ];
 
 /// The same with a weight in 8 or 4 bits: own kernels for few rows, for many an input in 8 bits where the options allow it,
 /// or float products with slices of the dequantised weight.
 const QUANTIZED: &[Rule] = &[
-    |executor, op| takes_own_kernel(executor, op, &linear_quantized::params(op), RawHandle::NULL).then_some(Step::Own),
-    |executor, op| rounds_with_own(executor, op).then(|| of_way(Way::RoundedWgmma)),
-    |_, _| Some(of_way(Way::RoundedInput)),
-    |_, _| Some(of_way(Way::Dequantized)),
+    |executor, op| {
+        prefers_own_kernel(executor, op, &linear_quantized::params(op), RawHandle::NULL).then_some(Step::Own)
+    },
+    |executor, op| rounds_with_own(executor, op).then(|| of_family(Family::RoundedWgmma)),
+    |_, _| Some(of_family(Family::RoundedInput)),
+    |_, _| Some(of_family(Family::Dequantized)),
 ];
 
-fn of_way(way: Way) -> Step {
+fn of_family(family: Family) -> Step {
     let (id, _) =
-        kernels_of(DeviceKind::Cuda).find(|(_, kernel)| kernel.way == way).expect("the registry has each way");
+        kernels_of(DeviceKind::Cuda).find(|(_, kernel)| kernel.family == family).expect("the registry has each family");
     Step::Named(Choice::of(id))
 }
 
@@ -90,7 +94,7 @@ fn is_empty(op: &LinearProduct) -> bool {
 impl Step {
     fn supports(&self, executor: &CudaExecutor, op: &LinearProduct) -> bool {
         match self {
-            Step::Named(choice) => can(executor, op, choice.kernel),
+            Step::Named(choice) => supports(executor, op, choice.kernel),
             Step::Own => true,
         }
     }
@@ -99,7 +103,7 @@ impl Step {
     fn may_fail(&self) -> bool {
         match self {
             Step::Named(choice) => {
-                matches!(choice.kernel.kernel().way, Way::Vendor | Way::RoundedInput | Way::Dequantized)
+                matches!(choice.kernel.kernel().family, Family::Vendor | Family::RoundedInput | Family::Dequantized)
             }
             Step::Own => false,
         }
@@ -112,14 +116,14 @@ impl Step {
         }
     }
 
-    fn needs(&self, executor: &CudaExecutor, op: &LinearProduct) -> Needs {
+    fn workspace(&self, executor: &CudaExecutor, op: &LinearProduct) -> Workspace {
         match (self, op.weight.dtype()) {
-            (Step::Named(choice), _) => linear_needs::by_choice(executor, op, choice),
-            (Step::Own, Some(_)) => Needs::none(),
+            (Step::Named(choice), _) => linear_workspace::by_choice(executor, op, choice),
+            (Step::Own, Some(_)) => Workspace::none(),
             (Step::Own, None) => {
                 let params = linear_quantized::params(op);
                 let bytes = linear_quantized::workspace_bytes(executor, &params, RawHandle::NULL);
-                Needs::none().with(Purpose::Workspace, bytes)
+                Workspace::none().with(WorkspaceUse::Kernel, bytes)
             }
         }
     }
@@ -137,31 +141,33 @@ impl Step {
             return launch_own(executor, op, scratch, stream).map(|()| Some(*self));
         };
         let ran = |ran: bool| ran.then_some(*self);
-        let picked = |run: &mut dyn FnMut(Pick<'_>) -> Result<bool>| Ok(picked(choice, run)?.map(Step::Named));
+        let by_library = |run: &mut dyn FnMut(LibraryAlgorithm<'_>) -> Result<bool>| {
+            Ok(with_algorithm(choice, run)?.map(Step::Named))
+        };
         if let Some(row) = row(choice.kernel) {
             match op.weight.dtype() {
                 Some(dtype) => launch_float(executor, &linear::params(op, dtype), row, stream)?,
                 None => {
                     let mut params = linear_quantized::params(op);
                     let bytes = linear_choice::workspace_bytes(row, &params);
-                    params.workspace = workspace(scratch, bytes)?;
+                    params.workspace = kernel_workspace(scratch, bytes)?;
                     launch_quantized(executor, &params, row, stream)?;
                 }
             }
             return Ok(ran(true));
         }
-        let way = choice.kernel.kernel().way;
-        if let (Way::Wgmma, Some(dtype)) = (way, op.weight.dtype()) {
+        let family = choice.kernel.kernel().family;
+        if let (Family::Wgmma, Some(dtype)) = (family, op.weight.dtype()) {
             return linear_wgmma::run(executor, linear_wgmma::Params::of(op, dtype), stream).map(ran);
         }
         let scratch = scratch.ok_or_else(without_scratch)?;
-        match (way, op.weight.dtype()) {
-            (_, Some(dtype)) => picked(&mut |pick| vendor(executor, op, dtype, pick, scratch, stream)),
-            (Way::RoundedInput, None) => {
-                picked(&mut |pick| with_quantized_activations(executor, op, By::Vendor(pick), scratch, stream))
-            }
-            (Way::RoundedWgmma, None) => with_quantized_activations(executor, op, By::Own, scratch, stream).map(ran),
-            _ => picked(&mut |pick| with_dequantized_slices(executor, op, pick, scratch, stream)),
+        match (family, op.weight.dtype()) {
+            (_, Some(dtype)) => by_library(&mut |algorithm| vendor(executor, op, dtype, algorithm, scratch, stream)),
+            (Family::RoundedInput, None) => by_library(&mut |algorithm| {
+                with_quantized_activations(executor, op, By::Vendor(algorithm), scratch, stream)
+            }),
+            (Family::RoundedWgmma, None) => with_quantized_activations(executor, op, By::Own, scratch, stream).map(ran),
+            _ => by_library(&mut |algorithm| with_dequantized_slices(executor, op, algorithm, scratch, stream)),
         }
     }
 }
@@ -177,14 +183,14 @@ fn launch_own(
     }
     let mut params = linear_quantized::params(op);
     let bytes = linear_quantized::workspace_bytes(executor, &params, stream);
-    params.workspace = workspace(scratch, bytes)?;
+    params.workspace = kernel_workspace(scratch, bytes)?;
     linear_quantized::launch(executor, &params, stream)
 }
 
-fn workspace(scratch: Option<&mut ScratchGuard<'_>>, bytes: usize) -> Result<*mut c_void> {
+fn kernel_workspace(scratch: Option<&mut ScratchGuard<'_>>, bytes: usize) -> Result<*mut c_void> {
     match bytes {
         0 => Ok(std::ptr::null_mut()),
-        _ => scratch.ok_or_else(without_scratch)?.get(Purpose::Workspace, bytes),
+        _ => scratch.ok_or_else(without_scratch)?.get(WorkspaceUse::Kernel, bytes),
     }
 }
 
@@ -192,17 +198,17 @@ fn without_scratch() -> Error {
     Error::new(Status::Internal, "a step of a product needs scratch that its plan did not name")
 }
 
-/// Queues the first of these steps that can do the product; `needs` is what they all need.
+/// Queues the first of these steps that can do the product; `workspace` is what they all need.
 fn launch_first(
     executor: &CudaExecutor,
     op: &LinearProduct,
     steps: impl Iterator<Item = Step>,
-    needs: impl FnOnce() -> Needs,
+    workspace: impl FnOnce() -> Workspace,
     stream: RawHandle,
 ) -> Result<Option<Step>> {
     if !op.weight.order.is_null() {
         let scratch = executor.scratch(stream);
-        let mut scratch = scratch.lock(executor, stream, needs)?;
+        let mut scratch = scratch.lock(executor, stream, workspace)?;
         let ordered = in_order(executor, op, &mut scratch, stream)?;
         for step in steps {
             if let Some(ran) = step.launch(executor, &ordered, Some(&mut scratch), stream)? {
@@ -212,12 +218,12 @@ fn launch_first(
         return Ok(None);
     }
     for step in steps {
-        let needs = step.needs(executor, op);
-        let ran = if needs == Needs::none() {
+        let workspace = step.workspace(executor, op);
+        let ran = if workspace == Workspace::none() {
             step.launch(executor, op, None, stream)?
         } else {
             let scratch = executor.scratch(stream);
-            let mut scratch = scratch.lock(executor, stream, || needs)?;
+            let mut scratch = scratch.lock(executor, stream, || workspace)?;
             step.launch(executor, op, Some(&mut scratch), stream)?
         };
         if ran.is_some() {
@@ -236,7 +242,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle
         return Ok(());
     }
     let seen = seen(op);
-    let ran = launch_first(executor, op, steps(executor, op, &seen), || needs(executor, op), stream)?;
+    let ran = launch_first(executor, op, steps(executor, op, &seen), || workspace(executor, op), stream)?;
     ran.map(drop).ok_or_else(|| Error::new(Status::Internal, "no kernel took the product"))
 }
 
@@ -255,40 +261,40 @@ pub(super) fn run_by(
     if is_empty(op) {
         return Ok(Some(*choice));
     }
-    let needs = || needs_of(executor, op, &seen, [step].into_iter());
-    let ran = launch_first(executor, op, [step].into_iter(), needs, stream)?;
+    let workspace = || workspace_of(executor, op, &seen, [step].into_iter());
+    let ran = launch_first(executor, op, [step].into_iter(), workspace, stream)?;
     Ok(ran.and_then(|ran| ran.choice(executor, &seen)))
 }
 
 /// What the product asks of the stream's scratch. The context is current.
-pub(super) fn needs(executor: &CudaExecutor, op: &LinearProduct) -> Needs {
+pub(super) fn workspace(executor: &CudaExecutor, op: &LinearProduct) -> Workspace {
     if is_empty(op) {
-        return Needs::none();
+        return Workspace::none();
     }
     if executor.batch_invariant {
-        return linear_invariant::needs(executor, op);
+        return linear_invariant::workspace(executor, op);
     }
     let seen = seen(op);
-    needs_of(executor, op, &seen, steps(executor, op, &seen))
+    workspace_of(executor, op, &seen, steps(executor, op, &seen))
 }
 
-fn needs_of(
+fn workspace_of(
     executor: &CudaExecutor,
     op: &LinearProduct,
     seen: &LinearProduct,
     steps: impl Iterator<Item = Step>,
-) -> Needs {
-    let mut needs = Needs::none();
+) -> Workspace {
+    let mut workspace = Workspace::none();
     if !op.weight.order.is_null() {
-        needs = needs.with(Purpose::Input, linear_needs::input_bytes(&op.input));
+        workspace = workspace.with(WorkspaceUse::Input, linear_workspace::input_bytes(&op.input));
     }
     for step in steps {
-        needs = needs.or(step.needs(executor, seen));
+        workspace = workspace.or(step.workspace(executor, seen));
         if !step.may_fail() {
             break;
         }
     }
-    needs
+    workspace
 }
 
 /// What runs where nothing was chosen, cuBLASLt taken to have an algorithm; `None` for an empty product.
@@ -308,6 +314,6 @@ pub(super) fn default(executor: &CudaExecutor, op: &LinearProduct) -> Option<Cho
 /// The plain kernels: f32 arithmetic without Tensor Cores.
 pub(super) fn reference(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Result<()> {
     let name = if op.weight.encoding.is_float() { "linear_simt" } else { "linear_quantized_plain" };
-    let plain = Choice::of(find(DeviceKind::Cuda, LINEAR, name)?);
+    let plain = Choice::of(find(DeviceKind::Cuda, OperationKind::Linear, name)?);
     run_by(executor, op, &plain, stream).map(drop)
 }

@@ -1,13 +1,13 @@
 //! `linear` with weights in 8 or 4 bits on CUDA: own kernels for few rows, for many a float product with slices of the
 //! dequantised weight, or, where the options allow it, one with 8-bit activations.
 
-use super::cublaslt::Pick;
+use super::cublaslt::LibraryAlgorithm;
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype, own, residual_data, residual_dtype, residual_stride, vendor};
 use super::quantized::{encoding_code, scale_code};
-use super::scratch::{Purpose, ScratchGuard};
-use super::{dequantize, linear_needs};
+use super::scratch::{ScratchGuard, WorkspaceUse};
+use super::{dequantize, linear_workspace};
 use crate::device::RawHandle;
 use crate::error::Result;
 use crate::operation::linear_product::LinearProduct;
@@ -107,7 +107,7 @@ pub(super) fn params(op: &LinearProduct) -> Params {
     }
 }
 
-pub(super) fn takes_own_kernel(
+pub(super) fn prefers_own_kernel(
     executor: &CudaExecutor,
     op: &LinearProduct,
     params: &Params,
@@ -157,7 +157,7 @@ pub(super) fn copy_input(
     stream: RawHandle,
 ) -> Result<Matrix> {
     let row_stride = ordered_stride(input);
-    let data = scratch.get(Purpose::Input, linear_needs::input_bytes(input))?;
+    let data = scratch.get(WorkspaceUse::Input, linear_workspace::input_bytes(input))?;
     let params = OrderParams {
         input: input.data,
         order,
@@ -187,21 +187,21 @@ pub(super) fn slice_rows(op: &LinearProduct) -> usize {
 pub(super) fn with_dequantized_slices(
     executor: &CudaExecutor,
     op: &LinearProduct,
-    pick: Pick<'_>,
+    algorithm: LibraryAlgorithm<'_>,
     scratch: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<bool> {
     let (weight, dtype) = (&op.weight, op.input.dtype);
     let row_bytes = weight.columns * dtype.size();
     let slice = slice_rows(op);
-    let buffer = scratch.get(Purpose::Weight, slice * row_bytes)?;
+    let buffer = scratch.get(WorkspaceUse::Weight, slice * row_bytes)?;
     for first in (0..weight.rows).step_by(slice) {
         let rows = first..(first + slice).min(weight.rows);
         // SAFETY: the rows are the weight's, and the buffer holds a slice.
         unsafe { dequantize::rows(executor, weight, &rows, (buffer, dtype), stream)? };
         let part = part_of(op, first, rows.len(), buffer);
-        if !vendor(executor, &part, dtype, pick, scratch, stream)? {
-            if let Pick::Rank(..) = pick {
+        if !vendor(executor, &part, dtype, algorithm, scratch, stream)? {
+            if let LibraryAlgorithm::Rank(..) = algorithm {
                 return Ok(false);
             }
             own(executor, &part, dtype, stream)?;

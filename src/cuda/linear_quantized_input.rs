@@ -3,13 +3,13 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::linear_quantized::takes_own_kernel;
+use super::linear_quantized::prefers_own_kernel;
 use super::linear_rounded::{codes_operands, leads_with_codes, multiplies_codes, product_of_codes, By, Tokens};
-use super::needs::Needs;
-use super::scratch::{Purpose, ScratchGuard};
+use super::scratch::{ScratchGuard, WorkspaceUse};
+use super::workspace::Workspace;
 use super::{
-    cublaslt::{Operand, Pick},
-    dequantize, linear_needs, linear_plan, linear_quantized,
+    cublaslt::{LibraryAlgorithm, Operand},
+    dequantize, linear_plan, linear_quantized, linear_workspace,
 };
 use crate::device::RawHandle;
 use crate::error::Result;
@@ -44,14 +44,14 @@ pub(super) fn run(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProd
     let _guard = executor.enter()?;
     let scratch = executor.scratch(stream);
     // Held while the product takes what is for itself, so that nobody puts another input in the place of this one.
-    let mut inputs = scratch.lock_inputs(executor, stream, || input_needs(rows, op))?;
+    let mut inputs = scratch.lock_inputs(executor, stream, || input_workspace(rows, op))?;
     let rows = aligned(executor, rows, &mut inputs, stream)?;
-    let needs = || linear_needs::of_quantized_input(executor, &rows, op).0;
-    if multiplied(executor, &rows, op, &mut scratch.lock(executor, stream, needs)?, stream)? {
+    let workspace = || linear_workspace::of_quantized_input(executor, &rows, op).0;
+    if multiplied(executor, &rows, op, &mut scratch.lock(executor, stream, workspace)?, stream)? {
         return Ok(());
     }
     let dtype = op.input.dtype;
-    let data = inputs.get(Purpose::Workspace, value_bytes(op))?;
+    let data = inputs.get(WorkspaceUse::Kernel, value_bytes(op))?;
     // SAFETY: aligned codes of these rows, and the buffer holds their values.
     unsafe { dequantize::rows(executor, &rows.view(), &(0..rows.rows), (data, dtype), stream)? };
     let input = Matrix { data, ..op.input };
@@ -59,9 +59,9 @@ pub(super) fn run(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProd
 }
 
 /// What `run` asks of the stream's scratch for inputs.
-pub(super) fn input_needs(rows: &QuantizedRows, op: &LinearProduct) -> Needs {
+pub(super) fn input_workspace(rows: &QuantizedRows, op: &LinearProduct) -> Workspace {
     let copy = if is_aligned(rows) { 0 } else { scale_bytes(rows) + rows.rows * padded(rows) };
-    Needs::none().with(Purpose::Workspace, value_bytes(op)).with(Purpose::Input, copy)
+    Workspace::none().with(WorkspaceUse::Kernel, value_bytes(op)).with(WorkspaceUse::Input, copy)
 }
 
 /// Of the dequantised input.
@@ -74,7 +74,7 @@ pub(super) fn operands(executor: &CudaExecutor, rows: &QuantizedRows, op: &Linea
     let fits = matches!(op.weight.scales, Scales::Rows(_)) && op.weight.order.is_null() && !executor.batch_invariant;
     codes_operands(op, rows.encoding)
         .filter(|_| fits)
-        .filter(|_| !takes_own_kernel(executor, op, &linear_quantized::params(op), RawHandle::NULL))
+        .filter(|_| !prefers_own_kernel(executor, op, &linear_quantized::params(op), RawHandle::NULL))
 }
 
 /// The product of codes, from as many rows on as `linear` rounds its input to 8 bits; `false` where that cannot be.
@@ -93,18 +93,30 @@ fn multiplied(
         // Codes past the last column are zeros, or there are none.
         padded: rows.columns.next_multiple_of(16),
     };
-    let mut ways = [By::Vendor(Pick::First), By::Own];
-    if leads_with_codes(executor, op) {
-        ways.reverse();
-    }
-    for by in ways {
-        if multiplies_codes(executor, op, matches!(by, By::Own))
-            && product_of_codes(executor, op, by, &tokens, operands, scratch, stream)?
-        {
+    for by in kernels(executor, op) {
+        if product_of_codes(executor, op, by, &tokens, operands, scratch, stream)? {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// Those that multiply the codes, the preferred one first.
+fn kernels<'a>(executor: &'a CudaExecutor, op: &'a LinearProduct) -> impl Iterator<Item = By<'static>> + 'a {
+    let mut kernels = [By::Vendor(LibraryAlgorithm::First), By::Own];
+    if leads_with_codes(executor, op) {
+        kernels.reverse();
+    }
+    kernels.into_iter().filter(|by| multiplies_codes(executor, op, matches!(by, By::Own)))
+}
+
+/// The name of the kernel that multiplies the codes, if one does.
+pub(super) fn kernel(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProduct) -> Option<&'static str> {
+    operands(executor, rows, op)?;
+    kernels(executor, op).next().map(|by| match by {
+        By::Own => "linear_rounded_wgmma",
+        By::Vendor(_) => "linear_rounded_input",
+    })
 }
 
 /// Whether products read the codes where they lie.
@@ -137,7 +149,7 @@ fn aligned(
         return Ok(QuantizedRows { row_stride: if rows == 1 { columns } else { row_stride }, ..*input });
     }
     let (row_bytes, scale_bytes) = (padded(input), scale_bytes(input));
-    let buffer = inputs.get(Purpose::Input, scale_bytes + rows * row_bytes)?;
+    let buffer = inputs.get(WorkspaceUse::Input, scale_bytes + rows * row_bytes)?;
     let copy = QuantizedRows {
         data: buffer.wrapping_byte_add(scale_bytes),
         scales: buffer.cast(),

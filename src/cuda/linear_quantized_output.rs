@@ -3,9 +3,9 @@
 
 use super::executor::CudaExecutor;
 use super::linear::{self, PRODUCT_BYTES};
-use super::needs::Needs;
 use super::quantize_tokens;
-use super::scratch::Purpose;
+use super::scratch::WorkspaceUse;
+use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::Result;
 use crate::operation::linear::Linear;
@@ -21,9 +21,9 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, codes: &QuantizedRows, s
     let _guard = executor.enter()?;
     let scratch = executor.scratch(stream);
     // Held while the product takes what is for itself, so that nobody puts other values in the place of these.
-    let mut outputs = scratch.lock_outputs(executor, stream, || needs(op))?;
+    let mut outputs = scratch.lock_outputs(executor, stream, || workspace(op))?;
     let slice = slice_rows(op);
-    let data = outputs.get(Purpose::Product, slice * row_stride(op) * DType::F32.size())?;
+    let data = outputs.get(WorkspaceUse::Product, slice * row_stride(op) * DType::F32.size())?;
     for first in (0..rows).step_by(slice) {
         let values = values(op, slice.min(rows - first), data);
         linear::rows(executor, op, first, values, stream)?;
@@ -36,9 +36,9 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, codes: &QuantizedRows, s
 }
 
 /// What `run` asks of the stream's scratch for outputs.
-pub(super) fn needs(op: &Linear) -> Needs {
+pub(super) fn workspace(op: &Linear) -> Workspace {
     let bytes = slice_rows(op) * row_stride(op) * DType::F32.size();
-    Needs::none().with(Purpose::Product, bytes)
+    Workspace::none().with(WorkspaceUse::Product, bytes)
 }
 
 /// Rows of 16-byte aligned f32 values, for vectors.

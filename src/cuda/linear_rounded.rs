@@ -1,12 +1,12 @@
 //! Products of codes on CUDA: an input that is rounded to 8 bits with a scale a row, or came so, times a weight in 8 bits,
 //! by the wgmma kernel or by cuBLASLt.
 
-use super::cublaslt::{Operand, OuterScales, Pick, Product};
+use super::cublaslt::{LibraryAlgorithm, Operand, OuterScales, Product};
 use super::executor::CudaExecutor;
 use super::linear::with_epilogue;
 use super::linear_wgmma::{self, Codes, Params as WgmmaParams};
 use super::quantize_tokens;
-use super::scratch::{Purpose, ScratchGuard};
+use super::scratch::{ScratchGuard, WorkspaceUse};
 use crate::device::{Device, RawHandle};
 use crate::error::Result;
 use crate::executor::Executor;
@@ -24,7 +24,7 @@ const LONGEST_INT8: usize = 1 << 17;
 pub(super) enum By<'a> {
     /// The wgmma kernel.
     Own,
-    Vendor(Pick<'a>),
+    Vendor(LibraryAlgorithm<'a>),
 }
 
 /// The operands of a product with the input in 8 bits, and the compute capability from which on it can be; `None` where
@@ -51,7 +51,7 @@ pub(super) fn codes_operands(op: &LinearProduct, input: Encoding) -> Option<[Ope
 }
 
 /// Whether the input may be rounded to 8 bits, and something multiplies the codes.
-pub(super) fn can_round(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> bool {
+pub(super) fn supports_rounding(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> bool {
     executor.choices().may_round_input(op) && multiplies_codes(executor, op, own)
 }
 
@@ -63,7 +63,7 @@ pub(super) fn multiplies_codes(executor: &CudaExecutor, op: &LinearProduct, own:
             // Of the codes' addresses nothing counts but that they are aligned.
             let scales = OuterScales { input: std::ptr::dangling(), weight: std::ptr::dangling() };
             let codes = Codes { data: std::ptr::null(), stride: op.weight.row_stride, operands, scales };
-            WgmmaParams::of_codes(op, &codes).is_some_and(|params| linear_wgmma::can(executor, &params))
+            WgmmaParams::of_codes(op, &codes).is_some_and(|params| linear_wgmma::supports(executor, &params))
         }
         false => executor.cublaslt().is_some(),
     };
@@ -101,14 +101,14 @@ pub(super) fn with_quantized_activations(
     stream: RawHandle,
 ) -> Result<bool> {
     let Some((operands, _)) = rounded_operands(op) else { return Ok(false) };
-    if !can_round(executor, op, matches!(by, By::Own)) {
+    if !supports_rounding(executor, op, matches!(by, By::Own)) {
         return Ok(false);
     }
     let codes = if operands[0] == Operand::Int8 { Encoding::Int8 } else { Encoding::Fp8E4m3 };
     let (m, k) = (op.input.rows, op.weight.columns);
     let row_stride = k.next_multiple_of(16);
     let scale_bytes = code_scale_bytes(op);
-    let data = scratch.get(Purpose::Input, code_bytes(op))?;
+    let data = scratch.get(WorkspaceUse::Input, code_bytes(op))?;
     let tokens =
         Tokens { data: data.wrapping_byte_add(scale_bytes), row_stride, scales: data.cast(), padded: row_stride };
     let rows = QuantizedRows {
@@ -149,12 +149,12 @@ pub(super) fn product_of_codes(
     let Scales::Rows(weight_scales) = op.weight.scales else { return Ok(false) };
     let scales = OuterScales { input: tokens.scales, weight: weight_scales };
     let [input_operand, weight_operand] = operands;
-    let pick = match by {
+    let algorithm = match by {
         By::Own => {
             let codes = Codes { data: tokens.data, stride: tokens.row_stride, operands, scales };
             return linear_wgmma::run(executor, WgmmaParams::of_codes(op, &codes), stream);
         }
-        By::Vendor(pick) => pick,
+        By::Vendor(algorithm) => algorithm,
     };
     let Some(cublaslt) = executor.cublaslt() else { return Ok(false) };
     let product = Product {
@@ -175,7 +175,7 @@ pub(super) fn product_of_codes(
         weight_operand,
         output_dtype: op.output.dtype,
         scales: None,
-        pick,
+        algorithm,
     };
     // FP8's scales can be cuBLASLt's business, in libraries from CUDA 12.9 on.
     if input_operand != Operand::Int8 {

@@ -121,14 +121,14 @@ pub(super) fn has_many_rows(op: &LinearProduct) -> bool {
     op.input.rows >= ROWS
 }
 
-pub(super) fn can(executor: &CudaExecutor, params: &Params) -> bool {
+pub(super) fn supports(executor: &CudaExecutor, params: &Params) -> bool {
     // SAFETY: reads the two structs alone.
     unsafe { nvb_cuda_linear_wgmma_supports(params, &executor.launch_on(RawHandle::NULL)) != 0 }
 }
 
 /// Queues the product; `false` where the kernel cannot do it. The context is current.
 pub(super) fn run(executor: &CudaExecutor, params: Option<Params>, stream: RawHandle) -> Result<bool> {
-    let Some(params) = params.filter(|params| can(executor, params)) else { return Ok(false) };
+    let Some(params) = params.filter(|params| supports(executor, params)) else { return Ok(false) };
     // SAFETY: the descriptor was validated, codes and scales cover every row, and the context is current.
     let code = unsafe { nvb_cuda_linear_wgmma(&params, &executor.launch_on(stream)) };
     executor.check_launch(code, "large linear").map(|()| true)

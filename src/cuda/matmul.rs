@@ -2,8 +2,8 @@
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
-use super::needs::Needs;
-use super::{cublaslt::WORKSPACE_BYTES, scratch::Purpose};
+use super::workspace::Workspace;
+use super::{cublaslt::WORKSPACE_BYTES, scratch::WorkspaceUse};
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
 use crate::operation::matmul::{Matmul, MatrixBatch, BATCH_AXES};
@@ -47,11 +47,11 @@ fn asks_vendor(executor: &CudaExecutor, op: &Matmul) -> bool {
 }
 
 /// What `run` keeps in scratch. The context is current.
-pub(super) fn needs(executor: &CudaExecutor, op: &Matmul) -> Needs {
+pub(super) fn workspace(executor: &CudaExecutor, op: &Matmul) -> Workspace {
     let empty = op.batch[0] * op.batch[1] * op.m * op.n == 0;
     match !empty && asks_vendor(executor, op) && executor.cublaslt().is_some() {
-        true => Needs::none().with(Purpose::Workspace, WORKSPACE_BYTES),
-        false => Needs::none(),
+        true => Workspace::none().with(WorkspaceUse::Kernel, WORKSPACE_BYTES),
+        false => Workspace::none(),
     }
 }
 
@@ -63,7 +63,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Matmul, stream: RawHandle) -> Re
     let _guard = executor.enter()?;
     if let Some(cublaslt) = executor.cublaslt().filter(|_| asks_vendor(executor, op)) {
         let scratch = executor.scratch(stream);
-        if cublaslt.batched(op, &mut scratch.lock(executor, stream, || needs(executor, op))?, stream)? {
+        if cublaslt.batched(op, &mut scratch.lock(executor, stream, || workspace(executor, op))?, stream)? {
             return Ok(());
         }
     }

@@ -5,18 +5,19 @@
 mod all_work;
 mod argmax;
 mod attention;
+mod attention_plan;
 mod context;
 mod cublaslt;
 mod dequantize;
 mod embedding;
 mod grouped_linear;
+mod kernel_table;
 mod kv_placement;
 mod launch;
 mod linear;
 mod linear_candidates;
 mod linear_choice;
 mod linear_invariant;
-mod linear_needs;
 mod linear_obstacle;
 mod linear_plan;
 mod linear_quantized;
@@ -24,15 +25,16 @@ mod linear_quantized_input;
 mod linear_quantized_output;
 mod linear_rounded;
 mod linear_wgmma;
+mod linear_workspace;
 mod managed;
 mod matmul;
 mod memory_pool;
-mod needs;
 mod norm;
 mod numa;
 mod operation;
 mod peer;
 mod pinned;
+mod plan;
 mod pointer;
 mod quantize;
 mod quantize_tokens;
@@ -41,6 +43,7 @@ mod rope;
 mod sample;
 mod scratch;
 mod virtual_memory;
+mod workspace;
 crate::plain_operations!(operation_modules);
 
 pub mod executor;
@@ -55,7 +58,7 @@ use std::sync::Arc;
 
 pub use executor::CudaExecutor;
 #[cfg(test)]
-pub(crate) use linear_choice::tables as linear_tables;
+pub(crate) use kernel_table::tables as kernel_tables;
 
 /// The largest number that names an architecture.
 const NEWEST: u32 = 999;

@@ -3,7 +3,7 @@
 use super::executor::CudaExecutor;
 use super::launch::Launch;
 use super::quantized::QuantizedMatrix;
-use super::scratch::Purpose;
+use super::scratch::WorkspaceUse;
 use crate::device::{CopyKind, Device, RawHandle};
 use crate::error::{Error, Result};
 use crate::operation::quantize::{Quantize, Quantized};
@@ -73,7 +73,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Quantize, stream: RawHandle) -> 
     let scratch = executor.scratch(stream);
     // Who makes a weight allocates anyway.
     let mut scratch = scratch.lock_own(executor, stream);
-    let on_device = scratch.get(Purpose::Workspace, size_of::<Report>())?;
+    let on_device = scratch.get(WorkspaceUse::Kernel, size_of::<Report>())?;
     let mut parts = [part(&op.parts[0]); MAX_PARTS];
     for (to, from) in parts.iter_mut().zip(&op.parts) {
         *to = part(from);

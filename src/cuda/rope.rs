@@ -1,7 +1,7 @@
 //! `rope` on CUDA: the launcher of csrc/rope, which also does the plain append.
 
 use super::executor::CudaExecutor;
-use super::kv_placement::KvPlacement;
+use super::kv_placement::{sequence_stride, KvPlacement};
 use super::launch::Launch;
 use crate::device::RawHandle;
 use crate::error::Result;
@@ -88,7 +88,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Resu
     let (key_norm, key_norm_dtype) = norm(op.key_norm);
     let cache = op.append.map(|append| append.cache);
     let placement = match &cache {
-        Some(cache) => KvPlacement::new(&cache.placement, cache.token_stride)?,
+        Some(cache) => KvPlacement::new(&cache.placement, cache.token_stride),
         None => KvPlacement::CONTIGUOUS,
     };
     let rotation = op.rotation.unwrap_or(Rotation { base: 1.0, position_scale: 1.0, rotary_dim: 0 });
@@ -115,7 +115,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Resu
         query_output_head_stride,
         key_output_token_stride,
         key_output_head_stride,
-        cache_slot_stride: cache.map_or(0, |cache| cache.sequence_stride as i64),
+        cache_slot_stride: cache.as_ref().map_or(0, sequence_stride),
         cache_head_stride: cache.map_or(0, |cache| cache.head_stride as i64),
         cache_token_stride: cache.map_or(0, |cache| cache.token_stride as i64),
         query_dtype,

@@ -2,7 +2,7 @@
 //! work on two may overlap: growing blocks of the library's, or a block that the caller has set. The first serve threads
 //! that share a stream; with the second one thread at a time queues work, as the executor's contract says.
 
-use super::needs::{Needs, COUNTER_BYTES};
+use super::workspace::{Workspace, COUNTER_BYTES};
 use crate::device::{Device, RawHandle};
 use crate::error::{Error, Result, Status};
 use std::collections::HashMap;
@@ -19,14 +19,14 @@ struct Block {
 // SAFETY: the address of device memory that only ordered work uses.
 unsafe impl Send for Block {}
 
-/// What the workspace is for; each purpose has its own block.
+/// What workspace is used for; each use has its own block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Purpose {
-    /// Any content, used within one operation.
-    Workspace,
-    /// A vendor product's result on its way to the epilogue, alive together with `Workspace`.
+pub enum WorkspaceUse {
+    /// Any content that a kernel uses within one operation.
+    Kernel,
+    /// A vendor product's result on its way to the epilogue, alive together with `Kernel`.
     Product,
-    /// A slice of a weight as floats, alive together with `Workspace` and `Product`.
+    /// A slice of a weight as floats, alive together with `Kernel` and `Product`.
     Weight,
     /// A product's input in another order, in aligned rows or in 8 bits, alive together with all of these.
     Input,
@@ -34,9 +34,14 @@ pub enum Purpose {
     Counters,
 }
 
-impl Purpose {
-    pub const ALL: [Purpose; 5] =
-        [Purpose::Workspace, Purpose::Product, Purpose::Weight, Purpose::Input, Purpose::Counters];
+impl WorkspaceUse {
+    pub const ALL: [WorkspaceUse; 5] = [
+        WorkspaceUse::Kernel,
+        WorkspaceUse::Product,
+        WorkspaceUse::Weight,
+        WorkspaceUse::Input,
+        WorkspaceUse::Counters,
+    ];
 }
 
 /// The blocks of one stream. Whoever launches with them holds the lock until the launch is queued: another thread that
@@ -54,7 +59,7 @@ type Blocks = Arc<Mutex<Held>>;
 
 #[derive(Default)]
 struct Held {
-    own: HashMap<Purpose, Block>,
+    own: HashMap<WorkspaceUse, Block>,
     /// The caller's, which then is all that operations take: counters first, what `lock` gives behind them, what
     /// `lock_inputs` and `lock_outputs` give at the end.
     caller: Option<Block>,
@@ -73,26 +78,26 @@ pub struct ScratchGuard<'a> {
 struct Carved {
     counters: *mut c_void,
     first: *mut c_void,
-    needs: Needs,
+    workspace: Workspace,
 }
 
 /// Growing in steps keeps a slowly growing need from allocating at each call.
 const STEP: usize = 1 << 20;
 
 impl StreamScratch {
-    /// `needs`: the most that will be asked of the guard. It is asked for, and held against what the caller has set, where
+    /// `workspace`: the most that will be asked of the guard. It is asked for, and held against what the caller has set, where
     /// there is such a block.
     pub fn lock<'a>(
         &'a self,
         executor: &'a dyn Device,
         stream: RawHandle,
-        needs: impl FnOnce() -> Needs,
+        workspace: impl FnOnce() -> Workspace,
     ) -> Result<ScratchGuard<'a>> {
         let held = held(&self.blocks);
         let carve = |block: Block| {
-            let needs = needs();
-            expect_room(needs.total().saturating_add(self.taken.load(Ordering::Relaxed)), block.bytes)?;
-            Ok(Carved { counters: block.pointer, first: block.pointer.wrapping_byte_add(COUNTER_BYTES), needs })
+            let workspace = workspace();
+            expect_room(workspace.total().saturating_add(self.taken.load(Ordering::Relaxed)), block.bytes)?;
+            Ok(Carved { counters: block.pointer, first: block.pointer.wrapping_byte_add(COUNTER_BYTES), workspace })
         };
         let carved = held.caller.map(carve).transpose()?;
         Ok(ScratchGuard { held, carved, taken: None, executor, stream })
@@ -104,9 +109,9 @@ impl StreamScratch {
         &'a self,
         executor: &'a dyn Device,
         stream: RawHandle,
-        needs: impl FnOnce() -> Needs,
+        workspace: impl FnOnce() -> Workspace,
     ) -> Result<ScratchGuard<'a>> {
-        self.lock_end(&self.inputs, executor, stream, needs)
+        self.lock_end(&self.inputs, executor, stream, workspace)
     }
 
     /// Blocks apart from both, for what an operation makes of another one's result. This lock is taken before theirs.
@@ -114,9 +119,9 @@ impl StreamScratch {
         &'a self,
         executor: &'a dyn Device,
         stream: RawHandle,
-        needs: impl FnOnce() -> Needs,
+        workspace: impl FnOnce() -> Workspace,
     ) -> Result<ScratchGuard<'a>> {
-        self.lock_end(&self.outputs, executor, stream, needs)
+        self.lock_end(&self.outputs, executor, stream, workspace)
     }
 
     fn lock_end<'a>(
@@ -124,19 +129,19 @@ impl StreamScratch {
         blocks: &'a Blocks,
         executor: &'a dyn Device,
         stream: RawHandle,
-        needs: impl FnOnce() -> Needs,
+        workspace: impl FnOnce() -> Workspace,
     ) -> Result<ScratchGuard<'a>> {
         let held = held(blocks);
         let mut taken = None;
         let carve = |block: Block| {
-            let (needs, before) = (needs(), self.taken.load(Ordering::Relaxed));
-            expect_room(needs.total().saturating_add(before), block.bytes)?;
+            let (workspace, before) = (workspace(), self.taken.load(Ordering::Relaxed));
+            expect_room(workspace.total().saturating_add(before), block.bytes)?;
             // From one boundary to the next, whatever the block's length.
             let end = (block.bytes - before) / ALIGNMENT * ALIGNMENT;
-            let first = end.saturating_sub(needs.carved());
+            let first = end.saturating_sub(workspace.carved());
             self.taken.store(block.bytes - first, Ordering::Relaxed);
             taken = Some((&*self.taken, block.bytes - first - before));
-            Ok(Carved { counters: block.pointer, first: block.pointer.wrapping_byte_add(first), needs })
+            Ok(Carved { counters: block.pointer, first: block.pointer.wrapping_byte_add(first), workspace })
         };
         let carved = held.caller.map(carve).transpose()?;
         Ok(ScratchGuard { held, carved, taken, executor, stream })
@@ -176,14 +181,14 @@ impl Drop for ScratchGuard<'_> {
 impl ScratchGuard<'_> {
     /// At least `bytes` for the purpose; NULL for 0. Growing is ordered on the stream, so earlier work keeps the old block
     /// until it is done.
-    pub fn get(&mut self, purpose: Purpose, bytes: usize) -> Result<*mut c_void> {
+    pub fn get(&mut self, usage: WorkspaceUse, bytes: usize) -> Result<*mut c_void> {
         if bytes == 0 {
             return Ok(std::ptr::null_mut());
         }
         if let Some(carved) = &self.carved {
-            return carved.get(purpose, bytes, self.executor, self.stream);
+            return carved.get(usage, bytes, self.executor, self.stream);
         }
-        let old = self.held.own.get(&purpose).copied();
+        let old = self.held.own.get(&usage).copied();
         if let Some(block) = old.filter(|block| block.bytes >= bytes) {
             return Ok(block.pointer);
         }
@@ -191,13 +196,13 @@ impl ScratchGuard<'_> {
         let pointer = self.executor.allocate(bytes, self.stream)?;
         // SAFETY: allocated just now with this size; the old block is freed once.
         unsafe {
-            if purpose == Purpose::Counters {
+            if usage == WorkspaceUse::Counters {
                 if let Err(error) = self.executor.fill(pointer, 0, bytes, self.stream) {
                     self.executor.free(pointer, bytes, self.stream);
                     return Err(error);
                 }
             }
-            if let Some(old) = self.held.own.insert(purpose, Block { pointer, bytes }) {
+            if let Some(old) = self.held.own.insert(usage, Block { pointer, bytes }) {
                 self.executor.free(old.pointer, old.bytes, self.stream);
             }
         }
@@ -206,17 +211,17 @@ impl ScratchGuard<'_> {
 }
 
 impl Carved {
-    fn get(&self, purpose: Purpose, bytes: usize, executor: &dyn Device, stream: RawHandle) -> Result<*mut c_void> {
-        let announced = self.needs.of(purpose);
+    fn get(&self, usage: WorkspaceUse, bytes: usize, executor: &dyn Device, stream: RawHandle) -> Result<*mut c_void> {
+        let announced = self.workspace.of(usage);
         if bytes > announced {
-            let text = format!("{bytes} bytes of workspace for {purpose:?}; {announced} were announced");
+            let text = format!("{bytes} bytes of workspace for {usage:?}; {announced} were announced");
             return Err(Error::new(Status::Internal, text));
         }
-        if purpose == Purpose::Counters && announced <= COUNTER_BYTES {
+        if usage == WorkspaceUse::Counters && announced <= COUNTER_BYTES {
             return Ok(self.counters);
         }
-        let pointer = self.first.wrapping_byte_add(self.needs.offset(purpose));
-        if purpose == Purpose::Counters {
+        let pointer = self.first.wrapping_byte_add(self.workspace.offset(usage));
+        if usage == WorkspaceUse::Counters {
             // Other operations have used this place.
             // SAFETY: the caller's block has this room, as was checked when it was carved.
             unsafe { executor.fill(pointer, 0, bytes, stream)? };

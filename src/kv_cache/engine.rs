@@ -1,6 +1,6 @@
 //! Keys and values in memory of the engine's, which hands out its pages itself.
 
-use super::KvCacheOptions;
+use super::{KvCacheOptions, MAX_PAGES};
 use crate::allocation::with_room;
 use crate::error::{Error, Result};
 use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor};
@@ -49,12 +49,12 @@ impl EngineMemory {
                 return Err(Error::invalid(format!("memory[{at}] has another dtype or other strides than memory[0]")));
             }
         }
-        if first.shape[0] == 0 || first.shape[0] > i32::MAX as usize {
+        if first.shape[0] == 0 || first.shape[0] > MAX_PAGES {
             return Err(Error::invalid(format!(
-                "memory has {} blocks; 1 to {} are supported",
-                first.shape[0],
-                i32::MAX
-            )));
+                "memory has {} blocks; 1 to {MAX_PAGES} are supported",
+                first.shape[0]
+            ))
+            .with_limit(first.shape[0] as u64, MAX_PAGES as u64));
         }
         let given = if options.page_tokens == 0 { options.sequences } else { options.pages };
         if given > first.shape[0] {

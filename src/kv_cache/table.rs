@@ -113,10 +113,14 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         let device = self.memory.device();
+        // Copies may be under way on any stream. What fails here has failed them too.
+        if let Err(error) = device.synchronize() {
+            log::debug!(target: "nvbackend::memory", "while a KV cache was destroyed: {error}");
+        }
         for event in self.events {
             device.event_destroy(event);
         }
-        // SAFETY: allocated with this size; whoever destroys a cache waits for its stream, and the driver for the copies.
+        // SAFETY: allocated with this size, and no copy reads it any more.
         unsafe { device.host_free(self.entries.cast(), 2 * self.length * size_of::<i32>()) };
     }
 }

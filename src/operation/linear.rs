@@ -167,7 +167,7 @@ impl LinearInput {
             LinearInput::Floats(input) => input,
             LinearInput::Quantized(QuantizedRows { rows, columns, .. }) => {
                 let dtype = weight.dtype().unwrap_or(DType::Bf16);
-                Matrix { data: std::ptr::null_mut(), dtype, rows, columns, row_stride: columns }
+                Matrix::without_memory(dtype, rows, columns)
             }
         }
     }

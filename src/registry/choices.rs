@@ -2,11 +2,12 @@
 //! device, so reading takes no lock and no call of a driver: safe while a stream is captured.
 
 use super::key::ProductKey;
-use super::{find, KernelId, LINEAR};
+use super::{find, KernelId};
 use crate::allocation::has_room;
 use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
 use crate::operation::linear_product::LinearProduct;
+use crate::operation::OperationKind;
 use crate::weight::Encoding;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -26,7 +27,7 @@ pub enum Algorithm {
     /// This place in the library's list for the product at hand.
     Rank(u8),
     /// `cublasLtMatmulAlgo_t`, which means the same as long as the library's version does.
-    Kept([u64; 8]),
+    Cached([u64; 8]),
 }
 
 impl Choice {
@@ -39,7 +40,7 @@ impl Choice {
         let name = self.kernel.kernel().name;
         match self.algorithm {
             Algorithm::Rank(rank) => format!("{name}, algorithm {rank}"),
-            Algorithm::Kept(_) => format!("{name}, varied algorithm"),
+            Algorithm::Cached(_) => format!("{name}, varied algorithm"),
             Algorithm::Default => name.to_string(),
         }
     }
@@ -88,8 +89,8 @@ pub struct Choices {
     rounding: Rounding,
     /// Whether the executor decides alone.
     fixed: bool,
-    /// A `KernelId`'s index, or `NOTHING`.
-    linear: AtomicUsize,
+    /// The override of each operation: a `KernelId`'s index, or `NOTHING`.
+    overrides: [AtomicUsize; OperationKind::ALL.len()],
     /// The last of `tables`.
     table: AtomicPtr<Table>,
     /// All tables so far: a product may still read an old one. One is added a tuned shape.
@@ -105,7 +106,7 @@ impl Choices {
             device,
             rounding,
             fixed,
-            linear: AtomicUsize::new(NOTHING),
+            overrides: [const { AtomicUsize::new(NOTHING) }; OperationKind::ALL.len()],
             table: AtomicPtr::new(Arc::as_ptr(&empty).cast_mut()),
             tables: Mutex::new(vec![empty]),
         }
@@ -138,7 +139,7 @@ impl Choices {
     #[inline]
     pub fn of(&self, op: &LinearProduct) -> impl Iterator<Item = Choice> {
         let tuned = self.tuned(op).map(|entry| entry.choice);
-        self.overridden().map(Choice::of).into_iter().chain(tuned)
+        self.overridden(OperationKind::Linear).map(Choice::of).into_iter().chain(tuned)
     }
 
     pub fn tuned(&self, op: &LinearProduct) -> Option<&Entry> {
@@ -149,23 +150,24 @@ impl Choices {
         table.get(&self.key(op))
     }
 
-    pub fn overridden(&self) -> Option<KernelId> {
-        KernelId::from_index(self.linear.load(Ordering::Relaxed))
+    #[inline]
+    pub fn overridden(&self, operation: OperationKind) -> Option<KernelId> {
+        KernelId::from_index(self.overrides[operation as usize].load(Ordering::Relaxed))
     }
 
-    /// From now on products take the kernel of this name where it can do them; "" ends that.
-    pub fn set_override(&self, operation: &str, name: &str) -> Result<()> {
+    /// From now on the operation's calls take the kernel of this name where it can do them; "" ends that.
+    pub fn set_override(&self, operation: OperationKind, name: &str) -> Result<()> {
         let index = match name {
-            "" if operation == LINEAR => NOTHING,
+            "" => NOTHING,
             _ => find(self.device, operation, name)?.index(),
         };
-        if self.fixed && index != NOTHING {
+        if self.fixed && operation == OperationKind::Linear && index != NOTHING {
             return Err(Error::new(
                 Status::Configuration,
                 format!("{name} may not be chosen: batch_invariant is set, under which products have one kernel each"),
             ));
         }
-        self.linear.store(index, Ordering::Relaxed);
+        self.overrides[operation as usize].store(index, Ordering::Relaxed);
         Ok(())
     }
 
@@ -201,12 +203,12 @@ mod tests {
     #[test]
     fn fixed_choices_take_no_override() {
         let choices = Choices::new(DeviceKind::Cuda, Rounding::Never, true);
-        let error = choices.set_override(LINEAR, "linear_simt").unwrap_err();
+        let error = choices.set_override(OperationKind::Linear, "linear_simt").unwrap_err();
         assert_eq!(error.status, Status::Configuration);
         assert!(error.message.contains("linear_simt") && error.message.contains("batch_invariant"), "{error}");
-        assert_eq!(choices.overridden(), None);
-        choices.set_override(LINEAR, "").unwrap();
-        assert!(choices.set_override(LINEAR, "linear_fast").unwrap_err().message.contains("no kernel"));
+        assert_eq!(choices.overridden(OperationKind::Linear), None);
+        choices.set_override(OperationKind::Linear, "").unwrap();
+        assert!(choices.set_override(OperationKind::Linear, "linear_fast").unwrap_err().message.contains("no kernel"));
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! The CPU's ways: how many columns of the weight a task has. All give the same bits, because none changes the order in
+//! The CPU's kernels: how many columns of the weight a task has. All give the same bits, because none changes the order in
 //! which products are added; they differ in what stays in a core's caches and in how evenly the threads are loaded.
 
-use super::{Kernel, Limits, Way, FLOATS, LINEAR};
+use super::{Family, Kernel, Limits, FLOATS};
 use crate::device::DeviceKind;
+use crate::operation::OperationKind;
 use crate::tensor::DType;
 use crate::weight::Encoding;
 
@@ -19,9 +20,9 @@ const ALL: &[Encoding] = &[
 const fn columns(name: &'static str, columns: usize, summary: &'static str) -> Kernel {
     Kernel {
         name,
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cpu,
-        way: Way::Columns(columns),
+        family: Family::Columns(columns),
         inputs: FLOATS,
         encodings: ALL,
         limits: Limits::NONE,

@@ -1,8 +1,9 @@
-//! CUDA's ways: the rows of the two tables in csrc/linear (a test holds the names and limits against them), and the
+//! CUDA's kernels: the rows of the two tables in csrc/linear (a test holds the names and limits against them), and the
 //! strategies around cuBLASLt.
 
-use super::{Kernel, Limits, Way, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, LINEAR, QUANTIZED};
+use super::{Family, Kernel, Limits, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, QUANTIZED};
 use crate::device::DeviceKind;
+use crate::operation::OperationKind;
 use crate::tensor::DType;
 use crate::weight::Encoding;
 
@@ -17,9 +18,9 @@ const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, sum
     let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
     Kernel {
         name,
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
-        way: Way::FloatKernel,
+        family: Family::FloatKernel,
         inputs,
         encodings,
         limits,
@@ -36,14 +37,29 @@ const fn quantized(
     let inputs = if limits.capability == 0 { FLOATS } else { HALVES };
     Kernel {
         name,
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
-        way: Way::QuantizedKernel,
+        family: Family::QuantizedKernel,
         inputs,
         encodings,
         limits,
         summary,
     }
+}
+
+const fn attention(
+    name: &'static str,
+    family: Family,
+    limits: Limits,
+    inputs: &'static [DType],
+    summary: &'static str,
+) -> Kernel {
+    let operation = match family {
+        Family::AttentionPrefill => OperationKind::AttentionPrefill,
+        _ => OperationKind::AttentionDecode,
+    };
+    let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
+    Kernel { name, operation, device: DeviceKind::Cuda, family, inputs, encodings, limits, summary }
 }
 
 pub const KERNELS: &[Kernel] = &[
@@ -90,9 +106,9 @@ pub const KERNELS: &[Kernel] = &[
     float("linear_simt", FLOATS, Limits::NONE, "Plain f32 arithmetic, for everything that the others do not take."),
     Kernel {
         name: "linear_cublaslt",
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
-        way: Way::Vendor,
+        family: Family::Vendor,
         inputs: FLOATS,
         encodings: FLOAT_ENCODINGS,
         limits: Limits::NONE,
@@ -100,9 +116,9 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         name: "linear_wgmma",
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
-        way: Way::Wgmma,
+        family: Family::Wgmma,
         inputs: HALVES,
         encodings: HALF_ENCODINGS,
         limits: Limits { capability: 90, exact: true, alignment: 16, ..Limits::NONE },
@@ -154,9 +170,9 @@ pub const KERNELS: &[Kernel] = &[
     quantized("linear_quantized_plain", QUANTIZED, Limits::NONE, "Plain f32 arithmetic, eight tokens a pass."),
     Kernel {
         name: "linear_dequantized",
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
-        way: Way::Dequantized,
+        family: Family::Dequantized,
         inputs: FLOATS,
         encodings: QUANTIZED,
         limits: Limits::NONE,
@@ -164,9 +180,9 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         name: "linear_rounded_input",
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
-        way: Way::RoundedInput,
+        family: Family::RoundedInput,
         inputs: FLOATS,
         encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
         limits: Limits { capability: 75, ..Limits::NONE },
@@ -175,35 +191,67 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         name: "linear_rounded_wgmma",
-        operation: LINEAR,
+        operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
-        way: Way::RoundedWgmma,
+        family: Family::RoundedWgmma,
         inputs: FLOATS,
         encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
         limits: Limits { capability: 90, exact: true, ..Limits::NONE },
         summary: "The same on compute capability 9.0 by linear_wgmma, scales and epilogue included.",
     },
+    attention(
+        "attention_prefill_mma",
+        Family::AttentionPrefill,
+        VECTORS,
+        FLOATS,
+        "Tensor cores: FlashAttention-2's online softmax over tiles of keys, queries of the keys' dtype or rounded to it.",
+    ),
+    attention(
+        "attention_prefill_simt",
+        Family::AttentionPrefill,
+        Limits::NONE,
+        FLOATS,
+        "Plain f32 arithmetic, 64 query rows a block.",
+    ),
+    attention(
+        "attention_decode_short",
+        Family::AttentionDecode,
+        VECTORS,
+        FLOATS,
+        "Few keys: a warp has all of a pass on their way at once, and a cluster of blocks merges without workspace.",
+    ),
+    attention(
+        "attention_decode_mma",
+        Family::AttentionDecode,
+        VECTORS,
+        FLOATS,
+        "Tensor cores, all query heads of a key/value head in one block; the keys are split over blocks, the last of which merges.",
+    ),
+    attention(
+        "attention_decode_simt",
+        Family::AttentionDecode,
+        Limits::NONE,
+        FLOATS,
+        "Plain f32 arithmetic, up to eight query heads a block; the keys are split as attention_decode_mma splits them.",
+    ),
 ];
 
-/// The names of the kernels' tables, and that what a kernel takes lies within its limits.
+/// The names of the kernels' tables, and that what a kernel supports lies within its limits.
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
-    use crate::cuda::linear_tables;
+    use crate::cuda::kernel_tables;
 
     #[test]
     fn the_tables_in_csrc_hold_these_kernels() {
-        for (way, names) in linear_tables() {
+        for (family, names) in kernel_tables() {
             let listed: Vec<&str> =
-                KERNELS.iter().filter(|kernel| kernel.way == way).map(|kernel| kernel.name).collect();
+                KERNELS.iter().filter(|kernel| kernel.family == family).map(|kernel| kernel.name).collect();
             for name in &names {
-                assert!(listed.contains(&name.as_str()), "csrc/linear has {name}, src/registry/cuda.rs does not");
+                assert!(listed.contains(&name.as_str()), "csrc/ has {name}, src/registry/cuda.rs does not");
             }
             for name in listed {
-                assert!(
-                    names.iter().any(|known| known == name),
-                    "src/registry/cuda.rs has {name}, csrc/linear does not"
-                );
+                assert!(names.iter().any(|known| known == name), "src/registry/cuda.rs has {name}, csrc/ does not");
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The kernels and strategies that a product can take, by name: what lists, overrides, tuning files and explanations speak
-//! of. [`choices`] keeps what was chosen among them.
+//! The kernels and strategies that products and attention can take, by name: what lists, overrides, tuning files and
+//! explanations speak of. [`choices`] keeps what was chosen among them.
 
 pub mod choices;
 mod cpu;
@@ -8,21 +8,19 @@ pub mod key;
 
 use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
+use crate::operation::OperationKind;
 use crate::tensor::DType;
 use crate::weight::Encoding;
 
-/// The operation of all that is here so far: `OperationKind::Linear.name()`.
-pub const LINEAR: &str = "linear";
-
-/// One way to compute an operation.
+/// A kernel or strategy that computes an operation.
 #[derive(Debug)]
 pub struct Kernel {
     pub name: &'static str,
-    pub operation: &'static str,
+    pub operation: OperationKind,
     pub device: DeviceKind,
-    pub way: Way,
+    pub family: Family,
     pub inputs: &'static [DType],
-    /// The weight's encodings.
+    /// The weight's encodings, or those of keys and values.
     pub encodings: &'static [Encoding],
     /// What it asks for beyond the encodings; the executor knows the rest.
     pub limits: Limits,
@@ -30,9 +28,9 @@ pub struct Kernel {
     pub summary: &'static str,
 }
 
-/// What executors do with a name.
+/// The family that a kernel belongs to, by which executors launch it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Family {
     /// A row of the table in csrc/linear/linear.cu.
     FloatKernel,
     /// A row of the table in csrc/linear/linear_quantized.cu.
@@ -47,6 +45,10 @@ pub enum Way {
     RoundedInput,
     /// The input rounded to 8 bits, and a product of csrc/linear/sm90/linear_wgmma.cu; it changes the result, too.
     RoundedWgmma,
+    /// A row of the table in csrc/attention/attention_prefill.cu.
+    AttentionPrefill,
+    /// A row of the table in csrc/attention/attention_decode.cu.
+    AttentionDecode,
     /// Tasks of so many columns on the CPU's threads; 0: as many as the shape suggests.
     Columns(usize),
 }
@@ -60,9 +62,9 @@ pub struct Limits {
     pub exact: bool,
     /// Most rows of the input (M); 0: any.
     pub rows: usize,
-    /// K is a multiple of it.
+    /// K, or attention's head_dim, is a multiple of it.
     pub depth_multiple: usize,
-    /// Bytes that the addresses of the input's and the weight's rows are a multiple of.
+    /// Bytes that the addresses of the input's and the weight's rows are a multiple of; of queries, keys and values in attention.
     pub alignment: usize,
 }
 
@@ -108,14 +110,15 @@ pub fn kernels_of(device: DeviceKind) -> impl Iterator<Item = (KernelId, &'stati
 }
 
 /// The kernel of this name for an operation on a device, or an error that lists what there is.
-pub fn find(device: DeviceKind, operation: &str, name: &str) -> Result<KernelId> {
+pub fn find(device: DeviceKind, operation: OperationKind, name: &str) -> Result<KernelId> {
     let all = || kernels_of(device).filter(|(_, kernel)| kernel.operation == operation);
     if let Some((id, _)) = all().find(|(_, kernel)| kernel.name == name) {
         return Ok(id);
     }
     let names: Vec<&str> = all().map(|(_, kernel)| kernel.name).collect();
+    let operation = operation.name();
     let what = match names.is_empty() {
-        true => format!("operation {operation} has no kernels to choose among; {LINEAR} has"),
+        true => format!("operation {operation} has no kernels to choose among here"),
         false => format!("{name:?} is no kernel of {operation} here; there are {}", names.join(", ")),
     };
     Err(Error::new(Status::Configuration, what))
@@ -124,14 +127,13 @@ pub fn find(device: DeviceKind, operation: &str, name: &str) -> Result<KernelId>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operation::OperationKind;
 
     #[test]
     fn names_are_unique_and_ids_are_places() {
         let mut names = Vec::new();
         for (id, kernel) in kernels() {
             assert!(id.kernel().name == kernel.name && KernelId::from_index(id.index()) == Some(id));
-            assert_eq!(kernel.operation, OperationKind::Linear.name());
+            assert!(kernel.name.starts_with(kernel.operation.name()));
             assert!(!names.contains(&kernel.name), "{}", kernel.name);
             assert!(!kernel.inputs.is_empty() && !kernel.encodings.is_empty() && kernel.summary.ends_with('.'));
             names.push(kernel.name);
@@ -141,11 +143,17 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_answered_with_what_there_is() {
-        assert_eq!(find(DeviceKind::Cpu, LINEAR, "linear_cpu_64").unwrap().kernel().way, Way::Columns(64));
-        let error = find(DeviceKind::Cpu, LINEAR, "linear_simt").unwrap_err();
+        assert_eq!(
+            find(DeviceKind::Cpu, OperationKind::Linear, "linear_cpu_64").unwrap().kernel().family,
+            Family::Columns(64)
+        );
+        let error = find(DeviceKind::Cpu, OperationKind::Linear, "linear_simt").unwrap_err();
         assert_eq!(error.status, Status::Configuration);
         assert!(error.message.contains("\"linear_simt\" is no kernel") && error.message.contains("linear_cpu_64"));
-        assert!(find(DeviceKind::Cuda, LINEAR, "x").unwrap_err().message.contains("linear_simt, "));
-        assert!(find(DeviceKind::Cuda, "softmax", "x").unwrap_err().message.contains("softmax has no kernels"));
+        assert!(find(DeviceKind::Cuda, OperationKind::Linear, "x").unwrap_err().message.contains("linear_simt, "));
+        assert!(find(DeviceKind::Cuda, OperationKind::Softmax, "x")
+            .unwrap_err()
+            .message
+            .contains("softmax has no kernels"));
     }
 }

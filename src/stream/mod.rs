@@ -5,6 +5,7 @@
 mod event;
 mod handles;
 pub mod manager;
+mod sink;
 mod wait;
 
 use crate::device::{observers_of, Device, HostCallback, RawHandle};
@@ -17,6 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use event::Event;
+pub use sink::Sink;
+use sink::SinkSlot;
 
 fn announce_end(device: &dyn Device, stream: RawHandle) {
     observers_of(device).iter().for_each(|observer| observer.stream_ends(stream));
@@ -43,6 +46,7 @@ pub struct Stream {
     owner: Owner,
     /// What this object has set; NULL: nothing.
     workspace: AtomicPtr<c_void>,
+    sink: SinkSlot,
 }
 
 /// Whose the raw stream is.
@@ -74,7 +78,7 @@ impl Stream {
     }
 
     fn of(executor: &Arc<dyn Executor>, raw: RawHandle, owner: Owner) -> Stream {
-        Stream { executor: executor.clone(), raw, owner, workspace: AtomicPtr::default() }
+        Stream { executor: executor.clone(), raw, owner, workspace: AtomicPtr::default(), sink: SinkSlot::default() }
     }
 
     pub fn raw(&self) -> RawHandle {

@@ -4,12 +4,13 @@ use super::tuner::{describe, WORTHWHILE};
 use crate::device::DeviceKind;
 use crate::executor::Executor;
 use crate::operation::linear_product::LinearProduct;
+use crate::operation::OperationKind;
 use crate::registry::choices::{Algorithm, Choice, Entry};
 use crate::registry::{kernels_of, KernelId};
 use std::fmt::Write as _;
 
 /// The reason for a kernel where the executor has one for each weight.
-const INVARIANT: &str = "batch_invariant is set, and it adds in the same order for every number of rows; \
+pub const INVARIANT: &str = "batch_invariant is set, and it adds in the same order for every number of rows; \
                          overrides, tuned entries and inputs rounded to 8 bits are left aside";
 
 /// A few lines: the product, the kernel, the reason, and what else could do it.
@@ -17,11 +18,11 @@ pub fn explain(executor: &dyn Executor, op: &LinearProduct) -> String {
     let mut text = describe(op);
     let choices = executor.choices();
     let candidates = executor.linear_candidates(op);
-    let takes = |choice: &Choice| candidates.iter().any(|candidate| candidate.kernel == choice.kernel);
+    let supported = |choice: &Choice| candidates.iter().any(|candidate| candidate.kernel == choice.kernel);
     let mut passed_over = Vec::new();
     let mut chosen = None;
-    if let Some(id) = choices.overridden() {
-        match takes(&Choice::of(id)) {
+    if let Some(id) = choices.overridden(OperationKind::Linear) {
+        match supported(&Choice::of(id)) {
             true => chosen = Some((Choice::of(id), "it is the override".to_string())),
             false => passed_over.push(format!(
                 "the override {} does not take it: {}",
@@ -33,7 +34,7 @@ pub fn explain(executor: &dyn Executor, op: &LinearProduct) -> String {
     let key = choices.key(op);
     match choices.tuned(op) {
         _ if chosen.is_some() => {}
-        Some(entry) if takes(&entry.choice) => {
+        Some(entry) if supported(&entry.choice) => {
             chosen = Some((entry.choice, tuned_words(&key.to_string(), entry)));
         }
         Some(entry) => passed_over.push(format!(
@@ -52,7 +53,7 @@ pub fn explain(executor: &dyn Executor, op: &LinearProduct) -> String {
     };
     let kernel = choice.kernel.kernel();
     let algorithm = match choice.algorithm {
-        Algorithm::Kept(_) => " with a kept algorithm",
+        Algorithm::Cached(_) => " with a cached algorithm",
         _ => "",
     };
     let _ = write!(text, "\nruns {}{algorithm}: {why}", kernel.name);
@@ -66,7 +67,8 @@ pub fn explain(executor: &dyn Executor, op: &LinearProduct) -> String {
     let _ =
         write!(text, "\nothers that can do it: {}", if others.is_empty() { "none".into() } else { others.join(", ") });
     let refused: Vec<String> = kernels_of(device_of(executor))
-        .filter(|(id, kernel)| kernel.encodings.contains(&op.weight.encoding) && !takes(&Choice::of(*id)))
+        .filter(|(_, kernel)| kernel.operation == OperationKind::Linear)
+        .filter(|(id, kernel)| kernel.encodings.contains(&op.weight.encoding) && !supported(&Choice::of(*id)))
         .map(|(id, kernel)| format!("{} ({})", kernel.name, why_not(executor, op, id)))
         .collect();
     if !refused.is_empty() {

@@ -4,9 +4,13 @@
 use super::header::Header;
 use crate::allocation::Text;
 use crate::device::DeviceKind;
+use crate::operation::OperationKind;
 use crate::registry::choices::{Algorithm, Choice, Entry, Table};
+use crate::registry::find;
 use crate::registry::key::ProductKey;
-use crate::registry::{find, LINEAR};
+
+/// The operation whose choices a file has.
+const LINEAR: OperationKind = OperationKind::Linear;
 use serde_json::{Map, Value};
 use std::io::{ErrorKind, Write as _};
 
@@ -26,7 +30,7 @@ pub fn print(header: &Header, table: &Table) -> std::io::Result<Vec<u8>> {
     lines.try_reserve_exact(table.len()).map_err(|_| ErrorKind::OutOfMemory)?;
     lines.extend(table.iter().map(|(key, entry)| line(key, entry)));
     lines.sort_unstable();
-    writeln!(text, "  \"{LINEAR}\": {{")?;
+    writeln!(text, "  \"{}\": {{", LINEAR.name())?;
     for (i, line) in lines.iter().enumerate() {
         write!(text, "{}{line}", if i == 0 { "" } else { ",\n" })?;
     }
@@ -37,7 +41,7 @@ pub fn print(header: &Header, table: &Table) -> std::io::Result<Vec<u8>> {
 fn line(key: &ProductKey, entry: &Entry) -> String {
     let mut fields = Map::new();
     fields.insert("kernel".into(), entry.choice.kernel.kernel().name.into());
-    if let Algorithm::Kept(words) = entry.choice.algorithm {
+    if let Algorithm::Cached(words) = entry.choice.algorithm {
         fields.insert("algorithm".into(), words.map(|word| format!("{word:016x}")).concat().into());
     }
     fields.insert("seconds".into(), entry.seconds.into());
@@ -61,7 +65,8 @@ pub fn parse(text: &str, header: &Header, device: DeviceKind) -> Result<Table, S
             None => return Err(format!("it names no {name}")),
         }
     }
-    let entries = root.get(LINEAR).and_then(Value::as_object).ok_or_else(|| format!("it has no {LINEAR}"))?;
+    let entries =
+        root.get(LINEAR.name()).and_then(Value::as_object).ok_or_else(|| format!("it has no {}", LINEAR.name()))?;
     if root.len() != header.fields.len() + 2 {
         return Err("it has entries that this version does not know".into());
     }
@@ -78,7 +83,7 @@ fn entry(value: &Value, device: DeviceKind) -> Option<Entry> {
     let kernel = find(device, LINEAR, value.get("kernel")?.as_str()?).ok()?;
     let algorithm = match value.get("algorithm") {
         None => Algorithm::Default,
-        Some(text) => Algorithm::Kept(words(text.as_str()?)?),
+        Some(text) => Algorithm::Cached(words(text.as_str()?)?),
     };
     let time = |name: &str| value.get(name)?.as_f64().filter(|time| time.is_finite() && *time >= 0.0);
     Some(Entry {
@@ -128,7 +133,7 @@ mod tests {
             ),
             (
                 "m1024 n4 k8 bf16 bf16 f32 gated".parse().unwrap(),
-                entry(choice("linear_cublaslt", Algorithm::Kept(words))),
+                entry(choice("linear_cublaslt", Algorithm::Cached(words))),
             ),
         ])
     }

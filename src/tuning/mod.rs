@@ -6,6 +6,7 @@
 
 pub mod case;
 pub mod explain;
+pub mod explain_operation;
 pub mod file;
 pub mod header;
 pub mod store;
@@ -21,8 +22,8 @@ use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use crate::memory::MemoryManager;
+use crate::operation::OperationKind;
 use crate::registry::choices::Table;
-use crate::registry::LINEAR;
 use crate::stream::Stream;
 use case::Case;
 use header::Header;
@@ -54,7 +55,7 @@ pub enum Clock {
 impl Tuning {
     /// Follows the configuration, and loads the file into the executor's choices.
     pub fn open(executor: &dyn Executor, configuration: &Configuration) -> Result<Tuning> {
-        executor.choices().set_override(LINEAR, &configuration.linear_kernel)?;
+        executor.choices().set_override(OperationKind::Linear, &configuration.linear_kernel)?;
         let path = match configuration.tuning_file.as_str() {
             "" => std::env::var_os("NVB_TUNING_FILE").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
             path => Some(PathBuf::from(path)),

@@ -116,8 +116,8 @@ impl Tuner<'_> {
         if let Err(error) = self.stream.synchronize() {
             return failed(error);
         }
-        let way = choice.kernel.kernel().way;
-        let tolerance = tolerance(way, op.weight.encoding, op.input.dtype, op.output.dtype);
+        let family = choice.kernel.kernel().family;
+        let tolerance = tolerance(family, op.weight.encoding, op.input.dtype, op.output.dtype);
         for (rows, reference) in rows.iter().zip(references) {
             let output = workload.read_output(rows, self.stream)?;
             if let Err(why) = compare(&output, reference, op.output.columns, tolerance) {

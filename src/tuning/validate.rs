@@ -1,6 +1,6 @@
 //! Whether a candidate's output is the product: held against the reference, row by row.
 
-use crate::registry::Way;
+use crate::registry::Family;
 use crate::tensor::DType;
 use crate::weight::Encoding;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::ops::Range;
 /// Root mean square of the error, in parts of that of the reference, which a right result keeps below.
 ///
 /// A dequantised slice and an output are rounded to the input's dtype; 8 bits of input lose what those bits cannot hold.
-pub fn tolerance(way: Way, encoding: Encoding, input: DType, output: DType) -> f64 {
+pub fn tolerance(family: Family, encoding: Encoding, input: DType, output: DType) -> f64 {
     let of = |dtype: DType| -> f64 {
         match dtype {
             DType::Bf16 => 1.0 / 128.0,
@@ -17,9 +17,9 @@ pub fn tolerance(way: Way, encoding: Encoding, input: DType, output: DType) -> f
         }
     };
     let rounding = of(input).max(of(output));
-    match (way, encoding) {
-        (Way::RoundedInput | Way::RoundedWgmma, Encoding::Int8) => rounding + 1.0 / 40.0,
-        (Way::RoundedInput | Way::RoundedWgmma, _) => rounding + 1.0 / 16.0,
+    match (family, encoding) {
+        (Family::RoundedInput | Family::RoundedWgmma, Encoding::Int8) => rounding + 1.0 / 40.0,
+        (Family::RoundedInput | Family::RoundedWgmma, _) => rounding + 1.0 / 16.0,
         _ => rounding,
     }
 }
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn one_wrong_element_is_enough() {
         let reference: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.37).sin()).collect();
-        let limit = tolerance(Way::FloatKernel, Encoding::Float(DType::Bf16), DType::Bf16, DType::Bf16);
+        let limit = tolerance(Family::FloatKernel, Encoding::Float(DType::Bf16), DType::Bf16, DType::Bf16);
         let rounded: Vec<f32> = reference.iter().map(|&value| half::bf16::from_f32(value).to_f32()).collect();
         assert_eq!(compare(&rounded, &reference, 100, limit), Ok(()));
         for wrong in [f32::NAN, f32::INFINITY, 5.0] {

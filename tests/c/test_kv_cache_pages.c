@@ -137,24 +137,23 @@ static void test_options(fixture* f) {
   REFUSED(__VA_ARGS__)
   FIELD_REFUSED(page_tokens, 257, "page_tokens is 257", "256");
   FIELD_REFUSED(page_tokens, 0, "pages are given without page_tokens");
-  FIELD_REFUSED(pages, UINT32_MAX, "pages is 4294967295", "2147483647");
+  FIELD_REFUSED(pages, UINT32_MAX, "pages is 4294967295", "8388608");
   FIELD_REFUSED(window, 8, "window and page_tokens");
   FIELD_REFUSED(max_append, 8, "max_append is given without a window");
   FIELD_REFUSED(sequences, 0, "sequences is 0");
   options = with_pages();
   options.pages = 0;
   options.capacity = options.sequences = INT32_MAX;
-  REFUSED("pages; at most 2147483647");
+  REFUSED("pages; at most 8388608");
   options = with_pages();
-  options.pages = INT32_MAX;
+  options.pages = 1 << 23;
   options.kv_heads = INT32_MAX;
   options.layers = INT32_MAX;
   REFUSED("overflow");
   options = with_pages();
-  options.pages = 1 << 28;
-  options.layers = 64;
-  CHECK_FAILS(nvb_kv_cache_create(f->backend, &options, &cache), NVB_ERROR_OUT_OF_MEMORY, "KV cache",
-              "268435456 pages");
+  options.pages = 1 << 23;
+  options.layers = 4096;
+  CHECK_FAILS(nvb_kv_cache_create(f->backend, &options, &cache), NVB_ERROR_OUT_OF_MEMORY, "KV cache", "8388608 pages");
   CHECK(cache == foreign_handle());
 
   // Bytes: pages and table, or what a ring keeps.

@@ -18,7 +18,8 @@ use nvbackend::operation::matmul::Matmul;
 use nvbackend::operation::quantized_rows::QuantizedRows;
 use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
-use nvbackend::registry::{kernels_of, LINEAR};
+use nvbackend::operation::OperationKind;
+use nvbackend::registry::kernels_of;
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::tuning::explain::explain;
 use nvbackend::tuning::tuner::Options;
@@ -355,7 +356,7 @@ fn one_kernel_a_product() {
         let text = explain(executor, &op);
         if run.device.is_cpu() {
             // Its kernels give the same bits, so any may be chosen.
-            executor.choices().set_override(LINEAR, "linear_cpu_64")?;
+            executor.choices().set_override(OperationKind::Linear, "linear_cpu_64")?;
             return match text.contains("the default for this shape") {
                 true => Ok(()),
                 false => Err(text.into()),
@@ -366,10 +367,10 @@ fn one_kernel_a_product() {
             return Err(format!("{} candidates: {text}", candidates.len()).into());
         }
         for (_, kernel) in kernels_of(DeviceKind::Cuda) {
-            let outcome = executor.choices().set_override(LINEAR, kernel.name);
+            let outcome = executor.choices().set_override(OperationKind::Linear, kernel.name);
             expect_error(outcome, Status::Configuration, &[kernel.name, "batch_invariant"])?;
         }
-        executor.choices().set_override(LINEAR, "")?;
+        executor.choices().set_override(OperationKind::Linear, "")?;
         let tuned = backend.tune(&[], Options::default(), Clock::Host, &mut |_| ControlFlow::Continue(()));
         expect_error(tuned, Status::Configuration, &["batch_invariant", "nothing to tune"])
     });

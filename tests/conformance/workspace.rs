@@ -64,7 +64,7 @@ struct Prepared {
 
 impl Prepared {
     fn needs(&self, executor: &dyn Executor) -> Result<usize> {
-        executor.workspace_bytes(&self.op)
+        executor.plan(&self.op).map(|plan| plan.workspace)
     }
 
     fn queue(&self, executor: &dyn Executor, stream: &Stream) -> Result<()> {

@@ -267,6 +267,17 @@ void configurations() {
   product.format = NVB_WEIGHT_FORMAT_BF16;
   product.input_dtype = NVB_DTYPE_BF16;
   expect(backend.explain(product).find("the default") != std::string::npos, "an explanation");
+  std::string operations;
+  {
+    nvb::stream_explanation explanation(backend.get(), nullptr,
+                                        [&](const nvb_kernel_plan& plan) { operations += plan.kernel; });
+    auto args = nvb::make<nvb_softmax_args>();
+    float values[4] = {};
+    args.input = args.output = nvb_tensor_2d(values, NVB_DTYPE_F32, 1, 4);
+    nvb::check(nvb_softmax(backend.get(), &args, nullptr));
+    expect(values[0] == 0.0f, "nothing runs");
+  }
+  expect(operations == "softmax", "how a call would run");
   int heard = 0;
   const auto stop = [&heard](const nvb_tune_progress& progress) {
     expect(progress.case_count == 1 && progress.name[0] != '\0', "the callback hears of a candidate");

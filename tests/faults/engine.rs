@@ -205,6 +205,7 @@ impl Engine {
         self.managed_streams()?;
         self.peers()?;
         self.weights()?;
+        self.pages()?;
         operations::run(self)?;
         self.profiled()
     }
@@ -379,6 +380,49 @@ impl Engine {
         let statistics = self.statistics();
         if (statistics.blocks, statistics.allocated) != (2, 2 * BYTES as u64) {
             return Err(wrong("nvb_memory_get_statistics", format!("{} blocks", statistics.blocks)));
+        }
+        Ok(())
+    }
+
+    /// Pages are taken, shared, copied and given back; what fails has changed nothing.
+    fn pages(&self) -> Result<(), Failure> {
+        // Rows so long that the third change of them writes where the first one was staged.
+        const LONG: u32 = 4000;
+        let mut options: nvb_kv_cache_options = versioned();
+        (options.layers, options.sequences, options.kv_heads, options.head_dim) = (2, 2, 1, 8);
+        (options.capacity, options.page_tokens, options.pages) = (2 * LONG, 2, LONG + 8);
+        let mut cache = Handle::new(nvb_kv_cache_destroy);
+        call!(nvb_kv_cache_create(self.backend.raw, &options, &mut cache.raw))?;
+        let (cache, stream) = (cache.raw, self.stream()?);
+        let held = || {
+            let mut usage: nvb_kv_cache_usage = versioned();
+            call!(nvb_kv_cache_get_usage(cache, &mut usage)).unwrap();
+            (usage.tokens, usage.free_pages, usage.shared_pages, usage.sequences)
+        };
+        let change = |call: &dyn Fn() -> Result<(), Failure>| {
+            let before = held();
+            let outcome = call();
+            match outcome.is_err() && held() != before {
+                true => Err(wrong("a change of pages", format!("{:?} of {before:?} after it failed", held()))),
+                false => outcome,
+            }
+        };
+        change(&|| call!(nvb_kv_cache_reserve(cache, 0, 5, stream.raw)))?;
+        change(&|| call!(nvb_kv_cache_fork(cache, 0, 1, 5, stream.raw)))?;
+        change(&|| call!(nvb_kv_cache_truncate(cache, 1, 3, stream.raw)))?;
+        change(&|| call!(nvb_kv_cache_release(cache, 0, stream.raw)))?;
+        change(&|| call!(nvb_kv_cache_fork(cache, 1, 0, 3, stream.raw)))?;
+        change(&|| call!(nvb_kv_cache_truncate(cache, 0, 1, stream.raw)))?;
+        // The first page is shared and has room: it is copied.
+        change(&|| call!(nvb_kv_cache_reserve(cache, 0, 2, stream.raw)))?;
+        change(&|| call!(nvb_kv_cache_release(cache, 0, stream.raw)))?;
+        change(&|| call!(nvb_kv_cache_copy(cache, 1, 0, 3, stream.raw)))?;
+        for _ in 0..2 {
+            change(&|| call!(nvb_kv_cache_reserve(cache, 0, 2 * LONG, stream.raw)))?;
+            change(&|| call!(nvb_kv_cache_release(cache, 0, stream.raw)))?;
+        }
+        if held() != (3, LONG + 6, 0, 1) {
+            return Err(wrong("nvb_kv_cache_get_usage", format!("{:?}", held())));
         }
         Ok(())
     }

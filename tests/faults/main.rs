@@ -6,6 +6,7 @@
 //! its launchers, so that every launch path runs but the kernels. Each step is a process of its own.
 
 mod all_work;
+mod attention_plans;
 mod child;
 mod described;
 mod driver;
@@ -33,8 +34,9 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 33] = [
+const CHECKS: [(&str, Check); 34] = [
     ("plans", plans::products),
+    ("attention_plans", attention_plans::attention),
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
     ("sweep_pools", |file| sweep(file, Scenario { ranges: false, ..PLAIN })),
     ("sweep_no_pools", |file| sweep(file, Scenario { ranges: false, pools: false, ..PLAIN })),

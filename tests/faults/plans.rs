@@ -89,7 +89,7 @@ fn check(backend: &Backend, block: *mut c_void, variant: Variant, weight: Weight
     let (executor, stream) = (backend.executor(), backend.default_stream().raw());
     let tensors = tensors(variant, &weight, m);
     let op = Operation::from(Linear::new(tensors, weight, Activation::None).map_err(|error| error.message)?);
-    let bytes = executor.workspace_bytes(&op).map_err(|error| error.message)?;
+    let bytes = executor.plan(&op).map_err(|error| error.message)?.workspace;
     // SAFETY: the block holds as many bytes, and nobody else uses it.
     let workspace = |bytes: usize| unsafe {
         executor.stream_set_workspace(stream, if bytes == 0 { std::ptr::null_mut() } else { block }, bytes)

@@ -3,6 +3,7 @@
 use super::fixture::*;
 use nvbackend::backend::Backend;
 use nvbackend::error::Status;
+use nvbackend::operation::OperationKind;
 use nvbackend::registry::choices::Table;
 use nvbackend::stream::Stream;
 use nvbackend::tuning::explain::explain;
@@ -214,26 +215,26 @@ fn explanations_name_the_kernel_and_the_reason() {
     let tuned = format!("runs linear_cpu_64: the tuned entry \"{key}\": 1.00 us, 2.00 us by default, the fastest of 3");
     assert!(text(3).contains(&tuned), "{}", text(3));
 
-    backend.executor().choices().set_override("linear", "linear_cpu_128").unwrap();
+    backend.executor().choices().set_override(OperationKind::Linear, "linear_cpu_128").unwrap();
     assert!(text(3).contains("runs linear_cpu_128: it is the override\n"), "{}", text(3));
     // 512 columns are more than the weight has: the next best reason holds, and the text says both.
-    backend.executor().choices().set_override("linear", "linear_cpu_512").unwrap();
+    backend.executor().choices().set_override(OperationKind::Linear, "linear_cpu_512").unwrap();
     assert!(text(3).contains("runs linear_cpu_64: the tuned entry"), "{}", text(3));
     assert!(text(3).contains("; the override linear_cpu_512 does not take it: "), "{}", text(3));
-    backend.executor().choices().set_override("linear", "").unwrap();
+    backend.executor().choices().set_override(OperationKind::Linear, "").unwrap();
     assert!(text(0).ends_with("runs nothing: the product is empty"), "{}", text(0));
 }
 
 #[test]
 fn an_override_that_is_not_there_is_answered_with_what_is() {
     let backend = backend(None);
-    let error = backend.executor().choices().set_override("linear", "linear_fast").unwrap_err();
+    let error = backend.executor().choices().set_override(OperationKind::Linear, "linear_fast").unwrap_err();
     assert_eq!(error.status, Status::Configuration);
     assert!(error.message.contains("\"linear_fast\"") && error.message.contains("linear_cpu_64"), "{error}");
     let mut wrong = options(None);
     wrong.linear_kernel = "linear_simt".into();
     assert_eq!(Backend::new(wrong.clone()).err().unwrap().status, Status::Configuration);
     wrong.linear_kernel = "linear_cpu_32".into();
-    let overridden = Backend::new(wrong).unwrap().executor().choices().overridden().unwrap();
+    let overridden = Backend::new(wrong).unwrap().executor().choices().overridden(OperationKind::Linear).unwrap();
     assert_eq!(overridden.kernel().name, "linear_cpu_32");
 }

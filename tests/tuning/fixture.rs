@@ -217,7 +217,8 @@ pub fn tune(
 
 /// What tuning found, without measuring.
 pub fn entry(backend: &Backend, rows: usize, kernel: &str) -> (ProductKey, Entry) {
-    let id = nvbackend::registry::find(backend.device().kind, "linear", kernel).unwrap();
+    let id =
+        nvbackend::registry::find(backend.device().kind, nvbackend::operation::OperationKind::Linear, kernel).unwrap();
     let entry =
         Entry { choice: Choice::of(id), seconds: 1e-6, default_seconds: 2e-6, fastest_seconds: 1e-6, candidates: 3 };
     (key(backend, &case(backend, rows)), entry)

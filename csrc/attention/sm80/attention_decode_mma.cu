@@ -310,34 +310,53 @@ auto with_decode_tile(int head_dim, int heads, const Use& use) {
   return use(DecodeTile<512, 1>());
 }
 
+template <typename Tile>
+int warps_of(const nvb_launch& launch) {
+  int warps = kMaxWarps;
+  while (warps > 1 && Tile::shared_bytes(warps) + kDecodeStaticBytes > launch.shared_bytes_per_block) --warps;
+  return warps;
+}
+
+int heads_per_block(const nvb_attention_decode_params& p) {
+  return std::min(p.query_heads / p.kv_heads, p.head_dim <= 256 ? kMaxHeadsPerBlock : 8);
+}
+
 template <typename T, typename Tile>
-cudaError_t launch_tile(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch) {
+cudaError_t launch_tile(const DecodeArguments& arguments, const nvb_launch& launch) {
   const auto kernel = attention_decode_mma_kernel<T, Tile>;
-  const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  const int warps = warps_of<Tile>(launch);
+  const int shared_bytes = Tile::shared_bytes(warps);
+  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;
-  const dim3 grid(arguments.splits, arguments.params.kv_heads * arguments.chunks, arguments.params.sequences);
-  return launch_overlapped(kernel, grid, dim3(shape.threads), shape.shared_bytes, &launch, arguments);
+  const nvb_attention_decode_params& p = arguments.params;
+  const dim3 grid(p.splits, p.kv_heads * p.chunks, p.sequences);
+  return launch_overlapped(kernel, grid, dim3(32 * warps), shared_bytes, &launch, arguments);
 }
 
 }  // namespace
 
-DecodeShape decode_mma_shape(const nvb_attention_decode_params& params, const nvb_launch& launch) {
-  const int group = params.query_heads / params.kv_heads;
-  const int heads_per_block = std::min(group, params.head_dim <= 256 ? kMaxHeadsPerBlock : 8);
-  return with_decode_tile(params.head_dim, heads_per_block, [&](auto tile) {
-    using Tile = decltype(tile);
-    int warps = kMaxWarps;
-    while (warps > 1 && Tile::shared_bytes(warps) + kDecodeStaticBytes > launch.shared_bytes_per_block) --warps;
-    return DecodeShape{heads_per_block, kKeys, warps, 32 * warps, Tile::shared_bytes(warps)};
+bool supports_decode_mma(const nvb_attention_decode_params& p, const nvb_launch& launch,
+                         nvb_attention_decode_shape& shape) {
+  if (launch.capability < 80 || p.kv_dtype == NVB_F32 || p.head_dim % 8 != 0 || p.placement.block_stride % 8 != 0 ||
+      !is_aligned16(p.key, p.key_sequence_stride, 2) || !is_aligned16(p.key, p.key_head_stride, 2) ||
+      !is_aligned16(p.key, p.key_token_stride, 2) || !is_aligned16(p.value, p.value_sequence_stride, 2) ||
+      !is_aligned16(p.value, p.value_head_stride, 2) || !is_aligned16(p.value, p.value_token_stride, 2)) {
+    return false;
+  }
+  shape = with_decode_tile(p.head_dim, heads_per_block(p), [&](auto tile) {
+    const int warps = warps_of<decltype(tile)>(launch);
+    return nvb_attention_decode_shape{
+        heads_per_block(p), kKeys, warps, 32 * warps, decltype(tile)::shared_bytes(warps) + kDecodeStaticBytes, 0, 0};
   });
+  return true;
 }
 
-cudaError_t launch_decode_mma(const DecodeArguments& arguments, const DecodeShape& shape, const nvb_launch& launch) {
-  return with_decode_tile(arguments.params.head_dim, shape.heads_per_block, [&](auto tile) {
+cudaError_t launch_decode_mma(const DecodeArguments& arguments, const nvb_launch& launch) {
+  const nvb_attention_decode_params& p = arguments.params;
+  return with_decode_tile(p.head_dim, heads_per_block(p), [&](auto tile) {
     using Tile = decltype(tile);
-    return arguments.params.kv_dtype == NVB_F16 ? launch_tile<__half, Tile>(arguments, shape, launch)
-                                                : launch_tile<__nv_bfloat16, Tile>(arguments, shape, launch);
+    return p.kv_dtype == NVB_F16 ? launch_tile<__half, Tile>(arguments, launch)
+                                 : launch_tile<__nv_bfloat16, Tile>(arguments, launch);
   });
 }
 

@@ -24,6 +24,7 @@ namespace {
 
 constexpr int kMaxBlocks = 8;  // of a cluster
 constexpr int kMaxPasses = 2;
+constexpr int kMaxHeads = 4;  // of a block
 
 template <int Lanes, int Heads>
 struct ShortTile {
@@ -98,8 +99,8 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
 
   // Queries, which wait for no position.
   const int group_heads = p.query_heads / p.kv_heads;
-  const int first_head = static_cast<int>(blockIdx.y) / arguments.chunks * group_heads +
-                         static_cast<int>(blockIdx.y) % arguments.chunks * arguments.heads_per_chunk;
+  const int first_head = static_cast<int>(blockIdx.y) / arguments.params.chunks * group_heads +
+                         static_cast<int>(blockIdx.y) % arguments.params.chunks * arguments.params.heads_per_chunk;
   const int query_bytes = p.query_dtype == NVB_F32 ? 4 : 2;
   const char* const query = static_cast<const char*>(p.query) +
                             (static_cast<int64_t>(blockIdx.z) * p.query_token_stride + column) * query_bytes;
@@ -308,37 +309,40 @@ cudaError_t launch_tile(const DecodeArguments& arguments, const nvb_launch& laun
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
   if (status != cudaSuccess) return status;
-  const unsigned blocks = arguments.splits;
-  const dim3 grid(blocks, arguments.params.kv_heads * arguments.chunks, arguments.params.sequences);
+  const unsigned blocks = arguments.params.splits;
+  const dim3 grid(blocks, arguments.params.kv_heads * arguments.params.chunks, arguments.params.sequences);
   return launch_overlapped_clusters(kernel, grid, dim3(blocks), dim3(32 * Tile::kWarps), Tile::kSharedBytes, &launch,
                                     arguments);
 }
 
 }  // namespace
 
-bool decode_short_plan(const nvb_attention_decode_params& p, const nvb_launch& launch, ShortPlan& plan) {
+bool supports_decode_short(const nvb_attention_decode_params& p, const nvb_launch& launch,
+                           nvb_attention_decode_shape& shape) {
   const int query_bytes = float_dtype_bytes(p.query_dtype);
-  if (p.head_dim > 256 || p.splits != 0 || !is_aligned16(p.query, p.query_token_stride, query_bytes) ||
+  if (!supports_decode_mma(p, launch, shape) || p.head_dim > 256 ||
+      !is_aligned16(p.query, p.query_token_stride, query_bytes) ||
       !is_aligned16(p.query, p.query_head_stride, query_bytes)) {
     return false;
   }
   const int group = p.query_heads / p.kv_heads;
-  plan.chunks = (group + kMaxShortHeads - 1) / kMaxShortHeads;
-  plan.heads_per_chunk = (group + plan.chunks - 1) / plan.chunks;
-  const int64_t visible = std::max(p.window > 0 ? std::min(p.window, p.max_kv_length) : p.max_kv_length, 1);
-  const int pass = with_short_tile(p.head_dim, plan.heads_per_chunk, [](auto tile) { return decltype(tile)::kPass; });
-  const int64_t passes = (visible + pass - 1) / pass;
-  // Clusters that follow one another take longer than blocks with a pass more: 32 sequences of 100 keys and 4 heads of
-  // 256 columns 9.2 µs on an H200, and 7.3 with a block alone.
-  const int64_t clusters = std::max<int64_t>(static_cast<int64_t>(p.sequences) * p.kv_heads * plan.chunks, 1);
-  const int64_t most = std::min<int64_t>(launch.capability >= 90 ? kMaxBlocks : 1, launch.multiprocessors / clusters);
-  plan.blocks = static_cast<int>(std::min(passes, most));
-  return passes <= kMaxPasses * most;
+  const int chunks = (group + kMaxHeads - 1) / kMaxHeads;
+  shape = with_short_tile(p.head_dim, (group + chunks - 1) / chunks, [&](auto tile) {
+    using Tile = decltype(tile);
+    return nvb_attention_decode_shape{kMaxHeads,
+                                      Tile::kPass,
+                                      1,
+                                      32 * Tile::kWarps,
+                                      Tile::kSharedBytes + kDecodeStaticBytes,
+                                      launch.capability >= 90 ? kMaxBlocks : 1,
+                                      kMaxPasses};
+  });
+  return true;
 }
 
 cudaError_t launch_decode_short(const DecodeArguments& arguments, const nvb_launch& launch) {
   const nvb_attention_decode_params& p = arguments.params;
-  return with_short_tile(p.head_dim, arguments.heads_per_chunk, [&](auto tile) {
+  return with_short_tile(p.head_dim, p.heads_per_chunk, [&](auto tile) {
     using Tile = decltype(tile);
     return p.kv_dtype == NVB_F16 ? launch_tile<__half, Tile>(arguments, launch)
                                  : launch_tile<__nv_bfloat16, Tile>(arguments, launch);

@@ -150,6 +150,12 @@ pub fn world(choice: [u8; 2], threads: usize) -> World {
         (cache_options.kv_heads, cache_options.head_dim, cache_options.dtype) = (2, 16, 1 + format % 3);
         let cache = created("cache", |out| interface::nvb_kv_cache_create(backend, at(&cache_options), out));
         world.add(handle_kind("nvb_kv_cache"), cache, 0, bytes(&cache_options));
+        (cache_options.page_tokens, cache_options.pages) = (4, 16);
+        let pages = created("cache with pages", |out| interface::nvb_kv_cache_create(backend, at(&cache_options), out));
+        for sequence in 0..3 {
+            expect(interface::nvb_kv_cache_reserve(pages as *const c_void, sequence, 17, std::ptr::null()), "reserve");
+        }
+        world.add(handle_kind("nvb_kv_cache"), pages, 0, bytes(&cache_options));
         let mut attention_options: interface::nvb_attention_options = options();
         (attention_options.query_heads, attention_options.kv_heads, attention_options.head_dim) = (4, 2, 16);
         attention_options.window = 8 * (format & 1);

@@ -54,7 +54,8 @@ impl Arguments<'_> {
         if wrong == Some(255) || absent || structure.size > LARGEST / 4 {
             return 0;
         }
-        self.lay(&bytes, size, if count > 4 { 1 } else { count as usize }, structure)
+        // As many as the tensors of a cache of three layers.
+        self.lay(&bytes, size, if count > 6 { 1 } else { count as usize }, structure)
     }
 
     fn lay(&mut self, bytes: &[u8], size: Size, count: usize, structure: &'static Structure) -> usize {

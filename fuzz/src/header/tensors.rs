@@ -161,7 +161,8 @@ pub fn make(
     let untouched = wrong.iter().all(Option::is_none);
     let optional =
         comment.contains("Optional") || comment.contains("when there is no") || comment.contains("with a cache only");
-    if untouched && optional && random.one_in(2) {
+    // A page table belongs to few caches.
+    if untouched && optional && (random.one_in(2) || field == "page_table" && !random.one_in(8)) {
         return Tensor::default();
     }
     if let Some((functions, _)) = comment.strip_prefix("Of ").and_then(|rest| rest.split_once(" only")) {

@@ -8,7 +8,7 @@ use super::{
     alignment, check, data_type, CublasLt, Handle, HeuristicResult, COMPUTE_32F, DESC_TRANSA, PREFERENCE_MAX_WORKSPACE,
     PREFERENCE_MIN_ALIGNMENT_A, WORKSPACE_BYTES,
 };
-use crate::cuda::scratch::{Purpose, ScratchGuard};
+use crate::cuda::scratch::{ScratchGuard, WorkspaceUse};
 use crate::device::RawHandle;
 use crate::driver::exit;
 use crate::error::Result;
@@ -67,7 +67,7 @@ impl CublasLt {
             }
         }
         let Some(choice) = self.choose_batched(op, &batches, &descriptors, alignments)? else { return Ok(false) };
-        let workspace = scratch.get(Purpose::Workspace, choice.workspace_bytes)?;
+        let workspace = scratch.get(WorkspaceUse::Kernel, choice.workspace_bytes)?;
         let beta = 0f32;
         for place in 0..loops {
             let [b, a, output] = matrices.map(|matrix| part(matrix, place));

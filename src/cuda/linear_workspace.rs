@@ -1,4 +1,4 @@
-//! What `linear` keeps in scratch, way by way: at most what is asked for while the product is queued.
+//! The workspace of `linear`, kernel by kernel: at most what is asked for while the product is queued.
 //!
 //! Of the descriptor's addresses their alignment counts, because kernels are chosen by it.
 
@@ -7,28 +7,32 @@ use super::executor::CudaExecutor;
 use super::linear::{product_bytes, vendor_is_final};
 use super::linear_quantized::{self, ordered_stride, slice_rows};
 use super::linear_rounded::code_bytes;
-use super::needs::Needs;
-use super::scratch::Purpose;
-use super::{linear_choice, linear_plan, linear_quantized_input, linear_quantized_output};
+use super::scratch::WorkspaceUse;
+use super::workspace::Workspace;
+use super::{kernel_table, linear_choice, linear_plan, linear_quantized_input, linear_quantized_output};
 use crate::operation::linear::{Linear, LinearInput};
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::quantized_rows::QuantizedRows;
 use crate::registry::choices::Choice;
-use crate::registry::Way;
+use crate::registry::Family;
 use crate::tensor::{DType, Matrix};
 use crate::weight::WeightView;
 
 /// Of the product of quantised rows, whose shape `op` has in the place of its input: for the product, and for the input
 /// that is handed to it.
-pub(super) fn of_quantized_input(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProduct) -> (Needs, Needs) {
+pub(super) fn of_quantized_input(
+    executor: &CudaExecutor,
+    rows: &QuantizedRows,
+    op: &LinearProduct,
+) -> (Workspace, Workspace) {
     if rows.rows == 0 || op.weight.rows == 0 || rows.columns == 0 {
-        return (linear_plan::needs(executor, op), Needs::none());
+        return (linear_plan::workspace(executor, op), Workspace::none());
     }
-    let mut product = linear_plan::needs(executor, op);
+    let mut product = linear_plan::workspace(executor, op);
     if linear_quantized_input::operands(executor, rows, op).is_some() {
         product = product.or(by_vendor(executor, op, false));
     }
-    (product, linear_quantized_input::input_needs(rows, op))
+    (product, linear_quantized_input::input_workspace(rows, op))
 }
 
 /// Of a workspace for all of `linear`.
@@ -40,15 +44,15 @@ pub(super) fn bytes(executor: &CudaExecutor, op: &Linear) -> usize {
         }
         _ => {
             let (product, inputs) = of_slices(executor, op);
-            product.total_with(&[inputs, linear_quantized_output::needs(op)])
+            product.total_with(&[inputs, linear_quantized_output::workspace(op)])
         }
     }
 }
 
 /// Of the products of a quantised output, whose last slice may have fewer rows and then other kernels.
-fn of_slices(executor: &CudaExecutor, op: &Linear) -> (Needs, Needs) {
+fn of_slices(executor: &CudaExecutor, op: &Linear) -> (Workspace, Workspace) {
     let (rows, slice) = (op.output_size().0, linear_quantized_output::slice_rows(op));
-    let none = (Needs::none(), Needs::none());
+    let none = (Workspace::none(), Workspace::none());
     if slice == 0 {
         return none;
     }
@@ -61,26 +65,26 @@ fn of_slices(executor: &CudaExecutor, op: &Linear) -> (Needs, Needs) {
 }
 
 /// Of the first rows, as many as the output has.
-fn of_rows(executor: &CudaExecutor, op: &Linear, output: Matrix) -> (Needs, Needs) {
+fn of_rows(executor: &CudaExecutor, op: &Linear, output: Matrix) -> (Workspace, Workspace) {
     let part = op.product(0, output.rows, output);
     match op.input.part(0, output.rows) {
-        LinearInput::Floats(_) => (linear_plan::needs(executor, &part), Needs::none()),
+        LinearInput::Floats(_) => (linear_plan::workspace(executor, &part), Workspace::none()),
         LinearInput::Quantized(rows) => of_quantized_input(executor, &rows, &part),
     }
 }
 
 /// Of cuBLASLt's product with a float weight.
-pub(super) fn vendor(executor: &CudaExecutor, op: &LinearProduct, dtype: DType) -> Needs {
+pub(super) fn vendor(executor: &CudaExecutor, op: &LinearProduct, dtype: DType) -> Workspace {
     by_vendor(executor, op, vendor_is_final(op, dtype))
 }
 
 /// `is_final`: no unrounded product is on its way to the epilogue. Its sums are as wide whether they are f32 or i32.
-fn by_vendor(executor: &CudaExecutor, op: &LinearProduct, is_final: bool) -> Needs {
+fn by_vendor(executor: &CudaExecutor, op: &LinearProduct, is_final: bool) -> Workspace {
     if executor.cublaslt().is_none() {
-        return Needs::none();
+        return Workspace::none();
     }
     let product = if is_final { 0 } else { product_bytes(op, DType::F32) };
-    Needs::none().with(Purpose::Workspace, WORKSPACE_BYTES).with(Purpose::Product, product)
+    Workspace::none().with(WorkspaceUse::Kernel, WORKSPACE_BYTES).with(WorkspaceUse::Product, product)
 }
 
 /// Of the input in the weight's order, or in aligned rows.
@@ -89,31 +93,31 @@ pub(super) fn input_bytes(input: &Matrix) -> usize {
 }
 
 /// Of the input in 8 bits and the product of codes.
-fn rounded(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> Needs {
-    let product = if own { Needs::none() } else { by_vendor(executor, op, false) };
-    product.with(Purpose::Input, code_bytes(op))
+fn rounded(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> Workspace {
+    let product = if own { Workspace::none() } else { by_vendor(executor, op, false) };
+    product.with(WorkspaceUse::Input, code_bytes(op))
 }
 
 /// Of products with slices of the weight.
-fn dequantized(executor: &CudaExecutor, op: &LinearProduct) -> Needs {
+fn dequantized(executor: &CudaExecutor, op: &LinearProduct) -> Workspace {
     let (slice, columns) = (slice_rows(op), op.weight.columns);
     let weight = WeightView::float(std::ptr::null_mut(), op.input.dtype, slice, columns, columns, op.weight.gated);
     let part = LinearProduct { weight, ..*op };
-    vendor(executor, &part, op.input.dtype).with(Purpose::Weight, slice * columns * op.input.dtype.size())
+    vendor(executor, &part, op.input.dtype).with(WorkspaceUse::Weight, slice * columns * op.input.dtype.size())
 }
 
 /// Of a choice of the registry's that can do the product.
-pub(super) fn by_choice(executor: &CudaExecutor, op: &LinearProduct, choice: &Choice) -> Needs {
-    match (choice.kernel.kernel().way, op.weight.dtype()) {
-        (Way::Vendor, Some(dtype)) => vendor(executor, op, dtype),
-        (Way::QuantizedKernel, None) => {
+pub(super) fn by_choice(executor: &CudaExecutor, op: &LinearProduct, choice: &Choice) -> Workspace {
+    match (choice.kernel.kernel().family, op.weight.dtype()) {
+        (Family::Vendor, Some(dtype)) => vendor(executor, op, dtype),
+        (Family::QuantizedKernel, None) => {
             let params = linear_quantized::params(op);
-            let bytes = linear_choice::row(choice.kernel).map_or(0, |row| linear_choice::workspace_bytes(row, &params));
-            Needs::none().with(Purpose::Workspace, bytes)
+            let bytes = kernel_table::row(choice.kernel).map_or(0, |row| linear_choice::workspace_bytes(row, &params));
+            Workspace::none().with(WorkspaceUse::Kernel, bytes)
         }
-        (Way::Dequantized, None) => dequantized(executor, op),
-        (Way::RoundedInput, None) => rounded(executor, op, false),
-        (Way::RoundedWgmma, None) => rounded(executor, op, true),
-        _ => Needs::none(),
+        (Family::Dequantized, None) => dequantized(executor, op),
+        (Family::RoundedInput, None) => rounded(executor, op, false),
+        (Family::RoundedWgmma, None) => rounded(executor, op, true),
+        _ => Workspace::none(),
     }
 }

@@ -1,0 +1,74 @@
+//! How CUDA would run an operation, in the words of [`Plan`]: what the plans of products and of attention come to.
+
+use super::attention::{decode_params, prefill_params};
+use super::attention_plan::{DecodePlan, PrefillPlan};
+use super::executor::CudaExecutor;
+use super::kernel_table::kernel;
+use super::{linear_quantized_input, linear_quantized_output, workspace};
+use crate::error::Result;
+use crate::executor::{Executor, Plan, Reason};
+use crate::operation::attention::{AttentionDecode, AttentionPrefill};
+use crate::operation::linear::{Linear, LinearInput};
+use crate::operation::Operation;
+use crate::registry::{Family, Kernel};
+use std::ptr::null_mut;
+
+pub(super) fn of(executor: &CudaExecutor, op: &Operation) -> Result<Plan> {
+    let _guard = executor.enter()?;
+    let plan = match op {
+        Operation::Linear(op) => of_linear(executor, op),
+        Operation::AttentionPrefill(op) => of_prefill(executor, op),
+        Operation::AttentionDecode(op) => of_decode(executor, op),
+        _ => Plan::of_only(op),
+    };
+    Ok(Plan { workspace: workspace::bytes(executor, op), ..plan })
+}
+
+/// Of its first slice of rows where the output is quantised.
+fn of_linear(executor: &CudaExecutor, op: &Linear) -> Plan {
+    let output = op
+        .output
+        .unwrap_or_else(|| linear_quantized_output::values(op, linear_quantized_output::slice_rows(op), null_mut()));
+    let product = op.product(0, output.rows, output);
+    let of_codes = match op.input.part(0, output.rows) {
+        LinearInput::Quantized(rows) => linear_quantized_input::kernel(executor, &rows, &product),
+        LinearInput::Floats(_) => None,
+    };
+    match of_codes {
+        Some(kernel) => Plan { kernel, ..Plan::EMPTY },
+        None => Plan::of_product(executor, &product),
+    }
+}
+
+fn of_prefill(executor: &CudaExecutor, op: &AttentionPrefill) -> Plan {
+    let plan = PrefillPlan::of(executor, op, &mut prefill_params(op));
+    let parameters = |plan: &PrefillPlan| {
+        [("rows of a block", plan.rows), ("heads that share L2", plan.heads_per_group as usize), ("", 0), ("", 0)]
+    };
+    of_row(executor, Family::AttentionPrefill, plan.map(|plan| (plan.row, parameters(&plan))))
+}
+
+fn of_decode(executor: &CudaExecutor, op: &AttentionDecode) -> Plan {
+    let plan = DecodePlan::of(executor, op, &decode_params(op));
+    let parameters = |plan: &DecodePlan| {
+        let heads =
+            [("heads of a block", plan.heads_per_chunk as usize), ("blocks of a key/value head", plan.chunks as usize)];
+        [("splits of the keys", plan.splits as usize), heads[0], heads[1], ("", 0)]
+    };
+    of_row(executor, Family::AttentionDecode, plan.map(|plan| (plan.row, parameters(&plan))))
+}
+
+/// Of a row of a table with the parameters of its launch; `None`: nothing runs.
+fn of_row(executor: &CudaExecutor, family: Family, planned: Option<(i32, [(&'static str, usize); 4])>) -> Plan {
+    let Some((id, parameters)) = planned.and_then(|(row, parameters)| Some((kernel(family, row)?, parameters))) else {
+        return Plan::EMPTY;
+    };
+    let Kernel { name, operation, .. } = *id.kernel();
+    let is_override = executor.choices().overridden(operation) == Some(id);
+    Plan {
+        kernel: name,
+        reason: if is_override { Reason::Override } else { Reason::Default },
+        parameters,
+        ..Plan::EMPTY
+    }
+}
