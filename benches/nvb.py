@@ -65,16 +65,16 @@ WeightDesc = options(
 LinearCase = options(
     "LinearCase", ("weight", c_void_p), *fields(c_uint64, "rows columns depth"),
     *fields(c_uint32, "input_dtype output_dtype activation bias format granularity group_size zero_points arrangement residual"))
-KvCacheOptions = options("KvCacheOptions", *fields(c_uint32, "layers slots kv_heads head_dim capacity dtype"))
+KvCacheOptions = options("KvCacheOptions", *fields(c_uint32, "layers sequences kv_heads head_dim capacity dtype"))
 AttentionOptions = options(
     "AttentionOptions", *fields(c_uint32, "query_heads kv_heads head_dim window"), *fields(c_float, "scale soft_cap"),
     *fields(c_uint32, "bidirectional reserved"))
 AttentionPrefillArgs = options(
     "AttentionPrefillArgs", *fields(Tensor, "query output lse"), ("query_starts", POINTER(c_int32)), ("sequence_count", c_size_t),
-    ("cache", c_void_p), *fields(POINTER(c_int32), "slots kv_lengths"), *fields(Tensor, "key value"),
+    ("cache", c_void_p), *fields(POINTER(c_int32), "sequences kv_lengths"), *fields(Tensor, "key value"),
     ("key_starts", POINTER(c_int32)), *fields(c_uint32, "layer reserved"))
 AttentionDecodeArgs = options(
-    "AttentionDecodeArgs", *fields(Tensor, "query output lse"), ("cache", c_void_p), *fields(Tensor, "positions slots"),
+    "AttentionDecodeArgs", *fields(Tensor, "query output lse"), ("cache", c_void_p), *fields(Tensor, "positions sequences"),
     *fields(c_uint32, "layer max_kv_length"))
 EmbeddingArgs = options(
     "EmbeddingArgs", ("tokens", Tensor), ("table", c_void_p), ("output", Tensor), ("scale", c_float), ("reserved", c_uint32))
@@ -89,11 +89,11 @@ GroupedLinearArgs = options(
     *fields(c_uint32, "activation reserved"))
 GatedActivationArgs = options("GatedActivationArgs", *fields(Tensor, "gate up output"), *fields(c_uint32, "activation reserved"))
 RopeArgs = options(
-    "RopeArgs", *fields(Tensor, "query query_output query_norm key key_output key_norm value positions slots"),
+    "RopeArgs", *fields(Tensor, "query query_output query_norm key key_output key_norm value positions sequences"),
     ("cache", c_void_p), *fields(c_uint32, "layer rotary_dim"),
     *fields(c_float, "base position_scale query_scale epsilon weight_offset"), ("reserved", c_uint32))
 KvCacheAppendArgs = options(
-    "KvCacheAppendArgs", *fields(Tensor, "key value positions slots"), ("cache", c_void_p), *fields(c_uint32, "layer reserved"))
+    "KvCacheAppendArgs", *fields(Tensor, "key value positions sequences"), ("cache", c_void_p), *fields(c_uint32, "layer reserved"))
 SoftmaxArgs = options("SoftmaxArgs", *fields(Tensor, "input output"), ("scale", c_float), ("reserved", c_uint32))
 ElementwiseArgs = options("ElementwiseArgs", *fields(Tensor, "input second output"), ("factor", c_float), ("activation", c_uint32))
 ArgmaxArgs = options("ArgmaxArgs", *fields(Tensor, "logits tokens"))
@@ -259,7 +259,7 @@ class Backend(Handle):
         return self.prepare("nvb_attention_prefill", attention, arguments, (starts, keys, tensors))
 
     def attention_decode(self, attention, cache, **arguments):
-        """Prepares a decode step of one query row for each slot of `cache`."""
+        """Prepares a decode step of one query row for each sequence of `cache`."""
         return self.prepare("nvb_attention_decode", attention, AttentionDecodeArgs(cache=cache.pointer, **arguments), (cache, arguments))
 
     def synchronize(self):

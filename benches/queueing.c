@@ -135,7 +135,7 @@ int main(int count, char** arguments) {
 
   nvb_kv_cache_options cache_options;
   nvb_kv_cache_options_init(&cache_options);
-  cache_options.layers = cache_options.slots = 1;
+  cache_options.layers = cache_options.sequences = 1;
   cache_options.kv_heads = KV_HEADS;
   cache_options.head_dim = HEAD_DIM;
   cache_options.capacity = CAPACITY;

@@ -167,12 +167,26 @@ typedef struct nvb_weight nvb_weight;
 // `nvb_gguf_destroy`.
 typedef struct nvb_gguf nvb_gguf;
 
-// Keys and values of every layer, in `slots` sequences of up to `capacity` tokens each.
+// Keys and values of every layer, of up to `sequences` sequences of up to `capacity` tokens each.
 //
-// The cache stores no lengths: calls name positions and lengths. A sequence is rewound by naming a smaller one, and a
-// slot is reused by starting at position 0 again.
+// Where a sequence's tokens lie:
+// - **Contiguous**, the default: [layers, keys and values, sequences, kv_heads, capacity, head_dim].
+// - **Ring**, with `window`: the last `window` + `max_append` − 1 tokens of each sequence, position p at place p mod that
+//   number. It is for layers whose attention has a window no longer than this one, and no call appends more than
+//   `max_append` tokens of a sequence. A call that looks back further is refused.
+// - **Pages**, with `page_tokens`: a sequence has pages of so many tokens, whose numbers stand in a page table in device
+//   memory; sequences share pages. `nvb_kv_cache_reserve` takes them before tokens are appended, `nvb_kv_cache_fork` shares
+//   them, `nvb_kv_cache_truncate` and `nvb_kv_cache_release` give them back.
+// - **The engine's memory**, with `memory`: any of the three in tensors of the engine's. It then owns the pages, and gives each
+//   call their table as `page_table`.
 //
-// Threads: calls that write different slots or layers may run at once.
+// Work reads no lengths from the cache: calls name positions and lengths, so that one captured step serves all. A contiguous
+// sequence is rewound by naming a smaller position, and used anew from position 0 on.
+//
+// Threads: work that writes different sequences or layers may run at once. Calls that change what sequences hold (reserve,
+// truncate, fork, copy, release) may come from any thread, for one sequence one at a time. On the device they take effect in
+// the order of their stream, so they and the work on the cache share a stream or are ordered by events: a page that one
+// sequence gave back is another one's next.
 typedef struct nvb_kv_cache nvb_kv_cache;
 
 // softmax(cap(scale · Q·Kᵀ) + mask) · V with one set of heads, scale, cap and mask.
@@ -370,7 +384,7 @@ static inline void nvb_build_info_init(nvb_build_info *value) {
 // `nvb_tensor.dtype`: bfloat16.
 #define NVB_DTYPE_BF16 3
 
-// `nvb_tensor.dtype`: 32-bit signed integer (tokens, positions, slots).
+// `nvb_tensor.dtype`: 32-bit signed integer (tokens, positions, sequences).
 #define NVB_DTYPE_I32 4
 
 // A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside
@@ -2072,20 +2086,55 @@ static inline void nvb_gguf_value_init(nvb_gguf_value *value) {
 typedef struct {
   size_t struct_size;
   uint32_t layers;
-  // Sequences that the cache can hold at a time.
-  uint32_t slots;
+  // Sequences that the cache can hold at a time. Of an engine's pages 0: each call's table says how many there are.
+  uint32_t sequences;
   uint32_t kv_heads;
   // 1 to 512.
   uint32_t head_dim;
-  // Tokens that a slot can hold.
+  // Tokens that a sequence can have: no position reaches this number.
   uint32_t capacity;
-  // `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU.
+  // `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
   uint32_t dtype;
+  // Tokens of a page, 1 to 256; 0: no pages. 16 and more run fastest, in powers of two.
+  uint32_t page_tokens;
+  // Pages of all sequences together; 0: enough for every sequence at its capacity. Only with `page_tokens`.
+  uint32_t pages;
+  // Keys that a query sees, itself included, as `nvb_attention_options` has it: the cache is a ring. 0: it is none.
+  uint32_t window;
+  // The most tokens of one sequence that a call appends to a ring; 0: 1. Only with `window`.
+  uint32_t max_append;
+  // NULL, or the engine's memory: keys of layer 0, values of layer 0, keys of layer 1 and so on, each [pages, kv_heads,
+  // page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], with any
+  // strides, the same for all. The engine keeps it while the cache is used; reads of positions past a sequence's end
+  // never happen, so its content may be anything.
+  const nvb_tensor *memory;
+  // 2 · `layers`, or 0.
+  size_t memory_count;
 } nvb_kv_cache_options;
 
-// Creates a cache of 2 · layers · slots · kv_heads · capacity · head_dim elements, contents undefined.
+// What a cache holds.
+typedef struct {
+  size_t struct_size;
+  // Device bytes of the cache, its page table included; 0 where the engine owns the memory.
+  uint64_t bytes;
+  // Tokens that all sequences were given room for.
+  uint64_t tokens;
+  // Bytes of one page in all layers; 0 without pages, as are the four below.
+  uint64_t page_bytes;
+  uint32_t pages;
+  uint32_t free_pages;
+  // Pages that more than one sequence has.
+  uint32_t shared_pages;
+  // Sequences that hold tokens.
+  uint32_t sequences;
+} nvb_kv_cache_usage;
+
+// Creates a cache, contents undefined: 2 · layers · kv_heads · head_dim elements for each token that there is room for, and
+// an I32 page table where there are pages; nothing but the handle over the engine's `memory`.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (which field), `NVB_ERROR_OUT_OF_MEMORY`.
-NVB_MUST_USE nvb_status nvb_kv_cache_create(const nvb_backend *backend, const nvb_kv_cache_options *options, nvb_kv_cache **cache);
+NVB_MUST_USE nvb_status nvb_kv_cache_create(const nvb_backend *backend,
+                               const nvb_kv_cache_options *options,
+                               nvb_kv_cache **cache);
 
 // Destroys the handle; NULL is fine. Waits for the device before the memory is given back.
 nvb_status nvb_kv_cache_destroy(nvb_kv_cache *cache);
@@ -2093,7 +2142,65 @@ nvb_status nvb_kv_cache_destroy(nvb_kv_cache *cache);
 // Writes the device bytes that the cache holds.
 NVB_MUST_USE nvb_status nvb_kv_cache_get_bytes(const nvb_kv_cache *cache, uint64_t *bytes);
 
+// Gives `sequence` room for `tokens` tokens, those that it holds included; it then holds as many. Less than it holds changes
+// nothing. Before an append a cache with pages needs it, and a ring for a later truncation or copy; of contiguous
+// sequences it only notes the number.
+// Pages are taken from the free ones, and where the next token falls into a page that another sequence has too, that page is
+// copied first. Queues a copy of the new entries of the page table on `stream`, and that of a page; nothing where no page is
+// needed. Does not synchronise, but once in some thousand pages it waits for copies of long ago. Allocates nothing. What
+// changes pages cannot be captured; a captured step reads the newest table.
+// Errors: `NVB_ERROR_OUT_OF_MEMORY` if too few pages are free, with the sequence and both numbers; nothing has changed then.
+// `NVB_ERROR_INVALID_ARGUMENT` (a number past its limit, a capture); `NVB_ERROR_UNSUPPORTED` for the engine's memory.
+NVB_MUST_USE nvb_status nvb_kv_cache_reserve(nvb_kv_cache *cache,
+                                uint32_t sequence,
+                                uint32_t tokens,
+                                nvb_stream *stream);
+
+// Forgets the tokens of `sequence` from `tokens` on, and gives back the pages that no token is left in. Stream, capture and
+// allocation are as with `nvb_kv_cache_reserve`.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT`: more tokens than the sequence holds, or a ring has lost keys that a token there sees;
+// `NVB_ERROR_UNSUPPORTED` for the engine's memory.
+NVB_MUST_USE nvb_status nvb_kv_cache_truncate(nvb_kv_cache *cache,
+                                 uint32_t sequence,
+                                 uint32_t tokens,
+                                 nvb_stream *stream);
+
+// Forgets all tokens of `sequence`, as `nvb_kv_cache_truncate` to 0.
+NVB_MUST_USE nvb_status nvb_kv_cache_release(nvb_kv_cache *cache, uint32_t sequence, nvb_stream *stream);
+
+// Lets `to`, which holds nothing, begin with the first `tokens` tokens of `from`. Whole pages are shared; of the last one, if
+// it is not whole, a copy is queued on `stream`. Either sequence may then be appended to, truncated or released. Stream,
+// capture and allocation are as with `nvb_kv_cache_reserve`.
+// Errors: `NVB_ERROR_OUT_OF_MEMORY` if no page is free for that copy; `NVB_ERROR_INVALID_ARGUMENT` (one sequence given twice,
+// `to` holds tokens, more tokens than `from` holds); `NVB_ERROR_UNSUPPORTED` for caches without pages and the engine's.
+NVB_MUST_USE nvb_status nvb_kv_cache_fork(nvb_kv_cache *cache,
+                             uint32_t from,
+                             uint32_t to,
+                             uint32_t tokens,
+                             nvb_stream *stream);
+
+// Copies the first `tokens` tokens of `from` in all layers to `to`, which holds nothing; with pages it takes as many new ones.
+// Stream and allocation are as with `nvb_kv_cache_reserve`; without pages it may be captured.
+// Errors: those of `nvb_kv_cache_fork`, but that caches without pages are fine.
+NVB_MUST_USE nvb_status nvb_kv_cache_copy(nvb_kv_cache *cache,
+                             uint32_t from,
+                             uint32_t to,
+                             uint32_t tokens,
+                             nvb_stream *stream);
+
+// Writes the tokens that `sequence` holds, as the last call above left it.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT`; `NVB_ERROR_UNSUPPORTED` for the engine's memory.
+NVB_MUST_USE nvb_status nvb_kv_cache_get_length(const nvb_kv_cache *cache, uint32_t sequence, uint32_t *tokens);
+
+// Fills in `usage`.
+NVB_MUST_USE nvb_status nvb_kv_cache_get_usage(const nvb_kv_cache *cache, nvb_kv_cache_usage *usage);
+
 static inline void nvb_kv_cache_options_init(nvb_kv_cache_options *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_kv_cache_usage_init(nvb_kv_cache_usage *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
@@ -2134,10 +2241,10 @@ typedef struct {
   // query_starts[b + 1]. Read before the call returns, as are the other host arrays.
   const int32_t *query_starts;
   size_t sequence_count;
-  // Keys and values: a cache, with `layer`, `slots` and `kv_lengths`; or NULL, with `key`, `value`, `key_starts`.
+  // Keys and values: a cache, with `layer`, `sequences` and `kv_lengths`; or NULL, with `key`, `value`, `key_starts`.
   const nvb_kv_cache *cache;
-  // Host memory: the cache slot of each sequence; NULL: 0, 1, 2, …
-  const int32_t *slots;
+  // Host memory: the cache's sequence of each; NULL: 0, 1, 2, …
+  const int32_t *sequences;
   // Host memory: keys of each sequence, those of this call's tokens included. The last query row of a sequence stands
   // at position kv_length − 1.
   const int32_t *kv_lengths;
@@ -2151,6 +2258,9 @@ typedef struct {
   uint32_t layer;
   // Must be 0.
   uint32_t reserved;
+  // I32 [sequences, entries] in device memory, where the engine owns the cache's pages, as in `nvb_rope_args`. A key whose entry
+  // is no page of the pool is an error on the CPU, and counts as one of zeros on CUDA.
+  nvb_tensor page_table;
 } nvb_attention_prefill_args;
 
 // One query row for each of B sequences.
@@ -2163,14 +2273,16 @@ typedef struct {
   // Optional, F32 [B, query_heads], as in prefill.
   nvb_tensor lse;
   const nvb_kv_cache *cache;
-  // I32 [B] in device memory: row b sees the keys 0 … positions[b] of its slot, within the window. A position outside
+  // I32 [B] in device memory: row b sees the keys 0 … positions[b] of its sequence, within the window. A position outside
   // the cache gives 0 on CUDA and an error on the CPU.
   nvb_tensor positions;
-  // Optional, I32 [B] in device memory: the slot of each row; absent: 0, 1, 2, …
-  nvb_tensor slots;
+  // Optional, I32 [B] in device memory: the sequence of each row; absent: 0, 1, 2, …
+  nvb_tensor sequences;
   uint32_t layer;
   // No position reaches this number; it sizes the launch, so a captured call serves every step below it. 0: capacity.
   uint32_t max_kv_length;
+  // I32 [sequences, entries], as in prefill.
+  nvb_tensor page_table;
 } nvb_attention_decode_args;
 
 // Creates an attention. Errors: `NVB_ERROR_ATTENTION` for options that contradict each other.
@@ -2191,7 +2303,7 @@ NVB_MUST_USE nvb_status nvb_attention_prefill(const nvb_attention *attention,
                                  nvb_stream *stream);
 
 // Queues the attention of one new token for each of B sequences; its key must be in the cache in stream order before.
-// Positions and slots are read from device memory when the stream reaches the call, so a captured call serves every
+// Positions and sequences are read from device memory when the stream reaches the call, so a captured call serves every
 // step. Does not synchronise; the first call with a larger `max_kv_length` or B may allocate workspace.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT`; `NVB_ERROR_ATTENTION` for a bidirectional attention.
 NVB_MUST_USE nvb_status nvb_attention_decode(const nvb_attention *attention,
@@ -2430,12 +2542,12 @@ typedef struct {
   nvb_tensor key_norm;
   // [T, kv_heads, head_dim], with a cache only: stored as it is.
   nvb_tensor value;
-  // I32 [T] in device memory. A token whose slot or position lies outside the cache is not stored on CUDA and is an
+  // I32 [T] in device memory. A token whose sequence or position lies outside the cache is not stored on CUDA and is an
   // error on the CPU.
   nvb_tensor positions;
-  // Optional, I32 [T] in device memory: the cache slot of each token; absent: slot 0.
-  nvb_tensor slots;
-  // Optional: where keys and values are appended, at [slot, head, position].
+  // Optional, I32 [T] in device memory: the sequence of each token; absent: sequence 0.
+  nvb_tensor sequences;
+  // Optional: where keys and values are appended, at [sequence, head, position].
   const nvb_kv_cache *cache;
   // The cache's layer.
   uint32_t layer;
@@ -2453,9 +2565,13 @@ typedef struct {
   float weight_offset;
   // Must be 0.
   uint32_t reserved;
+  // I32 [sequences, entries] in device memory, where the engine owns the cache's pages: entry i of a row is the page of the
+  // sequence's tokens from i · page_tokens on. Otherwise absent. A token whose entry is no page of the pool is treated as one
+  // outside the cache.
+  nvb_tensor page_table;
 } nvb_rope_args;
 
-// Keys and values as they are into a cache layer, at [slot, head, position].
+// Keys and values as they are into a cache layer, at [sequence, head, position].
 typedef struct {
   size_t struct_size;
   // [T, kv_heads, head_dim], any float dtype.
@@ -2465,11 +2581,13 @@ typedef struct {
   // I32 [T] in device memory, as in `nvb_rope_args`.
   nvb_tensor positions;
   // Optional, as in `nvb_rope_args`.
-  nvb_tensor slots;
+  nvb_tensor sequences;
   const nvb_kv_cache *cache;
   uint32_t layer;
   // Must be 0.
   uint32_t reserved;
+  // I32 [sequences, entries], as in `nvb_rope_args`.
+  nvb_tensor page_table;
 } nvb_kv_cache_append_args;
 
 // Queues an embedding gather. A token outside the table gives a row of zeros on CUDA and is an error on the CPU, which

@@ -1,101 +1,283 @@
-//! The KV cache: for each layer keys and values as [slots, kv_heads, capacity, head_dim], contiguous.
+//! The KV cache: keys and values of each layer, for each sequence. One block a sequence (contiguous, or a ring that keeps
+//! what a window sees), or pages that sequences share; of the library's memory or of the engine's.
 //!
-//! A slot holds one sequence. The cache stores no lengths: each call names positions or lengths, so that a recorded
-//! step reads them from device memory and an engine may rewind a sequence by saying a smaller number.
+//! Work reads no lengths from the cache: each call names positions or lengths, so that a recorded step reads them from
+//! device memory. What the host knows of a sequence (its tokens, its pages) is what the calls of `sequences.rs` said.
 
+mod engine;
+mod pages;
+mod sequences;
+mod table;
+
+use crate::allocation::filled;
 use crate::error::{Error, Result};
 use crate::memory::{Allocation, MemoryManager};
 use crate::stream::Stream;
-use crate::tensor::{CacheLayer, DType, MAX_HEAD_DIM};
-use std::sync::Arc;
+use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor, MAX_HEAD_DIM};
+use engine::EngineMemory;
+use pages::Pages;
+use sequences::Sequences;
+pub use sequences::{Queue, Usage};
+use std::ffi::c_void;
+use std::sync::Mutex;
+use std::sync::{Arc, PoisonError};
+use table::DeviceTable;
+
+/// The largest page. Kernels take tiles of 16 keys, and a table of shorter pages costs more than it saves.
+pub const MAX_PAGE_TOKENS: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KvCacheOptions {
     pub layers: usize,
-    pub slots: usize,
+    /// How many the cache holds; of an engine's pages the rows of its table count instead.
+    pub sequences: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Tokens a slot can hold.
+    /// No position of a sequence reaches this.
     pub capacity: usize,
     pub dtype: DType,
+    /// 0: no pages.
+    pub page_tokens: usize,
+    /// Of the pool; 0: enough for every sequence at its capacity.
+    pub pages: usize,
+    /// 0: every token is kept. Otherwise a ring keeps the last `window + max_append − 1`.
+    pub window: usize,
+    /// The most tokens of one sequence that a call appends; 0: 1.
+    pub max_append: usize,
+}
+
+impl Default for KvCacheOptions {
+    fn default() -> KvCacheOptions {
+        KvCacheOptions {
+            layers: 1,
+            sequences: 1,
+            kv_heads: 1,
+            head_dim: 1,
+            capacity: 1,
+            dtype: DType::F32,
+            page_tokens: 0,
+            pages: 0,
+            window: 0,
+            max_append: 0,
+        }
+    }
+}
+
+enum Memory {
+    Library { allocation: Allocation, pages: Option<DeviceTable> },
+    Engine(EngineMemory),
 }
 
 pub struct KvCache {
     options: KvCacheOptions,
-    allocation: Allocation,
+    memory: Memory,
+    /// Taken by calls that change what sequences hold, never by work.
+    sequences: Mutex<Sequences>,
+}
+
+/// How the options lay keys and values out.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    /// Sequences, or pages.
+    blocks: usize,
+    /// Tokens of a block.
+    tokens: usize,
+    /// Bytes of a block's keys in one layer, and as many of values.
+    part_bytes: usize,
+    bytes: usize,
 }
 
 impl KvCacheOptions {
-    fn layer_bytes(&self) -> Option<usize> {
-        // Each layer's keys start on a 256-byte boundary, which every vector width and TMA accept.
-        let elements = self.slots.checked_mul(self.kv_heads)?.checked_mul(self.capacity)?.checked_mul(self.head_dim)?;
-        elements.checked_mul(self.dtype.size())?.checked_next_multiple_of(256)
+    /// Entries of a sequence's row of the page table.
+    pub fn columns(&self) -> usize {
+        match self.page_tokens {
+            0 => 0,
+            tokens => self.capacity.div_ceil(tokens),
+        }
     }
 
-    pub fn bytes(&self) -> Result<usize> {
-        for (name, value) in [
-            ("layers", self.layers),
-            ("slots", self.slots),
-            ("kv_heads", self.kv_heads),
-            ("head_dim", self.head_dim),
-            ("capacity", self.capacity),
+    /// Tokens that a ring keeps; `None`: every token is kept.
+    pub fn ring_tokens(&self) -> Option<usize> {
+        let tokens = self.window.saturating_add(self.max_append.max(1) - 1);
+        (self.window > 0 && tokens < self.capacity).then_some(tokens)
+    }
+
+    /// Refuses what no cache can be; `engine`: pages or blocks are the engine's.
+    fn check(&self, engine: bool) -> Result<()> {
+        for (name, value, least) in [
+            ("layers", self.layers, 1),
+            ("sequences", self.sequences, usize::from(!engine)),
+            ("kv_heads", self.kv_heads, 1),
+            ("head_dim", self.head_dim, 1),
+            ("capacity", self.capacity, 1),
+            ("pages", self.pages, 0),
+            ("window", self.window, 0),
+            ("max_append", self.max_append, 0),
         ] {
-            if value == 0 || value > i32::MAX as usize {
-                return Err(Error::invalid(format!("{name} is {value}; 1 to {} is supported", i32::MAX)));
+            if value < least || value > i32::MAX as usize {
+                return Err(Error::invalid(format!("{name} is {value}; {least} to {} is supported", i32::MAX)));
             }
         }
-        if self.head_dim > MAX_HEAD_DIM {
-            return Err(Error::invalid(format!("head_dim is {}; at most {MAX_HEAD_DIM} is supported", self.head_dim)));
+        for (name, value, most) in
+            [("head_dim", self.head_dim, MAX_HEAD_DIM), ("page_tokens", self.page_tokens, MAX_PAGE_TOKENS)]
+        {
+            if value > most {
+                return Err(Error::invalid(format!("{name} is {value}; at most {most} is supported"))
+                    .with_limit(value as u64, most as u64));
+            }
+        }
+        let contradiction = |text: &str| Err(Error::invalid(text));
+        if self.page_tokens == 0 && self.pages > 0 {
+            return contradiction("pages are given without page_tokens");
+        }
+        if self.window == 0 && self.max_append > 0 {
+            return contradiction("max_append is given without a window, which makes the cache a ring");
+        }
+        if self.window > 0 && self.page_tokens > 0 {
+            return contradiction("window and page_tokens are given: a cache is a ring or has pages");
         }
         if !self.dtype.is_float() {
             return Err(Error::invalid(format!("a KV cache of dtype {}; f32, f16 or bf16 is needed", self.dtype)));
         }
-        self.layer_bytes()
-            .and_then(|bytes| bytes.checked_mul(2)?.checked_mul(self.layers))
-            .filter(|&bytes| bytes <= isize::MAX as usize)
-            .ok_or_else(|| Error::invalid(format!("the size of a KV cache of {self:?} overflows")))
+        Ok(())
+    }
+
+    fn layout(&self) -> Result<Layout> {
+        self.check(false)?;
+        let (blocks, tokens) = match (self.page_tokens, self.ring_tokens()) {
+            (0, ring) => (self.sequences, ring.unwrap_or(self.capacity)),
+            (tokens, _) if self.pages == 0 => (self.sequences.saturating_mul(self.columns()), tokens),
+            (tokens, _) => (self.pages, tokens),
+        };
+        if blocks > i32::MAX as usize {
+            return Err(Error::invalid(format!("{blocks} pages; at most {} are supported", i32::MAX)));
+        }
+        let bytes = |blocks: usize| {
+            let elements = self.kv_heads.checked_mul(tokens)?.checked_mul(self.head_dim)?.checked_mul(blocks)?;
+            elements.checked_mul(self.dtype.size())
+        };
+        let overflow = || Error::invalid(format!("the size of a KV cache of {self:?} overflows"));
+        let fits = |bytes: Option<usize>| bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow);
+        // Every vector width, and the strides of TMA, are multiples of 16 bytes; where layers of whole blocks begin, of 256.
+        let (part_bytes, parts) = match self.page_tokens {
+            0 => (fits(bytes(blocks).and_then(|bytes| bytes.checked_next_multiple_of(256)))?, 1),
+            _ => (fits(bytes(1).and_then(|bytes| bytes.checked_next_multiple_of(16)))?, blocks),
+        };
+        let all = part_bytes.checked_mul(parts).and_then(|bytes| bytes.checked_mul(2)?.checked_mul(self.layers));
+        Ok(Layout { blocks, tokens, part_bytes, bytes: fits(all)? })
+    }
+
+    /// Bytes of all keys and values.
+    pub fn bytes(&self) -> Result<usize> {
+        Ok(self.layout()?.bytes)
     }
 }
 
 impl KvCache {
     /// Allocates all layers at once; the contents are undefined until tokens are appended.
     pub fn new(memory: &Arc<MemoryManager>, options: KvCacheOptions, stream: &Stream) -> Result<KvCache> {
-        let bytes = options.bytes()?;
-        let allocation = memory.allocate_owned(bytes, stream.raw()).map_err(|error| {
-            error.context(format_args!(
-                "KV cache of {} layers, {} slots of {} tokens",
-                options.layers, options.slots, options.capacity
-            ))
+        let layout = options.layout()?;
+        let allocation = memory.allocate_owned(layout.bytes, stream.raw()).map_err(|error| {
+            error.context(match options.page_tokens {
+                0 => format!(
+                    "KV cache of {} layers, {} sequences of {} tokens",
+                    options.layers, options.sequences, layout.tokens
+                ),
+                tokens => {
+                    format!("KV cache of {} layers, {} pages of {tokens} tokens", options.layers, layout.blocks)
+                }
+            })
         })?;
-        Ok(KvCache { options, allocation })
+        let (pages, table) = match options.page_tokens {
+            0 => (None, None),
+            tokens => {
+                let columns = options.columns();
+                let pages = Pages::new(tokens, options.sequences, columns, layout.blocks)?;
+                (Some(pages), Some(DeviceTable::new(memory, options.sequences, columns, stream)?))
+            }
+        };
+        let sequences = Mutex::new(Sequences::new(options.sequences, pages)?);
+        Ok(KvCache { options, memory: Memory::Library { allocation, pages: table }, sequences })
+    }
+
+    /// A cache over the engine's memory: keys, then values of each layer, [blocks, kv_heads, tokens, head_dim] with any
+    /// strides that all of them share. A block is a page, or without pages a sequence.
+    pub fn over(options: KvCacheOptions, tensors: &[Tensor]) -> Result<KvCache> {
+        options.check(true)?;
+        let engine = EngineMemory::new(&options, tensors)?;
+        let options = KvCacheOptions {
+            dtype: engine.dtype,
+            sequences: if options.page_tokens == 0 { engine.blocks } else { options.sequences },
+            ..options
+        };
+        let sequences = Mutex::new(Sequences::new(0, None)?);
+        Ok(KvCache { options, memory: Memory::Engine(engine), sequences })
     }
 
     pub fn options(&self) -> &KvCacheOptions {
         &self.options
     }
 
+    /// Device bytes that the cache itself holds.
     pub fn bytes(&self) -> usize {
-        self.allocation.bytes()
+        match &self.memory {
+            Memory::Library { allocation, pages } => allocation.bytes() + pages.as_ref().map_or(0, DeviceTable::bytes),
+            Memory::Engine(_) => 0,
+        }
     }
 
+    /// A layer of a cache whose memory is the library's, or whose blocks are whole sequences.
     pub fn layer(&self, layer: usize) -> Result<CacheLayer> {
+        self.layer_with(layer, None)
+    }
+
+    /// A layer as a call sees it; `table`, the engine's page table, belongs to its pages alone.
+    pub fn layer_with(&self, layer: usize, table: Option<Tensor>) -> Result<CacheLayer> {
         let options = &self.options;
         if layer >= options.layers {
             return Err(Error::invalid(format!("layer is {layer}; the KV cache has {} layers", options.layers))
                 .with_limit(layer as u64, options.layers as u64));
         }
-        let layer_bytes = options.layer_bytes().expect("checked at creation");
-        let key = self.allocation.pointer().cast::<u8>().wrapping_add(2 * layer * layer_bytes);
-        Ok(CacheLayer {
-            key: key.cast(),
-            value: key.wrapping_add(layer_bytes).cast(),
-            dtype: options.dtype,
-            slots: options.slots,
-            heads: options.kv_heads,
-            capacity: options.capacity,
-            head_dim: options.head_dim,
-            slot_stride: options.kv_heads * options.capacity * options.head_dim,
-            head_stride: options.capacity * options.head_dim,
+        let (allocation, pages) = match &self.memory {
+            Memory::Engine(engine) => return engine.layer(options, layer, table),
+            Memory::Library { allocation, pages } => (allocation, pages),
+        };
+        if table.is_some() {
+            return Err(Error::invalid("`page_table` is given, and the cache has its own or none"));
+        }
+        let layout = options.layout().expect("checked at creation");
+        let key = allocation.pointer().cast::<u8>().wrapping_add(2 * layer * layout.part_bytes);
+        let addresses: (*mut c_void, *mut c_void) = (key.cast(), key.wrapping_add(layout.part_bytes).cast());
+        let dims = [options.sequences, options.kv_heads, layout.tokens, options.head_dim];
+        let blocks = CacheLayer::contiguous(addresses, options.dtype, dims);
+        Ok(match (pages, options.ring_tokens()) {
+            (Some(table), _) => {
+                let page_stride = 2 * options.layers * layout.part_bytes / options.dtype.size();
+                let table = PageTable {
+                    entries: table.pointer(),
+                    sequences: options.sequences,
+                    columns: options.columns(),
+                    row_stride: options.columns(),
+                    page_tokens: options.page_tokens,
+                    page_stride,
+                    pages: layout.blocks,
+                };
+                let sequence_stride = table.row_stride;
+                CacheLayer { capacity: options.capacity, sequence_stride, placement: Placement::Paged(table), ..blocks }
+            }
+            (None, Some(tokens)) => {
+                CacheLayer { capacity: options.capacity, placement: Placement::Ring { tokens }, ..blocks }
+            }
+            (None, None) => blocks,
         })
     }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Sequences> {
+        self.sequences.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A list of `count` zeros for what a cache's sequences or pages have.
+fn zeros(count: usize, what: &str) -> Result<Vec<u32>> {
+    filled(0, count, what)
 }

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use std::ffi::c_void;
 use std::fmt;
 
-pub use cache_layer::{CacheLayer, KvView, MAX_HEAD_DIM};
+pub use cache_layer::{CacheLayer, KvHead, KvView, PageTable, Placement, MAX_HEAD_DIM};
 
 /// `nvb_dtype_code` of csrc/common/launch.h, the types of elements; the numbers are `NVB_DTYPE_*` of the C ABI too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -321,7 +321,7 @@ const FIRST_MEMORY: usize = 4096;
 
 impl Tensor {
     /// Whether the two share no byte, with what lies between the rows counted to them. What is read to find addresses (tokens,
-    /// positions, slots, offsets) has been checked when the work runs, so the work may not write it.
+    /// positions, sequences, offsets) has been checked when the work runs, so the work may not write it.
     pub fn expect_apart(&self, name: &str, written_name: &str, written: &Tensor) -> Result<()> {
         let (start, other) = (self.data as usize, written.data as usize);
         let apart =

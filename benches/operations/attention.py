@@ -76,13 +76,13 @@ def decode_case(context, batch, length, query_heads, kv_heads, head_dim):
     dtype = context.dtype
     layer_bytes = 2 * batch * length * kv_heads * head_dim * dtype.itemsize
     rotation = context.rotation(layer_bytes)
-    cache = context.backend.kv_cache(dtype, layers=rotation, slots=batch, kv_heads=kv_heads, head_dim=head_dim, capacity=length)
+    cache = context.backend.kv_cache(dtype, layers=rotation, sequences=batch, kv_heads=kv_heads, head_dim=head_dim, capacity=length)
     positions = torch.arange(length, device=context.device, dtype=torch.int32).repeat(batch)
-    slots = torch.arange(batch, device=context.device, dtype=torch.int32).repeat_interleave(length)
+    sequences = torch.arange(batch, device=context.device, dtype=torch.int32).repeat_interleave(length)
     keys, values = [], []
     for layer in range(rotation):
         k, v = (context.randn(batch * length, kv_heads, head_dim) for _ in range(2))
-        context.backend.operation("kv_cache_append", key=k, value=v, positions=positions, slots=slots, cache=cache, layer=layer)()
+        context.backend.operation("kv_cache_append", key=k, value=v, positions=positions, sequences=sequences, cache=cache, layer=layer)()
         for store, x in ((keys, k), (values, v)):
             store.append(x.view(batch, length, kv_heads, head_dim).transpose(1, 2).contiguous())
     q = context.randn(batch, query_heads, head_dim)

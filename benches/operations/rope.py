@@ -46,13 +46,13 @@ def rope_case(context, count, query_heads, kv_heads, whole_step):
     qkv = context.randn(count, query_heads + 2 * kv_heads, d)
     q, k, v = qkv.split([query_heads, kv_heads, kv_heads], dim=1)
     tokens = torch.arange(max(CAPACITY - count, 0), max(CAPACITY, count), device=context.device, dtype=torch.int32)
-    positions, slots = tokens % CAPACITY, tokens // CAPACITY
+    positions, sequences = tokens % CAPACITY, tokens // CAPACITY
     query_output, key_output = context.empty(count, query_heads, d), context.empty(count, kv_heads, d)
     arguments = dict(query=q, key=k, query_output=query_output, key_output=key_output, positions=positions, base=BASE)
     query_norm, key_norm = (context.randn(d) * 0.1 for _ in range(2))
     if whole_step:
-        cache = context.backend.kv_cache(dtype, layers=1, slots=int(slots[-1]) + 1, kv_heads=kv_heads, head_dim=d, capacity=CAPACITY)
-        arguments |= dict(query_norm=query_norm, key_norm=key_norm, epsilon=EPSILON, weight_offset=1.0, value=v, cache=cache, slots=slots)
+        cache = context.backend.kv_cache(dtype, layers=1, sequences=int(sequences[-1]) + 1, kv_heads=kv_heads, head_dim=d, capacity=CAPACITY)
+        arguments |= dict(query_norm=query_norm, key_norm=key_norm, epsilon=EPSILON, weight_offset=1.0, value=v, cache=cache, sequences=sequences)
     call = context.backend.operation("rope", **arguments)
 
     theta = angles(context, positions, d)[:, None]

@@ -76,7 +76,7 @@ int main(int count, char** arguments) {
   nvb_kv_cache_options cache_options;
   nvb_kv_cache_options_init(&cache_options);
   cache_options.layers = 1;
-  cache_options.slots = 1;
+  cache_options.sequences = 1;
   cache_options.kv_heads = KV_HEADS;
   cache_options.head_dim = HEAD_DIM;
   cache_options.capacity = TOKENS;
@@ -99,7 +99,7 @@ int main(int count, char** arguments) {
   float* device_output = to_device(memory, stream, NULL, sizeof output);
   int32_t* device_position = to_device(memory, stream, position, sizeof position);
 
-  // Keys and values of the prompt and of the token after it go to slot 0.
+  // Keys and values of the prompt and of the token after it go to sequence 0.
   nvb_kv_cache_append_args append;
   nvb_kv_cache_append_args_init(&append);
   append.key = nvb_tensor_3d(device_key, NVB_DTYPE_F32, TOKENS, KV_HEADS, HEAD_DIM);

@@ -26,10 +26,10 @@ nvb::attention make_attention(const nvb::backend& backend, const Config& config,
   return nvb::attention(backend, options);
 }
 
-nvb::kv_cache make_cache(const nvb::backend& backend, const Model& model, int64_t slots, int64_t capacity) {
+nvb::kv_cache make_cache(const nvb::backend& backend, const Model& model, int64_t sequences, int64_t capacity) {
   auto options = nvb::make<nvb_kv_cache_options>();
   options.layers = static_cast<uint32_t>(model.config.layers);
-  options.slots = static_cast<uint32_t>(slots);
+  options.sequences = static_cast<uint32_t>(sequences);
   options.kv_heads = static_cast<uint32_t>(model.config.kv_heads);
   options.head_dim = static_cast<uint32_t>(model.config.head_dim);
   options.capacity = static_cast<uint32_t>(capacity);
@@ -45,11 +45,12 @@ nvb_tensor head_slice(const nvb_tensor& rows, int64_t first, int64_t heads, int6
 
 }  // namespace
 
-Session::Session(const nvb::backend& backend, const Model& model, int64_t slots, int64_t capacity, int64_t max_tokens)
+Session::Session(const nvb::backend& backend, const Model& model, int64_t sequences, int64_t capacity,
+                 int64_t max_tokens)
     : backend_(backend),
       model_(model),
       stream_(backend),
-      cache_(make_cache(backend, model, slots, capacity)),
+      cache_(make_cache(backend, model, sequences, capacity)),
       local_(make_attention(backend, model.config, model.config.window)),
       global_(make_attention(backend, model.config, 0)),
       embedding_scale_(std::sqrt(static_cast<float>(model.config.width))) {
@@ -121,7 +122,7 @@ nvb_tensor Session::rotate_and_append(const Layer& layer, int64_t index, int64_t
   args.query_norm = layer.query_norm.tensor;
   args.key_norm = layer.key_norm.tensor;
   args.positions = positions(rows);
-  args.slots = slots(rows);
+  args.sequences = sequences(rows);
   args.cache = cache_;
   args.layer = static_cast<uint32_t>(index);
   args.base = rope.base;
@@ -173,22 +174,22 @@ void Session::run(int64_t rows, Attend attend) {
 }
 
 void Session::prefill(const std::vector<Segment>& segments) {
-  std::vector<int32_t> query_starts = {0}, sequence_slots, kv_lengths;
+  std::vector<int32_t> query_starts = {0}, sequence_numbers, kv_lengths;
   for (const Segment& segment : segments) {
     query_starts.push_back(query_starts.back() + segment.count);
-    sequence_slots.push_back(segment.slot);
+    sequence_numbers.push_back(segment.sequence);
     kv_lengths.push_back(segment.position + segment.count);
   }
   const int64_t rows = query_starts.back();
   stream_.synchronize();  // an earlier copy may still be reading the staging memory
   int32_t* token = static_cast<int32_t*>(staging_.data());
   int32_t* position = token + rows;
-  int32_t* slot = position + rows;
+  int32_t* sequence = position + rows;
   for (const Segment& segment : segments) {
     for (int32_t i = 0; i < segment.count; ++i) {
       *token++ = segment.tokens[i];
       *position++ = segment.position + i;
-      *slot++ = segment.slot;
+      *sequence++ = segment.sequence;
     }
   }
   inputs_.upload(staging_.data(), static_cast<size_t>(3 * rows) * sizeof(int32_t), stream_);
@@ -200,7 +201,7 @@ void Session::prefill(const std::vector<Segment>& segments) {
     args.query_starts = query_starts.data();
     args.sequence_count = segments.size();
     args.cache = cache_;
-    args.slots = sequence_slots.data();
+    args.sequences = sequence_numbers.data();
     args.kv_lengths = kv_lengths.data();
     args.layer = layer;
     attention.prefill(args, stream_);
@@ -214,7 +215,7 @@ void Session::decode(int64_t rows, int64_t max_kv_length) {
     args.output = output;
     args.cache = cache_;
     args.positions = positions(rows);
-    args.slots = slots(rows);
+    args.sequences = sequences(rows);
     args.layer = layer;
     args.max_kv_length = static_cast<uint32_t>(max_kv_length);
     attention.decode(args, stream_);

@@ -12,7 +12,7 @@ namespace gemma {
 
 // Consecutive tokens of one sequence.
 struct Segment {
-  int32_t slot;      // the sequence's place in the cache
+  int32_t sequence;  // the sequence's place in the cache
   int32_t position;  // of the first token
   int32_t count;
   const int32_t* tokens;  // host memory
@@ -22,9 +22,9 @@ struct Segment {
 // Everything is allocated here, once; the passes only queue work.
 class Session {
  public:
-  // A cache of `slots` sequences of up to `capacity` tokens, and passes of up to `max_tokens`. Backend and model
+  // A cache of `sequences` sequences of up to `capacity` tokens, and passes of up to `max_tokens`. Backend and model
   // outlive the session.
-  Session(const nvb::backend& backend, const Model& model, int64_t slots, int64_t capacity, int64_t max_tokens);
+  Session(const nvb::backend& backend, const Model& model, int64_t sequences, int64_t capacity, int64_t max_tokens);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
   // Waits for the queued work.
@@ -33,14 +33,14 @@ class Session {
   // Runs the layers over whole prompts or pieces of them, one segment after the other. Waits for earlier work, queues.
   void prefill(const std::vector<Segment>& segments);
 
-  // Runs the layers over one token for each of `rows` sequences, as `tokens`, `positions` and `slots` say when the
+  // Runs the layers over one token for each of `rows` sequences, as `tokens`, `positions` and `sequences` say when the
   // stream gets there. No position reaches `max_kv_length`.
   void decode(int64_t rows, int64_t max_kv_length);
 
   // The inputs of a pass over `count` tokens, I32 [count] in device memory, one after the other in this order.
   nvb_tensor tokens(int64_t count) const { return input(0, count); }
   nvb_tensor positions(int64_t count) const { return input(1, count); }
-  nvb_tensor slots(int64_t count) const { return input(2, count); }
+  nvb_tensor sequences(int64_t count) const { return input(2, count); }
 
   // Rows of the last pass after the final norm, [count, width] in the activations' dtype.
   nvb_tensor hidden(int64_t first, int64_t count) const;

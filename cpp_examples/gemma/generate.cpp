@@ -84,7 +84,7 @@ class Generator {
     const auto start = Clock::now();
     prefill(on_logits);
     if (request_.max_tokens > 0) {
-      upload_inputs(/*with_tokens=*/true);  // the positions and slots that sampling reads
+      upload_inputs(/*with_tokens=*/true);  // the positions and sequences that sampling reads
       sample(nvb::tensor(last_rows_.data(), model_.activation_dtype, {sequences_, model_.config.width}));
       finish_oldest();
     } else {
@@ -99,7 +99,7 @@ class Generator {
   }
 
  private:
-  // What one queued step needs of the host: I32 [tokens, positions, slots, sampled tokens] of `rows` each.
+  // What one queued step needs of the host: I32 [tokens, positions, sequences, sampled tokens] of `rows` each.
   struct Ring {
     nvb::host_buffer memory;
     nvb::event sampled;
@@ -132,9 +132,9 @@ class Generator {
       int64_t end = 0;
       for (const Segment& segment : segments) {
         end += segment.count;
-        const size_t sequence = static_cast<size_t>(segment.slot);
+        const size_t sequence = static_cast<size_t>(segment.sequence);
         if (segment.position + segment.count < static_cast<int32_t>(request_.prompts[sequence].size())) continue;
-        char* row = static_cast<char*>(last_rows_.data()) + segment.slot * row_bytes();
+        char* row = static_cast<char*>(last_rows_.data()) + segment.sequence * row_bytes();
         nvb::check(nvb_memory_copy(memory_, row, session_.hidden(end - 1, 1).data, static_cast<size_t>(row_bytes()),
                                    NVB_COPY_DEVICE_TO_DEVICE, session_.stream()));
       }
@@ -202,7 +202,7 @@ class Generator {
       args.logits = logits;
       args.tokens = tokens;
       // A draw depends on the sequence and the position alone, not on who else is in the batch.
-      args.sequences = session_.slots(rows);
+      args.sequences = session_.sequences(rows);
       args.positions = session_.positions(rows);
       args.temperature = request_.temperature;
       args.top_k = request_.top_k;

@@ -59,10 +59,10 @@ pub struct nvb_attention_prefill_args {
     /// query_starts[b + 1]. Read before the call returns, as are the other host arrays.
     pub query_starts: *const i32,
     pub sequence_count: usize,
-    /// Keys and values: a cache, with `layer`, `slots` and `kv_lengths`; or NULL, with `key`, `value`, `key_starts`.
+    /// Keys and values: a cache, with `layer`, `sequences` and `kv_lengths`; or NULL, with `key`, `value`, `key_starts`.
     pub cache: *const nvb_kv_cache,
-    /// Host memory: the cache slot of each sequence; NULL: 0, 1, 2, …
-    pub slots: *const i32,
+    /// Host memory: the cache's sequence of each; NULL: 0, 1, 2, …
+    pub sequences: *const i32,
     /// Host memory: keys of each sequence, those of this call's tokens included. The last query row of a sequence stands
     /// at position kv_length − 1.
     pub kv_lengths: *const i32,
@@ -76,8 +76,11 @@ pub struct nvb_attention_prefill_args {
     pub layer: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// I32 [sequences, entries] in device memory, where the engine owns the cache's pages, as in `nvb_rope_args`. A key whose entry
+    /// is no page of the pool is an error on the CPU, and counts as one of zeros on CUDA.
+    pub page_table: nvb_tensor,
 }
-versioned!(nvb_attention_prefill_args { query_starts, slots, kv_lengths, key_starts });
+versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts });
 
 /// One query row for each of B sequences.
 #[repr(C)]
@@ -91,14 +94,16 @@ pub struct nvb_attention_decode_args {
     /// Optional, F32 [B, query_heads], as in prefill.
     pub lse: nvb_tensor,
     pub cache: *const nvb_kv_cache,
-    /// I32 [B] in device memory: row b sees the keys 0 … positions[b] of its slot, within the window. A position outside
+    /// I32 [B] in device memory: row b sees the keys 0 … positions[b] of its sequence, within the window. A position outside
     /// the cache gives 0 on CUDA and an error on the CPU.
     pub positions: nvb_tensor,
-    /// Optional, I32 [B] in device memory: the slot of each row; absent: 0, 1, 2, …
-    pub slots: nvb_tensor,
+    /// Optional, I32 [B] in device memory: the sequence of each row; absent: 0, 1, 2, …
+    pub sequences: nvb_tensor,
     pub layer: u32,
     /// No position reaches this number; it sizes the launch, so a captured call serves every step below it. 0: capacity.
     pub max_kv_length: u32,
+    /// I32 [sequences, entries], as in prefill.
+    pub page_table: nvb_tensor,
 }
 versioned!(nvb_attention_decode_args);
 
@@ -188,18 +193,18 @@ pub unsafe extern "C" fn nvb_attention_prefill(
             AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
         } else {
             let layer;
-            (_cache, layer) = layer_to_use(backend, args.cache, args.layer)?;
+            (_cache, layer) = layer_to_use(backend, (args.cache, args.layer), &args.page_table)?;
             // SAFETY: as above.
             let kv_lengths = unsafe { slice("kv_lengths", args.kv_lengths, count)? };
             let in_order: Vec<i32>;
-            let slots = if args.slots.is_null() {
-                in_order = collected(0..count as i32, "the slots of a prefill")?;
+            let sequences = if args.sequences.is_null() {
+                in_order = collected(0..count as i32, "the sequences of a prefill")?;
                 &in_order
             } else {
                 // SAFETY: as above.
-                unsafe { slice("slots", args.slots, count)? }
+                unsafe { slice("sequences", args.sequences, count)? }
             };
-            let source = KeySource::Cache { layer, slots, kv_lengths };
+            let source = KeySource::Cache { layer, sequences, kv_lengths };
             AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
         };
         backend.queue(op, &stream)
@@ -219,13 +224,13 @@ pub(super) fn decode_of(
         reading.tensor("output", &args.output)?,
         reading.optional("lse", &args.lse)?,
         reading.tensor("positions", &args.positions)?,
-        reading.optional("slots", &args.slots)?,
+        reading.optional("sequences", &args.sequences)?,
         args.max_kv_length as usize,
     )
 }
 
 /// Queues the attention of one new token for each of B sequences; its key must be in the cache in stream order before.
-/// Positions and slots are read from device memory when the stream reaches the call, so a captured call serves every
+/// Positions and sequences are read from device memory when the stream reaches the call, so a captured call serves every
 /// step. Does not synchronise; the first call with a larger `max_kv_length` or B may allocate workspace.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT`; `NVB_ERROR_ATTENTION` for a bidirectional attention.
 #[no_mangle]
@@ -240,7 +245,7 @@ pub unsafe extern "C" fn nvb_attention_decode(
         let stream = stream_of(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        let (_cache, layer) = layer_to_use(backend, args.cache, args.layer)?;
+        let (_cache, layer) = layer_to_use(backend, (args.cache, args.layer), &args.page_table)?;
         backend.queue(decode_of(Reading::Memory(backend), &object, &args, layer)?, &stream)
     })
 }

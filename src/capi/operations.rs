@@ -246,12 +246,12 @@ pub struct nvb_rope_args {
     pub key_norm: nvb_tensor,
     /// [T, kv_heads, head_dim], with a cache only: stored as it is.
     pub value: nvb_tensor,
-    /// I32 [T] in device memory. A token whose slot or position lies outside the cache is not stored on CUDA and is an
+    /// I32 [T] in device memory. A token whose sequence or position lies outside the cache is not stored on CUDA and is an
     /// error on the CPU.
     pub positions: nvb_tensor,
-    /// Optional, I32 [T] in device memory: the cache slot of each token; absent: slot 0.
-    pub slots: nvb_tensor,
-    /// Optional: where keys and values are appended, at [slot, head, position].
+    /// Optional, I32 [T] in device memory: the sequence of each token; absent: sequence 0.
+    pub sequences: nvb_tensor,
+    /// Optional: where keys and values are appended, at [sequence, head, position].
     pub cache: *const nvb_kv_cache,
     /// The cache's layer.
     pub layer: u32,
@@ -269,10 +269,14 @@ pub struct nvb_rope_args {
     pub weight_offset: f32,
     /// Must be 0.
     pub reserved: u32,
+    /// I32 [sequences, entries] in device memory, where the engine owns the cache's pages: entry i of a row is the page of the
+    /// sequence's tokens from i · page_tokens on. Otherwise absent. A token whose entry is no page of the pool is treated as one
+    /// outside the cache.
+    pub page_table: nvb_tensor,
 }
 versioned!(nvb_rope_args);
 
-/// Keys and values as they are into a cache layer, at [slot, head, position].
+/// Keys and values as they are into a cache layer, at [sequence, head, position].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_kv_cache_append_args {
@@ -284,11 +288,13 @@ pub struct nvb_kv_cache_append_args {
     /// I32 [T] in device memory, as in `nvb_rope_args`.
     pub positions: nvb_tensor,
     /// Optional, as in `nvb_rope_args`.
-    pub slots: nvb_tensor,
+    pub sequences: nvb_tensor,
     pub cache: *const nvb_kv_cache,
     pub layer: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// I32 [sequences, entries], as in `nvb_rope_args`.
+    pub page_table: nvb_tensor,
 }
 versioned!(nvb_kv_cache_append_args);
 
@@ -467,11 +473,14 @@ pub unsafe extern "C" fn nvb_rope(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         expect_reserved(args.reserved)?;
-        let cache = if args.cache.is_null() { None } else { Some(layer_to_use(&backend, args.cache, args.layer)?) };
+        let cache = match args.cache.is_null() {
+            true => None,
+            false => Some(layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?),
+        };
         let query = optional_device_tensor(&backend, "query", &args.query)?;
         let key = optional_device_tensor(&backend, "key", &args.key)?;
         let head_dim = query.or(key).map_or(0, |tensor| tensor.shape[2]);
-        let slots = optional_device_tensor(&backend, "slots", &args.slots)?;
+        let sequences = optional_device_tensor(&backend, "sequences", &args.sequences)?;
         let op = Rope::new(RopeArguments {
             query,
             query_output: optional_device_tensor(&backend, "query_output", &args.query_output)?,
@@ -489,7 +498,7 @@ pub unsafe extern "C" fn nvb_rope(
                 position_scale: or(args.position_scale, 1.0),
                 rotary_dim: if args.rotary_dim == 0 { head_dim & !1 } else { args.rotary_dim as usize },
             }),
-            append: cache.as_ref().map(|(_, cache)| Append { cache: *cache, slots }),
+            append: cache.as_ref().map(|(_, cache)| Append { cache: *cache, sequences }),
         })?;
         backend.queue(op, &stream)
     })
@@ -507,8 +516,8 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         expect_reserved(args.reserved)?;
-        let (_cache, cache) = layer_to_use(&backend, args.cache, args.layer)?;
-        let slots = optional_device_tensor(&backend, "slots", &args.slots)?;
+        let (_cache, cache) = layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?;
+        let sequences = optional_device_tensor(&backend, "sequences", &args.sequences)?;
         let op = Rope::new(RopeArguments {
             query: None,
             query_output: None,
@@ -522,7 +531,7 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
             weight_offset: 0.0,
             positions: device_tensor(&backend, "positions", &args.positions)?,
             rotation: None,
-            append: Some(Append { cache, slots }),
+            append: Some(Append { cache, sequences }),
         })?;
         backend.queue(op, &stream)
     })

@@ -18,7 +18,7 @@ pub const NVB_DTYPE_F32: u32 = 1;
 pub const NVB_DTYPE_F16: u32 = 2;
 /// `nvb_tensor.dtype`: bfloat16.
 pub const NVB_DTYPE_BF16: u32 = 3;
-/// `nvb_tensor.dtype`: 32-bit signed integer (tokens, positions, slots).
+/// `nvb_tensor.dtype`: 32-bit signed integer (tokens, positions, sequences).
 pub const NVB_DTYPE_I32: u32 = 4;
 
 /// A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside

@@ -116,7 +116,8 @@ pub unsafe extern "C" fn nvb_attention_decode_get_workspace_size(
         expect_out("bytes", bytes)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        let (_cache, layer) = layer_of(&object.backend, args.cache, args.layer)?;
+        let cache = (args.cache, args.layer);
+        let (_cache, layer) = layer_of(Reading::Shape, &object.backend, cache, &args.page_table)?;
         let op = decode_of(Reading::Shape, &object, &args, layer)?;
         let needed = object.backend.executor().plan(&op.into())?.workspace;
         // SAFETY: checked for NULL, valid by the header's contract.

@@ -6,21 +6,18 @@ use super::threads::Threads;
 use crate::error::Result;
 use crate::operation::rope::{Append, Rope, Rotation};
 use crate::simd::{dispatch, math, Kernel, Simd};
-use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM};
+use crate::tensor::{CacheLayer, DType, Heads, KvView, Tensor, MAX_HEAD_DIM};
 use std::ops::Range;
 
 const MAX_PAIRS: usize = MAX_HEAD_DIM / 2;
 
-/// An error names the first token whose slot or position is outside the cache; nothing is written then.
+/// An error names the first token whose sequence or position is outside the cache; nothing is written then.
 pub fn rope(threads: &Threads, op: &Rope) -> Result<()> {
     // SAFETY: a validated descriptor's positions.
     let positions = unsafe { integers(&op.positions) };
     if let Some(append) = &op.append {
         for (t, &position) in positions.iter().enumerate() {
-            append
-                .cache
-                .check_position(position)
-                .and_then(|_| append.cache.check_slot(slot(append, t)))
+            check(&append.cache, sequence(append, t), position)
                 .map_err(|error| error.context(format_args!("token {t}")))?;
         }
     }
@@ -28,15 +25,23 @@ pub fn rope(threads: &Threads, op: &Rope) -> Result<()> {
     let heads = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads);
     let width = (heads(op.query) + heads(op.key) + heads(op.value)) * op.head_dim;
     for_rows(threads, op.tokens, width, |tokens, _| {
-        // SAFETY: the descriptor is validated, positions and slots are within the cache, tasks write different tokens.
+        // SAFETY: the descriptor is validated, positions and sequences are within the cache, tasks write different tokens.
         unsafe { dispatch(Tokens { op, positions, frequencies: frequencies.as_ref(), tokens }) }
     });
     Ok(())
 }
 
-fn slot(append: &Append, token: usize) -> i32 {
-    // SAFETY: a validated descriptor's slots.
-    append.slots.map_or(0, |slots| unsafe { integers(&slots) }[token])
+/// Refuses a token that has no place in the cache.
+fn check(cache: &CacheLayer, sequence: i32, position: i32) -> Result<()> {
+    let position = cache.check_position(position)?;
+    let origin = cache.origin(cache.check_sequence(sequence)?);
+    // SAFETY: on the CPU every table is in host memory; sequence and position are within it.
+    unsafe { cache.key_view().check_pages(origin, position..position + 1) }
+}
+
+fn sequence(append: &Append, token: usize) -> i32 {
+    // SAFETY: a validated descriptor's sequences.
+    append.sequences.map_or(0, |sequences| unsafe { integers(&sequences) }[token])
 }
 
 /// θ^(−2i/rotary_dim), in f32 as HF transformers computes it.
@@ -115,23 +120,27 @@ unsafe fn one_token<S: Simd>(op: &Rope, token: usize, position: i32, angles: &An
                 copy::<S>(buffer, Row::head(output, token, head), op.head_dim);
             }
             if let Some(append) = &op.append {
-                let cache = cached(&append.cache, append.cache.key, slot(append, token), head, position);
+                let cache = cached(append.cache.key_view(), &append.cache, sequence(append, token), head, position);
                 copy::<S>(buffer, cache, op.head_dim);
             }
         }
     }
     if let (Some(value), Some(append)) = (&op.value, &op.append) {
         for head in 0..value.heads {
-            let cache = cached(&append.cache, append.cache.value, slot(append, token), head, position);
+            let cache = cached(append.cache.value_view(), &append.cache, sequence(append, token), head, position);
             copy::<S>(Row::head(value, token, head), cache, op.head_dim);
         }
     }
 }
 
-/// Where a head's row of `data` (keys or values) lies in the cache.
-fn cached(cache: &CacheLayer, data: *mut std::ffi::c_void, slot: i32, head: usize, position: i32) -> Row {
-    let offset = slot as usize * cache.slot_stride + head * cache.head_stride + position as usize * cache.head_dim;
-    Row::raw(data, cache.dtype).skip(offset)
+/// Where a head's row of the keys or values lies in the cache.
+///
+/// # Safety
+/// Sequence, position and page were checked.
+unsafe fn cached(view: KvView, cache: &CacheLayer, sequence: i32, head: usize, position: i32) -> Row {
+    let head = view.head(cache.origin(sequence as usize), head);
+    // SAFETY: the caller's contract.
+    Row::raw(unsafe { head.run(position as usize) }.0, view.dtype)
 }
 
 #[inline(always)]
@@ -197,7 +206,7 @@ pub fn reference(op: &Rope) {
             x.iter().map(|x| x * f64::from(scale)).collect()
         }
     };
-    // SAFETY: as above, and writable; positions and slots are within the cache.
+    // SAFETY: as above, and writable; positions and sequences are within the cache.
     unsafe {
         let write = |values: &[f64], to: Row| values.iter().enumerate().for_each(|(i, &value)| to.set(i, value));
         for token in 0..op.tokens {
@@ -213,10 +222,10 @@ pub fn reference(op: &Rope) {
                     write(&turned, Row::head(output, token, head));
                 }
                 let (Some(append), Some(value)) = (&op.append, &op.value) else { continue };
-                let slot = slot(append, token);
-                write(&turned, cached(&append.cache, append.cache.key, slot, head, position));
+                let sequence = sequence(append, token);
+                write(&turned, cached(append.cache.key_view(), &append.cache, sequence, head, position));
                 let value: Vec<f64> = (0..op.head_dim).map(|i| Row::head(value, token, head).get(i)).collect();
-                write(&value, cached(&append.cache, append.cache.value, slot, head, position));
+                write(&value, cached(append.cache.value_view(), &append.cache, sequence, head, position));
             }
         }
     }
@@ -241,7 +250,7 @@ mod tests {
                 let mut weights = [Buffer::random(DType::Bf16, dim, 2), Buffer::random(DType::Bf16, dim, 3)];
                 let position = |t: usize| (capacity - 1 - 2 * t) as f32;
                 let mut positions = Buffer::from(DType::I32, &(0..tokens).map(position).collect::<Vec<_>>());
-                let mut slots = Buffer::from(DType::I32, &(0..tokens).map(|t| (t % 2) as f32).collect::<Vec<_>>());
+                let mut sequences = Buffer::from(DType::I32, &(0..tokens).map(|t| (t % 2) as f32).collect::<Vec<_>>());
                 let mut run = |query_output: &mut Buffer, caches: &mut [Buffer; 2], function: &dyn Fn(&Rope)| {
                     let fused = fused.tensor(&[tokens, width, dim]);
                     let part = |first: usize, heads: usize| {
@@ -252,17 +261,7 @@ mod tests {
                     };
                     let key = caches[0].tensor(&[2, kv_heads, capacity, dim]);
                     let value = caches[1].tensor(&[2, kv_heads, capacity, dim]);
-                    let cache = CacheLayer {
-                        key: key.data,
-                        value: value.data,
-                        dtype: key.dtype,
-                        slots: 2,
-                        heads: kv_heads,
-                        capacity,
-                        head_dim: dim,
-                        slot_stride: kv_heads * capacity * dim,
-                        head_stride: capacity * dim,
-                    };
+                    let cache = CacheLayer::contiguous((key.data, value.data), key.dtype, [2, kv_heads, capacity, dim]);
                     let op = Rope::new(RopeArguments {
                         query: Some(part(0, query_heads)),
                         query_output: Some(query_output.tensor(&[tokens, query_heads, dim])),
@@ -276,7 +275,7 @@ mod tests {
                         weight_offset: 1.0,
                         positions: positions.tensor(&[tokens]),
                         rotation: Some(Rotation { base: 10_000.0, position_scale: 0.125, rotary_dim }),
-                        append: Some(Append { cache, slots: Some(slots.tensor(&[tokens])) }),
+                        append: Some(Append { cache, sequences: Some(sequences.tensor(&[tokens])) }),
                     });
                     function(&op.unwrap());
                 };
@@ -298,17 +297,11 @@ mod tests {
         let mut x = Buffer::random(DType::F32, 2 * 4, 1);
         let mut positions = Buffer::from(DType::I32, &[0.0, 3.0]);
         let mut cache = [Buffer::poisoned(DType::F32, 12), Buffer::poisoned(DType::F32, 12)];
-        let layer = CacheLayer {
-            key: cache[0].tensor(&[12]).data,
-            value: cache[1].tensor(&[12]).data,
-            dtype: DType::F32,
-            slots: 1,
-            heads: 1,
-            capacity: 3,
-            head_dim: 4,
-            slot_stride: 12,
-            head_stride: 12,
-        };
+        let layer = CacheLayer::contiguous(
+            (cache[0].tensor(&[12]).data, cache[1].tensor(&[12]).data),
+            DType::F32,
+            [1, 1, 3, 4],
+        );
         let op = Rope::new(RopeArguments {
             query: None,
             query_output: None,
@@ -322,7 +315,7 @@ mod tests {
             weight_offset: 0.0,
             positions: positions.tensor(&[2]),
             rotation: None,
-            append: Some(Append { cache: layer, slots: None }),
+            append: Some(Append { cache: layer, sequences: None }),
         });
         let error = rope(threads(), &op.unwrap()).unwrap_err();
         assert!(error.message.contains("token 1") && error.message.contains("position 3"), "{error}");

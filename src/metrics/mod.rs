@@ -283,8 +283,15 @@ mod tests {
         let backend = backend();
         backend.metrics().set_enabled(true);
         let stream = backend.default_stream();
-        let options =
-            KvCacheOptions { layers: 1, slots: 3, kv_heads: 2, head_dim: 8, capacity: 1024, dtype: DType::F32 };
+        let options = KvCacheOptions {
+            layers: 1,
+            sequences: 3,
+            kv_heads: 2,
+            head_dim: 8,
+            capacity: 1024,
+            dtype: DType::F32,
+            ..KvCacheOptions::default()
+        };
         let cache = KvCache::new(backend.memory(), options, stream).unwrap();
         let config = |window| {
             let config = AttentionConfig {

@@ -228,7 +228,14 @@ pub trait Visit {
     /// A layer of a cache, of which the work knows alone what it touches.
     #[inline]
     fn cache(&mut self, layer: &CacheLayer, effect: Effect) {
-        let bytes = layer.slots * layer.slot_stride * layer.dtype.size();
+        let bytes = layer.span_bytes();
+        if let Some(table) = layer.page_table() {
+            // Keys and values lie between each other where a page has both.
+            let start = layer.key.min(layer.value);
+            let bytes = bytes + (layer.key as usize).abs_diff(layer.value as usize);
+            self.add("the cache's pages", &Region { exact: false, ..Region::bytes(start, bytes) }, effect);
+            return self.read("page_table", Some(&table.tensor()));
+        }
         for (name, data) in [("the cache's keys", layer.key), ("the cache's values", layer.value)] {
             self.add(name, &Region { exact: false, ..Region::bytes(data, bytes) }, effect);
         }

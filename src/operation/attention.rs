@@ -15,7 +15,7 @@ use crate::error::{Error, Result, Status};
 use crate::operation::access::{Effect, Visit};
 use crate::operation::CostOf;
 use crate::operation::{expect_extent, Cost};
-use crate::tensor::{CacheLayer, DType, Heads, KvView, Tensor, MAX_HEAD_DIM};
+use crate::tensor::{CacheLayer, DType, Heads, KvView, PageTable, Placement, Tensor, MAX_HEAD_DIM};
 
 /// What stays the same from call to call.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,7 +115,7 @@ impl AttentionConfig {
     }
 }
 
-/// The rows of one sequence: queries [query_start, +query_count) meet kv_length keys from kv_offset (in elements).
+/// The rows of one sequence: queries [query_start, +query_count) meet kv_length keys from the origin kv_offset of the view.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SequenceSpan {
     pub query_start: usize,
@@ -149,8 +149,8 @@ pub struct AttentionDecode {
     pub lse: Option<Tensor>,
     /// i32 [B]: row b sees keys 0 ..= positions[b]
     pub positions: Tensor,
-    /// i32 [B]: cache slot of each row; absent: the row number
-    pub slots: Option<Tensor>,
+    /// i32 [B]: the cache's sequence of each row; absent: the row number
+    pub sequences: Option<Tensor>,
     /// No position reaches this; it sizes the split of the work.
     pub max_kv_length: usize,
 }
@@ -159,7 +159,7 @@ pub struct AttentionDecode {
 pub enum KeySource<'a> {
     Cache {
         layer: CacheLayer,
-        slots: &'a [i32],
+        sequences: &'a [i32],
         kv_lengths: &'a [i32],
     },
     /// [T_kv, kv_heads, head_dim], sequences one after the other from key_starts[b] to key_starts[b + 1]
@@ -187,18 +187,18 @@ impl AttentionPrefill {
         check_starts("query_starts", query_starts, tokens)?;
         let count = query_starts.len() - 1;
         let (key, value, spans) = match source {
-            KeySource::Cache { layer, slots, kv_lengths } => {
+            KeySource::Cache { layer, sequences, kv_lengths } => {
                 config.check_cache(&layer)?;
-                if slots.len() != count || kv_lengths.len() != count {
+                if sequences.len() != count || kv_lengths.len() != count {
                     return Err(Error::invalid(format!(
-                        "{} slots and {} kv_lengths for {count} sequences",
-                        slots.len(),
+                        "{} entries in sequences and {} in kv_lengths for a sequence_count of {count}",
+                        sequences.len(),
                         kv_lengths.len()
                     )));
                 }
                 let mut spans = with_room(count, SEQUENCES)?;
-                for (b, (&slot, &length)) in slots.iter().zip(kv_lengths).enumerate() {
-                    let slot = layer.check_slot(slot)?;
+                for (b, (&sequence, &length)) in sequences.iter().zip(kv_lengths).enumerate() {
+                    let sequence = layer.check_sequence(sequence)?;
                     if length < 0 || length as usize > layer.capacity {
                         return Err(Error::invalid(format!(
                             "kv_lengths[{b}] is {length}; the cache holds up to {} tokens a sequence",
@@ -206,7 +206,11 @@ impl AttentionPrefill {
                         ))
                         .with_limit(length.max(0) as u64, layer.capacity as u64));
                     }
-                    spans.push((slot * layer.slot_stride, length as usize));
+                    let rows = (query_starts[b + 1] - query_starts[b]) as usize;
+                    layer
+                        .check_window(rows, length as usize, config.window)
+                        .map_err(|error| error.context(format_args!("sequences[{b}]")))?;
+                    spans.push((layer.origin(sequence), length as usize));
                 }
                 (layer.key_view(), layer.value_view(), spans)
             }
@@ -226,6 +230,7 @@ impl AttentionPrefill {
                         dtype: tensor.dtype,
                         token_stride: heads.token_stride,
                         head_stride: heads.head_stride,
+                        placement: Placement::Contiguous,
                     })
                 };
                 let (key, value) = (view("key", key)?, view("value", value)?);
@@ -277,9 +282,17 @@ impl AttentionPrefill {
         visit.read("query", Some(&self.query));
         let last = self.sequences.iter().map(|span| (span.kv_offset, span.kv_length)).max().unwrap_or((0, 0));
         for (name, view) in [("key", &self.key), ("value", &self.value)] {
-            let tokens = last.1.saturating_sub(1) * view.token_stride;
-            let elements = last.0 + tokens + (self.config.kv_heads - 1) * view.head_stride + self.config.head_dim;
+            let (blocks, tokens) = match &view.placement {
+                Placement::Contiguous => (last.0, last.1),
+                Placement::Ring { tokens } => (last.0, last.1.min(*tokens)),
+                Placement::Paged(table) => ((table.pages - 1) * table.page_stride, table.page_tokens),
+            };
+            let tokens = tokens.saturating_sub(1) * view.token_stride;
+            let elements = blocks + tokens + (self.config.kv_heads - 1) * view.head_stride + self.config.head_dim;
             visit.read_range(name, view.data, elements * view.dtype.size());
+        }
+        if let Placement::Paged(table) = &self.key.placement {
+            visit.read("page_table", Some(&table.tensor()));
         }
         visit.write("output", Some(&self.output));
         visit.write("lse", self.lse.as_ref());
@@ -314,7 +327,7 @@ impl AttentionDecode {
         output: Tensor,
         lse: Option<Tensor>,
         positions: Tensor,
-        slots: Option<Tensor>,
+        sequences: Option<Tensor>,
         max_kv_length: usize,
     ) -> Result<AttentionDecode> {
         if !config.causal {
@@ -335,21 +348,25 @@ impl AttentionDecode {
                 query.dtype, cache.dtype
             )));
         }
-        for (name, tensor) in [("positions", Some(positions)), ("slots", slots)] {
+        for (name, tensor) in [("positions", Some(positions)), ("sequences", sequences)] {
             let Some(tensor) = tensor else { continue };
             tensor.expect_dtype(name, DType::I32)?;
             tensor.expect_shape(name, &[rows])?;
             tensor.expect_readable(name)?;
         }
-        for (name, tensor) in [("positions", Some(positions)), ("slots", slots)] {
+        let table = cache.page_table().map(PageTable::tensor);
+        for (name, tensor) in [("positions", Some(positions)), ("sequences", sequences), ("page_table", table)] {
             let Some(tensor) = tensor else { continue };
             tensor.expect_apart(name, "output", &output.tensor())?;
             if let Some(lse) = &lse {
                 tensor.expect_apart(name, "lse", lse)?;
             }
         }
-        if slots.is_none() && rows > cache.slots {
-            return Err(Error::invalid(format!("{rows} rows without `slots`; the cache has {} slots", cache.slots)));
+        if sequences.is_none() && rows > cache.sequences {
+            return Err(Error::invalid(format!(
+                "{rows} rows without `sequences`; the cache has {} sequences",
+                cache.sequences
+            )));
         }
         let max_kv_length = if max_kv_length == 0 { cache.capacity } else { max_kv_length };
         if max_kv_length > cache.capacity {
@@ -359,7 +376,8 @@ impl AttentionDecode {
             ))
             .with_limit(max_kv_length as u64, cache.capacity as u64));
         }
-        Ok(AttentionDecode { config, query, cache, output, lse, positions, slots, max_kv_length })
+        cache.check_window(rows.min(1), max_kv_length, config.window)?;
+        Ok(AttentionDecode { config, query, cache, output, lse, positions, sequences, max_kv_length })
     }
 
     /// An upper bound: every row is taken to be max_kv_length long.
@@ -367,7 +385,7 @@ impl AttentionDecode {
         visit.read("query", Some(&self.query));
         visit.cache(&self.cache, Effect::Read);
         visit.read("positions", Some(&self.positions));
-        visit.read("slots", self.slots.as_ref());
+        visit.read("sequences", self.sequences.as_ref());
         visit.write("output", Some(&self.output));
         visit.write("lse", self.lse.as_ref());
     }
@@ -397,7 +415,7 @@ impl AttentionDecode {
         let rows = self.query.tokens;
         let dtypes = [self.query.dtype, self.output.dtype];
         let Cost { operations, bytes } = self.config.cost(keys as f64, rows, keys, dtypes, self.cache.dtype, self.lse);
-        let indices = 1 + usize::from(self.slots.is_some());
+        let indices = 1 + usize::from(self.sequences.is_some());
         Cost { operations, bytes: bytes + (rows * indices * DType::I32.size()) as f64 }
     }
 }

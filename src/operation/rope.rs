@@ -7,7 +7,7 @@
 use super::{expect_extent, expect_finite_positive, expect_weight_offset, Cost};
 use crate::error::{Error, Result};
 use crate::operation::access::{Effect, Visit};
-use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM};
+use crate::tensor::{CacheLayer, DType, Heads, PageTable, Placement, Tensor, MAX_HEAD_DIM};
 
 #[derive(Debug, Clone, Copy)]
 pub struct Rotation {
@@ -43,8 +43,8 @@ pub struct Rope {
 #[derive(Debug, Clone, Copy)]
 pub struct Append {
     pub cache: CacheLayer,
-    /// i32 [tokens]: the cache slot of each token; absent: slot 0
-    pub slots: Option<Tensor>,
+    /// i32 [tokens]: the cache's sequence of each token; absent: sequence 0
+    pub sequences: Option<Tensor>,
 }
 
 /// The tensors and numbers of a call before validation.
@@ -123,12 +123,16 @@ impl Rope {
         let value = heads("value", arguments.value)?;
         let query_output = output("query_output", arguments.query_output, query)?;
         let key_output = output("key_output", arguments.key_output, key)?;
-        let slots = arguments.append.and_then(|append| append.slots);
-        for (name, tensor) in [("positions", Some(positions)), ("slots", slots)] {
+        let sequences = arguments.append.and_then(|append| append.sequences);
+        let table = arguments.append.as_ref().and_then(|append| append.cache.page_table().map(PageTable::tensor));
+        for (name, tensor) in [("positions", Some(positions)), ("sequences", sequences), ("page_table", table)] {
             for (output_name, output) in [("query_output", &query_output), ("key_output", &key_output)] {
                 if let (Some(tensor), Some(output)) = (&tensor, output) {
                     tensor.expect_apart(name, output_name, &output.tensor())?;
                 }
+            }
+            if let (Some(tensor), Some(append)) = (&tensor, &arguments.append) {
+                append.cache.expect_apart(name, tensor)?;
             }
         }
         if query.is_some() && query_output.is_none() {
@@ -171,7 +175,7 @@ impl Rope {
         visit.write("query_output", self.query_output.as_ref());
         visit.write("key_output", self.key_output.as_ref());
         if let Some(append) = &self.append {
-            visit.read("slots", append.slots.as_ref());
+            visit.read("sequences", append.sequences.as_ref());
             visit.cache(&append.cache, Effect::Write);
         }
     }
@@ -198,11 +202,18 @@ impl Append {
                 )));
             }
         }
-        if let Some(slots) = self.slots {
-            slots.expect_dtype("slots", DType::I32)?;
-            slots.expect_shape("slots", &[tokens])?;
-            slots.expect_readable("slots")?;
+        if let Some(sequences) = self.sequences {
+            sequences.expect_dtype("sequences", DType::I32)?;
+            sequences.expect_shape("sequences", &[tokens])?;
+            sequences.expect_readable("sequences")?;
+            return Ok(());
         }
-        Ok(())
+        match self.cache.placement {
+            Placement::Ring { tokens: ring } if tokens > ring => Err(Error::invalid(format!(
+                "{tokens} tokens of one sequence; the ring keeps {ring}, and each place takes one token a call"
+            ))
+            .with_limit(tokens as u64, ring as u64)),
+            _ => Ok(()),
+        }
     }
 }

@@ -42,7 +42,7 @@ static inline void create_weight(readers* r, nvb_stream* stream, uint32_t format
 static inline void create_cache(readers* r, nvb_kv_cache** cache) {
   nvb_kv_cache_options options;
   nvb_kv_cache_options_init(&options);
-  options.layers = options.slots = 1;
+  options.layers = options.sequences = 1;
   options.kv_heads = HEADS;
   options.head_dim = HEAD_DIM;
   options.capacity = CAPACITY;

@@ -1,14 +1,14 @@
 // Attention: prefill and decode against the formula, and what is refused.
 #include "check.h"
 
-enum { HEADS = 2, KV_HEADS = 1, DIM = 8, LENGTH = 12, SLOTS = 2, CAPACITY = 16, ROW = HEADS * DIM };
+enum { HEADS = 2, KV_HEADS = 1, DIM = 8, LENGTH = 12, SEQUENCES = 2, CAPACITY = 16, ROW = HEADS * DIM };
 
 typedef struct {
   fixture* f;
   nvb_attention* attention;
   nvb_kv_cache* cache;
   float query[LENGTH * ROW], key[LENGTH * DIM], value[LENGTH * DIM];
-  void *query_block, *output_block, *lse_block, *key_block, *value_block, *position_block, *slot_block;
+  void *query_block, *output_block, *lse_block, *key_block, *value_block, *position_block, *sequence_block;
 } bench;
 
 static nvb_attention_options two_heads(void) {
@@ -28,17 +28,17 @@ static nvb_status create(void* value, void* context) {
   return status;
 }
 
-// The keys and values of twelve tokens, in slot 1 of the cache's layer 1.
+// The keys and values of twelve tokens, in sequence 1 of the cache's layer 1.
 static bench set_up(fixture* f) {
   bench b = {.f = f};
   uint32_t state = 5;
   for (int i = 0; i < LENGTH * ROW; ++i) b.query[i] = next_number(&state);
   for (int i = 0; i < LENGTH * DIM; ++i) b.key[i] = next_number(&state);
   for (int i = 0; i < LENGTH * DIM; ++i) b.value[i] = next_number(&state);
-  int32_t positions[LENGTH], slots[LENGTH];
+  int32_t positions[LENGTH], sequences[LENGTH];
   for (int i = 0; i < LENGTH; ++i) {
     positions[i] = i;
-    slots[i] = 1;
+    sequences[i] = 1;
   }
   b.query_block = upload(f, b.query, sizeof b.query);
   b.output_block = upload(f, b.query, sizeof b.query);
@@ -46,13 +46,13 @@ static bench set_up(fixture* f) {
   b.key_block = upload(f, b.key, sizeof b.key);
   b.value_block = upload(f, b.value, sizeof b.value);
   b.position_block = upload(f, positions, sizeof positions);
-  b.slot_block = upload(f, slots, sizeof slots);
+  b.sequence_block = upload(f, sequences, sizeof sequences);
   nvb_attention_options options = two_heads();
   CHECK_OK(nvb_attention_create(f->backend, &options, &b.attention));
   nvb_kv_cache_options cache;
   nvb_kv_cache_options_init(&cache);
   cache.layers = 2;
-  cache.slots = SLOTS;
+  cache.sequences = SEQUENCES;
   cache.kv_heads = KV_HEADS;
   cache.head_dim = DIM;
   cache.capacity = CAPACITY;
@@ -63,7 +63,7 @@ static bench set_up(fixture* f) {
   append.key = nvb_tensor_3d(b.key_block, NVB_DTYPE_F32, LENGTH, KV_HEADS, DIM);
   append.value = nvb_tensor_3d(b.value_block, NVB_DTYPE_F32, LENGTH, KV_HEADS, DIM);
   append.positions = nvb_tensor_1d(b.position_block, NVB_DTYPE_I32, LENGTH);
-  append.slots = nvb_tensor_1d(b.slot_block, NVB_DTYPE_I32, LENGTH);
+  append.sequences = nvb_tensor_1d(b.sequence_block, NVB_DTYPE_I32, LENGTH);
   append.cache = b.cache;
   append.layer = 1;
   CHECK_OK(nvb_kv_cache_append(f->backend, &append, f->stream));
@@ -72,8 +72,8 @@ static bench set_up(fixture* f) {
 }
 
 static void tear_down(bench* b) {
-  void* blocks[] = {b->query_block, b->output_block,   b->lse_block, b->key_block,
-                    b->value_block, b->position_block, b->slot_block};
+  void* blocks[] = {b->query_block, b->output_block,   b->lse_block,     b->key_block,
+                    b->value_block, b->position_block, b->sequence_block};
   for (size_t i = 0; i < sizeof blocks / sizeof *blocks; ++i) release(b->f, blocks[i]);
   CHECK_OK(nvb_attention_destroy(b->attention));
   CHECK_OK(nvb_kv_cache_destroy(b->cache));
@@ -98,7 +98,7 @@ static void check_row(const bench* b, const float* output, const float* lse, int
 }
 
 static const int32_t whole[2] = {0, LENGTH};
-static const int32_t last_slot[1] = {1}, whole_length[1] = {LENGTH};
+static const int32_t last_sequence[1] = {1}, whole_length[1] = {LENGTH};
 
 static nvb_attention_prefill_args prefill_args(const bench* b) {
   nvb_attention_prefill_args args;
@@ -109,7 +109,7 @@ static nvb_attention_prefill_args prefill_args(const bench* b) {
   args.query_starts = whole;
   args.sequence_count = 1;
   args.cache = b->cache;
-  args.slots = last_slot;
+  args.sequences = last_sequence;
   args.kv_lengths = whole_length;
   args.layer = 1;
   return args;
@@ -123,7 +123,7 @@ static nvb_attention_decode_args decode_args(const bench* b) {
   args.lse = nvb_tensor_2d(b->lse_block, NVB_DTYPE_F32, 3, HEADS);
   args.cache = b->cache;
   args.positions = nvb_tensor_1d(b->position_block, NVB_DTYPE_I32, 3);
-  args.slots = nvb_tensor_1d(b->slot_block, NVB_DTYPE_I32, 3);
+  args.sequences = nvb_tensor_1d(b->sequence_block, NVB_DTYPE_I32, 3);
   args.layer = 1;
   return args;
 }
@@ -155,7 +155,7 @@ static void test_prefill(bench* b) {
   CHECK_OK(nvb_memory_copy(b->f->memory, b->output_block, poison, sizeof poison, NVB_COPY_HOST_TO_DEVICE, stream));
   const int32_t starts[3] = {0, 0, LENGTH};
   args.cache = NULL;
-  args.slots = args.kv_lengths = NULL;
+  args.sequences = args.kv_lengths = NULL;
   args.query_starts = args.key_starts = starts;
   args.sequence_count = 2;
   args.key = nvb_tensor_3d(b->key_block, NVB_DTYPE_F32, LENGTH, KV_HEADS, DIM);
@@ -176,13 +176,14 @@ static void test_prefill(bench* b) {
   REFUSED("sequence_count", "2147483648");
   args.sequence_count = SIZE_MAX;
   REFUSED("sequence_count");
-  const int32_t too_long[1] = {CAPACITY + 1}, too_short[1] = {LENGTH - 1}, no_slot[1] = {SLOTS}, to_eleven[2] = {0, 11};
+  const int32_t too_long[1] = {CAPACITY + 1}, too_short[1] = {LENGTH - 1}, no_sequence[1] = {SEQUENCES},
+                to_eleven[2] = {0, 11};
   args.kv_lengths = too_long;
   REFUSED("kv_lengths[0] is 17", "16 tokens");
   args.kv_lengths = too_short;
   REFUSED("12 query rows", "11 keys");
-  args.slots = no_slot;
-  REFUSED("slot 2", "2 slots");
+  args.sequences = no_sequence;
+  REFUSED("sequence 2", "2 sequences");
   args.query_starts = to_eleven;
   REFUSED("query_starts", "11", "12");
   args.layer = 2;
@@ -253,8 +254,8 @@ static void test_decode(bench* b) {
   REFUSED("KV cache", "NULL");
   args.layer = 7;
   REFUSED("layer is 7", "2 layers");
-  memset(&args.slots, 0, sizeof args.slots);
-  REFUSED("3 rows without `slots`", "2 slots");
+  memset(&args.sequences, 0, sizeof args.sequences);
+  REFUSED("3 rows without `sequences`", "2 sequences");
   memset(&args.positions, 0, sizeof args.positions);
   REFUSED("positions", "missing");
   args.positions = nvb_tensor_1d(b->position_block, NVB_DTYPE_I32, 2);

@@ -13,7 +13,7 @@ static nvb_kv_cache_options small_cache(void) {
   nvb_kv_cache_options options;
   nvb_kv_cache_options_init(&options);
   options.layers = 2;
-  options.slots = 3;
+  options.sequences = 3;
   options.kv_heads = 2;
   options.head_dim = 16;
   options.capacity = 10;
@@ -47,7 +47,7 @@ static void test_options(fixture* f) {
   options.field = (value);               \
   REFUSED(__VA_ARGS__)
   FIELD_REFUSED(layers, 0, "layers is 0");
-  FIELD_REFUSED(slots, 0, "slots is 0");
+  FIELD_REFUSED(sequences, 0, "sequences is 0");
   FIELD_REFUSED(kv_heads, 0, "kv_heads is 0");
   FIELD_REFUSED(head_dim, 0, "head_dim is 0");
   FIELD_REFUSED(head_dim, 513, "head_dim is 513", "512");
@@ -56,7 +56,7 @@ static void test_options(fixture* f) {
   FIELD_REFUSED(dtype, NVB_DTYPE_I32, "i32");
   FIELD_REFUSED(dtype, 5, "dtype is 5");
   options = small_cache();
-  options.layers = options.slots = options.kv_heads = options.capacity = INT32_MAX;
+  options.layers = options.sequences = options.kv_heads = options.capacity = INT32_MAX;
   REFUSED("overflow");
   options = small_cache();
   options.layers = options.capacity = 1 << 20;
@@ -78,14 +78,14 @@ static void test_append(fixture* f) {
   CHECK_OK(nvb_kv_cache_create(f->backend, &options, &cache));
   float values[TOKENS * ROW];
   for (int i = 0; i < TOKENS * ROW; ++i) values[i] = (float)i;
-  const int32_t positions[TOKENS] = {0, 9, 4}, slots[TOKENS] = {2, 0, 2}, outside[TOKENS] = {0, 10, 4};
+  const int32_t positions[TOKENS] = {0, 9, 4}, sequences[TOKENS] = {2, 0, 2}, outside[TOKENS] = {0, 10, 4};
   void *block = upload(f, values, sizeof values), *where = upload(f, positions, sizeof positions);
-  void *slot_block = upload(f, slots, sizeof slots), *outside_block = upload(f, outside, sizeof outside);
+  void *sequence_block = upload(f, sequences, sizeof sequences), *outside_block = upload(f, outside, sizeof outside);
   nvb_kv_cache_append_args args;
   nvb_kv_cache_append_args_init(&args);
   args.key = args.value = nvb_tensor_3d(block, NVB_DTYPE_F32, TOKENS, 2, 16);
   args.positions = nvb_tensor_1d(where, NVB_DTYPE_I32, TOKENS);
-  args.slots = nvb_tensor_1d(slot_block, NVB_DTYPE_I32, TOKENS);
+  args.sequences = nvb_tensor_1d(sequence_block, NVB_DTYPE_I32, TOKENS);
   args.cache = cache;
   args.layer = 1;
   CHECK_STRUCT(args, append, f);
@@ -115,8 +115,8 @@ static void test_append(fixture* f) {
   args.positions = nvb_tensor_1d(where, NVB_DTYPE_F32, TOKENS);
   APPEND_REFUSED("positions", "f32", "i32");
   args = good;
-  args.slots = nvb_tensor_1d(slot_block, NVB_DTYPE_I32, TOKENS - 1);
-  APPEND_REFUSED("slots", "[2]", "[3]");
+  args.sequences = nvb_tensor_1d(sequence_block, NVB_DTYPE_I32, TOKENS - 1);
+  APPEND_REFUSED("sequences", "[2]", "[3]");
   args = good;
   memset(&args.key, 0, sizeof args.key);
   APPEND_REFUSED("key", "missing");
@@ -137,7 +137,7 @@ static void test_append(fixture* f) {
   CHECK_FAILS(nvb_kv_cache_append(NULL, &good, f->stream), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   release(f, block);
   release(f, where);
-  release(f, slot_block);
+  release(f, sequence_block);
   release(f, outside_block);
   CHECK_OK(nvb_kv_cache_destroy(cache));
   CHECK_FAILS(nvb_kv_cache_append(f->backend, &good, f->stream), NVB_ERROR_INVALID_ARGUMENT, "KV cache", "destroyed");

@@ -12,7 +12,7 @@ static nvb_status get_metrics(void* value, void* context) {
   return nvb_backend_get_metrics(context, NVB_OPERATION_SOFTMAX, value);
 }
 
-enum { HEADS = 4, KV_HEADS = 2, DIM = 16, CAPACITY = 32768, SLOTS = 2 };
+enum { HEADS = 4, KV_HEADS = 2, DIM = 16, CAPACITY = 32768, SEQUENCES = 2 };
 
 // Queries and outputs of `rows`, and the keys and values of `keys`.
 static double attention_bytes(int rows, int keys) {
@@ -24,7 +24,7 @@ static void test_attention(fixture* f) {
   nvb_kv_cache_options cache_options;
   nvb_kv_cache_options_init(&cache_options);
   cache_options.layers = 1;
-  cache_options.slots = SLOTS;
+  cache_options.sequences = SEQUENCES;
   cache_options.kv_heads = KV_HEADS;
   cache_options.head_dim = DIM;
   cache_options.capacity = CAPACITY;
@@ -44,26 +44,26 @@ static void test_attention(fixture* f) {
     nvb_attention* attention = NULL;
     CHECK_OK(nvb_attention_create(f->backend, &options, &attention));
 
-    const int32_t positions[][SLOTS] = {{0, 0}, {0, 99}, {CAPACITY - 1, 3}};
+    const int32_t positions[][SEQUENCES] = {{0, 0}, {0, 99}, {CAPACITY - 1, 3}};
     for (size_t i = 0; i < sizeof positions / sizeof *positions; ++i) {
       int keys = 0;
-      for (int row = 0; row < SLOTS; ++row) {
+      for (int row = 0; row < SEQUENCES; ++row) {
         const int visible = positions[i][row] + 1;
         keys += window != 0 && visible > window ? window : visible;
       }
       void* at = upload(f, positions[i], sizeof positions[i]);
       nvb_attention_decode_args args;
       nvb_attention_decode_args_init(&args);
-      args.query = nvb_tensor_3d(query, NVB_DTYPE_F32, SLOTS, HEADS, DIM);
-      args.output = nvb_tensor_3d(output, NVB_DTYPE_F32, SLOTS, HEADS, DIM);
+      args.query = nvb_tensor_3d(query, NVB_DTYPE_F32, SEQUENCES, HEADS, DIM);
+      args.output = nvb_tensor_3d(output, NVB_DTYPE_F32, SEQUENCES, HEADS, DIM);
       args.cache = cache;
-      args.positions = nvb_tensor_make(at, NVB_DTYPE_I32, 1, SLOTS, 1, 1, 1);
+      args.positions = nvb_tensor_make(at, NVB_DTYPE_I32, 1, SEQUENCES, 1, 1, 1);
       CHECK_OK(nvb_backend_reset_metrics(f->backend));
       for (int call = 0; call < 3; ++call) CHECK_OK(nvb_attention_decode(attention, &args, f->stream));
       CHECK_OK(nvb_stream_synchronize(f->stream));
       const nvb_operation_metrics metrics = metrics_of(f->backend, NVB_OPERATION_ATTENTION_DECODE);
       CHECK_EQUAL(metrics.timed_calls, 3);
-      CHECK_NEAR(metrics.bytes, 3 * (attention_bytes(SLOTS, keys) + sizeof positions[i]), 1e-9);
+      CHECK_NEAR(metrics.bytes, 3 * (attention_bytes(SEQUENCES, keys) + sizeof positions[i]), 1e-9);
       CHECK_NEAR(metrics.operations, 3.0 * 4 * keys * DIM * HEADS, 1e-9);
       release(f, at);
     }

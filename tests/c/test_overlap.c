@@ -1,6 +1,6 @@
 // Outputs lie apart from what the work reads, except where the header says that they may be the same memory. What it
-// reads addresses from (tokens, positions, slots, offsets) is checked before the work runs, and rows written over it
-// would send the work outside of its tables.
+// reads addresses from (tokens, positions, sequences, offsets) is checked before the work runs, and rows written over
+// it would send the work outside of its tables.
 #include "operation.h"
 
 enum { TOKENS = 4, WIDTH = 16, BYTES = 1 << 12 };
@@ -156,7 +156,7 @@ static void test_decode(bench* b) {
   nvb_kv_cache_options cache_options;
   nvb_kv_cache_options_init(&cache_options);
   cache_options.layers = cache_options.kv_heads = 1;
-  cache_options.slots = TOKENS;
+  cache_options.sequences = TOKENS;
   cache_options.head_dim = WIDTH;
   cache_options.capacity = 4;
   cache_options.dtype = NVB_DTYPE_F32;
@@ -177,9 +177,9 @@ static void test_decode(bench* b) {
   CHECK_FAILS(nvb_attention_decode(attention, &args, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, "positions", "output",
               "overlap");
   args.positions.data = (char*)b->memory + BYTES / 2;
-  args.slots = args.positions;
-  args.slots.data = b->memory;
-  CHECK_FAILS(nvb_attention_decode(attention, &args, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, "slots", "output",
+  args.sequences = args.positions;
+  args.sequences.data = b->memory;
+  CHECK_FAILS(nvb_attention_decode(attention, &args, b->f->stream), NVB_ERROR_INVALID_ARGUMENT, "sequences", "output",
               "overlap");
   CHECK_OK(nvb_attention_destroy(attention));
   CHECK_OK(nvb_kv_cache_destroy(cache));

@@ -38,7 +38,7 @@ static bench set_up(fixture* f) {
   CHECK_OK(nvb_attention_create(f->backend, &options, &b.attention));
   nvb_kv_cache_options cache;
   nvb_kv_cache_options_init(&cache);
-  cache.layers = cache.slots = cache.kv_heads = 1;
+  cache.layers = cache.sequences = cache.kv_heads = 1;
   cache.head_dim = 32;
   cache.capacity = 16;
   cache.dtype = NVB_DTYPE_F32;

@@ -117,11 +117,11 @@ static inline void workload_weights(workload_state* state) {
 }
 
 static inline void workload_attention(workload_state* state) {
-  enum { CAPACITY = 256, SLOTS = 2 };
+  enum { CAPACITY = 256, SEQUENCES = 2 };
   nvb_kv_cache_options cache_options;
   nvb_kv_cache_options_init(&cache_options);
   cache_options.layers = 2;
-  cache_options.slots = SLOTS;
+  cache_options.sequences = SEQUENCES;
   cache_options.kv_heads = 1;
   cache_options.head_dim = WORKLOAD_HEAD_DIM;
   cache_options.capacity = CAPACITY;

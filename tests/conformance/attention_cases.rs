@@ -63,17 +63,24 @@ pub fn attend(config: &AttentionConfig, query: &[f64], head: usize, keys: &Keys,
     (output, max + sum.ln())
 }
 
-/// A cache of three layers, poisoned but for the sequences in the middle layer's slots.
+/// A cache of three layers for `count` sequences, poisoned but for those given, which the middle layer has.
 pub fn filled_cache(
     run: &mut Run,
     config: &AttentionConfig,
     dtype: DType,
-    slots: usize,
+    count: usize,
     capacity: usize,
     sequences: &[(usize, &Keys)],
 ) -> Result<KvCache, Failure> {
-    let options =
-        KvCacheOptions { layers: 3, slots, kv_heads: config.kv_heads, head_dim: config.head_dim, capacity, dtype };
+    let options = KvCacheOptions {
+        layers: 3,
+        sequences: count,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        capacity,
+        dtype,
+        ..KvCacheOptions::default()
+    };
     let cache = KvCache::new(run.device.backend.memory(), options, run.stream)?;
     for layer in 0..3 {
         run.poison(&cache.layer(layer)?)?;
@@ -81,12 +88,12 @@ pub fn filled_cache(
     let layer = cache.layer(1)?;
     let (heads, dim) = (config.kv_heads, config.head_dim);
     for (data, key) in [(layer.key, true), (layer.value, false)] {
-        let mut image = vec![f64::NAN; slots * heads * capacity * dim];
-        for (slot, keys) in sequences {
+        let mut image = vec![f64::NAN; count * heads * capacity * dim];
+        for (sequence, keys) in sequences {
             let values = if key { &keys.key } else { &keys.value };
             for (i, row) in values.chunks(dim).enumerate() {
                 let (token, head) = (i / heads, i % heads);
-                image[((slot * heads + head) * capacity + token) * dim..][..dim].copy_from_slice(row);
+                image[((sequence * heads + head) * capacity + token) * dim..][..dim].copy_from_slice(row);
             }
         }
         run.write(&cache_tensor(&layer, data), &image)?;

@@ -1,4 +1,4 @@
-//! `attention_decode`: one query row a sequence; positions and slots are read from device memory.
+//! `attention_decode`: one query row a sequence; positions and sequences are read from device memory.
 
 use crate::attention_cases::{attend, attention_bound, dtypes, expect_attention, filled_cache, Keys};
 use crate::compare::compare;
@@ -75,10 +75,10 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let output = run.output(output_dtype, &shape, case.layout)?;
     let lse = if case.lse { Some(run.output(DType::F32, &[rows, case.heads.0], PLAIN)?) } else { None };
     let positions = run.integers(&case.positions.iter().map(|&position| position as i32).collect::<Vec<_>>())?;
-    let slots = run.integers(&order[..rows].iter().map(|&slot| slot as i32).collect::<Vec<_>>())?;
-    let slots = Some(slots).filter(|_| case.permuted);
+    let sequences = run.integers(&order[..rows].iter().map(|&sequence| sequence as i32).collect::<Vec<_>>())?;
+    let sequences = Some(sequences).filter(|_| case.permuted);
     let max_kv_length = case.headroom.map_or(0, |headroom| longest + headroom);
-    let op = AttentionDecode::new(config, query, cache.layer(1)?, output, lse, positions, slots, max_kv_length)?;
+    let op = AttentionDecode::new(config, query, cache.layer(1)?, output, lse, positions, sequences, max_kv_length)?;
     // Twice: whatever scratch the first call leaves must not reach the second.
     for _ in 0..2 {
         run.executor().run(&Operation::from(op), run.stream.raw())?;
@@ -179,12 +179,13 @@ fn decode_agrees_with_prefill() {
         let prefilled = run.output(DType::F32, &[1, heads, dim], PLAIN)?;
         let decoded = run.output(DType::F32, &[1, heads, dim], PLAIN)?;
         let lengths = [length as i32];
-        let source = KeySource::Cache { layer: cache.layer(1)?, slots: &[2], kv_lengths: &lengths };
+        let source = KeySource::Cache { layer: cache.layer(1)?, sequences: &[2], kv_lengths: &lengths };
         let prefill = AttentionPrefill::new(config, query, &[0, 1], source, prefilled, None)?;
         run.executor().run(&Operation::from(prefill), run.stream.raw())?;
         let positions = run.integers(&[length as i32 - 1])?;
-        let slots = run.integers(&[2])?;
-        let decode = AttentionDecode::new(config, query, cache.layer(1)?, decoded, None, positions, Some(slots), 0)?;
+        let sequences = run.integers(&[2])?;
+        let decode =
+            AttentionDecode::new(config, query, cache.layer(1)?, decoded, None, positions, Some(sequences), 0)?;
         run.executor().run(&Operation::from(decode), run.stream.raw())?;
         let (prefilled, decoded) = (run.read(&prefilled)?, run.read(&decoded)?);
         compare(DType::F32, &decoded, &prefilled, 2.0 * attention_bound(dtype, DType::F32), &[]).map_err(Failure::from)
@@ -195,7 +196,7 @@ fn decode_agrees_with_prefill() {
 #[test]
 fn places_outside_the_cache() {
     let cases = [(-1, 0), (16, 0), (i32::MAX, 0), (i32::MIN, 1), (3, -1), (3, 2), (3, i32::MAX)];
-    check("attention_decode outside the cache", &cases, |run, &(position, slot)| {
+    check("attention_decode outside the cache", &cases, |run, &(position, sequence)| {
         let config = AttentionConfig {
             query_heads: 2,
             kv_heads: 1,
@@ -211,11 +212,12 @@ fn places_outside_the_cache() {
         let output = run.output(DType::F32, &[2, 2, 16], PLAIN)?;
         let lse = run.output(DType::F32, &[2, 2], PLAIN)?;
         let positions = run.integers(&[position, 9])?;
-        let slots = run.integers(&[slot, 1])?;
-        let op = AttentionDecode::new(config, query, cache.layer(1)?, output, Some(lse), positions, Some(slots), 0)?;
+        let sequences = run.integers(&[sequence, 1])?;
+        let op =
+            AttentionDecode::new(config, query, cache.layer(1)?, output, Some(lse), positions, Some(sequences), 0)?;
         let result = run.executor().run(&Operation::from(op), run.stream.raw());
         if run.device.is_cpu() {
-            let (outside, limit) = if (0..16).contains(&position) { (slot, "2") } else { (position, "16") };
+            let (outside, limit) = if (0..16).contains(&position) { (sequence, "2") } else { (position, "16") };
             return expect_error(result, Status::InvalidArgument, &[&outside.to_string(), limit]);
         }
         result?;

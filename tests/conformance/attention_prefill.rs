@@ -86,9 +86,9 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         let capacity = case.sequences.iter().map(|sequence| sequence.1).max().unwrap_or(0) + 5;
         let placed: Vec<(usize, &Keys)> = order.iter().copied().zip(&keys).collect();
         let cache = filled_cache(run, &config, kv, count + 1, capacity, &placed)?;
-        let slots: Vec<i32> = order[..count].iter().map(|&slot| slot as i32).collect();
+        let sequences: Vec<i32> = order[..count].iter().map(|&sequence| sequence as i32).collect();
         let kv_lengths: Vec<i32> = keys.iter().map(|keys| keys.length as i32).collect();
-        let source = KeySource::Cache { layer: cache.layer(1)?, slots: &slots, kv_lengths: &kv_lengths };
+        let source = KeySource::Cache { layer: cache.layer(1)?, sequences: &sequences, kv_lengths: &kv_lengths };
         let op = AttentionPrefill::new(config, query, &query_starts, source, output, lse)?;
         run.executor().run(&Operation::from(op), run.stream.raw())?;
         run.stream.synchronize()?;
@@ -306,7 +306,7 @@ fn chunks_agree_with_the_whole() {
             };
             let output = run.output(DType::F32, &[count, 4, 48], PLAIN)?;
             let lengths = [(first + count) as i32];
-            let source = KeySource::Cache { layer: cache.layer(1)?, slots: &[1], kv_lengths: &lengths };
+            let source = KeySource::Cache { layer: cache.layer(1)?, sequences: &[1], kv_lengths: &lengths };
             let op = AttentionPrefill::new(config, view(query), &[0, count as i32], source, output, None)?;
             run.executor().run(&Operation::from(op), run.stream.raw())?;
             let whole = |i: usize| {
@@ -334,18 +334,18 @@ fn wrong_lengths_are_named() {
         let cache = filled_cache(run, &config, DType::F32, 2, 10, &[])?;
         let layer = cache.layer(1)?;
         let query = run.output(DType::F32, &[4, 1, 8], PLAIN)?;
-        let prefill = |starts: &[i32], slots: &[i32], kv_lengths: &[i32]| {
-            AttentionPrefill::new(config, query, starts, KeySource::Cache { layer, slots, kv_lengths }, query, None)
+        let prefill = |starts: &[i32], sequences: &[i32], kv_lengths: &[i32]| {
+            AttentionPrefill::new(config, query, starts, KeySource::Cache { layer, sequences, kv_lengths }, query, None)
         };
         let invalid = Status::InvalidArgument;
         prefill(&[0, 4], &[1], &[10]).map_err(Failure::from)?;
         expect_error(prefill(&[0, 4], &[1], &[11]), invalid, &["kv_lengths[0]", "11", "10"])?;
         expect_error(prefill(&[0, 4], &[1], &[-1]), invalid, &["kv_lengths[0]", "-1"])?;
-        expect_error(prefill(&[0, 4], &[2], &[10]), invalid, &["slot", "2"])?;
-        expect_error(prefill(&[0, 4], &[-1], &[10]), invalid, &["slot", "-1"])?;
+        expect_error(prefill(&[0, 4], &[2], &[10]), invalid, &["sequence", "2"])?;
+        expect_error(prefill(&[0, 4], &[-1], &[10]), invalid, &["sequence", "-1"])?;
         expect_error(prefill(&[0, 4], &[1], &[3]), invalid, &["4 query rows", "3 keys"])?;
         expect_error(prefill(&[0, 3], &[1], &[10]), invalid, &["query_starts", "4"])?;
         expect_error(prefill(&[0, 5, 4], &[0, 1], &[9, 9]), invalid, &["query_starts", "falls from 5 to 4"])?;
-        expect_error(prefill(&[0, 4], &[1, 0], &[10]), invalid, &["2 slots", "1"])
+        expect_error(prefill(&[0, 4], &[1, 0], &[10]), invalid, &["2 entries in sequences", "sequence_count of 1"])
     });
 }

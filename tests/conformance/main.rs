@@ -14,6 +14,7 @@ mod compare;
 mod device;
 mod embedding;
 mod grouped_linear;
+mod kv_cache;
 mod linear;
 mod linear_quantized;
 mod linear_quantized_input;

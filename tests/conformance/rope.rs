@@ -55,7 +55,7 @@ const CASE: Case = Case {
     top: 40,
 };
 
-const SLOTS: usize = 3;
+const SEQUENCES: usize = 3;
 
 /// One head's norm and rotation. Frequencies and angles are F32, as in HF transformers; the rest is F64.
 fn rotate(case: &Case, x: &[f64], norm: Option<&[f64]>, position: i32) -> Vec<f64> {
@@ -138,22 +138,23 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     }
     let (query_norm, key_norm) = (&norms[0], &norms[1]);
     // No two tokens share a place in the cache.
-    let places = run.random.permutation(SLOTS * (case.top + 1));
+    let places = run.random.permutation(SEQUENCES * (case.top + 1));
     let mut positions: Vec<i32> = (0..case.tokens).map(|t| (places[t] % (case.top + 1)) as i32).collect();
-    let mut slots: Vec<i32> = (0..case.tokens).map(|t| (places[t] / (case.top + 1)) as i32).collect();
+    let mut sequences: Vec<i32> = (0..case.tokens).map(|t| (places[t] / (case.top + 1)) as i32).collect();
     if case.tokens > 1 && !places[..case.tokens].contains(&case.top) {
-        (positions[0], slots[0]) = (case.top as i32, 0);
+        (positions[0], sequences[0]) = (case.top as i32, 0);
     }
     let position_tensor = run.integers(&positions)?;
-    let slot_tensor = run.integers(&slots)?;
+    let sequence_tensor = run.integers(&sequences)?;
     let memory = run.device.backend.memory();
     let options = |dtype| KvCacheOptions {
         layers: 3,
-        slots: SLOTS,
+        sequences: SEQUENCES,
         kv_heads: case.kv_heads,
         head_dim: case.dim,
         capacity: case.top + 1,
         dtype,
+        ..KvCacheOptions::default()
     };
     let cache = case.cache.map(|dtype| KvCache::new(memory, options(dtype), run.stream)).transpose()?;
     let layer = cache.as_ref().map(|cache| cache.layer(1)).transpose()?;
@@ -177,7 +178,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
             position_scale: case.position_scale,
             rotary_dim,
         }),
-        append: layer.map(|cache| Append { cache, slots: Some(slot_tensor) }),
+        append: layer.map(|cache| Append { cache, sequences: Some(sequence_tensor) }),
     })?;
     run.executor().run(&Operation::from(op), run.stream.raw())?;
 
@@ -196,10 +197,11 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     }
     let Some((cache, layer)) = cache.as_ref().zip(layer) else { return Ok(()) };
     for (name, values, data) in [("cached keys", &keys, layer.key), ("cached values", &value.values, layer.value)] {
-        let mut expected = vec![f64::NAN; SLOTS * case.kv_heads * (case.top + 1) * case.dim];
+        let mut expected = vec![f64::NAN; SEQUENCES * case.kv_heads * (case.top + 1) * case.dim];
         for (i, head) in values.chunks(case.dim).enumerate() {
             let (token, head_index) = (i / case.kv_heads, i % case.kv_heads);
-            let row = (slots[token] as usize * case.kv_heads + head_index) * (case.top + 1) + positions[token] as usize;
+            let row =
+                (sequences[token] as usize * case.kv_heads + head_index) * (case.top + 1) + positions[token] as usize;
             expected[row * case.dim..][..case.dim].copy_from_slice(head);
         }
         run.expect_within(name, &cache_tensor(&layer, data), &expected, rotated_bound(case, layer.dtype))?;
@@ -344,21 +346,29 @@ fn many_tokens() {
 #[test]
 fn places_outside_the_cache() {
     let places = [(-1, 0), (8, 0), (i32::MAX, 0), (i32::MIN, 0), (3, -1), (3, 2), (3, i32::MAX)];
-    let mut cases = places.map(|(position, slot)| (2, DType::F32, 4, position, slot)).to_vec();
+    let mut cases = places.map(|(position, sequence)| (2, DType::F32, 4, position, sequence)).to_vec();
     let places = [(-1, 0), (4230, 0), (3, -1), (3, 2)];
-    cases.extend(places.map(|(position, slot)| (MANY[1], DType::Bf16, 16, position, slot)));
-    check("rope outside the cache", &cases, |run, &(tokens, dtype, head_dim, position, slot)| {
+    cases.extend(places.map(|(position, sequence)| (MANY[1], DType::Bf16, 16, position, sequence)));
+    check("rope outside the cache", &cases, |run, &(tokens, dtype, head_dim, position, sequence)| {
         let capacity = tokens + 6;
-        let options = KvCacheOptions { layers: 1, slots: 2, kv_heads: 1, head_dim, capacity, dtype };
+        let options = KvCacheOptions {
+            layers: 1,
+            sequences: 2,
+            kv_heads: 1,
+            head_dim,
+            capacity,
+            dtype,
+            ..KvCacheOptions::default()
+        };
         let cache = KvCache::new(run.device.backend.memory(), options, run.stream)?;
         let layer = cache.layer(0)?;
         run.poison(&layer)?;
         let (key, keys) = run.normal(dtype, &[tokens, 1, head_dim], PLAIN, 1.0)?;
         let (value, _) = run.normal(dtype, &[tokens, 1, head_dim], PLAIN, 1.0)?;
-        // All but the first in slot 1, from position 5 on.
+        // All but the first in sequence 1, from position 5 on.
         let rest = tokens - 1;
         let positions = run.integers(&[vec![position], (5..5 + rest as i32).collect()].concat())?;
-        let slots = run.integers(&[vec![slot], vec![1; rest]].concat())?;
+        let sequences = run.integers(&[vec![sequence], vec![1; rest]].concat())?;
         let op = Rope::new(RopeArguments {
             query: None,
             query_output: None,
@@ -372,12 +382,12 @@ fn places_outside_the_cache() {
             weight_offset: 0.0,
             positions,
             rotation: None,
-            append: Some(Append { cache: layer, slots: Some(slots) }),
+            append: Some(Append { cache: layer, sequences: Some(sequences) }),
         })?;
         let result = run.executor().run(&Operation::from(op), run.stream.raw());
         if run.device.is_cpu() {
             let inside = (0..capacity as i32).contains(&position);
-            let (outside, limit) = if inside { (slot, 2) } else { (position, capacity) };
+            let (outside, limit) = if inside { (sequence, 2) } else { (position, capacity) };
             return expect_error(result, Status::InvalidArgument, &[&outside.to_string(), &limit.to_string()]);
         }
         result?;

@@ -21,6 +21,12 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 /// Why a case fails.
 pub struct Failure(String);
 
+impl Failure {
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
 pub type Outcome = std::result::Result<(), Failure>;
 
 impl From<Error> for Failure {
@@ -389,9 +395,9 @@ pub fn rounded(dtype: DType, values: &[f64]) -> Vec<f64> {
     encode(dtype, values).chunks(dtype.size()).map(|bytes| decode(dtype, bytes)).collect()
 }
 
-/// A layer's keys or values as [slots, heads, capacity, head_dim].
+/// A layer's keys or values as [sequences, heads, capacity, head_dim].
 pub fn cache_tensor(layer: &CacheLayer, data: *mut c_void) -> Tensor {
-    Tensor::new(data, layer.dtype, &[layer.slots, layer.heads, layer.capacity, layer.head_dim])
+    Tensor::new(data, layer.dtype, &[layer.sequences, layer.heads, layer.capacity, layer.head_dim])
 }
 
 /// An error of this status whose text holds all of these words: it names the value and the limit.

@@ -192,7 +192,7 @@ impl Engine {
 
     pub fn kv_cache(&self) -> Result<Handle<nvb_kv_cache>, Failure> {
         let mut options: nvb_kv_cache_options = versioned();
-        (options.layers, options.slots, options.kv_heads) = (2, 2, 1);
+        (options.layers, options.sequences, options.kv_heads) = (2, 2, 1);
         (options.head_dim, options.capacity) = (32, 16);
         let mut cache = Handle::new(nvb_kv_cache_destroy);
         call!(nvb_kv_cache_create(self.backend.raw, &options, &mut cache.raw))?;

@@ -134,9 +134,9 @@ impl<'a> Arguments<'a> {
                 }
                 _ => false,
             });
-        let slots = of("nvb_kv_cache_options", cache_options, "slots", 2);
+        let sequences = of("nvb_kv_cache_options", cache_options, "sequences", 2);
         let tokens = if function.name.contains("decode") {
-            random.of(&[1, slots, slots, 2])
+            random.of(&[1, sequences, sequences, 2])
         } else {
             random.of(&[1, 1, 2, 3, 4, 7, 8, 17, 33, 0])
         };
@@ -181,7 +181,7 @@ impl<'a> Arguments<'a> {
         values.insert("kv_heads", heads("kv_heads", 2));
         values.insert("head_dim", heads("head_dim", 16));
         values.insert("cache capacity", of("nvb_kv_cache_options", cache_options, "capacity", 24));
-        values.insert("cache slots", slots);
+        values.insert("cache sequences", sequences);
         values.insert("batch", random.of(&[0, 0, 1, 2]));
         self.extents.dtype = 1 + random.of(&[0, 0, 1, 2]);
         let kept = match function.name {

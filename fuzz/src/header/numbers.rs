@@ -39,7 +39,7 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         (_, "query_heads") => random.of(&[2, 4]),
         (_, "kv_heads") => random.of(&[1, 2]),
         (_, "head_dim") => random.of(&[16, 16, 8, 64]),
-        (_, "layers" | "slots") => 1 + random.below(3) as u64,
+        (_, "layers" | "sequences") => 1 + random.below(3) as u64,
         (_, "capacity") => random.of(&[1, 24, 40]),
         (_, "window") => random.of(&[0, 0, 1, 8]),
         (_, "scale" | "factor" | "epsilon" | "alpha" | "position_scale" | "query_scale") => {

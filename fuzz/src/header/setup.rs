@@ -146,7 +146,7 @@ pub fn world(choice: [u8; 2], threads: usize) -> World {
             world.add(handle_kind("nvb_weight"), weight, 0, options);
         }
         let mut cache_options: interface::nvb_kv_cache_options = options();
-        (cache_options.layers, cache_options.slots, cache_options.capacity) = (2, 3, 24);
+        (cache_options.layers, cache_options.sequences, cache_options.capacity) = (2, 3, 24);
         (cache_options.kv_heads, cache_options.head_dim, cache_options.dtype) = (2, 16, 1 + format % 3);
         let cache = created("cache", |out| interface::nvb_kv_cache_create(backend, at(&cache_options), out));
         world.add(handle_kind("nvb_kv_cache"), cache, 0, bytes(&cache_options));

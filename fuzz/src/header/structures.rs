@@ -213,7 +213,7 @@ impl Arguments<'_> {
         }
     }
 
-    /// A host array of the call's sequences: where they start, how long they are, which slots they have.
+    /// A host array of the call's sequences: where they start, how long they are, which sequences they have.
     fn numbers(&mut self, name: &str, count: u64) -> usize {
         let wrong = self.wrong();
         let count = count.min(4) as i64;
@@ -226,7 +226,7 @@ impl Arguments<'_> {
                     "query_starts" => spread(value("T")),
                     "key_starts" => spread(value("T_kv")),
                     "kv_lengths" => value("cache capacity").min(value("T").max(1)) as i32,
-                    _ => (at % value("cache slots").max(1)) as i32,
+                    _ => (at % value("cache sequences").max(1)) as i32,
                 }
             })
             .collect();
@@ -241,7 +241,7 @@ impl Arguments<'_> {
             // SAFETY: as many numbers were taken.
             unsafe { to.add(at).write(given) };
         }
-        let optional = name == "slots" && self.random.one_in(2);
+        let optional = name == "sequences" && self.random.one_in(2);
         if wrong == Some(255) || optional {
             0
         } else {

@@ -13,6 +13,7 @@ use crate::cpu::threads::{Scratch, Threads};
 use crate::error::{Error, Result, Status};
 use crate::operation::attention::{AttentionDecode, SequenceSpan};
 use crate::simd::{dispatch, math, with_float, Kernel, Simd, VectorElement};
+use crate::tensor::KvView;
 use std::ops::Range;
 
 /// Keys of a chunk.
@@ -24,7 +25,7 @@ const AHEAD: usize = 2048;
 /// Query heads computed at a time: what the scratch holds at the largest head_dim.
 const MAX_HEADS: usize = 48;
 
-/// `workspace` is grown as needed and reused. An error names the first row whose slot or position is out of range.
+/// `workspace` is grown as needed and reused. An error names the first row whose sequence, position or page is out of range.
 pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>) -> Result<()> {
     let rows = op.query.tokens;
     let sequences = check(op, rows)?;
@@ -34,7 +35,7 @@ pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>)
     if chunks == 1 || units >= 2 * threads.count() {
         threads.run(units, |unit, scratch| {
             let (sequence, kv_head) = (&sequences[unit / kv_heads], unit % kv_heads);
-            // SAFETY: the descriptor is validated and slots and positions are within the cache; tasks write
+            // SAFETY: the descriptor is validated and sequences and positions are within the cache; tasks write
             // different rows and heads.
             unsafe { dispatch(Unit { op, sequence, kv_head, work: Work::Whole, scratch }) }
         });
@@ -81,14 +82,15 @@ impl Partials {
 /// One row of the call.
 struct Sequence {
     row: usize,
-    slot: usize,
+    /// Where the cache has its tokens.
+    origin: usize,
     /// The keys that it sees.
     keys: Range<usize>,
 }
 
 fn check(op: &AttentionDecode, rows: usize) -> Result<Vec<Sequence>> {
     // SAFETY: validated tensors of one integer a row.
-    let (positions, slots) = unsafe { (integers(&op.positions), op.slots.as_ref().map(|slots| integers(slots))) };
+    let (positions, places) = unsafe { (integers(&op.positions), op.sequences.as_ref().map(|all| integers(all))) };
     let sequences = (0..rows).map(|row| {
         let context = |error: Error| error.context(format_args!("row {row}"));
         let position = op.cache.check_position(positions[row]).map_err(context)?;
@@ -99,9 +101,12 @@ fn check(op: &AttentionDecode, rows: usize) -> Result<Vec<Sequence>> {
             ))
             .with_limit(position as u64, op.max_kv_length as u64));
         }
-        let slot = op.cache.check_slot(slots.map_or(row as i32, |slots| slots[row])).map_err(context)?;
+        let sequence = op.cache.check_sequence(places.map_or(row as i32, |places| places[row])).map_err(context)?;
         let (begin, end) = op.config.visible(position, position + 1);
-        Ok(Sequence { row, slot, keys: begin..end })
+        let origin = op.cache.origin(sequence);
+        // SAFETY: on the CPU a table is in host memory; sequence and positions are within it.
+        unsafe { op.cache.key_view().check_pages(origin, begin..end) }.map_err(context)?;
+        Ok(Sequence { row, origin, keys: begin..end })
     });
     gathered(sequences, "the rows of a decode")
 }
@@ -241,12 +246,22 @@ impl<'a> Heads<'a> {
         let (cache, dim) = (&self.op.cache, self.op.config.head_dim);
         let begin = (chunk * CHUNK).max(self.sequence.keys.start);
         let keys = self.sequence.keys.end.min((chunk + 1) * CHUNK) - begin;
-        let offset = self.sequence.slot * cache.slot_stride + self.kv_head * cache.head_stride + begin * cache.head_dim;
-        let (key, value) = (cache.key.cast::<T>().add(offset), cache.value.cast::<T>().add(offset));
+        let of = |view: KvView| view.head(self.sequence.origin, self.kv_head);
+        let (key_view, value_view) = (of(cache.key_view()), of(cache.value_view()));
         let heads = self.heads.len();
+        let mut rows = [std::ptr::null::<T>(); CHUNK];
+        let mut at = 0;
+        while at < keys {
+            let (address, count) = key_view.run(begin + at);
+            let count = count.min(keys - at);
+            for (i, row) in rows[at..at + count].iter_mut().enumerate() {
+                *row = address.cast::<T>().add(i * cache.token_stride);
+            }
+            at += count;
+        }
         // Scores, four keys at a time; past the last key they repeat it and are masked.
         for four in (0..keys).step_by(COLUMNS) {
-            let key = |i: usize| key.add((four + i).min(keys - 1) * dim).cast_const();
+            let key = |i: usize| rows[(four + i).min(keys - 1)];
             let four_keys = [key(0), key(1), key(2), key(3)];
             for first in (0..heads).step_by(S::DOT_ROWS) {
                 let query = self.query.add(first * self.stride);
@@ -270,15 +285,17 @@ impl<'a> Heads<'a> {
         }
         // Weighted values, a few keys at a time, so that their values are still near for every vector of the head.
         let whole = dim / S::LANES;
-        for first in (0..keys).step_by(VALUE_KEYS) {
-            let count = VALUE_KEYS.min(keys - first);
+        let mut first = 0;
+        while first < keys {
+            let (address, count) = value_view.run(begin + first);
+            let (value, count) = (address.cast::<T>(), count.min(VALUE_KEYS).min(keys - first));
             for head in (0..heads).step_by(S::OUTER_ROWS) {
                 let rows = S::OUTER_ROWS.min(heads - head);
                 let values = Outer {
                     a: self.scores.add(head * CHUNK + first).cast_const(),
                     a_stride: CHUNK,
-                    b: value.add(first * dim).cast_const(),
-                    b_stride: dim,
+                    b: value.cast_const(),
+                    b_stride: cache.token_stride,
                     k: count,
                     c: partial.add(head * self.stride + 16),
                     c_stride: self.stride,
@@ -292,10 +309,11 @@ impl<'a> Heads<'a> {
                 if rest > 0 {
                     let output = partial.add(head * self.stride + 16 + whole * S::LANES);
                     let weight = S::splat(*self.scores.add(head * CHUNK + first + key));
-                    let row = T::load_partial::<S>(value.add((first + key) * dim + whole * S::LANES), rest);
+                    let row = T::load_partial::<S>(value.add(key * cache.token_stride + whole * S::LANES), rest);
                     S::store(output, S::fma(weight, row, S::load(output)));
                 }
             }
+            first += count;
         }
     }
 
@@ -329,16 +347,16 @@ impl<'a> Heads<'a> {
     }
 }
 
-/// The formula in f64, for tensors in host memory and positions and slots within the cache.
+/// The formula in f64, for tensors in host memory and positions and sequences within the cache.
 pub fn reference(op: &AttentionDecode) {
     // SAFETY: validated tensors of one integer a row.
-    let (positions, slots) = unsafe { (integers(&op.positions), op.slots.as_ref().map(|slots| integers(slots))) };
+    let (positions, places) = unsafe { (integers(&op.positions), op.sequences.as_ref().map(|all| integers(all))) };
     for (row, &position) in positions.iter().enumerate() {
-        let slot = slots.map_or(row, |slots| slots[row] as usize);
+        let sequence = places.map_or(row, |places| places[row] as usize);
         let span = SequenceSpan {
             query_start: row,
             query_count: 1,
-            kv_offset: slot * op.cache.slot_stride,
+            kv_offset: op.cache.origin(sequence),
             kv_length: position as usize + 1,
         };
         let views = (&op.query, &op.cache.key_view(), &op.cache.value_view(), &op.output);

@@ -91,8 +91,12 @@ fn lse_of(lse: Option<Tensor>, row: usize, head: usize) -> Option<*mut f32> {
 }
 
 /// A sequence's key or value of one token and head.
-fn kv_row(view: &KvView, offset: usize, token: usize, head: usize) -> Row {
-    Row::raw(view.data, view.dtype).skip(offset + token * view.token_stride + head * view.head_stride)
+///
+/// # Safety
+/// The token's page was checked.
+unsafe fn kv_row(view: &KvView, origin: usize, token: usize, head: usize) -> Row {
+    // SAFETY: the caller's contract; on the CPU a table is in host memory.
+    Row::raw(unsafe { view.head(origin, head).run(token) }.0, view.dtype)
 }
 
 /// The keys that a query row of the sequence sees. Without a causal mask there may be more rows than keys; the first ones

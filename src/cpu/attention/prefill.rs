@@ -33,7 +33,13 @@ struct Task {
     queries: Range<usize>,
 }
 
+/// An error names the first sequence whose page table has no page for a token that it sees.
 pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
+    for span in &op.sequences {
+        let seen = visible(&op.config, span, 0).start..visible(&op.config, span, span.query_count - 1).end;
+        // SAFETY: on the CPU a table is in host memory; the span's sequence and keys are within it.
+        unsafe { op.key.check_pages(span.kv_offset, seen)? };
+    }
     let tasks = split(op, threads.count())?;
     threads.run(tasks.len(), |task, scratch| {
         // SAFETY: the descriptor is validated; tasks write different rows and heads of the output.
@@ -128,8 +134,8 @@ impl Kernel for Block<'_> {
         let end = visible(&op.config, &task.span, task.queries.end - 1).end;
         for tile in (begin / KEYS * KEYS..end).step_by(KEYS) {
             let keys = tile..(tile + KEYS).min(end);
-            transpose_keys::<S>(op, task, keys.clone(), buffers.key);
-            widen_values::<S>(op, task, keys.clone(), &buffers);
+            transpose_keys::<S>(op, task, begin, keys.clone(), buffers.key);
+            widen_values::<S>(op, task, begin, keys.clone(), &buffers);
             for first in (0..rows).step_by(S::OUTER_ROWS) {
                 let strip = first..(first + S::OUTER_ROWS).min(rows);
                 add_tile::<S>(op, task, &buffers, strip, keys.clone());
@@ -164,14 +170,14 @@ unsafe fn load_queries<S: Simd>(op: &AttentionPrefill, task: &Task, buffers: &Bu
     }
 }
 
-/// Keys as [head_dim, KEYS]; the columns past the last key are 0.
+/// Keys as [head_dim, KEYS]; the columns before `begin`, whose tokens may have no page any more, and past the last key are 0.
 #[inline(always)]
-unsafe fn transpose_keys<S: Simd>(op: &AttentionPrefill, task: &Task, keys: Range<usize>, to: *mut f32) {
+unsafe fn transpose_keys<S: Simd>(op: &AttentionPrefill, task: &Task, begin: usize, keys: Range<usize>, to: *mut f32) {
     for column in (0..KEYS).step_by(S::LANES) {
         for (at, lanes) in vectors::<S>(op.config.head_dim) {
             let mut block = [S::zero(); 16];
             for (i, row) in block.iter_mut().enumerate().take(S::LANES) {
-                if column + i < keys.len() {
+                if column + i < keys.len() && keys.start + column + i >= begin {
                     *row = kv_row(&op.key, task.span.kv_offset, keys.start + column + i, task.kv_head)
                         .load::<S>(at, lanes);
                 }
@@ -187,8 +193,20 @@ unsafe fn transpose_keys<S: Simd>(op: &AttentionPrefill, task: &Task, keys: Rang
 /// Values as [KEYS, width]. Values that are f32 are copied too: rows of many heads lie a power of two apart, and a tile
 /// of them would fall on a few sets of the first cache level.
 #[inline(always)]
-unsafe fn widen_values<S: Simd>(op: &AttentionPrefill, task: &Task, keys: Range<usize>, buffers: &Buffers) {
+unsafe fn widen_values<S: Simd>(
+    op: &AttentionPrefill,
+    task: &Task,
+    begin: usize,
+    keys: Range<usize>,
+    buffers: &Buffers,
+) {
     for (i, key) in keys.enumerate() {
+        if key < begin {
+            for at in (0..buffers.width).step_by(S::LANES) {
+                S::store(buffers.value.add(i * buffers.width + at), S::zero());
+            }
+            continue;
+        }
         let from = kv_row(&op.value, task.span.kv_offset, key, task.kv_head);
         for (at, lanes) in vectors::<S>(op.config.head_dim) {
             S::store(buffers.value.add(i * buffers.width + at), from.load::<S>(at, lanes));

@@ -85,7 +85,7 @@ fn prefill_over_tensors_matches_the_reference() {
 fn decode_matches_the_reference_and_reads_no_stale_row() {
     let capacity = 1100;
     let positions = [0.0, 255.0, 256.0, 1099.0, 700.0];
-    let slots = [4.0, 0.0, 3.0, 1.0, 2.0];
+    let sequences = [4.0, 0.0, 3.0, 1.0, 2.0];
     at_every_level(|level| {
         for (i, config) in configs().into_iter().enumerate().filter(|(_, config)| config.causal) {
             let dtype = DType::FLOATS[i % 3];
@@ -94,9 +94,9 @@ fn decode_matches_the_reference_and_reads_no_stale_row() {
                 let size = 5 * kv_heads * capacity * dim;
                 let (mut key, mut value) =
                     (Buffer::random(dtype, size, 2).values(), Buffer::random(dtype, size, 3).values());
-                for (slot, position) in slots.iter().zip(positions) {
+                for (sequence, position) in sequences.iter().zip(positions) {
                     for head in 0..kv_heads {
-                        let start = (*slot as usize * kv_heads + head) * capacity * dim;
+                        let start = (*sequence as usize * kv_heads + head) * capacity * dim;
                         let stale = start + (position as usize + 1) * dim..start + capacity * dim;
                         key[stale.clone()].fill(f32::NAN);
                         value[stale].fill(f32::NAN);
@@ -105,18 +105,12 @@ fn decode_matches_the_reference_and_reads_no_stale_row() {
                 let (mut key, mut value) = (Buffer::from(dtype, &key), Buffer::from(dtype, &value));
                 let mut query = Buffer::random(DType::F32, rows * heads * dim, 1);
                 let mut positions = Buffer::from(DType::I32, &positions[5 - rows..]);
-                let mut slots = Buffer::from(DType::I32, &slots[5 - rows..]);
-                let cache = CacheLayer {
-                    key: key.tensor(&[size]).data,
-                    value: value.tensor(&[size]).data,
+                let mut sequences = Buffer::from(DType::I32, &sequences[5 - rows..]);
+                let cache = CacheLayer::contiguous(
+                    (key.tensor(&[size]).data, value.tensor(&[size]).data),
                     dtype,
-                    slots: 5,
-                    heads: kv_heads,
-                    capacity,
-                    head_dim: dim,
-                    slot_stride: kv_heads * capacity * dim,
-                    head_stride: capacity * dim,
-                };
+                    [5, kv_heads, capacity, dim],
+                );
                 let mut run = |threads: Option<&Threads>| {
                     let mut output = Buffer::poisoned(DType::F32, rows * heads * dim);
                     let mut lse = Buffer::poisoned(DType::F32, rows * heads);
@@ -127,7 +121,7 @@ fn decode_matches_the_reference_and_reads_no_stale_row() {
                         output.tensor(&[rows, heads, dim]),
                         Some(lse.tensor(&[rows, heads])),
                         positions.tensor(&[rows]),
-                        Some(slots.tensor(&[rows])),
+                        Some(sequences.tensor(&[rows])),
                         0,
                     )
                     .unwrap();
@@ -154,24 +148,16 @@ fn a_position_outside_the_cache_is_named() {
     let config = AttentionConfig::new(AttentionConfig { query_heads: 1, kv_heads: 1, head_dim: 4, ..CONFIG }).unwrap();
     let mut cache = Buffer::random(DType::F32, 12, 1);
     let data = cache.tensor(&[12]).data;
-    let layer = CacheLayer {
-        key: data,
-        value: data,
-        dtype: DType::F32,
-        slots: 1,
-        heads: 1,
-        capacity: 3,
-        head_dim: 4,
-        slot_stride: 12,
-        head_stride: 12,
-    };
-    for (position, slot, named) in [(3.0, 0.0, "position 3"), (-1.0, 0.0, "position -1"), (0.0, 1.0, "slot 1")] {
+    let layer = CacheLayer::contiguous((data, data), DType::F32, [1, 1, 3, 4]);
+    for (position, sequence, named) in [(3.0, 0.0, "position 3"), (-1.0, 0.0, "position -1"), (0.0, 1.0, "sequence 1")]
+    {
         let (mut query, mut output) = (Buffer::random(DType::F32, 4, 1), Buffer::poisoned(DType::F32, 4));
         let mut positions = Buffer::from(DType::I32, &[position]);
-        let mut slots = Buffer::from(DType::I32, &[slot]);
+        let mut sequences = Buffer::from(DType::I32, &[sequence]);
         let (query, output) = (query.tensor(&[1, 1, 4]), output.tensor(&[1, 1, 4]));
-        let slots = Some(slots.tensor(&[1]));
-        let op = AttentionDecode::new(config, query, layer, output, None, positions.tensor(&[1]), slots, 0).unwrap();
+        let sequences = Some(sequences.tensor(&[1]));
+        let op =
+            AttentionDecode::new(config, query, layer, output, None, positions.tensor(&[1]), sequences, 0).unwrap();
         let error = decode::decode(threads(), &op, &mut Vec::new()).unwrap_err();
         assert!(error.message.contains(named) && error.message.contains("row 0"), "{error}");
     }

@@ -1,0 +1,137 @@
+//! Keys and values in memory of the engine's, which hands out its pages itself.
+
+use super::KvCacheOptions;
+use crate::allocation::with_room;
+use crate::error::{Error, Result};
+use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor};
+use std::ffi::c_void;
+
+pub(super) struct EngineMemory {
+    /// Keys and values of each layer.
+    layers: Vec<(*mut c_void, *mut c_void)>,
+    pub dtype: DType,
+    /// Pages, or without pages sequences.
+    pub blocks: usize,
+    /// In elements, of blocks, heads and tokens.
+    strides: [usize; 3],
+}
+
+// SAFETY: addresses of device memory, dereferenced only by executors.
+unsafe impl Send for EngineMemory {}
+// SAFETY: as above.
+unsafe impl Sync for EngineMemory {}
+
+impl EngineMemory {
+    pub fn new(options: &KvCacheOptions, tensors: &[Tensor]) -> Result<EngineMemory> {
+        let wanted = 2 * options.layers;
+        if tensors.len() != wanted {
+            return Err(Error::invalid(format!(
+                "{} tensors of memory for {} layers; {wanted} are needed, keys and values of each",
+                tensors.len(),
+                options.layers
+            )));
+        }
+        let block_tokens = match options.page_tokens {
+            0 => options.ring_tokens().unwrap_or(options.capacity),
+            tokens => tokens,
+        };
+        let first = tensors[0];
+        let mut layers = with_room(options.layers, "the layers of a KV cache")?;
+        for (at, tensor) in tensors.iter().enumerate() {
+            let of = |error: Error| error.context(format_args!("memory[{at}]"));
+            tensor.expect_float("memory").map_err(of)?;
+            tensor.expect_rank("memory", 4).map_err(of)?;
+            tensor
+                .expect_shape("memory", &[first.shape[0], options.kv_heads, block_tokens, options.head_dim])
+                .map_err(of)?;
+            expect_places_apart(tensor).map_err(of)?;
+            if tensor.strides != first.strides || tensor.dtype != first.dtype {
+                return Err(Error::invalid(format!("memory[{at}] has another dtype or other strides than memory[0]")));
+            }
+        }
+        if first.shape[0] == 0 || first.shape[0] > i32::MAX as usize {
+            return Err(Error::invalid(format!(
+                "memory has {} blocks; 1 to {} are supported",
+                first.shape[0],
+                i32::MAX
+            )));
+        }
+        let given = if options.page_tokens == 0 { options.sequences } else { options.pages };
+        if given > first.shape[0] {
+            return Err(Error::invalid(format!("memory has {} blocks; {given} are said to be there", first.shape[0])));
+        }
+        layers.extend(tensors.chunks(2).map(|pair| (pair[0].data, pair[1].data)));
+        let blocks = if given == 0 { first.shape[0] } else { given };
+        let [block, head, token, _] = first.strides;
+        Ok(EngineMemory { layers, dtype: first.dtype, blocks, strides: [block, head, token] })
+    }
+
+    pub fn layer(&self, options: &KvCacheOptions, layer: usize, table: Option<Tensor>) -> Result<CacheLayer> {
+        let (key, value) = self.layers[layer];
+        let [block_stride, head_stride, token_stride] = self.strides;
+        let whole = CacheLayer {
+            key,
+            value,
+            dtype: self.dtype,
+            sequences: self.blocks,
+            heads: options.kv_heads,
+            capacity: options.capacity,
+            head_dim: options.head_dim,
+            sequence_stride: block_stride,
+            head_stride,
+            token_stride,
+            placement: options.ring_tokens().map_or(Placement::Contiguous, |tokens| Placement::Ring { tokens }),
+        };
+        let Some(table) = table else {
+            if options.page_tokens == 0 {
+                return Ok(whole);
+            }
+            return Err(Error::invalid("`page_table` is missing: the engine owns this cache's pages"));
+        };
+        if options.page_tokens == 0 {
+            return Err(Error::invalid("`page_table` is given, and the cache has no pages"));
+        }
+        table.expect_dtype("page_table", DType::I32)?;
+        table.expect_rank("page_table", 2)?;
+        table.expect_readable("page_table")?;
+        let [sequences, columns, ..] = table.shape;
+        if table.is_empty() || sequences > i32::MAX as usize || columns > i32::MAX as usize {
+            return Err(Error::invalid(format!("tensor `page_table` {table} has no entry, or too many")));
+        }
+        let row_stride = if sequences == 1 { columns } else { table.strides[0] };
+        let table = PageTable {
+            entries: table.data.cast_const().cast(),
+            sequences,
+            columns,
+            row_stride,
+            page_tokens: options.page_tokens,
+            page_stride: block_stride,
+            pages: self.blocks,
+        };
+        Ok(CacheLayer {
+            sequences,
+            capacity: options.capacity.min(columns.saturating_mul(options.page_tokens)),
+            sequence_stride: row_stride,
+            placement: Placement::Paged(table),
+            ..whole
+        })
+    }
+}
+
+/// No two elements share an address, in whatever order the axes lie.
+fn expect_places_apart(tensor: &Tensor) -> Result<()> {
+    tensor.expect_readable("memory")?;
+    let mut axes: Vec<(usize, usize)> =
+        tensor.strides.into_iter().zip(tensor.shape).filter(|axis| axis.1 > 1).collect();
+    axes.sort_unstable();
+    let mut reach = 1;
+    for (stride, extent) in axes {
+        if stride < reach {
+            return Err(Error::invalid(format!(
+                "tensor `memory` {tensor} has a stride of {stride} where {reach} elements lie: its tokens overlap"
+            )));
+        }
+        reach += (extent - 1) * stride;
+    }
+    Ok(())
+}

@@ -1,0 +1,427 @@
+//! Caches of every placement: contiguous, rings, the library's pages and the engine's. Tokens are appended in chunks, each chunk
+//! is prefilled over what the cache then holds, and in the end every sequence is decoded. What no sequence holds is NaN.
+
+use crate::attention_cases::{attend, expect_attention, Keys};
+use crate::run::{check, expect_error, rounded, Failure, Outcome, Run, PLAIN};
+use nvbackend::error::Status;
+use nvbackend::kv_cache::{KvCache, KvCacheOptions};
+use nvbackend::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
+use nvbackend::operation::rope::{Append, Rope, RopeArguments};
+use nvbackend::operation::Operation;
+use nvbackend::tensor::{CacheLayer, DType, Tensor};
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Place {
+    Contiguous,
+    /// Appends of at most so many tokens.
+    Ring(usize),
+    /// Tokens of a page.
+    Pages(usize),
+    /// Tokens of a page, in random order; `true`: a page has tokens before heads, as vLLM lays them out.
+    EnginePages(usize, bool),
+    EngineBlocks,
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    place: Place,
+    /// What each chunk appends to each sequence.
+    chunks: Vec<Vec<usize>>,
+    heads: (usize, usize),
+    dim: usize,
+    window: usize,
+    /// Of queries, then of keys and values.
+    dtypes: (DType, DType),
+}
+
+const LAYERS: usize = 2;
+const LAYER: usize = 1;
+
+struct Cache {
+    cache: KvCache,
+    /// Of an engine's pages.
+    table: Option<Tensor>,
+}
+
+impl Cache {
+    fn layer(&self) -> Result<CacheLayer, Failure> {
+        Ok(self.cache.layer_with(LAYER, self.table)?)
+    }
+}
+
+/// A cache of poison for as many sequences, and one more that stays empty.
+fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Result<Cache, Failure> {
+    let (heads, dim, dtype) = (case.heads.1, case.dim, case.dtypes.1);
+    let options = KvCacheOptions {
+        layers: LAYERS,
+        sequences,
+        kv_heads: heads,
+        head_dim: dim,
+        capacity,
+        dtype,
+        ..Default::default()
+    };
+    let memory = run.device.backend.memory();
+    let library = match case.place {
+        Place::Contiguous => KvCache::new(memory, options, run.stream)?,
+        Place::Ring(max_append) => {
+            KvCache::new(memory, KvCacheOptions { window: case.window, max_append, ..options }, run.stream)?
+        }
+        Place::Pages(page_tokens) => KvCache::new(memory, KvCacheOptions { page_tokens, ..options }, run.stream)?,
+        Place::EngineBlocks => {
+            let shape = [sequences, heads, capacity, dim];
+            let tensors = blocks(run, dtype, &shape, false)?;
+            return Ok(Cache { cache: KvCache::over(options, &tensors)?, table: None });
+        }
+        Place::EnginePages(page_tokens, tokens_first) => {
+            let columns = capacity.div_ceil(page_tokens);
+            let pages = sequences * columns + 3;
+            let tensors = blocks(run, dtype, &[pages, heads, page_tokens, dim], tokens_first)?;
+            let options = KvCacheOptions { page_tokens, sequences: 0, ..options };
+            let cache = KvCache::over(options, &tensors)?;
+            // The last sequence has no page.
+            let mut entries: Vec<f64> = run.random.permutation(pages).iter().map(|&page| page as f64).collect();
+            entries.truncate((sequences - 1) * columns);
+            entries.resize(sequences * columns, -1.0);
+            let layout = if columns % 2 == 0 { PLAIN } else { crate::run::PITCHED };
+            let table = run.tensor(DType::I32, &[sequences, columns], layout, &entries)?;
+            return Ok(Cache { cache, table: Some(table) });
+        }
+    };
+    for layer in 0..LAYERS {
+        let layer = library.layer(layer)?;
+        for data in [layer.key, layer.value] {
+            // SAFETY: the span lies in the cache's block.
+            unsafe { run.executor().fill(data, 0xff, layer.span_bytes(), run.stream.raw())? };
+        }
+    }
+    Ok(Cache { cache: library, table: None })
+}
+
+/// Keys and values of each layer, poisoned, of which the layer in use may be written.
+fn blocks(run: &mut Run, dtype: DType, shape: &[usize; 4], tokens_first: bool) -> Result<Vec<Tensor>, Failure> {
+    let [blocks, heads, tokens, dim] = *shape;
+    let strides = match tokens_first {
+        true => [tokens * heads * dim, dim, heads * dim, 1],
+        false => [tokens * heads * dim, tokens * dim, dim, 1],
+    };
+    let span = blocks * heads * tokens * dim;
+    let mut tensors = Vec::new();
+    for layer in 0..LAYERS {
+        for _ in 0..2 {
+            let tensor = run.strided(dtype, shape, &strides, 0, span, None)?;
+            if layer == LAYER {
+                run.allow_write(&tensor);
+            }
+            tensors.push(tensor);
+        }
+    }
+    Ok(tensors)
+}
+
+fn reserve(run: &Run, cache: &KvCache, sequence: usize, tokens: usize) -> nvbackend::error::Result<()> {
+    cache
+        .reserve(sequence, tokens, run.stream, &mut |copy| run.executor().run(&Operation::from(copy), run.stream.raw()))
+}
+
+/// The tokens [from, to) of each sequence, mixed: every sequence's first, then every sequence's second, and so on.
+fn append(run: &mut Run, layer: CacheLayer, keys: &[Keys], from: &[usize], to: &[usize]) -> Outcome {
+    let width = layer.heads * layer.head_dim;
+    let (mut positions, mut sequences) = (Vec::new(), Vec::new());
+    let (mut key_rows, mut value_rows) = (Vec::new(), Vec::new());
+    for step in 0..to.iter().zip(from).map(|(to, from)| to - from).max().unwrap_or(0) {
+        for (sequence, keys) in keys.iter().enumerate().filter(|(at, _)| from[*at] + step < to[*at]) {
+            let position = from[sequence] + step;
+            positions.push(position as i32);
+            sequences.push(sequence as i32);
+            key_rows.extend(&keys.key[position * width..][..width]);
+            value_rows.extend(&keys.value[position * width..][..width]);
+        }
+    }
+    let shape = [positions.len(), layer.heads, layer.head_dim];
+    let op = Rope::new(RopeArguments {
+        query: None,
+        query_output: None,
+        query_norm: None,
+        query_scale: 1.0,
+        key: Some(run.tensor(DType::F32, &shape, PLAIN, &key_rows)?),
+        key_output: None,
+        key_norm: None,
+        value: Some(run.tensor(DType::F32, &shape, PLAIN, &value_rows)?),
+        epsilon: 1e-6,
+        weight_offset: 0.0,
+        positions: run.integers(&positions)?,
+        rotation: None,
+        append: Some(Append { cache: layer, sequences: Some(run.integers(&sequences)?) }),
+    })?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
+    Ok(())
+}
+
+fn prefix(keys: &Keys, length: usize, width: usize) -> Keys {
+    Keys { length, key: keys.key[..length * width].to_vec(), value: keys.value[..length * width].to_vec() }
+}
+
+fn test(run: &mut Run, case: &Case) -> Outcome {
+    let (query_dtype, kv) = case.dtypes;
+    let config = AttentionConfig::new(AttentionConfig {
+        query_heads: case.heads.0,
+        kv_heads: case.heads.1,
+        head_dim: case.dim,
+        scale: 0.0,
+        soft_cap: 0.0,
+        window: case.window,
+        causal: true,
+    })?;
+    let (heads, dim, width) = (case.heads.0, case.dim, case.heads.1 * case.dim);
+    let count = case.chunks[0].len();
+    let lengths: Vec<usize> = (0..count).map(|at| case.chunks.iter().map(|chunk| chunk[at]).sum()).collect();
+    let keys: Vec<Keys> = lengths.iter().map(|&length| Keys::new(run, &config, kv, length)).collect();
+    let longest = *lengths.iter().max().expect("there are sequences");
+    let cache = create(run, case, count + 1, longest + 5)?;
+    let mut held = vec![0; count];
+    for chunk in &case.chunks {
+        let after: Vec<usize> = held.iter().zip(chunk).map(|(held, chunk)| held + chunk).collect();
+        if matches!(case.place, Place::Pages(_) | Place::Ring(_)) {
+            // The last first, so that pages of sequences lie between each other.
+            for (sequence, &tokens) in after.iter().enumerate().rev() {
+                reserve(run, &cache.cache, sequence, tokens)?;
+            }
+        }
+        append(run, cache.layer()?, &keys, &held, &after)?;
+        let rows: usize = chunk.iter().sum();
+        let queries = rounded(query_dtype, &run.random.normals(rows * heads * dim, 1.0));
+        let query = run.tensor(query_dtype, &[rows, heads, dim], PLAIN, &queries)?;
+        let output = run.output(query_dtype, &[rows, heads, dim], PLAIN)?;
+        let lse = run.output(DType::F32, &[rows, heads], PLAIN)?;
+        let mut starts = vec![0];
+        chunk.iter().for_each(|rows| starts.push(starts[starts.len() - 1] + *rows as i32));
+        let sequences: Vec<i32> = (0..count as i32).collect();
+        let kv_lengths: Vec<i32> = after.iter().map(|&length| length as i32).collect();
+        let source = KeySource::Cache { layer: cache.layer()?, sequences: &sequences, kv_lengths: &kv_lengths };
+        let op = AttentionPrefill::new(config, query, &starts, source, output, Some(lse))?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
+        let mut expected = Vec::new();
+        for (sequence, keys) in keys.iter().enumerate() {
+            let keys = prefix(keys, after[sequence], width);
+            for row in 0..chunk[sequence] {
+                for head in 0..heads {
+                    let at = ((starts[sequence] as usize + row) * heads + head) * dim;
+                    let position = (held[sequence] + row) as i64;
+                    expected.push(attend(&config, &queries[at..][..dim], head, &keys, position));
+                }
+            }
+        }
+        expect_attention(run, kv, &output, Some(&lse), &expected)?;
+        held = after;
+    }
+    // Decode, the last sequence first.
+    let queries = rounded(query_dtype, &run.random.normals(count * heads * dim, 1.0));
+    let query = run.tensor(query_dtype, &[count, heads, dim], PLAIN, &queries)?;
+    let output = run.output(query_dtype, &[count, heads, dim], PLAIN)?;
+    let lse = run.output(DType::F32, &[count, heads], PLAIN)?;
+    let order: Vec<i32> = (0..count as i32).rev().collect();
+    let sequences = run.integers(&order)?;
+    let positions = run.integers(&order.iter().map(|&at| lengths[at as usize] as i32 - 1).collect::<Vec<_>>())?;
+    let op = AttentionDecode::new(config, query, cache.layer()?, output, Some(lse), positions, Some(sequences), 0)?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
+    let row = |at: usize| {
+        let sequence = order[at / heads] as usize;
+        attend(&config, &queries[at * dim..][..dim], at % heads, &keys[sequence], lengths[sequence] as i64 - 1)
+    };
+    expect_attention(run, kv, &output, Some(&lse), &(0..count * heads).map(row).collect::<Vec<_>>())
+}
+
+fn case(place: Place) -> Case {
+    Case {
+        place,
+        chunks: vec![vec![17, 1, 40], vec![1, 1, 1], vec![30, 2, 5]],
+        heads: (4, 2),
+        dim: 64,
+        window: 0,
+        dtypes: (DType::F32, DType::F32),
+    }
+}
+
+fn variants(cases: &[Case]) -> Vec<Case> {
+    let dtypes =
+        [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F16, DType::F16)];
+    cases.iter().flat_map(|case| dtypes.map(|dtypes| Case { dtypes, ..case.clone() })).collect()
+}
+
+#[test]
+fn pages() {
+    let mut cases = Vec::new();
+    for tokens in [1, 2, 3, 7, 8, 16, 20, 32, 64, 100, 256] {
+        cases.push(case(Place::Pages(tokens)));
+        cases.push(case(Place::EnginePages(tokens, false)));
+        cases.push(Case { window: 11, ..case(Place::EnginePages(tokens, true)) });
+        cases.push(Case { heads: (3, 1), dim: 40, ..case(Place::Pages(tokens)) });
+    }
+    for tokens in [1, 3, 16, 256] {
+        for dim in [1, 8, 33, 80, 128, 192, 256, 512] {
+            cases.push(Case { dim, heads: (2, 1), ..case(Place::EnginePages(tokens, dim % 16 == 0)) });
+        }
+        for (heads, dim) in [((8, 1), 128), ((16, 1), 64), ((32, 2), 128), ((8, 1), 256), ((9, 1), 512), ((20, 1), 8)] {
+            cases.push(Case { heads, dim, chunks: vec![vec![20, 9]], ..case(Place::EnginePages(tokens, true)) });
+        }
+        // Enough keys to divide among blocks, and more than one pass of the kernel for few.
+        cases.push(Case {
+            chunks: vec![vec![600, 1], vec![1, 600]],
+            dim: 32,
+            ..case(Place::EnginePages(tokens, false))
+        });
+        cases.push(Case { chunks: vec![vec![1500]], heads: (2, 1), window: 300, ..case(Place::Pages(tokens)) });
+        cases.push(Case { chunks: vec![vec![4100]], heads: (1, 1), dim: 8, ..case(Place::Pages(tokens)) });
+    }
+    check("pages of a KV cache", &variants(&cases), test);
+}
+
+#[test]
+fn blocks_of_the_engine() {
+    let cases = [case(Place::EngineBlocks), Case { dim: 40, heads: (6, 3), window: 9, ..case(Place::EngineBlocks) }];
+    check("an engine's memory as a KV cache", &variants(&cases), test);
+    check("a contiguous KV cache", &variants(&[case(Place::Contiguous)]), test);
+}
+
+#[test]
+fn rings() {
+    let mut cases = Vec::new();
+    for (window, max_append) in [(1, 1), (2, 3), (16, 1), (16, 16), (33, 8), (64, 64), (100, 7)] {
+        let steps = |step: usize, count: usize| vec![vec![step, step.min(2), 1]; count];
+        for step in [1, max_append] {
+            let count = (3 * (window + max_append) / step).min(90);
+            cases.push(Case { chunks: steps(step, count), window, ..case(Place::Ring(max_append)) });
+        }
+        cases.push(Case {
+            chunks: steps(max_append, 7),
+            window,
+            heads: (3, 1),
+            dim: 40,
+            ..case(Place::Ring(max_append))
+        });
+    }
+    cases.push(Case { chunks: vec![vec![512, 100]; 4], window: 512, dim: 32, ..case(Place::Ring(512)) });
+    cases.push(Case { chunks: vec![vec![40]; 40], window: 1000, heads: (2, 1), dim: 128, ..case(Place::Ring(40)) });
+    // A sequence that never fills its ring is contiguous.
+    cases.push(Case { chunks: vec![vec![3, 2]], window: 512, ..case(Place::Ring(512)) });
+    check("a ring as KV cache", &variants(&cases), test);
+}
+
+#[test]
+fn a_ring_refuses_what_it_has_lost() {
+    check("a ring's errors", &[()], |run, _| {
+        let base =
+            KvCacheOptions { kv_heads: 1, head_dim: 8, capacity: 100, window: 8, max_append: 3, ..Default::default() };
+        let cache = KvCache::new(run.device.backend.memory(), base, run.stream)?;
+        let layer = cache.layer(0)?;
+        let config = |window| AttentionConfig {
+            query_heads: 1,
+            kv_heads: 1,
+            head_dim: 8,
+            scale: 1.0,
+            soft_cap: 0.0,
+            window,
+            causal: true,
+        };
+        let prefill = |run: &mut Run, window: usize, rows: usize, length: i32| -> Result<_, Failure> {
+            let query = run.output(DType::F32, &[rows, 1, 8], PLAIN)?;
+            let source = KeySource::Cache { layer, sequences: &[0], kv_lengths: &[length] };
+            Ok(AttentionPrefill::new(config(window), query, &[0, rows as i32], source, query, None))
+        };
+        let decode = |run: &mut Run, window: usize, max_kv_length: usize| -> Result<_, Failure> {
+            let query = run.output(DType::F32, &[1, 1, 8], PLAIN)?;
+            let positions = run.integers(&[20])?;
+            Ok(AttentionDecode::new(config(window), query, layer, query, None, positions, None, max_kv_length))
+        };
+        let invalid = Status::InvalidArgument;
+        prefill(run, 8, 3, 50)??;
+        prefill(run, 0, 10, 10)??;
+        expect_error(prefill(run, 8, 4, 50)?, invalid, &["4 query rows at length 50", "11 tokens back", "keeps 10"])?;
+        expect_error(prefill(run, 0, 1, 50)?, invalid, &["a window of 0", "50 tokens back", "keeps 10"])?;
+        expect_error(prefill(run, 8, 1, 101)?, invalid, &["101", "100"])?;
+        decode(run, 8, 0)??;
+        decode(run, 10, 0)??;
+        decode(run, 0, 10)??;
+        expect_error(decode(run, 11, 0)?, invalid, &["a window of 11", "keeps 10"])?;
+        expect_error(decode(run, 0, 0)?, invalid, &["a window of 0", "keeps 10"])?;
+        let key = run.output(DType::F32, &[11, 1, 8], PLAIN)?;
+        let positions = run.integers(&(0..11).collect::<Vec<_>>())?;
+        let append = Rope::new(RopeArguments {
+            query: None,
+            query_output: None,
+            query_norm: None,
+            query_scale: 1.0,
+            key: Some(key),
+            key_output: None,
+            key_norm: None,
+            value: Some(key),
+            epsilon: 1e-6,
+            weight_offset: 0.0,
+            positions,
+            rotation: None,
+            append: Some(Append { cache: layer, sequences: None }),
+        });
+        expect_error(append, invalid, &["11 tokens of one sequence", "keeps 10"])
+    });
+}
+
+/// An entry that is no page: the CPU names it; a GPU stores nothing for an append and reads nothing.
+#[test]
+fn entries_outside_the_pool() {
+    let cases = [-1, 4, i32::MAX, i32::MIN];
+    check("entries outside the pool", &cases, |run, &entry| {
+        let memory = blocks(run, DType::Bf16, &[4, 1, 2, 8], false)?;
+        let options = KvCacheOptions {
+            layers: LAYERS,
+            kv_heads: 1,
+            head_dim: 8,
+            capacity: 6,
+            page_tokens: 2,
+            ..Default::default()
+        };
+        let cache = KvCache::over(KvCacheOptions { dtype: DType::Bf16, ..options }, &memory)?;
+        let table = run.tensor(DType::I32, &[1, 3], PLAIN, &[2.0, entry.into(), 0.0])?;
+        let layer = cache.layer_with(LAYER, Some(table))?;
+        let key = Keys { length: 5, key: vec![1.0; 40], value: vec![2.0; 40] };
+        let result = append(run, layer, &[key], &[0], &[5]);
+        let (query, _) = run.normal(DType::F32, &[1, 1, 8], PLAIN, 1.0)?;
+        let output = run.output(DType::F32, &[1, 1, 8], PLAIN)?;
+        let config = AttentionConfig {
+            query_heads: 1,
+            kv_heads: 1,
+            head_dim: 8,
+            scale: 1.0,
+            soft_cap: 0.0,
+            window: 0,
+            causal: true,
+        };
+        let positions = run.integers(&[4])?;
+        let decode = AttentionDecode::new(config, query, layer, output, None, positions, None, 0)?;
+        let decoded = run.executor().run(&Operation::from(decode), run.stream.raw());
+        let source = KeySource::Cache { layer, sequences: &[0], kv_lengths: &[5] };
+        let prefill = AttentionPrefill::new(config, query, &[0, 1], source, output, None)?;
+        let prefilled = run.executor().run(&Operation::from(prefill), run.stream.raw());
+        if run.device.is_cpu() {
+            let name = entry.to_string();
+            let words = ["page table", &name, "position 2", "4 pages"];
+            for result in
+                [result.map_err(|failure| nvbackend::error::Error::invalid(failure.text())), decoded, prefilled]
+            {
+                expect_error(result, Status::InvalidArgument, &words)?;
+            }
+            return Ok(());
+        }
+        result?;
+        decoded?;
+        prefilled?;
+        run.stream.synchronize()?;
+        // What was appended went to pages 2 and 0 alone.
+        let keys = run.read(&memory[2 * LAYER])?;
+        let kept = |page: usize| keys[page * 16..][..16].iter().filter(|value| !value.is_nan()).count();
+        if [kept(0), kept(1), kept(2), kept(3)] != [8, 0, 16, 0] {
+            return Err(format!("the pages have {:?} elements", [kept(0), kept(1), kept(2), kept(3)]).into());
+        }
+        Ok(())
+    });
+}
