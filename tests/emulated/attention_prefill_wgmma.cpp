@@ -297,7 +297,7 @@ std::vector<Case> cases() {
 
 // A run has to fail with at least one of these.
 bool is_missed(const Case& test, const emulated::Faults& faults) {
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
     for (const bool late : {false, true}) {
       emulated::options = {seed, late, faults};
       if (!run(test).empty()) return false;
@@ -309,7 +309,8 @@ bool is_missed(const Case& test, const emulated::Faults& faults) {
 int check_faults() {
   Case test;
   test.name = "faults";
-  test.sequences = {{140, 560}, {100, 300}};
+  // Both warpgroups have rows in each tile.
+  test.sequences = {{250, 560}, {100, 300}};
   test.query_heads = 2;
   test.causal = true;
   int missed = 0;
