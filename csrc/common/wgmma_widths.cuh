@@ -27,40 +27,47 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Orders what this thread has written to shared memory before products of threads that it tells of it.
+__device__ __forceinline__ void fence_shared_before_products() {
 #ifdef NVB_WGMMA
-#define NVB_D8(I) \
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+#ifdef NVB_WGMMA
+#define NVB_D8(I)                                                                                             \
   "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3]), "+f"(d[I + 4]), "+f"(d[I + 5]), "+f"(d[I + 6]), \
       "+f"(d[I + 7])
 #define NVB_D16(I) NVB_D8(I), NVB_D8(I + 8)
 #define NVB_D32(I) NVB_D16(I), NVB_D16(I + 16)
 #define NVB_D64(I) NVB_D32(I), NVB_D32(I + 32)
-#define NVB_NAMES32                                                                                             \
+#define NVB_NAMES32                                                                                                \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31"
 #define NVB_NAMES40 NVB_NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define NVB_NAMES48 NVB_NAMES40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define NVB_NAMES56 NVB_NAMES48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define NVB_NAMES64 NVB_NAMES56 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define NVB_NAMES88                                                                                      \
-  NVB_NAMES64                                                                                            \
+#define NVB_NAMES88                                                                                        \
+  NVB_NAMES64                                                                                              \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
   "%84, %85, %86, %87"
 #define NVB_NAMES96 NVB_NAMES88 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define NVB_NAMES128                                                                                               \
-  NVB_NAMES96                                                                                                      \
+#define NVB_NAMES128                                                                                                 \
+  NVB_NAMES96                                                                                                        \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, " \
   "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define NVB_PRODUCT(COLUMNS, TYPES, NAMES, OPERANDS, PREDICATE, TAIL, INPUTS, ...)                            \
+#define NVB_PRODUCT(COLUMNS, TYPES, NAMES, OPERANDS, PREDICATE, TAIL, INPUTS, ...)                             \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PREDICATE ", 0;\nwgmma.mma_async.sync.aligned.m64n" COLUMNS \
-               "k16.f32." TYPES " {" NAMES "}, " OPERANDS ", p, " TAIL ";\n}\n"                               \
-               : __VA_ARGS__                                                                                  \
+               "k16.f32." TYPES " {" NAMES "}, " OPERANDS ", p, " TAIL ";\n}\n"                                \
+               : __VA_ARGS__                                                                                   \
                : INPUTS, "r"(accumulate))
-#define NVB_PRODUCT_OF(COLUMNS, NAMES, OPERANDS, PREDICATE, TAIL, INPUTS, ...)                                     \
-  if constexpr (kDtype<T> == NVB_F16) {                                                                            \
-    NVB_PRODUCT(COLUMNS, "f16.f16", NAMES, OPERANDS, PREDICATE, TAIL, NVB_WGMMA_LIST INPUTS, __VA_ARGS__);         \
-  } else {                                                                                                         \
-    NVB_PRODUCT(COLUMNS, "bf16.bf16", NAMES, OPERANDS, PREDICATE, TAIL, NVB_WGMMA_LIST INPUTS, __VA_ARGS__);       \
+#define NVB_PRODUCT_OF(COLUMNS, NAMES, OPERANDS, PREDICATE, TAIL, INPUTS, ...)                               \
+  if constexpr (kDtype<T> == NVB_F16) {                                                                      \
+    NVB_PRODUCT(COLUMNS, "f16.f16", NAMES, OPERANDS, PREDICATE, TAIL, NVB_WGMMA_LIST INPUTS, __VA_ARGS__);   \
+  } else {                                                                                                   \
+    NVB_PRODUCT(COLUMNS, "bf16.bf16", NAMES, OPERANDS, PREDICATE, TAIL, NVB_WGMMA_LIST INPUTS, __VA_ARGS__); \
   }
 #define NVB_WGMMA_LIST(...) __VA_ARGS__
 #define NVB_IN_SHARED ("l"(a), "l"(b))
@@ -111,8 +118,8 @@ __device__ __forceinline__ void wgmma_rs_transposed(float (&d)[Count], const uin
                    NVB_D64(0), NVB_D32(64))
   } else {
     static_assert(Count == 128, "64, 96, 128, 192 or 256 columns of b");
-    NVB_PRODUCT_OF("256", NVB_NAMES128, "{%128, %129, %130, %131}, %132", "%133", NVB_TRANSPOSED_TAIL,
-                   NVB_IN_REGISTERS, NVB_D64(0), NVB_D64(64))
+    NVB_PRODUCT_OF("256", NVB_NAMES128, "{%128, %129, %130, %131}, %132", "%133", NVB_TRANSPOSED_TAIL, NVB_IN_REGISTERS,
+                   NVB_D64(0), NVB_D64(64))
   }
 #endif
 }

@@ -206,7 +206,8 @@ std::string run(const Case& test) {
   for (size_t row = 0; row < is_row.size(); ++row) {
     if (is_row[row]) continue;
     for (size_t byte = row * row_bytes; byte < (row + 1) * row_bytes; ++byte) {
-      if (written[byte] != reinterpret_cast<const uint8_t*>(&kUntouched)[byte % 4]) return "a row of nobody was written";
+      if (written[byte] != reinterpret_cast<const uint8_t*>(&kUntouched)[byte % 4])
+        return "a row of nobody was written";
     }
     for (int head = 0; head < test.query_heads; ++head) {
       if (lse.data[row * static_cast<size_t>(test.query_heads) + static_cast<size_t>(head)] != -1e30f) {
@@ -236,7 +237,7 @@ std::vector<Case> cases() {
   const auto causal = [](Case& one) { one.causal = true; };
 
   // Edges of tiles of 128 rows, and of 128 and 176 keys.
-  const std::vector<Lengths> edges = {{0, 0}, {1, 1},     {1, 0},     {127, 127}, {128, 128}, {129, 129},
+  const std::vector<Lengths> edges = {{0, 0}, {1, 1},    {1, 0},    {127, 127}, {128, 128}, {129, 129},
                                       {3, 5}, {64, 175}, {65, 176}, {2, 177},   {5, 353},   {0, 9}};
   add("edges full", edges, [](Case&) {});
   add("edges causal", edges, causal);

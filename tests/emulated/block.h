@@ -1,16 +1,16 @@
 // Runs a whole block of a warp-specialised kernel of compute capability 9.0 on the CPU: named barriers, mbarriers, bulk
-// tensor copies, wgmma and traded registers (csrc/common/ here has their wrappers). So that what holds a kernel together
-// can be tested where there is no GPU.
+// tensor copies, wgmma and traded registers (csrc/common/ here has their wrappers). So that what holds a kernel
+// together can be tested where there is no GPU.
 //
-// A thread is a fiber. A fiber runs until it waits; which warp comes next, and when a copy lands, is drawn from a seed. A
-// product of wgmma reads its operands and writes its sums either as soon as all of its warpgroup have issued it or not
-// before they wait for it: a buffer that is written too early shows with one of the two. A copy spoils where it goes to
-// from when it is issued until it lands. Shared memory is there twice, as threads see it and as copies and wgmma see it;
-// what threads write reaches the second with a proxy fence. All of it begins as NaN.
+// A thread is a fiber. A fiber runs until it waits; which warp comes next, and when a copy lands, is drawn from a seed.
+// A product of wgmma reads its operands and writes its sums either as soon as all of its warpgroup have issued it or
+// not before they wait for it: a buffer that is written too early shows with one of the two. A copy spoils where it
+// goes to from when it is issued until it lands. Shared memory is there twice, as threads see it and as copies and
+// wgmma see it; what threads write reaches the second with a proxy fence. All of it begins as NaN.
 //
-// Every misuse that can be told ends the run by `Failure`: deadlock, a barrier with more arrivals than it was made for or
-// left half full, a copy from outside of what `allow` named, registers that the block does not have, a product without a
-// fence. `Faults` breaks one thing at a time, so that a test can show that it would be seen.
+// Every misuse that can be told ends the run by `Failure`: deadlock, a barrier with more arrivals than it was made for
+// or left half full, a copy from outside of what `allow` named, registers that the block does not have, a product
+// without a fence. `Faults` breaks one thing at a time, so that a test can show that it would be seen.
 #ifndef NVBACKEND_TESTS_EMULATED_BLOCK_H
 #define NVBACKEND_TESTS_EMULATED_BLOCK_H
 
@@ -56,9 +56,9 @@ struct Failure : std::runtime_error {
 
 // What is broken on purpose. Barriers are counted in the order in which they were made.
 struct Faults {
-  int unwaited_barrier = -1;    // an mbarrier whose waits return at once
-  int wrong_parity = -1;        // an mbarrier that is waited for with the other parity
-  int unwaited_named = -1;      // a named barrier at which nobody arrives
+  int unwaited_barrier = -1;  // an mbarrier whose waits return at once
+  int wrong_parity = -1;      // an mbarrier that is waited for with the other parity
+  int unwaited_named = -1;    // a named barrier at which nobody arrives
   bool no_proxy_fence = false;
   bool no_product_fence = false;
   bool no_product_wait = false;

@@ -23,7 +23,8 @@ struct Descriptor {
   uint16_t at(uint32_t offset) const {
     uint32_t address = start + offset;
     address ^= address >> 3 & 0x70;
-    if (address < kSharedStart || address - kSharedStart + 2 > shared_bytes) fail("an operand outside of shared memory");
+    if (address < kSharedStart || address - kSharedStart + 2 > shared_bytes)
+      fail("an operand outside of shared memory");
     uint16_t bits;
     std::memcpy(&bits, asynchronous.data() + address - kSharedStart, 2);
     return bits;
@@ -66,8 +67,8 @@ void execute(const Product& product) {
   const Descriptor descriptor(product.b);
   for (int k = 0; k < kDepth; ++k) {
     for (int column = 0; column < columns; ++column) {
-      b[k][column] = product.to_float(product.transposed ? descriptor.down_rows(column, k)
-                                                         : descriptor.along_rows(column, k));
+      b[k][column] =
+          product.to_float(product.transposed ? descriptor.down_rows(column, k) : descriptor.along_rows(column, k));
     }
   }
   for (int row = 0; row < kRows; ++row) {

@@ -41,8 +41,8 @@ bool supports(const nvb_attention_prefill_params& p, int value_dim, const nvb_la
     return false;
   }
   if (p.head_dim < 8 || p.head_dim > 256 || p.head_dim % 8 != 0 || value_dim < 8 || value_dim > p.head_dim ||
-      value_dim % 8 != 0 || p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0 ||
-      p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES) {
+      value_dim % 8 != 0 || p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0 || p.sequences < 0 ||
+      p.sequences > NVB_ATTENTION_MAX_SEQUENCES) {
     return false;
   }
   if (!std::isfinite(p.scale) || !(p.scale > 0.0f) || !(p.soft_cap >= 0.0f) || p.window < 0) return false;
@@ -84,10 +84,10 @@ cudaError_t make_map(CUtensorMap& map, const void* data, int64_t columns, int64_
   const cuuint32_t box[3] = {128, static_cast<cuuint32_t>(box_tokens), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
   // Bytes, because zeros are all that the element type decides here.
-  const CUresult result = tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), sizes,
-                                               strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), sizes, strides, box, steps,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -121,7 +121,7 @@ __device__ __forceinline__ void clear_all(const Arguments& arguments, Shared<Til
           store16(rows + at, make_uint4(0, 0, 0, 0));
         }
       }
-      fence_before_bulk_copies();
+      fence_shared_before_products();
       __syncwarp();
       if (lane == 0) barrier_arrive(&shared.value_full[stage]);
     }
@@ -232,7 +232,11 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
         if (tile == work.first) release(&shared.query_empty[warpgroup]);
         finish_scores(tile, decltype(masked)::value);
         exponentiate(score, rows, scaled, arguments.exponent_factor);
-        wgmma_wait<0>();
+        // ptxas moves a wait up to the start of its basic block, and nothing would run beside the product. The loop,
+        // which is left at once because no sum is negative, puts the exponentials into the block before the wait's.
+        do {
+          wgmma_wait<0>();
+        } while (__any_sync(0xffffffffu, rows.sum[0] < 0.0f || rows.sum[1] < 0.0f));
         wgmma_fence_operand(output);
         release(&shared.value_empty[values.stage]);
         values.advance();

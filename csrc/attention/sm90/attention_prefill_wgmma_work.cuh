@@ -24,8 +24,8 @@ struct Tile {
   static constexpr int kRows = 64 * Consumers;
   static constexpr int kStages = 2;
   static constexpr int kThreads = 128 * (Consumers + 1);
-  static constexpr int kProducerRegisters = Consumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = Consumers == 2 ? 240 : 160;
+  static constexpr int kProducerRegisters = Consumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = Consumers == 2 ? 232 : 160;
   // Blocks of 64 columns, 128 bytes a row.
   static constexpr int kHeadBlocks = (HeadDim + 63) / 64, kValueBlocks = (ValueDim + 63) / 64;
   static constexpr int kQueryBytes = 64 * 128 * kHeadBlocks;  // of a warpgroup

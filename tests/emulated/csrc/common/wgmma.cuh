@@ -53,8 +53,5 @@ inline void barrier_expect(uint64_t* barrier, uint32_t bytes) {
 inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
   emulated::barrier_wait(barrier, parity);
 }
-inline void fence_before_bulk_copies() {
-  emulated::proxy_fence();
-}
 
 }  // namespace nvb

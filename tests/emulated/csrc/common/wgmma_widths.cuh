@@ -18,6 +18,10 @@ inline void named_barrier_arrive(int barrier, int threads) {
   emulated::named_arrive(barrier, threads);
 }
 
+inline void fence_shared_before_products() {
+  emulated::proxy_fence();
+}
+
 template <typename T>
 float float_of_bits(uint16_t bits) {
   T value;
