@@ -1723,7 +1723,7 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
 #define NVB_SOURCE_FORMAT_GGUF_Q8_0 3
 
 // AutoAWQ's GEMM layout, 4 bits: `data` qweight i32 [K][N / 8], `zeros` qzeros i32 [K / group][N / 8] (NULL: all 8), `scales`
-// [K / group][N]. Codes kept (INT4); offsets −scale · zero rounded to f16 unless all zeros are 8.
+// [K / group][N]. Codes kept (INT4); zero points −scale · zero rounded to f16 unless all zeros are 8.
 #define NVB_SOURCE_FORMAT_AWQ 4
 
 // GPTQ, 4 bits: `data` qweight i32 [K / 8][N], `zeros` qzeros i32 [groups][N / 8] (NULL: all 8), `scales` [groups][N], `order`
@@ -1831,7 +1831,7 @@ typedef struct {
 // scale · q, q in −127 … 127; f32 scales for rows, f16 for groups.
 #define NVB_WEIGHT_FORMAT_INT8 5
 
-// scale · (q − 8), q in 0 … 15, or scale · q + offset; f16 scales and offsets.
+// scale · (q − 8), q in 0 … 15, or scale · q + zero point; f16 scales and zero points.
 #define NVB_WEIGHT_FORMAT_INT4 6
 
 // IEEE 754 binary32.
@@ -1867,11 +1867,11 @@ typedef struct {
   uint32_t granularity;
   // 32, 64 or 128 for groups; 0: 32.
   uint32_t group_size;
-  // 1: an offset beside each scale, so that a group spans its smallest to its largest value (INT4).
+  // 1: a zero point beside each scale, so that a group spans its smallest to its largest value (INT4).
   uint32_t zero_points;
-  // 1: searches for the scale, and the offset, with the smallest squared error: ranges narrower and wider than that of
-  // the values, each with the least-squares fit to its codes (INT8, INT4). Takes up to ten times as long; on CUDA the
-  // host does it for INT8, and the GPU for INT4.
+  // 1: searches for the scale, and the zero point, with the smallest squared error: ranges narrower and wider than
+  // that of the values, each with the least-squares fit to its codes (INT8, INT4). Takes up to ten times as long; on
+  // CUDA the host does it for INT8, and the GPU for INT4.
   uint32_t clipping;
   // What the parts are, `NVB_SOURCE_FORMAT_…`
   uint32_t source_format;
@@ -1901,9 +1901,9 @@ typedef struct {
   uint32_t granularity;
   // Elements of a row that share a scale in memory; 0: all of them. INT4 stores the scale of a row for each 128 elements.
   uint32_t group_size;
-  // 1 if offsets stand beside the scales.
+  // 1 if zero points stand beside the scales.
   uint32_t zero_points;
-  // Bytes of scales and offsets, within `bytes`.
+  // Bytes of scales and zero points, within `bytes`.
   uint64_t scale_bytes;
   // ‖weight − source‖ / ‖source‖ of what the parts' values were turned into; 0 where nothing was lost.
   double relative_error;
@@ -2584,7 +2584,7 @@ typedef struct {
 } nvb_matmul_args;
 
 // output[t] = activation(input[t] · weight[e]ᵀ + bias[e]) for the tokens of expert e, which lie one expert after the
-// other: offsets[e] .. offsets[e + 1]. A mixture of experts.
+// other: expert_offsets[e] .. expert_offsets[e + 1]. A mixture of experts.
 typedef struct {
   size_t struct_size;
   // [T, K], sorted by expert. F32, or with a float weight the weight's dtype; a quantised weight takes F32, F16 and BF16.
@@ -2592,7 +2592,7 @@ typedef struct {
   // I32 [experts + 1] in device memory, ascending from 0 to at most T. They are read when the work runs, so a captured
   // graph serves every routing. Others are clamped on CUDA and an error on the CPU. Tokens from the last offset on
   // have no expert, and their rows of `output` are not written.
-  nvb_tensor offsets;
+  nvb_tensor expert_offsets;
   // The experts' weights stacked, [experts · N, K]; scales of 128 × 128 blocks need N to be a multiple of 128.
   const nvb_weight *weight;
   // Optional [experts · N], any float dtype. For a gated weight in the order of its rows, in which gate and up alternate:

@@ -38,7 +38,7 @@ pub struct nvb_matmul_args {
 versioned!(nvb_matmul_args);
 
 /// output[t] = activation(input[t] · weight[e]ᵀ + bias[e]) for the tokens of expert e, which lie one expert after the
-/// other: offsets[e] .. offsets[e + 1]. A mixture of experts.
+/// other: expert_offsets[e] .. expert_offsets[e + 1]. A mixture of experts.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_grouped_linear_args {
@@ -48,7 +48,7 @@ pub struct nvb_grouped_linear_args {
     /// I32 [experts + 1] in device memory, ascending from 0 to at most T. They are read when the work runs, so a captured
     /// graph serves every routing. Others are clamped on CUDA and an error on the CPU. Tokens from the last offset on
     /// have no expert, and their rows of `output` are not written.
-    pub offsets: nvb_tensor,
+    pub expert_offsets: nvb_tensor,
     /// The experts' weights stacked, [experts · N, K]; scales of 128 × 128 blocks need N to be a multiple of 128.
     pub weight: *const nvb_weight,
     /// Optional [experts · N], any float dtype. For a gated weight in the order of its rows, in which gate and up alternate:
@@ -90,7 +90,7 @@ pub(super) fn grouped_linear_of(
     expect_reserved(args.reserved)?;
     GroupedLinear::new(
         reading.tensor("input", &args.input)?,
-        reading.tensor("offsets", &args.offsets)?,
+        reading.tensor("expert_offsets", &args.expert_offsets)?,
         weight,
         reading.optional("bias", &args.bias)?,
         activation(args.activation)?,

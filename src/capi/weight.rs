@@ -51,7 +51,7 @@ pub const NVB_WEIGHT_FORMAT_FP8_E4M3: u32 = 3;
 pub const NVB_WEIGHT_FORMAT_FP8_E5M2: u32 = 4;
 /// scale · q, q in −127 … 127; f32 scales for rows, f16 for groups.
 pub const NVB_WEIGHT_FORMAT_INT8: u32 = 5;
-/// scale · (q − 8), q in 0 … 15, or scale · q + offset; f16 scales and offsets.
+/// scale · (q − 8), q in 0 … 15, or scale · q + zero point; f16 scales and zero points.
 pub const NVB_WEIGHT_FORMAT_INT4: u32 = 6;
 /// IEEE 754 binary32.
 pub const NVB_WEIGHT_FORMAT_F32: u32 = 7;
@@ -84,11 +84,11 @@ pub struct nvb_weight_desc {
     pub granularity: u32,
     /// 32, 64 or 128 for groups; 0: 32.
     pub group_size: u32,
-    /// 1: an offset beside each scale, so that a group spans its smallest to its largest value (INT4).
+    /// 1: a zero point beside each scale, so that a group spans its smallest to its largest value (INT4).
     pub zero_points: u32,
-    /// 1: searches for the scale, and the offset, with the smallest squared error: ranges narrower and wider than that of
-    /// the values, each with the least-squares fit to its codes (INT8, INT4). Takes up to ten times as long; on CUDA the
-    /// host does it for INT8, and the GPU for INT4.
+    /// 1: searches for the scale, and the zero point, with the smallest squared error: ranges narrower and wider than
+    /// that of the values, each with the least-squares fit to its codes (INT8, INT4). Takes up to ten times as long; on
+    /// CUDA the host does it for INT8, and the GPU for INT4.
     pub clipping: u32,
     /// What the parts are, `NVB_SOURCE_FORMAT_…`
     pub source_format: u32,
@@ -121,9 +121,9 @@ pub struct nvb_weight_info {
     pub granularity: u32,
     /// Elements of a row that share a scale in memory; 0: all of them. INT4 stores the scale of a row for each 128 elements.
     pub group_size: u32,
-    /// 1 if offsets stand beside the scales.
+    /// 1 if zero points stand beside the scales.
     pub zero_points: u32,
-    /// Bytes of scales and offsets, within `bytes`.
+    /// Bytes of scales and zero points, within `bytes`.
     pub scale_bytes: u64,
     /// ‖weight − source‖ / ‖source‖ of what the parts' values were turned into; 0 where nothing was lost.
     pub relative_error: f64,

@@ -23,7 +23,7 @@ pub const NVB_SOURCE_FORMAT_GGUF_Q4_K: u32 = 2;
 /// GGUF: blocks of 32 in 34 bytes. Kept exactly (INT8, groups of 32).
 pub const NVB_SOURCE_FORMAT_GGUF_Q8_0: u32 = 3;
 /// AutoAWQ's GEMM layout, 4 bits: `data` qweight i32 [K][N / 8], `zeros` qzeros i32 [K / group][N / 8] (NULL: all 8), `scales`
-/// [K / group][N]. Codes kept (INT4); offsets −scale · zero rounded to f16 unless all zeros are 8.
+/// [K / group][N]. Codes kept (INT4); zero points −scale · zero rounded to f16 unless all zeros are 8.
 pub const NVB_SOURCE_FORMAT_AWQ: u32 = 4;
 /// GPTQ, 4 bits: `data` qweight i32 [K / 8][N], `zeros` qzeros i32 [groups][N / 8] (NULL: all 8), `scales` [groups][N], `order`
 /// g_idx i32 [K] (NULL: in order). Codes kept as for AWQ; columns that g_idx reorders are sorted by group, and products

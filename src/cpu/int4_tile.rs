@@ -52,7 +52,7 @@ impl Int4Tile<'_> {
     /// The CPU has AVX-512; the weight is one of Int4 in host memory, row-major, with the slices in it; every row of x is
     /// readable for a whole number of blocks.
     pub unsafe fn compute(self, rows: usize) -> Products {
-        match (rows, self.w[0].weight.offsets.is_null()) {
+        match (rows, self.w[0].weight.zero_points.is_null()) {
             (1, true) => rows_of::<1, false>(self),
             (2, true) => rows_of::<2, false>(self),
             (3, true) => rows_of::<3, false>(self),
@@ -77,11 +77,11 @@ struct Look {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2")]
-unsafe fn rows_of<const ROWS: usize, const OFFSETS: bool>(tile: Int4Tile) -> Products {
+unsafe fn rows_of<const ROWS: usize, const ZERO_POINTS: bool>(tile: Int4Tile) -> Products {
     let Int4Tile { x, x_stride, w, ahead } = tile;
     let Slice { weight, k, len, .. } = w[0];
     let Scales::Groups { size, data: scales } = weight.scales else { unreachable!("Int4 has scales of groups") };
-    let floats = _mm512_sub_ps(Avx512::lane_numbers(), _mm512_set1_ps(if OFFSETS { 0.0 } else { 8.0 }));
+    let floats = _mm512_sub_ps(Avx512::lane_numbers(), _mm512_set1_ps(if ZERO_POINTS { 0.0 } else { 8.0 }));
     let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(floats)));
     let look = Look { floats, bf16s: _mm512_broadcast_i64x4(halves), upper_halves: black_box(0xaaaa_aaaa) };
     // Sizes are powers of two; a tile is short enough for divisions to show.
@@ -95,18 +95,18 @@ unsafe fn rows_of<const ROWS: usize, const OFFSETS: bool>(tile: Int4Tile) -> Pro
     let rest = u64::MAX >> (64 - (code_bytes - whole * BLOCK / 2)).min(63);
     let mut data = [std::ptr::null(); COLUMNS];
     for j in 0..COLUMNS {
-        data[j] = w[j].data::<Int4<OFFSETS>>();
+        data[j] = w[j].data::<Int4<ZERO_POINTS>>();
     }
     let mut sums = [[_mm512_setzero_ps(); COLUMNS]; ROWS];
     for group in (0..slice_groups).step_by(LANES) {
         let mask = (u32::MAX >> (32 - (slice_groups - group).min(LANES))) as u16;
         let mut scale = [_mm512_setzero_ps(); COLUMNS];
-        let mut offset = [_mm512_setzero_ps(); COLUMNS];
+        let mut zero_point = [_mm512_setzero_ps(); COLUMNS];
         for j in 0..COLUMNS {
             let first = w[j].row * row_groups + (k >> shift) + group;
             scale[j] = factors(scales.wrapping_add(first), mask, row_groups);
-            if OFFSETS {
-                offset[j] = factors(weight.offsets.wrapping_add(first), mask, row_groups);
+            if ZERO_POINTS {
+                zero_point[j] = factors(weight.zero_points.wrapping_add(first), mask, row_groups);
             }
         }
         let mut lane_groups = lane_groups;
@@ -122,13 +122,13 @@ unsafe fn rows_of<const ROWS: usize, const OFFSETS: bool>(tile: Int4Tile) -> Pro
                     _mm512_maskz_loadu_epi8(rest, bytes.cast())
                 };
             }
-            let (mut lane_scale, mut lane_offset) = (scale, offset);
+            let (mut lane_scale, mut lane_zero_point) = (scale, zero_point);
             for j in 0..COLUMNS {
                 lane_scale[j] = _mm512_permutexvar_ps(lane_groups, scale[j]);
-                lane_offset[j] = _mm512_permutexvar_ps(lane_groups, offset[j]);
+                lane_zero_point[j] = _mm512_permutexvar_ps(lane_groups, zero_point[j]);
             }
             let x = x.add(block * BLOCK);
-            add_block::<ROWS, OFFSETS>(&mut sums, &look, x, x_stride, codes, lane_scale, lane_offset);
+            add_block::<ROWS, ZERO_POINTS>(&mut sums, &look, x, x_stride, codes, lane_scale, lane_zero_point);
             lane_groups = _mm512_add_epi32(lane_groups, _mm512_set1_epi32(block_groups as i32));
         }
     }
@@ -139,7 +139,7 @@ unsafe fn rows_of<const ROWS: usize, const OFFSETS: bool>(tile: Int4Tile) -> Pro
     result
 }
 
-/// The scales, or offsets, of up to 16 groups of a row; asks for those of the next row, `groups` further on.
+/// The scales, or zero points, of up to 16 groups of a row; asks for those of the next row, `groups` further on.
 #[inline(always)]
 unsafe fn factors(factors: *const half::f16, mask: u16, groups: usize) -> __m512 {
     // The memory's own look-ahead follows the codes, not this trickle.
@@ -147,16 +147,16 @@ unsafe fn factors(factors: *const half::f16, mask: u16, groups: usize) -> __m512
     _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, factors.cast()))
 }
 
-/// Adds the products of a block, whose lanes have these scales and offsets.
+/// Adds the products of a block, whose lanes have these scales and zero points.
 #[inline(always)]
-unsafe fn add_block<const ROWS: usize, const OFFSETS: bool>(
+unsafe fn add_block<const ROWS: usize, const ZERO_POINTS: bool>(
     sums: &mut [[__m512; COLUMNS]; ROWS],
     look: &Look,
     x: *const f32,
     x_stride: usize,
     mut codes: [__m512i; COLUMNS],
     scale: [__m512; COLUMNS],
-    offset: [__m512; COLUMNS],
+    zero_point: [__m512; COLUMNS],
 ) {
     let mut products = [[_mm512_setzero_ps(); COLUMNS]; ROWS];
     for i in 0..CODES / 2 {
@@ -165,8 +165,8 @@ unsafe fn add_block<const ROWS: usize, const OFFSETS: bool>(
             let high = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(look.upper_halves, codes[j], look.bf16s));
             codes[j] = _mm512_srli_epi16::<4>(codes[j]);
             for (code, mut value) in [(i, low), (CODES / 2 + i, high)] {
-                if OFFSETS {
-                    value = _mm512_fmadd_ps(value, scale[j], offset[j]);
+                if ZERO_POINTS {
+                    value = _mm512_fmadd_ps(value, scale[j], zero_point[j]);
                 }
                 for row in 0..ROWS {
                     let x = _mm512_loadu_ps(x.add(row * x_stride + code * LANES));
@@ -178,7 +178,7 @@ unsafe fn add_block<const ROWS: usize, const OFFSETS: bool>(
     }
     for row in 0..ROWS {
         for j in 0..COLUMNS {
-            sums[row][j] = if OFFSETS {
+            sums[row][j] = if ZERO_POINTS {
                 _mm512_add_ps(sums[row][j], products[row][j])
             } else {
                 _mm512_fmadd_ps(products[row][j], scale[j], sums[row][j])

@@ -88,10 +88,10 @@ fn params(op: &GroupedLinear) -> Params {
     let (scale_kind, group, scales) = scale_code(op.weight.scales);
     Params {
         input: op.input.data,
-        expert_offsets: op.offsets.data,
+        expert_offsets: op.expert_offsets.data,
         weight: op.weight.data,
         scales,
-        zero_points: op.weight.offsets.cast(),
+        zero_points: op.weight.zero_points.cast(),
         bias: bias_data(op.bias),
         output: op.output.data,
         rows: op.input.rows as i64,

@@ -82,7 +82,7 @@ pub(super) fn params(op: &LinearProduct) -> Params {
         input: op.input.data,
         weight: op.weight.data,
         scales,
-        zero_points: op.weight.offsets.cast(),
+        zero_points: op.weight.zero_points.cast(),
         bias: bias_data(op.bias),
         residual: residual_data(op.residual),
         output: op.output.data,

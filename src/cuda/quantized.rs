@@ -66,7 +66,7 @@ impl QuantizedMatrix {
         Some(QuantizedMatrix {
             data: weight.data,
             scales,
-            zero_points: weight.offsets.cast(),
+            zero_points: weight.zero_points.cast(),
             rows: weight.rows as i64,
             columns: weight.columns as i64,
             row_bytes: (weight.row_stride * weight.encoding.bits() / 8) as i64,

@@ -120,10 +120,10 @@ impl<'a> DevicePanels<'a> {
                 Scales::Blocks(data) => Scales::Blocks(data.wrapping_byte_add(scale_bytes)),
                 Scales::Groups { size, data } => Scales::Groups { size, data: data.wrapping_byte_add(scale_bytes) },
             },
-            offsets: if whole.offsets.is_null() {
-                whole.offsets
+            zero_points: if whole.zero_points.is_null() {
+                whole.zero_points
             } else {
-                whole.offsets.wrapping_byte_add(geometry.offset_bytes(first))
+                whole.zero_points.wrapping_byte_add(geometry.zero_point_bytes(first))
             },
             ..whole
         }

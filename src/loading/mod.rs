@@ -194,7 +194,7 @@ impl Weight {
     /// The bytes of scales and zero points among these.
     pub fn scale_bytes(&self) -> usize {
         let rows = self.geometry.rows;
-        self.geometry.scale_bytes(rows) + self.geometry.offset_bytes(rows)
+        self.geometry.scale_bytes(rows) + self.geometry.zero_point_bytes(rows)
     }
 
     /// ‖weight − source‖ / ‖source‖ of the conversion; 0 where nothing was lost.

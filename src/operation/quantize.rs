@@ -12,7 +12,7 @@ pub struct Quantize {
     pub parts: Vec<Matrix>,
     pub arrangement: Arrangement,
     pub format: Format,
-    /// Its data, scales and offsets are written, in the executor's layout.
+    /// Its data, scales and zero points are written, in the executor's layout.
     pub weight: WeightView,
 }
 

@@ -113,7 +113,8 @@ mod tests {
         infinite[22..24].copy_from_slice(&f16::INFINITY.to_le_bytes());
         assert!(refused(8, 64, 32, &weights, &zeros, &infinite).contains("row 3, column 32"));
 
-        // With zeros of 8 everywhere no offset is stored; beside another zero, 8 times a large scale must be an f16 too.
+        // With zeros of 8 everywhere no zero point is stored; beside another zero, 8 times a large scale must be an f16
+        // too.
         let mut large = scales.clone();
         large[22..24].copy_from_slice(&f16::MAX.to_le_bytes());
         let eights = vec![0x88; 8];

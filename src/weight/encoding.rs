@@ -9,7 +9,7 @@ use std::fmt;
 /// - `Float`: the element itself
 /// - `Fp8E4m3`, `Fp8E5m2`: scale · value(q); E4M3 is the variant without infinities (largest value 448)
 /// - `Int8`: scale · q, q in −127 ..= 127 (imported codes may be −128)
-/// - `Int4`: scale · (q − 8), with offsets scale · q + offset; q in 0 ..= 15
+/// - `Int4`: scale · (q − 8), with zero points scale · q + zero point; q in 0 ..= 15
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Encoding {
     Float(DType),

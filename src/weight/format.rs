@@ -23,7 +23,7 @@ pub struct Format {
     pub encoding: Encoding,
     /// Without meaning for floats.
     pub granularity: Granularity,
-    /// Int4 with an offset beside each scale.
+    /// Int4 with a zero point beside each scale.
     pub zero_points: bool,
     /// Search for the range, up to the largest magnitude, that loses least.
     pub clipping: bool,

@@ -168,7 +168,7 @@ impl RowSource for GgufRows<'_> {
 }
 
 impl CodedRows for GgufRows<'_> {
-    fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], offsets: &mut [f32]) -> Result<()> {
+    fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], zero_points: &mut [f32]) -> Result<()> {
         let elements = self.kind.size().0;
         for (i, (block, codes)) in self.blocks(row).zip(codes.chunks_exact_mut(elements)).enumerate() {
             let d = self.scale(block, row, i)?;
@@ -187,7 +187,7 @@ impl CodedRows for GgufRows<'_> {
                         let (scale, minimum) = scale_and_minimum(&block[4..16], j);
                         let column = i * 256 + j * 32;
                         scales[i * 8 + j] = f16_scale(d * scale, "scale", row, column)?;
-                        offsets[i * 8 + j] = f16_scale(-dmin * minimum, "minimum", row, column)?;
+                        zero_points[i * 8 + j] = f16_scale(-dmin * minimum, "minimum", row, column)?;
                         for (code, q) in codes.iter_mut().zip(group_codes(&block[16..], j)) {
                             *code = q;
                         }

@@ -1,4 +1,4 @@
-//! Int4: value = scale · (q − 8), or scale · q + offset; q in 0 ..= 15. Two codes a byte wherever they are stored.
+//! Int4: value = scale · (q − 8), or scale · q + zero point; q in 0 ..= 15. Two codes a byte wherever they are stored.
 
 use super::int8::round;
 
@@ -10,9 +10,9 @@ pub fn encode(value: f32, inverse: f32) -> u8 {
     (round((value * inverse).clamp(-8.0, 7.0)) + 8.0) as i32 as u8
 }
 
-/// The code of (value − offset) / scale.
-pub fn encode_from(value: f32, offset: f32, inverse: f32) -> u8 {
-    round(((value - offset) * inverse).clamp(0.0, 15.0)) as i32 as u8
+/// The code of (value − zero point) / scale.
+pub fn encode_from(value: f32, zero_point: f32, inverse: f32) -> u8 {
+    round(((value - zero_point) * inverse).clamp(0.0, 15.0)) as i32 as u8
 }
 
 pub fn decode(code: u8) -> f32 {

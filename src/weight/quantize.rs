@@ -40,7 +40,7 @@ impl Range {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Step {
     pub scale: f32,
-    pub offset: f32,
+    pub zero_point: f32,
 }
 
 pub(super) fn stored(format: &Format, value: f32) -> f32 {
@@ -66,7 +66,7 @@ pub(super) fn stored_scale(format: &Format, value: f32) -> f32 {
 pub(super) fn step(format: &Format, range: Range, ratio: f32) -> Step {
     if format.zero_points {
         let (half, middle) = ((range.high - range.low) / 2.0 * ratio, (range.high + range.low) / 2.0);
-        return Step { scale: stored_scale(format, half / 7.5), offset: stored(format, middle - half) };
+        return Step { scale: stored_scale(format, half / 7.5), zero_point: stored(format, middle - half) };
     }
     let most = range.magnitude() * ratio;
     let scale = match format.encoding {
@@ -77,7 +77,7 @@ pub(super) fn step(format: &Format, range: Range, ratio: f32) -> Step {
         Encoding::Fp8E4m3 => most / fp8::E4M3_MAX,
         _ => most / fp8::E5M2_MAX,
     };
-    Step { scale: stored_scale(format, scale), offset: 0.0 }
+    Step { scale: stored_scale(format, scale), zero_point: 0.0 }
 }
 
 pub(super) fn inverse(scale: f32) -> f32 {
@@ -104,7 +104,7 @@ fn encode(format: &Format, step: Step, values: &[f32], codes: &mut [u8]) {
         }
         Encoding::Int4 if format.zero_points => {
             for (code, &value) in codes.iter_mut().zip(values) {
-                *code = int4::encode_from(value, step.offset, inverse);
+                *code = int4::encode_from(value, step.zero_point, inverse);
             }
         }
         Encoding::Int4 => {
@@ -153,7 +153,7 @@ pub fn quantize(stripe: &mut Stripe, values: &[f32], tensor: &dyn Fn(usize) -> R
             expect_storable(step, row, 0)?;
             stripe.scales[row * in_row..][..in_row].fill(step.scale);
             if format.zero_points {
-                stripe.offsets[row * in_row..][..in_row].fill(step.offset);
+                stripe.zero_points[row * in_row..][..in_row].fill(step.zero_point);
             }
             encode(&format, step, values, &mut stripe.codes[row * columns..][..columns]);
         }
@@ -166,7 +166,7 @@ pub fn quantize(stripe: &mut Stripe, values: &[f32], tensor: &dyn Fn(usize) -> R
             expect_storable(step, row, i * group)?;
             stripe.scales[row * in_row + i] = step.scale;
             if format.zero_points {
-                stripe.offsets[row * in_row + i] = step.offset;
+                stripe.zero_points[row * in_row + i] = step.zero_point;
             }
             encode(&format, step, values, codes);
         }
@@ -175,7 +175,7 @@ pub fn quantize(stripe: &mut Stripe, values: &[f32], tensor: &dyn Fn(usize) -> R
 }
 
 fn expect_storable(step: Step, row: usize, column: usize) -> Result<()> {
-    if step.scale.is_finite() && step.offset.is_finite() {
+    if step.scale.is_finite() && step.zero_point.is_finite() {
         return Ok(());
     }
     // The caller knows which row of the weight this is.
@@ -199,7 +199,7 @@ mod tests {
         for (row, values) in back.chunks_mut(columns.max(1)).enumerate() {
             stripe.values(row, values);
         }
-        for scale in stripe.scales.iter().chain(&stripe.offsets).filter(|_| format.has_f16_scales()) {
+        for scale in stripe.scales.iter().chain(&stripe.zero_points).filter(|_| format.has_f16_scales()) {
             assert_eq!(f16::from_f32(*scale).to_f32(), *scale);
         }
         back

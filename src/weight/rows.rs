@@ -21,8 +21,8 @@ pub trait RowSource: Sync {
 }
 
 pub trait CodedRows {
-    /// A row's codes, and its scales and offsets as `format` counts them, rounded to f16 where that stores f16.
-    fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], offsets: &mut [f32]) -> Result<()>;
+    /// A row's codes, and its scales and zero points as `format` counts them, rounded to f16 where that stores f16.
+    fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], zero_points: &mut [f32]) -> Result<()>;
     /// The input element that each column of `codes` multiplies; `None`: its own.
     fn order(&self) -> Option<&[i32]> {
         None
@@ -115,7 +115,7 @@ pub(super) mod testing {
         source.values(row, &mut values)?;
         let coded = source.coded().expect("a source of codes");
         let mut stripe = Stripe::new(source.format(), 1, columns).unwrap();
-        coded.codes(row, &mut stripe.codes, &mut stripe.scales, &mut stripe.offsets)?;
+        coded.codes(row, &mut stripe.codes, &mut stripe.scales, &mut stripe.zero_points)?;
         let mut packed = vec![0.0; columns];
         stripe.values(0, &mut packed);
         let natural = match coded.order() {

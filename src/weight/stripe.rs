@@ -20,7 +20,7 @@ pub struct Stripe {
     /// [rows][scales in a row]; of blocks: [blocks in a row], for all rows.
     pub scales: Vec<f32>,
     /// With zero points: as `scales`.
-    pub offsets: Vec<f32>,
+    pub zero_points: Vec<f32>,
 }
 
 impl Stripe {
@@ -33,7 +33,11 @@ impl Stripe {
             columns,
             codes: filled(0, rows * columns, "the codes of a weight's rows")?,
             scales: filled(0.0, scales, "the scales of a weight's rows")?,
-            offsets: filled(0.0, if format.zero_points { scales } else { 0 }, "the offsets of a weight's rows")?,
+            zero_points: filled(
+                0.0,
+                if format.zero_points { scales } else { 0 },
+                "the zero points of a weight's rows",
+            )?,
         })
     }
 
@@ -50,7 +54,8 @@ impl Stripe {
         }
     }
 
-    /// The values of a row. Int4 with zero points rounds scale · q + offset once more to f32; all else is one product.
+    /// The values of a row. Int4 with zero points rounds scale · q + zero point once more to f32; all else is one
+    /// product.
     pub fn values(&self, row: usize, values: &mut [f32]) {
         let group = match self.format.stored_group() {
             0 => self.columns.max(1),
@@ -62,8 +67,8 @@ impl Stripe {
             match self.format.encoding {
                 Encoding::Int8 => fill(values, codes, |code| scale * int8::decode(code)),
                 Encoding::Int4 if self.format.zero_points => {
-                    let offset = self.offsets[first + i];
-                    fill(values, codes, |code| scale * f32::from(code) + offset)
+                    let zero_point = self.zero_points[first + i];
+                    fill(values, codes, |code| scale * f32::from(code) + zero_point)
                 }
                 Encoding::Int4 => fill(values, codes, |code| scale * int4::decode(code)),
                 Encoding::Fp8E4m3 => fill(values, codes, |code| scale * fp8::e4m3_to_f32(code)),

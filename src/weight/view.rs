@@ -19,7 +19,7 @@ pub struct WeightView {
     pub gated: bool,
     pub scales: Scales,
     /// The zero points of Int4, one beside each scale: the value that q = 0 stands for; NULL without them.
-    pub offsets: *const f16,
+    pub zero_points: *const f16,
     /// i32 [K]: column j multiplies element order[j] of an input row (GPTQ's activation order); NULL: element j.
     pub order: *const i32,
 }
@@ -47,7 +47,7 @@ impl WeightView {
             row_stride,
             gated,
             scales: Scales::None,
-            offsets: std::ptr::null(),
+            zero_points: std::ptr::null(),
             order: std::ptr::null(),
         }
     }
@@ -55,7 +55,7 @@ impl WeightView {
     /// The weight that an executor reads where one of this geometry begins at `base`.
     pub fn at(geometry: &Geometry, gated: bool, base: *mut u8, ordered: bool) -> WeightView {
         let at = |offset: usize| base.wrapping_add(offset);
-        let (data, scales, offsets, order) = geometry.sections();
+        let (data, scales, zero_points, order) = geometry.sections();
         let format = geometry.format;
         WeightView {
             data: at(data.start).cast(),
@@ -72,7 +72,7 @@ impl WeightView {
                 }
                 _ => Scales::Rows(at(scales.start).cast()),
             },
-            offsets: if format.zero_points { at(offsets.start).cast() } else { std::ptr::null() },
+            zero_points: if format.zero_points { at(zero_points.start).cast() } else { std::ptr::null() },
             order: if ordered { at(order).cast() } else { std::ptr::null() },
         }
     }
@@ -94,13 +94,13 @@ impl WeightView {
         }
     }
 
-    /// Bytes that a product reads of it, scales and offsets counted.
+    /// Bytes that a product reads of it, scales and zero points counted.
     pub fn read_bytes(&self) -> usize {
         let groups = |size: usize| self.rows * self.columns.div_ceil(size) * size_of::<f16>();
         let scales = match self.scales {
             Scales::None => 0,
             Scales::Rows(_) => self.rows * size_of::<f32>(),
-            Scales::Groups { size, .. } if self.offsets.is_null() => groups(size),
+            Scales::Groups { size, .. } if self.zero_points.is_null() => groups(size),
             Scales::Groups { size, .. } => 2 * groups(size),
             Scales::Blocks(_) => self.rows.div_ceil(BLOCK) * self.columns.div_ceil(BLOCK) * size_of::<f32>(),
         };
@@ -146,8 +146,8 @@ impl WeightView {
             Encoding::Int4 => {
                 let byte = self.data.cast::<u8>().add(n * self.row_stride / 2 + k / 32 * 16 + k % 16).read();
                 let code = f64::from(byte >> (k % 32 / 16 * 4) & 15);
-                match (self.offsets.is_null(), self.scales) {
-                    (false, Scales::Groups { size, .. }) => scale * code + group(self.offsets, size),
+                match (self.zero_points.is_null(), self.scales) {
+                    (false, Scales::Groups { size, .. }) => scale * code + group(self.zero_points, size),
                     _ => scale * (code - 8.0),
                 }
             }
