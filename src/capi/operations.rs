@@ -175,8 +175,8 @@ versioned!(nvb_group_norm_args);
 /// is added up in f32 and rounded once.
 ///
 /// An input that is in 8 bits already goes in `quantized_input`: with an FP8 or INT8 weight with scales of rows and many
-/// rows of input the codes are multiplied as they are, whether or not the backend's configuration has
-/// `quantized_activations`; otherwise scale · code is, on CUDA rounded to the weight's float dtype or to BF16.
+/// rows of input the quantised values are multiplied as they are, whether or not the backend's configuration has
+/// `quantized_activations`; otherwise scale · q is, on CUDA rounded to the weight's float dtype or to BF16.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_linear_args {

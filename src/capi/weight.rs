@@ -38,8 +38,8 @@ pub const NVB_SOURCE_DEVICE: u32 = 1;
 /// in place and outlives the weight.
 pub const NVB_SOURCE_BORROWED: u32 = 2;
 
-/// `nvb_weight_desc.format`: as the parts have it: floats as they are, codes in the format that keeps them (Q4_0, AWQ, GPTQ:
-/// INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: BF16).
+/// `nvb_weight_desc.format`: as the parts have it: floats as they are, quantised values in the format that keeps them
+/// (Q4_0, AWQ, GPTQ: INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: BF16).
 pub const NVB_WEIGHT_FORMAT_AS_IS: u32 = 0;
 /// bfloat16.
 pub const NVB_WEIGHT_FORMAT_BF16: u32 = 1;
@@ -78,7 +78,8 @@ pub struct nvb_weight_desc {
     pub arrangement: u32,
     /// `NVB_SOURCE_…`
     pub source: u32,
-    /// What the weight is kept in, `NVB_WEIGHT_FORMAT_…`. Floats are quantised to the nearest code, ties to even.
+    /// What the weight is kept in, `NVB_WEIGHT_FORMAT_…`. Floats are rounded to the nearest quantised value, ties to
+    /// even.
     pub format: u32,
     /// How far a scale of `format` reaches, `NVB_GRANULARITY_…`
     pub granularity: u32,
@@ -87,8 +88,8 @@ pub struct nvb_weight_desc {
     /// 1: a zero point beside each scale, so that a group spans its smallest to its largest value (INT4).
     pub zero_points: u32,
     /// 1: searches for the scale, and the zero point, with the smallest squared error: ranges narrower and wider than
-    /// that of the values, each with the least-squares fit to its codes (INT8, INT4). Takes up to ten times as long; on
-    /// CUDA the host does it for INT8, and the GPU for INT4.
+    /// that of the values, each with the least-squares fit to its quantised values (INT8, INT4). Takes up to ten times
+    /// as long; on CUDA the host does it for INT8, and the GPU for INT4.
     pub clipping: u32,
     /// What the parts are, `NVB_SOURCE_FORMAT_…`
     pub source_format: u32,

@@ -163,7 +163,7 @@ impl Factors {
             Scales::Groups { data, .. } => {
                 let first = row * columns + group;
                 for (at, lanes) in vectors::<S>(len.div_ceil(size)) {
-                    // The memory's own look-ahead follows the codes, not this trickle.
+                    // The memory's own look-ahead follows the quantised values, not this trickle.
                     S::prefetch(data.wrapping_add(first + columns + at).cast());
                     S::store(scales.add(at), f16::load_lanes::<S>(data.add(first + at), lanes));
                     if E::ZERO_POINTS {

@@ -4,10 +4,10 @@ use super::dequantize::CHUNK;
 use crate::weight::{Encoding, Scales, WeightView, BLOCK};
 use half::f16;
 
-/// A weight with codes of every value and scales of several sizes, and the memory behind it.
+/// A weight with every quantised value and scales of several sizes, and the memory behind it.
 #[allow(dead_code)] // The vectors are kept, not read.
 pub struct Quantized {
-    pub codes: Vec<u8>,
+    pub quantized: Vec<u8>,
     groups: Vec<f16>,
     zero_points: Vec<f16>,
     factors: Vec<f32>,
@@ -46,13 +46,13 @@ impl Quantized {
         let int4 = format.encoding == Encoding::Int4;
         // Rows of bytes lie at odd distances, so that none but the first is aligned.
         let row_stride = if int4 { columns.next_multiple_of(CHUNK) } else { columns + 5 };
-        let mut codes: Vec<u8> =
+        let mut quantized: Vec<u8> =
             (0..rows * row_stride).map(|i| ((i as u32).wrapping_mul(2_654_435_761) >> 23) as u8).collect();
         if int4 {
-            codes.truncate(rows * row_stride / 2);
+            quantized.truncate(rows * row_stride / 2);
         } else if format.encoding != Encoding::Int8 {
             // No NaN and no infinity, and no value so large that the sum is only it.
-            codes.iter_mut().for_each(|code| *code &= if format.encoding == Encoding::Fp8E4m3 { 0xdf } else { 0xbf });
+            quantized.iter_mut().for_each(|q| *q &= if format.encoding == Encoding::Fp8E4m3 { 0xdf } else { 0xbf });
         }
         let groups_of = |size: usize| rows * columns.div_ceil(size);
         let factor = |i: usize| 0.004 + (i * 7 % 11) as f32 * 0.001;
@@ -75,7 +75,7 @@ impl Quantized {
             zero_points = groups.iter().map(|scale| f16::from_f32(scale.to_f32() * -6.7)).collect();
         }
         let view = WeightView {
-            data: codes.as_mut_ptr().cast(),
+            data: quantized.as_mut_ptr().cast(),
             encoding: format.encoding,
             rows,
             columns,
@@ -85,7 +85,7 @@ impl Quantized {
             zero_points: if format.zero_points { zero_points.as_ptr() } else { std::ptr::null() },
             order: std::ptr::null(),
         };
-        Quantized { codes, groups, zero_points, factors, order: Vec::new(), view }
+        Quantized { quantized, groups, zero_points, factors, order: Vec::new(), view }
     }
 
     /// Its columns stand for those of the input from the last to the first.

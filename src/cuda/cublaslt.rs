@@ -172,7 +172,7 @@ pub struct Product<'a> {
     pub input_operand: Operand,
     pub weight_operand: Operand,
     pub output_dtype: DType,
-    /// The scales of FP8 operands; without them the codes' values are multiplied as they are.
+    /// The scales of FP8 operands; without them the FP8 values are multiplied as they are.
     pub scales: Option<OuterScales>,
     pub algorithm: LibraryAlgorithm<'a>,
 }

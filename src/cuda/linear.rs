@@ -74,7 +74,7 @@ pub(super) const PRODUCT_BYTES: usize = 64 << 20;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
     match (&op.quantized_output, op.output) {
-        (Some(codes), _) => linear_quantized_output::run(executor, op, codes, stream),
+        (Some(rows), _) => linear_quantized_output::run(executor, op, rows, stream),
         (None, Some(output)) => rows(executor, op, 0, output, stream),
         (None, None) => unreachable!("a validated descriptor has an output"),
     }

@@ -186,13 +186,13 @@ mod tests {
             let y = Tensor::new(at(0), dtype, &[m, 4096]);
             let op = |weight: WeightView| LinearProduct::new(x, weight, None, Activation::None, y).unwrap();
             let float = op(WeightView::float(at(0), dtype, 4096, k, k, false));
-            let codes = |encoding, scales, row_stride| {
+            let quantized = |encoding, scales, row_stride| {
                 let weight = WeightView::float(at(0), dtype, 4096, k, row_stride, false);
                 op(WeightView { encoding, scales, ..weight })
             };
-            let int8 = codes(Encoding::Int8, Scales::Rows(at(0).cast()), k.next_multiple_of(16));
+            let int8 = quantized(Encoding::Int8, Scales::Rows(at(0).cast()), k.next_multiple_of(16));
             let groups = Scales::Groups { size: 32, data: at(0).cast() };
-            let int4 = codes(Encoding::Int4, groups, k.next_multiple_of(64));
+            let int4 = quantized(Encoding::Int4, groups, k.next_multiple_of(64));
             let mut taken = 0;
             for (id, kernel) in kernels_of(DeviceKind::Cuda) {
                 for op in [&float, &int8, &int4] {

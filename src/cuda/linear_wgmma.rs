@@ -44,9 +44,9 @@ extern "C" {
 /// From this number of rows on its tiles of 256 tokens leave little of the tensor cores idle.
 const ROWS: usize = 192;
 
-/// Codes in place of the product's input: rows of `stride` elements.
+/// Quantised values in place of the product's input: rows of `stride` elements.
 #[derive(Clone, Copy)]
-pub(super) struct Codes {
+pub(super) struct QuantizedOperands {
     pub data: *const c_void,
     pub stride: usize,
     pub operands: [Operand; 2],
@@ -84,10 +84,10 @@ impl Params {
         Some(Params::with(op, op.input.data, op.input.row_stride, operands, none))
     }
 
-    /// Of a product with codes of input and weight.
-    pub fn of_codes(op: &LinearProduct, codes: &Codes) -> Option<Params> {
-        let operands = operands_code(codes.operands[0], codes.operands[1])?;
-        Some(Params::with(op, codes.data, codes.stride, operands, codes.scales))
+    /// Of a product with quantised values of input and weight.
+    pub fn of_quantized(op: &LinearProduct, quantized: &QuantizedOperands) -> Option<Params> {
+        let operands = operands_code(quantized.operands[0], quantized.operands[1])?;
+        Some(Params::with(op, quantized.data, quantized.stride, operands, quantized.scales))
     }
 
     fn with(op: &LinearProduct, input: *const c_void, stride: usize, operands: u32, scales: OuterScales) -> Params {
@@ -129,7 +129,7 @@ pub(super) fn supports(executor: &CudaExecutor, params: &Params) -> bool {
 /// Queues the product; `false` where the kernel cannot do it. The context is current.
 pub(super) fn run(executor: &CudaExecutor, params: Option<Params>, stream: RawHandle) -> Result<bool> {
     let Some(params) = params.filter(|params| supports(executor, params)) else { return Ok(false) };
-    // SAFETY: the descriptor was validated, codes and scales cover every row, and the context is current.
+    // SAFETY: the descriptor was validated, quantised values and scales cover every row, and the context is current.
     let code = unsafe { nvb_cuda_linear_wgmma(&params, &executor.launch_on(stream)) };
     executor.check_launch(code, "large linear").map(|()| true)
 }

@@ -6,7 +6,7 @@ use super::cublaslt::WORKSPACE_BYTES;
 use super::executor::CudaExecutor;
 use super::linear::{product_bytes, vendor_is_final};
 use super::linear_quantized::{self, ordered_stride, slice_rows};
-use super::linear_rounded::code_bytes;
+use super::linear_rounded::quantized_bytes;
 use super::scratch::WorkspaceUse;
 use super::workspace::Workspace;
 use super::{linear_choice, linear_plan, linear_quantized_input, linear_quantized_output};
@@ -92,10 +92,10 @@ pub(super) fn input_bytes(input: &Matrix) -> usize {
     input.rows * ordered_stride(input) * input.dtype.size()
 }
 
-/// Of the input in 8 bits and the product of codes.
+/// Of the input in 8 bits and the product of quantised values.
 fn rounded(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> Workspace {
     let product = if own { Workspace::none() } else { by_vendor(executor, op, false) };
-    product.with(WorkspaceUse::Input, code_bytes(op))
+    product.with(WorkspaceUse::Input, quantized_bytes(op))
 }
 
 /// Of products with slices of the weight.

@@ -1,4 +1,5 @@
-//! Activations to codes with a scale a row: what a product of codes begins with, and what a product in 8 bits ends with.
+//! Activations to quantised values with a scale a row: what a product of quantised values begins with, and what a
+//! product in 8 bits ends with.
 
 use super::executor::CudaExecutor;
 use super::launch::Launch;
@@ -28,16 +29,16 @@ extern "C" {
     fn nvb_cuda_quantize_tokens(params: *const Params, launch: *const Launch) -> i32;
 }
 
-/// Queues the codes of `values`, whose rows may be longer than they are by zeros, and the values rounded to `output`, if it
-/// is there. NaN in a row makes its scale NaN. The context is current.
+/// Queues the quantised values of `values`, whose rows may be longer than they are by zeros, and the values rounded to
+/// `output`, if it is there. NaN in a row makes its scale NaN. The context is current.
 ///
 /// # Safety
-/// All of it is in device memory, codes and output writable; nothing overlaps anything else.
+/// All of it is in device memory, quantised values and output writable; nothing overlaps anything else.
 pub(super) unsafe fn run(
     executor: &CudaExecutor,
     values: &Matrix,
     output: Option<Matrix>,
-    codes: &QuantizedRows,
+    quantized: &QuantizedRows,
     stream: RawHandle,
 ) -> Result<()> {
     let params = Params {
@@ -45,12 +46,12 @@ pub(super) unsafe fn run(
         output: output.map_or(std::ptr::null_mut(), |output| output.data),
         rows: values.rows as i64,
         columns: values.columns as i64,
-        code_columns: codes.columns as i64,
+        code_columns: quantized.columns as i64,
         values_stride: values.row_stride as i64,
         output_stride: output.map_or(0, |output| output.row_stride as i64),
         values_dtype: values.dtype as u32,
         output_dtype: output.map_or(DType::F32, |output| output.dtype) as u32,
-        quantized_output: QuantizedOutput::of(Some(*codes)),
+        quantized_output: QuantizedOutput::of(Some(*quantized)),
     };
     executor.check_launch(nvb_cuda_quantize_tokens(&params, &executor.launch_on(stream)), "quantising activations")
 }

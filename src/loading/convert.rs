@@ -1,4 +1,4 @@
-//! Conversion of sources into a format: stripes of 128 rows are read, quantised (or their codes kept), packed into
+//! Conversion of sources into a format: stripes of 128 rows are read, quantised (or kept, if they are), packed into
 //! page-locked memory by several threads, and copied panel by panel.
 
 use super::staging::{Staging, STAGING_BYTES};
@@ -32,7 +32,7 @@ pub(super) struct Conversion<'a> {
     pub sources: Sources<'a>,
     pub map: &'a RowMap,
     pub geometry: Geometry,
-    /// Whether the parts' codes are kept as they are.
+    /// Whether the parts' quantised values are kept as they are.
     pub keep: bool,
     /// The weight's memory.
     pub to: *mut u8,
@@ -298,16 +298,17 @@ impl Panel<'_> {
         let columns = stripe.columns;
         let (mut values, mut wanted, mut back) = (zeros(columns)?, zeros(columns)?, zeros(columns)?);
         let mut error = SquaredError::default();
-        let all_exact = self.sources.iter().all(|source| source.coded().is_some_and(|coded| coded.is_exact()));
+        let all_exact =
+            self.sources.iter().all(|source| source.quantized().is_some_and(|quantized| quantized.is_exact()));
         for (i, row) in rows.enumerate() {
             let (source, at) = self.source(row);
-            let coded = source.coded().expect("checked before codes are kept");
+            let kept = source.quantized().expect("checked before values are kept");
             let theirs = source.format();
             let count = theirs.scales_in_row(columns);
             let mut scales = zeros(count)?;
             let mut zero_points = zeros(if theirs.zero_points { count } else { 0 })?;
-            let codes = &mut stripe.codes[i * columns..][..columns];
-            self.named(row, coded.codes(at, codes, &mut scales, &mut zero_points))?;
+            let quantized = &mut stripe.quantized[i * columns..][..columns];
+            self.named(row, kept.quantized_row(at, quantized, &mut scales, &mut zero_points))?;
             let first = stripe.scale_row(i);
             for j in 0..stripe.scales_in_row() {
                 let from = j * stripe.format.stored_group() / theirs.stored_group().max(1);
@@ -323,7 +324,7 @@ impl Panel<'_> {
                 continue;
             }
             self.named(row, source.values(at, &mut values))?;
-            match coded.order() {
+            match kept.order() {
                 None => wanted.copy_from_slice(&values),
                 Some(order) => wanted.iter_mut().zip(order).for_each(|(to, &k)| *to = values[k as usize]),
             }
@@ -369,14 +370,14 @@ pub(super) fn read_floats(dtype: DType, bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Whether the format can take the sources' codes as they stand.
-pub(super) fn keeps_codes(format: &Format, sources: &[&dyn RowSource], map: &RowMap) -> bool {
+/// Whether the format can take the sources' quantised values as they stand.
+pub(super) fn keeps_quantized(format: &Format, sources: &[&dyn RowSource], map: &RowMap) -> bool {
     fn order<'a>(source: &&'a dyn RowSource) -> Option<&'a [i32]> {
-        source.coded().and_then(|coded| coded.order())
+        source.quantized().and_then(|quantized| quantized.order())
     }
     let first = order(&sources[0]);
     (format.granularity != Granularity::Blocks || map.keeps_blocks())
         && sources
             .iter()
-            .all(|source| source.coded().is_some() && format.holds(&source.format()) && order(source) == first)
+            .all(|source| source.quantized().is_some() && format.holds(&source.format()) && order(source) == first)
 }

@@ -20,7 +20,7 @@ pub struct Quantize {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Quantized {
     Done(SquaredError),
-    /// The parts hold values that no code stands for. What was written is worthless.
+    /// The parts hold values that no quantised value stands for. What was written is worthless.
     Refused,
 }
 

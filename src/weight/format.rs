@@ -85,7 +85,8 @@ impl Format {
         self.encoding == Encoding::Int4 || matches!(self.granularity, Granularity::Groups(_))
     }
 
-    /// Whether codes in format `other` can be kept as they are, their scales repeated where they reach further.
+    /// Whether quantised values in format `other` can be kept as they are, their scales repeated where they reach
+    /// further.
     pub fn holds(&self, other: &Format) -> bool {
         let reach = |size: usize| if size == 0 { usize::MAX } else { size };
         let (ours, theirs) = (reach(self.stored_group()), reach(other.stored_group()));
@@ -98,7 +99,7 @@ impl Format {
             && (ours == theirs || theirs != usize::MAX && theirs % ours == 0)
     }
 
-    /// The format that holds the codes of both.
+    /// The format that holds the quantised values of both.
     pub fn common(self, other: Format) -> Option<Format> {
         if self == other {
             return Some(self);

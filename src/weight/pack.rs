@@ -1,6 +1,6 @@
 //! The layouts that products read, and the way back.
 //!
-//! - 8-bit codes and floats: rows, padded with zeros to a multiple of 16 bytes.
+//! - 8-bit values and floats: rows, padded with zeros to a multiple of 16 bytes.
 //! - Int4 in rows: 32 neighbouring elements in 16 bytes, byte i = q[i] | q[i + 16] << 4, padded with q = 8.
 //! - Int4 in fragment tiles of 16 rows × 64 columns: 512 bytes, tiles of a block of 16 rows one after the other. Lane
 //!   l = 4g + t of a warp owns 16 bytes of a tile, four words of which word j holds columns 16j + 4t .. + 3 of rows g and
@@ -120,21 +120,21 @@ impl Geometry {
     /// Writes every byte of `to`.
     pub fn pack(&self, stripe: &Stripe, to: &mut Parts) {
         let (columns, row_bytes) = (self.columns, self.row_bytes());
-        let rows = stripe.codes.chunks_exact(columns);
+        let rows = stripe.quantized.chunks_exact(columns);
         match self.format.encoding {
             Encoding::Int4 if self.is_tiled() => self.pack_tiles(stripe, to.data),
             Encoding::Int4 => {
-                for (codes, bytes) in rows.zip(to.data.chunks_exact_mut(row_bytes)) {
-                    for (codes, bytes) in codes.chunks(CHUNK).zip(bytes.chunks_exact_mut(CHUNK / 2)) {
+                for (quantized, bytes) in rows.zip(to.data.chunks_exact_mut(row_bytes)) {
+                    for (quantized, bytes) in quantized.chunks(CHUNK).zip(bytes.chunks_exact_mut(CHUNK / 2)) {
                         let mut chunk = [ZERO; CHUNK];
-                        chunk[..codes.len()].copy_from_slice(codes);
+                        chunk[..quantized.len()].copy_from_slice(quantized);
                         pack_halves(&chunk, bytes);
                     }
                 }
             }
             _ => {
-                for (codes, bytes) in rows.zip(to.data.chunks_exact_mut(row_bytes)) {
-                    bytes[..columns].copy_from_slice(codes);
+                for (quantized, bytes) in rows.zip(to.data.chunks_exact_mut(row_bytes)) {
+                    bytes[..columns].copy_from_slice(quantized);
                     bytes[columns..].fill(0);
                 }
             }
@@ -146,12 +146,12 @@ impl Geometry {
     fn pack_tiles(&self, stripe: &Stripe, data: &mut [u8]) {
         let (rows, columns) = (stripe.rows, self.columns);
         let four = |row: usize, column: usize| {
-            let mut codes = [ZERO; 4];
+            let mut quantized = [ZERO; 4];
             if row < rows && column < columns {
                 let count = 4.min(columns - column);
-                codes[..count].copy_from_slice(&stripe.codes[row * columns + column..][..count]);
+                quantized[..count].copy_from_slice(&stripe.quantized[row * columns + column..][..count]);
             }
-            codes.map(u32::from)
+            quantized.map(u32::from)
         };
         let tiles_in_block = self.row_stride() / TILE_COLUMNS;
         for (tile, bytes) in data.chunks_exact_mut(TILE_BYTES).enumerate() {
@@ -180,7 +180,7 @@ impl Geometry {
                 let (j, t, i) = (column % TILE_COLUMNS / 16, column % 16 / 4, column % 4);
                 let word = tile * TILE_BYTES + (4 * g + t) * 16 + 4 * j;
                 let nibble = (i / 2) * 2 + high_row + i % 2 * 4;
-                stripe.codes[row * columns + column] = data[word + nibble / 2] >> (nibble % 2 * 4) & 15;
+                stripe.quantized[row * columns + column] = data[word + nibble / 2] >> (nibble % 2 * 4) & 15;
             }
         }
     }
@@ -225,15 +225,16 @@ impl Geometry {
         if self.is_tiled() {
             self.unpack_tiles(from.data, &mut stripe);
         } else {
-            for (codes, bytes) in stripe.codes.chunks_exact_mut(columns).zip(from.data.chunks_exact(row_bytes)) {
+            for (quantized, bytes) in stripe.quantized.chunks_exact_mut(columns).zip(from.data.chunks_exact(row_bytes))
+            {
                 if self.format.encoding == Encoding::Int4 {
-                    for (codes, bytes) in codes.chunks_mut(CHUNK).zip(bytes.chunks_exact(CHUNK / 2)) {
+                    for (quantized, bytes) in quantized.chunks_mut(CHUNK).zip(bytes.chunks_exact(CHUNK / 2)) {
                         let mut chunk = [0; CHUNK];
                         unpack_halves(bytes, &mut chunk);
-                        codes.copy_from_slice(&chunk[..codes.len()]);
+                        quantized.copy_from_slice(&chunk[..quantized.len()]);
                     }
                 } else {
-                    codes.copy_from_slice(&bytes[..columns]);
+                    quantized.copy_from_slice(&bytes[..columns]);
                 }
             }
         }
@@ -266,8 +267,8 @@ mod tests {
     fn stripe(format: Format, rows: usize, columns: usize, seed: u64) -> Stripe {
         let mut stripe = Stripe::new(format, rows, columns).unwrap();
         let mask = if format.encoding == Encoding::Int4 { 15 } else { 255 };
-        for (code, byte) in stripe.codes.iter_mut().zip(bytes(rows * columns, seed)) {
-            *code = byte & mask;
+        for (q, byte) in stripe.quantized.iter_mut().zip(bytes(rows * columns, seed)) {
+            *q = byte & mask;
         }
         for (i, scale) in stripe.scales.iter_mut().chain(&mut stripe.zero_points).enumerate() {
             *scale = (i % 1000) as f32 * 0.125 - 3.0;
@@ -313,9 +314,9 @@ mod tests {
         let stripe = stripe(format, rows, columns, 3);
         let [data, scales, zero_points] = packed(&geometry, &stripe);
         assert_eq!((data.len(), scales.len()), (3 * 4 * 512, 3 * 7 * 32));
-        let code = |row: usize, column: usize| {
+        let quantized_at = |row: usize, column: usize| {
             if row < rows && column < columns {
-                stripe.codes[row * columns + column]
+                stripe.quantized[row * columns + column]
             } else {
                 8
             }
@@ -329,7 +330,7 @@ mod tests {
                 let pairs = [(row, column), (row + 8, column), (row, column + 2), (row + 8, column + 2)];
                 for (p, (row, column)) in pairs.into_iter().enumerate() {
                     let pair = word >> (4 * p) & 0x000f_000f;
-                    let wanted = u32::from(code(row, column)) | u32::from(code(row, column + 1)) << 16;
+                    let wanted = u32::from(quantized_at(row, column)) | u32::from(quantized_at(row, column + 1)) << 16;
                     assert_eq!(pair, wanted, "tile {tile}, lane {l}, word {j}, pair {p}");
                 }
             }

@@ -1,8 +1,8 @@
 //! The scale, and with zero points the zero point, with which the integers of a group lose least.
 //!
-//! Ranges a little wider and narrower than the full one are tried, for Int4 with the code −8 at either end. Each gives
-//! nearest integers q, and these the scale and zero point that fit them best by least squares. The best fit is rounded
-//! to what is stored, and taken where it loses less than the full range does.
+//! Ranges a little wider and narrower than the full one are tried, for Int4 with the quantised value −8 at either end.
+//! Each gives nearest integers q, and these the scale and zero point that fit them best by least squares. The best fit
+//! is rounded to what is stored, and taken where it loses less than the full range does.
 //!
 //! With t = (x − zero point) / scale and d = t − q, the fit is that of d by α·q + β, and what it leaves over is counted
 //! in steps: sums of d hold the digits that sums of x would cancel.
@@ -14,7 +14,7 @@ use super::quantize::{inverse, step, stored, stored_scale, Range, Step};
 use crate::simd::{dispatch, Kernel, Simd};
 use half::f16;
 
-/// Parts of the full range that are tried. Above 1 the code −8 is left to the largest value's other side.
+/// Parts of the full range that are tried. Above 1 the quantised value −8 is left to the largest value's other side.
 const RATIOS: [f32; 11] = {
     let (mut ratios, mut i) = ([0.0; 11], 0);
     while i < ratios.len() {
@@ -70,42 +70,43 @@ impl Kernel for Search<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) -> Step {
-        let codes = Codes::of(self.format);
+        let range = QuantizedRange::of(self.format);
         if self.format.zero_points {
-            self.best::<true>(codes)
+            self.best::<true>(range)
         } else {
-            self.best::<false>(codes)
+            self.best::<false>(range)
         }
     }
 }
 
-/// The smallest and the largest code.
+/// The smallest and the largest quantised value.
 #[derive(Clone, Copy)]
-struct Codes {
+struct QuantizedRange {
     low: f32,
     high: f32,
 }
 
-impl Codes {
-    fn of(format: &Format) -> Codes {
+impl QuantizedRange {
+    fn of(format: &Format) -> QuantizedRange {
         match format.encoding {
-            Encoding::Int8 => Codes { low: -int8::MAX, high: int8::MAX },
-            _ if format.zero_points => Codes { low: 0.0, high: 15.0 },
-            _ => Codes { low: -8.0, high: 7.0 },
+            Encoding::Int8 => QuantizedRange { low: -int8::MAX, high: int8::MAX },
+            _ if format.zero_points => QuantizedRange { low: 0.0, high: 15.0 },
+            _ => QuantizedRange { low: -8.0, high: 7.0 },
         }
     }
 
-    /// The values in steps, and the codes nearest to them. Not `clamp`, whose check keeps the loop from vectors.
+    /// The values in steps, and the quantised values nearest to them. Not `clamp`, whose check keeps the loop from
+    /// vectors.
     #[inline(always)]
     fn nearest(self, values: &[f32; LANES], zero_point: f32, inverse: f32) -> ([f32; LANES], [f32; LANES]) {
-        let (mut steps, mut codes) = ([0.0; LANES], [0.0; LANES]);
+        let (mut steps, mut rounded) = ([0.0; LANES], [0.0; LANES]);
         for lane in 0..LANES {
             let t = (values[lane] - zero_point) * inverse;
             let above = if t > self.low { t } else { self.low };
             steps[lane] = t;
-            codes[lane] = int8::round(if above < self.high { above } else { self.high });
+            rounded[lane] = int8::round(if above < self.high { above } else { self.high });
         }
-        (steps, codes)
+        (steps, rounded)
     }
 }
 
@@ -128,38 +129,38 @@ struct Fit {
 
 impl Search<'_> {
     #[inline(always)]
-    fn best<const ZERO_POINTS: bool>(&self, codes: Codes) -> Step {
+    fn best<const ZERO_POINTS: bool>(&self, range: QuantizedRange) -> Step {
         let full = step(self.format, self.range, 1.0);
         let unit = inverse(full.scale);
         if !full.scale.is_finite() || !full.zero_point.is_finite() || unit == 0.0 {
             return full;
         }
-        let mut best = self.fit::<ZERO_POINTS>(codes, full, unit);
+        let mut best = self.fit::<ZERO_POINTS>(range, full, unit);
         // Closures would be compiled apart, without this CPU's vectors: loops.
         for i in 0..self.start_count() {
-            let fit = self.fit::<ZERO_POINTS>(codes, self.start(i), unit);
+            let fit = self.fit::<ZERO_POINTS>(range, self.start(i), unit);
             if fit.loss < best.loss {
                 best = fit;
             }
         }
         for _ in 0..REFINEMENTS {
-            let fit = self.fit::<ZERO_POINTS>(codes, best.step, unit);
+            let fit = self.fit::<ZERO_POINTS>(range, best.step, unit);
             if fit.loss >= best.loss {
                 break;
             }
             best = fit;
         }
 
-        let (mut chosen, mut least) = (full, self.loss(codes, full, unit));
+        let (mut chosen, mut least) = (full, self.loss(range, full, unit));
         let unfitted = if self.is_coarse(full) { self.start_count() } else { 0 };
         for i in 0..=unfitted {
             let step = if i == 0 {
-                self.store::<ZERO_POINTS>(codes, best.step)
+                self.store::<ZERO_POINTS>(range, best.step)
             } else {
                 let Step { scale, zero_point } = self.start(i - 1);
                 Step { scale: stored_scale(self.format, scale), zero_point: stored(self.format, zero_point) }
             };
-            let loss = self.loss(codes, step, unit);
+            let loss = self.loss(range, step, unit);
             if loss < least && step.scale.is_finite() && step.zero_point.is_finite() {
                 (chosen, least) = (step, loss);
             }
@@ -205,11 +206,11 @@ impl Search<'_> {
 
     /// Rounds to what is stored; the scale is fitted to the rounded zero point.
     #[inline(always)]
-    fn store<const ZERO_POINTS: bool>(&self, codes: Codes, step: Step) -> Step {
+    fn store<const ZERO_POINTS: bool>(&self, range: QuantizedRange, step: Step) -> Step {
         let mut scale = step.scale;
         let zero_point = stored(self.format, step.zero_point);
         if ZERO_POINTS {
-            let sums = self.sums::<false>(codes, Step { scale, zero_point });
+            let sums = self.sums::<false>(range, Step { scale, zero_point });
             if sums.qq > 0.0 {
                 scale += scale * (sums.dq / sums.qq) as f32;
             }
@@ -219,8 +220,8 @@ impl Search<'_> {
 
     /// `unit`: what errors are multiplied by, so that they are neither too small nor too large to be squared.
     #[inline(always)]
-    fn fit<const ZERO_POINTS: bool>(&self, codes: Codes, start: Step, unit: f32) -> Fit {
-        let (sums, count) = (self.sums::<ZERO_POINTS>(codes, start), self.values.len() as f64);
+    fn fit<const ZERO_POINTS: bool>(&self, range: QuantizedRange, start: Step, unit: f32) -> Fit {
+        let (sums, count) = (self.sums::<ZERO_POINTS>(range, start), self.values.len() as f64);
         let (mut slope, mut shift) = (0.0, 0.0);
         if ZERO_POINTS {
             let determinant = count * sums.qq - sums.q * sums.q;
@@ -238,21 +239,21 @@ impl Search<'_> {
     }
 
     #[inline(always)]
-    fn sums<const ZERO_POINTS: bool>(&self, codes: Codes, step: Step) -> Sums {
+    fn sums<const ZERO_POINTS: bool>(&self, range: QuantizedRange, step: Step) -> Sums {
         let inverse = inverse(step.scale);
         let mut sums = Sums::default();
         for block in self.values.chunks(BLOCK) {
             let [mut d, mut dd, mut dq, mut q, mut qq] = [[0f32; LANES]; 5];
             for values in block.chunks(LANES) {
-                let (t, code) = codes.nearest(&filled(values, step.zero_point), step.zero_point, inverse);
+                let (t, rounded) = range.nearest(&filled(values, step.zero_point), step.zero_point, inverse);
                 for lane in 0..LANES {
-                    let lost = t[lane] - code[lane];
+                    let lost = t[lane] - rounded[lane];
                     dd[lane] += lost * lost;
-                    dq[lane] += lost * code[lane];
-                    qq[lane] += code[lane] * code[lane];
+                    dq[lane] += lost * rounded[lane];
+                    qq[lane] += rounded[lane] * rounded[lane];
                     if ZERO_POINTS {
                         d[lane] += lost;
-                        q[lane] += code[lane];
+                        q[lane] += rounded[lane];
                     }
                 }
             }
@@ -269,16 +270,16 @@ impl Search<'_> {
 
     /// The squared error of the values that come back.
     #[inline(always)]
-    fn loss(&self, codes: Codes, step: Step, unit: f32) -> f64 {
+    fn loss(&self, range: QuantizedRange, step: Step, unit: f32) -> f64 {
         let inverse = inverse(step.scale);
         let mut total = 0.0;
         for block in self.values.chunks(BLOCK) {
             let mut squares = [0f32; LANES];
             for values in block.chunks(LANES) {
                 let values = filled(values, step.zero_point);
-                let (_, code) = codes.nearest(&values, step.zero_point, inverse);
+                let (_, rounded) = range.nearest(&values, step.zero_point, inverse);
                 for lane in 0..LANES {
-                    let lost = (step.scale * code[lane] + step.zero_point - values[lane]) * unit;
+                    let lost = (step.scale * rounded[lane] + step.zero_point - values[lane]) * unit;
                     squares[lane] += lost * lost;
                 }
             }
@@ -288,7 +289,7 @@ impl Search<'_> {
     }
 }
 
-/// Up to `LANES` values and the zero point, which in every sum is the code 0 without an error.
+/// Up to `LANES` values and the zero point, which in every sum is the quantised value 0 without an error.
 #[inline(always)]
 fn filled(values: &[f32], zero_point: f32) -> [f32; LANES] {
     if let Ok(whole) = values.try_into() {
@@ -328,12 +329,12 @@ mod tests {
             .into()
     }
 
-    /// The squared error in f64, of the codes that quantising takes.
+    /// The squared error in f64, of the quantised values that quantising takes.
     fn lost(format: &Format, step: Step, values: &[f32]) -> f64 {
-        let codes = Codes::of(format);
+        let range = QuantizedRange::of(format);
         let each = |&value: &f32| {
-            let code = int8::round(((value - step.zero_point) * inverse(step.scale)).clamp(codes.low, codes.high));
-            (f64::from(step.scale) * f64::from(code) + f64::from(step.zero_point) - f64::from(value)).powi(2)
+            let rounded = int8::round(((value - step.zero_point) * inverse(step.scale)).clamp(range.low, range.high));
+            (f64::from(step.scale) * f64::from(rounded) + f64::from(step.zero_point) - f64::from(value)).powi(2)
         };
         values.iter().map(each).sum()
     }

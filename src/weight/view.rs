@@ -125,7 +125,7 @@ impl WeightView {
     /// The weight lies in host memory in that layout, and (n, k) is one of its elements.
     pub unsafe fn value(&self, n: usize, k: usize) -> f64 {
         let at = n * self.row_stride + k;
-        let code = || self.data.cast::<u8>().add(at).read();
+        let q = || self.data.cast::<u8>().add(at).read();
         let group =
             |data: *const f16, size: usize| data.add(n * self.columns.div_ceil(size) + k / size).read().to_f64();
         let scale = match self.scales {
@@ -140,15 +140,15 @@ impl WeightView {
             Encoding::Float(DType::F32) => f64::from(self.data.cast::<f32>().add(at).read()),
             Encoding::Float(DType::F16) => self.data.cast::<f16>().add(at).read().to_f64(),
             Encoding::Float(_) => f64::from(Element::to_f32(self.data.cast::<bf16>().add(at).read())),
-            Encoding::Fp8E4m3 => scale * f64::from(fp8::e4m3_to_f32(code())),
-            Encoding::Fp8E5m2 => scale * f64::from(fp8::e5m2_to_f32(code())),
-            Encoding::Int8 => scale * f64::from(code() as i8),
+            Encoding::Fp8E4m3 => scale * f64::from(fp8::e4m3_to_f32(q())),
+            Encoding::Fp8E5m2 => scale * f64::from(fp8::e5m2_to_f32(q())),
+            Encoding::Int8 => scale * f64::from(q() as i8),
             Encoding::Int4 => {
                 let byte = self.data.cast::<u8>().add(n * self.row_stride / 2 + k / 32 * 16 + k % 16).read();
-                let code = f64::from(byte >> (k % 32 / 16 * 4) & 15);
+                let q = f64::from(byte >> (k % 32 / 16 * 4) & 15);
                 match (self.zero_points.is_null(), self.scales) {
-                    (false, Scales::Groups { size, .. }) => scale * code + group(self.zero_points, size),
-                    _ => scale * (code - 8.0),
+                    (false, Scales::Groups { size, .. }) => scale * q + group(self.zero_points, size),
+                    _ => scale * (q - 8.0),
                 }
             }
         }
