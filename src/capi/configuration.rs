@@ -1,14 +1,9 @@
 //! Configurations: everything a backend is created with, as an object with presets, text fields and JSON.
 
-use super::guard::guard;
-use super::handle::Table;
-use super::status::nvb_status;
-use super::structs::{expect_out, give_text, text};
+use super::prelude::*;
 use crate::configuration::field::{find, Value};
 use crate::configuration::{Configuration, Preset};
-use crate::error::{Error, Result};
-use std::ffi::c_char;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a backend runs with: the fields that `nvb_backend_options` starts from and overrides, and that
 /// `nvb_backend_get_configuration_json` tells. Created by `nvb_configuration_create`. Fields, with their defaults:

@@ -1,19 +1,14 @@
 //! The registry: which kernels products can take, which one runs and why, and overriding that.
 
-use super::backend::{nvb_backend, BACKENDS};
 use super::device::kind_code;
 use super::environment::element;
-use super::guard::guard;
 use super::operations::NVB_OPERATION_LINEAR;
-use super::status::nvb_status;
-use super::structs::{expect_out, fixed_text, give_text, text, versioned, write, write_out};
+use super::prelude::*;
 use super::tuning::{case_of, nvb_linear_case};
-use crate::error::{Error, Result};
 use crate::operation::OperationKind;
 use crate::registry::key::encoding_name;
 use crate::registry::{kernels, kernels_of, KernelId};
 use crate::tuning::explain::explain;
-use std::ffi::c_char;
 
 /// A kernel or strategy: one way to compute an operation. Its limits are necessary, not sufficient; `nvb_kernel_explain`
 /// knows about a product.

@@ -1,14 +1,10 @@
 //! Products besides `nvb_linear`: batches of matrices, and tokens sorted by expert.
 
-use super::backend::{backend_and_stream, nvb_backend};
-use super::guard::guard;
+use super::backend::backend_and_stream;
 use super::operations::{activation, or};
-use super::status::nvb_status;
-use super::stream::nvb_stream;
-use super::structs::{expect_reserved, read, versioned};
+use super::prelude::*;
 use super::tensor::{nvb_tensor, Reading};
 use super::weight::{nvb_weight, weight_to_read};
-use crate::error::{Error, Result};
 use crate::operation::grouped_linear::GroupedLinear;
 use crate::operation::matmul::Matmul;
 use crate::weight::WeightView;

@@ -1,16 +1,11 @@
 //! Tensors as C passes them.
 
-use super::guard::guard;
-use super::status::nvb_status;
-use super::structs::{slice, write_out};
+use super::prelude::*;
 use super::weight::{NVB_WEIGHT_FORMAT_FP8_E4M3, NVB_WEIGHT_FORMAT_INT8};
-use crate::backend::Backend;
-use crate::error::{Error, Result};
 use crate::memory::tensor_bytes;
 use crate::operation::quantized_rows::QuantizedRows;
 use crate::tensor::{DType, Tensor, MAX_RANK};
 use crate::weight::Encoding;
-use std::ffi::c_void;
 
 /// `nvb_tensor.dtype`: IEEE 754 binary32.
 pub const NVB_DTYPE_F32: u32 = 1;

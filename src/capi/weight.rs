@@ -1,22 +1,14 @@
 //! Weights: matrices in the layout that products read.
 
-use super::backend::{nvb_backend, stream_of, BACKENDS};
-use super::guard::guard;
-use super::handle::Table;
-use super::status::nvb_status;
-use super::stream::nvb_stream;
-use super::structs::{expect_out, flag, read, slice, versioned, write};
+use super::prelude::*;
 use super::tensor::{convert, device_tensor, nvb_tensor};
 use super::weight_blocks::{nvb_weight_blocks, source_of, NVB_SOURCE_FORMAT_TENSOR};
 use crate::allocation::{collected, with_room};
-use crate::backend::Backend;
-use crate::error::{Error, Result};
 use crate::loading::{Source, Weight};
 use crate::memory::expect_awake;
 use crate::tensor::DType;
 use crate::weight::rows::RowSource;
 use crate::weight::{Arrangement, Encoding, Format, Granularity, WeightView};
-use std::sync::Arc;
 
 /// A matrix [N, K] of a model, or several, one below the other or with alternating rows, in the device's layout.
 ///

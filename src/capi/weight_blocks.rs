@@ -1,8 +1,7 @@
 //! Weights from the quantised formats of files: the matrices as the files have them.
 
-use super::structs::slice;
+use super::prelude::*;
 use super::weight::granularity_of;
-use crate::error::{Error, Result};
 use crate::tensor::DType;
 use crate::weight::awq::awq;
 use crate::weight::byte_rows::ByteRows;
@@ -12,7 +11,6 @@ use crate::weight::grouped::FloatBytes;
 use crate::weight::rows::RowSource;
 use crate::weight::sfp::{I8Rows, SfpRows};
 use crate::weight::Encoding;
-use std::ffi::c_void;
 
 /// `nvb_weight_desc.source_format`: float tensors, in `parts`.
 pub const NVB_SOURCE_FORMAT_TENSOR: u32 = 0;

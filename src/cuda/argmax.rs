@@ -1,13 +1,7 @@
 //! `argmax` on CUDA: the launcher of csrc/argmax.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::prelude::*;
 use crate::operation::argmax::Argmax;
-use std::ffi::c_void;
 
 /// `nvb_argmax_params` of csrc/argmax/argmax.h.
 #[repr(C)]

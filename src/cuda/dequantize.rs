@@ -1,14 +1,9 @@
 //! `dequantize` on CUDA: a quantised weight, or a range of its rows, as floats.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
+use super::prelude::*;
 use super::quantized::QuantizedMatrix;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::dequantize::Dequantize;
-use crate::tensor::DType;
 use crate::weight::WeightView;
-use std::ffi::c_void;
 use std::ops::Range;
 
 /// `nvb_dequantize_params` of csrc/dequantize/dequantize.h.

@@ -1,12 +1,8 @@
 //! `elementwise` on CUDA: the launcher of csrc/elementwise.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::prelude::*;
 use crate::operation::elementwise::{Elementwise, ElementwiseKind};
 use crate::operation::Activation;
-use std::ffi::c_void;
 
 /// `nvb_elementwise_params` of csrc/elementwise/elementwise.h.
 #[repr(C)]

@@ -1,12 +1,8 @@
 //! `embedding` on CUDA: the launchers of csrc/embedding.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
+use super::prelude::*;
 use super::quantized::QuantizedMatrix;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::embedding::Embedding;
-use std::ffi::c_void;
 
 /// `nvb_embedding_params` of csrc/embedding/embedding.h.
 #[repr(C)]

@@ -1,13 +1,8 @@
 //! `gated_activation` on CUDA: the launcher of csrc/gated_activation.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
+use super::prelude::*;
 use super::quantized::QuantizedOutput;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::gated_activation::GatedActivation;
-use crate::tensor::DType;
-use std::ffi::c_void;
 
 /// `nvb_gated_activation_params` of csrc/gated_activation/gated_activation.h.
 #[repr(C)]

@@ -1,13 +1,8 @@
 //! `group_norm` on CUDA: the launcher of csrc/group_norm.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
 use super::norm::vector_data;
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::prelude::*;
 use crate::operation::group_norm::{GroupNorm, ImageLayout};
-use crate::tensor::DType;
-use std::ffi::c_void;
 
 /// `nvb_group_norm_params` of csrc/group_norm/group_norm.h.
 #[repr(C)]

@@ -1,18 +1,11 @@
 //! `grouped_linear` on CUDA: the launcher of csrc/grouped_linear.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype};
 use super::linear_quantized::{copy_input, ordered_stride};
 use super::linear_workspace::input_bytes;
+use super::prelude::*;
 use super::quantized::{encoding_code, scale_code};
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::grouped_linear::GroupedLinear;
-use crate::tensor::Matrix;
-use std::ffi::c_void;
 
 /// `nvb_grouped_linear_params` of csrc/grouped_linear/grouped_linear.h.
 #[repr(C)]

@@ -1,12 +1,8 @@
 //! `layer_norm` on CUDA: the launcher of csrc/layer_norm.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
 use super::norm::{vector_data, NormRows};
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::prelude::*;
 use crate::operation::layer_norm::LayerNorm;
-use std::ffi::c_void;
 
 /// `nvb_layer_norm_params` of csrc/layer_norm/layer_norm.h.
 #[repr(C)]

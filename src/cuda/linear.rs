@@ -1,17 +1,11 @@
 //! `linear` on CUDA: which kernel, and the two steps around a vendor product.
 
 use super::cublaslt::{CublasLt, LibraryAlgorithm, Operand, OuterScales, Product, Residual};
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::scratch::{ScratchGuard, WorkspaceUse};
+use super::prelude::*;
 use super::{linear_plan, linear_quantized_input, linear_quantized_output, linear_wgmma};
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::linear::{Linear, LinearInput};
-use crate::operation::linear_product::LinearProduct;
 use crate::operation::Activation;
-use crate::tensor::{DType, Matrix, Tensor};
-use std::ffi::c_void;
+use crate::tensor::Tensor;
 
 /// `nvb_linear_params` of csrc/linear/linear.h.
 #[repr(C)]

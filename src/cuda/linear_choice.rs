@@ -4,16 +4,13 @@
 //! that cannot be followed is answered with `None`, and the executor's own choice follows.
 
 use super::cublaslt::LibraryAlgorithm;
-use super::executor::CudaExecutor;
-use super::launch::Launch;
 use super::linear::{self, vendor_supports};
 use super::linear_quantized;
 use super::linear_quantized::Params as QuantizedParams;
 use super::linear_rounded::supports_rounding;
 use super::linear_wgmma;
-use crate::device::{DeviceKind, RawHandle};
-use crate::error::Result;
-use crate::operation::linear_product::LinearProduct;
+use super::prelude::*;
+use crate::device::DeviceKind;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{find, Family, KernelId, LINEAR};
 use std::cell::Cell;

@@ -6,17 +6,12 @@
 //! take goes to the plain kernels for every number of rows. Which of the two it is, the weight and the dtypes decide alone:
 //! input that is not aligned is copied first. cuBLASLt, tuned entries and inputs rounded to 8 bits are left aside.
 
-use super::executor::CudaExecutor;
 use super::linear_quantized::{in_order, ordered_stride};
 use super::linear_workspace::input_bytes;
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
+use super::prelude::*;
 use super::{linear, linear_choice, linear_quantized};
-use crate::device::{Device, DeviceKind, RawHandle};
-use crate::error::Result;
-use crate::operation::linear_product::LinearProduct;
+use crate::device::{Device, DeviceKind};
 use crate::registry::{find, KernelId, LINEAR};
-use crate::tensor::Matrix;
 use crate::weight::WeightView;
 use std::sync::OnceLock;
 

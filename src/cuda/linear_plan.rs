@@ -5,23 +5,17 @@
 //! then the next step runs; kernels of the library's own do what `supports` says they do.
 
 use super::cublaslt::LibraryAlgorithm;
-use super::executor::CudaExecutor;
 use super::linear::{self, own, prefers_vendor, prefers_wgmma, vendor};
 use super::linear_choice::{kernel_of_table, launch_float, launch_quantized, row, supports, with_algorithm};
 use super::linear_quantized::{self, in_order, ordered_stride, prefers_own_kernel, with_dequantized_slices};
 use super::linear_rounded::{rounds_with_own, with_quantized_activations, By};
-use super::scratch::{ScratchGuard, WorkspaceUse};
-use super::workspace::Workspace;
+use super::prelude::*;
 use super::{linear_choice, linear_invariant, linear_wgmma, linear_workspace};
-use crate::device::{DeviceKind, RawHandle};
-use crate::error::{Error, Result, Status};
+use crate::device::DeviceKind;
 use crate::executor::Executor;
-use crate::operation::linear_product::LinearProduct;
 use crate::registry::choices::Choice;
 use crate::registry::{find, kernels_of, Family, LINEAR};
-use crate::tensor::Matrix;
 use crate::weight::WeightView;
-use std::ffi::c_void;
 
 /// One kernel that may do a product.
 #[derive(Clone, Copy)]

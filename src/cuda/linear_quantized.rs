@@ -2,18 +2,12 @@
 //! dequantised weight, or, where the options allow it, one with 8-bit activations.
 
 use super::cublaslt::LibraryAlgorithm;
-use super::executor::CudaExecutor;
-use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype, own, residual_data, residual_dtype, residual_stride, vendor};
+use super::prelude::*;
 use super::quantized::{encoding_code, scale_code};
-use super::scratch::{ScratchGuard, WorkspaceUse};
 use super::{dequantize, linear_workspace};
-use crate::device::RawHandle;
-use crate::error::Result;
-use crate::operation::linear_product::LinearProduct;
-use crate::tensor::{Matrix, Tensor};
+use crate::tensor::Tensor;
 use crate::weight::WeightView;
-use std::ffi::c_void;
 
 /// `nvb_linear_quantized_params` of csrc/common/quantized_product.h.
 #[repr(C)]

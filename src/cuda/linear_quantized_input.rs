@@ -1,25 +1,16 @@
 //! `linear` of an input in 8 bits on CUDA: the quantised values times those of a weight in 8 bits where something
 //! multiplies them and is ahead, else the dequantised input by `linear`.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
 use super::linear_quantized::prefers_own_kernel;
 use super::linear_rounded::{
     prefers_quantized_product, quantized_operands, quantized_product, supports_quantized_product, By, Tokens,
 };
-use super::scratch::{ScratchGuard, WorkspaceUse};
-use super::workspace::Workspace;
+use super::prelude::*;
 use super::{
     cublaslt::{LibraryAlgorithm, Operand},
     dequantize, linear_plan, linear_quantized, linear_workspace,
 };
-use crate::device::RawHandle;
-use crate::error::Result;
-use crate::operation::linear_product::LinearProduct;
-use crate::operation::quantized_rows::QuantizedRows;
-use crate::tensor::Matrix;
 use crate::weight::Scales;
-use std::ffi::c_void;
 
 /// `nvb_linear_quantized_input_params` of csrc/linear/linear_quantized_input.h.
 #[repr(C)]

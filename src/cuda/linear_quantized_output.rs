@@ -1,17 +1,10 @@
 //! `linear` with a quantised output on CUDA: the product with its whole epilogue in f32, in slices of rows that the L2 cache
 //! holds, by whatever kernel `linear` takes for it, then the kernel of quantize_tokens.rs.
 
-use super::executor::CudaExecutor;
 use super::linear::{self, PRODUCT_BYTES};
+use super::prelude::*;
 use super::quantize_tokens;
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::linear::Linear;
-use crate::operation::quantized_rows::QuantizedRows;
-use crate::tensor::{DType, Matrix};
-use std::ffi::c_void;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, quantized: &QuantizedRows, stream: RawHandle) -> Result<()> {
     let (rows, columns) = op.output_size();

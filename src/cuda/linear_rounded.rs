@@ -2,19 +2,13 @@
 //! weight in 8 bits, by the wgmma kernel or by cuBLASLt.
 
 use super::cublaslt::{LibraryAlgorithm, Operand, OuterScales, Product};
-use super::executor::CudaExecutor;
 use super::linear::with_epilogue;
 use super::linear_wgmma::{self, Params as WgmmaParams, QuantizedOperands};
+use super::prelude::*;
 use super::quantize_tokens;
-use super::scratch::{ScratchGuard, WorkspaceUse};
-use crate::device::{Device, RawHandle};
-use crate::error::Result;
+use crate::device::Device;
 use crate::executor::Executor;
-use crate::operation::linear_product::LinearProduct;
-use crate::operation::quantized_rows::QuantizedRows;
-use crate::tensor::DType;
 use crate::weight::{Encoding, Scales};
-use std::ffi::c_void;
 
 /// Sums of so many products of INT8 values fit an i32: 2^17 · 127 · 128 < 2^31.
 const LONGEST_INT8: usize = 1 << 17;

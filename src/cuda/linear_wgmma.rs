@@ -2,14 +2,8 @@
 //! it.
 
 use super::cublaslt::{Operand, OuterScales};
-use super::executor::CudaExecutor;
-use super::launch::Launch;
 use super::linear::{bias_data, bias_dtype, residual_data, residual_dtype, residual_stride};
-use crate::device::RawHandle;
-use crate::error::Result;
-use crate::operation::linear_product::LinearProduct;
-use crate::tensor::DType;
-use std::ffi::c_void;
+use super::prelude::*;
 
 /// `nvb_linear_wgmma_params` of csrc/linear/linear_wgmma.h.
 #[repr(C)]

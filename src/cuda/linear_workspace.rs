@@ -3,19 +3,14 @@
 //! Of the descriptor's addresses their alignment counts, because kernels are chosen by it.
 
 use super::cublaslt::WORKSPACE_BYTES;
-use super::executor::CudaExecutor;
 use super::linear::{product_bytes, vendor_is_final};
 use super::linear_quantized::{self, ordered_stride, slice_rows};
 use super::linear_rounded::quantized_bytes;
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
+use super::prelude::*;
 use super::{linear_choice, linear_plan, linear_quantized_input, linear_quantized_output};
 use crate::operation::linear::{Linear, LinearInput};
-use crate::operation::linear_product::LinearProduct;
-use crate::operation::quantized_rows::QuantizedRows;
 use crate::registry::choices::Choice;
 use crate::registry::Family;
-use crate::tensor::{DType, Matrix};
 use crate::weight::WeightView;
 
 /// Of the product of quantised rows, whose shape `op` has in the place of its input: for the product, and for the input

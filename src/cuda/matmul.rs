@@ -1,13 +1,8 @@
 //! `matmul` on CUDA: cuBLASLt where it is present and has an algorithm, else the launcher of csrc/matmul.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::workspace::Workspace;
-use super::{cublaslt::WORKSPACE_BYTES, scratch::WorkspaceUse};
-use crate::device::RawHandle;
-use crate::error::{Error, Result};
+use super::cublaslt::WORKSPACE_BYTES;
+use super::prelude::*;
 use crate::operation::matmul::{Matmul, MatrixBatch, BATCH_AXES};
-use std::ffi::c_void;
 
 /// `nvb_matmul_params` of csrc/matmul/matmul.h.
 #[repr(C)]

@@ -32,6 +32,7 @@ mod operation;
 mod peer;
 mod pinned;
 mod pointer;
+mod prelude;
 mod quantize;
 mod quantize_tokens;
 mod quantized;

@@ -1,16 +1,11 @@
 //! `quantize` on CUDA: weights from float parts.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
+use super::prelude::*;
 use super::quantized::QuantizedMatrix;
-use super::scratch::WorkspaceUse;
-use crate::device::{CopyKind, Device, RawHandle};
-use crate::error::{Error, Result};
+use crate::device::{CopyKind, Device};
 use crate::operation::quantize::{Quantize, Quantized};
-use crate::tensor::Matrix;
 use crate::weight::stripe::SquaredError;
 use crate::weight::{Arrangement, Encoding, Format, Granularity};
-use std::ffi::c_void;
 
 /// `nvb_quantize_part` of csrc/quantize/quantize.h.
 #[repr(C)]

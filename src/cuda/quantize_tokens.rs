@@ -1,14 +1,8 @@
 //! Activations to quantised values with a scale a row: what a product of quantised values begins with, and what a
 //! product in 8 bits ends with.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
+use super::prelude::*;
 use super::quantized::QuantizedOutput;
-use crate::device::RawHandle;
-use crate::error::Result;
-use crate::operation::quantized_rows::QuantizedRows;
-use crate::tensor::{DType, Matrix};
-use std::ffi::c_void;
 
 /// `nvb_quantize_tokens_params` of csrc/quantize/quantize_tokens.h.
 #[repr(C)]

@@ -1,13 +1,9 @@
 //! `rms_norm` on CUDA: the launcher of csrc/rms_norm.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
 use super::norm::{vector_data, NormRows};
+use super::prelude::*;
 use super::quantized::QuantizedOutput;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::rms_norm::RmsNorm;
-use std::ffi::c_void;
 
 /// `nvb_rms_norm_params` of csrc/rms_norm/rms_norm.h.
 #[repr(C)]

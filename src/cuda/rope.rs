@@ -1,12 +1,8 @@
 //! `rope` on CUDA: the launcher of csrc/rope, which also does the plain append.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::prelude::*;
 use crate::operation::rope::{Rope, Rotation};
-use crate::tensor::{DType, Heads, Tensor};
-use std::ffi::c_void;
+use crate::tensor::{Heads, Tensor};
 
 /// `nvb_rope_params` of csrc/rope/rope.h.
 #[repr(C)]

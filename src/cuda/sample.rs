@@ -1,14 +1,8 @@
 //! `sample` on CUDA: the launcher of csrc/sample.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
-use crate::device::RawHandle;
-use crate::error::{Error, Result};
+use super::prelude::*;
 use crate::operation::sample::Sample;
 use crate::tensor::Tensor;
-use std::ffi::c_void;
 
 /// `nvb_sample_params` of csrc/sample/sample.h.
 #[repr(C)]

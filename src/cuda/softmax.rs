@@ -1,11 +1,7 @@
 //! `softmax` on CUDA: the launcher of csrc/softmax.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::prelude::*;
 use crate::operation::softmax::Softmax;
-use std::ffi::c_void;
 
 /// `nvb_softmax_params` of csrc/softmax/softmax.h.
 #[repr(C)]
