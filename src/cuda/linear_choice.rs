@@ -75,17 +75,18 @@ pub(super) fn supports(executor: &CudaExecutor, op: &LinearProduct, id: KernelId
     match (id.kernel().family, op.weight.dtype()) {
         (Family::FloatKernel, Some(dtype)) => row(id).is_some_and(|row| {
             // SAFETY: reads the two structs alone.
-            unsafe { nvb_cuda_linear_kernel_supports(row, &linear::params(op, dtype), &launch) != 0 }
+            unsafe { nvb_cuda_linear_kernel_supports(row, &linear::Params::of(op, dtype), &launch) != 0 }
         }),
         (Family::QuantizedKernel, None) => row(id).is_some_and(|row| {
             // SAFETY: as above.
-            unsafe { nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::params(op), &launch) != 0 }
+            unsafe { nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::Params::of(op), &launch) != 0 }
         }),
         (Family::Vendor, Some(dtype)) => vendor_supports(op, dtype) && vendor_there(),
         (Family::Dequantized, None) => op.weight.columns > 0,
         (Family::Wgmma, Some(dtype)) => {
             op.input.rows > 0
-                && linear_wgmma::Params::of(op, dtype).is_some_and(|params| linear_wgmma::supports(executor, &params))
+                && linear_wgmma::Params::of_floats(op, dtype)
+                    .is_some_and(|params| linear_wgmma::supports(executor, &params))
         }
         (Family::RoundedInput, None) => supports_rounding(executor, op, false),
         (Family::RoundedWgmma, None) => supports_rounding(executor, op, true),
@@ -98,8 +99,8 @@ pub(super) fn kernel_of_table(executor: &CudaExecutor, op: &LinearProduct) -> Op
     let launch = executor.launch_on(RawHandle::NULL);
     // SAFETY: the two calls read their structs alone.
     named(match op.weight.dtype() {
-        Some(dtype) => unsafe { nvb_cuda_linear_kernel_name(&linear::params(op, dtype), &launch) },
-        None => unsafe { nvb_cuda_linear_quantized_kernel_name(&linear_quantized::params(op), &launch) },
+        Some(dtype) => unsafe { nvb_cuda_linear_kernel_name(&linear::Params::of(op, dtype), &launch) },
+        None => unsafe { nvb_cuda_linear_quantized_kernel_name(&linear_quantized::Params::of(op), &launch) },
     })
 }
 
@@ -196,11 +197,12 @@ mod tests {
                     let supported = match (kernel.family, op.weight.dtype(), row(id)) {
                         // SAFETY: the calls read their structs alone.
                         (Family::FloatKernel, Some(dtype), Some(row)) => unsafe {
-                            nvb_cuda_linear_kernel_supports(row, &linear::params(op, dtype), &launch) != 0
+                            nvb_cuda_linear_kernel_supports(row, &linear::Params::of(op, dtype), &launch) != 0
                         },
                         // SAFETY: as above.
                         (Family::QuantizedKernel, None, Some(row)) => unsafe {
-                            nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::params(op), &launch) != 0
+                            nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::Params::of(op), &launch)
+                                != 0
                         },
                         _ => false,
                     };
@@ -266,7 +268,7 @@ mod tests {
                     let weight = WeightView::float(at, dtype, n, k, k, false);
                     let op = LinearProduct::new(x, weight, None, Activation::None, y).unwrap();
                     // SAFETY: the call reads its structs alone.
-                    let chosen = text(unsafe { nvb_cuda_linear_kernel_name(&linear::params(&op, dtype), &launch) });
+                    let chosen = text(unsafe { nvb_cuda_linear_kernel_name(&linear::Params::of(&op, dtype), &launch) });
                     assert_eq!(chosen, kernel, "{m} rows, {n} x {k}, {dtype}");
                 }
             }

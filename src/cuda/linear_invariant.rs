@@ -104,8 +104,8 @@ fn launch(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Res
         let part = op.part(first, rows, op.output.part(first, rows));
         let row = linear_choice::row(kernel).expect("a kernel of the tables");
         match part.weight.dtype() {
-            Some(dtype) => linear_choice::launch_float(executor, &linear::params(&part, dtype), row, stream)?,
-            None => linear_choice::launch_quantized(executor, &linear_quantized::params(&part), row, stream)?,
+            Some(dtype) => linear_choice::launch_float(executor, &linear::Params::of(&part, dtype), row, stream)?,
+            None => linear_choice::launch_quantized(executor, &linear_quantized::Params::of(&part), row, stream)?,
         }
     }
     Ok(())

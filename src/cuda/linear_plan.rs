@@ -41,7 +41,7 @@ const FLOAT: &[Rule] = &[
 /// or float products with slices of the dequantised weight.
 const QUANTIZED: &[Rule] = &[
     |executor, op| {
-        prefers_own_kernel(executor, op, &linear_quantized::params(op), RawHandle::NULL).then_some(Step::Own)
+        prefers_own_kernel(executor, op, &linear_quantized::Params::of(op), RawHandle::NULL).then_some(Step::Own)
     },
     |executor, op| rounds_with_own(executor, op).then(|| of_family(Family::RoundedWgmma)),
     |_, _| Some(of_family(Family::RoundedInput)),
@@ -113,7 +113,7 @@ impl Step {
             (Step::Named(choice), _) => linear_workspace::by_choice(executor, op, choice),
             (Step::Own, Some(_)) => Workspace::none(),
             (Step::Own, None) => {
-                let params = linear_quantized::params(op);
+                let params = linear_quantized::Params::of(op);
                 let bytes = linear_quantized::workspace_bytes(executor, &params, RawHandle::NULL);
                 Workspace::none().with(WorkspaceUse::Kernel, bytes)
             }
@@ -138,9 +138,9 @@ impl Step {
         };
         if let Some(row) = row(choice.kernel) {
             match op.weight.dtype() {
-                Some(dtype) => launch_float(executor, &linear::params(op, dtype), row, stream)?,
+                Some(dtype) => launch_float(executor, &linear::Params::of(op, dtype), row, stream)?,
                 None => {
-                    let mut params = linear_quantized::params(op);
+                    let mut params = linear_quantized::Params::of(op);
                     let bytes = linear_choice::workspace_bytes(row, &params);
                     params.workspace = kernel_workspace(scratch, bytes)?;
                     launch_quantized(executor, &params, row, stream)?;
@@ -150,7 +150,7 @@ impl Step {
         }
         let family = choice.kernel.kernel().family;
         if let (Family::Wgmma, Some(dtype)) = (family, op.weight.dtype()) {
-            return linear_wgmma::run(executor, linear_wgmma::Params::of(op, dtype), stream).map(ran);
+            return linear_wgmma::run(executor, linear_wgmma::Params::of_floats(op, dtype), stream).map(ran);
         }
         let scratch = scratch.ok_or_else(without_scratch)?;
         match (family, op.weight.dtype()) {
@@ -173,7 +173,7 @@ fn launch_own(
     if let Some(dtype) = op.weight.dtype() {
         return own(executor, op, dtype, stream);
     }
-    let mut params = linear_quantized::params(op);
+    let mut params = linear_quantized::Params::of(op);
     let bytes = linear_quantized::workspace_bytes(executor, &params, stream);
     params.workspace = kernel_workspace(scratch, bytes)?;
     linear_quantized::launch(executor, &params, stream)

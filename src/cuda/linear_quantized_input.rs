@@ -12,17 +12,19 @@ use super::{
 };
 use crate::weight::Scales;
 
-/// `nvb_linear_quantized_input_params` of csrc/linear/linear_quantized_input.h.
-#[repr(C)]
-struct Params {
-    values: *const c_void,
-    scales: *const f32,
-    output: *mut c_void,
-    output_scales: *mut f32,
-    rows: i64,
-    columns: i64,
-    row_bytes: i64,
-    output_row_bytes: i64,
+mirror! {
+    /// `nvb_linear_quantized_input_params` of csrc/linear/linear_quantized_input.h.
+    #[repr(C)]
+    struct Params of(input: &QuantizedRows, copy: &QuantizedRows) {
+        values: *const c_void = input.data,
+        scales: *const f32 = input.scales,
+        output: *mut c_void = copy.data,
+        output_scales: *mut f32 = copy.scales,
+        rows: i64 = input.rows as i64,
+        columns: i64 = input.columns as i64,
+        row_bytes: i64 = input.row_stride as i64,
+        output_row_bytes: i64 = copy.row_stride as i64,
+    }
 }
 
 extern "C" {
@@ -67,7 +69,7 @@ pub(super) fn operands(executor: &CudaExecutor, rows: &QuantizedRows, op: &Linea
     let fits = matches!(op.weight.scales, Scales::Rows(_)) && op.weight.order.is_null() && !executor.batch_invariant;
     quantized_operands(op, rows.encoding)
         .filter(|_| fits)
-        .filter(|_| !prefers_own_kernel(executor, op, &linear_quantized::params(op), RawHandle::NULL))
+        .filter(|_| !prefers_own_kernel(executor, op, &linear_quantized::Params::of(op), RawHandle::NULL))
 }
 
 /// The product of quantised values, from as many rows on as `linear` rounds its input to 8 bits; `false` where that
@@ -127,7 +129,7 @@ fn aligned(
     inputs: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<QuantizedRows> {
-    let &QuantizedRows { data, scales, rows, columns, row_stride, .. } = input;
+    let &QuantizedRows { rows, columns, row_stride, .. } = input;
     if is_aligned(input) {
         return Ok(QuantizedRows { row_stride: if rows == 1 { columns } else { row_stride }, ..*input });
     }
@@ -139,16 +141,7 @@ fn aligned(
         row_stride: row_bytes,
         ..*input
     };
-    let params = Params {
-        values: data,
-        scales,
-        output: copy.data,
-        output_scales: copy.scales,
-        rows: rows as i64,
-        columns: columns as i64,
-        row_bytes: row_stride as i64,
-        output_row_bytes: row_bytes as i64,
-    };
+    let params = Params::of(input, &copy);
     // SAFETY: the descriptor was validated, the buffer holds the copy, and the context is current.
     let code = unsafe { nvb_cuda_linear_quantized_input(&params, &executor.launch_on(stream)) };
     executor.check_launch(code, "aligning the quantised input of a linear")?;

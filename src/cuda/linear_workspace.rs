@@ -106,7 +106,7 @@ pub(super) fn by_choice(executor: &CudaExecutor, op: &LinearProduct, choice: &Ch
     match (choice.kernel.kernel().family, op.weight.dtype()) {
         (Family::Vendor, Some(dtype)) => vendor(executor, op, dtype),
         (Family::QuantizedKernel, None) => {
-            let params = linear_quantized::params(op);
+            let params = linear_quantized::Params::of(op);
             let bytes = linear_choice::row(choice.kernel).map_or(0, |row| linear_choice::workspace_bytes(row, &params));
             Workspace::none().with(WorkspaceUse::Kernel, bytes)
         }

@@ -1,7 +1,7 @@
 //! What most launchers use.
 
 pub(super) use super::executor::CudaExecutor;
-pub(super) use super::launch::Launch;
+pub(super) use super::launch::{data_of, dtype_of, mirror, stride_of, vector_dtype_of, vector_of, Launch};
 pub(super) use super::scratch::{ScratchGuard, WorkspaceUse};
 pub(super) use super::workspace::Workspace;
 pub(super) use crate::device::RawHandle;

@@ -4,19 +4,21 @@
 use super::prelude::*;
 use super::quantized::QuantizedOutput;
 
-/// `nvb_quantize_tokens_params` of csrc/quantize/quantize_tokens.h.
-#[repr(C)]
-struct Params {
-    values: *const c_void,
-    output: *mut c_void,
-    rows: i64,
-    columns: i64,
-    code_columns: i64,
-    values_stride: i64,
-    output_stride: i64,
-    values_dtype: u32,
-    output_dtype: u32,
-    quantized_output: QuantizedOutput,
+mirror! {
+    /// `nvb_quantize_tokens_params` of csrc/quantize/quantize_tokens.h.
+    #[repr(C)]
+    struct Params of(values: &Matrix, output: Option<Matrix>, quantized: &QuantizedRows) {
+        values: *const c_void = values.data,
+        output: *mut c_void = data_of(output),
+        rows: i64 = values.rows as i64,
+        columns: i64 = values.columns as i64,
+        code_columns: i64 = quantized.columns as i64,
+        values_stride: i64 = values.row_stride as i64,
+        output_stride: i64 = stride_of(output),
+        values_dtype: u32 = values.dtype as u32,
+        output_dtype: u32 = dtype_of(output),
+        quantized_output: QuantizedOutput = QuantizedOutput::of(Some(*quantized)),
+    }
 }
 
 extern "C" {
@@ -35,17 +37,6 @@ pub(super) unsafe fn run(
     quantized: &QuantizedRows,
     stream: RawHandle,
 ) -> Result<()> {
-    let params = Params {
-        values: values.data,
-        output: output.map_or(std::ptr::null_mut(), |output| output.data),
-        rows: values.rows as i64,
-        columns: values.columns as i64,
-        code_columns: quantized.columns as i64,
-        values_stride: values.row_stride as i64,
-        output_stride: output.map_or(0, |output| output.row_stride as i64),
-        values_dtype: values.dtype as u32,
-        output_dtype: output.map_or(DType::F32, |output| output.dtype) as u32,
-        quantized_output: QuantizedOutput::of(Some(*quantized)),
-    };
+    let params = Params::of(values, output, quantized);
     executor.check_launch(nvb_cuda_quantize_tokens(&params, &executor.launch_on(stream)), "quantising activations")
 }
