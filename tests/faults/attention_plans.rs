@@ -10,7 +10,7 @@ use nvbackend::configuration::Configuration;
 use nvbackend::device::RawHandle;
 use nvbackend::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
 use nvbackend::operation::{Operation, OperationKind};
-use nvbackend::tensor::{CacheLayer, DType, Tensor};
+use nvbackend::tensor::{CacheLayer, DType, Placement, Tensor};
 use std::ffi::c_void;
 use std::path::Path;
 
@@ -23,18 +23,20 @@ fn address(block: usize) -> *mut c_void {
     std::ptr::without_provenance_mut((0x100 + block) << 40)
 }
 
-fn cache(config: &AttentionConfig, dtype: DType, slots: usize) -> CacheLayer {
+fn cache(config: &AttentionConfig, dtype: DType, sequences: usize) -> CacheLayer {
     let AttentionConfig { kv_heads: heads, head_dim, .. } = *config;
     CacheLayer {
         key: address(0),
         value: address(1),
         dtype,
-        slots,
+        sequences,
         heads,
         capacity: CAPACITY,
         head_dim,
-        slot_stride: heads * CAPACITY * head_dim,
+        sequence_stride: heads * CAPACITY * head_dim,
         head_stride: CAPACITY * head_dim,
+        token_stride: head_dim,
+        placement: Placement::Contiguous,
     }
 }
 
@@ -60,9 +62,9 @@ fn prefill(config: AttentionConfig, dtypes: [DType; 2], sequences: usize, rows: 
     let [query, kept] = dtypes;
     let shape = [sequences * rows, config.query_heads, config.head_dim];
     let starts: Vec<i32> = (0..=sequences).map(|sequence| (sequence * rows) as i32).collect();
-    let slots: Vec<i32> = (0..sequences as i32).collect();
+    let places: Vec<i32> = (0..sequences as i32).collect();
     let lengths: Vec<i32> = (0..sequences).map(|sequence| (rows + 7 * sequence) as i32).collect();
-    let source = KeySource::Cache { layer: cache(&config, kept, sequences), slots: &slots, kv_lengths: &lengths };
+    let source = KeySource::Cache { layer: cache(&config, kept, sequences), sequences: &places, kv_lengths: &lengths };
     let (x, y) = (Tensor::new(address(2), query, &shape), Tensor::new(address(3), query, &shape));
     AttentionPrefill::new(config, x, &starts, source, y, None).map(Operation::from).map_err(|error| error.message)
 }
