@@ -1,5 +1,6 @@
 #include "forward.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -26,9 +27,18 @@ nvb::attention make_attention(const nvb::backend& backend, const Config& config,
   return nvb::attention(backend, options);
 }
 
-nvb::kv_cache make_cache(const nvb::backend& backend, const Model& model, int64_t sequences, int64_t capacity) {
+// The cache of the local layers or of the others, empty if the model has none of them. What a local layer no longer
+// sees need not be kept: its cache is a ring of a window's tokens and those of one pass.
+nvb::kv_cache make_cache(const nvb::backend& backend, const Model& model, int64_t sequences, int64_t capacity,
+                         int64_t max_tokens, bool local) {
+  const std::vector<bool>& kinds = model.config.local;
   auto options = nvb::make<nvb_kv_cache_options>();
-  options.layers = static_cast<uint32_t>(model.config.layers);
+  options.layers = static_cast<uint32_t>(std::count(kinds.begin(), kinds.end(), local));
+  if (options.layers == 0) return nvb::kv_cache();
+  if (local) {
+    options.window = static_cast<uint32_t>(model.config.window);
+    options.max_append = static_cast<uint32_t>(max_tokens);
+  }
   options.sequences = static_cast<uint32_t>(sequences);
   options.kv_heads = static_cast<uint32_t>(model.config.kv_heads);
   options.head_dim = static_cast<uint32_t>(model.config.head_dim);
@@ -50,7 +60,8 @@ Session::Session(const nvb::backend& backend, const Model& model, int64_t sequen
     : backend_(backend),
       model_(model),
       stream_(backend),
-      cache_(make_cache(backend, model, sequences, capacity)),
+      local_cache_(make_cache(backend, model, sequences, capacity, max_tokens, true)),
+      global_cache_(make_cache(backend, model, sequences, capacity, max_tokens, false)),
       local_(make_attention(backend, model.config, model.config.window)),
       global_(make_attention(backend, model.config, 0)),
       embedding_scale_(std::sqrt(static_cast<float>(model.config.width))) {
@@ -68,6 +79,13 @@ Session::Session(const nvb::backend& backend, const Model& model, int64_t sequen
   qkv_ = allocate(config.qkv_width(), model.activation_dtype);
   attended_ = allocate(config.query_width(), model.activation_dtype);
   gated_ = allocate(config.feed_forward, model.activation_dtype);
+}
+
+Session::Place Session::place(size_t layer) const {
+  const std::vector<bool>& kinds = model_.config.local;
+  const auto end = kinds.begin() + static_cast<std::ptrdiff_t>(layer);
+  return Place{kinds[layer] ? local_cache_.get() : global_cache_.get(),
+               static_cast<uint32_t>(std::count(kinds.begin(), end, kinds[layer]))};
 }
 
 nvb_tensor Session::input(int64_t index, int64_t count) const {
@@ -123,8 +141,9 @@ nvb_tensor Session::rotate_and_append(const Layer& layer, int64_t index, int64_t
   args.key_norm = layer.key_norm.tensor;
   args.positions = positions(rows);
   args.sequences = sequences(rows);
-  args.cache = cache_;
-  args.layer = static_cast<uint32_t>(index);
+  const Place place = this->place(static_cast<size_t>(index));
+  args.cache = place.cache;
+  args.layer = place.layer;
   args.base = rope.base;
   args.position_scale = rope.position_scale;
   args.epsilon = config.epsilon;
@@ -133,7 +152,7 @@ nvb_tensor Session::rotate_and_append(const Layer& layer, int64_t index, int64_t
   return args.query;
 }
 
-// All layers. `attend(attention, layer, query, output)` is what prefill and decode differ in.
+// All layers. `attend(attention, place, query, output)` is what prefill and decode differ in.
 template <typename Attend>
 void Session::run(int64_t rows, Attend attend) {
   const Config& config = model_.config;
@@ -161,7 +180,7 @@ void Session::run(int64_t rows, Attend attend) {
 
     linear(hidden(0, rows), layer.query_key_value, layer.query_key_value_bias, qkv, NVB_ACTIVATION_NONE);
     const nvb_tensor query = rotate_and_append(layer, static_cast<int64_t>(i), rows);
-    attend(config.local[i] ? local_ : global_, static_cast<uint32_t>(i), query,
+    attend(config.local[i] ? local_ : global_, place(i), query,
            head_slice(attended, 0, config.query_heads, config.head_dim));
     linear(attended, layer.output, layer.output_bias, hidden(0, rows), NVB_ACTIVATION_NONE);
     add_and_norm(layer.post_attention_norm, layer.pre_feed_forward_norm, rows);
@@ -194,29 +213,29 @@ void Session::prefill(const std::vector<Segment>& segments) {
   }
   inputs_.upload(staging_.data(), static_cast<size_t>(3 * rows) * sizeof(int32_t), stream_);
 
-  run(rows, [&](const nvb::attention& attention, uint32_t layer, const nvb_tensor& query, const nvb_tensor& output) {
+  run(rows, [&](const nvb::attention& attention, Place place, const nvb_tensor& query, const nvb_tensor& output) {
     auto args = nvb::make<nvb_attention_prefill_args>();
     args.query = query;
     args.output = output;
     args.query_starts = query_starts.data();
     args.sequence_count = segments.size();
-    args.cache = cache_;
+    args.cache = place.cache;
+    args.layer = place.layer;
     args.sequences = sequence_numbers.data();
     args.kv_lengths = kv_lengths.data();
-    args.layer = layer;
     attention.prefill(args, stream_);
   });
 }
 
 void Session::decode(int64_t rows, int64_t max_kv_length) {
-  run(rows, [&](const nvb::attention& attention, uint32_t layer, const nvb_tensor& query, const nvb_tensor& output) {
+  run(rows, [&](const nvb::attention& attention, Place place, const nvb_tensor& query, const nvb_tensor& output) {
     auto args = nvb::make<nvb_attention_decode_args>();
     args.query = query;
     args.output = output;
-    args.cache = cache_;
+    args.cache = place.cache;
+    args.layer = place.layer;
     args.positions = positions(rows);
     args.sequences = sequences(rows);
-    args.layer = layer;
     args.max_kv_length = static_cast<uint32_t>(max_kv_length);
     attention.decode(args, stream_);
   });

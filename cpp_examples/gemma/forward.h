@@ -18,11 +18,11 @@ struct Segment {
   const int32_t* tokens;  // host memory
 };
 
-// The working memory of a model for one stream of calls: the cache of keys and values, and the activations of one pass.
+// The working memory of a model for one stream of calls: caches of keys and values, and the activations of one pass.
 // Everything is allocated here, once; the passes only queue work.
 class Session {
  public:
-  // A cache of `sequences` sequences of up to `capacity` tokens, and passes of up to `max_tokens`. Backend and model
+  // Caches of `sequences` sequences of up to `capacity` tokens, and passes of up to `max_tokens`. Backend and model
   // outlive the session.
   Session(const nvb::backend& backend, const Model& model, int64_t sequences, int64_t capacity, int64_t max_tokens);
   Session(const Session&) = delete;
@@ -50,9 +50,18 @@ class Session {
 
   nvb::stream& stream() { return stream_; }
   const Model& model() const { return model_; }
-  uint64_t cache_bytes() const { return cache_.bytes(); }
+  uint64_t cache_bytes() const {
+    return (local_cache_.get() != nullptr ? local_cache_.bytes() : 0) +
+           (global_cache_.get() != nullptr ? global_cache_.bytes() : 0);
+  }
 
  private:
+  // Where the keys and values of a layer of the model lie.
+  struct Place {
+    const nvb_kv_cache* cache;
+    uint32_t layer;
+  };
+  Place place(size_t layer) const;
   nvb_tensor input(int64_t index, int64_t count) const;
   nvb_tensor activation(const nvb::buffer& buffer, int64_t rows, int64_t columns) const;
   void linear(const nvb_tensor& input, const nvb::weight& weight, const Vector& bias, const nvb_tensor& output,
@@ -65,7 +74,8 @@ class Session {
   const nvb::backend& backend_;
   const Model& model_;
   nvb::stream stream_;
-  nvb::kv_cache cache_;
+  nvb::kv_cache local_cache_;
+  nvb::kv_cache global_cache_;
   nvb::attention local_;
   nvb::attention global_;
   float embedding_scale_;

@@ -13,6 +13,7 @@
 // cudaErrorInvalidValue. All strides are in elements and the head dimension is contiguous.
 #pragma once
 
+#include "../common/kv_placement.h"
 #include "../common/launch.h"
 
 // Sequences of one prefill launch: the table travels in the kernel's arguments, which older drivers cap at 4096 bytes.
@@ -25,7 +26,9 @@ enum { NVB_ATTENTION_MAX_SPLITS = 256, NVB_ATTENTION_MERGED_SPLITS = 16 };
 enum { NVB_ATTENTION_DECODE_COUNTERS = 17 };
 
 struct nvb_attention_sequence {
-  int64_t kv_offset;    // elements from key (and from value) to head 0 of this sequence's key 0
+  // Elements from key (and from value) to head 0 of this sequence's key 0; where there are pages, entries from the page
+  // table's first to this sequence's.
+  int64_t kv_offset;
   int32_t query_start;  // first row in query, output and lse
   int32_t query_count;  // rows; row i stands at position kv_length - query_count + i
   int32_t kv_length;    // valid keys
@@ -62,6 +65,7 @@ struct nvb_attention_prefill_params {
   float scale;
   float soft_cap;           // 0 = none
   int32_t heads_per_group;  // query heads, of whole KV heads, whose blocks start side by side and share L2
+  nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
 
@@ -81,7 +85,7 @@ struct nvb_attention_prefill_params {
 // long as the keys are few enough for its passes, and wants no workspace.
 struct nvb_attention_decode_params {
   const void* query;         // [sequences, query_heads, head_dim]
-  const void* key;           // [slots, kv_heads, capacity, head_dim]
+  const void* key;           // [slots, kv_heads, capacity, head_dim], or as `placement` says
   const void* value;         // as key
   const int32_t* positions;  // [sequences]
   const int32_t* slots;      // [sequences]; null: row b has slot b
@@ -117,6 +121,7 @@ struct nvb_attention_decode_params {
   int32_t heads_per_chunk;  // query heads of a block
   int32_t slots_per_head;   // partial results of a (sequence, query head): the splits and their groups; 0 for one split
   uint32_t reserved;        // 0
+  nvb_kv_placement placement;
 };
 
 // How a prefill kernel divides its work.

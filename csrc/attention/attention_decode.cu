@@ -7,7 +7,7 @@
 namespace nvb {
 namespace {
 
-bool is_valid(const nvb_attention_decode_params& p) {
+bool are_valid(const nvb_attention_decode_params& p) {
   if (float_dtype_bytes(p.query_dtype) == 0 || float_dtype_bytes(p.kv_dtype) == 0 ||
       float_dtype_bytes(p.output_dtype) == 0) {
     return false;
@@ -15,7 +15,7 @@ bool is_valid(const nvb_attention_decode_params& p) {
   if (p.sequences < 0 || p.sequences > 65535 || p.head_dim < 1 || p.head_dim > 512) return false;
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads > 65535 || p.query_heads % p.kv_heads != 0) return false;
   if (p.slot_count < 0 || p.capacity < 0 || p.capacity > kMaxLength || p.max_kv_length < 0) return false;
-  return p.window >= 0 && std::isfinite(p.scale) && p.soft_cap >= 0.0f;
+  return p.window >= 0 && is_valid(p.placement) && std::isfinite(p.scale) && p.soft_cap >= 0.0f;
 }
 
 // Whether the plan divides the work as the kernels can take it.
@@ -59,7 +59,7 @@ extern "C" int nvb_cuda_attention_decode_kernel_supports(int index, const nvb_at
                                                          const nvb_launch* launch,
                                                          nvb_attention_decode_shape* shape) noexcept {
   const nvb::DecodeKernel* const kernel = nvb::kernel_at(index);
-  return kernel != nullptr && nvb::is_valid(*params) && kernel->supports(*params, *launch, *shape);
+  return kernel != nullptr && nvb::are_valid(*params) && kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_attention_decode_params* params,

@@ -8,6 +8,7 @@
 // splits whichever block does it, so the result does not depend on timing.
 #pragma once
 
+#include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"
 #include "attention.h"
@@ -64,6 +65,16 @@ __device__ __forceinline__ DecodeBlock find_decode_block(const DecodeArguments& 
   block.begin = length - visible + block.split * split_tiles * kTileKeys;
   block.end = min(length, block.begin + split_tiles * kTileKeys);
   return block;
+}
+
+// Elements from the tensor's first to head 0 of the block's sequence. Where there are pages its origin is the table's
+// row.
+__device__ __forceinline__ int64_t sequence_offset(const nvb_attention_decode_params& p, const DecodeBlock& block,
+                                                   int64_t stride) {
+  return p.placement.pages != nullptr ? 0 : block.slot * stride;
+}
+__device__ __forceinline__ const int32_t* page_row(const nvb_attention_decode_params& p, const DecodeBlock& block) {
+  return p.placement.pages + block.slot * p.placement.page_row_stride;
 }
 
 // What a block leaves in shared memory. The merge overwrites `maximum` and `sum`.

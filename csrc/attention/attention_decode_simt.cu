@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ __align__(16) float query[];  // [heads][head_dim], in the end the output
   __shared__ __align__(16) float score[kKeys][kHeads];
   __shared__ float rescale[kHeads];
+  __shared__ uint32_t rows[kKeys];  // of the tile's keys, in rings and pages
   __shared__ float part_maximum[kGroup * kMaxHeadsPerBlock];
   __shared__ float part_sum[kGroup * kMaxHeadsPerBlock];
   __shared__ float2 total[kMaxHeadsPerBlock];
@@ -78,9 +79,14 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % 32;
   const DecodeBlock block = find_decode_block<kKeys>(arguments, 1);
   if (block.split >= block.splits) return;
-  const T* key = static_cast<const T*>(p.key) + block.slot * p.key_sequence_stride + block.kv_head * p.key_head_stride;
-  const T* value =
-      static_cast<const T*>(p.value) + block.slot * p.value_sequence_stride + block.kv_head * p.value_head_stride;
+  const T* key = static_cast<const T*>(p.key) + sequence_offset(p, block, p.key_sequence_stride) +
+                 block.kv_head * p.key_head_stride;
+  const T* value = static_cast<const T*>(p.value) + sequence_offset(p, block, p.value_sequence_stride) +
+                   block.kv_head * p.value_head_stride;
+  const bool placed = is_placed(p.placement);
+  const auto offset_of = [&](int first, int i, int64_t token_stride) {
+    return placed ? kv_offset(p.placement, rows[i], token_stride) : (first + i) * token_stride;
+  };
 
   for (int index = threadIdx.x; index < block.heads * p.head_dim; index += kThreads) {
     const int head = index / p.head_dim;
@@ -98,6 +104,12 @@ __global__ void __launch_bounds__(kThreads)
 
   for (int first = block.begin; first < block.end; first += kKeys) {
     const int keys = min(kKeys, block.end - first);
+    if (placed) {
+      if (static_cast<int>(threadIdx.x) < keys) {
+        rows[threadIdx.x] = kv_row(p.placement, page_row(p, block), first + static_cast<int>(threadIdx.x));
+      }
+      __syncthreads();
+    }
 
     // Scores, scaled and capped, in powers of two.
     for (int part = warp * kKeysAtOnce; part < keys; part += kWarps * kKeysAtOnce) {
@@ -107,8 +119,13 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int i = 0; i < kKeysAtOnce; ++i) {
           // The tile's last key stands in for those past the end, whose scores nobody reads.
-          const int64_t token = first + min(part + i, keys - 1);
-          load_elements<T, Width>(key + token * p.key_token_stride + column, k[i]);
+          const int row = min(part + i, keys - 1);
+          if (placed && rows[row] == kNoRow) {
+#pragma unroll
+            for (int j = 0; j < Width; ++j) k[i][j] = 0.0f;
+            continue;
+          }
+          load_elements<T, Width>(key + offset_of(first, row, p.key_token_stride) + column, k[i]);
         }
 #pragma unroll
         for (int h = 0; h < kHeads; ++h) {
@@ -158,10 +175,12 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < kColumns; ++j) {
       const int column = j * kThreads + static_cast<int>(threadIdx.x);
       if (column < p.head_dim) {
-        const T* source = value + first * p.value_token_stride + column;
+        const T* source = value + (placed ? 0 : first * p.value_token_stride) + column;
 #pragma unroll 8
         for (int i = 0; i < keys; ++i) {
-          const float v = to_float(source[i * p.value_token_stride]);
+          const int64_t offset =
+              placed ? kv_offset(p.placement, rows[i], p.value_token_stride) : i * p.value_token_stride;
+          const float v = placed && rows[i] == kNoRow ? 0.0f : to_float(source[offset]);
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {
             if (h < block.heads) output[h][j] = fmaf(score[i][h], v, output[h][j]);
@@ -205,7 +224,8 @@ cudaError_t launch_dtype(const DecodeArguments& arguments, const nvb_launch& lau
   const nvb_attention_decode_params& p = arguments.params;
   const dim3 grid(p.splits, p.kv_heads * p.chunks, p.sequences);
   constexpr int kBytes = sizeof(T);
-  const bool vectors = p.head_dim % 4 == 0 && is_aligned16(p.key, p.key_sequence_stride, kBytes) &&
+  const bool vectors = p.head_dim % 4 == 0 && is_aligned16(p.key, p.placement.block_stride, kBytes) &&
+                       is_aligned16(p.key, p.key_sequence_stride, kBytes) &&
                        is_aligned16(p.key, p.key_head_stride, kBytes) &&
                        is_aligned16(p.key, p.key_token_stride, kBytes);
   const auto kernel = vectors ? attention_decode_simt_kernel<T, 4> : attention_decode_simt_kernel<T, 1>;

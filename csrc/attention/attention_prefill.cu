@@ -13,14 +13,14 @@ SharedClass shared_class(int capability) {
   return capability == 80 || capability == 87 ? SharedClass::kMedium : SharedClass::kSmall;
 }
 
-bool is_valid(const nvb_attention_prefill_params& p) {
+bool are_valid(const nvb_attention_prefill_params& p) {
   if (float_dtype_bytes(p.query_dtype) == 0 || float_dtype_bytes(p.kv_dtype) == 0 ||
       float_dtype_bytes(p.output_dtype) == 0) {
     return false;
   }
   if (p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES || p.head_dim < 1 || p.head_dim > 512) return false;
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
-  if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0) return false;
+  if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || !is_valid(p.placement)) return false;
   for (int i = 0; i < p.sequences; ++i) {
     const nvb_attention_sequence& sequence = p.sequence[i];
     if (sequence.query_count < 0 || sequence.query_count > kMaxLength) return false;
@@ -35,10 +35,11 @@ bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launc
       (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
     return false;
   }
+  if (p.placement.block_stride % 8 != 0) return false;
   const int query_bytes = float_dtype_bytes(p.query_dtype);
   const int output_bytes = float_dtype_bytes(p.output_dtype);
   for (int i = 0; i < p.sequences; ++i) {
-    if (p.sequence[i].kv_offset % 8 != 0) return false;
+    if (p.placement.pages == nullptr && p.sequence[i].kv_offset % 8 != 0) return false;
   }
   return is_aligned16(p.query, p.query_token_stride, query_bytes) &&
          is_aligned16(p.query, p.query_head_stride, query_bytes) && is_aligned16(p.key, p.key_head_stride, 2) &&
@@ -108,7 +109,7 @@ extern "C" int nvb_cuda_attention_prefill_kernel_supports(int index, const nvb_a
                                                           const nvb_launch* launch,
                                                           nvb_attention_prefill_shape* shape) noexcept {
   const nvb::PrefillKernel* const kernel = nvb::kernel_at(index);
-  return kernel != nullptr && nvb::is_valid(*params) && kernel->supports(*params, *launch, *shape);
+  return kernel != nullptr && nvb::are_valid(*params) && kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_launch(int index, const nvb_attention_prefill_params* params,

@@ -6,6 +6,7 @@
 //
 // Shared memory: 17 KiB for a chunk of Q and K (32 of the head dimension) or of V (64 columns), 17 KiB for P.
 // Registers: O = 16 * kChunks a thread.
+#include "../common/kv_placement.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
 #include "attention_prefill.cuh"
@@ -22,32 +23,56 @@ constexpr int kThreads = 256;
 constexpr int kPitch = 64 + 4;  // floats; rows stay 16-byte aligned and start in different banks
 static_assert(kRows == 64 && kKeys == 64, "16 x 16 threads own 4 x 4 patches");
 
-// shared[column][row] = global[row][first_column + column], zero outside valid_rows x head_dim.
-template <typename T>
-__device__ __forceinline__ void load_transposed(float (*shared)[kPitch], const T* global, int64_t stride,
-                                                int valid_rows, int first_column, int head_dim) {
+// Where the rows of a tensor lie: `stride` elements apart, or as `places` say.
+struct Rows {
+  int64_t stride;
+  const nvb_kv_placement* placement;
+  const uint32_t* places;  // null: none
+};
+
+// Calls store(row, column, element) for this thread's part of 64 rows and kWidth columns from first_column on: zero
+// outside valid_rows x head_dim, and for rows that lie nowhere.
+template <int kWidth, typename T, typename Store>
+__device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int valid_rows, int first_column,
+                                          int head_dim, const Store& store) {
+  constexpr int kCount = 64 * kWidth / kThreads;
+  if (rows.places == nullptr) {
 #pragma unroll
-  for (int i = 0; i < 64 * kDepth / kThreads; ++i) {
+    for (int i = 0; i < kCount; ++i) {
+      const int index = i * kThreads + static_cast<int>(threadIdx.x);
+      const int row = index / kWidth;
+      const int column = index % kWidth;
+      const bool valid = row < valid_rows && first_column + column < head_dim;
+      store(row, column, valid ? to_float(global[row * rows.stride + first_column + column]) : 0.0f);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kCount; ++i) {
     const int index = i * kThreads + static_cast<int>(threadIdx.x);
-    const int row = index / kDepth;
-    const int column = index % kDepth;
-    const bool valid = row < valid_rows && first_column + column < head_dim;
-    shared[column][row] = valid ? to_float(global[row * stride + first_column + column]) : 0.0f;
+    const int row = index / kWidth;
+    const int column = index % kWidth;
+    const uint32_t place = row < valid_rows ? rows.places[row] : kNoRow;
+    const bool valid = place != kNoRow && first_column + column < head_dim;
+    const int64_t offset = valid ? kv_offset(*rows.placement, place, rows.stride) + first_column + column : 0;
+    store(row, column, valid ? to_float(global[offset]) : 0.0f);
   }
 }
 
-// shared[row][column] = global[row][first_column + column], zero outside valid_rows x head_dim.
+// shared[column][row] = global[row][first_column + column].
 template <typename T>
-__device__ __forceinline__ void load_straight(float (*shared)[kPitch], const T* global, int64_t stride, int valid_rows,
-                                              int first_column, int head_dim) {
-#pragma unroll
-  for (int i = 0; i < 64 * kColumns / kThreads; ++i) {
-    const int index = i * kThreads + static_cast<int>(threadIdx.x);
-    const int row = index / kColumns;
-    const int column = index % kColumns;
-    const bool valid = row < valid_rows && first_column + column < head_dim;
-    shared[row][column] = valid ? to_float(global[row * stride + first_column + column]) : 0.0f;
-  }
+__device__ __forceinline__ void load_transposed(float (*shared)[kPitch], const T* global, const Rows& rows,
+                                                int valid_rows, int first_column, int head_dim) {
+  load_rows<kDepth>(global, rows, valid_rows, first_column, head_dim,
+                    [&](int row, int column, float value) { shared[column][row] = value; });
+}
+
+// shared[row][column] = global[row][first_column + column].
+template <typename T>
+__device__ __forceinline__ void load_straight(float (*shared)[kPitch], const T* global, const Rows& rows,
+                                              int valid_rows, int first_column, int head_dim) {
+  load_rows<kColumns>(global, rows, valid_rows, first_column, head_dim,
+                      [&](int row, int column, float value) { shared[row][column] = value; });
 }
 
 // Calls `use` with `base + offset` as a pointer of the tensor's element type.
@@ -85,6 +110,7 @@ __global__ void __launch_bounds__(kThreads)
     attention_prefill_simt_kernel(const __grid_constant__ PrefillArguments arguments) {
   __shared__ __align__(16) float operands[2 * kDepth][kPitch];  // Q and K, or V
   __shared__ __align__(16) float probability[kKeys][kPitch];    // [key][row]
+  __shared__ uint32_t places[kKeys];                            // of the tile's keys, in rings and pages
   static_assert(2 * kDepth >= kKeys, "V takes the place of Q and K");
 
   // Which rows, and which keys they see.
@@ -101,8 +127,12 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first_token = sequence.query_start + block.first_row;
   const int kv_head = block.head / (p.query_heads / p.kv_heads);
   const int64_t query_offset = first_token * p.query_token_stride + block.head * p.query_head_stride;
-  const int64_t key_offset = sequence.kv_offset + kv_head * p.key_head_stride;
-  const int64_t value_offset = sequence.kv_offset + kv_head * p.value_head_stride;
+  const bool placed = is_placed(p.placement);
+  const int64_t origin = p.placement.pages != nullptr ? 0 : sequence.kv_offset;
+  const int64_t key_offset = origin + kv_head * p.key_head_stride;
+  const int64_t value_offset = origin + kv_head * p.value_head_stride;
+  const Rows key_rows{p.key_token_stride, &p.placement, placed ? places : nullptr};
+  const Rows value_rows{p.value_token_stride, &p.placement, placed ? places : nullptr};
 
   float output[kChunks][4][4] = {};
   float maximum[4];
@@ -112,16 +142,24 @@ __global__ void __launch_bounds__(kThreads)
 
   for (int tile_key = first_key; tile_key <= last_key; tile_key += kKeys) {
     const int valid_keys = last_key + 1 - tile_key;
+    // Of a tile's places the last are read behind the barrier after which these are written.
+    if (placed) {
+      __syncthreads();
+      if (static_cast<int>(threadIdx.x) < min(valid_keys, kKeys)) {
+        places[threadIdx.x] = kv_row(p.placement, p.placement.pages + sequence.kv_offset, tile_key + threadIdx.x);
+      }
+    }
 
     // S = Q . K^T.
     float score[4][4] = {};
     for (int column = 0; column < p.head_dim; column += kDepth) {
       __syncthreads();
       with_elements(p.query, p.query_dtype, query_offset, [&](const auto* query) {
-        load_transposed(operands, query, p.query_token_stride, rows, column, p.head_dim);
+        load_transposed(operands, query, Rows{p.query_token_stride, nullptr, nullptr}, rows, column, p.head_dim);
       });
-      with_elements(p.key, p.kv_dtype, key_offset + tile_key * p.key_token_stride, [&](const auto* key) {
-        load_transposed(operands + kDepth, key, p.key_token_stride, valid_keys, column, p.head_dim);
+      const int64_t first = key_offset + (placed ? 0 : tile_key * p.key_token_stride);
+      with_elements(p.key, p.kv_dtype, first, [&](const auto* key) {
+        load_transposed(operands + kDepth, key, key_rows, valid_keys, column, p.head_dim);
       });
       __syncthreads();
       multiply<kDepth>(score, operands, operands + kDepth, y, x);
@@ -163,8 +201,9 @@ __global__ void __launch_bounds__(kThreads)
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       if (chunk * kColumns >= p.head_dim) break;
       __syncthreads();
-      with_elements(p.value, p.kv_dtype, value_offset + tile_key * p.value_token_stride, [&](const auto* value) {
-        load_straight(operands, value, p.value_token_stride, valid_keys, chunk * kColumns, p.head_dim);
+      const int64_t first = value_offset + (placed ? 0 : tile_key * p.value_token_stride);
+      with_elements(p.value, p.kv_dtype, first, [&](const auto* value) {
+        load_straight(operands, value, value_rows, valid_keys, chunk * kColumns, p.head_dim);
       });
       __syncthreads();
 #pragma unroll

@@ -21,7 +21,7 @@ bool is_valid(const nvb_rope_params& p) {
   if (p.positions == nullptr) return false;
   if (p.query != nullptr && (p.query_heads < 1 || p.query_output == nullptr)) return false;
   if (p.key != nullptr && p.kv_heads < 1) return false;
-  if ((p.key_cache == nullptr) != (p.value_cache == nullptr)) return false;
+  if ((p.key_cache == nullptr) != (p.value_cache == nullptr) || !nvb::is_valid(p.placement)) return false;
   if (p.key_cache != nullptr && (p.key == nullptr || p.value == nullptr)) return false;
   return is_float_or_absent(p.query, p.query_dtype) && is_float_or_absent(p.key, p.key_dtype) &&
          is_float_or_absent(p.value, p.value_dtype) && is_float_or_absent(p.query_output, p.query_output_dtype) &&
@@ -42,7 +42,7 @@ bool supports_vectors(const nvb_rope_params& p) {
          aligned(p.key_output, p.key_output_dtype, p.key_output_token_stride, p.key_output_head_stride) &&
          aligned(p.query_norm, p.query_norm_dtype, 0, 0) && aligned(p.key_norm, p.key_norm_dtype, 0, 0) &&
          aligned(p.key_cache, p.cache_dtype, p.cache_slot_stride, p.cache_head_stride) &&
-         aligned(p.value_cache, p.cache_dtype, p.cache_token_stride, p.cache_token_stride);
+         aligned(p.value_cache, p.cache_dtype, p.cache_token_stride, p.placement.block_stride);
 }
 
 // 1 / base^(2i / rotary_dim). A model alternates between one or two bases, so each thread keeps the last few tables.

@@ -10,6 +10,7 @@
 // of sincosf, which reduces angles above 105,615 in memory.
 #pragma once
 
+#include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"
 #include "rope.h"
@@ -62,6 +63,15 @@ __device__ __forceinline__ void store_vector(void* base, uint32_t dtype, int64_t
   } else {
     store16_from_float(static_cast<__nv_bfloat16*>(base) + index, values);
   }
+}
+
+// Elements from the first of a cache's head to those of a token inside it; negative: it has no place.
+__device__ __forceinline__ int64_t cache_place(const nvb_rope_params& p, int slot, int position) {
+  if (!is_placed(p.placement)) return slot * p.cache_slot_stride + position * p.cache_token_stride;
+  const bool paged = p.placement.pages != nullptr;
+  const uint32_t row = kv_row(p.placement, p.placement.pages + slot * p.placement.page_row_stride, position);
+  if (row == kNoRow) return -1;
+  return (paged ? 0 : slot * p.cache_slot_stride) + kv_offset(p.placement, row, p.cache_token_stride);
 }
 
 // Kernel arguments as global memory: neighbouring lanes that read neighbouring arguments would take turns at the
@@ -226,8 +236,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
   void* cache = nullptr;
   int64_t cache_start = 0;
   if (!is_query && is_cached && position >= 0 && position < p.capacity && slot >= 0 && slot < p.slot_count) {
-    cache = is_key ? p.key_cache : p.value_cache;
-    cache_start = slot * p.cache_slot_stride + position * p.cache_token_stride + head * p.cache_head_stride;
+    const int64_t place = cache_place(p, slot, position);
+    cache = place < 0 ? nullptr : is_key ? p.key_cache : p.value_cache;
+    cache_start = place + head * p.cache_head_stride;
   }
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {

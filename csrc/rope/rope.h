@@ -10,9 +10,11 @@
 // Supported: any float dtype for each tensor, head_dim 1 to 512, rotary_dim even and at most head_dim, any strides with
 // the head dimension contiguous. query, key and value are each optional, and so are query_norm, key_norm, key_output
 // and the caches (both or none; they need key and value). An output may be its own input, in place. A token whose slot
-// or position lies outside the cache is not appended; its outputs are written all the same.
+// or position lies outside the cache, or whose page table entry is no page, is not appended; its outputs are written
+// all the same.
 #pragma once
 
+#include "../common/kv_placement.h"
 #include "../common/launch.h"
 
 struct nvb_rope_params {
@@ -23,7 +25,7 @@ struct nvb_rope_params {
   void* key_output;          // as key
   const void* query_norm;    // [head_dim]
   const void* key_norm;      // [head_dim]
-  void* key_cache;           // [slot_count, kv_heads, capacity, head_dim]
+  void* key_cache;           // [slot_count, kv_heads, capacity, head_dim], or as `placement` says
   void* value_cache;         // as key_cache
   const int32_t* positions;  // [tokens]
   const int32_t* slots;      // [tokens]; null: slot 0
@@ -60,6 +62,7 @@ struct nvb_rope_params {
   float query_scale;
   float epsilon;
   float weight_offset;
+  nvb_kv_placement placement;
 };
 
 extern "C" {

@@ -112,9 +112,10 @@ __global__ void __launch_bounds__(32 * kWarps, kManyBlocks)
     load_vector(cosines, NVB_F32, lane * 8, cosine);
     load_vector(sines, NVB_F32, lane * 8, sine);
   }
-  const bool appends =
+  const bool is_inside =
       is_cached && position >= 0 && position < p.capacity && cache_slot >= 0 && cache_slot < p.slot_count;
-  const int64_t place = appends ? cache_slot * p.cache_slot_stride + position * p.cache_token_stride : 0;
+  const int64_t place = is_inside ? cache_place(p, cache_slot, position) : -1;
+  const bool appends = place >= 0;
 
   int slot = 0;
   for (int tile = warp; tile < end; tile += kWarps) {

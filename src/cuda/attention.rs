@@ -2,12 +2,14 @@
 
 use super::attention_plan::{DecodePlan, PrefillPlan};
 use super::executor::CudaExecutor;
+use super::kv_placement::KvPlacement;
 use super::launch::Launch;
 use super::scratch::WorkspaceUse;
 use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::Result;
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
+use crate::tensor::Placement;
 use std::ffi::c_void;
 
 /// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.
@@ -51,6 +53,7 @@ pub(super) struct PrefillParams {
     scale: f32,
     soft_cap: f32,
     heads_per_group: i32,
+    placement: KvPlacement,
     sequence: [Sequence; MAX_SEQUENCES],
 }
 
@@ -94,6 +97,7 @@ pub(super) struct DecodeParams {
     heads_per_chunk: i32,
     slots_per_head: i32,
     reserved: u32,
+    placement: KvPlacement,
 }
 
 extern "C" {
@@ -109,6 +113,7 @@ extern "C" {
 pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
     let launch = executor.launch_attention_on(stream);
+    KvPlacement::check(&op.key.placement)?;
     let mut params = prefill_params(op);
     let Some(plan) = PrefillPlan::of(executor, op, &mut params) else { return Ok(()) };
     params.heads_per_group = plan.heads_per_group;
@@ -150,6 +155,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         scale,
         soft_cap,
         heads_per_group: 0,
+        placement: KvPlacement::of(&op.key.placement, op.key.token_stride),
         sequence: [Sequence::default(); MAX_SEQUENCES],
     }
 }
@@ -188,6 +194,7 @@ pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) ->
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
+    KvPlacement::check(&op.cache.placement)?;
     let mut params = decode_params(op);
     let Some(plan) = DecodePlan::of(executor, op, &params) else { return Ok(()) };
     let launch = executor.launch_attention_on(stream);
@@ -208,6 +215,11 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
 /// Without workspace, counters and what a plan decides.
 pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
     let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = op.config;
+    // With pages the stride counts entries of their table, which the placement has.
+    let sequence_stride = match op.cache.placement {
+        Placement::Paged(_) => 0,
+        _ => op.cache.sequence_stride as i64,
+    };
     DecodeParams {
         query: op.query.data,
         key: op.cache.key,
@@ -220,10 +232,10 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         counters: std::ptr::null_mut(),
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
-        key_sequence_stride: op.cache.sequence_stride as i64,
+        key_sequence_stride: sequence_stride,
         key_head_stride: op.cache.head_stride as i64,
         key_token_stride: op.cache.token_stride as i64,
-        value_sequence_stride: op.cache.sequence_stride as i64,
+        value_sequence_stride: sequence_stride,
         value_head_stride: op.cache.head_stride as i64,
         value_token_stride: op.cache.token_stride as i64,
         output_token_stride: op.output.token_stride as i64,
@@ -246,5 +258,6 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         heads_per_chunk: 0,
         slots_per_head: 0,
         reserved: 0,
+        placement: KvPlacement::of(&op.cache.placement, op.cache.token_stride),
     }
 }

@@ -12,6 +12,7 @@ mod dequantize;
 mod embedding;
 mod grouped_linear;
 mod kernel_table;
+mod kv_placement;
 mod launch;
 mod linear;
 mod linear_candidates;

@@ -1,5 +1,6 @@
 //! `rope` on CUDA: the launcher of csrc/rope, which also does the plain append.
 
+use super::kv_placement::KvPlacement;
 use super::prelude::*;
 use crate::operation::rope::{Rope, Rotation};
 use crate::tensor::{Heads, Tensor};
@@ -52,6 +53,7 @@ mirror! {
         query_scale: f32 = op.query_scale,
         epsilon: f32 = op.epsilon,
         weight_offset: f32 = op.weight_offset,
+        placement: KvPlacement = cache.map_or(KvPlacement::CONTIGUOUS, |cache| KvPlacement::of(&cache.placement, cache.token_stride)),
     }
     with (query, query_token_stride, query_head_stride, query_dtype) = rows(op.query);
     with (key, key_token_stride, key_head_stride, key_dtype) = rows(op.key);
@@ -86,6 +88,9 @@ fn norm(weight: Option<Tensor>) -> (*const c_void, u32) {
 
 pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
+    if let Some(append) = &op.append {
+        KvPlacement::check(&append.cache.placement)?;
+    }
     let params = Params::of(op);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_rope(&params, &executor.launch_on(stream)) }, "rope")

@@ -76,14 +76,40 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   const int tiles = (block.end - block.begin + kKeys - 1) / kKeys;  // of the block; the warp takes every warps-th
 
   // Start the warp's first copies.
-  const T* key = static_cast<const T*>(p.key) + block.slot * p.key_sequence_stride + block.kv_head * p.key_head_stride;
-  const T* value =
-      static_cast<const T*>(p.value) + block.slot * p.value_sequence_stride + block.kv_head * p.value_head_stride;
+  const T* key = static_cast<const T*>(p.key) + sequence_offset(p, block, p.key_sequence_stride) +
+                 block.kv_head * p.key_head_stride;
+  const T* value = static_cast<const T*>(p.value) + sequence_offset(p, block, p.value_sequence_stride) +
+                   block.kv_head * p.value_head_stride;
+  // In rings and pages each of the first 16 lanes knows the row of a key of the tile that is loaded next: the table is
+  // read a tile ahead, so that no copy waits for it.
+  const bool placed = is_placed(p.placement);
+  const auto find_row = [&](int tile) {
+    const int token = block.begin + tile * kKeys + lane % kKeys;
+    return placed && token < block.end ? kv_row(p.placement, page_row(p, block), token) : kNoRow;
+  };
+  uint32_t next_row = find_row(warp);
   unsigned char* const ring = shared + Tile::kQueryBytes + warp * Tile::kRingBytes;
   const auto load = [&](int tile, int stage) {
     if (tile < tiles) {
       unsigned char* const key_tile = ring + stage * (2 * Tile::kTileBytes);
       const int first = block.begin + tile * kKeys;
+      if (placed) {
+        const uint32_t own_row = next_row;
+        next_row = find_row(tile + warps);
+#pragma unroll
+        for (int i = 0; i < kKeys * kChunks / 32; ++i) {
+          const int row = (i * 32 + lane) / kChunks;
+          const int chunk = (i * 32 + lane) % kChunks;
+          const uint32_t source = __shfl_sync(0xffffffffu, own_row, row);
+          const bool valid = source != kNoRow && chunk * 8 < p.head_dim;
+          const int64_t from = valid ? kv_offset(p.placement, source, p.key_token_stride) + chunk * 8 : 0;
+          const int offset = row * Tile::kPitch + ((chunk ^ (row % 8)) << 4);
+          cp_async16(key_tile + offset, key + from, valid);
+          cp_async16(key_tile + Tile::kTileBytes + offset, value + from, valid);
+        }
+        cp_async_commit();
+        return;
+      }
 #pragma unroll
       for (int i = 0; i < kKeys * kChunks / 32; ++i) {
         const int row = (i * 32 + lane) / kChunks;
@@ -311,7 +337,7 @@ cudaError_t launch_tile(const DecodeArguments& arguments, const nvb_launch& laun
 
 bool supports_decode_mma(const nvb_attention_decode_params& p, const nvb_launch& launch,
                          nvb_attention_decode_shape& shape) {
-  if (launch.capability < 80 || p.kv_dtype == NVB_F32 || p.head_dim % 8 != 0 ||
+  if (launch.capability < 80 || p.kv_dtype == NVB_F32 || p.head_dim % 8 != 0 || p.placement.block_stride % 8 != 0 ||
       !is_aligned16(p.key, p.key_sequence_stride, 2) || !is_aligned16(p.key, p.key_head_stride, 2) ||
       !is_aligned16(p.key, p.key_token_stride, 2) || !is_aligned16(p.value, p.value_sequence_stride, 2) ||
       !is_aligned16(p.value, p.value_head_stride, 2) || !is_aligned16(p.value, p.value_token_stride, 2)) {

@@ -116,10 +116,11 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
 
   // Which keys.
   const DecodeBlock block = find_decode_block<Tile::kPass>(arguments, 1);
-  const T* const keys =
-      static_cast<const T*>(p.key) + block.slot * p.key_sequence_stride + block.kv_head * p.key_head_stride + column;
-  const T* const values = static_cast<const T*>(p.value) + block.slot * p.value_sequence_stride +
+  const T* const keys = static_cast<const T*>(p.key) + sequence_offset(p, block, p.key_sequence_stride) +
+                        block.kv_head * p.key_head_stride + column;
+  const T* const values = static_cast<const T*>(p.value) + sequence_offset(p, block, p.value_sequence_stride) +
                           block.kv_head * p.value_head_stride + column;
+  const bool placed = is_placed(p.placement);
   const int warp_first = warp * (kUnroll * Tile::kKeysPerLoad) + lane / kLanes;
   const int score_index = lane % kLanes / kScoreLanes;  // of this lane: kHeads * step + head
   const float factor = p.soft_cap > 0.0f ? p.soft_cap * kLog2E : p.scale * kLog2E;
@@ -144,13 +145,23 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
   float sum = 0.0f;               // of this lane's keys
   for (int first = block.begin; first < block.end; first += Tile::kPass) {
     // Keys past the end are zero, not read: stale rows of the cache may hold NaN.
+    uint32_t rows[kUnroll];
+    if (placed) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int token = first + warp_first + u * Tile::kKeysPerLoad;
+        rows[u] = token < block.end ? kv_row(p.placement, page_row(p, block), token) : kNoRow;
+      }
+    }
 #pragma unroll
     for (int tensor = 0; tensor < 2; ++tensor) {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int64_t token = first + warp_first + u * Tile::kKeysPerLoad;
-        const bool valid = inside && token < block.end;
-        const T* const row = tensor == 0 ? keys + token * p.key_token_stride : values + token * p.value_token_stride;
+        const bool valid = inside && token < block.end && (!placed || rows[u] != kNoRow);
+        const int64_t stride = tensor == 0 ? p.key_token_stride : p.value_token_stride;
+        const int64_t offset = placed ? kv_offset(p.placement, rows[u], stride) : token * stride;
+        const T* const row = (tensor == 0 ? keys : values) + offset;
         cp_async16(own_keys + (tensor * kUnroll + u) * 32, valid ? row : static_cast<const T*>(p.key), valid);
       }
       cp_async_commit();

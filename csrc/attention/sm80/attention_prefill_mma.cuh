@@ -14,6 +14,7 @@
 // 2^kRescaleThreshold, so the rescaling of O is skipped for almost every tile.
 #pragma once
 
+#include "../../common/kv_placement.cuh"
 #include "../../common/mma.cuh"
 #include "../../common/vector.cuh"
 #include "../attention_prefill.cuh"
@@ -55,6 +56,7 @@ struct PrefillTile {
 
   static_assert(HeadDim % 32 == 0, "the swizzle knows rows of whole or half multiples of 128 bytes");
   static_assert(WarpRows % 16 == 0 && Rows % WarpRows == 0, "warps own whole mma row blocks");
+  static_assert(Keys <= kThreads, "a thread finds the place of a key");
   static_assert(Keys % 16 == 0, "P is the first operand of mma in steps of 16 keys");
   static_assert(ColumnWarps == 1 || (HeadDim / ColumnWarps) % 64 == 0, "a warp's columns start a swizzle period");
 };
@@ -73,6 +75,25 @@ __device__ __forceinline__ void load_tile(unsigned char* shared, const typename 
     const int chunk = index % kChunks;
     const bool valid = row < valid_rows && chunk * 8 < head_dim;
     const typename Tile::T* source = global + row * stride + chunk * 8;
+    cp_async16(shared + Tile::offset(row, chunk), valid ? source : global, valid);
+  }
+}
+
+// Copies rows of a KV cache, of which `places` say where they lie; what is nowhere becomes zero. Unrolled in full, the
+// addresses would cost the registers that the accumulators leave.
+template <typename Tile>
+__device__ __forceinline__ void load_placed(unsigned char* shared, const typename Tile::T* global,
+                                            const nvb_kv_placement& placement, const uint32_t* places, int64_t stride,
+                                            int head_dim) {
+  constexpr int kChunks = Tile::kHeadDim / 8;
+#pragma unroll 2
+  for (int i = 0; i < Tile::kKeys * kChunks / Tile::kThreads; ++i) {
+    const int index = i * Tile::kThreads + static_cast<int>(threadIdx.x);
+    const int row = index / kChunks;
+    const int chunk = index % kChunks;
+    const uint32_t place = places[row];
+    const bool valid = place != kNoRow && chunk * 8 < head_dim;
+    const typename Tile::T* source = global + kv_offset(placement, place, stride) + chunk * 8;
     cp_async16(shared + Tile::offset(row, chunk), valid ? source : global, valid);
   }
 }
@@ -107,6 +128,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   constexpr int kKeyTiles = Tile::kKeys / 8;
   constexpr int kColumnTiles = Tile::kColumns / 8;
   extern __shared__ __align__(1024) unsigned char shared[];
+  __shared__ uint32_t places[2][Tile::kKeys];  // of the next tiles' keys, in rings and pages
 
   // Which rows, and which keys they see.
   const nvb_attention_prefill_params& p = arguments.params;
@@ -130,11 +152,31 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const int64_t first_token = sequence.query_start + block.first_row;
   const int kv_head = block.head / (p.query_heads / p.kv_heads);
   const int64_t query_start = first_token * p.query_token_stride + block.head * p.query_head_stride;
-  const T* key = static_cast<const T*>(p.key) + sequence.kv_offset + kv_head * p.key_head_stride;
-  const T* value = static_cast<const T*>(p.value) + sequence.kv_offset + kv_head * p.value_head_stride;
+  const int64_t origin = p.placement.pages != nullptr ? 0 : sequence.kv_offset;
+  const T* key = static_cast<const T*>(p.key) + origin + kv_head * p.key_head_stride;
+  const T* value = static_cast<const T*>(p.value) + origin + kv_head * p.value_head_stride;
   unsigned char* const stages = shared + Tile::kQueryBytes;
+  // The table is read two tiles ahead and the barrier of the tile between makes it known. Keys before the first visible
+  // one may have no page any more. The empty statement keeps what is found here out of the registers between tiles.
+  const auto find_places = [&](int tile) {
+    if (static_cast<int>(threadIdx.x) >= Tile::kKeys || tile >= end_tile) return;
+    int first_position = position;
+    asm volatile("" : "+r"(first_position));
+    const int token = tile * Tile::kKeys + static_cast<int>(threadIdx.x);
+    const bool visible = token >= visible_keys(first_position, sequence.kv_length, p.causal, p.window).first &&
+                         token <= visible_keys(first_position + rows - 1, sequence.kv_length, p.causal, p.window).last;
+    places[tile % 2][threadIdx.x] =
+        visible ? kv_row(p.placement, p.placement.pages + sequence.kv_offset, token) : kNoRow;
+  };
   const auto load_keys = [&](int tile) {
     unsigned char* stage = stages + tile % 2 * (2 * Tile::kTileBytes);
+    if (is_placed(p.placement)) {
+      const uint32_t* const rows = places[tile % 2];
+      load_placed<Tile>(stage, key, p.placement, rows, p.key_token_stride, p.head_dim);
+      load_placed<Tile>(stage + Tile::kTileBytes, value, p.placement, rows, p.value_token_stride, p.head_dim);
+      cp_async_commit();
+      return;
+    }
     const int64_t row = static_cast<int64_t>(tile) * Tile::kKeys;
     const int valid = last_key + 1 - tile * Tile::kKeys;
     load_tile<Tile, Tile::kKeys>(stage, key + row * p.key_token_stride, p.key_token_stride, valid, p.head_dim);
@@ -149,6 +191,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     } else {
       load_tile<Tile, Tile::kRows>(shared, static_cast<const T*>(p.query) + query_start, p.query_token_stride, rows,
                                    p.head_dim);
+    }
+    if (is_placed(p.placement)) {
+      find_places(first_tile);
+      find_places(first_tile + 1);
+      __syncthreads();
     }
     load_keys(first_tile);
   }
@@ -177,6 +224,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     cp_async_wait<0>();
     __syncthreads();
     if (tile + 1 < end_tile) load_keys(tile + 1);
+    if (is_placed(p.placement)) find_places(tile + 2);
 
     // The warp's rows see keys of [lowest.first, highest.last]; all of them see [highest.first, lowest.last]. The empty
     // statement makes the compiler find these again for every tile: kept over the loop, they spill at 128 columns.
