@@ -85,7 +85,7 @@ LinearArgs = options(
     "LinearArgs", ("input", Tensor), ("weight", c_void_p), *fields(Tensor, "bias output"), *fields(c_uint32, "activation reserved"),
     ("quantized_input", QuantizedRows), ("residual", Tensor), ("quantized_output", QuantizedRows))
 GroupedLinearArgs = options(
-    "GroupedLinearArgs", *fields(Tensor, "input offsets"), ("weight", c_void_p), *fields(Tensor, "bias output"),
+    "GroupedLinearArgs", *fields(Tensor, "input expert_offsets"), ("weight", c_void_p), *fields(Tensor, "bias output"),
     *fields(c_uint32, "activation reserved"))
 GatedActivationArgs = options("GatedActivationArgs", *fields(Tensor, "gate up output"), *fields(c_uint32, "activation reserved"))
 RopeArgs = options(

@@ -148,7 +148,11 @@ impl Source {
                 body.filter(|line| !line.is_empty() && !line.starts_with("//") && !line.starts_with("#[")).collect()
             };
             let kind = match keyword {
-                "struct" if is_c => Kind::Struct(pairs(body(), ": ").ok_or_else(|| format!("{} is unread", place()))?),
+                "struct" if is_c => {
+                    // `mirror!` of src/cuda/launch.rs has a field's value behind its type.
+                    let fields = body().into_iter().map(|line| line.split_once(" = ").map_or(line, |(field, _)| field));
+                    Kind::Struct(pairs(fields.collect(), ": ").ok_or_else(|| format!("{} is unread", place()))?)
+                }
                 "enum" => Kind::Enum(pairs(body(), " = ").ok_or_else(|| format!("{} leaves out numbers", place()))?),
                 "const" => match rest.split_once(" = ") {
                     Some((_, value)) => Kind::Constant(value.trim_end_matches(';').to_owned()),

@@ -5,7 +5,7 @@
 struct Family {
     stem: &'static str,
     includes: &'static [&'static str],
-    /// Of the weight; a family without quantised weights has one that is empty.
+    /// Of the weight, or tiles; a family without either has one that is empty.
     encodings: &'static [&'static str],
     /// What stands in the unit's name, and for `{element}`.
     elements: &'static [&'static [Element]],
@@ -45,6 +45,15 @@ cudaError_t launch_prefill_mma_{name}(const PrefillArguments& arguments, SharedC
   return launch_prefill_mma<{element}>(arguments, shared, blocks, stream);
 }
 }",
+    },
+    // A tile of attention_prefill_wgmma_work.cuh a unit.
+    Family {
+        stem: "attention_prefill_wgmma",
+        includes: &["attention/sm90/attention_prefill_wgmma.cuh"],
+        encodings: &["d64", "d96", "d128", "d128_full", "d192", "d192_128", "d256"],
+        elements: &[HALVES],
+        text: "template cudaError_t nvb::prefill_wgmma::launch_tile<{element}, nvb::prefill_wgmma::tiles::{ENCODING}>(
+    const nvb::prefill_wgmma::Arguments&, int, const nvb_launch&);",
     },
     Family {
         stem: "grouped_linear_mma",

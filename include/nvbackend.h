@@ -83,7 +83,8 @@ extern "C" {
 //   GPU and F32 on the CPU
 // - `fp8`, `tensor_cores` ("auto"): "off" never uses them, "required" creates no backend on a device without. With `fp8` "off"
 //   inputs of products with FP8 weights are never rounded to FP8, whatever `quantized_activations` says; FP8 stays a format
-//   that weights are stored in, and calls that are handed FP8 codes (`quantized_input`) or asked for them run with them
+//   that weights are stored in, and calls that are handed FP8 values (`quantized_input`) or asked for them run with
+//   them
 // - `attention` ("auto"): "plain" runs the kernels without Tensor Cores, for comparison
 // - `vendor_libraries` (true): whether cuBLASLt may run where it is present
 // - `quantized_activations` (false): whether large products with FP8 and INT8 weights may round their input to 8 bits
@@ -402,19 +403,20 @@ typedef struct {
   int64_t strides[4];
 } nvb_tensor;
 
-// Activations in 8 bits: value = scales[row] · code. Passed by value inside argument structs; an all-zero one stands for
+// Activations in 8 bits: value = scales[row] · q. Passed by value inside argument structs; an all-zero one stands for
 // "absent". The memory is the caller's, on the backend's device.
 //
-// Written, a row of x gets the scale max |x| / 448 (FP8 E4M3) or max |x| / 127 (INT8) and the codes nearest to x / scale,
-// ties to even; x is in f32, before the rounding of any tensor that it is stored to as well. A row of zeros gets the scale
-// 0, a row with NaN the scale NaN, one with an infinity an infinite one. Without columns no scale is written.
+// Written, a row of x gets the scale max |x| / 448 (FP8 E4M3) or max |x| / 127 (INT8) and the quantised values nearest
+// to x / scale, ties to even; x is in f32, before the rounding of any tensor that it is stored to as well. A row of
+// zeros gets the scale 0, a row with NaN the scale NaN, one with an infinity an infinite one. Without columns no scale
+// is written.
 //
-// With `given_scales` the scales of rows to be written are read instead: the codes nearest to x / scale, or the largest
-// of their range. A calibrated model's one scale of a tensor is written to all of `scales` once. NaN becomes NaN in FP8
-// and −127 in INT8; a scale that is 0, infinite or NaN, or so small that 1 / scale is infinite, makes the codes of finite
-// values 0.
+// With `given_scales` the scales of rows to be written are read instead: the quantised values nearest to x / scale, or
+// the largest of their range. A calibrated model's one scale of a tensor is written to all of `scales` once. NaN
+// becomes NaN in FP8 and −127 in INT8; a scale that is 0, infinite or NaN, or so small that 1 / scale is infinite,
+// makes the quantised values of finite values 0.
 typedef struct {
-  // Codes, one byte each. Rows on 16-byte boundaries with a multiple of 16 columns run fastest.
+  // Quantised values, one byte each. Rows on 16-byte boundaries with a multiple of 16 columns run fastest.
   void *data;
   // f32 [rows]
   float *scales;
@@ -425,7 +427,7 @@ typedef struct {
   int64_t row_stride;
   // `NVB_WEIGHT_FORMAT_FP8_E4M3` or `NVB_WEIGHT_FORMAT_INT8`
   uint32_t format;
-  // 0, or 1: whoever writes the codes leaves `scales` as they are. Those of an input are always given.
+  // 0, or 1: whoever writes the quantised values leaves `scales` as they are. Those of an input are always given.
   uint32_t given_scales;
 } nvb_quantized_rows;
 
@@ -1730,38 +1732,39 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
 // GGUF: blocks of 32 in 18 bytes. Kept exactly (INT4, groups of 32).
 #define NVB_SOURCE_FORMAT_GGUF_Q4_0 1
 
-// GGUF: blocks of 256 in 144 bytes. Codes kept, scales and minima rounded to f16 (INT4 with zero points, groups of 32).
+// GGUF: blocks of 256 in 144 bytes. Quantised values kept, scales and minima rounded to f16 (INT4 with zero points,
+// groups of 32).
 #define NVB_SOURCE_FORMAT_GGUF_Q4_K 2
 
 // GGUF: blocks of 32 in 34 bytes. Kept exactly (INT8, groups of 32).
 #define NVB_SOURCE_FORMAT_GGUF_Q8_0 3
 
 // AutoAWQ's GEMM layout, 4 bits: `data` qweight i32 [K][N / 8], `zeros` qzeros i32 [K / group][N / 8] (NULL: all 8), `scales`
-// [K / group][N]. Codes kept (INT4); offsets −scale · zero rounded to f16 unless all zeros are 8.
+// [K / group][N]. Quantised values kept (INT4); zero points −scale · zero rounded to f16 unless all zeros are 8.
 #define NVB_SOURCE_FORMAT_AWQ 4
 
 // GPTQ, 4 bits: `data` qweight i32 [K / 8][N], `zeros` qzeros i32 [groups][N / 8] (NULL: all 8), `scales` [groups][N], `order`
-// g_idx i32 [K] (NULL: in order). Codes kept as for AWQ; columns that g_idx reorders are sorted by group, and products
-// permute their input.
+// g_idx i32 [K] (NULL: in order). Quantised values kept as for AWQ; columns that g_idx reorders are sorted by group,
+// and products permute their input.
 #define NVB_SOURCE_FORMAT_GPTQ 5
 
 // gemma.cpp's switching floating point, a byte an element; becomes BF16.
 #define NVB_SOURCE_FORMAT_SFP 6
 
-// gemma.cpp's I8: groups of 128 elements in 132 bytes. Codes kept where all zeros are 0 and K is a multiple of 128 (INT8,
-// groups of 128), else quantised again.
+// gemma.cpp's I8: groups of 128 elements in 132 bytes. Quantised values kept where all zeros are 0 and K is a multiple
+// of 128 (INT8, groups of 128), else quantised again.
 #define NVB_SOURCE_FORMAT_I8 7
 
 // GGUF: blocks of 256 in 210 bytes. Quantised again (INT8, groups of 32).
 #define NVB_SOURCE_FORMAT_GGUF_Q6_K 8
 
-// FP8 E4M3 codes [N, K] of finite values, with scales that multiply them.
+// FP8 E4M3 values [N, K] of finite values, with scales that multiply them.
 #define NVB_SOURCE_FORMAT_FP8_E4M3 9
 
-// FP8 E5M2 codes [N, K] of finite values, with scales that multiply them.
+// FP8 E5M2 values [N, K] of finite values, with scales that multiply them.
 #define NVB_SOURCE_FORMAT_FP8_E5M2 10
 
-// Signed 8-bit codes [N, K] with scales that multiply them.
+// Signed 8-bit values [N, K] with scales that multiply them.
 #define NVB_SOURCE_FORMAT_INT8 11
 
 // A matrix [N, K] in the format of a file: host memory (such as a mapped file) of any alignment, little-endian, read before
@@ -1778,8 +1781,8 @@ typedef struct {
   // SFP, FP8, INT8: elements from one row to the next; 0: K.
   int64_t row_stride;
   // AWQ, GPTQ, FP8, INT8. Of the latter two [1], [N], [N][⌈K / group⌉] or [⌈N / 128⌉][⌈K / 128⌉], as `granularity` says;
-  // such that no code's value is more than an f32 holds. Those of groups are kept as f16, which must hold them: of AWQ
-  // and GPTQ their products with the zeros too, unless all zeros are 8.
+  // such that scale · q is never more than an f32 holds. Those of groups are kept as f16, which must hold them: of
+  // AWQ and GPTQ their products with the zeros too, unless all zeros are 8.
   const void *scales;
   size_t scale_bytes;
   // AWQ, GPTQ
@@ -1826,8 +1829,8 @@ typedef struct {
 // in place and outlives the weight.
 #define NVB_SOURCE_BORROWED 2
 
-// `nvb_weight_desc.format`: as the parts have it: floats as they are, codes in the format that keeps them (Q4_0, AWQ, GPTQ:
-// INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: BF16).
+// `nvb_weight_desc.format`: as the parts have it: floats as they are, quantised values in the format that keeps them
+// (Q4_0, AWQ, GPTQ: INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: BF16).
 #define NVB_WEIGHT_FORMAT_AS_IS 0
 
 // bfloat16.
@@ -1845,7 +1848,7 @@ typedef struct {
 // scale · q, q in −127 … 127; f32 scales for rows, f16 for groups.
 #define NVB_WEIGHT_FORMAT_INT8 5
 
-// scale · (q − 8), q in 0 … 15, or scale · q + offset; f16 scales and offsets.
+// scale · (q − 8), q in 0 … 15, or scale · q + zero point; f16 scales and zero points.
 #define NVB_WEIGHT_FORMAT_INT4 6
 
 // IEEE 754 binary32.
@@ -1875,17 +1878,18 @@ typedef struct {
   uint32_t arrangement;
   // `NVB_SOURCE_…`
   uint32_t source;
-  // What the weight is kept in, `NVB_WEIGHT_FORMAT_…`. Floats are quantised to the nearest code, ties to even.
+  // What the weight is kept in, `NVB_WEIGHT_FORMAT_…`. Floats are rounded to the nearest quantised value, ties to
+  // even.
   uint32_t format;
   // How far a scale of `format` reaches, `NVB_GRANULARITY_…`
   uint32_t granularity;
   // 32, 64 or 128 for groups; 0: 32.
   uint32_t group_size;
-  // 1: an offset beside each scale, so that a group spans its smallest to its largest value (INT4).
+  // 1: a zero point beside each scale, so that a group spans its smallest to its largest value (INT4).
   uint32_t zero_points;
-  // 1: searches for the scale, and the offset, with the smallest squared error: ranges narrower and wider than that of
-  // the values, each with the least-squares fit to its codes (INT8, INT4). Takes up to ten times as long; on CUDA the
-  // host does it for INT8, and the GPU for INT4.
+  // 1: searches for the scale, and the zero point, with the smallest squared error: ranges narrower and wider than
+  // that of the values, each with the least-squares fit to its quantised values (INT8, INT4). Takes up to ten times
+  // as long; on CUDA the host does it for INT8, and the GPU for INT4.
   uint32_t clipping;
   // What the parts are, `NVB_SOURCE_FORMAT_…`
   uint32_t source_format;
@@ -1915,9 +1919,9 @@ typedef struct {
   uint32_t granularity;
   // Elements of a row that share a scale in memory; 0: all of them. INT4 stores the scale of a row for each 128 elements.
   uint32_t group_size;
-  // 1 if offsets stand beside the scales.
+  // 1 if zero points stand beside the scales.
   uint32_t zero_points;
-  // Bytes of scales and offsets, within `bytes`.
+  // Bytes of scales and zero points, within `bytes`.
   uint64_t scale_bytes;
   // ‖weight − source‖ / ‖source‖ of what the parts' values were turned into; 0 where nothing was lost.
   double relative_error;
@@ -2479,8 +2483,8 @@ typedef struct {
 // is added up in f32 and rounded once.
 //
 // An input that is in 8 bits already goes in `quantized_input`: with an FP8 or INT8 weight with scales of rows and many
-// rows of input the codes are multiplied as they are, whether or not the backend's configuration has
-// `quantized_activations`; otherwise scale · code is, on CUDA rounded to the weight's float dtype or to BF16.
+// rows of input the quantised values are multiplied as they are, whether or not the backend's configuration has
+// `quantized_activations`; otherwise scale · q is, on CUDA rounded to the weight's float dtype or to BF16.
 typedef struct {
   size_t struct_size;
   // [M, K] (leading axes are folded). F32, or with a float weight the weight's dtype; a quantised weight takes F32, F16
@@ -2702,7 +2706,7 @@ typedef struct {
 } nvb_matmul_args;
 
 // output[t] = activation(input[t] · weight[e]ᵀ + bias[e]) for the tokens of expert e, which lie one expert after the
-// other: offsets[e] .. offsets[e + 1]. A mixture of experts.
+// other: expert_offsets[e] .. expert_offsets[e + 1]. A mixture of experts.
 typedef struct {
   size_t struct_size;
   // [T, K], sorted by expert. F32, or with a float weight the weight's dtype; a quantised weight takes F32, F16 and BF16.
@@ -2710,7 +2714,7 @@ typedef struct {
   // I32 [experts + 1] in device memory, ascending from 0 to at most T. They are read when the work runs, so a captured
   // graph serves every routing. Others are clamped on CUDA and an error on the CPU. Tokens from the last offset on
   // have no expert, and their rows of `output` are not written.
-  nvb_tensor offsets;
+  nvb_tensor expert_offsets;
   // The experts' weights stacked, [experts · N, K]; scales of 128 × 128 blocks need N to be a multiple of 128.
   const nvb_weight *weight;
   // Optional [experts · N], any float dtype. For a gated weight in the order of its rows, in which gate and up alternate:

@@ -83,7 +83,7 @@ fn swap_fields(text: &str, starts: impl Fn(&[&str]) -> bool, split: Split, swapp
     let mut at = 1;
     while at < lines.len() {
         if starts(&lines[..=at]) {
-            let end = (at..lines.len()).find(|end| lines[*end].starts_with('}')).expect("a struct ends");
+            let end = (at..lines.len()).find(|end| lines[*end].trim().starts_with('}')).expect("a struct ends");
             let pair = (at + 1..end - 1).find_map(|first| {
                 let ((name, kind), (other, other_kind)) = (split(lines[first])?, split(lines[first + 1])?);
                 (kind == other_kind).then_some((first, name, other))
@@ -104,6 +104,8 @@ type Split = fn(&str) -> Option<(&str, &str)>;
 
 fn rust_field(line: &str) -> Option<(&str, &str)> {
     let (name, kind) = line.trim().trim_end_matches(',').split_once(": ")?;
+    // `mirror!` has a field's value behind its type.
+    let kind = kind.split(" = ").next()?;
     Some((name.rsplit(' ').next()?, kind))
 }
 
@@ -134,8 +136,8 @@ fn two_swapped_fields_of_one_type_in_rust_are_named() {
     let starts = |lines: &[&str]| {
         let before = &lines[lines.len().saturating_sub(4)..];
         before.last().is_some_and(|line| line.contains("struct ") && line.ends_with('{'))
-            && before.contains(&"#[repr(C)]")
-            && before.iter().any(|line| line.starts_with("/// `nvb_"))
+            && before.iter().any(|line| line.trim() == "#[repr(C)]")
+            && before.iter().any(|line| line.trim().starts_with("/// `nvb_"))
     };
     let copy = Copy::new("swapped_in_rust");
     copy.change("src/cuda", &mut |text| swap_fields(text, starts, rust_field, &mut swapped));
@@ -155,7 +157,9 @@ fn two_swapped_fields_of_one_type_in_a_header_are_named() {
 #[test]
 fn a_field_that_one_side_lacks_is_refused() {
     let copy = Copy::new("lacks_in_rust");
-    let refusal = copy.replace("src/cuda/rope.rs", "    slot_count: i32,\n    capacity: i32,\n", "").refusal();
+    let refusal = copy
+        .replace("src/cuda/rope.rs", "        slot_count: i32 = cache.map_or(0, |cache| cache.slots as i32),\n", "")
+        .refusal();
     assert!(refusal.contains("nvb_rope_params has a field or a gap"), "{refusal}");
     let copy = Copy::new("lacks_in_a_header");
     let refusal = copy.replace("csrc/rope/rope.h", "  int32_t slot_count;\n", "").refusal();
@@ -166,7 +170,7 @@ fn a_field_that_one_side_lacks_is_refused() {
         copy.replace("csrc/rope/rope.h", "  float weight_offset;\n", "  float weight_offset, more;\n").refusal();
     assert!(refusal.contains("nvb_rope_params has a field or a gap"), "{refusal}");
     let copy = Copy::new("hidden_by_alignment");
-    let refusal = copy.replace("src/cuda/softmax.rs", "    reserved: u32,\n", "").refusal();
+    let refusal = copy.replace("src/cuda/softmax.rs", "        reserved: u32 = 0,\n", "").refusal();
     assert!(refusal.contains("nvb_softmax_params has a field or a gap"), "{refusal}");
 }
 

@@ -123,7 +123,7 @@ fn awq_and_gptq_have_the_values_of_their_definitions() {
             version,
         })
         .unwrap();
-        assert_eq!(source.coded().unwrap().order().is_some(), reordered);
+        assert_eq!(source.quantized().unwrap().order().is_some(), reordered);
         expect(name, &source, &data.values(name));
     }
 }

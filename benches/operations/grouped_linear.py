@@ -32,7 +32,7 @@ def grouped_linear_case(context, tokens, experts, n, k, name):
     x = context.randn(rows, k, dtype=activation_dtype(context, torch.bfloat16))
     x_of_peer = x.to(torch.bfloat16)
     output = context.empty(rows, n, dtype=x.dtype)
-    calls = [context.backend.operation("grouped_linear", input=x, offsets=each, weight=handle, output=output) for each in offsets]
+    calls = [context.backend.operation("grouped_linear", input=x, expert_offsets=each, weight=handle, output=output) for each in offsets]
     stacked = weights.view(experts, n, k).transpose(1, 2)
     ends = [each[1:].contiguous() for each in offsets]
     some_rows, columns = sample_indices(rows, 16, context.device), sample_indices(n, 64, context.device)

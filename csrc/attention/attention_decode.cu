@@ -7,7 +7,7 @@
 namespace nvb {
 namespace {
 
-bool is_valid(const nvb_attention_decode_params& p) {
+bool are_valid(const nvb_attention_decode_params& p) {
   if (float_dtype_bytes(p.query_dtype) == 0 || float_dtype_bytes(p.kv_dtype) == 0 ||
       float_dtype_bytes(p.output_dtype) == 0) {
     return false;
@@ -59,7 +59,7 @@ extern "C" int nvb_cuda_attention_decode_kernel_supports(int index, const nvb_at
                                                          const nvb_launch* launch,
                                                          nvb_attention_decode_shape* shape) noexcept {
   const nvb::DecodeKernel* const kernel = nvb::kernel_at(index);
-  return kernel != nullptr && nvb::is_valid(*params) && kernel->supports(*params, *launch, *shape);
+  return kernel != nullptr && nvb::are_valid(*params) && kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_attention_decode_params* params,

@@ -3,11 +3,11 @@
 
 #include "../common/launch.h"
 
-// output [rows, output_row_bytes] = codes [rows, columns] and zeros after them; output_scales = scales. Strides in
-// bytes; the quantised values (`codes`) of any alignment, the output's rows multiples of 16 bytes on such boundaries.
+// output [rows, output_row_bytes] = values [rows, columns] and zeros after them; output_scales = scales. Strides in
+// bytes; the quantised values of any alignment, the output's rows multiples of 16 bytes on such boundaries.
 // Device memory, no overlap.
-struct nvb_linear_codes_params {
-  const void* codes;
+struct nvb_linear_quantized_input_params {
+  const void* values;
   const float* scales;  // [rows]
   void* output;
   float* output_scales;
@@ -17,4 +17,5 @@ struct nvb_linear_codes_params {
   int64_t output_row_bytes;
 };
 
-extern "C" cudaError_t nvb_cuda_linear_codes(const nvb_linear_codes_params* params, const nvb_launch* launch) noexcept;
+extern "C" cudaError_t nvb_cuda_linear_quantized_input(const nvb_linear_quantized_input_params* params,
+                                                       const nvb_launch* launch) noexcept;

@@ -2,12 +2,10 @@
 
 use super::configuration::{copy_of, nvb_configuration};
 use super::memory_options::{apply, nvb_memory_options, NVB_MEMORY_DEVICE};
-use super::structs::{read, text, versioned};
+use super::prelude::*;
 use crate::configuration::field::{find, Value};
 use crate::configuration::{AttentionKernels, Configuration, LogLevel, Precision, Preset, Requirement};
-use crate::error::{Error, Result, Status};
 use crate::memory::allocator::EngineAllocator;
-use std::ffi::{c_char, c_void};
 
 /// Receives one log record. Called from any thread, also from within library calls; it must not call the library.
 /// `target` names the part ("nvbackend::memory"), `message` has `length` bytes and a closing NUL. None come after

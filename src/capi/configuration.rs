@@ -1,14 +1,9 @@
 //! Configurations: everything a backend is created with, as an object with presets, text fields and JSON.
 
-use super::guard::guard;
-use super::handle::Table;
-use super::status::nvb_status;
-use super::structs::{expect_out, give_text, text};
+use super::prelude::*;
 use crate::configuration::field::{find, Value};
 use crate::configuration::{Configuration, Preset};
-use crate::error::{Error, Result};
-use std::ffi::c_char;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a backend runs with: the fields that `nvb_backend_options` starts from and overrides, and that
 /// `nvb_backend_get_configuration_json` tells. Created by `nvb_configuration_create`. Fields, with their defaults:
@@ -21,7 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 ///   GPU and F32 on the CPU
 /// - `fp8`, `tensor_cores` ("auto"): "off" never uses them, "required" creates no backend on a device without. With `fp8` "off"
 ///   inputs of products with FP8 weights are never rounded to FP8, whatever `quantized_activations` says; FP8 stays a format
-///   that weights are stored in, and calls that are handed FP8 codes (`quantized_input`) or asked for them run with them
+///   that weights are stored in, and calls that are handed FP8 values (`quantized_input`) or asked for them run with
+///   them
 /// - `attention` ("auto"): "plain" runs the kernels without Tensor Cores, for comparison
 /// - `vendor_libraries` (true): whether cuBLASLt may run where it is present
 /// - `quantized_activations` (false): whether large products with FP8 and INT8 weights may round their input to 8 bits

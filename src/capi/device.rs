@@ -1,11 +1,8 @@
 //! Devices: what this machine has, before a backend is created on it.
 
-use super::guard::guard;
-use super::status::nvb_status;
-use super::structs::{fixed_text, versioned, write, write_out};
+use super::prelude::*;
 use crate::device::{DeviceInfo, DeviceKind};
 use crate::hardware;
-use std::ffi::c_char;
 
 /// `nvb_device_info.kind`: the host's processor.
 pub const NVB_DEVICE_CPU: u32 = 0;

@@ -1,11 +1,7 @@
 //! The host's processor and the software around the devices.
 
-use super::guard::guard;
-use super::status::nvb_status;
-use super::structs::{fixed_text, versioned, write};
-use crate::error::{Error, Result};
+use super::prelude::*;
 use crate::hardware::{self, cpu::CacheKind, system::System};
-use std::ffi::c_char;
 
 /// The host's processor. A number that the system does not tell is 0.
 #[repr(C)]

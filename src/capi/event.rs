@@ -1,14 +1,8 @@
 //! Events: points in a stream's work.
 
-use super::backend::{nvb_backend, BACKENDS};
-use super::guard::guard;
-use super::handle::Table;
-use super::status::nvb_status;
-use super::stream::{nvb_stream, STREAMS};
-use super::structs::{expect_out, write_out};
-use crate::error::Error;
+use super::prelude::*;
+use super::stream::STREAMS;
 use crate::stream::{Event, Stream};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A point in a stream's work, for ordering streams and for timing.

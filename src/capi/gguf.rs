@@ -1,19 +1,14 @@
 //! GGUF files: their tensors, in place, and their metadata.
 
-use super::guard::guard;
-use super::handle::Table;
-use super::status::nvb_status;
-use super::structs::{expect_out, slice, text, versioned, write};
+use super::prelude::*;
 use super::tensor::{NVB_DTYPE_BF16, NVB_DTYPE_F16, NVB_DTYPE_F32, NVB_DTYPE_I32};
 use super::weight_blocks::{
     NVB_SOURCE_FORMAT_GGUF_Q4_0, NVB_SOURCE_FORMAT_GGUF_Q4_K, NVB_SOURCE_FORMAT_GGUF_Q6_K, NVB_SOURCE_FORMAT_GGUF_Q8_0,
 };
 use crate::allocation::collected;
-use crate::error::{Error, Result};
 use crate::weight::gguf_file::{Content, GgufFile, TensorEntry, Value};
 use crate::weight::mapping::Mapping;
-use std::ffi::{c_char, c_void, CString};
-use std::sync::Arc;
+use std::ffi::CString;
 
 /// A GGUF file (version 2 or 3) whose header has been read and checked. Its tensors are read in place.
 ///

@@ -1,14 +1,9 @@
 //! Every device of the machine: its usage, which device reaches which, and which suits a workload.
 
-use super::backend::{nvb_backend, BACKENDS};
 use super::device::{convert, kind_code, nvb_device_info};
 use super::environment::element;
-use super::guard::guard;
-use super::status::nvb_status;
-use super::structs::{fixed_text, versioned, write, write_out};
-use crate::error::Error;
+use super::prelude::*;
 use crate::hardware::{self, peer, recommend, recommend::Workload, usage};
-use std::ffi::c_char;
 
 /// `nvb_device_usage.known`: the field of this name was told.
 pub const NVB_USAGE_UTILIZATION: u32 = 0x1;

@@ -1,14 +1,10 @@
 //! The registry: which kernels products and attention can take, which one an operation runs and why, and overriding that.
 
-use super::backend::{backend_and_stream, nvb_backend, BACKENDS};
+use super::backend::backend_and_stream;
 use super::device::kind_code;
 use super::environment::element;
-use super::guard::guard;
-use super::status::nvb_status;
-use super::stream::nvb_stream;
-use super::structs::{expect_out, fixed_text, give_text, text, versioned, write, write_out};
+use super::prelude::*;
 use super::tuning::{case_of, nvb_linear_case};
-use crate::error::{Error, Result};
 use crate::executor::{Executor, Reason};
 use crate::operation::{Operation, OperationKind};
 use crate::registry::key::encoding_name;
@@ -16,8 +12,7 @@ use crate::registry::{kernels, kernels_of, KernelId};
 use crate::stream::Sink;
 use crate::tuning::explain::explain;
 use crate::tuning::explain_operation::explain_operation;
-use std::ffi::{c_char, c_void, CString};
-use std::sync::Arc;
+use std::ffi::CString;
 
 /// A kernel or strategy: one way to compute an operation. Its limits are necessary, not sufficient; `nvb_kernel_explain`
 /// knows about a product.

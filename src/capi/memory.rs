@@ -1,24 +1,15 @@
 //! Memory managers: allocation, copies and fills of one device's memory, or the host's.
 
-use super::backend::{nvb_backend, stream_of, BACKENDS};
-use super::guard::guard;
-use super::handle::Table;
 use super::memory_options::{convert, nvb_memory_options, NVB_MEMORY_HOST};
+use super::prelude::*;
 use super::shortcut::{self, Owner};
-use super::status::nvb_status;
-use super::stream::nvb_stream;
-use super::structs::{expect_out, slice, write_out};
 use super::tensor::{nvb_tensor, tensor_shape};
-use crate::backend::Backend;
 use crate::device::{CopyKind, Device, ManagedAdvice, RawHandle};
-use crate::error::{Error, Result};
 use crate::memory::{expect_awake, Blocks, MemoryManager};
 use crate::operation::memory_copy::MemoryCopy;
 use crate::operation::memory_fill::MemoryFill;
 use crate::operation::Operation;
 use crate::stream::Stream;
-use std::ffi::c_void;
-use std::sync::Arc;
 
 /// The memory of one device, or of the host: blocks that are reused in the order of streams. From
 /// `nvb_backend_get_memory_manager` or `nvb_memory_manager_create`.

@@ -1,12 +1,8 @@
 //! Keeping a memory manager within bounds: limits, giving memory back, and asking the engine for it.
 
-use super::guard::guard;
 use super::memory::{nvb_memory_manager, MEMORY_MANAGERS};
 use super::memory_statistics::write_optional;
-use super::status::nvb_status;
-use super::structs::{expect_out, write_out};
-use crate::error::Error;
-use std::ffi::c_void;
+use super::prelude::*;
 
 /// Asks the engine to free memory because an allocation finds none. `bytes` is what the allocation takes in all, not what
 /// it lacks: nobody knows how much of what is free lies where it can be used. Sizes are rounded up as the manager takes

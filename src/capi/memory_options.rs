@@ -1,14 +1,12 @@
 //! What memory managers are created with, and an engine's own allocator.
 
 use super::backend_options::{set_choice, set_number, set_switch};
-use super::structs::{expect_reserved, read, versioned};
+use super::prelude::*;
 use crate::configuration::field::{find, Value};
 use crate::configuration::memory::{LeakTracking, LimitOf, Spill};
 use crate::configuration::Configuration;
-use crate::error::{Error, Result, Status};
 use crate::memory::allocator::EngineAllocator;
 use crate::memory::MemoryOptions;
-use std::ffi::c_void;
 
 /// `nvb_memory_options`: "none", where 0 means the default.
 pub const NVB_MEMORY_NONE: u64 = 0xffff_ffff_ffff_ffff;

@@ -1,14 +1,10 @@
 //! What a memory manager holds and has done: numbers, and reports as text and JSON.
 
-use super::guard::guard;
 use super::memory::{nvb_memory_manager, MEMORY_MANAGERS};
-use super::status::nvb_status;
-use super::structs::{fixed_text, give_text, text, versioned, write};
+use super::prelude::*;
 use crate::allocation::{no_memory, Text};
-use crate::error::{Error, Result, Status};
 use crate::memory::ladder::{LADDER, RECOVERY_STEPS};
 use crate::memory::MemoryManager;
-use std::ffi::c_char;
 use std::io::ErrorKind;
 use std::path::Path;
 

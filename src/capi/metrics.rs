@@ -1,12 +1,7 @@
 //! Profiling on demand.
 
-use super::backend::{nvb_backend, BACKENDS};
-use super::guard::guard;
-use super::status::nvb_status;
-use super::structs::{fixed_text, versioned, write};
-use crate::error::Error;
+use super::prelude::*;
 use crate::operation::OperationKind;
-use std::ffi::c_char;
 
 /// What one operation did since profiling was switched on or reset.
 #[repr(C)]

@@ -30,6 +30,7 @@ pub mod memory_statistics;
 pub mod metrics;
 pub mod operations;
 pub mod pool;
+mod prelude;
 pub mod products;
 pub mod sampling;
 mod shortcut;

@@ -1,16 +1,12 @@
 //! The operations of a transformer layer.
 
-use super::backend::{backend_and_stream, nvb_backend};
-use super::guard::guard;
+use super::backend::backend_and_stream;
 use super::kv_cache::{layer_to_use, nvb_kv_cache};
-use super::status::nvb_status;
-use super::stream::nvb_stream;
-use super::structs::{expect_reserved, read, versioned};
+use super::prelude::*;
 use super::tensor::{
     device_tensor, nvb_quantized_rows, nvb_tensor, optional_device_tensor, optional_quantized_rows, Reading,
 };
 use super::weight::{nvb_weight, weight_to_read};
-use crate::error::{Error, Result};
 use crate::operation::embedding::Embedding;
 use crate::operation::gated_activation::GatedActivation;
 use crate::operation::group_norm::{GroupNorm, GroupNormArguments, ImageLayout};
@@ -175,8 +171,8 @@ versioned!(nvb_group_norm_args);
 /// is added up in f32 and rounded once.
 ///
 /// An input that is in 8 bits already goes in `quantized_input`: with an FP8 or INT8 weight with scales of rows and many
-/// rows of input the codes are multiplied as they are, whether or not the backend's configuration has
-/// `quantized_activations`; otherwise scale · code is, on CUDA rounded to the weight's float dtype or to BF16.
+/// rows of input the quantised values are multiplied as they are, whether or not the backend's configuration has
+/// `quantized_activations`; otherwise scale · q is, on CUDA rounded to the weight's float dtype or to BF16.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_linear_args {

@@ -1,20 +1,11 @@
 //! Pools: blocks of a memory manager that are counted by themselves and can be freed all at once.
 
-use super::backend::stream_of;
-use super::guard::guard;
-use super::handle::Table;
 use super::memory::{nvb_memory_manager, MEMORY_MANAGERS};
 use super::memory_statistics::write_optional;
+use super::prelude::*;
 use super::shortcut::{self, Owner};
-use super::status::nvb_status;
-use super::stream::nvb_stream;
-use super::structs::{expect_out, give_text, slice, text, versioned, write, write_out};
-use crate::backend::Backend;
-use crate::error::Result;
 use crate::memory::{Blocks, Pool};
 use crate::stream::Stream;
-use std::ffi::{c_char, c_void};
-use std::sync::Arc;
 
 /// Blocks with a name, a count and an end of their own: those of a request, of a layer, of a graph. They come out of the
 /// manager's memory and limit, in slabs that no other pool shares, and go back to it when the pool is cleared.

@@ -1,14 +1,10 @@
 //! Products besides `nvb_linear`: batches of matrices, and tokens sorted by expert.
 
-use super::backend::{backend_and_stream, nvb_backend};
-use super::guard::guard;
+use super::backend::backend_and_stream;
 use super::operations::{activation, or};
-use super::status::nvb_status;
-use super::stream::nvb_stream;
-use super::structs::{expect_reserved, read, versioned};
+use super::prelude::*;
 use super::tensor::{nvb_tensor, Reading};
 use super::weight::{nvb_weight, weight_to_read};
-use crate::error::{Error, Result};
 use crate::operation::grouped_linear::GroupedLinear;
 use crate::operation::matmul::Matmul;
 use crate::weight::WeightView;
@@ -38,7 +34,7 @@ pub struct nvb_matmul_args {
 versioned!(nvb_matmul_args);
 
 /// output[t] = activation(input[t] · weight[e]ᵀ + bias[e]) for the tokens of expert e, which lie one expert after the
-/// other: offsets[e] .. offsets[e + 1]. A mixture of experts.
+/// other: expert_offsets[e] .. expert_offsets[e + 1]. A mixture of experts.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_grouped_linear_args {
@@ -48,7 +44,7 @@ pub struct nvb_grouped_linear_args {
     /// I32 [experts + 1] in device memory, ascending from 0 to at most T. They are read when the work runs, so a captured
     /// graph serves every routing. Others are clamped on CUDA and an error on the CPU. Tokens from the last offset on
     /// have no expert, and their rows of `output` are not written.
-    pub offsets: nvb_tensor,
+    pub expert_offsets: nvb_tensor,
     /// The experts' weights stacked, [experts · N, K]; scales of 128 × 128 blocks need N to be a multiple of 128.
     pub weight: *const nvb_weight,
     /// Optional [experts · N], any float dtype. For a gated weight in the order of its rows, in which gate and up alternate:
@@ -90,7 +86,7 @@ pub(super) fn grouped_linear_of(
     expect_reserved(args.reserved)?;
     GroupedLinear::new(
         reading.tensor("input", &args.input)?,
-        reading.tensor("offsets", &args.offsets)?,
+        reading.tensor("expert_offsets", &args.expert_offsets)?,
         weight,
         reading.optional("bias", &args.bias)?,
         activation(args.activation)?,

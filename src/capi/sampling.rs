@@ -1,13 +1,9 @@
 //! From logits to tokens, and elementwise operations.
 
-use super::backend::{backend_and_stream, nvb_backend};
-use super::guard::guard;
+use super::backend::backend_and_stream;
 use super::operations::{activation, or};
-use super::status::nvb_status;
-use super::stream::nvb_stream;
-use super::structs::{expect_reserved, read, versioned};
+use super::prelude::*;
 use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
-use crate::error::Result;
 use crate::operation::argmax::Argmax;
 use crate::operation::elementwise::{Elementwise, ElementwiseKind};
 use crate::operation::sample::{Sample, SampleOptions};

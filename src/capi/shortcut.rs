@@ -1,18 +1,15 @@
 //! The short way of calls that allocate and free: what a thread found behind a pair of handles is kept for its next call
 //! with the same pair, which then writes to nothing that other threads read.
 
-use super::backend::stream_of;
-use super::handle::{Table, Validity};
+use super::handle::Validity;
 use super::memory::MEMORY_MANAGERS;
 use super::pool::POOLS;
-use super::stream::{nvb_stream, STREAMS};
-use crate::backend::Backend;
+use super::prelude::*;
+use super::stream::STREAMS;
 use crate::device::{when_a_device_is_lost, RawHandle};
-use crate::error::Result;
 use crate::memory::{Blocks, Shortcut};
 use crate::thread_end::ThreadEnd;
 use std::cell::RefCell;
-use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 
 struct Entry {

@@ -1,16 +1,9 @@
 //! Streams: queues of work on a device.
 
-use super::backend::{nvb_backend, BACKENDS};
 use super::event::{nvb_event, EVENTS};
-use super::guard::guard;
-use super::handle::Table;
-use super::status::nvb_status;
-use super::structs::{expect_out, write_out};
+use super::prelude::*;
 use crate::device::{DeviceKind, RawHandle};
-use crate::error::{Error, Result};
 use crate::stream::Stream;
-use std::ffi::c_void;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Work queued on one stream runs in order; different streams are ordered by events. On the CPU every call has

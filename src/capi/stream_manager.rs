@@ -1,14 +1,8 @@
 //! Stream managers: a device's streams, shared out.
 
-use super::backend::{nvb_backend, BACKENDS};
-use super::guard::guard;
-use super::handle::Table;
-use super::status::nvb_status;
-use super::stream::{insert, nvb_stream};
-use super::structs::{expect_out, read, versioned, write};
-use crate::error::Error;
+use super::prelude::*;
+use super::stream::insert;
 use crate::stream::manager::StreamManager;
-use std::sync::Arc;
 
 /// Streams of one backend's device, given out by load. Created by `nvb_stream_manager_create`.
 ///

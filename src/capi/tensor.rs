@@ -1,16 +1,11 @@
 //! Tensors as C passes them.
 
-use super::guard::guard;
-use super::status::nvb_status;
-use super::structs::{slice, write_out};
+use super::prelude::*;
 use super::weight::{NVB_WEIGHT_FORMAT_FP8_E4M3, NVB_WEIGHT_FORMAT_INT8};
-use crate::backend::Backend;
-use crate::error::{Error, Result};
 use crate::memory::tensor_bytes;
 use crate::operation::quantized_rows::QuantizedRows;
 use crate::tensor::{DType, Tensor, MAX_RANK};
 use crate::weight::Encoding;
-use std::ffi::c_void;
 
 /// `nvb_tensor.dtype`: IEEE 754 binary32.
 pub const NVB_DTYPE_F32: u32 = 1;
@@ -38,21 +33,22 @@ pub struct nvb_tensor {
     pub strides: [i64; 4],
 }
 
-/// Activations in 8 bits: value = scales[row] · code. Passed by value inside argument structs; an all-zero one stands for
+/// Activations in 8 bits: value = scales[row] · q. Passed by value inside argument structs; an all-zero one stands for
 /// "absent". The memory is the caller's, on the backend's device.
 ///
-/// Written, a row of x gets the scale max |x| / 448 (FP8 E4M3) or max |x| / 127 (INT8) and the codes nearest to x / scale,
-/// ties to even; x is in f32, before the rounding of any tensor that it is stored to as well. A row of zeros gets the scale
-/// 0, a row with NaN the scale NaN, one with an infinity an infinite one. Without columns no scale is written.
+/// Written, a row of x gets the scale max |x| / 448 (FP8 E4M3) or max |x| / 127 (INT8) and the quantised values nearest
+/// to x / scale, ties to even; x is in f32, before the rounding of any tensor that it is stored to as well. A row of
+/// zeros gets the scale 0, a row with NaN the scale NaN, one with an infinity an infinite one. Without columns no scale
+/// is written.
 ///
-/// With `given_scales` the scales of rows to be written are read instead: the codes nearest to x / scale, or the largest
-/// of their range. A calibrated model's one scale of a tensor is written to all of `scales` once. NaN becomes NaN in FP8
-/// and −127 in INT8; a scale that is 0, infinite or NaN, or so small that 1 / scale is infinite, makes the codes of finite
-/// values 0.
+/// With `given_scales` the scales of rows to be written are read instead: the quantised values nearest to x / scale, or
+/// the largest of their range. A calibrated model's one scale of a tensor is written to all of `scales` once. NaN
+/// becomes NaN in FP8 and −127 in INT8; a scale that is 0, infinite or NaN, or so small that 1 / scale is infinite,
+/// makes the quantised values of finite values 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct nvb_quantized_rows {
-    /// Codes, one byte each. Rows on 16-byte boundaries with a multiple of 16 columns run fastest.
+    /// Quantised values, one byte each. Rows on 16-byte boundaries with a multiple of 16 columns run fastest.
     pub data: *mut c_void,
     /// f32 [rows]
     pub scales: *mut f32,
@@ -63,7 +59,7 @@ pub struct nvb_quantized_rows {
     pub row_stride: i64,
     /// `NVB_WEIGHT_FORMAT_FP8_E4M3` or `NVB_WEIGHT_FORMAT_INT8`
     pub format: u32,
-    /// 0, or 1: whoever writes the codes leaves `scales` as they are. Those of an input are always given.
+    /// 0, or 1: whoever writes the quantised values leaves `scales` as they are. Those of an input are always given.
     pub given_scales: u32,
 }
 

@@ -1,26 +1,19 @@
 //! The auto-tuner.
 
-use super::backend::{nvb_backend, BACKENDS};
-use super::guard::guard;
 use super::operations::activation;
-use super::status::nvb_status;
-use super::structs::{fixed_text, read, versioned, write};
+use super::prelude::*;
 use super::weight::{
     format_of, nvb_weight, nvb_weight_desc, weight_of, WeightObject, NVB_WEIGHT_FORMAT_AS_IS, NVB_WEIGHT_GATED,
     NVB_WEIGHT_STACKED,
 };
 use crate::allocation::{collected, push};
-use crate::backend::Backend;
-use crate::error::{Error, Result, Status};
 use crate::memory::expect_awake;
 use crate::tensor::DType;
 use crate::tuning::case::{Case, CaseWeight};
 use crate::tuning::tuner::{Options, Outcome, Progress, Report};
 use crate::tuning::Clock;
 use crate::weight::Arrangement;
-use std::ffi::{c_char, c_void};
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
 /// A product for `nvb_tune_linear` and `nvb_kernel_explain`: [M, K] · [N, K]ᵀ with a weight that exists, or one that is
 /// described.

@@ -1,9 +1,6 @@
 //! Version, ABI number and what this build holds.
 
-use super::guard::guard;
-use super::status::nvb_status;
-use super::structs::{fixed_text, versioned, write};
-use std::ffi::c_char;
+use super::prelude::*;
 
 /// Grows with every release that changes the ABI incompatibly. The SONAME is libnvbackend.so.0.MINOR, from 1.0 on .MAJOR.
 pub const NVB_ABI_VERSION: u32 = 2;

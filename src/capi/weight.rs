@@ -1,22 +1,14 @@
 //! Weights: matrices in the layout that products read.
 
-use super::backend::{nvb_backend, stream_of, BACKENDS};
-use super::guard::guard;
-use super::handle::Table;
-use super::status::nvb_status;
-use super::stream::nvb_stream;
-use super::structs::{expect_out, flag, read, slice, versioned, write};
+use super::prelude::*;
 use super::tensor::{convert, device_tensor, nvb_tensor};
 use super::weight_blocks::{nvb_weight_blocks, source_of, NVB_SOURCE_FORMAT_TENSOR};
 use crate::allocation::{collected, with_room};
-use crate::backend::Backend;
-use crate::error::{Error, Result};
 use crate::loading::{Source, Weight};
 use crate::memory::expect_awake;
 use crate::tensor::DType;
 use crate::weight::rows::RowSource;
 use crate::weight::{Arrangement, Encoding, Format, Granularity, WeightView};
-use std::sync::Arc;
 
 /// A matrix [N, K] of a model, or several, one below the other or with alternating rows, in the device's layout.
 ///
@@ -38,8 +30,8 @@ pub const NVB_SOURCE_DEVICE: u32 = 1;
 /// in place and outlives the weight.
 pub const NVB_SOURCE_BORROWED: u32 = 2;
 
-/// `nvb_weight_desc.format`: as the parts have it: floats as they are, codes in the format that keeps them (Q4_0, AWQ, GPTQ:
-/// INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: BF16).
+/// `nvb_weight_desc.format`: as the parts have it: floats as they are, quantised values in the format that keeps them
+/// (Q4_0, AWQ, GPTQ: INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: BF16).
 pub const NVB_WEIGHT_FORMAT_AS_IS: u32 = 0;
 /// bfloat16.
 pub const NVB_WEIGHT_FORMAT_BF16: u32 = 1;
@@ -51,7 +43,7 @@ pub const NVB_WEIGHT_FORMAT_FP8_E4M3: u32 = 3;
 pub const NVB_WEIGHT_FORMAT_FP8_E5M2: u32 = 4;
 /// scale · q, q in −127 … 127; f32 scales for rows, f16 for groups.
 pub const NVB_WEIGHT_FORMAT_INT8: u32 = 5;
-/// scale · (q − 8), q in 0 … 15, or scale · q + offset; f16 scales and offsets.
+/// scale · (q − 8), q in 0 … 15, or scale · q + zero point; f16 scales and zero points.
 pub const NVB_WEIGHT_FORMAT_INT4: u32 = 6;
 /// IEEE 754 binary32.
 pub const NVB_WEIGHT_FORMAT_F32: u32 = 7;
@@ -78,17 +70,18 @@ pub struct nvb_weight_desc {
     pub arrangement: u32,
     /// `NVB_SOURCE_…`
     pub source: u32,
-    /// What the weight is kept in, `NVB_WEIGHT_FORMAT_…`. Floats are quantised to the nearest code, ties to even.
+    /// What the weight is kept in, `NVB_WEIGHT_FORMAT_…`. Floats are rounded to the nearest quantised value, ties to
+    /// even.
     pub format: u32,
     /// How far a scale of `format` reaches, `NVB_GRANULARITY_…`
     pub granularity: u32,
     /// 32, 64 or 128 for groups; 0: 32.
     pub group_size: u32,
-    /// 1: an offset beside each scale, so that a group spans its smallest to its largest value (INT4).
+    /// 1: a zero point beside each scale, so that a group spans its smallest to its largest value (INT4).
     pub zero_points: u32,
-    /// 1: searches for the scale, and the offset, with the smallest squared error: ranges narrower and wider than that of
-    /// the values, each with the least-squares fit to its codes (INT8, INT4). Takes up to ten times as long; on CUDA the
-    /// host does it for INT8, and the GPU for INT4.
+    /// 1: searches for the scale, and the zero point, with the smallest squared error: ranges narrower and wider than
+    /// that of the values, each with the least-squares fit to its quantised values (INT8, INT4). Takes up to ten times
+    /// as long; on CUDA the host does it for INT8, and the GPU for INT4.
     pub clipping: u32,
     /// What the parts are, `NVB_SOURCE_FORMAT_…`
     pub source_format: u32,
@@ -121,9 +114,9 @@ pub struct nvb_weight_info {
     pub granularity: u32,
     /// Elements of a row that share a scale in memory; 0: all of them. INT4 stores the scale of a row for each 128 elements.
     pub group_size: u32,
-    /// 1 if offsets stand beside the scales.
+    /// 1 if zero points stand beside the scales.
     pub zero_points: u32,
-    /// Bytes of scales and offsets, within `bytes`.
+    /// Bytes of scales and zero points, within `bytes`.
     pub scale_bytes: u64,
     /// ‖weight − source‖ / ‖source‖ of what the parts' values were turned into; 0 where nothing was lost.
     pub relative_error: f64,

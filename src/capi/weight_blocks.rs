@@ -1,46 +1,45 @@
 //! Weights from the quantised formats of files: the matrices as the files have them.
 
-use super::structs::slice;
+use super::prelude::*;
 use super::weight::granularity_of;
-use crate::error::{Error, Result};
 use crate::tensor::DType;
 use crate::weight::awq::awq;
-use crate::weight::codes::CodeRows;
+use crate::weight::byte_rows::ByteRows;
 use crate::weight::gguf::{BlockType, GgufRows};
 use crate::weight::gptq::{gptq, GptqTensors, GptqVersion};
 use crate::weight::grouped::FloatBytes;
 use crate::weight::rows::RowSource;
 use crate::weight::sfp::{I8Rows, SfpRows};
 use crate::weight::Encoding;
-use std::ffi::c_void;
 
 /// `nvb_weight_desc.source_format`: float tensors, in `parts`.
 pub const NVB_SOURCE_FORMAT_TENSOR: u32 = 0;
 /// GGUF: blocks of 32 in 18 bytes. Kept exactly (INT4, groups of 32).
 pub const NVB_SOURCE_FORMAT_GGUF_Q4_0: u32 = 1;
-/// GGUF: blocks of 256 in 144 bytes. Codes kept, scales and minima rounded to f16 (INT4 with zero points, groups of 32).
+/// GGUF: blocks of 256 in 144 bytes. Quantised values kept, scales and minima rounded to f16 (INT4 with zero points,
+/// groups of 32).
 pub const NVB_SOURCE_FORMAT_GGUF_Q4_K: u32 = 2;
 /// GGUF: blocks of 32 in 34 bytes. Kept exactly (INT8, groups of 32).
 pub const NVB_SOURCE_FORMAT_GGUF_Q8_0: u32 = 3;
 /// AutoAWQ's GEMM layout, 4 bits: `data` qweight i32 [K][N / 8], `zeros` qzeros i32 [K / group][N / 8] (NULL: all 8), `scales`
-/// [K / group][N]. Codes kept (INT4); offsets −scale · zero rounded to f16 unless all zeros are 8.
+/// [K / group][N]. Quantised values kept (INT4); zero points −scale · zero rounded to f16 unless all zeros are 8.
 pub const NVB_SOURCE_FORMAT_AWQ: u32 = 4;
 /// GPTQ, 4 bits: `data` qweight i32 [K / 8][N], `zeros` qzeros i32 [groups][N / 8] (NULL: all 8), `scales` [groups][N], `order`
-/// g_idx i32 [K] (NULL: in order). Codes kept as for AWQ; columns that g_idx reorders are sorted by group, and products
-/// permute their input.
+/// g_idx i32 [K] (NULL: in order). Quantised values kept as for AWQ; columns that g_idx reorders are sorted by group,
+/// and products permute their input.
 pub const NVB_SOURCE_FORMAT_GPTQ: u32 = 5;
 /// gemma.cpp's switching floating point, a byte an element; becomes BF16.
 pub const NVB_SOURCE_FORMAT_SFP: u32 = 6;
-/// gemma.cpp's I8: groups of 128 elements in 132 bytes. Codes kept where all zeros are 0 and K is a multiple of 128 (INT8,
-/// groups of 128), else quantised again.
+/// gemma.cpp's I8: groups of 128 elements in 132 bytes. Quantised values kept where all zeros are 0 and K is a multiple
+/// of 128 (INT8, groups of 128), else quantised again.
 pub const NVB_SOURCE_FORMAT_I8: u32 = 7;
 /// GGUF: blocks of 256 in 210 bytes. Quantised again (INT8, groups of 32).
 pub const NVB_SOURCE_FORMAT_GGUF_Q6_K: u32 = 8;
-/// FP8 E4M3 codes [N, K] of finite values, with scales that multiply them.
+/// FP8 E4M3 values [N, K] of finite values, with scales that multiply them.
 pub const NVB_SOURCE_FORMAT_FP8_E4M3: u32 = 9;
-/// FP8 E5M2 codes [N, K] of finite values, with scales that multiply them.
+/// FP8 E5M2 values [N, K] of finite values, with scales that multiply them.
 pub const NVB_SOURCE_FORMAT_FP8_E5M2: u32 = 10;
-/// Signed 8-bit codes [N, K] with scales that multiply them.
+/// Signed 8-bit values [N, K] with scales that multiply them.
 pub const NVB_SOURCE_FORMAT_INT8: u32 = 11;
 
 /// A matrix [N, K] in the format of a file: host memory (such as a mapped file) of any alignment, little-endian, read before
@@ -59,8 +58,8 @@ pub struct nvb_weight_blocks {
     /// SFP, FP8, INT8: elements from one row to the next; 0: K.
     pub row_stride: i64,
     /// AWQ, GPTQ, FP8, INT8. Of the latter two [1], [N], [N][⌈K / group⌉] or [⌈N / 128⌉][⌈K / 128⌉], as `granularity` says;
-    /// such that no code's value is more than an f32 holds. Those of groups are kept as f16, which must hold them: of AWQ
-    /// and GPTQ their products with the zeros too, unless all zeros are 8.
+    /// such that scale · q is never more than an f32 holds. Those of groups are kept as f16, which must hold them: of
+    /// AWQ and GPTQ their products with the zeros too, unless all zeros are 8.
     pub scales: *const c_void,
     pub scale_bytes: usize,
     /// AWQ, GPTQ
@@ -122,10 +121,10 @@ pub(super) unsafe fn source_of(blocks: &nvb_weight_blocks, format: u32) -> Resul
     let group_size = blocks.group_size as usize;
     let format = if blocks.source_format == 0 { format } else { blocks.source_format };
     let gguf = |kind| -> Result<Box<dyn RowSource + '_>> { Ok(Box::new(GgufRows::new(kind, rows, columns, data)?)) };
-    let codes = |encoding| -> Result<Box<dyn RowSource + '_>> {
+    let byte_rows = |encoding| -> Result<Box<dyn RowSource + '_>> {
         let granularity = granularity_of(encoding, blocks.granularity, blocks.group_size)?;
         let scales = floats(DType::F32)?;
-        Ok(Box::new(CodeRows::new(encoding, granularity, rows, columns, row_stride()?, data, scales)?))
+        Ok(Box::new(ByteRows::new(encoding, granularity, rows, columns, row_stride()?, data, scales)?))
     };
     match format {
         NVB_SOURCE_FORMAT_GGUF_Q4_0 => gguf(BlockType::Q4_0),
@@ -149,9 +148,9 @@ pub(super) unsafe fn source_of(blocks: &nvb_weight_blocks, format: u32) -> Resul
             Ok(Box::new(SfpRows::new(rows, columns, row_stride()?, data, scale)?))
         }
         NVB_SOURCE_FORMAT_I8 => Ok(Box::new(I8Rows::new(rows, columns, data)?)),
-        NVB_SOURCE_FORMAT_FP8_E4M3 => codes(Encoding::Fp8E4m3),
-        NVB_SOURCE_FORMAT_FP8_E5M2 => codes(Encoding::Fp8E5m2),
-        NVB_SOURCE_FORMAT_INT8 => codes(Encoding::Int8),
+        NVB_SOURCE_FORMAT_FP8_E4M3 => byte_rows(Encoding::Fp8E4m3),
+        NVB_SOURCE_FORMAT_FP8_E5M2 => byte_rows(Encoding::Fp8E5m2),
+        NVB_SOURCE_FORMAT_INT8 => byte_rows(Encoding::Int8),
         other => Err(Error::invalid(format!("source_format is {other}; NVB_SOURCE_FORMAT_… (1 to 11) is needed"))),
     }
 }

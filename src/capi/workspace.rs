@@ -1,18 +1,14 @@
 //! Workspace that the caller owns: how much an operation needs, and a stream's block of it.
 
 use super::attention::{decode_of, nvb_attention, nvb_attention_decode_args, ATTENTIONS};
-use super::backend::{nvb_backend, BACKENDS};
-use super::guard::guard;
 use super::kv_cache::layer_of;
 use super::operations::{linear_of, nvb_linear_args};
+use super::prelude::*;
 use super::products::{grouped_linear_of, matmul_of, nvb_grouped_linear_args, nvb_matmul_args};
 use super::sampling::{argmax_of, nvb_argmax_args, nvb_sample_args, sample_of};
-use super::status::nvb_status;
-use super::stream::{nvb_stream, STREAMS};
-use super::structs::{expect_out, read, write_out};
+use super::stream::STREAMS;
 use super::tensor::Reading;
 use super::weight::weight_of;
-use std::ffi::c_void;
 
 /// Gives the stream `bytes` at `data` as the workspace of all its operations, which from now on allocate none; NULL and 0
 /// end that. As large as the largest of the stream's operations needs: see the functions `nvb_…_get_workspace_size`; an

@@ -95,7 +95,8 @@ pub struct Configuration {
     /// CPU threads; 0: one a core.
     pub threads: u64,
     pub precision: Precision,
-    /// Off keeps FP8 out of what the library computes with by itself; FP8 weights and inputs that came as FP8 codes stay.
+    /// Off keeps FP8 out of what the library computes with by itself; FP8 weights and inputs that came as FP8 values
+    /// stay.
     pub fp8: Requirement,
     pub tensor_cores: Requirement,
     pub attention: AttentionKernels,

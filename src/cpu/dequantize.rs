@@ -24,32 +24,32 @@ pub trait Encoded: Copy {
     /// The size of a chunk.
     const BYTES: usize;
     const SCALED: bool;
-    const OFFSETS: bool = false;
+    const ZERO_POINTS: bool = false;
     /// What a value read by `load` must be multiplied by, scales apart.
     const FACTOR: f32 = 1.0;
 
     /// What the elements of a chunk have in common.
     type Values<S: Simd>: Copy;
-    unsafe fn values<S: Simd>(scale: *const f32, offset: *const f32) -> Self::Values<S>;
+    unsafe fn values<S: Simd>(scale: *const f32, zero_point: *const f32) -> Self::Values<S>;
     /// The `i`th vector of a chunk.
     unsafe fn load<S: Simd>(values: Self::Values<S>, chunk: *const u8, i: usize) -> S::Vector;
 }
 
-/// `OFFSETS`: scale · q + offset, else scale · (q − 8).
+/// `ZERO_POINTS`: scale · q + zero point, else scale · (q − 8).
 #[derive(Clone, Copy)]
-pub struct Int4<const OFFSETS: bool>;
+pub struct Int4<const ZERO_POINTS: bool>;
 
-impl<const OFFSETS: bool> Encoded for Int4<OFFSETS> {
+impl<const ZERO_POINTS: bool> Encoded for Int4<ZERO_POINTS> {
     const BYTES: usize = CHUNK / 2;
     const SCALED: bool = true;
-    const OFFSETS: bool = OFFSETS;
+    const ZERO_POINTS: bool = ZERO_POINTS;
 
     type Values<S: Simd> = S::Nibbles;
 
     #[inline(always)]
-    unsafe fn values<S: Simd>(scale: *const f32, offset: *const f32) -> S::Nibbles {
-        if OFFSETS {
-            S::nibbles(S::splat(scale.read()), S::splat(offset.read()))
+    unsafe fn values<S: Simd>(scale: *const f32, zero_point: *const f32) -> S::Nibbles {
+        if ZERO_POINTS {
+            S::nibbles(S::splat(scale.read()), S::splat(zero_point.read()))
         } else {
             S::symmetric_nibbles(S::splat(scale.read()))
         }
@@ -111,7 +111,7 @@ macro_rules! with_encoding {
         use $crate::weight::Encoding as Of;
         let weight: &$crate::weight::WeightView = $weight;
         match (weight.encoding, weight.scales.group_size() != 0) {
-            (Of::Int4, _) if weight.offsets.is_null() => with_encoding!(@ formats::Int4<false>, $type => $body),
+            (Of::Int4, _) if weight.zero_points.is_null() => with_encoding!(@ formats::Int4<false>, $type => $body),
             (Of::Int4, _) => with_encoding!(@ formats::Int4<true>, $type => $body),
             (Of::Int8, false) => with_encoding!(@ formats::Int8<false>, $type => $body),
             (Of::Int8, true) => with_encoding!(@ formats::Int8<true>, $type => $body),
@@ -138,14 +138,14 @@ pub struct Slice<'a> {
     pub len: usize,
 }
 
-/// The scales and offsets of a slice's groups in f32.
+/// The scales and zero points of a slice's groups in f32.
 pub struct Factors {
     scales: MaybeUninit<[f32; SLICE_CHUNKS]>,
-    offsets: MaybeUninit<[f32; SLICE_CHUNKS]>,
+    zero_points: MaybeUninit<[f32; SLICE_CHUNKS]>,
 }
 
 impl Factors {
-    pub const UNSET: Factors = Factors { scales: MaybeUninit::uninit(), offsets: MaybeUninit::uninit() };
+    pub const UNSET: Factors = Factors { scales: MaybeUninit::uninit(), zero_points: MaybeUninit::uninit() };
 
     /// # Safety
     /// The CPU has `S`; the weight is one of `E` in host memory, row-major, and the slice lies in it.
@@ -155,19 +155,20 @@ impl Factors {
             return;
         }
         let &Slice { weight, row, k, len } = slice;
-        let (scales, offsets) = (self.scales.as_mut_ptr().cast::<f32>(), self.offsets.as_mut_ptr().cast::<f32>());
+        let (scales, zero_points) =
+            (self.scales.as_mut_ptr().cast::<f32>(), self.zero_points.as_mut_ptr().cast::<f32>());
         let size = weight.scales.group_size();
         let (columns, group) = (weight.columns.div_ceil(size), k / size);
         match weight.scales {
             Scales::Groups { data, .. } => {
                 let first = row * columns + group;
                 for (at, lanes) in vectors::<S>(len.div_ceil(size)) {
-                    // The memory's own look-ahead follows the codes, not this trickle.
+                    // The memory's own look-ahead follows the quantised values, not this trickle.
                     S::prefetch(data.wrapping_add(first + columns + at).cast());
                     S::store(scales.add(at), f16::load_lanes::<S>(data.add(first + at), lanes));
-                    if E::OFFSETS {
-                        S::prefetch(weight.offsets.wrapping_add(first + columns + at).cast());
-                        S::store(offsets.add(at), f16::load_lanes::<S>(weight.offsets.add(first + at), lanes));
+                    if E::ZERO_POINTS {
+                        S::prefetch(weight.zero_points.wrapping_add(first + columns + at).cast());
+                        S::store(zero_points.add(at), f16::load_lanes::<S>(weight.zero_points.add(first + at), lanes));
                     }
                 }
             }
@@ -188,7 +189,10 @@ impl Factors {
     /// The CPU has `S`, and the factors are set, if `E` has any, for a slice with this group.
     #[inline(always)]
     pub unsafe fn values<S: Simd, E: Encoded>(&self, group: usize) -> E::Values<S> {
-        E::values::<S>(self.scales.as_ptr().cast::<f32>().add(group), self.offsets.as_ptr().cast::<f32>().add(group))
+        E::values::<S>(
+            self.scales.as_ptr().cast::<f32>().add(group),
+            self.zero_points.as_ptr().cast::<f32>().add(group),
+        )
     }
 }
 

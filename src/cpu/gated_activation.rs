@@ -52,7 +52,8 @@ unsafe fn values<S: Simd>(op: &GatedActivation, row: usize, range: Range<usize>,
 }
 
 /// A row in 8 bits: its values in pieces that `scratch` holds, once for the largest magnitude and, where there are several
-/// pieces, again for the codes. The float output is written with the codes, because it may lie over the inputs.
+/// pieces, again for the quantised values. The float output is written with the quantised values, because it may lie
+/// over the inputs.
 #[inline(always)]
 unsafe fn quantized_row<S: Simd>(
     op: &GatedActivation,
@@ -78,7 +79,7 @@ unsafe fn quantized_row<S: Simd>(
         if piece < columns {
             values::<S>(op, row, range.clone(), buffer);
         }
-        quantized_rows::store_codes(quantized, row, range.start, buffer.floats(range.len()), inverse);
+        quantized_rows::store_quantized(quantized, row, range.start, buffer.floats(range.len()), inverse);
         let Some(output) = output else { continue };
         let output = Row::of(output, row).skip(range.start);
         for (at, lanes) in vectors::<S>(range.len()) {

@@ -10,18 +10,18 @@ use crate::tensor::{Matrix, Tensor};
 
 pub fn grouped_linear(threads: &Threads, op: &GroupedLinear) -> Result<()> {
     // SAFETY: a validated rank-1 tensor of i32.
-    let offsets = unsafe { integers(&op.offsets) };
+    let expert_offsets = unsafe { integers(&op.expert_offsets) };
     let (mut last, rows) = (0, op.input.rows);
-    for (place, &offset) in offsets.iter().enumerate() {
+    for (place, &offset) in expert_offsets.iter().enumerate() {
         if offset < last || offset as usize > rows || (place == 0 && offset != 0) {
             return Err(Error::invalid(format!(
-                "offsets[{place}] is {offset}; offsets ascend from 0 to at most the {rows} rows of `input`"
+                "expert_offsets[{place}] is {offset}; they ascend from 0 to at most the {rows} rows of `input`"
             ))
             .with_limit(offset.max(0) as u64, rows as u64));
         }
         last = offset;
     }
-    for (expert, range) in offsets.windows(2).enumerate() {
+    for (expert, range) in expert_offsets.windows(2).enumerate() {
         let (first, end) = (range[0] as usize, range[1] as usize);
         let part = |matrix: Matrix| matrix.part(first, end - first);
         let bias = op.bias.map(|bias| {

@@ -27,7 +27,7 @@ const TASK_ROWS: usize = 96;
 /// Most rows of a task with Int4, whose slices of x are longer.
 const INT4_TASK_ROWS: usize = 48;
 
-/// How far ahead Int4 codes are asked for when they are read at the speed of memory, in bytes: twice as far as floats.
+/// How far ahead Int4 values are asked for when they are read at the speed of memory, in bytes: twice as far as floats.
 #[cfg(target_arch = "x86_64")]
 const INT4_AHEAD: usize = 2 * STREAM_AHEAD;
 
@@ -244,8 +244,8 @@ impl Product<'_> {
         }
     }
 
-    /// The columns `part` of the task's rows of x in scratch memory, in the order of Int4 codes, with zeros up to a whole
-    /// number of blocks.
+    /// The columns `part` of the task's rows of x in scratch memory, in the order of Int4 values, with zeros up to a
+    /// whole number of blocks.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn arranged_input<S: Simd>(&self, part: Range<usize>, scratch: &mut [f32]) -> Input {

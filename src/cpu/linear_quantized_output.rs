@@ -1,4 +1,5 @@
-//! `linear` with a quantised output: the product in f32, a block of rows at a time, then the codes of its rows.
+//! `linear` with a quantised output: the product in f32, a block of rows at a time, then the quantised values of its
+//! rows.
 
 use super::linear_quantized_input::{row_values, BLOCK_VALUES};
 use super::quantized_rows;
@@ -15,7 +16,7 @@ use std::ops::Range;
 pub fn linear_quantized_output(
     threads: &Threads,
     op: &Linear,
-    codes: &QuantizedRows,
+    quantized: &QuantizedRows,
     mut product: impl FnMut(usize, Matrix) -> Result<()>,
 ) -> Result<()> {
     let (rows, columns) = op.output_size();
@@ -30,7 +31,7 @@ pub fn linear_quantized_output(
         let values = Matrix { data, dtype: DType::F32, rows: count, columns, row_stride: columns };
         product(first, values)?;
         let output = op.output.map(|output| output.part(first, count));
-        let quantized = codes.part(first, count);
+        let quantized = quantized.part(first, count);
         for_rows(threads, count, columns, |rows, _| {
             // SAFETY: a validated descriptor's rows, of which tasks write different ones.
             unsafe { dispatch(Rows { values, output, quantized, rows }) }

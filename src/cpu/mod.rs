@@ -95,7 +95,7 @@ impl CpuExecutor {
             Ok(())
         };
         match (&op.quantized_output, op.output) {
-            (Some(codes), _) => linear_quantized_output::linear_quantized_output(&self.threads, op, codes, product),
+            (Some(rows), _) => linear_quantized_output::linear_quantized_output(&self.threads, op, rows, product),
             (None, Some(output)) => product(0, output),
             (None, None) => unreachable!("a validated descriptor has an output"),
         }

@@ -32,50 +32,51 @@ pub unsafe fn store_scale(rows: &QuantizedRows, row: usize, most: u32) -> f32 {
     }
 }
 
-/// Stores the codes of columns `first ..` of a row.
+/// Stores the quantised values of columns `first ..` of a row.
 ///
 /// # Safety
 /// The columns are a validated descriptor's, and nobody else uses them.
 #[inline(always)]
-pub unsafe fn store_codes(rows: &QuantizedRows, row: usize, first: usize, values: &[f32], inverse: f32) {
-    let codes = rows.data.cast::<u8>().add(row * rows.row_stride + first);
-    let codes = std::slice::from_raw_parts_mut(codes, values.len());
+pub unsafe fn store_quantized(rows: &QuantizedRows, row: usize, first: usize, values: &[f32], inverse: f32) {
+    let quantized = rows.data.cast::<u8>().add(row * rows.row_stride + first);
+    let quantized = std::slice::from_raw_parts_mut(quantized, values.len());
     if rows.encoding == Encoding::Int8 {
-        for (code, &value) in codes.iter_mut().zip(values) {
-            // `max` takes the other side of NaN: the code of a NaN, which the scale speaks for, is the same on all devices.
-            *code = int8::encode((value * inverse).max(-int8::MAX), 1.0);
+        for (q, &value) in quantized.iter_mut().zip(values) {
+            // `max` takes the other side of NaN: the quantised value of a NaN, which the scale speaks for, is the same
+            // on all devices.
+            *q = int8::encode((value * inverse).max(-int8::MAX), 1.0);
         }
     } else {
-        for (code, &value) in codes.iter_mut().zip(values) {
-            *code = fp8::e4m3_from_f32(value * inverse);
+        for (q, &value) in quantized.iter_mut().zip(values) {
+            *q = fp8::e4m3_from_f32(value * inverse);
         }
     }
 }
 
-/// Scale and codes of a whole row, if it has any.
+/// Scale and quantised values of a whole row, if it has any.
 ///
 /// # Safety
-/// The conditions of `store_codes` hold.
+/// The conditions of `store_quantized` hold.
 #[inline(always)]
 pub unsafe fn quantize_row(rows: &QuantizedRows, row: usize, values: &[f32]) {
     if values.is_empty() {
         return;
     }
     let inverse = store_scale(rows, row, largest(values, 0));
-    store_codes(rows, row, 0, values, inverse);
+    store_quantized(rows, row, 0, values, inverse);
 }
 
-/// scale · code of some rows, without gaps.
+/// scale · q of some rows, without gaps.
 ///
 /// # Safety
 /// The rows are a validated descriptor's, and `values` holds as many.
 pub unsafe fn dequantize(rows: &QuantizedRows, range: Range<usize>, values: &mut [f32]) {
     for (row, values) in range.zip(values.chunks_exact_mut(rows.columns.max(1))) {
-        let codes = std::slice::from_raw_parts(rows.data.cast::<u8>().add(row * rows.row_stride), rows.columns);
+        let quantized = std::slice::from_raw_parts(rows.data.cast::<u8>().add(row * rows.row_stride), rows.columns);
         let scale = rows.scales.add(row).read();
         let decode = if rows.encoding == Encoding::Int8 { int8::decode } else { fp8::e4m3_to_f32 };
-        for (value, &code) in values.iter_mut().zip(codes) {
-            *value = scale * decode(code);
+        for (value, &q) in values.iter_mut().zip(quantized) {
+            *value = scale * decode(q);
         }
     }
 }
@@ -85,9 +86,9 @@ mod tests {
     use super::*;
 
     fn quantized(encoding: Encoding, values: &[f32]) -> (Vec<u8>, f32, Vec<f32>) {
-        let (mut codes, mut scale) = (vec![0u8; values.len()], [f32::MAX]);
+        let (mut quantized, mut scale) = (vec![0u8; values.len()], [f32::MAX]);
         let rows = QuantizedRows {
-            data: codes.as_mut_ptr().cast(),
+            data: quantized.as_mut_ptr().cast(),
             scales: scale.as_mut_ptr(),
             given_scales: false,
             encoding,
@@ -101,7 +102,7 @@ mod tests {
             quantize_row(&rows, 0, values);
             dequantize(&rows, 0..1, &mut back);
         }
-        (codes, scale[0], back)
+        (quantized, scale[0], back)
     }
 
     #[test]
@@ -115,8 +116,8 @@ mod tests {
                 vec![32.0, -127.0, 8.0, 0.0].into_iter().map(|q: f32| 4.0 / 127.0 * q).collect()
             )
         );
-        let (codes, scale, back) = quantized(Encoding::Fp8E4m3, &values);
-        assert_eq!((codes[1], scale), (0xfe, 4.0 / 448.0));
+        let (quantized, scale, back) = quantized(Encoding::Fp8E4m3, &values);
+        assert_eq!((quantized[1], scale), (0xfe, 4.0 / 448.0));
         assert_eq!(back, values);
     }
 

@@ -4,12 +4,12 @@ use super::dequantize::CHUNK;
 use crate::weight::{Encoding, Scales, WeightView, BLOCK};
 use half::f16;
 
-/// A weight with codes of every value and scales of several sizes, and the memory behind it.
+/// A weight with every quantised value and scales of several sizes, and the memory behind it.
 #[allow(dead_code)] // The vectors are kept, not read.
 pub struct Quantized {
-    pub codes: Vec<u8>,
+    pub quantized: Vec<u8>,
     groups: Vec<f16>,
-    offsets: Vec<f16>,
+    zero_points: Vec<f16>,
     factors: Vec<f32>,
     order: Vec<i32>,
     pub view: WeightView,
@@ -20,25 +20,25 @@ pub struct Format {
     pub encoding: Encoding,
     /// The elements of a group; 0: one scale a row; `usize::MAX`: blocks.
     pub size: usize,
-    pub offsets: bool,
+    pub zero_points: bool,
 }
 
 pub const BLOCKS: usize = usize::MAX;
 
 pub const FORMATS: [Format; 13] = [
-    Format { encoding: Encoding::Int8, size: 0, offsets: false },
-    Format { encoding: Encoding::Int8, size: 32, offsets: false },
-    Format { encoding: Encoding::Int8, size: 128, offsets: false },
-    Format { encoding: Encoding::Int4, size: 32, offsets: false },
-    Format { encoding: Encoding::Int4, size: 64, offsets: false },
-    Format { encoding: Encoding::Int4, size: 128, offsets: false },
-    Format { encoding: Encoding::Int4, size: 32, offsets: true },
-    Format { encoding: Encoding::Int4, size: 64, offsets: true },
-    Format { encoding: Encoding::Int4, size: 128, offsets: true },
-    Format { encoding: Encoding::Fp8E4m3, size: 0, offsets: false },
-    Format { encoding: Encoding::Fp8E4m3, size: BLOCKS, offsets: false },
-    Format { encoding: Encoding::Fp8E5m2, size: 0, offsets: false },
-    Format { encoding: Encoding::Fp8E5m2, size: BLOCKS, offsets: false },
+    Format { encoding: Encoding::Int8, size: 0, zero_points: false },
+    Format { encoding: Encoding::Int8, size: 32, zero_points: false },
+    Format { encoding: Encoding::Int8, size: 128, zero_points: false },
+    Format { encoding: Encoding::Int4, size: 32, zero_points: false },
+    Format { encoding: Encoding::Int4, size: 64, zero_points: false },
+    Format { encoding: Encoding::Int4, size: 128, zero_points: false },
+    Format { encoding: Encoding::Int4, size: 32, zero_points: true },
+    Format { encoding: Encoding::Int4, size: 64, zero_points: true },
+    Format { encoding: Encoding::Int4, size: 128, zero_points: true },
+    Format { encoding: Encoding::Fp8E4m3, size: 0, zero_points: false },
+    Format { encoding: Encoding::Fp8E4m3, size: BLOCKS, zero_points: false },
+    Format { encoding: Encoding::Fp8E5m2, size: 0, zero_points: false },
+    Format { encoding: Encoding::Fp8E5m2, size: BLOCKS, zero_points: false },
 ];
 
 impl Quantized {
@@ -46,17 +46,17 @@ impl Quantized {
         let int4 = format.encoding == Encoding::Int4;
         // Rows of bytes lie at odd distances, so that none but the first is aligned.
         let row_stride = if int4 { columns.next_multiple_of(CHUNK) } else { columns + 5 };
-        let mut codes: Vec<u8> =
+        let mut quantized: Vec<u8> =
             (0..rows * row_stride).map(|i| ((i as u32).wrapping_mul(2_654_435_761) >> 23) as u8).collect();
         if int4 {
-            codes.truncate(rows * row_stride / 2);
+            quantized.truncate(rows * row_stride / 2);
         } else if format.encoding != Encoding::Int8 {
             // No NaN and no infinity, and no value so large that the sum is only it.
-            codes.iter_mut().for_each(|code| *code &= if format.encoding == Encoding::Fp8E4m3 { 0xdf } else { 0xbf });
+            quantized.iter_mut().for_each(|q| *q &= if format.encoding == Encoding::Fp8E4m3 { 0xdf } else { 0xbf });
         }
         let groups_of = |size: usize| rows * columns.div_ceil(size);
         let factor = |i: usize| 0.004 + (i * 7 % 11) as f32 * 0.001;
-        let (mut groups, mut offsets, mut factors) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut groups, mut zero_points, mut factors) = (Vec::new(), Vec::new(), Vec::new());
         let scales = match format.size {
             0 => {
                 factors = (0..rows).map(factor).collect();
@@ -71,21 +71,21 @@ impl Quantized {
                 Scales::Groups { size, data: groups.as_ptr() }
             }
         };
-        if format.offsets {
-            offsets = groups.iter().map(|scale| f16::from_f32(scale.to_f32() * -6.7)).collect();
+        if format.zero_points {
+            zero_points = groups.iter().map(|scale| f16::from_f32(scale.to_f32() * -6.7)).collect();
         }
         let view = WeightView {
-            data: codes.as_mut_ptr().cast(),
+            data: quantized.as_mut_ptr().cast(),
             encoding: format.encoding,
             rows,
             columns,
             row_stride,
             gated,
             scales,
-            offsets: if format.offsets { offsets.as_ptr() } else { std::ptr::null() },
+            zero_points: if format.zero_points { zero_points.as_ptr() } else { std::ptr::null() },
             order: std::ptr::null(),
         };
-        Quantized { codes, groups, offsets, factors, order: Vec::new(), view }
+        Quantized { quantized, groups, zero_points, factors, order: Vec::new(), view }
     }
 
     /// Its columns stand for those of the input from the last to the first.

@@ -153,7 +153,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         scale,
         soft_cap,
         heads_per_group: 0,
-        placement: KvPlacement::new(&op.key.placement, op.key.token_stride),
+        placement: KvPlacement::of(&op.key.placement, op.key.token_stride),
         sequence: [Sequence::default(); MAX_SEQUENCES],
     }
 }
@@ -192,6 +192,7 @@ pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) ->
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
+    KvPlacement::check(&op.cache.placement)?;
     let mut params = decode_params(op);
     let Some(plan) = DecodePlan::of(executor, op, &params) else { return Ok(()) };
     let launch = executor.launch_attention_on(stream);
@@ -250,6 +251,6 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         heads_per_chunk: 0,
         slots_per_head: 0,
         reserved: 0,
-        placement: KvPlacement::new(&op.cache.placement, op.cache.token_stride),
+        placement: KvPlacement::of(&op.cache.placement, op.cache.token_stride),
     }
 }

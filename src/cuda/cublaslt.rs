@@ -8,16 +8,13 @@ mod descriptors;
 mod library;
 mod variations;
 
-use super::scratch::{ScratchGuard, WorkspaceUse};
-use crate::device::RawHandle;
+use super::prelude::*;
 use crate::driver::exit;
-use crate::error::{Error, Result, Status};
-use crate::tensor::DType;
 use descriptors::Descriptors;
 use library::{functions, Functions};
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 type Handle = *mut c_void;
@@ -172,7 +169,7 @@ pub struct Product<'a> {
     pub input_operand: Operand,
     pub weight_operand: Operand,
     pub output_dtype: DType,
-    /// The scales of FP8 operands; without them the codes' values are multiplied as they are.
+    /// The scales of FP8 operands; without them the FP8 values are multiplied as they are.
     pub scales: Option<OuterScales>,
     pub algorithm: LibraryAlgorithm<'a>,
 }

@@ -1,29 +1,26 @@
 //! `dequantize` on CUDA: a quantised weight, or a range of its rows, as floats.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
+use super::prelude::*;
 use super::quantized::QuantizedMatrix;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::dequantize::Dequantize;
-use crate::tensor::DType;
 use crate::weight::WeightView;
-use std::ffi::c_void;
 use std::ops::Range;
 
-/// `nvb_dequantize_params` of csrc/dequantize/dequantize.h.
-#[repr(C)]
-struct Params {
-    matrix: QuantizedMatrix,
-    output: *mut c_void,
-    order: *const i32,
-    first_row: i64,
-    rows: i64,
-    first_column: i64,
-    columns: i64,
-    output_stride: i64,
-    output_dtype: u32,
-    reserved: u32,
+mirror! {
+    /// `nvb_dequantize_params` of csrc/dequantize/dequantize.h.
+    #[repr(C)]
+    struct Params of(matrix: QuantizedMatrix, order: *const i32, first_row: usize, output: &Matrix) {
+        matrix: QuantizedMatrix,
+        output: *mut c_void = output.data,
+        order: *const i32,
+        first_row: i64 = first_row as i64,
+        rows: i64 = output.rows as i64,
+        first_column: i64 = 0,
+        columns: i64 = output.columns as i64,
+        output_stride: i64 = output.row_stride as i64,
+        output_dtype: u32 = output.dtype as u32,
+        reserved: u32 = 0,
+    }
 }
 
 extern "C" {
@@ -34,18 +31,7 @@ extern "C" {
 pub(super) fn run(executor: &CudaExecutor, op: &Dequantize, stream: RawHandle) -> Result<bool> {
     let Some(matrix) = QuantizedMatrix::of(&op.weight) else { return Ok(false) };
     let _guard = executor.enter()?;
-    let params = Params {
-        matrix,
-        output: op.output.data,
-        order: op.weight.order,
-        first_row: 0,
-        rows: op.weight.rows as i64,
-        first_column: 0,
-        columns: op.weight.columns as i64,
-        output_stride: op.output.row_stride as i64,
-        output_dtype: op.output.dtype as u32,
-        reserved: 0,
-    };
+    let params = Params::of(matrix, op.weight.order, 0, &op.output);
     // SAFETY: the descriptor was validated, and the context is current.
     let code = unsafe { nvb_cuda_dequantize(&params, &executor.launch_on(stream)) };
     executor.check_launch(code, "dequantize").map(|()| true)
@@ -62,17 +48,9 @@ pub(super) unsafe fn rows(
     (output, dtype): (*mut c_void, DType),
     stream: RawHandle,
 ) -> Result<()> {
-    let params = Params {
-        matrix: QuantizedMatrix::of(weight).expect("a quantised weight"),
-        output,
-        order: std::ptr::null(),
-        first_row: rows.start as i64,
-        rows: rows.len() as i64,
-        first_column: 0,
-        columns: weight.columns as i64,
-        output_stride: weight.columns as i64,
-        output_dtype: dtype as u32,
-        reserved: 0,
-    };
+    let (rows, first, columns) = (rows.len(), rows.start, weight.columns);
+    let output = Matrix { data: output, dtype, rows, columns, row_stride: columns };
+    let matrix = QuantizedMatrix::of(weight).expect("a quantised weight");
+    let params = Params::of(matrix, std::ptr::null(), first, &output);
     executor.check_launch(nvb_cuda_dequantize(&params, &executor.launch_on(stream)), "dequantize")
 }

@@ -1,30 +1,28 @@
 //! `elementwise` on CUDA: the launcher of csrc/elementwise.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::prelude::*;
 use crate::operation::elementwise::{Elementwise, ElementwiseKind};
 use crate::operation::Activation;
-use std::ffi::c_void;
 
-/// `nvb_elementwise_params` of csrc/elementwise/elementwise.h.
-#[repr(C)]
-struct Params {
-    input: *const c_void,
-    other: *const c_void,
-    output: *mut c_void,
-    rows: i64,
-    columns: i64,
-    input_stride: i64,
-    other_stride: i64,
-    output_stride: i64,
-    operation: u32,
-    activation: u32,
-    input_dtype: u32,
-    other_dtype: u32,
-    output_dtype: u32,
-    scalar: f32,
+mirror! {
+    /// `nvb_elementwise_params` of csrc/elementwise/elementwise.h.
+    #[repr(C)]
+    struct Params of(op: &Elementwise, operation: Code, activation: Activation, scalar: f32) {
+        input: *const c_void = op.input.data,
+        other: *const c_void = data_of(op.second),
+        output: *mut c_void = op.output.data,
+        rows: i64 = op.input.rows as i64,
+        columns: i64 = op.input.columns as i64,
+        input_stride: i64 = op.input.row_stride as i64,
+        other_stride: i64 = stride_of(op.second),
+        output_stride: i64 = op.output.row_stride as i64,
+        operation: u32 = operation as u32,
+        activation: u32 = activation as u32,
+        input_dtype: u32 = op.input.dtype as u32,
+        other_dtype: u32 = op.second.map_or(op.input.dtype, |second| second.dtype) as u32,
+        output_dtype: u32 = op.output.dtype as u32,
+        scalar: f32,
+    }
 }
 
 /// `nvb_elementwise_code` of csrc/elementwise/elementwise.h.
@@ -56,22 +54,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Elementwise, stream: RawHandle) 
         ElementwiseKind::Convert => (Code::Convert, 0.0, Activation::None),
         ElementwiseKind::Activation(activation) => (Code::Activation, 0.0, activation),
     };
-    let params = Params {
-        input: op.input.data,
-        other: op.second.map_or(std::ptr::null_mut(), |second| second.data),
-        output: op.output.data,
-        rows: op.input.rows as i64,
-        columns: op.input.columns as i64,
-        input_stride: op.input.row_stride as i64,
-        other_stride: op.second.map_or(0, |second| second.row_stride as i64),
-        output_stride: op.output.row_stride as i64,
-        operation: operation as u32,
-        activation: activation as u32,
-        input_dtype: op.input.dtype as u32,
-        other_dtype: op.second.map_or(op.input.dtype, |second| second.dtype) as u32,
-        output_dtype: op.output.dtype as u32,
-        scalar,
-    };
+    let params = Params::of(op, operation, activation, scalar);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_elementwise(&params, &executor.launch_on(stream)) }, "elementwise")
 }

@@ -1,40 +1,40 @@
 //! `embedding` on CUDA: the launchers of csrc/embedding.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
+use super::prelude::*;
 use super::quantized::QuantizedMatrix;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::embedding::Embedding;
-use std::ffi::c_void;
 
-/// `nvb_embedding_params` of csrc/embedding/embedding.h.
-#[repr(C)]
-struct Params {
-    tokens: *const c_void,
-    table: *const c_void,
-    output: *mut c_void,
-    rows: i64,
-    vocabulary: i64,
-    columns: i64,
-    table_stride: i64,
-    output_stride: i64,
-    table_dtype: u32,
-    output_dtype: u32,
-    scale: f32,
-    reserved: u32,
+mirror! {
+    /// `nvb_embedding_params` of csrc/embedding/embedding.h.
+    #[repr(C)]
+    struct Params of(op: &Embedding, table_dtype: DType) {
+        tokens: *const c_void = op.tokens.data,
+        table: *const c_void = op.table.data,
+        output: *mut c_void = op.output.data,
+        rows: i64 = op.output.rows as i64,
+        vocabulary: i64 = op.table.rows as i64,
+        columns: i64 = op.output.columns as i64,
+        table_stride: i64 = op.table.row_stride as i64,
+        output_stride: i64 = op.output.row_stride as i64,
+        table_dtype: u32 = table_dtype as u32,
+        output_dtype: u32 = op.output.dtype as u32,
+        scale: f32 = op.scale,
+        reserved: u32 = 0,
+    }
 }
 
-/// `nvb_embedding_quantized_params` of csrc/embedding/embedding.h.
-#[repr(C)]
-struct QuantizedParams {
-    table: QuantizedMatrix,
-    tokens: *const c_void,
-    output: *mut c_void,
-    rows: i64,
-    output_stride: i64,
-    output_dtype: u32,
-    scale: f32,
+mirror! {
+    /// `nvb_embedding_quantized_params` of csrc/embedding/embedding.h.
+    #[repr(C)]
+    struct QuantizedParams of(op: &Embedding, table: QuantizedMatrix) {
+        table: QuantizedMatrix,
+        tokens: *const c_void = op.tokens.data,
+        output: *mut c_void = op.output.data,
+        rows: i64 = op.output.rows as i64,
+        output_stride: i64 = op.output.row_stride as i64,
+        output_dtype: u32 = op.output.dtype as u32,
+        scale: f32 = op.scale,
+    }
 }
 
 extern "C" {
@@ -48,34 +48,13 @@ pub(super) fn run(executor: &CudaExecutor, op: &Embedding, stream: RawHandle) ->
         return run_quantized(executor, op, table, stream);
     }
     let table_dtype = op.table.dtype().expect("a table that is not quantised");
-    let params = Params {
-        tokens: op.tokens.data,
-        table: op.table.data,
-        output: op.output.data,
-        rows: op.output.rows as i64,
-        vocabulary: op.table.rows as i64,
-        columns: op.output.columns as i64,
-        table_stride: op.table.row_stride as i64,
-        output_stride: op.output.row_stride as i64,
-        table_dtype: table_dtype as u32,
-        output_dtype: op.output.dtype as u32,
-        scale: op.scale,
-        reserved: 0,
-    };
+    let params = Params::of(op, table_dtype);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_embedding(&params, &executor.launch_on(stream)) }, "embedding")
 }
 
 fn run_quantized(executor: &CudaExecutor, op: &Embedding, table: QuantizedMatrix, stream: RawHandle) -> Result<()> {
-    let params = QuantizedParams {
-        table,
-        tokens: op.tokens.data,
-        output: op.output.data,
-        rows: op.output.rows as i64,
-        output_stride: op.output.row_stride as i64,
-        output_dtype: op.output.dtype as u32,
-        scale: op.scale,
-    };
+    let params = QuantizedParams::of(op, table);
     // SAFETY: the descriptor was validated, and the context is current.
     let code = unsafe { nvb_cuda_embedding_quantized(&params, &executor.launch_on(stream)) };
     executor.check_launch(code, "quantised embedding")

@@ -1,35 +1,31 @@
 //! `group_norm` on CUDA: the launcher of csrc/group_norm.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::norm::vector_data;
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::prelude::*;
 use crate::operation::group_norm::{GroupNorm, ImageLayout};
-use crate::tensor::DType;
-use std::ffi::c_void;
 
-/// `nvb_group_norm_params` of csrc/group_norm/group_norm.h.
-#[repr(C)]
-struct Params {
-    input: *const c_void,
-    output: *mut c_void,
-    weight: *const c_void,
-    bias: *const c_void,
-    samples: i64,
-    channels: i64,
-    positions: i64,
-    groups: i64,
-    input_sample_stride: i64,
-    input_row_stride: i64,
-    output_sample_stride: i64,
-    output_row_stride: i64,
-    input_dtype: u32,
-    output_dtype: u32,
-    weight_dtype: u32,
-    activation: u32,
-    channels_last: u32,
-    epsilon: f32,
+mirror! {
+    /// `nvb_group_norm_params` of csrc/group_norm/group_norm.h.
+    #[repr(C)]
+    struct Params of(op: &GroupNorm) {
+        input: *const c_void = op.input.data,
+        output: *mut c_void = op.output.data,
+        weight: *const c_void = vector_of(op.weight),
+        bias: *const c_void = vector_of(op.bias),
+        samples: i64 = op.input.tokens as i64,
+        channels: i64 = op.channels() as i64,
+        positions: i64 = op.positions() as i64,
+        groups: i64 = op.groups as i64,
+        input_sample_stride: i64 = op.input.token_stride as i64,
+        input_row_stride: i64 = op.input.head_stride as i64,
+        output_sample_stride: i64 = op.output.token_stride as i64,
+        output_row_stride: i64 = op.output.head_stride as i64,
+        input_dtype: u32 = op.input.dtype as u32,
+        output_dtype: u32 = op.output.dtype as u32,
+        weight_dtype: u32 = vector_dtype_of(op.weight.or(op.bias)),
+        activation: u32 = op.activation as u32,
+        channels_last: u32 = (op.layout == ImageLayout::Nhwc).into(),
+        epsilon: f32 = op.epsilon,
+    }
 }
 
 extern "C" {
@@ -41,26 +37,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &GroupNorm, stream: RawHandle) ->
         return Ok(());
     }
     let _guard = executor.enter()?;
-    let params = Params {
-        input: op.input.data,
-        output: op.output.data,
-        weight: vector_data(op.weight),
-        bias: vector_data(op.bias),
-        samples: op.input.tokens as i64,
-        channels: op.channels() as i64,
-        positions: op.positions() as i64,
-        groups: op.groups as i64,
-        input_sample_stride: op.input.token_stride as i64,
-        input_row_stride: op.input.head_stride as i64,
-        output_sample_stride: op.output.token_stride as i64,
-        output_row_stride: op.output.head_stride as i64,
-        input_dtype: op.input.dtype as u32,
-        output_dtype: op.output.dtype as u32,
-        weight_dtype: op.weight.or(op.bias).map_or(DType::F32, |vector| vector.dtype) as u32,
-        activation: op.activation as u32,
-        channels_last: (op.layout == ImageLayout::Nhwc).into(),
-        epsilon: op.epsilon,
-    };
+    let params = Params::of(op);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_group_norm(&params, &executor.launch_on(stream)) }, "group_norm")
 }

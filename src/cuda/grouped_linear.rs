@@ -1,45 +1,40 @@
 //! `grouped_linear` on CUDA: the launcher of csrc/grouped_linear.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::linear::{bias_data, bias_dtype};
 use super::linear_quantized::{copy_input, ordered_stride};
 use super::linear_workspace::input_bytes;
+use super::prelude::*;
 use super::quantized::{encoding_code, scale_code};
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::grouped_linear::GroupedLinear;
-use crate::tensor::Matrix;
-use std::ffi::c_void;
 
-/// `nvb_grouped_linear_params` of csrc/grouped_linear/grouped_linear.h.
-#[repr(C)]
-struct Params {
-    input: *const c_void,
-    expert_offsets: *const c_void,
-    weight: *const c_void,
-    scales: *const c_void,
-    zero_points: *const c_void,
-    bias: *const c_void,
-    output: *mut c_void,
-    rows: i64,
-    n: i64,
-    k: i64,
-    input_stride: i64,
-    weight_stride: i64,
-    output_stride: i64,
-    experts: i32,
-    input_dtype: u32,
-    weight_dtype: u32,
-    encoding: u32,
-    scale_kind: u32,
-    group: u32,
-    bias_dtype: u32,
-    output_dtype: u32,
-    activation: u32,
-    gated: u32,
+mirror! {
+    /// `nvb_grouped_linear_params` of csrc/grouped_linear/grouped_linear.h.
+    #[repr(C)]
+    struct Params of(op: &GroupedLinear) {
+        input: *const c_void = op.input.data,
+        expert_offsets: *const c_void = op.expert_offsets.data,
+        weight: *const c_void = op.weight.data,
+        scales: *const c_void,
+        zero_points: *const c_void = op.weight.zero_points.cast(),
+        bias: *const c_void = vector_of(op.bias),
+        output: *mut c_void = op.output.data,
+        rows: i64 = op.input.rows as i64,
+        n: i64 = op.expert_rows() as i64,
+        k: i64 = op.weight.columns as i64,
+        input_stride: i64 = op.input.row_stride as i64,
+        weight_stride: i64 = op.weight.row_stride as i64,
+        output_stride: i64 = op.output.row_stride as i64,
+        experts: i32 = op.experts as i32,
+        input_dtype: u32 = op.input.dtype as u32,
+        weight_dtype: u32 = op.weight.dtype().map_or(0, |dtype| dtype as u32),
+        encoding: u32 = encoding_code(op.weight.encoding).unwrap_or(0),
+        scale_kind: u32,
+        group: u32,
+        bias_dtype: u32 = vector_dtype_of(op.bias),
+        output_dtype: u32 = op.output.dtype as u32,
+        activation: u32 = op.activation as u32,
+        gated: u32 = op.weight.gated.into(),
+    }
+    with (scale_kind, group, scales) = scale_code(op.weight.scales);
 }
 
 extern "C" {
@@ -71,7 +66,7 @@ pub(super) fn workspace(executor: &CudaExecutor, op: &GroupedLinear) -> Workspac
 fn copies_input(executor: &CudaExecutor, op: &GroupedLinear) -> bool {
     let aligned = Matrix { data: std::ptr::null_mut(), row_stride: ordered_stride(&op.input), ..op.input };
     let family = |input: Matrix| {
-        let params = params(&GroupedLinear { input, ..*op });
+        let params = Params::of(&GroupedLinear { input, ..*op });
         // SAFETY: reads the two structs alone.
         unsafe { nvb_cuda_grouped_linear_family(&params, &executor.launch_on(RawHandle::NULL)) }
     };
@@ -80,35 +75,6 @@ fn copies_input(executor: &CudaExecutor, op: &GroupedLinear) -> bool {
 
 fn launch(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
     // SAFETY: the descriptor was validated, and the context is current.
-    let code = unsafe { nvb_cuda_grouped_linear(&params(op), &executor.launch_on(stream)) };
+    let code = unsafe { nvb_cuda_grouped_linear(&Params::of(op), &executor.launch_on(stream)) };
     executor.check_launch(code, "grouped linear")
-}
-
-fn params(op: &GroupedLinear) -> Params {
-    let (scale_kind, group, scales) = scale_code(op.weight.scales);
-    Params {
-        input: op.input.data,
-        expert_offsets: op.offsets.data,
-        weight: op.weight.data,
-        scales,
-        zero_points: op.weight.offsets.cast(),
-        bias: bias_data(op.bias),
-        output: op.output.data,
-        rows: op.input.rows as i64,
-        n: op.expert_rows() as i64,
-        k: op.weight.columns as i64,
-        input_stride: op.input.row_stride as i64,
-        weight_stride: op.weight.row_stride as i64,
-        output_stride: op.output.row_stride as i64,
-        experts: op.experts as i32,
-        input_dtype: op.input.dtype as u32,
-        weight_dtype: op.weight.dtype().map_or(0, |dtype| dtype as u32),
-        encoding: encoding_code(op.weight.encoding).unwrap_or(0),
-        scale_kind,
-        group,
-        bias_dtype: bias_dtype(op.bias),
-        output_dtype: op.output.dtype as u32,
-        activation: op.activation as u32,
-        gated: op.weight.gated.into(),
-    }
 }

@@ -33,7 +33,7 @@ impl KvPlacement {
         reserved: 0,
     };
 
-    pub fn new(placement: &Placement, token_stride: usize) -> KvPlacement {
+    pub fn of(placement: &Placement, token_stride: usize) -> KvPlacement {
         match placement {
             Placement::Contiguous => KvPlacement::CONTIGUOUS,
             Placement::Ring { tokens } => KvPlacement {

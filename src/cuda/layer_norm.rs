@@ -1,21 +1,20 @@
 //! `layer_norm` on CUDA: the launcher of csrc/layer_norm.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::norm::{vector_data, NormRows};
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::norm::NormRows;
+use super::prelude::*;
 use crate::operation::layer_norm::LayerNorm;
-use std::ffi::c_void;
 
-/// `nvb_layer_norm_params` of csrc/layer_norm/layer_norm.h.
-#[repr(C)]
-struct Params {
-    base: NormRows,
-    weight: *const c_void,
-    bias: *const c_void,
-    epsilon: f32,
-    reserved: u32,
+mirror! {
+    /// `nvb_layer_norm_params` of csrc/layer_norm/layer_norm.h.
+    #[repr(C)]
+    struct Params of(op: &LayerNorm) {
+        base: NormRows = NormRows::of(&op.input, [op.residual, op.residual_output, op.output], vectors),
+        weight: *const c_void = vector_of(op.weight),
+        bias: *const c_void = vector_of(op.bias),
+        epsilon: f32 = op.epsilon,
+        reserved: u32 = 0,
+    }
+    with vectors = [op.weight, op.bias];
 }
 
 extern "C" {
@@ -24,14 +23,7 @@ extern "C" {
 
 pub(super) fn run(executor: &CudaExecutor, op: &LayerNorm, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    let vectors = [op.weight, op.bias];
-    let params = Params {
-        base: NormRows::new(&op.input, op.residual, op.residual_output, op.output, vectors),
-        weight: vector_data(op.weight),
-        bias: vector_data(op.bias),
-        epsilon: op.epsilon,
-        reserved: 0,
-    };
+    let params = Params::of(op);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_layer_norm(&params, &executor.launch_on(stream)) }, "layer_norm")
 }

@@ -1,63 +1,60 @@
 //! `linear` on CUDA: which kernel, and the two steps around a vendor product.
 
 use super::cublaslt::{CublasLt, LibraryAlgorithm, Operand, OuterScales, Product, Residual};
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::scratch::{ScratchGuard, WorkspaceUse};
+use super::prelude::*;
 use super::{linear_plan, linear_quantized_input, linear_quantized_output, linear_wgmma};
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::linear::{Linear, LinearInput};
-use crate::operation::linear_product::LinearProduct;
 use crate::operation::Activation;
-use crate::tensor::{DType, Matrix, Tensor};
-use std::ffi::c_void;
 
-/// `nvb_linear_params` of csrc/linear/linear.h.
-#[repr(C)]
-pub(super) struct Params {
-    input: *const c_void,
-    weight: *const c_void,
-    bias: *const c_void,
-    residual: *const c_void,
-    output: *mut c_void,
-    m: i64,
-    n: i64,
-    k: i64,
-    input_stride: i64,
-    weight_stride: i64,
-    residual_stride: i64,
-    output_stride: i64,
-    input_dtype: u32,
-    weight_dtype: u32,
-    bias_dtype: u32,
-    residual_dtype: u32,
-    output_dtype: u32,
-    activation: u32,
-    gated: u32,
-    reserved: u32,
+mirror! {
+    /// `nvb_linear_params` of csrc/linear/linear.h.
+    #[repr(C)]
+    pub(super) struct Params of(op: &LinearProduct, weight_dtype: DType) {
+        input: *const c_void = op.input.data,
+        weight: *const c_void = op.weight.data,
+        bias: *const c_void = vector_of(op.bias),
+        residual: *const c_void = data_of(op.residual),
+        output: *mut c_void = op.output.data,
+        m: i64 = op.input.rows as i64,
+        n: i64 = op.weight.rows as i64,
+        k: i64 = op.weight.columns as i64,
+        input_stride: i64 = op.input.row_stride as i64,
+        weight_stride: i64 = op.weight.row_stride as i64,
+        residual_stride: i64 = stride_of(op.residual),
+        output_stride: i64 = op.output.row_stride as i64,
+        input_dtype: u32 = op.input.dtype as u32,
+        weight_dtype: u32 = weight_dtype as u32,
+        bias_dtype: u32 = vector_dtype_of(op.bias),
+        residual_dtype: u32 = dtype_of(op.residual),
+        output_dtype: u32 = op.output.dtype as u32,
+        activation: u32 = op.activation as u32,
+        gated: u32 = op.weight.gated.into(),
+        reserved: u32 = 0,
+    }
 }
 
-/// `nvb_linear_epilogue_params` of csrc/common/linear_epilogue.h.
-#[repr(C)]
-struct EpilogueParams {
-    product: *const c_void,
-    row_scales: *const f32,
-    column_scales: *const f32,
-    bias: *const c_void,
-    residual: *const c_void,
-    output: *mut c_void,
-    rows: i64,
-    columns: i64,
-    product_stride: i64,
-    residual_stride: i64,
-    output_stride: i64,
-    product_dtype: u32,
-    bias_dtype: u32,
-    residual_dtype: u32,
-    output_dtype: u32,
-    activation: u32,
-    gated: u32,
+mirror! {
+    /// `nvb_linear_epilogue_params` of csrc/common/linear_epilogue.h.
+    #[repr(C)]
+    struct EpilogueParams of(op: &LinearProduct, part: &Product, scales: Option<OuterScales>) {
+        product: *const c_void = part.output,
+        row_scales: *const f32 = scales.map_or(std::ptr::null(), |scales| scales.input),
+        column_scales: *const f32 = scales.map_or(std::ptr::null(), |scales| scales.weight),
+        bias: *const c_void = vector_of(op.bias),
+        residual: *const c_void = data_of(op.residual),
+        output: *mut c_void = op.output.data,
+        rows: i64 = part.m as i64,
+        columns: i64 = part.n as i64,
+        product_stride: i64 = part.n as i64,
+        residual_stride: i64 = stride_of(op.residual),
+        output_stride: i64 = op.output.row_stride as i64,
+        product_dtype: u32 = part.output_dtype as u32,
+        bias_dtype: u32 = vector_dtype_of(op.bias),
+        residual_dtype: u32 = dtype_of(op.residual),
+        output_dtype: u32 = op.output.dtype as u32,
+        activation: u32 = op.activation as u32,
+        gated: u32 = op.weight.gated.into(),
+    }
 }
 
 extern "C" {
@@ -74,7 +71,7 @@ pub(super) const PRODUCT_BYTES: usize = 64 << 20;
 
 pub(super) fn run(executor: &CudaExecutor, op: &Linear, stream: RawHandle) -> Result<()> {
     match (&op.quantized_output, op.output) {
-        (Some(codes), _) => linear_quantized_output::run(executor, op, codes, stream),
+        (Some(rows), _) => linear_quantized_output::run(executor, op, rows, stream),
         (None, Some(output)) => rows(executor, op, 0, output, stream),
         (None, None) => unreachable!("a validated descriptor has an output"),
     }
@@ -130,54 +127,9 @@ pub(super) fn vendor_supports(op: &LinearProduct, weight_dtype: DType) -> bool {
 
 /// The library's own kernels for a float weight. The context is current.
 pub(super) fn own(executor: &CudaExecutor, op: &LinearProduct, weight_dtype: DType, stream: RawHandle) -> Result<()> {
-    let params = params(op, weight_dtype);
+    let params = Params::of(op, weight_dtype);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_linear(&params, &executor.launch_on(stream)) }, "linear")
-}
-
-pub(super) fn params(op: &LinearProduct, weight_dtype: DType) -> Params {
-    Params {
-        input: op.input.data,
-        weight: op.weight.data,
-        bias: bias_data(op.bias),
-        residual: residual_data(op.residual),
-        output: op.output.data,
-        m: op.input.rows as i64,
-        n: op.weight.rows as i64,
-        k: op.weight.columns as i64,
-        input_stride: op.input.row_stride as i64,
-        weight_stride: op.weight.row_stride as i64,
-        residual_stride: residual_stride(op.residual),
-        output_stride: op.output.row_stride as i64,
-        input_dtype: op.input.dtype as u32,
-        weight_dtype: weight_dtype as u32,
-        bias_dtype: bias_dtype(op.bias),
-        residual_dtype: residual_dtype(op.residual),
-        output_dtype: op.output.dtype as u32,
-        activation: op.activation as u32,
-        gated: op.weight.gated.into(),
-        reserved: 0,
-    }
-}
-
-pub(super) fn residual_data(residual: Option<Matrix>) -> *const c_void {
-    residual.map_or(std::ptr::null(), |residual| residual.data.cast_const())
-}
-
-pub(super) fn residual_stride(residual: Option<Matrix>) -> i64 {
-    residual.map_or(0, |residual| residual.row_stride as i64)
-}
-
-pub(super) fn residual_dtype(residual: Option<Matrix>) -> u32 {
-    residual.map_or(DType::F32, |residual| residual.dtype) as u32
-}
-
-pub(super) fn bias_data(bias: Option<Tensor>) -> *const c_void {
-    bias.map_or(std::ptr::null(), |bias| bias.data.cast_const())
-}
-
-pub(super) fn bias_dtype(bias: Option<Tensor>) -> u32 {
-    bias.map_or(DType::F32, |bias| bias.dtype) as u32
 }
 
 /// cuBLASLt's product with a float weight; `false` where it is absent or has no algorithm. The context is current.
@@ -297,25 +249,7 @@ pub(super) fn with_epilogue(
         let scales = scales.map(|scales| from(scales, first));
         let residual = op.residual.map(|residual| residual.part(first, rows));
         let output = op.output.part(first, rows);
-        let params = EpilogueParams {
-            product: buffer,
-            row_scales: scales.map_or(std::ptr::null(), |scales| scales.input),
-            column_scales: scales.map_or(std::ptr::null(), |scales| scales.weight),
-            bias: bias_data(op.bias),
-            residual: residual_data(residual),
-            output: output.data,
-            rows: rows as i64,
-            columns: product.n as i64,
-            product_stride: product.n as i64,
-            residual_stride: residual_stride(residual),
-            output_stride: output.row_stride as i64,
-            product_dtype: product.output_dtype as u32,
-            bias_dtype: bias_dtype(op.bias),
-            residual_dtype: residual_dtype(residual),
-            output_dtype: output.dtype as u32,
-            activation: op.activation as u32,
-            gated: op.weight.gated.into(),
-        };
+        let params = EpilogueParams::of(&LinearProduct { residual, output, ..*op }, &part, scales);
         // SAFETY: the descriptor was validated, the buffer holds the slice, and the context is current.
         executor.check_launch(
             unsafe { nvb_cuda_linear_epilogue(&params, &executor.launch_on(stream)) },

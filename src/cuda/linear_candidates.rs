@@ -1,12 +1,11 @@
 //! What tuning tries of a product on CUDA: the registry's kernels, cuBLASLt's algorithms, and variations of these.
 
 use super::cublaslt::{AlgorithmBytes, LibraryAlgorithm, RANKS, RANKS_WITH_EPILOGUE};
-use super::executor::CudaExecutor;
 use super::linear::{self, vendor_supports};
 use super::linear_choice::supports;
+use super::prelude::*;
 use super::{linear_invariant, linear_plan, linear_wgmma};
-use crate::device::{DeviceKind, RawHandle};
-use crate::operation::linear_product::LinearProduct;
+use crate::device::DeviceKind;
 use crate::operation::Activation;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{kernels_of, Family};

@@ -4,17 +4,14 @@
 //! that cannot be followed is answered with `None`, and the executor's own choice follows.
 
 use super::cublaslt::LibraryAlgorithm;
-use super::executor::CudaExecutor;
 use super::kernel_table::{row, text};
-use super::launch::Launch;
 use super::linear::{self, vendor_supports};
 use super::linear_quantized;
 use super::linear_quantized::Params as QuantizedParams;
 use super::linear_rounded::supports_rounding;
 use super::linear_wgmma;
-use crate::device::{DeviceKind, RawHandle};
-use crate::error::Result;
-use crate::operation::linear_product::LinearProduct;
+use super::prelude::*;
+use crate::device::DeviceKind;
 use crate::operation::OperationKind;
 use crate::registry::choices::{Algorithm, Choice};
 use crate::registry::{find, Family, KernelId};
@@ -41,17 +38,18 @@ pub(super) fn supports(executor: &CudaExecutor, op: &LinearProduct, id: KernelId
     match (id.kernel().family, op.weight.dtype()) {
         (Family::FloatKernel, Some(dtype)) => row(id).is_some_and(|row| {
             // SAFETY: reads the two structs alone.
-            unsafe { nvb_cuda_linear_kernel_supports(row, &linear::params(op, dtype), &launch) != 0 }
+            unsafe { nvb_cuda_linear_kernel_supports(row, &linear::Params::of(op, dtype), &launch) != 0 }
         }),
         (Family::QuantizedKernel, None) => row(id).is_some_and(|row| {
             // SAFETY: as above.
-            unsafe { nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::params(op), &launch) != 0 }
+            unsafe { nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::Params::of(op), &launch) != 0 }
         }),
         (Family::Vendor, Some(dtype)) => vendor_supports(op, dtype) && vendor_there(),
         (Family::Dequantized, None) => op.weight.columns > 0,
         (Family::Wgmma, Some(dtype)) => {
             op.input.rows > 0
-                && linear_wgmma::Params::of(op, dtype).is_some_and(|params| linear_wgmma::supports(executor, &params))
+                && linear_wgmma::Params::of_floats(op, dtype)
+                    .is_some_and(|params| linear_wgmma::supports(executor, &params))
         }
         (Family::RoundedInput, None) => supports_rounding(executor, op, false),
         (Family::RoundedWgmma, None) => supports_rounding(executor, op, true),
@@ -64,8 +62,8 @@ pub(super) fn kernel_of_table(executor: &CudaExecutor, op: &LinearProduct) -> Op
     let launch = executor.launch_on(RawHandle::NULL);
     // SAFETY: the two calls read their structs alone.
     named(match op.weight.dtype() {
-        Some(dtype) => unsafe { nvb_cuda_linear_kernel_name(&linear::params(op, dtype), &launch) },
-        None => unsafe { nvb_cuda_linear_quantized_kernel_name(&linear_quantized::params(op), &launch) },
+        Some(dtype) => unsafe { nvb_cuda_linear_kernel_name(&linear::Params::of(op, dtype), &launch) },
+        None => unsafe { nvb_cuda_linear_quantized_kernel_name(&linear_quantized::Params::of(op), &launch) },
     })
 }
 
@@ -149,24 +147,25 @@ mod tests {
             let y = Tensor::new(at(0), dtype, &[m, 4096]);
             let op = |weight: WeightView| LinearProduct::new(x, weight, None, Activation::None, y).unwrap();
             let float = op(WeightView::float(at(0), dtype, 4096, k, k, false));
-            let codes = |encoding, scales, row_stride| {
+            let quantized = |encoding, scales, row_stride| {
                 let weight = WeightView::float(at(0), dtype, 4096, k, row_stride, false);
                 op(WeightView { encoding, scales, ..weight })
             };
-            let int8 = codes(Encoding::Int8, Scales::Rows(at(0).cast()), k.next_multiple_of(16));
+            let int8 = quantized(Encoding::Int8, Scales::Rows(at(0).cast()), k.next_multiple_of(16));
             let groups = Scales::Groups { size: 32, data: at(0).cast() };
-            let int4 = codes(Encoding::Int4, groups, k.next_multiple_of(64));
+            let int4 = quantized(Encoding::Int4, groups, k.next_multiple_of(64));
             let mut taken = 0;
             for (id, kernel) in kernels_of(DeviceKind::Cuda) {
                 for op in [&float, &int8, &int4] {
                     let supported = match (kernel.family, op.weight.dtype(), row(id)) {
                         // SAFETY: the calls read their structs alone.
                         (Family::FloatKernel, Some(dtype), Some(row)) => unsafe {
-                            nvb_cuda_linear_kernel_supports(row, &linear::params(op, dtype), &launch) != 0
+                            nvb_cuda_linear_kernel_supports(row, &linear::Params::of(op, dtype), &launch) != 0
                         },
                         // SAFETY: as above.
                         (Family::QuantizedKernel, None, Some(row)) => unsafe {
-                            nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::params(op), &launch) != 0
+                            nvb_cuda_linear_quantized_kernel_supports(row, &linear_quantized::Params::of(op), &launch)
+                                != 0
                         },
                         _ => false,
                     };
@@ -232,7 +231,7 @@ mod tests {
                     let weight = WeightView::float(at, dtype, n, k, k, false);
                     let op = LinearProduct::new(x, weight, None, Activation::None, y).unwrap();
                     // SAFETY: the call reads its structs alone.
-                    let chosen = text(unsafe { nvb_cuda_linear_kernel_name(&linear::params(&op, dtype), &launch) });
+                    let chosen = text(unsafe { nvb_cuda_linear_kernel_name(&linear::Params::of(&op, dtype), &launch) });
                     assert_eq!(chosen, kernel, "{m} rows, {n} x {k}, {dtype}");
                 }
             }

@@ -6,18 +6,13 @@
 //! take goes to the plain kernels for every number of rows. Which of the two it is, the weight and the dtypes decide alone:
 //! input that is not aligned is copied first. cuBLASLt, tuned entries and inputs rounded to 8 bits are left aside.
 
-use super::executor::CudaExecutor;
 use super::linear_quantized::{in_order, ordered_stride};
 use super::linear_workspace::input_bytes;
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
+use super::prelude::*;
 use super::{kernel_table, linear, linear_choice, linear_quantized};
-use crate::device::{Device, DeviceKind, RawHandle};
-use crate::error::Result;
-use crate::operation::linear_product::LinearProduct;
+use crate::device::{Device, DeviceKind};
 use crate::operation::OperationKind;
 use crate::registry::{find, KernelId};
-use crate::tensor::Matrix;
 use crate::weight::WeightView;
 use std::sync::OnceLock;
 
@@ -110,8 +105,8 @@ fn launch(executor: &CudaExecutor, op: &LinearProduct, stream: RawHandle) -> Res
         let part = op.part(first, rows, op.output.part(first, rows));
         let row = kernel_table::row(kernel).expect("a kernel of the tables");
         match part.weight.dtype() {
-            Some(dtype) => linear_choice::launch_float(executor, &linear::params(&part, dtype), row, stream)?,
-            None => linear_choice::launch_quantized(executor, &linear_quantized::params(&part), row, stream)?,
+            Some(dtype) => linear_choice::launch_float(executor, &linear::Params::of(&part, dtype), row, stream)?,
+            None => linear_choice::launch_quantized(executor, &linear_quantized::Params::of(&part), row, stream)?,
         }
     }
     Ok(())

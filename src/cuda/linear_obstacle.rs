@@ -1,11 +1,10 @@
 //! Which of the device, the options and the product's shape keeps a kernel from a product that lies within its limits.
 
-use super::executor::CudaExecutor;
 use super::linear_rounded::oldest_capability;
-use crate::device::{Device, RawHandle};
+use super::prelude::*;
+use crate::device::Device;
 use crate::executor::Executor;
 use crate::hardware;
-use crate::operation::linear_product::LinearProduct;
 use crate::registry::choices::Rounding;
 use crate::registry::{Family, KernelId};
 

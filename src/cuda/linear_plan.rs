@@ -5,25 +5,19 @@
 //! then the next step runs; kernels of the library's own do what `supports` says they do.
 
 use super::cublaslt::LibraryAlgorithm;
-use super::executor::CudaExecutor;
 use super::kernel_table::row;
 use super::linear::{self, own, prefers_vendor, prefers_wgmma, vendor};
 use super::linear_choice::{kernel_of_table, launch_float, launch_quantized, supports, with_algorithm};
 use super::linear_quantized::{self, in_order, ordered_stride, prefers_own_kernel, with_dequantized_slices};
 use super::linear_rounded::{rounds_with_own, with_quantized_activations, By};
-use super::scratch::{ScratchGuard, WorkspaceUse};
-use super::workspace::Workspace;
+use super::prelude::*;
 use super::{linear_choice, linear_invariant, linear_wgmma, linear_workspace};
-use crate::device::{DeviceKind, RawHandle};
-use crate::error::{Error, Result, Status};
+use crate::device::DeviceKind;
 use crate::executor::Executor;
-use crate::operation::linear_product::LinearProduct;
 use crate::operation::OperationKind;
 use crate::registry::choices::Choice;
 use crate::registry::{find, kernels_of, Family};
-use crate::tensor::Matrix;
 use crate::weight::WeightView;
-use std::ffi::c_void;
 
 /// One kernel that may do a product.
 #[derive(Clone, Copy)]
@@ -49,7 +43,7 @@ const FLOAT: &[Rule] = &[
 /// or float products with slices of the dequantised weight.
 const QUANTIZED: &[Rule] = &[
     |executor, op| {
-        prefers_own_kernel(executor, op, &linear_quantized::params(op), RawHandle::NULL).then_some(Step::Own)
+        prefers_own_kernel(executor, op, &linear_quantized::Params::of(op), RawHandle::NULL).then_some(Step::Own)
     },
     |executor, op| rounds_with_own(executor, op).then(|| of_family(Family::RoundedWgmma)),
     |_, _| Some(of_family(Family::RoundedInput)),
@@ -121,7 +115,7 @@ impl Step {
             (Step::Named(choice), _) => linear_workspace::by_choice(executor, op, choice),
             (Step::Own, Some(_)) => Workspace::none(),
             (Step::Own, None) => {
-                let params = linear_quantized::params(op);
+                let params = linear_quantized::Params::of(op);
                 let bytes = linear_quantized::workspace_bytes(executor, &params, RawHandle::NULL);
                 Workspace::none().with(WorkspaceUse::Kernel, bytes)
             }
@@ -146,9 +140,9 @@ impl Step {
         };
         if let Some(row) = row(choice.kernel) {
             match op.weight.dtype() {
-                Some(dtype) => launch_float(executor, &linear::params(op, dtype), row, stream)?,
+                Some(dtype) => launch_float(executor, &linear::Params::of(op, dtype), row, stream)?,
                 None => {
-                    let mut params = linear_quantized::params(op);
+                    let mut params = linear_quantized::Params::of(op);
                     let bytes = linear_choice::workspace_bytes(row, &params);
                     params.workspace = kernel_workspace(scratch, bytes)?;
                     launch_quantized(executor, &params, row, stream)?;
@@ -158,7 +152,7 @@ impl Step {
         }
         let family = choice.kernel.kernel().family;
         if let (Family::Wgmma, Some(dtype)) = (family, op.weight.dtype()) {
-            return linear_wgmma::run(executor, linear_wgmma::Params::of(op, dtype), stream).map(ran);
+            return linear_wgmma::run(executor, linear_wgmma::Params::of_floats(op, dtype), stream).map(ran);
         }
         let scratch = scratch.ok_or_else(without_scratch)?;
         match (family, op.weight.dtype()) {
@@ -181,7 +175,7 @@ fn launch_own(
     if let Some(dtype) = op.weight.dtype() {
         return own(executor, op, dtype, stream);
     }
-    let mut params = linear_quantized::params(op);
+    let mut params = linear_quantized::Params::of(op);
     let bytes = linear_quantized::workspace_bytes(executor, &params, stream);
     params.workspace = kernel_workspace(scratch, bytes)?;
     linear_quantized::launch(executor, &params, stream)

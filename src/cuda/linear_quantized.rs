@@ -2,61 +2,60 @@
 //! dequantised weight, or, where the options allow it, one with 8-bit activations.
 
 use super::cublaslt::LibraryAlgorithm;
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::linear::{bias_data, bias_dtype, own, residual_data, residual_dtype, residual_stride, vendor};
+use super::linear::{own, vendor};
+use super::prelude::*;
 use super::quantized::{encoding_code, scale_code};
-use super::scratch::{ScratchGuard, WorkspaceUse};
 use super::{dequantize, linear_workspace};
-use crate::device::RawHandle;
-use crate::error::Result;
-use crate::operation::linear_product::LinearProduct;
-use crate::tensor::{Matrix, Tensor};
+use crate::tensor::Tensor;
 use crate::weight::WeightView;
-use std::ffi::c_void;
 
-/// `nvb_linear_quantized_params` of csrc/common/quantized_product.h.
-#[repr(C)]
-pub(super) struct Params {
-    input: *const c_void,
-    weight: *const c_void,
-    scales: *const c_void,
-    zero_points: *const c_void,
-    bias: *const c_void,
-    residual: *const c_void,
-    output: *mut c_void,
-    pub(super) workspace: *mut c_void,
-    m: i64,
-    n: i64,
-    k: i64,
-    input_stride: i64,
-    weight_stride: i64,
-    residual_stride: i64,
-    output_stride: i64,
-    input_dtype: u32,
-    encoding: u32,
-    scale_kind: u32,
-    group: u32,
-    bias_dtype: u32,
-    residual_dtype: u32,
-    output_dtype: u32,
-    activation: u32,
-    gated: u32,
-    reserved: u32,
+mirror! {
+    /// `nvb_linear_quantized_params` of csrc/common/quantized_product.h.
+    #[repr(C)]
+    pub(super) struct Params of(op: &LinearProduct) {
+        input: *const c_void = op.input.data,
+        weight: *const c_void = op.weight.data,
+        scales: *const c_void,
+        zero_points: *const c_void = op.weight.zero_points.cast(),
+        bias: *const c_void = vector_of(op.bias),
+        residual: *const c_void = data_of(op.residual),
+        output: *mut c_void = op.output.data,
+        pub(super) workspace: *mut c_void = std::ptr::null_mut(),
+        m: i64 = op.input.rows as i64,
+        n: i64 = op.weight.rows as i64,
+        k: i64 = op.weight.columns as i64,
+        input_stride: i64 = op.input.row_stride as i64,
+        weight_stride: i64 = op.weight.row_stride as i64,
+        residual_stride: i64 = stride_of(op.residual),
+        output_stride: i64 = op.output.row_stride as i64,
+        input_dtype: u32 = op.input.dtype as u32,
+        encoding: u32 = encoding_code(op.weight.encoding).unwrap_or(0),
+        scale_kind: u32,
+        group: u32,
+        bias_dtype: u32 = vector_dtype_of(op.bias),
+        residual_dtype: u32 = dtype_of(op.residual),
+        output_dtype: u32 = op.output.dtype as u32,
+        activation: u32 = op.activation as u32,
+        gated: u32 = op.weight.gated.into(),
+        reserved: u32 = 0,
+    }
+    with (scale_kind, group, scales) = scale_code(op.weight.scales);
 }
 
-/// `nvb_linear_order_params` of csrc/linear/linear_order.h.
-#[repr(C)]
-struct OrderParams {
-    input: *const c_void,
-    order: *const i32,
-    output: *mut c_void,
-    rows: i64,
-    columns: i64,
-    input_stride: i64,
-    output_stride: i64,
-    dtype: u32,
-    reserved: u32,
+mirror! {
+    /// `nvb_linear_order_params` of csrc/linear/linear_order.h.
+    #[repr(C)]
+    struct OrderParams of(input: &Matrix, order: *const i32, output: *mut c_void, row_stride: usize) {
+        input: *const c_void = input.data,
+        order: *const i32,
+        output: *mut c_void,
+        rows: i64 = input.rows as i64,
+        columns: i64 = input.columns as i64,
+        input_stride: i64 = input.row_stride as i64,
+        output_stride: i64 = row_stride as i64,
+        dtype: u32 = input.dtype as u32,
+        reserved: u32 = 0,
+    }
 }
 
 extern "C" {
@@ -75,37 +74,6 @@ const PLAIN_ROWS: usize = 16;
 const SLICE_BYTES: usize = 64 << 20;
 /// Rows of a slice are a multiple of this: whole tiles of the weight and of the product.
 const SLICE_STEP: usize = 256;
-
-pub(super) fn params(op: &LinearProduct) -> Params {
-    let (scale_kind, group, scales) = scale_code(op.weight.scales);
-    Params {
-        input: op.input.data,
-        weight: op.weight.data,
-        scales,
-        zero_points: op.weight.offsets.cast(),
-        bias: bias_data(op.bias),
-        residual: residual_data(op.residual),
-        output: op.output.data,
-        workspace: std::ptr::null_mut(),
-        m: op.input.rows as i64,
-        n: op.weight.rows as i64,
-        k: op.weight.columns as i64,
-        input_stride: op.input.row_stride as i64,
-        weight_stride: op.weight.row_stride as i64,
-        residual_stride: residual_stride(op.residual),
-        output_stride: op.output.row_stride as i64,
-        input_dtype: op.input.dtype as u32,
-        encoding: encoding_code(op.weight.encoding).unwrap_or(0),
-        scale_kind,
-        group,
-        bias_dtype: bias_dtype(op.bias),
-        residual_dtype: residual_dtype(op.residual),
-        output_dtype: op.output.dtype as u32,
-        activation: op.activation as u32,
-        gated: op.weight.gated.into(),
-        reserved: 0,
-    }
-}
 
 pub(super) fn prefers_own_kernel(
     executor: &CudaExecutor,
@@ -158,17 +126,7 @@ pub(super) fn copy_input(
 ) -> Result<Matrix> {
     let row_stride = ordered_stride(input);
     let data = scratch.get(WorkspaceUse::Input, linear_workspace::input_bytes(input))?;
-    let params = OrderParams {
-        input: input.data,
-        order,
-        output: data,
-        rows: input.rows as i64,
-        columns: input.columns as i64,
-        input_stride: input.row_stride as i64,
-        output_stride: row_stride as i64,
-        dtype: input.dtype as u32,
-        reserved: 0,
-    };
+    let params = OrderParams::of(input, order, data, row_stride);
     // SAFETY: the descriptor was validated, the buffer holds the rows, and the context is current.
     let code = unsafe { nvb_cuda_linear_order(&params, &executor.launch_on(stream)) };
     executor.check_launch(code, "ordering the input of a product")?;

@@ -1,39 +1,34 @@
-//! `linear` of an input in 8 bits on CUDA: the codes times those of a weight in 8 bits where something multiplies them and
-//! is ahead, else the dequantised input by `linear`.
+//! `linear` of an input in 8 bits on CUDA: the quantised values times those of a weight in 8 bits where something
+//! multiplies them and is ahead, else the dequantised input by `linear`.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
 use super::linear_quantized::prefers_own_kernel;
-use super::linear_rounded::{codes_operands, leads_with_codes, multiplies_codes, product_of_codes, By, Tokens};
-use super::scratch::{ScratchGuard, WorkspaceUse};
-use super::workspace::Workspace;
+use super::linear_rounded::{
+    prefers_quantized_product, quantized_operands, quantized_product, supports_quantized_product, By, Tokens,
+};
+use super::prelude::*;
 use super::{
     cublaslt::{LibraryAlgorithm, Operand},
     dequantize, linear_plan, linear_quantized, linear_workspace,
 };
-use crate::device::RawHandle;
-use crate::error::Result;
-use crate::operation::linear_product::LinearProduct;
-use crate::operation::quantized_rows::QuantizedRows;
-use crate::tensor::Matrix;
 use crate::weight::Scales;
-use std::ffi::c_void;
 
-/// `nvb_linear_codes_params` of csrc/linear/linear_quantized_input.h.
-#[repr(C)]
-struct Params {
-    codes: *const c_void,
-    scales: *const f32,
-    output: *mut c_void,
-    output_scales: *mut f32,
-    rows: i64,
-    columns: i64,
-    row_bytes: i64,
-    output_row_bytes: i64,
+mirror! {
+    /// `nvb_linear_quantized_input_params` of csrc/linear/linear_quantized_input.h.
+    #[repr(C)]
+    struct Params of(input: &QuantizedRows, copy: &QuantizedRows) {
+        values: *const c_void = input.data,
+        scales: *const f32 = input.scales,
+        output: *mut c_void = copy.data,
+        output_scales: *mut f32 = copy.scales,
+        rows: i64 = input.rows as i64,
+        columns: i64 = input.columns as i64,
+        row_bytes: i64 = input.row_stride as i64,
+        output_row_bytes: i64 = copy.row_stride as i64,
+    }
 }
 
 extern "C" {
-    fn nvb_cuda_linear_codes(params: *const Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_linear_quantized_input(params: *const Params, launch: *const Launch) -> i32;
 }
 
 /// The product of the rows, whose shape `op` has in the place of its input.
@@ -52,7 +47,7 @@ pub(super) fn run(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProd
     }
     let dtype = op.input.dtype;
     let data = inputs.get(WorkspaceUse::Kernel, value_bytes(op))?;
-    // SAFETY: aligned codes of these rows, and the buffer holds their values.
+    // SAFETY: aligned quantised rows, and the buffer holds their values.
     unsafe { dequantize::rows(executor, &rows.view(), &(0..rows.rows), (data, dtype), stream)? };
     let input = Matrix { data, ..op.input };
     linear_plan::run(executor, &LinearProduct { input, ..*op }, stream)
@@ -69,15 +64,16 @@ fn value_bytes(op: &LinearProduct) -> usize {
     op.input.rows * op.input.columns * op.input.dtype.size()
 }
 
-/// The operands of the product of codes, if there is one for this weight and as many rows.
+/// The operands of the product of quantised values, if there is one for this weight and as many rows.
 pub(super) fn operands(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProduct) -> Option<[Operand; 2]> {
     let fits = matches!(op.weight.scales, Scales::Rows(_)) && op.weight.order.is_null() && !executor.batch_invariant;
-    codes_operands(op, rows.encoding)
+    quantized_operands(op, rows.encoding)
         .filter(|_| fits)
-        .filter(|_| !prefers_own_kernel(executor, op, &linear_quantized::params(op), RawHandle::NULL))
+        .filter(|_| !prefers_own_kernel(executor, op, &linear_quantized::Params::of(op), RawHandle::NULL))
 }
 
-/// The product of codes, from as many rows on as `linear` rounds its input to 8 bits; `false` where that cannot be.
+/// The product of quantised values, from as many rows on as `linear` rounds its input to 8 bits; `false` where that
+/// cannot be.
 fn multiplied(
     executor: &CudaExecutor,
     rows: &QuantizedRows,
@@ -90,27 +86,27 @@ fn multiplied(
         data: rows.data,
         row_stride: rows.row_stride,
         scales: rows.scales,
-        // Codes past the last column are zeros, or there are none.
+        // Quantised values past the last column are zeros, or there are none.
         padded: rows.columns.next_multiple_of(16),
     };
     for by in kernels(executor, op) {
-        if product_of_codes(executor, op, by, &tokens, operands, scratch, stream)? {
+        if quantized_product(executor, op, by, &tokens, operands, scratch, stream)? {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// Those that multiply the codes, the preferred one first.
+/// Those that multiply the quantised values, the preferred one first.
 fn kernels<'a>(executor: &'a CudaExecutor, op: &'a LinearProduct) -> impl Iterator<Item = By<'static>> + 'a {
     let mut kernels = [By::Vendor(LibraryAlgorithm::First), By::Own];
-    if leads_with_codes(executor, op) {
+    if prefers_quantized_product(executor, op) {
         kernels.reverse();
     }
-    kernels.into_iter().filter(|by| multiplies_codes(executor, op, matches!(by, By::Own)))
+    kernels.into_iter().filter(|by| supports_quantized_product(executor, op, matches!(by, By::Own)))
 }
 
-/// The name of the kernel that multiplies the codes, if one does.
+/// The name of the kernel that multiplies the quantised values, if one does.
 pub(super) fn kernel(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProduct) -> Option<&'static str> {
     operands(executor, rows, op)?;
     kernels(executor, op).next().map(|by| match by {
@@ -119,7 +115,7 @@ pub(super) fn kernel(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearP
     })
 }
 
-/// Whether products read the codes where they lie.
+/// Whether products read the quantised values where they lie.
 fn is_aligned(input: &QuantizedRows) -> bool {
     let on_boundary = |address: usize| address.is_multiple_of(16);
     let stride = if input.rows == 1 { input.columns } else { input.row_stride };
@@ -137,14 +133,15 @@ fn scale_bytes(input: &QuantizedRows) -> usize {
     (input.rows * size_of::<f32>()).next_multiple_of(256)
 }
 
-/// The codes themselves or, where their rows or scales are not aligned or not padded as products want them, a copy.
+/// The quantised values themselves or, where their rows or scales are not aligned or not padded as products want them,
+/// a copy.
 fn aligned(
     executor: &CudaExecutor,
     input: &QuantizedRows,
     inputs: &mut ScratchGuard<'_>,
     stream: RawHandle,
 ) -> Result<QuantizedRows> {
-    let &QuantizedRows { data, scales, rows, columns, row_stride, .. } = input;
+    let &QuantizedRows { rows, columns, row_stride, .. } = input;
     if is_aligned(input) {
         return Ok(QuantizedRows { row_stride: if rows == 1 { columns } else { row_stride }, ..*input });
     }
@@ -156,18 +153,9 @@ fn aligned(
         row_stride: row_bytes,
         ..*input
     };
-    let params = Params {
-        codes: data,
-        scales,
-        output: copy.data,
-        output_scales: copy.scales,
-        rows: rows as i64,
-        columns: columns as i64,
-        row_bytes: row_stride as i64,
-        output_row_bytes: row_bytes as i64,
-    };
+    let params = Params::of(input, &copy);
     // SAFETY: the descriptor was validated, the buffer holds the copy, and the context is current.
-    let code = unsafe { nvb_cuda_linear_codes(&params, &executor.launch_on(stream)) };
-    executor.check_launch(code, "aligning the codes of a linear")?;
+    let code = unsafe { nvb_cuda_linear_quantized_input(&params, &executor.launch_on(stream)) };
+    executor.check_launch(code, "aligning the quantised input of a linear")?;
     Ok(copy)
 }

@@ -1,19 +1,12 @@
 //! `linear` with a quantised output on CUDA: the product with its whole epilogue in f32, in slices of rows that the L2 cache
 //! holds, by whatever kernel `linear` takes for it, then the kernel of quantize_tokens.rs.
 
-use super::executor::CudaExecutor;
 use super::linear::{self, PRODUCT_BYTES};
+use super::prelude::*;
 use super::quantize_tokens;
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::linear::Linear;
-use crate::operation::quantized_rows::QuantizedRows;
-use crate::tensor::{DType, Matrix};
-use std::ffi::c_void;
 
-pub(super) fn run(executor: &CudaExecutor, op: &Linear, codes: &QuantizedRows, stream: RawHandle) -> Result<()> {
+pub(super) fn run(executor: &CudaExecutor, op: &Linear, quantized: &QuantizedRows, stream: RawHandle) -> Result<()> {
     let (rows, columns) = op.output_size();
     if rows == 0 || columns == 0 {
         return Ok(());
@@ -28,9 +21,9 @@ pub(super) fn run(executor: &CudaExecutor, op: &Linear, codes: &QuantizedRows, s
         let values = values(op, slice.min(rows - first), data);
         linear::rows(executor, op, first, values, stream)?;
         let output = op.output.map(|output| output.part(first, values.rows));
-        let codes = codes.part(first, values.rows);
+        let quantized = quantized.part(first, values.rows);
         // SAFETY: the descriptor was validated, the buffer holds the slice, and the context is current.
-        unsafe { quantize_tokens::run(executor, &values, output, &codes, stream)? };
+        unsafe { quantize_tokens::run(executor, &values, output, &quantized, stream)? };
     }
     Ok(())
 }
@@ -47,7 +40,7 @@ fn row_stride(op: &Linear) -> usize {
 }
 
 /// Rows of the product that pass through scratch at once. Sixteens of them, so that what is aligned in the first slice
-/// (rows of codes and their scales) is so in all.
+/// (rows of quantised values and their scales) is so in all.
 pub(super) fn slice_rows(op: &Linear) -> usize {
     let (rows, columns) = op.output_size();
     match rows.min(columns) {

@@ -1,25 +1,19 @@
-//! Products of codes on CUDA: an input that is rounded to 8 bits with a scale a row, or came so, times a weight in 8 bits,
-//! by the wgmma kernel or by cuBLASLt.
+//! Products of quantised values on CUDA: an input that is rounded to 8 bits with a scale a row, or came so, times a
+//! weight in 8 bits, by the wgmma kernel or by cuBLASLt.
 
 use super::cublaslt::{LibraryAlgorithm, Operand, OuterScales, Product};
-use super::executor::CudaExecutor;
 use super::linear::with_epilogue;
-use super::linear_wgmma::{self, Codes, Params as WgmmaParams};
+use super::linear_wgmma::{self, Params as WgmmaParams, QuantizedOperands};
+use super::prelude::*;
 use super::quantize_tokens;
-use super::scratch::{ScratchGuard, WorkspaceUse};
-use crate::device::{Device, RawHandle};
-use crate::error::Result;
+use crate::device::Device;
 use crate::executor::Executor;
-use crate::operation::linear_product::LinearProduct;
-use crate::operation::quantized_rows::QuantizedRows;
-use crate::tensor::DType;
 use crate::weight::{Encoding, Scales};
-use std::ffi::c_void;
 
-/// Sums of so many products of INT8 codes fit an i32: 2^17 · 127 · 128 < 2^31.
+/// Sums of so many products of INT8 values fit an i32: 2^17 · 127 · 128 < 2^31.
 const LONGEST_INT8: usize = 1 << 17;
 
-/// What multiplies the codes of input and weight.
+/// What multiplies the quantised values of input and weight.
 #[derive(Clone, Copy)]
 pub(super) enum By<'a> {
     /// The wgmma kernel.
@@ -28,7 +22,7 @@ pub(super) enum By<'a> {
 }
 
 /// The operands of a product with the input in 8 bits, and the compute capability from which on it can be; `None` where
-/// the weight has no codes for it.
+/// the weight has no quantised values for it.
 fn rounded_operands(op: &LinearProduct) -> Option<([Operand; 2], i32)> {
     let Scales::Rows(_) = op.weight.scales else { return None };
     match op.weight.encoding {
@@ -39,31 +33,32 @@ fn rounded_operands(op: &LinearProduct) -> Option<([Operand; 2], i32)> {
     }
 }
 
-/// The compute capability from which on the weight's codes can be multiplied; `None`: nowhere.
+/// The compute capability from which on the weight's quantised values can be multiplied; `None`: nowhere.
 pub(super) fn oldest_capability(op: &LinearProduct) -> Option<i32> {
     rounded_operands(op).map(|(_, oldest)| oldest)
 }
 
-/// The operands of a product with codes of this encoding for its input.
-pub(super) fn codes_operands(op: &LinearProduct, input: Encoding) -> Option<[Operand; 2]> {
+/// The operands of a product with quantised values of this encoding for its input.
+pub(super) fn quantized_operands(op: &LinearProduct, input: Encoding) -> Option<[Operand; 2]> {
     let wanted = if input == Encoding::Int8 { Operand::Int8 } else { Operand::Fp8E4m3 };
     rounded_operands(op).map(|(operands, _)| operands).filter(|operands| operands[0] == wanted)
 }
 
-/// Whether the input may be rounded to 8 bits, and something multiplies the codes.
+/// Whether the input may be rounded to 8 bits, and something multiplies the quantised values.
 pub(super) fn supports_rounding(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> bool {
-    executor.choices().may_round_input(op) && multiplies_codes(executor, op, own)
+    executor.choices().may_round_input(op) && supports_quantized_product(executor, op, own)
 }
 
-/// Whether something multiplies the codes of such an input: the wgmma kernel (`own`), or cuBLASLt.
-pub(super) fn multiplies_codes(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> bool {
+/// Whether something multiplies the quantised values of such an input: the wgmma kernel (`own`), or cuBLASLt.
+pub(super) fn supports_quantized_product(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> bool {
     let Some((operands, oldest)) = rounded_operands(op) else { return false };
     let there = || match own {
         true => {
-            // Of the codes' addresses nothing counts but that they are aligned.
+            // Of the quantised values' addresses nothing counts but that they are aligned.
             let scales = OuterScales { input: std::ptr::dangling(), weight: std::ptr::dangling() };
-            let codes = Codes { data: std::ptr::null(), stride: op.weight.row_stride, operands, scales };
-            WgmmaParams::of_codes(op, &codes).is_some_and(|params| linear_wgmma::supports(executor, &params))
+            let quantized =
+                QuantizedOperands { data: std::ptr::null(), stride: op.weight.row_stride, operands, scales };
+            WgmmaParams::of_quantized(op, &quantized).is_some_and(|params| linear_wgmma::supports(executor, &params))
         }
         false => executor.cublaslt().is_some(),
     };
@@ -72,27 +67,27 @@ pub(super) fn multiplies_codes(executor: &CudaExecutor, op: &LinearProduct, own:
 
 /// The one that leads: cuBLASLt does not scale i32 sums, and has no epilogue with the scales of FP8.
 pub(super) fn rounds_with_own(executor: &CudaExecutor, op: &LinearProduct) -> bool {
-    executor.choices().may_round_input(op) && leads_with_codes(executor, op)
+    executor.choices().may_round_input(op) && prefers_quantized_product(executor, op)
 }
 
 /// The same of an input that is in 8 bits already.
-pub(super) fn leads_with_codes(executor: &CudaExecutor, op: &LinearProduct) -> bool {
+pub(super) fn prefers_quantized_product(executor: &CudaExecutor, op: &LinearProduct) -> bool {
     linear_wgmma::has_many_rows(op)
         && (op.weight.encoding == Encoding::Int8 || !op.is_plain())
-        && multiplies_codes(executor, op, true)
+        && supports_quantized_product(executor, op, true)
 }
 
-/// Bytes of the input's scales in front of its codes.
-fn code_scale_bytes(op: &LinearProduct) -> usize {
+/// Bytes of the input's scales in front of its quantised values.
+fn quantized_scale_bytes(op: &LinearProduct) -> usize {
     (op.input.rows * size_of::<f32>()).next_multiple_of(256)
 }
 
-/// Bytes of the input in 8 bits, scales and codes.
-pub(super) fn code_bytes(op: &LinearProduct) -> usize {
-    code_scale_bytes(op) + op.input.rows * op.weight.columns.next_multiple_of(16)
+/// Bytes of the input in 8 bits, scales and quantised values.
+pub(super) fn quantized_bytes(op: &LinearProduct) -> usize {
+    quantized_scale_bytes(op) + op.input.rows * op.weight.columns.next_multiple_of(16)
 }
 
-/// The input in 8 bits with a scale a row, times the weight's codes; `false` where that cannot be.
+/// The input in 8 bits with a scale a row, times the weight's quantised values; `false` where that cannot be.
 pub(super) fn with_quantized_activations(
     executor: &CudaExecutor,
     op: &LinearProduct,
@@ -104,25 +99,25 @@ pub(super) fn with_quantized_activations(
     if !supports_rounding(executor, op, matches!(by, By::Own)) {
         return Ok(false);
     }
-    let codes = if operands[0] == Operand::Int8 { Encoding::Int8 } else { Encoding::Fp8E4m3 };
+    let encoding = if operands[0] == Operand::Int8 { Encoding::Int8 } else { Encoding::Fp8E4m3 };
     let (m, k) = (op.input.rows, op.weight.columns);
     let row_stride = k.next_multiple_of(16);
-    let scale_bytes = code_scale_bytes(op);
-    let data = scratch.get(WorkspaceUse::Input, code_bytes(op))?;
+    let scale_bytes = quantized_scale_bytes(op);
+    let data = scratch.get(WorkspaceUse::Input, quantized_bytes(op))?;
     let tokens =
         Tokens { data: data.wrapping_byte_add(scale_bytes), row_stride, scales: data.cast(), padded: row_stride };
     let rows = QuantizedRows {
         data: tokens.data,
         scales: data.cast(),
         given_scales: false,
-        encoding: codes,
+        encoding,
         rows: m,
         columns: row_stride,
         row_stride,
     };
-    // SAFETY: the buffer holds the scales and the codes of every row, and the context is current.
+    // SAFETY: the buffer holds the scales and the quantised values of every row, and the context is current.
     unsafe { quantize_tokens::run(executor, &op.input, None, &rows, stream)? };
-    product_of_codes(executor, op, by, &tokens, operands, scratch, stream)
+    quantized_product(executor, op, by, &tokens, operands, scratch, stream)
 }
 
 /// An input in 8 bits: rows and scales on 16-byte boundaries.
@@ -136,8 +131,8 @@ pub(super) struct Tokens {
     pub padded: usize,
 }
 
-/// The codes of both sides multiplied, in the place of the product's input; `false` where that cannot be.
-pub(super) fn product_of_codes(
+/// The quantised values of both sides multiplied, in the place of the product's input; `false` where that cannot be.
+pub(super) fn quantized_product(
     executor: &CudaExecutor,
     op: &LinearProduct,
     by: By<'_>,
@@ -151,8 +146,8 @@ pub(super) fn product_of_codes(
     let [input_operand, weight_operand] = operands;
     let algorithm = match by {
         By::Own => {
-            let codes = Codes { data: tokens.data, stride: tokens.row_stride, operands, scales };
-            return linear_wgmma::run(executor, WgmmaParams::of_codes(op, &codes), stream);
+            let quantized = QuantizedOperands { data: tokens.data, stride: tokens.row_stride, operands, scales };
+            return linear_wgmma::run(executor, WgmmaParams::of_quantized(op, &quantized), stream);
         }
         By::Vendor(algorithm) => algorithm,
     };
@@ -190,7 +185,7 @@ pub(super) fn product_of_codes(
             return Ok(true);
         }
     }
-    // The codes' values multiplied as they are, and both scales applied by the epilogue.
+    // The quantised values multiplied as they are, and both scales applied by the epilogue.
     let sums = if input_operand == Operand::Int8 { DType::I32 } else { DType::F32 };
     with_epilogue(executor, cublaslt, op, &Product { output_dtype: sums, ..product }, Some(scales), scratch, stream)
 }

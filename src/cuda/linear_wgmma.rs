@@ -2,38 +2,34 @@
 //! it.
 
 use super::cublaslt::{Operand, OuterScales};
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::linear::{bias_data, bias_dtype, residual_data, residual_dtype, residual_stride};
-use crate::device::RawHandle;
-use crate::error::Result;
-use crate::operation::linear_product::LinearProduct;
-use crate::tensor::DType;
-use std::ffi::c_void;
+use super::prelude::*;
 
-/// `nvb_linear_wgmma_params` of csrc/linear/linear_wgmma.h.
-#[repr(C)]
-pub(super) struct Params {
-    input: *const c_void,
-    weight: *const c_void,
-    row_scales: *const f32,
-    column_scales: *const f32,
-    bias: *const c_void,
-    residual: *const c_void,
-    output: *mut c_void,
-    m: i64,
-    n: i64,
-    k: i64,
-    input_stride: i64,
-    weight_stride: i64,
-    residual_stride: i64,
-    output_stride: i64,
-    operands: u32,
-    bias_dtype: u32,
-    residual_dtype: u32,
-    output_dtype: u32,
-    activation: u32,
-    gated: u32,
+mirror! {
+    /// `nvb_linear_wgmma_params` of csrc/linear/linear_wgmma.h.
+    #[repr(C)]
+    pub(super) struct Params of(op: &LinearProduct, rows: (*const c_void, usize), operands: u32, scales: OuterScales) {
+        input: *const c_void,
+        weight: *const c_void = op.weight.data,
+        row_scales: *const f32 = scales.input,
+        column_scales: *const f32 = scales.weight,
+        bias: *const c_void = vector_of(op.bias),
+        residual: *const c_void = data_of(op.residual),
+        output: *mut c_void = op.output.data,
+        m: i64 = op.input.rows as i64,
+        n: i64 = op.weight.rows as i64,
+        k: i64 = op.weight.columns as i64,
+        input_stride: i64 = stride as i64,
+        weight_stride: i64 = op.weight.row_stride as i64,
+        residual_stride: i64 = stride_of(op.residual),
+        output_stride: i64 = op.output.row_stride as i64,
+        operands: u32,
+        bias_dtype: u32 = vector_dtype_of(op.bias),
+        residual_dtype: u32 = dtype_of(op.residual),
+        output_dtype: u32 = op.output.dtype as u32,
+        activation: u32 = op.activation as u32,
+        gated: u32 = op.weight.gated.into(),
+    }
+    with (input, stride) = rows;
 }
 
 extern "C" {
@@ -44,9 +40,9 @@ extern "C" {
 /// From this number of rows on its tiles of 256 tokens leave little of the tensor cores idle.
 const ROWS: usize = 192;
 
-/// Codes in place of the product's input: rows of `stride` elements.
+/// Quantised values in place of the product's input: rows of `stride` elements.
 #[derive(Clone, Copy)]
-pub(super) struct Codes {
+pub(super) struct QuantizedOperands {
     pub data: *const c_void,
     pub stride: usize,
     pub operands: [Operand; 2],
@@ -78,41 +74,16 @@ fn operands_code(input: Operand, weight: Operand) -> Option<u32> {
 
 impl Params {
     /// Of a product with a float weight of this dtype.
-    pub fn of(op: &LinearProduct, weight_dtype: DType) -> Option<Params> {
+    pub fn of_floats(op: &LinearProduct, weight_dtype: DType) -> Option<Params> {
         let operands = operands_code(Operand::Float(op.input.dtype), Operand::Float(weight_dtype))?;
         let none = OuterScales { input: std::ptr::null(), weight: std::ptr::null() };
-        Some(Params::with(op, op.input.data, op.input.row_stride, operands, none))
+        Some(Params::of(op, (op.input.data, op.input.row_stride), operands, none))
     }
 
-    /// Of a product with codes of input and weight.
-    pub fn of_codes(op: &LinearProduct, codes: &Codes) -> Option<Params> {
-        let operands = operands_code(codes.operands[0], codes.operands[1])?;
-        Some(Params::with(op, codes.data, codes.stride, operands, codes.scales))
-    }
-
-    fn with(op: &LinearProduct, input: *const c_void, stride: usize, operands: u32, scales: OuterScales) -> Params {
-        Params {
-            input,
-            weight: op.weight.data,
-            row_scales: scales.input,
-            column_scales: scales.weight,
-            bias: bias_data(op.bias),
-            residual: residual_data(op.residual),
-            output: op.output.data,
-            m: op.input.rows as i64,
-            n: op.weight.rows as i64,
-            k: op.weight.columns as i64,
-            input_stride: stride as i64,
-            weight_stride: op.weight.row_stride as i64,
-            residual_stride: residual_stride(op.residual),
-            output_stride: op.output.row_stride as i64,
-            operands,
-            bias_dtype: bias_dtype(op.bias),
-            residual_dtype: residual_dtype(op.residual),
-            output_dtype: op.output.dtype as u32,
-            activation: op.activation as u32,
-            gated: op.weight.gated.into(),
-        }
+    /// Of a product with quantised values of input and weight.
+    pub fn of_quantized(op: &LinearProduct, quantized: &QuantizedOperands) -> Option<Params> {
+        let operands = operands_code(quantized.operands[0], quantized.operands[1])?;
+        Some(Params::of(op, (quantized.data, quantized.stride), operands, quantized.scales))
     }
 }
 
@@ -129,7 +100,7 @@ pub(super) fn supports(executor: &CudaExecutor, params: &Params) -> bool {
 /// Queues the product; `false` where the kernel cannot do it. The context is current.
 pub(super) fn run(executor: &CudaExecutor, params: Option<Params>, stream: RawHandle) -> Result<bool> {
     let Some(params) = params.filter(|params| supports(executor, params)) else { return Ok(false) };
-    // SAFETY: the descriptor was validated, codes and scales cover every row, and the context is current.
+    // SAFETY: the descriptor was validated, quantised values and scales cover every row, and the context is current.
     let code = unsafe { nvb_cuda_linear_wgmma(&params, &executor.launch_on(stream)) };
     executor.check_launch(code, "large linear").map(|()| true)
 }

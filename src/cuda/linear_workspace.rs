@@ -3,19 +3,14 @@
 //! Of the descriptor's addresses their alignment counts, because kernels are chosen by it.
 
 use super::cublaslt::WORKSPACE_BYTES;
-use super::executor::CudaExecutor;
 use super::linear::{product_bytes, vendor_is_final};
 use super::linear_quantized::{self, ordered_stride, slice_rows};
-use super::linear_rounded::code_bytes;
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
+use super::linear_rounded::quantized_bytes;
+use super::prelude::*;
 use super::{kernel_table, linear_choice, linear_plan, linear_quantized_input, linear_quantized_output};
 use crate::operation::linear::{Linear, LinearInput};
-use crate::operation::linear_product::LinearProduct;
-use crate::operation::quantized_rows::QuantizedRows;
 use crate::registry::choices::Choice;
 use crate::registry::Family;
-use crate::tensor::{DType, Matrix};
 use crate::weight::WeightView;
 
 /// Of the product of quantised rows, whose shape `op` has in the place of its input: for the product, and for the input
@@ -92,10 +87,10 @@ pub(super) fn input_bytes(input: &Matrix) -> usize {
     input.rows * ordered_stride(input) * input.dtype.size()
 }
 
-/// Of the input in 8 bits and the product of codes.
+/// Of the input in 8 bits and the product of quantised values.
 fn rounded(executor: &CudaExecutor, op: &LinearProduct, own: bool) -> Workspace {
     let product = if own { Workspace::none() } else { by_vendor(executor, op, false) };
-    product.with(WorkspaceUse::Input, code_bytes(op))
+    product.with(WorkspaceUse::Input, quantized_bytes(op))
 }
 
 /// Of products with slices of the weight.
@@ -111,7 +106,7 @@ pub(super) fn by_choice(executor: &CudaExecutor, op: &LinearProduct, choice: &Ch
     match (choice.kernel.kernel().family, op.weight.dtype()) {
         (Family::Vendor, Some(dtype)) => vendor(executor, op, dtype),
         (Family::QuantizedKernel, None) => {
-            let params = linear_quantized::params(op);
+            let params = linear_quantized::Params::of(op);
             let bytes = kernel_table::row(choice.kernel).map_or(0, |row| linear_choice::workspace_bytes(row, &params));
             Workspace::none().with(WorkspaceUse::Kernel, bytes)
         }

@@ -1,11 +1,10 @@
 //! Unified memory: one address for host and device, pages that the driver moves.
 
 use super::context::PrimaryContext;
-use crate::device::{ManagedAdvice, RawHandle};
+use super::prelude::*;
+use crate::device::ManagedAdvice;
 use crate::driver;
-use crate::error::{Error, Result, Status};
 use cust::sys::{self, cudaError_enum, CUmem_advise_enum as Advice};
-use std::ffi::c_void;
 
 /// The driver's number for main memory.
 const HOST: i32 = -1;

@@ -1,36 +1,34 @@
 //! `matmul` on CUDA: cuBLASLt where it is present and has an algorithm, else the launcher of csrc/matmul.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::workspace::Workspace;
-use super::{cublaslt::WORKSPACE_BYTES, scratch::WorkspaceUse};
-use crate::device::RawHandle;
-use crate::error::{Error, Result};
+use super::cublaslt::WORKSPACE_BYTES;
+use super::prelude::*;
 use crate::operation::matmul::{Matmul, MatrixBatch, BATCH_AXES};
-use std::ffi::c_void;
 
-/// `nvb_matmul_params` of csrc/matmul/matmul.h.
-#[repr(C)]
-struct Params {
-    a: *const c_void,
-    b: *const c_void,
-    output: *mut c_void,
-    m: i64,
-    n: i64,
-    k: i64,
-    batch: [i64; BATCH_AXES],
-    a_batch_strides: [i64; BATCH_AXES],
-    b_batch_strides: [i64; BATCH_AXES],
-    output_batch_strides: [i64; BATCH_AXES],
-    a_stride: i64,
-    b_stride: i64,
-    output_stride: i64,
-    dtype: u32,
-    output_dtype: u32,
-    transpose_a: u32,
-    transpose_b: u32,
-    alpha: f32,
-    reserved: u32,
+mirror! {
+    /// `nvb_matmul_params` of csrc/matmul/matmul.h.
+    #[repr(C)]
+    struct Params of(op: &Matmul) {
+        a: *const c_void = op.a.data,
+        b: *const c_void = op.b.data,
+        output: *mut c_void = op.output.data,
+        m: i64 = op.m as i64,
+        n: i64 = op.n as i64,
+        k: i64 = op.k as i64,
+        batch: [i64; BATCH_AXES] = op.batch.map(|extent| extent as i64),
+        a_batch_strides: [i64; BATCH_AXES] = strides(&op.a),
+        b_batch_strides: [i64; BATCH_AXES] = strides(&op.b),
+        output_batch_strides: [i64; BATCH_AXES] = strides(&op.output),
+        a_stride: i64 = op.a.row_stride as i64,
+        b_stride: i64 = op.b.row_stride as i64,
+        output_stride: i64 = op.output.row_stride as i64,
+        dtype: u32 = op.a.dtype as u32,
+        output_dtype: u32 = op.output.dtype as u32,
+        transpose_a: u32 = op.transpose_a.into(),
+        transpose_b: u32 = op.transpose_b.into(),
+        alpha: f32 = op.alpha,
+        reserved: u32 = 0,
+    }
+    with strides = |matrix: &MatrixBatch| matrix.batch_strides.map(|stride| stride as i64);
 }
 
 extern "C" {
@@ -75,28 +73,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Matmul, stream: RawHandle) -> Re
             .with_limit(value as u64, limit as u64));
         }
     }
-    let strides = |matrix: &MatrixBatch| matrix.batch_strides.map(|stride| stride as i64);
-    let params = Params {
-        a: op.a.data,
-        b: op.b.data,
-        output: op.output.data,
-        m: op.m as i64,
-        n: op.n as i64,
-        k: op.k as i64,
-        batch: op.batch.map(|extent| extent as i64),
-        a_batch_strides: strides(&op.a),
-        b_batch_strides: strides(&op.b),
-        output_batch_strides: strides(&op.output),
-        a_stride: op.a.row_stride as i64,
-        b_stride: op.b.row_stride as i64,
-        output_stride: op.output.row_stride as i64,
-        dtype: op.a.dtype as u32,
-        output_dtype: op.output.dtype as u32,
-        transpose_a: op.transpose_a.into(),
-        transpose_b: op.transpose_b.into(),
-        alpha: op.alpha,
-        reserved: 0,
-    };
+    let params = Params::of(op);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_matmul(&params, &executor.launch_on(stream)) }, "matmul")
 }

@@ -3,11 +3,9 @@
 //! such block: on an H200 it takes 64 µs, half of what a backend may take.
 
 use super::context::PrimaryContext;
-use super::executor::CudaExecutor;
-use crate::device::{Device, RawHandle};
-use crate::error::{Error, Result, Status};
+use super::prelude::*;
+use crate::device::Device;
 use cust::sys::{self, cudaError_enum};
-use std::ffi::c_void;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub struct MemoryPool {

@@ -36,6 +36,7 @@ mod peer;
 mod pinned;
 mod plan;
 mod pointer;
+mod prelude;
 mod quantize;
 mod quantize_tokens;
 mod quantized;

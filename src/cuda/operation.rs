@@ -1,9 +1,7 @@
 //! Which file's launch an operation comes to.
 
-use super::executor::CudaExecutor;
+use super::prelude::*;
 use super::{argmax, attention, embedding, grouped_linear, linear, matmul, rope, sample};
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::{match_operation, Operation};
 use crate::plain_operations;
 

@@ -1,11 +1,9 @@
 //! What CUDA knows about an address.
 
-use super::executor::CudaExecutor;
 use super::peer::Peers;
+use super::prelude::*;
 use crate::device::Device;
-use crate::error::Result;
 use cust::sys::{self, cudaError_enum, CUpointer_attribute as Attribute};
-use std::ffi::c_void;
 
 /// Whether the device reads and writes there: its own memory, what another GPU has opened to it, or page-locked memory of
 /// the host. The context is current.

@@ -1,16 +1,11 @@
 //! `quantize` on CUDA: weights from float parts.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
+use super::prelude::*;
 use super::quantized::QuantizedMatrix;
-use super::scratch::WorkspaceUse;
-use crate::device::{CopyKind, Device, RawHandle};
-use crate::error::{Error, Result};
+use crate::device::{CopyKind, Device};
 use crate::operation::quantize::{Quantize, Quantized};
-use crate::tensor::Matrix;
 use crate::weight::stripe::SquaredError;
 use crate::weight::{Arrangement, Encoding, Format, Granularity};
-use std::ffi::c_void;
 
 /// `nvb_quantize_part` of csrc/quantize/quantize.h.
 #[repr(C)]
@@ -32,18 +27,20 @@ struct Report {
     reserved: u32,
 }
 
-/// `nvb_quantize_params` of csrc/quantize/quantize.h.
-#[repr(C)]
-struct Params {
-    matrix: QuantizedMatrix,
-    parts: [Part; MAX_PARTS],
-    report: *mut Report,
-    part_count: u32,
-    gated: u32,
-    per_tensor: u32,
-    input_dtype: u32,
-    clipping: u32,
-    reserved: u32,
+mirror! {
+    /// `nvb_quantize_params` of csrc/quantize/quantize.h.
+    #[repr(C)]
+    struct Params of(op: &Quantize, matrix: QuantizedMatrix, parts: [Part; MAX_PARTS], report: *mut Report) {
+        matrix: QuantizedMatrix,
+        parts: [Part; MAX_PARTS],
+        report: *mut Report,
+        part_count: u32 = op.parts.len() as u32,
+        gated: u32 = (op.arrangement == Arrangement::Gated).into(),
+        per_tensor: u32 = (op.format.granularity == Granularity::Tensor).into(),
+        input_dtype: u32 = op.parts[0].dtype as u32,
+        clipping: u32 = op.format.clipping.into(),
+        reserved: u32 = 0,
+    }
 }
 
 const MAX_PARTS: usize = 4;
@@ -78,17 +75,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Quantize, stream: RawHandle) -> 
     for (to, from) in parts.iter_mut().zip(&op.parts) {
         *to = part(from);
     }
-    let params = Params {
-        matrix,
-        parts,
-        report: on_device.cast(),
-        part_count: count as u32,
-        gated: (op.arrangement == Arrangement::Gated).into(),
-        per_tensor: (format.granularity == Granularity::Tensor).into(),
-        input_dtype: op.parts[0].dtype as u32,
-        clipping: format.clipping.into(),
-        reserved: 0,
-    };
+    let params = Params::of(op, matrix, parts, on_device.cast());
     let mut report = Report::default();
     // SAFETY: the descriptor was validated, and the context is current; the copy is waited for.
     unsafe {

@@ -1,8 +1,7 @@
 //! A quantised weight as kernels receive it.
 
-use crate::operation::quantized_rows::QuantizedRows;
+use super::prelude::*;
 use crate::weight::{Encoding, Scales, WeightView};
-use std::ffi::c_void;
 
 /// `nvb_encoding_code` of csrc/common/quantized.h.
 #[repr(u32)]
@@ -66,7 +65,7 @@ impl QuantizedMatrix {
         Some(QuantizedMatrix {
             data: weight.data,
             scales,
-            zero_points: weight.offsets.cast(),
+            zero_points: weight.zero_points.cast(),
             rows: weight.rows as i64,
             columns: weight.columns as i64,
             row_bytes: (weight.row_stride * weight.encoding.bits() / 8) as i64,
@@ -78,26 +77,16 @@ impl QuantizedMatrix {
     }
 }
 
-/// `nvb_quantized_output` of csrc/common/quantized_output.h.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct QuantizedOutput {
-    data: *mut c_void,
-    scales: *mut f32,
-    row_bytes: i64,
-    encoding: u32,
-    given_scales: u32,
-}
-
-impl QuantizedOutput {
-    /// `None`: no such output.
-    pub fn of(rows: Option<QuantizedRows>) -> QuantizedOutput {
-        QuantizedOutput {
-            data: rows.map_or(std::ptr::null_mut(), |rows| rows.data),
-            scales: rows.map_or(std::ptr::null_mut(), |rows| rows.scales),
-            row_bytes: rows.map_or(0, |rows| rows.row_stride as i64),
-            encoding: rows.and_then(|rows| encoding_code(rows.encoding)).unwrap_or(0),
-            given_scales: rows.is_some_and(|rows| rows.given_scales).into(),
-        }
+// Without rows: no such output.
+mirror! {
+    /// `nvb_quantized_output` of csrc/common/quantized_output.h.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    pub(super) struct QuantizedOutput of(rows: Option<QuantizedRows>) {
+        data: *mut c_void = rows.map_or(std::ptr::null_mut(), |rows| rows.data),
+        scales: *mut f32 = rows.map_or(std::ptr::null_mut(), |rows| rows.scales),
+        row_bytes: i64 = rows.map_or(0, |rows| rows.row_stride as i64),
+        encoding: u32 = rows.and_then(|rows| encoding_code(rows.encoding)).unwrap_or(0),
+        given_scales: u32 = rows.is_some_and(|rows| rows.given_scales).into(),
     }
 }

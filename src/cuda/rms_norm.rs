@@ -1,23 +1,22 @@
 //! `rms_norm` on CUDA: the launcher of csrc/rms_norm.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::norm::{vector_data, NormRows};
+use super::norm::NormRows;
+use super::prelude::*;
 use super::quantized::QuantizedOutput;
-use crate::device::RawHandle;
-use crate::error::Result;
 use crate::operation::rms_norm::RmsNorm;
-use std::ffi::c_void;
 
-/// `nvb_rms_norm_params` of csrc/rms_norm/rms_norm.h.
-#[repr(C)]
-struct Params {
-    base: NormRows,
-    post_weight: *const c_void,
-    weight: *const c_void,
-    epsilon: f32,
-    weight_offset: f32,
-    quantized_output: QuantizedOutput,
+mirror! {
+    /// `nvb_rms_norm_params` of csrc/rms_norm/rms_norm.h.
+    #[repr(C)]
+    struct Params of(op: &RmsNorm) {
+        base: NormRows = NormRows::of(&op.input, [op.residual, op.residual_output, op.output], vectors),
+        post_weight: *const c_void = vector_of(op.post_weight),
+        weight: *const c_void = vector_of(op.weight),
+        epsilon: f32 = op.epsilon,
+        weight_offset: f32 = op.weight_offset,
+        quantized_output: QuantizedOutput = QuantizedOutput::of(op.quantized_output),
+    }
+    with vectors = [op.post_weight, op.weight];
 }
 
 extern "C" {
@@ -26,15 +25,7 @@ extern "C" {
 
 pub(super) fn run(executor: &CudaExecutor, op: &RmsNorm, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    let vectors = [op.post_weight, op.weight];
-    let params = Params {
-        base: NormRows::new(&op.input, op.residual, op.residual_output, op.output, vectors),
-        post_weight: vector_data(op.post_weight),
-        weight: vector_data(op.weight),
-        epsilon: op.epsilon,
-        weight_offset: op.weight_offset,
-        quantized_output: QuantizedOutput::of(op.quantized_output),
-    };
+    let params = Params::of(op);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_rms_norm(&params, &executor.launch_on(stream)) }, "rms_norm")
 }

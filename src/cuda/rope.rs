@@ -1,62 +1,71 @@
 //! `rope` on CUDA: the launcher of csrc/rope, which also does the plain append.
 
-use super::executor::CudaExecutor;
 use super::kv_placement::{sequence_stride, KvPlacement};
-use super::launch::Launch;
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::prelude::*;
 use crate::operation::rope::{Rope, Rotation};
-use crate::tensor::{DType, Heads, Tensor};
-use std::ffi::c_void;
+use crate::tensor::{Heads, Tensor};
 
-/// `nvb_rope_params` of csrc/rope/rope.h.
-#[repr(C)]
-struct Params {
-    query: *const c_void,
-    key: *const c_void,
-    value: *const c_void,
-    query_output: *mut c_void,
-    key_output: *mut c_void,
-    query_norm: *const c_void,
-    key_norm: *const c_void,
-    key_cache: *mut c_void,
-    value_cache: *mut c_void,
-    positions: *const c_void,
-    slots: *const c_void,
-    query_token_stride: i64,
-    query_head_stride: i64,
-    key_token_stride: i64,
-    key_head_stride: i64,
-    value_token_stride: i64,
-    value_head_stride: i64,
-    query_output_token_stride: i64,
-    query_output_head_stride: i64,
-    key_output_token_stride: i64,
-    key_output_head_stride: i64,
-    cache_slot_stride: i64,
-    cache_head_stride: i64,
-    cache_token_stride: i64,
-    query_dtype: u32,
-    key_dtype: u32,
-    value_dtype: u32,
-    query_output_dtype: u32,
-    key_output_dtype: u32,
-    query_norm_dtype: u32,
-    key_norm_dtype: u32,
-    cache_dtype: u32,
-    tokens: i32,
-    query_heads: i32,
-    kv_heads: i32,
-    head_dim: i32,
-    rotary_dim: i32,
-    slot_count: i32,
-    capacity: i32,
-    base: f32,
-    position_scale: f32,
-    query_scale: f32,
-    epsilon: f32,
-    weight_offset: f32,
-    placement: KvPlacement,
+mirror! {
+    /// `nvb_rope_params` of csrc/rope/rope.h.
+    #[repr(C)]
+    struct Params of(op: &Rope) {
+        query: *const c_void,
+        key: *const c_void,
+        value: *const c_void,
+        query_output: *mut c_void,
+        key_output: *mut c_void,
+        query_norm: *const c_void,
+        key_norm: *const c_void,
+        key_cache: *mut c_void = cache.map_or(std::ptr::null_mut(), |cache| cache.key),
+        value_cache: *mut c_void = cache.map_or(std::ptr::null_mut(), |cache| cache.value),
+        positions: *const c_void = op.positions.data,
+        slots: *const c_void = vector_of(op.append.and_then(|append| append.sequences)),
+        query_token_stride: i64,
+        query_head_stride: i64,
+        key_token_stride: i64,
+        key_head_stride: i64,
+        value_token_stride: i64,
+        value_head_stride: i64,
+        query_output_token_stride: i64,
+        query_output_head_stride: i64,
+        key_output_token_stride: i64,
+        key_output_head_stride: i64,
+        cache_slot_stride: i64 = cache.as_ref().map_or(0, sequence_stride),
+        cache_head_stride: i64 = cache.map_or(0, |cache| cache.head_stride as i64),
+        cache_token_stride: i64 = cache.map_or(0, |cache| cache.token_stride as i64),
+        query_dtype: u32,
+        key_dtype: u32,
+        value_dtype: u32,
+        query_output_dtype: u32,
+        key_output_dtype: u32,
+        query_norm_dtype: u32,
+        key_norm_dtype: u32,
+        cache_dtype: u32 = cache.map_or(DType::F32, |cache| cache.dtype) as u32,
+        tokens: i32 = op.tokens as i32,
+        query_heads: i32 = heads(op.query),
+        kv_heads: i32 = heads(op.key.or(op.value)),
+        head_dim: i32 = op.head_dim as i32,
+        rotary_dim: i32 = rotation.rotary_dim as i32,
+        slot_count: i32 = cache.map_or(0, |cache| cache.sequences as i32),
+        capacity: i32 = cache.map_or(0, |cache| cache.capacity as i32),
+        base: f32 = rotation.base,
+        position_scale: f32 = rotation.position_scale,
+        query_scale: f32 = op.query_scale,
+        epsilon: f32 = op.epsilon,
+        weight_offset: f32 = op.weight_offset,
+        placement: KvPlacement = cache.map_or(KvPlacement::CONTIGUOUS, |cache| KvPlacement::of(&cache.placement, cache.token_stride)),
+    }
+    with (query, query_token_stride, query_head_stride, query_dtype) = rows(op.query);
+    with (key, key_token_stride, key_head_stride, key_dtype) = rows(op.key);
+    with (value, value_token_stride, value_head_stride, value_dtype) = rows(op.value);
+    with (query_output, query_output_token_stride, query_output_head_stride, query_output_dtype) =
+        rows(op.query_output);
+    with (key_output, key_output_token_stride, key_output_head_stride, key_output_dtype) = rows(op.key_output);
+    with (query_norm, query_norm_dtype) = norm(op.query_norm);
+    with (key_norm, key_norm_dtype) = norm(op.key_norm);
+    with cache = op.append.map(|append| append.cache);
+    with rotation = op.rotation.unwrap_or(Rotation { base: 1.0, position_scale: 1.0, rotary_dim: 0 });
+    with heads = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads) as i32;
 }
 
 extern "C" {
@@ -79,67 +88,7 @@ fn norm(weight: Option<Tensor>) -> (*const c_void, u32) {
 
 pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    let (query, query_token_stride, query_head_stride, query_dtype) = rows(op.query);
-    let (key, key_token_stride, key_head_stride, key_dtype) = rows(op.key);
-    let (value, value_token_stride, value_head_stride, value_dtype) = rows(op.value);
-    let (query_output, query_output_token_stride, query_output_head_stride, query_output_dtype) = rows(op.query_output);
-    let (key_output, key_output_token_stride, key_output_head_stride, key_output_dtype) = rows(op.key_output);
-    let (query_norm, query_norm_dtype) = norm(op.query_norm);
-    let (key_norm, key_norm_dtype) = norm(op.key_norm);
-    let cache = op.append.map(|append| append.cache);
-    let placement = match &cache {
-        Some(cache) => KvPlacement::new(&cache.placement, cache.token_stride),
-        None => KvPlacement::CONTIGUOUS,
-    };
-    let rotation = op.rotation.unwrap_or(Rotation { base: 1.0, position_scale: 1.0, rotary_dim: 0 });
-    let heads = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads) as i32;
-    let params = Params {
-        query,
-        key,
-        value,
-        query_output,
-        key_output,
-        query_norm,
-        key_norm,
-        key_cache: cache.map_or(std::ptr::null_mut(), |cache| cache.key),
-        value_cache: cache.map_or(std::ptr::null_mut(), |cache| cache.value),
-        positions: op.positions.data,
-        slots: op.append.and_then(|append| append.sequences).map_or(std::ptr::null_mut(), |sequences| sequences.data),
-        query_token_stride,
-        query_head_stride,
-        key_token_stride,
-        key_head_stride,
-        value_token_stride,
-        value_head_stride,
-        query_output_token_stride,
-        query_output_head_stride,
-        key_output_token_stride,
-        key_output_head_stride,
-        cache_slot_stride: cache.as_ref().map_or(0, sequence_stride),
-        cache_head_stride: cache.map_or(0, |cache| cache.head_stride as i64),
-        cache_token_stride: cache.map_or(0, |cache| cache.token_stride as i64),
-        query_dtype,
-        key_dtype,
-        value_dtype,
-        query_output_dtype,
-        key_output_dtype,
-        query_norm_dtype,
-        key_norm_dtype,
-        cache_dtype: cache.map_or(DType::F32, |cache| cache.dtype) as u32,
-        tokens: op.tokens as i32,
-        query_heads: heads(op.query),
-        kv_heads: heads(op.key.or(op.value)),
-        head_dim: op.head_dim as i32,
-        rotary_dim: rotation.rotary_dim as i32,
-        slot_count: cache.map_or(0, |cache| cache.sequences as i32),
-        capacity: cache.map_or(0, |cache| cache.capacity as i32),
-        base: rotation.base,
-        position_scale: rotation.position_scale,
-        query_scale: op.query_scale,
-        epsilon: op.epsilon,
-        weight_offset: op.weight_offset,
-        placement,
-    };
+    let params = Params::of(op);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_rope(&params, &executor.launch_on(stream)) }, "rope")
 }

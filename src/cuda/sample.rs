@@ -1,32 +1,27 @@
 //! `sample` on CUDA: the launcher of csrc/sample.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use super::scratch::WorkspaceUse;
-use super::workspace::Workspace;
-use crate::device::RawHandle;
-use crate::error::{Error, Result};
+use super::prelude::*;
 use crate::operation::sample::Sample;
-use crate::tensor::Tensor;
-use std::ffi::c_void;
 
-/// `nvb_sample_params` of csrc/sample/sample.h.
-#[repr(C)]
-struct Params {
-    logits: *const c_void,
-    sequences: *const c_void,
-    positions: *const c_void,
-    tokens: *mut c_void,
-    probabilities: *mut c_void,
-    workspace: *mut c_void,
-    rows: i64,
-    columns: i64,
-    logits_stride: i64,
-    seed: u64,
-    logits_dtype: u32,
-    top_k: i32,
-    temperature: f32,
-    top_p: f32,
+mirror! {
+    /// `nvb_sample_params` of csrc/sample/sample.h.
+    #[repr(C)]
+    struct Params of(op: &Sample) {
+        logits: *const c_void = op.logits.data,
+        sequences: *const c_void = vector_of(op.sequences),
+        positions: *const c_void = vector_of(op.positions),
+        tokens: *mut c_void = op.tokens.data,
+        probabilities: *mut c_void = vector_of(op.probabilities),
+        workspace: *mut c_void = std::ptr::null_mut(),
+        rows: i64 = op.logits.rows as i64,
+        columns: i64 = op.logits.columns as i64,
+        logits_stride: i64 = op.logits.row_stride as i64,
+        seed: u64 = op.options.seed,
+        logits_dtype: u32 = op.logits.dtype as u32,
+        top_k: i32 = op.options.top_k.min(i32::MAX as u32) as i32,
+        temperature: f32 = op.options.temperature,
+        top_p: f32 = op.options.top_p,
+    }
 }
 
 /// What the kernels' integer sums of weights hold.
@@ -50,36 +45,15 @@ pub(super) fn run(executor: &CudaExecutor, op: &Sample, stream: RawHandle) -> Re
     let workspace = workspace(executor, op);
     let scratch = executor.scratch(stream);
     let mut scratch = scratch.lock(executor, stream, || workspace)?;
-    let mut params = params(op);
+    let mut params = Params::of(op);
     params.workspace = scratch.get(WorkspaceUse::Kernel, workspace.of(WorkspaceUse::Kernel))?;
     // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_sample(&params, &launch) }, "sample")
 }
 
-/// Without workspace.
-fn params(op: &Sample) -> Params {
-    let data = |tensor: Option<Tensor>| tensor.map_or(std::ptr::null_mut(), |tensor| tensor.data);
-    Params {
-        logits: op.logits.data,
-        sequences: data(op.sequences),
-        positions: data(op.positions),
-        tokens: op.tokens.data,
-        probabilities: data(op.probabilities),
-        workspace: std::ptr::null_mut(),
-        rows: op.logits.rows as i64,
-        columns: op.logits.columns as i64,
-        logits_stride: op.logits.row_stride as i64,
-        seed: op.options.seed,
-        logits_dtype: op.logits.dtype as u32,
-        top_k: op.options.top_k.min(i32::MAX as u32) as i32,
-        temperature: op.options.temperature,
-        top_p: op.options.top_p,
-    }
-}
-
 /// What `run` keeps in scratch. The context is current.
 pub(super) fn workspace(executor: &CudaExecutor, op: &Sample) -> Workspace {
     // SAFETY: the query reads the two structs only.
-    let bytes = unsafe { nvb_cuda_sample_workspace(&params(op), &executor.launch_on(RawHandle::NULL)) };
+    let bytes = unsafe { nvb_cuda_sample_workspace(&Params::of(op), &executor.launch_on(RawHandle::NULL)) };
     Workspace::none().with(WorkspaceUse::Kernel, bytes)
 }

@@ -1,25 +1,23 @@
 //! `softmax` on CUDA: the launcher of csrc/softmax.
 
-use super::executor::CudaExecutor;
-use super::launch::Launch;
-use crate::device::RawHandle;
-use crate::error::Result;
+use super::prelude::*;
 use crate::operation::softmax::Softmax;
-use std::ffi::c_void;
 
-/// `nvb_softmax_params` of csrc/softmax/softmax.h.
-#[repr(C)]
-struct Params {
-    input: *const c_void,
-    output: *mut c_void,
-    rows: i64,
-    columns: i64,
-    input_stride: i64,
-    output_stride: i64,
-    input_dtype: u32,
-    output_dtype: u32,
-    scale: f32,
-    reserved: u32,
+mirror! {
+    /// `nvb_softmax_params` of csrc/softmax/softmax.h.
+    #[repr(C)]
+    struct Params of(op: &Softmax) {
+        input: *const c_void = op.input.data,
+        output: *mut c_void = op.output.data,
+        rows: i64 = op.input.rows as i64,
+        columns: i64 = op.input.columns as i64,
+        input_stride: i64 = op.input.row_stride as i64,
+        output_stride: i64 = op.output.row_stride as i64,
+        input_dtype: u32 = op.input.dtype as u32,
+        output_dtype: u32 = op.output.dtype as u32,
+        scale: f32 = op.scale,
+        reserved: u32 = 0,
+    }
 }
 
 extern "C" {
@@ -31,18 +29,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Softmax, stream: RawHandle) -> R
         return Ok(());
     }
     let _guard = executor.enter()?;
-    let params = Params {
-        input: op.input.data,
-        output: op.output.data,
-        rows: op.input.rows as i64,
-        columns: op.input.columns as i64,
-        input_stride: op.input.row_stride as i64,
-        output_stride: op.output.row_stride as i64,
-        input_dtype: op.input.dtype as u32,
-        output_dtype: op.output.dtype as u32,
-        scale: op.scale,
-        reserved: 0,
-    };
+    let params = Params::of(op);
     // SAFETY: the descriptor was validated, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_softmax(&params, &executor.launch_on(stream)) }, "softmax")
 }

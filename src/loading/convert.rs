@@ -1,4 +1,4 @@
-//! Conversion of sources into a format: stripes of 128 rows are read, quantised (or their codes kept), packed into
+//! Conversion of sources into a format: stripes of 128 rows are read, quantised (or kept, if they are), packed into
 //! page-locked memory by several threads, and copied panel by panel.
 
 use super::staging::{Staging, STAGING_BYTES};
@@ -32,7 +32,7 @@ pub(super) struct Conversion<'a> {
     pub sources: Sources<'a>,
     pub map: &'a RowMap,
     pub geometry: Geometry,
-    /// Whether the parts' codes are kept as they are.
+    /// Whether the parts' quantised values are kept as they are.
     pub keep: bool,
     /// The weight's memory.
     pub to: *mut u8,
@@ -75,12 +75,12 @@ pub(super) fn in_parallel<T: Send>(
 impl Conversion<'_> {
     /// Fills the weight's memory, waits for the copies, and returns what was lost.
     pub fn run(&self) -> Result<SquaredError> {
-        let (stripe_data, stripe_scales, stripe_offsets) = (
+        let (stripe_data, stripe_scales, stripe_zero_points) = (
             self.geometry.data_bytes(STRIPE_ROWS),
             self.geometry.scale_bytes(STRIPE_ROWS),
-            self.geometry.offset_bytes(STRIPE_ROWS),
+            self.geometry.zero_point_bytes(STRIPE_ROWS),
         );
-        let stripe_bytes = stripe_data + stripe_scales + stripe_offsets;
+        let stripe_bytes = stripe_data + stripe_scales + stripe_zero_points;
         let rows = self.map.rows;
         let panel_stripes = (STAGING_BYTES / stripe_bytes).clamp(1, rows.div_ceil(STRIPE_ROWS));
         let panel_rows = panel_stripes * STRIPE_ROWS;
@@ -89,22 +89,22 @@ impl Conversion<'_> {
         } else {
             Vec::new()
         };
-        let (data, scales, offsets, _) = self.geometry.sections();
+        let (data, scales, zero_points, _) = self.geometry.sections();
         let mut staging = Staging::new(self.device, panel_stripes * stripe_bytes)?;
         let mut error = SquaredError::default();
         self.for_panels(panel_rows, |range, sources| {
             let panel = Panel { map: self.map, geometry: &self.geometry, keep: self.keep, sources, tensors: &tensors };
             let bytes = staging.bytes();
             let (data_part, rest) = bytes.split_at_mut(panel_stripes * stripe_data);
-            let (scale_part, offset_part) = rest.split_at_mut(panel_stripes * stripe_scales);
+            let (scale_part, zero_point_part) = rest.split_at_mut(panel_stripes * stripe_scales);
             let mut stripes = with_room(range.len().div_ceil(STRIPE_ROWS), "the stripes of a weight")?;
-            let (mut data_part, mut scale_part, mut offset_part) = (data_part, scale_part, offset_part);
+            let (mut data_part, mut scale_part, mut zero_point_part) = (data_part, scale_part, zero_point_part);
             for begin in range.clone().step_by(STRIPE_ROWS) {
                 let count = STRIPE_ROWS.min(range.end - begin);
                 let parts = Parts {
                     data: take(&mut data_part, self.geometry.data_bytes(count)),
                     scales: take(&mut scale_part, self.geometry.scale_bytes(count)),
-                    offsets: take(&mut offset_part, self.geometry.offset_bytes(count)),
+                    zero_points: take(&mut zero_point_part, self.geometry.zero_point_bytes(count)),
                 };
                 stripes.push((begin..begin + count, parts));
             }
@@ -119,8 +119,8 @@ impl Conversion<'_> {
                 ),
                 (
                     panel_stripes * (stripe_data + stripe_scales),
-                    self.geometry.offset_bytes(range.len()),
-                    offsets.start + first * stripe_offsets,
+                    self.geometry.zero_point_bytes(range.len()),
+                    zero_points.start + first * stripe_zero_points,
                 ),
             ];
             for (from, bytes, to) in uploads {
@@ -298,24 +298,25 @@ impl Panel<'_> {
         let columns = stripe.columns;
         let (mut values, mut wanted, mut back) = (zeros(columns)?, zeros(columns)?, zeros(columns)?);
         let mut error = SquaredError::default();
-        let all_exact = self.sources.iter().all(|source| source.coded().is_some_and(|coded| coded.is_exact()));
+        let all_exact =
+            self.sources.iter().all(|source| source.quantized().is_some_and(|quantized| quantized.is_exact()));
         for (i, row) in rows.enumerate() {
             let (source, at) = self.source(row);
-            let coded = source.coded().expect("checked before codes are kept");
+            let kept = source.quantized().expect("checked before values are kept");
             let theirs = source.format();
             let count = theirs.scales_in_row(columns);
             let mut scales = zeros(count)?;
-            let mut offsets = zeros(if theirs.zero_points { count } else { 0 })?;
-            let codes = &mut stripe.codes[i * columns..][..columns];
-            self.named(row, coded.codes(at, codes, &mut scales, &mut offsets))?;
+            let mut zero_points = zeros(if theirs.zero_points { count } else { 0 })?;
+            let quantized = &mut stripe.quantized[i * columns..][..columns];
+            self.named(row, kept.quantized_row(at, quantized, &mut scales, &mut zero_points))?;
             let first = stripe.scale_row(i);
             for j in 0..stripe.scales_in_row() {
                 let from = j * stripe.format.stored_group() / theirs.stored_group().max(1);
                 stripe.scales[first + j] = scales[from];
-                if let Some(offset) = stripe.offsets.get_mut(first + j) {
-                    *offset = match offsets.get(from) {
-                        Some(&offset) => offset,
-                        None => self.named(row, symmetric_offset(scales[from], at))?,
+                if let Some(zero_point) = stripe.zero_points.get_mut(first + j) {
+                    *zero_point = match zero_points.get(from) {
+                        Some(&zero_point) => zero_point,
+                        None => self.named(row, symmetric_zero_point(scales[from], at))?,
                     };
                 }
             }
@@ -323,7 +324,7 @@ impl Panel<'_> {
                 continue;
             }
             self.named(row, source.values(at, &mut values))?;
-            match coded.order() {
+            match kept.order() {
                 None => wanted.copy_from_slice(&values),
                 Some(order) => wanted.iter_mut().zip(order).for_each(|(to, &k)| *to = values[k as usize]),
             }
@@ -334,13 +335,13 @@ impl Panel<'_> {
     }
 }
 
-/// The offset with which q and a zero of 8 are what q − 8 is without; exact, as 8 is a power of two.
-fn symmetric_offset(scale: f32, row: usize) -> Result<f32> {
-    let offset = -f32::from(int4::ZERO) * scale;
-    if f16::from_f32(offset).is_finite() {
-        return Ok(offset);
+/// The zero point with which q and a zero of 8 are what q − 8 is without; exact, as 8 is a power of two.
+fn symmetric_zero_point(scale: f32, row: usize) -> Result<f32> {
+    let zero_point = -f32::from(int4::ZERO) * scale;
+    if f16::from_f32(zero_point).is_finite() {
+        return Ok(zero_point);
     }
-    Err(Error::invalid(format!("a scale of row {row} is {scale}; its zero point {offset} is more than f16 holds")))
+    Err(Error::invalid(format!("a scale of row {row} is {scale}; its zero point {zero_point} is more than f16 holds")))
 }
 
 pub(super) fn write_floats(dtype: DType, values: &[f32], bytes: &mut [u8]) {
@@ -369,14 +370,14 @@ pub(super) fn read_floats(dtype: DType, bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Whether the format can take the sources' codes as they stand.
-pub(super) fn keeps_codes(format: &Format, sources: &[&dyn RowSource], map: &RowMap) -> bool {
+/// Whether the format can take the sources' quantised values as they stand.
+pub(super) fn keeps_quantized(format: &Format, sources: &[&dyn RowSource], map: &RowMap) -> bool {
     fn order<'a>(source: &&'a dyn RowSource) -> Option<&'a [i32]> {
-        source.coded().and_then(|coded| coded.order())
+        source.quantized().and_then(|quantized| quantized.order())
     }
     let first = order(&sources[0]);
     (format.granularity != Granularity::Blocks || map.keeps_blocks())
         && sources
             .iter()
-            .all(|source| source.coded().is_some() && format.holds(&source.format()) && order(source) == first)
+            .all(|source| source.quantized().is_some() && format.holds(&source.format()) && order(source) == first)
 }

@@ -95,19 +95,19 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Bytes of the data, scales and offsets of so many rows from the beginning of a stripe on.
+    /// Bytes of the data, scales and zero points of so many rows from the beginning of a stripe on.
     fn bytes(&self, rows: usize) -> [usize; 3] {
         let (view, geometry) = (&self.weight.view, &self.weight.geometry);
         match view.encoding {
             Encoding::Float(dtype) => [rows * view.columns * dtype.size(), 0, 0],
-            _ => [geometry.data_bytes(rows), geometry.scale_bytes(rows), geometry.offset_bytes(rows)],
+            _ => [geometry.data_bytes(rows), geometry.scale_bytes(rows), geometry.zero_point_bytes(rows)],
         }
     }
 
-    /// Queues the copies of a panel's data, then its scales, then its offsets.
+    /// Queues the copies of a panel's data, then its scales, then its zero points.
     fn download(&self, rows: &Range<usize>, to: &mut Staging, stream: &Stream) -> Result<()> {
         let view = &self.weight.view;
-        let [data, scales, offsets] = self.bytes(rows.len());
+        let [data, scales, zero_points] = self.bytes(rows.len());
         let before = self.bytes(rows.start);
         // SAFETY: the weight has these rows, and its parts these bytes before and in them.
         unsafe {
@@ -129,16 +129,16 @@ impl Reader<'_> {
             };
             to.download(view.data.cast::<u8>().wrapping_add(before[0]), data, 0, stream)?;
             to.download(scale_data.wrapping_add(before[1]), scales, data, stream)?;
-            to.download(view.offsets.cast::<u8>().wrapping_add(before[2]), offsets, data + scales, stream)
+            to.download(view.zero_points.cast::<u8>().wrapping_add(before[2]), zero_points, data + scales, stream)
         }
     }
 
     /// A downloaded panel cut into stripes.
     fn stripes<'b>(&self, rows: &Range<usize>, bytes: &'b mut [u8]) -> Result<Vec<Parts<'b>>> {
-        let [data, scales, offsets] = self.bytes(rows.len());
+        let [data, scales, zero_points] = self.bytes(rows.len());
         let (data_part, rest) = bytes.split_at_mut(data);
         let (scale_part, rest) = rest.split_at_mut(scales);
-        let mut rest = [data_part, scale_part, &mut rest[..offsets]];
+        let mut rest = [data_part, scale_part, &mut rest[..zero_points]];
         let mut parts = with_room(rows.len().div_ceil(STRIPE_ROWS), "the stripes of a weight")?;
         for begin in rows.clone().step_by(STRIPE_ROWS) {
             let bytes = self.bytes(STRIPE_ROWS.min(rows.end - begin));
@@ -147,7 +147,7 @@ impl Reader<'_> {
                 rest[i] = after;
                 first
             };
-            parts.push(Parts { data: cut(0), scales: cut(1), offsets: cut(2) });
+            parts.push(Parts { data: cut(0), scales: cut(1), zero_points: cut(2) });
         }
         Ok(parts)
     }

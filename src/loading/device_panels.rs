@@ -1,5 +1,5 @@
 //! Quantising on the device what lies in host memory: the sources' rows travel panel by panel, as they are, and become
-//! codes there. A host of 16 cores takes longer to find the codes of a model than to copy it.
+//! quantised values there. A host of 16 cores takes longer to find the quantised values of a model than to copy it.
 
 use super::staging::STAGING_BYTES;
 use crate::allocation::{gathered, with_room};
@@ -54,7 +54,7 @@ impl<'a> DevicePanels<'a> {
     }
 
     /// Fills the weight's memory at `to`, and returns what was lost; `None` where the host has to convert after all: there
-    /// is no memory for a panel, or values have no code, which the host refuses by name.
+    /// is no memory for a panel, or values cannot be quantised, which the host refuses by name.
     pub fn quantize(&self, to: *mut u8) -> Result<Option<SquaredError>> {
         let (executor, rows) = (self.stream.executor(), self.map.rows);
         let stripes = (STAGING_BYTES / (STRIPE_ROWS * self.pitch)).clamp(1, rows.div_ceil(STRIPE_ROWS));
@@ -120,10 +120,10 @@ impl<'a> DevicePanels<'a> {
                 Scales::Blocks(data) => Scales::Blocks(data.wrapping_byte_add(scale_bytes)),
                 Scales::Groups { size, data } => Scales::Groups { size, data: data.wrapping_byte_add(scale_bytes) },
             },
-            offsets: if whole.offsets.is_null() {
-                whole.offsets
+            zero_points: if whole.zero_points.is_null() {
+                whole.zero_points
             } else {
-                whole.offsets.wrapping_byte_add(geometry.offset_bytes(first))
+                whole.zero_points.wrapping_byte_add(geometry.zero_point_bytes(first))
             },
             ..whole
         }

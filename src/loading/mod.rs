@@ -19,7 +19,7 @@ use crate::weight::arrangement::RowMap;
 use crate::weight::pack::Geometry;
 use crate::weight::rows::{FloatRows, RowSource};
 use crate::weight::{Arrangement, Format, WeightView};
-use convert::{keeps_codes, Conversion, Sources};
+use convert::{keeps_quantized, Conversion, Sources};
 use device_panels::DevicePanels;
 use float::Copier;
 use staging::Staging;
@@ -82,7 +82,8 @@ impl Weight {
         Weight::convert(memory, Sources::Host(rows), &map, geometry, stream)
     }
 
-    /// Reads the parts into `format`, or into the one that keeps all their codes, and waits until they have been read.
+    /// Reads the parts into `format`, or into the one that keeps all their quantised values, and waits until they have
+    /// been read.
     pub fn import(
         memory: &Arc<MemoryManager>,
         parts: &[&dyn RowSource],
@@ -122,11 +123,11 @@ impl Weight {
     ) -> Result<Weight> {
         let executor = stream.executor();
         let keep = match &sources {
-            Sources::Host(parts) => keeps_codes(&geometry.format, parts, map),
+            Sources::Host(parts) => keeps_quantized(&geometry.format, parts, map),
             Sources::Device(_) => false,
         };
         let order = match &sources {
-            Sources::Host(parts) if keep => parts[0].coded().and_then(|coded| coded.order()),
+            Sources::Host(parts) if keep => parts[0].quantized().and_then(|quantized| quantized.order()),
             _ => None,
         };
         let order = order.unwrap_or_default();
@@ -136,7 +137,7 @@ impl Weight {
         let allocation = allocate(memory, &geometry, order.len(), stream)?;
         let to = allocation.pointer().cast::<u8>();
         if let Sources::Device(parts) = &sources {
-            // What no kernel can do, or no code stands for, the host does, or refuses by name.
+            // What no kernel can do, or what cannot be quantised, the host does, or refuses by name.
             if executor.can_quantize(&geometry.format, parts.len()) {
                 let view = WeightView::at(&geometry, map.is_gated(), allocation.pointer().cast(), false);
                 let op = Quantize::new(parts, map.arrangement, geometry.format, view)?;
@@ -194,7 +195,7 @@ impl Weight {
     /// The bytes of scales and zero points among these.
     pub fn scale_bytes(&self) -> usize {
         let rows = self.geometry.rows;
-        self.geometry.scale_bytes(rows) + self.geometry.offset_bytes(rows)
+        self.geometry.scale_bytes(rows) + self.geometry.zero_point_bytes(rows)
     }
 
     /// ‖weight − source‖ / ‖source‖ of the conversion; 0 where nothing was lost.
@@ -229,7 +230,7 @@ fn check(parts: &[Tensor], arrangement: Arrangement) -> Result<RowMap> {
     RowMap::new(arrangement, &shapes)
 }
 
-/// The format that keeps the codes of all parts.
+/// The format that keeps the quantised values of all parts.
 fn common_format(parts: &[&dyn RowSource], map: &RowMap) -> Result<Format> {
     let first = parts[0].format();
     let mut common = first;
@@ -240,8 +241,8 @@ fn common_format(parts: &[&dyn RowSource], map: &RowMap) -> Result<Format> {
                 .with_advice("name the format that they shall have")
         })?;
     }
-    let coded = parts.iter().all(|part| part.coded().is_some());
-    if coded && !keeps_codes(&common, parts, map) {
+    let quantized = parts.iter().all(|part| part.quantized().is_some());
+    if quantized && !keeps_quantized(&common, parts, map) {
         return Err(Error::invalid(format!(
             "these parts cannot be one weight of {common} as they are: their blocks or the orders of their columns differ"
         ))

@@ -1,6 +1,6 @@
 //! `grouped_linear`: y = activation(x · W[expert]ᵀ + bias[expert]) for tokens that lie sorted by expert, as a mixture of
-//! experts has them after routing (Shazeer et al. 2017). The offsets are device memory: a captured graph serves every
-//! routing.
+//! experts has them after routing (Shazeer et al. 2017). The expert offsets are device memory: a captured graph serves
+//! every routing.
 
 use super::linear_product::expect_product;
 use super::{expect_extent, Activation, Cost};
@@ -13,9 +13,9 @@ use crate::weight::{Scales, WeightView, BLOCK};
 pub struct GroupedLinear {
     /// [T, K], the tokens of expert 0 first
     pub input: Matrix,
-    /// i32 [experts + 1], ascending from 0: expert e has the rows offsets[e] .. offsets[e + 1]. Rows from the last offset
-    /// on are not computed.
-    pub offsets: Tensor,
+    /// i32 [experts + 1], ascending from 0: expert e has the rows expert_offsets[e] .. expert_offsets[e + 1]. Rows from
+    /// the last offset on are not computed.
+    pub expert_offsets: Tensor,
     /// [experts · N, K] of any encoding, expert after expert; gated: rows 2i and 2i+1 are row i of gate and of up.
     pub weight: WeightView,
     pub experts: usize,
@@ -29,21 +29,21 @@ pub struct GroupedLinear {
 impl GroupedLinear {
     pub fn new(
         input: Tensor,
-        offsets: Tensor,
+        expert_offsets: Tensor,
         weight: WeightView,
         bias: Option<Tensor>,
         activation: Activation,
         output: Tensor,
     ) -> Result<GroupedLinear> {
         let input = expect_product(input, &weight, bias, output)?;
-        offsets.expect_dtype("offsets", DType::I32)?;
-        offsets.expect_rank("offsets", 1)?;
-        offsets.expect_readable("offsets")?;
-        let experts = offsets.shape[0].saturating_sub(1);
+        expert_offsets.expect_dtype("expert_offsets", DType::I32)?;
+        expert_offsets.expect_rank("expert_offsets", 1)?;
+        expert_offsets.expect_readable("expert_offsets")?;
+        let experts = expert_offsets.shape[0].saturating_sub(1);
         if experts == 0 {
             return Err(Error::invalid(format!(
-                "tensor `offsets` has {} elements; at least 2 are needed, one more than experts",
-                offsets.shape[0]
+                "tensor `expert_offsets` has {} elements; at least 2 are needed, one more than experts",
+                expert_offsets.shape[0]
             )));
         }
         if !weight.rows.is_multiple_of(experts) {
@@ -66,11 +66,11 @@ impl GroupedLinear {
         if !weight.order.is_null() {
             return Err(Error::unsupported("a grouped product with a weight in activation order (GPTQ's g_idx)"));
         }
-        offsets.expect_apart("offsets", "output", &output)?;
+        expert_offsets.expect_apart("expert_offsets", "output", &output)?;
         let output = output.as_matrix("output")?;
         output.expect_size("output", input.rows, weight.output_columns() / experts)?;
         expect_extent("the number of experts", experts)?;
-        Ok(GroupedLinear { input, offsets, weight, experts, bias, activation, output })
+        Ok(GroupedLinear { input, expert_offsets, weight, experts, bias, activation, output })
     }
 
     /// Rows of the weight that an expert has.
@@ -89,17 +89,19 @@ impl GroupedLinear {
             Scales::Groups { size, data } => Scales::Groups { size, data: data.wrapping_add(groups(size)) },
             Scales::Blocks(data) => Scales::Blocks(data.wrapping_add(first / BLOCK * weight.columns.div_ceil(BLOCK))),
         };
-        let offsets = match weight.scales {
-            Scales::Groups { size, .. } if !weight.offsets.is_null() => weight.offsets.wrapping_add(groups(size)),
-            _ => weight.offsets,
+        let zero_points = match weight.scales {
+            Scales::Groups { size, .. } if !weight.zero_points.is_null() => {
+                weight.zero_points.wrapping_add(groups(size))
+            }
+            _ => weight.zero_points,
         };
         let data = weight.data.wrapping_byte_add(first * weight.row_stride * weight.encoding.bits() / 8);
-        WeightView { data, rows, scales, offsets, ..weight }
+        WeightView { data, rows, scales, zero_points, ..weight }
     }
 
     pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("input", Some(&self.input));
-        visit.read("offsets", Some(&self.offsets));
+        visit.read("expert_offsets", Some(&self.expert_offsets));
         visit.read_weight("weight", &self.weight);
         visit.read("bias", self.bias.as_ref());
         visit.write("output", Some(&self.output));

@@ -1,9 +1,9 @@
 //! `linear`: y = activation(x · Wᵀ + bias) + residual, and its gated form y = activation(gate) · up + residual over
 //! interleaved rows of W.
 //!
-//! x is a matrix of floats, or one in 8 bits: then the result is that of the input scale · code, which it also is where a
-//! product rounds the same values to 8 bits itself. y is left as floats, in 8 bits, or as both: the codes are those of the
-//! unrounded f32 values, as a norm or a gated activation leaves them.
+//! x is a matrix of floats, or one in 8 bits: then the result is that of the input scale · q, which it also is where a
+//! product rounds the same values to 8 bits itself. y is left as floats, in 8 bits, or as both: the quantised values
+//! are those of the unrounded f32 values, as a norm or a gated activation leaves them.
 
 use super::linear_product::{expect_input, expect_residual, expect_weight_terms, LinearProduct};
 use super::quantized_rows::QuantizedRows;
@@ -77,9 +77,9 @@ impl Linear {
         let output = output.map(written).transpose()?;
         let residual = residual.map(|residual| expect_residual(residual, (rows, columns), output.as_ref()));
         let residual = residual.transpose()?;
-        if let Some(codes) = quantized_output {
-            codes.expect_valid("quantized_output")?;
-            codes.expect_size("quantized_output", rows, columns)?;
+        if let Some(quantized) = quantized_output {
+            quantized.expect_valid("quantized_output")?;
+            quantized.expect_size("quantized_output", rows, columns)?;
         }
         Ok(Linear { input, weight, bias, activation, residual, output, quantized_output })
     }
@@ -119,11 +119,11 @@ impl Linear {
             LinearInput::Floats(input) => floats(Some(input)),
             LinearInput::Quantized(rows) => rows.bytes(),
         };
-        let codes = self.quantized_output.map_or(0.0, |rows| rows.bytes());
+        let quantized = self.quantized_output.map_or(0.0, |rows| rows.bytes());
         let weight = self.weight.read_bytes() as f64;
         Cost {
             operations: 2.0 * rows as f64 * columns as f64 * self.weight.rows as f64,
-            bytes: input + weight + floats(self.residual) + floats(self.output) + codes,
+            bytes: input + weight + floats(self.residual) + floats(self.output) + quantized,
         }
     }
 }

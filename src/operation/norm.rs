@@ -98,7 +98,7 @@ impl NormRows {
         let elements = (self.input.rows * self.input.columns) as f64;
         let matrices = [Some(self.input), self.residual, self.residual_output, self.output];
         let width: usize = matrices.iter().flatten().map(|matrix| matrix.dtype.size()).sum();
-        let codes = self.quantized_output.map_or(0.0, |rows| rows.bytes());
-        Cost { operations: elements * operations, bytes: elements * width as f64 + codes }
+        let quantized = self.quantized_output.map_or(0.0, |rows| rows.bytes());
+        Cost { operations: elements * operations, bytes: elements * width as f64 + quantized }
     }
 }

@@ -12,7 +12,7 @@ pub struct Quantize {
     pub parts: Vec<Matrix>,
     pub arrangement: Arrangement,
     pub format: Format,
-    /// Its data, scales and offsets are written, in the executor's layout.
+    /// Its data, scales and zero points are written, in the executor's layout.
     pub weight: WeightView,
 }
 
@@ -20,7 +20,7 @@ pub struct Quantize {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Quantized {
     Done(SquaredError),
-    /// The parts hold values that no code stands for. What was written is worthless.
+    /// The parts hold values that no quantised value stands for. What was written is worthless.
     Refused,
 }
 

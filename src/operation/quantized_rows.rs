@@ -1,10 +1,10 @@
-//! Activations in 8 bits: the codes of a matrix and one scale a row, which a norm or a gated activation leaves and
-//! products take.
+//! Activations in 8 bits: the quantised values of a matrix and one scale a row, which a norm or a gated activation
+//! leaves and products take.
 //!
-//! scale = max |x| / 448 (FP8 E4M3) or / 127 (INT8) of the row's unrounded f32 values, code = x / scale to nearest, ties
+//! scale = max |x| / 448 (FP8 E4M3) or / 127 (INT8) of the row's unrounded f32 values, q = x / scale to nearest, ties
 //! to even: what products with 8-bit activations make of an f32 input, bit by bit. A row of zeros has the scale 0; NaN in
-//! a row makes its scale NaN, an infinity makes it infinite. With scales that are given the codes alone are made, and what
-//! lies beyond their range gets the largest.
+//! a row makes its scale NaN, an infinity makes it infinite. With scales that are given the quantised values alone are
+//! made, and what lies beyond their range gets the largest.
 
 use super::expect_extent;
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ pub struct QuantizedRows {
     pub data: *mut c_void,
     /// [rows]
     pub scales: *mut f32,
-    /// The scales of codes to be written are there and stay as they are.
+    /// The scales of quantised values to be written are there and stay as they are.
     pub given_scales: bool,
     /// Fp8E4m3 or Int8.
     pub encoding: Encoding,
@@ -57,7 +57,7 @@ impl QuantizedRows {
             return Err(Error::invalid(format!("`{name}` has a NULL data pointer")));
         }
         if self.scales.is_null() {
-            return Err(Error::invalid(format!("`{name}` has codes and no scales: its scales pointer is NULL")));
+            return Err(Error::invalid(format!("`{name}` has data and no scales: its scales pointer is NULL")));
         }
         if !self.scales.is_aligned() {
             return Err(Error::invalid(format!(
@@ -84,7 +84,7 @@ impl QuantizedRows {
         )))
     }
 
-    /// Bytes from the first code to one past the last.
+    /// Bytes from the first quantised value to one past the last.
     pub fn span_bytes(&self) -> usize {
         match self.rows {
             0 => 0,
@@ -92,7 +92,7 @@ impl QuantizedRows {
         }
     }
 
-    /// Bytes of codes and scales, gaps between rows not counted.
+    /// Bytes of quantised values and scales, gaps between rows not counted.
     pub(super) fn bytes(&self) -> f64 {
         (self.rows * self.columns + self.rows * size_of::<f32>()) as f64
     }

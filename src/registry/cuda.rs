@@ -186,8 +186,8 @@ pub const KERNELS: &[Kernel] = &[
         inputs: FLOATS,
         encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
         limits: Limits { capability: 75, ..Limits::NONE },
-        summary: "The input in 8 bits, a scale a row, times the codes of a weight with scales of rows, by cuBLASLt; only where \
-                  quantized_activations is set.",
+        summary: "The input in 8 bits, a scale a row, times the quantised values of a weight with scales of rows, by cuBLASLt; \
+                  only where quantized_activations is set.",
     },
     Kernel {
         name: "linear_rounded_wgmma",

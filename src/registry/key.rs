@@ -18,7 +18,7 @@ pub struct ProductKey {
     pub encoding: Encoding,
     pub reach: Reach,
     /// Whether Int4 has zero points.
-    pub offsets: bool,
+    pub zero_points: bool,
     pub output: DType,
     pub gated: bool,
     /// Whether a bias or an activation follows.
@@ -59,7 +59,7 @@ impl ProductKey {
             input: op.input.dtype,
             encoding: op.weight.encoding,
             reach: Reach::of(op.weight.scales),
-            offsets: !op.weight.offsets.is_null(),
+            zero_points: !op.weight.zero_points.is_null(),
             output: op.output.dtype,
             gated: op.weight.gated,
             epilogue: op.bias.is_some() || op.activation != Activation::None,
@@ -89,7 +89,7 @@ fn encoding_of(name: &str) -> Option<Encoding> {
     ENCODINGS.iter().find(|(_, known)| *known == name).map(|(encoding, _)| *encoding)
 }
 
-const FLAGS: [&str; 5] = ["offsets", "gated", "epilogue", "residual", "rounded_input"];
+const FLAGS: [&str; 5] = ["zero_points", "gated", "epilogue", "residual", "rounded_input"];
 
 /// `m16 n14336 k4096 bf16 int4 groups128 bf16 gated`
 impl fmt::Display for ProductKey {
@@ -102,7 +102,7 @@ impl fmt::Display for ProductKey {
             Reach::Blocks => write!(formatter, " blocks{BLOCK}")?,
         }
         write!(formatter, " {}", self.output)?;
-        let set = [self.offsets, self.gated, self.epilogue, self.residual, self.rounded_input];
+        let set = [self.zero_points, self.gated, self.epilogue, self.residual, self.rounded_input];
         FLAGS.iter().zip(set).filter(|(_, set)| *set).try_for_each(|(name, _)| write!(formatter, " {name}"))
     }
 }
@@ -141,7 +141,7 @@ fn parse(text: &str) -> Option<ProductKey> {
         },
     };
     let output = float(words.next()?)?;
-    let [offsets, gated, epilogue, residual, rounded_input] = FLAGS.map(|flag| words.next_if_eq(&flag).is_some());
+    let [zero_points, gated, epilogue, residual, rounded_input] = FLAGS.map(|flag| words.next_if_eq(&flag).is_some());
     let whole = words.next().is_none() && rows.is_power_of_two();
     whole.then_some(ProductKey {
         rows,
@@ -150,7 +150,7 @@ fn parse(text: &str) -> Option<ProductKey> {
         input,
         encoding,
         reach,
-        offsets,
+        zero_points,
         output,
         gated,
         epilogue,
@@ -170,7 +170,16 @@ mod tests {
         let reach = prop::sample::select(vec![Reach::Rows, Reach::Groups(32), Reach::Groups(128), Reach::Blocks]);
         (0..20u32, 1..300_000usize, 1..300_000usize, floats.clone(), encodings, reach, floats, any::<[bool; 5]>())
             .prop_map(
-                |(bits, n, k, input, encoding, reach, output, [offsets, gated, epilogue, residual, rounded_input])| {
+                |(
+                    bits,
+                    n,
+                    k,
+                    input,
+                    encoding,
+                    reach,
+                    output,
+                    [zero_points, gated, epilogue, residual, rounded_input],
+                )| {
                     ProductKey {
                         rows: 1 << bits,
                         n,
@@ -178,7 +187,7 @@ mod tests {
                         input,
                         encoding,
                         reach: if encoding.is_float() { Reach::None } else { reach },
-                        offsets,
+                        zero_points,
                         output,
                         gated,
                         epilogue,
@@ -205,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_key_reads_as_the_product() {
-        let text = "m16 n14336 k4096 bf16 int4 groups128 bf16 offsets gated residual";
+        let text = "m16 n14336 k4096 bf16 int4 groups128 bf16 zero_points gated residual";
         let key: ProductKey = text.parse().unwrap();
         assert_eq!((key.rows, key.reach, key.gated, key.epilogue), (16, Reach::Groups(128), true, false));
         assert!(key.residual && !key.rounded_input);

@@ -24,26 +24,29 @@ impl Simd for Avx2 {
     /// Scale and offset.
     type Nibbles = (__m256, __m256);
 
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> __m256 {
-        _mm256_set1_ps(value)
+    methods! {
+        splat(value: f32) -> __m256 = _mm256_set1_ps(value);
+        load(pointer: *const f32) -> __m256 = _mm256_loadu_ps(pointer);
+        store(pointer: *mut f32, vector: __m256) = _mm256_storeu_ps(pointer, vector);
+        load_f16(pointer: *const u16) -> __m256 = _mm256_cvtph_ps(_mm_loadu_si128(pointer.cast()));
+        nibbles(scale: __m256, offset: __m256) -> (__m256, __m256) = (scale, offset);
+        add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+        sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
+        mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
+        fma(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+        min(a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
+        abs(a: __m256) -> __m256 = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
+        round(a: __m256) -> __m256 = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        sum(a: __m256) -> f32 = Self::sum4([a; 4])[0];
+        prefetch(pointer: *const u8) = _mm_prefetch::<_MM_HINT_T0>(pointer.cast());
     }
-    #[inline(always)]
-    unsafe fn load(pointer: *const f32) -> __m256 {
-        _mm256_loadu_ps(pointer)
-    }
-    #[inline(always)]
-    unsafe fn store(pointer: *mut f32, vector: __m256) {
-        _mm256_storeu_ps(pointer, vector)
-    }
+
     #[inline(always)]
     unsafe fn load_bf16(pointer: *const u16) -> __m256 {
         let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(pointer.cast()));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-    }
-    #[inline(always)]
-    unsafe fn load_f16(pointer: *const u16) -> __m256 {
-        _mm256_cvtph_ps(_mm_loadu_si128(pointer.cast()))
     }
     #[inline(always)]
     unsafe fn load_i8(pointer: *const i8) -> __m256 {
@@ -61,10 +64,6 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_e5m2(pointer: *const u8) -> __m256 {
         _mm256_cvtph_ps(_mm_slli_epi16::<8>(_mm_cvtepu8_epi16(_mm_loadl_epi64(pointer.cast()))))
-    }
-    #[inline(always)]
-    unsafe fn nibbles(scale: __m256, offset: __m256) -> (__m256, __m256) {
-        (scale, offset)
     }
     #[inline(always)]
     unsafe fn load_low_nibbles((scale, offset): (__m256, __m256), pointer: *const u8) -> __m256 {
@@ -94,45 +93,9 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn add(a: __m256, b: __m256) -> __m256 {
-        _mm256_add_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
-        _mm256_sub_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-        _mm256_mul_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn div(a: __m256, b: __m256) -> __m256 {
-        _mm256_div_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-        _mm256_fmadd_ps(a, b, c)
-    }
-    #[inline(always)]
-    unsafe fn max(a: __m256, b: __m256) -> __m256 {
-        _mm256_max_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn min(a: __m256, b: __m256) -> __m256 {
-        _mm256_min_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn abs(a: __m256) -> __m256 {
-        _mm256_andnot_ps(_mm256_set1_ps(-0.0), a)
-    }
-    #[inline(always)]
     unsafe fn copysign(magnitude: __m256, sign: __m256) -> __m256 {
         let sign_bit = _mm256_set1_ps(-0.0);
         _mm256_or_ps(_mm256_andnot_ps(sign_bit, magnitude), _mm256_and_ps(sign_bit, sign))
-    }
-    #[inline(always)]
-    unsafe fn round(a: __m256) -> __m256 {
-        _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
     }
     #[inline(always)]
     unsafe fn select_less(a: __m256, b: __m256, x: __m256, y: __m256) -> __m256 {
@@ -150,10 +113,6 @@ impl Simd for Avx2 {
         _mm256_mul_ps(_mm256_mul_ps(a, first), second)
     }
 
-    #[inline(always)]
-    unsafe fn sum(a: __m256) -> f32 {
-        Self::sum4([a; 4])[0]
-    }
     #[inline(always)]
     unsafe fn sum4([a, b, c, d]: [__m256; 4]) -> [f32; 4] {
         let ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
@@ -199,9 +158,5 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
         run(kernel)
-    }
-    #[inline(always)]
-    unsafe fn prefetch(pointer: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(pointer.cast())
     }
 }

@@ -54,26 +54,30 @@ impl Simd for Avx512 {
     /// The value of each q.
     type Nibbles = __m512;
 
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> __m512 {
-        _mm512_set1_ps(value)
+    methods! {
+        splat(value: f32) -> __m512 = _mm512_set1_ps(value);
+        load(pointer: *const f32) -> __m512 = _mm512_loadu_ps(pointer);
+        store(pointer: *mut f32, vector: __m512) = _mm512_storeu_ps(pointer, vector);
+        load_bf16(pointer: *const u16) -> __m512 = from_bf16(_mm256_loadu_si256(pointer.cast()));
+        load_f16(pointer: *const u16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(pointer.cast()));
+        nibbles(scale: __m512, offset: __m512) -> __m512 = _mm512_fmadd_ps(Self::lane_numbers(), scale, offset);
+        store_bf16(pointer: *mut u16, vector: __m512) = _mm256_storeu_si256(pointer.cast(), to_bf16(vector));
+        load_partial(pointer: *const f32, count: usize) -> __m512 = _mm512_maskz_loadu_ps(mask(count), pointer);
+        add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
+        abs(a: __m512) -> __m512 = _mm512_abs_ps(a);
+        round(a: __m512) -> __m512 = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        scale_by_power(a: __m512, exponent: __m512) -> __m512 = _mm512_scalef_ps(a, exponent);
+        sum(a: __m512) -> f32 = Self::sum4([a; 4])[0];
+        max_lane(a: __m512) -> f32 = _mm512_reduce_max_ps(a);
+        prefetch(pointer: *const u8) = _mm_prefetch::<_MM_HINT_T0>(pointer.cast());
     }
-    #[inline(always)]
-    unsafe fn load(pointer: *const f32) -> __m512 {
-        _mm512_loadu_ps(pointer)
-    }
-    #[inline(always)]
-    unsafe fn store(pointer: *mut f32, vector: __m512) {
-        _mm512_storeu_ps(pointer, vector)
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(pointer: *const u16) -> __m512 {
-        from_bf16(_mm256_loadu_si256(pointer.cast()))
-    }
-    #[inline(always)]
-    unsafe fn load_f16(pointer: *const u16) -> __m512 {
-        _mm512_cvtph_ps(_mm256_loadu_si256(pointer.cast()))
-    }
+
     #[inline(always)]
     unsafe fn load_i8(pointer: *const i8) -> __m512 {
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(pointer.cast())))
@@ -92,10 +96,6 @@ impl Simd for Avx512 {
         _mm512_cvtph_ps(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(pointer.cast()))))
     }
     #[inline(always)]
-    unsafe fn nibbles(scale: __m512, offset: __m512) -> __m512 {
-        _mm512_fmadd_ps(Self::lane_numbers(), scale, offset)
-    }
-    #[inline(always)]
     unsafe fn symmetric_nibbles(scale: __m512) -> __m512 {
         _mm512_mul_ps(_mm512_sub_ps(Self::lane_numbers(), Self::splat(8.0)), scale)
     }
@@ -109,16 +109,8 @@ impl Simd for Avx512 {
         _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(spread_bytes(pointer)), values)
     }
     #[inline(always)]
-    unsafe fn store_bf16(pointer: *mut u16, vector: __m512) {
-        _mm256_storeu_si256(pointer.cast(), to_bf16(vector))
-    }
-    #[inline(always)]
     unsafe fn store_f16(pointer: *mut u16, vector: __m512) {
         _mm256_storeu_si256(pointer.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector))
-    }
-    #[inline(always)]
-    unsafe fn load_partial(pointer: *const f32, count: usize) -> __m512 {
-        _mm512_maskz_loadu_ps(mask(count), pointer)
     }
     #[inline(always)]
     unsafe fn load_bf16_partial(pointer: *const u16, count: usize) -> __m512 {
@@ -143,59 +135,15 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn add(a: __m512, b: __m512) -> __m512 {
-        _mm512_add_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
-        _mm512_sub_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-        _mm512_mul_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn div(a: __m512, b: __m512) -> __m512 {
-        _mm512_div_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-        _mm512_fmadd_ps(a, b, c)
-    }
-    #[inline(always)]
-    unsafe fn max(a: __m512, b: __m512) -> __m512 {
-        _mm512_max_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn min(a: __m512, b: __m512) -> __m512 {
-        _mm512_min_ps(a, b)
-    }
-    #[inline(always)]
-    unsafe fn abs(a: __m512) -> __m512 {
-        _mm512_abs_ps(a)
-    }
-    #[inline(always)]
     unsafe fn copysign(magnitude: __m512, sign: __m512) -> __m512 {
         let sign_bit = _mm512_set1_ps(-0.0);
         _mm512_or_ps(_mm512_andnot_ps(sign_bit, magnitude), _mm512_and_ps(sign_bit, sign))
     }
     #[inline(always)]
-    unsafe fn round(a: __m512) -> __m512 {
-        _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
-    }
-    #[inline(always)]
     unsafe fn select_less(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
         _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), x)
     }
-    #[inline(always)]
-    unsafe fn scale_by_power(a: __m512, exponent: __m512) -> __m512 {
-        _mm512_scalef_ps(a, exponent)
-    }
 
-    #[inline(always)]
-    unsafe fn sum(a: __m512) -> f32 {
-        Self::sum4([a; 4])[0]
-    }
     #[inline(always)]
     unsafe fn sum4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
         // Within each 128-bit quarter: two interleaving additions leave one lane for each of a, b, c, d.
@@ -205,10 +153,6 @@ impl Simd for Avx512 {
         let halves = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps::<1>(abcd));
         let sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves));
         std::mem::transmute(sums)
-    }
-    #[inline(always)]
-    unsafe fn max_lane(a: __m512) -> f32 {
-        _mm512_reduce_max_ps(a)
     }
 
     #[inline(always)]
@@ -247,9 +191,5 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
         run(kernel)
-    }
-    #[inline(always)]
-    unsafe fn prefetch(pointer: *const u8) {
-        _mm_prefetch::<_MM_HINT_T0>(pointer.cast())
     }
 }

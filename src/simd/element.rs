@@ -31,62 +31,31 @@ pub trait VectorElement: Element {
     }
 }
 
-impl VectorElement for f32 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(pointer: *const f32) -> S::Vector {
-        S::load(pointer)
-    }
-    #[inline(always)]
-    unsafe fn load_partial<S: Simd>(pointer: *const f32, count: usize) -> S::Vector {
-        S::load_partial(pointer, count)
-    }
-    #[inline(always)]
-    unsafe fn store<S: Simd>(pointer: *mut f32, vector: S::Vector) {
-        S::store(pointer, vector)
-    }
-    #[inline(always)]
-    unsafe fn store_partial<S: Simd>(pointer: *mut f32, vector: S::Vector, count: usize) {
-        S::store_partial(pointer, vector, count)
-    }
+macro_rules! vector_element {
+    ($type:ty, $load:ident, $load_partial:ident, $store:ident, $store_partial:ident) => {
+        impl VectorElement for $type {
+            #[inline(always)]
+            unsafe fn load<S: Simd>(pointer: *const $type) -> S::Vector {
+                S::$load(pointer.cast())
+            }
+            #[inline(always)]
+            unsafe fn load_partial<S: Simd>(pointer: *const $type, count: usize) -> S::Vector {
+                S::$load_partial(pointer.cast(), count)
+            }
+            #[inline(always)]
+            unsafe fn store<S: Simd>(pointer: *mut $type, vector: S::Vector) {
+                S::$store(pointer.cast(), vector)
+            }
+            #[inline(always)]
+            unsafe fn store_partial<S: Simd>(pointer: *mut $type, vector: S::Vector, count: usize) {
+                S::$store_partial(pointer.cast(), vector, count)
+            }
+        }
+    };
 }
-
-impl VectorElement for f16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(pointer: *const f16) -> S::Vector {
-        S::load_f16(pointer.cast())
-    }
-    #[inline(always)]
-    unsafe fn load_partial<S: Simd>(pointer: *const f16, count: usize) -> S::Vector {
-        S::load_f16_partial(pointer.cast(), count)
-    }
-    #[inline(always)]
-    unsafe fn store<S: Simd>(pointer: *mut f16, vector: S::Vector) {
-        S::store_f16(pointer.cast(), vector)
-    }
-    #[inline(always)]
-    unsafe fn store_partial<S: Simd>(pointer: *mut f16, vector: S::Vector, count: usize) {
-        S::store_f16_partial(pointer.cast(), vector, count)
-    }
-}
-
-impl VectorElement for bf16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(pointer: *const bf16) -> S::Vector {
-        S::load_bf16(pointer.cast())
-    }
-    #[inline(always)]
-    unsafe fn load_partial<S: Simd>(pointer: *const bf16, count: usize) -> S::Vector {
-        S::load_bf16_partial(pointer.cast(), count)
-    }
-    #[inline(always)]
-    unsafe fn store<S: Simd>(pointer: *mut bf16, vector: S::Vector) {
-        S::store_bf16(pointer.cast(), vector)
-    }
-    #[inline(always)]
-    unsafe fn store_partial<S: Simd>(pointer: *mut bf16, vector: S::Vector, count: usize) {
-        S::store_bf16_partial(pointer.cast(), vector, count)
-    }
-}
+vector_element!(f32, load, load_partial, store, store_partial);
+vector_element!(f16, load_f16, load_f16_partial, store_f16, store_f16_partial);
+vector_element!(bf16, load_bf16, load_bf16_partial, store_bf16, store_bf16_partial);
 
 /// Runs `$body` with `$type` standing for the Rust type of a float dtype.
 macro_rules! with_float {

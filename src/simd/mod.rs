@@ -6,6 +6,16 @@
 
 use crate::fork::PerProcess;
 
+/// The methods of [`Simd`] that are one expression each.
+macro_rules! methods {
+    ($($name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? = $body:expr;)*) => { $(
+        #[inline(always)]
+        unsafe fn $name($($argument: $type),*) $(-> $result)? {
+            $body
+        }
+    )* };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -25,22 +25,25 @@ impl Simd for Neon {
     /// Scale and offset.
     type Nibbles = (float32x4_t, float32x4_t);
 
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> float32x4_t {
-        vdupq_n_f32(value)
+    methods! {
+        splat(value: f32) -> float32x4_t = vdupq_n_f32(value);
+        load(pointer: *const f32) -> float32x4_t = vld1q_f32(pointer);
+        store(pointer: *mut f32, vector: float32x4_t) = vst1q_f32(pointer, vector);
+        load_bf16(pointer: *const u16) -> float32x4_t = vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(pointer)));
+        nibbles(scale: float32x4_t, offset: float32x4_t) -> (float32x4_t, float32x4_t) = (scale, offset);
+        add(a: float32x4_t, b: float32x4_t) -> float32x4_t = vaddq_f32(a, b);
+        sub(a: float32x4_t, b: float32x4_t) -> float32x4_t = vsubq_f32(a, b);
+        mul(a: float32x4_t, b: float32x4_t) -> float32x4_t = vmulq_f32(a, b);
+        div(a: float32x4_t, b: float32x4_t) -> float32x4_t = vdivq_f32(a, b);
+        fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t = vfmaq_f32(c, a, b);
+        max(a: float32x4_t, b: float32x4_t) -> float32x4_t = vmaxq_f32(a, b);
+        min(a: float32x4_t, b: float32x4_t) -> float32x4_t = vminq_f32(a, b);
+        abs(a: float32x4_t) -> float32x4_t = vabsq_f32(a);
+        round(a: float32x4_t) -> float32x4_t = vrndnq_f32(a);
+        sum(a: float32x4_t) -> f32 = vaddvq_f32(a);
+        max_lane(a: float32x4_t) -> f32 = vmaxvq_f32(a);
     }
-    #[inline(always)]
-    unsafe fn load(pointer: *const f32) -> float32x4_t {
-        vld1q_f32(pointer)
-    }
-    #[inline(always)]
-    unsafe fn store(pointer: *mut f32, vector: float32x4_t) {
-        vst1q_f32(pointer, vector)
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(pointer: *const u16) -> float32x4_t {
-        vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(pointer)))
-    }
+
     #[inline(always)]
     unsafe fn load_f16(pointer: *const u16) -> float32x4_t {
         let half = vld1_u16(pointer);
@@ -71,10 +74,6 @@ impl Simd for Neon {
         Self::load_f16((&raw const half).cast())
     }
     #[inline(always)]
-    unsafe fn nibbles(scale: float32x4_t, offset: float32x4_t) -> (float32x4_t, float32x4_t) {
-        (scale, offset)
-    }
-    #[inline(always)]
     unsafe fn load_low_nibbles((scale, offset): (float32x4_t, float32x4_t), pointer: *const u8) -> float32x4_t {
         let bytes = vcreate_u8(u64::from(pointer.cast::<u32>().read_unaligned()) & 0x0f0f_0f0f);
         let numbers = vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
@@ -103,46 +102,10 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        vaddq_f32(a, b)
-    }
-    #[inline(always)]
-    unsafe fn sub(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        vsubq_f32(a, b)
-    }
-    #[inline(always)]
-    unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        vmulq_f32(a, b)
-    }
-    #[inline(always)]
-    unsafe fn div(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        vdivq_f32(a, b)
-    }
-    #[inline(always)]
-    unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        vfmaq_f32(c, a, b)
-    }
-    #[inline(always)]
-    unsafe fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        vmaxq_f32(a, b)
-    }
-    #[inline(always)]
-    unsafe fn min(a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        vminq_f32(a, b)
-    }
-    #[inline(always)]
-    unsafe fn abs(a: float32x4_t) -> float32x4_t {
-        vabsq_f32(a)
-    }
-    #[inline(always)]
     unsafe fn copysign(magnitude: float32x4_t, sign: float32x4_t) -> float32x4_t {
         let sign_bit = vdupq_n_u32(0x8000_0000);
         let size = vbicq_u32(vreinterpretq_u32_f32(magnitude), sign_bit);
         vreinterpretq_f32_u32(vorrq_u32(size, vandq_u32(vreinterpretq_u32_f32(sign), sign_bit)))
-    }
-    #[inline(always)]
-    unsafe fn round(a: float32x4_t) -> float32x4_t {
-        vrndnq_f32(a)
     }
     #[inline(always)]
     unsafe fn select_less(a: float32x4_t, b: float32x4_t, x: float32x4_t, y: float32x4_t) -> float32x4_t {
@@ -161,18 +124,10 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn sum(a: float32x4_t) -> f32 {
-        vaddvq_f32(a)
-    }
-    #[inline(always)]
     unsafe fn sum4([a, b, c, d]: [float32x4_t; 4]) -> [f32; 4] {
         // This adds the pairs that vaddvq adds: neighbours first.
         let sums = vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
         std::mem::transmute(sums)
-    }
-    #[inline(always)]
-    unsafe fn max_lane(a: float32x4_t) -> f32 {
-        vmaxvq_f32(a)
     }
 
     #[inline(always)]

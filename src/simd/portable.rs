@@ -31,18 +31,29 @@ impl Simd for Portable {
     /// Scale and offset.
     type Nibbles = (Lanes, Lanes);
 
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Lanes {
-        [value; 4]
+    methods! {
+        splat(value: f32) -> Lanes = [value; 4];
+        load(pointer: *const f32) -> Lanes = pointer.cast::<Lanes>().read_unaligned();
+        store(pointer: *mut f32, vector: Lanes) = pointer.cast::<Lanes>().write_unaligned(vector);
+        load_i8(pointer: *const i8) -> Lanes = pointer.cast::<[i8; 4]>().read_unaligned().map(f32::from);
+        nibbles(scale: Lanes, offset: Lanes) -> (Lanes, Lanes) = (scale, offset);
+        add(a: Lanes, b: Lanes) -> Lanes = zip(a, b, |a, b| a + b);
+        sub(a: Lanes, b: Lanes) -> Lanes = zip(a, b, |a, b| a - b);
+        mul(a: Lanes, b: Lanes) -> Lanes = zip(a, b, |a, b| a * b);
+        div(a: Lanes, b: Lanes) -> Lanes = zip(a, b, |a, b| a / b);
+        fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes = Self::add(Self::mul(a, b), c);
+        exact_fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes = std::array::from_fn(|i| a[i].mul_add(b[i], c[i]));
+        max(a: Lanes, b: Lanes) -> Lanes = zip(a, b, |a, b| if a > b { a } else { b });
+        min(a: Lanes, b: Lanes) -> Lanes = zip(a, b, |a, b| if a < b { a } else { b });
+        abs(a: Lanes) -> Lanes = a.map(f32::abs);
+        copysign(magnitude: Lanes, sign: Lanes) -> Lanes = zip(magnitude, sign, f32::copysign);
+        round(a: Lanes) -> Lanes = a.map(f32::round_ties_even);
+        sum(a: Lanes) -> f32 = (a[0] + a[2]) + (a[1] + a[3]);
+        sum4(vectors: [Lanes; 4]) -> [f32; 4] = vectors.map(|a| (a[0] + a[2]) + (a[1] + a[3]));
+        max_lane(a: Lanes) -> f32 = a.into_iter().fold(f32::NEG_INFINITY, f32::max);
+        deinterleave(a: Lanes, b: Lanes) -> (Lanes, Lanes) = ([a[0], a[2], b[0], b[2]], [a[1], a[3], b[1], b[3]]);
     }
-    #[inline(always)]
-    unsafe fn load(pointer: *const f32) -> Lanes {
-        pointer.cast::<Lanes>().read_unaligned()
-    }
-    #[inline(always)]
-    unsafe fn store(pointer: *mut f32, vector: Lanes) {
-        pointer.cast::<Lanes>().write_unaligned(vector)
-    }
+
     #[inline(always)]
     unsafe fn load_bf16(pointer: *const u16) -> Lanes {
         pointer.cast::<[u16; 4]>().read_unaligned().map(|bits| f32::from_bits(u32::from(bits) << 16))
@@ -50,10 +61,6 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_f16(pointer: *const u16) -> Lanes {
         pointer.cast::<[u16; 4]>().read_unaligned().map(|bits| f16::from_bits(bits).to_f32())
-    }
-    #[inline(always)]
-    unsafe fn load_i8(pointer: *const i8) -> Lanes {
-        pointer.cast::<[i8; 4]>().read_unaligned().map(f32::from)
     }
     #[inline(always)]
     unsafe fn load_e4m3(pointer: *const u8) -> Lanes {
@@ -69,10 +76,6 @@ impl Simd for Portable {
     unsafe fn load_e5m2(pointer: *const u8) -> Lanes {
         let bytes = pointer.cast::<[u8; 4]>().read_unaligned();
         bytes.map(|byte| f16::from_bits(u16::from(byte) << 8).to_f32())
-    }
-    #[inline(always)]
-    unsafe fn nibbles(scale: Lanes, offset: Lanes) -> (Lanes, Lanes) {
-        (scale, offset)
     }
     #[inline(always)]
     unsafe fn load_low_nibbles((scale, offset): (Lanes, Lanes), pointer: *const u8) -> Lanes {
@@ -94,50 +97,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn add(a: Lanes, b: Lanes) -> Lanes {
-        zip(a, b, |a, b| a + b)
-    }
-    #[inline(always)]
-    unsafe fn sub(a: Lanes, b: Lanes) -> Lanes {
-        zip(a, b, |a, b| a - b)
-    }
-    #[inline(always)]
-    unsafe fn mul(a: Lanes, b: Lanes) -> Lanes {
-        zip(a, b, |a, b| a * b)
-    }
-    #[inline(always)]
-    unsafe fn div(a: Lanes, b: Lanes) -> Lanes {
-        zip(a, b, |a, b| a / b)
-    }
-    #[inline(always)]
-    unsafe fn fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
-        Self::add(Self::mul(a, b), c)
-    }
-    #[inline(always)]
-    unsafe fn exact_fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
-        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
-    }
-    #[inline(always)]
-    unsafe fn max(a: Lanes, b: Lanes) -> Lanes {
-        zip(a, b, |a, b| if a > b { a } else { b })
-    }
-    #[inline(always)]
-    unsafe fn min(a: Lanes, b: Lanes) -> Lanes {
-        zip(a, b, |a, b| if a < b { a } else { b })
-    }
-    #[inline(always)]
-    unsafe fn abs(a: Lanes) -> Lanes {
-        a.map(f32::abs)
-    }
-    #[inline(always)]
-    unsafe fn copysign(magnitude: Lanes, sign: Lanes) -> Lanes {
-        zip(magnitude, sign, f32::copysign)
-    }
-    #[inline(always)]
-    unsafe fn round(a: Lanes) -> Lanes {
-        a.map(f32::round_ties_even)
-    }
-    #[inline(always)]
     unsafe fn select_less(a: Lanes, b: Lanes, x: Lanes, y: Lanes) -> Lanes {
         std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
     }
@@ -151,23 +110,6 @@ impl Simd for Portable {
         })
     }
 
-    #[inline(always)]
-    unsafe fn sum(a: Lanes) -> f32 {
-        (a[0] + a[2]) + (a[1] + a[3])
-    }
-    #[inline(always)]
-    unsafe fn sum4(vectors: [Lanes; 4]) -> [f32; 4] {
-        vectors.map(|a| (a[0] + a[2]) + (a[1] + a[3]))
-    }
-    #[inline(always)]
-    unsafe fn max_lane(a: Lanes) -> f32 {
-        a.into_iter().fold(f32::NEG_INFINITY, f32::max)
-    }
-
-    #[inline(always)]
-    unsafe fn deinterleave(a: Lanes, b: Lanes) -> (Lanes, Lanes) {
-        ([a[0], a[2], b[0], b[2]], [a[1], a[3], b[1], b[3]])
-    }
     #[inline(always)]
     unsafe fn transpose(rows: &mut [Lanes; 16]) {
         let [a, b, c, d] = [rows[0], rows[1], rows[2], rows[3]];

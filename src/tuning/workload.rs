@@ -140,7 +140,8 @@ fn copy_weight(
     Ok((views, block))
 }
 
-/// The view with its data at `to`, and scales and offsets as far from it as they were. The order of columns is shared.
+/// The view with its data at `to`, and scales and zero points as far from it as they were. The order of columns is
+/// shared.
 fn moved(view: &WeightView, to: usize) -> WeightView {
     let by = to.wrapping_sub(view.data as usize);
     let shift = |address: usize| address.wrapping_add(by);
@@ -150,11 +151,11 @@ fn moved(view: &WeightView, to: usize) -> WeightView {
         Scales::Groups { size, data } => Scales::Groups { size, data: shift(data as usize) as *const f16 },
         Scales::Blocks(scales) => Scales::Blocks(shift(scales as usize) as *const f32),
     };
-    let offsets = match view.offsets.is_null() {
+    let zero_points = match view.zero_points.is_null() {
         true => std::ptr::null(),
-        false => shift(view.offsets as usize) as *const f16,
+        false => shift(view.zero_points as usize) as *const f16,
     };
-    WeightView { data: to as *mut std::ffi::c_void, scales, offsets, ..*view }
+    WeightView { data: to as *mut std::ffi::c_void, scales, zero_points, ..*view }
 }
 
 /// What lists of values hold.

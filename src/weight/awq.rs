@@ -15,7 +15,7 @@ pub struct Awq<'a> {
 }
 
 impl Nibbles for Awq<'_> {
-    fn code(&self, k: usize, n: usize) -> u8 {
+    fn quantized_at(&self, k: usize, n: usize) -> u8 {
         nibble(self.weights, k * self.words_in_row + n / 8, NIBBLE_OF[n % 8])
     }
 
@@ -50,15 +50,15 @@ mod tests {
     use super::super::encoding::Encoding;
     use super::super::format::Granularity;
     use super::super::rows::testing::{both, bytes};
-    use super::super::rows::{CodedRows, RowSource};
+    use super::super::rows::{QuantizedSource, RowSource};
     use super::*;
     use crate::tensor::DType;
     use half::f16;
 
-    /// Packs as the format's definition says, from codes [k][n].
-    fn pack(codes: &[u8], n: usize) -> Vec<u8> {
+    /// Packs as the format's definition says, from quantised values [k][n].
+    fn pack(quantized: &[u8], n: usize) -> Vec<u8> {
         let order = [0, 2, 4, 6, 1, 3, 5, 7];
-        let words = codes
+        let words = quantized
             .chunks(8)
             .map(|eight| order.iter().enumerate().fold(0u32, |word, (i, &j)| word | u32::from(eight[j]) << (4 * i)));
         assert!(n.is_multiple_of(8));
@@ -71,12 +71,12 @@ mod tests {
         for (group, symmetric) in [(128, false), (64, true), (0, false), (32, false)] {
             let length = group_length(group, k);
             let groups = k / length;
-            let codes: Vec<u8> = bytes(n * k, 3).iter().map(|b| b & 15).collect();
+            let quantized: Vec<u8> = bytes(n * k, 3).iter().map(|b| b & 15).collect();
             let zeros: Vec<u8> = bytes(n * groups, 4).iter().map(|b| if symmetric { 8 } else { b & 15 }).collect();
             let scales: Vec<f16> =
                 bytes(n * groups, 5).iter().map(|&b| f16::from_f32(0.01 + f32::from(b) * 1e-4)).collect();
             let scale_bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
-            let (weights, zero_words) = (pack(&codes, n), pack(&zeros, n));
+            let (weights, zero_words) = (pack(&quantized, n), pack(&zeros, n));
             let floats = FloatBytes { bytes: &scale_bytes, dtype: DType::F16 };
             let source = awq(n, k, group, &weights, Some(&zero_words), floats).unwrap();
             let format = source.format();
@@ -88,7 +88,7 @@ mod tests {
                 for at in 0..k {
                     let g = at / length;
                     let (scale, zero) = (scales[g * n + row].to_f32(), zeros[g * n + row]);
-                    let value = scale * (f32::from(codes[at * n + row]) - f32::from(zero));
+                    let value = scale * (f32::from(quantized[at * n + row]) - f32::from(zero));
                     assert_eq!(values[at], value);
                     let allowed = if symmetric { 0.0 } else { scale * 16.0 / 2048.0 };
                     assert!((packed[at] - value).abs() <= allowed, "{} is not {value}", packed[at]);
@@ -113,7 +113,8 @@ mod tests {
         infinite[22..24].copy_from_slice(&f16::INFINITY.to_le_bytes());
         assert!(refused(8, 64, 32, &weights, &zeros, &infinite).contains("row 3, column 32"));
 
-        // With zeros of 8 everywhere no offset is stored; beside another zero, 8 times a large scale must be an f16 too.
+        // With zeros of 8 everywhere no zero point is stored; beside another zero, 8 times a large scale must be an f16
+        // too.
         let mut large = scales.clone();
         large[22..24].copy_from_slice(&f16::MAX.to_le_bytes());
         let eights = vec![0x88; 8];

@@ -1,15 +1,15 @@
-//! How a weight's elements are stored, and the scales that turn their codes into values.
+//! How a weight's elements are stored, and the scales that turn their quantised values into numbers.
 
 use crate::tensor::DType;
 use half::f16;
 use std::fmt;
 
-/// What one element is. The value of element (n, k) with code q:
+/// What one element is. The value of element (n, k) stored as q:
 ///
 /// - `Float`: the element itself
 /// - `Fp8E4m3`, `Fp8E5m2`: scale · value(q); E4M3 is the variant without infinities (largest value 448)
-/// - `Int8`: scale · q, q in −127 ..= 127 (imported codes may be −128)
-/// - `Int4`: scale · (q − 8), with offsets scale · q + offset; q in 0 ..= 15
+/// - `Int8`: scale · q, q in −127 ..= 127 (imported quantised values may be −128)
+/// - `Int4`: scale · (q − 8), with zero points scale · q + zero point; q in 0 ..= 15
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Encoding {
     Float(DType),
@@ -76,7 +76,7 @@ impl Scales {
     }
 }
 
-/// How an executor wants Int4 codes; all other encodings are rows in every executor.
+/// How an executor wants Int4 values; all other encodings are rows in every executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightLayout {
     /// Row-major: 32 neighbouring elements of a row in 16 bytes, byte i = q[i] | q[i + 16] << 4. Columns padded to 32 with

@@ -23,7 +23,7 @@ pub struct Format {
     pub encoding: Encoding,
     /// Without meaning for floats.
     pub granularity: Granularity,
-    /// Int4 with an offset beside each scale.
+    /// Int4 with a zero point beside each scale.
     pub zero_points: bool,
     /// Search for the range, up to the largest magnitude, that loses least.
     pub clipping: bool,
@@ -85,7 +85,8 @@ impl Format {
         self.encoding == Encoding::Int4 || matches!(self.granularity, Granularity::Groups(_))
     }
 
-    /// Whether codes in format `other` can be kept as they are, their scales repeated where they reach further.
+    /// Whether quantised values in format `other` can be kept as they are, their scales repeated where they reach
+    /// further.
     pub fn holds(&self, other: &Format) -> bool {
         let reach = |size: usize| if size == 0 { usize::MAX } else { size };
         let (ours, theirs) = (reach(self.stored_group()), reach(other.stored_group()));
@@ -98,7 +99,7 @@ impl Format {
             && (ours == theirs || theirs != usize::MAX && theirs % ours == 0)
     }
 
-    /// The format that holds the codes of both.
+    /// The format that holds the quantised values of both.
     pub fn common(self, other: Format) -> Option<Format> {
         if self == other {
             return Some(self);

@@ -7,13 +7,13 @@
 //! - Q6_K: 256 elements in 210 bytes: low nibbles, upper two bits, 16 signed 8-bit scales s of 16 elements each, f16 d.
 //!   Value (d · s) · (q − 32) in f32.
 //!
-//! Q4_0 and Q8_0 are kept exactly. Q4_K's codes are kept, and its scales and minima rounded to f16. Q6_K has no format of
-//! equal size and is quantised again.
+//! Q4_0 and Q8_0 are kept exactly. Q4_K's quantised values are kept, and its scales and minima rounded to f16. Q6_K has
+//! no format of equal size and is quantised again.
 
 use super::encoding::Encoding;
 use super::format::{Format, Granularity};
 use super::int4::unpack_halves;
-use super::rows::{expect_bytes, f16_scale, CodedRows, RowSource};
+use super::rows::{expect_bytes, f16_scale, QuantizedSource, RowSource};
 use crate::error::{Error, Result};
 use half::f16;
 
@@ -92,13 +92,13 @@ fn scale_and_minimum(packed: &[u8], j: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(minimum))
 }
 
-/// The codes of group `j` of a Q4_K block.
-fn group_codes(quants: &[u8], j: usize) -> impl Iterator<Item = u8> + '_ {
+/// The quantised values of group `j` of a Q4_K block.
+fn group_values(quants: &[u8], j: usize) -> impl Iterator<Item = u8> + '_ {
     quants[j / 2 * 32..][..32].iter().map(move |byte| byte >> (j % 2 * 4) & 15)
 }
 
-/// The signed code of element `i` of a Q6_K block: halves of 128 elements, each of four quarters of 32.
-fn q6_code(block: &[u8], i: usize) -> i8 {
+/// The signed quantised value of element `i` of a Q6_K block: halves of 128 elements, each of four quarters of 32.
+fn q6_value(block: &[u8], i: usize) -> i8 {
     let (half, quarter, at) = (i / 128, i % 128 / 32, i % 32);
     let low = block[half * 64 + quarter % 2 * 32 + at] >> (quarter / 2 * 4) & 15;
     let high = block[128 + half * 32 + at] >> (quarter * 2) & 3;
@@ -128,16 +128,16 @@ impl RowSource for GgufRows<'_> {
         for (i, (block, values)) in self.blocks(row).zip(values.chunks_exact_mut(elements)).enumerate() {
             match self.kind {
                 BlockType::Q4_0 => {
-                    let (d, mut codes) = (self.scale(block, row, i)?, [0; 32]);
-                    unpack_halves(&block[2..], &mut codes);
-                    for (value, code) in values.iter_mut().zip(codes) {
-                        *value = d * (f32::from(code) - 8.0);
+                    let (d, mut quantized) = (self.scale(block, row, i)?, [0; 32]);
+                    unpack_halves(&block[2..], &mut quantized);
+                    for (value, q) in values.iter_mut().zip(quantized) {
+                        *value = d * (f32::from(q) - 8.0);
                     }
                 }
                 BlockType::Q8_0 => {
                     let d = self.scale(block, row, i)?;
-                    for (value, &code) in values.iter_mut().zip(&block[2..]) {
-                        *value = d * f32::from(code as i8);
+                    for (value, &q) in values.iter_mut().zip(&block[2..]) {
+                        *value = d * f32::from(q as i8);
                     }
                 }
                 BlockType::Q4K => {
@@ -145,8 +145,8 @@ impl RowSource for GgufRows<'_> {
                     for (j, values) in values.chunks_exact_mut(32).enumerate() {
                         let (scale, minimum) = scale_and_minimum(&block[4..16], j);
                         let (scale, minimum) = (d * scale, dmin * minimum);
-                        for (value, code) in values.iter_mut().zip(group_codes(&block[16..], j)) {
-                            *value = scale * f32::from(code) - minimum;
+                        for (value, q) in values.iter_mut().zip(group_values(&block[16..], j)) {
+                            *value = scale * f32::from(q) - minimum;
                         }
                     }
                 }
@@ -154,7 +154,7 @@ impl RowSource for GgufRows<'_> {
                     let d = self.scale(&block[208..], row, i)?;
                     for (j, value) in values.iter_mut().enumerate() {
                         let scale = d * f32::from(block[192 + j / 16] as i8);
-                        *value = scale * f32::from(q6_code(block, j));
+                        *value = scale * f32::from(q6_value(block, j));
                     }
                 }
             }
@@ -162,38 +162,44 @@ impl RowSource for GgufRows<'_> {
         Ok(())
     }
 
-    fn coded(&self) -> Option<&dyn CodedRows> {
-        (self.kind != BlockType::Q6K).then_some(self as &dyn CodedRows)
+    fn quantized(&self) -> Option<&dyn QuantizedSource> {
+        (self.kind != BlockType::Q6K).then_some(self as &dyn QuantizedSource)
     }
 }
 
-impl CodedRows for GgufRows<'_> {
-    fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], offsets: &mut [f32]) -> Result<()> {
+impl QuantizedSource for GgufRows<'_> {
+    fn quantized_row(
+        &self,
+        row: usize,
+        quantized: &mut [u8],
+        scales: &mut [f32],
+        zero_points: &mut [f32],
+    ) -> Result<()> {
         let elements = self.kind.size().0;
-        for (i, (block, codes)) in self.blocks(row).zip(codes.chunks_exact_mut(elements)).enumerate() {
+        for (i, (block, quantized)) in self.blocks(row).zip(quantized.chunks_exact_mut(elements)).enumerate() {
             let d = self.scale(block, row, i)?;
             match self.kind {
                 BlockType::Q4_0 => {
                     scales[i] = d;
-                    unpack_halves(&block[2..], codes);
+                    unpack_halves(&block[2..], quantized);
                 }
                 BlockType::Q8_0 => {
                     scales[i] = d;
-                    codes.copy_from_slice(&block[2..]);
+                    quantized.copy_from_slice(&block[2..]);
                 }
                 BlockType::Q4K => {
                     let dmin = self.scale(&block[2..], row, i)?;
-                    for (j, codes) in codes.chunks_exact_mut(32).enumerate() {
+                    for (j, quantized) in quantized.chunks_exact_mut(32).enumerate() {
                         let (scale, minimum) = scale_and_minimum(&block[4..16], j);
                         let column = i * 256 + j * 32;
                         scales[i * 8 + j] = f16_scale(d * scale, "scale", row, column)?;
-                        offsets[i * 8 + j] = f16_scale(-dmin * minimum, "minimum", row, column)?;
-                        for (code, q) in codes.iter_mut().zip(group_codes(&block[16..], j)) {
-                            *code = q;
+                        zero_points[i * 8 + j] = f16_scale(-dmin * minimum, "minimum", row, column)?;
+                        for (to, q) in quantized.iter_mut().zip(group_values(&block[16..], j)) {
+                            *to = q;
                         }
                     }
                 }
-                BlockType::Q6K => unreachable!("Q6_K has no codes to keep"),
+                BlockType::Q6K => unreachable!("Q6_K has no quantised values to keep"),
             }
         }
         Ok(())
@@ -291,7 +297,7 @@ mod tests {
                     Ok(()) => prop_assert!(values.iter().all(|value| value.is_finite())),
                     Err(error) => prop_assert!(named(error)),
                 }
-                if source.coded().is_some() {
+                if source.quantized().is_some() {
                     if let Err(error) = both(&source, row) {
                         prop_assert!(named(error));
                     }

@@ -35,7 +35,7 @@ impl Gptq<'_> {
 }
 
 impl Nibbles for Gptq<'_> {
-    fn code(&self, k: usize, n: usize) -> u8 {
+    fn quantized_at(&self, k: usize, n: usize) -> u8 {
         nibble(self.weights, k / 8 * self.rows + n, k % 8)
     }
 
@@ -104,13 +104,13 @@ fn version_of(layer: &Gptq, zeros: &[u8], columns: usize, group: usize, label: G
     if label != GptqVersion::Inspect {
         return label;
     }
-    // Weights are 0 on average, so codes are the true zero on average: version 1 is one off.
+    // Weights are 0 on average, so quantised values are the true zero on average: version 1 is one off.
     let step = (layer.rows * columns).div_ceil(SAMPLES).max(1);
     let (mut sum, mut count) = (0i64, 0i64);
     for k in (0..columns).step_by(step) {
         for n in 0..layer.rows {
             let zero = layer.stored_zero(zeros, k / group, n);
-            sum += i64::from(layer.code(k, n)) - i64::from(zero);
+            sum += i64::from(layer.quantized_at(k, n)) - i64::from(zero);
             count += 1;
         }
     }
@@ -155,14 +155,14 @@ fn order(group_index: &[u8], columns: usize, group_size: usize) -> Result<Option
 #[cfg(test)]
 mod tests {
     use super::super::rows::testing::{both, bytes};
-    use super::super::rows::{CodedRows, RowSource};
+    use super::super::rows::{QuantizedSource, RowSource};
     use super::*;
     use crate::tensor::DType;
 
     struct Layer {
         n: usize,
         k: usize,
-        codes: Vec<u8>,
+        quantized: Vec<u8>,
         zeros: Vec<u8>,
         scales: Vec<f32>,
         groups: Vec<usize>,
@@ -170,15 +170,15 @@ mod tests {
 
     impl Layer {
         fn random(n: usize, k: usize, group: usize, zero: impl Fn(u8) -> u8) -> Layer {
-            let codes = bytes(n * k, 1).iter().map(|b| b & 15).collect();
+            let quantized = bytes(n * k, 1).iter().map(|b| b & 15).collect();
             let zeros = bytes(n * k / group, 2).iter().map(|&b| zero(b)).collect();
             let scales = bytes(n * k / group, 3).iter().map(|&b| 2f32.powi(i32::from(b % 8) - 9)).collect();
-            Layer { n, k, codes, zeros, scales, groups: (0..k).map(|k| k / group).collect() }
+            Layer { n, k, quantized, zeros, scales, groups: (0..k).map(|k| k / group).collect() }
         }
 
         fn value(&self, k: usize, n: usize) -> f32 {
             let at = self.groups[k] * self.n + n;
-            self.scales[at] * (f32::from(self.codes[k * self.n + n]) - f32::from(self.zeros[at]))
+            self.scales[at] * (f32::from(self.quantized[k * self.n + n]) - f32::from(self.zeros[at]))
         }
 
         /// qweight, qzeros, scales and g_idx by the format's definition.
@@ -187,7 +187,8 @@ mod tests {
                 nibbles.enumerate().fold(0u32, |word, (i, q)| word | u32::from(q) << (4 * i)).to_le_bytes()
             };
             let eights = (0..self.k / 8).flat_map(|row| (0..self.n).map(move |n| (row, n)));
-            let weights = eights.flat_map(|(row, n)| word(&mut (0..8).map(|i| self.codes[(8 * row + i) * self.n + n])));
+            let weights =
+                eights.flat_map(|(row, n)| word(&mut (0..8).map(|i| self.quantized[(8 * row + i) * self.n + n])));
             let zeros = self.zeros.chunks(8).flat_map(|z| word(&mut z.iter().map(|z| z.wrapping_sub(bias) & 15)));
             let scales = self.scales.iter().flat_map(|scale| scale.to_le_bytes());
             let groups = self.groups.iter().flat_map(|&group| (group as i32).to_le_bytes());
@@ -234,12 +235,12 @@ mod tests {
             symmetric.check(&symmetric.pack(1), 64, label, "symmetric, stored as 7");
             symmetric.check(&symmetric.pack(0), 64, label, "symmetric, stored as 8");
         }
-        // Codes that are the zero on average, as those of weights are.
+        // Quantised values that are the zero on average, as those of weights are.
         let mut weights = Layer::random(32, 256, 128, |b| 6 + b % 4);
         for k in 0..weights.k {
             for n in 0..weights.n {
-                let code = &mut weights.codes[k * weights.n + n];
-                *code = weights.zeros[weights.groups[k] * weights.n + n] - 3 + *code % 7;
+                let q = &mut weights.quantized[k * weights.n + n];
+                *q = weights.zeros[weights.groups[k] * weights.n + n] - 3 + *q % 7;
             }
         }
         weights.check(&weights.pack(1), 128, GptqVersion::Inspect, "v1, inspected");

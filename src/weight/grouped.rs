@@ -1,12 +1,13 @@
-//! What AWQ and GPTQ have in common: 4-bit codes of a matrix [K, N] in 32-bit words, and for groups of k a scale and an
-//! integer zero for each output. The value of element (n, k) is scale · (q − zero).
+//! What AWQ and GPTQ have in common: 4-bit values of a matrix [K, N] in 32-bit words, and for groups of k a scale and
+//! an integer zero for each output. The value of element (n, k) is scale · (q − zero).
 //!
-//! Codes are kept. With zeros other than 8 the offset −scale · zero is stored as f16, which may round it.
+//! Quantised values are kept. With zeros other than 8 the zero point −scale · zero is stored as f16, which may round
+//! it.
 
 use super::encoding::Encoding;
 use super::format::{Format, Granularity, GROUP_SIZES};
 use super::int4::ZERO;
-use super::rows::{expect_bytes, f16_scale, CodedRows, RowSource};
+use super::rows::{expect_bytes, f16_scale, QuantizedSource, RowSource};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use half::{bf16, f16};
@@ -37,7 +38,7 @@ impl FloatBytes<'_> {
 
 /// Where a format has its nibbles.
 pub trait Nibbles: Sync {
-    fn code(&self, k: usize, n: usize) -> u8;
+    fn quantized_at(&self, k: usize, n: usize) -> u8;
     /// `None`: all zeros are 8.
     fn zero(&self, group: usize, n: usize) -> Option<u8>;
 }
@@ -93,8 +94,8 @@ impl<'a, N: Nibbles> Grouped<'a, N> {
             let scale = scales.get(g * rows + n);
             exact &= f16_scale(scale, "scale", n, g * group)? == scale;
             if zero_points {
-                let offset = -scale * f32::from(nibbles.zero(g, n).unwrap_or(ZERO));
-                exact &= f16_scale(offset, "scale times zero", n, g * group)? == offset;
+                let zero_point = -scale * f32::from(nibbles.zero(g, n).unwrap_or(ZERO));
+                exact &= f16_scale(zero_point, "scale times zero", n, g * group)? == zero_point;
             }
         }
         let format = Format { encoding: Encoding::Int4, granularity, zero_points, clipping: false };
@@ -125,28 +126,34 @@ impl<N: Nibbles> RowSource for Grouped<'_, N> {
             let (scale, zero) = self.step(g, row);
             for at in g * self.group..((g + 1) * self.group).min(self.columns) {
                 let k = self.order.as_ref().map_or(at, |order| order[at] as usize);
-                values[k] = scale * (f32::from(self.nibbles.code(k, row)) - zero);
+                values[k] = scale * (f32::from(self.nibbles.quantized_at(k, row)) - zero);
             }
         }
         Ok(())
     }
 
-    fn coded(&self) -> Option<&dyn CodedRows> {
+    fn quantized(&self) -> Option<&dyn QuantizedSource> {
         Some(self)
     }
 }
 
-impl<N: Nibbles> CodedRows for Grouped<'_, N> {
-    fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], offsets: &mut [f32]) -> Result<()> {
-        for (at, code) in codes.iter_mut().enumerate() {
+impl<N: Nibbles> QuantizedSource for Grouped<'_, N> {
+    fn quantized_row(
+        &self,
+        row: usize,
+        quantized: &mut [u8],
+        scales: &mut [f32],
+        zero_points: &mut [f32],
+    ) -> Result<()> {
+        for (at, q) in quantized.iter_mut().enumerate() {
             let k = self.order.as_ref().map_or(at, |order| order[at] as usize);
-            *code = self.nibbles.code(k, row);
+            *q = self.nibbles.quantized_at(k, row);
         }
         for (i, to) in scales.iter_mut().enumerate() {
             let (scale, zero) = self.step(i * self.format.stored_group() / self.group, row);
             *to = f16::from_f32(scale).to_f32();
-            if let Some(offset) = offsets.get_mut(i) {
-                *offset = f16::from_f32(-scale * zero).to_f32();
+            if let Some(zero_point) = zero_points.get_mut(i) {
+                *zero_point = f16::from_f32(-scale * zero).to_f32();
             }
         }
         Ok(())

@@ -1,5 +1,5 @@
 //! Int8: value = scale · q. Quantising uses −127 ..= 127, so that a weight and its negative are equally good; imported
-//! codes may be −128.
+//! quantised values may be −128.
 
 /// Adding and subtracting 1.5 · 2^23 rounds |x| < 2^22 to the nearest integer, ties to even, without a call.
 const ROUND: f32 = 12_582_912.0;
@@ -10,13 +10,13 @@ pub(super) fn round(value: f32) -> f32 {
 
 pub const MAX: f32 = 127.0;
 
-/// The code of value / scale. `inverse` is 1 / scale, or 0 for a scale that is 0.
+/// The quantised value of value / scale. `inverse` is 1 / scale, or 0 for a scale that is 0.
 pub fn encode(value: f32, inverse: f32) -> u8 {
     round((value * inverse).clamp(-MAX, MAX)) as i32 as u8
 }
 
-pub fn decode(code: u8) -> f32 {
-    f32::from(code as i8)
+pub fn decode(q: u8) -> f32 {
+    f32::from(q as i8)
 }
 
 #[cfg(test)]

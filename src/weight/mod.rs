@@ -2,11 +2,11 @@
 //!
 //! Several source tensors may be stacked (Q, K and V as one product), and a gate and an up projection may be interleaved
 //! row by row, so that one product's neighbouring columns are the pair that a gated activation needs. Sources are float
-//! tensors or quantised formats (`gguf`, `awq`, `gptq`, `sfp`, `codes`), read row by row.
+//! tensors or quantised formats (`gguf`, `awq`, `gptq`, `sfp`, `byte_rows`), read row by row.
 
 pub mod arrangement;
 pub mod awq;
-pub mod codes;
+pub mod byte_rows;
 mod encoding;
 pub mod format;
 pub mod fp8;

@@ -1,6 +1,6 @@
 //! The layouts that products read, and the way back.
 //!
-//! - 8-bit codes and floats: rows, padded with zeros to a multiple of 16 bytes.
+//! - 8-bit values and floats: rows, padded with zeros to a multiple of 16 bytes.
 //! - Int4 in rows: 32 neighbouring elements in 16 bytes, byte i = q[i] | q[i + 16] << 4, padded with q = 8.
 //! - Int4 in fragment tiles of 16 rows × 64 columns: 512 bytes, tiles of a block of 16 rows one after the other. Lane
 //!   l = 4g + t of a warp owns 16 bytes of a tile, four words of which word j holds columns 16j + 4t .. + 3 of rows g and
@@ -9,7 +9,7 @@
 //!   0x000f000f so gives one register of the first operand of mma.m16n8k16. Rows are padded to 16, columns to 64 with q = 8.
 //!
 //! Scales are f32 for rows and blocks, and f16 [N][groups] for groups; beside fragment tiles [N / 16][groups][g][2], those of
-//! rows g and g + 8, 0 for padded rows. Offsets stand as the scales do.
+//! rows g and g + 8, 0 for padded rows. Zero points stand as the scales do.
 //!
 //! A stripe of 128 rows is a contiguous range of each of the three, so stripes are packed one by one.
 
@@ -43,13 +43,13 @@ pub struct Geometry {
 pub struct Parts<'a> {
     pub data: &'a mut [u8],
     pub scales: &'a mut [u8],
-    pub offsets: &'a mut [u8],
+    pub zero_points: &'a mut [u8],
 }
 
 impl Geometry {
     /// Refuses what no address space holds.
     pub fn new(format: Format, layout: WeightLayout, rows: usize, columns: usize) -> Result<Geometry> {
-        // Never less than what any encoding takes, scales, offsets and padding included.
+        // Never less than what any encoding takes, scales, zero points and padding included.
         let most = (columns as u128 + 256) * (rows as u128 + 256) * 8;
         if most > isize::MAX as u128 {
             return Err(Error::invalid(format!("a weight of {rows} rows of {columns} overflows")));
@@ -96,7 +96,7 @@ impl Geometry {
         }
     }
 
-    pub fn offset_bytes(&self, rows: usize) -> usize {
+    pub fn zero_point_bytes(&self, rows: usize) -> usize {
         if self.format.zero_points {
             self.scale_bytes(rows)
         } else {
@@ -104,7 +104,7 @@ impl Geometry {
         }
     }
 
-    /// Where data, scales and offsets lie, and what follows them may begin.
+    /// Where data, scales and zero points lie, and what follows them may begin.
     pub fn sections(&self) -> (Range<usize>, Range<usize>, Range<usize>, usize) {
         let after = |end: usize, bytes: usize| {
             let start = end.next_multiple_of(SECTION_ALIGNMENT);
@@ -112,46 +112,46 @@ impl Geometry {
         };
         let data = after(0, self.data_bytes(self.rows));
         let scales = after(data.end, self.scale_bytes(self.rows));
-        let offsets = after(scales.end, self.offset_bytes(self.rows));
-        let end = offsets.end.next_multiple_of(SECTION_ALIGNMENT);
-        (data, scales, offsets, end)
+        let zero_points = after(scales.end, self.zero_point_bytes(self.rows));
+        let end = zero_points.end.next_multiple_of(SECTION_ALIGNMENT);
+        (data, scales, zero_points, end)
     }
 
     /// Writes every byte of `to`.
     pub fn pack(&self, stripe: &Stripe, to: &mut Parts) {
         let (columns, row_bytes) = (self.columns, self.row_bytes());
-        let rows = stripe.codes.chunks_exact(columns);
+        let rows = stripe.quantized.chunks_exact(columns);
         match self.format.encoding {
             Encoding::Int4 if self.is_tiled() => self.pack_tiles(stripe, to.data),
             Encoding::Int4 => {
-                for (codes, bytes) in rows.zip(to.data.chunks_exact_mut(row_bytes)) {
-                    for (codes, bytes) in codes.chunks(CHUNK).zip(bytes.chunks_exact_mut(CHUNK / 2)) {
+                for (quantized, bytes) in rows.zip(to.data.chunks_exact_mut(row_bytes)) {
+                    for (quantized, bytes) in quantized.chunks(CHUNK).zip(bytes.chunks_exact_mut(CHUNK / 2)) {
                         let mut chunk = [ZERO; CHUNK];
-                        chunk[..codes.len()].copy_from_slice(codes);
+                        chunk[..quantized.len()].copy_from_slice(quantized);
                         pack_halves(&chunk, bytes);
                     }
                 }
             }
             _ => {
-                for (codes, bytes) in rows.zip(to.data.chunks_exact_mut(row_bytes)) {
-                    bytes[..columns].copy_from_slice(codes);
+                for (quantized, bytes) in rows.zip(to.data.chunks_exact_mut(row_bytes)) {
+                    bytes[..columns].copy_from_slice(quantized);
                     bytes[columns..].fill(0);
                 }
             }
         }
         self.pack_scales(stripe, &stripe.scales, to.scales);
-        self.pack_scales(stripe, &stripe.offsets, to.offsets);
+        self.pack_scales(stripe, &stripe.zero_points, to.zero_points);
     }
 
     fn pack_tiles(&self, stripe: &Stripe, data: &mut [u8]) {
         let (rows, columns) = (stripe.rows, self.columns);
         let four = |row: usize, column: usize| {
-            let mut codes = [ZERO; 4];
+            let mut quantized = [ZERO; 4];
             if row < rows && column < columns {
                 let count = 4.min(columns - column);
-                codes[..count].copy_from_slice(&stripe.codes[row * columns + column..][..count]);
+                quantized[..count].copy_from_slice(&stripe.quantized[row * columns + column..][..count]);
             }
-            codes.map(u32::from)
+            quantized.map(u32::from)
         };
         let tiles_in_block = self.row_stride() / TILE_COLUMNS;
         for (tile, bytes) in data.chunks_exact_mut(TILE_BYTES).enumerate() {
@@ -180,7 +180,7 @@ impl Geometry {
                 let (j, t, i) = (column % TILE_COLUMNS / 16, column % 16 / 4, column % 4);
                 let word = tile * TILE_BYTES + (4 * g + t) * 16 + 4 * j;
                 let nibble = (i / 2) * 2 + high_row + i % 2 * 4;
-                stripe.codes[row * columns + column] = data[word + nibble / 2] >> (nibble % 2 * 4) & 15;
+                stripe.quantized[row * columns + column] = data[word + nibble / 2] >> (nibble % 2 * 4) & 15;
             }
         }
     }
@@ -225,21 +225,22 @@ impl Geometry {
         if self.is_tiled() {
             self.unpack_tiles(from.data, &mut stripe);
         } else {
-            for (codes, bytes) in stripe.codes.chunks_exact_mut(columns).zip(from.data.chunks_exact(row_bytes)) {
+            for (quantized, bytes) in stripe.quantized.chunks_exact_mut(columns).zip(from.data.chunks_exact(row_bytes))
+            {
                 if self.format.encoding == Encoding::Int4 {
-                    for (codes, bytes) in codes.chunks_mut(CHUNK).zip(bytes.chunks_exact(CHUNK / 2)) {
+                    for (quantized, bytes) in quantized.chunks_mut(CHUNK).zip(bytes.chunks_exact(CHUNK / 2)) {
                         let mut chunk = [0; CHUNK];
                         unpack_halves(bytes, &mut chunk);
-                        codes.copy_from_slice(&chunk[..codes.len()]);
+                        quantized.copy_from_slice(&chunk[..quantized.len()]);
                     }
                 } else {
-                    codes.copy_from_slice(&bytes[..columns]);
+                    quantized.copy_from_slice(&bytes[..columns]);
                 }
             }
         }
         let groups = stripe.scales_in_row();
         self.unpack_scales(from.scales, groups, &mut stripe.scales);
-        self.unpack_scales(from.offsets, groups, &mut stripe.offsets);
+        self.unpack_scales(from.zero_points, groups, &mut stripe.zero_points);
         Ok(stripe)
     }
 }
@@ -266,10 +267,10 @@ mod tests {
     fn stripe(format: Format, rows: usize, columns: usize, seed: u64) -> Stripe {
         let mut stripe = Stripe::new(format, rows, columns).unwrap();
         let mask = if format.encoding == Encoding::Int4 { 15 } else { 255 };
-        for (code, byte) in stripe.codes.iter_mut().zip(bytes(rows * columns, seed)) {
-            *code = byte & mask;
+        for (q, byte) in stripe.quantized.iter_mut().zip(bytes(rows * columns, seed)) {
+            *q = byte & mask;
         }
-        for (i, scale) in stripe.scales.iter_mut().chain(&mut stripe.offsets).enumerate() {
+        for (i, scale) in stripe.scales.iter_mut().chain(&mut stripe.zero_points).enumerate() {
             *scale = (i % 1000) as f32 * 0.125 - 3.0;
         }
         stripe
@@ -277,10 +278,10 @@ mod tests {
 
     fn packed(geometry: &Geometry, stripe: &Stripe) -> [Vec<u8>; 3] {
         let rows = stripe.rows;
-        let mut parts = [geometry.data_bytes(rows), geometry.scale_bytes(rows), geometry.offset_bytes(rows)]
+        let mut parts = [geometry.data_bytes(rows), geometry.scale_bytes(rows), geometry.zero_point_bytes(rows)]
             .map(|bytes| vec![0xaa; bytes]);
-        let [data, scales, offsets] = &mut parts;
-        geometry.pack(stripe, &mut Parts { data, scales, offsets });
+        let [data, scales, zero_points] = &mut parts;
+        geometry.pack(stripe, &mut Parts { data, scales, zero_points });
         parts
     }
 
@@ -293,12 +294,12 @@ mod tests {
                 for layout in [WeightLayout::Rows, WeightLayout::FragmentTiles] {
                     let geometry = Geometry::new(format, layout, rows, columns).unwrap();
                     let stripe = stripe(format, rows, columns, seed);
-                    let [mut data, mut scales, mut offsets] = packed(&geometry, &stripe);
-                    let parts = Parts { data: &mut data, scales: &mut scales, offsets: &mut offsets };
+                    let [mut data, mut scales, mut zero_points] = packed(&geometry, &stripe);
+                    let parts = Parts { data: &mut data, scales: &mut scales, zero_points: &mut zero_points };
                     prop_assert!(geometry.unpack(rows, &parts).unwrap() == stripe, "{format} {layout:?} [{rows}, {columns}]");
-                    let (data, scales, offsets, end) = geometry.sections();
-                    prop_assert!(data.end <= scales.start && scales.end <= offsets.start && offsets.end <= end);
-                    prop_assert!(scales.start % 256 == 0 && offsets.start % 256 == 0);
+                    let (data, scales, zero_points, end) = geometry.sections();
+                    prop_assert!(data.end <= scales.start && scales.end <= zero_points.start && zero_points.end <= end);
+                    prop_assert!(scales.start % 256 == 0 && zero_points.start % 256 == 0);
                 }
             }
         }
@@ -311,11 +312,11 @@ mod tests {
         let (rows, columns) = (40, 200);
         let geometry = Geometry::new(format, WeightLayout::FragmentTiles, rows, columns).unwrap();
         let stripe = stripe(format, rows, columns, 3);
-        let [data, scales, offsets] = packed(&geometry, &stripe);
+        let [data, scales, zero_points] = packed(&geometry, &stripe);
         assert_eq!((data.len(), scales.len()), (3 * 4 * 512, 3 * 7 * 32));
-        let code = |row: usize, column: usize| {
+        let quantized_at = |row: usize, column: usize| {
             if row < rows && column < columns {
-                stripe.codes[row * columns + column]
+                stripe.quantized[row * columns + column]
             } else {
                 8
             }
@@ -329,14 +330,14 @@ mod tests {
                 let pairs = [(row, column), (row + 8, column), (row, column + 2), (row + 8, column + 2)];
                 for (p, (row, column)) in pairs.into_iter().enumerate() {
                     let pair = word >> (4 * p) & 0x000f_000f;
-                    let wanted = u32::from(code(row, column)) | u32::from(code(row, column + 1)) << 16;
+                    let wanted = u32::from(quantized_at(row, column)) | u32::from(quantized_at(row, column + 1)) << 16;
                     assert_eq!(pair, wanted, "tile {tile}, lane {l}, word {j}, pair {p}");
                 }
             }
         }
         for (row, group) in (0..48).flat_map(|row| (0..7).map(move |group| (row, group))) {
             let at = ((row / 16 * 7 + group) * 8 + row % 8) * 2 + row % 16 / 8;
-            for (bytes, wanted) in [(&scales, &stripe.scales), (&offsets, &stripe.offsets)] {
+            for (bytes, wanted) in [(&scales, &stripe.scales), (&zero_points, &stripe.zero_points)] {
                 let stored = f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32();
                 assert_eq!(stored, if row < rows { wanted[row * 7 + group] } else { 0.0 });
             }

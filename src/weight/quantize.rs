@@ -1,8 +1,8 @@
-//! Quantising: the scale of a group of values, their codes, and what is lost.
+//! Quantising: the scale of a group of values, their quantised values, and what is lost.
 //!
-//! The scale is rounded to what is stored before the codes are found, and codes are the nearest, ties to even. With
-//! clipping, the scale is the one of a search (`scale_search`) that loses least: a few large values then lose precision
-//! for the sake of all others.
+//! The scale is rounded to what is stored before the quantised values are found, which are the nearest, ties to even.
+//! With clipping, the scale is the one of a search (`scale_search`) that loses least: a few large values then lose
+//! precision for the sake of all others.
 
 use super::encoding::{Encoding, BLOCK};
 use super::format::{Format, Granularity};
@@ -40,7 +40,7 @@ impl Range {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Step {
     pub scale: f32,
-    pub offset: f32,
+    pub zero_point: f32,
 }
 
 pub(super) fn stored(format: &Format, value: f32) -> f32 {
@@ -62,22 +62,22 @@ pub(super) fn stored_scale(format: &Format, value: f32) -> f32 {
     }
 }
 
-/// The scale with which `range` spans the codes, after it was shrunk to `ratio`.
+/// The scale with which `range` spans the quantised values, after it was shrunk to `ratio`.
 pub(super) fn step(format: &Format, range: Range, ratio: f32) -> Step {
     if format.zero_points {
         let (half, middle) = ((range.high - range.low) / 2.0 * ratio, (range.high + range.low) / 2.0);
-        return Step { scale: stored_scale(format, half / 7.5), offset: stored(format, middle - half) };
+        return Step { scale: stored_scale(format, half / 7.5), zero_point: stored(format, middle - half) };
     }
     let most = range.magnitude() * ratio;
     let scale = match format.encoding {
         Encoding::Int8 => most / int8::MAX,
-        // The value of the largest magnitude gets the code −8, which has no positive counterpart.
+        // The value of the largest magnitude gets the quantised value −8, which has no positive counterpart.
         Encoding::Int4 if range.high > -range.low => most / -8.0,
         Encoding::Int4 => most / 8.0,
         Encoding::Fp8E4m3 => most / fp8::E4M3_MAX,
         _ => most / fp8::E5M2_MAX,
     };
-    Step { scale: stored_scale(format, scale), offset: 0.0 }
+    Step { scale: stored_scale(format, scale), zero_point: 0.0 }
 }
 
 pub(super) fn inverse(scale: f32) -> f32 {
@@ -89,31 +89,31 @@ pub(super) fn inverse(scale: f32) -> f32 {
     }
 }
 
-fn encode(format: &Format, step: Step, values: &[f32], codes: &mut [u8]) {
+fn encode(format: &Format, step: Step, values: &[f32], quantized: &mut [u8]) {
     let inverse = inverse(step.scale);
-    let fill = |codes: &mut [u8], encode: &dyn Fn(f32) -> u8| {
-        for (code, &value) in codes.iter_mut().zip(values) {
-            *code = encode(value);
+    let fill = |quantized: &mut [u8], encode: &dyn Fn(f32) -> u8| {
+        for (q, &value) in quantized.iter_mut().zip(values) {
+            *q = encode(value);
         }
     };
     match format.encoding {
         Encoding::Int8 => {
-            for (code, &value) in codes.iter_mut().zip(values) {
-                *code = int8::encode(value, inverse);
+            for (q, &value) in quantized.iter_mut().zip(values) {
+                *q = int8::encode(value, inverse);
             }
         }
         Encoding::Int4 if format.zero_points => {
-            for (code, &value) in codes.iter_mut().zip(values) {
-                *code = int4::encode_from(value, step.offset, inverse);
+            for (q, &value) in quantized.iter_mut().zip(values) {
+                *q = int4::encode_from(value, step.zero_point, inverse);
             }
         }
         Encoding::Int4 => {
-            for (code, &value) in codes.iter_mut().zip(values) {
-                *code = int4::encode(value, inverse);
+            for (q, &value) in quantized.iter_mut().zip(values) {
+                *q = int4::encode(value, inverse);
             }
         }
-        Encoding::Fp8E4m3 => fill(codes, &|value| fp8::e4m3_from_f32(value * inverse)),
-        _ => fill(codes, &|value| fp8::e5m2_from_f32(value * inverse)),
+        Encoding::Fp8E4m3 => fill(quantized, &|value| fp8::e4m3_from_f32(value * inverse)),
+        _ => fill(quantized, &|value| fp8::e5m2_from_f32(value * inverse)),
     }
 }
 
@@ -138,7 +138,7 @@ pub fn quantize(stripe: &mut Stripe, values: &[f32], tensor: &dyn Fn(usize) -> R
             let step = step(&format, range, 1.0);
             stripe.scales[block] = step.scale;
             for (row, values) in parts().enumerate() {
-                encode(&format, step, values, &mut stripe.codes[row * columns..][span.clone()]);
+                encode(&format, step, values, &mut stripe.quantized[row * columns..][span.clone()]);
             }
         }
         return Ok(());
@@ -153,29 +153,30 @@ pub fn quantize(stripe: &mut Stripe, values: &[f32], tensor: &dyn Fn(usize) -> R
             expect_storable(step, row, 0)?;
             stripe.scales[row * in_row..][..in_row].fill(step.scale);
             if format.zero_points {
-                stripe.offsets[row * in_row..][..in_row].fill(step.offset);
+                stripe.zero_points[row * in_row..][..in_row].fill(step.zero_point);
             }
-            encode(&format, step, values, &mut stripe.codes[row * columns..][..columns]);
+            encode(&format, step, values, &mut stripe.quantized[row * columns..][..columns]);
         }
         return Ok(());
     };
     for row in 0..rows {
-        let (values, codes) = (&values[row * columns..][..columns], &mut stripe.codes[row * columns..][..columns]);
-        for (i, (values, codes)) in values.chunks(group).zip(codes.chunks_mut(group)).enumerate() {
+        let (values, quantized) =
+            (&values[row * columns..][..columns], &mut stripe.quantized[row * columns..][..columns]);
+        for (i, (values, quantized)) in values.chunks(group).zip(quantized.chunks_mut(group)).enumerate() {
             let step = choose(&format, Range::of(values), values);
             expect_storable(step, row, i * group)?;
             stripe.scales[row * in_row + i] = step.scale;
             if format.zero_points {
-                stripe.offsets[row * in_row + i] = step.offset;
+                stripe.zero_points[row * in_row + i] = step.zero_point;
             }
-            encode(&format, step, values, codes);
+            encode(&format, step, values, quantized);
         }
     }
     Ok(())
 }
 
 fn expect_storable(step: Step, row: usize, column: usize) -> Result<()> {
-    if step.scale.is_finite() && step.offset.is_finite() {
+    if step.scale.is_finite() && step.zero_point.is_finite() {
         return Ok(());
     }
     // The caller knows which row of the weight this is.
@@ -199,7 +200,7 @@ mod tests {
         for (row, values) in back.chunks_mut(columns.max(1)).enumerate() {
             stripe.values(row, values);
         }
-        for scale in stripe.scales.iter().chain(&stripe.offsets).filter(|_| format.has_f16_scales()) {
+        for scale in stripe.scales.iter().chain(&stripe.zero_points).filter(|_| format.has_f16_scales()) {
             assert_eq!(f16::from_f32(*scale).to_f32(), *scale);
         }
         back
@@ -230,7 +231,7 @@ mod tests {
             Encoding::Fp8E4m3 => 28.0,
             _ => 14.0,
         };
-        // The code 8 does not exist: a value of the other sign and the same magnitude is a whole step off.
+        // The quantised value 8 does not exist: a value of the other sign and the same magnitude is a whole step off.
         let clipped = if format.encoding == Encoding::Int4 && !format.zero_points { 2.0 } else { 1.0 };
         most * clipped / steps * 1.01 + most * 2e-3 + 1e-6
     }
@@ -269,7 +270,7 @@ mod tests {
         }
     }
 
-    /// Codes times a scale that can be stored are found again exactly.
+    /// Quantised values times a scale that can be stored are found again exactly.
     #[test]
     fn quantised_values_stay_as_they_are() {
         for format in formats() {

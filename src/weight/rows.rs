@@ -1,4 +1,5 @@
-//! Where a weight comes from: a matrix that is read row by row, as values and perhaps as codes that can be kept.
+//! Where a weight comes from: a matrix that is read row by row, as floats and perhaps as quantised values that can be
+//! kept.
 
 use super::format::Format;
 use crate::error::{Error, Result};
@@ -14,20 +15,27 @@ pub trait RowSource: Sync {
     fn format(&self) -> Format;
     /// A row as f32, its columns in the order in which an input has them.
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()>;
-    /// Its codes, if `format` keeps them.
-    fn coded(&self) -> Option<&dyn CodedRows> {
+    /// Its quantised values, if `format` keeps them.
+    fn quantized(&self) -> Option<&dyn QuantizedSource> {
         None
     }
 }
 
-pub trait CodedRows {
-    /// A row's codes, and its scales and offsets as `format` counts them, rounded to f16 where that stores f16.
-    fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], offsets: &mut [f32]) -> Result<()>;
-    /// The input element that each column of `codes` multiplies; `None`: its own.
+pub trait QuantizedSource {
+    /// A row's quantised values, and its scales and zero points as `format` counts them, rounded to f16 where that
+    /// stores f16.
+    fn quantized_row(
+        &self,
+        row: usize,
+        quantized: &mut [u8],
+        scales: &mut [f32],
+        zero_points: &mut [f32],
+    ) -> Result<()>;
+    /// The input element that each column of the quantised row multiplies; `None`: its own.
     fn order(&self) -> Option<&[i32]> {
         None
     }
-    /// Whether codes and scales together are exactly the values.
+    /// Whether quantised values and scales together are exactly the values.
     fn is_exact(&self) -> bool {
         true
     }
@@ -108,17 +116,17 @@ pub(super) mod testing {
     use super::*;
     use crate::weight::stripe::Stripe;
 
-    /// A row by its values, and by its codes and scales in the order of an input.
+    /// A row by its values, and by its quantised values and scales in the order of an input.
     pub fn both(source: &dyn RowSource, row: usize) -> Result<(Vec<f32>, Vec<f32>)> {
         let columns = source.columns();
         let mut values = vec![0.0; columns];
         source.values(row, &mut values)?;
-        let coded = source.coded().expect("a source of codes");
+        let quantized = source.quantized().expect("a source of quantised values");
         let mut stripe = Stripe::new(source.format(), 1, columns).unwrap();
-        coded.codes(row, &mut stripe.codes, &mut stripe.scales, &mut stripe.offsets)?;
+        quantized.quantized_row(row, &mut stripe.quantized, &mut stripe.scales, &mut stripe.zero_points)?;
         let mut packed = vec![0.0; columns];
         stripe.values(0, &mut packed);
-        let natural = match coded.order() {
+        let natural = match quantized.order() {
             None => packed,
             Some(order) => {
                 let mut natural = vec![f32::NAN; columns];

@@ -1,11 +1,11 @@
-//! The scale, and with zero points the offset, with which the integers of a group lose least.
+//! The scale, and with zero points the zero point, with which the integers of a group lose least.
 //!
-//! Ranges a little wider and narrower than the full one are tried, for Int4 with the code −8 at either end. Each gives
-//! nearest integers q, and these the scale and offset that fit them best by least squares. The best fit is rounded to
-//! what is stored, and taken where it loses less than the full range does.
+//! Ranges a little wider and narrower than the full one are tried, for Int4 with the quantised value −8 at either end.
+//! Each gives nearest integers q, and these the scale and zero point that fit them best by least squares. The best fit
+//! is rounded to what is stored, and taken where it loses less than the full range does.
 //!
-//! With t = (x − offset) / scale and d = t − q, the fit is that of d by α·q + β, and what it leaves over is counted in
-//! steps: sums of d hold the digits that sums of x would cancel.
+//! With t = (x − zero point) / scale and d = t − q, the fit is that of d by α·q + β, and what it leaves over is counted
+//! in steps: sums of d hold the digits that sums of x would cancel.
 
 use super::encoding::{Encoding, BLOCK};
 use super::format::Format;
@@ -14,7 +14,7 @@ use super::quantize::{inverse, step, stored, stored_scale, Range, Step};
 use crate::simd::{dispatch, Kernel, Simd};
 use half::f16;
 
-/// Parts of the full range that are tried. Above 1 the code −8 is left to the largest value's other side.
+/// Parts of the full range that are tried. Above 1 the quantised value −8 is left to the largest value's other side.
 const RATIOS: [f32; 11] = {
     let (mut ratios, mut i) = ([0.0; 11], 0);
     while i < ratios.len() {
@@ -70,42 +70,43 @@ impl Kernel for Search<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) -> Step {
-        let codes = Codes::of(self.format);
+        let range = QuantizedRange::of(self.format);
         if self.format.zero_points {
-            self.best::<true>(codes)
+            self.best::<true>(range)
         } else {
-            self.best::<false>(codes)
+            self.best::<false>(range)
         }
     }
 }
 
-/// The smallest and the largest code.
+/// The smallest and the largest quantised value.
 #[derive(Clone, Copy)]
-struct Codes {
+struct QuantizedRange {
     low: f32,
     high: f32,
 }
 
-impl Codes {
-    fn of(format: &Format) -> Codes {
+impl QuantizedRange {
+    fn of(format: &Format) -> QuantizedRange {
         match format.encoding {
-            Encoding::Int8 => Codes { low: -int8::MAX, high: int8::MAX },
-            _ if format.zero_points => Codes { low: 0.0, high: 15.0 },
-            _ => Codes { low: -8.0, high: 7.0 },
+            Encoding::Int8 => QuantizedRange { low: -int8::MAX, high: int8::MAX },
+            _ if format.zero_points => QuantizedRange { low: 0.0, high: 15.0 },
+            _ => QuantizedRange { low: -8.0, high: 7.0 },
         }
     }
 
-    /// The values in steps, and the codes nearest to them. Not `clamp`, whose check keeps the loop from vectors.
+    /// The values in steps, and the quantised values nearest to them. Not `clamp`, whose check keeps the loop from
+    /// vectors.
     #[inline(always)]
-    fn nearest(self, values: &[f32; LANES], offset: f32, inverse: f32) -> ([f32; LANES], [f32; LANES]) {
-        let (mut steps, mut codes) = ([0.0; LANES], [0.0; LANES]);
+    fn nearest(self, values: &[f32; LANES], zero_point: f32, inverse: f32) -> ([f32; LANES], [f32; LANES]) {
+        let (mut steps, mut rounded) = ([0.0; LANES], [0.0; LANES]);
         for lane in 0..LANES {
-            let t = (values[lane] - offset) * inverse;
+            let t = (values[lane] - zero_point) * inverse;
             let above = if t > self.low { t } else { self.low };
             steps[lane] = t;
-            codes[lane] = int8::round(if above < self.high { above } else { self.high });
+            rounded[lane] = int8::round(if above < self.high { above } else { self.high });
         }
-        (steps, codes)
+        (steps, rounded)
     }
 }
 
@@ -119,7 +120,7 @@ struct Sums {
     qq: f64,
 }
 
-/// A fit and the squared error that it leaves, before the scale and the offset are rounded.
+/// A fit and the squared error that it leaves, before the scale and the zero point are rounded.
 #[derive(Clone, Copy)]
 struct Fit {
     step: Step,
@@ -128,39 +129,39 @@ struct Fit {
 
 impl Search<'_> {
     #[inline(always)]
-    fn best<const OFFSETS: bool>(&self, codes: Codes) -> Step {
+    fn best<const ZERO_POINTS: bool>(&self, range: QuantizedRange) -> Step {
         let full = step(self.format, self.range, 1.0);
         let unit = inverse(full.scale);
-        if !full.scale.is_finite() || !full.offset.is_finite() || unit == 0.0 {
+        if !full.scale.is_finite() || !full.zero_point.is_finite() || unit == 0.0 {
             return full;
         }
-        let mut best = self.fit::<OFFSETS>(codes, full, unit);
+        let mut best = self.fit::<ZERO_POINTS>(range, full, unit);
         // Closures would be compiled apart, without this CPU's vectors: loops.
         for i in 0..self.start_count() {
-            let fit = self.fit::<OFFSETS>(codes, self.start(i), unit);
+            let fit = self.fit::<ZERO_POINTS>(range, self.start(i), unit);
             if fit.loss < best.loss {
                 best = fit;
             }
         }
         for _ in 0..REFINEMENTS {
-            let fit = self.fit::<OFFSETS>(codes, best.step, unit);
+            let fit = self.fit::<ZERO_POINTS>(range, best.step, unit);
             if fit.loss >= best.loss {
                 break;
             }
             best = fit;
         }
 
-        let (mut chosen, mut least) = (full, self.loss(codes, full, unit));
+        let (mut chosen, mut least) = (full, self.loss(range, full, unit));
         let unfitted = if self.is_coarse(full) { self.start_count() } else { 0 };
         for i in 0..=unfitted {
             let step = if i == 0 {
-                self.store::<OFFSETS>(codes, best.step)
+                self.store::<ZERO_POINTS>(range, best.step)
             } else {
-                let Step { scale, offset } = self.start(i - 1);
-                Step { scale: stored_scale(self.format, scale), offset: stored(self.format, offset) }
+                let Step { scale, zero_point } = self.start(i - 1);
+                Step { scale: stored_scale(self.format, scale), zero_point: stored(self.format, zero_point) }
             };
-            let loss = self.loss(codes, step, unit);
-            if loss < least && step.scale.is_finite() && step.offset.is_finite() {
+            let loss = self.loss(range, step, unit);
+            if loss < least && step.scale.is_finite() && step.zero_point.is_finite() {
                 (chosen, least) = (step, loss);
             }
         }
@@ -183,14 +184,14 @@ impl Search<'_> {
         if self.format.zero_points {
             let (half, middle) = ((high - low) / 2.0, (high + low) / 2.0);
             let (below, above) = (half * ENDS[i].0, half * ENDS[i].1);
-            return Step { scale: (below + above) / 15.0, offset: middle - below };
+            return Step { scale: (below + above) / 15.0, zero_point: middle - below };
         }
         let most = high.max(-low);
         let scale = match self.format.encoding {
             Encoding::Int8 => most * RATIOS[WIDER + i] / int8::MAX,
             _ => most * RATIOS[i / 2] / [8.0, -8.0][i % 2],
         };
-        Step { scale, offset: 0.0 }
+        Step { scale, zero_point: 0.0 }
     }
 
     /// Whether rounding to f16 moves values by so much of a step that fits are worth little, or the best fit may be more
@@ -199,30 +200,30 @@ impl Search<'_> {
         self.format.has_f16_scales()
             && (self.format.encoding == Encoding::Int8
                 || full.scale.abs() < 2.0 * f16::MIN_POSITIVE.to_f32()
-                || full.scale.abs().max(full.offset.abs()) > f16::MAX.to_f32() / 2.0
-                || full.offset.abs() > 16.0 * full.scale.abs())
+                || full.scale.abs().max(full.zero_point.abs()) > f16::MAX.to_f32() / 2.0
+                || full.zero_point.abs() > 16.0 * full.scale.abs())
     }
 
-    /// Rounds to what is stored; the scale is fitted to the rounded offset.
+    /// Rounds to what is stored; the scale is fitted to the rounded zero point.
     #[inline(always)]
-    fn store<const OFFSETS: bool>(&self, codes: Codes, step: Step) -> Step {
+    fn store<const ZERO_POINTS: bool>(&self, range: QuantizedRange, step: Step) -> Step {
         let mut scale = step.scale;
-        let offset = stored(self.format, step.offset);
-        if OFFSETS {
-            let sums = self.sums::<false>(codes, Step { scale, offset });
+        let zero_point = stored(self.format, step.zero_point);
+        if ZERO_POINTS {
+            let sums = self.sums::<false>(range, Step { scale, zero_point });
             if sums.qq > 0.0 {
                 scale += scale * (sums.dq / sums.qq) as f32;
             }
         }
-        Step { scale: stored(self.format, scale), offset }
+        Step { scale: stored(self.format, scale), zero_point }
     }
 
     /// `unit`: what errors are multiplied by, so that they are neither too small nor too large to be squared.
     #[inline(always)]
-    fn fit<const OFFSETS: bool>(&self, codes: Codes, start: Step, unit: f32) -> Fit {
-        let (sums, count) = (self.sums::<OFFSETS>(codes, start), self.values.len() as f64);
+    fn fit<const ZERO_POINTS: bool>(&self, range: QuantizedRange, start: Step, unit: f32) -> Fit {
+        let (sums, count) = (self.sums::<ZERO_POINTS>(range, start), self.values.len() as f64);
         let (mut slope, mut shift) = (0.0, 0.0);
-        if OFFSETS {
+        if ZERO_POINTS {
             let determinant = count * sums.qq - sums.q * sums.q;
             if determinant > 0.0 {
                 slope = (count * sums.dq - sums.d * sums.q) / determinant;
@@ -232,34 +233,34 @@ impl Search<'_> {
             slope = sums.dq / sums.qq;
         }
         let left = (sums.dd - slope * sums.dq - shift * sums.d).max(0.0);
-        let Step { scale, offset } = start;
-        let step = Step { scale: scale + scale * slope as f32, offset: offset + scale * shift as f32 };
+        let Step { scale, zero_point } = start;
+        let step = Step { scale: scale + scale * slope as f32, zero_point: zero_point + scale * shift as f32 };
         Fit { step, loss: left * f64::from(scale * unit).powi(2) }
     }
 
     #[inline(always)]
-    fn sums<const OFFSETS: bool>(&self, codes: Codes, step: Step) -> Sums {
+    fn sums<const ZERO_POINTS: bool>(&self, range: QuantizedRange, step: Step) -> Sums {
         let inverse = inverse(step.scale);
         let mut sums = Sums::default();
         for block in self.values.chunks(BLOCK) {
             let [mut d, mut dd, mut dq, mut q, mut qq] = [[0f32; LANES]; 5];
             for values in block.chunks(LANES) {
-                let (t, code) = codes.nearest(&filled(values, step.offset), step.offset, inverse);
+                let (t, rounded) = range.nearest(&filled(values, step.zero_point), step.zero_point, inverse);
                 for lane in 0..LANES {
-                    let lost = t[lane] - code[lane];
+                    let lost = t[lane] - rounded[lane];
                     dd[lane] += lost * lost;
-                    dq[lane] += lost * code[lane];
-                    qq[lane] += code[lane] * code[lane];
-                    if OFFSETS {
+                    dq[lane] += lost * rounded[lane];
+                    qq[lane] += rounded[lane] * rounded[lane];
+                    if ZERO_POINTS {
                         d[lane] += lost;
-                        q[lane] += code[lane];
+                        q[lane] += rounded[lane];
                     }
                 }
             }
             sums.dd += sum(dd);
             sums.dq += sum(dq);
             sums.qq += sum(qq);
-            if OFFSETS {
+            if ZERO_POINTS {
                 sums.d += sum(d);
                 sums.q += sum(q);
             }
@@ -269,16 +270,16 @@ impl Search<'_> {
 
     /// The squared error of the values that come back.
     #[inline(always)]
-    fn loss(&self, codes: Codes, step: Step, unit: f32) -> f64 {
+    fn loss(&self, range: QuantizedRange, step: Step, unit: f32) -> f64 {
         let inverse = inverse(step.scale);
         let mut total = 0.0;
         for block in self.values.chunks(BLOCK) {
             let mut squares = [0f32; LANES];
             for values in block.chunks(LANES) {
-                let values = filled(values, step.offset);
-                let (_, code) = codes.nearest(&values, step.offset, inverse);
+                let values = filled(values, step.zero_point);
+                let (_, rounded) = range.nearest(&values, step.zero_point, inverse);
                 for lane in 0..LANES {
-                    let lost = (step.scale * code[lane] + step.offset - values[lane]) * unit;
+                    let lost = (step.scale * rounded[lane] + step.zero_point - values[lane]) * unit;
                     squares[lane] += lost * lost;
                 }
             }
@@ -288,13 +289,13 @@ impl Search<'_> {
     }
 }
 
-/// Up to `LANES` values and the offset, which in every sum is the code 0 without an error.
+/// Up to `LANES` values and the zero point, which in every sum is the quantised value 0 without an error.
 #[inline(always)]
-fn filled(values: &[f32], offset: f32) -> [f32; LANES] {
+fn filled(values: &[f32], zero_point: f32) -> [f32; LANES] {
     if let Ok(whole) = values.try_into() {
         return whole;
     }
-    let mut padded = [offset; LANES];
+    let mut padded = [zero_point; LANES];
     padded[..values.len()].copy_from_slice(values);
     padded
 }
@@ -324,16 +325,16 @@ mod tests {
             (Encoding::Int4, Granularity::Groups(32), true),
         ];
         formats
-            .map(|(encoding, granularity, offsets)| Format::new(encoding, granularity, offsets, true).unwrap())
+            .map(|(encoding, granularity, zero_points)| Format::new(encoding, granularity, zero_points, true).unwrap())
             .into()
     }
 
-    /// The squared error in f64, of the codes that quantising takes.
+    /// The squared error in f64, of the quantised values that quantising takes.
     fn lost(format: &Format, step: Step, values: &[f32]) -> f64 {
-        let codes = Codes::of(format);
+        let range = QuantizedRange::of(format);
         let each = |&value: &f32| {
-            let code = int8::round(((value - step.offset) * inverse(step.scale)).clamp(codes.low, codes.high));
-            (f64::from(step.scale) * f64::from(code) + f64::from(step.offset) - f64::from(value)).powi(2)
+            let rounded = int8::round(((value - step.zero_point) * inverse(step.scale)).clamp(range.low, range.high));
+            (f64::from(step.scale) * f64::from(rounded) + f64::from(step.zero_point) - f64::from(value)).powi(2)
         };
         values.iter().map(each).sum()
     }
@@ -374,7 +375,7 @@ mod tests {
             values[count / 2] *= outlier;
             for format in formats() {
                 let full = step(&format, Range::of(&values), 1.0);
-                if !full.scale.is_finite() || !full.offset.is_finite() {
+                if !full.scale.is_finite() || !full.zero_point.is_finite() {
                     continue;
                 }
                 let (plain, best, found) =
@@ -398,8 +399,8 @@ mod tests {
             }
             (found / plain).sqrt()
         };
-        let [_, int8, int4, offsets] = formats().try_into().expect("four formats");
-        assert!(gain(&int8) < 0.99 && gain(&int4) < 0.95 && gain(&offsets) < 0.9);
+        let [_, int8, int4, zero_points] = formats().try_into().expect("four formats");
+        assert!(gain(&int8) < 0.99 && gain(&int4) < 0.95 && gain(&zero_points) < 0.9);
     }
 
     /// No other scale does better by more than the distance of the candidates explains.
@@ -412,7 +413,8 @@ mod tests {
             found += searched(&int4, group);
             let most = group.iter().fold(0f32, |most, x| most.max(x.abs())) / 8.0;
             let scales = (500..1300).flat_map(|i| [1.0, -1.0].map(|sign| sign * most * i as f32 / 1000.0));
-            best += scales.map(|scale| lost(&int4, Step { scale, offset: 0.0 }, group)).fold(f64::INFINITY, f64::min);
+            best +=
+                scales.map(|scale| lost(&int4, Step { scale, zero_point: 0.0 }, group)).fold(f64::INFINITY, f64::min);
         }
         assert!(found < best * 1.02, "{found} for {best}");
     }

@@ -4,22 +4,22 @@
 //!   exponent from 2^-23 on and 2 of mantissa, 0 being zero. 0x80 is reserved. The largest is 1.875; one f32 scale a tensor.
 //!   Without the scale it is exactly a BF16.
 //! - I8: the elements of all rows in sequence, in groups of 128: BF16 inverse scale, BF16 zero, 128 signed bytes. Value
-//!   inverse · q − zero · inverse. With zeros of 0 and rows of whole groups the codes are kept.
+//!   inverse · q − zero · inverse. With zeros of 0 and rows of whole groups the quantised values are kept.
 
 use super::encoding::Encoding;
 use super::format::{Format, Granularity};
-use super::rows::{expect_bytes, f16_scale, CodedRows, RowSource};
+use super::rows::{expect_bytes, f16_scale, QuantizedSource, RowSource};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use half::{bf16, f16};
 
-/// The largest of an SFP code's values, before the tensor's scale.
+/// The largest value of an SFP byte, before the tensor's scale.
 const LARGEST: f32 = 1.875;
 
-/// The BF16 of a code that is not 0x80.
-pub fn sfp_to_bf16(code: u8) -> bf16 {
-    let sign = u16::from(code & 0x80) << 8;
-    let magnitude = u16::from(code & 0x7f);
+/// The BF16 of a byte that is not 0x80.
+pub fn sfp_to_bf16(q: u8) -> bf16 {
+    let sign = u16::from(q & 0x80) << 8;
+    let magnitude = u16::from(q & 0x7f);
     bf16::from_bits(match magnitude {
         0 => 0,
         1..=63 => sign | (0x3400 + (magnitude << 5)),
@@ -71,12 +71,12 @@ impl RowSource for SfpRows<'_> {
     }
 
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {
-        let codes = &self.data[row * self.row_stride..][..self.columns];
-        if let Some(at) = codes.iter().position(|&code| code == 0x80) {
+        let quantized = &self.data[row * self.row_stride..][..self.columns];
+        if let Some(at) = quantized.iter().position(|&q| q == 0x80) {
             return Err(Error::invalid(format!("SFP row {row}, column {at} is 0x80, which is reserved")));
         }
-        for (value, &code) in values.iter_mut().zip(codes) {
-            *value = sfp_to_bf16(code).to_f32() * self.scale;
+        for (value, &q) in values.iter_mut().zip(quantized) {
+            *value = sfp_to_bf16(q).to_f32() * self.scale;
         }
         Ok(())
     }
@@ -89,7 +89,7 @@ pub struct I8Rows<'a> {
     rows: usize,
     columns: usize,
     data: &'a [u8],
-    keeps_codes: bool,
+    keeps_quantized: bool,
     exact: bool,
 }
 
@@ -98,7 +98,7 @@ impl<'a> I8Rows<'a> {
         let elements = rows.checked_mul(columns);
         let needed = elements.and_then(|count| count.div_ceil(GROUP).checked_mul(4)?.checked_add(count));
         expect_bytes("I8", data.len(), needed, rows, columns)?;
-        let mut source = I8Rows { rows, columns, data, keeps_codes: columns.is_multiple_of(GROUP), exact: true };
+        let mut source = I8Rows { rows, columns, data, keeps_quantized: columns.is_multiple_of(GROUP), exact: true };
         for group in 0..(rows * columns).div_ceil(GROUP) {
             let (inverse, zero) = source.step(group);
             let at = group * GROUP;
@@ -109,7 +109,7 @@ impl<'a> I8Rows<'a> {
                     at % columns
                 )));
             }
-            source.keeps_codes &= zero == 0.0 && f16::from_f32(inverse).is_finite();
+            source.keeps_quantized &= zero == 0.0 && f16::from_f32(inverse).is_finite();
             source.exact &= f16::from_f32(inverse).to_f32() == inverse;
         }
         Ok(source)
@@ -122,7 +122,7 @@ impl<'a> I8Rows<'a> {
         (value(0), value(2))
     }
 
-    fn code(&self, element: usize) -> u8 {
+    fn quantized_at(&self, element: usize) -> u8 {
         self.data[element / GROUP * GROUP_BYTES + 4 + element % GROUP]
     }
 }
@@ -145,21 +145,27 @@ impl RowSource for I8Rows<'_> {
         let first = row * self.columns;
         for (i, value) in values.iter_mut().enumerate() {
             let (inverse, zero) = self.step((first + i) / GROUP);
-            *value = inverse * f32::from(self.code(first + i) as i8) - zero * inverse;
+            *value = inverse * f32::from(self.quantized_at(first + i) as i8) - zero * inverse;
         }
         Ok(())
     }
 
-    fn coded(&self) -> Option<&dyn CodedRows> {
-        self.keeps_codes.then_some(self as &dyn CodedRows)
+    fn quantized(&self) -> Option<&dyn QuantizedSource> {
+        self.keeps_quantized.then_some(self as &dyn QuantizedSource)
     }
 }
 
-impl CodedRows for I8Rows<'_> {
-    fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], _offsets: &mut [f32]) -> Result<()> {
+impl QuantizedSource for I8Rows<'_> {
+    fn quantized_row(
+        &self,
+        row: usize,
+        quantized: &mut [u8],
+        scales: &mut [f32],
+        _zero_points: &mut [f32],
+    ) -> Result<()> {
         let first = row * self.columns;
-        for (i, code) in codes.iter_mut().enumerate() {
-            *code = self.code(first + i);
+        for (i, q) in quantized.iter_mut().enumerate() {
+            *q = self.quantized_at(first + i);
         }
         for (i, scale) in scales.iter_mut().enumerate() {
             *scale = f16_scale(self.step(first / GROUP + i).0, "scale", row, i * GROUP)?;
@@ -177,19 +183,19 @@ mod tests {
     use super::super::rows::testing::{both, bytes};
     use super::*;
 
-    /// All codes, in their order: magnitudes rise, each step is that of its binade.
+    /// All bytes, in their order: magnitudes rise, each step is that of its binade.
     #[test]
     fn every_sfp_code() {
-        let value = |code: u8| sfp_to_bf16(code).to_f32();
+        let value = |q: u8| sfp_to_bf16(q).to_f32();
         assert_eq!((value(0), value(0x7f), value(0xff)), (0.0, 1.875, -1.875));
-        for code in 1..128u8 {
-            let (mantissa_bits, lowest) = if code < 64 { (2, -23) } else { (3, -7) };
-            let fields = i32::from(code & 63);
+        for q in 1..128u8 {
+            let (mantissa_bits, lowest) = if q < 64 { (2, -23) } else { (3, -7) };
+            let fields = i32::from(q & 63);
             let exponent = (fields >> mantissa_bits) + lowest;
             let mantissa = (fields & ((1 << mantissa_bits) - 1)) as f32 / (1 << mantissa_bits) as f32;
-            assert_eq!(value(code), (1.0 + mantissa) * 2f32.powi(exponent), "{code}");
-            assert_eq!(value(code | 0x80), -value(code));
-            assert!(value(code) > value(code - 1));
+            assert_eq!(value(q), (1.0 + mantissa) * 2f32.powi(exponent), "{q}");
+            assert_eq!(value(q | 0x80), -value(q));
+            assert!(value(q) > value(q - 1));
         }
     }
 
@@ -209,10 +215,10 @@ mod tests {
 
     fn i8_groups(elements: usize, zero: f32) -> Vec<u8> {
         let mut data = Vec::new();
-        for (i, codes) in bytes(elements, 7).chunks(GROUP).enumerate() {
+        for (i, quantized) in bytes(elements, 7).chunks(GROUP).enumerate() {
             data.extend(bf16::from_f32(0.01 * (i + 1) as f32).to_le_bytes());
             data.extend(bf16::from_f32(zero).to_le_bytes());
-            data.extend(codes);
+            data.extend(quantized);
         }
         data
     }
@@ -234,7 +240,7 @@ mod tests {
     fn i8_groups_run_over_the_ends_of_rows() {
         let data = i8_groups(3 * 100, 5.0);
         let source = I8Rows::new(3, 100, &data).unwrap();
-        assert!(source.coded().is_none());
+        assert!(source.quantized().is_none());
         let mut values = [0.0; 100];
         source.values(1, &mut values).unwrap();
         // Element 128 of all is the first of the second group.

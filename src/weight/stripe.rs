@@ -1,4 +1,5 @@
-//! A stripe: up to 128 rows of a weight between their source and their layout, one byte a code and f32 scales.
+//! A stripe: up to 128 rows of a weight between their source and their layout, one byte a quantised value and f32
+//! scales.
 
 use super::encoding::{Encoding, BLOCK};
 use super::format::{Format, Granularity};
@@ -9,18 +10,18 @@ use crate::error::Result;
 /// Rows of a stripe: a row of blocks, and a multiple of the 16 rows of a fragment tile.
 pub const STRIPE_ROWS: usize = BLOCK;
 
-/// Codes of a stripe's rows. Where scales are stored as f16, these are numbers that f16 has.
+/// Quantised values of a stripe's rows. Where scales are stored as f16, these are numbers that f16 has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stripe {
     pub format: Format,
     pub rows: usize,
     pub columns: usize,
     /// [rows][columns]
-    pub codes: Vec<u8>,
+    pub quantized: Vec<u8>,
     /// [rows][scales in a row]; of blocks: [blocks in a row], for all rows.
     pub scales: Vec<f32>,
     /// With zero points: as `scales`.
-    pub offsets: Vec<f32>,
+    pub zero_points: Vec<f32>,
 }
 
 impl Stripe {
@@ -31,9 +32,13 @@ impl Stripe {
             format,
             rows,
             columns,
-            codes: filled(0, rows * columns, "the codes of a weight's rows")?,
+            quantized: filled(0, rows * columns, "the quantised values of a weight's rows")?,
             scales: filled(0.0, scales, "the scales of a weight's rows")?,
-            offsets: filled(0.0, if format.zero_points { scales } else { 0 }, "the offsets of a weight's rows")?,
+            zero_points: filled(
+                0.0,
+                if format.zero_points { scales } else { 0 },
+                "the zero points of a weight's rows",
+            )?,
         })
     }
 
@@ -50,33 +55,34 @@ impl Stripe {
         }
     }
 
-    /// The values of a row. Int4 with zero points rounds scale · q + offset once more to f32; all else is one product.
+    /// The values of a row. Int4 with zero points rounds scale · q + zero point once more to f32; all else is one
+    /// product.
     pub fn values(&self, row: usize, values: &mut [f32]) {
         let group = match self.format.stored_group() {
             0 => self.columns.max(1),
             size => size,
         };
-        let (codes, first) = (&self.codes[row * self.columns..][..self.columns], self.scale_row(row));
-        for (i, (codes, values)) in codes.chunks(group).zip(values.chunks_mut(group)).enumerate() {
+        let (quantized, first) = (&self.quantized[row * self.columns..][..self.columns], self.scale_row(row));
+        for (i, (quantized, values)) in quantized.chunks(group).zip(values.chunks_mut(group)).enumerate() {
             let scale = self.scales[first + i];
             match self.format.encoding {
-                Encoding::Int8 => fill(values, codes, |code| scale * int8::decode(code)),
+                Encoding::Int8 => fill(values, quantized, |q| scale * int8::decode(q)),
                 Encoding::Int4 if self.format.zero_points => {
-                    let offset = self.offsets[first + i];
-                    fill(values, codes, |code| scale * f32::from(code) + offset)
+                    let zero_point = self.zero_points[first + i];
+                    fill(values, quantized, |q| scale * f32::from(q) + zero_point)
                 }
-                Encoding::Int4 => fill(values, codes, |code| scale * int4::decode(code)),
-                Encoding::Fp8E4m3 => fill(values, codes, |code| scale * fp8::e4m3_to_f32(code)),
-                Encoding::Fp8E5m2 => fill(values, codes, |code| scale * fp8::e5m2_to_f32(code)),
-                Encoding::Float(_) => unreachable!("floats have no codes"),
+                Encoding::Int4 => fill(values, quantized, |q| scale * int4::decode(q)),
+                Encoding::Fp8E4m3 => fill(values, quantized, |q| scale * fp8::e4m3_to_f32(q)),
+                Encoding::Fp8E5m2 => fill(values, quantized, |q| scale * fp8::e5m2_to_f32(q)),
+                Encoding::Float(_) => unreachable!("floats have no quantised values"),
             }
         }
     }
 }
 
-fn fill(values: &mut [f32], codes: &[u8], decode: impl Fn(u8) -> f32) {
-    for (value, &code) in values.iter_mut().zip(codes) {
-        *value = decode(code);
+fn fill(values: &mut [f32], quantized: &[u8], decode: impl Fn(u8) -> f32) {
+    for (value, &q) in values.iter_mut().zip(quantized) {
+        *value = decode(q);
     }
 }
 

@@ -19,7 +19,7 @@ pub struct WeightView {
     pub gated: bool,
     pub scales: Scales,
     /// The zero points of Int4, one beside each scale: the value that q = 0 stands for; NULL without them.
-    pub offsets: *const f16,
+    pub zero_points: *const f16,
     /// i32 [K]: column j multiplies element order[j] of an input row (GPTQ's activation order); NULL: element j.
     pub order: *const i32,
 }
@@ -47,7 +47,7 @@ impl WeightView {
             row_stride,
             gated,
             scales: Scales::None,
-            offsets: std::ptr::null(),
+            zero_points: std::ptr::null(),
             order: std::ptr::null(),
         }
     }
@@ -55,7 +55,7 @@ impl WeightView {
     /// The weight that an executor reads where one of this geometry begins at `base`.
     pub fn at(geometry: &Geometry, gated: bool, base: *mut u8, ordered: bool) -> WeightView {
         let at = |offset: usize| base.wrapping_add(offset);
-        let (data, scales, offsets, order) = geometry.sections();
+        let (data, scales, zero_points, order) = geometry.sections();
         let format = geometry.format;
         WeightView {
             data: at(data.start).cast(),
@@ -72,7 +72,7 @@ impl WeightView {
                 }
                 _ => Scales::Rows(at(scales.start).cast()),
             },
-            offsets: if format.zero_points { at(offsets.start).cast() } else { std::ptr::null() },
+            zero_points: if format.zero_points { at(zero_points.start).cast() } else { std::ptr::null() },
             order: if ordered { at(order).cast() } else { std::ptr::null() },
         }
     }
@@ -94,13 +94,13 @@ impl WeightView {
         }
     }
 
-    /// Bytes that a product reads of it, scales and offsets counted.
+    /// Bytes that a product reads of it, scales and zero points counted.
     pub fn read_bytes(&self) -> usize {
         let groups = |size: usize| self.rows * self.columns.div_ceil(size) * size_of::<f16>();
         let scales = match self.scales {
             Scales::None => 0,
             Scales::Rows(_) => self.rows * size_of::<f32>(),
-            Scales::Groups { size, .. } if self.offsets.is_null() => groups(size),
+            Scales::Groups { size, .. } if self.zero_points.is_null() => groups(size),
             Scales::Groups { size, .. } => 2 * groups(size),
             Scales::Blocks(_) => self.rows.div_ceil(BLOCK) * self.columns.div_ceil(BLOCK) * size_of::<f32>(),
         };
@@ -125,7 +125,7 @@ impl WeightView {
     /// The weight lies in host memory in that layout, and (n, k) is one of its elements.
     pub unsafe fn value(&self, n: usize, k: usize) -> f64 {
         let at = n * self.row_stride + k;
-        let code = || self.data.cast::<u8>().add(at).read();
+        let q = || self.data.cast::<u8>().add(at).read();
         let group =
             |data: *const f16, size: usize| data.add(n * self.columns.div_ceil(size) + k / size).read().to_f64();
         let scale = match self.scales {
@@ -140,15 +140,15 @@ impl WeightView {
             Encoding::Float(DType::F32) => f64::from(self.data.cast::<f32>().add(at).read()),
             Encoding::Float(DType::F16) => self.data.cast::<f16>().add(at).read().to_f64(),
             Encoding::Float(_) => f64::from(Element::to_f32(self.data.cast::<bf16>().add(at).read())),
-            Encoding::Fp8E4m3 => scale * f64::from(fp8::e4m3_to_f32(code())),
-            Encoding::Fp8E5m2 => scale * f64::from(fp8::e5m2_to_f32(code())),
-            Encoding::Int8 => scale * f64::from(code() as i8),
+            Encoding::Fp8E4m3 => scale * f64::from(fp8::e4m3_to_f32(q())),
+            Encoding::Fp8E5m2 => scale * f64::from(fp8::e5m2_to_f32(q())),
+            Encoding::Int8 => scale * f64::from(q() as i8),
             Encoding::Int4 => {
                 let byte = self.data.cast::<u8>().add(n * self.row_stride / 2 + k / 32 * 16 + k % 16).read();
-                let code = f64::from(byte >> (k % 32 / 16 * 4) & 15);
-                match (self.offsets.is_null(), self.scales) {
-                    (false, Scales::Groups { size, .. }) => scale * code + group(self.offsets, size),
-                    _ => scale * (code - 8.0),
+                let q = f64::from(byte >> (k % 32 / 16 * 4) & 15);
+                match (self.zero_points.is_null(), self.scales) {
+                    (false, Scales::Groups { size, .. }) => scale * q + group(self.zero_points, size),
+                    _ => scale * (q - 8.0),
                 }
             }
         }

@@ -508,7 +508,7 @@ _Static_assert(sizeof(nvb_grouped_linear_args) == 344, "nvb_grouped_linear_args"
 _Static_assert(alignof(nvb_grouped_linear_args) == 8, "nvb_grouped_linear_args");
 _Static_assert(offsetof(nvb_grouped_linear_args, struct_size) == 0, "struct_size");
 _Static_assert(offsetof(nvb_grouped_linear_args, input) == 8, "input");
-_Static_assert(offsetof(nvb_grouped_linear_args, offsets) == 88, "offsets");
+_Static_assert(offsetof(nvb_grouped_linear_args, expert_offsets) == 88, "expert_offsets");
 _Static_assert(offsetof(nvb_grouped_linear_args, weight) == 168, "weight");
 _Static_assert(offsetof(nvb_grouped_linear_args, bias) == 176, "bias");
 _Static_assert(offsetof(nvb_grouped_linear_args, output) == 256, "output");

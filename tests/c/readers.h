@@ -116,7 +116,7 @@ static inline nvb_status read_by_grouped_linear(const readers* r, nvb_stream* st
   nvb_grouped_linear_args args;
   nvb_grouped_linear_args_init(&args);
   args.input = reader_rows(r->input);
-  args.offsets = nvb_tensor_1d(r->offsets, NVB_DTYPE_I32, 2);
+  args.expert_offsets = nvb_tensor_1d(r->offsets, NVB_DTYPE_I32, 2);
   args.output = reader_rows(r->output);
   args.weight = r->weight;
   return nvb_grouped_linear(r->f->backend, &args, stream);

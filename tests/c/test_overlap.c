@@ -128,14 +128,14 @@ static void test_grouped_linear(bench* b) {
   nvb_grouped_linear_args_init(&good);
   good.input = nvb_tensor_2d(b->other, NVB_DTYPE_F32, TOKENS, WIDTH);
   good.weight = b->weight;
-  good.offsets = nvb_tensor_1d((char*)b->memory + BYTES / 2, NVB_DTYPE_I32, 3);
+  good.expert_offsets = nvb_tensor_1d((char*)b->memory + BYTES / 2, NVB_DTYPE_I32, 3);
   good.output = nvb_tensor_2d(b->memory, NVB_DTYPE_F32, TOKENS, WIDTH / 2);
   CHECK_OK(nvb_grouped_linear(b->f->backend, &good, b->f->stream));
   nvb_grouped_linear_args args = good;
-  args.offsets.data = b->memory;
-  REFUSED(grouped_linear, "offsets", "output", "overlap");
+  args.expert_offsets.data = b->memory;
+  REFUSED(grouped_linear, "expert_offsets", "output", "overlap");
   // Asked for the workspace alone, tensors may have no memory yet.
-  args.offsets.data = args.output.data = NULL;
+  args.expert_offsets.data = args.output.data = NULL;
   size_t bytes = 0;
   CHECK_OK(nvb_grouped_linear_get_workspace_size(b->f->backend, &args, &bytes));
 }

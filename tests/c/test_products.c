@@ -90,7 +90,7 @@ static void test_grouped_linear(bench* b) {
   nvb_grouped_linear_args good;
   nvb_grouped_linear_args_init(&good);
   good.input = nvb_tensor_2d(b->a, NVB_DTYPE_F32, 3, 4);
-  good.offsets = nvb_tensor_1d(b->offsets, NVB_DTYPE_I32, 3);
+  good.expert_offsets = nvb_tensor_1d(b->offsets, NVB_DTYPE_I32, 3);
   good.weight = b->weight;
   good.bias = nvb_tensor_1d(b->b, NVB_DTYPE_F32, 6);
   good.output = nvb_tensor_2d(b->out, NVB_DTYPE_F32, 3, 3);
@@ -107,14 +107,14 @@ static void test_grouped_linear(bench* b) {
   }
   CHECK_OPERATION(grouped_linear, good);
   CHECK_TENSOR(grouped_linear, good, input);
-  CHECK_TENSOR(grouped_linear, good, offsets);
+  CHECK_TENSOR(grouped_linear, good, expert_offsets);
   CHECK_TENSOR(grouped_linear, good, bias);
   CHECK_TENSOR(grouped_linear, good, output);
   nvb_grouped_linear_args args = good;
-  args.offsets = nvb_tensor_1d(b->offsets, NVB_DTYPE_I32, 1);
-  REFUSED(grouped_linear, "offsets", "at least 2");
-  args.offsets.dtype = NVB_DTYPE_F32;
-  REFUSED(grouped_linear, "offsets", "f32", "i32");
+  args.expert_offsets = nvb_tensor_1d(b->offsets, NVB_DTYPE_I32, 1);
+  REFUSED(grouped_linear, "expert_offsets", "at least 2");
+  args.expert_offsets.dtype = NVB_DTYPE_F32;
+  REFUSED(grouped_linear, "expert_offsets", "f32", "i32");
   args.weight = NULL;
   REFUSED(grouped_linear, "weight", "NULL");
   args.input = nvb_tensor_2d(b->a, NVB_DTYPE_F32, 3, 5);
@@ -130,12 +130,12 @@ static void test_grouped_linear(bench* b) {
   // Six rows are not shared by four experts.
   const int32_t offsets[5] = {0, 1, 2, 2, 9};
   void* block = upload(b->f, offsets, sizeof offsets);
-  args.offsets = nvb_tensor_1d(block, NVB_DTYPE_I32, 5);
+  args.expert_offsets = nvb_tensor_1d(block, NVB_DTYPE_I32, 5);
   REFUSED(grouped_linear, "6 rows", "4 experts");
   // Offsets that do not fit are named where the device can say so.
-  args.offsets = nvb_tensor_1d((char*)block + 8, NVB_DTYPE_I32, 3);
+  args.expert_offsets = nvb_tensor_1d((char*)block + 8, NVB_DTYPE_I32, 3);
   if (test_on_cpu()) {
-    REFUSED(grouped_linear, "offsets[0] is 2", "3 rows");
+    REFUSED(grouped_linear, "expert_offsets[0] is 2", "3 rows");
   } else {
     CHECK_OK(nvb_grouped_linear(b->f->backend, &args, b->f->stream));
   }

@@ -52,7 +52,7 @@ static bench set_up(fixture* f) {
   b.linear.weight = b.weight;
   nvb_grouped_linear_args_init(&b.grouped_linear);
   b.grouped_linear.input = b.linear.input;
-  b.grouped_linear.offsets = nvb_tensor_1d(NULL, NVB_DTYPE_I32, 3);
+  b.grouped_linear.expert_offsets = nvb_tensor_1d(NULL, NVB_DTYPE_I32, 3);
   b.grouped_linear.weight = b.weight;
   b.grouped_linear.output = nvb_tensor_2d(NULL, NVB_DTYPE_F32, ROWS, WIDTH / 2);
   nvb_matmul_args_init(&b.matmul);
@@ -89,7 +89,7 @@ static void place_all(bench* b) {
   place(b, &b->linear.output, 1);
   place(b, &b->grouped_linear.input, 0);
   place(b, &b->grouped_linear.output, 1);
-  place(b, &b->grouped_linear.offsets, 2);
+  place(b, &b->grouped_linear.expert_offsets, 2);
   place(b, &b->matmul.a, 0);
   place(b, &b->matmul.b, 1);
   place(b, &b->matmul.output, 2);

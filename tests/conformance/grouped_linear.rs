@@ -229,7 +229,7 @@ fn wrong_offsets() {
         let op = GroupedLinear::new(input, offset_tensor, weight.view(), None, Activation::None, output)?;
         let outcome = run.executor().run(&Operation::from(op), run.stream.raw());
         if run.device.is_cpu() {
-            return expect_error(outcome, Status::InvalidArgument, &["offsets[", "4 rows"]);
+            return expect_error(outcome, Status::InvalidArgument, &["expert_offsets[", "4 rows"]);
         }
         outcome?;
         Ok(run.stream.synchronize()?)

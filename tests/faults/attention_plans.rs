@@ -50,9 +50,9 @@ fn prefill(config: AttentionConfig, dtypes: [DType; 2], sequences: usize, rows: 
     let [query, kept] = dtypes;
     let shape = [sequences * rows, config.query_heads, config.head_dim];
     let starts: Vec<i32> = (0..=sequences).map(|sequence| (sequence * rows) as i32).collect();
-    let slots: Vec<i32> = (0..sequences as i32).collect();
+    let places: Vec<i32> = (0..sequences as i32).collect();
     let lengths: Vec<i32> = (0..sequences).map(|sequence| (rows + 7 * sequence) as i32).collect();
-    let source = KeySource::Cache { layer: cache(&config, kept, sequences), slots: &slots, kv_lengths: &lengths };
+    let source = KeySource::Cache { layer: cache(&config, kept, sequences), sequences: &places, kv_lengths: &lengths };
     let (x, y) = (Tensor::new(address(2), query, &shape), Tensor::new(address(3), query, &shape));
     AttentionPrefill::new(config, x, &starts, source, y, None).map(Operation::from).map_err(|error| error.message)
 }

@@ -74,7 +74,7 @@ pub fn launches(file: &Path) -> Result<String, String> {
             let mut args: nvb_grouped_linear_args = versioned();
             args.input = tensor(block.pointer.wrapping_byte_add(2), NVB_DTYPE_BF16, &[3, WIDTH]);
             args.output = tensor(block.pointer.wrapping_byte_add(1 << 20), NVB_DTYPE_BF16, &[3, WIDTH / 2]);
-            args.offsets = tensor(block.pointer.wrapping_byte_add(2 << 20), NVB_DTYPE_I32, &[3]);
+            args.expert_offsets = tensor(block.pointer.wrapping_byte_add(2 << 20), NVB_DTYPE_I32, &[3]);
             args.weight = weight.raw;
             let before = fake.books().launches;
             works(call!(nvb_grouped_linear(backend, &args, stream.raw)))?;

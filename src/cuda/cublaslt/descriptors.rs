@@ -19,8 +19,8 @@ const DESC_A_SCALE_MODE: c_int = 31;
 const DESC_B_SCALE_MODE: c_int = 32;
 /// A scale for each row of the first operand and each column of the second.
 static SCALE_OUTER_VECTOR: c_int = 3;
-/// 8-bit sums are kept as exactly as the tensor cores do, which is faster and costs some 1e-3, a thirtieth of what the codes
-/// have lost.
+/// 8-bit sums are kept as exactly as the tensor cores do, which is faster and costs some 1e-3, a thirtieth of what the
+/// quantised values have lost.
 const DESC_FAST_ACCUMULATION: c_int = 25;
 static FAST_ACCUMULATION: i8 = 1;
 static EPILOGUE_BIAS: u32 = 4;

@@ -1,16 +1,16 @@
-//! FP8 and INT8 codes as checkpoints have them: one byte an element, row-major, and scales for the tensor, for rows, for
-//! groups of a row (INT8) or for blocks of 128 × 128 (FP8). All are kept; scales of groups are rounded to f16.
+//! FP8 and INT8 values as checkpoints have them: one byte an element, row-major, and scales for the tensor, for rows,
+//! for groups of a row (INT8) or for blocks of 128 × 128 (FP8). All are kept; scales of groups are rounded to f16.
 
 use super::encoding::{Encoding, BLOCK};
 use super::format::{Format, Granularity};
 use super::fp8;
 use super::grouped::FloatBytes;
-use super::rows::{f16_scale, CodedRows, RowSource};
+use super::rows::{f16_scale, QuantizedSource, RowSource};
 use super::sfp::expect_rows;
 use super::stripe::Stripe;
 use crate::error::{Error, Result};
 
-pub struct CodeRows<'a> {
+pub struct ByteRows<'a> {
     rows: usize,
     columns: usize,
     row_stride: usize,
@@ -20,7 +20,7 @@ pub struct CodeRows<'a> {
     exact: bool,
 }
 
-impl<'a> CodeRows<'a> {
+impl<'a> ByteRows<'a> {
     /// `scales`: 1, [rows], [rows][⌈columns / group⌉] or [⌈rows / 128⌉][⌈columns / 128⌉], as `granularity` says.
     pub fn new(
         encoding: Encoding,
@@ -30,7 +30,7 @@ impl<'a> CodeRows<'a> {
         row_stride: usize,
         data: &'a [u8],
         scales: FloatBytes<'a>,
-    ) -> Result<CodeRows<'a>> {
+    ) -> Result<ByteRows<'a>> {
         let format = Format::new(encoding, granularity, false, false)?;
         expect_rows(&encoding.to_string(), data.len(), rows, columns, row_stride)?;
         let (scale_rows, in_row) = match granularity {
@@ -50,7 +50,7 @@ impl<'a> CodeRows<'a> {
             let scale = scales.get(at);
             if !(scale * largest).is_finite() {
                 return Err(Error::invalid(format!(
-                    "scale {at} is {scale:e}; the value of the largest code, {largest} times it, must be finite"
+                    "scale {at} is {scale:e}; the value of the largest element, {largest} times it, must be finite"
                 )));
             }
             if format.has_f16_scales() {
@@ -58,7 +58,7 @@ impl<'a> CodeRows<'a> {
                 exact &= f16_scale(scale, "scale", at / in_row, column)? == scale;
             }
         }
-        Ok(CodeRows { rows, columns, row_stride, data, scales, format, exact })
+        Ok(ByteRows { rows, columns, row_stride, data, scales, format, exact })
     }
 
     fn scale(&self, row: usize, i: usize) -> f32 {
@@ -71,7 +71,7 @@ impl<'a> CodeRows<'a> {
     }
 }
 
-impl RowSource for CodeRows<'_> {
+impl RowSource for ByteRows<'_> {
     fn rows(&self) -> usize {
         self.rows
     }
@@ -86,41 +86,47 @@ impl RowSource for CodeRows<'_> {
 
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {
         let mut stripe = Stripe::new(self.format, 1, self.columns).unwrap();
-        self.read(row, &mut stripe.codes, |i| stripe.scales[i] = self.scale(row, i));
+        self.read(row, &mut stripe.quantized, |i| stripe.scales[i] = self.scale(row, i));
         stripe.values(0, values);
         Ok(())
     }
 
-    fn coded(&self) -> Option<&dyn CodedRows> {
+    fn quantized(&self) -> Option<&dyn QuantizedSource> {
         Some(self)
     }
 }
 
-impl CodeRows<'_> {
-    fn read(&self, row: usize, codes: &mut [u8], scale: impl FnMut(usize)) {
-        codes.copy_from_slice(&self.data[row * self.row_stride..][..self.columns]);
+impl ByteRows<'_> {
+    fn read(&self, row: usize, quantized: &mut [u8], scale: impl FnMut(usize)) {
+        quantized.copy_from_slice(&self.data[row * self.row_stride..][..self.columns]);
         (0..self.format.scales_in_row(self.columns)).for_each(scale);
     }
 }
 
-impl CodedRows for CodeRows<'_> {
-    fn codes(&self, row: usize, codes: &mut [u8], scales: &mut [f32], _offsets: &mut [f32]) -> Result<()> {
+impl QuantizedSource for ByteRows<'_> {
+    fn quantized_row(
+        &self,
+        row: usize,
+        quantized: &mut [u8],
+        scales: &mut [f32],
+        _zero_points: &mut [f32],
+    ) -> Result<()> {
         let f16_scales = self.format.has_f16_scales();
-        // Products on tensor cores read every code as a number.
+        // Products on tensor cores read every quantised value as a number.
         let value: fn(u8) -> f32 = match self.format.encoding {
             Encoding::Fp8E4m3 => fp8::e4m3_to_f32,
             Encoding::Fp8E5m2 => fp8::e5m2_to_f32,
             _ => f32::from,
         };
-        self.read(row, codes, |i| {
+        self.read(row, quantized, |i| {
             let scale = self.scale(row, i);
             scales[i] = if f16_scales { half::f16::from_f32(scale).to_f32() } else { scale };
         });
-        match codes.iter().position(|&code| !value(code).is_finite()) {
+        match quantized.iter().position(|&q| !value(q).is_finite()) {
             None => Ok(()),
             Some(k) => Err(Error::invalid(format!(
-                "row {row}, column {k} is {}; only finite codes can be kept",
-                value(codes[k])
+                "row {row}, column {k} is {}; only finite values can be kept",
+                value(quantized[k])
             ))),
         }
     }
@@ -144,7 +150,7 @@ mod tests {
     #[test]
     fn each_granularity_finds_its_scale() {
         let (rows, columns, stride) = (200, 300, 320);
-        let codes: Vec<u8> = bytes(rows * stride, 9).iter().map(|code| code & 0xbf).collect();
+        let quantized: Vec<u8> = bytes(rows * stride, 9).iter().map(|q| q & 0xbf).collect();
         let cases = [
             (Encoding::Fp8E4m3, Granularity::Tensor, 1),
             (Encoding::Fp8E5m2, Granularity::Rows, rows),
@@ -154,14 +160,14 @@ mod tests {
         for (encoding, granularity, count) in cases {
             let scales = floats(count);
             let scales = FloatBytes { bytes: &scales, dtype: DType::F32 };
-            let source = CodeRows::new(encoding, granularity, rows, columns, stride, &codes, scales).unwrap();
+            let source = ByteRows::new(encoding, granularity, rows, columns, stride, &quantized, scales).unwrap();
             for (row, column) in [(0, 0), (3, 299), (127, 128), (128, 127), (199, 256)] {
                 let (values, packed) = both(&source, row).unwrap();
-                let code = codes[row * stride + column];
+                let q = quantized[row * stride + column];
                 let decoded = match encoding {
-                    Encoding::Int8 => f32::from(code as i8),
-                    Encoding::Fp8E4m3 => fp8::e4m3_to_f32(code),
-                    _ => fp8::e5m2_to_f32(code),
+                    Encoding::Int8 => f32::from(q as i8),
+                    Encoding::Fp8E4m3 => fp8::e4m3_to_f32(q),
+                    _ => fp8::e5m2_to_f32(q),
                 };
                 let at = match granularity {
                     Granularity::Tensor => 0,
@@ -173,11 +179,11 @@ mod tests {
                 assert_eq!(packed[column], values[column]);
             }
             let short = FloatBytes { bytes: &scales.bytes[1..], ..scales };
-            assert!(CodeRows::new(encoding, granularity, rows, columns, stride, &codes, short).is_err());
+            assert!(ByteRows::new(encoding, granularity, rows, columns, stride, &quantized, short).is_err());
         }
         let with_scale = |encoding, scale: f32| {
             let scales = FloatBytes { bytes: &scale.to_le_bytes(), dtype: DType::F32 };
-            CodeRows::new(encoding, Granularity::Tensor, 1, 1, 1, &codes, scales).map(|_| ())
+            ByteRows::new(encoding, Granularity::Tensor, 1, 1, 1, &quantized, scales).map(|_| ())
         };
         assert!(with_scale(Encoding::Int8, f32::INFINITY).expect_err("refused").message.contains("scale 0 is inf"));
         // -128 times this is the largest f32 and what follows it.
@@ -199,11 +205,11 @@ mod tests {
             (Encoding::Fp8E5m2, 0xfc, "is -inf"),
             (Encoding::Fp8E5m2, 0x7e, "is NaN"),
         ];
-        for (encoding, code, problem) in cases {
-            let mut codes = [0x3a; 12];
-            codes[7] = code;
-            let source = CodeRows::new(encoding, Granularity::Tensor, 3, 4, 4, &codes, scales).unwrap();
-            let read = |row: usize| source.codes(row, &mut [0; 4], &mut [0.0], &mut []);
+        for (encoding, q, problem) in cases {
+            let mut quantized = [0x3a; 12];
+            quantized[7] = q;
+            let source = ByteRows::new(encoding, Granularity::Tensor, 3, 4, 4, &quantized, scales).unwrap();
+            let read = |row: usize| source.quantized_row(row, &mut [0; 4], &mut [0.0], &mut []);
             assert!(read(0).is_ok() && read(2).is_ok());
             let message = read(1).expect_err("refused").message;
             assert!(message.contains("row 1, column 3") && message.contains(problem), "{message}");

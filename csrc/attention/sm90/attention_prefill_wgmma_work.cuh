@@ -1,0 +1,162 @@
+// The work of attention_prefill_wgmma.cuh: sizes of tiles, the kernel's arguments, and which tile a block takes when.
+//
+// A tile is 64 query rows of one head for each warpgroup that multiplies. Blocks stay, one a multiprocessor, and take
+// tiles in rounds. The order of the tiles: sequences with the most work first; sequences with as many tiles each make a
+// bundle. Of a bundle's pairs of sequence and head, as many as have keys and values that fit L2 together make a group.
+// A group's tiles go from the last to the first (under a causal mask the last has the most keys), and its pairs in
+// turn. Every other round goes through the blocks backwards, so that who had the longest tile gets the shortest next.
+#pragma once
+
+#include <cuda.h>
+
+#include "../attention.h"
+#include "../softmax.cuh"
+
+namespace nvb {
+namespace prefill_wgmma {
+
+// `Consumers` warpgroups multiply; a tile of keys has `Keys` of them.
+template <int HeadDim, int ValueDim, int Consumers, int Keys, bool PingPong>
+struct Tile {
+  static constexpr int kHeadDim = HeadDim, kValueDim = ValueDim, kConsumers = Consumers, kKeys = Keys;
+  // Warpgroups take turns with the tensor cores, so that one multiplies while another exponentiates.
+  static constexpr bool kPingPong = PingPong;
+  static constexpr int kRows = 64 * Consumers;
+  static constexpr int kStages = 2;
+  static constexpr int kThreads = 128 * (Consumers + 1);
+  static constexpr int kProducerRegisters = Consumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = Consumers == 2 ? 232 : 160;
+  // Blocks of 64 columns, 128 bytes a row.
+  static constexpr int kHeadBlocks = (HeadDim + 63) / 64, kValueBlocks = (ValueDim + 63) / 64;
+  static constexpr int kQueryBytes = 64 * 128 * kHeadBlocks;  // of a warpgroup
+  static constexpr int kKeyBytes = Keys * 128 * kHeadBlocks;
+  static constexpr int kValueBytes = Keys * 128 * kValueBlocks;
+
+  static_assert(Consumers == 2 || Consumers == 3, "registers are divided for two or three warpgroups");
+  static_assert(Keys % 16 == 0 && HeadDim % 16 == 0 && ValueDim % 32 == 0, "whole instructions, whole vectors");
+};
+
+// For sequences with a mask that depends on the row, and for those that see every key (`_FULL`), where larger tiles
+// have no edge to waste work on. The sizes are FlashAttention 3's but for D64 and D96, which keep P in registers.
+namespace tiles {
+using D64 = Tile<64, 64, 3, 128, true>;
+using D96 = Tile<96, 96, 2, 128, true>;
+using D128 = Tile<128, 128, 2, 128, true>;
+using D128_FULL = Tile<128, 128, 2, 176, true>;
+using D192 = Tile<192, 192, 2, 112, false>;
+using D192_128 = Tile<192, 128, 2, 128, true>;
+using D256 = Tile<256, 256, 2, 80, false>;
+}  // namespace tiles
+
+struct Sequence {
+  int32_t query_start;
+  int32_t query_count;
+  int32_t key_start;  // token of the tensor map
+  int32_t value_start;
+  int32_t kv_length;
+};
+
+// Sequences that have as many tiles of query rows each.
+struct Bundle {
+  int32_t first_tile;
+  int32_t first_sequence;
+};
+
+struct Arguments {
+  // Dimensions: bytes of a row, tokens, heads.
+  CUtensorMap query;
+  CUtensorMap key;
+  CUtensorMap value;
+  void* output;
+  float* lse;
+  int64_t output_token_stride;
+  int64_t output_head_stride;
+  // 2^(score * exponent_factor) is what is summed, where score is query . key, or tanh(query . key * cap_factor) with a
+  // soft cap, which is where cap_factor is not 0.
+  float exponent_factor;
+  float cap_factor;
+  int32_t tiles;
+  int32_t bundles;
+  int32_t query_heads;
+  int32_t kv_heads;
+  int32_t value_dim;
+  int32_t causal;
+  int32_t window;
+  int32_t output_is_f32;
+  int32_t tokens_in_l2;  // of one head's keys and values
+  Sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
+  Bundle bundle[NVB_ATTENTION_MAX_SEQUENCES + 1];  // the last one used is the end
+};
+static_assert(sizeof(Arguments) <= 4096, "drivers before 12.1 take at most 4096 bytes of kernel arguments");
+
+// One tile: its query rows, and the tiles of keys that they see, [first, end).
+struct Work {
+  int first_token;  // row of query, output and lse
+  int rows;
+  int head;
+  int kv_head;
+  int key_start;
+  int value_start;
+  int kv_length;
+  int position;  // of the first row
+  int first;
+  int end;
+};
+
+template <typename Tile>
+__device__ __forceinline__ Work find_work(const Arguments& arguments, int index) {
+  int bundle = 0, high = arguments.bundles;
+  while (high - bundle > 1) {
+    const int middle = (bundle + high) / 2;
+    (arguments.bundle[middle].first_tile <= index ? bundle : high) = middle;
+  }
+  const int first_sequence = arguments.bundle[bundle].first_sequence;
+  const int sequences = arguments.bundle[bundle + 1].first_sequence - first_sequence;
+  const int local = index - arguments.bundle[bundle].first_tile;
+  const int tiles = (arguments.sequence[first_sequence].query_count + Tile::kRows - 1) / Tile::kRows;
+
+  // Groups of pairs that share L2, as even as can be.
+  const int kv_pairs = sequences * arguments.kv_heads;
+  const int fitting = max(1, arguments.tokens_in_l2 / max(1, arguments.sequence[first_sequence].kv_length));
+  const int groups = (kv_pairs + fitting - 1) / fitting;
+  const int heads_of_key = arguments.query_heads / arguments.kv_heads;
+  const int group_pairs = (kv_pairs + groups - 1) / groups * heads_of_key;
+  const int group = local / (tiles * group_pairs);
+  const int pairs = min(group_pairs, kv_pairs * heads_of_key - group * group_pairs);
+  const int rest = local - group * (tiles * group_pairs);
+  const int pair = group * group_pairs + rest % pairs;
+  const int first_row = (tiles - 1 - rest / pairs) * Tile::kRows;
+
+  const Sequence sequence = arguments.sequence[first_sequence + pair / arguments.query_heads];
+  Work work;
+  work.first_token = sequence.query_start + first_row;
+  work.rows = min(Tile::kRows, sequence.query_count - first_row);
+  work.head = pair % arguments.query_heads;
+  work.kv_head = work.head / heads_of_key;
+  work.key_start = sequence.key_start;
+  work.value_start = sequence.value_start;
+  work.kv_length = sequence.kv_length;
+  work.position = sequence.kv_length - sequence.query_count + first_row;
+  const int first_key = visible_keys(work.position, work.kv_length, arguments.causal, arguments.window).first;
+  const int last_key =
+      visible_keys(work.position + work.rows - 1, work.kv_length, arguments.causal, arguments.window).last;
+  work.first = first_key / Tile::kKeys;
+  work.end = last_key < first_key ? work.first : last_key / Tile::kKeys + 1;
+  return work;
+}
+
+// Calls `use` with each of this block's tiles.
+template <typename Tile, typename Use>
+__device__ __forceinline__ void for_each_work(const Arguments& arguments, const Use& use) {
+  const int blocks = gridDim.x;
+  bool backwards = false;
+#pragma unroll 1
+  for (int round = 0; round < arguments.tiles; round += blocks) {
+    const int index = round + static_cast<int>(backwards ? blocks - 1 - blockIdx.x : blockIdx.x);
+    backwards = !backwards;
+    if (index < arguments.tiles) use(find_work<Tile>(arguments, index));
+  }
+}
+
+}  // namespace prefill_wgmma
+}  // namespace nvb
