@@ -25,7 +25,7 @@ struct nvb_kv_placement {
 
 namespace nvb {
 
-inline bool is_valid_placement(const nvb_kv_placement& placement) {
+inline bool is_valid(const nvb_kv_placement& placement) {
   if (placement.pages == nullptr) return placement.ring_tokens >= 0;
   return placement.ring_tokens == 0 && placement.page_tokens >= 1 && placement.page_tokens <= NVB_KV_MAX_PAGE_TOKENS &&
          placement.page_count >= 0 && placement.page_count <= NVB_KV_MAX_PAGES;

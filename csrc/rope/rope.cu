@@ -21,7 +21,7 @@ bool is_valid(const nvb_rope_params& p) {
   if (p.positions == nullptr) return false;
   if (p.query != nullptr && (p.query_heads < 1 || p.query_output == nullptr)) return false;
   if (p.key != nullptr && p.kv_heads < 1) return false;
-  if ((p.key_cache == nullptr) != (p.value_cache == nullptr) || !is_valid_placement(p.placement)) return false;
+  if ((p.key_cache == nullptr) != (p.value_cache == nullptr) || !nvb::is_valid(p.placement)) return false;
   if (p.key_cache != nullptr && (p.key == nullptr || p.value == nullptr)) return false;
   return is_float_or_absent(p.query, p.query_dtype) && is_float_or_absent(p.key, p.key_dtype) &&
          is_float_or_absent(p.value, p.value_dtype) && is_float_or_absent(p.query_output, p.query_output_dtype) &&

@@ -192,7 +192,6 @@ pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) ->
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    KvPlacement::check(&op.cache.placement)?;
     let mut params = decode_params(op);
     let Some(plan) = DecodePlan::of(executor, op, &params) else { return Ok(()) };
     let launch = executor.launch_attention_on(stream);

@@ -215,21 +215,41 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         expect_attention(run, kv, &output, Some(&lse), &expected)?;
         held = after;
     }
-    // Decode, the last sequence first.
+    // Decode, the last sequence first, and the same rows by prefill. What the windows have left behind needs no page.
+    let layer = match case.place {
+        Place::EnginePages(page_tokens, _) if case.window > 0 => {
+            let mut entries = run.read(&cache.table.expect("the engine's"))?;
+            let columns = entries.len() / (count + 1);
+            for (row, &length) in entries.chunks_mut(columns).zip(&lengths) {
+                row[..(length.saturating_sub(case.window)) / page_tokens].fill(-1.0);
+            }
+            let table = run.tensor(DType::I32, &[count + 1, columns], PLAIN, &entries)?;
+            cache.cache.layer_with(LAYER, Some(table))?
+        }
+        _ => cache.layer()?,
+    };
     let queries = rounded(query_dtype, &run.random.normals(count * heads * dim, 1.0));
     let query = run.tensor(query_dtype, &[count, heads, dim], PLAIN, &queries)?;
-    let output = run.output(query_dtype, &[count, heads, dim], PLAIN)?;
-    let lse = run.output(DType::F32, &[count, heads], PLAIN)?;
     let order: Vec<i32> = (0..count as i32).rev().collect();
-    let sequences = run.integers(&order)?;
-    let positions = run.integers(&order.iter().map(|&at| lengths[at as usize] as i32 - 1).collect::<Vec<_>>())?;
-    let op = AttentionDecode::new(config, query, cache.layer()?, output, Some(lse), positions, Some(sequences), 0)?;
-    run.executor().run(&Operation::from(op), run.stream.raw())?;
     let row = |at: usize| {
         let sequence = order[at / heads] as usize;
         attend(&config, &queries[at * dim..][..dim], at % heads, &keys[sequence], lengths[sequence] as i64 - 1)
     };
-    expect_attention(run, kv, &output, Some(&lse), &(0..count * heads).map(row).collect::<Vec<_>>())
+    let expected: Vec<_> = (0..count * heads).map(row).collect();
+    let output = run.output(query_dtype, &[count, heads, dim], PLAIN)?;
+    let lse = run.output(DType::F32, &[count, heads], PLAIN)?;
+    let sequences = run.integers(&order)?;
+    let kv_lengths: Vec<i32> = order.iter().map(|&at| lengths[at as usize] as i32).collect();
+    let positions = run.integers(&kv_lengths.iter().map(|length| length - 1).collect::<Vec<_>>())?;
+    let op = AttentionDecode::new(config, query, layer, output, Some(lse), positions, Some(sequences), 0)?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
+    expect_attention(run, kv, &output, Some(&lse), &expected)?;
+    let output = run.output(query_dtype, &[count, heads, dim], PLAIN)?;
+    let starts: Vec<i32> = (0..=count as i32).collect();
+    let source = KeySource::Cache { layer, sequences: &order, kv_lengths: &kv_lengths };
+    let op = AttentionPrefill::new(config, query, &starts, source, output, None)?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
+    expect_attention(run, kv, &output, None, &expected)
 }
 
 fn case(place: Place) -> Case {
@@ -256,6 +276,7 @@ fn pages() {
         cases.push(case(Place::Pages(tokens)));
         cases.push(case(Place::EnginePages(tokens, false)));
         cases.push(Case { window: 11, ..case(Place::EnginePages(tokens, true)) });
+        cases.push(Case { window: 30, dim: 128, ..case(Place::EnginePages(tokens, false)) });
         cases.push(Case { heads: (3, 1), dim: 40, ..case(Place::Pages(tokens)) });
     }
     for tokens in [1, 3, 16, 256] {
