@@ -52,8 +52,11 @@ template <typename Tile>
 __device__ __forceinline__ void copy_all(const Arguments& arguments, Shared<Tile>& shared) {
   RingPlace<Tile::kStages> keys, values;
   uint32_t query_parity = 0;
-  for_each_work<Tile>(arguments, [&](const Work& work) {
-    if (work.first == work.end) return;
+  Walk<Tile> walk;
+  Work work;
+#pragma unroll 1
+  while (walk.next(arguments, work)) {
+    if (work.first == work.end) continue;
     const auto copy_keys = [&](int tile) {
       uint64_t* const full = &shared.key_full[keys.stage];
       barrier_wait(&shared.key_empty[keys.stage], keys.parity ^ 1);
@@ -97,7 +100,7 @@ __device__ __forceinline__ void copy_all(const Arguments& arguments, Shared<Tile
       copy_values(tile + 1);
     }
     copy_values(work.first);
-  });
+  }
 }
 
 // ---- The warp that clears values past the end ----
@@ -108,7 +111,10 @@ __device__ __forceinline__ void clear_all(const Arguments& arguments, Shared<Til
   const int lane = threadIdx.x % 32;
   int stage = 0;
   uint32_t parities = 0;  // a bit a stage
-  for_each_work<Tile>(arguments, [&](const Work& work) {
+  Walk<Tile> walk;
+  Work work;
+#pragma unroll 1
+  while (walk.next(arguments, work)) {
     if (work.first < work.end && work.end * Tile::kKeys > work.kv_length) {
       barrier_wait(&shared.value_landed[stage], parities >> stage & 1);
       parities ^= 1u << stage;
@@ -126,7 +132,7 @@ __device__ __forceinline__ void clear_all(const Arguments& arguments, Shared<Til
       if (lane == 0) barrier_arrive(&shared.value_full[stage]);
     }
     stage = (stage + work.end - work.first) % Tile::kStages;
-  });
+  }
 }
 
 // ---- The warpgroups that multiply ----
@@ -147,10 +153,15 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
   // The first turn is the first warpgroup's.
   if (Tile::kPingPong && warpgroup == Tile::kConsumers - 1) named_barrier_arrive(next_turn, 256);
 
-  for_each_work<Tile>(arguments, [&](const Work& work) {
+  Walk<Tile> walk;
+  Work work;
+  bool more = walk.next(arguments, work);
+#pragma unroll 1
+  while (more) {
     float score[kKeys / 2];
     float output[Tile::kValueDim / 2];
     uint32_t p[kKeys / 16][4];
+    Work next;
     RowSums rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
     float scaled[2];
 #pragma unroll
@@ -257,13 +268,18 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       wgmma_fence();
       multiply_values();
       wgmma_commit();
+      // The next tile is looked for beside the product.
+      more = walk.next(arguments, next);
       wgmma_wait<0>();
       wgmma_fence_operand(output);
       release(&shared.value_empty[values.stage]);
       values.advance();
+    } else {
+      more = walk.next(arguments, next);
     }
     store_rows<T, Tile>(arguments, work, output, rows, warpgroup);
-  });
+    work = next;
+  }
   // Nobody leaves a barrier half full.
   if (Tile::kPingPong && warpgroup == 0) named_barrier_sync(turn, 256);
 }
