@@ -184,20 +184,6 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
     const auto release = [&](uint64_t* barrier) {
       if (thread == 0) barrier_arrive(barrier);
     };
-    RowMask mask;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      mask.range[half] =
-          visible_keys(work.position + row + 8 * half, work.kv_length, arguments.causal, arguments.window);
-    }
-    const auto finish_scores = [&](int tile, bool masked) {
-      if (arguments.cap_factor != 0.0f) {
-#pragma unroll
-        for (int i = 0; i < kKeys / 2; ++i) score[i] = tanh_fast(score[i] * arguments.cap_factor);
-      }
-      if (masked) mask_scores(score, mask, tile * kKeys + column);
-    };
-
     if (work.first < work.end) {
       // Tiles that every row of this warpgroup sees whole: [clear_first, clear_end).
       const int first_row = warpgroup * 64, last_row = max(first_row, min(first_row + 63, work.rows - 1));
@@ -206,6 +192,21 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       const int seen_end =
           visible_keys(work.position + first_row, work.kv_length, arguments.causal, arguments.window).last + 1;
       const int clear_first = (unseen + kKeys - 1) / kKeys, clear_end = seen_end / kKeys;
+      RowMask mask;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        mask.range[half] =
+            visible_keys(work.position + row + 8 * half, work.kv_length, arguments.causal, arguments.window);
+      }
+      const auto finish_scores = [&](int tile, bool masked) {
+        if (arguments.cap_factor != 0.0f) {
+#pragma unroll
+          for (int i = 0; i < kKeys / 2; ++i) score[i] = tanh_fast(score[i] * arguments.cap_factor);
+        }
+        if (!masked) return;
+        if (tile >= clear_end) mask_last(score, mask, tile * kKeys + column);
+        if (tile < clear_first) mask_first(score, mask, tile * kKeys + column);
+      };
 
       // The last tile of keys.
       int tile = work.end - 1;
@@ -220,7 +221,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       release(&shared.key_empty[keys.stage]);
       keys.advance();
       if (tile == work.first) release(&shared.query_empty[warpgroup]);
-      finish_scores(tile, tile >= clear_end || tile < clear_first);
+      finish_scores(tile, true);
       exponentiate(score, rows, scaled, arguments.exponent_factor);
       pack_probabilities<T>(p, score);
 
