@@ -84,6 +84,9 @@ int check_faults() {
     expect("the parity of barrier " + std::to_string(barrier), faults);
   }
   for (const auto& [what, fault] : std::initializer_list<std::pair<const char*, bool emulated::Faults::*>>{
+           {"nobody passes the turn", &emulated::Faults::no_turn_arrival},
+           {"nobody waits for a turn", &emulated::Faults::no_turn_wait},
+           {"nobody gives registers away", &emulated::Faults::kept_registers},
            {"no proxy fence", &emulated::Faults::no_proxy_fence},
            {"no fence before products", &emulated::Faults::no_product_fence},
            {"no wait for scores", &emulated::Faults::no_product_wait},
@@ -96,6 +99,57 @@ int check_faults() {
     expect(what, faults);
   }
   return missed;
+}
+
+// What the launcher has no kernel for it refuses before it touches anything.
+int check_refusals() {
+  nvb_attention_prefill_params good = {};
+  alignas(16) static uint16_t memory[1 << 14];
+  good.query = good.key = good.value = good.output = memory;
+  good.query_head_stride = good.key_head_stride = good.value_head_stride = good.output_head_stride = 64;
+  good.query_token_stride = good.key_token_stride = good.value_token_stride = good.output_token_stride = 128;
+  good.query_dtype = good.kv_dtype = good.output_dtype = NVB_BF16;
+  good.sequences = 1, good.query_heads = good.kv_heads = 2, good.head_dim = 64, good.scale = 1;
+  good.sequence[0] = {128, 0, 4, 4, 0};
+  nvb_launch hopper = {}, other = {};
+  hopper.capability = 90, other.capability = 80;
+  using Params = nvb_attention_prefill_params;
+  const std::pair<const char*, void (*)(Params&)> changes[] = {
+      {"f32 keys", [](Params& p) { p.query_dtype = p.kv_dtype = NVB_F32; }},
+      {"a query of another dtype", [](Params& p) { p.query_dtype = NVB_F16; }},
+      {"an output of another dtype", [](Params& p) { p.output_dtype = NVB_F16; }},
+      {"head_dim 264", [](Params& p) { p.head_dim = 264; }},
+      {"head_dim 60", [](Params& p) { p.head_dim = 60; }},
+      {"heads that are no multiple", [](Params& p) { p.query_heads = 3; }},
+      {"scale 0", [](Params& p) { p.scale = 0; }},
+      {"a soft cap that is no number", [](Params& p) { p.soft_cap = std::nanf(""); }},
+      {"a window below 0", [](Params& p) { p.window = -1; }},
+      {"rows of keys that are not aligned", [](Params& p) { p.key_token_stride = 132; }},
+      {"heads of values that are not aligned", [](Params& p) { p.value_head_stride = 68; }},
+      {"an output that is not aligned", [](Params& p) { p.output = memory + 1; }},
+      {"keys at no token of the map", [](Params& p) { p.sequence[0].kv_offset = 64; }},
+      {"keys before the tensor", [](Params& p) { p.sequence[0].kv_offset = -128; }},
+      {"more tokens than coordinates", [](Params& p) { p.sequence[0].kv_offset = int64_t{128} << 31; }},
+      {"too long a sequence", [](Params& p) { p.sequence[0].kv_length = (1 << 30) + 1; }},
+  };
+  int wrong = 0;
+  const auto expect = [&](const char* what, const Params& p, const nvb_launch& launch, bool supported) {
+    if ((nvb_cuda_attention_prefill_wgmma_supports(&p, &launch) != 0) == supported) return;
+    std::printf("%s: %s\n", what, supported ? "refused" : "supported");
+    ++wrong;
+  };
+  expect("what is supported", good, hopper, true);
+  expect("capability 8.0", good, other, false);
+  for (const auto& [what, change] : changes) {
+    Params p = good;
+    change(p);
+    expect(what, p, hopper, false);
+    if (nvb_cuda_attention_prefill_wgmma(&p, &hopper) != cudaErrorInvalidValue) ++wrong;
+  }
+  // Without rows there is nothing to do.
+  good.sequence[0].query_count = 0;
+  if (nvb_cuda_attention_prefill_wgmma(&good, &hopper) != cudaSuccess) ++wrong;
+  return wrong;
 }
 
 }  // namespace
@@ -119,6 +173,7 @@ int main(int argc, char** argv) {
       ++failures;
     }
   }
+  if (filter.empty() || filter == "refusals") failures += check_refusals();
   if (filter.empty() || filter == "faults") failures += check_faults();
   std::printf("%d runs, %d failures\n", runs, failures);
   return failures == 0 ? 0 : 1;

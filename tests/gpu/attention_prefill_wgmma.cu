@@ -4,21 +4,16 @@
 //   tests/gpu/attention_prefill_wgmma.sh                   builds, checks and measures
 //   target/gpu/attention_prefill_wgmma check [CASE]        the cases whose names contain CASE
 //   target/gpu/attention_prefill_wgmma bench [HEAD_DIM]    TFLOP/s of the shapes below
+//   target/gpu/attention_prefill_wgmma tiles [HEAD_DIM]    the same with other tiles, to choose among them
 //
 // Shapes: BF16, 16,384 tokens in sequences of 512 to 16,384, 2048 / head_dim heads, head_dim 64, 128 and 256, with and
 // without a causal mask, which counts half of the operations; and grouped heads, a window and a value dim of its own. A
 // graph of several launches is replayed; tensors are larger than L2. The median of the replays counts.
 #include <cuda_runtime.h>
 
-#include "attention/attention_prefill_wgmma.h"
+// The launcher itself, because it can be asked for any tile here.
+#include "attention/sm90/attention_prefill_wgmma.cu"
 #include "attention_prefill_cases.h"
-
-namespace nvb {
-namespace prefill_wgmma {
-// With a value dim that the launcher's struct has no place for.
-cudaError_t launch_prefill(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch);
-}  // namespace prefill_wgmma
-}  // namespace nvb
 
 // The library finds the driver by itself (csrc/driver); here the runtime does.
 extern "C" void* nvb_driver_function(const char* name) {
@@ -146,7 +141,10 @@ struct Memory {
   }
 };
 
-double measure(const Shape& shape, const Memory& memory, cudaStream_t stream) {
+using Launch = cudaError_t (*)(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch);
+
+double measure(const Shape& shape, const Memory& memory, cudaStream_t stream,
+               Launch launch_kernel = nvb::prefill_wgmma::launch_prefill) {
   nvb_attention_prefill_params p = {};
   p.query = memory.data[0], p.key = memory.data[1], p.value = memory.data[2], p.output = memory.data[3];
   p.query_head_stride = shape.head_dim, p.query_token_stride = int64_t{shape.query_heads} * shape.head_dim;
@@ -168,7 +166,7 @@ double measure(const Shape& shape, const Memory& memory, cudaStream_t stream) {
   cudaGraph_t graph;
   cudaGraphExec_t replay;
   MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < launches; ++i) MUST(nvb::prefill_wgmma::launch_prefill(p, shape.value_dim, launch));
+  for (int i = 0; i < launches; ++i) MUST(launch_kernel(p, shape.value_dim, launch));
   MUST(cudaStreamEndCapture(stream, &graph));
   MUST(cudaGraphInstantiate(&replay, graph, 0));
   cudaEvent_t begin, end;
@@ -190,6 +188,55 @@ double measure(const Shape& shape, const Memory& memory, cudaStream_t stream) {
   MUST(cudaGraphExecDestroy(replay));
   MUST(cudaGraphDestroy(graph));
   return operations * launches / (times[times.size() / 2] * 1e-3) / 1e12;
+}
+
+struct Candidate {
+  const char* name;  // query rows, keys, and whether warpgroups take turns
+  int head_dim;
+  Launch launch;
+};
+
+template <typename Tile>
+Candidate candidate(const char* name) {
+  return {name, Tile::kHeadDim, nvb::prefill_wgmma::launch_with<__nv_bfloat16, Tile>};
+}
+
+void compare_tiles(int only) {
+  using nvb::prefill_wgmma::Tile;
+  const Candidate candidates[] = {
+      candidate<Tile<64, 64, 3, 128, true>>("192 x 128, turns"),
+      candidate<Tile<64, 64, 3, 128, false>>("192 x 128"),
+      candidate<Tile<64, 64, 3, 112, true>>("192 x 112, turns"),
+      candidate<Tile<64, 64, 2, 128, true>>("128 x 128, turns"),
+      candidate<Tile<64, 64, 2, 176, true>>("128 x 176, turns"),
+      candidate<Tile<64, 64, 2, 176, false>>("128 x 176"),
+      candidate<Tile<128, 128, 2, 128, true>>("128 x 128, turns"),
+      candidate<Tile<128, 128, 2, 128, false>>("128 x 128"),
+      candidate<Tile<128, 128, 2, 176, true>>("128 x 176, turns"),
+      candidate<Tile<128, 128, 2, 176, false>>("128 x 176"),
+      candidate<Tile<128, 128, 2, 112, true>>("128 x 112, turns"),
+      candidate<Tile<128, 128, 3, 80, true>>("192 x 80, turns"),
+      candidate<Tile<256, 256, 2, 80, false>>("128 x 80"),
+      candidate<Tile<256, 256, 2, 80, true>>("128 x 80, turns"),
+  };
+  cudaStream_t stream;
+  MUST(cudaStreamCreate(&stream));
+  const Memory memory(size_t{kTokens} * 4096);
+  std::printf("TFLOP/s, %d tokens, sequences of 512, 2k, 16k, full and causal\n", kTokens);
+  for (const Candidate& one : candidates) {
+    if (only != 0 && one.head_dim != only) continue;
+    std::printf("head_dim %-3d %-18s", one.head_dim, one.name);
+    for (const bool causal : {false, true}) {
+      for (const int length : {512, 2048, 16384}) {
+        const int heads = 2048 / one.head_dim;
+        const Shape shape = {one.head_dim, one.head_dim, heads, heads, length, causal, 0};
+        std::printf(" %5.0f", measure(shape, memory, stream, one.launch));
+        std::fflush(stdout);
+      }
+    }
+    std::printf("\n");
+  }
+  MUST(cudaStreamDestroy(stream));
 }
 
 void bench(int only) {
@@ -230,5 +277,6 @@ int main(int argc, char** argv) {
   int failures = 0;
   if (what == "check" || what == "all") failures = check(which);
   if (what == "bench" || what == "all") bench(std::atoi(which.c_str()));
+  if (what == "tiles") compare_tiles(std::atoi(which.c_str()));
   return failures == 0 ? 0 : 1;
 }
