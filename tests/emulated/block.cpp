@@ -44,6 +44,16 @@ MBarrier& find(const uint64_t* barrier) {
   return found->second;
 }
 
+void named_come(int number, int threads) {
+  if (number < 0 || number > 15 || threads % kLanes != 0) fail("no such named barrier");
+  NamedBarrier& barrier = block.named[number];
+  if (barrier.expected != 0 && barrier.expected != threads) fail("a named barrier with two sizes");
+  barrier.expected = threads;
+  if (++barrier.arrived < threads) return;
+  barrier.arrived = barrier.expected = 0;
+  ++barrier.generation;
+}
+
 void land(const Copy& copy) {
   const TensorMap& map = copy.map;
   uint32_t rows = 1;
@@ -184,25 +194,19 @@ void run_block(int threads, size_t bytes, const std::function<void()>& body) {
 }
 
 void named_arrive(int number, int threads) {
-  if (number < 0 || number > 15 || threads % kLanes != 0) fail("no such named barrier");
-  if (number == options.faults.unwaited_named) return;
-  NamedBarrier& barrier = block.named[number];
-  if (barrier.expected != 0 && barrier.expected != threads) fail("a named barrier with two sizes");
-  barrier.expected = threads;
-  if (++barrier.arrived < threads) return;
-  barrier.arrived = barrier.expected = 0;
-  ++barrier.generation;
+  if (!options.faults.no_turn_arrival) named_come(number, threads);
 }
 
 void named_sync(int number, int threads) {
-  if (number == options.faults.unwaited_named) return;
+  if (options.faults.no_turn_wait && number != 0) return;
   const unsigned generation = block.named[number].generation;
-  named_arrive(number, threads);
+  named_come(number, threads);
   wait_until([&] { return block.named[number].generation != generation; });
 }
 
 void trade_registers(int count, bool more) {
   if (count % 8 != 0 || count < 24 || count > 256) fail("no such number of registers");
+  if (options.faults.kept_registers && !more) return;
   const size_t warp = static_cast<size_t>(block.current / kLanes);
   exchange(0);
   if (block.current % kLanes == 0) {

@@ -56,9 +56,11 @@ struct Failure : std::runtime_error {
 
 // What is broken on purpose. Barriers are counted in the order in which they were made.
 struct Faults {
-  int unwaited_barrier = -1;  // an mbarrier whose waits return at once
-  int wrong_parity = -1;      // an mbarrier that is waited for with the other parity
-  int unwaited_named = -1;    // a named barrier at which nobody arrives
+  int unwaited_barrier = -1;     // an mbarrier whose waits return at once
+  int wrong_parity = -1;         // an mbarrier that is waited for with the other parity
+  bool no_turn_arrival = false;  // nobody arrives at a named barrier without waiting
+  bool no_turn_wait = false;     // nobody waits at a named barrier
+  bool kept_registers = false;   // nobody gives registers away
   bool no_proxy_fence = false;
   bool no_product_fence = false;
   bool no_product_wait = false;

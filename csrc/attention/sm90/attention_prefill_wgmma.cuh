@@ -52,8 +52,11 @@ template <typename Tile>
 __device__ __forceinline__ void copy_all(const Arguments& arguments, Shared<Tile>& shared) {
   RingPlace<Tile::kStages> keys, values;
   uint32_t query_parity = 0;
-  for_each_work<Tile>(arguments, [&](const Work& work) {
-    if (work.first == work.end) return;
+  Walk<Tile> walk;
+  Work work;
+#pragma unroll 1
+  while (walk.next(arguments, work)) {
+    if (work.first == work.end) continue;
     const auto copy_keys = [&](int tile) {
       uint64_t* const full = &shared.key_full[keys.stage];
       barrier_wait(&shared.key_empty[keys.stage], keys.parity ^ 1);
@@ -97,7 +100,7 @@ __device__ __forceinline__ void copy_all(const Arguments& arguments, Shared<Tile
       copy_values(tile + 1);
     }
     copy_values(work.first);
-  });
+  }
 }
 
 // ---- The warp that clears values past the end ----
@@ -108,7 +111,10 @@ __device__ __forceinline__ void clear_all(const Arguments& arguments, Shared<Til
   const int lane = threadIdx.x % 32;
   int stage = 0;
   uint32_t parities = 0;  // a bit a stage
-  for_each_work<Tile>(arguments, [&](const Work& work) {
+  Walk<Tile> walk;
+  Work work;
+#pragma unroll 1
+  while (walk.next(arguments, work)) {
     if (work.first < work.end && work.end * Tile::kKeys > work.kv_length) {
       barrier_wait(&shared.value_landed[stage], parities >> stage & 1);
       parities ^= 1u << stage;
@@ -126,7 +132,7 @@ __device__ __forceinline__ void clear_all(const Arguments& arguments, Shared<Til
       if (lane == 0) barrier_arrive(&shared.value_full[stage]);
     }
     stage = (stage + work.end - work.first) % Tile::kStages;
-  });
+  }
 }
 
 // ---- The warpgroups that multiply ----
@@ -147,10 +153,15 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
   // The first turn is the first warpgroup's.
   if (Tile::kPingPong && warpgroup == Tile::kConsumers - 1) named_barrier_arrive(next_turn, 256);
 
-  for_each_work<Tile>(arguments, [&](const Work& work) {
+  Walk<Tile> walk;
+  Work work;
+  bool more = walk.next(arguments, work);
+#pragma unroll 1
+  while (more) {
     float score[kKeys / 2];
     float output[Tile::kValueDim / 2];
     uint32_t p[kKeys / 16][4];
+    Work next;
     RowSums rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
     float scaled[2];
 #pragma unroll
@@ -173,20 +184,6 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
     const auto release = [&](uint64_t* barrier) {
       if (thread == 0) barrier_arrive(barrier);
     };
-    RowMask mask;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      mask.range[half] =
-          visible_keys(work.position + row + 8 * half, work.kv_length, arguments.causal, arguments.window);
-    }
-    const auto finish_scores = [&](int tile, bool masked) {
-      if (arguments.cap_factor != 0.0f) {
-#pragma unroll
-        for (int i = 0; i < kKeys / 2; ++i) score[i] = tanh_fast(score[i] * arguments.cap_factor);
-      }
-      if (masked) mask_scores(score, mask, tile * kKeys + column);
-    };
-
     if (work.first < work.end) {
       // Tiles that every row of this warpgroup sees whole: [clear_first, clear_end).
       const int first_row = warpgroup * 64, last_row = max(first_row, min(first_row + 63, work.rows - 1));
@@ -195,6 +192,21 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       const int seen_end =
           visible_keys(work.position + first_row, work.kv_length, arguments.causal, arguments.window).last + 1;
       const int clear_first = (unseen + kKeys - 1) / kKeys, clear_end = seen_end / kKeys;
+      RowMask mask;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        mask.range[half] =
+            visible_keys(work.position + row + 8 * half, work.kv_length, arguments.causal, arguments.window);
+      }
+      const auto finish_scores = [&](int tile, bool masked) {
+        if (arguments.cap_factor != 0.0f) {
+#pragma unroll
+          for (int i = 0; i < kKeys / 2; ++i) score[i] = tanh_fast(score[i] * arguments.cap_factor);
+        }
+        if (!masked) return;
+        if (tile >= clear_end) mask_last(score, mask, tile * kKeys + column);
+        if (tile < clear_first) mask_first(score, mask, tile * kKeys + column);
+      };
 
       // The last tile of keys.
       int tile = work.end - 1;
@@ -209,7 +221,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       release(&shared.key_empty[keys.stage]);
       keys.advance();
       if (tile == work.first) release(&shared.query_empty[warpgroup]);
-      finish_scores(tile, tile >= clear_end || tile < clear_first);
+      finish_scores(tile, true);
       exponentiate(score, rows, scaled, arguments.exponent_factor);
       pack_probabilities<T>(p, score);
 
@@ -257,13 +269,18 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       wgmma_fence();
       multiply_values();
       wgmma_commit();
+      // The next tile is looked for beside the product.
+      more = walk.next(arguments, next);
       wgmma_wait<0>();
       wgmma_fence_operand(output);
       release(&shared.value_empty[values.stage]);
       values.advance();
+    } else {
+      more = walk.next(arguments, next);
     }
     store_rows<T, Tile>(arguments, work, output, rows, warpgroup);
-  });
+    work = next;
+  }
   // Nobody leaves a barrier half full.
   if (Tile::kPingPong && warpgroup == 0) named_barrier_sync(turn, 256);
 }

@@ -13,21 +13,20 @@ struct RowMask {
   KeyRange range[2];
 };
 
-// Makes scores of keys that are not seen -inf. `first_key` is the key of this thread's first column.
+// Makes scores of keys past a row's last one, or before its first one, -inf. `first_key` is the key of this thread's
+// first column.
 template <int Count>
-__device__ __forceinline__ void mask_scores(float (&score)[Count], const RowMask& mask, int first_key) {
+__device__ __forceinline__ void mask_last(float (&score)[Count], const RowMask& mask, int first_key) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int first = mask.range[half].first - first_key, last = mask.range[half].last - first_key;
+  for (int i = 0; i < Count; ++i) {
+    if (i / 4 * 8 + i % 2 > mask.range[i / 2 % 2].last - first_key) score[i] = -CUDART_INF_F;
+  }
+}
+template <int Count>
+__device__ __forceinline__ void mask_first(float (&score)[Count], const RowMask& mask, int first_key) {
 #pragma unroll
-    for (int j = 0; j < Count / 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int key = 8 * j + i;
-        float& one = score[4 * j + 2 * half + i];
-        if (key < first || key > last) one = -CUDART_INF_F;
-      }
-    }
+  for (int i = 0; i < Count; ++i) {
+    if (i / 4 * 8 + i % 2 < mask.range[i / 2 % 2].first - first_key) score[i] = -CUDART_INF_F;
   }
 }
 

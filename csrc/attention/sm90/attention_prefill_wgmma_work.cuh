@@ -145,18 +145,28 @@ __device__ __forceinline__ Work find_work(const Arguments& arguments, int index)
   return work;
 }
 
-// Calls `use` with each of this block's tiles.
-template <typename Tile, typename Use>
-__device__ __forceinline__ void for_each_work(const Arguments& arguments, const Use& use) {
-  const int blocks = gridDim.x;
+// The tiles of this block, one after the other.
+template <typename Tile>
+struct Walk {
+  int round = 0;
   bool backwards = false;
+
+  // False behind the last one.
+  __device__ __forceinline__ bool next(const Arguments& arguments, Work& work) {
+    const int blocks = gridDim.x;
 #pragma unroll 1
-  for (int round = 0; round < arguments.tiles; round += blocks) {
-    const int index = round + static_cast<int>(backwards ? blocks - 1 - blockIdx.x : blockIdx.x);
-    backwards = !backwards;
-    if (index < arguments.tiles) use(find_work<Tile>(arguments, index));
+    while (round < arguments.tiles) {
+      const int index = round + static_cast<int>(backwards ? blocks - 1 - blockIdx.x : blockIdx.x);
+      round += blocks;
+      backwards = !backwards;
+      if (index < arguments.tiles) {
+        work = find_work<Tile>(arguments, index);
+        return true;
+      }
+    }
+    return false;
   }
-}
+};
 
 }  // namespace prefill_wgmma
 }  // namespace nvb
