@@ -6,27 +6,17 @@
 //! over all elements, as PyTorch's `GroupNorm` has it). All of it is f32 inside, with one rounding at the store.
 
 use super::{expect_extent, expect_finite_positive, Activation, Cost};
-use crate::error::{Error, Result};
+use crate::error::{numbered, Error, Result};
 use crate::operation::access::Visit;
 use crate::tensor::{Heads, Tensor};
 
-/// Where the channels' axis is; the numbers are `NVB_LAYOUT_*` of the C ABI.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum ImageLayout {
-    /// [N, C, …]
-    Nchw = 0,
-    /// [N, …, C]
-    Nhwc = 1,
-}
-
-impl ImageLayout {
-    pub fn from_code(code: u32) -> Option<ImageLayout> {
-        match code {
-            0 => Some(ImageLayout::Nchw),
-            1 => Some(ImageLayout::Nhwc),
-            _ => None,
-        }
+numbered! {
+    /// Where the channels' axis is; the numbers are `NVB_LAYOUT_*` of the C ABI.
+    pub enum ImageLayout: u32 {
+        /// [N, C, …]
+        Nchw = 0,
+        /// [N, …, C]
+        Nhwc = 1,
     }
 }
 
