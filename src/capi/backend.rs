@@ -7,7 +7,7 @@ use super::handle::Table;
 use super::memory::{nvb_memory_manager, ManagerObject, MEMORY_MANAGERS};
 use super::status::nvb_status;
 use super::stream::{nvb_stream, STREAMS};
-use super::structs::{expect_out, give_text, write};
+use super::structs::{expect_out, give_text, write, write_out};
 use crate::backend::Backend;
 use crate::configuration::LogLevel;
 use crate::error::{Error, Result};
@@ -90,8 +90,7 @@ pub unsafe extern "C" fn nvb_backend_create(
         let object = BackendObject { backend: Arc::new(made), sink: Mutex::new(sink) };
         let handle = BACKENDS.insert(Arc::new(object))?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { backend.write(handle) };
-        Ok(())
+        unsafe { write_out("backend", backend, handle) }
     })
 }
 
@@ -132,8 +131,7 @@ pub unsafe extern "C" fn nvb_backend_get_configuration_json(
     guard!(nvb_backend_get_configuration_json, {
         let json = BACKENDS.get(backend)?.backend.running_configuration().to_json();
         // SAFETY: the caller's buffer and pointer, by the header's contract.
-        unsafe { give_text(&json, text, capacity, needed) };
-        Ok(())
+        unsafe { give_text(&json, text, capacity, needed) }
     })
 }
 
@@ -168,8 +166,7 @@ pub unsafe extern "C" fn nvb_backend_get_memory_manager(
         }
         let handle = MEMORY_MANAGERS.insert(ManagerObject::of(&object.backend))?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { memory.write(handle) };
-        Ok(())
+        unsafe { write_out("memory", memory, handle) }
     })
 }
 

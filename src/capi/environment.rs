@@ -111,8 +111,8 @@ pub unsafe extern "C" fn nvb_hardware_get_cpu_profile(profile: *mut nvb_cpu_prof
         let instruction_cache = cpu.caches.iter().find(|cache| cache.kind == CacheKind::Instruction);
         let third = cpu.caches.iter().find(|cache| cache.level == 3);
         let sets: Vec<&str> = cpu.instruction_sets.names().collect();
-        let value = nvb_cpu_profile {
-            struct_size: 0,
+        let value = copied!(nvb_cpu_profile from cpu {
+            maximum_mhz, total_memory, memory_limit;
             name: fixed_text(&cpu.name),
             vendor: fixed_text(&cpu.vendor),
             architecture: fixed_text(cpu.architecture),
@@ -121,7 +121,6 @@ pub unsafe extern "C" fn nvb_hardware_get_cpu_profile(profile: *mut nvb_cpu_prof
             cores: cpu.cores as u32,
             threads: cpu.threads as u32,
             available_threads: cpu.available_threads as u32,
-            maximum_mhz: cpu.maximum_mhz,
             numa_nodes: cpu.numa_nodes.len() as u32,
             l1_data_bytes: cpu.cache_bytes(1),
             l1_instruction_bytes: instruction_cache.map_or(0, |cache| cache.bytes),
@@ -129,9 +128,7 @@ pub unsafe extern "C" fn nvb_hardware_get_cpu_profile(profile: *mut nvb_cpu_prof
             l3_bytes: cpu.cache_bytes(3),
             l3_shared_by: third.map_or(0, |cache| cache.shared_by as u32),
             cache_line_bytes: cpu.caches.first().map_or(0, |cache| cache.line_bytes),
-            total_memory: cpu.total_memory,
-            memory_limit: cpu.memory_limit,
-        };
+        });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(profile, &value) }
     })
