@@ -13,37 +13,26 @@ const CHUNKS: Limits = Limits { depth_multiple: 64, ..VECTORS };
 /// Kernels of compute capability 9.0 alone.
 const HOPPER: Limits = Limits { capability: 90, exact: true, ..CHUNKS };
 
-const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, summary: &'static str) -> Kernel {
-    let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
-    Kernel {
-        name,
-        operation: LINEAR,
-        device: DeviceKind::Cuda,
-        family: Family::FloatKernel,
-        inputs,
-        encodings,
-        limits,
-        summary,
-    }
-}
-
-const fn quantized(
+const fn kernel(
     name: &'static str,
+    family: Family,
+    inputs: &'static [DType],
     encodings: &'static [Encoding],
     limits: Limits,
     summary: &'static str,
 ) -> Kernel {
+    Kernel { name, operation: LINEAR, device: DeviceKind::Cuda, family, inputs, encodings, limits, summary }
+}
+
+const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, summary: &'static str) -> Kernel {
+    let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
+    kernel(name, Family::FloatKernel, inputs, encodings, limits, summary)
+}
+
+/// Each takes every quantised encoding.
+const fn quantized(name: &'static str, limits: Limits, summary: &'static str) -> Kernel {
     let inputs = if limits.capability == 0 { FLOATS } else { HALVES };
-    Kernel {
-        name,
-        operation: LINEAR,
-        device: DeviceKind::Cuda,
-        family: Family::QuantizedKernel,
-        inputs,
-        encodings,
-        limits,
-        summary,
-    }
+    kernel(name, Family::QuantizedKernel, inputs, QUANTIZED, limits, summary)
 }
 
 pub const KERNELS: &[Kernel] = &[
@@ -88,101 +77,84 @@ pub const KERNELS: &[Kernel] = &[
     float("linear_mma_64x64", HALVES, VECTORS, "Tensor cores, tiles of 64 tokens and 64 rows of the weight."),
     float("linear_mma_32x32", HALVES, VECTORS, "Tensor cores, tiles of 32 tokens and 32 rows of the weight."),
     float("linear_simt", FLOATS, Limits::NONE, "Plain f32 arithmetic, for everything that the others do not take."),
-    Kernel {
-        name: "linear_cublaslt",
-        operation: LINEAR,
-        device: DeviceKind::Cuda,
-        family: Family::Vendor,
-        inputs: FLOATS,
-        encodings: FLOAT_ENCODINGS,
-        limits: Limits::NONE,
-        summary: "A product of cuBLASLt in the weight's dtype, and an epilogue kernel where there is one.",
-    },
-    Kernel {
-        name: "linear_wgmma",
-        operation: LINEAR,
-        device: DeviceKind::Cuda,
-        family: Family::Wgmma,
-        inputs: HALVES,
-        encodings: HALF_ENCODINGS,
-        limits: Limits { capability: 90, exact: true, alignment: 16, ..Limits::NONE },
-        summary: "On compute capability 9.0: tiles of 256 tokens and 256 rows of the weight by warpgroups' tensor cores, the \
+    kernel(
+        "linear_cublaslt",
+        Family::Vendor,
+        FLOATS,
+        FLOAT_ENCODINGS,
+        Limits::NONE,
+        "A product of cuBLASLt in the weight's dtype, and an epilogue kernel where there is one.",
+    ),
+    kernel(
+        "linear_wgmma",
+        Family::Wgmma,
+        HALVES,
+        HALF_ENCODINGS,
+        Limits { capability: 90, exact: true, alignment: 16, ..Limits::NONE },
+        "On compute capability 9.0: tiles of 256 tokens and 256 rows of the weight by warpgroups' tensor cores, the \
                   epilogue included; output in 16 bits, not the erf form of GELU.",
-    },
+    ),
     quantized(
         "linear_quantized_wgmma",
-        QUANTIZED,
         Limits { rows: 64, ..HOPPER },
         "On compute capability 9.0: up to 64 tokens by warpgroups' tensor cores, the rows of the weight cut along K; with zero points from 17 tokens on.",
     ),
     quantized(
         "linear_quantized_decode",
-        QUANTIZED,
         Limits { rows: 16, ..HOPPER },
         "On compute capability 9.0: up to 16 tokens; bulk copies stream the weight through shared memory.",
     ),
     quantized(
         "linear_quantized_skinny8",
-        QUANTIZED,
         Limits { rows: 8, ..CHUNKS },
         "Up to 8 tokens; the weight goes from memory to registers.",
     ),
     quantized(
         "linear_quantized_skinny16",
-        QUANTIZED,
         Limits { rows: 16, ..CHUNKS },
         "Up to 16 tokens; the weight goes from memory to registers.",
     ),
     quantized(
         "linear_quantized_mma16",
-        QUANTIZED,
         Limits { rows: 16, ..CHUNKS },
         "Up to 16 tokens, added in the order of the two that follow: for batch_invariant, or if named or tuned.",
     ),
     quantized(
         "linear_quantized_mma32",
-        QUANTIZED,
         Limits { rows: 32, ..CHUNKS },
         "Up to 32 tokens; weight and tokens pass through shared memory.",
     ),
     quantized(
         "linear_quantized_mma64",
-        QUANTIZED,
         CHUNKS,
         "Tiles of 64 tokens; weight and tokens pass through shared memory.",
     ),
-    quantized("linear_quantized_plain", QUANTIZED, Limits::NONE, "Plain f32 arithmetic, eight tokens a pass."),
-    Kernel {
-        name: "linear_dequantized",
-        operation: LINEAR,
-        device: DeviceKind::Cuda,
-        family: Family::Dequantized,
-        inputs: FLOATS,
-        encodings: QUANTIZED,
-        limits: Limits::NONE,
-        summary: "Slices of the weight become floats, each multiplied by cuBLASLt or an own kernel.",
-    },
-    Kernel {
-        name: "linear_rounded_input",
-        operation: LINEAR,
-        device: DeviceKind::Cuda,
-        family: Family::RoundedInput,
-        inputs: FLOATS,
-        encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
-        limits: Limits { capability: 75, ..Limits::NONE },
-        summary: "The input in 8 bits, a scale a row, times the quantised values of a weight with scales of rows, by cuBLASLt; \
+    quantized("linear_quantized_plain", Limits::NONE, "Plain f32 arithmetic, eight tokens a pass."),
+    kernel(
+        "linear_dequantized",
+        Family::Dequantized,
+        FLOATS,
+        QUANTIZED,
+        Limits::NONE,
+        "Slices of the weight become floats, each multiplied by cuBLASLt or an own kernel.",
+    ),
+    kernel(
+        "linear_rounded_input",
+        Family::RoundedInput,
+        FLOATS,
+        &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
+        Limits { capability: 75, ..Limits::NONE },
+        "The input in 8 bits, a scale a row, times the quantised values of a weight with scales of rows, by cuBLASLt; \
                   only where quantized_activations is set.",
-    },
-    Kernel {
-        name: "linear_rounded_wgmma",
-        operation: LINEAR,
-        device: DeviceKind::Cuda,
-        family: Family::RoundedWgmma,
-        inputs: FLOATS,
-        encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
-        limits: Limits { capability: 90, exact: true, ..Limits::NONE },
-        summary: "The same on compute capability 9.0 by linear_wgmma, scales and epilogue included.",
-    },
+    ),
+    kernel(
+        "linear_rounded_wgmma",
+        Family::RoundedWgmma,
+        FLOATS,
+        &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
+        Limits { capability: 90, exact: true, ..Limits::NONE },
+        "The same on compute capability 9.0 by linear_wgmma, scales and epilogue included.",
+    ),
 ];
 
 /// The names of the kernels' tables, and that what a kernel supports lies within its limits.
