@@ -9,10 +9,10 @@ use super::tensor::{
 use super::weight::{nvb_weight, weight_to_read};
 use crate::operation::embedding::Embedding;
 use crate::operation::gated_activation::GatedActivation;
-use crate::operation::group_norm::{GroupNorm, GroupNormArguments, ImageLayout};
-use crate::operation::layer_norm::{LayerNorm, LayerNormTensors};
+use crate::operation::group_norm::{GroupNorm, ImageLayout};
+use crate::operation::layer_norm::LayerNorm;
 use crate::operation::linear::{Linear, LinearTensors};
-use crate::operation::rms_norm::{RmsNorm, RmsNormTensors};
+use crate::operation::rms_norm::RmsNorm;
 use crate::operation::rope::{Append, Rope, RopeArguments, Rotation};
 use crate::operation::Activation;
 use crate::weight::WeightView;
@@ -320,7 +320,7 @@ pub unsafe extern "C" fn nvb_rms_norm(
         let (backend, stream) = backend_and_stream(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        let tensors = RmsNormTensors {
+        let call = RmsNorm {
             input: device_tensor(&backend, "input", &args.input)?,
             post_weight: optional_device_tensor(&backend, "post_weight", &args.post_weight)?,
             residual: optional_device_tensor(&backend, "residual", &args.residual)?,
@@ -328,9 +328,10 @@ pub unsafe extern "C" fn nvb_rms_norm(
             weight: optional_device_tensor(&backend, "weight", &args.weight)?,
             output: optional_device_tensor(&backend, "output", &args.output)?,
             quantized_output: optional_quantized_rows(&backend, "quantized_output", &args.quantized_output)?,
+            epsilon: or(args.epsilon, 1e-6),
+            weight_offset: args.weight_offset,
         };
-        let op = RmsNorm::new(tensors, or(args.epsilon, 1e-6), args.weight_offset)?;
-        backend.queue(op, &stream)
+        backend.queue(call.validated()?, &stream)
     })
 }
 
@@ -347,15 +348,16 @@ pub unsafe extern "C" fn nvb_layer_norm(
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
         expect_reserved(args.reserved)?;
-        let tensors = LayerNormTensors {
+        let call = LayerNorm {
             input: device_tensor(&backend, "input", &args.input)?,
             residual: optional_device_tensor(&backend, "residual", &args.residual)?,
             residual_output: optional_device_tensor(&backend, "residual_output", &args.residual_output)?,
             weight: optional_device_tensor(&backend, "weight", &args.weight)?,
             bias: optional_device_tensor(&backend, "bias", &args.bias)?,
             output: optional_device_tensor(&backend, "output", &args.output)?,
+            epsilon: or(args.epsilon, 1e-5),
         };
-        backend.queue(LayerNorm::new(tensors, or(args.epsilon, 1e-5))?, &stream)
+        backend.queue(call.validated()?, &stream)
     })
 }
 
@@ -375,7 +377,7 @@ pub unsafe extern "C" fn nvb_group_norm(
         let args = unsafe { read(args)? };
         let layout = ImageLayout::from_code(args.layout)
             .ok_or_else(|| Error::invalid(format!("layout is {}; NVB_LAYOUT_… (0 or 1) is needed", args.layout)))?;
-        let arguments = GroupNormArguments {
+        let call = GroupNorm {
             input: device_tensor(&backend, "input", &args.input)?,
             weight: optional_device_tensor(&backend, "weight", &args.weight)?,
             bias: optional_device_tensor(&backend, "bias", &args.bias)?,
@@ -385,7 +387,7 @@ pub unsafe extern "C" fn nvb_group_norm(
             activation: activation(args.activation)?,
             epsilon: or(args.epsilon, 1e-5),
         };
-        backend.queue(GroupNorm::new(arguments)?, &stream)
+        backend.queue(call.validated()?, &stream)
     })
 }
 

@@ -20,12 +20,13 @@ numbered! {
     }
 }
 
+/// `GroupNorm<Tensor>` is a call before validation.
 #[derive(Debug, Clone, Copy)]
-pub struct GroupNorm {
+pub struct GroupNorm<T = Heads> {
     /// A "token" is a sample. A "head" is a channel with all its positions in NCHW, a position with all its channels in
     /// NHWC.
-    pub input: Heads,
-    pub output: Heads,
+    pub input: T,
+    pub output: T,
     pub weight: Option<Tensor>,
     pub bias: Option<Tensor>,
     pub groups: usize,
@@ -34,22 +35,9 @@ pub struct GroupNorm {
     pub epsilon: f32,
 }
 
-/// The arguments of a call before validation.
-#[derive(Debug, Clone, Copy)]
-pub struct GroupNormArguments {
-    pub input: Tensor,
-    pub weight: Option<Tensor>,
-    pub bias: Option<Tensor>,
-    pub output: Tensor,
-    pub groups: usize,
-    pub layout: ImageLayout,
-    pub activation: Activation,
-    pub epsilon: f32,
-}
-
-impl GroupNorm {
-    pub fn new(arguments: GroupNormArguments) -> Result<GroupNorm> {
-        let GroupNormArguments { input, weight, bias, output, groups, layout, activation, epsilon } = arguments;
+impl GroupNorm<Tensor> {
+    pub fn validated(self) -> Result<GroupNorm> {
+        let GroupNorm { input, weight, bias, output, groups, layout, activation, epsilon } = self;
         expect_finite_positive("epsilon", epsilon)?;
         input.expect_readable("input")?;
         let rows = image("input", &input, layout)?;
@@ -79,7 +67,9 @@ impl GroupNorm {
         }
         Ok(op)
     }
+}
 
+impl GroupNorm {
     pub fn channels(&self) -> usize {
         match self.layout {
             ImageLayout::Nchw => self.input.heads,
