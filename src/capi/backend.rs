@@ -41,6 +41,16 @@ pub(super) fn backend_and_stream(
     Ok((backend, stream))
 }
 
+/// `arguments!(backend, args, stream)` binds the backend of a call, what its arguments are, and the stream that it goes to.
+macro_rules! arguments {
+    ($backend:ident, $args:ident, $stream:ident) => {
+        let ($backend, $stream) = $crate::capi::backend::backend_and_stream($backend, $stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let $args = unsafe { $crate::capi::structs::read($args)? };
+    };
+}
+pub(super) use arguments;
+
 /// The stream behind a handle, or the backend's default stream for NULL.
 pub(super) fn stream_of(backend: &Backend, stream: *mut nvb_stream) -> Result<Arc<Stream>> {
     let Some(stream) = STREAMS.get_optional(stream.cast_const())? else {

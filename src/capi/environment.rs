@@ -140,14 +140,12 @@ pub unsafe extern "C" fn nvb_hardware_get_numa_node(index: u32, node: *mut nvb_n
     guard!(nvb_hardware_get_numa_node, {
         let nodes = hardware::cpu::numa_nodes(&System::live());
         let found = element("NUMA node", &nodes, index)?;
-        let mut value = nvb_numa_node {
-            struct_size: 0,
+        let mut value = copied!(nvb_numa_node from found {
+            total_memory, free_memory;
             id: found.id as u32,
             threads: found.threads.len() as u32,
-            total_memory: found.total_memory,
-            free_memory: found.free_memory,
             thread_numbers: [-1; 64],
-        };
+        });
         for (place, thread) in value.thread_numbers.iter_mut().zip(&found.threads) {
             *place = *thread as i32;
         }
@@ -162,17 +160,15 @@ pub unsafe extern "C" fn nvb_hardware_get_numa_node(index: u32, node: *mut nvb_n
 pub unsafe extern "C" fn nvb_hardware_get_environment(environment: *mut nvb_environment) -> nvb_status {
     guard!(nvb_hardware_get_environment, {
         let found = hardware::environment();
-        let value = nvb_environment {
-            struct_size: 0,
-            driver_version: found.driver_version,
-            runtime_version: found.runtime_version,
+        let value = copied!(nvb_environment from found {
+            driver_version, runtime_version;
             libraries: found.libraries.len() as u32,
             reserved: 0,
             kernel_module: fixed_text(&found.kernel_module),
             kernel: fixed_text(&found.kernel),
             architectures: fixed_text(found.architectures),
             obstacle: fixed_text(&found.obstacle),
-        };
+        });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(environment, &value) }
     })

@@ -149,12 +149,10 @@ pub unsafe extern "C" fn nvb_memory_get_recovery_step_statistics(
         let name =
             name.ok_or_else(|| Error::invalid(format!("step is {step}; NVB_RECOVERY_STEP_… (0 to 6) is needed")))?;
         let counts = object.memory().get_statistics().recovery_steps[step as usize];
-        let value = nvb_memory_recovery_step_statistics {
-            struct_size: 0,
-            tried: counts.tried,
-            helped: counts.helped,
+        let value = copied!(nvb_memory_recovery_step_statistics from counts {
+            tried, helped;
             name: fixed_text(name),
-        };
+        });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(statistics, &value) }
     })

@@ -1,6 +1,6 @@
 //! The operations of a transformer layer.
 
-use super::backend::backend_and_stream;
+use super::backend::arguments;
 use super::kv_cache::{layer_to_use, nvb_kv_cache};
 use super::prelude::*;
 use super::tensor::{
@@ -297,9 +297,7 @@ pub unsafe extern "C" fn nvb_embedding(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_embedding, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
         let (_table, table) = weight_to_read(&backend, args.table)?;
         let tokens = device_tensor(&backend, "tokens", &args.tokens)?;
@@ -317,9 +315,7 @@ pub unsafe extern "C" fn nvb_rms_norm(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_rms_norm, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         let call = RmsNorm {
             input: device_tensor(&backend, "input", &args.input)?,
             post_weight: optional_device_tensor(&backend, "post_weight", &args.post_weight)?,
@@ -344,9 +340,7 @@ pub unsafe extern "C" fn nvb_layer_norm(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_layer_norm, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
         let call = LayerNorm {
             input: device_tensor(&backend, "input", &args.input)?,
@@ -372,9 +366,7 @@ pub unsafe extern "C" fn nvb_group_norm(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_group_norm, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         let layout = ImageLayout::from_code(args.layout)
             .ok_or_else(|| Error::invalid(format!("layout is {}; NVB_LAYOUT_… (0 or 1) is needed", args.layout)))?;
         let call = GroupNorm {
@@ -421,9 +413,7 @@ pub unsafe extern "C" fn nvb_linear(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_linear, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         let (_weight, weight) = weight_to_read(&backend, args.weight)?;
         backend.queue(linear_of(Reading::Memory(&backend), &args, weight)?, &stream)
     })
@@ -437,9 +427,7 @@ pub unsafe extern "C" fn nvb_gated_activation(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_gated_activation, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
         let op = GatedActivation::new(
             device_tensor(&backend, "gate", &args.gate)?,
@@ -461,9 +449,7 @@ pub unsafe extern "C" fn nvb_rope(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_rope, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
         let cache = if args.cache.is_null() { None } else { Some(layer_to_use(&backend, args.cache, args.layer)?) };
         let query = optional_device_tensor(&backend, "query", &args.query)?;
@@ -501,9 +487,7 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_kv_cache_append, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
         let (_cache, cache) = layer_to_use(&backend, args.cache, args.layer)?;
         let slots = optional_device_tensor(&backend, "slots", &args.slots)?;
