@@ -2,62 +2,59 @@
 
 use std::fmt;
 
-/// Status codes of the C ABI. Numbers are never reused; hundreds are families, see [`Status::parent`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(i32)]
-pub enum Status {
-    Ok = 0,
-    Error = 1,
-    InvalidArgument = 100,
-    Configuration = 200,
-    Unsupported = 300,
-    Device = 400,
-    CudaNotAvailable = 401,
-    DeviceLost = 402,
-    InvalidComputeCapability = 403,
-    InvalidArchitecture = 404,
-    MemoryAllocation = 500,
-    OutOfMemory = 501,
-    KernelLaunch = 600,
-    KernelBuild = 601,
-    Attention = 700,
-    Fp8 = 800,
-    Optimization = 900,
-    Communication = 1000,
-    AbiMismatch = 1100,
-    Io = 1200,
-    Internal = 1300,
+/// `numbered! { enum X: u32 { A = 0, … } }`: an enum whose numbers the C ABI or files have, all of it in order, and the way
+/// back from a number.
+macro_rules! numbered {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident: $number:ident { $($(#[$doc:meta])* $variant:ident = $value:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr($number)]
+        $vis enum $name {
+            $($(#[$doc])* $variant = $value,)+
+        }
+
+        impl $name {
+            pub const ALL: [$name; [$($value),+].len()] = [$($name::$variant),+];
+
+            pub const fn from_code(code: $number) -> Option<$name> {
+                match code {
+                    $($value => Some($name::$variant),)+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+pub(crate) use numbered;
+
+numbered! {
+    /// Status codes of the C ABI. Numbers are never reused; hundreds are families, see [`Status::parent`].
+    pub enum Status: i32 {
+        Ok = 0,
+        Error = 1,
+        InvalidArgument = 100,
+        Configuration = 200,
+        Unsupported = 300,
+        Device = 400,
+        CudaNotAvailable = 401,
+        DeviceLost = 402,
+        InvalidComputeCapability = 403,
+        InvalidArchitecture = 404,
+        MemoryAllocation = 500,
+        OutOfMemory = 501,
+        KernelLaunch = 600,
+        KernelBuild = 601,
+        Attention = 700,
+        Fp8 = 800,
+        Optimization = 900,
+        Communication = 1000,
+        AbiMismatch = 1100,
+        Io = 1200,
+        Internal = 1300,
+    }
 }
 
 impl Status {
-    pub const ALL: [Status; 21] = [
-        Status::Ok,
-        Status::Error,
-        Status::InvalidArgument,
-        Status::Configuration,
-        Status::Unsupported,
-        Status::Device,
-        Status::CudaNotAvailable,
-        Status::DeviceLost,
-        Status::InvalidComputeCapability,
-        Status::InvalidArchitecture,
-        Status::MemoryAllocation,
-        Status::OutOfMemory,
-        Status::KernelLaunch,
-        Status::KernelBuild,
-        Status::Attention,
-        Status::Fp8,
-        Status::Optimization,
-        Status::Communication,
-        Status::AbiMismatch,
-        Status::Io,
-        Status::Internal,
-    ];
-
-    pub fn from_code(code: i32) -> Option<Status> {
-        Status::ALL.into_iter().find(|status| *status as i32 == code)
-    }
-
     /// The next more general status; `Error` is the root of all failures and `Ok` its own parent.
     pub fn parent(self) -> Status {
         match self {

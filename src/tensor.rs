@@ -2,35 +2,25 @@
 
 mod cache_layer;
 
-use crate::error::{Error, Result};
+use crate::error::{numbered, Error, Result};
 use half::{bf16, f16};
 use std::ffi::c_void;
 use std::fmt;
 
 pub use cache_layer::{CacheLayer, KvHead, KvView, PageTable, Placement, MAX_HEAD_DIM};
 
-/// `nvb_dtype_code` of csrc/common/launch.h, the types of elements; the numbers are `NVB_DTYPE_*` of the C ABI too.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum DType {
-    F32 = 1,
-    F16 = 2,
-    Bf16 = 3,
-    I32 = 4,
+numbered! {
+    /// `nvb_dtype_code` of csrc/common/launch.h, the types of elements; the numbers are `NVB_DTYPE_*` of the C ABI too.
+    pub enum DType: u32 {
+        F32 = 1,
+        F16 = 2,
+        Bf16 = 3,
+        I32 = 4,
+    }
 }
 
 impl DType {
     pub const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
-
-    pub fn from_code(code: u32) -> Option<DType> {
-        match code {
-            1 => Some(DType::F32),
-            2 => Some(DType::F16),
-            3 => Some(DType::Bf16),
-            4 => Some(DType::I32),
-            _ => None,
-        }
-    }
 
     pub fn size(self) -> usize {
         match self {

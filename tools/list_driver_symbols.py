@@ -4,8 +4,9 @@
     tools/list_driver_symbols.py            write both files
     tools/list_driver_symbols.py --check    exit 1 if they differ from what the crate declares
 
-The crate's source is asked of Cargo, so the version is the one that Cargo.lock names. Each `cu*` function gets a number,
-its place in the trampolines' table; each value of its result type `cudaError_enum` is listed because a Rust enum must
+The crate's source is asked of Cargo, so the version is the one that Cargo.lock names. Each `cu*` function that cust or src/
+names gets a number, its place in the trampolines' table: a function that nobody can call needs no trampoline, and one that is
+missed fails the link. Each value of its result type `cudaError_enum` is listed because a Rust enum must
 never hold any other.
 """
 
@@ -24,12 +25,17 @@ WIDE_ARGUMENT_BYTES = {"CUipcMemHandle": 64, "CUipcEventHandle": 64}
 FLOATING_REGISTERS = 8
 
 
-def bindings():
-    """The path and version of cust_raw's generated bindings."""
+def packages():
+    """The folder and version of each crate by its name."""
     command = ["cargo", "metadata", "--format-version=1", "--locked"]
-    packages = json.loads(subprocess.check_output(command, cwd=ROOT))["packages"]
-    package = next(package for package in packages if package["name"] == "cust_raw")
-    return pathlib.Path(package["manifest_path"]).parent / "src" / "cuda.rs", package["version"]
+    found = json.loads(subprocess.check_output(command, cwd=ROOT))["packages"]
+    return {package["name"]: (pathlib.Path(package["manifest_path"]).parent, package["version"]) for package in found}
+
+
+def named(folders):
+    """What looks like a function of the driver in Rust sources."""
+    texts = (file.read_text() for folder in folders for file in folder.rglob("*.rs"))
+    return {name for text in texts for name in re.findall(r"\bcu[A-Z]\w+", text)}
 
 
 def functions(source):
@@ -57,10 +63,13 @@ def statuses(source):
 
 
 def main():
-    path, version = bindings()
-    source = path.read_text()
+    crates = packages()
+    folder, version = crates["cust_raw"]
+    source = (folder / "src" / "cuda.rs").read_text()
+    used = named([crates["cust"][0] / "src", ROOT / "src"])
+    called = [name for name in functions(source) if name in used]
     note = f"// Written by tools/list_driver_symbols.py from cust_raw {version}; do not edit."
-    symbols = [f"NVB_DRIVER_SYMBOL({index}, {name})" for index, name in enumerate(functions(source))]
+    symbols = [f"NVB_DRIVER_SYMBOL({index}, {name})" for index, name in enumerate(called)]
     known = [f"NVB_DRIVER_STATUS({number})" for number in statuses(source)]
     files = {
         DRIVER / "symbols.h": "\n".join([note, f"#define NVB_DRIVER_SYMBOLS {len(symbols)}", "#ifdef NVB_DRIVER_SYMBOL", *symbols, "#endif"]),

@@ -1,7 +1,7 @@
 // The CUDA driver, opened on first use.
 //
 // The `cust` crate links libcuda.so.1, which exists only where an NVIDIA driver is installed; a library that needs it
-// does not even load elsewhere. This folder defines every `cu*` function that cust_raw declares as a hidden trampoline
+// does not even load elsewhere. This folder defines every `cu*` function that cust or src/ names as a hidden trampoline
 // (trampolines_<machine>.S) that looks the real function up when it is first called. `-lcuda` itself resolves to the
 // empty linker script lib64/libcuda.so, which .cargo/config.toml shows to cust's build script.
 //

@@ -7,7 +7,7 @@ use super::handle::Table;
 use super::memory::{nvb_memory_manager, ManagerObject, MEMORY_MANAGERS};
 use super::status::nvb_status;
 use super::stream::{nvb_stream, STREAMS};
-use super::structs::{expect_out, give_text, write};
+use super::structs::{expect_out, give_text, write, write_out};
 use crate::backend::Backend;
 use crate::configuration::LogLevel;
 use crate::error::{Error, Result};
@@ -40,6 +40,16 @@ pub(super) fn backend_and_stream(
     let stream = stream_of(&backend, stream)?;
     Ok((backend, stream))
 }
+
+/// `arguments!(backend, args, stream)` binds the backend of a call, what its arguments are, and the stream that it goes to.
+macro_rules! arguments {
+    ($backend:ident, $args:ident, $stream:ident) => {
+        let ($backend, $stream) = $crate::capi::backend::backend_and_stream($backend, $stream)?;
+        // SAFETY: a struct with its size set, by the header's contract.
+        let $args = unsafe { $crate::capi::structs::read($args)? };
+    };
+}
+pub(super) use arguments;
 
 /// The stream behind a handle, or the backend's default stream for NULL.
 pub(super) fn stream_of(backend: &Backend, stream: *mut nvb_stream) -> Result<Arc<Stream>> {
@@ -90,8 +100,7 @@ pub unsafe extern "C" fn nvb_backend_create(
         let object = BackendObject { backend: Arc::new(made), sink: Mutex::new(sink) };
         let handle = BACKENDS.insert(Arc::new(object))?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { backend.write(handle) };
-        Ok(())
+        unsafe { write_out("backend", backend, handle) }
     })
 }
 
@@ -132,8 +141,7 @@ pub unsafe extern "C" fn nvb_backend_get_configuration_json(
     guard!(nvb_backend_get_configuration_json, {
         let json = BACKENDS.get(backend)?.backend.running_configuration().to_json();
         // SAFETY: the caller's buffer and pointer, by the header's contract.
-        unsafe { give_text(&json, text, capacity, needed) };
-        Ok(())
+        unsafe { give_text(&json, text, capacity, needed) }
     })
 }
 
@@ -168,8 +176,7 @@ pub unsafe extern "C" fn nvb_backend_get_memory_manager(
         }
         let handle = MEMORY_MANAGERS.insert(ManagerObject::of(&object.backend))?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { memory.write(handle) };
-        Ok(())
+        unsafe { write_out("memory", memory, handle) }
     })
 }
 

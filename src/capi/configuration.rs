@@ -87,8 +87,7 @@ pub unsafe extern "C" fn nvb_configuration_create(
             .ok_or_else(|| Error::invalid(format!("preset is {preset}; NVB_PRESET_… (0 to 4) is needed")))?;
         let handle = CONFIGURATIONS.insert(Arc::new(Mutex::new(preset.configuration())))?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { configuration.write(handle) };
-        Ok(())
+        unsafe { write_out("configuration", configuration, handle) }
     })
 }
 
@@ -134,8 +133,7 @@ pub unsafe extern "C" fn nvb_configuration_get(
             other => other.to_string(),
         };
         // SAFETY: the caller's buffer and pointer, by the header's contract.
-        unsafe { give_text(&value, text, capacity, needed) };
-        Ok(())
+        unsafe { give_text(&value, text, capacity, needed) }
     })
 }
 
@@ -168,8 +166,7 @@ pub unsafe extern "C" fn nvb_configuration_get_json(
     guard!(nvb_configuration_get_json, {
         let json = lock(&*CONFIGURATIONS.get(configuration)?).to_json();
         // SAFETY: the caller's buffer and pointer, by the header's contract.
-        unsafe { give_text(&json, text, capacity, needed) };
-        Ok(())
+        unsafe { give_text(&json, text, capacity, needed) }
     })
 }
 

@@ -116,34 +116,20 @@ pub(super) fn kind_code(kind: DeviceKind) -> u32 {
 }
 
 pub(super) fn convert(device: &DeviceInfo) -> nvb_device_info {
-    nvb_device_info {
-        struct_size: 0,
+    copied!(nvb_device_info from device {
+        ordinal, compute_capability, multiprocessors, total_memory, l2_bytes, driver_version, peak_bandwidth,
+        numa_node, clock_mhz, memory_clock_mhz, memory_bus_bits, shared_memory_per_block,
+        shared_memory_per_multiprocessor, registers_per_multiprocessor, threads_per_multiprocessor, warp_size,
+        copy_engines;
         kind: kind_code(device.kind),
-        ordinal: device.ordinal,
-        compute_capability: device.compute_capability,
-        multiprocessors: device.multiprocessors,
-        total_memory: device.total_memory,
-        l2_bytes: device.l2_bytes,
-        driver_version: device.driver_version,
         reserved: 0,
         name: fixed_text(&device.name),
         features: device.features.0,
-        peak_bandwidth: device.peak_bandwidth,
         uuid: fixed_text(&device.uuid),
         architecture: fixed_text(&device.architecture),
         pci_bus_id: fixed_text(&device.pci_bus_id),
-        numa_node: device.numa_node,
-        clock_mhz: device.clock_mhz,
-        memory_clock_mhz: device.memory_clock_mhz,
-        memory_bus_bits: device.memory_bus_bits,
-        shared_memory_per_block: device.shared_memory_per_block,
-        shared_memory_per_multiprocessor: device.shared_memory_per_multiprocessor,
-        registers_per_multiprocessor: device.registers_per_multiprocessor,
-        threads_per_multiprocessor: device.threads_per_multiprocessor,
-        warp_size: device.warp_size,
-        copy_engines: device.copy_engines,
         obstacle: fixed_text(&device.obstacle),
-    }
+    })
 }
 
 /// Writes the number of CUDA devices. Without a driver or a device this is `NVB_ERROR_CUDA_NOT_AVAILABLE`, with the

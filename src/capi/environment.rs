@@ -111,8 +111,8 @@ pub unsafe extern "C" fn nvb_hardware_get_cpu_profile(profile: *mut nvb_cpu_prof
         let instruction_cache = cpu.caches.iter().find(|cache| cache.kind == CacheKind::Instruction);
         let third = cpu.caches.iter().find(|cache| cache.level == 3);
         let sets: Vec<&str> = cpu.instruction_sets.names().collect();
-        let value = nvb_cpu_profile {
-            struct_size: 0,
+        let value = copied!(nvb_cpu_profile from cpu {
+            maximum_mhz, total_memory, memory_limit;
             name: fixed_text(&cpu.name),
             vendor: fixed_text(&cpu.vendor),
             architecture: fixed_text(cpu.architecture),
@@ -121,7 +121,6 @@ pub unsafe extern "C" fn nvb_hardware_get_cpu_profile(profile: *mut nvb_cpu_prof
             cores: cpu.cores as u32,
             threads: cpu.threads as u32,
             available_threads: cpu.available_threads as u32,
-            maximum_mhz: cpu.maximum_mhz,
             numa_nodes: cpu.numa_nodes.len() as u32,
             l1_data_bytes: cpu.cache_bytes(1),
             l1_instruction_bytes: instruction_cache.map_or(0, |cache| cache.bytes),
@@ -129,9 +128,7 @@ pub unsafe extern "C" fn nvb_hardware_get_cpu_profile(profile: *mut nvb_cpu_prof
             l3_bytes: cpu.cache_bytes(3),
             l3_shared_by: third.map_or(0, |cache| cache.shared_by as u32),
             cache_line_bytes: cpu.caches.first().map_or(0, |cache| cache.line_bytes),
-            total_memory: cpu.total_memory,
-            memory_limit: cpu.memory_limit,
-        };
+        });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(profile, &value) }
     })
@@ -143,14 +140,12 @@ pub unsafe extern "C" fn nvb_hardware_get_numa_node(index: u32, node: *mut nvb_n
     guard!(nvb_hardware_get_numa_node, {
         let nodes = hardware::cpu::numa_nodes(&System::live());
         let found = element("NUMA node", &nodes, index)?;
-        let mut value = nvb_numa_node {
-            struct_size: 0,
+        let mut value = copied!(nvb_numa_node from found {
+            total_memory, free_memory;
             id: found.id as u32,
             threads: found.threads.len() as u32,
-            total_memory: found.total_memory,
-            free_memory: found.free_memory,
             thread_numbers: [-1; 64],
-        };
+        });
         for (place, thread) in value.thread_numbers.iter_mut().zip(&found.threads) {
             *place = *thread as i32;
         }
@@ -165,17 +160,15 @@ pub unsafe extern "C" fn nvb_hardware_get_numa_node(index: u32, node: *mut nvb_n
 pub unsafe extern "C" fn nvb_hardware_get_environment(environment: *mut nvb_environment) -> nvb_status {
     guard!(nvb_hardware_get_environment, {
         let found = hardware::environment();
-        let value = nvb_environment {
-            struct_size: 0,
-            driver_version: found.driver_version,
-            runtime_version: found.runtime_version,
+        let value = copied!(nvb_environment from found {
+            driver_version, runtime_version;
             libraries: found.libraries.len() as u32,
             reserved: 0,
             kernel_module: fixed_text(&found.kernel_module),
             kernel: fixed_text(&found.kernel),
             architectures: fixed_text(found.architectures),
             obstacle: fixed_text(&found.obstacle),
-        };
+        });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(environment, &value) }
     })

@@ -31,8 +31,7 @@ pub unsafe extern "C" fn nvb_event_create(backend: *const nvb_backend, event: *m
             EventObject { event: Event::new(backend.executor())?, default_stream: backend.default_stream().clone() };
         let handle = EVENTS.insert(Arc::new(created))?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { event.write(handle) };
-        Ok(())
+        unsafe { write_out("event", event, handle) }
     })
 }
 

@@ -214,8 +214,7 @@ fn expect_index(what: &str, index: usize, count: usize) -> Result<()> {
 unsafe fn give(bytes: Bytes, file: *mut *mut nvb_gguf) -> Result<()> {
     let handle = GGUF_FILES.insert(Arc::new(GgufObject::new(bytes)?))?;
     // SAFETY: the caller's contract.
-    unsafe { file.write(handle) };
-    Ok(())
+    unsafe { write_out("file", file, handle) }
 }
 
 /// Maps the file at `path` and reads its header. The file must not be shortened while it is open.

@@ -135,36 +135,34 @@ pub unsafe extern "C" fn nvb_hardware_get_usage(index: u32, usage: *mut nvb_devi
 }
 
 fn convert_usage(usage: &usage::Usage) -> nvb_device_usage {
-    let bit = |told: bool, bit: u32| if told { bit } else { 0 };
-    nvb_device_usage {
-        struct_size: 0,
-        known: bit(usage.utilization.is_some(), NVB_USAGE_UTILIZATION)
-            | bit(usage.memory_utilization.is_some(), NVB_USAGE_MEMORY_UTILIZATION)
-            | bit(usage.memory_used.is_some() && usage.memory_total.is_some(), NVB_USAGE_MEMORY)
-            | bit(usage.temperature.is_some(), NVB_USAGE_TEMPERATURE)
-            | bit(usage.power.is_some(), NVB_USAGE_POWER)
-            | bit(usage.power_limit.is_some(), NVB_USAGE_POWER_LIMIT)
-            | bit(usage.clock_mhz.is_some(), NVB_USAGE_CLOCK)
-            | bit(usage.memory_clock_mhz.is_some(), NVB_USAGE_MEMORY_CLOCK)
-            | bit(usage.ecc_enabled.is_some(), NVB_USAGE_ECC)
-            | bit(usage.ecc_corrected.is_some() && usage.ecc_uncorrected.is_some(), NVB_USAGE_ECC_ERRORS)
-            | bit(usage.throttle_reasons.is_some(), NVB_USAGE_THROTTLE_REASONS)
-            | bit(usage.processes.is_some(), NVB_USAGE_PROCESSES),
-        utilization: usage.utilization.unwrap_or(0),
-        memory_utilization: usage.memory_utilization.unwrap_or(0),
-        temperature: usage.temperature.unwrap_or(0),
-        power: usage.power.unwrap_or(0),
-        power_limit: usage.power_limit.unwrap_or(0),
-        clock: usage.clock_mhz.unwrap_or(0),
-        memory_clock: usage.memory_clock_mhz.unwrap_or(0),
-        ecc_enabled: usage.ecc_enabled.unwrap_or(false).into(),
-        processes: usage.processes.unwrap_or(0),
-        memory_used: usage.memory_used.unwrap_or(0),
-        memory_total: usage.memory_total.unwrap_or(0),
-        ecc_corrected: usage.ecc_corrected.unwrap_or(0),
-        ecc_uncorrected: usage.ecc_uncorrected.unwrap_or(0),
-        throttle_reasons: usage.throttle_reasons.unwrap_or(0),
+    fn tell<T: Default>(known: &mut u32, value: Option<T>, bit: u32) -> T {
+        *known |= if value.is_some() { bit } else { 0 };
+        value.unwrap_or_default()
     }
+    let mut known = 0;
+    let told = &mut known;
+    // Two numbers each, which are told together.
+    let memory = usage.memory_used.zip(usage.memory_total).map_or(0, |_| NVB_USAGE_MEMORY);
+    let errors = usage.ecc_corrected.zip(usage.ecc_uncorrected).map_or(0, |_| NVB_USAGE_ECC_ERRORS);
+    let value = nvb_device_usage {
+        struct_size: 0,
+        known: 0,
+        utilization: tell(told, usage.utilization, NVB_USAGE_UTILIZATION),
+        memory_utilization: tell(told, usage.memory_utilization, NVB_USAGE_MEMORY_UTILIZATION),
+        temperature: tell(told, usage.temperature, NVB_USAGE_TEMPERATURE),
+        power: tell(told, usage.power, NVB_USAGE_POWER),
+        power_limit: tell(told, usage.power_limit, NVB_USAGE_POWER_LIMIT),
+        clock: tell(told, usage.clock_mhz, NVB_USAGE_CLOCK),
+        memory_clock: tell(told, usage.memory_clock_mhz, NVB_USAGE_MEMORY_CLOCK),
+        ecc_enabled: tell(told, usage.ecc_enabled, NVB_USAGE_ECC).into(),
+        processes: tell(told, usage.processes, NVB_USAGE_PROCESSES),
+        memory_used: tell(told, usage.memory_used, memory),
+        memory_total: tell(told, usage.memory_total, memory),
+        ecc_corrected: tell(told, usage.ecc_corrected, errors),
+        ecc_uncorrected: tell(told, usage.ecc_uncorrected, errors),
+        throttle_reasons: tell(told, usage.throttle_reasons, NVB_USAGE_THROTTLE_REASONS),
+    };
+    nvb_device_usage { known, ..value }
 }
 
 /// Writes how CUDA device `ordinal` reaches the memory of `peer`; set `access->struct_size` first.

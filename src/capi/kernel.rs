@@ -218,8 +218,7 @@ pub unsafe extern "C" fn nvb_kernel_explain(
         let (_weight, case) = unsafe { case_of(&object.backend, product)? };
         let explanation = explain(&**object.backend.executor(), &case.shape()?);
         // SAFETY: NULL, or valid for `capacity` bytes and for writing.
-        unsafe { give_text(&explanation, text, capacity, needed) };
-        Ok(())
+        unsafe { give_text(&explanation, text, capacity, needed) }
     })
 }
 

@@ -127,8 +127,7 @@ pub unsafe extern "C" fn nvb_memory_manager_create(
         };
         let handle = MEMORY_MANAGERS.insert(Arc::new(ManagerObject { backend, memory: created }))?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { memory.write(handle) };
-        Ok(())
+        unsafe { write_out("memory", memory, handle) }
     })
 }
 

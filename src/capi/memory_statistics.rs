@@ -97,28 +97,11 @@ pub unsafe extern "C" fn nvb_memory_get_statistics(
     guard!(nvb_memory_get_statistics, {
         let object = MEMORY_MANAGERS.get(memory)?;
         let values = object.memory().get_statistics();
-        let value = nvb_memory_statistics {
-            struct_size: 0,
-            allocated: values.allocated,
-            peak: values.peak,
-            blocks: values.blocks,
-            allocations: values.allocations,
-            frees: values.frees,
-            failures: values.failures,
-            limit: values.limit,
-            device_free: values.device_free,
-            device_total: values.device_total,
-            reserved: values.reserved,
-            peak_reserved: values.peak_reserved,
-            cached: values.cached,
+        let value = copied!(nvb_memory_statistics from values {
+            allocated, peak, blocks, allocations, frees, failures, limit, device_free, device_total, reserved,
+            peak_reserved, cached, largest_free, spilled, captured, unaccounted, margin, fragmentation;
             free: values.free_pages,
-            largest_free: values.largest_free,
-            spilled: values.spilled,
-            captured: values.captured,
-            unaccounted: values.unaccounted,
-            margin: values.margin,
-            fragmentation: values.fragmentation,
-        };
+        });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(statistics, &value) }
     })
@@ -166,12 +149,10 @@ pub unsafe extern "C" fn nvb_memory_get_recovery_step_statistics(
         let name =
             name.ok_or_else(|| Error::invalid(format!("step is {step}; NVB_RECOVERY_STEP_… (0 to 6) is needed")))?;
         let counts = object.memory().get_statistics().recovery_steps[step as usize];
-        let value = nvb_memory_recovery_step_statistics {
-            struct_size: 0,
-            tried: counts.tried,
-            helped: counts.helped,
+        let value = copied!(nvb_memory_recovery_step_statistics from counts {
+            tried, helped;
             name: fixed_text(name),
-        };
+        });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(statistics, &value) }
     })
@@ -201,8 +182,7 @@ pub unsafe extern "C" fn nvb_memory_get_leak_report(
     guard!(nvb_memory_get_leak_report, {
         let report = MEMORY_MANAGERS.get(memory)?.memory().leak_report()?;
         // SAFETY: the caller's buffer and pointer, by the header's contract.
-        unsafe { give_text(&report, text, capacity, needed) };
-        Ok(())
+        unsafe { give_text(&report, text, capacity, needed) }
     })
 }
 
@@ -226,8 +206,7 @@ pub unsafe extern "C" fn nvb_memory_get_snapshot(
         })?;
         let json = String::from_utf8_lossy(&json.bytes);
         // SAFETY: the caller's buffer and pointer, by the header's contract.
-        unsafe { give_text(&json, text, capacity, needed) };
-        Ok(())
+        unsafe { give_text(&json, text, capacity, needed) }
     })
 }
 

@@ -65,19 +65,15 @@ pub unsafe extern "C" fn nvb_backend_get_metrics(
             Error::invalid(format!("operation is {operation}; NVB_OPERATION_… (0 to {last}) is needed"))
         })?;
         let found = object.backend.metrics().get(kind);
-        let value = nvb_operation_metrics {
-            struct_size: 0,
-            calls: found.calls,
+        let value = copied!(nvb_operation_metrics from found {
+            calls, seconds, operations, bytes;
             timed_calls: found.timed,
-            seconds: found.seconds,
             shortest_seconds: found.shortest,
             longest_seconds: found.longest,
-            operations: found.operations,
-            bytes: found.bytes,
             bytes_per_second: found.bandwidth(),
             operations_per_second: found.throughput(),
             name: fixed_text(kind.name()),
-        };
+        });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(metrics, &value) }
     })

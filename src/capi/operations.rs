@@ -1,6 +1,6 @@
 //! The operations of a transformer layer.
 
-use super::backend::backend_and_stream;
+use super::backend::arguments;
 use super::kv_cache::{layer_to_use, nvb_kv_cache};
 use super::prelude::*;
 use super::tensor::{
@@ -9,10 +9,10 @@ use super::tensor::{
 use super::weight::{nvb_weight, weight_to_read};
 use crate::operation::embedding::Embedding;
 use crate::operation::gated_activation::GatedActivation;
-use crate::operation::group_norm::{GroupNorm, GroupNormArguments, ImageLayout};
-use crate::operation::layer_norm::{LayerNorm, LayerNormTensors};
+use crate::operation::group_norm::{GroupNorm, ImageLayout};
+use crate::operation::layer_norm::LayerNorm;
 use crate::operation::linear::{Linear, LinearTensors};
-use crate::operation::rms_norm::{RmsNorm, RmsNormTensors};
+use crate::operation::rms_norm::RmsNorm;
 use crate::operation::rope::{Append, Rope, RopeArguments, Rotation};
 use crate::operation::Activation;
 use crate::weight::WeightView;
@@ -303,9 +303,7 @@ pub unsafe extern "C" fn nvb_embedding(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_embedding, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
         let (_table, table) = weight_to_read(&backend, args.table)?;
         let tokens = device_tensor(&backend, "tokens", &args.tokens)?;
@@ -323,10 +321,8 @@ pub unsafe extern "C" fn nvb_rms_norm(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_rms_norm, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
-        let tensors = RmsNormTensors {
+        arguments!(backend, args, stream);
+        let call = RmsNorm {
             input: device_tensor(&backend, "input", &args.input)?,
             post_weight: optional_device_tensor(&backend, "post_weight", &args.post_weight)?,
             residual: optional_device_tensor(&backend, "residual", &args.residual)?,
@@ -334,9 +330,10 @@ pub unsafe extern "C" fn nvb_rms_norm(
             weight: optional_device_tensor(&backend, "weight", &args.weight)?,
             output: optional_device_tensor(&backend, "output", &args.output)?,
             quantized_output: optional_quantized_rows(&backend, "quantized_output", &args.quantized_output)?,
+            epsilon: or(args.epsilon, 1e-6),
+            weight_offset: args.weight_offset,
         };
-        let op = RmsNorm::new(tensors, or(args.epsilon, 1e-6), args.weight_offset)?;
-        backend.queue(op, &stream)
+        backend.queue(call.validated()?, &stream)
     })
 }
 
@@ -349,19 +346,18 @@ pub unsafe extern "C" fn nvb_layer_norm(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_layer_norm, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
-        let tensors = LayerNormTensors {
+        let call = LayerNorm {
             input: device_tensor(&backend, "input", &args.input)?,
             residual: optional_device_tensor(&backend, "residual", &args.residual)?,
             residual_output: optional_device_tensor(&backend, "residual_output", &args.residual_output)?,
             weight: optional_device_tensor(&backend, "weight", &args.weight)?,
             bias: optional_device_tensor(&backend, "bias", &args.bias)?,
             output: optional_device_tensor(&backend, "output", &args.output)?,
+            epsilon: or(args.epsilon, 1e-5),
         };
-        backend.queue(LayerNorm::new(tensors, or(args.epsilon, 1e-5))?, &stream)
+        backend.queue(call.validated()?, &stream)
     })
 }
 
@@ -376,12 +372,10 @@ pub unsafe extern "C" fn nvb_group_norm(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_group_norm, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         let layout = ImageLayout::from_code(args.layout)
             .ok_or_else(|| Error::invalid(format!("layout is {}; NVB_LAYOUT_… (0 or 1) is needed", args.layout)))?;
-        let arguments = GroupNormArguments {
+        let call = GroupNorm {
             input: device_tensor(&backend, "input", &args.input)?,
             weight: optional_device_tensor(&backend, "weight", &args.weight)?,
             bias: optional_device_tensor(&backend, "bias", &args.bias)?,
@@ -391,7 +385,7 @@ pub unsafe extern "C" fn nvb_group_norm(
             activation: activation(args.activation)?,
             epsilon: or(args.epsilon, 1e-5),
         };
-        backend.queue(GroupNorm::new(arguments)?, &stream)
+        backend.queue(call.validated()?, &stream)
     })
 }
 
@@ -425,9 +419,7 @@ pub unsafe extern "C" fn nvb_linear(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_linear, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         let (_weight, weight) = weight_to_read(&backend, args.weight)?;
         backend.queue(linear_of(Reading::Memory(&backend), &args, weight)?, &stream)
     })
@@ -441,9 +433,7 @@ pub unsafe extern "C" fn nvb_gated_activation(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_gated_activation, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
         let op = GatedActivation::new(
             device_tensor(&backend, "gate", &args.gate)?,
@@ -465,9 +455,7 @@ pub unsafe extern "C" fn nvb_rope(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_rope, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
         let cache = match args.cache.is_null() {
             true => None,
@@ -508,9 +496,7 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_kv_cache_append, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
         let (_cache, cache) = layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?;
         let sequences = optional_device_tensor(&backend, "sequences", &args.sequences)?;

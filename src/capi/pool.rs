@@ -79,8 +79,7 @@ pub unsafe extern "C" fn nvb_pool_create(
         let created = PoolObject { pool: Pool::new(object.memory(), &name)?, backend: object.backend().clone() };
         let handle = POOLS.insert(Arc::new(created))?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { pool.write(handle) };
-        Ok(())
+        unsafe { write_out("pool", pool, handle) }
     })
 }
 
@@ -183,15 +182,9 @@ pub unsafe extern "C" fn nvb_pool_get_statistics(
 ) -> nvb_status {
     guard!(nvb_pool_get_statistics, {
         let values = POOLS.get(pool)?.pool.statistics();
-        let value = nvb_pool_statistics {
-            struct_size: 0,
-            allocated: values.allocated,
-            peak: values.peak,
-            blocks: values.blocks,
-            allocations: values.allocations,
-            frees: values.frees,
-            failures: values.failures,
-        };
+        let value = copied!(nvb_pool_statistics from values {
+            allocated, peak, blocks, allocations, frees, failures
+        });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(statistics, &value) }
     })
@@ -208,8 +201,7 @@ pub unsafe extern "C" fn nvb_pool_get_name(
     guard!(nvb_pool_get_name, {
         let object = POOLS.get(pool)?;
         // SAFETY: the caller's buffer and pointer, by the header's contract.
-        unsafe { give_text(object.pool.name(), text, capacity, needed) };
-        Ok(())
+        unsafe { give_text(object.pool.name(), text, capacity, needed) }
     })
 }
 

@@ -6,7 +6,7 @@ pub(super) use super::handle::Table;
 pub(super) use super::status::nvb_status;
 pub(super) use super::stream::nvb_stream;
 pub(super) use super::structs::{
-    expect_out, expect_reserved, fixed_text, flag, give_text, read, slice, text, versioned, write, write_out,
+    copied, expect_out, expect_reserved, fixed_text, flag, give_text, read, slice, text, versioned, write, write_out,
 };
 pub(super) use crate::backend::Backend;
 pub(super) use crate::error::{Error, Result, Status};

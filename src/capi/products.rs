@@ -1,6 +1,6 @@
 //! Products besides `nvb_linear`: batches of matrices, and tokens sorted by expert.
 
-use super::backend::backend_and_stream;
+use super::backend::arguments;
 use super::operations::{activation, or};
 use super::prelude::*;
 use super::tensor::{nvb_tensor, Reading};
@@ -103,9 +103,7 @@ pub unsafe extern "C" fn nvb_matmul(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_matmul, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         backend.queue(matmul_of(Reading::Memory(&backend), &args)?, &stream)
     })
 }
@@ -121,9 +119,7 @@ pub unsafe extern "C" fn nvb_grouped_linear(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_grouped_linear, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         let (_weight, weight) = weight_to_read(&backend, args.weight)?;
         backend.queue(grouped_linear_of(Reading::Memory(&backend), &args, weight)?, &stream)
     })

@@ -1,6 +1,6 @@
 //! From logits to tokens, and elementwise operations.
 
-use super::backend::backend_and_stream;
+use super::backend::arguments;
 use super::operations::{activation, or};
 use super::prelude::*;
 use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
@@ -89,9 +89,7 @@ pub unsafe extern "C" fn nvb_softmax(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_softmax, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
         let input = device_tensor(&backend, "input", &args.input)?;
         let output = device_tensor(&backend, "output", &args.output)?;
@@ -105,9 +103,7 @@ fn elementwise(
     stream: *mut nvb_stream,
     kind: impl FnOnce(&nvb_elementwise_args) -> Result<ElementwiseKind>,
 ) -> Result<()> {
-    let (backend, stream) = backend_and_stream(backend, stream)?;
-    // SAFETY: a struct with its size set, by the header's contract.
-    let args = unsafe { read(args)? };
+    arguments!(backend, args, stream);
     let input = device_tensor(&backend, "input", &args.input)?;
     let second = optional_device_tensor(&backend, "second", &args.second)?;
     let output = device_tensor(&backend, "output", &args.output)?;
@@ -204,9 +200,7 @@ pub unsafe extern "C" fn nvb_argmax(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_argmax, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         backend.queue(argmax_of(Reading::Memory(&backend), &args)?, &stream)
     })
 }
@@ -221,9 +215,7 @@ pub unsafe extern "C" fn nvb_sample(
     stream: *mut nvb_stream,
 ) -> nvb_status {
     guard!(nvb_sample, {
-        let (backend, stream) = backend_and_stream(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        arguments!(backend, args, stream);
         backend.queue(sample_of(Reading::Memory(&backend), &args)?, &stream)
     })
 }

@@ -2,7 +2,7 @@
 
 use super::guard::guard;
 use super::last_error::with_last_error;
-use super::structs::{copy_texts, versioned, write};
+use super::structs::{copied, copy_texts, versioned, write};
 use crate::error::{Error, Status};
 use std::ffi::c_char;
 
@@ -171,19 +171,11 @@ pub unsafe extern "C" fn nvb_last_error_get_memory(failure: *mut nvb_memory_fail
     guard!(nvb_last_error_get_memory, {
         let state = with_last_error(|last| last.and_then(|error| error.memory.as_deref().copied()));
         let state = state.unwrap_or_default();
-        let value = nvb_memory_failure {
-            struct_size: 0,
-            requested: state.requested,
-            limit: state.limit,
-            allocated: state.allocated,
+        let value = copied!(nvb_memory_failure from state {
+            requested, limit, allocated, cached, largest_free, device_free, device_total, recovery_steps_tried;
             held: state.reserved,
-            cached: state.cached,
-            largest_free: state.largest_free,
-            device_free: state.device_free,
-            device_total: state.device_total,
-            recovery_steps_tried: state.recovery_steps_tried,
             reserved: 0,
-        };
+        });
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(failure, &value) }
     })

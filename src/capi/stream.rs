@@ -19,8 +19,7 @@ pub(super) static STREAMS: Table<Stream> = Table::new("stream", 3);
 pub(super) fn insert(stream: Stream, out: *mut *mut nvb_stream) -> Result<()> {
     let handle = STREAMS.insert(Arc::new(stream))?;
     // SAFETY: checked for NULL by the callers, valid by the header's contract.
-    unsafe { out.write(handle) };
-    Ok(())
+    unsafe { write_out("out", out, handle) }
 }
 
 /// Creates a stream. `priority`: 0 is normal, negative more urgent; clamped to what the device offers.

@@ -60,8 +60,7 @@ pub unsafe extern "C" fn nvb_stream_manager_create(
         }
         let handle = STREAM_MANAGERS.insert(Arc::new(StreamManager::new(object.backend.executor(), limit)?))?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { manager.write(handle) };
-        Ok(())
+        unsafe { write_out("manager", manager, handle) }
     })
 }
 

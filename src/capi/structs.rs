@@ -195,7 +195,7 @@ pub unsafe fn copy_texts(texts: &[&str], to: *mut std::ffi::c_char, capacity: us
 ///
 /// # Safety
 /// The conditions of [`copy_text`] hold, and `needed` is NULL or valid for writing.
-pub unsafe fn give_text(text: &str, to: *mut std::ffi::c_char, capacity: usize, needed: *mut usize) {
+pub unsafe fn give_text(text: &str, to: *mut std::ffi::c_char, capacity: usize, needed: *mut usize) -> Result<()> {
     // SAFETY: the caller's contract.
     unsafe {
         let bytes = copy_text(text, to, capacity);
@@ -203,7 +203,16 @@ pub unsafe fn give_text(text: &str, to: *mut std::ffi::c_char, capacity: usize, 
             needed.write(bytes);
         }
     }
+    Ok(())
 }
+
+/// `copied!(nvb_x from value { a, b; c: expression, … })`: a versioned struct that has `a` and `b` of `value`.
+macro_rules! copied {
+    ($name:ident from $value:ident { $($same:ident),* $(; $($field:ident: $expression:expr),* $(,)?)? }) => {
+        $name { struct_size: 0, $($same: $value.$same,)* $($($field: $expression,)*)? }
+    };
+}
+pub(crate) use copied;
 
 /// A field that says yes or no.
 pub fn flag(name: &str, value: u32) -> Result<bool> {

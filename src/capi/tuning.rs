@@ -334,8 +334,8 @@ fn convert_progress(progress: &Progress) -> nvb_tune_progress {
 }
 
 fn convert_report(report: &Report, unkept: Option<&Error>, has_file: bool) -> nvb_tune_report {
-    nvb_tune_report {
-        struct_size: 0,
+    copied!(nvb_tune_report from report {
+        default_seconds, chosen_seconds;
         tuned: report.tuned as u64,
         changed: report.changed as u64,
         measured: report.measured as u64,
@@ -343,8 +343,6 @@ fn convert_report(report: &Report, unkept: Option<&Error>, has_file: bool) -> nv
         failed: report.failed as u64,
         stopped: report.stopped.into(),
         saved: (has_file && unkept.is_none() && report.tuned > 0).into(),
-        default_seconds: report.default_seconds,
-        chosen_seconds: report.chosen_seconds,
         file_error: fixed_text(unkept.map_or("", |error| error.message.as_str())),
-    }
+    })
 }

@@ -296,8 +296,7 @@ pub unsafe extern "C" fn nvb_weight_create(
         };
         let handle = WEIGHTS.insert(Arc::new(WeightObject { weight: created, backend }))?;
         // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { weight.write(handle) };
-        Ok(())
+        unsafe { write_out("weight", weight, handle) }
     })
 }
 

@@ -7,6 +7,7 @@ use super::prelude::*;
 use super::products::{grouped_linear_of, matmul_of, nvb_grouped_linear_args, nvb_matmul_args};
 use super::sampling::{argmax_of, nvb_argmax_args, nvb_sample_args, sample_of};
 use super::stream::STREAMS;
+use super::structs::Versioned;
 use super::tensor::Reading;
 use super::weight::weight_of;
 
@@ -34,6 +35,19 @@ pub unsafe extern "C" fn nvb_stream_set_workspace(
     })
 }
 
+/// Writes what `workspace_bytes` says of a call's arguments.
+fn write_bytes<A: Versioned>(
+    backend: *const nvb_backend,
+    args: *const A,
+    bytes: *mut usize,
+    workspace_bytes: impl FnOnce(&Backend, &A) -> Result<usize>,
+) -> Result<()> {
+    let backend = BACKENDS.get(backend)?.backend.clone();
+    expect_out("bytes", bytes)?;
+    // SAFETY: a struct with its size set, and an output that was checked for NULL, by the header's contract.
+    unsafe { write_out("bytes", bytes, workspace_bytes(&backend, &read(args)?)?) }
+}
+
 /// Writes the bytes of workspace that `nvb_linear` needs with these arguments, 0 for none: an upper bound over the kernels
 /// that it may come to, cuBLASLt's 32 MiB among them where that may run. A stream whose workspace has as many runs it.
 ///
@@ -47,15 +61,10 @@ pub unsafe extern "C" fn nvb_linear_get_workspace_size(
     bytes: *mut usize,
 ) -> nvb_status {
     guard!(nvb_linear_get_workspace_size, {
-        let backend = BACKENDS.get(backend)?.backend.clone();
-        expect_out("bytes", bytes)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
-        let (_weight, weight) = weight_of(&backend, args.weight)?;
-        let op = linear_of(Reading::Shape, &args, weight)?;
-        let needed = backend.executor().plan(&op.into())?.workspace;
-        // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { write_out("bytes", bytes, needed) }
+        write_bytes(backend, args, bytes, |backend, args| {
+            let (_weight, weight) = weight_of(backend, args.weight)?;
+            Ok(backend.executor().plan(&linear_of(Reading::Shape, args, weight)?.into())?.workspace)
+        })
     })
 }
 
@@ -68,15 +77,10 @@ pub unsafe extern "C" fn nvb_grouped_linear_get_workspace_size(
     bytes: *mut usize,
 ) -> nvb_status {
     guard!(nvb_grouped_linear_get_workspace_size, {
-        let backend = BACKENDS.get(backend)?.backend.clone();
-        expect_out("bytes", bytes)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
-        let (_weight, weight) = weight_of(&backend, args.weight)?;
-        let op = grouped_linear_of(Reading::Shape, &args, weight)?;
-        let needed = backend.executor().plan(&op.into())?.workspace;
-        // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { write_out("bytes", bytes, needed) }
+        write_bytes(backend, args, bytes, |backend, args| {
+            let (_weight, weight) = weight_of(backend, args.weight)?;
+            Ok(backend.executor().plan(&grouped_linear_of(Reading::Shape, args, weight)?.into())?.workspace)
+        })
     })
 }
 
@@ -88,14 +92,9 @@ pub unsafe extern "C" fn nvb_matmul_get_workspace_size(
     bytes: *mut usize,
 ) -> nvb_status {
     guard!(nvb_matmul_get_workspace_size, {
-        let backend = BACKENDS.get(backend)?.backend.clone();
-        expect_out("bytes", bytes)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
-        let op = matmul_of(Reading::Shape, &args)?;
-        let needed = backend.executor().plan(&op.into())?.workspace;
-        // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { write_out("bytes", bytes, needed) }
+        write_bytes(backend, args, bytes, |backend, args| {
+            Ok(backend.executor().plan(&matmul_of(Reading::Shape, args)?.into())?.workspace)
+        })
     })
 }
 
@@ -129,14 +128,9 @@ pub unsafe extern "C" fn nvb_argmax_get_workspace_size(
     bytes: *mut usize,
 ) -> nvb_status {
     guard!(nvb_argmax_get_workspace_size, {
-        let backend = BACKENDS.get(backend)?.backend.clone();
-        expect_out("bytes", bytes)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
-        let op = argmax_of(Reading::Shape, &args)?;
-        let needed = backend.executor().plan(&op.into())?.workspace;
-        // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { write_out("bytes", bytes, needed) }
+        write_bytes(backend, args, bytes, |backend, args| {
+            Ok(backend.executor().plan(&argmax_of(Reading::Shape, args)?.into())?.workspace)
+        })
     })
 }
 
@@ -148,13 +142,8 @@ pub unsafe extern "C" fn nvb_sample_get_workspace_size(
     bytes: *mut usize,
 ) -> nvb_status {
     guard!(nvb_sample_get_workspace_size, {
-        let backend = BACKENDS.get(backend)?.backend.clone();
-        expect_out("bytes", bytes)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
-        let op = sample_of(Reading::Shape, &args)?;
-        let needed = backend.executor().plan(&op.into())?.workspace;
-        // SAFETY: checked for NULL, valid by the header's contract.
-        unsafe { write_out("bytes", bytes, needed) }
+        write_bytes(backend, args, bytes, |backend, args| {
+            Ok(backend.executor().plan(&sample_of(Reading::Shape, args)?.into())?.workspace)
+        })
     })
 }

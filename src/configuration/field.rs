@@ -55,18 +55,31 @@ pub struct Field {
     set: fn(&mut Configuration, Value),
 }
 
-macro_rules! fields {
-    ($($path:literal: $allowed:expr, $variant:ident, |$get:ident| $read:expr, |$set:ident, $value:ident| $write:expr;)+) => {
-        &[$(Field {
+/// A field that is a choice, or with what it may be and the variant of `Value` that holds it.
+macro_rules! field {
+    ($path:literal, $($field:ident).+ => $choice:ident) => {
+        Field {
             path: $path,
-            allowed: $allowed,
-            get: |$get| Value::$variant($read),
-            set: |$set, value| {
-                if let Value::$variant($value) = value {
-                    $write
+            allowed: Allowed::Choice($choice::NAMES),
+            get: |configuration| Value::Text(configuration.$($field).+.name().to_string()),
+            set: |configuration, value| {
+                if let Value::Text(name) = value {
+                    configuration.$($field).+ = $choice::from_name(&name).unwrap_or_default();
                 }
             },
-        }),+]
+        }
+    };
+    ($path:literal, $($field:ident).+, $allowed:expr, $variant:ident) => {
+        Field {
+            path: $path,
+            allowed: $allowed,
+            get: |configuration| Value::$variant(configuration.$($field).+.clone()),
+            set: |configuration, value| {
+                if let Value::$variant(value) = value {
+                    configuration.$($field).+ = value;
+                }
+            },
+        }
     };
 }
 
@@ -79,50 +92,37 @@ const MOST_EVENTS: u64 = 1 << 24;
 const MOST_MICROSECONDS: u64 = 3_600_000_000;
 const NONE_TEXT: &str = "none";
 
-pub const FIELDS: &[Field] = fields! {
-    "device": Allowed::Device, Text, |c| c.device.clone(), |c, v| c.device = v;
-    "architecture": Allowed::Integer(70, 999), Integer, |c| c.architecture, |c, v| c.architecture = v;
-    "threads": Allowed::Integer(0, MOST_THREADS), Integer, |c| c.threads, |c, v| c.threads = v;
-    "precision": Allowed::Choice(Precision::NAMES), Text, |c| c.precision.name().to_string(),
-        |c, v| c.precision = Precision::from_name(&v).unwrap_or_default();
-    "fp8": Allowed::Choice(Requirement::NAMES), Text, |c| c.fp8.name().to_string(),
-        |c, v| c.fp8 = Requirement::from_name(&v).unwrap_or_default();
-    "tensor_cores": Allowed::Choice(Requirement::NAMES), Text, |c| c.tensor_cores.name().to_string(),
-        |c, v| c.tensor_cores = Requirement::from_name(&v).unwrap_or_default();
-    "attention": Allowed::Choice(AttentionKernels::NAMES), Text, |c| c.attention.name().to_string(),
-        |c, v| c.attention = AttentionKernels::from_name(&v).unwrap_or_default();
-    "vendor_libraries": Allowed::Boolean, Boolean, |c| c.vendor_libraries, |c, v| c.vendor_libraries = v;
-    "quantized_activations": Allowed::Boolean, Boolean, |c| c.quantized_activations,
-        |c, v| c.quantized_activations = v;
-    "batch_invariant": Allowed::Boolean, Boolean, |c| c.batch_invariant, |c, v| c.batch_invariant = v;
-    "linear_kernel": Allowed::LinearKernel, Text, |c| c.linear_kernel.clone(), |c, v| c.linear_kernel = v;
-    "tuning_file": Allowed::Path, Text, |c| c.tuning_file.clone(), |c, v| c.tuning_file = v;
-    "memory.limit": Allowed::Bytes, Integer, |c| c.memory.limit, |c, v| c.memory.limit = v;
-    "memory.limit_fraction": Allowed::Fraction, Number, |c| c.memory.limit_fraction, |c, v| c.memory.limit_fraction = v;
-    "memory.limit_of": Allowed::Choice(LimitOf::NAMES), Text, |c| c.memory.limit_of.name().to_string(),
-        |c, v| c.memory.limit_of = LimitOf::from_name(&v).unwrap_or_default();
-    "memory.margin": Allowed::BytesOrNone, Integer, |c| c.memory.margin, |c, v| c.memory.margin = v;
-    "memory.initial_bytes": Allowed::Bytes, Integer, |c| c.memory.initial_bytes, |c, v| c.memory.initial_bytes = v;
-    "memory.growth": Allowed::Boolean, Boolean, |c| c.memory.growth, |c, v| c.memory.growth = v;
-    "memory.range_bytes": Allowed::Bytes, Integer, |c| c.memory.range_bytes, |c, v| c.memory.range_bytes = v;
-    "memory.pooling": Allowed::Boolean, Boolean, |c| c.memory.pooling, |c, v| c.memory.pooling = v;
-    "memory.thread_cache_bytes": Allowed::BytesOrNone, Integer, |c| c.memory.thread_cache_bytes,
-        |c, v| c.memory.thread_cache_bytes = v;
-    "memory.zero_on_free": Allowed::Boolean, Boolean, |c| c.memory.zero_on_free, |c, v| c.memory.zero_on_free = v;
-    "memory.leak_tracking": Allowed::Choice(LeakTracking::NAMES), Text, |c| c.memory.leak_tracking.name().to_string(),
-        |c, v| c.memory.leak_tracking = LeakTracking::from_name(&v).unwrap_or_default();
-    "memory.leak_sample_bytes": Allowed::Bytes, Integer, |c| c.memory.leak_sample_bytes,
-        |c, v| c.memory.leak_sample_bytes = v;
-    "memory.trace_events": Allowed::Integer(0, MOST_EVENTS), Integer, |c| c.memory.trace_events,
-        |c, v| c.memory.trace_events = v;
-    "memory.wait_microseconds": Allowed::Integer(0, MOST_MICROSECONDS), Integer, |c| c.memory.wait_microseconds,
-        |c, v| c.memory.wait_microseconds = v;
-    "memory.spill": Allowed::Choice(Spill::NAMES), Text, |c| c.memory.spill.name().to_string(),
-        |c, v| c.memory.spill = Spill::from_name(&v).unwrap_or_default();
-    "timing.profiling": Allowed::Boolean, Boolean, |c| c.timing.profiling, |c, v| c.timing.profiling = v;
-    "logging.level": Allowed::Choice(LogLevel::NAMES), Text, |c| c.logging.level.name().to_string(),
-        |c, v| c.logging.level = LogLevel::from_name(&v).unwrap_or_default();
-};
+pub const FIELDS: &[Field] = &[
+    field!("device", device, Allowed::Device, Text),
+    field!("architecture", architecture, Allowed::Integer(70, 999), Integer),
+    field!("threads", threads, Allowed::Integer(0, MOST_THREADS), Integer),
+    field!("precision", precision => Precision),
+    field!("fp8", fp8 => Requirement),
+    field!("tensor_cores", tensor_cores => Requirement),
+    field!("attention", attention => AttentionKernels),
+    field!("vendor_libraries", vendor_libraries, Allowed::Boolean, Boolean),
+    field!("quantized_activations", quantized_activations, Allowed::Boolean, Boolean),
+    field!("batch_invariant", batch_invariant, Allowed::Boolean, Boolean),
+    field!("linear_kernel", linear_kernel, Allowed::LinearKernel, Text),
+    field!("tuning_file", tuning_file, Allowed::Path, Text),
+    field!("memory.limit", memory.limit, Allowed::Bytes, Integer),
+    field!("memory.limit_fraction", memory.limit_fraction, Allowed::Fraction, Number),
+    field!("memory.limit_of", memory.limit_of => LimitOf),
+    field!("memory.margin", memory.margin, Allowed::BytesOrNone, Integer),
+    field!("memory.initial_bytes", memory.initial_bytes, Allowed::Bytes, Integer),
+    field!("memory.growth", memory.growth, Allowed::Boolean, Boolean),
+    field!("memory.range_bytes", memory.range_bytes, Allowed::Bytes, Integer),
+    field!("memory.pooling", memory.pooling, Allowed::Boolean, Boolean),
+    field!("memory.thread_cache_bytes", memory.thread_cache_bytes, Allowed::BytesOrNone, Integer),
+    field!("memory.zero_on_free", memory.zero_on_free, Allowed::Boolean, Boolean),
+    field!("memory.leak_tracking", memory.leak_tracking => LeakTracking),
+    field!("memory.leak_sample_bytes", memory.leak_sample_bytes, Allowed::Bytes, Integer),
+    field!("memory.trace_events", memory.trace_events, Allowed::Integer(0, MOST_EVENTS), Integer),
+    field!("memory.wait_microseconds", memory.wait_microseconds, Allowed::Integer(0, MOST_MICROSECONDS), Integer),
+    field!("memory.spill", memory.spill => Spill),
+    field!("timing.profiling", timing.profiling, Allowed::Boolean, Boolean),
+    field!("logging.level", logging.level => LogLevel),
+];
 
 /// The field of this path, or an error that lists those near it.
 pub fn find(path: &str) -> Result<&'static Field> {

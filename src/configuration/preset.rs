@@ -2,30 +2,25 @@
 
 use super::memory::Spill;
 use super::{Configuration, LogLevel, Precision, Requirement};
+use crate::error::numbered;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Preset {
-    /// The defaults: everything that helps and costs no accuracy.
-    Inference = 0,
-    /// Answers come soon from the first request on: memory is taken at the start, nothing is measured or logged.
-    LowLatency = 1,
-    /// Many sequences at once: nearly all of the device's memory.
-    Throughput = 2,
-    /// Large activations: unified memory behind the device's own, no FP8.
-    Training = 3,
-    /// Everything is measured and said.
-    Development = 4,
+numbered! {
+    pub enum Preset: u32 {
+        /// The defaults: everything that helps and costs no accuracy.
+        Inference = 0,
+        /// Answers come soon from the first request on: memory is taken at the start, nothing is measured or logged.
+        LowLatency = 1,
+        /// Many sequences at once: nearly all of the device's memory.
+        Throughput = 2,
+        /// Large activations: unified memory behind the device's own, no FP8.
+        Training = 3,
+        /// Everything is measured and said.
+        Development = 4,
+    }
 }
 
 impl Preset {
-    pub const ALL: [Preset; 5] =
-        [Preset::Inference, Preset::LowLatency, Preset::Throughput, Preset::Training, Preset::Development];
     pub const NAMES: &'static [&'static str] = &["inference", "low_latency", "throughput", "training", "development"];
-
-    pub fn from_code(code: u32) -> Option<Preset> {
-        Preset::ALL.get(code as usize).copied()
-    }
 
     pub fn from_name(name: &str) -> Option<Preset> {
         Preset::NAMES.iter().position(|known| *known == name).map(|place| Preset::ALL[place])

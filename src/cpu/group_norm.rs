@@ -177,7 +177,6 @@ mod tests {
     use super::super::activation;
     use super::super::testing::{assert_close, at_every_level, threads, Buffer};
     use super::*;
-    use crate::operation::group_norm::GroupNormArguments;
     use crate::operation::Activation;
     use crate::tensor::DType;
 
@@ -227,7 +226,7 @@ mod tests {
                     let mut result = |function: &dyn Fn(&GroupNorm)| {
                         let mut output = Buffer::poisoned(DType::F32, count);
                         let [weight, bias] = vectors.each_mut().map(|vector| vector.tensor(&[channels]));
-                        let arguments = GroupNormArguments {
+                        let call = GroupNorm {
                             input: input.tensor(&shape),
                             weight: bit(1).then_some(weight),
                             bias: bit(2).then_some(bias),
@@ -237,7 +236,7 @@ mod tests {
                             activation: if bit(3) { Activation::Silu } else { Activation::None },
                             epsilon: 1e-5,
                         };
-                        function(&GroupNorm::new(arguments).unwrap());
+                        function(&call.validated().unwrap());
                         output
                     };
                     let (actual, expected) = (result(&|op| group_norm(threads(), op)), result(&reference));

@@ -63,7 +63,6 @@ mod tests {
     use super::super::norm::testing::{check_forms, Operands};
     use super::super::testing::threads;
     use super::*;
-    use crate::operation::layer_norm::LayerNormTensors;
     use crate::tensor::Tensor;
 
     /// The formula in f64, for tensors in host memory.
@@ -93,15 +92,16 @@ mod tests {
     }
 
     fn op([residual, weight, bias, output]: [bool; 4], operands: Operands) -> LayerNorm {
-        let tensors = LayerNormTensors {
+        let call = LayerNorm {
             input: operands.input,
             residual: residual.then_some(operands.residual),
             residual_output: Some(operands.residual_output),
             weight: weight.then_some(operands.vectors[0]),
             bias: bias.then_some(operands.vectors[1]),
             output: output.then_some(operands.output),
+            epsilon: 1e-5,
         };
-        LayerNorm::new(tensors, 1e-5).unwrap()
+        call.validated().unwrap()
     }
 
     #[test]

@@ -115,11 +115,10 @@ mod tests {
     use super::super::norm::testing::{check_forms, Operands};
     use super::super::testing::{threads, Buffer};
     use super::*;
-    use crate::operation::rms_norm::RmsNormTensors;
     use crate::tensor::DType;
 
     fn op([post, residual, weight, output]: [bool; 4], operands: Operands) -> RmsNorm {
-        let tensors = RmsNormTensors {
+        let call = RmsNorm {
             input: operands.input,
             post_weight: post.then_some(operands.vectors[0]),
             residual: residual.then_some(operands.residual),
@@ -127,8 +126,10 @@ mod tests {
             weight: weight.then_some(operands.vectors[1]),
             output: output.then_some(operands.output),
             quantized_output: None,
+            epsilon: 1e-6,
+            weight_offset: f32::from(post),
         };
-        RmsNorm::new(tensors, 1e-6, f32::from(post)).unwrap()
+        call.validated().unwrap()
     }
 
     #[test]
@@ -144,7 +145,7 @@ mod tests {
         let (mut input, mut stream) = (Buffer::random(DType::F32, 30, 1), Buffer::random(DType::F32, 30, 2));
         let expected: Vec<f32> = input.values().iter().zip(stream.values()).map(|(a, b)| b + a).collect();
         let (x, s) = (input.tensor(&[3, 10]), stream.tensor(&[3, 10]));
-        let tensors = RmsNormTensors {
+        let call = RmsNorm {
             input: x,
             post_weight: None,
             residual: Some(s),
@@ -152,8 +153,10 @@ mod tests {
             weight: None,
             output: Some(x),
             quantized_output: None,
+            epsilon: 1e-6,
+            weight_offset: 0.0,
         };
-        rms_norm(threads(), &RmsNorm::new(tensors, 1e-6, 0.0).unwrap());
+        rms_norm(threads(), &call.validated().unwrap());
         assert_eq!(stream.values(), expected);
         let row = &input.values()[..10];
         assert!((row.iter().map(|x| x * x).sum::<f32>() / 10.0 - 1.0).abs() < 1e-4);

@@ -150,7 +150,7 @@ pub(super) fn vendor(
             return Ok(false);
         }
     }
-    let product = Product { output_dtype: DType::F32, ..plain_product(op, dtype, algorithm) };
+    let product = Product { output_dtype: DType::F32, ..plain_product(op, floats(op, dtype), algorithm) };
     with_epilogue(executor, cublaslt, op, &product, None, scratch, stream)
 }
 
@@ -160,7 +160,7 @@ pub(super) fn library_product<'a>(
     dtype: DType,
     algorithm: LibraryAlgorithm<'a>,
 ) -> Option<Product<'a>> {
-    let product = plain_product(op, dtype, algorithm);
+    let product = plain_product(op, floats(op, dtype), algorithm);
     if vendor_is_final(op, dtype) {
         return Some(product);
     }
@@ -170,8 +170,16 @@ pub(super) fn library_product<'a>(
     fused_by_library(op).then_some(Product { bias, residual, gelu, ..product })
 }
 
+fn floats(op: &LinearProduct, weight_dtype: DType) -> [Operand; 2] {
+    [Operand::Float(op.input.dtype), Operand::Float(weight_dtype)]
+}
+
 /// `op` without what follows the sums.
-fn plain_product<'a>(op: &LinearProduct, dtype: DType, algorithm: LibraryAlgorithm<'a>) -> Product<'a> {
+pub(super) fn plain_product<'a>(
+    op: &LinearProduct,
+    [input_operand, weight_operand]: [Operand; 2],
+    algorithm: LibraryAlgorithm<'a>,
+) -> Product<'a> {
     Product {
         input: op.input.data,
         weight: op.weight.data,
@@ -185,8 +193,8 @@ fn plain_product<'a>(op: &LinearProduct, dtype: DType, algorithm: LibraryAlgorit
         input_stride: op.input.row_stride,
         weight_stride: op.weight.row_stride,
         output_stride: op.output.row_stride,
-        input_operand: Operand::Float(op.input.dtype),
-        weight_operand: Operand::Float(dtype),
+        input_operand,
+        weight_operand,
         output_dtype: op.output.dtype,
         scales: None,
         algorithm,

@@ -2,7 +2,7 @@
 //! weight in 8 bits, by the wgmma kernel or by cuBLASLt.
 
 use super::cublaslt::{LibraryAlgorithm, Operand, OuterScales, Product};
-use super::linear::with_epilogue;
+use super::linear::{plain_product, with_epilogue};
 use super::linear_wgmma::{self, Params as WgmmaParams, QuantizedOperands};
 use super::prelude::*;
 use super::quantize_tokens;
@@ -154,23 +154,10 @@ pub(super) fn quantized_product(
     let Some(cublaslt) = executor.cublaslt() else { return Ok(false) };
     let product = Product {
         input: tokens.data,
-        weight: op.weight.data,
-        bias: None,
-        gelu: false,
-        residual: None,
-        output: op.output.data,
-        m: op.input.rows,
-        n: op.weight.rows,
         // The padding of both sides is zeros.
         k: tokens.padded,
         input_stride: tokens.row_stride,
-        weight_stride: op.weight.row_stride,
-        output_stride: op.output.row_stride,
-        input_operand,
-        weight_operand,
-        output_dtype: op.output.dtype,
-        scales: None,
-        algorithm,
+        ..plain_product(op, [input_operand, weight_operand], algorithm)
     };
     // FP8's scales can be cuBLASLt's business, in libraries from CUDA 12.9 on.
     if input_operand != Operand::Int8 {

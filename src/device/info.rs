@@ -3,15 +3,16 @@
 
 use super::features::Features;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceKind {
+    #[default]
     Cpu,
     Cuda,
     Tpu,
 }
 
 /// A number that the device does not have or tell is 0, a text empty.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct DeviceInfo {
     pub kind: DeviceKind,
     /// The CUDA ordinal, the chip's number, or 0 for the CPU.
@@ -62,31 +63,6 @@ impl DeviceInfo {
     }
 
     pub fn new(kind: DeviceKind, ordinal: i32) -> DeviceInfo {
-        DeviceInfo {
-            kind,
-            ordinal,
-            name: String::new(),
-            architecture: String::new(),
-            compute_capability: 0,
-            uuid: String::new(),
-            pci_bus_id: String::new(),
-            numa_node: -1,
-            multiprocessors: 0,
-            total_memory: 0,
-            l2_bytes: 0,
-            peak_bandwidth: 0,
-            features: Features::default(),
-            clock_mhz: 0,
-            memory_clock_mhz: 0,
-            memory_bus_bits: 0,
-            shared_memory_per_block: 0,
-            shared_memory_per_multiprocessor: 0,
-            registers_per_multiprocessor: 0,
-            threads_per_multiprocessor: 0,
-            warp_size: 0,
-            copy_engines: 0,
-            driver_version: 0,
-            obstacle: String::new(),
-        }
+        DeviceInfo { kind, ordinal, numa_node: -1, ..DeviceInfo::default() }
     }
 }

@@ -6,26 +6,19 @@
 
 use super::tpu::Generation;
 use crate::device::{features::Features, DeviceInfo, DeviceKind};
+use crate::error::numbered;
 use std::cmp::Reverse;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Workload {
-    /// Long prompts, short answers: bounded by arithmetic.
-    Prefill = 0,
-    /// Short prompts, long answers: bounded by memory bandwidth.
-    Decode = 1,
-    /// Bounded by arithmetic and by memory size.
-    Training = 2,
-    /// Bounded by patience.
-    Test = 3,
-}
-
-impl Workload {
-    pub fn from_code(code: u32) -> Option<Workload> {
-        [Workload::Prefill, Workload::Decode, Workload::Training, Workload::Test]
-            .into_iter()
-            .find(|w| *w as u32 == code)
+numbered! {
+    pub enum Workload: u32 {
+        /// Long prompts, short answers: bounded by arithmetic.
+        Prefill = 0,
+        /// Short prompts, long answers: bounded by memory bandwidth.
+        Decode = 1,
+        /// Bounded by arithmetic and by memory size.
+        Training = 2,
+        /// Bounded by patience.
+        Test = 3,
     }
 }
 

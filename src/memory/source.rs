@@ -109,17 +109,46 @@ impl DeviceSource {
     }
 }
 
+/// Methods that the device has by the same name.
+macro_rules! by_device {
+    () => {};
+    (fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?; $($rest:tt)*) => {
+        fn $name(&self, $($argument: $type),*) $(-> $result)? {
+            self.device.$name($($argument),*)
+        }
+        by_device! { $($rest)* }
+    };
+    (unsafe fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?; $($rest:tt)*) => {
+        unsafe fn $name(&self, $($argument: $type),*) $(-> $result)? {
+            // SAFETY: the caller's contract.
+            unsafe { self.device.$name($($argument),*) }
+        }
+        by_device! { $($rest)* }
+    };
+}
+
 impl Source for DeviceSource {
-    fn memory_info(&self) -> Result<(u64, u64)> {
-        self.device.memory_info()
+    by_device! {
+        fn memory_info() -> Result<(u64, u64)>;
+        fn refuse_lost() -> Result<()>;
+        fn host_allocate(bytes: usize) -> Result<*mut c_void>;
+        fn managed_allocate(bytes: usize) -> Result<*mut c_void>;
+        fn trim();
+        fn synchronize() -> Result<()>;
+        fn event_create() -> Result<RawHandle>;
+        fn event_destroy(event: RawHandle);
+        fn event_record(event: RawHandle, stream: RawHandle) -> Result<()>;
+        fn event_query(event: RawHandle) -> Result<bool>;
+        fn event_synchronize(event: RawHandle) -> Result<()>;
+        fn stream_wait_event(stream: RawHandle, event: RawHandle) -> Result<()>;
+        unsafe fn managed_free(pointer: *mut c_void, bytes: usize);
+        unsafe fn managed_advise(pointer: *mut c_void, bytes: usize, advice: ManagedAdvice) -> Result<()>;
+        unsafe fn managed_prefetch(pointer: *mut c_void, bytes: usize, to_host: bool, stream: RawHandle) -> Result<()>;
+        unsafe fn fill(to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()>;
     }
 
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         self.virtual_memory.as_deref()
-    }
-
-    fn refuse_lost(&self) -> Result<()> {
-        self.device.refuse_lost()
     }
 
     fn allocate(&self, bytes: usize, stream: RawHandle) -> Result<*mut c_void> {
@@ -142,43 +171,9 @@ impl Source for DeviceSource {
         unsafe { allocator.free(pointer, bytes, self.native(stream)) }
     }
 
-    fn host_allocate(&self, bytes: usize) -> Result<*mut c_void> {
-        self.device.host_allocate(bytes)
-    }
-
     unsafe fn host_free(&self, pointer: *mut c_void, bytes: usize) {
         // SAFETY: the caller's contract.
         unsafe { self.device.host_free(pointer, bytes) }
-    }
-
-    fn managed_allocate(&self, bytes: usize) -> Result<*mut c_void> {
-        self.device.managed_allocate(bytes)
-    }
-
-    unsafe fn managed_free(&self, pointer: *mut c_void, bytes: usize) {
-        // SAFETY: the caller's contract.
-        unsafe { self.device.managed_free(pointer, bytes) }
-    }
-
-    unsafe fn managed_advise(&self, pointer: *mut c_void, bytes: usize, advice: ManagedAdvice) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { self.device.managed_advise(pointer, bytes, advice) }
-    }
-
-    unsafe fn managed_prefetch(
-        &self,
-        pointer: *mut c_void,
-        bytes: usize,
-        to_host: bool,
-        stream: RawHandle,
-    ) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { self.device.managed_prefetch(pointer, bytes, to_host, stream) }
-    }
-
-    unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()> {
-        // SAFETY: the caller's contract.
-        unsafe { self.device.fill(to, byte, bytes, stream) }
     }
 
     unsafe fn zero(&self, to: *mut c_void, bytes: usize, stream: RawHandle) -> Result<()> {
@@ -195,44 +190,12 @@ impl Source for DeviceSource {
         self.device.stream_synchronize(RawHandle::NULL)
     }
 
-    fn trim(&self) {
-        self.device.trim();
-    }
-
     fn is_synchronous(&self) -> bool {
         self.device.info().kind == DeviceKind::Cpu
     }
 
     fn is_capturing(&self, stream: RawHandle) -> Result<bool> {
         self.device.stream_is_capturing(stream)
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        self.device.synchronize()
-    }
-
-    fn event_create(&self) -> Result<RawHandle> {
-        self.device.event_create()
-    }
-
-    fn event_destroy(&self, event: RawHandle) {
-        self.device.event_destroy(event)
-    }
-
-    fn event_record(&self, event: RawHandle, stream: RawHandle) -> Result<()> {
-        self.device.event_record(event, stream)
-    }
-
-    fn event_query(&self, event: RawHandle) -> Result<bool> {
-        self.device.event_query(event)
-    }
-
-    fn event_synchronize(&self, event: RawHandle) -> Result<()> {
-        self.device.event_synchronize(event)
-    }
-
-    fn stream_wait_event(&self, stream: RawHandle, event: RawHandle) -> Result<()> {
-        self.device.stream_wait_event(stream, event)
     }
 
     fn nanoseconds(&self) -> u64 {

@@ -3,33 +3,24 @@
 use super::ring::Ring;
 use super::sync::Mutex;
 use crate::allocation::push_if_room;
+use crate::error::numbered;
 use std::sync::PoisonError;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum EventKind {
-    Allocate = 1,
-    Free = 2,
-    /// An allocation that failed.
-    OutOfMemory = 3,
-    /// `address` is the number of the recovery step.
-    RecoveryStep = 4,
-    Trim = 5,
-    Sleep = 6,
-    Wake = 7,
+numbered! {
+    pub enum EventKind: u8 {
+        Allocate = 1,
+        Free = 2,
+        /// An allocation that failed.
+        OutOfMemory = 3,
+        /// `address` is the number of the recovery step.
+        RecoveryStep = 4,
+        Trim = 5,
+        Sleep = 6,
+        Wake = 7,
+    }
 }
 
 impl EventKind {
-    const ALL: [EventKind; 7] = [
-        EventKind::Allocate,
-        EventKind::Free,
-        EventKind::OutOfMemory,
-        EventKind::RecoveryStep,
-        EventKind::Trim,
-        EventKind::Sleep,
-        EventKind::Wake,
-    ];
-
     pub fn name(self) -> &'static str {
         match self {
             EventKind::Allocate => "allocate",
@@ -109,7 +100,7 @@ impl Trace {
     /// The events still held, oldest first, and how many there ever were. `None`: there is no memory for them.
     pub fn read(&self) -> Option<(impl Iterator<Item = TraceEvent>, u64)> {
         let decode = |[nanoseconds, first, bytes, stream, last]: [u64; 5]| {
-            let kind = EventKind::ALL.into_iter().find(|kind| *kind as u64 == first >> KIND_SHIFT)?;
+            let kind = EventKind::from_code((first >> KIND_SHIFT) as u8)?;
             let (address, reserved) = (first & ((1 << KIND_SHIFT) - 1), last & ((1 << POOL_SHIFT) - 1));
             let pool = (last >> POOL_SHIFT) as u16;
             Some(TraceEvent { nanoseconds, kind, address, bytes, stream, reserved, pool })

@@ -6,36 +6,27 @@
 //! over all elements, as PyTorch's `GroupNorm` has it). All of it is f32 inside, with one rounding at the store.
 
 use super::{expect_extent, expect_finite_positive, Activation, Cost};
-use crate::error::{Error, Result};
+use crate::error::{numbered, Error, Result};
 use crate::operation::access::Visit;
 use crate::tensor::{Heads, Tensor};
 
-/// Where the channels' axis is; the numbers are `NVB_LAYOUT_*` of the C ABI.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum ImageLayout {
-    /// [N, C, …]
-    Nchw = 0,
-    /// [N, …, C]
-    Nhwc = 1,
-}
-
-impl ImageLayout {
-    pub fn from_code(code: u32) -> Option<ImageLayout> {
-        match code {
-            0 => Some(ImageLayout::Nchw),
-            1 => Some(ImageLayout::Nhwc),
-            _ => None,
-        }
+numbered! {
+    /// Where the channels' axis is; the numbers are `NVB_LAYOUT_*` of the C ABI.
+    pub enum ImageLayout: u32 {
+        /// [N, C, …]
+        Nchw = 0,
+        /// [N, …, C]
+        Nhwc = 1,
     }
 }
 
+/// `GroupNorm<Tensor>` is a call before validation.
 #[derive(Debug, Clone, Copy)]
-pub struct GroupNorm {
+pub struct GroupNorm<T = Heads> {
     /// A "token" is a sample. A "head" is a channel with all its positions in NCHW, a position with all its channels in
     /// NHWC.
-    pub input: Heads,
-    pub output: Heads,
+    pub input: T,
+    pub output: T,
     pub weight: Option<Tensor>,
     pub bias: Option<Tensor>,
     pub groups: usize,
@@ -44,22 +35,9 @@ pub struct GroupNorm {
     pub epsilon: f32,
 }
 
-/// The arguments of a call before validation.
-#[derive(Debug, Clone, Copy)]
-pub struct GroupNormArguments {
-    pub input: Tensor,
-    pub weight: Option<Tensor>,
-    pub bias: Option<Tensor>,
-    pub output: Tensor,
-    pub groups: usize,
-    pub layout: ImageLayout,
-    pub activation: Activation,
-    pub epsilon: f32,
-}
-
-impl GroupNorm {
-    pub fn new(arguments: GroupNormArguments) -> Result<GroupNorm> {
-        let GroupNormArguments { input, weight, bias, output, groups, layout, activation, epsilon } = arguments;
+impl GroupNorm<Tensor> {
+    pub fn validated(self) -> Result<GroupNorm> {
+        let GroupNorm { input, weight, bias, output, groups, layout, activation, epsilon } = self;
         expect_finite_positive("epsilon", epsilon)?;
         input.expect_readable("input")?;
         let rows = image("input", &input, layout)?;
@@ -89,7 +67,9 @@ impl GroupNorm {
         }
         Ok(op)
     }
+}
 
+impl GroupNorm {
     pub fn channels(&self) -> usize {
         match self.layout {
             ImageLayout::Nchw => self.input.heads,

@@ -12,47 +12,30 @@ use crate::error::Result;
 use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
+/// `LayerNorm<Tensor>` is a call before validation.
 #[derive(Debug, Clone, Copy)]
-pub struct LayerNorm {
-    pub input: Matrix,
-    pub residual: Option<Matrix>,
-    pub residual_output: Option<Matrix>,
+pub struct LayerNorm<T = Matrix> {
+    pub input: T,
+    pub residual: Option<T>,
+    pub residual_output: Option<T>,
     pub weight: Option<Tensor>,
     pub bias: Option<Tensor>,
-    pub output: Option<Matrix>,
+    pub output: Option<T>,
     pub epsilon: f32,
 }
 
-/// The tensors of a call before validation; `None` where the caller gave none.
-#[derive(Debug, Clone, Copy)]
-pub struct LayerNormTensors {
-    pub input: Tensor,
-    pub residual: Option<Tensor>,
-    pub residual_output: Option<Tensor>,
-    pub weight: Option<Tensor>,
-    pub bias: Option<Tensor>,
-    pub output: Option<Tensor>,
-}
-
-impl LayerNorm {
-    pub fn new(tensors: LayerNormTensors, epsilon: f32) -> Result<LayerNorm> {
-        let LayerNormTensors { input, residual, residual_output, weight, bias, output } = tensors;
-        let operation = "layer_norm";
-        let quantized_output = None;
-        let rows = NormRows::new(NormTensors {
-            operation,
-            input,
-            residual,
-            residual_output,
-            output,
-            quantized_output,
-            epsilon,
-        })?;
+impl LayerNorm<Tensor> {
+    pub fn validated(self) -> Result<LayerNorm> {
+        let LayerNorm { input, residual, residual_output, weight, bias, output, epsilon } = self;
+        let tensors = NormTensors { input, residual, residual_output, output, quantized_output: None, epsilon };
+        let rows = NormRows::new("layer_norm", tensors)?;
         rows.expect_vectors([("bias", bias), ("weight", weight)])?;
         let NormRows { input, residual, residual_output, output, .. } = rows;
         Ok(LayerNorm { input, residual, residual_output, weight, bias, output, epsilon })
     }
+}
 
+impl LayerNorm {
     pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read_before("input", Some(&self.input), &["output"]);
         visit.read_before("residual", self.residual.as_ref(), &["residual_output"]);

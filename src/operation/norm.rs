@@ -20,9 +20,8 @@ pub(super) struct NormRows {
     pub quantized_output: Option<QuantizedRows>,
 }
 
-/// The tensors of a norm before validation; `operation` names the caller.
+/// The tensors of a norm before validation.
 pub(super) struct NormTensors {
-    pub operation: &'static str,
     pub input: Tensor,
     pub residual: Option<Tensor>,
     pub residual_output: Option<Tensor>,
@@ -32,8 +31,8 @@ pub(super) struct NormTensors {
 }
 
 impl NormRows {
-    pub fn new(tensors: NormTensors) -> Result<NormRows> {
-        let NormTensors { operation, input, residual, residual_output, output, quantized_output, epsilon } = tensors;
+    pub fn new(operation: &str, tensors: NormTensors) -> Result<NormRows> {
+        let NormTensors { input, residual, residual_output, output, quantized_output, epsilon } = tensors;
         if residual_output.is_none() && output.is_none() && quantized_output.is_none() {
             return Err(Error::invalid(format!(
                 "{operation} has nothing to write: `output`, `residual_output` and all others are absent"

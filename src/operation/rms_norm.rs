@@ -16,49 +16,30 @@ use crate::error::Result;
 use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
+/// `RmsNorm<Tensor>` is a call before validation.
 #[derive(Debug, Clone, Copy)]
-pub struct RmsNorm {
-    pub input: Matrix,
+pub struct RmsNorm<T = Matrix> {
+    pub input: T,
     pub post_weight: Option<Tensor>,
-    pub residual: Option<Matrix>,
-    pub residual_output: Option<Matrix>,
+    pub residual: Option<T>,
+    pub residual_output: Option<T>,
     pub weight: Option<Tensor>,
-    pub output: Option<Matrix>,
+    pub output: Option<T>,
     /// The unrounded values that `output` rounds, quantised.
     pub quantized_output: Option<QuantizedRows>,
     pub epsilon: f32,
     pub weight_offset: f32,
 }
 
-/// The tensors of a call before validation; `None` where the caller gave none.
-#[derive(Debug, Clone, Copy)]
-pub struct RmsNormTensors {
-    pub input: Tensor,
-    pub post_weight: Option<Tensor>,
-    pub residual: Option<Tensor>,
-    pub residual_output: Option<Tensor>,
-    pub weight: Option<Tensor>,
-    pub output: Option<Tensor>,
-    pub quantized_output: Option<QuantizedRows>,
-}
-
-impl RmsNorm {
-    pub fn new(tensors: RmsNormTensors, epsilon: f32, weight_offset: f32) -> Result<RmsNorm> {
-        let RmsNormTensors { input, post_weight, residual, residual_output, weight, output, quantized_output } =
-            tensors;
-        let operation = "rms_norm";
-        let rows = NormRows::new(NormTensors {
-            operation,
-            input,
-            residual,
-            residual_output,
-            output,
-            quantized_output,
-            epsilon,
-        })?;
+impl RmsNorm<Tensor> {
+    pub fn validated(self) -> Result<RmsNorm> {
+        let RmsNorm { input, residual, residual_output, output, quantized_output, epsilon, .. } = self;
+        let tensors = NormTensors { input, residual, residual_output, output, quantized_output, epsilon };
+        let rows = NormRows::new("rms_norm", tensors)?;
+        let RmsNorm { post_weight, weight, weight_offset, .. } = self;
         expect_weight_offset(weight_offset)?;
         rows.expect_vectors([("post_weight", post_weight), ("weight", weight)])?;
-        let NormRows { input, residual, residual_output, output, quantized_output } = rows;
+        let NormRows { input, residual, residual_output, output, .. } = rows;
         Ok(RmsNorm {
             input,
             post_weight,
@@ -71,7 +52,9 @@ impl RmsNorm {
             weight_offset,
         })
     }
+}
 
+impl RmsNorm {
     /// Whether norm(s, weight) is wanted in some form.
     pub fn normalises_sum(&self) -> bool {
         self.output.is_some() || self.quantized_output.is_some()

@@ -14,32 +14,19 @@ const CHUNKS: Limits = Limits { depth_multiple: 64, ..VECTORS };
 /// Kernels of compute capability 9.0 alone.
 const HOPPER: Limits = Limits { capability: 90, exact: true, ..CHUNKS };
 
-const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, summary: &'static str) -> Kernel {
-    let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
-    Kernel {
-        name,
-        operation: OperationKind::Linear,
-        device: DeviceKind::Cuda,
-        family: Family::FloatKernel,
-        inputs,
-        encodings,
-        limits,
-        summary,
-    }
-}
-
-const fn quantized(
+const fn kernel(
     name: &'static str,
+    family: Family,
+    inputs: &'static [DType],
     encodings: &'static [Encoding],
     limits: Limits,
     summary: &'static str,
 ) -> Kernel {
-    let inputs = if limits.capability == 0 { FLOATS } else { HALVES };
     Kernel {
         name,
         operation: OperationKind::Linear,
         device: DeviceKind::Cuda,
-        family: Family::QuantizedKernel,
+        family,
         inputs,
         encodings,
         limits,
@@ -47,19 +34,24 @@ const fn quantized(
     }
 }
 
-const fn attention(
-    name: &'static str,
-    family: Family,
-    limits: Limits,
-    inputs: &'static [DType],
-    summary: &'static str,
-) -> Kernel {
+const fn float(name: &'static str, inputs: &'static [DType], limits: Limits, summary: &'static str) -> Kernel {
+    let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
+    kernel(name, Family::FloatKernel, inputs, encodings, limits, summary)
+}
+
+/// Each takes every quantised encoding.
+const fn quantized(name: &'static str, limits: Limits, summary: &'static str) -> Kernel {
+    let inputs = if limits.capability == 0 { FLOATS } else { HALVES };
+    kernel(name, Family::QuantizedKernel, inputs, QUANTIZED, limits, summary)
+}
+
+const fn attention(name: &'static str, family: Family, limits: Limits, summary: &'static str) -> Kernel {
     let operation = match family {
         Family::AttentionPrefill => OperationKind::AttentionPrefill,
         _ => OperationKind::AttentionDecode,
     };
     let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
-    Kernel { name, operation, device: DeviceKind::Cuda, family, inputs, encodings, limits, summary }
+    Kernel { operation, ..kernel(name, family, FLOATS, encodings, limits, summary) }
 }
 
 pub const KERNELS: &[Kernel] = &[
@@ -104,134 +96,112 @@ pub const KERNELS: &[Kernel] = &[
     float("linear_mma_64x64", HALVES, VECTORS, "Tensor cores, tiles of 64 tokens and 64 rows of the weight."),
     float("linear_mma_32x32", HALVES, VECTORS, "Tensor cores, tiles of 32 tokens and 32 rows of the weight."),
     float("linear_simt", FLOATS, Limits::NONE, "Plain f32 arithmetic, for everything that the others do not take."),
-    Kernel {
-        name: "linear_cublaslt",
-        operation: OperationKind::Linear,
-        device: DeviceKind::Cuda,
-        family: Family::Vendor,
-        inputs: FLOATS,
-        encodings: FLOAT_ENCODINGS,
-        limits: Limits::NONE,
-        summary: "A product of cuBLASLt in the weight's dtype, and an epilogue kernel where there is one.",
-    },
-    Kernel {
-        name: "linear_wgmma",
-        operation: OperationKind::Linear,
-        device: DeviceKind::Cuda,
-        family: Family::Wgmma,
-        inputs: HALVES,
-        encodings: HALF_ENCODINGS,
-        limits: Limits { capability: 90, exact: true, alignment: 16, ..Limits::NONE },
-        summary: "On compute capability 9.0: tiles of 256 tokens and 256 rows of the weight by warpgroups' tensor cores, the \
+    kernel(
+        "linear_cublaslt",
+        Family::Vendor,
+        FLOATS,
+        FLOAT_ENCODINGS,
+        Limits::NONE,
+        "A product of cuBLASLt in the weight's dtype, and an epilogue kernel where there is one.",
+    ),
+    kernel(
+        "linear_wgmma",
+        Family::Wgmma,
+        HALVES,
+        HALF_ENCODINGS,
+        Limits { capability: 90, exact: true, alignment: 16, ..Limits::NONE },
+        "On compute capability 9.0: tiles of 256 tokens and 256 rows of the weight by warpgroups' tensor cores, the \
                   epilogue included; output in 16 bits, not the erf form of GELU.",
-    },
+    ),
     quantized(
         "linear_quantized_wgmma",
-        QUANTIZED,
         Limits { rows: 64, ..HOPPER },
         "On compute capability 9.0: up to 64 tokens by warpgroups' tensor cores, the rows of the weight cut along K; with zero points from 17 tokens on.",
     ),
     quantized(
         "linear_quantized_decode",
-        QUANTIZED,
         Limits { rows: 16, ..HOPPER },
         "On compute capability 9.0: up to 16 tokens; bulk copies stream the weight through shared memory.",
     ),
     quantized(
         "linear_quantized_skinny8",
-        QUANTIZED,
         Limits { rows: 8, ..CHUNKS },
         "Up to 8 tokens; the weight goes from memory to registers.",
     ),
     quantized(
         "linear_quantized_skinny16",
-        QUANTIZED,
         Limits { rows: 16, ..CHUNKS },
         "Up to 16 tokens; the weight goes from memory to registers.",
     ),
     quantized(
         "linear_quantized_mma16",
-        QUANTIZED,
         Limits { rows: 16, ..CHUNKS },
         "Up to 16 tokens, added in the order of the two that follow: for batch_invariant, or if named or tuned.",
     ),
     quantized(
         "linear_quantized_mma32",
-        QUANTIZED,
         Limits { rows: 32, ..CHUNKS },
         "Up to 32 tokens; weight and tokens pass through shared memory.",
     ),
     quantized(
         "linear_quantized_mma64",
-        QUANTIZED,
         CHUNKS,
         "Tiles of 64 tokens; weight and tokens pass through shared memory.",
     ),
-    quantized("linear_quantized_plain", QUANTIZED, Limits::NONE, "Plain f32 arithmetic, eight tokens a pass."),
-    Kernel {
-        name: "linear_dequantized",
-        operation: OperationKind::Linear,
-        device: DeviceKind::Cuda,
-        family: Family::Dequantized,
-        inputs: FLOATS,
-        encodings: QUANTIZED,
-        limits: Limits::NONE,
-        summary: "Slices of the weight become floats, each multiplied by cuBLASLt or an own kernel.",
-    },
-    Kernel {
-        name: "linear_rounded_input",
-        operation: OperationKind::Linear,
-        device: DeviceKind::Cuda,
-        family: Family::RoundedInput,
-        inputs: FLOATS,
-        encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
-        limits: Limits { capability: 75, ..Limits::NONE },
-        summary: "The input in 8 bits, a scale a row, times the quantised values of a weight with scales of rows, by cuBLASLt; \
+    quantized("linear_quantized_plain", Limits::NONE, "Plain f32 arithmetic, eight tokens a pass."),
+    kernel(
+        "linear_dequantized",
+        Family::Dequantized,
+        FLOATS,
+        QUANTIZED,
+        Limits::NONE,
+        "Slices of the weight become floats, each multiplied by cuBLASLt or an own kernel.",
+    ),
+    kernel(
+        "linear_rounded_input",
+        Family::RoundedInput,
+        FLOATS,
+        &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
+        Limits { capability: 75, ..Limits::NONE },
+        "The input in 8 bits, a scale a row, times the quantised values of a weight with scales of rows, by cuBLASLt; \
                   only where quantized_activations is set.",
-    },
-    Kernel {
-        name: "linear_rounded_wgmma",
-        operation: OperationKind::Linear,
-        device: DeviceKind::Cuda,
-        family: Family::RoundedWgmma,
-        inputs: FLOATS,
-        encodings: &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
-        limits: Limits { capability: 90, exact: true, ..Limits::NONE },
-        summary: "The same on compute capability 9.0 by linear_wgmma, scales and epilogue included.",
-    },
+    ),
+    kernel(
+        "linear_rounded_wgmma",
+        Family::RoundedWgmma,
+        FLOATS,
+        &[Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8],
+        Limits { capability: 90, exact: true, ..Limits::NONE },
+        "The same on compute capability 9.0 by linear_wgmma, scales and epilogue included.",
+    ),
     attention(
         "attention_prefill_mma",
         Family::AttentionPrefill,
         VECTORS,
-        FLOATS,
         "Tensor cores: FlashAttention-2's online softmax over tiles of keys, queries of the keys' dtype or rounded to it.",
     ),
     attention(
         "attention_prefill_simt",
         Family::AttentionPrefill,
         Limits::NONE,
-        FLOATS,
         "Plain f32 arithmetic, 64 query rows a block.",
     ),
     attention(
         "attention_decode_short",
         Family::AttentionDecode,
         VECTORS,
-        FLOATS,
         "Few keys: a warp has all of a pass on their way at once, and a cluster of blocks merges without workspace.",
     ),
     attention(
         "attention_decode_mma",
         Family::AttentionDecode,
         VECTORS,
-        FLOATS,
         "Tensor cores, all query heads of a key/value head in one block; the keys are split over blocks, the last of which merges.",
     ),
     attention(
         "attention_decode_simt",
         Family::AttentionDecode,
         Limits::NONE,
-        FLOATS,
         "Plain f32 arithmetic, up to eight query heads a block; the keys are split as attention_decode_mma splits them.",
     ),
 ];

@@ -76,116 +76,90 @@ impl Simd for Avx512 {
         sum(a: __m512) -> f32 = Self::sum4([a; 4])[0];
         max_lane(a: __m512) -> f32 = _mm512_reduce_max_ps(a);
         prefetch(pointer: *const u8) = _mm_prefetch::<_MM_HINT_T0>(pointer.cast());
-    }
 
-    #[inline(always)]
-    unsafe fn load_i8(pointer: *const i8) -> __m512 {
-        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(pointer.cast())))
-    }
-    #[inline(always)]
-    unsafe fn load_e4m3(pointer: *const u8) -> __m512 {
-        // Seven bits further up an IEEE half has the same fields; only the exponent's bias is 8 more.
-        let bytes = _mm_loadu_si128(pointer.cast());
-        let shifted = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(bytes));
-        let half = _mm256_and_si256(shifted, _mm256_set1_epi16(0xbfff_u16 as i16));
-        let nan = _mm_cmpeq_epi8_mask(_mm_or_si128(bytes, _mm_set1_epi8(i8::MIN)), _mm_set1_epi8(-1));
-        _mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7fff)))
-    }
-    #[inline(always)]
-    unsafe fn load_e5m2(pointer: *const u8) -> __m512 {
-        _mm512_cvtph_ps(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(pointer.cast()))))
-    }
-    #[inline(always)]
-    unsafe fn symmetric_nibbles(scale: __m512) -> __m512 {
-        _mm512_mul_ps(_mm512_sub_ps(Self::lane_numbers(), Self::splat(8.0)), scale)
-    }
-    #[inline(always)]
-    unsafe fn load_low_nibbles(values: __m512, pointer: *const u8) -> __m512 {
-        // The permutation looks at the lowest four bits of each index.
-        _mm512_permutexvar_ps(spread_bytes(pointer), values)
-    }
-    #[inline(always)]
-    unsafe fn load_high_nibbles(values: __m512, pointer: *const u8) -> __m512 {
-        _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(spread_bytes(pointer)), values)
-    }
-    #[inline(always)]
-    unsafe fn store_f16(pointer: *mut u16, vector: __m512) {
-        _mm256_storeu_si256(pointer.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector))
-    }
-    #[inline(always)]
-    unsafe fn load_bf16_partial(pointer: *const u16, count: usize) -> __m512 {
-        from_bf16(_mm256_maskz_loadu_epi16(mask(count), pointer.cast()))
-    }
-    #[inline(always)]
-    unsafe fn load_f16_partial(pointer: *const u16, count: usize) -> __m512 {
-        _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(count), pointer.cast()))
-    }
-    #[inline(always)]
-    unsafe fn store_partial(pointer: *mut f32, vector: __m512, count: usize) {
-        _mm512_mask_storeu_ps(pointer, mask(count), vector)
-    }
-    #[inline(always)]
-    unsafe fn store_bf16_partial(pointer: *mut u16, vector: __m512, count: usize) {
-        _mm256_mask_storeu_epi16(pointer.cast(), mask(count), to_bf16(vector))
-    }
-    #[inline(always)]
-    unsafe fn store_f16_partial(pointer: *mut u16, vector: __m512, count: usize) {
-        let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector);
-        _mm256_mask_storeu_epi16(pointer.cast(), mask(count), half)
-    }
-
-    #[inline(always)]
-    unsafe fn copysign(magnitude: __m512, sign: __m512) -> __m512 {
-        let sign_bit = _mm512_set1_ps(-0.0);
-        _mm512_or_ps(_mm512_andnot_ps(sign_bit, magnitude), _mm512_and_ps(sign_bit, sign))
-    }
-    #[inline(always)]
-    unsafe fn select_less(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
-        _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), x)
-    }
-
-    #[inline(always)]
-    unsafe fn sum4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
-        // Within each 128-bit quarter: two interleaving additions leave one lane for each of a, b, c, d.
-        let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-        let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-        let abcd = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd));
-        let halves = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps::<1>(abcd));
-        let sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves));
-        std::mem::transmute(sums)
-    }
-
-    #[inline(always)]
-    unsafe fn deinterleave(a: __m512, b: __m512) -> (__m512, __m512) {
-        let even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-        let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
-        (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
-    }
-    #[inline(always)]
-    unsafe fn transpose(rows: &mut [__m512; 16]) {
-        let mut pairs = [_mm512_setzero_ps(); 16];
-        for i in 0..8 {
-            pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
-            pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+        load_i8(pointer: *const i8) -> __m512 =
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(pointer.cast())));
+        load_e4m3(pointer: *const u8) -> __m512 {
+            // Seven bits further up an IEEE half has the same fields; only the exponent's bias is 8 more.
+            let bytes = _mm_loadu_si128(pointer.cast());
+            let shifted = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(bytes));
+            let half = _mm256_and_si256(shifted, _mm256_set1_epi16(0xbfff_u16 as i16));
+            let nan = _mm_cmpeq_epi8_mask(_mm_or_si128(bytes, _mm_set1_epi8(i8::MIN)), _mm_set1_epi8(-1));
+            _mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7fff)))
         }
-        // fours[4g + c]: column c of each quarter, rows 4g..4g+4.
-        let mut fours = [_mm512_setzero_ps(); 16];
-        for g in 0..4 {
-            fours[4 * g] = _mm512_shuffle_ps::<0x44>(pairs[4 * g], pairs[4 * g + 2]);
-            fours[4 * g + 1] = _mm512_shuffle_ps::<0xee>(pairs[4 * g], pairs[4 * g + 2]);
-            fours[4 * g + 2] = _mm512_shuffle_ps::<0x44>(pairs[4 * g + 1], pairs[4 * g + 3]);
-            fours[4 * g + 3] = _mm512_shuffle_ps::<0xee>(pairs[4 * g + 1], pairs[4 * g + 3]);
+        load_e5m2(pointer: *const u8) -> __m512 =
+            _mm512_cvtph_ps(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(pointer.cast()))));
+        symmetric_nibbles(scale: __m512) -> __m512 =
+            _mm512_mul_ps(_mm512_sub_ps(Self::lane_numbers(), Self::splat(8.0)), scale);
+        load_low_nibbles(values: __m512, pointer: *const u8) -> __m512 {
+            // The permutation looks at the lowest four bits of each index.
+            _mm512_permutexvar_ps(spread_bytes(pointer), values)
         }
-        for c in 0..4 {
-            let low01 = _mm512_shuffle_f32x4::<0x44>(fours[c], fours[4 + c]);
-            let high01 = _mm512_shuffle_f32x4::<0xee>(fours[c], fours[4 + c]);
-            let low23 = _mm512_shuffle_f32x4::<0x44>(fours[8 + c], fours[12 + c]);
-            let high23 = _mm512_shuffle_f32x4::<0xee>(fours[8 + c], fours[12 + c]);
-            rows[c] = _mm512_shuffle_f32x4::<0x88>(low01, low23);
-            rows[4 + c] = _mm512_shuffle_f32x4::<0xdd>(low01, low23);
-            rows[8 + c] = _mm512_shuffle_f32x4::<0x88>(high01, high23);
-            rows[12 + c] = _mm512_shuffle_f32x4::<0xdd>(high01, high23);
+        load_high_nibbles(values: __m512, pointer: *const u8) -> __m512 =
+            _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(spread_bytes(pointer)), values);
+        store_f16(pointer: *mut u16, vector: __m512) =
+            _mm256_storeu_si256(pointer.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector));
+        load_bf16_partial(pointer: *const u16, count: usize) -> __m512 =
+            from_bf16(_mm256_maskz_loadu_epi16(mask(count), pointer.cast()));
+        load_f16_partial(pointer: *const u16, count: usize) -> __m512 =
+            _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(count), pointer.cast()));
+        store_partial(pointer: *mut f32, vector: __m512, count: usize) =
+            _mm512_mask_storeu_ps(pointer, mask(count), vector);
+        store_bf16_partial(pointer: *mut u16, vector: __m512, count: usize) =
+            _mm256_mask_storeu_epi16(pointer.cast(), mask(count), to_bf16(vector));
+        store_f16_partial(pointer: *mut u16, vector: __m512, count: usize) {
+            let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector);
+            _mm256_mask_storeu_epi16(pointer.cast(), mask(count), half)
         }
+
+        copysign(magnitude: __m512, sign: __m512) -> __m512 {
+            let sign_bit = _mm512_set1_ps(-0.0);
+            _mm512_or_ps(_mm512_andnot_ps(sign_bit, magnitude), _mm512_and_ps(sign_bit, sign))
+        }
+        select_less(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 =
+            _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), x);
+
+        sum4([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+            // Within each 128-bit quarter: two interleaving additions leave one lane for each of a, b, c, d.
+            let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            let abcd = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd));
+            let halves = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps::<1>(abcd));
+            let sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves));
+            std::mem::transmute(sums)
+        }
+
+        deinterleave(a: __m512, b: __m512) -> (__m512, __m512) {
+            let even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+            let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+            (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
+        }
+        transpose(rows: &mut [__m512; 16]) {
+            let mut pairs = [_mm512_setzero_ps(); 16];
+            for i in 0..8 {
+                pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+                pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+            }
+            // fours[4g + c]: column c of each quarter, rows 4g..4g+4.
+            let mut fours = [_mm512_setzero_ps(); 16];
+            for g in 0..4 {
+                fours[4 * g] = _mm512_shuffle_ps::<0x44>(pairs[4 * g], pairs[4 * g + 2]);
+                fours[4 * g + 1] = _mm512_shuffle_ps::<0xee>(pairs[4 * g], pairs[4 * g + 2]);
+                fours[4 * g + 2] = _mm512_shuffle_ps::<0x44>(pairs[4 * g + 1], pairs[4 * g + 3]);
+                fours[4 * g + 3] = _mm512_shuffle_ps::<0xee>(pairs[4 * g + 1], pairs[4 * g + 3]);
+            }
+            for c in 0..4 {
+                let low01 = _mm512_shuffle_f32x4::<0x44>(fours[c], fours[4 + c]);
+                let high01 = _mm512_shuffle_f32x4::<0xee>(fours[c], fours[4 + c]);
+                let low23 = _mm512_shuffle_f32x4::<0x44>(fours[8 + c], fours[12 + c]);
+                let high23 = _mm512_shuffle_f32x4::<0xee>(fours[8 + c], fours[12 + c]);
+                rows[c] = _mm512_shuffle_f32x4::<0x88>(low01, low23);
+                rows[4 + c] = _mm512_shuffle_f32x4::<0xdd>(low01, low23);
+                rows[8 + c] = _mm512_shuffle_f32x4::<0x88>(high01, high23);
+                rows[12 + c] = _mm512_shuffle_f32x4::<0xdd>(high01, high23);
+            }
+        }
+
     }
 
     #[inline(always)]

@@ -6,14 +6,19 @@
 
 use crate::fork::PerProcess;
 
-/// The methods of [`Simd`] that are one expression each.
+/// The methods of a level, of which all are `#[inline(always)]`; one that is an expression is `name(…) -> … = expression;`.
 macro_rules! methods {
-    ($($name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? = $body:expr;)*) => { $(
+    () => {};
+    ($name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? = $body:expr; $($rest:tt)*) => {
+        methods! { $name($($argument: $type),*) $(-> $result)? { $body } $($rest)* }
+    };
+    ($name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? { $($body:tt)* } $($rest:tt)*) => {
         #[inline(always)]
         unsafe fn $name($($argument: $type),*) $(-> $result)? {
-            $body
+            $($body)*
         }
-    )* };
+        methods! { $($rest)* }
+    };
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -5,7 +5,7 @@ use super::encoding::{Encoding, BLOCK};
 use super::format::{Format, Granularity};
 use super::fp8;
 use super::grouped::FloatBytes;
-use super::rows::{f16_scale, QuantizedSource, RowSource};
+use super::rows::{f16_scale, QuantizedSource, RowSource, Shape};
 use super::sfp::expect_rows;
 use super::stripe::Stripe;
 use crate::error::{Error, Result};
@@ -72,16 +72,8 @@ impl<'a> ByteRows<'a> {
 }
 
 impl RowSource for ByteRows<'_> {
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn columns(&self) -> usize {
-        self.columns
-    }
-
-    fn format(&self) -> Format {
-        self.format
+    fn shape(&self) -> Shape {
+        Shape { rows: self.rows, columns: self.columns, format: self.format }
     }
 
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {

@@ -13,7 +13,7 @@
 use super::encoding::Encoding;
 use super::format::{Format, Granularity};
 use super::int4::unpack_halves;
-use super::rows::{expect_bytes, f16_scale, QuantizedSource, RowSource};
+use super::rows::{expect_bytes, f16_scale, QuantizedSource, RowSource, Shape};
 use crate::error::{Error, Result};
 use half::f16;
 
@@ -106,21 +106,14 @@ fn q6_value(block: &[u8], i: usize) -> i8 {
 }
 
 impl RowSource for GgufRows<'_> {
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn columns(&self) -> usize {
-        self.columns
-    }
-
-    fn format(&self) -> Format {
+    fn shape(&self) -> Shape {
         let (encoding, zero_points) = match self.kind {
             BlockType::Q4_0 => (Encoding::Int4, false),
             BlockType::Q4K => (Encoding::Int4, true),
             BlockType::Q8_0 | BlockType::Q6K => (Encoding::Int8, false),
         };
-        Format { encoding, granularity: Granularity::Groups(32), zero_points, clipping: false }
+        let format = Format { encoding, granularity: Granularity::Groups(32), zero_points, clipping: false };
+        Shape { rows: self.rows, columns: self.columns, format }
     }
 
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {

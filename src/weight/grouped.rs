@@ -7,7 +7,7 @@
 use super::encoding::Encoding;
 use super::format::{Format, Granularity, GROUP_SIZES};
 use super::int4::ZERO;
-use super::rows::{expect_bytes, f16_scale, QuantizedSource, RowSource};
+use super::rows::{expect_bytes, f16_scale, QuantizedSource, RowSource, Shape};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use half::{bf16, f16};
@@ -109,16 +109,8 @@ impl<'a, N: Nibbles> Grouped<'a, N> {
 }
 
 impl<N: Nibbles> RowSource for Grouped<'_, N> {
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn columns(&self) -> usize {
-        self.columns
-    }
-
-    fn format(&self) -> Format {
-        self.format
+    fn shape(&self) -> Shape {
+        Shape { rows: self.rows, columns: self.columns, format: self.format }
     }
 
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {

@@ -6,13 +6,27 @@ use crate::error::{Error, Result};
 use crate::tensor::{DType, Element, Tensor};
 use half::{bf16, f16};
 
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub rows: usize,
+    pub columns: usize,
+    /// The format that holds a source's elements as they are, or as nearly as one does.
+    pub format: Format,
+}
+
 /// A source matrix [rows, columns]. Its bytes may come from anywhere: what they say is checked as it is read, and an
 /// error names the place.
 pub trait RowSource: Sync {
-    fn rows(&self) -> usize;
-    fn columns(&self) -> usize;
-    /// The format that holds its elements as they are, or as nearly as one does.
-    fn format(&self) -> Format;
+    fn shape(&self) -> Shape;
+    fn rows(&self) -> usize {
+        self.shape().rows
+    }
+    fn columns(&self) -> usize {
+        self.shape().columns
+    }
+    fn format(&self) -> Format {
+        self.shape().format
+    }
     /// A row as f32, its columns in the order in which an input has them.
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()>;
     /// Its quantised values, if `format` keeps them.
@@ -65,16 +79,8 @@ impl FloatRows {
 }
 
 impl RowSource for FloatRows {
-    fn rows(&self) -> usize {
-        self.tensor.shape[0]
-    }
-
-    fn columns(&self) -> usize {
-        self.tensor.shape[1]
-    }
-
-    fn format(&self) -> Format {
-        Format::float(self.tensor.dtype)
+    fn shape(&self) -> Shape {
+        Shape { rows: self.tensor.shape[0], columns: self.tensor.shape[1], format: Format::float(self.tensor.dtype) }
     }
 
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {

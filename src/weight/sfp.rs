@@ -8,7 +8,7 @@
 
 use super::encoding::Encoding;
 use super::format::{Format, Granularity};
-use super::rows::{expect_bytes, f16_scale, QuantizedSource, RowSource};
+use super::rows::{expect_bytes, f16_scale, QuantizedSource, RowSource, Shape};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use half::{bf16, f16};
@@ -58,16 +58,8 @@ pub(super) fn expect_rows(what: &str, bytes: usize, rows: usize, columns: usize,
 }
 
 impl RowSource for SfpRows<'_> {
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn columns(&self) -> usize {
-        self.columns
-    }
-
-    fn format(&self) -> Format {
-        Format::float(DType::Bf16)
+    fn shape(&self) -> Shape {
+        Shape { rows: self.rows, columns: self.columns, format: Format::float(DType::Bf16) }
     }
 
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {
@@ -128,17 +120,10 @@ impl<'a> I8Rows<'a> {
 }
 
 impl RowSource for I8Rows<'_> {
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn columns(&self) -> usize {
-        self.columns
-    }
-
-    fn format(&self) -> Format {
+    fn shape(&self) -> Shape {
         let granularity = Granularity::Groups(GROUP);
-        Format { encoding: Encoding::Int8, granularity, zero_points: false, clipping: false }
+        let format = Format { encoding: Encoding::Int8, granularity, zero_points: false, clipping: false };
+        Shape { rows: self.rows, columns: self.columns, format }
     }
 
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {

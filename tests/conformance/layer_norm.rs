@@ -4,7 +4,7 @@ use crate::compare::FLOATS;
 use crate::random::Random;
 use crate::rms_norm::{extremes, Extreme};
 use crate::run::{check, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
-use nvbackend::operation::layer_norm::{LayerNorm, LayerNormTensors};
+use nvbackend::operation::layer_norm::LayerNorm;
 use nvbackend::operation::Operation;
 use nvbackend::tensor::DType;
 
@@ -95,18 +95,16 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
     }
     let tensor = |pair: &Option<(nvbackend::tensor::Tensor, Vec<f64>)>| pair.as_ref().map(|(tensor, _)| *tensor);
-    let op = LayerNorm::new(
-        LayerNormTensors {
-            input,
-            residual: tensor(&residual),
-            residual_output,
-            weight: tensor(&weight),
-            bias: tensor(&bias),
-            output,
-        },
-        case.epsilon,
-    )?;
-    run.executor().run(&Operation::from(op), run.stream.raw())?;
+    let call = LayerNorm {
+        input,
+        residual: tensor(&residual),
+        residual_output,
+        weight: tensor(&weight),
+        bias: tensor(&bias),
+        output,
+        epsilon: case.epsilon,
+    };
+    run.executor().run(&Operation::from(call.validated()?), run.stream.raw())?;
     if let Some(residual_output) = residual_output {
         run.expect("residual_output", &residual_output, &sums)?;
     }

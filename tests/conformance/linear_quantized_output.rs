@@ -10,7 +10,7 @@ use nvbackend::error::Status;
 use nvbackend::operation::gated_activation::GatedActivation;
 use nvbackend::operation::linear::{Linear, LinearTensors};
 use nvbackend::operation::quantized_rows::QuantizedRows;
-use nvbackend::operation::rms_norm::{RmsNorm, RmsNormTensors};
+use nvbackend::operation::rms_norm::RmsNorm;
 use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
 use nvbackend::tensor::{DType, Tensor};
@@ -219,7 +219,7 @@ fn given_scales() {
                     run.executor().run(&Operation::from(op), stream)?;
                 }
                 _ => {
-                    let tensors = RmsNormTensors {
+                    let call = RmsNorm {
                         input,
                         post_weight: None,
                         residual: None,
@@ -227,8 +227,10 @@ fn given_scales() {
                         weight: None,
                         output: Some(output),
                         quantized_output: Some(codes),
+                        epsilon: 1e-6,
+                        weight_offset: 0.0,
                     };
-                    run.executor().run(&Operation::from(RmsNorm::new(tensors, 1e-6, 0.0)?), stream)?;
+                    run.executor().run(&Operation::from(call.validated()?), stream)?;
                 }
             }
             let values = floats(run, &output)?;

@@ -8,7 +8,7 @@ use nvbackend::error::{Result, Status};
 use nvbackend::operation::gated_activation::GatedActivation;
 use nvbackend::operation::linear::{Linear, LinearTensors};
 use nvbackend::operation::quantized_rows::QuantizedRows;
-use nvbackend::operation::rms_norm::{RmsNorm, RmsNormTensors};
+use nvbackend::operation::rms_norm::RmsNorm;
 use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
 use nvbackend::tensor::{DType, Tensor};
@@ -172,9 +172,18 @@ fn test_norm(run: &mut Run, case: &NormCase) -> Outcome {
         let residual_output = residual.map(|_| run.output(dtype, &shape, layout)).transpose()?;
         let codes = rows_at(run, encoding, (rows, columns), place, None)?;
         let quantized_output = Some(codes);
-        let tensors =
-            RmsNormTensors { input, post_weight, residual, residual_output, weight, output, quantized_output };
-        run.executor().run(&Operation::from(RmsNorm::new(tensors, 1e-6, 1.0)?), run.stream.raw())?;
+        let call = RmsNorm {
+            input,
+            post_weight,
+            residual,
+            residual_output,
+            weight,
+            output,
+            quantized_output,
+            epsilon: 1e-6,
+            weight_offset: 1.0,
+        };
+        run.executor().run(&Operation::from(call.validated()?), run.stream.raw())?;
         let (codes, what) = (read(run, &codes)?, format!("beside {output:?}"));
         let first = values.is_none();
         let values = match output {
@@ -331,7 +340,7 @@ fn what_is_no_matrix_of_codes_is_refused() {
         let (rows, columns) = (3, 32);
         let input = run.normal(DType::F32, &[rows, columns], PLAIN, 1.0)?.0;
         let good = rows_at(run, Encoding::Int8, (rows, columns), TIGHT, None)?;
-        let tensors = |quantized_output: QuantizedRows| RmsNormTensors {
+        let call = |quantized_output: QuantizedRows| RmsNorm {
             input,
             post_weight: None,
             residual: None,
@@ -339,6 +348,8 @@ fn what_is_no_matrix_of_codes_is_refused() {
             weight: None,
             output: None,
             quantized_output: Some(quantized_output),
+            epsilon: 1e-6,
+            weight_offset: 0.0,
         };
         let case = LinearCase {
             kind: Kind::Float(DType::F32),
@@ -367,7 +378,7 @@ fn what_is_no_matrix_of_codes_is_refused() {
         ];
         for (wrong, words) in wrong {
             let invalid = Status::InvalidArgument;
-            expect_error(RmsNorm::new(tensors(wrong), 1e-6, 0.0), invalid, words)?;
+            expect_error(call(wrong).validated(), invalid, words)?;
             expect_error(GatedActivation::new(input, input, Activation::Silu, None, Some(wrong)), invalid, words)?;
             expect_error(
                 Linear::new(
@@ -380,7 +391,7 @@ fn what_is_no_matrix_of_codes_is_refused() {
             )?;
         }
         let narrow = QuantizedRows { columns: columns - 1, ..good };
-        expect_error(RmsNorm::new(tensors(narrow), 1e-6, 0.0), Status::InvalidArgument, &["3 rows of 31", "32"])?;
+        expect_error(call(narrow).validated(), Status::InvalidArgument, &["3 rows of 31", "32"])?;
         let gated = GatedActivation::new(input, input, Activation::Silu, None, Some(narrow));
         expect_error(gated, Status::InvalidArgument, &["3 rows of 31", "32"])?;
         let linear = Linear::new(

@@ -3,7 +3,7 @@
 
 use crate::compare::{compare, round, FLOATS};
 use crate::run::{check, rounded, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
-use nvbackend::operation::rms_norm::{RmsNorm, RmsNormTensors};
+use nvbackend::operation::rms_norm::RmsNorm;
 use nvbackend::operation::Operation;
 use nvbackend::tensor::{DType, Tensor};
 
@@ -116,10 +116,19 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         normed.extend(norm(&s, weight_values.as_deref(), case));
         sums.extend(s);
     }
-    let tensors =
-        RmsNormTensors { input, post_weight, residual, residual_output, weight, output, quantized_output: None };
-    let op = RmsNorm::new(tensors, case.epsilon, case.offset)?;
-    run.executor().run(&Operation::from(op), run.stream.raw())?;
+    let (epsilon, weight_offset, quantized_output) = (case.epsilon, case.offset, None);
+    let call = RmsNorm {
+        input,
+        post_weight,
+        residual,
+        residual_output,
+        weight,
+        output,
+        quantized_output,
+        epsilon,
+        weight_offset,
+    };
+    run.executor().run(&Operation::from(call.validated()?), run.stream.raw())?;
     if let Some(output) = output {
         run.expect_summed("output", &output, &normed, &terms)?;
     }
@@ -225,7 +234,7 @@ fn heads_of_a_fused_row() {
         let (x, values) = run.normal(dtype, &[tokens, heads, dim], PLAIN, 1.0)?;
         let (weight, weight_values) = run.normal(DType::F32, &[dim], PLAIN, 1.0)?;
         run.allow_write(&x);
-        let tensors = RmsNormTensors {
+        let call = RmsNorm {
             input: x,
             post_weight: None,
             residual: None,
@@ -233,8 +242,10 @@ fn heads_of_a_fused_row() {
             weight: Some(weight),
             output: Some(x),
             quantized_output: None,
+            epsilon: 1e-6,
+            weight_offset: 0.0,
         };
-        run.executor().run(&Operation::from(RmsNorm::new(tensors, 1e-6, 0.0)?), run.stream.raw())?;
+        run.executor().run(&Operation::from(call.validated()?), run.stream.raw())?;
         let case = Case { offset: 0.0, ..CASE };
         let reference: Vec<f64> = values.chunks(dim).flat_map(|head| norm(head, Some(&weight_values), &case)).collect();
         run.expect("output", &x, &reference)

@@ -9,64 +9,54 @@ use std::sync::OnceLock;
 /// Newest first; the one that matches the statically linked runtime is preferred.
 const FILES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
-pub(super) struct Functions {
-    pub(super) create: Symbol<unsafe extern "C" fn(*mut Handle) -> Code>,
-    pub(super) matmul_desc_create: Symbol<unsafe extern "C" fn(*mut Handle, c_int, c_int) -> Code>,
-    pub(super) matmul_desc_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
-    pub(super) matmul_desc_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
-    pub(super) layout_create: Symbol<unsafe extern "C" fn(*mut Handle, c_int, u64, u64, i64) -> Code>,
-    pub(super) layout_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
-    pub(super) layout_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
-    pub(super) preference_create: Symbol<unsafe extern "C" fn(*mut Handle) -> Code>,
-    pub(super) preference_destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
-    pub(super) preference_set: Symbol<unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code>,
-    #[allow(clippy::type_complexity)]
-    pub(super) heuristic: Symbol<
-        unsafe extern "C" fn(
-            Handle,
-            Handle,
-            Handle,
-            Handle,
-            Handle,
-            Handle,
-            Handle,
-            c_int,
-            *mut HeuristicResult,
-            *mut c_int,
-        ) -> Code,
-    >,
-    #[allow(clippy::type_complexity)]
-    pub(super) algorithm_check: Symbol<
-        unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, Handle, *const u64, *mut HeuristicResult) -> Code,
-    >,
-    pub(super) algorithm_capability:
-        Symbol<unsafe extern "C" fn(*const u64, c_int, *mut c_void, usize, *mut usize) -> Code>,
-    pub(super) algorithm_get: Symbol<unsafe extern "C" fn(*const u64, c_int, *mut c_void, usize, *mut usize) -> Code>,
-    pub(super) algorithm_set: Symbol<unsafe extern "C" fn(*mut u64, c_int, *const c_void, usize) -> Code>,
-    #[allow(clippy::type_complexity)]
-    pub(super) matmul: Symbol<
-        unsafe extern "C" fn(
-            Handle,
-            Handle,
-            *const c_void,
-            *const c_void,
-            Handle,
-            *const c_void,
-            Handle,
-            *const c_void,
-            *const c_void,
-            Handle,
-            *mut c_void,
-            Handle,
-            *const u64,
-            *mut c_void,
-            usize,
-            *mut c_void,
-        ) -> Code,
-    >,
-    pub(super) destroy: Symbol<unsafe extern "C" fn(Handle) -> Code>,
-    // Last: the functions point into it.
-    _library: Library,
+/// A function for each line: the field, the name in cublasLt.h, the parameters. All return a status.
+macro_rules! functions {
+    ($($field:ident = $name:literal: fn($($parameter:ty),*);)+) => {
+        pub(super) struct Functions {
+            $(pub(super) $field: Symbol<unsafe extern "C" fn($($parameter),*) -> Code>,)+
+            // Last: the functions point into it.
+            _library: Library,
+        }
+
+        impl Functions {
+            fn load(library: Library) -> Result<Functions> {
+                let missing =
+                    |name: &[u8], error| Error::unsupported(format!("{}: {error}", String::from_utf8_lossy(name)));
+                Ok(Functions {
+                    // SAFETY: the field's type is the function's type in cublasLt.h.
+                    $($field: unsafe { library.get($name) }.map_err(|error: libloading::Error| missing($name, error))?,)+
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    create = b"cublasLtCreate": fn(*mut Handle);
+    matmul_desc_create = b"cublasLtMatmulDescCreate": fn(*mut Handle, c_int, c_int);
+    matmul_desc_destroy = b"cublasLtMatmulDescDestroy": fn(Handle);
+    matmul_desc_set = b"cublasLtMatmulDescSetAttribute": fn(Handle, c_int, *const c_void, usize);
+    layout_create = b"cublasLtMatrixLayoutCreate": fn(*mut Handle, c_int, u64, u64, i64);
+    layout_destroy = b"cublasLtMatrixLayoutDestroy": fn(Handle);
+    layout_set = b"cublasLtMatrixLayoutSetAttribute": fn(Handle, c_int, *const c_void, usize);
+    preference_create = b"cublasLtMatmulPreferenceCreate": fn(*mut Handle);
+    preference_destroy = b"cublasLtMatmulPreferenceDestroy": fn(Handle);
+    preference_set = b"cublasLtMatmulPreferenceSetAttribute": fn(Handle, c_int, *const c_void, usize);
+    heuristic = b"cublasLtMatmulAlgoGetHeuristic": fn(
+        Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut HeuristicResult, *mut c_int
+    );
+    algorithm_check = b"cublasLtMatmulAlgoCheck": fn(
+        Handle, Handle, Handle, Handle, Handle, Handle, *const u64, *mut HeuristicResult
+    );
+    algorithm_capability = b"cublasLtMatmulAlgoCapGetAttribute": fn(*const u64, c_int, *mut c_void, usize, *mut usize);
+    algorithm_get = b"cublasLtMatmulAlgoConfigGetAttribute": fn(*const u64, c_int, *mut c_void, usize, *mut usize);
+    algorithm_set = b"cublasLtMatmulAlgoConfigSetAttribute": fn(*mut u64, c_int, *const c_void, usize);
+    matmul = b"cublasLtMatmul": fn(
+        Handle, Handle, *const c_void, *const c_void, Handle, *const c_void, Handle, *const c_void, *const c_void,
+        Handle, *mut c_void, Handle, *const u64, *mut c_void, usize, *mut c_void
+    );
+    destroy = b"cublasLtDestroy": fn(Handle);
 }
 
 /// The library is looked for once and stays open: opening it, or looking in vain, costs more than all else that a backend's
@@ -92,36 +82,4 @@ fn open() -> Option<Functions> {
     }
     log::info!(target: "nvbackend::cuda", "cuBLASLt was not found ({}): own kernels do all products", FILES.join(", "));
     None
-}
-
-impl Functions {
-    fn load(library: Library) -> Result<Functions> {
-        macro_rules! function {
-            ($name:literal) => {
-                // SAFETY: the field's type is the function's type in cublasLt.h.
-                unsafe { library.get($name) }
-                    .map_err(|error| Error::unsupported(format!("{}: {error}", String::from_utf8_lossy($name))))?
-            };
-        }
-        Ok(Functions {
-            create: function!(b"cublasLtCreate"),
-            matmul_desc_create: function!(b"cublasLtMatmulDescCreate"),
-            matmul_desc_destroy: function!(b"cublasLtMatmulDescDestroy"),
-            matmul_desc_set: function!(b"cublasLtMatmulDescSetAttribute"),
-            layout_create: function!(b"cublasLtMatrixLayoutCreate"),
-            layout_destroy: function!(b"cublasLtMatrixLayoutDestroy"),
-            layout_set: function!(b"cublasLtMatrixLayoutSetAttribute"),
-            preference_create: function!(b"cublasLtMatmulPreferenceCreate"),
-            preference_destroy: function!(b"cublasLtMatmulPreferenceDestroy"),
-            preference_set: function!(b"cublasLtMatmulPreferenceSetAttribute"),
-            heuristic: function!(b"cublasLtMatmulAlgoGetHeuristic"),
-            algorithm_check: function!(b"cublasLtMatmulAlgoCheck"),
-            algorithm_capability: function!(b"cublasLtMatmulAlgoCapGetAttribute"),
-            algorithm_get: function!(b"cublasLtMatmulAlgoConfigGetAttribute"),
-            algorithm_set: function!(b"cublasLtMatmulAlgoConfigSetAttribute"),
-            matmul: function!(b"cublasLtMatmul"),
-            destroy: function!(b"cublasLtDestroy"),
-            _library: library,
-        })
-    }
 }
