@@ -1,7 +1,8 @@
 // The prefill attention of compute capability 9.0 beside the formula in f64, block by block on the CPU (block.h), and
 // that each thing which holds it together would be missed.
 //
-//   emulated_attention_prefill_wgmma [CASE]     runs all cases, or those whose names contain CASE
+//   emulated_attention_prefill_wgmma [CASE [SEED]]     runs all cases, or those whose names contain CASE, from a seed
+//   on
 #include "attention/attention_prefill_wgmma.h"
 
 #include <cstdio>
@@ -158,10 +159,11 @@ int main(int argc, char** argv) {
   emulated::shared_memory = nvb::prefill_wgmma::memory;
   emulated::shared_bytes = sizeof nvb::prefill_wgmma::memory;
   const std::string filter = argc > 1 ? argv[1] : "";
+  const uint64_t first_seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0;
   int failures = 0, runs = 0;
   for (const Case& test : attention_cases::cases()) {
     if (std::string(test.name).find(filter) == std::string::npos) continue;
-    uint64_t seed = static_cast<uint64_t>(runs);
+    uint64_t seed = first_seed + static_cast<uint64_t>(runs);
     for (const bool late : {false, true}) {
       emulated::options = {++seed, late, {}};
       ++runs;

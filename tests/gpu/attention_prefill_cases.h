@@ -279,6 +279,13 @@ inline std::vector<Case> cases() {
     one.multiprocessors = 3;
     one.l2_bytes = 400 * 1024;
   });
+  // Groups that start with rounds of their own, which leave places empty.
+  add("causal, groups", {{300, 300}, {300, 300}}, [&](Case& one) {
+    causal(one);
+    one.query_heads = 6, one.kv_heads = 2;
+    one.multiprocessors = 4;
+    one.l2_bytes = 300 * 1024;
+  });
   add("rising scores", {{70, 900}}, [](Case& one) { one.spread = 12; });
   add("f32 output", {{70, 200}}, [](Case& one) { one.f32_output = true; });
   add("f16", {{140, 260}}, [&](Case& one) {

@@ -91,13 +91,28 @@ cudaError_t make_map(CUtensorMap& map, const void* data, int64_t columns, int64_
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Fills in the sequences, in the order of their work and in bundles, and the number of tiles. `tokens` becomes the size
-// of the maps: rows of query, and the tokens of key and value to the end of the last sequence, so that no copy reads
-// past what the caller gave.
+// The size of the maps: rows of query, and the tokens of key and value to the end of the last sequence, so that no copy
+// reads past what the caller gave.
 struct Tokens {
   int64_t query = 0, key = 0, value = 0;
 };
-cudaError_t arrange(const nvb_attention_prefill_params& p, int rows_per_tile, Arguments& arguments, Tokens& tokens) {
+
+// KV pairs of a group: as many as fit L2 with their keys and values, and as many in each group where that can be.
+int group_pairs(int64_t pairs, int64_t kv_length, int64_t bytes_of_token, const nvb_launch& launch) {
+  // Some of L2 is left to queries and outputs.
+  const int64_t fitting =
+      std::max<int64_t>(1, int64_t{launch.l2_bytes} * 5 / 8 / std::max<int64_t>(1, kv_length * bytes_of_token));
+  const int64_t least = (pairs + fitting - 1) / fitting;
+  int64_t groups = least;
+  while (groups < 2 * least && pairs % groups != 0) ++groups;
+  if (pairs % groups != 0) groups = least;
+  return static_cast<int>(std::min<int64_t>((pairs + groups - 1) / groups, (1 << 24) - 1));
+}
+
+// Fills in the sequences, in the order of their work and in bundles, and the tiles; returns the number of blocks, 0
+// where there is nothing to do, or -1 where there are too many tiles.
+int arrange(const nvb_attention_prefill_params& p, int value_dim, int rows_per_tile, const nvb_launch& launch,
+            Arguments& arguments, Tokens& tokens) {
   nvb_attention_sequence sorted[NVB_ATTENTION_MAX_SEQUENCES];
   const auto end = std::copy_if(p.sequence, p.sequence + p.sequences, sorted,
                                 [](const nvb_attention_sequence& sequence) { return sequence.query_count > 0; });
@@ -106,8 +121,9 @@ cudaError_t arrange(const nvb_attention_prefill_params& p, int rows_per_tile, Ar
            static_cast<int64_t>(right.query_count) * right.kv_length;
   });
   const int sequences = static_cast<int>(end - sorted);
-  int64_t tiles = 0, last_count = 0;
-  arguments.bundles = 0;
+  const auto tiles_of = [&](int i) { return (int64_t{sorted[i].query_count} + rows_per_tile - 1) / rows_per_tile; };
+  int64_t work = 0;
+  bool is_one_bundle = true;
   for (int i = 0; i < sequences; ++i) {
     const nvb_attention_sequence& from = sorted[i];
     const int64_t key_start = from.kv_length == 0 ? 0 : from.kv_offset / p.key_token_stride;
@@ -117,26 +133,45 @@ cudaError_t arrange(const nvb_attention_prefill_params& p, int rows_per_tile, Ar
     tokens.query = std::max(tokens.query, int64_t{from.query_start} + from.query_count);
     tokens.key = std::max(tokens.key, key_start + from.kv_length);
     tokens.value = std::max(tokens.value, value_start + from.kv_length);
-    const int64_t count = (int64_t{from.query_count} + rows_per_tile - 1) / rows_per_tile;
-    if (count != last_count) arguments.bundle[arguments.bundles++] = {static_cast<int32_t>(tiles), i};
-    last_count = count;
-    tiles += count * p.query_heads;
-    // Indices of tiles go up to a round past the last.
-    if (tiles > INT32_MAX / 2) return cudaErrorInvalidValue;
+    work += tiles_of(i) * p.query_heads;
+    is_one_bundle = is_one_bundle && tiles_of(i) == tiles_of(0);
   }
-  arguments.bundle[arguments.bundles] = {static_cast<int32_t>(tiles), sequences};
+  const int blocks = static_cast<int>(std::min<int64_t>(work, std::max(1, launch.multiprocessors)));
+  // Empty places would cost more than they gain where groups are small or tiles equal.
+  const bool aligns = is_one_bundle && p.causal && (p.window == 0 || p.window > 2 * rows_per_tile);
+  arguments.group_alignment = 1;
+  int64_t tiles = 0;
+  arguments.bundles = 0;
+  for (int first = 0, next = 0; first < sequences; first = next) {
+    while (next < sequences && tiles_of(next) == tiles_of(first)) ++next;
+    const int64_t pairs = int64_t{next - first} * p.kv_heads;
+    const int of_group = group_pairs(pairs, sorted[first].kv_length, 2 * (p.head_dim + value_dim), launch);
+    const int64_t groups = (pairs + of_group - 1) / of_group;
+    int64_t group_tiles = tiles_of(first) * of_group * (p.query_heads / p.kv_heads);
+    if (aligns && group_tiles >= 2 * blocks && group_tiles <= INT32_MAX / 2) {
+      arguments.group_alignment = blocks;
+      group_tiles = round_up(static_cast<int>(group_tiles), blocks);
+    }
+    arguments.bundle[arguments.bundles++] = {static_cast<int32_t>(tiles), static_cast<uint32_t>(first),
+                                             static_cast<uint32_t>(of_group)};
+    // Without empty places the last group ends where its tiles do.
+    tiles += arguments.group_alignment == 1 ? tiles_of(first) * p.query_heads * (next - first) : groups * group_tiles;
+    // Indices of tiles go up to a round past the last.
+    if (tiles > INT32_MAX / 2) return -1;
+  }
+  arguments.bundle[arguments.bundles] = {static_cast<int32_t>(tiles), static_cast<uint32_t>(sequences), 0};
   arguments.tiles = static_cast<int32_t>(tiles);
-  return cudaSuccess;
+  return blocks;
 }
 
 template <typename T, typename Tile>
 cudaError_t launch_with(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
   Arguments arguments;
   Tokens tokens;
-  cudaError_t error = arrange(p, Tile::kRows, arguments, tokens);
-  if (error != cudaSuccess || arguments.tiles == 0) return error;
-  error = make_map(arguments.query, p.query, p.head_dim, tokens.query, p.query_heads, p.query_token_stride,
-                   p.query_head_stride, 64);
+  const int blocks = arrange(p, value_dim, Tile::kRows, launch, arguments, tokens);
+  if (blocks <= 0) return blocks == 0 ? cudaSuccess : cudaErrorInvalidValue;
+  cudaError_t error = make_map(arguments.query, p.query, p.head_dim, tokens.query, p.query_heads, p.query_token_stride,
+                               p.query_head_stride, 64);
   if (error != cudaSuccess) return error;
   // Without keys nothing is copied, and the maps only have to be maps.
   const bool empty = tokens.key == 0;
@@ -158,9 +193,7 @@ cudaError_t launch_with(const nvb_attention_prefill_params& p, int value_dim, co
   arguments.causal = p.causal;
   arguments.window = std::min(p.window, kMaxLength);
   arguments.output_is_f32 = p.output_dtype == NVB_F32;
-  // Some of L2 is left to queries and outputs.
-  arguments.tokens_in_l2 = static_cast<int32_t>(int64_t{launch.l2_bytes} * 5 / 8 / (2 * (p.head_dim + value_dim)));
-  return launch_tile<T, Tile>(arguments, std::min(arguments.tiles, std::max(1, launch.multiprocessors)), launch);
+  return launch_tile<T, Tile>(arguments, blocks, launch);
 }
 
 template <typename T>
