@@ -126,7 +126,7 @@ struct nvb_attention_decode_params {
 
 // How a prefill kernel divides its work.
 struct nvb_attention_prefill_shape {
-  int32_t rows;  // query rows of a block
+  int32_t rows;  // query rows of a block; 0: the kernel lays out its blocks itself
 };
 
 // How a decode kernel divides its work: what a plan is made from.

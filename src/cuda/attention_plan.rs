@@ -72,7 +72,7 @@ fn rows(executor: &CudaExecutor, operation: OperationKind) -> impl Iterator<Item
 pub(super) struct PrefillPlan {
     /// Of the table of kernels.
     pub row: i32,
-    /// Query rows of a block.
+    /// Query rows of a block; 0: the kernel lays out its blocks itself.
     pub rows: usize,
     /// Query heads whose keys and values fit L2 together, so that blocks which run side by side find them there.
     pub heads_per_group: i32,
@@ -102,6 +102,9 @@ impl PrefillPlan {
     /// number of blocks.
     pub fn arrange(&self, params: &mut PrefillParams, spans: &[SequenceSpan]) -> Result<i32> {
         params.set_sequences(spans);
+        if self.rows == 0 {
+            return Ok(0);
+        }
         let heads = params.query_heads;
         let sequences = params.sequences_mut();
         sequences.sort_unstable_by_key(|sequence| Reverse(sequence.work()));

@@ -51,7 +51,8 @@ const fn attention(name: &'static str, family: Family, limits: Limits, summary: 
         _ => OperationKind::AttentionDecode,
     };
     let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
-    Kernel { operation, ..kernel(name, family, FLOATS, encodings, limits, summary) }
+    let inputs = if limits.exact { HALVES } else { FLOATS };
+    Kernel { operation, ..kernel(name, family, inputs, encodings, limits, summary) }
 }
 
 pub const KERNELS: &[Kernel] = &[
@@ -185,6 +186,12 @@ pub const KERNELS: &[Kernel] = &[
         Family::AttentionPrefill,
         Limits::NONE,
         "Plain f32 arithmetic, 64 query rows a block.",
+    ),
+    attention(
+        "attention_prefill_wgmma",
+        Family::AttentionPrefill,
+        Limits { capability: 90, exact: true, ..VECTORS },
+        "On compute capability 9.0: warpgroups' tensor cores in turns, fed by bulk tensor copies; head_dim up to 256; by name alone.",
     ),
     attention(
         "attention_decode_short",

@@ -36,6 +36,7 @@ bool is_stride(int64_t stride) {
 // What a kernel or a map cannot express is refused; shapes and lengths were checked before.
 bool supports(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
   if (!is_hopper(launch) || tensor_map_encoder() == nullptr) return false;
+  if (p.placement.pages != nullptr || p.placement.ring_tokens != 0) return false;
   if ((p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) || p.query_dtype != p.kv_dtype ||
       (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
     return false;
