@@ -21,6 +21,16 @@ unsafe impl Send for KvView {}
 // SAFETY: as above.
 unsafe impl Sync for KvView {}
 
+impl KvView {
+    /// Where the key or value of a token and head of the sequence at `offset` starts, and how many tokens from this one on,
+    /// itself included, lie `token_stride` elements apart. Readers reach tokens by this alone.
+    #[inline]
+    pub fn run(&self, offset: usize, token: usize, head: usize) -> (*const c_void, usize) {
+        let element = offset + token * self.token_stride + head * self.head_stride;
+        (self.data.cast::<u8>().wrapping_add(element * self.dtype.size()).cast(), usize::MAX)
+    }
+}
+
 /// One layer's keys and values as executors see them.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheLayer {
