@@ -15,7 +15,7 @@ const LANES: usize = 16;
 ///
 /// # Safety
 /// The CPU has AVX-512 and AVX512-BF16; the operands are valid in their extents.
-pub unsafe fn run(product: Outer<f32>, rows: usize, vectors: usize) {
+pub unsafe fn run(product: Outer, rows: usize, vectors: usize) {
     let mut vector = 0;
     while vector < vectors {
         let part = Outer { b: product.b.add(vector * LANES), c: product.c.add(vector * LANES), ..product };
@@ -28,7 +28,7 @@ pub unsafe fn run(product: Outer<f32>, rows: usize, vectors: usize) {
 }
 
 #[inline(always)]
-unsafe fn rows_of<const VECTORS: usize>(part: Outer<f32>, rows: usize) -> usize {
+unsafe fn rows_of<const VECTORS: usize>(part: Outer, rows: usize) -> usize {
     match rows {
         1 => tile::<1, VECTORS>(part),
         2 => tile::<2, VECTORS>(part),
@@ -47,7 +47,7 @@ unsafe fn pairs(bits: __m512) -> __m512bh {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn tile<const ROWS: usize, const VECTORS: usize>(tile: Outer<f32>) {
+unsafe fn tile<const ROWS: usize, const VECTORS: usize>(tile: Outer) {
     let Outer { a, a_stride, b, b_stride, k, c, c_stride, accumulate } = tile;
     let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
     for k in 0..k {

@@ -1,6 +1,6 @@
 //! Attention of one query row a sequence: the time is that of reading the cache once.
 //!
-//! The keys of a sequence are cut into chunks at multiples of [`CHUNK`]. A chunk gives, for each query head of a group, the
+//! The keys of a sequence are cut into chunks (`chunks`). A chunk gives, for each query head of a group, the
 //! shift of its weights, their sum and the weighted values; chunks are merged in their order. With many sequences a task
 //! does all chunks of one key/value head; with few, all chunks of the call are one list that is cut into equal tasks, however
 //! long the sequences are, and the merge follows. Both ways compute the same.
@@ -8,10 +8,10 @@
 //! Within a chunk a few keys at a time meet the queries and then their values the weights, so that keys and values stream
 //! from memory side by side; both ask for the cache lines [`AHEAD`] of them.
 
+use super::chunks::{check, Call, Tokens, CHUNK};
+use super::lse_of;
 use super::softmax::{finish, RunningSoftmax, Scores};
 use super::values::{self, Values};
-use super::{addresses, lse_of};
-use crate::allocation::gathered;
 use crate::cpu::dot_tile::{DotTile, COLUMNS};
 use crate::cpu::row::{integers, vectors, Row};
 use crate::cpu::threads::{Scratch, Threads};
@@ -23,8 +23,6 @@ use half::bf16;
 use std::ops::Range;
 use std::ptr::null;
 
-/// Keys of a chunk.
-const CHUNK: usize = 256;
 /// Keys between two turns of keys and values: about as many bytes, in whole vectors of any level.
 const STEP_BYTES: usize = 4096;
 const MIN_STEP: usize = 16;
@@ -33,8 +31,10 @@ const MAX_STEP: usize = 64;
 const AHEAD: usize = 8192;
 /// Query heads computed at a time: what the scratch holds at the largest head_dim.
 const MAX_HEADS: usize = 48;
-/// Tasks a thread, so that threads that run at different speeds end together.
+/// Tasks a thread, so that threads that run at different speeds end together, of so many bytes of the cache at least: a task's
+/// first lines are asked for by nobody before it needs them.
 const TASKS: usize = 4;
+const TASK_BYTES: usize = 256 * 1024;
 /// Floats of partial results up to which their merge is not worth waking threads for.
 const QUICK_MERGE: usize = 32 * 1024;
 
@@ -64,7 +64,9 @@ pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>)
         workspace.resize(needed, 0.0);
     }
     let partials = Partials(workspace.as_mut_ptr());
-    let tasks = chunks.min(TASKS * threads.count());
+    let chunk_bytes = CHUNK * (op.config.head_dim + call.value_dim()) * op.cache.dtype.size();
+    let enough = (chunks * chunk_bytes / TASK_BYTES).clamp(threads.count(), TASKS * threads.count());
+    let tasks = chunks.min(enough);
     threads.run(tasks, |task, scratch| {
         let work = Work::Chunks(task * chunks / tasks..(task + 1) * chunks / tasks, partials);
         // SAFETY: as above; each chunk has its own part of the workspace.
@@ -88,108 +90,6 @@ struct Partials(*mut f32);
 unsafe impl Sync for Partials {}
 // SAFETY: as above.
 unsafe impl Send for Partials {}
-
-/// One row of the call.
-struct Sequence {
-    row: usize,
-    slot: usize,
-    /// The keys that it sees.
-    keys: Range<usize>,
-    /// The number of its first chunk among all chunks of the call, which run by sequence, then by key/value head.
-    first_chunk: usize,
-}
-
-impl Sequence {
-    fn chunks(&self) -> Range<usize> {
-        self.keys.start / CHUNK..self.keys.end.div_ceil(CHUNK)
-    }
-}
-
-fn check(op: &AttentionDecode) -> Result<Vec<Sequence>> {
-    // SAFETY: validated tensors of one integer a row.
-    let (positions, slots) = unsafe { (integers(&op.positions), op.slots.as_ref().map(|slots| integers(slots))) };
-    let mut first_chunk = 0;
-    let sequences = (0..op.query.tokens).map(|row| {
-        let context = |error: Error| error.context(format_args!("row {row}"));
-        let position = op.cache.check_position(positions[row]).map_err(context)?;
-        if position >= op.max_kv_length {
-            return Err(Error::invalid(format!(
-                "row {row}: position {position}; max_kv_length is {}",
-                op.max_kv_length
-            ))
-            .with_limit(position as u64, op.max_kv_length as u64));
-        }
-        let slot = op.cache.check_slot(slots.map_or(row as i32, |slots| slots[row])).map_err(context)?;
-        let (begin, end) = op.config.visible(position, position + 1);
-        let sequence = Sequence { row, slot, keys: begin..end, first_chunk };
-        first_chunk += sequence.chunks().len() * op.config.kv_heads;
-        Ok(sequence)
-    });
-    gathered(sequences, "the rows of a decode")
-}
-
-struct Call<'a> {
-    op: &'a AttentionDecode,
-    sequences: &'a [Sequence],
-    scores: Scores,
-}
-
-impl Call<'_> {
-    fn chunks(&self) -> usize {
-        let kv_heads = self.op.config.kv_heads;
-        self.sequences.last().map_or(0, |last| last.first_chunk + last.chunks().len() * kv_heads)
-    }
-
-    /// Sequence and key/value head.
-    fn unit(&self, unit: usize) -> (&Sequence, usize) {
-        (&self.sequences[unit / self.op.config.kv_heads], unit % self.op.config.kv_heads)
-    }
-
-    fn chunks_of(&self, unit: usize) -> Range<usize> {
-        let (sequence, kv_head) = self.unit(unit);
-        let count = sequence.chunks().len();
-        let first = sequence.first_chunk + kv_head * count;
-        first..first + count
-    }
-
-    /// Whose chunk that is. Every sequence has one at least, since it sees its own token.
-    fn unit_of(&self, chunk: usize) -> usize {
-        let sequence = self.sequences.partition_point(|sequence| sequence.first_chunk <= chunk) - 1;
-        let Sequence { first_chunk, .. } = self.sequences[sequence];
-        sequence * self.op.config.kv_heads + (chunk - first_chunk) / self.sequences[sequence].chunks().len()
-    }
-
-    fn value_dim(&self) -> usize {
-        self.op.config.head_dim
-    }
-
-    /// A chunk's result for one query head: the shift, the sum of weights (and padding), the weighted values.
-    fn stride(&self) -> usize {
-        16 + self.value_dim().next_multiple_of(16)
-    }
-
-    fn group_floats(&self) -> usize {
-        self.op.config.group() * self.stride()
-    }
-
-    /// Where the tokens of a chunk are.
-    fn tokens(&self, chunk: usize, unit: usize, to: &mut Tokens) {
-        let (op, (sequence, kv_head)) = (self.op, self.unit(unit));
-        let number = sequence.chunks().start + chunk - self.chunks_of(unit).start;
-        let begin = (number * CHUNK).max(sequence.keys.start);
-        to.count = sequence.keys.end.min((number + 1) * CHUNK) - begin;
-        let offset = sequence.slot * op.cache.slot_stride;
-        addresses(&op.cache.key_view(), offset, begin, kv_head, &mut to.key[..to.count]);
-        addresses(&op.cache.value_view(), offset, begin, kv_head, &mut to.value[..to.count]);
-    }
-}
-
-/// Where the keys and values of a chunk start.
-struct Tokens {
-    key: [*const u8; CHUNK],
-    value: [*const u8; CHUNK],
-    count: usize,
-}
 
 enum Work {
     /// Every chunk of a unit, their merge and the output.

@@ -1,6 +1,7 @@
 //! Attention on the CPU: [`prefill`] in tiles with the softmax carried from tile to tile, [`decode`] at the speed at
 //! which the cache is read. What both share is a row's running softmax.
 
+mod chunks;
 pub mod decode;
 mod operands;
 pub mod prefill;

@@ -34,7 +34,7 @@ pub trait Operands {
     unsafe fn values<S: Simd>(tokens: &Tokens, dim: usize, width: usize, to: *mut f32);
     /// Weights, [rows, KEYS] in f32, as the left operand of the second product: its address and the cells of a row.
     unsafe fn weights<S: Simd>(rows: usize, keys: usize, from: *mut f32, to: *mut f32) -> (*const f32, usize);
-    unsafe fn product<S: Simd>(product: Outer<f32>, rows: usize, vectors: usize);
+    unsafe fn product<S: Simd>(product: Outer, rows: usize, vectors: usize);
 }
 
 pub struct Wide;
@@ -73,7 +73,7 @@ impl Operands for Wide {
     }
 
     #[inline(always)]
-    unsafe fn product<S: Simd>(product: Outer<f32>, rows: usize, vectors: usize) {
+    unsafe fn product<S: Simd>(product: Outer, rows: usize, vectors: usize) {
         product.run::<S>(rows, vectors);
     }
 }
@@ -154,7 +154,7 @@ mod pairs {
         }
 
         #[inline(always)]
-        unsafe fn product<S: Simd>(product: Outer<f32>, rows: usize, vectors: usize) {
+        unsafe fn product<S: Simd>(product: Outer, rows: usize, vectors: usize) {
             bf16_outer_tile::run(product, rows, vectors);
         }
     }

@@ -1,9 +1,9 @@
 //! A row's softmax, carried from tile to tile.
 //!
 //! Weights are powers of 2: with c = scale · log₂e the weight of a score s is 2^(c·s − shift), one fused step and the power.
-//! `shift` is c times the largest score of some tile, rounded; the same rounded number stands in every weight of the row, so that its
-//! rounding cancels. A score may stand up to [`SLACK`] above the shift before the shift follows it: most tiles then rescale
-//! nothing, and the branch is foreseen.
+//! `shift` is c times the largest score of some tile, rounded; the same rounded number stands in every weight of the row, so
+//! that its rounding cancels. A score may stand up to [`SLACK`] above the shift before the shift follows it: most tiles then
+//! rescale nothing, and the branch is foreseen.
 
 use super::super::row::{vectors, Row};
 use crate::operation::attention::AttentionConfig;
@@ -17,18 +17,19 @@ const SLACK: f32 = 8.0;
 /// What turns products into exponents.
 #[derive(Clone, Copy)]
 pub struct Scores {
-    /// Multiplies the products before the cap; unused without one.
+    /// Multiplies the products in a step of its own: before a cap, and where it is below 0, since the largest product is then not
+    /// the largest score. 1: no such step.
     scale: f32,
     soft_cap: f32,
-    /// Multiplies scores: log₂e, and the scale where there is no cap.
+    /// Multiplies what the step leaves; above 0.
     factor: f32,
 }
 
 impl Scores {
     pub fn new(config: &AttentionConfig) -> Scores {
-        let scale = if config.soft_cap > 0.0 { 1.0 } else { f64::from(config.scale) };
-        let factor = (scale * std::f64::consts::LOG2_E) as f32;
-        Scores { scale: config.scale, soft_cap: config.soft_cap, factor }
+        let apart = config.soft_cap > 0.0 || config.scale < 0.0;
+        let (scale, rest) = if apart { (config.scale, 1.0) } else { (1.0, f64::from(config.scale)) };
+        Scores { scale, soft_cap: config.soft_cap, factor: (rest * std::f64::consts::LOG2_E) as f32 }
     }
 }
 
@@ -52,12 +53,12 @@ impl RunningSoftmax {
         let lowest = S::splat(f32::NEG_INFINITY);
         let masked = visible.start > 0 || visible.end < keys.next_multiple_of(S::LANES);
         let mut max = lowest;
-        if masked || scores.soft_cap > 0.0 {
+        if masked || scores.scale != 1.0 || scores.soft_cap > 0.0 {
             let (begin, end) = (visible.start as f32, visible.end as f32);
             for at in (0..keys).step_by(S::LANES) {
-                let mut score = S::load(row.add(at));
+                let mut score = S::mul(S::load(row.add(at)), S::splat(scores.scale));
                 if scores.soft_cap > 0.0 {
-                    score = math::soft_cap::<S>(S::mul(score, S::splat(scores.scale)), scores.soft_cap);
+                    score = math::soft_cap::<S>(score, scores.soft_cap);
                 }
                 if masked {
                     let number = S::add(S::lane_numbers(), S::splat(at as f32));
