@@ -77,6 +77,7 @@ def sections(threads):
         "prefill": lambda c: (partial(attention.prefill_case, c, 1, length, heads, kv_heads, d, True)
                               for length, heads, kv_heads, d in ((128, 4, 1, 256), (1024, 4, 1, 256), (1024, 8, 2, 128))),
         "decode": lambda c: attention.decode(c, ((256, 4, 1), (64, 8, 8)), ((1, 1024), (4, 4096))),
+        "attention": lambda c: attention.grouped(c, (64, 128), (1024, 8192), 512, 8, 2),
         "rms_norm": lambda c: rms_norm.rms_norm(c, (1, 128)),
         "rope": lambda c: rope.rope(c, (1, 128)),
         "embedding": lambda c: embedding.embedding(c, (1, 128)),
@@ -95,6 +96,7 @@ def arguments():
     parser.add_argument("sections", nargs="*", metavar="section", help=f"of {', '.join(names)}; all if none is named")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()), help="of both sides (%(default)s)")
     parser.add_argument("--seconds", type=float, default=540, help="start no case after this time (%(default)s)")
+    parser.add_argument("--samples", type=int, default=timing.SAMPLES, help="of each side (%(default)s)")
     parser.add_argument("--library", help="libnvbackend.so; else NVB_LIBRARY, else the newest build")
     parser.add_argument("--output", default=str(record.RESULTS), help="folder of the record (%(default)s)")
     parsed = parser.parse_args()
@@ -112,6 +114,11 @@ def main():
     versions = {"nvbackend": backend.version(), "PyTorch": torch.__version__, "processor": record.cpu_name(),
                 "threads": str(options.threads)}
     log = record.Record("operations", "cpu", versions, options.output)
+    if options.samples != timing.SAMPLES:
+        log.note(f"Medians of {options.samples} samples.")
+        timing.SAMPLES = options.samples
+    if os.sched_getscheduler(0) == os.SCHED_RR:
+        log.note("Other programs ran meanwhile; this one had real-time priority (SCHED_RR).")
     chosen = {name: section for name, section in sections(options.threads).items() if name in options.sections or not options.sections}
     return run(chosen, context, log, options.seconds, whole=not options.sections)
 

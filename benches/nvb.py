@@ -258,6 +258,14 @@ class Backend(Handle):
         arguments = AttentionPrefillArgs(query_starts=starts, sequence_count=len(query_starts) - 1, key_starts=keys, **tensors)
         return self.prepare("nvb_attention_prefill", attention, arguments, (starts, keys, tensors))
 
+    def attention_chunk(self, attention, cache, query_starts, slots, kv_lengths, layer=0, **tensors):
+        """Prepares a prefill of query rows that are the last of their sequences in the slots of `cache`."""
+        arrays = [int32_array(values) for values in (query_starts, slots, kv_lengths)]
+        arguments = AttentionPrefillArgs(
+            query_starts=arrays[0], sequence_count=len(slots), cache=cache.pointer, slots=arrays[1], kv_lengths=arrays[2], layer=layer,
+            **tensors)
+        return self.prepare("nvb_attention_prefill", attention, arguments, (cache, arrays, tensors))
+
     def attention_decode(self, attention, cache, **arguments):
         """Prepares a decode step of one query row for each sequence of `cache`."""
         return self.prepare("nvb_attention_decode", attention, AttentionDecodeArgs(cache=cache.pointer, **arguments), (cache, arguments))

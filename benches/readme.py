@@ -30,6 +30,7 @@ PEERS = {
     "PyTorch _grouped_mm, BF16 weights": "PyTorch, BF16 weights",
     "PyTorch _scaled_mm of codes, fast accumulation": "PyTorch (cuBLASLt)",
     "PyTorch SDPA": "PyTorch",
+    "PyTorch SDPA, tokens before heads": "PyTorch",
     "PyTorch SDPA cuDNN": "cuDNN",
     "PyTorch SDPA cuDNN, tokens before heads": "cuDNN",
     "PyTorch SDPA flash": "FlashAttention 2",

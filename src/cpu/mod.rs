@@ -7,6 +7,8 @@ mod activation;
 pub mod argmax;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
+mod bf16_outer_tile;
+#[cfg(target_arch = "x86_64")]
 mod bf16_tile;
 mod dequantize;
 mod device;

@@ -4,16 +4,16 @@
 
 #![allow(clippy::needless_range_loop)] // The indices are a tile's coordinates in several arrays at once.
 
-use crate::simd::{Kernel, Simd, VectorElement};
+use crate::simd::{Kernel, Simd};
 
 /// The operands of one product.
 #[derive(Clone, Copy)]
-pub struct Outer<B> {
+pub struct Outer {
     /// [rows, k]
     pub a: *const f32,
     pub a_stride: usize,
     /// [k, vectors · LANES]
-    pub b: *const B,
+    pub b: *const f32,
     pub b_stride: usize,
     pub k: usize,
     /// [rows, vectors · LANES]
@@ -23,7 +23,7 @@ pub struct Outer<B> {
     pub accumulate: bool,
 }
 
-impl<B: VectorElement> Outer<B> {
+impl Outer {
     /// Computes all of C, which has at most `S::OUTER_ROWS` rows.
     ///
     /// # Safety
@@ -49,19 +49,19 @@ impl<B: VectorElement> Outer<B> {
     #[inline(always)]
     unsafe fn rows<S: Simd, const VECTORS: usize>(self, rows: usize) {
         match rows {
-            1 => S::call(Tile::<B, 1, VECTORS>(self)),
-            2 => S::call(Tile::<B, 2, VECTORS>(self)),
-            3 => S::call(Tile::<B, 3, VECTORS>(self)),
-            4 => S::call(Tile::<B, 4, VECTORS>(self)),
-            5 => S::call(Tile::<B, 5, VECTORS>(self)),
-            _ => S::call(Tile::<B, 6, VECTORS>(self)),
+            1 => S::call(Tile::<1, VECTORS>(self)),
+            2 => S::call(Tile::<2, VECTORS>(self)),
+            3 => S::call(Tile::<3, VECTORS>(self)),
+            4 => S::call(Tile::<4, VECTORS>(self)),
+            5 => S::call(Tile::<5, VECTORS>(self)),
+            _ => S::call(Tile::<6, VECTORS>(self)),
         }
     }
 }
 
-struct Tile<B, const ROWS: usize, const VECTORS: usize>(Outer<B>);
+struct Tile<const ROWS: usize, const VECTORS: usize>(Outer);
 
-impl<B: VectorElement, const ROWS: usize, const VECTORS: usize> Kernel for Tile<B, ROWS, VECTORS> {
+impl<const ROWS: usize, const VECTORS: usize> Kernel for Tile<ROWS, VECTORS> {
     type Output = ();
 
     #[inline(always)]
@@ -75,7 +75,7 @@ impl<B: VectorElement, const ROWS: usize, const VECTORS: usize> Kernel for Tile<
         for k in 0..k {
             let mut row = [S::zero(); VECTORS];
             for j in 0..VECTORS {
-                row[j] = B::load::<S>(b.add(k * b_stride + j * S::LANES));
+                row[j] = S::load(b.add(k * b_stride + j * S::LANES));
             }
             for i in 0..ROWS {
                 let factor = S::splat(*a.add(i * a_stride + k));

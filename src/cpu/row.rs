@@ -31,6 +31,11 @@ impl Row {
         Row { data: data.cast(), dtype }
     }
 
+    /// Of its first element.
+    pub fn address(self) -> *const u8 {
+        self.data
+    }
+
     /// This row from the element `count` on.
     #[inline(always)]
     pub fn skip(self, count: usize) -> Row {

@@ -24,6 +24,22 @@ pub unsafe fn exp<S: Simd>(x: S::Vector) -> S::Vector {
     S::scale_by_power(p, n)
 }
 
+/// 2^x for x ≤ 127, within about 1e-7 of the value, and 1 at 0; 0 below −151. The polynomial is the minimax one of the relative
+/// error on −1/2 … 1/2, found by the exchange algorithm. It takes three operations fewer than [`exp`].
+#[inline(always)]
+pub unsafe fn exp2<S: Simd>(x: S::Vector) -> S::Vector {
+    let x = S::max(S::splat(-160.0), x);
+    let n = S::round(x);
+    let r = S::sub(x, n);
+    let p = S::fma(S::splat(1.534_581_2e-4), r, S::splat(1.339_993_1e-3));
+    let p = S::fma(p, r, S::splat(9.618_489e-3));
+    let p = S::fma(p, r, S::splat(5.550_328_6e-2));
+    let p = S::fma(p, r, S::splat(2.402_264_6e-1));
+    let p = S::fma(p, r, S::splat(std::f32::consts::LN_2));
+    let p = S::fma(p, r, S::splat(1.0));
+    S::scale_by_power(p, n)
+}
+
 /// tanh x, within about 2e-7 of the value, relatively, also near 0.
 #[inline(always)]
 pub unsafe fn tanh<S: Simd>(x: S::Vector) -> S::Vector {
@@ -137,6 +153,7 @@ mod tests {
                     1 => tanh::<S>(x),
                     2 => silu::<S>(x),
                     3 => gelu_tanh::<S>(x),
+                    5 => exp2::<S>(S::min(S::splat(127.0), x)),
                     _ => gelu_erf::<S>(x),
                 };
                 S::store(chunk.as_mut_ptr(), y);
@@ -162,6 +179,7 @@ mod tests {
             0 => x.exp(),
             1 => x.tanh(),
             2 => x / (1.0 + (-x).exp()),
+            5 => x.min(127.0).exp2(),
             3 => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
             _ => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
         }
@@ -171,14 +189,14 @@ mod tests {
     fn functions_match_f64_at_every_level() {
         let xs: Vec<f32> = (-3200..3200).map(|i| i as f32 * 0.0271).chain((0..160).map(|i| i as f32 * 1e-4)).collect();
         for level in Level::supported() {
-            for function in 0..5 {
+            for function in 0..6 {
                 let mut ys = xs.clone();
                 // SAFETY: the level is supported; the kernel reads and writes within its slice.
                 unsafe { level.run(Apply { function, values: &mut ys }) };
                 for (&x, &y) in xs.iter().zip(&ys) {
                     let expected = exact(function, f64::from(x));
                     let bound = match function {
-                        0 | 1 => 2.5e-7 * expected.abs() + 1e-45,
+                        0 | 1 | 5 => 2.5e-7 * expected.abs() + 1e-45,
                         // Far below 0 the exponent's own rounding grows with it; the values there are tiny.
                         _ => 3e-7 * f64::from(x.abs()),
                     };
@@ -225,7 +243,14 @@ mod tests {
     fn infinities_and_nan() {
         let inputs = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0];
         let inf = f32::INFINITY;
-        let outputs = [[inf, 0.0, 1.0], [1.0, -1.0, 0.0], [inf, 0.0, 0.0], [inf, 0.0, 0.0], [inf, 0.0, 0.0]];
+        let outputs = [
+            [inf, 0.0, 1.0],
+            [1.0, -1.0, 0.0],
+            [inf, 0.0, 0.0],
+            [inf, 0.0, 0.0],
+            [inf, 0.0, 0.0],
+            [127f32.exp2(), 0.0, 1.0],
+        ];
         for level in Level::supported() {
             for (function, [up, down, zero]) in outputs.into_iter().enumerate() {
                 let mut values = [0f32; 16];

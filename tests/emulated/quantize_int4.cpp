@@ -1,5 +1,5 @@
-// The kernel that quantises to Int4 gives the codes, scales and zero points of the CPU executor, bit for bit: run lane by
-// lane on the CPU (warp.h), and compared by the values that they stand for.
+// The kernel that quantises to Int4 gives the codes, scales and zero points of the CPU executor, bit for bit: run lane
+// by lane on the CPU (warp.h), and compared by the values that they stand for.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <nvbackend.h>

@@ -1,48 +1,61 @@
 //! Attention of one query row a sequence: the time is that of reading the cache once.
 //!
-//! The keys of a sequence are cut into chunks of fixed size. A chunk gives, for each query head of a group, the largest
-//! score, the sum of weights and the weighted values; chunks are merged in their order. With many sequences a task does
-//! all chunks of one; with few, chunks are tasks of their own and the merge follows. Both ways compute the same.
+//! The keys of a sequence are cut into chunks (`chunks`). A chunk gives, for each query head of a group, the
+//! shift of its weights, their sum and the weighted values; chunks are merged in their order. With many sequences a task
+//! does all chunks of one key/value head; with few, all chunks of the call are one list that is cut into equal tasks, however
+//! long the sequences are, and the merge follows. Both ways compute the same.
+//!
+//! Within a chunk a few keys at a time meet the queries and then their values the weights, so that keys and values stream
+//! from memory side by side; both ask for the cache lines [`AHEAD`] of them.
 
-use super::{finish, lse_of, RunningSoftmax};
-use crate::allocation::gathered;
+use super::chunks::{check, Call, Tokens, CHUNK};
+use super::lse_of;
+use super::softmax::{finish, RunningSoftmax, Scores};
+use super::values::{self, Values};
 use crate::cpu::dot_tile::{DotTile, COLUMNS};
-use crate::cpu::outer_tile::Outer;
 use crate::cpu::row::{integers, vectors, Row};
 use crate::cpu::threads::{Scratch, Threads};
 use crate::error::{Error, Result, Status};
 use crate::operation::attention::{AttentionDecode, SequenceSpan};
 use crate::simd::{dispatch, math, with_float, Kernel, Simd, VectorElement};
-use crate::tensor::KvView;
+use crate::tensor::DType;
+use half::bf16;
 use std::ops::Range;
+use std::ptr::null;
 
-/// Keys of a chunk.
-const CHUNK: usize = 256;
-/// Keys whose values are summed in registers before they join the chunk's.
-const VALUE_KEYS: usize = 64;
-/// How far ahead of the products keys are asked for, in bytes.
-const AHEAD: usize = 2048;
+/// Keys between two turns of keys and values: about as many bytes, in whole vectors of any level.
+const STEP_BYTES: usize = 4096;
+const MIN_STEP: usize = 16;
+const MAX_STEP: usize = 64;
+/// How far ahead keys and values are asked for, in bytes: two steps.
+const AHEAD: usize = 8192;
 /// Query heads computed at a time: what the scratch holds at the largest head_dim.
 const MAX_HEADS: usize = 48;
+/// Tasks a thread, so that threads that run at different speeds end together, of so many bytes of the cache at least: a task's
+/// first lines are asked for by nobody before it needs them.
+const TASKS: usize = 4;
+const TASK_BYTES: usize = 256 * 1024;
+/// Floats of partial results up to which their merge is not worth waking threads for.
+const QUICK_MERGE: usize = 32 * 1024;
 
 /// `workspace` is grown as needed and reused. An error names the first row whose sequence, position or page is out of range.
 pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>) -> Result<()> {
-    let rows = op.query.tokens;
-    let sequences = check(op, rows)?;
+    let sequences = check(op)?;
     let kv_heads = op.config.kv_heads;
-    let units = rows * kv_heads;
-    let chunks = op.max_kv_length.div_ceil(CHUNK);
-    if chunks == 1 || units >= 2 * threads.count() {
+    let units = sequences.len() * kv_heads;
+    let call = Call { op, sequences: &sequences, scores: Scores::new(&op.config) };
+    let chunks = call.chunks();
+    if units >= TASKS * threads.count() || chunks <= units {
         threads.run(units, |unit, scratch| {
-            let (sequence, kv_head) = (&sequences[unit / kv_heads], unit % kv_heads);
+            let work = Work::Whole(unit);
             // SAFETY: the descriptor is validated and sequences and positions are within the cache; tasks write
             // different rows and heads.
-            unsafe { dispatch(Unit { op, sequence, kv_head, work: Work::Whole, scratch }) }
+            unsafe { dispatch(Task { call: &call, work, scratch }) }
         });
         return Ok(());
     }
-    let group_floats = op.config.group() * partial_floats(op.config.head_dim);
-    let needed = units * chunks * group_floats;
+    let group_floats = call.group_floats();
+    let needed = chunks * group_floats;
     if workspace.len() < needed {
         workspace.try_reserve(needed - workspace.len()).map_err(|_| {
             Error::new(Status::OutOfMemory, "attention_decode: no memory for the chunks' results")
@@ -51,112 +64,75 @@ pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>)
         workspace.resize(needed, 0.0);
     }
     let partials = Partials(workspace.as_mut_ptr());
-    threads.run(units * chunks, |task, scratch| {
-        let (unit, chunk) = (task / chunks, task % chunks);
-        let (sequence, kv_head) = (&sequences[unit / kv_heads], unit % kv_heads);
-        let partials = partials.at(task * group_floats);
-        // SAFETY: as above; each task has its own part of the workspace.
-        unsafe { dispatch(Unit { op, sequence, kv_head, work: Work::Chunk(chunk, partials), scratch }) }
+    let chunk_bytes = CHUNK * (op.config.head_dim + call.value_dim()) * op.cache.dtype.size();
+    let enough = (chunks * chunk_bytes / TASK_BYTES).clamp(threads.count(), TASKS * threads.count());
+    let tasks = chunks.min(enough);
+    threads.run(tasks, |task, scratch| {
+        let work = Work::Chunks(task * chunks / tasks..(task + 1) * chunks / tasks, partials);
+        // SAFETY: as above; each chunk has its own part of the workspace.
+        unsafe { dispatch(Task { call: &call, work, scratch }) }
     });
-    threads.run(units, |unit, scratch| {
-        let (sequence, kv_head) = (&sequences[unit / kv_heads], unit % kv_heads);
-        let partials = partials.at(unit * chunks * group_floats);
-        // SAFETY: as above.
-        unsafe { dispatch(Unit { op, sequence, kv_head, work: Work::Merge(partials), scratch }) }
+    let tasks = if needed <= QUICK_MERGE { 1 } else { units };
+    threads.run(tasks, |task, scratch| {
+        for unit in task * units / tasks..(task + 1) * units / tasks {
+            // SAFETY: as above.
+            unsafe { dispatch(Task { call: &call, work: Work::Merge(unit, partials), scratch }) }
+        }
     });
     Ok(())
 }
 
+/// Every chunk's partial results, each [group, stride].
 #[derive(Clone, Copy)]
 struct Partials(*mut f32);
 
 // SAFETY: an address of the workspace, whose parts different tasks use.
 unsafe impl Sync for Partials {}
+// SAFETY: as above.
+unsafe impl Send for Partials {}
 
-impl Partials {
-    fn at(&self, offset: usize) -> *mut f32 {
-        self.0.wrapping_add(offset)
-    }
+enum Work {
+    /// Every chunk of a unit, their merge and the output.
+    Whole(usize),
+    /// Some chunks' partial results.
+    Chunks(Range<usize>, Partials),
+    /// The merge of a unit's partial results, and the output.
+    Merge(usize, Partials),
 }
 
-/// One row of the call.
-struct Sequence {
-    row: usize,
-    /// Where the cache has its tokens.
-    origin: usize,
-    /// The keys that it sees.
-    keys: Range<usize>,
-}
-
-fn check(op: &AttentionDecode, rows: usize) -> Result<Vec<Sequence>> {
-    // SAFETY: validated tensors of one integer a row.
-    let (positions, places) = unsafe { (integers(&op.positions), op.sequences.as_ref().map(|all| integers(all))) };
-    let sequences = (0..rows).map(|row| {
-        let context = |error: Error| error.context(format_args!("row {row}"));
-        let position = op.cache.check_position(positions[row]).map_err(context)?;
-        if position >= op.max_kv_length {
-            return Err(Error::invalid(format!(
-                "row {row}: position {position}; max_kv_length is {}",
-                op.max_kv_length
-            ))
-            .with_limit(position as u64, op.max_kv_length as u64));
-        }
-        let sequence = op.cache.check_sequence(places.map_or(row as i32, |places| places[row])).map_err(context)?;
-        let (begin, end) = op.config.visible(position, position + 1);
-        let origin = op.cache.origin(sequence);
-        // SAFETY: on the CPU a table is in host memory; sequence and positions are within it.
-        unsafe { op.cache.key_view().check_pages(origin, begin..end) }.map_err(context)?;
-        Ok(Sequence { row, origin, keys: begin..end })
-    });
-    gathered(sequences, "the rows of a decode")
-}
-
-/// A chunk's result for one query head: the maximum, the sum of weights (and padding), the weighted values.
-fn partial_floats(head_dim: usize) -> usize {
-    16 + head_dim.next_multiple_of(16)
-}
-
-struct Unit<'a> {
-    op: &'a AttentionDecode,
-    sequence: &'a Sequence,
-    kv_head: usize,
+struct Task<'a> {
+    call: &'a Call<'a>,
     work: Work,
     scratch: &'a mut Scratch,
 }
 
-#[derive(Clone, Copy)]
-enum Work {
-    /// Every chunk, the merge and the output.
-    Whole,
-    /// One chunk's partial results of every head of the group.
-    Chunk(usize, *mut f32),
-    /// The merge of all chunks' partial results, and the output.
-    Merge(*const f32),
-}
-
-impl Kernel for Unit<'_> {
+impl Kernel for Task<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Unit { op, sequence, kv_head, work, scratch } = self;
-        let group = op.config.group();
+        let Task { call, work, scratch } = self;
+        let group = call.op.config.group();
         for first in (0..group).step_by(MAX_HEADS) {
-            let heads = kv_head * group + first..kv_head * group + (first + MAX_HEADS).min(group);
-            Heads::new(op, sequence, kv_head, heads, scratch).run::<S>(work, first);
+            Heads::new::<S>(call, first..(first + MAX_HEADS).min(group), scratch).run::<S>(&work);
         }
     }
 }
 
-/// Some query heads that share a key/value head, and their working memory.
+/// Some query heads of every group, and their working memory.
 struct Heads<'a> {
+    call: &'a Call<'a>,
     op: &'a AttentionDecode,
-    sequence: &'a Sequence,
-    kv_head: usize,
+    /// Within the group.
     heads: Range<usize>,
-    /// [heads, stride], scaled
+    dim: usize,
+    value_dim: usize,
+    /// Whether the queries stay BF16 for the CPU's own products.
+    pairs: bool,
+    /// [heads, query_stride]
     query: *mut f32,
-    /// [heads, CHUNK]
+    query_stride: usize,
+    /// [heads, MAX_STEP]
     scores: *mut f32,
     /// A chunk's partial results, [heads, stride]
     partial: *mut f32,
@@ -166,65 +142,87 @@ struct Heads<'a> {
 }
 
 impl<'a> Heads<'a> {
-    fn new(
-        op: &'a AttentionDecode,
-        sequence: &'a Sequence,
-        kv_head: usize,
-        heads: Range<usize>,
-        scratch: &mut Scratch,
-    ) -> Heads<'a> {
-        let stride = partial_floats(op.config.head_dim);
-        let (query, rest) = scratch.floats().split_at_mut(heads.len() * stride);
-        let (scores, rest) = rest.split_at_mut(heads.len() * CHUNK);
+    fn new<S: Simd>(call: &'a Call<'a>, heads: Range<usize>, scratch: &mut Scratch) -> Heads<'a> {
+        let (dim, stride) = (call.op.config.head_dim, call.stride());
+        let query_stride = dim.next_multiple_of(16);
+        let (query, rest) = scratch.floats().split_at_mut(heads.len() * query_stride);
+        let (scores, rest) = rest.split_at_mut(heads.len() * MAX_STEP);
         let (partial, rest) = rest.split_at_mut(heads.len() * stride);
         let (query, scores, partial, merged) =
             (query.as_mut_ptr(), scores.as_mut_ptr(), partial.as_mut_ptr(), rest.as_mut_ptr());
-        Heads { op, sequence, kv_head, heads, query, scores, partial, merged, stride }
+        let op = call.op;
+        let pairs = super::multiplies_bf16::<S>() && op.query.dtype == DType::Bf16 && op.cache.dtype == DType::Bf16;
+        let value_dim = call.value_dim();
+        Heads { call, op, heads, dim, value_dim, pairs, query, query_stride, scores, partial, merged, stride }
     }
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(&self, work: Work, first: usize) {
-        let keys = &self.sequence.keys;
-        let chunks = keys.start / CHUNK..keys.end.div_ceil(CHUNK);
-        let group = self.op.config.group();
+    unsafe fn run<S: Simd>(&self, work: &Work) {
         match work {
-            Work::Whole => {
-                self.load_queries::<S>();
+            Work::Whole(unit) => {
                 self.clear::<S>(self.merged);
-                for chunk in chunks {
-                    self.chunk::<S>(chunk, self.partial);
-                    self.merge::<S>(self.partial);
-                }
-                self.finish::<S>();
+                self.chunks::<S>(self.call.chunks_of(*unit), |_| self.partial, |partial| self.merge::<S>(partial));
+                self.finish::<S>(*unit);
             }
-            // The bound on the lengths may be far above this sequence's.
-            Work::Chunk(chunk, _) if !chunks.contains(&chunk) => {}
-            Work::Chunk(chunk, partials) => {
-                self.load_queries::<S>();
-                self.chunk::<S>(chunk, partials.add(first * self.stride));
+            Work::Chunks(chunks, partials) => {
+                self.chunks::<S>(chunks.clone(), |chunk| self.partial_of(*partials, chunk), |_| ());
             }
-            Work::Merge(partials) => {
+            Work::Merge(unit, partials) => {
                 self.clear::<S>(self.merged);
-                for chunk in chunks {
-                    self.merge::<S>(partials.add((chunk * group + first) * self.stride));
+                for chunk in self.call.chunks_of(*unit) {
+                    self.merge::<S>(self.partial_of(*partials, chunk));
                 }
-                self.finish::<S>();
+                self.finish::<S>(*unit);
             }
         }
+    }
+
+    /// These heads' part of a chunk's partial results.
+    fn partial_of(&self, partials: Partials, chunk: usize) -> *mut f32 {
+        partials.0.wrapping_add(chunk * self.call.group_floats() + self.heads.start * self.stride)
+    }
+
+    /// Computes chunks one after the other.
+    #[inline(always)]
+    unsafe fn chunks<S: Simd>(&self, chunks: Range<usize>, place: impl Fn(usize) -> *mut f32, done: impl Fn(*mut f32)) {
+        let mut tokens = Tokens { key: [null(); CHUNK], value: [null(); CHUNK], count: 0 };
+        let mut queries_of = None;
+        for chunk in chunks {
+            let unit = self.call.unit_of(chunk);
+            if queries_of != Some(unit) {
+                queries_of = Some(unit);
+                self.load_queries::<S>(unit);
+            }
+            self.call.tokens(chunk, unit, &mut tokens);
+            let partial = place(chunk);
+            self.chunk::<S>(&tokens, partial);
+            done(partial);
+        }
+    }
+
+    /// The query tensor's heads of a unit.
+    fn query_heads(&self, unit: usize) -> (usize, Range<usize>) {
+        let (sequence, kv_head) = self.call.unit(unit);
+        let first = kv_head * self.op.config.group();
+        (sequence.row, first + self.heads.start..first + self.heads.end)
     }
 
     #[inline(always)]
-    unsafe fn load_queries<S: Simd>(&self) {
-        let scale = S::splat(self.op.config.scale);
-        for (i, head) in self.heads.clone().enumerate() {
-            let from = Row::head(&self.op.query, self.sequence.row, head);
-            for (at, lanes) in vectors::<S>(self.op.config.head_dim) {
-                S::store(self.query.add(i * self.stride + at), S::mul(from.load::<S>(at, lanes), scale));
+    unsafe fn load_queries<S: Simd>(&self, unit: usize) {
+        let (row, heads) = self.query_heads(unit);
+        for (i, head) in heads.enumerate() {
+            let (from, to) = (Row::head(&self.op.query, row, head), self.query.add(i * self.query_stride));
+            if self.pairs {
+                to.cast::<bf16>().copy_from_nonoverlapping(from.address().cast(), self.dim);
+                continue;
+            }
+            for (at, lanes) in vectors::<S>(self.dim) {
+                S::store(to.add(at), from.load::<S>(at, lanes));
             }
         }
     }
 
-    /// Maximum −∞, no weight, no values.
+    /// Shift −∞, no weight, no values.
     #[inline(always)]
     unsafe fn clear<S: Simd>(&self, partial: *mut f32) {
         for i in 0..self.heads.len() {
@@ -236,84 +234,61 @@ impl<'a> Heads<'a> {
     }
 
     #[inline(always)]
-    unsafe fn chunk<S: Simd>(&self, chunk: usize, partial: *mut f32) {
-        with_float!(self.op.cache.dtype, T => self.chunk_of::<S, T>(chunk, partial))
+    unsafe fn chunk<S: Simd>(&self, tokens: &Tokens, partial: *mut f32) {
+        if self.pairs {
+            return self.chunk_of::<S, bf16, bf16>(tokens, partial);
+        }
+        with_float!(self.op.cache.dtype, T => self.chunk_of::<S, f32, T>(tokens, partial))
     }
 
     /// One chunk's scores, weights and weighted values.
     #[inline(always)]
-    unsafe fn chunk_of<S: Simd, T: VectorElement>(&self, chunk: usize, partial: *mut f32) {
-        let (cache, dim) = (&self.op.cache, self.op.config.head_dim);
-        let begin = (chunk * CHUNK).max(self.sequence.keys.start);
-        let keys = self.sequence.keys.end.min((chunk + 1) * CHUNK) - begin;
-        let of = |view: KvView| view.head(self.sequence.origin, self.kv_head);
-        let (key_view, value_view) = (of(cache.key_view()), of(cache.value_view()));
+    unsafe fn chunk_of<S: Simd, X: VectorElement, T: VectorElement>(&self, tokens: &Tokens, partial: *mut f32) {
         let heads = self.heads.len();
-        let mut rows = [std::ptr::null::<T>(); CHUNK];
-        let mut at = 0;
-        while at < keys {
-            let (address, count) = key_view.run(begin + at);
-            let count = count.min(keys - at);
-            for (i, row) in rows[at..at + count].iter_mut().enumerate() {
-                *row = address.cast::<T>().add(i * cache.token_stride);
-            }
-            at += count;
-        }
-        // Scores, four keys at a time; past the last key they repeat it and are masked.
-        for four in (0..keys).step_by(COLUMNS) {
-            let key = |i: usize| rows[(four + i).min(keys - 1)];
-            let four_keys = [key(0), key(1), key(2), key(3)];
-            for first in (0..heads).step_by(S::DOT_ROWS) {
-                let query = self.query.add(first * self.stride);
-                let scores = self.scores.add(first * CHUNK + four);
-                let rows = S::DOT_ROWS.min(heads - first);
-                let tile = DotTile { x: query.cast_const(), x_stride: self.stride, w: four_keys, k: dim, ahead: AHEAD };
-                for (i, products) in tile.compute::<S>(rows).into_iter().enumerate().take(rows) {
-                    scores.add(i * CHUNK).cast::<[f32; COLUMNS]>().write_unaligned(products);
-                }
-            }
-        }
-        // Weights.
+        // Whole vectors of scores.
+        let step = (STEP_BYTES / (self.dim * size_of::<T>())).next_multiple_of(MIN_STEP).min(MAX_STEP);
         self.clear::<S>(partial);
-        for i in 0..heads {
-            let part = partial.add(i * self.stride);
-            let mut sums = [0f32; 16];
-            let mut softmax =
-                RunningSoftmax { max: part, sums: sums.as_mut_ptr(), output: part.add(16), width: self.stride - 16 };
-            softmax.add::<S>(self.scores.add(i * CHUNK), 0..keys, keys, self.op.config.soft_cap);
-            *part.add(1) = S::sum(S::load(sums.as_ptr()));
-        }
-        // Weighted values, a few keys at a time, so that their values are still near for every vector of the head.
-        let whole = dim / S::LANES;
-        let mut first = 0;
-        while first < keys {
-            let (address, count) = value_view.run(begin + first);
-            let (value, count) = (address.cast::<T>(), count.min(VALUE_KEYS).min(keys - first));
-            for head in (0..heads).step_by(S::OUTER_ROWS) {
-                let rows = S::OUTER_ROWS.min(heads - head);
-                let values = Outer {
-                    a: self.scores.add(head * CHUNK + first).cast_const(),
-                    a_stride: CHUNK,
-                    b: value.cast_const(),
-                    b_stride: cache.token_stride,
-                    k: count,
-                    c: partial.add(head * self.stride + 16),
-                    c_stride: self.stride,
-                    accumulate: true,
-                };
-                values.run::<S>(rows, whole);
-            }
-            // The rest of a head that is no whole number of vectors.
-            for (head, key) in (0..heads).flat_map(|head| (0..count).map(move |key| (head, key))) {
-                let rest = dim - whole * S::LANES;
-                if rest > 0 {
-                    let output = partial.add(head * self.stride + 16 + whole * S::LANES);
-                    let weight = S::splat(*self.scores.add(head * CHUNK + first + key));
-                    let row = T::load_partial::<S>(value.add(key * cache.token_stride + whole * S::LANES), rest);
-                    S::store(output, S::fma(weight, row, S::load(output)));
+        let mut sums = [[0f32; 16]; MAX_HEADS];
+        for begin in (0..tokens.count).step_by(step) {
+            let keys = step.min(tokens.count - begin);
+            // Scores, four keys at a time; past the last key they repeat it and are masked.
+            for four in (0..keys).step_by(COLUMNS) {
+                let key = |i: usize| tokens.key[begin + (four + i).min(keys - 1)].cast::<T>();
+                let four_keys = [key(0), key(1), key(2), key(3)];
+                for first in (0..heads).step_by(S::DOT_ROWS) {
+                    let rows = S::DOT_ROWS.min(heads - first);
+                    let tile = DotTile {
+                        x: self.query.add(first * self.query_stride).cast::<X>().cast_const(),
+                        x_stride: self.query_stride * size_of::<f32>() / size_of::<X>(),
+                        w: four_keys,
+                        k: self.dim,
+                        ahead: AHEAD,
+                    };
+                    let scores = self.scores.add(first * MAX_STEP + four);
+                    for (i, products) in tile.compute::<S>(rows).into_iter().enumerate().take(rows) {
+                        scores.add(i * MAX_STEP).cast::<[f32; COLUMNS]>().write_unaligned(products);
+                    }
                 }
             }
-            first += count;
+            for (i, sums) in sums.iter_mut().enumerate().take(heads) {
+                let part = partial.add(i * self.stride);
+                let output = part.add(16);
+                let softmax = RunningSoftmax { shift: part, sums: sums.as_mut_ptr(), output, width: self.stride - 16 };
+                softmax.add::<S>(self.scores.add(i * MAX_STEP), 0..keys, keys, self.call.scores);
+            }
+            let values = Values {
+                weights: self.scores,
+                weights_stride: MAX_STEP,
+                at: tokens.value.as_ptr().add(begin).cast::<*const T>(),
+                count: keys,
+                ahead: AHEAD,
+                output: partial.add(16),
+                output_stride: self.stride,
+            };
+            values::add::<S, T>(values, heads, self.value_dim);
+        }
+        for (i, sums) in sums.iter().enumerate().take(heads) {
+            *partial.add(i * self.stride + 1) = S::sum(S::load(sums.as_ptr()));
         }
     }
 
@@ -322,27 +297,33 @@ impl<'a> Heads<'a> {
     unsafe fn merge<S: Simd>(&self, partial: *const f32) {
         for i in 0..self.heads.len() {
             let (from, to) = (partial.add(i * self.stride), self.merged.add(i * self.stride));
-            let max = (*from).max(*to);
-            if max == f32::NEG_INFINITY {
+            let shift = (*from).max(*to);
+            if shift == f32::NEG_INFINITY {
                 continue;
             }
-            let (old, new) = (math::exp::<S>(S::splat(*to - max)), math::exp::<S>(S::splat(*from - max)));
+            let (old, new) = (math::exp2::<S>(S::splat(*to - shift)), math::exp2::<S>(S::splat(*from - shift)));
             for at in (0..self.stride).step_by(S::LANES) {
                 let sum = S::fma(S::load(from.add(at)), new, S::mul(S::load(to.add(at)), old));
                 S::store(to.add(at), sum);
             }
-            *to = max;
+            *to = shift;
         }
     }
 
     #[inline(always)]
-    unsafe fn finish<S: Simd>(&self) {
-        let (op, row) = (self.op, self.sequence.row);
-        for (i, head) in self.heads.clone().enumerate() {
+    unsafe fn finish<S: Simd>(&self, unit: usize) {
+        let (row, heads) = self.query_heads(unit);
+        for (i, head) in heads.enumerate() {
             let merged = self.merged.add(i * self.stride);
-            let output = Row::head(&op.output, row, head);
-            let lse = lse_of(op.lse, row, head);
-            finish::<S>(merged.add(16), *merged, *merged.add(1), output, op.config.head_dim, lse);
+            let output = Row::head(&self.op.output, row, head);
+            finish::<S>(
+                merged.add(16),
+                *merged,
+                *merged.add(1),
+                output,
+                self.value_dim,
+                lse_of(self.op.lse, row, head),
+            );
         }
     }
 }

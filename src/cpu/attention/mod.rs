@@ -1,93 +1,51 @@
 //! Attention on the CPU: [`prefill`] in tiles with the softmax carried from tile to tile, [`decode`] at the speed at
 //! which the cache is read. What both share is a row's running softmax.
 
+mod chunks;
 pub mod decode;
+mod operands;
 pub mod prefill;
+mod softmax;
 #[cfg(test)]
 mod tests;
+mod values;
 
 use super::row::Row;
 use crate::operation::attention::{AttentionConfig, SequenceSpan};
-use crate::simd::{math, Simd};
+use crate::simd::Simd;
 use crate::tensor::{Heads, KvView, Tensor};
 use std::ops::Range;
 
-/// One row's softmax so far: the largest score and the sum of e^(score − max) in vector lanes, beside the weighted
-/// values that the caller holds.
-struct RunningSoftmax {
-    max: *mut f32,
-    /// `S::LANES` partial sums.
-    sums: *mut f32,
-    /// The row's weighted values, `width` f32.
-    output: *mut f32,
-    width: usize,
-}
-
-impl RunningSoftmax {
-    /// Turns a row of scores, of which `visible` count, into weights relative to the new maximum, and rescales what was
-    /// there to it. `scores` is readable and writable up to the next multiple of the lanes from `visible.end`.
-    #[inline(always)]
-    unsafe fn add<S: Simd>(&mut self, scores: *mut f32, visible: Range<usize>, keys: usize, soft_cap: f32) {
-        let lowest = S::splat(f32::NEG_INFINITY);
-        let masked = visible.start > 0 || visible.end < keys.next_multiple_of(S::LANES);
-        let (begin, end) = (visible.start as f32, visible.end as f32);
-        let mut max = lowest;
-        for at in (0..keys).step_by(S::LANES) {
-            let mut score = S::load(scores.add(at));
-            if soft_cap > 0.0 {
-                score = math::soft_cap::<S>(score, soft_cap);
-            }
-            if masked {
-                let number = S::add(S::lane_numbers(), S::splat(at as f32));
-                score = S::select_less(number, S::splat(end), score, lowest);
-                score = S::select_less(number, S::splat(begin), lowest, score);
-            }
-            if masked || soft_cap > 0.0 {
-                S::store(scores.add(at), score);
-            }
-            max = S::max(max, score);
-        }
-        let max = S::max_lane(max);
-        let old = *self.max;
-        if max > old {
-            *self.max = max;
-            if old > f32::NEG_INFINITY {
-                let factor = math::exp::<S>(S::splat(old - max));
-                S::store(self.sums, S::mul(S::load(self.sums), factor));
-                for at in (0..self.width).step_by(S::LANES) {
-                    S::store(self.output.add(at), S::mul(S::load(self.output.add(at)), factor));
-                }
-            }
-        }
-        // While nothing is visible every weight is e^(−∞ − 0) = 0.
-        let shift = S::splat(if *self.max == f32::NEG_INFINITY { 0.0 } else { *self.max });
-        let mut sums = S::load(self.sums);
-        for at in (0..keys).step_by(S::LANES) {
-            let weight = math::exp::<S>(S::sub(S::load(scores.add(at)), shift));
-            S::store(scores.add(at), weight);
-            sums = S::add(sums, weight);
-        }
-        S::store(self.sums, sums);
-    }
-}
-
-/// Stores weighted values over the sum of weights, and ln of the sum in the scale of the scores.
-#[inline(always)]
-unsafe fn finish<S: Simd>(values: *const f32, max: f32, sum: f32, output: Row, head_dim: usize, lse: Option<*mut f32>) {
-    // A row that saw no key has no weight.
-    let inverse = S::splat(if sum == 0.0 { 0.0 } else { 1.0 / sum });
-    for (at, lanes) in super::row::vectors::<S>(head_dim) {
-        // The buffer is padded to whole vectors.
-        output.store::<S>(at, S::mul(S::load(values.add(at)), inverse), lanes);
-    }
-    if let Some(lse) = lse {
-        lse.write(max + sum.ln());
-    }
+/// Whether the kernels of this level multiply pairs of BF16.
+fn multiplies_bf16<S: Simd>() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return S::LANES == 16 && super::bf16_tile::is_supported();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Where the lse of a row goes, if it is wanted.
 fn lse_of(lse: Option<Tensor>, row: usize, head: usize) -> Option<*mut f32> {
     lse.map(|lse| lse.data.cast::<f32>().wrapping_add(row * lse.shape[1] + head))
+}
+
+/// Where the keys or values of the tokens from `first` on start, of a sequence and a head.
+///
+/// # Safety
+/// The tokens' pages were checked.
+#[inline(always)]
+unsafe fn addresses(view: &KvView, origin: usize, first: usize, head: usize, to: &mut [*const u8]) {
+    let (stride, head) = (view.token_stride * view.dtype.size(), view.head(origin, head));
+    let mut done = 0;
+    while done < to.len() {
+        // SAFETY: the caller's contract; on the CPU a table is in host memory.
+        let (start, tokens) = unsafe { head.run(first + done) };
+        let count = tokens.min(to.len() - done);
+        for (i, address) in to[done..done + count].iter_mut().enumerate() {
+            *address = start.cast::<u8>().wrapping_add(i * stride);
+        }
+        done += count;
+    }
 }
 
 /// A sequence's key or value of one token and head.

@@ -2,27 +2,47 @@
 //! weights, and the weighted values, without ever holding a whole row of scores.
 //!
 //! A task owns a block of query rows of one sequence and one key/value head; the query heads that share it are rows of
-//! the same block. It walks over the keys that the block sees, a tile at a time. The tile's keys are transposed so that
-//! scores lie along vectors; its values are widened to f32. Tiles start at multiples of [`KEYS`], so a row's sums do not
-//! depend on the block it is in.
+//! the same block. It walks over the keys that the block sees, a tile at a time, and packs the tile's keys and values once for
+//! all its rows (`operands`). A strip of as many rows as a register tile holds meets the tile: scores, weights, weighted
+//! values. Strips that see nothing of it are left out, and only those that see a part are masked. Tiles start at multiples of
+//! [`KEYS`], so a row's sums do not depend on the block it is in.
 
-use super::{finish, kv_row, lse_of, visible, RunningSoftmax};
+#[cfg(target_arch = "x86_64")]
+use super::multiplies_bf16;
+#[cfg(target_arch = "x86_64")]
+use super::operands::Pairs;
+use super::operands::{Operands, Tokens, Wide, KEYS};
+use super::softmax::{finish, RunningSoftmax, Scores};
+use super::{addresses, lse_of, visible};
 use crate::allocation::push;
 use crate::cpu::outer_tile::Outer;
-use crate::cpu::row::{vectors, Row};
-use crate::cpu::threads::{Scratch, Threads};
+use crate::cpu::row::Row;
+use crate::cpu::threads::{Scratch, Threads, SCRATCH_FLOATS};
 use crate::error::Result;
 use crate::operation::attention::{AttentionPrefill, SequenceSpan};
 use crate::simd::{dispatch, Kernel, Simd};
+#[cfg(target_arch = "x86_64")]
+use crate::tensor::DType;
+use crate::tensor::{KvView, MAX_HEAD_DIM};
+use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Keys of a tile.
-const KEYS: usize = 64;
-
-/// Query rows of a block: enough to pay for the transposition of the keys.
-const MAX_ROWS: usize = 96;
+/// Query rows of a block: enough to pay for packing the keys and values, few enough for the second cache level. Heads wider
+/// than [`WIDE_HEAD`] have half as many.
+const MAX_ROWS: usize = 192;
+const WIDE_HEAD: usize = 256;
 /// Query rows of a block when there are few of them for the threads.
 const MIN_ROWS: usize = 24;
+
+/// The working memory of a block, at most: see [`Tiles`].
+const fn block_floats(rows: usize, dim: usize) -> usize {
+    rows * (2 * dim + 17) + 2 * KEYS * dim + 2 * 6 * KEYS + 8 * 16
+}
+
+const _: () = assert!(
+    block_floats(MAX_ROWS, WIDE_HEAD) <= SCRATCH_FLOATS && block_floats(MAX_ROWS / 2, MAX_HEAD_DIM) <= SCRATCH_FLOATS,
+    "a block fits the scratch"
+);
 
 /// A block of query rows: queries × heads of one group.
 #[derive(Clone)]
@@ -50,7 +70,7 @@ pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
 
 fn split(op: &AttentionPrefill, threads: usize) -> Result<Vec<Task>> {
     let group = op.config.group();
-    let largest = if op.config.head_dim > 256 { MAX_ROWS / 2 } else { MAX_ROWS };
+    let largest = if op.config.head_dim > WIDE_HEAD { MAX_ROWS / 2 } else { MAX_ROWS };
     let queries: usize = op.sequences.iter().map(|span| span.query_count).sum();
     let rows = (queries * op.config.query_heads).div_ceil(threads * 4).clamp(MIN_ROWS, largest);
     let (heads, queries) = (group.min(rows), (rows / group).max(1));
@@ -80,193 +100,193 @@ struct Block<'a> {
     scratch: &'a mut Scratch,
 }
 
-/// The block's working memory; every row is padded to whole vectors.
-struct Buffers {
-    /// [rows, width], scaled
-    query: *mut f32,
-    /// [rows, width]
-    output: *mut f32,
-    /// [head_dim, KEYS]
-    key: *mut f32,
-    /// [KEYS, width]
-    value: *mut f32,
-    /// [OUTER_ROWS, KEYS]
-    scores: *mut f32,
-    max: *mut f32,
-    /// [rows, LANES]
-    sums: *mut f32,
-    width: usize,
-}
-
-impl Buffers {
-    fn new<S: Simd>(scratch: &mut Scratch, rows: usize, head_dim: usize) -> Buffers {
-        let width = head_dim.next_multiple_of(S::LANES);
-        let mut rest = scratch.floats();
-        let mut take = |count: usize| {
-            let (part, tail) = std::mem::take(&mut rest).split_at_mut(count.next_multiple_of(16));
-            rest = tail;
-            part.as_mut_ptr()
-        };
-        Buffers {
-            query: take(rows * width),
-            output: take(rows * width),
-            key: take(head_dim * KEYS),
-            value: take(KEYS * width),
-            scores: take(S::OUTER_ROWS * KEYS),
-            max: take(rows),
-            sums: take(rows * S::LANES),
-            width,
-        }
-    }
-}
-
 impl Kernel for Block<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Block { op, task, scratch } = self;
-        let (heads, dim) = (task.heads.len(), op.config.head_dim);
-        let rows = task.queries.len() * heads;
-        let buffers = Buffers::new::<S>(scratch, rows, dim);
-        load_queries::<S>(op, task, &buffers);
+        #[cfg(target_arch = "x86_64")]
+        if multiplies_bf16::<S>() && all_bf16(op) {
+            return Tiles::<Pairs>::new::<S>(op, task, scratch).run::<S>();
+        }
+        Tiles::<Wide>::new::<S>(op, task, scratch).run::<S>();
+    }
+}
+
+/// Then rounding the weights to BF16 costs no more than rounding the output does.
+#[cfg(target_arch = "x86_64")]
+fn all_bf16(op: &AttentionPrefill) -> bool {
+    [op.query.dtype, op.key.dtype, op.value.dtype, op.output.dtype].iter().all(|&dtype| dtype == DType::Bf16)
+}
+
+/// A task and its working memory. Operands are cells of [`Operands`]; rows are padded to whole vectors.
+struct Tiles<'a, O> {
+    op: &'a AttentionPrefill,
+    task: &'a Task,
+    scores: Scores,
+    rows: usize,
+    /// Of a query and a key, and of a value.
+    dim: usize,
+    value_dim: usize,
+    /// [rows, query_width]
+    query: *mut f32,
+    query_width: usize,
+    /// [rows, value_width]
+    output: *mut f32,
+    value_width: usize,
+    /// [dim, KEYS]
+    key: *mut f32,
+    /// [KEYS, value_width]
+    value: *mut f32,
+    /// [OUTER_ROWS, KEYS]
+    products: *mut f32,
+    weights: *mut f32,
+    /// [rows]
+    shift: *mut f32,
+    /// [rows, LANES]
+    sums: *mut f32,
+    form: PhantomData<O>,
+}
+
+impl<'a, O: Operands> Tiles<'a, O> {
+    fn new<S: Simd>(op: &'a AttentionPrefill, task: &'a Task, scratch: &mut Scratch) -> Tiles<'a, O> {
+        let rows = task.queries.len() * task.heads.len();
+        let (dim, value_dim) = (op.config.head_dim, op.config.head_dim);
+        let (query_width, value_width) =
+            (dim.div_ceil(O::DEPTH).next_multiple_of(S::LANES), value_dim.next_multiple_of(S::LANES));
+        let mut rest = scratch.floats();
+        let mut take = |count: usize| {
+            let (part, tail) = std::mem::take(&mut rest).split_at_mut(count.next_multiple_of(16));
+            rest = tail;
+            part.as_mut_ptr()
+        };
+        Tiles {
+            op,
+            task,
+            scores: Scores::new(&op.config),
+            rows,
+            dim,
+            value_dim,
+            query: take(rows * query_width),
+            query_width,
+            output: take(rows * value_width),
+            value_width,
+            key: take(dim.div_ceil(O::DEPTH) * KEYS),
+            value: take(KEYS.div_ceil(O::DEPTH) * value_width),
+            products: take(S::OUTER_ROWS * KEYS),
+            weights: take(S::OUTER_ROWS * KEYS),
+            shift: take(rows),
+            sums: take(rows * S::LANES),
+            form: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(&self) {
+        let Tiles { op, task, rows, .. } = *self;
+        self.start::<S>();
         let begin = visible(&op.config, &task.span, task.queries.start).start;
         let end = visible(&op.config, &task.span, task.queries.end - 1).end;
         for tile in (begin / KEYS * KEYS..end).step_by(KEYS) {
             let keys = tile..(tile + KEYS).min(end);
-            transpose_keys::<S>(op, task, begin, keys.clone(), buffers.key);
-            widen_values::<S>(op, task, begin, keys.clone(), &buffers);
+            O::keys::<S>(&self.tokens(&op.key, keys.clone(), begin), self.dim, self.key);
+            O::values::<S>(&self.tokens(&op.value, keys.clone(), begin), self.value_dim, self.value_width, self.value);
             for first in (0..rows).step_by(S::OUTER_ROWS) {
-                let strip = first..(first + S::OUTER_ROWS).min(rows);
-                add_tile::<S>(op, task, &buffers, strip, keys.clone());
+                self.strip::<S>(first..(first + S::OUTER_ROWS).min(rows), keys.clone());
             }
         }
         for row in 0..rows {
-            let (query, head) =
-                (task.span.query_start + task.queries.start + row / heads, task.heads.start + row % heads);
-            let sum = S::sum(S::load(buffers.sums.add(row * S::LANES)));
+            let (query, head) = self.query_and_head(row);
+            let sum = S::sum(S::load(self.sums.add(row * S::LANES)));
             let output = Row::head(&op.output, query, head);
-            let values = buffers.output.add(row * buffers.width);
-            finish::<S>(values, *buffers.max.add(row), sum, output, dim, lse_of(op.lse, query, head));
+            let values = self.output.add(row * self.value_width);
+            finish::<S>(values, *self.shift.add(row), sum, output, self.value_dim, lse_of(op.lse, query, head));
         }
     }
-}
 
-/// Scaled queries into their buffer, and the running softmax of every row to its start.
-#[inline(always)]
-unsafe fn load_queries<S: Simd>(op: &AttentionPrefill, task: &Task, buffers: &Buffers) {
-    let heads = task.heads.len();
-    let scale = S::splat(op.config.scale);
-    for row in 0..task.queries.len() * heads {
-        let (query, head) = (task.span.query_start + task.queries.start + row / heads, task.heads.start + row % heads);
-        let from = Row::head(&op.query, query, head);
-        for (at, lanes) in vectors::<S>(op.config.head_dim) {
-            let place = row * buffers.width + at;
-            S::store(buffers.query.add(place), S::mul(from.load::<S>(at, lanes), scale));
-            S::store(buffers.output.add(place), S::zero());
-        }
-        *buffers.max.add(row) = f32::NEG_INFINITY;
-        S::store(buffers.sums.add(row * S::LANES), S::zero());
+    /// A row's number in the query tensor, and its head.
+    #[inline(always)]
+    fn query_and_head(&self, row: usize) -> (usize, usize) {
+        let Task { span, heads, queries, .. } = self.task;
+        (span.query_start + queries.start + row / heads.len(), heads.start + row % heads.len())
     }
-}
 
-/// Keys as [head_dim, KEYS]; the columns before `begin`, whose tokens may have no page any more, and past the last key are 0.
-#[inline(always)]
-unsafe fn transpose_keys<S: Simd>(op: &AttentionPrefill, task: &Task, begin: usize, keys: Range<usize>, to: *mut f32) {
-    for column in (0..KEYS).step_by(S::LANES) {
-        for (at, lanes) in vectors::<S>(op.config.head_dim) {
-            let mut block = [S::zero(); 16];
-            for (i, row) in block.iter_mut().enumerate().take(S::LANES) {
-                if column + i < keys.len() && keys.start + column + i >= begin {
-                    *row = kv_row(&op.key, task.span.kv_offset, keys.start + column + i, task.kv_head)
-                        .load::<S>(at, lanes);
-                }
+    /// Queries into their buffer, and every row's softmax to its start.
+    #[inline(always)]
+    unsafe fn start<S: Simd>(&self) {
+        for row in 0..self.rows {
+            let (query, head) = self.query_and_head(row);
+            let to = self.query.add(row * self.query_width);
+            O::query::<S>(Row::head(&self.op.query, query, head), self.dim, to);
+            for at in (0..self.value_width).step_by(S::LANES) {
+                S::store(self.output.add(row * self.value_width + at), S::zero());
             }
-            S::transpose(&mut block);
-            for (i, row) in block.iter().enumerate().take(lanes) {
-                S::store(to.add((at + i) * KEYS + column), *row);
-            }
+            *self.shift.add(row) = f32::NEG_INFINITY;
+            S::store(self.sums.add(row * S::LANES), S::zero());
         }
     }
-}
 
-/// Values as [KEYS, width]. Values that are f32 are copied too: rows of many heads lie a power of two apart, and a tile
-/// of them would fall on a few sets of the first cache level.
-#[inline(always)]
-unsafe fn widen_values<S: Simd>(
-    op: &AttentionPrefill,
-    task: &Task,
-    begin: usize,
-    keys: Range<usize>,
-    buffers: &Buffers,
-) {
-    for (i, key) in keys.enumerate() {
-        if key < begin {
-            for at in (0..buffers.width).step_by(S::LANES) {
-                S::store(buffers.value.add(i * buffers.width + at), S::zero());
-            }
-            continue;
-        }
-        let from = kv_row(&op.value, task.span.kv_offset, key, task.kv_head);
-        for (at, lanes) in vectors::<S>(op.config.head_dim) {
-            S::store(buffers.value.add(i * buffers.width + at), from.load::<S>(at, lanes));
-        }
+    /// A tile's tokens. Those before `begin` no row of the block sees, and they may be gone: rows of 0 stand for them.
+    #[inline(always)]
+    fn tokens(&self, view: &KvView, keys: Range<usize>, begin: usize) -> Tokens {
+        static ZEROS: [f32; MAX_HEAD_DIM] = [0.0; MAX_HEAD_DIM];
+        let mut tokens = Tokens { at: [ZEROS.as_ptr().cast(); KEYS], count: keys.len(), dtype: view.dtype };
+        let first = keys.start.max(begin);
+        let there = &mut tokens.at[first - keys.start..keys.len()];
+        // SAFETY: `prefill` saw the pages of all keys that a row of the sequence sees.
+        unsafe { addresses(view, self.task.span.kv_offset, first, self.task.kv_head, there) };
+        tokens
     }
-}
 
-/// A few rows meet a tile of keys.
-#[inline(always)]
-unsafe fn add_tile<S: Simd>(
-    op: &AttentionPrefill,
-    task: &Task,
-    buffers: &Buffers,
-    strip: Range<usize>,
-    keys: Range<usize>,
-) {
-    let heads = task.heads.len();
-    let seen = |row: usize| visible(&op.config, &task.span, task.queries.start + row / heads);
-    // Later rows see no earlier begin and no earlier end.
-    let end = seen(strip.end - 1).end.min(keys.end);
-    if end <= keys.start.max(seen(strip.start).start) {
-        return;
-    }
-    let (count, width) = (end - keys.start, buffers.width);
-    // Scores.
-    let scores = Outer {
-        a: buffers.query.add(strip.start * width),
-        a_stride: width,
-        b: buffers.key.cast_const(),
-        b_stride: KEYS,
-        k: op.config.head_dim,
-        c: buffers.scores,
-        c_stride: KEYS,
-        accumulate: false,
-    };
-    scores.run::<S>(strip.len(), count.div_ceil(S::LANES));
-    // Weights.
-    for (i, row) in strip.clone().enumerate() {
-        let seen = seen(row);
-        let within = |key: usize| key.clamp(keys.start, end) - keys.start;
-        let mut softmax = RunningSoftmax {
-            max: buffers.max.add(row),
-            sums: buffers.sums.add(row * S::LANES),
-            output: buffers.output.add(row * width),
-            width,
+    /// A few rows meet a tile of keys.
+    #[inline(always)]
+    unsafe fn strip<S: Simd>(&self, strip: Range<usize>, keys: Range<usize>) {
+        let Tiles { op, task, .. } = *self;
+        let heads = task.heads.len();
+        let seen = |row: usize| visible(&op.config, &task.span, task.queries.start + row / heads);
+        // Later rows see no earlier begin and no earlier end.
+        let end = seen(strip.end - 1).end.min(keys.end);
+        if end <= keys.start.max(seen(strip.start).start) {
+            return;
+        }
+        let count = end - keys.start;
+        let products = Outer {
+            a: self.query.add(strip.start * self.query_width).cast_const(),
+            a_stride: self.query_width,
+            b: self.key.cast_const(),
+            b_stride: KEYS,
+            k: self.dim.div_ceil(O::DEPTH),
+            c: self.products,
+            c_stride: KEYS,
+            accumulate: false,
         };
-        softmax.add::<S>(buffers.scores.add(i * KEYS), within(seen.start)..within(seen.end), count, op.config.soft_cap);
+        O::product::<S>(products, strip.len(), count.div_ceil(S::LANES));
+        for (i, row) in strip.clone().enumerate() {
+            let seen = seen(row);
+            let within = |key: usize| key.clamp(keys.start, end) - keys.start;
+            let softmax = RunningSoftmax {
+                shift: self.shift.add(row),
+                sums: self.sums.add(row * S::LANES),
+                output: self.output.add(row * self.value_width),
+                width: self.value_width,
+            };
+            let visible = within(seen.start)..within(seen.end);
+            softmax.add::<S>(self.products.add(i * KEYS), visible, count, self.scores);
+        }
+        let (weights, stride) = O::weights::<S>(strip.len(), count, self.products, self.weights);
+        let values = Outer {
+            a: weights,
+            a_stride: stride,
+            b: self.value.cast_const(),
+            b_stride: self.value_width,
+            k: count.div_ceil(O::DEPTH),
+            c: self.output.add(strip.start * self.value_width),
+            c_stride: self.value_width,
+            accumulate: true,
+        };
+        O::product::<S>(values, strip.len(), self.value_width / S::LANES);
     }
-    // Weighted values.
-    let values = Outer {
-        a: buffers.scores.cast_const(),
-        a_stride: KEYS,
-        b: buffers.value.cast_const(),
-        b_stride: width,
-        k: count,
-        c: buffers.output.add(strip.start * width),
-        c_stride: width,
-        accumulate: true,
-    };
-    values.run::<S>(strip.len(), width / S::LANES);
 }
 
 /// The formula in f64, for tensors in host memory.

@@ -1,0 +1,122 @@
+//! The chunks of a decode: the keys that each row sees, cut at multiples of [`CHUNK`], and where they lie.
+
+use super::addresses;
+use super::softmax::Scores;
+use crate::allocation::gathered;
+use crate::cpu::row::integers;
+use crate::error::{Error, Result};
+use crate::operation::attention::AttentionDecode;
+use std::ops::Range;
+
+/// Keys of a chunk.
+pub const CHUNK: usize = 256;
+
+/// One row of the call.
+pub struct Sequence {
+    pub row: usize,
+    /// Where the cache has its tokens.
+    origin: usize,
+    /// The keys that it sees.
+    keys: Range<usize>,
+    /// The number of its first chunk among all chunks of the call, which run by sequence, then by key/value head.
+    first_chunk: usize,
+}
+
+impl Sequence {
+    fn chunks(&self) -> Range<usize> {
+        self.keys.start / CHUNK..self.keys.end.div_ceil(CHUNK)
+    }
+}
+
+/// An error names the first row whose sequence, position or page is out of range.
+pub fn check(op: &AttentionDecode) -> Result<Vec<Sequence>> {
+    // SAFETY: validated tensors of one integer a row.
+    let (positions, places) = unsafe { (integers(&op.positions), op.sequences.as_ref().map(|all| integers(all))) };
+    let mut first_chunk = 0;
+    let sequences = (0..op.query.tokens).map(|row| {
+        let context = |error: Error| error.context(format_args!("row {row}"));
+        let position = op.cache.check_position(positions[row]).map_err(context)?;
+        if position >= op.max_kv_length {
+            return Err(Error::invalid(format!(
+                "row {row}: position {position}; max_kv_length is {}",
+                op.max_kv_length
+            ))
+            .with_limit(position as u64, op.max_kv_length as u64));
+        }
+        let sequence = op.cache.check_sequence(places.map_or(row as i32, |places| places[row])).map_err(context)?;
+        let (begin, end) = op.config.visible(position, position + 1);
+        let origin = op.cache.origin(sequence);
+        // SAFETY: on the CPU a table is in host memory; sequence and positions are within it.
+        unsafe { op.cache.key_view().check_pages(origin, begin..end) }.map_err(context)?;
+        let sequence = Sequence { row, origin, keys: begin..end, first_chunk };
+        first_chunk += sequence.chunks().len() * op.config.kv_heads;
+        Ok(sequence)
+    });
+    gathered(sequences, "the rows of a decode")
+}
+
+/// A call, whose chunks have numbers: by sequence, then by key/value head. A unit is a sequence and a key/value head.
+pub struct Call<'a> {
+    pub op: &'a AttentionDecode,
+    pub sequences: &'a [Sequence],
+    pub scores: Scores,
+}
+
+impl Call<'_> {
+    pub fn chunks(&self) -> usize {
+        let kv_heads = self.op.config.kv_heads;
+        self.sequences.last().map_or(0, |last| last.first_chunk + last.chunks().len() * kv_heads)
+    }
+
+    /// Sequence and key/value head.
+    pub fn unit(&self, unit: usize) -> (&Sequence, usize) {
+        (&self.sequences[unit / self.op.config.kv_heads], unit % self.op.config.kv_heads)
+    }
+
+    pub fn chunks_of(&self, unit: usize) -> Range<usize> {
+        let (sequence, kv_head) = self.unit(unit);
+        let count = sequence.chunks().len();
+        let first = sequence.first_chunk + kv_head * count;
+        first..first + count
+    }
+
+    /// Whose chunk that is. Every sequence has one at least, since it sees its own token.
+    pub fn unit_of(&self, chunk: usize) -> usize {
+        let sequence = self.sequences.partition_point(|sequence| sequence.first_chunk <= chunk) - 1;
+        let Sequence { first_chunk, .. } = self.sequences[sequence];
+        sequence * self.op.config.kv_heads + (chunk - first_chunk) / self.sequences[sequence].chunks().len()
+    }
+
+    pub fn value_dim(&self) -> usize {
+        self.op.config.head_dim
+    }
+
+    /// A chunk's result for one query head: the shift, the sum of weights (and padding), the weighted values.
+    pub fn stride(&self) -> usize {
+        16 + self.value_dim().next_multiple_of(16)
+    }
+
+    pub fn group_floats(&self) -> usize {
+        self.op.config.group() * self.stride()
+    }
+
+    /// Where the tokens of a chunk are.
+    pub fn tokens(&self, chunk: usize, unit: usize, to: &mut Tokens) {
+        let (op, (sequence, kv_head)) = (self.op, self.unit(unit));
+        let number = sequence.chunks().start + chunk - self.chunks_of(unit).start;
+        let begin = (number * CHUNK).max(sequence.keys.start);
+        to.count = sequence.keys.end.min((number + 1) * CHUNK) - begin;
+        // SAFETY: `check` saw the pages of all keys.
+        unsafe {
+            addresses(&op.cache.key_view(), sequence.origin, begin, kv_head, &mut to.key[..to.count]);
+            addresses(&op.cache.value_view(), sequence.origin, begin, kv_head, &mut to.value[..to.count]);
+        }
+    }
+}
+
+/// Where the keys and values of a chunk start.
+pub struct Tokens {
+    pub key: [*const u8; CHUNK],
+    pub value: [*const u8; CHUNK],
+    pub count: usize,
+}

@@ -1,0 +1,120 @@
+//! A row's softmax, carried from tile to tile.
+//!
+//! Weights are powers of 2: with c = scale · log₂e the weight of a score s is 2^(c·s − shift), one fused step and the power.
+//! `shift` is c times the largest score of some tile, rounded; the same rounded number stands in every weight of the row, so
+//! that its rounding cancels. A score may stand up to [`SLACK`] above the shift before the shift follows it: most tiles then
+//! rescale nothing, and the branch is foreseen.
+
+use super::super::row::{vectors, Row};
+use crate::operation::attention::AttentionConfig;
+use crate::simd::{math, Simd};
+use std::f64::consts::LN_2;
+use std::ops::Range;
+
+/// How far, as a power of 2, a weight may rise above 1. Sums of any number of weights stay far within f32.
+const SLACK: f32 = 8.0;
+
+/// What turns products into exponents.
+#[derive(Clone, Copy)]
+pub struct Scores {
+    /// Multiplies the products in a step of its own: before a cap, and where it is below 0, since the largest product is then not
+    /// the largest score. 1: no such step.
+    scale: f32,
+    soft_cap: f32,
+    /// Multiplies what the step leaves; above 0.
+    factor: f32,
+}
+
+impl Scores {
+    pub fn new(config: &AttentionConfig) -> Scores {
+        let apart = config.soft_cap > 0.0 || config.scale < 0.0;
+        let (scale, rest) = if apart { (config.scale, 1.0) } else { (1.0, f64::from(config.scale)) };
+        Scores { scale, soft_cap: config.soft_cap, factor: (rest * std::f64::consts::LOG2_E) as f32 }
+    }
+}
+
+/// One row's softmax so far, beside the weighted values that the caller holds.
+pub struct RunningSoftmax {
+    /// What every exponent is relative to: at most [`SLACK`] below the largest, or −∞.
+    pub shift: *mut f32,
+    /// `S::LANES` partial sums of weights.
+    pub sums: *mut f32,
+    /// The row's weighted values, `width` f32, a multiple of the lanes.
+    pub output: *mut f32,
+    pub width: usize,
+}
+
+impl RunningSoftmax {
+    /// Turns a row of products with `keys` keys, of which `visible` count, into weights relative to the new shift, and
+    /// rescales what was there to it. `row` is readable and writable up to the next multiple of the lanes from `keys`; the
+    /// weights past the last key are 0.
+    #[inline(always)]
+    pub unsafe fn add<S: Simd>(&self, row: *mut f32, visible: Range<usize>, keys: usize, scores: Scores) {
+        let lowest = S::splat(f32::NEG_INFINITY);
+        let masked = visible.start > 0 || visible.end < keys.next_multiple_of(S::LANES);
+        let mut max = lowest;
+        if masked || scores.scale != 1.0 || scores.soft_cap > 0.0 {
+            let (begin, end) = (visible.start as f32, visible.end as f32);
+            for at in (0..keys).step_by(S::LANES) {
+                let mut score = S::mul(S::load(row.add(at)), S::splat(scores.scale));
+                if scores.soft_cap > 0.0 {
+                    score = math::soft_cap::<S>(score, scores.soft_cap);
+                }
+                if masked {
+                    let number = S::add(S::lane_numbers(), S::splat(at as f32));
+                    score = S::select_less(number, S::splat(end), score, lowest);
+                    score = S::select_less(number, S::splat(begin), lowest, score);
+                }
+                S::store(row.add(at), score);
+                max = S::max(max, score);
+            }
+        } else {
+            for at in (0..keys).step_by(S::LANES) {
+                max = S::max(max, S::load(row.add(at)));
+            }
+        }
+        let largest = S::max_lane(max) * scores.factor;
+        let old = *self.shift;
+        if largest > old + SLACK {
+            *self.shift = largest;
+            if old > f32::NEG_INFINITY {
+                let factor = math::exp2::<S>(S::splat(old - largest));
+                S::store(self.sums, S::mul(S::load(self.sums), factor));
+                for at in (0..self.width).step_by(S::LANES) {
+                    S::store(self.output.add(at), S::mul(S::load(self.output.add(at)), factor));
+                }
+            }
+        }
+        // While nothing is visible every weight is 2^(−∞ − 0) = 0.
+        let shift = S::splat(if *self.shift == f32::NEG_INFINITY { -0.0 } else { -*self.shift });
+        let factor = S::splat(scores.factor);
+        let mut sums = S::load(self.sums);
+        for at in (0..keys).step_by(S::LANES) {
+            let weight = math::exp2::<S>(S::fma(S::load(row.add(at)), factor, shift));
+            S::store(row.add(at), weight);
+            sums = S::add(sums, weight);
+        }
+        S::store(self.sums, sums);
+    }
+}
+
+/// Stores weighted values over the sum of weights, and ln of the sum in the scale of the scores. `values` is padded to whole
+/// vectors.
+#[inline(always)]
+pub unsafe fn finish<S: Simd>(
+    values: *const f32,
+    shift: f32,
+    sum: f32,
+    output: Row,
+    dim: usize,
+    lse: Option<*mut f32>,
+) {
+    // A row that saw no key has no weight.
+    let inverse = S::splat(if sum == 0.0 { 0.0 } else { 1.0 / sum });
+    for (at, lanes) in vectors::<S>(dim) {
+        output.store::<S>(at, S::mul(S::load(values.add(at)), inverse), lanes);
+    }
+    if let Some(lse) = lse {
+        lse.write((f64::from(shift) * LN_2 + f64::from(sum).ln()) as f32);
+    }
+}
