@@ -87,7 +87,7 @@ int check(const std::string& filter) {
       one.name = "many tiles";
       one.head_dim = one.value_dim = head_dim;
       one.causal = causal;
-      one.sequences = {{1500, 2100}, {512, 512}, {512, 512}, {33, 1900}};
+      one.sequences = {{700, 1100}, {384, 384}, {384, 384}, {33, 900}};
       one.query_heads = 4, one.kv_heads = 2;
       cases.push_back(one);
     }

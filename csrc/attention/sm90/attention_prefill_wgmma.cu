@@ -211,10 +211,7 @@ cudaError_t launch_dtype(const nvb_attention_prefill_params& p, int value_dim, c
 
 }  // namespace
 
-bool is_supported(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
-  return supports(p, value_dim, launch);
-}
-
+// The value dim may be less than head_dim, which the params of attention.h cannot say.
 cudaError_t launch_prefill(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
   if (!supports(p, value_dim, launch)) return cudaErrorInvalidValue;
   return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, value_dim, launch)
@@ -226,7 +223,7 @@ cudaError_t launch_prefill(const nvb_attention_prefill_params& p, int value_dim,
 
 extern "C" int32_t nvb_cuda_attention_prefill_wgmma_supports(const nvb_attention_prefill_params* params,
                                                              const nvb_launch* launch) noexcept {
-  return nvb::prefill_wgmma::is_supported(*params, params->head_dim, *launch);
+  return nvb::prefill_wgmma::supports(*params, params->head_dim, *launch);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_wgmma(const nvb_attention_prefill_params* params,

@@ -16,7 +16,7 @@
 //
 // Shared memory: Shared<Tile>, rows of 128 bytes in blocks of 64 columns. Q 64 * head_dim a warpgroup, K and V two
 // stages of Keys * head_dim. 208 KiB for D128_FULL, 224 KiB for D256.
-// Registers a thread of 240 (three warpgroups: 160): S Keys / 2, P Keys / 4, O value_dim / 2. D128_FULL: 88 + 44 + 64,
+// Registers a thread, of 232 (three warpgroups: 160): S Keys / 2, P Keys / 4, O value_dim / 2. D128_FULL: 88 + 44 + 64,
 // D256: 40 + 20 + 128, D64: 64 + 32 + 32.
 #pragma once
 
