@@ -2099,7 +2099,7 @@ typedef struct {
   uint32_t capacity;
   // `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
   uint32_t dtype;
-  // Tokens of a page, 1 to 256; 0: no pages. 16 and more run fastest, in powers of two.
+  // Tokens of a page, 1 to 256; 0: no pages.
   uint32_t page_tokens;
   // Pages of all sequences together; 0: enough for every sequence at its capacity. Only with `page_tokens`.
   uint32_t pages;
