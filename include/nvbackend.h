@@ -2099,7 +2099,7 @@ typedef struct {
   uint32_t capacity;
   // `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
   uint32_t dtype;
-  // Tokens of a page, 1 to 256; 0: no pages. 16 and more run fastest, in powers of two.
+  // Tokens of a page, 1 to 256; 0: no pages.
   uint32_t page_tokens;
   // Pages of all sequences together; 0: enough for every sequence at its capacity. Only with `page_tokens`.
   uint32_t pages;
@@ -2262,8 +2262,8 @@ typedef struct {
   uint32_t layer;
   // Must be 0.
   uint32_t reserved;
-  // I32 [sequences, entries] in device memory, where the engine owns the cache's pages, as in `nvb_rope_args`. A key whose entry
-  // is no page of the pool is an error on the CPU, and counts as one of zeros on CUDA.
+  // Optional, I32 [sequences, entries] in device memory, as in `nvb_rope_args`. A visible key whose entry is no page of the
+  // pool is an error on the CPU, and counts as one of zeros on CUDA.
   nvb_tensor page_table;
 } nvb_attention_prefill_args;
 
@@ -2285,7 +2285,7 @@ typedef struct {
   uint32_t layer;
   // No position reaches this number; it sizes the launch, so a captured call serves every step below it. 0: capacity.
   uint32_t max_kv_length;
-  // I32 [sequences, entries], as in prefill.
+  // Optional, I32 [sequences, entries], as in prefill.
   nvb_tensor page_table;
 } nvb_attention_decode_args;
 
@@ -2569,9 +2569,9 @@ typedef struct {
   float weight_offset;
   // Must be 0.
   uint32_t reserved;
-  // I32 [sequences, entries] in device memory, where the engine owns the cache's pages: entry i of a row is the page of the
-  // sequence's tokens from i · page_tokens on. Otherwise absent. A token whose entry is no page of the pool is treated as one
-  // outside the cache.
+  // Optional, I32 [sequences, entries] in device memory: given where the engine owns the cache's pages, and only there.
+  // Entry i of a row is the page of the sequence's tokens from i · page_tokens on. A token whose entry is no page of the
+  // pool is treated as one outside the cache.
   nvb_tensor page_table;
 } nvb_rope_args;
 
@@ -2590,7 +2590,7 @@ typedef struct {
   uint32_t layer;
   // Must be 0.
   uint32_t reserved;
-  // I32 [sequences, entries], as in `nvb_rope_args`.
+  // Optional, I32 [sequences, entries], as in `nvb_rope_args`.
   nvb_tensor page_table;
 } nvb_kv_cache_append_args;
 

@@ -23,7 +23,7 @@ use std::sync::Mutex;
 use std::sync::{Arc, PoisonError};
 use table::DeviceTable;
 
-/// The largest page. Kernels take tiles of 16 keys, and a table of shorter pages costs more than it saves.
+/// The largest page: kernels keep the place of a token in its page in eight bits.
 pub const MAX_PAGE_TOKENS: usize = 256;
 /// The largest pool: kernels keep a page and a token's place in it in 32 bits.
 pub const MAX_PAGES: usize = 1 << 23;

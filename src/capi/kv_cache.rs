@@ -54,7 +54,7 @@ pub struct nvb_kv_cache_options {
     pub capacity: u32,
     /// `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
     pub dtype: u32,
-    /// Tokens of a page, 1 to 256; 0: no pages. 16 and more run fastest, in powers of two.
+    /// Tokens of a page, 1 to 256; 0: no pages.
     pub page_tokens: u32,
     /// Pages of all sequences together; 0: enough for every sequence at its capacity. Only with `page_tokens`.
     pub pages: u32,

@@ -69,7 +69,7 @@ impl Pages {
     /// are free.
     pub fn plan(&self, sequence: usize, held: usize, tokens: usize) -> Result<Taking> {
         let (have, want) = (held.div_ceil(self.page_tokens), tokens.div_ceil(self.page_tokens));
-        let last = (held % self.page_tokens != 0).then(|| self.row(sequence)[have - 1] as u32);
+        let last = (!held.is_multiple_of(self.page_tokens)).then(|| self.row(sequence)[have - 1] as u32);
         let copied = last.filter(|&page| self.users[page as usize] > 1);
         let taking = Taking { columns: (have - usize::from(copied.is_some()), want), copied };
         self.expect_free(sequence, taking.columns.1 - taking.columns.0, tokens)?;
