@@ -258,11 +258,11 @@ class Backend(Handle):
         arguments = AttentionPrefillArgs(query_starts=starts, sequence_count=len(query_starts) - 1, key_starts=keys, **tensors)
         return self.prepare("nvb_attention_prefill", attention, arguments, (starts, keys, tensors))
 
-    def attention_chunk(self, attention, cache, query_starts, slots, kv_lengths, layer=0, **tensors):
-        """Prepares a prefill of query rows that are the last of their sequences in the slots of `cache`."""
-        arrays = [int32_array(values) for values in (query_starts, slots, kv_lengths)]
+    def attention_chunk(self, attention, cache, query_starts, sequences, kv_lengths, layer=0, **tensors):
+        """Prepares a prefill of query rows that are the last of their sequences in `cache`."""
+        arrays = [int32_array(values) for values in (query_starts, sequences, kv_lengths)]
         arguments = AttentionPrefillArgs(
-            query_starts=arrays[0], sequence_count=len(slots), cache=cache.pointer, slots=arrays[1], kv_lengths=arrays[2], layer=layer,
+            query_starts=arrays[0], sequence_count=len(sequences), cache=cache.pointer, sequences=arrays[1], kv_lengths=arrays[2], layer=layer,
             **tensors)
         return self.prepare("nvb_attention_prefill", attention, arguments, (cache, arrays, tensors))
 
