@@ -4,7 +4,7 @@
     tools/list_driver_symbols.py            write both files
     tools/list_driver_symbols.py --check    exit 1 if they differ from what the crate declares
 
-The crate's source is asked of Cargo, so the version is the one that Cargo.lock names. Each `cu*` function that cust or src/
+The crate's source is asked of Cargo, so the version is the one that Cargo.lock names. Each `cu*` function that cust, src/ or tests/
 names gets a number, its place in the trampolines' table: a function that nobody can call needs no trampoline, and one that is
 missed fails the link. Each value of its result type `cudaError_enum` is listed because a Rust enum must
 never hold any other.
@@ -66,7 +66,7 @@ def main():
     crates = packages()
     folder, version = crates["cust_raw"]
     source = (folder / "src" / "cuda.rs").read_text()
-    used = named([crates["cust"][0] / "src", ROOT / "src"])
+    used = named([crates["cust"][0] / "src", ROOT / "src", ROOT / "tests"])
     called = [name for name in functions(source) if name in used]
     note = f"// Written by tools/list_driver_symbols.py from cust_raw {version}; do not edit."
     symbols = [f"NVB_DRIVER_SYMBOL({index}, {name})" for index, name in enumerate(called)]
