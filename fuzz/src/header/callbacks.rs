@@ -51,6 +51,28 @@ extern "C" fn tune(progress: *const c_void, user_data: *mut c_void) -> u32 {
     user_data as u32 & 1
 }
 
+/// The head of `nvb_kernel_plan`.
+#[repr(C)]
+struct PlanHead {
+    struct_size: usize,
+    operation: u32,
+    reason: u32,
+    kernel: *const c_char,
+    text: *const c_char,
+}
+
+extern "C" fn plan(plan: *const c_void, _user_data: *mut c_void) {
+    // SAFETY: a plan with its texts, by the header.
+    let (plan, text) = unsafe {
+        let plan = &*plan.cast::<PlanHead>();
+        (plan, std::ffi::CStr::from_ptr(plan.text))
+    };
+    if plan.kernel.is_null() || text.is_empty() || plan.struct_size < size_of::<PlanHead>() || plan.reason > 4 {
+        crate::crash::fail("a plan without a text, or of no reason");
+    }
+    HEARD.fetch_add(u64::from(plan.operation), Ordering::Relaxed);
+}
+
 /// The address of a callback of the header's type.
 pub fn address(kind: &str) -> usize {
     match kind {
@@ -59,6 +81,7 @@ pub fn address(kind: &str) -> usize {
         "nvb_free_callback" => free as *const () as usize,
         "nvb_reclaim_callback" => reclaim as *const () as usize,
         "nvb_stream_callback" => stream as *const () as usize,
+        "nvb_plan_callback" => plan as *const () as usize,
         "nvb_tune_callback" => tune as *const () as usize,
         _ => panic!("fuzz/src/header/callbacks.rs has no function of the type {kind}"),
     }
