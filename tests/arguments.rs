@@ -158,7 +158,7 @@ fn two_swapped_fields_of_one_type_in_a_header_are_named() {
 fn a_field_that_one_side_lacks_is_refused() {
     let copy = Copy::new("lacks_in_rust");
     let refusal = copy
-        .replace("src/cuda/rope.rs", "        slot_count: i32 = cache.map_or(0, |cache| cache.slots as i32),\n", "")
+        .replace("src/cuda/rope.rs", "        slot_count: i32 = cache.map_or(0, |cache| cache.sequences as i32),\n", "")
         .refusal();
     assert!(refusal.contains("nvb_rope_params has a field or a gap"), "{refusal}");
     let copy = Copy::new("lacks_in_a_header");
@@ -166,8 +166,9 @@ fn a_field_that_one_side_lacks_is_refused() {
     assert!(refusal.contains("slot_count"), "{refusal}");
     // Behind the last field nothing moves, and alignment hides some from a comparison of sizes.
     let copy = Copy::new("last_in_a_header");
-    let refusal =
-        copy.replace("csrc/rope/rope.h", "  float weight_offset;\n", "  float weight_offset, more;\n").refusal();
+    let refusal = copy
+        .replace("csrc/rope/rope.h", "  nvb_kv_placement placement;", "  nvb_kv_placement placement, more;")
+        .refusal();
     assert!(refusal.contains("nvb_rope_params has a field or a gap"), "{refusal}");
     let copy = Copy::new("hidden_by_alignment");
     let refusal = copy.replace("src/cuda/softmax.rs", "        reserved: u32 = 0,\n", "").refusal();

@@ -33,8 +33,8 @@ def packages():
 
 
 def named(folders):
-    """What looks like a function of the driver in Rust sources."""
-    texts = (file.read_text() for folder in folders for file in folder.rglob("*.rs"))
+    """What looks like a function of the driver in Rust and C sources."""
+    texts = (file.read_text() for folder in folders for file in folder.rglob("*") if file.suffix in (".rs", ".c"))
     return {name for text in texts for name in re.findall(r"\bcu[A-Z]\w+", text)}
 
 

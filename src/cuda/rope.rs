@@ -2,7 +2,7 @@
 
 use super::kv_placement::{sequence_stride, KvPlacement};
 use super::prelude::*;
-use crate::operation::rope::{Rope, Rotation};
+use crate::operation::rope::{Append, Rope, Rotation};
 use crate::tensor::{Heads, Tensor};
 
 mirror! {
@@ -53,7 +53,7 @@ mirror! {
         query_scale: f32 = op.query_scale,
         epsilon: f32 = op.epsilon,
         weight_offset: f32 = op.weight_offset,
-        placement: KvPlacement = cache.map_or(KvPlacement::CONTIGUOUS, |cache| KvPlacement::of(&cache.placement, cache.token_stride)),
+        placement: KvPlacement = placement_of(op),
     }
     with (query, query_token_stride, query_head_stride, query_dtype) = rows(op.query);
     with (key, key_token_stride, key_head_stride, key_dtype) = rows(op.key);
@@ -84,6 +84,11 @@ fn rows(heads: Option<Heads>) -> (*mut c_void, i64, i64, u32) {
 
 fn norm(weight: Option<Tensor>) -> (*const c_void, u32) {
     weight.map_or((std::ptr::null(), DType::F32 as u32), |weight| (weight.data.cast_const(), weight.dtype as u32))
+}
+
+fn placement_of(op: &Rope) -> KvPlacement {
+    let of = |append: Append| KvPlacement::of(&append.cache.placement, append.cache.token_stride);
+    op.append.map_or(KvPlacement::CONTIGUOUS, of)
 }
 
 pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Result<()> {
