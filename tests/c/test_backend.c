@@ -279,7 +279,7 @@ static void destroy_in_any_order(uint32_t* state) {
   desc.part_count = 1;
   nvb_kv_cache_options cache_options;
   nvb_kv_cache_options_init(&cache_options);
-  cache_options.layers = cache_options.slots = cache_options.kv_heads = 1;
+  cache_options.layers = cache_options.sequences = cache_options.kv_heads = 1;
   cache_options.head_dim = cache_options.capacity = 8;
   nvb_attention_options attention_options;
   nvb_attention_options_init(&attention_options);

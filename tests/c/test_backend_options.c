@@ -93,7 +93,7 @@ static void check_effect(const nvb_backend* backend, const char* field) {
   } else if (strcmp(field, "precision") == 0) {
     nvb_kv_cache_options options;
     nvb_kv_cache_options_init(&options);
-    options.layers = options.slots = options.kv_heads = 1;
+    options.layers = options.sequences = options.kv_heads = 1;
     options.head_dim = 8;
     options.capacity = 16;
     nvb_kv_cache* cache = NULL;

@@ -106,7 +106,7 @@ static void test_backend(void) {
   // The dtype that a call leaves open is the configuration's.
   nvb_kv_cache_options options;
   nvb_kv_cache_options_init(&options);
-  options.layers = options.slots = options.kv_heads = 1;
+  options.layers = options.sequences = options.kv_heads = 1;
   options.head_dim = 8;
   options.capacity = 16;
   nvb_kv_cache* cache = NULL;

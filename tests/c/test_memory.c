@@ -306,7 +306,7 @@ static void test_limit(void) {
   nvb_kv_cache* cache = NULL;
   nvb_kv_cache_options cache_options;
   nvb_kv_cache_options_init(&cache_options);
-  cache_options.layers = cache_options.slots = cache_options.kv_heads = 1;
+  cache_options.layers = cache_options.sequences = cache_options.kv_heads = 1;
   cache_options.head_dim = 64;
   cache_options.capacity = 64;
   cache_options.dtype = NVB_DTYPE_F32;

@@ -199,7 +199,7 @@ static void test_objects_in_capture(fixture* f) {
   desc.part_count = 1;
   nvb_kv_cache_options options;
   nvb_kv_cache_options_init(&options);
-  options.layers = options.slots = options.kv_heads = 1;
+  options.layers = options.sequences = options.kv_heads = 1;
   options.head_dim = 8;
   options.capacity = CAPACITY;
   // The streams of the call and of the backend, where caches are made.

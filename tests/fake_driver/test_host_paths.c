@@ -67,7 +67,7 @@ static nvb_status run(objects* o) {
   nvb_weight_desc desc = {.struct_size = sizeof desc, .parts = parts, .part_count = 2, .arrangement = NVB_WEIGHT_GATED};
   TRY(nvb_weight_create(o->backend, &desc, o->stream, &o->weight));
   nvb_kv_cache_options sizes = {
-      .struct_size = sizeof sizes, .layers = 2, .slots = 2, .kv_heads = 1, .head_dim = 16, .capacity = 8};
+      .struct_size = sizeof sizes, .layers = 2, .sequences = 2, .kv_heads = 1, .head_dim = 16, .capacity = 8};
   TRY(nvb_kv_cache_create(o->backend, &sizes, &o->cache));
 #undef TRY
   return NVB_OK;
