@@ -11,7 +11,7 @@ mod table;
 
 use crate::allocation::filled;
 use crate::error::{Error, Result};
-use crate::memory::{Allocation, MemoryManager};
+use crate::memory::{expect_awake, Allocation, MemoryManager};
 use crate::stream::Stream;
 use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor, MAX_HEAD_DIM};
 use engine::EngineMemory;
@@ -231,6 +231,16 @@ impl KvCache {
     }
 
     /// A layer of a cache whose memory is the library's, or whose blocks are whole sequences.
+    /// Refuses to change what sequences hold while the memory of the cache and its page table sleeps.
+    pub fn expect_awake(&self) -> Result<()> {
+        match &self.memory {
+            Memory::Library { allocation, .. } => {
+                expect_awake(allocation.pointer()).map_err(|error| error.context("the KV cache"))
+            }
+            Memory::Engine(_) => Ok(()),
+        }
+    }
+
     pub fn layer(&self, layer: usize) -> Result<CacheLayer> {
         self.layer_with(layer, None)
     }

@@ -334,5 +334,12 @@ fn change(
 ) -> Result<()> {
     let object = KV_CACHES.get(cache)?;
     let stream = stream_of(&object.backend, stream)?;
+    object.cache.expect_awake()?;
+    // Its books would change, and the page table on the device not.
+    if stream.sink().is_some() {
+        return Err(Error::invalid(
+            "the stream's operations are explained; what a cache holds can change on others alone",
+        ));
+    }
     work(&object.cache, &stream, &mut |copy| object.backend.queue(copy, &stream))
 }

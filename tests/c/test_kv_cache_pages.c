@@ -440,6 +440,38 @@ static void test_growth(fixture* f) {
   CHECK_OK(nvb_kv_cache_destroy(cache));
 }
 
+static void ignore(const nvb_kernel_plan* plan, void* user_data) {
+  (void)plan, (void)user_data;
+}
+
+// Nothing changes while the memory sleeps, nor on a stream whose operations do not run.
+static void test_standing_still(fixture* f) {
+  nvb_kv_cache* cache = create(f, with_pages());
+  CHECK_OK(nvb_kv_cache_reserve(cache, 0, 6, f->stream));
+  CHECK_OK(nvb_stream_synchronize(f->stream));
+  for (int explained = 0; explained < 2; ++explained) {
+    const char* word = explained ? "explained" : "asleep";
+    if (explained) {
+      CHECK_OK(nvb_stream_explain(f->backend, f->stream, ignore, NULL));
+    } else {
+      CHECK_OK(nvb_memory_sleep(f->memory, 1, NULL));
+    }
+    CHECK_FAILS(nvb_kv_cache_reserve(cache, 0, 9, f->stream), NVB_ERROR_INVALID_ARGUMENT, word);
+    CHECK_FAILS(nvb_kv_cache_truncate(cache, 0, 1, f->stream), NVB_ERROR_INVALID_ARGUMENT, word);
+    CHECK_FAILS(nvb_kv_cache_release(cache, 0, f->stream), NVB_ERROR_INVALID_ARGUMENT, word);
+    CHECK_FAILS(nvb_kv_cache_fork(cache, 0, 1, 4, f->stream), NVB_ERROR_INVALID_ARGUMENT, word);
+    CHECK_FAILS(nvb_kv_cache_copy(cache, 0, 1, 4, f->stream), NVB_ERROR_INVALID_ARGUMENT, word);
+    if (explained) {
+      CHECK_OK(nvb_stream_explain(f->backend, f->stream, NULL, NULL));
+    } else {
+      CHECK_OK(nvb_memory_wake(f->memory, NULL));
+    }
+    CHECK_EQUAL(length_of(cache, 0), 6);
+  }
+  CHECK_OK(nvb_kv_cache_truncate(cache, 0, 1, f->stream));
+  CHECK_OK(nvb_kv_cache_destroy(cache));
+}
+
 int main(void) {
   fixture f = open_fixture();
   test_options(&f);
@@ -449,6 +481,7 @@ int main(void) {
   test_ring(&f);
   test_engine_memory(&f);
   test_growth(&f);
+  test_standing_still(&f);
   holds(&f, NULL, 0, 0, 0, no_table);
   close_fixture(&f);
   return test_result();
