@@ -188,6 +188,9 @@ typedef struct nvb_gguf nvb_gguf;
 // truncate, fork, copy, release) may come from any thread, for one sequence one at a time. On the device they take effect in
 // the order of their stream, so they and the work on the cache share a stream or are ordered by events: a page that one
 // sequence gave back is another one's next.
+//
+// After an `nvb_memory_sleep` that discards contents the page table is gone like the keys: release every sequence before it is
+// used again.
 typedef struct nvb_kv_cache nvb_kv_cache;
 
 // softmax(cap(scale · Q·Kᵀ) + mask) · V with one set of heads, scale, cap and mask.
@@ -2154,7 +2157,8 @@ NVB_MUST_USE nvb_status nvb_kv_cache_get_bytes(const nvb_kv_cache *cache, uint64
 // needed. Does not synchronise, but once in some thousand pages it waits for copies of long ago. Allocates nothing. What
 // changes pages cannot be captured; a captured step reads the newest table.
 // Errors: `NVB_ERROR_OUT_OF_MEMORY` if too few pages are free, with the sequence and both numbers; nothing has changed then.
-// `NVB_ERROR_INVALID_ARGUMENT` (a number past its limit, a capture); `NVB_ERROR_UNSUPPORTED` for the engine's memory.
+// `NVB_ERROR_INVALID_ARGUMENT` (a number past its limit, a capture, memory that sleeps, a stream under `nvb_stream_explain`), of
+// the four calls below too; `NVB_ERROR_UNSUPPORTED` for the engine's memory.
 NVB_MUST_USE nvb_status nvb_kv_cache_reserve(nvb_kv_cache *cache,
                                 uint32_t sequence,
                                 uint32_t tokens,
@@ -3141,7 +3145,7 @@ static inline void nvb_tune_report_init(nvb_tune_report *value) {
 // `reason`: `nvb_kernel_override`.
 #define NVB_REASON_OVERRIDE 2
 
-// `reason`: `nvb_backend_tune`, or a tuning file.
+// `reason`: `nvb_tune_linear`, or a tuning file.
 #define NVB_REASON_TUNED 3
 
 // `reason`: `batch_invariant` leaves no choice.
@@ -3204,8 +3208,9 @@ NVB_MUST_USE nvb_status nvb_kernel_get(const nvb_backend *backend, uint32_t inde
 
 // From now on operations on `stream` (NULL: the backend's default stream) do not run: each call checks its arguments as ever
 // and tells `callback` how it would run, before it returns. With a NULL `callback` they run again. Any operation can be asked
-// so, copies and fills too; allocations, events and waits go on as before. The callback may be called until then with
-// `user_data`, from the threads that queue on the stream, and must not queue on it.
+// so, copies and fills too; allocations, events and waits go on as before, and what a KV cache holds cannot change on the
+// stream meanwhile. It holds for this handle: other handles of the same CUDA stream run their operations. The callback may be
+// called until then with `user_data`, from the threads that queue on the stream, and must not queue on it.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (the stream's operations are explained already).
 NVB_MUST_USE nvb_status nvb_stream_explain(const nvb_backend *backend,
                               nvb_stream *stream,
@@ -3213,8 +3218,8 @@ NVB_MUST_USE nvb_status nvb_stream_explain(const nvb_backend *backend,
                               void *user_data);
 
 // Writes which kernel the product would run and why (the override, a tuned entry, the default; what it falls back from),
-// which others could do it, and which cannot; `nvb_stream_explain` does so for every operation. `text` receives up to `capacity` bytes with a closing NUL and may be NULL;
-// `*needed` what all of it takes and may be NULL. Nothing is queued, and without a `weight` in `product` no memory is needed.
+// which others could do it, and which cannot; `nvb_stream_explain` does so for every operation. `text` receives up to
+// `capacity` bytes with a closing NUL and may be NULL; `*needed` what all of it takes and may be NULL. Nothing is queued, and without a `weight` in `product` no memory is needed.
 NVB_MUST_USE nvb_status nvb_kernel_explain(const nvb_backend *backend,
                               const nvb_linear_case *product,
                               char *text,

@@ -106,7 +106,7 @@ pub const NVB_REASON_ONLY: u32 = 0;
 pub const NVB_REASON_DEFAULT: u32 = 1;
 /// `reason`: `nvb_kernel_override`.
 pub const NVB_REASON_OVERRIDE: u32 = 2;
-/// `reason`: `nvb_backend_tune`, or a tuning file.
+/// `reason`: `nvb_tune_linear`, or a tuning file.
 pub const NVB_REASON_TUNED: u32 = 3;
 /// `reason`: `batch_invariant` leaves no choice.
 pub const NVB_REASON_BATCH_INVARIANT: u32 = 4;
@@ -177,8 +177,9 @@ impl Sink for Explainer {
 
 /// From now on operations on `stream` (NULL: the backend's default stream) do not run: each call checks its arguments as ever
 /// and tells `callback` how it would run, before it returns. With a NULL `callback` they run again. Any operation can be asked
-/// so, copies and fills too; allocations, events and waits go on as before. The callback may be called until then with
-/// `user_data`, from the threads that queue on the stream, and must not queue on it.
+/// so, copies and fills too; allocations, events and waits go on as before, and what a KV cache holds cannot change on the
+/// stream meanwhile. It holds for this handle: other handles of the same CUDA stream run their operations. The callback may be
+/// called until then with `user_data`, from the threads that queue on the stream, and must not queue on it.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the stream's operations are explained already).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_stream_explain(
@@ -202,8 +203,8 @@ pub unsafe extern "C" fn nvb_stream_explain(
 }
 
 /// Writes which kernel the product would run and why (the override, a tuned entry, the default; what it falls back from),
-/// which others could do it, and which cannot; `nvb_stream_explain` does so for every operation. `text` receives up to `capacity` bytes with a closing NUL and may be NULL;
-/// `*needed` what all of it takes and may be NULL. Nothing is queued, and without a `weight` in `product` no memory is needed.
+/// which others could do it, and which cannot; `nvb_stream_explain` does so for every operation. `text` receives up to
+/// `capacity` bytes with a closing NUL and may be NULL; `*needed` what all of it takes and may be NULL. Nothing is queued, and without a `weight` in `product` no memory is needed.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_kernel_explain(
     backend: *const nvb_backend,

@@ -36,6 +36,9 @@ use std::sync::Arc;
 /// truncate, fork, copy, release) may come from any thread, for one sequence one at a time. On the device they take effect in
 /// the order of their stream, so they and the work on the cache share a stream or are ordered by events: a page that one
 /// sequence gave back is another one's next.
+///
+/// After an `nvb_memory_sleep` that discards contents the page table is gone like the keys: release every sequence before it is
+/// used again.
 pub struct nvb_kv_cache {
     _private: [u8; 0],
 }
@@ -208,7 +211,8 @@ pub unsafe extern "C" fn nvb_kv_cache_get_bytes(cache: *const nvb_kv_cache, byte
 /// needed. Does not synchronise, but once in some thousand pages it waits for copies of long ago. Allocates nothing. What
 /// changes pages cannot be captured; a captured step reads the newest table.
 /// Errors: `NVB_ERROR_OUT_OF_MEMORY` if too few pages are free, with the sequence and both numbers; nothing has changed then.
-/// `NVB_ERROR_INVALID_ARGUMENT` (a number past its limit, a capture); `NVB_ERROR_UNSUPPORTED` for the engine's memory.
+/// `NVB_ERROR_INVALID_ARGUMENT` (a number past its limit, a capture, memory that sleeps, a stream under `nvb_stream_explain`), of
+/// the four calls below too; `NVB_ERROR_UNSUPPORTED` for the engine's memory.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_kv_cache_reserve(
     cache: *mut nvb_kv_cache,
