@@ -71,17 +71,18 @@ static nvb_kernel_info kernel_at(nvb_backend* backend, uint32_t index) {
   return info;
 }
 
-// Every kernel by name; the last one takes the product for a while.
+// Every kernel by name; the last one of products takes the product for a while.
 static void choose_by_name(nvb_backend* backend) {
-  uint32_t count = 0;
+  uint32_t count = 0, last = UINT32_MAX;
   MUST(nvb_kernel_count(backend, &count));
   for (uint32_t i = 0; i < count; ++i) {
     const nvb_kernel_info info = kernel_at(backend, i);
     printf("  %-32s inputs %s; weights %s\n", info.name, info.inputs, info.encodings);
+    if (info.operation == NVB_OPERATION_LINEAR) last = i;
   }
-  EXPECT(count > 0);
-  MUST(nvb_kernel_override(backend, NVB_OPERATION_LINEAR, kernel_at(backend, count - 1).name));
-  EXPECT(kernel_at(backend, count - 1).overridden == 1);
+  EXPECT(last != UINT32_MAX);
+  MUST(nvb_kernel_override(backend, NVB_OPERATION_LINEAR, kernel_at(backend, last).name));
+  EXPECT(kernel_at(backend, last).overridden == 1);
   explained(backend, "overridden", "");
   MUST(nvb_kernel_override(backend, NVB_OPERATION_LINEAR, NULL));
 }

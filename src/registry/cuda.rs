@@ -176,6 +176,12 @@ pub const KERNELS: &[Kernel] = &[
         "The same on compute capability 9.0 by linear_wgmma, scales and epilogue included.",
     ),
     attention(
+        "attention_prefill_wgmma",
+        Family::AttentionPrefill,
+        Limits { capability: 90, exact: true, ..VECTORS },
+        "On compute capability 9.0: warpgroups' tensor cores in turns, fed by bulk tensor copies; head_dim up to 256, keys and values contiguous.",
+    ),
+    attention(
         "attention_prefill_mma",
         Family::AttentionPrefill,
         VECTORS,
@@ -186,12 +192,6 @@ pub const KERNELS: &[Kernel] = &[
         Family::AttentionPrefill,
         Limits::NONE,
         "Plain f32 arithmetic, 64 query rows a block.",
-    ),
-    attention(
-        "attention_prefill_wgmma",
-        Family::AttentionPrefill,
-        Limits { capability: 90, exact: true, ..VECTORS },
-        "On compute capability 9.0: warpgroups' tensor cores in turns, fed by bulk tensor copies; head_dim up to 256; by name alone.",
     ),
     attention(
         "attention_decode_short",

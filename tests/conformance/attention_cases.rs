@@ -114,7 +114,8 @@ pub fn expect_attention(
     rows: &[(Vec<f64>, f64)],
 ) -> Outcome {
     let reference: Vec<f64> = rows.iter().flat_map(|row| row.0.iter().copied()).collect();
-    run.expect_within("output", output, &reference, attention_bound(kv, output.dtype))?;
+    let head_dim = rows.first().map_or(0, |row| row.0.len());
+    run.expect_rows("output", output, &reference, attention_bound(kv, output.dtype), head_dim)?;
     let Some(lse) = lse else { return Ok(()) };
     let limit = bound(kv);
     for (i, (out, row)) in run.read(lse)?.into_iter().zip(rows).enumerate() {

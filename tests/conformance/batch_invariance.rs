@@ -19,7 +19,7 @@ use nvbackend::operation::quantized_rows::QuantizedRows;
 use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
 use nvbackend::operation::OperationKind;
-use nvbackend::registry::kernels_of;
+use nvbackend::registry::{kernels_of, Kernel};
 use nvbackend::tensor::{DType, Tensor};
 use nvbackend::tuning::explain::explain;
 use nvbackend::tuning::tuner::Options;
@@ -366,7 +366,8 @@ fn one_kernel_a_product() {
         if candidates.len() != 1 || !text.contains("batch_invariant is set") || text.contains("nothing is tuned") {
             return Err(format!("{} candidates: {text}", candidates.len()).into());
         }
-        for (_, kernel) in kernels_of(DeviceKind::Cuda) {
+        let of_linear = |(_, kernel): &(_, &'static Kernel)| kernel.operation == OperationKind::Linear;
+        for (_, kernel) in kernels_of(DeviceKind::Cuda).filter(of_linear) {
             let outcome = executor.choices().set_override(OperationKind::Linear, kernel.name);
             expect_error(outcome, Status::Configuration, &[kernel.name, "batch_invariant"])?;
         }

@@ -71,6 +71,19 @@ pub fn round(dtype: DType, value: f64) -> f64 {
 /// and no element off by more than the bound of itself plus four root mean squares. What the reference has as NaN or
 /// infinite after rounding must be so in `out`. `slack`, if not empty, is forgiven of each element's error.
 pub fn compare(dtype: DType, out: &[f64], reference: &[f64], bound: f64, slack: &[f64]) -> Result<(), String> {
+    compare_rows(dtype, out, reference, bound, slack, reference.len())
+}
+
+/// The same for rows that differ in size, as those of attention do, whose first rows average few values: no element is off
+/// by more than the bound of itself plus four root mean squares of its own row, or of all, whichever is more.
+pub fn compare_rows(
+    dtype: DType,
+    out: &[f64],
+    reference: &[f64],
+    bound: f64,
+    slack: &[f64],
+    row: usize,
+) -> Result<(), String> {
     if out.len() != reference.len() {
         return Err(format!("{} values, {} expected", out.len(), reference.len()));
     }
@@ -95,7 +108,9 @@ pub fn compare(dtype: DType, out: &[f64], reference: &[f64], bound: f64, slack: 
     }
     let error = if error_square == 0.0 { 0.0 } else { (error_square / reference_square).sqrt() };
     let typical = (reference_square / finite.max(1) as f64).sqrt();
-    let excess = |&(i, error): &(usize, f64)| error - bound * (reference[i].abs() + 4.0 * typical);
+    let of_rows: Vec<f64> = reference.chunks(row.max(1)).map(root_mean_square).collect();
+    let typical = |i: usize| of_rows[i / row.max(1)].max(typical);
+    let excess = |&(i, error): &(usize, f64)| error - bound * (reference[i].abs() + 4.0 * typical(i));
     let worst = errors.iter().max_by(|a, b| excess(a).total_cmp(&excess(b)));
     if let Some(worst) = worst.filter(|worst| error.is_nan() || error > bound || excess(worst) > 0.0) {
         let i = worst.0;
@@ -108,6 +123,12 @@ pub fn compare(dtype: DType, out: &[f64], reference: &[f64], bound: f64, slack: 
         ));
     }
     Ok(())
+}
+
+/// Of the finite values.
+fn root_mean_square(values: &[f64]) -> f64 {
+    let finite = || values.iter().filter(|value| value.is_finite());
+    (finite().map(|value| value * value).sum::<f64>() / finite().count().max(1) as f64).sqrt()
 }
 
 fn relative(out: f64, reference: f64) -> f64 {
@@ -135,6 +156,14 @@ fn the_comparison_sees_what_it_must() {
     let mut out = vec![1.0; 10_000];
     out[7] = 1.0005;
     assert!(!close(&out, &[1.0; 10_000]), "one wrong element among many counts");
+    let (mut large, mut small) = (vec![1.0; 100], vec![0.01; 9_900]);
+    large[7] += 4e-5;
+    small[7] += 1e-5;
+    let reference: Vec<f64> = [vec![1.0; 100], vec![0.01; 9_900]].concat();
+    let rows = |out: &[f64]| compare_rows(DType::F32, out, &reference, 1e-5, &[], 100).is_ok();
+    assert!(!close(&[large.clone(), vec![0.01; 9_900]].concat(), &reference), "far off for most of its neighbours");
+    assert!(rows(&[large, vec![0.01; 9_900]].concat()), "near for its own row");
+    assert!(!rows(&[vec![1.0; 100], small].concat()), "far off in a row of small values");
     assert!(compare(DType::F16, &[0.0], &[2e-8], 1e-3, &[]).is_ok(), "less than half a subnormal rounds to 0");
     assert!(
         compare(DType::F16, &[65504.0], &[65519.0], 1e-3, &[]).is_ok()

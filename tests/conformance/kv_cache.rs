@@ -190,7 +190,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
         append(run, cache.layer()?, &keys, &held, &after)?;
         let rows: usize = chunk.iter().sum();
-        let queries = rounded(query_dtype, &run.random.normals(rows * heads * dim, 1.0));
+        let queries = rounded(kv, &rounded(query_dtype, &run.random.normals(rows * heads * dim, 1.0)));
         let query = run.tensor(query_dtype, &[rows, heads, dim], PLAIN, &queries)?;
         let output = run.output(query_dtype, &[rows, heads, dim], PLAIN)?;
         let lse = run.output(DType::F32, &[rows, heads], PLAIN)?;
@@ -228,7 +228,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
         _ => cache.layer()?,
     };
-    let queries = rounded(query_dtype, &run.random.normals(count * heads * dim, 1.0));
+    let queries = rounded(kv, &rounded(query_dtype, &run.random.normals(count * heads * dim, 1.0)));
     let query = run.tensor(query_dtype, &[count, heads, dim], PLAIN, &queries)?;
     let order: Vec<i32> = (0..count as i32).rev().collect();
     let row = |at: usize| {

@@ -1,6 +1,6 @@
 //! The harness: tensors in device memory between guards, poisoned outputs, and a report of every case that fails.
 
-use crate::compare::{bound, compare, decode, encode};
+use crate::compare::{bound, compare, compare_rows, decode, encode};
 use crate::device::{devices, Device};
 use crate::random::{seed, Random};
 use nvbackend::capi::backend::{nvb_backend, nvb_backend_synchronize};
@@ -270,8 +270,13 @@ impl Run<'_> {
     }
 
     pub fn expect_within(&self, name: &str, tensor: &Tensor, reference: &[f64], bound: f64) -> Outcome {
+        self.expect_rows(name, tensor, reference, bound, reference.len())
+    }
+
+    /// Compares rows that differ in size, as `compare_rows` does.
+    pub fn expect_rows(&self, name: &str, tensor: &Tensor, reference: &[f64], bound: f64, row: usize) -> Outcome {
         let out = self.read(tensor)?;
-        compare(tensor.dtype, &out, reference, bound, &[]).map_err(|text| Failure(format!("{name}: {text}")))
+        compare_rows(tensor.dtype, &out, reference, bound, &[], row).map_err(|text| Failure(format!("{name}: {text}")))
     }
 
     /// Compares as `expect` does, for x · Φ(x) and its like: 1 + erf and 1 + tanh cancel where x is negative, which

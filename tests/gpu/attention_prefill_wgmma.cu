@@ -5,6 +5,7 @@
 //   target/gpu/attention_prefill_wgmma check [CASE]        the cases whose names contain CASE
 //   target/gpu/attention_prefill_wgmma bench [HEAD_DIM]    TFLOP/s of the shapes below
 //   target/gpu/attention_prefill_wgmma tiles [HEAD_DIM]    the same with other tiles, to choose among them
+//   target/gpu/attention_prefill_wgmma once HEAD_DIM CAUSAL LENGTH    one shape, launched three times, for a profiler
 //
 // Shapes: BF16, 16,384 tokens in sequences of 512 to 16,384, 2048 / head_dim heads, head_dim 64, 128 and 256, with and
 // without a causal mask, which counts half of the operations; and grouped heads, a window and a value dim of its own. A
@@ -143,8 +144,7 @@ struct Memory {
 
 using Launch = cudaError_t (*)(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch);
 
-double measure(const Shape& shape, const Memory& memory, cudaStream_t stream,
-               Launch launch_kernel = nvb::prefill_wgmma::launch_prefill) {
+nvb_attention_prefill_params params_of(const Shape& shape, const Memory& memory) {
   nvb_attention_prefill_params p = {};
   p.query = memory.data[0], p.key = memory.data[1], p.value = memory.data[2], p.output = memory.data[3];
   p.query_head_stride = shape.head_dim, p.query_token_stride = int64_t{shape.query_heads} * shape.head_dim;
@@ -159,6 +159,12 @@ double measure(const Shape& shape, const Memory& memory, cudaStream_t stream,
   for (int i = 0; i < p.sequences; ++i) {
     p.sequence[i] = {i * shape.length * p.key_token_stride, i * shape.length, shape.length, shape.length, 0};
   }
+  return p;
+}
+
+double measure(const Shape& shape, const Memory& memory, cudaStream_t stream,
+               Launch launch_kernel = nvb::prefill_wgmma::launch_prefill) {
+  const nvb_attention_prefill_params p = params_of(shape, memory);
   const nvb_launch launch = device_launch(stream);
   const double operations = 2.0 * (shape.head_dim + shape.value_dim) * shape.query_heads * p.sequences * pairs(shape);
   // About 20 ms a replay at 500 TFLOP/s.
@@ -278,5 +284,13 @@ int main(int argc, char** argv) {
   if (what == "check" || what == "all") failures = check(which);
   if (what == "bench" || what == "all") bench(std::atoi(which.c_str()));
   if (what == "tiles") compare_tiles(std::atoi(which.c_str()));
+  if (what == "once" && argc == 5) {
+    const int head_dim = std::atoi(argv[2]), heads = 2048 / head_dim;
+    const Memory memory(size_t{kTokens} * 4096);
+    const nvb_attention_prefill_params p =
+        params_of({head_dim, head_dim, heads, heads, std::atoi(argv[4]), std::atoi(argv[3]) != 0, 0}, memory);
+    for (int i = 0; i < 3; ++i) MUST(nvb::prefill_wgmma::launch_prefill(p, head_dim, device_launch(nullptr)));
+    MUST(cudaDeviceSynchronize());
+  }
   return failures == 0 ? 0 : 1;
 }

@@ -149,9 +149,13 @@ int arrange(const nvb_attention_prefill_params& p, int value_dim, int rows_per_t
     const int of_group = group_pairs(pairs, sorted[first].kv_length, 2 * (p.head_dim + value_dim), launch);
     const int64_t groups = (pairs + of_group - 1) / of_group;
     int64_t group_tiles = tiles_of(first) * of_group * (p.query_heads / p.kv_heads);
-    if (aligns && group_tiles >= 2 * blocks && group_tiles <= INT32_MAX / 2) {
-      arguments.group_alignment = blocks;
-      group_tiles = round_up(static_cast<int>(group_tiles), blocks);
+    if (aligns && group_tiles <= INT32_MAX / 2) {
+      // Two groups that share a round cost up to 0.7 of it, empty places their part.
+      const int aligned = round_up(static_cast<int>(group_tiles), blocks);
+      if (aligned - group_tiles <= group_tiles / 8) {
+        arguments.group_alignment = blocks;
+        group_tiles = aligned;
+      }
     }
     arguments.bundle[arguments.bundles++] = {static_cast<int32_t>(tiles), static_cast<uint32_t>(first),
                                              static_cast<uint32_t>(of_group)};
