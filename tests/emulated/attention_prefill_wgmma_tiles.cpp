@@ -8,6 +8,7 @@ namespace prefill_wgmma {
   template cudaError_t launch_tile<__half, tiles::TILE>(const Arguments&, int, const nvb_launch&); \
   template cudaError_t launch_tile<__nv_bfloat16, tiles::TILE>(const Arguments&, int, const nvb_launch&)
 NVB_TILE(D64);
+NVB_TILE(D64_SHORT);
 NVB_TILE(D96);
 NVB_TILE(D128);
 NVB_TILE(D128_FULL);

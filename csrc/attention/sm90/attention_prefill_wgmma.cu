@@ -15,6 +15,7 @@ namespace prefill_wgmma {
   extern template cudaError_t launch_tile<__half, tiles::TILE>(const Arguments&, int, const nvb_launch&); \
   extern template cudaError_t launch_tile<__nv_bfloat16, tiles::TILE>(const Arguments&, int, const nvb_launch&)
 NVB_EXTERN(D64);
+NVB_EXTERN(D64_SHORT);
 NVB_EXTERN(D96);
 NVB_EXTERN(D128);
 NVB_EXTERN(D128_FULL);
@@ -201,9 +202,20 @@ cudaError_t launch_with(const nvb_attention_prefill_params& p, int value_dim, co
   return launch_tile<T, Tile>(arguments, blocks, launch);
 }
 
+// Keys of the longest sequence with which tiles of 128 rows, which waste less on the diagonal, gain over 192: 204
+// against 192 TFLOP/s at 512 keys, causal, and 336 against 359 at 2,048 on an H200.
+constexpr int kShort = 768;
+
+int longest(const nvb_attention_prefill_params& p) {
+  int keys = 0;
+  for (int i = 0; i < p.sequences; ++i) keys = std::max(keys, p.sequence[i].kv_length);
+  return keys;
+}
+
 template <typename T>
 cudaError_t launch_dtype(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
   const bool full = !p.causal && p.window == 0;
+  if (p.head_dim <= 64 && !full && longest(p) <= kShort) return launch_with<T, tiles::D64_SHORT>(p, value_dim, launch);
   if (p.head_dim <= 64) return launch_with<T, tiles::D64>(p, value_dim, launch);
   if (p.head_dim <= 96) return launch_with<T, tiles::D96>(p, value_dim, launch);
   if (p.head_dim <= 128 && full) return launch_with<T, tiles::D128_FULL>(p, value_dim, launch);

@@ -40,9 +40,11 @@ struct Tile {
 };
 
 // For sequences with a mask that depends on the row, and for those that see every key (`_FULL`), where larger tiles
-// have no edge to waste work on. The sizes are FlashAttention 3's but for D64 and D96, which keep P in registers.
+// have no edge to waste work on; `_SHORT`: for short sequences. The sizes are FlashAttention 3's but for D64 and D96,
+// which keep P in registers.
 namespace tiles {
 using D64 = Tile<64, 64, 3, 128, true>;
+using D64_SHORT = Tile<64, 64, 2, 128, true>;
 using D96 = Tile<96, 96, 2, 128, true>;
 using D128 = Tile<128, 128, 2, 128, true>;
 using D128_FULL = Tile<128, 128, 2, 176, true>;
