@@ -3211,7 +3211,7 @@ NVB_MUST_USE nvb_status nvb_kernel_get(const nvb_backend *backend, uint32_t inde
 // so, copies and fills too; allocations, events and waits go on as before, and what a KV cache holds cannot change on the
 // stream meanwhile. It holds for this handle: other handles of the same CUDA stream run their operations. The callback may be
 // called until then with `user_data`, from the threads that queue on the stream, and must not queue on it.
-// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the stream's operations are explained already).
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the stream's operations are explained or recorded already).
 NVB_MUST_USE nvb_status nvb_stream_explain(const nvb_backend *backend,
                               nvb_stream *stream,
                               nvb_plan_callback callback,

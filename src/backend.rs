@@ -14,7 +14,7 @@ use crate::memory::allocator::EngineAllocator;
 use crate::memory::{expect_awake, MemoryManager, MemoryOptions};
 use crate::metrics::{nvtx, Metrics};
 use crate::operation::{Operation, OperationKind};
-use crate::stream::Stream;
+use crate::stream::{Owner, Stream};
 use crate::tensor::{DType, Tensor};
 use crate::tuning::case::Case;
 use crate::tuning::tuner::{Options, Progress, Report};
@@ -77,15 +77,20 @@ impl Backend {
         &self.executor
     }
 
-    /// Queues an operation on a stream of this backend.
+    /// Queues an operation that names memory of its caller's alone on a stream of this backend.
     pub fn queue(&self, op: impl Into<Operation>, stream: &Stream) -> Result<()> {
+        self.queue_with(op, None, stream)
+    }
+
+    /// Queues an operation, with the owner of the weight or the cache that it names: a recorded one outlives their handles.
+    pub fn queue_with(&self, op: impl Into<Operation>, owner: Option<Owner>, stream: &Stream) -> Result<()> {
         let op = op.into();
         op.expect_apart()?;
         if op.computes() {
             stream.expect_awake()?;
         }
         if let Some(sink) = stream.sink() {
-            return sink.take(&op);
+            return sink.take(op, owner);
         }
         let _range = nvtx::range(op.kind().label());
         self.metrics.queue(&op, stream)
@@ -233,7 +238,7 @@ impl Backend {
 
     /// Waits for the default stream, because the caller frees next what its work may still read.
     pub fn finish(&self) {
-        if let Err(error) = self.default_stream.synchronize() {
+        if let Err(error) = self.executor.stream_synchronize(self.default_stream.raw()) {
             log::warn!(target: "nvbackend::backend", "while the backend was destroyed: {error}");
         }
     }

@@ -12,6 +12,7 @@ use crate::allocation::collected;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
+use crate::stream::Owner;
 use crate::tensor::CacheLayer;
 use std::sync::Arc;
 
@@ -181,7 +182,7 @@ pub unsafe extern "C" fn nvb_attention_prefill(
         // SAFETY: the arrays have these lengths, by the header's contract.
         let query_starts = unsafe { slice("query_starts", args.query_starts, count + 1)? };
         // Another thread may destroy the cache's handle: it lives until the work is queued, which holds its memory.
-        let _cache;
+        let mut owner: Option<Owner> = None;
         let op = if args.cache.is_null() {
             // SAFETY: as above.
             let key_starts = unsafe { slice("key_starts", args.key_starts, count + 1)? };
@@ -192,8 +193,8 @@ pub unsafe extern "C" fn nvb_attention_prefill(
             };
             AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
         } else {
-            let layer;
-            (_cache, layer) = layer_to_use(backend, (args.cache, args.layer), &args.page_table)?;
+            let (cache, layer) = layer_to_use(backend, (args.cache, args.layer), &args.page_table)?;
+            owner = Some(cache);
             // SAFETY: as above.
             let kv_lengths = unsafe { slice("kv_lengths", args.kv_lengths, count)? };
             let in_order: Vec<i32>;
@@ -207,7 +208,7 @@ pub unsafe extern "C" fn nvb_attention_prefill(
             let source = KeySource::Cache { layer, sequences, kv_lengths };
             AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
         };
-        backend.queue(op, &stream)
+        backend.queue_with(op, owner, &stream)
     })
 }
 
@@ -245,7 +246,7 @@ pub unsafe extern "C" fn nvb_attention_decode(
         let stream = stream_of(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        let (_cache, layer) = layer_to_use(backend, (args.cache, args.layer), &args.page_table)?;
-        backend.queue(decode_of(Reading::Memory(backend), &object, &args, layer)?, &stream)
+        let (owner, layer) = layer_to_use(backend, (args.cache, args.layer), &args.page_table)?;
+        backend.queue_with(decode_of(Reading::Memory(backend), &object, &args, layer)?, Some(owner), &stream)
     })
 }

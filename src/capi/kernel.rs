@@ -9,7 +9,7 @@ use crate::executor::{Executor, Reason};
 use crate::operation::{Operation, OperationKind};
 use crate::registry::key::encoding_name;
 use crate::registry::{kernels, kernels_of, KernelId};
-use crate::stream::Sink;
+use crate::stream::{Owner, Purpose, Sink};
 use crate::tuning::explain::explain;
 use crate::tuning::explain_operation::explain_operation;
 use std::ffi::CString;
@@ -147,10 +147,14 @@ unsafe impl Send for Explainer {}
 unsafe impl Sync for Explainer {}
 
 impl Sink for Explainer {
-    fn take(&self, op: &Operation) -> Result<()> {
-        let plan = self.executor.plan(op)?;
+    fn purpose(&self) -> Purpose {
+        Purpose::Explanation
+    }
+
+    fn take(&self, op: Operation, _owner: Option<Owner>) -> Result<()> {
+        let plan = self.executor.plan(&op)?;
         let no_nul = |text: String| CString::new(text).map_err(|_| Error::invalid("a text with a NUL"));
-        let text = no_nul(explain_operation(&*self.executor, op, &plan))?;
+        let text = no_nul(explain_operation(&*self.executor, &op, &plan))?;
         let kernel = no_nul(plan.kernel.to_string())?;
         let cost = op.cost();
         let plan = nvb_kernel_plan {
@@ -180,7 +184,7 @@ impl Sink for Explainer {
 /// so, copies and fills too; allocations, events and waits go on as before, and what a KV cache holds cannot change on the
 /// stream meanwhile. It holds for this handle: other handles of the same CUDA stream run their operations. The callback may be
 /// called until then with `user_data`, from the threads that queue on the stream, and must not queue on it.
-/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the stream's operations are explained already).
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the stream's operations are explained or recorded already).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_stream_explain(
     backend: *const nvb_backend,
@@ -194,10 +198,7 @@ pub unsafe extern "C" fn nvb_stream_explain(
             Some(callback) => {
                 stream.begin_sink(Arc::new(Explainer { executor: backend.executor().clone(), callback, user_data }))
             }
-            None => {
-                stream.end_sink();
-                Ok(())
-            }
+            None => stream.end_sink(|sink| sink.purpose() == Purpose::Explanation),
         }
     })
 }

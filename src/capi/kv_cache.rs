@@ -160,6 +160,7 @@ pub unsafe extern "C" fn nvb_kv_cache_create(
         };
         let created = if given.memory_count == 0 {
             let stream = stream_of(&backend, std::ptr::null_mut())?;
+            stream.expect_unrecorded("the making of a cache")?;
             let created = KvCache::new(backend.memory(), options, &stream)?;
             // Other streams may use the memory at once.
             stream.synchronize()?;
@@ -340,10 +341,6 @@ fn change(
     let stream = stream_of(&object.backend, stream)?;
     object.cache.expect_awake()?;
     // Its books would change, and the page table on the device not.
-    if stream.sink().is_some() {
-        return Err(Error::invalid(
-            "the stream's operations are explained; what a cache holds can change on others alone",
-        ));
-    }
+    stream.expect_no_sink("what a cache holds can change")?;
     work(&object.cache, &stream, &mut |copy| object.backend.queue(copy, &stream))
 }

@@ -72,6 +72,7 @@ impl ManagerObject {
         if std::ptr::addr_eq(device, Arc::as_ptr(self.backend.executor())) {
             return self.backend.queue(op, stream);
         }
+        stream.expect_unrecorded("a copy or fill of main memory by the host")?;
         op.expect_apart()?;
         run(device, stream.raw())
     }
@@ -294,6 +295,7 @@ pub unsafe extern "C" fn nvb_memory_prefetch(
         if to_host > 1 {
             return Err(Error::invalid(format!("to_host is {to_host}; 0 or 1 is needed")));
         }
+        stream.expect_unrecorded("a prefetch")?;
         object.memory.prefetch(pointer, bytes, to_host == 1, stream.raw())
     })
 }

@@ -15,6 +15,7 @@ use crate::operation::linear::{Linear, LinearTensors};
 use crate::operation::rms_norm::RmsNorm;
 use crate::operation::rope::{Append, Rope, RopeArguments, Rotation};
 use crate::operation::Activation;
+use crate::stream::Owner;
 use crate::weight::WeightView;
 
 /// `activation`: x
@@ -305,10 +306,10 @@ pub unsafe extern "C" fn nvb_embedding(
     guard!(nvb_embedding, {
         arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
-        let (_table, table) = weight_to_read(&backend, args.table)?;
+        let (owner, table) = weight_to_read(&backend, args.table)?;
         let tokens = device_tensor(&backend, "tokens", &args.tokens)?;
         let output = device_tensor(&backend, "output", &args.output)?;
-        backend.queue(Embedding::new(tokens, table, or(args.scale, 1.0), output)?, &stream)
+        backend.queue_with(Embedding::new(tokens, table, or(args.scale, 1.0), output)?, Some(owner), &stream)
     })
 }
 
@@ -420,8 +421,8 @@ pub unsafe extern "C" fn nvb_linear(
 ) -> nvb_status {
     guard!(nvb_linear, {
         arguments!(backend, args, stream);
-        let (_weight, weight) = weight_to_read(&backend, args.weight)?;
-        backend.queue(linear_of(Reading::Memory(&backend), &args, weight)?, &stream)
+        let (owner, weight) = weight_to_read(&backend, args.weight)?;
+        backend.queue_with(linear_of(Reading::Memory(&backend), &args, weight)?, Some(owner), &stream)
     })
 }
 
@@ -457,9 +458,12 @@ pub unsafe extern "C" fn nvb_rope(
     guard!(nvb_rope, {
         arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
-        let cache = match args.cache.is_null() {
-            true => None,
-            false => Some(layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?),
+        let (owner, cache) = match args.cache.is_null() {
+            true => (None, None),
+            false => {
+                let (owner, cache) = layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?;
+                (Some(owner as Owner), Some(cache))
+            }
         };
         let query = optional_device_tensor(&backend, "query", &args.query)?;
         let key = optional_device_tensor(&backend, "key", &args.key)?;
@@ -482,9 +486,9 @@ pub unsafe extern "C" fn nvb_rope(
                 position_scale: or(args.position_scale, 1.0),
                 rotary_dim: if args.rotary_dim == 0 { head_dim & !1 } else { args.rotary_dim as usize },
             }),
-            append: cache.as_ref().map(|(_, cache)| Append { cache: *cache, sequences }),
+            append: cache.map(|cache| Append { cache, sequences }),
         })?;
-        backend.queue(op, &stream)
+        backend.queue_with(op, owner, &stream)
     })
 }
 
@@ -498,7 +502,7 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
     guard!(nvb_kv_cache_append, {
         arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
-        let (_cache, cache) = layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?;
+        let (owner, cache) = layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?;
         let sequences = optional_device_tensor(&backend, "sequences", &args.sequences)?;
         let op = Rope::new(RopeArguments {
             query: None,
@@ -515,6 +519,6 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
             rotation: None,
             append: Some(Append { cache, sequences }),
         })?;
-        backend.queue(op, &stream)
+        backend.queue_with(op, Some(owner), &stream)
     })
 }

@@ -120,7 +120,7 @@ pub unsafe extern "C" fn nvb_grouped_linear(
 ) -> nvb_status {
     guard!(nvb_grouped_linear, {
         arguments!(backend, args, stream);
-        let (_weight, weight) = weight_to_read(&backend, args.weight)?;
-        backend.queue(grouped_linear_of(Reading::Memory(&backend), &args, weight)?, &stream)
+        let (owner, weight) = weight_to_read(&backend, args.weight)?;
+        backend.queue_with(grouped_linear_of(Reading::Memory(&backend), &args, weight)?, Some(owner), &stream)
     })
 }

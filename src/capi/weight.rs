@@ -286,6 +286,7 @@ pub unsafe extern "C" fn nvb_weight_create(
             other => return Err(Error::invalid(format!("source is {other}; NVB_SOURCE_… (0 to 2) is needed"))),
         };
         let stream = stream_of(&backend, stream)?;
+        stream.expect_unrecorded("the making of a weight")?;
         // SAFETY: the header's contract.
         let created = unsafe {
             if desc.source_format == NVB_SOURCE_FORMAT_TENSOR {
@@ -318,6 +319,7 @@ pub unsafe extern "C" fn nvb_weight_dequantize(
     guard!(nvb_weight_dequantize, {
         let object = WEIGHTS.get(weight)?;
         let stream = stream_of(&object.backend, stream)?;
+        stream.expect_unrecorded("a dequantised weight, which is waited for")?;
         // SAFETY: NULL or a tensor, by the header's contract.
         let output = unsafe { output.as_ref() }.ok_or_else(|| Error::invalid("`output` is NULL"))?;
         let output = device_tensor(&object.backend, "output", output)?;

@@ -25,6 +25,7 @@ impl Event {
     }
 
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        stream.expect_unrecorded("an event")?;
         self.executor.event_record(self.raw, stream.raw())
     }
 

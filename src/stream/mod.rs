@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use event::Event;
-pub use sink::Sink;
 use sink::SinkSlot;
+pub use sink::{Owner, Purpose, Sink};
 
 fn announce_end(device: &dyn Device, stream: RawHandle) {
     observers_of(device).iter().for_each(|observer| observer.stream_ends(stream));
@@ -43,14 +43,14 @@ pub const WORKSPACE_ALIGNMENT: usize = 256;
 pub struct Stream {
     executor: Arc<dyn Executor>,
     raw: RawHandle,
-    owner: Owner,
+    owner: Ownership,
     /// What this object has set; NULL: nothing.
     workspace: AtomicPtr<c_void>,
     sink: SinkSlot,
 }
 
 /// Whose the raw stream is.
-enum Owner {
+enum Ownership {
     This,
     Caller,
     /// A stream manager's; the lease tells it when this object is gone.
@@ -64,20 +64,20 @@ impl Stream {
     pub fn new(executor: &Arc<dyn Executor>, priority: i32) -> Result<Stream> {
         let raw = executor.stream_create(priority)?;
         handles::enter(executor, raw);
-        Ok(Stream::of(executor, raw, Owner::This))
+        Ok(Stream::of(executor, raw, Ownership::This))
     }
 
     /// A stream that the caller owns and outlives this object. Others may wrap it as well.
     pub fn wrap(executor: &Arc<dyn Executor>, raw: RawHandle) -> Stream {
         handles::enter(executor, raw);
-        Stream::of(executor, raw, Owner::Caller)
+        Stream::of(executor, raw, Ownership::Caller)
     }
 
     fn leased(stream: &Stream, lease: manager::Lease) -> Stream {
-        Stream::of(&stream.executor, stream.raw, Owner::Manager { _lease: lease })
+        Stream::of(&stream.executor, stream.raw, Ownership::Manager { _lease: lease })
     }
 
-    fn of(executor: &Arc<dyn Executor>, raw: RawHandle, owner: Owner) -> Stream {
+    fn of(executor: &Arc<dyn Executor>, raw: RawHandle, owner: Ownership) -> Stream {
         Stream { executor: executor.clone(), raw, owner, workspace: AtomicPtr::default(), sink: SinkSlot::default() }
     }
 
@@ -96,11 +96,13 @@ impl Stream {
     }
 
     pub fn synchronize(&self) -> Result<()> {
+        self.expect_unrecorded("a wait of the host")?;
         self.executor.stream_synchronize(self.raw)
     }
 
     /// As `synchronize`, for at most `timeout`; false if the time is over. The work itself goes on.
     pub fn synchronize_for(&self, timeout: Duration) -> Result<bool> {
+        self.expect_unrecorded("a wait of the host")?;
         wait::until(|| self.query(), timeout)
     }
 
@@ -109,6 +111,7 @@ impl Stream {
     /// # Safety
     /// `callback` may be called with `user_data` from any thread until it has run.
     pub unsafe fn add_callback(&self, callback: HostCallback, user_data: *mut c_void) -> Result<()> {
+        self.expect_unrecorded("a callback")?;
         // SAFETY: the caller's contract.
         unsafe { self.executor.stream_callback(self.raw, callback, user_data) }
     }
@@ -123,7 +126,8 @@ impl Stream {
     /// # Safety
     /// As for `Executor::stream_set_workspace`.
     pub unsafe fn set_workspace(&self, data: *mut c_void, bytes: usize) -> Result<()> {
-        if let Owner::Manager { .. } = self.owner {
+        self.expect_unrecorded("a change of the stream's workspace")?;
+        if let Ownership::Manager { .. } = self.owner {
             return Err(Error::invalid("a stream of a stream manager may have several users: it takes no workspace"));
         }
         if data.is_null() && bytes != 0 {
@@ -151,6 +155,7 @@ impl Stream {
     }
 
     pub fn wait(&self, event: &Event) -> Result<()> {
+        self.expect_unrecorded("a wait for an event")?;
         self.executor.stream_wait_event(self.raw, event.raw())
     }
 }
@@ -159,16 +164,16 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let Stream { executor, raw, owner, .. } = self;
         match owner {
-            Owner::This => handles::leave(executor, *raw, true, || {
+            Ownership::This => handles::leave(executor, *raw, true, || {
                 announce_end(&**executor, *raw);
                 executor.stream_destroy(*raw);
             }),
-            Owner::Caller => handles::leave(executor, *raw, false, || {
+            Ownership::Caller => handles::leave(executor, *raw, false, || {
                 announce_end(&**executor, *raw);
                 executor.stream_release(*raw);
             }),
             // The manager's own object ends it.
-            Owner::Manager { .. } => {}
+            Ownership::Manager { .. } => {}
         }
     }
 }
