@@ -39,8 +39,8 @@
 //             options · Backend options · Backend · Hardware: usage, peers, recommendation · Memory · Memory: limits,
 //             reclaim and sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager ·
 //             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Operations of a layer ·
-//             Batched and grouped products · Elementwise operations and sampling · Workspace of the caller's ·
-//             Profiling · Tuning · Kernels.
+//             Batched and grouped products · Elementwise operations and sampling · Workspace of the caller's · Graphs
+//             · Profiling · Tuning · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -197,6 +197,20 @@ typedef struct nvb_kv_cache nvb_kv_cache;
 //
 // Threads: calls that take `const nvb_attention *` may run at once from many threads.
 typedef struct nvb_attention nvb_attention;
+
+// A list of operations that is recorded from a stream's calls and then launched as often as it is needed, such as one decode
+// step of a model.
+//
+// `nvb_graph_begin(graph, stream)`, the ordinary calls of operations, copies and fills, `nvb_graph_end(graph, stream)`; from
+// then on `nvb_graph_launch(graph, stream)`. While a stream is recorded its operations are checked as ever and do not run. What
+// varies from launch to launch lies in device memory (tokens, positions, page tables), or in page-locked host memory that a
+// recorded copy reads at each launch; shapes, addresses and numbers in arguments are those of the recording.
+//
+// A graph keeps the weights and KV caches that it names: their handles may be destroyed. The memory behind tensors and copies
+// is the caller's, who keeps it allocated until the last launch has finished.
+//
+// Threads: one at a time. A stream is recorded by one thread; others use other streams meanwhile.
+typedef struct nvb_graph nvb_graph;
 
 // Status codes and errors -----------------------------------------------------------------------------------------
 //
@@ -2924,6 +2938,98 @@ NVB_MUST_USE nvb_status nvb_argmax_get_workspace_size(const nvb_backend *backend
 
 // Writes the bytes of workspace that `nvb_sample` needs with these arguments; see `nvb_linear_get_workspace_size`.
 NVB_MUST_USE nvb_status nvb_sample_get_workspace_size(const nvb_backend *backend, const nvb_sample_args *args, size_t *bytes);
+
+// Graphs ----------------------------------------------------------------------------------------------------------
+//
+// The object `nvb_graph`: operations recorded once and launched often, such as a decode step.
+
+// `state`: nothing was recorded yet.
+#define NVB_GRAPH_EMPTY 0
+
+// `state`: between `nvb_graph_begin` and `nvb_graph_end`.
+#define NVB_GRAPH_RECORDING 1
+
+// `state`: it may be launched.
+#define NVB_GRAPH_RECORDED 2
+
+// `format`, of `nvb_graph_describe`: lines for people.
+#define NVB_GRAPH_FORMAT_TEXT 0
+
+// `format`: JSON, {"nodes": [{"index", "operation", "operations", "bytes", "dependencies", "reads", "writes"}]}.
+#define NVB_GRAPH_FORMAT_JSON 1
+
+// `format`: DOT, from which Graphviz draws a picture.
+#define NVB_GRAPH_FORMAT_GRAPHVIZ 2
+
+// What a graph holds.
+typedef struct {
+  size_t struct_size;
+  // `NVB_GRAPH_EMPTY`, `_RECORDING` or `_RECORDED`; only of the last is there more to tell.
+  uint32_t state;
+  // Recorded operations.
+  uint32_t nodes;
+  // Bytes of device memory that the graph has as workspace. 0 before the first launch, which may take them, and on the CPU.
+  uint64_t workspace_bytes;
+  // What all nodes must do at the least: floating-point operations, and bytes with each input read and each output written
+  // once.
+  double operations;
+  double bytes;
+} nvb_graph_info;
+
+// Creates a graph that holds nothing.
+NVB_MUST_USE nvb_status nvb_graph_create(const nvb_backend *backend, nvb_graph **graph);
+
+// Destroys the handle; NULL is fine. Ends the recording that it is in. Launches that are queued run to their end, and memory
+// that only the graph keeps is given back after the device's work.
+nvb_status nvb_graph_destroy(nvb_graph *graph);
+
+// From now on, until `nvb_graph_end`, the operations of `stream` (NULL: the backend's default stream) are recorded and do not
+// run. It holds for this handle: other handles of the same CUDA stream run their operations. A call that is refused is not
+// recorded, and the recording goes on.
+//
+// Meanwhile the stream refuses what a graph cannot hold: waits of the host or for events, events, callbacks, prefetches,
+// another workspace, copies of pageable host memory on a GPU, weights and caches being made on it, and calls that change what a
+// KV cache holds. Memory is allocated and freed on it at once, as ever: do so before or after. Launching another graph on it
+// records that one's operations.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph is recorded already or has been; the stream's operations are explained or
+// recorded; CUDA captures the stream; a stream of another backend).
+NVB_MUST_USE nvb_status nvb_graph_begin(nvb_graph *graph,
+                           nvb_stream *stream);
+
+// Ends the recording; the stream's operations run again. An empty recording is a graph whose launch does nothing.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph is not being recorded, or on another stream); `NVB_ERROR_OUT_OF_MEMORY` of
+// the host, after which the graph is empty.
+NVB_MUST_USE nvb_status nvb_graph_end(nvb_graph *graph,
+                         nvb_stream *stream);
+
+// Queues the recorded operations on `stream` (NULL: the backend's default stream), which may be another one than was recorded.
+// They give what the calls would have given, in their order. Does not synchronise. The first launch prepares the graph, and so
+// does the first after an `nvb_memory_sleep`: on a GPU it captures a CUDA graph, for which it takes workspace, waits for that and
+// loads kernels; later ones allocate nothing. Where CUDA's capture fails, the operations are queued one by one, with the
+// workspace of `stream`. Launches of one graph run one after the other, whatever their streams. May be captured once it was
+// launched. Profiling (`nvb_metrics_…`) does not count what a launch runs.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph was not recorded; memory that it names sleeps; a stream of another backend),
+// `NVB_ERROR_OUT_OF_MEMORY`, and what the operations themselves report, with the node's number: the nodes before it were queued.
+NVB_MUST_USE nvb_status nvb_graph_launch(nvb_graph *graph,
+                            nvb_stream *stream);
+
+// Fills in `info`; set its `struct_size` first.
+NVB_MUST_USE nvb_status nvb_graph_get_info(const nvb_graph *graph, nvb_graph_info *info);
+
+// Writes what was recorded in `format` (`NVB_GRAPH_FORMAT_…`): each operation with what it must do at the least, what it reads
+// and writes (the argument, dtype and shape, address), and which earlier nodes it runs after. `text` receives up to `capacity`
+// bytes with a closing NUL and may be NULL; `*needed` what all of it takes and may be NULL.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (nothing was recorded yet, or a format that is none).
+NVB_MUST_USE nvb_status nvb_graph_describe(const nvb_graph *graph,
+                              uint32_t format,
+                              char *text,
+                              size_t capacity,
+                              size_t *needed);
+
+static inline void nvb_graph_info_init(nvb_graph_info *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
 
 // Profiling -------------------------------------------------------------------------------------------------------
 //

@@ -12,6 +12,7 @@ use crate::registry::choices::{Choice, Choices};
 use crate::registry::KernelId;
 use crate::weight::{Format, WeightLayout};
 use std::ffi::c_void;
+use std::sync::Arc;
 
 /// How an executor would run an operation: a plain value.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,12 +66,26 @@ impl Plan {
     }
 }
 
+/// A list of operations that an executor made ready to run as one. It keeps its executor.
+pub trait CapturedList: Send + Sync {
+    /// Queues the list on a stream; the caller keeps launches of one list from overlapping on the host.
+    fn launch(&self, stream: RawHandle) -> Result<()>;
+    /// Bytes of workspace that the list has of its own.
+    fn workspace(&self) -> usize;
+}
+
 pub trait Executor: Device {
     /// Queues the operation on the stream, as planned.
     fn run(&self, op: &Operation, stream: RawHandle) -> Result<()>;
     /// How `run` would do the operation now. Nothing is queued and no memory touched: of the descriptor's addresses their
     /// alignment counts alone.
     fn plan(&self, op: &Operation) -> Result<Plan>;
+
+    /// Makes the operations, which run in this order, ready to be launched as one, with a workspace of their own; nothing of
+    /// them runs. `None`: the executor runs such a list an operation after the other.
+    fn capture(self: Arc<Self>, _operations: &[&Operation]) -> Result<Option<Box<dyn CapturedList>>> {
+        Ok(None)
+    }
 
     /// What was chosen among the kernels that this executor has for products.
     fn choices(&self) -> &Choices;

@@ -35,6 +35,7 @@ pub mod error;
 pub mod executor;
 mod file;
 pub mod fork;
+pub mod graph;
 pub mod hardware;
 pub mod kv_cache;
 pub mod loading;

@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 29] = [
+const PARTS: [Part; 30] = [
     part(
         "status",
         "Status codes and errors",
@@ -153,6 +153,11 @@ const PARTS: [Part; 29] = [
         "workspace",
         "Workspace of the caller's",
         "For engines that plan all memory themselves: how much memory operations need between their kernels, and giving it to a stream.",
+    ),
+    part(
+        "graph",
+        "Graphs",
+        "The object `nvb_graph`: operations recorded once and launched often, such as a decode step.",
     ),
     part(
         "metrics",

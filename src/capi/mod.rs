@@ -17,6 +17,7 @@ pub mod device;
 pub mod environment;
 pub mod event;
 pub mod gguf;
+pub mod graph;
 pub mod guard;
 pub mod handle;
 pub mod hardware;

@@ -14,6 +14,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Managers that are asleep.
 static ASLEEP: AtomicUsize = AtomicUsize::new(0);
 
+/// How often any manager fell asleep. Addresses stay over a sleep, and what is mapped there does not.
+static SLEEPS: AtomicUsize = AtomicUsize::new(0);
+
+pub fn sleeps() -> usize {
+    SLEEPS.load(Ordering::Relaxed)
+}
+
 /// Refuses work on memory that a manager, whosever it is, has given back until it wakes.
 #[inline]
 pub fn expect_awake(pointer: *const c_void) -> Result<()> {
@@ -102,6 +109,7 @@ impl Core {
     fn set_asleep(&self, pages: &Pages, asleep: bool) {
         if pages.asleep.swap(asleep, Ordering::Relaxed) != asleep {
             let step = if asleep { 1 } else { usize::MAX };
+            SLEEPS.fetch_add(asleep.into(), Ordering::Relaxed);
             ASLEEP.fetch_add(step, Ordering::Relaxed);
         }
         self.renew_settings();

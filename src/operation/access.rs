@@ -89,6 +89,10 @@ pub trait Extent {
     /// The first address, and how many bytes there are to the last; cheaper than the region.
     fn extent(&self) -> (usize, usize);
     fn region(&self) -> Region;
+    /// Its dtype and extents, "bf16[4, 256]".
+    fn form(&self) -> String {
+        format!("{} bytes", self.extent().1)
+    }
 }
 
 impl Extent for Region {
@@ -113,6 +117,10 @@ impl Extent for Matrix {
         let (row_bytes, stride) = (self.columns * size, self.row_stride * size);
         Region { start: self.data as usize, rows: self.rows, row_bytes, stride, exact: true }.joined()
     }
+
+    fn form(&self) -> String {
+        format!("{}[{}, {}]", self.dtype, self.rows, self.columns)
+    }
 }
 
 impl Extent for QuantizedRows {
@@ -135,6 +143,10 @@ impl Extent for Tensor {
 
     fn region(&self) -> Region {
         Region { exact: self.is_contiguous(), ..Region::bytes(self.data, self.span_bytes()) }
+    }
+
+    fn form(&self) -> String {
+        self.to_string()
     }
 }
 
@@ -161,6 +173,10 @@ impl Extent for Heads {
             Region { exact: false, ..Region::bytes(data, self.extent().1) }
         }
     }
+
+    fn form(&self) -> String {
+        format!("{}[{}, {}, {}]", self.dtype, self.tokens, self.heads, self.head_dim)
+    }
 }
 
 impl Region {
@@ -173,7 +189,7 @@ impl Region {
     }
 
     /// What a weight reads, without its scales.
-    fn of_weight(weight: &WeightView) -> Region {
+    pub fn of_weight(weight: &WeightView) -> Region {
         let bytes = (weight.rows * weight.columns * weight.encoding.bits()).div_ceil(8);
         Region { exact: weight.row_stride == weight.columns, ..Region::bytes(weight.data, bytes) }
     }

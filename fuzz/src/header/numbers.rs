@@ -27,6 +27,7 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         ("nvb_linear_case", "rows") => random.of(&[1, 4, 17, 64]),
         ("nvb_linear_case", "columns" | "depth") => random.of(&[32, 64]),
         ("nvb_linear_case", "format") => random.below(8) as u64,
+        ("nvb_graph_describe", "format") => random.below(3) as u64,
         ("nvb_linear_case", "input_dtype" | "output_dtype") => random.below(4) as u64,
         ("nvb_memory_copy", "kind") => 1 + random.below(3) as u64,
         ("nvb_memory_copy" | "nvb_memory_fill" | "nvb_memory_advise" | "nvb_memory_prefetch", "bytes") => {

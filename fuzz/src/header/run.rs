@@ -87,7 +87,34 @@ fn step(shared: &Shared, thread: usize, at: usize, bytes: [u8; STEP]) {
     let mut world = shared.world();
     check::after(function, &call, answer);
     statistics::count(index, !function.fallible || answer as i32 == 0);
+    let blocks = world.blocks.len() + world.host_blocks.len();
     remember(&mut world, function, &call.values, &call.options, answer as i32, thread);
+    if world.blocks.len() + world.host_blocks.len() < blocks {
+        end_graphs(&mut world, if alone { None } else { Some(thread) });
+    }
+}
+
+/// The memory that a graph names is the caller's, who may not launch it once that is freed. Blocks are a thread's own, but for
+/// calls that all others are out of the way of.
+fn end_graphs(world: &mut World, thread: Option<usize>) {
+    let kind = handle_kind("nvb_graph");
+    let graphs: Vec<usize> = world.handles().iter().filter(|(of, _)| *of == kind).map(|(_, graph)| *graph).collect();
+    for graph in graphs {
+        let is_meant = thread.is_none_or(|thread| world.live(kind, thread).any(|handle| handle.value == graph));
+        if is_meant {
+            destroy(kind, graph);
+            world.remove(kind, graph);
+        }
+    }
+}
+
+fn destroy(kind: usize, handle: usize) {
+    let name = format!("{}_destroy", HANDLES[kind]);
+    let destroy = FUNCTIONS.iter().find(|function| function.name == name);
+    let destroy = destroy.unwrap_or_else(|| panic!("the header has no {name}"));
+    if (destroy.call)(&[handle]) as i32 != 0 {
+        fail(&format!("{name} of a live handle failed: {}", check::message()));
+    }
 }
 
 fn word(address: usize) -> usize {
@@ -181,11 +208,6 @@ fn finish(world: World) {
         setup::free_host_block(block.address, block.bytes);
     }
     for (kind, handle) in world.handles() {
-        let name = format!("{}_destroy", HANDLES[kind]);
-        let destroy = FUNCTIONS.iter().find(|function| function.name == name);
-        let destroy = destroy.unwrap_or_else(|| panic!("the header has no {name}"));
-        if (destroy.call)(&[handle]) as i32 != 0 {
-            fail(&format!("{name} of a live handle failed: {}", check::message()));
-        }
+        destroy(kind, handle);
     }
 }

@@ -31,7 +31,7 @@ pub struct World {
 }
 
 pub fn is_private(kind: usize) -> bool {
-    ["nvb_stream", "nvb_event", "nvb_configuration"].contains(&HANDLES[kind])
+    ["nvb_stream", "nvb_event", "nvb_configuration", "nvb_graph"].contains(&HANDLES[kind])
 }
 
 impl World {

@@ -1,0 +1,234 @@
+//! Graphs: the operations of a stream, recorded as a list and replayed.
+//!
+//! A recording is a sink of its stream: checked operations arrive with the owners of their weights and caches, and nothing
+//! runs. Its end makes nodes of them (`dependencies`), which `describe` puts into words. A launch hands the list to the device:
+//! as one replay that the executor made of it (`replay`), or operation by operation.
+
+mod dependencies;
+pub mod describe;
+mod recorder;
+mod replay;
+
+use crate::allocation::with_room;
+use crate::error::{Error, Result};
+use crate::executor::Executor;
+use crate::operation::access::{Access, Each};
+use crate::operation::{Cost, Operation};
+use crate::stream::{Owner, Stream};
+use recorder::Recorder;
+use replay::Replay;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An operation of a graph.
+pub struct Node {
+    pub op: Operation,
+    /// Keeps the operation's weight or cache.
+    pub(super) owner: Option<Owner>,
+    pub accesses: Vec<Access>,
+    /// The earlier nodes that it runs after, in ascending order; those that these wait for may be left out.
+    pub dependencies: Vec<u32>,
+}
+
+/// The list of a recording that has ended.
+pub struct Recorded {
+    pub nodes: Vec<Node>,
+    replay: Replay,
+}
+
+impl Recorded {
+    fn new(operations: Vec<(Operation, Option<Owner>)>) -> Result<Recorded> {
+        let mut nodes = with_room(operations.len(), "a graph's nodes")?;
+        for (op, owner) in operations {
+            let mut accesses = Vec::new();
+            op.accesses(&mut Each(|access| accesses.push(access)));
+            nodes.push(Node { op, owner, accesses, dependencies: Vec::new() });
+        }
+        dependencies::find(&mut nodes)?;
+        Ok(Recorded { replay: Replay::of(&nodes)?, nodes })
+    }
+
+    /// What all operations must do at the least.
+    pub fn cost(&self) -> Cost {
+        self.nodes.iter().map(|node| node.op.cost()).fold(Cost::default(), |sum, cost| Cost {
+            operations: sum.operations + cost.operations,
+            bytes: sum.bytes + cost.bytes,
+        })
+    }
+
+    /// Bytes of workspace that the graph has of its own; 0 before the first launch and where it takes the stream's.
+    pub fn workspace(&self) -> usize {
+        self.replay.workspace()
+    }
+}
+
+#[derive(Clone)]
+enum State {
+    Empty,
+    Recording { stream: Arc<Stream>, recorder: Arc<Recorder> },
+    Recorded(Arc<Recorded>),
+}
+
+pub struct Graph {
+    executor: Arc<dyn Executor>,
+    state: Mutex<State>,
+}
+
+impl Graph {
+    pub fn new(executor: &Arc<dyn Executor>) -> Graph {
+        Graph { executor: executor.clone(), state: Mutex::new(State::Empty) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on the stream's operations, a stream of the graph's executor, are recorded.
+    pub fn begin(&self, stream: &Arc<Stream>) -> Result<()> {
+        let mut state = self.state();
+        match *state {
+            State::Empty => {}
+            State::Recording { .. } => return Err(Error::invalid("the graph is being recorded already")),
+            State::Recorded(_) => {
+                return Err(Error::invalid("the graph has been recorded").with_advice("create another graph"))
+            }
+        }
+        if self.executor.stream_is_capturing(stream.raw())? {
+            return Err(Error::invalid("the stream is being captured by CUDA; record before or on another stream"));
+        }
+        let recorder = Arc::new(Recorder::new(self.executor.clone()));
+        stream.begin_sink(recorder.clone())?;
+        *state = State::Recording { stream: stream.clone(), recorder };
+        Ok(())
+    }
+
+    /// Ends the recording on the stream, whose operations run again. The graph then holds what was recorded; should there be no
+    /// memory for that, it holds nothing and may begin again.
+    pub fn end(&self, stream: &Arc<Stream>) -> Result<()> {
+        let mut state = self.state();
+        let State::Recording { stream: recorded, recorder } = &*state else {
+            return Err(Error::invalid("the graph is not being recorded"));
+        };
+        if !Arc::ptr_eq(recorded, stream) {
+            return Err(Error::invalid("the graph is being recorded on another stream"));
+        }
+        let recorder = recorder.clone();
+        end_sink(stream, &recorder)?;
+        *state = State::Empty;
+        let recorded = Recorded::new(recorder.finish())?;
+        *state = State::Recorded(Arc::new(recorded));
+        Ok(())
+    }
+
+    /// What was recorded; `None` before that.
+    pub fn recorded(&self) -> Option<Arc<Recorded>> {
+        match &*self.state() {
+            State::Recorded(recorded) => Some(recorded.clone()),
+            _ => None,
+        }
+    }
+
+    pub fn is_recording(&self) -> bool {
+        matches!(*self.state(), State::Recording { .. })
+    }
+
+    pub fn expect_recorded(&self) -> Result<Arc<Recorded>> {
+        self.recorded().ok_or_else(|| {
+            let (is, advice) = match self.is_recording() {
+                true => ("is being recorded", "nvb_graph_end ends it"),
+                false => ("holds nothing", "nvb_graph_begin and nvb_graph_end record one"),
+            };
+            Error::invalid(format!("the graph {is}")).with_advice(advice)
+        })
+    }
+
+    /// Queues what was recorded on any stream of the executor. A stream whose operations are taken by a sink hands them to it.
+    pub fn launch(&self, stream: &Stream) -> Result<()> {
+        let recorded = self.expect_recorded()?;
+        recorded.replay.expect_awake()?;
+        if let Some(sink) = stream.sink() {
+            return recorded.nodes.iter().try_for_each(|node| sink.take(node.op.clone(), node.owner.clone()));
+        }
+        recorded.replay.launch(&recorded.nodes, &self.executor, stream)
+    }
+}
+
+fn end_sink(stream: &Stream, recorder: &Arc<Recorder>) -> Result<()> {
+    stream.end_sink(|sink| std::ptr::addr_eq(Arc::as_ptr(sink), Arc::as_ptr(recorder)))
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if let State::Recording { stream, recorder } = &*self.state() {
+            // The recorder has begun there and nobody else ends it, so this does not fail.
+            let _ = end_sink(stream, recorder);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuExecutor;
+    use crate::operation::softmax::Softmax;
+    use crate::stream::Purpose;
+    use crate::tensor::Tensor;
+
+    fn executor() -> Arc<dyn Executor> {
+        Arc::new(CpuExecutor::new(1).unwrap())
+    }
+
+    fn softmax(values: &mut [f32; 16]) -> Operation {
+        let tensor = Tensor::of(values, &[2, 8]);
+        Softmax::new(tensor, tensor, 1.0).unwrap().into()
+    }
+
+    #[test]
+    fn owners_live_as_long_as_the_graph() {
+        let executor = executor();
+        let stream = Arc::new(Stream::new(&executor, 0).unwrap());
+        let graph = Graph::new(&executor);
+        let (owner, mut values) = (Arc::new(7), [1f32; 16]);
+        graph.begin(&stream).unwrap();
+        stream.sink().unwrap().take(softmax(&mut values), Some(owner.clone())).unwrap();
+        graph.end(&stream).unwrap();
+        assert_eq!((Arc::strong_count(&owner), values[0]), (2, 1.0));
+        graph.launch(&stream).unwrap();
+        assert_eq!(values, [0.125; 16]);
+        drop(graph);
+        assert_eq!(Arc::strong_count(&owner), 1);
+    }
+
+    #[test]
+    fn a_graph_that_goes_ends_its_recording() {
+        let executor = executor();
+        let stream = Arc::new(Stream::new(&executor, 0).unwrap());
+        let graph = Graph::new(&executor);
+        graph.begin(&stream).unwrap();
+        let sink = stream.sink().unwrap();
+        assert_eq!(sink.purpose(), Purpose::Recording);
+        drop(graph);
+        assert!(stream.sink().is_none());
+        let again = Graph::new(&executor);
+        again.begin(&stream).unwrap();
+        again.end(&stream).unwrap();
+        assert!(again.recorded().unwrap().nodes.is_empty() && again.launch(&stream).is_ok());
+    }
+
+    #[test]
+    fn a_launch_on_a_recorded_stream_is_recorded_node_by_node() {
+        let executor = executor();
+        let stream = Arc::new(Stream::new(&executor, 0).unwrap());
+        let (inner, outer, mut values) = (Graph::new(&executor), Graph::new(&executor), [1f32; 16]);
+        inner.begin(&stream).unwrap();
+        stream.sink().unwrap().take(softmax(&mut values), None).unwrap();
+        assert!(inner.launch(&stream).unwrap_err().message.contains("is being recorded"));
+        inner.end(&stream).unwrap();
+        outer.begin(&stream).unwrap();
+        inner.launch(&stream).unwrap();
+        inner.launch(&stream).unwrap();
+        outer.end(&stream).unwrap();
+        let recorded = outer.recorded().unwrap();
+        assert_eq!(recorded.nodes.iter().map(|node| node.dependencies.clone()).collect::<Vec<_>>(), [vec![], vec![0]]);
+        assert_eq!(values, [1.0; 16]);
+    }
+}
