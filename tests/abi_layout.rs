@@ -8,6 +8,7 @@ use nvbackend::capi::backend_options::*;
 use nvbackend::capi::device::*;
 use nvbackend::capi::environment::*;
 use nvbackend::capi::gguf::*;
+use nvbackend::capi::graph::*;
 use nvbackend::capi::hardware::*;
 use nvbackend::capi::kernel::*;
 use nvbackend::capi::kv_cache::*;
