@@ -274,6 +274,45 @@ class stream_explanation {
   std::unique_ptr<std::function<void(const nvb_kernel_plan&)>> function_;
 };
 
+// Operations that are recorded once and launched often.
+class graph : public handle<nvb_graph, nvb_graph_destroy> {
+ public:
+  using handle::handle;
+  explicit graph(const nvb_backend* backend) { check(nvb_graph_create(backend, &pointer_)); }
+
+  void begin(nvb_stream* stream) { check(nvb_graph_begin(pointer_, stream)); }
+  void end(nvb_stream* stream) { check(nvb_graph_end(pointer_, stream)); }
+  // Records what `calls` queues on the stream. After an exception of its the recording has ended, and
+  // this owns no graph any more.
+  template <typename Calls>
+  void record(nvb_stream* stream, Calls&& calls) {
+    begin(stream);
+    try {
+      calls();
+    } catch (...) {
+      const graph ended(std::move(*this));
+      throw;
+    }
+    end(stream);
+  }
+  void launch(nvb_stream* stream) { check(nvb_graph_launch(pointer_, stream)); }
+
+  nvb_graph_info info() const {
+    auto info = make<nvb_graph_info>();
+    check(nvb_graph_get_info(pointer_, &info));
+    return info;
+  }
+  // `format` is NVB_GRAPH_FORMAT_…
+  std::string describe(uint32_t format = NVB_GRAPH_FORMAT_TEXT) const {
+    std::size_t needed = 0;
+    check(nvb_graph_describe(pointer_, format, nullptr, 0, &needed));
+    std::string text(needed, '\0');
+    check(nvb_graph_describe(pointer_, format, text.data(), text.size(), nullptr));
+    text.resize(needed - 1);
+    return text;
+  }
+};
+
 // Asks `function` for bytes when an allocation of `memory` finds none; it returns how many it freed. Destroy it before
 // the manager's handle. An exception in it counts as nothing freed.
 class reclaim_callback {

@@ -13,6 +13,7 @@ mod batch_invariance;
 mod compare;
 mod device;
 mod embedding;
+mod graph;
 mod grouped_linear;
 mod kv_cache;
 mod linear;

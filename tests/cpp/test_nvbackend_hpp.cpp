@@ -278,6 +278,24 @@ void configurations() {
     expect(values[0] == 0.0f, "nothing runs");
   }
   expect(operations == "softmax", "how a call would run");
+  float values[4] = {1, 1, 1, 1};
+  auto args = nvb::make<nvb_softmax_args>();
+  args.input = args.output = nvb_tensor_2d(values, NVB_DTYPE_F32, 1, 4);
+  const auto softmax = [&] { nvb::check(nvb_softmax(backend, &args, nullptr)); };
+  nvb::graph graph(backend.get());
+  graph.record(nullptr, softmax);
+  expect(graph.info().nodes == 1 && values[0] == 1.0f, "it is recorded and not run");
+  expect(graph.describe(NVB_GRAPH_FORMAT_JSON).find("\"softmax\"") != std::string::npos, "its description");
+  graph.launch(nullptr);
+  expect(values[0] == 0.25f, "a launch runs it");
+  nvb::graph stopped(backend.get());
+  try {
+    stopped.record(nullptr, [] { throw std::runtime_error("stop"); });
+    expect(false, "an exception leaves the recording");
+  } catch (const std::runtime_error&) {
+    softmax();
+    expect(stopped.get() == nullptr && values[0] == 0.25f, "which has ended");
+  }
   int heard = 0;
   const auto stop = [&heard](const nvb_tune_progress& progress) {
     expect(progress.case_count == 1 && progress.name[0] != '\0', "the callback hears of a candidate");
