@@ -1,0 +1,141 @@
+// graph: a multilayer perceptron, recorded once and launched for each batch of inputs.
+//
+//   graph [DEVICE]     "auto" (the default), "cpu", "cuda:N"
+//
+// Shapes and addresses are those of the recording; what changes from launch to launch is what lies in the input.
+#include <nvbackend.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { ROWS = 4, INPUTS = 64, HIDDEN = 128, OUTPUTS = 16, BATCHES = 3 };
+
+// This program ends at the first error; an engine would hand the status to its caller.
+static void must(nvb_status status, const char* call) {
+  if (status == NVB_OK) return;
+  char text[1024];
+  nvb_last_error_message(text, sizeof text);
+  fprintf(stderr, "graph: %s: %s\n", call, text);
+  exit(1);
+}
+#define MUST(call) must((call), #call)
+
+static void expect(int holds, const char* what) {
+  if (holds) return;
+  fprintf(stderr, "graph: %s does not hold\n", what);
+  exit(1);
+}
+#define EXPECT(condition) expect((condition), #condition)
+
+typedef struct {
+  nvb_backend* backend;
+  nvb_memory_manager* memory;
+  nvb_stream* stream;
+  nvb_weight *first, *second;
+  void *input, *hidden, *output;
+} perceptron;
+
+static nvb_weight* create_weight(const perceptron* model, int64_t rows, int64_t columns) {
+  static float values[HIDDEN * INPUTS];
+  for (int64_t i = 0; i < rows * columns; ++i) values[i] = (float)(i * 37 % 101 - 50) / 500;
+  nvb_tensor part = nvb_tensor_2d(values, NVB_DTYPE_F32, rows, columns);
+  nvb_weight_desc desc;
+  nvb_weight_desc_init(&desc);
+  desc.parts = &part;
+  desc.part_count = 1;
+  nvb_weight* weight = NULL;
+  MUST(nvb_weight_create(model->backend, &desc, model->stream, &weight));
+  return weight;
+}
+
+// output = second · gelu(first · input)
+static void forward(const perceptron* model) {
+  nvb_linear_args args;
+  nvb_linear_args_init(&args);
+  args.input = nvb_tensor_2d(model->input, NVB_DTYPE_F32, ROWS, INPUTS);
+  args.weight = model->first;
+  args.output = nvb_tensor_2d(model->hidden, NVB_DTYPE_F32, ROWS, HIDDEN);
+  args.activation = NVB_ACTIVATION_GELU_TANH;
+  MUST(nvb_linear(model->backend, &args, model->stream));
+  args.input = args.output;
+  args.weight = model->second;
+  args.output = nvb_tensor_2d(model->output, NVB_DTYPE_F32, ROWS, OUTPUTS);
+  args.activation = NVB_ACTIVATION_NONE;
+  MUST(nvb_linear(model->backend, &args, model->stream));
+}
+
+static void set_input(const perceptron* model, int batch) {
+  float values[ROWS * INPUTS];
+  for (int i = 0; i < ROWS * INPUTS; ++i) values[i] = (float)((i + batch) % 17) / 17;
+  MUST(nvb_memory_copy(model->memory, model->input, values, sizeof values, NVB_COPY_HOST_TO_DEVICE, model->stream));
+  MUST(nvb_stream_synchronize(model->stream));
+}
+
+static void get_output(const perceptron* model, float values[ROWS * OUTPUTS]) {
+  const size_t bytes = ROWS * OUTPUTS * sizeof *values;
+  MUST(nvb_memory_copy(model->memory, values, model->output, bytes, NVB_COPY_DEVICE_TO_HOST, model->stream));
+  MUST(nvb_stream_synchronize(model->stream));
+}
+
+// Prints a text of the library's whose length it tells.
+static void print_description(const nvb_graph* graph, uint32_t format) {
+  size_t needed = 0;
+  MUST(nvb_graph_describe(graph, format, NULL, 0, &needed));
+  char* text = malloc(needed);
+  EXPECT(text != NULL);
+  MUST(nvb_graph_describe(graph, format, text, needed, NULL));
+  fputs(text, stdout);
+  free(text);
+}
+
+int main(int argc, char** argv) {
+  nvb_backend_options options;
+  nvb_backend_options_init(&options);
+  options.device = argc > 1 ? argv[1] : "auto";
+  perceptron model = {0};
+  MUST(nvb_backend_create(&options, &model.backend));
+  MUST(nvb_backend_get_memory_manager(model.backend, 0, &model.memory));
+  MUST(nvb_stream_create(model.backend, 0, &model.stream));
+  model.first = create_weight(&model, HIDDEN, INPUTS);
+  model.second = create_weight(&model, OUTPUTS, HIDDEN);
+  MUST(nvb_memory_allocate(model.memory, ROWS * INPUTS * sizeof(float), model.stream, &model.input));
+  MUST(nvb_memory_allocate(model.memory, ROWS * HIDDEN * sizeof(float), model.stream, &model.hidden));
+  MUST(nvb_memory_allocate(model.memory, ROWS * OUTPUTS * sizeof(float), model.stream, &model.output));
+
+  float expected[BATCHES][ROWS * OUTPUTS];
+  for (int batch = 0; batch < BATCHES; ++batch) {
+    set_input(&model, batch);
+    forward(&model);
+    get_output(&model, expected[batch]);
+  }
+
+  // The very same calls, which are noted instead of run.
+  nvb_graph* graph = NULL;
+  MUST(nvb_graph_create(model.backend, &graph));
+  MUST(nvb_graph_begin(graph, model.stream));
+  forward(&model);
+  MUST(nvb_graph_end(graph, model.stream));
+  print_description(graph, NVB_GRAPH_FORMAT_TEXT);
+
+  // The graph keeps the weights.
+  MUST(nvb_weight_destroy(model.first));
+  MUST(nvb_weight_destroy(model.second));
+  int different = 0;
+  for (int batch = 0; batch < BATCHES; ++batch) {
+    float output[ROWS * OUTPUTS];
+    set_input(&model, batch);
+    MUST(nvb_graph_launch(graph, model.stream));
+    get_output(&model, output);
+    for (int i = 0; i < ROWS * OUTPUTS; ++i) different += output[i] != expected[batch][i];
+  }
+  EXPECT(different == 0);
+  printf("%d batches: launches give what the calls give\n", BATCHES);
+
+  MUST(nvb_graph_destroy(graph));
+  MUST(nvb_memory_free(model.memory, model.input, model.stream));
+  MUST(nvb_memory_free(model.memory, model.hidden, model.stream));
+  MUST(nvb_memory_free(model.memory, model.output, model.stream));
+  MUST(nvb_stream_destroy(model.stream));
+  MUST(nvb_memory_manager_destroy(model.memory));
+  MUST(nvb_backend_destroy(model.backend));
+  return 0;
+}
