@@ -2,7 +2,7 @@
 
 mod device;
 
-use super::context::{runtime_error, ContextGuard, PrimaryContext};
+use super::context::{runtime_error, ContextGuard, PrimaryContext, RelaxedCapture};
 use super::cublaslt::CublasLt;
 use super::launch::Launch;
 use super::memory_pool::MemoryPool;
@@ -13,7 +13,7 @@ use crate::configuration::Configuration;
 use crate::device::{wait_past_captures, DeviceInfo, DeviceKind, RawHandle};
 use crate::driver::{self, exit};
 use crate::error::{Result, Status};
-use crate::executor::{Executor, Plan};
+use crate::executor::{CapturedList, Executor, Plan};
 use crate::operation::dequantize::Dequantize;
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::quantize::{Quantize, Quantized};
@@ -119,12 +119,22 @@ impl CudaExecutor {
         self.cublaslt.get_or_init(open).as_deref()
     }
 
+    /// As `PrimaryContext::enter_to_release` does.
+    pub(super) fn enter_to_release(&self) -> Option<ContextGuard<'_>> {
+        self.context.enter_to_release()
+    }
+
+    /// As `PrimaryContext::relax_capture` does.
+    pub(super) fn relax_capture(&self) -> Result<RelaxedCapture<'_>> {
+        self.context.relax_capture()
+    }
+
     pub(super) fn check(&self, result: CUresult, doing: &str) -> Result<()> {
         self.context.check(result, doing)
     }
 
     /// The result of a call that has nobody to report to.
-    fn log_failure(&self, result: CUresult, doing: &str) {
+    pub(super) fn log_failure(&self, result: CUresult, doing: &str) {
         if let Err(error) = self.check(result, doing) {
             log::warn!(target: "nvbackend::cuda", "{error}");
         }
@@ -194,6 +204,10 @@ impl Executor for CudaExecutor {
 
     fn run(&self, op: &Operation, stream: RawHandle) -> Result<()> {
         super::operation::run(self, op, stream)
+    }
+
+    fn capture(self: Arc<Self>, operations: &[&Operation]) -> Result<Option<Box<dyn CapturedList>>> {
+        super::captured_list::capture(self, operations)
     }
 
     fn choices(&self) -> &Choices {

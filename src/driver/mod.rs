@@ -87,6 +87,16 @@ const VIRTUAL_MEMORY_FUNCTIONS: [&CStr; 8] = [
     c"cuMemSetAccess",
 ];
 
+/// What captures take; without one of these, graphs are launched operation by operation.
+const GRAPH_FUNCTIONS: [&CStr; 6] = [
+    c"cuStreamBeginCapture_v2",
+    c"cuStreamEndCapture",
+    c"cuGraphInstantiateWithFlags",
+    c"cuGraphLaunch",
+    c"cuGraphDestroy",
+    c"cuGraphExecDestroy",
+];
+
 /// Whether libcuda could be opened, and if not, the dynamic loader's reason.
 pub fn check_loaded() -> Result<()> {
     // SAFETY: no arguments; any thread.
@@ -128,6 +138,10 @@ pub fn has_pool_functions() -> bool {
 
 pub fn has_virtual_memory_functions() -> bool {
     VIRTUAL_MEMORY_FUNCTIONS.iter().all(|name| has(name))
+}
+
+pub fn has_graph_functions() -> bool {
+    GRAPH_FUNCTIONS.iter().all(|name| has(name))
 }
 
 /// Status, and what a code means, for the codes that callers meet; the driver's own text describes the others.

@@ -144,11 +144,21 @@ __attribute__((destructor)) static void write_books(void) {
   const struct {
     const char* name;
     int64_t value;
-  } lines[] = {{"contexts", b->contexts}, {"blocks", b->blocks},        {"host_blocks", b->host_blocks},
-               {"ranges", b->ranges},     {"mappings", b->mappings},    {"physicals", b->physicals},
-               {"pools", b->pools},       {"streams", b->streams},      {"events", b->events},
-               {"calls", b->calls},       {"faults", b->faults},        {"calls_after_sticky", b->calls_after_sticky},
-               {"launches", b->launches}, {"violations", b->violations}};
+  } lines[] = {{"contexts", b->contexts},
+               {"blocks", b->blocks},
+               {"host_blocks", b->host_blocks},
+               {"ranges", b->ranges},
+               {"mappings", b->mappings},
+               {"physicals", b->physicals},
+               {"pools", b->pools},
+               {"streams", b->streams},
+               {"events", b->events},
+               {"graphs", b->graphs},
+               {"calls", b->calls},
+               {"faults", b->faults},
+               {"calls_after_sticky", b->calls_after_sticky},
+               {"launches", b->launches},
+               {"violations", b->violations}};
   for (size_t i = 0; i < sizeof lines / sizeof *lines; ++i) {
     fprintf(file, "%s %lld\n", lines[i].name, (long long)lines[i].value);
   }

@@ -30,6 +30,7 @@ typedef struct {
   int64_t pools;
   int64_t streams;
   int64_t events;
+  int64_t graphs;              // captured or instantiated, and not destroyed
   int64_t calls;               // all but those that describe an error
   int64_t calls_after_sticky;  // of these, since a sticky fault fired
   int64_t faults;              // injected

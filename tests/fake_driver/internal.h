@@ -95,6 +95,27 @@ int open_memory(const char* function, const access_description* descriptions, si
 
 typedef struct stream stream;
 
+typedef struct graph graph;
+
+typedef enum { WORK_LAUNCH, WORK_COPY_TO_DEVICE, WORK_COPY_TO_HOST, WORK_COPY, WORK_FILL } work_kind;
+
+// What a stream does.
+typedef struct {
+  work_kind kind;
+  uint64_t to, from;  // addresses, of the host where the kind says so
+  size_t bytes;
+  unsigned char value;
+} work;
+
+// Does it now; a status.
+int run_work(call* c, const work* done);
+// Adds it to the capture that the stream is in; false: it is in none.
+bool capture_work(stream* queue, work captured);
+// The list of the capture that the stream is in.
+graph** capture_of(stream* queue);
+// A capture that nobody will end.
+void end_capture(stream* queue);
+
 // The stream behind a handle (NULL: the default stream); for a handle that was destroyed NULL, after noting it.
 stream* live_stream(const char* function, void* handle);
 // Waits for the functions of the host's that any stream runs. Not under the lock.

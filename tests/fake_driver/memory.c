@@ -229,7 +229,10 @@ int cuDeviceGraphMemTrim(int device) {
 
 int cuMemAllocFromPoolAsync(uint64_t* address, size_t bytes, pool* from, void* queue) {
   call c = begin(__func__, NEEDS_CONTEXT);
-  if (c.runs && live_stream(c.function, queue) != NULL) {
+  stream* on = c.runs ? live_stream(c.function, queue) : NULL;
+  if (on != NULL && *capture_of(on) != NULL) {
+    c.status = violation(c.function, INVALID_VALUE, "a capture allocates");
+  } else if (on != NULL) {
     c.status = from->destroyed ? violation(c.function, INVALID_HANDLE, "the pool was destroyed")
                                : allocate(&c, address, bytes, current_context, from);
   } else if (c.runs) {
@@ -244,48 +247,50 @@ int cuMemFreeAsync(uint64_t address, void* queue) {
   return finish(c);
 }
 
-static int queue_copy(call* c, unsigned char* to, const unsigned char* from, size_t bytes, void* handle) {
-  stream* queue = live_stream(c->function, handle);
-  if (queue == NULL) return INVALID_HANDLE;
-  if (to == NULL || from == NULL) return c->status;
-  memmove(to, from, bytes);
-  enqueue(queue);
+int run_work(call* c, const work* done) {
+  const bool to_host = done->kind == WORK_COPY_TO_HOST, from_host = done->kind == WORK_COPY_TO_DEVICE;
+  if (done->kind == WORK_LAUNCH) {
+    ++fake.books.launches;
+    return SUCCESS;
+  }
+  unsigned char* to = to_host ? (unsigned char*)done->to : access_range(c, done->to, done->bytes);
+  if (to == NULL) return c->status;
+  if (done->kind == WORK_FILL) {
+    memset(to, done->value, done->bytes);
+    return SUCCESS;
+  }
+  const unsigned char* from = from_host ? (const unsigned char*)done->from : access_range(c, done->from, done->bytes);
+  if (from == NULL) return c->status;
+  memmove(to, from, done->bytes);
   return SUCCESS;
 }
 
-int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* queue) {
-  call c = begin(__func__, NEEDS_CONTEXT);
-  if (c.runs) c.status = queue_copy(&c, access_range(&c, to, bytes), from, bytes, queue);
+static int queue_work(const char* function, void* handle, work queued) {
+  call c = begin(function, NEEDS_CONTEXT);
+  stream* queue = c.runs ? live_stream(c.function, handle) : NULL;
+  if (c.runs && queue == NULL) {
+    c.status = INVALID_HANDLE;
+  } else if (c.runs && !capture_work(queue, queued)) {
+    c.status = run_work(&c, &queued);
+    if (c.status == SUCCESS) enqueue(queue);
+  }
   return finish(c);
+}
+
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* queue) {
+  return queue_work(__func__, queue, (work){WORK_COPY_TO_DEVICE, to, (uint64_t)from, bytes, 0});
 }
 
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* queue) {
-  call c = begin(__func__, NEEDS_CONTEXT);
-  if (c.runs) c.status = queue_copy(&c, to, access_range(&c, from, bytes), bytes, queue);
-  return finish(c);
+  return queue_work(__func__, queue, (work){WORK_COPY_TO_HOST, (uint64_t)to, from, bytes, 0});
 }
 
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* queue) {
-  call c = begin(__func__, NEEDS_CONTEXT);
-  if (c.runs) {
-    unsigned char* target = access_range(&c, to, bytes);
-    c.status = queue_copy(&c, target, access_range(&c, from, bytes), bytes, queue);
-  }
-  return finish(c);
+  return queue_work(__func__, queue, (work){WORK_COPY, to, from, bytes, 0});
 }
 
-int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* handle) {
-  call c = begin(__func__, NEEDS_CONTEXT);
-  if (c.runs) {
-    unsigned char* target = access_range(&c, to, bytes);
-    stream* queue = live_stream(c.function, handle);
-    if (queue == NULL) c.status = INVALID_HANDLE;
-    if (queue != NULL && target != NULL) {
-      memset(target, value, bytes);
-      enqueue(queue);
-    }
-  }
-  return finish(c);
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* queue) {
+  return queue_work(__func__, queue, (work){WORK_FILL, to, 0, bytes, value});
 }
 
 int cuMemAllocManaged(uint64_t* address, size_t bytes, unsigned flags) {

@@ -12,6 +12,7 @@ struct stream {
   int64_t polls;  // queries until the queued work counts as finished
   int priority;
   atomic_int running;  // functions of the host's that have not returned
+  graph* capture;      // NULL: it is not captured
 };
 
 // Numerically lower is more urgent.
@@ -42,6 +43,10 @@ stream* live_stream(const char* function, void* handle) {
   if (!found->dead) return found;
   violation(function, INVALID_HANDLE, "the stream was destroyed");
   return NULL;
+}
+
+graph** capture_of(stream* queue) {
+  return &queue->capture;
 }
 
 void enqueue(stream* queue) {
@@ -90,6 +95,7 @@ int cuStreamDestroy_v2(stream* destroyed) {
     if (live_stream(c.function, destroyed) == NULL) {
       c.status = INVALID_HANDLE;
     } else {
+      end_capture(destroyed);
       destroyed->dead = true;
       --fake.books.streams;
     }
@@ -101,7 +107,9 @@ int cuStreamSynchronize(void* handle) {
   wait_until_returned(handle == NULL ? &default_stream.running : &((stream*)handle)->running);
   call c = begin(__func__, stream_flags(handle) | RELEASES);
   stream* queue = c.runs ? live_stream(c.function, handle) : NULL;
-  if (queue != NULL) {
+  if (queue != NULL && queue->capture != NULL) {
+    c.status = violation(c.function, INVALID_VALUE, "a wait for a stream that is captured");
+  } else if (queue != NULL) {
     queue->polls = 0;
   } else if (c.runs) {
     c.status = INVALID_HANDLE;
@@ -125,8 +133,9 @@ int cuStreamQuery(void* handle) {
 int cuStreamIsCapturing(void* handle, int* capturing) {
   call c = begin(__func__, stream_flags(handle));
   if (c.runs) {
-    *capturing = 0;
-    if (live_stream(c.function, handle) == NULL) c.status = INVALID_HANDLE;
+    stream* queue = live_stream(c.function, handle);
+    *capturing = queue != NULL && queue->capture != NULL;
+    if (queue == NULL) c.status = INVALID_HANDLE;
   }
   return finish(c);
 }
@@ -304,8 +313,11 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
                threads > 1024 || shared_bytes > 227u << 10) {
       c.status = violation(c.function, INVALID_VALUE, "a grid, block or shared memory that no device can run");
     } else {
-      ++fake.books.launches;
-      enqueue(queue);
+      const work launch = {.kind = WORK_LAUNCH};
+      if (!capture_work(queue, launch)) {
+        run_work(&c, &launch);
+        enqueue(queue);
+      }
     }
   }
   return finish(c);

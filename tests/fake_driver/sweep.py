@@ -21,7 +21,7 @@ FAULTS = [(OUT_OF_MEMORY, ONCE), (OPERATING_SYSTEM, ONCE), (OPERATING_SYSTEM, FO
 MODES = {ONCE: "once", FOREVER: "for ever", STICKY: "sticky"}
 # What lives on the device. Where unmapping fails for ever, addresses stay reserved rather than that mapped memory loses
 # them.
-KEPT = ["contexts", "blocks", "host_blocks", "mappings", "physicals", "pools", "streams", "events"]
+KEPT = ["contexts", "blocks", "host_blocks", "mappings", "physicals", "pools", "streams", "events", "graphs"]
 # The caller's context is put back, and an operation of several kernels queues them before it looks; in a few threads.
 MOST_AFTER_LOSS = 20
 MOST_PROBLEMS = 40

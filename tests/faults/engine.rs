@@ -4,7 +4,7 @@
 //! destroying must succeed whatever the driver says.
 
 use crate::fake::{fake, Books};
-use crate::operations;
+use crate::{graphs, operations};
 use nvbackend::capi::backend::*;
 use nvbackend::capi::backend_options::*;
 use nvbackend::capi::configuration::*;
@@ -78,7 +78,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-fn wrong(step: &'static str, text: impl Into<String>) -> Failure {
+pub fn wrong(step: &'static str, text: impl Into<String>) -> Failure {
     Failure { step, status: -1, code: 0, text: text.into() }
 }
 
@@ -207,6 +207,7 @@ impl Engine {
         self.weights()?;
         self.pages()?;
         operations::run(self)?;
+        graphs::run(self)?;
         self.profiled()
     }
 

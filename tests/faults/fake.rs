@@ -20,6 +20,7 @@ pub struct Books {
     pub pools: i64,
     pub streams: i64,
     pub events: i64,
+    pub graphs: i64,
     pub calls: i64,
     pub calls_after_sticky: i64,
     pub faults: i64,
@@ -71,7 +72,9 @@ pub fn build() -> PathBuf {
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut command = Command::new(compiler);
     command.args(["-std=c11", "-shared", "-fPIC", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&file);
-    command.args(["control.c", "device.c", "memory.c", "stream.c", "virtual_memory.c"].map(|name| root.join(name)));
+    command.args(
+        ["control.c", "device.c", "graph.c", "memory.c", "stream.c", "virtual_memory.c"].map(|name| root.join(name)),
+    );
     command.args(["-ldl", "-lpthread"]);
     let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(status.success(), "{command:?}: {status}");

@@ -12,6 +12,7 @@ mod described;
 mod driver;
 mod engine;
 mod fake;
+mod graphs;
 mod invariance;
 mod kernels;
 mod lost;

@@ -158,6 +158,7 @@ fn expect_released(fake: &Fake, context: usize) -> Result<(), String> {
         ("pools", books.pools),
         ("streams", books.streams),
         ("events", books.events),
+        ("graphs", books.graphs),
     ];
     for (name, count) in left {
         if count != 0 {
@@ -213,6 +214,8 @@ pub fn may_pass_unseen(function: &str, status: i32) -> bool {
             | "cuEventSynchronize"
             | "cuStreamWaitEvent"
             | "cuStreamIsCapturing"
+            | "cuGraphDestroy"
+            | "cuGraphExecDestroy"
     )
 }
 

@@ -1,0 +1,155 @@
+//! A list of operations as a CUDA graph: captured once on a stream of its own, with a workspace of its own.
+//!
+//! The workspace is there before the capture, so nothing is allocated in it, and its counters are zero between launches as
+//! those of a stream are. The capture is a relaxed one: a kernel that was never launched is loaded on the way, which the
+//! stricter modes refuse.
+
+use super::executor::CudaExecutor;
+use super::operation;
+use super::prelude::*;
+use super::workspace::{self, COUNTER_BYTES};
+use crate::device::Device;
+use crate::driver;
+use crate::error::Error;
+use crate::executor::{CapturedList, Executor};
+use crate::operation::Operation;
+use cust::sys;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+struct CapturedGraph {
+    executor: Arc<CudaExecutor>,
+    launchable: sys::CUgraphExec,
+    workspace: *mut c_void,
+    workspace_bytes: usize,
+}
+
+// SAFETY: handles that any thread may use, one at a time as the trait asks, and the address of memory that they alone use.
+unsafe impl Send for CapturedGraph {}
+// SAFETY: as above.
+unsafe impl Sync for CapturedGraph {}
+
+/// Another thread's wait for the whole device ends a capture; as often it is begun again.
+const TRIES: usize = 3;
+
+/// `None` where CUDA cannot capture the list: it is launched operation by operation.
+pub(super) fn capture(executor: Arc<CudaExecutor>, operations: &[&Operation]) -> Result<Option<Box<dyn CapturedList>>> {
+    if !driver::has_graph_functions() {
+        return Ok(None);
+    }
+    let _guard = executor.enter()?;
+    let _relaxed = executor.relax_capture()?;
+    let stream = CaptureStream { raw: executor.stream_create(0)?, executor: &executor };
+    // Never 0: an operation finds this workspace rather than one that grows.
+    let needed = operations.iter().map(|op| workspace::bytes(&executor, op)).max().unwrap_or(0);
+    let workspace_bytes = needed.max(COUNTER_BYTES);
+    let mut graph = CapturedGraph {
+        launchable: null_mut(),
+        workspace: executor.allocate(workspace_bytes, stream.raw)?,
+        workspace_bytes,
+        executor: executor.clone(),
+    };
+    // SAFETY: memory of this graph's alone, which outlives the stream.
+    unsafe { executor.stream_set_workspace(stream.raw, graph.workspace, workspace_bytes)? };
+    // Launches come from any stream.
+    executor.stream_synchronize(stream.raw)?;
+    for _ in 0..TRIES {
+        match stream.capture(operations) {
+            Ok(launchable) => {
+                graph.launchable = launchable;
+                return Ok(Some(Box::new(graph)));
+            }
+            Err(error) if is_of_capture(&error) => {
+                log::info!(target: "nvbackend::graph", "{} operations are not captured: {error}", operations.len());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the driver refuses the capture or what was called in it, and the operations may run without.
+fn is_of_capture(error: &Error) -> bool {
+    const NOT_SUPPORTED: i32 = 801;
+    const OF_STREAM_CAPTURE: std::ops::RangeInclusive<i32> = 900..=908;
+    OF_STREAM_CAPTURE.contains(&error.cuda_code) || error.cuda_code == NOT_SUPPORTED
+}
+
+/// Ends with the capture.
+struct CaptureStream<'a> {
+    executor: &'a CudaExecutor,
+    raw: RawHandle,
+}
+
+impl CaptureStream<'_> {
+    fn capture(&self, operations: &[&Operation]) -> Result<sys::CUgraphExec> {
+        let stream = self.raw.0.cast();
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: this capture's own stream.
+        self.executor.check(unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }, "beginning a capture")?;
+        let recorded = operations.iter().enumerate().try_for_each(|(index, op)| {
+            let named = |error: Error| error.context(format_args!("node {index}, {}", op.kind().name()));
+            operation::run(self.executor, op, self.raw).map_err(named)
+        });
+        if let Err(lost) = self.executor.refuse_lost() {
+            // No call more: not even the capture is ended.
+            return Err(recorded.err().unwrap_or(lost));
+        }
+        let mut graph = null_mut();
+        // SAFETY: the stream is captured, and the pointer valid.
+        let ended = self.executor.check(unsafe { sys::cuStreamEndCapture(stream, &mut graph) }, "ending a capture");
+        let made = recorded.and(ended).and_then(|()| {
+            let mut launchable = null_mut();
+            // SAFETY: a graph of the driver's, and a valid pointer.
+            let result = unsafe { sys::cuGraphInstantiateWithFlags(&mut launchable, graph, 0) };
+            self.executor.check(result, "instantiating a graph").map(|()| launchable)
+        });
+        if !graph.is_null() && self.executor.refuse_lost().is_ok() {
+            // SAFETY: captured just now and destroyed once; what was instantiated does not need it.
+            self.executor.log_failure(unsafe { sys::cuGraphDestroy(graph) }, "destroying a captured graph");
+        }
+        made
+    }
+}
+
+impl Drop for CaptureStream<'_> {
+    fn drop(&mut self) {
+        self.executor.stream_destroy(self.raw);
+    }
+}
+
+impl CapturedList for CapturedGraph {
+    fn launch(&self, stream: RawHandle) -> Result<()> {
+        let _guard = self.executor.enter()?;
+        // SAFETY: instantiated, and a live stream of this context or NULL.
+        self.executor.check(unsafe { sys::cuGraphLaunch(self.launchable, stream.0.cast()) }, "launching a graph")
+    }
+
+    fn workspace(&self) -> usize {
+        self.workspace_bytes
+    }
+}
+
+impl Drop for CapturedGraph {
+    fn drop(&mut self) {
+        let Some(_guard) = self.executor.enter_to_release() else { return };
+        // SAFETY: this graph's memory, freed once; NULL waits for every stream's work, launches of this graph among it.
+        unsafe { self.executor.free(self.workspace, self.workspace_bytes, RawHandle::NULL) };
+        if !self.launchable.is_null() && self.executor.refuse_lost().is_ok() {
+            // SAFETY: instantiated once, destroyed once, and none of its launches is under way.
+            self.executor.log_failure(unsafe { sys::cuGraphExecDestroy(self.launchable) }, "destroying a graph");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_capture_is_no_error_of_the_operations() {
+        let error = |code| Error::new(Status::Device, "refused").with_cuda_code(code);
+        assert!([801, 900, 901, 908].iter().all(|&code| is_of_capture(&error(code))));
+        assert!([0, 2, 700, 899, 909, 999].iter().all(|&code| !is_of_capture(&error(code))));
+    }
+}
