@@ -212,8 +212,8 @@ pub unsafe extern "C" fn nvb_kv_cache_get_bytes(cache: *const nvb_kv_cache, byte
 /// needed. Does not synchronise, but once in some thousand pages it waits for copies of long ago. Allocates nothing. What
 /// changes pages cannot be captured; a captured step reads the newest table.
 /// Errors: `NVB_ERROR_OUT_OF_MEMORY` if too few pages are free, with the sequence and both numbers; nothing has changed then.
-/// `NVB_ERROR_INVALID_ARGUMENT` (a number past its limit, a capture, memory that sleeps, a stream under `nvb_stream_explain`), of
-/// the four calls below too; `NVB_ERROR_UNSUPPORTED` for the engine's memory.
+/// `NVB_ERROR_INVALID_ARGUMENT` (a number past its limit, a capture, memory that sleeps, a stream that is explained or
+/// recorded), of the four calls below too; `NVB_ERROR_UNSUPPORTED` for the engine's memory.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_kv_cache_reserve(
     cache: *mut nvb_kv_cache,
