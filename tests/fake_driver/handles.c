@@ -69,6 +69,7 @@ MAKES(nvb_stream_create, nvb_stream, (const nvb_backend* backend, int32_t priori
       priority, made)
 MAKES(nvb_stream_wrap, nvb_stream, (const nvb_backend* backend, void* native, nvb_stream** made), backend, native, made)
 MAKES(nvb_event_create, nvb_event, (const nvb_backend* backend, nvb_event** made), backend, made)
+MAKES(nvb_graph_create, nvb_graph, (const nvb_backend* backend, nvb_graph** made), backend, made)
 MAKES(nvb_stream_manager_create, nvb_stream_manager,
       (const nvb_backend* backend, const nvb_stream_manager_options* options, nvb_stream_manager** made), backend,
       options, made)
