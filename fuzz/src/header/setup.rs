@@ -95,6 +95,8 @@ pub fn world(choice: [u8; 2], threads: usize) -> World {
     backend_options.memory_limit = if bit() { 256 << 20 } else { 8 << 20 };
     let second = bit();
     let format = u32::from(bit()) << 2 | u32::from(bit()) << 1 | u32::from(bit());
+    // Recordings are few: what they take reaches no kernel before a launch.
+    let (recorded, ended) = (bit() && bit(), bit());
     // SAFETY: the header's structs with their sizes set, and places for handles.
     unsafe {
         let backend = created("backend", |out| interface::nvb_backend_create(at(&backend_options), out));
@@ -121,6 +123,17 @@ pub fn world(choice: [u8; 2], threads: usize) -> World {
             world.add(handle_kind("nvb_event"), event, thread, Vec::new());
             let configuration = created("configuration", |out| interface::nvb_configuration_create(0, out));
             world.add(handle_kind("nvb_configuration"), configuration, thread, Vec::new());
+            let graph = created("graph", |out| interface::nvb_graph_create(backend, out));
+            if recorded {
+                let (graph, stream) = (graph as *const c_void, stream as *const c_void);
+                expect(interface::nvb_graph_begin(graph, stream), "begin of a recording");
+                let (memory, block) = (memory as *const c_void, block as *const c_void);
+                expect(interface::nvb_memory_fill(memory, block, 1, 4096, stream), "recorded fill");
+                if ended {
+                    expect(interface::nvb_graph_end(graph, stream), "end of a recording");
+                }
+            }
+            world.add(handle_kind("nvb_graph"), graph, thread, Vec::new());
         }
         let manager =
             created("stream manager", |out| interface::nvb_stream_manager_create(backend, std::ptr::null(), out));
