@@ -1,6 +1,6 @@
 //! Addition, multiplication, scaling, soft cap, conversion and activations.
 
-use super::activation::{self, activate};
+use super::activation::activate;
 use super::row::{vectors, Row};
 use super::threads::Threads;
 use crate::operation::elementwise::{Elementwise, ElementwiseKind};
@@ -59,34 +59,11 @@ impl Kernel for Block<'_> {
     }
 }
 
-/// The formula in f64, for tensors in host memory.
-pub fn reference(op: &Elementwise) {
-    // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
-    unsafe {
-        for row in 0..op.input.rows {
-            for i in 0..op.input.columns {
-                let x = Row::of(&op.input, row).get(i);
-                let second = op.second.map_or(0.0, |second| Row::of(&second, row).get(i));
-                let value = match op.kind {
-                    ElementwiseKind::Add => x + second,
-                    ElementwiseKind::Multiply => x * second,
-                    ElementwiseKind::Scale(factor) => x * f64::from(factor),
-                    ElementwiseKind::SoftCap(cap) => f64::from(cap) * (x / f64::from(cap)).tanh(),
-                    ElementwiseKind::Convert => x,
-                    ElementwiseKind::Activation(activation) => activation::reference(activation, x),
-                };
-                Row::of(&op.output, row).set(i, value);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::super::testing::{at_every_level, threads};
     use super::*;
-    use crate::operation::Activation;
-    use crate::tensor::{DType, Tensor};
+    use crate::tensor::Tensor;
 
     #[test]
     fn a_soft_cap_keeps_what_is_tiny_beside_the_cap() {
@@ -101,39 +78,6 @@ mod tests {
                 assert_eq!(value.to_bits(), capped.to_bits(), "{level:?}: {value:e} became {capped:e}");
             }
             assert!(capped[8].is_nan() && capped[9] == 3e38, "{level:?}: {capped:?}");
-        });
-    }
-
-    #[test]
-    fn every_kind_matches_the_reference() {
-        let kinds = [
-            ElementwiseKind::Add,
-            ElementwiseKind::Multiply,
-            ElementwiseKind::Scale(-1.5),
-            ElementwiseKind::SoftCap(0.7),
-            ElementwiseKind::Convert,
-            ElementwiseKind::Activation(Activation::GeluTanh),
-            ElementwiseKind::Activation(Activation::GeluErf),
-            ElementwiseKind::Activation(Activation::Silu),
-        ];
-        at_every_level(|level| {
-            for (rows, columns) in [(0, 4), (1, 1), (3, 37), (2, 40_000)] {
-                for (i, kind) in kinds.into_iter().enumerate() {
-                    let (from, to) = (DType::FLOATS[i % 3], DType::FLOATS[(i + rows) % 3]);
-                    let mut input = Buffer::random(from, rows * columns, 1);
-                    let mut row = Buffer::random(DType::Bf16, columns, 2);
-                    let second = (i < 2).then(|| row.tensor(&[1, columns]));
-                    let (mut output, mut expected) =
-                        (Buffer::poisoned(to, rows * columns), Buffer::poisoned(to, rows * columns));
-                    let mut op = |y: &mut Buffer| {
-                        Elementwise::new(kind, input.tensor(&[rows, columns]), second, y.tensor(&[rows, columns]))
-                            .unwrap()
-                    };
-                    elementwise(threads(), &op(&mut output));
-                    reference(&op(&mut expected));
-                    assert_close(&output, &expected, &format!("{level:?} {kind:?} [{rows}, {columns}] {from} to {to}"));
-                }
-            }
         });
     }
 }

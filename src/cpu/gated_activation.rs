@@ -1,6 +1,6 @@
 //! output = activation(gate) · up.
 
-use super::activation::{self, activate};
+use super::activation::activate;
 use super::quantized_rows;
 use super::row::{for_rows, vectors, Row};
 use super::threads::{Scratch, Threads};
@@ -85,55 +85,5 @@ unsafe fn quantized_row<S: Simd>(
         for (at, lanes) in vectors::<S>(range.len()) {
             output.store::<S>(at, buffer.load::<S>(at, lanes), lanes);
         }
-    }
-}
-
-/// The formula in f64, for tensors in host memory and a float output.
-pub fn reference(op: &GatedActivation) {
-    let Some(output) = op.output else { return };
-    // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
-    unsafe {
-        for row in 0..op.gate.rows {
-            for i in 0..op.gate.columns {
-                let (gate, up) = (Row::of(&op.gate, row).get(i), Row::of(&op.up, row).get(i));
-                Row::of(&output, row).set(i, activation::reference(op.activation, gate) * up);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
-    use super::*;
-    use crate::operation::Activation;
-    use crate::tensor::DType;
-
-    #[test]
-    fn every_activation_matches_the_reference() {
-        at_every_level(|level| {
-            for activation in [Activation::None, Activation::GeluTanh, Activation::GeluErf, Activation::Silu] {
-                for (rows, columns) in [(0, 3), (1, 1), (17, 2049)] {
-                    let (mut gate, mut up) =
-                        (Buffer::random(DType::F16, rows * columns, 1), Buffer::random(DType::F16, rows * columns, 2));
-                    let (mut output, mut expected) =
-                        (Buffer::poisoned(DType::Bf16, rows * columns), Buffer::poisoned(DType::Bf16, rows * columns));
-                    let shape = [rows, columns];
-                    let mut op = |y: &mut Buffer| {
-                        GatedActivation::new(
-                            gate.tensor(&shape),
-                            up.tensor(&shape),
-                            activation,
-                            Some(y.tensor(&shape)),
-                            None,
-                        )
-                        .unwrap()
-                    };
-                    gated_activation(threads(), &op(&mut output));
-                    reference(&op(&mut expected));
-                    assert_close(&output, &expected, &format!("{level:?} {activation:?} [{rows}, {columns}]"));
-                }
-            }
-        });
     }
 }

@@ -180,117 +180,11 @@ unsafe fn rotate<S: Simd>(op: &Rope, input: Row, norm: Option<&Tensor>, angles: 
     }
 }
 
-/// The formula for tensors in host memory: f64, but for the f32 angles.
-pub fn reference(op: &Rope) {
-    let turn = |heads: &Heads, token: usize, head: usize, norm: Option<Tensor>, scale: f32| -> Vec<f64> {
-        // SAFETY: a validated descriptor's tensors are readable in their extents.
-        unsafe {
-            let mut x: Vec<f64> = (0..op.head_dim).map(|i| Row::head(heads, token, head).get(i)).collect();
-            if let Some(norm) = norm {
-                let mean = x.iter().map(|x| x * x).sum::<f64>() / op.head_dim as f64;
-                for (i, x) in x.iter_mut().enumerate() {
-                    let factor = f64::from(op.weight_offset) + Row::vector(&norm).get(i);
-                    *x = *x / (mean + f64::from(op.epsilon)).sqrt() * factor;
-                }
-            }
-            if let Some(rotation) = op.rotation {
-                let Frequencies { values, pairs, position_scale } = inverse_frequencies(&rotation, op.head_dim);
-                for i in 0..pairs {
-                    let angle = integers(&op.positions)[token] as f32 * values[i] * position_scale;
-                    let (sine, cosine) = f64::from(angle).sin_cos();
-                    let (first, second) = (x[i], x[pairs + i]);
-                    x[i] = first * cosine - second * sine;
-                    x[pairs + i] = second * cosine + first * sine;
-                }
-            }
-            x.iter().map(|x| x * f64::from(scale)).collect()
-        }
-    };
-    // SAFETY: as above, and writable; positions and sequences are within the cache.
-    unsafe {
-        let write = |values: &[f64], to: Row| values.iter().enumerate().for_each(|(i, &value)| to.set(i, value));
-        for token in 0..op.tokens {
-            for head in 0..op.query.map_or(0, |query| query.heads) {
-                let (Some(query), Some(output)) = (&op.query, &op.query_output) else { continue };
-                write(&turn(query, token, head, op.query_norm, op.query_scale), Row::head(output, token, head));
-            }
-            let position = integers(&op.positions)[token];
-            for head in 0..op.key.map_or(0, |key| key.heads) {
-                let Some(key) = &op.key else { continue };
-                let turned = turn(key, token, head, op.key_norm, 1.0);
-                if let Some(output) = &op.key_output {
-                    write(&turned, Row::head(output, token, head));
-                }
-                let (Some(append), Some(value)) = (&op.append, &op.value) else { continue };
-                let sequence = sequence(append, token);
-                write(&turned, cached(append.cache.key_view(), &append.cache, sequence, head, position));
-                let value: Vec<f64> = (0..op.head_dim).map(|i| Row::head(value, token, head).get(i)).collect();
-                write(&value, cached(append.cache.value_view(), &append.cache, sequence, head, position));
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{assert_close, at_every_level, threads, Buffer};
+    use super::super::testing::{threads, Buffer};
     use super::*;
     use crate::operation::rope::RopeArguments;
-
-    #[test]
-    fn norm_rotation_and_append_match_the_reference() {
-        let (tokens, query_heads, kv_heads, capacity) = (9, 3, 2, 131_072);
-        at_every_level(|level| {
-            for (dim, rotary_dim, norm) in
-                [(2, 0, false), (6, 4, true), (64, 0, true), (80, 32, false), (256, 0, true), (512, 512, false)]
-            {
-                let capacity = if dim == 6 { capacity } else { 40 };
-                let width = query_heads + 2 * kv_heads;
-                let mut fused = Buffer::random(DType::F32, tokens * width * dim, 1);
-                let mut weights = [Buffer::random(DType::Bf16, dim, 2), Buffer::random(DType::Bf16, dim, 3)];
-                let position = |t: usize| (capacity - 1 - 2 * t) as f32;
-                let mut positions = Buffer::from(DType::I32, &(0..tokens).map(position).collect::<Vec<_>>());
-                let mut sequences = Buffer::from(DType::I32, &(0..tokens).map(|t| (t % 2) as f32).collect::<Vec<_>>());
-                let mut run = |query_output: &mut Buffer, caches: &mut [Buffer; 2], function: &dyn Fn(&Rope)| {
-                    let fused = fused.tensor(&[tokens, width, dim]);
-                    let part = |first: usize, heads: usize| {
-                        let mut part = fused;
-                        part.data = part.data.cast::<f32>().wrapping_add(first * dim).cast();
-                        part.shape[1] = heads;
-                        part
-                    };
-                    let key = caches[0].tensor(&[2, kv_heads, capacity, dim]);
-                    let value = caches[1].tensor(&[2, kv_heads, capacity, dim]);
-                    let cache = CacheLayer::contiguous((key.data, value.data), key.dtype, [2, kv_heads, capacity, dim]);
-                    let op = Rope::new(RopeArguments {
-                        query: Some(part(0, query_heads)),
-                        query_output: Some(query_output.tensor(&[tokens, query_heads, dim])),
-                        query_norm: norm.then(|| weights[0].tensor(&[dim])),
-                        query_scale: 0.25,
-                        key: Some(part(query_heads, kv_heads)),
-                        key_output: None,
-                        key_norm: norm.then(|| weights[1].tensor(&[dim])),
-                        value: Some(part(query_heads + kv_heads, kv_heads)),
-                        epsilon: 1e-6,
-                        weight_offset: 1.0,
-                        positions: positions.tensor(&[tokens]),
-                        rotation: Some(Rotation { base: 10_000.0, position_scale: 0.125, rotary_dim }),
-                        append: Some(Append { cache, sequences: Some(sequences.tensor(&[tokens])) }),
-                    });
-                    function(&op.unwrap());
-                };
-                let caches = || [1, 2].map(|_| Buffer::from(DType::Bf16, &vec![0.0; 2 * kv_heads * capacity * dim]));
-                let query = || Buffer::poisoned(DType::F32, tokens * query_heads * dim);
-                let (mut output, mut written) = (query(), caches());
-                let (mut expected, mut expected_written) = (query(), caches());
-                run(&mut output, &mut written, &|op| rope(threads(), op).unwrap());
-                run(&mut expected, &mut expected_written, &reference);
-                assert_close(&output, &expected, &format!("{level:?} query, {dim}, {rotary_dim}"));
-                assert_close(&written[0], &expected_written[0], &format!("{level:?} keys, {dim}, {rotary_dim}"));
-                assert_close(&written[1], &expected_written[1], &format!("{level:?} values, {dim}, {rotary_dim}"));
-            }
-        });
-    }
 
     #[test]
     fn a_position_outside_the_cache_is_named() {

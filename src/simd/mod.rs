@@ -4,7 +4,7 @@
 //! instruction set that this CPU has. Everything that a kernel calls must be `#[inline(always)]`: only code inlined
 //! into the entry point of its level is compiled with that level's instructions.
 
-use crate::fork::PerProcess;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The methods of a level, of which all are `#[inline(always)]`; one that is an expression is `name(…) -> … = expression;`.
 macro_rules! methods {
@@ -227,25 +227,44 @@ impl Level {
         }
     }
 
+    /// All in the order of their numbers, the plainest first.
+    const ALL: &[Level] = &[
+        Level::Portable,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512,
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon,
+    ];
+
     /// The levels that this CPU has, the plainest first.
     pub fn supported() -> impl DoubleEndedIterator<Item = Level> {
-        [
-            Level::Portable,
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2,
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512,
-            #[cfg(target_arch = "aarch64")]
-            Level::Neon,
-        ]
-        .into_iter()
-        .filter(|level| level.is_supported())
+        Level::ALL.iter().copied().filter(|level| level.is_supported())
     }
 
-    /// The widest that this CPU has, found once.
+    /// The widest that this CPU has.
     pub fn best() -> Level {
-        static BEST: PerProcess<Level> = PerProcess::new(|| Level::supported().next_back().unwrap_or(Level::Portable));
-        *BEST
+        Level::supported().next_back().unwrap_or(Level::Portable)
+    }
+
+    /// What [`dispatch`] runs at: the best, found once, unless a test forced another.
+    fn current() -> Level {
+        match CURRENT.load(Ordering::Relaxed) {
+            0 => {
+                let best = Level::best();
+                // What a test forces meanwhile stays.
+                let _ = CURRENT.compare_exchange(0, best as usize + 1, Ordering::Relaxed, Ordering::Relaxed);
+                best
+            }
+            number => Level::ALL[number - 1],
+        }
+    }
+
+    /// Makes all kernels of this process run at this level, which is supported, so that tests reach each of them.
+    pub fn force(self) -> Level {
+        CURRENT.store(self as usize + 1, Ordering::Relaxed);
+        self
     }
 
     /// Runs a kernel at this level.
@@ -265,14 +284,14 @@ impl Level {
     }
 }
 
+/// One more than the number of the level that kernels run at; 0: not known yet.
+static CURRENT: AtomicUsize = AtomicUsize::new(0);
+
 /// Runs a kernel at the best level.
 ///
 /// # Safety
 /// The kernel's own pointers are valid.
 #[inline]
 pub unsafe fn dispatch<K: Kernel>(kernel: K) -> K::Output {
-    #[cfg(test)]
-    return testing::level().run(kernel);
-    #[cfg(not(test))]
-    Level::best().run(kernel)
+    Level::current().run(kernel)
 }

@@ -64,6 +64,7 @@ impl Device {
 pub fn devices() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
+        crate::level::force();
         // The test harness swallows what the print macros write; this line must be seen.
         let say = |text: String| writeln!(std::io::stderr(), "conformance: {text}").expect("stderr is open");
         say(format!("NVB_TEST_SEED={} repeats this run's data", seed()));

@@ -2,7 +2,7 @@
 //!
 //! Inputs are fresh in each run and lie between poisoned guards; outputs are poisoned first, and nothing else may
 //! change. NVB_TEST_DEVICE ("cpu", "cuda:0") names one device, NVB_TEST_SEED repeats a run, NVB_TEST_TRACE names each
-//! case before it runs. The program needs no file, so that it can be packed for a machine that has a GPU and no toolchain.
+//! case before it runs; NVB_TEST_LEVEL is what `level.rs` sets. The program needs no file, so that it can be packed for a machine that has a GPU and no toolchain.
 
 mod activation;
 mod argmax;
@@ -16,6 +16,7 @@ mod embedding;
 mod graph;
 mod grouped_linear;
 mod kv_cache;
+mod level;
 mod linear;
 mod linear_quantized;
 mod linear_quantized_input;
