@@ -1,7 +1,7 @@
 // Decode attention in f32 on the ordinary cores: every cache dtype, any head_dim to 512, any alignment, every device.
 // The formula is that of attention.h; it serves F32 caches, capability 7.5 and odd shapes.
 //
-// A block of 4 warps takes up to 8 query heads of one KV head and walks its keys in tiles of 32:
+// A block of 4 warps takes up to 8 items of one KV head (attention.h) and walks its keys in tiles of 32:
 //   scores    a warp takes 4 keys at a time, its lanes share the head dimension
 //   softmax   a warp takes a head, a lane a key
 //   output    a thread takes up to 4 columns of all heads
@@ -90,17 +90,23 @@ __global__ void __launch_bounds__(kThreads)
 
   for (int index = threadIdx.x; index < block.heads * p.head_dim; index += kThreads) {
     const int head = index / p.head_dim;
-    query[index] = load_element(p.query, p.query_dtype,
-                                block.sequence * p.query_token_stride + (block.head + head) * p.query_head_stride +
-                                    (index - head * p.head_dim));
+    const DecodeItem item = item_of(p, block, head);
+    query[index] = load_element(
+        p.query, p.query_dtype,
+        item.row * p.query_token_stride + item.head * p.query_head_stride + (index - head * p.head_dim));
   }
   __syncthreads();
 
   float output[kHeads][kColumns] = {};
   float maximum[kHeads / kWarps];  // of heads warp, warp + kWarps; the same in all lanes
   float sum[kHeads / kWarps] = {};
+  DecodeKeys visible[kHeads / kWarps];
 #pragma unroll
-  for (int i = 0; i < kHeads / kWarps; ++i) maximum[i] = -CUDART_INF_F;
+  for (int i = 0; i < kHeads / kWarps; ++i) {
+    maximum[i] = -CUDART_INF_F;
+    visible[i] = item_keys(p, block, warp + i * kWarps);
+  }
+  const float scale = p.key_scale != nullptr ? p.scale * p.key_scale[block.kv_head] : p.scale;
 
   for (int first = block.begin; first < block.end; first += kKeys) {
     const int keys = min(kKeys, block.end - first);
@@ -140,7 +146,7 @@ __global__ void __launch_bounds__(kThreads)
           }
         }
       }
-      float s = transpose_sum(sums) * p.scale;
+      float s = transpose_sum(sums) * scale;
       if (p.soft_cap > 0.0f) s = p.soft_cap * tanhf(s / p.soft_cap);
       score[part + lane / kHeads][lane % kHeads] = s * kLog2E;
     }
@@ -151,7 +157,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kHeads / kWarps; ++i) {
       const int head = warp + i * kWarps;
       if (head >= block.heads) continue;
-      const float s = lane < keys ? score[lane][head] : -CUDART_INF_F;
+      const int token = first + lane;
+      const float s = token >= visible[i].begin && token < visible[i].end ? score[lane][head] : -CUDART_INF_F;
       const float most = fmaxf(maximum[i], warp_max(s));
       const float base = exponent_base(most);
       const float factor = exp2_fast(maximum[i] - base);
@@ -213,7 +220,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 int heads_per_block(const nvb_attention_decode_params& p) {
-  return std::min(p.query_heads / p.kv_heads, kHeads);
+  return std::min(items_per_kv_head(p), kHeads);
 }
 int shared_bytes(const nvb_attention_decode_params& p) {
   return heads_per_block(p) * p.head_dim * static_cast<int>(sizeof(float));

@@ -11,7 +11,7 @@ use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
 use crate::allocation::collected;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource};
 use crate::stream::Owner;
 use crate::tensor::CacheLayer;
 use std::sync::Arc;
@@ -83,26 +83,31 @@ pub struct nvb_attention_prefill_args {
 }
 versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts });
 
-/// One query row for each of B sequences.
+/// A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_attention_decode_args {
     pub struct_size: usize,
-    /// [B, query_heads, head_dim], F32 or the cache's dtype.
+    /// [B · R, query_heads, head_dim], F32 or the cache's dtype: row r of sequence b is row b · R + r.
     pub query: nvb_tensor,
     /// The shape of `query`; any float dtype.
     pub output: nvb_tensor,
-    /// Optional, F32 [B, query_heads], as in prefill.
+    /// Optional, F32 [B · R, query_heads], as in prefill.
     pub lse: nvb_tensor,
     pub cache: *const nvb_kv_cache,
-    /// I32 [B] in device memory: row b sees the keys 0 … positions[b] of its sequence, within the window. A position outside
-    /// the cache gives 0 on CUDA and an error on the CPU.
+    /// I32 [B · R] in device memory: a row sees the keys 0 … its position of its sequence, within the window. The positions of
+    /// a sequence's rows ascend, but −1 makes a row empty wherever it stands: output 0, lse −inf. So do other positions outside
+    /// the cache on CUDA, which are an error on the CPU. Values that any row of a sequence sees must be finite.
     pub positions: nvb_tensor,
-    /// Optional, I32 [B] in device memory: the sequence of each row; absent: 0, 1, 2, …
+    /// Optional, I32 [B] in device memory: the cache's sequence of each; absent: 0, 1, 2, …
     pub sequences: nvb_tensor,
     pub layer: u32,
     /// No position reaches this number; it sizes the launch, so a captured call serves every step below it. 0: capacity.
     pub max_kv_length: u32,
+    /// R, 1 to 16; 0: 1. The rows of a sequence read its keys together.
+    pub rows_per_sequence: u32,
+    /// Must be 0.
+    pub reserved: u32,
     /// Optional, I32 [sequences, entries], as in prefill.
     pub page_table: nvb_tensor,
 }
@@ -218,19 +223,23 @@ pub(super) fn decode_of(
     args: &nvb_attention_decode_args,
     layer: CacheLayer,
 ) -> Result<AttentionDecode> {
+    expect_reserved(args.reserved)?;
     AttentionDecode::new(
         object.config,
         reading.tensor("query", &args.query)?,
         layer,
         reading.tensor("output", &args.output)?,
         reading.optional("lse", &args.lse)?,
-        reading.tensor("positions", &args.positions)?,
-        reading.optional("sequences", &args.sequences)?,
-        args.max_kv_length as usize,
+        DecodeRows {
+            per_sequence: args.rows_per_sequence.max(1) as usize,
+            positions: reading.tensor("positions", &args.positions)?,
+            sequences: reading.optional("sequences", &args.sequences)?,
+            max_kv_length: args.max_kv_length as usize,
+        },
     )
 }
 
-/// Queues the attention of one new token for each of B sequences; its key must be in the cache in stream order before.
+/// Queues the attention of one or a few new tokens for each of B sequences; their keys must be in the cache in stream order before.
 /// Positions and sequences are read from device memory when the stream reaches the call, so a captured call serves every
 /// step. Does not synchronise; the first call with a larger `max_kv_length` or B may allocate workspace.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT`; `NVB_ERROR_ATTENTION` for a bidirectional attention.

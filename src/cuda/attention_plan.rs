@@ -138,10 +138,10 @@ pub(super) struct DecodePlan {
     pub row: i32,
     /// Blocks that divide the keys of a sequence.
     pub splits: i32,
-    /// Blocks that divide the query heads of a KV head, and the most of one.
+    /// Blocks that divide the query heads of all rows that meet a KV head, and the most of one.
     pub chunks: i32,
     pub heads_per_chunk: i32,
-    /// Results in the workspace of each query head of a sequence.
+    /// Results in the workspace of each query head of a row.
     pub slots_per_head: i32,
     workspace_bytes: usize,
     counter_bytes: usize,
@@ -168,9 +168,11 @@ impl DecodePlan {
     fn with(row: i32, op: &AttentionDecode, shape: &DecodeShape, launch: &Launch) -> Option<DecodePlan> {
         let AttentionConfig { query_heads, kv_heads, head_dim, window, .. } = op.config;
         let rows = op.query.tokens;
-        let chunks = op.config.group().div_ceil(shape.heads_per_block as usize);
-        let visible = if window > 0 { window.min(op.max_kv_length) } else { op.max_kv_length }.max(1);
-        let work = Work { blocks: rows * kv_heads * chunks, visible };
+        let items = op.rows.per_sequence * op.config.group();
+        let chunks = items.div_ceil(shape.heads_per_block as usize);
+        let longest = op.rows.max_kv_length;
+        let visible = if window > 0 { (window + op.rows.per_sequence - 1).min(longest) } else { longest }.max(1);
+        let work = Work { blocks: op.sequence_count() * kv_heads * chunks, visible };
         let splits = match shape.cluster {
             0 => work.splits(shape, launch),
             _ => work.cluster(shape, launch)?,
@@ -184,7 +186,7 @@ impl DecodePlan {
             row,
             splits: splits as i32,
             chunks: chunks as i32,
-            heads_per_chunk: op.config.group().div_ceil(chunks) as i32,
+            heads_per_chunk: items.div_ceil(chunks) as i32,
             slots_per_head: slots_per_head as i32,
             workspace_bytes: sums + partials * head_dim * size_of::<f32>(),
             counter_bytes: rows * query_heads * DECODE_COUNTERS * size_of::<u32>(),

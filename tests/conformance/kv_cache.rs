@@ -1,7 +1,7 @@
 //! Caches of every placement: contiguous, rings, the library's pages and the engine's. Tokens are appended in chunks, each chunk
 //! is prefilled over what the cache then holds, and in the end every sequence is decoded. What no sequence holds is NaN.
 
-use crate::attention_cases::{attend, expect_attention, Keys};
+use crate::attention_cases::{attend, expect_attention, one_row, Keys};
 use crate::run::{check, expect_error, rounded, Failure, Outcome, Run, PLAIN};
 use nvbackend::error::Status;
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
@@ -241,7 +241,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let sequences = run.integers(&order)?;
     let kv_lengths: Vec<i32> = order.iter().map(|&at| lengths[at as usize] as i32).collect();
     let positions = run.integers(&kv_lengths.iter().map(|length| length - 1).collect::<Vec<_>>())?;
-    let op = AttentionDecode::new(config, query, layer, output, Some(lse), positions, Some(sequences), 0)?;
+    let op = AttentionDecode::new(config, query, layer, output, Some(lse), one_row(positions, Some(sequences), 0))?;
     run.executor().run(&Operation::from(op), run.stream.raw())?;
     expect_attention(run, kv, &output, Some(&lse), &expected)?;
     let output = run.output(query_dtype, &[count, heads, dim], PLAIN)?;
@@ -353,7 +353,7 @@ fn a_ring_refuses_what_it_has_lost() {
         let decode = |run: &mut Run, window: usize, max_kv_length: usize| -> Result<_, Failure> {
             let query = run.output(DType::F32, &[1, 1, 8], PLAIN)?;
             let positions = run.integers(&[20])?;
-            Ok(AttentionDecode::new(config(window), query, layer, query, None, positions, None, max_kv_length))
+            Ok(AttentionDecode::new(config(window), query, layer, query, None, one_row(positions, None, max_kv_length)))
         };
         let invalid = Status::InvalidArgument;
         prefill(run, 8, 3, 50)??;
@@ -418,7 +418,7 @@ fn entries_outside_the_pool() {
             causal: true,
         };
         let positions = run.integers(&[4])?;
-        let decode = AttentionDecode::new(config, query, layer, output, None, positions, None, 0)?;
+        let decode = AttentionDecode::new(config, query, layer, output, None, one_row(positions, None, 0))?;
         let decoded = run.executor().run(&Operation::from(decode), run.stream.raw());
         let source = KeySource::Cache { layer, sequences: &[0], kv_lengths: &[5] };
         let prefill = AttentionPrefill::new(config, query, &[0, 1], source, output, None)?;

@@ -1,4 +1,6 @@
-//! Attention of one query row a sequence: the time is that of reading the cache once.
+//! Attention of one or a few query rows a sequence: the time is that of reading the cache.
+//!
+//! Rows of one sequence are computed like those of different ones, each over the keys that it sees.
 //!
 //! The keys of a sequence are cut into chunks (`chunks`). A chunk gives, for each query head of a group, the
 //! shift of its weights, their sum and the weighted values; chunks are merged in their order. With many sequences a task
@@ -331,14 +333,16 @@ impl<'a> Heads<'a> {
 /// The formula in f64, for tensors in host memory and positions and sequences within the cache.
 pub fn reference(op: &AttentionDecode) {
     // SAFETY: validated tensors of one integer a row.
-    let (positions, places) = unsafe { (integers(&op.positions), op.sequences.as_ref().map(|all| integers(all))) };
+    let (positions, places) =
+        unsafe { (integers(&op.rows.positions), op.rows.sequences.as_ref().map(|all| integers(all))) };
     for (row, &position) in positions.iter().enumerate() {
-        let sequence = places.map_or(row, |places| places[row] as usize);
+        let sequence = row / op.rows.per_sequence;
+        let sequence = places.map_or(sequence, |places| places[sequence] as usize);
         let span = SequenceSpan {
             query_start: row,
             query_count: 1,
             kv_offset: op.cache.origin(sequence),
-            kv_length: position as usize + 1,
+            kv_length: (position + 1) as usize,
         };
         let views = (&op.query, &op.cache.key_view(), &op.cache.value_view(), &op.output);
         super::reference(&op.config, views, op.lse, &span);
