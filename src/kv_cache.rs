@@ -175,6 +175,46 @@ impl KvCacheOptions {
     pub fn bytes(&self) -> Result<usize> {
         Ok(self.layout()?.bytes)
     }
+
+    /// What a cache of the library's memory holds on the device: [`KvCache::bytes`] of one that is created so.
+    pub fn device_bytes(&self) -> Result<usize> {
+        let table =
+            self.sequences.checked_mul(self.columns()).and_then(|entries| entries.checked_mul(size_of::<i32>()));
+        table.and_then(|table| self.bytes().ok()?.checked_add(table)).ok_or_else(|| {
+            self.bytes()
+                .err()
+                .unwrap_or_else(|| Error::invalid(format!("the size of a KV cache of {self:?} overflows")))
+        })
+    }
+
+    /// A layer of a cache of the library's memory, which begins at `data` and has its page table at `entries`. Neither is
+    /// touched.
+    pub fn layer_at(&self, data: *mut c_void, entries: *const i32, layer: usize) -> Result<CacheLayer> {
+        let layout = self.layout()?;
+        let key = data.cast::<u8>().wrapping_add(2 * layer * layout.part_bytes);
+        let addresses: (*mut c_void, *mut c_void) = (key.cast(), key.wrapping_add(layout.part_bytes).cast());
+        let dims = [self.sequences, self.kv_heads, layout.tokens, self.head_dim];
+        let blocks = CacheLayer::contiguous(addresses, self.dtype, dims);
+        Ok(match (self.page_tokens, self.ring_tokens()) {
+            (0, Some(tokens)) => {
+                CacheLayer { capacity: self.capacity, placement: Placement::Ring { tokens }, ..blocks }
+            }
+            (0, None) => blocks,
+            (page_tokens, _) => {
+                let table = PageTable {
+                    entries,
+                    sequences: self.sequences,
+                    columns: self.columns(),
+                    row_stride: self.columns(),
+                    page_tokens,
+                    page_stride: 2 * self.layers * layout.part_bytes / self.dtype.size(),
+                    pages: layout.blocks,
+                };
+                let sequence_stride = table.row_stride;
+                CacheLayer { capacity: self.capacity, sequence_stride, placement: Placement::Paged(table), ..blocks }
+            }
+        })
+    }
 }
 
 impl KvCache {
@@ -259,31 +299,8 @@ impl KvCache {
         if table.is_some() {
             return Err(Error::invalid("`page_table` is given, and the cache has its own or none"));
         }
-        let layout = options.layout().expect("checked at creation");
-        let key = allocation.pointer().cast::<u8>().wrapping_add(2 * layer * layout.part_bytes);
-        let addresses: (*mut c_void, *mut c_void) = (key.cast(), key.wrapping_add(layout.part_bytes).cast());
-        let dims = [options.sequences, options.kv_heads, layout.tokens, options.head_dim];
-        let blocks = CacheLayer::contiguous(addresses, options.dtype, dims);
-        Ok(match (pages, options.ring_tokens()) {
-            (Some(table), _) => {
-                let page_stride = 2 * options.layers * layout.part_bytes / options.dtype.size();
-                let table = PageTable {
-                    entries: table.pointer(),
-                    sequences: options.sequences,
-                    columns: options.columns(),
-                    row_stride: options.columns(),
-                    page_tokens: options.page_tokens,
-                    page_stride,
-                    pages: layout.blocks,
-                };
-                let sequence_stride = table.row_stride;
-                CacheLayer { capacity: options.capacity, sequence_stride, placement: Placement::Paged(table), ..blocks }
-            }
-            (None, Some(tokens)) => {
-                CacheLayer { capacity: options.capacity, placement: Placement::Ring { tokens }, ..blocks }
-            }
-            (None, None) => blocks,
-        })
+        let entries = pages.as_ref().map_or(std::ptr::null(), DeviceTable::pointer);
+        options.layer_at(allocation.pointer(), entries, layer)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Sequences> {

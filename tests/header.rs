@@ -135,6 +135,16 @@ const PARTS: [Part; 30] = [
         "The object `nvb_attention`, and its calls for prompts (prefill) and for one token of each sequence (decode).",
     ),
     part(
+        "attention_merge",
+        "Merging attention",
+        "The attention over all keys from results over parts of them.",
+    ),
+    part(
+        "attention_plan",
+        "Planning attention",
+        "How an attention would run, whether it can, and what memory it takes, before there is any.",
+    ),
+    part(
         "operations",
         "Operations of a layer",
         "What a transformer's layer is made of: embedding, norms, products with weights, gated activations, rotary embedding, and appending to a cache.",

@@ -153,6 +153,7 @@ struct nvb_attention_decode_shape {
   int32_t shared_bytes;     // of a block
   int32_t cluster;          // blocks that may merge in a cluster; 0: they merge through the workspace
   int32_t passes;           // of a block in a cluster, at most
+  int32_t stages;           // tiles of keys under way at a time
 };
 
 extern "C" {

@@ -242,7 +242,7 @@ cudaError_t launch_dtype(const DecodeArguments& arguments, const nvb_launch& lau
 }  // namespace
 
 bool supports_decode_simt(const nvb_attention_decode_params& p, const nvb_launch&, nvb_attention_decode_shape& shape) {
-  shape = {heads_per_block(p), kKeys, 1, kThreads, shared_bytes(p) + kDecodeStaticBytes, 0, 0};
+  shape = {heads_per_block(p), kKeys, 1, kThreads, shared_bytes(p) + kDecodeStaticBytes, 0, 0, 1};
   return true;
 }
 

@@ -102,6 +102,7 @@ pub struct KvCacheObject {
 
 static KV_CACHES: Table<KvCacheObject> = Table::new("KV cache", 6);
 
+/// A call that reads or writes the cache needs it awake.
 pub(super) fn layer_of(
     reading: Reading<'_>,
     backend: &Backend,
@@ -111,18 +112,34 @@ pub(super) fn layer_of(
     let object = KV_CACHES.get(cache)?;
     expect_same_backend(backend, object.backend.executor(), "KV cache")?;
     let layer = object.cache.layer_with(layer as usize, reading.optional("page_table", page_table)?)?;
+    if let Reading::Memory(_) = reading {
+        expect_awake(layer.key).map_err(|error| error.context("the KV cache"))?;
+    }
     Ok((object, layer))
 }
 
-/// Finds a layer as `layer_of` does, for a call that reads or writes the cache.
-pub(super) fn layer_to_use(
-    backend: &Backend,
-    cache: (*const nvb_kv_cache, u32),
-    page_table: &nvb_tensor,
-) -> Result<(Arc<KvCacheObject>, CacheLayer)> {
-    let found = layer_of(Reading::Memory(backend), backend, cache, page_table)?;
-    expect_awake(found.1.key).map_err(|error| error.context("the KV cache"))?;
-    Ok(found)
+/// `None`: the backend's default.
+fn dtype_of(given: &nvb_kv_cache_options) -> Result<Option<DType>> {
+    let refused = |code: u32| Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16 or _BF16 is needed"));
+    match given.dtype {
+        0 => Ok(None),
+        code => DType::from_code(code).map(Some).ok_or_else(|| refused(code)),
+    }
+}
+
+pub(super) fn options_of(backend: &Backend, given: &nvb_kv_cache_options) -> Result<KvCacheOptions> {
+    Ok(KvCacheOptions {
+        layers: given.layers as usize,
+        sequences: given.sequences as usize,
+        kv_heads: given.kv_heads as usize,
+        head_dim: given.head_dim as usize,
+        capacity: given.capacity as usize,
+        dtype: dtype_of(given)?.unwrap_or(backend.default_dtype()),
+        page_tokens: given.page_tokens as usize,
+        pages: given.pages as usize,
+        window: given.window as usize,
+        max_append: given.max_append as usize,
+    })
 }
 
 /// Creates a cache, contents undefined: 2 · layers · kv_heads · head_dim elements for each token that there is room for, and
@@ -139,25 +156,8 @@ pub unsafe extern "C" fn nvb_kv_cache_create(
         expect_out("cache", cache)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let given = unsafe { read(options)? };
-        let dtype =
-            match given.dtype {
-                0 => None,
-                code => Some(DType::from_code(code).ok_or_else(|| {
-                    Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16 or _BF16 is needed"))
-                })?),
-            };
-        let options = KvCacheOptions {
-            layers: given.layers as usize,
-            sequences: given.sequences as usize,
-            kv_heads: given.kv_heads as usize,
-            head_dim: given.head_dim as usize,
-            capacity: given.capacity as usize,
-            dtype: dtype.unwrap_or(backend.default_dtype()),
-            page_tokens: given.page_tokens as usize,
-            pages: given.pages as usize,
-            window: given.window as usize,
-            max_append: given.max_append as usize,
-        };
+        let dtype = dtype_of(&given)?;
+        let options = options_of(&backend, &given)?;
         let created = if given.memory_count == 0 {
             let stream = stream_of(&backend, std::ptr::null_mut())?;
             stream.expect_unrecorded("the making of a cache")?;

@@ -2,17 +2,23 @@
 
 use super::attention_plan::{DecodePlan, PrefillPlan};
 use super::executor::CudaExecutor;
+use super::kernel_table::row;
 use super::kv_placement::{sequence_stride, KvPlacement};
 use super::launch::Launch;
 use super::scratch::WorkspaceUse;
 use super::workspace::Workspace;
 use crate::device::RawHandle;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
+use crate::operation::Operation;
+use crate::registry::KernelId;
 use std::ffi::c_void;
 
 /// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.
 pub(super) const MAX_SEQUENCES: usize = 128;
+/// Blocks of a launch along the axes of a grid that sequences and heads have.
+const MOST_BLOCKS: usize = 65_535;
+
 /// `nvb_attention_sequence` of csrc/attention/attention.h.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -112,10 +118,41 @@ extern "C" {
 }
 
 pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: RawHandle) -> Result<()> {
-    let _guard = executor.enter()?;
-    let launch = executor.launch_attention_on(stream);
     let mut params = prefill_params(op);
+    let _guard = executor.enter()?;
     let Some(plan) = PrefillPlan::of(executor, op, &mut params) else { return Ok(()) };
+    launch_prefill(executor, op, &plan, params, stream)
+}
+
+/// The attention by this kernel, a candidate; for measurements.
+pub(super) fn with(executor: &CudaExecutor, op: &Operation, kernel: KernelId, stream: RawHandle) -> Result<()> {
+    let _guard = executor.enter()?;
+    let other = || Error::unsupported(format!("{} cannot do this attention", kernel.kernel().name));
+    let row = row(kernel).ok_or_else(other)?;
+    match op {
+        Operation::AttentionPrefill(op) => {
+            let mut params = prefill_params(op);
+            let plan = PrefillPlan::by([row], executor, op, &mut params).ok_or_else(other)?;
+            launch_prefill(executor, op, &plan, params, stream)
+        }
+        Operation::AttentionDecode(op) => {
+            let params = decode_params(op);
+            let plan = DecodePlan::by([row], executor, op, &params).ok_or_else(other)?;
+            launch_decode(executor, &plan, params, stream)
+        }
+        _ => Err(other()),
+    }
+}
+
+/// The context is current.
+fn launch_prefill(
+    executor: &CudaExecutor,
+    op: &AttentionPrefill,
+    plan: &PrefillPlan,
+    mut params: PrefillParams,
+    stream: RawHandle,
+) -> Result<()> {
+    let launch = executor.launch_attention_on(stream);
     params.heads_per_group = plan.heads_per_group;
     for spans in op.sequences.chunks(MAX_SEQUENCES) {
         let blocks = plan.arrange(&mut params, spans)?;
@@ -194,8 +231,31 @@ pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) ->
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    let mut params = decode_params(op);
-    let Some(plan) = DecodePlan::of(executor, op, &params) else { return Ok(()) };
+    let params = decode_params(op);
+    match DecodePlan::of(executor, op, &params) {
+        Some(plan) => launch_decode(executor, &plan, params, stream),
+        None if op.query.tokens == 0 => Ok(()),
+        None => Err(no_decode(op)),
+    }
+}
+
+/// What no kernel takes.
+pub(super) fn no_decode(op: &AttentionDecode) -> Error {
+    let [sequences, rows, heads] = [op.sequence_count(), op.rows.per_sequence, op.config.query_heads];
+    Error::unsupported(format!(
+        "no decode kernel takes {sequences} sequences of {rows} rows with {heads} heads; {MOST_BLOCKS} sequences, and as many rows \
+         times heads, are the most"
+    ))
+    .with_limit(sequences.max(rows * heads) as u64, MOST_BLOCKS as u64)
+}
+
+/// The context is current.
+fn launch_decode(
+    executor: &CudaExecutor,
+    plan: &DecodePlan,
+    mut params: DecodeParams,
+    stream: RawHandle,
+) -> Result<()> {
     let launch = executor.launch_attention_on(stream);
     let workspace = plan.workspace();
     let scratch = executor.scratch(stream);

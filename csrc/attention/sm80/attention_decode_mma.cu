@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   __shared__ float part_maximum[kGroup * kMaxHeadsPerBlock];
   __shared__ float part_sum[kGroup * kMaxHeadsPerBlock];
   __shared__ float2 total[kMaxHeadsPerBlock];
+  __shared__ DecodeKeys visible[kMaxHeadsPerBlock];  // in registers, tiles of 64 columns spilled
 
   begin_overlapped();
 
@@ -168,6 +169,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   } else {
     stage_query(__nv_bfloat16());
   }
+  if (threadIdx.x < kMaxHeadsPerBlock) visible[threadIdx.x] = item_keys(p, block, threadIdx.x);
   __syncthreads();
 
   const int key_offset = (lane % 8 + lane / 16 * 8) * Tile::kPitch;
@@ -179,12 +181,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   float output[kHeadTiles][kSteps][4] = {};  // columns 16 * step + g and + 8, heads 2 * t and + 1
   float maximum[kHeadTiles];                 // of head g, in powers of two, as of the last rescaling
   float sum[kHeadTiles] = {};                // of head g, this lane's keys only
-  DecodeKeys visible[kHeadTiles];            // of head g
 #pragma unroll
-  for (int h = 0; h < kHeadTiles; ++h) {
-    maximum[h] = -CUDART_INF_F;
-    visible[h] = item_keys(p, block, h * 8 + group);
-  }
+  for (int h = 0; h < kHeadTiles; ++h) maximum[h] = -CUDART_INF_F;
 
   int stage = 0;
   for (int tile = warp; tile < tiles; tile += warps) {
@@ -214,6 +212,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     uint32_t rest[kHeadTiles][2];
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
+      const DecodeKeys keys = visible[h * 8 + group];
       float s[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -221,7 +220,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
                (score[h][0][e / 2][e % 2 + 2] + score[h][1][e / 2][e % 2 + 2]);
         if (p.soft_cap > 0.0f) s[e] = tanh_fast(s[e] * cap_factor);
         const int token = first + e / 2 * 8 + e % 2;
-        s[e] = token >= visible[h].begin && token < visible[h].end ? s[e] * factor : -CUDART_INF_F;
+        s[e] = token >= keys.begin && token < keys.end ? s[e] * factor : -CUDART_INF_F;
       }
 
       // Raise the maximum and rescale, if any head of the tile needs it.
@@ -353,8 +352,15 @@ bool supports_decode_mma(const nvb_attention_decode_params& p, const nvb_launch&
   }
   shape = with_decode_tile(p.head_dim, heads_per_block(p), [&](auto tile) {
     const int warps = warps_of<decltype(tile)>(launch);
-    return nvb_attention_decode_shape{
-        heads_per_block(p), kKeys, warps, 32 * warps, decltype(tile)::shared_bytes(warps) + kDecodeStaticBytes, 0, 0};
+    using Tile = decltype(tile);
+    return nvb_attention_decode_shape{heads_per_block(p),
+                                      kKeys,
+                                      warps,
+                                      32 * warps,
+                                      Tile::shared_bytes(warps) + kDecodeStaticBytes,
+                                      0,
+                                      0,
+                                      Tile::kStages};
   });
   return true;
 }

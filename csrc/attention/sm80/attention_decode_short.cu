@@ -332,7 +332,8 @@ bool supports_decode_short(const nvb_attention_decode_params& p, const nvb_launc
                                       32 * Tile::kWarps,
                                       Tile::kSharedBytes + kDecodeStaticBytes,
                                       launch.capability >= 90 ? kMaxBlocks : 1,
-                                      kMaxPasses};
+                                      kMaxPasses,
+                                      1};
   });
   return true;
 }

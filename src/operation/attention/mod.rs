@@ -120,7 +120,7 @@ fn output_heads(config: &AttentionConfig, output: Tensor, tokens: usize) -> Resu
     Ok(heads)
 }
 
-fn check_lse(lse: Option<Tensor>, rows: usize, heads: usize) -> Result<()> {
+pub(super) fn check_lse(lse: Option<Tensor>, rows: usize, heads: usize) -> Result<()> {
     let Some(lse) = lse else { return Ok(()) };
     lse.expect_dtype("lse", DType::F32)?;
     lse.expect_shape("lse", &[rows, heads])?;
