@@ -35,6 +35,7 @@ impl AttentionDecode {
         sequences: Option<Tensor>,
         max_kv_length: usize,
     ) -> Result<AttentionDecode> {
+        let config = config.with_value_dim();
         if !config.causal {
             return Err(Error::new(
                 Status::Attention,
@@ -43,7 +44,7 @@ impl AttentionDecode {
         }
         query.expect_rank("query", 3)?;
         let rows = query.shape[0];
-        let query = config.query_heads_of("query", query, rows)?;
+        let query = config.query_heads_of("query", query, rows, config.head_dim)?;
         let output = output_heads(&config, output, rows)?;
         check_lse(lse, rows, config.query_heads)?;
         config.check_cache(&cache)?;
