@@ -1,4 +1,5 @@
-// Decode attention in f32 on the ordinary cores: every cache dtype, any head_dim to 512, any alignment, every device.
+// Decode attention in f32 on the ordinary cores: every cache dtype, any head_dim to 576 and value_dim to 512, any alignment,
+// every device.
 // The formula is that of attention.h; it serves F32 caches, capability 7.5 and odd shapes.
 //
 // A block of 4 warps takes up to 8 items of one KV head (attention.h) and walks its keys in tiles of 32:
@@ -6,7 +7,7 @@
 //   softmax   a warp takes a head, a lane a key
 //   output    a thread takes up to 4 columns of all heads
 //
-// Shared memory: heads * head_dim f32 of Q, in whose place the output is left; scores 1 KiB. Registers: the output of
+// Shared memory: heads f32 rows of Q as wide as head_dim or value_dim, in whose place the output is left; scores 1 KiB. Registers: the output of
 // 8 heads x 4 columns, the scores of 4 keys x 8 heads.
 #include <algorithm>
 
@@ -63,7 +64,7 @@ __device__ __forceinline__ void load_elements(const T* address, float (&values)[
 template <typename T, int Width>
 __global__ void __launch_bounds__(kThreads)
     attention_decode_simt_kernel(const __grid_constant__ DecodeArguments arguments) {
-  extern __shared__ __align__(16) float query[];  // [heads][head_dim], in the end the output
+  extern __shared__ __align__(16) float query[];  // [heads][head_dim], in the end the output, [heads][value_dim]
   __shared__ __align__(16) float score[kKeys][kHeads];
   __shared__ float rescale[kHeads];
   __shared__ uint32_t rows[kKeys];  // of the tile's keys, in rings and pages
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
                    block.kv_head * p.value_head_stride;
   const bool placed = is_placed(p.placement);
   const auto offset_of = [&](int first, int i, int64_t token_stride) {
-    return placed ? kv_offset(p.placement, rows[i], token_stride) : (first + i) * token_stride;
+    return placed ? kv_offset(p.placement.block_stride, rows[i], token_stride) : (first + i) * token_stride;
   };
 
   for (int index = threadIdx.x; index < block.heads * p.head_dim; index += kThreads) {
@@ -181,12 +182,12 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const int column = j * kThreads + static_cast<int>(threadIdx.x);
-      if (column < p.head_dim) {
+      if (column < p.value_dim) {
         const T* source = value + (placed ? 0 : first * p.value_token_stride) + column;
 #pragma unroll 8
         for (int i = 0; i < keys; ++i) {
-          const int64_t offset =
-              placed ? kv_offset(p.placement, rows[i], p.value_token_stride) : i * p.value_token_stride;
+          const int64_t offset = placed ? kv_offset(p.placement.value_block_stride, rows[i], p.value_token_stride)
+                                        : i * p.value_token_stride;
           const float v = placed && rows[i] == kNoRow ? 0.0f : to_float(source[offset]);
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {
@@ -204,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const int column = j * kThreads + static_cast<int>(threadIdx.x);
-      if (h < block.heads && column < p.head_dim) query[h * p.head_dim + column] = output[h][j];
+      if (h < block.heads && column < p.value_dim) query[h * p.value_dim + column] = output[h][j];
     }
   }
 #pragma unroll
@@ -216,14 +217,14 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
-  epilogue_split(arguments, block, SplitResult{query, 0, p.head_dim, 1, part_maximum, part_sum}, total);
+  epilogue_split(arguments, block, SplitResult{query, 0, p.value_dim, 1, part_maximum, part_sum}, total);
 }
 
 int heads_per_block(const nvb_attention_decode_params& p) {
   return std::min(items_per_kv_head(p), kHeads);
 }
 int shared_bytes(const nvb_attention_decode_params& p) {
-  return heads_per_block(p) * p.head_dim * static_cast<int>(sizeof(float));
+  return heads_per_block(p) * std::max(p.head_dim, p.value_dim) * static_cast<int>(sizeof(float));
 }
 
 template <typename T>

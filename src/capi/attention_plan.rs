@@ -164,10 +164,11 @@ fn operation_like(config: AttentionConfig, cache: &KvCacheOptions, shape: &nvb_a
         Error::invalid(format!("{sequences} sequences of {rows} rows; {} rows are the most", i32::MAX))
     })?;
     let length = if shape.kv_length == 0 { cache.capacity } else { shape.kv_length as usize };
-    let heads =
-        |place: usize, dtype: DType| Tensor::new(nowhere(place), dtype, &[count, config.query_heads, config.head_dim]);
-    let query = heads(3, dtype("query_dtype", shape.query_dtype)?);
-    let output = heads(4, dtype("output_dtype", shape.output_dtype)?);
+    let heads = |place: usize, dtype: DType, width: usize| {
+        Tensor::new(nowhere(place), dtype, &[count, config.query_heads, width])
+    };
+    let query = heads(3, dtype("query_dtype", shape.query_dtype)?, config.head_dim);
+    let output = heads(4, dtype("output_dtype", shape.output_dtype)?, config.value_dim);
     if shape.prefill > 1 {
         return Err(Error::invalid(format!("prefill is {}; 0 or 1 is needed", shape.prefill)));
     }

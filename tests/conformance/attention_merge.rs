@@ -148,6 +148,7 @@ fn a_merge_of_parts_is_the_attention_over_all_keys() {
             query_heads: 4,
             kv_heads: 2,
             head_dim: 48,
+            value_dim: 0,
             scale: 0.0,
             soft_cap: 0.0,
             window: 0,

@@ -103,8 +103,7 @@ inline std::string check(const Case& test, const Run& run) {
   const int width = test.head_dim;  // of a row of keys and of values
   for (size_t i = 0; i < test.sequences.size(); ++i) {
     const Lengths& lengths = test.sequences[i];
-    p.sequence[i] = {int64_t{test.cache ? static_cast<int>(i) * capacity : key_tokens} * test.kv_heads * width,
-                     query_rows, lengths.queries, lengths.keys, -1};
+    p.sequence[i] = {query_rows, lengths.queries, test.cache ? static_cast<int>(i) : key_tokens, lengths.keys, -1};
     query_rows += lengths.queries + kGap;
     key_tokens += lengths.keys + (i + 1 < test.sequences.size() ? kGap : 0);
   }
@@ -121,11 +120,15 @@ inline std::string check(const Case& test, const Run& run) {
   p.query_token_stride = int64_t{test.query_heads} * test.head_dim;
   p.key_head_stride = p.value_head_stride = test.cache ? int64_t{capacity} * width : width;
   p.key_token_stride = p.value_token_stride = test.cache ? width : int64_t{test.kv_heads} * width;
+  p.key_sequence_stride = p.value_sequence_stride = int64_t{test.cache ? capacity : 1} * test.kv_heads * width;
   p.output_head_stride = test.value_dim;
   p.output_token_stride = int64_t{test.query_heads} * test.value_dim;
+  p.query_sequence_stride = p.query_token_stride, p.output_sequence_stride = p.output_token_stride;
+  p.lse_sequence_stride = 1;
   p.query_dtype = p.kv_dtype = test.dtype;
   p.output_dtype = test.f32_output ? uint32_t{NVB_F32} : test.dtype;
-  p.query_heads = test.query_heads, p.kv_heads = test.kv_heads, p.head_dim = test.head_dim;
+  p.query_heads = test.query_heads, p.kv_heads = test.kv_heads;
+  p.head_dim = test.head_dim, p.value_dim = test.value_dim;
   p.causal = test.causal, p.window = test.window, p.soft_cap = test.soft_cap;
   p.scale = 1.0f / std::sqrt(static_cast<float>(test.head_dim));
 
@@ -142,7 +145,8 @@ inline std::string check(const Case& test, const Run& run) {
     }
     for (int token = 0; token < sequence.kv_length; ++token) {
       for (int head = 0; head < test.kv_heads; ++head) {
-        const int64_t at = sequence.kv_offset + head * p.key_head_stride + token * p.key_token_stride;
+        const int64_t at =
+            sequence.kv_start * p.key_sequence_stride + head * p.key_head_stride + token * p.key_token_stride;
         fill(key.data + at, test.head_dim, 1);
         fill(value.data + at, test.value_dim, 1);
       }
@@ -168,7 +172,7 @@ inline std::string check(const Case& test, const Run& run) {
       const int position = sequence.kv_length - sequence.query_count + row;
       for (int head = 0; head < test.query_heads; ++head) {
         const uint16_t* const q = query.data + token * p.query_token_stride + head * p.query_head_stride;
-        const int64_t kv = sequence.kv_offset + head / heads_of_key * p.key_head_stride;
+        const int64_t kv = sequence.kv_start * p.key_sequence_stride + head / heads_of_key * p.key_head_stride;
         scores.clear();
         std::vector<int> seen;
         double maximum = -std::numeric_limits<double>::infinity();

@@ -65,7 +65,7 @@ std::string run(const nvb_attention_prefill_params& host, const Case& test, cons
   std::vector<uint8_t> first(regions.output.bytes);
   for (int round = 0; round < 2 && wrong.empty(); ++round) {
     MUST(cudaMemcpy(p.output, regions.output.data, regions.output.bytes, cudaMemcpyHostToDevice));
-    const cudaError_t error = nvb::prefill_wgmma::launch_prefill(p, test.value_dim, launch);
+    const cudaError_t error = nvb::prefill_wgmma::launch_prefill(p, launch);
     if (error != cudaSuccess) wrong = cudaGetErrorString(error);
     MUST(cudaDeviceSynchronize());
     if (round == 0) MUST(cudaMemcpy(first.data(), p.output, first.size(), cudaMemcpyDeviceToHost));
@@ -142,7 +142,7 @@ struct Memory {
   }
 };
 
-using Launch = cudaError_t (*)(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch);
+using Launch = cudaError_t (*)(const nvb_attention_prefill_params& p, const nvb_launch& launch);
 
 nvb_attention_prefill_params params_of(const Shape& shape, const Memory& memory) {
   nvb_attention_prefill_params p = {};
@@ -152,12 +152,16 @@ nvb_attention_prefill_params params_of(const Shape& shape, const Memory& memory)
   p.key_token_stride = p.value_token_stride = int64_t{shape.kv_heads} * shape.head_dim;
   p.output_head_stride = shape.value_dim, p.output_token_stride = int64_t{shape.query_heads} * shape.value_dim;
   p.query_dtype = p.kv_dtype = p.output_dtype = NVB_BF16;
-  p.query_heads = shape.query_heads, p.kv_heads = shape.kv_heads, p.head_dim = shape.head_dim;
+  p.query_sequence_stride = p.query_token_stride, p.output_sequence_stride = p.output_token_stride;
+  p.key_sequence_stride = p.key_token_stride, p.value_sequence_stride = p.value_token_stride;
+  p.lse_sequence_stride = 1;
+  p.query_heads = shape.query_heads, p.kv_heads = shape.kv_heads;
+  p.head_dim = shape.head_dim, p.value_dim = shape.value_dim;
   p.causal = shape.causal, p.window = shape.window;
   p.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   p.sequences = kTokens / shape.length;
   for (int i = 0; i < p.sequences; ++i) {
-    p.sequence[i] = {i * shape.length * p.key_token_stride, i * shape.length, shape.length, shape.length, 0};
+    p.sequence[i] = {i * shape.length, shape.length, i * shape.length, shape.length, 0};
   }
   return p;
 }
@@ -172,7 +176,7 @@ double measure(const Shape& shape, const Memory& memory, cudaStream_t stream,
   cudaGraph_t graph;
   cudaGraphExec_t replay;
   MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < launches; ++i) MUST(launch_kernel(p, shape.value_dim, launch));
+  for (int i = 0; i < launches; ++i) MUST(launch_kernel(p, launch));
   MUST(cudaStreamEndCapture(stream, &graph));
   MUST(cudaGraphInstantiate(&replay, graph, 0));
   cudaEvent_t begin, end;
@@ -289,7 +293,7 @@ int main(int argc, char** argv) {
     const Memory memory(size_t{kTokens} * 4096);
     const nvb_attention_prefill_params p =
         params_of({head_dim, head_dim, heads, heads, std::atoi(argv[4]), std::atoi(argv[3]) != 0, 0}, memory);
-    for (int i = 0; i < 3; ++i) MUST(nvb::prefill_wgmma::launch_prefill(p, head_dim, device_launch(nullptr)));
+    for (int i = 0; i < 3; ++i) MUST(nvb::prefill_wgmma::launch_prefill(p, device_launch(nullptr)));
     MUST(cudaDeviceSynchronize());
   }
   return failures == 0 ? 0 : 1;

@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
           const int chunk = (i * 32 + lane) % kChunks;
           const uint32_t source = __shfl_sync(0xffffffffu, own_row, row);
           const bool valid = source != kNoRow && chunk * 8 < p.head_dim;
-          const int64_t from = valid ? kv_offset(p.placement, source, p.key_token_stride) + chunk * 8 : 0;
+          const int64_t from = valid ? kv_offset(p.placement.block_stride, source, p.key_token_stride) + chunk * 8 : 0;
           const int offset = row * Tile::kPitch + ((chunk ^ (row % 8)) << 4);
           cp_async16(key_tile + offset, key + from, valid);
           cp_async16(key_tile + Tile::kTileBytes + offset, value + from, valid);
@@ -344,7 +344,9 @@ cudaError_t launch_tile(const DecodeArguments& arguments, const nvb_launch& laun
 bool supports_decode_mma(const nvb_attention_decode_params& p, const nvb_launch& launch,
                          nvb_attention_decode_shape& shape) {
   if (launch.capability < 80 || (p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) ||
-      p.key_scale != nullptr || p.value_scale != nullptr || p.head_dim % 8 != 0 || p.placement.block_stride % 8 != 0 ||
+      p.key_scale != nullptr || p.value_scale != nullptr || p.head_dim % 8 != 0 || p.value_dim != p.head_dim ||
+      p.head_dim > 512 || p.value_token_stride != p.key_token_stride ||
+      p.placement.value_block_stride != p.placement.block_stride || p.placement.block_stride % 8 != 0 ||
       !is_aligned16(p.key, p.key_sequence_stride, 2) || !is_aligned16(p.key, p.key_head_stride, 2) ||
       !is_aligned16(p.key, p.key_token_stride, 2) || !is_aligned16(p.value, p.value_sequence_stride, 2) ||
       !is_aligned16(p.value, p.value_head_stride, 2) || !is_aligned16(p.value, p.value_token_stride, 2)) {

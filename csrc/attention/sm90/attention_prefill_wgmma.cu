@@ -34,17 +34,37 @@ bool is_stride(int64_t stride) {
   return stride > 0 && stride % 8 == 0 && stride <= kMostStrideBytes / 2;
 }
 
+// Whether one number of rows leads from a sequence's start to the next in query, output and lse.
+bool has_rows_in_step(const nvb_attention_prefill_params& p) {
+  const int64_t rows = p.query_token_stride > 0 ? p.query_sequence_stride / p.query_token_stride : 0;
+  return rows >= 0 && rows <= kMostTokens && p.query_sequence_stride == rows * p.query_token_stride &&
+         p.output_sequence_stride == rows * p.output_token_stride &&
+         (p.lse == nullptr || p.lse_sequence_stride == rows);
+}
+
+int64_t first_row(const nvb_attention_prefill_params& p, const nvb_attention_sequence& sequence) {
+  return sequence.query_start * (p.query_sequence_stride / p.query_token_stride);
+}
+
+// Whether the sequence's first key, or value, is a token of the map.
+bool is_at_token(const nvb_attention_sequence& sequence, int64_t sequence_stride, int64_t token_stride) {
+  if (sequence.kv_start < 0 || sequence_stride < 0 || sequence_stride > kMostStrideBytes) return false;
+  const int64_t offset = sequence.kv_start * sequence_stride;
+  return offset % token_stride == 0 && offset / token_stride + sequence.kv_length <= kMostTokens;
+}
+
 // What a kernel or a map cannot express is refused; shapes and lengths were checked before.
-bool supports(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
+bool supports(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   if (!is_hopper(launch) || tensor_map_encoder() == nullptr) return false;
   if (p.placement.pages != nullptr || p.placement.ring_tokens != 0) return false;
+  if (p.mask != nullptr || has_scales(p) || p.query_starts != nullptr || !has_rows_in_step(p)) return false;
   if ((p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) || p.query_dtype != p.kv_dtype ||
       (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
     return false;
   }
-  if (p.head_dim < 8 || p.head_dim > 256 || p.head_dim % 8 != 0 || value_dim < 8 || value_dim > p.head_dim ||
-      value_dim % 8 != 0 || p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0 || p.sequences < 0 ||
-      p.sequences > NVB_ATTENTION_MAX_SEQUENCES) {
+  if (p.head_dim < 8 || p.head_dim > 256 || p.head_dim % 8 != 0 || p.value_dim < 8 || p.value_dim > p.head_dim ||
+      p.value_dim % 8 != 0 || p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0 ||
+      p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES) {
     return false;
   }
   if (!std::isfinite(p.scale) || !(p.scale > 0.0f) || !(p.soft_cap >= 0.0f) || p.window < 0) return false;
@@ -61,13 +81,12 @@ bool supports(const nvb_attention_prefill_params& p, int value_dim, const nvb_la
     const nvb_attention_sequence& sequence = p.sequence[i];
     if (sequence.query_start < 0 || sequence.query_count < 0 || sequence.query_count > kMaxLength ||
         sequence.kv_length < 0 || sequence.kv_length > kMaxLength ||
-        int64_t{sequence.query_start} + sequence.query_count > kMostTokens) {
+        first_row(p, sequence) + sequence.query_count > kMostTokens) {
       return false;
     }
     if (sequence.kv_length == 0) continue;
-    if (sequence.kv_offset < 0 || sequence.kv_offset % p.key_token_stride != 0 ||
-        sequence.kv_offset % p.value_token_stride != 0 ||
-        sequence.kv_offset / std::min(p.key_token_stride, p.value_token_stride) + sequence.kv_length > kMostTokens) {
+    if (!is_at_token(sequence, p.key_sequence_stride, p.key_token_stride) ||
+        !is_at_token(sequence, p.value_sequence_stride, p.value_token_stride)) {
       return false;
     }
   }
@@ -113,8 +132,8 @@ int group_pairs(int64_t pairs, int64_t kv_length, int64_t bytes_of_token, const 
 
 // Fills in the sequences, in the order of their work and in bundles, and the tiles; returns the number of blocks, 0
 // where there is nothing to do, or -1 where there are too many tiles.
-int arrange(const nvb_attention_prefill_params& p, int value_dim, int rows_per_tile, const nvb_launch& launch,
-            Arguments& arguments, Tokens& tokens) {
+int arrange(const nvb_attention_prefill_params& p, int rows_per_tile, const nvb_launch& launch, Arguments& arguments,
+            Tokens& tokens) {
   nvb_attention_sequence sorted[NVB_ATTENTION_MAX_SEQUENCES];
   const auto end = std::copy_if(p.sequence, p.sequence + p.sequences, sorted,
                                 [](const nvb_attention_sequence& sequence) { return sequence.query_count > 0; });
@@ -128,11 +147,13 @@ int arrange(const nvb_attention_prefill_params& p, int value_dim, int rows_per_t
   bool is_one_bundle = true;
   for (int i = 0; i < sequences; ++i) {
     const nvb_attention_sequence& from = sorted[i];
-    const int64_t key_start = from.kv_length == 0 ? 0 : from.kv_offset / p.key_token_stride;
-    const int64_t value_start = from.kv_length == 0 ? 0 : from.kv_offset / p.value_token_stride;
-    arguments.sequence[i] = {from.query_start, from.query_count, static_cast<int32_t>(key_start),
+    const int64_t row = first_row(p, from);
+    const int64_t key_start = from.kv_length == 0 ? 0 : from.kv_start * p.key_sequence_stride / p.key_token_stride;
+    const int64_t value_start =
+        from.kv_length == 0 ? 0 : from.kv_start * p.value_sequence_stride / p.value_token_stride;
+    arguments.sequence[i] = {static_cast<int32_t>(row), from.query_count, static_cast<int32_t>(key_start),
                              static_cast<int32_t>(value_start), from.kv_length};
-    tokens.query = std::max(tokens.query, int64_t{from.query_start} + from.query_count);
+    tokens.query = std::max(tokens.query, row + from.query_count);
     tokens.key = std::max(tokens.key, key_start + from.kv_length);
     tokens.value = std::max(tokens.value, value_start + from.kv_length);
     work += tiles_of(i) * p.query_heads;
@@ -147,7 +168,7 @@ int arrange(const nvb_attention_prefill_params& p, int value_dim, int rows_per_t
   for (int first = 0, next = 0; first < sequences; first = next) {
     while (next < sequences && tiles_of(next) == tiles_of(first)) ++next;
     const int64_t pairs = int64_t{next - first} * p.kv_heads;
-    const int of_group = group_pairs(pairs, sorted[first].kv_length, 2 * (p.head_dim + value_dim), launch);
+    const int of_group = group_pairs(pairs, sorted[first].kv_length, 2 * (p.head_dim + p.value_dim), launch);
     const int64_t groups = (pairs + of_group - 1) / of_group;
     int64_t group_tiles = tiles_of(first) * of_group * (p.query_heads / p.kv_heads);
     if (aligns && group_tiles <= INT32_MAX / 2) {
@@ -171,10 +192,10 @@ int arrange(const nvb_attention_prefill_params& p, int value_dim, int rows_per_t
 }
 
 template <typename T, typename Tile>
-cudaError_t launch_with(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
+cudaError_t launch_with(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   Arguments arguments;
   Tokens tokens;
-  const int blocks = arrange(p, value_dim, Tile::kRows, launch, arguments, tokens);
+  const int blocks = arrange(p, Tile::kRows, launch, arguments, tokens);
   if (blocks <= 0) return blocks == 0 ? cudaSuccess : cudaErrorInvalidValue;
   cudaError_t error = make_map(arguments.query, p.query, p.head_dim, tokens.query, p.query_heads, p.query_token_stride,
                                p.query_head_stride, 64);
@@ -184,7 +205,7 @@ cudaError_t launch_with(const nvb_attention_prefill_params& p, int value_dim, co
   error = make_map(arguments.key, empty ? p.query : p.key, p.head_dim, std::max<int64_t>(tokens.key, 1), p.kv_heads,
                    p.key_token_stride, p.key_head_stride, Tile::kKeys);
   if (error != cudaSuccess) return error;
-  error = make_map(arguments.value, empty ? p.query : p.value, value_dim, std::max<int64_t>(tokens.value, 1),
+  error = make_map(arguments.value, empty ? p.query : p.value, p.value_dim, std::max<int64_t>(tokens.value, 1),
                    p.kv_heads, p.value_token_stride, p.value_head_stride, Tile::kKeys);
   if (error != cudaSuccess) return error;
   arguments.output = p.output;
@@ -195,7 +216,7 @@ cudaError_t launch_with(const nvb_attention_prefill_params& p, int value_dim, co
   arguments.exponent_factor = (p.soft_cap > 0.0f ? p.soft_cap : p.scale) * kLog2E;
   arguments.query_heads = p.query_heads;
   arguments.kv_heads = p.kv_heads;
-  arguments.value_dim = value_dim;
+  arguments.value_dim = p.value_dim;
   arguments.causal = p.causal;
   arguments.window = std::min(p.window, kMaxLength);
   arguments.output_is_f32 = p.output_dtype == NVB_F32;
@@ -213,25 +234,23 @@ int longest(const nvb_attention_prefill_params& p) {
 }
 
 template <typename T>
-cudaError_t launch_dtype(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
+cudaError_t launch_dtype(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   const bool full = !p.causal && p.window == 0;
-  if (p.head_dim <= 64 && !full && longest(p) <= kShort) return launch_with<T, tiles::D64_SHORT>(p, value_dim, launch);
-  if (p.head_dim <= 64) return launch_with<T, tiles::D64>(p, value_dim, launch);
-  if (p.head_dim <= 96) return launch_with<T, tiles::D96>(p, value_dim, launch);
-  if (p.head_dim <= 128 && full) return launch_with<T, tiles::D128_FULL>(p, value_dim, launch);
-  if (p.head_dim <= 128) return launch_with<T, tiles::D128>(p, value_dim, launch);
-  if (p.head_dim <= 192 && value_dim <= 128) return launch_with<T, tiles::D192_128>(p, value_dim, launch);
-  if (p.head_dim <= 192) return launch_with<T, tiles::D192>(p, value_dim, launch);
-  return launch_with<T, tiles::D256>(p, value_dim, launch);
+  if (p.head_dim <= 64 && !full && longest(p) <= kShort) return launch_with<T, tiles::D64_SHORT>(p, launch);
+  if (p.head_dim <= 64) return launch_with<T, tiles::D64>(p, launch);
+  if (p.head_dim <= 96) return launch_with<T, tiles::D96>(p, launch);
+  if (p.head_dim <= 128 && full) return launch_with<T, tiles::D128_FULL>(p, launch);
+  if (p.head_dim <= 128) return launch_with<T, tiles::D128>(p, launch);
+  if (p.head_dim <= 192 && p.value_dim <= 128) return launch_with<T, tiles::D192_128>(p, launch);
+  if (p.head_dim <= 192) return launch_with<T, tiles::D192>(p, launch);
+  return launch_with<T, tiles::D256>(p, launch);
 }
 
 }  // namespace
 
-// The value dim may be less than head_dim, which the params of attention.h cannot say.
-cudaError_t launch_prefill(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
-  if (!supports(p, value_dim, launch)) return cudaErrorInvalidValue;
-  return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, value_dim, launch)
-                               : launch_dtype<__nv_bfloat16>(p, value_dim, launch);
+cudaError_t launch_prefill(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+  if (!supports(p, launch)) return cudaErrorInvalidValue;
+  return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, launch) : launch_dtype<__nv_bfloat16>(p, launch);
 }
 
 }  // namespace prefill_wgmma
@@ -239,10 +258,10 @@ cudaError_t launch_prefill(const nvb_attention_prefill_params& p, int value_dim,
 
 extern "C" int32_t nvb_cuda_attention_prefill_wgmma_supports(const nvb_attention_prefill_params* params,
                                                              const nvb_launch* launch) noexcept {
-  return nvb::prefill_wgmma::supports(*params, params->head_dim, *launch);
+  return nvb::prefill_wgmma::supports(*params, *launch);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_wgmma(const nvb_attention_prefill_params* params,
                                                         const nvb_launch* launch) noexcept {
-  return nvb::prefill_wgmma::launch_prefill(*params, params->head_dim, *launch);
+  return nvb::prefill_wgmma::launch_prefill(*params, *launch);
 }

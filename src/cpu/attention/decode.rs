@@ -338,12 +338,8 @@ pub fn reference(op: &AttentionDecode) {
     for (row, &position) in positions.iter().enumerate() {
         let sequence = row / op.rows.per_sequence;
         let sequence = places.map_or(sequence, |places| places[sequence] as usize);
-        let span = SequenceSpan {
-            query_start: row,
-            query_count: 1,
-            kv_offset: op.cache.origin(sequence),
-            kv_length: (position + 1) as usize,
-        };
+        let span =
+            SequenceSpan { query_start: row, query_count: 1, kv_start: sequence, kv_length: (position + 1) as usize };
         let views = (&op.query, &op.cache.key_view(), &op.cache.value_view(), &op.output);
         super::reference(&op.config, views, op.lse, &span);
     }

@@ -46,6 +46,7 @@ impl AttentionDecode {
         lse: Option<Tensor>,
         rows: DecodeRows,
     ) -> Result<AttentionDecode> {
+        let config = config.with_value_dim();
         if !config.causal {
             return Err(Error::new(
                 Status::Attention,
@@ -67,7 +68,7 @@ impl AttentionDecode {
                 "`query` has {count} rows; a multiple of rows_per_sequence, {per_sequence}, is needed"
             )));
         }
-        let query = config.query_heads_of("query", query, count)?;
+        let query = config.query_heads_of("query", query, count, config.head_dim)?;
         let output = output_heads(&config, output, count)?;
         check_lse(lse, count, config.query_heads)?;
         config.check_cache(&cache)?;

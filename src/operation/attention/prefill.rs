@@ -10,12 +10,13 @@ use crate::tensor::{CacheLayer, DType, Heads, KvView, Placement, Tensor};
 /// What lists of sequences hold.
 const SEQUENCES: &str = "the sequences of a prefill";
 
-/// The rows of one sequence: queries [query_start, +query_count) meet kv_length keys from the origin kv_offset of the view.
+/// The rows of one sequence: queries [query_start, +query_count) meet kv_length keys from the origin `kv_start` of the views.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SequenceSpan {
     pub query_start: usize,
     pub query_count: usize,
-    pub kv_offset: usize,
+    /// Counts the views' sequence strides.
+    pub kv_start: usize,
     pub kv_length: usize,
 }
 
@@ -57,9 +58,10 @@ impl AttentionPrefill {
         output: Tensor,
         lse: Option<Tensor>,
     ) -> Result<AttentionPrefill> {
+        let config = config.with_value_dim();
         query.expect_rank("query", 3)?;
         let tokens = query.shape[0];
-        let query = config.query_heads_of("query", query, tokens)?;
+        let query = config.query_heads_of("query", query, tokens, config.head_dim)?;
         let output = output_heads(&config, output, tokens)?;
         check_lse(lse, tokens, config.query_heads)?;
         check_starts("query_starts", query_starts, tokens)?;
@@ -88,15 +90,15 @@ impl AttentionPrefill {
                     layer
                         .check_window(rows, length as usize, config.window)
                         .map_err(|error| error.context(format_args!("sequences[{b}]")))?;
-                    spans.push((layer.origin(sequence), length as usize));
+                    spans.push((sequence, length as usize));
                 }
                 (layer.key_view(), layer.value_view(), spans)
             }
             KeySource::Tensors { key, value, key_starts } => {
                 key.expect_rank("key", 3)?;
                 let keys = key.shape[0];
-                let view = |name: &str, tensor: Tensor| -> Result<KvView> {
-                    let heads = Heads::new(name, tensor, keys, config.head_dim)?;
+                let view = |name: &str, tensor: Tensor, dim: usize| -> Result<KvView> {
+                    let heads = Heads::new(name, tensor, keys, dim)?;
                     if heads.heads != config.kv_heads {
                         return Err(Error::invalid(format!(
                             "`{name}` has {} heads; {} are needed",
@@ -106,14 +108,15 @@ impl AttentionPrefill {
                     Ok(KvView {
                         data: tensor.data,
                         dtype: tensor.dtype,
+                        sequence_stride: heads.token_stride,
                         token_stride: heads.token_stride,
                         head_stride: heads.head_stride,
                         placement: Placement::Contiguous,
                     })
                 };
-                let (key, value) = (view("key", key)?, view("value", value)?);
-                if key.token_stride != value.token_stride || key.dtype != value.dtype {
-                    return Err(Error::invalid("`key` and `value` must have one dtype and one token stride"));
+                let (key, value) = (view("key", key, config.head_dim)?, view("value", value, config.value_dim)?);
+                if key.dtype != value.dtype {
+                    return Err(Error::invalid("`key` and `value` must have one dtype"));
                 }
                 check_starts("key_starts", key_starts, keys)?;
                 if key_starts.len() != query_starts.len() {
@@ -123,9 +126,7 @@ impl AttentionPrefill {
                         query_starts.len()
                     )));
                 }
-                let spans = key_starts
-                    .windows(2)
-                    .map(|pair| (pair[0] as usize * key.token_stride, (pair[1] - pair[0]) as usize));
+                let spans = key_starts.windows(2).map(|pair| (pair[0] as usize, (pair[1] - pair[0]) as usize));
                 (key, value, collected(spans, SEQUENCES)?)
             }
         };
@@ -136,7 +137,7 @@ impl AttentionPrefill {
             )));
         }
         let mut sequences = with_room(count, SEQUENCES)?;
-        for (b, &(kv_offset, kv_length)) in spans.iter().enumerate() {
+        for (b, &(kv_start, kv_length)) in spans.iter().enumerate() {
             let query_count = (query_starts[b + 1] - query_starts[b]) as usize;
             if config.causal && query_count > kv_length {
                 return Err(Error::invalid(format!(
@@ -147,7 +148,7 @@ impl AttentionPrefill {
                 sequences.push(SequenceSpan {
                     query_start: query_starts[b] as usize,
                     query_count,
-                    kv_offset,
+                    kv_start,
                     kv_length,
                 });
             }
@@ -158,15 +159,16 @@ impl AttentionPrefill {
     /// Counts the (query, key) pairs that the mask keeps, and reads of each sequence the keys and values that any row sees.
     pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("query", Some(&self.query));
-        let last = self.sequences.iter().map(|span| (span.kv_offset, span.kv_length)).max().unwrap_or((0, 0));
-        for (name, view) in [("key", &self.key), ("value", &self.value)] {
+        let last = self.sequences.iter().map(|span| (span.kv_start, span.kv_length)).max().unwrap_or((0, 0));
+        let dims = [self.config.head_dim, self.config.value_dim];
+        for ((name, view), dim) in [("key", &self.key), ("value", &self.value)].into_iter().zip(dims) {
             let (blocks, tokens) = match &view.placement {
-                Placement::Contiguous => (last.0, last.1),
-                Placement::Ring { tokens } => (last.0, last.1.min(*tokens)),
+                Placement::Contiguous => (view.origin(last.0), last.1),
+                Placement::Ring { tokens } => (view.origin(last.0), last.1.min(*tokens)),
                 Placement::Paged(table) => ((table.pages - 1) * table.page_stride, table.page_tokens),
             };
             let tokens = tokens.saturating_sub(1) * view.token_stride;
-            let elements = blocks + tokens + (self.config.kv_heads - 1) * view.head_stride + self.config.head_dim;
+            let elements = blocks + tokens + (self.config.kv_heads - 1) * view.head_stride + dim;
             visit.read_range(name, view.data, elements * view.dtype.size());
         }
         if let Placement::Paged(table) = &self.key.placement {
