@@ -12,7 +12,7 @@
 // Queries and keys have head_dim elements, values and outputs value_dim. Scales of quantised queries, keys and values
 // multiply what is read: (query * query_scale) . (key * key_scale), and (value * value_scale).
 //
-// Supported by both operations: query, key/value and output of any float dtype each, head_dim 1 to 576, value_dim 1 to
+// Supported by both operations: query, key/value and output of any float dtype each, keys and values of FP8 too, head_dim 1 to 576, value_dim 1 to
 // 512, query_heads a multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0, lengths to 2^30. Everything else
 // is cudaErrorInvalidValue. All strides are in elements and the head dimension is contiguous.
 #pragma once

@@ -8,7 +8,7 @@ namespace nvb {
 namespace {
 
 bool are_valid(const nvb_attention_decode_params& p) {
-  if (float_dtype_bytes(p.query_dtype) == 0 || float_dtype_bytes(p.kv_dtype) == 0 ||
+  if (float_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 ||
       float_dtype_bytes(p.output_dtype) == 0) {
     return false;
   }

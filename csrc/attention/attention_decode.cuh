@@ -8,6 +8,7 @@
 // splits whichever block does it, so the result does not depend on timing.
 #pragma once
 
+#include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"

@@ -52,6 +52,10 @@ __device__ __forceinline__ void load_elements(const T* address, float (&values)[
     values[0] = to_float(*address);
   } else if constexpr (sizeof(T) == 4) {
     load16_as_float<T>(address, values);
+  } else if constexpr (sizeof(T) == 1) {
+    const uint32_t raw = *reinterpret_cast<const uint32_t*>(address);
+#pragma unroll
+    for (int i = 0; i < Width; ++i) values[i] = to_float(T{static_cast<uint8_t>(raw >> (8 * i))});
   } else {
     const uint2 raw = *reinterpret_cast<const uint2*>(address);
     const float2 low = unpack_pair<T>(raw.x);
@@ -253,6 +257,10 @@ cudaError_t launch_decode_simt(const DecodeArguments& arguments, const nvb_launc
       return launch_dtype<float>(arguments, launch);
     case NVB_F16:
       return launch_dtype<__half>(arguments, launch);
+    case NVB_F8_E4M3:
+      return launch_dtype<fp8_e4m3>(arguments, launch);
+    case NVB_F8_E5M2:
+      return launch_dtype<fp8_e5m2>(arguments, launch);
     default:
       return launch_dtype<__nv_bfloat16>(arguments, launch);
   }

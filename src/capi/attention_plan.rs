@@ -123,7 +123,7 @@ pub struct nvb_attention_shape {
     pub kv_length: u32,
     /// 0: a decode. 1: a prefill.
     pub prefill: u32,
-    /// `NVB_DTYPE_…` of queries and of outputs; 0: the cache's.
+    /// `NVB_DTYPE_…` of queries and of outputs; 0: the cache's, BF16 over a cache in FP8.
     pub query_dtype: u32,
     pub output_dtype: u32,
 }
@@ -149,6 +149,7 @@ fn nowhere(place: usize) -> *mut c_void {
 /// The operation that such a call would be.
 fn operation_like(config: AttentionConfig, cache: &KvCacheOptions, shape: &nvb_attention_shape) -> Result<Operation> {
     let dtype = |name: &str, code: u32| match code {
+        0 if cache.dtype.is_fp8() => Ok(DType::Bf16),
         0 => Ok(cache.dtype),
         _ => DType::from_code(code)
             .filter(|dtype| dtype.is_float())
@@ -197,7 +198,7 @@ unsafe fn planned(
     let backend = BACKENDS.get(backend)?.backend.clone();
     // SAFETY: the caller's contract.
     let (options, cache, shape) = unsafe { (read(options)?, read(cache)?, read(shape)?) };
-    let (config, cache) = (config_of(&options)?, options_of(&backend, &cache)?);
+    let (config, cache) = (config_of(&options)?, options_of(Reading::Shape, &backend, &cache)?);
     let op = operation_like(config, &cache, &shape)?;
     let plan = backend.executor().plan(&op)?;
     if plan.kernel.is_empty() && shape.sequences > 0 {

@@ -61,7 +61,7 @@ pub struct nvb_kv_cache_options {
     pub values_in_keys: u32,
     /// Tokens that a sequence can have: no position reaches this number.
     pub capacity: u32,
-    /// `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
+    /// `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_F8_E4M3` or `_F8_E5M2`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
     pub dtype: u32,
     /// Tokens of a page, 1 to 256; 0: no pages.
     pub page_tokens: u32,
@@ -79,6 +79,14 @@ pub struct nvb_kv_cache_options {
     pub memory: *const nvb_tensor,
     /// 2 · `layers`, or 0.
     pub memory_count: usize,
+    /// Optional, of a cache in FP8: F32 [layers, kv_heads] in device memory, contiguous, which the engine keeps while the cache is
+    /// used. A key is its head's scale times what is stored; appending divides by it, rounds to nearest even and saturates.
+    /// Absent: 1. The engine computes them before the first token is appended, such as max |key| / 448 (E4M3; E5M2: 57344)
+    /// over a calibration text, and the library never changes them: what was appended under one scale is read with the one that
+    /// stands there then.
+    pub key_scales: nvb_tensor,
+    /// As `key_scales`, of the values; must be absent with `values_in_keys`, whose values have the keys' scales.
+    pub value_scales: nvb_tensor,
 }
 versioned!(nvb_kv_cache_options { memory });
 
@@ -127,14 +135,20 @@ pub(super) fn layer_of(
 
 /// `None`: the backend's default.
 fn dtype_of(given: &nvb_kv_cache_options) -> Result<Option<DType>> {
-    let refused = |code: u32| Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16 or _BF16 is needed"));
+    let refused = |code: u32| {
+        Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16, _BF16, _F8_E4M3 or _F8_E5M2 is needed"))
+    };
     match given.dtype {
         0 => Ok(None),
         code => DType::from_code(code).map(Some).ok_or_else(|| refused(code)),
     }
 }
 
-pub(super) fn options_of(backend: &Backend, given: &nvb_kv_cache_options) -> Result<KvCacheOptions> {
+pub(super) fn options_of(
+    reading: Reading<'_>,
+    backend: &Backend,
+    given: &nvb_kv_cache_options,
+) -> Result<KvCacheOptions> {
     Ok(KvCacheOptions {
         layers: given.layers as usize,
         sequences: given.sequences as usize,
@@ -148,6 +162,8 @@ pub(super) fn options_of(backend: &Backend, given: &nvb_kv_cache_options) -> Res
         pages: given.pages as usize,
         window: given.window as usize,
         max_append: given.max_append as usize,
+        key_scales: reading.optional("key_scales", &given.key_scales)?,
+        value_scales: reading.optional("value_scales", &given.value_scales)?,
     })
 }
 
@@ -166,7 +182,7 @@ pub unsafe extern "C" fn nvb_kv_cache_create(
         // SAFETY: a struct with its size set, by the header's contract.
         let given = unsafe { read(options)? };
         let dtype = dtype_of(&given)?;
-        let options = options_of(&backend, &given)?;
+        let options = options_of(Reading::Memory(&backend), &backend, &given)?;
         let created = if given.memory_count == 0 {
             let stream = stream_of(&backend, std::ptr::null_mut())?;
             stream.expect_unrecorded("the making of a cache")?;

@@ -4,7 +4,7 @@ use super::row::{for_rows, vectors, Row};
 use super::threads::Threads;
 use crate::operation::attention_merge::AttentionMerge;
 use crate::simd::{dispatch, Kernel, Simd};
-use crate::tensor::{DType, MAX_HEAD_DIM};
+use crate::tensor::{DType, MAX_VALUE_DIM};
 use std::ops::Range;
 
 pub fn attention_merge(threads: &Threads, op: &AttentionMerge) {
@@ -28,7 +28,7 @@ impl Kernel for Rows<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let mut sums = [0f32; MAX_HEAD_DIM];
+        let mut sums = [0f32; MAX_VALUE_DIM];
         for row in self.rows {
             merge::<S>(self.op, row / self.op.output.heads, row % self.op.output.heads, &mut sums);
         }
@@ -36,7 +36,7 @@ impl Kernel for Rows<'_> {
 }
 
 #[inline(always)]
-unsafe fn merge<S: Simd>(op: &AttentionMerge, token: usize, head: usize, sums: &mut [f32; MAX_HEAD_DIM]) {
+unsafe fn merge<S: Simd>(op: &AttentionMerge, token: usize, head: usize, sums: &mut [f32; MAX_VALUE_DIM]) {
     let head_dim = op.output.head_dim;
     let [part_stride, token_stride, head_stride, _] = op.lses.strides;
     let first = op.lses.data.cast::<f32>().wrapping_add(token * token_stride + head * head_stride);

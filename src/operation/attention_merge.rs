@@ -7,7 +7,7 @@
 use super::{expect_extent, Cost};
 use crate::error::{Error, Result};
 use crate::operation::access::Visit;
-use crate::tensor::{DType, Heads, Tensor, MAX_HEAD_DIM};
+use crate::tensor::{DType, Heads, Tensor, MAX_VALUE_DIM};
 
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionMerge {
@@ -30,9 +30,9 @@ impl AttentionMerge {
         if parts == 0 {
             return Err(Error::invalid("`outputs` has no parts; 1 or more are needed"));
         }
-        if head_dim == 0 || head_dim > MAX_HEAD_DIM {
-            return Err(Error::invalid(format!("head_dim is {head_dim}; 1 to {MAX_HEAD_DIM} is supported"))
-                .with_limit(head_dim as u64, MAX_HEAD_DIM as u64));
+        if head_dim == 0 || head_dim > MAX_VALUE_DIM {
+            return Err(Error::invalid(format!("head_dim is {head_dim}; 1 to {MAX_VALUE_DIM} is supported"))
+                .with_limit(head_dim as u64, MAX_VALUE_DIM as u64));
         }
         expect_extent("the number of parts", parts)?;
         expect_extent("the number of tokens times heads", tokens.saturating_mul(heads))?;

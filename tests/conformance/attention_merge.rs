@@ -84,9 +84,11 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let (mut reference, mut joint) = (Vec::new(), Vec::new());
     for row in 0..rows {
         let sum = |part: usize| sums[part * rows + row];
-        let most = (0..parts).map(sum).fold(f64::NEG_INFINITY, |most, sum| if sum.is_nan() { sum } else { most.max(sum) });
+        let most =
+            (0..parts).map(sum).fold(f64::NEG_INFINITY, |most, sum| if sum.is_nan() { sum } else { most.max(sum) });
         let seen: Vec<usize> = (0..parts).filter(|&part| sum(part) != f64::NEG_INFINITY).collect();
-        let weight = |part: usize| if most.is_nan() || sum(part).is_nan() { f64::NAN } else { (sum(part) - most).exp() };
+        let weight =
+            |part: usize| if most.is_nan() || sum(part).is_nan() { f64::NAN } else { (sum(part) - most).exp() };
         let total: f64 = seen.iter().map(|&part| weight(part)).sum();
         for column in 0..dim {
             let value = |part: usize| values[(part * rows + row) * dim + column];

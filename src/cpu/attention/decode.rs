@@ -19,7 +19,7 @@ use crate::cpu::row::{integers, vectors, Row};
 use crate::cpu::threads::{Scratch, Threads};
 use crate::error::{Error, Result, Status};
 use crate::operation::attention::{AttentionDecode, SequenceSpan};
-use crate::simd::{dispatch, math, with_float, Kernel, Simd, VectorElement};
+use crate::simd::{dispatch, math, with_kv, Kernel, Simd, VectorElement};
 use crate::tensor::DType;
 use half::bf16;
 use std::ops::Range;
@@ -212,6 +212,8 @@ impl<'a> Heads<'a> {
     #[inline(always)]
     unsafe fn load_queries<S: Simd>(&self, unit: usize) {
         let (row, heads) = self.query_heads(unit);
+        // Scores are linear in the keys' scale.
+        let key_scale = S::splat(self.op.cache.key_view().scale(self.call.unit(unit).1));
         for (i, head) in heads.enumerate() {
             let (from, to) = (Row::head(&self.op.query, row, head), self.query.add(i * self.query_stride));
             if self.pairs {
@@ -219,7 +221,7 @@ impl<'a> Heads<'a> {
                 continue;
             }
             for (at, lanes) in vectors::<S>(self.dim) {
-                S::store(to.add(at), from.load::<S>(at, lanes));
+                S::store(to.add(at), S::mul(from.load::<S>(at, lanes), key_scale));
             }
         }
     }
@@ -240,7 +242,7 @@ impl<'a> Heads<'a> {
         if self.pairs {
             return self.chunk_of::<S, bf16, bf16>(tokens, partial);
         }
-        with_float!(self.op.cache.dtype, T => self.chunk_of::<S, f32, T>(tokens, partial))
+        with_kv!(self.op.cache.dtype, T => self.chunk_of::<S, f32, T>(tokens, partial))
     }
 
     /// One chunk's scores, weights and weighted values.
@@ -315,11 +317,12 @@ impl<'a> Heads<'a> {
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, unit: usize) {
         let (row, heads) = self.query_heads(unit);
+        let value_scale = self.op.cache.value_view().scale(self.call.unit(unit).1);
         for (i, head) in heads.enumerate() {
             let merged = self.merged.add(i * self.stride);
             let output = Row::head(&self.op.output, row, head);
             finish::<S>(
-                merged.add(16),
+                (merged.add(16), value_scale),
                 *merged,
                 *merged.add(1),
                 output,

@@ -84,10 +84,11 @@ fn reference(
         // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
         unsafe {
             let query = Row::head(query, row, head);
+            let (key_scale, value_scale) = (f64::from(key.scale(kv_head)), f64::from(value.scale(kv_head)));
             let score = |token: usize| {
                 let key = kv_row(key, key_origin, token, kv_head);
                 let dot: f64 = (0..config.head_dim).map(|d| query.get(d) * key.get(d)).sum();
-                let (score, cap) = (dot * f64::from(config.scale), f64::from(config.soft_cap));
+                let (score, cap) = (dot * key_scale * f64::from(config.scale), f64::from(config.soft_cap));
                 if cap > 0.0 {
                     cap * (score / cap).tanh()
                 } else {
@@ -102,7 +103,7 @@ fn reference(
                     (score - max).exp() * kv_row(value, value_origin, token, kv_head).get(d)
                 };
                 let total: f64 = visible.clone().zip(&scores).map(weigh).sum();
-                Row::head(output, row, head).set(d, if visible.is_empty() { 0.0 } else { total / sum });
+                Row::head(output, row, head).set(d, if visible.is_empty() { 0.0 } else { total / sum * value_scale });
             }
             if let Some(lse) = lse_of(lse, row, head) {
                 lse.write((max + sum.ln()) as f32);

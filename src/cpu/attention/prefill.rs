@@ -198,12 +198,20 @@ impl<'a, O: Operands> Tiles<'a, O> {
                 self.strip::<S>(first..(first + S::OUTER_ROWS).min(rows), keys.clone());
             }
         }
+        let value_scale = op.value.scale(task.kv_head);
         for row in 0..rows {
             let (query, head) = self.query_and_head(row);
             let sum = S::sum(S::load(self.sums.add(row * S::LANES)));
             let output = Row::head(&op.output, query, head);
             let values = self.output.add(row * self.value_width);
-            finish::<S>(values, *self.shift.add(row), sum, output, self.value_dim, lse_of(op.lse, query, head));
+            finish::<S>(
+                (values, value_scale),
+                *self.shift.add(row),
+                sum,
+                output,
+                self.value_dim,
+                lse_of(op.lse, query, head),
+            );
         }
     }
 
@@ -217,10 +225,17 @@ impl<'a, O: Operands> Tiles<'a, O> {
     /// Queries into their buffer, and every row's softmax to its start.
     #[inline(always)]
     unsafe fn start<S: Simd>(&self) {
+        let key_scale = self.op.key.scale(self.task.kv_head);
         for row in 0..self.rows {
             let (query, head) = self.query_and_head(row);
             let to = self.query.add(row * self.query_width);
             O::query::<S>(Row::head(&self.op.query, query, head), self.dim, to);
+            // Scores are linear in the keys' scale. Keys that have one are no BF16, so these are f32.
+            if key_scale != 1.0 {
+                for at in (0..self.query_width).step_by(S::LANES) {
+                    S::store(to.add(at), S::mul(S::load(to.add(at)), S::splat(key_scale)));
+                }
+            }
             for at in (0..self.value_width).step_by(S::LANES) {
                 S::store(self.output.add(row * self.value_width + at), S::zero());
             }

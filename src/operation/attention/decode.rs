@@ -72,7 +72,7 @@ impl AttentionDecode {
         let output = output_heads(&config, output, count)?;
         check_lse(lse, count, config.query_heads)?;
         config.check_cache(&cache)?;
-        if query.dtype != cache.dtype && query.dtype != DType::F32 {
+        if query.dtype != cache.dtype && query.dtype != DType::F32 && !cache.dtype.is_fp8() {
             return Err(Error::invalid(format!(
                 "`query` has dtype {}; f32 or the cache's {} is needed",
                 query.dtype, cache.dtype
