@@ -12,9 +12,10 @@
 // Queries and keys have head_dim elements, values and outputs value_dim. Scales of quantised queries, keys and values
 // multiply what is read: (query * query_scale) . (key * key_scale), and (value * value_scale).
 //
-// Supported by both operations: query, key/value and output of any float dtype each, keys and values of FP8 too, head_dim 1 to 576, value_dim 1 to
-// 512, query_heads a multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0, lengths to 2^30. Everything else
-// is cudaErrorInvalidValue. All strides are in elements and the head dimension is contiguous.
+// Supported by both operations: query, key/value and output of any float dtype each, keys and values of FP8 too,
+// head_dim 1 to 576, value_dim 1 to 512, query_heads a multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0,
+// lengths to 2^30. Everything else is cudaErrorInvalidValue. All strides are in elements and the head dimension is
+// contiguous.
 #pragma once
 
 #include "../common/kv_placement.h"
@@ -120,13 +121,13 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
 
 }  // namespace nvb
 
-// Decode: `rows_per_sequence` query rows a sequence, 1 to 16, at positions that the kernel reads from device memory. Row
-// r of sequence b is row b * rows_per_sequence + r of query, output, lse and positions; it sees the keys 0 ..= its
+// Decode: `rows_per_sequence` query rows a sequence, 1 to 16, at positions that the kernel reads from device memory.
+// Row r of sequence b is row b * rows_per_sequence + r of query, output, lse and positions; it sees the keys 0 ..= its
 // position of slot slots[b], within the window. So several draft tokens are verified in one call: their keys are in the
 // cache, and their positions ascend. A position or slot outside the cache makes the row empty; -1 says so of rows that
-// a sequence does not need. Keys that some row of the sequence sees may meet another row's weights of 0, so their values
-// must be finite. The keys of a sequence are divided among `splits` blocks whose results the last one to finish merges
-// in a fixed order, so that equal arguments give equal bits.
+// a sequence does not need. Keys that some row of the sequence sees may meet another row's weights of 0, so their
+// values must be finite. The keys of a sequence are divided among `splits` blocks whose results the last one to finish
+// merges in a fixed order, so that equal arguments give equal bits.
 //
 // The rows of a sequence and the query heads of a group meet the same keys. A KV head has rows_per_sequence * group
 // items, item i being row i / group and query head kv_head * group + i % group, and what is called "heads" of a block
@@ -141,9 +142,9 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
 // neither.
 //
 // The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16 without scales, any query and output
-// dtype, head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else. The
-// kernel made for latency takes what the former takes with head_dim up to 256 and query rows aligned to 16 bytes, as
-// long as the keys are few enough for its passes, and wants no workspace.
+// dtype, head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else.
+// The kernel made for latency takes what the former takes with head_dim up to 256 and query rows aligned to 16 bytes,
+// as long as the keys are few enough for its passes, and wants no workspace.
 struct nvb_attention_decode_params {
   const void* query;         // [rows, query_heads, head_dim]
   const void* key;           // [slots, kv_heads, capacity, head_dim], or as `placement` says

@@ -1,11 +1,12 @@
 // What the decode kernels share: the part of a sequence that a block reads, and the merge of the parts
 // ("flash-decoding", Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 //
-// Block (split, kv_head * chunks + chunk, sequence) reads its part of the keys for the `heads` items of the chunk, each a
-// query head of one of the sequence's rows (attention.h), and leaves, for each of its `parts` (warps, say), the unnormalised output, the maximum m and the sum l in shared
-// memory. `epilogue_split` merges the parts; if the sequence is split, it writes (m, l, O) to the workspace, and the
-// last block of every kGroup to arrive merges these, then the last group of all. A merge adds in the order of the
-// splits whichever block does it, so the result does not depend on timing.
+// Block (split, kv_head * chunks + chunk, sequence) reads its part of the keys for the `heads` items of the chunk, each
+// a query head of one of the sequence's rows (attention.h), and leaves, for each of its `parts` (warps, say), the
+// unnormalised output, the maximum m and the sum l in shared memory. `epilogue_split` merges the parts; if the sequence
+// is split, it writes (m, l, O) to the workspace, and the last block of every kGroup to arrive merges these, then the
+// last group of all. A merge adds in the order of the splits whichever block does it, so the result does not depend on
+// timing.
 #pragma once
 
 #include "../common/fp8.cuh"
@@ -165,8 +166,8 @@ __device__ __forceinline__ void store_final(const nvb_attention_decode_params& p
   const float scale = p.value_scale != nullptr ? p.value_scale[block.kv_head] : 1.0f;
   const float value = sum == 0.0f ? 0.0f : output / sum * scale;
   const DecodeItem item = item_of(p, block, head);
-  store_element(p.output, p.output_dtype,
-                item.row * p.output_token_stride + item.head * p.output_head_stride + column, value);
+  store_element(p.output, p.output_dtype, item.row * p.output_token_stride + item.head * p.output_head_stride + column,
+                value);
 }
 __device__ __forceinline__ void store_item_lse(const nvb_attention_decode_params& p, const DecodeBlock& block, int head,
                                                const float2& state) {

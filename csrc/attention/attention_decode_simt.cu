@@ -1,14 +1,13 @@
-// Decode attention in f32 on the ordinary cores: every cache dtype, any head_dim to 576 and value_dim to 512, any alignment,
-// every device.
-// The formula is that of attention.h; it serves F32 caches, capability 7.5 and odd shapes.
+// Decode attention in f32 on the ordinary cores: every cache dtype, any head_dim to 576 and value_dim to 512, any
+// alignment, every device. The formula is that of attention.h; it serves F32 caches, capability 7.5 and odd shapes.
 //
 // A block of 4 warps takes up to 8 items of one KV head (attention.h) and walks its keys in tiles of 32:
 //   scores    a warp takes 4 keys at a time, its lanes share the head dimension
 //   softmax   a warp takes a head, a lane a key
 //   output    a thread takes up to 4 columns of all heads
 //
-// Shared memory: heads f32 rows of Q as wide as head_dim or value_dim, in whose place the output is left; scores 1 KiB. Registers: the output of
-// 8 heads x 4 columns, the scores of 4 keys x 8 heads.
+// Shared memory: heads f32 rows of Q as wide as head_dim or value_dim, in whose place the output is left; scores 1 KiB.
+// Registers: the output of 8 heads x 4 columns, the scores of 4 keys x 8 heads.
 #include <algorithm>
 
 #include "../common/reduce.cuh"
@@ -96,9 +95,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int index = threadIdx.x; index < block.heads * p.head_dim; index += kThreads) {
     const int head = index / p.head_dim;
     const DecodeItem item = item_of(p, block, head);
-    query[index] = load_element(
-        p.query, p.query_dtype,
-        item.row * p.query_token_stride + item.head * p.query_head_stride + (index - head * p.head_dim));
+    query[index] =
+        load_element(p.query, p.query_dtype,
+                     item.row * p.query_token_stride + item.head * p.query_head_stride + (index - head * p.head_dim));
   }
   __syncthreads();
 

@@ -35,8 +35,8 @@ bool are_valid(const nvb_attention_prefill_params& p) {
 }
 
 bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
-  if (launch.capability < 80 || (p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) || p.head_dim % 8 != 0 || !(p.scale > 0.0f) ||
-      (p.query_dtype != p.kv_dtype && p.query_dtype != NVB_F32) ||
+  if (launch.capability < 80 || (p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) || p.head_dim % 8 != 0 ||
+      !(p.scale > 0.0f) || (p.query_dtype != p.kv_dtype && p.query_dtype != NVB_F32) ||
       (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
     return false;
   }

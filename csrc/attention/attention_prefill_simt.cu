@@ -6,6 +6,7 @@
 //
 // Shared memory: 17 KiB for a chunk of Q and K (32 of the head dimension) or of V (64 columns), 17 KiB for P.
 // Registers: O = 16 * kChunks a thread.
+#include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
@@ -133,7 +134,8 @@ __global__ void __launch_bounds__(kThreads)
   const auto scale_of = [&](const float* scales, int stride) {
     return scales != nullptr ? scales[kv_head * stride] : 1.0f;
   };
-  const float scale = p.scale * scale_of(p.query_scale, p.query_scale_stride) * scale_of(p.key_scale, p.key_scale_stride);
+  const float scale =
+      p.scale * scale_of(p.query_scale, p.query_scale_stride) * scale_of(p.key_scale, p.key_scale_stride);
   const float value_scale = scale_of(p.value_scale, p.value_scale_stride);
   const bool placed = is_placed(p.placement);
   const int kv_start = p.placement.pages != nullptr ? 0 : sequence.kv_start;

@@ -62,8 +62,7 @@ template <int Width>
 cudaError_t enqueue(const nvb_attention_merge_params& p, const nvb_launch* launch) {
   const int64_t blocks = ceiling_divide(static_cast<int64_t>(p.tokens) * p.heads, kRowsPerBlock);
   if (!fits_grid(blocks)) return cudaErrorInvalidValue;
-  attention_merge_kernel<Width>
-      <<<static_cast<unsigned>(blocks), dim3(32, kRowsPerBlock), 0, launch->stream>>>(p);
+  attention_merge_kernel<Width><<<static_cast<unsigned>(blocks), dim3(32, kRowsPerBlock), 0, launch->stream>>>(p);
   return cudaGetLastError();
 }
 

@@ -8,8 +8,9 @@
 //   lse = ln sum_p exp(lse_p)
 //   O   = sum_p exp(lse_p - lse) * O_p
 //
-// ("flash-decoding", Dao et al. 2023), in f32, in the order of the parts and with one rounding. A part of lse -inf counts
-// nothing, whatever its output holds; where all parts are so, O is 0 and lse -inf. All pointers are device memory.
+// ("flash-decoding", Dao et al. 2023), in f32, in the order of the parts and with one rounding. A part of lse -inf
+// counts nothing, whatever its output holds; where all parts are so, O is 0 and lse -inf. All pointers are device
+// memory.
 //
 // Supports every pair of float dtypes, 1 to 2^31 - 1 parts, head_dim 1 to 512, any strides; rows aligned to 16 bytes (8
 // for 16-bit rows beside f32 ones) take vector loads. What is written overlaps nothing that is read.

@@ -27,7 +27,8 @@ bool is_valid(const nvb_rope_params& p) {
   return is_float_or_absent(p.query, p.query_dtype) && is_float_or_absent(p.key, p.key_dtype) &&
          is_float_or_absent(p.value, p.value_dtype) && is_float_or_absent(p.query_output, p.query_output_dtype) &&
          is_float_or_absent(p.key_output, p.key_output_dtype) && is_float_or_absent(p.query_norm, p.query_norm_dtype) &&
-         is_float_or_absent(p.key_norm, p.key_norm_dtype) && (p.key_cache == nullptr || kv_dtype_bytes(p.cache_dtype) != 0);
+         is_float_or_absent(p.key_norm, p.key_norm_dtype) &&
+         (p.key_cache == nullptr || kv_dtype_bytes(p.cache_dtype) != 0);
 }
 
 bool supports_vectors(const nvb_rope_params& p) {

@@ -1,4 +1,4 @@
-//! How an attention would run, whether it can, and what memory it takes.
+//! How an attention would run, whether it can, what memory it takes, and how long its kernels take.
 
 use super::attention::*;
 use super::kernel::reason_code;
@@ -11,6 +11,7 @@ use crate::kv_cache::KvCacheOptions;
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource};
 use crate::operation::Operation;
 use crate::tensor::{DType, Tensor};
+use crate::tuning::attention::benchmark;
 
 /// How an attention would run. What a kernel has no one number for is 0.
 #[repr(C)]
@@ -249,5 +250,88 @@ pub unsafe extern "C" fn nvb_attention_estimate_memory(
             };
             write(memory, &bytes)
         }
+    })
+}
+
+/// What one kernel took.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nvb_attention_measurement {
+    pub struct_size: usize,
+    /// As in `nvb_attention_plan`.
+    pub kernel: [c_char; 64],
+    /// The median of a launch, in seconds.
+    pub seconds: f64,
+    /// 1: what the call runs now.
+    pub chosen: u32,
+    /// 0.
+    pub reserved: u32,
+}
+versioned!(nvb_attention_measurement);
+
+/// The most rounds of a benchmark.
+const MOST_ROUNDS: u32 = 10_000;
+
+/// Measures every kernel that can do `nvb_attention_prefill` with `prefill`, or `nvb_attention_decode` with `decode`, the other
+/// being NULL, on these tensors and this cache: `rounds` rounds (0: 7), the kernels in turns. Writes up to `capacity` rows to the
+/// array `measurements`, whose first has its `struct_size` set for all, in the order in which kernels are preferred, and to
+/// `*count` how many there are; `measurements` may be NULL with a capacity of 0. A chosen row that is not the fastest is worth
+/// `nvb_kernel_override`.
+///
+/// The calls write the output and the lse as ever, and read caches as they lie: a caller who wants to know about memory that
+/// is not in the device's caches gives tensors larger than those. Waits for the stream, and allocates on a GPU 128 MiB for the
+/// time of the call, and workspace. On the CPU there is one kernel. Errors: those of the call; a stream under capture, explained
+/// or recorded (`NVB_ERROR_INVALID_ARGUMENT`).
+#[no_mangle]
+pub unsafe extern "C" fn nvb_attention_benchmark(
+    attention: *const nvb_attention,
+    prefill: *const nvb_attention_prefill_args,
+    decode: *const nvb_attention_decode_args,
+    rounds: u32,
+    measurements: *mut nvb_attention_measurement,
+    capacity: usize,
+    count: *mut usize,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_attention_benchmark, {
+        let object = ATTENTIONS.get(attention)?;
+        let backend = &object.backend;
+        let stream = stream_of(backend, stream)?;
+        expect_out("count", count)?;
+        if rounds > MOST_ROUNDS {
+            return Err(Error::invalid(format!("rounds is {rounds}; at most {MOST_ROUNDS} is supported"))
+                .with_limit(rounds.into(), MOST_ROUNDS.into()));
+        }
+        if capacity > 0 {
+            expect_out("measurements", measurements)?;
+        }
+        stream.expect_no_sink("kernels are measured")?;
+        stream.expect_awake()?;
+        // SAFETY: structs with their sizes set and the arrays that they name, by the header's contract.
+        let (op, _owner) = unsafe { operation_of(Reading::Memory(backend), &object, prefill, decode)? };
+        op.expect_apart()?;
+        let rounds = if rounds == 0 { 7 } else { rounds as usize };
+        let found = benchmark(backend.executor(), backend.memory(), &op, &stream, rounds)?;
+        if capacity > 0 {
+            // SAFETY: the first struct of the array has its size set, by the header's contract.
+            let size = unsafe { read(measurements)?.struct_size };
+            for (at, measured) in found.iter().enumerate().take(capacity) {
+                let value = nvb_attention_measurement {
+                    struct_size: size,
+                    kernel: fixed_text(measured.kernel),
+                    seconds: measured.seconds,
+                    chosen: measured.is_chosen.into(),
+                    reserved: 0,
+                };
+                // SAFETY: the array has `capacity` structs of this size, by the header's contract.
+                unsafe {
+                    let place = measurements.byte_add(at * size);
+                    place.cast::<usize>().write_unaligned(size);
+                    write(place, &value)?;
+                }
+            }
+        }
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("count", count, found.len()) }
     })
 }

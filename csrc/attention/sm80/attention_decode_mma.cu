@@ -1,5 +1,6 @@
 // Decode attention on tensor cores, capability 8.0 and later, for F16 and BF16 caches: all query
-// heads of all rows that meet a KV head in one block, up to 16 (attention.h calls them items), so that every key and value is read once. The formula is that of attention.h.
+// heads of all rows that meet a KV head in one block, up to 16 (attention.h calls them items), so that every key and
+// value is read once. The formula is that of attention.h.
 //
 // A warp walks its tiles of 16 keys alone, through a ring of stages of its own that cp.async fills: the warps of a
 // block meet only at the end. With g, t = lane / 4, lane % 4 (mma.cuh shows the fragments):
@@ -61,7 +62,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   __shared__ float part_maximum[kGroup * kMaxHeadsPerBlock];
   __shared__ float part_sum[kGroup * kMaxHeadsPerBlock];
   __shared__ float2 total[kMaxHeadsPerBlock];
-  __shared__ DecodeKeys visible[kMaxHeadsPerBlock];  // in registers, tiles of 64 columns spilled
 
   begin_overlapped();
 
@@ -169,7 +169,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   } else {
     stage_query(__nv_bfloat16());
   }
-  if (threadIdx.x < kMaxHeadsPerBlock) visible[threadIdx.x] = item_keys(p, block, threadIdx.x);
   __syncthreads();
 
   const int key_offset = (lane % 8 + lane / 16 * 8) * Tile::kPitch;
@@ -181,8 +180,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   float output[kHeadTiles][kSteps][4] = {};  // columns 16 * step + g and + 8, heads 2 * t and + 1
   float maximum[kHeadTiles];                 // of head g, in powers of two, as of the last rescaling
   float sum[kHeadTiles] = {};                // of head g, this lane's keys only
+  DecodeKeys visible[kHeadTiles];            // of head g
 #pragma unroll
-  for (int h = 0; h < kHeadTiles; ++h) maximum[h] = -CUDART_INF_F;
+  for (int h = 0; h < kHeadTiles; ++h) {
+    maximum[h] = -CUDART_INF_F;
+    visible[h] = item_keys(p, block, h * 8 + group);
+  }
 
   int stage = 0;
   for (int tile = warp; tile < tiles; tile += warps) {
@@ -212,7 +215,6 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     uint32_t rest[kHeadTiles][2];
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
-      const DecodeKeys keys = visible[h * 8 + group];
       float s[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -220,7 +222,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
                (score[h][0][e / 2][e % 2 + 2] + score[h][1][e / 2][e % 2 + 2]);
         if (p.soft_cap > 0.0f) s[e] = tanh_fast(s[e] * cap_factor);
         const int token = first + e / 2 * 8 + e % 2;
-        s[e] = token >= keys.begin && token < keys.end ? s[e] * factor : -CUDART_INF_F;
+        s[e] = token >= visible[h].begin && token < visible[h].end ? s[e] * factor : -CUDART_INF_F;
       }
 
       // Raise the maximum and rescale, if any head of the tile needs it.
@@ -343,26 +345,21 @@ cudaError_t launch_tile(const DecodeArguments& arguments, const nvb_launch& laun
 
 bool supports_decode_mma(const nvb_attention_decode_params& p, const nvb_launch& launch,
                          nvb_attention_decode_shape& shape) {
-  if (launch.capability < 80 || (p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) ||
-      p.key_scale != nullptr || p.value_scale != nullptr || p.head_dim % 8 != 0 || p.value_dim != p.head_dim ||
-      p.head_dim > 512 || p.value_token_stride != p.key_token_stride ||
-      p.placement.value_block_stride != p.placement.block_stride || p.placement.block_stride % 8 != 0 ||
-      !is_aligned16(p.key, p.key_sequence_stride, 2) || !is_aligned16(p.key, p.key_head_stride, 2) ||
-      !is_aligned16(p.key, p.key_token_stride, 2) || !is_aligned16(p.value, p.value_sequence_stride, 2) ||
-      !is_aligned16(p.value, p.value_head_stride, 2) || !is_aligned16(p.value, p.value_token_stride, 2)) {
+  if (launch.capability < 80 || (p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) || p.key_scale != nullptr ||
+      p.value_scale != nullptr || p.head_dim % 8 != 0 || p.value_dim != p.head_dim || p.head_dim > 512 ||
+      p.value_token_stride != p.key_token_stride || p.placement.value_block_stride != p.placement.block_stride ||
+      p.placement.block_stride % 8 != 0 || !is_aligned16(p.key, p.key_sequence_stride, 2) ||
+      !is_aligned16(p.key, p.key_head_stride, 2) || !is_aligned16(p.key, p.key_token_stride, 2) ||
+      !is_aligned16(p.value, p.value_sequence_stride, 2) || !is_aligned16(p.value, p.value_head_stride, 2) ||
+      !is_aligned16(p.value, p.value_token_stride, 2)) {
     return false;
   }
   shape = with_decode_tile(p.head_dim, heads_per_block(p), [&](auto tile) {
     const int warps = warps_of<decltype(tile)>(launch);
     using Tile = decltype(tile);
-    return nvb_attention_decode_shape{heads_per_block(p),
-                                      kKeys,
-                                      warps,
-                                      32 * warps,
-                                      Tile::shared_bytes(warps) + kDecodeStaticBytes,
-                                      0,
-                                      0,
-                                      Tile::kStages};
+    return nvb_attention_decode_shape{
+        heads_per_block(p), kKeys, warps, 32 * warps, Tile::shared_bytes(warps) + kDecodeStaticBytes, 0, 0,
+        Tile::kStages};
   });
   return true;
 }

@@ -106,8 +106,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
   for (int h = 0; h < kHeads; ++h) {
     // A head too many repeats the last, and is not stored.
     const DecodeItem item = item_of(p, query_block, min(h, query_block.heads - 1));
-    const char* const row =
-        query + (item.row * p.query_token_stride + item.head * p.query_head_stride) * query_bytes;
+    const char* const row = query + (item.row * p.query_token_stride + item.head * p.query_head_stride) * query_bytes;
     if (inside) query_raw[h][0] = load16(row);
     if (inside && query_bytes == 4) query_raw[h][1] = load16(row + 16);
   }

@@ -84,6 +84,13 @@ pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>)
     Ok(())
 }
 
+/// Chunks that a row's keys are cut into, at most, and merged from.
+pub fn splits(op: &AttentionDecode) -> usize {
+    let longest = op.rows.max_kv_length;
+    let (begin, end) = op.config.visible(longest - 1, longest);
+    end.div_ceil(CHUNK) - begin / CHUNK
+}
+
 /// Every chunk's partial results, each [group, stride].
 #[derive(Clone, Copy)]
 struct Partials(*mut f32);

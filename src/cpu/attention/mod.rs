@@ -11,10 +11,21 @@ mod tests;
 mod values;
 
 use super::row::Row;
-use crate::operation::attention::{AttentionConfig, SequenceSpan};
+use crate::executor::{SPLITS, STAGES, TILE_KEYS, TILE_ROWS};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
 use crate::simd::Simd;
 use crate::tensor::{Heads, KvView, Tensor};
 use std::ops::Range;
+
+/// How a prefill is divided among `threads`, in the words of plans.
+pub fn prefill_parameters(op: &AttentionPrefill, threads: usize) -> [(&'static str, usize); 4] {
+    [(TILE_ROWS, prefill::block_rows(op, threads)), (TILE_KEYS, operands::KEYS), (SPLITS, 1), (STAGES, 1)]
+}
+
+/// How a decode is.
+pub fn decode_parameters(op: &AttentionDecode) -> [(&'static str, usize); 4] {
+    [(TILE_ROWS, op.config.group()), (TILE_KEYS, chunks::CHUNK), (SPLITS, decode::splits(op)), (STAGES, 1)]
+}
 
 /// Whether the kernels of this level multiply pairs of BF16.
 fn multiplies_bf16<S: Simd>() -> bool {

@@ -69,12 +69,17 @@ pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
     Ok(())
 }
 
-fn split(op: &AttentionPrefill, threads: usize) -> Result<Vec<Task>> {
-    let group = op.config.group();
+/// Rows of a block: queries times the heads of a group that it has.
+pub fn block_rows(op: &AttentionPrefill, threads: usize) -> usize {
     let wide = op.config.head_dim.max(op.config.value_dim) > WIDE_HEAD;
     let largest = if wide { MAX_ROWS / 2 } else { MAX_ROWS };
     let queries: usize = op.sequences.iter().map(|span| span.query_count).sum();
-    let rows = (queries * op.config.query_heads).div_ceil(threads * 4).clamp(MIN_ROWS, largest);
+    (queries * op.config.query_heads).div_ceil(threads * 4).clamp(MIN_ROWS, largest)
+}
+
+fn split(op: &AttentionPrefill, threads: usize) -> Result<Vec<Task>> {
+    let group = op.config.group();
+    let rows = block_rows(op, threads);
     let (heads, queries) = (group.min(rows), (rows / group).max(1));
     let mut tasks = Vec::new();
     for span in &op.sequences {
