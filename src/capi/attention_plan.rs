@@ -269,13 +269,14 @@ pub struct nvb_attention_measurement {
 }
 versioned!(nvb_attention_measurement);
 
-/// The most rounds of a benchmark.
+/// The most rounds of a benchmark, and the most rows of its table that a caller has room for.
 const MOST_ROUNDS: u32 = 10_000;
+const MOST_MEASUREMENTS: usize = 1024;
 
 /// Measures every kernel that can do `nvb_attention_prefill` with `prefill`, or `nvb_attention_decode` with `decode`, the other
-/// being NULL, on these tensors and this cache: `rounds` rounds (0: 7), the kernels in turns. Writes up to `capacity` rows to the
-/// array `measurements`, whose first has its `struct_size` set for all, in the order in which kernels are preferred, and to
-/// `*count` how many there are; `measurements` may be NULL with a capacity of 0. A chosen row that is not the fastest is worth
+/// being NULL, on these tensors and this cache: `rounds` rounds (0: 7), the kernels in turns. Writes up to `measurement_count` rows to
+/// the array `measurements`, whose first has its `struct_size` set for all, in the order in which kernels are preferred, and to
+/// `*count` how many there are; `measurements` may be NULL where `measurement_count` is 0. A chosen row that is not the fastest is worth
 /// `nvb_kernel_override`.
 ///
 /// The calls write the output and the lse as ever, and read caches as they lie: a caller who wants to know about memory that
@@ -289,7 +290,7 @@ pub unsafe extern "C" fn nvb_attention_benchmark(
     decode: *const nvb_attention_decode_args,
     rounds: u32,
     measurements: *mut nvb_attention_measurement,
-    capacity: usize,
+    measurement_count: usize,
     count: *mut usize,
     stream: *mut nvb_stream,
 ) -> nvb_status {
@@ -302,7 +303,13 @@ pub unsafe extern "C" fn nvb_attention_benchmark(
             return Err(Error::invalid(format!("rounds is {rounds}; at most {MOST_ROUNDS} is supported"))
                 .with_limit(rounds.into(), MOST_ROUNDS.into()));
         }
-        if capacity > 0 {
+        if measurement_count > MOST_MEASUREMENTS {
+            return Err(Error::invalid(format!(
+                "measurement_count is {measurement_count}; at most {MOST_MEASUREMENTS} is supported"
+            ))
+            .with_limit(measurement_count as u64, MOST_MEASUREMENTS as u64));
+        }
+        if measurement_count > 0 {
             expect_out("measurements", measurements)?;
         }
         stream.expect_no_sink("kernels are measured")?;
@@ -312,10 +319,10 @@ pub unsafe extern "C" fn nvb_attention_benchmark(
         op.expect_apart()?;
         let rounds = if rounds == 0 { 7 } else { rounds as usize };
         let found = benchmark(backend.executor(), backend.memory(), &op, &stream, rounds)?;
-        if capacity > 0 {
+        if measurement_count > 0 {
             // SAFETY: the first struct of the array has its size set, by the header's contract.
             let size = unsafe { read(measurements)?.struct_size };
-            for (at, measured) in found.iter().enumerate().take(capacity) {
+            for (at, measured) in found.iter().enumerate().take(measurement_count) {
                 let value = nvb_attention_measurement {
                     struct_size: size,
                     kernel: fixed_text(measured.kernel),
@@ -323,7 +330,7 @@ pub unsafe extern "C" fn nvb_attention_benchmark(
                     chosen: measured.is_chosen.into(),
                     reserved: 0,
                 };
-                // SAFETY: the array has `capacity` structs of this size, by the header's contract.
+                // SAFETY: the array has `measurement_count` structs of this size, by the header's contract.
                 unsafe {
                     let place = measurements.byte_add(at * size);
                     place.cast::<usize>().write_unaligned(size);

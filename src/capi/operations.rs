@@ -244,8 +244,8 @@ pub struct nvb_rope_args {
     pub key_norm: nvb_tensor,
     /// [T, kv_heads, head_dim], with a cache only: stored as it is.
     pub value: nvb_tensor,
-    /// I32 [T] in device memory. A token whose sequence or position lies outside the cache is not stored on CUDA and is an
-    /// error on the CPU.
+    /// I32 [T] in device memory. A token at −1 is not stored, as of a row that `nvb_attention_decode` leaves empty. Nor is one
+    /// whose sequence or position lies outside the cache on CUDA; on the CPU that is an error.
     pub positions: nvb_tensor,
     /// Optional, I32 [T] in device memory: the sequence of each token; absent: sequence 0.
     pub sequences: nvb_tensor,

@@ -246,6 +246,7 @@ static void test_benchmark(bench* b) {
   nvb_attention_benchmark(b->attention, NULL, &b->decode, rounds, rows, capacity, &count, b->f->stream)
   CHECK_FAILS(BENCHMARK(10001, rows, 8), NVB_ERROR_INVALID_ARGUMENT, "rounds is 10001");
   CHECK_FAILS(BENCHMARK(1, NULL, 8), NVB_ERROR_INVALID_ARGUMENT, "measurements");
+  CHECK_FAILS(BENCHMARK(1, rows, SIZE_MAX), NVB_ERROR_INVALID_ARGUMENT, "measurement_count", "1024");
   CHECK_FAILS(nvb_attention_benchmark(b->attention, NULL, NULL, 1, rows, 8, &count, b->f->stream),
               NVB_ERROR_INVALID_ARGUMENT, "neither");
   CHECK_FAILS(nvb_attention_benchmark(b->attention, NULL, &b->decode, 1, rows, 8, NULL, b->f->stream),
