@@ -186,6 +186,7 @@ struct nvb_attention_decode_params {
   int32_t chunks;           // blocks that share a KV head
   int32_t heads_per_chunk;  // items of a block
   int32_t slots_per_head;   // partial results of a (row, query head): the splits and their groups; 0 for one split
+  uint32_t reserved;        // 0
   nvb_kv_placement placement;
 };
 

@@ -132,6 +132,7 @@ pub(super) struct DecodeParams {
     chunks: i32,
     heads_per_chunk: i32,
     slots_per_head: i32,
+    reserved: u32,
     placement: KvPlacement,
 }
 
@@ -377,6 +378,7 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         chunks: 0,
         heads_per_chunk: 0,
         slots_per_head: 0,
+        reserved: 0,
         placement: KvPlacement::of(&key, &value),
     }
 }
