@@ -45,7 +45,7 @@ nvb::kv_cache make_cache(const nvb::backend& backend, const Model& model, int64_
   options.capacity = static_cast<uint32_t>(capacity);
   const uint32_t activations = model.activation_dtype;
   options.dtype = model.kv_dtype != 0 ? model.kv_dtype : activations;
-  if (options.dtype != activations && options.dtype != NVB_DTYPE_F8_E4M3 && activations != NVB_DTYPE_F32) {
+  if (options.dtype != activations && options.dtype != NVB_DTYPE_FP8_E4M3 && activations != NVB_DTYPE_F32) {
     fail(
         "--kv-dtype must be bf16 or fp8 here: this model computes in BF16, and attention takes keys of its dtype or "
         "FP8");

@@ -39,7 +39,7 @@ uint32_t kv_dtype(const std::string& option, const std::string& text) {
   if (text == "f16") return NVB_DTYPE_F16;
   if (text == "bf16") return NVB_DTYPE_BF16;
   // With scales of 1: what passes 448 saturates.
-  if (text == "fp8") return NVB_DTYPE_F8_E4M3;
+  if (text == "fp8") return NVB_DTYPE_FP8_E4M3;
   fail(option, " is \"", text, "\"; it must be f32, f16, bf16 or fp8");
 }
 

@@ -61,7 +61,7 @@ pub struct nvb_kv_cache_options {
     pub values_in_keys: u32,
     /// Tokens that a sequence can have: no position reaches this number.
     pub capacity: u32,
-    /// `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_F8_E4M3` or `_F8_E5M2`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
+    /// `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_FP8_E4M3` or `_FP8_E5M2`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
     pub dtype: u32,
     /// Tokens of a page, 1 to 256; 0: no pages.
     pub page_tokens: u32,
@@ -136,7 +136,7 @@ pub(super) fn layer_of(
 /// `None`: the backend's default.
 fn dtype_of(given: &nvb_kv_cache_options) -> Result<Option<DType>> {
     let refused = |code: u32| {
-        Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16, _BF16, _F8_E4M3 or _F8_E5M2 is needed"))
+        Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16, _BF16, _FP8_E4M3 or _FP8_E5M2 is needed"))
     };
     match given.dtype {
         0 => Ok(None),

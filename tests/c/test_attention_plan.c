@@ -126,7 +126,7 @@ static void test_supported(fixture* f) {
   nvb_kv_cache_options cache = small_cache();
   nvb_attention_shape shape = small_shape();
 #define SUPPORTED() nvb_attention_is_supported(f->backend, &options, &cache, &shape)
-  const uint32_t dtypes[] = {0, NVB_DTYPE_F32, NVB_DTYPE_F16, NVB_DTYPE_BF16, NVB_DTYPE_F8_E4M3, NVB_DTYPE_F8_E5M2};
+  const uint32_t dtypes[] = {0, NVB_DTYPE_F32, NVB_DTYPE_F16, NVB_DTYPE_BF16, NVB_DTYPE_FP8_E4M3, NVB_DTYPE_FP8_E5M2};
   for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; ++i) {
     cache.dtype = dtypes[i];
     for (shape.prefill = 0; shape.prefill < 2; ++shape.prefill) CHECK_OK(SUPPORTED());
@@ -181,7 +181,7 @@ static void test_memory(bench* b) {
     if (kind == 1) cache.page_tokens = 16;
     if (kind == 2) cache.page_tokens = 7, cache.pages = 11;
     if (kind == 3) cache.window = options.window = 20, cache.max_append = 8;
-    if (kind == 4) cache.dtype = NVB_DTYPE_F8_E4M3, cache.page_tokens = 1;
+    if (kind == 4) cache.dtype = NVB_DTYPE_FP8_E4M3, cache.page_tokens = 1;
     if (kind == 5) cache.dtype = 0;
     CHECK_OK(nvb_attention_estimate_memory(f->backend, &options, &cache, &shape, &memory));
     options = eight_heads();

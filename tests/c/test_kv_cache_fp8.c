@@ -99,7 +99,7 @@ static void check_cache(bench* b, nvb_kv_cache* cache) {
 int main(void) {
   fixture f = open_fixture();
   bench b = set_up(&f);
-  const uint32_t dtypes[] = {NVB_DTYPE_F8_E4M3, NVB_DTYPE_F8_E5M2};
+  const uint32_t dtypes[] = {NVB_DTYPE_FP8_E4M3, NVB_DTYPE_FP8_E5M2};
   for (int i = 0; i < 2; ++i) {
     nvb_kv_cache_options options = options_of(&b, dtypes[i]);
     nvb_kv_cache* cache = NULL;
@@ -134,10 +134,10 @@ int main(void) {
 #define REFUSED(...) \
   CHECK_FAILS(nvb_kv_cache_create(f.backend, &wrong, &cache), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
   REFUSED("key_scales", "f32");
-  wrong = options_of(&b, NVB_DTYPE_F8_E4M3);
+  wrong = options_of(&b, NVB_DTYPE_FP8_E4M3);
   wrong.value_scales.shape[1] = 1;
   REFUSED("value_scales", "[2, 1]", "[2, 2]");
-  wrong = options_of(&b, NVB_DTYPE_F8_E4M3);
+  wrong = options_of(&b, NVB_DTYPE_FP8_E4M3);
   wrong.key_scales.dtype = NVB_DTYPE_BF16;
   REFUSED("key_scales", "bf16", "f32");
   wrong = options_of(&b, 7);
@@ -145,7 +145,7 @@ int main(void) {
   // No operation takes such a tensor.
   nvb_softmax_args softmax;
   nvb_softmax_args_init(&softmax);
-  softmax.input = softmax.output = nvb_tensor_2d(b.query, NVB_DTYPE_F8_E4M3, 4, 16);
+  softmax.input = softmax.output = nvb_tensor_2d(b.query, NVB_DTYPE_FP8_E4M3, 4, 16);
   CHECK_FAILS(nvb_softmax(f.backend, &softmax, f.stream), NVB_ERROR_INVALID_ARGUMENT, "fp8 e4m3");
 
   void* owned[] = {b.key, b.value, b.query, b.output, b.positions, b.key_scales, b.value_scales};

@@ -137,7 +137,7 @@ int main() {
   for (const Case& test : cases()) {
     tests.push_back({test.name, [test] { check(test, 0, 0); }});
     const std::string name = std::string(test.name) + ", keys and values in FP8";
-    tests.push_back({name, [test] { check(test, NVB_DTYPE_F8_E4M3, 0.1); }});
+    tests.push_back({name, [test] { check(test, NVB_DTYPE_FP8_E4M3, 0.1); }});
   }
   return gemma_test::run_tests(tests);
 }
