@@ -72,7 +72,8 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         (_, "zero_points" | "clipping" | "transpose_a" | "transpose_b" | "bidirectional" | "bias" | "residual") => {
             u64::from(random.one_in(4))
         }
-        (_, "rows_per_sequence") => random.of(&[0, 0, 0, 1, 2]),
+        ("nvb_attention_decode_args", "rows_per_sequence") => value("R"),
+        (_, "rows_per_sequence") => random.of(&[0, 1, 2]),
         (_, "prefill") => random.below(2) as u64,
         (_, "operation") => random.below(18) as u64,
         (_, "layer") => random.of(&[0, 0, 0, 1]),
