@@ -8,6 +8,10 @@
 
 namespace nvb {
 
+inline void attention_merge(const nvb_backend* backend, const nvb_attention_merge_args& args, nvb_stream* stream) {
+  check(nvb_attention_merge(backend, &args, stream));
+}
+
 inline void embedding(const nvb_backend* backend, const nvb_embedding_args& args, nvb_stream* stream) {
   check(nvb_embedding(backend, &args, stream));
 }
