@@ -4,6 +4,8 @@
 //! NVB_UPDATE_HEADER=1 writes the file; without it this test fails when the two differ.
 
 use nvbackend::capi::attention::*;
+use nvbackend::capi::attention_merge::*;
+use nvbackend::capi::attention_plan::*;
 use nvbackend::capi::backend_options::*;
 use nvbackend::capi::device::*;
 use nvbackend::capi::environment::*;

@@ -63,7 +63,7 @@ impl AttentionDecode {
             .with_limit(per_sequence as u64, MAX_ROWS_PER_SEQUENCE as u64)
             .with_advice("more rows of a sequence are a prefill"));
         }
-        if count % per_sequence != 0 {
+        if !count.is_multiple_of(per_sequence) {
             return Err(Error::invalid(format!(
                 "`query` has {count} rows; a multiple of rows_per_sequence, {per_sequence}, is needed"
             )));
