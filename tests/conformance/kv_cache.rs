@@ -452,16 +452,17 @@ fn a_ring_refuses_what_it_has_lost() {
 fn entries_outside_the_pool() {
     let cases = [-1, 4, i32::MAX, i32::MIN];
     check("entries outside the pool", &cases, |run, &entry| {
-        let memory = blocks(run, DType::Bf16, &[4, 1, 2, 8], false)?;
         let options = KvCacheOptions {
             layers: LAYERS,
             kv_heads: 1,
             head_dim: 8,
             capacity: 6,
+            dtype: DType::Bf16,
             page_tokens: 2,
             ..Default::default()
         };
-        let cache = KvCache::over(KvCacheOptions { dtype: DType::Bf16, ..options }, &memory)?;
+        let memory = blocks(run, &options, [4, 1, 2], false)?;
+        let cache = KvCache::over(options, &memory)?;
         let table = run.tensor(DType::I32, &[1, 3], PLAIN, &[2.0, entry.into(), 0.0])?;
         let layer = cache.layer_with(LAYER, Some(table))?;
         let key = Keys { length: 5, key: vec![1.0; 40], value: vec![2.0; 40] };
