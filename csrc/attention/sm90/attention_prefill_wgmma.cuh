@@ -41,6 +41,11 @@ struct Shared {
   uint64_t value_full[Tile::kStages];
   uint64_t value_empty[Tile::kStages];
   uint64_t value_landed[Tile::kStages];  // a tile with rows to clear has been copied
+
+  // What a copy of values completes on.
+  __device__ __forceinline__ uint64_t* value_copied(int stage, bool past_end) {
+    return past_end ? &value_landed[stage] : &value_full[stage];
+  }
 };
 
 // The named barrier of the first warpgroup's turn.
@@ -48,8 +53,8 @@ inline constexpr int kFirstTurn = 1;
 
 // ---- The warp that copies ----
 
-template <typename Tile>
-__device__ __forceinline__ void copy_all(const Arguments& arguments, Shared<Tile>& shared) {
+template <typename Tile, typename Memory>
+__device__ __forceinline__ void copy_all(const Arguments& arguments, Memory& shared) {
   RingPlace<Tile::kStages> keys, values;
   uint32_t query_parity = 0;
   Walk<Tile> walk;
@@ -69,8 +74,7 @@ __device__ __forceinline__ void copy_all(const Arguments& arguments, Shared<Tile
       keys.advance();
     };
     const auto copy_values = [&](int tile) {
-      const bool clears = (tile + 1) * Tile::kKeys > work.kv_length;
-      uint64_t* const full = clears ? &shared.value_landed[values.stage] : &shared.value_full[values.stage];
+      uint64_t* const full = shared.value_copied(values.stage, (tile + 1) * Tile::kKeys > work.kv_length);
       barrier_wait(&shared.value_empty[values.stage], values.parity ^ 1);
       barrier_expect(full, Tile::kValueBytes);
 #pragma unroll

@@ -93,6 +93,14 @@ struct Arguments {
   int32_t output_is_f32;
   Sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
   Bundle bundle[NVB_ATTENTION_MAX_SEQUENCES + 1];  // the last one used is the end
+  // Of FP8 alone. Scales of the tensors, one a KV head at the distance of the stride; null: 1.
+  uint32_t output_dtype;
+  const float* query_scale;
+  const float* key_scale;
+  const float* value_scale;
+  int32_t query_scale_stride;
+  int32_t key_scale_stride;
+  int32_t value_scale_stride;
 };
 static_assert(sizeof(Arguments) <= 4096, "drivers before 12.1 take at most 4096 bytes of kernel arguments");
 
