@@ -13,7 +13,7 @@ use crate::allocation::filled;
 use crate::error::{Error, Result};
 use crate::memory::{expect_awake, Allocation, MemoryManager};
 use crate::stream::Stream;
-use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor, MAX_HEAD_DIM};
+use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor, ValueStrides, MAX_HEAD_DIM, MAX_VALUE_DIM};
 use engine::EngineMemory;
 use pages::Pages;
 use sequences::Sequences;
@@ -34,7 +34,12 @@ pub struct KvCacheOptions {
     /// How many the cache holds; of an engine's pages the rows of its table count instead.
     pub sequences: usize,
     pub kv_heads: usize,
+    /// Of keys.
     pub head_dim: usize,
+    /// Of values; 0: head_dim.
+    pub value_dim: usize,
+    /// Values are the first elements of their keys, and not stored.
+    pub values_in_keys: bool,
     /// No position of a sequence reaches this.
     pub capacity: usize,
     pub dtype: DType,
@@ -55,6 +60,8 @@ impl Default for KvCacheOptions {
             sequences: 1,
             kv_heads: 1,
             head_dim: 1,
+            value_dim: 0,
+            values_in_keys: false,
             capacity: 1,
             dtype: DType::F32,
             page_tokens: 0,
@@ -84,12 +91,28 @@ struct Layout {
     blocks: usize,
     /// Tokens of a block.
     tokens: usize,
-    /// Bytes of a block's keys in one layer, and as many of values.
-    part_bytes: usize,
+    /// Bytes of a block's keys in one layer, and of its values.
+    key_bytes: usize,
+    value_bytes: usize,
     bytes: usize,
 }
 
+impl Layout {
+    /// Of a block in one layer; without pages of all blocks.
+    fn layer_bytes(&self) -> usize {
+        self.key_bytes + self.value_bytes
+    }
+}
+
 impl KvCacheOptions {
+    /// Elements of a value.
+    pub fn value_dim(&self) -> usize {
+        match self.value_dim {
+            0 => self.head_dim,
+            dim => dim,
+        }
+    }
+
     /// Entries of a sequence's row of the page table.
     pub fn columns(&self) -> usize {
         match self.page_tokens {
@@ -121,6 +144,7 @@ impl KvCacheOptions {
         }
         for (name, value, most) in [
             ("head_dim", self.head_dim, MAX_HEAD_DIM),
+            ("value_dim", self.value_dim(), MAX_VALUE_DIM),
             ("page_tokens", self.page_tokens, MAX_PAGE_TOKENS),
             ("pages", self.pages, MAX_PAGES),
         ] {
@@ -130,6 +154,9 @@ impl KvCacheOptions {
             }
         }
         let contradiction = |text: &str| Err(Error::invalid(text));
+        if self.values_in_keys && self.value_dim() > self.head_dim {
+            return contradiction("values_in_keys is given, and value_dim is larger than head_dim");
+        }
         if self.page_tokens == 0 && self.pages > 0 {
             return contradiction("pages are given without page_tokens");
         }
@@ -156,19 +183,23 @@ impl KvCacheOptions {
             return Err(Error::invalid(format!("{blocks} pages; at most {MAX_PAGES} are supported"))
                 .with_limit(blocks as u64, MAX_PAGES as u64));
         }
-        let bytes = |blocks: usize| {
-            let elements = self.kv_heads.checked_mul(tokens)?.checked_mul(self.head_dim)?.checked_mul(blocks)?;
+        let bytes = |blocks: usize, dim: usize| {
+            let elements = self.kv_heads.checked_mul(tokens)?.checked_mul(dim)?.checked_mul(blocks)?;
             elements.checked_mul(self.dtype.size())
         };
+        let value_dim = if self.values_in_keys { 0 } else { self.value_dim() };
         let overflow = || Error::invalid(format!("the size of a KV cache of {self:?} overflows"));
         let fits = |bytes: Option<usize>| bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow);
         // Every vector width, and the strides of TMA, are multiples of 16 bytes; where layers of whole blocks begin, of 256.
-        let (part_bytes, parts) = match self.page_tokens {
-            0 => (fits(bytes(blocks).and_then(|bytes| bytes.checked_next_multiple_of(256)))?, 1),
-            _ => (fits(bytes(1).and_then(|bytes| bytes.checked_next_multiple_of(16)))?, blocks),
+        let (of_part, alignment, parts) = match self.page_tokens {
+            0 => (blocks, 256, 1),
+            _ => (1, 16, blocks),
         };
-        let all = part_bytes.checked_mul(parts).and_then(|bytes| bytes.checked_mul(2)?.checked_mul(self.layers));
-        Ok(Layout { blocks, tokens, part_bytes, bytes: fits(all)? })
+        let part = |dim: usize| fits(bytes(of_part, dim).and_then(|bytes| bytes.checked_next_multiple_of(alignment)));
+        let (key_bytes, value_bytes) = (part(self.head_dim)?, part(value_dim)?);
+        let layer = key_bytes.checked_add(value_bytes);
+        let all = layer.and_then(|bytes| bytes.checked_mul(parts)?.checked_mul(self.layers));
+        Ok(Layout { blocks, tokens, key_bytes, value_bytes, bytes: fits(all)? })
     }
 
     /// Bytes of all keys and values.
@@ -204,8 +235,8 @@ impl KvCache {
         Ok(KvCache { options, memory: Memory::Library { allocation, pages: table }, sequences })
     }
 
-    /// A cache over the engine's memory: keys, then values of each layer, [blocks, kv_heads, tokens, head_dim] with any
-    /// strides that all of them share. A block is a page, or without pages a sequence.
+    /// A cache over the engine's memory: keys, then values of each layer, [blocks, kv_heads, tokens, head_dim or value_dim] with
+    /// any strides that all keys share, and all values. A block is a page, or without pages a sequence.
     pub fn over(options: KvCacheOptions, tensors: &[Tensor]) -> Result<KvCache> {
         options.check(true)?;
         let engine = EngineMemory::new(&options, tensors)?;
@@ -230,7 +261,6 @@ impl KvCache {
         }
     }
 
-    /// A layer of a cache whose memory is the library's, or whose blocks are whole sequences.
     /// Refuses to change what sequences hold while the memory of the cache and its page table sleeps.
     pub fn expect_awake(&self) -> Result<()> {
         match &self.memory {
@@ -241,6 +271,7 @@ impl KvCache {
         }
     }
 
+    /// A layer of a cache whose memory is the library's, or whose blocks are whole sequences.
     pub fn layer(&self, layer: usize) -> Result<CacheLayer> {
         self.layer_with(layer, None)
     }
@@ -260,13 +291,19 @@ impl KvCache {
             return Err(Error::invalid("`page_table` is given, and the cache has its own or none"));
         }
         let layout = options.layout().expect("checked at creation");
-        let key = allocation.pointer().cast::<u8>().wrapping_add(2 * layer * layout.part_bytes);
-        let addresses: (*mut c_void, *mut c_void) = (key.cast(), key.wrapping_add(layout.part_bytes).cast());
-        let dims = [options.sequences, options.kv_heads, layout.tokens, options.head_dim];
-        let blocks = CacheLayer::contiguous(addresses, options.dtype, dims);
+        let key = allocation.pointer().cast::<u8>().wrapping_add(layer * layout.layer_bytes());
+        let value = if options.values_in_keys { key } else { key.wrapping_add(layout.key_bytes) };
+        let addresses: (*mut c_void, *mut c_void) = (key.cast(), value.cast());
+        let extents = [options.sequences, options.kv_heads, layout.tokens];
+        let mut blocks =
+            CacheLayer::of_dims(addresses, options.dtype, extents, (options.head_dim, options.value_dim()));
+        if options.values_in_keys {
+            let (block, head, token) = (blocks.sequence_stride, blocks.head_stride, blocks.token_stride);
+            blocks.value_strides = ValueStrides { block, head, token };
+        }
         Ok(match (pages, options.ring_tokens()) {
             (Some(table), _) => {
-                let page_stride = 2 * options.layers * layout.part_bytes / options.dtype.size();
+                let page_stride = options.layers * layout.layer_bytes() / options.dtype.size();
                 let table = PageTable {
                     entries: table.pointer(),
                     sequences: options.sequences,
@@ -276,8 +313,13 @@ impl KvCache {
                     page_stride,
                     pages: layout.blocks,
                 };
-                let sequence_stride = table.row_stride;
-                CacheLayer { capacity: options.capacity, sequence_stride, placement: Placement::Paged(table), ..blocks }
+                CacheLayer {
+                    capacity: options.capacity,
+                    sequence_stride: table.row_stride,
+                    placement: Placement::Paged(table),
+                    value_strides: ValueStrides { block: page_stride, ..blocks.value_strides },
+                    ..blocks
+                }
             }
             (None, Some(tokens)) => {
                 CacheLayer { capacity: options.capacity, placement: Placement::Ring { tokens }, ..blocks }

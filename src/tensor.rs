@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use std::ffi::c_void;
 use std::fmt;
 
-pub use cache_layer::{CacheLayer, KvHead, KvView, PageTable, Placement, MAX_HEAD_DIM};
+pub use cache_layer::{CacheLayer, KvHead, KvView, PageTable, Placement, ValueStrides, MAX_HEAD_DIM, MAX_VALUE_DIM};
 
 numbered! {
     /// `nvb_dtype_code` of csrc/common/launch.h, the types of elements; the numbers are `NVB_DTYPE_*` of the C ABI too.

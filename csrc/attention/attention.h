@@ -4,13 +4,17 @@
 //
 // with group = query_heads / kv_heads and, when soft_cap > 0, cap(s) = soft_cap * tanh(s / soft_cap), applied before
 // the mask. A query at position q sees key k iff k < kv_length, k <= q if causal, and, when window > 0, q - k < window
-// (causal) or |q - k| < window. lse, if not null, is f32 [rows, query_heads]: the natural logarithm of the sum of the
-// exponentials of the visible scores. A row that sees no key gives output 0 and lse -inf. Keys and values at or past
-// kv_length are never read.
+// (causal) or |q - k| < window; what an additive mask holds for q and k is added to the capped score, and -inf hides
+// the key. lse, if not null, is f32 [rows, query_heads]: the natural logarithm of the sum of the exponentials of the
+// visible scores. A row that sees no key gives output 0 and lse -inf. Keys and values at or past kv_length are never
+// read.
 //
-// Supported by both operations: query, key/value and output of any float dtype each, head_dim 1 to 512, query_heads a
-// multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0, lengths to 2^30. Everything else is
-// cudaErrorInvalidValue. All strides are in elements and the head dimension is contiguous.
+// Queries and keys have head_dim elements, values and outputs value_dim. Scales of quantised queries, keys and values
+// multiply what is read: (query * query_scale) . (key * key_scale), and (value * value_scale).
+//
+// Supported by both operations: query, key/value and output of any float dtype each, head_dim 1 to 576, value_dim 1 to
+// 512, query_heads a multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0, lengths to 2^30. Everything else
+// is cudaErrorInvalidValue. All strides are in elements and the head dimension is contiguous.
 #pragma once
 
 #include "../common/kv_placement.h"
@@ -25,49 +29,93 @@ enum { NVB_ATTENTION_MAX_SPLITS = 256, NVB_ATTENTION_MERGED_SPLITS = 16 };
 // Counters of a decode launch: this many uint32 for every (sequence, query head).
 enum { NVB_ATTENTION_DECODE_COUNTERS = 17 };
 
+// A sequence begins `start` times a tensor's sequence stride behind the tensor's first element. Where the rows of all
+// sequences lie one after the other, starts are numbers of rows, and that stride is the token stride; where each has a
+// block of its own, as in a cache or in a batch of equal lengths, they are numbers of sequences.
 struct nvb_attention_sequence {
-  // Elements from key (and from value) to head 0 of this sequence's key 0; where there are pages, entries from the page
-  // table's first to this sequence's.
-  int64_t kv_offset;
-  int32_t query_start;  // first row in query, output and lse
+  int32_t query_start;  // in query, output, lse and mask
   int32_t query_count;  // rows; row i stands at position kv_length - query_count + i
+  int32_t kv_start;     // in key and value; where there are pages, the row of the page table
   int32_t kv_length;    // valid keys
   int32_t first_block;  // of the launch: the blocks of the sequences before it, query_heads a tile of rows
 };
 
 // Prefill: many query rows a sequence. The tensor-core kernels take capability >= 8.0, keys and values of F16 or BF16,
 // query and output of that dtype or F32 (such a query is rounded to the keys' dtype), scale > 0, head_dim a multiple of
-// 8, and query, key, value and output rows aligned to 16 bytes; the f32 kernel takes everything else. Blocks start in
-// the order of the table, so the sequences with the most work come first.
+// 8, and query, key, value and output rows aligned to 16 bytes, without a mask and without scales of queries and keys;
+// the f32 kernel takes everything else. Blocks start in the order of the table, so the sequences with the most work
+// come first.
+//
+// Lengths are those of the table, or with `query_starts` those that lie in device memory when the kernel runs; then the
+// table is not read, and `sequences` may be any number. Lengths there that reach past what the host said make a
+// sequence without rows.
 struct nvb_attention_prefill_params {
   const void* query;
   const void* key;
   const void* value;
   void* output;
   float* lse;  // may be null
+  // Of KV head i, scale[i * stride]; null: 1.
+  const float* query_scale;
+  const float* key_scale;
+  const float* value_scale;
+  // Row i of a sequence and query head h meet key k at
+  // mask[start * mask_sequence_stride + i * mask_row_stride + h * mask_head_stride + k]; null: none.
+  const void* mask;
+  const int32_t* query_starts;  // [sequences + 1], rows; null: the table has all lengths
+  const int32_t* kv_starts;     // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
+  const int32_t* kv_lengths;    // [sequences]
+  const int32_t* kv_sequences;  // [sequences], of the cache; null: 0, 1, 2, ...
+  int64_t query_sequence_stride;
   int64_t query_token_stride;
   int64_t query_head_stride;
-  int64_t key_head_stride;
+  int64_t key_sequence_stride;
   int64_t key_token_stride;
-  int64_t value_head_stride;
+  int64_t key_head_stride;
+  int64_t value_sequence_stride;
   int64_t value_token_stride;
+  int64_t value_head_stride;
+  int64_t output_sequence_stride;
   int64_t output_token_stride;
   int64_t output_head_stride;
+  int64_t lse_sequence_stride;  // in rows
+  int64_t mask_sequence_stride;
+  int64_t mask_row_stride;
+  int64_t mask_head_stride;
   uint32_t query_dtype;
   uint32_t kv_dtype;
   uint32_t output_dtype;
-  int32_t sequences;  // entries of `sequence` in use
+  uint32_t mask_dtype;         // any float dtype
+  int32_t query_scale_stride;  // 0 (one of the tensor) or 1 (one a KV head), as the other two
+  int32_t key_scale_stride;
+  int32_t value_scale_stride;
+  int32_t sequences;  // entries of `sequence` in use, or of kv_lengths
   int32_t query_heads;
   int32_t kv_heads;
   int32_t head_dim;
+  int32_t value_dim;
   int32_t causal;  // 0 or 1
   int32_t window;  // 0 = none
   float scale;
   float soft_cap;           // 0 = none
   int32_t heads_per_group;  // query heads, of whole KV heads, whose blocks start side by side and share L2
+  // What lengths in device memory may not pass.
+  int32_t query_rows;       // of query
+  int32_t kv_rows;          // of key and value; of a cache: its sequences
+  int32_t max_query_count;  // rows of a sequence
+  int32_t max_kv_length;
+  int32_t reserved;  // 0
   nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
+
+namespace nvb {
+
+inline bool has_scales(const nvb_attention_prefill_params& p) {
+  return p.query_scale != nullptr || p.key_scale != nullptr || p.value_scale != nullptr;
+}
+
+}  // namespace nvb
 
 // Decode: one query row a sequence, at a position that the kernel reads from device memory; row b sees the keys
 // 0 ..= positions[b] of its slot. A position or slot outside the cache makes the row empty. The keys of a sequence
@@ -76,8 +124,8 @@ struct nvb_attention_prefill_params {
 //
 // `counters` is NVB_ATTENTION_DECODE_COUNTERS * sequences * query_heads uint32 that are zero before the first launch;
 // every launch leaves them zero. `workspace` is scratch of any content, 16-byte aligned: two f32 for each of
-// slots_per_head * sequences * query_heads partial results, padded to 16 bytes, and their outputs of head_dim f32. Both
-// may be null where slots_per_head is 0. Launches that may overlap in time must share neither.
+// slots_per_head * sequences * query_heads partial results, padded to 16 bytes, and their outputs of value_dim f32.
+// Both may be null where slots_per_head is 0. Launches that may overlap in time must share neither.
 //
 // The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16, any query and output dtype,
 // head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else. The
@@ -86,10 +134,10 @@ struct nvb_attention_prefill_params {
 struct nvb_attention_decode_params {
   const void* query;         // [sequences, query_heads, head_dim]
   const void* key;           // [slots, kv_heads, capacity, head_dim], or as `placement` says
-  const void* value;         // as key
+  const void* value;         // as key, with value_dim elements
   const int32_t* positions;  // [sequences]
   const int32_t* slots;      // [sequences]; null: row b has slot b
-  void* output;              // [sequences, query_heads, head_dim]
+  void* output;              // [sequences, query_heads, value_dim]
   float* lse;                // may be null
   void* workspace;
   uint32_t* counters;
@@ -110,6 +158,7 @@ struct nvb_attention_decode_params {
   int32_t query_heads;
   int32_t kv_heads;
   int32_t head_dim;
+  int32_t value_dim;
   int32_t slot_count;     // slots of the cache
   int32_t capacity;       // positions of a slot
   int32_t max_kv_length;  // what the host expects positions[b] + 1 not to exceed; it sizes the grid, not the result
@@ -120,7 +169,6 @@ struct nvb_attention_decode_params {
   int32_t chunks;           // blocks that share a KV head
   int32_t heads_per_chunk;  // query heads of a block
   int32_t slots_per_head;   // partial results of a (sequence, query head): the splits and their groups; 0 for one split
-  uint32_t reserved;        // 0
   nvb_kv_placement placement;
 };
 

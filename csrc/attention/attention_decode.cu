@@ -13,6 +13,7 @@ bool are_valid(const nvb_attention_decode_params& p) {
     return false;
   }
   if (p.sequences < 0 || p.sequences > 65535 || p.head_dim < 1 || p.head_dim > 512) return false;
+  if (p.value_dim != p.head_dim) return false;
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads > 65535 || p.query_heads % p.kv_heads != 0) return false;
   if (p.slot_count < 0 || p.capacity < 0 || p.capacity > kMaxLength || p.max_kv_length < 0) return false;
   return p.window >= 0 && is_valid(p.placement) && std::isfinite(p.scale) && p.soft_cap >= 0.0f;

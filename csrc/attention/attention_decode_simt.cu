@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
                    block.kv_head * p.value_head_stride;
   const bool placed = is_placed(p.placement);
   const auto offset_of = [&](int first, int i, int64_t token_stride) {
-    return placed ? kv_offset(p.placement, rows[i], token_stride) : (first + i) * token_stride;
+    return placed ? kv_offset(p.placement.block_stride, rows[i], token_stride) : (first + i) * token_stride;
   };
 
   for (int index = threadIdx.x; index < block.heads * p.head_dim; index += kThreads) {
@@ -178,8 +178,8 @@ __global__ void __launch_bounds__(kThreads)
         const T* source = value + (placed ? 0 : first * p.value_token_stride) + column;
 #pragma unroll 8
         for (int i = 0; i < keys; ++i) {
-          const int64_t offset =
-              placed ? kv_offset(p.placement, rows[i], p.value_token_stride) : i * p.value_token_stride;
+          const int64_t offset = placed ? kv_offset(p.placement.value_block_stride, rows[i], p.value_token_stride)
+                                        : i * p.value_token_stride;
           const float v = placed && rows[i] == kNoRow ? 0.0f : to_float(source[offset]);
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {

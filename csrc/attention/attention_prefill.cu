@@ -19,7 +19,10 @@ bool are_valid(const nvb_attention_prefill_params& p) {
       float_dtype_bytes(p.output_dtype) == 0) {
     return false;
   }
-  if (p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES || p.head_dim < 1 || p.head_dim > 512) return false;
+  if (p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES || p.head_dim < 1 || p.head_dim > kMaxHeadDim ||
+      p.value_dim < 1 || p.value_dim > kMaxValueDim) {
+    return false;
+  }
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
   if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || !is_valid(p.placement)) return false;
   for (int i = 0; i < p.sequences; ++i) {
@@ -36,13 +39,17 @@ bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launc
       (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
     return false;
   }
-  if (p.placement.block_stride % 8 != 0) return false;
+  if (p.value_dim != p.head_dim || p.head_dim > 512 || p.mask != nullptr || has_scales(p) ||
+      p.query_starts != nullptr) {
+    return false;
+  }
+  if (p.placement.block_stride % 8 != 0 || p.placement.value_block_stride != p.placement.block_stride) return false;
   const int query_bytes = float_dtype_bytes(p.query_dtype);
   const int output_bytes = float_dtype_bytes(p.output_dtype);
-  for (int i = 0; i < p.sequences; ++i) {
-    if (p.placement.pages == nullptr && p.sequence[i].kv_offset % 8 != 0) return false;
-  }
-  return is_aligned16(p.query, p.query_token_stride, query_bytes) &&
+  return is_aligned16(p.query, p.query_sequence_stride, query_bytes) && is_aligned16(p.key, p.key_sequence_stride, 2) &&
+         is_aligned16(p.value, p.value_sequence_stride, 2) &&
+         is_aligned16(p.output, p.output_sequence_stride, output_bytes) &&
+         is_aligned16(p.query, p.query_token_stride, query_bytes) &&
          is_aligned16(p.query, p.query_head_stride, query_bytes) && is_aligned16(p.key, p.key_head_stride, 2) &&
          is_aligned16(p.key, p.key_token_stride, 2) && is_aligned16(p.value, p.value_head_stride, 2) &&
          is_aligned16(p.value, p.value_token_stride, 2) &&

@@ -21,8 +21,9 @@ bool is_valid(const nvb_rope_params& p) {
   if (p.positions == nullptr) return false;
   if (p.query != nullptr && (p.query_heads < 1 || p.query_output == nullptr)) return false;
   if (p.key != nullptr && p.kv_heads < 1) return false;
-  if ((p.key_cache == nullptr) != (p.value_cache == nullptr) || !nvb::is_valid(p.placement)) return false;
-  if (p.key_cache != nullptr && (p.key == nullptr || p.value == nullptr)) return false;
+  if (!nvb::is_valid(p.placement)) return false;
+  if ((p.key_cache != nullptr && p.key == nullptr) || (p.value_cache != nullptr && p.value == nullptr)) return false;
+  if (p.value_cache != nullptr && p.key_cache == nullptr) return false;
   return is_float_or_absent(p.query, p.query_dtype) && is_float_or_absent(p.key, p.key_dtype) &&
          is_float_or_absent(p.value, p.value_dtype) && is_float_or_absent(p.query_output, p.query_output_dtype) &&
          is_float_or_absent(p.key_output, p.key_output_dtype) && is_float_or_absent(p.query_norm, p.query_norm_dtype) &&

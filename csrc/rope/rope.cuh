@@ -71,7 +71,7 @@ __device__ __forceinline__ int64_t cache_place(const nvb_rope_params& p, int slo
   const bool paged = p.placement.pages != nullptr;
   const uint32_t row = kv_row(p.placement, p.placement.pages + slot * p.placement.page_row_stride, position);
   if (row == kNoRow) return -1;
-  return (paged ? 0 : slot * p.cache_slot_stride) + kv_offset(p.placement, row, p.cache_token_stride);
+  return (paged ? 0 : slot * p.cache_slot_stride) + kv_offset(p.placement.block_stride, row, p.cache_token_stride);
 }
 
 // Kernel arguments as global memory: neighbouring lanes that read neighbouring arguments would take turns at the

@@ -9,9 +9,9 @@
 //
 // Supported: any float dtype for each tensor, head_dim 1 to 512, rotary_dim even and at most head_dim, any strides with
 // the head dimension contiguous. query, key and value are each optional, and so are query_norm, key_norm, key_output
-// and the caches (both or none; they need key and value). An output may be its own input, in place. A token whose slot
-// or position lies outside the cache, or whose page table entry is no page, is not appended; its outputs are written
-// all the same.
+// and the caches (that of the keys with key; that of the values with value, and beside it alone). An output may be its
+// own input, in place. A token whose slot or position lies outside the cache, or whose page table entry is no page, is
+// not appended; its outputs are written all the same.
 #pragma once
 
 #include "../common/kv_placement.h"

@@ -30,8 +30,10 @@ pub struct nvb_attention_options {
     /// A multiple of `kv_heads`; query head h reads key/value head h / (query_heads / kv_heads).
     pub query_heads: u32,
     pub kv_heads: u32,
-    /// 1 to 512.
+    /// Elements of a query and of a key, 1 to 576.
     pub head_dim: u32,
+    /// Elements of a value and of an output, 1 to 512; 0: `head_dim`. Values may be a view of the keys' first elements.
+    pub value_dim: u32,
     /// Keys that a query sees, itself included: 0 ≤ q − k < window. 0: no window.
     pub window: u32,
     /// Multiplies the scores; 0: 1/√head_dim.
@@ -40,8 +42,6 @@ pub struct nvb_attention_options {
     pub soft_cap: f32,
     /// 1: no causal mask; a window then keeps |q − k| < window. Prefill only: decode is causal by nature.
     pub bidirectional: u32,
-    /// Must be 0.
-    pub reserved: u32,
 }
 versioned!(nvb_attention_options);
 
@@ -52,7 +52,7 @@ pub struct nvb_attention_prefill_args {
     pub struct_size: usize,
     /// [T, query_heads, head_dim], F32 or the keys' dtype.
     pub query: nvb_tensor,
-    /// The shape of `query`; any float dtype.
+    /// [T, query_heads, value_dim], any float dtype.
     pub output: nvb_tensor,
     /// Optional, F32 [T, query_heads]: ln Σ exp(score) over the visible keys; −inf for a row that sees none.
     pub lse: nvb_tensor,
@@ -69,7 +69,7 @@ pub struct nvb_attention_prefill_args {
     pub kv_lengths: *const i32,
     /// [T_kv, kv_heads, head_dim], when there is no cache.
     pub key: nvb_tensor,
-    /// The shape, dtype and token stride of `key`.
+    /// [T_kv, kv_heads, value_dim], the keys' dtype.
     pub value: nvb_tensor,
     /// Host memory: as `query_starts`, for the rows of `key` and `value`.
     pub key_starts: *const i32,
@@ -90,7 +90,7 @@ pub struct nvb_attention_decode_args {
     pub struct_size: usize,
     /// [B, query_heads, head_dim], F32 or the cache's dtype.
     pub query: nvb_tensor,
-    /// The shape of `query`; any float dtype.
+    /// [B, query_heads, value_dim], any float dtype.
     pub output: nvb_tensor,
     /// Optional, F32 [B, query_heads], as in prefill.
     pub lse: nvb_tensor,
@@ -127,11 +127,11 @@ pub unsafe extern "C" fn nvb_attention_create(
         expect_out("attention", attention)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let options = unsafe { read(options)? };
-        expect_reserved(options.reserved)?;
         let config = AttentionConfig::new(AttentionConfig {
             query_heads: options.query_heads as usize,
             kv_heads: options.kv_heads as usize,
             head_dim: options.head_dim as usize,
+            value_dim: options.value_dim as usize,
             scale: options.scale,
             soft_cap: options.soft_cap,
             window: options.window as usize,

@@ -3,6 +3,7 @@
 use super::backend::{expect_same_backend, nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
 use super::handle::Table;
+use super::products::flag;
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_out, read, slice, versioned, write, write_out};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 /// Keys and values of every layer, of up to `sequences` sequences of up to `capacity` tokens each.
 ///
 /// Where a sequence's tokens lie:
-/// - **Contiguous**, the default: [layers, keys and values, sequences, kv_heads, capacity, head_dim].
+/// - **Contiguous**, the default: [layers, keys and values, sequences, kv_heads, capacity, head_dim, of values value_dim].
 /// - **Ring**, with `window`: the last `window` + `max_append` − 1 tokens of each sequence, position p at place p mod that
 ///   number. It is for layers whose attention has a window no longer than this one, and no call appends more than
 ///   `max_append` tokens of a sequence. A call that looks back further is refused.
@@ -51,8 +52,13 @@ pub struct nvb_kv_cache_options {
     /// Sequences that the cache can hold at a time. Of an engine's pages 0: each call's table says how many there are.
     pub sequences: u32,
     pub kv_heads: u32,
-    /// 1 to 512.
+    /// Elements of a key, 1 to 576.
     pub head_dim: u32,
+    /// Elements of a value, 1 to 512; 0: `head_dim`.
+    pub value_dim: u32,
+    /// 1: a value is the first `value_dim` elements of its key and has no memory of its own, as in DeepSeek's latent attention
+    /// (576 and 512). Appends then bring keys alone.
+    pub values_in_keys: u32,
     /// Tokens that a sequence can have: no position reaches this number.
     pub capacity: u32,
     /// `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
@@ -66,8 +72,9 @@ pub struct nvb_kv_cache_options {
     /// The most tokens of one sequence that a call appends to a ring; 0: 1. Only with `window`.
     pub max_append: u32,
     /// NULL, or the engine's memory: keys of layer 0, values of layer 0, keys of layer 1 and so on, each [pages, kv_heads,
-    /// page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], with any
-    /// strides, the same for all. The engine keeps it while the cache is used; reads of positions past a sequence's end
+    /// page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], values with
+    /// value_dim for head_dim, with any strides, the same for all keys and for all values. With `values_in_keys` the values of a
+    /// layer are a view of its keys. The engine keeps it while the cache is used; reads of positions past a sequence's end
     /// never happen, so its content may be anything.
     pub memory: *const nvb_tensor,
     /// 2 · `layers`, or 0.
@@ -125,7 +132,7 @@ pub(super) fn layer_to_use(
     Ok(found)
 }
 
-/// Creates a cache, contents undefined: 2 · layers · kv_heads · head_dim elements for each token that there is room for, and
+/// Creates a cache, contents undefined: layers · kv_heads · (head_dim + value_dim) elements for each token that there is room for, and
 /// an I32 page table where there are pages; nothing but the handle over the engine's `memory`.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` (which field), `NVB_ERROR_OUT_OF_MEMORY`.
 #[no_mangle]
@@ -151,6 +158,8 @@ pub unsafe extern "C" fn nvb_kv_cache_create(
             sequences: given.sequences as usize,
             kv_heads: given.kv_heads as usize,
             head_dim: given.head_dim as usize,
+            value_dim: given.value_dim as usize,
+            values_in_keys: flag("values_in_keys", given.values_in_keys)?,
             capacity: given.capacity as usize,
             dtype: dtype.unwrap_or(backend.default_dtype()),
             page_tokens: given.page_tokens as usize,

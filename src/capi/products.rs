@@ -59,7 +59,7 @@ pub struct nvb_grouped_linear_args {
 }
 versioned!(nvb_grouped_linear_args);
 
-fn flag(name: &str, value: u32) -> Result<bool> {
+pub(super) fn flag(name: &str, value: u32) -> Result<bool> {
     match value {
         0 | 1 => Ok(value == 1),
         _ => Err(Error::invalid(format!("{name} is {value}; 0 or 1 is needed"))),

@@ -128,7 +128,7 @@ unsafe fn one_token<S: Simd>(op: &Rope, token: usize, position: i32, angles: &An
     if let (Some(value), Some(append)) = (&op.value, &op.append) {
         for head in 0..value.heads {
             let cache = cached(append.cache.value_view(), &append.cache, sequence(append, token), head, position);
-            copy::<S>(Row::head(value, token, head), cache, op.head_dim);
+            copy::<S>(Row::head(value, token, head), cache, value.head_dim);
         }
     }
 }

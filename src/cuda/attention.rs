@@ -7,8 +7,9 @@ use super::launch::Launch;
 use super::scratch::WorkspaceUse;
 use super::workspace::Workspace;
 use crate::device::RawHandle;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
+use crate::tensor::DType;
 use std::ffi::c_void;
 
 /// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.
@@ -17,9 +18,9 @@ pub(super) const MAX_SEQUENCES: usize = 128;
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sequence {
-    kv_offset: i64,
     query_start: i32,
     pub query_count: i32,
+    kv_start: i32,
     kv_length: i32,
     pub first_block: i32,
 }
@@ -32,26 +33,52 @@ pub(super) struct PrefillParams {
     value: *const c_void,
     output: *mut c_void,
     lse: *mut c_void,
+    query_scale: *const c_void,
+    key_scale: *const c_void,
+    value_scale: *const c_void,
+    mask: *const c_void,
+    query_starts: *const c_void,
+    kv_starts: *const c_void,
+    kv_lengths: *const c_void,
+    kv_sequences: *const c_void,
+    query_sequence_stride: i64,
     query_token_stride: i64,
     query_head_stride: i64,
-    key_head_stride: i64,
+    key_sequence_stride: i64,
     key_token_stride: i64,
-    value_head_stride: i64,
+    key_head_stride: i64,
+    value_sequence_stride: i64,
     value_token_stride: i64,
+    value_head_stride: i64,
+    output_sequence_stride: i64,
     output_token_stride: i64,
     output_head_stride: i64,
+    lse_sequence_stride: i64,
+    mask_sequence_stride: i64,
+    mask_row_stride: i64,
+    mask_head_stride: i64,
     query_dtype: u32,
     kv_dtype: u32,
     output_dtype: u32,
+    mask_dtype: u32,
+    query_scale_stride: i32,
+    key_scale_stride: i32,
+    value_scale_stride: i32,
     pub sequences: i32,
     pub query_heads: i32,
     kv_heads: i32,
     head_dim: i32,
+    value_dim: i32,
     causal: i32,
     window: i32,
     scale: f32,
     soft_cap: f32,
     heads_per_group: i32,
+    query_rows: i32,
+    kv_rows: i32,
+    max_query_count: i32,
+    max_kv_length: i32,
+    reserved: i32,
     placement: KvPlacement,
     sequence: [Sequence; MAX_SEQUENCES],
 }
@@ -85,6 +112,7 @@ pub(super) struct DecodeParams {
     query_heads: i32,
     kv_heads: i32,
     head_dim: i32,
+    value_dim: i32,
     slot_count: i32,
     capacity: i32,
     max_kv_length: i32,
@@ -95,7 +123,6 @@ pub(super) struct DecodeParams {
     chunks: i32,
     heads_per_chunk: i32,
     slots_per_head: i32,
-    reserved: u32,
     placement: KvPlacement,
 }
 
@@ -113,7 +140,10 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
     let _guard = executor.enter()?;
     let launch = executor.launch_attention_on(stream);
     let mut params = prefill_params(op);
-    let Some(plan) = PrefillPlan::of(executor, op, &mut params) else { return Ok(()) };
+    if op.sequences.is_empty() {
+        return Ok(());
+    }
+    let plan = PrefillPlan::of(executor, op, &mut params).ok_or_else(|| no_kernel(&op.config))?;
     params.heads_per_group = plan.heads_per_group;
     for spans in op.sequences.chunks(MAX_SEQUENCES) {
         let blocks = plan.arrange(&mut params, spans)?;
@@ -124,36 +154,66 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
     Ok(())
 }
 
+fn no_kernel(config: &AttentionConfig) -> Error {
+    Error::unsupported(format!("no kernel on this device computes {config:?}"))
+}
+
 /// Without a table of sequences and `heads_per_group`.
 pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
-    let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, causal } = op.config;
+    let AttentionConfig { query_heads, kv_heads, head_dim, value_dim, scale, soft_cap, window, causal } = op.config;
     PrefillParams {
         query: op.query.data,
         key: op.key.data,
         value: op.value.data,
         output: op.output.data,
         lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
+        query_scale: std::ptr::null(),
+        key_scale: std::ptr::null(),
+        value_scale: std::ptr::null(),
+        mask: std::ptr::null(),
+        query_starts: std::ptr::null(),
+        kv_starts: std::ptr::null(),
+        kv_lengths: std::ptr::null(),
+        kv_sequences: std::ptr::null(),
+        query_sequence_stride: op.query.token_stride as i64,
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
-        key_head_stride: op.key.head_stride as i64,
+        key_sequence_stride: sequence_stride(&op.key),
         key_token_stride: op.key.token_stride as i64,
-        value_head_stride: op.value.head_stride as i64,
+        key_head_stride: op.key.head_stride as i64,
+        value_sequence_stride: sequence_stride(&op.value),
         value_token_stride: op.value.token_stride as i64,
+        value_head_stride: op.value.head_stride as i64,
+        output_sequence_stride: op.output.token_stride as i64,
         output_token_stride: op.output.token_stride as i64,
         output_head_stride: op.output.head_stride as i64,
+        lse_sequence_stride: 1,
+        mask_sequence_stride: 0,
+        mask_row_stride: 0,
+        mask_head_stride: 0,
         query_dtype: op.query.dtype as u32,
         kv_dtype: op.key.dtype as u32,
         output_dtype: op.output.dtype as u32,
+        mask_dtype: DType::F32 as u32,
+        query_scale_stride: 0,
+        key_scale_stride: 0,
+        value_scale_stride: 0,
         sequences: 0,
         query_heads: query_heads as i32,
         kv_heads: kv_heads as i32,
         head_dim: head_dim as i32,
+        value_dim: value_dim as i32,
         causal: causal.into(),
         window: window as i32,
         scale,
         soft_cap,
         heads_per_group: 0,
-        placement: KvPlacement::of(&op.key.placement, op.key.token_stride),
+        query_rows: 0,
+        kv_rows: 0,
+        max_query_count: 0,
+        max_kv_length: 0,
+        reserved: 0,
+        placement: KvPlacement::of(&op.key, &op.value),
         sequence: [Sequence::default(); MAX_SEQUENCES],
     }
 }
@@ -163,9 +223,9 @@ impl PrefillParams {
     pub fn set_sequences(&mut self, spans: &[SequenceSpan]) {
         for (entry, span) in self.sequence.iter_mut().zip(spans) {
             *entry = Sequence {
-                kv_offset: span.kv_offset as i64,
                 query_start: span.query_start as i32,
                 query_count: span.query_count as i32,
+                kv_start: span.kv_start as i32,
                 kv_length: span.kv_length as i32,
                 first_block: 0,
             };
@@ -193,7 +253,10 @@ pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) ->
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
     let mut params = decode_params(op);
-    let Some(plan) = DecodePlan::of(executor, op, &params) else { return Ok(()) };
+    if op.query.tokens == 0 {
+        return Ok(());
+    }
+    let plan = DecodePlan::of(executor, op, &params).ok_or_else(|| no_kernel(&op.config))?;
     let launch = executor.launch_attention_on(stream);
     let workspace = plan.workspace();
     let scratch = executor.scratch(stream);
@@ -211,7 +274,8 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
 
 /// Without workspace, counters and what a plan decides.
 pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
-    let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = op.config;
+    let AttentionConfig { query_heads, kv_heads, head_dim, value_dim, scale, soft_cap, window, .. } = op.config;
+    let (key, value) = (op.cache.key_view(), op.cache.value_view());
     DecodeParams {
         query: op.query.data,
         key: op.cache.key,
@@ -224,12 +288,12 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         counters: std::ptr::null_mut(),
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
-        key_sequence_stride: sequence_stride(&op.cache),
-        key_head_stride: op.cache.head_stride as i64,
-        key_token_stride: op.cache.token_stride as i64,
-        value_sequence_stride: sequence_stride(&op.cache),
-        value_head_stride: op.cache.head_stride as i64,
-        value_token_stride: op.cache.token_stride as i64,
+        key_sequence_stride: sequence_stride(&key),
+        key_head_stride: key.head_stride as i64,
+        key_token_stride: key.token_stride as i64,
+        value_sequence_stride: sequence_stride(&value),
+        value_head_stride: value.head_stride as i64,
+        value_token_stride: value.token_stride as i64,
         output_token_stride: op.output.token_stride as i64,
         output_head_stride: op.output.head_stride as i64,
         query_dtype: op.query.dtype as u32,
@@ -239,6 +303,7 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         query_heads: query_heads as i32,
         kv_heads: kv_heads as i32,
         head_dim: head_dim as i32,
+        value_dim: value_dim as i32,
         slot_count: op.cache.sequences as i32,
         capacity: op.cache.capacity as i32,
         max_kv_length: op.max_kv_length as i32,
@@ -249,7 +314,6 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         chunks: 0,
         heads_per_chunk: 0,
         slots_per_head: 0,
-        reserved: 0,
-        placement: KvPlacement::of(&op.cache.placement, op.cache.token_stride),
+        placement: KvPlacement::of(&key, &value),
     }
 }

@@ -79,7 +79,7 @@ pub(super) struct PrefillPlan {
 }
 
 impl PrefillPlan {
-    /// `None` without a query row. `params` has the table of some of the sequences afterwards.
+    /// `None` without a query row, or a kernel. `params` has the table of some of the sequences afterwards.
     pub fn of(executor: &CudaExecutor, op: &AttentionPrefill, params: &mut PrefillParams) -> Option<PrefillPlan> {
         if op.sequences.is_empty() {
             return None;
@@ -125,9 +125,9 @@ impl PrefillPlan {
 
 /// The KV heads are dealt out evenly, because the short tiles that end a group leave part of the device idle.
 fn heads_per_group(op: &AttentionPrefill, l2_bytes: usize) -> usize {
-    let AttentionConfig { kv_heads, head_dim, .. } = op.config;
+    let AttentionConfig { kv_heads, head_dim, value_dim, .. } = op.config;
     let longest = op.sequences.iter().map(|span| span.kv_length).max().unwrap_or(1).max(1);
-    let bytes = 2 * longest * head_dim * op.key.dtype.size();
+    let bytes = longest * (head_dim + value_dim) * op.key.dtype.size();
     let fitting = (l2_bytes / bytes).clamp(1, kv_heads);
     kv_heads.div_ceil(kv_heads.div_ceil(fitting)) * op.config.group()
 }
@@ -148,7 +148,7 @@ pub(super) struct DecodePlan {
 }
 
 impl DecodePlan {
-    /// `None` without a query row.
+    /// `None` without a query row, or a kernel.
     pub fn of(executor: &CudaExecutor, op: &AttentionDecode, params: &DecodeParams) -> Option<DecodePlan> {
         if op.query.tokens == 0 {
             return None;
@@ -166,7 +166,7 @@ impl DecodePlan {
 
     /// `None` where the keys are too many for a kernel that merges in a cluster.
     fn with(row: i32, op: &AttentionDecode, shape: &DecodeShape, launch: &Launch) -> Option<DecodePlan> {
-        let AttentionConfig { query_heads, kv_heads, head_dim, window, .. } = op.config;
+        let AttentionConfig { query_heads, kv_heads, value_dim, window, .. } = op.config;
         let rows = op.query.tokens;
         let chunks = op.config.group().div_ceil(shape.heads_per_block as usize);
         let visible = if window > 0 { window.min(op.max_kv_length) } else { op.max_kv_length }.max(1);
@@ -186,7 +186,7 @@ impl DecodePlan {
             chunks: chunks as i32,
             heads_per_chunk: op.config.group().div_ceil(chunks) as i32,
             slots_per_head: slots_per_head as i32,
-            workspace_bytes: sums + partials * head_dim * size_of::<f32>(),
+            workspace_bytes: sums + partials * value_dim * size_of::<f32>(),
             counter_bytes: rows * query_heads * DECODE_COUNTERS * size_of::<u32>(),
         })
     }

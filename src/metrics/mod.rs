@@ -302,6 +302,7 @@ mod tests {
                 soft_cap: 0.0,
                 window,
                 causal: true,
+                ..AttentionConfig::default()
             };
             AttentionConfig::new(config).unwrap()
         };

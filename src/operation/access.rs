@@ -244,15 +244,18 @@ pub trait Visit {
     /// A layer of a cache, of which the work knows alone what it touches.
     #[inline]
     fn cache(&mut self, layer: &CacheLayer, effect: Effect) {
-        let bytes = layer.span_bytes();
+        let (key_bytes, value_bytes) = (layer.key_span_bytes(), layer.value_span_bytes());
         if let Some(table) = layer.page_table() {
             // Keys and values lie between each other where a page has both.
             let start = layer.key.min(layer.value);
-            let bytes = bytes + (layer.key as usize).abs_diff(layer.value as usize);
+            let end = (layer.key as usize + key_bytes).max(layer.value as usize + value_bytes);
+            let bytes = end - start as usize;
             self.add("the cache's pages", &Region { exact: false, ..Region::bytes(start, bytes) }, effect);
             return self.read("page_table", Some(&table.tensor()));
         }
-        for (name, data) in [("the cache's keys", layer.key), ("the cache's values", layer.value)] {
+        for (name, data, bytes) in
+            [("the cache's keys", layer.key, key_bytes), ("the cache's values", layer.value, value_bytes)]
+        {
             self.add(name, &Region { exact: false, ..Region::bytes(data, bytes) }, effect);
         }
     }

@@ -62,6 +62,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         soft_cap: case.soft_cap,
         window: case.window,
         causal: true,
+        ..AttentionConfig::default()
     })?;
     let rows = case.positions.len();
     let keys: Vec<Keys> = case.positions.iter().map(|&position| Keys::new(run, &config, kv, position + 1)).collect();
@@ -172,6 +173,7 @@ fn decode_agrees_with_prefill() {
             soft_cap: 0.0,
             window,
             causal: true,
+            ..AttentionConfig::default()
         })?;
         let keys = Keys::new(run, &config, dtype, length);
         let cache = filled_cache(run, &config, dtype, 3, length + 1, &[(2, &keys)])?;
@@ -205,6 +207,7 @@ fn places_outside_the_cache() {
             soft_cap: 0.0,
             window: 0,
             causal: true,
+            ..AttentionConfig::default()
         };
         let keys = Keys::new(run, &config, DType::F32, 10);
         let cache = filled_cache(run, &config, DType::F32, 2, 16, &[(1, &keys)])?;

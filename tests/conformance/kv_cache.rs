@@ -1,7 +1,7 @@
 //! Caches of every placement: contiguous, rings, the library's pages and the engine's. Tokens are appended in chunks, each chunk
 //! is prefilled over what the cache then holds, and in the end every sequence is decoded. What no sequence holds is NaN.
 
-use crate::attention_cases::{attend, expect_attention, Keys};
+use crate::attention_cases::{attend, expect_attention, value_dim, Keys};
 use crate::run::{check, expect_error, rounded, Failure, Outcome, Run, PLAIN};
 use nvbackend::error::Status;
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
@@ -29,6 +29,9 @@ struct Case {
     chunks: Vec<Vec<usize>>,
     heads: (usize, usize),
     dim: usize,
+    /// 0: `dim`
+    value_dim: usize,
+    values_in_keys: bool,
     window: usize,
     /// Of queries, then of keys and values.
     dtypes: (DType, DType),
@@ -57,6 +60,8 @@ fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Resu
         sequences,
         kv_heads: heads,
         head_dim: dim,
+        value_dim: case.value_dim,
+        values_in_keys: case.values_in_keys,
         capacity,
         dtype,
         ..Default::default()
@@ -69,14 +74,13 @@ fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Resu
         }
         Place::Pages(page_tokens) => KvCache::new(memory, KvCacheOptions { page_tokens, ..options }, run.stream)?,
         Place::EngineBlocks => {
-            let shape = [sequences, heads, capacity, dim];
-            let tensors = blocks(run, dtype, &shape, false)?;
+            let tensors = blocks(run, &options, [sequences, heads, capacity], false)?;
             return Ok(Cache { cache: KvCache::over(options, &tensors)?, table: None });
         }
         Place::EnginePages(page_tokens, tokens_first) => {
             let columns = capacity.div_ceil(page_tokens);
             let pages = sequences * columns + 3;
-            let tensors = blocks(run, dtype, &[pages, heads, page_tokens, dim], tokens_first)?;
+            let tensors = blocks(run, &options, [pages, heads, page_tokens], tokens_first)?;
             let options = KvCacheOptions { page_tokens, sequences: 0, ..options };
             let cache = KvCache::over(options, &tensors)?;
             // The last sequence has no page.
@@ -90,26 +94,36 @@ fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Resu
     };
     for layer in 0..LAYERS {
         let layer = library.layer(layer)?;
-        for data in [layer.key, layer.value] {
+        for (data, bytes) in [(layer.key, layer.key_span_bytes()), (layer.value, layer.value_span_bytes())] {
             // SAFETY: the span lies in the cache's block.
-            unsafe { run.executor().fill(data, 0xff, layer.span_bytes(), run.stream.raw())? };
+            unsafe { run.executor().fill(data, 0xff, bytes, run.stream.raw())? };
         }
     }
     Ok(Cache { cache: library, table: None })
 }
 
 /// Keys and values of each layer, poisoned, of which the layer in use may be written.
-fn blocks(run: &mut Run, dtype: DType, shape: &[usize; 4], tokens_first: bool) -> Result<Vec<Tensor>, Failure> {
-    let [blocks, heads, tokens, dim] = *shape;
-    let strides = match tokens_first {
-        true => [tokens * heads * dim, dim, heads * dim, 1],
-        false => [tokens * heads * dim, tokens * dim, dim, 1],
-    };
-    let span = blocks * heads * tokens * dim;
-    let mut tensors = Vec::new();
+fn blocks(
+    run: &mut Run,
+    options: &KvCacheOptions,
+    [blocks, heads, tokens]: [usize; 3],
+    tokens_first: bool,
+) -> Result<Vec<Tensor>, Failure> {
+    let mut tensors: Vec<Tensor> = Vec::new();
     for layer in 0..LAYERS {
-        for _ in 0..2 {
-            let tensor = run.strided(dtype, shape, &strides, 0, span, None)?;
+        for dim in [options.head_dim, options.value_dim()] {
+            if options.values_in_keys && tensors.len() % 2 == 1 {
+                let mut value = tensors[tensors.len() - 1];
+                value.shape[3] = dim;
+                tensors.push(value);
+                continue;
+            }
+            let strides = match tokens_first {
+                true => [tokens * heads * dim, dim, heads * dim, 1],
+                false => [tokens * heads * dim, tokens * dim, dim, 1],
+            };
+            let shape = [blocks, heads, tokens, dim];
+            let tensor = run.strided(options.dtype, &shape, &strides, 0, blocks * heads * tokens * dim, None)?;
             if layer == LAYER {
                 run.allow_write(&tensor);
             }
@@ -126,7 +140,7 @@ fn reserve(run: &Run, cache: &KvCache, sequence: usize, tokens: usize) -> nvback
 
 /// The tokens [from, to) of each sequence, mixed: every sequence's first, then every sequence's second, and so on.
 fn append(run: &mut Run, layer: CacheLayer, keys: &[Keys], from: &[usize], to: &[usize]) -> Outcome {
-    let width = layer.heads * layer.head_dim;
+    let (width, value_width) = (layer.heads * layer.head_dim, layer.heads * layer.value_dim);
     let (mut positions, mut sequences) = (Vec::new(), Vec::new());
     let (mut key_rows, mut value_rows) = (Vec::new(), Vec::new());
     for step in 0..to.iter().zip(from).map(|(to, from)| to - from).max().unwrap_or(0) {
@@ -135,19 +149,23 @@ fn append(run: &mut Run, layer: CacheLayer, keys: &[Keys], from: &[usize], to: &
             positions.push(position as i32);
             sequences.push(sequence as i32);
             key_rows.extend(&keys.key[position * width..][..width]);
-            value_rows.extend(&keys.value[position * width..][..width]);
+            value_rows.extend(&keys.value[position * value_width..][..value_width]);
         }
     }
-    let shape = [positions.len(), layer.heads, layer.head_dim];
+    let shape = |dim: usize| [positions.len(), layer.heads, dim];
+    let value = match layer.has_values_in_keys() {
+        true => None,
+        false => Some(run.tensor(DType::F32, &shape(layer.value_dim), PLAIN, &value_rows)?),
+    };
     let op = Rope::new(RopeArguments {
         query: None,
         query_output: None,
         query_norm: None,
         query_scale: 1.0,
-        key: Some(run.tensor(DType::F32, &shape, PLAIN, &key_rows)?),
+        key: Some(run.tensor(DType::F32, &shape(layer.head_dim), PLAIN, &key_rows)?),
         key_output: None,
         key_norm: None,
-        value: Some(run.tensor(DType::F32, &shape, PLAIN, &value_rows)?),
+        value,
         epsilon: 1e-6,
         weight_offset: 0.0,
         positions: run.integers(&positions)?,
@@ -158,8 +176,9 @@ fn append(run: &mut Run, layer: CacheLayer, keys: &[Keys], from: &[usize], to: &
     Ok(())
 }
 
-fn prefix(keys: &Keys, length: usize, width: usize) -> Keys {
-    Keys { length, key: keys.key[..length * width].to_vec(), value: keys.value[..length * width].to_vec() }
+fn prefix(keys: &Keys, length: usize) -> Keys {
+    let part = |rows: &[f64]| rows[..rows.len() / keys.length.max(1) * length].to_vec();
+    Keys { length, key: part(&keys.key), value: part(&keys.value) }
 }
 
 fn test(run: &mut Run, case: &Case) -> Outcome {
@@ -168,15 +187,21 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         query_heads: case.heads.0,
         kv_heads: case.heads.1,
         head_dim: case.dim,
+        value_dim: case.value_dim,
         scale: 0.0,
         soft_cap: 0.0,
         window: case.window,
         causal: true,
+        ..AttentionConfig::default()
     })?;
-    let (heads, dim, width) = (case.heads.0, case.dim, case.heads.1 * case.dim);
+    let (heads, dim, value_dim) = (case.heads.0, case.dim, value_dim(&config));
     let count = case.chunks[0].len();
     let lengths: Vec<usize> = (0..count).map(|at| case.chunks.iter().map(|chunk| chunk[at]).sum()).collect();
-    let keys: Vec<Keys> = lengths.iter().map(|&length| Keys::new(run, &config, kv, length)).collect();
+    let keys = lengths.iter().map(|&length| match case.values_in_keys {
+        true => Keys::new(run, &config, kv, length).with_values_in_keys(&config),
+        false => Keys::new(run, &config, kv, length),
+    });
+    let keys: Vec<Keys> = keys.collect();
     let longest = *lengths.iter().max().expect("there are sequences");
     let cache = create(run, case, count + 1, longest + 5)?;
     let mut held = vec![0; count];
@@ -192,7 +217,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         let rows: usize = chunk.iter().sum();
         let queries = rounded(kv, &rounded(query_dtype, &run.random.normals(rows * heads * dim, 1.0)));
         let query = run.tensor(query_dtype, &[rows, heads, dim], PLAIN, &queries)?;
-        let output = run.output(query_dtype, &[rows, heads, dim], PLAIN)?;
+        let output = run.output(query_dtype, &[rows, heads, value_dim], PLAIN)?;
         let lse = run.output(DType::F32, &[rows, heads], PLAIN)?;
         let mut starts = vec![0];
         chunk.iter().for_each(|rows| starts.push(starts[starts.len() - 1] + *rows as i32));
@@ -203,7 +228,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         run.executor().run(&Operation::from(op), run.stream.raw())?;
         let mut expected = Vec::new();
         for (sequence, keys) in keys.iter().enumerate() {
-            let keys = prefix(keys, after[sequence], width);
+            let keys = prefix(keys, after[sequence]);
             for row in 0..chunk[sequence] {
                 for head in 0..heads {
                     let at = ((starts[sequence] as usize + row) * heads + head) * dim;
@@ -236,15 +261,21 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         attend(&config, &queries[at * dim..][..dim], at % heads, &keys[sequence], lengths[sequence] as i64 - 1)
     };
     let expected: Vec<_> = (0..count * heads).map(row).collect();
-    let output = run.output(query_dtype, &[count, heads, dim], PLAIN)?;
+    let output = run.output(query_dtype, &[count, heads, value_dim], PLAIN)?;
     let lse = run.output(DType::F32, &[count, heads], PLAIN)?;
     let sequences = run.integers(&order)?;
     let kv_lengths: Vec<i32> = order.iter().map(|&at| lengths[at as usize] as i32).collect();
     let positions = run.integers(&kv_lengths.iter().map(|length| length - 1).collect::<Vec<_>>())?;
     let op = AttentionDecode::new(config, query, layer, output, Some(lse), positions, Some(sequences), 0)?;
-    run.executor().run(&Operation::from(op), run.stream.raw())?;
-    expect_attention(run, kv, &output, Some(&lse), &expected)?;
-    let output = run.output(query_dtype, &[count, heads, dim], PLAIN)?;
+    let decoded = run.executor().run(&Operation::from(op), run.stream.raw());
+    if value_dim == dim || run.device.is_cpu() {
+        decoded?;
+        expect_attention(run, kv, &output, Some(&lse), &expected)?;
+    } else {
+        // The kernels of decode have values as wide as keys.
+        expect_error(decoded, Status::Unsupported, &["value_dim"])?;
+    }
+    let output = run.output(query_dtype, &[count, heads, value_dim], PLAIN)?;
     let starts: Vec<i32> = (0..=count as i32).collect();
     let source = KeySource::Cache { layer, sequences: &order, kv_lengths: &kv_lengths };
     let op = AttentionPrefill::new(config, query, &starts, source, output, None)?;
@@ -258,6 +289,8 @@ fn case(place: Place) -> Case {
         chunks: vec![vec![17, 1, 40], vec![1, 1, 1], vec![30, 2, 5]],
         heads: (4, 2),
         dim: 64,
+        value_dim: 0,
+        values_in_keys: false,
         window: 0,
         dtypes: (DType::F32, DType::F32),
     }
@@ -305,6 +338,32 @@ fn blocks_of_the_engine() {
     check("a contiguous KV cache", &variants(&[case(Place::Contiguous)]), test);
 }
 
+/// Values narrower and wider than keys, and values that are a part of their keys.
+#[test]
+fn values_of_other_dims() {
+    let places = [
+        Place::Contiguous,
+        Place::Ring(64),
+        Place::Pages(16),
+        Place::Pages(7),
+        Place::EnginePages(16, true),
+        Place::EnginePages(3, false),
+        Place::EngineBlocks,
+    ];
+    let mut cases = Vec::new();
+    for place in places {
+        let window = if matches!(place, Place::Ring(_)) { 33 } else { 0 };
+        let case = Case { window, ..case(place) };
+        for (dim, value_dim) in [(192, 128), (40, 24), (17, 5), (16, 72)] {
+            cases.push(Case { dim, value_dim, ..case.clone() });
+        }
+        for (dim, value_dim) in [(576, 512), (64, 64), (48, 1)] {
+            cases.push(Case { dim, value_dim, values_in_keys: true, heads: (5, 1), ..case.clone() });
+        }
+    }
+    check("a KV cache of other values", &variants(&cases), test);
+}
+
 #[test]
 fn rings() {
     let mut cases = Vec::new();
@@ -344,6 +403,7 @@ fn a_ring_refuses_what_it_has_lost() {
             soft_cap: 0.0,
             window,
             causal: true,
+            ..AttentionConfig::default()
         };
         let prefill = |run: &mut Run, window: usize, rows: usize, length: i32| -> Result<_, Failure> {
             let query = run.output(DType::F32, &[rows, 1, 8], PLAIN)?;
@@ -416,6 +476,7 @@ fn entries_outside_the_pool() {
             soft_cap: 0.0,
             window: 0,
             causal: true,
+            ..AttentionConfig::default()
         };
         let positions = run.integers(&[4])?;
         let decode = AttentionDecode::new(config, query, layer, output, None, positions, None, 0)?;

@@ -2,7 +2,7 @@
 
 use crate::compare::{bound, compare, FLOATS};
 use crate::run::{
-    cache_tensor, check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED,
+    check, expect_error, key_tensor, rounded, value_tensor, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED,
 };
 use nvbackend::error::Status;
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
@@ -196,7 +196,8 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         run.expect_within("key_output", &output, &keys, rotated_bound(case, output.dtype))?;
     }
     let Some((cache, layer)) = cache.as_ref().zip(layer) else { return Ok(()) };
-    for (name, values, data) in [("cached keys", &keys, layer.key), ("cached values", &value.values, layer.value)] {
+    let cached = [("cached keys", &keys, key_tensor(&layer)), ("cached values", &value.values, value_tensor(&layer))];
+    for (name, values, tensor) in cached {
         let mut expected = vec![f64::NAN; SEQUENCES * case.kv_heads * (case.top + 1) * case.dim];
         for (i, head) in values.chunks(case.dim).enumerate() {
             let (token, head_index) = (i / case.kv_heads, i % case.kv_heads);
@@ -204,12 +205,12 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
                 (sequences[token] as usize * case.kv_heads + head_index) * (case.top + 1) + positions[token] as usize;
             expected[row * case.dim..][..case.dim].copy_from_slice(head);
         }
-        run.expect_within(name, &cache_tensor(&layer, data), &expected, rotated_bound(case, layer.dtype))?;
+        run.expect_within(name, &tensor, &expected, rotated_bound(case, layer.dtype))?;
     }
     for other in [0, 2] {
         let layer = cache.layer(other)?;
-        for data in [layer.key, layer.value] {
-            let values = run.read(&cache_tensor(&layer, data))?;
+        for tensor in [key_tensor(&layer), value_tensor(&layer)] {
+            let values = run.read(&tensor)?;
             if values.iter().any(|value| !value.is_nan()) {
                 return Err(format!("layer {other} changed").into());
             }
@@ -391,7 +392,7 @@ fn places_outside_the_cache() {
             return expect_error(result, Status::InvalidArgument, &[&outside.to_string(), &limit.to_string()]);
         }
         result?;
-        let stored = run.read(&cache_tensor(&layer, layer.key))?;
+        let stored = run.read(&key_tensor(&layer))?;
         let mut expected = vec![f64::NAN; stored.len()];
         expected[(capacity + 5) * head_dim..][..rest * head_dim].copy_from_slice(&keys[head_dim..]);
         compare(dtype, &stored, &expected, bound(dtype), &[]).map_err(Failure::from)

@@ -29,7 +29,7 @@ std::string launch(const nvb_attention_prefill_params& p, const Case& test, cons
   launch.multiprocessors = test.multiprocessors;
   launch.l2_bytes = test.l2_bytes;
   try {
-    const cudaError_t error = attention_cases::launch_fp8(p, test, static_cast<float*>(regions.scales.data), launch);
+    const cudaError_t error = nvb::prefill_fp8::launch_prefill_fp8(p, test.dtype == attention_cases::kE5m2, launch);
     if (error != cudaSuccess) return "refused";
   } catch (const emulated::Failure& failure) {
     return failure.what();
@@ -57,7 +57,7 @@ int check_faults() {
   test.name = "faults";
   // Both warpgroups have rows in each tile.
   test.dtype = attention_cases::kE4m3;
-  test.sequences = {{250, 560}, {100, 300}};
+  test.sequences = {{250, 1260}, {100, 700}};
   test.query_heads = 2;
   test.causal = true;
   int missed = 0;

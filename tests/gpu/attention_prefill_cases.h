@@ -144,8 +144,7 @@ inline std::string check(const Case& test, const Run& run) {
   const int width = test.head_dim;  // of a row of keys and of values
   for (size_t i = 0; i < test.sequences.size(); ++i) {
     const Lengths& lengths = test.sequences[i];
-    p.sequence[i] = {int64_t{test.cache ? static_cast<int>(i) * capacity : key_tokens} * test.kv_heads * width,
-                     query_rows, lengths.queries, lengths.keys, -1};
+    p.sequence[i] = {query_rows, lengths.queries, test.cache ? static_cast<int>(i) : key_tokens, lengths.keys, -1};
     query_rows += lengths.queries + kGap;
     key_tokens += lengths.keys + (i + 1 < test.sequences.size() ? kGap : 0);
   }
@@ -159,6 +158,11 @@ inline std::string check(const Case& test, const Run& run) {
 
   Buffer<float> scales(size(3, test.kv_heads), 1.0f);
   for (size_t i = 0; test.scales && i < scales.count; ++i) scales.data[i] = 0.5f + 0.3f * static_cast<float>(i);
+  if (test.scales) {
+    p.query_scale = scales.data, p.key_scale = scales.data + test.kv_heads;
+    p.value_scale = scales.data + 2 * test.kv_heads;
+    p.query_scale_stride = p.key_scale_stride = p.value_scale_stride = 1;
+  }
   const auto scale_of = [&](int tensor, int head) { return scales.data[tensor * test.kv_heads + head]; };
 
   p.query = query.at(0), p.key = key.at(0), p.value = value.at(0), p.output = output.data, p.lse = lse.data;
@@ -166,12 +170,16 @@ inline std::string check(const Case& test, const Run& run) {
   p.query_token_stride = int64_t{test.query_heads} * test.head_dim;
   p.key_head_stride = p.value_head_stride = test.cache ? int64_t{capacity} * width : width;
   p.key_token_stride = p.value_token_stride = test.cache ? width : int64_t{test.kv_heads} * width;
+  p.key_sequence_stride = p.value_sequence_stride = int64_t{test.cache ? capacity : 1} * test.kv_heads * width;
   p.output_head_stride = test.value_dim;
   p.output_token_stride = int64_t{test.query_heads} * test.value_dim;
+  p.query_sequence_stride = p.query_token_stride, p.output_sequence_stride = p.output_token_stride;
+  p.lse_sequence_stride = 1;
   p.query_dtype = p.kv_dtype = test.dtype;
   const uint32_t output_dtype = is_fp8(test.dtype) ? test.fp8_output : test.dtype;
   p.output_dtype = test.f32_output ? uint32_t{NVB_F32} : output_dtype;
-  p.query_heads = test.query_heads, p.kv_heads = test.kv_heads, p.head_dim = test.head_dim;
+  p.query_heads = test.query_heads, p.kv_heads = test.kv_heads;
+  p.head_dim = test.head_dim, p.value_dim = test.value_dim;
   p.causal = test.causal, p.window = test.window, p.soft_cap = test.soft_cap;
   p.scale = 1.0f / std::sqrt(static_cast<float>(test.head_dim));
 
@@ -188,7 +196,8 @@ inline std::string check(const Case& test, const Run& run) {
     }
     for (int token = 0; token < sequence.kv_length; ++token) {
       for (int head = 0; head < test.kv_heads; ++head) {
-        const int64_t at = sequence.kv_offset + head * p.key_head_stride + token * p.key_token_stride;
+        const int64_t at =
+            sequence.kv_start * p.key_sequence_stride + head * p.key_head_stride + token * p.key_token_stride;
         fill(key, at, test.head_dim, 1);
         fill(value, at, test.value_dim, 1);
       }
@@ -214,7 +223,7 @@ inline std::string check(const Case& test, const Run& run) {
       for (int head = 0; head < test.query_heads; ++head) {
         const int64_t q = token * p.query_token_stride + head * p.query_head_stride;
         const int kv_head = head / heads_of_key;
-        const int64_t kv = sequence.kv_offset + head / heads_of_key * p.key_head_stride;
+        const int64_t kv = sequence.kv_start * p.key_sequence_stride + kv_head * p.key_head_stride;
         scores.clear();
         std::vector<int> seen;
         double maximum = -std::numeric_limits<double>::infinity();

@@ -51,7 +51,7 @@ inline void* to_device(const Region& region) {
 }
 
 using LaunchCase =
-    cudaError_t (*)(const nvb_attention_prefill_params& p, const Case& test, float* scales, const nvb_launch& launch);
+    cudaError_t (*)(const nvb_attention_prefill_params& p, const Case& test, const nvb_launch& launch);
 
 // Runs a case twice on copies of its memory; the second run has to give the same bits.
 inline std::string run_twice(const nvb_attention_prefill_params& host, const Case& test, const Regions& regions,
@@ -59,13 +59,16 @@ inline std::string run_twice(const nvb_attention_prefill_params& host, const Cas
   nvb_attention_prefill_params p = host;
   p.query = to_device(regions.query), p.key = to_device(regions.key), p.value = to_device(regions.value);
   p.output = to_device(regions.output), p.lse = static_cast<float*>(to_device(regions.lse));
-  float* const scales = static_cast<float*>(to_device(regions.scales));
+  const float* const scales = static_cast<const float*>(to_device(regions.scales));
+  if (test.scales) {
+    p.query_scale = scales, p.key_scale = scales + test.kv_heads, p.value_scale = scales + 2 * test.kv_heads;
+  }
   const nvb_launch launch = device_launch(nullptr);
   std::string wrong;
   std::vector<uint8_t> first(regions.output.bytes);
   for (int round = 0; round < 2 && wrong.empty(); ++round) {
     MUST(cudaMemcpy(p.output, regions.output.data, regions.output.bytes, cudaMemcpyHostToDevice));
-    const cudaError_t error = launch_case(p, test, scales, launch);
+    const cudaError_t error = launch_case(p, test, launch);
     if (error != cudaSuccess) wrong = cudaGetErrorString(error);
     MUST(cudaDeviceSynchronize());
     if (round == 0) MUST(cudaMemcpy(first.data(), p.output, first.size(), cudaMemcpyDeviceToHost));
@@ -151,7 +154,7 @@ struct Memory {
   }
 };
 
-using Launch = cudaError_t (*)(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch);
+using Launch = cudaError_t (*)(const nvb_attention_prefill_params& p, const nvb_launch& launch);
 
 inline nvb_attention_prefill_params params_of(const Shape& shape, const Memory& memory) {
   nvb_attention_prefill_params p = {};
@@ -162,12 +165,16 @@ inline nvb_attention_prefill_params params_of(const Shape& shape, const Memory& 
   p.output_head_stride = shape.value_dim, p.output_token_stride = int64_t{shape.query_heads} * shape.value_dim;
   p.query_dtype = p.kv_dtype = memory.dtype;
   p.output_dtype = NVB_BF16;
-  p.query_heads = shape.query_heads, p.kv_heads = shape.kv_heads, p.head_dim = shape.head_dim;
+  p.query_sequence_stride = p.query_token_stride, p.output_sequence_stride = p.output_token_stride;
+  p.key_sequence_stride = p.key_token_stride, p.value_sequence_stride = p.value_token_stride;
+  p.lse_sequence_stride = 1;
+  p.query_heads = shape.query_heads, p.kv_heads = shape.kv_heads;
+  p.head_dim = shape.head_dim, p.value_dim = shape.value_dim;
   p.causal = shape.causal, p.window = shape.window;
   p.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   p.sequences = kTokens / shape.length;
   for (int i = 0; i < p.sequences; ++i) {
-    p.sequence[i] = {i * shape.length * p.key_token_stride, i * shape.length, shape.length, shape.length, 0};
+    p.sequence[i] = {i * shape.length, shape.length, i * shape.length, shape.length, 0};
   }
   return p;
 }
@@ -182,7 +189,7 @@ inline double measure(const Shape& shape, const Memory& memory, cudaStream_t str
   cudaGraph_t graph;
   cudaGraphExec_t replay;
   MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < launches; ++i) MUST(launch_kernel(p, shape.value_dim, launch));
+  for (int i = 0; i < launches; ++i) MUST(launch_kernel(p, launch));
   MUST(cudaStreamEndCapture(stream, &graph));
   MUST(cudaGraphInstantiate(&replay, graph, 0));
   cudaEvent_t begin, end;

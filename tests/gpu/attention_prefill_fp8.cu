@@ -27,22 +27,18 @@ namespace {
 
 using attention_cases::Case;
 using namespace attention_device;
-using Scales = nvb::prefill_fp8::Scales;
 
-cudaError_t launch_case(const nvb_attention_prefill_params& p, const Case& test, float* scales,
-                        const nvb_launch& launch) {
-  Scales given;
-  if (test.scales) given = {scales, scales + test.kv_heads, scales + 2 * test.kv_heads, 1, 1, 1};
-  return nvb::prefill_fp8::launch_prefill_fp8(p, test.value_dim, test.dtype == attention_cases::kE5m2, given, launch);
+cudaError_t launch_case(const nvb_attention_prefill_params& p, const Case& test, const nvb_launch& launch) {
+  return nvb::prefill_fp8::launch_prefill_fp8(p, test.dtype == attention_cases::kE5m2, launch);
 }
 
-cudaError_t launch_default(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
-  return nvb::prefill_fp8::launch_prefill_fp8(p, value_dim, false, Scales(), launch);
+cudaError_t launch_default(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+  return nvb::prefill_fp8::launch_prefill_fp8(p, false, launch);
 }
 
 template <typename Tile>
-cudaError_t launch_tile(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
-  return nvb::prefill_fp8::launch_fp8_with<__nv_fp8_e4m3, Tile>(p, value_dim, Scales(), launch);
+cudaError_t launch_tile(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+  return nvb::prefill_fp8::launch_fp8_with<__nv_fp8_e4m3, Tile>(p, launch);
 }
 
 // One causal sequence of normal numbers, `mean` added to the values, of which some rows are compared.
@@ -63,12 +59,13 @@ void print_error(const char* name, int head_dim, int length, float mean, Launch 
   p.value = to_device({value.at(0), bytes}), p.output = to_device({output.data(), bytes * 4});
   p.query_head_stride = p.key_head_stride = p.value_head_stride = p.output_head_stride = head_dim;
   p.query_token_stride = p.key_token_stride = p.value_token_stride = p.output_token_stride = head_dim;
+  p.query_sequence_stride = p.key_sequence_stride = p.value_sequence_stride = p.output_sequence_stride = head_dim;
   p.output_dtype = NVB_F32;
-  p.query_heads = p.kv_heads = 1, p.head_dim = head_dim, p.causal = 1;
+  p.query_heads = p.kv_heads = 1, p.head_dim = p.value_dim = head_dim, p.causal = 1;
   p.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   p.sequences = 1;
-  p.sequence[0] = {0, 0, length, length, 0};
-  MUST(launch_kernel(p, head_dim, device_launch(nullptr)));
+  p.sequence[0] = {0, length, 0, length, 0};
+  MUST(launch_kernel(p, device_launch(nullptr)));
   MUST(cudaDeviceSynchronize());
   MUST(cudaMemcpy(output.data(), p.output, bytes * 4, cudaMemcpyDeviceToHost));
   double difference = 0, norm = 0, last_difference = 0, last_norm = 0, projected = 0;

@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
           const int chunk = (i * 32 + lane) % kChunks;
           const uint32_t source = __shfl_sync(0xffffffffu, own_row, row);
           const bool valid = source != kNoRow && chunk * 8 < p.head_dim;
-          const int64_t from = valid ? kv_offset(p.placement, source, p.key_token_stride) + chunk * 8 : 0;
+          const int64_t from = valid ? kv_offset(p.placement.block_stride, source, p.key_token_stride) + chunk * 8 : 0;
           const int offset = row * Tile::kPitch + ((chunk ^ (row % 8)) << 4);
           cp_async16(key_tile + offset, key + from, valid);
           cp_async16(key_tile + Tile::kTileBytes + offset, value + from, valid);

@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
         const int64_t token = first + warp_first + u * Tile::kKeysPerLoad;
         const bool valid = inside && token < block.end && (!placed || rows[u] != kNoRow);
         const int64_t stride = tensor == 0 ? p.key_token_stride : p.value_token_stride;
-        const int64_t offset = placed ? kv_offset(p.placement, rows[u], stride) : token * stride;
+        const int64_t offset = placed ? kv_offset(p.placement.block_stride, rows[u], stride) : token * stride;
         const T* const row = (tensor == 0 ? keys : values) + offset;
         cp_async16(own_keys + (tensor * kUnroll + u) * 32, valid ? row : static_cast<const T*>(p.key), valid);
       }

@@ -13,40 +13,32 @@ NVB_EXTERN(D128);
 NVB_EXTERN(D256);
 #undef NVB_EXTERN
 
-struct Scales {
-  const float *query = nullptr, *key = nullptr, *value = nullptr;
-  int query_stride = 0, key_stride = 0, value_stride = 0;
-};
-
 namespace {
 
 template <typename T, typename Tile>
-cudaError_t launch_fp8_with(const nvb_attention_prefill_params& p, int value_dim, const Scales& scales,
-                            const nvb_launch& launch) {
-  return prefill_wgmma::with_arguments<Tile>(p, value_dim, 1, launch, [&](Arguments& arguments, int blocks) {
+cudaError_t launch_fp8_with(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+  return prefill_wgmma::with_arguments<Tile>(p, 1, launch, [&](Arguments& arguments, int blocks) {
     arguments.output_dtype = p.output_dtype;
-    arguments.query_scale = scales.query, arguments.query_scale_stride = scales.query_stride;
-    arguments.key_scale = scales.key, arguments.key_scale_stride = scales.key_stride;
-    arguments.value_scale = scales.value, arguments.value_scale_stride = scales.value_stride;
+    arguments.query_scale = p.query_scale, arguments.query_scale_stride = p.query_scale_stride;
+    arguments.key_scale = p.key_scale, arguments.key_scale_stride = p.key_scale_stride;
+    arguments.value_scale = p.value_scale, arguments.value_scale_stride = p.value_scale_stride;
     return prefill_fp8::launch_tile<T, Tile>(arguments, blocks, launch);
   });
 }
 
 template <typename T>
-cudaError_t launch_fp8_dtype(const nvb_attention_prefill_params& p, int value_dim, const Scales& scales,
-                             const nvb_launch& launch) {
-  if (p.head_dim <= 64) return launch_fp8_with<T, tiles::D64>(p, value_dim, scales, launch);
-  if (p.head_dim <= 128) return launch_fp8_with<T, tiles::D128>(p, value_dim, scales, launch);
-  return launch_fp8_with<T, tiles::D256>(p, value_dim, scales, launch);
+cudaError_t launch_fp8_dtype(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+  if (p.head_dim <= 64) return launch_fp8_with<T, tiles::D64>(p, launch);
+  if (p.head_dim <= 128) return launch_fp8_with<T, tiles::D128>(p, launch);
+  return launch_fp8_with<T, tiles::D256>(p, launch);
 }
 
 }  // namespace
 
-cudaError_t launch_prefill_fp8(const nvb_attention_prefill_params& p, int value_dim, bool is_e5m2, const Scales& scales,
-                               const nvb_launch& launch) {
-  if (!prefill_wgmma::supports_shape(p, value_dim, 1, launch)) return cudaErrorInvalidValue;
-  return is_e5m2 ? launch_fp8_dtype<__nv_fp8_e5m2>(p, value_dim, scales, launch)
-                 : launch_fp8_dtype<__nv_fp8_e4m3>(p, value_dim, scales, launch);
+cudaError_t launch_prefill_fp8(const nvb_attention_prefill_params& p, bool is_e5m2, const nvb_launch& launch) {
+  if (!prefill_wgmma::supports_shape(p, 1, launch)) return cudaErrorInvalidValue;
+  return is_e5m2 ? launch_fp8_dtype<__nv_fp8_e5m2>(p, launch)
+                 : launch_fp8_dtype<__nv_fp8_e4m3>(p, launch);
 }
 
 }  // namespace prefill_fp8

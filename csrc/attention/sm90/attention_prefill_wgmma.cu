@@ -22,14 +22,14 @@ NVB_EXTERN(D256);
 
 namespace {
 
-bool supports(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
+bool supports(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   return (p.kv_dtype == NVB_F16 || p.kv_dtype == NVB_BF16) && p.query_dtype == p.kv_dtype &&
-         (p.output_dtype == p.kv_dtype || p.output_dtype == NVB_F32) && supports_shape(p, value_dim, 2, launch);
+         (p.output_dtype == p.kv_dtype || p.output_dtype == NVB_F32) && !has_scales(p) && supports_shape(p, 2, launch);
 }
 
 template <typename T, typename Tile>
-cudaError_t launch_with(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
-  return with_arguments<Tile>(p, value_dim, 2, launch, [&](const Arguments& arguments, int blocks) {
+cudaError_t launch_with(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+  return with_arguments<Tile>(p, 2, launch, [&](const Arguments& arguments, int blocks) {
     return launch_tile<T, Tile>(arguments, blocks, launch);
   });
 }
@@ -45,25 +45,24 @@ int longest(const nvb_attention_prefill_params& p) {
 }
 
 template <typename T>
-cudaError_t launch_dtype(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
+cudaError_t launch_dtype(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   const bool full = !p.causal && p.window == 0;
-  if (p.head_dim <= 64 && !full && longest(p) <= kShort) return launch_with<T, tiles::D64_SHORT>(p, value_dim, launch);
-  if (p.head_dim <= 64) return launch_with<T, tiles::D64>(p, value_dim, launch);
-  if (p.head_dim <= 96) return launch_with<T, tiles::D96>(p, value_dim, launch);
-  if (p.head_dim <= 128 && full) return launch_with<T, tiles::D128_FULL>(p, value_dim, launch);
-  if (p.head_dim <= 128) return launch_with<T, tiles::D128>(p, value_dim, launch);
-  if (p.head_dim <= 192 && value_dim <= 128) return launch_with<T, tiles::D192_128>(p, value_dim, launch);
-  if (p.head_dim <= 192) return launch_with<T, tiles::D192>(p, value_dim, launch);
-  return launch_with<T, tiles::D256>(p, value_dim, launch);
+  if (p.head_dim <= 64 && !full && longest(p) <= kShort) return launch_with<T, tiles::D64_SHORT>(p, launch);
+  if (p.head_dim <= 64) return launch_with<T, tiles::D64>(p, launch);
+  if (p.head_dim <= 96) return launch_with<T, tiles::D96>(p, launch);
+  if (p.head_dim <= 128 && full) return launch_with<T, tiles::D128_FULL>(p, launch);
+  if (p.head_dim <= 128) return launch_with<T, tiles::D128>(p, launch);
+  if (p.head_dim <= 192 && p.value_dim <= 128) return launch_with<T, tiles::D192_128>(p, launch);
+  if (p.head_dim <= 192) return launch_with<T, tiles::D192>(p, launch);
+  return launch_with<T, tiles::D256>(p, launch);
 }
 
 }  // namespace
 
-// The value dim may be less than head_dim, which the params of attention.h cannot say.
-cudaError_t launch_prefill(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
-  if (!supports(p, value_dim, launch)) return cudaErrorInvalidValue;
-  return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, value_dim, launch)
-                               : launch_dtype<__nv_bfloat16>(p, value_dim, launch);
+cudaError_t launch_prefill(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+  if (!supports(p, launch)) return cudaErrorInvalidValue;
+  return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, launch)
+                               : launch_dtype<__nv_bfloat16>(p, launch);
 }
 
 }  // namespace prefill_wgmma
@@ -71,10 +70,10 @@ cudaError_t launch_prefill(const nvb_attention_prefill_params& p, int value_dim,
 
 extern "C" int32_t nvb_cuda_attention_prefill_wgmma_supports(const nvb_attention_prefill_params* params,
                                                              const nvb_launch* launch) noexcept {
-  return nvb::prefill_wgmma::supports(*params, params->head_dim, *launch);
+  return nvb::prefill_wgmma::supports(*params, *launch);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_wgmma(const nvb_attention_prefill_params* params,
                                                         const nvb_launch* launch) noexcept {
-  return nvb::prefill_wgmma::launch_prefill(*params, params->head_dim, *launch);
+  return nvb::prefill_wgmma::launch_prefill(*params, *launch);
 }

@@ -21,13 +21,33 @@ inline bool is_stride(int64_t stride, int bytes) {
   return stride > 0 && stride * bytes % 16 == 0 && stride <= kMostStrideBytes / 2;
 }
 
+// Whether one number of rows leads from a sequence's start to the next in query, output and lse.
+inline bool has_rows_in_step(const nvb_attention_prefill_params& p) {
+  const int64_t rows = p.query_token_stride > 0 ? p.query_sequence_stride / p.query_token_stride : 0;
+  return rows >= 0 && rows <= kMostTokens && p.query_sequence_stride == rows * p.query_token_stride &&
+         p.output_sequence_stride == rows * p.output_token_stride &&
+         (p.lse == nullptr || p.lse_sequence_stride == rows);
+}
+
+inline int64_t first_row(const nvb_attention_prefill_params& p, const nvb_attention_sequence& sequence) {
+  return sequence.query_start * (p.query_sequence_stride / p.query_token_stride);
+}
+
+// Whether the sequence's first key, or value, is a token of the map.
+inline bool is_at_token(const nvb_attention_sequence& sequence, int64_t sequence_stride, int64_t token_stride) {
+  if (sequence.kv_start < 0 || sequence_stride < 0 || sequence_stride > kMostStrideBytes) return false;
+  const int64_t offset = sequence.kv_start * sequence_stride;
+  return offset % token_stride == 0 && offset / token_stride + sequence.kv_length <= kMostTokens;
+}
+
 // What a kernel or a map cannot express is refused; shapes and lengths were checked before.
-inline bool supports_shape(const nvb_attention_prefill_params& p, int value_dim, int bytes, const nvb_launch& launch) {
+inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, const nvb_launch& launch) {
   if (!is_hopper(launch) || tensor_map_encoder() == nullptr) return false;
   if (p.placement.pages != nullptr || p.placement.ring_tokens != 0) return false;
+  if (p.mask != nullptr || p.query_starts != nullptr || !has_rows_in_step(p)) return false;
   const int multiple = 16 / bytes;
-  if (p.head_dim < multiple || p.head_dim > 256 || p.head_dim % multiple != 0 || value_dim < multiple ||
-      value_dim > p.head_dim || value_dim % multiple != 0 || p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0 || p.sequences < 0 ||
+  if (p.head_dim < multiple || p.head_dim > 256 || p.head_dim % multiple != 0 || p.value_dim < multiple ||
+      p.value_dim > p.head_dim || p.value_dim % multiple != 0 || p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0 || p.sequences < 0 ||
       p.sequences > NVB_ATTENTION_MAX_SEQUENCES) {
     return false;
   }
@@ -45,13 +65,12 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int value_dim,
     const nvb_attention_sequence& sequence = p.sequence[i];
     if (sequence.query_start < 0 || sequence.query_count < 0 || sequence.query_count > kMaxLength ||
         sequence.kv_length < 0 || sequence.kv_length > kMaxLength ||
-        int64_t{sequence.query_start} + sequence.query_count > kMostTokens) {
+        first_row(p, sequence) + sequence.query_count > kMostTokens) {
       return false;
     }
     if (sequence.kv_length == 0) continue;
-    if (sequence.kv_offset < 0 || sequence.kv_offset % p.key_token_stride != 0 ||
-        sequence.kv_offset % p.value_token_stride != 0 ||
-        sequence.kv_offset / std::min(p.key_token_stride, p.value_token_stride) + sequence.kv_length > kMostTokens) {
+    if (!is_at_token(sequence, p.key_sequence_stride, p.key_token_stride) ||
+        !is_at_token(sequence, p.value_sequence_stride, p.value_token_stride)) {
       return false;
     }
   }
@@ -97,7 +116,7 @@ inline int group_pairs(int64_t pairs, int64_t kv_length, int64_t bytes_of_token,
 
 // Fills in the sequences, in the order of their work and in bundles, and the tiles; returns the number of blocks, 0
 // where there is nothing to do, or -1 where there are too many tiles.
-inline int arrange(const nvb_attention_prefill_params& p, int value_dim, int bytes, int rows_per_tile, const nvb_launch& launch,
+inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_per_tile, const nvb_launch& launch,
             Arguments& arguments, Tokens& tokens) {
   nvb_attention_sequence sorted[NVB_ATTENTION_MAX_SEQUENCES];
   const auto end = std::copy_if(p.sequence, p.sequence + p.sequences, sorted,
@@ -112,11 +131,13 @@ inline int arrange(const nvb_attention_prefill_params& p, int value_dim, int byt
   bool is_one_bundle = true;
   for (int i = 0; i < sequences; ++i) {
     const nvb_attention_sequence& from = sorted[i];
-    const int64_t key_start = from.kv_length == 0 ? 0 : from.kv_offset / p.key_token_stride;
-    const int64_t value_start = from.kv_length == 0 ? 0 : from.kv_offset / p.value_token_stride;
-    arguments.sequence[i] = {from.query_start, from.query_count, static_cast<int32_t>(key_start),
+    const int64_t row = first_row(p, from);
+    const int64_t key_start = from.kv_length == 0 ? 0 : from.kv_start * p.key_sequence_stride / p.key_token_stride;
+    const int64_t value_start =
+        from.kv_length == 0 ? 0 : from.kv_start * p.value_sequence_stride / p.value_token_stride;
+    arguments.sequence[i] = {static_cast<int32_t>(row), from.query_count, static_cast<int32_t>(key_start),
                              static_cast<int32_t>(value_start), from.kv_length};
-    tokens.query = std::max(tokens.query, int64_t{from.query_start} + from.query_count);
+    tokens.query = std::max(tokens.query, row + from.query_count);
     tokens.key = std::max(tokens.key, key_start + from.kv_length);
     tokens.value = std::max(tokens.value, value_start + from.kv_length);
     work += tiles_of(i) * p.query_heads;
@@ -131,7 +152,7 @@ inline int arrange(const nvb_attention_prefill_params& p, int value_dim, int byt
   for (int first = 0, next = 0; first < sequences; first = next) {
     while (next < sequences && tiles_of(next) == tiles_of(first)) ++next;
     const int64_t pairs = int64_t{next - first} * p.kv_heads;
-    const int of_group = group_pairs(pairs, sorted[first].kv_length, bytes * (p.head_dim + value_dim), launch);
+    const int of_group = group_pairs(pairs, sorted[first].kv_length, bytes * (p.head_dim + p.value_dim), launch);
     const int64_t groups = (pairs + of_group - 1) / of_group;
     int64_t group_tiles = tiles_of(first) * of_group * (p.query_heads / p.kv_heads);
     if (aligns && group_tiles <= INT32_MAX / 2) {
@@ -156,11 +177,11 @@ inline int arrange(const nvb_attention_prefill_params& p, int value_dim, int byt
 
 // Calls `run` with the kernel's arguments and the number of blocks, if there is work. Elements have `bytes` bytes.
 template <typename Tile, typename Run>
-cudaError_t with_arguments(const nvb_attention_prefill_params& p, int value_dim, int bytes, const nvb_launch& launch,
+cudaError_t with_arguments(const nvb_attention_prefill_params& p, int bytes, const nvb_launch& launch,
                            const Run& run) {
   Arguments arguments = {};
   Tokens tokens;
-  const int blocks = arrange(p, value_dim, bytes, Tile::kRows, launch, arguments, tokens);
+  const int blocks = arrange(p, bytes, Tile::kRows, launch, arguments, tokens);
   if (blocks <= 0) return blocks == 0 ? cudaSuccess : cudaErrorInvalidValue;
   cudaError_t error = make_map(arguments.query, p.query, bytes, p.head_dim, tokens.query, p.query_heads, p.query_token_stride,
                                p.query_head_stride, 64);
@@ -170,7 +191,7 @@ cudaError_t with_arguments(const nvb_attention_prefill_params& p, int value_dim,
   error = make_map(arguments.key, empty ? p.query : p.key, bytes, p.head_dim, std::max<int64_t>(tokens.key, 1), p.kv_heads,
                    p.key_token_stride, p.key_head_stride, Tile::kKeys);
   if (error != cudaSuccess) return error;
-  error = make_map(arguments.value, empty ? p.query : p.value, bytes, value_dim, std::max<int64_t>(tokens.value, 1),
+  error = make_map(arguments.value, empty ? p.query : p.value, bytes, p.value_dim, std::max<int64_t>(tokens.value, 1),
                    p.kv_heads, p.value_token_stride, p.value_head_stride, Tile::kKeys);
   if (error != cudaSuccess) return error;
   arguments.output = p.output;
@@ -181,7 +202,7 @@ cudaError_t with_arguments(const nvb_attention_prefill_params& p, int value_dim,
   arguments.exponent_factor = (p.soft_cap > 0.0f ? p.soft_cap : p.scale) * kLog2E;
   arguments.query_heads = p.query_heads;
   arguments.kv_heads = p.kv_heads;
-  arguments.value_dim = value_dim;
+  arguments.value_dim = p.value_dim;
   arguments.causal = p.causal;
   arguments.window = std::min(p.window, kMaxLength);
   arguments.output_is_f32 = p.output_dtype == NVB_F32;

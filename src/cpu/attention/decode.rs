@@ -334,12 +334,8 @@ pub fn reference(op: &AttentionDecode) {
     let (positions, places) = unsafe { (integers(&op.positions), op.sequences.as_ref().map(|all| integers(all))) };
     for (row, &position) in positions.iter().enumerate() {
         let sequence = places.map_or(row, |places| places[row] as usize);
-        let span = SequenceSpan {
-            query_start: row,
-            query_count: 1,
-            kv_offset: op.cache.origin(sequence),
-            kv_length: position as usize + 1,
-        };
+        let span =
+            SequenceSpan { query_start: row, query_count: 1, kv_start: sequence, kv_length: position as usize + 1 };
         let views = (&op.query, &op.cache.key_view(), &op.cache.value_view(), &op.output);
         super::reference(&op.config, views, op.lse, &span);
     }

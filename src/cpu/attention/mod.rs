@@ -76,7 +76,8 @@ fn reference(
     lse: Option<Tensor>,
     span: &SequenceSpan,
 ) {
-    let SequenceSpan { query_start, query_count, kv_offset, .. } = *span;
+    let SequenceSpan { query_start, query_count, kv_start, .. } = *span;
+    let (key_origin, value_origin) = (key.origin(kv_start), value.origin(kv_start));
     for (i, head) in (0..query_count).flat_map(|i| (0..config.query_heads).map(move |head| (i, head))) {
         let (row, kv_head) = (query_start + i, head / config.group());
         let visible = visible(config, span, i);
@@ -84,7 +85,7 @@ fn reference(
         unsafe {
             let query = Row::head(query, row, head);
             let score = |token: usize| {
-                let key = kv_row(key, kv_offset, token, kv_head);
+                let key = kv_row(key, key_origin, token, kv_head);
                 let dot: f64 = (0..config.head_dim).map(|d| query.get(d) * key.get(d)).sum();
                 let (score, cap) = (dot * f64::from(config.scale), f64::from(config.soft_cap));
                 if cap > 0.0 {
@@ -96,9 +97,9 @@ fn reference(
             let scores: Vec<f64> = visible.clone().map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
-            for d in 0..config.head_dim {
+            for d in 0..config.value_dim {
                 let weigh = |(token, score): (usize, &f64)| {
-                    (score - max).exp() * kv_row(value, kv_offset, token, kv_head).get(d)
+                    (score - max).exp() * kv_row(value, value_origin, token, kv_head).get(d)
                 };
                 let total: f64 = visible.clone().zip(&scores).map(weigh).sum();
                 Row::head(output, row, head).set(d, if visible.is_empty() { 0.0 } else { total / sum });

@@ -23,7 +23,7 @@ use crate::operation::attention::{AttentionPrefill, SequenceSpan};
 use crate::simd::{dispatch, Kernel, Simd};
 #[cfg(target_arch = "x86_64")]
 use crate::tensor::DType;
-use crate::tensor::{KvView, MAX_HEAD_DIM};
+use crate::tensor::{KvView, MAX_HEAD_DIM, MAX_VALUE_DIM};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -34,13 +34,14 @@ const WIDE_HEAD: usize = 256;
 /// Query rows of a block when there are few of them for the threads.
 const MIN_ROWS: usize = 24;
 
-/// The working memory of a block, at most: see [`Tiles`].
-const fn block_floats(rows: usize, dim: usize) -> usize {
-    rows * (2 * dim + 17) + 2 * KEYS * dim + 2 * 6 * KEYS + 8 * 16
+/// The working memory of a block, at most, with `dims` of keys and values together: see [`Tiles`].
+const fn block_floats(rows: usize, dims: usize) -> usize {
+    (rows + KEYS) * dims + rows * 17 + 2 * 6 * KEYS + 8 * 16
 }
 
 const _: () = assert!(
-    block_floats(MAX_ROWS, WIDE_HEAD) <= SCRATCH_FLOATS && block_floats(MAX_ROWS / 2, MAX_HEAD_DIM) <= SCRATCH_FLOATS,
+    block_floats(MAX_ROWS, 2 * WIDE_HEAD) <= SCRATCH_FLOATS
+        && block_floats(MAX_ROWS / 2, MAX_HEAD_DIM + MAX_VALUE_DIM) <= SCRATCH_FLOATS,
     "a block fits the scratch"
 );
 
@@ -58,7 +59,7 @@ pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
     for span in &op.sequences {
         let seen = visible(&op.config, span, 0).start..visible(&op.config, span, span.query_count - 1).end;
         // SAFETY: on the CPU a table is in host memory; the span's sequence and keys are within it.
-        unsafe { op.key.check_pages(span.kv_offset, seen)? };
+        unsafe { op.key.check_pages(op.key.origin(span.kv_start), seen)? };
     }
     let tasks = split(op, threads.count())?;
     threads.run(tasks.len(), |task, scratch| {
@@ -70,7 +71,8 @@ pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
 
 fn split(op: &AttentionPrefill, threads: usize) -> Result<Vec<Task>> {
     let group = op.config.group();
-    let largest = if op.config.head_dim > WIDE_HEAD { MAX_ROWS / 2 } else { MAX_ROWS };
+    let wide = op.config.head_dim.max(op.config.value_dim) > WIDE_HEAD;
+    let largest = if wide { MAX_ROWS / 2 } else { MAX_ROWS };
     let queries: usize = op.sequences.iter().map(|span| span.query_count).sum();
     let rows = (queries * op.config.query_heads).div_ceil(threads * 4).clamp(MIN_ROWS, largest);
     let (heads, queries) = (group.min(rows), (rows / group).max(1));
@@ -152,7 +154,7 @@ struct Tiles<'a, O> {
 impl<'a, O: Operands> Tiles<'a, O> {
     fn new<S: Simd>(op: &'a AttentionPrefill, task: &'a Task, scratch: &mut Scratch) -> Tiles<'a, O> {
         let rows = task.queries.len() * task.heads.len();
-        let (dim, value_dim) = (op.config.head_dim, op.config.head_dim);
+        let (dim, value_dim) = (op.config.head_dim, op.config.value_dim);
         let (query_width, value_width) =
             (dim.div_ceil(O::DEPTH).next_multiple_of(S::LANES), value_dim.next_multiple_of(S::LANES));
         let mut rest = scratch.floats();
@@ -235,7 +237,7 @@ impl<'a, O: Operands> Tiles<'a, O> {
         let first = keys.start.max(begin);
         let there = &mut tokens.at[first - keys.start..keys.len()];
         // SAFETY: `prefill` saw the pages of all keys that a row of the sequence sees.
-        unsafe { addresses(view, self.task.span.kv_offset, first, self.task.kv_head, there) };
+        unsafe { addresses(view, view.origin(self.task.span.kv_start), first, self.task.kv_head, there) };
         tokens
     }
 
