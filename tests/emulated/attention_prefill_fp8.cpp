@@ -5,12 +5,13 @@
 #include <cstdio>
 
 #include "attention_prefill_cases.h"
-#include "attention_prefill_fp8_launch.h"
 
 namespace nvb {
 namespace prefill_fp8 {
 
 alignas(1024) uint8_t memory[227 * 1024];
+
+cudaError_t launch_prefill(const nvb_attention_prefill_params& p, const nvb_launch& launch);
 
 }  // namespace prefill_fp8
 }  // namespace nvb
@@ -29,8 +30,7 @@ std::string launch(const nvb_attention_prefill_params& p, const Case& test, cons
   launch.multiprocessors = test.multiprocessors;
   launch.l2_bytes = test.l2_bytes;
   try {
-    const cudaError_t error = nvb::prefill_fp8::launch_prefill_fp8(p, test.dtype == attention_cases::kE5m2, launch);
-    if (error != cudaSuccess) return "refused";
+    if (nvb::prefill_fp8::launch_prefill(p, launch) != cudaSuccess) return "refused";
   } catch (const emulated::Failure& failure) {
     return failure.what();
   }
@@ -56,8 +56,8 @@ int check_faults() {
   Case test;
   test.name = "faults";
   // Both warpgroups have rows in each tile.
-  test.dtype = attention_cases::kE4m3;
-  test.sequences = {{250, 1260}, {100, 700}};
+  test.dtype = NVB_E4M3;
+  test.sequences = {{250, 560}, {100, 700}, {128, 1000}, {128, 450}};
   test.query_heads = 2;
   test.causal = true;
   int missed = 0;
@@ -81,8 +81,6 @@ int check_faults() {
     expect("the parity of barrier " + std::to_string(barrier), faults);
   }
   for (const auto& [what, fault] : std::initializer_list<std::pair<const char*, bool emulated::Faults::*>>{
-           {"nobody passes the turn", &emulated::Faults::no_turn_arrival},
-           {"nobody waits for a turn", &emulated::Faults::no_turn_wait},
            {"nobody gives registers away", &emulated::Faults::kept_registers},
            {"no proxy fence", &emulated::Faults::no_proxy_fence},
            {"no fence before products", &emulated::Faults::no_product_fence},
@@ -96,6 +94,65 @@ int check_faults() {
     expect(what, faults);
   }
   return missed;
+}
+
+// What the launcher has no kernel for it refuses before it touches anything.
+int check_refusals() {
+  nvb_attention_prefill_params good = {};
+  alignas(16) static uint8_t memory[1 << 14];
+  good.query = good.key = good.value = good.output = memory;
+  good.query_head_stride = good.key_head_stride = good.value_head_stride = good.output_head_stride = 64;
+  good.query_token_stride = good.key_token_stride = good.value_token_stride = good.output_token_stride = 128;
+  good.query_sequence_stride = good.key_sequence_stride = good.value_sequence_stride = good.output_sequence_stride =
+      128;
+  good.lse_sequence_stride = 1;
+  good.query_dtype = good.kv_dtype = NVB_E4M3, good.output_dtype = NVB_BF16;
+  good.sequences = 1, good.query_heads = good.kv_heads = 2, good.head_dim = good.value_dim = 64;
+  good.scale = 1;
+  good.sequence[0] = {0, 4, 1, 4, 0};
+  nvb_launch hopper = {}, other = {};
+  hopper.capability = 90, other.capability = 89;
+  using Params = nvb_attention_prefill_params;
+  const std::pair<const char*, void (*)(Params&)> changes[] = {
+      {"bf16 keys", [](Params& p) { p.query_dtype = p.kv_dtype = NVB_BF16; }},
+      {"a query of another dtype", [](Params& p) { p.query_dtype = NVB_E5M2; }},
+      {"an output of fp8", [](Params& p) { p.output_dtype = NVB_E4M3; }},
+      {"head_dim 272", [](Params& p) { p.head_dim = 272; }},
+      {"head_dim 72", [](Params& p) { p.head_dim = 72; }},
+      {"values of 80", [](Params& p) { p.value_dim = 80; }},
+      {"values of 40", [](Params& p) { p.value_dim = 40; }},
+      {"heads that are no multiple", [](Params& p) { p.query_heads = 3; }},
+      {"scale 0", [](Params& p) { p.scale = 0; }},
+      {"rows of keys that are not aligned", [](Params& p) { p.key_token_stride = 136; }},
+      {"heads of values that are not aligned", [](Params& p) { p.value_head_stride = 72; }},
+      {"an output that is not aligned", [](Params& p) { p.output = memory + 8; }},
+      {"keys at no token of the map", [](Params& p) { p.key_sequence_stride = 64; }},
+      {"a mask", [](Params& p) { p.mask = memory; }},
+      {"lengths on the device", [](Params& p) { p.query_starts = reinterpret_cast<const int32_t*>(memory); }},
+      {"pages", [](Params& p) { p.placement.pages = reinterpret_cast<const int32_t*>(memory); }},
+      {"a ring", [](Params& p) { p.placement.ring_tokens = 64; }},
+  };
+  int wrong = 0;
+  const auto expect = [&](const char* what, const Params& p, const nvb_launch& launch, bool supported) {
+    if ((nvb_cuda_attention_prefill_fp8_supports(&p, &launch) != 0) == supported) return;
+    std::printf("%s: %s\n", what, supported ? "refused" : "supported");
+    ++wrong;
+  };
+  expect("what is supported", good, hopper, true);
+  expect("capability 8.9", good, other, false);
+  for (const auto& [what, change] : changes) {
+    Params p = good;
+    change(p);
+    expect(what, p, hopper, false);
+    if (nvb_cuda_attention_prefill_fp8(&p, &hopper) != cudaErrorInvalidValue) ++wrong;
+  }
+  Params p = good;
+  p.query_scale = p.key_scale = p.value_scale = reinterpret_cast<const float*>(memory);
+  expect("scales", p, hopper, true);
+  // Without rows there is nothing to do.
+  good.sequence[0].query_count = 0;
+  if (nvb_cuda_attention_prefill_fp8(&good, &hopper) != cudaSuccess) ++wrong;
+  return wrong;
 }
 
 }  // namespace
@@ -115,11 +172,12 @@ int main(int argc, char** argv) {
       const std::string wrong = run(test);
       if (wrong.empty()) continue;
       std::printf("%s (%d/%d, %s%s, seed %d, %s): %s\n", test.name, test.head_dim, test.value_dim,
-                  test.dtype == attention_cases::kE4m3 ? "e4m3" : "e5m2", test.causal ? ", causal" : "",
+                  test.dtype == NVB_E4M3 ? "e4m3" : "e5m2", test.causal ? ", causal" : "",
                   static_cast<int>(seed), late ? "late" : "early", wrong.c_str());
       ++failures;
     }
   }
+  if (filter.empty() || filter == "refusals") failures += check_refusals();
   if (filter.empty() || filter == "faults") failures += check_faults();
   std::printf("%d runs, %d failures\n", runs, failures);
   return failures == 0 ? 0 : 1;

@@ -28,24 +28,24 @@ namespace {
 using attention_cases::Case;
 using namespace attention_device;
 
-cudaError_t launch_case(const nvb_attention_prefill_params& p, const Case& test, const nvb_launch& launch) {
-  return nvb::prefill_fp8::launch_prefill_fp8(p, test.dtype == attention_cases::kE5m2, launch);
+cudaError_t launch_case(const nvb_attention_prefill_params& p, const Case&, const nvb_launch& launch) {
+  return nvb_cuda_attention_prefill_fp8(&p, &launch);
 }
 
 cudaError_t launch_default(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
-  return nvb::prefill_fp8::launch_prefill_fp8(p, false, launch);
+  return nvb_cuda_attention_prefill_fp8(&p, &launch);
 }
 
 template <typename Tile>
 cudaError_t launch_tile(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
-  return nvb::prefill_fp8::launch_fp8_with<__nv_fp8_e4m3, Tile>(p, launch);
+  return nvb::prefill_fp8::launch_with<__nv_fp8_e4m3, Tile>(p, launch);
 }
 
 // One causal sequence of normal numbers, `mean` added to the values, of which some rows are compared.
 void print_error(const char* name, int head_dim, int length, float mean, Launch launch_kernel) {
-  const attention_cases::Elements query(attention_cases::kE4m3, size_t(length) * head_dim);
-  const attention_cases::Elements key(attention_cases::kE4m3, size_t(length) * head_dim);
-  const attention_cases::Elements value(attention_cases::kE4m3, size_t(length) * head_dim);
+  const attention_cases::Elements query(NVB_E4M3, size_t(length) * head_dim);
+  const attention_cases::Elements key(NVB_E4M3, size_t(length) * head_dim);
+  const attention_cases::Elements value(NVB_E4M3, size_t(length) * head_dim);
   std::mt19937_64 random(3);
   std::normal_distribution<float> normal;
   std::vector<float> some(1 << 20);
@@ -60,7 +60,7 @@ void print_error(const char* name, int head_dim, int length, float mean, Launch 
   p.query_head_stride = p.key_head_stride = p.value_head_stride = p.output_head_stride = head_dim;
   p.query_token_stride = p.key_token_stride = p.value_token_stride = p.output_token_stride = head_dim;
   p.query_sequence_stride = p.key_sequence_stride = p.value_sequence_stride = p.output_sequence_stride = head_dim;
-  p.output_dtype = NVB_F32;
+  p.query_dtype = p.kv_dtype = NVB_E4M3, p.output_dtype = NVB_F32;
   p.query_heads = p.kv_heads = 1, p.head_dim = p.value_dim = head_dim, p.causal = 1;
   p.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   p.sequences = 1;
@@ -165,7 +165,7 @@ int main(int argc, char** argv) {
     }
   }
   if (what == "bench" || what == "tiles" || what == "all") {
-    const Memory memory(attention_cases::kE4m3, size_t{kTokens} * 2048);
+    const Memory memory(NVB_E4M3, size_t{kTokens} * 2048);
     if (what != "tiles") bench(std::atoi(which.c_str()), memory);
     if (what == "tiles") compare(candidates(), std::atoi(which.c_str()), memory);
   }
