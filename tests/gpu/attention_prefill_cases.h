@@ -15,6 +15,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -43,6 +44,7 @@ struct Case {
   bool f32_output = false;
   uint32_t fp8_output = NVB_BF16;  // the output's dtype where the others are FP8 and f32_output is not set
   bool scales = false;             // of FP8
+  int page_tokens = 0;      // keys and values lie in pages [page, head, token, head_dim], one of which is missing
   bool cache = false;       // [sequence, head, capacity, head_dim] in the place of packed tokens
   float spread = 1;         // of the queries
   int multiprocessors = 2;  // where there is no device
@@ -127,6 +129,7 @@ struct Region {
 };
 struct Regions {
   Region query, key, value, output, lse;
+  Region table;   // of pages
   Region scales;  // of queries, keys and values, each of every KV head; of FP8
 };
 
@@ -147,7 +150,23 @@ inline std::string check(const Case& test, const Run& run) {
     query_rows += lengths.queries + kGap;
     key_tokens += lengths.keys + (i + 1 < test.sequences.size() ? kGap : 0);
   }
-  const int kv_rows = (test.cache ? static_cast<int>(test.sequences.size()) * capacity : key_tokens) * test.kv_heads;
+  // Pages in any order, and as many of nobody.
+  const int pages_of_row = test.page_tokens > 0 ? (capacity + test.page_tokens - 1) / test.page_tokens : 0;
+  const int page_count = 2 * pages_of_row * p.sequences;
+  Buffer<int32_t> table(static_cast<size_t>(pages_of_row * p.sequences), 0);
+  if (test.page_tokens > 0) {
+    std::vector<int32_t> order(static_cast<size_t>(page_count));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937(5));
+    std::copy_n(order.begin(), table.count, table.data);
+    table.data[1] = page_count;
+    for (int i = 0; i < p.sequences; ++i) p.sequence[i].kv_start = i;
+    p.placement.pages = table.data;
+    p.placement.page_row_stride = pages_of_row;
+    p.placement.block_stride = p.placement.value_block_stride = int64_t{test.page_tokens} * test.kv_heads * width;
+    p.placement.page_tokens = test.page_tokens, p.placement.page_count = page_count;
+  }
+  const int kv_rows = test.page_tokens > 0 ? page_count * test.page_tokens * test.kv_heads : (test.cache ? static_cast<int>(test.sequences.size()) * capacity : key_tokens) * test.kv_heads;
   const auto size = [](int rows, int columns) { return static_cast<size_t>(rows) * static_cast<size_t>(columns); };
   const Elements query(test.dtype, size(query_rows * test.query_heads, test.head_dim));
   const Elements key(test.dtype, size(kv_rows, width)), value(test.dtype, size(kv_rows, width));
@@ -167,8 +186,10 @@ inline std::string check(const Case& test, const Run& run) {
   p.query = query.at(0), p.key = key.at(0), p.value = value.at(0), p.output = output.data, p.lse = lse.data;
   p.query_head_stride = test.head_dim;
   p.query_token_stride = int64_t{test.query_heads} * test.head_dim;
-  p.key_head_stride = p.value_head_stride = test.cache ? int64_t{capacity} * width : width;
-  p.key_token_stride = p.value_token_stride = test.cache ? width : int64_t{test.kv_heads} * width;
+  const bool heads_first = test.cache || test.page_tokens > 0;
+  p.key_head_stride = p.value_head_stride =
+      heads_first ? int64_t{test.cache ? capacity : test.page_tokens} * width : width;
+  p.key_token_stride = p.value_token_stride = heads_first ? width : int64_t{test.kv_heads} * width;
   p.key_sequence_stride = p.value_sequence_stride = int64_t{test.cache ? capacity : 1} * test.kv_heads * width;
   p.output_head_stride = test.value_dim;
   p.output_token_stride = int64_t{test.query_heads} * test.value_dim;
@@ -181,6 +202,17 @@ inline std::string check(const Case& test, const Run& run) {
   p.head_dim = test.head_dim, p.value_dim = test.value_dim;
   p.causal = test.causal, p.window = test.window, p.soft_cap = test.soft_cap;
   p.scale = 1.0f / std::sqrt(static_cast<float>(test.head_dim));
+
+  // Where a token of a sequence and head is; -1: nowhere.
+  const auto kv_at = [&](const nvb_attention_sequence& sequence, int head, int token) {
+    const int64_t of_head = head * p.key_head_stride;
+    if (test.page_tokens == 0) {
+      return sequence.kv_start * p.key_sequence_stride + of_head + token * p.key_token_stride;
+    }
+    const int page = table.data[sequence.kv_start * pages_of_row + token / test.page_tokens];
+    if (page >= page_count) return int64_t{-1};
+    return page * p.placement.block_stride + of_head + token % test.page_tokens * p.key_token_stride;
+  };
 
   // Rows of the sequences are random, all others stay NaN.
   std::mt19937 random(7);
@@ -195,8 +227,8 @@ inline std::string check(const Case& test, const Run& run) {
     }
     for (int token = 0; token < sequence.kv_length; ++token) {
       for (int head = 0; head < test.kv_heads; ++head) {
-        const int64_t at =
-            sequence.kv_start * p.key_sequence_stride + head * p.key_head_stride + token * p.key_token_stride;
+        const int64_t at = kv_at(sequence, head, token);
+        if (at < 0) continue;
         fill(key, at, test.head_dim, 1);
         fill(value, at, test.value_dim, 1);
       }
@@ -205,7 +237,8 @@ inline std::string check(const Case& test, const Run& run) {
 
   const Regions regions = {{query.at(0), query.buffer.count * 2}, {key.at(0), key.buffer.count * 2},
                            {value.at(0), value.buffer.count * 2}, {output.data, output.count * 4},
-                           {lse.data, lse.count * 4},             {scales.data, scales.count * 4}};
+                           {lse.data, lse.count * 4},             {table.data, table.count * 4},
+                           {scales.data, scales.count * 4}};
   const std::string failed = run(p, test, regions);
   if (!failed.empty()) return failed;
 
@@ -222,7 +255,6 @@ inline std::string check(const Case& test, const Run& run) {
       for (int head = 0; head < test.query_heads; ++head) {
         const int64_t q = token * p.query_token_stride + head * p.query_head_stride;
         const int kv_head = head / heads_of_key;
-        const int64_t kv = sequence.kv_start * p.key_sequence_stride + kv_head * p.key_head_stride;
         scores.clear();
         std::vector<int> seen;
         double maximum = -std::numeric_limits<double>::infinity();
@@ -230,9 +262,9 @@ inline std::string check(const Case& test, const Run& run) {
           if (test.causal && k > position) break;
           if (test.window > 0 && std::abs(position - k) >= test.window) continue;
           double score = 0;
-          for (int d = 0; d < test.head_dim; ++d) {
-            score += static_cast<double>(queries[static_cast<size_t>(q + d)]) *
-                     keys[static_cast<size_t>(kv + k * p.key_token_stride + d)];
+          const int64_t at = kv_at(sequence, kv_head, k);
+          for (int d = 0; at >= 0 && d < test.head_dim; ++d) {
+            score += static_cast<double>(queries[static_cast<size_t>(q + d)]) * keys[static_cast<size_t>(at + d)];
           }
           score *= static_cast<double>(p.scale) * scale_of(0, kv_head) * scale_of(1, kv_head);
           if (test.soft_cap > 0) score = test.soft_cap * std::tanh(score / test.soft_cap);
@@ -245,9 +277,9 @@ inline std::string check(const Case& test, const Run& run) {
         for (size_t k = 0; k < scores.size(); ++k) {
           const double p_k = std::exp(scores[k] - maximum);
           sum += p_k;
-          for (int d = 0; d < test.value_dim; ++d) {
-            expected[static_cast<size_t>(d)] +=
-                p_k * scale_of(2, kv_head) * values[static_cast<size_t>(kv + seen[k] * p.value_token_stride + d)];
+          const int64_t of_value = kv_at(sequence, kv_head, seen[k]);
+          for (int d = 0; of_value >= 0 && d < test.value_dim; ++d) {
+            expected[static_cast<size_t>(d)] += p_k * scale_of(2, kv_head) * values[static_cast<size_t>(of_value + d)];
           }
         }
         const int64_t at = token * p.output_token_stride + head * p.output_head_stride;
@@ -350,6 +382,18 @@ inline std::vector<Case> cases() {
   });
   add("f16 full", {{65, 360}}, [](Case& one) { one.dtype = NVB_F16; });
 
+  // Pages of more and of fewer tokens than a tile has keys, the copies of which are then of 8, 16 or 32.
+  for (const int page_tokens : {8, 16, 24, 256}) {
+    for (const int head_dim : {64, 128, 256}) {
+      add("pages", {{130, 300}, {40, 129}, {1, 1}, {0, 0}, {60, 520}}, [&](Case& one) {
+        one.head_dim = one.value_dim = head_dim;
+        one.causal = page_tokens != 24;
+        one.query_heads = 4, one.kv_heads = 2;
+        one.page_tokens = page_tokens;
+      });
+    }
+  }
+
   // Every other tile, in both dtypes, and dims between them.
   struct Dims {
     int head_dim, value_dim;
@@ -436,6 +480,17 @@ inline std::vector<Case> fp8_cases() {
   }
   for (const int head_dim : {16, 48, 80, 112, 144, 240}) {
     add("between tiles", {{70, 140}}, [&](Case& one) { one.head_dim = one.value_dim = head_dim; });
+  }
+  // Pages of more and of fewer tokens than a tile has keys, the copies of which are then of 8, 16 or 32.
+  for (const int page_tokens : {8, 16, 24, 256}) {
+    for (const int head_dim : {64, 128, 256}) {
+      add("pages", {{130, 300}, {40, 129}, {1, 1}, {0, 0}, {60, 520}}, [&](Case& one) {
+        one.head_dim = one.value_dim = head_dim;
+        one.causal = page_tokens != 24;
+        one.query_heads = 4, one.kv_heads = 2;
+        one.page_tokens = page_tokens;
+      });
+    }
   }
   add("value dim", {{70, 240}}, [&](Case& one) { one.head_dim = 192, one.value_dim = 128; });
   return all;

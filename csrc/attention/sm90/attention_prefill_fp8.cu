@@ -26,9 +26,9 @@ template <typename T, typename Tile>
 cudaError_t launch_with(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   return prefill_wgmma::with_arguments<Tile>(p, 1, launch, [&](Arguments& arguments, int blocks) {
     arguments.output_dtype = p.output_dtype;
-    arguments.query_scale = p.query_scale, arguments.query_scale_stride = p.query_scale_stride;
-    arguments.key_scale = p.key_scale, arguments.key_scale_stride = p.key_scale_stride;
-    arguments.value_scale = p.value_scale, arguments.value_scale_stride = p.value_scale_stride;
+    arguments.query_scale = p.query_scale, arguments.query_scale_stride = p.query_scale_stride != 0;
+    arguments.key_scale = p.key_scale, arguments.key_scale_stride = p.key_scale_stride != 0;
+    arguments.value_scale = p.value_scale, arguments.value_scale_stride = p.value_scale_stride != 0;
     return prefill_fp8::launch_tile<T, Tile>(arguments, blocks, launch);
   });
 }

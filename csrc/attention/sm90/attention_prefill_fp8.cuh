@@ -503,8 +503,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) attention_prefill_fp8(const
   if (warp >= 4 * Tile::kConsumers) {
     setmaxnreg_dec<Tile::kProducerRegisters>();
     if (warp == 4 * Tile::kConsumers) {
-      if (threadIdx.x % 32 == 0) prefill_wgmma::copy_all<Tile>(arguments, shared);
-      __syncwarp();
+      prefill_wgmma::copy_with_one_warp<Tile>(arguments, shared);
     } else if (warp == 4 * Tile::kConsumers + 1) {
       transpose_all<Tile, 0>(arguments, shared);
     } else if (warp == 4 * Tile::kConsumers + 2) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "../../common/hopper.h"
 #include "../../common/tensor_map.h"
@@ -43,7 +44,11 @@ inline bool is_at_token(const nvb_attention_sequence& sequence, int64_t sequence
 // What a kernel or a map cannot express is refused; shapes and lengths were checked before.
 inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, const nvb_launch& launch) {
   if (!is_hopper(launch) || tensor_map_encoder() == nullptr) return false;
-  if (p.placement.pages != nullptr || p.placement.ring_tokens != 0) return false;
+  const bool paged = p.placement.pages != nullptr;
+  // A copy from a page fills whole groups of eight rows, within which 16-byte pieces change places.
+  if (p.placement.ring_tokens != 0 || (paged && (p.placement.page_tokens % 8 != 0 || p.placement.page_count < 1))) {
+    return false;
+  }
   if (p.mask != nullptr || p.query_starts != nullptr || !has_rows_in_step(p)) return false;
   const int multiple = 16 / bytes;
   if (p.head_dim < multiple || p.head_dim > 256 || p.head_dim % multiple != 0 || p.value_dim < multiple ||
@@ -61,6 +66,10 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, con
       !is_aligned16(p.output, p.output_head_stride, output_bytes)) {
     return false;
   }
+  if (paged && (!is_stride(p.placement.block_stride, bytes) || !is_stride(p.placement.value_block_stride, bytes) ||
+                p.placement.page_row_stride < 0 || p.placement.page_row_stride > INT32_MAX)) {
+    return false;
+  }
   for (int i = 0; i < p.sequences; ++i) {
     const nvb_attention_sequence& sequence = p.sequence[i];
     if (sequence.query_start < 0 || sequence.query_count < 0 || sequence.query_count > kMaxLength ||
@@ -69,6 +78,10 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, con
       return false;
     }
     if (sequence.kv_length == 0) continue;
+    if (paged) {
+      if (sequence.kv_start < 0) return false;
+      continue;
+    }
     if (!is_at_token(sequence, p.key_sequence_stride, p.key_token_stride) ||
         !is_at_token(sequence, p.value_sequence_stride, p.value_token_stride)) {
       return false;
@@ -77,22 +90,24 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, con
   return true;
 }
 
-// A map of rows of `columns` elements of `bytes` bytes for each token and head, in boxes of 128 bytes of `box_tokens` tokens
-// of one head. Zeros stand for what lies outside.
-inline cudaError_t make_map(CUtensorMap& map, const void* data, int bytes, int64_t columns, int64_t tokens, int64_t heads,
-                     int64_t token_stride, int64_t head_stride, int box_tokens) {
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(bytes * columns), static_cast<cuuint64_t>(tokens),
-                               static_cast<cuuint64_t>(heads)};
+// A map of rows of `columns` elements of `bytes` bytes for each token, head and, if there are `pages`, page, in boxes of
+// 128 bytes of `box_tokens` tokens of one head. Zeros stand for what lies outside.
+inline cudaError_t make_map(CUtensorMap& map, const void* data, int bytes, int64_t columns, int64_t tokens,
+                            int64_t heads, int64_t token_stride, int64_t head_stride, int box_tokens, int64_t pages = 0,
+                            int64_t page_stride = 0) {
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(bytes * columns), static_cast<cuuint64_t>(tokens),
+                               static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(pages)};
   // A stride that no head follows may be anything.
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(bytes * token_stride),
-                                 static_cast<cuuint64_t>(bytes * (heads == 1 ? token_stride : head_stride))};
-  const cuuint32_t box[3] = {128, static_cast<cuuint32_t>(box_tokens), 1};
-  const cuuint32_t steps[3] = {1, 1, 1};
+  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(bytes * token_stride),
+                                 static_cast<cuuint64_t>(bytes * (heads == 1 ? token_stride : head_stride)),
+                                 static_cast<cuuint64_t>(bytes * page_stride)};
+  const cuuint32_t box[4] = {128, static_cast<cuuint32_t>(box_tokens), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
   // Bytes, because zeros are all that the element type decides here.
-  const CUresult result =
-      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), sizes, strides, box, steps,
-                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = tensor_map_encoder()(
+      &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, pages == 0 ? 3 : 4, const_cast<void*>(data), sizes, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -132,9 +147,9 @@ inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_pe
   for (int i = 0; i < sequences; ++i) {
     const nvb_attention_sequence& from = sorted[i];
     const int64_t row = first_row(p, from);
-    const int64_t key_start = from.kv_length == 0 ? 0 : from.kv_start * p.key_sequence_stride / p.key_token_stride;
-    const int64_t value_start =
-        from.kv_length == 0 ? 0 : from.kv_start * p.value_sequence_stride / p.value_token_stride;
+    const bool paged = p.placement.pages != nullptr, empty = from.kv_length == 0;
+    const int64_t key_start = empty ? 0 : paged ? from.kv_start : from.kv_start * p.key_sequence_stride / p.key_token_stride;
+    const int64_t value_start = empty || paged ? 0 : from.kv_start * p.value_sequence_stride / p.value_token_stride;
     arguments.sequence[i] = {static_cast<int32_t>(row), from.query_count, static_cast<int32_t>(key_start),
                              static_cast<int32_t>(value_start), from.kv_length};
     tokens.query = std::max(tokens.query, row + from.query_count);
@@ -186,13 +201,25 @@ cudaError_t with_arguments(const nvb_attention_prefill_params& p, int bytes, con
   cudaError_t error = make_map(arguments.query, p.query, bytes, p.head_dim, tokens.query, p.query_heads, p.query_token_stride,
                                p.query_head_stride, 64);
   if (error != cudaSuccess) return error;
+  const nvb_kv_placement& placement = p.placement;
   // Without keys nothing is copied, and the maps only have to be maps.
   const bool empty = tokens.key == 0;
-  error = make_map(arguments.key, empty ? p.query : p.key, bytes, p.head_dim, std::max<int64_t>(tokens.key, 1), p.kv_heads,
-                   p.key_token_stride, p.key_head_stride, Tile::kKeys);
+  arguments.pages = placement.pages;
+  if (placement.pages != nullptr) {
+    arguments.page_row_stride = static_cast<int32_t>(placement.page_row_stride);
+    arguments.page_tokens = static_cast<uint32_t>(placement.page_tokens);
+    arguments.page_box = static_cast<uint32_t>(std::gcd(placement.page_tokens, Tile::kKeys));
+  }
+  const int64_t pages = placement.pages == nullptr ? 0 : placement.page_count;
+  const int box = placement.pages == nullptr ? Tile::kKeys : static_cast<int>(arguments.page_box);
+  const auto tokens_of = [&](int64_t contiguous) {
+    return placement.pages != nullptr ? int64_t{placement.page_tokens} : std::max<int64_t>(contiguous, 1);
+  };
+  error = make_map(arguments.key, empty ? p.query : p.key, bytes, p.head_dim, tokens_of(tokens.key), p.kv_heads,
+                   p.key_token_stride, p.key_head_stride, box, pages, placement.block_stride);
   if (error != cudaSuccess) return error;
-  error = make_map(arguments.value, empty ? p.query : p.value, bytes, p.value_dim, std::max<int64_t>(tokens.value, 1),
-                   p.kv_heads, p.value_token_stride, p.value_head_stride, Tile::kKeys);
+  error = make_map(arguments.value, empty ? p.query : p.value, bytes, p.value_dim, tokens_of(tokens.value), p.kv_heads,
+                   p.value_token_stride, p.value_head_stride, box, pages, placement.value_block_stride);
   if (error != cudaSuccess) return error;
   arguments.output = p.output;
   arguments.lse = p.lse;
