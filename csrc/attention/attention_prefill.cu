@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "../common/fp8.cuh"
+#include "attention_prefill_fp8.h"
 #include "attention_prefill_wgmma.h"
 #include "sm80/attention_prefill_mma.cuh"
 
@@ -88,6 +89,15 @@ cudaError_t launch_wgmma(const PrefillArguments& arguments, int, const nvb_launc
   return nvb_cuda_attention_prefill_wgmma(&arguments.params, &launch);
 }
 
+bool prefill_fp8(const nvb_attention_prefill_params& p, const nvb_launch& launch, nvb_attention_prefill_shape& shape) {
+  shape.rows = 0;
+  return nvb_cuda_attention_prefill_fp8_supports(&p, &launch) != 0;
+}
+
+cudaError_t launch_fp8(const PrefillArguments& arguments, int, const nvb_launch& launch) {
+  return nvb_cuda_attention_prefill_fp8(&arguments.params, &launch);
+}
+
 struct PrefillKernel {
   const char* name;
   bool (*supports)(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape&);
@@ -96,6 +106,7 @@ struct PrefillKernel {
 
 constexpr PrefillKernel kKernels[] = {
     {"attention_prefill_wgmma", prefill_wgmma, launch_wgmma},
+    {"attention_prefill_fp8", prefill_fp8, launch_fp8},
     {"attention_prefill_mma", prefill_mma, launch_mma},
     {"attention_prefill_simt", prefill_simt, launch_simt},
 };

@@ -191,6 +191,12 @@ pub const KERNELS: &[Kernel] = &[
         "On compute capability 9.0: warpgroups' tensor cores in turns, fed by bulk tensor copies; head_dim up to 256, keys and values contiguous.",
     ),
     attention(
+        "attention_prefill_fp8",
+        Family::AttentionPrefill,
+        Limits { capability: 90, exact: true, ..VECTORS },
+        "On compute capability 9.0, queries, keys and values of FP8: the same on the tensor cores' products of FP8, for which it transposes values as they come.",
+    ),
+    attention(
         "attention_prefill_mma",
         Family::AttentionPrefill,
         VECTORS,

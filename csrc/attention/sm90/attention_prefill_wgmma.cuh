@@ -41,6 +41,11 @@ struct Shared {
   uint64_t value_full[Tile::kStages];
   uint64_t value_empty[Tile::kStages];
   uint64_t value_landed[Tile::kStages];  // a tile with rows to clear has been copied
+
+  // What a copy of values completes on.
+  __device__ __forceinline__ uint64_t* value_copied(int stage, bool past_end) {
+    return past_end ? &value_landed[stage] : &value_full[stage];
+  }
 };
 
 // The named barrier of the first warpgroup's turn.
@@ -48,8 +53,8 @@ inline constexpr int kFirstTurn = 1;
 
 // ---- The warp that copies ----
 
-template <typename Tile>
-__device__ __forceinline__ void copy_all(const Arguments& arguments, Shared<Tile>& shared) {
+template <typename Tile, typename Memory>
+__device__ __forceinline__ void copy_all(const Arguments& arguments, Memory& shared) {
   RingPlace<Tile::kStages> keys, values;
   uint32_t query_parity = 0;
   Walk<Tile> walk;
@@ -69,8 +74,7 @@ __device__ __forceinline__ void copy_all(const Arguments& arguments, Shared<Tile
       keys.advance();
     };
     const auto copy_values = [&](int tile) {
-      const bool clears = (tile + 1) * Tile::kKeys > work.kv_length;
-      uint64_t* const full = clears ? &shared.value_landed[values.stage] : &shared.value_full[values.stage];
+      uint64_t* const full = shared.value_copied(values.stage, (tile + 1) * Tile::kKeys > work.kv_length);
       barrier_wait(&shared.value_empty[values.stage], values.parity ^ 1);
       barrier_expect(full, Tile::kValueBytes);
 #pragma unroll
@@ -101,6 +105,88 @@ __device__ __forceinline__ void copy_all(const Arguments& arguments, Shared<Tile
     }
     copy_values(work.first);
   }
+}
+
+// The same from pages, by all lanes: each has a box of a page, and looks its page up before it waits for the stage.
+template <typename Tile, typename Memory>
+__device__ __forceinline__ void copy_paged(const Arguments& arguments, Memory& shared) {
+  const int lane = threadIdx.x % 32;
+  const int page_tokens = arguments.page_tokens, box = arguments.page_box;
+  const bool copies = lane * box < Tile::kKeys;
+  RingPlace<Tile::kStages> keys, values;
+  uint32_t query_parity = 0;
+  Walk<Tile> walk;
+  Work work;
+#pragma unroll 1
+  while (walk.next(arguments, work)) {
+    if (work.first == work.end) continue;
+    const int32_t* const table = arguments.pages + int64_t{work.key_start} * arguments.page_row_stride;
+    // The page of this lane's box, and the first of its tokens there. What no page has comes as zeros.
+    struct Box {
+      int page, token;
+    };
+    const auto find_box = [&](int tile) {
+      const int token = tile * Tile::kKeys + lane * box;
+      if (!copies || token >= work.kv_length) return Box{-1, 0};
+      return Box{table[token / page_tokens], token % page_tokens};
+    };
+    const auto copy_box = [&](uint8_t* to, const CUtensorMap* map, int blocks, const Box& from, uint64_t* full) {
+      for (int block = 0; copies && block < blocks; ++block) {
+        tensor_copy(to + (block * Tile::kKeys + lane * box) * 128, map, block * 128, from.token, work.kv_head,
+                    from.page, full);
+      }
+    };
+    const auto copy_keys = [&](const Box& from) {
+      uint64_t* const full = &shared.key_full[keys.stage];
+      barrier_wait(&shared.key_empty[keys.stage], keys.parity ^ 1);
+      if (lane == 0) barrier_expect(full, Tile::kKeyBytes);
+      __syncwarp();
+      copy_box(shared.key[keys.stage], &arguments.key, Tile::kHeadBlocks, from, full);
+      keys.advance();
+    };
+    const auto copy_values = [&](int tile, const Box& from) {
+      uint64_t* const full = shared.value_copied(values.stage, (tile + 1) * Tile::kKeys > work.kv_length);
+      barrier_wait(&shared.value_empty[values.stage], values.parity ^ 1);
+      if (lane == 0) barrier_expect(full, Tile::kValueBytes);
+      __syncwarp();
+      copy_box(shared.value[values.stage], &arguments.value, Tile::kValueBlocks, from, full);
+      values.advance();
+    };
+
+    Box of_keys = find_box(work.end - 1);
+    copy_keys(of_keys);
+#pragma unroll 1
+    for (int warpgroup = 0; warpgroup < Tile::kConsumers; ++warpgroup) {
+      uint64_t* const full = &shared.query_full[warpgroup];
+      barrier_wait(&shared.query_empty[warpgroup], query_parity ^ 1);
+      if (lane == 0) {
+        barrier_expect(full, Tile::kQueryBytes);
+        for (int block = 0; block < Tile::kHeadBlocks; ++block) {
+          tensor_copy(shared.query[warpgroup] + block * 64 * 128, &arguments.query, block * 128,
+                      work.first_token + warpgroup * 64, work.head, full);
+        }
+      }
+    }
+    query_parity ^= 1;
+#pragma unroll 1
+    for (int tile = work.end - 2; tile >= work.first; --tile) {
+      const Box of_values = of_keys;
+      of_keys = find_box(tile);
+      copy_keys(of_keys);
+      copy_values(tile + 1, of_values);
+    }
+    copy_values(work.first, of_keys);
+  }
+}
+
+template <typename Tile, typename Memory>
+__device__ __forceinline__ void copy_with_one_warp(const Arguments& arguments, Memory& shared) {
+  if (arguments.pages != nullptr) {
+    copy_paged<Tile>(arguments, shared);
+  } else if (threadIdx.x % 32 == 0) {
+    copy_all<Tile>(arguments, shared);
+  }
+  __syncwarp();
 }
 
 // ---- The warp that clears values past the end ----
@@ -317,8 +403,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warp >= 4 * Tile::kConsumers) {
     setmaxnreg_dec<Tile::kProducerRegisters>();
     if (warp == 4 * Tile::kConsumers) {
-      if (threadIdx.x % 32 == 0) copy_all<Tile>(arguments, shared);
-      __syncwarp();
+      copy_with_one_warp<Tile>(arguments, shared);
     } else if (warp == 4 * Tile::kConsumers + 1) {
       clear_all<Tile>(arguments, shared);
     }

@@ -1,0 +1,26 @@
+// In the place of csrc/common/fp8_fragment.cuh.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "wgmma.cuh"
+
+namespace nvb {
+
+inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {
+  emulated::load_matrices_transposed(r, row);
+}
+inline void store_matrices(uint32_t row, const uint32_t (&r)[4]) {
+  emulated::store_matrices(row, r);
+}
+
+inline uint32_t pack_e4m3(float a, float b, float c, float d) {
+  uint32_t packed = 0;
+  int at = 0;
+  for (const float value : {a, b, c, d}) {
+    packed |= uint32_t{__nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3)} << 8 * at++;
+  }
+  return packed;
+}
+
+}  // namespace nvb

@@ -1,0 +1,18 @@
+// Tiles to choose among: head_dim, warpgroups that multiply, keys, whether they take turns, of how many pairs of
+// exponentials one is a polynomial, and keys between flushes. attention_prefill_fp8.sh makes a unit of each line.
+NVB_CANDIDATE(64, 3, 128, false, 0, 2048)
+NVB_CANDIDATE(64, 3, 128, false, 4, 2048)
+NVB_CANDIDATE(64, 3, 160, false, 0, 2048)
+NVB_CANDIDATE(64, 3, 160, false, 4, 2048)
+NVB_CANDIDATE(128, 2, 224, false, 0, 2048)
+NVB_CANDIDATE(128, 2, 224, true, 0, 2048)
+NVB_CANDIDATE(128, 2, 224, false, 4, 2048)
+NVB_CANDIDATE(128, 2, 224, false, 0, 512)
+NVB_CANDIDATE(128, 2, 224, false, 0, 1048576)
+NVB_CANDIDATE(128, 2, 192, false, 0, 2048)
+NVB_CANDIDATE(128, 2, 192, true, 4, 2048)
+NVB_CANDIDATE(128, 2, 128, true, 0, 2048)
+NVB_CANDIDATE(256, 2, 128, false, 0, 2048)
+NVB_CANDIDATE(256, 2, 128, true, 0, 2048)
+NVB_CANDIDATE(256, 2, 128, false, 4, 2048)
+NVB_CANDIDATE(256, 2, 128, false, 0, 1048576)
