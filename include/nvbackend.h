@@ -171,7 +171,7 @@ typedef struct nvb_gguf nvb_gguf;
 // Keys and values of every layer, of up to `sequences` sequences of up to `capacity` tokens each.
 //
 // Where a sequence's tokens lie:
-// - **Contiguous**, the default: [layers, keys and values, sequences, kv_heads, capacity, head_dim].
+// - **Contiguous**, the default: [layers, keys and values, sequences, kv_heads, capacity, head_dim, of values value_dim].
 // - **Ring**, with `window`: the last `window` + `max_append` − 1 tokens of each sequence, position p at place p mod that
 //   number. It is for layers whose attention has a window no longer than this one, and no call appends more than
 //   `max_append` tokens of a sequence. A call that looks back further is refused.
@@ -2110,8 +2110,13 @@ typedef struct {
   // Sequences that the cache can hold at a time. Of an engine's pages 0: each call's table says how many there are.
   uint32_t sequences;
   uint32_t kv_heads;
-  // 1 to 512.
+  // Elements of a key, 1 to 576.
   uint32_t head_dim;
+  // Elements of a value, 1 to 512; 0: `head_dim`.
+  uint32_t value_dim;
+  // 1: a value is the first `value_dim` elements of its key and has no memory of its own, as in DeepSeek's latent attention
+  // (576 and 512). Appends then bring keys alone.
+  uint32_t values_in_keys;
   // Tokens that a sequence can have: no position reaches this number.
   uint32_t capacity;
   // `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
@@ -2125,8 +2130,9 @@ typedef struct {
   // The most tokens of one sequence that a call appends to a ring; 0: 1. Only with `window`.
   uint32_t max_append;
   // NULL, or the engine's memory: keys of layer 0, values of layer 0, keys of layer 1 and so on, each [pages, kv_heads,
-  // page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], with any
-  // strides, the same for all. The engine keeps it while the cache is used; reads of positions past a sequence's end
+  // page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], values with
+  // value_dim for head_dim, with any strides, the same for all keys and for all values. With `values_in_keys` the values of a
+  // layer are a view of its keys. The engine keeps it while the cache is used; reads of positions past a sequence's end
   // never happen, so its content may be anything.
   const nvb_tensor *memory;
   // 2 · `layers`, or 0.
@@ -2150,7 +2156,7 @@ typedef struct {
   uint32_t sequences;
 } nvb_kv_cache_usage;
 
-// Creates a cache, contents undefined: 2 · layers · kv_heads · head_dim elements for each token that there is room for, and
+// Creates a cache, contents undefined: layers · kv_heads · (head_dim + value_dim) elements for each token that there is room for, and
 // an I32 page table where there are pages; nothing but the handle over the engine's `memory`.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (which field), `NVB_ERROR_OUT_OF_MEMORY`.
 NVB_MUST_USE nvb_status nvb_kv_cache_create(const nvb_backend *backend,
@@ -2236,8 +2242,10 @@ typedef struct {
   // A multiple of `kv_heads`; query head h reads key/value head h / (query_heads / kv_heads).
   uint32_t query_heads;
   uint32_t kv_heads;
-  // 1 to 512.
+  // Elements of a query and of a key, 1 to 576.
   uint32_t head_dim;
+  // Elements of a value and of an output, 1 to 512; 0: `head_dim`. Values may be a view of the keys' first elements.
+  uint32_t value_dim;
   // Keys that a query sees, itself included: 0 ≤ q − k < window. 0: no window.
   uint32_t window;
   // Multiplies the scores; 0: 1/√head_dim.
@@ -2246,8 +2254,6 @@ typedef struct {
   float soft_cap;
   // 1: no causal mask; a window then keeps |q − k| < window. Prefill only: decode is causal by nature.
   uint32_t bidirectional;
-  // Must be 0.
-  uint32_t reserved;
 } nvb_attention_options;
 
 // Queries of several sequences, one after the other, against a cache layer or against key and value tensors.
@@ -2255,7 +2261,7 @@ typedef struct {
   size_t struct_size;
   // [T, query_heads, head_dim], F32 or the keys' dtype.
   nvb_tensor query;
-  // The shape of `query`; any float dtype.
+  // [T, query_heads, value_dim], any float dtype.
   nvb_tensor output;
   // Optional, F32 [T, query_heads]: ln Σ exp(score) over the visible keys; −inf for a row that sees none.
   nvb_tensor lse;
@@ -2272,7 +2278,7 @@ typedef struct {
   const int32_t *kv_lengths;
   // [T_kv, kv_heads, head_dim], when there is no cache.
   nvb_tensor key;
-  // The shape, dtype and token stride of `key`.
+  // [T_kv, kv_heads, value_dim], the keys' dtype.
   nvb_tensor value;
   // Host memory: as `query_starts`, for the rows of `key` and `value`.
   const int32_t *key_starts;
@@ -2290,7 +2296,7 @@ typedef struct {
   size_t struct_size;
   // [B, query_heads, head_dim], F32 or the cache's dtype.
   nvb_tensor query;
-  // The shape of `query`; any float dtype.
+  // [B, query_heads, value_dim], any float dtype.
   nvb_tensor output;
   // Optional, F32 [B, query_heads], as in prefill.
   nvb_tensor lse;

@@ -51,6 +51,9 @@ pub struct KvCacheOptions {
     pub window: usize,
     /// The most tokens of one sequence that a call appends; 0: 1.
     pub max_append: usize,
+    /// f32 [layers, kv_heads], contiguous, of a dtype of 8 bits; absent: 1.
+    pub key_scales: Option<Tensor>,
+    pub value_scales: Option<Tensor>,
 }
 
 impl Default for KvCacheOptions {
@@ -68,6 +71,8 @@ impl Default for KvCacheOptions {
             pages: 0,
             window: 0,
             max_append: 0,
+            key_scales: None,
+            value_scales: None,
         }
     }
 }
@@ -166,10 +171,39 @@ impl KvCacheOptions {
         if self.window > 0 && self.page_tokens > 0 {
             return contradiction("window and page_tokens are given: a cache is a ring or has pages");
         }
-        if !self.dtype.is_float() {
-            return Err(Error::invalid(format!("a KV cache of dtype {}; f32, f16 or bf16 is needed", self.dtype)));
+        expect_kv(self.dtype)?;
+        self.check_scales()?;
+        Ok(())
+    }
+
+    fn check_scales(&self) -> Result<()> {
+        for (name, scales) in [("key_scales", self.key_scales), ("value_scales", self.value_scales)] {
+            let Some(scales) = scales else { continue };
+            if !self.dtype.is_fp8() {
+                return Err(Error::invalid(format!("`{name}` are given for a KV cache of dtype {}", self.dtype))
+                    .with_advice("keys and values in FP8 have scales"));
+            }
+            scales.expect_dtype(name, DType::F32)?;
+            scales.expect_shape(name, &[self.layers, self.kv_heads])?;
+            scales.expect_readable(name)?;
+            if !scales.is_contiguous() {
+                return Err(Error::invalid(format!("tensor `{name}` is strided; a contiguous one is needed")));
+            }
+        }
+        if self.values_in_keys && self.value_scales.is_some() {
+            return Err(Error::invalid("`value_scales` are given, and values_in_keys: values have the keys' scales"));
         }
         Ok(())
+    }
+
+    /// The layer with its heads' scales.
+    fn with_scales(&self, layer: usize, of: CacheLayer) -> CacheLayer {
+        let scales = |scales: Option<Tensor>| {
+            let first = |scales: Tensor| scales.data.cast::<f32>().cast_const().wrapping_add(layer * self.kv_heads);
+            scales.map_or(std::ptr::null(), first)
+        };
+        let values = if self.values_in_keys { self.key_scales } else { self.value_scales };
+        CacheLayer { key_scales: scales(self.key_scales), value_scales: scales(values), ..of }
     }
 
     fn layout(&self) -> Result<Layout> {
@@ -206,6 +240,58 @@ impl KvCacheOptions {
     pub fn bytes(&self) -> Result<usize> {
         Ok(self.layout()?.bytes)
     }
+
+    /// What a cache of the library's memory holds on the device: [`KvCache::bytes`] of one that is created so.
+    pub fn device_bytes(&self) -> Result<usize> {
+        let table =
+            self.sequences.checked_mul(self.columns()).and_then(|entries| entries.checked_mul(size_of::<i32>()));
+        table.and_then(|table| self.bytes().ok()?.checked_add(table)).ok_or_else(|| {
+            self.bytes()
+                .err()
+                .unwrap_or_else(|| Error::invalid(format!("the size of a KV cache of {self:?} overflows")))
+        })
+    }
+
+    /// A layer of a cache of the library's memory, which begins at `data` and has its page table at `entries`. Neither is
+    /// touched.
+    pub fn layer_at(&self, data: *mut c_void, entries: *const i32, layer: usize) -> Result<CacheLayer> {
+        let layout = self.layout()?;
+        let key = data.cast::<u8>().wrapping_add(layer * layout.layer_bytes());
+        let value = if self.values_in_keys { key } else { key.wrapping_add(layout.key_bytes) };
+        let addresses: (*mut c_void, *mut c_void) = (key.cast(), value.cast());
+        let extents = [self.sequences, self.kv_heads, layout.tokens];
+        let blocks = CacheLayer::of_dims(addresses, self.dtype, extents, (self.head_dim, self.value_dim()));
+        let mut blocks = self.with_scales(layer, blocks);
+        if self.values_in_keys {
+            let (block, head, token) = (blocks.sequence_stride, blocks.head_stride, blocks.token_stride);
+            blocks.value_strides = ValueStrides { block, head, token };
+        }
+        Ok(match (self.page_tokens, self.ring_tokens()) {
+            (0, Some(tokens)) => {
+                CacheLayer { capacity: self.capacity, placement: Placement::Ring { tokens }, ..blocks }
+            }
+            (0, None) => blocks,
+            (page_tokens, _) => {
+                let page_stride = self.layers * layout.layer_bytes() / self.dtype.size();
+                let table = PageTable {
+                    entries,
+                    sequences: self.sequences,
+                    columns: self.columns(),
+                    row_stride: self.columns(),
+                    page_tokens,
+                    page_stride,
+                    pages: layout.blocks,
+                };
+                CacheLayer {
+                    capacity: self.capacity,
+                    sequence_stride: table.row_stride,
+                    placement: Placement::Paged(table),
+                    value_strides: ValueStrides { block: page_stride, ..blocks.value_strides },
+                    ..blocks
+                }
+            }
+        })
+    }
 }
 
 impl KvCache {
@@ -238,6 +324,8 @@ impl KvCache {
     /// A cache over the engine's memory: keys, then values of each layer, [blocks, kv_heads, tokens, head_dim or value_dim] with
     /// any strides that all keys share, and all values. A block is a page, or without pages a sequence.
     pub fn over(options: KvCacheOptions, tensors: &[Tensor]) -> Result<KvCache> {
+        let dtype = tensors.first().map_or(options.dtype, |tensor| tensor.dtype);
+        let options = KvCacheOptions { dtype, ..options };
         options.check(true)?;
         let engine = EngineMemory::new(&options, tensors)?;
         let options = KvCacheOptions {
@@ -284,53 +372,29 @@ impl KvCache {
                 .with_limit(layer as u64, options.layers as u64));
         }
         let (allocation, pages) = match &self.memory {
-            Memory::Engine(engine) => return engine.layer(options, layer, table),
+            Memory::Engine(engine) => {
+                return engine.layer(options, layer, table).map(|of| options.with_scales(layer, of));
+            }
             Memory::Library { allocation, pages } => (allocation, pages),
         };
         if table.is_some() {
             return Err(Error::invalid("`page_table` is given, and the cache has its own or none"));
         }
-        let layout = options.layout().expect("checked at creation");
-        let key = allocation.pointer().cast::<u8>().wrapping_add(layer * layout.layer_bytes());
-        let value = if options.values_in_keys { key } else { key.wrapping_add(layout.key_bytes) };
-        let addresses: (*mut c_void, *mut c_void) = (key.cast(), value.cast());
-        let extents = [options.sequences, options.kv_heads, layout.tokens];
-        let mut blocks =
-            CacheLayer::of_dims(addresses, options.dtype, extents, (options.head_dim, options.value_dim()));
-        if options.values_in_keys {
-            let (block, head, token) = (blocks.sequence_stride, blocks.head_stride, blocks.token_stride);
-            blocks.value_strides = ValueStrides { block, head, token };
-        }
-        Ok(match (pages, options.ring_tokens()) {
-            (Some(table), _) => {
-                let page_stride = options.layers * layout.layer_bytes() / options.dtype.size();
-                let table = PageTable {
-                    entries: table.pointer(),
-                    sequences: options.sequences,
-                    columns: options.columns(),
-                    row_stride: options.columns(),
-                    page_tokens: options.page_tokens,
-                    page_stride,
-                    pages: layout.blocks,
-                };
-                CacheLayer {
-                    capacity: options.capacity,
-                    sequence_stride: table.row_stride,
-                    placement: Placement::Paged(table),
-                    value_strides: ValueStrides { block: page_stride, ..blocks.value_strides },
-                    ..blocks
-                }
-            }
-            (None, Some(tokens)) => {
-                CacheLayer { capacity: options.capacity, placement: Placement::Ring { tokens }, ..blocks }
-            }
-            (None, None) => blocks,
-        })
+        let entries = pages.as_ref().map_or(std::ptr::null(), DeviceTable::pointer);
+        options.layer_at(allocation.pointer(), entries, layer)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Sequences> {
         self.sequences.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Refuses what keys and values cannot be kept in.
+fn expect_kv(dtype: DType) -> Result<()> {
+    if dtype.is_float() || dtype.is_fp8() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("a KV cache of dtype {dtype}; f32, f16, bf16, fp8 e4m3 or fp8 e5m2 is needed")))
 }
 
 /// A list of `count` zeros for what a cache's sequences or pages have.

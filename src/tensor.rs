@@ -1,6 +1,7 @@
 //! Tensors: a dtype, a shape and strides over memory that somebody else owns.
 
 mod cache_layer;
+pub mod fp8;
 
 use crate::error::{numbered, Error, Result};
 use half::{bf16, f16};
@@ -16,6 +17,9 @@ numbered! {
         F16 = 2,
         Bf16 = 3,
         I32 = 4,
+        /// Of keys and values in a cache alone, as is the next.
+        F8E4m3 = 5,
+        F8E5m2 = 6,
     }
 }
 
@@ -26,11 +30,18 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::Bf16 => 2,
+            DType::F8E4m3 | DType::F8E5m2 => 1,
         }
     }
 
+    /// Whether operations compute with it.
     pub fn is_float(self) -> bool {
-        self != DType::I32
+        DType::FLOATS.contains(&self)
+    }
+
+    /// Whether it is a type of 8 bits, whose elements have scales.
+    pub fn is_fp8(self) -> bool {
+        matches!(self, DType::F8E4m3 | DType::F8E5m2)
     }
 }
 
@@ -41,6 +52,8 @@ impl fmt::Display for DType {
             DType::F16 => "f16",
             DType::Bf16 => "bf16",
             DType::I32 => "i32",
+            DType::F8E4m3 => "fp8 e4m3",
+            DType::F8E5m2 => "fp8 e5m2",
         })
     }
 }

@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 30] = [
+const PARTS: [Part; 32] = [
     part(
         "status",
         "Status codes and errors",
@@ -133,6 +133,16 @@ const PARTS: [Part; 30] = [
         "attention",
         "Attention",
         "The object `nvb_attention`, and its calls for prompts (prefill) and for one token of each sequence (decode).",
+    ),
+    part(
+        "attention_merge",
+        "Merging attention",
+        "The attention over all keys from results over parts of them.",
+    ),
+    part(
+        "attention_plan",
+        "Planning attention",
+        "How an attention would run, whether it can, and what memory it takes, before there is any.",
     ),
     part(
         "operations",

@@ -43,7 +43,13 @@ nvb::kv_cache make_cache(const nvb::backend& backend, const Model& model, int64_
   options.kv_heads = static_cast<uint32_t>(model.config.kv_heads);
   options.head_dim = static_cast<uint32_t>(model.config.head_dim);
   options.capacity = static_cast<uint32_t>(capacity);
-  options.dtype = model.activation_dtype;
+  const uint32_t activations = model.activation_dtype;
+  options.dtype = model.kv_dtype != 0 ? model.kv_dtype : activations;
+  if (options.dtype != activations && options.dtype != NVB_DTYPE_F8_E4M3 && activations != NVB_DTYPE_F32) {
+    fail(
+        "--kv-dtype must be bf16 or fp8 here: this model computes in BF16, and attention takes keys of its dtype or "
+        "FP8");
+  }
   return nvb::kv_cache(backend, options);
 }
 

@@ -205,6 +205,7 @@ void run(const Options& options) {
     Progress progress(bytes);
     model = load_model(backend, source.config, source.tensors(), options.weights, &progress);
   }
+  model.kv_dtype = options.kv_dtype;
   std::fprintf(stderr, "model: Gemma %d, %.1f M parameters, loaded in %.2f s\n", model.config.generation,
                static_cast<double>(model.parameters) / 1e6,
                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());

@@ -34,6 +34,15 @@ float number(const std::string& option, const std::string& text, float lowest, f
   return value;
 }
 
+uint32_t kv_dtype(const std::string& option, const std::string& text) {
+  if (text == "f32") return NVB_DTYPE_F32;
+  if (text == "f16") return NVB_DTYPE_F16;
+  if (text == "bf16") return NVB_DTYPE_BF16;
+  // With scales of 1: what passes 448 saturates.
+  if (text == "fp8") return NVB_DTYPE_F8_E4M3;
+  fail(option, " is \"", text, "\"; it must be f32, f16, bf16 or fp8");
+}
+
 // Bytes, which the library reads: a number, or one with a unit such as 8GB or 8GiB.
 uint64_t size(const std::string& option, const std::string& text) {
   const uint32_t preset = NVB_PRESET_INFERENCE;
@@ -78,6 +87,9 @@ std::string help_text() {
          "  --weights-zero-points\n"
          "                      with int4: a zero point for 32 numbers too, 5 bits a number instead of 4.5 and nearer\n"
          "                      to the original\n"
+         "  --kv-dtype TYPE     of the cache of keys and values: f32, f16, bf16 or fp8 (what the model computes in; a "
+         "model\n"
+         "                      that computes in BF16 takes bf16 and fp8)\n"
          "How\n"
          "  --max-tokens N      new tokens for each prompt (128, or what the model's positions leave)\n"
          "  --temperature T     0 takes the most probable token (0)\n"
@@ -141,6 +153,8 @@ Options parse_options(int count, char** arguments) {
       table = value();
     } else if (option == "--weights-zero-points") {
       zero_points = true;
+    } else if (option == "--kv-dtype") {
+      options.kv_dtype = kv_dtype(option, value());
     } else if (option == "--memory-summary" || option == "--memory") {
       options.memory = true;
     } else if (option == "--help" || option == "-h") {

@@ -27,6 +27,7 @@ struct Options {
   uint32_t top_k = 0;
   float top_p = 1;
   WeightFormats weights;
+  uint32_t kv_dtype = 0;  // NVB_DTYPE_…; 0: what the model computes in
   bool memory = false;
   bool help = false;
   bool version = false;

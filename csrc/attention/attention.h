@@ -12,9 +12,10 @@
 // Queries and keys have head_dim elements, values and outputs value_dim. Scales of quantised queries, keys and values
 // multiply what is read: (query * query_scale) . (key * key_scale), and (value * value_scale).
 //
-// Supported by both operations: query, key/value and output of any float dtype each, head_dim 1 to 576, value_dim 1 to
-// 512, query_heads a multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0, lengths to 2^30. Everything else
-// is cudaErrorInvalidValue. All strides are in elements and the head dimension is contiguous.
+// Supported by both operations: query, key/value and output of any float dtype each, keys and values of FP8 too,
+// head_dim 1 to 576, value_dim 1 to 512, query_heads a multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0,
+// lengths to 2^30. Everything else is cudaErrorInvalidValue. All strides are in elements and the head dimension is
+// contiguous.
 #pragma once
 
 #include "../common/kv_placement.h"
@@ -26,7 +27,10 @@ enum { NVB_ATTENTION_MAX_SEQUENCES = 128 };
 // Splits of a sequence's keys in a decode launch, at most, and how many partial results one block merges.
 enum { NVB_ATTENTION_MAX_SPLITS = 256, NVB_ATTENTION_MERGED_SPLITS = 16 };
 
-// Counters of a decode launch: this many uint32 for every (sequence, query head).
+// The most query rows of a sequence in a decode launch.
+enum { NVB_ATTENTION_MAX_ROWS_PER_SEQUENCE = 16 };
+
+// Counters of a decode launch: this many uint32 for every (row, query head).
 enum { NVB_ATTENTION_DECODE_COUNTERS = 17 };
 
 // A sequence begins `start` times a tensor's sequence stride behind the tensor's first element. Where the rows of all
@@ -117,28 +121,40 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
 
 }  // namespace nvb
 
-// Decode: one query row a sequence, at a position that the kernel reads from device memory; row b sees the keys
-// 0 ..= positions[b] of its slot. A position or slot outside the cache makes the row empty. The keys of a sequence
-// are divided among `splits` blocks whose results the last one to finish merges in a fixed order, so that equal
-// arguments give equal bits.
+// Decode: `rows_per_sequence` query rows a sequence, 1 to 16, at positions that the kernel reads from device memory.
+// Row r of sequence b is row b * rows_per_sequence + r of query, output, lse and positions; it sees the keys 0 ..= its
+// position of slot slots[b], within the window. So several draft tokens are verified in one call: their keys are in the
+// cache, and their positions ascend. A position or slot outside the cache makes the row empty; -1 says so of rows that
+// a sequence does not need. Keys that some row of the sequence sees may meet another row's weights of 0, so their
+// values must be finite. The keys of a sequence are divided among `splits` blocks whose results the last one to finish
+// merges in a fixed order, so that equal arguments give equal bits.
 //
-// `counters` is NVB_ATTENTION_DECODE_COUNTERS * sequences * query_heads uint32 that are zero before the first launch;
-// every launch leaves them zero. `workspace` is scratch of any content, 16-byte aligned: two f32 for each of
-// slots_per_head * sequences * query_heads partial results, padded to 16 bytes, and their outputs of value_dim f32.
-// Both may be null where slots_per_head is 0. Launches that may overlap in time must share neither.
+// The rows of a sequence and the query heads of a group meet the same keys. A KV head has rows_per_sequence * group
+// items, item i being row i / group and query head kv_head * group + i % group, and what is called "heads" of a block
+// below (heads_per_chunk, heads_per_block) counts items.
 //
-// The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16, any query and output dtype,
-// head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else. The
-// kernel made for latency takes what the former takes with head_dim up to 256 and query rows aligned to 16 bytes, as
-// long as the keys are few enough for its passes, and wants no workspace.
+// `key_scale` and `value_scale` multiply what the cache holds: key = key_scale[kv_head] * stored.
+//
+// `counters` is NVB_ATTENTION_DECODE_COUNTERS * rows * query_heads uint32 that are zero before the first launch, with
+// rows = sequences * rows_per_sequence; every launch leaves them zero. `workspace` is scratch of any content, 16-byte
+// aligned: two f32 for each of slots_per_head * rows * query_heads partial results, padded to 16 bytes, and their
+// outputs of head_dim f32. Both may be null where slots_per_head is 0. Launches that may overlap in time must share
+// neither.
+//
+// The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16 without scales, any query and output
+// dtype, head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else.
+// The kernel made for latency takes what the former takes with head_dim up to 256 and query rows aligned to 16 bytes,
+// as long as the keys are few enough for its passes, and wants no workspace.
 struct nvb_attention_decode_params {
-  const void* query;         // [sequences, query_heads, head_dim]
+  const void* query;         // [rows, query_heads, head_dim]
   const void* key;           // [slots, kv_heads, capacity, head_dim], or as `placement` says
   const void* value;         // as key, with value_dim elements
-  const int32_t* positions;  // [sequences]
-  const int32_t* slots;      // [sequences]; null: row b has slot b
-  void* output;              // [sequences, query_heads, value_dim]
-  float* lse;                // may be null
+  const int32_t* positions;  // [rows]
+  const int32_t* slots;      // [sequences]; null: sequence b has slot b
+  void* output;              // [rows, query_heads, value_dim]
+  float* lse;                // [rows, query_heads]; may be null
+  const float* key_scale;    // [kv_heads]; null: 1
+  const float* value_scale;  // as key_scale
   void* workspace;
   uint32_t* counters;
   int64_t query_token_stride;
@@ -155,20 +171,22 @@ struct nvb_attention_decode_params {
   uint32_t kv_dtype;
   uint32_t output_dtype;
   int32_t sequences;
+  int32_t rows_per_sequence;  // 1 to NVB_ATTENTION_MAX_ROWS_PER_SEQUENCE
   int32_t query_heads;
   int32_t kv_heads;
   int32_t head_dim;
   int32_t value_dim;
   int32_t slot_count;     // slots of the cache
   int32_t capacity;       // positions of a slot
-  int32_t max_kv_length;  // what the host expects positions[b] + 1 not to exceed; it sizes the grid, not the result
+  int32_t max_kv_length;  // what the host expects no position + 1 to exceed; it sizes the grid, not the result
   int32_t window;         // 0 = none
   float scale;
   float soft_cap;           // 0 = none
   int32_t splits;           // blocks a sequence, KV head and chunk, 1 to 256; of the kernel for few keys: of a cluster
   int32_t chunks;           // blocks that share a KV head
-  int32_t heads_per_chunk;  // query heads of a block
-  int32_t slots_per_head;   // partial results of a (sequence, query head): the splits and their groups; 0 for one split
+  int32_t heads_per_chunk;  // items of a block
+  int32_t slots_per_head;   // partial results of a (row, query head): the splits and their groups; 0 for one split
+  uint32_t reserved;        // 0
   nvb_kv_placement placement;
 };
 
@@ -179,13 +197,14 @@ struct nvb_attention_prefill_shape {
 
 // How a decode kernel divides its work: what a plan is made from.
 struct nvb_attention_decode_shape {
-  int32_t heads_per_block;  // the most query heads of a block
+  int32_t heads_per_block;  // the most items of a block
   int32_t keys;             // of a tile; of the kernel for few keys: of a pass of a block
   int32_t min_tiles;        // of a split
   int32_t threads;          // of a block
   int32_t shared_bytes;     // of a block
   int32_t cluster;          // blocks that may merge in a cluster; 0: they merge through the workspace
   int32_t passes;           // of a block in a cluster, at most
+  int32_t stages;           // tiles of keys under way at a time
 };
 
 extern "C" {

@@ -8,22 +8,24 @@ namespace nvb {
 namespace {
 
 bool are_valid(const nvb_attention_decode_params& p) {
-  if (float_dtype_bytes(p.query_dtype) == 0 || float_dtype_bytes(p.kv_dtype) == 0 ||
+  if (float_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 ||
       float_dtype_bytes(p.output_dtype) == 0) {
     return false;
   }
-  if (p.sequences < 0 || p.sequences > 65535 || p.head_dim < 1 || p.head_dim > 512) return false;
-  if (p.value_dim != p.head_dim) return false;
-  if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads > 65535 || p.query_heads % p.kv_heads != 0) return false;
+  if (p.sequences < 0 || p.sequences > 65535 || p.head_dim < 1 || p.head_dim > 576) return false;
+  if (p.rows_per_sequence < 1 || p.rows_per_sequence > NVB_ATTENTION_MAX_ROWS_PER_SEQUENCE) return false;
+  if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
+  if (p.query_heads > 65535 / p.rows_per_sequence) return false;  // a block an item, at most, along the grid's y
+  if (p.value_dim < 1 || p.value_dim > 512) return false;
   if (p.slot_count < 0 || p.capacity < 0 || p.capacity > kMaxLength || p.max_kv_length < 0) return false;
   return p.window >= 0 && is_valid(p.placement) && std::isfinite(p.scale) && p.soft_cap >= 0.0f;
 }
 
 // Whether the plan divides the work as the kernels can take it.
 bool is_planned(const nvb_attention_decode_params& p, const nvb_attention_decode_shape& shape) {
-  const int group = p.query_heads / p.kv_heads;
+  const int items = items_per_kv_head(p);
   if (p.chunks < 1 || p.heads_per_chunk < 1 || p.heads_per_chunk > shape.heads_per_block) return false;
-  if (static_cast<int64_t>(p.chunks) * p.heads_per_chunk < group || (p.chunks - 1) * p.heads_per_chunk >= group)
+  if (static_cast<int64_t>(p.chunks) * p.heads_per_chunk < items || (p.chunks - 1) * p.heads_per_chunk >= items)
     return false;
   if (shape.cluster > 0) return p.splits >= 1 && p.splits <= shape.cluster && p.slots_per_head == 0;
   if (p.splits < 1 || p.splits > kMaxSplits) return false;
@@ -69,7 +71,8 @@ extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_att
   if (!nvb_cuda_attention_decode_kernel_supports(index, params, launch, &shape)) return cudaErrorInvalidValue;
   if (!nvb::is_planned(*params, shape)) return cudaErrorInvalidValue;
   if (params->sequences == 0) return cudaSuccess;
-  const int64_t partials = static_cast<int64_t>(params->sequences) * params->query_heads * params->slots_per_head;
+  const int64_t partials = static_cast<int64_t>(params->sequences) * params->rows_per_sequence * params->query_heads *
+                           params->slots_per_head;
   const size_t sums_bytes = (partials * sizeof(float2) + 15) / 16 * 16;  // so that the outputs are 16-byte aligned
   nvb::DecodeArguments arguments;
   arguments.params = *params;

@@ -1,13 +1,15 @@
 // What the decode kernels share: the part of a sequence that a block reads, and the merge of the parts
 // ("flash-decoding", Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 //
-// Block (split, kv_head * chunks + chunk, sequence) reads its part of the keys for the `heads` query heads of the chunk
-// and leaves, for each of its `parts` (warps, say), the unnormalised output, the maximum m and the sum l in shared
-// memory. `epilogue_split` merges the parts; if the sequence is split, it writes (m, l, O) to the workspace, and the
-// last block of every kGroup to arrive merges these, then the last group of all. A merge adds in the order of the
-// splits whichever block does it, so the result does not depend on timing.
+// Block (split, kv_head * chunks + chunk, sequence) reads its part of the keys for the `heads` items of the chunk, each
+// a query head of one of the sequence's rows (attention.h), and leaves, for each of its `parts` (warps, say), the
+// unnormalised output, the maximum m and the sum l in shared memory. `epilogue_split` merges the parts; if the sequence
+// is split, it writes (m, l, O) to the workspace, and the last block of every kGroup to arrive merges these, then the
+// last group of all. A merge adds in the order of the splits whichever block does it, so the result does not depend on
+// timing.
 #pragma once
 
+#include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"
@@ -22,43 +24,98 @@ inline constexpr int kMaxHeadsPerBlock = 16;
 static_assert(kMaxSplits == kGroup * kGroup && NVB_ATTENTION_DECODE_COUNTERS == kGroup + 1,
               "two levels of merging: a counter for each group and one for the root");
 
+// Query heads of all rows of a sequence that meet the same keys.
+__host__ __device__ __forceinline__ int items_per_kv_head(const nvb_attention_decode_params& p) {
+  return p.rows_per_sequence * (p.query_heads / p.kv_heads);
+}
+
 struct DecodeArguments {
   nvb_attention_decode_params params;
-  float2* partial_sums;    // [sequences, query_heads, slots_per_head]: m in powers of two, l
-  float* partial_outputs;  // [sequences, query_heads, slots_per_head, head_dim]
+  float2* partial_sums;    // [sequences, kv_heads, items, slots_per_head]: m in powers of two, l
+  float* partial_outputs;  // [sequences, kv_heads, items, slots_per_head, value_dim]
 };
 
 // The part of one block.
 struct DecodeBlock {
   int sequence;
   int kv_head;
-  int head;   // first query head
-  int heads;  // query heads
+  int first;  // item of the KV head
+  int heads;  // items
   int split;
   int splits;  // that have keys, at least 1; blocks from there on leave at once
   int slot;
-  int begin;  // keys begin .. end
+  int begin;  // keys begin .. end, from the first to the last that some row of the sequence sees
   int end;
 };
+
+// Where the block's item i finds its query and leaves its output.
+struct DecodeItem {
+  int row;   // of the call
+  int head;  // query head
+};
+__device__ __forceinline__ DecodeItem item_of(const nvb_attention_decode_params& p, const DecodeBlock& block, int i) {
+  const int group = p.query_heads / p.kv_heads;
+  const int item = block.first + i;
+  if (p.rows_per_sequence == 1) return {block.sequence, block.kv_head * group + item};
+  return {block.sequence * p.rows_per_sequence + item / group, block.kv_head * group + item % group};
+}
+
+// The keys begin .. end that a query at `position` sees; none where that is outside the cache.
+struct DecodeKeys {
+  int begin;
+  int end;
+};
+__device__ __forceinline__ DecodeKeys keys_at(const nvb_attention_decode_params& p, int position) {
+  const int length = position >= 0 && position < p.capacity ? position + 1 : 0;
+  return {p.window > 0 ? max(0, length - p.window) : 0, length};
+}
+// What all rows of a sequence see together. Called by whole warps, whose lanes have a row each, so that the positions
+// are loaded side by side.
+__device__ __forceinline__ DecodeKeys sequence_keys(const nvb_attention_decode_params& p, int sequence) {
+  if (p.rows_per_sequence == 1) return keys_at(p, p.positions[sequence]);
+  const int lane = threadIdx.x % 32;
+  DecodeKeys keys{0, 0};
+  if (lane < p.rows_per_sequence) keys = keys_at(p, p.positions[sequence * p.rows_per_sequence + lane]);
+  if (keys.end == 0) keys.begin = kMaxLength;
+#pragma unroll
+  for (int offset = NVB_ATTENTION_MAX_ROWS_PER_SEQUENCE / 2; offset > 0; offset /= 2) {
+    keys.begin = min(keys.begin, __shfl_xor_sync(0xffffffffu, keys.begin, offset));
+    keys.end = max(keys.end, __shfl_xor_sync(0xffffffffu, keys.end, offset));
+  }
+  // Lanes 16 to 31 reduced nothing but their own.
+  keys.begin = __shfl_sync(0xffffffffu, keys.begin, 0);
+  keys.end = __shfl_sync(0xffffffffu, keys.end, 0);
+  return {min(keys.begin, keys.end), keys.end};
+}
+// What the block's item i sees. With one row a sequence those are the keys of the block.
+__device__ __forceinline__ DecodeKeys item_keys(const nvb_attention_decode_params& p, const DecodeBlock& block, int i) {
+  if (p.rows_per_sequence == 1 || i >= block.heads) return {block.begin, block.end};
+  const DecodeKeys keys = keys_at(p, p.positions[item_of(p, block, i).row]);
+  return {max(keys.begin, block.begin), min(keys.end, block.end)};
+}
+
+// The block's place in the grid: sequence, split, KV head and items.
+__device__ __forceinline__ DecodeBlock block_items(const DecodeArguments& arguments) {
+  const nvb_attention_decode_params& p = arguments.params;
+  DecodeBlock block;
+  block.sequence = blockIdx.z;
+  block.split = blockIdx.x;
+  block.kv_head = static_cast<int>(blockIdx.y) / p.chunks;
+  block.first = static_cast<int>(blockIdx.y) % p.chunks * p.heads_per_chunk;
+  block.heads = min(p.heads_per_chunk, items_per_kv_head(p) - block.first);
+  return block;
+}
 
 // Divides the visible keys in tiles of kTileKeys over the splits, with at least `min_tiles` in each.
 template <int kTileKeys>
 __device__ __forceinline__ DecodeBlock find_decode_block(const DecodeArguments& arguments, int min_tiles) {
   const nvb_attention_decode_params& p = arguments.params;
-  DecodeBlock block;
-  block.sequence = blockIdx.z;
-  block.split = blockIdx.x;
-  block.kv_head = static_cast<int>(blockIdx.y) / arguments.params.chunks;
-  const int group = p.query_heads / p.kv_heads;
-  const int first = static_cast<int>(blockIdx.y) % arguments.params.chunks * arguments.params.heads_per_chunk;
-  block.head = block.kv_head * group + first;
-  block.heads = min(arguments.params.heads_per_chunk, group - first);
-
-  const int position = p.positions[block.sequence];
+  DecodeBlock block = block_items(arguments);
+  const DecodeKeys keys = sequence_keys(p, block.sequence);
   block.slot = p.slots != nullptr ? p.slots[block.sequence] : block.sequence;
-  const bool inside = position >= 0 && position < p.capacity && block.slot >= 0 && block.slot < p.slot_count;
-  const int length = inside ? position + 1 : 0;
-  const int visible = p.window > 0 ? min(length, p.window) : length;
+  const bool inside = block.slot >= 0 && block.slot < p.slot_count;
+  const int length = inside ? keys.end : 0;
+  const int visible = inside ? keys.end - keys.begin : 0;
   const int tiles = (visible + kTileKeys - 1) / kTileKeys;
   const int split_tiles = max(min_tiles, (tiles + arguments.params.splits - 1) / arguments.params.splits);
   block.splits = max(1, (tiles + split_tiles - 1) / split_tiles);
@@ -106,16 +163,22 @@ __device__ __forceinline__ void weigh_parts(float* maximum, float* sum, int coun
 
 __device__ __forceinline__ void store_final(const nvb_attention_decode_params& p, const DecodeBlock& block, int head,
                                             int column, float output, float sum) {
-  const float value = sum == 0.0f ? 0.0f : output / sum;
-  store_element(p.output, p.output_dtype,
-                block.sequence * p.output_token_stride + (block.head + head) * p.output_head_stride + column, value);
+  const float scale = p.value_scale != nullptr ? p.value_scale[block.kv_head] : 1.0f;
+  const float value = sum == 0.0f ? 0.0f : output / sum * scale;
+  const DecodeItem item = item_of(p, block, head);
+  store_element(p.output, p.output_dtype, item.row * p.output_token_stride + item.head * p.output_head_stride + column,
+                value);
+}
+__device__ __forceinline__ void store_item_lse(const nvb_attention_decode_params& p, const DecodeBlock& block, int head,
+                                               const float2& state) {
+  const DecodeItem item = item_of(p, block, head);
+  p.lse[static_cast<int64_t>(item.row) * p.query_heads + item.head] =
+      state.y == 0.0f ? -CUDART_INF_F : state.x * kLn2 + logf(state.y);
 }
 __device__ __forceinline__ void store_final_lse(const nvb_attention_decode_params& p, const DecodeBlock& block,
                                                 const float2* total) {
   if (p.lse != nullptr && static_cast<int>(threadIdx.x) < block.heads) {
-    const float2 state = total[threadIdx.x];
-    p.lse[static_cast<int64_t>(block.sequence) * p.query_heads + block.head + threadIdx.x] =
-        state.y == 0.0f ? -CUDART_INF_F : state.x * kLn2 + logf(state.y);
+    store_item_lse(p, block, threadIdx.x, total[threadIdx.x]);
   }
 }
 
@@ -124,22 +187,22 @@ __device__ __forceinline__ void store_final_lse(const nvb_attention_decode_param
 template <int Width, typename Store>
 __device__ __forceinline__ void merge_parts(const DecodeArguments& arguments, int64_t first_slot, int count, int heads,
                                             const float* weights, const Store& store) {
-  const int head_dim = arguments.params.head_dim;
-  const int groups = head_dim / Width;
+  const int value_dim = arguments.params.value_dim;
+  const int groups = value_dim / Width;
   for (int index = threadIdx.x; index < heads * groups; index += blockDim.x) {
     const int head = index / groups;
     const int column = (index - head * groups) * Width;
     const float* part =
-        arguments.partial_outputs + (first_slot + head * arguments.params.slots_per_head) * head_dim + column;
+        arguments.partial_outputs + (first_slot + head * arguments.params.slots_per_head) * value_dim + column;
     float values[kGroup][Width];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (i >= count) continue;
       if constexpr (Width == 4) {
-        const float4 four = __ldcg(reinterpret_cast<const float4*>(part + static_cast<int64_t>(i) * head_dim));
+        const float4 four = __ldcg(reinterpret_cast<const float4*>(part + static_cast<int64_t>(i) * value_dim));
         values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
       } else {
-        values[i][0] = __ldcg(part + static_cast<int64_t>(i) * head_dim);
+        values[i][0] = __ldcg(part + static_cast<int64_t>(i) * value_dim);
       }
     }
     float sums[Width] = {};
@@ -160,18 +223,19 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
                                                const SplitResult& result, float2* total) {
   const nvb_attention_decode_params& p = arguments.params;
   const int threads = blockDim.x;
-  const int head_dim = p.head_dim;
-  const int elements = block.heads * head_dim;
+  const int value_dim = p.value_dim;
+  const int elements = block.heads * value_dim;
   __shared__ bool last;
 
   // Merge the block's own parts.
   weigh_parts(result.maximum, result.sum, result.parts, block.heads, total);
   __syncthreads();
   const int64_t row =
-      (static_cast<int64_t>(block.sequence) * p.query_heads + block.head) * arguments.params.slots_per_head;
+      ((static_cast<int64_t>(block.sequence) * p.kv_heads + block.kv_head) * items_per_kv_head(p) + block.first) *
+      arguments.params.slots_per_head;
   for (int index = threadIdx.x; index < elements; index += threads) {
-    const int head = index / head_dim;
-    const int column = index - head * head_dim;
+    const int head = index / value_dim;
+    const int column = index - head * value_dim;
     float output = 0.0f;
     for (int i = 0; i < result.parts; ++i) {
       output += result.maximum[i * kMaxHeadsPerBlock + head] *
@@ -180,7 +244,7 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
     if (block.splits == 1) {
       store_final(p, block, head, column, output, total[head].y);
     } else {
-      arguments.partial_outputs[(row + head * arguments.params.slots_per_head + block.split) * head_dim + column] =
+      arguments.partial_outputs[(row + head * arguments.params.slots_per_head + block.split) * value_dim + column] =
           output;
     }
   }
@@ -228,11 +292,11 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
         store_final(p, block, head, column, output, total[head].y);
       } else {
         arguments.partial_outputs[(row + head * arguments.params.slots_per_head + arguments.params.splits + group) *
-                                      head_dim +
+                                      value_dim +
                                   column] = output;
       }
     };
-    if (head_dim % 4 == 0) {
+    if (value_dim % 4 == 0) {
       merge_parts<4>(arguments, slot, count, block.heads, result.maximum, store);
     } else {
       merge_parts<1>(arguments, slot, count, block.heads, result.maximum, store);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <iterator>
 
+#include "../common/fp8.cuh"
 #include "attention_prefill_fp8.h"
 #include "attention_prefill_wgmma.h"
 #include "sm80/attention_prefill_mma.cuh"
@@ -16,7 +17,7 @@ SharedClass shared_class(int capability) {
 }
 
 bool are_valid(const nvb_attention_prefill_params& p) {
-  if (float_dtype_bytes(p.query_dtype) == 0 || float_dtype_bytes(p.kv_dtype) == 0 ||
+  if (float_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 ||
       float_dtype_bytes(p.output_dtype) == 0) {
     return false;
   }
@@ -35,8 +36,8 @@ bool are_valid(const nvb_attention_prefill_params& p) {
 }
 
 bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
-  if (launch.capability < 80 || p.kv_dtype == NVB_F32 || p.head_dim % 8 != 0 || !(p.scale > 0.0f) ||
-      (p.query_dtype != p.kv_dtype && p.query_dtype != NVB_F32) ||
+  if (launch.capability < 80 || (p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) || p.head_dim % 8 != 0 ||
+      !(p.scale > 0.0f) || (p.query_dtype != p.kv_dtype && p.query_dtype != NVB_F32) ||
       (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
     return false;
   }

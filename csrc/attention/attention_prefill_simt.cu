@@ -6,6 +6,7 @@
 //
 // Shared memory: 17 KiB for a chunk of Q and K (32 of the head dimension) or of V (64 columns), 17 KiB for P.
 // Registers: O = 16 * kChunks a thread.
+#include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
@@ -82,6 +83,10 @@ __device__ __forceinline__ void with_elements(const void* base, uint32_t dtype, 
     use(static_cast<const float*>(base) + offset);
   } else if (dtype == NVB_F16) {
     use(static_cast<const __half*>(base) + offset);
+  } else if (dtype == NVB_F8_E4M3) {
+    use(static_cast<const fp8_e4m3*>(base) + offset);
+  } else if (dtype == NVB_F8_E5M2) {
+    use(static_cast<const fp8_e5m2*>(base) + offset);
   } else {
     use(static_cast<const __nv_bfloat16*>(base) + offset);
   }
@@ -126,6 +131,12 @@ __global__ void __launch_bounds__(kThreads)
   const int y = threadIdx.x / 16;
   const int kv_head = block.head / (p.query_heads / p.kv_heads);
   const int64_t first_query = query_offset(p, sequence, block);
+  const auto scale_of = [&](const float* scales, int stride) {
+    return scales != nullptr ? scales[kv_head * stride] : 1.0f;
+  };
+  const float scale =
+      p.scale * scale_of(p.query_scale, p.query_scale_stride) * scale_of(p.key_scale, p.key_scale_stride);
+  const float value_scale = scale_of(p.value_scale, p.value_scale_stride);
   const bool placed = is_placed(p.placement);
   const int kv_start = p.placement.pages != nullptr ? 0 : sequence.kv_start;
   const int64_t key_offset = kv_start * p.key_sequence_stride + kv_head * p.key_head_stride;
@@ -171,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
       const KeyRange range = visible_keys(position + 4 * y + i, sequence.kv_length, p.causal, p.window);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float s = score[i][j] * p.scale;
+        float s = score[i][j] * scale;
         if (p.soft_cap > 0.0f) s = p.soft_cap * tanhf(s / p.soft_cap);
         const int key = tile_key + 4 * x + j;
         score[i][j] = key < range.first || key > range.last ? -CUDART_INF_F : s * kLog2E;
@@ -219,7 +230,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < 4; ++i) {
     const int row = 4 * y + i;
     const float total = warp_sum<16>(sum[i]);
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    const float inverse = total == 0.0f ? 0.0f : value_scale / total;
     if (row >= rows) continue;
     if (p.lse != nullptr && x == 0) {
       p.lse[lse_offset(p, sequence, block, row)] = total == 0.0f ? -CUDART_INF_F : maximum[i] * kLn2 + logf(total);

@@ -27,12 +27,13 @@ bool is_valid(const nvb_rope_params& p) {
   return is_float_or_absent(p.query, p.query_dtype) && is_float_or_absent(p.key, p.key_dtype) &&
          is_float_or_absent(p.value, p.value_dtype) && is_float_or_absent(p.query_output, p.query_output_dtype) &&
          is_float_or_absent(p.key_output, p.key_output_dtype) && is_float_or_absent(p.query_norm, p.query_norm_dtype) &&
-         is_float_or_absent(p.key_norm, p.key_norm_dtype) && is_float_or_absent(p.key_cache, p.cache_dtype);
+         is_float_or_absent(p.key_norm, p.key_norm_dtype) &&
+         (p.key_cache == nullptr || kv_dtype_bytes(p.cache_dtype) != 0);
 }
 
 bool supports_vectors(const nvb_rope_params& p) {
   const auto aligned = [](const void* pointer, uint32_t dtype, int64_t stride0, int64_t stride1) {
-    const int bytes = float_dtype_bytes(dtype);
+    const int bytes = kv_dtype_bytes(dtype);
     return pointer == nullptr || (is_aligned16(pointer, stride0, bytes) && is_aligned16(pointer, stride1, bytes));
   };
   return p.head_dim % 8 == 0 && p.rotary_dim % 16 == 0 &&

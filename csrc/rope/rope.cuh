@@ -10,6 +10,7 @@
 // of sincosf, which reduces angles above 105,615 in memory.
 #pragma once
 
+#include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"
@@ -235,6 +236,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
   const int64_t output_start = token * output_token_stride + head * output_head_stride;
   void* cache = nullptr;
   int64_t cache_start = 0;
+  const bool quantizes = p.cache_dtype == NVB_F8_E4M3 || p.cache_dtype == NVB_F8_E5M2;
+  const float* const scales = is_key ? p.key_scale : p.value_scale;
+  const float cache_scale = quantizes && !is_query && scales != nullptr ? scales[head] : 1.0f;
   if (!is_query && is_cached && position >= 0 && position < p.capacity && slot >= 0 && slot < p.slot_count) {
     const int64_t place = cache_place(p, slot, position);
     cache = place < 0 ? nullptr : is_key ? p.key_cache : p.value_cache;
@@ -246,7 +250,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     for (int j = 0; j < 2; ++j) {
       if (column[i][j] >= p.head_dim) continue;
       if (output != nullptr) store_vector(output, output_dtype, output_start + column[i][j], x[i][j]);
-      if (cache != nullptr) store_vector(cache, p.cache_dtype, cache_start + column[i][j], x[i][j]);
+      if (cache != nullptr && !quantizes) store_vector(cache, p.cache_dtype, cache_start + column[i][j], x[i][j]);
+      if (cache != nullptr && quantizes) {
+#pragma unroll
+        for (int e = 0; e < Width; ++e) x[i][j][e] /= cache_scale;
+        store_fp8(cache, p.cache_dtype, cache_start + column[i][j], x[i][j]);
+      }
     }
   }
 }

@@ -3,15 +3,15 @@
 use super::backend::{nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
 use super::handle::Table;
-use super::kv_cache::{layer_to_use, nvb_kv_cache};
+use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_out, expect_reserved, read, slice, versioned};
-use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
+use super::tensor::{nvb_tensor, Reading};
 use crate::allocation::collected;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource};
 use crate::stream::Owner;
 use crate::tensor::CacheLayer;
 use std::sync::Arc;
@@ -83,26 +83,31 @@ pub struct nvb_attention_prefill_args {
 }
 versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts });
 
-/// One query row for each of B sequences.
+/// A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_attention_decode_args {
     pub struct_size: usize,
-    /// [B, query_heads, head_dim], F32 or the cache's dtype.
+    /// [B · R, query_heads, head_dim], F32 or the cache's dtype: row r of sequence b is row b · R + r.
     pub query: nvb_tensor,
-    /// [B, query_heads, value_dim], any float dtype.
+    /// [B · R, query_heads, value_dim], any float dtype.
     pub output: nvb_tensor,
-    /// Optional, F32 [B, query_heads], as in prefill.
+    /// Optional, F32 [B · R, query_heads], as in prefill.
     pub lse: nvb_tensor,
     pub cache: *const nvb_kv_cache,
-    /// I32 [B] in device memory: row b sees the keys 0 … positions[b] of its sequence, within the window. A position outside
-    /// the cache gives 0 on CUDA and an error on the CPU.
+    /// I32 [B · R] in device memory: a row sees the keys 0 … its position of its sequence, within the window. The positions of
+    /// a sequence's rows ascend, but −1 makes a row empty wherever it stands: output 0, lse −inf. So do other positions outside
+    /// the cache on CUDA, which are an error on the CPU. Values that any row of a sequence sees must be finite.
     pub positions: nvb_tensor,
-    /// Optional, I32 [B] in device memory: the sequence of each row; absent: 0, 1, 2, …
+    /// Optional, I32 [B] in device memory: the cache's sequence of each; absent: 0, 1, 2, …
     pub sequences: nvb_tensor,
     pub layer: u32,
     /// No position reaches this number; it sizes the launch, so a captured call serves every step below it. 0: capacity.
     pub max_kv_length: u32,
+    /// R, 1 to 16; 0: 1. The rows of a sequence read its keys together.
+    pub rows_per_sequence: u32,
+    /// Must be 0.
+    pub reserved: u32,
     /// Optional, I32 [sequences, entries], as in prefill.
     pub page_table: nvb_tensor,
 }
@@ -114,6 +119,23 @@ pub struct AttentionObject {
 }
 
 pub(super) static ATTENTIONS: Table<AttentionObject> = Table::new("attention", 7);
+
+pub(super) fn config_of(options: &nvb_attention_options) -> Result<AttentionConfig> {
+    AttentionConfig::new(AttentionConfig {
+        query_heads: options.query_heads as usize,
+        kv_heads: options.kv_heads as usize,
+        head_dim: options.head_dim as usize,
+        value_dim: options.value_dim as usize,
+        scale: options.scale,
+        soft_cap: options.soft_cap,
+        window: options.window as usize,
+        causal: match options.bidirectional {
+            0 => true,
+            1 => false,
+            other => return Err(Error::invalid(format!("bidirectional is {other}; 0 or 1 is needed"))),
+        },
+    })
+}
 
 /// Creates an attention. Errors: `NVB_ERROR_ATTENTION` for options that contradict each other.
 #[no_mangle]
@@ -127,20 +149,7 @@ pub unsafe extern "C" fn nvb_attention_create(
         expect_out("attention", attention)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let options = unsafe { read(options)? };
-        let config = AttentionConfig::new(AttentionConfig {
-            query_heads: options.query_heads as usize,
-            kv_heads: options.kv_heads as usize,
-            head_dim: options.head_dim as usize,
-            value_dim: options.value_dim as usize,
-            scale: options.scale,
-            soft_cap: options.soft_cap,
-            window: options.window as usize,
-            causal: match options.bidirectional {
-                0 => true,
-                1 => false,
-                other => return Err(Error::invalid(format!("bidirectional is {other}; 0 or 1 is needed"))),
-            },
-        })?;
+        let config = config_of(&options)?;
         let handle = ATTENTIONS.insert(Arc::new(AttentionObject { config, backend }))?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { attention.write(handle) };
@@ -169,47 +178,55 @@ pub unsafe extern "C" fn nvb_attention_prefill(
         let object = ATTENTIONS.get(attention)?;
         let backend = &object.backend;
         let stream = stream_of(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
-        expect_reserved(args.reserved)?;
-        let count = args.sequence_count;
-        if count > i32::MAX as usize {
-            return Err(Error::invalid(format!("sequence_count is {count}; at most {} is supported", i32::MAX)));
-        }
-        let query = device_tensor(backend, "query", &args.query)?;
-        let output = device_tensor(backend, "output", &args.output)?;
-        let lse = optional_device_tensor(backend, "lse", &args.lse)?;
-        // SAFETY: the arrays have these lengths, by the header's contract.
-        let query_starts = unsafe { slice("query_starts", args.query_starts, count + 1)? };
-        // Another thread may destroy the cache's handle: it lives until the work is queued, which holds its memory.
-        let mut owner: Option<Owner> = None;
-        let op = if args.cache.is_null() {
-            // SAFETY: as above.
-            let key_starts = unsafe { slice("key_starts", args.key_starts, count + 1)? };
-            let source = KeySource::Tensors {
-                key: device_tensor(backend, "key", &args.key)?,
-                value: device_tensor(backend, "value", &args.value)?,
-                key_starts,
-            };
-            AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
-        } else {
-            let (cache, layer) = layer_to_use(backend, (args.cache, args.layer), &args.page_table)?;
-            owner = Some(cache);
-            // SAFETY: as above.
-            let kv_lengths = unsafe { slice("kv_lengths", args.kv_lengths, count)? };
-            let in_order: Vec<i32>;
-            let sequences = if args.sequences.is_null() {
-                in_order = collected(0..count as i32, "the sequences of a prefill")?;
-                &in_order
-            } else {
-                // SAFETY: as above.
-                unsafe { slice("sequences", args.sequences, count)? }
-            };
-            let source = KeySource::Cache { layer, sequences, kv_lengths };
-            AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
-        };
+        // SAFETY: a struct with its size set and host arrays of these lengths, by the header's contract.
+        let (op, owner) = unsafe { prefill_of(Reading::Memory(backend), &object, &read(args)?)? };
         backend.queue_with(op, owner, &stream)
     })
+}
+
+/// The descriptor, and who owns the cache: another thread may destroy its handle, and it lives until the work is queued, which
+/// holds its memory.
+///
+/// # Safety
+/// The host arrays have the lengths that the header says.
+pub(super) unsafe fn prefill_of(
+    reading: Reading<'_>,
+    object: &AttentionObject,
+    args: &nvb_attention_prefill_args,
+) -> Result<(AttentionPrefill, Option<Owner>)> {
+    expect_reserved(args.reserved)?;
+    let count = args.sequence_count;
+    if count > i32::MAX as usize {
+        return Err(Error::invalid(format!("sequence_count is {count}; at most {} is supported", i32::MAX)));
+    }
+    let query = reading.tensor("query", &args.query)?;
+    let output = reading.tensor("output", &args.output)?;
+    let lse = reading.optional("lse", &args.lse)?;
+    // SAFETY: the caller's contract.
+    let query_starts = unsafe { slice("query_starts", args.query_starts, count + 1)? };
+    if args.cache.is_null() {
+        // SAFETY: the caller's contract.
+        let key_starts = unsafe { slice("key_starts", args.key_starts, count + 1)? };
+        let source = KeySource::Tensors {
+            key: reading.tensor("key", &args.key)?,
+            value: reading.tensor("value", &args.value)?,
+            key_starts,
+        };
+        return Ok((AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?, None));
+    }
+    let (cache, layer) = layer_of(reading, &object.backend, (args.cache, args.layer), &args.page_table)?;
+    // SAFETY: the caller's contract.
+    let kv_lengths = unsafe { slice("kv_lengths", args.kv_lengths, count)? };
+    let in_order: Vec<i32>;
+    let sequences = if args.sequences.is_null() {
+        in_order = collected(0..count as i32, "the sequences of a prefill")?;
+        &in_order
+    } else {
+        // SAFETY: the caller's contract.
+        unsafe { slice("sequences", args.sequences, count)? }
+    };
+    let source = KeySource::Cache { layer, sequences, kv_lengths };
+    Ok((AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?, Some(cache)))
 }
 
 pub(super) fn decode_of(
@@ -218,19 +235,23 @@ pub(super) fn decode_of(
     args: &nvb_attention_decode_args,
     layer: CacheLayer,
 ) -> Result<AttentionDecode> {
+    expect_reserved(args.reserved)?;
     AttentionDecode::new(
         object.config,
         reading.tensor("query", &args.query)?,
         layer,
         reading.tensor("output", &args.output)?,
         reading.optional("lse", &args.lse)?,
-        reading.tensor("positions", &args.positions)?,
-        reading.optional("sequences", &args.sequences)?,
-        args.max_kv_length as usize,
+        DecodeRows {
+            per_sequence: args.rows_per_sequence.max(1) as usize,
+            positions: reading.tensor("positions", &args.positions)?,
+            sequences: reading.optional("sequences", &args.sequences)?,
+            max_kv_length: args.max_kv_length as usize,
+        },
     )
 }
 
-/// Queues the attention of one new token for each of B sequences; its key must be in the cache in stream order before.
+/// Queues the attention of one or a few new tokens for each of B sequences; their keys must be in the cache in stream order before.
 /// Positions and sequences are read from device memory when the stream reaches the call, so a captured call serves every
 /// step. Does not synchronise; the first call with a larger `max_kv_length` or B may allocate workspace.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT`; `NVB_ERROR_ATTENTION` for a bidirectional attention.
@@ -246,7 +267,7 @@ pub unsafe extern "C" fn nvb_attention_decode(
         let stream = stream_of(backend, stream)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let args = unsafe { read(args)? };
-        let (owner, layer) = layer_to_use(backend, (args.cache, args.layer), &args.page_table)?;
+        let (owner, layer) = layer_of(Reading::Memory(backend), backend, (args.cache, args.layer), &args.page_table)?;
         backend.queue_with(decode_of(Reading::Memory(backend), &object, &args, layer)?, Some(owner), &stream)
     })
 }

@@ -61,7 +61,7 @@ pub struct nvb_kv_cache_options {
     pub values_in_keys: u32,
     /// Tokens that a sequence can have: no position reaches this number.
     pub capacity: u32,
-    /// `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
+    /// `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_F8_E4M3` or `_F8_E5M2`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
     pub dtype: u32,
     /// Tokens of a page, 1 to 256; 0: no pages.
     pub page_tokens: u32,
@@ -79,6 +79,14 @@ pub struct nvb_kv_cache_options {
     pub memory: *const nvb_tensor,
     /// 2 · `layers`, or 0.
     pub memory_count: usize,
+    /// Optional, of a cache in FP8: F32 [layers, kv_heads] in device memory, contiguous, which the engine keeps while the cache is
+    /// used. A key is its head's scale times what is stored; appending divides by it, rounds to nearest even and saturates.
+    /// Absent: 1. The engine computes them before the first token is appended, such as max |key| / 448 (E4M3; E5M2: 57344)
+    /// over a calibration text, and the library never changes them: what was appended under one scale is read with the one that
+    /// stands there then.
+    pub key_scales: nvb_tensor,
+    /// As `key_scales`, of the values; must be absent with `values_in_keys`, whose values have the keys' scales.
+    pub value_scales: nvb_tensor,
 }
 versioned!(nvb_kv_cache_options { memory });
 
@@ -109,6 +117,7 @@ pub struct KvCacheObject {
 
 static KV_CACHES: Table<KvCacheObject> = Table::new("KV cache", 6);
 
+/// A call that reads or writes the cache needs it awake.
 pub(super) fn layer_of(
     reading: Reading<'_>,
     backend: &Backend,
@@ -118,18 +127,44 @@ pub(super) fn layer_of(
     let object = KV_CACHES.get(cache)?;
     expect_same_backend(backend, object.backend.executor(), "KV cache")?;
     let layer = object.cache.layer_with(layer as usize, reading.optional("page_table", page_table)?)?;
+    if let Reading::Memory(_) = reading {
+        expect_awake(layer.key).map_err(|error| error.context("the KV cache"))?;
+    }
     Ok((object, layer))
 }
 
-/// Finds a layer as `layer_of` does, for a call that reads or writes the cache.
-pub(super) fn layer_to_use(
+/// `None`: the backend's default.
+fn dtype_of(given: &nvb_kv_cache_options) -> Result<Option<DType>> {
+    let refused = |code: u32| {
+        Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16, _BF16, _F8_E4M3 or _F8_E5M2 is needed"))
+    };
+    match given.dtype {
+        0 => Ok(None),
+        code => DType::from_code(code).map(Some).ok_or_else(|| refused(code)),
+    }
+}
+
+pub(super) fn options_of(
+    reading: Reading<'_>,
     backend: &Backend,
-    cache: (*const nvb_kv_cache, u32),
-    page_table: &nvb_tensor,
-) -> Result<(Arc<KvCacheObject>, CacheLayer)> {
-    let found = layer_of(Reading::Memory(backend), backend, cache, page_table)?;
-    expect_awake(found.1.key).map_err(|error| error.context("the KV cache"))?;
-    Ok(found)
+    given: &nvb_kv_cache_options,
+) -> Result<KvCacheOptions> {
+    Ok(KvCacheOptions {
+        layers: given.layers as usize,
+        sequences: given.sequences as usize,
+        kv_heads: given.kv_heads as usize,
+        head_dim: given.head_dim as usize,
+        value_dim: given.value_dim as usize,
+        values_in_keys: flag("values_in_keys", given.values_in_keys)?,
+        capacity: given.capacity as usize,
+        dtype: dtype_of(given)?.unwrap_or(backend.default_dtype()),
+        page_tokens: given.page_tokens as usize,
+        pages: given.pages as usize,
+        window: given.window as usize,
+        max_append: given.max_append as usize,
+        key_scales: reading.optional("key_scales", &given.key_scales)?,
+        value_scales: reading.optional("value_scales", &given.value_scales)?,
+    })
 }
 
 /// Creates a cache, contents undefined: layers · kv_heads · (head_dim + value_dim) elements for each token that there is room for, and
@@ -146,27 +181,8 @@ pub unsafe extern "C" fn nvb_kv_cache_create(
         expect_out("cache", cache)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let given = unsafe { read(options)? };
-        let dtype =
-            match given.dtype {
-                0 => None,
-                code => Some(DType::from_code(code).ok_or_else(|| {
-                    Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16 or _BF16 is needed"))
-                })?),
-            };
-        let options = KvCacheOptions {
-            layers: given.layers as usize,
-            sequences: given.sequences as usize,
-            kv_heads: given.kv_heads as usize,
-            head_dim: given.head_dim as usize,
-            value_dim: given.value_dim as usize,
-            values_in_keys: flag("values_in_keys", given.values_in_keys)?,
-            capacity: given.capacity as usize,
-            dtype: dtype.unwrap_or(backend.default_dtype()),
-            page_tokens: given.page_tokens as usize,
-            pages: given.pages as usize,
-            window: given.window as usize,
-            max_append: given.max_append as usize,
-        };
+        let dtype = dtype_of(&given)?;
+        let options = options_of(Reading::Memory(&backend), &backend, &given)?;
         let created = if given.memory_count == 0 {
             let stream = stream_of(&backend, std::ptr::null_mut())?;
             stream.expect_unrecorded("the making of a cache")?;

@@ -10,6 +10,8 @@
 #![allow(clippy::missing_safety_doc)]
 
 pub mod attention;
+pub mod attention_merge;
+pub mod attention_plan;
 pub mod backend;
 pub mod backend_options;
 pub mod configuration;

@@ -1,7 +1,7 @@
 //! The operations of a transformer layer.
 
 use super::backend::arguments;
-use super::kv_cache::{layer_to_use, nvb_kv_cache};
+use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::prelude::*;
 use super::tensor::{
     device_tensor, nvb_quantized_rows, nvb_tensor, optional_device_tensor, optional_quantized_rows, Reading,
@@ -47,8 +47,9 @@ pub const NVB_OPERATION_GROUPED_LINEAR: u32 = 13;
 pub const NVB_OPERATION_GROUP_NORM: u32 = 14;
 pub const NVB_OPERATION_MEMORY_COPY: u32 = 15;
 pub const NVB_OPERATION_MEMORY_FILL: u32 = 16;
+pub const NVB_OPERATION_ATTENTION_MERGE: u32 = 17;
 /// The operations of this header; a later library may have more.
-pub const NVB_OPERATION_COUNT: u32 = 17;
+pub const NVB_OPERATION_COUNT: u32 = 18;
 
 /// `layout`: [N, C, …], as PyTorch has images.
 pub const NVB_LAYOUT_NCHW: u32 = 0;
@@ -243,8 +244,8 @@ pub struct nvb_rope_args {
     pub key_norm: nvb_tensor,
     /// [T, kv_heads, head_dim], with a cache only: stored as it is.
     pub value: nvb_tensor,
-    /// I32 [T] in device memory. A token whose sequence or position lies outside the cache is not stored on CUDA and is an
-    /// error on the CPU.
+    /// I32 [T] in device memory. A token at −1 is not stored, as of a row that `nvb_attention_decode` leaves empty. Nor is one
+    /// whose sequence or position lies outside the cache on CUDA; on the CPU that is an error.
     pub positions: nvb_tensor,
     /// Optional, I32 [T] in device memory: the sequence of each token; absent: sequence 0.
     pub sequences: nvb_tensor,
@@ -461,7 +462,8 @@ pub unsafe extern "C" fn nvb_rope(
         let (owner, cache) = match args.cache.is_null() {
             true => (None, None),
             false => {
-                let (owner, cache) = layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?;
+                let (owner, cache) =
+                    layer_of(Reading::Memory(&backend), &backend, (args.cache, args.layer), &args.page_table)?;
                 (Some(owner as Owner), Some(cache))
             }
         };
@@ -502,7 +504,7 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
     guard!(nvb_kv_cache_append, {
         arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
-        let (owner, cache) = layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?;
+        let (owner, cache) = layer_of(Reading::Memory(&backend), &backend, (args.cache, args.layer), &args.page_table)?;
         let sequences = optional_device_tensor(&backend, "sequences", &args.sequences)?;
         let op = Rope::new(RopeArguments {
             query: None,

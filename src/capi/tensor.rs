@@ -15,6 +15,10 @@ pub const NVB_DTYPE_F16: u32 = 2;
 pub const NVB_DTYPE_BF16: u32 = 3;
 /// `nvb_tensor.dtype`: 32-bit signed integer (tokens, positions, sequences).
 pub const NVB_DTYPE_I32: u32 = 4;
+/// FP8 E4M3 (OCP, without infinities; largest 448): keys and values in a cache, which have scales; no operation's tensor.
+pub const NVB_DTYPE_F8_E4M3: u32 = 5;
+/// FP8 E5M2 (largest finite 57344): as `NVB_DTYPE_F8_E4M3`.
+pub const NVB_DTYPE_F8_E5M2: u32 = 6;
 
 /// A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside
 /// argument structs; an all-zero tensor stands for "absent" where a call says optional.
@@ -94,7 +98,7 @@ pub unsafe extern "C" fn nvb_tensor_bytes(dtype: u32, rank: u32, shape: *const i
 /// `shape` is NULL or has `rank` extents.
 pub(super) unsafe fn tensor_shape(dtype: u32, rank: u32, shape: *const i64) -> Result<(DType, Vec<usize>)> {
     let dtype = DType::from_code(dtype)
-        .ok_or_else(|| Error::invalid(format!("dtype is {dtype}; NVB_DTYPE_… (1 to 4) is needed")))?;
+        .ok_or_else(|| Error::invalid(format!("dtype is {dtype}; NVB_DTYPE_… (1 to 6) is needed")))?;
     if rank == 0 || rank as usize > MAX_RANK {
         return Err(Error::invalid(format!("rank is {rank}; 1 to {MAX_RANK} is needed")));
     }
@@ -236,7 +240,7 @@ pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
         return Err(Error::invalid(format!("tensor `{name}` is missing")));
     }
     let dtype = DType::from_code(tensor.dtype).ok_or_else(|| {
-        Error::invalid(format!("tensor `{name}` has dtype {}; NVB_DTYPE_… (1 to 4) is needed", tensor.dtype))
+        Error::invalid(format!("tensor `{name}` has dtype {}; NVB_DTYPE_… (1 to 6) is needed", tensor.dtype))
     })?;
     let rank = tensor.rank as usize;
     if rank == 0 || rank > MAX_RANK {

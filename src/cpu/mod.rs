@@ -150,6 +150,13 @@ impl Executor for CpuExecutor {
                 let output = linear.output.unwrap_or(Matrix::without_memory(DType::F32, rows, columns));
                 Plan::of_product(self, &linear.product(0, rows, output))
             }
+            Operation::AttentionPrefill(prefill) => {
+                let parameters = attention::prefill_parameters(prefill, self.threads.count());
+                Plan::of_only(op).with_parameters(&parameters)
+            }
+            Operation::AttentionDecode(decode) => {
+                Plan::of_only(op).with_parameters(&attention::decode_parameters(decode))
+            }
             _ => Plan::of_only(op),
         })
     }

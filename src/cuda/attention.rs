@@ -2,6 +2,7 @@
 
 use super::attention_plan::{DecodePlan, PrefillPlan};
 use super::executor::CudaExecutor;
+use super::kernel_table::row;
 use super::kv_placement::{sequence_stride, KvPlacement};
 use super::launch::Launch;
 use super::scratch::WorkspaceUse;
@@ -9,11 +10,16 @@ use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
+use crate::operation::Operation;
+use crate::registry::KernelId;
 use crate::tensor::DType;
 use std::ffi::c_void;
 
 /// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.
 pub(super) const MAX_SEQUENCES: usize = 128;
+/// Blocks of a launch along the axes of a grid that sequences and heads have.
+const MOST_BLOCKS: usize = 65_535;
+
 /// `nvb_attention_sequence` of csrc/attention/attention.h.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -93,6 +99,8 @@ pub(super) struct DecodeParams {
     slots: *const c_void,
     output: *mut c_void,
     lse: *mut c_void,
+    key_scale: *const c_void,
+    value_scale: *const c_void,
     workspace: *mut c_void,
     counters: *mut c_void,
     query_token_stride: i64,
@@ -109,6 +117,7 @@ pub(super) struct DecodeParams {
     kv_dtype: u32,
     output_dtype: u32,
     sequences: i32,
+    rows_per_sequence: i32,
     query_heads: i32,
     kv_heads: i32,
     head_dim: i32,
@@ -123,6 +132,7 @@ pub(super) struct DecodeParams {
     chunks: i32,
     heads_per_chunk: i32,
     slots_per_head: i32,
+    reserved: u32,
     placement: KvPlacement,
 }
 
@@ -137,13 +147,44 @@ extern "C" {
 }
 
 pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: RawHandle) -> Result<()> {
-    let _guard = executor.enter()?;
-    let launch = executor.launch_attention_on(stream);
     let mut params = prefill_params(op);
+    let _guard = executor.enter()?;
     if op.sequences.is_empty() {
         return Ok(());
     }
     let plan = PrefillPlan::of(executor, op, &mut params).ok_or_else(|| no_kernel(&op.config))?;
+    launch_prefill(executor, op, &plan, params, stream)
+}
+
+/// The attention by this kernel, a candidate; for measurements.
+pub(super) fn with(executor: &CudaExecutor, op: &Operation, kernel: KernelId, stream: RawHandle) -> Result<()> {
+    let _guard = executor.enter()?;
+    let other = || Error::unsupported(format!("{} cannot do this attention", kernel.kernel().name));
+    let row = row(kernel).ok_or_else(other)?;
+    match op {
+        Operation::AttentionPrefill(op) => {
+            let mut params = prefill_params(op);
+            let plan = PrefillPlan::by([row], executor, op, &mut params).ok_or_else(other)?;
+            launch_prefill(executor, op, &plan, params, stream)
+        }
+        Operation::AttentionDecode(op) => {
+            let params = decode_params(op);
+            let plan = DecodePlan::by([row], executor, op, &params).ok_or_else(other)?;
+            launch_decode(executor, &plan, params, stream)
+        }
+        _ => Err(other()),
+    }
+}
+
+/// The context is current.
+fn launch_prefill(
+    executor: &CudaExecutor,
+    op: &AttentionPrefill,
+    plan: &PrefillPlan,
+    mut params: PrefillParams,
+    stream: RawHandle,
+) -> Result<()> {
+    let launch = executor.launch_attention_on(stream);
     params.heads_per_group = plan.heads_per_group;
     for spans in op.sequences.chunks(MAX_SEQUENCES) {
         let blocks = plan.arrange(&mut params, spans)?;
@@ -168,8 +209,8 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         output: op.output.data,
         lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
         query_scale: std::ptr::null(),
-        key_scale: std::ptr::null(),
-        value_scale: std::ptr::null(),
+        key_scale: op.key.scales.cast(),
+        value_scale: op.value.scales.cast(),
         mask: std::ptr::null(),
         query_starts: std::ptr::null(),
         kv_starts: std::ptr::null(),
@@ -196,8 +237,8 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         output_dtype: op.output.dtype as u32,
         mask_dtype: DType::F32 as u32,
         query_scale_stride: 0,
-        key_scale_stride: 0,
-        value_scale_stride: 0,
+        key_scale_stride: 1,
+        value_scale_stride: 1,
         sequences: 0,
         query_heads: query_heads as i32,
         kv_heads: kv_heads as i32,
@@ -252,11 +293,31 @@ pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) ->
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    let mut params = decode_params(op);
-    if op.query.tokens == 0 {
-        return Ok(());
+    let params = decode_params(op);
+    match DecodePlan::of(executor, op, &params) {
+        Some(plan) => launch_decode(executor, &plan, params, stream),
+        None if op.query.tokens == 0 => Ok(()),
+        None => Err(no_decode(op)),
     }
-    let plan = DecodePlan::of(executor, op, &params).ok_or_else(|| no_kernel(&op.config))?;
+}
+
+/// What no kernel takes.
+pub(super) fn no_decode(op: &AttentionDecode) -> Error {
+    let [sequences, rows, heads] = [op.sequence_count(), op.rows.per_sequence, op.config.query_heads];
+    Error::unsupported(format!(
+        "no decode kernel takes {sequences} sequences of {rows} rows with {heads} heads; {MOST_BLOCKS} sequences, and as many rows \
+         times heads, are the most"
+    ))
+    .with_limit(sequences.max(rows * heads) as u64, MOST_BLOCKS as u64)
+}
+
+/// The context is current.
+fn launch_decode(
+    executor: &CudaExecutor,
+    plan: &DecodePlan,
+    mut params: DecodeParams,
+    stream: RawHandle,
+) -> Result<()> {
     let launch = executor.launch_attention_on(stream);
     let workspace = plan.workspace();
     let scratch = executor.scratch(stream);
@@ -280,10 +341,12 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         query: op.query.data,
         key: op.cache.key,
         value: op.cache.value,
-        positions: op.positions.data,
-        slots: op.sequences.map_or(std::ptr::null_mut(), |sequences| sequences.data),
+        positions: op.rows.positions.data,
+        slots: op.rows.sequences.map_or(std::ptr::null_mut(), |sequences| sequences.data),
         output: op.output.data,
         lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
+        key_scale: op.cache.key_scales.cast(),
+        value_scale: op.cache.value_scales.cast(),
         workspace: std::ptr::null_mut(),
         counters: std::ptr::null_mut(),
         query_token_stride: op.query.token_stride as i64,
@@ -299,14 +362,15 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         query_dtype: op.query.dtype as u32,
         kv_dtype: op.cache.dtype as u32,
         output_dtype: op.output.dtype as u32,
-        sequences: op.query.tokens as i32,
+        sequences: op.sequence_count() as i32,
+        rows_per_sequence: op.rows.per_sequence as i32,
         query_heads: query_heads as i32,
         kv_heads: kv_heads as i32,
         head_dim: head_dim as i32,
         value_dim: value_dim as i32,
         slot_count: op.cache.sequences as i32,
         capacity: op.cache.capacity as i32,
-        max_kv_length: op.max_kv_length as i32,
+        max_kv_length: op.rows.max_kv_length as i32,
         window: window as i32,
         scale,
         soft_cap,
@@ -314,6 +378,7 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         chunks: 0,
         heads_per_chunk: 0,
         slots_per_head: 0,
+        reserved: 0,
         placement: KvPlacement::of(&key, &value),
     }
 }

@@ -214,6 +214,15 @@ impl Executor for CudaExecutor {
         &self.choices
     }
 
+    fn attention_candidates(&self, op: &Operation) -> Result<Vec<KernelId>> {
+        let _guard = self.enter()?;
+        Ok(super::attention_plan::candidates(self, op))
+    }
+
+    fn attention_with(&self, op: &Operation, kernel: KernelId, stream: RawHandle) -> Result<()> {
+        super::attention::with(self, op, kernel, stream)
+    }
+
     fn linear_candidates(&self, op: &LinearProduct) -> Vec<Choice> {
         super::linear_candidates::candidates(self, op)
     }

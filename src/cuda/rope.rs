@@ -18,6 +18,8 @@ mirror! {
         key_norm: *const c_void,
         key_cache: *mut c_void = cache.map_or(std::ptr::null_mut(), |cache| cache.key),
         value_cache: *mut c_void = cache.filter(|_| op.value.is_some()).map_or(std::ptr::null_mut(), |cache| cache.value),
+        key_scale: *const c_void = cache.map_or(std::ptr::null(), |cache| cache.key_scales.cast()),
+        value_scale: *const c_void = cache.map_or(std::ptr::null(), |cache| cache.value_scales.cast()),
         positions: *const c_void = op.positions.data,
         slots: *const c_void = vector_of(op.append.and_then(|append| append.sequences)),
         query_token_stride: i64,

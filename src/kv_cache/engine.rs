@@ -1,6 +1,6 @@
 //! Keys and values in memory of the engine's, which hands out its pages itself.
 
-use super::{KvCacheOptions, MAX_PAGES};
+use super::{expect_kv, KvCacheOptions, MAX_PAGES};
 use crate::allocation::with_room;
 use crate::error::{Error, Result};
 use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor, ValueStrides};
@@ -41,7 +41,7 @@ impl EngineMemory {
         let mut layers = with_room(options.layers, "the layers of a KV cache")?;
         for (at, tensor) in tensors.iter().enumerate() {
             let of = |error: Error| error.context(format_args!("memory[{at}]"));
-            tensor.expect_float("memory").map_err(of)?;
+            expect_kv(tensor.dtype).map_err(of)?;
             tensor.expect_rank("memory", 4).map_err(of)?;
             let dim = if at % 2 == 0 { options.head_dim } else { options.value_dim() };
             tensor.expect_shape("memory", &[first.shape[0], options.kv_heads, block_tokens, dim]).map_err(of)?;
@@ -83,6 +83,8 @@ impl EngineMemory {
             key,
             value,
             dtype: self.dtype,
+            key_scales: std::ptr::null(),
+            value_scales: std::ptr::null(),
             sequences: self.blocks,
             heads: options.kv_heads,
             capacity: options.capacity,

@@ -245,6 +245,9 @@ pub trait Visit {
     #[inline]
     fn cache(&mut self, layer: &CacheLayer, effect: Effect) {
         let (key_bytes, value_bytes) = (layer.key_span_bytes(), layer.value_span_bytes());
+        for (name, scales) in layer.scales() {
+            self.read(name, scales.as_ref());
+        }
         if let Some(table) = layer.page_table() {
             // Keys and values lie between each other where a page has both.
             let start = layer.key.min(layer.value);

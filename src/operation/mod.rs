@@ -29,6 +29,7 @@ use crate::tensor::Tensor;
 use access::Visit;
 use argmax::Argmax;
 use attention::{AttentionDecode, AttentionPrefill};
+use attention_merge::AttentionMerge;
 use elementwise::Elementwise;
 use embedding::Embedding;
 use gated_activation::GatedActivation;
@@ -144,6 +145,7 @@ operations! {
     GroupNorm = 14, group_norm, c"nvbackend::group_norm";
     MemoryCopy = 15, memory_copy, c"nvbackend::memory_copy";
     MemoryFill = 16, memory_fill, c"nvbackend::memory_fill";
+    AttentionMerge = 17, attention_merge, c"nvbackend::attention_merge";
 }
 
 /// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in
@@ -154,6 +156,7 @@ macro_rules! plain_operations {
     ($then:ident $(, $argument:tt)*) => {
         $then! {
             $($argument)*
+            AttentionMerge attention_merge;
             Elementwise elementwise;
             GatedActivation gated_activation;
             GroupNorm group_norm;

@@ -14,6 +14,15 @@ const CHUNKS: Limits = Limits { depth_multiple: 64, ..VECTORS };
 /// Kernels of compute capability 9.0 alone.
 const HOPPER: Limits = Limits { capability: 90, exact: true, ..CHUNKS };
 
+/// What keys and values may be kept in.
+const KV_ENCODINGS: &[Encoding] = &[
+    Encoding::Float(DType::F32),
+    Encoding::Float(DType::F16),
+    Encoding::Float(DType::Bf16),
+    Encoding::Fp8E4m3,
+    Encoding::Fp8E5m2,
+];
+
 const fn kernel(
     name: &'static str,
     family: Family,
@@ -50,7 +59,7 @@ const fn attention(name: &'static str, family: Family, limits: Limits, summary: 
         Family::AttentionPrefill => OperationKind::AttentionPrefill,
         _ => OperationKind::AttentionDecode,
     };
-    let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
+    let encodings = if limits.capability == 0 { KV_ENCODINGS } else { HALF_ENCODINGS };
     let inputs = if limits.exact { HALVES } else { FLOATS };
     Kernel { operation, ..kernel(name, family, inputs, encodings, limits, summary) }
 }

@@ -49,6 +49,8 @@ impl PageTable {
 pub struct KvView {
     pub data: *mut c_void,
     pub dtype: DType,
+    /// f32, one a head, in device memory: an element is its head's scale times what is stored. NULL: 1.
+    pub scales: *const f32,
     /// From one sequence's origin to the next: in elements, or in entries of the page table. Of a tensor whose sequences lie one
     /// after the other, from one token to the next.
     pub sequence_stride: usize,
@@ -72,6 +74,16 @@ pub struct KvHead {
 }
 
 impl KvView {
+    /// A head's scale, which executors that compute on the host read.
+    #[inline(always)]
+    pub fn scale(&self, head: usize) -> f32 {
+        match self.scales.is_null() {
+            true => 1.0,
+            // SAFETY: a validated view has a scale for each head, in host memory for an executor that reads it here.
+            false => unsafe { *self.scales.add(head) },
+        }
+    }
+
     pub fn origin(&self, sequence: usize) -> usize {
         sequence * self.sequence_stride
     }
@@ -139,6 +151,9 @@ pub struct CacheLayer {
     pub key: *mut c_void,
     pub value: *mut c_void,
     pub dtype: DType,
+    /// As of a [`KvView`].
+    pub key_scales: *const f32,
+    pub value_scales: *const f32,
     pub sequences: usize,
     pub heads: usize,
     /// No position of a sequence reaches this.
@@ -191,6 +206,8 @@ impl CacheLayer {
             key,
             value,
             dtype,
+            key_scales: std::ptr::null(),
+            value_scales: std::ptr::null(),
             sequences,
             heads,
             capacity,
@@ -209,8 +226,8 @@ impl CacheLayer {
     }
 
     pub fn key_view(&self) -> KvView {
-        let &CacheLayer { key, dtype, sequence_stride, token_stride, head_stride, placement, .. } = self;
-        KvView { data: key, dtype, sequence_stride, token_stride, head_stride, placement }
+        let &CacheLayer { key, dtype, key_scales, sequence_stride, token_stride, head_stride, placement, .. } = self;
+        KvView { data: key, dtype, scales: key_scales, sequence_stride, token_stride, head_stride, placement }
     }
 
     pub fn value_view(&self) -> KvView {
@@ -222,6 +239,7 @@ impl CacheLayer {
         KvView {
             data: self.value,
             dtype: self.dtype,
+            scales: self.value_scales,
             sequence_stride,
             token_stride: token,
             head_stride: head,
@@ -236,9 +254,10 @@ impl CacheLayer {
 
     /// The layer whose keys are this one's values, and whose values nobody uses: for whoever writes either alone.
     pub fn values_as_keys(&self) -> CacheLayer {
-        let KvView { data, sequence_stride, token_stride, head_stride, placement, .. } = self.value_view();
+        let KvView { data, scales, sequence_stride, token_stride, head_stride, placement, .. } = self.value_view();
         CacheLayer {
             key: data,
+            key_scales: scales,
             head_dim: self.value_dim,
             sequence_stride,
             token_stride,
@@ -257,6 +276,14 @@ impl CacheLayer {
 
     pub fn origin(&self, sequence: usize) -> usize {
         sequence * self.sequence_stride
+    }
+
+    /// The scales of keys and of values, where there are any.
+    pub fn scales(&self) -> [(&'static str, Option<Tensor>); 2] {
+        let of = |scales: *const f32| {
+            (!scales.is_null()).then(|| Tensor::new(scales.cast_mut().cast(), DType::F32, &[self.heads]))
+        };
+        [("key_scales", of(self.key_scales)), ("value_scales", of(self.value_scales))]
     }
 
     pub fn page_table(&self) -> Option<&PageTable> {

@@ -3,7 +3,7 @@
 use crate::compare::bound;
 use crate::run::{key_tensor, rounded, value_tensor, Failure, Outcome, Run};
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
-use nvbackend::operation::attention::AttentionConfig;
+use nvbackend::operation::attention::{AttentionConfig, DecodeRows};
 use nvbackend::tensor::{DType, Tensor};
 
 /// Query, key/value and output dtypes: the query has the keys' dtype or F32, the output any.
@@ -11,6 +11,11 @@ pub fn dtypes() -> Vec<(DType, DType, DType)> {
     let pairs =
         DType::FLOATS.map(|kv| (kv, kv)).into_iter().chain([(DType::F32, DType::F16), (DType::F32, DType::Bf16)]);
     pairs.flat_map(|(query, kv)| DType::FLOATS.map(|output| (query, kv, output))).collect()
+}
+
+/// One row a sequence.
+pub fn one_row(positions: Tensor, sequences: Option<Tensor>, max_kv_length: usize) -> DecodeRows {
+    DecodeRows { per_sequence: 1, positions, sequences, max_kv_length }
 }
 
 /// Keys and values of one sequence, [length, kv_heads, head_dim] and [length, kv_heads, value_dim].

@@ -1,17 +1,21 @@
-//! `attention_decode`: one query row a sequence; positions and sequences are read from device memory.
+//! `attention_decode`: one or a few query rows a sequence; positions and sequences are read from device memory.
 
-use crate::attention_cases::{attend, attention_bound, dtypes, expect_attention, filled_cache, Keys};
+use crate::attention_cases::{attend, attention_bound, dtypes, expect_attention, filled_cache, one_row, Keys};
 use crate::compare::compare;
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN};
 use nvbackend::error::Status;
-use nvbackend::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
+use nvbackend::operation::attention::{
+    AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource, EMPTY_ROW,
+};
 use nvbackend::operation::Operation;
 use nvbackend::tensor::DType;
 
 #[derive(Debug, Clone)]
 struct Case {
-    /// The position of each row: it sees the keys up to and including it.
+    /// The position of each sequence's last row: it sees the keys up to and including it. The rows before it stand one
+    /// position before the next each, and are empty where there is none.
     positions: Vec<usize>,
+    rows_per_sequence: usize,
     heads: (usize, usize),
     dim: usize,
     window: usize,
@@ -29,6 +33,7 @@ struct Case {
 fn case() -> Case {
     Case {
         positions: vec![40, 0, 7],
+        rows_per_sequence: 1,
         heads: (4, 2),
         dim: 64,
         window: 0,
@@ -64,31 +69,46 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         causal: true,
         ..AttentionConfig::default()
     })?;
-    let rows = case.positions.len();
+    let (count, per_sequence) = (case.positions.len(), case.rows_per_sequence);
+    let rows = count * per_sequence;
+    let row_positions: Vec<i32> = case
+        .positions
+        .iter()
+        .flat_map(|&last| {
+            (0..per_sequence).map(move |row| (last as i32 + row as i32 + 1 - per_sequence as i32).max(EMPTY_ROW))
+        })
+        .collect();
     let keys: Vec<Keys> = case.positions.iter().map(|&position| Keys::new(run, &config, kv, position + 1)).collect();
     let longest = case.positions.iter().max().map_or(1, |position| position + 1);
-    let order = if case.permuted { run.random.permutation(rows + 2) } else { (0..rows + 2).collect() };
+    let order = if case.permuted { run.random.permutation(count + 2) } else { (0..count + 2).collect() };
     let placed: Vec<(usize, &Keys)> = order.iter().copied().zip(&keys).collect();
-    let cache = filled_cache(run, &config, kv, rows + 2, longest + 9, &placed)?;
+    let cache = filled_cache(run, &config, kv, count + 2, longest + 9, &placed)?;
     let shape = [rows, case.heads.0, case.dim];
     let queries = rounded(query_dtype, &run.random.normals(rows * case.heads.0 * case.dim, 1.0));
     let query = run.tensor(query_dtype, &shape, case.layout, &queries)?;
     let output = run.output(output_dtype, &shape, case.layout)?;
     let lse = if case.lse { Some(run.output(DType::F32, &[rows, case.heads.0], PLAIN)?) } else { None };
-    let positions = run.integers(&case.positions.iter().map(|&position| position as i32).collect::<Vec<_>>())?;
-    let sequences = run.integers(&order[..rows].iter().map(|&sequence| sequence as i32).collect::<Vec<_>>())?;
+    let positions = run.integers(&row_positions)?;
+    let sequences = run.integers(&order[..count].iter().map(|&sequence| sequence as i32).collect::<Vec<_>>())?;
     let sequences = Some(sequences).filter(|_| case.permuted);
     let max_kv_length = case.headroom.map_or(0, |headroom| longest + headroom);
-    let op = AttentionDecode::new(config, query, cache.layer(1)?, output, lse, positions, sequences, max_kv_length)?;
+    let decoded = DecodeRows { per_sequence, positions, sequences, max_kv_length };
+    let op = AttentionDecode::new(config, query, cache.layer(1)?, output, lse, decoded)?;
     // Twice: whatever scratch the first call leaves must not reach the second.
     for _ in 0..2 {
         run.executor().run(&Operation::from(op), run.stream.raw())?;
     }
     let mut reference = Vec::new();
-    for (row, (&position, keys)) in case.positions.iter().zip(&keys).enumerate() {
+    for (row, &position) in row_positions.iter().enumerate() {
         for head in 0..case.heads.0 {
             let at = (row * case.heads.0 + head) * case.dim;
-            reference.push(attend(&config, &queries[at..][..case.dim], head, keys, position as i64));
+            reference.push(attend(
+                &config,
+                &queries[at..][..case.dim],
+                head,
+                &keys[row / per_sequence],
+                position.into(),
+            ));
         }
     }
     run.stream.synchronize()?;
@@ -156,6 +176,97 @@ fn scores() {
     check("attention_decode", &variants(&cases), test);
 }
 
+#[test]
+fn rows_of_a_sequence() {
+    let mut cases = Vec::new();
+    for rows_per_sequence in [2, 3, 4, 7, 8, 16] {
+        for (heads, dim) in [((1, 1), 64), ((4, 1), 128), ((6, 2), 256), ((8, 1), 40), ((12, 2), 320), ((3, 3), 33)] {
+            cases.push(Case { rows_per_sequence, heads, dim, positions: vec![5, 70, 0, 300], ..case() });
+        }
+        for (position, window) in [(15, 0), (16, 0), (130, 20), (500, 64), (500, 1), (1040, 1024), (3000, 0)] {
+            let positions = vec![position, position / 2, rows_per_sequence - 1];
+            let case = Case { rows_per_sequence, window, positions, heads: (4, 2), dim: 64, ..case() };
+            cases.push(Case { headroom: Some(0), soft_cap: 5.0, ..case.clone() });
+            cases.push(Case { permuted: false, ..case });
+        }
+        cases.push(Case { rows_per_sequence, positions: vec![], ..case() });
+        // More blocks than a GPU runs at once.
+        let positions = (0..70).map(|i| i * 37 % 300).collect();
+        cases.push(Case { rows_per_sequence, positions, heads: (8, 2), dim: 128, headroom: Some(0), ..case() });
+    }
+    check("attention_decode", &variants(&cases), test);
+}
+
+/// A row of several is what it is alone, whichever rows stand beside it, also behind rows that its sequence does not need.
+#[test]
+fn rows_beside_each_other() {
+    let cases: Vec<(DType, usize, usize)> =
+        DType::FLOATS.into_iter().flat_map(|dtype| [(dtype, 150, 0), (dtype, 40, 16), (dtype, 2000, 0)]).collect();
+    check("attention_decode beside empty rows", &cases, |run, &(dtype, length, window)| {
+        let config = AttentionConfig::new(AttentionConfig {
+            query_heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            value_dim: 0,
+            scale: 0.0,
+            soft_cap: 0.0,
+            window,
+            causal: true,
+        })?;
+        let keys = Keys::new(run, &config, dtype, length);
+        let cache = filled_cache(run, &config, dtype, 2, length + 4, &[(0, &keys), (1, &keys)])?;
+        let last = length as i32 - 1;
+        let positions =
+            [EMPTY_ROW, last - 7, last - 6, last, EMPTY_ROW, last, EMPTY_ROW, EMPTY_ROW, EMPTY_ROW, EMPTY_ROW];
+        let (query, queries) = run.normal(dtype, &[10, 4, 64], PLAIN, 1.0)?;
+        let output = run.output(DType::F32, &[10, 4, 64], PLAIN)?;
+        let lse = run.output(DType::F32, &[10, 4], PLAIN)?;
+        let rows =
+            DecodeRows { per_sequence: 5, positions: run.integers(&positions)?, sequences: None, max_kv_length: 0 };
+        let op = AttentionDecode::new(config, query, cache.layer(1)?, output, Some(lse), rows)?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
+        let row = |i: usize| attend(&config, &queries[i * 64..][..64], i % 4, &keys, positions[i / 4].into());
+        expect_attention(run, dtype, &output, Some(&lse), &(0..40).map(row).collect::<Vec<_>>())
+    });
+}
+
+#[test]
+fn rows_that_are_refused() {
+    check("attention_decode of rows", &[(17, 17, 1), (0, 4, 4), (3, 4, 1), (2, 4, 4), (2, 4, 1)], |run, case| {
+        let &(per_sequence, rows, sequences) = case;
+        let config = AttentionConfig {
+            query_heads: 2,
+            kv_heads: 1,
+            head_dim: 16,
+            value_dim: 0,
+            scale: 0.25,
+            soft_cap: 0.0,
+            window: 0,
+            causal: true,
+        };
+        let cache = filled_cache(run, &config, DType::F32, 1, 32, &[])?;
+        let (query, _) = run.normal(DType::F32, &[rows, 2, 16], PLAIN, 1.0)?;
+        let output = run.output(DType::F32, &[rows, 2, 16], PLAIN)?;
+        let rows = DecodeRows {
+            per_sequence,
+            positions: run.integers(&vec![3; rows])?,
+            sequences: Some(run.integers(&vec![0; sequences])?).filter(|_| sequences > 1),
+            max_kv_length: 0,
+        };
+        let words: &[&str] = match case {
+            (17 | 0, ..) => &["rows_per_sequence", "1 to 16"],
+            (3, ..) => &["4 rows", "multiple", "3"],
+            (_, _, 4) => &["sequences", "[4]", "[2]"],
+            _ => &["2 sequences without `sequences`", "has 1"],
+        };
+        expect_error(
+            AttentionDecode::new(config, query, cache.layer(1)?, output, None, rows),
+            Status::InvalidArgument,
+            words,
+        )
+    });
+}
+
 /// The last row of a prefill is what decode gives at its position.
 #[test]
 fn decode_agrees_with_prefill() {
@@ -169,6 +280,7 @@ fn decode_agrees_with_prefill() {
             query_heads: heads,
             kv_heads: 2,
             head_dim: dim,
+            value_dim: 0,
             scale: 0.0,
             soft_cap: 0.0,
             window,
@@ -186,8 +298,14 @@ fn decode_agrees_with_prefill() {
         run.executor().run(&Operation::from(prefill), run.stream.raw())?;
         let positions = run.integers(&[length as i32 - 1])?;
         let sequences = run.integers(&[2])?;
-        let decode =
-            AttentionDecode::new(config, query, cache.layer(1)?, decoded, None, positions, Some(sequences), 0)?;
+        let decode = AttentionDecode::new(
+            config,
+            query,
+            cache.layer(1)?,
+            decoded,
+            None,
+            one_row(positions, Some(sequences), 0),
+        )?;
         run.executor().run(&Operation::from(decode), run.stream.raw())?;
         let (prefilled, decoded) = (run.read(&prefilled)?, run.read(&decoded)?);
         compare(DType::F32, &decoded, &prefilled, 2.0 * attention_bound(dtype, DType::F32), &[]).map_err(Failure::from)
@@ -197,12 +315,13 @@ fn decode_agrees_with_prefill() {
 /// The CPU names the row's number and the limit; a GPU writes an empty row and the others as they should be.
 #[test]
 fn places_outside_the_cache() {
-    let cases = [(-1, 0), (16, 0), (i32::MAX, 0), (i32::MIN, 1), (3, -1), (3, 2), (3, i32::MAX)];
+    let cases = [(-2, 0), (16, 0), (i32::MAX, 0), (i32::MIN, 1), (3, -1), (3, 2), (3, i32::MAX)];
     check("attention_decode outside the cache", &cases, |run, &(position, sequence)| {
         let config = AttentionConfig {
             query_heads: 2,
             kv_heads: 1,
             head_dim: 16,
+            value_dim: 0,
             scale: 0.25,
             soft_cap: 0.0,
             window: 0,
@@ -216,8 +335,14 @@ fn places_outside_the_cache() {
         let lse = run.output(DType::F32, &[2, 2], PLAIN)?;
         let positions = run.integers(&[position, 9])?;
         let sequences = run.integers(&[sequence, 1])?;
-        let op =
-            AttentionDecode::new(config, query, cache.layer(1)?, output, Some(lse), positions, Some(sequences), 0)?;
+        let op = AttentionDecode::new(
+            config,
+            query,
+            cache.layer(1)?,
+            output,
+            Some(lse),
+            one_row(positions, Some(sequences), 0),
+        )?;
         let result = run.executor().run(&Operation::from(op), run.stream.raw());
         if run.device.is_cpu() {
             let (outside, limit) = if (0..16).contains(&position) { (sequence, "2") } else { (position, "16") };

@@ -1,7 +1,7 @@
 //! Caches of every placement: contiguous, rings, the library's pages and the engine's. Tokens are appended in chunks, each chunk
 //! is prefilled over what the cache then holds, and in the end every sequence is decoded. What no sequence holds is NaN.
 
-use crate::attention_cases::{attend, expect_attention, value_dim, Keys};
+use crate::attention_cases::{attend, expect_attention, one_row, value_dim, Keys};
 use crate::run::{check, expect_error, rounded, Failure, Outcome, Run, PLAIN};
 use nvbackend::error::Status;
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
@@ -35,6 +35,8 @@ struct Case {
     window: usize,
     /// Of queries, then of keys and values.
     dtypes: (DType, DType),
+    /// Of a cache in FP8: of keys and of values, from head to head in turn.
+    scales: Option<[[f64; 2]; 2]>,
 }
 
 const LAYERS: usize = 2;
@@ -52,6 +54,30 @@ impl Cache {
     }
 }
 
+/// Scales of keys or of values of all layers; those of other layers are twice as large.
+fn scales(run: &mut Run, case: &Case, part: usize) -> Result<Option<Tensor>, Failure> {
+    let Some(scales) = case.scales else { return Ok(None) };
+    let of = |layer: usize, head: usize| scales[part][head % 2] * if layer == LAYER { 1.0 } else { 2.0 };
+    let heads = case.heads.1;
+    let values: Vec<f64> = (0..LAYERS * heads).map(|at| of(at / heads, at % heads)).collect();
+    Ok(Some(run.tensor(DType::F32, &[LAYERS, heads], PLAIN, &values)?))
+}
+
+/// What a cache in FP8 with scales holds of these keys and values.
+fn stored(case: &Case, keys: &Keys) -> Keys {
+    let Some(scales) = case.scales else { return keys.clone() };
+    let stored = |rows: &[f64], part: usize, dim: usize| {
+        let scale = |at: usize| f64::from(scales[part][at / dim % case.heads.1 % 2] as f32);
+        let quotients: Vec<f64> =
+            rows.iter().enumerate().map(|(at, &x)| f64::from(x as f32 / scale(at) as f32)).collect();
+        let rounded = rounded(case.dtypes.1, &quotients);
+        rounded.iter().enumerate().map(|(at, x)| x * scale(at)).collect()
+    };
+    let value_dim = if case.value_dim == 0 { case.dim } else { case.value_dim };
+    let value_part = usize::from(!case.values_in_keys);
+    Keys { length: keys.length, key: stored(&keys.key, 0, case.dim), value: stored(&keys.value, value_part, value_dim) }
+}
+
 /// A cache of poison for as many sequences, and one more that stays empty.
 fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Result<Cache, Failure> {
     let (heads, dim, dtype) = (case.heads.1, case.dim, case.dtypes.1);
@@ -64,6 +90,8 @@ fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Resu
         values_in_keys: case.values_in_keys,
         capacity,
         dtype,
+        key_scales: scales(run, case, 0)?,
+        value_scales: if case.values_in_keys { None } else { scales(run, case, 1)? },
         ..Default::default()
     };
     let memory = run.device.backend.memory();
@@ -195,13 +223,17 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         ..AttentionConfig::default()
     })?;
     let (heads, dim, value_dim) = (case.heads.0, case.dim, value_dim(&config));
+    // Kernels round F32 queries to keys of 16 bits.
+    let narrowed = |queries: &[f64]| if kv.is_fp8() { queries.to_vec() } else { rounded(kv, queries) };
     let count = case.chunks[0].len();
     let lengths: Vec<usize> = (0..count).map(|at| case.chunks.iter().map(|chunk| chunk[at]).sum()).collect();
+    let appended_dtype = if case.scales.is_some() { DType::F32 } else { kv };
     let keys = lengths.iter().map(|&length| match case.values_in_keys {
-        true => Keys::new(run, &config, kv, length).with_values_in_keys(&config),
-        false => Keys::new(run, &config, kv, length),
+        true => Keys::new(run, &config, appended_dtype, length).with_values_in_keys(&config),
+        false => Keys::new(run, &config, appended_dtype, length),
     });
-    let keys: Vec<Keys> = keys.collect();
+    let appended: Vec<Keys> = keys.collect();
+    let keys: Vec<Keys> = appended.iter().map(|keys| stored(case, keys)).collect();
     let longest = *lengths.iter().max().expect("there are sequences");
     let cache = create(run, case, count + 1, longest + 5)?;
     let mut held = vec![0; count];
@@ -213,9 +245,9 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
                 reserve(run, &cache.cache, sequence, tokens)?;
             }
         }
-        append(run, cache.layer()?, &keys, &held, &after)?;
+        append(run, cache.layer()?, &appended, &held, &after)?;
         let rows: usize = chunk.iter().sum();
-        let queries = rounded(kv, &rounded(query_dtype, &run.random.normals(rows * heads * dim, 1.0)));
+        let queries = narrowed(&rounded(query_dtype, &run.random.normals(rows * heads * dim, 1.0)));
         let query = run.tensor(query_dtype, &[rows, heads, dim], PLAIN, &queries)?;
         let output = run.output(query_dtype, &[rows, heads, value_dim], PLAIN)?;
         let lse = run.output(DType::F32, &[rows, heads], PLAIN)?;
@@ -253,7 +285,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
         _ => cache.layer()?,
     };
-    let queries = rounded(kv, &rounded(query_dtype, &run.random.normals(count * heads * dim, 1.0)));
+    let queries = narrowed(&rounded(query_dtype, &run.random.normals(count * heads * dim, 1.0)));
     let query = run.tensor(query_dtype, &[count, heads, dim], PLAIN, &queries)?;
     let order: Vec<i32> = (0..count as i32).rev().collect();
     let row = |at: usize| {
@@ -266,15 +298,9 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let sequences = run.integers(&order)?;
     let kv_lengths: Vec<i32> = order.iter().map(|&at| lengths[at as usize] as i32).collect();
     let positions = run.integers(&kv_lengths.iter().map(|length| length - 1).collect::<Vec<_>>())?;
-    let op = AttentionDecode::new(config, query, layer, output, Some(lse), positions, Some(sequences), 0)?;
-    let decoded = run.executor().run(&Operation::from(op), run.stream.raw());
-    if value_dim == dim || run.device.is_cpu() {
-        decoded?;
-        expect_attention(run, kv, &output, Some(&lse), &expected)?;
-    } else {
-        // The kernels of decode have values as wide as keys.
-        expect_error(decoded, Status::Unsupported, &["value_dim"])?;
-    }
+    let op = AttentionDecode::new(config, query, layer, output, Some(lse), one_row(positions, Some(sequences), 0))?;
+    run.executor().run(&Operation::from(op), run.stream.raw())?;
+    expect_attention(run, kv, &output, Some(&lse), &expected)?;
     let output = run.output(query_dtype, &[count, heads, value_dim], PLAIN)?;
     let starts: Vec<i32> = (0..=count as i32).collect();
     let source = KeySource::Cache { layer, sequences: &order, kv_lengths: &kv_lengths };
@@ -293,6 +319,7 @@ fn case(place: Place) -> Case {
         values_in_keys: false,
         window: 0,
         dtypes: (DType::F32, DType::F32),
+        scales: None,
     }
 }
 
@@ -300,6 +327,68 @@ fn variants(cases: &[Case]) -> Vec<Case> {
     let dtypes =
         [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F16, DType::F16)];
     cases.iter().flat_map(|case| dtypes.map(|dtypes| Case { dtypes, ..case.clone() })).collect()
+}
+
+/// Keys and values in 8 bits: appended with saturation under scales of heads, and read by queries of every dtype.
+#[test]
+fn fp8() {
+    let mut cases = Vec::new();
+    for (query, kv) in [(DType::F32, DType::F8E4m3), (DType::Bf16, DType::F8E4m3), (DType::F16, DType::F8E5m2)] {
+        for place in [
+            Place::Contiguous,
+            Place::Ring(40),
+            Place::Pages(16),
+            Place::Pages(1),
+            Place::EnginePages(8, true),
+            Place::EngineBlocks,
+        ] {
+            let window = if matches!(place, Place::Ring(_)) { 20 } else { 0 };
+            let case = Case { dtypes: (query, kv), window, ..case(place) };
+            // The second head's keys and the first one's values saturate often in E4M3.
+            let scales = Some([[0.11, 0.002], [0.0013, 0.37]]);
+            cases.push(Case { scales, ..case.clone() });
+            cases.push(Case { scales, dim: 40, heads: (3, 3), ..case.clone() });
+            cases.push(Case { dim: 80, value_dim: 24, heads: (8, 1), scales, ..case.clone() });
+            cases.push(case);
+        }
+        let values_in_keys =
+            Case { values_in_keys: true, value_dim: 64, dim: 80, heads: (6, 1), ..case(Place::Pages(4)) };
+        cases.push(Case { dtypes: (query, kv), scales: Some([[0.3, 0.3], [0.0, 0.0]]), ..values_in_keys });
+    }
+    check("a KV cache in FP8", &cases, test);
+}
+
+#[test]
+fn scales_that_are_refused() {
+    check("scales of a KV cache", &[()], |run, ()| {
+        let invalid = Status::InvalidArgument;
+        let scales = run.tensor(DType::F32, &[2, 3], PLAIN, &[1.0; 6])?;
+        let options = KvCacheOptions {
+            layers: 2,
+            kv_heads: 3,
+            head_dim: 8,
+            capacity: 4,
+            dtype: DType::F8E4m3,
+            key_scales: Some(scales),
+            ..Default::default()
+        };
+        let new = |options| KvCache::new(run.device.backend.memory(), options, run.stream);
+        new(options)?;
+        expect_error(new(KvCacheOptions { dtype: DType::Bf16, ..options }), invalid, &["key_scales", "bf16"])?;
+        expect_error(new(KvCacheOptions { kv_heads: 2, ..options }), invalid, &["key_scales", "[2, 3]", "[2, 2]"])?;
+        let halves = Tensor { dtype: DType::F16, ..scales };
+        let halves = KvCacheOptions { key_scales: Some(halves), ..options };
+        expect_error(new(halves), invalid, &["key_scales", "f16", "f32"])?;
+        let strided = KvCacheOptions { value_scales: Some(scales.with_strides(&[4, 1])), ..options };
+        expect_error(new(strided), invalid, &["value_scales", "strided"])?;
+        let both = KvCacheOptions { values_in_keys: true, value_scales: Some(scales), ..options };
+        expect_error(new(both), invalid, &["value_scales", "values_in_keys"])?;
+        expect_error(
+            new(KvCacheOptions { dtype: DType::I32, key_scales: None, ..options }),
+            invalid,
+            &["i32", "fp8 e4m3"],
+        )
+    });
 }
 
 #[test]
@@ -413,7 +502,7 @@ fn a_ring_refuses_what_it_has_lost() {
         let decode = |run: &mut Run, window: usize, max_kv_length: usize| -> Result<_, Failure> {
             let query = run.output(DType::F32, &[1, 1, 8], PLAIN)?;
             let positions = run.integers(&[20])?;
-            Ok(AttentionDecode::new(config(window), query, layer, query, None, positions, None, max_kv_length))
+            Ok(AttentionDecode::new(config(window), query, layer, query, None, one_row(positions, None, max_kv_length)))
         };
         let invalid = Status::InvalidArgument;
         prefill(run, 8, 3, 50)??;
@@ -452,15 +541,16 @@ fn a_ring_refuses_what_it_has_lost() {
 fn entries_outside_the_pool() {
     let cases = [-1, 4, i32::MAX, i32::MIN];
     check("entries outside the pool", &cases, |run, &entry| {
-        let memory = blocks(run, DType::Bf16, &[4, 1, 2, 8], false)?;
         let options = KvCacheOptions {
             layers: LAYERS,
             kv_heads: 1,
             head_dim: 8,
             capacity: 6,
             page_tokens: 2,
+            dtype: DType::Bf16,
             ..Default::default()
         };
+        let memory = blocks(run, &options, [4, 1, 2], false)?;
         let cache = KvCache::over(KvCacheOptions { dtype: DType::Bf16, ..options }, &memory)?;
         let table = run.tensor(DType::I32, &[1, 3], PLAIN, &[2.0, entry.into(), 0.0])?;
         let layer = cache.layer_with(LAYER, Some(table))?;
@@ -479,7 +569,7 @@ fn entries_outside_the_pool() {
             ..AttentionConfig::default()
         };
         let positions = run.integers(&[4])?;
-        let decode = AttentionDecode::new(config, query, layer, output, None, positions, None, 0)?;
+        let decode = AttentionDecode::new(config, query, layer, output, None, one_row(positions, None, 0))?;
         let decoded = run.executor().run(&Operation::from(decode), run.stream.raw());
         let source = KeySource::Cache { layer, sequences: &[0], kv_lengths: &[5] };
         let prefill = AttentionPrefill::new(config, query, &[0, 1], source, output, None)?;

@@ -1,7 +1,7 @@
 //! Workspace of the caller's: a query's answer is enough to the byte, less is refused before anything is queued, and the
 //! results are those with the library's own workspace.
 
-use crate::attention_cases::{filled_cache, Keys};
+use crate::attention_cases::{filled_cache, one_row, Keys};
 use crate::compare::{encode, FLOATS};
 use crate::run::{check, expect_error, Failure, Layout, Run, PLAIN, UNALIGNED};
 use crate::weight_formats::formats;
@@ -187,7 +187,8 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
             let (query, _) = run.normal(DType::Bf16, &shape, PLAIN, 1.0)?;
             let output = run.output(DType::F32, &shape, PLAIN)?;
             let positions = run.integers(&vec![keys as i32 - 1; rows])?;
-            let op = AttentionDecode::new(config, query, cache.layer(1)?, output, None, positions, None, keys)?;
+            let op =
+                AttentionDecode::new(config, query, cache.layer(1)?, output, None, one_row(positions, None, keys))?;
             Prepared { _cache: Some(cache), ..none(op.into(), vec![output]) }
         }
         Kind::Argmax(rows, columns) => {

@@ -8,7 +8,7 @@ use crate::runtime;
 use nvbackend::backend::Backend;
 use nvbackend::configuration::Configuration;
 use nvbackend::device::RawHandle;
-use nvbackend::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
+use nvbackend::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource};
 use nvbackend::operation::{Operation, OperationKind};
 use nvbackend::tensor::{CacheLayer, DType, Tensor};
 use std::ffi::c_void;
@@ -28,7 +28,13 @@ fn cache(config: &AttentionConfig, dtype: DType, sequences: usize) -> CacheLayer
     CacheLayer::contiguous((address(0), address(1)), dtype, [sequences, heads, CAPACITY, head_dim])
 }
 
-fn decode(config: AttentionConfig, dtypes: [DType; 2], rows: usize, longest: usize) -> Result<Operation, String> {
+/// `rows` of `per_sequence` each.
+fn decode(
+    config: AttentionConfig,
+    dtypes: [DType; 2],
+    (rows, per_sequence): (usize, usize),
+    longest: usize,
+) -> Result<Operation, String> {
     let [query, kept] = dtypes;
     let shape = [rows, config.query_heads, config.head_dim];
     let tensor = |block, dtype, shape: &[usize]| Tensor::new(address(block), dtype, shape);
@@ -38,9 +44,7 @@ fn decode(config: AttentionConfig, dtypes: [DType; 2], rows: usize, longest: usi
         cache(&config, kept, rows.max(1)),
         tensor(3, query, &shape),
         Some(tensor(4, DType::F32, &shape[..2])),
-        tensor(5, DType::I32, &[rows]),
-        None,
-        longest,
+        DecodeRows { per_sequence, positions: tensor(5, DType::I32, &[rows]), sequences: None, max_kv_length: longest },
     )
     .map(Operation::from)
     .map_err(|error| error.message)
@@ -128,10 +132,11 @@ pub fn attention(file: &Path) -> Result<String, String> {
                                 check(&backend, block, &op, is_empty)
                                     .map_err(|problem| format!("{json}: {config:?} {dtypes:?} {size:?}: {problem}"))
                             };
-                            for rows in [0, 1, 2, 32, 200] {
+                            for rows in [(0, 1), (1, 1), (2, 1), (32, 1), (200, 1), (4, 4), (96, 3), (0, 16), (32, 16)]
+                            {
                                 for longest in [1, 17, 100, 1024, 32_768] {
                                     let op = decode(config, dtypes, rows, longest)?;
-                                    try_one(op, rows == 0, (rows, longest))?;
+                                    try_one(op, rows.0 == 0, (rows.0, longest))?;
                                 }
                             }
                             for size in [(0, 0), (1, 1), (3, 200), (130, 2)] {

@@ -1,5 +1,6 @@
-// Decode attention on tensor cores, capability 8.0 and later, for F16 and BF16 caches: one query row a sequence, all
-// query heads of a KV head in one block, so that every key and value is read once. The formula is that of attention.h.
+// Decode attention on tensor cores, capability 8.0 and later, for F16 and BF16 caches: all query
+// heads of all rows that meet a KV head in one block, up to 16 (attention.h calls them items), so that every key and
+// value is read once. The formula is that of attention.h.
 //
 // A warp walks its tiles of 16 keys alone, through a ring of stages of its own that cp.async fills: the warps of a
 // block meet only at the end. With g, t = lane / 4, lane % 4 (mma.cuh shows the fragments):
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   const auto stage_query = [&](auto element) {
     using Query = decltype(element);
     constexpr int kFragments = kHeadTiles * kSteps * 32, kBatch = 4;
-    const Query* const query = static_cast<const Query*>(p.query) + block.sequence * p.query_token_stride;
+    const Query* const query = static_cast<const Query*>(p.query);
     for (int first = threadIdx.x; first < kFragments; first += kBatch * blockDim.x) {
       Query raw[kBatch][4];
 #pragma unroll
@@ -142,11 +143,13 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
         const int index = first + i * blockDim.x;
         const int head = index / (kSteps * 32) * 8 + index % 32 / 4;
         const int column = index / 32 % kSteps * 16 + index % 4 * 2;
+        const DecodeItem item = item_of(p, block, head);
+        const int64_t start = item.row * p.query_token_stride + item.head * p.query_head_stride;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int at = column + e / 2 * 8 + e % 2;
           const bool inside = index < kFragments && head < block.heads && at < p.head_dim;
-          raw[i][e] = inside ? query[(block.head + head) * p.query_head_stride + at] : from_float<Query>(0.0f);
+          raw[i][e] = inside ? query[start + at] : from_float<Query>(0.0f);
         }
       }
 #pragma unroll
@@ -177,8 +180,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   float output[kHeadTiles][kSteps][4] = {};  // columns 16 * step + g and + 8, heads 2 * t and + 1
   float maximum[kHeadTiles];                 // of head g, in powers of two, as of the last rescaling
   float sum[kHeadTiles] = {};                // of head g, this lane's keys only
+  DecodeKeys visible[kHeadTiles];            // of head g
 #pragma unroll
-  for (int h = 0; h < kHeadTiles; ++h) maximum[h] = -CUDART_INF_F;
+  for (int h = 0; h < kHeadTiles; ++h) {
+    maximum[h] = -CUDART_INF_F;
+    visible[h] = item_keys(p, block, h * 8 + group);
+  }
 
   int stage = 0;
   for (int tile = warp; tile < tiles; tile += warps) {
@@ -214,7 +221,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
         s[e] = (score[h][0][e / 2][e % 2] + score[h][1][e / 2][e % 2]) +
                (score[h][0][e / 2][e % 2 + 2] + score[h][1][e / 2][e % 2 + 2]);
         if (p.soft_cap > 0.0f) s[e] = tanh_fast(s[e] * cap_factor);
-        s[e] = first + e / 2 * 8 + e % 2 < block.end ? s[e] * factor : -CUDART_INF_F;
+        const int token = first + e / 2 * 8 + e % 2;
+        s[e] = token >= visible[h].begin && token < visible[h].end ? s[e] * factor : -CUDART_INF_F;
       }
 
       // Raise the maximum and rescale, if any head of the tile needs it.
@@ -318,7 +326,7 @@ int warps_of(const nvb_launch& launch) {
 }
 
 int heads_per_block(const nvb_attention_decode_params& p) {
-  return std::min(p.query_heads / p.kv_heads, p.head_dim <= 256 ? kMaxHeadsPerBlock : 8);
+  return std::min(items_per_kv_head(p), p.head_dim <= 256 ? kMaxHeadsPerBlock : 8);
 }
 
 template <typename T, typename Tile>
@@ -337,16 +345,21 @@ cudaError_t launch_tile(const DecodeArguments& arguments, const nvb_launch& laun
 
 bool supports_decode_mma(const nvb_attention_decode_params& p, const nvb_launch& launch,
                          nvb_attention_decode_shape& shape) {
-  if (launch.capability < 80 || p.kv_dtype == NVB_F32 || p.head_dim % 8 != 0 || p.placement.block_stride % 8 != 0 ||
-      !is_aligned16(p.key, p.key_sequence_stride, 2) || !is_aligned16(p.key, p.key_head_stride, 2) ||
-      !is_aligned16(p.key, p.key_token_stride, 2) || !is_aligned16(p.value, p.value_sequence_stride, 2) ||
-      !is_aligned16(p.value, p.value_head_stride, 2) || !is_aligned16(p.value, p.value_token_stride, 2)) {
+  if (launch.capability < 80 || (p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) || p.key_scale != nullptr ||
+      p.value_scale != nullptr || p.head_dim % 8 != 0 || p.value_dim != p.head_dim || p.head_dim > 512 ||
+      p.value_token_stride != p.key_token_stride || p.placement.value_block_stride != p.placement.block_stride ||
+      p.placement.block_stride % 8 != 0 || !is_aligned16(p.key, p.key_sequence_stride, 2) ||
+      !is_aligned16(p.key, p.key_head_stride, 2) || !is_aligned16(p.key, p.key_token_stride, 2) ||
+      !is_aligned16(p.value, p.value_sequence_stride, 2) || !is_aligned16(p.value, p.value_head_stride, 2) ||
+      !is_aligned16(p.value, p.value_token_stride, 2)) {
     return false;
   }
   shape = with_decode_tile(p.head_dim, heads_per_block(p), [&](auto tile) {
     const int warps = warps_of<decltype(tile)>(launch);
+    using Tile = decltype(tile);
     return nvb_attention_decode_shape{
-        heads_per_block(p), kKeys, warps, 32 * warps, decltype(tile)::shared_bytes(warps) + kDecodeStaticBytes, 0, 0};
+        heads_per_block(p), kKeys, warps, 32 * warps, Tile::shared_bytes(warps) + kDecodeStaticBytes, 0, 0,
+        Tile::kStages};
   });
   return true;
 }

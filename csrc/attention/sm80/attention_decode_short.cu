@@ -98,18 +98,15 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
   begin_overlapped();
 
   // Queries, which wait for no position.
-  const int group_heads = p.query_heads / p.kv_heads;
-  const int first_head = static_cast<int>(blockIdx.y) / arguments.params.chunks * group_heads +
-                         static_cast<int>(blockIdx.y) % arguments.params.chunks * arguments.params.heads_per_chunk;
+  const DecodeBlock query_block = block_items(arguments);
   const int query_bytes = p.query_dtype == NVB_F32 ? 4 : 2;
-  const char* const query = static_cast<const char*>(p.query) +
-                            (static_cast<int64_t>(blockIdx.z) * p.query_token_stride + column) * query_bytes;
-  const int last_head = p.query_heads - 1;
+  const char* const query = static_cast<const char*>(p.query) + static_cast<int64_t>(column) * query_bytes;
   uint4 query_raw[kHeads][2] = {};
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     // A head too many repeats the last, and is not stored.
-    const char* const row = query + min(first_head + h, last_head) * p.query_head_stride * query_bytes;
+    const DecodeItem item = item_of(p, query_block, min(h, query_block.heads - 1));
+    const char* const row = query + (item.row * p.query_token_stride + item.head * p.query_head_stride) * query_bytes;
     if (inside) query_raw[h][0] = load16(row);
     if (inside && query_bytes == 4) query_raw[h][1] = load16(row + 16);
   }
@@ -125,6 +122,8 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
   const int score_index = lane % kLanes / kScoreLanes;  // of this lane: kHeads * step + head
   const float factor = p.soft_cap > 0.0f ? p.soft_cap * kLog2E : p.scale * kLog2E;
   const float cap_factor = p.soft_cap > 0.0f ? p.scale / p.soft_cap : 0.0f;
+
+  const DecodeKeys visible = item_keys(p, block, score_index % kHeads);
 
   float q[kHeads][8];
 #pragma unroll
@@ -185,7 +184,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
     float score = transpose_sum<kLanes / 2>(products);
     const int token = first + warp_first + score_index / kHeads * Tile::kKeysPerLoad;
     if (p.soft_cap > 0.0f) score = tanh_fast(score * cap_factor);
-    score = token < block.end ? score * factor : -CUDART_INF_F;
+    score = token >= visible.begin && token < visible.end ? score * factor : -CUDART_INF_F;
 
     // Probabilities, of a maximum that the lanes of a head share.
     float most = score;
@@ -255,10 +254,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
     for (int i = 0; i < 4; ++i) {
       if (at + i < p.head_dim) store_final(p, block, head, at + i, results[i], total.y);
     }
-    if (at == 0 && p.lse != nullptr) {
-      p.lse[static_cast<int64_t>(block.sequence) * p.query_heads + block.head + head] =
-          total.y == 0.0f ? -CUDART_INF_F : total.x * kLn2 + logf(total.y);
-    }
+    if (at == 0 && p.lse != nullptr) store_item_lse(p, block, head, total);
   };
   const uint32_t target = joined ? cluster_address(received + blockIdx.x * (kHeads * kColumns), 0) : 0;
   const uint32_t state_target = joined ? cluster_address(received_states[blockIdx.x], 0) : 0;
@@ -325,9 +321,9 @@ bool supports_decode_short(const nvb_attention_decode_params& p, const nvb_launc
       !is_aligned16(p.query, p.query_head_stride, query_bytes)) {
     return false;
   }
-  const int group = p.query_heads / p.kv_heads;
-  const int chunks = (group + kMaxHeads - 1) / kMaxHeads;
-  shape = with_short_tile(p.head_dim, (group + chunks - 1) / chunks, [&](auto tile) {
+  const int items = items_per_kv_head(p);
+  const int chunks = (items + kMaxHeads - 1) / kMaxHeads;
+  shape = with_short_tile(p.head_dim, (items + chunks - 1) / chunks, [&](auto tile) {
     using Tile = decltype(tile);
     return nvb_attention_decode_shape{kMaxHeads,
                                       Tile::kPass,
@@ -335,7 +331,8 @@ bool supports_decode_short(const nvb_attention_decode_params& p, const nvb_launc
                                       32 * Tile::kWarps,
                                       Tile::kSharedBytes + kDecodeStaticBytes,
                                       launch.capability >= 90 ? kMaxBlocks : 1,
-                                      kMaxPasses};
+                                      kMaxPasses,
+                                      1};
   });
   return true;
 }

@@ -22,7 +22,8 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         ("nvb_backend_options", "preset") => random.of(&[0, 0, 0, 0, 0, 2, 3, 4]),
         ("nvb_backend_options", "fp8" | "tensor_cores") => random.of(&[0, 0, 0, 1, 2, 3]),
         ("nvb_backend_options", "precision") => random.below(5) as u64,
-        ("nvb_kv_cache_options", "dtype") => random.below(4) as u64,
+        ("nvb_kv_cache_options", "dtype") => random.of(&[0, 1, 2, 3, 5, 6]),
+        ("nvb_attention_shape", "query_dtype" | "output_dtype") => random.below(4) as u64,
         ("nvb_kernel_override", "operation") => 2,
         ("nvb_linear_case", "rows") => random.of(&[1, 4, 17, 64]),
         ("nvb_linear_case", "columns" | "depth") => random.of(&[32, 64]),
@@ -71,7 +72,9 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         (_, "zero_points" | "clipping" | "transpose_a" | "transpose_b" | "bidirectional" | "bias" | "residual") => {
             u64::from(random.one_in(4))
         }
-        (_, "operation") => random.below(16) as u64,
+        (_, "rows_per_sequence") => random.of(&[0, 0, 0, 1, 2]),
+        (_, "prefill") => random.below(2) as u64,
+        (_, "operation") => random.below(18) as u64,
         (_, "layer") => random.of(&[0, 0, 0, 1]),
         (_, "index" | "depth" | "place" | "recovery_step") => random.of(&[0, 0, 1, 2, 5]),
         (_, "workload" | "preset" | "advice") => random.below(6) as u64,

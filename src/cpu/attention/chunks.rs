@@ -5,7 +5,7 @@ use super::softmax::Scores;
 use crate::allocation::gathered;
 use crate::cpu::row::integers;
 use crate::error::{Error, Result};
-use crate::operation::attention::AttentionDecode;
+use crate::operation::attention::{AttentionDecode, EMPTY_ROW};
 use std::ops::Range;
 
 /// Keys of a chunk.
@@ -31,19 +31,23 @@ impl Sequence {
 /// An error names the first row whose sequence, position or page is out of range.
 pub fn check(op: &AttentionDecode) -> Result<Vec<Sequence>> {
     // SAFETY: validated tensors of one integer a row.
-    let (positions, places) = unsafe { (integers(&op.positions), op.sequences.as_ref().map(|all| integers(all))) };
+    let (positions, places) =
+        unsafe { (integers(&op.rows.positions), op.rows.sequences.as_ref().map(|all| integers(all))) };
+    let max_kv_length = op.rows.max_kv_length;
     let mut first_chunk = 0;
     let sequences = (0..op.query.tokens).map(|row| {
         let context = |error: Error| error.context(format_args!("row {row}"));
-        let position = op.cache.check_position(positions[row]).map_err(context)?;
-        if position >= op.max_kv_length {
-            return Err(Error::invalid(format!(
-                "row {row}: position {position}; max_kv_length is {}",
-                op.max_kv_length
-            ))
-            .with_limit(position as u64, op.max_kv_length as u64));
+        if positions[row] == EMPTY_ROW {
+            return Ok(Sequence { row, sequence: 0, keys: 0..0, first_chunk });
         }
-        let sequence = op.cache.check_sequence(places.map_or(row as i32, |places| places[row])).map_err(context)?;
+        let position = op.cache.check_position(positions[row]).map_err(context)?;
+        if position >= max_kv_length {
+            return Err(Error::invalid(format!("row {row}: position {position}; max_kv_length is {max_kv_length}"))
+                .with_limit(position as u64, max_kv_length as u64));
+        }
+        let sequence = row / op.rows.per_sequence;
+        let sequence = places.map_or(sequence as i32, |places| places[sequence]);
+        let sequence = op.cache.check_sequence(sequence).map_err(context)?;
         let (begin, end) = op.config.visible(position, position + 1);
         // SAFETY: on the CPU a table is in host memory; sequence and positions are within it.
         unsafe { op.cache.key_view().check_pages(op.cache.origin(sequence), begin..end) }.map_err(context)?;
@@ -79,7 +83,7 @@ impl Call<'_> {
         first..first + count
     }
 
-    /// Whose chunk that is. Every sequence has one at least, since it sees its own token.
+    /// Whose chunk that is. Rows without a key have the number of the next row's first chunk, and come before it.
     pub fn unit_of(&self, chunk: usize) -> usize {
         let sequence = self.sequences.partition_point(|sequence| sequence.first_chunk <= chunk) - 1;
         let Sequence { first_chunk, .. } = self.sequences[sequence];

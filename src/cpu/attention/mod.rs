@@ -11,10 +11,21 @@ mod tests;
 mod values;
 
 use super::row::Row;
-use crate::operation::attention::{AttentionConfig, SequenceSpan};
+use crate::executor::{SPLITS, STAGES, TILE_KEYS, TILE_ROWS};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
 use crate::simd::Simd;
 use crate::tensor::{Heads, KvView, Tensor};
 use std::ops::Range;
+
+/// How a prefill is divided among `threads`, in the words of plans.
+pub fn prefill_parameters(op: &AttentionPrefill, threads: usize) -> [(&'static str, usize); 4] {
+    [(TILE_ROWS, prefill::block_rows(op, threads)), (TILE_KEYS, operands::KEYS), (SPLITS, 1), (STAGES, 1)]
+}
+
+/// How a decode is.
+pub fn decode_parameters(op: &AttentionDecode) -> [(&'static str, usize); 4] {
+    [(TILE_ROWS, op.config.group()), (TILE_KEYS, chunks::CHUNK), (SPLITS, decode::splits(op)), (STAGES, 1)]
+}
 
 /// Whether the kernels of this level multiply pairs of BF16.
 fn multiplies_bf16<S: Simd>() -> bool {
@@ -84,10 +95,11 @@ fn reference(
         // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
         unsafe {
             let query = Row::head(query, row, head);
+            let (key_scale, value_scale) = (f64::from(key.scale(kv_head)), f64::from(value.scale(kv_head)));
             let score = |token: usize| {
                 let key = kv_row(key, key_origin, token, kv_head);
                 let dot: f64 = (0..config.head_dim).map(|d| query.get(d) * key.get(d)).sum();
-                let (score, cap) = (dot * f64::from(config.scale), f64::from(config.soft_cap));
+                let (score, cap) = (dot * key_scale * f64::from(config.scale), f64::from(config.soft_cap));
                 if cap > 0.0 {
                     cap * (score / cap).tanh()
                 } else {
@@ -102,7 +114,7 @@ fn reference(
                     (score - max).exp() * kv_row(value, value_origin, token, kv_head).get(d)
                 };
                 let total: f64 = visible.clone().zip(&scores).map(weigh).sum();
-                Row::head(output, row, head).set(d, if visible.is_empty() { 0.0 } else { total / sum });
+                Row::head(output, row, head).set(d, if visible.is_empty() { 0.0 } else { total / sum * value_scale });
             }
             if let Some(lse) = lse_of(lse, row, head) {
                 lse.write((max + sum.ln()) as f32);

@@ -69,12 +69,17 @@ pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
     Ok(())
 }
 
-fn split(op: &AttentionPrefill, threads: usize) -> Result<Vec<Task>> {
-    let group = op.config.group();
+/// Rows of a block: queries times the heads of a group that it has.
+pub fn block_rows(op: &AttentionPrefill, threads: usize) -> usize {
     let wide = op.config.head_dim.max(op.config.value_dim) > WIDE_HEAD;
     let largest = if wide { MAX_ROWS / 2 } else { MAX_ROWS };
     let queries: usize = op.sequences.iter().map(|span| span.query_count).sum();
-    let rows = (queries * op.config.query_heads).div_ceil(threads * 4).clamp(MIN_ROWS, largest);
+    (queries * op.config.query_heads).div_ceil(threads * 4).clamp(MIN_ROWS, largest)
+}
+
+fn split(op: &AttentionPrefill, threads: usize) -> Result<Vec<Task>> {
+    let group = op.config.group();
+    let rows = block_rows(op, threads);
     let (heads, queries) = (group.min(rows), (rows / group).max(1));
     let mut tasks = Vec::new();
     for span in &op.sequences {
@@ -198,12 +203,20 @@ impl<'a, O: Operands> Tiles<'a, O> {
                 self.strip::<S>(first..(first + S::OUTER_ROWS).min(rows), keys.clone());
             }
         }
+        let value_scale = op.value.scale(task.kv_head);
         for row in 0..rows {
             let (query, head) = self.query_and_head(row);
             let sum = S::sum(S::load(self.sums.add(row * S::LANES)));
             let output = Row::head(&op.output, query, head);
             let values = self.output.add(row * self.value_width);
-            finish::<S>(values, *self.shift.add(row), sum, output, self.value_dim, lse_of(op.lse, query, head));
+            finish::<S>(
+                (values, value_scale),
+                *self.shift.add(row),
+                sum,
+                output,
+                self.value_dim,
+                lse_of(op.lse, query, head),
+            );
         }
     }
 
@@ -217,10 +230,17 @@ impl<'a, O: Operands> Tiles<'a, O> {
     /// Queries into their buffer, and every row's softmax to its start.
     #[inline(always)]
     unsafe fn start<S: Simd>(&self) {
+        let key_scale = self.op.key.scale(self.task.kv_head);
         for row in 0..self.rows {
             let (query, head) = self.query_and_head(row);
             let to = self.query.add(row * self.query_width);
             O::query::<S>(Row::head(&self.op.query, query, head), self.dim, to);
+            // Scores are linear in the keys' scale. Keys that have one are no BF16, so these are f32.
+            if key_scale != 1.0 {
+                for at in (0..self.query_width).step_by(S::LANES) {
+                    S::store(to.add(at), S::mul(S::load(to.add(at)), S::splat(key_scale)));
+                }
+            }
             for at in (0..self.value_width).step_by(S::LANES) {
                 S::store(self.output.add(row * self.value_width + at), S::zero());
             }

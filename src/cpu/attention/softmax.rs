@@ -98,11 +98,11 @@ impl RunningSoftmax {
     }
 }
 
-/// Stores weighted values over the sum of weights, and ln of the sum in the scale of the scores. `values` is padded to whole
+/// Stores weighted values over the sum of weights, times the values' scale, and ln of the sum in the scale of the scores. `values` is padded to whole
 /// vectors.
 #[inline(always)]
 pub unsafe fn finish<S: Simd>(
-    values: *const f32,
+    (values, scale): (*const f32, f32),
     shift: f32,
     sum: f32,
     output: Row,
@@ -110,7 +110,7 @@ pub unsafe fn finish<S: Simd>(
     lse: Option<*mut f32>,
 ) {
     // A row that saw no key has no weight.
-    let inverse = S::splat(if sum == 0.0 { 0.0 } else { 1.0 / sum });
+    let inverse = S::splat(if sum == 0.0 { 0.0 } else { scale / sum });
     for (at, lanes) in vectors::<S>(dim) {
         output.store::<S>(at, S::mul(S::load(values.add(at)), inverse), lanes);
     }

@@ -3,8 +3,12 @@
 use super::super::testing::{assert_close, at_every_level, threads, Buffer};
 use super::super::threads::Threads;
 use super::{decode, prefill};
-use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
-use crate::tensor::{CacheLayer, DType};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource};
+use crate::tensor::{CacheLayer, DType, Tensor};
+
+fn decode_rows(positions: Tensor, sequences: Option<Tensor>) -> DecodeRows {
+    DecodeRows { per_sequence: 1, positions, sequences, max_kv_length: 0 }
+}
 
 const CONFIG: AttentionConfig = AttentionConfig {
     query_heads: 4,
@@ -133,9 +137,7 @@ fn decode_matches_the_reference_and_reads_no_stale_row() {
                         cache,
                         output.tensor(&[rows, heads, config.value_dim]),
                         Some(lse.tensor(&[rows, heads])),
-                        positions.tensor(&[rows]),
-                        Some(sequences.tensor(&[rows])),
-                        0,
+                        decode_rows(positions.tensor(&[rows]), Some(sequences.tensor(&[rows]))),
                     )
                     .unwrap();
                     match threads {
@@ -254,7 +256,7 @@ fn check_decode(config: AttentionConfig, dtypes: (DType, DType, DType), lengths:
         let mut lse = Buffer::poisoned(DType::F32, rows * heads);
         let (query, out) = (query.tensor(&[rows, heads, dim]), output.tensor(&[rows, heads, dim]));
         let sums = Some(lse.tensor(&[rows, heads]));
-        let op = AttentionDecode::new(config, query, cached.layer, out, sums, positions, None, 0).unwrap();
+        let op = AttentionDecode::new(config, query, cached.layer, out, sums, decode_rows(positions, None)).unwrap();
         match threads {
             Some(count) => decode::decode(&Threads::new(count).unwrap(), &op, &mut Vec::new()).unwrap(),
             None => decode::reference(&op),
@@ -351,15 +353,15 @@ fn a_position_outside_the_cache_is_named() {
     let mut cache = Buffer::random(DType::F32, 12, 1);
     let data = cache.tensor(&[12]).data;
     let layer = CacheLayer::contiguous((data, data), DType::F32, [1, 1, 3, 4]);
-    for (position, sequence, named) in [(3.0, 0.0, "position 3"), (-1.0, 0.0, "position -1"), (0.0, 1.0, "sequence 1")]
+    for (position, sequence, named) in [(3.0, 0.0, "position 3"), (-2.0, 0.0, "position -2"), (0.0, 1.0, "sequence 1")]
     {
         let (mut query, mut output) = (Buffer::random(DType::F32, 4, 1), Buffer::poisoned(DType::F32, 4));
         let mut positions = Buffer::from(DType::I32, &[position]);
         let mut sequences = Buffer::from(DType::I32, &[sequence]);
         let (query, output) = (query.tensor(&[1, 1, 4]), output.tensor(&[1, 1, 4]));
         let sequences = Some(sequences.tensor(&[1]));
-        let op =
-            AttentionDecode::new(config, query, layer, output, None, positions.tensor(&[1]), sequences, 0).unwrap();
+        let rows = decode_rows(positions.tensor(&[1]), sequences);
+        let op = AttentionDecode::new(config, query, layer, output, None, rows).unwrap();
         let error = decode::decode(threads(), &op, &mut Vec::new()).unwrap_err();
         assert!(error.message.contains(named) && error.message.contains("row 0"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Attention of one query row a sequence, over a KV cache.
+//! Attention of one or a few query rows a sequence, over a KV cache.
 
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::error::{Error, Result, Status};
@@ -6,34 +6,45 @@ use crate::operation::access::{Effect, Visit};
 use crate::operation::{Cost, CostOf};
 use crate::tensor::{CacheLayer, DType, Heads, PageTable, Tensor};
 
-/// One query row a sequence; the lengths are read from device memory, so that a captured call serves every step.
+/// The most rows of a sequence.
+pub const MAX_ROWS_PER_SEQUENCE: usize = 16;
+
+/// The position of a row that its sequence does not need.
+pub const EMPTY_ROW: i32 = -1;
+
+/// Which keys the rows of a decode see. Row r of sequence b is row b · R + r of query and output.
+#[derive(Debug, Clone, Copy)]
+pub struct DecodeRows {
+    /// R, 1 to [`MAX_ROWS_PER_SEQUENCE`].
+    pub per_sequence: usize,
+    /// i32 [B · R]: a row sees the keys 0 ..= its position within the window; none at [`EMPTY_ROW`]
+    pub positions: Tensor,
+    /// i32 [B]: the cache's sequence of each; absent: 0, 1, 2, …
+    pub sequences: Option<Tensor>,
+    /// No position reaches this; it sizes the split of the work. 0: the cache's capacity.
+    pub max_kv_length: usize,
+}
+
+/// A few query rows a sequence; the lengths are read from device memory, so that a captured call serves every step.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionDecode {
     pub config: AttentionConfig,
-    /// [B, query_heads, head_dim]
+    /// [B · R, query_heads, head_dim]
     pub query: Heads,
     pub cache: CacheLayer,
     pub output: Heads,
     pub lse: Option<Tensor>,
-    /// i32 [B]: row b sees keys 0 ..= positions[b]
-    pub positions: Tensor,
-    /// i32 [B]: the cache's sequence of each row; absent: the row number
-    pub sequences: Option<Tensor>,
-    /// No position reaches this; it sizes the split of the work.
-    pub max_kv_length: usize,
+    pub rows: DecodeRows,
 }
 
 impl AttentionDecode {
-    #[allow(clippy::too_many_arguments)]
     pub fn new(
         config: AttentionConfig,
         query: Tensor,
         cache: CacheLayer,
         output: Tensor,
         lse: Option<Tensor>,
-        positions: Tensor,
-        sequences: Option<Tensor>,
-        max_kv_length: usize,
+        rows: DecodeRows,
     ) -> Result<AttentionDecode> {
         let config = config.with_value_dim();
         if !config.causal {
@@ -43,21 +54,36 @@ impl AttentionDecode {
             ));
         }
         query.expect_rank("query", 3)?;
-        let rows = query.shape[0];
-        let query = config.query_heads_of("query", query, rows, config.head_dim)?;
-        let output = output_heads(&config, output, rows)?;
-        check_lse(lse, rows, config.query_heads)?;
+        let DecodeRows { per_sequence, positions, sequences, max_kv_length } = rows;
+        let count = query.shape[0];
+        if !(1..=MAX_ROWS_PER_SEQUENCE).contains(&per_sequence) {
+            return Err(Error::invalid(format!(
+                "rows_per_sequence is {per_sequence}; 1 to {MAX_ROWS_PER_SEQUENCE} is supported"
+            ))
+            .with_limit(per_sequence as u64, MAX_ROWS_PER_SEQUENCE as u64)
+            .with_advice("more rows of a sequence are a prefill"));
+        }
+        if count % per_sequence != 0 {
+            return Err(Error::invalid(format!(
+                "`query` has {count} rows; a multiple of rows_per_sequence, {per_sequence}, is needed"
+            )));
+        }
+        let query = config.query_heads_of("query", query, count, config.head_dim)?;
+        let output = output_heads(&config, output, count)?;
+        check_lse(lse, count, config.query_heads)?;
         config.check_cache(&cache)?;
-        if query.dtype != cache.dtype && query.dtype != DType::F32 {
+        if query.dtype != cache.dtype && query.dtype != DType::F32 && !cache.dtype.is_fp8() {
             return Err(Error::invalid(format!(
                 "`query` has dtype {}; f32 or the cache's {} is needed",
                 query.dtype, cache.dtype
             )));
         }
-        for (name, tensor) in [("positions", Some(positions)), ("sequences", sequences)] {
+        for (name, tensor, entries) in
+            [("positions", Some(positions), count), ("sequences", sequences, count / per_sequence)]
+        {
             let Some(tensor) = tensor else { continue };
             tensor.expect_dtype(name, DType::I32)?;
-            tensor.expect_shape(name, &[rows])?;
+            tensor.expect_shape(name, &[entries])?;
             tensor.expect_readable(name)?;
         }
         let table = cache.page_table().map(PageTable::tensor);
@@ -68,9 +94,10 @@ impl AttentionDecode {
                 tensor.expect_apart(name, "lse", lse)?;
             }
         }
-        if sequences.is_none() && rows > cache.sequences {
+        if sequences.is_none() && count / per_sequence > cache.sequences {
             return Err(Error::invalid(format!(
-                "{rows} rows without `sequences`; the cache has {} sequences",
+                "{} sequences without `sequences`; the cache has {}",
+                count / per_sequence,
                 cache.sequences
             )));
         }
@@ -82,46 +109,56 @@ impl AttentionDecode {
             ))
             .with_limit(max_kv_length as u64, cache.capacity as u64));
         }
-        cache.check_window(rows.min(1), max_kv_length, config.window)?;
-        Ok(AttentionDecode { config, query, cache, output, lse, positions, sequences, max_kv_length })
+        cache.check_window(count.min(per_sequence), max_kv_length, config.window)?;
+        Ok(AttentionDecode { config, query, cache, output, lse, rows: DecodeRows { max_kv_length, ..rows } })
+    }
+
+    pub fn sequence_count(&self) -> usize {
+        self.query.tokens / self.rows.per_sequence
     }
 
     /// An upper bound: every row is taken to be max_kv_length long.
     pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("query", Some(&self.query));
         visit.cache(&self.cache, Effect::Read);
-        visit.read("positions", Some(&self.positions));
-        visit.read("sequences", self.sequences.as_ref());
+        visit.read("positions", Some(&self.rows.positions));
+        visit.read("sequences", self.rows.sequences.as_ref());
         visit.write("output", Some(&self.output));
         visit.write("lse", self.lse.as_ref());
     }
 
     pub fn cost(&self) -> Cost {
-        let rows = self.query.tokens;
-        let (begin, end) = self.config.visible(self.max_kv_length - 1, self.max_kv_length);
-        self.cost_of_keys((end - begin) * rows)
+        let longest = self.rows.max_kv_length;
+        let (begin, end) = self.config.visible(longest - 1, longest);
+        self.cost_of_keys((end - begin) * self.query.tokens, (end - begin) * self.sequence_count())
     }
 
     /// The positions, and the cost with the keys and values that the mask keeps at these.
     pub fn cost_by_content(&self) -> (Tensor, CostOf) {
         let op = *self;
         let cost = move |positions: &[i32]| {
-            let inside = positions.iter().filter_map(|&position| op.cache.check_position(position).ok());
-            let keys = inside.map(|position| {
-                let (begin, end) = op.config.visible(position, position + 1);
-                end - begin
+            let visible = |position: &i32| {
+                let position = op.cache.check_position(*position).ok()?;
+                Some(op.config.visible(position, position + 1))
+            };
+            let pairs = positions.iter().filter_map(visible).map(|(begin, end)| end - begin).sum();
+            // The rows of a sequence see keys without a gap, and what several see is read once.
+            let keys = positions.chunks(op.rows.per_sequence).map(|rows| {
+                let visible = || rows.iter().filter_map(visible);
+                let begin = visible().map(|keys| keys.0).min();
+                visible().map(|keys| keys.1).max().unwrap_or(0) - begin.unwrap_or(0)
             });
-            op.cost_of_keys(keys.sum())
+            op.cost_of_keys(pairs, keys.sum())
         };
-        (self.positions, Box::new(cost))
+        (self.rows.positions, Box::new(cost))
     }
 
-    /// `keys` of all rows together.
-    fn cost_of_keys(&self, keys: usize) -> Cost {
+    /// Of `pairs` of a row and a key that it sees, and of the keys of all sequences together.
+    fn cost_of_keys(&self, pairs: usize, keys: usize) -> Cost {
         let rows = self.query.tokens;
         let dtypes = [self.query.dtype, self.output.dtype];
-        let Cost { operations, bytes } = self.config.cost(keys as f64, rows, keys, dtypes, self.cache.dtype, self.lse);
-        let indices = 1 + usize::from(self.sequences.is_some());
-        Cost { operations, bytes: bytes + (rows * indices * DType::I32.size()) as f64 }
+        let Cost { operations, bytes } = self.config.cost(pairs as f64, rows, keys, dtypes, self.cache.dtype, self.lse);
+        let indices = rows + self.rows.sequences.map_or(0, |sequences| sequences.shape[0]);
+        Cost { operations, bytes: bytes + (indices * DType::I32.size()) as f64 }
     }
 }

@@ -13,7 +13,7 @@ mod prefill;
 use crate::error::{Error, Result, Status};
 use crate::operation::{expect_extent, Cost};
 use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM, MAX_VALUE_DIM};
-pub use decode::AttentionDecode;
+pub use decode::{AttentionDecode, DecodeRows, EMPTY_ROW, MAX_ROWS_PER_SEQUENCE};
 pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
 
 /// What stays the same from call to call.
@@ -157,7 +157,7 @@ fn output_heads(config: &AttentionConfig, output: Tensor, tokens: usize) -> Resu
     Ok(heads)
 }
 
-fn check_lse(lse: Option<Tensor>, rows: usize, heads: usize) -> Result<()> {
+pub(super) fn check_lse(lse: Option<Tensor>, rows: usize, heads: usize) -> Result<()> {
     let Some(lse) = lse else { return Ok(()) };
     lse.expect_dtype("lse", DType::F32)?;
     lse.expect_shape("lse", &[rows, heads])?;

@@ -106,6 +106,7 @@ impl AttentionPrefill {
                         )));
                     }
                     Ok(KvView {
+                        scales: std::ptr::null(),
                         data: tensor.data,
                         dtype: tensor.dtype,
                         sequence_stride: heads.token_stride,
@@ -130,7 +131,7 @@ impl AttentionPrefill {
                 (key, value, collected(spans, SEQUENCES)?)
             }
         };
-        if query.dtype != key.dtype && query.dtype != DType::F32 {
+        if query.dtype != key.dtype && query.dtype != DType::F32 && !key.dtype.is_fp8() {
             return Err(Error::invalid(format!(
                 "`query` has dtype {}; f32 or the keys' {} is needed",
                 query.dtype, key.dtype
