@@ -44,9 +44,9 @@ cudaError_t launch_tile(const nvb_attention_prefill_params& p, const nvb_launch&
 
 // One causal sequence of normal numbers, `mean` added to the values, of which some rows are compared.
 void print_error(const char* name, int head_dim, int length, float mean, Launch launch_kernel) {
-  const attention_cases::Elements query(NVB_E4M3, size_t(length) * head_dim);
-  const attention_cases::Elements key(NVB_E4M3, size_t(length) * head_dim);
-  const attention_cases::Elements value(NVB_E4M3, size_t(length) * head_dim);
+  const attention_cases::Elements query(NVB_F8_E4M3, size_t(length) * head_dim);
+  const attention_cases::Elements key(NVB_F8_E4M3, size_t(length) * head_dim);
+  const attention_cases::Elements value(NVB_F8_E4M3, size_t(length) * head_dim);
   std::mt19937_64 random(3);
   std::normal_distribution<float> normal;
   std::vector<float> some(1 << 20);
@@ -61,7 +61,7 @@ void print_error(const char* name, int head_dim, int length, float mean, Launch 
   p.query_head_stride = p.key_head_stride = p.value_head_stride = p.output_head_stride = head_dim;
   p.query_token_stride = p.key_token_stride = p.value_token_stride = p.output_token_stride = head_dim;
   p.query_sequence_stride = p.key_sequence_stride = p.value_sequence_stride = p.output_sequence_stride = head_dim;
-  p.query_dtype = p.kv_dtype = NVB_E4M3, p.output_dtype = NVB_F32;
+  p.query_dtype = p.kv_dtype = NVB_F8_E4M3, p.output_dtype = NVB_F32;
   p.query_heads = p.kv_heads = 1, p.head_dim = p.value_dim = head_dim, p.causal = 1;
   p.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   p.sequences = 1;
@@ -166,12 +166,12 @@ int main(int argc, char** argv) {
     }
   }
   if (what == "bench" || what == "tiles" || what == "all") {
-    const Memory memory(NVB_E4M3, size_t{kTokens} * 2048);
+    const Memory memory(NVB_F8_E4M3, size_t{kTokens} * 2048);
     if (what != "tiles") bench(std::atoi(which.c_str()), memory);
     if (what == "tiles") compare(candidates(), std::atoi(which.c_str()), memory);
   }
   if (what == "once" && argc == 5) {
-    const Memory memory(NVB_E4M3, size_t{kTokens} * 2048);
+    const Memory memory(NVB_F8_E4M3, size_t{kTokens} * 2048);
     const int head_dim = std::atoi(argv[2]), heads = 2048 / head_dim;
     const nvb_attention_prefill_params p =
         params_of({head_dim, head_dim, heads, heads, std::atoi(argv[4]), std::atoi(argv[3]) != 0, 0}, memory);

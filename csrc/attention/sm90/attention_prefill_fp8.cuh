@@ -165,15 +165,22 @@ __device__ __forceinline__ void transpose_all(const Arguments& arguments, Shared
 
 // ---- What the warpgroups do between products ----
 
-// Rounds P to the first operand of P . V: fragments of 32 keys.
+// Rounds P, in pairs of neighbours.
 template <int Count>
-__device__ __forceinline__ void pack_probabilities(uint32_t (&p)[Count / 16][4], const float (&score)[Count]) {
+__device__ __forceinline__ void round_probabilities(uint32_t (&pairs)[Count / 2], const float (&score)[Count]) {
 #pragma unroll
-  for (int k = 0; k < Count / 16; ++k) {
+  for (int i = 0; i < Count / 2; ++i) pairs[i] = pack_e4m3(score[2 * i], score[2 * i + 1]);
+}
+
+// The first operand of P . V: fragments of 32 keys. Neither may be written while a product reads it.
+template <int Count>
+__device__ __forceinline__ void arrange_probabilities(uint32_t (&p)[Count / 8][4], const uint32_t (&pairs)[Count]) {
+#pragma unroll
+  for (int k = 0; k < Count / 8; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int at = 16 * k + 8 * (i / 2) + 2 * (i % 2);
-      p[k][i] = pack_e4m3(score[at], score[at + 1], score[at + 4], score[at + 5]);
+      const int at = 8 * k + 4 * (i / 2) + i % 2;
+      p[k][i] = __byte_perm(pairs[at], pairs[at + 2], 0x5410);
     }
   }
 }
@@ -349,6 +356,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
   while (more) {
     float score[kKeys / 2];
     float output[Tile::kHeadDim / 2];
+    uint32_t pairs[kKeys / 4];
     uint32_t p[kKeys / 32][4];
     Work next;
     RowSums rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
@@ -421,7 +429,8 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       if (tile == work.first) release(&shared.query_empty[warpgroup]);
       finish_scores(tile, true);
       prefill_wgmma::exponentiate<Tile::kPolynomialEvery>(score, rows, scaled, exponent_factor, kThreshold, kShift);
-      pack_probabilities(p, score);
+      round_probabilities(pairs, score);
+      arrange_probabilities(p, pairs);
 
       // S of one tile beside P . V of the tile after it.
       const auto step = [&](auto masked) {
@@ -442,6 +451,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
         if (tile == work.first) release(&shared.query_empty[warpgroup]);
         finish_scores(tile, decltype(masked)::value);
         prefill_wgmma::exponentiate<Tile::kPolynomialEvery>(score, rows, scaled, exponent_factor, kThreshold, kShift);
+        round_probabilities(pairs, score);
         // As in attention_prefill_wgmma.cuh: the loop keeps the wait behind the exponentials.
         do {
           wgmma_wait<0>();
@@ -454,7 +464,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
           flushed.weight[0] *= scaled[0];
           flushed.weight[1] *= scaled[1];
         }
-        pack_probabilities(p, score);
+        arrange_probabilities(p, pairs);
         --unflushed;
       };
       --tile;
