@@ -27,13 +27,22 @@ __device__ __forceinline__ void store_matrices(uint32_t row, const uint32_t (&r)
 #endif
 }
 
-// Two numbers rounded to E4M3 in the low half, the first in the lowest byte; what exceeds 448 becomes 448.
-__device__ __forceinline__ uint32_t pack_e4m3(float first, float second) {
+// Two numbers rounded to E4M3, the first in the low byte; what exceeds 448 becomes 448.
+__device__ __forceinline__ uint16_t pack_e4m3(float first, float second) {
   uint16_t pair = 0;
 #ifdef NVB_WGMMA
   asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
 #endif
   return pair;
+}
+
+// Two pairs as a register.
+__device__ __forceinline__ uint32_t join_pairs(uint16_t low, uint16_t high) {
+  uint32_t joined = 0;
+#ifdef NVB_WGMMA
+  asm("mov.b32 %0, {%1, %2};" : "=r"(joined) : "h"(low), "h"(high));
+#endif
+  return joined;
 }
 
 }  // namespace nvb

@@ -167,20 +167,20 @@ __device__ __forceinline__ void transpose_all(const Arguments& arguments, Shared
 
 // Rounds P, in pairs of neighbours.
 template <int Count>
-__device__ __forceinline__ void round_probabilities(uint32_t (&pairs)[Count / 2], const float (&score)[Count]) {
+__device__ __forceinline__ void round_probabilities(uint16_t (&pairs)[Count / 2], const float (&score)[Count]) {
 #pragma unroll
   for (int i = 0; i < Count / 2; ++i) pairs[i] = pack_e4m3(score[2 * i], score[2 * i + 1]);
 }
 
 // The first operand of P . V: fragments of 32 keys. Neither may be written while a product reads it.
 template <int Count>
-__device__ __forceinline__ void arrange_probabilities(uint32_t (&p)[Count / 8][4], const uint32_t (&pairs)[Count]) {
+__device__ __forceinline__ void arrange_probabilities(uint32_t (&p)[Count / 8][4], const uint16_t (&pairs)[Count]) {
 #pragma unroll
   for (int k = 0; k < Count / 8; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = 8 * k + 4 * (i / 2) + i % 2;
-      p[k][i] = __byte_perm(pairs[at], pairs[at + 2], 0x5410);
+      p[k][i] = join_pairs(pairs[at], pairs[at + 2]);
     }
   }
 }
@@ -356,7 +356,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
   while (more) {
     float score[kKeys / 2];
     float output[Tile::kHeadDim / 2];
-    uint32_t pairs[kKeys / 4];
+    uint16_t pairs[kKeys / 4];
     uint32_t p[kKeys / 32][4];
     Work next;
     RowSums rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
