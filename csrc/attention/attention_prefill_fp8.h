@@ -2,15 +2,12 @@
 //
 // Beside what attention.h asks for: capability 9.0, query, key and value all E4M3 or all E5M2, output of F16, BF16 or
 // F32, head_dim and value_dim multiples of 16 up to 256, the latter not above the former, scale > 0, no mask, lengths
-// from the host, keys and values neither in pages nor in a ring; query, key, value and output rows aligned to 16 bytes;
-// sequences that begin a whole number of tokens behind each tensor's first, and the same number in query, output and
-// lse. Any scales.
+// from the host, keys and values not in a ring and pages of a multiple of 8 tokens; query, key, value and output rows
+// aligned to 16 bytes; sequences that begin a whole number of tokens behind each tensor's first, or at a row of the page
+// table, and the same number in query, output and lse. Any scales.
 #pragma once
 
 #include "attention.h"
-
-// Until launch.h has them.
-enum : uint32_t { NVB_E4M3 = 5, NVB_E5M2 = 6 };
 
 extern "C" {
 // Whether the kernel can do it; reads the two structs alone.

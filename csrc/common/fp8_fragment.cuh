@@ -1,4 +1,4 @@
-// What makes operands of FP8 products in a kernel: matrices from and to shared memory, and four numbers as one register.
+// What makes operands of FP8 products in a kernel: matrices from and to shared memory, and numbers as bytes.
 //
 // Compute capability 9.0a; one thin wrapper each.
 #pragma once
@@ -27,20 +27,22 @@ __device__ __forceinline__ void store_matrices(uint32_t row, const uint32_t (&r)
 #endif
 }
 
-// Four numbers rounded to E4M3, the first in the lowest byte; what exceeds 448 becomes 448.
-__device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
-  uint32_t packed = 0;
+// Two numbers rounded to E4M3, the first in the low byte; what exceeds 448 becomes 448.
+__device__ __forceinline__ uint16_t pack_e4m3(float first, float second) {
+  uint16_t pair = 0;
 #ifdef NVB_WGMMA
-  asm("{\n"
-      ".reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n"
-      "}\n"
-      : "=r"(packed)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
+  asm volatile("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
 #endif
-  return packed;
+  return pair;
+}
+
+// Two pairs as a register.
+__device__ __forceinline__ uint32_t join_pairs(uint16_t low, uint16_t high) {
+  uint32_t joined = 0;
+#ifdef NVB_WGMMA
+  asm("mov.b32 %0, {%1, %2};" : "=r"(joined) : "h"(low), "h"(high));
+#endif
+  return joined;
 }
 
 }  // namespace nvb

@@ -56,7 +56,7 @@ int check_faults() {
   Case test;
   test.name = "faults";
   // Both warpgroups have rows in each tile.
-  test.dtype = NVB_E4M3;
+  test.dtype = NVB_F8_E4M3;
   test.sequences = {{250, 560}, {100, 700}, {128, 1000}, {128, 450}};
   test.query_heads = 2;
   test.causal = true;
@@ -96,6 +96,13 @@ int check_faults() {
   return missed;
 }
 
+void set_pages(nvb_attention_prefill_params& p, int tokens) {
+  static int32_t table[1];
+  p.placement.pages = table;
+  p.placement.page_tokens = tokens, p.placement.page_count = p.placement.page_row_stride = 1;
+  p.placement.block_stride = p.placement.value_block_stride = 2048;
+}
+
 // What the launcher has no kernel for it refuses before it touches anything.
 int check_refusals() {
   nvb_attention_prefill_params good = {};
@@ -106,7 +113,7 @@ int check_refusals() {
   good.query_sequence_stride = good.key_sequence_stride = good.value_sequence_stride = good.output_sequence_stride =
       128;
   good.lse_sequence_stride = 1;
-  good.query_dtype = good.kv_dtype = NVB_E4M3, good.output_dtype = NVB_BF16;
+  good.query_dtype = good.kv_dtype = NVB_F8_E4M3, good.output_dtype = NVB_BF16;
   good.sequences = 1, good.query_heads = good.kv_heads = 2, good.head_dim = good.value_dim = 64;
   good.scale = 1;
   good.sequence[0] = {0, 4, 1, 4, 0};
@@ -115,8 +122,8 @@ int check_refusals() {
   using Params = nvb_attention_prefill_params;
   const std::pair<const char*, void (*)(Params&)> changes[] = {
       {"bf16 keys", [](Params& p) { p.query_dtype = p.kv_dtype = NVB_BF16; }},
-      {"a query of another dtype", [](Params& p) { p.query_dtype = NVB_E5M2; }},
-      {"an output of fp8", [](Params& p) { p.output_dtype = NVB_E4M3; }},
+      {"a query of another dtype", [](Params& p) { p.query_dtype = NVB_F8_E5M2; }},
+      {"an output of fp8", [](Params& p) { p.output_dtype = NVB_F8_E4M3; }},
       {"head_dim 272", [](Params& p) { p.head_dim = 272; }},
       {"head_dim 72", [](Params& p) { p.head_dim = 72; }},
       {"values of 80", [](Params& p) { p.value_dim = 80; }},
@@ -129,7 +136,17 @@ int check_refusals() {
       {"keys at no token of the map", [](Params& p) { p.key_sequence_stride = 64; }},
       {"a mask", [](Params& p) { p.mask = memory; }},
       {"lengths on the device", [](Params& p) { p.query_starts = reinterpret_cast<const int32_t*>(memory); }},
-      {"pages", [](Params& p) { p.placement.pages = reinterpret_cast<const int32_t*>(memory); }},
+      {"pages of 12", [](Params& p) { set_pages(p, 12); }},
+      {"no pages",
+       [](Params& p) {
+         set_pages(p, 16);
+         p.placement.page_count = 0;
+       }},
+      {"pages that are not aligned",
+       [](Params& p) {
+         set_pages(p, 16);
+         p.placement.value_block_stride += 8;
+       }},
       {"a ring", [](Params& p) { p.placement.ring_tokens = 64; }},
   };
   int wrong = 0;
@@ -146,6 +163,9 @@ int check_refusals() {
     expect(what, p, hopper, false);
     if (nvb_cuda_attention_prefill_fp8(&p, &hopper) != cudaErrorInvalidValue) ++wrong;
   }
+  Params paged = good;
+  set_pages(paged, 16);
+  expect("pages of 16", paged, hopper, true);
   Params p = good;
   p.query_scale = p.key_scale = p.value_scale = reinterpret_cast<const float*>(memory);
   expect("scales", p, hopper, true);
@@ -172,7 +192,7 @@ int main(int argc, char** argv) {
       const std::string wrong = run(test);
       if (wrong.empty()) continue;
       std::printf("%s (%d/%d, %s%s, seed %d, %s): %s\n", test.name, test.head_dim, test.value_dim,
-                  test.dtype == NVB_E4M3 ? "e4m3" : "e5m2", test.causal ? ", causal" : "",
+                  test.dtype == NVB_F8_E4M3 ? "e4m3" : "e5m2", test.causal ? ", causal" : "",
                   static_cast<int>(seed), late ? "late" : "early", wrong.c_str());
       ++failures;
     }

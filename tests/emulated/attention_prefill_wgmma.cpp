@@ -101,6 +101,13 @@ int check_faults() {
   return missed;
 }
 
+void set_pages(nvb_attention_prefill_params& p, int tokens) {
+  static int32_t table[1];
+  p.placement.pages = table;
+  p.placement.page_tokens = tokens, p.placement.page_count = p.placement.page_row_stride = 1;
+  p.placement.block_stride = p.placement.value_block_stride = 2048;
+}
+
 // What the launcher has no kernel for it refuses before it touches anything.
 int check_refusals() {
   nvb_attention_prefill_params good = {};
@@ -143,6 +150,18 @@ int check_refusals() {
       {"a mask", [](Params& p) { p.mask = memory; }},
       {"scales", [](Params& p) { p.key_scale = reinterpret_cast<const float*>(memory); }},
       {"lengths on the device", [](Params& p) { p.query_starts = reinterpret_cast<const int32_t*>(memory); }},
+      {"pages of 12", [](Params& p) { set_pages(p, 12); }},
+      {"no pages",
+       [](Params& p) {
+         set_pages(p, 16);
+         p.placement.page_count = 0;
+       }},
+      {"a row before the page table",
+       [](Params& p) {
+         set_pages(p, 16);
+         p.sequence[0].kv_start = -1;
+       }},
+      {"a ring", [](Params& p) { p.placement.ring_tokens = 64; }},
       {"too long a sequence", [](Params& p) { p.sequence[0].kv_length = (1 << 30) + 1; }},
   };
   int wrong = 0;
@@ -153,6 +172,9 @@ int check_refusals() {
   };
   expect("what is supported", good, hopper, true);
   expect("capability 8.0", good, other, false);
+  Params paged = good;
+  set_pages(paged, 16);
+  expect("pages of 16", paged, hopper, true);
   for (const auto& [what, change] : changes) {
     Params p = good;
     change(p);

@@ -25,7 +25,7 @@
 namespace attention_cases {
 
 constexpr bool is_fp8(uint32_t dtype) {
-  return dtype == NVB_E4M3 || dtype == NVB_E5M2;
+  return dtype == NVB_F8_E4M3 || dtype == NVB_F8_E5M2;
 }
 
 struct Lengths {
@@ -54,7 +54,7 @@ struct Case {
 inline uint16_t to_bits(uint32_t dtype, float value) {
   uint16_t bits;
   if (is_fp8(dtype)) {
-    bits = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, dtype == NVB_E4M3 ? __NV_E4M3 : __NV_E5M2);
+    bits = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, dtype == NVB_F8_E4M3 ? __NV_E4M3 : __NV_E5M2);
   } else if (dtype == NVB_F16) {
     const __half half = __float2half_rn(value);
     std::memcpy(&bits, &half, 2);
@@ -68,7 +68,7 @@ inline uint16_t to_bits(uint32_t dtype, float value) {
 inline float from_bits(uint32_t dtype, uint16_t bits) {
   if (is_fp8(dtype)) {
     const __half half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(bits),
-                                              dtype == NVB_E4M3 ? __NV_E4M3 : __NV_E5M2));
+                                              dtype == NVB_F8_E4M3 ? __NV_E4M3 : __NV_E5M2));
     return __half2float(half);
   }
   if (dtype == NVB_F16) {
@@ -421,7 +421,7 @@ inline std::vector<Case> fp8_cases() {
   const auto add = [&](const char* name, std::vector<Lengths> sequences, const std::function<void(Case&)>& change) {
     Case one;
     one.name = name;
-    one.dtype = NVB_E4M3;
+    one.dtype = NVB_F8_E4M3;
     one.sequences = std::move(sequences);
     change(one);
     all.push_back(one);
@@ -466,7 +466,7 @@ inline std::vector<Case> fp8_cases() {
   add("long, equal weights", {{20, 5000}}, equal);
   add("f16 output", {{70, 200}}, [](Case& one) { one.fp8_output = NVB_F16; });
   add("f32 output", {{70, 200}}, [](Case& one) { one.f32_output = true; });
-  for (const uint32_t dtype : {uint32_t{NVB_E4M3}, uint32_t{NVB_E5M2}}) {
+  for (const uint32_t dtype : {uint32_t{NVB_F8_E4M3}, uint32_t{NVB_F8_E5M2}}) {
     for (const int head_dim : {64, 128, 256}) {
       for (const bool is_equal : {false, true}) {
         add("tile", {{200, 270}, {1, 80}, {60, 161}}, [&](Case& one) {

@@ -119,11 +119,14 @@ struct Shape {
   int head_dim, value_dim, query_heads, kv_heads, length;
   bool causal;
   int window;
+  int queries = 0;      // the last of one sequence; 0: all of them, of as many sequences as kTokens makes
+  int page_tokens = 0;  // of its pages, which lie in any order; 0: contiguous
 };
 
 // Pairs of a query and a key that it sees.
 inline double pairs(const Shape& shape) {
-  const double length = shape.length;
+  const double length = shape.length, queries = shape.queries;
+  if (queries > 0) return queries * (length - (queries - 1) / 2);
   if (shape.window > 0 && shape.window < shape.length) {
     const double window = shape.window;
     return window * (window + 1) / 2 + (length - window) * window;
@@ -133,10 +136,13 @@ inline double pairs(const Shape& shape) {
 
 constexpr int kTokens = 16384;
 
+constexpr int kMostPages = 1 << 16;
+
 // Memory for the largest shape, filled once with normal numbers of one dtype.
 struct Memory {
   uint32_t dtype;
   void* data[4];
+  int32_t* pages;
 
   Memory(uint32_t its_dtype, size_t elements) : dtype(its_dtype) {
     const attention_cases::Elements some(dtype, 1 << 20), all(dtype, elements);
@@ -144,6 +150,7 @@ struct Memory {
     std::normal_distribution<float> normal;
     for (int i = 0; i < 1 << 20; ++i) some.set(i, normal(random));
     const size_t bytes = static_cast<size_t>(all.bytes());
+    MUST(cudaMalloc(reinterpret_cast<void**>(&pages), kMostPages * sizeof(int32_t)));
     for (size_t i = 0; i < 4; ++i) {
       for (size_t at = 0; at < elements; ++at) {
         const size_t from = (at * 7 + (at >> 20) + i) & ((1 << 20) - 1);
@@ -175,16 +182,37 @@ inline nvb_attention_prefill_params params_of(const Shape& shape, const Memory& 
   p.causal = shape.causal, p.window = shape.window;
   p.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
   p.sequences = kTokens / shape.length;
+  if (shape.queries > 0) {
+    p.sequences = 1;
+    p.sequence[0] = {0, shape.queries, 0, shape.length, 0};
+    if (shape.page_tokens > 0) {
+      p.placement.pages = memory.pages;
+      p.placement.page_row_stride = shape.length / shape.page_tokens;
+      p.placement.block_stride = p.placement.value_block_stride = shape.page_tokens * p.key_token_stride;
+      p.placement.page_tokens = shape.page_tokens, p.placement.page_count = shape.length / shape.page_tokens;
+    }
+    return p;
+  }
   for (int i = 0; i < p.sequences; ++i) {
     p.sequence[i] = {i * shape.length, shape.length, i * shape.length, shape.length, 0};
   }
   return p;
 }
 
+// The table of a shape's pages.
+inline void shuffle_pages(const Shape& shape, const Memory& memory) {
+  if (shape.page_tokens == 0) return;
+  std::vector<int32_t> table(static_cast<size_t>(shape.length / shape.page_tokens));
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), std::mt19937(1));
+  MUST(cudaMemcpy(memory.pages, table.data(), table.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+}
+
 // TFLOP/s: the median of the replays of a graph of several launches, each `milliseconds` long at 500 TFLOP/s.
 inline double measure(const Shape& shape, const Memory& memory, cudaStream_t stream, Launch launch_kernel,
                       double milliseconds = 20) {
   const nvb_attention_prefill_params p = params_of(shape, memory);
+  shuffle_pages(shape, memory);
   const nvb_launch launch = device_launch(stream);
   const double operations = 2.0 * (shape.head_dim + shape.value_dim) * shape.query_heads * p.sequences * pairs(shape);
   const int launches = std::clamp(static_cast<int>(milliseconds * 1e-3 * 500e12 / operations), 2, 100);

@@ -6,6 +6,7 @@
 //   target/gpu/attention_prefill_fp8 error              root mean square errors of 16k and 128k tokens
 //   target/gpu/attention_prefill_fp8 bench [HEAD_DIM]   TFLOP/s, and the share of FlashAttention 3's FP8 on an H200
 //   target/gpu/attention_prefill_fp8 tiles [HEAD_DIM]   the same with other tiles, to choose among them
+//   target/gpu/attention_prefill_fp8 once HEAD_DIM CAUSAL LENGTH    one shape, launched three times, for a profiler
 //
 // Shapes: those of attention_prefill_wgmma.cu, in E4M3, with an output of BF16.
 #include <cuda_runtime.h>
@@ -43,9 +44,9 @@ cudaError_t launch_tile(const nvb_attention_prefill_params& p, const nvb_launch&
 
 // One causal sequence of normal numbers, `mean` added to the values, of which some rows are compared.
 void print_error(const char* name, int head_dim, int length, float mean, Launch launch_kernel) {
-  const attention_cases::Elements query(NVB_E4M3, size_t(length) * head_dim);
-  const attention_cases::Elements key(NVB_E4M3, size_t(length) * head_dim);
-  const attention_cases::Elements value(NVB_E4M3, size_t(length) * head_dim);
+  const attention_cases::Elements query(NVB_F8_E4M3, size_t(length) * head_dim);
+  const attention_cases::Elements key(NVB_F8_E4M3, size_t(length) * head_dim);
+  const attention_cases::Elements value(NVB_F8_E4M3, size_t(length) * head_dim);
   std::mt19937_64 random(3);
   std::normal_distribution<float> normal;
   std::vector<float> some(1 << 20);
@@ -60,7 +61,7 @@ void print_error(const char* name, int head_dim, int length, float mean, Launch 
   p.query_head_stride = p.key_head_stride = p.value_head_stride = p.output_head_stride = head_dim;
   p.query_token_stride = p.key_token_stride = p.value_token_stride = p.output_token_stride = head_dim;
   p.query_sequence_stride = p.key_sequence_stride = p.value_sequence_stride = p.output_sequence_stride = head_dim;
-  p.query_dtype = p.kv_dtype = NVB_E4M3, p.output_dtype = NVB_F32;
+  p.query_dtype = p.kv_dtype = NVB_F8_E4M3, p.output_dtype = NVB_F32;
   p.query_heads = p.kv_heads = 1, p.head_dim = p.value_dim = head_dim, p.causal = 1;
   p.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   p.sequences = 1;
@@ -160,14 +161,22 @@ int main(int argc, char** argv) {
     for (const int head_dim : {64, 128, 256}) print_error("default", head_dim, 16384, 0, launch_default);
     for (const float mean : {0.0f, 1.0f}) {
       print_error("default", 128, 131072, mean, launch_default);
-      print_error("every 512", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 224, false, 0, 512>>);
-      print_error("not flushed", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 224, false, 0, 1048576>>);
+      print_error("every 512", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 128, true, 0, 512>>);
+      print_error("not flushed", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 128, true, 0, 1048576>>);
     }
   }
   if (what == "bench" || what == "tiles" || what == "all") {
-    const Memory memory(NVB_E4M3, size_t{kTokens} * 2048);
+    const Memory memory(NVB_F8_E4M3, size_t{kTokens} * 2048);
     if (what != "tiles") bench(std::atoi(which.c_str()), memory);
     if (what == "tiles") compare(candidates(), std::atoi(which.c_str()), memory);
+  }
+  if (what == "once" && argc == 5) {
+    const Memory memory(NVB_F8_E4M3, size_t{kTokens} * 2048);
+    const int head_dim = std::atoi(argv[2]), heads = 2048 / head_dim;
+    const nvb_attention_prefill_params p =
+        params_of({head_dim, head_dim, heads, heads, std::atoi(argv[4]), std::atoi(argv[3]) != 0, 0}, memory);
+    for (int i = 0; i < 3; ++i) MUST(launch_default(p, device_launch(nullptr)));
+    MUST(cudaDeviceSynchronize());
   }
   return failures == 0 ? 0 : 1;
 }

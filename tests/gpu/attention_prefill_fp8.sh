@@ -29,7 +29,7 @@ if [ -x "$nvcc" ]; then
     number=$((number + 1))
     unit "candidate_$number" __nv_fp8_e4m3 "Tile<$tile>"
   done
-  printf '%s\0' target/gpu/fp8_*.cu | xargs -0 -P "$(nproc)" -I{} "$nvcc" "${flags[@]}" -c {} -o {}.o
+  printf "%s\0" target/gpu/fp8_*.cu | xargs -0 -P "$(nproc)" -I{} "$nvcc" "${flags[@]}" -c {} -o {}.o
   "$nvcc" "${flags[@]}" tests/gpu/attention_prefill_fp8.cu target/gpu/fp8_*.o -cudadevrt none "-L$libraries" -o "$program"
 fi
 if [ -e /dev/nvidiactl ]; then exec "$program" "$@"; fi

@@ -76,6 +76,13 @@ void bench(int only, const Memory& memory) {
       {"192/128, causal, 4k", {192, 128, 16, 16, 4096, true, 0}},
       {"192/192, causal, 4k", {192, 192, 16, 16, 4096, true, 0}},
       {"96, causal, 4k", {96, 96, 16, 16, 4096, true, 0}},
+      {"512 queries over 8k, 32/8, 128", {128, 128, 32, 8, 8192, true, 0, 512}},
+      {"the same in pages of 16", {128, 128, 32, 8, 8192, true, 0, 512, 16}},
+      {"the same in pages of 64", {128, 128, 32, 8, 8192, true, 0, 512, 64}},
+      {"512 queries over 32k, 32/8, 128", {128, 128, 32, 8, 32768, true, 0, 512}},
+      {"the same in pages of 16", {128, 128, 32, 8, 32768, true, 0, 512, 16}},
+      {"512 queries over 32k, 8/4, 256", {256, 256, 8, 4, 32768, true, 0, 512}},
+      {"the same in pages of 16", {256, 256, 8, 4, 32768, true, 0, 512, 16}},
   };
   for (const auto& [name, shape] : others) std::printf("%-36s %5.0f\n", name, rate(shape));
   MUST(cudaStreamDestroy(stream));

@@ -18,7 +18,7 @@ NVB_EXTERN(D256);
 namespace {
 
 bool supports(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
-  return (p.kv_dtype == NVB_E4M3 || p.kv_dtype == NVB_E5M2) && p.query_dtype == p.kv_dtype &&
+  return (p.kv_dtype == NVB_F8_E4M3 || p.kv_dtype == NVB_F8_E5M2) && p.query_dtype == p.kv_dtype &&
          float_dtype_bytes(p.output_dtype) != 0 && prefill_wgmma::supports_shape(p, 1, launch);
 }
 
@@ -44,7 +44,7 @@ cudaError_t launch_dtype(const nvb_attention_prefill_params& p, const nvb_launch
 
 cudaError_t launch_prefill(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   if (!supports(p, launch)) return cudaErrorInvalidValue;
-  return p.kv_dtype == NVB_E4M3 ? launch_dtype<__nv_fp8_e4m3>(p, launch) : launch_dtype<__nv_fp8_e5m2>(p, launch);
+  return p.kv_dtype == NVB_F8_E4M3 ? launch_dtype<__nv_fp8_e4m3>(p, launch) : launch_dtype<__nv_fp8_e5m2>(p, launch);
 }
 
 }  // namespace prefill_fp8

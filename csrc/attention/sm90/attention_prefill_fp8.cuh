@@ -10,9 +10,9 @@
 //   at 4 q + 2 i + e. What ldmatrix makes of V has that order. The columns of V come as even and odd ones of every 16,
 //   which a thread's sums bring together again, four neighbours each.
 // - E4M3 goes from 2^-9 to 448: the exponent is shifted by 8, and a maximum is raised when scores pass it by 2^0.8.
-// - The tensor cores add with 14 bits to what they hold, and cut off the rest. So that long sums do not drift, O is
-//   moved out every 2,048 keys: divided by its row's sum so far, rounded to the output's dtype, it lies in the
-//   output tensor until the next time, and the last one adds to it.
+// - The tensor cores add with 14 bits to what they hold, and cut off the rest of each product. So that long sums do not
+//   shrink, O is moved out every 2,048 keys: divided by its row's sum so far, as F16, it lies in the output tensor
+//   until the next time adds to it.
 //
 // Rows of V past a sequence's end become zeros as they are transposed.
 //
@@ -63,7 +63,7 @@ struct Tile {
 
 namespace tiles {
 using D64 = Tile<64, 3, 128, false, 0, 2048>;
-using D128 = Tile<128, 2, 224, false, 0, 2048>;
+using D128 = Tile<128, 2, 128, true, 0, 2048>;
 using D256 = Tile<256, 2, 128, false, 0, 2048>;
 }  // namespace tiles
 
@@ -165,93 +165,23 @@ __device__ __forceinline__ void transpose_all(const Arguments& arguments, Shared
 
 // ---- What the warpgroups do between products ----
 
-// Rounds P to the first operand of P . V: fragments of 32 keys.
+// Rounds P, in pairs of neighbours.
 template <int Count>
-__device__ __forceinline__ void pack_probabilities(uint32_t (&p)[Count / 16][4], const float (&score)[Count]) {
+__device__ __forceinline__ void round_probabilities(uint16_t (&pairs)[Count / 2], const float (&score)[Count]) {
 #pragma unroll
-  for (int k = 0; k < Count / 16; ++k) {
+  for (int i = 0; i < Count / 2; ++i) pairs[i] = pack_e4m3(score[2 * i], score[2 * i + 1]);
+}
+
+// The first operand of P . V: fragments of 32 keys. Neither may be written while a product reads it.
+template <int Count>
+__device__ __forceinline__ void arrange_probabilities(uint32_t (&p)[Count / 8][4], const uint16_t (&pairs)[Count]) {
+#pragma unroll
+  for (int k = 0; k < Count / 8; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int at = 16 * k + 8 * (i / 2) + 2 * (i % 2);
-      p[k][i] = pack_e4m3(score[at], score[at + 1], score[at + 4], score[at + 5]);
+      const int at = 8 * k + 4 * (i / 2) + i % 2;
+      p[k][i] = join_pairs(pairs[at], pairs[at + 2]);
     }
-  }
-}
-
-// Four neighbouring columns of an output row.
-template <typename T>
-__device__ __forceinline__ void store_four(T* to, const float (&four)[4]) {
-  if constexpr (sizeof(T) == 4) {
-    *reinterpret_cast<float4*>(to) = make_float4(four[0], four[1], four[2], four[3]);
-  } else {
-    *reinterpret_cast<uint2*>(to) = make_uint2(pack_pair<T>(four[0], four[1]), pack_pair<T>(four[2], four[3]));
-  }
-}
-template <typename T>
-__device__ __forceinline__ void load_four(const T* from, float (&four)[4]) {
-  if constexpr (sizeof(T) == 4) {
-    const float4 words = *reinterpret_cast<const float4*>(from);
-    four[0] = words.x, four[1] = words.y, four[2] = words.z, four[3] = words.w;
-  } else {
-    const uint2 words = *reinterpret_cast<const uint2*>(from);
-    const float2 low = unpack_pair<T>(words.x), high = unpack_pair<T>(words.y);
-    four[0] = low.x, four[1] = low.y, four[2] = high.x, four[3] = high.y;
-  }
-}
-
-// Calls `visit` with the output's address, that of four columns of this thread, and the places of their sums.
-template <typename T, typename Tile, typename Visit>
-__device__ __forceinline__ void visit_output(const Arguments& arguments, const Work& work, int warpgroup, int half,
-                                             const Visit& visit) {
-  const int lane = threadIdx.x % 32;
-  const int row = warpgroup * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16 + half * 8 + lane / 4;
-  if (row >= work.rows) return;
-  T* const start = static_cast<T*>(arguments.output) + (work.first_token + row) * arguments.output_token_stride +
-                   work.head * arguments.output_head_stride + lane % 4 * 4;
-#pragma unroll
-  for (int j = 0; j < Tile::kHeadDim / 16; ++j) {
-    if (16 * j < arguments.value_dim) visit(start + 16 * j, 8 * j + 2 * half);
-  }
-}
-
-// What of a warpgroup's rows lies in the output tensor: O divided by `weight`, which follows the maxima.
-struct Flushed {
-  float weight[2];
-  bool any;
-};
-
-// Adds what has been flushed before to O, which multiplied by `factor` then goes to the output.
-template <typename T, typename Tile>
-__device__ __forceinline__ void write_output(const Arguments& arguments, const Work& work,
-                                             float (&output)[Tile::kHeadDim / 2], const Flushed& flushed,
-                                             const float (&factor)[2], int warpgroup) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    visit_output<T, Tile>(arguments, work, warpgroup, half, [&](T* address, int at) {
-      float four[4] = {output[at], output[at + 4], output[at + 1], output[at + 5]};
-      if (flushed.any) {
-        float before[4];
-        load_four(address, before);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) four[i] = fmaf(before[i], flushed.weight[half], four[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) four[i] *= factor[half];
-      store_four(address, four);
-    });
-  }
-}
-
-template <typename Tile>
-__device__ __forceinline__ void write_output_of_dtype(const Arguments& arguments, const Work& work,
-                                                      float (&output)[Tile::kHeadDim / 2], const Flushed& flushed,
-                                                      const float (&factor)[2], int warpgroup) {
-  if (arguments.output_dtype == NVB_BF16) {
-    write_output<__nv_bfloat16, Tile>(arguments, work, output, flushed, factor, warpgroup);
-  } else if (arguments.output_dtype == NVB_F16) {
-    write_output<__half, Tile>(arguments, work, output, flushed, factor, warpgroup);
-  } else {
-    write_output<float, Tile>(arguments, work, output, flushed, factor, warpgroup);
   }
 }
 
@@ -261,20 +191,109 @@ __device__ __forceinline__ float total_of(float sum) {
   return pair + __shfl_xor_sync(0xffffffffu, pair, 2);
 }
 
+// The first of this thread's bytes in the output tensor of one of its two rows, or null past the sequence. The next
+// sixteen columns, of which it has four neighbours, are as many elements on.
+__device__ __forceinline__ uint8_t* output_row(const Arguments& arguments, const Work& work, int warpgroup, int half) {
+  const int lane = threadIdx.x % 32;
+  const int row = warpgroup * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16 + half * 8 + lane / 4;
+  if (row >= work.rows) return nullptr;
+  const int64_t element = (work.first_token + row) * arguments.output_token_stride +
+                          work.head * arguments.output_head_stride + lane % 4 * 4;
+  return static_cast<uint8_t*>(arguments.output) + element * (arguments.output_dtype == NVB_F32 ? 4 : 2);
+}
+
+// The place of a column among O's sums of sixteen columns, from which four neighbours are 0, 4, 1 and 5 on.
+template <int Count>
+__device__ __forceinline__ void read_four(float (&four)[4], const float (&output)[Count], int at) {
+  four[0] = output[at], four[1] = output[at + 4], four[2] = output[at + 1], four[3] = output[at + 5];
+}
+
+// What of a warpgroup's rows lies in the output tensor: O divided by `weight`, which follows the maxima, as F16.
+struct Flushed {
+  float weight[2];
+  bool any;
+};
+
+// Adds it to O.
+template <typename Tile>
+__device__ __forceinline__ void add_flushed(const Arguments& arguments, const Work& work,
+                                            float (&output)[Tile::kHeadDim / 2], const Flushed& flushed,
+                                            int warpgroup) {
+  constexpr int kFours = Tile::kHeadDim / 16, kTogether = kFours < 8 ? kFours : 8;
+  const int step = arguments.output_dtype == NVB_F32 ? 64 : 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint8_t* const start = output_row(arguments, work, warpgroup, half);
+#pragma unroll
+    for (int first = 0; first < kFours; first += kTogether) {
+      // All are on their way before the first is waited for.
+      uint2 words[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        words[j] = make_uint2(0, 0);
+        if (start != nullptr && 16 * (first + j) < arguments.value_dim) {
+          words[j] = *reinterpret_cast<const uint2*>(start + (first + j) * step);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        const float2 low = unpack_pair<__half>(words[j].x), high = unpack_pair<__half>(words[j].y);
+        float* const four = &output[8 * (first + j) + 2 * half];
+        four[0] = fmaf(low.x, flushed.weight[half], four[0]);
+        four[4] = fmaf(low.y, flushed.weight[half], four[4]);
+        four[1] = fmaf(high.x, flushed.weight[half], four[1]);
+        four[5] = fmaf(high.y, flushed.weight[half], four[5]);
+      }
+    }
+  }
+}
+
 template <typename Tile>
 __device__ __forceinline__ void flush_output(const Arguments& arguments, const Work& work,
                                              float (&output)[Tile::kHeadDim / 2], const RowSums& rows,
                                              Flushed& flushed, int warpgroup) {
-  float factor[2], total[2];
+  if (flushed.any) add_flushed<Tile>(arguments, work, output, flushed, warpgroup);
+  const int step = arguments.output_dtype == NVB_F32 ? 64 : 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    total[half] = total_of(rows.sum[half]);
-    factor[half] = total[half] == 0.0f ? 0.0f : 1.0f / total[half];
+    const float total = total_of(rows.sum[half]);
+    const float factor = total == 0.0f ? 0.0f : 1.0f / total;
+    flushed.weight[half] = total;
+    uint8_t* const start = output_row(arguments, work, warpgroup, half);
+    if (start == nullptr) continue;
+#pragma unroll
+    for (int j = 0; j < Tile::kHeadDim / 16; ++j) {
+      float four[4];
+      read_four(four, output, 8 * j + 2 * half);
+      if (16 * j < arguments.value_dim) {
+        *reinterpret_cast<uint2*>(start + j * step) =
+            make_uint2(pack_pair<__half>(four[0] * factor, four[1] * factor),
+                       pack_pair<__half>(four[2] * factor, four[3] * factor));
+      }
+    }
   }
-  write_output_of_dtype<Tile>(arguments, work, output, flushed, factor, warpgroup);
-  flushed = {{total[0], total[1]}, true};
+  flushed.any = true;
 #pragma unroll
   for (int i = 0; i < Tile::kHeadDim / 2; ++i) output[i] = 0.0f;
+}
+
+template <typename T, typename Tile>
+__device__ __forceinline__ void store_row(const Arguments& arguments, uint8_t* start,
+                                          const float (&output)[Tile::kHeadDim / 2], float factor, int half) {
+#pragma unroll
+  for (int j = 0; j < Tile::kHeadDim / 16; ++j) {
+    float four[4];
+    read_four(four, output, 8 * j + 2 * half);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four[i] *= factor;
+    if (16 * j >= arguments.value_dim) continue;
+    T* const to = reinterpret_cast<T*>(start) + 16 * j;
+    if constexpr (sizeof(T) == 4) {
+      *reinterpret_cast<float4*>(to) = make_float4(four[0], four[1], four[2], four[3]);
+    } else {
+      *reinterpret_cast<uint2*>(to) = make_uint2(pack_pair<T>(four[0], four[1]), pack_pair<T>(four[2], four[3]));
+    }
+  }
 }
 
 // Normalises and stores a warpgroup's rows, those of the sequence alone. An empty row has sum 0; a NaN stays NaN.
@@ -284,19 +303,27 @@ __device__ __forceinline__ void store_rows(const Arguments& arguments, const Wor
                                            const Flushed& flushed, float exponent_factor, float value_scale,
                                            int warpgroup) {
   const int lane = threadIdx.x % 32;
-  float factor[2];
+  if (flushed.any) add_flushed<Tile>(arguments, work, output, flushed, warpgroup);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float total = total_of(rows.sum[half]);
-    factor[half] = total == 0.0f ? 0.0f : value_scale / total;
+    const float factor = total == 0.0f ? 0.0f : value_scale / total;
     const int row = warpgroup * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16 + half * 8 + lane / 4;
     if (arguments.lse != nullptr && lane % 4 == 0 && row < work.rows) {
       arguments.lse[static_cast<int64_t>(work.first_token + row) * arguments.query_heads + work.head] =
           total == 0.0f ? -CUDART_INF_F
                         : rows.maximum[half] * exponent_factor * kLn2 + (logf(total) - kShift * kLn2);
     }
+    uint8_t* const start = output_row(arguments, work, warpgroup, half);
+    if (start == nullptr) continue;
+    if (arguments.output_dtype == NVB_BF16) {
+      store_row<__nv_bfloat16, Tile>(arguments, start, output, factor, half);
+    } else if (arguments.output_dtype == NVB_F16) {
+      store_row<__half, Tile>(arguments, start, output, factor, half);
+    } else {
+      store_row<float, Tile>(arguments, start, output, factor, half);
+    }
   }
-  write_output_of_dtype<Tile>(arguments, work, output, flushed, factor, warpgroup);
 }
 
 // ---- The warpgroups that multiply ----
@@ -329,6 +356,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
   while (more) {
     float score[kKeys / 2];
     float output[Tile::kHeadDim / 2];
+    uint16_t pairs[kKeys / 4];
     uint32_t p[kKeys / 32][4];
     Work next;
     RowSums rows = {{-CUDART_INF_F, -CUDART_INF_F}, {0.0f, 0.0f}};
@@ -401,7 +429,8 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       if (tile == work.first) release(&shared.query_empty[warpgroup]);
       finish_scores(tile, true);
       prefill_wgmma::exponentiate<Tile::kPolynomialEvery>(score, rows, scaled, exponent_factor, kThreshold, kShift);
-      pack_probabilities(p, score);
+      round_probabilities(pairs, score);
+      arrange_probabilities(p, pairs);
 
       // S of one tile beside P . V of the tile after it.
       const auto step = [&](auto masked) {
@@ -422,6 +451,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
         if (tile == work.first) release(&shared.query_empty[warpgroup]);
         finish_scores(tile, decltype(masked)::value);
         prefill_wgmma::exponentiate<Tile::kPolynomialEvery>(score, rows, scaled, exponent_factor, kThreshold, kShift);
+        round_probabilities(pairs, score);
         // As in attention_prefill_wgmma.cuh: the loop keeps the wait behind the exponentials.
         do {
           wgmma_wait<0>();
@@ -434,19 +464,21 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
           flushed.weight[0] *= scaled[0];
           flushed.weight[1] *= scaled[1];
         }
-        pack_probabilities(p, score);
-        if (--unflushed == 0) {
-          flush_output<Tile>(arguments, work, output, rows, flushed, warpgroup);
-          unflushed = Tile::kFlushTiles;
-        }
+        arrange_probabilities(p, pairs);
+        --unflushed;
       };
       --tile;
 #pragma unroll 1
       while (tile >= work.first) {
+        if (unflushed <= 0) {
+          flush_output<Tile>(arguments, work, output, rows, flushed, warpgroup);
+          unflushed = Tile::kFlushTiles;
+        }
+        const int last = max(work.first, tile + 1 - unflushed);
 #pragma unroll 1
-        for (; tile >= work.first && (tile >= clear_end || tile < clear_first); --tile) step(std::true_type());
+        for (; tile >= last && (tile >= clear_end || tile < clear_first); --tile) step(std::true_type());
 #pragma unroll 1
-        for (; tile >= work.first && tile < clear_end && tile >= clear_first; --tile) step(std::false_type());
+        for (; tile >= last && tile < clear_end && tile >= clear_first; --tile) step(std::false_type());
       }
 
       // P . V of the first tile.

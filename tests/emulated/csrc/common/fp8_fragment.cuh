@@ -14,13 +14,12 @@ inline void store_matrices(uint32_t row, const uint32_t (&r)[4]) {
   emulated::store_matrices(row, r);
 }
 
-inline uint32_t pack_e4m3(float a, float b, float c, float d) {
-  uint32_t packed = 0;
-  int at = 0;
-  for (const float value : {a, b, c, d}) {
-    packed |= uint32_t{__nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3)} << 8 * at++;
-  }
-  return packed;
+inline uint16_t pack_e4m3(float first, float second) {
+  const uint32_t high = __nv_cvt_float_to_fp8(second, __NV_SATFINITE, __NV_E4M3);
+  return static_cast<uint16_t>(high << 8 | __nv_cvt_float_to_fp8(first, __NV_SATFINITE, __NV_E4M3));
+}
+inline uint32_t join_pairs(uint16_t low, uint16_t high) {
+  return static_cast<uint32_t>(high) << 16 | low;
 }
 
 }  // namespace nvb
