@@ -422,7 +422,7 @@ pub unsafe extern "C" fn nvb_linear(
     guard!(nvb_linear, {
         arguments!(backend, args, stream);
         let (owner, weight) = weight_to_read(&backend, args.weight)?;
-        backend.queue_with(linear_of(Reading::Memory(&backend), &args, weight)?, Some(owner), &stream)
+        backend.queue_with(linear_of(Reading::Memory(&backend), args, weight)?, Some(owner), &stream)
     })
 }
 
@@ -467,7 +467,7 @@ pub unsafe extern "C" fn nvb_rope(
         };
         let query = optional_device_tensor(&backend, "query", &args.query)?;
         let key = optional_device_tensor(&backend, "key", &args.key)?;
-        let head_dim = query.or(key).map_or(0, |tensor| tensor.shape[2]);
+        let head_dim = query.as_ref().or(key.as_ref()).map_or(0, |tensor| tensor.shape[2]);
         let sequences = optional_device_tensor(&backend, "sequences", &args.sequences)?;
         let op = Rope::new(RopeArguments {
             query,
