@@ -66,7 +66,7 @@ impl Default for KvCacheOptions {
 }
 
 enum Memory {
-    Library { allocation: Allocation, pages: Option<DeviceTable> },
+    Library { allocation: Allocation, pages: Option<DeviceTable>, layout: Layout },
     Engine(EngineMemory),
 }
 
@@ -201,7 +201,7 @@ impl KvCache {
             }
         };
         let sequences = Mutex::new(Sequences::new(options.sequences, pages)?);
-        Ok(KvCache { options, memory: Memory::Library { allocation, pages: table }, sequences })
+        Ok(KvCache { options, memory: Memory::Library { allocation, pages: table, layout }, sequences })
     }
 
     /// A cache over the engine's memory: keys, then values of each layer, [blocks, kv_heads, tokens, head_dim] with any
@@ -225,7 +225,9 @@ impl KvCache {
     /// Device bytes that the cache itself holds.
     pub fn bytes(&self) -> usize {
         match &self.memory {
-            Memory::Library { allocation, pages } => allocation.bytes() + pages.as_ref().map_or(0, DeviceTable::bytes),
+            Memory::Library { allocation, pages, .. } => {
+                allocation.bytes() + pages.as_ref().map_or(0, DeviceTable::bytes)
+            }
             Memory::Engine(_) => 0,
         }
     }
@@ -252,14 +254,13 @@ impl KvCache {
             return Err(Error::invalid(format!("layer is {layer}; the KV cache has {} layers", options.layers))
                 .with_limit(layer as u64, options.layers as u64));
         }
-        let (allocation, pages) = match &self.memory {
+        let (allocation, pages, layout) = match &self.memory {
             Memory::Engine(engine) => return engine.layer(options, layer, table),
-            Memory::Library { allocation, pages } => (allocation, pages),
+            Memory::Library { allocation, pages, layout } => (allocation, pages, layout),
         };
         if table.is_some() {
             return Err(Error::invalid("`page_table` is given, and the cache has its own or none"));
         }
-        let layout = options.layout().expect("checked at creation");
         let key = allocation.pointer().cast::<u8>().wrapping_add(2 * layer * layout.part_bytes);
         let addresses: (*mut c_void, *mut c_void) = (key.cast(), key.wrapping_add(layout.part_bytes).cast());
         let dims = [options.sequences, options.kv_heads, layout.tokens, options.head_dim];
