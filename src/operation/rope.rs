@@ -123,16 +123,22 @@ impl Rope {
         let value = heads("value", arguments.value)?;
         let query_output = output("query_output", arguments.query_output, query)?;
         let key_output = output("key_output", arguments.key_output, key)?;
-        let sequences = arguments.append.and_then(|append| append.sequences);
-        let table = arguments.append.as_ref().and_then(|append| append.cache.page_table().map(PageTable::tensor));
-        for (name, tensor) in [("positions", Some(positions)), ("sequences", sequences), ("page_table", table)] {
-            for (output_name, output) in [("query_output", &query_output), ("key_output", &key_output)] {
-                if let (Some(tensor), Some(output)) = (&tensor, output) {
-                    tensor.expect_apart(name, output_name, &output.tensor())?;
-                }
+        let append = arguments.append.as_ref();
+        let sequences = append.and_then(|append| append.sequences.as_ref());
+        let table = append.and_then(|append| append.cache.page_table().map(PageTable::tensor));
+        for (output_name, output) in [("query_output", &query_output), ("key_output", &key_output)] {
+            let Some(output) = output else { continue };
+            let output = output.tensor();
+            positions.expect_apart("positions", output_name, &output)?;
+            for (name, tensor) in [("sequences", sequences), ("page_table", table.as_ref())] {
+                tensor.map_or(Ok(()), |tensor| tensor.expect_apart(name, output_name, &output))?;
             }
-            if let (Some(tensor), Some(append)) = (&tensor, &arguments.append) {
-                append.cache.expect_apart(name, tensor)?;
+        }
+        if let Some(append) = append {
+            for (name, tensor) in
+                [("positions", Some(&positions)), ("sequences", sequences), ("page_table", table.as_ref())]
+            {
+                tensor.map_or(Ok(()), |tensor| append.cache.expect_apart(name, tensor))?;
             }
         }
         if query.is_some() && query_output.is_none() {
