@@ -144,7 +144,7 @@ impl Rope {
         if query.is_some() && query_output.is_none() {
             return Err(Error::invalid("`query` is given without `query_output` (it may be the same tensor)"));
         }
-        if let Some(append) = arguments.append {
+        if let Some(append) = append {
             append.check(key, value, head_dim, tokens)?;
         } else if key.is_some() && key_output.is_none() {
             return Err(Error::invalid("`key` is given without `key_output` (it may be the same tensor) or a cache"));
