@@ -86,13 +86,13 @@ __device__ __forceinline__ float load_frequency(const Arguments& arguments, int 
   return value;
 }
 
-// Prefetch: all inputs are 16-bit vectors, and are fetched before the angles are known. Placed: the cache may have pages
-// or rings.
+// Prefetch: all inputs are 16-bit vectors, and are fetched before the angles are known. Placed: the cache may have
+// pages or rings.
 //
 // What stands before the wait depends on the arguments alone, and is found while the kernel before this one still runs.
-// On an H200, in a graph of such kernels, one token with 8 and 4 heads of 256 takes 1.35 µs (1.73 with the wait in front
-// of all), with norms and append 2.12 (2.57); of that 0.02 and 0.1 come from not being `Placed`. Norms that were fetched
-// together with the elements saved 0.1 µs at one token, and cost as much without norms and 0.3 at 512 tokens.
+// On an H200, in a graph of such kernels, one token with 8 and 4 heads of 256 takes 1.35 µs (1.73 with the wait in
+// front of all), with norms and append 2.12 (2.57); of that 0.02 and 0.1 come from not being `Placed`. Norms that were
+// fetched together with the elements saved 0.1 µs at one token, and cost as much without norms and 0.3 at 512 tokens.
 template <int Width, bool Prefetch, bool Placed>
 __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_constant__ Arguments arguments) {
   static_assert(!Prefetch || Width == 8, "what is fetched early is 16 bytes of 16-bit elements");
@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     }
   }
 
-  // Where the token stands, after the elements: the compiler widens a position or moves it to a uniform register as soon as
-  // it has asked for it, and what is asked for later waits for it.
+  // Where the token stands, after the elements: the compiler widens a position or moves it to a uniform register as
+  // soon as it has asked for it, and what is asked for later waits for it.
   const bool is_cached = p.key_cache != nullptr;
   const int position = p.positions[token];
   const int slot = is_cached && p.slots != nullptr ? p.slots[token] : 0;

@@ -60,7 +60,8 @@ static int allocate(call* c, uint64_t* address, size_t bytes, context* owner, po
     // Under valgrind a process has fewer addresses.
     size_t reserved = RESERVED_BYTES;
     void* range;
-    while ((range = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) == MAP_FAILED) {
+    while ((range = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) ==
+           MAP_FAILED) {
       if (reserved <= LEAST_RESERVED_BYTES) abort();
       reserved /= 2;
     }
