@@ -78,7 +78,7 @@ impl Default for KvCacheOptions {
 }
 
 enum Memory {
-    Library { allocation: Allocation, pages: Option<DeviceTable> },
+    Library { allocation: Allocation, pages: Option<DeviceTable>, layout: Layout },
     Engine(EngineMemory),
 }
 
@@ -255,7 +255,11 @@ impl KvCacheOptions {
     /// A layer of a cache of the library's memory, which begins at `data` and has its page table at `entries`. Neither is
     /// touched.
     pub fn layer_at(&self, data: *mut c_void, entries: *const i32, layer: usize) -> Result<CacheLayer> {
-        let layout = self.layout()?;
+        Ok(self.layer_in(&self.layout()?, data, entries, layer))
+    }
+
+    /// The same with the options' layout, which a cache has at hand.
+    fn layer_in(&self, layout: &Layout, data: *mut c_void, entries: *const i32, layer: usize) -> CacheLayer {
         let key = data.cast::<u8>().wrapping_add(layer * layout.layer_bytes());
         let value = if self.values_in_keys { key } else { key.wrapping_add(layout.key_bytes) };
         let addresses: (*mut c_void, *mut c_void) = (key.cast(), value.cast());
@@ -266,7 +270,7 @@ impl KvCacheOptions {
             let (block, head, token) = (blocks.sequence_stride, blocks.head_stride, blocks.token_stride);
             blocks.value_strides = ValueStrides { block, head, token };
         }
-        Ok(match (self.page_tokens, self.ring_tokens()) {
+        match (self.page_tokens, self.ring_tokens()) {
             (0, Some(tokens)) => {
                 CacheLayer { capacity: self.capacity, placement: Placement::Ring { tokens }, ..blocks }
             }
@@ -290,7 +294,7 @@ impl KvCacheOptions {
                     ..blocks
                 }
             }
-        })
+        }
     }
 }
 
@@ -318,7 +322,7 @@ impl KvCache {
             }
         };
         let sequences = Mutex::new(Sequences::new(options.sequences, pages)?);
-        Ok(KvCache { options, memory: Memory::Library { allocation, pages: table }, sequences })
+        Ok(KvCache { options, memory: Memory::Library { allocation, pages: table, layout }, sequences })
     }
 
     /// A cache over the engine's memory: keys, then values of each layer, [blocks, kv_heads, tokens, head_dim or value_dim] with
@@ -344,7 +348,9 @@ impl KvCache {
     /// Device bytes that the cache itself holds.
     pub fn bytes(&self) -> usize {
         match &self.memory {
-            Memory::Library { allocation, pages } => allocation.bytes() + pages.as_ref().map_or(0, DeviceTable::bytes),
+            Memory::Library { allocation, pages, .. } => {
+                allocation.bytes() + pages.as_ref().map_or(0, DeviceTable::bytes)
+            }
             Memory::Engine(_) => 0,
         }
     }
@@ -371,17 +377,17 @@ impl KvCache {
             return Err(Error::invalid(format!("layer is {layer}; the KV cache has {} layers", options.layers))
                 .with_limit(layer as u64, options.layers as u64));
         }
-        let (allocation, pages) = match &self.memory {
+        let (allocation, pages, layout) = match &self.memory {
             Memory::Engine(engine) => {
                 return engine.layer(options, layer, table).map(|of| options.with_scales(layer, of));
             }
-            Memory::Library { allocation, pages } => (allocation, pages),
+            Memory::Library { allocation, pages, layout } => (allocation, pages, layout),
         };
         if table.is_some() {
             return Err(Error::invalid("`page_table` is given, and the cache has its own or none"));
         }
         let entries = pages.as_ref().map_or(std::ptr::null(), DeviceTable::pointer);
-        options.layer_at(allocation.pointer(), entries, layer)
+        Ok(options.layer_in(layout, allocation.pointer(), entries, layer))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Sequences> {

@@ -116,10 +116,12 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   if constexpr (Width == 8) {
     if (!is_wide(p.query, p.query_dtype) && !is_wide(p.key, p.key_dtype) &&
         !is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype)) {
-      return launch_overlapped(rope_kernel<8, true>, grid, dim3(threads), 0, &launch, arguments);
+      const bool placed = p.key_cache != nullptr && (p.placement.pages != nullptr || p.placement.ring_tokens > 0);
+      const auto kernel = placed ? rope_kernel<8, true, true> : rope_kernel<8, true, false>;
+      return launch_overlapped(kernel, grid, dim3(threads), 0, &launch, arguments);
     }
   }
-  return launch_overlapped(rope_kernel<Width, false>, grid, dim3(threads), 0, &launch, arguments);
+  return launch_overlapped(rope_kernel<Width, false, true>, grid, dim3(threads), 0, &launch, arguments);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ use super::handle::Table;
 use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
-use super::structs::{expect_out, expect_reserved, read, slice, versioned};
+use super::structs::{expect_out, expect_reserved, read, read_into, slice, versioned};
 use super::tensor::{nvb_tensor, Reading};
 use crate::allocation::collected;
 use crate::backend::Backend;
@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource};
 use crate::stream::Owner;
 use crate::tensor::CacheLayer;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// softmax(cap(scale · Q·Kᵀ) + mask) · V with one set of heads, scale, cap and mask.
@@ -265,9 +266,10 @@ pub unsafe extern "C" fn nvb_attention_decode(
         let object = ATTENTIONS.get(attention)?;
         let backend = &object.backend;
         let stream = stream_of(backend, stream)?;
+        let mut read = MaybeUninit::uninit();
         // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
+        let args = unsafe { read_into(args, &mut read)? };
         let (owner, layer) = layer_of(Reading::Memory(backend), backend, (args.cache, args.layer), &args.page_table)?;
-        backend.queue_with(decode_of(Reading::Memory(backend), &object, &args, layer)?, Some(owner), &stream)
+        backend.queue_with(decode_of(Reading::Memory(backend), &object, args, layer)?, Some(owner), &stream)
     })
 }

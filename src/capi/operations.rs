@@ -423,7 +423,7 @@ pub unsafe extern "C" fn nvb_linear(
     guard!(nvb_linear, {
         arguments!(backend, args, stream);
         let (owner, weight) = weight_to_read(&backend, args.weight)?;
-        backend.queue_with(linear_of(Reading::Memory(&backend), &args, weight)?, Some(owner), &stream)
+        backend.queue_with(linear_of(Reading::Memory(&backend), args, weight)?, Some(owner), &stream)
     })
 }
 
@@ -459,18 +459,20 @@ pub unsafe extern "C" fn nvb_rope(
     guard!(nvb_rope, {
         arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
-        let (owner, cache) = match args.cache.is_null() {
-            true => (None, None),
+        let found = match args.cache.is_null() {
+            true => None,
             false => {
-                let (owner, cache) =
-                    layer_of(Reading::Memory(&backend), &backend, (args.cache, args.layer), &args.page_table)?;
-                (Some(owner as Owner), Some(cache))
+                Some(layer_of(Reading::Memory(&backend), &backend, (args.cache, args.layer), &args.page_table)?)
             }
         };
         let query = optional_device_tensor(&backend, "query", &args.query)?;
         let key = optional_device_tensor(&backend, "key", &args.key)?;
-        let head_dim = query.or(key).map_or(0, |tensor| tensor.shape[2]);
+        let head_dim = query.as_ref().or(key.as_ref()).map_or(0, |tensor| tensor.shape[2]);
         let sequences = optional_device_tensor(&backend, "sequences", &args.sequences)?;
+        let (owner, append) = match found {
+            Some((owner, cache)) => (Some(owner as Owner), Some(Append { cache, sequences })),
+            None => (None, None),
+        };
         let op = Rope::new(RopeArguments {
             query,
             query_output: optional_device_tensor(&backend, "query_output", &args.query_output)?,
@@ -488,7 +490,7 @@ pub unsafe extern "C" fn nvb_rope(
                 position_scale: or(args.position_scale, 1.0),
                 rotary_dim: if args.rotary_dim == 0 { head_dim & !1 } else { args.rotary_dim as usize },
             }),
-            append: cache.map(|cache| Append { cache, sequences }),
+            append,
         })?;
         backend.queue_with(op, owner, &stream)
     })

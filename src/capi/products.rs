@@ -104,7 +104,7 @@ pub unsafe extern "C" fn nvb_matmul(
 ) -> nvb_status {
     guard!(nvb_matmul, {
         arguments!(backend, args, stream);
-        backend.queue(matmul_of(Reading::Memory(&backend), &args)?, &stream)
+        backend.queue(matmul_of(Reading::Memory(&backend), args)?, &stream)
     })
 }
 
@@ -121,6 +121,6 @@ pub unsafe extern "C" fn nvb_grouped_linear(
     guard!(nvb_grouped_linear, {
         arguments!(backend, args, stream);
         let (owner, weight) = weight_to_read(&backend, args.weight)?;
-        backend.queue_with(grouped_linear_of(Reading::Memory(&backend), &args, weight)?, Some(owner), &stream)
+        backend.queue_with(grouped_linear_of(Reading::Memory(&backend), args, weight)?, Some(owner), &stream)
     })
 }

@@ -234,7 +234,8 @@ fn is_absent(tensor: &nvb_tensor) -> bool {
     tensor.data.is_null() && tensor.dtype == 0 && tensor.rank == 0
 }
 
-/// Checks everything that a tensor says of itself.
+/// Checks everything that a tensor says of itself. Inlined where it is called, which saves a copy of the tensor.
+#[inline(always)]
 pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
     if is_absent(tensor) {
         return Err(Error::invalid(format!("tensor `{name}` is missing")));

@@ -169,7 +169,7 @@ impl CudaExecutor {
     }
 
     /// The stream's workspace; lock it until the launch that uses it is queued.
-    pub(super) fn scratch(&self, stream: RawHandle) -> StreamScratch {
+    pub(super) fn scratch(&self, stream: RawHandle) -> Arc<StreamScratch> {
         self.scratch.of(stream)
     }
 }

@@ -6,6 +6,7 @@ use crate::operation::quantized_rows::QuantizedRows;
 use crate::tensor::{CacheLayer, Heads, Matrix, Tensor};
 use crate::weight::WeightView;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
 /// Rows of bytes at equal distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -287,16 +288,38 @@ const MOST_WRITES: usize = 6;
 struct Span {
     start: usize,
     end: usize,
-    name: Option<&'static str>,
+    name: &'static str,
     /// What it may lie in the place of.
-    outputs: Option<&'static [&'static str]>,
+    outputs: &'static [&'static str],
+}
+
+/// The first of an array, which is not filled before: eager calls have few of them.
+struct SpanList<const MOST: usize> {
+    spans: [MaybeUninit<Span>; MOST],
+    count: usize,
+}
+
+impl<const MOST: usize> SpanList<MOST> {
+    fn new() -> SpanList<MOST> {
+        SpanList { spans: [const { MaybeUninit::uninit() }; MOST], count: 0 }
+    }
+
+    #[inline]
+    fn push(&mut self, span: Span) {
+        self.spans[self.count].write(span);
+        self.count += 1;
+    }
+
+    #[inline]
+    fn list(&self) -> &[Span] {
+        // SAFETY: `push` has written the first `count`, which are no more than the array has.
+        unsafe { std::slice::from_raw_parts(self.spans.as_ptr().cast(), self.count) }
+    }
 }
 
 struct Spans {
-    reads: [Span; MOST_READS],
-    writes: [Span; MOST_WRITES],
-    read_count: usize,
-    write_count: usize,
+    reads: SpanList<MOST_READS>,
+    writes: SpanList<MOST_WRITES>,
 }
 
 impl Visit for Spans {
@@ -306,22 +329,16 @@ impl Visit for Spans {
         if bytes == 0 || start < FIRST_MEMORY {
             return;
         }
-        let span = Span { start, end: start.saturating_add(bytes), name: Some(name), outputs: None };
-        let (spans, count, span) = match effect {
-            Effect::Write => (&mut self.writes[..], &mut self.write_count, span),
-            Effect::Read => (&mut self.reads[..], &mut self.read_count, span),
-            Effect::ReadBefore(outputs) => {
-                (&mut self.reads[..], &mut self.read_count, Span { outputs: Some(outputs), ..span })
-            }
-        };
-        spans[*count] = span;
-        *count += 1;
+        let span = Span { start, end: start.saturating_add(bytes), name, outputs: &[] };
+        match effect {
+            Effect::Write => self.writes.push(span),
+            Effect::Read => self.reads.push(span),
+            Effect::ReadBefore(outputs) => self.reads.push(Span { outputs, ..span }),
+        }
     }
 }
 
 impl Span {
-    const NOTHING: Span = Span { start: 0, end: 0, name: None, outputs: None };
-
     #[inline]
     fn touches(&self, other: &Span) -> bool {
         self.start < other.end && other.start < self.end
@@ -330,8 +347,7 @@ impl Span {
     /// Whether `written` may replace it: an output has the extents of what it may replace, so the same span is the same
     /// region.
     fn may_be(&self, written: &Span) -> bool {
-        let named = |outputs: &[&str]| written.name.is_some_and(|name| outputs.contains(&name));
-        (self.start, self.end) == (written.start, written.end) && self.outputs.is_some_and(named)
+        (self.start, self.end) == (written.start, written.end) && self.outputs.contains(&written.name)
     }
 }
 
@@ -339,7 +355,7 @@ impl Spans {
     /// Whether it is seen from the spans alone that outputs lie where they may.
     #[inline]
     fn are_apart(&self) -> bool {
-        let (reads, writes) = (&self.reads[..self.read_count], &self.writes[..self.write_count]);
+        let (reads, writes) = (self.reads.list(), self.writes.list());
         writes.iter().enumerate().all(|(at, written)| {
             !writes[..at].iter().any(|other| written.touches(other))
                 && reads.iter().all(|read| !written.touches(read) || read.may_be(written))
@@ -355,8 +371,7 @@ impl Operation {
     /// Refuses outputs that share a byte with what the work reads or with each other, unless the work allows for it.
     #[inline]
     pub fn expect_apart(&self) -> Result<()> {
-        let (reads, writes) = ([Span::NOTHING; MOST_READS], [Span::NOTHING; MOST_WRITES]);
-        let mut spans = Spans { reads, writes, read_count: 0, write_count: 0 };
+        let mut spans = Spans { reads: SpanList::new(), writes: SpanList::new() };
         self.accesses(&mut spans);
         if spans.are_apart() {
             return Ok(());

@@ -25,11 +25,13 @@ pub struct LayerNorm<T = Matrix> {
 }
 
 impl LayerNorm<Tensor> {
-    pub fn validated(self) -> Result<LayerNorm> {
-        let LayerNorm { input, residual, residual_output, weight, bias, output, epsilon } = self;
+    pub fn validated(&self) -> Result<LayerNorm> {
+        let &LayerNorm { ref input, weight, bias, epsilon, .. } = self;
+        let (residual, residual_output) = (self.residual.as_ref(), self.residual_output.as_ref());
+        let output = self.output.as_ref();
         let tensors = NormTensors { input, residual, residual_output, output, quantized_output: None, epsilon };
         let rows = NormRows::new("layer_norm", tensors)?;
-        rows.expect_vectors([("bias", bias), ("weight", weight)])?;
+        rows.expect_vectors([("bias", bias.as_ref()), ("weight", weight.as_ref())])?;
         let NormRows { input, residual, residual_output, output, .. } = rows;
         Ok(LayerNorm { input, residual, residual_output, weight, bias, output, epsilon })
     }

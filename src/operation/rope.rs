@@ -125,22 +125,28 @@ impl Rope {
         let value = arguments.value.map(|tensor| Heads::new("value", tensor, tokens, value_dim)).transpose()?;
         let query_output = output("query_output", arguments.query_output, query)?;
         let key_output = output("key_output", arguments.key_output, key)?;
-        let sequences = arguments.append.and_then(|append| append.sequences);
-        let table = arguments.append.as_ref().and_then(|append| append.cache.page_table().map(PageTable::tensor));
-        for (name, tensor) in [("positions", Some(positions)), ("sequences", sequences), ("page_table", table)] {
-            for (output_name, output) in [("query_output", &query_output), ("key_output", &key_output)] {
-                if let (Some(tensor), Some(output)) = (&tensor, output) {
-                    tensor.expect_apart(name, output_name, &output.tensor())?;
-                }
+        let append = arguments.append.as_ref();
+        let sequences = append.and_then(|append| append.sequences.as_ref());
+        let table = append.and_then(|append| append.cache.page_table().map(PageTable::tensor));
+        for (output_name, output) in [("query_output", &query_output), ("key_output", &key_output)] {
+            let Some(output) = output else { continue };
+            let output = output.tensor();
+            positions.expect_apart("positions", output_name, &output)?;
+            for (name, tensor) in [("sequences", sequences), ("page_table", table.as_ref())] {
+                tensor.map_or(Ok(()), |tensor| tensor.expect_apart(name, output_name, &output))?;
             }
-            if let (Some(tensor), Some(append)) = (&tensor, &arguments.append) {
-                append.cache.expect_apart(name, tensor)?;
+        }
+        if let Some(append) = append {
+            for (name, tensor) in
+                [("positions", Some(&positions)), ("sequences", sequences), ("page_table", table.as_ref())]
+            {
+                tensor.map_or(Ok(()), |tensor| append.cache.expect_apart(name, tensor))?;
             }
         }
         if query.is_some() && query_output.is_none() {
             return Err(Error::invalid("`query` is given without `query_output` (it may be the same tensor)"));
         }
-        if let Some(append) = arguments.append {
+        if let Some(append) = append {
             append.check(key, value, tokens)?;
         } else if key.is_some() && key_output.is_none() {
             return Err(Error::invalid("`key` is given without `key_output` (it may be the same tensor) or a cache"));
