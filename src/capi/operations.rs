@@ -47,8 +47,12 @@ pub const NVB_OPERATION_GROUPED_LINEAR: u32 = 13;
 pub const NVB_OPERATION_GROUP_NORM: u32 = 14;
 pub const NVB_OPERATION_MEMORY_COPY: u32 = 15;
 pub const NVB_OPERATION_MEMORY_FILL: u32 = 16;
+pub const NVB_OPERATION_POINTWISE: u32 = 17;
+pub const NVB_OPERATION_SCATTER_ROWS: u32 = 18;
+pub const NVB_OPERATION_ROTARY_EMBEDDING: u32 = 19;
+pub const NVB_OPERATION_MASKED_SOFTMAX: u32 = 20;
 /// The operations of this header; a later library may have more.
-pub const NVB_OPERATION_COUNT: u32 = 17;
+pub const NVB_OPERATION_COUNT: u32 = 21;
 
 /// `layout`: [N, C, …], as PyTorch has images.
 pub const NVB_LAYOUT_NCHW: u32 = 0;

@@ -21,6 +21,7 @@ pub mod quantize;
 pub mod quantized_rows;
 pub mod rope;
 pub mod sample;
+pub mod scatter_rows;
 crate::plain_operations!(operation_modules);
 
 use crate::error::{Error, Result};
@@ -37,12 +38,16 @@ use grouped_linear::GroupedLinear;
 use layer_norm::LayerNorm;
 use linear::Linear;
 use linear_product::LinearProduct;
+use masked_softmax::MaskedSoftmax;
 use matmul::Matmul;
 use memory_copy::MemoryCopy;
 use memory_fill::MemoryFill;
+use pointwise::Pointwise;
 use rms_norm::RmsNorm;
 use rope::Rope;
+use rotary_embedding::RotaryEmbedding;
 use sample::Sample;
+use scatter_rows::ScatterRows;
 use softmax::Softmax;
 use std::ffi::CStr;
 
@@ -144,6 +149,10 @@ operations! {
     GroupNorm = 14, group_norm, c"nvbackend::group_norm";
     MemoryCopy = 15, memory_copy, c"nvbackend::memory_copy";
     MemoryFill = 16, memory_fill, c"nvbackend::memory_fill";
+    Pointwise = 17, pointwise, c"nvbackend::pointwise";
+    ScatterRows = 18, scatter_rows, c"nvbackend::scatter_rows";
+    RotaryEmbedding = 19, rotary_embedding, c"nvbackend::rotary_embedding";
+    MaskedSoftmax = 20, masked_softmax, c"nvbackend::masked_softmax";
 }
 
 /// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in
@@ -158,7 +167,10 @@ macro_rules! plain_operations {
             GatedActivation gated_activation;
             GroupNorm group_norm;
             LayerNorm layer_norm;
+            MaskedSoftmax masked_softmax;
+            Pointwise pointwise;
             RmsNorm rms_norm;
+            RotaryEmbedding rotary_embedding;
             Softmax softmax;
         }
     };
