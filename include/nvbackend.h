@@ -39,8 +39,8 @@
 //             options · Backend options · Backend · Hardware: usage, peers, recommendation · Memory · Memory: limits,
 //             reclaim and sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager ·
 //             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Operations of a layer ·
-//             Batched and grouped products · Elementwise operations and sampling · Workspace of the caller's · Graphs
-//             · Profiling · Tuning · Kernels.
+//             Batched and grouped products · Elementwise operations and sampling · Operations over strided tensors ·
+//             Workspace of the caller's · Graphs · Profiling · Tuning · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -416,7 +416,8 @@ typedef struct {
   uint32_t rank;
   // Elements along each axis, outermost first; entries past `rank` are ignored. 0 makes an empty tensor.
   int64_t shape[4];
-  // In elements; all 0 means contiguous (row-major). The innermost must be 1. Those of an empty tensor do not matter.
+  // In elements; all 0 means contiguous (row-major). The innermost must be 1 unless a call takes any strides. Those of an
+  // empty tensor do not matter.
   int64_t strides[4];
 } nvb_tensor;
 
@@ -2401,8 +2402,16 @@ static inline void nvb_attention_decode_args_init(nvb_attention_decode_args *val
 
 #define NVB_OPERATION_MEMORY_FILL 16
 
+#define NVB_OPERATION_POINTWISE 17
+
+#define NVB_OPERATION_SCATTER_ROWS 18
+
+#define NVB_OPERATION_ROTARY_EMBEDDING 19
+
+#define NVB_OPERATION_MASKED_SOFTMAX 20
+
 // The operations of this header; a later library may have more.
-#define NVB_OPERATION_COUNT 17
+#define NVB_OPERATION_COUNT 21
 
 // `layout`: [N, C, …], as PyTorch has images.
 #define NVB_LAYOUT_NCHW 0
@@ -2883,6 +2892,213 @@ static inline void nvb_argmax_args_init(nvb_argmax_args *value) {
 }
 
 static inline void nvb_sample_args_init(nvb_sample_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Operations over strided tensors ---------------------------------------------------------------------------------
+//
+// What graphs of plain tensors are made of: functions of elements over four axes of any strides, rows to numbered
+// places, rotary embedding, and softmax with a mask.
+
+// `function`: x, rounded to the output's dtype. I32 goes to I32 as well.
+#define NVB_POINTWISE_COPY 1
+
+// `function`: x + y
+#define NVB_POINTWISE_ADD 2
+
+// `function`: x − y
+#define NVB_POINTWISE_SUBTRACT 3
+
+// `function`: x · y
+#define NVB_POINTWISE_MULTIPLY 4
+
+// `function`: x / y
+#define NVB_POINTWISE_DIVIDE 5
+
+// `function`: x · alpha + beta
+#define NVB_POINTWISE_SCALE 6
+
+// `function`: min(max(x, alpha), beta)
+#define NVB_POINTWISE_CLAMP 7
+
+// `function`: −x
+#define NVB_POINTWISE_NEGATE 8
+
+// `function`: |x|
+#define NVB_POINTWISE_ABSOLUTE 9
+
+// `function`: x²
+#define NVB_POINTWISE_SQUARE 10
+
+// `function`: √x
+#define NVB_POINTWISE_SQUARE_ROOT 11
+
+// `function`: exp(x)
+#define NVB_POINTWISE_EXPONENTIAL 12
+
+// `function`: tanh(x)
+#define NVB_POINTWISE_TANH 13
+
+// `function`: 1 / (1 + exp(−x))
+#define NVB_POINTWISE_SIGMOID 14
+
+// `function`: max(x, 0)
+#define NVB_POINTWISE_RELU 15
+
+// `function`: x / (1 + exp(−x))
+#define NVB_POINTWISE_SILU 16
+
+// `function`: `NVB_ACTIVATION_GELU_TANH`
+#define NVB_POINTWISE_GELU_TANH 17
+
+// `function`: `NVB_ACTIVATION_GELU_ERF`
+#define NVB_POINTWISE_GELU_ERF 18
+
+// `function`: x / (1 + exp(−1.702 · x))
+#define NVB_POINTWISE_GELU_SIGMOID 19
+
+// `pairs`: x[i] and x[i + rotary_dim / 2] turn together (GPT-NeoX, HF transformers).
+#define NVB_ROTARY_HALF 0
+
+// `pairs`: x[2i] and x[2i + 1] turn together (GPT-J, the original paper).
+#define NVB_ROTARY_INTERLEAVED 1
+
+// output = f(input, second), element by element. Tensors have rank 1 to 4 and any strides, the innermost too; of a smaller
+// rank the missing axes are in front with an extent of 1. An operand whose extent divides the output's repeats along that
+// axis.
+typedef struct {
+  size_t struct_size;
+  // x, [.., rows, n], any float dtype.
+  nvb_tensor input;
+  // Optional, [.., rows, n], any float dtype: y of add, subtract, multiply and divide, and only of them.
+  nvb_tensor second;
+  // Any float dtype, of the shape of `input` or of one that both operands repeat to; may be the same memory as an operand of
+  // the same dtype, extents and strides.
+  nvb_tensor output;
+  // `NVB_POINTWISE_…`
+  uint32_t function;
+  // Of scale and clamp; else ignored.
+  float alpha;
+  // Of scale and clamp; else ignored. A clamp's bounds may be infinite.
+  float beta;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_pointwise_args;
+
+// output[.., rows[.., t]] = input[.., t] for rows of `width` elements, as keys and values go into a cache that is a plain
+// tensor; up to two axes in front. Rows that are not named stay as they are.
+typedef struct {
+  size_t struct_size;
+  // [.., T, width], any float dtype and strides, the innermost 1.
+  nvb_tensor input;
+  // I32 [.., T] in device memory, any strides: the low halves of 64-bit numbers are a tensor with a stride of 2. An
+  // extent in front that divides the input's repeats. A row whose number lies outside the output is not written on CUDA and is
+  // an error on the CPU. Where a number stands twice, either row is written, or some elements of each.
+  nvb_tensor rows;
+  // [.., R, width], any float dtype and strides, the innermost 1. Must not overlap `input` or `rows`.
+  nvb_tensor output;
+} nvb_scatter_rows_args;
+
+// Rotary embedding from tensor to tensor. Pair i of `rotary_dim` elements turns by position · frequency[i], with
+// frequency[i] = base^(−2i / rotary_dim) / frequency_factors[i] · position_scale. With `extension` (YaRN) position_scale counts
+// for low frequencies alone: in its place stands position_scale · (1 − m) + m, m = extension · (1 − clamp((i − low) / max(0.001,
+// high − low), 0, 1)), low and high being the pairs that turn `beta_fast` and `beta_slow` times in `original_positions` positions,
+// rounded outwards; and the rotated elements are multiplied by 1 + 0.1 · ln(1 / position_scale).
+typedef struct {
+  size_t struct_size;
+  // [.., T, heads, head_dim], any float dtype and strides, the innermost 1; up to one axis in front. head_dim is at most 512.
+  nvb_tensor input;
+  // Any float dtype and strides, the innermost 1, of the shape of `input`, which it may be.
+  nvb_tensor output;
+  // I32 [T] in device memory.
+  nvb_tensor positions;
+  // Optional, F32 [head_dim / 2] in device memory, or as many as there are pairs (Llama 3): what each frequency is divided by.
+  nvb_tensor frequency_factors;
+  // `NVB_ROTARY_…`
+  uint32_t pairs;
+  // Even; the elements beside the rotated ones pass through. 0: head_dim − `first`.
+  uint32_t rotary_dim;
+  // The first rotated element of a head.
+  uint32_t first;
+  // 0: 10,000.
+  float base;
+  // 0: 1.
+  float position_scale;
+  // Multiplies the rotated elements; 0: 1.
+  float magnitude;
+  // YaRN's share of extrapolation; 0: no YaRN.
+  float extension;
+  // YaRN: positions that the model was trained for; 0: pair 0 alone extrapolates, the formula's limit.
+  uint32_t original_positions;
+  // YaRN; 0: 32.
+  float beta_fast;
+  // YaRN; 0: 1.
+  float beta_slow;
+} nvb_rotary_embedding_args;
+
+// s = scale · input + slope · mask; output = exp(s − max) / (Σ exp(s − max) + exp(sink − max)), over the last axis.
+typedef struct {
+  size_t struct_size;
+  // [.., rows, n], any float dtype and strides, the innermost 1; up to two axes in front, heads and outside them the batch.
+  nvb_tensor input;
+  // Any float dtype and strides, the innermost 1, of the shape of `input`, which it may be.
+  nvb_tensor output;
+  // Optional, [.., rows, n], any float dtype: is added, −inf to hide a column. An extent that divides that of `input` repeats, of
+  // all axes but the last.
+  nvb_tensor mask;
+  // Optional, F32 [heads]: takes part in maximum and sum as a column that is not written.
+  nvb_tensor sinks;
+  // 0: 1.
+  float scale;
+  // ALiBi: the mask of head h is multiplied by 2^(−alibi_bias · (h + 1) / n) for h < n, the largest power of two that is at
+  // most the number of heads, and by 2^(−alibi_bias · (2 · (h − n) + 1) / 2n) from there on. 0: 1.
+  float alibi_bias;
+} nvb_masked_softmax_args;
+
+// Queues a function of elements, f32 inside with one rounding at the store; a copy of I32 or F32 to its own dtype keeps every
+// bit. Does not allocate or synchronise; may be captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a function that is none, for extents that do not repeat to the output's, strides
+// by which elements of the output overlap, and `alpha` and `beta` that are no numbers the function takes.
+NVB_MUST_USE nvb_status nvb_pointwise(const nvb_backend *backend,
+                         const nvb_pointwise_args *args,
+                         nvb_stream *stream);
+
+// Queues a scatter of rows, each element rounded once. Does not allocate or synchronise; may be captured: the numbers are
+// read when the work runs.
+NVB_MUST_USE nvb_status nvb_scatter_rows(const nvb_backend *backend,
+                            const nvb_scatter_rows_args *args,
+                            nvb_stream *stream);
+
+// Queues a rotary embedding (Su et al. 2021; YaRN: Peng et al. 2023), f32 inside with one rounding at the store. Frequencies
+// are found in f64 and rounded to f32 before the frequency factors divide. Does not allocate or synchronise; may be
+// captured: positions and factors are read when the work runs. `nvb_rope` is faster where it does what is asked.
+NVB_MUST_USE nvb_status nvb_rotary_embedding(const nvb_backend *backend,
+                                const nvb_rotary_embedding_args *args,
+                                nvb_stream *stream);
+
+// Queues a softmax over rows with a mask, ALiBi (Press, Smith and Lewis 2022) and sinks, f32 inside. A row without weight gives
+// zeros. Does not allocate or synchronise; may be captured.
+NVB_MUST_USE nvb_status nvb_masked_softmax(const nvb_backend *backend,
+                              const nvb_masked_softmax_args *args,
+                              nvb_stream *stream);
+
+static inline void nvb_pointwise_args_init(nvb_pointwise_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_scatter_rows_args_init(nvb_scatter_rows_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_rotary_embedding_args_init(nvb_rotary_embedding_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_masked_softmax_args_init(nvb_masked_softmax_args *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
