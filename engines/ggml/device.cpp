@@ -1,6 +1,8 @@
 // Devices: creating their backends, memory, copies, and the weights and attentions that operations share.
 #include "device.hpp"
 
+#include "tensor.hpp"
+
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
@@ -17,22 +19,9 @@ std::string last_error() {
   return text;
 }
 
-uint32_t float_dtype(int32_t type) {
-  switch (type) {
-    case TYPE_F32:
-      return NVB_DTYPE_F32;
-    case TYPE_F16:
-      return NVB_DTYPE_F16;
-    case TYPE_BF16:
-      return NVB_DTYPE_BF16;
-    default:
-      return 0;
-  }
-}
-
 }  // namespace
 
-BufferState::BufferState(DeviceState &device, void *base, size_t bytes, bool owned)
+BufferState::BufferState(DeviceState& device, void* base, size_t bytes, bool owned)
     : device_(device), base_(base), bytes_(bytes), owned_(owned) {}
 
 BufferState::~BufferState() {
@@ -40,17 +29,17 @@ BufferState::~BufferState() {
   if (owned_) device_.free(base_);
 }
 
-std::unique_ptr<DeviceState> DeviceState::create(const Host &host, const std::string &selector, std::string name) {
+std::unique_ptr<DeviceState> DeviceState::create(const Host& host, const std::string& selector, std::string name) {
   std::unique_ptr<DeviceState> device(new DeviceState(host, std::move(name)));
   nvb_memory_options memory;
   nvb_memory_options_init(&memory);
   nvb_backend_options options;
   nvb_backend_options_init(&options);
   options.device = selector.c_str();
-  nvb_configuration *configuration = nullptr;
+  nvb_configuration* configuration = nullptr;
   nvb_status status = nvb_configuration_create(NVB_PRESET_INFERENCE, &configuration);
   if (status == NVB_OK) {
-    if (const char *limit = std::getenv("NVB_GGML_MEMORY_LIMIT")) {
+    if (const char* limit = std::getenv("NVB_GGML_MEMORY_LIMIT")) {
       status = nvb_configuration_set(configuration, "memory.limit", limit);
     }
   }
@@ -61,36 +50,29 @@ std::unique_ptr<DeviceState> DeviceState::create(const Host &host, const std::st
   nvb_device_info_init(&device->info_);
   if (status == NVB_OK) status = nvb_backend_get_device_info(device->backend_, &device->info_);
   if (!device->succeeded(status, selector.c_str())) return nullptr;
-  for (char *at = device->info_.pci_bus_id; *at != '\0'; ++at) *at = static_cast<char>(std::tolower(*at));
+  for (char* at = device->info_.pci_bus_id; *at != '\0'; ++at) *at = static_cast<char>(std::tolower(*at));
   return device;
 }
 
 DeviceState::~DeviceState() {
   weights_.clear();
-  for (const auto &entry : attentions_) nvb_attention_destroy(entry.second);
-  for (nvb_stream *stream : streams_) nvb_stream_destroy(stream);
+  for (const auto& entry : attentions_) nvb_attention_destroy(entry.second);
+  for (nvb_stream* stream : streams_) nvb_stream_destroy(stream);
   nvb_memory_manager_destroy(memory_);
   nvb_backend_destroy(backend_);
 }
 
-bool DeviceState::succeeded(nvb_status status, const char *what) const {
+bool DeviceState::succeeded(nvb_status status, const char* what) const {
   if (status == NVB_OK) return true;
   host_.log(LOG_ERROR, "nvbackend: %s: %s: %s\n", what, nvb_status_name(status), last_error().c_str());
   return false;
 }
 
-void DeviceState::fail(nvb_status status, const char *what) {
+void DeviceState::fail_unless(nvb_status status, const char* what) {
   if (!succeeded(status, what)) failed_ = true;
 }
 
-bool DeviceState::take_failure() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const bool failed = failed_;
-  failed_ = false;
-  return failed;
-}
-
-void DeviceState::get_memory(size_t *free, size_t *total) const {
+void DeviceState::get_memory(size_t* free, size_t* total) const {
   uint64_t device_free = 0, device_total = 0;
   *free = *total = 0;
   nvb_memory_statistics statistics;
@@ -108,98 +90,102 @@ void DeviceState::get_memory(size_t *free, size_t *total) const {
   *total = device_total;
 }
 
-void *DeviceState::allocate(size_t bytes) {
-  void *pointer = nullptr;
+void* DeviceState::allocate(size_t bytes) {
+  void* pointer = nullptr;
   const nvb_status status = nvb_memory_allocate(memory_, bytes == 0 ? 1 : bytes, nullptr, &pointer);
   return succeeded(status, "allocating a buffer") ? pointer : nullptr;
 }
 
-void DeviceState::free(void *pointer) {
+void DeviceState::free(void* pointer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   // The block may be used anew at once, so nothing that other streams have queued may still read it.
-  for (nvb_stream *stream : streams_) succeeded(nvb_stream_synchronize(stream), "waiting to free a buffer");
+  for (nvb_stream* stream : streams_) succeeded(nvb_stream_synchronize(stream), "waiting to free a buffer");
   succeeded(nvb_memory_free(memory_, pointer, nullptr), "freeing a buffer");
 }
 
-void *DeviceState::allocate_host(size_t bytes) {
-  void *pointer = nullptr;
+void* DeviceState::allocate_host(size_t bytes) {
+  void* pointer = nullptr;
   const nvb_status status = nvb_host_allocate(backend_, bytes == 0 ? 1 : bytes, &pointer);
   return succeeded(status, "allocating host memory") ? pointer : nullptr;
 }
 
-void DeviceState::free_host(void *pointer, size_t bytes) {
+void DeviceState::free_host(void* pointer, size_t bytes) {
   succeeded(nvb_host_free(backend_, pointer, bytes == 0 ? 1 : bytes), "freeing host memory");
 }
 
-void DeviceState::copy(void *to, const void *from, size_t bytes, uint32_t kind) {
+void DeviceState::copy(void* to, const void* from, size_t bytes, uint32_t kind) {
   if (bytes == 0) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   nvb_status status = nvb_memory_copy(memory_, to, from, bytes, kind, nullptr);
   if (status == NVB_OK) status = nvb_backend_synchronize(backend_);
-  fail(status, "copying a tensor");
+  fail_unless(status, "copying a tensor");
 }
 
-void DeviceState::fill(void *to, uint8_t value, size_t bytes) {
+void DeviceState::fill(void* to, uint8_t value, size_t bytes) {
   if (bytes == 0) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   nvb_status status = nvb_memory_fill(memory_, to, value, bytes, nullptr);
   if (status == NVB_OK) status = nvb_backend_synchronize(backend_);
-  fail(status, "filling a tensor");
+  fail_unless(status, "filling a tensor");
 }
 
-void DeviceState::copy_async(void *to, const void *from, size_t bytes, uint32_t kind, nvb_stream *stream) {
+void DeviceState::copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream) {
   if (bytes == 0) return;
-  const nvb_status status = nvb_memory_copy(memory_, to, from, bytes, kind, stream);
-  if (status == NVB_OK) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  fail(status, "copying a tensor");
+  fail_unless(nvb_memory_copy(memory_, to, from, bytes, kind, stream), "copying a tensor");
 }
 
-nvb_stream *DeviceState::create_stream() {
-  nvb_stream *stream = nullptr;
+nvb_stream* DeviceState::create_stream() {
+  nvb_stream* stream = nullptr;
   if (!succeeded(nvb_stream_create(backend_, 0, &stream), "creating a stream")) return nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
   streams_.insert(stream);
   return stream;
 }
 
-void DeviceState::destroy_stream(nvb_stream *stream) {
+void DeviceState::destroy_stream(nvb_stream* stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   streams_.erase(stream);
   succeeded(nvb_stream_synchronize(stream), "ending a stream");
   nvb_stream_destroy(stream);
 }
 
-Weight DeviceState::weight(const WeightKey &key) {
+Weight DeviceState::weight(const WeightKey& key, nvb_stream* stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = weights_.find(key);
   if (found != weights_.end()) return found->second;
   if (weights_.size() >= kMostWeights) weights_.clear();
-  nvb_weight *weight = nullptr;
-  if (pack(key, &weight) != NVB_OK) return nullptr;
+  nvb_weight* weight = nullptr;
+  if (pack(key, stream, &weight) != NVB_OK) return nullptr;
   return weights_[key] = Weight(weight, WeightDestroyer());
 }
 
-// A float tensor is borrowed. The blocks of a quantised one come back to the host, because that is where weights are made from
-// blocks, and so such a model is on the device twice.
-nvb_status DeviceState::pack(const WeightKey &key, nvb_weight **weight) {
+// A float tensor is borrowed. The blocks of a quantised one come back to the host, because that is where weights are
+// made from blocks, and so such a model is on the device twice.
+nvb_status DeviceState::pack(const WeightKey& key, nvb_stream* stream, nvb_weight** weight) {
   nvb_weight_desc desc;
   nvb_weight_desc_init(&desc);
   desc.part_count = 1;
-  nvb_tensor part = nvb_tensor_2d(const_cast<void *>(key.data), float_dtype(key.type), key.rows, key.columns);
+  nvb_tensor part = nvb_tensor_2d(const_cast<void*>(key.data), traits(key.type).dtype, key.rows, key.columns);
   if (part.dtype != 0) {
-    part.strides[0] = static_cast<int64_t>(key.row_bytes / (key.type == TYPE_F32 ? 4 : 2));
+    part.strides[0] = static_cast<int64_t>(key.row_bytes / traits(key.type).bytes);
     part.strides[1] = 1;
     desc.parts = &part;
     desc.source = NVB_SOURCE_BORROWED;
     return nvb_weight_create(backend_, &desc, nullptr, weight);
   }
-  const size_t bytes = key.row_bytes * static_cast<size_t>(key.rows);
-  std::unique_ptr<char[]> blocks(new (std::nothrow) char[bytes]);
+  const TypeTraits type = traits(key.type);
+  const size_t row_bytes = type.bytes * static_cast<size_t>(key.columns / type.block);
+  const size_t rows = static_cast<size_t>(key.rows), bytes = row_bytes * rows;
+  const size_t span = rows == 0 ? 0 : (rows - 1) * key.row_bytes + row_bytes;
+  std::unique_ptr<char[]> blocks(new (std::nothrow) char[span]);
   if (blocks == nullptr) return NVB_ERROR_OUT_OF_MEMORY;
-  nvb_status status = nvb_memory_copy(memory_, blocks.get(), key.data, bytes, NVB_COPY_DEVICE_TO_HOST, nullptr);
-  if (status == NVB_OK) status = nvb_backend_synchronize(backend_);
+  nvb_status status = nvb_memory_copy(memory_, blocks.get(), key.data, span, NVB_COPY_DEVICE_TO_HOST, stream);
+  if (status == NVB_OK) status = nvb_stream_synchronize(stream);
   if (status != NVB_OK) return status;
+  // Rows of a permuted tensor have others between them.
+  for (size_t row = 1; row < rows && key.row_bytes != row_bytes; ++row) {
+    std::memmove(blocks.get() + row * row_bytes, blocks.get() + row * key.row_bytes, row_bytes);
+  }
   nvb_weight_blocks source;
   std::memset(&source, 0, sizeof source);
   source.data = blocks.get();
@@ -224,7 +210,7 @@ nvb_status DeviceState::pack(const WeightKey &key, nvb_weight **weight) {
   return nvb_weight_create(backend_, &desc, nullptr, weight);
 }
 
-const nvb_attention *DeviceState::attention(const AttentionKey &key) {
+const nvb_attention* DeviceState::attention(const AttentionKey& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = attentions_.find(key);
   if (found != attentions_.end()) return found->second;
@@ -236,18 +222,18 @@ const nvb_attention *DeviceState::attention(const AttentionKey &key) {
   options.scale = key.scale;
   options.soft_cap = key.soft_cap;
   options.bidirectional = 1;
-  nvb_attention *attention = nullptr;
+  nvb_attention* attention = nullptr;
   if (nvb_attention_create(backend_, &options, &attention) != NVB_OK) return nullptr;
   return attentions_[key] = attention;
 }
 
-void DeviceState::forget(const void *start, size_t bytes) {
+void DeviceState::forget(const void* start, size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const char *end = static_cast<const char *>(start) + bytes;
+  const char* end = static_cast<const char*>(start) + bytes;
   for (auto at = weights_.begin(); at != weights_.end();) {
-    const char *first = static_cast<const char *>(at->first.data);
-    const char *last = first + at->first.row_bytes * static_cast<size_t>(at->first.rows);
-    const bool touched = first < end && static_cast<const char *>(start) < last;
+    const char* first = static_cast<const char*>(at->first.data);
+    const char* last = first + at->first.row_bytes * static_cast<size_t>(at->first.rows);
+    const bool touched = first < end && static_cast<const char*>(start) < last;
     at = touched ? weights_.erase(at) : std::next(at);
   }
 }

@@ -1,6 +1,7 @@
-// What ggml's back-end interface lays down in memory, in this project's words: the structs and numbers that are the same in
-// every version that the plug-in knows. No header of ggml is included; tests/engines/abi_layout.cpp compares sizes and
-// offsets with the headers of ggml's source packages, and Host::probe compares a tensor of the running host's.
+// What ggml's back-end interface lays down in memory, in this project's words: the structs and numbers that are the
+// same in every version that the plug-in knows. No header of ggml is included; tests/engines/abi_layout.cpp compares
+// sizes and offsets with the headers of ggml's source packages, and Host::probe compares a tensor of the running
+// host's.
 //
 // Structs end here where the plug-in stops reading: what a host lays behind those members may change.
 #pragma once
@@ -49,16 +50,16 @@ struct Buffer;
 // Extents and strides are innermost first. A stride is in bytes, that of axis 0 the size of an element or a block.
 struct Tensor {
   int32_t type;
-  Buffer *buffer;
+  Buffer* buffer;
   int64_t ne[4];
   size_t nb[4];
   int32_t op;
   int32_t parameters[MAX_PARAMETERS];
   int32_t flags;
-  Tensor *source[MAX_SOURCES];
-  Tensor *view_source;
+  Tensor* source[MAX_SOURCES];
+  Tensor* view_source;
   size_t view_offset;
-  void *data;
+  void* data;
   char name[64];
 };
 
@@ -67,18 +68,18 @@ struct BufferType;
 struct Registration;
 
 struct BufferTypeTable {
-  const char *(*get_name)(BufferType *);
-  Buffer *(*allocate)(BufferType *, size_t size);
-  size_t (*get_alignment)(BufferType *);
-  size_t (*get_max_size)(BufferType *);
-  size_t (*get_alloc_size)(BufferType *, const Tensor *);
-  bool (*is_host)(BufferType *);
+  const char* (*get_name)(BufferType*);
+  Buffer* (*allocate)(BufferType*, size_t size);
+  size_t (*get_alignment)(BufferType*);
+  size_t (*get_max_size)(BufferType*);
+  size_t (*get_alloc_size)(BufferType*, const Tensor*);
+  bool (*is_host)(BufferType*);
 };
 
 struct BufferType {
   BufferTypeTable table;
-  Device *device;
-  void *context;
+  Device* device;
+  void* context;
 };
 
 // `mmap_support` lies where versions without it have padding.
@@ -91,64 +92,64 @@ struct DeviceCapabilities {
 };
 
 struct DeviceProperties {
-  const char *name;
-  const char *description;
+  const char* name;
+  const char* description;
   size_t memory_free;
   size_t memory_total;
   int32_t type;
-  const char *id;
+  const char* id;
   DeviceCapabilities capabilities;
 };
 
 struct Event {
-  Device *device;
-  void *context;
+  Device* device;
+  void* context;
 };
 
 // A `Stream` is what ggml calls a backend; its layout is the tables'.
 struct Stream;
 
 struct DeviceTable {
-  const char *(*get_name)(Device *);
-  const char *(*get_description)(Device *);
-  void (*get_memory)(Device *, size_t *free, size_t *total);
-  int32_t (*get_type)(Device *);
-  void (*get_properties)(Device *, DeviceProperties *);
-  Stream *(*create_stream)(Device *, const char *parameters);
-  BufferType *(*get_buffer_type)(Device *);
-  BufferType *(*get_host_buffer_type)(Device *);
-  Buffer *(*buffer_from_host_pointer)(Device *, void *pointer, size_t size, size_t max_tensor_size);
-  bool (*supports_operation)(Device *, const Tensor *);
-  bool (*supports_buffer_type)(Device *, BufferType *);
-  bool (*offload_operation)(Device *, const Tensor *);
-  Event *(*create_event)(Device *);
-  void (*destroy_event)(Device *, Event *);
-  void (*synchronize_event)(Device *, Event *);
+  const char* (*get_name)(Device*);
+  const char* (*get_description)(Device*);
+  void (*get_memory)(Device*, size_t* free, size_t* total);
+  int32_t (*get_type)(Device*);
+  void (*get_properties)(Device*, DeviceProperties*);
+  Stream* (*create_stream)(Device*, const char* parameters);
+  BufferType* (*get_buffer_type)(Device*);
+  BufferType* (*get_host_buffer_type)(Device*);
+  Buffer* (*buffer_from_host_pointer)(Device*, void* pointer, size_t size, size_t max_tensor_size);
+  bool (*supports_operation)(Device*, const Tensor*);
+  bool (*supports_buffer_type)(Device*, BufferType*);
+  bool (*offload_operation)(Device*, const Tensor*);
+  Event* (*create_event)(Device*);
+  void (*destroy_event)(Device*, Event*);
+  void (*synchronize_event)(Device*, Event*);
 };
 
 struct Device {
   DeviceTable table;
-  Registration *registration;
-  void *context;
+  Registration* registration;
+  void* context;
 };
 
 struct RegistrationTable {
-  const char *(*get_name)(Registration *);
-  size_t (*get_device_count)(Registration *);
-  Device *(*get_device)(Registration *, size_t index);
-  void *(*get_function)(Registration *, const char *name);
+  const char* (*get_name)(Registration*);
+  size_t (*get_device_count)(Registration*);
+  Device* (*get_device)(Registration*, size_t index);
+  void* (*get_function)(Registration*, const char* name);
 };
 
 struct Registration {
   int32_t api_version;
   RegistrationTable table;
-  void *context;
+  void* context;
 };
 
 // An entry of the list that the function "ggml_backend_get_features" returns, which a NULL name ends.
 struct Feature {
-  const char *name;
-  const char *value;
+  const char* name;
+  const char* value;
 };
 
 constexpr int32_t API_VERSION = 2;

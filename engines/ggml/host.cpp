@@ -1,5 +1,6 @@
-// Attaching to the host. The functions come from the library that called `ggml_backend_init`, wherever its file lies, whatever
-// it is called, and whether or not its symbols are global: two copies of ggml in one process each get their own.
+// Attaching to the host. The functions come from the library that called `ggml_backend_init`, wherever its file lies,
+// whatever it is called, and whether or not its symbols are global: two copies of ggml in one process each get their
+// own.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -16,37 +17,25 @@ namespace nvb_ggml {
 namespace {
 
 struct Name {
-  const char *text;
+  const char* text;
   Op op;
 };
 
 constexpr Name kNames[] = {
-    {"NONE", Op::None},
-    {"RESHAPE", Op::None},
-    {"VIEW", Op::None},
-    {"PERMUTE", Op::None},
-    {"TRANSPOSE", Op::None},
-    {"ADD", Op::Add},
-    {"ARGMAX", Op::ArgMax},
-    {"CLAMP", Op::Clamp},
-    {"CONT", Op::Cont},
-    {"CPY", Op::Copy},
-    {"DIV", Op::Div},
-    {"DUP", Op::Dup},
-    {"FLASH_ATTN_EXT", Op::FlashAttention},
-    {"GET_ROWS", Op::GetRows},
-    {"GLU", Op::Glu},
-    {"MUL_MAT", Op::MatMul},
-    {"MUL", Op::Mul},
-    {"NORM", Op::Norm},
-    {"RMS_NORM", Op::RmsNorm},
-    {"ROPE", Op::Rope},
-    {"SCALE", Op::Scale},
-    {"SET_ROWS", Op::SetRows},
-    {"SOFT_MAX", Op::SoftMax},
-    {"SQR", Op::Sqr},
-    {"SQRT", Op::Sqrt},
-    {"SUB", Op::Sub},
+    {"NONE", Op::None},        {"RESHAPE", Op::None},
+    {"VIEW", Op::None},        {"PERMUTE", Op::None},
+    {"TRANSPOSE", Op::None},   {"ADD", Op::Add},
+    {"ARGMAX", Op::ArgMax},    {"CLAMP", Op::Clamp},
+    {"CONCAT", Op::Concat},    {"CONT", Op::Cont},
+    {"CPY", Op::Copy},         {"DIV", Op::Div},
+    {"DUP", Op::Dup},          {"FLASH_ATTN_EXT", Op::FlashAttention},
+    {"GET_ROWS", Op::GetRows}, {"GLU", Op::Glu},
+    {"MUL_MAT", Op::MatMul},   {"MUL", Op::Mul},
+    {"NORM", Op::Norm},        {"REPEAT", Op::Repeat},
+    {"RMS_NORM", Op::RmsNorm}, {"ROPE", Op::Rope},
+    {"SCALE", Op::Scale},      {"SET_ROWS", Op::SetRows},
+    {"SOFT_MAX", Op::SoftMax}, {"SQR", Op::Sqr},
+    {"SQRT", Op::Sqrt},        {"SUB", Op::Sub},
     {"UNARY", Op::Unary},
 };
 
@@ -61,7 +50,7 @@ constexpr Range kKnown[] = {
     {{0, 9, 1}, {0, 9, 999}, Layout::Without2d},
     {{0, 10, 0}, {0, 25, 999}, Layout::With2d},
 };
-constexpr const char *kKnownText = "0.9.1 to 0.25";
+constexpr const char* kKnownText = "0.9.1 to 0.25";
 
 bool at_least(const int (&version)[3], const int (&bound)[3]) {
   for (int part = 0; part < 3; ++part) {
@@ -71,10 +60,10 @@ bool at_least(const int (&version)[3], const int (&bound)[3]) {
 }
 
 // A handle of the library that holds `address`, which stays loaded as it is. The program itself has no file name here.
-void *library_of(const void *address, std::string &name) {
+void* library_of(const void* address, std::string& name) {
   Dl_info info = {};
-  link_map *map = nullptr;
-  if (dladdr1(address, &info, reinterpret_cast<void **>(&map), RTLD_DL_LINKMAP) == 0 || map == nullptr) return nullptr;
+  link_map* map = nullptr;
+  if (dladdr1(address, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0 || map == nullptr) return nullptr;
   const bool program = map->l_name == nullptr || map->l_name[0] == '\0';
   name = program ? "the program" : map->l_name;
   return dlopen(program ? nullptr : map->l_name, RTLD_LAZY | RTLD_NOLOAD);
@@ -82,14 +71,14 @@ void *library_of(const void *address, std::string &name) {
 
 }  // namespace
 
-bool Host::resolve(const void *caller, std::string &problem) {
+bool Host::resolve(const void* caller, std::string& problem) {
   std::string name;
-  void *library = library_of(caller, name);
+  void* library = library_of(caller, name);
   if (library == nullptr) {
     problem = "the library that loads it cannot be opened";
     return false;
   }
-  const auto function = [&](const char *symbol, auto &to, bool required = true) {
+  const auto function = [&](const char* symbol, auto& to, bool required = true) {
     to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(dlsym(library, symbol));
     if (to == nullptr && required && problem.empty()) problem = name + " does not export " + symbol;
   };
@@ -115,11 +104,11 @@ bool Host::resolve(const void *caller, std::string &problem) {
   return problem.empty();
 }
 
-bool Host::choose_layout(std::string &problem) {
+bool Host::choose_layout(std::string& problem) {
   version_ = version_function_();
   int version[3] = {0, 0, 0};
   const int parts = std::sscanf(version_.c_str(), "%d.%d.%d", &version[0], &version[1], &version[2]);
-  for (const Range &range : kKnown) {
+  for (const Range& range : kKnown) {
     if (parts >= 2 && at_least(version, range.first) && at_least(range.last, version)) layout_ = range.layout;
   }
   if (layout_ != Layout::Unknown) return true;
@@ -127,19 +116,19 @@ bool Host::choose_layout(std::string &problem) {
   return false;
 }
 
-// Reads a tensor of the host's as this plug-in declares tensors: a build with other limits than the usual ones is refused
-// here instead of being read wrongly.
-bool Host::probe(std::string &problem) {
-  Context *context = init_({1 << 20, nullptr, true});
+// Reads a tensor of the host's as this plug-in declares tensors: a build with other limits than the usual ones is
+// refused here instead of being read wrongly.
+bool Host::probe(std::string& problem) {
+  Context* context = init_({1 << 20, nullptr, true});
   if (context == nullptr) {
     problem = "ggml_init failed";
     return false;
   }
-  Tensor *tensor = new_tensor_4d_(context, TYPE_F16, 2, 3, 5, 7);
+  Tensor* tensor = new_tensor_4d_(context, TYPE_F16, 2, 3, 5, 7);
   set_name_(tensor, "probe");
-  Tensor *view = view_1d_(context, tensor, 4, 8);
-  Tensor *norm = rms_norm_(context, tensor, 0.5f);
-  Graph *graph = new_graph_(context);
+  Tensor* view = view_1d_(context, tensor, 4, 8);
+  Tensor* norm = rms_norm_(context, tensor, 0.5f);
+  Graph* graph = new_graph_(context);
   build_forward_(graph, norm);
   const float epsilon = 0.5f;
   const bool fits = tensor->type == TYPE_F16 && tensor->buffer == nullptr && tensor->ne[0] == 2 && tensor->ne[1] == 3 &&
@@ -155,17 +144,17 @@ bool Host::probe(std::string &problem) {
   return fits;
 }
 
-bool Host::attach(const void *caller) {
+bool Host::attach(const void* caller) {
   std::string problem;
   if (resolve(caller, problem) && choose_layout(problem) && probe(problem)) return true;
   log(LOG_ERROR, "nvbackend: not loaded: %s; this plug-in knows ggml %s\n", problem.c_str(), kKnownText);
   return false;
 }
 
-Op Host::op(const Tensor &node) const {
+Op Host::op(const Tensor& node) const {
   const auto find = [&] {
-    const char *name = op_name_(node.op);
-    for (const Name &known : kNames) {
+    const char* name = op_name_(node.op);
+    for (const Name& known : kNames) {
       if (name != nullptr && std::strcmp(name, known.text) == 0) return known.op;
     }
     return Op::Unknown;
@@ -179,7 +168,7 @@ Op Host::op(const Tensor &node) const {
   return found;
 }
 
-void Host::log(LogLevel level, const char *format, ...) const {
+void Host::log(LogLevel level, const char* format, ...) const {
   char text[2048];
   va_list arguments;
   va_start(arguments, format);

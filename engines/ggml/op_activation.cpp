@@ -6,7 +6,7 @@ namespace nvb_ggml {
 namespace {
 
 struct Name {
-  const char *text;
+  const char* text;
   uint32_t activation;
 };
 
@@ -18,19 +18,19 @@ constexpr Name kGated[] = {
 
 }  // namespace
 
-bool gated_activation(Step &step, const Tensor &node) {
-  const char *name = step.device.host().glu_name(node);
-  const Name *found = nullptr;
-  for (const Name &known : kGated) {
+bool gated_activation(Step& step, const Tensor& node) {
+  const char* name = step.device.host().glu_name(node);
+  const Name* found = nullptr;
+  for (const Name& known : kGated) {
     if (std::strcmp(name, known.text) == 0) found = &known;
   }
   if (found == nullptr) return false;
   // One source holds both halves of each row, which `swapped` exchanges; two hold one each.
-  const Tensor &first = *node.source[0];
-  const Tensor *second = node.source[1];
+  const Tensor& first = *node.source[0];
+  const Tensor* second = node.source[1];
   const bool swapped = node.parameters[1] != 0;
   if (!is_float(first.type) || !is_float(node.type) || (second != nullptr && second->type != first.type)) return false;
-  for (const Tensor *tensor : {&first, second == nullptr ? &first : second, &node}) {
+  for (const Tensor* tensor : {&first, second == nullptr ? &first : second, &node}) {
     if (!has_rows(*tensor) || !has_element_strides(*tensor) || !rows_fold(*tensor)) return false;
   }
   step.queue([&] {
@@ -42,8 +42,8 @@ bool gated_activation(Step &step, const Tensor &node) {
       args.up = folded(*second);
     } else {
       args.up = args.gate;
-      nvb_tensor &half = swapped ? args.gate : args.up;
-      half.data = static_cast<char *>(half.data) + static_cast<size_t>(node.ne[0]) * traits(first.type).bytes;
+      nvb_tensor& half = swapped ? args.gate : args.up;
+      half.data = static_cast<char*>(half.data) + static_cast<size_t>(node.ne[0]) * traits(first.type).bytes;
     }
     args.output = folded(node);
     args.activation = found->activation;

@@ -8,9 +8,9 @@ namespace nvb_ggml {
 namespace {
 
 // [tokens, heads, head_dim] of one place of the batch.
-nvb_tensor heads_at(const Tensor &tensor, int64_t batch) {
+nvb_tensor heads_at(const Tensor& tensor, int64_t batch) {
   const TypeTraits type = traits(tensor.type);
-  char *data = static_cast<char *>(tensor.data) + batch * static_cast<int64_t>(tensor.nb[3]);
+  char* data = static_cast<char*>(tensor.data) + batch * static_cast<int64_t>(tensor.nb[3]);
   nvb_tensor heads = nvb_tensor_3d(data, type.dtype, tensor.ne[1], tensor.ne[2], tensor.ne[0]);
   heads.strides[0] = static_cast<int64_t>(tensor.nb[1] / type.bytes);
   heads.strides[1] = static_cast<int64_t>(tensor.nb[2] / type.bytes);
@@ -20,7 +20,7 @@ nvb_tensor heads_at(const Tensor &tensor, int64_t batch) {
 
 }  // namespace
 
-bool flash_attention(Step &step, const Tensor &node) {
+bool flash_attention(Step& step, const Tensor& node) {
   const Tensor &query = *node.source[0], &key = *node.source[1], &value = *node.source[2];
   const bool masked = node.source[3] != nullptr, has_sinks = node.source[4] != nullptr;
   const float scale = float_parameter(node, 0), max_bias = float_parameter(node, 1);
@@ -28,7 +28,7 @@ bool flash_attention(Step &step, const Tensor &node) {
   if (masked || has_sinks || max_bias != 0.0f || scale == 0.0f) return false;
   if (!is_float(key.type) || value.type != key.type || node.type != TYPE_F32) return false;
   if (query.type != TYPE_F32 && query.type != key.type) return false;
-  for (const Tensor *tensor : {&query, &key, &value}) {
+  for (const Tensor* tensor : {&query, &key, &value}) {
     if (!has_rows(*tensor) || !has_element_strides(*tensor)) return false;
   }
   if (!is_contiguous(node) || value.ne[0] != key.ne[0] || query.ne[0] > 512 || key.nb[1] != value.nb[1]) return false;
@@ -39,7 +39,7 @@ bool flash_attention(Step &step, const Tensor &node) {
   const int64_t ratio = query.ne[3] / key.ne[3];
   for (int64_t batch = 0; batch < query.ne[3]; ++batch) {
     step.queue([&] {
-      const nvb_attention *attention =
+      const nvb_attention* attention =
           step.device.attention({static_cast<uint32_t>(query.ne[2]), static_cast<uint32_t>(key.ne[2]),
                                  static_cast<uint32_t>(query.ne[0]), scale, soft_cap});
       if (attention == nullptr) return static_cast<nvb_status>(NVB_ERROR_ATTENTION);
@@ -51,7 +51,7 @@ bool flash_attention(Step &step, const Tensor &node) {
       args.key = heads_at(key, batch / ratio);
       args.value = heads_at(value, batch / ratio);
       // The node is [head_dim, heads, tokens] innermost first.
-      char *output = static_cast<char *>(node.data) + batch * static_cast<int64_t>(node.nb[3]);
+      char* output = static_cast<char*>(node.data) + batch * static_cast<int64_t>(node.nb[3]);
       args.output = nvb_tensor_3d(output, NVB_DTYPE_F32, query.ne[1], query.ne[2], query.ne[0]);
       args.query_starts = query_starts;
       args.key_starts = key_starts;

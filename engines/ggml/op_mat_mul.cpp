@@ -1,11 +1,11 @@
-// MUL_MAT: node[i, m, n] = Σ_k weight[i / ratio, n, k] · input[i, m, k], as products with weights that are read in place, or
-// that were made from the blocks of a quantised tensor.
+// MUL_MAT: node[i, m, n] = Σ_k weight[i / ratio, n, k] · input[i, m, k], as products with weights that are read in
+// place, or that were made from the blocks of a quantised tensor.
 #include "operations.hpp"
 #include "tensor.hpp"
 
 namespace nvb_ggml {
 
-bool mat_mul(Step &step, const Tensor &node) {
+bool mat_mul(Step& step, const Tensor& node) {
   const Tensor &weight = *node.source[0], &input = *node.source[1];
   const TypeTraits type = traits(weight.type);
   const bool quantized = is_quantized(weight.type);
@@ -13,18 +13,17 @@ bool mat_mul(Step &step, const Tensor &node) {
   // An F32 weight takes F32 alone; a float one takes its own dtype beside that.
   if (input.type != TYPE_F32 && (quantized || input.type != weight.type)) return false;
   if (node.type != TYPE_F32 || !has_rows(weight) || !has_rows(input) || !has_rows(node)) return false;
-  if (quantized && !is_contiguous(weight)) return false;
   if (!quantized && !has_element_strides(weight)) return false;
   if (!has_element_strides(input)) return false;
   // A row that repeats, or rows that overlap, are no weight.
   if (weight.ne[1] > 1 && weight.nb[1] < type.bytes * static_cast<size_t>(weight.ne[0] / type.block)) return false;
 
-  const auto product = [&](int64_t w2, int64_t w3, const nvb_tensor &x, const nvb_tensor &y) {
+  const auto product = [&](int64_t w2, int64_t w3, const nvb_tensor& x, const nvb_tensor& y) {
     step.queue([&] {
-      const char *data = static_cast<const char *>(weight.data) + w2 * static_cast<int64_t>(weight.nb[2]) +
+      const char* data = static_cast<const char*>(weight.data) + w2 * static_cast<int64_t>(weight.nb[2]) +
                          w3 * static_cast<int64_t>(weight.nb[3]);
-      const Weight made =
-          step.device.weight({data, weight.type, weight.ne[1], weight.ne[0], static_cast<size_t>(weight.nb[1])});
+      const Weight made = step.device.weight(
+          {data, weight.type, weight.ne[1], weight.ne[0], static_cast<size_t>(weight.nb[1])}, step.stream);
       if (made == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);
       nvb_linear_args args;
       nvb_linear_args_init(&args);

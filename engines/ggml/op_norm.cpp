@@ -9,14 +9,14 @@ namespace {
 
 constexpr int64_t kWidestNorm = 65536;
 
-bool are_rows(const Tensor &input, const Tensor &output) {
+bool are_rows(const Tensor& input, const Tensor& output) {
   return is_float(input.type) && is_float(output.type) && has_rows(input) && has_rows(output) &&
          has_element_strides(input) && has_element_strides(output) && same_shape(input, output);
 }
 
 // Calls `queue(input, output)` for all rows at once where they lie at one distance, else for those of each outer place.
 template <typename Queue>
-void for_rows(Step &step, const Tensor &input, const Tensor &output, Queue &&call) {
+void for_rows(Step& step, const Tensor& input, const Tensor& output, Queue&& call) {
   if (rows_fold(input) && rows_fold(output)) {
     step.queue([&] { return call(folded(input), folded(output)); });
     return;
@@ -27,17 +27,17 @@ void for_rows(Step &step, const Tensor &input, const Tensor &output, Queue &&cal
 }
 
 // 0 means a default to the library, and here that nothing is added.
-float epsilon_of(const Tensor &node) {
+float epsilon_of(const Tensor& node) {
   const float epsilon = float_parameter(node, 0);
   return epsilon == 0.0f ? FLT_MIN : epsilon;
 }
 
 }  // namespace
 
-bool rms_norm(Step &step, const Tensor &node) {
-  const Tensor &input = *node.source[0];
+bool rms_norm(Step& step, const Tensor& node) {
+  const Tensor& input = *node.source[0];
   if (!are_rows(input, node) || input.ne[0] > kWidestNorm || !(float_parameter(node, 0) >= 0.0f)) return false;
-  for_rows(step, input, node, [&](const nvb_tensor &from, const nvb_tensor &to) {
+  for_rows(step, input, node, [&](const nvb_tensor& from, const nvb_tensor& to) {
     nvb_rms_norm_args args;
     nvb_rms_norm_args_init(&args);
     args.input = from;
@@ -48,10 +48,10 @@ bool rms_norm(Step &step, const Tensor &node) {
   return true;
 }
 
-bool norm(Step &step, const Tensor &node) {
-  const Tensor &input = *node.source[0];
+bool norm(Step& step, const Tensor& node) {
+  const Tensor& input = *node.source[0];
   if (!are_rows(input, node) || input.ne[0] > kWidestNorm || !(float_parameter(node, 0) >= 0.0f)) return false;
-  for_rows(step, input, node, [&](const nvb_tensor &from, const nvb_tensor &to) {
+  for_rows(step, input, node, [&](const nvb_tensor& from, const nvb_tensor& to) {
     nvb_layer_norm_args args;
     nvb_layer_norm_args_init(&args);
     args.input = from;
@@ -62,19 +62,43 @@ bool norm(Step &step, const Tensor &node) {
   return true;
 }
 
-bool soft_max(Step &step, const Tensor &node) {
-  const Tensor &input = *node.source[0];
-  const float scale = float_parameter(node, 0), max_bias = float_parameter(node, 1);
-  if (node.source[1] != nullptr || node.source[2] != nullptr || max_bias != 0.0f) return false;
+bool soft_max(Step& step, const Tensor& node) {
+  const Tensor& input = *node.source[0];
+  const Tensor *mask = node.source[1], *sinks = node.source[2];
+  const float scale = float_parameter(node, 0), alibi_bias = float_parameter(node, 1);
   if (!are_rows(input, node) || scale == 0.0f) return false;
-  for_rows(step, input, node, [&](const nvb_tensor &from, const nvb_tensor &to) {
-    nvb_softmax_args args;
-    nvb_softmax_args_init(&args);
-    args.input = from;
-    args.output = to;
-    args.scale = scale;
-    return nvb_softmax(step.backend(), &args, step.stream);
-  });
+  if (mask == nullptr && sinks == nullptr) {
+    for_rows(step, input, node, [&](const nvb_tensor& from, const nvb_tensor& to) {
+      nvb_softmax_args args;
+      nvb_softmax_args_init(&args);
+      args.input = from;
+      args.output = to;
+      args.scale = scale;
+      return nvb_softmax(step.backend(), &args, step.stream);
+    });
+    return true;
+  }
+  if (!(alibi_bias >= 0.0f)) return false;
+  nvb_masked_softmax_args args;
+  nvb_masked_softmax_args_init(&args);
+  args.input = whole(input);
+  args.output = whole(node);
+  args.scale = scale;
+  args.alibi_bias = alibi_bias;
+  if (mask != nullptr) {
+    if (!is_float(mask->type) || !has_rows(*mask) || !has_element_strides(*mask)) return false;
+    if (mask->ne[0] != input.ne[0] || mask->ne[1] < input.ne[1]) return false;
+    if (mask->ne[2] == 0 || mask->ne[3] == 0) return false;
+    if (input.ne[2] % mask->ne[2] != 0 || input.ne[3] % mask->ne[3] != 0) return false;
+    args.mask = whole(*mask);
+    // A mask may have more rows than there are scores.
+    args.mask.shape[2] = input.ne[1];
+  }
+  if (sinks != nullptr) {
+    if (sinks->type != TYPE_F32 || sinks->ne[0] != input.ne[2] || !is_contiguous(*sinks)) return false;
+    args.sinks = nvb_tensor_1d(sinks->data, NVB_DTYPE_F32, sinks->ne[0]);
+  }
+  step.queue([&] { return nvb_masked_softmax(step.backend(), &args, step.stream); });
   return true;
 }
 

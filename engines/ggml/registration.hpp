@@ -14,7 +14,7 @@ class Plugin {
     std::unique_ptr<DeviceState> state;
   };
 
-  static Entry &of(Device *device) { return *reinterpret_cast<Entry *>(device); }
+  static Entry& of(Device* device) { return *reinterpret_cast<Entry*>(device); }
 
   Host host;
   Registration registration;

@@ -41,18 +41,22 @@ constexpr TypeTraits traits(int32_t type) {
   }
 }
 
-inline bool is_float(int32_t type) { return type == TYPE_F32 || type == TYPE_F16 || type == TYPE_BF16; }
+inline bool is_float(int32_t type) {
+  return type == TYPE_F32 || type == TYPE_F16 || type == TYPE_BF16;
+}
 
-inline bool is_quantized(int32_t type) { return traits(type).block > 1; }
+inline bool is_quantized(int32_t type) {
+  return traits(type).block > 1;
+}
 
 // Whether elements of a row lie one behind the other.
-inline bool has_rows(const Tensor &tensor) {
+inline bool has_rows(const Tensor& tensor) {
   const TypeTraits type = traits(tensor.type);
   return type.block != 0 && (tensor.nb[0] == type.bytes || tensor.ne[0] == type.block);
 }
 
 // Whether strides are multiples of an element, as the library's are.
-inline bool has_element_strides(const Tensor &tensor) {
+inline bool has_element_strides(const Tensor& tensor) {
   const size_t bytes = traits(tensor.type).bytes;
   for (const size_t stride : tensor.nb) {
     if (bytes == 0 || stride % bytes != 0) return false;
@@ -60,13 +64,15 @@ inline bool has_element_strides(const Tensor &tensor) {
   return true;
 }
 
-inline bool same_shape(const Tensor &a, const Tensor &b) { return std::memcmp(a.ne, b.ne, sizeof a.ne) == 0; }
+inline bool same_shape(const Tensor& a, const Tensor& b) {
+  return std::memcmp(a.ne, b.ne, sizeof a.ne) == 0;
+}
 
-inline int64_t elements(const Tensor &tensor) {
+inline int64_t elements(const Tensor& tensor) {
   return tensor.ne[0] * tensor.ne[1] * tensor.ne[2] * tensor.ne[3];
 }
 
-inline bool is_contiguous(const Tensor &tensor) {
+inline bool is_contiguous(const Tensor& tensor) {
   const TypeTraits type = traits(tensor.type);
   if (!has_rows(tensor)) return false;
   size_t stride = type.bytes * static_cast<size_t>(tensor.ne[0] / type.block);
@@ -78,18 +84,17 @@ inline bool is_contiguous(const Tensor &tensor) {
 }
 
 // The tensor of all four axes, outermost first.
-inline nvb_tensor whole(const Tensor &tensor) {
+inline nvb_tensor whole(const Tensor& tensor) {
   const TypeTraits type = traits(tensor.type);
-  nvb_tensor all =
-      nvb_tensor_make(tensor.data, type.dtype, 4, tensor.ne[3], tensor.ne[2], tensor.ne[1], tensor.ne[0]);
+  nvb_tensor all = nvb_tensor_make(tensor.data, type.dtype, 4, tensor.ne[3], tensor.ne[2], tensor.ne[1], tensor.ne[0]);
   for (int axis = 0; axis < 4; ++axis) all.strides[3 - axis] = static_cast<int64_t>(tensor.nb[axis] / type.bytes);
   return all;
 }
 
 // The rows at places `i2` and `i3` of the outer axes: [ne1, ne0].
-inline nvb_tensor rows_at(const Tensor &tensor, int64_t i2, int64_t i3) {
+inline nvb_tensor rows_at(const Tensor& tensor, int64_t i2, int64_t i3) {
   const TypeTraits type = traits(tensor.type);
-  char *data = static_cast<char *>(tensor.data);
+  char* data = static_cast<char*>(tensor.data);
   if (data != nullptr) data += i2 * static_cast<int64_t>(tensor.nb[2]) + i3 * static_cast<int64_t>(tensor.nb[3]);
   nvb_tensor rows = nvb_tensor_2d(data, type.dtype, tensor.ne[1], tensor.ne[0]);
   rows.strides[0] = static_cast<int64_t>(tensor.nb[1] / type.bytes);
@@ -98,13 +103,13 @@ inline nvb_tensor rows_at(const Tensor &tensor, int64_t i2, int64_t i3) {
 }
 
 // Whether rows of the axes 1, 2 and 3 lie at one distance from each other.
-inline bool rows_fold(const Tensor &tensor) {
+inline bool rows_fold(const Tensor& tensor) {
   return (tensor.ne[2] == 1 || tensor.nb[2] == tensor.nb[1] * static_cast<size_t>(tensor.ne[1])) &&
          (tensor.ne[3] == 1 || tensor.nb[3] == tensor.nb[1] * static_cast<size_t>(tensor.ne[1] * tensor.ne[2]));
 }
 
 // All rows as one matrix; `rows_fold` holds.
-inline nvb_tensor folded(const Tensor &tensor) {
+inline nvb_tensor folded(const Tensor& tensor) {
   nvb_tensor rows = rows_at(tensor, 0, 0);
   rows.shape[0] = tensor.ne[1] * tensor.ne[2] * tensor.ne[3];
   if (tensor.ne[1] == 1 && tensor.ne[2] != 1) {
@@ -115,7 +120,7 @@ inline nvb_tensor folded(const Tensor &tensor) {
   return rows;
 }
 
-inline float float_parameter(const Tensor &node, int index) {
+inline float float_parameter(const Tensor& node, int index) {
   float value;
   std::memcpy(&value, &node.parameters[index], sizeof value);
   return value;
@@ -123,7 +128,7 @@ inline float float_parameter(const Tensor &node, int index) {
 
 // Calls `each(i2, i3)` for the places of two outer axes.
 template <typename Each>
-void for_outer(const Tensor &tensor, Each &&each) {
+void for_outer(const Tensor& tensor, Each&& each) {
   for (int64_t i3 = 0; i3 < tensor.ne[3]; ++i3) {
     for (int64_t i2 = 0; i2 < tensor.ne[2]; ++i2) each(i2, i3);
   }
