@@ -129,9 +129,12 @@ void DeviceState::fill(void* to, uint8_t value, size_t bytes) {
   fail_unless(status, "filling a tensor");
 }
 
+nvb_status DeviceState::queue_copy(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream) {
+  return bytes == 0 ? static_cast<nvb_status>(NVB_OK) : nvb_memory_copy(memory_, to, from, bytes, kind, stream);
+}
+
 void DeviceState::copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream) {
-  if (bytes == 0) return;
-  fail_unless(nvb_memory_copy(memory_, to, from, bytes, kind, stream), "copying a tensor");
+  fail_unless(queue_copy(to, from, bytes, kind, stream), "copying a tensor");
 }
 
 nvb_stream* DeviceState::create_stream() {

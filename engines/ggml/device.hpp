@@ -94,6 +94,8 @@ class DeviceState {
   void copy(void* to, const void* from, size_t bytes, uint32_t kind);
   void fill(void* to, uint8_t value, size_t bytes);
   // Queues a copy on a stream.
+  nvb_status queue_copy(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
+  // The same for where no error can be reported.
   void copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
 
   // Weights and attentions are made when they are first used. A float weight reads the tensor in place; a quantised one

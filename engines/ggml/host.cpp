@@ -88,6 +88,8 @@ bool Host::resolve(const void* caller, std::string& problem) {
   function("ggml_unary_op_name", unary_op_name_);
   function("ggml_glu_op_name", glu_op_name_);
   function("ggml_nbytes", nbytes_);
+  function("ggml_blck_size", block_elements_);
+  function("ggml_type_size", block_bytes_);
   function("ggml_graph_n_nodes", graph_n_nodes_);
   function("ggml_graph_node", graph_node_);
   function("ggml_backend_buffer_init", buffer_init_);

@@ -58,6 +58,9 @@ class Host {
   const char* glu_name(const Tensor& node) const { return glu_op_name_(node.parameters[0]); }
   const char* op_name(const Tensor& node) const { return op_name_(node.op); }
   size_t bytes(const Tensor& tensor) const { return nbytes_(&tensor); }
+  // Elements of a block of any type, 1 of plain ones, and its bytes.
+  int64_t block_elements(int32_t type) const { return block_elements_(type); }
+  size_t block_bytes(int32_t type) const { return block_bytes_(type); }
   int nodes(Graph* graph) const { return graph_n_nodes_(graph); }
   Tensor* node(Graph* graph, int index) const { return graph_node_(graph, index); }
   // Whether the host sets TENSOR_FLAG_COMPUTE on what must be computed.
@@ -82,6 +85,8 @@ class Host {
   const char* (*unary_op_name_)(int32_t) = nullptr;
   const char* (*glu_op_name_)(int32_t) = nullptr;
   size_t (*nbytes_)(const Tensor*) = nullptr;
+  int64_t (*block_elements_)(int32_t) = nullptr;
+  size_t (*block_bytes_)(int32_t) = nullptr;
   int (*graph_n_nodes_)(Graph*) = nullptr;
   Tensor* (*graph_node_)(Graph*, int) = nullptr;
   void* buffer_init_ = nullptr;

@@ -45,7 +45,8 @@ pub struct Angles {
 }
 
 /// The most pairs of a head.
-pub const MAX_PAIRS: usize = MAX_HEAD_DIM / 2;
+pub const MAX_PAIRS: usize = 256;
+const _: () = assert!(2 * MAX_PAIRS == MAX_HEAD_DIM);
 
 impl Angles {
     /// What a position is multiplied by for each pair, before its frequency factor; and what multiplies the elements.

@@ -4,7 +4,7 @@
 //
 // PROMPT tokens are made up, then TOKENS follow. FLASH: 1 for flash attention. FOLDER: where ggml's back ends lie, ""
 // for a build that has its own. DEVICE: the device that every layer runs on; none: the CPU. The environment's
-// GGML_BACKEND_PATH names the plug-in. Ends with a line of how many operations the device's name was not in.
+// GGML_BACKEND_PATH names the plug-in.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
