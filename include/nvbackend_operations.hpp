@@ -88,6 +88,22 @@ inline void sample(const nvb_backend* backend, const nvb_sample_args& args, nvb_
   check(nvb_sample(backend, &args, stream));
 }
 
+inline void pointwise(const nvb_backend* backend, const nvb_pointwise_args& args, nvb_stream* stream) {
+  check(nvb_pointwise(backend, &args, stream));
+}
+
+inline void scatter_rows(const nvb_backend* backend, const nvb_scatter_rows_args& args, nvb_stream* stream) {
+  check(nvb_scatter_rows(backend, &args, stream));
+}
+
+inline void rotary_embedding(const nvb_backend* backend, const nvb_rotary_embedding_args& args, nvb_stream* stream) {
+  check(nvb_rotary_embedding(backend, &args, stream));
+}
+
+inline void masked_softmax(const nvb_backend* backend, const nvb_masked_softmax_args& args, nvb_stream* stream) {
+  check(nvb_masked_softmax(backend, &args, stream));
+}
+
 }  // namespace nvb
 
 #endif  // NVBACKEND_OPERATIONS_HPP

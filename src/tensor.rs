@@ -267,6 +267,18 @@ impl Tensor {
 
     #[cold]
     fn expect_readable_unless_empty(&self, name: &str) -> Result<()> {
+        self.expect_address(name)?;
+        if !self.is_empty() && self.rank > 0 && self.shape[self.rank - 1] > 1 && self.strides[self.rank - 1] != 1 {
+            return Err(Error::invalid(format!(
+                "tensor `{name}` {self}: the innermost stride is {}; 1 is needed",
+                self.strides[self.rank - 1]
+            )));
+        }
+        Ok(())
+    }
+
+    /// A non-null, element-aligned pointer, unless the tensor is empty; what takes any strides needs no more.
+    pub fn expect_address(&self, name: &str) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
@@ -278,12 +290,6 @@ impl Tensor {
                 "tensor `{name}` {self} is not aligned to its element size of {} bytes: {:p}",
                 self.dtype.size(),
                 self.data
-            )));
-        }
-        if self.rank > 0 && self.shape[self.rank - 1] > 1 && self.strides[self.rank - 1] != 1 {
-            return Err(Error::invalid(format!(
-                "tensor `{name}` {self}: the innermost stride is {}; 1 is needed",
-                self.strides[self.rank - 1]
             )));
         }
         Ok(())
@@ -298,6 +304,37 @@ impl Tensor {
             return Ok(());
         }
         self.expect_strides_apart(name)
+    }
+
+    /// An address, and no two elements at one place, whatever the order of the strides.
+    pub fn expect_elements_apart(&self, name: &str) -> Result<()> {
+        self.expect_address(name)?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        let mut axes: Vec<usize> = (0..self.rank).filter(|&axis| self.shape[axis] > 1).collect();
+        axes.sort_by_key(|&axis| self.strides[axis]);
+        let mut reach = 1;
+        for axis in axes {
+            if self.strides[axis] < reach {
+                return Err(Error::invalid(format!(
+                    "tensor `{name}` {self} is written, but stride {} of axis {axis} makes its elements overlap \
+                     (at least {reach} is needed)",
+                    self.strides[axis]
+                )));
+            }
+            reach += (self.shape[axis] - 1) * self.strides[axis];
+        }
+        Ok(())
+    }
+
+    /// The same elements with axes of extent 1 in front, so that there are four.
+    pub fn with_four_axes(&self) -> Tensor {
+        let mut tensor = Tensor { rank: MAX_RANK, shape: [1; MAX_RANK], strides: [0; MAX_RANK], ..*self };
+        let first = MAX_RANK - self.rank;
+        tensor.shape[first..].copy_from_slice(self.shape());
+        tensor.strides[first..].copy_from_slice(&self.strides[..self.rank]);
+        tensor
     }
 
     #[inline(never)]

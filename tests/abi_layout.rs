@@ -23,6 +23,7 @@ use nvbackend::capi::products::*;
 use nvbackend::capi::sampling::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::stream_manager::*;
+use nvbackend::capi::strided::*;
 use nvbackend::capi::tensor::*;
 use nvbackend::capi::tuning::*;
 use nvbackend::capi::version::*;

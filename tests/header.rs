@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 32] = [
+const PARTS: [Part; 33] = [
     part(
         "status",
         "Status codes and errors",
@@ -158,6 +158,11 @@ const PARTS: [Part; 32] = [
         "sampling",
         "Elementwise operations and sampling",
         "Softmax, arithmetic on elements, conversions, and the choice of the next token.",
+    ),
+    part(
+        "strided",
+        "Operations over strided tensors",
+        "What graphs of plain tensors are made of: functions of elements over four axes of any strides, rows to numbered places, rotary embedding, and softmax with a mask.",
     ),
     part(
         "workspace",

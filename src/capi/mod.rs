@@ -40,6 +40,7 @@ mod shortcut;
 pub mod status;
 pub mod stream;
 pub mod stream_manager;
+pub mod strided;
 pub mod structs;
 pub mod tensor;
 pub mod tuning;

@@ -48,8 +48,12 @@ pub const NVB_OPERATION_GROUP_NORM: u32 = 14;
 pub const NVB_OPERATION_MEMORY_COPY: u32 = 15;
 pub const NVB_OPERATION_MEMORY_FILL: u32 = 16;
 pub const NVB_OPERATION_ATTENTION_MERGE: u32 = 17;
+pub const NVB_OPERATION_POINTWISE: u32 = 18;
+pub const NVB_OPERATION_SCATTER_ROWS: u32 = 19;
+pub const NVB_OPERATION_ROTARY_EMBEDDING: u32 = 20;
+pub const NVB_OPERATION_MASKED_SOFTMAX: u32 = 21;
 /// The operations of this header; a later library may have more.
-pub const NVB_OPERATION_COUNT: u32 = 18;
+pub const NVB_OPERATION_COUNT: u32 = 22;
 
 /// `layout`: [N, C, …], as PyTorch has images.
 pub const NVB_LAYOUT_NCHW: u32 = 0;

@@ -33,7 +33,8 @@ pub struct nvb_tensor {
     pub rank: u32,
     /// Elements along each axis, outermost first; entries past `rank` are ignored. 0 makes an empty tensor.
     pub shape: [i64; 4],
-    /// In elements; all 0 means contiguous (row-major). The innermost must be 1. Those of an empty tensor do not matter.
+    /// In elements; all 0 means contiguous (row-major). The innermost must be 1 unless a call takes any strides. Those of an
+    /// empty tensor do not matter.
     pub strides: [i64; 4],
 }
 
@@ -234,9 +235,37 @@ fn is_absent(tensor: &nvb_tensor) -> bool {
     tensor.data.is_null() && tensor.dtype == 0 && tensor.rank == 0
 }
 
+/// A required tensor of any strides that lies in the backend's memory.
+pub(super) fn strided_device_tensor(backend: &Backend, name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
+    let tensor = convert_strided(name, tensor)?;
+    tensor.expect_address(name)?;
+    backend.check_memory(name, &tensor)?;
+    Ok(tensor)
+}
+
+/// One that may be absent.
+pub(super) fn optional_strided_device_tensor(
+    backend: &Backend,
+    name: &str,
+    tensor: &nvb_tensor,
+) -> Result<Option<Tensor>> {
+    if is_absent(tensor) {
+        return Ok(None);
+    }
+    strided_device_tensor(backend, name, tensor).map(Some)
+}
+
 /// Checks everything that a tensor says of itself. Inlined where it is called, which saves a copy of the tensor.
 #[inline(always)]
 pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
+    let converted = convert_strided(name, tensor)?;
+    converted.expect_readable(name)?;
+    Ok(converted)
+}
+
+/// Checks shape, dtype and size, and leaves the address and the innermost stride alone.
+#[inline(always)]
+fn convert_strided(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
     if is_absent(tensor) {
         return Err(Error::invalid(format!("tensor `{name}` is missing")));
     }
@@ -276,6 +305,5 @@ pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
             converted.strides = given;
         }
     }
-    converted.expect_readable(name)?;
     Ok(converted)
 }

@@ -31,6 +31,7 @@ mod quantized_tile;
 pub mod rope;
 mod row;
 pub mod sample;
+pub mod scatter_rows;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -127,6 +128,7 @@ impl Executor for CpuExecutor {
         plain_operations!(match_operation, op, run, {
             Operation::Embedding(op) => return embedding::embedding(&self.threads, op),
             Operation::Rope(op) => return rope::rope(&self.threads, op),
+            Operation::ScatterRows(op) => return scatter_rows::scatter_rows(&self.threads, op),
             Operation::AttentionPrefill(op) => return attention::prefill::prefill(&self.threads, op),
             Operation::AttentionDecode(op) => {
                 let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);

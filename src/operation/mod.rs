@@ -21,6 +21,7 @@ pub mod quantize;
 pub mod quantized_rows;
 pub mod rope;
 pub mod sample;
+pub mod scatter_rows;
 crate::plain_operations!(operation_modules);
 
 use crate::error::{Error, Result};
@@ -38,12 +39,16 @@ use grouped_linear::GroupedLinear;
 use layer_norm::LayerNorm;
 use linear::Linear;
 use linear_product::LinearProduct;
+use masked_softmax::MaskedSoftmax;
 use matmul::Matmul;
 use memory_copy::MemoryCopy;
 use memory_fill::MemoryFill;
+use pointwise::Pointwise;
 use rms_norm::RmsNorm;
 use rope::Rope;
+use rotary_embedding::RotaryEmbedding;
 use sample::Sample;
+use scatter_rows::ScatterRows;
 use softmax::Softmax;
 use std::ffi::CStr;
 
@@ -146,6 +151,10 @@ operations! {
     MemoryCopy = 15, memory_copy, c"nvbackend::memory_copy";
     MemoryFill = 16, memory_fill, c"nvbackend::memory_fill";
     AttentionMerge = 17, attention_merge, c"nvbackend::attention_merge";
+    Pointwise = 18, pointwise, c"nvbackend::pointwise";
+    ScatterRows = 19, scatter_rows, c"nvbackend::scatter_rows";
+    RotaryEmbedding = 20, rotary_embedding, c"nvbackend::rotary_embedding";
+    MaskedSoftmax = 21, masked_softmax, c"nvbackend::masked_softmax";
 }
 
 /// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in
@@ -161,7 +170,10 @@ macro_rules! plain_operations {
             GatedActivation gated_activation;
             GroupNorm group_norm;
             LayerNorm layer_norm;
+            MaskedSoftmax masked_softmax;
+            Pointwise pointwise;
             RmsNorm rms_norm;
+            RotaryEmbedding rotary_embedding;
             Softmax softmax;
         }
     };
