@@ -9,6 +9,7 @@ namespace prefill_fp8 {
   template cudaError_t launch_tile<__nv_fp8_e5m2, tiles::TILE>(const Arguments&, int, const nvb_launch&)
 NVB_TILE(D64);
 NVB_TILE(D128);
+NVB_TILE(D128_LONG);
 NVB_TILE(D256);
 
 }  // namespace prefill_fp8

@@ -142,9 +142,9 @@ void bench(int only, const Memory& memory) {
 
 std::vector<Candidate> candidates() {
   std::vector<Candidate> all;
-#define NVB_CANDIDATE(HEAD_DIM, WARPGROUPS, KEYS, TURNS, EVERY, FLUSH)                            \
-  all.push_back({#WARPGROUPS " x 64 x " #KEYS ", turns: " #TURNS ", polynomials: " #EVERY ", flush: " #FLUSH, HEAD_DIM,           \
-                 launch_tile<nvb::prefill_fp8::Tile<HEAD_DIM, WARPGROUPS, KEYS, TURNS, EVERY, FLUSH>>});
+#define NVB_CANDIDATE(HEAD_DIM, WARPGROUPS, KEYS, TURNS, FLUSH)                            \
+  all.push_back({#WARPGROUPS " x 64 x " #KEYS ", turns: " #TURNS ", flush: " #FLUSH, HEAD_DIM,           \
+                 launch_tile<nvb::prefill_fp8::Tile<HEAD_DIM, WARPGROUPS, KEYS, TURNS, FLUSH>>});
 #include "attention_prefill_fp8_tiles.h"
 #undef NVB_CANDIDATE
   return all;
@@ -161,8 +161,8 @@ int main(int argc, char** argv) {
     for (const int head_dim : {64, 128, 256}) print_error("default", head_dim, 16384, 0, launch_default);
     for (const float mean : {0.0f, 1.0f}) {
       print_error("default", 128, 131072, mean, launch_default);
-      print_error("every 512", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 128, true, 0, 512>>);
-      print_error("not flushed", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 128, true, 0, 1048576>>);
+      print_error("every 384", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 192, true, 384>>);
+      print_error("not flushed", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 192, true, 1048576>>);
     }
   }
   if (what == "bench" || what == "tiles" || what == "all") {

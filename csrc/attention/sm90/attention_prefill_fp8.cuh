@@ -11,16 +11,16 @@
 //   which a thread's sums bring together again, four neighbours each.
 // - E4M3 goes from 2^-9 to 448: the exponent is shifted by 8, and a maximum is raised when scores pass it by 2^0.8.
 // - The tensor cores add with 14 bits to what they hold, and cut off the rest of each product. So that long sums do not
-//   shrink, O is moved out every 2,048 keys: divided by its row's sum so far, as F16, it lies in the output tensor
-//   until the next time adds to it.
+//   shrink, O is moved out every so many keys: divided by its row's sum so far, as F16, it lies in shared memory, or
+//   where that has no room in the output tensor, until the next time adds to it.
 //
 // Rows of V past a sequence's end become zeros as they are transposed.
 //
 // Shapes and alignment: attention_prefill_wgmma.h. Head dims between the tiles' are filled with zeros by the copies.
 //
 // Shared memory: Shared<Tile>, rows of 128 bytes. Q 64 * head_dim a warpgroup; K, V and the transposed V two stages of
-// Keys * head_dim each, keys of the latter in blocks of 128. 192 KiB for D128, 224 KiB for D256.
-// Registers a thread: S Keys / 2, P Keys / 8, O head_dim / 2. D128: 112 + 28 + 64, D256: 64 + 16 + 128.
+// Keys * head_dim each, keys of the latter in blocks of 128. 208 KiB for D128_LONG with what O left, 224 KiB for D256.
+// Registers a thread: S Keys / 2, P Keys / 8, O head_dim / 2. D128_LONG: 96 + 24 + 64, D256: 64 + 16 + 128.
 #pragma once
 
 #include "../../common/fp8_fragment.cuh"
@@ -35,11 +35,10 @@ using prefill_wgmma::RowSums;
 using prefill_wgmma::Walk;
 using prefill_wgmma::Work;
 
-// `Consumers` warpgroups multiply 64 query rows each; a tile of keys has `Keys` of them. The value dim is at most the
-// head dim.
-template <int HeadDim, int Consumers, int Keys, bool PingPong, int PolynomialEvery = 0, int FlushKeys = 2048>
+// `Consumers` warpgroups multiply 64 query rows each; a tile of keys has `Keys` of them, and after `FlushKeys` O leaves
+// the tensor cores' sums. The value dim is at most the head dim.
+template <int HeadDim, int Consumers, int Keys, bool PingPong, int FlushKeys>
 struct Tile {
-  static constexpr int kPolynomialEvery = PolynomialEvery;
   static constexpr int kHeadDim = HeadDim, kConsumers = Consumers, kKeys = Keys;
   static constexpr bool kPingPong = PingPong;
   static constexpr int kRows = 64 * Consumers;
@@ -56,15 +55,21 @@ struct Tile {
   // Blocks of 128 keys, 128 bytes a column of V.
   static constexpr int kTransposedBlock = HeadDim * 128;
   static constexpr int kTransposedBytes = (Keys + 127) / 128 * kTransposedBlock;
+  // What O leaves of its sums lies in shared memory where there is room for it.
+  static constexpr int kFlushedBytes = 64 * HeadDim * 2;  // of a warpgroup
+  static constexpr bool kFlushesToShared =
+      Consumers * (kQueryBytes + kFlushedBytes) + kStages * (kKeyBytes + kValueBytes + kTransposedBytes) <= 226 * 1024;
 
   static_assert(Consumers == 2 || Consumers == 3, "registers are divided for two or three warpgroups");
   static_assert(Keys % 32 == 0 && (HeadDim == 64 || HeadDim % 128 == 0), "whole instructions");
 };
 
+// `_LONG`: for long sequences, where tiles of fewer keys have no less waste to offer.
 namespace tiles {
-using D64 = Tile<64, 3, 128, false, 0, 2048>;
-using D128 = Tile<128, 2, 128, true, 0, 2048>;
-using D256 = Tile<256, 2, 128, false, 0, 2048>;
+using D64 = Tile<64, 3, 128, false, 1024>;
+using D128 = Tile<128, 2, 128, true, 1024>;
+using D128_LONG = Tile<128, 2, 192, true, 960>;
+using D256 = Tile<256, 2, 128, true, 2048>;
 }  // namespace tiles
 
 // Warps that transpose.
@@ -79,6 +84,7 @@ struct Shared {
   uint8_t key[Tile::kStages][Tile::kKeyBytes];
   uint8_t value[Tile::kStages][Tile::kValueBytes];
   uint8_t transposed[Tile::kStages][Tile::kTransposedBytes];
+  uint8_t flushed[Tile::kConsumers][Tile::kFlushesToShared ? Tile::kFlushedBytes : 16];
   // Full: the bytes are there. Empty: every warp or warpgroup that reads them has.
   uint64_t query_full[Tile::kConsumers];
   uint64_t query_empty[Tile::kConsumers];
@@ -208,22 +214,36 @@ __device__ __forceinline__ void read_four(float (&four)[4], const float (&output
   four[0] = output[at], four[1] = output[at + 4], four[2] = output[at + 1], four[3] = output[at + 5];
 }
 
-// What of a warpgroup's rows lies in the output tensor: O divided by `weight`, which follows the maxima, as F16.
+// What has left the sums of a warpgroup: O divided by `weight`, which follows the maxima, as F16. It lies in shared
+// memory, or in the output tensor: the first of a row's fours of this thread, null where it has none, and the bytes from
+// one to the next.
 struct Flushed {
   float weight[2];
   bool any;
 };
+struct FlushedRow {
+  uint8_t* first;
+  int step;
+};
+template <typename Tile>
+__device__ __forceinline__ FlushedRow flushed_row(const Arguments& arguments, Shared<Tile>& shared, const Work& work,
+                                                  int warpgroup, int half) {
+  if constexpr (Tile::kFlushesToShared) {
+    return {shared.flushed[warpgroup] + half * (Tile::kFlushedBytes / 2) + threadIdx.x % 128 * 8, 128 * 8};
+  } else {
+    return {output_row(arguments, work, warpgroup, half), arguments.output_dtype == NVB_F32 ? 64 : 32};
+  }
+}
 
 // Adds it to O.
 template <typename Tile>
-__device__ __forceinline__ void add_flushed(const Arguments& arguments, const Work& work,
+__device__ __forceinline__ void add_flushed(const Arguments& arguments, Shared<Tile>& shared, const Work& work,
                                             float (&output)[Tile::kHeadDim / 2], const Flushed& flushed,
                                             int warpgroup) {
   constexpr int kFours = Tile::kHeadDim / 16, kTogether = kFours < 8 ? kFours : 8;
-  const int step = arguments.output_dtype == NVB_F32 ? 64 : 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const uint8_t* const start = output_row(arguments, work, warpgroup, half);
+    const FlushedRow row = flushed_row<Tile>(arguments, shared, work, warpgroup, half);
 #pragma unroll
     for (int first = 0; first < kFours; first += kTogether) {
       // All are on their way before the first is waited for.
@@ -231,8 +251,8 @@ __device__ __forceinline__ void add_flushed(const Arguments& arguments, const Wo
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
         words[j] = make_uint2(0, 0);
-        if (start != nullptr && 16 * (first + j) < arguments.value_dim) {
-          words[j] = *reinterpret_cast<const uint2*>(start + (first + j) * step);
+        if (row.first != nullptr && 16 * (first + j) < arguments.value_dim) {
+          words[j] = *reinterpret_cast<const uint2*>(row.first + (first + j) * row.step);
         }
       }
 #pragma unroll
@@ -249,24 +269,23 @@ __device__ __forceinline__ void add_flushed(const Arguments& arguments, const Wo
 }
 
 template <typename Tile>
-__device__ __forceinline__ void flush_output(const Arguments& arguments, const Work& work,
+__device__ __forceinline__ void flush_output(const Arguments& arguments, Shared<Tile>& shared, const Work& work,
                                              float (&output)[Tile::kHeadDim / 2], const RowSums& rows,
                                              Flushed& flushed, int warpgroup) {
-  if (flushed.any) add_flushed<Tile>(arguments, work, output, flushed, warpgroup);
-  const int step = arguments.output_dtype == NVB_F32 ? 64 : 32;
+  if (flushed.any) add_flushed<Tile>(arguments, shared, work, output, flushed, warpgroup);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float total = total_of(rows.sum[half]);
     const float factor = total == 0.0f ? 0.0f : 1.0f / total;
     flushed.weight[half] = total;
-    uint8_t* const start = output_row(arguments, work, warpgroup, half);
-    if (start == nullptr) continue;
+    const FlushedRow row = flushed_row<Tile>(arguments, shared, work, warpgroup, half);
+    if (row.first == nullptr) continue;
 #pragma unroll
     for (int j = 0; j < Tile::kHeadDim / 16; ++j) {
       float four[4];
       read_four(four, output, 8 * j + 2 * half);
       if (16 * j < arguments.value_dim) {
-        *reinterpret_cast<uint2*>(start + j * step) =
+        *reinterpret_cast<uint2*>(row.first + j * row.step) =
             make_uint2(pack_pair<__half>(four[0] * factor, four[1] * factor),
                        pack_pair<__half>(four[2] * factor, four[3] * factor));
       }
@@ -298,12 +317,12 @@ __device__ __forceinline__ void store_row(const Arguments& arguments, uint8_t* s
 
 // Normalises and stores a warpgroup's rows, those of the sequence alone. An empty row has sum 0; a NaN stays NaN.
 template <typename Tile>
-__device__ __forceinline__ void store_rows(const Arguments& arguments, const Work& work,
+__device__ __forceinline__ void store_rows(const Arguments& arguments, Shared<Tile>& shared, const Work& work,
                                            float (&output)[Tile::kHeadDim / 2], const RowSums& rows,
                                            const Flushed& flushed, float exponent_factor, float value_scale,
                                            int warpgroup) {
   const int lane = threadIdx.x % 32;
-  if (flushed.any) add_flushed<Tile>(arguments, work, output, flushed, warpgroup);
+  if (flushed.any) add_flushed<Tile>(arguments, shared, work, output, flushed, warpgroup);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float total = total_of(rows.sum[half]);
@@ -428,7 +447,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       keys.advance();
       if (tile == work.first) release(&shared.query_empty[warpgroup]);
       finish_scores(tile, true);
-      prefill_wgmma::exponentiate<Tile::kPolynomialEvery>(score, rows, scaled, exponent_factor, kThreshold, kShift);
+      prefill_wgmma::exponentiate(score, rows, scaled, exponent_factor, kThreshold, kShift);
       round_probabilities(pairs, score);
       arrange_probabilities(p, pairs);
 
@@ -450,7 +469,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
         keys.advance();
         if (tile == work.first) release(&shared.query_empty[warpgroup]);
         finish_scores(tile, decltype(masked)::value);
-        prefill_wgmma::exponentiate<Tile::kPolynomialEvery>(score, rows, scaled, exponent_factor, kThreshold, kShift);
+        prefill_wgmma::exponentiate(score, rows, scaled, exponent_factor, kThreshold, kShift);
         round_probabilities(pairs, score);
         // As in attention_prefill_wgmma.cuh: the loop keeps the wait behind the exponentials.
         do {
@@ -471,7 +490,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
 #pragma unroll 1
       while (tile >= work.first) {
         if (unflushed <= 0) {
-          flush_output<Tile>(arguments, work, output, rows, flushed, warpgroup);
+          flush_output<Tile>(arguments, shared, work, output, rows, flushed, warpgroup);
           unflushed = Tile::kFlushTiles;
         }
         const int last = max(work.first, tile + 1 - unflushed);
@@ -495,7 +514,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
     } else {
       more = walk.next(arguments, next);
     }
-    store_rows<Tile>(arguments, work, output, rows, flushed, exponent_factor,
+    store_rows<Tile>(arguments, shared, work, output, rows, flushed, exponent_factor,
                      scale_of(arguments.value_scale, arguments.value_scale_stride, work.kv_head), warpgroup);
     work = next;
   }

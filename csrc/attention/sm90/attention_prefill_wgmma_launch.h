@@ -190,6 +190,13 @@ inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_pe
   return blocks;
 }
 
+// Keys of the longest sequence.
+inline int longest(const nvb_attention_prefill_params& p) {
+  int keys = 0;
+  for (int i = 0; i < p.sequences; ++i) keys = std::max(keys, p.sequence[i].kv_length);
+  return keys;
+}
+
 // Calls `run` with the kernel's arguments and the number of blocks, if there is work. Elements have `bytes` bytes.
 template <typename Tile, typename Run>
 cudaError_t with_arguments(const nvb_attention_prefill_params& p, int bytes, const nvb_launch& launch,
