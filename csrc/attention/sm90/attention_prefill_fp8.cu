@@ -7,7 +7,7 @@
 namespace nvb {
 namespace prefill_fp8 {
 
-#define NVB_EXTERN(TILE)                                                                                        \
+#define NVB_EXTERN(TILE)                                                                                         \
   extern template cudaError_t launch_tile<__nv_fp8_e4m3, tiles::TILE>(const Arguments&, int, const nvb_launch&); \
   extern template cudaError_t launch_tile<__nv_fp8_e5m2, tiles::TILE>(const Arguments&, int, const nvb_launch&)
 NVB_EXTERN(D64);

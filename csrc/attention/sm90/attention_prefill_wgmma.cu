@@ -55,8 +55,7 @@ cudaError_t launch_dtype(const nvb_attention_prefill_params& p, const nvb_launch
 
 cudaError_t launch_prefill(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   if (!supports(p, launch)) return cudaErrorInvalidValue;
-  return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, launch)
-                               : launch_dtype<__nv_bfloat16>(p, launch);
+  return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, launch) : launch_dtype<__nv_bfloat16>(p, launch);
 }
 
 }  // namespace prefill_wgmma
