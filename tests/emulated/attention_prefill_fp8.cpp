@@ -43,7 +43,7 @@ std::string run(const Case& test) {
 
 // A run has to fail with at least one of these.
 bool is_missed(const Case& test, const emulated::Faults& faults) {
-  for (uint64_t seed = 1; seed <= 12; ++seed) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
     for (const bool late : {false, true}) {
       emulated::options = {seed, late, faults};
       if (!run(test).empty()) return false;
