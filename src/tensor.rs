@@ -17,7 +17,7 @@ numbered! {
         F16 = 2,
         Bf16 = 3,
         I32 = 4,
-        /// Of keys and values in a cache alone, as is the next.
+        /// Of attention's queries, keys and values alone, as is the next.
         F8E4m3 = 5,
         F8E5m2 = 6,
     }
@@ -300,6 +300,29 @@ impl Tensor {
         self.expect_strides_apart(name)
     }
 
+    /// Expects what [`Tensor::expect_readable`] does, and that no two elements share an address, in whatever order the axes lie.
+    pub fn expect_places_apart(&self, name: &str) -> Result<()> {
+        self.expect_readable(name)?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        let mut axes = [(0, 1); MAX_RANK];
+        for (axis, place) in axes.iter_mut().enumerate().take(self.rank) {
+            *place = (self.strides[axis], self.shape[axis]);
+        }
+        axes.sort_unstable();
+        let mut reach = 1;
+        for (stride, extent) in axes.into_iter().filter(|axis| axis.1 > 1) {
+            if stride < reach {
+                return Err(Error::invalid(format!(
+                    "tensor `{name}` {self} has a stride of {stride} where {reach} elements lie: they overlap"
+                )));
+            }
+            reach += (extent - 1) * stride;
+        }
+        Ok(())
+    }
+
     #[inline(never)]
     fn expect_strides_apart(&self, name: &str) -> Result<()> {
         if self.is_empty() {
@@ -405,6 +428,11 @@ impl Heads {
     /// Views a tensor [tokens, heads, head_dim].
     pub fn new(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
         tensor.expect_float(name)?;
+        Heads::of_any_dtype(name, tensor, tokens, head_dim)
+    }
+
+    /// Views a tensor as `new` does, of whatever dtype.
+    pub fn of_any_dtype(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
         tensor.expect_rank(name, 3)?;
         tensor.expect_readable(name)?;
         let Tensor { data, dtype, shape, strides, .. } = tensor;
@@ -415,6 +443,12 @@ impl Heads {
             )));
         }
         Ok(Heads { data, dtype, tokens, heads: shape[1], head_dim, token_stride: strides[0], head_stride: strides[1] })
+    }
+
+    /// The same rows from an element on.
+    #[inline(always)]
+    pub fn skip(&self, elements: usize) -> Heads {
+        Heads { data: self.data.wrapping_byte_add(elements * self.dtype.size()), ..*self }
     }
 
     /// [tokens, heads, head_dim]
