@@ -17,7 +17,7 @@ numbered! {
         F16 = 2,
         Bf16 = 3,
         I32 = 4,
-        /// Of keys and values in a cache alone, as is the next.
+        /// Of attention's queries, keys and values alone, as is the next.
         F8E4m3 = 5,
         F8E5m2 = 6,
     }
@@ -312,20 +312,28 @@ impl Tensor {
         if self.is_empty() {
             return Ok(());
         }
-        let mut axes: Vec<usize> = (0..self.rank).filter(|&axis| self.shape[axis] > 1).collect();
-        axes.sort_by_key(|&axis| self.strides[axis]);
+        let mut axes = [(0, 1); MAX_RANK];
+        for (axis, place) in axes.iter_mut().enumerate().take(self.rank) {
+            *place = (self.strides[axis], self.shape[axis]);
+        }
+        axes.sort_unstable();
         let mut reach = 1;
-        for axis in axes {
-            if self.strides[axis] < reach {
+        for (stride, extent) in axes.into_iter().filter(|axis| axis.1 > 1) {
+            if stride < reach {
                 return Err(Error::invalid(format!(
-                    "tensor `{name}` {self} is written, but stride {} of axis {axis} makes its elements overlap \
-                     (at least {reach} is needed)",
-                    self.strides[axis]
+                    "tensor `{name}` {self} is written, but a stride of {stride} makes its elements overlap \
+                     (at least {reach} is needed)"
                 )));
             }
-            reach += (self.shape[axis] - 1) * self.strides[axis];
+            reach += (extent - 1) * stride;
         }
         Ok(())
+    }
+
+    /// Expects what [`Tensor::expect_readable`] does, and that no two elements share an address, in whatever order the axes lie.
+    pub fn expect_places_apart(&self, name: &str) -> Result<()> {
+        self.expect_readable(name)?;
+        self.expect_elements_apart(name)
     }
 
     /// The same elements with axes of extent 1 in front, so that there are four.
@@ -442,6 +450,11 @@ impl Heads {
     /// Views a tensor [tokens, heads, head_dim].
     pub fn new(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
         tensor.expect_float(name)?;
+        Heads::of_any_dtype(name, tensor, tokens, head_dim)
+    }
+
+    /// Views a tensor as `new` does, of whatever dtype.
+    pub fn of_any_dtype(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
         tensor.expect_rank(name, 3)?;
         tensor.expect_readable(name)?;
         let Tensor { data, dtype, shape, strides, .. } = tensor;
@@ -452,6 +465,12 @@ impl Heads {
             )));
         }
         Ok(Heads { data, dtype, tokens, heads: shape[1], head_dim, token_stride: strides[0], head_stride: strides[1] })
+    }
+
+    /// The same rows from an element on.
+    #[inline(always)]
+    pub fn skip(&self, elements: usize) -> Heads {
+        Heads { data: self.data.wrapping_byte_add(elements * self.dtype.size()), ..*self }
     }
 
     /// [tokens, heads, head_dim]

@@ -17,8 +17,8 @@ SharedClass shared_class(int capability) {
 }
 
 bool are_valid(const nvb_attention_prefill_params& p) {
-  if (float_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 ||
-      float_dtype_bytes(p.output_dtype) == 0) {
+  if (kv_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 || float_dtype_bytes(p.output_dtype) == 0 ||
+      (p.mask != nullptr && float_dtype_bytes(p.mask_dtype) == 0)) {
     return false;
   }
   if (p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES || p.head_dim < 1 || p.head_dim > kMaxHeadDim ||

@@ -61,6 +61,14 @@ __device__ __forceinline__ int64_t lse_offset(const nvb_attention_prefill_params
   return (sequence.query_start * p.lse_sequence_stride + block.first_row + row) * p.query_heads + block.head;
 }
 
+// Of key 0 in the mask of `row` of the block.
+__device__ __forceinline__ int64_t mask_offset(const nvb_attention_prefill_params& p,
+                                               const nvb_attention_sequence& sequence, const PrefillBlock& block,
+                                               int row) {
+  return sequence.query_start * p.mask_sequence_stride + (block.first_row + row) * p.mask_row_stride +
+         block.head * p.mask_head_stride;
+}
+
 // The sequence's row of the page table.
 __device__ __forceinline__ const int32_t* page_row(const nvb_attention_prefill_params& p,
                                                    const nvb_attention_sequence& sequence) {

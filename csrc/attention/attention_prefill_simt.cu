@@ -180,11 +180,14 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const KeyRange range = visible_keys(position + 4 * y + i, sequence.kv_length, p.causal, p.window);
+      // Rows past the last are masked by nothing, and stored nowhere.
+      const int64_t bias = p.mask != nullptr && 4 * y + i < rows ? mask_offset(p, sequence, block, 4 * y + i) : -1;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float s = score[i][j] * scale;
         if (p.soft_cap > 0.0f) s = p.soft_cap * tanhf(s / p.soft_cap);
         const int key = tile_key + 4 * x + j;
+        if (bias >= 0 && key <= range.last) s += load_element(p.mask, p.mask_dtype, bias + key);
         score[i][j] = key < range.first || key > range.last ? -CUDART_INF_F : s * kLog2E;
       }
       float most = fmaxf(fmaxf(score[i][0], score[i][1]), fmaxf(score[i][2], score[i][3]));

@@ -46,18 +46,23 @@ pub struct nvb_attention_options {
 }
 versioned!(nvb_attention_options);
 
-/// Queries of several sequences, one after the other, against a cache layer or against key and value tensors.
+/// Queries of several sequences, against a cache layer or against key and value tensors.
+///
+/// - **Ragged**, with `query_starts`: the rows of all sequences lie one after the other, in tensors of rank 3.
+/// - **Dense**, with `query_starts` NULL and tensors of rank 4: a batch of B sequences of N query rows and M keys each, with any
+///   strides, such as those of [B, heads, N, head_dim]. No host array is read; `sequence_count` is 0 or B.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_attention_prefill_args {
     pub struct_size: usize,
-    /// [T, query_heads, head_dim], F32 or the keys' dtype.
+    /// [T, query_heads, head_dim], or dense [B, N, query_heads, head_dim]; F32 or the keys' dtype, and any where the keys are FP8.
     pub query: nvb_tensor,
-    /// [T, query_heads, value_dim], any float dtype.
+    /// As `query`, with value_dim for head_dim; F32, F16 or BF16.
     pub output: nvb_tensor,
-    /// Optional, F32 [T, query_heads]: ln Σ exp(score) over the visible keys; −inf for a row that sees none.
+    /// Optional, F32 [T, query_heads], or dense [B, N, query_heads], contiguous: ln Σ exp(score) over the visible keys; −inf for
+    /// a row that sees none.
     pub lse: nvb_tensor,
-    /// Host memory, `sequence_count` + 1 entries: sequence b owns the query rows from query_starts[b] to
+    /// NULL: dense. Host memory, `sequence_count` + 1 entries: sequence b owns the query rows from query_starts[b] to
     /// query_starts[b + 1]. Read before the call returns, as are the other host arrays.
     pub query_starts: *const i32,
     pub sequence_count: usize,
@@ -68,9 +73,9 @@ pub struct nvb_attention_prefill_args {
     /// Host memory: keys of each sequence, those of this call's tokens included. The last query row of a sequence stands
     /// at position kv_length − 1.
     pub kv_lengths: *const i32,
-    /// [T_kv, kv_heads, head_dim], when there is no cache.
+    /// [T_kv, kv_heads, head_dim], or dense [B, M, kv_heads, head_dim], when there is no cache; any dtype but I32.
     pub key: nvb_tensor,
-    /// [T_kv, kv_heads, value_dim], the keys' dtype.
+    /// As `key`, with value_dim for head_dim and strides of its own; the keys' dtype.
     pub value: nvb_tensor,
     /// Host memory: as `query_starts`, for the rows of `key` and `value`.
     pub key_starts: *const i32,
@@ -81,6 +86,19 @@ pub struct nvb_attention_prefill_args {
     /// Optional, I32 [sequences, entries] in device memory, as in `nvb_rope_args`. A visible key whose entry is no page of the
     /// pool is an error on the CPU, and counts as one of zeros on CUDA.
     pub page_table: nvb_tensor,
+    /// Optional, F32, F16 or BF16: added to the scores, once they are scaled and capped; −inf hides a key, and a row whose keys
+    /// are all hidden gives output 0 and lse −inf. Causal mask and window hold as well. Dense [B or 1, query_heads or 1, N or 1,
+    /// at least M], ragged [1, query_heads or 1, T or 1, at least the longest sequence's keys]; leading axes of 1 may be left
+    /// out, and strides may be 0. Read when the stream gets there.
+    pub mask: nvb_tensor,
+    /// Optional, F32 [1] or [kv_heads] in device memory, for queries in FP8: (query · scale) is what a query element counts, of
+    /// each head that reads the key/value head. Absent: 1. Whoever rounds to FP8 computes the scale before, usually
+    /// max |x| / 448 (E4M3) or / 57344 (E5M2) of what it rounds, and writes it in stream order before this call.
+    pub query_scale: nvb_tensor,
+    /// As `query_scale`, of `key`; a cache in FP8 has its own.
+    pub key_scale: nvb_tensor,
+    /// As `query_scale`, of `value`.
+    pub value_scale: nvb_tensor,
 }
 versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts });
 
@@ -167,7 +185,8 @@ pub unsafe extern "C" fn nvb_attention_destroy(attention: *mut nvb_attention) ->
 /// Queues the attention of whole prompts or chunks of prompts; the keys of these tokens must be in the cache (or the
 /// tensors) in stream order before. Query row i of n with L keys stands at position L − n + i. Does not synchronise or
 /// allocate; may be captured with the host arrays as they are then.
-/// Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask. Softmax and sums in f32.
+/// Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask; with scales of FP8
+/// score = (q · k) · query_scale · key_scale · scale and output = Σ p · v · value_scale. Softmax and sums in f32.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a tensor, a length beyond the cache, more queries than keys).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_attention_prefill(
@@ -200,9 +219,37 @@ pub(super) unsafe fn prefill_of(
     if count > i32::MAX as usize {
         return Err(Error::invalid(format!("sequence_count is {count}; at most {} is supported", i32::MAX)));
     }
+    // SAFETY: the caller's contract.
+    let (op, owner) = unsafe { unmasked_prefill_of(reading, object, args, count)? };
+    let scales = |name: &str, tensor: &nvb_tensor| reading.optional(name, tensor);
+    let op = op.with_scales(
+        scales("query_scale", &args.query_scale)?,
+        scales("key_scale", &args.key_scale)?,
+        scales("value_scale", &args.value_scale)?,
+    )?;
+    Ok((op.with_mask(reading.optional("mask", &args.mask)?)?, owner))
+}
+
+/// As `prefill_of`, without mask and scales.
+unsafe fn unmasked_prefill_of(
+    reading: Reading<'_>,
+    object: &AttentionObject,
+    args: &nvb_attention_prefill_args,
+    count: usize,
+) -> Result<(AttentionPrefill, Option<Owner>)> {
     let query = reading.tensor("query", &args.query)?;
     let output = reading.tensor("output", &args.output)?;
     let lse = reading.optional("lse", &args.lse)?;
+    if args.query_starts.is_null() && query.rank == 4 {
+        if !args.cache.is_null() {
+            return Err(Error::invalid("`query` has rank 4, and a cache is given, whose lengths need `query_starts`"));
+        }
+        if count != 0 && count != query.shape[0] {
+            return Err(Error::invalid(format!("sequence_count is {count}; `query` is a batch of {}", query.shape[0])));
+        }
+        let keys = (reading.tensor("key", &args.key)?, reading.tensor("value", &args.value)?);
+        return Ok((AttentionPrefill::dense(object.config, query, keys, output, lse)?, None));
+    }
     // SAFETY: the caller's contract.
     let query_starts = unsafe { slice("query_starts", args.query_starts, count + 1)? };
     if args.cache.is_null() {

@@ -75,6 +75,17 @@ impl Row {
         })
     }
 
+    /// Loads elements of any type that attention reads.
+    ///
+    /// # Safety
+    /// As of `load`.
+    #[inline(always)]
+    pub unsafe fn load_kv<S: Simd>(self, at: usize, lanes: usize) -> S::Vector {
+        with_kv!(self.dtype, T => {
+            T::load_lanes::<S>(self.data.cast::<T>().add(at), lanes)
+        })
+    }
+
     /// Stores elements of any type that a cache may have.
     ///
     /// # Safety

@@ -45,7 +45,7 @@ impl EngineMemory {
             tensor.expect_rank("memory", 4).map_err(of)?;
             let dim = if at % 2 == 0 { options.head_dim } else { options.value_dim() };
             tensor.expect_shape("memory", &[first.shape[0], options.kv_heads, block_tokens, dim]).map_err(of)?;
-            expect_places_apart(tensor).map_err(of)?;
+            tensor.expect_places_apart("memory").map_err(of)?;
             let like = at % 2;
             if tensor.strides != firsts[like].strides || tensor.dtype != first.dtype {
                 return Err(Error::invalid(format!(
@@ -130,22 +130,4 @@ impl EngineMemory {
             ..whole
         })
     }
-}
-
-/// No two elements share an address, in whatever order the axes lie.
-fn expect_places_apart(tensor: &Tensor) -> Result<()> {
-    tensor.expect_readable("memory")?;
-    let mut axes: Vec<(usize, usize)> =
-        tensor.strides.into_iter().zip(tensor.shape).filter(|axis| axis.1 > 1).collect();
-    axes.sort_unstable();
-    let mut reach = 1;
-    for (stride, extent) in axes {
-        if stride < reach {
-            return Err(Error::invalid(format!(
-                "tensor `memory` {tensor} has a stride of {stride} where {reach} elements lie: its tokens overlap"
-            )));
-        }
-        reach += (extent - 1) * stride;
-    }
-    Ok(())
 }

@@ -51,6 +51,8 @@ pub struct KvView {
     pub dtype: DType,
     /// f32, one a head, in device memory: an element is its head's scale times what is stored. NULL: 1.
     pub scales: *const f32,
+    /// From one head's scale to the next: 0 where all have one.
+    pub scale_stride: usize,
     /// From one sequence's origin to the next: in elements, or in entries of the page table. Of a tensor whose sequences lie one
     /// after the other, from one token to the next.
     pub sequence_stride: usize,
@@ -80,7 +82,7 @@ impl KvView {
         match self.scales.is_null() {
             true => 1.0,
             // SAFETY: a validated view has a scale for each head, in host memory for an executor that reads it here.
-            false => unsafe { *self.scales.add(head) },
+            false => unsafe { *self.scales.add(head * self.scale_stride) },
         }
     }
 
@@ -227,7 +229,16 @@ impl CacheLayer {
 
     pub fn key_view(&self) -> KvView {
         let &CacheLayer { key, dtype, key_scales, sequence_stride, token_stride, head_stride, placement, .. } = self;
-        KvView { data: key, dtype, scales: key_scales, sequence_stride, token_stride, head_stride, placement }
+        KvView {
+            data: key,
+            dtype,
+            scales: key_scales,
+            scale_stride: 1,
+            sequence_stride,
+            token_stride,
+            head_stride,
+            placement,
+        }
     }
 
     pub fn value_view(&self) -> KvView {
@@ -240,6 +251,7 @@ impl CacheLayer {
             data: self.value,
             dtype: self.dtype,
             scales: self.value_scales,
+            scale_stride: 1,
             sequence_stride,
             token_stride: token,
             head_stride: head,

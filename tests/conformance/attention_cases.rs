@@ -52,23 +52,33 @@ pub fn value_dim(config: &AttentionConfig) -> usize {
 
 /// One query row of one head: the output and ln Σ exp(score); 0 and −∞ when it sees no key.
 pub fn attend(config: &AttentionConfig, query: &[f64], head: usize, keys: &Keys, position: i64) -> (Vec<f64>, f64) {
+    attend_masked(config, query, head, keys, position, &|_| 0.0)
+}
+
+/// As `attend`, with what a mask holds for each key added to its capped score.
+pub fn attend_masked(
+    config: &AttentionConfig,
+    query: &[f64],
+    head: usize,
+    keys: &Keys,
+    position: i64,
+    mask: &dyn Fn(usize) -> f64,
+) -> (Vec<f64>, f64) {
     let (dim, value_dim, heads) = (config.head_dim, value_dim(config), config.kv_heads);
     let row = |token: usize| token * heads + head / (config.query_heads / heads);
     let window = config.window as i64;
     let visible = |token: &usize| {
         let distance = position - *token as i64;
-        (!config.causal || distance >= 0) && (window == 0 || distance < window && (config.causal || distance > -window))
+        (!config.causal || distance >= 0)
+            && (window == 0 || distance < window && (config.causal || distance > -window))
+            && mask(*token) > f64::NEG_INFINITY
     };
     let tokens: Vec<usize> = (0..keys.length).filter(visible).collect();
     let score = |&token: &usize| {
         let key = &keys.key[row(token) * dim..][..dim];
         let score = config.scale as f64 * query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>();
-        if config.soft_cap > 0.0 {
-            let cap = config.soft_cap as f64;
-            cap * (score / cap).tanh()
-        } else {
-            score
-        }
+        let cap = config.soft_cap as f64;
+        mask(token) + if cap > 0.0 { cap * (score / cap).tanh() } else { score }
     };
     let scores: Vec<f64> = tokens.iter().map(score).collect();
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -6,6 +6,7 @@
 
 mod activation;
 mod argmax;
+mod attention_batch;
 mod attention_cases;
 mod attention_decode;
 mod attention_prefill;

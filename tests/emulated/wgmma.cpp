@@ -1,5 +1,5 @@
-// The products of block.h: wgmma of 16-bit floats, m64nNk16, and of FP8, m64nNk32, with operands as the PTX ISA lays them
-// out; and ldmatrix and stmatrix.
+// The products of block.h: wgmma of 16-bit floats, m64nNk16, and of FP8, m64nNk32, with operands as the PTX ISA lays
+// them out; and ldmatrix and stmatrix.
 #include <algorithm>
 
 #include "block.h"
@@ -42,7 +42,7 @@ struct Descriptor {
   uint16_t down_rows(int column, int k) const {
     const uint32_t next = options.faults.wrong_next_columns ? 1024 : leading;
     return at(static_cast<uint32_t>(column / 64) * next + static_cast<uint32_t>(k / 8) * stride +
-              static_cast<uint32_t>(k % 8) * 128 + static_cast<uint32_t>(column % 64) * 2,
+                  static_cast<uint32_t>(k % 8) * 128 + static_cast<uint32_t>(column % 64) * 2,
               2);
   }
 };
@@ -119,12 +119,12 @@ void product(float* sums, const uint32_t* registers, uint64_t a, uint64_t b, int
   const size_t mine = fiber().issued++;
   if (mine == group.products.size()) {
     group.products.push_back({std::vector<float*>(kWarpgroup),
-                              std::vector<const uint32_t*>(registers == nullptr ? 0 : kWarpgroup), a, b, elements, columns, 0,
-                              transposed, accumulates});
+                              std::vector<const uint32_t*>(registers == nullptr ? 0 : kWarpgroup), a, b, elements,
+                              columns, 0, transposed, accumulates});
   }
   Product& one = group.products[mine];
-  if (one.a != a || one.b != b || one.elements.bytes != elements.bytes || one.columns != columns || one.accumulates != accumulates ||
-      one.registers.empty() != (registers == nullptr)) {
+  if (one.a != a || one.b != b || one.elements.bytes != elements.bytes || one.columns != columns ||
+      one.accumulates != accumulates || one.registers.empty() != (registers == nullptr)) {
     fail("a warpgroup's threads issue different products");
   }
   const size_t thread = static_cast<size_t>(block.current % kWarpgroup);

@@ -67,8 +67,8 @@ inline uint16_t to_bits(uint32_t dtype, float value) {
 
 inline float from_bits(uint32_t dtype, uint16_t bits) {
   if (is_fp8(dtype)) {
-    const __half half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(bits),
-                                              dtype == NVB_F8_E4M3 ? __NV_E4M3 : __NV_E5M2));
+    const __half half(
+        __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(bits), dtype == NVB_F8_E4M3 ? __NV_E4M3 : __NV_E5M2));
     return __half2float(half);
   }
   if (dtype == NVB_F16) {
@@ -166,7 +166,10 @@ inline std::string check(const Case& test, const Run& run) {
     p.placement.block_stride = p.placement.value_block_stride = int64_t{test.page_tokens} * test.kv_heads * width;
     p.placement.page_tokens = test.page_tokens, p.placement.page_count = page_count;
   }
-  const int kv_rows = test.page_tokens > 0 ? page_count * test.page_tokens * test.kv_heads : (test.cache ? static_cast<int>(test.sequences.size()) * capacity : key_tokens) * test.kv_heads;
+  const int kv_rows =
+      test.page_tokens > 0
+          ? page_count * test.page_tokens * test.kv_heads
+          : (test.cache ? static_cast<int>(test.sequences.size()) * capacity : key_tokens) * test.kv_heads;
   const auto size = [](int rows, int columns) { return static_cast<size_t>(rows) * static_cast<size_t>(columns); };
   const Elements query(test.dtype, size(query_rows * test.query_heads, test.head_dim));
   const Elements key(test.dtype, size(kv_rows, width)), value(test.dtype, size(kv_rows, width));
@@ -235,10 +238,10 @@ inline std::string check(const Case& test, const Run& run) {
     }
   }
 
-  const Regions regions = {{query.at(0), query.buffer.count * 2}, {key.at(0), key.buffer.count * 2},
-                           {value.at(0), value.buffer.count * 2}, {output.data, output.count * 4},
-                           {lse.data, lse.count * 4},             {table.data, table.count * 4},
-                           {scales.data, scales.count * 4}};
+  const Regions regions = {
+      {query.at(0), query.buffer.count * 2}, {key.at(0), key.buffer.count * 2}, {value.at(0), value.buffer.count * 2},
+      {output.data, output.count * 4},       {lse.data, lse.count * 4},         {table.data, table.count * 4},
+      {scales.data, scales.count * 4}};
   const std::string failed = run(p, test, regions);
   if (!failed.empty()) return failed;
 

@@ -50,8 +50,7 @@ inline void* to_device(const Region& region) {
   return device;
 }
 
-using LaunchCase =
-    cudaError_t (*)(const nvb_attention_prefill_params& p, const Case& test, const nvb_launch& launch);
+using LaunchCase = cudaError_t (*)(const nvb_attention_prefill_params& p, const Case& test, const nvb_launch& launch);
 
 // Runs a case twice on copies of its memory; the second run has to give the same bits.
 inline std::string run_twice(const nvb_attention_prefill_params& host, const Case& test, const Regions& regions,
@@ -78,8 +77,9 @@ inline std::string run_twice(const nvb_attention_prefill_params& host, const Cas
   MUST(cudaMemcpy(regions.output.data, p.output, regions.output.bytes, cudaMemcpyDeviceToHost));
   MUST(cudaMemcpy(regions.lse.data, p.lse, regions.lse.bytes, cudaMemcpyDeviceToHost));
   if (wrong.empty() && std::memcmp(first.data(), regions.output.data, first.size()) != 0) wrong = "two runs differ";
-  for (const void* device : {p.query, p.key, p.value, static_cast<const void*>(p.output),
-                             static_cast<const void*>(p.lse), static_cast<const void*>(scales), static_cast<const void*>(table)}) {
+  for (const void* device :
+       {p.query, p.key, p.value, static_cast<const void*>(p.output), static_cast<const void*>(p.lse),
+        static_cast<const void*>(scales), static_cast<const void*>(table)}) {
     MUST(cudaFree(const_cast<void*>(device)));
   }
   return wrong;
@@ -102,10 +102,9 @@ inline int check(std::vector<Case> cases, const std::string& filter, LaunchCase 
   for (const Case& test : cases) {
     if (std::string(test.name).find(filter) == std::string::npos) continue;
     ++runs;
-    const std::string wrong = attention_cases::check(
-        test, [&](const nvb_attention_prefill_params& p, const Case& one, const Regions& regions) {
-          return run_twice(p, one, regions, launch_case);
-        });
+    const std::string wrong =
+        attention_cases::check(test, [&](const nvb_attention_prefill_params& p, const Case& one,
+                                         const Regions& regions) { return run_twice(p, one, regions, launch_case); });
     if (wrong.empty()) continue;
     ++failures;
     std::printf("%s (%d/%d, dtype %u%s): %s\n", test.name, test.head_dim, test.value_dim, test.dtype,

@@ -17,7 +17,7 @@
 
 namespace nvb {
 namespace prefill_fp8 {
-#define NVB_CANDIDATE(...)                                                                                        \
+#define NVB_CANDIDATE(...) \
   extern template cudaError_t launch_tile<__nv_fp8_e4m3, Tile<__VA_ARGS__>>(const Arguments&, int, const nvb_launch&);
 #include "attention_prefill_fp8_tiles.h"
 #undef NVB_CANDIDATE
@@ -52,7 +52,8 @@ void print_error(const char* name, int head_dim, int length, float mean, Launch 
   std::vector<float> some(1 << 20);
   for (float& one : some) one = normal(random);
   const auto any = [&] { return some[random() & (some.size() - 1)]; };
-  for (int64_t i = 0; i < int64_t{length} * head_dim; ++i) query.set(i, any()), key.set(i, any()), value.set(i, mean + any());
+  for (int64_t i = 0; i < int64_t{length} * head_dim; ++i)
+    query.set(i, any()), key.set(i, any()), value.set(i, mean + any());
   std::vector<float> output(size_t(length) * head_dim);
   nvb_attention_prefill_params p = {};
   const size_t bytes = output.size();
@@ -98,9 +99,10 @@ void print_error(const char* name, int head_dim, int length, float mean, Launch 
       }
     }
   }
-  std::printf("%-12s d %-3d %7d tokens, mean %.0f: RMSE %.2e, relative %.2e; last row RMSE %.2e, relative %.2e, length %.4f\n",
-              name, head_dim, length, mean, std::sqrt(difference / (rows * head_dim)), std::sqrt(difference / norm),
-              std::sqrt(last_difference / head_dim), std::sqrt(last_difference / last_norm), projected / last_norm);
+  std::printf(
+      "%-12s d %-3d %7d tokens, mean %.0f: RMSE %.2e, relative %.2e; last row RMSE %.2e, relative %.2e, length %.4f\n",
+      name, head_dim, length, mean, std::sqrt(difference / (rows * head_dim)), std::sqrt(difference / norm),
+      std::sqrt(last_difference / head_dim), std::sqrt(last_difference / last_norm), projected / last_norm);
   std::fflush(stdout);
   for (const void* device : {p.query, p.key, p.value, static_cast<const void*>(p.output)}) {
     MUST(cudaFree(const_cast<void*>(device)));
@@ -142,9 +144,9 @@ void bench(int only, const Memory& memory) {
 
 std::vector<Candidate> candidates() {
   std::vector<Candidate> all;
-#define NVB_CANDIDATE(HEAD_DIM, WARPGROUPS, KEYS, TURNS, EVERY, FLUSH)                            \
-  all.push_back({#WARPGROUPS " x 64 x " #KEYS ", turns: " #TURNS ", polynomials: " #EVERY ", flush: " #FLUSH, HEAD_DIM,           \
-                 launch_tile<nvb::prefill_fp8::Tile<HEAD_DIM, WARPGROUPS, KEYS, TURNS, EVERY, FLUSH>>});
+#define NVB_CANDIDATE(HEAD_DIM, WARPGROUPS, KEYS, TURNS, FLUSH)                                \
+  all.push_back({#WARPGROUPS " x 64 x " #KEYS ", turns: " #TURNS ", flush: " #FLUSH, HEAD_DIM, \
+                 launch_tile<nvb::prefill_fp8::Tile<HEAD_DIM, WARPGROUPS, KEYS, TURNS, FLUSH>>});
 #include "attention_prefill_fp8_tiles.h"
 #undef NVB_CANDIDATE
   return all;
@@ -161,8 +163,8 @@ int main(int argc, char** argv) {
     for (const int head_dim : {64, 128, 256}) print_error("default", head_dim, 16384, 0, launch_default);
     for (const float mean : {0.0f, 1.0f}) {
       print_error("default", 128, 131072, mean, launch_default);
-      print_error("every 512", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 128, true, 0, 512>>);
-      print_error("not flushed", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 128, true, 0, 1048576>>);
+      print_error("every 384", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 192, true, 384>>);
+      print_error("not flushed", 128, 131072, mean, launch_tile<nvb::prefill_fp8::Tile<128, 2, 192, true, 1048576>>);
     }
   }
   if (what == "bench" || what == "tiles" || what == "all") {

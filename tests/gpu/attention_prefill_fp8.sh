@@ -18,11 +18,11 @@ if [ -x "$nvcc" ]; then
       echo "    const nvb::prefill_wgmma::Arguments&, int, const nvb_launch&);"
     } > "target/gpu/fp8_$1.cu"
   }
-  for tile in D64 D128 D256; do
+  for tile in D64 D128 D128_LONG D256; do
     for element in e4m3 e5m2; do unit "${tile}_$element" "__nv_fp8_$element" "tiles::$tile"; done
   done
   number=0
-  defaults=$(sed -n 's/^using D[0-9]* = Tile<\(.*\)>;/\1/p' csrc/attention/sm90/attention_prefill_fp8.cuh)
+  defaults=$(sed -n 's/^using D[0-9A-Z_]* = Tile<\(.*\)>;/\1/p' csrc/attention/sm90/attention_prefill_fp8.cuh)
   sed -n 's/^NVB_CANDIDATE(\(.*\))$/\1/p' tests/gpu/attention_prefill_fp8_tiles.h | while read -r tile; do
     # A default tile has its unit already.
     if grep -qxF "$tile" <<< "$defaults"; then continue; fi

@@ -61,8 +61,7 @@ void bench(int only, const Memory& memory) {
     for (const bool causal : {false, true}) {
       std::printf("head_dim %-3d %-7s", head_dim, causal ? "causal" : "full");
       for (int length = 512; length <= kTokens; length *= 2) {
-        std::printf(" %5.0f",
-                    rate({head_dim, head_dim, 2048 / head_dim, 2048 / head_dim, length, causal, 0}));
+        std::printf(" %5.0f", rate({head_dim, head_dim, 2048 / head_dim, 2048 / head_dim, length, causal, 0}));
         std::fflush(stdout);
       }
       std::printf("\n");

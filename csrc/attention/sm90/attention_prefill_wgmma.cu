@@ -38,12 +38,6 @@ cudaError_t launch_with(const nvb_attention_prefill_params& p, const nvb_launch&
 // against 192 TFLOP/s at 512 keys, causal, and 336 against 359 at 2,048 on an H200.
 constexpr int kShort = 768;
 
-int longest(const nvb_attention_prefill_params& p) {
-  int keys = 0;
-  for (int i = 0; i < p.sequences; ++i) keys = std::max(keys, p.sequence[i].kv_length);
-  return keys;
-}
-
 template <typename T>
 cudaError_t launch_dtype(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   const bool full = !p.causal && p.window == 0;
@@ -61,8 +55,7 @@ cudaError_t launch_dtype(const nvb_attention_prefill_params& p, const nvb_launch
 
 cudaError_t launch_prefill(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   if (!supports(p, launch)) return cudaErrorInvalidValue;
-  return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, launch)
-                               : launch_dtype<__nv_bfloat16>(p, launch);
+  return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, launch) : launch_dtype<__nv_bfloat16>(p, launch);
 }
 
 }  // namespace prefill_wgmma

@@ -52,8 +52,8 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, con
   if (p.mask != nullptr || p.query_starts != nullptr || !has_rows_in_step(p)) return false;
   const int multiple = 16 / bytes;
   if (p.head_dim < multiple || p.head_dim > 256 || p.head_dim % multiple != 0 || p.value_dim < multiple ||
-      p.value_dim > p.head_dim || p.value_dim % multiple != 0 || p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0 || p.sequences < 0 ||
-      p.sequences > NVB_ATTENTION_MAX_SEQUENCES) {
+      p.value_dim > p.head_dim || p.value_dim % multiple != 0 || p.kv_heads < 1 || p.query_heads < 1 ||
+      p.query_heads % p.kv_heads != 0 || p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES) {
     return false;
   }
   if (!std::isfinite(p.scale) || !(p.scale > 0.0f) || !(p.soft_cap >= 0.0f) || p.window < 0) return false;
@@ -90,8 +90,8 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, con
   return true;
 }
 
-// A map of rows of `columns` elements of `bytes` bytes for each token, head and, if there are `pages`, page, in boxes of
-// 128 bytes of `box_tokens` tokens of one head. Zeros stand for what lies outside.
+// A map of rows of `columns` elements of `bytes` bytes for each token, head and, if there are `pages`, page, in boxes
+// of 128 bytes of `box_tokens` tokens of one head. Zeros stand for what lies outside.
 inline cudaError_t make_map(CUtensorMap& map, const void* data, int bytes, int64_t columns, int64_t tokens,
                             int64_t heads, int64_t token_stride, int64_t head_stride, int box_tokens, int64_t pages = 0,
                             int64_t page_stride = 0) {
@@ -104,10 +104,10 @@ inline cudaError_t make_map(CUtensorMap& map, const void* data, int bytes, int64
   const cuuint32_t box[4] = {128, static_cast<cuuint32_t>(box_tokens), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   // Bytes, because zeros are all that the element type decides here.
-  const CUresult result = tensor_map_encoder()(
-      &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, pages == 0 ? 3 : 4, const_cast<void*>(data), sizes, strides, box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, pages == 0 ? 3 : 4, const_cast<void*>(data), sizes,
+                           strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -132,7 +132,7 @@ inline int group_pairs(int64_t pairs, int64_t kv_length, int64_t bytes_of_token,
 // Fills in the sequences, in the order of their work and in bundles, and the tiles; returns the number of blocks, 0
 // where there is nothing to do, or -1 where there are too many tiles.
 inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_per_tile, const nvb_launch& launch,
-            Arguments& arguments, Tokens& tokens) {
+                   Arguments& arguments, Tokens& tokens) {
   nvb_attention_sequence sorted[NVB_ATTENTION_MAX_SEQUENCES];
   const auto end = std::copy_if(p.sequence, p.sequence + p.sequences, sorted,
                                 [](const nvb_attention_sequence& sequence) { return sequence.query_count > 0; });
@@ -148,7 +148,9 @@ inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_pe
     const nvb_attention_sequence& from = sorted[i];
     const int64_t row = first_row(p, from);
     const bool paged = p.placement.pages != nullptr, empty = from.kv_length == 0;
-    const int64_t key_start = empty ? 0 : paged ? from.kv_start : from.kv_start * p.key_sequence_stride / p.key_token_stride;
+    const int64_t key_start = empty   ? 0
+                              : paged ? from.kv_start
+                                      : from.kv_start * p.key_sequence_stride / p.key_token_stride;
     const int64_t value_start = empty || paged ? 0 : from.kv_start * p.value_sequence_stride / p.value_token_stride;
     arguments.sequence[i] = {static_cast<int32_t>(row), from.query_count, static_cast<int32_t>(key_start),
                              static_cast<int32_t>(value_start), from.kv_length};
@@ -190,16 +192,22 @@ inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_pe
   return blocks;
 }
 
+// Keys of the longest sequence.
+inline int longest(const nvb_attention_prefill_params& p) {
+  int keys = 0;
+  for (int i = 0; i < p.sequences; ++i) keys = std::max(keys, p.sequence[i].kv_length);
+  return keys;
+}
+
 // Calls `run` with the kernel's arguments and the number of blocks, if there is work. Elements have `bytes` bytes.
 template <typename Tile, typename Run>
-cudaError_t with_arguments(const nvb_attention_prefill_params& p, int bytes, const nvb_launch& launch,
-                           const Run& run) {
+cudaError_t with_arguments(const nvb_attention_prefill_params& p, int bytes, const nvb_launch& launch, const Run& run) {
   Arguments arguments = {};
   Tokens tokens;
   const int blocks = arrange(p, bytes, Tile::kRows, launch, arguments, tokens);
   if (blocks <= 0) return blocks == 0 ? cudaSuccess : cudaErrorInvalidValue;
-  cudaError_t error = make_map(arguments.query, p.query, bytes, p.head_dim, tokens.query, p.query_heads, p.query_token_stride,
-                               p.query_head_stride, 64);
+  cudaError_t error = make_map(arguments.query, p.query, bytes, p.head_dim, tokens.query, p.query_heads,
+                               p.query_token_stride, p.query_head_stride, 64);
   if (error != cudaSuccess) return error;
   const nvb_kv_placement& placement = p.placement;
   // Without keys nothing is copied, and the maps only have to be maps.

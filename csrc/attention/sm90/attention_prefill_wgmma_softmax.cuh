@@ -36,21 +36,8 @@ struct RowSums {
   float sum[2];
 };
 
-// 2^x for x from -126 to 126, and about 2^-126 below; relative error 2^-13.7. It has no instruction of the unit that
-// computes 2^x, a quarter as wide as the others: x is rounded to a whole number n by adding 1.5 * 2^23, a polynomial
-// computes 2^(x - n), and n is added to its exponent.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  constexpr float kRounder = 12582912.0f;
-  const float limited = fmaxf(x, -126.0f);
-  const float rounded = limited + kRounder;
-  const float rest = limited - (rounded - kRounder);
-  const float power = fmaf(fmaf(fmaf(0.05517167f, rest, 0.24261112f), rest, 0.69326098f), rest, 0.99992807f);
-  return __uint_as_float((__float_as_uint(rounded) << 23) + __float_as_uint(power));
-}
-
 // Replaces scores by 2^(score * factor - maximum + shift); `scaled` is what sums and outputs so far are multiplied by.
-// Of every `Every` pairs one is computed by a polynomial, with 0 none.
-template <int Every = 0, int Count>
+template <int Count>
 __device__ __forceinline__ void exponentiate(float (&score)[Count], RowSums& rows, float (&scaled)[2], float factor,
                                              float threshold = kRescaleThreshold, float shift = 0.0f) {
 #pragma unroll
@@ -78,12 +65,7 @@ __device__ __forceinline__ void exponentiate(float (&score)[Count], RowSums& row
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& one = score[4 * j + 2 * half + i];
-        const float exponent = fmaf(one, factor, -base);
-        if constexpr (Every == 0) {
-          one = exp2_fast(exponent);
-        } else {
-          one = j % Every == Every - 1 ? exp2_polynomial(exponent) : exp2_fast(exponent);
-        }
+        one = exp2_fast(fmaf(one, factor, -base));
         sums[i] += one;
       }
     }

@@ -350,7 +350,9 @@ pub fn reference(op: &AttentionDecode) {
         let sequence = places.map_or(sequence, |places| places[sequence] as usize);
         let span =
             SequenceSpan { query_start: row, query_count: 1, kv_start: sequence, kv_length: (position + 1) as usize };
-        let views = (&op.query, &op.cache.key_view(), &op.cache.value_view(), &op.output);
-        super::reference(&op.config, views, op.lse, &span);
+        let (query, output) =
+            (op.query.skip(row * op.query.token_stride), op.output.skip(row * op.output.token_stride));
+        let views = (&query, &op.cache.key_view(), &op.cache.value_view(), &output);
+        super::reference(&op.config, views, op.lse, &span, (row, &|_| 1.0, &|_, _, _| 0.0));
     }
 }

@@ -45,7 +45,7 @@ impl Operands for Wide {
     #[inline(always)]
     unsafe fn query<S: Simd>(from: Row, dim: usize, to: *mut f32) {
         for (at, lanes) in vectors::<S>(dim) {
-            S::store(to.add(at), from.load::<S>(at, lanes));
+            S::store(to.add(at), from.load_kv::<S>(at, lanes));
         }
     }
 

@@ -23,7 +23,7 @@ use crate::operation::attention::{AttentionPrefill, SequenceSpan};
 use crate::simd::{dispatch, Kernel, Simd};
 #[cfg(target_arch = "x86_64")]
 use crate::tensor::DType;
-use crate::tensor::{KvView, MAX_HEAD_DIM, MAX_VALUE_DIM};
+use crate::tensor::{Heads, KvView, MAX_HEAD_DIM, MAX_VALUE_DIM};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -132,6 +132,9 @@ struct Tiles<'a, O> {
     op: &'a AttentionPrefill,
     task: &'a Task,
     scores: Scores,
+    /// From the sequence's first row on.
+    query_rows: Heads,
+    output_rows: Heads,
     rows: usize,
     /// Of a query and a key, and of a value.
     dim: usize,
@@ -171,7 +174,9 @@ impl<'a, O: Operands> Tiles<'a, O> {
         Tiles {
             op,
             task,
-            scores: Scores::new(&op.config),
+            scores: Scores::with(&op.config, op.mask.is_some()),
+            query_rows: op.query.skip(task.span.query_start * op.starts.query),
+            output_rows: op.output.skip(task.span.query_start * op.starts.output),
             rows,
             dim,
             value_dim,
@@ -207,7 +212,8 @@ impl<'a, O: Operands> Tiles<'a, O> {
         for row in 0..rows {
             let (query, head) = self.query_and_head(row);
             let sum = S::sum(S::load(self.sums.add(row * S::LANES)));
-            let output = Row::head(&op.output, query, head);
+            let output = Row::head(&self.output_rows, query, head);
+            let lse_row = task.span.query_start * op.starts.lse + query;
             let values = self.output.add(row * self.value_width);
             finish::<S>(
                 (values, value_scale),
@@ -215,26 +221,26 @@ impl<'a, O: Operands> Tiles<'a, O> {
                 sum,
                 output,
                 self.value_dim,
-                lse_of(op.lse, query, head),
+                lse_of(op.lse, lse_row, head),
             );
         }
     }
 
-    /// A row's number in the query tensor, and its head.
+    /// A row's number in its sequence, and its head.
     #[inline(always)]
     fn query_and_head(&self, row: usize) -> (usize, usize) {
-        let Task { span, heads, queries, .. } = self.task;
-        (span.query_start + queries.start + row / heads.len(), heads.start + row % heads.len())
+        let Task { heads, queries, .. } = self.task;
+        (queries.start + row / heads.len(), heads.start + row % heads.len())
     }
 
     /// Queries into their buffer, and every row's softmax to its start.
     #[inline(always)]
     unsafe fn start<S: Simd>(&self) {
-        let key_scale = self.op.key.scale(self.task.kv_head);
+        let key_scale = self.op.key.scale(self.task.kv_head) * self.op.query_scale(self.task.kv_head);
         for row in 0..self.rows {
             let (query, head) = self.query_and_head(row);
             let to = self.query.add(row * self.query_width);
-            O::query::<S>(Row::head(&self.op.query, query, head), self.dim, to);
+            O::query::<S>(Row::head(&self.query_rows, query, head), self.dim, to);
             // Scores are linear in the keys' scale. Keys that have one are no BF16, so these are f32.
             if key_scale != 1.0 {
                 for at in (0..self.query_width).step_by(S::LANES) {
@@ -294,7 +300,12 @@ impl<'a, O: Operands> Tiles<'a, O> {
                 width: self.value_width,
             };
             let visible = within(seen.start)..within(seen.end);
-            softmax.add::<S>(self.products.add(i * KEYS), visible, count, self.scores);
+            let mask = op.mask.as_ref().map(|mask| {
+                let (query, head) = self.query_and_head(row);
+                Row::raw(mask.tensor.data, mask.tensor.dtype)
+                    .skip(mask.offset(task.span.query_start, query, head) + keys.start)
+            });
+            softmax.add_masked::<S>(self.products.add(i * KEYS), visible, count, self.scores, mask);
         }
         let (weights, stride) = O::weights::<S>(strip.len(), count, self.products, self.weights);
         let values = Outer {
@@ -314,6 +325,17 @@ impl<'a, O: Operands> Tiles<'a, O> {
 /// The formula in f64, for tensors in host memory.
 pub fn reference(op: &AttentionPrefill) {
     for span in &op.sequences {
-        super::reference(&op.config, (&op.query, &op.key, &op.value, &op.output), op.lse, span);
+        let query = op.query.skip(span.query_start * op.starts.query);
+        let output = op.output.skip(span.query_start * op.starts.output);
+        let bias = |row: usize, head: usize, token: usize| {
+            // SAFETY: a validated mask has an element for it.
+            op.mask.as_ref().map_or(0.0, |mask| unsafe {
+                Row::raw(mask.tensor.data, mask.tensor.dtype).get(mask.offset(span.query_start, row, head) + token)
+            })
+        };
+        let first = span.query_start * op.starts.lse;
+        let extras: (usize, &dyn Fn(usize) -> f32, &dyn Fn(usize, usize, usize) -> f64) =
+            (first, &|head| op.query_scale(head), &bias);
+        super::reference(&op.config, (&query, &op.key, &op.value, &output), op.lse, span, extras);
     }
 }

@@ -8,6 +8,7 @@
 //! s into c·tanh(s/c) before the mask (Gemma 2). A row that sees no key gives 0 and lse = −inf.
 
 mod decode;
+mod mask;
 mod prefill;
 
 use crate::error::{Error, Result, Status};
@@ -143,7 +144,10 @@ impl AttentionConfig {
     }
 
     fn query_heads_of(&self, name: &str, tensor: Tensor, tokens: usize, dim: usize) -> Result<Heads> {
-        let heads = Heads::new(name, tensor, tokens, dim)?;
+        if !tensor.dtype.is_fp8() || name != "query" {
+            tensor.expect_float(name)?;
+        }
+        let heads = Heads::of_any_dtype(name, tensor, tokens, dim)?;
         if heads.heads != self.query_heads {
             return Err(Error::invalid(format!("`{name}` has {} heads; {} are needed", heads.heads, self.query_heads)));
         }

@@ -53,8 +53,7 @@ void wgmma_ss_fp8(float (&d)[Count], uint64_t a, uint64_t b, int accumulate) {
 }
 template <typename T, int Count>
 void wgmma_rs_fp8(float (&d)[Count], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-  emulated::product(d, a, 0, b, 2 * Count, false, accumulate != 0,
-                    {1, float_of_byte<__nv_fp8_e4m3>, float_of_byte<T>});
+  emulated::product(d, a, 0, b, 2 * Count, false, accumulate != 0, {1, float_of_byte<__nv_fp8_e4m3>, float_of_byte<T>});
 }
 
 }  // namespace nvb
