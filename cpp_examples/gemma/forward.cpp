@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "error.h"
+
 namespace gemma {
 namespace {
 
