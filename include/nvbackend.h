@@ -2964,6 +2964,12 @@ static inline void nvb_sample_args_init(nvb_sample_args *value) {
 // `pairs`: x[2i] and x[2i + 1] turn together (GPT-J, the original paper).
 #define NVB_ROTARY_INTERLEAVED 1
 
+// `section_order`: the pairs of a section stand one behind the other (Qwen2-VL).
+#define NVB_SECTIONS_CONSECUTIVE 0
+
+// `section_order`: pairs of time, height and width alternate while each has some left, and the rest is of the fourth (Qwen3-VL).
+#define NVB_SECTIONS_INTERLEAVED 1
+
 // output = f(input, second), element by element. Tensors have rank 1 to 4 and any strides, the innermost too; of a smaller
 // rank the missing axes are in front with an extent of 1. An operand whose extent divides the output's repeats along that
 // axis.
@@ -3011,7 +3017,7 @@ typedef struct {
   nvb_tensor input;
   // Any float dtype and strides, the innermost 1, of the shape of `input`, which it may be.
   nvb_tensor output;
-  // I32 [T] in device memory.
+  // I32 [T] in device memory; with sections each token's four, [4, T].
   nvb_tensor positions;
   // Optional, F32 [head_dim / 2] in device memory, or as many as there are pairs (Llama 3): what each frequency is divided by.
   nvb_tensor frequency_factors;
@@ -3035,6 +3041,16 @@ typedef struct {
   float beta_fast;
   // YaRN; 0: 1.
   float beta_slow;
+  // Sections (M-RoPE): so many pairs turn by the first of four positions of a token, and the next ones by the others; from
+  // the last section on it begins anew. All four 0: one position a token.
+  uint32_t time_pairs;
+  uint32_t height_pairs;
+  uint32_t width_pairs;
+  uint32_t extra_pairs;
+  // `NVB_SECTIONS_…`
+  uint32_t section_order;
+  // Must be 0.
+  uint32_t reserved;
 } nvb_rotary_embedding_args;
 
 // s = scale · input + slope · mask; output = exp(s − max) / (Σ exp(s − max) + exp(sink − max)), over the last axis.
