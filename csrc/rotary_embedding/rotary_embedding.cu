@@ -20,9 +20,11 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t token = blockIdx.x % p.shape[1];
   const int64_t batch = blockIdx.x / p.shape[1];
   const int pairs = static_cast<int>(p.rotary_dim / 2);
-  const float position = static_cast<float>(p.positions[token * p.position_stride]);
   for (int i = threadIdx.x; i < pairs; i += kThreads) {
     const float factor = p.factors == nullptr ? 1.0f : p.factors[i];
+    const int64_t place =
+        token * p.position_stride + (p.position_axes[i / 16] >> (i % 16 * 2) & 3) * p.position_axis_stride;
+    const float position = static_cast<float>(p.positions[place]);
     float sine, cosine;
     sincosf(position * p.frequencies[i] / factor, &sine, &cosine);
     sines[i] = sine * p.magnitude;

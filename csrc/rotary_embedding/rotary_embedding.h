@@ -19,14 +19,16 @@ struct nvb_rotary_embedding_params {
   int64_t shape[4];      // batch, tokens, heads, elements of a head (at most 512); none is 0
   int64_t input_strides[4];
   int64_t output_strides[4];
-  int64_t position_stride;
-  uint32_t pairs;  // nvb_rotary_code
+  int64_t position_stride;       // from token to token
+  int64_t position_axis_stride;  // between a token's positions
+  uint32_t pairs;                // nvb_rotary_code
   uint32_t rotary_dim;
   uint32_t first;
   uint32_t input_dtype;
   uint32_t output_dtype;
   float magnitude;
-  float frequencies[288];  // rotary_dim / 2 of them
+  float frequencies[288];      // rotary_dim / 2 of them
+  uint32_t position_axes[18];  // which of a token's positions turns the pair, in two bits each, the first pair lowest
 };
 
 extern "C" cudaError_t nvb_cuda_rotary_embedding(const nvb_rotary_embedding_params* params,

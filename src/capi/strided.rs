@@ -8,7 +8,7 @@ use super::tensor::{
 };
 use crate::operation::masked_softmax::MaskedSoftmax;
 use crate::operation::pointwise::{Function, Pointwise};
-use crate::operation::rotary_embedding::{Angles, Pairs, RotaryEmbedding, Yarn};
+use crate::operation::rotary_embedding::{Angles, Pairs, RotaryEmbedding, Sections, Yarn};
 use crate::operation::scatter_rows::ScatterRows;
 
 /// `function`: x, rounded to the output's dtype. I32 goes to I32 as well.
@@ -54,6 +54,11 @@ pub const NVB_POINTWISE_GELU_SIGMOID: u32 = 19;
 pub const NVB_ROTARY_HALF: u32 = 0;
 /// `pairs`: x[2i] and x[2i + 1] turn together (GPT-J, the original paper).
 pub const NVB_ROTARY_INTERLEAVED: u32 = 1;
+
+/// `section_order`: the pairs of a section stand one behind the other (Qwen2-VL).
+pub const NVB_SECTIONS_CONSECUTIVE: u32 = 0;
+/// `section_order`: pairs of time, height and width alternate while each has some left, and the rest is of the fourth (Qwen3-VL).
+pub const NVB_SECTIONS_INTERLEAVED: u32 = 1;
 
 /// output = f(input, second), element by element. Tensors have rank 1 to 4 and any strides, the innermost too; of a smaller
 /// rank the missing axes are in front with an extent of 1. An operand whose extent divides the output's repeats along that
@@ -110,7 +115,7 @@ pub struct nvb_rotary_embedding_args {
     pub input: nvb_tensor,
     /// Any float dtype and strides, the innermost 1, of the shape of `input`, which it may be.
     pub output: nvb_tensor,
-    /// I32 [T] in device memory.
+    /// I32 [T] in device memory; with sections each token's four, [4, T].
     pub positions: nvb_tensor,
     /// Optional, F32 [head_dim / 2] in device memory, or as many as there are pairs (Llama 3): what each frequency is divided by.
     pub frequency_factors: nvb_tensor,
@@ -134,6 +139,16 @@ pub struct nvb_rotary_embedding_args {
     pub beta_fast: f32,
     /// YaRN; 0: 1.
     pub beta_slow: f32,
+    /// Sections (M-RoPE): so many pairs turn by the first of four positions of a token, and the next ones by the others; from
+    /// the last section on it begins anew. All four 0: one position a token.
+    pub time_pairs: u32,
+    pub height_pairs: u32,
+    pub width_pairs: u32,
+    pub extra_pairs: u32,
+    /// `NVB_SECTIONS_…`
+    pub section_order: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 versioned!(nvb_rotary_embedding_args);
 
@@ -210,6 +225,15 @@ pub unsafe extern "C" fn nvb_rotary_embedding(
 ) -> nvb_status {
     guard!(nvb_rotary_embedding, {
         arguments!(backend, args, stream);
+        expect_reserved(args.reserved)?;
+        let interleaved = match args.section_order {
+            NVB_SECTIONS_CONSECUTIVE => false,
+            NVB_SECTIONS_INTERLEAVED => true,
+            other => {
+                return Err(Error::invalid(format!("section_order is {other}; NVB_SECTIONS_… (0 or 1) is needed")))
+            }
+        };
+        let sections = [args.time_pairs, args.height_pairs, args.width_pairs, args.extra_pairs];
         let pairs = Pairs::from_code(args.pairs)
             .ok_or_else(|| Error::invalid(format!("pairs is {}; NVB_ROTARY_… (0 or 1) is needed", args.pairs)))?;
         let input = device_tensor(&backend, "input", &args.input)?;
@@ -232,6 +256,7 @@ pub unsafe extern "C" fn nvb_rotary_embedding(
             position_scale: or(args.position_scale, 1.0),
             magnitude: or(args.magnitude, 1.0),
             yarn: (args.extension != 0.0).then_some(yarn),
+            sections: (sections != [0; 4]).then_some(Sections { pairs: sections, interleaved }),
         };
         backend.queue(RotaryEmbedding::new(input, output, positions, factors, angles)?, &stream)
     })

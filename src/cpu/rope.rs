@@ -6,10 +6,11 @@ use super::threads::Threads;
 use crate::error::Result;
 use crate::operation::attention::EMPTY_ROW;
 use crate::operation::rope::{Append, Rope, Rotation};
-use crate::operation::rotary_embedding::MAX_PAIRS;
 use crate::simd::{dispatch, math, Kernel, Simd};
 use crate::tensor::{CacheLayer, DType, Heads, KvView, Tensor, MAX_HEAD_DIM};
 use std::ops::Range;
+
+const MAX_PAIRS: usize = MAX_HEAD_DIM / 2;
 
 /// An error names the first token whose sequence or position is outside the cache; nothing is written then.
 pub fn rope(threads: &Threads, op: &Rope) -> Result<()> {

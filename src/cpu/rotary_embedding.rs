@@ -2,7 +2,7 @@
 
 use super::row::{for_rows, Row};
 use super::threads::Threads;
-use crate::operation::rotary_embedding::{Angles, Pairs, RotaryEmbedding, MAX_PAIRS};
+use crate::operation::rotary_embedding::{Angles, Pairs, RotaryEmbedding, MAX_ROTARY_PAIRS};
 use crate::tensor::Tensor;
 
 pub fn rotary_embedding(threads: &Threads, op: &RotaryEmbedding) {
@@ -11,22 +11,32 @@ pub fn rotary_embedding(threads: &Threads, op: &RotaryEmbedding) {
     }
     let [batch, tokens, heads, head_dim] = op.input.shape;
     let (frequencies, magnitude) = op.angles.frequencies();
+    let axes = op.angles.position_axes();
     for_rows(threads, batch * tokens, heads * head_dim, |rows, _| {
         for row in rows {
             // SAFETY: the descriptor is validated, and tasks write different tokens.
-            unsafe { one_token(op, row / tokens, row % tokens, &frequencies, magnitude) }
+            unsafe { one_token(op, row / tokens, row % tokens, (&frequencies, &axes), magnitude) }
         }
     });
 }
 
 /// # Safety
 /// The descriptor is validated, and batch and token are within it.
-unsafe fn one_token(op: &RotaryEmbedding, batch: usize, token: usize, frequencies: &[f32; MAX_PAIRS], magnitude: f32) {
+unsafe fn one_token(
+    op: &RotaryEmbedding,
+    batch: usize,
+    token: usize,
+    (frequencies, axes): (&[f32; MAX_ROTARY_PAIRS], &[u8; MAX_ROTARY_PAIRS]),
+    magnitude: f32,
+) {
     let Angles { pairs, rotary_dim, first, .. } = op.angles;
-    let position = op.positions.data.cast::<i32>().add(token * op.positions.strides[0]).read();
-    let mut rotations = [(0.0f32, 0.0f32); MAX_PAIRS];
+    let strides = &op.positions.strides[..op.positions.rank];
+    let (axis_stride, token_stride) = if let [axis, token] = *strides { (axis, token) } else { (0, strides[0]) };
+    let mut rotations = [(0.0f32, 0.0f32); MAX_ROTARY_PAIRS];
     for (i, rotation) in rotations[..rotary_dim / 2].iter_mut().enumerate() {
         let factor = op.factors.map_or(1.0, |factors| factors.data.cast::<f32>().add(i).read());
+        let place = usize::from(axes[i]) * axis_stride + token * token_stride;
+        let position = op.positions.data.cast::<i32>().add(place).read();
         let angle = f64::from(position) * f64::from(frequencies[i]) / f64::from(factor);
         *rotation = (angle.sin() as f32 * magnitude, angle.cos() as f32 * magnitude);
     }

@@ -22,6 +22,31 @@ numbered! {
     }
 }
 
+/// Several positions a token (M-RoPE, Qwen2-VL): how many pairs turn by the first, second, third and fourth of them, in turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sections {
+    pub pairs: [u32; 4],
+    /// Pairs of the first three alternate while each has some left (Qwen3-VL), and the fourth has the rest.
+    pub interleaved: bool,
+}
+
+impl Sections {
+    /// Which of a token's positions turns the pair.
+    fn axis(&self, pair: usize) -> u8 {
+        let [first, second, third, fourth] = self.pairs.map(|pairs| pairs as usize);
+        let place = pair % (first + second + third + fourth);
+        if self.interleaved {
+            return match place % 3 {
+                0 if place < 3 * first => 0,
+                1 if place < 3 * second => 1,
+                2 if place < 3 * third => 2,
+                _ => 3,
+            };
+        }
+        [first, first + second, first + second + third].iter().filter(|&&end| place >= end).count() as u8
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Yarn {
     pub extension: f32,
@@ -42,16 +67,18 @@ pub struct Angles {
     /// Multiplies the rotated elements.
     pub magnitude: f32,
     pub yarn: Option<Yarn>,
+    /// Each token has four positions then.
+    pub sections: Option<Sections>,
 }
 
 /// The most pairs of a head.
-pub const MAX_PAIRS: usize = 288;
-const _: () = assert!(2 * MAX_PAIRS == MAX_HEAD_DIM);
+pub const MAX_ROTARY_PAIRS: usize = 288;
+const _: () = assert!(2 * MAX_ROTARY_PAIRS == MAX_HEAD_DIM);
 
 impl Angles {
     /// What a position is multiplied by for each pair, before its frequency factor; and what multiplies the elements.
-    pub fn frequencies(&self) -> ([f32; MAX_PAIRS], f32) {
-        let mut frequencies = [0.0; MAX_PAIRS];
+    pub fn frequencies(&self) -> ([f32; MAX_ROTARY_PAIRS], f32) {
+        let mut frequencies = [0.0; MAX_ROTARY_PAIRS];
         let (low, high) = self.yarn.map_or((0.0, 0.0), |yarn| self.ramp(&yarn));
         for (i, frequency) in frequencies[..self.rotary_dim / 2].iter_mut().enumerate() {
             let mix = self.yarn.map_or(0.0, |yarn| {
@@ -63,6 +90,15 @@ impl Angles {
         }
         let longer = self.yarn.map_or(1.0, |_| 1.0 + 0.1 * (1.0 / f64::from(self.position_scale)).ln());
         (frequencies, (f64::from(self.magnitude) * longer) as f32)
+    }
+
+    /// Which of a token's positions turns each pair.
+    pub fn position_axes(&self) -> [u8; MAX_ROTARY_PAIRS] {
+        let mut axes = [0; MAX_ROTARY_PAIRS];
+        if let Some(sections) = self.sections {
+            axes.iter_mut().enumerate().for_each(|(pair, axis)| *axis = sections.axis(pair));
+        }
+        axes
     }
 
     /// The pairs between which extrapolation gives way to interpolation.
@@ -81,7 +117,7 @@ impl Angles {
 pub struct RotaryEmbedding {
     pub input: Tensor,
     pub output: Tensor,
-    /// I32 [tokens]
+    /// I32 [tokens], with sections [4, tokens]
     pub positions: Tensor,
     /// F32 [rotary_dim / 2]
     pub factors: Option<Tensor>,
@@ -105,7 +141,18 @@ impl RotaryEmbedding {
         let (input, output) = (input.with_four_axes(), output.with_four_axes());
         let [batch, tokens, heads, head_dim] = input.shape;
         positions.expect_dtype("positions", DType::I32)?;
-        positions.expect_shape("positions", &[tokens])?;
+        match angles.sections {
+            None => positions.expect_shape("positions", &[tokens])?,
+            Some(sections) => {
+                positions.expect_shape("positions", &[4, tokens])?;
+                let total: u64 = sections.pairs.iter().map(|&pairs| u64::from(pairs)).sum();
+                if total == 0 || total > MAX_ROTARY_PAIRS as u64 {
+                    return Err(Error::invalid(format!(
+                        "the sections have {total} pairs; 1 to {MAX_ROTARY_PAIRS} are needed"
+                    )));
+                }
+            }
+        }
         positions.expect_address("positions")?;
         positions.expect_apart("positions", "output", &output)?;
         let Angles { rotary_dim, first, base, position_scale, magnitude, yarn, .. } = angles;

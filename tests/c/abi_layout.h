@@ -565,7 +565,7 @@ _Static_assert(offsetof(nvb_scatter_rows_args, struct_size) == 0, "struct_size")
 _Static_assert(offsetof(nvb_scatter_rows_args, input) == 8, "input");
 _Static_assert(offsetof(nvb_scatter_rows_args, rows) == 88, "rows");
 _Static_assert(offsetof(nvb_scatter_rows_args, output) == 168, "output");
-_Static_assert(sizeof(nvb_rotary_embedding_args) == 368, "nvb_rotary_embedding_args");
+_Static_assert(sizeof(nvb_rotary_embedding_args) == 392, "nvb_rotary_embedding_args");
 _Static_assert(alignof(nvb_rotary_embedding_args) == 8, "nvb_rotary_embedding_args");
 _Static_assert(offsetof(nvb_rotary_embedding_args, struct_size) == 0, "struct_size");
 _Static_assert(offsetof(nvb_rotary_embedding_args, input) == 8, "input");
@@ -582,6 +582,12 @@ _Static_assert(offsetof(nvb_rotary_embedding_args, extension) == 352, "extension
 _Static_assert(offsetof(nvb_rotary_embedding_args, original_positions) == 356, "original_positions");
 _Static_assert(offsetof(nvb_rotary_embedding_args, beta_fast) == 360, "beta_fast");
 _Static_assert(offsetof(nvb_rotary_embedding_args, beta_slow) == 364, "beta_slow");
+_Static_assert(offsetof(nvb_rotary_embedding_args, time_pairs) == 368, "time_pairs");
+_Static_assert(offsetof(nvb_rotary_embedding_args, height_pairs) == 372, "height_pairs");
+_Static_assert(offsetof(nvb_rotary_embedding_args, width_pairs) == 376, "width_pairs");
+_Static_assert(offsetof(nvb_rotary_embedding_args, extra_pairs) == 380, "extra_pairs");
+_Static_assert(offsetof(nvb_rotary_embedding_args, section_order) == 384, "section_order");
+_Static_assert(offsetof(nvb_rotary_embedding_args, reserved) == 388, "reserved");
 _Static_assert(sizeof(nvb_masked_softmax_args) == 336, "nvb_masked_softmax_args");
 _Static_assert(alignof(nvb_masked_softmax_args) == 8, "nvb_masked_softmax_args");
 _Static_assert(offsetof(nvb_masked_softmax_args, struct_size) == 0, "struct_size");

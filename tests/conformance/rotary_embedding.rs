@@ -22,6 +22,8 @@ struct Case {
     factors: bool,
     /// Extension and original positions.
     yarn: Option<(f32, u32)>,
+    /// Pairs of each section, and the order.
+    sections: Option<([u32; 4], u32)>,
     dtypes: [DType; 2],
     placement: Placement,
     in_place: bool,
@@ -38,6 +40,7 @@ const CASE: Case = Case {
     magnitude: 0.0,
     factors: false,
     yarn: None,
+    sections: None,
     dtypes: [DType::F32; 2],
     placement: ROW_MAJOR,
     in_place: false,
@@ -58,12 +61,26 @@ fn frequency(case: &Case, rotary_dim: usize, pair: usize) -> (f64, f64) {
     (inverse * (scale * (1.0 - mix) + mix), magnitude * (1.0 + 0.1 * (1.0 / scale).ln()))
 }
 
+/// Which of a token's four positions turns the pair: sections one behind the other, or taking turns.
+fn axis(case: &Case, pair: usize) -> usize {
+    let Some((sections, order)) = case.sections else { return 0 };
+    let sections = sections.map(|pairs| pairs as usize);
+    let place = pair % sections.iter().sum::<usize>();
+    if order == NVB_SECTIONS_INTERLEAVED {
+        let turn = place % 3;
+        return if place / 3 < sections[turn] { turn } else { 3 };
+    }
+    let mut all = (0..4).flat_map(|axis| std::iter::repeat_n(axis, sections[axis]));
+    all.nth(place).expect("a place within the sections")
+}
+
 fn test(run: &mut Run, case: &Case) -> Outcome {
     let [_, tokens, _, head_dim] = case.shape;
     let x = rounded(case.dtypes[0], &run.random.normals(case.shape.iter().product(), 1.0));
     let input = case.placement.tensor(run, case.dtypes[0], case.shape, &x)?;
+    let axes = if case.sections.is_some() { 4 } else { 1 };
     let mut positions: Vec<i32> =
-        (0..tokens).map(|_| run.random.below(case.last_position as usize + 1) as i32).collect();
+        (0..axes * tokens).map(|_| run.random.below(case.last_position as usize + 1) as i32).collect();
     if let Some(first) = positions.first_mut() {
         *first = case.last_position;
     }
@@ -73,6 +90,12 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let mut args: nvb_rotary_embedding_args = init();
     args.input = c_tensor(&input);
     args.positions = c_tensor(&run.integers(&positions)?);
+    if let Some(([time, height, width, extra], order)) = case.sections {
+        (args.positions.rank, args.positions.shape) = (2, [4, tokens as i64, 1, 1]);
+        args.positions.strides = [0; 4];
+        (args.time_pairs, args.height_pairs, args.width_pairs, args.extra_pairs) = (time, height, width, extra);
+        args.section_order = order;
+    }
     if case.factors {
         args.frequency_factors = c_tensor(&run.tensor(DType::F32, &[factors.len()], PLAIN, &factors)?);
     }
@@ -104,7 +127,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         };
         let (angle, magnitude) = frequency(case, rotary_dim, pair);
         let factor = if case.factors { factors[pair] } else { 1.0 };
-        let angle = f64::from(positions[token]) * angle / factor;
+        let angle = f64::from(positions[axis(case, pair) * tokens + token]) * angle / factor;
         let turned = match is_second {
             false => x[number] * angle.cos() - x[number + partner] * angle.sin(),
             true => x[number - partner] * angle.sin() + x[number] * angle.cos(),
@@ -162,12 +185,31 @@ fn factors_and_yarn() {
 }
 
 #[test]
+fn sections() {
+    let mut cases = Vec::new();
+    for pairs in [NVB_ROTARY_HALF, NVB_ROTARY_INTERLEAVED] {
+        for order in [NVB_SECTIONS_CONSECUTIVE, NVB_SECTIONS_INTERLEAVED] {
+            for sections in [[4, 6, 6, 0], [2, 3, 1, 1], [1, 0, 0, 0], [0, 0, 0, 16], [40, 30, 20, 10]] {
+                for yarn in [None, Some((1.0, 128))] {
+                    let scale = if yarn.is_some() { 0.25 } else { 1.0 };
+                    let case = Case { pairs, sections: Some((sections, order)), yarn, position_scale: scale, ..CASE };
+                    cases.push(case);
+                    cases.push(Case { rotary_dim: 16, first: 8, factors: true, ..case });
+                }
+            }
+        }
+    }
+    check("rotary_embedding", &cases, test);
+}
+
+#[test]
 fn what_is_refused() {
     check("rotary_embedding", &[()], |run, ()| {
         let input = run.tensor(DType::F32, &[3, 2, 16], PLAIN, &[1.0; 96])?;
         let output = run.output(DType::F32, &[3, 2, 16], PLAIN)?;
         let positions = run.integers(&[0, 1, 2])?;
         let factors = run.tensor(DType::F32, &[8], PLAIN, &[1.0; 8])?;
+        let four = run.tensor(DType::I32, &[4, 3], PLAIN, &[0.0; 12])?;
         let mut good: nvb_rotary_embedding_args = init();
         (good.input, good.output, good.positions) = (c_tensor(&input), c_tensor(&output), c_tensor(&positions));
         good.frequency_factors = c_tensor(&factors);
@@ -179,6 +221,15 @@ fn what_is_refused() {
             expect_error(result, Status::InvalidArgument, words)
         };
         refused(&|args| args.pairs = 2, &["pairs is 2"])?;
+        refused(&|args| args.section_order = 2, &["section_order is 2"])?;
+        refused(&|args| args.time_pairs = 4, &["positions", "[4, 3]"])?;
+        refused(
+            &|args| {
+                args.time_pairs = u32::MAX;
+                args.positions = c_tensor(&four);
+            },
+            &["the sections have 4294967295 pairs"],
+        )?;
         refused(&|args| args.rotary_dim = 7, &["rotary_dim is 7"])?;
         refused(&|args| args.rotary_dim = 18, &["rotary_dim is 18"])?;
         refused(&|args| (args.rotary_dim, args.first) = (8, 10), &["rotary_dim is 8", "10"])?;

@@ -66,7 +66,7 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         (_, "max_kv_length") => random.of(&[0, 0, 20]),
         (_, "activation") => random.below(4) as u64,
         (_, "groups") => random.of(&[1, 1, 2, 8]),
-        (_, "layout" | "pairs") => random.below(2) as u64,
+        (_, "layout" | "pairs" | "section_order") => random.below(2) as u64,
         (_, "function") => 1 + random.below(19) as u64,
         (_, "granularity") => random.of(&[0, 0, 0, 1, 2, 3, 4]),
         (_, "group_size") => random.of(&[0, 0, 32, 128]),
