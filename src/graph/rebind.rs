@@ -111,3 +111,90 @@ fn moved(node: &Node, from: &Range<usize>, to: usize) -> Result<Option<Node>> {
     op.expect_apart()?;
     Ok(Some(Node { op, accesses, dependencies: Vec::new(), ..node.clone() }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuExecutor;
+    use crate::executor::Executor;
+    use crate::graph::optimize::{Level, Options};
+    use crate::operation::elementwise::{Elementwise, ElementwiseKind};
+    use crate::stream::Stream;
+    use crate::tensor::Tensor;
+
+    /// 16-byte aligned, as all memory of the library's is.
+    #[repr(align(64))]
+    struct Values([f32; 16]);
+
+    /// Records `twice` = 2 · x and y = 3 · `twice`.
+    fn recorded(x: &mut Values, twice: &mut Values, y: &mut Values) -> (Graph, Arc<Stream>) {
+        let executor: Arc<dyn Executor> = Arc::new(CpuExecutor::new(1).unwrap());
+        let (stream, graph) = (Arc::new(Stream::new(&executor, 0).unwrap()), Graph::new(&executor));
+        let [x, twice, y] = [x, twice, y].map(|values| Tensor::of(&mut values.0, &[2, 8]));
+        graph.begin(&stream).unwrap();
+        for (factor, input, output) in [(2.0, x, twice), (3.0, twice, y)] {
+            let op = Elementwise::new(ElementwiseKind::Scale(factor), input, None, output).unwrap();
+            stream.sink().unwrap().take(op.into(), None).unwrap();
+        }
+        graph.end(&stream).unwrap();
+        (graph, stream)
+    }
+
+    fn range(values: &Values) -> Range<usize> {
+        let start = values.0.as_ptr() as usize;
+        start..start + size_of_val(&values.0)
+    }
+
+    #[test]
+    fn launches_use_the_new_memory_and_leave_the_old() {
+        let [mut x, mut twice, mut y, mut other] = [1.0, 0.0, 0.0, 5.0].map(|value| Values([value; 16]));
+        let (graph, stream) = recorded(&mut x, &mut twice, &mut y);
+        graph.launch(&stream).unwrap();
+        assert_eq!(y.0, [6.0; 16]);
+        graph.rebind(range(&x), range(&other).start).unwrap();
+        y.0 = [0.0; 16];
+        graph.launch(&stream).unwrap();
+        assert_eq!((y.0, x.0), ([30.0; 16], [1.0; 16]));
+        // Nobody names x any more.
+        assert!(graph.rebind(range(&x), range(&other).start).unwrap_err().message.contains("no node names"));
+        other.0 = [1.0; 16];
+        graph.launch(&stream).unwrap();
+        assert_eq!(y.0, [6.0; 16]);
+    }
+
+    #[test]
+    fn passes_and_marks_go_to_the_new_memory() {
+        let [mut x, mut twice, mut y, other] = [1.0, 0.0, 0.0, 0.0].map(|value| Values([value; 16]));
+        let (graph, stream) = recorded(&mut x, &mut twice, &mut y);
+        graph.mark_internal(range(&twice));
+        let options = Options { maximum_error: 1.0, ..Options::of(Level::O3) };
+        graph.optimize(&options, &stream).unwrap();
+        assert_eq!(graph.recorded().unwrap().nodes.len(), 1, "one factor of 6");
+        graph.rebind(range(&twice), range(&other).start).unwrap();
+        assert_eq!(graph.recorded().unwrap().nodes.len(), 1);
+        // In the place of x the intermediate value is the first operation's own input, and an output of the next launch's.
+        graph.rebind(range(&other), range(&x).start).unwrap();
+        assert_eq!(graph.recorded().unwrap().nodes.len(), 2);
+        graph.launch(&stream).unwrap();
+        assert_eq!((x.0, y.0), ([2.0; 16], [6.0; 16]));
+    }
+
+    #[test]
+    fn what_cannot_be_replaced_is_refused_and_changes_nothing() {
+        let [mut x, mut twice, mut y] = [1.0, 0.0, 0.0].map(|value| Values([value; 16]));
+        let (graph, stream) = recorded(&mut x, &mut twice, &mut y);
+        let refused = |from: Range<usize>, to: usize, reason: &str| {
+            let error = graph.rebind(from, to).unwrap_err();
+            assert!(error.message.contains(reason), "{error}");
+        };
+        let x_range = range(&x);
+        refused(x_range.start..x_range.start, range(&y).start, "at least one byte");
+        refused(x_range.clone(), range(&y).start + 4, "a multiple of 16");
+        refused(x_range.start..x_range.start + 16, range(&y).start, "only in part");
+        refused(x_range.clone(), range(&twice).start + 32, "overlaps");
+        graph.launch(&stream).unwrap();
+        assert_eq!(y.0, [6.0; 16]);
+        let empty = Graph::new(graph.executor());
+        assert!(empty.rebind(x_range, range(&y).start).is_err());
+    }
+}
