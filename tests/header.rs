@@ -175,6 +175,11 @@ const PARTS: [Part; 33] = [
         "The object `nvb_graph`: operations recorded once and launched often, such as a decode step.",
     ),
     part(
+        "graph_optimize",
+        "Optimising graphs",
+        "Passes that rewrite a recorded graph, what they did, what that is worth, and other memory for it.",
+    ),
+    part(
         "metrics",
         "Profiling",
         "How often each operation ran, how long it took, and what share of the device's rate it reached.",

@@ -20,6 +20,7 @@ pub mod environment;
 pub mod event;
 pub mod gguf;
 pub mod graph;
+pub mod graph_optimize;
 pub mod guard;
 pub mod handle;
 pub mod hardware;

@@ -3,7 +3,7 @@
 use super::Operation;
 use crate::error::{Error, Result};
 use crate::operation::quantized_rows::QuantizedRows;
-use crate::tensor::{CacheLayer, Heads, Matrix, Tensor};
+use crate::tensor::{CacheLayer, DType, Heads, Matrix, Tensor};
 use crate::weight::WeightView;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -94,6 +94,10 @@ pub trait Extent {
     fn form(&self) -> String {
         format!("{} bytes", self.extent().1)
     }
+    /// Of its elements, where they have one.
+    fn dtype(&self) -> Option<DType> {
+        None
+    }
 }
 
 impl Extent for Region {
@@ -122,6 +126,10 @@ impl Extent for Matrix {
     fn form(&self) -> String {
         format!("{}[{}, {}]", self.dtype, self.rows, self.columns)
     }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
 }
 
 impl Extent for QuantizedRows {
@@ -148,6 +156,10 @@ impl Extent for Tensor {
 
     fn form(&self) -> String {
         self.to_string()
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
     }
 }
 
@@ -178,11 +190,15 @@ impl Extent for Heads {
     fn form(&self) -> String {
         format!("{}[{}, {}, {}]", self.dtype, self.tokens, self.heads, self.head_dim)
     }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
 }
 
 impl Region {
     /// Rows that lie one behind the other are one.
-    fn joined(self) -> Region {
+    pub(super) fn joined(self) -> Region {
         match self.stride == self.row_bytes && self.rows > 0 {
             true => Region { rows: 1, row_bytes: self.rows * self.row_bytes, stride: 0, ..self },
             false => self,
@@ -245,28 +261,34 @@ pub trait Visit {
     /// A layer of a cache, of which the work knows alone what it touches.
     #[inline]
     fn cache(&mut self, layer: &CacheLayer, effect: Effect) {
-        let (key_bytes, value_bytes) = (layer.key_span_bytes(), layer.value_span_bytes());
-        for (name, scales) in layer.scales() {
-            self.read(name, scales.as_ref());
-        }
-        if let Some(table) = layer.page_table() {
-            // Keys and values lie between each other where a page has both.
-            let start = layer.key.min(layer.value);
-            let end = (layer.key as usize + key_bytes).max(layer.value as usize + value_bytes);
-            let bytes = end - start as usize;
-            self.add("the cache's pages", &Region { exact: false, ..Region::bytes(start, bytes) }, effect);
-            return self.read("page_table", Some(&table.tensor()));
-        }
-        for (name, data, bytes) in
-            [("the cache's keys", layer.key, key_bytes), ("the cache's values", layer.value, value_bytes)]
-        {
-            self.add(name, &Region { exact: false, ..Region::bytes(data, bytes) }, effect);
-        }
+        add_cache(self, layer, effect);
     }
 
     /// A range that may have gaps.
     fn read_range(&mut self, name: &'static str, start: *const c_void, bytes: usize) {
         self.add(name, &Region { exact: false, ..Region::bytes(start, bytes) }, Effect::Read);
+    }
+}
+
+/// Tells of a layer's memory.
+#[inline]
+pub fn add_cache<V: Visit + ?Sized>(visit: &mut V, layer: &CacheLayer, effect: Effect) {
+    let (key_bytes, value_bytes) = (layer.key_span_bytes(), layer.value_span_bytes());
+    for (name, scales) in layer.scales() {
+        visit.read(name, scales.as_ref());
+    }
+    if let Some(table) = layer.page_table() {
+        // Keys and values lie between each other where a page has both.
+        let start = layer.key.min(layer.value);
+        let end = (layer.key as usize + key_bytes).max(layer.value as usize + value_bytes);
+        let bytes = end - start as usize;
+        visit.add("the cache's pages", &Region { exact: false, ..Region::bytes(start, bytes) }, effect);
+        return visit.read("page_table", Some(&table.tensor()));
+    }
+    for (name, data, bytes) in
+        [("the cache's keys", layer.key, key_bytes), ("the cache's values", layer.value, value_bytes)]
+    {
+        visit.add(name, &Region { exact: false, ..Region::bytes(data, bytes) }, effect);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
 /// `LayerNorm<Tensor>` is a call before validation.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNorm<T = Matrix> {
     pub input: T,
     pub residual: Option<T>,

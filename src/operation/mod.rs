@@ -17,6 +17,7 @@ pub mod matmul;
 pub mod memory_copy;
 pub mod memory_fill;
 mod norm;
+mod operands;
 pub mod quantize;
 pub mod quantized_rows;
 pub mod rope;
@@ -70,7 +71,7 @@ pub type CostOf = Box<dyn FnOnce(&[i32]) -> Cost + Send>;
 macro_rules! operations {
     ($($kind:ident = $number:literal, $name:ident, $label:literal;)+) => {
         /// The numbers are the C ABI's `NVB_OPERATION_…`.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u32)]
         pub enum OperationKind {
             $($kind = $number,)+

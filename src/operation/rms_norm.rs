@@ -17,7 +17,7 @@ use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
 /// `RmsNorm<Tensor>` is a call before validation.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RmsNorm<T = Matrix> {
     pub input: T,
     pub post_weight: Option<Tensor>,
