@@ -465,9 +465,7 @@ pub unsafe extern "C" fn nvb_rope(
         expect_reserved(args.reserved)?;
         let found = match args.cache.is_null() {
             true => None,
-            false => {
-                Some(layer_of(Reading::Memory(&backend), &backend, (args.cache, args.layer), &args.page_table)?)
-            }
+            false => Some(layer_of(Reading::Memory(&backend), &backend, (args.cache, args.layer), &args.page_table)?),
         };
         let query = optional_device_tensor(&backend, "query", &args.query)?;
         let key = optional_device_tensor(&backend, "key", &args.key)?;

@@ -112,10 +112,34 @@ impl Operation {
             }
             Operation::AttentionDecode(op) => {
                 each.read([&mut op.query]);
-                each.read([&mut op.positions]);
-                each.read(&mut op.sequences);
+                each.read([&mut op.rows.positions]);
+                each.read(&mut op.rows.sequences);
                 each.write([&mut op.output]);
                 each.write(&mut op.lse);
+            }
+            Operation::AttentionMerge(op) => {
+                each.read([&mut op.outputs, &mut op.lses]);
+                each.write([&mut op.output]);
+                each.write(&mut op.lse);
+            }
+            Operation::Pointwise(op) => {
+                each.read([&mut op.input]);
+                each.read(&mut op.second);
+                each.write([&mut op.output]);
+            }
+            Operation::ScatterRows(op) => {
+                each.read([&mut op.input, &mut op.rows]);
+                each.write([&mut op.output]);
+            }
+            Operation::RotaryEmbedding(op) => {
+                each.read([&mut op.input, &mut op.positions]);
+                each.read(&mut op.factors);
+                each.write([&mut op.output]);
+            }
+            Operation::MaskedSoftmax(op) => {
+                each.read([&mut op.input]);
+                each.read([&mut op.mask, &mut op.sinks].into_iter().flatten());
+                each.write([&mut op.output]);
             }
             Operation::Softmax(op) => {
                 each.read([&mut op.input]);
@@ -175,8 +199,11 @@ impl Operation {
     /// Whether each launch writes every byte of the outputs that `accesses` names, whatever the inputs hold.
     pub fn writes_all(&self) -> bool {
         match self {
-            // Rows behind the last expert's stay, sequences may have no rows, and a cache takes a few tokens.
-            Operation::GroupedLinear(_) | Operation::AttentionPrefill(_) | Operation::AttentionDecode(_) => false,
+            // Rows behind the last expert's stay, sequences may have no rows, a cache takes a few tokens, and a scatter some rows.
+            Operation::GroupedLinear(_)
+            | Operation::AttentionPrefill(_)
+            | Operation::AttentionDecode(_)
+            | Operation::ScatterRows(_) => false,
             Operation::Rope(op) => op.append.is_none(),
             _ => true,
         }
