@@ -55,7 +55,7 @@ impl<'a> List<'a> {
             }));
         }
         let components = Ranges::of(spans);
-        let users = filled(Vec::new(), components.len(), WHAT)?;
+        let users = filled(Vec::new(), components.count(), WHAT)?;
         let mut list = List {
             slots,
             components,

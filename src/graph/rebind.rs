@@ -17,7 +17,7 @@ impl Graph {
     /// them. The passes of the last optimisation run again, since memory may overlap now what it did not. Marks of internal memory
     /// move too. After an error the graph is as before.
     pub fn rebind(&self, from: Range<usize>, to: usize) -> Result<()> {
-        if from.is_empty() || from.start.abs_diff(to) % ALIGNMENT != 0 {
+        if from.is_empty() || !from.start.abs_diff(to).is_multiple_of(ALIGNMENT) {
             return Err(Error::invalid(format!(
                 "{} bytes at {:#x} cannot become those at {to:#x}: at least one byte is needed, and addresses that are a multiple \
                  of {ALIGNMENT} bytes apart",
