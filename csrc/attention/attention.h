@@ -50,9 +50,8 @@ struct nvb_attention_sequence {
 // the f32 kernel takes everything else. Blocks start in the order of the table, so the sequences with the most work
 // come first.
 //
-// Lengths are those of the table, or with `query_starts` those that lie in device memory when the kernel runs; then the
-// table is not read, and `sequences` may be any number. Lengths there that reach past what the host said make a
-// sequence without rows.
+// Lengths are those of the table. No kernel reads lengths in device memory yet, for which there are fields from
+// `query_starts` on: arguments that have them are refused.
 struct nvb_attention_prefill_params {
   const void* query;
   const void* key;

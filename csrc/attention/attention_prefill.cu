@@ -25,6 +25,7 @@ bool are_valid(const nvb_attention_prefill_params& p) {
       p.value_dim < 1 || p.value_dim > kMaxValueDim) {
     return false;
   }
+  if (p.query_starts != nullptr) return false;
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
   if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || !is_valid(p.placement)) return false;
   for (int i = 0; i < p.sequences; ++i) {
