@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kMaxTokens = 1 << 24;
 constexpr int64_t kMaxBatch = 4096;
+constexpr int64_t kMaxSteps = 64;
 
 template <typename T>
 T integer(const std::string& option, const std::string& text, T lowest, T highest) {
@@ -96,6 +97,9 @@ std::string help_text() {
          "  --top-k K           draws among the K most probable tokens (0: all)\n"
          "  --top-p P           draws among the most probable tokens that sum up to P (1: all)\n"
          "  --seed N            of the random numbers (0)\n"
+         "  --optimize LEVEL    0: the calls of each decode step; 1 to 3: recorded once as a graph, and replayed (2)\n"
+         "  --steps N           decode steps that are queued together, whose tokens come together (0: 4 on a GPU that\n"
+         "                      replays, else 1)\n"
          "What to write\n"
          "  --logits FILE       the logits of all prompt tokens, float32 [tokens, vocabulary], as .npy\n"
          "  --memory-summary    the memory in use and the weights of each format, on standard error; also --memory\n"
@@ -140,13 +144,17 @@ Options parse_options(int count, char** arguments) {
     } else if (option == "--memory-limit") {
       options.memory_limit = size(option, value());
     } else if (option == "--seed") {
-      options.seed = integer<uint64_t>(option, value(), 0, std::numeric_limits<uint64_t>::max());
+      options.sampling.seed = integer<uint64_t>(option, value(), 0, std::numeric_limits<uint64_t>::max());
+    } else if (option == "--optimize") {
+      options.launching.optimize = integer<uint32_t>(option, value(), 0, 3);
+    } else if (option == "--steps") {
+      options.launching.steps = integer<int64_t>(option, value(), 0, kMaxSteps);
     } else if (option == "--temperature") {
-      options.temperature = number(option, value(), 0, 100);
+      options.sampling.temperature = number(option, value(), 0, 100);
     } else if (option == "--top-k") {
-      options.top_k = integer<uint32_t>(option, value(), 0, 1 << 24);
+      options.sampling.top_k = integer<uint32_t>(option, value(), 0, 1 << 24);
     } else if (option == "--top-p") {
-      options.top_p = number(option, value(), 0, 1);
+      options.sampling.top_p = number(option, value(), 0, 1);
     } else if (option == "--weights") {
       weights = value();
     } else if (option == "--weights-table") {
