@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup fetch demo test library install uninstall bench gpu-bundle header abi format lint clean \
         dist fuzz test-rust test-models test-tsan test-fuzz test-helgrind test-aarch64 test-cpu-only build-native \
-        test-native test-fault-sweep test-dist test-readme
+        test-native test-fault-sweep test-dist test-readme test-engines test-engines-sample build-plugin
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
@@ -137,6 +137,18 @@ test-native: build-native test-cpu-only
 
 test-fault-sweep: build-native ## let each driver call of whole programs fail in turn, on the fake driver
 	ctest --test-dir build/test --output-on-failure -C Sweep -R '^fault_sweep_.*_long$$' --verbose
+
+# With the CPU executor, and in a folder of its own, whose hosts are kept: the first run downloads and builds them.
+build-plugin: setup
+	cmake -S . -B build/engines/library -G Ninja -DCMAKE_BUILD_TYPE=Release -DNVBACKEND_CUDA=OFF -DNVBACKEND_BUILD_TESTS=OFF \
+	  -DNVBACKEND_BUILD_EXAMPLES=OFF -DNVBACKEND_CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/cpu-only"
+	cmake --build build/engines/library
+
+test-engines: build-plugin ## test the plug-in for ggml in llama.cpp and other hosts, which are downloaded
+	tests/engines/run.py build/engines build/engines/library/lib build/engines/library/lib/libggml-nvb.so
+
+test-engines-sample: build-plugin ## some cases of every operation of the plug-in, in one host
+	tests/engines/run.py build/engines build/engines/library/lib build/engines/library/lib/libggml-nvb.so --sample
 
 # The archive for the CPU alone, whose build takes two minutes.
 test-dist: setup

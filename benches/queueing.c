@@ -1,7 +1,9 @@
 // What the host pays to queue an operation: one row through the operations of a layer, on one stream.
 //
-//   bench_queueing [DEVICE]
+//   bench_queueing [DEVICE [OPERATION]]
 //
+// OPERATION is one of the names that it prints, which is measured alone: benches/queueing_instructions.py counts its
+// instructions.
 // Prints the median and the fastest sample in microseconds a call, for people on standard error, and the medians for
 // benches/record.py as JSON on standard output. A sample is 200 calls behind a stream that has
 // nothing to do, fewer than the driver lets wait, so the GPU's own time does not count. The driver's launch does. On
@@ -25,6 +27,7 @@ static nvb_linear_args floats, int4;
 static nvb_rope_args rope;
 static nvb_attention* attention;
 static nvb_attention_decode_args decode;
+static const char* only;
 
 static void expect(nvb_status status) {
   if (status == NVB_OK) return;
@@ -67,6 +70,7 @@ static int ascending(const void* a, const void* b) {
 }
 
 static void measure(const char* what, void (*call)(void)) {
+  if (only != NULL && strcmp(only, what) != 0) return;
   double samples[SAMPLES];
   for (int i = -1; i < SAMPLES; ++i) {
     expect(nvb_stream_synchronize(stream));
@@ -108,6 +112,7 @@ int main(int count, char** arguments) {
   nvb_backend_options options;
   nvb_backend_options_init(&options);
   options.device = count > 1 ? arguments[1] : "auto";
+  only = count > 2 ? arguments[2] : NULL;
   expect(nvb_backend_create(&options, &backend));
   expect(nvb_backend_get_memory_manager(backend, 0, &memory));
   expect(nvb_stream_create(backend, 0, &stream));

@@ -13,7 +13,7 @@ install(FILES "${folder}/libnvbackend.so.${PROJECT_VERSION}.debug" DESTINATION $
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 # What the header names and what users of the library read is installed, the pages for those who change it are not.
 install(FILES LICENSE-APACHE LICENSE-MIT CHANGELOG.md SECURITY.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(FILES docs/configuration.md docs/errors.md docs/memory.md docs/tuning.md docs/weights.md
+install(FILES docs/configuration.md docs/engines.md docs/errors.md docs/memory.md docs/tuning.md docs/weights.md
         DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
 install(PROGRAMS tools/memory_timeline.py DESTINATION ${CMAKE_INSTALL_DATADIR}/nvbackend/tools)
 # For the archives of tools/dist.sh, whose users have no checkout: cmake --install BUILD --component examples

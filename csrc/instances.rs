@@ -56,6 +56,14 @@ cudaError_t launch_prefill_mma_{name}(const PrefillArguments& arguments, SharedC
     const nvb::prefill_wgmma::Arguments&, int, const nvb_launch&);",
     },
     Family {
+        stem: "attention_prefill_fp8",
+        includes: &["attention/sm90/attention_prefill_fp8.cuh"],
+        encodings: &["d64", "d128", "d128_long", "d256"],
+        elements: &[&[("e4m3", "__nv_fp8_e4m3"), ("e5m2", "__nv_fp8_e5m2")]],
+        text: "template cudaError_t nvb::prefill_fp8::launch_tile<{element}, nvb::prefill_fp8::tiles::{ENCODING}>(
+    const nvb::prefill_wgmma::Arguments&, int, const nvb_launch&);",
+    },
+    Family {
         stem: "grouped_linear_mma",
         includes: &["grouped_linear/sm80/grouped_linear_mma.cuh"],
         encodings: ONE,

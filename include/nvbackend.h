@@ -38,9 +38,9 @@
 //   Parts     Status codes and errors · Version and build · Tensors · Devices · Environment · Configuration · Memory
 //             options · Backend options · Backend · Hardware: usage, peers, recommendation · Memory · Memory: limits,
 //             reclaim and sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager ·
-//             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Operations of a layer ·
-//             Batched and grouped products · Elementwise operations and sampling · Workspace of the caller's · Graphs
-//             · Profiling · Tuning · Kernels.
+//             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Merging attention · Planning
+//             attention · Operations of a layer · Batched and grouped products · Elementwise operations and sampling
+//             · Workspace of the caller's · Graphs · Profiling · Tuning · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -171,7 +171,7 @@ typedef struct nvb_gguf nvb_gguf;
 // Keys and values of every layer, of up to `sequences` sequences of up to `capacity` tokens each.
 //
 // Where a sequence's tokens lie:
-// - **Contiguous**, the default: [layers, keys and values, sequences, kv_heads, capacity, head_dim].
+// - **Contiguous**, the default: [layers, keys and values, sequences, kv_heads, capacity, head_dim, of values value_dim].
 // - **Ring**, with `window`: the last `window` + `max_append` − 1 tokens of each sequence, position p at place p mod that
 //   number. It is for layers whose attention has a window no longer than this one, and no call appends more than
 //   `max_append` tokens of a sequence. A call that looks back further is refused.
@@ -404,6 +404,12 @@ static inline void nvb_build_info_init(nvb_build_info *value) {
 
 // `nvb_tensor.dtype`: 32-bit signed integer (tokens, positions, sequences).
 #define NVB_DTYPE_I32 4
+
+// FP8 E4M3 (OCP, without infinities; largest 448): keys and values in a cache, which have scales; no operation's tensor.
+#define NVB_DTYPE_FP8_E4M3 5
+
+// FP8 E5M2 (largest finite 57344): as `NVB_DTYPE_FP8_E4M3`.
+#define NVB_DTYPE_FP8_E5M2 6
 
 // A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside
 // argument structs; an all-zero tensor stands for "absent" where a call says optional.
@@ -2110,11 +2116,16 @@ typedef struct {
   // Sequences that the cache can hold at a time. Of an engine's pages 0: each call's table says how many there are.
   uint32_t sequences;
   uint32_t kv_heads;
-  // 1 to 512.
+  // Elements of a key, 1 to 576.
   uint32_t head_dim;
+  // Elements of a value, 1 to 512; 0: `head_dim`.
+  uint32_t value_dim;
+  // 1: a value is the first `value_dim` elements of its key and has no memory of its own, as in DeepSeek's latent attention
+  // (576 and 512). Appends then bring keys alone.
+  uint32_t values_in_keys;
   // Tokens that a sequence can have: no position reaches this number.
   uint32_t capacity;
-  // `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
+  // `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_FP8_E4M3` or `_FP8_E5M2`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
   uint32_t dtype;
   // Tokens of a page, 1 to 256; 0: no pages.
   uint32_t page_tokens;
@@ -2125,12 +2136,21 @@ typedef struct {
   // The most tokens of one sequence that a call appends to a ring; 0: 1. Only with `window`.
   uint32_t max_append;
   // NULL, or the engine's memory: keys of layer 0, values of layer 0, keys of layer 1 and so on, each [pages, kv_heads,
-  // page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], with any
-  // strides, the same for all. The engine keeps it while the cache is used; reads of positions past a sequence's end
+  // page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], values with
+  // value_dim for head_dim, with any strides, the same for all keys and for all values. With `values_in_keys` the values of a
+  // layer are a view of its keys. The engine keeps it while the cache is used; reads of positions past a sequence's end
   // never happen, so its content may be anything.
   const nvb_tensor *memory;
   // 2 · `layers`, or 0.
   size_t memory_count;
+  // Optional, of a cache in FP8: F32 [layers, kv_heads] in device memory, contiguous, which the engine keeps while the cache is
+  // used. A key is its head's scale times what is stored; appending divides by it, rounds to nearest even and saturates.
+  // Absent: 1. The engine computes them before the first token is appended, such as max |key| / 448 (E4M3; E5M2: 57344)
+  // over a calibration text, and the library never changes them: what was appended under one scale is read with the one that
+  // stands there then.
+  nvb_tensor key_scales;
+  // As `key_scales`, of the values; must be absent with `values_in_keys`, whose values have the keys' scales.
+  nvb_tensor value_scales;
 } nvb_kv_cache_options;
 
 // What a cache holds.
@@ -2150,7 +2170,7 @@ typedef struct {
   uint32_t sequences;
 } nvb_kv_cache_usage;
 
-// Creates a cache, contents undefined: 2 · layers · kv_heads · head_dim elements for each token that there is room for, and
+// Creates a cache, contents undefined: layers · kv_heads · (head_dim + value_dim) elements for each token that there is room for, and
 // an I32 page table where there are pages; nothing but the handle over the engine's `memory`.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (which field), `NVB_ERROR_OUT_OF_MEMORY`.
 NVB_MUST_USE nvb_status nvb_kv_cache_create(const nvb_backend *backend,
@@ -2236,8 +2256,10 @@ typedef struct {
   // A multiple of `kv_heads`; query head h reads key/value head h / (query_heads / kv_heads).
   uint32_t query_heads;
   uint32_t kv_heads;
-  // 1 to 512.
+  // Elements of a query and of a key, 1 to 576.
   uint32_t head_dim;
+  // Elements of a value and of an output, 1 to 512; 0: `head_dim`. Values may be a view of the keys' first elements.
+  uint32_t value_dim;
   // Keys that a query sees, itself included: 0 ≤ q − k < window. 0: no window.
   uint32_t window;
   // Multiplies the scores; 0: 1/√head_dim.
@@ -2246,8 +2268,6 @@ typedef struct {
   float soft_cap;
   // 1: no causal mask; a window then keeps |q − k| < window. Prefill only: decode is causal by nature.
   uint32_t bidirectional;
-  // Must be 0.
-  uint32_t reserved;
 } nvb_attention_options;
 
 // Queries of several sequences, one after the other, against a cache layer or against key and value tensors.
@@ -2255,7 +2275,7 @@ typedef struct {
   size_t struct_size;
   // [T, query_heads, head_dim], F32 or the keys' dtype.
   nvb_tensor query;
-  // The shape of `query`; any float dtype.
+  // [T, query_heads, value_dim], any float dtype.
   nvb_tensor output;
   // Optional, F32 [T, query_heads]: ln Σ exp(score) over the visible keys; −inf for a row that sees none.
   nvb_tensor lse;
@@ -2272,7 +2292,7 @@ typedef struct {
   const int32_t *kv_lengths;
   // [T_kv, kv_heads, head_dim], when there is no cache.
   nvb_tensor key;
-  // The shape, dtype and token stride of `key`.
+  // [T_kv, kv_heads, value_dim], the keys' dtype.
   nvb_tensor value;
   // Host memory: as `query_starts`, for the rows of `key` and `value`.
   const int32_t *key_starts;
@@ -2285,24 +2305,29 @@ typedef struct {
   nvb_tensor page_table;
 } nvb_attention_prefill_args;
 
-// One query row for each of B sequences.
+// A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.
 typedef struct {
   size_t struct_size;
-  // [B, query_heads, head_dim], F32 or the cache's dtype.
+  // [B · R, query_heads, head_dim], F32 or the cache's dtype: row r of sequence b is row b · R + r.
   nvb_tensor query;
-  // The shape of `query`; any float dtype.
+  // [B · R, query_heads, value_dim], any float dtype.
   nvb_tensor output;
-  // Optional, F32 [B, query_heads], as in prefill.
+  // Optional, F32 [B · R, query_heads], as in prefill.
   nvb_tensor lse;
   const nvb_kv_cache *cache;
-  // I32 [B] in device memory: row b sees the keys 0 … positions[b] of its sequence, within the window. A position outside
-  // the cache gives 0 on CUDA and an error on the CPU.
+  // I32 [B · R] in device memory: a row sees the keys 0 … its position of its sequence, within the window. The positions of
+  // a sequence's rows ascend, but −1 makes a row empty wherever it stands: output 0, lse −inf. So do other positions outside
+  // the cache on CUDA, which are an error on the CPU. Values that any row of a sequence sees must be finite.
   nvb_tensor positions;
-  // Optional, I32 [B] in device memory: the sequence of each row; absent: 0, 1, 2, …
+  // Optional, I32 [B] in device memory: the cache's sequence of each; absent: 0, 1, 2, …
   nvb_tensor sequences;
   uint32_t layer;
   // No position reaches this number; it sizes the launch, so a captured call serves every step below it. 0: capacity.
   uint32_t max_kv_length;
+  // R, 1 to 16; 0: 1. The rows of a sequence read its keys together.
+  uint32_t rows_per_sequence;
+  // Must be 0.
+  uint32_t reserved;
   // Optional, I32 [sequences, entries], as in prefill.
   nvb_tensor page_table;
 } nvb_attention_decode_args;
@@ -2324,7 +2349,7 @@ NVB_MUST_USE nvb_status nvb_attention_prefill(const nvb_attention *attention,
                                  const nvb_attention_prefill_args *args,
                                  nvb_stream *stream);
 
-// Queues the attention of one new token for each of B sequences; its key must be in the cache in stream order before.
+// Queues the attention of one or a few new tokens for each of B sequences; their keys must be in the cache in stream order before.
 // Positions and sequences are read from device memory when the stream reaches the call, so a captured call serves every
 // step. Does not synchronise; the first call with a larger `max_kv_length` or B may allocate workspace.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT`; `NVB_ERROR_ATTENTION` for a bidirectional attention.
@@ -2343,6 +2368,175 @@ static inline void nvb_attention_prefill_args_init(nvb_attention_prefill_args *v
 }
 
 static inline void nvb_attention_decode_args_init(nvb_attention_decode_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Merging attention -----------------------------------------------------------------------------------------------
+//
+// The attention over all keys from results over parts of them.
+
+// lse = ln Σₚ exp(lses[p]); output = Σₚ exp(lses[p] − lse) · outputs[p].
+typedef struct {
+  size_t struct_size;
+  // [P, T, query_heads, head_dim] of any float dtype, P from 1 on: the outputs over parts of the keys. Parts, tokens and heads
+  // may lie apart.
+  nvb_tensor outputs;
+  // F32 [P, T, query_heads], natural logarithms, as `nvb_attention_prefill` and `nvb_attention_decode` write them. A part that
+  // saw no key has −inf and counts nothing, whatever its output holds.
+  nvb_tensor lses;
+  // [T, query_heads, head_dim], any float dtype; 0 where every part has −inf. Must not overlap `outputs` or `lses`.
+  nvb_tensor output;
+  // Optional, F32 [T, query_heads], contiguous: the joint lse, −inf where every part has it.
+  nvb_tensor lse;
+} nvb_attention_merge_args;
+
+// Queues the merge of attention's results over disjoint parts of the keys: a shared prefix and what follows it, a cache on
+// several devices, the chunks of a long prompt. In f32, in the order of the parts, rounded once. Does not synchronise or
+// allocate; may be captured.
+// Formula: the reduction of "flash-decoding" (Dao et al. 2023), which is that of FlashAttention 2's tiles.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (no part, a head_dim past 512, shapes, dtypes and strides that do not fit, an overlap).
+NVB_MUST_USE nvb_status nvb_attention_merge(const nvb_backend *backend,
+                               const nvb_attention_merge_args *args,
+                               nvb_stream *stream);
+
+static inline void nvb_attention_merge_args_init(nvb_attention_merge_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Planning attention ----------------------------------------------------------------------------------------------
+//
+// How an attention would run, whether it can, and what memory it takes, before there is any.
+
+// How an attention would run. What a kernel has no one number for is 0.
+typedef struct {
+  size_t struct_size;
+  // As `nvb_kernel_get` has it, for `nvb_kernel_override`; on the CPU the operation's name. Empty: nothing runs, since there are
+  // no rows.
+  char kernel[64];
+  // `NVB_REASON_…`
+  uint32_t reason;
+  // Query rows of a block's tile. In a decode a row and a query head of a group are one each, so that 4 rows with 4 heads a
+  // key/value head are 16.
+  uint32_t tile_rows;
+  // Keys of a tile.
+  uint32_t tile_keys;
+  // Blocks that divide the keys of a sequence among them, at most, and merge their results.
+  uint32_t splits;
+  // Tiles of keys that a block has under way at a time.
+  uint32_t stages;
+  // 0.
+  uint32_t reserved;
+  // Workspace with which the call runs so; `nvb_stream_set_workspace`.
+  uint64_t workspace_bytes;
+  // What the call must do at the least, as in `nvb_kernel_plan`; a decode's positions are taken to be `max_kv_length` − 1.
+  double operations;
+  double bytes;
+} nvb_attention_plan;
+
+// The shapes of an attention's calls over a cache, for questions that need no memory. Rows lie one after the other.
+typedef struct {
+  size_t struct_size;
+  // Sequences of a call, up to those of the cache.
+  uint32_t sequences;
+  // Query rows of each, of a decode 1 to 16; 0: 1.
+  uint32_t rows_per_sequence;
+  // Keys of each, those of its rows included; 0: the cache's capacity.
+  uint32_t kv_length;
+  // 0: a decode. 1: a prefill.
+  uint32_t prefill;
+  // `NVB_DTYPE_…` of queries and of outputs; 0: the cache's, BF16 over a cache in FP8.
+  uint32_t query_dtype;
+  uint32_t output_dtype;
+} nvb_attention_shape;
+
+// Bytes of device memory.
+typedef struct {
+  size_t struct_size;
+  // Of the calls: what a stream's workspace must have, or the stream takes at the first call.
+  uint64_t workspace_bytes;
+  // Of the cache, its page table included: what `nvb_kv_cache_get_bytes` says of one that is created so.
+  uint64_t cache_bytes;
+} nvb_attention_memory;
+
+// What one kernel took.
+typedef struct {
+  size_t struct_size;
+  // As in `nvb_attention_plan`.
+  char kernel[64];
+  // The median of a launch, in seconds.
+  double seconds;
+  // 1: what the call runs now.
+  uint32_t chosen;
+  // 0.
+  uint32_t reserved;
+} nvb_attention_measurement;
+
+// Fills in `plan` with how `nvb_attention_prefill` would run with `prefill`, or `nvb_attention_decode` with `decode`; the other
+// is NULL. Nothing is queued and no memory touched: `data` of a tensor counts by its alignment, and may be NULL for an aligned
+// one. It holds for these shapes and the kernels as they are chosen now; `nvb_stream_explain` has it in words.
+// Errors: those of the call itself.
+NVB_MUST_USE nvb_status nvb_attention_get_plan(const nvb_attention *attention,
+                                  const nvb_attention_prefill_args *prefill,
+                                  const nvb_attention_decode_args *decode,
+                                  nvb_attention_plan *plan);
+
+// `NVB_OK` if a backend's device has a kernel for an attention of these options, over a cache of these options (`memory` is
+// ignored), in calls of these shapes; otherwise the reason is the error, as creating and calling would say it. No memory is
+// needed, allocated or touched, and nothing need have been created but the backend.
+// Errors: `NVB_ERROR_UNSUPPORTED` (what the device has no kernel for), `NVB_ERROR_ATTENTION` (options that contradict each
+// other), `NVB_ERROR_INVALID_ARGUMENT` (the rest).
+NVB_MUST_USE nvb_status nvb_attention_is_supported(const nvb_backend *backend,
+                                      const nvb_attention_options *options,
+                                      const nvb_kv_cache_options *cache,
+                                      const nvb_attention_shape *shape);
+
+// Fills in `memory` with what such a cache and such calls take: the very bytes, from shapes alone. With `max_kv_length` at
+// `kv_length` a call takes this workspace; an engine plans with the largest of its shapes, which need not be the largest
+// `kv_length`, since more sequences are divided less.
+// Errors: those of `nvb_attention_is_supported`.
+NVB_MUST_USE nvb_status nvb_attention_estimate_memory(const nvb_backend *backend,
+                                         const nvb_attention_options *options,
+                                         const nvb_kv_cache_options *cache,
+                                         const nvb_attention_shape *shape,
+                                         nvb_attention_memory *memory);
+
+// Measures every kernel that can do `nvb_attention_prefill` with `prefill`, or `nvb_attention_decode` with `decode`, the other
+// being NULL, on these tensors and this cache: `rounds` rounds (0: 7), the kernels in turns. Writes up to `measurement_count` rows to
+// the array `measurements`, whose first has its `struct_size` set for all, in the order in which kernels are preferred, and to
+// `*count` how many there are; `measurements` may be NULL where `measurement_count` is 0. A chosen row that is not the fastest is worth
+// `nvb_kernel_override`.
+//
+// The calls write the output and the lse as ever, and read caches as they lie: a caller who wants to know about memory that
+// is not in the device's caches gives tensors larger than those. Waits for the stream, and allocates on a GPU 128 MiB for the
+// time of the call, and workspace. On the CPU there is one kernel. Errors: those of the call; a stream under capture, explained
+// or recorded (`NVB_ERROR_INVALID_ARGUMENT`).
+NVB_MUST_USE nvb_status nvb_attention_benchmark(const nvb_attention *attention,
+                                   const nvb_attention_prefill_args *prefill,
+                                   const nvb_attention_decode_args *decode,
+                                   uint32_t rounds,
+                                   nvb_attention_measurement *measurements,
+                                   size_t measurement_count,
+                                   size_t *count,
+                                   nvb_stream *stream);
+
+static inline void nvb_attention_plan_init(nvb_attention_plan *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_attention_shape_init(nvb_attention_shape *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_attention_memory_init(nvb_attention_memory *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_attention_measurement_init(nvb_attention_measurement *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
@@ -2401,8 +2595,10 @@ static inline void nvb_attention_decode_args_init(nvb_attention_decode_args *val
 
 #define NVB_OPERATION_MEMORY_FILL 16
 
+#define NVB_OPERATION_ATTENTION_MERGE 17
+
 // The operations of this header; a later library may have more.
-#define NVB_OPERATION_COUNT 17
+#define NVB_OPERATION_COUNT 18
 
 // `layout`: [N, C, …], as PyTorch has images.
 #define NVB_LAYOUT_NCHW 0
@@ -2564,8 +2760,8 @@ typedef struct {
   nvb_tensor key_norm;
   // [T, kv_heads, head_dim], with a cache only: stored as it is.
   nvb_tensor value;
-  // I32 [T] in device memory. A token whose sequence or position lies outside the cache is not stored on CUDA and is an
-  // error on the CPU.
+  // I32 [T] in device memory. A token at −1 is not stored, as of a row that `nvb_attention_decode` leaves empty. Nor is one
+  // whose sequence or position lies outside the cache on CUDA; on the CPU that is an error.
   nvb_tensor positions;
   // Optional, I32 [T] in device memory: the sequence of each token; absent: sequence 0.
   nvb_tensor sequences;

@@ -98,6 +98,9 @@ inline std::size_t dtype_size(uint32_t dtype) noexcept {
     case NVB_DTYPE_F16:
     case NVB_DTYPE_BF16:
       return 2;
+    case NVB_DTYPE_FP8_E4M3:
+    case NVB_DTYPE_FP8_E5M2:
+      return 1;
     default:
       return 0;
   }

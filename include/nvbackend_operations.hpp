@@ -8,6 +8,10 @@
 
 namespace nvb {
 
+inline void attention_merge(const nvb_backend* backend, const nvb_attention_merge_args& args, nvb_stream* stream) {
+  check(nvb_attention_merge(backend, &args, stream));
+}
+
 inline void embedding(const nvb_backend* backend, const nvb_embedding_args& args, nvb_stream* stream) {
   check(nvb_embedding(backend, &args, stream));
 }
@@ -82,6 +86,22 @@ inline void argmax(const nvb_backend* backend, const nvb_argmax_args& args, nvb_
 
 inline void sample(const nvb_backend* backend, const nvb_sample_args& args, nvb_stream* stream) {
   check(nvb_sample(backend, &args, stream));
+}
+
+inline void pointwise(const nvb_backend* backend, const nvb_pointwise_args& args, nvb_stream* stream) {
+  check(nvb_pointwise(backend, &args, stream));
+}
+
+inline void scatter_rows(const nvb_backend* backend, const nvb_scatter_rows_args& args, nvb_stream* stream) {
+  check(nvb_scatter_rows(backend, &args, stream));
+}
+
+inline void rotary_embedding(const nvb_backend* backend, const nvb_rotary_embedding_args& args, nvb_stream* stream) {
+  check(nvb_rotary_embedding(backend, &args, stream));
+}
+
+inline void masked_softmax(const nvb_backend* backend, const nvb_masked_softmax_args& args, nvb_stream* stream) {
+  check(nvb_masked_softmax(backend, &args, stream));
 }
 
 }  // namespace nvb

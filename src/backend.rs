@@ -78,11 +78,13 @@ impl Backend {
     }
 
     /// Queues an operation that names memory of its caller's alone on a stream of this backend.
+    #[inline]
     pub fn queue(&self, op: impl Into<Operation>, stream: &Stream) -> Result<()> {
         self.queue_with(op, None, stream)
     }
 
     /// Queues an operation, with the owner of the weight or the cache that it names: a recorded one outlives their handles.
+    #[inline]
     pub fn queue_with(&self, op: impl Into<Operation>, owner: Option<Owner>, stream: &Stream) -> Result<()> {
         let op = op.into();
         op.expect_apart()?;

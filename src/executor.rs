@@ -14,6 +14,15 @@ use crate::weight::{Format, WeightLayout};
 use std::ffi::c_void;
 use std::sync::Arc;
 
+/// The most parameters of a plan.
+const PARAMETERS: usize = 6;
+
+/// Parameters of attention's plans, which `nvb_attention_plan` has as fields.
+pub const TILE_ROWS: &str = "query rows of a tile";
+pub const TILE_KEYS: &str = "keys of a tile";
+pub const SPLITS: &str = "splits of the keys";
+pub const STAGES: &str = "stages";
+
 /// How an executor would run an operation: a plain value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plan {
@@ -22,7 +31,7 @@ pub struct Plan {
     pub kernel: &'static str,
     pub reason: Reason,
     /// How the kernel divides the work, by names; the others are `("", 0)`.
-    pub parameters: [(&'static str, usize); 4],
+    pub parameters: [(&'static str, usize); PARAMETERS],
     /// Bytes of workspace with which the operation runs as it would be chosen now; it runs with no less if a workspace is
     /// set for its stream.
     pub workspace: usize,
@@ -41,11 +50,24 @@ pub enum Reason {
 }
 
 impl Plan {
-    pub const EMPTY: Plan = Plan { kernel: "", reason: Reason::Default, parameters: [("", 0); 4], workspace: 0 };
+    pub const EMPTY: Plan =
+        Plan { kernel: "", reason: Reason::Default, parameters: [("", 0); PARAMETERS], workspace: 0 };
 
     /// Of the one kernel that an executor has for the operation.
     pub fn of_only(op: &Operation) -> Plan {
         Plan { kernel: op.kind().name(), reason: Reason::Only, ..Plan::EMPTY }
+    }
+
+    /// Of attention, whose kernel divides the work so.
+    pub fn with_parameters(self, parameters: &[(&'static str, usize)]) -> Plan {
+        let mut plan = self;
+        plan.parameters[..parameters.len()].copy_from_slice(parameters);
+        plan
+    }
+
+    /// 0 where the plan has none of this name.
+    pub fn parameter(&self, name: &str) -> usize {
+        self.parameters.iter().find(|parameter| parameter.0 == name).map_or(0, |parameter| parameter.1)
     }
 
     /// Of the product of floats: the override, the tuned entry or the default, the first that can do it.
@@ -107,6 +129,15 @@ pub trait Executor: Device {
     fn linear_with(&self, op: &LinearProduct, choice: &Choice, stream: RawHandle) -> Result<Option<Choice>>;
     /// The product by the plainest means that the executor has, which other kernels are held against. Slow.
     fn linear_reference(&self, op: &LinearProduct, stream: RawHandle) -> Result<()>;
+
+    /// The kernels that can do an attention, of the registry, the one to be preferred first. Empty: there is no choice.
+    fn attention_candidates(&self, _op: &Operation) -> Result<Vec<KernelId>> {
+        Ok(Vec::new())
+    }
+    /// The attention by this kernel, a candidate.
+    fn attention_with(&self, op: &Operation, _kernel: KernelId, stream: RawHandle) -> Result<()> {
+        self.run(op, stream)
+    }
 
     /// `false`: the executor has no kernel, and the weight's host side dequantises.
     fn dequantize(&self, _op: &Dequantize, _stream: RawHandle) -> Result<bool> {

@@ -13,7 +13,7 @@ use crate::allocation::filled;
 use crate::error::{Error, Result};
 use crate::memory::{expect_awake, Allocation, MemoryManager};
 use crate::stream::Stream;
-use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor, MAX_HEAD_DIM};
+use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor, ValueStrides, MAX_HEAD_DIM, MAX_VALUE_DIM};
 use engine::EngineMemory;
 use pages::Pages;
 use sequences::Sequences;
@@ -34,7 +34,12 @@ pub struct KvCacheOptions {
     /// How many the cache holds; of an engine's pages the rows of its table count instead.
     pub sequences: usize,
     pub kv_heads: usize,
+    /// Of keys.
     pub head_dim: usize,
+    /// Of values; 0: head_dim.
+    pub value_dim: usize,
+    /// Values are the first elements of their keys, and not stored.
+    pub values_in_keys: bool,
     /// No position of a sequence reaches this.
     pub capacity: usize,
     pub dtype: DType,
@@ -46,6 +51,9 @@ pub struct KvCacheOptions {
     pub window: usize,
     /// The most tokens of one sequence that a call appends; 0: 1.
     pub max_append: usize,
+    /// f32 [layers, kv_heads], contiguous, of a dtype of 8 bits; absent: 1.
+    pub key_scales: Option<Tensor>,
+    pub value_scales: Option<Tensor>,
 }
 
 impl Default for KvCacheOptions {
@@ -55,18 +63,22 @@ impl Default for KvCacheOptions {
             sequences: 1,
             kv_heads: 1,
             head_dim: 1,
+            value_dim: 0,
+            values_in_keys: false,
             capacity: 1,
             dtype: DType::F32,
             page_tokens: 0,
             pages: 0,
             window: 0,
             max_append: 0,
+            key_scales: None,
+            value_scales: None,
         }
     }
 }
 
 enum Memory {
-    Library { allocation: Allocation, pages: Option<DeviceTable> },
+    Library { allocation: Allocation, pages: Option<DeviceTable>, layout: Layout },
     Engine(EngineMemory),
 }
 
@@ -84,12 +96,28 @@ struct Layout {
     blocks: usize,
     /// Tokens of a block.
     tokens: usize,
-    /// Bytes of a block's keys in one layer, and as many of values.
-    part_bytes: usize,
+    /// Bytes of a block's keys in one layer, and of its values.
+    key_bytes: usize,
+    value_bytes: usize,
     bytes: usize,
 }
 
+impl Layout {
+    /// Of a block in one layer; without pages of all blocks.
+    fn layer_bytes(&self) -> usize {
+        self.key_bytes + self.value_bytes
+    }
+}
+
 impl KvCacheOptions {
+    /// Elements of a value.
+    pub fn value_dim(&self) -> usize {
+        match self.value_dim {
+            0 => self.head_dim,
+            dim => dim,
+        }
+    }
+
     /// Entries of a sequence's row of the page table.
     pub fn columns(&self) -> usize {
         match self.page_tokens {
@@ -121,6 +149,7 @@ impl KvCacheOptions {
         }
         for (name, value, most) in [
             ("head_dim", self.head_dim, MAX_HEAD_DIM),
+            ("value_dim", self.value_dim(), MAX_VALUE_DIM),
             ("page_tokens", self.page_tokens, MAX_PAGE_TOKENS),
             ("pages", self.pages, MAX_PAGES),
         ] {
@@ -130,6 +159,9 @@ impl KvCacheOptions {
             }
         }
         let contradiction = |text: &str| Err(Error::invalid(text));
+        if self.values_in_keys && self.value_dim() > self.head_dim {
+            return contradiction("values_in_keys is given, and value_dim is larger than head_dim");
+        }
         if self.page_tokens == 0 && self.pages > 0 {
             return contradiction("pages are given without page_tokens");
         }
@@ -139,10 +171,39 @@ impl KvCacheOptions {
         if self.window > 0 && self.page_tokens > 0 {
             return contradiction("window and page_tokens are given: a cache is a ring or has pages");
         }
-        if !self.dtype.is_float() {
-            return Err(Error::invalid(format!("a KV cache of dtype {}; f32, f16 or bf16 is needed", self.dtype)));
+        expect_kv(self.dtype)?;
+        self.check_scales()?;
+        Ok(())
+    }
+
+    fn check_scales(&self) -> Result<()> {
+        for (name, scales) in [("key_scales", self.key_scales), ("value_scales", self.value_scales)] {
+            let Some(scales) = scales else { continue };
+            if !self.dtype.is_fp8() {
+                return Err(Error::invalid(format!("`{name}` are given for a KV cache of dtype {}", self.dtype))
+                    .with_advice("keys and values in FP8 have scales"));
+            }
+            scales.expect_dtype(name, DType::F32)?;
+            scales.expect_shape(name, &[self.layers, self.kv_heads])?;
+            scales.expect_readable(name)?;
+            if !scales.is_contiguous() {
+                return Err(Error::invalid(format!("tensor `{name}` is strided; a contiguous one is needed")));
+            }
+        }
+        if self.values_in_keys && self.value_scales.is_some() {
+            return Err(Error::invalid("`value_scales` are given, and values_in_keys: values have the keys' scales"));
         }
         Ok(())
+    }
+
+    /// The layer with its heads' scales.
+    fn with_scales(&self, layer: usize, of: CacheLayer) -> CacheLayer {
+        let scales = |scales: Option<Tensor>| {
+            let first = |scales: Tensor| scales.data.cast::<f32>().cast_const().wrapping_add(layer * self.kv_heads);
+            scales.map_or(std::ptr::null(), first)
+        };
+        let values = if self.values_in_keys { self.key_scales } else { self.value_scales };
+        CacheLayer { key_scales: scales(self.key_scales), value_scales: scales(values), ..of }
     }
 
     fn layout(&self) -> Result<Layout> {
@@ -156,24 +217,84 @@ impl KvCacheOptions {
             return Err(Error::invalid(format!("{blocks} pages; at most {MAX_PAGES} are supported"))
                 .with_limit(blocks as u64, MAX_PAGES as u64));
         }
-        let bytes = |blocks: usize| {
-            let elements = self.kv_heads.checked_mul(tokens)?.checked_mul(self.head_dim)?.checked_mul(blocks)?;
+        let bytes = |blocks: usize, dim: usize| {
+            let elements = self.kv_heads.checked_mul(tokens)?.checked_mul(dim)?.checked_mul(blocks)?;
             elements.checked_mul(self.dtype.size())
         };
+        let value_dim = if self.values_in_keys { 0 } else { self.value_dim() };
         let overflow = || Error::invalid(format!("the size of a KV cache of {self:?} overflows"));
         let fits = |bytes: Option<usize>| bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow);
         // Every vector width, and the strides of TMA, are multiples of 16 bytes; where layers of whole blocks begin, of 256.
-        let (part_bytes, parts) = match self.page_tokens {
-            0 => (fits(bytes(blocks).and_then(|bytes| bytes.checked_next_multiple_of(256)))?, 1),
-            _ => (fits(bytes(1).and_then(|bytes| bytes.checked_next_multiple_of(16)))?, blocks),
+        let (of_part, alignment, parts) = match self.page_tokens {
+            0 => (blocks, 256, 1),
+            _ => (1, 16, blocks),
         };
-        let all = part_bytes.checked_mul(parts).and_then(|bytes| bytes.checked_mul(2)?.checked_mul(self.layers));
-        Ok(Layout { blocks, tokens, part_bytes, bytes: fits(all)? })
+        let part = |dim: usize| fits(bytes(of_part, dim).and_then(|bytes| bytes.checked_next_multiple_of(alignment)));
+        let (key_bytes, value_bytes) = (part(self.head_dim)?, part(value_dim)?);
+        let layer = key_bytes.checked_add(value_bytes);
+        let all = layer.and_then(|bytes| bytes.checked_mul(parts)?.checked_mul(self.layers));
+        Ok(Layout { blocks, tokens, key_bytes, value_bytes, bytes: fits(all)? })
     }
 
     /// Bytes of all keys and values.
     pub fn bytes(&self) -> Result<usize> {
         Ok(self.layout()?.bytes)
+    }
+
+    /// What a cache of the library's memory holds on the device: [`KvCache::bytes`] of one that is created so.
+    pub fn device_bytes(&self) -> Result<usize> {
+        let table =
+            self.sequences.checked_mul(self.columns()).and_then(|entries| entries.checked_mul(size_of::<i32>()));
+        table.and_then(|table| self.bytes().ok()?.checked_add(table)).ok_or_else(|| {
+            self.bytes()
+                .err()
+                .unwrap_or_else(|| Error::invalid(format!("the size of a KV cache of {self:?} overflows")))
+        })
+    }
+
+    /// A layer of a cache of the library's memory, which begins at `data` and has its page table at `entries`. Neither is
+    /// touched.
+    pub fn layer_at(&self, data: *mut c_void, entries: *const i32, layer: usize) -> Result<CacheLayer> {
+        Ok(self.layer_in(&self.layout()?, data, entries, layer))
+    }
+
+    /// The same with the options' layout, which a cache has at hand.
+    fn layer_in(&self, layout: &Layout, data: *mut c_void, entries: *const i32, layer: usize) -> CacheLayer {
+        let key = data.cast::<u8>().wrapping_add(layer * layout.layer_bytes());
+        let value = if self.values_in_keys { key } else { key.wrapping_add(layout.key_bytes) };
+        let addresses: (*mut c_void, *mut c_void) = (key.cast(), value.cast());
+        let extents = [self.sequences, self.kv_heads, layout.tokens];
+        let blocks = CacheLayer::of_dims(addresses, self.dtype, extents, (self.head_dim, self.value_dim()));
+        let mut blocks = self.with_scales(layer, blocks);
+        if self.values_in_keys {
+            let (block, head, token) = (blocks.sequence_stride, blocks.head_stride, blocks.token_stride);
+            blocks.value_strides = ValueStrides { block, head, token };
+        }
+        match (self.page_tokens, self.ring_tokens()) {
+            (0, Some(tokens)) => {
+                CacheLayer { capacity: self.capacity, placement: Placement::Ring { tokens }, ..blocks }
+            }
+            (0, None) => blocks,
+            (page_tokens, _) => {
+                let page_stride = self.layers * layout.layer_bytes() / self.dtype.size();
+                let table = PageTable {
+                    entries,
+                    sequences: self.sequences,
+                    columns: self.columns(),
+                    row_stride: self.columns(),
+                    page_tokens,
+                    page_stride,
+                    pages: layout.blocks,
+                };
+                CacheLayer {
+                    capacity: self.capacity,
+                    sequence_stride: table.row_stride,
+                    placement: Placement::Paged(table),
+                    value_strides: ValueStrides { block: page_stride, ..blocks.value_strides },
+                    ..blocks
+                }
+            }
+        }
     }
 }
 
@@ -201,12 +322,14 @@ impl KvCache {
             }
         };
         let sequences = Mutex::new(Sequences::new(options.sequences, pages)?);
-        Ok(KvCache { options, memory: Memory::Library { allocation, pages: table }, sequences })
+        Ok(KvCache { options, memory: Memory::Library { allocation, pages: table, layout }, sequences })
     }
 
-    /// A cache over the engine's memory: keys, then values of each layer, [blocks, kv_heads, tokens, head_dim] with any
-    /// strides that all of them share. A block is a page, or without pages a sequence.
+    /// A cache over the engine's memory: keys, then values of each layer, [blocks, kv_heads, tokens, head_dim or value_dim] with
+    /// any strides that all keys share, and all values. A block is a page, or without pages a sequence.
     pub fn over(options: KvCacheOptions, tensors: &[Tensor]) -> Result<KvCache> {
+        let dtype = tensors.first().map_or(options.dtype, |tensor| tensor.dtype);
+        let options = KvCacheOptions { dtype, ..options };
         options.check(true)?;
         let engine = EngineMemory::new(&options, tensors)?;
         let options = KvCacheOptions {
@@ -225,12 +348,13 @@ impl KvCache {
     /// Device bytes that the cache itself holds.
     pub fn bytes(&self) -> usize {
         match &self.memory {
-            Memory::Library { allocation, pages } => allocation.bytes() + pages.as_ref().map_or(0, DeviceTable::bytes),
+            Memory::Library { allocation, pages, .. } => {
+                allocation.bytes() + pages.as_ref().map_or(0, DeviceTable::bytes)
+            }
             Memory::Engine(_) => 0,
         }
     }
 
-    /// A layer of a cache whose memory is the library's, or whose blocks are whole sequences.
     /// Refuses to change what sequences hold while the memory of the cache and its page table sleeps.
     pub fn expect_awake(&self) -> Result<()> {
         match &self.memory {
@@ -241,6 +365,7 @@ impl KvCache {
         }
     }
 
+    /// A layer of a cache whose memory is the library's, or whose blocks are whole sequences.
     pub fn layer(&self, layer: usize) -> Result<CacheLayer> {
         self.layer_with(layer, None)
     }
@@ -252,43 +377,30 @@ impl KvCache {
             return Err(Error::invalid(format!("layer is {layer}; the KV cache has {} layers", options.layers))
                 .with_limit(layer as u64, options.layers as u64));
         }
-        let (allocation, pages) = match &self.memory {
-            Memory::Engine(engine) => return engine.layer(options, layer, table),
-            Memory::Library { allocation, pages } => (allocation, pages),
+        let (allocation, pages, layout) = match &self.memory {
+            Memory::Engine(engine) => {
+                return engine.layer(options, layer, table).map(|of| options.with_scales(layer, of));
+            }
+            Memory::Library { allocation, pages, layout } => (allocation, pages, layout),
         };
         if table.is_some() {
             return Err(Error::invalid("`page_table` is given, and the cache has its own or none"));
         }
-        let layout = options.layout().expect("checked at creation");
-        let key = allocation.pointer().cast::<u8>().wrapping_add(2 * layer * layout.part_bytes);
-        let addresses: (*mut c_void, *mut c_void) = (key.cast(), key.wrapping_add(layout.part_bytes).cast());
-        let dims = [options.sequences, options.kv_heads, layout.tokens, options.head_dim];
-        let blocks = CacheLayer::contiguous(addresses, options.dtype, dims);
-        Ok(match (pages, options.ring_tokens()) {
-            (Some(table), _) => {
-                let page_stride = 2 * options.layers * layout.part_bytes / options.dtype.size();
-                let table = PageTable {
-                    entries: table.pointer(),
-                    sequences: options.sequences,
-                    columns: options.columns(),
-                    row_stride: options.columns(),
-                    page_tokens: options.page_tokens,
-                    page_stride,
-                    pages: layout.blocks,
-                };
-                let sequence_stride = table.row_stride;
-                CacheLayer { capacity: options.capacity, sequence_stride, placement: Placement::Paged(table), ..blocks }
-            }
-            (None, Some(tokens)) => {
-                CacheLayer { capacity: options.capacity, placement: Placement::Ring { tokens }, ..blocks }
-            }
-            (None, None) => blocks,
-        })
+        let entries = pages.as_ref().map_or(std::ptr::null(), DeviceTable::pointer);
+        Ok(options.layer_in(layout, allocation.pointer(), entries, layer))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Sequences> {
         self.sequences.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Refuses what keys and values cannot be kept in.
+fn expect_kv(dtype: DType) -> Result<()> {
+    if dtype.is_float() || dtype.is_fp8() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("a KV cache of dtype {dtype}; f32, f16, bf16, fp8 e4m3 or fp8 e5m2 is needed")))
 }
 
 /// A list of `count` zeros for what a cache's sequences or pages have.

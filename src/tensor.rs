@@ -1,13 +1,14 @@
 //! Tensors: a dtype, a shape and strides over memory that somebody else owns.
 
 mod cache_layer;
+pub mod fp8;
 
 use crate::error::{numbered, Error, Result};
 use half::{bf16, f16};
 use std::ffi::c_void;
 use std::fmt;
 
-pub use cache_layer::{CacheLayer, KvHead, KvView, PageTable, Placement, MAX_HEAD_DIM};
+pub use cache_layer::{CacheLayer, KvHead, KvView, PageTable, Placement, ValueStrides, MAX_HEAD_DIM, MAX_VALUE_DIM};
 
 numbered! {
     /// `nvb_dtype_code` of csrc/common/launch.h, the types of elements; the numbers are `NVB_DTYPE_*` of the C ABI too.
@@ -16,6 +17,9 @@ numbered! {
         F16 = 2,
         Bf16 = 3,
         I32 = 4,
+        /// Of attention's queries, keys and values alone, as is the next.
+        F8E4m3 = 5,
+        F8E5m2 = 6,
     }
 }
 
@@ -26,11 +30,18 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::Bf16 => 2,
+            DType::F8E4m3 | DType::F8E5m2 => 1,
         }
     }
 
+    /// Whether operations compute with it.
     pub fn is_float(self) -> bool {
-        self != DType::I32
+        DType::FLOATS.contains(&self)
+    }
+
+    /// Whether it is a type of 8 bits, whose elements have scales.
+    pub fn is_fp8(self) -> bool {
+        matches!(self, DType::F8E4m3 | DType::F8E5m2)
     }
 }
 
@@ -41,6 +52,8 @@ impl fmt::Display for DType {
             DType::F16 => "f16",
             DType::Bf16 => "bf16",
             DType::I32 => "i32",
+            DType::F8E4m3 => "fp8 e4m3",
+            DType::F8E5m2 => "fp8 e5m2",
         })
     }
 }
@@ -254,6 +267,18 @@ impl Tensor {
 
     #[cold]
     fn expect_readable_unless_empty(&self, name: &str) -> Result<()> {
+        self.expect_address(name)?;
+        if !self.is_empty() && self.rank > 0 && self.shape[self.rank - 1] > 1 && self.strides[self.rank - 1] != 1 {
+            return Err(Error::invalid(format!(
+                "tensor `{name}` {self}: the innermost stride is {}; 1 is needed",
+                self.strides[self.rank - 1]
+            )));
+        }
+        Ok(())
+    }
+
+    /// A non-null, element-aligned pointer, unless the tensor is empty; what takes any strides needs no more.
+    pub fn expect_address(&self, name: &str) -> Result<()> {
         if self.is_empty() {
             return Ok(());
         }
@@ -265,12 +290,6 @@ impl Tensor {
                 "tensor `{name}` {self} is not aligned to its element size of {} bytes: {:p}",
                 self.dtype.size(),
                 self.data
-            )));
-        }
-        if self.rank > 0 && self.shape[self.rank - 1] > 1 && self.strides[self.rank - 1] != 1 {
-            return Err(Error::invalid(format!(
-                "tensor `{name}` {self}: the innermost stride is {}; 1 is needed",
-                self.strides[self.rank - 1]
             )));
         }
         Ok(())
@@ -285,6 +304,45 @@ impl Tensor {
             return Ok(());
         }
         self.expect_strides_apart(name)
+    }
+
+    /// An address, and no two elements at one place, whatever the order of the strides.
+    pub fn expect_elements_apart(&self, name: &str) -> Result<()> {
+        self.expect_address(name)?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        let mut axes = [(0, 1); MAX_RANK];
+        for (axis, place) in axes.iter_mut().enumerate().take(self.rank) {
+            *place = (self.strides[axis], self.shape[axis]);
+        }
+        axes.sort_unstable();
+        let mut reach = 1;
+        for (stride, extent) in axes.into_iter().filter(|axis| axis.1 > 1) {
+            if stride < reach {
+                return Err(Error::invalid(format!(
+                    "tensor `{name}` {self} is written, but a stride of {stride} makes its elements overlap \
+                     (at least {reach} is needed)"
+                )));
+            }
+            reach += (extent - 1) * stride;
+        }
+        Ok(())
+    }
+
+    /// Expects what [`Tensor::expect_readable`] does, and that no two elements share an address, in whatever order the axes lie.
+    pub fn expect_places_apart(&self, name: &str) -> Result<()> {
+        self.expect_readable(name)?;
+        self.expect_elements_apart(name)
+    }
+
+    /// The same elements with axes of extent 1 in front, so that there are four.
+    pub fn with_four_axes(&self) -> Tensor {
+        let mut tensor = Tensor { rank: MAX_RANK, shape: [1; MAX_RANK], strides: [0; MAX_RANK], ..*self };
+        let first = MAX_RANK - self.rank;
+        tensor.shape[first..].copy_from_slice(self.shape());
+        tensor.strides[first..].copy_from_slice(&self.strides[..self.rank]);
+        tensor
     }
 
     #[inline(never)]
@@ -392,6 +450,11 @@ impl Heads {
     /// Views a tensor [tokens, heads, head_dim].
     pub fn new(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
         tensor.expect_float(name)?;
+        Heads::of_any_dtype(name, tensor, tokens, head_dim)
+    }
+
+    /// Views a tensor as `new` does, of whatever dtype.
+    pub fn of_any_dtype(name: &str, tensor: Tensor, tokens: usize, head_dim: usize) -> Result<Heads> {
         tensor.expect_rank(name, 3)?;
         tensor.expect_readable(name)?;
         let Tensor { data, dtype, shape, strides, .. } = tensor;
@@ -402,6 +465,12 @@ impl Heads {
             )));
         }
         Ok(Heads { data, dtype, tokens, heads: shape[1], head_dim, token_stride: strides[0], head_stride: strides[1] })
+    }
+
+    /// The same rows from an element on.
+    #[inline(always)]
+    pub fn skip(&self, elements: usize) -> Heads {
+        Heads { data: self.data.wrapping_byte_add(elements * self.dtype.size()), ..*self }
     }
 
     /// [tokens, heads, head_dim]

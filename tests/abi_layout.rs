@@ -4,6 +4,8 @@
 //! NVB_UPDATE_HEADER=1 writes the file; without it this test fails when the two differ.
 
 use nvbackend::capi::attention::*;
+use nvbackend::capi::attention_merge::*;
+use nvbackend::capi::attention_plan::*;
 use nvbackend::capi::backend_options::*;
 use nvbackend::capi::device::*;
 use nvbackend::capi::environment::*;
@@ -21,6 +23,7 @@ use nvbackend::capi::products::*;
 use nvbackend::capi::sampling::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::stream_manager::*;
+use nvbackend::capi::strided::*;
 use nvbackend::capi::tensor::*;
 use nvbackend::capi::tuning::*;
 use nvbackend::capi::version::*;

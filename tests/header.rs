@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 30] = [
+const PARTS: [Part; 34] = [
     part(
         "status",
         "Status codes and errors",
@@ -135,6 +135,16 @@ const PARTS: [Part; 30] = [
         "The object `nvb_attention`, and its calls for prompts (prefill) and for one token of each sequence (decode).",
     ),
     part(
+        "attention_merge",
+        "Merging attention",
+        "The attention over all keys from results over parts of them.",
+    ),
+    part(
+        "attention_plan",
+        "Planning attention",
+        "How an attention would run, whether it can, and what memory it takes, before there is any.",
+    ),
+    part(
         "operations",
         "Operations of a layer",
         "What a transformer's layer is made of: embedding, norms, products with weights, gated activations, rotary embedding, and appending to a cache.",
@@ -150,6 +160,11 @@ const PARTS: [Part; 30] = [
         "Softmax, arithmetic on elements, conversions, and the choice of the next token.",
     ),
     part(
+        "strided",
+        "Operations over strided tensors",
+        "What graphs of plain tensors are made of: functions of elements over four axes of any strides, rows to numbered places, rotary embedding, and softmax with a mask.",
+    ),
+    part(
         "workspace",
         "Workspace of the caller's",
         "For engines that plan all memory themselves: how much memory operations need between their kernels, and giving it to a stream.",
@@ -158,6 +173,11 @@ const PARTS: [Part; 30] = [
         "graph",
         "Graphs",
         "The object `nvb_graph`: operations recorded once and launched often, such as a decode step.",
+    ),
+    part(
+        "graph_optimize",
+        "Optimising graphs",
+        "Passes that rewrite a recorded graph, what they did, what that is worth, and other memory for it.",
     ),
     part(
         "metrics",

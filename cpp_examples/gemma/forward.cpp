@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "error.h"
+
 namespace gemma {
 namespace {
 
@@ -43,7 +45,13 @@ nvb::kv_cache make_cache(const nvb::backend& backend, const Model& model, int64_
   options.kv_heads = static_cast<uint32_t>(model.config.kv_heads);
   options.head_dim = static_cast<uint32_t>(model.config.head_dim);
   options.capacity = static_cast<uint32_t>(capacity);
-  options.dtype = model.activation_dtype;
+  const uint32_t activations = model.activation_dtype;
+  options.dtype = model.kv_dtype != 0 ? model.kv_dtype : activations;
+  if (options.dtype != activations && options.dtype != NVB_DTYPE_FP8_E4M3 && activations != NVB_DTYPE_F32) {
+    fail(
+        "--kv-dtype must be bf16 or fp8 here: this model computes in BF16, and attention takes keys of its dtype or "
+        "FP8");
+  }
   return nvb::kv_cache(backend, options);
 }
 
@@ -88,10 +96,6 @@ Session::Place Session::place(size_t layer) const {
                static_cast<uint32_t>(std::count(kinds.begin(), end, kinds[layer]))};
 }
 
-nvb_tensor Session::input(int64_t index, int64_t count) const {
-  return nvb::tensor(static_cast<int32_t*>(inputs_.data()) + index * count, NVB_DTYPE_I32, {count});
-}
-
 nvb_tensor Session::activation(const nvb::buffer& buffer, int64_t rows, int64_t columns) const {
   return nvb::tensor(buffer.data(), model_.activation_dtype, {rows, columns});
 }
@@ -129,8 +133,9 @@ void Session::add_and_norm(const Vector& post_norm, const Vector& next_norm, int
 
 // Norms (Gemma 3) and rotates the queries and keys where they lie in the row that the product wrote, and appends keys
 // and values to the cache. Returns the queries.
-nvb_tensor Session::rotate_and_append(const Layer& layer, int64_t index, int64_t rows) {
+nvb_tensor Session::rotate_and_append(const Layer& layer, int64_t index, const Inputs& inputs) {
   const Config& config = model_.config;
+  const int64_t rows = inputs.tokens.shape[0];
   const Rope& rope = config.local[static_cast<size_t>(index)] ? config.local_rope : config.global_rope;
   const nvb_tensor qkv = activation(qkv_, rows, config.qkv_width());
   auto args = nvb::make<nvb_rope_args>();
@@ -139,8 +144,8 @@ nvb_tensor Session::rotate_and_append(const Layer& layer, int64_t index, int64_t
   args.value = head_slice(qkv, config.query_heads + config.kv_heads, config.kv_heads, config.head_dim);
   args.query_norm = layer.query_norm.tensor;
   args.key_norm = layer.key_norm.tensor;
-  args.positions = positions(rows);
-  args.sequences = sequences(rows);
+  args.positions = inputs.positions;
+  args.sequences = inputs.sequences;
   const Place place = this->place(static_cast<size_t>(index));
   args.cache = place.cache;
   args.layer = place.layer;
@@ -154,11 +159,12 @@ nvb_tensor Session::rotate_and_append(const Layer& layer, int64_t index, int64_t
 
 // All layers. `attend(attention, place, query, output)` is what prefill and decode differ in.
 template <typename Attend>
-void Session::run(int64_t rows, Attend attend) {
+void Session::run(const Inputs& inputs, Attend attend) {
   const Config& config = model_.config;
+  const int64_t rows = inputs.tokens.shape[0];
   const Vector none;
   auto embedding = nvb::make<nvb_embedding_args>();
-  embedding.tokens = tokens(rows);
+  embedding.tokens = inputs.tokens;
   embedding.table = model_.embedding;
   embedding.output = nvb::tensor(residual_.data(), NVB_DTYPE_F32, {rows, config.width});
   embedding.scale = embedding_scale_;
@@ -179,7 +185,7 @@ void Session::run(int64_t rows, Attend attend) {
     const nvb_tensor gated = activation(gated_, rows, config.feed_forward);
 
     linear(hidden(0, rows), layer.query_key_value, layer.query_key_value_bias, qkv, NVB_ACTIVATION_NONE);
-    const nvb_tensor query = rotate_and_append(layer, static_cast<int64_t>(i), rows);
+    const nvb_tensor query = rotate_and_append(layer, static_cast<int64_t>(i), inputs);
     attend(config.local[i] ? local_ : global_, place(i), query,
            head_slice(attended, 0, config.query_heads, config.head_dim));
     linear(attended, layer.output, layer.output_bias, hidden(0, rows), NVB_ACTIVATION_NONE);
@@ -212,30 +218,34 @@ void Session::prefill(const std::vector<Segment>& segments) {
     }
   }
   inputs_.upload(staging_.data(), static_cast<size_t>(3 * rows) * sizeof(int32_t), stream_);
+  const auto input = [&](int64_t index) {
+    return nvb::tensor(static_cast<int32_t*>(inputs_.data()) + index * rows, NVB_DTYPE_I32, {rows});
+  };
 
-  run(rows, [&](const nvb::attention& attention, Place place, const nvb_tensor& query, const nvb_tensor& output) {
-    auto args = nvb::make<nvb_attention_prefill_args>();
-    args.query = query;
-    args.output = output;
-    args.query_starts = query_starts.data();
-    args.sequence_count = segments.size();
-    args.cache = place.cache;
-    args.layer = place.layer;
-    args.sequences = sequence_numbers.data();
-    args.kv_lengths = kv_lengths.data();
-    attention.prefill(args, stream_);
-  });
+  run({input(0), input(1), input(2)},
+      [&](const nvb::attention& attention, Place place, const nvb_tensor& query, const nvb_tensor& output) {
+        auto args = nvb::make<nvb_attention_prefill_args>();
+        args.query = query;
+        args.output = output;
+        args.query_starts = query_starts.data();
+        args.sequence_count = segments.size();
+        args.cache = place.cache;
+        args.layer = place.layer;
+        args.sequences = sequence_numbers.data();
+        args.kv_lengths = kv_lengths.data();
+        attention.prefill(args, stream_);
+      });
 }
 
-void Session::decode(int64_t rows, int64_t max_kv_length) {
-  run(rows, [&](const nvb::attention& attention, Place place, const nvb_tensor& query, const nvb_tensor& output) {
+void Session::decode(const Inputs& inputs, int64_t max_kv_length) {
+  run(inputs, [&](const nvb::attention& attention, Place place, const nvb_tensor& query, const nvb_tensor& output) {
     auto args = nvb::make<nvb_attention_decode_args>();
     args.query = query;
     args.output = output;
     args.cache = place.cache;
     args.layer = place.layer;
-    args.positions = positions(rows);
-    args.sequences = sequences(rows);
+    args.positions = inputs.positions;
+    args.sequences = inputs.sequences;
     args.max_kv_length = static_cast<uint32_t>(max_kv_length);
     attention.decode(args, stream_);
   });

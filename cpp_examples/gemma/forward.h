@@ -18,6 +18,13 @@ struct Segment {
   const int32_t* tokens;  // host memory
 };
 
+// What a pass reads for each of its tokens, I32 [tokens] in device memory.
+struct Inputs {
+  nvb_tensor tokens;
+  nvb_tensor positions;
+  nvb_tensor sequences;  // places in the cache
+};
+
 // The working memory of a model for one stream of calls: caches of keys and values, and the activations of one pass.
 // Everything is allocated here, once; the passes only queue work.
 class Session {
@@ -33,14 +40,9 @@ class Session {
   // Runs the layers over whole prompts or pieces of them, one segment after the other. Waits for earlier work, queues.
   void prefill(const std::vector<Segment>& segments);
 
-  // Runs the layers over one token for each of `rows` sequences, as `tokens`, `positions` and `sequences` say when the
-  // stream gets there. No position reaches `max_kv_length`.
-  void decode(int64_t rows, int64_t max_kv_length);
-
-  // The inputs of a pass over `count` tokens, I32 [count] in device memory, one after the other in this order.
-  nvb_tensor tokens(int64_t count) const { return input(0, count); }
-  nvb_tensor positions(int64_t count) const { return input(1, count); }
-  nvb_tensor sequences(int64_t count) const { return input(2, count); }
+  // Queues the layers over one token for each row, as `inputs` say when the stream gets there. No position reaches
+  // `max_kv_length`.
+  void decode(const Inputs& inputs, int64_t max_kv_length);
 
   // Rows of the last pass after the final norm, [count, width] in the activations' dtype.
   nvb_tensor hidden(int64_t first, int64_t count) const;
@@ -62,14 +64,13 @@ class Session {
     uint32_t layer;
   };
   Place place(size_t layer) const;
-  nvb_tensor input(int64_t index, int64_t count) const;
   nvb_tensor activation(const nvb::buffer& buffer, int64_t rows, int64_t columns) const;
   void linear(const nvb_tensor& input, const nvb::weight& weight, const Vector& bias, const nvb_tensor& output,
               uint32_t activation);
   void add_and_norm(const Vector& post_norm, const Vector& next_norm, int64_t rows);
-  nvb_tensor rotate_and_append(const Layer& layer, int64_t index, int64_t rows);
+  nvb_tensor rotate_and_append(const Layer& layer, int64_t index, const Inputs& inputs);
   template <typename Attend>
-  void run(int64_t rows, Attend attend);
+  void run(const Inputs& inputs, Attend attend);
 
   const nvb::backend& backend_;
   const Model& model_;
@@ -79,7 +80,7 @@ class Session {
   nvb::attention local_;
   nvb::attention global_;
   float embedding_scale_;
-  nvb::buffer inputs_;        // I32 [3, tokens]
+  nvb::buffer inputs_;        // I32 [3, tokens] of a prefill: tokens, positions, sequences
   nvb::host_buffer staging_;  // the same, on the host
   nvb::buffer residual_;      // F32 [tokens, width]: the stream that each branch adds to
   nvb::buffer hidden_;        // [tokens, width]: the input of a branch, then its output

@@ -59,33 +59,40 @@ class Generator {
         model_(model),
         backend_(backend),
         memory_(backend),
-        sequences_(static_cast<int64_t>(request.prompts.size())),
+        sequences_(request.prompts.size()),
         longest_(longest(request)),
-        pass_tokens_(std::max(sequences_, std::min(total(request), kPrefillTokens))),
-        session_(backend, model, sequences_, longest_ + request.max_tokens, pass_tokens_),
-        last_rows_(backend, static_cast<size_t>(sequences_ * row_bytes()), session_.stream()),
-        logit_rows_(backend, logits_bytes(sequences_), session_.stream()),
-        ended_(request.prompts.size(), false),
-        last_token_(request.prompts.size(), 0) {
-    // A GPU always has the next step queued while the host reads the tokens of the one before. The CPU executor has
-    // finished when a call returns, so a second step would only delay the text.
+        row_count_(Decoder::rows_for(backend, request.launching, static_cast<int64_t>(sequences_))),
+        pass_tokens_(std::max(row_count_, std::min(total(request), kPrefillTokens))),
+        session_(backend, model, static_cast<int64_t>(sequences_), capacity(), pass_tokens_),
+        last_rows_(backend, static_cast<size_t>(row_count_ * row_bytes()), session_.stream()),
+        decoder_(backend, session_, request.sampling, request.launching, row_count_, capacity()),
+        ended_(sequences_, false),
+        last_token_(sequences_, 0) {
+    // A GPU always has the next launch queued while the host reads the tokens of the one before. The CPU executor has
+    // finished when a call returns, so a second launch would only delay the text.
     depth_ = backend.device_info().kind == NVB_DEVICE_CPU ? 1 : 2;
+    const int64_t numbers = (2 * decoder_.steps() + 2) * row_count_;
     for (size_t i = 0; i < depth_; ++i) {
       rings_.push_back(
-          {nvb::host_buffer(backend, static_cast<size_t>(4 * sequences_) * sizeof(int32_t)), nvb::event(backend)});
+          {nvb::host_buffer(backend, static_cast<size_t>(numbers) * sizeof(int32_t)), nvb::event(backend)});
     }
-    for (size_t i = 0; i < request.prompts.size(); ++i) live_.push_back(i);
+    set_rows();
   }
 
   Timing run(const LogitsSink& on_logits) {
     Timing timing;
     timing.cache_bytes = session_.cache_bytes();
     timing.prefill_tokens = total(request_);
+    const auto recording_start = Clock::now();
+    if (request_.max_tokens > 1 && decoder_.prepare(row_count_, next_length())) {
+      timing.recording_seconds = seconds_since(recording_start);
+    }
     const auto start = Clock::now();
     prefill(on_logits);
     if (request_.max_tokens > 0) {
-      upload_inputs(/*with_tokens=*/true);  // the positions and sequences that sampling reads
-      sample(nvb::tensor(last_rows_.data(), model_.activation_dtype, {sequences_, model_.config.width}));
+      upload_inputs(/*with_tokens=*/true);  // the positions and sequences that the choice reads
+      decoder_.choose(nvb::tensor(last_rows_.data(), model_.activation_dtype, {row_count_, model_.config.width}), 0);
+      fetch_tokens(1, 0);
       finish_oldest();
     } else {
       session_.stream().synchronize();
@@ -93,38 +100,42 @@ class Generator {
     timing.prefill_seconds = seconds_since(start);
     const auto decode_start = Clock::now();
     decode();
-    timing.decode_tokens = delivered_ - std::min(delivered_, sequences_);
+    const int64_t first = static_cast<int64_t>(sequences_);
+    timing.decode_tokens = delivered_ - std::min(delivered_, first);
     timing.decode_seconds = seconds_since(decode_start);
     return timing;
   }
 
  private:
-  // What one queued step needs of the host: I32 [tokens, positions, sequences, sampled tokens] of `rows` each.
+  static constexpr size_t kNobody = ~size_t{0};
+
+  // What one queued launch needs of the host, I32: its inputs as the decoder has them on the device (positions of each
+  // step, sequences, tokens), and the tokens that it chose.
   struct Ring {
     nvb::host_buffer memory;
-    nvb::event sampled;
+    nvb::event chosen;
   };
-  struct Step {
-    std::vector<size_t> rows;  // the sequence of each row
+  struct Launch {
+    std::vector<size_t> rows;  // the sequence of each row, or kNobody
     size_t ring;
+    int64_t steps;  // that somebody wants
+    int64_t input;  // of which step the token of the first one is
   };
 
   int64_t row_bytes() const {
     return model_.config.width * static_cast<int64_t>(nvb::dtype_size(model_.activation_dtype));
   }
-  size_t logits_bytes(int64_t rows) const {
-    return static_cast<size_t>(rows * model_.config.vocabulary) * sizeof(float);
-  }
-  nvb_tensor logits_tensor(const nvb::buffer& buffer, int64_t rows) const {
-    return nvb::tensor(buffer.data(), NVB_DTYPE_F32, {rows, model_.config.vocabulary});
-  }
-  size_t ring_of(int64_t step) const { return static_cast<size_t>(step) % depth_; }
-  int32_t* host(size_t ring, size_t index) const {
-    return static_cast<int32_t*>(rings_[ring].memory.data()) + index * live_.size();
+  int64_t capacity() const { return longest_ + request_.max_tokens; }
+  // No position of the next launch reaches this.
+  int64_t next_length() const {
+    return std::min(capacity(), longest_ + std::max<int64_t>(chosen_steps_, 1) + decoder_.steps() - 1);
   }
 
   // Runs all prompts, in passes of kPrefillTokens, and gathers the last row of each.
   void prefill(const LogitsSink& on_logits) {
+    // Rows of nobody, too, are numbers.
+    nvb::check(nvb_memory_fill(memory_, last_rows_.data(), 0, static_cast<size_t>(row_count_ * row_bytes()),
+                               session_.stream()));
     std::vector<Segment> segments;
     int64_t rows = 0;
     const auto run_pass = [&] {
@@ -159,105 +170,116 @@ class Generator {
 
   // Logits of the rows of the last pass, in blocks.
   void send_logits(int64_t rows, const LogitsSink& on_logits) {
-    const int64_t block = std::max<int64_t>(1, std::min(rows, kLogitsBytes / static_cast<int64_t>(logits_bytes(1))));
-    const nvb::buffer device(backend_, logits_bytes(block), session_.stream());
-    std::vector<float> host(static_cast<size_t>(block * model_.config.vocabulary));
+    const int64_t vocabulary = model_.config.vocabulary;
+    const auto bytes = [&](int64_t count) { return static_cast<size_t>(count * vocabulary) * sizeof(float); };
+    const int64_t block = std::max<int64_t>(1, std::min(rows, kLogitsBytes / static_cast<int64_t>(bytes(1))));
+    const nvb::buffer device(backend_, bytes(block), session_.stream());
+    std::vector<float> host(static_cast<size_t>(block * vocabulary));
     for (int64_t first = 0; first < rows; first += block) {
       const int64_t count = std::min(block, rows - first);
-      session_.logits(session_.hidden(first, count), logits_tensor(device, count));
-      device.download(host.data(), logits_bytes(count), session_.stream());
+      session_.logits(session_.hidden(first, count), nvb::tensor(device.data(), NVB_DTYPE_F32, {count, vocabulary}));
+      device.download(host.data(), bytes(count), session_.stream());
       session_.stream().synchronize();
       on_logits(host.data(), count);
     }
   }
 
-  // The inputs of the next step; its tokens only where they are not on the device already.
+  // Gives the sequences that go on the first rows.
+  void set_rows() {
+    rows_.clear();
+    for (size_t i = 0; i < sequences_; ++i) {
+      if (!ended_[i]) rows_.push_back(i);
+    }
+    rows_.resize(static_cast<size_t>(rows_for(rows_.size())), kNobody);
+    row_count_ = static_cast<int64_t>(rows_.size());
+  }
+  int64_t rows_for(size_t sequences) const {
+    return Decoder::rows_for(backend_, request_.launching, static_cast<int64_t>(sequences));
+  }
+
+  // The inputs of the next launch; tokens and sequences only where they are not on the device already.
   void upload_inputs(bool with_tokens) {
-    const size_t rows = live_.size();
-    const size_t ring = ring_of(sampled_steps_);
+    const size_t rows = rows_.size(), steps = static_cast<size_t>(decoder_.steps());
+    int32_t* const positions = static_cast<int32_t*>(rings_[next_ring_].memory.data());
+    int32_t* const sequences = positions + steps * rows;
+    int32_t* const tokens = sequences + rows;
     for (size_t i = 0; i < rows; ++i) {
-      const size_t sequence = live_[i];
-      host(ring, 0)[i] = last_token_[sequence];
-      // The newest token's: prompt tokens count from 0.
-      host(ring, 1)[i] =
-          static_cast<int32_t>(request_.prompts[sequence].size() + static_cast<size_t>(sampled_steps_)) - 1;
-      host(ring, 2)[i] = static_cast<int32_t>(sequence);
+      const bool somebody = rows_[i] != kNobody && !ended_[rows_[i]];
+      for (size_t step = 0; step < steps; ++step) {
+        // The newest token's: prompt tokens count from 0.
+        const int64_t chosen = chosen_steps_ + static_cast<int64_t>(step);
+        positions[step * rows + i] =
+            somebody && chosen < request_.max_tokens
+                ? static_cast<int32_t>(request_.prompts[rows_[i]].size()) + static_cast<int32_t>(chosen) - 1
+                : decoder_.idle_position();
+      }
+      sequences[i] = rows_[i] != kNobody ? static_cast<int32_t>(rows_[i]) : 0;
+      tokens[i] = rows_[i] != kNobody ? last_token_[rows_[i]] : 0;
     }
-    const nvb_tensor target = with_tokens ? session_.tokens(live_rows()) : session_.positions(live_rows());
-    nvb::check(nvb_memory_copy(memory_, target.data, host(ring, with_tokens ? 0 : 1),
-                               (with_tokens ? 3 : 1) * rows * sizeof(int32_t), NVB_COPY_HOST_TO_DEVICE,
+    const size_t numbers = (steps + (with_tokens ? 2 : 0)) * rows;
+    nvb::check(nvb_memory_copy(memory_, decoder_.positions(row_count_, 0).data, positions, numbers * sizeof(int32_t),
+                               NVB_COPY_HOST_TO_DEVICE, session_.stream()));
+  }
+
+  // Queues the copy of the tokens that were queued last, `steps` of them from the input of `input` on.
+  void fetch_tokens(int64_t steps, int64_t input) {
+    const int64_t all = decoder_.steps();
+    Ring& ring = rings_[next_ring_];
+    int32_t* const tokens = static_cast<int32_t*>(ring.memory.data()) + (all + 2) * row_count_;
+    // A whole launch leaves all inputs; what was chosen from the prompts is in one.
+    const int64_t first = steps == 1 ? input % all : 0, count = steps == 1 ? 1 : all;
+    nvb::check(nvb_memory_copy(memory_, tokens + first * row_count_, decoder_.tokens(row_count_, first).data,
+                               static_cast<size_t>(count * row_count_) * sizeof(int32_t), NVB_COPY_DEVICE_TO_HOST,
                                session_.stream()));
+    ring.chosen.record(session_.stream());
+    in_flight_.push_back({rows_, next_ring_, steps, input});
+    next_ring_ = (next_ring_ + 1) % depth_;
+    chosen_steps_ += steps;
   }
 
-  int64_t live_rows() const { return static_cast<int64_t>(live_.size()); }
-
-  // Queues the choice of a token for each row: into the next step's input on the device, and to the host.
-  void sample(const nvb_tensor& hidden) {
-    const int64_t rows = live_rows();
-    const nvb_tensor logits = logits_tensor(logit_rows_, rows);
-    session_.logits(hidden, logits);
-    const nvb_tensor tokens = session_.tokens(rows);
-    if (request_.temperature > 0) {
-      auto args = nvb::make<nvb_sample_args>();
-      args.logits = logits;
-      args.tokens = tokens;
-      // A draw depends on the sequence and the position alone, not on who else is in the batch.
-      args.sequences = session_.sequences(rows);
-      args.positions = session_.positions(rows);
-      args.temperature = request_.temperature;
-      args.top_k = request_.top_k;
-      args.top_p = request_.top_p;
-      args.seed = request_.seed;
-      nvb::sample(backend_, args, session_.stream());
-    } else {
-      auto args = nvb::make<nvb_argmax_args>();
-      args.logits = logits;
-      args.tokens = tokens;
-      nvb::argmax(backend_, args, session_.stream());
-    }
-    const size_t ring = ring_of(sampled_steps_);
-    nvb::check(nvb_memory_copy(memory_, host(ring, 3), tokens.data, live_.size() * sizeof(int32_t),
-                               NVB_COPY_DEVICE_TO_HOST, session_.stream()));
-    rings_[ring].sampled.record(session_.stream());
-    in_flight_.push_back({live_, ring});
-    ++sampled_steps_;
-  }
-
-  // Waits for the oldest queued step and hands out its tokens.
+  // Waits for the oldest launch and hands out its tokens.
   void finish_oldest() {
-    const Step step = std::move(in_flight_.front());
+    const Launch launch = std::move(in_flight_.front());
     in_flight_.pop_front();
-    rings_[step.ring].sampled.synchronize();
-    ++finished_steps_;
-    const int32_t* tokens = static_cast<const int32_t*>(rings_[step.ring].memory.data()) + 3 * step.rows.size();
-    for (size_t i = 0; i < step.rows.size(); ++i) {
-      const size_t sequence = step.rows[i];
-      if (ended_[sequence]) continue;  // its end became known after this step was queued
-      const auto& eos = model_.config.eos;
-      const bool stop = request_.stop_at_eos && std::find(eos.begin(), eos.end(), tokens[i]) != eos.end();
-      last_token_[sequence] = tokens[i];
-      ended_[sequence] = stop || finished_steps_ == request_.max_tokens;
-      ++delivered_;
-      on_token_(sequence, tokens[i], ended_[sequence]);
+    rings_[launch.ring].chosen.synchronize();
+    const int64_t all = decoder_.steps(), rows = static_cast<int64_t>(launch.rows.size());
+    const int32_t* const inputs = static_cast<const int32_t*>(rings_[launch.ring].memory.data()) + (all + 2) * rows;
+    for (int64_t step = 0; step < launch.steps; ++step) {
+      const int32_t* const tokens = inputs + (launch.input + step) % all * rows;
+      ++finished_steps_;
+      for (size_t i = 0; i < launch.rows.size(); ++i) {
+        const size_t sequence = launch.rows[i];
+        if (sequence == kNobody || ended_[sequence]) continue;  // the end became known after this was queued
+        const auto& eos = model_.config.eos;
+        const bool stop = request_.stop_at_eos && std::find(eos.begin(), eos.end(), tokens[i]) != eos.end();
+        last_token_[sequence] = tokens[i];
+        ended_[sequence] = stop || finished_steps_ == request_.max_tokens;
+        ++delivered_;
+        on_token_(sequence, tokens[i], ended_[sequence]);
+      }
     }
   }
 
   void decode() {
     bool tokens_on_device = true;
     while (true) {
-      const bool someone_ended = std::any_of(live_.begin(), live_.end(), [this](size_t i) { return ended_[i]; });
-      if (!someone_ended && in_flight_.size() < depth_ && sampled_steps_ < request_.max_tokens) {
+      const size_t live = static_cast<size_t>(std::count(ended_.begin(), ended_.end(), false));
+      // What is still queued then is nobody's; the session's end waits for it.
+      if (live == 0) return;
+      // The rows of sequences that ended stay until fewer rows will do.
+      const bool fewer = rows_for(live) < row_count_;
+      if (!fewer && in_flight_.size() < depth_ && chosen_steps_ < request_.max_tokens) {
         upload_inputs(!tokens_on_device);
         tokens_on_device = true;
-        session_.decode(live_rows(), longest_ + sampled_steps_);
-        sample(session_.hidden(0, live_rows()));
+        decoder_.launch(row_count_, next_length());
+        fetch_tokens(std::min(decoder_.steps(), request_.max_tokens - chosen_steps_), 1);
       } else if (!in_flight_.empty()) {
         finish_oldest();
-      } else {
-        // Sequences that ended leave the batch; the others move up.
-        live_.erase(std::remove_if(live_.begin(), live_.end(), [this](size_t i) { return ended_[i]; }), live_.end());
+      } else if (chosen_steps_ < request_.max_tokens) {
+        set_rows();
         tokens_on_device = false;
-        if (live_.empty() || sampled_steps_ >= request_.max_tokens) return;
+      } else {
+        return;
       }
     }
   }
@@ -267,19 +289,21 @@ class Generator {
   const Model& model_;
   const nvb::backend& backend_;
   nvb::memory_manager memory_;
-  int64_t sequences_;
+  size_t sequences_;
   int64_t longest_;  // prompt
+  int64_t row_count_;
   int64_t pass_tokens_;
   size_t depth_ = 1;
   std::vector<Ring> rings_;  // before the session, whose destructor waits for the copies that use them
   Session session_;
-  nvb::buffer last_rows_;   // [sequences, width]: where prefill ended
-  nvb::buffer logit_rows_;  // F32 [sequences, vocabulary]
-  std::deque<Step> in_flight_;
-  std::vector<size_t> live_;  // the sequence of each row
+  nvb::buffer last_rows_;  // [rows, width]: where prefill ended
+  Decoder decoder_;
+  std::deque<Launch> in_flight_;
+  std::vector<size_t> rows_;  // the sequence of each row, or kNobody
   std::vector<bool> ended_;
   std::vector<int32_t> last_token_;
-  int64_t sampled_steps_ = 0;
+  size_t next_ring_ = 0;
+  int64_t chosen_steps_ = 0;  // of each sequence, whose choice is queued at the least
   int64_t finished_steps_ = 0;
   int64_t delivered_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "decoder.h"
 #include "model.h"
 
 namespace gemma {
@@ -14,10 +15,8 @@ struct Request {
   std::vector<std::vector<int32_t>> prompts;
   int64_t max_tokens = 128;  // new ones for each prompt
   bool stop_at_eos = true;
-  float temperature = 0;  // 0: the most probable token
-  uint32_t top_k = 0;     // 0: off
-  float top_p = 1;        // 1: off
-  uint64_t seed = 0;
+  Sampling sampling;
+  Launching launching;
 };
 
 struct Timing {
@@ -25,6 +24,7 @@ struct Timing {
   double prefill_seconds = 0;  // until the first token of each sequence is known
   int64_t decode_tokens = 0;   // those after the first of each sequence
   double decode_seconds = 0;
+  double recording_seconds = 0;  // of the first graph, before the prompts; 0 without one
   uint64_t cache_bytes = 0;
 };
 

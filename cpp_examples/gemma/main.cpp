@@ -86,10 +86,8 @@ Request make_request(const Options& options, const Source& source) {
   const int64_t room = std::max<int64_t>(0, source.config.max_positions - longest);
   request.max_tokens = options.max_tokens.value_or(std::min(kDefaultMaxTokens, room));
   request.stop_at_eos = options.random.empty();
-  request.temperature = options.temperature;
-  request.top_k = options.top_k;
-  request.top_p = options.top_p;
-  request.seed = options.seed;
+  request.sampling = options.sampling;
+  request.launching = options.launching;
   return request;
 }
 
@@ -152,6 +150,10 @@ void report(const nvb::backend& backend, const Model& model, const Timing& timin
                timing.prefill_seconds, rate(timing.prefill_tokens, timing.prefill_seconds));
   std::fprintf(stderr, "decode: %lld tokens in %.3f s, %.1f tokens/s\n", static_cast<long long>(timing.decode_tokens),
                timing.decode_seconds, rate(timing.decode_tokens, timing.decode_seconds));
+  if (timing.recording_seconds > 0) {
+    std::fprintf(stderr, "graph: the first one took %.1f ms, which decode does not count\n",
+                 1e3 * timing.recording_seconds);
+  }
   const nvb::memory_manager manager(backend);
   if (memory) manager.query_device();  // so that the numbers of the device are those of now
   const nvb_memory_statistics statistics = manager.statistics();
@@ -205,6 +207,7 @@ void run(const Options& options) {
     Progress progress(bytes);
     model = load_model(backend, source.config, source.tensors(), options.weights, &progress);
   }
+  model.kv_dtype = options.kv_dtype;
   std::fprintf(stderr, "model: Gemma %d, %.1f M parameters, loaded in %.2f s\n", model.config.generation,
                static_cast<double>(model.parameters) / 1e6,
                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());

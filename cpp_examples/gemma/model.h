@@ -53,6 +53,8 @@ struct Model {
   Vector final_norm;
   // The dtype of everything between the products: F32 on the CPU and for weights in F32 or F16, else BF16.
   uint32_t activation_dtype = NVB_DTYPE_F32;
+  // The dtype of the key/value caches; 0: that of activations.
+  uint32_t kv_dtype = 0;
   std::map<uint32_t, FormatUse> formats;  // by NVB_WEIGHT_FORMAT_…
   uint64_t parameters = 0;
 };

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kMaxTokens = 1 << 24;
 constexpr int64_t kMaxBatch = 4096;
+constexpr int64_t kMaxSteps = 64;
 
 template <typename T>
 T integer(const std::string& option, const std::string& text, T lowest, T highest) {
@@ -32,6 +33,15 @@ float number(const std::string& option, const std::string& text, float lowest, f
     fail(option, " is \"", text, "\"; it must be a number from ", lowest, " to ", highest);
   }
   return value;
+}
+
+uint32_t kv_dtype(const std::string& option, const std::string& text) {
+  if (text == "f32") return NVB_DTYPE_F32;
+  if (text == "f16") return NVB_DTYPE_F16;
+  if (text == "bf16") return NVB_DTYPE_BF16;
+  // With scales of 1: what passes 448 saturates.
+  if (text == "fp8") return NVB_DTYPE_FP8_E4M3;
+  fail(option, " is \"", text, "\"; it must be f32, f16, bf16 or fp8");
 }
 
 // Bytes, which the library reads: a number, or one with a unit such as 8GB or 8GiB.
@@ -78,12 +88,18 @@ std::string help_text() {
          "  --weights-zero-points\n"
          "                      with int4: a zero point for 32 numbers too, 5 bits a number instead of 4.5 and nearer\n"
          "                      to the original\n"
+         "  --kv-dtype TYPE     of the cache of keys and values: f32, f16, bf16 or fp8 (what the model computes in; a "
+         "model\n"
+         "                      that computes in BF16 takes bf16 and fp8)\n"
          "How\n"
          "  --max-tokens N      new tokens for each prompt (128, or what the model's positions leave)\n"
          "  --temperature T     0 takes the most probable token (0)\n"
          "  --top-k K           draws among the K most probable tokens (0: all)\n"
          "  --top-p P           draws among the most probable tokens that sum up to P (1: all)\n"
          "  --seed N            of the random numbers (0)\n"
+         "  --optimize LEVEL    0: the calls of each decode step; 1 to 3: recorded once as a graph, and replayed (2)\n"
+         "  --steps N           decode steps that are queued together, whose tokens come together (0: 4 on a GPU that\n"
+         "                      replays, else 1)\n"
          "What to write\n"
          "  --logits FILE       the logits of all prompt tokens, float32 [tokens, vocabulary], as .npy\n"
          "  --memory-summary    the memory in use and the weights of each format, on standard error; also --memory\n"
@@ -128,19 +144,25 @@ Options parse_options(int count, char** arguments) {
     } else if (option == "--memory-limit") {
       options.memory_limit = size(option, value());
     } else if (option == "--seed") {
-      options.seed = integer<uint64_t>(option, value(), 0, std::numeric_limits<uint64_t>::max());
+      options.sampling.seed = integer<uint64_t>(option, value(), 0, std::numeric_limits<uint64_t>::max());
+    } else if (option == "--optimize") {
+      options.launching.optimize = integer<uint32_t>(option, value(), 0, 3);
+    } else if (option == "--steps") {
+      options.launching.steps = integer<int64_t>(option, value(), 0, kMaxSteps);
     } else if (option == "--temperature") {
-      options.temperature = number(option, value(), 0, 100);
+      options.sampling.temperature = number(option, value(), 0, 100);
     } else if (option == "--top-k") {
-      options.top_k = integer<uint32_t>(option, value(), 0, 1 << 24);
+      options.sampling.top_k = integer<uint32_t>(option, value(), 0, 1 << 24);
     } else if (option == "--top-p") {
-      options.top_p = number(option, value(), 0, 1);
+      options.sampling.top_p = number(option, value(), 0, 1);
     } else if (option == "--weights") {
       weights = value();
     } else if (option == "--weights-table") {
       table = value();
     } else if (option == "--weights-zero-points") {
       zero_points = true;
+    } else if (option == "--kv-dtype") {
+      options.kv_dtype = kv_dtype(option, value());
     } else if (option == "--memory-summary" || option == "--memory") {
       options.memory = true;
     } else if (option == "--help" || option == "-h") {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "decoder.h"
 #include "weight_formats.h"
 
 namespace gemma {
@@ -22,11 +23,10 @@ struct Options {
   std::optional<int64_t> max_tokens;
   uint32_t threads = 0;
   uint64_t memory_limit = 0;  // bytes of the device; 0: none
-  uint64_t seed = 0;
-  float temperature = 0;
-  uint32_t top_k = 0;
-  float top_p = 1;
+  Sampling sampling;
+  Launching launching;
   WeightFormats weights;
+  uint32_t kv_dtype = 0;  // NVB_DTYPE_…; 0: what the model computes in
   bool memory = false;
   bool help = false;
   bool version = false;

@@ -4,13 +4,18 @@
 //
 // with group = query_heads / kv_heads and, when soft_cap > 0, cap(s) = soft_cap * tanh(s / soft_cap), applied before
 // the mask. A query at position q sees key k iff k < kv_length, k <= q if causal, and, when window > 0, q - k < window
-// (causal) or |q - k| < window. lse, if not null, is f32 [rows, query_heads]: the natural logarithm of the sum of the
-// exponentials of the visible scores. A row that sees no key gives output 0 and lse -inf. Keys and values at or past
-// kv_length are never read.
+// (causal) or |q - k| < window; what an additive mask holds for q and k is added to the capped score, and -inf hides
+// the key. lse, if not null, is f32 [rows, query_heads]: the natural logarithm of the sum of the exponentials of the
+// visible scores. A row that sees no key gives output 0 and lse -inf. Keys and values at or past kv_length are never
+// read.
 //
-// Supported by both operations: query, key/value and output of any float dtype each, head_dim 1 to 512, query_heads a
-// multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0, lengths to 2^30. Everything else is
-// cudaErrorInvalidValue. All strides are in elements and the head dimension is contiguous.
+// Queries and keys have head_dim elements, values and outputs value_dim. Scales of quantised queries, keys and values
+// multiply what is read: (query * query_scale) . (key * key_scale), and (value * value_scale).
+//
+// Supported by both operations: query, key/value and output of any float dtype each, keys and values of FP8 too,
+// head_dim 1 to 576, value_dim 1 to 512, query_heads a multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0,
+// lengths to 2^30. Everything else is cudaErrorInvalidValue. All strides are in elements and the head dimension is
+// contiguous.
 #pragma once
 
 #include "../common/kv_placement.h"
@@ -28,57 +33,100 @@ enum { NVB_ATTENTION_MAX_ROWS_PER_SEQUENCE = 16 };
 // Counters of a decode launch: this many uint32 for every (row, query head).
 enum { NVB_ATTENTION_DECODE_COUNTERS = 17 };
 
+// A sequence begins `start` times a tensor's sequence stride behind the tensor's first element. Where the rows of all
+// sequences lie one after the other, starts are numbers of rows, and that stride is the token stride; where each has a
+// block of its own, as in a cache or in a batch of equal lengths, they are numbers of sequences.
 struct nvb_attention_sequence {
-  // Elements from key (and from value) to head 0 of this sequence's key 0; where there are pages, entries from the page
-  // table's first to this sequence's.
-  int64_t kv_offset;
-  int32_t query_start;  // first row in query, output and lse
+  int32_t query_start;  // in query, output, lse and mask
   int32_t query_count;  // rows; row i stands at position kv_length - query_count + i
+  int32_t kv_start;     // in key and value; where there are pages, the row of the page table
   int32_t kv_length;    // valid keys
   int32_t first_block;  // of the launch: the blocks of the sequences before it, query_heads a tile of rows
 };
 
 // Prefill: many query rows a sequence. The tensor-core kernels take capability >= 8.0, keys and values of F16 or BF16,
 // query and output of that dtype or F32 (such a query is rounded to the keys' dtype), scale > 0, head_dim a multiple of
-// 8, and query, key, value and output rows aligned to 16 bytes; the f32 kernel takes everything else. Blocks start in
-// the order of the table, so the sequences with the most work come first.
+// 8, and query, key, value and output rows aligned to 16 bytes, without a mask and without scales of queries and keys;
+// the f32 kernel takes everything else. Blocks start in the order of the table, so the sequences with the most work
+// come first.
+//
+// Lengths are those of the table. No kernel reads lengths in device memory yet, for which there are fields from
+// `query_starts` on: arguments that have them are refused.
 struct nvb_attention_prefill_params {
   const void* query;
   const void* key;
   const void* value;
   void* output;
   float* lse;  // may be null
+  // Of KV head i, scale[i * stride]; null: 1.
+  const float* query_scale;
+  const float* key_scale;
+  const float* value_scale;
+  // Row i of a sequence and query head h meet key k at
+  // mask[start * mask_sequence_stride + i * mask_row_stride + h * mask_head_stride + k]; null: none.
+  const void* mask;
+  const int32_t* query_starts;  // [sequences + 1], rows; null: the table has all lengths
+  const int32_t* kv_starts;     // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
+  const int32_t* kv_lengths;    // [sequences]
+  const int32_t* kv_sequences;  // [sequences], of the cache; null: 0, 1, 2, ...
+  int64_t query_sequence_stride;
   int64_t query_token_stride;
   int64_t query_head_stride;
-  int64_t key_head_stride;
+  int64_t key_sequence_stride;
   int64_t key_token_stride;
-  int64_t value_head_stride;
+  int64_t key_head_stride;
+  int64_t value_sequence_stride;
   int64_t value_token_stride;
+  int64_t value_head_stride;
+  int64_t output_sequence_stride;
   int64_t output_token_stride;
   int64_t output_head_stride;
+  int64_t lse_sequence_stride;  // in rows
+  int64_t mask_sequence_stride;
+  int64_t mask_row_stride;
+  int64_t mask_head_stride;
   uint32_t query_dtype;
   uint32_t kv_dtype;
   uint32_t output_dtype;
-  int32_t sequences;  // entries of `sequence` in use
+  uint32_t mask_dtype;         // any float dtype
+  int32_t query_scale_stride;  // 0 (one of the tensor) or 1 (one a KV head), as the other two
+  int32_t key_scale_stride;
+  int32_t value_scale_stride;
+  int32_t sequences;  // entries of `sequence` in use, or of kv_lengths
   int32_t query_heads;
   int32_t kv_heads;
   int32_t head_dim;
+  int32_t value_dim;
   int32_t causal;  // 0 or 1
   int32_t window;  // 0 = none
   float scale;
   float soft_cap;           // 0 = none
   int32_t heads_per_group;  // query heads, of whole KV heads, whose blocks start side by side and share L2
+  // What lengths in device memory may not pass.
+  int32_t query_rows;       // of query
+  int32_t kv_rows;          // of key and value; of a cache: its sequences
+  int32_t max_query_count;  // rows of a sequence
+  int32_t max_kv_length;
+  int32_t reserved;  // 0
   nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
 
-// Decode: `rows_per_sequence` query rows a sequence, 1 to 16, at positions that the kernel reads from device memory. Row
-// r of sequence b is row b * rows_per_sequence + r of query, output, lse and positions; it sees the keys 0 ..= its
+namespace nvb {
+
+inline bool has_scales(const nvb_attention_prefill_params& p) {
+  return p.query_scale != nullptr || p.key_scale != nullptr || p.value_scale != nullptr;
+}
+
+}  // namespace nvb
+
+// Decode: `rows_per_sequence` query rows a sequence, 1 to 16, at positions that the kernel reads from device memory.
+// Row r of sequence b is row b * rows_per_sequence + r of query, output, lse and positions; it sees the keys 0 ..= its
 // position of slot slots[b], within the window. So several draft tokens are verified in one call: their keys are in the
 // cache, and their positions ascend. A position or slot outside the cache makes the row empty; -1 says so of rows that
-// a sequence does not need. Keys that some row of the sequence sees may meet another row's weights of 0, so their values
-// must be finite. The keys of a sequence are divided among `splits` blocks whose results the last one to finish merges
-// in a fixed order, so that equal arguments give equal bits.
+// a sequence does not need. Keys that some row of the sequence sees may meet another row's weights of 0, so their
+// values must be finite. The keys of a sequence are divided among `splits` blocks whose results the last one to finish
+// merges in a fixed order, so that equal arguments give equal bits.
 //
 // The rows of a sequence and the query heads of a group meet the same keys. A KV head has rows_per_sequence * group
 // items, item i being row i / group and query head kv_head * group + i % group, and what is called "heads" of a block
@@ -93,16 +141,16 @@ struct nvb_attention_prefill_params {
 // neither.
 //
 // The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16 without scales, any query and output
-// dtype, head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else. The
-// kernel made for latency takes what the former takes with head_dim up to 256 and query rows aligned to 16 bytes, as
-// long as the keys are few enough for its passes, and wants no workspace.
+// dtype, head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else.
+// The kernel made for latency takes what the former takes with head_dim up to 256 and query rows aligned to 16 bytes,
+// as long as the keys are few enough for its passes, and wants no workspace.
 struct nvb_attention_decode_params {
   const void* query;         // [rows, query_heads, head_dim]
   const void* key;           // [slots, kv_heads, capacity, head_dim], or as `placement` says
-  const void* value;         // as key
+  const void* value;         // as key, with value_dim elements
   const int32_t* positions;  // [rows]
   const int32_t* slots;      // [sequences]; null: sequence b has slot b
-  void* output;              // [rows, query_heads, head_dim]
+  void* output;              // [rows, query_heads, value_dim]
   float* lse;                // [rows, query_heads]; may be null
   const float* key_scale;    // [kv_heads]; null: 1
   const float* value_scale;  // as key_scale
@@ -126,6 +174,7 @@ struct nvb_attention_decode_params {
   int32_t query_heads;
   int32_t kv_heads;
   int32_t head_dim;
+  int32_t value_dim;
   int32_t slot_count;     // slots of the cache
   int32_t capacity;       // positions of a slot
   int32_t max_kv_length;  // what the host expects no position + 1 to exceed; it sizes the grid, not the result
@@ -136,6 +185,7 @@ struct nvb_attention_decode_params {
   int32_t chunks;           // blocks that share a KV head
   int32_t heads_per_chunk;  // items of a block
   int32_t slots_per_head;   // partial results of a (row, query head): the splits and their groups; 0 for one split
+  uint32_t reserved;        // 0
   nvb_kv_placement placement;
 };
 
@@ -153,6 +203,7 @@ struct nvb_attention_decode_shape {
   int32_t shared_bytes;     // of a block
   int32_t cluster;          // blocks that may merge in a cluster; 0: they merge through the workspace
   int32_t passes;           // of a block in a cluster, at most
+  int32_t stages;           // tiles of keys under way at a time
 };
 
 extern "C" {

@@ -8,14 +8,15 @@ namespace nvb {
 namespace {
 
 bool are_valid(const nvb_attention_decode_params& p) {
-  if (float_dtype_bytes(p.query_dtype) == 0 || float_dtype_bytes(p.kv_dtype) == 0 ||
+  if (float_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 ||
       float_dtype_bytes(p.output_dtype) == 0) {
     return false;
   }
-  if (p.sequences < 0 || p.sequences > 65535 || p.head_dim < 1 || p.head_dim > 512) return false;
+  if (p.sequences < 0 || p.sequences > 65535 || p.head_dim < 1 || p.head_dim > 576) return false;
   if (p.rows_per_sequence < 1 || p.rows_per_sequence > NVB_ATTENTION_MAX_ROWS_PER_SEQUENCE) return false;
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
   if (p.query_heads > 65535 / p.rows_per_sequence) return false;  // a block an item, at most, along the grid's y
+  if (p.value_dim < 1 || p.value_dim > 512) return false;
   if (p.slot_count < 0 || p.capacity < 0 || p.capacity > kMaxLength || p.max_kv_length < 0) return false;
   return p.window >= 0 && is_valid(p.placement) && std::isfinite(p.scale) && p.soft_cap >= 0.0f;
 }

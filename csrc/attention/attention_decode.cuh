@@ -1,13 +1,15 @@
 // What the decode kernels share: the part of a sequence that a block reads, and the merge of the parts
 // ("flash-decoding", Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 //
-// Block (split, kv_head * chunks + chunk, sequence) reads its part of the keys for the `heads` items of the chunk, each a
-// query head of one of the sequence's rows (attention.h), and leaves, for each of its `parts` (warps, say), the unnormalised output, the maximum m and the sum l in shared
-// memory. `epilogue_split` merges the parts; if the sequence is split, it writes (m, l, O) to the workspace, and the
-// last block of every kGroup to arrive merges these, then the last group of all. A merge adds in the order of the
-// splits whichever block does it, so the result does not depend on timing.
+// Block (split, kv_head * chunks + chunk, sequence) reads its part of the keys for the `heads` items of the chunk, each
+// a query head of one of the sequence's rows (attention.h), and leaves, for each of its `parts` (warps, say), the
+// unnormalised output, the maximum m and the sum l in shared memory. `epilogue_split` merges the parts; if the sequence
+// is split, it writes (m, l, O) to the workspace, and the last block of every kGroup to arrive merges these, then the
+// last group of all. A merge adds in the order of the splits whichever block does it, so the result does not depend on
+// timing.
 #pragma once
 
+#include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"
@@ -30,7 +32,7 @@ __host__ __device__ __forceinline__ int items_per_kv_head(const nvb_attention_de
 struct DecodeArguments {
   nvb_attention_decode_params params;
   float2* partial_sums;    // [sequences, kv_heads, items, slots_per_head]: m in powers of two, l
-  float* partial_outputs;  // [sequences, kv_heads, items, slots_per_head, head_dim]
+  float* partial_outputs;  // [sequences, kv_heads, items, slots_per_head, value_dim]
 };
 
 // The part of one block.
@@ -164,8 +166,8 @@ __device__ __forceinline__ void store_final(const nvb_attention_decode_params& p
   const float scale = p.value_scale != nullptr ? p.value_scale[block.kv_head] : 1.0f;
   const float value = sum == 0.0f ? 0.0f : output / sum * scale;
   const DecodeItem item = item_of(p, block, head);
-  store_element(p.output, p.output_dtype,
-                item.row * p.output_token_stride + item.head * p.output_head_stride + column, value);
+  store_element(p.output, p.output_dtype, item.row * p.output_token_stride + item.head * p.output_head_stride + column,
+                value);
 }
 __device__ __forceinline__ void store_item_lse(const nvb_attention_decode_params& p, const DecodeBlock& block, int head,
                                                const float2& state) {
@@ -185,22 +187,22 @@ __device__ __forceinline__ void store_final_lse(const nvb_attention_decode_param
 template <int Width, typename Store>
 __device__ __forceinline__ void merge_parts(const DecodeArguments& arguments, int64_t first_slot, int count, int heads,
                                             const float* weights, const Store& store) {
-  const int head_dim = arguments.params.head_dim;
-  const int groups = head_dim / Width;
+  const int value_dim = arguments.params.value_dim;
+  const int groups = value_dim / Width;
   for (int index = threadIdx.x; index < heads * groups; index += blockDim.x) {
     const int head = index / groups;
     const int column = (index - head * groups) * Width;
     const float* part =
-        arguments.partial_outputs + (first_slot + head * arguments.params.slots_per_head) * head_dim + column;
+        arguments.partial_outputs + (first_slot + head * arguments.params.slots_per_head) * value_dim + column;
     float values[kGroup][Width];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       if (i >= count) continue;
       if constexpr (Width == 4) {
-        const float4 four = __ldcg(reinterpret_cast<const float4*>(part + static_cast<int64_t>(i) * head_dim));
+        const float4 four = __ldcg(reinterpret_cast<const float4*>(part + static_cast<int64_t>(i) * value_dim));
         values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
       } else {
-        values[i][0] = __ldcg(part + static_cast<int64_t>(i) * head_dim);
+        values[i][0] = __ldcg(part + static_cast<int64_t>(i) * value_dim);
       }
     }
     float sums[Width] = {};
@@ -221,8 +223,8 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
                                                const SplitResult& result, float2* total) {
   const nvb_attention_decode_params& p = arguments.params;
   const int threads = blockDim.x;
-  const int head_dim = p.head_dim;
-  const int elements = block.heads * head_dim;
+  const int value_dim = p.value_dim;
+  const int elements = block.heads * value_dim;
   __shared__ bool last;
 
   // Merge the block's own parts.
@@ -232,8 +234,8 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
       ((static_cast<int64_t>(block.sequence) * p.kv_heads + block.kv_head) * items_per_kv_head(p) + block.first) *
       arguments.params.slots_per_head;
   for (int index = threadIdx.x; index < elements; index += threads) {
-    const int head = index / head_dim;
-    const int column = index - head * head_dim;
+    const int head = index / value_dim;
+    const int column = index - head * value_dim;
     float output = 0.0f;
     for (int i = 0; i < result.parts; ++i) {
       output += result.maximum[i * kMaxHeadsPerBlock + head] *
@@ -242,7 +244,7 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
     if (block.splits == 1) {
       store_final(p, block, head, column, output, total[head].y);
     } else {
-      arguments.partial_outputs[(row + head * arguments.params.slots_per_head + block.split) * head_dim + column] =
+      arguments.partial_outputs[(row + head * arguments.params.slots_per_head + block.split) * value_dim + column] =
           output;
     }
   }
@@ -290,11 +292,11 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
         store_final(p, block, head, column, output, total[head].y);
       } else {
         arguments.partial_outputs[(row + head * arguments.params.slots_per_head + arguments.params.splits + group) *
-                                      head_dim +
+                                      value_dim +
                                   column] = output;
       }
     };
-    if (head_dim % 4 == 0) {
+    if (value_dim % 4 == 0) {
       merge_parts<4>(arguments, slot, count, block.heads, result.maximum, store);
     } else {
       merge_parts<1>(arguments, slot, count, block.heads, result.maximum, store);

@@ -1,13 +1,13 @@
-// Decode attention in f32 on the ordinary cores: every cache dtype, any head_dim to 512, any alignment, every device.
-// The formula is that of attention.h; it serves F32 caches, capability 7.5 and odd shapes.
+// Decode attention in f32 on the ordinary cores: every cache dtype, any head_dim to 576 and value_dim to 512, any
+// alignment, every device. The formula is that of attention.h; it serves F32 caches, capability 7.5 and odd shapes.
 //
 // A block of 4 warps takes up to 8 items of one KV head (attention.h) and walks its keys in tiles of 32:
 //   scores    a warp takes 4 keys at a time, its lanes share the head dimension
 //   softmax   a warp takes a head, a lane a key
 //   output    a thread takes up to 4 columns of all heads
 //
-// Shared memory: heads * head_dim f32 of Q, in whose place the output is left; scores 1 KiB. Registers: the output of
-// 8 heads x 4 columns, the scores of 4 keys x 8 heads.
+// Shared memory: heads f32 rows of Q as wide as head_dim or value_dim, in whose place the output is left; scores 1 KiB.
+// Registers: the output of 8 heads x 4 columns, the scores of 4 keys x 8 heads.
 #include <algorithm>
 
 #include "../common/reduce.cuh"
@@ -51,6 +51,10 @@ __device__ __forceinline__ void load_elements(const T* address, float (&values)[
     values[0] = to_float(*address);
   } else if constexpr (sizeof(T) == 4) {
     load16_as_float<T>(address, values);
+  } else if constexpr (sizeof(T) == 1) {
+    const uint32_t raw = *reinterpret_cast<const uint32_t*>(address);
+#pragma unroll
+    for (int i = 0; i < Width; ++i) values[i] = to_float(T{static_cast<uint8_t>(raw >> (8 * i))});
   } else {
     const uint2 raw = *reinterpret_cast<const uint2*>(address);
     const float2 low = unpack_pair<T>(raw.x);
@@ -63,7 +67,7 @@ __device__ __forceinline__ void load_elements(const T* address, float (&values)[
 template <typename T, int Width>
 __global__ void __launch_bounds__(kThreads)
     attention_decode_simt_kernel(const __grid_constant__ DecodeArguments arguments) {
-  extern __shared__ __align__(16) float query[];  // [heads][head_dim], in the end the output
+  extern __shared__ __align__(16) float query[];  // [heads][head_dim], in the end the output, [heads][value_dim]
   __shared__ __align__(16) float score[kKeys][kHeads];
   __shared__ float rescale[kHeads];
   __shared__ uint32_t rows[kKeys];  // of the tile's keys, in rings and pages
@@ -85,15 +89,15 @@ __global__ void __launch_bounds__(kThreads)
                    block.kv_head * p.value_head_stride;
   const bool placed = is_placed(p.placement);
   const auto offset_of = [&](int first, int i, int64_t token_stride) {
-    return placed ? kv_offset(p.placement, rows[i], token_stride) : (first + i) * token_stride;
+    return placed ? kv_offset(p.placement.block_stride, rows[i], token_stride) : (first + i) * token_stride;
   };
 
   for (int index = threadIdx.x; index < block.heads * p.head_dim; index += kThreads) {
     const int head = index / p.head_dim;
     const DecodeItem item = item_of(p, block, head);
-    query[index] = load_element(
-        p.query, p.query_dtype,
-        item.row * p.query_token_stride + item.head * p.query_head_stride + (index - head * p.head_dim));
+    query[index] =
+        load_element(p.query, p.query_dtype,
+                     item.row * p.query_token_stride + item.head * p.query_head_stride + (index - head * p.head_dim));
   }
   __syncthreads();
 
@@ -181,12 +185,12 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const int column = j * kThreads + static_cast<int>(threadIdx.x);
-      if (column < p.head_dim) {
+      if (column < p.value_dim) {
         const T* source = value + (placed ? 0 : first * p.value_token_stride) + column;
 #pragma unroll 8
         for (int i = 0; i < keys; ++i) {
-          const int64_t offset =
-              placed ? kv_offset(p.placement, rows[i], p.value_token_stride) : i * p.value_token_stride;
+          const int64_t offset = placed ? kv_offset(p.placement.value_block_stride, rows[i], p.value_token_stride)
+                                        : i * p.value_token_stride;
           const float v = placed && rows[i] == kNoRow ? 0.0f : to_float(source[offset]);
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {
@@ -204,7 +208,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const int column = j * kThreads + static_cast<int>(threadIdx.x);
-      if (h < block.heads && column < p.head_dim) query[h * p.head_dim + column] = output[h][j];
+      if (h < block.heads && column < p.value_dim) query[h * p.value_dim + column] = output[h][j];
     }
   }
 #pragma unroll
@@ -216,14 +220,14 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
-  epilogue_split(arguments, block, SplitResult{query, 0, p.head_dim, 1, part_maximum, part_sum}, total);
+  epilogue_split(arguments, block, SplitResult{query, 0, p.value_dim, 1, part_maximum, part_sum}, total);
 }
 
 int heads_per_block(const nvb_attention_decode_params& p) {
   return std::min(items_per_kv_head(p), kHeads);
 }
 int shared_bytes(const nvb_attention_decode_params& p) {
-  return heads_per_block(p) * p.head_dim * static_cast<int>(sizeof(float));
+  return heads_per_block(p) * std::max(p.head_dim, p.value_dim) * static_cast<int>(sizeof(float));
 }
 
 template <typename T>
@@ -242,7 +246,7 @@ cudaError_t launch_dtype(const DecodeArguments& arguments, const nvb_launch& lau
 }  // namespace
 
 bool supports_decode_simt(const nvb_attention_decode_params& p, const nvb_launch&, nvb_attention_decode_shape& shape) {
-  shape = {heads_per_block(p), kKeys, 1, kThreads, shared_bytes(p) + kDecodeStaticBytes, 0, 0};
+  shape = {heads_per_block(p), kKeys, 1, kThreads, shared_bytes(p) + kDecodeStaticBytes, 0, 0, 1};
   return true;
 }
 
@@ -252,6 +256,10 @@ cudaError_t launch_decode_simt(const DecodeArguments& arguments, const nvb_launc
       return launch_dtype<float>(arguments, launch);
     case NVB_F16:
       return launch_dtype<__half>(arguments, launch);
+    case NVB_F8_E4M3:
+      return launch_dtype<fp8_e4m3>(arguments, launch);
+    case NVB_F8_E5M2:
+      return launch_dtype<fp8_e5m2>(arguments, launch);
     default:
       return launch_dtype<__nv_bfloat16>(arguments, launch);
   }

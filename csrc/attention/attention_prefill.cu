@@ -3,6 +3,8 @@
 #include <cmath>
 #include <iterator>
 
+#include "../common/fp8.cuh"
+#include "attention_prefill_fp8.h"
 #include "attention_prefill_wgmma.h"
 #include "sm80/attention_prefill_mma.cuh"
 
@@ -15,11 +17,15 @@ SharedClass shared_class(int capability) {
 }
 
 bool are_valid(const nvb_attention_prefill_params& p) {
-  if (float_dtype_bytes(p.query_dtype) == 0 || float_dtype_bytes(p.kv_dtype) == 0 ||
-      float_dtype_bytes(p.output_dtype) == 0) {
+  if (kv_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 || float_dtype_bytes(p.output_dtype) == 0 ||
+      (p.mask != nullptr && float_dtype_bytes(p.mask_dtype) == 0)) {
     return false;
   }
-  if (p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES || p.head_dim < 1 || p.head_dim > 512) return false;
+  if (p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES || p.head_dim < 1 || p.head_dim > kMaxHeadDim ||
+      p.value_dim < 1 || p.value_dim > kMaxValueDim) {
+    return false;
+  }
+  if (p.query_starts != nullptr) return false;
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
   if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || !is_valid(p.placement)) return false;
   for (int i = 0; i < p.sequences; ++i) {
@@ -31,18 +37,22 @@ bool are_valid(const nvb_attention_prefill_params& p) {
 }
 
 bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
-  if (launch.capability < 80 || p.kv_dtype == NVB_F32 || p.head_dim % 8 != 0 || !(p.scale > 0.0f) ||
-      (p.query_dtype != p.kv_dtype && p.query_dtype != NVB_F32) ||
+  if (launch.capability < 80 || (p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) || p.head_dim % 8 != 0 ||
+      !(p.scale > 0.0f) || (p.query_dtype != p.kv_dtype && p.query_dtype != NVB_F32) ||
       (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
     return false;
   }
-  if (p.placement.block_stride % 8 != 0) return false;
+  if (p.value_dim != p.head_dim || p.head_dim > 512 || p.mask != nullptr || has_scales(p) ||
+      p.query_starts != nullptr) {
+    return false;
+  }
+  if (p.placement.block_stride % 8 != 0 || p.placement.value_block_stride != p.placement.block_stride) return false;
   const int query_bytes = float_dtype_bytes(p.query_dtype);
   const int output_bytes = float_dtype_bytes(p.output_dtype);
-  for (int i = 0; i < p.sequences; ++i) {
-    if (p.placement.pages == nullptr && p.sequence[i].kv_offset % 8 != 0) return false;
-  }
-  return is_aligned16(p.query, p.query_token_stride, query_bytes) &&
+  return is_aligned16(p.query, p.query_sequence_stride, query_bytes) && is_aligned16(p.key, p.key_sequence_stride, 2) &&
+         is_aligned16(p.value, p.value_sequence_stride, 2) &&
+         is_aligned16(p.output, p.output_sequence_stride, output_bytes) &&
+         is_aligned16(p.query, p.query_token_stride, query_bytes) &&
          is_aligned16(p.query, p.query_head_stride, query_bytes) && is_aligned16(p.key, p.key_head_stride, 2) &&
          is_aligned16(p.key, p.key_token_stride, 2) && is_aligned16(p.value, p.value_head_stride, 2) &&
          is_aligned16(p.value, p.value_token_stride, 2) &&
@@ -80,6 +90,15 @@ cudaError_t launch_wgmma(const PrefillArguments& arguments, int, const nvb_launc
   return nvb_cuda_attention_prefill_wgmma(&arguments.params, &launch);
 }
 
+bool prefill_fp8(const nvb_attention_prefill_params& p, const nvb_launch& launch, nvb_attention_prefill_shape& shape) {
+  shape.rows = 0;
+  return nvb_cuda_attention_prefill_fp8_supports(&p, &launch) != 0;
+}
+
+cudaError_t launch_fp8(const PrefillArguments& arguments, int, const nvb_launch& launch) {
+  return nvb_cuda_attention_prefill_fp8(&arguments.params, &launch);
+}
+
 struct PrefillKernel {
   const char* name;
   bool (*supports)(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape&);
@@ -88,6 +107,7 @@ struct PrefillKernel {
 
 constexpr PrefillKernel kKernels[] = {
     {"attention_prefill_wgmma", prefill_wgmma, launch_wgmma},
+    {"attention_prefill_fp8", prefill_fp8, launch_fp8},
     {"attention_prefill_mma", prefill_mma, launch_mma},
     {"attention_prefill_simt", prefill_simt, launch_simt},
 };

@@ -43,6 +43,38 @@ __device__ __forceinline__ PrefillBlock find_prefill_block(const PrefillArgument
   return PrefillBlock{low, first_head + rest % heads, (tiles - 1 - rest / heads) * rows_per_tile};
 }
 
+// Elements from the tensor's first to those of the block's first row.
+__device__ __forceinline__ int64_t query_offset(const nvb_attention_prefill_params& p,
+                                                const nvb_attention_sequence& sequence, const PrefillBlock& block) {
+  return sequence.query_start * p.query_sequence_stride + block.first_row * p.query_token_stride +
+         block.head * p.query_head_stride;
+}
+__device__ __forceinline__ int64_t output_offset(const nvb_attention_prefill_params& p,
+                                                 const nvb_attention_sequence& sequence, const PrefillBlock& block) {
+  return sequence.query_start * p.output_sequence_stride + block.first_row * p.output_token_stride +
+         block.head * p.output_head_stride;
+}
+// Of `row` of the block.
+__device__ __forceinline__ int64_t lse_offset(const nvb_attention_prefill_params& p,
+                                              const nvb_attention_sequence& sequence, const PrefillBlock& block,
+                                              int row) {
+  return (sequence.query_start * p.lse_sequence_stride + block.first_row + row) * p.query_heads + block.head;
+}
+
+// Of key 0 in the mask of `row` of the block.
+__device__ __forceinline__ int64_t mask_offset(const nvb_attention_prefill_params& p,
+                                               const nvb_attention_sequence& sequence, const PrefillBlock& block,
+                                               int row) {
+  return sequence.query_start * p.mask_sequence_stride + (block.first_row + row) * p.mask_row_stride +
+         block.head * p.mask_head_stride;
+}
+
+// The sequence's row of the page table.
+__device__ __forceinline__ const int32_t* page_row(const nvb_attention_prefill_params& p,
+                                                   const nvb_attention_sequence& sequence) {
+  return p.placement.pages + sequence.kv_start * p.placement.page_row_stride;
+}
+
 // What a block's shared memory may hold, which decides the tiles of the tensor-core kernel: 227 KiB on capability 9.0
 // and 10.x, 163 KiB on 8.0 and 8.7, 99 KiB on 8.6, 8.9 and 12.x.
 enum class SharedClass { kSmall, kMedium, kLarge };

@@ -1,11 +1,12 @@
-// Prefill attention in f32 on the ordinary cores: every dtype, any head_dim to 512, any alignment, every device. It
-// serves F32 tensors, capability 7.5 and odd shapes; the formula is that of attention_prefill_mma.cuh.
+// Prefill attention in f32 on the ordinary cores: all that attention.h has, at any alignment, on every device. It
+// serves F32 tensors, capability 7.5, odd shapes, and options that no faster kernel has.
 //
 // A block of 16 x 16 threads takes 64 query rows of one head and walks the keys in tiles of 64. A thread owns a 4 x 4
 // patch of S and, in each chunk of 64 output columns, a 4 x 4 patch of O.
 //
 // Shared memory: 17 KiB for a chunk of Q and K (32 of the head dimension) or of V (64 columns), 17 KiB for P.
 // Registers: O = 16 * kChunks a thread.
+#include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
@@ -26,15 +27,15 @@ static_assert(kRows == 64 && kKeys == 64, "16 x 16 threads own 4 x 4 patches");
 // Where the rows of a tensor lie: `stride` elements apart, or as `places` say.
 struct Rows {
   int64_t stride;
-  const nvb_kv_placement* placement;
+  int64_t block_stride;
   const uint32_t* places;  // null: none
 };
 
 // Calls store(row, column, element) for this thread's part of 64 rows and kWidth columns from first_column on: zero
-// outside valid_rows x head_dim, and for rows that lie nowhere.
+// outside valid_rows x dim, and for rows that lie nowhere.
 template <int kWidth, typename T, typename Store>
-__device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int valid_rows, int first_column,
-                                          int head_dim, const Store& store) {
+__device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int valid_rows, int first_column, int dim,
+                                          const Store& store) {
   constexpr int kCount = 64 * kWidth / kThreads;
   if (rows.places == nullptr) {
 #pragma unroll
@@ -42,7 +43,7 @@ __device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int
       const int index = i * kThreads + static_cast<int>(threadIdx.x);
       const int row = index / kWidth;
       const int column = index % kWidth;
-      const bool valid = row < valid_rows && first_column + column < head_dim;
+      const bool valid = row < valid_rows && first_column + column < dim;
       store(row, column, valid ? to_float(global[row * rows.stride + first_column + column]) : 0.0f);
     }
     return;
@@ -53,8 +54,8 @@ __device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int
     const int row = index / kWidth;
     const int column = index % kWidth;
     const uint32_t place = row < valid_rows ? rows.places[row] : kNoRow;
-    const bool valid = place != kNoRow && first_column + column < head_dim;
-    const int64_t offset = valid ? kv_offset(*rows.placement, place, rows.stride) + first_column + column : 0;
+    const bool valid = place != kNoRow && first_column + column < dim;
+    const int64_t offset = valid ? kv_offset(rows.block_stride, place, rows.stride) + first_column + column : 0;
     store(row, column, valid ? to_float(global[offset]) : 0.0f);
   }
 }
@@ -62,16 +63,16 @@ __device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int
 // shared[column][row] = global[row][first_column + column].
 template <typename T>
 __device__ __forceinline__ void load_transposed(float (*shared)[kPitch], const T* global, const Rows& rows,
-                                                int valid_rows, int first_column, int head_dim) {
-  load_rows<kDepth>(global, rows, valid_rows, first_column, head_dim,
+                                                int valid_rows, int first_column, int dim) {
+  load_rows<kDepth>(global, rows, valid_rows, first_column, dim,
                     [&](int row, int column, float value) { shared[column][row] = value; });
 }
 
 // shared[row][column] = global[row][first_column + column].
 template <typename T>
 __device__ __forceinline__ void load_straight(float (*shared)[kPitch], const T* global, const Rows& rows,
-                                              int valid_rows, int first_column, int head_dim) {
-  load_rows<kColumns>(global, rows, valid_rows, first_column, head_dim,
+                                              int valid_rows, int first_column, int dim) {
+  load_rows<kColumns>(global, rows, valid_rows, first_column, dim,
                       [&](int row, int column, float value) { shared[row][column] = value; });
 }
 
@@ -82,6 +83,10 @@ __device__ __forceinline__ void with_elements(const void* base, uint32_t dtype, 
     use(static_cast<const float*>(base) + offset);
   } else if (dtype == NVB_F16) {
     use(static_cast<const __half*>(base) + offset);
+  } else if (dtype == NVB_F8_E4M3) {
+    use(static_cast<const fp8_e4m3*>(base) + offset);
+  } else if (dtype == NVB_F8_E5M2) {
+    use(static_cast<const fp8_e5m2*>(base) + offset);
   } else {
     use(static_cast<const __nv_bfloat16*>(base) + offset);
   }
@@ -124,15 +129,21 @@ __global__ void __launch_bounds__(kThreads)
 
   const int x = threadIdx.x % 16;
   const int y = threadIdx.x / 16;
-  const int64_t first_token = sequence.query_start + block.first_row;
   const int kv_head = block.head / (p.query_heads / p.kv_heads);
-  const int64_t query_offset = first_token * p.query_token_stride + block.head * p.query_head_stride;
+  const int64_t first_query = query_offset(p, sequence, block);
+  const auto scale_of = [&](const float* scales, int stride) {
+    return scales != nullptr ? scales[kv_head * stride] : 1.0f;
+  };
+  const float scale =
+      p.scale * scale_of(p.query_scale, p.query_scale_stride) * scale_of(p.key_scale, p.key_scale_stride);
+  const float value_scale = scale_of(p.value_scale, p.value_scale_stride);
   const bool placed = is_placed(p.placement);
-  const int64_t origin = p.placement.pages != nullptr ? 0 : sequence.kv_offset;
-  const int64_t key_offset = origin + kv_head * p.key_head_stride;
-  const int64_t value_offset = origin + kv_head * p.value_head_stride;
-  const Rows key_rows{p.key_token_stride, &p.placement, placed ? places : nullptr};
-  const Rows value_rows{p.value_token_stride, &p.placement, placed ? places : nullptr};
+  const int kv_start = p.placement.pages != nullptr ? 0 : sequence.kv_start;
+  const int64_t key_offset = kv_start * p.key_sequence_stride + kv_head * p.key_head_stride;
+  const int64_t value_offset = kv_start * p.value_sequence_stride + kv_head * p.value_head_stride;
+  const Rows query_rows{p.query_token_stride, 0, nullptr};
+  const Rows key_rows{p.key_token_stride, p.placement.block_stride, placed ? places : nullptr};
+  const Rows value_rows{p.value_token_stride, p.placement.value_block_stride, placed ? places : nullptr};
 
   float output[kChunks][4][4] = {};
   float maximum[4];
@@ -146,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
     if (placed) {
       __syncthreads();
       if (static_cast<int>(threadIdx.x) < min(valid_keys, kKeys)) {
-        places[threadIdx.x] = kv_row(p.placement, p.placement.pages + sequence.kv_offset, tile_key + threadIdx.x);
+        places[threadIdx.x] = kv_row(p.placement, page_row(p, sequence), tile_key + threadIdx.x);
       }
     }
 
@@ -154,9 +165,8 @@ __global__ void __launch_bounds__(kThreads)
     float score[4][4] = {};
     for (int column = 0; column < p.head_dim; column += kDepth) {
       __syncthreads();
-      with_elements(p.query, p.query_dtype, query_offset, [&](const auto* query) {
-        load_transposed(operands, query, Rows{p.query_token_stride, nullptr, nullptr}, rows, column, p.head_dim);
-      });
+      with_elements(p.query, p.query_dtype, first_query,
+                    [&](const auto* query) { load_transposed(operands, query, query_rows, rows, column, p.head_dim); });
       const int64_t first = key_offset + (placed ? 0 : tile_key * p.key_token_stride);
       with_elements(p.key, p.kv_dtype, first, [&](const auto* key) {
         load_transposed(operands + kDepth, key, key_rows, valid_keys, column, p.head_dim);
@@ -170,11 +180,14 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const KeyRange range = visible_keys(position + 4 * y + i, sequence.kv_length, p.causal, p.window);
+      // Rows past the last are masked by nothing, and stored nowhere.
+      const int64_t bias = p.mask != nullptr && 4 * y + i < rows ? mask_offset(p, sequence, block, 4 * y + i) : -1;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float s = score[i][j] * p.scale;
+        float s = score[i][j] * scale;
         if (p.soft_cap > 0.0f) s = p.soft_cap * tanhf(s / p.soft_cap);
         const int key = tile_key + 4 * x + j;
+        if (bias >= 0 && key <= range.last) s += load_element(p.mask, p.mask_dtype, bias + key);
         score[i][j] = key < range.first || key > range.last ? -CUDART_INF_F : s * kLog2E;
       }
       float most = fmaxf(fmaxf(score[i][0], score[i][1]), fmaxf(score[i][2], score[i][3]));
@@ -199,11 +212,11 @@ __global__ void __launch_bounds__(kThreads)
     // O = O * rescale + P . V, 64 columns at a time.
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      if (chunk * kColumns >= p.head_dim) break;
+      if (chunk * kColumns >= p.value_dim) break;
       __syncthreads();
       const int64_t first = value_offset + (placed ? 0 : tile_key * p.value_token_stride);
       with_elements(p.value, p.kv_dtype, first, [&](const auto* value) {
-        load_straight(operands, value, value_rows, valid_keys, chunk * kColumns, p.head_dim);
+        load_straight(operands, value, value_rows, valid_keys, chunk * kColumns, p.value_dim);
       });
       __syncthreads();
 #pragma unroll
@@ -220,19 +233,19 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < 4; ++i) {
     const int row = 4 * y + i;
     const float total = warp_sum<16>(sum[i]);
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    const float inverse = total == 0.0f ? 0.0f : value_scale / total;
     if (row >= rows) continue;
     if (p.lse != nullptr && x == 0) {
-      p.lse[(first_token + row) * p.query_heads + block.head] =
-          total == 0.0f ? -CUDART_INF_F : maximum[i] * kLn2 + logf(total);
+      p.lse[lse_offset(p, sequence, block, row)] = total == 0.0f ? -CUDART_INF_F : maximum[i] * kLn2 + logf(total);
     }
-    const int64_t start = (first_token + row) * p.output_token_stride + block.head * p.output_head_stride;
+    const int64_t start = output_offset(p, sequence, block) + row * p.output_token_stride;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int column = chunk * kColumns + 4 * x + j;
-        if (column < p.head_dim) store_element(p.output, p.output_dtype, start + column, output[chunk][i][j] * inverse);
+        if (column < p.value_dim)
+          store_element(p.output, p.output_dtype, start + column, output[chunk][i][j] * inverse);
       }
     }
   }
@@ -241,9 +254,9 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t launch_prefill_simt(const PrefillArguments& arguments, int blocks, cudaStream_t stream) {
-  if (arguments.params.head_dim <= 128) {
+  if (arguments.params.value_dim <= 128) {
     attention_prefill_simt_kernel<2><<<blocks, kThreads, 0, stream>>>(arguments);
-  } else if (arguments.params.head_dim <= 256) {
+  } else if (arguments.params.value_dim <= 256) {
     attention_prefill_simt_kernel<4><<<blocks, kThreads, 0, stream>>>(arguments);
   } else {
     attention_prefill_simt_kernel<8><<<blocks, kThreads, 0, stream>>>(arguments);

@@ -1,8 +1,10 @@
 // Prefill attention by wgmma on compute capability 9.0 (sm90/attention_prefill_wgmma.cuh).
 //
 // Beside what attention.h asks for: capability 9.0, query, key and value all F16 or all BF16, output of that dtype or
-// F32, head_dim a multiple of 8 up to 256, scale > 0, keys and values neither in pages nor in a ring; query, key, value
-// and output rows aligned to 16 bytes; a sequence's kv_offset at least 0 and a multiple of both token strides.
+// F32, head_dim and value_dim multiples of 8 up to 256, the latter not above the former, scale > 0, no mask, no scales,
+// lengths from the host, keys and values not in a ring and pages of a multiple of 8 tokens; query, key, value and
+// output rows aligned to 16 bytes; sequences that begin a whole number of tokens behind each tensor's first, or at a
+// row of the page table, and the same number in query, output and lse.
 #pragma once
 
 #include "attention.h"

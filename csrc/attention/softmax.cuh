@@ -35,6 +35,10 @@ __device__ __forceinline__ float exponent_base(float maximum) {
   return maximum == -CUDART_INF_F ? 0.0f : maximum;
 }
 
+// The widest heads of queries and keys, and of values, that the launchers take.
+inline constexpr int kMaxHeadDim = 576;
+inline constexpr int kMaxValueDim = 512;
+
 // The launchers refuse lengths above this and cut windows to it, so that sums of two stay within 32 bits.
 inline constexpr int kMaxLength = 1 << 30;
 

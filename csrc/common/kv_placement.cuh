@@ -24,8 +24,8 @@ __device__ __forceinline__ uint32_t kv_row(const nvb_kv_placement& placement, co
 }
 
 // Elements from the head's first to those of the row, which is none of kNoRow.
-__device__ __forceinline__ int64_t kv_offset(const nvb_kv_placement& placement, uint32_t row, int64_t token_stride) {
-  return static_cast<int64_t>(row >> 8) * placement.block_stride + static_cast<int64_t>(row & 255) * token_stride;
+__device__ __forceinline__ int64_t kv_offset(int64_t block_stride, uint32_t row, int64_t token_stride) {
+  return static_cast<int64_t>(row >> 8) * block_stride + static_cast<int64_t>(row & 255) * token_stride;
 }
 
 }  // namespace nvb

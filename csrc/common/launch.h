@@ -15,6 +15,8 @@ enum nvb_dtype_code : uint32_t {
   NVB_F16 = 2,
   NVB_BF16 = 3,
   NVB_I32 = 4,
+  NVB_F8_E4M3 = 5,  // keys and values in a cache: largest 448, no infinity, 0x7f and 0xff are NaN
+  NVB_F8_E5M2 = 6,  // the same, largest finite 57344, with infinities
 };
 
 // Activations, the values of NVB_ACTIVATION_*.

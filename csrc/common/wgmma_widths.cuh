@@ -1,5 +1,6 @@
-// wgmma of 16-bit floats for more widths than a product of matrices takes: the first operand in shared memory or in
-// registers, the second with its k along rows or down columns. And barriers that some of a block's warps share.
+// wgmma of 16-bit floats and of FP8 for more widths than a product of matrices takes: the first operand in shared
+// memory or in registers, the second with its k along rows or, of 16-bit floats, down columns. And barriers that some
+// of a block's warps share.
 //
 // Compute capability 9.0a; one thin wrapper each. The fragments are those of wgmma.cuh.
 #pragma once
@@ -48,26 +49,39 @@ __device__ __forceinline__ void fence_shared_before_products() {
 #define NVB_NAMES48 NVB_NAMES40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define NVB_NAMES56 NVB_NAMES48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define NVB_NAMES64 NVB_NAMES56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define NVB_NAMES80 \
+  NVB_NAMES64       \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define NVB_NAMES88                                                                                        \
   NVB_NAMES64                                                                                              \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
   "%84, %85, %86, %87"
 #define NVB_NAMES96 NVB_NAMES88 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define NVB_NAMES112 \
+  NVB_NAMES96        \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define NVB_NAMES128                                                                                                 \
   NVB_NAMES96                                                                                                        \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, " \
   "%115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define NVB_PRODUCT(COLUMNS, TYPES, NAMES, OPERANDS, PREDICATE, TAIL, INPUTS, ...)                             \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PREDICATE ", 0;\nwgmma.mma_async.sync.aligned.m64n" COLUMNS \
-               "k16.f32." TYPES " {" NAMES "}, " OPERANDS ", p, " TAIL ";\n}\n"                                \
-               : __VA_ARGS__                                                                                   \
+#define NVB_PRODUCT(COLUMNS, TYPES, NAMES, OPERANDS, PREDICATE, TAIL, INPUTS, ...)                                   \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PREDICATE ", 0;\nwgmma.mma_async.sync.aligned.m64n" COLUMNS TYPES \
+               " {" NAMES "}, " OPERANDS ", p, " TAIL ";\n}\n"                                                       \
+               : __VA_ARGS__                                                                                         \
                : INPUTS, "r"(accumulate))
-#define NVB_PRODUCT_OF(COLUMNS, NAMES, OPERANDS, PREDICATE, TAIL, INPUTS, ...)                               \
-  if constexpr (kDtype<T> == NVB_F16) {                                                                      \
-    NVB_PRODUCT(COLUMNS, "f16.f16", NAMES, OPERANDS, PREDICATE, TAIL, NVB_WGMMA_LIST INPUTS, __VA_ARGS__);   \
-  } else {                                                                                                   \
-    NVB_PRODUCT(COLUMNS, "bf16.bf16", NAMES, OPERANDS, PREDICATE, TAIL, NVB_WGMMA_LIST INPUTS, __VA_ARGS__); \
+#define NVB_PRODUCT_OF(COLUMNS, NAMES, OPERANDS, PREDICATE, TAIL, INPUTS, ...)                                       \
+  if constexpr (kDtype<T> == NVB_F16) {                                                                              \
+    NVB_PRODUCT(COLUMNS, "k16.f32.f16.f16", NAMES, OPERANDS, PREDICATE, TAIL, NVB_WGMMA_LIST INPUTS, __VA_ARGS__);   \
+  } else {                                                                                                           \
+    NVB_PRODUCT(COLUMNS, "k16.f32.bf16.bf16", NAMES, OPERANDS, PREDICATE, TAIL, NVB_WGMMA_LIST INPUTS, __VA_ARGS__); \
+  }
+#define NVB_FP8_PRODUCT_OF(A_TYPE, COLUMNS, NAMES, OPERANDS, PREDICATE, INPUTS, ...)                                   \
+  if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {                                                                    \
+    NVB_PRODUCT(COLUMNS, "k32.f32.e4m3.e4m3", NAMES, OPERANDS, PREDICATE, "1, 1", NVB_WGMMA_LIST INPUTS, __VA_ARGS__); \
+  } else {                                                                                                             \
+    NVB_PRODUCT(COLUMNS, "k32.f32." A_TYPE ".e5m2", NAMES, OPERANDS, PREDICATE, "1, 1", NVB_WGMMA_LIST INPUTS,         \
+                __VA_ARGS__);                                                                                          \
   }
 #define NVB_WGMMA_LIST(...) __VA_ARGS__
 #define NVB_IN_SHARED ("l"(a), "l"(b))
@@ -124,6 +138,40 @@ __device__ __forceinline__ void wgmma_rs_transposed(float (&d)[Count], const uin
 #endif
 }
 
+// The two products of FP8, 32 k each, with both operands' k along rows. T is the dtype of b and, in shared memory, of
+// a; a is E4M3 in registers: those of thread 4 g + q hold k 4 q ..+3 of the rows g and g + 8, then k 16 + 4 q ..+3.
+// Sums are kept with about 14 bits while they are added to.
+template <typename T, int Count>
+__device__ __forceinline__ void wgmma_ss_fp8(float (&d)[Count], uint64_t a, uint64_t b, int accumulate) {
+#ifdef NVB_WGMMA
+  if constexpr (Count == 64) {
+    NVB_FP8_PRODUCT_OF("e5m2", "128", NVB_NAMES64, "%64, %65", "%66", NVB_IN_SHARED, NVB_D64(0))
+  } else if constexpr (Count == 80) {
+    NVB_FP8_PRODUCT_OF("e5m2", "160", NVB_NAMES80, "%80, %81", "%82", NVB_IN_SHARED, NVB_D64(0), NVB_D16(64))
+  } else if constexpr (Count == 96) {
+    NVB_FP8_PRODUCT_OF("e5m2", "192", NVB_NAMES96, "%96, %97", "%98", NVB_IN_SHARED, NVB_D64(0), NVB_D32(64))
+  } else {
+    static_assert(Count == 112, "128, 160, 192 or 224 rows of b");
+    NVB_FP8_PRODUCT_OF("e5m2", "224", NVB_NAMES112, "%112, %113", "%114", NVB_IN_SHARED, NVB_D64(0), NVB_D32(64),
+                       NVB_D16(96))
+  }
+#endif
+}
+template <typename T, int Count>
+__device__ __forceinline__ void wgmma_rs_fp8(float (&d)[Count], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+#ifdef NVB_WGMMA
+  if constexpr (Count == 32) {
+    NVB_FP8_PRODUCT_OF("e4m3", "64", NVB_NAMES32, "{%32, %33, %34, %35}, %36", "%37", NVB_IN_REGISTERS, NVB_D32(0))
+  } else if constexpr (Count == 64) {
+    NVB_FP8_PRODUCT_OF("e4m3", "128", NVB_NAMES64, "{%64, %65, %66, %67}, %68", "%69", NVB_IN_REGISTERS, NVB_D64(0))
+  } else {
+    static_assert(Count == 128, "64, 128 or 256 rows of b");
+    NVB_FP8_PRODUCT_OF("e4m3", "256", NVB_NAMES128, "{%128, %129, %130, %131}, %132", "%133", NVB_IN_REGISTERS,
+                       NVB_D64(0), NVB_D64(64))
+  }
+#endif
+}
+
 #ifdef NVB_WGMMA
 #undef NVB_D8
 #undef NVB_D16
@@ -134,11 +182,14 @@ __device__ __forceinline__ void wgmma_rs_transposed(float (&d)[Count], const uin
 #undef NVB_NAMES48
 #undef NVB_NAMES56
 #undef NVB_NAMES64
+#undef NVB_NAMES80
 #undef NVB_NAMES88
 #undef NVB_NAMES96
+#undef NVB_NAMES112
 #undef NVB_NAMES128
 #undef NVB_PRODUCT
 #undef NVB_PRODUCT_OF
+#undef NVB_FP8_PRODUCT_OF
 #undef NVB_WGMMA_LIST
 #undef NVB_IN_SHARED
 #undef NVB_IN_REGISTERS

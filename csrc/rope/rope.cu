@@ -21,17 +21,19 @@ bool is_valid(const nvb_rope_params& p) {
   if (p.positions == nullptr) return false;
   if (p.query != nullptr && (p.query_heads < 1 || p.query_output == nullptr)) return false;
   if (p.key != nullptr && p.kv_heads < 1) return false;
-  if ((p.key_cache == nullptr) != (p.value_cache == nullptr) || !nvb::is_valid(p.placement)) return false;
-  if (p.key_cache != nullptr && (p.key == nullptr || p.value == nullptr)) return false;
+  if (!nvb::is_valid(p.placement)) return false;
+  if ((p.key_cache != nullptr && p.key == nullptr) || (p.value_cache != nullptr && p.value == nullptr)) return false;
+  if (p.value_cache != nullptr && p.key_cache == nullptr) return false;
   return is_float_or_absent(p.query, p.query_dtype) && is_float_or_absent(p.key, p.key_dtype) &&
          is_float_or_absent(p.value, p.value_dtype) && is_float_or_absent(p.query_output, p.query_output_dtype) &&
          is_float_or_absent(p.key_output, p.key_output_dtype) && is_float_or_absent(p.query_norm, p.query_norm_dtype) &&
-         is_float_or_absent(p.key_norm, p.key_norm_dtype) && is_float_or_absent(p.key_cache, p.cache_dtype);
+         is_float_or_absent(p.key_norm, p.key_norm_dtype) &&
+         (p.key_cache == nullptr || kv_dtype_bytes(p.cache_dtype) != 0);
 }
 
 bool supports_vectors(const nvb_rope_params& p) {
   const auto aligned = [](const void* pointer, uint32_t dtype, int64_t stride0, int64_t stride1) {
-    const int bytes = float_dtype_bytes(dtype);
+    const int bytes = kv_dtype_bytes(dtype);
     return pointer == nullptr || (is_aligned16(pointer, stride0, bytes) && is_aligned16(pointer, stride1, bytes));
   };
   return p.head_dim % 8 == 0 && p.rotary_dim % 16 == 0 &&
@@ -114,10 +116,12 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   if constexpr (Width == 8) {
     if (!is_wide(p.query, p.query_dtype) && !is_wide(p.key, p.key_dtype) &&
         !is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype)) {
-      return launch_overlapped(rope_kernel<8, true>, grid, dim3(threads), 0, &launch, arguments);
+      const bool placed = p.key_cache != nullptr && (p.placement.pages != nullptr || p.placement.ring_tokens > 0);
+      const auto kernel = placed ? rope_kernel<8, true, true> : rope_kernel<8, true, false>;
+      return launch_overlapped(kernel, grid, dim3(threads), 0, &launch, arguments);
     }
   }
-  return launch_overlapped(rope_kernel<Width, false>, grid, dim3(threads), 0, &launch, arguments);
+  return launch_overlapped(rope_kernel<Width, false, true>, grid, dim3(threads), 0, &launch, arguments);
 }
 
 }  // namespace

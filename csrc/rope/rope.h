@@ -7,11 +7,13 @@
 // (Su et al., arXiv:2104.09864, with halves as pairs.) Elements from r on pass through; rotary_dim 0 rotates nothing.
 // Queries are then multiplied by query_scale and stored; keys are stored and appended, values appended unchanged.
 //
-// Supported: any float dtype for each tensor, head_dim 1 to 512, rotary_dim even and at most head_dim, any strides with
-// the head dimension contiguous. query, key and value are each optional, and so are query_norm, key_norm, key_output
-// and the caches (both or none; they need key and value). An output may be its own input, in place. A token whose slot
-// or position lies outside the cache, or whose page table entry is no page, is not appended; its outputs are written
-// all the same.
+// A cache in 8 bits holds x / key_scale[head] and value / value_scale[head], rounded to nearest even and saturated.
+//
+// Supported: any float dtype for each tensor, for the caches FP8 too, head_dim 1 to 512, rotary_dim even and at most
+// head_dim, any strides with the head dimension contiguous. query, key and value are each optional, and so are
+// query_norm, key_norm, key_output and the caches (that of the keys with key; that of the values with value, and beside
+// it alone). An output may be its own input, in place. A token whose slot or position lies outside the cache, or whose
+// page table entry is no page, is not appended; its outputs are written all the same.
 #pragma once
 
 #include "../common/kv_placement.h"
@@ -27,6 +29,8 @@ struct nvb_rope_params {
   const void* key_norm;      // [head_dim]
   void* key_cache;           // [slot_count, kv_heads, capacity, head_dim], or as `placement` says
   void* value_cache;         // as key_cache
+  const float* key_scale;    // [kv_heads], of caches in 8 bits; null: 1
+  const float* value_scale;  // as key_scale
   const int32_t* positions;  // [tokens]
   const int32_t* slots;      // [tokens]; null: slot 0
   int64_t query_token_stride;

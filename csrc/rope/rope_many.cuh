@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(32 * kWarps, kManyBlocks)
   }
   const bool is_inside =
       is_cached && position >= 0 && position < p.capacity && cache_slot >= 0 && cache_slot < p.slot_count;
-  const int64_t place = is_inside ? cache_place(p, cache_slot, position) : -1;
+  const int64_t place = is_inside ? cache_place<true>(p, cache_slot, position) : -1;
   const bool appends = place >= 0;
 
   int slot = 0;

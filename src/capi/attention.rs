@@ -3,17 +3,18 @@
 use super::backend::{nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
 use super::handle::Table;
-use super::kv_cache::{layer_to_use, nvb_kv_cache};
+use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::status::nvb_status;
 use super::stream::nvb_stream;
-use super::structs::{expect_out, expect_reserved, read, slice, versioned};
-use super::tensor::{device_tensor, nvb_tensor, optional_device_tensor, Reading};
+use super::structs::{expect_out, expect_reserved, read, read_into, slice, versioned};
+use super::tensor::{nvb_tensor, Reading};
 use crate::allocation::collected;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource};
 use crate::stream::Owner;
 use crate::tensor::CacheLayer;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// softmax(cap(scale · Q·Kᵀ) + mask) · V with one set of heads, scale, cap and mask.
@@ -30,8 +31,10 @@ pub struct nvb_attention_options {
     /// A multiple of `kv_heads`; query head h reads key/value head h / (query_heads / kv_heads).
     pub query_heads: u32,
     pub kv_heads: u32,
-    /// 1 to 512.
+    /// Elements of a query and of a key, 1 to 576.
     pub head_dim: u32,
+    /// Elements of a value and of an output, 1 to 512; 0: `head_dim`. Values may be a view of the keys' first elements.
+    pub value_dim: u32,
     /// Keys that a query sees, itself included: 0 ≤ q − k < window. 0: no window.
     pub window: u32,
     /// Multiplies the scores; 0: 1/√head_dim.
@@ -40,23 +43,26 @@ pub struct nvb_attention_options {
     pub soft_cap: f32,
     /// 1: no causal mask; a window then keeps |q − k| < window. Prefill only: decode is causal by nature.
     pub bidirectional: u32,
-    /// Must be 0.
-    pub reserved: u32,
 }
 versioned!(nvb_attention_options);
 
-/// Queries of several sequences, one after the other, against a cache layer or against key and value tensors.
+/// Queries of several sequences, against a cache layer or against key and value tensors.
+///
+/// - **Ragged**, with `query_starts`: the rows of all sequences lie one after the other, in tensors of rank 3.
+/// - **Dense**, with `query_starts` NULL and tensors of rank 4: a batch of B sequences of N query rows and M keys each, with any
+///   strides, such as those of [B, heads, N, head_dim]. No host array is read; `sequence_count` is 0 or B.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_attention_prefill_args {
     pub struct_size: usize,
-    /// [T, query_heads, head_dim], F32 or the keys' dtype.
+    /// [T, query_heads, head_dim], or dense [B, N, query_heads, head_dim]; F32 or the keys' dtype, and any where the keys are FP8.
     pub query: nvb_tensor,
-    /// The shape of `query`; any float dtype.
+    /// As `query`, with value_dim for head_dim; F32, F16 or BF16.
     pub output: nvb_tensor,
-    /// Optional, F32 [T, query_heads]: ln Σ exp(score) over the visible keys; −inf for a row that sees none.
+    /// Optional, F32 [T, query_heads], or dense [B, N, query_heads], contiguous: ln Σ exp(score) over the visible keys; −inf for
+    /// a row that sees none.
     pub lse: nvb_tensor,
-    /// Host memory, `sequence_count` + 1 entries: sequence b owns the query rows from query_starts[b] to
+    /// NULL: dense. Host memory, `sequence_count` + 1 entries: sequence b owns the query rows from query_starts[b] to
     /// query_starts[b + 1]. Read before the call returns, as are the other host arrays.
     pub query_starts: *const i32,
     pub sequence_count: usize,
@@ -67,9 +73,9 @@ pub struct nvb_attention_prefill_args {
     /// Host memory: keys of each sequence, those of this call's tokens included. The last query row of a sequence stands
     /// at position kv_length − 1.
     pub kv_lengths: *const i32,
-    /// [T_kv, kv_heads, head_dim], when there is no cache.
+    /// [T_kv, kv_heads, head_dim], or dense [B, M, kv_heads, head_dim], when there is no cache; any dtype but I32.
     pub key: nvb_tensor,
-    /// The shape, dtype and token stride of `key`.
+    /// As `key`, with value_dim for head_dim and strides of its own; the keys' dtype.
     pub value: nvb_tensor,
     /// Host memory: as `query_starts`, for the rows of `key` and `value`.
     pub key_starts: *const i32,
@@ -80,6 +86,19 @@ pub struct nvb_attention_prefill_args {
     /// Optional, I32 [sequences, entries] in device memory, as in `nvb_rope_args`. A visible key whose entry is no page of the
     /// pool is an error on the CPU, and counts as one of zeros on CUDA.
     pub page_table: nvb_tensor,
+    /// Optional, F32, F16 or BF16: added to the scores, once they are scaled and capped; −inf hides a key, and a row whose keys
+    /// are all hidden gives output 0 and lse −inf. Causal mask and window hold as well. Dense [B or 1, query_heads or 1, N or 1,
+    /// at least M], ragged [1, query_heads or 1, T or 1, at least the longest sequence's keys]; leading axes of 1 may be left
+    /// out, and strides may be 0. Read when the stream gets there.
+    pub mask: nvb_tensor,
+    /// Optional, F32 [1] or [kv_heads] in device memory, for queries in FP8: (query · scale) is what a query element counts, of
+    /// each head that reads the key/value head. Absent: 1. Whoever rounds to FP8 computes the scale before, usually
+    /// max |x| / 448 (E4M3) or / 57344 (E5M2) of what it rounds, and writes it in stream order before this call.
+    pub query_scale: nvb_tensor,
+    /// As `query_scale`, of `key`; a cache in FP8 has its own.
+    pub key_scale: nvb_tensor,
+    /// As `query_scale`, of `value`.
+    pub value_scale: nvb_tensor,
 }
 versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts });
 
@@ -90,7 +109,7 @@ pub struct nvb_attention_decode_args {
     pub struct_size: usize,
     /// [B · R, query_heads, head_dim], F32 or the cache's dtype: row r of sequence b is row b · R + r.
     pub query: nvb_tensor,
-    /// The shape of `query`; any float dtype.
+    /// [B · R, query_heads, value_dim], any float dtype.
     pub output: nvb_tensor,
     /// Optional, F32 [B · R, query_heads], as in prefill.
     pub lse: nvb_tensor,
@@ -120,6 +139,23 @@ pub struct AttentionObject {
 
 pub(super) static ATTENTIONS: Table<AttentionObject> = Table::new("attention", 7);
 
+pub(super) fn config_of(options: &nvb_attention_options) -> Result<AttentionConfig> {
+    AttentionConfig::new(AttentionConfig {
+        query_heads: options.query_heads as usize,
+        kv_heads: options.kv_heads as usize,
+        head_dim: options.head_dim as usize,
+        value_dim: options.value_dim as usize,
+        scale: options.scale,
+        soft_cap: options.soft_cap,
+        window: options.window as usize,
+        causal: match options.bidirectional {
+            0 => true,
+            1 => false,
+            other => return Err(Error::invalid(format!("bidirectional is {other}; 0 or 1 is needed"))),
+        },
+    })
+}
+
 /// Creates an attention. Errors: `NVB_ERROR_ATTENTION` for options that contradict each other.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_attention_create(
@@ -132,20 +168,7 @@ pub unsafe extern "C" fn nvb_attention_create(
         expect_out("attention", attention)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let options = unsafe { read(options)? };
-        expect_reserved(options.reserved)?;
-        let config = AttentionConfig::new(AttentionConfig {
-            query_heads: options.query_heads as usize,
-            kv_heads: options.kv_heads as usize,
-            head_dim: options.head_dim as usize,
-            scale: options.scale,
-            soft_cap: options.soft_cap,
-            window: options.window as usize,
-            causal: match options.bidirectional {
-                0 => true,
-                1 => false,
-                other => return Err(Error::invalid(format!("bidirectional is {other}; 0 or 1 is needed"))),
-            },
-        })?;
+        let config = config_of(&options)?;
         let handle = ATTENTIONS.insert(Arc::new(AttentionObject { config, backend }))?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { attention.write(handle) };
@@ -162,7 +185,8 @@ pub unsafe extern "C" fn nvb_attention_destroy(attention: *mut nvb_attention) ->
 /// Queues the attention of whole prompts or chunks of prompts; the keys of these tokens must be in the cache (or the
 /// tensors) in stream order before. Query row i of n with L keys stands at position L − n + i. Does not synchronise or
 /// allocate; may be captured with the host arrays as they are then.
-/// Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask. Softmax and sums in f32.
+/// Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask; with scales of FP8
+/// score = (q · k) · query_scale · key_scale · scale and output = Σ p · v · value_scale. Softmax and sums in f32.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a tensor, a length beyond the cache, more queries than keys).
 #[no_mangle]
 pub unsafe extern "C" fn nvb_attention_prefill(
@@ -174,47 +198,83 @@ pub unsafe extern "C" fn nvb_attention_prefill(
         let object = ATTENTIONS.get(attention)?;
         let backend = &object.backend;
         let stream = stream_of(backend, stream)?;
-        // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
-        expect_reserved(args.reserved)?;
-        let count = args.sequence_count;
-        if count > i32::MAX as usize {
-            return Err(Error::invalid(format!("sequence_count is {count}; at most {} is supported", i32::MAX)));
-        }
-        let query = device_tensor(backend, "query", &args.query)?;
-        let output = device_tensor(backend, "output", &args.output)?;
-        let lse = optional_device_tensor(backend, "lse", &args.lse)?;
-        // SAFETY: the arrays have these lengths, by the header's contract.
-        let query_starts = unsafe { slice("query_starts", args.query_starts, count + 1)? };
-        // Another thread may destroy the cache's handle: it lives until the work is queued, which holds its memory.
-        let mut owner: Option<Owner> = None;
-        let op = if args.cache.is_null() {
-            // SAFETY: as above.
-            let key_starts = unsafe { slice("key_starts", args.key_starts, count + 1)? };
-            let source = KeySource::Tensors {
-                key: device_tensor(backend, "key", &args.key)?,
-                value: device_tensor(backend, "value", &args.value)?,
-                key_starts,
-            };
-            AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
-        } else {
-            let (cache, layer) = layer_to_use(backend, (args.cache, args.layer), &args.page_table)?;
-            owner = Some(cache);
-            // SAFETY: as above.
-            let kv_lengths = unsafe { slice("kv_lengths", args.kv_lengths, count)? };
-            let in_order: Vec<i32>;
-            let sequences = if args.sequences.is_null() {
-                in_order = collected(0..count as i32, "the sequences of a prefill")?;
-                &in_order
-            } else {
-                // SAFETY: as above.
-                unsafe { slice("sequences", args.sequences, count)? }
-            };
-            let source = KeySource::Cache { layer, sequences, kv_lengths };
-            AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?
-        };
+        // SAFETY: a struct with its size set and host arrays of these lengths, by the header's contract.
+        let (op, owner) = unsafe { prefill_of(Reading::Memory(backend), &object, &read(args)?)? };
         backend.queue_with(op, owner, &stream)
     })
+}
+
+/// The descriptor, and who owns the cache: another thread may destroy its handle, and it lives until the work is queued, which
+/// holds its memory.
+///
+/// # Safety
+/// The host arrays have the lengths that the header says.
+pub(super) unsafe fn prefill_of(
+    reading: Reading<'_>,
+    object: &AttentionObject,
+    args: &nvb_attention_prefill_args,
+) -> Result<(AttentionPrefill, Option<Owner>)> {
+    expect_reserved(args.reserved)?;
+    let count = args.sequence_count;
+    if count > i32::MAX as usize {
+        return Err(Error::invalid(format!("sequence_count is {count}; at most {} is supported", i32::MAX)));
+    }
+    // SAFETY: the caller's contract.
+    let (op, owner) = unsafe { unmasked_prefill_of(reading, object, args, count)? };
+    let scales = |name: &str, tensor: &nvb_tensor| reading.optional(name, tensor);
+    let op = op.with_scales(
+        scales("query_scale", &args.query_scale)?,
+        scales("key_scale", &args.key_scale)?,
+        scales("value_scale", &args.value_scale)?,
+    )?;
+    Ok((op.with_mask(reading.optional("mask", &args.mask)?)?, owner))
+}
+
+/// As `prefill_of`, without mask and scales.
+unsafe fn unmasked_prefill_of(
+    reading: Reading<'_>,
+    object: &AttentionObject,
+    args: &nvb_attention_prefill_args,
+    count: usize,
+) -> Result<(AttentionPrefill, Option<Owner>)> {
+    let query = reading.tensor("query", &args.query)?;
+    let output = reading.tensor("output", &args.output)?;
+    let lse = reading.optional("lse", &args.lse)?;
+    if args.query_starts.is_null() && query.rank == 4 {
+        if !args.cache.is_null() {
+            return Err(Error::invalid("`query` has rank 4, and a cache is given, whose lengths need `query_starts`"));
+        }
+        if count != 0 && count != query.shape[0] {
+            return Err(Error::invalid(format!("sequence_count is {count}; `query` is a batch of {}", query.shape[0])));
+        }
+        let keys = (reading.tensor("key", &args.key)?, reading.tensor("value", &args.value)?);
+        return Ok((AttentionPrefill::dense(object.config, query, keys, output, lse)?, None));
+    }
+    // SAFETY: the caller's contract.
+    let query_starts = unsafe { slice("query_starts", args.query_starts, count + 1)? };
+    if args.cache.is_null() {
+        // SAFETY: the caller's contract.
+        let key_starts = unsafe { slice("key_starts", args.key_starts, count + 1)? };
+        let source = KeySource::Tensors {
+            key: reading.tensor("key", &args.key)?,
+            value: reading.tensor("value", &args.value)?,
+            key_starts,
+        };
+        return Ok((AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?, None));
+    }
+    let (cache, layer) = layer_of(reading, &object.backend, (args.cache, args.layer), &args.page_table)?;
+    // SAFETY: the caller's contract.
+    let kv_lengths = unsafe { slice("kv_lengths", args.kv_lengths, count)? };
+    let in_order: Vec<i32>;
+    let sequences = if args.sequences.is_null() {
+        in_order = collected(0..count as i32, "the sequences of a prefill")?;
+        &in_order
+    } else {
+        // SAFETY: the caller's contract.
+        unsafe { slice("sequences", args.sequences, count)? }
+    };
+    let source = KeySource::Cache { layer, sequences, kv_lengths };
+    Ok((AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?, Some(cache)))
 }
 
 pub(super) fn decode_of(
@@ -253,9 +313,10 @@ pub unsafe extern "C" fn nvb_attention_decode(
         let object = ATTENTIONS.get(attention)?;
         let backend = &object.backend;
         let stream = stream_of(backend, stream)?;
+        let mut read = MaybeUninit::uninit();
         // SAFETY: a struct with its size set, by the header's contract.
-        let args = unsafe { read(args)? };
-        let (owner, layer) = layer_to_use(backend, (args.cache, args.layer), &args.page_table)?;
-        backend.queue_with(decode_of(Reading::Memory(backend), &object, &args, layer)?, Some(owner), &stream)
+        let args = unsafe { read_into(args, &mut read)? };
+        let (owner, layer) = layer_of(Reading::Memory(backend), backend, (args.cache, args.layer), &args.page_table)?;
+        backend.queue_with(decode_of(Reading::Memory(backend), &object, args, layer)?, Some(owner), &stream)
     })
 }

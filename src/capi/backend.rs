@@ -36,7 +36,7 @@ pub(super) fn backend_and_stream(
     backend: *const nvb_backend,
     stream: *mut nvb_stream,
 ) -> Result<(Arc<Backend>, Arc<Stream>)> {
-    let backend = BACKENDS.get(backend)?.backend.clone();
+    let backend = BACKENDS.with(backend, |object| object.backend.clone())?;
     let stream = stream_of(&backend, stream)?;
     Ok((backend, stream))
 }
@@ -45,8 +45,9 @@ pub(super) fn backend_and_stream(
 macro_rules! arguments {
     ($backend:ident, $args:ident, $stream:ident) => {
         let ($backend, $stream) = $crate::capi::backend::backend_and_stream($backend, $stream)?;
+        let mut read = std::mem::MaybeUninit::uninit();
         // SAFETY: a struct with its size set, by the header's contract.
-        let $args = unsafe { $crate::capi::structs::read($args)? };
+        let $args = unsafe { $crate::capi::structs::read_into($args, &mut read)? };
     };
 }
 pub(super) use arguments;

@@ -54,13 +54,13 @@ pub struct nvb_graph_info {
 }
 versioned!(nvb_graph_info);
 
-struct GraphObject {
+pub(super) struct GraphObject {
     // Before the backend: it may be what the backend's memory waits for.
-    graph: Graph,
-    backend: Arc<Backend>,
+    pub(super) graph: Graph,
+    pub(super) backend: Arc<Backend>,
 }
 
-static GRAPHS: Table<GraphObject> = Table::new("graph", 13);
+pub(super) static GRAPHS: Table<GraphObject> = Table::new("graph", 13);
 
 fn graph_and_stream(graph: *mut nvb_graph, stream: *mut nvb_stream) -> Result<(Arc<GraphObject>, Arc<Stream>)> {
     let object = GRAPHS.get(graph)?;

@@ -111,6 +111,16 @@ pub const NVB_REASON_TUNED: u32 = 3;
 /// `reason`: `batch_invariant` leaves no choice.
 pub const NVB_REASON_BATCH_INVARIANT: u32 = 4;
 
+pub(super) fn reason_code(reason: Reason) -> u32 {
+    match reason {
+        Reason::Only => NVB_REASON_ONLY,
+        Reason::Default => NVB_REASON_DEFAULT,
+        Reason::Override => NVB_REASON_OVERRIDE,
+        Reason::Tuned => NVB_REASON_TUNED,
+        Reason::BatchInvariant => NVB_REASON_BATCH_INVARIANT,
+    }
+}
+
 /// How an operation would run. The texts end with the call that receives it.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -160,13 +170,7 @@ impl Sink for Explainer {
         let plan = nvb_kernel_plan {
             struct_size: size_of::<nvb_kernel_plan>(),
             operation: op.kind() as u32,
-            reason: match plan.reason {
-                Reason::Only => NVB_REASON_ONLY,
-                Reason::Default => NVB_REASON_DEFAULT,
-                Reason::Override => NVB_REASON_OVERRIDE,
-                Reason::Tuned => NVB_REASON_TUNED,
-                Reason::BatchInvariant => NVB_REASON_BATCH_INVARIANT,
-            },
+            reason: reason_code(plan.reason),
             kernel: kernel.as_ptr(),
             text: text.as_ptr(),
             workspace_bytes: plan.workspace as u64,

@@ -3,6 +3,7 @@
 use super::backend::{expect_same_backend, nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
 use super::handle::Table;
+use super::products::flag;
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_out, read, slice, versioned, write, write_out};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 /// Keys and values of every layer, of up to `sequences` sequences of up to `capacity` tokens each.
 ///
 /// Where a sequence's tokens lie:
-/// - **Contiguous**, the default: [layers, keys and values, sequences, kv_heads, capacity, head_dim].
+/// - **Contiguous**, the default: [layers, keys and values, sequences, kv_heads, capacity, head_dim, of values value_dim].
 /// - **Ring**, with `window`: the last `window` + `max_append` − 1 tokens of each sequence, position p at place p mod that
 ///   number. It is for layers whose attention has a window no longer than this one, and no call appends more than
 ///   `max_append` tokens of a sequence. A call that looks back further is refused.
@@ -51,11 +52,16 @@ pub struct nvb_kv_cache_options {
     /// Sequences that the cache can hold at a time. Of an engine's pages 0: each call's table says how many there are.
     pub sequences: u32,
     pub kv_heads: u32,
-    /// 1 to 512.
+    /// Elements of a key, 1 to 576.
     pub head_dim: u32,
+    /// Elements of a value, 1 to 512; 0: `head_dim`.
+    pub value_dim: u32,
+    /// 1: a value is the first `value_dim` elements of its key and has no memory of its own, as in DeepSeek's latent attention
+    /// (576 and 512). Appends then bring keys alone.
+    pub values_in_keys: u32,
     /// Tokens that a sequence can have: no position reaches this number.
     pub capacity: u32,
-    /// `NVB_DTYPE_F32`, `_F16` or `_BF16`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
+    /// `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_FP8_E4M3` or `_FP8_E5M2`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
     pub dtype: u32,
     /// Tokens of a page, 1 to 256; 0: no pages.
     pub page_tokens: u32,
@@ -66,12 +72,21 @@ pub struct nvb_kv_cache_options {
     /// The most tokens of one sequence that a call appends to a ring; 0: 1. Only with `window`.
     pub max_append: u32,
     /// NULL, or the engine's memory: keys of layer 0, values of layer 0, keys of layer 1 and so on, each [pages, kv_heads,
-    /// page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], with any
-    /// strides, the same for all. The engine keeps it while the cache is used; reads of positions past a sequence's end
+    /// page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], values with
+    /// value_dim for head_dim, with any strides, the same for all keys and for all values. With `values_in_keys` the values of a
+    /// layer are a view of its keys. The engine keeps it while the cache is used; reads of positions past a sequence's end
     /// never happen, so its content may be anything.
     pub memory: *const nvb_tensor,
     /// 2 · `layers`, or 0.
     pub memory_count: usize,
+    /// Optional, of a cache in FP8: F32 [layers, kv_heads] in device memory, contiguous, which the engine keeps while the cache is
+    /// used. A key is its head's scale times what is stored; appending divides by it, rounds to nearest even and saturates.
+    /// Absent: 1. The engine computes them before the first token is appended, such as max |key| / 448 (E4M3; E5M2: 57344)
+    /// over a calibration text, and the library never changes them: what was appended under one scale is read with the one that
+    /// stands there then.
+    pub key_scales: nvb_tensor,
+    /// As `key_scales`, of the values; must be absent with `values_in_keys`, whose values have the keys' scales.
+    pub value_scales: nvb_tensor,
 }
 versioned!(nvb_kv_cache_options { memory });
 
@@ -102,6 +117,7 @@ pub struct KvCacheObject {
 
 static KV_CACHES: Table<KvCacheObject> = Table::new("KV cache", 6);
 
+/// A call that reads or writes the cache needs it awake.
 pub(super) fn layer_of(
     reading: Reading<'_>,
     backend: &Backend,
@@ -111,21 +127,47 @@ pub(super) fn layer_of(
     let object = KV_CACHES.get(cache)?;
     expect_same_backend(backend, object.backend.executor(), "KV cache")?;
     let layer = object.cache.layer_with(layer as usize, reading.optional("page_table", page_table)?)?;
+    if let Reading::Memory(_) = reading {
+        expect_awake(layer.key).map_err(|error| error.context("the KV cache"))?;
+    }
     Ok((object, layer))
 }
 
-/// Finds a layer as `layer_of` does, for a call that reads or writes the cache.
-pub(super) fn layer_to_use(
-    backend: &Backend,
-    cache: (*const nvb_kv_cache, u32),
-    page_table: &nvb_tensor,
-) -> Result<(Arc<KvCacheObject>, CacheLayer)> {
-    let found = layer_of(Reading::Memory(backend), backend, cache, page_table)?;
-    expect_awake(found.1.key).map_err(|error| error.context("the KV cache"))?;
-    Ok(found)
+/// `None`: the backend's default.
+fn dtype_of(given: &nvb_kv_cache_options) -> Result<Option<DType>> {
+    let refused = |code: u32| {
+        Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16, _BF16, _FP8_E4M3 or _FP8_E5M2 is needed"))
+    };
+    match given.dtype {
+        0 => Ok(None),
+        code => DType::from_code(code).map(Some).ok_or_else(|| refused(code)),
+    }
 }
 
-/// Creates a cache, contents undefined: 2 · layers · kv_heads · head_dim elements for each token that there is room for, and
+pub(super) fn options_of(
+    reading: Reading<'_>,
+    backend: &Backend,
+    given: &nvb_kv_cache_options,
+) -> Result<KvCacheOptions> {
+    Ok(KvCacheOptions {
+        layers: given.layers as usize,
+        sequences: given.sequences as usize,
+        kv_heads: given.kv_heads as usize,
+        head_dim: given.head_dim as usize,
+        value_dim: given.value_dim as usize,
+        values_in_keys: flag("values_in_keys", given.values_in_keys)?,
+        capacity: given.capacity as usize,
+        dtype: dtype_of(given)?.unwrap_or(backend.default_dtype()),
+        page_tokens: given.page_tokens as usize,
+        pages: given.pages as usize,
+        window: given.window as usize,
+        max_append: given.max_append as usize,
+        key_scales: reading.optional("key_scales", &given.key_scales)?,
+        value_scales: reading.optional("value_scales", &given.value_scales)?,
+    })
+}
+
+/// Creates a cache, contents undefined: layers · kv_heads · (head_dim + value_dim) elements for each token that there is room for, and
 /// an I32 page table where there are pages; nothing but the handle over the engine's `memory`.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` (which field), `NVB_ERROR_OUT_OF_MEMORY`.
 #[no_mangle]
@@ -139,25 +181,8 @@ pub unsafe extern "C" fn nvb_kv_cache_create(
         expect_out("cache", cache)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let given = unsafe { read(options)? };
-        let dtype =
-            match given.dtype {
-                0 => None,
-                code => Some(DType::from_code(code).ok_or_else(|| {
-                    Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16 or _BF16 is needed"))
-                })?),
-            };
-        let options = KvCacheOptions {
-            layers: given.layers as usize,
-            sequences: given.sequences as usize,
-            kv_heads: given.kv_heads as usize,
-            head_dim: given.head_dim as usize,
-            capacity: given.capacity as usize,
-            dtype: dtype.unwrap_or(backend.default_dtype()),
-            page_tokens: given.page_tokens as usize,
-            pages: given.pages as usize,
-            window: given.window as usize,
-            max_append: given.max_append as usize,
-        };
+        let dtype = dtype_of(&given)?;
+        let options = options_of(Reading::Memory(&backend), &backend, &given)?;
         let created = if given.memory_count == 0 {
             let stream = stream_of(&backend, std::ptr::null_mut())?;
             stream.expect_unrecorded("the making of a cache")?;

@@ -10,6 +10,8 @@
 #![allow(clippy::missing_safety_doc)]
 
 pub mod attention;
+pub mod attention_merge;
+pub mod attention_plan;
 pub mod backend;
 pub mod backend_options;
 pub mod configuration;
@@ -18,6 +20,7 @@ pub mod environment;
 pub mod event;
 pub mod gguf;
 pub mod graph;
+pub mod graph_optimize;
 pub mod guard;
 pub mod handle;
 pub mod hardware;
@@ -38,6 +41,7 @@ mod shortcut;
 pub mod status;
 pub mod stream;
 pub mod stream_manager;
+pub mod strided;
 pub mod structs;
 pub mod tensor;
 pub mod tuning;

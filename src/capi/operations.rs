@@ -1,7 +1,7 @@
 //! The operations of a transformer layer.
 
 use super::backend::arguments;
-use super::kv_cache::{layer_to_use, nvb_kv_cache};
+use super::kv_cache::{layer_of, nvb_kv_cache};
 use super::prelude::*;
 use super::tensor::{
     device_tensor, nvb_quantized_rows, nvb_tensor, optional_device_tensor, optional_quantized_rows, Reading,
@@ -47,8 +47,13 @@ pub const NVB_OPERATION_GROUPED_LINEAR: u32 = 13;
 pub const NVB_OPERATION_GROUP_NORM: u32 = 14;
 pub const NVB_OPERATION_MEMORY_COPY: u32 = 15;
 pub const NVB_OPERATION_MEMORY_FILL: u32 = 16;
+pub const NVB_OPERATION_ATTENTION_MERGE: u32 = 17;
+pub const NVB_OPERATION_POINTWISE: u32 = 18;
+pub const NVB_OPERATION_SCATTER_ROWS: u32 = 19;
+pub const NVB_OPERATION_ROTARY_EMBEDDING: u32 = 20;
+pub const NVB_OPERATION_MASKED_SOFTMAX: u32 = 21;
 /// The operations of this header; a later library may have more.
-pub const NVB_OPERATION_COUNT: u32 = 17;
+pub const NVB_OPERATION_COUNT: u32 = 22;
 
 /// `layout`: [N, C, …], as PyTorch has images.
 pub const NVB_LAYOUT_NCHW: u32 = 0;
@@ -243,8 +248,8 @@ pub struct nvb_rope_args {
     pub key_norm: nvb_tensor,
     /// [T, kv_heads, head_dim], with a cache only: stored as it is.
     pub value: nvb_tensor,
-    /// I32 [T] in device memory. A token whose sequence or position lies outside the cache is not stored on CUDA and is an
-    /// error on the CPU.
+    /// I32 [T] in device memory. A token at −1 is not stored, as of a row that `nvb_attention_decode` leaves empty. Nor is one
+    /// whose sequence or position lies outside the cache on CUDA; on the CPU that is an error.
     pub positions: nvb_tensor,
     /// Optional, I32 [T] in device memory: the sequence of each token; absent: sequence 0.
     pub sequences: nvb_tensor,
@@ -422,7 +427,7 @@ pub unsafe extern "C" fn nvb_linear(
     guard!(nvb_linear, {
         arguments!(backend, args, stream);
         let (owner, weight) = weight_to_read(&backend, args.weight)?;
-        backend.queue_with(linear_of(Reading::Memory(&backend), &args, weight)?, Some(owner), &stream)
+        backend.queue_with(linear_of(Reading::Memory(&backend), args, weight)?, Some(owner), &stream)
     })
 }
 
@@ -458,17 +463,18 @@ pub unsafe extern "C" fn nvb_rope(
     guard!(nvb_rope, {
         arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
-        let (owner, cache) = match args.cache.is_null() {
-            true => (None, None),
-            false => {
-                let (owner, cache) = layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?;
-                (Some(owner as Owner), Some(cache))
-            }
+        let found = match args.cache.is_null() {
+            true => None,
+            false => Some(layer_of(Reading::Memory(&backend), &backend, (args.cache, args.layer), &args.page_table)?),
         };
         let query = optional_device_tensor(&backend, "query", &args.query)?;
         let key = optional_device_tensor(&backend, "key", &args.key)?;
-        let head_dim = query.or(key).map_or(0, |tensor| tensor.shape[2]);
+        let head_dim = query.as_ref().or(key.as_ref()).map_or(0, |tensor| tensor.shape[2]);
         let sequences = optional_device_tensor(&backend, "sequences", &args.sequences)?;
+        let (owner, append) = match found {
+            Some((owner, cache)) => (Some(owner as Owner), Some(Append { cache, sequences })),
+            None => (None, None),
+        };
         let op = Rope::new(RopeArguments {
             query,
             query_output: optional_device_tensor(&backend, "query_output", &args.query_output)?,
@@ -486,7 +492,7 @@ pub unsafe extern "C" fn nvb_rope(
                 position_scale: or(args.position_scale, 1.0),
                 rotary_dim: if args.rotary_dim == 0 { head_dim & !1 } else { args.rotary_dim as usize },
             }),
-            append: cache.map(|cache| Append { cache, sequences }),
+            append,
         })?;
         backend.queue_with(op, owner, &stream)
     })
@@ -502,7 +508,7 @@ pub unsafe extern "C" fn nvb_kv_cache_append(
     guard!(nvb_kv_cache_append, {
         arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
-        let (owner, cache) = layer_to_use(&backend, (args.cache, args.layer), &args.page_table)?;
+        let (owner, cache) = layer_of(Reading::Memory(&backend), &backend, (args.cache, args.layer), &args.page_table)?;
         let sequences = optional_device_tensor(&backend, "sequences", &args.sequences)?;
         let op = Rope::new(RopeArguments {
             query: None,

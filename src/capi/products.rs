@@ -59,7 +59,7 @@ pub struct nvb_grouped_linear_args {
 }
 versioned!(nvb_grouped_linear_args);
 
-fn flag(name: &str, value: u32) -> Result<bool> {
+pub(super) fn flag(name: &str, value: u32) -> Result<bool> {
     match value {
         0 | 1 => Ok(value == 1),
         _ => Err(Error::invalid(format!("{name} is {value}; 0 or 1 is needed"))),
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn nvb_matmul(
 ) -> nvb_status {
     guard!(nvb_matmul, {
         arguments!(backend, args, stream);
-        backend.queue(matmul_of(Reading::Memory(&backend), &args)?, &stream)
+        backend.queue(matmul_of(Reading::Memory(&backend), args)?, &stream)
     })
 }
 
@@ -121,6 +121,6 @@ pub unsafe extern "C" fn nvb_grouped_linear(
     guard!(nvb_grouped_linear, {
         arguments!(backend, args, stream);
         let (owner, weight) = weight_to_read(&backend, args.weight)?;
-        backend.queue_with(grouped_linear_of(Reading::Memory(&backend), &args, weight)?, Some(owner), &stream)
+        backend.queue_with(grouped_linear_of(Reading::Memory(&backend), args, weight)?, Some(owner), &stream)
     })
 }

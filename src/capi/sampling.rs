@@ -107,7 +107,7 @@ fn elementwise(
     let input = device_tensor(&backend, "input", &args.input)?;
     let second = optional_device_tensor(&backend, "second", &args.second)?;
     let output = device_tensor(&backend, "output", &args.output)?;
-    backend.queue(Elementwise::new(kind(&args)?, input, second, output)?, &stream)
+    backend.queue(Elementwise::new(kind(args)?, input, second, output)?, &stream)
 }
 
 /// Queues output = input + second. As all elementwise operations: f32 inside, one rounding at the store; does not
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn nvb_argmax(
 ) -> nvb_status {
     guard!(nvb_argmax, {
         arguments!(backend, args, stream);
-        backend.queue(argmax_of(Reading::Memory(&backend), &args)?, &stream)
+        backend.queue(argmax_of(Reading::Memory(&backend), args)?, &stream)
     })
 }
 
@@ -216,6 +216,6 @@ pub unsafe extern "C" fn nvb_sample(
 ) -> nvb_status {
     guard!(nvb_sample, {
         arguments!(backend, args, stream);
-        backend.queue(sample_of(Reading::Memory(&backend), &args)?, &stream)
+        backend.queue(sample_of(Reading::Memory(&backend), args)?, &stream)
     })
 }

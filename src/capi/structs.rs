@@ -1,6 +1,7 @@
 //! Versioned structs: `struct_size` first, read by the smaller of the two sides' sizes.
 
 use crate::error::{Error, Result, Status};
+use std::mem::MaybeUninit;
 
 /// A `repr(C)` struct whose first field is `struct_size: usize` and for which all-zero bytes are the defaults.
 ///
@@ -27,7 +28,7 @@ pub(crate) use versioned;
 
 /// A zeroed struct with its size set, as the header's `_init` functions make it: they are inline in C, so Rust has this one.
 pub fn init<T: Versioned>() -> T {
-    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    let mut value = MaybeUninit::<T>::zeroed();
     // SAFETY: all-zero bytes are a value of every versioned struct, whose first field is its size.
     unsafe {
         value.as_mut_ptr().cast::<usize>().write(size_of::<T>());
@@ -35,11 +36,23 @@ pub fn init<T: Versioned>() -> T {
     }
 }
 
-/// Copies what the caller has; fields beyond it are zero, and bytes beyond ours must be zero.
+/// Copies what the caller has as `read_into` does.
+///
+/// # Safety
+/// The conditions of [`read_into`] hold.
+pub unsafe fn read<T: Versioned>(from: *const T) -> Result<T> {
+    let mut value = MaybeUninit::uninit();
+    // SAFETY: the caller's contract.
+    unsafe { read_into(from, &mut value).copied() }
+}
+
+/// Copies what the caller has to `to`; fields beyond it are zero, and bytes beyond ours must be zero. Eager calls read their
+/// arguments by it, which are hundreds of bytes, because a returned struct is copied once more.
 ///
 /// # Safety
 /// `from` is NULL or points at `struct_size` readable bytes, `struct_size` being the value of its first field.
-pub unsafe fn read<T: Versioned>(from: *const T) -> Result<T> {
+#[inline]
+pub unsafe fn read_into<T: Versioned>(from: *const T, to: &mut MaybeUninit<T>) -> Result<&T> {
     if from.is_null() {
         return Err(Error::invalid(format!("{} is NULL", T::NAME)));
     }
@@ -72,11 +85,15 @@ pub unsafe fn read<T: Versioned>(from: *const T) -> Result<T> {
         )
         .with_limit(theirs as u64, ours as u64));
     }
-    let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: both ranges hold min(theirs, ours) bytes, and zero bytes are valid for the rest.
+    let known = theirs.min(ours);
+    let value = to.as_mut_ptr().cast::<u8>();
+    // SAFETY: both ranges hold `known` bytes, and zero bytes are valid for the rest, which ends with the struct.
     unsafe {
-        std::ptr::copy_nonoverlapping(bytes, value.as_mut_ptr().cast::<u8>(), theirs.min(ours));
-        Ok(value.assume_init())
+        std::ptr::copy_nonoverlapping(bytes, value, known);
+        if known < ours {
+            value.add(known).write_bytes(0, ours - known);
+        }
+        Ok(to.assume_init_ref())
     }
 }
 

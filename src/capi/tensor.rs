@@ -15,6 +15,10 @@ pub const NVB_DTYPE_F16: u32 = 2;
 pub const NVB_DTYPE_BF16: u32 = 3;
 /// `nvb_tensor.dtype`: 32-bit signed integer (tokens, positions, sequences).
 pub const NVB_DTYPE_I32: u32 = 4;
+/// FP8 E4M3 (OCP, without infinities; largest 448): keys and values in a cache, which have scales; no operation's tensor.
+pub const NVB_DTYPE_FP8_E4M3: u32 = 5;
+/// FP8 E5M2 (largest finite 57344): as `NVB_DTYPE_FP8_E4M3`.
+pub const NVB_DTYPE_FP8_E5M2: u32 = 6;
 
 /// A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside
 /// argument structs; an all-zero tensor stands for "absent" where a call says optional.
@@ -29,7 +33,8 @@ pub struct nvb_tensor {
     pub rank: u32,
     /// Elements along each axis, outermost first; entries past `rank` are ignored. 0 makes an empty tensor.
     pub shape: [i64; 4],
-    /// In elements; all 0 means contiguous (row-major). The innermost must be 1. Those of an empty tensor do not matter.
+    /// In elements; all 0 means contiguous (row-major). The innermost must be 1 unless a call takes any strides. Those of an
+    /// empty tensor do not matter.
     pub strides: [i64; 4],
 }
 
@@ -94,7 +99,7 @@ pub unsafe extern "C" fn nvb_tensor_bytes(dtype: u32, rank: u32, shape: *const i
 /// `shape` is NULL or has `rank` extents.
 pub(super) unsafe fn tensor_shape(dtype: u32, rank: u32, shape: *const i64) -> Result<(DType, Vec<usize>)> {
     let dtype = DType::from_code(dtype)
-        .ok_or_else(|| Error::invalid(format!("dtype is {dtype}; NVB_DTYPE_… (1 to 4) is needed")))?;
+        .ok_or_else(|| Error::invalid(format!("dtype is {dtype}; NVB_DTYPE_… (1 to 6) is needed")))?;
     if rank == 0 || rank as usize > MAX_RANK {
         return Err(Error::invalid(format!("rank is {rank}; 1 to {MAX_RANK} is needed")));
     }
@@ -230,13 +235,42 @@ fn is_absent(tensor: &nvb_tensor) -> bool {
     tensor.data.is_null() && tensor.dtype == 0 && tensor.rank == 0
 }
 
-/// Checks everything that a tensor says of itself.
+/// A required tensor of any strides that lies in the backend's memory.
+pub(super) fn strided_device_tensor(backend: &Backend, name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
+    let tensor = convert_strided(name, tensor)?;
+    tensor.expect_address(name)?;
+    backend.check_memory(name, &tensor)?;
+    Ok(tensor)
+}
+
+/// One that may be absent.
+pub(super) fn optional_strided_device_tensor(
+    backend: &Backend,
+    name: &str,
+    tensor: &nvb_tensor,
+) -> Result<Option<Tensor>> {
+    if is_absent(tensor) {
+        return Ok(None);
+    }
+    strided_device_tensor(backend, name, tensor).map(Some)
+}
+
+/// Checks everything that a tensor says of itself. Inlined where it is called, which saves a copy of the tensor.
+#[inline(always)]
 pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
+    let converted = convert_strided(name, tensor)?;
+    converted.expect_readable(name)?;
+    Ok(converted)
+}
+
+/// Checks shape, dtype and size, and leaves the address and the innermost stride alone.
+#[inline(always)]
+fn convert_strided(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
     if is_absent(tensor) {
         return Err(Error::invalid(format!("tensor `{name}` is missing")));
     }
     let dtype = DType::from_code(tensor.dtype).ok_or_else(|| {
-        Error::invalid(format!("tensor `{name}` has dtype {}; NVB_DTYPE_… (1 to 4) is needed", tensor.dtype))
+        Error::invalid(format!("tensor `{name}` has dtype {}; NVB_DTYPE_… (1 to 6) is needed", tensor.dtype))
     })?;
     let rank = tensor.rank as usize;
     if rank == 0 || rank > MAX_RANK {
@@ -271,6 +305,5 @@ pub(super) fn convert(name: &str, tensor: &nvb_tensor) -> Result<Tensor> {
             converted.strides = given;
         }
     }
-    converted.expect_readable(name)?;
     Ok(converted)
 }

@@ -31,6 +31,7 @@ mod quantized_tile;
 pub mod rope;
 mod row;
 pub mod sample;
+pub mod scatter_rows;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -127,6 +128,7 @@ impl Executor for CpuExecutor {
         plain_operations!(match_operation, op, run, {
             Operation::Embedding(op) => return embedding::embedding(&self.threads, op),
             Operation::Rope(op) => return rope::rope(&self.threads, op),
+            Operation::ScatterRows(op) => return scatter_rows::scatter_rows(&self.threads, op),
             Operation::AttentionPrefill(op) => return attention::prefill::prefill(&self.threads, op),
             Operation::AttentionDecode(op) => {
                 let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
@@ -149,6 +151,13 @@ impl Executor for CpuExecutor {
                 let (rows, columns) = linear.output_size();
                 let output = linear.output.unwrap_or(Matrix::without_memory(DType::F32, rows, columns));
                 Plan::of_product(self, &linear.product(0, rows, output))
+            }
+            Operation::AttentionPrefill(prefill) => {
+                let parameters = attention::prefill_parameters(prefill, self.threads.count());
+                Plan::of_only(op).with_parameters(&parameters)
+            }
+            Operation::AttentionDecode(decode) => {
+                Plan::of_only(op).with_parameters(&attention::decode_parameters(decode))
             }
             _ => Plan::of_only(op),
         })

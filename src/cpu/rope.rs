@@ -4,6 +4,7 @@ use super::rms_norm::sum_of_squares;
 use super::row::{for_rows, integers, vectors, Row};
 use super::threads::Threads;
 use crate::error::Result;
+use crate::operation::attention::EMPTY_ROW;
 use crate::operation::rope::{Append, Rope, Rotation};
 use crate::simd::{dispatch, math, Kernel, Simd};
 use crate::tensor::{CacheLayer, DType, Heads, KvView, Tensor, MAX_HEAD_DIM};
@@ -16,7 +17,7 @@ pub fn rope(threads: &Threads, op: &Rope) -> Result<()> {
     // SAFETY: a validated descriptor's positions.
     let positions = unsafe { integers(&op.positions) };
     if let Some(append) = &op.append {
-        for (t, &position) in positions.iter().enumerate() {
+        for (t, &position) in positions.iter().enumerate().filter(|(_, &position)| position != EMPTY_ROW) {
             check(&append.cache, sequence(append, t), position)
                 .map_err(|error| error.context(format_args!("token {t}")))?;
         }
@@ -107,6 +108,7 @@ unsafe fn set_angles<S: Simd>(angles: &mut Angles, frequencies: &Frequencies, po
 unsafe fn one_token<S: Simd>(op: &Rope, token: usize, position: i32, angles: &Angles) {
     let mut head_buffer = [0f32; MAX_HEAD_DIM];
     let buffer = Row::raw(head_buffer.as_mut_ptr().cast(), DType::F32);
+    let append = op.append.as_ref().filter(|_| position != EMPTY_ROW);
     if let (Some(query), Some(output)) = (&op.query, &op.query_output) {
         for head in 0..query.heads {
             rotate::<S>(op, Row::head(query, token, head), op.query_norm.as_ref(), angles, op.query_scale, buffer);
@@ -119,16 +121,18 @@ unsafe fn one_token<S: Simd>(op: &Rope, token: usize, position: i32, angles: &An
             if let Some(output) = &op.key_output {
                 copy::<S>(buffer, Row::head(output, token, head), op.head_dim);
             }
-            if let Some(append) = &op.append {
-                let cache = cached(append.cache.key_view(), &append.cache, sequence(append, token), head, position);
-                copy::<S>(buffer, cache, op.head_dim);
+            if let Some(append) = append {
+                let view = append.cache.key_view();
+                let cache = cached(view, sequence(append, token), head, position);
+                append_row::<S>(buffer, cache, op.head_dim, view.scale(head));
             }
         }
     }
-    if let (Some(value), Some(append)) = (&op.value, &op.append) {
+    if let (Some(value), Some(append)) = (&op.value, append) {
         for head in 0..value.heads {
-            let cache = cached(append.cache.value_view(), &append.cache, sequence(append, token), head, position);
-            copy::<S>(Row::head(value, token, head), cache, op.head_dim);
+            let view = append.cache.value_view();
+            let cache = cached(view, sequence(append, token), head, position);
+            append_row::<S>(Row::head(value, token, head), cache, value.head_dim, view.scale(head));
         }
     }
 }
@@ -137,10 +141,22 @@ unsafe fn one_token<S: Simd>(op: &Rope, token: usize, position: i32, angles: &An
 ///
 /// # Safety
 /// Sequence, position and page were checked.
-unsafe fn cached(view: KvView, cache: &CacheLayer, sequence: i32, head: usize, position: i32) -> Row {
-    let head = view.head(cache.origin(sequence as usize), head);
+unsafe fn cached(view: KvView, sequence: i32, head: usize, position: i32) -> Row {
+    let head = view.head(view.origin(sequence as usize), head);
     // SAFETY: the caller's contract.
     Row::raw(unsafe { head.run(position as usize) }.0, view.dtype)
+}
+
+/// Quantises for a cache in 8 bits: division and rounding are those of the kernels on GPUs.
+#[inline(always)]
+unsafe fn append_row<S: Simd>(from: Row, to: Row, count: usize, scale: f32) {
+    if !to.dtype().is_fp8() {
+        return copy::<S>(from, to, count);
+    }
+    let scale = S::splat(scale);
+    for (at, lanes) in vectors::<S>(count) {
+        to.store_kv::<S>(at, S::div(from.load::<S>(at, lanes), scale), lanes);
+    }
 }
 
 #[inline(always)]

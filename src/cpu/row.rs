@@ -2,7 +2,7 @@
 //! one loop serves every mix of dtypes. The choice of dtype in the loop is a branch that always goes the same way.
 
 use super::threads::{Scratch, Threads};
-use crate::simd::{with_float, Simd, VectorElement};
+use crate::simd::{with_float, with_kv, Simd, VectorElement};
 use crate::tensor::{DType, Element, Heads, Matrix, Tensor};
 use std::ops::Range;
 
@@ -29,6 +29,10 @@ impl Row {
 
     pub fn raw(data: *mut std::ffi::c_void, dtype: DType) -> Row {
         Row { data: data.cast(), dtype }
+    }
+
+    pub fn dtype(self) -> DType {
+        self.dtype
     }
 
     /// Of its first element.
@@ -71,10 +75,32 @@ impl Row {
         })
     }
 
+    /// Loads elements of any type that attention reads.
+    ///
+    /// # Safety
+    /// As of `load`.
+    #[inline(always)]
+    pub unsafe fn load_kv<S: Simd>(self, at: usize, lanes: usize) -> S::Vector {
+        with_kv!(self.dtype, T => {
+            T::load_lanes::<S>(self.data.cast::<T>().add(at), lanes)
+        })
+    }
+
+    /// Stores elements of any type that a cache may have.
+    ///
+    /// # Safety
+    /// As of `store`.
+    #[inline(always)]
+    pub unsafe fn store_kv<S: Simd>(self, at: usize, vector: S::Vector, lanes: usize) {
+        with_kv!(self.dtype, T => {
+            T::store_lanes::<S>(self.data.cast::<T>().add(at), vector, lanes)
+        })
+    }
+
     /// # Safety
     /// The element is readable.
     pub unsafe fn get(self, at: usize) -> f64 {
-        with_float!(self.dtype, T => f64::from(self.data.cast::<T>().add(at).read().to_f32()))
+        with_kv!(self.dtype, T => f64::from(self.data.cast::<T>().add(at).read().to_f32()))
     }
 
     /// # Safety

@@ -1,6 +1,7 @@
 //! What the operations' tests share: random tensors, error norms, and threads.
 
 use super::threads::Threads;
+use crate::tensor::fp8::{E4m3, E5m2};
 use crate::tensor::{DType, Element, Tensor};
 use half::{bf16, f16};
 use std::sync::OnceLock;
@@ -31,6 +32,8 @@ impl Buffer {
                     DType::F16 => buffer.pointer::<f16>().add(i).write(f16::from_f32(value)),
                     DType::Bf16 => buffer.pointer::<bf16>().add(i).write(bf16::from_f32(value)),
                     DType::I32 => buffer.pointer::<i32>().add(i).write(value as i32),
+                    DType::F8E4m3 => buffer.pointer::<E4m3>().add(i).write(E4m3::from_f32(value)),
+                    DType::F8E5m2 => buffer.pointer::<E5m2>().add(i).write(E5m2::from_f32(value)),
                 }
             }
         }
@@ -75,6 +78,8 @@ impl Buffer {
                     DType::F16 => pointer.cast::<f16>().add(i).read().to_f32(),
                     DType::Bf16 => Element::to_f32(pointer.cast::<bf16>().add(i).read()),
                     DType::I32 => pointer.cast::<i32>().add(i).read() as f32,
+                    DType::F8E4m3 => pointer.cast::<E4m3>().add(i).read().to_f32(),
+                    DType::F8E5m2 => pointer.cast::<E5m2>().add(i).read().to_f32(),
                 }
             })
             .collect()

@@ -2,24 +2,31 @@
 
 use super::attention_plan::{DecodePlan, PrefillPlan};
 use super::executor::CudaExecutor;
+use super::kernel_table::row;
 use super::kv_placement::{sequence_stride, KvPlacement};
 use super::launch::Launch;
 use super::scratch::WorkspaceUse;
 use super::workspace::Workspace;
 use crate::device::RawHandle;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
+use crate::operation::Operation;
+use crate::registry::KernelId;
+use crate::tensor::DType;
 use std::ffi::c_void;
 
 /// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.
 pub(super) const MAX_SEQUENCES: usize = 128;
+/// Blocks of a launch along the axes of a grid that sequences and heads have.
+const MOST_BLOCKS: usize = 65_535;
+
 /// `nvb_attention_sequence` of csrc/attention/attention.h.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sequence {
-    kv_offset: i64,
     query_start: i32,
     pub query_count: i32,
+    kv_start: i32,
     kv_length: i32,
     pub first_block: i32,
 }
@@ -32,26 +39,52 @@ pub(super) struct PrefillParams {
     value: *const c_void,
     output: *mut c_void,
     lse: *mut c_void,
+    query_scale: *const c_void,
+    key_scale: *const c_void,
+    value_scale: *const c_void,
+    mask: *const c_void,
+    query_starts: *const c_void,
+    kv_starts: *const c_void,
+    kv_lengths: *const c_void,
+    kv_sequences: *const c_void,
+    query_sequence_stride: i64,
     query_token_stride: i64,
     query_head_stride: i64,
-    key_head_stride: i64,
+    key_sequence_stride: i64,
     key_token_stride: i64,
-    value_head_stride: i64,
+    key_head_stride: i64,
+    value_sequence_stride: i64,
     value_token_stride: i64,
+    value_head_stride: i64,
+    output_sequence_stride: i64,
     output_token_stride: i64,
     output_head_stride: i64,
+    lse_sequence_stride: i64,
+    mask_sequence_stride: i64,
+    mask_row_stride: i64,
+    mask_head_stride: i64,
     query_dtype: u32,
     kv_dtype: u32,
     output_dtype: u32,
+    mask_dtype: u32,
+    query_scale_stride: i32,
+    key_scale_stride: i32,
+    value_scale_stride: i32,
     pub sequences: i32,
     pub query_heads: i32,
     kv_heads: i32,
     head_dim: i32,
+    value_dim: i32,
     causal: i32,
     window: i32,
     scale: f32,
     soft_cap: f32,
     heads_per_group: i32,
+    query_rows: i32,
+    kv_rows: i32,
+    max_query_count: i32,
+    max_kv_length: i32,
+    reserved: i32,
     placement: KvPlacement,
     sequence: [Sequence; MAX_SEQUENCES],
 }
@@ -88,6 +121,7 @@ pub(super) struct DecodeParams {
     query_heads: i32,
     kv_heads: i32,
     head_dim: i32,
+    value_dim: i32,
     slot_count: i32,
     capacity: i32,
     max_kv_length: i32,
@@ -98,6 +132,7 @@ pub(super) struct DecodeParams {
     chunks: i32,
     heads_per_chunk: i32,
     slots_per_head: i32,
+    reserved: u32,
     placement: KvPlacement,
 }
 
@@ -112,10 +147,44 @@ extern "C" {
 }
 
 pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: RawHandle) -> Result<()> {
-    let _guard = executor.enter()?;
-    let launch = executor.launch_attention_on(stream);
     let mut params = prefill_params(op);
-    let Some(plan) = PrefillPlan::of(executor, op, &mut params) else { return Ok(()) };
+    let _guard = executor.enter()?;
+    if op.sequences.is_empty() {
+        return Ok(());
+    }
+    let plan = PrefillPlan::of(executor, op, &mut params).ok_or_else(|| no_kernel(&op.config))?;
+    launch_prefill(executor, op, &plan, params, stream)
+}
+
+/// The attention by this kernel, a candidate; for measurements.
+pub(super) fn with(executor: &CudaExecutor, op: &Operation, kernel: KernelId, stream: RawHandle) -> Result<()> {
+    let _guard = executor.enter()?;
+    let other = || Error::unsupported(format!("{} cannot do this attention", kernel.kernel().name));
+    let row = row(kernel).ok_or_else(other)?;
+    match op {
+        Operation::AttentionPrefill(op) => {
+            let mut params = prefill_params(op);
+            let plan = PrefillPlan::by([row], executor, op, &mut params).ok_or_else(other)?;
+            launch_prefill(executor, op, &plan, params, stream)
+        }
+        Operation::AttentionDecode(op) => {
+            let params = decode_params(op);
+            let plan = DecodePlan::by([row], executor, op, &params).ok_or_else(other)?;
+            launch_decode(executor, &plan, params, stream)
+        }
+        _ => Err(other()),
+    }
+}
+
+/// The context is current.
+fn launch_prefill(
+    executor: &CudaExecutor,
+    op: &AttentionPrefill,
+    plan: &PrefillPlan,
+    mut params: PrefillParams,
+    stream: RawHandle,
+) -> Result<()> {
+    let launch = executor.launch_attention_on(stream);
     params.heads_per_group = plan.heads_per_group;
     for spans in op.sequences.chunks(MAX_SEQUENCES) {
         let blocks = plan.arrange(&mut params, spans)?;
@@ -126,36 +195,66 @@ pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: Ra
     Ok(())
 }
 
+fn no_kernel(config: &AttentionConfig) -> Error {
+    Error::unsupported(format!("no kernel on this device computes {config:?}"))
+}
+
 /// Without a table of sequences and `heads_per_group`.
 pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
-    let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, causal } = op.config;
+    let AttentionConfig { query_heads, kv_heads, head_dim, value_dim, scale, soft_cap, window, causal } = op.config;
     PrefillParams {
         query: op.query.data,
         key: op.key.data,
         value: op.value.data,
         output: op.output.data,
         lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
+        query_scale: op.query_scales.map_or(std::ptr::null(), |scales| scales.data.cast_const()),
+        key_scale: op.key.scales.cast(),
+        value_scale: op.value.scales.cast(),
+        mask: op.mask.map_or(std::ptr::null(), |mask| mask.tensor.data.cast_const()),
+        query_starts: std::ptr::null(),
+        kv_starts: std::ptr::null(),
+        kv_lengths: std::ptr::null(),
+        kv_sequences: std::ptr::null(),
+        query_sequence_stride: op.starts.query as i64,
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
-        key_head_stride: op.key.head_stride as i64,
+        key_sequence_stride: sequence_stride(&op.key),
         key_token_stride: op.key.token_stride as i64,
-        value_head_stride: op.value.head_stride as i64,
+        key_head_stride: op.key.head_stride as i64,
+        value_sequence_stride: sequence_stride(&op.value),
         value_token_stride: op.value.token_stride as i64,
+        value_head_stride: op.value.head_stride as i64,
+        output_sequence_stride: op.starts.output as i64,
         output_token_stride: op.output.token_stride as i64,
         output_head_stride: op.output.head_stride as i64,
+        lse_sequence_stride: op.starts.lse as i64,
+        mask_sequence_stride: op.mask.map_or(0, |mask| mask.start_stride as i64),
+        mask_row_stride: op.mask.map_or(0, |mask| mask.row_stride as i64),
+        mask_head_stride: op.mask.map_or(0, |mask| mask.head_stride as i64),
         query_dtype: op.query.dtype as u32,
         kv_dtype: op.key.dtype as u32,
         output_dtype: op.output.dtype as u32,
+        mask_dtype: op.mask.map_or(DType::F32, |mask| mask.tensor.dtype) as u32,
+        query_scale_stride: op.query_scales.map_or(0, |scales| i32::from(scales.shape[0] > 1)),
+        key_scale_stride: op.key.scale_stride as i32,
+        value_scale_stride: op.value.scale_stride as i32,
         sequences: 0,
         query_heads: query_heads as i32,
         kv_heads: kv_heads as i32,
         head_dim: head_dim as i32,
+        value_dim: value_dim as i32,
         causal: causal.into(),
         window: window as i32,
         scale,
         soft_cap,
         heads_per_group: 0,
-        placement: KvPlacement::of(&op.key.placement, op.key.token_stride),
+        query_rows: 0,
+        kv_rows: 0,
+        max_query_count: 0,
+        max_kv_length: 0,
+        reserved: 0,
+        placement: KvPlacement::of(&op.key, &op.value),
         sequence: [Sequence::default(); MAX_SEQUENCES],
     }
 }
@@ -165,9 +264,9 @@ impl PrefillParams {
     pub fn set_sequences(&mut self, spans: &[SequenceSpan]) {
         for (entry, span) in self.sequence.iter_mut().zip(spans) {
             *entry = Sequence {
-                kv_offset: span.kv_offset as i64,
                 query_start: span.query_start as i32,
                 query_count: span.query_count as i32,
+                kv_start: span.kv_start as i32,
                 kv_length: span.kv_length as i32,
                 first_block: 0,
             };
@@ -194,8 +293,31 @@ pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) ->
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    let mut params = decode_params(op);
-    let Some(plan) = DecodePlan::of(executor, op, &params) else { return Ok(()) };
+    let params = decode_params(op);
+    match DecodePlan::of(executor, op, &params) {
+        Some(plan) => launch_decode(executor, &plan, params, stream),
+        None if op.query.tokens == 0 => Ok(()),
+        None => Err(no_decode(op)),
+    }
+}
+
+/// What no kernel takes.
+pub(super) fn no_decode(op: &AttentionDecode) -> Error {
+    let [sequences, rows, heads] = [op.sequence_count(), op.rows.per_sequence, op.config.query_heads];
+    Error::unsupported(format!(
+        "no decode kernel takes {sequences} sequences of {rows} rows with {heads} heads; {MOST_BLOCKS} sequences, and as many rows \
+         times heads, are the most"
+    ))
+    .with_limit(sequences.max(rows * heads) as u64, MOST_BLOCKS as u64)
+}
+
+/// The context is current.
+fn launch_decode(
+    executor: &CudaExecutor,
+    plan: &DecodePlan,
+    mut params: DecodeParams,
+    stream: RawHandle,
+) -> Result<()> {
     let launch = executor.launch_attention_on(stream);
     let workspace = plan.workspace();
     let scratch = executor.scratch(stream);
@@ -213,7 +335,8 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
 
 /// Without workspace, counters and what a plan decides.
 pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
-    let AttentionConfig { query_heads, kv_heads, head_dim, scale, soft_cap, window, .. } = op.config;
+    let AttentionConfig { query_heads, kv_heads, head_dim, value_dim, scale, soft_cap, window, .. } = op.config;
+    let (key, value) = (op.cache.key_view(), op.cache.value_view());
     DecodeParams {
         query: op.query.data,
         key: op.cache.key,
@@ -222,18 +345,18 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         slots: op.rows.sequences.map_or(std::ptr::null_mut(), |sequences| sequences.data),
         output: op.output.data,
         lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
-        key_scale: std::ptr::null(),
-        value_scale: std::ptr::null(),
+        key_scale: op.cache.key_scales.cast(),
+        value_scale: op.cache.value_scales.cast(),
         workspace: std::ptr::null_mut(),
         counters: std::ptr::null_mut(),
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
-        key_sequence_stride: sequence_stride(&op.cache),
-        key_head_stride: op.cache.head_stride as i64,
-        key_token_stride: op.cache.token_stride as i64,
-        value_sequence_stride: sequence_stride(&op.cache),
-        value_head_stride: op.cache.head_stride as i64,
-        value_token_stride: op.cache.token_stride as i64,
+        key_sequence_stride: sequence_stride(&key),
+        key_head_stride: key.head_stride as i64,
+        key_token_stride: key.token_stride as i64,
+        value_sequence_stride: sequence_stride(&value),
+        value_head_stride: value.head_stride as i64,
+        value_token_stride: value.token_stride as i64,
         output_token_stride: op.output.token_stride as i64,
         output_head_stride: op.output.head_stride as i64,
         query_dtype: op.query.dtype as u32,
@@ -244,6 +367,7 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         query_heads: query_heads as i32,
         kv_heads: kv_heads as i32,
         head_dim: head_dim as i32,
+        value_dim: value_dim as i32,
         slot_count: op.cache.sequences as i32,
         capacity: op.cache.capacity as i32,
         max_kv_length: op.rows.max_kv_length as i32,
@@ -254,6 +378,7 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         chunks: 0,
         heads_per_chunk: 0,
         slots_per_head: 0,
-        placement: KvPlacement::of(&op.cache.placement, op.cache.token_stride),
+        reserved: 0,
+        placement: KvPlacement::of(&key, &value),
     }
 }

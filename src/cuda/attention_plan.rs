@@ -5,9 +5,9 @@
 //! the last takes all. A plan is a plain value, made without memory and locks, and does not depend on what lies in device
 //! memory, so that a captured call serves every step.
 
-use super::attention::{DecodeParams, PrefillParams, MAX_SEQUENCES};
+use super::attention::{decode_params, prefill_params, DecodeParams, PrefillParams, MAX_SEQUENCES};
 use super::executor::CudaExecutor;
-use super::kernel_table::row;
+use super::kernel_table::{kernel, row};
 use super::launch::Launch;
 use super::scratch::WorkspaceUse;
 use super::workspace::Workspace;
@@ -15,7 +15,8 @@ use crate::device::RawHandle;
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
-use crate::operation::OperationKind;
+use crate::operation::{Operation, OperationKind};
+use crate::registry::{Family, KernelId};
 use std::cmp::Reverse;
 
 /// `NVB_ATTENTION_MAX_SPLITS` of csrc/attention/attention.h.
@@ -43,6 +44,7 @@ struct DecodeShape {
     shared_bytes: i32,
     cluster: i32,
     passes: i32,
+    stages: i32,
 }
 
 extern "C" {
@@ -68,6 +70,20 @@ fn rows(executor: &CudaExecutor, operation: OperationKind) -> impl Iterator<Item
     executor.choices().overridden(operation).and_then(row).into_iter().chain(0..ROWS)
 }
 
+/// The kernels that can do the attention, in the order of their table.
+pub(super) fn candidates(executor: &CudaExecutor, op: &Operation) -> Vec<KernelId> {
+    let supports = |&row: &i32| match op {
+        Operation::AttentionPrefill(op) => PrefillPlan::by([row], executor, op, &mut prefill_params(op)).is_some(),
+        Operation::AttentionDecode(op) => DecodePlan::by([row], executor, op, &decode_params(op)).is_some(),
+        _ => false,
+    };
+    let family = match op {
+        Operation::AttentionPrefill(_) => Family::AttentionPrefill,
+        _ => Family::AttentionDecode,
+    };
+    (0..ROWS).filter(supports).filter_map(|row| kernel(family, row)).collect()
+}
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PrefillPlan {
     /// Of the table of kernels.
@@ -79,8 +95,18 @@ pub(super) struct PrefillPlan {
 }
 
 impl PrefillPlan {
-    /// `None` without a query row. `params` has the table of some of the sequences afterwards.
+    /// `None` without a query row, or a kernel. `params` has the table of some of the sequences afterwards.
     pub fn of(executor: &CudaExecutor, op: &AttentionPrefill, params: &mut PrefillParams) -> Option<PrefillPlan> {
+        PrefillPlan::by(rows(executor, OperationKind::AttentionPrefill), executor, op, params)
+    }
+
+    /// By the first of these rows that takes it.
+    pub fn by(
+        rows: impl IntoIterator<Item = i32>,
+        executor: &CudaExecutor,
+        op: &AttentionPrefill,
+        params: &mut PrefillParams,
+    ) -> Option<PrefillPlan> {
         if op.sequences.is_empty() {
             return None;
         }
@@ -93,7 +119,7 @@ impl PrefillPlan {
                 unsafe { nvb_cuda_attention_prefill_kernel_supports(row, params, &launch, &mut shape) != 0 }
             })
         };
-        let row = rows(executor, OperationKind::AttentionPrefill).find(|&row| supports(row))?;
+        let row = rows.into_iter().find(|&row| supports(row))?;
         let rows = shape.rows as usize;
         Some(PrefillPlan { row, rows, heads_per_group: heads_per_group(op, launch.l2_bytes as usize) as i32 })
     }
@@ -125,9 +151,9 @@ impl PrefillPlan {
 
 /// The KV heads are dealt out evenly, because the short tiles that end a group leave part of the device idle.
 fn heads_per_group(op: &AttentionPrefill, l2_bytes: usize) -> usize {
-    let AttentionConfig { kv_heads, head_dim, .. } = op.config;
+    let AttentionConfig { kv_heads, head_dim, value_dim, .. } = op.config;
     let longest = op.sequences.iter().map(|span| span.kv_length).max().unwrap_or(1).max(1);
-    let bytes = 2 * longest * head_dim * op.key.dtype.size();
+    let bytes = longest * (head_dim + value_dim) * op.key.dtype.size();
     let fitting = (l2_bytes / bytes).clamp(1, kv_heads);
     kv_heads.div_ceil(kv_heads.div_ceil(fitting)) * op.config.group()
 }
@@ -143,18 +169,31 @@ pub(super) struct DecodePlan {
     pub heads_per_chunk: i32,
     /// Results in the workspace of each query head of a row.
     pub slots_per_head: i32,
+    /// Keys of a tile, and tiles under way at a time.
+    pub keys: usize,
+    pub stages: usize,
     workspace_bytes: usize,
     counter_bytes: usize,
 }
 
 impl DecodePlan {
-    /// `None` without a query row.
+    /// `None` without a query row, or a kernel.
     pub fn of(executor: &CudaExecutor, op: &AttentionDecode, params: &DecodeParams) -> Option<DecodePlan> {
+        DecodePlan::by(rows(executor, OperationKind::AttentionDecode), executor, op, params)
+    }
+
+    /// By the first of these rows that takes it.
+    pub fn by(
+        rows: impl IntoIterator<Item = i32>,
+        executor: &CudaExecutor,
+        op: &AttentionDecode,
+        params: &DecodeParams,
+    ) -> Option<DecodePlan> {
         if op.query.tokens == 0 {
             return None;
         }
         let launch = executor.launch_attention_on(RawHandle::NULL);
-        rows(executor, OperationKind::AttentionDecode).find_map(|row| {
+        rows.into_iter().find_map(|row| {
             let mut shape = DecodeShape::default();
             // SAFETY: reads the structs alone, and writes the shape.
             match unsafe { nvb_cuda_attention_decode_kernel_supports(row, params, &launch, &mut shape) } {
@@ -166,7 +205,7 @@ impl DecodePlan {
 
     /// `None` where the keys are too many for a kernel that merges in a cluster.
     fn with(row: i32, op: &AttentionDecode, shape: &DecodeShape, launch: &Launch) -> Option<DecodePlan> {
-        let AttentionConfig { query_heads, kv_heads, head_dim, window, .. } = op.config;
+        let AttentionConfig { query_heads, kv_heads, value_dim, window, .. } = op.config;
         let rows = op.query.tokens;
         let items = op.rows.per_sequence * op.config.group();
         let chunks = items.div_ceil(shape.heads_per_block as usize);
@@ -188,7 +227,9 @@ impl DecodePlan {
             chunks: chunks as i32,
             heads_per_chunk: items.div_ceil(chunks) as i32,
             slots_per_head: slots_per_head as i32,
-            workspace_bytes: sums + partials * head_dim * size_of::<f32>(),
+            keys: shape.keys as usize,
+            stages: shape.stages as usize,
+            workspace_bytes: sums + partials * value_dim * size_of::<f32>(),
             counter_bytes: rows * query_heads * DECODE_COUNTERS * size_of::<u32>(),
         })
     }

@@ -36,6 +36,8 @@ fn data_type(dtype: DType) -> c_int {
         DType::F16 => 2,
         DType::Bf16 => 14,
         DType::I32 => 10,
+        DType::F8E4m3 => 28,
+        DType::F8E5m2 => 29,
     }
 }
 

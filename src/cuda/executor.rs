@@ -169,7 +169,7 @@ impl CudaExecutor {
     }
 
     /// The stream's workspace; lock it until the launch that uses it is queued.
-    pub(super) fn scratch(&self, stream: RawHandle) -> StreamScratch {
+    pub(super) fn scratch(&self, stream: RawHandle) -> Arc<StreamScratch> {
         self.scratch.of(stream)
     }
 }
@@ -212,6 +212,15 @@ impl Executor for CudaExecutor {
 
     fn choices(&self) -> &Choices {
         &self.choices
+    }
+
+    fn attention_candidates(&self, op: &Operation) -> Result<Vec<KernelId>> {
+        let _guard = self.enter()?;
+        Ok(super::attention_plan::candidates(self, op))
+    }
+
+    fn attention_with(&self, op: &Operation, kernel: KernelId, stream: RawHandle) -> Result<()> {
+        super::attention::with(self, op, kernel, stream)
     }
 
     fn linear_candidates(&self, op: &LinearProduct) -> Vec<Choice> {

@@ -45,6 +45,11 @@ pub(super) fn dtype_of(matrix: Option<Matrix>) -> u32 {
     matrix.map_or(DType::F32, |matrix| matrix.dtype) as u32
 }
 
+/// Extents or strides as C has them.
+pub(super) fn integers<const N: usize>(values: [usize; N]) -> [i64; N] {
+    values.map(|value| value as i64)
+}
+
 pub(super) fn vector_of(tensor: Option<Tensor>) -> *mut c_void {
     tensor.map_or(std::ptr::null_mut(), |tensor| tensor.data)
 }

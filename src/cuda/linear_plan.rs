@@ -18,6 +18,7 @@ use crate::operation::OperationKind;
 use crate::registry::choices::Choice;
 use crate::registry::{find, kernels_of, Family};
 use crate::weight::WeightView;
+use std::borrow::Cow;
 
 /// One kernel that may do a product.
 #[derive(Clone, Copy)]
@@ -42,9 +43,7 @@ const FLOAT: &[Rule] = &[
 /// The same with a weight in 8 or 4 bits: own kernels for few rows, for many an input in 8 bits where the options allow it,
 /// or float products with slices of the dequantised weight.
 const QUANTIZED: &[Rule] = &[
-    |executor, op| {
-        prefers_own_kernel(executor, op, &linear_quantized::Params::of(op), RawHandle::NULL).then_some(Step::Own)
-    },
+    |executor, op| prefers_own_kernel(executor, op).then_some(Step::Own),
     |executor, op| rounds_with_own(executor, op).then(|| of_family(Family::RoundedWgmma)),
     |_, _| Some(of_family(Family::RoundedInput)),
     |_, _| Some(of_family(Family::Dequantized)),
@@ -73,12 +72,12 @@ fn steps<'a>(
 }
 
 /// The product with its input in the order of the weight's columns, in rows of scratch that have no address yet.
-pub(super) fn seen(op: &LinearProduct) -> LinearProduct {
+pub(super) fn seen(op: &LinearProduct) -> Cow<'_, LinearProduct> {
     if op.weight.order.is_null() {
-        return *op;
+        return Cow::Borrowed(op);
     }
     let input = Matrix { data: std::ptr::null_mut(), row_stride: ordered_stride(&op.input), ..op.input };
-    LinearProduct { input, weight: WeightView { order: std::ptr::null(), ..op.weight }, ..*op }
+    Cow::Owned(LinearProduct { input, weight: WeightView { order: std::ptr::null(), ..op.weight }, ..*op })
 }
 
 fn is_empty(op: &LinearProduct) -> bool {
@@ -166,6 +165,7 @@ impl Step {
     }
 }
 
+/// Queues the kernel of the launcher's table; without a scratch it takes the stream's where it needs some of it.
 fn launch_own(
     executor: &CudaExecutor,
     op: &LinearProduct,
@@ -177,7 +177,13 @@ fn launch_own(
     }
     let mut params = linear_quantized::Params::of(op);
     let bytes = linear_quantized::workspace_bytes(executor, &params, stream);
-    params.workspace = kernel_workspace(scratch, bytes)?;
+    if scratch.is_some() || bytes == 0 {
+        params.workspace = kernel_workspace(scratch, bytes)?;
+        return linear_quantized::launch(executor, &params, stream);
+    }
+    let scratch = executor.scratch(stream);
+    let mut scratch = scratch.lock(executor, stream, || Workspace::none().with(WorkspaceUse::Kernel, bytes))?;
+    params.workspace = scratch.get(WorkspaceUse::Kernel, bytes)?;
     linear_quantized::launch(executor, &params, stream)
 }
 
@@ -212,6 +218,10 @@ fn launch_first(
         return Ok(None);
     }
     for step in steps {
+        if let Step::Own = step {
+            launch_own(executor, op, None, stream)?;
+            return Ok(Some(step));
+        }
         let workspace = step.workspace(executor, op);
         let ran = if workspace == Workspace::none() {
             step.launch(executor, op, None, stream)?

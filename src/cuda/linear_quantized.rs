@@ -75,15 +75,12 @@ const SLICE_BYTES: usize = 64 << 20;
 /// Rows of a slice are a multiple of this: whole tiles of the weight and of the product.
 const SLICE_STEP: usize = 256;
 
-pub(super) fn prefers_own_kernel(
-    executor: &CudaExecutor,
-    op: &LinearProduct,
-    params: &Params,
-    stream: RawHandle,
-) -> bool {
-    // SAFETY: reads the two structs alone.
-    let tensor_cores =
-        || unsafe { nvb_cuda_linear_quantized_uses_tensor_cores(params, &executor.launch_on(stream)) } != 0;
+pub(super) fn prefers_own_kernel(executor: &CudaExecutor, op: &LinearProduct) -> bool {
+    let tensor_cores = || {
+        let launch = executor.launch_on(RawHandle::NULL);
+        // SAFETY: reads the two structs alone.
+        unsafe { nvb_cuda_linear_quantized_uses_tensor_cores(&Params::of(op), &launch) != 0 }
+    };
     op.input.rows <= PLAIN_ROWS || op.weight.columns == 0 || op.input.rows <= OWN_ROWS && tensor_cores()
 }
 

@@ -8,7 +8,7 @@ use super::linear_rounded::{
 use super::prelude::*;
 use super::{
     cublaslt::{LibraryAlgorithm, Operand},
-    dequantize, linear_plan, linear_quantized, linear_workspace,
+    dequantize, linear_plan, linear_workspace,
 };
 use crate::weight::Scales;
 
@@ -67,9 +67,7 @@ fn value_bytes(op: &LinearProduct) -> usize {
 /// The operands of the product of quantised values, if there is one for this weight and as many rows.
 pub(super) fn operands(executor: &CudaExecutor, rows: &QuantizedRows, op: &LinearProduct) -> Option<[Operand; 2]> {
     let fits = matches!(op.weight.scales, Scales::Rows(_)) && op.weight.order.is_null() && !executor.batch_invariant;
-    quantized_operands(op, rows.encoding)
-        .filter(|_| fits)
-        .filter(|_| !prefers_own_kernel(executor, op, &linear_quantized::Params::of(op), RawHandle::NULL))
+    quantized_operands(op, rows.encoding).filter(|_| fits).filter(|_| !prefers_own_kernel(executor, op))
 }
 
 /// The product of quantised values, from as many rows on as `linear` rounds its input to 8 bits; `false` where that

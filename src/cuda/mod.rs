@@ -43,6 +43,7 @@ mod quantize_tokens;
 mod quantized;
 mod rope;
 mod sample;
+mod scatter_rows;
 mod scratch;
 mod virtual_memory;
 mod workspace;

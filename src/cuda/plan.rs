@@ -1,12 +1,12 @@
 //! How CUDA would run an operation, in the words of [`Plan`]: what the plans of products and of attention come to.
 
-use super::attention::{decode_params, prefill_params};
+use super::attention::{decode_params, no_decode, prefill_params};
 use super::attention_plan::{DecodePlan, PrefillPlan};
 use super::executor::CudaExecutor;
 use super::kernel_table::kernel;
 use super::{linear_quantized_input, linear_quantized_output, workspace};
 use crate::error::Result;
-use crate::executor::{Executor, Plan, Reason};
+use crate::executor::{Executor, Plan, Reason, SPLITS, STAGES, TILE_KEYS, TILE_ROWS};
 use crate::operation::attention::{AttentionDecode, AttentionPrefill};
 use crate::operation::linear::{Linear, LinearInput};
 use crate::operation::Operation;
@@ -18,7 +18,7 @@ pub(super) fn of(executor: &CudaExecutor, op: &Operation) -> Result<Plan> {
     let plan = match op {
         Operation::Linear(op) => of_linear(executor, op),
         Operation::AttentionPrefill(op) => of_prefill(executor, op),
-        Operation::AttentionDecode(op) => of_decode(executor, op),
+        Operation::AttentionDecode(op) => of_decode(executor, op)?,
         _ => Plan::of_only(op),
     };
     Ok(Plan { workspace: workspace::bytes(executor, op), ..plan })
@@ -42,33 +42,38 @@ fn of_linear(executor: &CudaExecutor, op: &Linear) -> Plan {
 
 fn of_prefill(executor: &CudaExecutor, op: &AttentionPrefill) -> Plan {
     let plan = PrefillPlan::of(executor, op, &mut prefill_params(op));
-    let parameters = |plan: &PrefillPlan| {
-        [("rows of a block", plan.rows), ("heads that share L2", plan.heads_per_group as usize), ("", 0), ("", 0)]
-    };
-    of_row(executor, Family::AttentionPrefill, plan.map(|plan| (plan.row, parameters(&plan))))
+    let plan = plan.map(|plan| {
+        let parameters = [(TILE_ROWS, plan.rows), ("heads that share L2", plan.heads_per_group as usize), (SPLITS, 1)];
+        (plan.row, parameters)
+    });
+    of_row(executor, Family::AttentionPrefill, plan.as_ref().map(|(row, parameters)| (*row, &parameters[..])))
 }
 
-fn of_decode(executor: &CudaExecutor, op: &AttentionDecode) -> Plan {
+fn of_decode(executor: &CudaExecutor, op: &AttentionDecode) -> Result<Plan> {
     let plan = DecodePlan::of(executor, op, &decode_params(op));
-    let parameters = |plan: &DecodePlan| {
-        let heads =
-            [("heads of a block", plan.heads_per_chunk as usize), ("blocks of a key/value head", plan.chunks as usize)];
-        [("splits of the keys", plan.splits as usize), heads[0], heads[1], ("", 0)]
-    };
-    of_row(executor, Family::AttentionDecode, plan.map(|plan| (plan.row, parameters(&plan))))
+    if plan.is_none() && op.query.tokens > 0 {
+        return Err(no_decode(op));
+    }
+    let plan = plan.map(|plan| {
+        let parameters = [
+            (TILE_ROWS, plan.heads_per_chunk as usize),
+            ("blocks of a key/value head", plan.chunks as usize),
+            (TILE_KEYS, plan.keys),
+            (SPLITS, plan.splits as usize),
+            (STAGES, plan.stages),
+        ];
+        (plan.row, parameters)
+    });
+    Ok(of_row(executor, Family::AttentionDecode, plan.as_ref().map(|(row, parameters)| (*row, &parameters[..]))))
 }
 
 /// Of a row of a table with the parameters of its launch; `None`: nothing runs.
-fn of_row(executor: &CudaExecutor, family: Family, planned: Option<(i32, [(&'static str, usize); 4])>) -> Plan {
+fn of_row(executor: &CudaExecutor, family: Family, planned: Option<(i32, &[(&'static str, usize)])>) -> Plan {
     let Some((id, parameters)) = planned.and_then(|(row, parameters)| Some((kernel(family, row)?, parameters))) else {
         return Plan::EMPTY;
     };
     let Kernel { name, operation, .. } = *id.kernel();
     let is_override = executor.choices().overridden(operation) == Some(id);
-    Plan {
-        kernel: name,
-        reason: if is_override { Reason::Override } else { Reason::Default },
-        parameters,
-        ..Plan::EMPTY
-    }
+    let reason = if is_override { Reason::Override } else { Reason::Default };
+    Plan { kernel: name, reason, ..Plan::EMPTY }.with_parameters(parameters)
 }

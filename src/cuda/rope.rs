@@ -17,7 +17,9 @@ mirror! {
         query_norm: *const c_void,
         key_norm: *const c_void,
         key_cache: *mut c_void = cache.map_or(std::ptr::null_mut(), |cache| cache.key),
-        value_cache: *mut c_void = cache.map_or(std::ptr::null_mut(), |cache| cache.value),
+        value_cache: *mut c_void = cache.filter(|_| op.value.is_some()).map_or(std::ptr::null_mut(), |cache| cache.value),
+        key_scale: *const c_void = cache.map_or(std::ptr::null(), |cache| cache.key_scales.cast()),
+        value_scale: *const c_void = cache.map_or(std::ptr::null(), |cache| cache.value_scales.cast()),
         positions: *const c_void = op.positions.data,
         slots: *const c_void = vector_of(op.append.and_then(|append| append.sequences)),
         query_token_stride: i64,
@@ -30,7 +32,7 @@ mirror! {
         query_output_head_stride: i64,
         key_output_token_stride: i64,
         key_output_head_stride: i64,
-        cache_slot_stride: i64 = cache.as_ref().map_or(0, sequence_stride),
+        cache_slot_stride: i64 = cache.map_or(0, |cache| sequence_stride(&cache.key_view())),
         cache_head_stride: i64 = cache.map_or(0, |cache| cache.head_stride as i64),
         cache_token_stride: i64 = cache.map_or(0, |cache| cache.token_stride as i64),
         query_dtype: u32,
@@ -87,13 +89,35 @@ fn norm(weight: Option<Tensor>) -> (*const c_void, u32) {
 }
 
 fn placement_of(op: &Rope) -> KvPlacement {
-    let of = |append: Append| KvPlacement::of(&append.cache.placement, append.cache.token_stride);
+    let of = |append: Append| KvPlacement::of_keys(&append.cache.key_view());
     op.append.map_or(KvPlacement::CONTIGUOUS, of)
 }
 
 pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    let params = Params::of(op);
-    // SAFETY: the descriptor was validated, and the context is current.
-    executor.check_launch(unsafe { nvb_cuda_rope(&params, &executor.launch_on(stream)) }, "rope")
+    let launch = |op: &Rope| {
+        let params = Params::of(op);
+        // SAFETY: the descriptor was validated, and the context is current.
+        executor.check_launch(unsafe { nvb_cuda_rope(&params, &executor.launch_on(stream)) }, "rope")
+    };
+    match op.append {
+        // The kernel has one dim and one set of strides for both; else values are keys of a second launch, that only appends.
+        Some(append) if op.value.is_some() && !append.cache.is_uniform() => {
+            launch(&Rope { value: None, ..*op })?;
+            launch(&Rope {
+                head_dim: append.cache.value_dim,
+                query: None,
+                query_output: None,
+                query_norm: None,
+                key: op.value,
+                key_output: None,
+                key_norm: None,
+                value: None,
+                rotation: None,
+                append: Some(Append { cache: append.cache.values_as_keys(), ..append }),
+                ..*op
+            })
+        }
+        _ => launch(op),
+    }
 }

@@ -20,7 +20,7 @@ struct Block {
 unsafe impl Send for Block {}
 
 /// What workspace is used for; each use has its own block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkspaceUse {
     /// Any content that a kernel uses within one operation.
     Kernel,
@@ -46,20 +46,21 @@ impl WorkspaceUse {
 
 /// The blocks of one stream. Whoever launches with them holds the lock until the launch is queued: another thread that
 /// grows a block in between would free it before the launch.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub struct StreamScratch {
     blocks: Blocks,
     inputs: Blocks,
     outputs: Blocks,
     /// Bytes at the end of the caller's block that guards of the operation under way have.
-    taken: Arc<AtomicUsize>,
+    taken: AtomicUsize,
 }
 
-type Blocks = Arc<Mutex<Held>>;
+type Blocks = Mutex<Held>;
 
 #[derive(Default)]
 struct Held {
-    own: HashMap<WorkspaceUse, Block>,
+    /// By `WorkspaceUse`.
+    own: [Option<Block>; WorkspaceUse::ALL.len()],
     /// The caller's, which then is all that operations take: counters first, what `lock` gives behind them, what
     /// `lock_inputs` and `lock_outputs` give at the end.
     caller: Option<Block>,
@@ -140,7 +141,7 @@ impl StreamScratch {
             let end = (block.bytes - before) / ALIGNMENT * ALIGNMENT;
             let first = end.saturating_sub(workspace.carved());
             self.taken.store(block.bytes - first, Ordering::Relaxed);
-            taken = Some((&*self.taken, block.bytes - first - before));
+            taken = Some((&self.taken, block.bytes - first - before));
             Ok(Carved { counters: block.pointer, first: block.pointer.wrapping_byte_add(first), workspace })
         };
         let carved = held.caller.map(carve).transpose()?;
@@ -188,7 +189,7 @@ impl ScratchGuard<'_> {
         if let Some(carved) = &self.carved {
             return carved.get(usage, bytes, self.executor, self.stream);
         }
-        let old = self.held.own.get(&usage).copied();
+        let old = self.held.own[usage as usize];
         if let Some(block) = old.filter(|block| block.bytes >= bytes) {
             return Ok(block.pointer);
         }
@@ -202,7 +203,7 @@ impl ScratchGuard<'_> {
                     return Err(error);
                 }
             }
-            if let Some(old) = self.held.own.insert(usage, Block { pointer, bytes }) {
+            if let Some(old) = self.held.own[usage as usize].replace(Block { pointer, bytes }) {
                 self.executor.free(old.pointer, old.bytes, self.stream);
             }
         }
@@ -232,13 +233,13 @@ impl Carved {
 
 #[derive(Default)]
 pub struct Scratch {
-    streams: Mutex<HashMap<RawHandle, StreamScratch>>,
+    streams: Mutex<HashMap<RawHandle, Arc<StreamScratch>>>,
     /// Streams with a block of the caller's: without one nobody looks for it.
     callers: AtomicUsize,
 }
 
 impl Scratch {
-    pub fn of(&self, stream: RawHandle) -> StreamScratch {
+    pub fn of(&self, stream: RawHandle) -> Arc<StreamScratch> {
         self.streams().entry(stream).or_default().clone()
     }
 
@@ -279,7 +280,7 @@ impl Scratch {
             if held(&scratch.blocks).caller.is_some() {
                 self.callers.fetch_sub(1, Ordering::Relaxed);
             }
-            free(scratch, executor, stream);
+            free(&scratch, executor, stream);
         }
     }
 
@@ -287,19 +288,19 @@ impl Scratch {
     pub fn release_all(&self, executor: &dyn Device) {
         let all: Vec<_> = self.streams().drain().collect();
         for (_, scratch) in all {
-            free(scratch, executor, RawHandle::NULL);
+            free(&scratch, executor, RawHandle::NULL);
         }
     }
 
-    fn streams(&self) -> MutexGuard<'_, HashMap<RawHandle, StreamScratch>> {
+    fn streams(&self) -> MutexGuard<'_, HashMap<RawHandle, Arc<StreamScratch>>> {
         self.streams.lock().unwrap_or_else(|poison| poison.into_inner())
     }
 }
 
-fn free(scratch: StreamScratch, executor: &dyn Device, stream: RawHandle) {
+fn free(scratch: &StreamScratch, executor: &dyn Device, stream: RawHandle) {
     for mut held in [held(&scratch.outputs), held(&scratch.inputs), held(&scratch.blocks)] {
-        for (_, block) in held.own.drain() {
-            // SAFETY: drained, so freed once.
+        for block in held.own.iter_mut().filter_map(Option::take) {
+            // SAFETY: taken, so freed once.
             unsafe { executor.free(block.pointer, block.bytes, stream) };
         }
     }

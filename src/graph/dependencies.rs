@@ -11,20 +11,6 @@ struct Live {
     node: u32,
 }
 
-impl Region {
-    /// Whether the two may share a byte, for whoever may not miss one: regions that are not exact count as wholes.
-    fn may_share(&self, other: &Region) -> bool {
-        let apart = self.end() <= other.start || other.end() <= self.start || self.is_empty() || other.is_empty();
-        !apart && (!self.exact || !other.exact || self.overlaps(other))
-    }
-
-    /// Whether whatever shares a byte with `other` shares one with this too.
-    fn covers(&self, other: &Region) -> bool {
-        let encloses = self.start <= other.start && other.end() <= self.end();
-        self == other || (self.rows == 1 && encloses)
-    }
-}
-
 /// Writes to each node the earlier ones that it must run after: whoever wrote what it reads, and whoever read or wrote what it
 /// writes. Where one of them waits for another one because of the same bytes, the later one alone is named.
 pub fn find(nodes: &mut [Node]) -> Result<()> {
@@ -78,7 +64,13 @@ mod tests {
             region,
             effect: if writes { Effect::Write } else { Effect::Read },
         };
-        Node { op: op.into(), owner: None, accesses: accesses.iter().map(access).collect(), dependencies: Vec::new() }
+        Node {
+            op: op.into(),
+            owner: None,
+            accesses: accesses.iter().map(access).collect(),
+            dependencies: Vec::new(),
+            recorded: Vec::new(),
+        }
     }
 
     fn dependencies(mut nodes: Vec<Node>) -> Vec<Vec<u32>> {

@@ -3,11 +3,21 @@
 //! A recording is a sink of its stream: checked operations arrive with the owners of their weights and caches, and nothing
 //! runs. Its end makes nodes of them (`dependencies`), which `describe` puts into words. A launch hands the list to the device:
 //! as one replay that the executor made of it (`replay`), or operation by operation.
+//!
+//! An optimisation (`optimize`) rewrites a copy of the list by its `passes` and, where the caller allows it, measures both
+//! (`measure`); `report` tells of it. The recorded list stays, and every optimisation begins with it.
 
 mod dependencies;
 pub mod describe;
+mod list;
+mod measure;
+pub mod optimize;
+pub mod passes;
+mod rebind;
 mod recorder;
+pub mod region;
 mod replay;
+pub mod report;
 
 use crate::allocation::with_room;
 use crate::error::{Error, Result};
@@ -15,11 +25,15 @@ use crate::executor::Executor;
 use crate::operation::access::{Access, Each};
 use crate::operation::{Cost, Operation};
 use crate::stream::{Owner, Stream};
+use optimize::{Choice, Level, Options};
 use recorder::Recorder;
+use region::Ranges;
 use replay::Replay;
+use report::Report;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An operation of a graph.
+#[derive(Clone)]
 pub struct Node {
     pub op: Operation,
     /// Keeps the operation's weight or cache.
@@ -27,6 +41,8 @@ pub struct Node {
     pub accesses: Vec<Access>,
     /// The earlier nodes that it runs after, in ascending order; those that these wait for may be left out.
     pub dependencies: Vec<u32>,
+    /// The recorded nodes whose work it does, in ascending order.
+    pub recorded: Vec<u32>,
 }
 
 /// The list of a recording that has ended.
@@ -38,21 +54,23 @@ pub struct Recorded {
 impl Recorded {
     fn new(operations: Vec<(Operation, Option<Owner>)>) -> Result<Recorded> {
         let mut nodes = with_room(operations.len(), "a graph's nodes")?;
-        for (op, owner) in operations {
+        for (index, (op, owner)) in operations.into_iter().enumerate() {
             let mut accesses = Vec::new();
             op.accesses(&mut Each(|access| accesses.push(access)));
-            nodes.push(Node { op, owner, accesses, dependencies: Vec::new() });
+            nodes.push(Node { op, owner, accesses, dependencies: Vec::new(), recorded: vec![index as u32] });
         }
+        Recorded::of(nodes)
+    }
+
+    /// The list of these nodes, whose dependencies are not known yet.
+    fn of(mut nodes: Vec<Node>) -> Result<Recorded> {
         dependencies::find(&mut nodes)?;
         Ok(Recorded { replay: Replay::of(&nodes)?, nodes })
     }
 
     /// What all operations must do at the least.
     pub fn cost(&self) -> Cost {
-        self.nodes.iter().map(|node| node.op.cost()).fold(Cost::default(), |sum, cost| Cost {
-            operations: sum.operations + cost.operations,
-            bytes: sum.bytes + cost.bytes,
-        })
+        cost_of(&self.nodes)
     }
 
     /// Bytes of workspace that the graph has of its own; 0 before the first launch and where it takes the stream's.
@@ -61,21 +79,51 @@ impl Recorded {
     }
 }
 
+fn cost_of(nodes: &[Node]) -> Cost {
+    nodes.iter().map(|node| node.op.cost()).fold(Cost::default(), |sum, cost| Cost {
+        operations: sum.operations + cost.operations,
+        bytes: sum.bytes + cost.bytes,
+    })
+}
+
+/// A list that was recorded, and the one that is launched.
+#[derive(Clone)]
+struct Lists {
+    recorded: Arc<Recorded>,
+    /// The recorded one as long as nothing was optimised.
+    launched: Arc<Recorded>,
+    optimization: Option<Optimization>,
+}
+
+/// How the launched list came of the recorded one.
+#[derive(Clone)]
+struct Optimization {
+    level: Level,
+    choice: Choice,
+    report: Arc<Report>,
+}
+
 #[derive(Clone)]
 enum State {
     Empty,
     Recording { stream: Arc<Stream>, recorder: Arc<Recorder> },
-    Recorded(Arc<Recorded>),
+    Recorded(Lists),
 }
 
 pub struct Graph {
     executor: Arc<dyn Executor>,
     state: Mutex<State>,
+    /// Memory of which nobody reads, after a launch, what the launch left there.
+    internal: Mutex<Ranges>,
 }
 
 impl Graph {
     pub fn new(executor: &Arc<dyn Executor>) -> Graph {
-        Graph { executor: executor.clone(), state: Mutex::new(State::Empty) }
+        Graph { executor: executor.clone(), state: Mutex::new(State::Empty), internal: Mutex::default() }
+    }
+
+    pub fn executor(&self) -> &Arc<dyn Executor> {
+        &self.executor
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -114,17 +162,71 @@ impl Graph {
         let recorder = recorder.clone();
         end_sink(stream, &recorder)?;
         *state = State::Empty;
-        let recorded = Recorded::new(recorder.finish())?;
-        *state = State::Recorded(Arc::new(recorded));
+        let recorded = Arc::new(Recorded::new(recorder.finish())?);
+        *state = State::Recorded(Lists { launched: recorded.clone(), recorded, optimization: None });
         Ok(())
     }
 
-    /// What was recorded; `None` before that.
+    /// The list that is launched; `None` before one was recorded.
     pub fn recorded(&self) -> Option<Arc<Recorded>> {
         match &*self.state() {
-            State::Recorded(recorded) => Some(recorded.clone()),
+            State::Recorded(lists) => Some(lists.launched.clone()),
             _ => None,
         }
+    }
+
+    fn expect_lists(&self) -> Result<Lists> {
+        self.expect_recorded()?;
+        match &*self.state() {
+            State::Recorded(lists) => Ok(lists.clone()),
+            _ => Err(Error::invalid("the graph holds nothing")),
+        }
+    }
+
+    /// Launches what comes of an optimisation from now on.
+    fn set(&self, lists: Lists) {
+        // What was launched before may wait for the device when it goes, and must not hold the lock then.
+        let _before = std::mem::replace(&mut *self.state(), State::Recorded(lists));
+    }
+
+    /// From the next optimisation on, what a launch leaves in this memory is nobody's concern after it.
+    pub fn mark_internal(&self, range: std::ops::Range<usize>) {
+        let mut internal = self.internal.lock().unwrap_or_else(PoisonError::into_inner);
+        let ranges: Vec<_> = internal.iter().cloned().chain([range]).collect();
+        *internal = Ranges::of(ranges);
+    }
+
+    pub fn internal(&self) -> Ranges {
+        self.internal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes the list that is launched from now on out of the recorded one. `stream` is measured on, where the options ask for
+    /// that; after an error the graph is as before.
+    pub fn optimize(&self, options: &Options, stream: &Stream) -> Result<()> {
+        self.optimize_by(options, stream, passes::ALL)
+    }
+
+    fn optimize_by(&self, options: &Options, stream: &Stream, passes: &[passes::Pass]) -> Result<()> {
+        let lists = self.expect_lists()?;
+        let internal = self.internal();
+        let subject =
+            optimize::Subject { recorded: &lists.recorded, internal: &internal, executor: &self.executor, passes };
+        let optimized = subject.optimize(options, stream)?;
+        let launched = match options.level {
+            Level::O0 => lists.recorded.clone(),
+            _ => Arc::new(Recorded::of(optimized.nodes)?),
+        };
+        let (level, choice, report) = (options.level, optimized.choice, Arc::new(optimized.report));
+        self.set(Lists { launched, optimization: Some(Optimization { level, choice, report }), ..lists });
+        Ok(())
+    }
+
+    /// What the last optimisation did.
+    pub fn report(&self) -> Result<Arc<Report>> {
+        let report = self.expect_lists()?.optimization.map(|optimization| optimization.report);
+        report.ok_or_else(|| {
+            Error::invalid("the graph was not optimised").with_advice("nvb_graph_optimize makes what is reported")
+        })
     }
 
     pub fn is_recording(&self) -> bool {

@@ -1,9 +1,9 @@
 //! Keys and values in memory of the engine's, which hands out its pages itself.
 
-use super::{KvCacheOptions, MAX_PAGES};
+use super::{expect_kv, KvCacheOptions, MAX_PAGES};
 use crate::allocation::with_room;
 use crate::error::{Error, Result};
-use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor};
+use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor, ValueStrides};
 use std::ffi::c_void;
 
 pub(super) struct EngineMemory {
@@ -12,8 +12,9 @@ pub(super) struct EngineMemory {
     pub dtype: DType,
     /// Pages, or without pages sequences.
     pub blocks: usize,
-    /// In elements, of blocks, heads and tokens.
+    /// Of the keys in elements, of blocks, heads and tokens.
     strides: [usize; 3],
+    value_strides: ValueStrides,
 }
 
 // SAFETY: addresses of device memory, dereferenced only by executors.
@@ -35,18 +36,25 @@ impl EngineMemory {
             0 => options.ring_tokens().unwrap_or(options.capacity),
             tokens => tokens,
         };
-        let first = tensors[0];
+        let firsts = [tensors[0], tensors[1]];
+        let first = firsts[0];
         let mut layers = with_room(options.layers, "the layers of a KV cache")?;
         for (at, tensor) in tensors.iter().enumerate() {
             let of = |error: Error| error.context(format_args!("memory[{at}]"));
-            tensor.expect_float("memory").map_err(of)?;
+            expect_kv(tensor.dtype).map_err(of)?;
             tensor.expect_rank("memory", 4).map_err(of)?;
-            tensor
-                .expect_shape("memory", &[first.shape[0], options.kv_heads, block_tokens, options.head_dim])
-                .map_err(of)?;
-            expect_places_apart(tensor).map_err(of)?;
-            if tensor.strides != first.strides || tensor.dtype != first.dtype {
-                return Err(Error::invalid(format!("memory[{at}] has another dtype or other strides than memory[0]")));
+            let dim = if at % 2 == 0 { options.head_dim } else { options.value_dim() };
+            tensor.expect_shape("memory", &[first.shape[0], options.kv_heads, block_tokens, dim]).map_err(of)?;
+            tensor.expect_places_apart("memory").map_err(of)?;
+            let like = at % 2;
+            if tensor.strides != firsts[like].strides || tensor.dtype != first.dtype {
+                return Err(Error::invalid(format!(
+                    "memory[{at}] has another dtype or other strides than memory[{like}]"
+                )));
+            }
+            if options.values_in_keys && at % 2 == 1 && tensor.data != tensors[at - 1].data {
+                return Err(Error::invalid(format!("memory[{at}] is no part of memory[{}]", at - 1))
+                    .with_advice("with values_in_keys the values are the first elements of the keys"));
             }
         }
         if first.shape[0] == 0 || first.shape[0] > MAX_PAGES {
@@ -63,7 +71,9 @@ impl EngineMemory {
         layers.extend(tensors.chunks(2).map(|pair| (pair[0].data, pair[1].data)));
         let blocks = if given == 0 { first.shape[0] } else { given };
         let [block, head, token, _] = first.strides;
-        Ok(EngineMemory { layers, dtype: first.dtype, blocks, strides: [block, head, token] })
+        let [value_block, value_head, value_token, _] = firsts[1].strides;
+        let value_strides = ValueStrides { block: value_block, head: value_head, token: value_token };
+        Ok(EngineMemory { layers, dtype: first.dtype, blocks, strides: [block, head, token], value_strides })
     }
 
     pub fn layer(&self, options: &KvCacheOptions, layer: usize, table: Option<Tensor>) -> Result<CacheLayer> {
@@ -73,14 +83,18 @@ impl EngineMemory {
             key,
             value,
             dtype: self.dtype,
+            key_scales: std::ptr::null(),
+            value_scales: std::ptr::null(),
             sequences: self.blocks,
             heads: options.kv_heads,
             capacity: options.capacity,
             head_dim: options.head_dim,
+            value_dim: options.value_dim(),
             sequence_stride: block_stride,
             head_stride,
             token_stride,
             placement: options.ring_tokens().map_or(Placement::Contiguous, |tokens| Placement::Ring { tokens }),
+            value_strides: self.value_strides,
         };
         let Some(table) = table else {
             if options.page_tokens == 0 {
@@ -116,22 +130,4 @@ impl EngineMemory {
             ..whole
         })
     }
-}
-
-/// No two elements share an address, in whatever order the axes lie.
-fn expect_places_apart(tensor: &Tensor) -> Result<()> {
-    tensor.expect_readable("memory")?;
-    let mut axes: Vec<(usize, usize)> =
-        tensor.strides.into_iter().zip(tensor.shape).filter(|axis| axis.1 > 1).collect();
-    axes.sort_unstable();
-    let mut reach = 1;
-    for (stride, extent) in axes {
-        if stride < reach {
-            return Err(Error::invalid(format!(
-                "tensor `memory` {tensor} has a stride of {stride} where {reach} elements lie: its tokens overlap"
-            )));
-        }
-        reach += (extent - 1) * stride;
-    }
-    Ok(())
 }

@@ -209,7 +209,7 @@ impl KvCache {
     }
 
     fn page_bytes(&self) -> usize {
-        2 * self.options.layers * self.options.layout().expect("checked at creation").part_bytes
+        self.options.layers * self.options.layout().expect("checked at creation").layer_bytes()
     }
 
     /// Every layer's keys and values of a page lie together.
@@ -226,10 +226,11 @@ impl KvCache {
         for layer in 0..self.options.layers {
             let layer = self.layer(layer)?;
             let tokens = self.options.ring_tokens().map_or(tokens, |ring| ring.min(tokens));
-            let last = (layer.heads - 1) * layer.head_stride + (tokens - 1) * layer.token_stride;
-            let bytes = (last + layer.head_dim) * layer.dtype.size();
-            for data in [layer.key, layer.value] {
-                let block = |sequence| data.wrapping_byte_add(layer.origin(sequence) * layer.dtype.size());
+            let parts = [(layer.key_view(), layer.head_dim), (layer.value_view(), layer.value_dim)];
+            for (view, dim) in &parts[..if self.options.values_in_keys { 1 } else { 2 }] {
+                let last = (layer.heads - 1) * view.head_stride + (tokens - 1) * view.token_stride;
+                let bytes = (last + dim) * layer.dtype.size();
+                let block = |sequence| view.data.wrapping_byte_add(view.origin(sequence) * layer.dtype.size());
                 // SAFETY: both blocks lie in the layer.
                 queue(unsafe { MemoryCopy::new(block(to), block(from), bytes, CopyKind::DeviceToDevice) })?;
             }

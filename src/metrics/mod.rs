@@ -242,7 +242,7 @@ mod tests {
     use crate::backend::Backend;
     use crate::cpu::CpuExecutor;
     use crate::kv_cache::{KvCache, KvCacheOptions};
-    use crate::operation::attention::{AttentionConfig, AttentionDecode};
+    use crate::operation::attention::{AttentionConfig, AttentionDecode, DecodeRows};
     use crate::operation::softmax::Softmax;
     use crate::tensor::{DType, Tensor};
     use std::sync::Arc;
@@ -302,6 +302,7 @@ mod tests {
                 soft_cap: 0.0,
                 window,
                 causal: true,
+                ..AttentionConfig::default()
             };
             AttentionConfig::new(config).unwrap()
         };
@@ -315,9 +316,12 @@ mod tests {
                 cache.layer(0).unwrap(),
                 Tensor::new(output.as_mut_ptr().cast(), DType::F32, &[3, 4, 8]),
                 None,
-                Tensor::new(positions.as_mut_ptr().cast(), DType::I32, &[3]),
-                None,
-                0,
+                DecodeRows {
+                    per_sequence: 1,
+                    positions: Tensor::new(positions.as_mut_ptr().cast(), DType::I32, &[3]),
+                    sequences: None,
+                    max_kv_length: 0,
+                },
             )
             .unwrap();
             for _ in 0..2 {

@@ -3,9 +3,10 @@
 use super::Operation;
 use crate::error::{Error, Result};
 use crate::operation::quantized_rows::QuantizedRows;
-use crate::tensor::{CacheLayer, Heads, Matrix, Tensor};
+use crate::tensor::{CacheLayer, DType, Heads, Matrix, Tensor};
 use crate::weight::WeightView;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
 /// Rows of bytes at equal distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +94,10 @@ pub trait Extent {
     fn form(&self) -> String {
         format!("{} bytes", self.extent().1)
     }
+    /// Of its elements, where they have one.
+    fn dtype(&self) -> Option<DType> {
+        None
+    }
 }
 
 impl Extent for Region {
@@ -121,6 +126,10 @@ impl Extent for Matrix {
     fn form(&self) -> String {
         format!("{}[{}, {}]", self.dtype, self.rows, self.columns)
     }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
 }
 
 impl Extent for QuantizedRows {
@@ -147,6 +156,10 @@ impl Extent for Tensor {
 
     fn form(&self) -> String {
         self.to_string()
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
     }
 }
 
@@ -177,11 +190,15 @@ impl Extent for Heads {
     fn form(&self) -> String {
         format!("{}[{}, {}, {}]", self.dtype, self.tokens, self.heads, self.head_dim)
     }
+
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
 }
 
 impl Region {
     /// Rows that lie one behind the other are one.
-    fn joined(self) -> Region {
+    pub(super) fn joined(self) -> Region {
         match self.stride == self.row_bytes && self.rows > 0 {
             true => Region { rows: 1, row_bytes: self.rows * self.row_bytes, stride: 0, ..self },
             false => self,
@@ -244,22 +261,34 @@ pub trait Visit {
     /// A layer of a cache, of which the work knows alone what it touches.
     #[inline]
     fn cache(&mut self, layer: &CacheLayer, effect: Effect) {
-        let bytes = layer.span_bytes();
-        if let Some(table) = layer.page_table() {
-            // Keys and values lie between each other where a page has both.
-            let start = layer.key.min(layer.value);
-            let bytes = bytes + (layer.key as usize).abs_diff(layer.value as usize);
-            self.add("the cache's pages", &Region { exact: false, ..Region::bytes(start, bytes) }, effect);
-            return self.read("page_table", Some(&table.tensor()));
-        }
-        for (name, data) in [("the cache's keys", layer.key), ("the cache's values", layer.value)] {
-            self.add(name, &Region { exact: false, ..Region::bytes(data, bytes) }, effect);
-        }
+        add_cache(self, layer, effect);
     }
 
     /// A range that may have gaps.
     fn read_range(&mut self, name: &'static str, start: *const c_void, bytes: usize) {
         self.add(name, &Region { exact: false, ..Region::bytes(start, bytes) }, Effect::Read);
+    }
+}
+
+/// Tells of a layer's memory.
+#[inline]
+pub fn add_cache<V: Visit + ?Sized>(visit: &mut V, layer: &CacheLayer, effect: Effect) {
+    let (key_bytes, value_bytes) = (layer.key_span_bytes(), layer.value_span_bytes());
+    for (name, scales) in layer.scales() {
+        visit.read(name, scales.as_ref());
+    }
+    if let Some(table) = layer.page_table() {
+        // Keys and values lie between each other where a page has both.
+        let start = layer.key.min(layer.value);
+        let end = (layer.key as usize + key_bytes).max(layer.value as usize + value_bytes);
+        let bytes = end - start as usize;
+        visit.add("the cache's pages", &Region { exact: false, ..Region::bytes(start, bytes) }, effect);
+        return visit.read("page_table", Some(&table.tensor()));
+    }
+    for (name, data, bytes) in
+        [("the cache's keys", layer.key, key_bytes), ("the cache's values", layer.value, value_bytes)]
+    {
+        visit.add(name, &Region { exact: false, ..Region::bytes(data, bytes) }, effect);
     }
 }
 
@@ -281,16 +310,38 @@ const MOST_WRITES: usize = 6;
 struct Span {
     start: usize,
     end: usize,
-    name: Option<&'static str>,
+    name: &'static str,
     /// What it may lie in the place of.
-    outputs: Option<&'static [&'static str]>,
+    outputs: &'static [&'static str],
+}
+
+/// The first of an array, which is not filled before: eager calls have few of them.
+struct SpanList<const MOST: usize> {
+    spans: [MaybeUninit<Span>; MOST],
+    count: usize,
+}
+
+impl<const MOST: usize> SpanList<MOST> {
+    fn new() -> SpanList<MOST> {
+        SpanList { spans: [const { MaybeUninit::uninit() }; MOST], count: 0 }
+    }
+
+    #[inline]
+    fn push(&mut self, span: Span) {
+        self.spans[self.count].write(span);
+        self.count += 1;
+    }
+
+    #[inline]
+    fn list(&self) -> &[Span] {
+        // SAFETY: `push` has written the first `count`, which are no more than the array has.
+        unsafe { std::slice::from_raw_parts(self.spans.as_ptr().cast(), self.count) }
+    }
 }
 
 struct Spans {
-    reads: [Span; MOST_READS],
-    writes: [Span; MOST_WRITES],
-    read_count: usize,
-    write_count: usize,
+    reads: SpanList<MOST_READS>,
+    writes: SpanList<MOST_WRITES>,
 }
 
 impl Visit for Spans {
@@ -300,22 +351,16 @@ impl Visit for Spans {
         if bytes == 0 || start < FIRST_MEMORY {
             return;
         }
-        let span = Span { start, end: start.saturating_add(bytes), name: Some(name), outputs: None };
-        let (spans, count, span) = match effect {
-            Effect::Write => (&mut self.writes[..], &mut self.write_count, span),
-            Effect::Read => (&mut self.reads[..], &mut self.read_count, span),
-            Effect::ReadBefore(outputs) => {
-                (&mut self.reads[..], &mut self.read_count, Span { outputs: Some(outputs), ..span })
-            }
-        };
-        spans[*count] = span;
-        *count += 1;
+        let span = Span { start, end: start.saturating_add(bytes), name, outputs: &[] };
+        match effect {
+            Effect::Write => self.writes.push(span),
+            Effect::Read => self.reads.push(span),
+            Effect::ReadBefore(outputs) => self.reads.push(Span { outputs, ..span }),
+        }
     }
 }
 
 impl Span {
-    const NOTHING: Span = Span { start: 0, end: 0, name: None, outputs: None };
-
     #[inline]
     fn touches(&self, other: &Span) -> bool {
         self.start < other.end && other.start < self.end
@@ -324,8 +369,7 @@ impl Span {
     /// Whether `written` may replace it: an output has the extents of what it may replace, so the same span is the same
     /// region.
     fn may_be(&self, written: &Span) -> bool {
-        let named = |outputs: &[&str]| written.name.is_some_and(|name| outputs.contains(&name));
-        (self.start, self.end) == (written.start, written.end) && self.outputs.is_some_and(named)
+        (self.start, self.end) == (written.start, written.end) && self.outputs.contains(&written.name)
     }
 }
 
@@ -333,7 +377,7 @@ impl Spans {
     /// Whether it is seen from the spans alone that outputs lie where they may.
     #[inline]
     fn are_apart(&self) -> bool {
-        let (reads, writes) = (&self.reads[..self.read_count], &self.writes[..self.write_count]);
+        let (reads, writes) = (self.reads.list(), self.writes.list());
         writes.iter().enumerate().all(|(at, written)| {
             !writes[..at].iter().any(|other| written.touches(other))
                 && reads.iter().all(|read| !written.touches(read) || read.may_be(written))
@@ -349,8 +393,7 @@ impl Operation {
     /// Refuses outputs that share a byte with what the work reads or with each other, unless the work allows for it.
     #[inline]
     pub fn expect_apart(&self) -> Result<()> {
-        let (reads, writes) = ([Span::NOTHING; MOST_READS], [Span::NOTHING; MOST_WRITES]);
-        let mut spans = Spans { reads, writes, read_count: 0, write_count: 0 };
+        let mut spans = Spans { reads: SpanList::new(), writes: SpanList::new() };
         self.accesses(&mut spans);
         if spans.are_apart() {
             return Ok(());

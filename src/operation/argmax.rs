@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Argmax {
     /// [B, V]
     pub logits: Matrix,

@@ -20,7 +20,7 @@ pub enum ElementwiseKind {
     Activation(Activation),
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Elementwise {
     pub kind: ElementwiseKind,
     pub input: Matrix,

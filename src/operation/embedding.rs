@@ -6,7 +6,7 @@ use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
 use crate::weight::WeightView;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Embedding {
     /// i32, contiguous, `output.rows` of them.
     pub tokens: Tensor,

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GatedActivation {
     pub gate: Matrix,
     pub up: Matrix,

@@ -21,7 +21,7 @@ numbered! {
 }
 
 /// `GroupNorm<Tensor>` is a call before validation.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupNorm<T = Heads> {
     /// A "token" is a sample. A "head" is a channel with all its positions in NCHW, a position with all its channels in
     /// NHWC.

@@ -13,7 +13,7 @@ use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
 /// `LayerNorm<Tensor>` is a call before validation.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNorm<T = Matrix> {
     pub input: T,
     pub residual: Option<T>,
@@ -25,11 +25,13 @@ pub struct LayerNorm<T = Matrix> {
 }
 
 impl LayerNorm<Tensor> {
-    pub fn validated(self) -> Result<LayerNorm> {
-        let LayerNorm { input, residual, residual_output, weight, bias, output, epsilon } = self;
+    pub fn validated(&self) -> Result<LayerNorm> {
+        let &LayerNorm { ref input, weight, bias, epsilon, .. } = self;
+        let (residual, residual_output) = (self.residual.as_ref(), self.residual_output.as_ref());
+        let output = self.output.as_ref();
         let tensors = NormTensors { input, residual, residual_output, output, quantized_output: None, epsilon };
         let rows = NormRows::new("layer_norm", tensors)?;
-        rows.expect_vectors([("bias", bias), ("weight", weight)])?;
+        rows.expect_vectors([("bias", bias.as_ref()), ("weight", weight.as_ref())])?;
         let NormRows { input, residual, residual_output, output, .. } = rows;
         Ok(LayerNorm { input, residual, residual_output, weight, bias, output, epsilon })
     }

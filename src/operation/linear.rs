@@ -13,7 +13,7 @@ use crate::operation::access::Visit;
 use crate::tensor::{DType, Matrix, Tensor};
 use crate::weight::WeightView;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Linear {
     /// [M, K]
     pub input: LinearInput,
@@ -31,7 +31,7 @@ pub struct Linear {
 }
 
 /// What is multiplied with the weight.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LinearInput {
     /// Of the weight's dtype or F32; with a quantised weight any float.
     Floats(Matrix),

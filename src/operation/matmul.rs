@@ -11,7 +11,7 @@ use std::ffi::c_void;
 pub const BATCH_AXES: usize = 2;
 
 /// A batch of matrices with contiguous rows.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatrixBatch {
     pub data: *mut c_void,
     pub dtype: DType,
@@ -29,7 +29,7 @@ unsafe impl Send for MatrixBatch {}
 // SAFETY: as above.
 unsafe impl Sync for MatrixBatch {}
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Matmul {
     /// [.., M, K], transposed [.., K, M]
     pub a: MatrixBatch,
@@ -127,7 +127,7 @@ impl Matmul {
         let empty = self.batch.contains(&0) || rows == 0 || columns == 0;
         if empty || batch_strides == [0; BATCH_AXES] {
             let (rows, start) = (if empty { 0 } else { rows }, data as usize);
-            return Region { start, rows, row_bytes: columns * size, stride: row_stride * size, exact: true };
+            return Region { start, rows, row_bytes: columns * size, stride: row_stride * size, exact: true }.joined();
         }
         let axes = || self.batch.into_iter().zip(batch_strides).filter(|&(_, stride)| stride != 0);
         let elements: usize = axes().map(|(extent, _)| extent).product::<usize>() * rows * columns;

@@ -6,7 +6,7 @@ use crate::device::{CopyKind, Device, RawHandle};
 use crate::error::Result;
 use std::ffi::c_void;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryCopy {
     pub destination: *mut c_void,
     /// Apart from the destination, or the same address.

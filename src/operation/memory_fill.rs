@@ -6,7 +6,7 @@ use crate::device::{Device, RawHandle};
 use crate::error::Result;
 use std::ffi::c_void;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryFill {
     pub destination: *mut c_void,
     pub byte: u8,

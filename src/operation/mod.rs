@@ -17,10 +17,12 @@ pub mod matmul;
 pub mod memory_copy;
 pub mod memory_fill;
 mod norm;
+mod operands;
 pub mod quantize;
 pub mod quantized_rows;
 pub mod rope;
 pub mod sample;
+pub mod scatter_rows;
 crate::plain_operations!(operation_modules);
 
 use crate::error::{Error, Result};
@@ -29,6 +31,7 @@ use crate::tensor::Tensor;
 use access::Visit;
 use argmax::Argmax;
 use attention::{AttentionDecode, AttentionPrefill};
+use attention_merge::AttentionMerge;
 use elementwise::Elementwise;
 use embedding::Embedding;
 use gated_activation::GatedActivation;
@@ -37,12 +40,16 @@ use grouped_linear::GroupedLinear;
 use layer_norm::LayerNorm;
 use linear::Linear;
 use linear_product::LinearProduct;
+use masked_softmax::MaskedSoftmax;
 use matmul::Matmul;
 use memory_copy::MemoryCopy;
 use memory_fill::MemoryFill;
+use pointwise::Pointwise;
 use rms_norm::RmsNorm;
 use rope::Rope;
+use rotary_embedding::RotaryEmbedding;
 use sample::Sample;
+use scatter_rows::ScatterRows;
 use softmax::Softmax;
 use std::ffi::CStr;
 
@@ -64,7 +71,7 @@ pub type CostOf = Box<dyn FnOnce(&[i32]) -> Cost + Send>;
 macro_rules! operations {
     ($($kind:ident = $number:literal, $name:ident, $label:literal;)+) => {
         /// The numbers are the C ABI's `NVB_OPERATION_…`.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u32)]
         pub enum OperationKind {
             $($kind = $number,)+
@@ -144,6 +151,11 @@ operations! {
     GroupNorm = 14, group_norm, c"nvbackend::group_norm";
     MemoryCopy = 15, memory_copy, c"nvbackend::memory_copy";
     MemoryFill = 16, memory_fill, c"nvbackend::memory_fill";
+    AttentionMerge = 17, attention_merge, c"nvbackend::attention_merge";
+    Pointwise = 18, pointwise, c"nvbackend::pointwise";
+    ScatterRows = 19, scatter_rows, c"nvbackend::scatter_rows";
+    RotaryEmbedding = 20, rotary_embedding, c"nvbackend::rotary_embedding";
+    MaskedSoftmax = 21, masked_softmax, c"nvbackend::masked_softmax";
 }
 
 /// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in
@@ -154,11 +166,15 @@ macro_rules! plain_operations {
     ($then:ident $(, $argument:tt)*) => {
         $then! {
             $($argument)*
+            AttentionMerge attention_merge;
             Elementwise elementwise;
             GatedActivation gated_activation;
             GroupNorm group_norm;
             LayerNorm layer_norm;
+            MaskedSoftmax masked_softmax;
+            Pointwise pointwise;
             RmsNorm rms_norm;
+            RotaryEmbedding rotary_embedding;
             Softmax softmax;
         }
     };

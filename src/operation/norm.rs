@@ -21,11 +21,11 @@ pub(super) struct NormRows {
 }
 
 /// The tensors of a norm before validation.
-pub(super) struct NormTensors {
-    pub input: Tensor,
-    pub residual: Option<Tensor>,
-    pub residual_output: Option<Tensor>,
-    pub output: Option<Tensor>,
+pub(super) struct NormTensors<'a> {
+    pub input: &'a Tensor,
+    pub residual: Option<&'a Tensor>,
+    pub residual_output: Option<&'a Tensor>,
+    pub output: Option<&'a Tensor>,
     pub quantized_output: Option<QuantizedRows>,
     pub epsilon: f32,
 }
@@ -53,7 +53,7 @@ impl NormRows {
         if let (Some(residual), Some(residual_output)) = (residual, residual_output) {
             residual_output.expect_dtype("residual_output", residual.dtype)?;
         }
-        let matrix = |name: &str, tensor: Option<Tensor>, written: bool| -> Result<Option<Matrix>> {
+        let matrix = |name: &str, tensor: Option<&Tensor>, written: bool| -> Result<Option<Matrix>> {
             let Some(tensor) = tensor else { return Ok(None) };
             tensor.expect_float(name)?;
             if written {
@@ -79,7 +79,7 @@ impl NormRows {
     }
 
     /// Two tensors of one dtype that hold an element for each column, where they are given.
-    pub fn expect_vectors(&self, vectors: [(&str, Option<Tensor>); 2]) -> Result<()> {
+    pub fn expect_vectors(&self, vectors: [(&str, Option<&Tensor>); 2]) -> Result<()> {
         if let [(name, Some(tensor)), (_, Some(other))] = vectors {
             tensor.expect_dtype(name, other.dtype)?;
         }

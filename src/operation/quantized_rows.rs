@@ -12,7 +12,7 @@ use crate::tensor::DType;
 use crate::weight::{Encoding, Scales, WeightView};
 use std::ffi::c_void;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QuantizedRows {
     /// One byte an element.
     pub data: *mut c_void,

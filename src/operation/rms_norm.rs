@@ -17,7 +17,7 @@ use crate::operation::access::Visit;
 use crate::tensor::{Matrix, Tensor};
 
 /// `RmsNorm<Tensor>` is a call before validation.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RmsNorm<T = Matrix> {
     pub input: T,
     pub post_weight: Option<Tensor>,
@@ -32,13 +32,14 @@ pub struct RmsNorm<T = Matrix> {
 }
 
 impl RmsNorm<Tensor> {
-    pub fn validated(self) -> Result<RmsNorm> {
-        let RmsNorm { input, residual, residual_output, output, quantized_output, epsilon, .. } = self;
+    pub fn validated(&self) -> Result<RmsNorm> {
+        let &RmsNorm { ref input, quantized_output, epsilon, post_weight, weight, weight_offset, .. } = self;
+        let (residual, residual_output) = (self.residual.as_ref(), self.residual_output.as_ref());
+        let output = self.output.as_ref();
         let tensors = NormTensors { input, residual, residual_output, output, quantized_output, epsilon };
         let rows = NormRows::new("rms_norm", tensors)?;
-        let RmsNorm { post_weight, weight, weight_offset, .. } = self;
         expect_weight_offset(weight_offset)?;
-        rows.expect_vectors([("post_weight", post_weight), ("weight", weight)])?;
+        rows.expect_vectors([("post_weight", self.post_weight.as_ref()), ("weight", self.weight.as_ref())])?;
         let NormRows { input, residual, residual_output, output, .. } = rows;
         Ok(RmsNorm {
             input,

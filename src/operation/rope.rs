@@ -21,6 +21,7 @@ pub struct Rotation {
 #[derive(Debug, Clone, Copy)]
 pub struct Rope {
     pub tokens: usize,
+    /// Of queries and keys; values have the cache's.
     pub head_dim: usize,
     pub query: Option<Heads>,
     pub query_output: Option<Heads>,
@@ -39,7 +40,7 @@ pub struct Rope {
     pub append: Option<Append>,
 }
 
-/// Where normalised and rotated keys and raw values go.
+/// Where normalised and rotated keys go, and raw values unless the cache has them in its keys.
 #[derive(Debug, Clone, Copy)]
 pub struct Append {
     pub cache: CacheLayer,
@@ -120,26 +121,33 @@ impl Rope {
         };
         let query = heads("query", arguments.query)?;
         let key = heads("key", arguments.key)?;
-        let value = heads("value", arguments.value)?;
+        let value_dim = arguments.append.map_or(head_dim, |append| append.cache.value_dim);
+        let value = arguments.value.map(|tensor| Heads::new("value", tensor, tokens, value_dim)).transpose()?;
         let query_output = output("query_output", arguments.query_output, query)?;
         let key_output = output("key_output", arguments.key_output, key)?;
-        let sequences = arguments.append.and_then(|append| append.sequences);
-        let table = arguments.append.as_ref().and_then(|append| append.cache.page_table().map(PageTable::tensor));
-        for (name, tensor) in [("positions", Some(positions)), ("sequences", sequences), ("page_table", table)] {
-            for (output_name, output) in [("query_output", &query_output), ("key_output", &key_output)] {
-                if let (Some(tensor), Some(output)) = (&tensor, output) {
-                    tensor.expect_apart(name, output_name, &output.tensor())?;
-                }
+        let append = arguments.append.as_ref();
+        let sequences = append.and_then(|append| append.sequences.as_ref());
+        let table = append.and_then(|append| append.cache.page_table().map(PageTable::tensor));
+        for (output_name, output) in [("query_output", &query_output), ("key_output", &key_output)] {
+            let Some(output) = output else { continue };
+            let output = output.tensor();
+            positions.expect_apart("positions", output_name, &output)?;
+            for (name, tensor) in [("sequences", sequences), ("page_table", table.as_ref())] {
+                tensor.map_or(Ok(()), |tensor| tensor.expect_apart(name, output_name, &output))?;
             }
-            if let (Some(tensor), Some(append)) = (&tensor, &arguments.append) {
-                append.cache.expect_apart(name, tensor)?;
+        }
+        if let Some(append) = append {
+            for (name, tensor) in
+                [("positions", Some(&positions)), ("sequences", sequences), ("page_table", table.as_ref())]
+            {
+                tensor.map_or(Ok(()), |tensor| append.cache.expect_apart(name, tensor))?;
             }
         }
         if query.is_some() && query_output.is_none() {
             return Err(Error::invalid("`query` is given without `query_output` (it may be the same tensor)"));
         }
-        if let Some(append) = arguments.append {
-            append.check(key, value, head_dim, tokens)?;
+        if let Some(append) = append {
+            append.check(key, value, tokens)?;
         } else if key.is_some() && key_output.is_none() {
             return Err(Error::invalid("`key` is given without `key_output` (it may be the same tensor) or a cache"));
         } else if value.is_some() {
@@ -182,25 +190,33 @@ impl Rope {
 
     pub fn cost(&self) -> Cost {
         let rows = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads * heads.dtype.size()) as f64;
-        let cached = self.append.map_or(0, |append| 2 * append.cache.heads * append.cache.dtype.size()) as f64;
+        let cached = self.append.map_or(0, |append| append.cache.dtype.size());
         let per_dim = rows(self.query) + rows(self.query_output) + rows(self.key) + rows(self.key_output);
         let elements = (self.tokens * self.head_dim) as f64;
-        Cost { operations: elements * 6.0, bytes: elements * (per_dim + rows(self.value) + cached) }
+        let of_value = |heads: Heads| heads.heads * heads.head_dim * (heads.dtype.size() + cached);
+        let values = (self.tokens * self.value.map_or(0, of_value)) as f64;
+        let keys = self.key.filter(|_| cached > 0).map_or(0, |key| key.heads * cached) as f64;
+        Cost { operations: elements * 6.0, bytes: elements * (per_dim + keys) + values }
     }
 }
 
 impl Append {
-    fn check(&self, key: Option<Heads>, value: Option<Heads>, head_dim: usize, tokens: usize) -> Result<()> {
-        let (Some(key), Some(value)) = (key, value) else {
-            return Err(Error::invalid("a cache is given without `key` and `value`"));
+    fn check(&self, key: Option<Heads>, value: Option<Heads>, tokens: usize) -> Result<()> {
+        let shared = self.cache.has_values_in_keys();
+        let (Some(key), true) = (key, value.is_some() != shared) else {
+            return Err(Error::invalid(match shared {
+                true => "the cache has values in its keys: `key` alone is needed",
+                false => "a cache is given without `key` and `value`",
+            }));
         };
-        for (name, heads) in [("key", key), ("value", value)] {
-            if heads.heads != self.cache.heads || head_dim != self.cache.head_dim {
-                return Err(Error::invalid(format!(
-                    "`{name}` has {} heads of {head_dim}; the cache holds {} of {}",
-                    heads.heads, self.cache.heads, self.cache.head_dim
-                )));
-            }
+        for (name, heads, dim) in [("key", Some(key), self.cache.head_dim), ("value", value, self.cache.value_dim)] {
+            let Some(heads) = heads.filter(|heads| heads.heads != self.cache.heads || heads.head_dim != dim) else {
+                continue;
+            };
+            return Err(Error::invalid(format!(
+                "`{name}` has {} heads of {}; the cache holds {} of {dim}",
+                heads.heads, heads.head_dim, self.cache.heads
+            )));
         }
         if let Some(sequences) = self.sequences {
             sequences.expect_dtype("sequences", DType::I32)?;

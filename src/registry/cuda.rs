@@ -14,6 +14,17 @@ const CHUNKS: Limits = Limits { depth_multiple: 64, ..VECTORS };
 /// Kernels of compute capability 9.0 alone.
 const HOPPER: Limits = Limits { capability: 90, exact: true, ..CHUNKS };
 
+const FP8: &[DType] = &[DType::F8E4m3, DType::F8E5m2];
+const FP8_ENCODINGS: &[Encoding] = &[Encoding::Fp8E4m3, Encoding::Fp8E5m2];
+/// What keys and values may be kept in.
+const KV_ENCODINGS: &[Encoding] = &[
+    Encoding::Float(DType::F32),
+    Encoding::Float(DType::F16),
+    Encoding::Float(DType::Bf16),
+    Encoding::Fp8E4m3,
+    Encoding::Fp8E5m2,
+];
+
 const fn kernel(
     name: &'static str,
     family: Family,
@@ -50,7 +61,7 @@ const fn attention(name: &'static str, family: Family, limits: Limits, summary: 
         Family::AttentionPrefill => OperationKind::AttentionPrefill,
         _ => OperationKind::AttentionDecode,
     };
-    let encodings = if limits.capability == 0 { FLOAT_ENCODINGS } else { HALF_ENCODINGS };
+    let encodings = if limits.capability == 0 { KV_ENCODINGS } else { HALF_ENCODINGS };
     let inputs = if limits.exact { HALVES } else { FLOATS };
     Kernel { operation, ..kernel(name, family, inputs, encodings, limits, summary) }
 }
@@ -179,8 +190,18 @@ pub const KERNELS: &[Kernel] = &[
         "attention_prefill_wgmma",
         Family::AttentionPrefill,
         Limits { capability: 90, exact: true, ..VECTORS },
-        "On compute capability 9.0: warpgroups' tensor cores in turns, fed by bulk tensor copies; head_dim up to 256, keys and values contiguous.",
+        "On compute capability 9.0: warpgroups' tensor cores in turns, fed by bulk tensor copies; head_dim up to 256, keys and values contiguous or in pages of a multiple of 8 tokens.",
     ),
+    Kernel {
+        inputs: FP8,
+        encodings: FP8_ENCODINGS,
+        ..attention(
+            "attention_prefill_fp8",
+            Family::AttentionPrefill,
+            Limits { capability: 90, exact: true, depth_multiple: 16, ..VECTORS },
+            "On compute capability 9.0, queries, keys and values of FP8: as attention_prefill_wgmma by the tensor cores' products of FP8, with the values transposed as they come.",
+        )
+    },
     attention(
         "attention_prefill_mma",
         Family::AttentionPrefill,

@@ -1,6 +1,7 @@
 //! The float types that tensors hold, loaded into f32 vectors and rounded back out of them.
 
 use super::Simd;
+use crate::tensor::fp8::{E4m3, E5m2};
 use crate::tensor::Element;
 use half::{bf16, f16};
 
@@ -57,6 +58,38 @@ vector_element!(f32, load, load_partial, store, store_partial);
 vector_element!(f16, load_f16, load_f16_partial, store_f16, store_f16_partial);
 vector_element!(bf16, load_bf16, load_bf16_partial, store_bf16, store_bf16_partial);
 
+/// A byte an element: loaded by the level, rounded one by one, which only an append to a cache does.
+macro_rules! vector_byte {
+    ($type:ty, $load:ident, $factor:expr) => {
+        impl VectorElement for $type {
+            #[inline(always)]
+            unsafe fn load<S: Simd>(pointer: *const $type) -> S::Vector {
+                S::mul(S::$load(pointer.cast()), S::splat($factor))
+            }
+            #[inline(always)]
+            unsafe fn load_partial<S: Simd>(pointer: *const $type, count: usize) -> S::Vector {
+                let mut lanes = [0u8; 16];
+                std::ptr::copy_nonoverlapping(pointer.cast(), lanes.as_mut_ptr(), count);
+                Self::load::<S>(lanes.as_ptr().cast())
+            }
+            #[inline(always)]
+            unsafe fn store<S: Simd>(pointer: *mut $type, vector: S::Vector) {
+                Self::store_partial::<S>(pointer, vector, S::LANES)
+            }
+            #[inline(always)]
+            unsafe fn store_partial<S: Simd>(pointer: *mut $type, vector: S::Vector, count: usize) {
+                let mut lanes = [0f32; 16];
+                S::store(lanes.as_mut_ptr(), vector);
+                for (at, &value) in lanes.iter().enumerate().take(count) {
+                    pointer.add(at).write(<$type>::from_f32(value));
+                }
+            }
+        }
+    };
+}
+vector_byte!(E4m3, load_e4m3, 256.0);
+vector_byte!(E5m2, load_e5m2, 1.0);
+
 /// Runs `$body` with `$type` standing for the Rust type of a float dtype.
 macro_rules! with_float {
     ($dtype:expr, $type:ident => $body:expr) => {
@@ -73,8 +106,26 @@ macro_rules! with_float {
                 type $type = half::bf16;
                 $body
             }
-            $crate::tensor::DType::I32 => unreachable!("a validated descriptor holds float tensors here"),
+            _ => unreachable!("a validated descriptor holds float tensors here"),
         }
     };
 }
 pub(crate) use with_float;
+
+/// Runs `$body` with `$type` standing for the Rust type of keys and values in a cache.
+macro_rules! with_kv {
+    ($dtype:expr, $type:ident => $body:expr) => {
+        match $dtype {
+            $crate::tensor::DType::F8E4m3 => {
+                type $type = $crate::tensor::fp8::E4m3;
+                $body
+            }
+            $crate::tensor::DType::F8E5m2 => {
+                type $type = $crate::tensor::fp8::E5m2;
+                $body
+            }
+            _ => $crate::simd::with_float!($dtype, $type => $body),
+        }
+    };
+}
+pub(crate) use with_kv;

@@ -33,8 +33,8 @@ mod portable;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub(crate) use element::with_float;
 pub use element::VectorElement;
+pub(crate) use element::{with_float, with_kv};
 
 /// A vector of [`Simd::LANES`] f32 values and what can be done with it.
 ///

@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 use std::ffi::c_void;
 use std::ops::Range;
 
-/// The widest head that kernels take.
-pub const MAX_HEAD_DIM: usize = 512;
+/// The widest heads that kernels take: of queries and keys, and of values.
+pub const MAX_HEAD_DIM: usize = 576;
+pub const MAX_VALUE_DIM: usize = 512;
 
 /// Where a sequence's tokens lie, behind its origin.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,6 +49,13 @@ impl PageTable {
 pub struct KvView {
     pub data: *mut c_void,
     pub dtype: DType,
+    /// f32, one a head, in device memory: an element is its head's scale times what is stored. NULL: 1.
+    pub scales: *const f32,
+    /// From one head's scale to the next: 0 where all have one.
+    pub scale_stride: usize,
+    /// From one sequence's origin to the next: in elements, or in entries of the page table. Of a tensor whose sequences lie one
+    /// after the other, from one token to the next.
+    pub sequence_stride: usize,
     pub token_stride: usize,
     pub head_stride: usize,
     pub placement: Placement,
@@ -68,6 +76,20 @@ pub struct KvHead {
 }
 
 impl KvView {
+    /// A head's scale, which executors that compute on the host read.
+    #[inline(always)]
+    pub fn scale(&self, head: usize) -> f32 {
+        match self.scales.is_null() {
+            true => 1.0,
+            // SAFETY: a validated view has a scale for each head, in host memory for an executor that reads it here.
+            false => unsafe { *self.scales.add(head * self.scale_stride) },
+        }
+    }
+
+    pub fn origin(&self, sequence: usize) -> usize {
+        sequence * self.sequence_stride
+    }
+
     #[inline]
     pub fn head(&self, origin: usize, head: usize) -> KvHead {
         KvHead { view: *self, origin, head: head * self.head_stride }
@@ -131,18 +153,33 @@ pub struct CacheLayer {
     pub key: *mut c_void,
     pub value: *mut c_void,
     pub dtype: DType,
+    /// As of a [`KvView`].
+    pub key_scales: *const f32,
+    pub value_scales: *const f32,
     pub sequences: usize,
     pub heads: usize,
     /// No position of a sequence reaches this.
     pub capacity: usize,
+    /// Of a key.
     pub head_dim: usize,
+    pub value_dim: usize,
     /// From one sequence's origin to the next: in elements, or in entries of the page table.
     pub sequence_stride: usize,
-    /// In elements.
+    /// Of the keys, in elements.
     pub head_stride: usize,
-    /// In elements.
+    /// Of the keys, in elements.
     pub token_stride: usize,
     pub placement: Placement,
+    pub value_strides: ValueStrides,
+}
+
+/// Where values lie, which have other strides than keys where they have another dim. In elements.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ValueStrides {
+    /// From one block to the next: a sequence, or a page.
+    pub block: usize,
+    pub head: usize,
+    pub token: usize,
 }
 
 // SAFETY: addresses and their description, dereferenced only by executors.
@@ -151,38 +188,114 @@ unsafe impl Send for CacheLayer {}
 unsafe impl Sync for CacheLayer {}
 
 impl CacheLayer {
-    /// A layer of [sequences, heads, capacity, head_dim], contiguous.
+    /// A layer of [sequences, heads, capacity, head_dim], contiguous, with values as wide as keys.
     pub fn contiguous(
-        (key, value): (*mut c_void, *mut c_void),
+        addresses: (*mut c_void, *mut c_void),
         dtype: DType,
         [sequences, heads, capacity, head_dim]: [usize; 4],
+    ) -> CacheLayer {
+        CacheLayer::of_dims(addresses, dtype, [sequences, heads, capacity], (head_dim, head_dim))
+    }
+
+    /// A contiguous layer of heads of keys and of values of these dims.
+    pub fn of_dims(
+        (key, value): (*mut c_void, *mut c_void),
+        dtype: DType,
+        [sequences, heads, capacity]: [usize; 3],
+        (head_dim, value_dim): (usize, usize),
     ) -> CacheLayer {
         CacheLayer {
             key,
             value,
             dtype,
+            key_scales: std::ptr::null(),
+            value_scales: std::ptr::null(),
             sequences,
             heads,
             capacity,
             head_dim,
+            value_dim,
             sequence_stride: heads * capacity * head_dim,
             head_stride: capacity * head_dim,
             token_stride: head_dim,
             placement: Placement::Contiguous,
+            value_strides: ValueStrides {
+                block: heads * capacity * value_dim,
+                head: capacity * value_dim,
+                token: value_dim,
+            },
         }
     }
 
     pub fn key_view(&self) -> KvView {
-        let &CacheLayer { key, dtype, token_stride, head_stride, placement, .. } = self;
-        KvView { data: key, dtype, token_stride, head_stride, placement }
+        let &CacheLayer { key, dtype, key_scales, sequence_stride, token_stride, head_stride, placement, .. } = self;
+        KvView {
+            data: key,
+            dtype,
+            scales: key_scales,
+            scale_stride: 1,
+            sequence_stride,
+            token_stride,
+            head_stride,
+            placement,
+        }
     }
 
     pub fn value_view(&self) -> KvView {
-        KvView { data: self.value, ..self.key_view() }
+        let ValueStrides { block, head, token } = self.value_strides;
+        let (sequence_stride, placement) = match self.placement {
+            Placement::Paged(table) => (table.row_stride, Placement::Paged(PageTable { page_stride: block, ..table })),
+            placement => (block, placement),
+        };
+        KvView {
+            data: self.value,
+            dtype: self.dtype,
+            scales: self.value_scales,
+            scale_stride: 1,
+            sequence_stride,
+            token_stride: token,
+            head_stride: head,
+            placement,
+        }
+    }
+
+    /// Whether a value is the first elements of its key.
+    pub fn has_values_in_keys(&self) -> bool {
+        self.key == self.value
+    }
+
+    /// The layer whose keys are this one's values, and whose values nobody uses: for whoever writes either alone.
+    pub fn values_as_keys(&self) -> CacheLayer {
+        let KvView { data, scales, sequence_stride, token_stride, head_stride, placement, .. } = self.value_view();
+        CacheLayer {
+            key: data,
+            key_scales: scales,
+            head_dim: self.value_dim,
+            sequence_stride,
+            token_stride,
+            head_stride,
+            placement,
+            ..*self
+        }
+    }
+
+    /// Whether keys and values have the same dims and strides.
+    pub fn is_uniform(&self) -> bool {
+        let (key, value) = (self.key_view(), self.value_view());
+        (self.head_dim, key.sequence_stride, key.head_stride, key.token_stride, key.placement)
+            == (self.value_dim, value.sequence_stride, value.head_stride, value.token_stride, value.placement)
     }
 
     pub fn origin(&self, sequence: usize) -> usize {
         sequence * self.sequence_stride
+    }
+
+    /// The scales of keys and of values, where there are any.
+    pub fn scales(&self) -> [(&'static str, Option<Tensor>); 2] {
+        let of = |scales: *const f32| {
+            (!scales.is_null()).then(|| Tensor::new(scales.cast_mut().cast(), DType::F32, &[self.heads]))
+        };
+        [("key_scales", of(self.key_scales)), ("value_scales", of(self.value_scales))]
     }
 
     pub fn page_table(&self) -> Option<&PageTable> {
@@ -192,22 +305,33 @@ impl CacheLayer {
         }
     }
 
-    /// Bytes from the first key to one past the last, and as many of values.
-    pub fn span_bytes(&self) -> usize {
-        let (blocks, block_stride, tokens) = match &self.placement {
-            Placement::Contiguous => (self.sequences, self.sequence_stride, self.capacity),
-            Placement::Ring { tokens } => (self.sequences, self.sequence_stride, *tokens),
+    /// Bytes from the first key to one past the last.
+    pub fn key_span_bytes(&self) -> usize {
+        self.span_bytes(&self.key_view(), self.head_dim)
+    }
+
+    /// Bytes from the first value to one past the last.
+    pub fn value_span_bytes(&self) -> usize {
+        self.span_bytes(&self.value_view(), self.value_dim)
+    }
+
+    fn span_bytes(&self, view: &KvView, dim: usize) -> usize {
+        let (blocks, block_stride, tokens) = match &view.placement {
+            Placement::Contiguous => (self.sequences, view.sequence_stride, self.capacity),
+            Placement::Ring { tokens } => (self.sequences, view.sequence_stride, *tokens),
             Placement::Paged(table) => (table.pages, table.page_stride, table.page_tokens),
         };
-        let last = (blocks - 1) * block_stride + (self.heads - 1) * self.head_stride + (tokens - 1) * self.token_stride;
-        (last + self.head_dim) * self.dtype.size()
+        let last = (blocks - 1) * block_stride + (self.heads - 1) * view.head_stride + (tokens - 1) * view.token_stride;
+        (last + dim) * self.dtype.size()
     }
 
     /// Refuses a tensor that addresses are read from where an append could write over it.
     #[inline]
     pub fn expect_apart(&self, name: &str, tensor: &Tensor) -> Result<()> {
-        let span = self.span_bytes();
-        for (written, data) in [("the cache's keys", self.key), ("the cache's values", self.value)] {
+        for (written, data, span) in [
+            ("the cache's keys", self.key, self.key_span_bytes()),
+            ("the cache's values", self.value, self.value_span_bytes()),
+        ] {
             tensor.expect_apart(name, written, &Tensor::new(data, self.dtype, &[span / self.dtype.size()]))?;
         }
         Ok(())
@@ -285,7 +409,7 @@ mod tests {
         let error = check(0, 3..11).unwrap_err();
         assert!(error.message.contains("page -1 for position 10 of sequence 0"), "{error}");
         assert!(check(1, 0..15).unwrap_err().message.contains("page 9 for position 5 of sequence 1"));
-        assert_eq!(paged.span_bytes(), 4 * (700 + 2 * 20 + 4 * 4 + 4));
+        assert_eq!(paged.key_span_bytes(), 4 * (700 + 2 * 20 + 4 * 4 + 4));
     }
 
     #[test]

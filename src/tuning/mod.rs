@@ -4,6 +4,7 @@
 //!
 //! [`Choices`]: crate::registry::choices::Choices
 
+pub mod attention;
 pub mod case;
 pub mod explain;
 pub mod explain_operation;

@@ -9,7 +9,6 @@ pub mod awq;
 pub mod byte_rows;
 mod encoding;
 pub mod format;
-pub mod fp8;
 pub mod gguf;
 pub mod gguf_file;
 pub mod gptq;
@@ -25,6 +24,7 @@ pub mod sfp;
 pub mod stripe;
 mod view;
 
+pub use crate::tensor::fp8;
 pub use arrangement::Arrangement;
 pub use encoding::{Encoding, Scales, WeightLayout, BLOCK};
 pub use format::{Format, Granularity};

@@ -8,7 +8,7 @@ use crate::tensor::{DType, Element};
 use half::{bf16, f16};
 use std::ffi::c_void;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WeightView {
     pub data: *mut c_void,
     pub encoding: Encoding,

@@ -254,8 +254,14 @@ static void test_decode(bench* b) {
   REFUSED("KV cache", "NULL");
   args.layer = 7;
   REFUSED("layer is 7", "2 layers");
+  args.rows_per_sequence = 2;
+  REFUSED("3 rows", "multiple of rows_per_sequence, 2");
+  args.rows_per_sequence = 17;
+  REFUSED("rows_per_sequence is 17", "1 to 16");
+  args.reserved = 1;
+  REFUSED("reserved is 1");
   memset(&args.sequences, 0, sizeof args.sequences);
-  REFUSED("3 rows without `sequences`", "2 sequences");
+  REFUSED("3 sequences without `sequences`", "has 2");
   memset(&args.positions, 0, sizeof args.positions);
   REFUSED("positions", "missing");
   args.positions = nvb_tensor_1d(b->position_block, NVB_DTYPE_I32, 2);
@@ -297,8 +303,8 @@ static void test_options(bench* b) {
   options = two_heads();                          \
   options.field = (value);                        \
   CHECK_FAILS(nvb_attention_create(b->f->backend, &options, &attention), (status), __VA_ARGS__)
-  OPTION_REFUSED(head_dim, 0, NVB_ERROR_ATTENTION, "head_dim is 0", "512");
-  OPTION_REFUSED(head_dim, 513, NVB_ERROR_ATTENTION, "head_dim is 513", "512");
+  OPTION_REFUSED(head_dim, 0, NVB_ERROR_ATTENTION, "head_dim is 0", "576");
+  OPTION_REFUSED(head_dim, 577, NVB_ERROR_ATTENTION, "head_dim is 577", "576");
   OPTION_REFUSED(kv_heads, 0, NVB_ERROR_ATTENTION, "2 query heads", "0 key/value heads");
   OPTION_REFUSED(query_heads, 0, NVB_ERROR_ATTENTION, "0 query heads");
   OPTION_REFUSED(kv_heads, 3, NVB_ERROR_ATTENTION, "2 query heads", "3 key/value heads");
@@ -309,7 +315,7 @@ static void test_options(bench* b) {
   OPTION_REFUSED(soft_cap, NAN, NVB_ERROR_ATTENTION, "soft_cap is NaN");
   OPTION_REFUSED(window, UINT32_MAX, NVB_ERROR_INVALID_ARGUMENT, "window is 4294967295", "2147483647");
   OPTION_REFUSED(bidirectional, 2, NVB_ERROR_INVALID_ARGUMENT, "bidirectional is 2");
-  OPTION_REFUSED(reserved, 1, NVB_ERROR_INVALID_ARGUMENT, "reserved is 1");
+  OPTION_REFUSED(value_dim, 513, NVB_ERROR_ATTENTION, "value_dim is 513", "512");
   options = two_heads();
   CHECK_FAILS(nvb_attention_create(NULL, &options, &attention), NVB_ERROR_INVALID_ARGUMENT, "backend", "NULL");
   CHECK_FAILS(nvb_attention_create(b->f->backend, &options, NULL), NVB_ERROR_INVALID_ARGUMENT, "attention", "NULL");

@@ -50,11 +50,11 @@ static void test_options(fixture* f) {
   FIELD_REFUSED(sequences, 0, "sequences is 0");
   FIELD_REFUSED(kv_heads, 0, "kv_heads is 0");
   FIELD_REFUSED(head_dim, 0, "head_dim is 0");
-  FIELD_REFUSED(head_dim, 513, "head_dim is 513", "512");
+  FIELD_REFUSED(head_dim, 577, "head_dim is 577", "576");
   FIELD_REFUSED(capacity, 0, "capacity is 0");
   FIELD_REFUSED(capacity, UINT32_MAX, "capacity is 4294967295", "2147483647");
   FIELD_REFUSED(dtype, NVB_DTYPE_I32, "i32");
-  FIELD_REFUSED(dtype, 5, "dtype is 5");
+  FIELD_REFUSED(dtype, 7, "dtype is 7");
   options = small_cache();
   options.layers = options.sequences = options.kv_heads = options.capacity = INT32_MAX;
   REFUSED("overflow");

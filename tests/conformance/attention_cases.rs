@@ -1,7 +1,7 @@
 //! What prefill and decode share: the formula, a filled cache, and the bounds.
 
 use crate::compare::bound;
-use crate::run::{cache_tensor, rounded, Failure, Outcome, Run};
+use crate::run::{key_tensor, rounded, value_tensor, Failure, Outcome, Run};
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
 use nvbackend::operation::attention::{AttentionConfig, DecodeRows};
 use nvbackend::tensor::{DType, Tensor};
@@ -18,7 +18,7 @@ pub fn one_row(positions: Tensor, sequences: Option<Tensor>, max_kv_length: usiz
     DecodeRows { per_sequence: 1, positions, sequences, max_kv_length }
 }
 
-/// Keys and values of one sequence, each [length, kv_heads, head_dim].
+/// Keys and values of one sequence, [length, kv_heads, head_dim] and [length, kv_heads, value_dim].
 #[derive(Clone)]
 pub struct Keys {
     pub length: usize,
@@ -28,42 +28,68 @@ pub struct Keys {
 
 impl Keys {
     pub fn new(run: &mut Run, config: &AttentionConfig, dtype: DType, length: usize) -> Keys {
-        let count = length * config.kv_heads * config.head_dim;
-        let key = rounded(dtype, &run.random.normals(count, 1.0));
-        Keys { length, key, value: rounded(dtype, &run.random.normals(count, 1.0)) }
+        let rows = length * config.kv_heads;
+        let mut normals = |dim: usize| rounded(dtype, &run.random.normals(rows * dim, 1.0));
+        let key = normals(config.head_dim);
+        Keys { length, key, value: normals(value_dim(config)) }
+    }
+
+    /// Each value becomes the first elements of its key.
+    pub fn with_values_in_keys(mut self, config: &AttentionConfig) -> Keys {
+        let value = |key: &[f64]| key[..value_dim(config)].to_vec();
+        self.value = self.key.chunks(config.head_dim).flat_map(value).collect();
+        self
+    }
+}
+
+pub fn value_dim(config: &AttentionConfig) -> usize {
+    if config.value_dim == 0 {
+        config.head_dim
+    } else {
+        config.value_dim
     }
 }
 
 /// One query row of one head: the output and ln Σ exp(score); 0 and −∞ when it sees no key.
 pub fn attend(config: &AttentionConfig, query: &[f64], head: usize, keys: &Keys, position: i64) -> (Vec<f64>, f64) {
-    let (dim, heads) = (config.head_dim, config.kv_heads);
-    let row = |token: usize| (token * heads + head / (config.query_heads / heads)) * dim;
+    attend_masked(config, query, head, keys, position, &|_| 0.0)
+}
+
+/// As `attend`, with what a mask holds for each key added to its capped score.
+pub fn attend_masked(
+    config: &AttentionConfig,
+    query: &[f64],
+    head: usize,
+    keys: &Keys,
+    position: i64,
+    mask: &dyn Fn(usize) -> f64,
+) -> (Vec<f64>, f64) {
+    let (dim, value_dim, heads) = (config.head_dim, value_dim(config), config.kv_heads);
+    let row = |token: usize| token * heads + head / (config.query_heads / heads);
     let window = config.window as i64;
     let visible = |token: &usize| {
         let distance = position - *token as i64;
-        (!config.causal || distance >= 0) && (window == 0 || distance < window && (config.causal || distance > -window))
+        (!config.causal || distance >= 0)
+            && (window == 0 || distance < window && (config.causal || distance > -window))
+            && mask(*token) > f64::NEG_INFINITY
     };
     let tokens: Vec<usize> = (0..keys.length).filter(visible).collect();
     let score = |&token: &usize| {
-        let key = &keys.key[row(token)..][..dim];
+        let key = &keys.key[row(token) * dim..][..dim];
         let score = config.scale as f64 * query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>();
-        if config.soft_cap > 0.0 {
-            let cap = config.soft_cap as f64;
-            cap * (score / cap).tanh()
-        } else {
-            score
-        }
+        let cap = config.soft_cap as f64;
+        mask(token) + if cap > 0.0 { cap * (score / cap).tanh() } else { score }
     };
     let scores: Vec<f64> = tokens.iter().map(score).collect();
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let mut output = vec![0.0; dim];
+    let mut output = vec![0.0; value_dim];
     if scores.is_empty() {
         return (output, f64::NEG_INFINITY);
     }
     let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
     for (&token, score) in tokens.iter().zip(&scores) {
         let weight = (score - max).exp() / sum;
-        output.iter_mut().zip(&keys.value[row(token)..]).for_each(|(out, value)| *out += weight * value);
+        output.iter_mut().zip(&keys.value[row(token) * value_dim..]).for_each(|(out, value)| *out += weight * value);
     }
     (output, max + sum.ln())
 }
@@ -82,6 +108,7 @@ pub fn filled_cache(
         sequences: count,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
+        value_dim: config.value_dim,
         capacity,
         dtype,
         ..KvCacheOptions::default()
@@ -91,8 +118,9 @@ pub fn filled_cache(
         run.poison(&cache.layer(layer)?)?;
     }
     let layer = cache.layer(1)?;
-    let (heads, dim) = (config.kv_heads, config.head_dim);
-    for (data, key) in [(layer.key, true), (layer.value, false)] {
+    let heads = config.kv_heads;
+    for (tensor, key) in [(key_tensor(&layer), true), (value_tensor(&layer), false)] {
+        let dim = tensor.shape[3];
         let mut image = vec![f64::NAN; count * heads * capacity * dim];
         for (sequence, keys) in sequences {
             let values = if key { &keys.key } else { &keys.value };
@@ -101,7 +129,7 @@ pub fn filled_cache(
                 image[((sequence * heads + head) * capacity + token) * dim..][..dim].copy_from_slice(row);
             }
         }
-        run.write(&cache_tensor(&layer, data), &image)?;
+        run.write(&tensor, &image)?;
     }
     Ok(cache)
 }

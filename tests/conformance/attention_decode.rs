@@ -67,6 +67,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         soft_cap: case.soft_cap,
         window: case.window,
         causal: true,
+        ..AttentionConfig::default()
     })?;
     let (count, per_sequence) = (case.positions.len(), case.rows_per_sequence);
     let rows = count * per_sequence;
@@ -206,6 +207,7 @@ fn rows_beside_each_other() {
             query_heads: 4,
             kv_heads: 2,
             head_dim: 64,
+            value_dim: 0,
             scale: 0.0,
             soft_cap: 0.0,
             window,
@@ -236,6 +238,7 @@ fn rows_that_are_refused() {
             query_heads: 2,
             kv_heads: 1,
             head_dim: 16,
+            value_dim: 0,
             scale: 0.25,
             soft_cap: 0.0,
             window: 0,
@@ -277,10 +280,12 @@ fn decode_agrees_with_prefill() {
             query_heads: heads,
             kv_heads: 2,
             head_dim: dim,
+            value_dim: 0,
             scale: 0.0,
             soft_cap: 0.0,
             window,
             causal: true,
+            ..AttentionConfig::default()
         })?;
         let keys = Keys::new(run, &config, dtype, length);
         let cache = filled_cache(run, &config, dtype, 3, length + 1, &[(2, &keys)])?;
@@ -316,10 +321,12 @@ fn places_outside_the_cache() {
             query_heads: 2,
             kv_heads: 1,
             head_dim: 16,
+            value_dim: 0,
             scale: 0.25,
             soft_cap: 0.0,
             window: 0,
             causal: true,
+            ..AttentionConfig::default()
         };
         let keys = Keys::new(run, &config, DType::F32, 10);
         let cache = filled_cache(run, &config, DType::F32, 2, 16, &[(1, &keys)])?;

@@ -1,11 +1,11 @@
 //! `attention_prefill`: several query rows a sequence, over a cache or over tensors.
 
-use crate::attention_cases::{attend, dtypes, expect_attention, filled_cache, Keys};
+use crate::attention_cases::{attend, dtypes, expect_attention, filled_cache, value_dim, Keys};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN, UNALIGNED};
 use nvbackend::error::Status;
 use nvbackend::operation::attention::{AttentionConfig, AttentionPrefill, KeySource};
 use nvbackend::operation::Operation;
-use nvbackend::tensor::DType;
+use nvbackend::tensor::{DType, Tensor};
 
 #[derive(Debug, Clone)]
 struct Case {
@@ -13,6 +13,10 @@ struct Case {
     sequences: Vec<(usize, usize)>,
     heads: (usize, usize),
     dim: usize,
+    /// 0: `dim`
+    value_dim: usize,
+    /// Values are a view of the keys' first columns; over tensors alone.
+    values_in_keys: bool,
     window: usize,
     causal: bool,
     scale: f32,
@@ -30,6 +34,8 @@ fn case() -> Case {
         sequences: vec![(19, 19), (33, 70)],
         heads: (4, 2),
         dim: 64,
+        value_dim: 0,
+        values_in_keys: false,
         window: 0,
         causal: true,
         scale: 0.0,
@@ -66,19 +72,25 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         query_heads: case.heads.0,
         kv_heads: case.heads.1,
         head_dim: case.dim,
+        value_dim: case.value_dim,
         scale: case.scale,
         soft_cap: case.soft_cap,
         window: case.window,
         causal: case.causal,
+        ..AttentionConfig::default()
     })?;
-    let keys: Vec<Keys> = case.sequences.iter().map(|&(_, length)| Keys::new(run, &config, kv, length)).collect();
+    let keys = case.sequences.iter().map(|&(_, length)| match case.values_in_keys {
+        true => Keys::new(run, &config, kv, length).with_values_in_keys(&config),
+        false => Keys::new(run, &config, kv, length),
+    });
+    let keys: Vec<Keys> = keys.collect();
     let query_starts = starts(case.sequences.iter().map(|sequence| sequence.0));
     let key_starts = starts(case.sequences.iter().map(|sequence| sequence.1));
     let rows = query_starts[case.sequences.len()] as usize;
     let shape = [rows, case.heads.0, case.dim];
     let queries = rounded(query_dtype, &run.random.normals(rows * case.heads.0 * case.dim, case.magnitude));
     let query = run.tensor(query_dtype, &shape, case.layout, &queries)?;
-    let output = run.output(output_dtype, &shape, case.layout)?;
+    let output = run.output(output_dtype, &[rows, case.heads.0, value_dim(&config)], case.layout)?;
     let lse = if case.lse { Some(run.output(DType::F32, &[rows, case.heads.0], PLAIN)?) } else { None };
     if case.cache {
         let count = keys.len();
@@ -93,10 +105,13 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         run.executor().run(&Operation::from(op), run.stream.raw())?;
         run.stream.synchronize()?;
     } else {
-        let shape = [key_starts[keys.len()] as usize, case.heads.1, case.dim];
+        let shape = |dim: usize| [key_starts[keys.len()] as usize, case.heads.1, dim];
         let all = |part: fn(&Keys) -> &Vec<f64>| keys.iter().flat_map(|keys| part(keys).clone()).collect::<Vec<f64>>();
-        let key = run.tensor(kv, &shape, case.layout, &all(|keys| &keys.key))?;
-        let value = run.tensor(kv, &shape, case.layout, &all(|keys| &keys.value))?;
+        let key = run.tensor(kv, &shape(case.dim), case.layout, &all(|keys| &keys.key))?;
+        let value = match case.values_in_keys {
+            true => Tensor::new(key.data, kv, &shape(value_dim(&config))).with_strides(&key.strides),
+            false => run.tensor(kv, &shape(value_dim(&config)), case.layout, &all(|keys| &keys.value))?,
+        };
         let source = KeySource::Tensors { key, value, key_starts: &key_starts };
         let op = AttentionPrefill::new(config, query, &query_starts, source, output, lse)?;
         run.executor().run(&Operation::from(op), run.stream.raw())?;
@@ -137,6 +152,31 @@ fn head_dims() {
         }
     }
     check("attention_prefill", &cases, test);
+}
+
+/// Values narrower and wider than keys, and values that are a part of their keys, as of latent attention.
+#[test]
+fn value_dims() {
+    let mut cases = Vec::new();
+    for (dim, value_dim) in
+        [(192, 128), (96, 64), (64, 40), (128, 8), (8, 128), (17, 3), (3, 17), (256, 192), (64, 512)]
+    {
+        for sequences in [vec![(19, 19), (33, 70)], vec![(0, 0), (1, 1), (63, 63), (64, 64), (65, 129)]] {
+            cases.push(Case { dim, value_dim, sequences, ..case() });
+        }
+        cases.push(Case { dim, value_dim, window: 9, soft_cap: 20.0, causal: false, ..case() });
+    }
+    let mut cases = variants(&cases);
+    for dtypes in dtypes() {
+        for layout in LAYOUTS {
+            cases.push(Case { dtypes, layout, cache: false, dim: 192, value_dim: 128, ..case() });
+        }
+        let latent = Case { dim: 576, value_dim: 512, heads: (5, 1), values_in_keys: true, cache: false, ..case() };
+        for sequences in [vec![(9, 70), (1, 1)], vec![(0, 5), (65, 65)]] {
+            cases.push(Case { sequences, dtypes, ..latent.clone() });
+        }
+    }
+    check("attention_prefill of values of other dims", &cases, test);
 }
 
 #[test]
@@ -225,6 +265,7 @@ fn one_key_takes_all() {
             soft_cap: 0.0,
             window: 0,
             causal: true,
+            ..AttentionConfig::default()
         };
         // Query and key i point along axis i, so that only a row's own key has a score of `scale`.
         let axes: Vec<f64> = (0..count * dim).map(|i| ((i / dim) == i % dim) as u8 as f64).collect();
@@ -257,6 +298,7 @@ fn heads_first_tensors() {
             soft_cap: 0.0,
             window: 0,
             causal: true,
+            ..AttentionConfig::default()
         })?;
         let shape = [count, heads, dim];
         let mut tensors = Vec::new();
@@ -292,6 +334,7 @@ fn chunks_agree_with_the_whole() {
             soft_cap: 30.0,
             window: *window,
             causal: true,
+            ..AttentionConfig::default()
         })?;
         let total: usize = chunks.iter().sum();
         let keys = Keys::new(run, &config, DType::Bf16, total);
@@ -330,6 +373,7 @@ fn wrong_lengths_are_named() {
             soft_cap: 0.0,
             window: 0,
             causal: true,
+            ..AttentionConfig::default()
         };
         let cache = filled_cache(run, &config, DType::F32, 2, 10, &[])?;
         let layer = cache.layer(1)?;

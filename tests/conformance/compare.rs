@@ -1,7 +1,7 @@
 //! Dtypes as f64 values, and how far an output may be from its reference.
 
 use half::{bf16, f16};
-use nvbackend::tensor::DType;
+use nvbackend::tensor::{fp8, DType};
 
 pub const FLOATS: [DType; 3] = DType::FLOATS;
 
@@ -12,6 +12,8 @@ pub fn bound(dtype: DType) -> f64 {
         DType::F16 => 1e-3,
         DType::Bf16 => 5e-3,
         DType::I32 => 0.0,
+        // Only keys and values are of these types, and whoever reads them computes in f32.
+        DType::F8E4m3 | DType::F8E5m2 => 1e-5,
     }
 }
 
@@ -21,7 +23,7 @@ fn floor(dtype: DType) -> f64 {
         DType::F32 => 2f64.powi(-150),
         DType::F16 => 2f64.powi(-25),
         DType::Bf16 => 2f64.powi(-134),
-        DType::I32 => 0.0,
+        DType::I32 | DType::F8E4m3 | DType::F8E5m2 => 0.0,
     }
 }
 
@@ -44,6 +46,8 @@ pub fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
                 DType::F16 => f16::from_f32(to_odd(value)).to_bits().into(),
                 DType::Bf16 => bf16::from_f32(to_odd(value)).to_bits().into(),
                 DType::I32 => value as i32 as u32,
+                DType::F8E4m3 => fp8::e4m3_from_f32(to_odd(value)).into(),
+                DType::F8E5m2 => fp8::e5m2_from_f32(to_odd(value)).into(),
             };
             word.to_le_bytes().into_iter().take(dtype.size())
         })
@@ -59,6 +63,8 @@ pub fn decode(dtype: DType, bytes: &[u8]) -> f64 {
         DType::F16 => f16::from_bits(word as u16).to_f64(),
         DType::Bf16 => bf16::from_bits(word as u16).to_f64(),
         DType::I32 => word as i32 as f64,
+        DType::F8E4m3 => fp8::e4m3_to_f32(word as u8).into(),
+        DType::F8E5m2 => fp8::e5m2_to_f32(word as u8).into(),
     }
 }
 

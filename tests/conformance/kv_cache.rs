@@ -1,7 +1,7 @@
 //! Caches of every placement: contiguous, rings, the library's pages and the engine's. Tokens are appended in chunks, each chunk
 //! is prefilled over what the cache then holds, and in the end every sequence is decoded. What no sequence holds is NaN.
 
-use crate::attention_cases::{attend, expect_attention, one_row, Keys};
+use crate::attention_cases::{attend, expect_attention, one_row, value_dim, Keys};
 use crate::run::{check, expect_error, rounded, Failure, Outcome, Run, PLAIN};
 use nvbackend::error::Status;
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
@@ -29,9 +29,14 @@ struct Case {
     chunks: Vec<Vec<usize>>,
     heads: (usize, usize),
     dim: usize,
+    /// 0: `dim`
+    value_dim: usize,
+    values_in_keys: bool,
     window: usize,
     /// Of queries, then of keys and values.
     dtypes: (DType, DType),
+    /// Of a cache in FP8: of keys and of values, from head to head in turn.
+    scales: Option<[[f64; 2]; 2]>,
 }
 
 const LAYERS: usize = 2;
@@ -49,6 +54,30 @@ impl Cache {
     }
 }
 
+/// Scales of keys or of values of all layers; those of other layers are twice as large.
+fn scales(run: &mut Run, case: &Case, part: usize) -> Result<Option<Tensor>, Failure> {
+    let Some(scales) = case.scales else { return Ok(None) };
+    let of = |layer: usize, head: usize| scales[part][head % 2] * if layer == LAYER { 1.0 } else { 2.0 };
+    let heads = case.heads.1;
+    let values: Vec<f64> = (0..LAYERS * heads).map(|at| of(at / heads, at % heads)).collect();
+    Ok(Some(run.tensor(DType::F32, &[LAYERS, heads], PLAIN, &values)?))
+}
+
+/// What a cache in FP8 with scales holds of these keys and values.
+fn stored(case: &Case, keys: &Keys) -> Keys {
+    let Some(scales) = case.scales else { return keys.clone() };
+    let stored = |rows: &[f64], part: usize, dim: usize| {
+        let scale = |at: usize| f64::from(scales[part][at / dim % case.heads.1 % 2] as f32);
+        let quotients: Vec<f64> =
+            rows.iter().enumerate().map(|(at, &x)| f64::from(x as f32 / scale(at) as f32)).collect();
+        let rounded = rounded(case.dtypes.1, &quotients);
+        rounded.iter().enumerate().map(|(at, x)| x * scale(at)).collect()
+    };
+    let value_dim = if case.value_dim == 0 { case.dim } else { case.value_dim };
+    let value_part = usize::from(!case.values_in_keys);
+    Keys { length: keys.length, key: stored(&keys.key, 0, case.dim), value: stored(&keys.value, value_part, value_dim) }
+}
+
 /// A cache of poison for as many sequences, and one more that stays empty.
 fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Result<Cache, Failure> {
     let (heads, dim, dtype) = (case.heads.1, case.dim, case.dtypes.1);
@@ -57,8 +86,12 @@ fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Resu
         sequences,
         kv_heads: heads,
         head_dim: dim,
+        value_dim: case.value_dim,
+        values_in_keys: case.values_in_keys,
         capacity,
         dtype,
+        key_scales: scales(run, case, 0)?,
+        value_scales: if case.values_in_keys { None } else { scales(run, case, 1)? },
         ..Default::default()
     };
     let memory = run.device.backend.memory();
@@ -69,14 +102,13 @@ fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Resu
         }
         Place::Pages(page_tokens) => KvCache::new(memory, KvCacheOptions { page_tokens, ..options }, run.stream)?,
         Place::EngineBlocks => {
-            let shape = [sequences, heads, capacity, dim];
-            let tensors = blocks(run, dtype, &shape, false)?;
+            let tensors = blocks(run, &options, [sequences, heads, capacity], false)?;
             return Ok(Cache { cache: KvCache::over(options, &tensors)?, table: None });
         }
         Place::EnginePages(page_tokens, tokens_first) => {
             let columns = capacity.div_ceil(page_tokens);
             let pages = sequences * columns + 3;
-            let tensors = blocks(run, dtype, &[pages, heads, page_tokens, dim], tokens_first)?;
+            let tensors = blocks(run, &options, [pages, heads, page_tokens], tokens_first)?;
             let options = KvCacheOptions { page_tokens, sequences: 0, ..options };
             let cache = KvCache::over(options, &tensors)?;
             // The last sequence has no page.
@@ -90,26 +122,36 @@ fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Resu
     };
     for layer in 0..LAYERS {
         let layer = library.layer(layer)?;
-        for data in [layer.key, layer.value] {
+        for (data, bytes) in [(layer.key, layer.key_span_bytes()), (layer.value, layer.value_span_bytes())] {
             // SAFETY: the span lies in the cache's block.
-            unsafe { run.executor().fill(data, 0xff, layer.span_bytes(), run.stream.raw())? };
+            unsafe { run.executor().fill(data, 0xff, bytes, run.stream.raw())? };
         }
     }
     Ok(Cache { cache: library, table: None })
 }
 
 /// Keys and values of each layer, poisoned, of which the layer in use may be written.
-fn blocks(run: &mut Run, dtype: DType, shape: &[usize; 4], tokens_first: bool) -> Result<Vec<Tensor>, Failure> {
-    let [blocks, heads, tokens, dim] = *shape;
-    let strides = match tokens_first {
-        true => [tokens * heads * dim, dim, heads * dim, 1],
-        false => [tokens * heads * dim, tokens * dim, dim, 1],
-    };
-    let span = blocks * heads * tokens * dim;
-    let mut tensors = Vec::new();
+fn blocks(
+    run: &mut Run,
+    options: &KvCacheOptions,
+    [blocks, heads, tokens]: [usize; 3],
+    tokens_first: bool,
+) -> Result<Vec<Tensor>, Failure> {
+    let mut tensors: Vec<Tensor> = Vec::new();
     for layer in 0..LAYERS {
-        for _ in 0..2 {
-            let tensor = run.strided(dtype, shape, &strides, 0, span, None)?;
+        for dim in [options.head_dim, options.value_dim()] {
+            if options.values_in_keys && tensors.len() % 2 == 1 {
+                let mut value = tensors[tensors.len() - 1];
+                value.shape[3] = dim;
+                tensors.push(value);
+                continue;
+            }
+            let strides = match tokens_first {
+                true => [tokens * heads * dim, dim, heads * dim, 1],
+                false => [tokens * heads * dim, tokens * dim, dim, 1],
+            };
+            let shape = [blocks, heads, tokens, dim];
+            let tensor = run.strided(options.dtype, &shape, &strides, 0, blocks * heads * tokens * dim, None)?;
             if layer == LAYER {
                 run.allow_write(&tensor);
             }
@@ -126,7 +168,7 @@ fn reserve(run: &Run, cache: &KvCache, sequence: usize, tokens: usize) -> nvback
 
 /// The tokens [from, to) of each sequence, mixed: every sequence's first, then every sequence's second, and so on.
 fn append(run: &mut Run, layer: CacheLayer, keys: &[Keys], from: &[usize], to: &[usize]) -> Outcome {
-    let width = layer.heads * layer.head_dim;
+    let (width, value_width) = (layer.heads * layer.head_dim, layer.heads * layer.value_dim);
     let (mut positions, mut sequences) = (Vec::new(), Vec::new());
     let (mut key_rows, mut value_rows) = (Vec::new(), Vec::new());
     for step in 0..to.iter().zip(from).map(|(to, from)| to - from).max().unwrap_or(0) {
@@ -135,19 +177,23 @@ fn append(run: &mut Run, layer: CacheLayer, keys: &[Keys], from: &[usize], to: &
             positions.push(position as i32);
             sequences.push(sequence as i32);
             key_rows.extend(&keys.key[position * width..][..width]);
-            value_rows.extend(&keys.value[position * width..][..width]);
+            value_rows.extend(&keys.value[position * value_width..][..value_width]);
         }
     }
-    let shape = [positions.len(), layer.heads, layer.head_dim];
+    let shape = |dim: usize| [positions.len(), layer.heads, dim];
+    let value = match layer.has_values_in_keys() {
+        true => None,
+        false => Some(run.tensor(DType::F32, &shape(layer.value_dim), PLAIN, &value_rows)?),
+    };
     let op = Rope::new(RopeArguments {
         query: None,
         query_output: None,
         query_norm: None,
         query_scale: 1.0,
-        key: Some(run.tensor(DType::F32, &shape, PLAIN, &key_rows)?),
+        key: Some(run.tensor(DType::F32, &shape(layer.head_dim), PLAIN, &key_rows)?),
         key_output: None,
         key_norm: None,
-        value: Some(run.tensor(DType::F32, &shape, PLAIN, &value_rows)?),
+        value,
         epsilon: 1e-6,
         weight_offset: 0.0,
         positions: run.integers(&positions)?,
@@ -158,8 +204,9 @@ fn append(run: &mut Run, layer: CacheLayer, keys: &[Keys], from: &[usize], to: &
     Ok(())
 }
 
-fn prefix(keys: &Keys, length: usize, width: usize) -> Keys {
-    Keys { length, key: keys.key[..length * width].to_vec(), value: keys.value[..length * width].to_vec() }
+fn prefix(keys: &Keys, length: usize) -> Keys {
+    let part = |rows: &[f64]| rows[..rows.len() / keys.length.max(1) * length].to_vec();
+    Keys { length, key: part(&keys.key), value: part(&keys.value) }
 }
 
 fn test(run: &mut Run, case: &Case) -> Outcome {
@@ -168,15 +215,25 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         query_heads: case.heads.0,
         kv_heads: case.heads.1,
         head_dim: case.dim,
+        value_dim: case.value_dim,
         scale: 0.0,
         soft_cap: 0.0,
         window: case.window,
         causal: true,
+        ..AttentionConfig::default()
     })?;
-    let (heads, dim, width) = (case.heads.0, case.dim, case.heads.1 * case.dim);
+    let (heads, dim, value_dim) = (case.heads.0, case.dim, value_dim(&config));
+    // Kernels round F32 queries to keys of 16 bits.
+    let narrowed = |queries: &[f64]| if kv.is_fp8() { queries.to_vec() } else { rounded(kv, queries) };
     let count = case.chunks[0].len();
     let lengths: Vec<usize> = (0..count).map(|at| case.chunks.iter().map(|chunk| chunk[at]).sum()).collect();
-    let keys: Vec<Keys> = lengths.iter().map(|&length| Keys::new(run, &config, kv, length)).collect();
+    let appended_dtype = if case.scales.is_some() { DType::F32 } else { kv };
+    let keys = lengths.iter().map(|&length| match case.values_in_keys {
+        true => Keys::new(run, &config, appended_dtype, length).with_values_in_keys(&config),
+        false => Keys::new(run, &config, appended_dtype, length),
+    });
+    let appended: Vec<Keys> = keys.collect();
+    let keys: Vec<Keys> = appended.iter().map(|keys| stored(case, keys)).collect();
     let longest = *lengths.iter().max().expect("there are sequences");
     let cache = create(run, case, count + 1, longest + 5)?;
     let mut held = vec![0; count];
@@ -188,11 +245,11 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
                 reserve(run, &cache.cache, sequence, tokens)?;
             }
         }
-        append(run, cache.layer()?, &keys, &held, &after)?;
+        append(run, cache.layer()?, &appended, &held, &after)?;
         let rows: usize = chunk.iter().sum();
-        let queries = rounded(kv, &rounded(query_dtype, &run.random.normals(rows * heads * dim, 1.0)));
+        let queries = narrowed(&rounded(query_dtype, &run.random.normals(rows * heads * dim, 1.0)));
         let query = run.tensor(query_dtype, &[rows, heads, dim], PLAIN, &queries)?;
-        let output = run.output(query_dtype, &[rows, heads, dim], PLAIN)?;
+        let output = run.output(query_dtype, &[rows, heads, value_dim], PLAIN)?;
         let lse = run.output(DType::F32, &[rows, heads], PLAIN)?;
         let mut starts = vec![0];
         chunk.iter().for_each(|rows| starts.push(starts[starts.len() - 1] + *rows as i32));
@@ -203,7 +260,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         run.executor().run(&Operation::from(op), run.stream.raw())?;
         let mut expected = Vec::new();
         for (sequence, keys) in keys.iter().enumerate() {
-            let keys = prefix(keys, after[sequence], width);
+            let keys = prefix(keys, after[sequence]);
             for row in 0..chunk[sequence] {
                 for head in 0..heads {
                     let at = ((starts[sequence] as usize + row) * heads + head) * dim;
@@ -228,7 +285,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
         _ => cache.layer()?,
     };
-    let queries = rounded(kv, &rounded(query_dtype, &run.random.normals(count * heads * dim, 1.0)));
+    let queries = narrowed(&rounded(query_dtype, &run.random.normals(count * heads * dim, 1.0)));
     let query = run.tensor(query_dtype, &[count, heads, dim], PLAIN, &queries)?;
     let order: Vec<i32> = (0..count as i32).rev().collect();
     let row = |at: usize| {
@@ -236,7 +293,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         attend(&config, &queries[at * dim..][..dim], at % heads, &keys[sequence], lengths[sequence] as i64 - 1)
     };
     let expected: Vec<_> = (0..count * heads).map(row).collect();
-    let output = run.output(query_dtype, &[count, heads, dim], PLAIN)?;
+    let output = run.output(query_dtype, &[count, heads, value_dim], PLAIN)?;
     let lse = run.output(DType::F32, &[count, heads], PLAIN)?;
     let sequences = run.integers(&order)?;
     let kv_lengths: Vec<i32> = order.iter().map(|&at| lengths[at as usize] as i32).collect();
@@ -244,7 +301,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let op = AttentionDecode::new(config, query, layer, output, Some(lse), one_row(positions, Some(sequences), 0))?;
     run.executor().run(&Operation::from(op), run.stream.raw())?;
     expect_attention(run, kv, &output, Some(&lse), &expected)?;
-    let output = run.output(query_dtype, &[count, heads, dim], PLAIN)?;
+    let output = run.output(query_dtype, &[count, heads, value_dim], PLAIN)?;
     let starts: Vec<i32> = (0..=count as i32).collect();
     let source = KeySource::Cache { layer, sequences: &order, kv_lengths: &kv_lengths };
     let op = AttentionPrefill::new(config, query, &starts, source, output, None)?;
@@ -258,8 +315,11 @@ fn case(place: Place) -> Case {
         chunks: vec![vec![17, 1, 40], vec![1, 1, 1], vec![30, 2, 5]],
         heads: (4, 2),
         dim: 64,
+        value_dim: 0,
+        values_in_keys: false,
         window: 0,
         dtypes: (DType::F32, DType::F32),
+        scales: None,
     }
 }
 
@@ -267,6 +327,68 @@ fn variants(cases: &[Case]) -> Vec<Case> {
     let dtypes =
         [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16), (DType::F16, DType::F16)];
     cases.iter().flat_map(|case| dtypes.map(|dtypes| Case { dtypes, ..case.clone() })).collect()
+}
+
+/// Keys and values in 8 bits: appended with saturation under scales of heads, and read by queries of every dtype.
+#[test]
+fn fp8() {
+    let mut cases = Vec::new();
+    for (query, kv) in [(DType::F32, DType::F8E4m3), (DType::Bf16, DType::F8E4m3), (DType::F16, DType::F8E5m2)] {
+        for place in [
+            Place::Contiguous,
+            Place::Ring(40),
+            Place::Pages(16),
+            Place::Pages(1),
+            Place::EnginePages(8, true),
+            Place::EngineBlocks,
+        ] {
+            let window = if matches!(place, Place::Ring(_)) { 20 } else { 0 };
+            let case = Case { dtypes: (query, kv), window, ..case(place) };
+            // The second head's keys and the first one's values saturate often in E4M3.
+            let scales = Some([[0.11, 0.002], [0.0013, 0.37]]);
+            cases.push(Case { scales, ..case.clone() });
+            cases.push(Case { scales, dim: 40, heads: (3, 3), ..case.clone() });
+            cases.push(Case { dim: 80, value_dim: 24, heads: (8, 1), scales, ..case.clone() });
+            cases.push(case);
+        }
+        let values_in_keys =
+            Case { values_in_keys: true, value_dim: 64, dim: 80, heads: (6, 1), ..case(Place::Pages(4)) };
+        cases.push(Case { dtypes: (query, kv), scales: Some([[0.3, 0.3], [0.0, 0.0]]), ..values_in_keys });
+    }
+    check("a KV cache in FP8", &cases, test);
+}
+
+#[test]
+fn scales_that_are_refused() {
+    check("scales of a KV cache", &[()], |run, ()| {
+        let invalid = Status::InvalidArgument;
+        let scales = run.tensor(DType::F32, &[2, 3], PLAIN, &[1.0; 6])?;
+        let options = KvCacheOptions {
+            layers: 2,
+            kv_heads: 3,
+            head_dim: 8,
+            capacity: 4,
+            dtype: DType::F8E4m3,
+            key_scales: Some(scales),
+            ..Default::default()
+        };
+        let new = |options| KvCache::new(run.device.backend.memory(), options, run.stream);
+        new(options)?;
+        expect_error(new(KvCacheOptions { dtype: DType::Bf16, ..options }), invalid, &["key_scales", "bf16"])?;
+        expect_error(new(KvCacheOptions { kv_heads: 2, ..options }), invalid, &["key_scales", "[2, 3]", "[2, 2]"])?;
+        let halves = Tensor { dtype: DType::F16, ..scales };
+        let halves = KvCacheOptions { key_scales: Some(halves), ..options };
+        expect_error(new(halves), invalid, &["key_scales", "f16", "f32"])?;
+        let strided = KvCacheOptions { value_scales: Some(scales.with_strides(&[4, 1])), ..options };
+        expect_error(new(strided), invalid, &["value_scales", "strided"])?;
+        let both = KvCacheOptions { values_in_keys: true, value_scales: Some(scales), ..options };
+        expect_error(new(both), invalid, &["value_scales", "values_in_keys"])?;
+        expect_error(
+            new(KvCacheOptions { dtype: DType::I32, key_scales: None, ..options }),
+            invalid,
+            &["i32", "fp8 e4m3"],
+        )
+    });
 }
 
 #[test]
@@ -303,6 +425,32 @@ fn blocks_of_the_engine() {
     let cases = [case(Place::EngineBlocks), Case { dim: 40, heads: (6, 3), window: 9, ..case(Place::EngineBlocks) }];
     check("an engine's memory as a KV cache", &variants(&cases), test);
     check("a contiguous KV cache", &variants(&[case(Place::Contiguous)]), test);
+}
+
+/// Values narrower and wider than keys, and values that are a part of their keys.
+#[test]
+fn values_of_other_dims() {
+    let places = [
+        Place::Contiguous,
+        Place::Ring(64),
+        Place::Pages(16),
+        Place::Pages(7),
+        Place::EnginePages(16, true),
+        Place::EnginePages(3, false),
+        Place::EngineBlocks,
+    ];
+    let mut cases = Vec::new();
+    for place in places {
+        let window = if matches!(place, Place::Ring(_)) { 33 } else { 0 };
+        let case = Case { window, ..case(place) };
+        for (dim, value_dim) in [(192, 128), (40, 24), (17, 5), (16, 72)] {
+            cases.push(Case { dim, value_dim, ..case.clone() });
+        }
+        for (dim, value_dim) in [(576, 512), (64, 64), (48, 1)] {
+            cases.push(Case { dim, value_dim, values_in_keys: true, heads: (5, 1), ..case.clone() });
+        }
+    }
+    check("a KV cache of other values", &variants(&cases), test);
 }
 
 #[test]
@@ -344,6 +492,7 @@ fn a_ring_refuses_what_it_has_lost() {
             soft_cap: 0.0,
             window,
             causal: true,
+            ..AttentionConfig::default()
         };
         let prefill = |run: &mut Run, window: usize, rows: usize, length: i32| -> Result<_, Failure> {
             let query = run.output(DType::F32, &[rows, 1, 8], PLAIN)?;
@@ -392,15 +541,16 @@ fn a_ring_refuses_what_it_has_lost() {
 fn entries_outside_the_pool() {
     let cases = [-1, 4, i32::MAX, i32::MIN];
     check("entries outside the pool", &cases, |run, &entry| {
-        let memory = blocks(run, DType::Bf16, &[4, 1, 2, 8], false)?;
         let options = KvCacheOptions {
             layers: LAYERS,
             kv_heads: 1,
             head_dim: 8,
             capacity: 6,
             page_tokens: 2,
+            dtype: DType::Bf16,
             ..Default::default()
         };
+        let memory = blocks(run, &options, [4, 1, 2], false)?;
         let cache = KvCache::over(KvCacheOptions { dtype: DType::Bf16, ..options }, &memory)?;
         let table = run.tensor(DType::I32, &[1, 3], PLAIN, &[2.0, entry.into(), 0.0])?;
         let layer = cache.layer_with(LAYER, Some(table))?;
@@ -416,6 +566,7 @@ fn entries_outside_the_pool() {
             soft_cap: 0.0,
             window: 0,
             causal: true,
+            ..AttentionConfig::default()
         };
         let positions = run.integers(&[4])?;
         let decode = AttentionDecode::new(config, query, layer, output, None, one_row(positions, None, 0))?;

@@ -6,6 +6,7 @@
 
 mod activation;
 mod argmax;
+mod attention_batch;
 mod attention_cases;
 mod attention_decode;
 mod attention_prefill;
@@ -30,7 +31,9 @@ mod random;
 mod rope;
 mod run;
 mod sample;
+mod scatter_rows;
 mod stream;
+mod strided;
 mod weight;
 mod weight_formats;
 mod workspace;

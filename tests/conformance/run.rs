@@ -257,7 +257,7 @@ impl Run<'_> {
 
     /// Fills a layer's keys and values with poison, as stale tokens may look.
     pub fn poison(&self, layer: &CacheLayer) -> Result<()> {
-        for tensor in [cache_tensor(layer, layer.key), cache_tensor(layer, layer.value)] {
+        for tensor in [key_tensor(layer), value_tensor(layer)] {
             // SAFETY: the layer's keys, then its values, lie in the cache's block.
             unsafe { self.executor().fill(tensor.data, POISON, tensor.span_bytes(), self.stream.raw())? };
         }
@@ -401,8 +401,13 @@ pub fn rounded(dtype: DType, values: &[f64]) -> Vec<f64> {
 }
 
 /// A layer's keys or values as [sequences, heads, capacity, head_dim].
-pub fn cache_tensor(layer: &CacheLayer, data: *mut c_void) -> Tensor {
-    Tensor::new(data, layer.dtype, &[layer.sequences, layer.heads, layer.capacity, layer.head_dim])
+pub fn key_tensor(layer: &CacheLayer) -> Tensor {
+    Tensor::new(layer.key, layer.dtype, &[layer.sequences, layer.heads, layer.capacity, layer.head_dim])
+}
+
+/// A layer's values, as `key_tensor` has its keys.
+pub fn value_tensor(layer: &CacheLayer) -> Tensor {
+    Tensor::new(layer.value, layer.dtype, &[layer.sequences, layer.heads, layer.capacity, layer.value_dim])
 }
 
 /// An error of this status whose text holds all of these words: it names the value and the limit.

@@ -178,6 +178,7 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
                 soft_cap: 0.0,
                 window: 0,
                 causal: true,
+                ..AttentionConfig::default()
             })?;
             let all: Vec<Keys> = (0..rows).map(|_| Keys::new(run, &config, DType::Bf16, keys)).collect();
             let placed: Vec<(usize, &Keys)> = all.iter().enumerate().collect();

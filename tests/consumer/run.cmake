@@ -38,6 +38,7 @@ if(WAY STREQUAL "pkg_config")
   run(sh -c "${C_COMPILER} ${engine}/engine.c $(pkg-config --cflags --libs nvbackend) \
     -Wl,-rpath,$(pkg-config --variable=libdir nvbackend) -o ${WORK}/linked")
   run(${WORK}/linked)
+  run(sh -c "test -f $(pkg-config --variable=ggml_plugin nvbackend)")
 else()
   run(${CMAKE_COMMAND} --install ${WORK}/build --prefix ${WORK}/deployed)
   run(${WORK}/deployed/bin/engine_c)

@@ -15,8 +15,7 @@ namespace prefill_wgmma {
 
 alignas(1024) uint8_t memory[227 * 1024];
 
-// With a value dim that the launcher's struct has no place for.
-cudaError_t launch_prefill(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch);
+cudaError_t launch_prefill(const nvb_attention_prefill_params& p, const nvb_launch& launch);
 
 }  // namespace prefill_wgmma
 }  // namespace nvb
@@ -35,7 +34,7 @@ std::string launch(const nvb_attention_prefill_params& p, const Case& test, cons
   launch.multiprocessors = test.multiprocessors;
   launch.l2_bytes = test.l2_bytes;
   try {
-    if (nvb::prefill_wgmma::launch_prefill(p, test.value_dim, launch) != cudaSuccess) return "refused";
+    if (nvb::prefill_wgmma::launch_prefill(p, launch) != cudaSuccess) return "refused";
   } catch (const emulated::Failure& failure) {
     return failure.what();
   }
@@ -102,6 +101,13 @@ int check_faults() {
   return missed;
 }
 
+void set_pages(nvb_attention_prefill_params& p, int tokens) {
+  static int32_t table[1];
+  p.placement.pages = table;
+  p.placement.page_tokens = tokens, p.placement.page_count = p.placement.page_row_stride = 1;
+  p.placement.block_stride = p.placement.value_block_stride = 2048;
+}
+
 // What the launcher has no kernel for it refuses before it touches anything.
 int check_refusals() {
   nvb_attention_prefill_params good = {};
@@ -109,9 +115,13 @@ int check_refusals() {
   good.query = good.key = good.value = good.output = memory;
   good.query_head_stride = good.key_head_stride = good.value_head_stride = good.output_head_stride = 64;
   good.query_token_stride = good.key_token_stride = good.value_token_stride = good.output_token_stride = 128;
+  good.query_sequence_stride = good.key_sequence_stride = good.value_sequence_stride = good.output_sequence_stride =
+      128;
+  good.lse_sequence_stride = 1;
   good.query_dtype = good.kv_dtype = good.output_dtype = NVB_BF16;
-  good.sequences = 1, good.query_heads = good.kv_heads = 2, good.head_dim = 64, good.scale = 1;
-  good.sequence[0] = {128, 0, 4, 4, 0};
+  good.sequences = 1, good.query_heads = good.kv_heads = 2, good.head_dim = good.value_dim = 64;
+  good.scale = 1;
+  good.sequence[0] = {0, 4, 1, 4, 0};
   nvb_launch hopper = {}, other = {};
   hopper.capability = 90, other.capability = 80;
   using Params = nvb_attention_prefill_params;
@@ -128,9 +138,30 @@ int check_refusals() {
       {"rows of keys that are not aligned", [](Params& p) { p.key_token_stride = 132; }},
       {"heads of values that are not aligned", [](Params& p) { p.value_head_stride = 68; }},
       {"an output that is not aligned", [](Params& p) { p.output = memory + 1; }},
-      {"keys at no token of the map", [](Params& p) { p.sequence[0].kv_offset = 64; }},
-      {"keys before the tensor", [](Params& p) { p.sequence[0].kv_offset = -128; }},
-      {"more tokens than coordinates", [](Params& p) { p.sequence[0].kv_offset = int64_t{128} << 31; }},
+      {"values of 72", [](Params& p) { p.value_dim = 72; }},
+      {"values of 60", [](Params& p) { p.value_dim = 60; }},
+      {"keys at no token of the map", [](Params& p) { p.key_sequence_stride = 64; }},
+      {"values at no token of the map", [](Params& p) { p.value_sequence_stride = 192; }},
+      {"keys before the tensor", [](Params& p) { p.sequence[0].kv_start = -1; }},
+      {"more tokens than coordinates", [](Params& p) { p.sequence[0].kv_start = INT32_MAX; }},
+      {"a start at no row", [](Params& p) { p.query_sequence_stride = 192; }},
+      {"an output at another row", [](Params& p) { p.output_sequence_stride = 256; }},
+      {"an lse at another row", [](Params& p) { p.lse = reinterpret_cast<float*>(memory), p.lse_sequence_stride = 2; }},
+      {"a mask", [](Params& p) { p.mask = memory; }},
+      {"scales", [](Params& p) { p.key_scale = reinterpret_cast<const float*>(memory); }},
+      {"lengths on the device", [](Params& p) { p.query_starts = reinterpret_cast<const int32_t*>(memory); }},
+      {"pages of 12", [](Params& p) { set_pages(p, 12); }},
+      {"no pages",
+       [](Params& p) {
+         set_pages(p, 16);
+         p.placement.page_count = 0;
+       }},
+      {"a row before the page table",
+       [](Params& p) {
+         set_pages(p, 16);
+         p.sequence[0].kv_start = -1;
+       }},
+      {"a ring", [](Params& p) { p.placement.ring_tokens = 64; }},
       {"too long a sequence", [](Params& p) { p.sequence[0].kv_length = (1 << 30) + 1; }},
   };
   int wrong = 0;
@@ -141,6 +172,9 @@ int check_refusals() {
   };
   expect("what is supported", good, hopper, true);
   expect("capability 8.0", good, other, false);
+  Params paged = good;
+  set_pages(paged, 16);
+  expect("pages of 16", paged, hopper, true);
   for (const auto& [what, change] : changes) {
     Params p = good;
     change(p);

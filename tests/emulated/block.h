@@ -66,6 +66,7 @@ struct Faults {
   bool no_product_wait = false;
   bool wrong_swizzle = false;       // copies exchange 16-byte pieces by another bit
   bool wrong_fragment = false;      // the first operand's registers 1 and 2 change places
+  bool wrong_bytes = false;         // the bytes 1 and 2 of __byte_perm change places
   bool wrong_next_columns = false;  // 64 more columns of a transposed operand lie elsewhere
   bool swallowed_end = false;       // copies bring what lies outside of the tensor's first and last token
 };
@@ -118,13 +119,20 @@ struct Copy {
   uint64_t* barrier;
 };
 
+// What the operands of a product are made of.
+struct Elements {
+  int bytes;
+  float (*first)(uint16_t);
+  float (*second)(uint16_t);
+};
+
 struct Product {
   std::vector<float*> sums;
   std::vector<const uint32_t*> registers;  // of the first operand; empty: it is in shared memory
   uint64_t a, b;
+  Elements elements;
   int columns, issued;
   bool transposed, accumulates;
-  float (*to_float)(uint16_t);
 };
 
 struct Warpgroup {
@@ -193,7 +201,11 @@ void product_fence();
 void product_commit();
 void product_wait(size_t pending);
 void product(float* sums, const uint32_t* registers, uint64_t a, uint64_t b, int columns, bool transposed,
-             bool accumulates, float (*to_float)(uint16_t));
+             bool accumulates, Elements elements);
+
+// Four 8x8 matrices of 16-bit elements, whose rows may share no bank.
+void load_matrices_transposed(uint32_t (&r)[4], uint32_t row);
+void store_matrices(uint32_t row, const uint32_t (&r)[4]);
 
 inline uint32_t shared_address(const void* pointer) {
   const auto offset = static_cast<const uint8_t*>(pointer) - shared_memory;
@@ -244,6 +256,15 @@ inline void __syncthreads() {
 }
 inline float __fdividef(float a, float b) {
   return a / b;
+}
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+  uint32_t result = 0;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t to = emulated::options.faults.wrong_bytes && (i == 1 || i == 2) ? 3 - i : i;
+    result |= static_cast<uint32_t>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * to;
+  }
+  return result;
 }
 inline float __uint_as_float(uint32_t bits) {
   float value;

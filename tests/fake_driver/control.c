@@ -125,6 +125,8 @@ void fake_set(int setting, int64_t value) {
 
 // The environment's plan, for programs that know nothing of the fake driver.
 __attribute__((constructor)) static void read_plan(void) {
+  const char* memory = getenv("NVB_FAKE_MEMORY");
+  if (memory != NULL) fake.settings[FAKE_MEMORY_BYTES] = strtoll(memory, NULL, 0);
   const char* text = getenv("NVB_FAKE_FAULT");
   if (text == NULL) return;
   long long at;

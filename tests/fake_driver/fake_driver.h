@@ -6,7 +6,8 @@
 // memory ends the program as it would with a GPU. Kernels are counted and not run.
 //
 // Programs that know nothing of it are told through the environment: NVB_FAKE_FAULT=CALL,STATUS,MODE plans a fault as
-// fake_fail does, and NVB_FAKE_BOOKS names a file that the books are written to when the process has exited.
+// fake_fail does, NVB_FAKE_BOOKS names a file that the books are written to when the process has exited, and
+// NVB_FAKE_MEMORY is the bytes of the device's memory, 2^34 otherwise.
 //
 // Faults: a call that fails has no effect, except that a call which releases or waits does its work and reports the
 // status nevertheless: the driver documents that such calls return errors of earlier asynchronous work.

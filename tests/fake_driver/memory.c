@@ -32,7 +32,7 @@ typedef struct {
   size_t bytes;
 } host_block;
 
-static const size_t RESERVED_BYTES = (size_t)1 << 40;
+static const size_t RESERVED_BYTES = (size_t)1 << 40, LEAST_RESERVED_BYTES = (size_t)1 << 32;
 static const size_t ALIGNMENT = 512;
 static const size_t PAGE = 4096;  // what page-locked and unified memory is aligned to
 static const size_t GAP = 4096;   // between blocks, so that running past an end meets no other block
@@ -57,10 +57,16 @@ static void* allocate_pages(size_t bytes) {
 static int allocate(call* c, uint64_t* address, size_t bytes, context* owner, pool* from) {
   if (bytes == 0) return violation(c->function, INVALID_VALUE, "0 bytes asked for");
   if (end_address == 0) {
-    void* range = mmap(NULL, RESERVED_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (range == MAP_FAILED) abort();
+    // Under valgrind a process has fewer addresses.
+    size_t reserved = RESERVED_BYTES;
+    void* range;
+    while ((range = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) ==
+           MAP_FAILED) {
+      if (reserved <= LEAST_RESERVED_BYTES) abort();
+      reserved /= 2;
+    }
     next_address = (uint64_t)range;
-    end_address = next_address + RESERVED_BYTES;
+    end_address = next_address + reserved;
   }
   const int64_t limit = fake.settings[FAKE_MEMORY_BYTES];
   const size_t span = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + GAP;

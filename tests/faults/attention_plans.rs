@@ -125,6 +125,7 @@ pub fn attention(file: &Path) -> Result<String, String> {
                             soft_cap: 0.0,
                             window,
                             causal: true,
+                            ..AttentionConfig::default()
                         };
                         for dtypes in [[DType::Bf16; 2], [DType::F32, DType::F16], [DType::F32; 2]] {
                             let try_one = |op: Operation, is_empty: bool, size: (usize, usize)| {

@@ -5,6 +5,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,13 +15,18 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "attention/attention.h"
+#include "attention/attention_prefill_fp8.h"
 
 namespace attention_cases {
+
+constexpr bool is_fp8(uint32_t dtype) {
+  return dtype == NVB_F8_E4M3 || dtype == NVB_F8_E5M2;
+}
 
 struct Lengths {
   int queries, keys;
@@ -36,6 +42,9 @@ struct Case {
   int query_heads = 1, kv_heads = 1;
   uint32_t dtype = NVB_BF16;
   bool f32_output = false;
+  uint32_t fp8_output = NVB_BF16;  // the output's dtype where the others are FP8 and f32_output is not set
+  bool scales = false;             // of FP8
+  int page_tokens = 0;      // keys and values lie in pages [page, head, token, head_dim], one of which is missing
   bool cache = false;       // [sequence, head, capacity, head_dim] in the place of packed tokens
   float spread = 1;         // of the queries
   int multiprocessors = 2;  // where there is no device
@@ -44,7 +53,9 @@ struct Case {
 
 inline uint16_t to_bits(uint32_t dtype, float value) {
   uint16_t bits;
-  if (dtype == NVB_F16) {
+  if (is_fp8(dtype)) {
+    bits = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, dtype == NVB_F8_E4M3 ? __NV_E4M3 : __NV_E5M2);
+  } else if (dtype == NVB_F16) {
     const __half half = __float2half_rn(value);
     std::memcpy(&bits, &half, 2);
   } else {
@@ -55,6 +66,11 @@ inline uint16_t to_bits(uint32_t dtype, float value) {
 }
 
 inline float from_bits(uint32_t dtype, uint16_t bits) {
+  if (is_fp8(dtype)) {
+    const __half half(
+        __nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(bits), dtype == NVB_F8_E4M3 ? __NV_E4M3 : __NV_E5M2));
+    return __half2float(half);
+  }
   if (dtype == NVB_F16) {
     __half half;
     std::memcpy(static_cast<void*>(&half), &bits, 2);
@@ -65,7 +81,7 @@ inline float from_bits(uint32_t dtype, uint16_t bits) {
   return __bfloat162float(bf16);
 }
 
-constexpr uint16_t kNan = 0x7fff;  // in either dtype
+constexpr uint16_t kNan = 0x7fff;  // in either dtype of 16 bits; its bytes are NaN in E4M3 and E5M2
 constexpr int kGap = 3;            // rows of nobody between sequences
 
 // Memory whose addresses are aligned as those of devices are.
@@ -81,6 +97,31 @@ struct Buffer {
   }
 };
 
+// Elements of one or two bytes.
+struct Elements {
+  uint32_t dtype;
+  Buffer<uint16_t> buffer;
+
+  Elements(uint32_t its_dtype, size_t count)
+      : dtype(its_dtype), buffer(is_fp8(its_dtype) ? (count + 1) / 2 : count, is_fp8(its_dtype) ? 0x7f7f : kNan) {}
+  int bytes() const { return is_fp8(dtype) ? 1 : 2; }
+  uint8_t* at(int64_t index) const { return reinterpret_cast<uint8_t*>(buffer.data) + index * bytes(); }
+  void set(int64_t index, float value) const {
+    const uint16_t bits = to_bits(dtype, value);
+    std::memcpy(at(index), &bits, static_cast<size_t>(bytes()));
+  }
+  float get(int64_t index) const {
+    uint16_t bits = 0;
+    std::memcpy(&bits, at(index), static_cast<size_t>(bytes()));
+    return from_bits(dtype, bits);
+  }
+  std::vector<float> floats() const {
+    std::vector<float> all(buffer.count * 2 / static_cast<size_t>(bytes()));
+    for (size_t i = 0; i < all.size(); ++i) all[i] = get(static_cast<int64_t>(i));
+    return all;
+  }
+};
+
 // Memory of a case.
 struct Region {
   void* data;
@@ -88,6 +129,8 @@ struct Region {
 };
 struct Regions {
   Region query, key, value, output, lse;
+  Region table;   // of pages
+  Region scales;  // of queries, keys and values, each of every KV head; of FP8
 };
 
 // Runs the kernel on the regions, which the pointers of `p` are; returns what went wrong, or nothing.
@@ -103,60 +146,106 @@ inline std::string check(const Case& test, const Run& run) {
   const int width = test.head_dim;  // of a row of keys and of values
   for (size_t i = 0; i < test.sequences.size(); ++i) {
     const Lengths& lengths = test.sequences[i];
-    p.sequence[i] = {int64_t{test.cache ? static_cast<int>(i) * capacity : key_tokens} * test.kv_heads * width,
-                     query_rows, lengths.queries, lengths.keys, -1};
+    p.sequence[i] = {query_rows, lengths.queries, test.cache ? static_cast<int>(i) : key_tokens, lengths.keys, -1};
     query_rows += lengths.queries + kGap;
     key_tokens += lengths.keys + (i + 1 < test.sequences.size() ? kGap : 0);
   }
-  const int kv_rows = (test.cache ? static_cast<int>(test.sequences.size()) * capacity : key_tokens) * test.kv_heads;
+  // Pages in any order, and as many of nobody.
+  const int pages_of_row = test.page_tokens > 0 ? (capacity + test.page_tokens - 1) / test.page_tokens : 0;
+  const int page_count = 2 * pages_of_row * p.sequences;
+  Buffer<int32_t> table(static_cast<size_t>(pages_of_row * p.sequences), 0);
+  if (test.page_tokens > 0) {
+    std::vector<int32_t> order(static_cast<size_t>(page_count));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937(5));
+    std::copy_n(order.begin(), table.count, table.data);
+    table.data[1] = page_count;
+    for (int i = 0; i < p.sequences; ++i) p.sequence[i].kv_start = i;
+    p.placement.pages = table.data;
+    p.placement.page_row_stride = pages_of_row;
+    p.placement.block_stride = p.placement.value_block_stride = int64_t{test.page_tokens} * test.kv_heads * width;
+    p.placement.page_tokens = test.page_tokens, p.placement.page_count = page_count;
+  }
+  const int kv_rows =
+      test.page_tokens > 0
+          ? page_count * test.page_tokens * test.kv_heads
+          : (test.cache ? static_cast<int>(test.sequences.size()) * capacity : key_tokens) * test.kv_heads;
   const auto size = [](int rows, int columns) { return static_cast<size_t>(rows) * static_cast<size_t>(columns); };
-  Buffer<uint16_t> query(size(query_rows * test.query_heads, test.head_dim), kNan);
-  Buffer<uint16_t> key(size(kv_rows, width), kNan), value(size(kv_rows, width), kNan);
+  const Elements query(test.dtype, size(query_rows * test.query_heads, test.head_dim));
+  const Elements key(test.dtype, size(kv_rows, width)), value(test.dtype, size(kv_rows, width));
   constexpr uint32_t kUntouched = 0x7fc12345;
   Buffer<uint32_t> output(size(query_rows * test.query_heads, test.value_dim), kUntouched);
   Buffer<float> lse(size(query_rows, test.query_heads), -1e30f);
 
-  p.query = query.data, p.key = key.data, p.value = value.data, p.output = output.data, p.lse = lse.data;
+  Buffer<float> scales(size(3, test.kv_heads), 1.0f);
+  for (size_t i = 0; test.scales && i < scales.count; ++i) scales.data[i] = 0.5f + 0.3f * static_cast<float>(i);
+  if (test.scales) {
+    p.query_scale = scales.data, p.key_scale = scales.data + test.kv_heads;
+    p.value_scale = scales.data + 2 * test.kv_heads;
+    p.query_scale_stride = p.key_scale_stride = p.value_scale_stride = 1;
+  }
+  const auto scale_of = [&](int tensor, int head) { return scales.data[tensor * test.kv_heads + head]; };
+
+  p.query = query.at(0), p.key = key.at(0), p.value = value.at(0), p.output = output.data, p.lse = lse.data;
   p.query_head_stride = test.head_dim;
   p.query_token_stride = int64_t{test.query_heads} * test.head_dim;
-  p.key_head_stride = p.value_head_stride = test.cache ? int64_t{capacity} * width : width;
-  p.key_token_stride = p.value_token_stride = test.cache ? width : int64_t{test.kv_heads} * width;
+  const bool heads_first = test.cache || test.page_tokens > 0;
+  p.key_head_stride = p.value_head_stride =
+      heads_first ? int64_t{test.cache ? capacity : test.page_tokens} * width : width;
+  p.key_token_stride = p.value_token_stride = heads_first ? width : int64_t{test.kv_heads} * width;
+  p.key_sequence_stride = p.value_sequence_stride = int64_t{test.cache ? capacity : 1} * test.kv_heads * width;
   p.output_head_stride = test.value_dim;
   p.output_token_stride = int64_t{test.query_heads} * test.value_dim;
+  p.query_sequence_stride = p.query_token_stride, p.output_sequence_stride = p.output_token_stride;
+  p.lse_sequence_stride = 1;
   p.query_dtype = p.kv_dtype = test.dtype;
-  p.output_dtype = test.f32_output ? uint32_t{NVB_F32} : test.dtype;
-  p.query_heads = test.query_heads, p.kv_heads = test.kv_heads, p.head_dim = test.head_dim;
+  const uint32_t output_dtype = is_fp8(test.dtype) ? test.fp8_output : test.dtype;
+  p.output_dtype = test.f32_output ? uint32_t{NVB_F32} : output_dtype;
+  p.query_heads = test.query_heads, p.kv_heads = test.kv_heads;
+  p.head_dim = test.head_dim, p.value_dim = test.value_dim;
   p.causal = test.causal, p.window = test.window, p.soft_cap = test.soft_cap;
   p.scale = 1.0f / std::sqrt(static_cast<float>(test.head_dim));
+
+  // Where a token of a sequence and head is; -1: nowhere.
+  const auto kv_at = [&](const nvb_attention_sequence& sequence, int head, int token) {
+    const int64_t of_head = head * p.key_head_stride;
+    if (test.page_tokens == 0) {
+      return sequence.kv_start * p.key_sequence_stride + of_head + token * p.key_token_stride;
+    }
+    const int page = table.data[sequence.kv_start * pages_of_row + token / test.page_tokens];
+    if (page >= page_count) return int64_t{-1};
+    return page * p.placement.block_stride + of_head + token % test.page_tokens * p.key_token_stride;
+  };
 
   // Rows of the sequences are random, all others stay NaN.
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
-  const auto fill = [&](uint16_t* row, int columns, float spread) {
-    for (int i = 0; i < columns; ++i) row[i] = to_bits(test.dtype, spread * normal(random));
+  const auto fill = [&](const Elements& to, int64_t start, int columns, float spread) {
+    for (int i = 0; i < columns; ++i) to.set(start + i, spread * normal(random));
   };
   for (int i = 0; i < p.sequences; ++i) {
     const nvb_attention_sequence& sequence = p.sequence[i];
     for (int row = 0; row < sequence.query_count * test.query_heads; ++row) {
-      fill(query.data + sequence.query_start * p.query_token_stride + row * test.head_dim, test.head_dim, test.spread);
+      fill(query, sequence.query_start * p.query_token_stride + row * test.head_dim, test.head_dim, test.spread);
     }
     for (int token = 0; token < sequence.kv_length; ++token) {
       for (int head = 0; head < test.kv_heads; ++head) {
-        const int64_t at = sequence.kv_offset + head * p.key_head_stride + token * p.key_token_stride;
-        fill(key.data + at, test.head_dim, 1);
-        fill(value.data + at, test.value_dim, 1);
+        const int64_t at = kv_at(sequence, head, token);
+        if (at < 0) continue;
+        fill(key, at, test.head_dim, 1);
+        fill(value, at, test.value_dim, 1);
       }
     }
   }
 
-  const Regions regions = {{query.data, query.count * 2},
-                           {key.data, key.count * 2},
-                           {value.data, value.count * 2},
-                           {output.data, output.count * 4},
-                           {lse.data, lse.count * 4}};
+  const Regions regions = {
+      {query.at(0), query.buffer.count * 2}, {key.at(0), key.buffer.count * 2}, {value.at(0), value.buffer.count * 2},
+      {output.data, output.count * 4},       {lse.data, lse.count * 4},         {table.data, table.count * 4},
+      {scales.data, scales.count * 4}};
   const std::string failed = run(p, test, regions);
   if (!failed.empty()) return failed;
 
+  const std::vector<float> queries = query.floats(), keys = key.floats(), values = value.floats();
   double difference = 0, norm = 0, worst_lse = 0;
   std::vector<double> scores, expected(static_cast<size_t>(test.value_dim));
   std::vector<bool> is_row(static_cast<size_t>(query_rows), false);
@@ -167,8 +256,8 @@ inline std::string check(const Case& test, const Run& run) {
       is_row[static_cast<size_t>(token)] = true;
       const int position = sequence.kv_length - sequence.query_count + row;
       for (int head = 0; head < test.query_heads; ++head) {
-        const uint16_t* const q = query.data + token * p.query_token_stride + head * p.query_head_stride;
-        const int64_t kv = sequence.kv_offset + head / heads_of_key * p.key_head_stride;
+        const int64_t q = token * p.query_token_stride + head * p.query_head_stride;
+        const int kv_head = head / heads_of_key;
         scores.clear();
         std::vector<int> seen;
         double maximum = -std::numeric_limits<double>::infinity();
@@ -176,11 +265,11 @@ inline std::string check(const Case& test, const Run& run) {
           if (test.causal && k > position) break;
           if (test.window > 0 && std::abs(position - k) >= test.window) continue;
           double score = 0;
-          for (int d = 0; d < test.head_dim; ++d) {
-            score += static_cast<double>(from_bits(test.dtype, q[d])) *
-                     from_bits(test.dtype, key.data[kv + k * p.key_token_stride + d]);
+          const int64_t at = kv_at(sequence, kv_head, k);
+          for (int d = 0; at >= 0 && d < test.head_dim; ++d) {
+            score += static_cast<double>(queries[static_cast<size_t>(q + d)]) * keys[static_cast<size_t>(at + d)];
           }
-          score *= p.scale;
+          score *= static_cast<double>(p.scale) * scale_of(0, kv_head) * scale_of(1, kv_head);
           if (test.soft_cap > 0) score = test.soft_cap * std::tanh(score / test.soft_cap);
           scores.push_back(score);
           seen.push_back(k);
@@ -191,9 +280,9 @@ inline std::string check(const Case& test, const Run& run) {
         for (size_t k = 0; k < scores.size(); ++k) {
           const double p_k = std::exp(scores[k] - maximum);
           sum += p_k;
-          for (int d = 0; d < test.value_dim; ++d) {
-            expected[static_cast<size_t>(d)] +=
-                p_k * from_bits(test.dtype, value.data[kv + seen[k] * p.value_token_stride + d]);
+          const int64_t of_value = kv_at(sequence, kv_head, seen[k]);
+          for (int d = 0; of_value >= 0 && d < test.value_dim; ++d) {
+            expected[static_cast<size_t>(d)] += p_k * scale_of(2, kv_head) * values[static_cast<size_t>(of_value + d)];
           }
         }
         const int64_t at = token * p.output_token_stride + head * p.output_head_stride;
@@ -201,7 +290,7 @@ inline std::string check(const Case& test, const Run& run) {
           const double right = sum == 0 ? 0 : expected[static_cast<size_t>(d)] / sum;
           const float given = test.f32_output
                                   ? reinterpret_cast<const float*>(output.data)[at + d]
-                                  : from_bits(test.dtype, reinterpret_cast<const uint16_t*>(output.data)[at + d]);
+                                  : from_bits(output_dtype, reinterpret_cast<const uint16_t*>(output.data)[at + d]);
           // A NaN makes the sum one.
           difference += (given - right) * (given - right);
           norm += right * right;
@@ -228,10 +317,12 @@ inline std::string check(const Case& test, const Run& run) {
     }
   }
   const double error = norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
-  const double bound = test.dtype == NVB_F16 ? 1e-3 : 5e-3;
+  // FP8: weights have four bits, but that of equal scores is a power of two; and the tensor cores add with 14 bits.
+  const double bound = test.dtype == NVB_F16 ? 1e-3 : !is_fp8(test.dtype) || test.spread == 0 ? 5e-3 : 4e-2;
+  const double lse_bound = is_fp8(test.dtype) ? 5e-3 * std::max(1.0f, test.spread / 3) : 1e-4;
   char text[128];
   std::snprintf(text, sizeof text, "error %.2e (bound %.0e), lse %.1e", error, bound, worst_lse);
-  return error <= bound && worst_lse <= 1e-4 ? std::string() : std::string(text);
+  return error <= bound && worst_lse <= lse_bound ? std::string() : std::string(text);
 }
 
 inline std::vector<Case> cases() {
@@ -294,6 +385,18 @@ inline std::vector<Case> cases() {
   });
   add("f16 full", {{65, 360}}, [](Case& one) { one.dtype = NVB_F16; });
 
+  // Pages of more and of fewer tokens than a tile has keys, the copies of which are then of 8, 16 or 32.
+  for (const int page_tokens : {8, 16, 24, 256}) {
+    for (const int head_dim : {64, 128, 256}) {
+      add("pages", {{130, 300}, {40, 129}, {1, 1}, {0, 0}, {60, 520}}, [&](Case& one) {
+        one.head_dim = one.value_dim = head_dim;
+        one.causal = page_tokens != 24;
+        one.query_heads = 4, one.kv_heads = 2;
+        one.page_tokens = page_tokens;
+      });
+    }
+  }
+
   // Every other tile, in both dtypes, and dims between them.
   struct Dims {
     int head_dim, value_dim;
@@ -312,6 +415,87 @@ inline std::vector<Case> cases() {
   for (const Dims dim : {Dims{8, 8}, Dims{40, 40}, Dims{80, 80}, Dims{112, 104}, Dims{136, 136}, Dims{248, 200}}) {
     add("between tiles", {{70, 140}}, dims(dim.head_dim, dim.value_dim));
   }
+  return all;
+}
+
+// Of the kernel of FP8.
+inline std::vector<Case> fp8_cases() {
+  std::vector<Case> all;
+  const auto add = [&](const char* name, std::vector<Lengths> sequences, const std::function<void(Case&)>& change) {
+    Case one;
+    one.name = name;
+    one.dtype = NVB_F8_E4M3;
+    one.sequences = std::move(sequences);
+    change(one);
+    all.push_back(one);
+  };
+  const auto causal = [](Case& one) { one.causal = true; };
+  const auto equal = [](Case& one) { one.spread = 0, one.f32_output = true; };
+
+  // Edges of tiles of 128 rows and 224 keys, and of blocks of 128 keys.
+  const std::vector<Lengths> edges = {{0, 0}, {1, 1},    {1, 0},    {127, 127}, {128, 128}, {129, 129},
+                                      {3, 5}, {64, 223}, {65, 224}, {2, 225},   {5, 449},   {0, 9}};
+  add("edges full", edges, [](Case&) {});
+  add("edges causal", edges, causal);
+  // Weights are 256 then, and every key counts.
+  add("equal weights", edges, equal);
+  add("equal weights, causal", edges, [&](Case& one) { equal(one), causal(one); });
+  add("causal, more keys", {{130, 400}, {7, 260}}, causal);
+  add("causal, more queries", {{260, 130}, {140, 1}}, causal);
+  add("causal, cache", {{130, 300}, {40, 129}, {1, 1}}, [&](Case& one) {
+    causal(one);
+    one.cache = true;
+    one.query_heads = 4, one.kv_heads = 2;
+    one.scales = true;
+  });
+  add("window", {{300, 420}, {40, 700}}, [&](Case& one) { causal(one), one.window = 90; });
+  add("window, not causal", {{200, 500}}, [](Case& one) { one.window = 140; });
+  add("soft cap", {{130, 300}}, [&](Case& one) {
+    causal(one);
+    one.soft_cap = 5;
+    one.spread = 8;
+    one.scales = true;
+  });
+  add("grouped heads, persistent", {{140, 300}, {140, 300}, {20, 500}}, [&](Case& one) {
+    one.query_heads = 6, one.kv_heads = 2;
+    one.multiprocessors = 3;
+    one.l2_bytes = 200 * 1024;
+    one.scales = true;
+  });
+  add("rising scores", {{70, 900}}, [](Case& one) { one.spread = 12; });
+  // O leaves the sums of the tensor cores more than once.
+  add("long", {{66, 5000}}, [](Case& one) { one.fp8_output = NVB_F16; });
+  add("long, rising scores", {{20, 5000}}, [&](Case& one) { causal(one), one.spread = 12; });
+  add("long, equal weights", {{20, 5000}}, equal);
+  add("f16 output", {{70, 200}}, [](Case& one) { one.fp8_output = NVB_F16; });
+  add("f32 output", {{70, 200}}, [](Case& one) { one.f32_output = true; });
+  for (const uint32_t dtype : {uint32_t{NVB_F8_E4M3}, uint32_t{NVB_F8_E5M2}}) {
+    for (const int head_dim : {64, 128, 256}) {
+      for (const bool is_equal : {false, true}) {
+        add("tile", {{200, 270}, {1, 80}, {60, 161}}, [&](Case& one) {
+          one.head_dim = one.value_dim = head_dim;
+          one.dtype = dtype;
+          one.causal = true;
+          one.spread = is_equal ? 0 : 1;
+        });
+      }
+    }
+  }
+  for (const int head_dim : {16, 48, 80, 112, 144, 240}) {
+    add("between tiles", {{70, 140}}, [&](Case& one) { one.head_dim = one.value_dim = head_dim; });
+  }
+  // Pages of more and of fewer tokens than a tile has keys, the copies of which are then of 8, 16 or 32.
+  for (const int page_tokens : {8, 16, 24, 256}) {
+    for (const int head_dim : {64, 128, 256}) {
+      add("pages", {{130, 300}, {40, 129}, {1, 1}, {0, 0}, {60, 520}}, [&](Case& one) {
+        one.head_dim = one.value_dim = head_dim;
+        one.causal = page_tokens != 24;
+        one.query_heads = 4, one.kv_heads = 2;
+        one.page_tokens = page_tokens;
+      });
+    }
+  }
+  add("value dim", {{70, 240}}, [&](Case& one) { one.head_dim = 192, one.value_dim = 128; });
   return all;
 }
 

@@ -1,5 +1,6 @@
 // Decode attention on tensor cores, capability 8.0 and later, for F16 and BF16 caches: all query
-// heads of all rows that meet a KV head in one block, up to 16 (attention.h calls them items), so that every key and value is read once. The formula is that of attention.h.
+// heads of all rows that meet a KV head in one block, up to 16 (attention.h calls them items), so that every key and
+// value is read once. The formula is that of attention.h.
 //
 // A warp walks its tiles of 16 keys alone, through a ring of stages of its own that cp.async fills: the warps of a
 // block meet only at the end. With g, t = lane / 4, lane % 4 (mma.cuh shows the fragments):
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
           const int chunk = (i * 32 + lane) % kChunks;
           const uint32_t source = __shfl_sync(0xffffffffu, own_row, row);
           const bool valid = source != kNoRow && chunk * 8 < p.head_dim;
-          const int64_t from = valid ? kv_offset(p.placement, source, p.key_token_stride) + chunk * 8 : 0;
+          const int64_t from = valid ? kv_offset(p.placement.block_stride, source, p.key_token_stride) + chunk * 8 : 0;
           const int offset = row * Tile::kPitch + ((chunk ^ (row % 8)) << 4);
           cp_async16(key_tile + offset, key + from, valid);
           cp_async16(key_tile + Tile::kTileBytes + offset, value + from, valid);
@@ -344,17 +345,21 @@ cudaError_t launch_tile(const DecodeArguments& arguments, const nvb_launch& laun
 
 bool supports_decode_mma(const nvb_attention_decode_params& p, const nvb_launch& launch,
                          nvb_attention_decode_shape& shape) {
-  if (launch.capability < 80 || (p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) ||
-      p.key_scale != nullptr || p.value_scale != nullptr || p.head_dim % 8 != 0 || p.placement.block_stride % 8 != 0 ||
-      !is_aligned16(p.key, p.key_sequence_stride, 2) || !is_aligned16(p.key, p.key_head_stride, 2) ||
-      !is_aligned16(p.key, p.key_token_stride, 2) || !is_aligned16(p.value, p.value_sequence_stride, 2) ||
-      !is_aligned16(p.value, p.value_head_stride, 2) || !is_aligned16(p.value, p.value_token_stride, 2)) {
+  if (launch.capability < 80 || (p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) || p.key_scale != nullptr ||
+      p.value_scale != nullptr || p.head_dim % 8 != 0 || p.value_dim != p.head_dim || p.head_dim > 512 ||
+      p.value_token_stride != p.key_token_stride || p.placement.value_block_stride != p.placement.block_stride ||
+      p.placement.block_stride % 8 != 0 || !is_aligned16(p.key, p.key_sequence_stride, 2) ||
+      !is_aligned16(p.key, p.key_head_stride, 2) || !is_aligned16(p.key, p.key_token_stride, 2) ||
+      !is_aligned16(p.value, p.value_sequence_stride, 2) || !is_aligned16(p.value, p.value_head_stride, 2) ||
+      !is_aligned16(p.value, p.value_token_stride, 2)) {
     return false;
   }
   shape = with_decode_tile(p.head_dim, heads_per_block(p), [&](auto tile) {
     const int warps = warps_of<decltype(tile)>(launch);
+    using Tile = decltype(tile);
     return nvb_attention_decode_shape{
-        heads_per_block(p), kKeys, warps, 32 * warps, decltype(tile)::shared_bytes(warps) + kDecodeStaticBytes, 0, 0};
+        heads_per_block(p), kKeys, warps, 32 * warps, Tile::shared_bytes(warps) + kDecodeStaticBytes, 0, 0,
+        Tile::kStages};
   });
   return true;
 }

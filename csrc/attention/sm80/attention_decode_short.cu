@@ -106,8 +106,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
   for (int h = 0; h < kHeads; ++h) {
     // A head too many repeats the last, and is not stored.
     const DecodeItem item = item_of(p, query_block, min(h, query_block.heads - 1));
-    const char* const row =
-        query + (item.row * p.query_token_stride + item.head * p.query_head_stride) * query_bytes;
+    const char* const row = query + (item.row * p.query_token_stride + item.head * p.query_head_stride) * query_bytes;
     if (inside) query_raw[h][0] = load16(row);
     if (inside && query_bytes == 4) query_raw[h][1] = load16(row + 16);
   }
@@ -160,7 +159,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
         const int64_t token = first + warp_first + u * Tile::kKeysPerLoad;
         const bool valid = inside && token < block.end && (!placed || rows[u] != kNoRow);
         const int64_t stride = tensor == 0 ? p.key_token_stride : p.value_token_stride;
-        const int64_t offset = placed ? kv_offset(p.placement, rows[u], stride) : token * stride;
+        const int64_t offset = placed ? kv_offset(p.placement.block_stride, rows[u], stride) : token * stride;
         const T* const row = (tensor == 0 ? keys : values) + offset;
         cp_async16(own_keys + (tensor * kUnroll + u) * 32, valid ? row : static_cast<const T*>(p.key), valid);
       }
@@ -332,7 +331,8 @@ bool supports_decode_short(const nvb_attention_decode_params& p, const nvb_launc
                                       32 * Tile::kWarps,
                                       Tile::kSharedBytes + kDecodeStaticBytes,
                                       launch.capability >= 90 ? kMaxBlocks : 1,
-                                      kMaxPasses};
+                                      kMaxPasses,
+                                      1};
   });
   return true;
 }

@@ -93,7 +93,7 @@ __device__ __forceinline__ void load_placed(unsigned char* shared, const typenam
     const int chunk = index % kChunks;
     const uint32_t place = places[row];
     const bool valid = place != kNoRow && chunk * 8 < head_dim;
-    const typename Tile::T* source = global + kv_offset(placement, place, stride) + chunk * 8;
+    const typename Tile::T* source = global + kv_offset(placement.block_stride, place, stride) + chunk * 8;
     cp_async16(shared + Tile::offset(row, chunk), valid ? source : global, valid);
   }
 }
@@ -149,12 +149,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const int quad = lane % 4;
 
   // Copy Q and the first tile of K and V.
-  const int64_t first_token = sequence.query_start + block.first_row;
   const int kv_head = block.head / (p.query_heads / p.kv_heads);
-  const int64_t query_start = first_token * p.query_token_stride + block.head * p.query_head_stride;
-  const int64_t origin = p.placement.pages != nullptr ? 0 : sequence.kv_offset;
-  const T* key = static_cast<const T*>(p.key) + origin + kv_head * p.key_head_stride;
-  const T* value = static_cast<const T*>(p.value) + origin + kv_head * p.value_head_stride;
+  const int64_t query_start = query_offset(p, sequence, block);
+  const int kv_start = p.placement.pages != nullptr ? 0 : sequence.kv_start;
+  const T* key = static_cast<const T*>(p.key) + kv_start * p.key_sequence_stride + kv_head * p.key_head_stride;
+  const T* value = static_cast<const T*>(p.value) + kv_start * p.value_sequence_stride + kv_head * p.value_head_stride;
   unsigned char* const stages = shared + Tile::kQueryBytes;
   // The table is read two tiles ahead and the barrier of the tile between makes it known. Keys before the first visible
   // one may have no page any more. The empty statement keeps what is found here out of the registers between tiles.
@@ -165,8 +164,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     const int token = tile * Tile::kKeys + static_cast<int>(threadIdx.x);
     const bool visible = token >= visible_keys(first_position, sequence.kv_length, p.causal, p.window).first &&
                          token <= visible_keys(first_position + rows - 1, sequence.kv_length, p.causal, p.window).last;
-    places[tile % 2][threadIdx.x] =
-        visible ? kv_row(p.placement, p.placement.pages + sequence.kv_offset, token) : kNoRow;
+    places[tile % 2][threadIdx.x] = visible ? kv_row(p.placement, page_row(p, sequence), token) : kNoRow;
   };
   const auto load_keys = [&](int tile) {
     unsigned char* stage = stages + tile % 2 * (2 * Tile::kTileBytes);
@@ -373,13 +371,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       }
       const int row = warp_row + i * 16 + half * 8 + group;
       if (p.lse != nullptr && warp_column == 0 && quad == 0 && row < rows) {
-        p.lse[(first_token + row) * p.query_heads + block.head] =
+        p.lse[lse_offset(p, sequence, block, row)] =
             total == 0.0f ? -CUDART_INF_F : maximum[i][half] * kLn2 + logf(total);
       }
     }
   }
 
-  const int64_t output_start = first_token * p.output_token_stride + block.head * p.output_head_stride;
+  const int64_t output_start = output_offset(p, sequence, block);
   if (p.output_dtype == NVB_F32) {
     // Store f32 from the registers: a quad writes one 32-byte sector.
     float* destination = static_cast<float*>(p.output) + output_start;

@@ -1,12 +1,8 @@
-// nvb_cuda_attention_prefill_wgmma: checks the parameters, chooses the tile and lays out the work.
+// nvb_cuda_attention_prefill_wgmma: chooses the tile.
 #include "../attention_prefill_wgmma.h"
 
-#include <algorithm>
-#include <cmath>
-
-#include "../../common/hopper.h"
-#include "../../common/tensor_map.h"
 #include "attention_prefill_wgmma.cuh"
+#include "attention_prefill_wgmma_launch.h"
 
 namespace nvb {
 namespace prefill_wgmma {
@@ -26,212 +22,40 @@ NVB_EXTERN(D256);
 
 namespace {
 
-// Coordinates of tensor maps are 32 bits, and tiles reach a little past the end.
-constexpr int64_t kMostTokens = (int64_t{1} << 31) - 1024;
-constexpr int64_t kMostStrideBytes = (int64_t{1} << 40) - 16;
-
-bool is_stride(int64_t stride) {
-  return stride > 0 && stride % 8 == 0 && stride <= kMostStrideBytes / 2;
-}
-
-// What a kernel or a map cannot express is refused; shapes and lengths were checked before.
-bool supports(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
-  if (!is_hopper(launch) || tensor_map_encoder() == nullptr) return false;
-  if (p.placement.pages != nullptr || p.placement.ring_tokens != 0) return false;
-  if ((p.kv_dtype != NVB_F16 && p.kv_dtype != NVB_BF16) || p.query_dtype != p.kv_dtype ||
-      (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
-    return false;
-  }
-  if (p.head_dim < 8 || p.head_dim > 256 || p.head_dim % 8 != 0 || value_dim < 8 || value_dim > p.head_dim ||
-      value_dim % 8 != 0 || p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0 || p.sequences < 0 ||
-      p.sequences > NVB_ATTENTION_MAX_SEQUENCES) {
-    return false;
-  }
-  if (!std::isfinite(p.scale) || !(p.scale > 0.0f) || !(p.soft_cap >= 0.0f) || p.window < 0) return false;
-  const int output_bytes = float_dtype_bytes(p.output_dtype);
-  if (!is_stride(p.query_token_stride) || !is_stride(p.key_token_stride) || !is_stride(p.value_token_stride) ||
-      (p.query_heads > 1 && !is_stride(p.query_head_stride)) ||
-      (p.kv_heads > 1 && !(is_stride(p.key_head_stride) && is_stride(p.value_head_stride))) ||
-      !is_aligned16(p.query, 0, 2) || !is_aligned16(p.key, 0, 2) || !is_aligned16(p.value, 0, 2) ||
-      !is_aligned16(p.output, p.output_token_stride, output_bytes) ||
-      !is_aligned16(p.output, p.output_head_stride, output_bytes)) {
-    return false;
-  }
-  for (int i = 0; i < p.sequences; ++i) {
-    const nvb_attention_sequence& sequence = p.sequence[i];
-    if (sequence.query_start < 0 || sequence.query_count < 0 || sequence.query_count > kMaxLength ||
-        sequence.kv_length < 0 || sequence.kv_length > kMaxLength ||
-        int64_t{sequence.query_start} + sequence.query_count > kMostTokens) {
-      return false;
-    }
-    if (sequence.kv_length == 0) continue;
-    if (sequence.kv_offset < 0 || sequence.kv_offset % p.key_token_stride != 0 ||
-        sequence.kv_offset % p.value_token_stride != 0 ||
-        sequence.kv_offset / std::min(p.key_token_stride, p.value_token_stride) + sequence.kv_length > kMostTokens) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// A map of rows of `columns` 16-bit elements for each token and head, in boxes of 64 columns of `box_tokens` tokens of
-// one head. Zeros stand for what lies outside.
-cudaError_t make_map(CUtensorMap& map, const void* data, int64_t columns, int64_t tokens, int64_t heads,
-                     int64_t token_stride, int64_t head_stride, int box_tokens) {
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(2 * columns), static_cast<cuuint64_t>(tokens),
-                               static_cast<cuuint64_t>(heads)};
-  // A stride that no head follows may be anything.
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(2 * token_stride),
-                                 static_cast<cuuint64_t>(2 * (heads == 1 ? token_stride : head_stride))};
-  const cuuint32_t box[3] = {128, static_cast<cuuint32_t>(box_tokens), 1};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  // Bytes, because zeros are all that the element type decides here.
-  const CUresult result =
-      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), sizes, strides, box, steps,
-                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-// The size of the maps: rows of query, and the tokens of key and value to the end of the last sequence, so that no copy
-// reads past what the caller gave.
-struct Tokens {
-  int64_t query = 0, key = 0, value = 0;
-};
-
-// KV pairs of a group: as many as fit L2 with their keys and values, and as many in each group where that can be.
-int group_pairs(int64_t pairs, int64_t kv_length, int64_t bytes_of_token, const nvb_launch& launch) {
-  // Some of L2 is left to queries and outputs.
-  const int64_t fitting =
-      std::max<int64_t>(1, int64_t{launch.l2_bytes} * 5 / 8 / std::max<int64_t>(1, kv_length * bytes_of_token));
-  const int64_t least = (pairs + fitting - 1) / fitting;
-  int64_t groups = least;
-  while (groups < 2 * least && pairs % groups != 0) ++groups;
-  if (pairs % groups != 0) groups = least;
-  return static_cast<int>(std::min<int64_t>((pairs + groups - 1) / groups, (1 << 24) - 1));
-}
-
-// Fills in the sequences, in the order of their work and in bundles, and the tiles; returns the number of blocks, 0
-// where there is nothing to do, or -1 where there are too many tiles.
-int arrange(const nvb_attention_prefill_params& p, int value_dim, int rows_per_tile, const nvb_launch& launch,
-            Arguments& arguments, Tokens& tokens) {
-  nvb_attention_sequence sorted[NVB_ATTENTION_MAX_SEQUENCES];
-  const auto end = std::copy_if(p.sequence, p.sequence + p.sequences, sorted,
-                                [](const nvb_attention_sequence& sequence) { return sequence.query_count > 0; });
-  std::sort(sorted, end, [](const nvb_attention_sequence& left, const nvb_attention_sequence& right) {
-    return static_cast<int64_t>(left.query_count) * left.kv_length >
-           static_cast<int64_t>(right.query_count) * right.kv_length;
-  });
-  const int sequences = static_cast<int>(end - sorted);
-  const auto tiles_of = [&](int i) { return (int64_t{sorted[i].query_count} + rows_per_tile - 1) / rows_per_tile; };
-  int64_t work = 0;
-  bool is_one_bundle = true;
-  for (int i = 0; i < sequences; ++i) {
-    const nvb_attention_sequence& from = sorted[i];
-    const int64_t key_start = from.kv_length == 0 ? 0 : from.kv_offset / p.key_token_stride;
-    const int64_t value_start = from.kv_length == 0 ? 0 : from.kv_offset / p.value_token_stride;
-    arguments.sequence[i] = {from.query_start, from.query_count, static_cast<int32_t>(key_start),
-                             static_cast<int32_t>(value_start), from.kv_length};
-    tokens.query = std::max(tokens.query, int64_t{from.query_start} + from.query_count);
-    tokens.key = std::max(tokens.key, key_start + from.kv_length);
-    tokens.value = std::max(tokens.value, value_start + from.kv_length);
-    work += tiles_of(i) * p.query_heads;
-    is_one_bundle = is_one_bundle && tiles_of(i) == tiles_of(0);
-  }
-  const int blocks = static_cast<int>(std::min<int64_t>(work, std::max(1, launch.multiprocessors)));
-  // Empty places would cost more than they gain where groups are small or tiles equal.
-  const bool aligns = is_one_bundle && p.causal && (p.window == 0 || p.window > 2 * rows_per_tile);
-  arguments.group_alignment = 1;
-  int64_t tiles = 0;
-  arguments.bundles = 0;
-  for (int first = 0, next = 0; first < sequences; first = next) {
-    while (next < sequences && tiles_of(next) == tiles_of(first)) ++next;
-    const int64_t pairs = int64_t{next - first} * p.kv_heads;
-    const int of_group = group_pairs(pairs, sorted[first].kv_length, 2 * (p.head_dim + value_dim), launch);
-    const int64_t groups = (pairs + of_group - 1) / of_group;
-    int64_t group_tiles = tiles_of(first) * of_group * (p.query_heads / p.kv_heads);
-    if (aligns && group_tiles <= INT32_MAX / 2) {
-      // Two groups that share a round cost up to 0.7 of it, empty places their part.
-      const int aligned = round_up(static_cast<int>(group_tiles), blocks);
-      if (aligned - group_tiles <= group_tiles / 8) {
-        arguments.group_alignment = blocks;
-        group_tiles = aligned;
-      }
-    }
-    arguments.bundle[arguments.bundles++] = {static_cast<int32_t>(tiles), static_cast<uint32_t>(first),
-                                             static_cast<uint32_t>(of_group)};
-    // Without empty places the last group ends where its tiles do.
-    tiles += arguments.group_alignment == 1 ? tiles_of(first) * p.query_heads * (next - first) : groups * group_tiles;
-    // Indices of tiles go up to a round past the last.
-    if (tiles > INT32_MAX / 2) return -1;
-  }
-  arguments.bundle[arguments.bundles] = {static_cast<int32_t>(tiles), static_cast<uint32_t>(sequences), 0};
-  arguments.tiles = static_cast<int32_t>(tiles);
-  return blocks;
+bool supports(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+  return (p.kv_dtype == NVB_F16 || p.kv_dtype == NVB_BF16) && p.query_dtype == p.kv_dtype &&
+         (p.output_dtype == p.kv_dtype || p.output_dtype == NVB_F32) && !has_scales(p) && supports_shape(p, 2, launch);
 }
 
 template <typename T, typename Tile>
-cudaError_t launch_with(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
-  Arguments arguments;
-  Tokens tokens;
-  const int blocks = arrange(p, value_dim, Tile::kRows, launch, arguments, tokens);
-  if (blocks <= 0) return blocks == 0 ? cudaSuccess : cudaErrorInvalidValue;
-  cudaError_t error = make_map(arguments.query, p.query, p.head_dim, tokens.query, p.query_heads, p.query_token_stride,
-                               p.query_head_stride, 64);
-  if (error != cudaSuccess) return error;
-  // Without keys nothing is copied, and the maps only have to be maps.
-  const bool empty = tokens.key == 0;
-  error = make_map(arguments.key, empty ? p.query : p.key, p.head_dim, std::max<int64_t>(tokens.key, 1), p.kv_heads,
-                   p.key_token_stride, p.key_head_stride, Tile::kKeys);
-  if (error != cudaSuccess) return error;
-  error = make_map(arguments.value, empty ? p.query : p.value, value_dim, std::max<int64_t>(tokens.value, 1),
-                   p.kv_heads, p.value_token_stride, p.value_head_stride, Tile::kKeys);
-  if (error != cudaSuccess) return error;
-  arguments.output = p.output;
-  arguments.lse = p.lse;
-  arguments.output_token_stride = p.output_token_stride;
-  arguments.output_head_stride = p.output_head_stride;
-  arguments.cap_factor = p.soft_cap > 0.0f ? p.scale / p.soft_cap : 0.0f;
-  arguments.exponent_factor = (p.soft_cap > 0.0f ? p.soft_cap : p.scale) * kLog2E;
-  arguments.query_heads = p.query_heads;
-  arguments.kv_heads = p.kv_heads;
-  arguments.value_dim = value_dim;
-  arguments.causal = p.causal;
-  arguments.window = std::min(p.window, kMaxLength);
-  arguments.output_is_f32 = p.output_dtype == NVB_F32;
-  return launch_tile<T, Tile>(arguments, blocks, launch);
+cudaError_t launch_with(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+  return with_arguments<Tile>(p, 2, launch, [&](const Arguments& arguments, int blocks) {
+    return launch_tile<T, Tile>(arguments, blocks, launch);
+  });
 }
 
 // Keys of the longest sequence with which tiles of 128 rows, which waste less on the diagonal, gain over 192: 204
 // against 192 TFLOP/s at 512 keys, causal, and 336 against 359 at 2,048 on an H200.
 constexpr int kShort = 768;
 
-int longest(const nvb_attention_prefill_params& p) {
-  int keys = 0;
-  for (int i = 0; i < p.sequences; ++i) keys = std::max(keys, p.sequence[i].kv_length);
-  return keys;
-}
-
 template <typename T>
-cudaError_t launch_dtype(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
+cudaError_t launch_dtype(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   const bool full = !p.causal && p.window == 0;
-  if (p.head_dim <= 64 && !full && longest(p) <= kShort) return launch_with<T, tiles::D64_SHORT>(p, value_dim, launch);
-  if (p.head_dim <= 64) return launch_with<T, tiles::D64>(p, value_dim, launch);
-  if (p.head_dim <= 96) return launch_with<T, tiles::D96>(p, value_dim, launch);
-  if (p.head_dim <= 128 && full) return launch_with<T, tiles::D128_FULL>(p, value_dim, launch);
-  if (p.head_dim <= 128) return launch_with<T, tiles::D128>(p, value_dim, launch);
-  if (p.head_dim <= 192 && value_dim <= 128) return launch_with<T, tiles::D192_128>(p, value_dim, launch);
-  if (p.head_dim <= 192) return launch_with<T, tiles::D192>(p, value_dim, launch);
-  return launch_with<T, tiles::D256>(p, value_dim, launch);
+  if (p.head_dim <= 64 && !full && longest(p) <= kShort) return launch_with<T, tiles::D64_SHORT>(p, launch);
+  if (p.head_dim <= 64) return launch_with<T, tiles::D64>(p, launch);
+  if (p.head_dim <= 96) return launch_with<T, tiles::D96>(p, launch);
+  if (p.head_dim <= 128 && full) return launch_with<T, tiles::D128_FULL>(p, launch);
+  if (p.head_dim <= 128) return launch_with<T, tiles::D128>(p, launch);
+  if (p.head_dim <= 192 && p.value_dim <= 128) return launch_with<T, tiles::D192_128>(p, launch);
+  if (p.head_dim <= 192) return launch_with<T, tiles::D192>(p, launch);
+  return launch_with<T, tiles::D256>(p, launch);
 }
 
 }  // namespace
 
-// The value dim may be less than head_dim, which the params of attention.h cannot say.
-cudaError_t launch_prefill(const nvb_attention_prefill_params& p, int value_dim, const nvb_launch& launch) {
-  if (!supports(p, value_dim, launch)) return cudaErrorInvalidValue;
-  return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, value_dim, launch)
-                               : launch_dtype<__nv_bfloat16>(p, value_dim, launch);
+cudaError_t launch_prefill(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
+  if (!supports(p, launch)) return cudaErrorInvalidValue;
+  return p.kv_dtype == NVB_F16 ? launch_dtype<__half>(p, launch) : launch_dtype<__nv_bfloat16>(p, launch);
 }
 
 }  // namespace prefill_wgmma
@@ -239,10 +63,10 @@ cudaError_t launch_prefill(const nvb_attention_prefill_params& p, int value_dim,
 
 extern "C" int32_t nvb_cuda_attention_prefill_wgmma_supports(const nvb_attention_prefill_params* params,
                                                              const nvb_launch* launch) noexcept {
-  return nvb::prefill_wgmma::supports(*params, params->head_dim, *launch);
+  return nvb::prefill_wgmma::supports(*params, *launch);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_wgmma(const nvb_attention_prefill_params* params,
                                                         const nvb_launch* launch) noexcept {
-  return nvb::prefill_wgmma::launch_prefill(*params, params->head_dim, *launch);
+  return nvb::prefill_wgmma::launch_prefill(*params, *launch);
 }

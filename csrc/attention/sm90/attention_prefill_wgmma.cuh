@@ -21,7 +21,7 @@
 #pragma once
 
 #include "../../common/programmatic_launch.cuh"
-#include "../../common/wgmma_widths.cuh"
+#include "attention_prefill_wgmma_copy.cuh"
 #include "attention_prefill_wgmma_softmax.cuh"
 #include "attention_prefill_wgmma_work.cuh"
 
@@ -41,67 +41,12 @@ struct Shared {
   uint64_t value_full[Tile::kStages];
   uint64_t value_empty[Tile::kStages];
   uint64_t value_landed[Tile::kStages];  // a tile with rows to clear has been copied
-};
 
-// The named barrier of the first warpgroup's turn.
-inline constexpr int kFirstTurn = 1;
-
-// ---- The warp that copies ----
-
-template <typename Tile>
-__device__ __forceinline__ void copy_all(const Arguments& arguments, Shared<Tile>& shared) {
-  RingPlace<Tile::kStages> keys, values;
-  uint32_t query_parity = 0;
-  Walk<Tile> walk;
-  Work work;
-#pragma unroll 1
-  while (walk.next(arguments, work)) {
-    if (work.first == work.end) continue;
-    const auto copy_keys = [&](int tile) {
-      uint64_t* const full = &shared.key_full[keys.stage];
-      barrier_wait(&shared.key_empty[keys.stage], keys.parity ^ 1);
-      barrier_expect(full, Tile::kKeyBytes);
-#pragma unroll
-      for (int block = 0; block < Tile::kHeadBlocks; ++block) {
-        tensor_copy(shared.key[keys.stage] + block * Tile::kKeys * 128, &arguments.key, block * 128,
-                    work.key_start + tile * Tile::kKeys, work.kv_head, full);
-      }
-      keys.advance();
-    };
-    const auto copy_values = [&](int tile) {
-      const bool clears = (tile + 1) * Tile::kKeys > work.kv_length;
-      uint64_t* const full = clears ? &shared.value_landed[values.stage] : &shared.value_full[values.stage];
-      barrier_wait(&shared.value_empty[values.stage], values.parity ^ 1);
-      barrier_expect(full, Tile::kValueBytes);
-#pragma unroll
-      for (int block = 0; block < Tile::kValueBlocks; ++block) {
-        tensor_copy(shared.value[values.stage] + block * Tile::kKeys * 128, &arguments.value, block * 128,
-                    work.value_start + tile * Tile::kKeys, work.kv_head, full);
-      }
-      values.advance();
-    };
-
-    copy_keys(work.end - 1);
-#pragma unroll
-    for (int warpgroup = 0; warpgroup < Tile::kConsumers; ++warpgroup) {
-      uint64_t* const full = &shared.query_full[warpgroup];
-      barrier_wait(&shared.query_empty[warpgroup], query_parity ^ 1);
-      barrier_expect(full, Tile::kQueryBytes);
-#pragma unroll
-      for (int block = 0; block < Tile::kHeadBlocks; ++block) {
-        tensor_copy(shared.query[warpgroup] + block * 64 * 128, &arguments.query, block * 128,
-                    work.first_token + warpgroup * 64, work.head, full);
-      }
-    }
-    query_parity ^= 1;
-#pragma unroll 1
-    for (int tile = work.end - 2; tile >= work.first; --tile) {
-      copy_keys(tile);
-      copy_values(tile + 1);
-    }
-    copy_values(work.first);
+  // What a copy of values completes on.
+  __device__ __forceinline__ uint64_t* value_copied(int stage, bool past_end) {
+    return past_end ? &value_landed[stage] : &value_full[stage];
   }
-}
+};
 
 // ---- The warp that clears values past the end ----
 
@@ -317,8 +262,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warp >= 4 * Tile::kConsumers) {
     setmaxnreg_dec<Tile::kProducerRegisters>();
     if (warp == 4 * Tile::kConsumers) {
-      if (threadIdx.x % 32 == 0) copy_all<Tile>(arguments, shared);
-      __syncwarp();
+      copy_with_one_warp<Tile>(arguments, shared);
     } else if (warp == 4 * Tile::kConsumers + 1) {
       clear_all<Tile>(arguments, shared);
     }

@@ -36,9 +36,10 @@ struct RowSums {
   float sum[2];
 };
 
-// Replaces scores by 2^(score * factor - maximum); `scaled` is what sums and outputs so far are multiplied by.
+// Replaces scores by 2^(score * factor - maximum + shift); `scaled` is what sums and outputs so far are multiplied by.
 template <int Count>
-__device__ __forceinline__ void exponentiate(float (&score)[Count], RowSums& rows, float (&scaled)[2], float factor) {
+__device__ __forceinline__ void exponentiate(float (&score)[Count], RowSums& rows, float (&scaled)[2], float factor,
+                                             float threshold = kRescaleThreshold, float shift = 0.0f) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     // Two chains each, because a step of a chain waits for the one before.
@@ -54,9 +55,9 @@ __device__ __forceinline__ void exponentiate(float (&score)[Count], RowSums& row
     const float before = rows.maximum[half];
     seen = fmaxf(seen, before);
     // -inf - -inf is NaN, and -inf stays either way.
-    const float after = (seen - before) * factor <= kRescaleThreshold ? before : seen;
-    const float base = exponent_base(after) * factor;
-    scaled[half] = after == before ? 1.0f : exp2_fast(before * factor - base);
+    const float after = (seen - before) * factor <= threshold ? before : seen;
+    const float highest_exponent = exponent_base(after) * factor, base = highest_exponent - shift;
+    scaled[half] = after == before ? 1.0f : exp2_fast(before * factor - highest_exponent);
     rows.maximum[half] = after;
     float sums[2] = {rows.sum[half] * scaled[half], 0.0f};
 #pragma unroll

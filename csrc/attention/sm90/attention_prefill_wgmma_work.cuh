@@ -56,7 +56,7 @@ using D256 = Tile<256, 256, 2, 80, false>;
 struct Sequence {
   int32_t query_start;
   int32_t query_count;
-  int32_t key_start;  // token of the tensor map
+  int32_t key_start;  // token of the tensor map; of pages, the row of the table
   int32_t value_start;
   int32_t kv_length;
 };
@@ -93,6 +93,20 @@ struct Arguments {
   int32_t output_is_f32;
   Sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
   Bundle bundle[NVB_ATTENTION_MAX_SEQUENCES + 1];  // the last one used is the end
+  // Of FP8 alone: scales of the tensors, of one number or of one a KV head; null: 1.
+  uint32_t output_dtype : 8;
+  uint32_t query_scale_stride : 1;
+  uint32_t key_scale_stride : 1;
+  uint32_t value_scale_stride : 1;
+  const float* query_scale;
+  const float* key_scale;
+  const float* value_scale;
+  // Rows of the page table; null: keys and values are contiguous. A copy brings `page_box` tokens of a page.
+  const int32_t* pages;
+  int32_t page_row_stride;
+  uint32_t page_tokens : 16;
+  uint32_t page_box : 16;
+  // Pages are below the number that the maps end at, and others bring zeros.
 };
 static_assert(sizeof(Arguments) <= 4096, "drivers before 12.1 take at most 4096 bytes of kernel arguments");
 

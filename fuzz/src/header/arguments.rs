@@ -150,6 +150,9 @@ impl<'a> Arguments<'a> {
             values.insert(name, width);
         }
         values.insert("experts", 2);
+        values.insert("P", random.of(&[1, 2, 3]));
+        // Query rows of a sequence in a decode.
+        values.insert("R", random.of(&[1, 1, 2]));
         values.insert("rows of the weight", rows);
         if uses_weight {
             let grouped = function.name.contains("grouped");
@@ -189,7 +192,8 @@ impl<'a> Arguments<'a> {
             _ => of("nvb_kv_cache_options", cache_options, "dtype", 1),
         };
         self.extents.weight_dtype = match kept {
-            0 => random.of(&[1, 3]),
+            // Of keys in FP8 queries are floats.
+            0 | 5 | 6 => random.of(&[1, 3]),
             dtype => dtype as u32,
         };
     }

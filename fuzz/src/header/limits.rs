@@ -11,7 +11,7 @@ pub fn number(owner: &str, name: &str, value: u64) -> u64 {
     let refused = value > isize::MAX as u64;
     match (owner, name) {
         (_, "capacity") if owner != "nvb_kv_cache_options" => value,
-        (_, "part_count" | "sequence_count" | "count") if value > 4 && !refused => value % 4,
+        (_, "part_count" | "sequence_count" | "measurement_count" | "count") if value > 4 && !refused => value % 4,
         (_, "scale_bytes" | "zero_bytes" | "order_bytes") if value > LARGEST as u64 && !refused => LARGEST as u64,
         ("nvb_weight_blocks" | "nvb_gguf_open_memory", "bytes") if value > LARGEST as u64 && !refused => LARGEST as u64,
         // Threads are started where the library takes their number.
@@ -20,6 +20,7 @@ pub fn number(owner: &str, name: &str, value: u64) -> u64 {
         (_, "trace_events") if value <= 1 << 24 => value.min(4096),
         ("nvb_memory_options", "initial_bytes") if !refused => value.min(4 << 20),
         ("nvb_tune_options", "rounds") => value.min(2),
+        ("nvb_attention_benchmark", "rounds") if value <= 10_000 => 1,
         ("nvb_linear_case", "rows" | "columns" | "depth") if value > 128 && !refused => value % 128,
         // Below 64 MiB blocks are counted singly; without a limit a cache of gigabytes would be taken.
         ("nvb_backend_options", "memory_limit") if value == 0 => 256 << 20,
@@ -32,7 +33,7 @@ pub fn number(owner: &str, name: &str, value: u64) -> u64 {
 /// objects of the others too.
 pub fn runs(function: &str, value: u8) -> bool {
     match function {
-        "nvb_tune_linear" => value % 32 == 0,
+        "nvb_tune_linear" | "nvb_attention_benchmark" => value % 32 == 0,
         "nvb_backend_create" => value % 4 == 0,
         "nvb_backend_destroy" | "nvb_test_inject_panic" => value % 8 == 0,
         _ if function.ends_with("_destroy") => value % 4 == 0,

@@ -120,6 +120,7 @@ impl Tensor {
         let size = match self.dtype {
             1 | 4 => 4,
             2 | 3 => 2,
+            5 | 6 => 1,
             _ => return None,
         };
         let rank = (1..=4).contains(&self.rank).then_some(self.rank as usize)?;
@@ -162,7 +163,10 @@ pub fn make(
     let optional =
         comment.contains("Optional") || comment.contains("when there is no") || comment.contains("with a cache only");
     // A page table belongs to few caches.
-    if untouched && optional && (random.one_in(2) || field == "page_table" && !random.one_in(8)) {
+    if untouched
+        && optional
+        && (random.one_in(2) || ["page_table", "key_scales", "value_scales"].contains(&field) && !random.one_in(8))
+    {
         return Tensor::default();
     }
     if let Some((functions, _)) = comment.strip_prefix("Of ").and_then(|rest| rest.split_once(" only")) {

@@ -14,8 +14,8 @@ pub const CHUNK: usize = 256;
 /// One row of the call.
 pub struct Sequence {
     pub row: usize,
-    /// Where the cache has its tokens.
-    origin: usize,
+    /// Its number in the cache.
+    sequence: usize,
     /// The keys that it sees.
     keys: Range<usize>,
     /// The number of its first chunk among all chunks of the call, which run by sequence, then by key/value head.
@@ -38,7 +38,7 @@ pub fn check(op: &AttentionDecode) -> Result<Vec<Sequence>> {
     let sequences = (0..op.query.tokens).map(|row| {
         let context = |error: Error| error.context(format_args!("row {row}"));
         if positions[row] == EMPTY_ROW {
-            return Ok(Sequence { row, origin: 0, keys: 0..0, first_chunk });
+            return Ok(Sequence { row, sequence: 0, keys: 0..0, first_chunk });
         }
         let position = op.cache.check_position(positions[row]).map_err(context)?;
         if position >= max_kv_length {
@@ -49,10 +49,9 @@ pub fn check(op: &AttentionDecode) -> Result<Vec<Sequence>> {
         let sequence = places.map_or(sequence as i32, |places| places[sequence]);
         let sequence = op.cache.check_sequence(sequence).map_err(context)?;
         let (begin, end) = op.config.visible(position, position + 1);
-        let origin = op.cache.origin(sequence);
         // SAFETY: on the CPU a table is in host memory; sequence and positions are within it.
-        unsafe { op.cache.key_view().check_pages(origin, begin..end) }.map_err(context)?;
-        let sequence = Sequence { row, origin, keys: begin..end, first_chunk };
+        unsafe { op.cache.key_view().check_pages(op.cache.origin(sequence), begin..end) }.map_err(context)?;
+        let sequence = Sequence { row, sequence, keys: begin..end, first_chunk };
         first_chunk += sequence.chunks().len() * op.config.kv_heads;
         Ok(sequence)
     });
@@ -92,7 +91,7 @@ impl Call<'_> {
     }
 
     pub fn value_dim(&self) -> usize {
-        self.op.config.head_dim
+        self.op.config.value_dim
     }
 
     /// A chunk's result for one query head: the shift, the sum of weights (and padding), the weighted values.
@@ -112,8 +111,9 @@ impl Call<'_> {
         to.count = sequence.keys.end.min((number + 1) * CHUNK) - begin;
         // SAFETY: `check` saw the pages of all keys.
         unsafe {
-            addresses(&op.cache.key_view(), sequence.origin, begin, kv_head, &mut to.key[..to.count]);
-            addresses(&op.cache.value_view(), sequence.origin, begin, kv_head, &mut to.value[..to.count]);
+            let (key, value) = (op.cache.key_view(), op.cache.value_view());
+            addresses(&key, key.origin(sequence.sequence), begin, kv_head, &mut to.key[..to.count]);
+            addresses(&value, value.origin(sequence.sequence), begin, kv_head, &mut to.value[..to.count]);
         }
     }
 }

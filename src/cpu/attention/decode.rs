@@ -19,7 +19,7 @@ use crate::cpu::row::{integers, vectors, Row};
 use crate::cpu::threads::{Scratch, Threads};
 use crate::error::{Error, Result, Status};
 use crate::operation::attention::{AttentionDecode, SequenceSpan};
-use crate::simd::{dispatch, math, with_float, Kernel, Simd, VectorElement};
+use crate::simd::{dispatch, math, with_kv, Kernel, Simd, VectorElement};
 use crate::tensor::DType;
 use half::bf16;
 use std::ops::Range;
@@ -82,6 +82,13 @@ pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>)
         }
     });
     Ok(())
+}
+
+/// Chunks that a row's keys are cut into, at most, and merged from.
+pub fn splits(op: &AttentionDecode) -> usize {
+    let longest = op.rows.max_kv_length;
+    let (begin, end) = op.config.visible(longest - 1, longest);
+    end.div_ceil(CHUNK) - begin / CHUNK
 }
 
 /// Every chunk's partial results, each [group, stride].
@@ -212,6 +219,8 @@ impl<'a> Heads<'a> {
     #[inline(always)]
     unsafe fn load_queries<S: Simd>(&self, unit: usize) {
         let (row, heads) = self.query_heads(unit);
+        // Scores are linear in the keys' scale.
+        let key_scale = S::splat(self.op.cache.key_view().scale(self.call.unit(unit).1));
         for (i, head) in heads.enumerate() {
             let (from, to) = (Row::head(&self.op.query, row, head), self.query.add(i * self.query_stride));
             if self.pairs {
@@ -219,7 +228,7 @@ impl<'a> Heads<'a> {
                 continue;
             }
             for (at, lanes) in vectors::<S>(self.dim) {
-                S::store(to.add(at), from.load::<S>(at, lanes));
+                S::store(to.add(at), S::mul(from.load::<S>(at, lanes), key_scale));
             }
         }
     }
@@ -240,7 +249,7 @@ impl<'a> Heads<'a> {
         if self.pairs {
             return self.chunk_of::<S, bf16, bf16>(tokens, partial);
         }
-        with_float!(self.op.cache.dtype, T => self.chunk_of::<S, f32, T>(tokens, partial))
+        with_kv!(self.op.cache.dtype, T => self.chunk_of::<S, f32, T>(tokens, partial))
     }
 
     /// One chunk's scores, weights and weighted values.
@@ -315,11 +324,12 @@ impl<'a> Heads<'a> {
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, unit: usize) {
         let (row, heads) = self.query_heads(unit);
+        let value_scale = self.op.cache.value_view().scale(self.call.unit(unit).1);
         for (i, head) in heads.enumerate() {
             let merged = self.merged.add(i * self.stride);
             let output = Row::head(&self.op.output, row, head);
             finish::<S>(
-                merged.add(16),
+                (merged.add(16), value_scale),
                 *merged,
                 *merged.add(1),
                 output,
@@ -338,13 +348,11 @@ pub fn reference(op: &AttentionDecode) {
     for (row, &position) in positions.iter().enumerate() {
         let sequence = row / op.rows.per_sequence;
         let sequence = places.map_or(sequence, |places| places[sequence] as usize);
-        let span = SequenceSpan {
-            query_start: row,
-            query_count: 1,
-            kv_offset: op.cache.origin(sequence),
-            kv_length: (position + 1) as usize,
-        };
-        let views = (&op.query, &op.cache.key_view(), &op.cache.value_view(), &op.output);
-        super::reference(&op.config, views, op.lse, &span);
+        let span =
+            SequenceSpan { query_start: row, query_count: 1, kv_start: sequence, kv_length: (position + 1) as usize };
+        let (query, output) =
+            (op.query.skip(row * op.query.token_stride), op.output.skip(row * op.output.token_stride));
+        let views = (&query, &op.cache.key_view(), &op.cache.value_view(), &output);
+        super::reference(&op.config, views, op.lse, &span, (row, &|_| 1.0, &|_, _, _| 0.0));
     }
 }

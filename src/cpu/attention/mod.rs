@@ -11,10 +11,21 @@ mod tests;
 mod values;
 
 use super::row::Row;
-use crate::operation::attention::{AttentionConfig, SequenceSpan};
+use crate::executor::{SPLITS, STAGES, TILE_KEYS, TILE_ROWS};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
 use crate::simd::Simd;
 use crate::tensor::{Heads, KvView, Tensor};
 use std::ops::Range;
+
+/// How a prefill is divided among `threads`, in the words of plans.
+pub fn prefill_parameters(op: &AttentionPrefill, threads: usize) -> [(&'static str, usize); 4] {
+    [(TILE_ROWS, prefill::block_rows(op, threads)), (TILE_KEYS, operands::KEYS), (SPLITS, 1), (STAGES, 1)]
+}
+
+/// How a decode is.
+pub fn decode_parameters(op: &AttentionDecode) -> [(&'static str, usize); 4] {
+    [(TILE_ROWS, op.config.group()), (TILE_KEYS, chunks::CHUNK), (SPLITS, decode::splits(op)), (STAGES, 1)]
+}
 
 /// Whether the kernels of this level multiply pairs of BF16.
 fn multiplies_bf16<S: Simd>() -> bool {
@@ -69,41 +80,43 @@ fn visible(config: &AttentionConfig, span: &SequenceSpan, query: usize) -> Range
     begin..end
 }
 
-/// One sequence by the formula, in f64, for tensors in host memory.
+/// One sequence by the formula, in f64, for tensors in host memory. Row 0 of queries, output and lse is `first`; `bias` tells
+/// what is added to the score of a row, head and key.
 fn reference(
     config: &AttentionConfig,
     (query, key, value, output): (&Heads, &KvView, &KvView, &Heads),
     lse: Option<Tensor>,
     span: &SequenceSpan,
+    (first, query_scale, bias): (usize, &dyn Fn(usize) -> f32, &dyn Fn(usize, usize, usize) -> f64),
 ) {
-    let SequenceSpan { query_start, query_count, kv_offset, .. } = *span;
+    let SequenceSpan { query_count, kv_start, .. } = *span;
+    let (key_origin, value_origin) = (key.origin(kv_start), value.origin(kv_start));
     for (i, head) in (0..query_count).flat_map(|i| (0..config.query_heads).map(move |head| (i, head))) {
-        let (row, kv_head) = (query_start + i, head / config.group());
+        let kv_head = head / config.group();
         let visible = visible(config, span, i);
         // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
         unsafe {
-            let query = Row::head(query, row, head);
+            let query = Row::head(query, i, head);
+            let (key_scale, value_scale) = (f64::from(key.scale(kv_head)), f64::from(value.scale(kv_head)));
             let score = |token: usize| {
-                let key = kv_row(key, kv_offset, token, kv_head);
+                let key = kv_row(key, key_origin, token, kv_head);
                 let dot: f64 = (0..config.head_dim).map(|d| query.get(d) * key.get(d)).sum();
+                let dot = dot * key_scale * f64::from(query_scale(kv_head));
                 let (score, cap) = (dot * f64::from(config.scale), f64::from(config.soft_cap));
-                if cap > 0.0 {
-                    cap * (score / cap).tanh()
-                } else {
-                    score
-                }
+                let capped = if cap > 0.0 { cap * (score / cap).tanh() } else { score };
+                capped + bias(i, head, token)
             };
             let scores: Vec<f64> = visible.clone().map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
-            for d in 0..config.head_dim {
-                let weigh = |(token, score): (usize, &f64)| {
-                    (score - max).exp() * kv_row(value, kv_offset, token, kv_head).get(d)
-                };
+            let weight = |score: &f64| if max == f64::NEG_INFINITY { 0.0 } else { (score - max).exp() };
+            let sum: f64 = scores.iter().map(weight).sum();
+            for d in 0..config.value_dim {
+                let weigh =
+                    |(token, score): (usize, &f64)| weight(score) * kv_row(value, value_origin, token, kv_head).get(d);
                 let total: f64 = visible.clone().zip(&scores).map(weigh).sum();
-                Row::head(output, row, head).set(d, if visible.is_empty() { 0.0 } else { total / sum });
+                Row::head(output, i, head).set(d, if sum == 0.0 { 0.0 } else { total / sum * value_scale });
             }
-            if let Some(lse) = lse_of(lse, row, head) {
+            if let Some(lse) = lse_of(lse, first + i, head) {
                 lse.write((max + sum.ln()) as f32);
             }
         }

@@ -8,7 +8,7 @@
 
 use super::super::outer_tile::Outer;
 use super::super::row::{vectors, Row};
-use crate::simd::{with_float, Simd, VectorElement};
+use crate::simd::{with_kv, Simd, VectorElement};
 use crate::tensor::DType;
 
 /// Keys of a tile.
@@ -45,20 +45,20 @@ impl Operands for Wide {
     #[inline(always)]
     unsafe fn query<S: Simd>(from: Row, dim: usize, to: *mut f32) {
         for (at, lanes) in vectors::<S>(dim) {
-            S::store(to.add(at), from.load::<S>(at, lanes));
+            S::store(to.add(at), from.load_kv::<S>(at, lanes));
         }
     }
 
     #[inline(always)]
     unsafe fn keys<S: Simd>(tokens: &Tokens, dim: usize, to: *mut f32) {
-        with_float!(tokens.dtype, T => transpose::<S, T>(tokens, dim, to))
+        with_kv!(tokens.dtype, T => transpose::<S, T>(tokens, dim, to))
     }
 
     /// Values that are f32 are copied too: rows of many heads lie a power of two apart, and a tile of them would fall on a
     /// few sets of the first cache level.
     #[inline(always)]
     unsafe fn values<S: Simd>(tokens: &Tokens, dim: usize, width: usize, to: *mut f32) {
-        with_float!(tokens.dtype, T => {
+        with_kv!(tokens.dtype, T => {
             for (i, from) in tokens.at[..tokens.count].iter().enumerate() {
                 for (at, lanes) in vectors::<S>(dim) {
                     S::store(to.add(i * width + at), T::load_lanes::<S>(from.cast::<T>().add(at), lanes));

@@ -23,7 +23,7 @@ use crate::operation::attention::{AttentionPrefill, SequenceSpan};
 use crate::simd::{dispatch, Kernel, Simd};
 #[cfg(target_arch = "x86_64")]
 use crate::tensor::DType;
-use crate::tensor::{KvView, MAX_HEAD_DIM};
+use crate::tensor::{Heads, KvView, MAX_HEAD_DIM, MAX_VALUE_DIM};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -34,13 +34,14 @@ const WIDE_HEAD: usize = 256;
 /// Query rows of a block when there are few of them for the threads.
 const MIN_ROWS: usize = 24;
 
-/// The working memory of a block, at most: see [`Tiles`].
-const fn block_floats(rows: usize, dim: usize) -> usize {
-    rows * (2 * dim + 17) + 2 * KEYS * dim + 2 * 6 * KEYS + 8 * 16
+/// The working memory of a block, at most, with `dims` of keys and values together: see [`Tiles`].
+const fn block_floats(rows: usize, dims: usize) -> usize {
+    (rows + KEYS) * dims + rows * 17 + 2 * 6 * KEYS + 8 * 16
 }
 
 const _: () = assert!(
-    block_floats(MAX_ROWS, WIDE_HEAD) <= SCRATCH_FLOATS && block_floats(MAX_ROWS / 2, MAX_HEAD_DIM) <= SCRATCH_FLOATS,
+    block_floats(MAX_ROWS, 2 * WIDE_HEAD) <= SCRATCH_FLOATS
+        && block_floats(MAX_ROWS / 2, MAX_HEAD_DIM + MAX_VALUE_DIM) <= SCRATCH_FLOATS,
     "a block fits the scratch"
 );
 
@@ -58,7 +59,7 @@ pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
     for span in &op.sequences {
         let seen = visible(&op.config, span, 0).start..visible(&op.config, span, span.query_count - 1).end;
         // SAFETY: on the CPU a table is in host memory; the span's sequence and keys are within it.
-        unsafe { op.key.check_pages(span.kv_offset, seen)? };
+        unsafe { op.key.check_pages(op.key.origin(span.kv_start), seen)? };
     }
     let tasks = split(op, threads.count())?;
     threads.run(tasks.len(), |task, scratch| {
@@ -68,11 +69,17 @@ pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
     Ok(())
 }
 
+/// Rows of a block: queries times the heads of a group that it has.
+pub fn block_rows(op: &AttentionPrefill, threads: usize) -> usize {
+    let wide = op.config.head_dim.max(op.config.value_dim) > WIDE_HEAD;
+    let largest = if wide { MAX_ROWS / 2 } else { MAX_ROWS };
+    let queries: usize = op.sequences.iter().map(|span| span.query_count).sum();
+    (queries * op.config.query_heads).div_ceil(threads * 4).clamp(MIN_ROWS, largest)
+}
+
 fn split(op: &AttentionPrefill, threads: usize) -> Result<Vec<Task>> {
     let group = op.config.group();
-    let largest = if op.config.head_dim > WIDE_HEAD { MAX_ROWS / 2 } else { MAX_ROWS };
-    let queries: usize = op.sequences.iter().map(|span| span.query_count).sum();
-    let rows = (queries * op.config.query_heads).div_ceil(threads * 4).clamp(MIN_ROWS, largest);
+    let rows = block_rows(op, threads);
     let (heads, queries) = (group.min(rows), (rows / group).max(1));
     let mut tasks = Vec::new();
     for span in &op.sequences {
@@ -125,6 +132,9 @@ struct Tiles<'a, O> {
     op: &'a AttentionPrefill,
     task: &'a Task,
     scores: Scores,
+    /// From the sequence's first row on.
+    query_rows: Heads,
+    output_rows: Heads,
     rows: usize,
     /// Of a query and a key, and of a value.
     dim: usize,
@@ -152,7 +162,7 @@ struct Tiles<'a, O> {
 impl<'a, O: Operands> Tiles<'a, O> {
     fn new<S: Simd>(op: &'a AttentionPrefill, task: &'a Task, scratch: &mut Scratch) -> Tiles<'a, O> {
         let rows = task.queries.len() * task.heads.len();
-        let (dim, value_dim) = (op.config.head_dim, op.config.head_dim);
+        let (dim, value_dim) = (op.config.head_dim, op.config.value_dim);
         let (query_width, value_width) =
             (dim.div_ceil(O::DEPTH).next_multiple_of(S::LANES), value_dim.next_multiple_of(S::LANES));
         let mut rest = scratch.floats();
@@ -164,7 +174,9 @@ impl<'a, O: Operands> Tiles<'a, O> {
         Tiles {
             op,
             task,
-            scores: Scores::new(&op.config),
+            scores: Scores::with(&op.config, op.mask.is_some()),
+            query_rows: op.query.skip(task.span.query_start * op.starts.query),
+            output_rows: op.output.skip(task.span.query_start * op.starts.output),
             rows,
             dim,
             value_dim,
@@ -196,29 +208,45 @@ impl<'a, O: Operands> Tiles<'a, O> {
                 self.strip::<S>(first..(first + S::OUTER_ROWS).min(rows), keys.clone());
             }
         }
+        let value_scale = op.value.scale(task.kv_head);
         for row in 0..rows {
             let (query, head) = self.query_and_head(row);
             let sum = S::sum(S::load(self.sums.add(row * S::LANES)));
-            let output = Row::head(&op.output, query, head);
+            let output = Row::head(&self.output_rows, query, head);
+            let lse_row = task.span.query_start * op.starts.lse + query;
             let values = self.output.add(row * self.value_width);
-            finish::<S>(values, *self.shift.add(row), sum, output, self.value_dim, lse_of(op.lse, query, head));
+            finish::<S>(
+                (values, value_scale),
+                *self.shift.add(row),
+                sum,
+                output,
+                self.value_dim,
+                lse_of(op.lse, lse_row, head),
+            );
         }
     }
 
-    /// A row's number in the query tensor, and its head.
+    /// A row's number in its sequence, and its head.
     #[inline(always)]
     fn query_and_head(&self, row: usize) -> (usize, usize) {
-        let Task { span, heads, queries, .. } = self.task;
-        (span.query_start + queries.start + row / heads.len(), heads.start + row % heads.len())
+        let Task { heads, queries, .. } = self.task;
+        (queries.start + row / heads.len(), heads.start + row % heads.len())
     }
 
     /// Queries into their buffer, and every row's softmax to its start.
     #[inline(always)]
     unsafe fn start<S: Simd>(&self) {
+        let key_scale = self.op.key.scale(self.task.kv_head) * self.op.query_scale(self.task.kv_head);
         for row in 0..self.rows {
             let (query, head) = self.query_and_head(row);
             let to = self.query.add(row * self.query_width);
-            O::query::<S>(Row::head(&self.op.query, query, head), self.dim, to);
+            O::query::<S>(Row::head(&self.query_rows, query, head), self.dim, to);
+            // Scores are linear in the keys' scale. Keys that have one are no BF16, so these are f32.
+            if key_scale != 1.0 {
+                for at in (0..self.query_width).step_by(S::LANES) {
+                    S::store(to.add(at), S::mul(S::load(to.add(at)), S::splat(key_scale)));
+                }
+            }
             for at in (0..self.value_width).step_by(S::LANES) {
                 S::store(self.output.add(row * self.value_width + at), S::zero());
             }
@@ -235,7 +263,7 @@ impl<'a, O: Operands> Tiles<'a, O> {
         let first = keys.start.max(begin);
         let there = &mut tokens.at[first - keys.start..keys.len()];
         // SAFETY: `prefill` saw the pages of all keys that a row of the sequence sees.
-        unsafe { addresses(view, self.task.span.kv_offset, first, self.task.kv_head, there) };
+        unsafe { addresses(view, view.origin(self.task.span.kv_start), first, self.task.kv_head, there) };
         tokens
     }
 
@@ -272,7 +300,12 @@ impl<'a, O: Operands> Tiles<'a, O> {
                 width: self.value_width,
             };
             let visible = within(seen.start)..within(seen.end);
-            softmax.add::<S>(self.products.add(i * KEYS), visible, count, self.scores);
+            let mask = op.mask.as_ref().map(|mask| {
+                let (query, head) = self.query_and_head(row);
+                Row::raw(mask.tensor.data, mask.tensor.dtype)
+                    .skip(mask.offset(task.span.query_start, query, head) + keys.start)
+            });
+            softmax.add_masked::<S>(self.products.add(i * KEYS), visible, count, self.scores, mask);
         }
         let (weights, stride) = O::weights::<S>(strip.len(), count, self.products, self.weights);
         let values = Outer {
@@ -292,6 +325,17 @@ impl<'a, O: Operands> Tiles<'a, O> {
 /// The formula in f64, for tensors in host memory.
 pub fn reference(op: &AttentionPrefill) {
     for span in &op.sequences {
-        super::reference(&op.config, (&op.query, &op.key, &op.value, &op.output), op.lse, span);
+        let query = op.query.skip(span.query_start * op.starts.query);
+        let output = op.output.skip(span.query_start * op.starts.output);
+        let bias = |row: usize, head: usize, token: usize| {
+            // SAFETY: a validated mask has an element for it.
+            op.mask.as_ref().map_or(0.0, |mask| unsafe {
+                Row::raw(mask.tensor.data, mask.tensor.dtype).get(mask.offset(span.query_start, row, head) + token)
+            })
+        };
+        let first = span.query_start * op.starts.lse;
+        let extras: (usize, &dyn Fn(usize) -> f32, &dyn Fn(usize, usize, usize) -> f64) =
+            (first, &|head| op.query_scale(head), &bias);
+        super::reference(&op.config, (&query, &op.key, &op.value, &output), op.lse, span, extras);
     }
 }

@@ -27,7 +27,12 @@ pub struct Scores {
 
 impl Scores {
     pub fn new(config: &AttentionConfig) -> Scores {
-        let apart = config.soft_cap > 0.0 || config.scale < 0.0;
+        Scores::with(config, false)
+    }
+
+    /// `masked`: what a mask holds is added to the scores, which then have their own scale before.
+    pub fn with(config: &AttentionConfig, masked: bool) -> Scores {
+        let apart = config.soft_cap > 0.0 || config.scale < 0.0 || masked;
         let (scale, rest) = if apart { (config.scale, 1.0) } else { (1.0, f64::from(config.scale)) };
         Scores { scale, soft_cap: config.soft_cap, factor: (rest * std::f64::consts::LOG2_E) as f32 }
     }
@@ -50,15 +55,31 @@ impl RunningSoftmax {
     /// weights past the last key are 0.
     #[inline(always)]
     pub unsafe fn add<S: Simd>(&self, row: *mut f32, visible: Range<usize>, keys: usize, scores: Scores) {
+        self.add_masked::<S>(row, visible, keys, scores, None);
+    }
+
+    /// As `add`, with what a mask holds for these keys added to their scores.
+    #[inline(always)]
+    pub unsafe fn add_masked<S: Simd>(
+        &self,
+        row: *mut f32,
+        visible: Range<usize>,
+        keys: usize,
+        scores: Scores,
+        mask: Option<Row>,
+    ) {
         let lowest = S::splat(f32::NEG_INFINITY);
         let masked = visible.start > 0 || visible.end < keys.next_multiple_of(S::LANES);
         let mut max = lowest;
-        if masked || scores.scale != 1.0 || scores.soft_cap > 0.0 {
+        if masked || scores.scale != 1.0 || scores.soft_cap > 0.0 || mask.is_some() {
             let (begin, end) = (visible.start as f32, visible.end as f32);
             for at in (0..keys).step_by(S::LANES) {
                 let mut score = S::mul(S::load(row.add(at)), S::splat(scores.scale));
                 if scores.soft_cap > 0.0 {
                     score = math::soft_cap::<S>(score, scores.soft_cap);
+                }
+                if let Some(mask) = mask {
+                    score = S::add(score, mask.load::<S>(at, S::LANES.min(keys - at)));
                 }
                 if masked {
                     let number = S::add(S::lane_numbers(), S::splat(at as f32));
@@ -98,11 +119,11 @@ impl RunningSoftmax {
     }
 }
 
-/// Stores weighted values over the sum of weights, and ln of the sum in the scale of the scores. `values` is padded to whole
-/// vectors.
+/// Stores weighted values over the sum of weights, times the values' scale, and ln of the sum in the scale of the scores.
+/// `values` is padded to whole vectors.
 #[inline(always)]
 pub unsafe fn finish<S: Simd>(
-    values: *const f32,
+    (values, scale): (*const f32, f32),
     shift: f32,
     sum: f32,
     output: Row,
@@ -110,7 +131,7 @@ pub unsafe fn finish<S: Simd>(
     lse: Option<*mut f32>,
 ) {
     // A row that saw no key has no weight.
-    let inverse = S::splat(if sum == 0.0 { 0.0 } else { 1.0 / sum });
+    let inverse = S::splat(if sum == 0.0 { 0.0 } else { scale / sum });
     for (at, lanes) in vectors::<S>(dim) {
         output.store::<S>(at, S::mul(S::load(values.add(at)), inverse), lanes);
     }

@@ -4,14 +4,22 @@ use super::super::testing::{assert_close, at_every_level, threads, Buffer};
 use super::super::threads::Threads;
 use super::{decode, prefill};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource};
-use crate::tensor::{CacheLayer, DType, Placement, Tensor};
+use crate::tensor::{CacheLayer, DType, Tensor};
 
 fn decode_rows(positions: Tensor, sequences: Option<Tensor>) -> DecodeRows {
     DecodeRows { per_sequence: 1, positions, sequences, max_kv_length: 0 }
 }
 
-const CONFIG: AttentionConfig =
-    AttentionConfig { query_heads: 4, kv_heads: 2, head_dim: 64, scale: 0.0, soft_cap: 0.0, window: 0, causal: true };
+const CONFIG: AttentionConfig = AttentionConfig {
+    query_heads: 4,
+    kv_heads: 2,
+    head_dim: 64,
+    value_dim: 0,
+    scale: 0.0,
+    soft_cap: 0.0,
+    window: 0,
+    causal: true,
+};
 
 fn configs() -> Vec<AttentionConfig> {
     let config = |config| AttentionConfig::new(config).unwrap();
@@ -25,6 +33,9 @@ fn configs() -> Vec<AttentionConfig> {
         config(AttentionConfig { query_heads: 4, kv_heads: 1, head_dim: 256, ..CONFIG }),
         config(AttentionConfig { query_heads: 2, kv_heads: 2, head_dim: 512, soft_cap: 0.5, ..CONFIG }),
         config(AttentionConfig { query_heads: 100, kv_heads: 1, head_dim: 8, ..CONFIG }),
+        config(AttentionConfig { head_dim: 48, value_dim: 33, ..CONFIG }),
+        config(AttentionConfig { head_dim: 7, value_dim: 50, causal: false, ..CONFIG }),
+        config(AttentionConfig { query_heads: 20, kv_heads: 1, head_dim: 576, value_dim: 512, ..CONFIG }),
     ]
 }
 
@@ -49,15 +60,16 @@ fn prefill_over_tensors_matches_the_reference() {
             let (rows, keys) = (query_starts[lengths.len()] as usize, key_starts[lengths.len()] as usize);
             let dtype = DType::FLOATS[i % 3];
             let (heads, kv_heads, dim) = (config.query_heads, config.kv_heads, config.head_dim);
+            let value_dim = config.value_dim;
             let mut query = Buffer::random(DType::F32, rows * heads * dim, 1);
             let mut key = Buffer::random(dtype, keys * kv_heads * dim, 2);
-            let mut value = Buffer::random(dtype, keys * kv_heads * dim, 3);
+            let mut value = Buffer::random(dtype, keys * kv_heads * value_dim, 3);
             let mut run = |threads: Option<&Threads>| {
-                let mut output = Buffer::poisoned(DType::F32, rows * heads * dim);
+                let mut output = Buffer::poisoned(DType::F32, rows * heads * value_dim);
                 let mut lse = Buffer::poisoned(DType::F32, rows * heads);
                 let source = KeySource::Tensors {
                     key: key.tensor(&[keys, kv_heads, dim]),
-                    value: value.tensor(&[keys, kv_heads, dim]),
+                    value: value.tensor(&[keys, kv_heads, value_dim]),
                     key_starts: &key_starts,
                 };
                 let op = AttentionPrefill::new(
@@ -65,7 +77,7 @@ fn prefill_over_tensors_matches_the_reference() {
                     query.tensor(&[rows, heads, dim]),
                     &query_starts,
                     source,
-                    output.tensor(&[rows, heads, dim]),
+                    output.tensor(&[rows, heads, config.value_dim]),
                     Some(lse.tensor(&[rows, heads])),
                 )
                 .unwrap();
@@ -95,34 +107,35 @@ fn decode_matches_the_reference_and_reads_no_stale_row() {
             let dtype = DType::FLOATS[i % 3];
             let (heads, kv_heads, dim) = (config.query_heads, config.kv_heads, config.head_dim);
             for rows in [1, 5] {
-                let size = 5 * kv_heads * capacity * dim;
-                let (mut key, mut value) =
-                    (Buffer::random(dtype, size, 2).values(), Buffer::random(dtype, size, 3).values());
-                for (sequence, position) in sequences.iter().zip(positions) {
-                    for head in 0..kv_heads {
-                        let start = (*sequence as usize * kv_heads + head) * capacity * dim;
-                        let stale = start + (position as usize + 1) * dim..start + capacity * dim;
-                        key[stale.clone()].fill(f32::NAN);
-                        value[stale].fill(f32::NAN);
+                let tokens = 5 * kv_heads * capacity;
+                let stale_after = |dim: usize, seed: u64| {
+                    let mut part = Buffer::random(dtype, tokens * dim, seed).values();
+                    for (sequence, position) in sequences.iter().zip(positions) {
+                        for head in 0..kv_heads {
+                            let start = (*sequence as usize * kv_heads + head) * capacity * dim;
+                            part[start + (position as usize + 1) * dim..start + capacity * dim].fill(f32::NAN);
+                        }
                     }
-                }
-                let (mut key, mut value) = (Buffer::from(dtype, &key), Buffer::from(dtype, &value));
+                    Buffer::from(dtype, &part)
+                };
+                let (mut key, mut value) = (stale_after(dim, 2), stale_after(config.value_dim, 3));
                 let mut query = Buffer::random(DType::F32, rows * heads * dim, 1);
                 let mut positions = Buffer::from(DType::I32, &positions[5 - rows..]);
                 let mut sequences = Buffer::from(DType::I32, &sequences[5 - rows..]);
-                let cache = CacheLayer::contiguous(
-                    (key.tensor(&[size]).data, value.tensor(&[size]).data),
+                let cache = CacheLayer::of_dims(
+                    (key.tensor(&[tokens * dim]).data, value.tensor(&[tokens * config.value_dim]).data),
                     dtype,
-                    [5, kv_heads, capacity, dim],
+                    [5, kv_heads, capacity],
+                    (dim, config.value_dim),
                 );
                 let mut run = |threads: Option<&Threads>| {
-                    let mut output = Buffer::poisoned(DType::F32, rows * heads * dim);
+                    let mut output = Buffer::poisoned(DType::F32, rows * heads * config.value_dim);
                     let mut lse = Buffer::poisoned(DType::F32, rows * heads);
                     let op = AttentionDecode::new(
                         config,
                         query.tensor(&[rows, heads, dim]),
                         cache,
-                        output.tensor(&[rows, heads, dim]),
+                        output.tensor(&[rows, heads, config.value_dim]),
                         Some(lse.tensor(&[rows, heads])),
                         decode_rows(positions.tensor(&[rows]), Some(sequences.tensor(&[rows]))),
                     )
@@ -166,19 +179,8 @@ impl Cached {
             }
         }
         let (mut key, mut value) = (Buffer::from(dtype, &key), Buffer::from(dtype, &value));
-        let layer = CacheLayer {
-            key: key.tensor(&[size]).data,
-            value: value.tensor(&[size]).data,
-            dtype,
-            sequences: lengths.len(),
-            heads,
-            capacity,
-            head_dim: dim,
-            sequence_stride: heads * capacity * dim,
-            head_stride: capacity * dim,
-            token_stride: dim,
-            placement: Placement::Contiguous,
-        };
+        let addresses = (key.tensor(&[size]).data, value.tensor(&[size]).data);
+        let layer = CacheLayer::contiguous(addresses, dtype, [lengths.len(), heads, capacity, dim]);
         Cached { key, value, layer }
     }
 }
@@ -219,7 +221,7 @@ fn check_prefill(config: AttentionConfig, dtypes: (DType, DType, DType), lengths
             query.tensor(&[rows, heads, dim]),
             &starts,
             KeySource::Cache { layer: cached.layer, sequences: &sequences, kv_lengths: &kv_lengths },
-            output.tensor(&[rows, heads, dim]),
+            output.tensor(&[rows, heads, config.value_dim]),
             Some(lse.tensor(&[rows, heads])),
         )
         .unwrap();

@@ -46,6 +46,7 @@ impl AttentionDecode {
         lse: Option<Tensor>,
         rows: DecodeRows,
     ) -> Result<AttentionDecode> {
+        let config = config.with_value_dim();
         if !config.causal {
             return Err(Error::new(
                 Status::Attention,
@@ -62,16 +63,16 @@ impl AttentionDecode {
             .with_limit(per_sequence as u64, MAX_ROWS_PER_SEQUENCE as u64)
             .with_advice("more rows of a sequence are a prefill"));
         }
-        if count % per_sequence != 0 {
+        if !count.is_multiple_of(per_sequence) {
             return Err(Error::invalid(format!(
                 "`query` has {count} rows; a multiple of rows_per_sequence, {per_sequence}, is needed"
             )));
         }
-        let query = config.query_heads_of("query", query, count)?;
+        let query = config.query_heads_of("query", query, count, config.head_dim)?;
         let output = output_heads(&config, output, count)?;
         check_lse(lse, count, config.query_heads)?;
         config.check_cache(&cache)?;
-        if query.dtype != cache.dtype && query.dtype != DType::F32 {
+        if query.dtype != cache.dtype && query.dtype != DType::F32 && !cache.dtype.is_fp8() {
             return Err(Error::invalid(format!(
                 "`query` has dtype {}; f32 or the cache's {} is needed",
                 query.dtype, cache.dtype

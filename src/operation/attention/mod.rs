@@ -8,11 +8,12 @@
 //! s into c·tanh(s/c) before the mask (Gemma 2). A row that sees no key gives 0 and lse = −inf.
 
 mod decode;
+mod mask;
 mod prefill;
 
 use crate::error::{Error, Result, Status};
 use crate::operation::{expect_extent, Cost};
-use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM};
+use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM, MAX_VALUE_DIM};
 pub use decode::{AttentionDecode, DecodeRows, EMPTY_ROW, MAX_ROWS_PER_SEQUENCE};
 pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
 
@@ -21,7 +22,10 @@ pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
 pub struct AttentionConfig {
     pub query_heads: usize,
     pub kv_heads: usize,
+    /// Of queries and keys.
     pub head_dim: usize,
+    /// Of values and outputs; 0: head_dim
+    pub value_dim: usize,
     /// Multiplies the scores.
     pub scale: f32,
     /// 0: none
@@ -31,13 +35,34 @@ pub struct AttentionConfig {
     pub causal: bool,
 }
 
+impl Default for AttentionConfig {
+    fn default() -> AttentionConfig {
+        AttentionConfig {
+            query_heads: 1,
+            kv_heads: 1,
+            head_dim: 1,
+            value_dim: 0,
+            scale: 0.0,
+            soft_cap: 0.0,
+            window: 0,
+            causal: true,
+        }
+    }
+}
+
 impl AttentionConfig {
-    /// Fills in the default scale 1/√head_dim where `scale` is 0.
-    pub fn new(mut config: AttentionConfig) -> Result<AttentionConfig> {
-        let AttentionConfig { query_heads, kv_heads, head_dim, .. } = config;
+    /// Fills in the value dim and the default scale 1/√head_dim where they are 0.
+    pub fn new(config: AttentionConfig) -> Result<AttentionConfig> {
+        let mut config = config.with_value_dim();
+        let AttentionConfig { query_heads, kv_heads, head_dim, value_dim, .. } = config;
         let fail = |message: String| Err(Error::new(Status::Attention, message));
         if head_dim == 0 || head_dim > MAX_HEAD_DIM {
             return fail(format!("head_dim is {head_dim}; 1 to {MAX_HEAD_DIM} is supported"));
+        }
+        if value_dim > MAX_VALUE_DIM {
+            return fail(format!(
+                "value_dim is {value_dim}; 1 to {MAX_VALUE_DIM} is supported, and 0 stands for head_dim = {head_dim}"
+            ));
         }
         if kv_heads == 0 || query_heads == 0 || query_heads % kv_heads != 0 {
             return fail(format!(
@@ -56,6 +81,11 @@ impl AttentionConfig {
             return fail(format!("soft_cap is {}; 0 (none) or a finite value above it is needed", config.soft_cap));
         }
         Ok(config)
+    }
+
+    fn with_value_dim(self) -> AttentionConfig {
+        let value_dim = if self.value_dim == 0 { self.head_dim } else { self.value_dim };
+        AttentionConfig { value_dim, ..self }
     }
 
     pub fn group(&self) -> usize {
@@ -85,28 +115,39 @@ impl AttentionConfig {
         key_dtype: DType,
         lse: Option<Tensor>,
     ) -> Cost {
-        let (dim, heads) = (self.head_dim as f64, self.query_heads as f64);
-        let width = (dtypes[0].size() + dtypes[1].size()) as f64;
+        let (dim, value_dim, heads) = (self.head_dim as f64, self.value_dim as f64, self.query_heads as f64);
+        let width = dim * dtypes[0].size() as f64 + value_dim * dtypes[1].size() as f64;
         let sums = if lse.is_some() { DType::F32.size() as f64 } else { 0.0 };
         Cost {
-            operations: 4.0 * pairs * dim * heads,
-            bytes: rows as f64 * heads * (dim * width + sums)
-                + 2.0 * keys as f64 * self.kv_heads as f64 * dim * key_dtype.size() as f64,
+            operations: 2.0 * pairs * (dim + value_dim) * heads,
+            bytes: rows as f64 * heads * (width + sums)
+                + keys as f64 * self.kv_heads as f64 * (dim + value_dim) * key_dtype.size() as f64,
         }
     }
 
     fn check_cache(&self, cache: &CacheLayer) -> Result<()> {
-        if cache.heads == self.kv_heads && cache.head_dim == self.head_dim {
+        let dims = |(head_dim, value_dim)| match head_dim == value_dim {
+            true => format!("{head_dim}"),
+            false => format!("{head_dim} and values of {value_dim}"),
+        };
+        let (held, needed) = ((cache.head_dim, cache.value_dim), (self.head_dim, self.value_dim));
+        if cache.heads == self.kv_heads && held == needed {
             return Ok(());
         }
         Err(Error::invalid(format!(
             "the cache holds {} heads of {}; the attention has {} of {}",
-            cache.heads, cache.head_dim, self.kv_heads, self.head_dim
+            cache.heads,
+            dims(held),
+            self.kv_heads,
+            dims(needed)
         )))
     }
 
-    fn query_heads_of(&self, name: &str, tensor: Tensor, tokens: usize) -> Result<Heads> {
-        let heads = Heads::new(name, tensor, tokens, self.head_dim)?;
+    fn query_heads_of(&self, name: &str, tensor: Tensor, tokens: usize, dim: usize) -> Result<Heads> {
+        if !tensor.dtype.is_fp8() || name != "query" {
+            tensor.expect_float(name)?;
+        }
+        let heads = Heads::of_any_dtype(name, tensor, tokens, dim)?;
         if heads.heads != self.query_heads {
             return Err(Error::invalid(format!("`{name}` has {} heads; {} are needed", heads.heads, self.query_heads)));
         }
@@ -115,12 +156,12 @@ impl AttentionConfig {
 }
 
 fn output_heads(config: &AttentionConfig, output: Tensor, tokens: usize) -> Result<Heads> {
-    let heads = config.query_heads_of("output", output, tokens)?;
+    let heads = config.query_heads_of("output", output, tokens, config.value_dim)?;
     output.expect_writable("output")?;
     Ok(heads)
 }
 
-fn check_lse(lse: Option<Tensor>, rows: usize, heads: usize) -> Result<()> {
+pub(super) fn check_lse(lse: Option<Tensor>, rows: usize, heads: usize) -> Result<()> {
     let Some(lse) = lse else { return Ok(()) };
     lse.expect_dtype("lse", DType::F32)?;
     lse.expect_shape("lse", &[rows, heads])?;
@@ -136,7 +177,7 @@ mod tests {
     use super::*;
 
     fn config(causal: bool, window: usize) -> AttentionConfig {
-        AttentionConfig { query_heads: 2, kv_heads: 1, head_dim: 4, scale: 0.0, soft_cap: 0.0, window, causal }
+        AttentionConfig { query_heads: 2, kv_heads: 1, head_dim: 4, window, causal, ..AttentionConfig::default() }
     }
 
     #[test]
@@ -152,6 +193,13 @@ mod tests {
     #[test]
     fn the_default_scale_is_one_over_root_d() {
         assert_eq!(AttentionConfig::new(config(true, 0)).unwrap().scale, 0.5);
+        assert_eq!(AttentionConfig::new(config(true, 0)).unwrap().value_dim, 4);
+        let latent = AttentionConfig { head_dim: 576, value_dim: 512, ..config(true, 0) };
+        assert_eq!(AttentionConfig::new(latent).unwrap().value_dim, 512);
+        for (head_dim, value_dim) in [(576, 0), (577, 512), (64, 513)] {
+            let error = AttentionConfig::new(AttentionConfig { head_dim, value_dim, ..latent }).unwrap_err();
+            assert!(error.status == Status::Attention && error.message.contains("_dim is 5"), "{error}");
+        }
         let uneven = AttentionConfig { query_heads: 3, kv_heads: 2, ..config(true, 0) };
         assert_eq!(AttentionConfig::new(uneven).unwrap_err().status, Status::Attention);
     }

@@ -1,36 +1,55 @@
 //! Attention of many query rows a sequence, over a KV cache or over tensors.
 
+use super::mask::Mask;
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::allocation::{collected, with_room};
 use crate::error::{Error, Result};
 use crate::operation::access::Visit;
-use crate::operation::Cost;
+use crate::operation::{expect_extent, Cost};
 use crate::tensor::{CacheLayer, DType, Heads, KvView, Placement, Tensor};
 
 /// What lists of sequences hold.
 const SEQUENCES: &str = "the sequences of a prefill";
 
-/// The rows of one sequence: queries [query_start, +query_count) meet kv_length keys from the origin kv_offset of the view.
+/// The rows of one sequence: queries [query_start, +query_count) meet kv_length keys from the origin `kv_start` of the views.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SequenceSpan {
     pub query_start: usize,
     pub query_count: usize,
-    pub kv_offset: usize,
+    /// Counts the views' sequence strides.
+    pub kv_start: usize,
     pub kv_length: usize,
+}
+
+/// From one start of a sequence to the next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Starts {
+    /// In elements.
+    pub query: usize,
+    /// In elements.
+    pub output: usize,
+    /// In rows.
+    pub lse: usize,
 }
 
 #[derive(Debug, Clone)]
 pub struct AttentionPrefill {
     pub config: AttentionConfig,
-    /// [T, query_heads, head_dim]
+    /// [T, query_heads, head_dim], or of a batch the rows of one sequence
     pub query: Heads,
     pub key: KvView,
     pub value: KvView,
-    /// As `query`.
+    /// As `query`, with value_dim.
     pub output: Heads,
-    /// f32 [T, query_heads], contiguous: ln Σ exp(score)
+    /// f32 [rows of all sequences, query_heads], contiguous: ln Σ exp(score)
     pub lse: Option<Tensor>,
     pub sequences: Vec<SequenceSpan>,
+    pub starts: Starts,
+    /// Sequences with a block of rows each; 1: the rows of all follow one another.
+    pub blocks: usize,
+    pub mask: Option<Mask>,
+    /// f32 [1] or [kv_heads]: what query elements in FP8 count.
+    pub query_scales: Option<Tensor>,
 }
 
 /// Where a prefill's keys are.
@@ -57,9 +76,10 @@ impl AttentionPrefill {
         output: Tensor,
         lse: Option<Tensor>,
     ) -> Result<AttentionPrefill> {
+        let config = config.with_value_dim();
         query.expect_rank("query", 3)?;
         let tokens = query.shape[0];
-        let query = config.query_heads_of("query", query, tokens)?;
+        let query = config.query_heads_of("query", query, tokens, config.head_dim)?;
         let output = output_heads(&config, output, tokens)?;
         check_lse(lse, tokens, config.query_heads)?;
         check_starts("query_starts", query_starts, tokens)?;
@@ -88,33 +108,15 @@ impl AttentionPrefill {
                     layer
                         .check_window(rows, length as usize, config.window)
                         .map_err(|error| error.context(format_args!("sequences[{b}]")))?;
-                    spans.push((layer.origin(sequence), length as usize));
+                    spans.push((sequence, length as usize));
                 }
                 (layer.key_view(), layer.value_view(), spans)
             }
             KeySource::Tensors { key, value, key_starts } => {
                 key.expect_rank("key", 3)?;
                 let keys = key.shape[0];
-                let view = |name: &str, tensor: Tensor| -> Result<KvView> {
-                    let heads = Heads::new(name, tensor, keys, config.head_dim)?;
-                    if heads.heads != config.kv_heads {
-                        return Err(Error::invalid(format!(
-                            "`{name}` has {} heads; {} are needed",
-                            heads.heads, config.kv_heads
-                        )));
-                    }
-                    Ok(KvView {
-                        data: tensor.data,
-                        dtype: tensor.dtype,
-                        token_stride: heads.token_stride,
-                        head_stride: heads.head_stride,
-                        placement: Placement::Contiguous,
-                    })
-                };
-                let (key, value) = (view("key", key)?, view("value", value)?);
-                if key.token_stride != value.token_stride || key.dtype != value.dtype {
-                    return Err(Error::invalid("`key` and `value` must have one dtype and one token stride"));
-                }
+                let key = tensor_view(&config, "key", key, keys, config.head_dim)?;
+                let value = tensor_view(&config, "value", value, keys, config.value_dim)?;
                 check_starts("key_starts", key_starts, keys)?;
                 if key_starts.len() != query_starts.len() {
                     return Err(Error::invalid(format!(
@@ -123,20 +125,13 @@ impl AttentionPrefill {
                         query_starts.len()
                     )));
                 }
-                let spans = key_starts
-                    .windows(2)
-                    .map(|pair| (pair[0] as usize * key.token_stride, (pair[1] - pair[0]) as usize));
+                let spans = key_starts.windows(2).map(|pair| (pair[0] as usize, (pair[1] - pair[0]) as usize));
                 (key, value, collected(spans, SEQUENCES)?)
             }
         };
-        if query.dtype != key.dtype && query.dtype != DType::F32 {
-            return Err(Error::invalid(format!(
-                "`query` has dtype {}; f32 or the keys' {} is needed",
-                query.dtype, key.dtype
-            )));
-        }
+        check_dtypes(query.dtype, &key, &value)?;
         let mut sequences = with_room(count, SEQUENCES)?;
-        for (b, &(kv_offset, kv_length)) in spans.iter().enumerate() {
+        for (b, &(kv_start, kv_length)) in spans.iter().enumerate() {
             let query_count = (query_starts[b + 1] - query_starts[b]) as usize;
             if config.causal && query_count > kv_length {
                 return Err(Error::invalid(format!(
@@ -147,32 +142,190 @@ impl AttentionPrefill {
                 sequences.push(SequenceSpan {
                     query_start: query_starts[b] as usize,
                     query_count,
-                    kv_offset,
+                    kv_start,
                     kv_length,
                 });
             }
         }
-        Ok(AttentionPrefill { config, query, key, value, output, lse, sequences })
+        let starts = Starts { query: query.token_stride, output: output.token_stride, lse: 1 };
+        Ok(AttentionPrefill {
+            config,
+            query,
+            key,
+            value,
+            output,
+            lse,
+            sequences,
+            starts,
+            blocks: 1,
+            mask: None,
+            query_scales: None,
+        })
+    }
+
+    /// A batch of sequences of one length: query [B, N, query_heads, head_dim], key and value [B, M, kv_heads, head_dim or
+    /// value_dim], output [B, N, query_heads, value_dim] and lse [B, N, query_heads].
+    pub fn dense(
+        config: AttentionConfig,
+        query: Tensor,
+        (key, value): (Tensor, Tensor),
+        output: Tensor,
+        lse: Option<Tensor>,
+    ) -> Result<AttentionPrefill> {
+        let config = config.with_value_dim();
+        for (name, tensor) in [("query", &query), ("key", &key), ("value", &value), ("output", &output)] {
+            tensor.expect_rank(name, 4)?;
+            tensor.expect_readable(name)?;
+            expect_extent(&format!("the batch of `{name}`"), tensor.shape[0])?;
+        }
+        let ([batch, rows, ..], keys) = (query.shape, key.shape[1]);
+        expect_extent("the rows of a sequence", rows)?;
+        expect_extent("the keys of a sequence", keys)?;
+        for (name, tensor) in [("key", &key), ("value", &value), ("output", &output)] {
+            if tensor.shape[0] != batch {
+                return Err(Error::invalid(format!(
+                    "`{name}` is a batch of {}; `query` is one of {batch}",
+                    tensor.shape[0]
+                )));
+            }
+        }
+        output.expect_places_apart("output")?;
+        let query_heads = config.query_heads_of("query", of_block(query), rows, config.head_dim)?;
+        let output_heads = config.query_heads_of("output", of_block(output), rows, config.value_dim)?;
+        output_heads.tensor().expect_float("output")?;
+        let view = |name: &str, tensor: Tensor, dim: usize| -> Result<KvView> {
+            let view = tensor_view(&config, name, of_block(tensor), keys, dim)?;
+            Ok(KvView { sequence_stride: tensor.strides[0], ..view })
+        };
+        let (key, value) = (view("key", key, config.head_dim)?, view("value", value, config.value_dim)?);
+        check_dtypes(query.dtype, &key, &value)?;
+        let lse = match lse {
+            Some(lse) => {
+                lse.expect_shape("lse", &[batch, rows, config.query_heads])?;
+                let flat = Tensor { rank: 2, ..Tensor::new(lse.data, lse.dtype, &[batch * rows, config.query_heads]) };
+                if !lse.is_contiguous() {
+                    return Err(Error::invalid("tensor `lse` is strided; a contiguous one is needed"));
+                }
+                Some(flat)
+            }
+            None => None,
+        };
+        check_lse(lse, batch * rows, config.query_heads)?;
+        if config.causal && rows > keys {
+            return Err(Error::invalid(format!("{rows} query rows and only {keys} keys under a causal mask")));
+        }
+        let span = |b| SequenceSpan { query_start: b, query_count: rows, kv_start: b, kv_length: keys };
+        let sequences = collected((0..if rows == 0 { 0 } else { batch }).map(span), SEQUENCES)?;
+        Ok(AttentionPrefill {
+            config,
+            query: query_heads,
+            key,
+            value,
+            output: output_heads,
+            lse,
+            sequences,
+            starts: Starts { query: query.strides[0], output: output.strides[0], lse: rows },
+            blocks: batch,
+            mask: None,
+            query_scales: None,
+        })
+    }
+
+    /// Adds what the tensor holds to the scores: of a batch [B or 1, query_heads or 1, N or 1, at least M], else
+    /// [1, query_heads or 1, T or 1, at least the keys of the longest sequence]; leading axes of 1 may be left out.
+    pub fn with_mask(mut self, mask: Option<Tensor>) -> Result<AttentionPrefill> {
+        let Some(mask) = mask else { return Ok(self) };
+        let keys = self.sequences.iter().map(|span| span.kv_length).max().unwrap_or(0);
+        let extents = [self.blocks, self.config.query_heads, self.query.tokens, keys];
+        self.mask = Some(Mask::new(mask, extents, self.blocks > 1 || self.starts.lse != 1)?);
+        Ok(self)
+    }
+
+    /// f32 [1] or [kv_heads] each: what elements of queries, keys and values in FP8 count. A cache has those of its own.
+    pub fn with_scales(
+        mut self,
+        query: Option<Tensor>,
+        key: Option<Tensor>,
+        value: Option<Tensor>,
+    ) -> Result<AttentionPrefill> {
+        let kv_heads = self.config.kv_heads;
+        let check = |name: &str, dtype: DType, scales: &Tensor| -> Result<()> {
+            scales.expect_dtype(name, DType::F32)?;
+            scales.expect_rank(name, 1)?;
+            scales.expect_readable(name)?;
+            if !dtype.is_fp8() {
+                return Err(Error::invalid(format!("`{name}` is given, and what it scales is {dtype}, not FP8")));
+            }
+            if scales.shape[0] != 1 && scales.shape[0] != kv_heads {
+                return Err(Error::invalid(format!(
+                    "`{name}` has {} scales; 1 or {kv_heads}, one a key/value head, are needed",
+                    scales.shape[0]
+                )));
+            }
+            Ok(())
+        };
+        if let Some(scales) = query {
+            check("query_scale", self.query.dtype, &scales)?;
+            self.query_scales = Some(scales);
+        }
+        for (name, view, scales) in [("key_scale", &mut self.key, key), ("value_scale", &mut self.value, value)] {
+            let Some(scales) = scales else { continue };
+            check(name, view.dtype, &scales)?;
+            if !view.scales.is_null() {
+                return Err(Error::invalid(format!("`{name}` is given, and the cache has scales of its own")));
+            }
+            (view.scales, view.scale_stride) = (scales.data.cast_const().cast(), usize::from(scales.shape[0] > 1));
+        }
+        Ok(self)
+    }
+
+    /// A head's scale of queries, which executors that compute on the host read.
+    pub fn query_scale(&self, kv_head: usize) -> f32 {
+        self.query_scales.map_or(1.0, |scales| {
+            let at = if scales.shape[0] > 1 { kv_head } else { 0 };
+            // SAFETY: validated scales, in host memory for an executor that reads them here.
+            unsafe { *scales.data.cast::<f32>().add(at) }
+        })
+    }
+
+    /// Queries or outputs with all blocks.
+    fn rows(&self, heads: &Heads, stride: usize) -> Tensor {
+        let shape = [self.blocks, heads.tokens, heads.heads, heads.head_dim];
+        Tensor::new(heads.data, heads.dtype, &shape).with_strides(&[stride, heads.token_stride, heads.head_stride, 1])
     }
 
     /// Counts the (query, key) pairs that the mask keeps, and reads of each sequence the keys and values that any row sees.
     pub fn accesses(&self, visit: &mut impl Visit) {
-        visit.read("query", Some(&self.query));
-        let last = self.sequences.iter().map(|span| (span.kv_offset, span.kv_length)).max().unwrap_or((0, 0));
-        for (name, view) in [("key", &self.key), ("value", &self.value)] {
+        let dense = self.starts.lse != 1 || self.blocks != 1;
+        match dense {
+            true => visit.read("query", Some(&self.rows(&self.query, self.starts.query))),
+            false => visit.read("query", Some(&self.query)),
+        }
+        visit.read("query_scale", self.query_scales.as_ref());
+        visit.read("mask", self.mask.as_ref().map(|mask| &mask.tensor));
+        let last = self.sequences.iter().map(|span| (span.kv_start, span.kv_length)).max().unwrap_or((0, 0));
+        let dims = [self.config.head_dim, self.config.value_dim];
+        for ((name, view), dim) in [("key", &self.key), ("value", &self.value)].into_iter().zip(dims) {
             let (blocks, tokens) = match &view.placement {
-                Placement::Contiguous => (last.0, last.1),
-                Placement::Ring { tokens } => (last.0, last.1.min(*tokens)),
+                Placement::Contiguous => (view.origin(last.0), last.1),
+                Placement::Ring { tokens } => (view.origin(last.0), last.1.min(*tokens)),
                 Placement::Paged(table) => ((table.pages - 1) * table.page_stride, table.page_tokens),
             };
             let tokens = tokens.saturating_sub(1) * view.token_stride;
-            let elements = blocks + tokens + (self.config.kv_heads - 1) * view.head_stride + self.config.head_dim;
+            let elements = blocks + tokens + (self.config.kv_heads - 1) * view.head_stride + dim;
             visit.read_range(name, view.data, elements * view.dtype.size());
+            if !view.scales.is_null() {
+                let count = 1 + (self.config.kv_heads - 1) * view.scale_stride;
+                visit.read_range("scales", view.scales.cast(), count * size_of::<f32>());
+            }
         }
         if let Placement::Paged(table) = &self.key.placement {
             visit.read("page_table", Some(&table.tensor()));
         }
-        visit.write("output", Some(&self.output));
+        match dense {
+            true => visit.write("output", Some(&self.rows(&self.output, self.starts.output))),
+            false => visit.write("output", Some(&self.output)),
+        }
         visit.write("lse", self.lse.as_ref());
     }
 
@@ -194,6 +347,44 @@ impl AttentionPrefill {
         }
         self.config.cost(pairs, rows, keys, [self.query.dtype, self.output.dtype], self.key.dtype, self.lse)
     }
+}
+
+/// One sequence of a batch.
+fn of_block(tensor: Tensor) -> Tensor {
+    let Tensor { shape, strides, .. } = tensor;
+    Tensor::new(tensor.data, tensor.dtype, &shape[1..]).with_strides(&strides[1..])
+}
+
+/// Keys or values [keys, kv_heads, dim] of sequences that follow one another.
+fn tensor_view(config: &AttentionConfig, name: &str, tensor: Tensor, keys: usize, dim: usize) -> Result<KvView> {
+    if !tensor.dtype.is_fp8() {
+        tensor.expect_float(name)?;
+    }
+    let heads = Heads::of_any_dtype(name, tensor, keys, dim)?;
+    if heads.heads != config.kv_heads {
+        return Err(Error::invalid(format!("`{name}` has {} heads; {} are needed", heads.heads, config.kv_heads)));
+    }
+    Ok(KvView {
+        scales: std::ptr::null(),
+        scale_stride: 0,
+        data: tensor.data,
+        dtype: tensor.dtype,
+        sequence_stride: heads.token_stride,
+        token_stride: heads.token_stride,
+        head_stride: heads.head_stride,
+        placement: Placement::Contiguous,
+    })
+}
+
+fn check_dtypes(query: DType, key: &KvView, value: &KvView) -> Result<()> {
+    if key.dtype != value.dtype {
+        return Err(Error::invalid("`key` and `value` must have one dtype"));
+    }
+    let fits = query == key.dtype || query == DType::F32 || key.dtype.is_fp8();
+    if fits {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("`query` has dtype {query}; f32 or the keys' {} is needed", key.dtype)))
 }
 
 /// Starts at 0, never falls, and ends at the number of rows.

@@ -60,6 +60,15 @@ void check_text() {
   }
 }
 
+void check_optimize() {
+  const json entry = json::parse(gemma_test::read_file("tests/data/reference.json"))[0];
+  const std::string prompt = entry["prompt"], expected = entry["continuation"].get<std::string>() + "\n";
+  for (const char* level : {"0", "1", "2", "3"}) {
+    const CommandResult result = shipped({"--prompt", prompt, "--optimize", level, "--steps", "3"});
+    require(result.output == expected, "another text at level ", level, ": ", result.output);
+  }
+}
+
 void check_batch() {
   const json references = json::parse(gemma_test::read_file("tests/data/reference.json"));
   std::vector<std::string> arguments = {"--batch", "2"};
@@ -103,9 +112,11 @@ void check_random_model() {
 void check_help() {
   const CommandResult result = gemma({"--help"});
   require(result.code == 0 && result.errors.empty(), "exit code ", result.code, ": ", result.errors);
-  for (const char* option : {"--prompt", "--model", "--device", "--max-tokens", "--seed", "--temperature", "--top-k",
-                             "--top-p", "--batch", "--logits", "--random", "--memory-summary", "--threads", "--weights",
-                             "--weights-table", "--weights-zero-points", "--memory-limit", "--version"}) {
+  for (const char* option : {"--prompt",       "--model",       "--device",        "--max-tokens",
+                             "--seed",         "--temperature", "--top-k",         "--top-p",
+                             "--batch",        "--logits",      "--random",        "--memory-summary",
+                             "--threads",      "--weights",     "--weights-table", "--weights-zero-points",
+                             "--memory-limit", "--version",     "--optimize",      "--steps"}) {
     require(result.output.find(option) != std::string::npos, option, " is not in --help");
   }
 }
@@ -140,7 +151,10 @@ void check_usage() {
   usage({"--seed", "18446744073709551616"}, "--seed is \"18446744073709551616\"");
   usage({"--weights", "int5"}, "--weights is \"int5\"; it must be bf16, fp8, int8 or int4");
   usage({"--weights", "int8", "--weights-zero-points"}, "--weights-zero-points goes with int4");
+  usage({"--kv-dtype", "fp16"}, "--kv-dtype is \"fp16\"; it must be f32, f16, bf16 or fp8");
   usage({"--memory-limit", "8G"}, "--memory-limit is \"8G\"; it must be a size such as 8000000000, 8GB or 8GiB");
+  usage({"--optimize", "4"}, "--optimize is \"4\"; it must be an integer from 0 to 3");
+  usage({"--steps", "65"}, "--steps is \"65\"; it must be an integer from 0 to 64");
   usage({"--batch", "0"}, "--batch is \"0\"; it must be an integer from 1 to 4096");
   require_failure(gemma_test::run_command({gemma_path, "--prompt"}), 2, "--prompt needs a value");
 }
@@ -499,6 +513,7 @@ int main(int count, char** arguments) {
   }
   gemma_path = arguments[1];
   std::vector<gemma_test::Test> tests = {{"text", check_text},
+                                         {"optimize", check_optimize},
                                          {"batch", check_batch},
                                          {"logits file", check_logits_file},
                                          {"random model", check_random_model},

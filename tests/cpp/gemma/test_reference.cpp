@@ -103,17 +103,43 @@ void check_batch(const Fixture& fixture) {
 void check_sampling(const Fixture& fixture) {
   gemma::Request request = gemma_test::greedy_request({fixture.references[2].prompt_tokens});
   const auto greedy = fixture.generate(request);
-  request.temperature = 1.5F;
-  request.seed = 11;
+  request.sampling.temperature = 1.5F;
+  request.sampling.seed = 11;
   const auto first = fixture.generate(request);
   require(fixture.generate(request) == first, "one seed gave two texts");
-  request.seed = 12;
+  request.sampling.seed = 12;
   require(fixture.generate(request) != first, "two seeds gave one text");
-  request.top_k = 1;
+  request.sampling.top_k = 1;
   require(fixture.generate(request) == greedy, "the one most probable token is not the greedy one");
-  request.top_k = 0;
-  request.top_p = 1e-6F;
+  request.sampling.top_k = 0;
+  request.sampling.top_p = 1e-6F;
   require(fixture.generate(request) == greedy, "the smallest set of probable tokens is not the greedy token");
+}
+
+// Launches of any number of steps, recorded or not, give the tokens of calls that are made one step at a time: greedy
+// ones and drawn ones, of sequences that end at a stop token in the middle of a launch or at its end, after one token
+// and after all.
+void check_launches(const Fixture& fixture) {
+  std::vector<Tokens> prompts;
+  for (const Reference& reference : fixture.references) prompts.push_back(reference.prompt_tokens);
+  prompts.push_back(prompts.front());
+  for (const float temperature : {0.0F, 1.5F}) {
+    for (const int64_t max_tokens : {1, 2, 64}) {
+      gemma::Request request = gemma_test::greedy_request(prompts);
+      request.sampling.temperature = temperature;
+      request.max_tokens = max_tokens;
+      request.launching = {0, 1};
+      const auto expected = fixture.generate(request);
+      bool ended = max_tokens < 64;
+      for (const Tokens& tokens : expected) ended |= tokens.size() < 64;
+      require(ended, "no sequence ends early, so that no stop token is tested");
+      for (const gemma::Launching launching : {gemma::Launching{0, 3}, {1, 0}, {2, 1}, {2, 2}, {2, 5}, {3, 64}}) {
+        request.launching = launching;
+        require(fixture.generate(request) == expected, "other tokens with --optimize ", launching.optimize, " --steps ",
+                launching.steps, ", ", max_tokens, " tokens and temperature ", temperature);
+      }
+    }
+  }
 }
 
 template <typename Call>
@@ -150,6 +176,7 @@ int main() {
                                                                        {"logits", check_logits},
                                                                        {"batch", check_batch},
                                                                        {"sampling", check_sampling},
+                                                                       {"launches", check_launches},
                                                                        {"limits", check_limits}};
     std::vector<gemma_test::Test> tests;
     for (const auto& [name, check] : checks) {

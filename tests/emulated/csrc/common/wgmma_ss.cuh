@@ -19,5 +19,8 @@ inline void prefetch_tensor_map(const CUtensorMap*) {}
 inline void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier) {
   emulated::copy(shared, map, {x, y, z}, barrier);
 }
+inline void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z, int w, uint64_t* barrier) {
+  emulated::copy(shared, map, {x, y, z, w}, barrier);
+}
 
 }  // namespace nvb

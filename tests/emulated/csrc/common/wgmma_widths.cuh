@@ -1,6 +1,8 @@
 // In the place of csrc/common/wgmma_widths.cuh.
 #pragma once
 
+#include <cuda_fp8.h>
+
 #include "wgmma_ss.cuh"
 
 namespace nvb {
@@ -31,11 +33,27 @@ float float_of_bits(uint16_t bits) {
 
 template <typename T, int Count>
 void wgmma_ss_rows(float (&d)[Count], uint64_t a, uint64_t b, int accumulate) {
-  emulated::product(d, nullptr, a, b, 2 * Count, false, accumulate != 0, float_of_bits<T>);
+  emulated::product(d, nullptr, a, b, 2 * Count, false, accumulate != 0, {2, float_of_bits<T>, float_of_bits<T>});
 }
 template <typename T, int Count>
 void wgmma_rs_transposed(float (&d)[Count], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-  emulated::product(d, a, 0, b, 2 * Count, true, accumulate != 0, float_of_bits<T>);
+  emulated::product(d, a, 0, b, 2 * Count, true, accumulate != 0, {2, float_of_bits<T>, float_of_bits<T>});
+}
+
+template <typename T>
+float float_of_byte(uint16_t bits) {
+  T value;
+  value.__x = static_cast<__nv_fp8_storage_t>(bits);
+  return static_cast<float>(value);
+}
+
+template <typename T, int Count>
+void wgmma_ss_fp8(float (&d)[Count], uint64_t a, uint64_t b, int accumulate) {
+  emulated::product(d, nullptr, a, b, 2 * Count, false, accumulate != 0, {1, float_of_byte<T>, float_of_byte<T>});
+}
+template <typename T, int Count>
+void wgmma_rs_fp8(float (&d)[Count], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  emulated::product(d, a, 0, b, 2 * Count, false, accumulate != 0, {1, float_of_byte<__nv_fp8_e4m3>, float_of_byte<T>});
 }
 
 }  // namespace nvb

@@ -1,7 +1,7 @@
 //! FP8 (OCP 8-bit floating point, revision 1.0): E4M3 without infinities (largest value 448, 0x7f and 0xff are NaN) and
 //! E5M2 with them (57344). Every byte converts exactly to f32, f16 and bf16.
 
-use super::int8::round;
+use super::{DType, Element};
 
 pub const E4M3_MAX: f32 = 448.0;
 pub const E5M2_MAX: f32 = 57344.0;
@@ -41,7 +41,7 @@ pub fn e4m3_from_f32(value: f32) -> u8 {
     }
     if magnitude < 1.0 / 64.0 {
         // The bits count steps of 2^-9 here, and 8 steps are the smallest normal number.
-        return sign | round(magnitude * 512.0) as u8;
+        return sign | (magnitude * 512.0).round_ties_even() as u8;
     }
     // 20 of the 23 bits of the mantissa go; a carry out of it raises the exponent, as it should.
     let bits = magnitude.to_bits();
@@ -61,11 +61,43 @@ pub fn e5m2_from_f32(value: f32) -> u8 {
     }
     if magnitude < 1.0 / 16384.0 {
         // Steps of 2^-16 below 2^-14.
-        return sign | round(magnitude * 65536.0) as u8;
+        return sign | (magnitude * 65536.0).round_ties_even() as u8;
     }
     let bits = magnitude.to_bits();
     let rounded = bits + 0xf_ffff + (bits >> 21 & 1);
     sign | ((rounded >> 21) - ((127 - 15) << 2)) as u8
+}
+
+/// An element of E4M3 in memory, as caches have keys and values.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct E4m3(pub u8);
+
+/// An element of E5M2 in memory.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct E5m2(pub u8);
+
+impl Element for E4m3 {
+    const DTYPE: DType = DType::F8E4m3;
+    fn to_f32(self) -> f32 {
+        e4m3_to_f32(self.0)
+    }
+    /// Saturates too.
+    fn from_f32(value: f32) -> E4m3 {
+        E4m3(e4m3_from_f32(value))
+    }
+}
+
+impl Element for E5m2 {
+    const DTYPE: DType = DType::F8E5m2;
+    fn to_f32(self) -> f32 {
+        e5m2_to_f32(self.0)
+    }
+    /// Saturates too.
+    fn from_f32(value: f32) -> E5m2 {
+        E5m2(e5m2_from_f32(value))
+    }
 }
 
 #[cfg(test)]

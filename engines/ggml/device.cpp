@@ -1,0 +1,244 @@
+// Devices: creating their backends, memory, copies, and the weights and attentions that operations share.
+#include "device.hpp"
+
+#include "tensor.hpp"
+
+#include <cctype>
+#include <cstdlib>
+#include <cstring>
+
+namespace nvb_ggml {
+namespace {
+
+// Views of a cache that grows are weights of their own, so the list is emptied when it has grown this long.
+constexpr size_t kMostWeights = 8192;
+
+std::string last_error() {
+  char text[1024];
+  nvb_last_error_message(text, sizeof text);
+  return text;
+}
+
+}  // namespace
+
+BufferState::BufferState(DeviceState& device, void* base, size_t bytes, bool owned)
+    : device_(device), base_(base), bytes_(bytes), owned_(owned) {}
+
+BufferState::~BufferState() {
+  device_.forget(base_, bytes_);
+  if (owned_) device_.free(base_);
+}
+
+std::unique_ptr<DeviceState> DeviceState::create(const Host& host, const std::string& selector, std::string name) {
+  std::unique_ptr<DeviceState> device(new DeviceState(host, std::move(name)));
+  nvb_memory_options memory;
+  nvb_memory_options_init(&memory);
+  nvb_backend_options options;
+  nvb_backend_options_init(&options);
+  options.device = selector.c_str();
+  nvb_configuration* configuration = nullptr;
+  nvb_status status = nvb_configuration_create(NVB_PRESET_INFERENCE, &configuration);
+  if (status == NVB_OK) {
+    if (const char* limit = std::getenv("NVB_GGML_MEMORY_LIMIT")) {
+      status = nvb_configuration_set(configuration, "memory.limit", limit);
+    }
+  }
+  options.configuration = configuration;
+  if (status == NVB_OK) status = nvb_backend_create(&options, &device->backend_);
+  nvb_configuration_destroy(configuration);
+  if (status == NVB_OK) status = nvb_backend_get_memory_manager(device->backend_, 0, &device->memory_);
+  nvb_device_info_init(&device->info_);
+  if (status == NVB_OK) status = nvb_backend_get_device_info(device->backend_, &device->info_);
+  if (!device->succeeded(status, selector.c_str())) return nullptr;
+  for (char* at = device->info_.pci_bus_id; *at != '\0'; ++at) *at = static_cast<char>(std::tolower(*at));
+  return device;
+}
+
+DeviceState::~DeviceState() {
+  weights_.clear();
+  for (const auto& entry : attentions_) nvb_attention_destroy(entry.second);
+  for (nvb_stream* stream : streams_) nvb_stream_destroy(stream);
+  nvb_memory_manager_destroy(memory_);
+  nvb_backend_destroy(backend_);
+}
+
+bool DeviceState::succeeded(nvb_status status, const char* what) const {
+  if (status == NVB_OK) return true;
+  host_.log(LOG_ERROR, "nvbackend: %s: %s: %s\n", what, nvb_status_name(status), last_error().c_str());
+  return false;
+}
+
+void DeviceState::fail_unless(nvb_status status, const char* what) {
+  if (!succeeded(status, what)) failed_ = true;
+}
+
+void DeviceState::get_memory(size_t* free, size_t* total) const {
+  uint64_t device_free = 0, device_total = 0;
+  *free = *total = 0;
+  nvb_memory_statistics statistics;
+  nvb_memory_statistics_init(&statistics);
+  if (nvb_memory_query_device(memory_, &device_free, &device_total) != NVB_OK) return;
+  if (nvb_memory_get_statistics(memory_, &statistics) != NVB_OK) return;
+  // What the manager holds and nobody uses is free for this host; a limit bounds both.
+  uint64_t available = device_free + statistics.cached;
+  if (statistics.limit != 0) {
+    const uint64_t left = statistics.limit > statistics.allocated ? statistics.limit - statistics.allocated : 0;
+    available = available < left ? available : left;
+    device_total = device_total < statistics.limit ? device_total : statistics.limit;
+  }
+  *free = available < device_total ? available : device_total;
+  *total = device_total;
+}
+
+void* DeviceState::allocate(size_t bytes) {
+  void* pointer = nullptr;
+  const nvb_status status = nvb_memory_allocate(memory_, bytes == 0 ? 1 : bytes, nullptr, &pointer);
+  return succeeded(status, "allocating a buffer") ? pointer : nullptr;
+}
+
+void DeviceState::free(void* pointer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // The block may be used anew at once, so nothing that other streams have queued may still read it.
+  for (nvb_stream* stream : streams_) succeeded(nvb_stream_synchronize(stream), "waiting to free a buffer");
+  succeeded(nvb_memory_free(memory_, pointer, nullptr), "freeing a buffer");
+}
+
+void* DeviceState::allocate_host(size_t bytes) {
+  void* pointer = nullptr;
+  const nvb_status status = nvb_host_allocate(backend_, bytes == 0 ? 1 : bytes, &pointer);
+  return succeeded(status, "allocating host memory") ? pointer : nullptr;
+}
+
+void DeviceState::free_host(void* pointer, size_t bytes) {
+  succeeded(nvb_host_free(backend_, pointer, bytes == 0 ? 1 : bytes), "freeing host memory");
+}
+
+void DeviceState::copy(void* to, const void* from, size_t bytes, uint32_t kind) {
+  if (bytes == 0) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  nvb_status status = nvb_memory_copy(memory_, to, from, bytes, kind, nullptr);
+  if (status == NVB_OK) status = nvb_backend_synchronize(backend_);
+  fail_unless(status, "copying a tensor");
+}
+
+void DeviceState::fill(void* to, uint8_t value, size_t bytes) {
+  if (bytes == 0) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  nvb_status status = nvb_memory_fill(memory_, to, value, bytes, nullptr);
+  if (status == NVB_OK) status = nvb_backend_synchronize(backend_);
+  fail_unless(status, "filling a tensor");
+}
+
+nvb_status DeviceState::queue_copy(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream) {
+  return bytes == 0 ? static_cast<nvb_status>(NVB_OK) : nvb_memory_copy(memory_, to, from, bytes, kind, stream);
+}
+
+void DeviceState::copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream) {
+  fail_unless(queue_copy(to, from, bytes, kind, stream), "copying a tensor");
+}
+
+nvb_stream* DeviceState::create_stream() {
+  nvb_stream* stream = nullptr;
+  if (!succeeded(nvb_stream_create(backend_, 0, &stream), "creating a stream")) return nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  streams_.insert(stream);
+  return stream;
+}
+
+void DeviceState::destroy_stream(nvb_stream* stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  streams_.erase(stream);
+  succeeded(nvb_stream_synchronize(stream), "ending a stream");
+  nvb_stream_destroy(stream);
+}
+
+Weight DeviceState::weight(const WeightKey& key, nvb_stream* stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = weights_.find(key);
+  if (found != weights_.end()) return found->second;
+  if (weights_.size() >= kMostWeights) weights_.clear();
+  nvb_weight* weight = nullptr;
+  if (pack(key, stream, &weight) != NVB_OK) return nullptr;
+  return weights_[key] = Weight(weight, WeightDestroyer());
+}
+
+// A float tensor is borrowed. The blocks of a quantised one come back to the host, because that is where weights are
+// made from blocks, and so such a model is on the device twice.
+nvb_status DeviceState::pack(const WeightKey& key, nvb_stream* stream, nvb_weight** weight) {
+  nvb_weight_desc desc;
+  nvb_weight_desc_init(&desc);
+  desc.part_count = 1;
+  nvb_tensor part = nvb_tensor_2d(const_cast<void*>(key.data), traits(key.type).dtype, key.rows, key.columns);
+  if (part.dtype != 0) {
+    part.strides[0] = static_cast<int64_t>(key.row_bytes / traits(key.type).bytes);
+    part.strides[1] = 1;
+    desc.parts = &part;
+    desc.source = NVB_SOURCE_BORROWED;
+    return nvb_weight_create(backend_, &desc, nullptr, weight);
+  }
+  const TypeTraits type = traits(key.type);
+  const size_t row_bytes = type.bytes * static_cast<size_t>(key.columns / type.block);
+  const size_t rows = static_cast<size_t>(key.rows), bytes = row_bytes * rows;
+  const size_t span = rows == 0 ? 0 : (rows - 1) * key.row_bytes + row_bytes;
+  std::unique_ptr<char[]> blocks(new (std::nothrow) char[span]);
+  if (blocks == nullptr) return NVB_ERROR_OUT_OF_MEMORY;
+  nvb_status status = nvb_memory_copy(memory_, blocks.get(), key.data, span, NVB_COPY_DEVICE_TO_HOST, stream);
+  if (status == NVB_OK) status = nvb_stream_synchronize(stream);
+  if (status != NVB_OK) return status;
+  // Rows of a permuted tensor have others between them.
+  for (size_t row = 1; row < rows && key.row_bytes != row_bytes; ++row) {
+    std::memmove(blocks.get() + row * row_bytes, blocks.get() + row * key.row_bytes, row_bytes);
+  }
+  nvb_weight_blocks source;
+  std::memset(&source, 0, sizeof source);
+  source.data = blocks.get();
+  source.bytes = bytes;
+  source.rows = key.rows;
+  source.columns = key.columns;
+  switch (key.type) {
+    case TYPE_Q4_0:
+      desc.source_format = NVB_SOURCE_FORMAT_GGUF_Q4_0;
+      break;
+    case TYPE_Q8_0:
+      desc.source_format = NVB_SOURCE_FORMAT_GGUF_Q8_0;
+      break;
+    case TYPE_Q4_K:
+      desc.source_format = NVB_SOURCE_FORMAT_GGUF_Q4_K;
+      break;
+    default:
+      desc.source_format = NVB_SOURCE_FORMAT_GGUF_Q6_K;
+      break;
+  }
+  desc.blocks = &source;
+  return nvb_weight_create(backend_, &desc, nullptr, weight);
+}
+
+const nvb_attention* DeviceState::attention(const AttentionKey& key) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = attentions_.find(key);
+  if (found != attentions_.end()) return found->second;
+  nvb_attention_options options;
+  nvb_attention_options_init(&options);
+  options.query_heads = key.query_heads;
+  options.kv_heads = key.kv_heads;
+  options.head_dim = key.head_dim;
+  options.scale = key.scale;
+  options.soft_cap = key.soft_cap;
+  options.bidirectional = 1;
+  nvb_attention* attention = nullptr;
+  if (nvb_attention_create(backend_, &options, &attention) != NVB_OK) return nullptr;
+  return attentions_[key] = attention;
+}
+
+void DeviceState::forget(const void* start, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const char* end = static_cast<const char*>(start) + bytes;
+  for (auto at = weights_.begin(); at != weights_.end();) {
+    const char* first = static_cast<const char*>(at->first.data);
+    const char* last = first + at->first.row_bytes * static_cast<size_t>(at->first.rows);
+    const bool touched = first < end && static_cast<const char*>(start) < last;
+    at = touched ? weights_.erase(at) : std::next(at);
+  }
+}
+
+}  // namespace nvb_ggml

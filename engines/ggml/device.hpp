@@ -1,0 +1,135 @@
+// A device of the plug-in: a backend of libnvbackend with its memory, and what is made once and used by every stream of
+// it.
+#pragma once
+
+#include <nvbackend.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "host.hpp"
+
+namespace nvb_ggml {
+
+class DeviceState;
+
+// Memory that a host allocated as one buffer, in which it places its tensors.
+class BufferState {
+ public:
+  // `owned`: the memory goes back with the buffer; else it is the host's, such as a mapped file.
+  BufferState(DeviceState& device, void* base, size_t bytes, bool owned);
+  ~BufferState();
+  BufferState(const BufferState&) = delete;
+  BufferState& operator=(const BufferState&) = delete;
+
+  DeviceState& device() { return device_; }
+  void* base() const { return base_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  DeviceState& device_;
+  void* base_;
+  size_t bytes_;
+  bool owned_;
+};
+
+// A matrix as nvb_weight_create is asked for it: the address and format of its rows.
+struct WeightKey {
+  const void* data;
+  int32_t type;
+  int64_t rows;
+  int64_t columns;
+  size_t row_bytes;
+  bool operator<(const WeightKey& other) const {
+    const auto all = [](const WeightKey& key) {
+      return std::tie(key.data, key.type, key.rows, key.columns, key.row_bytes);
+    };
+    return all(*this) < all(other);
+  }
+};
+
+struct WeightDestroyer {
+  void operator()(nvb_weight* weight) const { nvb_weight_destroy(weight); }
+};
+using Weight = std::shared_ptr<nvb_weight>;
+
+struct AttentionKey {
+  uint32_t query_heads, kv_heads, head_dim;
+  float scale, soft_cap;
+  bool operator<(const AttentionKey& other) const {
+    const auto all = [](const AttentionKey& key) {
+      return std::tie(key.query_heads, key.kv_heads, key.head_dim, key.scale, key.soft_cap);
+    };
+    return all(*this) < all(other);
+  }
+};
+
+class DeviceState {
+ public:
+  // "cpu" or "cuda:N". NULL, with a line in the host's log, if there is no backend on it.
+  static std::unique_ptr<DeviceState> create(const Host& host, const std::string& selector, std::string name);
+  ~DeviceState();
+
+  const Host& host() const { return host_; }
+  const char* name() const { return name_.c_str(); }
+  const char* description() const { return info_.name; }
+  // NULL on the CPU.
+  const char* pci_id() const { return info_.pci_bus_id[0] == '\0' ? nullptr : info_.pci_bus_id; }
+  bool is_cpu() const { return info_.kind == NVB_DEVICE_CPU; }
+  const nvb_backend* backend() const { return backend_; }
+  void get_memory(size_t* free, size_t* total) const;
+
+  void* allocate(size_t bytes);
+  void free(void* pointer);
+  void* allocate_host(size_t bytes);
+  void free_host(void* pointer, size_t bytes);
+
+  // Copies and fills that have happened when they return. On failure the device is marked (see `failed`).
+  void copy(void* to, const void* from, size_t bytes, uint32_t kind);
+  void fill(void* to, uint8_t value, size_t bytes);
+  // Queues a copy on a stream.
+  nvb_status queue_copy(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
+  // The same for where no error can be reported.
+  void copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
+
+  // Weights and attentions are made when they are first used. A float weight reads the tensor in place; a quantised one
+  // is a copy, made after the work of `stream`, which `forget` drops once bytes of the tensor were written. NULL: the
+  // last error of libnvbackend says why.
+  Weight weight(const WeightKey& key, nvb_stream* stream);
+  const nvb_attention* attention(const AttentionKey& key);
+  void forget(const void* start, size_t bytes);
+
+  nvb_stream* create_stream();
+  void destroy_stream(nvb_stream* stream);
+
+  // Notes that what cannot report an error to the host failed, such as a copy, so that a graph would not read what the
+  // host wrote. The next graph fails in its place, and ends that.
+  void fail_unless(nvb_status status, const char* what);
+  bool take_failure() { return failed_.exchange(false); }
+  // Whether `status` is a success; else its text goes to the host's log.
+  bool succeeded(nvb_status status, const char* what) const;
+
+ private:
+  DeviceState(const Host& host, std::string name) : host_(host), name_(std::move(name)) {}
+  nvb_status pack(const WeightKey& key, nvb_stream* stream, nvb_weight** weight);
+
+  const Host& host_;
+  std::string name_;
+  nvb_device_info info_ = {};
+  nvb_backend* backend_ = nullptr;
+  nvb_memory_manager* memory_ = nullptr;
+  // Of the default stream, on which copies without a stream go, and of what is below.
+  std::mutex mutex_;
+  std::map<WeightKey, Weight> weights_;
+  std::map<AttentionKey, nvb_attention*> attentions_;
+  std::set<nvb_stream*> streams_;
+  std::atomic<bool> failed_{false};
+};
+
+}  // namespace nvb_ggml

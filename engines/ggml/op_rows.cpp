@@ -1,0 +1,71 @@
+// GET_ROWS as an embedding, SET_ROWS as a scatter of rows, and ARGMAX.
+#include "operations.hpp"
+#include "tensor.hpp"
+
+namespace nvb_ggml {
+
+// node[i3, i2, i1] = table[i3, i2, rows[i3, i2, i1]]
+bool get_rows(Step& step, const Tensor& node) {
+  const Tensor &table = *node.source[0], &rows = *node.source[1];
+  // Of a quantised table the exact ones: Q4_K and Q6_K are kept with scales of another format.
+  const bool exact = is_float(table.type) || table.type == TYPE_Q4_0 || table.type == TYPE_Q8_0;
+  if (!exact || rows.type != TYPE_I32 || node.type != TYPE_F32) return false;
+  if (!has_rows(table) || !has_rows(rows) || !has_rows(node)) return false;
+  if (!is_quantized(table.type) && !has_element_strides(table)) return false;
+  if (table.ne[1] == 0 || table.ne[0] == 0) return false;
+  const size_t row_bytes = traits(table.type).bytes * static_cast<size_t>(table.ne[0] / traits(table.type).block);
+  if (table.ne[1] > 1 && table.nb[1] < row_bytes) return false;
+
+  for_outer(node, [&](int64_t i2, int64_t i3) {
+    step.queue([&] {
+      const char* data = static_cast<const char*>(table.data) + i2 * static_cast<int64_t>(table.nb[2]) +
+                         i3 * static_cast<int64_t>(table.nb[3]);
+      const Weight made = step.device.weight({data, table.type, table.ne[1], table.ne[0], table.nb[1]}, step.stream);
+      if (made == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);
+      nvb_embedding_args args;
+      nvb_embedding_args_init(&args);
+      char* tokens =
+          static_cast<char*>(rows.data) + i2 * static_cast<int64_t>(rows.nb[1]) + i3 * static_cast<int64_t>(rows.nb[2]);
+      args.tokens = nvb_tensor_1d(tokens, NVB_DTYPE_I32, rows.ne[0]);
+      args.table = made.get();
+      args.output = rows_at(node, i2, i3);
+      return nvb_embedding(step.backend(), &args, step.stream);
+    });
+  });
+  return true;
+}
+
+// node[i3, i2, rows[i3, i2, i1]] = source[i3, i2, i1], where `rows` repeats along the outer axes.
+bool set_rows(Step& step, const Tensor& node) {
+  const Tensor &from = *node.source[0], &rows = *node.source[1];
+  if (!is_float(from.type) || !is_float(node.type) || (rows.type != TYPE_I32 && rows.type != TYPE_I64)) return false;
+  if (!has_rows(from) || !has_rows(node) || !has_element_strides(from) || !has_element_strides(node)) return false;
+  if (!has_element_strides(rows) || rows.ne[3] != 1) return false;
+  step.queue([&] {
+    nvb_scatter_rows_args args;
+    nvb_scatter_rows_args_init(&args);
+    args.input = whole(from);
+    args.output = whole(node);
+    args.rows = nvb_tensor_3d(rows.data, NVB_DTYPE_I32, rows.ne[2], rows.ne[1], rows.ne[0]);
+    // No row number needs more than the low half of 64 bits.
+    for (int axis = 0; axis < 3; ++axis) args.rows.strides[2 - axis] = static_cast<int64_t>(rows.nb[axis] / 4);
+    return nvb_scatter_rows(step.backend(), &args, step.stream);
+  });
+  return true;
+}
+
+bool arg_max(Step& step, const Tensor& node) {
+  const Tensor& logits = *node.source[0];
+  if (!is_float(logits.type) || node.type != TYPE_I32 || !has_rows(logits) || !rows_fold(logits)) return false;
+  if (!has_element_strides(logits) || !is_contiguous(node)) return false;
+  step.queue([&] {
+    nvb_argmax_args args;
+    nvb_argmax_args_init(&args);
+    args.logits = folded(logits);
+    args.tokens = nvb_tensor_1d(node.data, NVB_DTYPE_I32, args.logits.shape[0]);
+    return nvb_argmax(step.backend(), &args, step.stream);
+  });
+  return true;
+}
+
+}  // namespace nvb_ggml

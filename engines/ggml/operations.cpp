@@ -1,0 +1,91 @@
+// Which function does which of the host's operations.
+#include "operations.hpp"
+
+#include "tensor.hpp"
+
+namespace nvb_ggml {
+namespace {
+
+bool take(Step& step, const Tensor& node) {
+  const Host& host = step.device.host();
+  switch (host.op(node)) {
+    case Op::None:
+      return true;
+    case Op::Add:
+      return binary(step, node, NVB_POINTWISE_ADD);
+    case Op::ArgMax:
+      return arg_max(step, node);
+    case Op::Clamp:
+      return clamp(step, node);
+    case Op::Concat:
+      return concat(step, node);
+    case Op::Cont:
+    case Op::Copy:
+    case Op::Dup:
+      return copy(step, node);
+    case Op::Div:
+      return binary(step, node, NVB_POINTWISE_DIVIDE);
+    case Op::FlashAttention:
+      return flash_attention(step, node);
+    case Op::GetRows:
+      return get_rows(step, node);
+    case Op::Glu:
+      return gated_activation(step, node);
+    case Op::MatMul:
+      return mat_mul(step, node);
+    case Op::Mul:
+      return binary(step, node, NVB_POINTWISE_MULTIPLY);
+    case Op::Norm:
+      return norm(step, node);
+    case Op::Repeat:
+      return repeat(step, node);
+    case Op::RmsNorm:
+      return rms_norm(step, node);
+    case Op::Rope:
+      return rope(step, node);
+    case Op::Scale:
+      return scale(step, node);
+    case Op::SetRows:
+      return set_rows(step, node);
+    case Op::SoftMax:
+      return soft_max(step, node);
+    case Op::Sqr:
+      return unary(step, node, NVB_POINTWISE_SQUARE);
+    case Op::Sqrt:
+      return unary(step, node, NVB_POINTWISE_SQUARE_ROOT);
+    case Op::Sub:
+      return binary(step, node, NVB_POINTWISE_SUBTRACT);
+    case Op::Unary:
+      return unary(step, node);
+    default:
+      return false;
+  }
+}
+
+// Operations of fewer rows than this read the weight about as often as a copy of it would.
+constexpr int64_t kLeastRowsToOffload = 32;
+
+}  // namespace
+
+bool supports_operation(DeviceState& device, const Tensor& node) {
+  Step step(device, nullptr, false);
+  return take(step, node);
+}
+
+bool is_worth_offloading(DeviceState& device, const Tensor& node) {
+  return device.host().op(node) == Op::MatMul && node.ne[1] * node.ne[2] * node.ne[3] >= kLeastRowsToOffload;
+}
+
+nvb_status run_operation(DeviceState& device, nvb_stream* stream, const Tensor& node) {
+  if (elements(node) == 0) return NVB_OK;
+  Step step(device, stream, true);
+  if (!take(step, node)) {
+    device.host().log(LOG_ERROR, "nvbackend: %s was not accepted and is asked for\n", device.host().op_name(node));
+    return NVB_ERROR_UNSUPPORTED;
+  }
+  // A quantised weight that was made from these bytes is one of other values now.
+  if (step.status() == NVB_OK && is_quantized(node.type)) device.forget(node.data, device.host().bytes(node));
+  return step.status();
+}
+
+}  // namespace nvb_ggml

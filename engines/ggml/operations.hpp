@@ -1,0 +1,58 @@
+// The host's operations on the library's: one function for each kind, which reads a node and says whether it can be
+// done, and does it. Asking and doing are one code, so that what is accepted runs.
+#pragma once
+
+#include "device.hpp"
+
+namespace nvb_ggml {
+
+// A node that is asked about, or run on a stream.
+class Step {
+ public:
+  Step(DeviceState& device, nvb_stream* stream, bool runs) : device(device), stream(stream), runs_(runs) {}
+
+  DeviceState& device;
+  nvb_stream* const stream;
+
+  bool runs() const { return runs_ && status_ == NVB_OK; }
+  const nvb_backend* backend() const { return device.backend(); }
+  nvb_status status() const { return status_; }
+  // Calls `queue`, which returns a status, unless the node is only asked about or an earlier call of it has failed.
+  template <typename Queue>
+  void queue(Queue&& call) {
+    if (runs()) status_ = call();
+  }
+
+ private:
+  const bool runs_;
+  nvb_status status_ = NVB_OK;
+};
+
+// Whether the device computes `node`, from types, extents and strides alone.
+bool supports_operation(DeviceState& device, const Tensor& node);
+// Whether a product with a weight in main memory is worth the way of that weight to the device.
+bool is_worth_offloading(DeviceState& device, const Tensor& node);
+// Queues `node`, which `supports_operation` accepted.
+nvb_status run_operation(DeviceState& device, nvb_stream* stream, const Tensor& node);
+
+// Each false if it cannot do the node. `step` has the status of what was queued.
+bool arg_max(Step& step, const Tensor& node);
+bool binary(Step& step, const Tensor& node, uint32_t function);
+bool clamp(Step& step, const Tensor& node);
+bool concat(Step& step, const Tensor& node);
+bool copy(Step& step, const Tensor& node);
+bool flash_attention(Step& step, const Tensor& node);
+bool get_rows(Step& step, const Tensor& node);
+bool gated_activation(Step& step, const Tensor& node);
+bool mat_mul(Step& step, const Tensor& node);
+bool norm(Step& step, const Tensor& node);
+bool repeat(Step& step, const Tensor& node);
+bool rms_norm(Step& step, const Tensor& node);
+bool rope(Step& step, const Tensor& node);
+bool scale(Step& step, const Tensor& node);
+bool set_rows(Step& step, const Tensor& node);
+bool soft_max(Step& step, const Tensor& node);
+bool unary(Step& step, const Tensor& node);
+bool unary(Step& step, const Tensor& node, uint32_t function);
+
+}  // namespace nvb_ggml

@@ -1,0 +1,26 @@
+// A stream of a device, which ggml calls a backend: it queues the operations of the host's graphs.
+#pragma once
+
+#include "device.hpp"
+
+namespace nvb_ggml {
+
+class StreamState {
+ public:
+  // NULL if no stream can be had.
+  static std::unique_ptr<StreamState> create(DeviceState& device);
+  ~StreamState();
+
+  DeviceState& device() { return device_; }
+  nvb_stream* stream() { return stream_; }
+  void synchronize();
+  // Queues the operations of a graph. The host waits for them by `synchronize`.
+  Status compute(Graph* graph);
+
+ private:
+  StreamState(DeviceState& device, nvb_stream* stream) : device_(device), stream_(stream) {}
+  DeviceState& device_;
+  nvb_stream* stream_;
+};
+
+}  // namespace nvb_ggml

@@ -1,0 +1,206 @@
+//! `rotary_embedding`: rotation of pairs of elements by angles that grow with the position, from tensor to tensor.
+//!
+//! Pair i turns by θ = position · base^(−2i/rotary_dim) / factors[i] · position_scale (Su et al. 2021). With YaRN (Peng et al.
+//! 2023) position_scale counts for low frequencies alone: θ = position · base^(−2i/rotary_dim) / factors[i] · (scale · (1 − m) + m)
+//! with m = extension · (1 − clamp((i − low) / max(0.001, high − low), 0, 1)), where low and high are the pairs that turn
+//! `beta_fast` and `beta_slow` times within the original context, rounded outwards; and the rotated elements are multiplied by
+//! 1 + 0.1 · ln(1 / position_scale) besides `magnitude`.
+
+use super::{expect_extent, expect_finite_positive, Cost};
+use crate::error::{numbered, Error, Result};
+use crate::operation::access::Visit;
+use crate::tensor::{DType, Tensor, MAX_HEAD_DIM};
+
+numbered! {
+    /// `nvb_rotary_code` of csrc/rotary_embedding/rotary_embedding.h, which elements are a pair; the numbers are `NVB_ROTARY_*` of
+    /// the C ABI too.
+    pub enum Pairs: u32 {
+        /// x[i] and x[i + rotary_dim / 2]
+        Half = 0,
+        /// x[2i] and x[2i + 1]
+        Interleaved = 1,
+    }
+}
+
+/// Several positions a token (M-RoPE, Qwen2-VL): how many pairs turn by the first, second, third and fourth of them, in turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sections {
+    pub pairs: [u32; 4],
+    /// Pairs of the first three alternate while each has some left (Qwen3-VL), and the fourth has the rest.
+    pub interleaved: bool,
+}
+
+impl Sections {
+    /// Which of a token's positions turns the pair.
+    fn axis(&self, pair: usize) -> u8 {
+        let [first, second, third, fourth] = self.pairs.map(|pairs| pairs as usize);
+        let place = pair % (first + second + third + fourth);
+        if self.interleaved {
+            return match place % 3 {
+                0 if place < 3 * first => 0,
+                1 if place < 3 * second => 1,
+                2 if place < 3 * third => 2,
+                _ => 3,
+            };
+        }
+        [first, first + second, first + second + third].iter().filter(|&&end| place >= end).count() as u8
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Yarn {
+    pub extension: f32,
+    pub original_positions: u32,
+    pub beta_fast: f32,
+    pub beta_slow: f32,
+}
+
+/// How positions become angles.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Angles {
+    pub pairs: Pairs,
+    pub rotary_dim: usize,
+    /// The first rotated element of a head.
+    pub first: usize,
+    pub base: f32,
+    pub position_scale: f32,
+    /// Multiplies the rotated elements.
+    pub magnitude: f32,
+    pub yarn: Option<Yarn>,
+    /// Each token has four positions then.
+    pub sections: Option<Sections>,
+}
+
+/// The most pairs of a head.
+pub const MAX_ROTARY_PAIRS: usize = 288;
+const _: () = assert!(2 * MAX_ROTARY_PAIRS == MAX_HEAD_DIM);
+
+impl Angles {
+    /// What a position is multiplied by for each pair, before its frequency factor; and what multiplies the elements.
+    pub fn frequencies(&self) -> ([f32; MAX_ROTARY_PAIRS], f32) {
+        let mut frequencies = [0.0; MAX_ROTARY_PAIRS];
+        let (low, high) = self.yarn.map_or((0.0, 0.0), |yarn| self.ramp(&yarn));
+        for (i, frequency) in frequencies[..self.rotary_dim / 2].iter_mut().enumerate() {
+            let mix = self.yarn.map_or(0.0, |yarn| {
+                let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                f64::from(yarn.extension) * (1.0 - ramp)
+            });
+            let inverse = f64::from(self.base).powf(-((2 * i) as f64) / self.rotary_dim as f64);
+            *frequency = (inverse * (f64::from(self.position_scale) * (1.0 - mix) + mix)) as f32;
+        }
+        let longer = self.yarn.map_or(1.0, |_| 1.0 + 0.1 * (1.0 / f64::from(self.position_scale)).ln());
+        (frequencies, (f64::from(self.magnitude) * longer) as f32)
+    }
+
+    /// Which of a token's positions turns each pair.
+    pub fn position_axes(&self) -> [u8; MAX_ROTARY_PAIRS] {
+        let mut axes = [0; MAX_ROTARY_PAIRS];
+        if let Some(sections) = self.sections {
+            axes.iter_mut().enumerate().for_each(|(pair, axis)| *axis = sections.axis(pair));
+        }
+        axes
+    }
+
+    /// The pairs between which extrapolation gives way to interpolation.
+    fn ramp(&self, yarn: &Yarn) -> (f64, f64) {
+        let dim = self.rotary_dim as f64;
+        let pair = |turns: f32| {
+            let context = f64::from(yarn.original_positions);
+            dim * (context / (f64::from(turns) * 2.0 * std::f64::consts::PI)).ln() / (2.0 * f64::from(self.base).ln())
+        };
+        (pair(yarn.beta_fast).floor().max(0.0), pair(yarn.beta_slow).ceil().min(dim - 1.0))
+    }
+}
+
+/// Four axes: [batch, tokens, heads, head_dim].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RotaryEmbedding {
+    pub input: Tensor,
+    pub output: Tensor,
+    /// I32 [tokens], with sections [4, tokens]
+    pub positions: Tensor,
+    /// F32 [rotary_dim / 2]
+    pub factors: Option<Tensor>,
+    pub angles: Angles,
+}
+
+impl RotaryEmbedding {
+    pub fn new(
+        input: Tensor,
+        output: Tensor,
+        positions: Tensor,
+        factors: Option<Tensor>,
+        angles: Angles,
+    ) -> Result<RotaryEmbedding> {
+        input.expect_float("input")?;
+        input.expect_readable("input")?;
+        output.expect_float("output")?;
+        output.expect_readable("output")?;
+        output.expect_shape("output", input.shape())?;
+        output.expect_elements_apart("output")?;
+        let (input, output) = (input.with_four_axes(), output.with_four_axes());
+        let [batch, tokens, heads, head_dim] = input.shape;
+        positions.expect_dtype("positions", DType::I32)?;
+        match angles.sections {
+            None => positions.expect_shape("positions", &[tokens])?,
+            Some(sections) => {
+                positions.expect_shape("positions", &[4, tokens])?;
+                let total: u64 = sections.pairs.iter().map(|&pairs| u64::from(pairs)).sum();
+                if total == 0 || total > MAX_ROTARY_PAIRS as u64 {
+                    return Err(Error::invalid(format!(
+                        "the sections have {total} pairs; 1 to {MAX_ROTARY_PAIRS} are needed"
+                    )));
+                }
+            }
+        }
+        positions.expect_address("positions")?;
+        positions.expect_apart("positions", "output", &output)?;
+        let Angles { rotary_dim, first, base, position_scale, magnitude, yarn, .. } = angles;
+        if head_dim > MAX_HEAD_DIM || rotary_dim % 2 != 0 || first.saturating_add(rotary_dim) > head_dim {
+            return Err(Error::invalid(format!(
+                "rotary_dim is {rotary_dim} from element {first} on; an even number within the head is needed, whose {head_dim} \
+                 elements are at most {MAX_HEAD_DIM}"
+            )));
+        }
+        if let Some(factors) = factors {
+            factors.expect_dtype("frequency_factors", DType::F32)?;
+            factors.expect_readable("frequency_factors")?;
+            if factors.rank != 1 || factors.shape[0] < rotary_dim / 2 {
+                return Err(Error::invalid(format!(
+                    "tensor `frequency_factors` has shape {:?}; at least [{}] is needed",
+                    factors.shape(),
+                    rotary_dim / 2
+                )));
+            }
+        }
+        expect_finite_positive("base", base)?;
+        expect_finite_positive("position_scale", position_scale)?;
+        expect_finite_positive("magnitude", magnitude)?;
+        if let Some(yarn) = yarn {
+            expect_finite_positive("extension", yarn.extension)?;
+            expect_finite_positive("beta_fast", yarn.beta_fast)?;
+            expect_finite_positive("beta_slow", yarn.beta_slow)?;
+            if base == 1.0 {
+                return Err(Error::invalid("base is 1; YaRN needs another, because all pairs then turn alike"));
+            }
+        }
+        expect_extent("the number of heads of all tokens", batch.saturating_mul(tokens).saturating_mul(heads))?;
+        Ok(RotaryEmbedding { input, output, positions, factors, angles })
+    }
+
+    pub fn accesses(&self, visit: &mut impl Visit) {
+        match self.input.strides == self.output.strides && self.input.dtype == self.output.dtype {
+            true => visit.read_before("input", Some(&self.input), &["output"]),
+            false => visit.read("input", Some(&self.input)),
+        }
+        visit.read("positions", Some(&self.positions));
+        visit.read("frequency_factors", self.factors.as_ref());
+        visit.write("output", Some(&self.output));
+    }
+
+    pub fn cost(&self) -> Cost {
+        let elements = self.input.elements() as f64;
+        let width = self.input.dtype.size() + self.output.dtype.size();
+        Cost { operations: elements * 3.0, bytes: elements * width as f64 }
+    }
+}

@@ -1,0 +1,250 @@
+//! `rotary_embedding`: rotation of pairs from tensor to tensor, called as an engine calls it.
+
+use crate::compare::FLOATS;
+use crate::run::{c_tensor, check, expect_error, rounded, Outcome, Run, PLAIN};
+use crate::strided::{places, Placement, ROW_MAJOR, SWAPPED};
+use nvbackend::capi::strided::*;
+use nvbackend::capi::structs::init;
+use nvbackend::error::Status;
+use nvbackend::tensor::DType;
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    /// Batch, tokens, heads, elements of a head.
+    shape: [usize; 4],
+    pairs: u32,
+    /// As in the struct: 0 is a default.
+    rotary_dim: usize,
+    first: usize,
+    base: f32,
+    position_scale: f32,
+    magnitude: f32,
+    factors: bool,
+    /// Extension and original positions.
+    yarn: Option<(f32, u32)>,
+    /// Pairs of each section, and the order.
+    sections: Option<([u32; 4], u32)>,
+    dtypes: [DType; 2],
+    placement: Placement,
+    in_place: bool,
+    last_position: i32,
+}
+
+const CASE: Case = Case {
+    shape: [2, 5, 3, 32],
+    pairs: NVB_ROTARY_HALF,
+    rotary_dim: 0,
+    first: 0,
+    base: 0.0,
+    position_scale: 0.0,
+    magnitude: 0.0,
+    factors: false,
+    yarn: None,
+    sections: None,
+    dtypes: [DType::F32; 2],
+    placement: ROW_MAJOR,
+    in_place: false,
+    last_position: 1000,
+};
+
+/// Angle per position and factor of the elements, as the formula has them.
+fn frequency(case: &Case, rotary_dim: usize, pair: usize) -> (f64, f64) {
+    let or = |value: f32, default: f64| if value == 0.0 { default } else { value.into() };
+    let (base, scale, magnitude) = (or(case.base, 1e4), or(case.position_scale, 1.0), or(case.magnitude, 1.0));
+    let (dim, i) = (rotary_dim as f64, pair as f64);
+    let inverse = base.powf(-2.0 * i / dim);
+    let Some((extension, positions)) = case.yarn else { return (inverse * scale, magnitude) };
+    // The pair that turns so many times in the original context.
+    let turns = |count: f64| dim * (f64::from(positions) / (count * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
+    let (low, high) = (turns(32.0).floor().max(0.0), turns(1.0).ceil().min(dim - 1.0));
+    let mix = f64::from(extension) * (1.0 - ((i - low) / (high - low).max(0.001)).clamp(0.0, 1.0));
+    (inverse * (scale * (1.0 - mix) + mix), magnitude * (1.0 + 0.1 * (1.0 / scale).ln()))
+}
+
+/// Which of a token's four positions turns the pair: sections one behind the other, or taking turns.
+fn axis(case: &Case, pair: usize) -> usize {
+    let Some((sections, order)) = case.sections else { return 0 };
+    let sections = sections.map(|pairs| pairs as usize);
+    let place = pair % sections.iter().sum::<usize>();
+    if order == NVB_SECTIONS_INTERLEAVED {
+        let turn = place % 3;
+        return if place / 3 < sections[turn] { turn } else { 3 };
+    }
+    let mut all = (0..4).flat_map(|axis| std::iter::repeat_n(axis, sections[axis]));
+    all.nth(place).expect("a place within the sections")
+}
+
+fn test(run: &mut Run, case: &Case) -> Outcome {
+    let [_, tokens, _, head_dim] = case.shape;
+    let x = rounded(case.dtypes[0], &run.random.normals(case.shape.iter().product(), 1.0));
+    let input = case.placement.tensor(run, case.dtypes[0], case.shape, &x)?;
+    let axes = if case.sections.is_some() { 4 } else { 1 };
+    let mut positions: Vec<i32> =
+        (0..axes * tokens).map(|_| run.random.below(case.last_position as usize + 1) as i32).collect();
+    if let Some(first) = positions.first_mut() {
+        *first = case.last_position;
+    }
+    let rotary_dim = if case.rotary_dim == 0 { head_dim - case.first } else { case.rotary_dim };
+    let factors: Vec<f64> = (0..rotary_dim / 2).map(|i| [1.0, 2.0, 8.0, 1.5][i % 4]).collect();
+
+    let mut args: nvb_rotary_embedding_args = init();
+    args.input = c_tensor(&input);
+    args.positions = c_tensor(&run.integers(&positions)?);
+    if let Some(([time, height, width, extra], order)) = case.sections {
+        (args.positions.rank, args.positions.shape) = (2, [4, tokens as i64, 1, 1]);
+        args.positions.strides = [0; 4];
+        (args.time_pairs, args.height_pairs, args.width_pairs, args.extra_pairs) = (time, height, width, extra);
+        args.section_order = order;
+    }
+    if case.factors {
+        args.frequency_factors = c_tensor(&run.tensor(DType::F32, &[factors.len()], PLAIN, &factors)?);
+    }
+    let output = match case.in_place {
+        true => input,
+        false => ROW_MAJOR.output(run, case.dtypes[1], case.shape)?,
+    };
+    run.allow_write(&output);
+    args.output = c_tensor(&output);
+    (args.pairs, args.rotary_dim, args.first) = (case.pairs, case.rotary_dim as u32, case.first as u32);
+    (args.base, args.position_scale, args.magnitude) = (case.base, case.position_scale, case.magnitude);
+    if let Some((extension, positions)) = case.yarn {
+        (args.extension, args.original_positions) = (extension, positions);
+    }
+    // SAFETY: a struct with its size set, and tensors of the case's device.
+    run.call(|backend, stream| unsafe { nvb_rotary_embedding(backend, &args, stream) })?;
+
+    // An angle is off by its share of two roundings to f32, of which a rotation makes as much of its pair.
+    let (mut reference, mut slack) = (Vec::new(), Vec::new());
+    for (number, [_, token, _, element]) in places(case.shape).into_iter().enumerate() {
+        let Some(place) = element.checked_sub(case.first).filter(|&place| place < rotary_dim) else {
+            reference.push(x[number]);
+            slack.push(0.0);
+            continue;
+        };
+        let (pair, is_second, partner) = match case.pairs {
+            NVB_ROTARY_HALF => (place % (rotary_dim / 2), place >= rotary_dim / 2, rotary_dim / 2),
+            _ => (place / 2, place % 2 == 1, 1),
+        };
+        let (angle, magnitude) = frequency(case, rotary_dim, pair);
+        let factor = if case.factors { factors[pair] } else { 1.0 };
+        let angle = f64::from(positions[axis(case, pair) * tokens + token]) * angle / factor;
+        let turned = match is_second {
+            false => x[number] * angle.cos() - x[number + partner] * angle.sin(),
+            true => x[number - partner] * angle.sin() + x[number] * angle.cos(),
+        };
+        reference.push(turned * magnitude);
+        slack.push((angle.abs() * 4.0 + 8.0) * 4.0 * magnitude);
+    }
+    run.expect_summed("output", &output, &reference, &slack)
+}
+
+#[test]
+fn pairs_dtypes_and_shapes() {
+    let mut cases = Vec::new();
+    for pairs in [NVB_ROTARY_HALF, NVB_ROTARY_INTERLEAVED] {
+        let case = Case { pairs, ..CASE };
+        for input in FLOATS {
+            for output in FLOATS {
+                cases.push(Case { dtypes: [input, output], ..case });
+            }
+            cases.push(Case { dtypes: [input; 2], in_place: true, ..case });
+        }
+        for placement in [ROW_MAJOR, SWAPPED] {
+            for in_place in [false, true] {
+                cases.push(Case { placement, in_place, rotary_dim: 16, first: 8, ..case });
+            }
+        }
+        for shape in [[1, 1, 1, 2], [1, 0, 3, 32], [1, 1, 8, 512], [3, 7, 1, 80], [1, 300, 2, 64]] {
+            cases.push(Case { shape, ..case });
+        }
+        for (rotary_dim, first) in [(2, 0), (2, 30), (20, 12), (0, 4)] {
+            cases.push(Case { rotary_dim, first, ..case });
+        }
+        for last_position in [0, 1, 131_071] {
+            cases.push(Case { last_position, base: 500_000.0, ..case });
+        }
+    }
+    check("rotary_embedding", &cases, test);
+}
+
+#[test]
+fn factors_and_yarn() {
+    let mut cases = Vec::new();
+    for pairs in [NVB_ROTARY_HALF, NVB_ROTARY_INTERLEAVED] {
+        for factors in [false, true] {
+            for (position_scale, magnitude) in [(0.0, 0.0), (0.125, 1.2), (0.25, 0.5)] {
+                let case = Case { pairs, factors, position_scale, magnitude, ..CASE };
+                cases.push(case);
+                for yarn in [(1.0, 128), (0.7, 8192), (1.0, 1), (0.5, 0)] {
+                    cases.push(Case { yarn: Some(yarn), shape: [1, 5, 2, 128], ..case });
+                }
+            }
+        }
+    }
+    check("rotary_embedding", &cases, test);
+}
+
+#[test]
+fn sections() {
+    let mut cases = Vec::new();
+    for pairs in [NVB_ROTARY_HALF, NVB_ROTARY_INTERLEAVED] {
+        for order in [NVB_SECTIONS_CONSECUTIVE, NVB_SECTIONS_INTERLEAVED] {
+            for sections in [[4, 6, 6, 0], [2, 3, 1, 1], [1, 0, 0, 0], [0, 0, 0, 16], [40, 30, 20, 10]] {
+                for yarn in [None, Some((1.0, 128))] {
+                    let scale = if yarn.is_some() { 0.25 } else { 1.0 };
+                    let case = Case { pairs, sections: Some((sections, order)), yarn, position_scale: scale, ..CASE };
+                    cases.push(case);
+                    cases.push(Case { rotary_dim: 16, first: 8, factors: true, ..case });
+                }
+            }
+        }
+    }
+    check("rotary_embedding", &cases, test);
+}
+
+#[test]
+fn what_is_refused() {
+    check("rotary_embedding", &[()], |run, ()| {
+        let input = run.tensor(DType::F32, &[3, 2, 16], PLAIN, &[1.0; 96])?;
+        let output = run.output(DType::F32, &[3, 2, 16], PLAIN)?;
+        let positions = run.integers(&[0, 1, 2])?;
+        let factors = run.tensor(DType::F32, &[8], PLAIN, &[1.0; 8])?;
+        let four = run.tensor(DType::I32, &[4, 3], PLAIN, &[0.0; 12])?;
+        let mut good: nvb_rotary_embedding_args = init();
+        (good.input, good.output, good.positions) = (c_tensor(&input), c_tensor(&output), c_tensor(&positions));
+        good.frequency_factors = c_tensor(&factors);
+        let refused = |change: &dyn Fn(&mut nvb_rotary_embedding_args), words: &[&str]| {
+            let mut args = good;
+            change(&mut args);
+            // SAFETY: as in `test`.
+            let result = run.call(|backend, stream| unsafe { nvb_rotary_embedding(backend, &args, stream) });
+            expect_error(result, Status::InvalidArgument, words)
+        };
+        refused(&|args| args.pairs = 2, &["pairs is 2"])?;
+        refused(&|args| args.section_order = 2, &["section_order is 2"])?;
+        refused(&|args| args.time_pairs = 4, &["positions", "[4, 3]"])?;
+        refused(
+            &|args| {
+                args.time_pairs = u32::MAX;
+                args.positions = c_tensor(&four);
+            },
+            &["the sections have 4294967295 pairs"],
+        )?;
+        refused(&|args| args.rotary_dim = 7, &["rotary_dim is 7"])?;
+        refused(&|args| args.rotary_dim = 18, &["rotary_dim is 18"])?;
+        refused(&|args| (args.rotary_dim, args.first) = (8, 10), &["rotary_dim is 8", "10"])?;
+        refused(&|args| args.base = -1.0, &["base is -1"])?;
+        refused(&|args| args.position_scale = f32::INFINITY, &["position_scale is inf"])?;
+        refused(&|args| args.magnitude = f32::NAN, &["magnitude is NaN"])?;
+        refused(&|args| args.extension = -1.0, &["extension is -1"])?;
+        refused(&|args| (args.extension, args.base) = (1.0, 1.0), &["base is 1"])?;
+        refused(&|args| args.positions.shape[0] = 2, &["positions", "[3]"])?;
+        refused(&|args| args.positions.dtype = DType::F32 as u32, &["positions", "i32"])?;
+        refused(&|args| args.frequency_factors.shape[0] = 7, &["frequency_factors", "[8]"])?;
+        refused(&|args| args.frequency_factors.dtype = DType::F16 as u32, &["frequency_factors", "f32"])?;
+        refused(&|args| args.output.shape[0] = 2, &["output", "shape"])?;
+        refused(&|args| args.output.strides = [0, 16, 1, 0], &["output", "overlap"])?;
+        refused(&|args| args.positions.data = output.data, &["positions", "output"])?;
+        refused(&|args| args.output.data = input.data.wrapping_byte_add(4), &["output", "input"])
+    });
+}

@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Tests the plug-in for hosts of ggml (engines/ggml) inside hosts, with the CPU executor as its device.
+
+    run.py WORK LIBRARY PLUGIN [--sample]
+
+WORK is where packages are unpacked and hosts built, which later runs find again. LIBRARY is the folder of libnvbackend, PLUGIN
+the path of libggml-nvb.so. --sample: one host, and some cases of every operation; else every case, the models, and the
+prebuilt hosts. Needs the package registries of Python and of Node unless WORK has their packages.
+"""
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+# The host that is built, and packages whose headers the declarations are compared with.
+HOST = ("llama-cpp-python", "0.3.36")
+LAYOUTS = [(HOST, "Tables_0_10"), (("llama-cpp-python", "0.3.20"), "Tables_0_9")]
+# Wheels with prebuilt copies of ggml, and their library that exports ggml_backend_load.
+WHEELS = [(("pywhispercpp", "1.5.1"), "pywhispercpp.libs/libggml-6*.so*"), (("libggml-python", "0.20.2.post1"), "libggml/lib64/libggml.so")]
+PREBUILT = ("@node-llama-cpp/linux-x64", "3.22.1")
+
+# Operations of test-backend-ops: the cases that pass at least, and which of them a sample runs.
+OPERATIONS = {
+    "ADD": (154, "f32.*ne=\\[(10|16),5"), "ARGMAX": (7, "."), "CLAMP": (6, "."), "CONCAT": (112, "type=f32"),
+    "CONT": (78, "."), "CPY": (266, "type_src=(f32|f16),type_dst=(f16|f32)"), "DIV": (142, "f32.*ne=\\[(10|16),5"),
+    "DUP": (9, "."), "EXP": (1, "."), "FLASH_ATTN_EXT": (344, "hsk=64.*kv=113.*mask=0"),
+    "GEGLU": (1, "."), "GEGLU_ERF": (1, "."), "GELU": (1, "."), "GET_ROWS": (48, "type=(f32|f16|q8_0)"),
+    "MUL": (142, "f32.*ne=\\[(10|16),5"), "MUL_MAT": (797, "type_a=(f32|f16|q4_0|q8_0),type_b=f32,m=16,n=(1|8),k=256"),
+    "NEG": (1, "."), "NORM": (50, "."), "RELU": (1, "."), "REPEAT": (16, "type=f32"), "RMS_NORM": (51, "."),
+    "ROPE": (422, "ne_a=\\[128,32,2,1\\],n_dims=128,mode=[02]"), "SCALE": (7, "."), "SET_ROWS": (126, "type_dst=(f32|f16)"),
+    "SIGMOID": (1, "."), "SILU": (1, "."), "SOFT_MAX": (214, "ne=\\[16,2,32,1\\]"), "SQR": (6, "."), "SQRT": (6, "."),
+    "SUB": (142, "f32.*ne=\\[(10|16),5"), "SWIGLU": (1, "."), "TANH": (1, "."),
+}
+
+
+def say(text):
+    print(f"engines: {text}", flush=True)
+
+
+def fail(text):
+    sys.exit(f"engines: {text}")
+
+
+def run(*command, **options):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
+    if done.returncode != 0:
+        fail(f"{' '.join(map(str, command))}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    return done.stdout
+
+
+class Packages:
+    """Packages from the registries, each unpacked once."""
+
+    def __init__(self, work):
+        self.work = work
+
+    def _unpacked(self, name, version, fetch):
+        folder = self.work / "packages" / f"{name.strip('@').replace('/', '-')}-{version}"
+        if (folder / "done").exists():
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        fetch(folder)
+        for archive in [*folder.glob("*.tar.gz"), *folder.glob("*.tgz")]:
+            with tarfile.open(archive) as opened:
+                opened.extractall(folder, filter="data")
+        for archive in folder.glob("*.whl"):
+            zipfile.ZipFile(archive).extractall(folder)
+        (folder / "done").touch()
+        return folder
+
+    def source(self, name, version):
+        """The folder of llama.cpp in a source package of llama-cpp-python."""
+        fetch = lambda folder: run(sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", name,
+                                   f"{name}=={version}", "-d", folder)
+        folder = self._unpacked(name, version, fetch)
+        return next(folder.glob("*/vendor/llama.cpp"))
+
+    def wheel(self, name, version):
+        fetch = lambda folder: run(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
+                                   f"{name}=={version}", "-d", folder)
+        return self._unpacked(name, version, fetch)
+
+    def node(self, name, version):
+        fetch = lambda folder: run("npm", "pack", f"{name}@{version}", cwd=folder)
+        return self._unpacked(name, version, fetch)
+
+
+def build_host(work, source):
+    """ggml, its CPU back end and test-backend-ops; the folder of their binaries."""
+    started = time.monotonic()
+    folder = work / "host"
+    run("cmake", "-S", HERE, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DENGINE_HOST_SOURCE={source}")
+    run("cmake", "--build", folder)
+    say(f"the host is built ({time.monotonic() - started:.0f} s)")
+    return folder / "bin"
+
+
+def check_layouts(packages):
+    for (name, version), tables in LAYOUTS:
+        ggml = packages.source(name, version) / "ggml"
+        command = ["c++", "-std=c++17", "-fsyntax-only", f"-I{ggml}/include", f"-I{ggml}/src", f"-I{ROOT}/include"]
+        run(*command, f"-DNVB_TABLES={tables}", HERE / "abi_layout.cpp")
+        others = {"Tables_0_9", "Tables_0_10"} - {tables}
+        for other in others:
+            done = subprocess.run([*map(str, command), f"-DNVB_TABLES={other}", str(HERE / "abi_layout.cpp")], capture_output=True)
+            if done.returncode == 0:
+                fail(f"{name} {version}: {other} fits as well, so the comparison sees nothing")
+        say(f"the headers of {name} {version} have the layout {tables}")
+
+
+def check_refusals(work, plugin):
+    for name, options in [("fake_host", []), ("silent_host", ["-DEXPORTS_NOTHING"])]:
+        run("cc", "-rdynamic", *options, HERE / "fake_host.c", "-ldl", "-o", work / name)
+    for version in ["0.8.9", "0.9.0", "0.26.0", "0.99.1", "1.0.0", "", "nonsense"]:
+        done = subprocess.run([work / "fake_host", plugin], capture_output=True, text=True, env={**os.environ, "FAKE_VERSION": version})
+        if done.stdout != "refused\n" or "this plug-in knows ggml" not in done.stderr or done.stderr.count("\n") != 1:
+            fail(f"version {version!r}: {done.returncode} {done.stdout}{done.stderr}")
+    done = subprocess.run([work / "silent_host", plugin], capture_output=True, text=True)
+    if done.stdout != "refused\n" or "does not export ggml_version" not in done.stderr:
+        fail(f"a host without functions: {done.returncode} {done.stdout}{done.stderr}")
+    say("unknown versions, and a host that exports nothing, are refused with one line")
+
+
+def test_operation(binaries, name, pattern):
+    command = [binaries / "test-backend-ops", "-b", "NVB0", "-o", name]
+    if pattern:
+        command += ["-p", pattern]
+    done = subprocess.run(command, capture_output=True, text=True)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+    passed, failed = len(re.findall(r"\): OK", text)), re.findall(r".*FAIL.*", text)
+    return name, passed, text.count("not supported"), failed or ([] if done.returncode == 0 else [text[-2000:] + done.stderr[-2000:]])
+
+
+def check_operations(binaries, sample):
+    started, total = time.monotonic(), 0
+    with concurrent.futures.ThreadPoolExecutor(1 if sample else 2) as pool:
+        jobs = [pool.submit(test_operation, binaries, name, pattern if sample else None)
+                for name, (_, pattern) in OPERATIONS.items()]
+        for job in jobs:
+            name, passed, unsupported, failed = job.result()
+            least = 1 if sample else OPERATIONS[name][0]
+            if failed or passed < least:
+                fail(f"{name}: {passed} cases pass, at least {least} have to\n" + "\n".join(failed[:10]))
+            total += passed
+            say(f"{name}: {passed} cases pass, {unsupported} are left to the host")
+    say(f"{total} cases of test-backend-ops pass ({time.monotonic() - started:.0f} s)")
+
+
+def check_models(work, packages):
+    """The prebuilt llama.cpp gives on NVB0 the tokens that it gives on the CPU."""
+    prebuilt = next(packages.node(*PREBUILT).glob("package/bins/linux-x64"))
+    source = packages.source(*HOST)
+    libraries = [next(prebuilt.glob(pattern)) for pattern in ("libllama.*", "libggml.*", "libggml-base.*")]
+    program = work / "tokens"
+    run("c++", "-std=c++17", "-O1", f"-I{source}/include", f"-I{source}/ggml/include", HERE / "tokens.cpp", *libraries,
+        f"-Wl,-rpath,{prebuilt}", "-o", program)
+    run(sys.executable, HERE / "models.py", work / "models")
+    without = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
+    for model in sorted((work / "models").glob("*.gguf")):
+        for prompt in (1, 40, 600):
+            for flash in ("0", "1"):
+                command = [program, model, str(prompt), "32", flash, prebuilt]
+                here = run(*command, env=without)
+                there = run(*command, "NVB0")
+                if here != there or len(here.split()) != 32:
+                    fail(f"{model.name}, prompt of {prompt}, flash attention {flash}:\n{here}{there}")
+        say(f"{model.name}: the tokens of ggml-cpu after prompts of 1, 40 and 600, with flash attention and without")
+    check_limits(program, work / "models" / "llama-f32.gguf", prebuilt)
+
+
+def check_limits(program, model, prebuilt):
+    """Too little memory, for the cache and for the graph's buffers, and a limit that is none: the host ends by itself."""
+    for limit, text in [("2MiB", "failed to allocate buffer for kv cache"), ("12MiB", "failed to allocate compute"),
+                        ("nonsense", "no such device")]:
+        done = subprocess.run([str(part) for part in (program, model, 40, 4, 0, prebuilt, "NVB0")], capture_output=True,
+                              text=True, env={**os.environ, "NVB_GGML_MEMORY_LIMIT": limit})
+        if done.returncode != 1 or text not in done.stderr or "nvbackend: " not in done.stderr:
+            fail(f"a limit of {limit}: {done.returncode}\n{done.stderr}")
+    say("a model larger than the limit ends in the host's own error")
+
+
+def main():
+    work, library, plugin = (pathlib.Path(argument).resolve() for argument in sys.argv[1:4])
+    sample = "--sample" in sys.argv
+    work.mkdir(parents=True, exist_ok=True)
+    os.environ.update({"GGML_BACKEND_PATH": str(plugin), "NVB_GGML_CPU": "1", "LD_LIBRARY_PATH": str(library)})
+    needed = run("readelf", "-d", plugin)
+    if re.search(r"NEEDED.*ggml", needed):
+        fail(f"the plug-in needs a library of ggml:\n{needed}")
+    packages = Packages(work)
+    check_refusals(work, plugin)
+    if not sample:
+        check_layouts(packages)
+        for (name, version), pattern in WHEELS:
+            ggml = next(packages.wheel(name, version).glob(pattern))
+            say(run(sys.executable, HERE / "load.py", ggml, plugin).strip() + f" ({name} {version})")
+    binaries = build_host(work, packages.source(*HOST))
+    say(run(sys.executable, HERE / "load.py", binaries / "libggml.so", plugin).strip())
+    check_operations(binaries, sample)
+    if not sample:
+        check_models(work, packages)
+
+
+if __name__ == "__main__":
+    main()
