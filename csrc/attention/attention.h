@@ -138,7 +138,8 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
 // rows = sequences * rows_per_sequence; every launch leaves them zero. `workspace` is scratch of any content, 16-byte
 // aligned: two f32 for each of slots_per_head * rows * query_heads partial results, padded to 16 bytes, and their
 // outputs of head_dim f32. Both may be null where slots_per_head is 0. Launches that may overlap in time must share
-// neither.
+// neither. A kernel whose shape has `blocks` is planned with as many splits and slots_per_head 0, and its workspace has
+// the results of 2 * splits * heads_per_chunk items.
 //
 // The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16 without scales, any query and output
 // dtype, head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else.
@@ -204,6 +205,7 @@ struct nvb_attention_decode_shape {
   int32_t cluster;          // blocks that may merge in a cluster; 0: they merge through the workspace
   int32_t passes;           // of a block in a cluster, at most
   int32_t stages;           // tiles of keys under way at a time
+  int32_t blocks;           // among which the tiles of all sequences are divided evenly; 0: the plan splits each
 };
 
 extern "C" {

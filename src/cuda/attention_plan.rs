@@ -45,6 +45,7 @@ struct DecodeShape {
     cluster: i32,
     passes: i32,
     stages: i32,
+    blocks: i32,
 }
 
 extern "C" {
@@ -212,20 +213,24 @@ impl DecodePlan {
         let longest = op.rows.max_kv_length;
         let visible = if window > 0 { (window + op.rows.per_sequence - 1).min(longest) } else { longest }.max(1);
         let work = Work { blocks: op.sequence_count() * kv_heads * chunks, visible };
+        let heads_per_chunk = items.div_ceil(chunks);
+        let listed = shape.blocks as usize;
         let splits = match shape.cluster {
+            _ if listed > 0 => listed,
             0 => work.splits(shape, launch),
             _ => work.cluster(shape, launch)?,
         };
-        let merged = splits > 1 && shape.cluster == 0;
+        let merged = splits > 1 && shape.cluster == 0 && listed == 0;
         let slots_per_head = if merged { splits + splits.div_ceil(MERGED_SPLITS) } else { 0 };
-        let partials = rows * query_heads * slots_per_head;
+        // A block of a list of tiles has at most two rows that others read too.
+        let partials = rows * query_heads * slots_per_head + 2 * listed * heads_per_chunk;
         // The maxima and sums come first, padded so that the outputs are aligned to 16 bytes.
         let sums = (partials * 2 * size_of::<f32>()).next_multiple_of(16);
         Some(DecodePlan {
             row,
             splits: splits as i32,
             chunks: chunks as i32,
-            heads_per_chunk: items.div_ceil(chunks) as i32,
+            heads_per_chunk: heads_per_chunk as i32,
             slots_per_head: slots_per_head as i32,
             keys: shape.keys as usize,
             stages: shape.stages as usize,

@@ -55,15 +55,22 @@ struct Variant {
 
 constexpr int kHalf = 112 * 1024 - 256, kWhole = 225 * 1024;
 using B = __nv_bfloat16;
+template <typename T, typename Tile, int N>
+cudaError_t with_stages(const DecodeArguments& a, Options options, int blocks, int bytes, const nvb_launch& l) {
+  options.stages = decode_ring::stages_within<Tile>(bytes, a.params.heads_per_chunk, float_dtype_bytes(a.params.query_dtype));
+  if (options.stages < Tile::kTeams) return cudaErrorInvalidValue;
+  if (options.prefetch < 0) options.prefetch = options.stages * -options.prefetch;
+  return decode_ring::launch_tile<T, Tile, N>(a, options, blocks, l);
+}
 template <int D, int H, int W, int TM, int N = 2>
 cudaError_t go(const DecodeArguments& a, const Options& o, int blocks, int bytes, const nvb_launch& l) {
   if (a.params.kv_dtype == NVB_F16) return cudaErrorInvalidValue;
-  return decode_ring::launch_tile<B, Tile<B, D, H, W, TM>, N>(a, o, blocks, bytes, l);
+  return with_stages<B, Tile<B, D, H, W, TM>, N>(a, o, blocks, bytes, l);
 }
 
 template <int D, int H, int W, int TM, int N = 2>
 cudaError_t go8(const DecodeArguments& a, const Options& o, int blocks, int bytes, const nvb_launch& l) {
-  return decode_ring::launch_tile<__half, Tile<__nv_fp8_e4m3, D, H, W, TM>, N>(a, o, blocks, bytes, l);
+  return with_stages<__half, Tile<__nv_fp8_e4m3, D, H, W, TM>, N>(a, o, blocks, bytes, l);
 }
 
 const Variant kVariants[] = {
@@ -71,6 +78,14 @@ const Variant kVariants[] = {
     {"128 4x2 pf late", 128, 8, go<128, 1, 4, 2>, {0, -1, 1}, kHalf, 1},
     {"128 4x2 pf late 200K", 128, 8, go<128, 1, 4, 2, 1>, {0, -1, 1}, kWhole, 1},
     {"128 4x1 pf late", 128, 8, go<128, 1, 4, 1>, {0, -1, 1}, kHalf, 1},
+    {"128 4x1 no pf", 128, 8, go<128, 1, 4, 1>, {0, 0, 1}, kHalf, 1},
+    {"128 4x1 early", 128, 8, go<128, 1, 4, 1>, {0, -1, 0}, kHalf, 1},
+    {"128 4x1 pf twice", 128, 8, go<128, 1, 4, 1>, {0, -2, 1}, kHalf, 1},
+    {"128 4x1 x2", 128, 8, go<128, 1, 4, 1>, {0, -1, 1}, kHalf, 2},
+    {"64 8x1 no pf", 64, 8, go<64, 1, 8, 1>, {0, 0, 1}, kHalf, 1},
+    {"64 8x1 pf twice", 64, 8, go<64, 1, 8, 1>, {0, -2, 1}, kHalf, 1},
+    {"64 8x1 x2", 64, 8, go<64, 1, 8, 1>, {0, -1, 1}, kHalf, 2},
+    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, -1, 1}, kHalf, 1, true},
     {"128 2x2 pf late", 128, 8, go<128, 1, 2, 2>, {0, -1, 1}, kHalf, 1},
     {"128 2x2 pf early", 128, 8, go<128, 1, 2, 2>, {0, -1, 0}, kHalf, 1},
     {"128 2x2 no pf", 128, 8, go<128, 1, 2, 2>, {0, 0, 1}, kHalf, 1},
@@ -121,7 +136,7 @@ struct Workspace {
 };
 
 cudaError_t launch_old(nvb_attention_decode_params p, const Workspace& workspace, const nvb_launch& launch) {
-  nvb_attention_decode_shape shape;
+  nvb_attention_decode_shape shape = {};
   if (!supports_decode_mma(p, launch, shape)) return cudaErrorInvalidValue;
   const int group = items_per_kv_head(p);
   p.chunks = (group + shape.heads_per_block - 1) / shape.heads_per_block;
@@ -229,7 +244,7 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
   }
   if (test.slots && n > 1) slots[n - 1] = slot_count;  // outside
   nvb_attention_decode_params p = {};
-  p.rows_per_sequence = test.rows, p.query_heads = test.query_heads, p.kv_heads = test.kv_heads, p.head_dim = d;
+  p.rows_per_sequence = test.rows, p.query_heads = test.query_heads, p.kv_heads = test.kv_heads, p.head_dim = p.value_dim = d;
   p.sequences = n, p.slot_count = slot_count, p.capacity = capacity, p.max_kv_length = longest;
   p.window = test.window, p.soft_cap = test.soft_cap, p.scale = 0.7f / std::sqrt(float(d));
   p.query_dtype = test.query_dtype, p.kv_dtype = NVB_BF16, p.output_dtype = test.output_dtype;
@@ -295,6 +310,7 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
   std::vector<float> lse_poison(count / d, -1e30f), lse(lse_poison), out(count), first;
   p.output = to_device(poison);
   p.lse = to_device(lse_poison);
+  p.placement.value_block_stride = p.placement.block_stride;
   const nvb_launch launch = device_launch(nullptr);
   std::string wrong;
   for (int round = 0; round < 3 && wrong.empty(); ++round) {
@@ -565,7 +581,7 @@ struct Bench {
     for (const int length : lengths) host.push_back(length - 1), longest = std::max(longest, length);
     MUST(cudaMemcpy(positions, host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     p.query = query, p.output = output, p.positions = positions;
-    p.sequences = row.batch, p.rows_per_sequence = 1, p.query_heads = row.query_heads, p.kv_heads = row.kv_heads, p.head_dim = row.d;
+    p.sequences = row.batch, p.rows_per_sequence = 1, p.query_heads = row.query_heads, p.kv_heads = row.kv_heads, p.head_dim = p.value_dim = row.d;
     p.slot_count = row.batch, p.capacity = longest, p.max_kv_length = longest;
     p.scale = 1.0f / std::sqrt(float(row.d));
     p.query_dtype = p.kv_dtype = p.output_dtype = NVB_BF16;
@@ -585,7 +601,7 @@ struct Bench {
       p.placement.pages = table, p.placement.page_row_stride = entries, p.placement.page_tokens = page;
       p.placement.page_count = static_cast<int32_t>(pages.size());
       p.key_head_stride = p.value_head_stride = int64_t{page} * row.d;
-      p.placement.block_stride = p.key_head_stride * row.kv_heads;
+      p.placement.block_stride = p.placement.value_block_stride = p.key_head_stride * row.kv_heads;
     }
     return p;
   }

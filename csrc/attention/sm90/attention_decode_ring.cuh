@@ -484,14 +484,11 @@ int stages_within(int bytes, int items, int query_bytes) {
 }
 
 template <typename T, typename Tile, int Blocks>
-cudaError_t launch_tile(const DecodeArguments& arguments, const Options& wanted, int blocks, int bytes, const nvb_launch& launch) {
+cudaError_t launch_tile(const DecodeArguments& arguments, const Options& options, int blocks,
+                        const nvb_launch& launch) {
   const auto kernel = attention_decode_ring_kernel<T, Tile, Blocks>;
   const nvb_attention_decode_params& p = arguments.params;
-  const int query_bytes = p.query_dtype == NVB_F32 ? 4 : 2;
-  Options options = wanted;
-  options.stages = stages_within<Tile>(bytes, p.heads_per_chunk, query_bytes);
-  if (options.stages < Tile::kTeams) return cudaErrorInvalidValue;
-  if (options.prefetch < 0) options.prefetch = options.stages * -options.prefetch;
+  const int query_bytes = float_dtype_bytes(p.query_dtype);
   const int shared_bytes = Layout<Tile>::of(options.stages, p.heads_per_chunk, query_bytes).total;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;

@@ -182,6 +182,7 @@ struct Tokens {
   const Element* data;
   const int32_t* pages;
   int64_t stride;
+  int64_t block_stride;
   int together;  // tokens without a gap between them
 
   __device__ __forceinline__ Tokens(const nvb_attention_decode_params& p, bool values, int slot, int kv_head) {
@@ -192,6 +193,7 @@ struct Tokens {
            kv_head * head_stride;
     pages = paged ? p.placement.pages + slot * p.placement.page_row_stride : nullptr;
     stride = values ? p.value_token_stride : p.key_token_stride;
+    block_stride = values ? p.placement.value_block_stride : p.placement.block_stride;
     together = stride == p.head_dim ? kMaxLength : 1;
   }
   __device__ __forceinline__ int32_t page_of(const nvb_kv_placement& placement, int token) const {
@@ -212,7 +214,7 @@ struct Tokens {
         piece = min(piece, placement.page_tokens - place);
         if (token != first) page = page_of(placement, token);
         const bool valid = static_cast<uint32_t>(page) < static_cast<uint32_t>(placement.page_count);
-        offset = valid ? page * placement.block_stride + place * stride : -1;
+        offset = valid ? page * block_stride + place * stride : -1;
       } else if (placement.ring_tokens > 0) {
         const int place = token % placement.ring_tokens;
         piece = min(piece, placement.ring_tokens - place);
