@@ -28,16 +28,6 @@ __device__ __forceinline__ void bulk_copy_once(void* shared, const void* global,
 #endif
 }
 
-// From this block's shared memory to another place of it.
-__device__ __forceinline__ void bulk_copy_shared(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-#endif
-}
-
 // Into L2, and does not wait.
 __device__ __forceinline__ void bulk_prefetch_l2(const void* global, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900

@@ -19,14 +19,16 @@ struct Options {
 inline constexpr int kMaxStages = 32;
 inline constexpr int kQueryStages = 2;
 
+// What is copied where a token is not to be read; a row of 256 columns of 16 bits.
+__device__ const uint4 kZeroRow[32] = {};
+
 // Shared memory, in this order.
 template <typename Tile>
 struct Layout {
-  int zeros, segments, keys, barriers, fragments, scales, raw, merge, states, total;
+  int segments, keys, barriers, fragments, scales, raw, merge, states, total;
   __host__ __device__ static Layout of(int stages, int items, int query_bytes) {
     Layout layout;
-    layout.zeros = stages * Tile::kStageBytes;  // a row; the ring comes first
-    layout.segments = layout.zeros + Tile::kRowBytes;
+    layout.segments = stages * Tile::kStageBytes;  // the ring comes first
     layout.keys = layout.segments + kQueryStages * static_cast<int>(sizeof(Segment));
     layout.barriers = layout.keys + kQueryStages * Tile::kItems * static_cast<int>(sizeof(DecodeKeys));
     layout.fragments = layout.barriers + (2 * kMaxStages + 2 * kQueryStages) * 8;
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
 
   if (warp == Tile::kWarps) {
     if (!options.late_trigger) allow_next_grid();
-    // Barriers and the row of zeros, which wait for nothing.
+    // Barriers wait for nothing.
     if (lane < stages) {
       barrier_init(full + lane, 1);
       barrier_init(empty + lane, Tile::kTeamWarps);
@@ -141,11 +143,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       barrier_init(query_full + lane, 1);
       barrier_init(query_empty + lane, Tile::kWarps);
     }
-    for (int i = lane; i < Tile::kRowBytes / 16; i += 32) {
-      reinterpret_cast<uint4*>(shared + layout.zeros)[i] = make_uint4(0, 0, 0, 0);
-    }
     barrier_init_fence();
-    order_bulk_copies();
   }
   __syncthreads();
 
@@ -247,8 +245,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
               unsigned char* const to = shared + stage * Tile::kStageBytes + tensor * Tile::kTensorBytes + run * Tile::kPitch;
               const auto clear = [&](int from, int until) {
                 for (int token = max(from, start); token < min(until, start + Tile::kRun); ++token) {
-                  bulk_copy_shared(to + (token - start) * Tile::kRowBytes, shared + layout.zeros, Tile::kRowBytes,
-                                   full + stage);
+                  bulk_copy(to + (token - start) * Tile::kRowBytes, kZeroRow, Tile::kRowBytes, full + stage);
                 }
               };
               // Tokens that no item sees are zeros and are not read: stale rows of the cache may hold NaN.
