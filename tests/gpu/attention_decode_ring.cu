@@ -475,11 +475,8 @@ __global__ void __launch_bounds__(32) read_only(const unsigned char* data, size_
   const auto issue = [&](size_t at, int slot) {
     if (lane == 0) barrier_expect(full + slot, stage_bytes);
     __syncwarp();
-    if (lane == 0) {
-#pragma unroll 4
-      for (int i = 0; i < 16; ++i) {
-        bulk_copy(ring + (slot * 16 + i) * (piece + 16), data + at * stage_bytes + size_t(i) * piece, piece, full + slot);
-      }
+    if (lane < 16) {
+      bulk_copy(ring + (slot * 16 + lane) * (piece + 16), data + at * stage_bytes + size_t(lane) * piece, piece, full + slot);
     }
     __syncwarp();
   };

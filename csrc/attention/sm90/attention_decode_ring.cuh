@@ -148,13 +148,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
   __syncthreads();
 
   if (warp == Tile::kWarps) {
-    // Lanes 0 to 7 look up the pages of a run of keys each, and 0 issues all copies: the instruction takes its operands
-    // from registers that the lanes of a warp share.
+    // Lane 8 * tensor + run copies the tokens of that run: the addresses of a tile are found side by side.
+    const int run = lane % 8;
+    const bool values = lane / 8 % 2 == 1;
     const bool paged = p.placement.pages != nullptr;
-    const auto run_begin = [&](const Segment& s, int tile, int run) {
+    const auto run_begin = [&](const Segment& s, int tile) {
       return max(s.begin, tile * Tile::kKeys + run * Tile::kRun);
     };
-    const auto run_end = [&](const Segment& s, int tile, int run) {
+    const auto run_end = [&](const Segment& s, int tile) {
       return min(s.end, tile * Tile::kKeys + (run + 1) * Tile::kRun);
     };
     if (options.prefetch > 0) {
@@ -162,25 +163,18 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       Part<Tile> part;
       part.find(p, lane);
       part.for_each(p, lane, [&](const Segment& segment, int slot) {
-        const Tokens<Element> tokens[2] = {{p, false, slot, segment.kv_head}, {p, true, slot, segment.kv_head}};
+        const Tokens<Element> tokens(p, values, slot, segment.kv_head);
         for (uint32_t ring = segment.ring_first; ring < segment.ring_end; ++ring) {
           if (ring >= static_cast<uint32_t>(options.prefetch)) return false;
           const int tile = segment.first_tile + static_cast<int>(ring - segment.ring_first);
-          const int own = run_begin(segment, tile, lane % 8);
-          const int32_t own_page = paged && own < run_end(segment, tile, lane % 8) ? tokens[0].page_of(p.placement, own) : 0;
-          for (int run = 0; run < 8; ++run) {
-            const int first = run_begin(segment, tile, run), count = run_end(segment, tile, run) - first;
-            const int32_t page = __shfl_sync(0xffffffffu, own_page, run);
-            if (lane == 0) {
-#pragma unroll
-              for (int tensor = 0; tensor < 2; ++tensor) {
-                tokens[tensor].for_each_piece(p.placement, first, count, page, [&](const Element* from, int, int piece) {
-                  if (from != nullptr) bulk_prefetch_l2(from, piece * Tile::kRowBytes);
-                });
-              }
-            }
-            __syncwarp();
+          const int first = run_begin(segment, tile), count = run_end(segment, tile) - first;
+          if (lane < 16 && count > 0) {
+            tokens.for_each_piece(p.placement, first, count, paged ? tokens.page_of(p.placement, first) : 0,
+                                  [&](const Element* from, int, int piece) {
+                                    if (from != nullptr) bulk_prefetch_l2(from, piece * Tile::kRowBytes);
+                                  });
           }
+          __syncwarp();
         }
         return true;
       });
@@ -192,11 +186,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
     const uint32_t query_row = Tile::kHeadDim * query_bytes;
     uint32_t stage = 0, parity = 1, query_stage = 0, query_parity = 1;
     part.for_each(p, lane, [&](const Segment& segment, int slot) {
-      const Tokens<Element> tokens[2] = {{p, false, slot, segment.kv_head}, {p, true, slot, segment.kv_head}};
+      const Tokens<Element> tokens(p, values, slot, segment.kv_head);
       const auto find_page = [&](uint32_t ring) {
         const int tile = segment.first_tile + static_cast<int>(ring - segment.ring_first);
-        const int first = run_begin(segment, tile, lane % 8);
-        return paged && first < run_end(segment, tile, lane % 8) ? tokens[0].page_of(p.placement, first) : 0;
+        const int first = run_begin(segment, tile);
+        return paged && first < run_end(segment, tile) ? tokens.page_of(p.placement, first) : 0;
       };
       int32_t page = find_page(segment.ring_first);
       // The queries, and what is to be done with them.
@@ -232,37 +226,33 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
         const int32_t own_page = page;
         if (ring + 1 < segment.ring_end) page = find_page(ring + 1);
         const int tile = segment.first_tile + static_cast<int>(ring - segment.ring_first);
+        const int start = tile * Tile::kKeys + run * Tile::kRun;
+        const int first = run_begin(segment, tile), end = max(first, run_end(segment, tile));
+        unsigned char* const to =
+            shared + stage * Tile::kStageBytes + (values ? Tile::kTensorBytes : 0) + run * Tile::kPitch;
         barrier_wait(empty + stage, parity);
         if (lane == 0) barrier_expect(full + stage, Tile::kCopiedBytes);
         __syncwarp();
-        for (int run = 0; run < 8; ++run) {
-          const int start = tile * Tile::kKeys + run * Tile::kRun;
-          const int first = run_begin(segment, tile, run), end = max(first, run_end(segment, tile, run));
-          const int32_t run_page = __shfl_sync(0xffffffffu, own_page, run);
-          if (lane == 0) {
-#pragma unroll
-            for (int tensor = 0; tensor < 2; ++tensor) {
-              unsigned char* const to = shared + stage * Tile::kStageBytes + tensor * Tile::kTensorBytes + run * Tile::kPitch;
-              const auto clear = [&](int from, int until) {
-                for (int token = max(from, start); token < min(until, start + Tile::kRun); ++token) {
-                  bulk_copy(to + (token - start) * Tile::kRowBytes, kZeroRow, Tile::kRowBytes, full + stage);
-                }
-              };
-              // Tokens that no item sees are zeros and are not read: stale rows of the cache may hold NaN.
-              clear(start, first);
-              clear(end, start + Tile::kRun);
-              tokens[tensor].for_each_piece(p.placement, first, end - first, run_page,
-                                            [&](const Element* from, int token, int piece) {
-                if (from != nullptr) {
-                  bulk_copy(to + (token - start) * Tile::kRowBytes, from, piece * Tile::kRowBytes, full + stage);
-                } else {
-                  clear(token, token + piece);
-                }
-              });
+        if (lane < 16) {
+          const auto clear = [&](int from, int until) {
+            for (int token = max(from, start); token < min(until, start + Tile::kRun); ++token) {
+              bulk_copy(to + (token - start) * Tile::kRowBytes, kZeroRow, Tile::kRowBytes, full + stage);
             }
-          }
-          __syncwarp();
+          };
+          // Tokens that no item sees are zeros and are not read: stale rows of the cache may hold NaN.
+          clear(start, first);
+          clear(end, start + Tile::kRun);
+          tokens.for_each_piece(p.placement, first, end - first, own_page,
+                                [&](const Element* from, int token, int piece) {
+                                  if (from != nullptr) {
+                                    bulk_copy(to + (token - start) * Tile::kRowBytes, from, piece * Tile::kRowBytes,
+                                              full + stage);
+                                  } else {
+                                    clear(token, token + piece);
+                                  }
+                                });
         }
+        __syncwarp();
         stage = stage + 1 == stages ? 0 : stage + 1;
         parity ^= stage == 0 ? 1 : 0;
       }
