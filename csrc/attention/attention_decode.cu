@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "attention_decode.cuh"
+#include "attention_decode_ring.h"
 
 namespace nvb {
 namespace {
@@ -27,8 +28,8 @@ bool is_planned(const nvb_attention_decode_params& p, const nvb_attention_decode
   if (p.chunks < 1 || p.heads_per_chunk < 1 || p.heads_per_chunk > shape.heads_per_block) return false;
   if (static_cast<int64_t>(p.chunks) * p.heads_per_chunk < items || (p.chunks - 1) * p.heads_per_chunk >= items)
     return false;
-  if (shape.blocks > 0) {
-    return p.splits == shape.blocks && p.slots_per_head == 0 && p.workspace != nullptr && p.counters != nullptr;
+  if (shape.min_tiles == 0) {
+    return p.splits >= 1 && p.slots_per_head == 0 && p.workspace != nullptr && p.counters != nullptr;
   }
   if (shape.cluster > 0) return p.splits >= 1 && p.splits <= shape.cluster && p.slots_per_head == 0;
   if (p.splits < 1 || p.splits > kMaxSplits) return false;
@@ -76,7 +77,7 @@ extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_att
   if (!nvb_cuda_attention_decode_kernel_supports(index, params, launch, &shape)) return cudaErrorInvalidValue;
   if (!nvb::is_planned(*params, shape)) return cudaErrorInvalidValue;
   if (params->sequences == 0) return cudaSuccess;
-  const int64_t partials = shape.blocks > 0 ? int64_t{2} * params->splits * params->heads_per_chunk
+  const int64_t partials = shape.min_tiles == 0 ? int64_t{2} * params->splits * params->heads_per_chunk
                                             : static_cast<int64_t>(params->sequences) * params->rows_per_sequence *
                                                   params->query_heads * params->slots_per_head;
   const size_t sums_bytes = (partials * sizeof(float2) + 15) / 16 * 16;  // so that the outputs are 16-byte aligned

@@ -321,20 +321,16 @@ inline constexpr int kDecodeSimtKeys = 32;
 
 inline constexpr int kDecodeStaticBytes = 4096;  // of shared memory, at most
 
-// The kernels: for few keys (attention_decode_short.cu), on 9.0 (sm90/attention_decode_ring.cu), on tensor cores, and plain
-// ones. `supports_…` fills in the
+// The kernels: for few keys (attention_decode_short.cu), on tensor cores, and plain ones. `supports_…` fills in the
 // shape of the kernel for these arguments; `supports_decode_short` is asked after `supports_decode_mma`.
 bool supports_decode_mma(const nvb_attention_decode_params& params, const nvb_launch& launch,
                          nvb_attention_decode_shape& shape);
 bool supports_decode_short(const nvb_attention_decode_params& params, const nvb_launch& launch,
                            nvb_attention_decode_shape& shape);
-bool supports_decode_ring(const nvb_attention_decode_params& params, const nvb_launch& launch,
-                          nvb_attention_decode_shape& shape);
 bool supports_decode_simt(const nvb_attention_decode_params& params, const nvb_launch& launch,
                           nvb_attention_decode_shape& shape);
 cudaError_t launch_decode_short(const DecodeArguments& arguments, const nvb_launch& launch);
 cudaError_t launch_decode_mma(const DecodeArguments& arguments, const nvb_launch& launch);
-cudaError_t launch_decode_ring(const DecodeArguments& arguments, const nvb_launch& launch);
 cudaError_t launch_decode_simt(const DecodeArguments& arguments, const nvb_launch& launch);
 
 }  // namespace nvb

@@ -45,7 +45,6 @@ struct DecodeShape {
     cluster: i32,
     passes: i32,
     stages: i32,
-    blocks: i32,
 }
 
 extern "C" {
@@ -214,16 +213,17 @@ impl DecodePlan {
         let visible = if window > 0 { (window + op.rows.per_sequence - 1).min(longest) } else { longest }.max(1);
         let work = Work { blocks: op.sequence_count() * kv_heads * chunks, visible };
         let heads_per_chunk = items.div_ceil(chunks);
-        let listed = shape.blocks as usize;
+        // The tiles of all sequences are one list, and a block has at most two rows that others read too.
+        let listed = shape.min_tiles == 0;
         let splits = match shape.cluster {
-            _ if listed > 0 => listed,
+            _ if listed => work.tiles(shape).min(launch.multiprocessors as usize),
             0 => work.splits(shape, launch),
             _ => work.cluster(shape, launch)?,
         };
-        let merged = splits > 1 && shape.cluster == 0 && listed == 0;
+        let merged = splits > 1 && shape.cluster == 0 && !listed;
         let slots_per_head = if merged { splits + splits.div_ceil(MERGED_SPLITS) } else { 0 };
-        // A block of a list of tiles has at most two rows that others read too.
-        let partials = rows * query_heads * slots_per_head + 2 * listed * heads_per_chunk;
+        let partials =
+            if listed { 2 * splits * heads_per_chunk } else { rows * query_heads * slots_per_head };
         // The maxima and sums come first, padded so that the outputs are aligned to 16 bytes.
         let sums = (partials * 2 * size_of::<f32>()).next_multiple_of(16);
         Some(DecodePlan {
@@ -255,6 +255,11 @@ struct Work {
 }
 
 impl Work {
+    /// Of all sequences.
+    fn tiles(&self, shape: &DecodeShape) -> usize {
+        self.blocks * self.visible.div_ceil(shape.keys as usize)
+    }
+
     /// The fewest splits that keep the device nearly as busy as the best number would: a last wave of few blocks leaves it
     /// idle, and every split costs a write and a read of the output. Where all blocks fit at once, as many as there are.
     fn splits(&self, shape: &DecodeShape, launch: &Launch) -> usize {

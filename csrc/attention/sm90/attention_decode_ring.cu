@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "../../common/hopper.h"
+#include "../attention_decode_ring.h"
 #include "attention_decode_ring.cuh"
 
 namespace nvb {
@@ -88,11 +89,7 @@ bool supports_decode_ring(const nvb_attention_decode_params& p, const nvb_launch
     if (rows * (p.capacity / Tile::kKeys + 2) > INT32_MAX) return false;
     const int stages = stages_of<Tile>(p, (items + chunks - 1) / chunks);
     if (stages < Tile::kTeams + 1 || kSharedBytes + kDecodeStaticBytes > launch.shared_bytes_per_block) return false;
-    const int64_t visible = std::max(1, p.window > 0 ? std::min(p.window + p.rows_per_sequence - 1, p.max_kv_length)
-                                                     : p.max_kv_length);
-    const int64_t tiles = rows * ((visible + Tile::kKeys - 1) / Tile::kKeys);
-    shape = nvb_attention_decode_shape{most,         Tile::kKeys, 1, Tile::kThreads, kSharedBytes, 0, 0, stages,
-                                       static_cast<int32_t>(std::min<int64_t>(launch.multiprocessors, tiles))};
+    shape = nvb_attention_decode_shape{most, Tile::kKeys, 0, Tile::kThreads, kSharedBytes, 0, 0, stages};
     return true;
   });
 }

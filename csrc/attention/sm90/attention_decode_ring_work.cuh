@@ -88,18 +88,20 @@ __device__ __forceinline__ Visible find_visible(const nvb_attention_decode_param
 template <typename Tile>
 struct Part {
   int begin, end;  // in the list of tiles
-  int total;       // tiles
   int blocks;      // that have a part
+  int each;        // tiles of a block; the first `longer` blocks have one more
+  int longer;
   int sequence;    // of the first tile
   int before;      // tiles of the sequences before it
   int base;        // the sequence of lane 0
   Visible visible;
 
   __device__ __forceinline__ int first_of(int block) const {
-    return static_cast<int>(static_cast<int64_t>(block) * total / blocks);
+    return block * each + min(block, longer);
   }
   __device__ __forceinline__ int block_of(int tile) const {
-    return static_cast<int>((static_cast<int64_t>(tile + 1) * blocks - 1) / total);
+    const int of_longer = longer * (each + 1);
+    return tile < of_longer ? tile / (each + 1) : longer + (tile - of_longer) / each;
   }
   __device__ __forceinline__ void load(const nvb_attention_decode_params& p, int at, int lane) {
     base = at;
@@ -113,8 +115,9 @@ struct Part {
       load(p, at, lane);
       mine += visible.tiles * units;
     }
-    total = __reduce_add_sync(0xffffffffu, mine);
+    const int total = __reduce_add_sync(0xffffffffu, mine);
     blocks = min(static_cast<int>(gridDim.x), total);
+    each = total / blocks, longer = total - each * blocks;
     begin = end = sequence = before = 0;
     if (static_cast<int>(blockIdx.x) >= blocks) return;
     begin = first_of(blockIdx.x), end = first_of(blockIdx.x + 1);
