@@ -10,6 +10,7 @@
 // of sincosf, which reduces angles above 105,615 in memory.
 #pragma once
 
+#include "../common/constant_reads.h"
 #include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"
@@ -25,7 +26,7 @@ constexpr int kMaxHeadDim = 512;
 struct Arguments {
   nvb_rope_params params;
   int32_t lane_bits;  // a head has 2 ^ lane_bits lanes, at most 32
-  int32_t padding;
+  uint32_t constant_reads;  // nvb_constant_reads
   float inverse_frequency[kMaxHeadDim / 2];
 };
 static_assert(sizeof(Arguments) <= 4096, "drivers before 12.1 take at most 4096 bytes of kernel arguments");
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
   constexpr int kItems = kMaxHeadDim / 2 / Width / 32 > 0 ? kMaxHeadDim / 2 / Width / 32 : 1;
   __shared__ __align__(16) float cosines[kMaxHeadDim / 2];
   __shared__ __align__(16) float sines[kMaxHeadDim / 2];
-  begin_overlapped();
+  allow_next_grid();
   const nvb_rope_params& p = arguments.params;
   const int half = p.rotary_dim / 2;
 
@@ -120,6 +121,40 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     column[i][0] = rotated ? item * Width : item * 2 * Width;
     column[i][1] = rotated ? half + item * Width : (item * 2 + 1) * Width;
   }
+
+  // The norm's factors, which the kernel whose inputs take more registers loads when it needs them.
+  const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
+  const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
+  float weight[kItems][2][Width] = {};
+  const auto load_norm = [&] {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (norm != nullptr && column[i][j] < p.head_dim) load_vector(norm, norm_dtype, column[i][j], weight[i][j]);
+      }
+    }
+  };
+
+  // Where the token stands, and its angles.
+  float frequency = threadIdx.x < half ? load_frequency(arguments, threadIdx.x) : 0.0f;
+  const bool is_cached = p.key_cache != nullptr;
+  int position = 0, slot = 0;
+  const auto find_angles = [&] {
+    position = p.positions[token];
+    slot = is_cached && p.slots != nullptr ? p.slots[token] : 0;
+    for (int i = threadIdx.x; i < half; i += blockDim.x) {
+      if (i != threadIdx.x) frequency = load_frequency(arguments, i);
+      sincosf(static_cast<float>(position) * frequency * p.position_scale, &sines[i], &cosines[i]);
+    }
+  };
+
+  // What nobody writes meanwhile is there before the grid in front has finished.
+  const bool constant_norm = (arguments.constant_reads & NVB_CONSTANT_WEIGHTS) != 0;
+  const bool constant_position = (arguments.constant_reads & NVB_CONSTANT_POSITIONS) != 0;
+  if (Prefetch && constant_norm) load_norm();
+  if (constant_position) find_angles();
+  wait_for_previous_grid();
   uint4 raw[kItems][2] = {};
   if constexpr (Prefetch) {
 #pragma unroll
@@ -132,19 +167,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
       }
     }
   }
-
-  // Frequencies, and where the token stands, in this order and after the elements: the compiler widens a position or
-  // moves it to a uniform register as soon as it has asked for it, and what is asked for later waits for it.
-  float frequency = threadIdx.x < half ? load_frequency(arguments, threadIdx.x) : 0.0f;
-  const bool is_cached = p.key_cache != nullptr;
-  const int position = p.positions[token];
-  const int slot = is_cached && p.slots != nullptr ? p.slots[token] : 0;
-
-  // The token's angles.
-  for (int i = threadIdx.x; i < half; i += blockDim.x) {
-    if (i != threadIdx.x) frequency = load_frequency(arguments, i);
-    sincosf(static_cast<float>(position) * frequency * p.position_scale, &sines[i], &cosines[i]);
-  }
+  // The position comes last, after the elements: the compiler widens it or moves it to a uniform register as soon as it
+  // has asked for it, and what is asked for later waits for it.
+  if (Prefetch && !constant_norm) load_norm();
+  if (!constant_position) find_angles();
   __syncthreads();
 
   // The head's elements.
@@ -180,19 +206,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);
     }
     const float inverse = rsqrtf(squares / static_cast<float>(p.head_dim) + p.epsilon);
-    const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
+    if (!Prefetch) load_norm();
     if (norm != nullptr) {
-      const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           if (column[i][j] >= p.head_dim) continue;
-          float weight[Width];
-          load_vector(norm, norm_dtype, column[i][j], weight);
 #pragma unroll
           for (int e = 0; e < Width; ++e) {
-            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[e]);
+            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[i][j][e]);
           }
         }
       }
