@@ -4,10 +4,12 @@
 // (row_block.cuh) a row; rows of at most 256 or 512 elements (head_dim) are one warp each, four to a block.
 // Registers: `rms_norm_kernel` keeps the row in registers, 8 or 16 f32 a thread (norm.cuh). It has three forms: the
 // norm alone, in few registers so that more rows are under way at once; with the residual sum; and the same for few
-// rows, where nobody else hides the latency of a load, so that more threads fetch all they need at the start.
+// rows, where nobody else hides the latency of a load, so that more threads fetch all they need at the start, weights
+// that are constant (constant_reads.h) before the grid in front has finished.
 // `rms_norm_long_kernel` takes longer rows and reads them again for each step, through L2: 65536 f32 are a whole
 // register file. Output in 8 bits needs the largest magnitude of the normalised row, a third reduction; kernels for it
 // are apart, so that the others stay in few registers. Shared memory: 256 bytes for the two reductions, 384 for three.
+#include "../common/constant_reads.h"
 #include "../common/norm.cuh"
 #include "../common/quantized_output.cuh"
 #include "rms_norm.h"
@@ -25,6 +27,10 @@ enum class form { plain, sums, few_rows };
 template <int Width, form Form>
 constexpr bool kIsNarrow = Width == 8 && Form == form::plain;
 constexpr int kNarrowThreads = 512;
+
+struct rms_norm_arguments : nvb_rms_norm_params {
+  bool constant_weights;
+};
 
 template <int Width>
 __device__ __forceinline__ float sum_of_squares(const float (&values)[Width], float sum) {
@@ -56,20 +62,16 @@ template <int Width, int Values, form Form, bool Quantizes>
 __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRowThreads<Width>,
                                   !kIsNarrow<Width, Form>     ? 1
                                   : Values == kShortRowValues ? 4
-                                                              : 2) rms_norm_kernel(const nvb_rms_norm_params p) {
+                                                              : 2) rms_norm_kernel(const rms_norm_arguments p) {
   constexpr bool kSums = Form != form::plain;
   constexpr bool kEarly = Form == form::few_rows;  // fetches the second weight, too, at the start
   constexpr int kVectors = Values / Width;
   __shared__ float post_scratch[32];
   __shared__ float scratch[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  begin_overlapped();
-  if (row >= p.rows) return;
   const int columns = static_cast<int>(p.columns);
   const int first = threadIdx.x * Width;
   const int step = blockDim.x * Width;
-
-  // Load the row, the residual and the weight that is needed first.
   const bool has_post_weight = kSums && p.post_weight != nullptr;
   const void* first_weight = has_post_weight ? p.post_weight : p.weight;
   uint4 input[kVectors];
@@ -77,18 +79,35 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRow
   uint4 weight[kVectors];
   uint4 second_weight[kVectors];
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int column = first + v * step;
-    input[v] = residual[v] = weight[v] = second_weight[v] = make_uint4(0, 0, 0, 0);
-    if (column < columns) {
-      input[v] = load_raw_input<Width>(p, row, column);
-      if (kSums && p.residual != nullptr) residual[v] = load_raw_residual<Width>(p, row, column);
+  for (int v = 0; v < kVectors; ++v) input[v] = residual[v] = weight[v] = second_weight[v] = make_uint4(0, 0, 0, 0);
+  // The weight that is needed first; the second one, too, where all is fetched at the start.
+  const auto load_weights = [&] {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = first + v * step;
+      if (column >= columns) continue;
       if (first_weight != nullptr) weight[v] = load_raw<Width>(first_weight, p.weight_dtype, column);
       if (kEarly && has_post_weight && p.weight != nullptr) {
         second_weight[v] = load_raw<Width>(p.weight, p.weight_dtype, column);
       }
     }
+  };
+
+  allow_next_grid();
+  if (kEarly && p.constant_weights) load_weights();
+  wait_for_previous_grid();
+  if (row >= p.rows) return;
+
+  // Load the row and the residual.
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = first + v * step;
+    if (column < columns) {
+      input[v] = load_raw_input<Width>(p, row, column);
+      if (kSums && p.residual != nullptr) residual[v] = load_raw_residual<Width>(p, row, column);
+    }
   }
+  if (!kEarly || !p.constant_weights) load_weights();
   float values[kVectors][Width];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) unpack_raw<Width>(input[v], p.input_dtype, values[v]);
@@ -234,7 +253,8 @@ __global__ void __launch_bounds__(kLongRowThreads) rms_norm_long_kernel(const nv
 
 template <int Width, int Values, form Form, bool Quantizes = false>
 cudaError_t enqueue_form(const nvb_rms_norm_params& p, const nvb_launch* launch) {
-  return enqueue_row_blocks(rms_norm_kernel<Width, Values, Form, Quantizes>, p, Width, Values, launch);
+  const rms_norm_arguments arguments = {p, (nvb_cuda_constant_reads() & NVB_CONSTANT_WEIGHTS) != 0};
+  return enqueue_row_blocks(rms_norm_kernel<Width, Values, Form, Quantizes>, arguments, Width, Values, launch);
 }
 
 template <int Width>

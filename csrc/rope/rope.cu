@@ -82,7 +82,7 @@ template <int Width>
 cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   Arguments arguments;
   arguments.params = p;
-  arguments.padding = 0;
+  arguments.constant_reads = nvb_cuda_constant_reads();
   const float* frequencies = inverse_frequencies(p.base, p.rotary_dim);
   std::copy(frequencies, frequencies + p.rotary_dim / 2, arguments.inverse_frequency);
 

@@ -10,6 +10,7 @@
 // of sincosf, which reduces angles above 105,615 in memory.
 #pragma once
 
+#include "../common/constant_reads.h"
 #include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
@@ -26,8 +27,8 @@ constexpr int kMaxHeadDim = 512;
 // A block reads its arguments by lines of 64 bytes, the first of them before anything else. `lane_bits` lies in front:
 // behind the placement it cost a line of its own, 1 to 2 % of one token.
 struct Arguments {
-  int32_t lane_bits;  // a head has 2 ^ lane_bits lanes, at most 32
-  int32_t padding;
+  int32_t lane_bits;        // a head has 2 ^ lane_bits lanes, at most 32
+  uint32_t constant_reads;  // nvb_constant_reads
   nvb_rope_params params;
   float inverse_frequency[kMaxHeadDim / 2];
 };
@@ -131,7 +132,39 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     column[i][0] = rotated ? item * Width : item * 2 * Width;
     column[i][1] = rotated ? half + item * Width : (item * 2 + 1) * Width;
   }
+
+  // The norm's factors.
+  const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
+  const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
+  float weight[kItems][2][Width] = {};
+  const auto load_norm = [&] {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (norm != nullptr && column[i][j] < p.head_dim) load_vector(norm, norm_dtype, column[i][j], weight[i][j]);
+      }
+    }
+  };
+
+  // Where the token stands, and its angles.
   float frequency = threadIdx.x < half ? load_frequency(arguments, threadIdx.x) : 0.0f;
+  const bool is_cached = p.key_cache != nullptr;
+  int position = 0, slot = 0;
+  const auto find_angles = [&] {
+    position = p.positions[token];
+    slot = is_cached && p.slots != nullptr ? p.slots[token] : 0;
+    for (int i = threadIdx.x; i < half; i += blockDim.x) {
+      if (i != threadIdx.x) frequency = load_frequency(arguments, i);
+      sincosf(static_cast<float>(position) * frequency * p.position_scale, &sines[i], &cosines[i]);
+    }
+  };
+
+  // What nobody writes meanwhile is there before the grid in front has finished.
+  const bool early_norm = Prefetch && (arguments.constant_reads & NVB_CONSTANT_WEIGHTS) != 0;
+  const bool early_position = (arguments.constant_reads & NVB_CONSTANT_POSITIONS) != 0;
+  if (early_norm) load_norm();
+  if (early_position) find_angles();
   wait_for_previous_grid();
 
   uint4 raw[kItems][2] = {};
@@ -147,17 +180,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     }
   }
 
-  // Where the token stands, after the elements: the compiler widens a position or moves it to a uniform register as
-  // soon as it has asked for it, and what is asked for later waits for it.
-  const bool is_cached = p.key_cache != nullptr;
-  const int position = p.positions[token];
-  const int slot = is_cached && p.slots != nullptr ? p.slots[token] : 0;
-
-  // The token's angles.
-  for (int i = threadIdx.x; i < half; i += blockDim.x) {
-    if (i != threadIdx.x) frequency = load_frequency(arguments, i);
-    sincosf(static_cast<float>(position) * frequency * p.position_scale, &sines[i], &cosines[i]);
-  }
+  // Otherwise the position comes after the elements: the compiler widens it or moves it to a uniform register as soon
+  // as it has asked for it, and what is asked for later waits for it.
+  if (!early_position) find_angles();
   __syncthreads();
 
   // The head's elements.
@@ -193,19 +218,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);
     }
     const float inverse = rsqrtf(squares / static_cast<float>(p.head_dim) + p.epsilon);
-    const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
+    if (!early_norm) load_norm();
     if (norm != nullptr) {
-      const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           if (column[i][j] >= p.head_dim) continue;
-          float weight[Width];
-          load_vector(norm, norm_dtype, column[i][j], weight);
 #pragma unroll
           for (int e = 0; e < Width; ++e) {
-            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[e]);
+            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[i][j][e]);
           }
         }
       }
