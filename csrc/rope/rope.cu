@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../common/constant_reads.h"
 #include "rope_many.cuh"
 
 namespace nvb {
@@ -80,7 +81,7 @@ template <int Width>
 cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   Arguments arguments;
   arguments.params = p;
-  arguments.constant_reads = nvb_cuda_constant_reads();
+  arguments.padding = 0;
   const float* frequencies = inverse_frequencies(p.base, p.rotary_dim);
   std::copy(frequencies, frequencies + p.rotary_dim / 2, arguments.inverse_frequency);
 
@@ -114,10 +115,13 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   if constexpr (Width == 8) {
     if (!is_wide(p.query, p.query_dtype) && !is_wide(p.key, p.key_dtype) &&
         !is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype)) {
-      return launch_overlapped(rope_kernel<8, true>, grid, dim3(threads), 0, &launch, arguments);
+      constexpr uint32_t kConstant = NVB_CONSTANT_WEIGHTS | NVB_CONSTANT_POSITIONS;
+      const auto kernel = (nvb_cuda_constant_reads() & kConstant) == kConstant ? rope_kernel<8, true, true>
+                                                                               : rope_kernel<8, true, false>;
+      return launch_overlapped(kernel, grid, dim3(threads), 0, &launch, arguments);
     }
   }
-  return launch_overlapped(rope_kernel<Width, false>, grid, dim3(threads), 0, &launch, arguments);
+  return launch_overlapped(rope_kernel<Width, false, false>, grid, dim3(threads), 0, &launch, arguments);
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 // of sincosf, which reduces angles above 105,615 in memory.
 #pragma once
 
-#include "../common/constant_reads.h"
 #include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"
@@ -26,7 +25,7 @@ constexpr int kMaxHeadDim = 512;
 struct Arguments {
   nvb_rope_params params;
   int32_t lane_bits;  // a head has 2 ^ lane_bits lanes, at most 32
-  uint32_t constant_reads;  // nvb_constant_reads
+  int32_t padding;
   float inverse_frequency[kMaxHeadDim / 2];
 };
 static_assert(sizeof(Arguments) <= 4096, "drivers before 12.1 take at most 4096 bytes of kernel arguments");
@@ -83,9 +82,12 @@ __device__ __forceinline__ float load_frequency(const Arguments& arguments, int 
   return value;
 }
 
-// Prefetch: all inputs are 16-bit vectors, and are fetched before the angles are known.
-template <int Width, bool Prefetch>
+// Prefetch: all inputs are 16-bit vectors, and are fetched before the angles are known. Constant: nothing that runs
+// beside this writes norms or positions (constant_reads.h), so factors and angles are there before the grid in front
+// has finished.
+template <int Width, bool Prefetch, bool Constant>
 __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_constant__ Arguments arguments) {
+  static_assert(!Constant || Prefetch, "other inputs take the registers that the factors would");
   static_assert(!Prefetch || Width == 8, "what is fetched early is 16 bytes of 16-bit elements");
   constexpr int kItems = kMaxHeadDim / 2 / Width / 32 > 0 ? kMaxHeadDim / 2 / Width / 32 : 1;
   __shared__ __align__(16) float cosines[kMaxHeadDim / 2];
@@ -122,11 +124,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     column[i][1] = rotated ? half + item * Width : (item * 2 + 1) * Width;
   }
 
-  // The norm's factors, which the kernel whose inputs take more registers loads when it needs them.
+  // The norm's factors.
   const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
   const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
-  float weight[kItems][2][Width] = {};
-  const auto load_norm = [&] {
+  float weight[Constant ? kItems : 1][2][Width] = {};
+  if constexpr (Constant) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
 #pragma unroll
@@ -134,13 +136,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
         if (norm != nullptr && column[i][j] < p.head_dim) load_vector(norm, norm_dtype, column[i][j], weight[i][j]);
       }
     }
-  };
+  }
 
-  // Where the token stands, and its angles.
-  float frequency = threadIdx.x < half ? load_frequency(arguments, threadIdx.x) : 0.0f;
+  // Frequencies, where the token stands, and its angles.
+  float frequency = 0.0f;
   const bool is_cached = p.key_cache != nullptr;
   int position = 0, slot = 0;
   const auto find_angles = [&] {
+    frequency = threadIdx.x < half ? load_frequency(arguments, threadIdx.x) : 0.0f;
     position = p.positions[token];
     slot = is_cached && p.slots != nullptr ? p.slots[token] : 0;
     for (int i = threadIdx.x; i < half; i += blockDim.x) {
@@ -149,11 +152,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     }
   };
 
-  // What nobody writes meanwhile is there before the grid in front has finished.
-  const bool constant_norm = (arguments.constant_reads & NVB_CONSTANT_WEIGHTS) != 0;
-  const bool constant_position = (arguments.constant_reads & NVB_CONSTANT_POSITIONS) != 0;
-  if (Prefetch && constant_norm) load_norm();
-  if (constant_position) find_angles();
+  if constexpr (Constant) find_angles();
   wait_for_previous_grid();
   uint4 raw[kItems][2] = {};
   if constexpr (Prefetch) {
@@ -167,10 +166,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
       }
     }
   }
-  // The position comes last, after the elements: the compiler widens it or moves it to a uniform register as soon as it
-  // has asked for it, and what is asked for later waits for it.
-  if (Prefetch && !constant_norm) load_norm();
-  if (!constant_position) find_angles();
+  // In this order and after the elements: the compiler widens a position or moves it to a uniform register as soon as
+  // it has asked for it, and what is asked for later waits for it.
+  if constexpr (!Constant) find_angles();
   __syncthreads();
 
   // The head's elements.
@@ -206,16 +204,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);
     }
     const float inverse = rsqrtf(squares / static_cast<float>(p.head_dim) + p.epsilon);
-    if (!Prefetch) load_norm();
     if (norm != nullptr) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           if (column[i][j] >= p.head_dim) continue;
+          float factors[Width];
+          if constexpr (!Constant) load_vector(norm, norm_dtype, column[i][j], factors);
 #pragma unroll
           for (int e = 0; e < Width; ++e) {
-            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[i][j][e]);
+            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + (Constant ? weight[i][j][e] : factors[e]));
           }
         }
       }
