@@ -2,7 +2,7 @@
 //
 // Shapes: [rows, columns], dtypes per operand, vectors of 8, 4 or 1 elements by alignment. Work: a row block
 // (row_block.cuh) a row; rows of at most 256 or 512 elements (head_dim) are one warp each, four to a block.
-// Registers: `rms_norm_kernel` keeps the row in registers, 8 or 16 f32 a thread (norm.cuh). It has three forms: the
+// Registers: `rms_norm_kernel` keeps the row in registers, 8 or 16 f32 a thread (norm.cuh). It has four forms: the
 // norm alone, in few registers so that more rows are under way at once; with the residual sum; and the same for few
 // rows, where nobody else hides the latency of a load, so that more threads fetch all they need at the start, weights
 // that are constant (constant_reads.h) before the grid in front has finished.
@@ -21,16 +21,12 @@ template <int Width>
 constexpr int64_t kRegisterRow = kRowValues<Width> * kRowThreads<Width>;
 constexpr int64_t kShortRow = kShortRowValues * 32;
 
-enum class form { plain, sums, few_rows };
+enum class form { plain, sums, few_rows, few_rows_constant };
 
 // The plain form of 16-bit operands is held to 64 or 32 registers, for 1024 or 2048 threads on a multiprocessor.
 template <int Width, form Form>
 constexpr bool kIsNarrow = Width == 8 && Form == form::plain;
 constexpr int kNarrowThreads = 512;
-
-struct rms_norm_arguments : nvb_rms_norm_params {
-  bool constant_weights;
-};
 
 template <int Width>
 __device__ __forceinline__ float sum_of_squares(const float (&values)[Width], float sum) {
@@ -62,9 +58,10 @@ template <int Width, int Values, form Form, bool Quantizes>
 __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRowThreads<Width>,
                                   !kIsNarrow<Width, Form>     ? 1
                                   : Values == kShortRowValues ? 4
-                                                              : 2) rms_norm_kernel(const rms_norm_arguments p) {
+                                                              : 2) rms_norm_kernel(const nvb_rms_norm_params p) {
   constexpr bool kSums = Form != form::plain;
-  constexpr bool kEarly = Form == form::few_rows;  // fetches the second weight, too, at the start
+  constexpr bool kConstant = Form == form::few_rows_constant;
+  constexpr bool kEarly = Form == form::few_rows || kConstant;  // fetches the second weight, too, at the start
   constexpr int kVectors = Values / Width;
   __shared__ float post_scratch[32];
   __shared__ float scratch[32];
@@ -81,33 +78,33 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRow
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) input[v] = residual[v] = weight[v] = second_weight[v] = make_uint4(0, 0, 0, 0);
   // The weight that is needed first; the second one, too, where all is fetched at the start.
-  const auto load_weights = [&] {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int column = first + v * step;
-      if (column >= columns) continue;
-      if (first_weight != nullptr) weight[v] = load_raw<Width>(first_weight, p.weight_dtype, column);
-      if (kEarly && has_post_weight && p.weight != nullptr) {
-        second_weight[v] = load_raw<Width>(p.weight, p.weight_dtype, column);
-      }
+  const auto load_weights = [&](int v, int column) {
+    if (first_weight != nullptr) weight[v] = load_raw<Width>(first_weight, p.weight_dtype, column);
+    if (kEarly && has_post_weight && p.weight != nullptr) {
+      second_weight[v] = load_raw<Width>(p.weight, p.weight_dtype, column);
     }
   };
 
   allow_next_grid();
-  if (kEarly && p.constant_weights) load_weights();
+  if constexpr (kConstant) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (first + v * step < columns) load_weights(v, first + v * step);
+    }
+  }
   wait_for_previous_grid();
   if (row >= p.rows) return;
 
-  // Load the row and the residual.
+  // Load the row, the residual and, unless they are there, the weights.
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = first + v * step;
     if (column < columns) {
       input[v] = load_raw_input<Width>(p, row, column);
       if (kSums && p.residual != nullptr) residual[v] = load_raw_residual<Width>(p, row, column);
+      if (!kConstant) load_weights(v, column);
     }
   }
-  if (!kEarly || !p.constant_weights) load_weights();
   float values[kVectors][Width];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) unpack_raw<Width>(input[v], p.input_dtype, values[v]);
@@ -253,15 +250,21 @@ __global__ void __launch_bounds__(kLongRowThreads) rms_norm_long_kernel(const nv
 
 template <int Width, int Values, form Form, bool Quantizes = false>
 cudaError_t enqueue_form(const nvb_rms_norm_params& p, const nvb_launch* launch) {
-  const rms_norm_arguments arguments = {p, (nvb_cuda_constant_reads() & NVB_CONSTANT_WEIGHTS) != 0};
-  return enqueue_row_blocks(rms_norm_kernel<Width, Values, Form, Quantizes>, arguments, Width, Values, launch);
+  return enqueue_row_blocks(rms_norm_kernel<Width, Values, Form, Quantizes>, p, Width, Values, launch);
+}
+
+template <int Width, bool Quantizes = false>
+cudaError_t enqueue_few_rows(const nvb_rms_norm_params& p, const nvb_launch* launch) {
+  return (nvb_cuda_constant_reads() & NVB_CONSTANT_WEIGHTS) != 0
+             ? enqueue_form<Width, kShortRowValues, form::few_rows_constant, Quantizes>(p, launch)
+             : enqueue_form<Width, kShortRowValues, form::few_rows, Quantizes>(p, launch);
 }
 
 template <int Width>
 cudaError_t enqueue_quantized(const nvb_rms_norm_params& p, const nvb_launch* launch) {
   if (p.columns > kRegisterRow<Width>) return enqueue_long_rows(rms_norm_long_kernel<Width, true>, p, launch);
   if (p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kRowThreads<Width>) {
-    return enqueue_form<Width, kShortRowValues, form::few_rows, true>(p, launch);
+    return enqueue_few_rows<Width, true>(p, launch);
   }
   if (p.columns <= kShortRow) return enqueue_form<Width, kShortRowValues, form::sums, true>(p, launch);
   return enqueue_form<Width, kRowValues<Width>, form::sums, true>(p, launch);
@@ -273,7 +276,7 @@ cudaError_t enqueue(const nvb_rms_norm_params& p, const nvb_launch* launch) {
   const bool sums = p.post_weight != nullptr || p.residual != nullptr || p.residual_output != nullptr;
   if (p.columns > kRegisterRow<Width>) return enqueue_long_rows(rms_norm_long_kernel<Width, false>, p, launch);
   if (p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kRowThreads<Width>) {
-    return enqueue_form<Width, kShortRowValues, form::few_rows>(p, launch);
+    return enqueue_few_rows<Width>(p, launch);
   }
   if (p.columns <= kShortRow) {
     return sums ? enqueue_form<Width, kShortRowValues, form::sums>(p, launch)

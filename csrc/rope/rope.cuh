@@ -10,7 +10,6 @@
 // of sincosf, which reduces angles above 105,615 in memory.
 #pragma once
 
-#include "../common/constant_reads.h"
 #include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
@@ -27,8 +26,8 @@ constexpr int kMaxHeadDim = 512;
 // A block reads its arguments by lines of 64 bytes, the first of them before anything else. `lane_bits` lies in front:
 // behind the placement it cost a line of its own, 1 to 2 % of one token.
 struct Arguments {
-  int32_t lane_bits;        // a head has 2 ^ lane_bits lanes, at most 32
-  uint32_t constant_reads;  // nvb_constant_reads
+  int32_t lane_bits;  // a head has 2 ^ lane_bits lanes, at most 32
+  int32_t padding;
   nvb_rope_params params;
   float inverse_frequency[kMaxHeadDim / 2];
 };
@@ -89,14 +88,17 @@ __device__ __forceinline__ float load_frequency(const Arguments& arguments, int 
 }
 
 // Prefetch: all inputs are 16-bit vectors, and are fetched before the angles are known. Placed: the cache may have
-// pages or rings.
+// pages or rings. Constant: nothing that runs beside this writes norms or positions (constant_reads.h), so factors and
+// angles are there before the grid in front has finished.
 //
-// What stands before the wait depends on the arguments alone, and is found while the kernel before this one still runs.
-// On an H200, in a graph of such kernels, one token with 8 and 4 heads of 256 takes 1.35 µs (1.73 with the wait in
-// front of all), with norms and append 2.12 (2.57); of that 0.02 and 0.1 come from not being `Placed`. Norms that were
-// fetched together with the elements saved 0.1 µs at one token, and cost as much without norms and 0.3 at 512 tokens.
-template <int Width, bool Prefetch, bool Placed>
+// What stands before the wait otherwise depends on the arguments alone, and is found while the kernel before this one
+// still runs. On an H200, in a graph of such kernels, one token with 8 and 4 heads of 256 takes 1.35 µs (1.73 with the
+// wait in front of all), with norms and append 2.12 (2.57); of that 0.02 and 0.1 come from not being `Placed`. Norms
+// that were fetched together with the elements saved 0.1 µs at one token, and cost as much without norms and 0.3 at 512
+// tokens.
+template <int Width, bool Prefetch, bool Placed, bool Constant>
 __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_constant__ Arguments arguments) {
+  static_assert(!Constant || Prefetch, "other inputs take the registers that the factors would");
   static_assert(!Prefetch || Width == 8, "what is fetched early is 16 bytes of 16-bit elements");
   constexpr int kItems = kMaxHeadDim / 2 / Width / 32 > 0 ? kMaxHeadDim / 2 / Width / 32 : 1;
   __shared__ __align__(16) float cosines[kMaxHeadDim / 2];
@@ -136,8 +138,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
   // The norm's factors.
   const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
   const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
-  float weight[kItems][2][Width] = {};
-  const auto load_norm = [&] {
+  float weight[Constant ? kItems : 1][2][Width] = {};
+  if constexpr (Constant) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
 #pragma unroll
@@ -145,9 +147,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
         if (norm != nullptr && column[i][j] < p.head_dim) load_vector(norm, norm_dtype, column[i][j], weight[i][j]);
       }
     }
-  };
+  }
 
-  // Where the token stands, and its angles.
+  // Frequencies, where the token stands, and its angles.
   float frequency = threadIdx.x < half ? load_frequency(arguments, threadIdx.x) : 0.0f;
   const bool is_cached = p.key_cache != nullptr;
   int position = 0, slot = 0;
@@ -160,11 +162,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     }
   };
 
-  // What nobody writes meanwhile is there before the grid in front has finished.
-  const bool early_norm = Prefetch && (arguments.constant_reads & NVB_CONSTANT_WEIGHTS) != 0;
-  const bool early_position = (arguments.constant_reads & NVB_CONSTANT_POSITIONS) != 0;
-  if (early_norm) load_norm();
-  if (early_position) find_angles();
+  if constexpr (Constant) find_angles();
   wait_for_previous_grid();
 
   uint4 raw[kItems][2] = {};
@@ -180,9 +178,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     }
   }
 
-  // Otherwise the position comes after the elements: the compiler widens it or moves it to a uniform register as soon
-  // as it has asked for it, and what is asked for later waits for it.
-  if (!early_position) find_angles();
+  // In this order and after the elements: the compiler widens a position or moves it to a uniform register as soon as
+  // it has asked for it, and what is asked for later waits for it.
+  if constexpr (!Constant) find_angles();
   __syncthreads();
 
   // The head's elements.
@@ -218,16 +216,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);
     }
     const float inverse = rsqrtf(squares / static_cast<float>(p.head_dim) + p.epsilon);
-    if (!early_norm) load_norm();
     if (norm != nullptr) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           if (column[i][j] >= p.head_dim) continue;
+          float factors[Width];
+          if constexpr (!Constant) load_vector(norm, norm_dtype, column[i][j], factors);
 #pragma unroll
           for (int e = 0; e < Width; ++e) {
-            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[i][j][e]);
+            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + (Constant ? weight[i][j][e] : factors[e]));
           }
         }
       }
