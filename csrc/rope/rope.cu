@@ -120,8 +120,8 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
       constexpr uint32_t kConstant = NVB_CONSTANT_WEIGHTS | NVB_CONSTANT_POSITIONS;
       const bool constant = (nvb_cuda_constant_reads() & kConstant) == kConstant;
       const bool placed = p.key_cache != nullptr && (p.placement.pages != nullptr || p.placement.ring_tokens > 0);
-      const auto kernel = placed ? constant ? rope_kernel<8, true, true, true> : rope_kernel<8, true, true, false>
-                          : constant ? rope_kernel<8, true, false, true>
+      const auto kernel = placed     ? constant ? rope_kernel<8, true, true, true> : rope_kernel<8, true, true, false>
+                              : constant ? rope_kernel<8, true, false, true>
                                      : rope_kernel<8, true, false, false>;
       return launch_overlapped(kernel, grid, dim3(threads), 0, &launch, arguments);
     }
