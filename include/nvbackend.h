@@ -40,7 +40,8 @@
 //             reclaim and sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager ·
 //             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Merging attention · Planning
 //             attention · Operations of a layer · Batched and grouped products · Elementwise operations and sampling
-//             · Workspace of the caller's · Graphs · Profiling · Tuning · Kernels.
+//             · Operations over strided tensors · Workspace of the caller's · Graphs · Optimising graphs · Profiling
+//             · Tuning · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -422,7 +423,8 @@ typedef struct {
   uint32_t rank;
   // Elements along each axis, outermost first; entries past `rank` are ignored. 0 makes an empty tensor.
   int64_t shape[4];
-  // In elements; all 0 means contiguous (row-major). The innermost must be 1. Those of an empty tensor do not matter.
+  // In elements; all 0 means contiguous (row-major). The innermost must be 1 unless a call takes any strides. Those of an
+  // empty tensor do not matter.
   int64_t strides[4];
 } nvb_tensor;
 
@@ -2270,16 +2272,21 @@ typedef struct {
   uint32_t bidirectional;
 } nvb_attention_options;
 
-// Queries of several sequences, one after the other, against a cache layer or against key and value tensors.
+// Queries of several sequences, against a cache layer or against key and value tensors.
+//
+// - **Ragged**, with `query_starts`: the rows of all sequences lie one after the other, in tensors of rank 3.
+// - **Dense**, with `query_starts` NULL and tensors of rank 4: a batch of B sequences of N query rows and M keys each, with any
+//   strides, such as those of [B, heads, N, head_dim]. No host array is read; `sequence_count` is 0 or B.
 typedef struct {
   size_t struct_size;
-  // [T, query_heads, head_dim], F32 or the keys' dtype.
+  // [T, query_heads, head_dim], or dense [B, N, query_heads, head_dim]; F32 or the keys' dtype, and any where the keys are FP8.
   nvb_tensor query;
-  // [T, query_heads, value_dim], any float dtype.
+  // As `query`, with value_dim for head_dim; F32, F16 or BF16.
   nvb_tensor output;
-  // Optional, F32 [T, query_heads]: ln Σ exp(score) over the visible keys; −inf for a row that sees none.
+  // Optional, F32 [T, query_heads], or dense [B, N, query_heads], contiguous: ln Σ exp(score) over the visible keys; −inf for
+  // a row that sees none.
   nvb_tensor lse;
-  // Host memory, `sequence_count` + 1 entries: sequence b owns the query rows from query_starts[b] to
+  // NULL: dense. Host memory, `sequence_count` + 1 entries: sequence b owns the query rows from query_starts[b] to
   // query_starts[b + 1]. Read before the call returns, as are the other host arrays.
   const int32_t *query_starts;
   size_t sequence_count;
@@ -2290,9 +2297,9 @@ typedef struct {
   // Host memory: keys of each sequence, those of this call's tokens included. The last query row of a sequence stands
   // at position kv_length − 1.
   const int32_t *kv_lengths;
-  // [T_kv, kv_heads, head_dim], when there is no cache.
+  // [T_kv, kv_heads, head_dim], or dense [B, M, kv_heads, head_dim], when there is no cache; any dtype but I32.
   nvb_tensor key;
-  // [T_kv, kv_heads, value_dim], the keys' dtype.
+  // As `key`, with value_dim for head_dim and strides of its own; the keys' dtype.
   nvb_tensor value;
   // Host memory: as `query_starts`, for the rows of `key` and `value`.
   const int32_t *key_starts;
@@ -2303,6 +2310,19 @@ typedef struct {
   // Optional, I32 [sequences, entries] in device memory, as in `nvb_rope_args`. A visible key whose entry is no page of the
   // pool is an error on the CPU, and counts as one of zeros on CUDA.
   nvb_tensor page_table;
+  // Optional, F32, F16 or BF16: added to the scores, once they are scaled and capped; −inf hides a key, and a row whose keys
+  // are all hidden gives output 0 and lse −inf. Causal mask and window hold as well. Dense [B or 1, query_heads or 1, N or 1,
+  // at least M], ragged [1, query_heads or 1, T or 1, at least the longest sequence's keys]; leading axes of 1 may be left
+  // out, and strides may be 0. Read when the stream gets there.
+  nvb_tensor mask;
+  // Optional, F32 [1] or [kv_heads] in device memory, for queries in FP8: (query · scale) is what a query element counts, of
+  // each head that reads the key/value head. Absent: 1. Whoever rounds to FP8 computes the scale before, usually
+  // max |x| / 448 (E4M3) or / 57344 (E5M2) of what it rounds, and writes it in stream order before this call.
+  nvb_tensor query_scale;
+  // As `query_scale`, of `key`; a cache in FP8 has its own.
+  nvb_tensor key_scale;
+  // As `query_scale`, of `value`.
+  nvb_tensor value_scale;
 } nvb_attention_prefill_args;
 
 // A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.
@@ -2343,7 +2363,8 @@ nvb_status nvb_attention_destroy(nvb_attention *attention);
 // Queues the attention of whole prompts or chunks of prompts; the keys of these tokens must be in the cache (or the
 // tensors) in stream order before. Query row i of n with L keys stands at position L − n + i. Does not synchronise or
 // allocate; may be captured with the host arrays as they are then.
-// Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask. Softmax and sums in f32.
+// Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask; with scales of FP8
+// score = (q · k) · query_scale · key_scale · scale and output = Σ p · v · value_scale. Softmax and sums in f32.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (a tensor, a length beyond the cache, more queries than keys).
 NVB_MUST_USE nvb_status nvb_attention_prefill(const nvb_attention *attention,
                                  const nvb_attention_prefill_args *args,
@@ -2597,8 +2618,16 @@ static inline void nvb_attention_measurement_init(nvb_attention_measurement *val
 
 #define NVB_OPERATION_ATTENTION_MERGE 17
 
+#define NVB_OPERATION_POINTWISE 18
+
+#define NVB_OPERATION_SCATTER_ROWS 19
+
+#define NVB_OPERATION_ROTARY_EMBEDDING 20
+
+#define NVB_OPERATION_MASKED_SOFTMAX 21
+
 // The operations of this header; a later library may have more.
-#define NVB_OPERATION_COUNT 18
+#define NVB_OPERATION_COUNT 22
 
 // `layout`: [N, C, …], as PyTorch has images.
 #define NVB_LAYOUT_NCHW 0
@@ -3083,6 +3112,229 @@ static inline void nvb_sample_args_init(nvb_sample_args *value) {
   value->struct_size = sizeof *value;
 }
 
+// Operations over strided tensors ---------------------------------------------------------------------------------
+//
+// What graphs of plain tensors are made of: functions of elements over four axes of any strides, rows to numbered
+// places, rotary embedding, and softmax with a mask.
+
+// `function`: x, rounded to the output's dtype. I32 goes to I32 as well.
+#define NVB_POINTWISE_COPY 1
+
+// `function`: x + y
+#define NVB_POINTWISE_ADD 2
+
+// `function`: x − y
+#define NVB_POINTWISE_SUBTRACT 3
+
+// `function`: x · y
+#define NVB_POINTWISE_MULTIPLY 4
+
+// `function`: x / y
+#define NVB_POINTWISE_DIVIDE 5
+
+// `function`: x · alpha + beta
+#define NVB_POINTWISE_SCALE 6
+
+// `function`: min(max(x, alpha), beta)
+#define NVB_POINTWISE_CLAMP 7
+
+// `function`: −x
+#define NVB_POINTWISE_NEGATE 8
+
+// `function`: |x|
+#define NVB_POINTWISE_ABSOLUTE 9
+
+// `function`: x²
+#define NVB_POINTWISE_SQUARE 10
+
+// `function`: √x
+#define NVB_POINTWISE_SQUARE_ROOT 11
+
+// `function`: exp(x)
+#define NVB_POINTWISE_EXPONENTIAL 12
+
+// `function`: tanh(x)
+#define NVB_POINTWISE_TANH 13
+
+// `function`: 1 / (1 + exp(−x))
+#define NVB_POINTWISE_SIGMOID 14
+
+// `function`: max(x, 0)
+#define NVB_POINTWISE_RELU 15
+
+// `function`: x / (1 + exp(−x))
+#define NVB_POINTWISE_SILU 16
+
+// `function`: `NVB_ACTIVATION_GELU_TANH`
+#define NVB_POINTWISE_GELU_TANH 17
+
+// `function`: `NVB_ACTIVATION_GELU_ERF`
+#define NVB_POINTWISE_GELU_ERF 18
+
+// `function`: x / (1 + exp(−1.702 · x))
+#define NVB_POINTWISE_GELU_SIGMOID 19
+
+// `pairs`: x[i] and x[i + rotary_dim / 2] turn together (GPT-NeoX, HF transformers).
+#define NVB_ROTARY_HALF 0
+
+// `pairs`: x[2i] and x[2i + 1] turn together (GPT-J, the original paper).
+#define NVB_ROTARY_INTERLEAVED 1
+
+// `section_order`: the pairs of a section stand one behind the other (Qwen2-VL).
+#define NVB_SECTIONS_CONSECUTIVE 0
+
+// `section_order`: pairs of time, height and width alternate while each has some left, and the rest is of the fourth (Qwen3-VL).
+#define NVB_SECTIONS_INTERLEAVED 1
+
+// output = f(input, second), element by element. Tensors have rank 1 to 4 and any strides, the innermost too; of a smaller
+// rank the missing axes are in front with an extent of 1. An operand whose extent divides the output's repeats along that
+// axis.
+typedef struct {
+  size_t struct_size;
+  // x, [.., rows, n], any float dtype.
+  nvb_tensor input;
+  // Optional, [.., rows, n], any float dtype: y of add, subtract, multiply and divide, and only of them.
+  nvb_tensor second;
+  // Any float dtype, of the shape of `input` or of one that both operands repeat to; may be the same memory as an operand of
+  // the same dtype, extents and strides.
+  nvb_tensor output;
+  // `NVB_POINTWISE_…`
+  uint32_t function;
+  // Of scale and clamp; else ignored.
+  float alpha;
+  // Of scale and clamp; else ignored. A clamp's bounds may be infinite.
+  float beta;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_pointwise_args;
+
+// output[.., rows[.., t]] = input[.., t] for rows of `width` elements, as keys and values go into a cache that is a plain
+// tensor; up to two axes in front. Rows that are not named stay as they are.
+typedef struct {
+  size_t struct_size;
+  // [.., T, width], any float dtype and strides, the innermost 1.
+  nvb_tensor input;
+  // I32 [.., T] in device memory, any strides: the low halves of 64-bit numbers are a tensor with a stride of 2. An
+  // extent in front that divides the input's repeats. A row whose number lies outside the output is not written on CUDA and is
+  // an error on the CPU. Where a number stands twice, either row is written, or some elements of each.
+  nvb_tensor rows;
+  // [.., R, width], any float dtype and strides, the innermost 1. Must not overlap `input` or `rows`.
+  nvb_tensor output;
+} nvb_scatter_rows_args;
+
+// Rotary embedding from tensor to tensor. Pair i of `rotary_dim` elements turns by position · frequency[i], with
+// frequency[i] = base^(−2i / rotary_dim) / frequency_factors[i] · position_scale. With `extension` (YaRN) position_scale counts
+// for low frequencies alone: in its place stands position_scale · (1 − m) + m, m = extension · (1 − clamp((i − low) / max(0.001,
+// high − low), 0, 1)), low and high being the pairs that turn `beta_fast` and `beta_slow` times in `original_positions` positions,
+// rounded outwards; and the rotated elements are multiplied by 1 + 0.1 · ln(1 / position_scale).
+typedef struct {
+  size_t struct_size;
+  // [.., T, heads, head_dim], any float dtype and strides, the innermost 1; up to one axis in front. head_dim is at most 512.
+  nvb_tensor input;
+  // Any float dtype and strides, the innermost 1, of the shape of `input`, which it may be.
+  nvb_tensor output;
+  // I32 [T] in device memory; with sections each token's four, [4, T].
+  nvb_tensor positions;
+  // Optional, F32 [head_dim / 2] in device memory, or as many as there are pairs (Llama 3): what each frequency is divided by.
+  nvb_tensor frequency_factors;
+  // `NVB_ROTARY_…`
+  uint32_t pairs;
+  // Even; the elements beside the rotated ones pass through. 0: head_dim − `first`.
+  uint32_t rotary_dim;
+  // The first rotated element of a head.
+  uint32_t first;
+  // 0: 10,000.
+  float base;
+  // 0: 1.
+  float position_scale;
+  // Multiplies the rotated elements; 0: 1.
+  float magnitude;
+  // YaRN's share of extrapolation; 0: no YaRN.
+  float extension;
+  // YaRN: positions that the model was trained for; 0: pair 0 alone extrapolates, the formula's limit.
+  uint32_t original_positions;
+  // YaRN; 0: 32.
+  float beta_fast;
+  // YaRN; 0: 1.
+  float beta_slow;
+  // Sections (M-RoPE): so many pairs turn by the first of four positions of a token, and the next ones by the others; from
+  // the last section on it begins anew. All four 0: one position a token.
+  uint32_t time_pairs;
+  uint32_t height_pairs;
+  uint32_t width_pairs;
+  uint32_t extra_pairs;
+  // `NVB_SECTIONS_…`
+  uint32_t section_order;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_rotary_embedding_args;
+
+// s = scale · input + slope · mask; output = exp(s − max) / (Σ exp(s − max) + exp(sink − max)), over the last axis.
+typedef struct {
+  size_t struct_size;
+  // [.., rows, n], any float dtype and strides, the innermost 1; up to two axes in front, heads and outside them the batch.
+  nvb_tensor input;
+  // Any float dtype and strides, the innermost 1, of the shape of `input`, which it may be.
+  nvb_tensor output;
+  // Optional, [.., rows, n], any float dtype: is added, −inf to hide a column. An extent that divides that of `input` repeats, of
+  // all axes but the last.
+  nvb_tensor mask;
+  // Optional, F32 [heads]: takes part in maximum and sum as a column that is not written.
+  nvb_tensor sinks;
+  // 0: 1.
+  float scale;
+  // ALiBi: the mask of head h is multiplied by 2^(−alibi_bias · (h + 1) / n) for h < n, the largest power of two that is at
+  // most the number of heads, and by 2^(−alibi_bias · (2 · (h − n) + 1) / 2n) from there on. 0: 1.
+  float alibi_bias;
+} nvb_masked_softmax_args;
+
+// Queues a function of elements, f32 inside with one rounding at the store; a copy of I32 or F32 to its own dtype keeps every
+// bit. Does not allocate or synchronise; may be captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a function that is none, for extents that do not repeat to the output's, strides
+// by which elements of the output overlap, and `alpha` and `beta` that are no numbers the function takes.
+NVB_MUST_USE nvb_status nvb_pointwise(const nvb_backend *backend,
+                         const nvb_pointwise_args *args,
+                         nvb_stream *stream);
+
+// Queues a scatter of rows, each element rounded once. Does not allocate or synchronise; may be captured: the numbers are
+// read when the work runs.
+NVB_MUST_USE nvb_status nvb_scatter_rows(const nvb_backend *backend,
+                            const nvb_scatter_rows_args *args,
+                            nvb_stream *stream);
+
+// Queues a rotary embedding (Su et al. 2021; YaRN: Peng et al. 2023), f32 inside with one rounding at the store. Frequencies
+// are found in f64 and rounded to f32 before the frequency factors divide. Does not allocate or synchronise; may be
+// captured: positions and factors are read when the work runs. `nvb_rope` is faster where it does what is asked.
+NVB_MUST_USE nvb_status nvb_rotary_embedding(const nvb_backend *backend,
+                                const nvb_rotary_embedding_args *args,
+                                nvb_stream *stream);
+
+// Queues a softmax over rows with a mask, ALiBi (Press, Smith and Lewis 2022) and sinks, f32 inside. A row without weight gives
+// zeros. Does not allocate or synchronise; may be captured.
+NVB_MUST_USE nvb_status nvb_masked_softmax(const nvb_backend *backend,
+                              const nvb_masked_softmax_args *args,
+                              nvb_stream *stream);
+
+static inline void nvb_pointwise_args_init(nvb_pointwise_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_scatter_rows_args_init(nvb_scatter_rows_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_rotary_embedding_args_init(nvb_rotary_embedding_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_masked_softmax_args_init(nvb_masked_softmax_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
 // Workspace of the caller's ---------------------------------------------------------------------------------------
 //
 // For engines that plan all memory themselves: how much memory operations need between their kernels, and giving it
@@ -3223,6 +3475,128 @@ NVB_MUST_USE nvb_status nvb_graph_describe(const nvb_graph *graph,
                               size_t *needed);
 
 static inline void nvb_graph_info_init(nvb_graph_info *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Optimising graphs -----------------------------------------------------------------------------------------------
+//
+// Passes that rewrite a recorded graph, what they did, what that is worth, and other memory for it.
+
+// `level`: the list as it was recorded.
+#define NVB_OPTIMIZE_O0 0
+
+// `level`: rewrites that change no bit of a result.
+#define NVB_OPTIMIZE_O1 1
+
+// `level`, the default one: also rewrites that leave out a rounding to a tensor's dtype, so that results differ within the bounds of
+// the operations.
+#define NVB_OPTIMIZE_O2 2
+
+// `level`: also approximate rewrites, within `maximum_error`; without a bound none of these is made.
+#define NVB_OPTIMIZE_O3 3
+
+// `exactness`, of a pass or a rewrite: no bit of a result changes.
+#define NVB_EXACTNESS_EXACT 0
+
+// `exactness`: a rounding is left out, or kernels add in another order.
+#define NVB_EXACTNESS_ROUNDING 1
+
+// `exactness`: factors are multiplied in another order, or precision is given up.
+#define NVB_EXACTNESS_APPROXIMATE 2
+
+// A pass: one kind of rewrite.
+typedef struct {
+  size_t struct_size;
+  // The best that its rewrites can be (`NVB_EXACTNESS_…`). Each rewrite says what it is: on a GPU two operations in one kernel may
+  // round differently, and everywhere an intermediate result in 16 bits is rounded once less.
+  uint32_t exactness;
+  // Must be 0.
+  uint32_t reserved;
+  // For `enabled_passes` and `disabled_passes`.
+  char name[32];
+  // A sentence.
+  char summary[256];
+} nvb_graph_pass_info;
+
+// How a graph is optimised. All fields may be 0.
+typedef struct {
+  size_t struct_size;
+  // 1: a level that is none is refused. 0: it is `NVB_OPTIMIZE_O2`, with a warning in the log.
+  uint32_t unknown_level_is_error;
+  // 1: both lists are launched in turns on `stream`, and the report has the medians of their times.
+  uint32_t measure_times;
+  // 1: both lists run on `stream`, and the report has how far the outputs are apart.
+  uint32_t measure_errors;
+  // Launches of each list that are timed; 0: 10.
+  uint32_t launches;
+  // The largest error of an output, ‖optimised − recorded‖ / ‖recorded‖ on what lies in memory at the call. Passes with which it is
+  // larger are taken back, and the report names them. 0: no bound, and nothing is run for it. Token numbers have no error.
+  double maximum_error;
+  // Names of passes with commas between them ("dead_work,linear_bias"): these alone run. NULL or "": all.
+  const char *enabled_passes;
+  // Names of passes that do not run.
+  const char *disabled_passes;
+  // What is measured on; NULL: the backend's default stream. Looked at only where something is measured.
+  nvb_stream *stream;
+} nvb_graph_optimize_options;
+
+// Writes how many passes there are.
+NVB_MUST_USE nvb_status nvb_graph_pass_count(uint32_t *count);
+
+// Describes the pass at `index`, in the order in which passes run; set `info->struct_size` first.
+NVB_MUST_USE nvb_status nvb_graph_pass_get(uint32_t index, nvb_graph_pass_info *info);
+
+// Says that after a launch nobody reads what the launch left in the memory of `tensor`, which has no gaps: from the next
+// `nvb_graph_optimize` on, writes to it may be left out. Without such a word all that a graph writes may be an output, and only what
+// its own later operations write over before they read it is left out. May be called at any time and for any number of tensors.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a tensor without memory or with gaps).
+NVB_MUST_USE nvb_status nvb_graph_mark_internal(nvb_graph *graph,
+                                   const nvb_tensor *tensor);
+
+// Optimises what was recorded for the launches that follow. Each call begins with the recorded list; `NVB_OPTIMIZE_O0` takes it as it
+// is. `level` is `NVB_OPTIMIZE_…`, `options` may be NULL. What nobody reads is left out, and with it the errors that it would have
+// reported. `nvb_graph_describe` and `nvb_graph_get_info` show the list that is launched, and the next launch prepares it as a first
+// one does.
+//
+// Without a measurement nothing runs and no device is waited for, except for launches of the list that is replaced. With one, both
+// lists run for real on `stream`: the call waits for it, what the graph writes is copied to the host before and put back after, caches
+// too, and nobody else may use that memory meanwhile.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (nothing was recorded; an unknown level, if that is asked for; a pass that there is not; a
+// bound that is no number of at least 0; a stream that is recorded, explained or captured; memory that sleeps),
+// `NVB_ERROR_OUT_OF_MEMORY` of the host, and in a measurement what the operations report. The graph is then as before.
+NVB_MUST_USE nvb_status nvb_graph_optimize(nvb_graph *graph,
+                              uint32_t level,
+                              const nvb_graph_optimize_options *options);
+
+// Writes what the last optimisation did, as `NVB_GRAPH_FORMAT_TEXT` or `NVB_GRAPH_FORMAT_JSON`: each rewrite with its pass, the nodes
+// of the recorded list before and the one after, and how exact it is; passes taken back with the error they had; what was left and
+// why; nodes and bytes before and after, which are counted; times and errors, where they were measured, and nowhere an estimate.
+// `text` receives up to `capacity` bytes with a closing NUL and may be NULL; `*needed` what all of it takes and may be NULL.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (nothing was optimised, or a format that is neither).
+NVB_MUST_USE nvb_status nvb_graph_get_report(const nvb_graph *graph,
+                                uint32_t format,
+                                char *text,
+                                size_t capacity,
+                                size_t *needed);
+
+// From the next launch on, the graph uses the memory at `replacement` in the place of the `bytes` at `memory`, wherever recorded
+// tensors, copies and fills name it; tensors must lie in that range whole. Nothing is recorded again: passes of the last optimisation
+// run again without a measurement, and the next launch prepares the graph as a first one does. The two addresses are a multiple of 16
+// bytes apart. The memory of weights and KV caches cannot be replaced.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (nothing was recorded; no node names the range, or one does in part; a weight, a cache, or
+// keys and values of a prefill lie in it; the device cannot reach the replacement; outputs would overlap inputs). The graph is then as before.
+NVB_MUST_USE nvb_status nvb_graph_rebind(nvb_graph *graph,
+                            const void *memory,
+                            size_t bytes,
+                            void *replacement);
+
+static inline void nvb_graph_pass_info_init(nvb_graph_pass_info *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_graph_optimize_options_init(nvb_graph_optimize_options *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

@@ -11,6 +11,7 @@ use nvbackend::capi::device::*;
 use nvbackend::capi::environment::*;
 use nvbackend::capi::gguf::*;
 use nvbackend::capi::graph::*;
+use nvbackend::capi::graph_optimize::*;
 use nvbackend::capi::hardware::*;
 use nvbackend::capi::kernel::*;
 use nvbackend::capi::kv_cache::*;

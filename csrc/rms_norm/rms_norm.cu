@@ -2,12 +2,14 @@
 //
 // Shapes: [rows, columns], dtypes per operand, vectors of 8, 4 or 1 elements by alignment. Work: a row block
 // (row_block.cuh) a row; rows of at most 256 or 512 elements (head_dim) are one warp each, four to a block.
-// Registers: `rms_norm_kernel` keeps the row in registers, 8 or 16 f32 a thread (norm.cuh). It has three forms: the
+// Registers: `rms_norm_kernel` keeps the row in registers, 8 or 16 f32 a thread (norm.cuh). It has four forms: the
 // norm alone, in few registers so that more rows are under way at once; with the residual sum; and the same for few
-// rows, where nobody else hides the latency of a load, so that more threads fetch all they need at the start.
+// rows, where nobody else hides the latency of a load, so that more threads fetch all they need at the start, weights
+// that are constant (constant_reads.h) before the grid in front has finished.
 // `rms_norm_long_kernel` takes longer rows and reads them again for each step, through L2: 65536 f32 are a whole
 // register file. Output in 8 bits needs the largest magnitude of the normalised row, a third reduction; kernels for it
 // are apart, so that the others stay in few registers. Shared memory: 256 bytes for the two reductions, 384 for three.
+#include "../common/constant_reads.h"
 #include "../common/norm.cuh"
 #include "../common/quantized_output.cuh"
 #include "rms_norm.h"
@@ -19,7 +21,7 @@ template <int Width>
 constexpr int64_t kRegisterRow = kRowValues<Width> * kRowThreads<Width>;
 constexpr int64_t kShortRow = kShortRowValues * 32;
 
-enum class form { plain, sums, few_rows };
+enum class form { plain, sums, few_rows, few_rows_constant };
 
 // The plain form of 16-bit operands is held to 64 or 32 registers, for 1024 or 2048 threads on a multiprocessor.
 template <int Width, form Form>
@@ -58,18 +60,15 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRow
                                   : Values == kShortRowValues ? 4
                                                               : 2) rms_norm_kernel(const nvb_rms_norm_params p) {
   constexpr bool kSums = Form != form::plain;
-  constexpr bool kEarly = Form == form::few_rows;  // fetches the second weight, too, at the start
+  constexpr bool kConstant = Form == form::few_rows_constant;
+  constexpr bool kEarly = Form == form::few_rows || kConstant;  // fetches the second weight, too, at the start
   constexpr int kVectors = Values / Width;
   __shared__ float post_scratch[32];
   __shared__ float scratch[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  begin_overlapped();
-  if (row >= p.rows) return;
   const int columns = static_cast<int>(p.columns);
   const int first = threadIdx.x * Width;
   const int step = blockDim.x * Width;
-
-  // Load the row, the residual and the weight that is needed first.
   const bool has_post_weight = kSums && p.post_weight != nullptr;
   const void* first_weight = has_post_weight ? p.post_weight : p.weight;
   uint4 input[kVectors];
@@ -77,16 +76,33 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRow
   uint4 weight[kVectors];
   uint4 second_weight[kVectors];
 #pragma unroll
+  for (int v = 0; v < kVectors; ++v) input[v] = residual[v] = weight[v] = second_weight[v] = make_uint4(0, 0, 0, 0);
+  // The weight that is needed first; the second one, too, where all is fetched at the start.
+  const auto load_weights = [&](int v, int column) {
+    if (first_weight != nullptr) weight[v] = load_raw<Width>(first_weight, p.weight_dtype, column);
+    if (kEarly && has_post_weight && p.weight != nullptr) {
+      second_weight[v] = load_raw<Width>(p.weight, p.weight_dtype, column);
+    }
+  };
+
+  allow_next_grid();
+  if constexpr (kConstant) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (first + v * step < columns) load_weights(v, first + v * step);
+    }
+  }
+  wait_for_previous_grid();
+  if (row >= p.rows) return;
+
+  // Load the row, the residual and, unless they are there, the weights.
+#pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = first + v * step;
-    input[v] = residual[v] = weight[v] = second_weight[v] = make_uint4(0, 0, 0, 0);
     if (column < columns) {
       input[v] = load_raw_input<Width>(p, row, column);
       if (kSums && p.residual != nullptr) residual[v] = load_raw_residual<Width>(p, row, column);
-      if (first_weight != nullptr) weight[v] = load_raw<Width>(first_weight, p.weight_dtype, column);
-      if (kEarly && has_post_weight && p.weight != nullptr) {
-        second_weight[v] = load_raw<Width>(p.weight, p.weight_dtype, column);
-      }
+      if (!kConstant) load_weights(v, column);
     }
   }
   float values[kVectors][Width];
@@ -237,11 +253,18 @@ cudaError_t enqueue_form(const nvb_rms_norm_params& p, const nvb_launch* launch)
   return enqueue_row_blocks(rms_norm_kernel<Width, Values, Form, Quantizes>, p, Width, Values, launch);
 }
 
+template <int Width, bool Quantizes = false>
+cudaError_t enqueue_few_rows(const nvb_rms_norm_params& p, const nvb_launch* launch) {
+  return (nvb_cuda_constant_reads() & NVB_CONSTANT_WEIGHTS) != 0
+             ? enqueue_form<Width, kShortRowValues, form::few_rows_constant, Quantizes>(p, launch)
+             : enqueue_form<Width, kShortRowValues, form::few_rows, Quantizes>(p, launch);
+}
+
 template <int Width>
 cudaError_t enqueue_quantized(const nvb_rms_norm_params& p, const nvb_launch* launch) {
   if (p.columns > kRegisterRow<Width>) return enqueue_long_rows(rms_norm_long_kernel<Width, true>, p, launch);
   if (p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kRowThreads<Width>) {
-    return enqueue_form<Width, kShortRowValues, form::few_rows, true>(p, launch);
+    return enqueue_few_rows<Width, true>(p, launch);
   }
   if (p.columns <= kShortRow) return enqueue_form<Width, kShortRowValues, form::sums, true>(p, launch);
   return enqueue_form<Width, kRowValues<Width>, form::sums, true>(p, launch);
@@ -253,7 +276,7 @@ cudaError_t enqueue(const nvb_rms_norm_params& p, const nvb_launch* launch) {
   const bool sums = p.post_weight != nullptr || p.residual != nullptr || p.residual_output != nullptr;
   if (p.columns > kRegisterRow<Width>) return enqueue_long_rows(rms_norm_long_kernel<Width, false>, p, launch);
   if (p.rows <= launch->multiprocessors && p.columns <= kShortRowValues * kRowThreads<Width>) {
-    return enqueue_form<Width, kShortRowValues, form::few_rows>(p, launch);
+    return enqueue_few_rows<Width>(p, launch);
   }
   if (p.columns <= kShortRow) {
     return sums ? enqueue_form<Width, kShortRowValues, form::sums>(p, launch)

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../common/constant_reads.h"
 #include "rope_many.cuh"
 
 namespace nvb {
@@ -116,12 +117,16 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   if constexpr (Width == 8) {
     if (!is_wide(p.query, p.query_dtype) && !is_wide(p.key, p.key_dtype) &&
         !is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype)) {
+      constexpr uint32_t kConstant = NVB_CONSTANT_WEIGHTS | NVB_CONSTANT_POSITIONS;
+      const bool constant = (nvb_cuda_constant_reads() & kConstant) == kConstant;
       const bool placed = p.key_cache != nullptr && (p.placement.pages != nullptr || p.placement.ring_tokens > 0);
-      const auto kernel = placed ? rope_kernel<8, true, true> : rope_kernel<8, true, false>;
+      const auto kernel = placed     ? constant ? rope_kernel<8, true, true, true> : rope_kernel<8, true, true, false>
+                              : constant ? rope_kernel<8, true, false, true>
+                                     : rope_kernel<8, true, false, false>;
       return launch_overlapped(kernel, grid, dim3(threads), 0, &launch, arguments);
     }
   }
-  return launch_overlapped(rope_kernel<Width, false, true>, grid, dim3(threads), 0, &launch, arguments);
+  return launch_overlapped(rope_kernel<Width, false, true, false>, grid, dim3(threads), 0, &launch, arguments);
 }
 
 }  // namespace

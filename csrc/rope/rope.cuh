@@ -88,14 +88,17 @@ __device__ __forceinline__ float load_frequency(const Arguments& arguments, int 
 }
 
 // Prefetch: all inputs are 16-bit vectors, and are fetched before the angles are known. Placed: the cache may have
-// pages or rings.
+// pages or rings. Constant: nothing that runs beside this writes norms or positions (constant_reads.h), so factors and
+// angles are there before the grid in front has finished.
 //
-// What stands before the wait depends on the arguments alone, and is found while the kernel before this one still runs.
-// On an H200, in a graph of such kernels, one token with 8 and 4 heads of 256 takes 1.35 µs (1.73 with the wait in
-// front of all), with norms and append 2.12 (2.57); of that 0.02 and 0.1 come from not being `Placed`. Norms that were
-// fetched together with the elements saved 0.1 µs at one token, and cost as much without norms and 0.3 at 512 tokens.
-template <int Width, bool Prefetch, bool Placed>
+// What stands before the wait otherwise depends on the arguments alone, and is found while the kernel before this one
+// still runs. On an H200, in a graph of such kernels, one token with 8 and 4 heads of 256 takes 1.35 µs (1.73 with the
+// wait in front of all), with norms and append 2.12 (2.57); of that 0.02 and 0.1 come from not being `Placed`. Norms
+// that were fetched together with the elements saved 0.1 µs at one token, and cost as much without norms and 0.3 at 512
+// tokens.
+template <int Width, bool Prefetch, bool Placed, bool Constant>
 __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_constant__ Arguments arguments) {
+  static_assert(!Constant || Prefetch, "other inputs take the registers that the factors would");
   static_assert(!Prefetch || Width == 8, "what is fetched early is 16 bytes of 16-bit elements");
   constexpr int kItems = kMaxHeadDim / 2 / Width / 32 > 0 ? kMaxHeadDim / 2 / Width / 32 : 1;
   __shared__ __align__(16) float cosines[kMaxHeadDim / 2];
@@ -131,7 +134,35 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     column[i][0] = rotated ? item * Width : item * 2 * Width;
     column[i][1] = rotated ? half + item * Width : (item * 2 + 1) * Width;
   }
+
+  // The norm's factors.
+  const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
+  const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
+  float weight[Constant ? kItems : 1][2][Width] = {};
+  if constexpr (Constant) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (norm != nullptr && column[i][j] < p.head_dim) load_vector(norm, norm_dtype, column[i][j], weight[i][j]);
+      }
+    }
+  }
+
+  // Frequencies, where the token stands, and its angles.
   float frequency = threadIdx.x < half ? load_frequency(arguments, threadIdx.x) : 0.0f;
+  const bool is_cached = p.key_cache != nullptr;
+  int position = 0, slot = 0;
+  const auto find_angles = [&] {
+    position = p.positions[token];
+    slot = is_cached && p.slots != nullptr ? p.slots[token] : 0;
+    for (int i = threadIdx.x; i < half; i += blockDim.x) {
+      if (i != threadIdx.x) frequency = load_frequency(arguments, i);
+      sincosf(static_cast<float>(position) * frequency * p.position_scale, &sines[i], &cosines[i]);
+    }
+  };
+
+  if constexpr (Constant) find_angles();
   wait_for_previous_grid();
 
   uint4 raw[kItems][2] = {};
@@ -147,17 +178,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     }
   }
 
-  // Where the token stands, after the elements: the compiler widens a position or moves it to a uniform register as
-  // soon as it has asked for it, and what is asked for later waits for it.
-  const bool is_cached = p.key_cache != nullptr;
-  const int position = p.positions[token];
-  const int slot = is_cached && p.slots != nullptr ? p.slots[token] : 0;
-
-  // The token's angles.
-  for (int i = threadIdx.x; i < half; i += blockDim.x) {
-    if (i != threadIdx.x) frequency = load_frequency(arguments, i);
-    sincosf(static_cast<float>(position) * frequency * p.position_scale, &sines[i], &cosines[i]);
-  }
+  // In this order and after the elements: the compiler widens a position or moves it to a uniform register as soon as
+  // it has asked for it, and what is asked for later waits for it.
+  if constexpr (!Constant) find_angles();
   __syncthreads();
 
   // The head's elements.
@@ -193,19 +216,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);
     }
     const float inverse = rsqrtf(squares / static_cast<float>(p.head_dim) + p.epsilon);
-    const void* norm = is_query ? p.query_norm : is_key ? p.key_norm : nullptr;
     if (norm != nullptr) {
-      const uint32_t norm_dtype = is_query ? p.query_norm_dtype : p.key_norm_dtype;
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           if (column[i][j] >= p.head_dim) continue;
-          float weight[Width];
-          load_vector(norm, norm_dtype, column[i][j], weight);
+          float factors[Width];
+          if constexpr (!Constant) load_vector(norm, norm_dtype, column[i][j], factors);
 #pragma unroll
           for (int e = 0; e < Width; ++e) {
-            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + weight[e]);
+            x[i][j][e] = x[i][j][e] * inverse * (p.weight_offset + (Constant ? weight[i][j][e] : factors[e]));
           }
         }
       }

@@ -12,10 +12,32 @@ use crate::device::Device;
 use crate::driver;
 use crate::error::Error;
 use crate::executor::{CapturedList, Executor};
+use crate::operation::constant_reads::Written;
 use crate::operation::Operation;
 use cust::sys;
 use std::ptr::null_mut;
 use std::sync::Arc;
+
+extern "C" {
+    fn nvb_cuda_set_constant_reads(reads: u32);
+}
+
+/// What the kernels that this thread launches may load before those in front of them have finished. With it ends the
+/// permission.
+struct ConstantReads;
+
+impl ConstantReads {
+    fn set(&self, reads: u32) {
+        // SAFETY: stores a number of this thread's.
+        unsafe { nvb_cuda_set_constant_reads(reads) };
+    }
+}
+
+impl Drop for ConstantReads {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
 
 struct CapturedGraph {
     executor: Arc<CudaExecutor>,
@@ -87,10 +109,14 @@ impl CaptureStream<'_> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: this capture's own stream.
         self.executor.check(unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }, "beginning a capture")?;
+        let written = Written::by(operations.iter().copied());
+        let constant = ConstantReads;
         let recorded = operations.iter().enumerate().try_for_each(|(index, op)| {
+            constant.set(written.constant_reads(op));
             let named = |error: Error| error.context(format_args!("node {index}, {}", op.kind().name()));
             operation::run(self.executor, op, self.raw).map_err(named)
         });
+        drop(constant);
         if let Err(lost) = self.executor.refuse_lost() {
             // No call more: not even the capture is ended.
             return Err(recorded.err().unwrap_or(lost));

@@ -8,6 +8,7 @@ pub mod access;
 mod activation;
 pub mod argmax;
 pub mod attention;
+pub mod constant_reads;
 pub mod dequantize;
 pub mod embedding;
 pub mod grouped_linear;

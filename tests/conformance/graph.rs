@@ -34,6 +34,8 @@ fn operation(random: &mut Random, block: *mut c_void) -> Option<Operation> {
     let places = [place(), place(), place()];
     let tensor = |at: usize| Tensor::new(places[at], DType::F32, &[rows, columns]).with_strides(&[WIDTH, 1]);
     let (input, output, second) = (tensor(0), tensor(random.choose(&[0, 1])), tensor(2));
+    let vector = |at: usize| Tensor::new(places[at], DType::F32, &[columns]);
+    let (weight, post_weight) = (random.choose(&[None, Some(vector(2))]), random.choose(&[None, Some(vector(0))]));
     let bytes = 4 * (1 + random.below(rows * WIDTH / 2));
     let op: Operation = match random.below(9) {
         0 => Softmax::new(input, output, 1.0).ok()?.into(),
@@ -42,10 +44,10 @@ fn operation(random: &mut Random, block: *mut c_void) -> Option<Operation> {
         3 => {
             let norm = RmsNorm {
                 input,
-                post_weight: None,
+                post_weight,
                 residual: Some(second),
                 residual_output: None,
-                weight: None,
+                weight,
                 output: Some(output),
                 quantized_output: None,
                 epsilon: 1e-6,
@@ -183,5 +185,101 @@ fn optimised_lists_leave_what_the_recorded_ones_leave() {
             }
         }
         Ok(memory.free(block, raw)?)
+    });
+}
+
+/// A norm whose weight another norm writes late: in the list before it, in the list behind it for the launch after, or on the
+/// stream before the launch. Kernels that begin early read none of these before they are there.
+#[test]
+fn a_weight_that_is_written_late_is_read_as_written() {
+    const COLUMNS: usize = 1024;
+    const SLOW_COLUMNS: usize = 1 << 16;
+    const ROUNDS: usize = 8;
+    check("weights that are written late", &[0, 1, 2], |run, &writer| {
+        let values = run.random.normals(COLUMNS, 1.0);
+        let rounds: Vec<_> = (0..ROUNDS).map(|_| run.random.normals(SLOW_COLUMNS, 1.0)).collect();
+        let (backend, raw) = (&run.device.backend, run.stream.raw());
+        let (memory, executor) = (backend.memory().clone(), run.executor());
+        let bytes = 4 * SLOW_COLUMNS;
+        let [source, weight, input, output] = {
+            let mut blocks = [std::ptr::null_mut(); 4];
+            for block in &mut blocks {
+                *block = memory.allocate(bytes, raw)?;
+            }
+            blocks
+        };
+        let row = |data, columns| Tensor::new(data, DType::F32, &[1, columns]);
+        let norm = |input, weight, output, columns| -> Result<Operation> {
+            let norm = RmsNorm {
+                input: row(input, columns),
+                post_weight: None,
+                residual: None,
+                residual_output: None,
+                weight,
+                output: Some(row(output, columns)),
+                quantized_output: None,
+                epsilon: 1e-6,
+                weight_offset: 0.0,
+            };
+            Ok(norm.validated()?.into())
+        };
+        // The weight is the start of a row so long that writing it takes a while.
+        let slow = norm(source, None, weight, SLOW_COLUMNS)?;
+        let read = norm(input, Some(Tensor::new(weight, DType::F32, &[COLUMNS])), output, COLUMNS)?;
+        let stream = Arc::new(Stream::new(backend.executor(), 0)?);
+        let graph = Graph::new(backend.executor());
+        graph.begin(&stream)?;
+        let list = [vec![&slow, &read], vec![&read, &slow], vec![&read]][writer].clone();
+        list.iter().try_for_each(|op| backend.queue((*op).clone(), &stream))?;
+        graph.end(&stream)?;
+        let upload = |block: *mut c_void, values: &[f64]| {
+            let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+            // SAFETY: the block has room for them, and the wait is before they go.
+            unsafe { executor.copy(block, values.as_ptr().cast(), 4 * values.len(), CopyKind::HostToDevice, raw)? };
+            run.stream.synchronize()
+        };
+        let download = || -> Result<Vec<u8>> {
+            let mut after = vec![0u8; 4 * COLUMNS];
+            // SAFETY: as above.
+            unsafe { executor.copy(after.as_mut_ptr().cast(), output, after.len(), CopyKind::DeviceToHost, raw)? };
+            run.stream.synchronize()?;
+            Ok(after)
+        };
+        upload(input, &values)?;
+        let mut found = Ok(());
+        for values in &rounds {
+            upload(source, values)?;
+            // What a launch leaves, and what calls that wait for each other leave.
+            let mut outputs = Vec::new();
+            for waits in [false, true] {
+                upload(weight, &[f64::NAN; COLUMNS])?;
+                let calls = || -> Result<()> {
+                    if writer != 0 {
+                        backend.queue(slow.clone(), &stream)?;
+                    }
+                    if !waits {
+                        return graph.launch(&stream);
+                    }
+                    stream.synchronize()?;
+                    for op in &list {
+                        backend.queue((*op).clone(), &stream)?;
+                        stream.synchronize()?;
+                    }
+                    Ok(())
+                };
+                calls()?;
+                stream.synchronize()?;
+                outputs.push(download()?);
+            }
+            let finite = outputs[1].chunks_exact(4).all(|v| f32::from_le_bytes([v[0], v[1], v[2], v[3]]).is_finite());
+            if outputs[0] != outputs[1] || !finite {
+                found = Err(format!("equal: {}, finite: {finite}", outputs[0] == outputs[1]).into());
+                break;
+            }
+        }
+        for block in [source, weight, input, output] {
+            memory.free(block, raw)?;
+        }
+        found
     });
 }

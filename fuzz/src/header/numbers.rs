@@ -29,6 +29,10 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         ("nvb_linear_case", "columns" | "depth") => random.of(&[32, 64]),
         ("nvb_linear_case", "format") => random.below(8) as u64,
         ("nvb_graph_describe", "format") => random.below(3) as u64,
+        ("nvb_graph_get_report", "format") => random.below(2) as u64,
+        ("nvb_graph_optimize", "level") => random.below(4) as u64,
+        ("nvb_graph_optimize_options", "maximum_error") => random.of(&[0, 0, 0.01f64.to_bits()]),
+        ("nvb_graph_rebind", "bytes") => random.of(&[64, 4096, 65_536]),
         ("nvb_linear_case", "input_dtype" | "output_dtype") => random.below(4) as u64,
         ("nvb_memory_copy", "kind") => 1 + random.below(3) as u64,
         ("nvb_memory_copy" | "nvb_memory_fill" | "nvb_memory_advise" | "nvb_memory_prefetch", "bytes") => {

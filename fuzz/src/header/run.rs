@@ -89,7 +89,9 @@ fn step(shared: &Shared, thread: usize, at: usize, bytes: [u8; STEP]) {
     statistics::count(index, !function.fallible || answer as i32 == 0);
     let blocks = world.blocks.len() + world.host_blocks.len();
     remember(&mut world, function, &call.values, &call.options, answer as i32, thread);
-    if world.blocks.len() + world.host_blocks.len() < blocks {
+    // A step's own buffers, which a graph may be bound to now, are no more after it.
+    let bound = function.name == "nvb_graph_rebind" && answer as i32 == 0;
+    if bound || world.blocks.len() + world.host_blocks.len() < blocks {
         end_graphs(&mut world, if alone { None } else { Some(thread) });
     }
 }

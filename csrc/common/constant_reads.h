@@ -1,0 +1,22 @@
+// What an operation reads that nothing writes while its kernel may already have begun: kernels load it before they wait
+// for the grid before them (programmatic_launch.cuh).
+//
+// A kernel that begins early runs beside the grids before it, any of which may be unfinished. Eager calls therefore may
+// load nothing before their wait, a weight neither: an earlier call may still be writing it. In a list that is captured
+// as a graph the writers are known. What no node of the list writes is constant for all of its nodes: each grid of a
+// replay begins after the replay's first one has begun, and that one follows all earlier work of its stream by a full
+// edge.
+//
+// Whoever captures such a list says so for each operation on the thread that calls its launcher.
+#pragma once
+
+#include <stdint.h>
+
+enum nvb_constant_reads : uint32_t {
+  NVB_CONSTANT_WEIGHTS = 1,    // weights, their scales, biases, factors of norms
+  NVB_CONSTANT_POSITIONS = 2,  // positions, sequences, page tables
+};
+
+// Of the operations that this thread launches from now on, bits of nvb_constant_reads; 0 at first.
+extern "C" void nvb_cuda_set_constant_reads(uint32_t reads) noexcept;
+extern "C" uint32_t nvb_cuda_constant_reads() noexcept;

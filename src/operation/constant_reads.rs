@@ -1,0 +1,112 @@
+//! What the operations of a list read and none of them writes: kernels of a captured list may load it while the grids before
+//! them still run (csrc/common/constant_reads.h).
+
+use super::access::{Each, Effect};
+use super::Operation;
+
+/// `NVB_CONSTANT_WEIGHTS` of csrc/common/constant_reads.h.
+pub const CONSTANT_WEIGHTS: u32 = 1;
+/// `NVB_CONSTANT_POSITIONS` of csrc/common/constant_reads.h.
+pub const CONSTANT_POSITIONS: u32 = 2;
+
+/// The bit of an argument; 0 for those that no kernel loads early.
+fn bit(name: &str) -> u32 {
+    match name {
+        "weight" | "post_weight" | "bias" | "query_norm" | "key_norm" => CONSTANT_WEIGHTS,
+        "positions" | "sequences" | "page_table" => CONSTANT_POSITIONS,
+        _ => 0,
+    }
+}
+
+/// The bytes that a list writes, in spans that lie apart from each other, in ascending order.
+pub struct Written(Vec<(usize, usize)>);
+
+impl Written {
+    pub fn by<'a>(operations: impl IntoIterator<Item = &'a Operation>) -> Written {
+        let mut spans = Vec::new();
+        for op in operations {
+            op.accesses(&mut Each(|access| {
+                if access.effect == Effect::Write && !access.region.is_empty() {
+                    spans.push((access.region.start, access.region.end()));
+                }
+            }));
+        }
+        spans.sort_unstable();
+        spans.dedup_by(|next, kept| {
+            let joins = next.0 <= kept.1;
+            if joins {
+                kept.1 = kept.1.max(next.1);
+            }
+            joins
+        });
+        Written(spans)
+    }
+
+    fn meets(&self, start: usize, end: usize) -> bool {
+        let behind = self.0.partition_point(|span| span.0 < end);
+        behind > 0 && self.0[behind - 1].1 > start
+    }
+
+    /// The bits of the arguments of which the list writes no byte. Gaps of a region count as written with it.
+    pub fn constant_reads(&self, op: &Operation) -> u32 {
+        let mut constant = CONSTANT_WEIGHTS | CONSTANT_POSITIONS;
+        op.accesses(&mut Each(|access| {
+            let reads = access.effect != Effect::Write && !access.region.is_empty();
+            if reads && self.meets(access.region.start, access.region.end()) {
+                constant &= !bit(access.name);
+            }
+        }));
+        constant
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::memory_fill::MemoryFill;
+    use crate::operation::rms_norm::RmsNorm;
+    use crate::tensor::Tensor;
+
+    fn fill(values: &mut [f32]) -> Operation {
+        // SAFETY: it never runs.
+        unsafe { MemoryFill::new(values.as_mut_ptr().cast(), 0, size_of_val(values)) }.into()
+    }
+
+    #[test]
+    fn spans_are_joined_and_their_ends_are_outside() {
+        let mut values = [0f32; 16];
+        let base = values.as_ptr() as usize;
+        let list = [fill(&mut values[8..12]), fill(&mut values[0..4]), fill(&mut values[2..6])];
+        let written = Written::by(&list);
+        assert_eq!(written.0, [(base, base + 24), (base + 32, base + 48)]);
+        let meets = |from: usize, to: usize| written.meets(base + 4 * from, base + 4 * to);
+        assert!(meets(0, 1) && meets(5, 6) && meets(5, 9) && meets(0, 16) && meets(11, 16));
+        assert!(!meets(6, 8) && !meets(12, 16));
+        assert!(!Written::by(&[]).meets(base, base + 64));
+    }
+
+    #[test]
+    fn what_any_node_writes_is_not_constant() {
+        let (mut input, mut output, mut weight, mut post) = ([1f32; 8], [0f32; 8], [1f32; 8], [1f32; 8]);
+        let norm: Operation = RmsNorm {
+            input: Tensor::of(&mut input, &[1, 8]),
+            post_weight: Some(Tensor::of(&mut post, &[8])),
+            residual: None,
+            residual_output: None,
+            weight: Some(Tensor::of(&mut weight, &[8])),
+            output: Some(Tensor::of(&mut output, &[1, 8])),
+            quantized_output: None,
+            epsilon: 1e-6,
+            weight_offset: 0.0,
+        }
+        .validated()
+        .unwrap()
+        .into();
+        let constant = |others: &[Operation]| Written::by(others.iter().chain([&norm])).constant_reads(&norm);
+        let all = CONSTANT_WEIGHTS | CONSTANT_POSITIONS;
+        assert_eq!(constant(&[]), all);
+        assert_eq!(constant(&[fill(&mut input), fill(&mut output)]), all, "what is computed with need not be constant");
+        assert_eq!(constant(&[fill(&mut weight[7..])]), CONSTANT_POSITIONS);
+        assert_eq!(constant(&[fill(&mut post[..1])]), CONSTANT_POSITIONS);
+    }
+}
