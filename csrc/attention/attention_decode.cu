@@ -78,8 +78,8 @@ extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_att
   if (!nvb::is_planned(*params, shape)) return cudaErrorInvalidValue;
   if (params->sequences == 0) return cudaSuccess;
   const int64_t partials = shape.min_tiles == 0 ? int64_t{2} * params->splits * params->heads_per_chunk
-                                            : static_cast<int64_t>(params->sequences) * params->rows_per_sequence *
-                                                  params->query_heads * params->slots_per_head;
+                                                : static_cast<int64_t>(params->sequences) * params->rows_per_sequence *
+                                                      params->query_heads * params->slots_per_head;
   const size_t sums_bytes = (partials * sizeof(float2) + 15) / 16 * 16;  // so that the outputs are 16-byte aligned
   nvb::DecodeArguments arguments;
   arguments.params = *params;

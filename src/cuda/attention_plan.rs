@@ -222,8 +222,7 @@ impl DecodePlan {
         };
         let merged = splits > 1 && shape.cluster == 0 && !listed;
         let slots_per_head = if merged { splits + splits.div_ceil(MERGED_SPLITS) } else { 0 };
-        let partials =
-            if listed { 2 * splits * heads_per_chunk } else { rows * query_heads * slots_per_head };
+        let partials = if listed { 2 * splits * heads_per_chunk } else { rows * query_heads * slots_per_head };
         // The maxima and sums come first, padded so that the outputs are aligned to 16 bytes.
         let sums = (partials * 2 * size_of::<f32>()).next_multiple_of(16);
         Some(DecodePlan {

@@ -57,7 +57,8 @@ constexpr int kHalf = 112 * 1024 - 256, kWhole = 225 * 1024;
 using B = __nv_bfloat16;
 template <typename T, typename Tile, int N>
 cudaError_t with_stages(const DecodeArguments& a, Options options, int blocks, int bytes, const nvb_launch& l) {
-  options.stages = decode_ring::stages_within<Tile>(bytes, a.params.heads_per_chunk, float_dtype_bytes(a.params.query_dtype));
+  options.stages =
+      decode_ring::stages_within<Tile>(bytes, a.params.heads_per_chunk, float_dtype_bytes(a.params.query_dtype));
   if (options.stages < Tile::kTeams) return cudaErrorInvalidValue;
   if (options.prefetch < 0) options.prefetch = options.stages * -options.prefetch;
   return decode_ring::launch_tile<T, Tile, N>(a, options, blocks, l);
@@ -164,7 +165,8 @@ cudaError_t launch_new(const Variant& variant, nvb_attention_decode_params p, co
   DecodeArguments arguments;
   arguments.params = p;
   arguments.partial_sums = reinterpret_cast<float2*>(workspace.data);
-  arguments.partial_outputs = reinterpret_cast<float*>(workspace.data + (int64_t{2} * blocks * p.heads_per_chunk * 8 + 15) / 16 * 16);
+  arguments.partial_outputs =
+      reinterpret_cast<float*>(workspace.data + (int64_t{2} * blocks * p.heads_per_chunk * 8 + 15) / 16 * 16);
   int bytes = variant.bytes;
   if (variant.blocks_per_multiprocessor == 2) bytes = kHalf;
   return variant.launch(arguments, variant.options, blocks, bytes, launch);
@@ -245,7 +247,8 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
   }
   if (test.slots && n > 1) slots[n - 1] = slot_count;  // outside
   nvb_attention_decode_params p = {};
-  p.rows_per_sequence = test.rows, p.query_heads = test.query_heads, p.kv_heads = test.kv_heads, p.head_dim = p.value_dim = d;
+  p.rows_per_sequence = test.rows, p.query_heads = test.query_heads, p.kv_heads = test.kv_heads,
+  p.head_dim = p.value_dim = d;
   p.sequences = n, p.slot_count = slot_count, p.capacity = capacity, p.max_kv_length = longest;
   p.window = test.window, p.soft_cap = test.soft_cap, p.scale = 0.7f / std::sqrt(float(d));
   p.query_dtype = test.query_dtype, p.kv_dtype = NVB_BF16, p.output_dtype = test.output_dtype;
@@ -273,7 +276,8 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
     if (test.page_tokens > 0) {
       const int page = table[slot * entries + token / test.page_tokens];
       if (page < 0 || page >= page_count) return -1;
-      if (test.token_major) return ((int64_t{page} * test.page_tokens + token % test.page_tokens) * test.kv_heads + head) * d;
+      if (test.token_major)
+        return ((int64_t{page} * test.page_tokens + token % test.page_tokens) * test.kv_heads + head) * d;
       return ((int64_t{page} * test.kv_heads + head) * test.page_tokens + token % test.page_tokens) * d;
     }
     const int place = test.ring > 0 ? token % test.ring : token;
@@ -317,8 +321,8 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
   for (int round = 0; round < 3 && wrong.empty(); ++round) {
     MUST(cudaMemcpy(p.output, poison.data(), count * 4, cudaMemcpyHostToDevice));
     MUST(cudaMemset(workspace.data, 0xff, 4 << 20));
-    cudaError_t error = variant != nullptr ? launch_new(*variant, p, workspace, test.blocks, launch)
-                                           : launch_old(p, workspace, launch);
+    cudaError_t error =
+        variant != nullptr ? launch_new(*variant, p, workspace, test.blocks, launch) : launch_old(p, workspace, launch);
     if (error != cudaSuccess) wrong = cudaGetErrorString(error);
     MUST(cudaDeviceSynchronize());
     MUST(cudaMemcpy(out.data(), p.output, count * 4, cudaMemcpyDeviceToHost));
@@ -360,7 +364,8 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
       }
       const double expected_lse = s.empty() ? -INFINITY : most + std::log(sum);
       const float got = lse[size_t(i) * test.query_heads + h];
-      if (s.empty() ? got != -INFINITY : !(std::abs(got - expected_lse) < 1e-4 * std::max(1.0, std::abs(expected_lse)))) {
+      if (s.empty() ? got != -INFINITY
+                    : !(std::abs(got - expected_lse) < 1e-4 * std::max(1.0, std::abs(expected_lse)))) {
         char text[200];
         std::snprintf(text, sizeof text, "lse of sequence %d head %d: %g, expected %g", i, h, got, expected_lse);
         return text;
@@ -395,7 +400,8 @@ std::vector<Case> cases() {
   add("some", {700}, none);
   add("some, few blocks", {700}, [](Case& t) { t.blocks = 3, t.kv_heads = 2, t.query_heads = 8; });
   add("one block", {129, 64, 1}, [](Case& t) { t.blocks = 1; });
-  add("lengths", {0, 1, 63, 64, 65, 127, 128, 129, 1000, 16, 15, 17}, [](Case& t) { t.kv_heads = 2, t.query_heads = 4; });
+  add("lengths", {0, 1, 63, 64, 65, 127, 128, 129, 1000, 16, 15, 17},
+      [](Case& t) { t.kv_heads = 2, t.query_heads = 4; });
   add("lengths, 7 blocks", {0, 1, 63, 64, 65, 127, 128, 129, 1000, 16, 15, 17},
       [](Case& t) { t.kv_heads = 2, t.query_heads = 4, t.blocks = 7; });
   add("group 8", {333, 12}, [](Case& t) { t.query_heads = 8; });
@@ -411,7 +417,7 @@ std::vector<Case> cases() {
   add("pages of 64, window", {500, 3, 100}, [](Case& t) { t.page_tokens = 64, t.window = 99; });
   add("bad pages", {500, 3, 100}, [](Case& t) { t.page_tokens = 16, t.bad_pages = true; });
   add("ring", {500, 3, 100}, [](Case& t) { t.ring = 113, t.window = 100; });
-  add("slots", {500, 3, 100, 7, 9}, [](Case& t) { t.slots = true; });
+  add("slots", {500, 3, 100, 7, 900}, [](Case& t) { t.slots = true; });
   add("token-major", {500, 3, 100}, [](Case& t) { t.token_major = true, t.kv_heads = 2, t.query_heads = 4; });
   add("token-major pages", {500, 3, 100},
       [](Case& t) { t.token_major = true, t.kv_heads = 2, t.query_heads = 4, t.page_tokens = 16; });
@@ -447,7 +453,8 @@ __global__ void fill(uint32_t* data, size_t words, uint32_t seed) {
     uint64_t x = (i + seed * 0x9e3779b97f4a7c15ull + 1) * 0xbf58476d1ce4e5b9ull;
     x ^= x >> 29, x *= 0x94d049bb133111ebull, x ^= x >> 32;
     const auto one = [](uint32_t bits) {  // a sum of four uniform numbers, about normal
-      const float f = (float(bits & 255) + float(bits >> 8 & 255) + float(bits >> 16 & 255) + float(bits >> 24)) / 147.8f - 3.45f;
+      const float f =
+          (float(bits & 255) + float(bits >> 8 & 255) + float(bits >> 16 & 255) + float(bits >> 24)) / 147.8f - 3.45f;
       const __nv_bfloat16 b = __float2bfloat16_rn(f);
       return uint32_t(*reinterpret_cast<const uint16_t*>(&b));
     };
@@ -476,7 +483,8 @@ __global__ void __launch_bounds__(32) read_only(const unsigned char* data, size_
     if (lane == 0) barrier_expect(full + slot, stage_bytes);
     __syncwarp();
     if (lane < 16) {
-      bulk_copy(ring + (slot * 16 + lane) * (piece + 16), data + at * stage_bytes + size_t(lane) * piece, piece, full + slot);
+      bulk_copy(ring + (slot * 16 + lane) * (piece + 16), data + at * stage_bytes + size_t(lane) * piece, piece,
+                full + slot);
     }
     __syncwarp();
   };
@@ -496,14 +504,14 @@ struct Row {
   double peer;  // TB/s, PyTorch's best of the record
 };
 const Row kRows[] = {
-    {128, 32, 8, 1, 4096, 1.509},  {128, 32, 8, 1, 32768, 3.609},  {128, 32, 8, 1, 131072, 4.240},
-    {128, 32, 8, 8, 8192, 4.005},  {128, 32, 8, 64, 4096, 4.421},  {128, 32, 8, 128, 1024, 4.253},
-    {256, 8, 4, 1, 4096, 1.222},   {256, 8, 4, 1, 32768, 2.583},   {256, 8, 4, 1, 131072, 3.583},
-    {256, 8, 4, 8, 8192, 3.590},   {256, 8, 4, 64, 4096, 4.415},   {256, 8, 4, 128, 1024, 4.208},
-    {256, 16, 8, 1, 4096, 1.617},  {256, 16, 8, 1, 32768, 3.427},  {256, 16, 8, 1, 131072, 4.119},
-    {256, 16, 8, 8, 8192, 4.129},  {256, 16, 8, 64, 4096, 4.443},  {256, 16, 8, 128, 1024, 4.308},
-    {64, 32, 8, 1, 4096, 1.012},   {64, 32, 8, 1, 32768, 3.147},   {64, 32, 8, 1, 131072, 4.108},
-    {64, 32, 8, 8, 8192, 0},       {64, 32, 8, 64, 4096, 0},       {64, 32, 8, 128, 1024, 0},
+    {128, 32, 8, 1, 4096, 1.509}, {128, 32, 8, 1, 32768, 3.609}, {128, 32, 8, 1, 131072, 4.240},
+    {128, 32, 8, 8, 8192, 4.005}, {128, 32, 8, 64, 4096, 4.421}, {128, 32, 8, 128, 1024, 4.253},
+    {256, 8, 4, 1, 4096, 1.222},  {256, 8, 4, 1, 32768, 2.583},  {256, 8, 4, 1, 131072, 3.583},
+    {256, 8, 4, 8, 8192, 3.590},  {256, 8, 4, 64, 4096, 4.415},  {256, 8, 4, 128, 1024, 4.208},
+    {256, 16, 8, 1, 4096, 1.617}, {256, 16, 8, 1, 32768, 3.427}, {256, 16, 8, 1, 131072, 4.119},
+    {256, 16, 8, 8, 8192, 4.129}, {256, 16, 8, 64, 4096, 4.443}, {256, 16, 8, 128, 1024, 4.308},
+    {64, 32, 8, 1, 4096, 1.012},  {64, 32, 8, 1, 32768, 3.147},  {64, 32, 8, 1, 131072, 4.108},
+    {64, 32, 8, 8, 8192, 0},      {64, 32, 8, 64, 4096, 0},      {64, 32, 8, 128, 1024, 0},
 };
 
 struct Bench {
@@ -579,7 +587,8 @@ struct Bench {
     for (const int length : lengths) host.push_back(length - 1), longest = std::max(longest, length);
     MUST(cudaMemcpy(positions, host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     p.query = query, p.output = output, p.positions = positions;
-    p.sequences = row.batch, p.rows_per_sequence = 1, p.query_heads = row.query_heads, p.kv_heads = row.kv_heads, p.head_dim = p.value_dim = row.d;
+    p.sequences = row.batch, p.rows_per_sequence = 1, p.query_heads = row.query_heads, p.kv_heads = row.kv_heads,
+    p.head_dim = p.value_dim = row.d;
     p.slot_count = row.batch, p.capacity = longest, p.max_kv_length = longest;
     p.scale = 1.0f / std::sqrt(float(row.d));
     p.query_dtype = p.kv_dtype = p.output_dtype = NVB_BF16;
@@ -606,8 +615,13 @@ struct Bench {
 
   double measure(const Variant* variant, const Row& row, const std::vector<int>& lengths, int page) {
     const nvb_attention_decode_params base = params(row, lengths, page);
-    const size_t tensor = (size_t(row.batch) * row.kv_heads * base.capacity * row.d * (variant != nullptr && variant->fp8 ? 1 : 2) + 4095) / 4096 * 4096;
-    const int rotation = std::max<int>(1, std::min<int64_t>(2 * tensor >= 600000000 ? 1 : (200 << 20) / (2 * tensor) + 1, memory_bytes / (2 * tensor)));
+    const size_t tensor =
+        (size_t(row.batch) * row.kv_heads * base.capacity * row.d * (variant != nullptr && variant->fp8 ? 1 : 2) +
+         4095) /
+        4096 * 4096;
+    const int rotation = std::max<int>(
+        1,
+        std::min<int64_t>(2 * tensor >= 600000000 ? 1 : (200 << 20) / (2 * tensor) + 1, memory_bytes / (2 * tensor)));
     const auto call = [&](int i) {
       nvb_attention_decode_params p = base;
       p.key = memory + 2 * tensor * i, p.value = memory + 2 * tensor * i + tensor;
@@ -619,10 +633,13 @@ struct Bench {
   }
 
   void read_rates() {
-    std::printf("empty kernel: %.2f us a call in a graph\n", time([&](int) {
-      launch_overlapped(nothing, dim3(132), dim3(288), 0, &launch);
-      return cudaGetLastError();
-    }, 1, 2));
+    std::printf("empty kernel: %.2f us a call in a graph\n", time(
+                                                                 [&](int) {
+                                                                   launch_overlapped(nothing, dim3(132), dim3(288), 0,
+                                                                                     &launch);
+                                                                   return cudaGetLastError();
+                                                                 },
+                                                                 1, 2));
     MUST(cudaFuncSetAttribute(read_only, cudaFuncAttributeMaxDynamicSharedMemorySize, 226 << 10));
     for (const size_t bytes : {size_t{8} << 20, size_t{16} << 20, size_t{128} << 20, size_t{1} << 30}) {
       std::printf("reading %4zu MiB, TB/s:", bytes >> 20);
@@ -632,10 +649,12 @@ struct Bench {
           if (stages < 1) continue;
           const int shared = stages * 16 * (piece + 16);
           const int rotation = bytes >= 600000000 ? 1 : (200 << 20) / bytes + 1;
-          const double us = time([&](int i) {
-            return launch_overlapped(read_only, dim3(launch.multiprocessors), dim3(32), shared, &launch,
-                                     static_cast<const unsigned char*>(memory + bytes * i), bytes, piece, stages);
-          }, rotation, bytes / 4.2e6);
+          const double us = time(
+              [&](int i) {
+                return launch_overlapped(read_only, dim3(launch.multiprocessors), dim3(32), shared, &launch,
+                                         static_cast<const unsigned char*>(memory + bytes * i), bytes, piece, stages);
+              },
+              rotation, bytes / 4.2e6);
           std::printf(" %d/%dK %.2f (%.1f us)", piece, kib, bytes / us * 1e-6, us);
         }
       }
@@ -654,7 +673,8 @@ struct Bench {
                   row.batch, row.length, old, bytes / old * 1e-6, row.peer > 0 ? bytes / old * 1e-6 / row.peer : 0);
       for (const Variant& variant : kVariants) {
         if (variant.head_dim != row.d || variant.rows > 8 || variant.fp8 ||
-            std::string(variant.name).find(filter) == std::string::npos) continue;
+            std::string(variant.name).find(filter) == std::string::npos)
+          continue;
         const double us = measure(&variant, row, lengths, 0);
         const double paged = measure(&variant, row, lengths, 16);
         std::printf("   %-22s %8.1f us %.3f TB/s %.2f | pages of 16: %.2f\n", variant.name, us, bytes / us * 1e-6,
@@ -677,20 +697,25 @@ struct Bench {
       double equal_sum = equal[0] * 32.0;
       for (const Variant& variant : kVariants) {
         if (variant.head_dim != d || variant.rows > 8 || variant.fp8 ||
-            std::string(variant.name).find(filter) == std::string::npos) continue;
+            std::string(variant.name).find(filter) == std::string::npos)
+          continue;
         const double one = measure(&variant, row, lengths, 0), other = measure(&variant, row, equal, 0);
         std::printf("unequal %-22s %.1f us, equal %.1f us: %.2f of the rate\n", variant.name, one, other,
                     sum / one / (equal_sum / other));
       }
-      std::printf("unequal, old: %.1f, equal %.1f\n", measure(nullptr, row, lengths, 0), measure(nullptr, row, equal, 0));
+      std::printf("unequal, old: %.1f, equal %.1f\n", measure(nullptr, row, lengths, 0),
+                  measure(nullptr, row, equal, 0));
     }
     // 16 rows.
     const Row wide{128, 128, 8, 64, 4096, 0};
     const std::vector<int> lengths(64, 4096);
     for (const Variant& variant : kVariants) {
       if (std::string(variant.name).find(filter) == std::string::npos) continue;
-      if (variant.fp8 && variant.rows == 8) std::printf("%s: %.1f us at 64 x 4096\n", variant.name, measure(&variant, Row{128, 32, 8, 64, 4096, 0}, lengths, 0));
-      if (variant.rows == 16 && variant.head_dim == 128 && !variant.fp8) std::printf("group 16: %.1f us\n", measure(&variant, wide, lengths, 0));
+      if (variant.fp8 && variant.rows == 8)
+        std::printf("%s: %.1f us at 64 x 4096\n", variant.name,
+                    measure(&variant, Row{128, 32, 8, 64, 4096, 0}, lengths, 0));
+      if (variant.rows == 16 && variant.head_dim == 128 && !variant.fp8)
+        std::printf("group 16: %.1f us\n", measure(&variant, wide, lengths, 0));
     }
     std::printf("group 16, old: %.1f us\n", measure(nullptr, wide, lengths, 0));
   }

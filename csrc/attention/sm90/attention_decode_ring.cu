@@ -13,8 +13,8 @@ using decode_ring::Tile;
 
 // Every block looks at the positions of all rows, 32 sequences at a time.
 constexpr int kMaxRows = 256;
-// Half of a multiprocessor's shared memory less what the system keeps, so that the blocks of the next grid find room and
-// ask for their first keys while those of this one merge.
+// Half of a multiprocessor's shared memory less what the system keeps, so that the blocks of the next grid find room
+// and ask for their first keys while those of this one merge.
 constexpr int kSharedBytes = 112 * 1024 - 256;
 
 template <typename Tile>
@@ -22,8 +22,8 @@ int stages_of(const nvb_attention_decode_params& p, int items) {
   return decode_ring::stages_within<Tile>(kSharedBytes, items, float_dtype_bytes(p.query_dtype));
 }
 
-// Calls use(T, Tile) of the products' and the cache's dtype. A copy of 1 KiB takes a multiprocessor's copy engine as long
-// as one of 2, so runs have 2 KiB at least.
+// Calls use(T, Tile) of the products' and the cache's dtype. A copy of 1 KiB takes a multiprocessor's copy engine as
+// long as one of 2, so runs have 2 KiB at least.
 template <typename Use>
 auto with_tile(const nvb_attention_decode_params& p, bool wide, const Use& use) {
   const auto with_dtype = [&](auto element) {

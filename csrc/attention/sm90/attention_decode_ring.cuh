@@ -242,15 +242,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
           // Tokens that no item sees are zeros and are not read: stale rows of the cache may hold NaN.
           clear(start, first);
           clear(end, start + Tile::kRun);
-          tokens.for_each_piece(p.placement, first, end - first, own_page,
-                                [&](const Element* from, int token, int piece) {
-                                  if (from != nullptr) {
-                                    bulk_copy(to + (token - start) * Tile::kRowBytes, from, piece * Tile::kRowBytes,
-                                              full + stage);
-                                  } else {
-                                    clear(token, token + piece);
-                                  }
-                                });
+          tokens.for_each_piece(
+              p.placement, first, end - first, own_page, [&](const Element* from, int token, int piece) {
+                if (from != nullptr) {
+                  bulk_copy(to + (token - start) * Tile::kRowBytes, from, piece * Tile::kRowBytes, full + stage);
+                } else {
+                  clear(token, token + piece);
+                }
+              });
         }
         __syncwarp();
         stage = stage + 1 == stages ? 0 : stage + 1;
@@ -282,7 +281,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
     barrier_wait(query_full + query_stage, query_parity);
     const Segment segment = segments[query_stage];
     if (segment.heads == 0) return;  // a block without a part
-    const unsigned char* const raw = shared + layout.raw + query_stage * p.heads_per_chunk * Tile::kHeadDim * query_bytes;
+    const unsigned char* const raw =
+        shared + layout.raw + query_stage * p.heads_per_chunk * Tile::kHeadDim * query_bytes;
     if constexpr (kNarrow) {
       find_query_scales<Tile>(raw, p.query_dtype, segment.heads, query_scales);
       consumers_meet<Tile>();
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
 
       // S = Q . K^T, even and odd steps apart to shorten the chain of dependent products.
       float score[kHeadTiles][2][2][4] = {};
-      for_each_key_fragment<Tile>(key_tile, [&](int k, const uint32_t (&b)[4]) {
+      for_each_key_fragment<Tile>(key_tile, [&](int k, const uint32_t(&b)[4]) {
 #pragma unroll
         for (int h = 0; h < kHeadTiles; ++h) {
           const uint4 fragment = query_fragments[(h * kSteps + k) * 32 + lane];
@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       }
 
       // O^T += V^T . P^T.
-      for_each_value_fragment<Tile>(value_tile, [&](int m, const uint32_t (&a)[4]) {
+      for_each_value_fragment<Tile>(value_tile, [&](int m, const uint32_t(&a)[4]) {
 #pragma unroll
         for (int h = 0; h < kHeadTiles; ++h) {
           mma_m16n8k16<T>(output[h][m], a, high[h][0], high[h][1]);
@@ -444,8 +444,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
     if (segment.last) break;
   }
 
-  // The last block of a row to arrive merges it. Both rows of the block wait until here, so that the fence of the device
-  // is paid once and no copy waits for it.
+  // The last block of a row to arrive merges it. Both rows of the block wait until here, so that the fence of the
+  // device is paid once and no copy waits for it.
   if (pending_count == 0) return;
   consumers_meet<Tile>();
   if (static_cast<int>(threadIdx.x) < pending_count) {

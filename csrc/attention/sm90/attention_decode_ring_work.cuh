@@ -21,7 +21,7 @@ struct Tile {
   static constexpr int kItems = 8 * HeadTiles;
   static constexpr int kTeamWarps = TeamWarps;
   static constexpr int kTeams = Teams;
-  static constexpr int kWarps = TeamWarps * Teams;   // that multiply
+  static constexpr int kWarps = TeamWarps * Teams;    // that multiply
   static constexpr int kThreads = 32 * (kWarps + 1);  // and one warp that copies
   static constexpr int kKeys = 16 * TeamWarps;
   static constexpr int kRun = kKeys / 8;  // tokens of one copy
@@ -45,12 +45,12 @@ struct Segment {
   int32_t first_tile;   // of the sequence
   uint32_t ring_first;  // the place of first_tile among all tiles of the block
   uint32_t ring_end;
-  int32_t slot;  // of its partial result; -1: the whole row
+  int32_t slot;   // of its partial result; -1: the whole row
   int32_t begin;  // tokens begin .. end are seen by some item
   int32_t end;
   int32_t all_begin;  // all_begin .. all_end by every item
   int32_t all_end;
-  int32_t counter;  // of the row
+  int32_t counter;      // of the row
   int32_t first_block;  // of those that read the row
   int32_t blocks;
   int32_t last;  // whether it is the block's last
@@ -77,7 +77,7 @@ __device__ __forceinline__ Visible find_visible(const nvb_attention_decode_param
     v.end = max(v.end, keys.end);
     v.all_begin = max(v.all_begin, keys.begin), v.all_end = min(v.all_end, keys.end);
   }
-  if (v.slot < 0 || v.slot >= p.slot_count) v.end = 0;
+  if (v.slot < 0 || v.slot >= p.slot_count) v.end = v.all_end = 0;
   v.begin = min(v.begin, v.end);
   v.first_tile = v.begin / Tile::kKeys;
   v.tiles = max(1, (v.end + Tile::kKeys - 1) / Tile::kKeys - v.first_tile);
@@ -91,14 +91,12 @@ struct Part {
   int blocks;      // that have a part
   int each;        // tiles of a block; the first `longer` blocks have one more
   int longer;
-  int sequence;    // of the first tile
-  int before;      // tiles of the sequences before it
-  int base;        // the sequence of lane 0
+  int sequence;  // of the first tile
+  int before;    // tiles of the sequences before it
+  int base;      // the sequence of lane 0
   Visible visible;
 
-  __device__ __forceinline__ int first_of(int block) const {
-    return block * each + min(block, longer);
-  }
+  __device__ __forceinline__ int first_of(int block) const { return block * each + min(block, longer); }
   __device__ __forceinline__ int block_of(int tile) const {
     const int of_longer = longer * (each + 1);
     return tile < of_longer ? tile / (each + 1) : longer + (tile - of_longer) / each;
