@@ -63,46 +63,41 @@ cudaError_t with_stages(const DecodeArguments& a, Options options, int blocks, i
   if (options.prefetch < 0) options.prefetch = options.stages * -options.prefetch;
   return decode_ring::launch_tile<T, Tile, N>(a, options, blocks, l);
 }
-template <int D, int H, int W, int TM, int N = 2>
+template <int D, int H, int W, int TM, int N = 2, int C = 1>
 cudaError_t go(const DecodeArguments& a, const Options& o, int blocks, int bytes, const nvb_launch& l) {
   if (a.params.kv_dtype == NVB_F16) return cudaErrorInvalidValue;
-  return with_stages<B, Tile<B, D, H, W, TM>, N>(a, o, blocks, bytes, l);
+  return with_stages<B, Tile<B, D, H, W, TM, C>, N>(a, o, blocks, bytes, l);
 }
 
-template <int D, int H, int W, int TM, int N = 2>
+template <int D, int H, int W, int TM, int N = 2, int C = 1>
 cudaError_t go8(const DecodeArguments& a, const Options& o, int blocks, int bytes, const nvb_launch& l) {
-  return with_stages<__half, Tile<__nv_fp8_e4m3, D, H, W, TM>, N>(a, o, blocks, bytes, l);
+  return with_stages<__half, Tile<__nv_fp8_e4m3, D, H, W, TM, C>, N>(a, o, blocks, bytes, l);
 }
 
 const Variant kVariants[] = {
     // name, d, rows, launch, {stages, prefetch, late}, bytes, blocks
-    {"128 4x2 pf late", 128, 8, go<128, 1, 4, 2>, {0, -1, 1}, kHalf, 1},
-    {"128 4x2 pf late 200K", 128, 8, go<128, 1, 4, 2, 1>, {0, -1, 1}, kWhole, 1},
-    {"128 4x1 pf late", 128, 8, go<128, 1, 4, 1>, {0, -1, 1}, kHalf, 1},
-    {"128 4x1 no pf", 128, 8, go<128, 1, 4, 1>, {0, 0, 1}, kHalf, 1},
-    {"128 4x1 early", 128, 8, go<128, 1, 4, 1>, {0, -1, 0}, kHalf, 1},
-    {"128 4x1 pf twice", 128, 8, go<128, 1, 4, 1>, {0, -2, 1}, kHalf, 1},
-    {"128 4x1 x2", 128, 8, go<128, 1, 4, 1>, {0, -1, 1}, kHalf, 2},
-    {"64 8x1 no pf", 64, 8, go<64, 1, 8, 1>, {0, 0, 1}, kHalf, 1},
-    {"64 8x1 pf twice", 64, 8, go<64, 1, 8, 1>, {0, -2, 1}, kHalf, 1},
-    {"64 8x1 x2", 64, 8, go<64, 1, 8, 1>, {0, -1, 1}, kHalf, 2},
-    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, -1, 1}, kHalf, 1, true},
-    {"128 2x2 pf late", 128, 8, go<128, 1, 2, 2>, {0, -1, 1}, kHalf, 1},
-    {"128 2x2 pf early", 128, 8, go<128, 1, 2, 2>, {0, -1, 0}, kHalf, 1},
-    {"128 2x2 no pf", 128, 8, go<128, 1, 2, 2>, {0, 0, 1}, kHalf, 1},
-    {"64 4x2 pf late", 64, 8, go<64, 1, 4, 2>, {0, -1, 1}, kHalf, 1},
-    {"64 4x1 pf late", 64, 8, go<64, 1, 4, 1>, {0, -1, 1}, kHalf, 1},
-    {"64 2x2 pf late", 64, 8, go<64, 1, 2, 2>, {0, -1, 1}, kHalf, 1},
-    {"64 8x1 pf late", 64, 8, go<64, 1, 8, 1>, {0, -1, 1}, kHalf, 1},
-    {"256 1x4 pf late", 256, 8, go<256, 1, 1, 4>, {0, -1, 1}, kHalf, 1},
-    {"256 2x2 pf late 200K", 256, 8, go<256, 1, 2, 2, 1>, {0, -1, 1}, kWhole, 1},
-    {"256 2x1 pf late", 256, 8, go<256, 1, 2, 1>, {0, -1, 1}, kHalf, 1},
-    {"256 2x2 pf late", 256, 8, go<256, 1, 2, 2>, {0, -1, 1}, kHalf, 1},
-    {"128 fp8 4x2", 128, 8, go8<128, 1, 4, 2>, {0, -1, 1}, kHalf, 1, true},
-    {"128 fp8 4x1", 128, 8, go8<128, 1, 4, 1>, {0, -1, 1}, kHalf, 1, true},
-    {"128 fp8 r16 4x1", 128, 16, go8<128, 2, 4, 1>, {0, -1, 1}, kHalf, 1, true},
-    {"128 r16 4x1", 128, 16, go<128, 2, 4, 1>, {0, -1, 1}, kHalf, 1},
-    {"256 r16 1x4", 256, 16, go<256, 2, 1, 4, 1>, {0, -1, 1}, kWhole, 1},
+    {"128 4x1 c1", 128, 8, go<128, 1, 4, 1>, {0, 0, 1}, kHalf, 1},
+    {"128 4x1 c2", 128, 8, go<128, 1, 4, 1, 2, 2>, {0, 0, 1}, kHalf, 1},
+    {"128 4x1 c3", 128, 8, go<128, 1, 4, 1, 2, 3>, {0, 0, 1}, kHalf, 1},
+    {"128 4x1 c3 pf", 128, 8, go<128, 1, 4, 1, 2, 3>, {0, -1, 1}, kHalf, 1},
+    {"128 4x1 c2 200K", 128, 8, go<128, 1, 4, 1, 1, 2>, {0, 0, 1}, kWhole, 1},
+    {"128 2x2 c4", 128, 8, go<128, 1, 2, 2, 2, 4>, {0, 0, 1}, kHalf, 1},
+    {"128 4x1 c2 x2", 128, 8, go<128, 1, 4, 1, 2, 2>, {0, 0, 1}, kHalf, 2},
+    {"64 8x1 c1", 64, 8, go<64, 1, 8, 1>, {0, 0, 1}, kHalf, 1},
+    {"64 8x1 c2", 64, 8, go<64, 1, 8, 1, 2, 2>, {0, 0, 1}, kHalf, 1},
+    {"64 8x1 c3", 64, 8, go<64, 1, 8, 1, 2, 3>, {0, 0, 1}, kHalf, 1},
+    {"64 8x1 c2 x2", 64, 8, go<64, 1, 8, 1, 2, 2>, {0, 0, 1}, kHalf, 2},
+    {"64 8x1 c2 200K", 64, 8, go<64, 1, 8, 1, 1, 2>, {0, 0, 1}, kWhole, 1},
+    {"256 2x2 c1", 256, 8, go<256, 1, 2, 2>, {0, 0, 1}, kHalf, 1},
+    {"256 2x2 c2", 256, 8, go<256, 1, 2, 2, 2, 2>, {0, 0, 1}, kHalf, 1},
+    {"256 2x2 c2 x2", 256, 8, go<256, 1, 2, 2, 2, 2>, {0, 0, 1}, kHalf, 2},
+    {"256 2x2 c2 200K", 256, 8, go<256, 1, 2, 2, 1, 2>, {0, 0, 1}, kWhole, 1},
+    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, 0, 1}, kHalf, 1, true},
+    {"128 fp8 8x1 c2", 128, 8, go8<128, 1, 8, 1, 2, 2>, {0, 0, 1}, kHalf, 1, true},
+    {"128 fp8 8x1 c2 200K", 128, 8, go8<128, 1, 8, 1, 1, 2>, {0, 0, 1}, kWhole, 1, true},
+    {"128 fp8 r16 4x1", 128, 16, go8<128, 2, 4, 1>, {0, 0, 1}, kHalf, 1, true},
+    {"128 r16 4x1 c2", 128, 16, go<128, 2, 4, 1, 2, 2>, {0, 0, 1}, kHalf, 1},
+    {"256 r16 1x4", 256, 16, go<256, 2, 1, 4, 1>, {0, 0, 1}, kWhole, 1},
 };
 
 // ---- the kernels of 8.0, as planned by src/cuda/attention_plan.rs ----

@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
   }
   __syncthreads();
 
-  if (warp == Tile::kWarps) {
-    copy_part(p, options, shared, lane);
+  if (warp >= Tile::kWarps) {
+    copy_part(p, options, shared, warp - Tile::kWarps, lane);
     return;
   }
 

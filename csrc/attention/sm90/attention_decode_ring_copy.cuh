@@ -65,10 +65,10 @@ struct Shared {
         raw(shared + layout.raw) {}
 };
 
-// By the lanes of one warp.
+// By the lanes of warp `copier` of those that copy.
 template <typename Tile>
 __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, const Options& options,
-                                          const Shared<Tile>& shared, int lane) {
+                                          const Shared<Tile>& shared, uint32_t copier, int lane) {
   using Element = typename Tile::Element;
   const int query_bytes = p.query_dtype == NVB_F32 ? 4 : 2;
   const uint32_t stages = options.stages;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
         if (ring >= static_cast<uint32_t>(options.prefetch)) return false;
         const int tile = segment.first_tile + static_cast<int>(ring - segment.ring_first);
         const int first = run_begin(segment, tile), count = run_end(segment, tile) - first;
-        if (lane < 16 && count > 0) {
+        if (lane < 16 && count > 0 && ring % Tile::kCopiers == copier) {
           tokens.for_each_piece(p.placement, first, count, paged ? tokens.page_of(p.placement, first) : 0,
                                 [&](const Element* from, int, int piece) {
                                   if (from != nullptr) bulk_prefetch_l2(from, piece * Tile::kRowBytes);
@@ -116,73 +116,79 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
       const int first = run_begin(segment, tile);
       return paged && first < run_end(segment, tile) ? tokens.page_of(p.placement, first) : 0;
     };
-    int32_t page = find_page(segment.ring_first);
+    const uint32_t first_own =
+        segment.ring_first + (copier + Tile::kCopiers - segment.ring_first % Tile::kCopiers) % Tile::kCopiers;
+    int32_t page = first_own < segment.ring_end ? find_page(first_own) : 0;
     // The queries, and what is to be done with them.
-    barrier_wait(shared.query_empty + query_stage, query_parity);
-    const DecodeItem item = item_of(p, segment.block(), lane);
-    if (lane < segment.heads) {
-      const DecodeKeys own = p.rows_per_sequence == 1 ? DecodeKeys{segment.begin, segment.end}
-                                                      : keys_at(p, __ldcg(p.positions + item.row));
-      // Those of no slot see nothing.
-      shared.keys[query_stage * Tile::kItems + lane] = {own.begin, min(own.end, segment.end)};
-    }
-    __syncwarp();
-    if (lane == 0) {
-      shared.segments[query_stage] = segment;
-      barrier_expect(shared.query_full + query_stage, segment.heads * query_row);
-    }
-    __syncwarp();
-    if (lane == 0) {
-      for (int i = 0; i < segment.heads; ++i) {
-        const DecodeItem from = item_of(p, segment.block(), i);
-        bulk_copy(shared.raw + (query_stage * p.heads_per_chunk + i) * query_row,
-                  static_cast<const char*>(p.query) +
-                      (from.row * p.query_token_stride + from.head * p.query_head_stride) * query_bytes,
-                  query_row, shared.query_full + query_stage);
+    if (copier == 0) {
+      barrier_wait(shared.query_empty + query_stage, query_parity);
+      const DecodeItem item = item_of(p, segment.block(), lane);
+      if (lane < segment.heads) {
+        const DecodeKeys own = p.rows_per_sequence == 1 ? DecodeKeys{segment.begin, segment.end}
+                                                        : keys_at(p, __ldcg(p.positions + item.row));
+        // Those of no slot see nothing.
+        shared.keys[query_stage * Tile::kItems + lane] = {own.begin, min(own.end, segment.end)};
       }
+      __syncwarp();
+      if (lane == 0) {
+        shared.segments[query_stage] = segment;
+        barrier_expect(shared.query_full + query_stage, segment.heads * query_row);
+      }
+      __syncwarp();
+      if (lane == 0) {
+        for (int i = 0; i < segment.heads; ++i) {
+          const DecodeItem from = item_of(p, segment.block(), i);
+          bulk_copy(shared.raw + (query_stage * p.heads_per_chunk + i) * query_row,
+                    static_cast<const char*>(p.query) +
+                        (from.row * p.query_token_stride + from.head * p.query_head_stride) * query_bytes,
+                    query_row, shared.query_full + query_stage);
+        }
+      }
+      __syncwarp();
+      query_stage ^= 1;
+      query_parity ^= query_stage == 0 ? 1 : 0;
     }
-    __syncwarp();
-    query_stage ^= 1;
-    query_parity ^= query_stage == 0 ? 1 : 0;
 
     for (uint32_t ring = segment.ring_first; ring < segment.ring_end; ++ring) {
       // The table is read a tile ahead, so that no copy waits for it.
-      const int32_t own_page = page;
-      if (ring + 1 < segment.ring_end) page = find_page(ring + 1);
-      const int tile = segment.first_tile + static_cast<int>(ring - segment.ring_first);
-      const int start = tile * Tile::kKeys + run * Tile::kRun;
-      const int first = run_begin(segment, tile), end = max(first, run_end(segment, tile));
-      unsigned char* const to =
-          shared.ring + stage * Tile::kStageBytes + (values ? Tile::kTensorBytes : 0) + run * Tile::kPitch;
-      barrier_wait(shared.empty + stage, parity);
-      if (lane == 0) barrier_expect(shared.full + stage, Tile::kCopiedBytes);
-      __syncwarp();
-      if (lane < 16) {
-        const auto clear = [&](int from, int until) {
-          for (int token = max(from, start); token < min(until, start + Tile::kRun); ++token) {
-            bulk_copy(to + (token - start) * Tile::kRowBytes, kZeroRow, Tile::kRowBytes, shared.full + stage);
-          }
-        };
-        // Tokens that no item sees are zeros and are not read: stale rows of the cache may hold NaN.
-        clear(start, first);
-        clear(end, start + Tile::kRun);
-        tokens.for_each_piece(
-            p.placement, first, end - first, own_page, [&](const Element* from, int token, int piece) {
-              if (from != nullptr) {
-                bulk_copy(to + (token - start) * Tile::kRowBytes, from, piece * Tile::kRowBytes, shared.full + stage);
-              } else {
-                clear(token, token + piece);
-              }
-            });
+      if (ring % Tile::kCopiers == copier) {
+        const int32_t own_page = page;
+        if (ring + Tile::kCopiers < segment.ring_end) page = find_page(ring + Tile::kCopiers);
+        const int tile = segment.first_tile + static_cast<int>(ring - segment.ring_first);
+        const int start = tile * Tile::kKeys + run * Tile::kRun;
+        const int first = run_begin(segment, tile), end = max(first, run_end(segment, tile));
+        unsigned char* const to =
+            shared.ring + stage * Tile::kStageBytes + (values ? Tile::kTensorBytes : 0) + run * Tile::kPitch;
+        barrier_wait(shared.empty + stage, parity);
+        if (lane == 0) barrier_expect(shared.full + stage, Tile::kCopiedBytes);
+        __syncwarp();
+        if (lane < 16) {
+          const auto clear = [&](int from, int until) {
+            for (int token = max(from, start); token < min(until, start + Tile::kRun); ++token) {
+              bulk_copy(to + (token - start) * Tile::kRowBytes, kZeroRow, Tile::kRowBytes, shared.full + stage);
+            }
+          };
+          // Tokens that no item sees are zeros and are not read: stale rows of the cache may hold NaN.
+          clear(start, first);
+          clear(end, start + Tile::kRun);
+          tokens.for_each_piece(
+              p.placement, first, end - first, own_page, [&](const Element* from, int token, int piece) {
+                if (from != nullptr) {
+                  bulk_copy(to + (token - start) * Tile::kRowBytes, from, piece * Tile::kRowBytes, shared.full + stage);
+                } else {
+                  clear(token, token + piece);
+                }
+              });
+        }
+        __syncwarp();
       }
-      __syncwarp();
       stage = stage + 1 == stages ? 0 : stage + 1;
       parity ^= stage == 0 ? 1 : 0;
     }
     return true;
   });
   if (options.late_trigger) allow_next_grid();
-  if (part.begin == part.end && lane == 0) {
+  if (part.begin == part.end && lane == 0 && copier == 0) {
     shared.segments[0].heads = 0;
     barrier_expect(shared.query_full, 0);
   }

@@ -13,7 +13,7 @@ namespace nvb::decode_ring {
 
 // HeadTiles: of 8 items. A stage of the ring holds the keys and values of kKeys tokens, and one of Teams teams of
 // TeamWarps warps consumes it, 16 keys a warp.
-template <typename Stored, int HeadDim, int HeadTiles, int TeamWarps, int Teams>
+template <typename Stored, int HeadDim, int HeadTiles, int TeamWarps, int Teams, int Copiers = 1>
 struct Tile {
   using Element = Stored;
   static constexpr int kHeadDim = HeadDim;
@@ -21,8 +21,9 @@ struct Tile {
   static constexpr int kItems = 8 * HeadTiles;
   static constexpr int kTeamWarps = TeamWarps;
   static constexpr int kTeams = Teams;
-  static constexpr int kWarps = TeamWarps * Teams;    // that multiply
-  static constexpr int kThreads = 32 * (kWarps + 1);  // and one warp that copies
+  static constexpr int kWarps = TeamWarps * Teams;  // that multiply
+  static constexpr int kCopiers = Copiers;          // warps that copy, every Copiers-th tile each
+  static constexpr int kThreads = 32 * (kWarps + kCopiers);
   static constexpr int kKeys = 16 * TeamWarps;
   static constexpr int kRun = kKeys / 8;  // tokens of one copy
   static constexpr int kRowBytes = HeadDim * static_cast<int>(sizeof(Element));
