@@ -22,26 +22,21 @@ int stages_of(const nvb_attention_decode_params& p, int items) {
   return decode_ring::stages_within<Tile>(kSharedBytes, items, float_dtype_bytes(p.query_dtype));
 }
 
-// Calls use(T, Tile) of the products' and the cache's dtype. A copy of 1 KiB takes a multiprocessor's copy engine as
-// long as one of 2, so runs have 2 KiB at least.
+// Bytes of keys and values of 16 bits up to which this kernel is the faster one, as measured: from one sequence of
+// 4,096 tokens of 8 heads of 64 columns (10.2 us instead of 14.1) to one of 8 heads of 256 (17.8 instead of 20.7). At
+// 64 MiB both take as long, and from there on one copying warp cannot ask for what the memory gives. FP8 has no other
+// kernel on tensor cores.
+constexpr int64_t kMostBytes = 40 << 20;
+
+// Calls use(T, Tile) of the products' and the cache's dtype, for up to 8 items. A run has 2 KiB at least (see
+// attention_decode_ring_copy.cuh).
+constexpr int kMostItems = 8;
 template <typename Use>
-auto with_tile(const nvb_attention_decode_params& p, bool wide, const Use& use) {
+auto with_tile(const nvb_attention_decode_params& p, const Use& use) {
   const auto with_dtype = [&](auto element) {
     using T = decltype(element);
-    if (p.head_dim == 64) {
-      return wide ? use(T(), Tile<T, 64, 2, 8, 1>()) : use(T(), Tile<T, 64, 1, 8, 1>());
-    }
-    if (p.head_dim == 128) {
-      return wide ? use(T(), Tile<T, 128, 2, 4, 1>()) : use(T(), Tile<T, 128, 1, 4, 1>());
-    }
-    return wide ? use(T(), Tile<T, 256, 2, 2, 2>()) : use(T(), Tile<T, 256, 1, 2, 2>());
-  };
-  const auto with_fp8 = [&](auto element) {
-    using Element = decltype(element);
-    if (p.head_dim == 128) {
-      return wide ? use(__half(), Tile<Element, 128, 2, 4, 1>()) : use(__half(), Tile<Element, 128, 1, 8, 1>());
-    }
-    return wide ? use(__half(), Tile<Element, 256, 2, 4, 1>()) : use(__half(), Tile<Element, 256, 1, 4, 1>());
+    if (p.head_dim == 64) return use(T(), Tile<T, 64, 1, 8, 1>());
+    return p.head_dim == 128 ? use(T(), Tile<T, 128, 1, 4, 1>()) : use(T(), Tile<T, 256, 1, 2, 2>());
   };
   switch (p.kv_dtype) {
     case NVB_F16:
@@ -49,9 +44,9 @@ auto with_tile(const nvb_attention_decode_params& p, bool wide, const Use& use) 
     case NVB_BF16:
       return with_dtype(__nv_bfloat16());
     case NVB_F8_E4M3:
-      return with_fp8(__nv_fp8_e4m3());
+      return use(__half(), Tile<__nv_fp8_e4m3, 128, 1, 8, 1>());
     default:
-      return with_fp8(__nv_fp8_e5m2());
+      return use(__half(), Tile<__nv_fp8_e5m2, 128, 1, 8, 1>());
   }
 }
 
@@ -69,8 +64,14 @@ bool supports_decode_ring(const nvb_attention_decode_params& p, const nvb_launch
   if (!is_hopper(launch) || bytes > 2 || p.head_dim != p.value_dim || p.sequences * p.rows_per_sequence > kMaxRows) {
     return false;
   }
-  if (p.head_dim != 128 && p.head_dim != 256 && (narrow || p.head_dim != 64)) return false;
+  if (p.head_dim != 128 && (narrow || (p.head_dim != 64 && p.head_dim != 256))) return false;
   if (p.key_token_stride != p.head_dim || p.value_token_stride != p.head_dim) return false;
+  const int items = items_per_kv_head(p);
+  const int visible = p.window > 0 ? std::min(p.window, p.max_kv_length) : p.max_kv_length;
+  if (!narrow &&
+      (items > kMostItems || p.sequences > 1 || int64_t{4} * visible * p.kv_heads * p.head_dim > kMostBytes)) {
+    return false;
+  }
   const nvb_kv_placement& placement = p.placement;
   if (!lie_aligned(p.key, p.key_sequence_stride, p.key_head_stride, placement.block_stride, bytes) ||
       !lie_aligned(p.value, p.value_sequence_stride, p.value_head_stride, placement.value_block_stride, bytes) ||
@@ -78,32 +79,26 @@ bool supports_decode_ring(const nvb_attention_decode_params& p, const nvb_launch
       !is_aligned16(p.query, p.query_head_stride, query_bytes)) {
     return false;
   }
-  const int items = items_per_kv_head(p);
-  const bool wide = items > 8;
-  const int most = wide ? 16 : 8;
-  const int chunks = (items + most - 1) / most;
+  const int chunks = (items + kMostItems - 1) / kMostItems;
   const int64_t rows = static_cast<int64_t>(std::max(p.sequences, 1)) * p.kv_heads * chunks;
-  return with_tile(p, wide, [&](auto, auto tile) {
+  return with_tile(p, [&](auto, auto tile) {
     using Tile = decltype(tile);
     if (placement.pages != nullptr && placement.page_tokens < Tile::kRun) return false;
     if (rows * (p.capacity / Tile::kKeys + 2) > INT32_MAX) return false;
     const int stages = stages_of<Tile>(p, (items + chunks - 1) / chunks);
     if (stages < Tile::kTeams + 1 || kSharedBytes + kDecodeStaticBytes > launch.shared_bytes_per_block) return false;
-    shape = nvb_attention_decode_shape{most, Tile::kKeys, 0, Tile::kThreads, kSharedBytes, 0, 0, stages};
+    shape = nvb_attention_decode_shape{kMostItems, Tile::kKeys, 0, Tile::kThreads, kSharedBytes, 0, 0, stages};
     return true;
   });
 }
 
 cudaError_t launch_decode_ring(const DecodeArguments& arguments, const nvb_launch& launch) {
   const nvb_attention_decode_params& p = arguments.params;
-  return with_tile(p, items_per_kv_head(p) > 8, [&](auto product, auto tile) {
+  return with_tile(p, [&](auto product, auto tile) {
     using T = decltype(product);
     using Tile = decltype(tile);
-    // 16 items of 256 columns, or of eight warps, take more registers than two blocks find.
-    constexpr bool kAlone = Tile::kHeadTiles == 2 && (Tile::kHeadDim == 256 || Tile::kWarps == 8);
-    constexpr int kBlocks = kAlone ? 1 : 2;
     const int stages = stages_of<Tile>(p, p.heads_per_chunk);
-    return decode_ring::launch_tile<T, Tile, kBlocks>(arguments, {stages, stages, 1}, p.splits, launch);
+    return decode_ring::launch_tile<T, Tile, 2>(arguments, {stages, 0, 1}, p.splits, launch);
   });
 }
 
