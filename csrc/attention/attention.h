@@ -137,8 +137,9 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
 // `counters` is NVB_ATTENTION_DECODE_COUNTERS * rows * query_heads uint32 that are zero before the first launch, with
 // rows = sequences * rows_per_sequence; every launch leaves them zero. `workspace` is scratch of any content, 16-byte
 // aligned: two f32 for each of slots_per_head * rows * query_heads partial results, padded to 16 bytes, and their
-// outputs of head_dim f32. Both may be null where slots_per_head is 0. Launches that may overlap in time must share
-// neither.
+// outputs of value_dim f32. Both may be null where slots_per_head is 0. A kernel whose shape has min_tiles 0 divides the
+// tiles of all sequences among `splits` blocks in all, up to one a multiprocessor; slots_per_head is 0 then, and the
+// workspace has the results of 2 * splits * heads_per_chunk items. Launches that may overlap in time must share neither.
 //
 // The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16 without scales, any query and output
 // dtype, head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else.
@@ -198,7 +199,7 @@ struct nvb_attention_prefill_shape {
 struct nvb_attention_decode_shape {
   int32_t heads_per_block;  // the most items of a block
   int32_t keys;             // of a tile; of the kernel for few keys: of a pass of a block
-  int32_t min_tiles;        // of a split
+  int32_t min_tiles;        // of a split; 0: the tiles of all sequences are divided evenly among the splits
   int32_t threads;          // of a block
   int32_t shared_bytes;     // of a block
   int32_t cluster;          // blocks that may merge in a cluster; 0: they merge through the workspace

@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "attention_decode.cuh"
+#include "attention_decode_ring.h"
 
 namespace nvb {
 namespace {
@@ -27,6 +28,9 @@ bool is_planned(const nvb_attention_decode_params& p, const nvb_attention_decode
   if (p.chunks < 1 || p.heads_per_chunk < 1 || p.heads_per_chunk > shape.heads_per_block) return false;
   if (static_cast<int64_t>(p.chunks) * p.heads_per_chunk < items || (p.chunks - 1) * p.heads_per_chunk >= items)
     return false;
+  if (shape.min_tiles == 0) {
+    return p.splits >= 1 && p.slots_per_head == 0 && p.workspace != nullptr && p.counters != nullptr;
+  }
   if (shape.cluster > 0) return p.splits >= 1 && p.splits <= shape.cluster && p.slots_per_head == 0;
   if (p.splits < 1 || p.splits > kMaxSplits) return false;
   if (p.splits == 1) return p.slots_per_head == 0;
@@ -42,6 +46,7 @@ struct DecodeKernel {
 
 constexpr DecodeKernel kKernels[] = {
     {"attention_decode_short", supports_decode_short, launch_decode_short},
+    {"attention_decode_ring", supports_decode_ring, launch_decode_ring},
     {"attention_decode_mma", supports_decode_mma, launch_decode_mma},
     {"attention_decode_simt", supports_decode_simt, launch_decode_simt},
 };
@@ -61,6 +66,7 @@ extern "C" const char* nvb_cuda_attention_decode_kernel_at(int index) noexcept {
 extern "C" int nvb_cuda_attention_decode_kernel_supports(int index, const nvb_attention_decode_params* params,
                                                          const nvb_launch* launch,
                                                          nvb_attention_decode_shape* shape) noexcept {
+  *shape = {};
   const nvb::DecodeKernel* const kernel = nvb::kernel_at(index);
   return kernel != nullptr && nvb::are_valid(*params) && kernel->supports(*params, *launch, *shape);
 }
@@ -71,8 +77,9 @@ extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_att
   if (!nvb_cuda_attention_decode_kernel_supports(index, params, launch, &shape)) return cudaErrorInvalidValue;
   if (!nvb::is_planned(*params, shape)) return cudaErrorInvalidValue;
   if (params->sequences == 0) return cudaSuccess;
-  const int64_t partials = static_cast<int64_t>(params->sequences) * params->rows_per_sequence * params->query_heads *
-                           params->slots_per_head;
+  const int64_t partials = shape.min_tiles == 0 ? int64_t{2} * params->splits * params->heads_per_chunk
+                                                : static_cast<int64_t>(params->sequences) * params->rows_per_sequence *
+                                                      params->query_heads * params->slots_per_head;
   const size_t sums_bytes = (partials * sizeof(float2) + 15) / 16 * 16;  // so that the outputs are 16-byte aligned
   nvb::DecodeArguments arguments;
   arguments.params = *params;

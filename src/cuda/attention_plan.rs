@@ -212,20 +212,24 @@ impl DecodePlan {
         let longest = op.rows.max_kv_length;
         let visible = if window > 0 { (window + op.rows.per_sequence - 1).min(longest) } else { longest }.max(1);
         let work = Work { blocks: op.sequence_count() * kv_heads * chunks, visible };
+        let heads_per_chunk = items.div_ceil(chunks);
+        // The tiles of all sequences are one list, and a block has at most two rows that others read too.
+        let listed = shape.min_tiles == 0;
         let splits = match shape.cluster {
+            _ if listed => work.tiles(shape).min(launch.multiprocessors as usize),
             0 => work.splits(shape, launch),
             _ => work.cluster(shape, launch)?,
         };
-        let merged = splits > 1 && shape.cluster == 0;
+        let merged = splits > 1 && shape.cluster == 0 && !listed;
         let slots_per_head = if merged { splits + splits.div_ceil(MERGED_SPLITS) } else { 0 };
-        let partials = rows * query_heads * slots_per_head;
+        let partials = if listed { 2 * splits * heads_per_chunk } else { rows * query_heads * slots_per_head };
         // The maxima and sums come first, padded so that the outputs are aligned to 16 bytes.
         let sums = (partials * 2 * size_of::<f32>()).next_multiple_of(16);
         Some(DecodePlan {
             row,
             splits: splits as i32,
             chunks: chunks as i32,
-            heads_per_chunk: items.div_ceil(chunks) as i32,
+            heads_per_chunk: heads_per_chunk as i32,
             slots_per_head: slots_per_head as i32,
             keys: shape.keys as usize,
             stages: shape.stages as usize,
@@ -250,6 +254,11 @@ struct Work {
 }
 
 impl Work {
+    /// Of all sequences.
+    fn tiles(&self, shape: &DecodeShape) -> usize {
+        self.blocks * self.visible.div_ceil(shape.keys as usize)
+    }
+
     /// The fewest splits that keep the device nearly as busy as the best number would: a last wave of few blocks leaves it
     /// idle, and every split costs a write and a read of the output. Where all blocks fit at once, as many as there are.
     fn splits(&self, shape: &DecodeShape, launch: &Launch) -> usize {

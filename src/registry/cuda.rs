@@ -16,6 +16,8 @@ const HOPPER: Limits = Limits { capability: 90, exact: true, ..CHUNKS };
 
 const FP8: &[DType] = &[DType::F8E4m3, DType::F8E5m2];
 const FP8_ENCODINGS: &[Encoding] = &[Encoding::Fp8E4m3, Encoding::Fp8E5m2];
+const NARROW_ENCODINGS: &[Encoding] =
+    &[Encoding::Float(DType::F16), Encoding::Float(DType::Bf16), Encoding::Fp8E4m3, Encoding::Fp8E5m2];
 /// What keys and values may be kept in.
 const KV_ENCODINGS: &[Encoding] = &[
     Encoding::Float(DType::F32),
@@ -220,6 +222,16 @@ pub const KERNELS: &[Kernel] = &[
         VECTORS,
         "Few keys: a warp has all of a pass on their way at once, and a cluster of blocks merges without workspace.",
     ),
+    Kernel {
+        inputs: FLOATS,
+        encodings: NARROW_ENCODINGS,
+        ..attention(
+            "attention_decode_ring",
+            Family::AttentionDecode,
+            Limits { capability: 90, exact: true, depth_multiple: 64, ..VECTORS },
+            "On compute capability 9.0, contiguous tokens of head_dim 64, 128 and 256, also of FP8: one warp copies keys and values in bulk, the others multiply; the keys of all sequences are divided evenly among the multiprocessors.",
+        )
+    },
     attention(
         "attention_decode_mma",
         Family::AttentionDecode,

@@ -11,7 +11,8 @@ use std::ffi::CStr;
 use std::path::Path;
 
 /// Parts of the names of kernels that use Tensor Cores.
-const TENSOR_CORES: [&str; 4] = ["mma", "skinny", "attention_decode_short", "quantized_decode"];
+const TENSOR_CORES: [&str; 5] =
+    ["mma", "skinny", "attention_decode_short", "attention_decode_ring", "quantized_decode"];
 
 /// The kernels of every operation, run once each by a backend of this configuration.
 fn launched(file: &Path, json: &CStr) -> Result<Vec<String>, String> {
