@@ -222,6 +222,12 @@ pub const KERNELS: &[Kernel] = &[
         VECTORS,
         "Few keys: a warp has all of a pass on their way at once, and a cluster of blocks merges without workspace.",
     ),
+    attention(
+        "attention_decode_mma",
+        Family::AttentionDecode,
+        VECTORS,
+        "Tensor cores, all query heads of a key/value head in one block; the keys are split over blocks, the last of which merges.",
+    ),
     Kernel {
         inputs: FLOATS,
         encodings: NARROW_ENCODINGS,
@@ -232,12 +238,6 @@ pub const KERNELS: &[Kernel] = &[
             "On compute capability 9.0, contiguous tokens of head_dim 64, 128 and 256, also of FP8: one warp copies keys and values in bulk, the others multiply; the keys of all sequences are divided evenly among the multiprocessors.",
         )
     },
-    attention(
-        "attention_decode_mma",
-        Family::AttentionDecode,
-        VECTORS,
-        "Tensor cores, all query heads of a key/value head in one block; the keys are split over blocks, the last of which merges.",
-    ),
     attention(
         "attention_decode_simt",
         Family::AttentionDecode,
