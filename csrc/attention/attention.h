@@ -137,9 +137,10 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
 // `counters` is NVB_ATTENTION_DECODE_COUNTERS * rows * query_heads uint32 that are zero before the first launch, with
 // rows = sequences * rows_per_sequence; every launch leaves them zero. `workspace` is scratch of any content, 16-byte
 // aligned: two f32 for each of slots_per_head * rows * query_heads partial results, padded to 16 bytes, and their
-// outputs of value_dim f32. Both may be null where slots_per_head is 0. A kernel whose shape has min_tiles 0 divides the
-// tiles of all sequences among `splits` blocks in all, up to one a multiprocessor; slots_per_head is 0 then, and the
-// workspace has the results of 2 * splits * heads_per_chunk items. Launches that may overlap in time must share neither.
+// outputs of value_dim f32. Both may be null where slots_per_head is 0. A kernel whose shape has min_tiles 0 divides
+// the tiles of all sequences among `splits` blocks in all, up to one a multiprocessor; slots_per_head is 0 then, and
+// the workspace has the results of 2 * splits * heads_per_chunk items. Launches that may overlap in time must share
+// neither.
 //
 // The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16 without scales, any query and output
 // dtype, head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else.

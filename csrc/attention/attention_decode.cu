@@ -47,8 +47,8 @@ struct DecodeKernel {
 constexpr DecodeKernel kKernels[] = {
     {"attention_decode_short", supports_decode_short, launch_decode_short},
     {"attention_decode_mma", supports_decode_mma, launch_decode_mma},
-    // Behind the kernel of 16-bit caches, which is 1.05 to 2.2 times as fast but for one short sequence: this one serves
-    // FP8 by default, and 16-bit caches by name.
+    // Behind the kernel of 16-bit caches, which is 1.05 to 2.2 times as fast but for one short sequence: this one
+    // serves FP8 by default, and 16-bit caches by name.
     {"attention_decode_ring", supports_decode_ring, launch_decode_ring},
     {"attention_decode_simt", supports_decode_simt, launch_decode_simt},
 };
