@@ -65,7 +65,7 @@ impl Line {
         }
         let mut values = [0.0f32; MOST_LANES];
         for (lane, value) in values.iter_mut().enumerate().take(lanes) {
-            *value = self.row.get((at + lane) % self.extent * self.stride) as f32;
+            *value = self.row.element((at + lane) % self.extent * self.stride);
         }
         S::load(values.as_ptr())
     }
@@ -80,7 +80,7 @@ impl Line {
         let mut values = [0.0f32; MOST_LANES];
         S::store(values.as_mut_ptr(), vector);
         for (lane, value) in values.iter().enumerate().take(lanes) {
-            self.row.set((at + lane) * self.stride, f64::from(*value));
+            self.row.set_element((at + lane) * self.stride, *value);
         }
     }
 }

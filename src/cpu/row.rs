@@ -100,13 +100,27 @@ impl Row {
     /// # Safety
     /// The element is readable.
     pub unsafe fn get(self, at: usize) -> f64 {
-        with_kv!(self.dtype, T => f64::from(self.data.cast::<T>().add(at).read().to_f32()))
+        f64::from(self.element(at))
+    }
+
+    /// With every bit of an f32, which a wider type does not keep of a signalling NaN.
+    ///
+    /// # Safety
+    /// The element is readable.
+    pub unsafe fn element(self, at: usize) -> f32 {
+        with_kv!(self.dtype, T => self.data.cast::<T>().add(at).read().to_f32())
+    }
+
+    /// # Safety
+    /// The element is writable.
+    pub unsafe fn set_element(self, at: usize, value: f32) {
+        with_float!(self.dtype, T => self.data.cast::<T>().add(at).write(T::from_f32(value)))
     }
 
     /// # Safety
     /// The element is writable.
     pub unsafe fn set(self, at: usize, value: f64) {
-        with_float!(self.dtype, T => self.data.cast::<T>().add(at).write(T::from_f32(value as f32)))
+        self.set_element(at, value as f32)
     }
 }
 

@@ -98,7 +98,6 @@ macro_rules! operations {
 
         /// A checked descriptor of any operation. It names device memory and owns none.
         #[derive(Debug, Clone)]
-        #[expect(clippy::large_enum_variant, reason = "a box would allocate in each call")]
         pub enum Operation {
             $($kind($kind),)+
         }

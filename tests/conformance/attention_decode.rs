@@ -285,7 +285,6 @@ fn decode_agrees_with_prefill() {
             soft_cap: 0.0,
             window,
             causal: true,
-            ..AttentionConfig::default()
         })?;
         let keys = Keys::new(run, &config, dtype, length);
         let cache = filled_cache(run, &config, dtype, 3, length + 1, &[(2, &keys)])?;
@@ -326,7 +325,6 @@ fn places_outside_the_cache() {
             soft_cap: 0.0,
             window: 0,
             causal: true,
-            ..AttentionConfig::default()
         };
         let keys = Keys::new(run, &config, DType::F32, 10);
         let cache = filled_cache(run, &config, DType::F32, 2, 16, &[(1, &keys)])?;

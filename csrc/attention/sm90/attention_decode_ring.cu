@@ -28,15 +28,22 @@ int stages_of(const nvb_attention_decode_params& p, int items) {
 // kernel on tensor cores.
 constexpr int64_t kMostBytes = 40 << 20;
 
-// Calls use(T, Tile) of the products' and the cache's dtype, for up to 8 items. A run has 2 KiB at least (see
-// attention_decode_ring_copy.cuh).
+// Calls use(T, Tile) of the products' and the cache's dtype: 16 bits for up to 8 items, FP8 for 16 where there are
+// more. A run has 2 KiB at least (see attention_decode_ring_copy.cuh), but for 16 items of FP8.
 constexpr int kMostItems = 8;
 template <typename Use>
-auto with_tile(const nvb_attention_decode_params& p, const Use& use) {
+auto with_tile(const nvb_attention_decode_params& p, bool wide, const Use& use) {
   const auto with_dtype = [&](auto element) {
     using T = decltype(element);
     if (p.head_dim == 64) return use(T(), Tile<T, 64, 1, 8, 1>());
     return p.head_dim == 128 ? use(T(), Tile<T, 128, 1, 4, 1>()) : use(T(), Tile<T, 256, 1, 2, 2>());
+  };
+  const auto with_fp8 = [&](auto element) {
+    using Element = decltype(element);
+    if (p.head_dim == 128) {
+      return wide ? use(__half(), Tile<Element, 128, 2, 4, 1>()) : use(__half(), Tile<Element, 128, 1, 8, 1>());
+    }
+    return wide ? use(__half(), Tile<Element, 256, 2, 4, 1>()) : use(__half(), Tile<Element, 256, 1, 4, 1>());
   };
   switch (p.kv_dtype) {
     case NVB_F16:
@@ -44,9 +51,9 @@ auto with_tile(const nvb_attention_decode_params& p, const Use& use) {
     case NVB_BF16:
       return with_dtype(__nv_bfloat16());
     case NVB_F8_E4M3:
-      return use(__half(), Tile<__nv_fp8_e4m3, 128, 1, 8, 1>());
+      return with_fp8(__nv_fp8_e4m3());
     default:
-      return use(__half(), Tile<__nv_fp8_e5m2, 128, 1, 8, 1>());
+      return with_fp8(__nv_fp8_e5m2());
   }
 }
 
@@ -64,7 +71,7 @@ bool supports_decode_ring(const nvb_attention_decode_params& p, const nvb_launch
   if (!is_hopper(launch) || bytes > 2 || p.head_dim != p.value_dim || p.sequences * p.rows_per_sequence > kMaxRows) {
     return false;
   }
-  if (p.head_dim != 128 && (narrow || (p.head_dim != 64 && p.head_dim != 256))) return false;
+  if (p.head_dim != 128 && p.head_dim != 256 && (narrow || p.head_dim != 64)) return false;
   if (p.key_token_stride != p.head_dim || p.value_token_stride != p.head_dim) return false;
   const int items = items_per_kv_head(p);
   const int visible = p.window > 0 ? std::min(p.window, p.max_kv_length) : p.max_kv_length;
@@ -79,26 +86,30 @@ bool supports_decode_ring(const nvb_attention_decode_params& p, const nvb_launch
       !is_aligned16(p.query, p.query_head_stride, query_bytes)) {
     return false;
   }
-  const int chunks = (items + kMostItems - 1) / kMostItems;
+  const bool wide = items > kMostItems;
+  const int most = wide ? 2 * kMostItems : kMostItems;
+  const int chunks = (items + most - 1) / most;
   const int64_t rows = static_cast<int64_t>(std::max(p.sequences, 1)) * p.kv_heads * chunks;
-  return with_tile(p, [&](auto, auto tile) {
+  return with_tile(p, wide, [&](auto, auto tile) {
     using Tile = decltype(tile);
     if (placement.pages != nullptr && placement.page_tokens < Tile::kRun) return false;
     if (rows * (p.capacity / Tile::kKeys + 2) > INT32_MAX) return false;
     const int stages = stages_of<Tile>(p, (items + chunks - 1) / chunks);
     if (stages < Tile::kTeams + 1 || kSharedBytes + kDecodeStaticBytes > launch.shared_bytes_per_block) return false;
-    shape = nvb_attention_decode_shape{kMostItems, Tile::kKeys, 0, Tile::kThreads, kSharedBytes, 0, 0, stages};
+    shape = nvb_attention_decode_shape{most, Tile::kKeys, 0, Tile::kThreads, kSharedBytes, 0, 0, stages};
     return true;
   });
 }
 
 cudaError_t launch_decode_ring(const DecodeArguments& arguments, const nvb_launch& launch) {
   const nvb_attention_decode_params& p = arguments.params;
-  return with_tile(p, [&](auto product, auto tile) {
+  return with_tile(p, items_per_kv_head(p) > kMostItems, [&](auto product, auto tile) {
     using T = decltype(product);
     using Tile = decltype(tile);
+    // 16 items of 256 columns take more registers than two blocks find.
+    constexpr int kBlocks = Tile::kHeadTiles == 2 && Tile::kHeadDim == 256 ? 1 : 2;
     const int stages = stages_of<Tile>(p, p.heads_per_chunk);
-    return decode_ring::launch_tile<T, Tile, 2>(arguments, {stages, 0, 1}, p.splits, launch);
+    return decode_ring::launch_tile<T, Tile, kBlocks>(arguments, {stages, 0, 1}, p.splits, launch);
   });
 }
 

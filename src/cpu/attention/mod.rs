@@ -80,6 +80,9 @@ fn visible(config: &AttentionConfig, span: &SequenceSpan, query: usize) -> Range
     begin..end
 }
 
+/// The first row of the lse, a head's scale of its queries, and what is added to the score of a row, head and key.
+type Extras<'a> = (usize, &'a dyn Fn(usize) -> f32, &'a dyn Fn(usize, usize, usize) -> f64);
+
 /// One sequence by the formula, in f64, for tensors in host memory. Row 0 of queries, output and lse is `first`; `bias` tells
 /// what is added to the score of a row, head and key.
 fn reference(
@@ -87,7 +90,7 @@ fn reference(
     (query, key, value, output): (&Heads, &KvView, &KvView, &Heads),
     lse: Option<Tensor>,
     span: &SequenceSpan,
-    (first, query_scale, bias): (usize, &dyn Fn(usize) -> f32, &dyn Fn(usize, usize, usize) -> f64),
+    (first, query_scale, bias): Extras<'_>,
 ) {
     let SequenceSpan { query_count, kv_start, .. } = *span;
     let (key_origin, value_origin) = (key.origin(kv_start), value.origin(kv_start));

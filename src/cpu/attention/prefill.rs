@@ -334,8 +334,7 @@ pub fn reference(op: &AttentionPrefill) {
             })
         };
         let first = span.query_start * op.starts.lse;
-        let extras: (usize, &dyn Fn(usize) -> f32, &dyn Fn(usize, usize, usize) -> f64) =
-            (first, &|head| op.query_scale(head), &bias);
+        let extras: super::Extras<'_> = (first, &|head| op.query_scale(head), &bias);
         super::reference(&op.config, (&query, &op.key, &op.value, &output), op.lse, span, extras);
     }
 }

@@ -5,7 +5,6 @@ use crate::graph::Graph;
 use crate::operation::elementwise::{Elementwise, ElementwiseKind};
 use crate::operation::Operation;
 use crate::tensor::Tensor;
-use std::time::Instant;
 
 struct World {
     stream: Arc<Stream>,
@@ -138,9 +137,7 @@ fn forty_eight_layers() {
     }
     case.internal(y).internal(z);
     let names: Vec<_> = ALL.iter().map(|pass| pass.name).collect();
-    let start = Instant::now();
     let optimized = case.optimised(&names.join(","));
-    println!("48 layers, {} nodes became {} in {:?}", 48 * 9, optimized.nodes.len(), start.elapsed());
     assert!(
         optimized.nodes.len() < 48 * 6,
         "{}",

@@ -17,7 +17,7 @@ mod post_norm;
 mod repeated_work;
 mod scale;
 #[cfg(test)]
-pub mod testing;
+pub(in crate::graph) mod testing;
 
 use super::list::List;
 use super::report::Exactness;
