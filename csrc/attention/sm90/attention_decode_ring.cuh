@@ -1,22 +1,25 @@
-// Decode attention of compute capability 9.0: keys and values come by bulk copies through a ring in shared memory, and the
-// products are those of ../sm80/attention_decode_mma.cu, whose formula, halves of q and p, and fragments it shares. Where a
-// head's tokens lie one after the other, a copy needs no tensor map, which the host would have to make for every call.
+// Decode attention of compute capability 9.0: keys and values come by bulk copies through a ring in shared memory, and
+// the products are those of ../sm80/attention_decode_mma.cu, whose formula, halves of q and p, and fragments it shares.
+// Where a head's tokens lie one after the other, a copy needs no tensor map, which the host would have to make for
+// every call.
 //
 // A block stays on its multiprocessor and takes an equal part of the tiles of all sequences
-// (attention_decode_ring_work.cuh). Its last warps copy (attention_decode_ring_copy.cuh); the others wait for a tile, take
-// 16 keys each, and say that its place is free. They meet at the end of a segment alone, add their results
-// (attention_decode_ring_merge.cuh), and go on. The rows that other blocks read too are merged at the end of the part, by
-// the last block of each to arrive.
+// (attention_decode_ring_work.cuh). Its last warps copy (attention_decode_ring_copy.cuh); the others wait for a tile,
+// take 16 keys each, and say that its place is free. They meet at the end of a segment alone, add their results
+// (attention_decode_ring_merge.cuh), and go on. The rows that other blocks read too are merged at the end of the part,
+// by the last block of each to arrive.
 //
-// ldmatrix reads eight rows at once, and rows of 128 bytes or more would share their banks. So a tile is eight copies of
-// consecutive tokens, each 16 bytes further from a multiple of 128, and the eight keys of a matrix are one of each copy.
+// ldmatrix reads eight rows at once, and rows of 128 bytes or more would share their banks. So a tile is eight copies
+// of consecutive tokens, each 16 bytes further from a multiple of 128, and the eight keys of a matrix are one of each
+// copy.
 //
-// Budget of head_dim 128, 4 items: 3 stages of 33 KiB, 4 KiB of queries as fragments, 8 KiB to merge in. 112 KiB leave room
-// for a block of the next grid beside this one. At 4.4 TB/s a multiprocessor gets 20 bytes a clock, so 16 keys with their
-// values every 410 clocks, whose products are 32 mma and 16 ldmatrix.
+// Budget of head_dim 128, 4 items: 3 stages of 33 KiB, 4 KiB of queries as fragments, 8 KiB to merge in. 112 KiB leave
+// room for a block of the next grid beside this one. At 4.4 TB/s a multiprocessor gets 20 bytes a clock, so 16 keys
+// with their values every 410 clocks, whose products are 32 mma and 16 ldmatrix.
 //
-// On an H200 one sequence of 4,096 tokens takes 12.7 us where attention_decode_mma takes 17.0 (128 columns, 32/8 heads, in a
-// graph), and 64 sequences 301 us where that takes 248: one copying warp asks for 3.5 TB/s. docs/attention.md has more.
+// On an H200 one sequence of 4,096 tokens takes 12.7 us where attention_decode_mma takes 17.0 (128 columns, 32/8 heads,
+// in a graph), and 64 sequences 301 us where that takes 248: one copying warp asks for 3.5 TB/s. docs/attention.md has
+// more.
 #pragma once
 
 #include "attention_decode_ring_copy.cuh"
