@@ -58,6 +58,21 @@ extern "C" fn __cudaRegisterFatBinary(_binary: *const c_void) -> *mut *mut c_voi
 #[no_mangle]
 extern "C" fn __cudaRegisterFatBinaryEnd(_handle: *mut *mut c_void) {}
 
+/// A variable of a kernel in device memory, which no kernel here reads.
+#[no_mangle]
+#[allow(clippy::too_many_arguments)]
+extern "C" fn __cudaRegisterVar(
+    _handle: *mut *mut c_void,
+    _host: *mut c_char,
+    _address: *mut c_char,
+    _name: *const c_char,
+    _external: c_int,
+    _bytes: usize,
+    _constant: c_int,
+    _global: c_int,
+) {
+}
+
 #[no_mangle]
 extern "C" fn __cudaUnregisterFatBinary(_handle: *mut *mut c_void) {}
 
