@@ -65,10 +65,11 @@ WeightDesc = options(
 LinearCase = options(
     "LinearCase", ("weight", c_void_p), *fields(c_uint64, "rows columns depth"),
     *fields(c_uint32, "input_dtype output_dtype activation bias format granularity group_size zero_points arrangement residual"))
-KvCacheOptions = options("KvCacheOptions", *fields(c_uint32, "layers sequences kv_heads head_dim capacity dtype"))
+KvCacheOptions = options("KvCacheOptions", *fields(
+    c_uint32, "layers sequences kv_heads head_dim value_dim values_in_keys capacity dtype"))
 AttentionOptions = options(
-    "AttentionOptions", *fields(c_uint32, "query_heads kv_heads head_dim window"), *fields(c_float, "scale soft_cap"),
-    *fields(c_uint32, "bidirectional reserved"))
+    "AttentionOptions", *fields(c_uint32, "query_heads kv_heads head_dim value_dim window"), *fields(c_float, "scale soft_cap"),
+    ("bidirectional", c_uint32))
 AttentionPrefillArgs = options(
     "AttentionPrefillArgs", *fields(Tensor, "query output lse"), ("query_starts", POINTER(c_int32)), ("sequence_count", c_size_t),
     ("cache", c_void_p), *fields(POINTER(c_int32), "sequences kv_lengths"), *fields(Tensor, "key value"),

@@ -51,7 +51,7 @@ unsafe impl Send for CapturedGraph {}
 // SAFETY: as above.
 unsafe impl Sync for CapturedGraph {}
 
-/// Another thread's wait for the whole device ends a capture; as often it is begun again.
+/// A wait of the caller's for the whole device ends a capture; as often it is begun again.
 const TRIES: usize = 3;
 
 /// `None` where CUDA cannot capture the list: it is launched operation by operation.
@@ -76,7 +76,11 @@ pub(super) fn capture(executor: Arc<CudaExecutor>, operations: &[&Operation]) ->
     // Launches come from any stream.
     executor.stream_synchronize(stream.raw)?;
     for _ in 0..TRIES {
-        match stream.capture(operations) {
+        let captured = {
+            let _no_wait = executor.hold_off_waits();
+            stream.capture(operations)
+        };
+        match captured {
             Ok(launchable) => {
                 graph.launchable = launchable;
                 return Ok(Some(Box::new(graph)));

@@ -1,7 +1,7 @@
 //! The device's primary context, made current around calls and put back as it was; waits for all of its work; and the mark
 //! of a device that is lost, after which nothing touches CUDA.
 
-use super::all_work::AllWork;
+use super::all_work::{AllWork, NoWait};
 use crate::device::a_device_is_lost;
 use crate::driver::exit::{self, Inside};
 use crate::driver::{self, is_sticky};
@@ -88,6 +88,11 @@ impl PrimaryContext {
 
     pub fn refuse_lost(&self) -> Result<()> {
         refuse_lost(&self.shared.lost)
+    }
+
+    /// Keeps other threads from waiting for all work of the device, which ends what this one captures.
+    pub fn hold_off_waits(&self) -> NoWait<'_> {
+        self.shared.all_work.hold_off()
     }
 
     /// Waits for all work of the device. The context must be current.

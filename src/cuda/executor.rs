@@ -2,6 +2,7 @@
 
 mod device;
 
+use super::all_work::NoWait;
 use super::context::{runtime_error, ContextGuard, PrimaryContext, RelaxedCapture};
 use super::cublaslt::CublasLt;
 use super::launch::Launch;
@@ -122,6 +123,11 @@ impl CudaExecutor {
     /// As `PrimaryContext::enter_to_release` does.
     pub(super) fn enter_to_release(&self) -> Option<ContextGuard<'_>> {
         self.context.enter_to_release()
+    }
+
+    /// While the answer lives no other thread waits for all work of the device, which would end what this one captures.
+    pub(super) fn hold_off_waits(&self) -> NoWait<'_> {
+        self.context.hold_off_waits()
     }
 
     /// As `PrimaryContext::relax_capture` does.

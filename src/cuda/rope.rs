@@ -2,8 +2,9 @@
 
 use super::kv_placement::{sequence_stride, KvPlacement};
 use super::prelude::*;
+use crate::error::{Error, Status};
 use crate::operation::rope::{Append, Rope, Rotation};
-use crate::tensor::{Heads, Tensor};
+use crate::tensor::{CacheLayer, Heads, Tensor};
 
 mirror! {
     /// `nvb_rope_params` of csrc/rope/rope.h.
@@ -93,12 +94,45 @@ fn placement_of(op: &Rope) -> KvPlacement {
     op.append.map_or(KvPlacement::CONTIGUOUS, of)
 }
 
+/// The most columns of a head that the kernel takes.
+const MAX_COLUMNS: usize = 512;
+
+/// Columns `first .. first + count` of an append that only copies.
+fn columns(op: &Rope, first: usize, count: usize) -> Rope {
+    let skipped = |data: *mut c_void, size: usize| data.cast::<u8>().wrapping_add(first * size).cast::<c_void>();
+    let key = op.key.map(|key| Heads { data: skipped(key.data, key.dtype.size()), head_dim: count, ..key });
+    let append = op.append.map(|append| {
+        let cache = append.cache;
+        Append { cache: CacheLayer { key: skipped(cache.key, cache.dtype.size()), head_dim: count, ..cache }, ..append }
+    });
+    Rope { head_dim: count, key, append, ..*op }
+}
+
 pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    let launch = |op: &Rope| {
+    let launch_once = |op: &Rope| {
         let params = Params::of(op);
         // SAFETY: the descriptor was validated, and the context is current.
         executor.check_launch(unsafe { nvb_cuda_rope(&params, &executor.launch_on(stream)) }, "rope")
+    };
+    let launch = |op: &Rope| {
+        if op.head_dim <= MAX_COLUMNS {
+            return launch_once(op);
+        }
+        let copies = op.rotation.is_none() && op.key_norm.is_none() && op.query.is_none() && op.key_output.is_none();
+        if !copies || op.value.is_some() {
+            return Err(Error::new(
+                Status::Unsupported,
+                format!(
+                    "a head of {} columns is appended by a launch of its own alone, without rotation and norms; {MAX_COLUMNS} \
+                     columns can be rotated",
+                    op.head_dim
+                ),
+            ));
+        }
+        (0..op.head_dim)
+            .step_by(MAX_COLUMNS)
+            .try_for_each(|first| launch_once(&columns(op, first, MAX_COLUMNS.min(op.head_dim - first))))
     };
     match op.append {
         // The kernel has one dim and one set of strides for both; else values are keys of a second launch, that only appends.
