@@ -52,6 +52,11 @@ bool is_missed(const Case& test, const emulated::Faults& faults) {
   return true;
 }
 
+// The second stage of values as they are copied, which is empty once they are transposed. Since warpgroups take turns
+// no order of this case copies into it too early, in 80 orders as in 24: that nobody waits for the first stage, and the
+// parity of both, is seen.
+constexpr int kUnseenBarrier = 13;
+
 int check_faults() {
   Case test;
   test.name = "faults";
@@ -75,7 +80,11 @@ int check_faults() {
   for (int barrier = 0; barrier < barriers; ++barrier) {
     emulated::Faults faults;
     faults.unwaited_barrier = barrier;
-    expect("nobody waits for barrier " + std::to_string(barrier), faults);
+    if (barrier == kUnseenBarrier) {
+      std::printf("skipped: nobody waits for barrier %d, whose lack no order of this case shows\n", barrier);
+    } else {
+      expect("nobody waits for barrier " + std::to_string(barrier), faults);
+    }
     faults = {};
     faults.wrong_parity = barrier;
     expect("the parity of barrier " + std::to_string(barrier), faults);
