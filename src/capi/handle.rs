@@ -135,6 +135,12 @@ fn place(index: usize) -> (usize, usize) {
     (chunk, index - FIRST_CHUNK * ((1 << chunk) - 1))
 }
 
+/// Whether a handle says of itself that it is one of the kind.
+#[inline]
+pub fn is_of_kind(handle: usize, kind: usize) -> bool {
+    handle & 0xff == (kind << 1 | 1)
+}
+
 impl<T: Send + Sync + 'static> Table<T> {
     pub const fn new(name: &'static str, kind: usize) -> Table<T> {
         assert!(kind < 128, "the kind takes seven bits");
@@ -149,8 +155,7 @@ impl<T: Send + Sync + 'static> Table<T> {
     }
 
     fn decode(&self, handle: usize) -> Option<(usize, u32)> {
-        let low = handle & 0xff;
-        (low == (self.kind << 1 | 1)).then_some(((handle >> 8) & 0xff_ffff, (handle >> 32) as u32))
+        is_of_kind(handle, self.kind).then_some(((handle >> 8) & 0xff_ffff, (handle >> 32) as u32))
     }
 
     fn slot(&self, index: usize) -> Option<&'static Slot<T>> {

@@ -79,6 +79,8 @@ impl ManagerObject {
 }
 
 impl Owner for ManagerObject {
+    const KIND: usize = 2;
+
     fn table() -> &'static Table<ManagerObject> {
         &MEMORY_MANAGERS
     }
@@ -92,7 +94,7 @@ impl Owner for ManagerObject {
     }
 }
 
-pub(super) static MEMORY_MANAGERS: Table<ManagerObject> = Table::new("memory manager", 2);
+pub(super) static MEMORY_MANAGERS: Table<ManagerObject> = Table::new("memory manager", ManagerObject::KIND);
 
 /// The manager behind a handle, which keeps its backend alive, and the stream of the call.
 fn memory_and_stream(
@@ -155,7 +157,7 @@ pub unsafe extern "C" fn nvb_memory_allocate(
         nvb_memory_allocate,
         || {
             // SAFETY: NULL or valid, by the header's contract.
-            unsafe { shortcut::allocate_by_shortcut(memory, stream, bytes, pointer) }
+            unsafe { shortcut::allocate_by_shortcut::<ManagerObject, _>(memory, stream, bytes, pointer) }
         },
         {
             expect_out("pointer", pointer)?;
@@ -176,7 +178,7 @@ pub unsafe extern "C" fn nvb_memory_free(
     pointer: *mut c_void,
     stream: *mut nvb_stream,
 ) -> nvb_status {
-    guard!(nvb_memory_free, || shortcut::free_by_shortcut(memory, stream, pointer), {
+    guard!(nvb_memory_free, || shortcut::free_by_shortcut::<ManagerObject, _>(memory, stream, pointer), {
         shortcut::free::<ManagerObject, _>(memory, stream, pointer)
     })
 }

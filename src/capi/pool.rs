@@ -42,6 +42,8 @@ pub struct PoolObject {
 }
 
 impl Owner for PoolObject {
+    const KIND: usize = 11;
+
     fn table() -> &'static Table<PoolObject> {
         &POOLS
     }
@@ -55,7 +57,7 @@ impl Owner for PoolObject {
     }
 }
 
-pub(super) static POOLS: Table<PoolObject> = Table::new("pool", 11);
+pub(super) static POOLS: Table<PoolObject> = Table::new("pool", PoolObject::KIND);
 
 fn pool_and_stream(pool: *mut nvb_pool, stream: *mut nvb_stream) -> Result<(Arc<PoolObject>, Arc<Stream>)> {
     let object = POOLS.get(pool)?;
@@ -102,7 +104,7 @@ pub unsafe extern "C" fn nvb_pool_allocate(
         nvb_pool_allocate,
         || {
             // SAFETY: NULL or valid, by the header's contract.
-            unsafe { shortcut::allocate_by_shortcut(pool, stream, bytes, pointer) }
+            unsafe { shortcut::allocate_by_shortcut::<PoolObject, _>(pool, stream, bytes, pointer) }
         },
         {
             expect_out("pointer", pointer)?;
@@ -140,7 +142,7 @@ pub unsafe extern "C" fn nvb_pool_free(
     pointer: *mut c_void,
     stream: *mut nvb_stream,
 ) -> nvb_status {
-    guard!(nvb_pool_free, || shortcut::free_by_shortcut(pool, stream, pointer), {
+    guard!(nvb_pool_free, || shortcut::free_by_shortcut::<PoolObject, _>(pool, stream, pointer), {
         shortcut::free::<PoolObject, _>(pool, stream, pointer)
     })
 }

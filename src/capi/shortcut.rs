@@ -1,7 +1,7 @@
 //! The short way of calls that allocate and free: what a thread found behind a pair of handles is kept for its next call
 //! with the same pair, which then writes to nothing that other threads read.
 
-use super::handle::Validity;
+use super::handle::{is_of_kind, Validity};
 use super::memory::MEMORY_MANAGERS;
 use super::pool::POOLS;
 use super::prelude::*;
@@ -43,8 +43,13 @@ fn place(owner: usize, stream: usize) -> usize {
     ((owner >> 8) + 3 * (stream >> 8)) % ENTRIES
 }
 
+/// What the thread keeps of the pair of handles. A manager is not found by calls that take pools, nor a pool by those that take
+/// managers, for both keep their pairs here.
 #[inline]
-fn with<R>(owner: usize, stream: usize, body: impl FnOnce(&Entry) -> Option<R>) -> Option<R> {
+fn with<O: Owner, R>(owner: usize, stream: usize, body: impl FnOnce(&Entry) -> Option<R>) -> Option<R> {
+    if !is_of_kind(owner, O::KIND) {
+        return None;
+    }
     // The compiler leaves a closure that does all of this out of line, which costs a pair of calls 28 instructions.
     let entries = SHORTCUTS.with(std::ptr::from_ref);
     // SAFETY: the thread's own, which has no destructor and so lives as long as the thread.
@@ -56,6 +61,9 @@ fn with<R>(owner: usize, stream: usize, body: impl FnOnce(&Entry) -> Option<R>) 
 
 /// Objects behind handles that blocks come from.
 pub trait Owner: Send + Sync + Sized + 'static {
+    /// The kind of the handles, which tells a pool's from a manager's.
+    const KIND: usize;
+
     fn table() -> &'static Table<Self>;
     fn backend(&self) -> &Backend;
     fn blocks(&self) -> &dyn Blocks;
@@ -66,7 +74,7 @@ pub trait Owner: Send + Sync + Sized + 'static {
 /// # Safety
 /// `block` is NULL or valid for a write.
 #[inline]
-pub unsafe fn allocate_by_shortcut<H>(
+pub unsafe fn allocate_by_shortcut<O: Owner, H>(
     owner: *mut H,
     stream: *mut nvb_stream,
     bytes: usize,
@@ -75,7 +83,7 @@ pub unsafe fn allocate_by_shortcut<H>(
     if block.is_null() {
         return None;
     }
-    let found = with(owner as usize, stream as usize, |entry| entry.shortcut.allocate(bytes))?;
+    let found = with::<O, _>(owner as usize, stream as usize, |entry| entry.shortcut.allocate(bytes))?;
     // SAFETY: not NULL, so valid by the caller's word.
     unsafe { block.write(found) };
     Some(())
@@ -83,8 +91,8 @@ pub unsafe fn allocate_by_shortcut<H>(
 
 /// `nvb_memory_free`, and the same of pools, where the pair is known and the magazine has room. `None`: nothing has changed.
 #[inline]
-pub fn free_by_shortcut<H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Option<()> {
-    with(owner as usize, stream as usize, |entry| entry.shortcut.free(pointer).then_some(()))
+pub fn free_by_shortcut<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c_void) -> Option<()> {
+    with::<O, _>(owner as usize, stream as usize, |entry| entry.shortcut.free(pointer).then_some(()))
 }
 
 /// Blocks that are freed at one go, between which other threads may have the magazines.
@@ -98,7 +106,8 @@ pub fn free_many<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointers: 
     let mut at = 0;
     while at < pointers.len() {
         let go = &pointers[at..pointers.len().min(at + AT_ONE_GO)];
-        let freed = with(owner as usize, stream as usize, |entry| Some(entry.shortcut.free_many(go))).unwrap_or(0);
+        let freed =
+            with::<O, _>(owner as usize, stream as usize, |entry| Some(entry.shortcut.free_many(go))).unwrap_or(0);
         at += freed;
         if freed < go.len() {
             free::<O, H>(owner, stream, pointers[at]).map_err(|error| error.context(format_args!("pointers[{at}]")))?;
@@ -109,8 +118,8 @@ pub fn free_many<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointers: 
 }
 
 /// The stream behind a pair that is known, for the ways that need no more than that.
-fn known_stream<H>(owner: *mut H, stream: *mut nvb_stream) -> Option<RawHandle> {
-    with(owner as usize, stream as usize, |entry| Some(entry.raw))
+fn known_stream<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream) -> Option<RawHandle> {
+    with::<O, _>(owner as usize, stream as usize, |entry| Some(entry.raw))
 }
 
 /// Runs `body` while the owner's end waits. The stream's does not, because that would cost each call two more locked
@@ -126,7 +135,7 @@ fn validity<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream) -> Result<[Vali
 
 /// `nvb_memory_allocate`, and the same of pools, after `allocate_by_shortcut`.
 pub fn allocate<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, bytes: usize) -> Result<*mut c_void> {
-    if let Some(raw) = known_stream(owner, stream) {
+    if let Some(raw) = known_stream::<O, _>(owner, stream) {
         if let Some(block) = with_blocks::<O, _, _>(owner, |blocks| blocks.allocate_at_once(bytes, raw))? {
             return Ok(block);
         }
@@ -143,7 +152,7 @@ pub fn free<O: Owner, H>(owner: *mut H, stream: *mut nvb_stream, pointer: *mut c
     if pointer.is_null() {
         return validity::<O, H>(owner, stream).map(|_| ());
     }
-    if let Some(raw) = known_stream(owner, stream) {
+    if let Some(raw) = known_stream::<O, _>(owner, stream) {
         if with_blocks::<O, _, _>(owner, |blocks| blocks.free_at_once(pointer, raw))? {
             return Ok(());
         }
@@ -163,7 +172,7 @@ fn end_shortcuts() {
 
 /// Keeps what was found behind the two handles, unless that is known.
 fn keep<O: Owner, H>(object: &O, owner: *mut H, stream: *mut nvb_stream, raw: RawHandle) {
-    if known_stream(owner, stream).is_some() {
+    if known_stream::<O, _>(owner, stream).is_some() {
         return;
     }
     // A device that is lost from now on ends the validity, and one that is lost already has no shortcut.

@@ -149,6 +149,30 @@ static void test_handles(fixture* f) {
 }
 
 // The allocations of a stream whose work is captured come from the pool, whatever the thread keeps of the manager's.
+/* A thread remembers pairs of handles that it has used; a manager's pair must not answer for a pool's, nor the other
+ * way round. */
+static void test_foreign_handles(fixture* f) {
+  nvb_pool* pool = create(f->memory, "foreign");
+  nvb_pool* manager_as_pool = (nvb_pool*)f->memory;
+  nvb_memory_manager* pool_as_manager = (nvb_memory_manager*)pool;
+  void* of_manager = NULL;
+  void* of_pool = NULL;
+  void* out = NULL;
+  for (int i = 0; i < 3; ++i) {
+    CHECK_OK(nvb_memory_allocate(f->memory, 64, f->stream, &of_manager));
+    CHECK_OK(nvb_pool_allocate(pool, 64, f->stream, &of_pool));
+    CHECK_FAILS(nvb_pool_allocate(manager_as_pool, 64, f->stream, &out), NVB_ERROR_INVALID_ARGUMENT, "not a pool");
+    CHECK_FAILS(nvb_pool_free(manager_as_pool, of_manager, f->stream), NVB_ERROR_INVALID_ARGUMENT, "not a pool");
+    CHECK_FAILS(nvb_pool_free_many(manager_as_pool, &of_manager, 1, f->stream), NVB_ERROR_INVALID_ARGUMENT,
+                "not a pool");
+    CHECK_FAILS(nvb_memory_allocate(pool_as_manager, 64, f->stream, &out), NVB_ERROR_INVALID_ARGUMENT, "not a memory");
+    CHECK_FAILS(nvb_memory_free(pool_as_manager, of_pool, f->stream), NVB_ERROR_INVALID_ARGUMENT, "not a memory");
+    CHECK_OK(nvb_memory_free(f->memory, of_manager, f->stream));
+    CHECK_OK(nvb_pool_free(pool, of_pool, f->stream));
+  }
+  CHECK_OK(nvb_pool_destroy(pool));
+}
+
 static void test_capture(fixture* f) {
   nvb_stream* stream = NULL;
   CHECK_OK(nvb_stream_create(f->backend, 0, &stream));
@@ -304,6 +328,7 @@ int main(void) {
   test_clear(&f);
   test_many(&f);
   test_handles(&f);
+  test_foreign_handles(&f);
   test_capture(&f);
   test_objects_in_capture(&f);
   test_threads(&f);
