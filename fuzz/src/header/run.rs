@@ -79,15 +79,19 @@ fn step(shared: &Shared, thread: usize, at: usize, bytes: [u8; STEP]) {
     let _whole = alone.then(|| shared.alone.write());
     let _part = (!alone).then(|| shared.alone.read());
     memory::restart();
-    let world = shared.world();
+    let mut world = shared.world();
     let call = Arguments::draw(&world, &setup::FILES, thread, function, leaves(index), [variant, target, value]);
+    let going = world.take_freed(function, &call.values);
     // Nothing of the world is held while the library runs.
     drop(world);
     let answer = (function.call)(&call.values);
     let mut world = shared.world();
     check::after(function, &call, answer);
     statistics::count(index, !function.fallible || answer as i32 == 0);
-    let blocks = world.blocks.len() + world.host_blocks.len();
+    let blocks = world.blocks.len() + world.host_blocks.len() + going.blocks.len();
+    if answer as i32 != 0 {
+        world.keep(going);
+    }
     remember(&mut world, function, &call.values, &call.options, answer as i32, thread);
     // A step's own buffers, which a graph may be bound to now, are no more after it.
     let bound = function.name == "nvb_graph_rebind" && answer as i32 == 0;
@@ -128,15 +132,6 @@ fn word(address: usize) -> usize {
 fn remember(world: &mut World, function: &Function, values: &[usize], options: &[u8], status: i32, thread: usize) {
     let name = function.name;
     let value = |wanted: &str| function.parameters.iter().position(|it| it.name == wanted).map_or(0, |at| values[at]);
-    if name.ends_with("_free_many") {
-        // Those before the first that is none have been freed.
-        for at in 0..value("count").min(4) {
-            if value("pointers") != 0 {
-                let freed = word(value("pointers") + 8 * at);
-                world.forget_blocks(|block| block.address == freed);
-            }
-        }
-    }
     if !function.fallible || status != 0 {
         return;
     }
@@ -174,8 +169,6 @@ fn remember(world: &mut World, function: &Function, values: &[usize], options: &
                 _ => fail("a tensor of no size was allocated"),
             }
         }
-        "nvb_memory_free" | "nvb_pool_free" => world.forget_blocks(|block| block.address == value("pointer")),
-        "nvb_host_free" => world.host_blocks.retain(|block| block.address != value("pointer")),
         "nvb_pool_clear" | "nvb_pool_destroy" | "nvb_memory_manager_destroy" => {
             let captured = world.captured;
             world.forget_blocks(|block| captured || block.owner == first);

@@ -212,7 +212,7 @@ fn lay(tensor: &mut Tensor, extents: &Extents, wrong: Option<u8>, random: &mut R
             tensor.data = memory::piece(16, front, filling) as usize;
             return;
         }
-        Some((elements, bytes)) if elements > ELEMENTS || bytes > LARGEST as u64 => {
+        Some((elements, bytes)) if elements > ELEMENTS || bytes >= LARGEST as u64 => {
             tensor.data = 0;
             return;
         }

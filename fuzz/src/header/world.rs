@@ -1,6 +1,6 @@
 //! The objects that calls work on: handles that live, those that were destroyed, and blocks of the library's memory.
 
-use super::interface::{handle_kind, Structure, HANDLES, STRUCTURES};
+use super::interface::{handle_kind, Function, Structure, HANDLES, STRUCTURES};
 
 #[derive(Clone)]
 pub struct Handle {
@@ -18,6 +18,14 @@ pub struct Block {
     /// The manager or pool of the call.
     pub owner: usize,
     pub thread: usize,
+}
+
+/// Blocks that a call is about to free.
+#[derive(Default)]
+pub struct Freed {
+    pub blocks: Vec<Block>,
+    of_host: bool,
+    are_many: bool,
 }
 
 pub struct World {
@@ -78,6 +86,35 @@ impl World {
 
     pub fn forget_blocks(&mut self, mut gone: impl FnMut(&Block) -> bool) {
         self.blocks.retain(|block| !gone(block));
+    }
+
+    /// Takes the blocks that a call is about to free. Another thread may be given their memory before this one has noted the end
+    /// of the call.
+    pub fn take_freed(&mut self, function: &Function, values: &[usize]) -> Freed {
+        let value =
+            |wanted: &str| function.parameters.iter().position(|it| it.name == wanted).map_or(0, |at| values[at]);
+        let (blocks, addresses) = match function.name {
+            "nvb_memory_free" | "nvb_pool_free" => (&mut self.blocks, vec![value("pointer")]),
+            "nvb_host_free" => (&mut self.host_blocks, vec![value("pointer")]),
+            "nvb_memory_free_many" | "nvb_pool_free_many" if value("pointers") != 0 => {
+                // SAFETY: the array that the call is given.
+                let address = |at| unsafe { (value("pointers") as *const usize).add(at).read() };
+                (&mut self.blocks, (0..value("count").min(4)).map(address).collect())
+            }
+            _ => return Freed::default(),
+        };
+        let (going, staying) = blocks.iter().partition(|block| addresses.contains(&block.address));
+        *blocks = staying;
+        Freed { blocks: going, of_host: function.name == "nvb_host_free", are_many: function.name.ends_with("_many") }
+    }
+
+    /// Puts back what a call that failed did not free. Of many blocks those before the first that is none have been freed.
+    pub fn keep(&mut self, freed: Freed) {
+        match freed {
+            Freed { are_many: true, .. } => {}
+            Freed { of_host: true, blocks, .. } => self.host_blocks.extend(blocks),
+            Freed { blocks, .. } => self.blocks.extend(blocks),
+        }
     }
 
     /// All that is left, children before parents.
