@@ -133,6 +133,14 @@ nvb_status DeviceState::queue_copy(void* to, const void* from, size_t bytes, uin
   return bytes == 0 ? static_cast<nvb_status>(NVB_OK) : nvb_memory_copy(memory_, to, from, bytes, kind, stream);
 }
 
+nvb_status DeviceState::queue_allocate(size_t bytes, nvb_stream* stream, void** memory) const {
+  return nvb_memory_allocate(memory_, bytes, stream, memory);
+}
+
+nvb_status DeviceState::queue_free(void* memory, nvb_stream* stream) const {
+  return nvb_memory_free(memory_, memory, stream);
+}
+
 void DeviceState::copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream) {
   fail_unless(queue_copy(to, from, bytes, kind, stream), "copying a tensor");
 }
@@ -222,6 +230,7 @@ const nvb_attention* DeviceState::attention(const AttentionKey& key) {
   options.query_heads = key.query_heads;
   options.kv_heads = key.kv_heads;
   options.head_dim = key.head_dim;
+  options.value_dim = key.value_dim;
   options.scale = key.scale;
   options.soft_cap = key.soft_cap;
   options.bidirectional = 1;

@@ -68,7 +68,7 @@ constexpr int64_t kLeastRowsToOffload = 32;
 }  // namespace
 
 bool supports_operation(DeviceState& device, const Tensor& node) {
-  Step step(device, nullptr, false);
+  Step step(device, nullptr, nullptr);
   return take(step, node);
 }
 
@@ -76,9 +76,9 @@ bool is_worth_offloading(DeviceState& device, const Tensor& node) {
   return device.host().op(node) == Op::MatMul && node.ne[1] * node.ne[2] * node.ne[3] >= kLeastRowsToOffload;
 }
 
-nvb_status run_operation(DeviceState& device, nvb_stream* stream, const Tensor& node) {
+nvb_status run_operation(DeviceState& device, nvb_stream* stream, Scratch& scratch, const Tensor& node) {
   if (elements(node) == 0) return NVB_OK;
-  Step step(device, stream, true);
+  Step step(device, stream, &scratch);
   if (!take(step, node)) {
     device.host().log(LOG_ERROR, "nvbackend: %s was not accepted and is asked for\n", device.host().op_name(node));
     return NVB_ERROR_UNSUPPORTED;

@@ -3,19 +3,29 @@
 #pragma once
 
 #include "device.hpp"
+#include "scratch.hpp"
 
 namespace nvb_ggml {
 
 // A node that is asked about, or run on a stream.
 class Step {
  public:
-  Step(DeviceState& device, nvb_stream* stream, bool runs) : device(device), stream(stream), runs_(runs) {}
+  // Only asks without `scratch`.
+  Step(DeviceState& device, nvb_stream* stream, Scratch* scratch)
+      : device(device), stream(stream), scratch_(scratch), runs_(scratch != nullptr) {}
 
   DeviceState& device;
   nvb_stream* const stream;
 
+  bool asks() const { return !runs_; }
   bool runs() const { return runs_ && status_ == NVB_OK; }
   const nvb_backend* backend() const { return device.backend(); }
+  // Memory for this node. NULL, with the status of the failure, if there is none, and where the node is only asked about.
+  char* scratch(const ScratchPlan& plan) {
+    char* memory = nullptr;
+    if (plan.bytes() != 0) queue([&] { return scratch_->reserve(plan.bytes(), &memory); });
+    return memory;
+  }
   nvb_status status() const { return status_; }
   // Calls `queue`, which returns a status, unless the node is only asked about or an earlier call of it has failed.
   template <typename Queue>
@@ -24,6 +34,7 @@ class Step {
   }
 
  private:
+  Scratch* const scratch_;
   const bool runs_;
   nvb_status status_ = NVB_OK;
 };
@@ -33,7 +44,7 @@ bool supports_operation(DeviceState& device, const Tensor& node);
 // Whether a product with a weight in main memory is worth the way of that weight to the device.
 bool is_worth_offloading(DeviceState& device, const Tensor& node);
 // Queues `node`, which `supports_operation` accepted.
-nvb_status run_operation(DeviceState& device, nvb_stream* stream, const Tensor& node);
+nvb_status run_operation(DeviceState& device, nvb_stream* stream, Scratch& scratch, const Tensor& node);
 
 // Each false if it cannot do the node. `step` has the status of what was queued.
 bool arg_max(Step& step, const Tensor& node);
