@@ -113,8 +113,10 @@ cudaError_t launch_plain(const nvb_linear_quantized_params& params, const nvb_la
       return launch_encoding<NVB_FP8_E5M2>(params, launch);
     case NVB_INT8:
       return launch_encoding<NVB_INT8>(params, launch);
-    default:
+    case NVB_INT4:
       return launch_encoding<NVB_INT4>(params, launch);
+    default:
+      return launch_plain_blocks(params, launch);
   }
 }
 

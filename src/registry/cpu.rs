@@ -5,17 +5,25 @@ use super::{Family, Kernel, Limits, FLOATS};
 use crate::device::DeviceKind;
 use crate::operation::OperationKind;
 use crate::tensor::DType;
-use crate::weight::Encoding;
+use crate::weight::{BlockFormat, Encoding};
 
-const ALL: &[Encoding] = &[
-    Encoding::Float(DType::F32),
-    Encoding::Float(DType::F16),
-    Encoding::Float(DType::Bf16),
-    Encoding::Fp8E4m3,
-    Encoding::Fp8E5m2,
-    Encoding::Int8,
-    Encoding::Int4,
-];
+/// Every encoding, blocks of files included.
+const ALL: &[Encoding] = &{
+    let mut all = [Encoding::Float(DType::F32); 7 + BlockFormat::ALL.len()];
+    all[1] = Encoding::Float(DType::F16);
+    all[2] = Encoding::Float(DType::Bf16);
+    let mut at = 0;
+    while at < Encoding::QUANTIZED.len() {
+        all[3 + at] = Encoding::QUANTIZED[at];
+        at += 1;
+    }
+    at = 0;
+    while at < BlockFormat::ALL.len() {
+        all[7 + at] = Encoding::Blocks(BlockFormat::ALL[at]);
+        at += 1;
+    }
+    all
+};
 
 const fn columns(name: &'static str, columns: usize, summary: &'static str) -> Kernel {
     Kernel {
