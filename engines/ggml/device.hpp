@@ -101,10 +101,9 @@ class DeviceState {
   // As `queue_copy`, for where no error can be reported.
   void copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
 
-  // Weights and attentions are made when they are first used. A float weight reads the tensor in place; a quantised one
-  // is a copy, made after the work of `stream`, which `forget` drops once bytes of the tensor were written. NULL: the
-  // last error of libnvbackend says why.
-  Weight weight(const WeightKey& key, nvb_stream* stream);
+  // Weights and attentions are made when they are first used. A weight reads the tensor in place; `forget` drops those of
+  // memory that goes. NULL: the last error of libnvbackend says why.
+  Weight weight(const WeightKey& key);
   const nvb_attention* attention(const AttentionKey& key);
   void forget(const void* start, size_t bytes);
 
@@ -120,7 +119,7 @@ class DeviceState {
 
  private:
   DeviceState(const Host& host, std::string name) : host_(host), name_(std::move(name)) {}
-  nvb_status pack(const WeightKey& key, nvb_stream* stream, nvb_weight** weight);
+  nvb_status borrow(const WeightKey& key, nvb_weight** weight) const;
 
   const Host& host_;
   std::string name_;

@@ -1,7 +1,7 @@
 // FLASH_ATTN_EXT: softmax(cap(scale · Q·Kᵀ) + slope · mask) · V of a batch of sequences, all of whose keys a query sees that
 // the mask does not hide, with sinks.
 //
-// The library adds a mask of floats. ALiBi's slopes make one for each head of it, in scratch memory, and sinks follow from
+// Keys and values in quantised types, or in two types, become floats in scratch memory. The library adds a mask of floats. ALiBi's slopes make one for each head of it, in scratch memory, and sinks follow from
 // the logarithm of the sums: a row with the sum e^lse becomes one with e^lse + e^sink by the factor 1 / (1 + e^(sink − lse)).
 #include <cmath>
 
@@ -41,10 +41,10 @@ nvb_tensor sequences(const Tensor& tensor, int64_t batch) {
 
 bool is_taken(const Inputs& in, const Tensor& node) {
   if (in.scale <= 0.0f || in.soft_cap < 0.0f || in.alibi_bias < 0.0f) return false;
-  if (!is_float(in.key.type) || in.value.type != in.key.type || node.type != TYPE_F32) return false;
-  if (in.query.type != TYPE_F32 && in.query.type != in.key.type) return false;
+  if (in.query.type != TYPE_F32 || node.type != TYPE_F32) return false;
   for (const Tensor* tensor : {&in.query, &in.key, &in.value}) {
-    if (!has_rows(*tensor) || !has_element_strides(*tensor)) return false;
+    if (!has_rows(*tensor)) return false;
+    if (!is_quantized(tensor->type) && (!is_float(tensor->type) || !has_element_strides(*tensor))) return false;
   }
   if (!is_contiguous(node) || in.key.ne[0] > kMostKeyElements || in.value.ne[0] > kMostValueElements) return false;
   if (in.keys() == 0 || in.key.ne[2] == 0 || in.heads() % in.key.ne[2] != 0) return false;
@@ -66,6 +66,30 @@ bool is_taken(const Inputs& in, const Tensor& node) {
   return sinks == nullptr || (sinks->type == TYPE_F32 && sinks->ne[0] == in.heads() && is_contiguous(*sinks));
 }
 
+// Whether keys or values are read where they lie: floats of one type.
+bool are_read_in_place(const Inputs& in) {
+  return is_float(in.key.type) && in.key.type == in.value.type;
+}
+
+// The dtype that other keys and values become. On a GPU it is one that tensor cores multiply.
+TypeTraits converted_type(const Step& step) {
+  return traits(step.device.is_cpu() ? TYPE_F32 : TYPE_F16);
+}
+
+// Keys or values as floats in `memory`: [batch, tokens, heads, elements].
+nvb_tensor converted(Step& step, const Tensor& from, int64_t batch, void* memory) {
+  const uint32_t dtype = converted_type(step).dtype;
+  nvb_tensor all = nvb_tensor_make(memory, dtype, 4, from.ne[3], from.ne[2], from.ne[1], from.ne[0]);
+  step.queue([&] { return convert(step, from, all); });
+  all.strides[3] = 1;
+  for (int axis = 2; axis >= 0; --axis) all.strides[axis] = all.strides[axis + 1] * all.shape[axis + 1];
+  std::swap(all.shape[1], all.shape[2]);
+  std::swap(all.strides[1], all.strides[2]);
+  if (all.shape[0] == 1) all.strides[0] = 0;
+  all.shape[0] = batch;
+  return all;
+}
+
 // What multiplies the mask of a head (Press, Smith and Lewis 2022).
 float slope(float bias, int64_t heads, int64_t head) {
   int64_t power = 1;
@@ -81,18 +105,6 @@ nvb_tensor mask_of(const Inputs& in) {
   mask.shape[2] = in.rows();
   mask.shape[3] = in.keys();
   return mask;
-}
-
-nvb_status pointwise(Step& step, uint32_t function, const nvb_tensor& input, const nvb_tensor* second,
-                     const nvb_tensor& output, float alpha = 0.0f) {
-  nvb_pointwise_args args;
-  nvb_pointwise_args_init(&args);
-  args.input = input;
-  if (second != nullptr) args.second = *second;
-  args.output = output;
-  args.function = function;
-  args.alpha = alpha;
-  return nvb_pointwise(step.backend(), &args, step.stream);
 }
 
 // A mask for each head, F32, in `memory`.
@@ -134,13 +146,17 @@ bool flash_attention(Step& step, const Tensor& node) {
   ScratchPlan plan;
   const size_t mask_at = plan.place(has_slopes ? in.mask->ne[3] * in.heads() * in.rows() * in.keys() * 4 : 0);
   const size_t lse_at = plan.place(in.sinks != nullptr ? in.batch() * in.rows() * in.heads() * 4 : 0);
+  const bool in_place = are_read_in_place(in);
+  const size_t float_bytes = in_place ? 0 : converted_type(step).bytes;
+  const size_t key_at = plan.place(float_bytes * static_cast<size_t>(elements(in.key)));
+  const size_t value_at = plan.place(float_bytes * static_cast<size_t>(elements(in.value)));
   char* memory = step.scratch(plan);
 
   nvb_attention_prefill_args args;
   nvb_attention_prefill_args_init(&args);
   args.query = sequences(in.query, in.batch());
-  args.key = sequences(in.key, in.batch());
-  args.value = sequences(in.value, in.batch());
+  args.key = in_place ? sequences(in.key, in.batch()) : converted(step, in.key, in.batch(), memory + key_at);
+  args.value = in_place ? sequences(in.value, in.batch()) : converted(step, in.value, in.batch(), memory + value_at);
   args.output = nvb_tensor_make(node.data, NVB_DTYPE_F32, 4, in.batch(), in.rows(), in.heads(), in.value.ne[0]);
   if (has_slopes) {
     args.mask = scaled_mask(step, in, memory + mask_at);

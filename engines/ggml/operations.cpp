@@ -13,6 +13,8 @@ bool take(Step& step, const Tensor& node) {
       return true;
     case Op::Add:
       return binary(step, node, NVB_POINTWISE_ADD);
+    case Op::AddId:
+      return add_id(step, node);
     case Op::ArgMax:
       return arg_max(step, node);
     case Op::Clamp:
@@ -33,6 +35,8 @@ bool take(Step& step, const Tensor& node) {
       return gated_activation(step, node);
     case Op::MatMul:
       return mat_mul(step, node);
+    case Op::MatMulId:
+      return mat_mul_id(step, node);
     case Op::Mul:
       return binary(step, node, NVB_POINTWISE_MULTIPLY);
     case Op::Norm:
@@ -73,7 +77,9 @@ bool supports_operation(DeviceState& device, const Tensor& node) {
 }
 
 bool is_worth_offloading(DeviceState& device, const Tensor& node) {
-  return device.host().op(node) == Op::MatMul && node.ne[1] * node.ne[2] * node.ne[3] >= kLeastRowsToOffload;
+  const Op op = device.host().op(node);
+  if (op == Op::MatMulId) return node.ne[2] >= kLeastRowsToOffload;
+  return op == Op::MatMul && node.ne[1] * node.ne[2] * node.ne[3] >= kLeastRowsToOffload;
 }
 
 nvb_status run_operation(DeviceState& device, nvb_stream* stream, Scratch& scratch, const Tensor& node) {
@@ -83,8 +89,6 @@ nvb_status run_operation(DeviceState& device, nvb_stream* stream, Scratch& scrat
     device.host().log(LOG_ERROR, "nvbackend: %s was not accepted and is asked for\n", device.host().op_name(node));
     return NVB_ERROR_UNSUPPORTED;
   }
-  // A quantised weight that was made from these bytes is one of other values now.
-  if (step.status() == NVB_OK && is_quantized(node.type)) device.forget(node.data, device.host().bytes(node));
   return step.status();
 }
 

@@ -46,7 +46,17 @@ bool is_worth_offloading(DeviceState& device, const Tensor& node);
 // Queues `node`, which `supports_operation` accepted.
 nvb_status run_operation(DeviceState& device, nvb_stream* stream, Scratch& scratch, const Tensor& node);
 
+// Queues a function of elements of plain tensors.
+nvb_status pointwise(const Step& step, uint32_t function, const nvb_tensor& input, const nvb_tensor* second,
+                     const nvb_tensor& output, float alpha = 0.0f, float beta = 0.0f);
+// Queues a conversion between rows of floats and of blocks, whose numbers `rows` has if it is not NULL.
+nvb_status block_rows(const Step& step, const nvb_tensor& floats, const nvb_block_tensor& blocks, const nvb_tensor* rows,
+                      uint32_t direction);
+// Queues a conversion of a tensor of floats or of blocks to floats of the same extents.
+nvb_status convert(const Step& step, const Tensor& from, const nvb_tensor& to);
+
 // Each false if it cannot do the node. `step` has the status of what was queued.
+bool add_id(Step& step, const Tensor& node);
 bool arg_max(Step& step, const Tensor& node);
 bool binary(Step& step, const Tensor& node, uint32_t function);
 bool clamp(Step& step, const Tensor& node);
@@ -56,6 +66,7 @@ bool flash_attention(Step& step, const Tensor& node);
 bool get_rows(Step& step, const Tensor& node);
 bool gated_activation(Step& step, const Tensor& node);
 bool mat_mul(Step& step, const Tensor& node);
+bool mat_mul_id(Step& step, const Tensor& node);
 bool norm(Step& step, const Tensor& node);
 bool repeat(Step& step, const Tensor& node);
 bool rms_norm(Step& step, const Tensor& node);
