@@ -1,29 +1,9 @@
 //! The CPU's kernels: how many columns of the weight a task has. All give the same bits, because none changes the order in
 //! which products are added; they differ in what stays in a core's caches and in how evenly the threads are loaded.
 
-use super::{Family, Kernel, Limits, FLOATS};
+use super::{Family, Kernel, Limits, EVERY_ENCODING, FLOATS};
 use crate::device::DeviceKind;
 use crate::operation::OperationKind;
-use crate::tensor::DType;
-use crate::weight::{BlockFormat, Encoding};
-
-/// Every encoding, blocks of files included.
-const ALL: &[Encoding] = &{
-    let mut all = [Encoding::Float(DType::F32); 7 + BlockFormat::ALL.len()];
-    all[1] = Encoding::Float(DType::F16);
-    all[2] = Encoding::Float(DType::Bf16);
-    let mut at = 0;
-    while at < Encoding::QUANTIZED.len() {
-        all[3 + at] = Encoding::QUANTIZED[at];
-        at += 1;
-    }
-    at = 0;
-    while at < BlockFormat::ALL.len() {
-        all[7 + at] = Encoding::Blocks(BlockFormat::ALL[at]);
-        at += 1;
-    }
-    all
-};
 
 const fn columns(name: &'static str, columns: usize, summary: &'static str) -> Kernel {
     Kernel {
@@ -32,7 +12,7 @@ const fn columns(name: &'static str, columns: usize, summary: &'static str) -> K
         device: DeviceKind::Cpu,
         family: Family::Columns(columns),
         inputs: FLOATS,
-        encodings: ALL,
+        encodings: EVERY_ENCODING,
         limits: Limits::NONE,
         summary,
     }

@@ -180,7 +180,7 @@ fn floats_are_rounded_once() {
 }
 
 /// Blocks with random codes and scales near 0.01.
-fn blocks(run: &mut Run, kind: BlockFormat, rows: usize, columns: usize) -> Vec<u8> {
+pub fn blocks(run: &mut Run, kind: BlockFormat, rows: usize, columns: usize) -> Vec<u8> {
     let (elements, size) = (kind.elements(), kind.block_bytes());
     let count = rows * columns / elements;
     let scale =
@@ -188,8 +188,14 @@ fn blocks(run: &mut Run, kind: BlockFormat, rows: usize, columns: usize) -> Vec<
     let mut data: Vec<u8> = run.random.normals(count * size, 1000.0).iter().map(|&x| x as i64 as u8).collect();
     for (block, scale) in data.chunks_exact_mut(size).zip(scale.chunks_exact(4)) {
         match kind {
-            BlockFormat::Q4K => block[..4].copy_from_slice(scale),
+            BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => {
+                block[..4].copy_from_slice(scale)
+            }
+            BlockFormat::Q2K => block[80..].copy_from_slice(scale),
+            BlockFormat::Q3K => block[108..].copy_from_slice(&scale[..2]),
             BlockFormat::Q6K => block[208..].copy_from_slice(&scale[..2]),
+            // A power of two.
+            BlockFormat::Mxfp4 => block[0] = 118 + block[0] % 6,
             _ => block[..2].copy_from_slice(&scale[..2]),
         }
     }
