@@ -35,6 +35,18 @@ template cudaError_t launch_kind<Operands::{element}>(const nvb_linear_wgmma_par
 
 const FAMILIES: &[Family] = &[
     Family {
+        stem: "linear_quantized_plain",
+        includes: &["linear/linear_quantized_plain.cuh"],
+        encodings: &[
+            "fp8_e4m3", "fp8_e5m2", "int8", "int4", "blocks_q4_0", "blocks_q4_1", "blocks_q5_0", "blocks_q5_1", "blocks_q8_0",
+            "blocks_q2_k", "blocks_q3_k", "blocks_q4_k", "blocks_q5_k", "blocks_q6_k", "blocks_iq4_nl", "blocks_iq4_xs",
+            "blocks_mxfp4",
+        ],
+        elements: &[&[("", "")]],
+        text: "template cudaError_t nvb::quantized::launch_plain_encoding<NVB_{ENCODING}>(
+    const nvb_linear_quantized_params&, const nvb_launch&);",
+    },
+    Family {
         stem: "attention_prefill_mma",
         includes: &["attention/sm80/attention_prefill_mma.cuh"],
         encodings: ONE,

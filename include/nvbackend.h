@@ -40,8 +40,8 @@
 //             reclaim and sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager ·
 //             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Merging attention · Planning
 //             attention · Operations of a layer · Batched and grouped products · Elementwise operations and sampling
-//             · Operations over strided tensors · Workspace of the caller's · Graphs · Optimising graphs · Profiling
-//             · Tuning · Kernels.
+//             · Operations over strided tensors · Blocks of files as plain tensors · Workspace of the caller's ·
+//             Graphs · Optimising graphs · Profiling · Tuning · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -1792,8 +1792,36 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
 // Signed 8-bit values [N, K] with scales that multiply them.
 #define NVB_SOURCE_FORMAT_INT8 11
 
+// GGUF: blocks of 32 in 20 bytes. Quantised again (INT8, groups of 32), unless kept as blocks.
+#define NVB_SOURCE_FORMAT_GGUF_Q4_1 12
+
+// GGUF: blocks of 32 in 22 bytes. Quantised again (INT8, groups of 32), unless kept as blocks.
+#define NVB_SOURCE_FORMAT_GGUF_Q5_0 13
+
+// GGUF: blocks of 32 in 24 bytes. Quantised again (INT8, groups of 32), unless kept as blocks.
+#define NVB_SOURCE_FORMAT_GGUF_Q5_1 14
+
+// GGUF: blocks of 256 in 84 bytes. Quantised again (INT8, groups of 32), unless kept as blocks.
+#define NVB_SOURCE_FORMAT_GGUF_Q2_K 15
+
+// GGUF: blocks of 256 in 110 bytes. Quantised again (INT8, groups of 32), unless kept as blocks.
+#define NVB_SOURCE_FORMAT_GGUF_Q3_K 16
+
+// GGUF: blocks of 256 in 176 bytes. Quantised again (INT8, groups of 32), unless kept as blocks.
+#define NVB_SOURCE_FORMAT_GGUF_Q5_K 17
+
+// GGUF: blocks of 32 in 18 bytes. Quantised again (INT8, groups of 32), unless kept as blocks.
+#define NVB_SOURCE_FORMAT_GGUF_IQ4_NL 18
+
+// GGUF: blocks of 256 in 136 bytes. Quantised again (INT8, groups of 32), unless kept as blocks.
+#define NVB_SOURCE_FORMAT_GGUF_IQ4_XS 19
+
+// GGUF: blocks of 32 in 17 bytes. Quantised again (INT8, groups of 32), unless kept as blocks.
+#define NVB_SOURCE_FORMAT_GGUF_MXFP4 20
+
 // A matrix [N, K] in the format of a file: host memory (such as a mapped file) of any alignment, little-endian, read before
-// the call returns. Sizes are checked, and so is every scale, before a weight exists. Zero what a format has not.
+// the call returns. Sizes are checked, and so is every scale, before a weight exists. Zero what a format has not. For
+// `NVB_WEIGHT_FORMAT_BLOCKS` it is memory as `nvb_weight_desc.source` says, of which sizes alone are checked.
 typedef struct {
   const void *data;
   // The size of `data`; the other sizes are those of the memory in front of them. What exceeds the matrix is not
@@ -1803,7 +1831,7 @@ typedef struct {
   int64_t rows;
   // K
   int64_t columns;
-  // SFP, FP8, INT8: elements from one row to the next; 0: K.
+  // SFP, FP8, INT8 and blocks that are kept: elements from one row to the next, of blocks a whole number; 0: K.
   int64_t row_stride;
   // AWQ, GPTQ, FP8, INT8. Of the latter two [1], [N], [N][⌈K / group⌉] or [⌈N / 128⌉][⌈K / 128⌉], as `granularity` says;
   // such that scale · q is never more than an f32 holds. Those of groups are kept as f16, which must hold them: of
@@ -1879,6 +1907,10 @@ typedef struct {
 // IEEE 754 binary32.
 #define NVB_WEIGHT_FORMAT_F32 7
 
+// The blocks of GGUF as the file has them, bit for bit (Q4_0 to Q6_K, IQ4_NL, IQ4_XS, MXFP4: `source_format`): 4.5 bits an element
+// for Q4_K. From host or device memory, or `NVB_SOURCE_BORROWED` in memory that the caller has laid them into.
+#define NVB_WEIGHT_FORMAT_BLOCKS 8
+
 // `granularity`: groups if `group_size` is given; else rows for FP8 and INT8, groups of 32 for INT4.
 #define NVB_GRANULARITY_DEFAULT 0
 
@@ -1940,7 +1972,7 @@ typedef struct {
   // What the weight is kept in, `NVB_WEIGHT_FORMAT_…`: that of `nvb_weight_desc.format`, or what
   // `NVB_WEIGHT_FORMAT_AS_IS` came to. Never 0.
   uint32_t encoding;
-  // `NVB_GRANULARITY_…`; 0 for floats.
+  // `NVB_GRANULARITY_…`; 0 for floats and for blocks.
   uint32_t granularity;
   // Elements of a row that share a scale in memory; 0: all of them. INT4 stores the scale of a row for each 128 elements.
   uint32_t group_size;
@@ -1950,6 +1982,10 @@ typedef struct {
   uint64_t scale_bytes;
   // ‖weight − source‖ / ‖source‖ of what the parts' values were turned into; 0 where nothing was lost.
   double relative_error;
+  // `NVB_SOURCE_FORMAT_GGUF_…` of a weight of `NVB_WEIGHT_FORMAT_BLOCKS`; else 0.
+  uint32_t source_format;
+  // 0
+  uint32_t reserved;
 } nvb_weight_info;
 
 // Creates a weight and waits until its parts have been read. `stream` orders the copies; NULL: the default stream. Parts
@@ -1974,6 +2010,23 @@ NVB_MUST_USE nvb_status nvb_weight_dequantize(const nvb_weight *weight,
 
 // Fills `info`; set its `struct_size` first.
 NVB_MUST_USE nvb_status nvb_weight_get_info(const nvb_weight *weight, nvb_weight_info *info);
+
+// Writes to `*bytes` what [rows, columns] of GGUF's blocks take, in a file and as a weight of `NVB_WEIGHT_FORMAT_BLOCKS`.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a format that is none of GGUF's (`source_format`, `NVB_SOURCE_FORMAT_GGUF_…`), and for
+// columns that are no whole number of blocks.
+NVB_MUST_USE nvb_status nvb_weight_get_block_bytes(uint32_t source_format,
+                                      int64_t rows,
+                                      int64_t columns,
+                                      size_t *bytes);
+
+// Copies the blocks of a weight of `NVB_WEIGHT_FORMAT_BLOCKS` to host memory of `bytes`, those of `nvb_weight_get_block_bytes`: the very
+// bits that it was made from, rows in the weight's order and without gaps. Waits for the stream. Not for use while it is
+// captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a weight of another format or another size.
+NVB_MUST_USE nvb_status nvb_weight_read_blocks(const nvb_weight *weight,
+                                  void *blocks,
+                                  size_t bytes,
+                                  nvb_stream *stream);
 
 static inline void nvb_weight_desc_init(nvb_weight_desc *value) {
   memset(value, 0, sizeof *value);
@@ -2626,8 +2679,10 @@ static inline void nvb_attention_measurement_init(nvb_attention_measurement *val
 
 #define NVB_OPERATION_MASKED_SOFTMAX 21
 
+#define NVB_OPERATION_BLOCK_ROWS 22
+
 // The operations of this header; a later library may have more.
-#define NVB_OPERATION_COUNT 22
+#define NVB_OPERATION_COUNT 23
 
 // `layout`: [N, C, …], as PyTorch has images.
 #define NVB_LAYOUT_NCHW 0
@@ -2949,7 +3004,7 @@ typedef struct {
 } nvb_matmul_args;
 
 // output[t] = activation(input[t] · weight[e]ᵀ + bias[e]) for the tokens of expert e, which lie one expert after the
-// other: expert_offsets[e] .. expert_offsets[e + 1]. A mixture of experts.
+// other: expert_offsets[e] .. expert_offsets[e + 1]; or for tokens that name their experts. A mixture of experts.
 typedef struct {
   size_t struct_size;
   // [T, K], sorted by expert. F32, or with a float weight the weight's dtype; a quantised weight takes F32, F16 and BF16.
@@ -2967,8 +3022,12 @@ typedef struct {
   nvb_tensor output;
   // `NVB_ACTIVATION_…`
   uint32_t activation;
-  // Must be 0.
-  uint32_t reserved;
+  // Of `weight`, beside `expert_ids`; with `expert_offsets` 0 or their number.
+  uint32_t experts;
+  // In place of `expert_offsets`: I32 [T, U] in device memory, any strides: the U experts of each token, in no order. `input` is
+  // then [T, K], or [T · U, K] with a row for each of them, and `output` [T · U, N]: row t · U + u is that of expert
+  // expert_ids[t, u]. A number that is no expert's is an error on the CPU, and leaves its row unwritten on CUDA.
+  nvb_tensor expert_ids;
 } nvb_grouped_linear_args;
 
 // Queues a batch of products, summed in f32 with one rounding at the store. Any extents, 0 included. Does not
@@ -2976,7 +3035,8 @@ typedef struct {
 NVB_MUST_USE nvb_status nvb_matmul(const nvb_backend *backend, const nvb_matmul_args *args, nvb_stream *stream);
 
 // Queues the products of a mixture of experts, summed in f32 with one rounding at the store; a quantised weight's values
-// are exact. Does not allocate or synchronise; may be captured.
+// are exact. Does not allocate or synchronise; may be captured. Tokens that name their experts are sorted on the CPU, which
+// allocates, and computed one by one on CUDA: many of them are faster sorted.
 // (With `batch_invariant` the first call of a stream with input that is not aligned, or whose rows overlap, may allocate
 // workspace.)
 NVB_MUST_USE nvb_status nvb_grouped_linear(const nvb_backend *backend,
@@ -3331,6 +3391,60 @@ static inline void nvb_rotary_embedding_args_init(nvb_rotary_embedding_args *val
 }
 
 static inline void nvb_masked_softmax_args_init(nvb_masked_softmax_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Blocks of files as plain tensors --------------------------------------------------------------------------------
+//
+// Rows of GGUF's blocks that become floats, and floats that become blocks: caches in such formats, copies and
+// gathers.
+
+// `direction`: blocks become floats.
+#define NVB_BLOCKS_DECODE 0
+
+// `direction`: floats become blocks, of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL.
+#define NVB_BLOCKS_ENCODE 1
+
+// Rows of GGUF's blocks over one to four axes, in device memory.
+typedef struct {
+  void *data;
+  // `NVB_SOURCE_FORMAT_GGUF_…`
+  uint32_t source_format;
+  // 1 to 4
+  uint32_t rank;
+  // Outermost first; the last in elements, a whole number of blocks.
+  int64_t shape[4];
+  // In bytes; all 0: contiguous. The last is not looked at: the blocks of a row follow one another.
+  int64_t strides[4];
+} nvb_block_tensor;
+
+// Decode: floats[.., t] = blocks[.., rows[.., t]]. Encode: blocks[.., rows[.., t]] = floats[.., t]. Without `rows` row t meets row t.
+typedef struct {
+  size_t struct_size;
+  // [.., T, width], any float dtype, any strides.
+  nvb_tensor floats;
+  // [.., R, width] with the extents of `floats` in front; without `rows` R is T.
+  nvb_block_tensor blocks;
+  // Optional, I32 [.., T] in device memory, any strides: the low halves of 64-bit numbers are a tensor with a stride of 2. An
+  // extent in front that divides that of `floats` repeats. A row whose number is none of the blocks' is left out on CUDA, and
+  // an error on the CPU.
+  nvb_tensor rows;
+  // `NVB_BLOCKS_…`
+  uint32_t direction;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_block_rows_args;
+
+// Queues a conversion of rows of blocks to floats, or of floats to blocks: values are those of the format's definition, in f32
+// and rounded once to the dtype; what is encoded has the scales and roundings of ggml's reference. Does not allocate or
+// synchronise; may be captured: the numbers are read when the work runs.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT`; `NVB_ERROR_UNSUPPORTED` for a format that floats are not made into.
+NVB_MUST_USE nvb_status nvb_block_rows(const nvb_backend *backend,
+                          const nvb_block_rows_args *args,
+                          nvb_stream *stream);
+
+static inline void nvb_block_rows_args_init(nvb_block_rows_args *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

@@ -104,6 +104,10 @@ inline void masked_softmax(const nvb_backend* backend, const nvb_masked_softmax_
   check(nvb_masked_softmax(backend, &args, stream));
 }
 
+inline void block_rows(const nvb_backend* backend, const nvb_block_rows_args& args, nvb_stream* stream) {
+  check(nvb_block_rows(backend, &args, stream));
+}
+
 }  // namespace nvb
 
 #endif  // NVBACKEND_OPERATIONS_HPP

@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 34] = [
+const PARTS: [Part; 35] = [
     part(
         "status",
         "Status codes and errors",
@@ -163,6 +163,11 @@ const PARTS: [Part; 34] = [
         "strided",
         "Operations over strided tensors",
         "What graphs of plain tensors are made of: functions of elements over four axes of any strides, rows to numbered places, rotary embedding, and softmax with a mask.",
+    ),
+    part(
+        "block_rows",
+        "Blocks of files as plain tensors",
+        "Rows of GGUF's blocks that become floats, and floats that become blocks: caches in such formats, copies and gathers.",
     ),
     part(
         "workspace",
@@ -387,10 +392,16 @@ fn comment(text: &str, front: &str) -> String {
 fn section(root: &Path, file: &str, handles: &mut String) -> String {
     let mut config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml");
     // No function of their own files mentions them, and cbindgen leaves out what none does.
-    config.export.include =
-        ["nvb_tensor", "nvb_quantized_rows", "nvb_memory_options", "nvb_backend_options", "nvb_weight_blocks"]
-            .map(String::from)
-            .into();
+    config.export.include = [
+        "nvb_tensor",
+        "nvb_quantized_rows",
+        "nvb_memory_options",
+        "nvb_backend_options",
+        "nvb_weight_blocks",
+        "nvb_block_tensor",
+    ]
+    .map(String::from)
+    .into();
     let source = root.join("src/capi").join(format!("{file}.rs"));
     let bindings = cbindgen::Builder::new().with_config(config).with_src(source).generate().expect("src/capi parses");
     let mut text = Vec::new();

@@ -3,12 +3,13 @@
 
 use nvbackend::tensor::DType;
 use nvbackend::weight::awq::awq;
-use nvbackend::weight::gguf::{BlockType, GgufRows};
+use nvbackend::weight::gguf::GgufRows;
 use nvbackend::weight::gguf_file::{Content, GgufFile, TensorEntry};
 use nvbackend::weight::gptq::{gptq, GptqTensors, GptqVersion};
 use nvbackend::weight::grouped::FloatBytes;
 use nvbackend::weight::mapping::Mapping;
 use nvbackend::weight::rows::RowSource;
+use nvbackend::weight::BlockFormat;
 use std::path::Path;
 
 const ROWS: usize = 8;
@@ -74,13 +75,17 @@ fn metadata_is_what_was_written() {
 #[test]
 fn blocks_have_the_values_that_the_python_package_reads() {
     let data = Data::open();
-    let kinds =
-        [("q4_0", BlockType::Q4_0), ("q8_0", BlockType::Q8_0), ("q4_k", BlockType::Q4K), ("q6_k", BlockType::Q6K)];
+    let kinds = [
+        ("q4_0", BlockFormat::Q4_0),
+        ("q8_0", BlockFormat::Q8_0),
+        ("q4_k", BlockFormat::Q4K),
+        ("q6_k", BlockFormat::Q6K),
+    ];
     for (name, kind) in kinds {
         let (tensor, bytes) = data.tensor(name);
         assert_eq!(
             (&tensor.shape[..], bytes.len()),
-            (&[ROWS, COLUMNS][..], ROWS * COLUMNS / kind.size().0 * kind.size().1)
+            (&[ROWS, COLUMNS][..], ROWS * COLUMNS / kind.elements() * kind.block_bytes())
         );
         expect(name, &GgufRows::new(kind, ROWS, COLUMNS, bytes).unwrap(), &data.values(name));
     }

@@ -17,7 +17,26 @@ enum nvb_encoding_code : uint32_t {
   NVB_FP8_E5M2 = 2,
   NVB_INT8 = 3,
   NVB_INT4 = 4,
+  // Blocks of GGUF as a file has them, whose scales lie within: the order of BlockFormat in src/weight/blocks/mod.rs.
+  NVB_BLOCKS_Q4_0 = 16,
+  NVB_BLOCKS_Q4_1 = 17,
+  NVB_BLOCKS_Q5_0 = 18,
+  NVB_BLOCKS_Q5_1 = 19,
+  NVB_BLOCKS_Q8_0 = 20,
+  NVB_BLOCKS_Q2_K = 21,
+  NVB_BLOCKS_Q3_K = 22,
+  NVB_BLOCKS_Q4_K = 23,
+  NVB_BLOCKS_Q5_K = 24,
+  NVB_BLOCKS_Q6_K = 25,
+  NVB_BLOCKS_IQ4_NL = 26,
+  NVB_BLOCKS_IQ4_XS = 27,
+  NVB_BLOCKS_MXFP4 = 28,
 };
+
+// Whether a matrix consists of blocks; its scale_kind is then 0, and its addresses are aligned to 2 bytes, of MXFP4 to none.
+constexpr bool nvb_is_blocks(uint32_t encoding) {
+  return encoding >= NVB_BLOCKS_Q4_0 && encoding <= NVB_BLOCKS_MXFP4;
+}
 
 enum nvb_scale_code : uint32_t {
   // f32 [n]; 8-bit encodings.
@@ -28,14 +47,14 @@ enum nvb_scale_code : uint32_t {
   NVB_SCALES_BLOCKS = 3,
 };
 
-// A quantised [rows, columns] weight in device memory; data, scales and zero points are 16-byte aligned.
+// A quantised [rows, columns] weight in device memory; data, scales and zero points are 16-byte aligned, blocks aside.
 struct nvb_quantized_matrix {
   const void* data;
   const void* scales;
   const void* zero_points;  // of Int4 with zero points, as the scales lie; else null
   int64_t rows;
   int64_t columns;
-  int64_t row_bytes;  // of an 8-bit encoding, a multiple of 16; ignored for Int4
+  int64_t row_bytes;  // of an 8-bit encoding, a multiple of 16; of blocks from row to row; ignored for Int4
   uint32_t encoding;
   uint32_t scale_kind;
   uint32_t group;  // of k, with NVB_SCALES_GROUPS: 32, 64 or 128
@@ -45,6 +64,7 @@ struct nvb_quantized_matrix {
 // Whether the encoding has this kind of scales, in a layout that kernels read.
 inline bool nvb_is_valid_quantized(uint32_t encoding, uint32_t scale_kind, uint32_t group, const void* zero_points) {
   const bool groups = scale_kind == NVB_SCALES_GROUPS && (group == 32 || group == 64 || group == 128);
+  if (nvb_is_blocks(encoding)) return scale_kind == 0 && zero_points == nullptr;
   if (encoding == NVB_INT4) return groups;
   if (zero_points != nullptr) return false;
   if (encoding == NVB_INT8) return groups || scale_kind == NVB_SCALES_ROWS;

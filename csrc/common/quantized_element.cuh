@@ -2,6 +2,7 @@
 // tensor core's fragments.
 #pragma once
 
+#include "block_element.cuh"
 #include "quantized.h"
 #include "vector.cuh"
 
@@ -88,7 +89,11 @@ __device__ __forceinline__ void decode_four(uint32_t codes, float2 scale, float 
 template <uint32_t Encoding>
 __device__ __forceinline__ void load_four(const nvb_quantized_matrix& matrix, int64_t row, int64_t k,
                                           float (&values)[4]) {
-  decode_four<Encoding>(load_four_codes<Encoding>(matrix, row, k), load_scale<Encoding>(matrix, row, k), values);
+  if constexpr (nvb_is_blocks(Encoding)) {
+    load_four_of_blocks<Encoding>(static_cast<const char*>(matrix.data) + row * matrix.row_bytes, k, values);
+  } else {
+    decode_four<Encoding>(load_four_codes<Encoding>(matrix, row, k), load_scale<Encoding>(matrix, row, k), values);
+  }
 }
 
 }  // namespace nvb

@@ -27,7 +27,7 @@ struct nvb_linear_quantized_params {
   int64_t n;
   int64_t k;
   int64_t input_stride;
-  int64_t weight_stride;  // bytes of a row of an 8-bit W, a multiple of 16; ignored for Int4
+  int64_t weight_stride;  // bytes of a row of an 8-bit W, a multiple of 16, or of blocks; ignored for Int4
   int64_t residual_stride;
   int64_t output_stride;
   uint32_t input_dtype;

@@ -64,6 +64,30 @@ __global__ void __launch_bounds__(kLanes* kPairs) dequantize(const nvb_dequantiz
   }
 }
 
+// Blocks as a file has them: a thread turns four neighbours of a row into floats.
+template <uint32_t Format>
+__global__ void __launch_bounds__(kLanes* kPairs) dequantize_blocks(const nvb_dequantize_params p) {
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * kLanes + threadIdx.x) * 4;
+  if (column >= p.columns) return;
+  for (int64_t row = static_cast<int64_t>(blockIdx.y) * kPairs + threadIdx.y; row < p.rows;
+       row += static_cast<int64_t>(gridDim.y) * kPairs) {
+    float values[4];
+    load_four<Format>(p.matrix, p.first_row + row, p.first_column + column, values);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (column + i < p.columns) store_element(p.output, p.output_dtype, row * p.output_stride + column + i, values[i]);
+    }
+  }
+}
+
+template <uint32_t Format>
+cudaError_t launch_blocks(const nvb_dequantize_params& p, const nvb_launch& launch) {
+  const dim3 grid(static_cast<unsigned>((p.columns + 4 * kLanes - 1) / (4 * kLanes)),
+                  static_cast<unsigned>(std::min<int64_t>((p.rows + kPairs - 1) / kPairs, 65535)));
+  dequantize_blocks<Format><<<grid, dim3(kLanes, kPairs), 0, launch.stream>>>(p);
+  return cudaPeekAtLastError();
+}
+
 template <uint32_t Encoding>
 cudaError_t launch_encoding(const nvb_dequantize_params& p, const nvb_launch& launch) {
   const int64_t blocks = (p.first_row + p.rows + kBlockRows - 1) / kBlockRows - p.first_row / kBlockRows;
@@ -95,7 +119,12 @@ extern "C" cudaError_t nvb_cuda_dequantize(const nvb_dequantize_params* params, 
       return nvb::launch_encoding<NVB_FP8_E5M2>(p, *launch);
     case NVB_INT8:
       return nvb::launch_encoding<NVB_INT8>(p, *launch);
-    default:
+    case NVB_INT4:
       return nvb::launch_encoding<NVB_INT4>(p, *launch);
+    default:
+      // Blocks have no order of columns.
+      if (p.order != nullptr) return cudaErrorInvalidValue;
+      return nvb::with_block_format(
+          matrix.encoding, [&](auto format) { return nvb::launch_blocks<decltype(format)::value>(p, *launch); });
   }
 }

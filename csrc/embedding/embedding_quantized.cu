@@ -1,4 +1,4 @@
-// embedding_quantized: output[t] = table[tokens[t]] * scale, the table in 8 or 4 bits.
+// embedding_quantized: output[t] = table[tokens[t]] * scale, the table in 8 or 4 bits or in blocks of a file.
 //
 // Shapes: as embedding.h says. Work: a warp takes 128 columns of a token, four a lane, and a block four tokens, since a
 // row of a table is short and the rows are far apart. Shared memory: none.
@@ -66,7 +66,10 @@ extern "C" cudaError_t nvb_cuda_embedding_quantized(const nvb_embedding_quantize
       return nvb::launch_encoding<NVB_FP8_E5M2>(p, *launch);
     case NVB_INT8:
       return nvb::launch_encoding<NVB_INT8>(p, *launch);
-    default:
+    case NVB_INT4:
       return nvb::launch_encoding<NVB_INT4>(p, *launch);
+    default:
+      return nvb::with_block_format(
+          table.encoding, [&](auto format) { return nvb::launch_encoding<decltype(format)::value>(p, *launch); });
   }
 }

@@ -3,6 +3,8 @@
 // The plain kernel runs on the ordinary f32 units: x in F32, odd k, unaligned rows, compute capability 7.5. A warp
 // computes two rows of W, a (gate, up) pair, for eight tokens of one expert; a lane takes four neighbouring k of every
 // 128, of which it decodes W once and meets all tokens. Shared memory: none.
+#include <algorithm>
+
 #include "../common/reduce.cuh"
 #include "sm80/grouped_linear_quantized.h"
 #include "sm90/grouped_linear_wgmma.h"
@@ -16,11 +18,12 @@ constexpr int kTokens = 8;
 constexpr int kRows = 2;
 constexpr int kStep = 32 * 4;
 
-template <uint32_t Kind>
+template <uint32_t Kind, bool ById>
 __global__ void __launch_bounds__(32 * kWarps, 4)
     grouped_linear_plain(const nvb_grouped_linear_params p, const grouped_weight weight,
                          const LinearEpilogue epilogue) {
-  const token_tile tile = find_tile<kTokens>(p.expert_offsets, p.experts, p.rows, blockIdx.y);
+  const token_tile tile = ById ? find_row(p, static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y)
+                               : find_tile<kTokens>(p.expert_offsets, p.experts, p.rows, blockIdx.y);
   const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kRows;
   if (tile.expert < 0 || row >= p.n) return;
   const int lane = threadIdx.x % 32;
@@ -39,7 +42,8 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (k + i >= p.k) break;
-        const float x = load_element(p.input, p.input_dtype, (tile.begin + t) * p.input_stride + k + i);
+        const int64_t input_row = ById && p.input_rows != p.rows ? tile.begin / p.used : tile.begin + t;
+        const float x = load_element(p.input, p.input_dtype, input_row * p.input_stride + k + i);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) sums[t][r] = fmaf(x, w[r][i], sums[t][r]);
       }
@@ -66,16 +70,28 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
 }
 
 template <uint32_t Kind>
+cudaError_t launch_by_id(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  const int64_t pairs = (p.n + kRows - 1) / kRows, height = std::min<int64_t>(p.rows, 65535);
+  const dim3 grid(static_cast<unsigned>((pairs + kWarps - 1) / kWarps), static_cast<unsigned>(height),
+                  static_cast<unsigned>((p.rows + height - 1) / height));
+  grouped_linear_plain<Kind, true>
+      <<<grid, 32 * kWarps, 0, launch.stream>>>(p, make_weight(p), make_epilogue_alone(p, p.n));
+  return cudaPeekAtLastError();
+}
+
+template <uint32_t Kind>
 cudaError_t launch_plain(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  if (p.expert_ids != nullptr) return launch_by_id<Kind>(p, launch);
   const int64_t tiles = most_tiles(p, kTokens);
   if (tiles > 65535) return cudaErrorInvalidValue;
   const int64_t pairs = (p.n + kRows - 1) / kRows;
   const dim3 grid(static_cast<unsigned>((pairs + kWarps - 1) / kWarps), static_cast<unsigned>(tiles));
-  grouped_linear_plain<Kind><<<grid, 32 * kWarps, 0, launch.stream>>>(p, make_weight(p), make_epilogue_alone(p, p.n));
+  grouped_linear_plain<Kind, false><<<grid, 32 * kWarps, 0, launch.stream>>>(p, make_weight(p), make_epilogue_alone(p, p.n));
   return cudaPeekAtLastError();
 }
 
 bool is_valid(const nvb_grouped_linear_params& p) {
+  if (p.expert_ids != nullptr && (p.used <= 0 || (p.input_rows != p.rows && p.input_rows != p.rows / p.used))) return false;
   if (p.rows < 0 || p.n < 0 || p.k < 0 || p.experts < 0 || (p.gated != 0 && p.n % 2 != 0)) return false;
   if (float_dtype_bytes(p.input_dtype) == 0 || float_dtype_bytes(p.output_dtype) == 0) return false;
   if (p.bias != nullptr && float_dtype_bytes(p.bias_dtype) == 0) return false;
@@ -102,11 +118,12 @@ bool supports_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) 
 // Chunks of 64 along k, counted in 32 bits, and an expert's first row of Int4 at the head of a tile.
 bool supports_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const bool rows = p.encoding != NVB_INT4 || p.experts == 1 || p.n % 16 == 0;
-  return p.weight_dtype == 0 && p.k > 0 && p.k % 64 == 0 && p.k <= int64_t{1} << 30 && rows &&
+  return p.weight_dtype == 0 && !nvb_is_blocks(p.encoding) && p.k > 0 && p.k % 64 == 0 && p.k <= int64_t{1} << 30 && rows &&
          is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) && supports_input(p, launch);
 }
 
 nvb_grouped_linear_family family_of(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
+  if (p.expert_ids != nullptr) return NVB_GROUPED_LINEAR_PLAIN;
   if (supports_quantized(p, launch)) return NVB_GROUPED_LINEAR_QUANTIZED;
   if (!supports_mma(p, launch)) return NVB_GROUPED_LINEAR_PLAIN;
   return supports_wgmma(p, launch) ? NVB_GROUPED_LINEAR_WGMMA : NVB_GROUPED_LINEAR_MMA;
@@ -184,7 +201,10 @@ extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* 
       return launch_plain<NVB_FP8_E5M2>(p, *launch);
     case NVB_INT8:
       return launch_plain<NVB_INT8>(p, *launch);
-    default:
+    case NVB_INT4:
       return launch_plain<NVB_INT4>(p, *launch);
+    default:
+      return nvb::with_block_format(p.encoding,
+                                    [&](auto format) { return launch_plain<decltype(format)::value>(p, *launch); });
   }
 }

@@ -90,6 +90,13 @@ __device__ __forceinline__ token_tile find_tile(const int32_t* expert_offsets, i
   return {0, 0, -1};
 }
 
+// One row of y as a tile, and the expert that it names.
+__device__ __forceinline__ token_tile find_row(const nvb_grouped_linear_params& p, int64_t row) {
+  if (row >= p.rows) return {0, 0, -1};
+  const int32_t expert = p.expert_ids[row / p.used * p.token_stride + row % p.used * p.used_stride];
+  return {row, row + 1, expert < p.experts ? expert : -1};
+}
+
 // Tiles of `side` tokens that `rows` tokens can make, whatever the expert_offsets: each expert with a token ends in one
 // that may be short.
 inline int64_t most_tiles(const nvb_grouped_linear_params& p, int64_t side) {

@@ -20,7 +20,7 @@ bool is_valid(const nvb_linear_quantized_params& p) {
   const bool dtypes = float_dtype_bytes(p.input_dtype) != 0 && float_dtype_bytes(p.output_dtype) != 0 &&
                       (p.bias == nullptr || float_dtype_bytes(p.bias_dtype) != 0) && is_valid_residual(p);
   const bool weight = nvb_is_valid_quantized(p.encoding, p.scale_kind, p.group, p.zero_points) &&
-                      (p.encoding == NVB_INT4 || p.weight_stride % 16 == 0);
+                      (p.encoding == NVB_INT4 || nvb_is_blocks(p.encoding) || p.weight_stride % 16 == 0);
   return dtypes && weight && p.m >= 0 && p.n >= 0 && p.k >= 0 && p.k <= kMaxK && p.gated <= 1 &&
          (p.gated == 0 || p.n % 2 == 0) && p.activation <= NVB_SILU;
 }
@@ -30,7 +30,7 @@ using Launch = const nvb_launch&;
 
 // Chunks of 64 along k, and rows of x that 16-byte copies can take. The stride of a single row is never used.
 bool fits_tensor_cores(Params p, Launch launch) {
-  return launch.capability >= 80 && p.input_dtype != NVB_F32 && p.k > 0 && p.k % 64 == 0 &&
+  return launch.capability >= 80 && p.input_dtype != NVB_F32 && !nvb_is_blocks(p.encoding) && p.k > 0 && p.k % 64 == 0 &&
          (p.k <= kMaxHopperK || !is_hopper(launch)) && is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, 2) &&
          is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1);
 }

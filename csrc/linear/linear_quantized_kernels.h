@@ -23,6 +23,10 @@ cudaError_t launch_fp8_e4m3(const nvb_linear_quantized_params& params, const nvb
 template <typename T>
 cudaError_t launch_fp8_e5m2(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens);
 
+// linear_quantized_plain.cuh: every input, of one encoding.
+template <uint32_t Encoding>
+cudaError_t launch_plain_encoding(const nvb_linear_quantized_params& params, const nvb_launch& launch);
+
 // linear_quantized_plain.cu: everything.
 cudaError_t launch_plain(const nvb_linear_quantized_params& params, const nvb_launch& launch);
 

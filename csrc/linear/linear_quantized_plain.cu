@@ -1,120 +1,24 @@
-// y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) with W in 8 or 4 bits on the ordinary f32 units: x in F32, which is not
-// rounded, and whatever the tensor-core kernels cannot take (compute capability 7.5, odd k, unaligned rows).
-//
-// Shapes: x [m, k], any sizes, strides and alignment. A warp computes two rows of W, a (gate, up) pair, for eight
-// tokens; a lane takes four neighbouring k of every 128, of which it decodes W once and meets all tokens. More tokens
-// are further blocks, which find W in L2. Shared memory: none.
-#include <algorithm>
-
-#include "../common/linear_epilogue.cuh"
-#include "../common/quantized_element.cuh"
-#include "../common/reduce.cuh"
+// Which instance of the plain kernel takes a product; those of blocks are units of csrc/instances.rs.
+#include "../common/block_element.cuh"
 #include "linear_quantized_kernels.h"
 
 namespace nvb {
 namespace quantized {
-namespace {
-
-constexpr int kWarps = 4;
-constexpr int kTokens = 8;
-constexpr int kRows = 2;
-constexpr int kStep = 32 * 4;
-
-template <typename T>
-__device__ __forceinline__ void load_four_inputs(const T* row, int64_t k, int64_t columns, bool vectors,
-                                                 float (&values)[4]) {
-  if (vectors && k + 4 <= columns) {
-    if constexpr (sizeof(T) == 4) {
-      load16_as_float(row + k, values);
-    } else {
-      const uint2 raw = *reinterpret_cast<const uint2*>(row + k);
-      const float2 low = unpack_pair<T>(raw.x), high = unpack_pair<T>(raw.y);
-      values[0] = low.x, values[1] = low.y, values[2] = high.x, values[3] = high.y;
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] = k + i < columns ? to_float(row[k + i]) : 0.0f;
-}
-
-template <uint32_t Encoding, typename T>
-__global__ void __launch_bounds__(32 * kWarps)
-    linear_quantized_plain(const T* const input, const int64_t input_stride, const int64_t m,
-                           const nvb_quantized_matrix weight, const LinearEpilogue epilogue, const bool vectors) {
-  const int lane = threadIdx.x % 32;
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kRows;
-  if (row >= weight.rows) return;
-  const int64_t rows[kRows] = {row, min(row + 1, weight.rows - 1)};
-  float bias[kRows];
-  load_bias(epilogue, row, bias);
-
-  for (int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens; first < m;
-       first += static_cast<int64_t>(gridDim.y) * kTokens) {
-    float sums[kTokens][kRows] = {};
-    for (int64_t k = 4 * lane; k < weight.columns; k += kStep) {
-      float w[kRows][4];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) load_four<Encoding>(weight, rows[r], k, w[r]);
-#pragma unroll
-      for (int t = 0; t < kTokens; ++t) {
-        if (first + t >= m) break;
-        float x[4];
-        load_four_inputs(input + (first + t) * input_stride, k, weight.columns, vectors, x);
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sums[t][r] = fmaf(x[i], w[r][i], sums[t][r]);
-        }
-      }
-    }
-
-    // Every lane receives every sum; lane t finishes token t.
-    float finished[kRows] = {};
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float sum = warp_sum(sums[t][r]);
-        if (lane == t) finished[r] = sum;
-      }
-    }
-    if (lane < kTokens && first + lane < m) store_columns(epilogue, first + lane, row, finished, bias);
-  }
-}
-
-template <uint32_t Encoding, typename T>
-cudaError_t launch_input(const nvb_linear_quantized_params& p, const nvb_launch& launch) {
-  const nvb_quantized_matrix weight = {p.weight,        p.scales,   p.zero_points, p.n,     p.k,
-                                       p.weight_stride, p.encoding, p.scale_kind,  p.group, 0};
-  const int64_t pairs = (p.n + kRows - 1) / kRows;
-  const dim3 grid(static_cast<unsigned>((pairs + kWarps - 1) / kWarps),
-                  static_cast<unsigned>(std::min<int64_t>((p.m + kTokens - 1) / kTokens, 65535)));
-  const uint64_t addresses = reinterpret_cast<uintptr_t>(p.input) | static_cast<uint64_t>(p.input_stride * sizeof(T));
-  linear_quantized_plain<Encoding, T>
-      <<<grid, 32 * kWarps, 0, launch.stream>>>(static_cast<const T*>(p.input), p.input_stride, p.m, weight,
-                                                make_epilogue(p, p.n), addresses % (4 * sizeof(T)) == 0);
-  return cudaPeekAtLastError();
-}
-
-template <uint32_t Encoding>
-cudaError_t launch_encoding(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
-  if (params.input_dtype == NVB_F16) return launch_input<Encoding, __half>(params, launch);
-  if (params.input_dtype == NVB_BF16) return launch_input<Encoding, __nv_bfloat16>(params, launch);
-  return launch_input<Encoding, float>(params, launch);
-}
-
-}  // namespace
 
 cudaError_t launch_plain(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   switch (params.encoding) {
     case NVB_FP8_E4M3:
-      return launch_encoding<NVB_FP8_E4M3>(params, launch);
+      return launch_plain_encoding<NVB_FP8_E4M3>(params, launch);
     case NVB_FP8_E5M2:
-      return launch_encoding<NVB_FP8_E5M2>(params, launch);
+      return launch_plain_encoding<NVB_FP8_E5M2>(params, launch);
     case NVB_INT8:
-      return launch_encoding<NVB_INT8>(params, launch);
+      return launch_plain_encoding<NVB_INT8>(params, launch);
+    case NVB_INT4:
+      return launch_plain_encoding<NVB_INT4>(params, launch);
     default:
-      return launch_encoding<NVB_INT4>(params, launch);
+      return with_block_format(params.encoding, [&](auto format) {
+        return launch_plain_encoding<decltype(format)::value>(params, launch);
+      });
   }
 }
 

@@ -133,6 +133,14 @@ nvb_status DeviceState::queue_copy(void* to, const void* from, size_t bytes, uin
   return bytes == 0 ? static_cast<nvb_status>(NVB_OK) : nvb_memory_copy(memory_, to, from, bytes, kind, stream);
 }
 
+nvb_status DeviceState::queue_allocate(size_t bytes, nvb_stream* stream, void** memory) const {
+  return nvb_memory_allocate(memory_, bytes, stream, memory);
+}
+
+nvb_status DeviceState::queue_free(void* memory, nvb_stream* stream) const {
+  return nvb_memory_free(memory_, memory, stream);
+}
+
 void DeviceState::copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream) {
   fail_unless(queue_copy(to, from, bytes, kind, stream), "copying a tensor");
 }
@@ -152,64 +160,41 @@ void DeviceState::destroy_stream(nvb_stream* stream) {
   nvb_stream_destroy(stream);
 }
 
-Weight DeviceState::weight(const WeightKey& key, nvb_stream* stream) {
+Weight DeviceState::weight(const WeightKey& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = weights_.find(key);
   if (found != weights_.end()) return found->second;
   if (weights_.size() >= kMostWeights) weights_.clear();
   nvb_weight* weight = nullptr;
-  if (pack(key, stream, &weight) != NVB_OK) return nullptr;
+  if (borrow(key, &weight) != NVB_OK) return nullptr;
   return weights_[key] = Weight(weight, WeightDestroyer());
 }
 
-// A float tensor is borrowed. The blocks of a quantised one come back to the host, because that is where weights are
-// made from blocks, and so such a model is on the device twice.
-nvb_status DeviceState::pack(const WeightKey& key, nvb_stream* stream, nvb_weight** weight) {
+// A tensor is read where it lies, and blocks as the file has them.
+nvb_status DeviceState::borrow(const WeightKey& key, nvb_weight** weight) const {
+  const TypeTraits type = traits(key.type);
   nvb_weight_desc desc;
   nvb_weight_desc_init(&desc);
   desc.part_count = 1;
-  nvb_tensor part = nvb_tensor_2d(const_cast<void*>(key.data), traits(key.type).dtype, key.rows, key.columns);
-  if (part.dtype != 0) {
-    part.strides[0] = static_cast<int64_t>(key.row_bytes / traits(key.type).bytes);
-    part.strides[1] = 1;
+  desc.source = NVB_SOURCE_BORROWED;
+  nvb_tensor part = nvb_tensor_2d(const_cast<void*>(key.data), type.dtype, key.rows, key.columns);
+  part.strides[0] = static_cast<int64_t>(key.row_bytes / type.bytes);
+  part.strides[1] = 1;
+  nvb_weight_blocks blocks;
+  std::memset(&blocks, 0, sizeof blocks);
+  if (type.blocks == 0) {
     desc.parts = &part;
-    desc.source = NVB_SOURCE_BORROWED;
-    return nvb_weight_create(backend_, &desc, nullptr, weight);
+  } else {
+    blocks.data = key.data;
+    blocks.rows = key.rows;
+    blocks.columns = key.columns;
+    blocks.row_stride = static_cast<int64_t>(key.row_bytes / type.bytes) * type.block;
+    blocks.bytes = key.row_bytes * static_cast<size_t>(key.rows - 1) +
+                   type.bytes * static_cast<size_t>(key.columns / type.block);
+    desc.blocks = &blocks;
+    desc.source_format = type.blocks;
+    desc.format = NVB_WEIGHT_FORMAT_BLOCKS;
   }
-  const TypeTraits type = traits(key.type);
-  const size_t row_bytes = type.bytes * static_cast<size_t>(key.columns / type.block);
-  const size_t rows = static_cast<size_t>(key.rows), bytes = row_bytes * rows;
-  const size_t span = rows == 0 ? 0 : (rows - 1) * key.row_bytes + row_bytes;
-  std::unique_ptr<char[]> blocks(new (std::nothrow) char[span]);
-  if (blocks == nullptr) return NVB_ERROR_OUT_OF_MEMORY;
-  nvb_status status = nvb_memory_copy(memory_, blocks.get(), key.data, span, NVB_COPY_DEVICE_TO_HOST, stream);
-  if (status == NVB_OK) status = nvb_stream_synchronize(stream);
-  if (status != NVB_OK) return status;
-  // Rows of a permuted tensor have others between them.
-  for (size_t row = 1; row < rows && key.row_bytes != row_bytes; ++row) {
-    std::memmove(blocks.get() + row * row_bytes, blocks.get() + row * key.row_bytes, row_bytes);
-  }
-  nvb_weight_blocks source;
-  std::memset(&source, 0, sizeof source);
-  source.data = blocks.get();
-  source.bytes = bytes;
-  source.rows = key.rows;
-  source.columns = key.columns;
-  switch (key.type) {
-    case TYPE_Q4_0:
-      desc.source_format = NVB_SOURCE_FORMAT_GGUF_Q4_0;
-      break;
-    case TYPE_Q8_0:
-      desc.source_format = NVB_SOURCE_FORMAT_GGUF_Q8_0;
-      break;
-    case TYPE_Q4_K:
-      desc.source_format = NVB_SOURCE_FORMAT_GGUF_Q4_K;
-      break;
-    default:
-      desc.source_format = NVB_SOURCE_FORMAT_GGUF_Q6_K;
-      break;
-  }
-  desc.blocks = &source;
   return nvb_weight_create(backend_, &desc, nullptr, weight);
 }
 
@@ -222,6 +207,7 @@ const nvb_attention* DeviceState::attention(const AttentionKey& key) {
   options.query_heads = key.query_heads;
   options.kv_heads = key.kv_heads;
   options.head_dim = key.head_dim;
+  options.value_dim = key.value_dim;
   options.scale = key.scale;
   options.soft_cap = key.soft_cap;
   options.bidirectional = 1;

@@ -60,11 +60,11 @@ struct WeightDestroyer {
 using Weight = std::shared_ptr<nvb_weight>;
 
 struct AttentionKey {
-  uint32_t query_heads, kv_heads, head_dim;
+  uint32_t query_heads, kv_heads, head_dim, value_dim;
   float scale, soft_cap;
   bool operator<(const AttentionKey& other) const {
     const auto all = [](const AttentionKey& key) {
-      return std::tie(key.query_heads, key.kv_heads, key.head_dim, key.scale, key.soft_cap);
+      return std::tie(key.query_heads, key.kv_heads, key.head_dim, key.value_dim, key.scale, key.soft_cap);
     };
     return all(*this) < all(other);
   }
@@ -95,13 +95,15 @@ class DeviceState {
   void fill(void* to, uint8_t value, size_t bytes);
   // Queues a copy on a stream.
   nvb_status queue_copy(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
-  // The same for where no error can be reported.
+  // Memory in the order of a stream.
+  nvb_status queue_allocate(size_t bytes, nvb_stream* stream, void** memory) const;
+  nvb_status queue_free(void* memory, nvb_stream* stream) const;
+  // As `queue_copy`, for where no error can be reported.
   void copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
 
-  // Weights and attentions are made when they are first used. A float weight reads the tensor in place; a quantised one
-  // is a copy, made after the work of `stream`, which `forget` drops once bytes of the tensor were written. NULL: the
-  // last error of libnvbackend says why.
-  Weight weight(const WeightKey& key, nvb_stream* stream);
+  // Weights and attentions are made when they are first used. A weight reads the tensor in place; `forget` drops those of
+  // memory that goes. NULL: the last error of libnvbackend says why.
+  Weight weight(const WeightKey& key);
   const nvb_attention* attention(const AttentionKey& key);
   void forget(const void* start, size_t bytes);
 
@@ -117,7 +119,7 @@ class DeviceState {
 
  private:
   DeviceState(const Host& host, std::string name) : host_(host), name_(std::move(name)) {}
-  nvb_status pack(const WeightKey& key, nvb_stream* stream, nvb_weight** weight);
+  nvb_status borrow(const WeightKey& key, nvb_weight** weight) const;
 
   const Host& host_;
   std::string name_;

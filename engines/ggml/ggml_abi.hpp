@@ -20,12 +20,21 @@ enum Type : int32_t {
   TYPE_F32 = 0,
   TYPE_F16 = 1,
   TYPE_Q4_0 = 2,
+  TYPE_Q4_1 = 3,
+  TYPE_Q5_0 = 6,
+  TYPE_Q5_1 = 7,
   TYPE_Q8_0 = 8,
+  TYPE_Q2_K = 10,
+  TYPE_Q3_K = 11,
   TYPE_Q4_K = 12,
+  TYPE_Q5_K = 13,
   TYPE_Q6_K = 14,
+  TYPE_IQ4_NL = 20,
+  TYPE_IQ4_XS = 23,
   TYPE_I32 = 26,
   TYPE_I64 = 27,
   TYPE_BF16 = 30,
+  TYPE_MXFP4 = 39,
 };
 
 enum Status : int32_t {

@@ -15,6 +15,7 @@ enum class Op : uint8_t {
   Unknown,
   None,  // and every view: nothing is to be done
   Add,
+  AddId,
   ArgMax,
   Clamp,
   Concat,
@@ -26,6 +27,7 @@ enum class Op : uint8_t {
   GetRows,
   Glu,
   MatMul,
+  MatMulId,
   Mul,
   Norm,
   Repeat,

@@ -1,5 +1,9 @@
-// FLASH_ATTN_EXT: every query of a batch against all of its keys.
-#include <vector>
+// FLASH_ATTN_EXT: softmax(cap(scale · Q·Kᵀ) + slope · mask) · V of a batch of sequences, all of whose keys a query sees that
+// the mask does not hide, with sinks.
+//
+// Keys and values in quantised types, or in two types, become floats in scratch memory. The library adds a mask of floats. ALiBi's slopes make one for each head of it, in scratch memory, and sinks follow from
+// the logarithm of the sums: a row with the sum e^lse becomes one with e^lse + e^sink by the factor 1 / (1 + e^(sink − lse)).
+#include <cmath>
 
 #include "operations.hpp"
 #include "tensor.hpp"
@@ -7,58 +11,176 @@
 namespace nvb_ggml {
 namespace {
 
-// [tokens, heads, head_dim] of one place of the batch.
-nvb_tensor heads_at(const Tensor& tensor, int64_t batch) {
-  const TypeTraits type = traits(tensor.type);
-  char* data = static_cast<char*>(tensor.data) + batch * static_cast<int64_t>(tensor.nb[3]);
-  nvb_tensor heads = nvb_tensor_3d(data, type.dtype, tensor.ne[1], tensor.ne[2], tensor.ne[0]);
-  heads.strides[0] = static_cast<int64_t>(tensor.nb[1] / type.bytes);
-  heads.strides[1] = static_cast<int64_t>(tensor.nb[2] / type.bytes);
-  heads.strides[2] = 1;
-  return heads;
+constexpr int64_t kMostKeyElements = 576;
+constexpr int64_t kMostValueElements = 512;
+
+struct Inputs {
+  const Tensor& query;
+  const Tensor& key;
+  const Tensor& value;
+  const Tensor* mask;
+  const Tensor* sinks;
+  float scale, alibi_bias, soft_cap;
+
+  int64_t batch() const { return query.ne[3]; }
+  int64_t rows() const { return query.ne[1]; }
+  int64_t heads() const { return query.ne[2]; }
+  int64_t keys() const { return key.ne[1]; }
+};
+
+// [batch, tokens, heads, elements] of a tensor [elements, tokens, heads, batch], innermost first, of which `ratio`
+// neighbouring places of a batch read one.
+nvb_tensor sequences(const Tensor& tensor, int64_t batch) {
+  nvb_tensor all = whole(tensor);
+  std::swap(all.shape[1], all.shape[2]);
+  std::swap(all.strides[1], all.strides[2]);
+  if (all.shape[0] == 1) all.strides[0] = 0;
+  all.shape[0] = batch;
+  return all;
+}
+
+bool is_taken(const Inputs& in, const Tensor& node) {
+  if (in.scale <= 0.0f || in.soft_cap < 0.0f || in.alibi_bias < 0.0f) return false;
+  if (in.query.type != TYPE_F32 || node.type != TYPE_F32) return false;
+  for (const Tensor* tensor : {&in.query, &in.key, &in.value}) {
+    if (!has_rows(*tensor)) return false;
+    if (!is_quantized(tensor->type) && (!is_float(tensor->type) || !has_element_strides(*tensor))) return false;
+  }
+  if (!is_contiguous(node) || in.key.ne[0] > kMostKeyElements || in.value.ne[0] > kMostValueElements) return false;
+  if (in.keys() == 0 || in.key.ne[2] == 0 || in.heads() % in.key.ne[2] != 0) return false;
+  if (in.key.ne[2] != in.value.ne[2] || in.value.ne[1] != in.keys()) return false;
+  // Of several sequences that several places of the batch share no view is made.
+  for (const Tensor* tensor : {&in.key, &in.value}) {
+    if (tensor->ne[3] != 1 && tensor->ne[3] != in.batch()) return false;
+  }
+  if (in.mask != nullptr) {
+    const Tensor& mask = *in.mask;
+    if (!is_float(mask.type) || !has_rows(mask) || !has_element_strides(mask)) return false;
+    if (mask.ne[0] < in.keys() || mask.ne[1] < in.rows()) return false;
+    if (mask.ne[2] != 1 && mask.ne[2] != in.heads()) return false;
+    if (mask.ne[3] != 1 && mask.ne[3] != in.batch()) return false;
+  } else if (in.alibi_bias != 0.0f) {
+    return false;
+  }
+  const Tensor* sinks = in.sinks;
+  return sinks == nullptr || (sinks->type == TYPE_F32 && sinks->ne[0] == in.heads() && is_contiguous(*sinks));
+}
+
+// Whether keys or values are read where they lie: floats of one type.
+bool are_read_in_place(const Inputs& in) {
+  return is_float(in.key.type) && in.key.type == in.value.type;
+}
+
+// The dtype that other keys and values become. On a GPU it is one that tensor cores multiply.
+TypeTraits converted_type(const Step& step) {
+  return traits(step.device.is_cpu() ? TYPE_F32 : TYPE_F16);
+}
+
+// Keys or values as floats in `memory`: [batch, tokens, heads, elements].
+nvb_tensor converted(Step& step, const Tensor& from, int64_t batch, void* memory) {
+  const uint32_t dtype = converted_type(step).dtype;
+  nvb_tensor all = nvb_tensor_make(memory, dtype, 4, from.ne[3], from.ne[2], from.ne[1], from.ne[0]);
+  step.queue([&] { return convert(step, from, all); });
+  all.strides[3] = 1;
+  for (int axis = 2; axis >= 0; --axis) all.strides[axis] = all.strides[axis + 1] * all.shape[axis + 1];
+  std::swap(all.shape[1], all.shape[2]);
+  std::swap(all.strides[1], all.strides[2]);
+  if (all.shape[0] == 1) all.strides[0] = 0;
+  all.shape[0] = batch;
+  return all;
+}
+
+// What multiplies the mask of a head (Press, Smith and Lewis 2022).
+float slope(float bias, int64_t heads, int64_t head) {
+  int64_t power = 1;
+  while (2 * power <= heads) power *= 2;
+  const double exponent = head < power ? static_cast<double>(bias) / power * (head + 1)
+                                       : static_cast<double>(bias) / 2 / power * (2 * (head - power) + 1);
+  return static_cast<float>(std::exp2(-exponent));
+}
+
+// The mask [batch, heads, rows, keys] as the node has it.
+nvb_tensor mask_of(const Inputs& in) {
+  nvb_tensor mask = whole(*in.mask);
+  mask.shape[2] = in.rows();
+  mask.shape[3] = in.keys();
+  return mask;
+}
+
+// A mask for each head, F32, in `memory`.
+nvb_tensor scaled_mask(Step& step, const Inputs& in, void* memory) {
+  const nvb_tensor mask = mask_of(in);
+  nvb_tensor all = nvb_tensor_make(memory, NVB_DTYPE_F32, 4, mask.shape[0], in.heads(), mask.shape[2], mask.shape[3]);
+  for (int64_t head = 0; head < in.heads(); ++head) {
+    nvb_tensor from = mask, to = all;
+    from.shape[1] = to.shape[1] = 1;
+    to.strides[3] = 1;
+    to.strides[2] = all.shape[3];
+    to.strides[1] = to.strides[2] * all.shape[2];
+    to.strides[0] = to.strides[1] * all.shape[1];
+    to.data = static_cast<char*>(memory) + head * to.strides[1] * 4;
+    if (mask.shape[1] != 1) {
+      from.data = static_cast<char*>(mask.data) + head * static_cast<int64_t>(in.mask->nb[2]);
+    }
+    step.queue([&] { return pointwise(step, NVB_POINTWISE_SCALE, from, nullptr, to, slope(in.alibi_bias, in.heads(), head)); });
+  }
+  return all;
+}
+
+// Multiplies the rows of the output by what the sinks leave of their weights; `lse` becomes those factors.
+void add_sinks(Step& step, const Inputs& in, nvb_tensor lse, const nvb_tensor& output) {
+  lse = nvb_tensor_make(lse.data, NVB_DTYPE_F32, 4, in.batch(), in.rows(), in.heads(), int64_t{1});
+  const nvb_tensor sinks = nvb_tensor_make(in.sinks->data, NVB_DTYPE_F32, 4, int64_t{1}, int64_t{1}, in.heads(), int64_t{1});
+  step.queue([&] { return pointwise(step, NVB_POINTWISE_SUBTRACT, lse, &sinks, lse); });
+  step.queue([&] { return pointwise(step, NVB_POINTWISE_SIGMOID, lse, nullptr, lse); });
+  step.queue([&] { return pointwise(step, NVB_POINTWISE_MULTIPLY, output, &lse, output); });
 }
 
 }  // namespace
 
 bool flash_attention(Step& step, const Tensor& node) {
-  const Tensor &query = *node.source[0], &key = *node.source[1], &value = *node.source[2];
-  const bool masked = node.source[3] != nullptr, has_sinks = node.source[4] != nullptr;
-  const float scale = float_parameter(node, 0), max_bias = float_parameter(node, 1);
-  const float soft_cap = float_parameter(node, 2);
-  if (masked || has_sinks || max_bias != 0.0f || scale == 0.0f) return false;
-  if (!is_float(key.type) || value.type != key.type || node.type != TYPE_F32) return false;
-  if (query.type != TYPE_F32 && query.type != key.type) return false;
-  for (const Tensor* tensor : {&query, &key, &value}) {
-    if (!has_rows(*tensor) || !has_element_strides(*tensor)) return false;
-  }
-  if (!is_contiguous(node) || value.ne[0] != key.ne[0] || query.ne[0] > 512 || key.nb[1] != value.nb[1]) return false;
-  // The library's sequences have at least as many keys as queries.
-  if (key.ne[1] < query.ne[1] || query.ne[2] % key.ne[2] != 0 || key.ne[2] != value.ne[2]) return false;
-  if (key.ne[3] == 0 || query.ne[3] % key.ne[3] != 0) return false;
+  const Inputs in{*node.source[0],          *node.source[1],          *node.source[2],         node.source[3], node.source[4],
+                  float_parameter(node, 0), float_parameter(node, 1), float_parameter(node, 2)};
+  if (!is_taken(in, node)) return false;
+  const bool has_slopes = in.mask != nullptr && in.alibi_bias != 0.0f;
+  ScratchPlan plan;
+  const size_t mask_at = plan.place(has_slopes ? in.mask->ne[3] * in.heads() * in.rows() * in.keys() * 4 : 0);
+  const size_t lse_at = plan.place(in.sinks != nullptr ? in.batch() * in.rows() * in.heads() * 4 : 0);
+  const bool in_place = are_read_in_place(in);
+  const size_t float_bytes = in_place ? 0 : converted_type(step).bytes;
+  const size_t key_at = plan.place(float_bytes * static_cast<size_t>(elements(in.key)));
+  const size_t value_at = plan.place(float_bytes * static_cast<size_t>(elements(in.value)));
+  char* memory = step.scratch(plan);
 
-  const int64_t ratio = query.ne[3] / key.ne[3];
-  for (int64_t batch = 0; batch < query.ne[3]; ++batch) {
-    step.queue([&] {
-      const nvb_attention* attention =
-          step.device.attention({static_cast<uint32_t>(query.ne[2]), static_cast<uint32_t>(key.ne[2]),
-                                 static_cast<uint32_t>(query.ne[0]), scale, soft_cap});
-      if (attention == nullptr) return static_cast<nvb_status>(NVB_ERROR_ATTENTION);
-      const int32_t query_starts[2] = {0, static_cast<int32_t>(query.ne[1])};
-      const int32_t key_starts[2] = {0, static_cast<int32_t>(key.ne[1])};
-      nvb_attention_prefill_args args;
-      nvb_attention_prefill_args_init(&args);
-      args.query = heads_at(query, batch);
-      args.key = heads_at(key, batch / ratio);
-      args.value = heads_at(value, batch / ratio);
-      // The node is [head_dim, heads, tokens] innermost first.
-      char* output = static_cast<char*>(node.data) + batch * static_cast<int64_t>(node.nb[3]);
-      args.output = nvb_tensor_3d(output, NVB_DTYPE_F32, query.ne[1], query.ne[2], query.ne[0]);
-      args.query_starts = query_starts;
-      args.key_starts = key_starts;
-      args.sequence_count = 1;
-      return nvb_attention_prefill(attention, &args, step.stream);
-    });
+  nvb_attention_prefill_args args;
+  nvb_attention_prefill_args_init(&args);
+  args.query = sequences(in.query, in.batch());
+  args.key = in_place ? sequences(in.key, in.batch()) : converted(step, in.key, in.batch(), memory + key_at);
+  args.value = in_place ? sequences(in.value, in.batch()) : converted(step, in.value, in.batch(), memory + value_at);
+  args.output = nvb_tensor_make(node.data, NVB_DTYPE_F32, 4, in.batch(), in.rows(), in.heads(), in.value.ne[0]);
+  if (has_slopes) {
+    args.mask = scaled_mask(step, in, memory + mask_at);
+  } else if (in.mask != nullptr) {
+    args.mask = mask_of(in);
   }
+  if (in.sinks != nullptr) {
+    args.lse = nvb_tensor_3d(memory + lse_at, NVB_DTYPE_F32, in.batch(), in.rows(), in.heads());
+  }
+  const nvb_attention* attention =
+      step.device.attention({static_cast<uint32_t>(in.heads()), static_cast<uint32_t>(in.key.ne[2]),
+                             static_cast<uint32_t>(in.query.ne[0]), static_cast<uint32_t>(in.value.ne[0]), in.scale, in.soft_cap});
+  if (step.asks()) {
+    // The library knows which shapes the device has a kernel for.
+    nvb_attention_plan found;
+    nvb_attention_plan_init(&found);
+    return attention != nullptr && nvb_attention_get_plan(attention, &args, nullptr, &found) == NVB_OK &&
+           found.kernel[0] != '\0';
+  }
+  step.queue([&] {
+    if (attention == nullptr) return static_cast<nvb_status>(NVB_ERROR_ATTENTION);
+    return nvb_attention_prefill(attention, &args, step.stream);
+  });
+  if (in.sinks != nullptr) add_sinks(step, in, args.lse, args.output);
   return true;
 }
 

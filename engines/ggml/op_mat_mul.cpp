@@ -1,29 +1,50 @@
 // MUL_MAT: node[i, m, n] = Σ_k weight[i / ratio, n, k] · input[i, m, k], as products with weights that are read in
-// place, or that were made from the blocks of a quantised tensor.
+// place. MUL_MAT_ID: the weight of each row is one of several, by number. ADD_ID: rows of a matrix, by number, are added.
 #include "operations.hpp"
 #include "tensor.hpp"
 
 namespace nvb_ggml {
+namespace {
+
+bool is_weight(const Tensor& weight) {
+  const TypeTraits type = traits(weight.type);
+  if (!is_float(weight.type) && !is_quantized(weight.type)) return false;
+  if (!has_rows(weight) || !has_element_strides_of_rows(weight)) return false;
+  // A row that repeats, or rows that overlap, are no weight.
+  return weight.ne[1] <= 1 || weight.nb[1] >= type.bytes * static_cast<size_t>(weight.ne[0] / type.block);
+}
+
+bool is_product(const Tensor& weight, const Tensor& input, const Tensor& node) {
+  return is_weight(weight) && is_float(input.type) && node.type == TYPE_F32 && has_rows(input) && has_rows(node) &&
+         has_element_strides(input);
+}
+
+// An input that the library multiplies with the weight: of F32 where it is of another float type than a float weight.
+Tensor input_for(Step& step, const Tensor& weight, const Tensor& input) {
+  if (input.type == TYPE_F32 || input.type == weight.type || is_quantized(weight.type)) return input;
+  ScratchPlan plan;
+  plan.place(static_cast<size_t>(elements(input)) * sizeof(float));
+  const Tensor floats = in_one_piece(input, TYPE_F32, sizeof(float), step.scratch(plan));
+  step.queue([&] { return convert(step, input, whole(floats)); });
+  return floats;
+}
+
+Weight weight_at(const Step& step, const Tensor& weight, int64_t w2, int64_t w3, int64_t rows) {
+  const char* data = static_cast<const char*>(weight.data) + w2 * static_cast<int64_t>(weight.nb[2]) +
+                     w3 * static_cast<int64_t>(weight.nb[3]);
+  return step.device.weight({data, weight.type, rows, weight.ne[0], weight.nb[1]});
+}
+
+}  // namespace
 
 bool mat_mul(Step& step, const Tensor& node) {
-  const Tensor &weight = *node.source[0], &input = *node.source[1];
-  const TypeTraits type = traits(weight.type);
-  const bool quantized = is_quantized(weight.type);
-  if (!is_float(weight.type) && !quantized) return false;
-  // An F32 weight takes F32 alone; a float one takes its own dtype beside that.
-  if (input.type != TYPE_F32 && (quantized || input.type != weight.type)) return false;
-  if (node.type != TYPE_F32 || !has_rows(weight) || !has_rows(input) || !has_rows(node)) return false;
-  if (!quantized && !has_element_strides(weight)) return false;
-  if (!has_element_strides(input)) return false;
-  // A row that repeats, or rows that overlap, are no weight.
-  if (weight.ne[1] > 1 && weight.nb[1] < type.bytes * static_cast<size_t>(weight.ne[0] / type.block)) return false;
+  const Tensor& weight = *node.source[0];
+  if (!is_product(weight, *node.source[1], node)) return false;
+  const Tensor input = input_for(step, weight, *node.source[1]);
 
   const auto product = [&](int64_t w2, int64_t w3, const nvb_tensor& x, const nvb_tensor& y) {
     step.queue([&] {
-      const char* data = static_cast<const char*>(weight.data) + w2 * static_cast<int64_t>(weight.nb[2]) +
-                         w3 * static_cast<int64_t>(weight.nb[3]);
-      const Weight made = step.device.weight(
-          {data, weight.type, weight.ne[1], weight.ne[0], static_cast<size_t>(weight.nb[1])}, step.stream);
+      const Weight made = weight_at(step, weight, w2, w3, weight.ne[1]);
       if (made == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);
       nvb_linear_args args;
       nvb_linear_args_init(&args);
@@ -41,6 +62,58 @@ bool mat_mul(Step& step, const Tensor& node) {
   for_outer(input, [&](int64_t i2, int64_t i3) {
     product(i2 / ratio2, i3 / ratio3, rows_at(input, i2, i3), rows_at(node, i2, i3));
   });
+  return true;
+}
+
+bool mat_mul_id(Step& step, const Tensor& node) {
+  const Tensor &weight = *node.source[0], &ids = *node.source[2];
+  if (!is_product(weight, *node.source[1], node) || ids.type != TYPE_I32 || !has_element_strides(ids)) return false;
+  // Experts that lie apart are no stacked weight.
+  if (weight.ne[3] != 1 || (weight.ne[2] != 1 && weight.nb[2] != weight.nb[1] * static_cast<size_t>(weight.ne[1]))) return false;
+  if (!rows_fold(*node.source[1]) || !rows_fold(node) || node.ne[3] != 1) return false;
+  const Tensor input = input_for(step, weight, *node.source[1]);
+  step.queue([&] {
+    const Weight made = weight_at(step, weight, 0, 0, weight.ne[1] * weight.ne[2]);
+    if (made == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);
+    nvb_grouped_linear_args args;
+    nvb_grouped_linear_args_init(&args);
+    args.input = folded(input);
+    args.weight = made.get();
+    args.experts = static_cast<uint32_t>(weight.ne[2]);
+    args.expert_ids = numbers(ids);
+    args.output = folded(node);
+    return nvb_grouped_linear(step.backend(), &args, step.stream);
+  });
+  return true;
+}
+
+// node[t, u] = first[t, u] + second[ids[t, u]]
+bool add_id(Step& step, const Tensor& node) {
+  const Tensor &first = *node.source[0], &second = *node.source[1], &ids = *node.source[2];
+  if (!is_float(first.type) || !is_weight(second) || !is_float(node.type) || ids.type != TYPE_I32) return false;
+  if (!has_element_strides(first) || !has_element_strides(node) || !has_element_strides(ids)) return false;
+  if (!same_shape(first, node) || node.ne[3] != 1 || second.ne[2] != 1 || second.ne[3] != 1) return false;
+  const int64_t rows = node.ne[1] * node.ne[2];
+  ScratchPlan plan;
+  const size_t ids_at = plan.place(static_cast<size_t>(rows) * sizeof(int32_t));
+  const size_t rows_at = plan.place(static_cast<size_t>(rows * node.ne[0]) * sizeof(float));
+  char* memory = step.scratch(plan);
+  const nvb_tensor gathered = nvb_tensor_3d(memory + rows_at, NVB_DTYPE_F32, node.ne[2], node.ne[1], node.ne[0]);
+  step.queue([&] {
+    const nvb_tensor flat = nvb_tensor_2d(memory + ids_at, NVB_DTYPE_I32, node.ne[2], node.ne[1]);
+    return pointwise(step, NVB_POINTWISE_COPY, numbers(ids), nullptr, flat);
+  });
+  step.queue([&] {
+    const Weight table = weight_at(step, second, 0, 0, second.ne[1]);
+    if (table == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);
+    nvb_embedding_args args;
+    nvb_embedding_args_init(&args);
+    args.tokens = nvb_tensor_1d(memory + ids_at, NVB_DTYPE_I32, rows);
+    args.table = table.get();
+    args.output = nvb_tensor_2d(memory + rows_at, NVB_DTYPE_F32, rows, node.ne[0]);
+    return nvb_embedding(step.backend(), &args, step.stream);
+  });
+  step.queue([&] { return pointwise(step, NVB_POINTWISE_ADD, whole(first), &gathered, whole(node)); });
   return true;
 }
 

@@ -7,9 +7,7 @@ namespace nvb_ggml {
 // node[i3, i2, i1] = table[i3, i2, rows[i3, i2, i1]]
 bool get_rows(Step& step, const Tensor& node) {
   const Tensor &table = *node.source[0], &rows = *node.source[1];
-  // Of a quantised table the exact ones: Q4_K and Q6_K are kept with scales of another format.
-  const bool exact = is_float(table.type) || table.type == TYPE_Q4_0 || table.type == TYPE_Q8_0;
-  if (!exact || rows.type != TYPE_I32 || node.type != TYPE_F32) return false;
+  if (!(is_float(table.type) || is_quantized(table.type)) || rows.type != TYPE_I32 || node.type != TYPE_F32) return false;
   if (!has_rows(table) || !has_rows(rows) || !has_rows(node)) return false;
   if (!is_quantized(table.type) && !has_element_strides(table)) return false;
   if (table.ne[1] == 0 || table.ne[0] == 0) return false;
@@ -20,7 +18,7 @@ bool get_rows(Step& step, const Tensor& node) {
     step.queue([&] {
       const char* data = static_cast<const char*>(table.data) + i2 * static_cast<int64_t>(table.nb[2]) +
                          i3 * static_cast<int64_t>(table.nb[3]);
-      const Weight made = step.device.weight({data, table.type, table.ne[1], table.ne[0], table.nb[1]}, step.stream);
+      const Weight made = step.device.weight({data, table.type, table.ne[1], table.ne[0], table.nb[1]});
       if (made == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);
       nvb_embedding_args args;
       nvb_embedding_args_init(&args);
@@ -38,17 +36,21 @@ bool get_rows(Step& step, const Tensor& node) {
 // node[i3, i2, rows[i3, i2, i1]] = source[i3, i2, i1], where `rows` repeats along the outer axes.
 bool set_rows(Step& step, const Tensor& node) {
   const Tensor &from = *node.source[0], &rows = *node.source[1];
-  if (!is_float(from.type) || !is_float(node.type) || (rows.type != TYPE_I32 && rows.type != TYPE_I64)) return false;
-  if (!has_rows(from) || !has_rows(node) || !has_element_strides(from) || !has_element_strides(node)) return false;
+  const bool encodes = is_encoded(node.type);
+  if (!is_float(from.type) || (rows.type != TYPE_I32 && rows.type != TYPE_I64)) return false;
+  if (!encodes && !(is_float(node.type) && has_element_strides(node))) return false;
+  if (!has_rows(from) || !has_rows(node) || !has_element_strides(from)) return false;
   if (!has_element_strides(rows) || rows.ne[3] != 1) return false;
   step.queue([&] {
+    nvb_tensor numbers = nvb_tensor_3d(rows.data, NVB_DTYPE_I32, rows.ne[2], rows.ne[1], rows.ne[0]);
+    // No row number needs more than the low half of 64 bits.
+    for (int axis = 0; axis < 3; ++axis) numbers.strides[2 - axis] = static_cast<int64_t>(rows.nb[axis] / 4);
+    if (encodes) return block_rows(step, whole(from), whole_blocks(node), &numbers, NVB_BLOCKS_ENCODE);
     nvb_scatter_rows_args args;
     nvb_scatter_rows_args_init(&args);
     args.input = whole(from);
     args.output = whole(node);
-    args.rows = nvb_tensor_3d(rows.data, NVB_DTYPE_I32, rows.ne[2], rows.ne[1], rows.ne[0]);
-    // No row number needs more than the low half of 64 bits.
-    for (int axis = 0; axis < 3; ++axis) args.rows.strides[2 - axis] = static_cast<int64_t>(rows.nb[axis] / 4);
+    args.rows = numbers;
     return nvb_scatter_rows(step.backend(), &args, step.stream);
   });
   return true;

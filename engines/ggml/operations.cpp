@@ -13,6 +13,8 @@ bool take(Step& step, const Tensor& node) {
       return true;
     case Op::Add:
       return binary(step, node, NVB_POINTWISE_ADD);
+    case Op::AddId:
+      return add_id(step, node);
     case Op::ArgMax:
       return arg_max(step, node);
     case Op::Clamp:
@@ -33,6 +35,8 @@ bool take(Step& step, const Tensor& node) {
       return gated_activation(step, node);
     case Op::MatMul:
       return mat_mul(step, node);
+    case Op::MatMulId:
+      return mat_mul_id(step, node);
     case Op::Mul:
       return binary(step, node, NVB_POINTWISE_MULTIPLY);
     case Op::Norm:
@@ -68,23 +72,23 @@ constexpr int64_t kLeastRowsToOffload = 32;
 }  // namespace
 
 bool supports_operation(DeviceState& device, const Tensor& node) {
-  Step step(device, nullptr, false);
+  Step step(device, nullptr, nullptr);
   return take(step, node);
 }
 
 bool is_worth_offloading(DeviceState& device, const Tensor& node) {
-  return device.host().op(node) == Op::MatMul && node.ne[1] * node.ne[2] * node.ne[3] >= kLeastRowsToOffload;
+  const Op op = device.host().op(node);
+  if (op == Op::MatMulId) return node.ne[2] >= kLeastRowsToOffload;
+  return op == Op::MatMul && node.ne[1] * node.ne[2] * node.ne[3] >= kLeastRowsToOffload;
 }
 
-nvb_status run_operation(DeviceState& device, nvb_stream* stream, const Tensor& node) {
+nvb_status run_operation(DeviceState& device, nvb_stream* stream, Scratch& scratch, const Tensor& node) {
   if (elements(node) == 0) return NVB_OK;
-  Step step(device, stream, true);
+  Step step(device, stream, &scratch);
   if (!take(step, node)) {
     device.host().log(LOG_ERROR, "nvbackend: %s was not accepted and is asked for\n", device.host().op_name(node));
     return NVB_ERROR_UNSUPPORTED;
   }
-  // A quantised weight that was made from these bytes is one of other values now.
-  if (step.status() == NVB_OK && is_quantized(node.type)) device.forget(node.data, device.host().bytes(node));
   return step.status();
 }
 

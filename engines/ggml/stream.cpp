@@ -12,6 +12,8 @@ std::unique_ptr<StreamState> StreamState::create(DeviceState& device) {
 }
 
 StreamState::~StreamState() {
+  // Its memory goes back in the order of the stream.
+  scratch_.reset();
   device_.destroy_stream(stream_);
 }
 
@@ -25,7 +27,7 @@ Status StreamState::compute(Graph* graph) {
   for (int index = 0, count = host.nodes(graph); index < count; ++index) {
     const Tensor& node = *host.node(graph, index);
     if (host.marks_nodes() && (node.flags & TENSOR_FLAG_COMPUTE) == 0) continue;
-    const nvb_status status = run_operation(device_, stream_, node);
+    const nvb_status status = run_operation(device_, stream_, *scratch_, node);
     if (status == NVB_OK) continue;
     device_.succeeded(status, host.op_name(node));
     const bool memory = status == NVB_ERROR_OUT_OF_MEMORY || status == NVB_ERROR_MEMORY_ALLOCATION;

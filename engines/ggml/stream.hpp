@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.hpp"
+#include "scratch.hpp"
 
 namespace nvb_ggml {
 
@@ -18,9 +19,10 @@ class StreamState {
   Status compute(Graph* graph);
 
  private:
-  StreamState(DeviceState& device, nvb_stream* stream) : device_(device), stream_(stream) {}
+  StreamState(DeviceState& device, nvb_stream* stream) : device_(device), stream_(stream), scratch_(std::make_unique<Scratch>(device, stream)) {}
   DeviceState& device_;
   nvb_stream* stream_;
+  std::unique_ptr<Scratch> scratch_;
 };
 
 }  // namespace nvb_ggml

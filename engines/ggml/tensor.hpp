@@ -10,34 +10,53 @@
 namespace nvb_ggml {
 
 struct TypeTraits {
-  uint32_t dtype;  // 0 of what no nvb_tensor has
-  int64_t block;   // elements that one block of bytes holds
-  size_t bytes;    // of a block
+  uint32_t dtype;   // 0 of what no nvb_tensor has
+  uint32_t blocks;  // NVB_SOURCE_FORMAT_GGUF_... of a quantised type, else 0
+  int64_t block;    // elements that one block of bytes holds
+  size_t bytes;     // of a block
 };
 
-// {0, 0, 0} for a type that the plug-in does not read.
+// All 0 for a type that the plug-in does not read.
 constexpr TypeTraits traits(int32_t type) {
   switch (type) {
     case TYPE_F32:
-      return {NVB_DTYPE_F32, 1, 4};
+      return {NVB_DTYPE_F32, 0, 1, 4};
     case TYPE_F16:
-      return {NVB_DTYPE_F16, 1, 2};
+      return {NVB_DTYPE_F16, 0, 1, 2};
     case TYPE_BF16:
-      return {NVB_DTYPE_BF16, 1, 2};
+      return {NVB_DTYPE_BF16, 0, 1, 2};
     case TYPE_I32:
-      return {NVB_DTYPE_I32, 1, 4};
+      return {NVB_DTYPE_I32, 0, 1, 4};
     case TYPE_I64:
-      return {0, 1, 8};
+      return {0, 0, 1, 8};
     case TYPE_Q4_0:
-      return {0, 32, 18};
+      return {0, NVB_SOURCE_FORMAT_GGUF_Q4_0, 32, 18};
+    case TYPE_Q4_1:
+      return {0, NVB_SOURCE_FORMAT_GGUF_Q4_1, 32, 20};
+    case TYPE_Q5_0:
+      return {0, NVB_SOURCE_FORMAT_GGUF_Q5_0, 32, 22};
+    case TYPE_Q5_1:
+      return {0, NVB_SOURCE_FORMAT_GGUF_Q5_1, 32, 24};
     case TYPE_Q8_0:
-      return {0, 32, 34};
+      return {0, NVB_SOURCE_FORMAT_GGUF_Q8_0, 32, 34};
+    case TYPE_Q2_K:
+      return {0, NVB_SOURCE_FORMAT_GGUF_Q2_K, 256, 84};
+    case TYPE_Q3_K:
+      return {0, NVB_SOURCE_FORMAT_GGUF_Q3_K, 256, 110};
     case TYPE_Q4_K:
-      return {0, 256, 144};
+      return {0, NVB_SOURCE_FORMAT_GGUF_Q4_K, 256, 144};
+    case TYPE_Q5_K:
+      return {0, NVB_SOURCE_FORMAT_GGUF_Q5_K, 256, 176};
     case TYPE_Q6_K:
-      return {0, 256, 210};
+      return {0, NVB_SOURCE_FORMAT_GGUF_Q6_K, 256, 210};
+    case TYPE_IQ4_NL:
+      return {0, NVB_SOURCE_FORMAT_GGUF_IQ4_NL, 32, 18};
+    case TYPE_IQ4_XS:
+      return {0, NVB_SOURCE_FORMAT_GGUF_IQ4_XS, 256, 136};
+    case TYPE_MXFP4:
+      return {0, NVB_SOURCE_FORMAT_GGUF_MXFP4, 32, 17};
     default:
-      return {0, 0, 0};
+      return {0, 0, 0, 0};
   }
 }
 
@@ -64,6 +83,12 @@ inline bool has_element_strides(const Tensor& tensor) {
   return true;
 }
 
+// The same where elements of a block have no strides: of the rows alone.
+inline bool has_element_strides_of_rows(const Tensor& tensor) {
+  const size_t bytes = traits(tensor.type).bytes;
+  return bytes != 0 && tensor.nb[1] % bytes == 0;
+}
+
 inline bool same_shape(const Tensor& a, const Tensor& b) {
   return std::memcmp(a.ne, b.ne, sizeof a.ne) == 0;
 }
@@ -88,6 +113,44 @@ inline nvb_tensor whole(const Tensor& tensor) {
   const TypeTraits type = traits(tensor.type);
   nvb_tensor all = nvb_tensor_make(tensor.data, type.dtype, 4, tensor.ne[3], tensor.ne[2], tensor.ne[1], tensor.ne[0]);
   for (int axis = 0; axis < 4; ++axis) all.strides[3 - axis] = static_cast<int64_t>(tensor.nb[axis] / type.bytes);
+  return all;
+}
+
+// Blocks over all four axes, outermost first.
+inline nvb_block_tensor whole_blocks(const Tensor& tensor) {
+  nvb_block_tensor all;
+  std::memset(&all, 0, sizeof all);
+  all.data = tensor.data;
+  all.source_format = traits(tensor.type).blocks;
+  all.rank = 4;
+  for (int axis = 0; axis < 4; ++axis) {
+    all.shape[3 - axis] = tensor.ne[axis];
+    all.strides[3 - axis] = static_cast<int64_t>(tensor.nb[axis]);
+  }
+  return all;
+}
+
+// Whether floats are made into blocks of this type.
+constexpr bool is_encoded(int32_t type) {
+  return type == TYPE_Q4_0 || type == TYPE_Q4_1 || type == TYPE_Q5_0 || type == TYPE_Q5_1 || type == TYPE_Q8_0 ||
+         type == TYPE_IQ4_NL;
+}
+
+// Memory without gaps as a tensor of another type with the same extents.
+inline Tensor in_one_piece(const Tensor& tensor, int32_t type, size_t element_bytes, void* data) {
+  Tensor piece = tensor;
+  piece.type = type;
+  piece.data = data;
+  piece.nb[0] = element_bytes;
+  for (int axis = 1; axis < 4; ++axis) piece.nb[axis] = piece.nb[axis - 1] * static_cast<size_t>(tensor.ne[axis - 1]);
+  return piece;
+}
+
+// A matrix of 32-bit numbers: [ne1, ne0].
+inline nvb_tensor numbers(const Tensor& tensor) {
+  nvb_tensor all = nvb_tensor_2d(tensor.data, NVB_DTYPE_I32, tensor.ne[1], tensor.ne[0]);
+  all.strides[0] = static_cast<int64_t>(tensor.nb[1] / sizeof(int32_t));
+  all.strides[1] = static_cast<int64_t>(tensor.nb[0] / sizeof(int32_t));
   return all;
 }
 

@@ -2,12 +2,11 @@
 
 use super::prelude::*;
 use super::tensor::{NVB_DTYPE_BF16, NVB_DTYPE_F16, NVB_DTYPE_F32, NVB_DTYPE_I32};
-use super::weight_blocks::{
-    NVB_SOURCE_FORMAT_GGUF_Q4_0, NVB_SOURCE_FORMAT_GGUF_Q4_K, NVB_SOURCE_FORMAT_GGUF_Q6_K, NVB_SOURCE_FORMAT_GGUF_Q8_0,
-};
+use super::weight_blocks::source_format_of;
 use crate::allocation::collected;
 use crate::weight::gguf_file::{Content, GgufFile, TensorEntry, Value};
 use crate::weight::mapping::Mapping;
+use crate::weight::BlockFormat;
 use std::ffi::CString;
 
 /// A GGUF file (version 2 or 3) whose header has been read and checked. Its tensors are read in place.
@@ -137,11 +136,7 @@ impl GgufObject {
             1 => (NVB_DTYPE_F16, 0),
             30 => (NVB_DTYPE_BF16, 0),
             26 => (NVB_DTYPE_I32, 0),
-            2 => (0, NVB_SOURCE_FORMAT_GGUF_Q4_0),
-            8 => (0, NVB_SOURCE_FORMAT_GGUF_Q8_0),
-            12 => (0, NVB_SOURCE_FORMAT_GGUF_Q4_K),
-            14 => (0, NVB_SOURCE_FORMAT_GGUF_Q6_K),
-            _ => (0, 0),
+            _ => (0, BlockFormat::from_file_type(*kind).map_or(0, source_format_of)),
         };
         nvb_gguf_tensor {
             struct_size: 0,

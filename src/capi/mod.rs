@@ -14,6 +14,7 @@ pub mod attention_merge;
 pub mod attention_plan;
 pub mod backend;
 pub mod backend_options;
+pub mod block_rows;
 pub mod configuration;
 pub mod device;
 pub mod environment;

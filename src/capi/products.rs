@@ -5,7 +5,7 @@ use super::operations::{activation, or};
 use super::prelude::*;
 use super::tensor::{nvb_tensor, Reading};
 use super::weight::{nvb_weight, weight_to_read};
-use crate::operation::grouped_linear::GroupedLinear;
+use crate::operation::grouped_linear::{GroupedLinear, Routing};
 use crate::operation::matmul::Matmul;
 use crate::weight::WeightView;
 
@@ -34,7 +34,7 @@ pub struct nvb_matmul_args {
 versioned!(nvb_matmul_args);
 
 /// output[t] = activation(input[t] · weight[e]ᵀ + bias[e]) for the tokens of expert e, which lie one expert after the
-/// other: expert_offsets[e] .. expert_offsets[e + 1]. A mixture of experts.
+/// other: expert_offsets[e] .. expert_offsets[e + 1]; or for tokens that name their experts. A mixture of experts.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_grouped_linear_args {
@@ -54,8 +54,12 @@ pub struct nvb_grouped_linear_args {
     pub output: nvb_tensor,
     /// `NVB_ACTIVATION_…`
     pub activation: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// Of `weight`, beside `expert_ids`; with `expert_offsets` 0 or their number.
+    pub experts: u32,
+    /// In place of `expert_offsets`: I32 [T, U] in device memory, any strides: the U experts of each token, in no order. `input` is
+    /// then [T, K], or [T · U, K] with a row for each of them, and `output` [T · U, N]: row t · U + u is that of expert
+    /// expert_ids[t, u]. A number that is no expert's is an error on the CPU, and leaves its row unwritten on CUDA.
+    pub expert_ids: nvb_tensor,
 }
 versioned!(nvb_grouped_linear_args);
 
@@ -83,10 +87,16 @@ pub(super) fn grouped_linear_of(
     args: &nvb_grouped_linear_args,
     weight: WeightView,
 ) -> Result<GroupedLinear> {
-    expect_reserved(args.reserved)?;
+    let offsets = reading.optional("expert_offsets", &args.expert_offsets)?;
+    let routing = match (offsets, reading.optional_strided("expert_ids", &args.expert_ids)?) {
+        (Some(offsets), None) => Routing::Offsets(offsets),
+        (None, Some(ids)) => Routing::Ids(ids),
+        (None, None) => return Err(Error::invalid("tensor `expert_offsets` is missing, and so is `expert_ids`")),
+        _ => return Err(Error::invalid("`expert_offsets` and `expert_ids` are both given; one of them is needed")),
+    };
     GroupedLinear::new(
         reading.tensor("input", &args.input)?,
-        reading.tensor("expert_offsets", &args.expert_offsets)?,
+        (routing, args.experts as usize),
         weight,
         reading.optional("bias", &args.bias)?,
         activation(args.activation)?,
@@ -109,7 +119,8 @@ pub unsafe extern "C" fn nvb_matmul(
 }
 
 /// Queues the products of a mixture of experts, summed in f32 with one rounding at the store; a quantised weight's values
-/// are exact. Does not allocate or synchronise; may be captured.
+/// are exact. Does not allocate or synchronise; may be captured. Tokens that name their experts are sorted on the CPU, which
+/// allocates, and computed one by one on CUDA: many of them are faster sorted.
 /// (With `batch_invariant` the first call of a stream with input that is not aligned, or whose rows overlap, may allocate
 /// workspace.)
 #[no_mangle]

@@ -150,6 +150,15 @@ impl Reading<'_> {
         self.tensor(name, tensor).map(Some)
     }
 
+    /// One of any strides, the innermost too, that may be absent.
+    pub(super) fn optional_strided(self, name: &str, tensor: &nvb_tensor) -> Result<Option<Tensor>> {
+        match self {
+            Reading::Memory(backend) => optional_strided_device_tensor(backend, name, tensor),
+            Reading::Shape if is_absent(tensor) => Ok(None),
+            Reading::Shape => convert_strided(name, tensor).map(Some),
+        }
+    }
+
     pub(super) fn quantized_rows(self, name: &str, rows: &nvb_quantized_rows) -> Result<Option<QuantizedRows>> {
         if let Reading::Memory(backend) = self {
             return optional_quantized_rows(backend, name, rows);

@@ -2,7 +2,9 @@
 
 use super::prelude::*;
 use super::tensor::{convert, device_tensor, nvb_tensor};
-use super::weight_blocks::{nvb_weight_blocks, source_of, NVB_SOURCE_FORMAT_TENSOR};
+use super::weight_blocks::{
+    block_format_of, kept_blocks_of, nvb_weight_blocks, source_format_of, source_of, NVB_SOURCE_FORMAT_TENSOR,
+};
 use crate::allocation::{collected, with_room};
 use crate::loading::{Source, Weight};
 use crate::memory::expect_awake;
@@ -47,6 +49,10 @@ pub const NVB_WEIGHT_FORMAT_INT8: u32 = 5;
 pub const NVB_WEIGHT_FORMAT_INT4: u32 = 6;
 /// IEEE 754 binary32.
 pub const NVB_WEIGHT_FORMAT_F32: u32 = 7;
+
+/// The blocks of GGUF as the file has them, bit for bit (Q4_0 to Q6_K, IQ4_NL, IQ4_XS, MXFP4: `source_format`): 4.5 bits an element
+/// for Q4_K. From host or device memory, or `NVB_SOURCE_BORROWED` in memory that the caller has laid them into.
+pub const NVB_WEIGHT_FORMAT_BLOCKS: u32 = 8;
 
 /// `granularity`: groups if `group_size` is given; else rows for FP8 and INT8, groups of 32 for INT4.
 pub const NVB_GRANULARITY_DEFAULT: u32 = 0;
@@ -110,7 +116,7 @@ pub struct nvb_weight_info {
     /// What the weight is kept in, `NVB_WEIGHT_FORMAT_…`: that of `nvb_weight_desc.format`, or what
     /// `NVB_WEIGHT_FORMAT_AS_IS` came to. Never 0.
     pub encoding: u32,
-    /// `NVB_GRANULARITY_…`; 0 for floats.
+    /// `NVB_GRANULARITY_…`; 0 for floats and for blocks.
     pub granularity: u32,
     /// Elements of a row that share a scale in memory; 0: all of them. INT4 stores the scale of a row for each 128 elements.
     pub group_size: u32,
@@ -120,6 +126,10 @@ pub struct nvb_weight_info {
     pub scale_bytes: u64,
     /// ‖weight − source‖ / ‖source‖ of what the parts' values were turned into; 0 where nothing was lost.
     pub relative_error: f64,
+    /// `NVB_SOURCE_FORMAT_GGUF_…` of a weight of `NVB_WEIGHT_FORMAT_BLOCKS`; else 0.
+    pub source_format: u32,
+    /// 0
+    pub reserved: u32,
 }
 versioned!(nvb_weight_info);
 
@@ -183,7 +193,12 @@ pub(super) fn format_of(desc: &nvb_weight_desc) -> Result<Option<Format>> {
         NVB_WEIGHT_FORMAT_FP8_E5M2 => Some(Encoding::Fp8E5m2),
         NVB_WEIGHT_FORMAT_INT8 => Some(Encoding::Int8),
         NVB_WEIGHT_FORMAT_INT4 => Some(Encoding::Int4),
-        other => return Err(Error::invalid(format!("format is {other}; NVB_WEIGHT_FORMAT_… (0 to 7) is needed"))),
+        NVB_WEIGHT_FORMAT_BLOCKS => {
+            return Err(Error::invalid(
+                "format is NVB_WEIGHT_FORMAT_BLOCKS, which blocks of one GGUF format alone become",
+            ))
+        }
+        other => return Err(Error::invalid(format!("format is {other}; NVB_WEIGHT_FORMAT_… (0 to 8) is needed"))),
     };
     match encoding {
         Some(encoding) if !encoding.is_float() => {
@@ -240,13 +255,19 @@ unsafe fn weight_from_blocks(
             desc.source_format
         )));
     }
-    if source != Source::Host {
-        return Err(Error::invalid(format!("source is {}; blocks are host memory (NVB_SOURCE_HOST)", desc.source)));
-    }
-    let format = format_of(desc)?;
     expect_part_count(desc.part_count)?;
     // SAFETY: `part_count` of them with the memory that they describe, by the header's contract.
     let blocks = unsafe { slice("blocks", desc.blocks, desc.part_count)? };
+    if desc.format == NVB_WEIGHT_FORMAT_BLOCKS {
+        return weight_of_blocks(backend, desc, blocks, arrangement, source, stream);
+    }
+    if source != Source::Host {
+        return Err(Error::invalid(format!(
+            "source is {}; blocks that become another format are host memory (NVB_SOURCE_HOST)",
+            desc.source
+        )));
+    }
+    let format = format_of(desc)?;
     let mut sources: Vec<Box<dyn RowSource + '_>> = with_room(blocks.len(), "the parts of a weight")?;
     for (i, part) in blocks.iter().enumerate() {
         // SAFETY: as above.
@@ -255,6 +276,41 @@ unsafe fn weight_from_blocks(
     }
     let parts = collected(sources.iter().map(|source| source.as_ref() as &dyn RowSource), "the parts of a weight")?;
     Weight::import(backend.memory(), &parts, arrangement, format, stream)
+}
+
+/// A weight that keeps the blocks as they are.
+fn weight_of_blocks(
+    backend: &Backend,
+    desc: &nvb_weight_desc,
+    blocks: &[nvb_weight_blocks],
+    arrangement: Arrangement,
+    source: Source,
+    stream: &crate::stream::Stream,
+) -> Result<Weight> {
+    if desc.granularity != 0 || desc.group_size != 0 || desc.zero_points != 0 || desc.clipping != 0 {
+        return Err(Error::invalid(
+            "granularity, group_size, zero_points and clipping do not belong to blocks that are kept",
+        ));
+    }
+    let mut kept = with_room(blocks.len(), "the parts of a weight")?;
+    let mut first = None;
+    for (i, part) in blocks.iter().enumerate() {
+        let named = |error: Error| error.context(format_args!("blocks[{i}]"));
+        let (format, columns, rows) = kept_blocks_of(part, desc.source_format).map_err(named)?;
+        let (common, width) = *first.get_or_insert((format, columns));
+        if (common, width) != (format, columns) {
+            return Err(named(Error::invalid(format!(
+                "{format} of {columns} columns; the weight is {common} of {width} columns"
+            ))));
+        }
+        if source != Source::Host {
+            let bytes = (rows.rows - 1) * rows.pitch + rows.row_bytes;
+            backend.check_range(|| format!("`data` of blocks[{i}]"), rows.data.cast(), bytes)?;
+        }
+        kept.push(rows);
+    }
+    let Some((format, columns)) = first else { return Err(Error::invalid("a weight needs at least one part")) };
+    Weight::from_blocks(backend.memory(), format, columns, &kept, arrangement, source, stream)
 }
 
 /// Creates a weight and waits until its parts have been read. `stream` orders the copies; NULL: the default stream. Parts
@@ -350,9 +406,10 @@ pub unsafe extern "C" fn nvb_weight_get_info(weight: *const nvb_weight, info: *m
                 Encoding::Fp8E5m2 => NVB_WEIGHT_FORMAT_FP8_E5M2,
                 Encoding::Int8 => NVB_WEIGHT_FORMAT_INT8,
                 Encoding::Int4 => NVB_WEIGHT_FORMAT_INT4,
+                Encoding::Blocks(_) => NVB_WEIGHT_FORMAT_BLOCKS,
             },
             granularity: match format.granularity {
-                _ if format.encoding.is_float() => NVB_GRANULARITY_DEFAULT,
+                _ if !format.encoding.has_scales() => NVB_GRANULARITY_DEFAULT,
                 Granularity::Tensor => NVB_GRANULARITY_TENSOR,
                 Granularity::Rows => NVB_GRANULARITY_ROWS,
                 Granularity::Groups(_) => NVB_GRANULARITY_GROUPS,
@@ -362,8 +419,70 @@ pub unsafe extern "C" fn nvb_weight_get_info(weight: *const nvb_weight, info: *m
             zero_points: format.zero_points.into(),
             scale_bytes: object.weight.scale_bytes() as u64,
             relative_error: object.weight.relative_error(),
+            source_format: object.weight.block_format().map_or(0, source_format_of),
+            reserved: 0,
         };
         // SAFETY: the header asks for a struct with its size set.
         unsafe { write(info, &value) }
+    })
+}
+
+/// Writes to `*bytes` what [rows, columns] of GGUF's blocks take, in a file and as a weight of `NVB_WEIGHT_FORMAT_BLOCKS`.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a format that is none of GGUF's (`source_format`, `NVB_SOURCE_FORMAT_GGUF_…`), and for
+/// columns that are no whole number of blocks.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_weight_get_block_bytes(
+    source_format: u32,
+    rows: i64,
+    columns: i64,
+    bytes: *mut usize,
+) -> nvb_status {
+    guard!(nvb_weight_get_block_bytes, {
+        expect_out("bytes", bytes)?;
+        let format = block_format_of(source_format).ok_or_else(|| {
+            Error::invalid(format!("source_format is {source_format}; NVB_SOURCE_FORMAT_GGUF_… is needed"))
+        })?;
+        let (rows_count, columns_count) = match (usize::try_from(rows), usize::try_from(columns)) {
+            (Ok(rows), Ok(columns)) if columns.is_multiple_of(format.elements()) => (rows, columns),
+            _ => {
+                return Err(Error::invalid(format!(
+                    "{format} of [{rows}, {columns}]; rows of a multiple of {} elements are needed",
+                    format.elements()
+                )))
+            }
+        };
+        let size = format
+            .bytes(columns_count)
+            .checked_mul(rows_count)
+            .filter(|&size| isize::try_from(size).is_ok())
+            .ok_or_else(|| Error::invalid(format!("the size of {format} of [{rows}, {columns}] overflows")))?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("bytes", bytes, size) }
+    })
+}
+
+/// Copies the blocks of a weight of `NVB_WEIGHT_FORMAT_BLOCKS` to host memory of `bytes`, those of `nvb_weight_get_block_bytes`: the very
+/// bits that it was made from, rows in the weight's order and without gaps. Waits for the stream. Not for use while it is
+/// captured.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a weight of another format or another size.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_weight_read_blocks(
+    weight: *const nvb_weight,
+    blocks: *mut c_void,
+    bytes: usize,
+    stream: *mut nvb_stream,
+) -> nvb_status {
+    guard!(nvb_weight_read_blocks, {
+        let object = WEIGHTS.get(weight)?;
+        let stream = stream_of(&object.backend, stream)?;
+        stream.expect_unrecorded("the blocks of a weight, which are waited for")?;
+        expect_out("blocks", blocks)?;
+        if bytes > isize::MAX as usize {
+            return Err(Error::invalid(format!("bytes is {bytes}, more than memory has")));
+        }
+        expect_awake(object.weight.view().data).map_err(|error| error.context("the weight"))?;
+        // SAFETY: checked for NULL, memory of this size by the header's contract.
+        let blocks = unsafe { std::slice::from_raw_parts_mut(blocks.cast::<u8>(), bytes) };
+        object.weight.read_blocks(object.backend.memory(), blocks, &stream)
     })
 }

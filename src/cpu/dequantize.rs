@@ -5,7 +5,8 @@
 
 use super::row::vectors;
 use crate::simd::{Kernel, Simd, VectorElement};
-use crate::weight::{Scales, WeightView, BLOCK};
+use crate::weight::blocks::{self, with_block_format, Block};
+use crate::weight::{BlockFormat, Scales, WeightView, BLOCK};
 use half::f16;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -119,7 +120,7 @@ macro_rules! with_encoding {
             (Of::Fp8E4m3, true) => with_encoding!(@ formats::E4m3<true>, $type => $body),
             (Of::Fp8E5m2, false) => with_encoding!(@ formats::E5m2<false>, $type => $body),
             (Of::Fp8E5m2, true) => with_encoding!(@ formats::E5m2<true>, $type => $body),
-            (Of::Float(_), _) => unreachable!("a float weight is read as it stands"),
+            (Of::Float(_) | Of::Blocks(_), _) => unreachable!("a float weight is read as it stands, blocks as theirs say"),
         }
     }};
     (@ $encoded:ty, $type:ident => $body:expr) => {{
@@ -263,6 +264,34 @@ impl<E: Encoded> Kernel for Unpack<'_, E> {
             let bytes = slice.rest::<E>();
             Self::chunk::<S>(factors.values::<S, E>(whole >> shift), bytes.as_ptr(), to.add(whole * CHUNK));
         }
+    }
+}
+
+/// Writes the values of a slice of a weight of blocks.
+///
+/// # Safety
+/// The CPU has `S`; the weight lies in host memory, the slice in it, and `to` has room for its elements.
+#[inline(always)]
+pub unsafe fn unpack_blocks<S: Simd>(format: BlockFormat, slice: Slice, to: *mut f32) {
+    with_block_format!(format, F => S::call(UnpackBlocks::<F> { slice, to, format: PhantomData }))
+}
+
+struct UnpackBlocks<'a, F> {
+    slice: Slice<'a>,
+    to: *mut f32,
+    format: PhantomData<F>,
+}
+
+impl<F: Block> Kernel for UnpackBlocks<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let UnpackBlocks { slice: Slice { weight, row, k, len }, to, .. } = self;
+        let bytes = |elements: usize| elements / F::ELEMENTS * F::BYTES;
+        let first = weight.data.cast::<u8>().add(bytes(row * weight.row_stride + k));
+        let blocks = std::slice::from_raw_parts(first, bytes(len));
+        blocks::decode::<F>(blocks, std::slice::from_raw_parts_mut(to, len));
     }
 }
 

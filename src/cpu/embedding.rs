@@ -1,13 +1,13 @@
 //! output[t] = table[tokens[t]] · scale.
 
-use super::dequantize::{with_encoding, Encoded, Slice, Unpack, SLICE};
+use super::dequantize::{unpack_blocks, with_encoding, Encoded, Slice, Unpack, SLICE};
 use super::row::{for_rows, integers, vectors, Row};
 use super::threads::{Scratch, Threads};
 use crate::error::{Error, Result};
 use crate::operation::embedding::Embedding;
 use crate::simd::{dispatch, Kernel, Simd, VectorElement};
 use crate::tensor::DType;
-use crate::weight::Scales;
+use crate::weight::{Encoding, Scales};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -75,25 +75,42 @@ impl Kernel for GatherQuantized<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let GatherQuantized { op, rows, scratch } = self;
-        let tokens = integers(&op.tokens);
-        let values = &mut scratch.floats()[..SLICE];
-        with_encoding!(&op.table, E => for t in rows {
-            let token = tokens[t] as usize;
-            let factor = match op.table.scales {
+        let values = scratch.floats()[..SLICE].as_mut_ptr();
+        if let Encoding::Blocks(format) = op.table.encoding {
+            return gather::<S>(op, rows, values, |_| 1.0, |slice| unpack_blocks::<S>(format, slice, values));
+        }
+        with_encoding!(&op.table, E => {
+            let factor = |token: usize| match op.table.scales {
                 Scales::Rows(scales) => scales.add(token).read() * E::FACTOR,
                 _ => 1.0,
             };
-            let scale = S::splat(factor * op.scale);
-            for k in (0..op.table.columns).step_by(SLICE) {
-                let len = SLICE.min(op.table.columns - k);
-                let slice = Slice { weight: &op.table, row: token, k, len };
-                S::call(Unpack::<E> { slice, to: values.as_mut_ptr(), ahead: 0, encoded: PhantomData });
-                let to = Row::of(&op.output, t).skip(k);
-                for (at, lanes) in vectors::<S>(len) {
-                    to.store::<S>(at, S::mul(f32::load_lanes::<S>(values.as_ptr().add(at), lanes), scale), lanes);
-                }
-            }
+            let unpack = |slice: Slice| S::call(Unpack::<E> { slice, to: values, ahead: 0, encoded: PhantomData });
+            gather::<S>(op, rows, values, factor, unpack);
         })
+    }
+}
+
+/// `unpack` writes a slice to `values`; `factor` is what a row's values have still to be multiplied by.
+#[inline(always)]
+unsafe fn gather<S: Simd>(
+    op: &Embedding,
+    rows: Range<usize>,
+    values: *const f32,
+    factor: impl Fn(usize) -> f32,
+    unpack: impl Fn(Slice),
+) {
+    let tokens = integers(&op.tokens);
+    for t in rows {
+        let token = tokens[t] as usize;
+        let scale = S::splat(factor(token) * op.scale);
+        for k in (0..op.table.columns).step_by(SLICE) {
+            let len = SLICE.min(op.table.columns - k);
+            unpack(Slice { weight: &op.table, row: token, k, len });
+            let to = Row::of(&op.output, t).skip(k);
+            for (at, lanes) in vectors::<S>(len) {
+                to.store::<S>(at, S::mul(f32::load_lanes::<S>(values.add(at), lanes), scale), lanes);
+            }
+        }
     }
 }
 

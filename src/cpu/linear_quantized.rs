@@ -1,11 +1,11 @@
-//! y = activation(x · Wᵀ + bias) over weights in FP8, Int8 and Int4.
+//! y = activation(x · Wᵀ + bias) over weights in FP8, Int8, Int4 and the blocks of files.
 //!
 //! The result is that of the dequantised weights: x and W become f32, whose products are summed in f32. With few rows W is
 //! unpacked in registers ([`QuantizedTile`]) and the product runs at the speed of memory; with more rows a slice of W is
 //! unpacked once into memory that stays in a core's caches, and the rows pass over it ([`DotTile`]). Both add the same
 //! values in the same order, so neither the number of rows nor of threads changes a bit.
 
-use super::dequantize::{with_encoding, Encoded, Slice, Unpack, CHUNK, SLICE};
+use super::dequantize::{unpack_blocks, with_encoding, Encoded, Slice, Unpack, CHUNK, SLICE};
 use super::dot_tile::{DotTile, Products, COLUMNS};
 #[cfg(target_arch = "x86_64")]
 use super::int4_tile::{arrange, Int4Tile, BLOCK, INT4_ROWS, INT4_SLICE};
@@ -54,7 +54,8 @@ const _: () = assert!(
 
 /// The widest tasks whose sums, input and unpacked weights fit a thread's scratch memory.
 pub fn most_quantized_columns(op: &LinearProduct) -> usize {
-    let registers_alone = op.weight.encoding == Encoding::Int4 || op.input.rows <= QUANTIZED_ROWS;
+    let blocks = matches!(op.weight.encoding, Encoding::Blocks(_));
+    let registers_alone = op.weight.encoding == Encoding::Int4 || !blocks && op.input.rows <= QUANTIZED_ROWS;
     if registers_alone {
         MAX_TASK_COLUMNS
     } else {
@@ -109,6 +110,14 @@ impl Kernel for Block<'_> {
         let (sums, scratch) = scratch.floats().split_at_mut(rows.len() * width);
         sums.fill(0.0);
         let product = Product { op, rows: rows.clone(), columns: columns.clone(), sums: sums.as_mut_ptr(), width };
+        if let Encoding::Blocks(format) = op.weight.encoding {
+            // For one row as for many: blocks of 256 elements are taken apart too slowly to do it in registers row by row.
+            product.unpack::<S>(scratch, &|slice, to| unpack_blocks::<S>(format, slice, to));
+            for (row, sums) in rows.zip(sums.chunks_exact_mut(width)) {
+                epilogue::<S>(op, row, columns.clone(), sums);
+            }
+            return;
+        }
         with_encoding!(&op.weight, E => {
             if S::LANES == 16 && E::BYTES < CHUNK {
                 // For all numbers of rows, because its sums have an order of their own.
@@ -117,7 +126,10 @@ impl Kernel for Block<'_> {
             } else if rows.len() <= S::DOT_ROWS.min(QUANTIZED_ROWS) {
                 product.stream::<S, E>(scratch);
             } else {
-                product.unpack::<S, E>(scratch);
+                let ahead = op.weight.row_stride * E::BYTES / CHUNK;
+                product.unpack::<S>(scratch, &|slice, to| {
+                    S::call(Unpack::<E> { slice, to, ahead, encoded: PhantomData });
+                });
             }
             for (row, sums) in rows.zip(sums.chunks_exact_mut(width)) {
                 if let Scales::Rows(scales) = op.weight.scales {
@@ -177,7 +189,7 @@ impl Product<'_> {
     /// With a few tiles of rows four rows of W are unpacked and stay in the first cache level while all rows of x pass
     /// by; with many, the task's slice of W is unpacked and passes by a tile's rows of x.
     #[inline(always)]
-    unsafe fn unpack<S: Simd, E: Encoded>(&self, scratch: &mut [f32]) {
+    unsafe fn unpack<S: Simd>(&self, scratch: &mut [f32], unpack: &impl Fn(Slice, *mut f32)) {
         let (rows, k, steps) = (self.rows.len(), self.op.weight.columns, self.steps());
         let tiles = rows.div_ceil(S::DOT_ROWS);
         // Int4's tasks may be wider than what is unpacked at once.
@@ -189,8 +201,7 @@ impl Product<'_> {
             for first in (0..steps).step_by(unpacked_steps) {
                 for (step, panel) in (first..steps).zip(panel.chunks_exact_mut(COLUMNS * PITCH)) {
                     for (slice, row) in self.slices(step, at, SLICE).into_iter().zip(panel.chunks_exact_mut(PITCH)) {
-                        let ahead = self.op.weight.row_stride * E::BYTES / CHUNK;
-                        S::call(Unpack::<E> { slice, to: row.as_mut_ptr(), ahead, encoded: PhantomData });
+                        unpack(slice, row.as_mut_ptr());
                     }
                 }
                 for tile in 0..tiles {

@@ -10,6 +10,7 @@ pub mod attention;
 mod bf16_outer_tile;
 #[cfg(target_arch = "x86_64")]
 mod bf16_tile;
+pub mod block_rows;
 mod dequantize;
 mod device;
 mod dot_tile;
@@ -128,6 +129,7 @@ impl Executor for CpuExecutor {
         plain_operations!(match_operation, op, run, {
             Operation::Embedding(op) => return embedding::embedding(&self.threads, op),
             Operation::Rope(op) => return rope::rope(&self.threads, op),
+            Operation::BlockRows(op) => return block_rows::block_rows(&self.threads, op),
             Operation::ScatterRows(op) => return scatter_rows::scatter_rows(&self.threads, op),
             Operation::AttentionPrefill(op) => return attention::prefill::prefill(&self.threads, op),
             Operation::AttentionDecode(op) => {

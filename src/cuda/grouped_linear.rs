@@ -4,25 +4,30 @@ use super::linear_quantized::{copy_input, ordered_stride};
 use super::linear_workspace::input_bytes;
 use super::prelude::*;
 use super::quantized::{encoding_code, scale_code};
-use crate::operation::grouped_linear::GroupedLinear;
+use crate::operation::grouped_linear::{GroupedLinear, Routing};
 
 mirror! {
     /// `nvb_grouped_linear_params` of csrc/grouped_linear/grouped_linear.h.
     #[repr(C)]
     struct Params of(op: &GroupedLinear) {
         input: *const c_void = op.input.data,
-        expert_offsets: *const c_void = op.expert_offsets.data,
+        expert_offsets: *const c_void = if ids.is_none() { op.routing.tensor().data } else { std::ptr::null_mut() },
+        expert_ids: *const c_void = ids.map_or(std::ptr::null_mut(), |ids| ids.data),
         weight: *const c_void = op.weight.data,
         scales: *const c_void,
         zero_points: *const c_void = op.weight.zero_points.cast(),
         bias: *const c_void = vector_of(op.bias),
         output: *mut c_void = op.output.data,
-        rows: i64 = op.input.rows as i64,
+        rows: i64 = op.output.rows as i64,
+        input_rows: i64 = op.input.rows as i64,
         n: i64 = op.expert_rows() as i64,
         k: i64 = op.weight.columns as i64,
         input_stride: i64 = op.input.row_stride as i64,
-        weight_stride: i64 = op.weight.row_stride as i64,
+        weight_stride: i64 = op.weight.kernel_stride() as i64,
         output_stride: i64 = op.output.row_stride as i64,
+        used: i64 = ids.map_or(0, |ids| ids.shape[1]) as i64,
+        token_stride: i64 = ids.map_or(0, |ids| ids.strides[0]) as i64,
+        used_stride: i64 = ids.map_or(0, |ids| ids.strides[1]) as i64,
         experts: i32 = op.experts as i32,
         input_dtype: u32 = op.input.dtype as u32,
         weight_dtype: u32 = op.weight.dtype().map_or(0, |dtype| dtype as u32),
@@ -35,6 +40,7 @@ mirror! {
         gated: u32 = op.weight.gated.into(),
     }
     with (scale_kind, group, scales) = scale_code(op.weight.scales);
+    with ids = match op.routing { Routing::Ids(ids) => Some(ids), Routing::Offsets(_) => None };
 }
 
 extern "C" {

@@ -25,7 +25,7 @@ mirror! {
         n: i64 = op.weight.rows as i64,
         k: i64 = op.weight.columns as i64,
         input_stride: i64 = op.input.row_stride as i64,
-        weight_stride: i64 = op.weight.row_stride as i64,
+        weight_stride: i64 = op.weight.kernel_stride() as i64,
         residual_stride: i64 = stride_of(op.residual),
         output_stride: i64 = op.output.row_stride as i64,
         input_dtype: u32 = op.input.dtype as u32,

@@ -1,7 +1,7 @@
 //! A quantised weight as kernels receive it.
 
 use super::prelude::*;
-use crate::weight::{Encoding, Scales, WeightView};
+use crate::weight::{BlockFormat, Encoding, Scales, WeightView};
 
 /// `nvb_encoding_code` of csrc/common/quantized.h.
 #[repr(u32)]
@@ -28,8 +28,15 @@ pub(super) fn encoding_code(encoding: Encoding) -> Option<u32> {
         Encoding::Fp8E5m2 => EncodingCode::Fp8E5m2,
         Encoding::Int8 => EncodingCode::Int8,
         Encoding::Int4 => EncodingCode::Int4,
+        Encoding::Blocks(format) => return Some(block_code(format)),
     };
     Some(code as u32)
+}
+
+/// `NVB_BLOCKS_…` of csrc/common/quantized.h.
+pub(super) fn block_code(format: BlockFormat) -> u32 {
+    const FIRST: u32 = 16;
+    FIRST + format as u32
 }
 
 /// A [`ScaleCode`] or 0, the size of a group, and the scales.
@@ -68,7 +75,7 @@ impl QuantizedMatrix {
             zero_points: weight.zero_points.cast(),
             rows: weight.rows as i64,
             columns: weight.columns as i64,
-            row_bytes: (weight.row_stride * weight.encoding.bits() / 8) as i64,
+            row_bytes: weight.encoding.bytes(weight.row_stride) as i64,
             encoding: encoding_code(weight.encoding)?,
             scale_kind,
             group,

@@ -99,7 +99,7 @@ impl Reader<'_> {
     fn bytes(&self, rows: usize) -> [usize; 3] {
         let (view, geometry) = (&self.weight.view, &self.weight.geometry);
         match view.encoding {
-            Encoding::Float(dtype) => [rows * view.columns * dtype.size(), 0, 0],
+            encoding if !encoding.has_scales() => [rows * encoding.bytes(view.columns), 0, 0],
             _ => [geometry.data_bytes(rows), geometry.scale_bytes(rows), geometry.zero_point_bytes(rows)],
         }
     }
@@ -111,8 +111,8 @@ impl Reader<'_> {
         let before = self.bytes(rows.start);
         // SAFETY: the weight has these rows, and its parts these bytes before and in them.
         unsafe {
-            if let Encoding::Float(dtype) = view.encoding {
-                let (row_bytes, pitch) = (view.columns * dtype.size(), view.row_stride * dtype.size());
+            if !view.encoding.has_scales() {
+                let (row_bytes, pitch) = (view.encoding.bytes(view.columns), view.encoding.bytes(view.row_stride));
                 let from = view.data.cast::<u8>().wrapping_add(rows.start * pitch);
                 if row_bytes == pitch {
                     return to.download(from, data, 0, stream);
@@ -162,6 +162,13 @@ impl Reader<'_> {
             let source = unsafe { FloatRows::new(tensor) };
             for row in 0..rows {
                 source.values(row, &mut values)?;
+                store(row, &values);
+            }
+            return Ok(());
+        }
+        if let Encoding::Blocks(format) = view.encoding {
+            for (row, blocks) in parts.data.chunks_exact(format.bytes(view.columns)).enumerate() {
+                format.decode(blocks, &mut values);
                 store(row, &values);
             }
             return Ok(());

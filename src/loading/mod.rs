@@ -3,10 +3,11 @@
 //! Sources are kept as they are, or converted into a [`Format`], on the device where it has a kernel for that and on the
 //! host elsewhere. A weight travels in panels of rows, so a model is never in memory twice.
 
+mod blocks;
 mod convert;
 mod dequantize;
 mod device_panels;
-mod float;
+mod rows;
 mod staging;
 
 use crate::allocation::{collected, with_room};
@@ -21,7 +22,8 @@ use crate::weight::rows::{FloatRows, RowSource};
 use crate::weight::{Arrangement, Format, WeightView};
 use convert::{keeps_quantized, Conversion, Sources};
 use device_panels::DevicePanels;
-use float::Copier;
+use rows::Copier;
+pub use rows::PartRows;
 use staging::Staging;
 use std::sync::Arc;
 
@@ -62,7 +64,8 @@ impl Weight {
         if format == own {
             let allocation = allocate(memory, &geometry, 0, stream)?;
             let (to, row_bytes) = (allocation.pointer().cast(), geometry.row_bytes());
-            Copier { device: memory.device(), parts, map: &map, to, row_bytes, stream }.copy(source)?;
+            let rows = collected(parts.iter().map(PartRows::of), PARTS)?;
+            Copier { device: memory.device(), parts: &rows, map: &map, to, row_bytes, stream }.copy(source)?;
             stream.synchronize()?;
             return Ok(Weight::finished(geometry, &map, allocation, false, 0.0));
         }
@@ -182,7 +185,7 @@ impl Weight {
             Some(allocation) => allocation.bytes(),
             None => {
                 let WeightView { rows, columns, row_stride, encoding, .. } = self.view;
-                ((rows - 1) * row_stride + columns) * encoding.bits() / 8
+                encoding.bytes((rows - 1) * row_stride + columns)
             }
         }
     }
@@ -206,8 +209,8 @@ impl Weight {
 
 fn allocate(memory: &Arc<MemoryManager>, geometry: &Geometry, more: usize, stream: &Stream) -> Result<Allocation> {
     let (data, _, _, end) = geometry.sections();
-    // Floats have nothing behind their rows.
-    let bytes = if geometry.format.encoding.is_float() { data.end } else { end + more };
+    // Floats and blocks have nothing behind their rows.
+    let bytes = if !geometry.format.encoding.has_scales() { data.end } else { end + more };
     memory.allocate_owned(bytes, stream.raw()).map_err(|error| {
         let Geometry { rows, columns, format, .. } = geometry;
         error.context(format_args!("weight [{rows}, {columns}] of {format}"))

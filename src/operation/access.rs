@@ -207,7 +207,7 @@ impl Region {
 
     /// What a weight reads, without its scales.
     pub fn of_weight(weight: &WeightView) -> Region {
-        let bytes = (weight.rows * weight.columns * weight.encoding.bits()).div_ceil(8);
+        let bytes = weight.encoding.bytes(weight.rows * weight.columns);
         Region { exact: weight.row_stride == weight.columns, ..Region::bytes(weight.data, bytes) }
     }
 }

@@ -48,8 +48,8 @@ impl Embedding {
 
     pub fn cost(&self) -> Cost {
         let elements = (self.output.rows * self.output.columns) as f64;
-        let bytes = elements * (self.table.encoding.bits() as f64 / 8.0 + self.output.dtype.size() as f64)
-            + self.output.rows as f64 * 4.0;
+        let read = self.output.rows * self.table.encoding.bytes(self.output.columns);
+        let bytes = read as f64 + elements * self.output.dtype.size() as f64 + self.output.rows as f64 * 4.0;
         Cost { operations: elements, bytes }
     }
 }

@@ -8,6 +8,7 @@ pub mod access;
 mod activation;
 pub mod argmax;
 pub mod attention;
+pub mod block_rows;
 pub mod constant_reads;
 pub mod dequantize;
 pub mod embedding;
@@ -33,6 +34,7 @@ use access::Visit;
 use argmax::Argmax;
 use attention::{AttentionDecode, AttentionPrefill};
 use attention_merge::AttentionMerge;
+use block_rows::BlockRows;
 use elementwise::Elementwise;
 use embedding::Embedding;
 use gated_activation::GatedActivation;
@@ -156,6 +158,7 @@ operations! {
     ScatterRows = 19, scatter_rows, c"nvbackend::scatter_rows";
     RotaryEmbedding = 20, rotary_embedding, c"nvbackend::rotary_embedding";
     MaskedSoftmax = 21, masked_softmax, c"nvbackend::masked_softmax";
+    BlockRows = 22, block_rows, c"nvbackend::block_rows";
 }
 
 /// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in

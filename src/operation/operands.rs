@@ -1,5 +1,6 @@
 //! The addresses of an operation's tensors, for whoever runs it on other memory.
 
+use super::block_rows::Direction;
 use super::linear::LinearInput;
 use super::quantized_rows::QuantizedRows;
 use super::Operation;
@@ -82,7 +83,7 @@ impl Operation {
             }
             Operation::GroupedLinear(op) => {
                 each.read([&mut op.input]);
-                each.read([&mut op.expert_offsets]);
+                each.read([op.routing.tensor_mut()]);
                 each.read(&mut op.bias);
                 each.write([&mut op.output]);
             }
@@ -130,6 +131,12 @@ impl Operation {
             Operation::ScatterRows(op) => {
                 each.read([&mut op.input, &mut op.rows]);
                 each.write([&mut op.output]);
+            }
+            Operation::BlockRows(op) => {
+                let writes_blocks = op.direction == Direction::Encode;
+                (each.0)(&mut op.floats.data, !writes_blocks);
+                (each.0)(&mut op.blocks.data, writes_blocks);
+                each.read(&mut op.rows);
             }
             Operation::RotaryEmbedding(op) => {
                 each.read([&mut op.input, &mut op.positions]);
@@ -204,6 +211,7 @@ impl Operation {
             | Operation::AttentionPrefill(_)
             | Operation::AttentionDecode(_)
             | Operation::ScatterRows(_) => false,
+            Operation::BlockRows(op) => op.rows.is_none(),
             Operation::Rope(op) => op.append.is_none(),
             _ => true,
         }

@@ -1,21 +1,9 @@
 //! The CPU's kernels: how many columns of the weight a task has. All give the same bits, because none changes the order in
 //! which products are added; they differ in what stays in a core's caches and in how evenly the threads are loaded.
 
-use super::{Family, Kernel, Limits, FLOATS};
+use super::{Family, Kernel, Limits, EVERY_ENCODING, FLOATS};
 use crate::device::DeviceKind;
 use crate::operation::OperationKind;
-use crate::tensor::DType;
-use crate::weight::Encoding;
-
-const ALL: &[Encoding] = &[
-    Encoding::Float(DType::F32),
-    Encoding::Float(DType::F16),
-    Encoding::Float(DType::Bf16),
-    Encoding::Fp8E4m3,
-    Encoding::Fp8E5m2,
-    Encoding::Int8,
-    Encoding::Int4,
-];
 
 const fn columns(name: &'static str, columns: usize, summary: &'static str) -> Kernel {
     Kernel {
@@ -24,7 +12,7 @@ const fn columns(name: &'static str, columns: usize, summary: &'static str) -> K
         device: DeviceKind::Cpu,
         family: Family::Columns(columns),
         inputs: FLOATS,
-        encodings: ALL,
+        encodings: EVERY_ENCODING,
         limits: Limits::NONE,
         summary,
     }

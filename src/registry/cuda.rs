@@ -1,7 +1,7 @@
 //! CUDA's kernels: the rows of the two tables in csrc/linear (a test holds the names and limits against them), and the
 //! strategies around cuBLASLt.
 
-use super::{Family, Kernel, Limits, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, QUANTIZED};
+use super::{Family, Kernel, Limits, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, QUANTIZED, QUANTIZED_AND_BLOCKS};
 use crate::device::DeviceKind;
 use crate::operation::OperationKind;
 use crate::tensor::DType;
@@ -162,12 +162,15 @@ pub const KERNELS: &[Kernel] = &[
         CHUNKS,
         "Tiles of 64 tokens; weight and tokens pass through shared memory.",
     ),
-    quantized("linear_quantized_plain", Limits::NONE, "Plain f32 arithmetic, eight tokens a pass."),
+    Kernel {
+        encodings: QUANTIZED_AND_BLOCKS,
+        ..quantized("linear_quantized_plain", Limits::NONE, "Plain f32 arithmetic, eight tokens a pass.")
+    },
     kernel(
         "linear_dequantized",
         Family::Dequantized,
         FLOATS,
-        QUANTIZED,
+        QUANTIZED_AND_BLOCKS,
         Limits::NONE,
         "Slices of the weight become floats, each multiplied by cuBLASLt or an own kernel.",
     ),

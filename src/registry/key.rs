@@ -4,7 +4,7 @@
 use crate::operation::linear_product::LinearProduct;
 use crate::operation::Activation;
 use crate::tensor::DType;
-use crate::weight::{Encoding, Scales, BLOCK};
+use crate::weight::{BlockFormat, Encoding, Scales, BLOCK};
 use std::fmt;
 use std::str::FromStr;
 
@@ -82,11 +82,16 @@ const ENCODINGS: [(Encoding, &str); 7] = [
 
 /// `bf16`, `int4`: one word.
 pub fn encoding_name(encoding: Encoding) -> &'static str {
+    if let Encoding::Blocks(format) = encoding {
+        return format.name();
+    }
     ENCODINGS.iter().find(|(known, _)| *known == encoding).map_or("i32", |(_, name)| name)
 }
 
 fn encoding_of(name: &str) -> Option<Encoding> {
-    ENCODINGS.iter().find(|(_, known)| *known == name).map(|(encoding, _)| *encoding)
+    let blocks =
+        || BlockFormat::ALL.iter().find(|format| format.name() == name).map(|&format| Encoding::Blocks(format));
+    ENCODINGS.iter().find(|(_, known)| *known == name).map(|(encoding, _)| *encoding).or_else(blocks)
 }
 
 const FLAGS: [&str; 5] = ["zero_points", "gated", "epilogue", "residual", "rounded_input"];
@@ -133,7 +138,7 @@ fn parse(text: &str) -> Option<ProductKey> {
     let input = float(words.next()?)?;
     let encoding = encoding_of(words.next()?)?;
     let reach = match encoding {
-        Encoding::Float(_) => Reach::None,
+        Encoding::Float(_) | Encoding::Blocks(_) => Reach::None,
         _ => match words.next()? {
             "rows" => Reach::Rows,
             "blocks128" => Reach::Blocks,

@@ -10,7 +10,7 @@ use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
 use crate::operation::OperationKind;
 use crate::tensor::DType;
-use crate::weight::Encoding;
+use crate::weight::{BlockFormat, Encoding};
 
 /// A kernel or strategy that computes an operation.
 #[derive(Debug)]
@@ -78,6 +78,32 @@ const FLOAT_ENCODINGS: &[Encoding] =
     &[Encoding::Float(DType::F32), Encoding::Float(DType::F16), Encoding::Float(DType::Bf16)];
 const HALF_ENCODINGS: &[Encoding] = &[Encoding::Float(DType::F16), Encoding::Float(DType::Bf16)];
 const QUANTIZED: &[Encoding] = &Encoding::QUANTIZED;
+const BLOCKS: usize = BlockFormat::ALL.len();
+/// The quantised encodings, and the blocks of files.
+const QUANTIZED_AND_BLOCKS: &[Encoding] = &with_blocks::<{ Encoding::QUANTIZED.len() + BLOCKS }>(QUANTIZED);
+const EVERY_ENCODING: &[Encoding] =
+    &joined::<{ FLOAT_ENCODINGS.len() + QUANTIZED_AND_BLOCKS.len() }>(FLOAT_ENCODINGS, QUANTIZED_AND_BLOCKS);
+
+const fn with_blocks<const N: usize>(first: &[Encoding]) -> [Encoding; N] {
+    let mut blocks = [Encoding::Blocks(BlockFormat::ALL[0]); BLOCKS];
+    let mut at = 0;
+    while at < BLOCKS {
+        blocks[at] = Encoding::Blocks(BlockFormat::ALL[at]);
+        at += 1;
+    }
+    joined(first, &blocks)
+}
+
+/// One list behind the other; N is the number of both.
+const fn joined<const N: usize>(first: &[Encoding], second: &[Encoding]) -> [Encoding; N] {
+    let mut all = [first[0]; N];
+    let mut at = 0;
+    while at < N {
+        all[at] = if at < first.len() { first[at] } else { second[at - first.len()] };
+        at += 1;
+    }
+    all
+}
 
 /// A kernel's place in [`kernels`]: what tables hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,5 +1,6 @@
 //! How a weight's elements are stored, and the scales that turn their quantised values into numbers.
 
+use super::blocks::BlockFormat;
 use crate::tensor::DType;
 use half::f16;
 use std::fmt;
@@ -10,6 +11,7 @@ use std::fmt;
 /// - `Fp8E4m3`, `Fp8E5m2`: scale · value(q); E4M3 is the variant without infinities (largest value 448)
 /// - `Int8`: scale · q, q in −127 ..= 127 (imported quantised values may be −128)
 /// - `Int4`: scale · (q − 8), with zero points scale · q + zero point; q in 0 ..= 15
+/// - `Blocks`: what the block of the file says, whose scales lie within it
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Encoding {
     Float(DType),
@@ -17,6 +19,7 @@ pub enum Encoding {
     Fp8E5m2,
     Int8,
     Int4,
+    Blocks(BlockFormat),
 }
 
 impl Encoding {
@@ -26,12 +29,18 @@ impl Encoding {
         matches!(self, Encoding::Float(_))
     }
 
-    /// Bits of an element, scales not counted.
-    pub fn bits(self) -> usize {
+    /// Whether scales stand beside the elements.
+    pub fn has_scales(self) -> bool {
+        !matches!(self, Encoding::Float(_) | Encoding::Blocks(_))
+    }
+
+    /// Bytes of neighbouring elements, of blocks a whole number; scales that stand beside them not counted.
+    pub fn bytes(self, elements: usize) -> usize {
         match self {
-            Encoding::Float(dtype) => 8 * dtype.size(),
-            Encoding::Fp8E4m3 | Encoding::Fp8E5m2 | Encoding::Int8 => 8,
-            Encoding::Int4 => 4,
+            Encoding::Float(dtype) => elements * dtype.size(),
+            Encoding::Fp8E4m3 | Encoding::Fp8E5m2 | Encoding::Int8 => elements,
+            Encoding::Int4 => elements.div_ceil(2),
+            Encoding::Blocks(format) => format.bytes(elements),
         }
     }
 }
@@ -44,6 +53,7 @@ impl fmt::Display for Encoding {
             Encoding::Fp8E5m2 => formatter.write_str("fp8 e5m2"),
             Encoding::Int8 => formatter.write_str("int8"),
             Encoding::Int4 => formatter.write_str("int4"),
+            Encoding::Blocks(format) => format.fmt(formatter),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a weight is turned into: an encoding and how far a scale reaches.
 
 use super::encoding::{Encoding, BLOCK};
+use super::BlockFormat;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use std::fmt;
@@ -39,6 +40,11 @@ impl Format {
         Format { encoding: Encoding::Float(dtype), granularity: Granularity::Rows, zero_points: false, clipping: false }
     }
 
+    /// Blocks as a file has them.
+    pub fn blocks(format: BlockFormat) -> Format {
+        Format { encoding: Encoding::Blocks(format), ..Format::float(DType::F32) }
+    }
+
     pub fn new(encoding: Encoding, granularity: Granularity, zero_points: bool, clipping: bool) -> Result<Format> {
         let refuse = |what: String| Err(Error::invalid(what));
         let integer = matches!(encoding, Encoding::Int8 | Encoding::Int4);
@@ -74,7 +80,7 @@ impl Format {
     /// Scales of one row (of a row of blocks).
     pub fn scales_in_row(&self, columns: usize) -> usize {
         match self.stored_group() {
-            _ if self.encoding.is_float() => 0,
+            _ if !self.encoding.has_scales() => 0,
             0 => 1,
             size => columns.div_ceil(size),
         }
@@ -92,7 +98,7 @@ impl Format {
         let (ours, theirs) = (reach(self.stored_group()), reach(other.stored_group()));
         let same = self.granularity == other.granularity
             || self.has_f16_scales() == other.has_f16_scales() && self.granularity != Granularity::Blocks;
-        !self.encoding.is_float()
+        self.encoding.has_scales()
             && self.encoding == other.encoding
             && (self.zero_points || !other.zero_points)
             && same
@@ -114,7 +120,7 @@ impl fmt::Display for Format {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.encoding.fmt(formatter)?;
         match self.granularity {
-            _ if self.encoding.is_float() => return Ok(()),
+            _ if !self.encoding.has_scales() => return Ok(()),
             Granularity::Tensor => formatter.write_str(" per tensor")?,
             Granularity::Rows => formatter.write_str(" per row")?,
             Granularity::Groups(size) => write!(formatter, " in groups of {size}")?,

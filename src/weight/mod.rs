@@ -6,6 +6,7 @@
 
 pub mod arrangement;
 pub mod awq;
+pub mod blocks;
 pub mod byte_rows;
 mod encoding;
 pub mod format;
@@ -26,6 +27,7 @@ mod view;
 
 pub use crate::tensor::fp8;
 pub use arrangement::Arrangement;
+pub use blocks::BlockFormat;
 pub use encoding::{Encoding, Scales, WeightLayout, BLOCK};
 pub use format::{Format, Granularity};
 pub use view::WeightView;

@@ -67,12 +67,13 @@ impl Geometry {
             Encoding::Float(dtype) => (self.columns * dtype.size()).next_multiple_of(16) / dtype.size(),
             Encoding::Int4 if self.is_tiled() => self.columns.next_multiple_of(TILE_COLUMNS),
             Encoding::Int4 => self.columns.next_multiple_of(CHUNK),
+            Encoding::Blocks(_) => self.columns,
             _ => self.columns.next_multiple_of(16),
         }
     }
 
     pub fn row_bytes(&self) -> usize {
-        self.row_stride() * self.format.encoding.bits() / 8
+        self.format.encoding.bytes(self.row_stride())
     }
 
     fn padded_rows(&self, rows: usize) -> usize {

@@ -106,7 +106,7 @@ pub(super) fn f16_scale(value: f32, what: &str, row: usize, column: usize) -> Re
     Err(Error::invalid(format!("the {what} of row {row}, column {column} is {value}; a finite f16 is needed")))
 }
 
-pub(super) fn expect_bytes(what: &str, bytes: usize, needed: Option<usize>, rows: usize, columns: usize) -> Result<()> {
+pub fn expect_bytes(what: &str, bytes: usize, needed: Option<usize>, rows: usize, columns: usize) -> Result<()> {
     match needed {
         Some(needed) if bytes >= needed => Ok(()),
         Some(needed) => {

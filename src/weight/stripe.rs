@@ -74,7 +74,9 @@ impl Stripe {
                 Encoding::Int4 => fill(values, quantized, |q| scale * int4::decode(q)),
                 Encoding::Fp8E4m3 => fill(values, quantized, |q| scale * fp8::e4m3_to_f32(q)),
                 Encoding::Fp8E5m2 => fill(values, quantized, |q| scale * fp8::e5m2_to_f32(q)),
-                Encoding::Float(_) => unreachable!("floats have no quantised values"),
+                Encoding::Float(_) | Encoding::Blocks(_) => {
+                    unreachable!("floats and blocks have no quantised values of their own")
+                }
             }
         }
     }

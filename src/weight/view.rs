@@ -1,9 +1,11 @@
 //! A weight as descriptors carry it: addresses in device memory and their meaning.
 
+use super::blocks::MOST_ELEMENTS;
 use super::encoding::{Encoding, Scales, BLOCK};
 use super::format::Granularity;
 use super::fp8;
 use super::pack::Geometry;
+use super::BlockFormat;
 use crate::tensor::{DType, Element};
 use half::{bf16, f16};
 use std::ffi::c_void;
@@ -65,7 +67,7 @@ impl WeightView {
             row_stride: geometry.row_stride(),
             gated,
             scales: match (format.encoding, format.granularity) {
-                (Encoding::Float(_), _) => Scales::None,
+                (Encoding::Float(_) | Encoding::Blocks(_), _) => Scales::None,
                 (_, Granularity::Blocks) => Scales::Blocks(at(scales.start).cast()),
                 _ if format.has_f16_scales() => {
                     Scales::Groups { size: format.stored_group(), data: at(scales.start).cast() }
@@ -77,11 +79,31 @@ impl WeightView {
         }
     }
 
+    /// A weight of blocks as a file has them.
+    pub fn blocks(
+        data: *mut c_void,
+        format: BlockFormat,
+        rows: usize,
+        columns: usize,
+        row_stride: usize,
+    ) -> WeightView {
+        let floats = WeightView::float(data, DType::F32, rows, columns, row_stride, false);
+        WeightView { encoding: Encoding::Blocks(format), ..floats }
+    }
+
     /// The dtype of a float weight.
     pub fn dtype(&self) -> Option<DType> {
         match self.encoding {
             Encoding::Float(dtype) => Some(dtype),
             _ => None,
+        }
+    }
+
+    /// From one row to the next as kernels receive it: bytes of blocks, elements of all others.
+    pub fn kernel_stride(&self) -> usize {
+        match self.encoding {
+            Encoding::Blocks(format) => format.bytes(self.row_stride),
+            _ => self.row_stride,
         }
     }
 
@@ -104,7 +126,7 @@ impl WeightView {
             Scales::Groups { size, .. } => 2 * groups(size),
             Scales::Blocks(_) => self.rows.div_ceil(BLOCK) * self.columns.div_ceil(BLOCK) * size_of::<f32>(),
         };
-        (self.rows * self.columns * self.encoding.bits()).div_ceil(8) + scales
+        self.encoding.bytes(self.rows * self.columns) + scales
     }
 
     /// The input element that column `k` multiplies.
@@ -150,6 +172,13 @@ impl WeightView {
                     (false, Scales::Groups { size, .. }) => scale * q + group(self.zero_points, size),
                     _ => scale * (q - 8.0),
                 }
+            }
+            Encoding::Blocks(format) => {
+                let mut values = [0.0; MOST_ELEMENTS];
+                let block = self.data.cast::<u8>().add(format.bytes(at / format.elements() * format.elements()));
+                let block = std::slice::from_raw_parts(block, format.block_bytes());
+                format.decode(block, &mut values);
+                f64::from(values[at % format.elements()])
             }
         }
     }

@@ -11,7 +11,7 @@ use nvbackend::device::DeviceKind;
 use nvbackend::error::{Result, Status};
 use nvbackend::executor::Executor;
 use nvbackend::loading::{Source, Weight};
-use nvbackend::operation::grouped_linear::GroupedLinear;
+use nvbackend::operation::grouped_linear::{GroupedLinear, Routing};
 use nvbackend::operation::linear::{Linear, LinearTensors};
 use nvbackend::operation::linear_product::LinearProduct;
 use nvbackend::operation::matmul::Matmul;
@@ -269,7 +269,8 @@ fn grouped_difference(run: &mut Run, executor: &dyn Executor, case: &Case, exper
         let owner = experts / 2;
         let offsets: Vec<i32> = (0..=experts).map(|expert| if expert > owner { count as i32 } else { 0 }).collect();
         let offsets = run.integers(&offsets)?;
-        let op = GroupedLinear::new(input, offsets, weight.view(), None, case.activation, output)?;
+        let op =
+            GroupedLinear::new(input, (Routing::Offsets(offsets), 0), weight.view(), None, case.activation, output)?;
         executor.run(&Operation::from(op), run.stream.raw())?;
         run.read(&output)
     })
@@ -345,7 +346,7 @@ fn without_the_option() {
 fn one_kernel_a_product() {
     check("batch-invariant choices", &[None, Some(4)], |run, &bits| {
         let backend = backend(run, true)?;
-        let format = formats().into_iter().find(|format| bits == Some(format.encoding.bits()));
+        let format = formats().into_iter().find(|format| bits == Some(8 * format.encoding.bytes(2) / 2));
         let case = Case { format, ..CASE };
         let weight = weight(run, &case, 1)?;
         let (input, _) = run.normal(case.input, &[20, case.k], PLAIN, 1.0)?;

@@ -7,7 +7,7 @@ use crate::run::{check, expect_error, rounded, Layout, Outcome, Run, PITCHED, PL
 use crate::weight_formats::{formats, values_of};
 use nvbackend::error::Status;
 use nvbackend::loading::{Source, Weight};
-use nvbackend::operation::grouped_linear::GroupedLinear;
+use nvbackend::operation::grouped_linear::{GroupedLinear, Routing};
 use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
 use nvbackend::tensor::{DType, Tensor};
@@ -82,7 +82,14 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         }
     }
     let bias_tensor = bias.as_ref().map(|(tensor, _)| *tensor);
-    let op = GroupedLinear::new(input, offset_tensor, weight.view(), bias_tensor, activation, output)?;
+    let op = GroupedLinear::new(
+        input,
+        (Routing::Offsets(offset_tensor), 0),
+        weight.view(),
+        bias_tensor,
+        activation,
+        output,
+    )?;
     run.executor().run(&Operation::from(op), run.stream.raw())?;
     let mut written = output;
     written.shape[0] = routed;
@@ -226,7 +233,14 @@ fn wrong_offsets() {
         let (input, _) = run.normal(dtype, &[4, k], PLAIN, 1.0)?;
         let output = run.output(dtype, &[4, n], PLAIN)?;
         let offset_tensor = run.integers(&offsets)?;
-        let op = GroupedLinear::new(input, offset_tensor, weight.view(), None, Activation::None, output)?;
+        let op = GroupedLinear::new(
+            input,
+            (Routing::Offsets(offset_tensor), 0),
+            weight.view(),
+            None,
+            Activation::None,
+            output,
+        )?;
         let outcome = run.executor().run(&Operation::from(op), run.stream.raw());
         if run.device.is_cpu() {
             return expect_error(outcome, Status::InvalidArgument, &["expert_offsets[", "4 rows"]);

@@ -11,6 +11,8 @@ mod attention_cases;
 mod attention_decode;
 mod attention_prefill;
 mod batch_invariance;
+mod block_rows;
+mod block_weights;
 mod compare;
 mod device;
 mod embedding;

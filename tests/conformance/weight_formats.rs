@@ -7,12 +7,12 @@ use nvbackend::device::DeviceKind;
 use nvbackend::error::{Result, Status};
 use nvbackend::loading::{Source, Weight};
 use nvbackend::tensor::{DType, Tensor};
-use nvbackend::weight::gguf::{BlockType, GgufRows};
+use nvbackend::weight::gguf::GgufRows;
 use nvbackend::weight::gptq::{gptq, GptqTensors, GptqVersion};
 use nvbackend::weight::grouped::FloatBytes;
 use nvbackend::weight::rows::RowSource;
 use nvbackend::weight::sfp::SfpRows;
-use nvbackend::weight::{Arrangement, Encoding, Format, Granularity};
+use nvbackend::weight::{Arrangement, BlockFormat, Encoding, Format, Granularity};
 
 /// Every format that products read.
 pub fn formats() -> Vec<Format> {
@@ -107,7 +107,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     }
     let view = weight.view();
     let scales = weight.scale_bytes();
-    let codes = view.rows * view.columns * case.format.encoding.bits() / 8;
+    let codes = case.format.encoding.bytes(view.rows * view.columns);
     if weight.bytes() < codes + scales || (scales == 0) != case.format.encoding.is_float() {
         return Err(format!("{} bytes, {scales} of them scales", weight.bytes()).into());
     }
@@ -180,16 +180,22 @@ fn floats_are_rounded_once() {
 }
 
 /// Blocks with random codes and scales near 0.01.
-fn blocks(run: &mut Run, kind: BlockType, rows: usize, columns: usize) -> Vec<u8> {
-    let (elements, size) = kind.size();
+pub fn blocks(run: &mut Run, kind: BlockFormat, rows: usize, columns: usize) -> Vec<u8> {
+    let (elements, size) = (kind.elements(), kind.block_bytes());
     let count = rows * columns / elements;
     let scale =
         encode(DType::F16, &run.random.normals(2 * count, 1.0).iter().map(|x| 0.01 + 0.001 * x).collect::<Vec<_>>());
     let mut data: Vec<u8> = run.random.normals(count * size, 1000.0).iter().map(|&x| x as i64 as u8).collect();
     for (block, scale) in data.chunks_exact_mut(size).zip(scale.chunks_exact(4)) {
         match kind {
-            BlockType::Q4K => block[..4].copy_from_slice(scale),
-            BlockType::Q6K => block[208..].copy_from_slice(&scale[..2]),
+            BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => {
+                block[..4].copy_from_slice(scale)
+            }
+            BlockFormat::Q2K => block[80..].copy_from_slice(scale),
+            BlockFormat::Q3K => block[108..].copy_from_slice(&scale[..2]),
+            BlockFormat::Q6K => block[208..].copy_from_slice(&scale[..2]),
+            // A power of two.
+            BlockFormat::Mxfp4 => block[0] = 118 + block[0] % 6,
             _ => block[..2].copy_from_slice(&scale[..2]),
         }
     }
@@ -221,7 +227,8 @@ fn expect_values(actual: &[f64], wanted: &[f64], bound: f64, weight: &Weight) ->
 #[test]
 fn blocks_of_files_are_kept() {
     let shapes = [(1, 256), (20, 512), (150, 256), (257, 768)];
-    let kinds = [(BlockType::Q4_0, 0.0), (BlockType::Q8_0, 0.0), (BlockType::Q4K, 5e-4), (BlockType::Q6K, 0.01)];
+    let kinds =
+        [(BlockFormat::Q4_0, 0.0), (BlockFormat::Q8_0, 0.0), (BlockFormat::Q4K, 5e-4), (BlockFormat::Q6K, 0.01)];
     let cases: Vec<_> = shapes.iter().flat_map(|&shape| kinds.map(|kind| (shape, kind))).collect();
     check("weight import", &cases, |run, &((rows, columns), (kind, bound))| {
         let data = blocks(run, kind, rows, columns);
@@ -250,11 +257,11 @@ fn blocks_of_files_are_kept() {
 #[test]
 fn parts_of_different_formats_find_a_common_one() {
     check("weight mixture", &[()], |run, _| {
-        let (q4_0, q4_k) = (blocks(run, BlockType::Q4_0, 24, 512), blocks(run, BlockType::Q4K, 8, 512));
-        let q8_0 = blocks(run, BlockType::Q8_0, 8, 512);
-        let symmetric = GgufRows::new(BlockType::Q4_0, 24, 512, &q4_0)?;
-        let offsets = GgufRows::new(BlockType::Q4K, 8, 512, &q4_k)?;
-        let int8 = GgufRows::new(BlockType::Q8_0, 8, 512, &q8_0)?;
+        let (q4_0, q4_k) = (blocks(run, BlockFormat::Q4_0, 24, 512), blocks(run, BlockFormat::Q4K, 8, 512));
+        let q8_0 = blocks(run, BlockFormat::Q8_0, 8, 512);
+        let symmetric = GgufRows::new(BlockFormat::Q4_0, 24, 512, &q4_0)?;
+        let offsets = GgufRows::new(BlockFormat::Q4K, 8, 512, &q4_k)?;
+        let int8 = GgufRows::new(BlockFormat::Q8_0, 8, 512, &q8_0)?;
         let weight = import(run, &[&symmetric, &offsets], Arrangement::Stacked, None)?;
         if weight.format() != offsets.format() {
             return Err(format!("became {}", weight.format()).into());

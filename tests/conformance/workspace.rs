@@ -13,7 +13,7 @@ use nvbackend::kv_cache::KvCache;
 use nvbackend::loading::{Source, Weight};
 use nvbackend::operation::argmax::Argmax;
 use nvbackend::operation::attention::{AttentionConfig, AttentionDecode};
-use nvbackend::operation::grouped_linear::GroupedLinear;
+use nvbackend::operation::grouped_linear::{GroupedLinear, Routing};
 use nvbackend::operation::linear::{Linear, LinearTensors};
 use nvbackend::operation::linear_product::LinearProduct;
 use nvbackend::operation::matmul::Matmul;
@@ -160,7 +160,14 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
             let (input, _) = run.normal(DType::Bf16, &[m, K], case.layout, 1.0)?;
             let offsets = run.integers(&[0, m as i32 / 2, m as i32])?;
             let output = run.output(DType::F32, &[m, N], PLAIN)?;
-            let op = GroupedLinear::new(input, offsets, weight.view(), None, Activation::None, output)?;
+            let op = GroupedLinear::new(
+                input,
+                (Routing::Offsets(offsets), 0),
+                weight.view(),
+                None,
+                Activation::None,
+                output,
+            )?;
             Prepared { _weight: Some(weight), ..none(op.into(), vec![output]) }
         }
         Kind::Matmul(dtype, m) => {

@@ -33,7 +33,7 @@ PREBUILT = ("@node-llama-cpp/linux-x64", "3.22.1")
 OPERATIONS = {
     "ADD": (154, "f32.*ne=\\[(10|16),5"), "ARGMAX": (7, "."), "CLAMP": (6, "."), "CONCAT": (112, "type=f32"),
     "CONT": (78, "."), "CPY": (266, "type_src=(f32|f16),type_dst=(f16|f32)"), "DIV": (142, "f32.*ne=\\[(10|16),5"),
-    "DUP": (9, "."), "EXP": (1, "."), "FLASH_ATTN_EXT": (344, "hsk=64.*kv=113.*mask=0"),
+    "DUP": (9, "."), "EXP": (1, "."), "FLASH_ATTN_EXT": (3239, "hsk=64.*nr23=\\[4,3\\].*kv=512,nb=3,"),
     "GEGLU": (1, "."), "GEGLU_ERF": (1, "."), "GELU": (1, "."), "GET_ROWS": (48, "type=(f32|f16|q8_0)"),
     "MUL": (142, "f32.*ne=\\[(10|16),5"), "MUL_MAT": (797, "type_a=(f32|f16|q4_0|q8_0),type_b=f32,m=16,n=(1|8),k=256"),
     "NEG": (1, "."), "NORM": (50, "."), "RELU": (1, "."), "REPEAT": (16, "type=f32"), "RMS_NORM": (51, "."),

@@ -1,4 +1,4 @@
-//! Float tensors that keep their dtype: rows are copied, not converted.
+//! Rows that are copied, not converted: of float tensors that keep their dtype, and of blocks as a file has them.
 
 use super::staging::{Staging, STAGING_BYTES};
 use super::Source;
@@ -8,9 +8,32 @@ use crate::stream::Stream;
 use crate::tensor::Tensor;
 use crate::weight::arrangement::RowMap;
 
+/// The rows of one part.
+#[derive(Debug, Clone, Copy)]
+pub struct PartRows {
+    pub data: *const u8,
+    pub rows: usize,
+    pub row_bytes: usize,
+    /// From one row to the next, in bytes.
+    pub pitch: usize,
+}
+
+impl PartRows {
+    /// A float matrix.
+    pub fn of(part: &Tensor) -> PartRows {
+        let size = part.dtype.size();
+        PartRows {
+            data: part.data.cast::<u8>(),
+            rows: part.shape[0],
+            row_bytes: part.shape[1] * size,
+            pitch: part.strides[0] * size,
+        }
+    }
+}
+
 pub(super) struct Copier<'a> {
     pub device: &'a dyn Device,
-    pub parts: &'a [Tensor],
+    pub parts: &'a [PartRows],
     pub map: &'a RowMap,
     pub to: *mut u8,
     pub row_bytes: usize,
@@ -30,23 +53,22 @@ impl Copier<'_> {
     /// Whether each part's rows already have the target's pitch and order.
     fn parts_stand_as_they_are(&self) -> bool {
         !self.map.is_gated()
-            && self.parts.iter().all(|part| {
-                let size = part.dtype.size();
-                part.shape[1] * size == self.row_bytes
-                    && (part.strides[0] * size == self.row_bytes || part.shape[0] == 1)
-            })
+            && self
+                .parts
+                .iter()
+                .all(|part| part.row_bytes == self.row_bytes && (part.pitch == self.row_bytes || part.rows == 1))
     }
 
     fn copy_parts(&self, kind: CopyKind) -> Result<()> {
         let mut first = 0;
         for part in self.parts {
-            let bytes = part.shape[0] * self.row_bytes;
+            let bytes = part.rows * self.row_bytes;
             // SAFETY: the part holds these rows, and the target the rows of all parts.
             unsafe {
                 let to = self.to.add(first * self.row_bytes);
-                self.device.copy(to.cast(), part.data, bytes, kind, self.stream.raw())?;
+                self.device.copy(to.cast(), part.data.cast(), bytes, kind, self.stream.raw())?;
             }
-            first += part.shape[0];
+            first += part.rows;
         }
         Ok(())
     }
@@ -55,8 +77,7 @@ impl Copier<'_> {
     fn source(&self, row: usize) -> (*const u8, usize) {
         let (part, row) = self.map.source(row);
         let part = &self.parts[part];
-        let size = part.dtype.size();
-        (part.data.cast::<u8>().wrapping_add(row * part.strides[0] * size), part.shape[1] * size)
+        (part.data.wrapping_add(row * part.pitch), part.row_bytes)
     }
 
     fn copy_rows(&self) -> Result<()> {
