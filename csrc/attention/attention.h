@@ -50,8 +50,11 @@ struct nvb_attention_sequence {
 // the f32 kernel takes everything else. Blocks start in the order of the table, so the sequences with the most work
 // come first.
 //
-// Lengths are those of the table. No kernel reads lengths in device memory yet, for which there are fields from
-// `query_starts` on: arguments that have them are refused.
+// Lengths are those of the table, or lie in device memory: then `query_starts`, or without it rows of max_query_count a
+// sequence with starts 0, 1, 2, ..., and `kv_starts` or `kv_lengths` say what the table would, the table is not read, and
+// `sequences` may be any number. The bounds from `query_rows` on size the launch and keep what a kernel reads within the
+// tensors: a sequence whose query starts pass one has no rows, one whose keys do has no keys, and rows past
+// max_query_count are left as they are.
 struct nvb_attention_prefill_params {
   const void* query;
   const void* key;
@@ -65,7 +68,7 @@ struct nvb_attention_prefill_params {
   // Row i of a sequence and query head h meet key k at
   // mask[start * mask_sequence_stride + i * mask_row_stride + h * mask_head_stride + k]; null: none.
   const void* mask;
-  const int32_t* query_starts;  // [sequences + 1], rows; null: the table has all lengths
+  const int32_t* query_starts;  // [sequences + 1], rows
   const int32_t* kv_starts;     // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
   const int32_t* kv_lengths;    // [sequences]
   const int32_t* kv_sequences;  // [sequences], of the cache; null: 0, 1, 2, ...
@@ -113,6 +116,18 @@ struct nvb_attention_prefill_params {
 };
 
 namespace nvb {
+
+constexpr bool has_device_lengths(const nvb_attention_prefill_params& p) {
+  return p.kv_starts != nullptr || p.kv_lengths != nullptr;
+}
+
+// Tiles of `rows` query rows that are enough whatever lengths device memory holds.
+inline int64_t most_tiles(const nvb_attention_prefill_params& p, int rows) {
+  const int64_t of_sequences = int64_t{p.sequences} * ((int64_t{p.max_query_count} + rows - 1) / rows);
+  if (p.query_starts == nullptr) return of_sequences;
+  const int64_t of_rows = (p.query_rows + int64_t{p.sequences} * (rows - 1)) / rows;
+  return of_rows < of_sequences ? of_rows : of_sequences;
+}
 
 inline bool has_scales(const nvb_attention_prefill_params& p) {
   return p.query_scale != nullptr || p.key_scale != nullptr || p.value_scale != nullptr;

@@ -21,13 +21,18 @@ bool are_valid(const nvb_attention_prefill_params& p) {
       (p.mask != nullptr && float_dtype_bytes(p.mask_dtype) == 0)) {
     return false;
   }
-  if (p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES || p.head_dim < 1 || p.head_dim > kMaxHeadDim ||
+  const bool on_device = has_device_lengths(p);
+  if (p.sequences < 0 || (p.sequences > NVB_ATTENTION_MAX_SEQUENCES && !on_device) || p.head_dim < 1 || p.head_dim > kMaxHeadDim ||
       p.value_dim < 1 || p.value_dim > kMaxValueDim) {
     return false;
   }
-  if (p.query_starts != nullptr) return false;
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
   if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || !is_valid(p.placement)) return false;
+  if (on_device) {
+    return p.query_rows >= 0 && p.kv_rows >= 0 && p.max_query_count >= 0 && p.max_query_count <= kMaxLength &&
+           p.max_kv_length >= 0 && p.max_kv_length <= kMaxLength;
+  }
+  if (p.query_starts != nullptr) return false;
   for (int i = 0; i < p.sequences; ++i) {
     const nvb_attention_sequence& sequence = p.sequence[i];
     if (sequence.query_count < 0 || sequence.query_count > kMaxLength) return false;
@@ -42,8 +47,7 @@ bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launc
       (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
     return false;
   }
-  if (p.value_dim != p.head_dim || p.head_dim > 512 || p.mask != nullptr || has_scales(p) ||
-      p.query_starts != nullptr) {
+  if (p.value_dim != p.head_dim || p.head_dim > 512 || p.mask != nullptr || has_scales(p)) {
     return false;
   }
   if (p.placement.block_stride % 8 != 0 || p.placement.value_block_stride != p.placement.block_stride) return false;
@@ -119,6 +123,7 @@ const PrefillKernel* kernel_at(int index) {
 // Whether the plan gives each sequence its blocks, in the order of the table.
 bool is_planned(const nvb_attention_prefill_params& p, int rows, int blocks) {
   if (p.heads_per_group < 1 || p.heads_per_group > p.query_heads) return false;
+  if (has_device_lengths(p)) return most_tiles(p, rows) * p.query_heads == blocks;
   int64_t first = 0;
   for (int i = 0; i < p.sequences; ++i) {
     if (p.sequence[i].first_block != first) return false;

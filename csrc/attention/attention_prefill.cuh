@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "attention_prefill_lengths.cuh"
 #include "softmax.cuh"
 
 namespace nvb {
@@ -13,7 +14,7 @@ static_assert(sizeof(PrefillArguments) <= 4096, "drivers before 12.1 take at mos
 
 // The tile of query rows of one block.
 struct PrefillBlock {
-  int sequence;
+  int sequence;  // below 0: none, past the last tile of lengths in device memory
   int head;
   int first_row;
 };
@@ -23,6 +24,11 @@ struct PrefillBlock {
 // heads of the group, which read the same keys at about the same time.
 __device__ __forceinline__ PrefillBlock find_prefill_block(const PrefillArguments& arguments, int block,
                                                            int rows_per_tile) {
+  if (has_device_lengths(arguments.params)) {
+    const int heads = arguments.params.query_heads;
+    const DeviceTile tile = find_device_tile(arguments.params, block / heads, rows_per_tile);
+    return PrefillBlock{tile.sequence, block % heads, tile.first_row};
+  }
   int low = 0;
   int high = arguments.params.sequences;
   while (high - low > 1) {

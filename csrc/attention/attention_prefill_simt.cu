@@ -121,7 +121,8 @@ __global__ void __launch_bounds__(kThreads)
   // Which rows, and which keys they see.
   const nvb_attention_prefill_params& p = arguments.params;
   const PrefillBlock block = find_prefill_block(arguments, blockIdx.x, kRows);
-  const nvb_attention_sequence sequence = p.sequence[block.sequence];
+  if (block.sequence < 0) return;
+  const nvb_attention_sequence sequence = prefill_sequence(p, block.sequence);
   const int rows = min(kRows, sequence.query_count - block.first_row);
   const int position = sequence.kv_length - sequence.query_count + block.first_row;
   const int first_key = visible_keys(position, sequence.kv_length, p.causal, p.window).first;

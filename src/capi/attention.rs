@@ -11,9 +11,11 @@ use super::tensor::{nvb_tensor, Reading};
 use crate::allocation::collected;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource};
+use crate::operation::attention::{
+    AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, DeviceSource, KeySource,
+};
 use crate::stream::Owner;
-use crate::tensor::CacheLayer;
+use crate::tensor::{CacheLayer, Tensor};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
@@ -99,6 +101,23 @@ pub struct nvb_attention_prefill_args {
     pub key_scale: nvb_tensor,
     /// As `query_scale`, of `value`.
     pub value_scale: nvb_tensor,
+    /// Optional, I32 [B + 1] in device memory, contiguous: what `query_starts` is, read when the stream gets there, so that a
+    /// captured call serves every step within the bounds below. `query_starts`, `key_starts`, `kv_lengths` and `sequences` are
+    /// NULL then, `sequence_count` is 0 or B, and lengths are in `device_key_starts` or, over a cache, in `device_kv_lengths`. The
+    /// last entry may lie below T: rows behind it are not written. What passes a bound, falls or names no sequence of the cache is
+    /// an error on the CPU; on CUDA such a sequence has no rows, or no keys.
+    pub device_query_starts: nvb_tensor,
+    /// As `device_query_starts`, for the rows of `key` and `value`.
+    pub device_key_starts: nvb_tensor,
+    /// Optional, I32 [B] in device memory: what `kv_lengths` is. Also with a dense batch: of each sequence the first so many of its
+    /// M keys count.
+    pub device_kv_lengths: nvb_tensor,
+    /// Optional, I32 [B] in device memory: what `sequences` is; absent: 0, 1, 2, …
+    pub device_sequences: nvb_tensor,
+    /// With lengths in device memory: no sequence has more query rows; it sizes the launch. 0: T.
+    pub max_query_rows: u32,
+    /// With lengths in device memory: no sequence has more keys. 0: the cache's capacity, or the rows of `key`.
+    pub max_kv_length: u32,
 }
 versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts });
 
@@ -248,7 +267,24 @@ unsafe fn unmasked_prefill_of(
             return Err(Error::invalid(format!("sequence_count is {count}; `query` is a batch of {}", query.shape[0])));
         }
         let keys = (reading.tensor("key", &args.key)?, reading.tensor("value", &args.value)?);
-        return Ok((AttentionPrefill::dense(object.config, query, keys, output, lse)?, None));
+        let op = AttentionPrefill::dense(object.config, query, keys, output, lse)?;
+        let op = match reading.optional("device_kv_lengths", &args.device_kv_lengths)? {
+            Some(lengths) => op.with_kv_lengths(lengths, args.max_kv_length as usize)?,
+            None => op,
+        };
+        return Ok((op, None));
+    }
+    if let Some(query_starts) = reading.optional("device_query_starts", &args.device_query_starts)? {
+        return device_lengths_of(reading, object, args, (query, query_starts, output, lse));
+    }
+    for (name, tensor) in [
+        ("device_key_starts", &args.device_key_starts),
+        ("device_kv_lengths", &args.device_kv_lengths),
+        ("device_sequences", &args.device_sequences),
+    ] {
+        if reading.optional(name, tensor)?.is_some() {
+            return Err(Error::invalid(format!("`{name}` is given without `device_query_starts`")));
+        }
     }
     // SAFETY: the caller's contract.
     let query_starts = unsafe { slice("query_starts", args.query_starts, count + 1)? };
@@ -275,6 +311,46 @@ unsafe fn unmasked_prefill_of(
     };
     let source = KeySource::Cache { layer, sequences, kv_lengths };
     Ok((AttentionPrefill::new(object.config, query, query_starts, source, output, lse)?, Some(cache)))
+}
+
+/// A prefill whose lengths lie in device memory, of its query, starts, output and lse.
+fn device_lengths_of(
+    reading: Reading<'_>,
+    object: &AttentionObject,
+    args: &nvb_attention_prefill_args,
+    (query, query_starts, output, lse): (Tensor, Tensor, Tensor, Option<Tensor>),
+) -> Result<(AttentionPrefill, Option<Owner>)> {
+    let host = [
+        ("query_starts", args.query_starts),
+        ("key_starts", args.key_starts),
+        ("kv_lengths", args.kv_lengths),
+        ("sequences", args.sequences),
+    ];
+    if let Some((name, _)) = host.iter().find(|(_, array)| !array.is_null()) {
+        return Err(Error::invalid(format!(
+            "`device_query_starts` and the host's `{name}` are given; one of them is needed"
+        )));
+    }
+    let sequences = query_starts.shape[0].saturating_sub(1);
+    if args.sequence_count != 0 && args.sequence_count != sequences {
+        return Err(Error::invalid(format!(
+            "sequence_count is {}; `device_query_starts` has entries for {sequences}",
+            args.sequence_count
+        )));
+    }
+    let (source, owner): (_, Option<Owner>) = if args.cache.is_null() {
+        let key_starts = reading.tensor("device_key_starts", &args.device_key_starts)?;
+        let (key, value) = (reading.tensor("key", &args.key)?, reading.tensor("value", &args.value)?);
+        (DeviceSource::Tensors { key, value, key_starts }, None)
+    } else {
+        let (owner, layer) = layer_of(reading, &object.backend, (args.cache, args.layer), &args.page_table)?;
+        let kv_lengths = reading.tensor("device_kv_lengths", &args.device_kv_lengths)?;
+        let sequences = reading.optional("device_sequences", &args.device_sequences)?;
+        (DeviceSource::Cache { layer, sequences, kv_lengths }, Some(owner))
+    };
+    let bounds = (args.max_query_rows as usize, args.max_kv_length as usize);
+    let op = AttentionPrefill::with_device_lengths(object.config, query, query_starts, source, (output, lse), bounds)?;
+    Ok((op, owner))
 }
 
 pub(super) fn decode_of(

@@ -9,10 +9,10 @@ use super::scratch::WorkspaceUse;
 use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
-use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DeviceLengths, SequenceSpan};
 use crate::operation::Operation;
 use crate::registry::KernelId;
-use crate::tensor::DType;
+use crate::tensor::{DType, Tensor};
 use std::ffi::c_void;
 
 /// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.
@@ -43,7 +43,7 @@ pub(super) struct PrefillParams {
     key_scale: *const c_void,
     value_scale: *const c_void,
     mask: *const c_void,
-    query_starts: *const c_void,
+    pub query_starts: *const c_void,
     kv_starts: *const c_void,
     kv_lengths: *const c_void,
     kv_sequences: *const c_void,
@@ -80,9 +80,9 @@ pub(super) struct PrefillParams {
     scale: f32,
     soft_cap: f32,
     heads_per_group: i32,
-    query_rows: i32,
+    pub query_rows: i32,
     kv_rows: i32,
-    max_query_count: i32,
+    pub max_query_count: i32,
     max_kv_length: i32,
     reserved: i32,
     placement: KvPlacement,
@@ -149,7 +149,7 @@ extern "C" {
 pub(super) fn prefill(executor: &CudaExecutor, op: &AttentionPrefill, stream: RawHandle) -> Result<()> {
     let mut params = prefill_params(op);
     let _guard = executor.enter()?;
-    if op.sequences.is_empty() {
+    if op.is_empty() {
         return Ok(());
     }
     let plan = PrefillPlan::of(executor, op, &mut params).ok_or_else(|| no_kernel(&op.config))?;
@@ -186,6 +186,12 @@ fn launch_prefill(
 ) -> Result<()> {
     let launch = executor.launch_attention_on(stream);
     params.heads_per_group = plan.heads_per_group;
+    if op.lengths.is_some() {
+        let blocks = plan.most_blocks(&params)?;
+        // SAFETY: the descriptor was validated, the plan is of it, and the context is current.
+        let code = unsafe { nvb_cuda_attention_prefill_launch(plan.row, &params, blocks, &launch) };
+        return executor.check_launch(code, "attention prefill");
+    }
     for spans in op.sequences.chunks(MAX_SEQUENCES) {
         let blocks = plan.arrange(&mut params, spans)?;
         // SAFETY: the descriptor was validated, the plan is of it, and the context is current.
@@ -201,6 +207,11 @@ fn no_kernel(config: &AttentionConfig) -> Error {
 
 /// Without a table of sequences and `heads_per_group`.
 pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
+    let lengths = op.lengths.as_ref();
+    let numbers = |of: fn(&DeviceLengths) -> Option<Tensor>| {
+        lengths.and_then(of).map_or(std::ptr::null(), |tensor| tensor.data.cast_const())
+    };
+    let bound = |of: fn(&DeviceLengths) -> usize| lengths.map_or(0, |lengths| of(lengths) as i32);
     let AttentionConfig { query_heads, kv_heads, head_dim, value_dim, scale, soft_cap, window, causal } = op.config;
     PrefillParams {
         query: op.query.data,
@@ -212,10 +223,10 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         key_scale: op.key.scales.cast(),
         value_scale: op.value.scales.cast(),
         mask: op.mask.map_or(std::ptr::null(), |mask| mask.tensor.data.cast_const()),
-        query_starts: std::ptr::null(),
-        kv_starts: std::ptr::null(),
-        kv_lengths: std::ptr::null(),
-        kv_sequences: std::ptr::null(),
+        query_starts: numbers(|lengths| lengths.query_starts),
+        kv_starts: numbers(|lengths| lengths.key_starts),
+        kv_lengths: numbers(|lengths| lengths.kv_lengths),
+        kv_sequences: numbers(|lengths| lengths.sequences),
         query_sequence_stride: op.starts.query as i64,
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
@@ -239,7 +250,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         query_scale_stride: op.query_scales.map_or(0, |scales| i32::from(scales.shape[0] > 1)),
         key_scale_stride: op.key.scale_stride as i32,
         value_scale_stride: op.value.scale_stride as i32,
-        sequences: 0,
+        sequences: bound(|lengths| lengths.count),
         query_heads: query_heads as i32,
         kv_heads: kv_heads as i32,
         head_dim: head_dim as i32,
@@ -249,10 +260,10 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         scale,
         soft_cap,
         heads_per_group: 0,
-        query_rows: 0,
-        kv_rows: 0,
-        max_query_count: 0,
-        max_kv_length: 0,
+        query_rows: lengths.map_or(0, |_| op.query.tokens as i32),
+        kv_rows: bound(|lengths| lengths.kv_rows),
+        max_query_count: bound(|lengths| lengths.max_rows),
+        max_kv_length: bound(|lengths| lengths.max_kv_length),
         reserved: 0,
         placement: KvPlacement::of(&op.key, &op.value),
         sequence: [Sequence::default(); MAX_SEQUENCES],

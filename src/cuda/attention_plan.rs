@@ -107,12 +107,16 @@ impl PrefillPlan {
         op: &AttentionPrefill,
         params: &mut PrefillParams,
     ) -> Option<PrefillPlan> {
-        if op.sequences.is_empty() {
+        if op.is_empty() {
             return None;
         }
         let launch = executor.launch_attention_on(RawHandle::NULL);
         let mut shape = PrefillShape::default();
         let mut supports = |row: i32| {
+            if op.lengths.is_some() {
+                // SAFETY: as below.
+                return unsafe { nvb_cuda_attention_prefill_kernel_supports(row, params, &launch, &mut shape) != 0 };
+            }
             op.sequences.chunks(MAX_SEQUENCES).all(|spans| {
                 params.set_sequences(spans);
                 // SAFETY: reads the structs alone, and writes the shape.
@@ -141,18 +145,36 @@ impl PrefillPlan {
             blocks = i32::try_from(tiles)
                 .ok()
                 .and_then(|tiles| tiles.checked_mul(heads)?.checked_add(blocks))
-                .ok_or_else(|| {
-                    Error::invalid("an attention prefill of more than 2^31 blocks; divide its sequences among calls")
-                })?;
+                .ok_or_else(too_many_blocks)?;
         }
         Ok(blocks)
     }
+
+    /// Blocks that are enough whatever lengths device memory holds: those beyond them leave at once. The rows of ragged
+    /// sequences fill their tiles but for one a sequence.
+    pub fn most_blocks(&self, params: &PrefillParams) -> Result<i32> {
+        if self.rows == 0 {
+            return Ok(0);
+        }
+        let (sequences, rows) = (params.sequences as usize, self.rows);
+        let mut tiles = sequences.checked_mul((params.max_query_count as usize).div_ceil(rows));
+        if !params.query_starts.is_null() {
+            let enough = (params.query_rows as usize + sequences * (rows - 1)) / rows;
+            tiles = tiles.map(|tiles| tiles.min(enough));
+        }
+        let blocks = tiles.and_then(|tiles| tiles.checked_mul(params.query_heads as usize));
+        blocks.and_then(|blocks| i32::try_from(blocks).ok()).ok_or_else(too_many_blocks)
+    }
+}
+
+fn too_many_blocks() -> Error {
+    Error::invalid("an attention prefill of more than 2^31 blocks; divide its sequences among calls")
 }
 
 /// The KV heads are dealt out evenly, because the short tiles that end a group leave part of the device idle.
 fn heads_per_group(op: &AttentionPrefill, l2_bytes: usize) -> usize {
     let AttentionConfig { kv_heads, head_dim, value_dim, .. } = op.config;
-    let longest = op.sequences.iter().map(|span| span.kv_length).max().unwrap_or(1).max(1);
+    let longest = op.longest().max(1);
     let bytes = longest * (head_dim + value_dim) * op.key.dtype.size();
     let fitting = (l2_bytes / bytes).clamp(1, kv_heads);
     kv_heads.div_ceil(kv_heads.div_ceil(fitting)) * op.config.group()

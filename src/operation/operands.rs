@@ -1,6 +1,7 @@
 //! The addresses of an operation's tensors, for whoever runs it on other memory.
 
 use super::block_rows::Direction;
+use super::attention::DeviceLengths;
 use super::linear::LinearInput;
 use super::quantized_rows::QuantizedRows;
 use super::Operation;
@@ -108,6 +109,7 @@ impl Operation {
             }
             Operation::AttentionPrefill(op) => {
                 each.read([&mut op.query]);
+                each.read(op.lengths.iter_mut().flat_map(DeviceLengths::tensors_mut));
                 each.write([&mut op.output]);
                 each.write(&mut op.lse);
             }

@@ -234,6 +234,65 @@ static void test_prefill(bench* b) {
   CHECK_FAILS(nvb_attention_prefill(b->attention, &good, foreign_handle()), NVB_ERROR_INVALID_ARGUMENT, "not a stream");
 }
 
+// Starts and lengths in device memory, over a cache and over tensors.
+static void test_device_lengths(bench* b) {
+  nvb_stream* stream = b->f->stream;
+  const int32_t starts[3] = {0, 0, LENGTH}, lengths[2] = {0, LENGTH}, places[2] = {0, 1}, long_lengths[2] = {0, 17};
+  void *start_block = upload(b->f, starts, sizeof starts), *length_block = upload(b->f, lengths, sizeof lengths),
+       *place_block = upload(b->f, places, sizeof places), *long_block = upload(b->f, long_lengths, sizeof long_lengths);
+  nvb_attention_prefill_args good = prefill_args(b), args;
+  good.query_starts = good.sequences = good.kv_lengths = NULL;
+  good.sequence_count = 0;
+  good.device_query_starts = nvb_tensor_1d(start_block, NVB_DTYPE_I32, 3);
+  good.device_kv_lengths = nvb_tensor_1d(length_block, NVB_DTYPE_I32, 2);
+  good.device_sequences = nvb_tensor_1d(place_block, NVB_DTYPE_I32, 2);
+  good.max_query_rows = LENGTH;
+  args = good;
+  const float zeros[LENGTH * ROW] = {0};
+  CHECK_OK(nvb_memory_copy(b->f->memory, b->output_block, zeros, sizeof zeros, NVB_COPY_HOST_TO_DEVICE, stream));
+  CHECK_OK(nvb_attention_prefill(b->attention, &args, stream));
+  check_outputs(b, LENGTH);
+  args.cache = NULL;
+  memset(&args.device_kv_lengths, 0, sizeof args.device_kv_lengths);
+  memset(&args.device_sequences, 0, sizeof args.device_sequences);
+  args.key = nvb_tensor_3d(b->key_block, NVB_DTYPE_F32, LENGTH, KV_HEADS, DIM);
+  args.value = nvb_tensor_3d(b->value_block, NVB_DTYPE_F32, LENGTH, KV_HEADS, DIM);
+  nvb_attention_prefill_args tensors = args;
+  CHECK_FAILS(nvb_attention_prefill(b->attention, &args, stream), NVB_ERROR_INVALID_ARGUMENT, "device_key_starts");
+  args.device_key_starts = nvb_tensor_1d(start_block, NVB_DTYPE_I32, 3);
+  CHECK_OK(nvb_memory_copy(b->f->memory, b->output_block, zeros, sizeof zeros, NVB_COPY_HOST_TO_DEVICE, stream));
+  CHECK_OK(nvb_attention_prefill(b->attention, &args, stream));
+  check_outputs(b, LENGTH);
+  args = good;
+  args.query_starts = whole;
+  REFUSED("device_query_starts", "query_starts");
+  args.kv_lengths = whole_length;
+  REFUSED("device_query_starts", "kv_lengths");
+  args.sequence_count = 3;
+  REFUSED("sequence_count is 3", "2");
+  args.max_query_rows = LENGTH + 1;
+  REFUSED("max_query_rows is 13", "12");
+  args.max_kv_length = CAPACITY + 1;
+  REFUSED("max_kv_length is 17", "16");
+  memset(&args.device_kv_lengths, 0, sizeof args.device_kv_lengths);
+  REFUSED("device_kv_lengths", "missing");
+  args.device_kv_lengths = nvb_tensor_1d(length_block, NVB_DTYPE_F32, 2);
+  REFUSED("device_kv_lengths", "f32");
+  args = prefill_args(b);
+  args.device_kv_lengths = nvb_tensor_1d(length_block, NVB_DTYPE_I32, 2);
+  REFUSED("device_kv_lengths", "without `device_query_starts`");
+  args = tensors;
+  args.device_key_starts = nvb_tensor_1d(start_block, NVB_DTYPE_I32, 2);
+  REFUSED("device_key_starts", "[2]", "[3]");
+  if (test_on_cpu()) {
+    args.device_kv_lengths = nvb_tensor_1d(long_block, NVB_DTYPE_I32, 2);
+    REFUSED("sequence 1", "17 keys");
+  }
+  void* blocks[] = {start_block, length_block, place_block, long_block};
+  CHECK_OK(nvb_stream_synchronize(stream));
+  for (size_t i = 0; i < sizeof blocks / sizeof *blocks; ++i) release(b->f, blocks[i]);
+}
+
 static void test_decode(bench* b) {
   nvb_stream* stream = b->f->stream;
   nvb_attention_decode_args good = decode_args(b), args = good;
@@ -347,6 +406,7 @@ int main(void) {
   fixture f = open_fixture();
   bench b = set_up(&f);
   test_prefill(&b);
+  test_device_lengths(&b);
   test_decode(&b);
   test_options(&b);
   test_growth(&b);

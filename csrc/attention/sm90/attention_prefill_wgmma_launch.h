@@ -41,6 +41,42 @@ inline bool is_at_token(const nvb_attention_sequence& sequence, int64_t sequence
   return offset % token_stride == 0 && offset / token_stride + sequence.kv_length <= kMostTokens;
 }
 
+// The most that sequences of lengths in device memory may be: rows of query, and tokens of key and value to the end of
+// the last one.
+struct Tokens {
+  int64_t query = 0, key = 0, value = 0;
+};
+inline Tokens device_tokens(const nvb_attention_prefill_params& p) {
+  Tokens tokens;
+  const int64_t step = p.query_sequence_stride / p.query_token_stride;
+  tokens.query = p.query_starts != nullptr ? p.query_rows : (p.sequences - 1) * step + p.max_query_count;
+  const int64_t last = p.kv_rows - 1;
+  const bool follow = p.kv_starts != nullptr;
+  if (p.kv_rows > 0) {
+    tokens.key = follow ? p.kv_rows : last * p.key_sequence_stride / p.key_token_stride + p.max_kv_length;
+    tokens.value = follow ? p.kv_rows : last * p.value_sequence_stride / p.value_token_stride + p.max_kv_length;
+  }
+  return tokens;
+}
+
+// Whether every start that lengths in device memory may have is a row or a token of the maps.
+inline bool supports_device_lengths(const nvb_attention_prefill_params& p) {
+  if (p.query_rows < 0 || p.kv_rows < 0 || p.max_query_count < 0 || p.max_query_count > kMaxLength ||
+      p.max_kv_length < 0 || p.max_kv_length > kMaxLength) {
+    return false;
+  }
+  const auto is_in_step = [](int64_t sequence_stride, int64_t token_stride) {
+    return sequence_stride >= 0 && sequence_stride <= kMostStrideBytes && sequence_stride % token_stride == 0;
+  };
+  if (p.placement.pages == nullptr && !(is_in_step(p.key_sequence_stride, p.key_token_stride) &&
+                                        is_in_step(p.value_sequence_stride, p.value_token_stride))) {
+    return false;
+  }
+  const Tokens tokens = device_tokens(p);
+  return tokens.query <= kMostTokens &&
+         (p.placement.pages != nullptr || (tokens.key <= kMostTokens && tokens.value <= kMostTokens));
+}
+
 // What a kernel or a map cannot express is refused; shapes and lengths were checked before.
 inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, const nvb_launch& launch) {
   if (!is_hopper(launch) || tensor_map_encoder() == nullptr) return false;
@@ -49,11 +85,11 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, con
   if (p.placement.ring_tokens != 0 || (paged && (p.placement.page_tokens % 8 != 0 || p.placement.page_count < 1))) {
     return false;
   }
-  if (p.mask != nullptr || p.query_starts != nullptr || !has_rows_in_step(p)) return false;
+  if (p.mask != nullptr || !has_rows_in_step(p)) return false;
   const int multiple = 16 / bytes;
   if (p.head_dim < multiple || p.head_dim > 256 || p.head_dim % multiple != 0 || p.value_dim < multiple ||
       p.value_dim > p.head_dim || p.value_dim % multiple != 0 || p.kv_heads < 1 || p.query_heads < 1 ||
-      p.query_heads % p.kv_heads != 0 || p.sequences < 0 || p.sequences > NVB_ATTENTION_MAX_SEQUENCES) {
+      p.query_heads % p.kv_heads != 0 || p.sequences < 0) {
     return false;
   }
   if (!std::isfinite(p.scale) || !(p.scale > 0.0f) || !(p.soft_cap >= 0.0f) || p.window < 0) return false;
@@ -70,6 +106,8 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, con
                 p.placement.page_row_stride < 0 || p.placement.page_row_stride > INT32_MAX)) {
     return false;
   }
+  if (has_device_lengths(p)) return supports_device_lengths(p);
+  if (p.query_starts != nullptr || p.sequences > NVB_ATTENTION_MAX_SEQUENCES) return false;
   for (int i = 0; i < p.sequences; ++i) {
     const nvb_attention_sequence& sequence = p.sequence[i];
     if (sequence.query_start < 0 || sequence.query_count < 0 || sequence.query_count > kMaxLength ||
@@ -111,12 +149,6 @@ inline cudaError_t make_map(CUtensorMap& map, const void* data, int bytes, int64
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// The size of the maps: rows of query, and the tokens of key and value to the end of the last sequence, so that no copy
-// reads past what the caller gave.
-struct Tokens {
-  int64_t query = 0, key = 0, value = 0;
-};
-
 // KV pairs of a group: as many as fit L2 with their keys and values, and as many in each group where that can be.
 inline int group_pairs(int64_t pairs, int64_t kv_length, int64_t bytes_of_token, const nvb_launch& launch) {
   // Some of L2 is left to queries and outputs.
@@ -129,10 +161,40 @@ inline int group_pairs(int64_t pairs, int64_t kv_length, int64_t bytes_of_token,
   return static_cast<int>(std::min<int64_t>((pairs + groups - 1) / groups, (1 << 24) - 1));
 }
 
+// As `arrange`, of lengths in device memory.
+inline int arrange_device_lengths(const nvb_attention_prefill_params& p, int rows_per_tile, const nvb_launch& launch,
+                                  Arguments& arguments, Tokens& tokens) {
+  const int64_t tiles = most_tiles(p, rows_per_tile) * p.query_heads;
+  if (tiles > INT32_MAX / 2) return -1;
+  const bool paged = p.placement.pages != nullptr;
+  const auto step = [](int64_t sequence_stride, int64_t token_stride) {
+    return static_cast<int32_t>(sequence_stride / token_stride);
+  };
+  arguments.bundles = 0;
+  arguments.group_alignment = 1;
+  arguments.tiles = static_cast<int32_t>(tiles);
+  arguments.lengths = {p.query_starts,
+                       p.kv_starts,
+                       p.kv_lengths,
+                       p.kv_sequences,
+                       p.sequences,
+                       p.query_rows,
+                       p.kv_rows,
+                       p.max_query_count,
+                       p.max_kv_length,
+                       step(p.query_sequence_stride, p.query_token_stride),
+                       paged ? 1 : step(p.key_sequence_stride, p.key_token_stride),
+                       paged ? 1 : step(p.value_sequence_stride, p.value_token_stride)};
+  tokens = device_tokens(p);
+  return static_cast<int>(std::min<int64_t>(tiles, std::max(1, launch.multiprocessors)));
+}
+
 // Fills in the sequences, in the order of their work and in bundles, and the tiles; returns the number of blocks, 0
-// where there is nothing to do, or -1 where there are too many tiles.
+// where there is nothing to do, or -1 where there are too many tiles. `tokens` is the size of the maps: no copy reads past
+// what the caller gave.
 inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_per_tile, const nvb_launch& launch,
                    Arguments& arguments, Tokens& tokens) {
+  if (has_device_lengths(p)) return arrange_device_lengths(p, rows_per_tile, launch, arguments, tokens);
   nvb_attention_sequence sorted[NVB_ATTENTION_MAX_SEQUENCES];
   const auto end = std::copy_if(p.sequence, p.sequence + p.sequences, sorted,
                                 [](const nvb_attention_sequence& sequence) { return sequence.query_count > 0; });
@@ -194,6 +256,7 @@ inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_pe
 
 // Keys of the longest sequence.
 inline int longest(const nvb_attention_prefill_params& p) {
+  if (has_device_lengths(p)) return p.max_kv_length;
   int keys = 0;
   for (int i = 0; i < p.sequences; ++i) keys = std::max(keys, p.sequence[i].kv_length);
   return keys;

@@ -69,6 +69,23 @@ struct Bundle {
 };
 static_assert(NVB_ATTENTION_MAX_SEQUENCES < 256, "a sequence's number has eight bits");
 
+// What stands in the table's place where lengths lie in device memory: the fields of nvb_attention_prefill_params, and
+// the rows from one start to the next.
+struct DeviceLengths {
+  const int32_t* query_starts;
+  const int32_t* kv_starts;
+  const int32_t* kv_lengths;
+  const int32_t* kv_sequences;
+  int32_t sequences;
+  int32_t query_rows;
+  int32_t kv_rows;
+  int32_t max_query_count;
+  int32_t max_kv_length;
+  int32_t query_step;
+  int32_t key_step;
+  int32_t value_step;
+};
+
 struct Arguments {
   // Dimensions: bytes of a row, tokens, heads.
   CUtensorMap query;
@@ -83,7 +100,7 @@ struct Arguments {
   float exponent_factor;
   float cap_factor;
   int32_t tiles;  // and places of a round that a group leaves empty
-  int32_t bundles;
+  int32_t bundles;  // 0: lengths lie in device memory
   int32_t group_alignment;  // a group's tiles and empty places are a multiple
   int32_t query_heads;
   int32_t kv_heads;
@@ -91,7 +108,10 @@ struct Arguments {
   int32_t causal;
   int32_t window;
   int32_t output_is_f32;
-  Sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
+  union {
+    Sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
+    DeviceLengths lengths;
+  };
   Bundle bundle[NVB_ATTENTION_MAX_SEQUENCES + 1];  // the last one used is the end
   // Of FP8 alone: scales of the tensors, of one number or of one a KV head; null: 1.
   uint32_t output_dtype : 8;
@@ -128,6 +148,62 @@ struct Work {
   int end;
 };
 
+// Fills in the work of a tile of rows of a head, and of keys.
+template <typename Tile>
+__device__ __forceinline__ void set_work(const Arguments& arguments, const Sequence& sequence, int head, int first_row,
+                                         Work& work) {
+  work.first_token = sequence.query_start + first_row;
+  work.rows = min(Tile::kRows, sequence.query_count - first_row);
+  work.head = head;
+  work.kv_head = head / (arguments.query_heads / arguments.kv_heads);
+  work.key_start = sequence.key_start;
+  work.value_start = sequence.value_start;
+  work.kv_length = sequence.kv_length;
+  work.position = sequence.kv_length - sequence.query_count + first_row;
+  const int first_key = visible_keys(work.position, work.kv_length, arguments.causal, arguments.window).first;
+  const int last_key =
+      visible_keys(work.position + work.rows - 1, work.kv_length, arguments.causal, arguments.window).last;
+  work.first = first_key / Tile::kKeys;
+  work.end = last_key < first_key ? work.first : last_key / Tile::kKeys + 1;
+}
+
+// The tile of lengths in device memory: sequences in their order, the last tile of each first, its heads in turn. False
+// past the last one. Every role of a block looks for itself, so nothing is kept between tiles that costs registers.
+template <typename Tile>
+__device__ __forceinline__ bool find_device_work(const Arguments& arguments, int index, Work& work) {
+  const DeviceLengths& lengths = arguments.lengths;
+  int tile = index / arguments.query_heads;
+#pragma unroll 1
+  for (int number = 0; number < lengths.sequences; ++number) {
+    int start = number, rows = lengths.max_query_count;
+    if (lengths.query_starts != nullptr) {
+      start = lengths.query_starts[number];
+      const int end = lengths.query_starts[number + 1];
+      rows = start < 0 || end < start || end > lengths.query_rows ? 0 : min(end - start, rows);
+    }
+    const int tiles = (rows + Tile::kRows - 1) / Tile::kRows;
+    if (tile >= tiles) {
+      tile -= tiles;
+      continue;
+    }
+    int place = number, length = 0;
+    if (lengths.kv_starts != nullptr) {
+      place = lengths.kv_starts[number];
+      length = lengths.kv_starts[number + 1] - place;
+    } else {
+      if (lengths.kv_sequences != nullptr) place = lengths.kv_sequences[number];
+      length = lengths.kv_lengths[number];
+    }
+    const int end = lengths.kv_starts != nullptr ? place + length : place + 1;
+    if (place < 0 || length < 0 || length > lengths.max_kv_length || end > lengths.kv_rows) place = length = 0;
+    const Sequence sequence = {start * lengths.query_step, rows, place * lengths.key_step, place * lengths.value_step,
+                               length};
+    set_work<Tile>(arguments, sequence, index % arguments.query_heads, (tiles - 1 - tile) * Tile::kRows, work);
+    return true;
+  }
+  return false;
+}
+
 // False for an empty place.
 template <typename Tile>
 __device__ __forceinline__ bool find_work(const Arguments& arguments, int index, Work& work) {
@@ -153,19 +229,7 @@ __device__ __forceinline__ bool find_work(const Arguments& arguments, int index,
   const int first_row = (tiles - 1 - rest / pairs) * Tile::kRows;
 
   const Sequence sequence = arguments.sequence[first_sequence + pair / arguments.query_heads];
-  work.first_token = sequence.query_start + first_row;
-  work.rows = min(Tile::kRows, sequence.query_count - first_row);
-  work.head = pair % arguments.query_heads;
-  work.kv_head = work.head / heads_of_key;
-  work.key_start = sequence.key_start;
-  work.value_start = sequence.value_start;
-  work.kv_length = sequence.kv_length;
-  work.position = sequence.kv_length - sequence.query_count + first_row;
-  const int first_key = visible_keys(work.position, work.kv_length, arguments.causal, arguments.window).first;
-  const int last_key =
-      visible_keys(work.position + work.rows - 1, work.kv_length, arguments.causal, arguments.window).last;
-  work.first = first_key / Tile::kKeys;
-  work.end = last_key < first_key ? work.first : last_key / Tile::kKeys + 1;
+  set_work<Tile>(arguments, sequence, pair % arguments.query_heads, first_row, work);
   return true;
 }
 
@@ -183,7 +247,14 @@ struct Walk {
       const int index = round + static_cast<int>(backwards ? blocks - 1 - blockIdx.x : blockIdx.x);
       round += blocks;
       backwards = !backwards;
-      if (index < arguments.tiles && find_work<Tile>(arguments, index, work)) return true;
+      if (index >= arguments.tiles) continue;
+      if (arguments.bundles == 0) {
+        if (find_device_work<Tile>(arguments, index, work)) return true;
+        // Those that follow lie further on.
+        round = arguments.tiles;
+      } else if (find_work<Tile>(arguments, index, work)) {
+        return true;
+      }
     }
     return false;
   }

@@ -56,12 +56,13 @@ struct Task {
 
 /// An error names the first sequence whose page table has no page for a token that it sees.
 pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
-    for span in &op.sequences {
+    let spans = op.spans()?;
+    for span in &spans {
         let seen = visible(&op.config, span, 0).start..visible(&op.config, span, span.query_count - 1).end;
         // SAFETY: on the CPU a table is in host memory; the span's sequence and keys are within it.
         unsafe { op.key.check_pages(op.key.origin(span.kv_start), seen)? };
     }
-    let tasks = split(op, threads.count())?;
+    let tasks = split(op, &spans, threads.count())?;
     threads.run(tasks.len(), |task, scratch| {
         // SAFETY: the descriptor is validated; tasks write different rows and heads of the output.
         unsafe { dispatch(Block { op, task: &tasks[task], scratch }) }
@@ -73,16 +74,20 @@ pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
 pub fn block_rows(op: &AttentionPrefill, threads: usize) -> usize {
     let wide = op.config.head_dim.max(op.config.value_dim) > WIDE_HEAD;
     let largest = if wide { MAX_ROWS / 2 } else { MAX_ROWS };
-    let queries: usize = op.sequences.iter().map(|span| span.query_count).sum();
+    // With lengths in device memory as many as there may be.
+    let queries = match &op.lengths {
+        None => op.sequences.iter().map(|span| span.query_count).sum(),
+        Some(_) => op.query.tokens * op.blocks,
+    };
     (queries * op.config.query_heads).div_ceil(threads * 4).clamp(MIN_ROWS, largest)
 }
 
-fn split(op: &AttentionPrefill, threads: usize) -> Result<Vec<Task>> {
+fn split(op: &AttentionPrefill, spans: &[SequenceSpan], threads: usize) -> Result<Vec<Task>> {
     let group = op.config.group();
     let rows = block_rows(op, threads);
     let (heads, queries) = (group.min(rows), (rows / group).max(1));
     let mut tasks = Vec::new();
-    for span in &op.sequences {
+    for span in spans {
         // The last rows of a causal sequence see the most keys: they start first, so that none is left alone at the end.
         for first in (0..span.query_count).step_by(queries).rev() {
             for kv_head in 0..op.config.kv_heads {
@@ -324,7 +329,7 @@ impl<'a, O: Operands> Tiles<'a, O> {
 
 /// The formula in f64, for tensors in host memory.
 pub fn reference(op: &AttentionPrefill) {
-    for span in &op.sequences {
+    for span in &op.spans().expect("lengths within their bounds") {
         let query = op.query.skip(span.query_start * op.starts.query);
         let output = op.output.skip(span.query_start * op.starts.output);
         let bias = |row: usize, head: usize, token: usize| {

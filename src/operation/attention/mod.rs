@@ -8,6 +8,7 @@
 //! s into c·tanh(s/c) before the mask (Gemma 2). A row that sees no key gives 0 and lse = −inf.
 
 mod decode;
+mod device_lengths;
 mod mask;
 mod prefill;
 
@@ -15,6 +16,7 @@ use crate::error::{Error, Result, Status};
 use crate::operation::{expect_extent, Cost};
 use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM, MAX_VALUE_DIM};
 pub use decode::{AttentionDecode, DecodeRows, EMPTY_ROW, MAX_ROWS_PER_SEQUENCE};
+pub use device_lengths::{DeviceLengths, DeviceSource};
 pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
 
 /// What stays the same from call to call.

@@ -1,5 +1,6 @@
 //! Attention of many query rows a sequence, over a KV cache or over tensors.
 
+use super::device_lengths::DeviceLengths;
 use super::mask::Mask;
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::allocation::{collected, with_room};
@@ -43,7 +44,9 @@ pub struct AttentionPrefill {
     pub output: Heads,
     /// f32 [rows of all sequences, query_heads], contiguous: ln Σ exp(score)
     pub lse: Option<Tensor>,
+    /// Those that have rows; none where `lengths` tells of them.
     pub sequences: Vec<SequenceSpan>,
+    pub lengths: Option<DeviceLengths>,
     pub starts: Starts,
     /// Sequences with a block of rows each; 1: the rows of all follow one another.
     pub blocks: usize,
@@ -156,6 +159,7 @@ impl AttentionPrefill {
             output,
             lse,
             sequences,
+            lengths: None,
             starts,
             blocks: 1,
             mask: None,
@@ -224,6 +228,7 @@ impl AttentionPrefill {
             output: output_heads,
             lse,
             sequences,
+            lengths: None,
             starts: Starts { query: query.strides[0], output: output.strides[0], lse: rows },
             blocks: batch,
             mask: None,
@@ -235,7 +240,7 @@ impl AttentionPrefill {
     /// [1, query_heads or 1, T or 1, at least the keys of the longest sequence]; leading axes of 1 may be left out.
     pub fn with_mask(mut self, mask: Option<Tensor>) -> Result<AttentionPrefill> {
         let Some(mask) = mask else { return Ok(self) };
-        let keys = self.sequences.iter().map(|span| span.kv_length).max().unwrap_or(0);
+        let keys = self.longest();
         let extents = [self.blocks, self.config.query_heads, self.query.tokens, keys];
         self.mask = Some(Mask::new(mask, extents, self.blocks > 1 || self.starts.lse != 1)?);
         Ok(self)
@@ -289,7 +294,7 @@ impl AttentionPrefill {
     }
 
     /// Queries or outputs with all blocks.
-    fn rows(&self, heads: &Heads, stride: usize) -> Tensor {
+    pub(super) fn rows(&self, heads: &Heads, stride: usize) -> Tensor {
         let shape = [self.blocks, heads.tokens, heads.heads, heads.head_dim];
         Tensor::new(heads.data, heads.dtype, &shape).with_strides(&[stride, heads.token_stride, heads.head_stride, 1])
     }
@@ -303,7 +308,13 @@ impl AttentionPrefill {
         }
         visit.read("query_scale", self.query_scales.as_ref());
         visit.read("mask", self.mask.as_ref().map(|mask| &mask.tensor));
-        let last = self.sequences.iter().map(|span| (span.kv_start, span.kv_length)).max().unwrap_or((0, 0));
+        let last = match &self.lengths {
+            None => self.sequences.iter().map(|span| (span.kv_start, span.kv_length)).max().unwrap_or((0, 0)),
+            Some(lengths) => lengths.last(&self.key.placement),
+        };
+        for (name, tensor, _) in self.lengths.iter().flat_map(DeviceLengths::named) {
+            visit.read(name, tensor.as_ref());
+        }
         let dims = [self.config.head_dim, self.config.value_dim];
         for ((name, view), dim) in [("key", &self.key), ("value", &self.value)].into_iter().zip(dims) {
             let (blocks, tokens) = match &view.placement {
@@ -329,9 +340,11 @@ impl AttentionPrefill {
         visit.write("lse", self.lse.as_ref());
     }
 
+    /// With lengths in device memory an upper bound: each sequence is taken to be as long as it may be.
     pub fn cost(&self) -> Cost {
         let (mut pairs, mut rows, mut keys) = (0.0, 0, 0);
-        for span in &self.sequences {
+        let bounds = self.lengths.as_ref().map(|lengths| lengths.bounds(self.query.tokens));
+        for span in bounds.into_iter().flatten().chain(self.sequences.iter().copied()) {
             let visible = |row: usize| {
                 let position = (span.kv_length + row).saturating_sub(span.query_count);
                 self.config.visible(position, span.kv_length)
@@ -356,7 +369,13 @@ fn of_block(tensor: Tensor) -> Tensor {
 }
 
 /// Keys or values [keys, kv_heads, dim] of sequences that follow one another.
-fn tensor_view(config: &AttentionConfig, name: &str, tensor: Tensor, keys: usize, dim: usize) -> Result<KvView> {
+pub(super) fn tensor_view(
+    config: &AttentionConfig,
+    name: &str,
+    tensor: Tensor,
+    keys: usize,
+    dim: usize,
+) -> Result<KvView> {
     if !tensor.dtype.is_fp8() {
         tensor.expect_float(name)?;
     }
@@ -376,7 +395,7 @@ fn tensor_view(config: &AttentionConfig, name: &str, tensor: Tensor, keys: usize
     })
 }
 
-fn check_dtypes(query: DType, key: &KvView, value: &KvView) -> Result<()> {
+pub(super) fn check_dtypes(query: DType, key: &KvView, value: &KvView) -> Result<()> {
     if key.dtype != value.dtype {
         return Err(Error::invalid("`key` and `value` must have one dtype"));
     }
