@@ -32,13 +32,13 @@ struct Rows {
 };
 
 // Calls store(row, column, element) for this thread's part of 64 rows and kWidth columns from first_column on: zero
-// outside valid_rows x dim, and for rows that lie nowhere.
-template <int kWidth, typename T, typename Store>
+// outside valid_rows x dim, and for rows that lie nowhere. kUnroll loads are under way at a time.
+template <int kWidth, int kUnroll, typename T, typename Store>
 __device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int valid_rows, int first_column, int dim,
                                           const Store& store) {
   constexpr int kCount = 64 * kWidth / kThreads;
   if (rows.places == nullptr) {
-#pragma unroll
+#pragma unroll kUnroll
     for (int i = 0; i < kCount; ++i) {
       const int index = i * kThreads + static_cast<int>(threadIdx.x);
       const int row = index / kWidth;
@@ -61,19 +61,19 @@ __device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int
 }
 
 // shared[column][row] = global[row][first_column + column].
-template <typename T>
+template <int kUnroll, typename T>
 __device__ __forceinline__ void load_transposed(float (*shared)[kPitch], const T* global, const Rows& rows,
                                                 int valid_rows, int first_column, int dim) {
-  load_rows<kDepth>(global, rows, valid_rows, first_column, dim,
-                    [&](int row, int column, float value) { shared[column][row] = value; });
+  load_rows<kDepth, kUnroll>(global, rows, valid_rows, first_column, dim,
+                             [&](int row, int column, float value) { shared[column][row] = value; });
 }
 
 // shared[row][column] = global[row][first_column + column].
-template <typename T>
+template <int kUnroll, typename T>
 __device__ __forceinline__ void load_straight(float (*shared)[kPitch], const T* global, const Rows& rows,
                                               int valid_rows, int first_column, int dim) {
-  load_rows<kColumns>(global, rows, valid_rows, first_column, dim,
-                      [&](int row, int column, float value) { shared[row][column] = value; });
+  load_rows<kColumns, kUnroll>(global, rows, valid_rows, first_column, dim,
+                               [&](int row, int column, float value) { shared[row][column] = value; });
 }
 
 // Calls `use` with `base + offset` as a pointer of the tensor's element type.
@@ -111,12 +111,16 @@ __device__ __forceinline__ void multiply(float (&sum)[4][4], const float (*left)
 }
 
 template <int kChunks>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     attention_prefill_simt_kernel(const __grid_constant__ PrefillArguments arguments) {
   __shared__ __align__(16) float operands[2 * kDepth][kPitch];  // Q and K, or V
   __shared__ __align__(16) float probability[kKeys][kPitch];    // [key][row]
   __shared__ uint32_t places[kKeys];                            // of the tile's keys, in rings and pages
   static_assert(2 * kDepth >= kKeys, "V takes the place of Q and K");
+  // Where O takes 64 registers and more, the addresses of 16 loads do not fit beside it: 592 bytes spilled for 512
+  // columns. One block a multiprocessor is promised, because ptxas otherwise spills at 128 registers to let two of them
+  // run.
+  constexpr int kUnroll = kChunks > 4 ? 4 : kChunks > 2 ? 8 : 16;
 
   // Which rows, and which keys they see.
   const nvb_attention_prefill_params& p = arguments.params;
@@ -166,11 +170,12 @@ __global__ void __launch_bounds__(kThreads)
     float score[4][4] = {};
     for (int column = 0; column < p.head_dim; column += kDepth) {
       __syncthreads();
-      with_elements(p.query, p.query_dtype, first_query,
-                    [&](const auto* query) { load_transposed(operands, query, query_rows, rows, column, p.head_dim); });
+      with_elements(p.query, p.query_dtype, first_query, [&](const auto* query) {
+        load_transposed<kUnroll>(operands, query, query_rows, rows, column, p.head_dim);
+      });
       const int64_t first = key_offset + (placed ? 0 : tile_key * p.key_token_stride);
       with_elements(p.key, p.kv_dtype, first, [&](const auto* key) {
-        load_transposed(operands + kDepth, key, key_rows, valid_keys, column, p.head_dim);
+        load_transposed<kUnroll>(operands + kDepth, key, key_rows, valid_keys, column, p.head_dim);
       });
       __syncthreads();
       multiply<kDepth>(score, operands, operands + kDepth, y, x);
@@ -217,7 +222,7 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
       const int64_t first = value_offset + (placed ? 0 : tile_key * p.value_token_stride);
       with_elements(p.value, p.kv_dtype, first, [&](const auto* value) {
-        load_straight(operands, value, value_rows, valid_keys, chunk * kColumns, p.value_dim);
+        load_straight<kUnroll>(operands, value, value_rows, valid_keys, chunk * kColumns, p.value_dim);
       });
       __syncthreads();
 #pragma unroll
