@@ -12,7 +12,7 @@ import record
 import timing
 import torch
 from case import GEMMA_3_4B, QUICK, Context, run
-from operations import attention, elementwise, embedding, grouped_linear, linear, linear_large, linear_quantized, memory, rms_norm, rope, sampling
+from operations import attention, decode_caches, elementwise, embedding, grouped_linear, linear, linear_large, linear_quantized, memory, rms_norm, rope, sampling
 
 ROWS = (1, 4, 8, 16, 64, 512, 4096)
 TOKENS = (1, 64, 4096)
@@ -39,6 +39,10 @@ SECTIONS = {
     "linear_large": lambda c: linear_large.linear_large(c, LARGE_SHAPES, GATED_SHAPES),
     "grouped_linear": lambda c: grouped_linear.grouped_linear(c, (1, 16, 512), EXPERT_SHAPES, ("bf16", "int8", "int4")),
     "decode": lambda c: attention.decode(c, DECODE_DIMENSIONS, DECODE_BATCHES),
+    "decode_fp8": lambda c: decode_caches.fp8(c, DECODE_DIMENSIONS[:2], DECODE_BATCHES),
+    "decode_unequal": lambda c: decode_caches.unequal(c, DECODE_DIMENSIONS, 32, 128, 16384),
+    "decode_rows": lambda c: decode_caches.rows(c, DECODE_DIMENSIONS, (4,), ((1, 4096), (64, 4096))),
+    "decode_pages": lambda c: decode_caches.pages(c, DECODE_DIMENSIONS, 16, DECODE_BATCHES),
     "prefill": lambda c: attention.prefill(c, PREFILL_DIMENSIONS, PREFILL_LENGTHS, 16384),
     "prefill_model": lambda c: attention.prefill_model(c, (512, 4096)),
     "rms_norm": lambda c: rms_norm.rms_norm(c, TOKENS, [(16384, 4096)]),
@@ -59,6 +63,10 @@ QUICK_SECTIONS = SECTIONS | {
     "rms_norm": lambda c: rms_norm.rms_norm(c, TOKENS[:2], [(70, 48)]),
     "rope": lambda c: rope.rope(c, (1, 64), [(4099, 3, 1)]),
     "decode": lambda c: attention.decode(c, ((16, 4, 2),), ((1, 40), (3, 17))),
+    "decode_fp8": lambda c: decode_caches.fp8(c, ((16, 4, 2),), ((1, 40), (3, 17))),
+    "decode_unequal": lambda c: decode_caches.unequal(c, ((16, 4, 2),), 4, 5, 60),
+    "decode_rows": lambda c: decode_caches.rows(c, ((16, 4, 2),), (4,), ((1, 40), (3, 17))),
+    "decode_pages": lambda c: decode_caches.pages(c, ((16, 4, 2),), 16, ((1, 40), (3, 17))),
     "prefill": lambda c: attention.prefill(c, ((16, 2), (64, 1)), (32, 64), 64),
     "prefill_model": lambda c: attention.prefill_model(c, (33,)),
     "softmax": lambda c: elementwise.softmax(c, ((1, 1000), (70, 64))),

@@ -9,7 +9,7 @@ import record
 import timing
 import torch
 
-SCALES = {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "TB/s": 1e12, "GB/s": 1e9}
+SCALES = {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "TB/s": 1e12, "GB/s": 1e9, "Gtoken/s": 1e9}
 # The largest relative errors ‖out − ref‖ / ‖ref‖ that count as right, ref in f64.
 BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 

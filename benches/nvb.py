@@ -18,7 +18,7 @@ sys.path.append(str(ROOT / "build/peers/python"))
 import torch
 
 ACTIVATIONS = {"none": 0, "gelu_tanh": 1, "gelu_erf": 2, "silu": 3}
-DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.int32: 4}
+DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.int32: 4, torch.float8_e4m3fn: 5}
 FORMATS = {None: 0, "bf16": 1, "f16": 2, "fp8_e4m3": 3, "fp8_e5m2": 4, "int8": 5, "int4": 6}
 STACKED, GATED = 0, 1
 SOURCE_DEVICE = 1
@@ -66,7 +66,8 @@ LinearCase = options(
     "LinearCase", ("weight", c_void_p), *fields(c_uint64, "rows columns depth"),
     *fields(c_uint32, "input_dtype output_dtype activation bias format granularity group_size zero_points arrangement residual"))
 KvCacheOptions = options("KvCacheOptions", *fields(
-    c_uint32, "layers sequences kv_heads head_dim value_dim values_in_keys capacity dtype"))
+    c_uint32, "layers sequences kv_heads head_dim value_dim values_in_keys capacity dtype page_tokens pages window max_append"),
+    ("memory", c_void_p), ("memory_count", c_size_t), *fields(Tensor, "key_scales value_scales"))
 AttentionOptions = options(
     "AttentionOptions", *fields(c_uint32, "query_heads kv_heads head_dim value_dim window"), *fields(c_float, "scale soft_cap"),
     ("bidirectional", c_uint32))
@@ -76,7 +77,7 @@ AttentionPrefillArgs = options(
     ("key_starts", POINTER(c_int32)), *fields(c_uint32, "layer reserved"))
 AttentionDecodeArgs = options(
     "AttentionDecodeArgs", *fields(Tensor, "query output lse"), ("cache", c_void_p), *fields(Tensor, "positions sequences"),
-    *fields(c_uint32, "layer max_kv_length"))
+    *fields(c_uint32, "layer max_kv_length rows_per_sequence reserved"), ("page_table", Tensor))
 EmbeddingArgs = options(
     "EmbeddingArgs", ("tokens", Tensor), ("table", c_void_p), ("output", Tensor), ("scale", c_float), ("reserved", c_uint32))
 RmsNormArgs = options(
@@ -235,6 +236,10 @@ class Backend(Handle):
     def kv_cache(self, dtype, **shape):
         return self.child("nvb_kv_cache", "create", byref(KvCacheOptions(dtype=DTYPES[dtype], **shape)))
 
+    def reserve(self, cache, sequence, tokens):
+        """Gives a sequence of `cache` room for `tokens` tokens."""
+        self.check(self.library.nvb_kv_cache_reserve(cache.pointer, c_uint32(sequence), c_uint32(tokens), self.stream.pointer))
+
     def attention(self, **settings):
         return self.child("nvb_attention", "create", byref(AttentionOptions(**settings)))
 
@@ -268,7 +273,7 @@ class Backend(Handle):
         return self.prepare("nvb_attention_prefill", attention, arguments, (cache, arrays, tensors))
 
     def attention_decode(self, attention, cache, **arguments):
-        """Prepares a decode step of one query row for each sequence of `cache`."""
+        """Prepares a decode step of the sequences of `cache`."""
         return self.prepare("nvb_attention_decode", attention, AttentionDecodeArgs(cache=cache.pointer, **arguments), (cache, arguments))
 
     def synchronize(self):

@@ -25,7 +25,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benches/results"
 LESS_IS_BETTER = ("s", "ms", "µs", "ns", "times as long")
-MORE_IS_BETTER = ("TFLOP/s", "GFLOP/s", "TB/s", "GB/s", "tokens/s", "million calls/s", "times as many")
+MORE_IS_BETTER = ("TFLOP/s", "GFLOP/s", "TB/s", "GB/s", "tokens/s", "Gtoken/s", "million calls/s", "times as many")
 # What a record says of a run, and the order in which it says so.
 RUN = ("date", "commit", "driver", "versions", "notes")
 

@@ -348,6 +348,16 @@ fn fp8() {
             cases.push(Case { scales, ..case.clone() });
             cases.push(Case { scales, dim: 40, heads: (3, 3), ..case.clone() });
             cases.push(Case { dim: 80, value_dim: 24, heads: (8, 1), scales, ..case.clone() });
+            // What tensor cores read: several tiles of keys, whole and not, of unequal sequences.
+            let (window, chunks) = match place {
+                Place::Ring(_) => (150, vec![vec![40, 2, 21]; 5]),
+                _ => (0, vec![vec![130, 5, 64], vec![1, 1, 1], vec![3, 127, 2]]),
+            };
+            for dim in [128, 256] {
+                for (heads, scales) in [((8, 2), scales), ((4, 2), None), ((12, 1), scales), ((12, 1), None)] {
+                    cases.push(Case { dim, heads, scales, window, chunks: chunks.clone(), ..case.clone() });
+                }
+            }
             cases.push(case);
         }
         let values_in_keys =
