@@ -17,7 +17,11 @@ enum nvb_encoding_code : uint32_t {
   NVB_FP8_E5M2 = 2,
   NVB_INT8 = 3,
   NVB_INT4 = 4,
-  // Blocks of GGUF as a file has them, whose scales lie within: the order of BlockFormat in src/weight/blocks/mod.rs.
+};
+
+// Blocks of GGUF as a file has them, whose scales lie within. They stand where an encoding does, so they share no
+// number with it.
+enum nvb_block_code : uint32_t {
   NVB_BLOCKS_Q4_0 = 16,
   NVB_BLOCKS_Q4_1 = 17,
   NVB_BLOCKS_Q5_0 = 18,
@@ -33,7 +37,8 @@ enum nvb_encoding_code : uint32_t {
   NVB_BLOCKS_MXFP4 = 28,
 };
 
-// Whether a matrix consists of blocks; its scale_kind is then 0, and its addresses are aligned to 2 bytes, of MXFP4 to none.
+// Whether a matrix consists of blocks; its scale_kind is then 0, and its addresses are aligned to 2 bytes, of MXFP4 to
+// none.
 constexpr bool nvb_is_blocks(uint32_t encoding) {
   return encoding >= NVB_BLOCKS_Q4_0 && encoding <= NVB_BLOCKS_MXFP4;
 }

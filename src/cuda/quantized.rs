@@ -12,6 +12,24 @@ enum EncodingCode {
     Int4 = 4,
 }
 
+/// `nvb_block_code` of csrc/common/quantized.h.
+#[repr(u32)]
+enum BlockCode {
+    Q4_0 = 16,
+    Q4_1 = 17,
+    Q5_0 = 18,
+    Q5_1 = 19,
+    Q8_0 = 20,
+    Q2K = 21,
+    Q3K = 22,
+    Q4K = 23,
+    Q5K = 24,
+    Q6K = 25,
+    Iq4Nl = 26,
+    Iq4Xs = 27,
+    Mxfp4 = 28,
+}
+
 /// `nvb_scale_code` of csrc/common/quantized.h.
 #[repr(u32)]
 enum ScaleCode {
@@ -20,7 +38,7 @@ enum ScaleCode {
     Blocks = 3,
 }
 
-/// An [`EncodingCode`]; `None` for floats.
+/// An [`EncodingCode`] or a [`BlockCode`]; `None` for floats.
 pub(super) fn encoding_code(encoding: Encoding) -> Option<u32> {
     let code = match encoding {
         Encoding::Float(_) => return None,
@@ -33,10 +51,23 @@ pub(super) fn encoding_code(encoding: Encoding) -> Option<u32> {
     Some(code as u32)
 }
 
-/// `NVB_BLOCKS_…` of csrc/common/quantized.h.
 pub(super) fn block_code(format: BlockFormat) -> u32 {
-    const FIRST: u32 = 16;
-    FIRST + format as u32
+    let code = match format {
+        BlockFormat::Q4_0 => BlockCode::Q4_0,
+        BlockFormat::Q4_1 => BlockCode::Q4_1,
+        BlockFormat::Q5_0 => BlockCode::Q5_0,
+        BlockFormat::Q5_1 => BlockCode::Q5_1,
+        BlockFormat::Q8_0 => BlockCode::Q8_0,
+        BlockFormat::Q2K => BlockCode::Q2K,
+        BlockFormat::Q3K => BlockCode::Q3K,
+        BlockFormat::Q4K => BlockCode::Q4K,
+        BlockFormat::Q5K => BlockCode::Q5K,
+        BlockFormat::Q6K => BlockCode::Q6K,
+        BlockFormat::Iq4Nl => BlockCode::Iq4Nl,
+        BlockFormat::Iq4Xs => BlockCode::Iq4Xs,
+        BlockFormat::Mxfp4 => BlockCode::Mxfp4,
+    };
+    code as u32
 }
 
 /// A [`ScaleCode`] or 0, the size of a group, and the scales.

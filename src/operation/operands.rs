@@ -1,7 +1,7 @@
 //! The addresses of an operation's tensors, for whoever runs it on other memory.
 
-use super::block_rows::Direction;
 use super::attention::DeviceLengths;
+use super::block_rows::Direction;
 use super::linear::LinearInput;
 use super::quantized_rows::QuantizedRows;
 use super::Operation;
