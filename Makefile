@@ -133,7 +133,7 @@ build-native: setup
 	cmake --build build/test
 
 test-native: build-native test-cpu-only
-	ctest --test-dir build/test --output-on-failure
+	ctest --test-dir build/test --output-on-failure -j "$(shell nproc)"
 
 test-fault-sweep: build-native ## let each driver call of whole programs fail in turn, on the fake driver
 	ctest --test-dir build/test --output-on-failure -C Sweep -R '^fault_sweep_.*_long$$' --verbose
