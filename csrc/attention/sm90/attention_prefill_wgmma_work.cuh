@@ -108,16 +108,17 @@ struct Arguments {
   int32_t causal;
   int32_t window;
   int32_t output_is_f32;
+  // Of FP8 alone. They lie here because the union begins at a multiple of eight bytes, and there are none to spare.
+  uint32_t output_dtype : 8;
+  uint32_t query_scale_stride : 1;
+  uint32_t key_scale_stride : 1;
+  uint32_t value_scale_stride : 1;
   union {
     Sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
     DeviceLengths lengths;
   };
   Bundle bundle[NVB_ATTENTION_MAX_SEQUENCES + 1];  // the last one used is the end
   // Of FP8 alone: scales of the tensors, of one number or of one a KV head; null: 1.
-  uint32_t output_dtype : 8;
-  uint32_t query_scale_stride : 1;
-  uint32_t key_scale_stride : 1;
-  uint32_t value_scale_stride : 1;
   const float* query_scale;
   const float* key_scale;
   const float* value_scale;
