@@ -153,7 +153,7 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
 // rows = sequences * rows_per_sequence; every launch leaves them zero. `workspace` is scratch of any content, 16-byte
 // aligned: two f32 for each of slots_per_head * rows * query_heads partial results, padded to 16 bytes, and their
 // outputs of value_dim f32. Both may be null where slots_per_head is 0. A kernel whose shape has min_tiles 0 divides
-// the tiles of all sequences among `splits` blocks in all, up to one a multiprocessor; slots_per_head is 0 then, and
+// the tiles of all sequences among `splits` blocks in all, up to `resident` a multiprocessor; slots_per_head is 0 then, and
 // the workspace has the results of 2 * splits * heads_per_chunk items. Launches that may overlap in time must share
 // neither.
 //
@@ -221,6 +221,7 @@ struct nvb_attention_decode_shape {
   int32_t cluster;          // blocks that may merge in a cluster; 0: they merge through the workspace
   int32_t passes;           // of a block in a cluster, at most
   int32_t stages;           // tiles of keys under way at a time
+  int32_t resident;         // where min_tiles is 0: the splits of a multiprocessor, at most
 };
 
 extern "C" {

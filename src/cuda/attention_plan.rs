@@ -45,6 +45,7 @@ struct DecodeShape {
     cluster: i32,
     passes: i32,
     stages: i32,
+    resident: i32,
 }
 
 extern "C" {
@@ -238,7 +239,7 @@ impl DecodePlan {
         // The tiles of all sequences are one list, and a block has at most two rows that others read too.
         let listed = shape.min_tiles == 0;
         let splits = match shape.cluster {
-            _ if listed => work.tiles(shape).min(launch.multiprocessors as usize),
+            _ if listed => work.tiles(shape).min((launch.multiprocessors * shape.resident) as usize),
             0 => work.splits(shape, launch),
             _ => work.cluster(shape, launch)?,
         };

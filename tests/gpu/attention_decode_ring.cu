@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "attention/sm90/attention_decode_ring.cuh"
@@ -51,16 +51,16 @@ struct Variant {
   int bytes;  // shared memory
   int blocks_per_multiprocessor;
   bool fp8 = false;
+  bool e5m2 = false;
 };
 
-constexpr int kHalf = 112 * 1024 - 256, kWhole = 225 * 1024;
+constexpr int kHalf = 112 * 1024 - 256;
 using B = __nv_bfloat16;
 template <typename T, typename Tile, int N>
 cudaError_t with_stages(const DecodeArguments& a, Options options, int blocks, int bytes, const nvb_launch& l) {
   options.stages =
       decode_ring::stages_within<Tile>(bytes, a.params.heads_per_chunk, float_dtype_bytes(a.params.query_dtype));
   if (options.stages < Tile::kTeams) return cudaErrorInvalidValue;
-  if (options.prefetch < 0) options.prefetch = options.stages * -options.prefetch;
   return decode_ring::launch_tile<T, Tile, N>(a, options, blocks, l);
 }
 template <int D, int H, int W, int TM, int N = 2, int C = 1>
@@ -74,48 +74,68 @@ cudaError_t go8(const DecodeArguments& a, const Options& o, int blocks, int byte
   return with_stages<__half, Tile<__nv_fp8_e4m3, D, H, W, TM, C>, N>(a, o, blocks, bytes, l);
 }
 
+template <int D, int H, int W, int TM, int N = 2, int C = 1>
+cudaError_t go_e5m2(const DecodeArguments& a, const Options& o, int blocks, int bytes, const nvb_launch& l) {
+  return with_stages<__half, Tile<__nv_fp8_e5m2, D, H, W, TM, C>, N>(a, o, blocks, bytes, l);
+}
+
 const Variant kVariants[] = {
-    // name, d, rows, launch, {stages, prefetch, late}, bytes, blocks
-    {"128 4x1 c1", 128, 8, go<128, 1, 4, 1>, {0, 0, 1}, kHalf, 1},
-    {"128 4x1 c2", 128, 8, go<128, 1, 4, 1, 2, 2>, {0, 0, 1}, kHalf, 1},
-    {"128 4x1 c3", 128, 8, go<128, 1, 4, 1, 2, 3>, {0, 0, 1}, kHalf, 1},
-    {"128 4x1 c3 pf", 128, 8, go<128, 1, 4, 1, 2, 3>, {0, -1, 1}, kHalf, 1},
-    {"128 4x1 c2 200K", 128, 8, go<128, 1, 4, 1, 1, 2>, {0, 0, 1}, kWhole, 1},
-    {"128 2x2 c4", 128, 8, go<128, 1, 2, 2, 2, 4>, {0, 0, 1}, kHalf, 1},
-    {"128 4x1 c2 x2", 128, 8, go<128, 1, 4, 1, 2, 2>, {0, 0, 1}, kHalf, 2},
-    {"64 8x1 c1", 64, 8, go<64, 1, 8, 1>, {0, 0, 1}, kHalf, 1},
-    {"64 8x1 c2", 64, 8, go<64, 1, 8, 1, 2, 2>, {0, 0, 1}, kHalf, 1},
-    {"64 8x1 c3", 64, 8, go<64, 1, 8, 1, 2, 3>, {0, 0, 1}, kHalf, 1},
-    {"64 8x1 c2 x2", 64, 8, go<64, 1, 8, 1, 2, 2>, {0, 0, 1}, kHalf, 2},
-    {"64 8x1 c2 200K", 64, 8, go<64, 1, 8, 1, 1, 2>, {0, 0, 1}, kWhole, 1},
-    {"256 2x2 c1", 256, 8, go<256, 1, 2, 2>, {0, 0, 1}, kHalf, 1},
-    {"256 2x2 c2", 256, 8, go<256, 1, 2, 2, 2, 2>, {0, 0, 1}, kHalf, 1},
-    {"256 2x2 c2 x2", 256, 8, go<256, 1, 2, 2, 2, 2>, {0, 0, 1}, kHalf, 2},
-    {"256 2x2 c2 200K", 256, 8, go<256, 1, 2, 2, 1, 2>, {0, 0, 1}, kWhole, 1},
-    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, 0, 1}, kHalf, 1, true},
-    {"128 fp8 8x1 c2", 128, 8, go8<128, 1, 8, 1, 2, 2>, {0, 0, 1}, kHalf, 1, true},
-    {"128 fp8 8x1 c2 200K", 128, 8, go8<128, 1, 8, 1, 1, 2>, {0, 0, 1}, kWhole, 1, true},
-    {"128 fp8 r16 4x1", 128, 16, go8<128, 2, 4, 1>, {0, 0, 1}, kHalf, 1, true},
-    {"128 r16 4x1 c2", 128, 16, go<128, 2, 4, 1, 2, 2>, {0, 0, 1}, kHalf, 1},
-    {"256 r16 1x4", 256, 16, go<256, 2, 1, 4, 1>, {0, 0, 1}, kWhole, 1},
+    // name (d, team warps x teams, blocks a multiprocessor, a row's cost in tiles), d, rows, launch, {stages, extra},
+    // bytes, blocks
+    {"128 4x1", 128, 8, go<128, 1, 4, 1>, {0, 2}, kHalf, 1},
+    {"128 4x1 x2", 128, 8, go<128, 1, 4, 1>, {0, 0}, kHalf, 2},
+    {"128 4x1 x2 e2", 128, 8, go<128, 1, 4, 1>, {0, 2}, kHalf, 2},
+    {"128 2x2 x2 e4", 128, 8, go<128, 1, 2, 2>, {0, 4}, kHalf, 2},
+    {"64 8x1", 64, 8, go<64, 1, 8, 1>, {0, 2}, kHalf, 1},
+    {"64 8x1 x2 e2", 64, 8, go<64, 1, 8, 1>, {0, 2}, kHalf, 2},
+    {"64 4x2 x2 e4", 64, 8, go<64, 1, 4, 2>, {0, 4}, kHalf, 2},
+    {"256 2x2", 256, 4, go<256, 1, 2, 2>, {0, 2}, kHalf, 1},
+    {"256 2x2 x2 e2", 256, 4, go<256, 1, 2, 2>, {0, 2}, kHalf, 2},
+    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, 2}, kHalf, 1, true},
+    {"128 fp8 8x1 x2 e2", 128, 8, go8<128, 1, 8, 1>, {0, 2}, kHalf, 2, true},
+    {"256 fp8 4x1", 256, 8, go8<256, 1, 4, 1>, {0, 2}, kHalf, 1, true},
+    {"256 fp8 4x1 x2 e2", 256, 8, go8<256, 1, 4, 1>, {0, 2}, kHalf, 2, true},
+    {"128 fp8 r16 4x1 x2 e2", 128, 16, go8<128, 2, 4, 1>, {0, 2}, kHalf, 2, true},
+    {"256 fp8 r16 4x1", 256, 16, go8<256, 2, 4, 1, 1>, {0, 2}, kHalf, 1, true},
+    {"128 e5m2 8x1 x2 e2", 128, 8, go_e5m2<128, 1, 8, 1>, {0, 2}, kHalf, 2, true, true},
+    {"256 e5m2 4x1 x2 e2", 256, 8, go_e5m2<256, 1, 4, 1>, {0, 2}, kHalf, 2, true, true},
 };
 
+// Whether the arguments ask for a variant: "" and a part of a name select several, "=name" one; NVB_VARIANTS names a
+// file of those to leave in.
+bool is_asked(const Variant& variant, const std::string& filter) {
+  const std::string name = variant.name;
+  if (!filter.empty() && (filter[0] == '=' ? filter.substr(1) != name : name.find(filter) == std::string::npos))
+    return false;
+  const char* const path = std::getenv("NVB_VARIANTS");
+  if (path == nullptr) return true;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line == name) return true;
+  }
+  return false;
+}
+
 // ---- the kernels of 8.0, as planned by src/cuda/attention_plan.rs ----
-int splits_of(int blocks, int visible, const nvb_attention_decode_shape& shape, const nvb_launch& launch) {
+int splits_of(int sequences, int blocks, int visible, const nvb_attention_decode_shape& shape,
+              const nvb_launch& launch) {
   const int most = std::min((visible + shape.keys * shape.min_tiles - 1) / (shape.keys * shape.min_tiles), 256);
   const int by_memory = (launch.shared_bytes_per_block + 1024) / (shape.shared_bytes + 1024);
   const int resident = std::max(1, std::min(by_memory, 1024 / shape.threads));
   const int slots = launch.multiprocessors * resident;
   if (blocks * most <= slots) return most;
+  // NVB_WAVES: blocks of so many waves at least, where sequences may be of unequal length.
+  const char* const waves = std::getenv("NVB_WAVES");
+  const int enough = waves != nullptr && sequences >= 16 ? static_cast<int>(std::atof(waves) * slots) : 0;
   const auto occupied = [&](int splits) {
     const int64_t all = int64_t{blocks} * splits;
     return static_cast<double>(all) / ((all + slots - 1) / slots * slots);
   };
   double best = 0;
   for (int i = 1; i <= most; ++i) best = std::max(best, occupied(i));
-  const double enough = best >= 0.9 ? 0.9 : 0.9 * best;
+  const double busy = best >= 0.9 ? 0.9 : 0.9 * best;
   for (int i = 1; i <= most; ++i) {
-    if (occupied(i) >= enough) return i;
+    if (occupied(i) >= busy && (blocks * i >= enough || i == most)) return i;
   }
   return 1;
 }
@@ -139,7 +159,7 @@ cudaError_t launch_old(nvb_attention_decode_params p, const Workspace& workspace
   p.chunks = (group + shape.heads_per_block - 1) / shape.heads_per_block;
   p.heads_per_chunk = (group + p.chunks - 1) / p.chunks;
   const int visible = std::max(1, p.window > 0 ? std::min(p.window, p.max_kv_length) : p.max_kv_length);
-  p.splits = splits_of(p.sequences * p.kv_heads * p.chunks, visible, shape, launch);
+  p.splits = splits_of(p.sequences, p.sequences * p.kv_heads * p.chunks, visible, shape, launch);
   p.slots_per_head = p.splits > 1 ? p.splits + (p.splits + 15) / 16 : 0;
   DecodeArguments arguments;
   const int64_t partials = static_cast<int64_t>(p.sequences) * p.query_heads * p.slots_per_head;
@@ -182,6 +202,7 @@ struct Case {
   int blocks = 0;
   int rows = 1;
   bool token_major = false;
+  bool scaled = false;
 };
 
 template <typename T>
@@ -206,10 +227,13 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
   const size_t rows = test.page_tokens > 0 ? size_t(page_count) * test.kv_heads * test.page_tokens
                                            : size_t(slot_count) * test.kv_heads * places;
   const bool fp8 = variant != nullptr && variant->fp8;
+  const bool e5m2 = variant != nullptr && variant->e5m2;
   const size_t es = fp8 ? 1 : 2;
   std::vector<uint8_t> key(rows * d * es), value(rows * d * es);
   const auto put = [&](std::vector<uint8_t>& to, size_t at, float f) {
-    if (fp8) {
+    if (e5m2) {
+      to[at] = __nv_fp8_e5m2(f).__x;
+    } else if (fp8) {
       to[at] = __nv_fp8_e4m3(f).__x;
     } else {
       const __nv_bfloat16 b = __float2bfloat16_rn(f);
@@ -217,6 +241,11 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
     }
   };
   const auto get = [&](const std::vector<uint8_t>& from, size_t at) {
+    if (e5m2) {
+      __nv_fp8_e5m2 f;
+      f.__x = from[at];
+      return float(f);
+    }
     if (fp8) {
       __nv_fp8_e4m3 f;
       f.__x = from[at];
@@ -305,6 +334,10 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
   p.key = to_device(key), p.value = to_device(value), p.positions = to_device(positions);
   p.slots = test.slots ? to_device(slots) : nullptr;
   p.placement.pages = test.page_tokens > 0 ? to_device(table) : nullptr;
+  std::vector<float> key_scales(test.kv_heads, 1.0f), value_scales(key_scales);
+  for (int h = 0; h < test.kv_heads && test.scaled; ++h) key_scales[h] = 0.4f + 0.3f * h, value_scales[h] = 3.0f - h;
+  p.key_scale = test.scaled ? to_device(key_scales) : nullptr;
+  p.value_scale = test.scaled ? to_device(value_scales) : nullptr;
   const size_t count = query_f.size();
   std::vector<uint32_t> poison(count, 0x7fc12345);
   std::vector<float> lse_poison(count / d, -1e30f), lse(lse_poison), out(count), first;
@@ -328,7 +361,8 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
   for (const void* q : {static_cast<const void*>(dq), static_cast<const void*>(dqb), p.key, p.value,
                         static_cast<const void*>(p.positions), static_cast<const void*>(p.slots),
                         static_cast<const void*>(p.placement.pages), static_cast<const void*>(p.output),
-                        static_cast<const void*>(p.lse)}) {
+                        static_cast<const void*>(p.lse), static_cast<const void*>(p.key_scale),
+                        static_cast<const void*>(p.value_scale)}) {
     MUST(cudaFree(const_cast<void*>(q)));
   }
   if (!wrong.empty()) return wrong;
@@ -344,7 +378,8 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
         const int64_t row = row_of(i / test.rows, h / group, t);
         double dot = 0;
         for (int c = 0; c < d && row >= 0; ++c) {
-          dot += double(query_f[(size_t(i) * test.query_heads + h) * d + c]) * get(key, row + c);
+          dot +=
+              double(query_f[(size_t(i) * test.query_heads + h) * d + c]) * get(key, row + c) * key_scales[h / group];
         }
         dot *= p.scale;
         if (test.soft_cap > 0) dot = test.soft_cap * std::tanh(dot / test.soft_cap);
@@ -355,7 +390,7 @@ std::string check_one(const Variant* variant, int d, const Case& test, const Wor
         const double weight = std::exp(s[j] - most);
         sum += weight;
         const int64_t row = row_of(i / test.rows, h / group, first_of(length) + static_cast<int>(j));
-        for (int c = 0; c < d && row >= 0; ++c) o[c] += weight * get(value, row + c);
+        for (int c = 0; c < d && row >= 0; ++c) o[c] += weight * get(value, row + c) * value_scales[h / group];
       }
       const double expected_lse = s.empty() ? -INFINITY : most + std::log(sum);
       const float got = lse[size_t(i) * test.query_heads + h];
@@ -412,6 +447,9 @@ std::vector<Case> cases() {
   add("pages of 64, window", {500, 3, 100}, [](Case& t) { t.page_tokens = 64, t.window = 99; });
   add("bad pages", {500, 3, 100}, [](Case& t) { t.page_tokens = 16, t.bad_pages = true; });
   add("ring", {500, 3, 100}, [](Case& t) { t.ring = 113, t.window = 100; });
+  add("scales", {500, 3, 100}, [](Case& t) { t.scaled = true, t.kv_heads = 2, t.query_heads = 8; });
+  add("scales, soft cap, rows", {500, 30, 100},
+      [](Case& t) { t.scaled = true, t.kv_heads = 3, t.query_heads = 6, t.rows = 2, t.soft_cap = 4; });
   add("slots", {500, 3, 100, 7, 900}, [](Case& t) { t.slots = true; });
   add("token-major", {500, 3, 100}, [](Case& t) { t.token_major = true, t.kv_heads = 2, t.query_heads = 4; });
   add("token-major pages", {500, 3, 100},
@@ -429,7 +467,7 @@ int check(const std::string& filter) {
   Workspace workspace;
   int failures = 0, runs = 0;
   for (const Variant& variant : kVariants) {
-    if (std::string(variant.name).find(filter) == std::string::npos) continue;
+    if (!is_asked(variant, filter)) continue;
     for (const Case& test : cases()) {
       ++runs;
       const std::string wrong = check_one(&variant, variant.head_dim, test, workspace);
@@ -454,6 +492,22 @@ __global__ void fill(uint32_t* data, size_t words, uint32_t seed) {
       return uint32_t(*reinterpret_cast<const uint16_t*>(&b));
     };
     data[i] = one(uint32_t(x)) | one(uint32_t(x >> 32)) << 16;
+  }
+}
+
+// E4M3 of about normal numbers.
+__global__ void fill_fp8(uint32_t* data, size_t words) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words; i += size_t(gridDim.x) * blockDim.x) {
+    uint64_t x = (i + 1) * 0xbf58476d1ce4e5b9ull;
+    x ^= x >> 29, x *= 0x94d049bb133111ebull, x ^= x >> 32;
+    uint32_t word = 0;
+    for (int byte = 0; byte < 4; ++byte) {
+      const uint32_t bits = uint32_t(x >> (16 * byte)) & 0xffff;
+      const float f =
+          (float(bits & 15) + float(bits >> 4 & 15) + float(bits >> 8 & 15) + float(bits >> 12)) / 9.2f - 3.26f;
+      word |= uint32_t(__nv_fp8_e4m3(f).__x) << (8 * byte);
+    }
+    data[i] = word;
   }
 }
 
@@ -499,14 +553,14 @@ struct Row {
   double peer;  // TB/s, PyTorch's best of the record
 };
 const Row kRows[] = {
-    {128, 32, 8, 1, 4096, 1.509}, {128, 32, 8, 1, 32768, 3.609}, {128, 32, 8, 1, 131072, 4.240},
-    {128, 32, 8, 8, 8192, 4.005}, {128, 32, 8, 64, 4096, 4.421}, {128, 32, 8, 128, 1024, 4.253},
-    {256, 8, 4, 1, 4096, 1.222},  {256, 8, 4, 1, 32768, 2.583},  {256, 8, 4, 1, 131072, 3.583},
-    {256, 8, 4, 8, 8192, 3.590},  {256, 8, 4, 64, 4096, 4.415},  {256, 8, 4, 128, 1024, 4.208},
-    {256, 16, 8, 1, 4096, 1.617}, {256, 16, 8, 1, 32768, 3.427}, {256, 16, 8, 1, 131072, 4.119},
-    {256, 16, 8, 8, 8192, 4.129}, {256, 16, 8, 64, 4096, 4.443}, {256, 16, 8, 128, 1024, 4.308},
-    {64, 32, 8, 1, 4096, 1.012},  {64, 32, 8, 1, 32768, 3.147},  {64, 32, 8, 1, 131072, 4.108},
-    {64, 32, 8, 8, 8192, 0},      {64, 32, 8, 64, 4096, 0},      {64, 32, 8, 128, 1024, 0},
+    {128, 32, 8, 1, 4096, 1.527}, {128, 32, 8, 1, 32768, 3.599}, {128, 32, 8, 1, 131072, 4.241},
+    {128, 32, 8, 8, 8192, 4.008}, {128, 32, 8, 64, 4096, 4.419}, {128, 32, 8, 128, 1024, 4.251},
+    {256, 8, 4, 1, 4096, 1.225},  {256, 8, 4, 1, 32768, 2.584},  {256, 8, 4, 1, 131072, 3.536},
+    {256, 8, 4, 8, 8192, 3.559},  {256, 8, 4, 64, 4096, 4.414},  {256, 8, 4, 128, 1024, 4.203},
+    {256, 16, 8, 1, 4096, 1.614}, {256, 16, 8, 1, 32768, 3.393}, {256, 16, 8, 1, 131072, 4.096},
+    {256, 16, 8, 8, 8192, 4.134}, {256, 16, 8, 64, 4096, 4.425}, {256, 16, 8, 128, 1024, 4.278},
+    {64, 32, 8, 1, 4096, 1.013},  {64, 32, 8, 1, 32768, 3.168},  {64, 32, 8, 1, 131072, 4.102},
+    {64, 32, 8, 8, 8192, 3.786},  {64, 32, 8, 64, 4096, 4.326},  {64, 32, 8, 128, 1024, 4.140},
 };
 
 struct Bench {
@@ -575,14 +629,17 @@ struct Bench {
   }
 
   // Lengths may differ; `page` 0: contiguous.
-  nvb_attention_decode_params params(const Row& row, const std::vector<int>& lengths, int page) {
+  nvb_attention_decode_params params(const Row& row, const std::vector<int>& lengths, int page, int rows) {
     nvb_attention_decode_params p = {};
     std::vector<int32_t> host;
     int longest = 0;
-    for (const int length : lengths) host.push_back(length - 1), longest = std::max(longest, length);
+    for (const int length : lengths) {
+      for (int i = 0; i < rows; ++i) host.push_back(length - rows + i);
+      longest = std::max(longest, length);
+    }
     MUST(cudaMemcpy(positions, host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     p.query = query, p.output = output, p.positions = positions;
-    p.sequences = row.batch, p.rows_per_sequence = 1, p.query_heads = row.query_heads, p.kv_heads = row.kv_heads,
+    p.sequences = row.batch, p.rows_per_sequence = rows, p.query_heads = row.query_heads, p.kv_heads = row.kv_heads,
     p.head_dim = p.value_dim = row.d;
     p.slot_count = row.batch, p.capacity = longest, p.max_kv_length = longest;
     p.scale = 1.0f / std::sqrt(float(row.d));
@@ -608,8 +665,8 @@ struct Bench {
     return p;
   }
 
-  double measure(const Variant* variant, const Row& row, const std::vector<int>& lengths, int page) {
-    const nvb_attention_decode_params base = params(row, lengths, page);
+  double measure(const Variant* variant, const Row& row, const std::vector<int>& lengths, int page, int rows = 1) {
+    const nvb_attention_decode_params base = params(row, lengths, page, rows);
     const size_t tensor =
         (size_t(row.batch) * row.kv_heads * base.capacity * row.d * (variant != nullptr && variant->fp8 ? 1 : 2) +
          4095) /
@@ -658,28 +715,24 @@ struct Bench {
   }
 
   void table_of_rows(const std::string& filter) {
-    std::vector<double> best_ratio;
     for (const Row& row : kRows) {
-      if (!filter.empty() && filter.rfind(std::to_string(row.d), 0) != 0) continue;
       const std::vector<int> lengths(row.batch, row.length);
       const double bytes = 4.0 * row.batch * row.length * row.kv_heads * row.d;
-      const double old = measure(nullptr, row, lengths, 0);
-      std::printf("d=%d %d/%d b=%d kv=%d: old %.1f us %.3f TB/s (%.2f of peer)\n", row.d, row.query_heads, row.kv_heads,
-                  row.batch, row.length, old, bytes / old * 1e-6, row.peer > 0 ? bytes / old * 1e-6 / row.peer : 0);
+      const double old = measure(nullptr, row, lengths, 0), old_paged = measure(nullptr, row, lengths, 16);
+      std::printf("d=%d %d/%d b=%d kv=%d: 8.0 %.1f us, %.2f of the peer, pages of 16 %.2f\n", row.d, row.query_heads,
+                  row.kv_heads, row.batch, row.length, old, bytes / old * 1e-6 / row.peer, old / old_paged);
       for (const Variant& variant : kVariants) {
-        if (variant.head_dim != row.d || variant.rows > 8 || variant.fp8 ||
-            std::string(variant.name).find(filter) == std::string::npos)
-          continue;
-        const double us = measure(&variant, row, lengths, 0);
-        const double paged = measure(&variant, row, lengths, 16);
-        std::printf("   %-22s %8.1f us %.3f TB/s %.2f | pages of 16: %.2f\n", variant.name, us, bytes / us * 1e-6,
-                    row.peer > 0 ? bytes / us * 1e-6 / row.peer : 0, us / paged);
+        if (variant.head_dim != row.d || variant.rows > 8 || variant.fp8 || !is_asked(variant, filter)) continue;
+        const double us = measure(&variant, row, lengths, 0), paged = measure(&variant, row, lengths, 16);
+        std::printf("   %-20s %8.1f us %.3f TB/s, %.2f of the peer, pages of 16 %.2f\n", variant.name, us,
+                    bytes / us * 1e-6, bytes / us * 1e-6 / row.peer, us / paged);
       }
       std::fflush(stdout);
     }
-    // Unequal lengths.
-    for (const int d : {128, 64}) {
-      if (!filter.empty() && filter.rfind(std::to_string(d), 0) != 0) continue;
+  }
+
+  void unequal_lengths(const std::string& filter) {
+    for (const int d : {128, 64, 256}) {
       const Row row{d, 32, 8, 32, 4096, 0};
       std::vector<int> lengths;
       double sum = 0;
@@ -689,30 +742,50 @@ struct Bench {
       }
       std::shuffle(lengths.begin(), lengths.end(), std::mt19937(5));
       const std::vector<int> equal(32, static_cast<int>(sum / 32));
-      double equal_sum = equal[0] * 32.0;
+      const auto line = [&](const Variant* variant) {
+        const double one = measure(variant, row, lengths, 0), other = measure(variant, row, equal, 0);
+        std::printf("unequal d=%d %-20s %.1f us, equal %.1f us: %.2f of the rate\n", d,
+                    variant != nullptr ? variant->name : "8.0", one, other, sum / one / (equal[0] * 32.0 / other));
+      };
+      line(nullptr);
       for (const Variant& variant : kVariants) {
-        if (variant.head_dim != d || variant.rows > 8 || variant.fp8 ||
-            std::string(variant.name).find(filter) == std::string::npos)
-          continue;
-        const double one = measure(&variant, row, lengths, 0), other = measure(&variant, row, equal, 0);
-        std::printf("unequal %-22s %.1f us, equal %.1f us: %.2f of the rate\n", variant.name, one, other,
-                    sum / one / (equal_sum / other));
+        if (variant.head_dim == d && variant.rows <= 8 && !variant.fp8 && is_asked(variant, filter)) line(&variant);
       }
-      std::printf("unequal, old: %.1f, equal %.1f\n", measure(nullptr, row, lengths, 0),
-                  measure(nullptr, row, equal, 0));
+      std::fflush(stdout);
     }
-    // 16 rows.
-    const Row wide{128, 128, 8, 64, 4096, 0};
-    const std::vector<int> lengths(64, 4096);
-    for (const Variant& variant : kVariants) {
-      if (std::string(variant.name).find(filter) == std::string::npos) continue;
-      if (variant.fp8 && variant.rows == 8)
-        std::printf("%s: %.1f us at 64 x 4096\n", variant.name,
-                    measure(&variant, Row{128, 32, 8, 64, 4096, 0}, lengths, 0));
-      if (variant.rows == 16 && variant.head_dim == 128 && !variant.fp8)
-        std::printf("group 16: %.1f us\n", measure(&variant, wide, lengths, 0));
+  }
+
+  void rows_of_a_sequence(const std::string& filter) {
+    for (const int d : {128, 64, 256}) {
+      for (const int batch : {64, 1}) {
+        const Row row{d, d == 256 ? 16 : 32, 8, batch, 4096, 0};
+        const std::vector<int> lengths(batch, 4096);
+        const double one = measure(nullptr, row, lengths, 0), four = measure(nullptr, row, lengths, 0, 4);
+        std::printf("4 queries d=%d b=%d: 8.0 %.1f us, one query %.1f us\n", d, batch, four, one);
+        for (const Variant& variant : kVariants) {
+          if (variant.head_dim != d || variant.rows < 16 || variant.fp8 || !is_asked(variant, filter)) continue;
+          std::printf("   %-20s %.1f us\n", variant.name, measure(&variant, row, lengths, 0, 4));
+        }
+        std::fflush(stdout);
+      }
     }
-    std::printf("group 16, old: %.1f us\n", measure(nullptr, wide, lengths, 0));
+  }
+
+  void fp8(const std::string& filter) {
+    fill_fp8<<<2048, 256>>>(reinterpret_cast<uint32_t*>(memory), memory_bytes / 4);
+    MUST(cudaDeviceSynchronize());
+    for (const Row& row : {Row{128, 32, 8, 64, 4096, 0}, Row{128, 32, 8, 1, 4096, 0}, Row{128, 32, 8, 1, 32768, 0},
+                           Row{128, 32, 8, 128, 1024, 0}, Row{256, 16, 8, 64, 4096, 0}, Row{256, 16, 8, 1, 4096, 0}}) {
+      const std::vector<int> lengths(row.batch, row.length);
+      std::printf("fp8 d=%d b=%d kv=%d\n", row.d, row.batch, row.length);
+      for (const Variant& variant : kVariants) {
+        if (variant.head_dim != row.d || !variant.fp8 || variant.e5m2 || !is_asked(variant, filter)) continue;
+        const double us = measure(&variant, row, lengths, 0), paged = measure(&variant, row, lengths, 16);
+        const double four = row.d == 128 && variant.rows == 16 ? measure(&variant, row, lengths, 0, 4) : 0;
+        std::printf("   %-20s %.1f us, pages of 16 %.2f, 4 queries %.1f us\n", variant.name, us, us / paged, four);
+      }
+      std::fflush(stdout);
+    }
   }
 };
 
@@ -721,13 +794,20 @@ struct Bench {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "all";
   const std::string filter = argc > 2 ? argv[2] : "";
+  if (mode == "list") {
+    for (const Variant& variant : kVariants) std::printf("%s\n", variant.name);
+    return 0;
+  }
   int failures = 0;
   if (mode == "check" || mode == "all") failures = check(filter);
   if (mode == "bench" || mode == "all") {
     Bench bench;
     if (filter.empty() || filter == "read") bench.read_rates();
     if (filter == "read") return 0;
+    bench.rows_of_a_sequence(filter);
+    bench.unequal_lengths(filter);
     bench.table_of_rows(filter);
+    bench.fp8(filter);
   }
   return failures != 0;
 }

@@ -132,7 +132,7 @@ bool plan(nvb_attention_decode_params& p, const nvb_attention_decode_shape& shap
   p.chunks = (items + shape.heads_per_block - 1) / shape.heads_per_block;
   p.heads_per_chunk = (items + p.chunks - 1) / p.chunks;
   p.splits = splits;
-  p.slots_per_head = splits == 1 || shape.cluster > 0 ? 0 : splits + (splits + 15) / 16;
+  p.slots_per_head = splits == 1 || shape.cluster > 0 || shape.min_tiles == 0 ? 0 : splits + (splits + 15) / 16;
   return shape.cluster == 0 || splits <= shape.cluster;
 }
 
@@ -250,7 +250,8 @@ void check_decode(Case c, std::mt19937& random) {
   p.slot_count = slots, p.capacity = capacity, p.max_kv_length = longest, p.window = c.window;
   p.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim)), p.soft_cap = c.soft_cap;
   constexpr int kMostSplits = 40;
-  const size_t partials = static_cast<size_t>(rows) * c.query_heads * (kMostSplits + 3);
+  // Those of each row, or two of each block.
+  const size_t partials = static_cast<size_t>(rows + 2) * c.query_heads * (2 * kMostSplits + 3);
   const size_t counter_count = static_cast<size_t>(rows) * c.query_heads * NVB_ATTENTION_DECODE_COUNTERS;
   Array workspace(NVB_F32, partials * (2 + c.value_dim) + 16), counters(NVB_F32, counter_count);
   std::memset(counters.host.data(), 0, counters.host.size());

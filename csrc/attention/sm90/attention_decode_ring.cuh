@@ -13,13 +13,13 @@
 // of consecutive tokens, each 16 bytes further from a multiple of 128, and the eight keys of a matrix are one of each
 // copy.
 //
-// Budget of head_dim 128, 4 items: 3 stages of 33 KiB, 4 KiB of queries as fragments, 8 KiB to merge in. 112 KiB leave
-// room for a block of the next grid beside this one. At 4.4 TB/s a multiprocessor gets 20 bytes a clock, so 16 keys
-// with their values every 410 clocks, whose products are 32 mma and 16 ldmatrix.
+// Budget of head_dim 128, 4 items: 3 stages of 33 KiB, 4 KiB of queries as fragments, 8 KiB to merge in. In 112 KiB two
+// blocks fit a multiprocessor: both of a long grid, or one of the next beside one of a short. At 4.4 TB/s a
+// multiprocessor gets 20 bytes a clock, so 16 keys with their values every 410 clocks, whose products are 32 mma and 16
+// ldmatrix.
 //
-// On an H200 one sequence of 4,096 tokens takes 12.7 us where attention_decode_mma takes 17.0 (128 columns, 32/8 heads,
-// in a graph), and 64 sequences 301 us where that takes 248: one copying warp asks for 3.5 TB/s. docs/attention.md has
-// more.
+// On an H200 one sequence of 4,096 tokens takes 13.1 us where attention_decode_mma takes 17.1 (128 columns, 32/8 heads,
+// in a graph), and 64 sequences 267 us where that takes 249; over FP8 they take 145. docs/attention.md has more.
 #pragma once
 
 #include "attention_decode_ring_copy.cuh"
@@ -45,7 +45,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
   const uint32_t stages = options.stages;
 
   if (warp == Tile::kWarps) {
-    if (!options.late_trigger) allow_next_grid();
     // Barriers wait for nothing.
     if (lane < stages) {
       barrier_init(shared.full + lane, 1);

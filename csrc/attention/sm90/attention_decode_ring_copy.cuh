@@ -13,15 +13,16 @@ namespace nvb::decode_ring {
 
 struct Options {
   int stages;
-  int prefetch;      // tiles that are asked for before the grid before has ended
-  int late_trigger;  // whether the next grid may come when the last copy is under way (1), or at once (0)
+  int extra;  // what a row costs beside its tiles, in tiles
 };
 
 inline constexpr int kMaxStages = 32;
 inline constexpr int kQueryStages = 2;
 
-// What is copied where a token is not to be read; a row of 256 columns of 16 bits.
-__device__ const uint4 kZeroRow[32] = {};
+// What is copied where tokens are not to be read: a run at a time, because a copy a token, of up to 126 in a last tile,
+// took the copying warp 4 us, four times what a whole tile takes.
+inline constexpr int kZeroBytes = 4096;
+__device__ const uint4 kZeros[kZeroBytes / 16] = {};
 
 // Shared memory, in this order.
 template <typename Tile>
@@ -82,34 +83,15 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
   const auto run_end = [&](const Segment& s, int tile) {
     return min(s.end, tile * Tile::kKeys + (run + 1) * Tile::kRun);
   };
-  if (options.prefetch > 0) {
-    // A hint: what the memory holds now may not be what it holds when the grid before has ended.
-    Part<Tile> part;
-    part.find(p, lane);
-    part.for_each(p, lane, [&](const Segment& segment, int slot) {
-      const Tokens<Element> tokens(p, values, slot, segment.kv_head);
-      for (uint32_t ring = segment.ring_first; ring < segment.ring_end; ++ring) {
-        if (ring >= static_cast<uint32_t>(options.prefetch)) return false;
-        const int tile = segment.first_tile + static_cast<int>(ring - segment.ring_first);
-        const int first = run_begin(segment, tile), count = run_end(segment, tile) - first;
-        if (lane < 16 && count > 0 && ring % Tile::kCopiers == copier) {
-          tokens.for_each_piece(p.placement, first, count, paged ? tokens.page_of(p.placement, first) : 0,
-                                [&](const Element* from, int, int piece) {
-                                  if (from != nullptr) bulk_prefetch_l2(from, piece * Tile::kRowBytes);
-                                });
-        }
-        __syncwarp();
-      }
-      return true;
-    });
-  }
   wait_for_previous_grid();
   order_bulk_copies();
   Part<Tile> part;
-  part.find(p, lane);
+  part.find(p, options.extra, lane);
   const uint32_t query_row = Tile::kHeadDim * query_bytes;
   uint32_t stage = 0, parity = 1, query_stage = 0, query_parity = 1;
+  bool found = false;
   part.for_each(p, lane, [&](const Segment& segment, int slot) {
+    found = true;
     const Tokens<Element> tokens(p, values, slot, segment.kv_head);
     const auto find_page = [&](uint32_t ring) {
       const int tile = segment.first_tile + static_cast<int>(ring - segment.ring_first);
@@ -163,10 +145,12 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
         if (lane == 0) barrier_expect(shared.full + stage, Tile::kCopiedBytes);
         __syncwarp();
         if (lane < 16) {
+          static_assert(Tile::kRun * Tile::kRowBytes <= kZeroBytes);
           const auto clear = [&](int from, int until) {
-            for (int token = max(from, start); token < min(until, start + Tile::kRun); ++token) {
-              bulk_copy(to + (token - start) * Tile::kRowBytes, kZeroRow, Tile::kRowBytes, shared.full + stage);
-            }
+            from = max(from, start), until = min(until, start + Tile::kRun);
+            if (from >= until) return;
+            bulk_copy(to + (from - start) * Tile::kRowBytes, kZeros, (until - from) * Tile::kRowBytes,
+                      shared.full + stage);
           };
           // Tokens that no item sees are zeros and are not read: stale rows of the cache may hold NaN.
           clear(start, first);
@@ -187,8 +171,8 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
     }
     return true;
   });
-  if (options.late_trigger) allow_next_grid();
-  if (part.begin == part.end && lane == 0 && copier == 0) {
+  allow_next_grid();
+  if (!found && lane == 0 && copier == 0) {
     shared.segments[0].heads = 0;
     barrier_expect(shared.query_full, 0);
   }

@@ -34,6 +34,9 @@ struct Tile {
   static constexpr int kCopiedBytes = 2 * kKeys * kRowBytes;
   static constexpr int kSteps = HeadDim / 16;
   static constexpr int kOutputPitch = HeadDim + 4;  // floats; spreads the items of a fragment over the banks
+  // One copying warp follows the teams in turn. Several would not: one could pass a team that lags by a whole ring,
+  // whose barrier then has the parity that it waits for. An H200 stopped with a launch failure.
+  static_assert(Copiers == 1 || Teams == 1, "a copying warp would pass a team");
   static_assert(kRun * kRowBytes % 128 == 0, "rows of eight copies would share banks");
 };
 
@@ -88,12 +91,13 @@ __device__ __forceinline__ Visible find_visible(const nvb_attention_decode_param
 // The part of this block. The lanes of a warp know a sequence each.
 template <typename Tile>
 struct Part {
-  int begin, end;  // in the list of tiles
+  int begin, end;  // in the list of places
   int blocks;      // that have a part
-  int each;        // tiles of a block; the first `longer` blocks have one more
+  int each;        // places of a block; the first `longer` blocks have one more
   int longer;
+  int extra;     // places behind the tiles of each row, which stand for what a row costs beside its tiles
   int sequence;  // of the first tile
-  int before;    // tiles of the sequences before it
+  int before;    // places of the sequences before it
   int base;      // the sequence of lane 0
   Visible visible;
 
@@ -107,12 +111,13 @@ struct Part {
     visible = find_visible<Tile>(p, at + lane);
   }
 
-  __device__ __forceinline__ void find(const nvb_attention_decode_params& p, int lane) {
+  __device__ __forceinline__ void find(const nvb_attention_decode_params& p, int row_extra, int lane) {
+    extra = row_extra;
     const int units = p.kv_heads * p.chunks;
     int mine = 0;
     for (int at = 0; at < p.sequences; at += 32) {
       load(p, at, lane);
-      mine += visible.tiles * units;
+      mine += visible.tiles == 0 ? 0 : (visible.tiles + extra) * units;
     }
     const int total = __reduce_add_sync(0xffffffffu, mine);
     blocks = min(static_cast<int>(gridDim.x), total);
@@ -122,7 +127,7 @@ struct Part {
     begin = first_of(blockIdx.x), end = first_of(blockIdx.x + 1);
     for (int at = 0;; at += 32) {
       if (base != at) load(p, at, lane);
-      const int own = visible.tiles * units;
+      const int own = visible.tiles == 0 ? 0 : (visible.tiles + extra) * units;
       int sum = own;
 #pragma unroll
       for (int offset = 1; offset < 32; offset *= 2) {
@@ -152,10 +157,20 @@ struct Part {
       if (part.sequence - part.base >= 32) part.load(p, part.sequence, lane);
       const auto of_sequence = [&](int value) { return __shfl_sync(0xffffffffu, value, part.sequence - part.base); };
       const int tiles = of_sequence(part.visible.tiles);
-      const int unit = (at - part.before) / tiles;
-      const int row_first = part.before + unit * tiles;
+      const int places = tiles + extra;
+      const int unit = (at - part.before) / places;
+      const int row_first = part.before + unit * places;
       const int tile = at - row_first;
       const int count = min(tiles - tile, end - at);
+      const int next = row_first + places;
+      const auto go_on = [&] {
+        at = next;
+        if (at == part.before + units * places) part.before = at, ++part.sequence;
+      };
+      if (count <= 0) {  // the part begins behind the row's tiles
+        go_on();
+        continue;
+      }
       Segment segment;
       segment.sequence = part.sequence;
       segment.kv_head = unit / p.chunks;
@@ -170,10 +185,10 @@ struct Part {
       segment.counter = part.sequence * units + unit;
       segment.first_block = count == tiles ? static_cast<int>(blockIdx.x) : block_of(row_first);
       segment.blocks = count == tiles ? 1 : block_of(row_first + tiles - 1) - segment.first_block + 1;
-      at += count, ring += count;
-      segment.last = at == end;
+      ring += count;
+      segment.last = at + count == end || next >= end;
       if (!use(segment, of_sequence(part.visible.slot))) return;
-      if (at == part.before + units * tiles) part.before = at, ++part.sequence;
+      go_on();
     }
   }
 };
