@@ -1,13 +1,17 @@
 //! What the operations of a list read and none of them writes: kernels of a captured list may load it while the grids before
 //! them still run (csrc/common/constant_reads.h).
 
-use super::access::{Each, Effect};
+use super::access::{add_cache, Access, Each, Effect};
+use super::attention::AttentionDecode;
 use super::Operation;
 
 /// `NVB_CONSTANT_WEIGHTS` of csrc/common/constant_reads.h.
 pub const CONSTANT_WEIGHTS: u32 = 1;
 /// `NVB_CONSTANT_POSITIONS` of csrc/common/constant_reads.h.
 pub const CONSTANT_POSITIONS: u32 = 2;
+
+/// `NVB_CONSTANT_OLDER_KEYS` of csrc/common/constant_reads.h.
+pub const CONSTANT_OLDER_KEYS: u32 = 4;
 
 /// The bit of an argument; 0 for those that no kernel loads early.
 fn bit(name: &str) -> u32 {
@@ -18,13 +22,28 @@ fn bit(name: &str) -> u32 {
     }
 }
 
-/// The bytes that a list writes, in spans that lie apart from each other, in ascending order.
-pub struct Written(Vec<(usize, usize)>);
+/// The attention that appends to the cache that it reads.
+fn own_cache(op: &Operation) -> Option<&AttentionDecode> {
+    match op {
+        Operation::AttentionDecode(op) => op.rope.is_some().then_some(op),
+        _ => None,
+    }
+}
+
+/// The bytes that a list writes.
+pub struct Written {
+    /// Spans that lie apart from each other, in ascending order.
+    joined: Vec<(usize, usize)>,
+    /// The spans of all writes, in ascending order of their starts, if some operation appends to a cache that it reads.
+    single: Vec<(usize, usize)>,
+}
 
 impl Written {
     pub fn by<'a>(operations: impl IntoIterator<Item = &'a Operation>) -> Written {
         let mut spans = Vec::new();
+        let mut appends = false;
         for op in operations {
+            appends |= own_cache(op).is_some();
             op.accesses(&mut Each(|access| {
                 if access.effect == Effect::Write && !access.region.is_empty() {
                     spans.push((access.region.start, access.region.end()));
@@ -32,6 +51,7 @@ impl Written {
             }));
         }
         spans.sort_unstable();
+        let single = if appends { spans.clone() } else { Vec::new() };
         spans.dedup_by(|next, kept| {
             let joins = next.0 <= kept.1;
             if joins {
@@ -39,12 +59,18 @@ impl Written {
             }
             joins
         });
-        Written(spans)
+        Written { joined: spans, single }
     }
 
     fn meets(&self, start: usize, end: usize) -> bool {
-        let behind = self.0.partition_point(|span| span.0 < end);
-        behind > 0 && self.0[behind - 1].1 > start
+        let behind = self.joined.partition_point(|span| span.0 < end);
+        behind > 0 && self.joined[behind - 1].1 > start
+    }
+
+    /// Whether the list writes to the bytes just once.
+    fn meets_once(&self, start: usize, end: usize) -> bool {
+        let behind = self.single.partition_point(|span| span.0 < end);
+        self.single[..behind].iter().filter(|span| span.1 > start).count() == 1
     }
 
     /// The bits of the arguments of which the list writes no byte. Gaps of a region count as written with it.
@@ -56,7 +82,22 @@ impl Written {
                 constant &= !bit(access.name);
             }
         }));
-        constant
+        match own_cache(op) {
+            Some(op) if self.alone_appends(op) => constant | CONSTANT_OLDER_KEYS,
+            _ => constant,
+        }
+    }
+
+    /// Whether no other operation of the list writes to the cache.
+    fn alone_appends(&self, op: &AttentionDecode) -> bool {
+        let mut alone = true;
+        let mut written = Each(|access: Access| {
+            if access.effect == Effect::Write {
+                alone &= self.meets_once(access.region.start, access.region.end());
+            }
+        });
+        add_cache(&mut written, &op.cache, Effect::Write);
+        alone
     }
 }
 
@@ -78,7 +119,7 @@ mod tests {
         let base = values.as_ptr() as usize;
         let list = [fill(&mut values[8..12]), fill(&mut values[0..4]), fill(&mut values[2..6])];
         let written = Written::by(&list);
-        assert_eq!(written.0, [(base, base + 24), (base + 32, base + 48)]);
+        assert_eq!(written.joined, [(base, base + 24), (base + 32, base + 48)]);
         let meets = |from: usize, to: usize| written.meets(base + 4 * from, base + 4 * to);
         assert!(meets(0, 1) && meets(5, 6) && meets(5, 9) && meets(0, 16) && meets(11, 16));
         assert!(!meets(6, 8) && !meets(12, 16));
