@@ -104,9 +104,10 @@ impl Written {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operation::attention::{AttentionConfig, DecodeRopeArguments, DecodeRows};
     use crate::operation::memory_fill::MemoryFill;
     use crate::operation::rms_norm::RmsNorm;
-    use crate::tensor::Tensor;
+    use crate::tensor::{CacheLayer, DType, Tensor};
 
     fn fill(values: &mut [f32]) -> Operation {
         // SAFETY: it never runs.
@@ -149,5 +150,46 @@ mod tests {
         assert_eq!(constant(&[fill(&mut input), fill(&mut output)]), all, "what is computed with need not be constant");
         assert_eq!(constant(&[fill(&mut weight[7..])]), CONSTANT_POSITIONS);
         assert_eq!(constant(&[fill(&mut post[..1])]), CONSTANT_POSITIONS);
+    }
+
+    #[test]
+    fn older_keys_are_constant_where_their_reader_alone_appends() {
+        let (mut row, mut output, mut cache, mut other) = ([1f32; 16], [0f32; 8], [0f32; 32], [0f32; 32]);
+        let mut position = [1i32];
+        let positions = Tensor::new(position.as_mut_ptr().cast(), DType::I32, &[1]);
+        let config = AttentionConfig { query_heads: 2, kv_heads: 1, head_dim: 4, causal: true, ..AttentionConfig::default() };
+        let config = AttentionConfig::new(config).unwrap();
+        let mut decode = |cache: &mut [f32; 32]| -> Operation {
+            let (key, value) = cache.split_at_mut(16);
+            let layer = CacheLayer::contiguous(
+                (key.as_mut_ptr().cast(), value.as_mut_ptr().cast()),
+                DType::F32,
+                [1, 1, 4, 4],
+            );
+            let rows = DecodeRows { per_sequence: 1, positions, sequences: None, max_kv_length: 0 };
+            let query = Tensor::of(&mut row[..8], &[1, 2, 4]);
+            let op = AttentionDecode::new(config, query, layer, Tensor::of(&mut output, &[1, 2, 4]), None, rows).unwrap();
+            let rope = DecodeRopeArguments {
+                key: Tensor::of(&mut row[8..12], &[1, 1, 4]),
+                value: Tensor::of(&mut row[12..], &[1, 1, 4]),
+                query_norm: None,
+                key_norm: None,
+                query_scale: 1.0,
+                epsilon: 1e-6,
+                weight_offset: 0.0,
+                rotation: None,
+            };
+            op.with_rope(rope).unwrap().into()
+        };
+        let (step, next, elsewhere) = (decode(&mut cache), decode(&mut cache), decode(&mut other));
+        let constant = |others: &[Operation]| Written::by(others.iter().chain([&step])).constant_reads(&step);
+        let all = CONSTANT_WEIGHTS | CONSTANT_POSITIONS;
+        assert_eq!(constant(&[]), all | CONSTANT_OLDER_KEYS);
+        assert_eq!(constant(std::slice::from_ref(&elsewhere)), all | CONSTANT_OLDER_KEYS, "another cache");
+        assert_eq!(constant(std::slice::from_ref(&next)), all, "the step behind it appends too");
+        assert_eq!(constant(&[fill(&mut cache[31..])]), all, "a fill of one value");
+        let Operation::AttentionDecode(op) = step else { panic!("it is one") };
+        let attention: Operation = AttentionDecode { rope: None, ..op }.into();
+        assert_eq!(Written::by([&attention]).constant_reads(&attention), all, "it appends nothing");
     }
 }

@@ -163,7 +163,8 @@ struct Set {
     if (test.bad_pages) {
       for (size_t i = 0; i < table.size(); i += 3) table[i] = i % 2 ? -1 : page_count + 5;
     }
-    for (int i = 0; i < n; ++i) positions[i] = test.lengths[i] - 1, slots[i] = test.slots ? (i * 5 + 3) % slot_count : i;
+    for (int i = 0; i < n; ++i)
+      positions[i] = test.lengths[i] - 1, slots[i] = test.slots ? (i * 5 + 3) % slot_count : i;
     if (test.slots && n > 1) slots[n - 1] = slot_count;  // outside
     if (test.regular) {
       // BF16 of 0.5 to 1 and either sign.
@@ -203,8 +204,7 @@ struct Set {
     uint16_t* const kv = own(to_device(cache));
     const void* const factors = test.f32_norms ? static_cast<const void*>(own(to_device(wide_norms)))
                                                : static_cast<const void*>(own(to_device(norms)));
-    const void* const key_factors =
-        static_cast<const char*>(factors) + size_t(d) * (test.f32_norms ? 4 : 2);
+    const void* const key_factors = static_cast<const char*>(factors) + size_t(d) * (test.f32_norms ? 4 : 2);
     const uint32_t dtype = test.f16 ? NVB_F16 : NVB_BF16;
 
     nvb_attention_decode_params& p = separate;
@@ -256,9 +256,24 @@ struct Set {
     rope.epsilon = 1e-6f, rope.weight_offset = 1;
     rope.placement = p.placement;
 
-    fields = {rope.key, rope.value, rope.query_norm, rope.key_norm, width, d, width, d, dtype, dtype,
-              rope.query_norm_dtype, rope.key_norm_dtype, rope.rotary_dim, rope.base, rope.position_scale,
-              rope.query_scale, rope.epsilon, rope.weight_offset};
+    fields = {rope.key,
+              rope.value,
+              rope.query_norm,
+              rope.key_norm,
+              width,
+              d,
+              width,
+              d,
+              dtype,
+              dtype,
+              rope.query_norm_dtype,
+              rope.key_norm_dtype,
+              rope.rotary_dim,
+              rope.base,
+              rope.position_scale,
+              rope.query_scale,
+              rope.epsilon,
+              rope.weight_offset};
     fused = separate;
   }
 
@@ -375,7 +390,8 @@ int check(const Workspace& workspace, const std::string& some) {
     for (uint32_t constant : {0u, 3u, 7u}) {
       const std::string error = check_one(test, constant, workspace);
       ++count;
-      if (!error.empty()) ++wrong, std::printf("WRONG %s (constant %u): %s\n", test.name.c_str(), constant, error.c_str());
+      if (!error.empty())
+        ++wrong, std::printf("WRONG %s (constant %u): %s\n", test.name.c_str(), constant, error.c_str());
     }
   }
   std::printf("%d of %d checks are right\n", count - wrong, count);
@@ -458,8 +474,8 @@ void time_model(const Model& model, int length, int window, const Workspace& wor
       Set& set = *sets[i];
       const dim3 grid(launch.multiprocessors), block(kThreads);
       MUST(nvb::launch_overlapped(product, grid, block, kStaged + 18 * 1024, &launch, weights[0][i], bytes[0] / 16,
-                                  hidden, model.width, source, static_cast<uint16_t*>(const_cast<void*>(set.separate.query)),
-                                  qkv_width));
+                                  hidden, model.width, source,
+                                  static_cast<uint16_t*>(const_cast<void*>(set.separate.query)), qkv_width));
       if (form == 1) {
         MUST(nvb_cuda_rope(&set.rope, &launch));
         used[form] = decode(set.separate, workspace, launch);
@@ -524,9 +540,11 @@ int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (what != "time") wrong = check(workspace, argc > 2 ? argv[2] : "");
   if (what == "check" || wrong > 0) return wrong > 0;
-  std::printf("us a layer of two products (stand-ins) and: nothing; rope, attention; one kernel with keys asked for in L2;\n"
-              "with older keys loaded early. model, length, window\n");
-  const Model models[] = {{"270M", 26, 640, 4, 1}, {"1B", 26, 1152, 4, 1}, {"4B", 16, 2560, 8, 4}, {"12B", 8, 3840, 16, 8}};
+  std::printf(
+      "us a layer of two products (stand-ins) and: nothing; rope, attention; one kernel with keys asked for in L2;\n"
+      "with older keys loaded early. model, length, window\n");
+  const Model models[] = {
+      {"270M", 26, 640, 4, 1}, {"1B", 26, 1152, 4, 1}, {"4B", 16, 2560, 8, 4}, {"12B", 8, 3840, 16, 8}};
   for (const Model& model : models) {
     for (int length : {16, 256, 512}) time_model(model, length, 0, workspace);
     time_model(model, 4096, model.kv_heads == 1 ? 512 : 1024, workspace);

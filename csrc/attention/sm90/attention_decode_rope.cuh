@@ -16,8 +16,8 @@
 // barrier between keys and output. Each block of the cluster then merges a part of the columns, from the warps of all
 // blocks.
 //
-// Shared memory: 48 KiB of keys and values, and at most 8 KiB of queries and results; below 60 KiB, so that the blocks of
-// the products in front and behind fit beside it.
+// Shared memory: 48 KiB of keys and values, and at most 8 KiB of queries and results; below 60 KiB, so that the blocks
+// of the products in front and behind fit beside it.
 #pragma once
 
 #include <algorithm>
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 4 ? 1 : 2)
   __shared__ __align__(16) float4 received_states[kMaxBlocks][kHeads];
   __shared__ uint64_t arrived;
   float4* const received = reinterpret_cast<float4*>(shared + Tile::kWarps * Tile::kWarpFloats);
-  float4* const queries = received + Tile::kReceived;                          // [kHeads][2][kLanes]
+  float4* const queries = received + Tile::kReceived;                             // [kHeads][2][kLanes]
   uint4* const newest = reinterpret_cast<uint4*>(queries + kHeads * 2 * kLanes);  // [key, value][kLanes]
   const nvb_attention_decode_params& p = arguments.params;
   const nvb_attention_decode_rope& rope = arguments.rope;
@@ -306,8 +306,9 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 4 ? 1 : 2)
       if (placed) {
         const uint32_t row = kv_row(p.placement, page_row(p, block), position);
         has_place = row != kNoRow;
-        offset = has_place ? kv_offset(p.placement.block_stride, row, is_key ? p.key_token_stride : p.value_token_stride)
-                           : 0;
+        offset = has_place
+                     ? kv_offset(p.placement.block_stride, row, is_key ? p.key_token_stride : p.value_token_stride)
+                     : 0;
       }
       offset += sequence_offset(p, block, is_key ? p.key_sequence_stride : p.value_sequence_stride) +
                 block.kv_head * (is_key ? p.key_head_stride : p.value_head_stride) + column;
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 4 ? 1 : 2)
   __syncthreads();
 
   const int newest_token = owns_newest ? position : -1;  // elsewhere nobody has written `newest`
-  const int score_index = part_lane / kScoreLanes;  // of this lane: kHeads * step + head
+  const int score_index = part_lane / kScoreLanes;       // of this lane: kHeads * step + head
   const float factor = p.soft_cap > 0.0f ? p.soft_cap * kLog2E : p.scale * kLog2E;
   const float cap_factor = p.soft_cap > 0.0f ? p.scale / p.soft_cap : 0.0f;
   float q[kHeads][8];
@@ -446,8 +447,8 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 4 ? 1 : 2)
     const int head = part / (kHeadDim / 4);
     float2 total;
     const float4 four =
-        merge_columns<Tile::kWarps>(&states[0][head], Tile::kWarps, kHeads, reinterpret_cast<const float4*>(shared) + part,
-                                    Tile::kWarpFloats / 4, total);
+        merge_columns<Tile::kWarps>(&states[0][head], Tile::kWarps, kHeads,
+                                    reinterpret_cast<const float4*>(shared) + part, Tile::kWarpFloats / 4, total);
     if (!joined) {
       store(part, four, total);
       continue;
@@ -465,7 +466,8 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 4 ? 1 : 2)
     for (int i = 0; i < Tile::kWarps; ++i) most = fmaxf(most, states[i][head].x);
     float all = 0.0f;
 #pragma unroll
-    for (int i = 0; i < Tile::kWarps; ++i) all += exp2_fast(states[i][head].x - exponent_base(most)) * states[i][head].y;
+    for (int i = 0; i < Tile::kWarps; ++i)
+      all += exp2_fast(states[i][head].x - exponent_base(most)) * states[i][head].y;
     const float state[4] = {most, all, 0.0f, 0.0f};
     cluster_store(cluster_address(&received_states[blockIdx.x][head], rank), state, cluster_address(&arrived, rank));
   }
