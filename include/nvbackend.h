@@ -2403,6 +2403,33 @@ typedef struct {
   uint32_t reserved;
   // Optional, I32 [sequences, entries], as in prefill.
   nvb_tensor page_table;
+  // Optional, [B, kv_heads, head_dim]: the keys of the new tokens, one a sequence, as the product before left them. Then the call
+  // does first what `nvb_rope` with the fields below does: queries and keys are normed and rotated, keys and values appended at
+  // their positions. `query` is left as it is. R is 1, no two of the B sequences are the same, and `sequences` is needed where
+  // B > 1. A token at −1, or on CUDA outside the cache, is not appended.
+  //
+  // CUDA has a kernel for it from compute capability 9.0 on: query, key, value and cache of one 16-bit dtype, head_dim 64, 128 or
+  // 256, rotary_dim a multiple of 16, rows aligned to 16 bytes, and some 1,500 visible keys at most. Elsewhere the call is
+  // `NVB_ERROR_UNSUPPORTED`; `nvb_rope` and a call without `key` do the same.
+  nvb_tensor key;
+  // [B, kv_heads, value_dim], with `key` and only with it: stored as it is.
+  nvb_tensor value;
+  // Optional [head_dim], with `key`: RMS norm of each query head before the rotation.
+  nvb_tensor query_norm;
+  // Optional [head_dim], with `key`.
+  nvb_tensor key_norm;
+  // The rotation, as in `nvb_rope_args`: even, at most head_dim; 0: head_dim.
+  uint32_t rotary_dim;
+  // 0: 10,000.
+  float base;
+  // 0: 1.
+  float position_scale;
+  // Multiplies the rotated queries; 0: 1.
+  float query_scale;
+  // The norms' epsilon; 0: 1e-6.
+  float epsilon;
+  // What the norms add to their weights: 0 or 1.
+  float weight_offset;
 } nvb_attention_decode_args;
 
 // Creates an attention. Errors: `NVB_ERROR_ATTENTION` for options that contradict each other.
@@ -2423,7 +2450,8 @@ NVB_MUST_USE nvb_status nvb_attention_prefill(const nvb_attention *attention,
                                  const nvb_attention_prefill_args *args,
                                  nvb_stream *stream);
 
-// Queues the attention of one or a few new tokens for each of B sequences; their keys must be in the cache in stream order before.
+// Queues the attention of one or a few new tokens for each of B sequences; their keys must be in the cache in stream order before,
+// or are appended by the call (`key`).
 // Positions and sequences are read from device memory when the stream reaches the call, so a captured call serves every
 // step. Does not synchronise; the first call with a larger `max_kv_length` or B may allocate workspace.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT`; `NVB_ERROR_ATTENTION` for a bidirectional attention.

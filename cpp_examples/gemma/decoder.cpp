@@ -35,6 +35,7 @@ Decoder::Decoder(const nvb::backend& backend, Session& session, const Sampling& 
       sampling_(sampling),
       cpu_(is_cpu(backend)),
       recorded_(launching.optimize > 0),
+      optimize_(launching.optimize),
       capacity_(capacity),
       steps_(launching.steps > 0  ? launching.steps
              : recorded_ && !cpu_ ? kReplayedSteps
@@ -87,6 +88,15 @@ void Decoder::launch(int64_t rows, int64_t max_kv_length) {
   if (graph.get() == nullptr) {
     nvb::graph recorded(backend_);
     recorded.record(session_.stream(), [&] { queue_steps(rows, length); });
+    // What a step computes on its way, nobody reads behind a launch. Tokens and the cache stay.
+    const auto mark = [&](const nvb::buffer& memory) {
+      const nvb_tensor bytes =
+          nvb::tensor(memory.data(), NVB_DTYPE_BF16, {static_cast<int64_t>(memory.size() / sizeof(uint16_t))});
+      nvb::check(nvb_graph_mark_internal(recorded.get(), &bytes));
+    };
+    session_.visit_activations(mark);
+    mark(logits_);
+    nvb::check(nvb_graph_optimize(recorded.get(), optimize_, nullptr));
     graph = std::move(recorded);
   }
   graph.launch(session_.stream());

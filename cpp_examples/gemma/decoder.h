@@ -2,7 +2,7 @@
 // stays on the device as the input of the next step.
 //
 // A launch runs one step or several. Its calls are the same each time, as all that differs lies in device memory, so
-// they are recorded once as a graph for a number of rows and a length, and replayed.
+// they are recorded once as a graph for a number of rows and a length, optimised and replayed.
 #ifndef GEMMA_DECODER_H
 #define GEMMA_DECODER_H
 
@@ -25,7 +25,7 @@ struct Sampling {
 
 // How launches are made.
 struct Launching {
-  uint32_t optimize = 2;  // 0: the calls of a step are queued each time; more: they are recorded
+  uint32_t optimize = 2;  // 0: the calls of a step are queued each time; more: recorded, and optimised at this level
   int64_t steps = 0;      // of a launch; 0: what suits the device
 };
 
@@ -75,6 +75,7 @@ class Decoder {
   Sampling sampling_;
   bool cpu_;
   bool recorded_;
+  uint32_t optimize_;  // the level
   int64_t capacity_;
   int64_t steps_;
   nvb::buffer inputs_;

@@ -50,6 +50,12 @@ class Session {
   // Queues logits F32 [rows, vocabulary] of such rows, soft cap included.
   void logits(const nvb_tensor& rows, const nvb_tensor& output);
 
+  // Calls `visit` with each buffer that holds nothing between passes.
+  template <typename Visit>
+  void visit_activations(const Visit& visit) const {
+    for (const nvb::buffer* buffer : {&residual_, &hidden_, &qkv_, &attended_, &gated_}) visit(*buffer);
+  }
+
   nvb::stream& stream() { return stream_; }
   const Model& model() const { return model_; }
   uint64_t cache_bytes() const {

@@ -161,6 +161,33 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
 // dtype, head_dim a multiple of 8, and key and value rows aligned to 16 bytes; the f32 kernel takes everything else.
 // The kernel made for latency takes what the former takes with head_dim up to 256 and query rows aligned to 16 bytes,
 // as long as the keys are few enough for its passes, and wants no workspace.
+// What a decode does to its new tokens first, one a sequence, as rope.h says:
+//
+//   query = query_scale * rotate(norm(query, query_norm)), rounded to its dtype
+//   the key rotate(norm(key, key_norm)) and the value join the cache at the token's position
+//
+// where it has a place there. No two sequences of a launch may be the same of the cache.
+struct nvb_attention_decode_rope {
+  const void* key;         // [sequences, kv_heads, head_dim]
+  const void* value;       // [sequences, kv_heads, value_dim]
+  const void* query_norm;  // [head_dim]; null: none
+  const void* key_norm;    // [head_dim]; null: none
+  int64_t key_token_stride;
+  int64_t key_head_stride;
+  int64_t value_token_stride;
+  int64_t value_head_stride;
+  uint32_t key_dtype;
+  uint32_t value_dtype;
+  uint32_t query_norm_dtype;
+  uint32_t key_norm_dtype;
+  int32_t rotary_dim;  // 0: no rotation
+  float base;
+  float position_scale;
+  float query_scale;
+  float epsilon;
+  float weight_offset;
+};
+
 struct nvb_attention_decode_params {
   const void* query;         // [rows, query_heads, head_dim]
   const void* key;           // [slots, kv_heads, capacity, head_dim], or as `placement` says
@@ -173,6 +200,7 @@ struct nvb_attention_decode_params {
   const float* value_scale;  // as key_scale
   void* workspace;
   uint32_t* counters;
+  const nvb_attention_decode_rope* rope;  // in host memory, read by the launcher; null: queries and cache are ready
   int64_t query_token_stride;
   int64_t query_head_stride;
   int64_t key_sequence_stride;

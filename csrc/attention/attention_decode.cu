@@ -4,6 +4,7 @@
 
 #include "attention_decode.cuh"
 #include "attention_decode_ring.h"
+#include "attention_decode_rope.h"
 
 namespace nvb {
 namespace {
@@ -42,6 +43,7 @@ struct DecodeKernel {
   const char* name;
   bool (*supports)(const nvb_attention_decode_params&, const nvb_launch&, nvb_attention_decode_shape&);
   cudaError_t (*launch)(const DecodeArguments&, const nvb_launch&);
+  bool rotates = false;  // its new tokens; the others want them rotated and in the cache
 };
 
 constexpr DecodeKernel kKernels[] = {
@@ -49,6 +51,7 @@ constexpr DecodeKernel kKernels[] = {
     {"attention_decode_ring", supports_decode_ring, launch_decode_ring},
     {"attention_decode_mma", supports_decode_mma, launch_decode_mma},
     {"attention_decode_simt", supports_decode_simt, launch_decode_simt},
+    {"attention_decode_rope", supports_decode_rope, launch_decode_rope, true},
 };
 
 const DecodeKernel* kernel_at(int index) {
@@ -68,7 +71,8 @@ extern "C" int nvb_cuda_attention_decode_kernel_supports(int index, const nvb_at
                                                          nvb_attention_decode_shape* shape) noexcept {
   *shape = {};
   const nvb::DecodeKernel* const kernel = nvb::kernel_at(index);
-  return kernel != nullptr && nvb::are_valid(*params) && kernel->supports(*params, *launch, *shape);
+  return kernel != nullptr && nvb::are_valid(*params) && kernel->rotates == (params->rope != nullptr) &&
+         kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_attention_decode_params* params,

@@ -95,8 +95,7 @@ __device__ __forceinline__ DecodeKeys item_keys(const nvb_attention_decode_param
 }
 
 // The block's place in the grid: sequence, split, KV head and items.
-__device__ __forceinline__ DecodeBlock block_items(const DecodeArguments& arguments) {
-  const nvb_attention_decode_params& p = arguments.params;
+__device__ __forceinline__ DecodeBlock block_items(const nvb_attention_decode_params& p) {
   DecodeBlock block;
   block.sequence = blockIdx.z;
   block.split = blockIdx.x;
@@ -110,7 +109,7 @@ __device__ __forceinline__ DecodeBlock block_items(const DecodeArguments& argume
 template <int kTileKeys>
 __device__ __forceinline__ DecodeBlock find_decode_block(const DecodeArguments& arguments, int min_tiles) {
   const nvb_attention_decode_params& p = arguments.params;
-  DecodeBlock block = block_items(arguments);
+  DecodeBlock block = block_items(p);
   const DecodeKeys keys = sequence_keys(p, block.sequence);
   block.slot = p.slots != nullptr ? p.slots[block.sequence] : block.sequence;
   const bool inside = block.slot >= 0 && block.slot < p.slot_count;

@@ -13,8 +13,9 @@
 #include <stdint.h>
 
 enum nvb_constant_reads : uint32_t {
-  NVB_CONSTANT_WEIGHTS = 1,    // weights, their scales, biases, factors of norms
-  NVB_CONSTANT_POSITIONS = 2,  // positions, sequences, page tables
+  NVB_CONSTANT_WEIGHTS = 1,     // weights, their scales, biases, factors of norms
+  NVB_CONSTANT_POSITIONS = 2,   // positions, sequences, page tables
+  NVB_CONSTANT_OLDER_KEYS = 4,  // what a cache holds, but for the row of the token that the operation appends itself
 };
 
 // Of the operations that this thread launches from now on, bits of nvb_constant_reads; 0 at first.

@@ -1,16 +1,15 @@
 // Launches the rope kernels of rope.cuh and rope_many.cuh; rope.h has the formula, shapes and dtypes.
-//
-// Inverse frequencies are computed on the host, by the powf that the CPU executor calls: one unit in the last place of
-// a frequency is 0.006 radians at position 100,000.
 #include <algorithm>
-#include <cmath>
 
 #include "../common/constant_reads.h"
+#include "../common/inverse_frequency.h"
 #include "rope_many.cuh"
 
 namespace nvb {
 namespace rope {
 namespace {
+
+static_assert(kMaxHeadDim / 2 <= kMaxRotaryPairs, "a table holds the frequencies of the widest head");
 
 bool is_float_or_absent(const void* pointer, uint32_t dtype) {
   return pointer == nullptr || float_dtype_bytes(dtype) != 0;
@@ -46,29 +45,6 @@ bool supports_vectors(const nvb_rope_params& p) {
          aligned(p.query_norm, p.query_norm_dtype, 0, 0) && aligned(p.key_norm, p.key_norm_dtype, 0, 0) &&
          aligned(p.key_cache, p.cache_dtype, p.cache_slot_stride, p.cache_head_stride) &&
          aligned(p.value_cache, p.cache_dtype, p.cache_token_stride, p.placement.block_stride);
-}
-
-// 1 / base^(2i / rotary_dim). A model alternates between one or two bases, so each thread keeps the last few tables.
-const float* inverse_frequencies(float base, int rotary_dim) {
-  struct Table {
-    float base;
-    int rotary_dim;
-    float values[kMaxHeadDim / 2];
-  };
-  constexpr int kTables = 4;
-  thread_local Table tables[kTables];
-  thread_local int next = 0;
-  for (const Table& table : tables) {
-    if (table.base == base && table.rotary_dim == rotary_dim) return table.values;
-  }
-  Table& table = tables[next];
-  next = (next + 1) % kTables;
-  table.base = base;
-  table.rotary_dim = rotary_dim;
-  for (int i = 0; i < rotary_dim / 2; ++i) {
-    table.values[i] = 1.0f / std::pow(base, static_cast<float>(2 * i) / static_cast<float>(rotary_dim));
-  }
-  return table.values;
 }
 
 // True if all tensors that are there are of the dtype, norms apart.

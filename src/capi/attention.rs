@@ -4,6 +4,7 @@ use super::backend::{nvb_backend, stream_of, BACKENDS};
 use super::guard::guard;
 use super::handle::Table;
 use super::kv_cache::{layer_of, nvb_kv_cache};
+use super::operations::or;
 use super::status::nvb_status;
 use super::stream::nvb_stream;
 use super::structs::{expect_out, expect_reserved, read, read_into, slice, versioned};
@@ -12,8 +13,9 @@ use crate::allocation::collected;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::operation::attention::{
-    AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, DeviceSource, KeySource,
+    AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRopeArguments, DecodeRows, DeviceSource, KeySource,
 };
+use crate::operation::rope::Rotation;
 use crate::stream::Owner;
 use crate::tensor::{CacheLayer, Tensor};
 use std::mem::MaybeUninit;
@@ -148,6 +150,33 @@ pub struct nvb_attention_decode_args {
     pub reserved: u32,
     /// Optional, I32 [sequences, entries], as in prefill.
     pub page_table: nvb_tensor,
+    /// Optional, [B, kv_heads, head_dim]: the keys of the new tokens, one a sequence, as the product before left them. Then the call
+    /// does first what `nvb_rope` with the fields below does: queries and keys are normed and rotated, keys and values appended at
+    /// their positions. `query` is left as it is. R is 1, no two of the B sequences are the same, and `sequences` is needed where
+    /// B > 1. A token at −1, or on CUDA outside the cache, is not appended.
+    ///
+    /// CUDA has a kernel for it from compute capability 9.0 on: query, key, value and cache of one 16-bit dtype, head_dim 64, 128 or
+    /// 256, rotary_dim a multiple of 16, rows aligned to 16 bytes, and some 1,500 visible keys at most. Elsewhere the call is
+    /// `NVB_ERROR_UNSUPPORTED`; `nvb_rope` and a call without `key` do the same.
+    pub key: nvb_tensor,
+    /// [B, kv_heads, value_dim], with `key` and only with it: stored as it is.
+    pub value: nvb_tensor,
+    /// Optional [head_dim], with `key`: RMS norm of each query head before the rotation.
+    pub query_norm: nvb_tensor,
+    /// Optional [head_dim], with `key`.
+    pub key_norm: nvb_tensor,
+    /// The rotation, as in `nvb_rope_args`: even, at most head_dim; 0: head_dim.
+    pub rotary_dim: u32,
+    /// 0: 10,000.
+    pub base: f32,
+    /// 0: 1.
+    pub position_scale: f32,
+    /// Multiplies the rotated queries; 0: 1.
+    pub query_scale: f32,
+    /// The norms' epsilon; 0: 1e-6.
+    pub epsilon: f32,
+    /// What the norms add to their weights: 0 or 1.
+    pub weight_offset: f32,
 }
 versioned!(nvb_attention_decode_args);
 
@@ -360,7 +389,7 @@ pub(super) fn decode_of(
     layer: CacheLayer,
 ) -> Result<AttentionDecode> {
     expect_reserved(args.reserved)?;
-    AttentionDecode::new(
+    let op = AttentionDecode::new(
         object.config,
         reading.tensor("query", &args.query)?,
         layer,
@@ -372,10 +401,34 @@ pub(super) fn decode_of(
             sequences: reading.optional("sequences", &args.sequences)?,
             max_kv_length: args.max_kv_length as usize,
         },
-    )
+    )?;
+    let Some(key) = reading.optional("key", &args.key)? else {
+        for (name, tensor) in [("value", &args.value), ("query_norm", &args.query_norm), ("key_norm", &args.key_norm)] {
+            if reading.optional(name, tensor)?.is_some() {
+                return Err(Error::invalid(format!("`{name}` is given without `key`")));
+            }
+        }
+        return Ok(op);
+    };
+    let head_dim = object.config.head_dim;
+    op.with_rope(DecodeRopeArguments {
+        key,
+        value: reading.tensor("value", &args.value)?,
+        query_norm: reading.optional("query_norm", &args.query_norm)?,
+        key_norm: reading.optional("key_norm", &args.key_norm)?,
+        query_scale: or(args.query_scale, 1.0),
+        epsilon: or(args.epsilon, 1e-6),
+        weight_offset: args.weight_offset,
+        rotation: Some(Rotation {
+            base: or(args.base, 10_000.0),
+            position_scale: or(args.position_scale, 1.0),
+            rotary_dim: if args.rotary_dim == 0 { head_dim & !1 } else { args.rotary_dim as usize },
+        }),
+    })
 }
 
-/// Queues the attention of one or a few new tokens for each of B sequences; their keys must be in the cache in stream order before.
+/// Queues the attention of one or a few new tokens for each of B sequences; their keys must be in the cache in stream order before,
+/// or are appended by the call (`key`).
 /// Positions and sequences are read from device memory when the stream reaches the call, so a captured call serves every
 /// step. Does not synchronise; the first call with a larger `max_kv_length` or B may allocate workspace.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT`; `NVB_ERROR_ATTENTION` for a bidirectional attention.

@@ -10,6 +10,7 @@ use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DeviceLengths, SequenceSpan};
+use crate::operation::rope::Rotation;
 use crate::operation::Operation;
 use crate::registry::KernelId;
 use crate::tensor::{DType, Tensor};
@@ -89,6 +90,62 @@ pub(super) struct PrefillParams {
     sequence: [Sequence; MAX_SEQUENCES],
 }
 
+/// `nvb_attention_decode_rope` of csrc/attention/attention.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct DecodeRopeParams {
+    key: *const c_void,
+    value: *const c_void,
+    query_norm: *const c_void,
+    key_norm: *const c_void,
+    key_token_stride: i64,
+    key_head_stride: i64,
+    value_token_stride: i64,
+    value_head_stride: i64,
+    key_dtype: u32,
+    value_dtype: u32,
+    query_norm_dtype: u32,
+    key_norm_dtype: u32,
+    rotary_dim: i32,
+    base: f32,
+    position_scale: f32,
+    query_scale: f32,
+    epsilon: f32,
+    weight_offset: f32,
+}
+
+impl DecodeRopeParams {
+    /// Of a decode that rotates and appends its tokens. [`DecodeParams`] with its address live no longer than it.
+    pub fn of(op: &AttentionDecode) -> Option<DecodeRopeParams> {
+        let rope = op.rope?;
+        let rotation = rope.rotation.unwrap_or(Rotation { base: 1.0, position_scale: 1.0, rotary_dim: 0 });
+        let norm = |norm: Option<Tensor>| {
+            norm.map_or((std::ptr::null(), DType::F32 as u32), |norm| (norm.data.cast_const(), norm.dtype as u32))
+        };
+        let ((query_norm, query_norm_dtype), (key_norm, key_norm_dtype)) = (norm(rope.query_norm), norm(rope.key_norm));
+        Some(DecodeRopeParams {
+            key: rope.key.data,
+            value: rope.value.data,
+            query_norm,
+            key_norm,
+            key_token_stride: rope.key.token_stride as i64,
+            key_head_stride: rope.key.head_stride as i64,
+            value_token_stride: rope.value.token_stride as i64,
+            value_head_stride: rope.value.head_stride as i64,
+            key_dtype: rope.key.dtype as u32,
+            value_dtype: rope.value.dtype as u32,
+            query_norm_dtype,
+            key_norm_dtype,
+            rotary_dim: rotation.rotary_dim as i32,
+            base: rotation.base,
+            position_scale: rotation.position_scale,
+            query_scale: rope.query_scale,
+            epsilon: rope.epsilon,
+            weight_offset: rope.weight_offset,
+        })
+    }
+}
+
 /// `nvb_attention_decode_params` of csrc/attention/attention.h.
 #[repr(C)]
 pub(super) struct DecodeParams {
@@ -103,6 +160,7 @@ pub(super) struct DecodeParams {
     value_scale: *const c_void,
     workspace: *mut c_void,
     counters: *mut c_void,
+    rope: *const DecodeRopeParams,
     query_token_stride: i64,
     query_head_stride: i64,
     key_sequence_stride: i64,
@@ -168,7 +226,8 @@ pub(super) fn with(executor: &CudaExecutor, op: &Operation, kernel: KernelId, st
             launch_prefill(executor, op, &plan, params, stream)
         }
         Operation::AttentionDecode(op) => {
-            let params = decode_params(op);
+            let rope = DecodeRopeParams::of(op);
+            let params = decode_params(op, &rope);
             let plan = DecodePlan::by([row], executor, op, &params).ok_or_else(other)?;
             launch_decode(executor, &plan, params, stream)
         }
@@ -299,13 +358,14 @@ impl Sequence {
 
 /// What `decode` keeps in scratch. The context is current.
 pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) -> Workspace {
-    DecodePlan::of(executor, op, &decode_params(op)).map_or(Workspace::none(), |plan| plan.workspace())
+    DecodePlan::of(executor, op).map_or(Workspace::none(), |plan| plan.workspace())
 }
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
-    let params = decode_params(op);
-    match DecodePlan::of(executor, op, &params) {
+    let rope = DecodeRopeParams::of(op);
+    let params = decode_params(op, &rope);
+    match DecodePlan::with_params(executor, op, &params) {
         Some(plan) => launch_decode(executor, &plan, params, stream),
         None if op.query.tokens == 0 => Ok(()),
         None => Err(no_decode(op)),
@@ -314,6 +374,15 @@ pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawH
 
 /// What no kernel takes.
 pub(super) fn no_decode(op: &AttentionDecode) -> Error {
+    if op.rope.is_some() {
+        return Error::unsupported(format!(
+            "no decode kernel here rotates and appends for {} rows of {:?} with a cache in {}, and {} keys at most; one is there from \
+             compute capability 9.0 on for 16-bit floats of one dtype, head_dim 64, 128 or 256, rotary_dim a multiple of 16 and \
+             as many visible keys as a cluster of blocks reads in a few passes",
+            op.query.tokens, op.config, op.cache.dtype, op.rows.max_kv_length
+        ))
+        .with_advice("call nvb_rope and then nvb_attention_decode without a key");
+    }
     let [sequences, rows, heads] = [op.sequence_count(), op.rows.per_sequence, op.config.query_heads];
     Error::unsupported(format!(
         "no decode kernel takes {sequences} sequences of {rows} rows with {heads} heads; {MOST_BLOCKS} sequences, and as many rows \
@@ -344,8 +413,8 @@ fn launch_decode(
     executor.check_launch(code, "attention decode")
 }
 
-/// Without workspace, counters and what a plan decides.
-pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
+/// Without workspace, counters and what a plan decides. `rope` is of `op`, and outlives what is returned.
+pub(super) fn decode_params(op: &AttentionDecode, rope: &Option<DecodeRopeParams>) -> DecodeParams {
     let AttentionConfig { query_heads, kv_heads, head_dim, value_dim, scale, soft_cap, window, .. } = op.config;
     let (key, value) = (op.cache.key_view(), op.cache.value_view());
     DecodeParams {
@@ -360,6 +429,7 @@ pub(super) fn decode_params(op: &AttentionDecode) -> DecodeParams {
         value_scale: op.cache.value_scales.cast(),
         workspace: std::ptr::null_mut(),
         counters: std::ptr::null_mut(),
+        rope: rope.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
         key_sequence_stride: sequence_stride(&key),

@@ -5,7 +5,7 @@
 //! the last takes all. A plan is a plain value, made without memory and locks, and does not depend on what lies in device
 //! memory, so that a captured call serves every step.
 
-use super::attention::{decode_params, prefill_params, DecodeParams, PrefillParams, MAX_SEQUENCES};
+use super::attention::{decode_params, prefill_params, DecodeParams, DecodeRopeParams, PrefillParams, MAX_SEQUENCES};
 use super::executor::CudaExecutor;
 use super::kernel_table::{kernel, row};
 use super::launch::Launch;
@@ -75,7 +75,9 @@ fn rows(executor: &CudaExecutor, operation: OperationKind) -> impl Iterator<Item
 pub(super) fn candidates(executor: &CudaExecutor, op: &Operation) -> Vec<KernelId> {
     let supports = |&row: &i32| match op {
         Operation::AttentionPrefill(op) => PrefillPlan::by([row], executor, op, &mut prefill_params(op)).is_some(),
-        Operation::AttentionDecode(op) => DecodePlan::by([row], executor, op, &decode_params(op)).is_some(),
+        Operation::AttentionDecode(op) => {
+            DecodePlan::by([row], executor, op, &decode_params(op, &DecodeRopeParams::of(op))).is_some()
+        }
         _ => false,
     };
     let family = match op {
@@ -201,7 +203,12 @@ pub(super) struct DecodePlan {
 
 impl DecodePlan {
     /// `None` without a query row, or a kernel.
-    pub fn of(executor: &CudaExecutor, op: &AttentionDecode, params: &DecodeParams) -> Option<DecodePlan> {
+    pub fn of(executor: &CudaExecutor, op: &AttentionDecode) -> Option<DecodePlan> {
+        DecodePlan::with_params(executor, op, &decode_params(op, &DecodeRopeParams::of(op)))
+    }
+
+    /// With the operation's parameters.
+    pub fn with_params(executor: &CudaExecutor, op: &AttentionDecode, params: &DecodeParams) -> Option<DecodePlan> {
         DecodePlan::by(rows(executor, OperationKind::AttentionDecode), executor, op, params)
     }
 

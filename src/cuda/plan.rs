@@ -1,6 +1,6 @@
 //! How CUDA would run an operation, in the words of [`Plan`]: what the plans of products and of attention come to.
 
-use super::attention::{decode_params, no_decode, prefill_params};
+use super::attention::{no_decode, prefill_params};
 use super::attention_plan::{DecodePlan, PrefillPlan};
 use super::executor::CudaExecutor;
 use super::kernel_table::kernel;
@@ -50,7 +50,7 @@ fn of_prefill(executor: &CudaExecutor, op: &AttentionPrefill) -> Plan {
 }
 
 fn of_decode(executor: &CudaExecutor, op: &AttentionDecode) -> Result<Plan> {
-    let plan = DecodePlan::of(executor, op, &decode_params(op));
+    let plan = DecodePlan::of(executor, op);
     if plan.is_none() && op.query.tokens > 0 {
         return Err(no_decode(op));
     }

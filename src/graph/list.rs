@@ -187,6 +187,11 @@ impl<'a> List<'a> {
         (self.replaces(last, region) && self.accesses(last).iter().any(same)).then_some(last)
     }
 
+    /// The last operation in front of `reader` that may write a byte of the region.
+    pub fn last_writer(&self, reader: usize, region: &Region) -> Option<usize> {
+        self.users_in(region, 0..reader).rev().find(|&user| self.writes(user, region))
+    }
+
     /// The operation that left this matrix for the one at `reader`.
     pub fn producer_of(&self, reader: usize, matrix: &Matrix) -> Option<usize> {
         self.producer(reader, &matrix.region())

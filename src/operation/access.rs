@@ -302,7 +302,7 @@ impl<F: FnMut(Access)> Visit for Each<F> {
 }
 
 /// What an operation may have at most.
-const MOST_READS: usize = 12;
+const MOST_READS: usize = 16;
 const MOST_WRITES: usize = 6;
 
 /// Addresses from the first byte to the one behind the last, of which eager calls compare no more.

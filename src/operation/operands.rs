@@ -117,6 +117,10 @@ impl Operation {
                 each.read([&mut op.query]);
                 each.read([&mut op.rows.positions]);
                 each.read(&mut op.rows.sequences);
+                if let Some(rope) = &mut op.rope {
+                    each.read([&mut rope.key, &mut rope.value]);
+                    each.read([&mut rope.query_norm, &mut rope.key_norm].into_iter().flatten());
+                }
                 each.write([&mut op.output]);
                 each.write(&mut op.lse);
             }

@@ -247,6 +247,12 @@ pub const KERNELS: &[Kernel] = &[
         Limits::NONE,
         "Plain f32 arithmetic, up to eight query heads a block; the keys are split as attention_decode_mma splits them.",
     ),
+    attention(
+        "attention_decode_rope",
+        Family::AttentionDecode,
+        Limits { capability: 90, exact: true, depth_multiple: 64, ..VECTORS },
+        "On compute capability 9.0, norm, rotation and append of one new token a sequence within its attention over few keys: a cluster of blocks divides the keys and merges without workspace.",
+    ),
 ];
 
 /// The names of the kernels' tables, and that what a kernel supports lies within its limits.

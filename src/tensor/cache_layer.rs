@@ -148,7 +148,7 @@ impl KvHead {
 }
 
 /// One layer's keys and values as executors see them.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CacheLayer {
     pub key: *mut c_void,
     pub value: *mut c_void,

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, 1)
   begin_overlapped();
 
   // Queries, which wait for no position.
-  const DecodeBlock query_block = block_items(arguments);
+  const DecodeBlock query_block = block_items(p);
   const int query_bytes = p.query_dtype == NVB_F32 ? 4 : 2;
   const char* const query = static_cast<const char*>(p.query) + static_cast<int64_t>(column) * query_bytes;
   uint4 query_raw[kHeads][2] = {};

@@ -11,6 +11,9 @@ mod tests;
 mod values;
 
 use super::row::Row;
+use super::threads::Threads;
+use crate::allocation::filled;
+use crate::error::Result;
 use crate::executor::{SPLITS, STAGES, TILE_KEYS, TILE_ROWS};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
 use crate::simd::Simd;
@@ -25,6 +28,25 @@ pub fn prefill_parameters(op: &AttentionPrefill, threads: usize) -> [(&'static s
 /// How a decode is.
 pub fn decode_parameters(op: &AttentionDecode) -> [(&'static str, usize); 4] {
     [(TILE_ROWS, op.config.group()), (TILE_KEYS, chunks::CHUNK), (SPLITS, decode::splits(op)), (STAGES, 1)]
+}
+
+/// A decode that may rotate and append its tokens first. `workspace` is grown as needed and reused.
+pub fn rotated_decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>) -> Result<()> {
+    let Heads { dtype, tokens, heads, head_dim, .. } = op.query;
+    let mut memory = Vec::<f32>::new();
+    if op.rope.is_some() {
+        // The rotated queries are rounded to their dtype, as the two calls would leave them.
+        let floats = (tokens * heads * head_dim * dtype.size()).div_ceil(size_of::<f32>());
+        memory = filled(0.0, floats, "the rotated queries of a decode")?;
+    }
+    let data = memory.as_mut_ptr().cast();
+    let query = Heads { data, token_stride: heads * head_dim, head_stride: head_dim, ..op.query };
+    let Some((rope, attention)) = op.separate(query) else {
+        return decode::decode(threads, op, workspace);
+    };
+    // It looks at every token's place before it writes anything.
+    super::rope::rope(threads, &rope)?;
+    decode::decode(threads, &attention, workspace)
 }
 
 /// Whether the kernels of this level multiply pairs of BF16.

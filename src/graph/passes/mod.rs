@@ -15,6 +15,7 @@ mod norm_residual;
 mod norm_sum;
 mod post_norm;
 mod repeated_work;
+mod rope_attention;
 mod scale;
 #[cfg(test)]
 pub(in crate::graph) mod testing;
@@ -49,6 +50,7 @@ pub const ALL: &[Pass] = &[
     norm_residual::PASS,
     post_norm::PASS,
     norm_sum::PASS,
+    rope_attention::PASS,
     conversion::PASS,
 ];
 

@@ -3,6 +3,7 @@
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::error::{Error, Result, Status};
 use crate::operation::access::{Effect, Visit};
+use crate::operation::rope::{Append, Rope, RopeArguments, Rotation};
 use crate::operation::{Cost, CostOf};
 use crate::tensor::{CacheLayer, DType, Heads, PageTable, Tensor};
 
@@ -35,6 +36,37 @@ pub struct AttentionDecode {
     pub output: Heads,
     pub lse: Option<Tensor>,
     pub rows: DecodeRows,
+    /// What is done to the new tokens first; `None`: queries are rotated, and keys and values in the cache.
+    pub rope: Option<DecodeRope>,
+}
+
+/// Norm, rotation and append of the one new token of each sequence, as `rope` does them: the queries are normed, rotated, scaled
+/// and rounded to their dtype, key and value join the cache at the token's position.
+#[derive(Debug, Clone, Copy)]
+pub struct DecodeRope {
+    /// [B, kv_heads, head_dim]
+    pub key: Heads,
+    /// [B, kv_heads, value_dim]
+    pub value: Heads,
+    pub query_norm: Option<Tensor>,
+    pub key_norm: Option<Tensor>,
+    pub query_scale: f32,
+    pub epsilon: f32,
+    pub weight_offset: f32,
+    pub rotation: Option<Rotation>,
+}
+
+/// The tensors and numbers of a [`DecodeRope`] before validation.
+#[derive(Debug, Clone, Copy)]
+pub struct DecodeRopeArguments {
+    pub key: Tensor,
+    pub value: Tensor,
+    pub query_norm: Option<Tensor>,
+    pub key_norm: Option<Tensor>,
+    pub query_scale: f32,
+    pub epsilon: f32,
+    pub weight_offset: f32,
+    pub rotation: Option<Rotation>,
 }
 
 impl AttentionDecode {
@@ -110,7 +142,90 @@ impl AttentionDecode {
             .with_limit(max_kv_length as u64, cache.capacity as u64));
         }
         cache.check_window(count.min(per_sequence), max_kv_length, config.window)?;
-        Ok(AttentionDecode { config, query, cache, output, lse, rows: DecodeRows { max_kv_length, ..rows } })
+        Ok(AttentionDecode {
+            config,
+            query,
+            cache,
+            output,
+            lse,
+            rows: DecodeRows { max_kv_length, ..rows },
+            rope: None,
+        })
+    }
+
+    /// Rotates and appends the new tokens first.
+    pub fn with_rope(self, arguments: DecodeRopeArguments) -> Result<AttentionDecode> {
+        let DecodeRows { per_sequence, sequences, .. } = self.rows;
+        if per_sequence != 1 {
+            return Err(Error::invalid(format!(
+                "rows_per_sequence is {per_sequence}; a decode that rotates and appends its tokens takes 1"
+            ))
+            .with_limit(per_sequence as u64, 1)
+            .with_advice("call rope before it"));
+        }
+        if self.query.tokens > 1 && sequences.is_none() {
+            return Err(Error::invalid(format!(
+                "`sequences` is needed where {} tokens are rotated and appended",
+                self.query.tokens
+            )));
+        }
+        if self.cache.has_values_in_keys() {
+            return Err(Error::invalid("the cache has values in its keys; call rope before the attention"));
+        }
+        let DecodeRopeArguments { key, value, query_norm, key_norm, query_scale, epsilon, weight_offset, rotation } =
+            arguments;
+        // What rope would refuse is refused in its words.
+        let rope = Rope::new(RopeArguments {
+            query: Some(self.query.tensor()),
+            query_output: Some(self.query.tensor()),
+            query_norm,
+            query_scale,
+            key: Some(key),
+            key_output: None,
+            key_norm,
+            value: Some(value),
+            epsilon,
+            weight_offset,
+            positions: self.rows.positions,
+            rotation,
+            append: Some(Append { cache: self.cache, sequences }),
+        })?;
+        // Both are there, as they were given.
+        let rope = rope.key.zip(rope.value).map(|(key, value)| DecodeRope {
+            key,
+            value,
+            query_norm,
+            key_norm,
+            query_scale,
+            epsilon,
+            weight_offset,
+            rotation: rope.rotation,
+        });
+        Ok(AttentionDecode { rope, ..self })
+    }
+
+    /// The two operations that it does as one, with the queries between them in `query`, which has this query's dtype and shape.
+    pub fn separate(&self, query: Heads) -> Option<(Rope, AttentionDecode)> {
+        let DecodeRope { key, value, query_norm, key_norm, query_scale, epsilon, weight_offset, rotation } =
+            self.rope?;
+        let rope = Rope {
+            tokens: self.query.tokens,
+            head_dim: self.config.head_dim,
+            query: Some(self.query),
+            query_output: Some(query),
+            query_norm,
+            query_scale,
+            key: Some(key),
+            key_output: None,
+            key_norm,
+            value: Some(value),
+            epsilon,
+            weight_offset,
+            positions: self.rows.positions,
+            rotation,
+            append: Some(Append { cache: self.cache, sequences: self.rows.sequences }),
+        };
+        Some((rope, AttentionDecode { query, rope: None, ..*self }))
     }
 
     pub fn sequence_count(&self) -> usize {
@@ -121,6 +236,13 @@ impl AttentionDecode {
     pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("query", Some(&self.query));
         visit.cache(&self.cache, Effect::Read);
+        if let Some(rope) = &self.rope {
+            visit.read("key", Some(&rope.key));
+            visit.read("value", Some(&rope.value));
+            visit.read("query_norm", rope.query_norm.as_ref());
+            visit.read("key_norm", rope.key_norm.as_ref());
+            visit.cache(&self.cache, Effect::Write);
+        }
         visit.read("positions", Some(&self.rows.positions));
         visit.read("sequences", self.rows.sequences.as_ref());
         visit.write("output", Some(&self.output));
@@ -159,6 +281,15 @@ impl AttentionDecode {
         let dtypes = [self.query.dtype, self.output.dtype];
         let Cost { operations, bytes } = self.config.cost(pairs as f64, rows, keys, dtypes, self.cache.dtype, self.lse);
         let indices = rows + self.rows.sequences.map_or(0, |sequences| sequences.shape[0]);
-        Cost { operations, bytes: bytes + (indices * DType::I32.size()) as f64 }
+        let new = self.separate(self.query).map_or(Cost::default(), |(rope, _)| {
+            let queries = rows * self.config.query_heads * self.config.head_dim * self.query.dtype.size();
+            let cost = rope.cost();
+            // The queries are read by the attention already, and are not written.
+            Cost { bytes: cost.bytes - 2.0 * queries as f64, ..cost }
+        });
+        Cost {
+            operations: operations + new.operations,
+            bytes: bytes + new.bytes + (indices * DType::I32.size()) as f64,
+        }
     }
 }

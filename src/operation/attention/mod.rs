@@ -15,7 +15,7 @@ mod prefill;
 use crate::error::{Error, Result, Status};
 use crate::operation::{expect_extent, Cost};
 use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM, MAX_VALUE_DIM};
-pub use decode::{AttentionDecode, DecodeRows, EMPTY_ROW, MAX_ROWS_PER_SEQUENCE};
+pub use decode::{AttentionDecode, DecodeRope, DecodeRopeArguments, DecodeRows, EMPTY_ROW, MAX_ROWS_PER_SEQUENCE};
 pub use device_lengths::{DeviceLengths, DeviceSource};
 pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
 
