@@ -3,7 +3,7 @@
 use super::prelude::*;
 use crate::graph::describe::Format;
 use crate::graph::Graph;
-use crate::operation::Cost;
+use crate::operation::{Cost, Operation};
 use crate::stream::Stream;
 
 /// A list of operations that is recorded from a stream's calls and then launched as often as it is needed, such as one decode
@@ -66,6 +66,12 @@ fn graph_and_stream(graph: *mut nvb_graph, stream: *mut nvb_stream) -> Result<(A
     let object = GRAPHS.get(graph)?;
     let stream = stream_of(&object.backend, stream)?;
     Ok((object, stream))
+}
+
+/// What a graph's launch runs, for tests that look at what functions of this interface queue.
+#[doc(hidden)]
+pub fn operations_of(graph: *mut nvb_graph) -> Result<Vec<Operation>> {
+    Ok(GRAPHS.get(graph)?.graph.expect_recorded()?.nodes.iter().map(|node| node.op.clone()).collect())
 }
 
 /// Creates a graph that holds nothing.

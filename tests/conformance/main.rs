@@ -41,6 +41,7 @@ mod strided;
 mod weight;
 mod weight_formats;
 mod workspace;
+mod writes_all;
 
 use nvbackend::operation_modules;
 nvbackend::plain_operations!(operation_modules);

@@ -3,13 +3,13 @@
 use crate::compare::{bound, compare, compare_rows, decode, encode};
 use crate::device::{devices, Device};
 use crate::random::{seed, Random};
+use crate::writes_all::Checked;
 use nvbackend::capi::backend::{nvb_backend, nvb_backend_synchronize};
 use nvbackend::capi::status::{nvb_last_error_message, nvb_status, NVB_ERROR_INVALID_ARGUMENT, NVB_OK};
 use nvbackend::capi::stream::nvb_stream;
 use nvbackend::capi::tensor::nvb_tensor;
 use nvbackend::device::CopyKind;
 use nvbackend::error::{Error, Result, Status};
-use nvbackend::executor::Executor;
 use nvbackend::stream::Stream;
 use nvbackend::tensor::{CacheLayer, DType, Tensor};
 use std::ffi::{c_void, CStr};
@@ -118,13 +118,16 @@ pub struct Run<'a> {
 }
 
 impl Run<'_> {
-    pub fn executor(&self) -> &dyn Executor {
-        self.device.backend.executor().as_ref()
+    /// Looks at whether an operation writes what it says, and runs it.
+    pub fn executor(&self) -> Checked<'_> {
+        Checked(self.device.backend.executor().as_ref())
     }
 
-    /// Calls a function of the C ABI on this device's default stream, and waits for its work.
-    pub fn call(&self, function: impl FnOnce(*const nvb_backend, *mut nvb_stream) -> nvb_status) -> Result<()> {
+    /// Calls a function of the C ABI on this device's default stream, and waits for its work. Before that the operations that it
+    /// queues are looked at.
+    pub fn call(&self, function: impl Fn(*const nvb_backend, *mut nvb_stream) -> nvb_status) -> Result<()> {
         let backend = self.device.handle();
+        self.executor().look_at(backend, &function)?;
         let mut status = function(backend, std::ptr::null_mut());
         if status == NVB_OK {
             // SAFETY: a live handle.
