@@ -62,14 +62,14 @@ fn create(
     change(&mut desc);
     let mut weight = Handle(null_mut());
     // SAFETY: a struct with its size set, and blocks of the sizes that it says.
-    run.call(|backend, stream| unsafe { nvb_weight_create(backend, &desc, stream, &mut weight.0) })?;
+    run.call_once(|backend, stream| unsafe { nvb_weight_create(backend, &desc, stream, &mut weight.0) })?;
     Ok(weight)
 }
 
 fn read_back(run: &Run, weight: &Handle, bytes: usize) -> nvbackend::error::Result<Vec<u8>> {
     let mut back = vec![0; bytes];
     // SAFETY: a buffer of its size.
-    run.call(|_, stream| unsafe { nvb_weight_read_blocks(weight.0, back.as_mut_ptr().cast(), bytes, stream) })?;
+    run.call_once(|_, stream| unsafe { nvb_weight_read_blocks(weight.0, back.as_mut_ptr().cast(), bytes, stream) })?;
     Ok(back)
 }
 
@@ -102,7 +102,7 @@ fn blocks_come_back_bit_for_bit() {
         }
         let mut info: nvb_weight_info = init();
         // SAFETY: a struct with its size set.
-        run.call(|_, _| unsafe { nvb_weight_get_info(weight.0, &mut info) })?;
+        run.call_once(|_, _| unsafe { nvb_weight_get_info(weight.0, &mut info) })?;
         let owned = if source == NVB_SOURCE_BORROWED { 0 } else { data.len() as u64 };
         let found =
             (info.encoding, info.source_format, info.granularity, info.dtype, info.relative_error, info.scale_bytes);
@@ -114,7 +114,9 @@ fn blocks_come_back_bit_for_bit() {
         }
         let mut size = 0;
         // SAFETY: an address of a usize.
-        run.call(|_, _| unsafe { nvb_weight_get_block_bytes(code(format), rows as i64, columns as i64, &mut size) })?;
+        run.call_once(|_, _| unsafe {
+            nvb_weight_get_block_bytes(code(format), rows as i64, columns as i64, &mut size)
+        })?;
         match size == data.len() {
             true => Ok(()),
             false => Err(format!("{size} bytes are asked for; there are {}", data.len()).into()),
@@ -328,7 +330,8 @@ fn what_is_refused() {
             desc.blocks = &given;
             let mut weight = null_mut();
             // SAFETY: a struct with its size set.
-            let result = run.call(|backend, stream| unsafe { nvb_weight_create(backend, &desc, stream, &mut weight) });
+            let result =
+                run.call_once(|backend, stream| unsafe { nvb_weight_create(backend, &desc, stream, &mut weight) });
             expect_error(result, Status::InvalidArgument, words)
         };
         refused(&|given, _| given.columns = 500, &["Q4_K", "500", "256"])?;
@@ -350,7 +353,7 @@ fn what_is_refused() {
         let mut size = 0;
         let mut ask = |format, rows, columns| {
             // SAFETY: an address of a usize.
-            run.call(|_, _| unsafe { nvb_weight_get_block_bytes(format, rows, columns, &mut size) })
+            run.call_once(|_, _| unsafe { nvb_weight_get_block_bytes(format, rows, columns, &mut size) })
         };
         expect_error(ask(NVB_SOURCE_FORMAT_AWQ, 1, 256), Status::InvalidArgument, &["source_format is 4"])?;
         expect_error(ask(NVB_SOURCE_FORMAT_GGUF_Q4_K, 1, 255), Status::InvalidArgument, &["Q4_K", "256"])?;

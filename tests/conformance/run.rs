@@ -126,8 +126,13 @@ impl Run<'_> {
     /// Calls a function of the C ABI on this device's default stream, and waits for its work. Before that the operations that it
     /// queues are looked at.
     pub fn call(&self, function: impl Fn(*const nvb_backend, *mut nvb_stream) -> nvb_status) -> Result<()> {
+        self.executor().look_at(self.device.handle(), &function)?;
+        self.call_once(function)
+    }
+
+    /// The same for a function that makes or reads an object, which is called once and whose operations nobody looks at.
+    pub fn call_once(&self, function: impl FnOnce(*const nvb_backend, *mut nvb_stream) -> nvb_status) -> Result<()> {
         let backend = self.device.handle();
-        self.executor().look_at(backend, &function)?;
         let mut status = function(backend, std::ptr::null_mut());
         if status == NVB_OK {
             // SAFETY: a live handle.
