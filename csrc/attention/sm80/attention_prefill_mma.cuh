@@ -3,12 +3,14 @@
 //   S = Q . K^T (registers)   m = max(m, S)   P = 2^(S * factor - m)   l += sum(P)   O = O * 2^(old m - m) + P . V
 //
 // Shapes and alignment: attention.h. One block takes kRows query rows of one head and walks the keys that they see in
-// tiles of kKeys, left to right; the tile of the next step is on its way by cp.async while this one is multiplied. A
-// warp owns kWarpRows rows and kColumns output columns; with kColumnWarps = 2 two warps share rows, each computing S
-// for itself, because 512 columns of O do not fit the registers of one.
+// tiles of kKeys, left to right. A warp owns kWarpRows rows and kColumns output columns; with kColumnWarps = 2 two
+// warps share rows, each computing S for itself, because 512 columns of O do not fit the registers of one.
 //
-// Shared memory: kRows * kHeadDim of Q, and 2 stages of kKeys * kHeadDim of K and of V, 16-bit. Registers a thread:
-// O = kWarpRows * kColumns / 32, S = kWarpRows * kKeys / 32, fragments of Q, K and V 12 to 16.
+// With one stage, V of a tile is on its way by cp.async while S is computed, and the next K during P . V: two barriers
+// a tile, for half of the shared memory. With two stages the next tile is on its way all the time, with one barrier.
+//
+// Shared memory: kRows * kHeadDim of Q, and kStages tiles of kKeys * kHeadDim of K and of V, 16-bit. Registers a
+// thread: O = kWarpRows * kColumns / 32, S = kWarpRows * kKeys / 32, fragments of Q, K and V 12 to 16.
 //
 // The dtype of P is that of V; sums and maxima are f32. A row's maximum is kept stale while scores pass it by less than
 // 2^kRescaleThreshold, so the rescaling of O is skipped for almost every tile.
@@ -22,7 +24,7 @@
 
 namespace nvb {
 
-template <typename Element, int HeadDim, int Rows, int Keys, int WarpRows, int ColumnWarps>
+template <typename Element, int HeadDim, int Rows, int Keys, int WarpRows, int ColumnWarps, int Stages, int Blocks>
 struct PrefillTile {
   using T = Element;
   static constexpr int kHeadDim = HeadDim;
@@ -34,12 +36,16 @@ struct PrefillTile {
   static constexpr int kColumns = HeadDim / ColumnWarps;
   static constexpr int kThreads = 32 * kRowWarps * ColumnWarps;
   static constexpr int kRowBlocks = WarpRows / 16;
+  static constexpr int kStages = Stages;
+  static constexpr int kBlocks = Blocks;  // a multiprocessor, so that one multiplies while another exponentiates
+  // Where O and S take 160 registers and fewer, what a block's copies need stays in registers; else in shared memory,
+  // because fragments are then read just before they are multiplied, and every product waits for shared memory.
+  static constexpr bool kWorkInRegisters = WarpRows * (HeadDim / ColumnWarps + Keys) / 32 <= 160;
   static constexpr int kPitch = 2 * HeadDim;  // bytes of a row in shared memory
   static constexpr int kQueryBytes = Rows * kPitch;
   static constexpr int kTileBytes = Keys * kPitch;
-  static constexpr int kSharedBytes = kQueryBytes + 4 * kTileBytes;
-  // Blocks a multiprocessor, so that one multiplies while another exponentiates; registers are the limit.
-  static constexpr int kBlocks = kThreads > 128 ? 1 : 2;
+  static constexpr int kSharedBytes = kQueryBytes + 2 * Stages * kTileBytes;
+  static constexpr int kPlaceBytes = 8 * Keys;
 
   // The 16-byte chunks of a row are permuted by its number, so that the 8 rows which ldmatrix reads at one column lie
   // in 8 different bank groups. Rows of 32 * odd elements alternate between two halves of the banks already.
@@ -54,47 +60,90 @@ struct PrefillTile {
     return ((((2 * step) & kSwizzleMask) ^ lane_chunk) << 4) + (((2 * step) & ~kSwizzleMask) << 4);
   }
 
+  // A row is copied by kCopyLanes threads side by side, a swizzle period of chunks at a time, and a thread's rows are
+  // kCopyRows apart, a multiple of 8: all its chunks have one swizzle, and its addresses differ by constants and by
+  // multiples of one stride. Addresses found for each chunk cost a sixth of all instructions at head_dim 128.
+  static constexpr int kCopyLanes = kSwizzleMask + 1;
+  static constexpr int kCopyRows = kThreads / kCopyLanes;
+  static constexpr int kCopyColumns = HeadDim / 8 / kCopyLanes;
+
   static_assert(HeadDim % 32 == 0, "the swizzle knows rows of whole or half multiples of 128 bytes");
   static_assert(WarpRows % 16 == 0 && Rows % WarpRows == 0, "warps own whole mma row blocks");
   static_assert(Keys <= kThreads, "a thread finds the place of a key");
   static_assert(Keys % 16 == 0, "P is the first operand of mma in steps of 16 keys");
   static_assert(ColumnWarps == 1 || (HeadDim / ColumnWarps) % 64 == 0, "a warp's columns start a swizzle period");
+  static_assert(kCopyRows % 8 == 0 && Rows % kCopyRows == 0 && Keys % kCopyRows == 0, "threads copy whole columns");
 };
 
-// Copies `Rows` rows of a tensor into shared memory; rows at or past `valid_rows` and columns at or past `head_dim`
-// become zero without being read. `global` is row 0 and must be readable if anything is.
+// Makes the columns at or past head_dim zero, which no copy writes, in `rows` rows.
+template <typename Tile>
+__device__ __forceinline__ void clear_columns(unsigned char* shared, int rows, int head_dim) {
+  constexpr int kChunks = Tile::kHeadDim / 8;
+  const int first = head_dim / 8;
+  for (int index = threadIdx.x; index < rows * (kChunks - first); index += Tile::kThreads) {
+    const int row = index / (kChunks - first);
+    *reinterpret_cast<uint4*>(shared + Tile::offset(row, first + index % (kChunks - first))) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// Copies `Rows` rows of a tensor into shared memory; rows at or past `valid_rows` become zero without being read.
+// `global` is row 0 and must be readable if anything is.
 template <typename Tile, int Rows>
 __device__ __forceinline__ void load_tile(unsigned char* shared, const typename Tile::T* global, int64_t stride,
                                           int valid_rows, int head_dim) {
-  constexpr int kChunks = Tile::kHeadDim / 8;
-  static_assert(Rows * kChunks % Tile::kThreads == 0, "every thread copies as many chunks");
+  const int first_row = static_cast<int>(threadIdx.x) / Tile::kCopyLanes;
+  const int chunk = static_cast<int>(threadIdx.x) % Tile::kCopyLanes;
+  unsigned char* const to = shared + Tile::offset(first_row, chunk);
+  const typename Tile::T* from = global + first_row * stride + chunk * 8;
+  if (valid_rows >= Rows) {
 #pragma unroll
-  for (int i = 0; i < Rows * kChunks / Tile::kThreads; ++i) {
-    const int index = i * Tile::kThreads + static_cast<int>(threadIdx.x);
-    const int row = index / kChunks;
-    const int chunk = index % kChunks;
-    const bool valid = row < valid_rows && chunk * 8 < head_dim;
-    const typename Tile::T* source = global + row * stride + chunk * 8;
-    cp_async16(shared + Tile::offset(row, chunk), valid ? source : global, valid);
+    for (int i = 0; i < Rows / Tile::kCopyRows; ++i) {
+#pragma unroll
+      for (int c = 0; c < Tile::kCopyColumns; ++c) {
+        const int column = c * Tile::kCopyLanes;
+        if ((chunk + column) * 8 < head_dim) {
+          cp_async16(to + i * Tile::kCopyRows * Tile::kPitch + column * 16, from + column * 8);
+        }
+      }
+      from += Tile::kCopyRows * stride;
+    }
+    return;
+  }
+  // A sequence's last tile, and tiles of short sequences.
+#pragma unroll 1
+  for (int i = 0; i < Rows / Tile::kCopyRows; ++i) {
+    const bool valid = first_row + i * Tile::kCopyRows < valid_rows;
+#pragma unroll
+    for (int c = 0; c < Tile::kCopyColumns; ++c) {
+      const int column = c * Tile::kCopyLanes;
+      if ((chunk + column) * 8 < head_dim) {
+        cp_async16(to + i * Tile::kCopyRows * Tile::kPitch + column * 16, valid ? from + column * 8 : global, valid);
+      }
+    }
+    from += Tile::kCopyRows * stride;
   }
 }
 
 // Copies rows of a KV cache, of which `places` say where they lie; what is nowhere becomes zero. Unrolled in full, the
 // addresses would cost the registers that the accumulators leave.
 template <typename Tile>
-__device__ __forceinline__ void load_placed(unsigned char* shared, const typename Tile::T* global,
-                                            const nvb_kv_placement& placement, const uint32_t* places, int64_t stride,
-                                            int head_dim) {
-  constexpr int kChunks = Tile::kHeadDim / 8;
-#pragma unroll 2
-  for (int i = 0; i < Tile::kKeys * kChunks / Tile::kThreads; ++i) {
-    const int index = i * Tile::kThreads + static_cast<int>(threadIdx.x);
-    const int row = index / kChunks;
-    const int chunk = index % kChunks;
-    const uint32_t place = places[row];
-    const bool valid = place != kNoRow && chunk * 8 < head_dim;
-    const typename Tile::T* source = global + kv_offset(placement.block_stride, place, stride) + chunk * 8;
-    cp_async16(shared + Tile::offset(row, chunk), valid ? source : global, valid);
+__device__ __forceinline__ void load_placed(unsigned char* shared, const typename Tile::T* global, int64_t block_stride,
+                                            const uint32_t* places, int64_t stride, int head_dim) {
+  const int first_row = static_cast<int>(threadIdx.x) / Tile::kCopyLanes;
+  const int chunk = static_cast<int>(threadIdx.x) % Tile::kCopyLanes;
+  unsigned char* const to = shared + Tile::offset(first_row, chunk);
+#pragma unroll 1
+  for (int i = 0; i < Tile::kKeys / Tile::kCopyRows; ++i) {
+    const uint32_t place = places[first_row + i * Tile::kCopyRows];
+    const bool valid = place != kNoRow;
+    const typename Tile::T* from = valid ? global + kv_offset(block_stride, place, stride) + chunk * 8 : global;
+#pragma unroll
+    for (int c = 0; c < Tile::kCopyColumns; ++c) {
+      const int column = c * Tile::kCopyLanes;
+      if ((chunk + column) * 8 < head_dim) {
+        cp_async16(to + i * Tile::kCopyRows * Tile::kPitch + column * 16, valid ? from + column * 8 : global, valid);
+      }
+    }
   }
 }
 
@@ -119,6 +168,24 @@ __device__ __forceinline__ void load_rounded(unsigned char* shared, const float*
   }
 }
 
+// The tiles of keys that a warp's rows see: first and end of those that some row sees, and of those that all rows see
+// whole.
+struct WarpTiles {
+  int first, end, first_whole, end_whole;
+};
+
+// What a block computes.
+template <typename T>
+struct BlockWork {
+  const T* key;  // of token 0, or of the first page or row of the ring
+  const T* value;
+  int position;  // of the block's first row
+  int rows;
+  int kv_length;
+  int last_key;  // that a row sees
+  int table;     // the sequence's row of the page table
+};
+
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     attention_prefill_mma_kernel(const __grid_constant__ PrefillArguments arguments) {
@@ -127,20 +194,25 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   constexpr int kRowBlocks = Tile::kRowBlocks;
   constexpr int kKeyTiles = Tile::kKeys / 8;
   constexpr int kColumnTiles = Tile::kColumns / 8;
-  extern __shared__ __align__(1024) unsigned char shared[];
-  __shared__ uint32_t places[2][Tile::kKeys];  // of the next tiles' keys, in rings and pages
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ WarpTiles warp_tiles[Tile::kThreads / 32];
+  __shared__ BlockWork<T> shared_work;
 
   // Which rows, and which keys they see.
   const nvb_attention_prefill_params& p = arguments.params;
-  const PrefillBlock block = find_prefill_block(arguments, blockIdx.x, Tile::kRows);
+  const PrefillBlock block = arguments.tiles > 0 ? find_prefill_block(arguments, Tile::kRows)
+                                                 : find_prefill_block(arguments, blockIdx.x, Tile::kRows);
   if (block.sequence < 0) return;
   const nvb_attention_sequence sequence = prefill_sequence(p, block.sequence);
-  const int rows = min(Tile::kRows, sequence.query_count - block.first_row);
-  const int position = sequence.kv_length - sequence.query_count + block.first_row;  // of the tile's first row
-  const int first_key = visible_keys(position, sequence.kv_length, p.causal, p.window).first;
-  const int last_key = visible_keys(position + rows - 1, sequence.kv_length, p.causal, p.window).last;
+  BlockWork<T> work;
+  work.rows = min(Tile::kRows, sequence.query_count - block.first_row);
+  work.kv_length = sequence.kv_length;
+  work.position = sequence.kv_length - sequence.query_count + block.first_row;
+  work.last_key = visible_keys(work.position + work.rows - 1, work.kv_length, p.causal, p.window).last;
+  work.table = sequence.kv_start;
+  const int first_key = visible_keys(work.position, work.kv_length, p.causal, p.window).first;
   const int first_tile = first_key / Tile::kKeys;
-  const int end_tile = last_key < first_key ? first_tile : last_key / Tile::kKeys + 1;
+  const int end_tile = work.last_key < first_key ? first_tile : work.last_key / Tile::kKeys + 1;
 
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -149,57 +221,85 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const int group = lane / 4;
   const int quad = lane % 4;
 
-  // Copy Q and the first tile of K and V.
-  const int kv_head = block.head / (p.query_heads / p.kv_heads);
+  const int kv_head = arguments.group == 1 ? block.head : block.head / arguments.group;
   const int64_t query_start = query_offset(p, sequence, block);
   const int kv_start = p.placement.pages != nullptr ? 0 : sequence.kv_start;
-  const T* key = static_cast<const T*>(p.key) + kv_start * p.key_sequence_stride + kv_head * p.key_head_stride;
-  const T* value = static_cast<const T*>(p.value) + kv_start * p.value_sequence_stride + kv_head * p.value_head_stride;
-  unsigned char* const stages = shared + Tile::kQueryBytes;
-  // The table is read two tiles ahead and the barrier of the tile between makes it known. Keys before the first visible
-  // one may have no page any more. The empty statement keeps what is found here out of the registers between tiles.
-  const auto find_places = [&](int tile) {
+  work.key = static_cast<const T*>(p.key) + kv_start * p.key_sequence_stride + kv_head * p.key_head_stride;
+  work.value = static_cast<const T*>(p.value) + kv_start * p.value_sequence_stride + kv_head * p.value_head_stride;
+  unsigned char* const keys = shared + Tile::kQueryBytes;
+  unsigned char* const values = keys + Tile::kStages * Tile::kTileBytes;
+  // Of the keys of two tiles, in rings and pages.
+  uint32_t* const places = reinterpret_cast<uint32_t*>(values + Tile::kStages * Tile::kTileBytes);
+  const auto stage_of = [](int tile) { return Tile::kStages == 1 ? 0 : tile % Tile::kStages * Tile::kTileBytes; };
+  // The table is read before the tiles and a barrier between makes it known. Keys before the first visible one may have
+  // no page any more.
+  const auto find_places = [&](const BlockWork<T>& of, int tile) {
     if (static_cast<int>(threadIdx.x) >= Tile::kKeys || tile >= end_tile) return;
-    int first_position = position;
-    asm volatile("" : "+r"(first_position));
     const int token = tile * Tile::kKeys + static_cast<int>(threadIdx.x);
-    const bool visible = token >= visible_keys(first_position, sequence.kv_length, p.causal, p.window).first &&
-                         token <= visible_keys(first_position + rows - 1, sequence.kv_length, p.causal, p.window).last;
-    places[tile % 2][threadIdx.x] = visible ? kv_row(p.placement, page_row(p, sequence), token) : kNoRow;
+    const bool visible =
+        token >= visible_keys(of.position, of.kv_length, p.causal, p.window).first && token <= of.last_key;
+    const int32_t* const table = p.placement.pages + of.table * p.placement.page_row_stride;
+    places[tile % 2 * Tile::kKeys + threadIdx.x] = visible ? kv_row(p.placement, table, token) : kNoRow;
   };
-  const auto load_keys = [&](int tile) {
-    unsigned char* stage = stages + tile % 2 * (2 * Tile::kTileBytes);
+  const auto load = [&](unsigned char* stages, const T* tensor, int64_t stride, int last_key, int tile) {
+    if (tile >= end_tile) return;
+    unsigned char* const stage = stages + stage_of(tile);
     if (is_placed(p.placement)) {
-      const uint32_t* const rows = places[tile % 2];
-      load_placed<Tile>(stage, key, p.placement, rows, p.key_token_stride, p.head_dim);
-      load_placed<Tile>(stage + Tile::kTileBytes, value, p.placement, rows, p.value_token_stride, p.head_dim);
-      cp_async_commit();
-      return;
+      load_placed<Tile>(stage, tensor, p.placement.block_stride, places + tile % 2 * Tile::kKeys, stride, p.head_dim);
+    } else {
+      load_tile<Tile, Tile::kKeys>(stage, tensor + static_cast<int64_t>(tile) * Tile::kKeys * stride, stride,
+                                   last_key + 1 - tile * Tile::kKeys, p.head_dim);
     }
-    const int64_t row = static_cast<int64_t>(tile) * Tile::kKeys;
-    const int valid = last_key + 1 - tile * Tile::kKeys;
-    load_tile<Tile, Tile::kKeys>(stage, key + row * p.key_token_stride, p.key_token_stride, valid, p.head_dim);
-    load_tile<Tile, Tile::kKeys>(stage + Tile::kTileBytes, value + row * p.value_token_stride, p.value_token_stride,
-                                 valid, p.head_dim);
-    cp_async_commit();
   };
+  const auto load_keys = [&](const BlockWork<T>& of, int tile) {
+    load(keys, of.key, p.key_token_stride, of.last_key, tile);
+  };
+  const auto load_values = [&](const BlockWork<T>& of, int tile) {
+    load(values, of.value, p.value_token_stride, of.last_key, tile);
+  };
+  const auto arrive = [] {
+    cp_async_wait<0>();
+    __syncthreads();
+  };
+
+  // Copy Q and the first tiles.
   if (first_tile < end_tile) {
+    if (p.head_dim < Tile::kHeadDim) {
+      clear_columns<Tile>(shared, Tile::kRows + 2 * Tile::kStages * Tile::kKeys, p.head_dim);
+    }
     if (p.query_dtype == NVB_F32) {
-      load_rounded<Tile>(shared, static_cast<const float*>(p.query) + query_start, p.query_token_stride, rows,
+      load_rounded<Tile>(shared, static_cast<const float*>(p.query) + query_start, p.query_token_stride, work.rows,
                          p.head_dim);
     } else {
-      load_tile<Tile, Tile::kRows>(shared, static_cast<const T*>(p.query) + query_start, p.query_token_stride, rows,
-                                   p.head_dim);
+      load_tile<Tile, Tile::kRows>(shared, static_cast<const T*>(p.query) + query_start, p.query_token_stride,
+                                   work.rows, p.head_dim);
     }
     if (is_placed(p.placement)) {
-      find_places(first_tile);
-      find_places(first_tile + 1);
+      find_places(work, first_tile);
+      find_places(work, first_tile + 1);
       __syncthreads();
     }
-    load_keys(first_tile);
+    load_keys(work, first_tile);
+    if (Tile::kStages == 2) load_values(work, first_tile);
+    cp_async_commit();
   }
 
-  const int warp_rows = min(Tile::kWarpRows, rows - warp_row);
+  // What the loop needs now and then waits for it in shared memory: in registers it would leave no room to read
+  // fragments ahead of their products, and found for every tile, it costs some thirty instructions.
+  if (threadIdx.x == 0) shared_work = work;
+  if (lane == 0) {
+    const int warp_rows = min(Tile::kWarpRows, work.rows - warp_row);
+    const KeyRange lowest = visible_keys(work.position + warp_row, work.kv_length, p.causal, p.window);
+    const KeyRange highest = visible_keys(work.position + warp_row + warp_rows - 1, work.kv_length, p.causal, p.window);
+    WarpTiles tiles = {0, 0, 0, 0};
+    if (warp_rows > 0 && highest.last >= lowest.first) {
+      tiles.first = lowest.first / Tile::kKeys;
+      tiles.end = highest.last / Tile::kKeys + 1;
+      tiles.first_whole = (highest.first + Tile::kKeys - 1) / Tile::kKeys;
+      tiles.end_whole = (lowest.last + 1) / Tile::kKeys;
+    }
+    warp_tiles[warp] = tiles;
+  }
 
   // Lane parts of the shared-memory offsets. Q as the first operand, K as the second, V as the second, transposed.
   const int query_offset = (warp_row + lane % 16) * Tile::kPitch;
@@ -210,7 +310,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const int value_chunk = (lane / 16) ^ Tile::swizzle(lane % 16);
 
   const float factor = p.soft_cap > 0.0f ? p.soft_cap * kLog2E : p.scale * kLog2E;
-  const float cap_factor = p.soft_cap > 0.0f ? p.scale / p.soft_cap : 0.0f;
 
   float output[kRowBlocks][kColumnTiles][4] = {};
   float maximum[kRowBlocks][2];   // of score * factor, as of the last rescaling
@@ -218,140 +317,167 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #pragma unroll
   for (int i = 0; i < kRowBlocks; ++i) maximum[i][0] = maximum[i][1] = -CUDART_INF_F;
 
+  const BlockWork<T>& kept = Tile::kWorkInRegisters ? work : shared_work;
   for (int tile = first_tile; tile < end_tile; ++tile) {
-    // This tile has landed, and nobody reads the other stage any more: start the next copy.
-    cp_async_wait<0>();
-    __syncthreads();
-    if (tile + 1 < end_tile) load_keys(tile + 1);
-    if (is_placed(p.placement)) find_places(tile + 2);
-
-    // The warp's rows see keys of [lowest.first, highest.last]; all of them see [highest.first, lowest.last]. The empty
-    // statement makes the compiler find these again for every tile: kept over the loop, they spill at 128 columns.
-    int warp_position = position + warp_row;
-    asm volatile("" : "+r"(warp_position));
-    const KeyRange lowest = visible_keys(warp_position, sequence.kv_length, p.causal, p.window);
-    const KeyRange highest = visible_keys(warp_position + warp_rows - 1, sequence.kv_length, p.causal, p.window);
-    const int tile_key = tile * Tile::kKeys;
-    if (warp_rows <= 0 || tile_key > highest.last || tile_key + Tile::kKeys <= lowest.first) continue;
-    const unsigned char* const key_tile = stages + tile % 2 * (2 * Tile::kTileBytes);
-    const unsigned char* const value_tile = key_tile + Tile::kTileBytes;
-
-    // S = Q . K^T.
-    float score[kRowBlocks][kKeyTiles][4] = {};
-#pragma unroll
-    for (int k = 0; k < Tile::kHeadDim / 16; ++k) {
-      uint32_t a[kRowBlocks][4];
-#pragma unroll
-      for (int i = 0; i < kRowBlocks; ++i) {
-        ldmatrix_x4(a[i], shared + query_offset + i * 16 * Tile::kPitch + Tile::step(query_chunk, k));
-      }
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; n += 2) {
-        uint32_t b[4];
-        ldmatrix_x4(b, key_tile + key_offset + n * 8 * Tile::kPitch + Tile::step(key_chunk, k));
-#pragma unroll
-        for (int i = 0; i < kRowBlocks; ++i) {
-          mma_m16n8k16<T>(score[i][n], a[i], b[0], b[1]);
-          mma_m16n8k16<T>(score[i][n + 1], a[i], b[2], b[3]);
-        }
-      }
+    // What was asked for has landed, and nobody reads the places of the next copies any more.
+    arrive();
+    if constexpr (Tile::kStages == 1) {
+      load_values(kept, tile);
+    } else {
+      load_keys(kept, tile + 1);
+      load_values(kept, tile + 1);
+      if (is_placed(p.placement)) find_places(kept, tile + 2);
     }
+    cp_async_commit();
 
-    // Soft cap; its own scale is in `factor`.
-    if (p.soft_cap > 0.0f) {
+    const WarpTiles seen = warp_tiles[warp];
+    const bool is_seen = tile >= seen.first && tile < seen.end;
+    float score[kRowBlocks][kKeyTiles][4];
+    const unsigned char* const value_tile = values + stage_of(tile);
+
+    if (is_seen) {
+      // S = Q . K^T.
 #pragma unroll
       for (int i = 0; i < kRowBlocks; ++i) {
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) score[i][n][e] = tanh_fast(score[i][n][e] * cap_factor);
+          for (int e = 0; e < 4; ++e) score[i][n][e] = 0.0f;
         }
       }
-    }
+      const unsigned char* const key_tile = keys + stage_of(tile);
+#pragma unroll
+      for (int k = 0; k < Tile::kHeadDim / 16; ++k) {
+        uint32_t a[kRowBlocks][4];
+#pragma unroll
+        for (int i = 0; i < kRowBlocks; ++i) {
+          ldmatrix_x4(a[i], shared + query_offset + i * 16 * Tile::kPitch + Tile::step(query_chunk, k));
+        }
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; n += 2) {
+          uint32_t b[4];
+          ldmatrix_x4(b, key_tile + key_offset + n * 8 * Tile::kPitch + Tile::step(key_chunk, k));
+#pragma unroll
+          for (int i = 0; i < kRowBlocks; ++i) {
+            mma_m16n8k16<T>(score[i][n], a[i], b[0], b[1]);
+            mma_m16n8k16<T>(score[i][n + 1], a[i], b[2], b[3]);
+          }
+        }
+      }
 
-    // Mask, on the tiles that some row of the warp sees in part.
-    if (tile_key + Tile::kKeys - 1 > lowest.last || tile_key < highest.first) {
+      // Soft cap; its own scale is in `factor`.
+      if (p.soft_cap > 0.0f) {
+        const float cap_factor = p.scale / p.soft_cap;
+#pragma unroll
+        for (int i = 0; i < kRowBlocks; ++i) {
+#pragma unroll
+          for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) score[i][n][e] = tanh_fast(score[i][n][e] * cap_factor);
+          }
+        }
+      }
+
+      // Mask, on the tiles that some row of the warp sees in part.
+      if (tile < seen.first_whole || tile >= seen.end_whole) {
+        const int tile_key = tile * Tile::kKeys;
+#pragma unroll
+        for (int i = 0; i < kRowBlocks; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const KeyRange range =
+                visible_keys(kept.position + warp_row + i * 16 + half * 8 + group, kept.kv_length, p.causal, p.window);
+            const int first = range.first - tile_key - quad * 2;
+            const int last = range.last - tile_key - quad * 2;
+#pragma unroll
+            for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+              for (int e = 0; e < 2; ++e) {
+                if (n * 8 + e < first || n * 8 + e > last) score[i][n][half * 2 + e] = -CUDART_INF_F;
+              }
+            }
+          }
+        }
+      }
+
+      // Raise the maxima and rescale, if any row of the warp needs it.
+      float peak[kRowBlocks][2];
+      bool raise = false;
 #pragma unroll
       for (int i = 0; i < kRowBlocks; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const KeyRange range =
-              visible_keys(warp_position + i * 16 + half * 8 + group, sequence.kv_length, p.causal, p.window);
+          float most = fmaxf(score[i][0][half * 2], score[i][0][half * 2 + 1]);
 #pragma unroll
-          for (int n = 0; n < kKeyTiles; ++n) {
+          for (int n = 1; n < kKeyTiles; ++n) {
+            most = fmaxf(most, fmaxf(score[i][n][half * 2], score[i][n][half * 2 + 1]));
+          }
+          peak[i][half] = most * factor;
+          raise |= peak[i][half] > maximum[i][half] + kRescaleThreshold;
+        }
+      }
+      if (__any_sync(0xffffffffu, raise)) {
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              const int column = tile_key + n * 8 + quad * 2 + e;
-              if (column < range.first || column > range.last) score[i][n][half * 2 + e] = -CUDART_INF_F;
+        for (int i = 0; i < kRowBlocks; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float most = fmaxf(peak[i][half], __shfl_xor_sync(0xffffffffu, peak[i][half], 1));
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+            most = fmaxf(most, maximum[i][half]);
+            const float rescale = exp2_fast(maximum[i][half] - exponent_base(most));
+            maximum[i][half] = most;
+            sum[i][half] *= rescale;
+#pragma unroll
+            for (int n = 0; n < kColumnTiles; ++n) {
+              output[i][n][half * 2] *= rescale;
+              output[i][n][half * 2 + 1] *= rescale;
             }
           }
         }
       }
     }
 
-    // Raise the maxima and rescale, if any row of the warp needs it.
-    float peak[kRowBlocks][2];
-    bool raise = false;
-#pragma unroll
-    for (int i = 0; i < kRowBlocks; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float most = fmaxf(score[i][0][half * 2], score[i][0][half * 2 + 1]);
-#pragma unroll
-        for (int n = 1; n < kKeyTiles; ++n) {
-          most = fmaxf(most, fmaxf(score[i][n][half * 2], score[i][n][half * 2 + 1]));
-        }
-        peak[i][half] = most * factor;
-        raise |= peak[i][half] > maximum[i][half] + kRescaleThreshold;
-      }
-    }
-    if (__any_sync(0xffffffffu, raise)) {
-#pragma unroll
-      for (int i = 0; i < kRowBlocks; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float most = fmaxf(peak[i][half], __shfl_xor_sync(0xffffffffu, peak[i][half], 1));
-          most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-          most = fmaxf(most, maximum[i][half]);
-          const float rescale = exp2_fast(maximum[i][half] - exponent_base(most));
-          maximum[i][half] = most;
-          sum[i][half] *= rescale;
-#pragma unroll
-          for (int n = 0; n < kColumnTiles; ++n) {
-            output[i][n][half * 2] *= rescale;
-            output[i][n][half * 2 + 1] *= rescale;
-          }
-        }
-      }
+    if constexpr (Tile::kStages == 1) {
+      arrive();
+      load_keys(kept, tile + 1);
+      if (is_placed(p.placement)) find_places(kept, tile + 2);
+      cp_async_commit();
     }
 
     // P = 2^(S * factor - m), 16 keys at a time and rounded: the accumulator layout of S is the operand layout of P.
     // O += P . V.
-#pragma unroll
-    for (int k = 0; k < Tile::kKeys / 16; ++k) {
-      uint32_t a[kRowBlocks][4];
+    if (is_seen) {
+      float base[kRowBlocks][2];
 #pragma unroll
       for (int i = 0; i < kRowBlocks; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float base = exponent_base(maximum[i][half]);
-#pragma unroll
-          for (int n = 0; n < 2; ++n) {
-            const float p0 = exp2_fast(fmaf(score[i][2 * k + n][half * 2], factor, -base));
-            const float p1 = exp2_fast(fmaf(score[i][2 * k + n][half * 2 + 1], factor, -base));
-            sum[i][half] += p0 + p1;
-            a[i][2 * n + half] = pack_pair<T>(p0, p1);
-          }
-        }
+        base[i][0] = exponent_base(maximum[i][0]);
+        base[i][1] = exponent_base(maximum[i][1]);
       }
 #pragma unroll
-      for (int n = 0; n < kColumnTiles; n += 2) {
-        uint32_t b[4];
-        ldmatrix_x4_trans(b, value_tile + value_offset + k * 16 * Tile::kPitch + Tile::step(value_chunk, n / 2));
+      for (int k = 0; k < Tile::kKeys / 16; ++k) {
+        uint32_t a[kRowBlocks][4];
 #pragma unroll
         for (int i = 0; i < kRowBlocks; ++i) {
-          mma_m16n8k16<T>(output[i][n], a[i], b[0], b[1]);
-          mma_m16n8k16<T>(output[i][n + 1], a[i], b[2], b[3]);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+              const float p0 = exp2_fast(fmaf(score[i][2 * k + n][half * 2], factor, -base[i][half]));
+              const float p1 = exp2_fast(fmaf(score[i][2 * k + n][half * 2 + 1], factor, -base[i][half]));
+              sum[i][half] += p0 + p1;
+              a[i][2 * n + half] = pack_pair<T>(p0, p1);
+            }
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < kColumnTiles; n += 2) {
+          uint32_t b[4];
+          ldmatrix_x4_trans(b, value_tile + value_offset + k * 16 * Tile::kPitch + Tile::step(value_chunk, n / 2));
+#pragma unroll
+          for (int i = 0; i < kRowBlocks; ++i) {
+            mma_m16n8k16<T>(output[i][n], a[i], b[0], b[1]);
+            mma_m16n8k16<T>(output[i][n + 1], a[i], b[2], b[3]);
+          }
         }
       }
     }
@@ -371,7 +497,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         output[i][n][half * 2 + 1] *= inverse;
       }
       const int row = warp_row + i * 16 + half * 8 + group;
-      if (p.lse != nullptr && warp_column == 0 && quad == 0 && row < rows) {
+      if (p.lse != nullptr && warp_column == 0 && quad == 0 && row < work.rows) {
         p.lse[lse_offset(p, sequence, block, row)] =
             total == 0.0f ? -CUDART_INF_F : maximum[i][half] * kLn2 + logf(total);
       }
@@ -387,7 +513,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = warp_row + i * 16 + half * 8 + group;
-        if (row >= rows) continue;
+        if (row >= work.rows) continue;
 #pragma unroll
         for (int n = 0; n < kColumnTiles; ++n) {
           const int column = warp_column + n * 8;
@@ -420,7 +546,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     for (int i = 0; i < Tile::kWarpRows * kChunks / 32; ++i) {
       const int row = warp_row + (i * 32 + lane) / kChunks;
       const int chunk = warp_column / 8 + (i * 32 + lane) % kChunks;
-      if (row < rows && chunk * 8 < p.head_dim) {
+      if (row < work.rows && chunk * 8 < p.head_dim) {
         store16(destination + row * p.output_token_stride + chunk * 8, load16(shared + Tile::offset(row, chunk)));
       }
     }
@@ -430,32 +556,40 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #endif
 }
 
-// Calls `use` with the tile for a head dimension (to 512) and a class of shared memory. The sizes follow
-// FlashAttention-2's for capability 8.0 where they fit with both stages.
+// Calls `use` with the tile for a head dimension (to 512) and a class of shared memory. Those for 8.0 were measured
+// (docs/attention.md); those for less shared memory let two blocks share a multiprocessor, or are the largest that fit.
 template <typename T, typename Use>
 auto with_prefill_tile(int head_dim, SharedClass shared, const Use& use) {
-  if (head_dim <= 64) return use(PrefillTile<T, 64, 128, 64, 32, 1>());
-  if (head_dim <= 96) return use(PrefillTile<T, 96, 128, 64, 32, 1>());
+  if (head_dim <= 64) {
+    if (shared == SharedClass::kSmall) return use(PrefillTile<T, 64, 128, 64, 32, 1, 2, 2>());
+    return use(PrefillTile<T, 64, 128, 128, 32, 1, 2, 2>());
+  }
+  if (head_dim <= 96) return use(PrefillTile<T, 96, 128, 64, 32, 1, 1, 2>());
   if (head_dim <= 128) {
-    if (shared == SharedClass::kLarge) return use(PrefillTile<T, 128, 128, 64, 32, 1>());
-    return use(PrefillTile<T, 128, 128, 32, 32, 1>());
+    if (shared == SharedClass::kSmall) return use(PrefillTile<T, 128, 128, 32, 32, 1, 1, 2>());
+    return use(PrefillTile<T, 128, 128, 48, 32, 1, 2, 2>());
   }
   if (head_dim <= 256) {
-    if (shared == SharedClass::kLarge) return use(PrefillTile<T, 256, 128, 64, 16, 1>());
-    if (shared == SharedClass::kMedium) return use(PrefillTile<T, 256, 128, 32, 16, 1>());
-    return use(PrefillTile<T, 256, 64, 32, 16, 1>());
+    if (shared == SharedClass::kSmall) return use(PrefillTile<T, 256, 64, 64, 16, 1, 1, 1>());
+    return use(PrefillTile<T, 256, 128, 64, 16, 1, 1, 1>());
   }
-  if (shared == SharedClass::kLarge) return use(PrefillTile<T, 512, 64, 32, 16, 2>());
-  return use(PrefillTile<T, 512, 32, 16, 16, 2>());
+  if (shared == SharedClass::kLarge) return use(PrefillTile<T, 512, 64, 32, 16, 2, 2, 1>());
+  return use(PrefillTile<T, 512, 32, 16, 16, 2, 2, 1>());
 }
 
 template <typename Tile>
 cudaError_t launch_prefill_tile(const PrefillArguments& arguments, int blocks, cudaStream_t stream) {
   const auto kernel = attention_prefill_mma_kernel<Tile>;
+  // Without places two blocks of 80 KiB fit a multiprocessor of capability 8.0.
+  const nvb_kv_placement& placement = arguments.params.placement;
+  const bool placed = placement.pages != nullptr || placement.ring_tokens > 0;
+  const int bytes = Tile::kSharedBytes + (placed ? Tile::kPlaceBytes : 0);
   const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes + Tile::kPlaceBytes);
   if (status != cudaSuccess) return status;
-  kernel<<<blocks, Tile::kThreads, Tile::kSharedBytes, stream>>>(arguments);
+  PrefillArguments divided = arguments;
+  const dim3 grid = divide_prefill(divided, Tile::kRows, blocks);
+  kernel<<<grid, Tile::kThreads, bytes, stream>>>(divided);
   return cudaGetLastError();
 }
 
