@@ -157,18 +157,17 @@ mod tests {
         let (mut row, mut output, mut cache, mut other) = ([1f32; 16], [0f32; 8], [0f32; 32], [0f32; 32]);
         let mut position = [1i32];
         let positions = Tensor::new(position.as_mut_ptr().cast(), DType::I32, &[1]);
-        let config = AttentionConfig { query_heads: 2, kv_heads: 1, head_dim: 4, causal: true, ..AttentionConfig::default() };
+        let config =
+            AttentionConfig { query_heads: 2, kv_heads: 1, head_dim: 4, causal: true, ..AttentionConfig::default() };
         let config = AttentionConfig::new(config).unwrap();
         let mut decode = |cache: &mut [f32; 32]| -> Operation {
             let (key, value) = cache.split_at_mut(16);
-            let layer = CacheLayer::contiguous(
-                (key.as_mut_ptr().cast(), value.as_mut_ptr().cast()),
-                DType::F32,
-                [1, 1, 4, 4],
-            );
+            let layer =
+                CacheLayer::contiguous((key.as_mut_ptr().cast(), value.as_mut_ptr().cast()), DType::F32, [1, 1, 4, 4]);
             let rows = DecodeRows { per_sequence: 1, positions, sequences: None, max_kv_length: 0 };
             let query = Tensor::of(&mut row[..8], &[1, 2, 4]);
-            let op = AttentionDecode::new(config, query, layer, Tensor::of(&mut output, &[1, 2, 4]), None, rows).unwrap();
+            let op =
+                AttentionDecode::new(config, query, layer, Tensor::of(&mut output, &[1, 2, 4]), None, rows).unwrap();
             let rope = DecodeRopeArguments {
                 key: Tensor::of(&mut row[8..12], &[1, 1, 4]),
                 value: Tensor::of(&mut row[12..], &[1, 1, 4]),
