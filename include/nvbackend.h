@@ -2409,8 +2409,8 @@ typedef struct {
   // B > 1. A token at −1, or on CUDA outside the cache, is not appended.
   //
   // CUDA has a kernel for it from compute capability 9.0 on: query, key, value and cache of one 16-bit dtype, head_dim 64, 128 or
-  // 256, rotary_dim a multiple of 16, rows aligned to 16 bytes, and some 1,500 visible keys at most. Elsewhere the call is
-  // `NVB_ERROR_UNSUPPORTED`; `nvb_rope` and a call without `key` do the same.
+  // 256, rotary_dim a multiple of 16, rows aligned to 16 bytes, and few visible keys: of one sequence 512 of head_dim 256, 1,024 of
+  // head_dim 128. Elsewhere the call is `NVB_ERROR_UNSUPPORTED`; `nvb_rope` and a call without `key` do the same.
   nvb_tensor key;
   // [B, kv_heads, value_dim], with `key` and only with it: stored as it is.
   nvb_tensor value;

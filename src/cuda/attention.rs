@@ -378,7 +378,7 @@ pub(super) fn no_decode(op: &AttentionDecode) -> Error {
         return Error::unsupported(format!(
             "no decode kernel here rotates and appends for {} rows of {:?} with a cache in {}, and {} keys at most; one is there from \
              compute capability 9.0 on for 16-bit floats of one dtype, head_dim 64, 128 or 256, rotary_dim a multiple of 16 and \
-             as many visible keys as a cluster of blocks reads in a few passes",
+             as many visible keys as a cluster of blocks reads in one pass",
             op.query.tokens, op.config, op.cache.dtype, op.rows.max_kv_length
         ))
         .with_advice("call nvb_rope and then nvb_attention_decode without a key");
