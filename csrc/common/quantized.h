@@ -33,7 +33,8 @@ enum nvb_encoding_code : uint32_t {
   NVB_BLOCKS_MXFP4 = 28,
 };
 
-// Whether a matrix consists of blocks; its scale_kind is then 0, and its addresses are aligned to 2 bytes, of MXFP4 to none.
+// Whether a matrix consists of blocks; its scale_kind is then 0, and its addresses are aligned to 2 bytes, of MXFP4 to
+// none.
 constexpr bool nvb_is_blocks(uint32_t encoding) {
   return encoding >= NVB_BLOCKS_Q4_0 && encoding <= NVB_BLOCKS_MXFP4;
 }
