@@ -2921,8 +2921,11 @@ typedef struct {
 } nvb_kv_cache_append_args;
 
 // Queues an embedding gather. A token outside the table gives a row of zeros on CUDA and is an error on the CPU, which
-// names it. Does not allocate or synchronise; may be captured.
-NVB_MUST_USE nvb_status nvb_embedding(const nvb_backend *backend, const nvb_embedding_args *args, nvb_stream *stream);
+// names it. F32 rows with a scale of 1 keep every bit in an F32 output, so numbers of 32 bits may lie there. Does not allocate or
+// synchronise; may be captured.
+NVB_MUST_USE nvb_status nvb_embedding(const nvb_backend *backend,
+                         const nvb_embedding_args *args,
+                         nvb_stream *stream);
 
 // Queues an RMS normalisation (Zhang and Sennrich 2019), f32 inside with one rounding at each store. Does not allocate
 // or synchronise; may be captured.

@@ -92,7 +92,7 @@ prop_compose! {
     fn blocks()(
         spans in (span(), span(), prop::option::of(span()), prop::option::weighted(0.3, span())),
         extents in (extent(), extent(), prop_oneof![9 => Just(0), 1 => extent()]),
-        numbers in (code(4), prop::sample::select(vec![0, 32, 64, 128, 128, 256, 48]), code(5), code(3), code(12)),
+        numbers in (code(4), prop::sample::select(vec![0, 32, 64, 128, 128, 256, 48]), code(5), code(3), code(21)),
         scale in prop_oneof![4 => Just(0.0f32), 1 => any::<f32>()],
         reserved in prop_oneof![30 => Just(0u64), 1 => any::<u64>()],
     ) -> nvb_weight_blocks {
@@ -162,10 +162,10 @@ proptest! {
     fn no_blocks_are_too_odd(
         parts in vec(blocks(), 1..3),
         arrangement in code(2),
-        (format, granularity, group_size) in (code(8), code(5), prop::sample::select(vec![0, 0, 0, 32, 64, 128, 7])),
+        (format, granularity, group_size) in (code(9), code(5), prop::sample::select(vec![0, 0, 0, 32, 64, 128, 7])),
         (zero_points, clipping) in (code(2), code(2)),
         as_is in any::<bool>(),
-        source_format in code(12),
+        source_format in code(21),
     ) {
         // SAFETY: zeroed is a default.
         let mut desc: nvb_weight_desc = unsafe { zeroed() };

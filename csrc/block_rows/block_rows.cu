@@ -1,9 +1,9 @@
 // block_rows: blocks become floats, or floats blocks, by rows.
 //
-// Work, decoding: a thread turns four neighbours of a row into floats, as block_element.cuh reads them. Encoding: a thread
-// makes a block of 32 elements, which it reads twice, so that the values need no registers; the second time they come from the
-// first level of cache. Bound by memory where rows are long; a cache's rows of a decode step are too few to matter. Shared
-// memory: none.
+// Work, decoding: a thread turns four neighbours of a row into floats, as block_element.cuh reads them. Encoding: a
+// thread makes a block of 32 elements, which it reads twice, so that the values need no registers; the second time they
+// come from the first level of cache. Bound by memory where rows are long; a cache's rows of a decode step are too few
+// to matter. Shared memory: none.
 #include <cuda_fp16.h>
 
 #include "../common/block_element.cuh"
@@ -98,7 +98,8 @@ extern "C" cudaError_t nvb_cuda_block_rows(const nvb_block_rows_params* params, 
   const nvb_block_rows_params& p = *params;
   if (nvb::float_dtype_bytes(p.dtype) == 0) return cudaErrorInvalidValue;
   if (p.encode == 0) {
-    return nvb::with_block_format(p.format, [&](auto format) { return nvb::decode<decltype(format)::value>(p, *launch); });
+    return nvb::with_block_format(p.format,
+                                  [&](auto format) { return nvb::decode<decltype(format)::value>(p, *launch); });
   }
   switch (p.format) {
     case NVB_BLOCKS_Q4_0:

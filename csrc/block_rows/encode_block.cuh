@@ -1,5 +1,5 @@
-// Floats into blocks of 32, in the order of operations of src/weight/blocks/encode.rs, so that both make the same bytes:
-// products and sums are rounded one by one, and divisions to the nearest.
+// Floats into blocks of 32, in the order of operations of src/weight/blocks/encode.rs, so that both make the same
+// bytes: products and sums are rounded one by one, and divisions to the nearest.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -72,9 +72,8 @@ __device__ __forceinline__ void store_symmetric(uint8_t* block, uint8_t* nibbles
   const float d = __fdiv_rn(extreme_of(value), -static_cast<float>(Middle));
   const float inverse = inverse_or_zero(d);
   store_half(block, d);
-  store_codes(nibbles, high, [&](int i) {
-    return truncated(__fadd_rn(__fmul_rn(value(i), inverse), Middle + 0.5f), 2 * Middle - 1);
-  });
+  store_codes(nibbles, high,
+              [&](int i) { return truncated(__fadd_rn(__fmul_rn(value(i), inverse), Middle + 0.5f), 2 * Middle - 1); });
 }
 
 // Codes from the smallest value on.
@@ -158,7 +157,8 @@ struct EncodeBlock<NVB_BLOCKS_IQ4_NL> {
     const float inverse = __fdiv_rn(1.0f, __fdiv_rn(extreme, -127.0f));
     float product = 0.0f, square = 0.0f;
     for (int i = 0; i < 32; ++i) {
-      const float x = value(i), q = nonlinear_value(nearest(__fmul_rn(inverse, x))), weighted = __fmul_rn(__fmul_rn(x, x), q);
+      const float x = value(i), q = nonlinear_value(nearest(__fmul_rn(inverse, x))),
+                  weighted = __fmul_rn(__fmul_rn(x, x), q);
       product = __fadd_rn(product, __fmul_rn(weighted, x));
       square = __fadd_rn(square, __fmul_rn(weighted, q));
     }

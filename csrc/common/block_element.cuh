@@ -1,9 +1,10 @@
-// Elements of the blocks of GGUF as f32, four neighbours of a row at a time: the one dequantiser of all kernels that read blocks
-// as a file has them. src/weight/blocks has the same formulas for the host, in the same order and with the same roundings, so
-// that the values are the same bits.
+// Elements of the blocks of GGUF as f32, four neighbours of a row at a time: the one dequantiser of all kernels that
+// read blocks as a file has them. src/weight/blocks has the same formulas for the host, in the same order and with the
+// same roundings, so that the values are the same bits.
 //
-// Blocks are even in size and lie at even addresses (of MXFP4 neither), so that they are read 16 bits at a time. Four neighbours
-// from a multiple of four on share their scale in every format, and lie in four neighbouring bytes or half bytes of four.
+// Blocks are even in size and lie at even addresses (of MXFP4 neither), so that they are read 16 bits at a time. Four
+// neighbours from a multiple of four on share their scale in every format, and lie in four neighbouring bytes or half
+// bytes of four.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -301,7 +302,8 @@ template <uint32_t Format>
 __device__ __forceinline__ void load_four_of_blocks(const void* row, int64_t i, float (&values)[4]) {
   using Element = BlockElement<Format>;
   const uint8_t* const blocks = static_cast<const uint8_t*>(row);
-  Element::load_four(blocks + i / Element::kElements * Element::kBytes, static_cast<int>(i % Element::kElements), values);
+  Element::load_four(blocks + i / Element::kElements * Element::kBytes, static_cast<int>(i % Element::kElements),
+                     values);
 }
 
 }  // namespace nvb

@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(kLanes* kPairs) dequantize_blocks(const nvb_de
     load_four<Format>(p.matrix, p.first_row + row, p.first_column + column, values);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (column + i < p.columns) store_element(p.output, p.output_dtype, row * p.output_stride + column + i, values[i]);
+      if (column + i < p.columns)
+        store_element(p.output, p.output_dtype, row * p.output_stride + column + i, values[i]);
     }
   }
 }

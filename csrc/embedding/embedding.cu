@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kTileThreads)
     }
   }
 
-  // Scale and store. A row of zeros stays zero whatever the scale.
+  // Scale and store. A row of zeros stays zero whatever the scale, and a scale of 1 keeps every bit of an F32 row.
   const float scale = known ? p.scale : 0.0f;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kTileThreads)
     float values[Width];
     unpack_raw<Width>(raw[v], p.table_dtype, values);
 #pragma unroll
-    for (int i = 0; i < Width; ++i) values[i] *= scale;
+    for (int i = 0; i < Width; ++i) values[i] = scale == 1.0f ? values[i] : values[i] * scale;
     store_vector<Width>(p.output, p.output_dtype, row * p.output_stride + column, values);
   }
 }

@@ -86,12 +86,14 @@ cudaError_t launch_plain(const nvb_grouped_linear_params& p, const nvb_launch& l
   if (tiles > 65535) return cudaErrorInvalidValue;
   const int64_t pairs = (p.n + kRows - 1) / kRows;
   const dim3 grid(static_cast<unsigned>((pairs + kWarps - 1) / kWarps), static_cast<unsigned>(tiles));
-  grouped_linear_plain<Kind, false><<<grid, 32 * kWarps, 0, launch.stream>>>(p, make_weight(p), make_epilogue_alone(p, p.n));
+  grouped_linear_plain<Kind, false>
+      <<<grid, 32 * kWarps, 0, launch.stream>>>(p, make_weight(p), make_epilogue_alone(p, p.n));
   return cudaPeekAtLastError();
 }
 
 bool is_valid(const nvb_grouped_linear_params& p) {
-  if (p.expert_ids != nullptr && (p.used <= 0 || (p.input_rows != p.rows && p.input_rows != p.rows / p.used))) return false;
+  if (p.expert_ids != nullptr && (p.used <= 0 || (p.input_rows != p.rows && p.input_rows != p.rows / p.used)))
+    return false;
   if (p.rows < 0 || p.n < 0 || p.k < 0 || p.experts < 0 || (p.gated != 0 && p.n % 2 != 0)) return false;
   if (float_dtype_bytes(p.input_dtype) == 0 || float_dtype_bytes(p.output_dtype) == 0) return false;
   if (p.bias != nullptr && float_dtype_bytes(p.bias_dtype) == 0) return false;
@@ -118,8 +120,8 @@ bool supports_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) 
 // Chunks of 64 along k, counted in 32 bits, and an expert's first row of Int4 at the head of a tile.
 bool supports_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const bool rows = p.encoding != NVB_INT4 || p.experts == 1 || p.n % 16 == 0;
-  return p.weight_dtype == 0 && !nvb_is_blocks(p.encoding) && p.k > 0 && p.k % 64 == 0 && p.k <= int64_t{1} << 30 && rows &&
-         is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) && supports_input(p, launch);
+  return p.weight_dtype == 0 && !nvb_is_blocks(p.encoding) && p.k > 0 && p.k % 64 == 0 && p.k <= int64_t{1} << 30 &&
+         rows && is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) && supports_input(p, launch);
 }
 
 nvb_grouped_linear_family family_of(const nvb_grouped_linear_params& p, const nvb_launch& launch) {

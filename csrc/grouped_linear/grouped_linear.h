@@ -9,8 +9,8 @@
 // Rows expert_offsets[e] to expert_offsets[e + 1] of x are expert e's. The expert_offsets are read by the kernel alone,
 // so that one captured graph serves every routing; they ascend from 0 to at most `rows`, and what is not so is clamped.
 // Rows from expert_offsets[experts] on are not written.
-// With expert_ids row t used + u of y is that of expert expert_ids[t, u] and of row t of x, or of the same row where x has
-// them all; a plain kernel computes them one by one, and leaves rows out whose number is no expert's.
+// With expert_ids row t used + u of y is that of expert expert_ids[t, u] and of row t of x, or of the same row where x
+// has them all; a plain kernel computes them one by one, and leaves rows out whose number is no expert's.
 //
 // Supported: x, bias and y of any float dtype; a float W of x's dtype, or of any where x is F32; any rows, n, k,
 // experts and strides. Tensor-core kernels take x in F16 or BF16 with 16-byte aligned rows from compute capability 8.0
@@ -28,12 +28,12 @@ struct nvb_grouped_linear_params {
   void* output;
   int64_t rows;        // of y
   int64_t input_rows;  // of x: rows, or with expert_ids also rows / used
-  int64_t n;  // rows of W an expert has
+  int64_t n;           // rows of W an expert has
   int64_t k;
   int64_t input_stride;
   int64_t weight_stride;  // elements of a row of W, of blocks bytes; ignored for Int4
   int64_t output_stride;
-  int64_t used;          // experts of a token, with expert_ids; so are the two strides
+  int64_t used;  // experts of a token, with expert_ids; so are the two strides
   int64_t token_stride;
   int64_t used_stride;
   int32_t experts;

@@ -30,9 +30,10 @@ using Launch = const nvb_launch&;
 
 // Chunks of 64 along k, and rows of x that 16-byte copies can take. The stride of a single row is never used.
 bool fits_tensor_cores(Params p, Launch launch) {
-  return launch.capability >= 80 && p.input_dtype != NVB_F32 && !nvb_is_blocks(p.encoding) && p.k > 0 && p.k % 64 == 0 &&
-         (p.k <= kMaxHopperK || !is_hopper(launch)) && is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, 2) &&
-         is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1);
+  return launch.capability >= 80 && p.input_dtype != NVB_F32 && !nvb_is_blocks(p.encoding) && p.k > 0 &&
+         p.k % 64 == 0 && (p.k <= kMaxHopperK || !is_hopper(launch)) &&
+         is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, 2) && is_aligned16(p.weight, 0, 1) &&
+         is_aligned16(p.scales, 0, 1);
 }
 
 struct Kernel {

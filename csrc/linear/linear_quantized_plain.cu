@@ -16,9 +16,8 @@ cudaError_t launch_plain(const nvb_linear_quantized_params& params, const nvb_la
     case NVB_INT4:
       return launch_plain_encoding<NVB_INT4>(params, launch);
     default:
-      return with_block_format(params.encoding, [&](auto format) {
-        return launch_plain_encoding<decltype(format)::value>(params, launch);
-      });
+      return with_block_format(
+          params.encoding, [&](auto format) { return launch_plain_encoding<decltype(format)::value>(params, launch); });
   }
 }
 

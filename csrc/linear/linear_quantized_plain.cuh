@@ -1,5 +1,6 @@
-// y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) with W in 8 or 4 bits or in blocks of a file on the ordinary f32 units: x in F32, which is not
-// rounded, and whatever the tensor-core kernels cannot take (compute capability 7.5, odd k, unaligned rows).
+// y[t][n] = act(Σ_k x[t][k] W[n][k] + bias[n]) with W in 8 or 4 bits or in blocks of a file on the ordinary f32 units:
+// x in F32, which is not rounded, and whatever the tensor-core kernels cannot take (compute capability 7.5, odd k,
+// unaligned rows).
 //
 // Shapes: x [m, k], any sizes, strides and alignment. A warp computes two rows of W, a (gate, up) pair, for eight
 // tokens; a lane takes four neighbouring k of every 128, of which it decodes W once and meets all tokens. More tokens

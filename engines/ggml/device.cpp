@@ -189,8 +189,8 @@ nvb_status DeviceState::borrow(const WeightKey& key, nvb_weight** weight) const 
     blocks.rows = key.rows;
     blocks.columns = key.columns;
     blocks.row_stride = static_cast<int64_t>(key.row_bytes / type.bytes) * type.block;
-    blocks.bytes = key.row_bytes * static_cast<size_t>(key.rows - 1) +
-                   type.bytes * static_cast<size_t>(key.columns / type.block);
+    blocks.bytes =
+        key.row_bytes * static_cast<size_t>(key.rows - 1) + type.bytes * static_cast<size_t>(key.columns / type.block);
     desc.blocks = &blocks;
     desc.source_format = type.blocks;
     desc.format = NVB_WEIGHT_FORMAT_BLOCKS;

@@ -1,8 +1,9 @@
-// FLASH_ATTN_EXT: softmax(cap(scale · Q·Kᵀ) + slope · mask) · V of a batch of sequences, all of whose keys a query sees that
-// the mask does not hide, with sinks.
+// FLASH_ATTN_EXT: softmax(cap(scale · Q·Kᵀ) + slope · mask) · V of a batch of sequences, all of whose keys a query sees
+// that the mask does not hide, with sinks.
 //
-// Keys and values in quantised types, or in two types, become floats in scratch memory. The library adds a mask of floats. ALiBi's slopes make one for each head of it, in scratch memory, and sinks follow from
-// the logarithm of the sums: a row with the sum e^lse becomes one with e^lse + e^sink by the factor 1 / (1 + e^(sink − lse)).
+// Keys and values in quantised types, or in two types, become floats in scratch memory. The library adds a mask of
+// floats. ALiBi's slopes make one for each head of it, in scratch memory, and sinks follow from the logarithm of the
+// sums: a row with the sum e^lse becomes one with e^lse + e^sink by the factor 1 / (1 + e^(sink − lse)).
 #include <cmath>
 
 #include "operations.hpp"
@@ -122,7 +123,9 @@ nvb_tensor scaled_mask(Step& step, const Inputs& in, void* memory) {
     if (mask.shape[1] != 1) {
       from.data = static_cast<char*>(mask.data) + head * static_cast<int64_t>(in.mask->nb[2]);
     }
-    step.queue([&] { return pointwise(step, NVB_POINTWISE_SCALE, from, nullptr, to, slope(in.alibi_bias, in.heads(), head)); });
+    step.queue([&] {
+      return pointwise(step, NVB_POINTWISE_SCALE, from, nullptr, to, slope(in.alibi_bias, in.heads(), head));
+    });
   }
   return all;
 }
@@ -130,7 +133,8 @@ nvb_tensor scaled_mask(Step& step, const Inputs& in, void* memory) {
 // Multiplies the rows of the output by what the sinks leave of their weights; `lse` becomes those factors.
 void add_sinks(Step& step, const Inputs& in, nvb_tensor lse, const nvb_tensor& output) {
   lse = nvb_tensor_make(lse.data, NVB_DTYPE_F32, 4, in.batch(), in.rows(), in.heads(), int64_t{1});
-  const nvb_tensor sinks = nvb_tensor_make(in.sinks->data, NVB_DTYPE_F32, 4, int64_t{1}, int64_t{1}, in.heads(), int64_t{1});
+  const nvb_tensor sinks =
+      nvb_tensor_make(in.sinks->data, NVB_DTYPE_F32, 4, int64_t{1}, int64_t{1}, in.heads(), int64_t{1});
   step.queue([&] { return pointwise(step, NVB_POINTWISE_SUBTRACT, lse, &sinks, lse); });
   step.queue([&] { return pointwise(step, NVB_POINTWISE_SIGMOID, lse, nullptr, lse); });
   step.queue([&] { return pointwise(step, NVB_POINTWISE_MULTIPLY, output, &lse, output); });
@@ -139,8 +143,8 @@ void add_sinks(Step& step, const Inputs& in, nvb_tensor lse, const nvb_tensor& o
 }  // namespace
 
 bool flash_attention(Step& step, const Tensor& node) {
-  const Inputs in{*node.source[0],          *node.source[1],          *node.source[2],         node.source[3], node.source[4],
-                  float_parameter(node, 0), float_parameter(node, 1), float_parameter(node, 2)};
+  const Inputs in{*node.source[0], *node.source[1],          *node.source[2],          node.source[3],
+                  node.source[4],  float_parameter(node, 0), float_parameter(node, 1), float_parameter(node, 2)};
   if (!is_taken(in, node)) return false;
   const bool has_slopes = in.mask != nullptr && in.alibi_bias != 0.0f;
   ScratchPlan plan;
@@ -166,9 +170,9 @@ bool flash_attention(Step& step, const Tensor& node) {
   if (in.sinks != nullptr) {
     args.lse = nvb_tensor_3d(memory + lse_at, NVB_DTYPE_F32, in.batch(), in.rows(), in.heads());
   }
-  const nvb_attention* attention =
-      step.device.attention({static_cast<uint32_t>(in.heads()), static_cast<uint32_t>(in.key.ne[2]),
-                             static_cast<uint32_t>(in.query.ne[0]), static_cast<uint32_t>(in.value.ne[0]), in.scale, in.soft_cap});
+  const nvb_attention* attention = step.device.attention(
+      {static_cast<uint32_t>(in.heads()), static_cast<uint32_t>(in.key.ne[2]), static_cast<uint32_t>(in.query.ne[0]),
+       static_cast<uint32_t>(in.value.ne[0]), in.scale, in.soft_cap});
   if (step.asks()) {
     // The library knows which shapes the device has a kernel for.
     nvb_attention_plan found;

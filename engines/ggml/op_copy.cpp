@@ -62,7 +62,8 @@ bool copies_blocks(Step& step, const Tensor& from, const Tensor& to) {
   const Tensor &floats = encodes ? from : to, &blocks = encodes ? to : from;
   if (!has_element_strides(floats) || !has_rows(blocks)) return false;
   step.queue([&] {
-    return block_rows(step, whole(floats), whole_blocks(blocks), nullptr, encodes ? NVB_BLOCKS_ENCODE : NVB_BLOCKS_DECODE);
+    return block_rows(step, whole(floats), whole_blocks(blocks), nullptr,
+                      encodes ? NVB_BLOCKS_ENCODE : NVB_BLOCKS_DECODE);
   });
   return true;
 }
@@ -123,8 +124,8 @@ bool copies(Step& step, const Tensor& from, const Tensor& to) {
 
 }  // namespace
 
-nvb_status block_rows(const Step& step, const nvb_tensor& floats, const nvb_block_tensor& blocks, const nvb_tensor* rows,
-                      uint32_t direction) {
+nvb_status block_rows(const Step& step, const nvb_tensor& floats, const nvb_block_tensor& blocks,
+                      const nvb_tensor* rows, uint32_t direction) {
   nvb_block_rows_args args;
   nvb_block_rows_args_init(&args);
   args.floats = floats;

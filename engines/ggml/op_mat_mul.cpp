@@ -1,5 +1,6 @@
 // MUL_MAT: node[i, m, n] = Σ_k weight[i / ratio, n, k] · input[i, m, k], as products with weights that are read in
-// place. MUL_MAT_ID: the weight of each row is one of several, by number. ADD_ID: rows of a matrix, by number, are added.
+// place. MUL_MAT_ID: the weight of each row is one of several, by number. ADD_ID: rows of a matrix, by number, are
+// added.
 #include "operations.hpp"
 #include "tensor.hpp"
 
@@ -69,7 +70,8 @@ bool mat_mul_id(Step& step, const Tensor& node) {
   const Tensor &weight = *node.source[0], &ids = *node.source[2];
   if (!is_product(weight, *node.source[1], node) || ids.type != TYPE_I32 || !has_element_strides(ids)) return false;
   // Experts that lie apart are no stacked weight.
-  if (weight.ne[3] != 1 || (weight.ne[2] != 1 && weight.nb[2] != weight.nb[1] * static_cast<size_t>(weight.ne[1]))) return false;
+  if (weight.ne[3] != 1 || (weight.ne[2] != 1 && weight.nb[2] != weight.nb[1] * static_cast<size_t>(weight.ne[1])))
+    return false;
   if (!rows_fold(*node.source[1]) || !rows_fold(node) || node.ne[3] != 1) return false;
   const Tensor input = input_for(step, weight, *node.source[1]);
   step.queue([&] {

@@ -6,8 +6,13 @@ namespace nvb_ggml {
 
 // node[i3, i2, i1] = table[i3, i2, rows[i3, i2, i1]]
 bool get_rows(Step& step, const Tensor& node) {
-  const Tensor &table = *node.source[0], &rows = *node.source[1];
-  if (!(is_float(table.type) || is_quantized(table.type)) || rows.type != TYPE_I32 || node.type != TYPE_F32) return false;
+  const Tensor& rows = *node.source[1];
+  Tensor table = *node.source[0];
+  const bool words = table.type == TYPE_I32 && node.type == TYPE_I32;
+  // The library keeps every bit of an F32 row.
+  if (words) table.type = TYPE_F32;
+  if (!(is_float(table.type) || is_quantized(table.type)) || rows.type != TYPE_I32) return false;
+  if (!words && node.type != TYPE_F32) return false;
   if (!has_rows(table) || !has_rows(rows) || !has_rows(node)) return false;
   if (!is_quantized(table.type) && !has_element_strides(table)) return false;
   if (table.ne[1] == 0 || table.ne[0] == 0) return false;
@@ -27,6 +32,7 @@ bool get_rows(Step& step, const Tensor& node) {
       args.tokens = nvb_tensor_1d(tokens, NVB_DTYPE_I32, rows.ne[0]);
       args.table = made.get();
       args.output = rows_at(node, i2, i3);
+      args.output.dtype = NVB_DTYPE_F32;
       return nvb_embedding(step.backend(), &args, step.stream);
     });
   });

@@ -20,7 +20,8 @@ class Step {
   bool asks() const { return !runs_; }
   bool runs() const { return runs_ && status_ == NVB_OK; }
   const nvb_backend* backend() const { return device.backend(); }
-  // Memory for this node. NULL, with the status of the failure, if there is none, and where the node is only asked about.
+  // Memory for this node. NULL, with the status of the failure, if there is none, and where the node is only asked
+  // about.
   char* scratch(const ScratchPlan& plan) {
     char* memory = nullptr;
     if (plan.bytes() != 0) queue([&] { return scratch_->reserve(plan.bytes(), &memory); });
@@ -50,8 +51,8 @@ nvb_status run_operation(DeviceState& device, nvb_stream* stream, Scratch& scrat
 nvb_status pointwise(const Step& step, uint32_t function, const nvb_tensor& input, const nvb_tensor* second,
                      const nvb_tensor& output, float alpha = 0.0f, float beta = 0.0f);
 // Queues a conversion between rows of floats and of blocks, whose numbers `rows` has if it is not NULL.
-nvb_status block_rows(const Step& step, const nvb_tensor& floats, const nvb_block_tensor& blocks, const nvb_tensor* rows,
-                      uint32_t direction);
+nvb_status block_rows(const Step& step, const nvb_tensor& floats, const nvb_block_tensor& blocks,
+                      const nvb_tensor* rows, uint32_t direction);
 // Queues a conversion of a tensor of floats or of blocks to floats of the same extents.
 nvb_status convert(const Step& step, const Tensor& from, const nvb_tensor& to);
 

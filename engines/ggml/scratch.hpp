@@ -16,7 +16,8 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  // At least `bytes`, aligned to 256. What an earlier call returned must not be named by work that is queued after this.
+  // At least `bytes`, aligned to 256. What an earlier call returned must not be named by work that is queued after
+  // this.
   nvb_status reserve(size_t bytes, char** memory);
 
  private:

@@ -19,7 +19,8 @@ class StreamState {
   Status compute(Graph* graph);
 
  private:
-  StreamState(DeviceState& device, nvb_stream* stream) : device_(device), stream_(stream), scratch_(std::make_unique<Scratch>(device, stream)) {}
+  StreamState(DeviceState& device, nvb_stream* stream)
+      : device_(device), stream_(stream), scratch_(std::make_unique<Scratch>(device, stream)) {}
   DeviceState& device_;
   nvb_stream* stream_;
   std::unique_ptr<Scratch> scratch_;

@@ -56,7 +56,10 @@ impl Kernel for Gather<'_> {
             let from = Row::raw(op.table.data, dtype).skip(tokens[t] as usize * op.table.row_stride);
             let to = Row::of(&op.output, t);
             for (at, lanes) in vectors::<S>(op.output.columns) {
-                to.store::<S>(at, S::mul(from.load::<S>(at, lanes), scale), lanes);
+                let value = from.load::<S>(at, lanes);
+                // A product quiets a signalling NaN, which a number of 32 bits may be.
+                let value = if op.scale == 1.0 { value } else { S::mul(value, scale) };
+                to.store::<S>(at, value, lanes);
             }
         }
     }

@@ -280,10 +280,10 @@ fn experts_by_number() {
         // SAFETY: as above.
         run.call(|backend, stream| unsafe { nvb_grouped_linear(backend, &args, stream) })?;
         let (mut reference, mut terms) = (Vec::new(), Vec::new());
-        for row in 0..rows {
+        for (row, &expert) in numbers.iter().enumerate() {
             let from = if shared { row / used } else { row };
             for column in 0..n {
-                let line = (numbers[row] as usize * n + column) * columns;
+                let line = (expert as usize * n + column) * columns;
                 let products: Vec<f64> =
                     x[from * columns..][..columns].iter().zip(&w[line..]).map(|(x, w)| x * w).collect();
                 reference.push(products.iter().sum());

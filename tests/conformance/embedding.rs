@@ -86,3 +86,28 @@ fn embedding() {
     }
     check("embedding", &cases, test);
 }
+
+/// Numbers of 32 bits in a table of F32, among them those that are signalling NaNs and numbers below the normal ones.
+#[test]
+fn rows_of_f32_keep_every_bit() {
+    check("embedding", &[1usize, 3, 64], |run, &width| {
+        let numbers: Vec<f64> =
+            [0x7f80_0001, -0x007f_fffe, 1, -1, i32::MAX, i32::MIN, 0, 123_456_789].map(f64::from).into();
+        let values: Vec<f64> = (0..numbers.len() * width).map(|at| numbers[at * 7 % numbers.len()]).collect();
+        let table = run.tensor(DType::I32, &[numbers.len(), width], PITCHED, &values)?;
+        let memory = run.device.backend.memory();
+        let floats = nvbackend::tensor::Tensor { dtype: DType::F32, ..table };
+        let weight = Weight::new(memory, &[floats], Arrangement::Stacked, Source::Borrowed, None, run.stream)?;
+        let tokens = [5, 0, 0, 7, 1];
+        let token_tensor = run.integers(&tokens)?;
+        let output = run.output(DType::I32, &[tokens.len(), width], PLAIN)?;
+        let written = nvbackend::tensor::Tensor { dtype: DType::F32, ..output };
+        let op = Embedding::new(token_tensor, weight.view(), 1.0, written)?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
+        let wanted: Vec<i32> = tokens
+            .iter()
+            .flat_map(|&token| values[token as usize * width..][..width].iter().map(|&value| value as i32))
+            .collect();
+        run.expect_integers("output", &output, &wanted)
+    });
+}

@@ -31,16 +31,19 @@ PREBUILT = ("@node-llama-cpp/linux-x64", "3.22.1")
 
 # Operations of test-backend-ops: the cases that pass at least, and which of them a sample runs.
 OPERATIONS = {
-    "ADD": (154, "f32.*ne=\\[(10|16),5"), "ARGMAX": (7, "."), "CLAMP": (6, "."), "CONCAT": (112, "type=f32"),
-    "CONT": (78, "."), "CPY": (266, "type_src=(f32|f16),type_dst=(f16|f32)"), "DIV": (142, "f32.*ne=\\[(10|16),5"),
-    "DUP": (9, "."), "EXP": (1, "."), "FLASH_ATTN_EXT": (3239, "hsk=64.*nr23=\\[4,3\\].*kv=512,nb=3,"),
-    "GEGLU": (1, "."), "GEGLU_ERF": (1, "."), "GELU": (1, "."), "GET_ROWS": (48, "type=(f32|f16|q8_0)"),
-    "MUL": (142, "f32.*ne=\\[(10|16),5"), "MUL_MAT": (797, "type_a=(f32|f16|q4_0|q8_0),type_b=f32,m=16,n=(1|8),k=256"),
+    "ADD_ID": (36, "."), "ADD": (154, "f32.*ne=\\[(10|16),5"), "ARGMAX": (7, "."), "CLAMP": (6, "."), "CONCAT": (112, "type=f32"),
+    "CONT": (78, "."), "CPY": (393, "type_src=(f32|f16|q8_0),type_dst=(f16|f32|q8_0|q4_0)"), "DIV": (142, "f32.*ne=\\[(10|16),5"),
+    "DUP": (9, "."), "EXP": (1, "."), "FLASH_ATTN_EXT": (5290, "hsk=64.*nr23=\\[4,3\\].*kv=512,nb=3,"),
+    "GEGLU": (1, "."), "GEGLU_ERF": (1, "."), "GELU": (1, "."), "GET_ROWS": (144, "type=(f32|f16|q8_0|q4_K|q6_K)"),
+    "MUL": (142, "f32.*ne=\\[(10|16),5"), "MUL_MAT_ID": (589, "type_a=(f32|q4_0|q4_K),type_b=f32,n_mats=4,n_used=2"), "MUL_MAT": (1035, "type_a=(f32|f16|q4_0|q8_0|q4_K|q6_K|mxfp4),type_b=f32,m=16,n=(1|8),k=256"),
     "NEG": (1, "."), "NORM": (50, "."), "RELU": (1, "."), "REPEAT": (16, "type=f32"), "RMS_NORM": (51, "."),
-    "ROPE": (422, "ne_a=\\[128,32,2,1\\],n_dims=128,mode=[02]"), "SCALE": (7, "."), "SET_ROWS": (126, "type_dst=(f32|f16)"),
+    "ROPE": (422, "ne_a=\\[128,32,2,1\\],n_dims=128,mode=[02]"), "SCALE": (7, "."), "SET_ROWS": (271, "type_dst=(f32|f16|q8_0|q4_0)"),
     "SIGMOID": (1, "."), "SILU": (1, "."), "SOFT_MAX": (214, "ne=\\[16,2,32,1\\]"), "SQR": (6, "."), "SQRT": (6, "."),
     "SUB": (142, "f32.*ne=\\[(10|16),5"), "SWIGLU": (1, "."), "TANH": (1, "."),
 }
+
+# What runs where not a sample does: all but three cases of 128 experts, whose weights test-backend-ops takes minutes each to quantise.
+WHOLE = {"MUL_MAT_ID": "n_mats=([1248]|16|32|512|1024),"}
 
 
 def say(text):
@@ -145,7 +148,7 @@ def test_operation(binaries, name, pattern):
 def check_operations(binaries, sample):
     started, total = time.monotonic(), 0
     with concurrent.futures.ThreadPoolExecutor(1 if sample else 2) as pool:
-        jobs = [pool.submit(test_operation, binaries, name, pattern if sample else None)
+        jobs = [pool.submit(test_operation, binaries, name, pattern if sample else WHOLE.get(name))
                 for name, (_, pattern) in OPERATIONS.items()]
         for job in jobs:
             name, passed, unsupported, failed = job.result()
@@ -168,15 +171,34 @@ def check_models(work, packages):
     run(sys.executable, HERE / "models.py", work / "models")
     without = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
     for model in sorted((work / "models").glob("*.gguf")):
+        near = 0
         for prompt in (1, 40, 600):
             for flash in ("0", "1"):
                 command = [program, model, str(prompt), "32", flash, prebuilt]
                 here = run(*command, env=without)
                 there = run(*command, "NVB0")
-                if here != there or len(here.split()) != 32:
-                    fail(f"{model.name}, prompt of {prompt}, flash attention {flash}:\n{here}{there}")
-        say(f"{model.name}: the tokens of ggml-cpu after prompts of 1, 40 and 600, with flash attention and without")
+                near += compare_tokens(f"{model.name}, prompt of {prompt}, flash attention {flash}", here, there)
+        say(f"{model.name}: the tokens of ggml-cpu after prompts of 1, 40 and 600, with flash attention and without"
+            + (f"; {near} of them up to a choice between two that are nearly equal" if near else ""))
     check_limits(program, work / "models" / "llama-f32.gguf", prebuilt)
+
+
+# ggml-cpu rounds activations to the dtype of F16 and BF16 weights, and sums the values of flash attention in F16: a choice between
+# two logits that are nearer than this is its own.
+NEAR = 0.02
+
+
+def compare_tokens(what, here, there):
+    """Whether they part at a choice between two that are nearly equal; ends the program where they part elsewhere."""
+    (tokens, margins), (others, _) = ([line.split() for line in text.strip().split("\n")] for text in (here, there))
+    if len(tokens) != 32 or len(others) != 32:
+        fail(f"{what}: not 32 tokens\n{here}{there}")
+    for one, other, margin in zip(tokens, others, margins):
+        if one != other:
+            if float(margin) >= NEAR:
+                fail(f"{what}: other tokens, from a choice with a margin of {margin}\n{here}{there}")
+            return True
+    return False
 
 
 def check_limits(program, model, prebuilt):

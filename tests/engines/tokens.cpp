@@ -59,7 +59,7 @@ int main(int count, char** arguments) {
 
   std::vector<llama_token> tokens;
   for (int i = 0; i < prompt; ++i) tokens.push_back((i * 37 + 11) % vocabulary);
-  float smallest = 1e30f;
+  std::vector<float> margins;
   for (int i = 0; i < wanted; ++i) {
     if (llama_decode(context, llama_batch_get_one(tokens.data(), static_cast<int32_t>(tokens.size()))) != 0) {
       return fail("llama_decode");
@@ -71,12 +71,13 @@ int main(int count, char** arguments) {
     for (int token = 0; token < vocabulary; ++token) {
       if (token != best && logits[token] > second) second = logits[token];
     }
-    smallest = logits[best] - second < smallest ? logits[best] - second : smallest;
+    margins.push_back(logits[best] - second);
     std::printf("%d ", best);
     tokens = {best};
   }
   std::printf("\n");
-  std::fprintf(stderr, "tokens: smallest margin %g\n", smallest);
+  for (const float margin : margins) std::printf("%g ", margin);
+  std::printf("\n");
   llama_free(context);
   llama_model_free(model);
   return 0;

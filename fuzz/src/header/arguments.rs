@@ -174,7 +174,7 @@ impl<'a> Arguments<'a> {
         let (file_rows, file_columns) = random.of(&[(64, 64), (16, 256), (8, 512), (32, 128)]);
         values.insert("file rows", file_rows);
         values.insert("file columns", file_columns);
-        values.insert("source format", if random.one_in(3) { 1 + random.below(11) as i64 } else { 0 });
+        values.insert("source format", if random.one_in(3) { 1 + random.below(20) as i64 } else { 0 });
         values.insert("sequences", random.of(&[1, 1, 2, 3]));
         let heads = |name: &str, or: i64| {
             let cached = of("nvb_kv_cache_options", cache_options, name, or);

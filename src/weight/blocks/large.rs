@@ -48,7 +48,7 @@ impl Block for Q2K {
         for j in 0..16 {
             let (scale, minimum) = (d * f32::from(block[j] & 15), dmin * f32::from(block[j] >> 4));
             let (first, shift) = (16 + j / 8 * 32 + j % 2 * 16, j % 8 / 2 * 2);
-            let quants: &[u8; 16] = block[first..first + 16].try_into().expect("16 bytes");
+            let quants: [u8; 16] = block[first..first + 16].try_into().expect("16 bytes");
             let values: &mut [f32; 16] = (&mut values[16 * j..16 * j + 16]).try_into().expect("16 values");
             for i in 0..16 {
                 values[i] = scale * f32::from(quants[i] >> shift & 3) - minimum;
@@ -67,8 +67,8 @@ impl Block for Q3K {
         for j in 0..16 {
             let scale = d * q3_scale(&block[96..108], j);
             let (first, shift, bit) = (32 + j / 8 * 32 + j % 2 * 16, j % 8 / 2 * 2, j / 2);
-            let high: &[u8; 16] = block[j % 2 * 16..j % 2 * 16 + 16].try_into().expect("16 bytes");
-            let quants: &[u8; 16] = block[first..first + 16].try_into().expect("16 bytes");
+            let high: [u8; 16] = block[j % 2 * 16..j % 2 * 16 + 16].try_into().expect("16 bytes");
+            let quants: [u8; 16] = block[first..first + 16].try_into().expect("16 bytes");
             let values: &mut [f32; 16] = (&mut values[16 * j..16 * j + 16]).try_into().expect("16 values");
             for i in 0..16 {
                 let q = quants[i] >> shift & 3 | (high[i] >> bit & 1) << 2;
@@ -89,7 +89,7 @@ impl Block for Q4K {
             let (scale, minimum) = scale_and_minimum(&block[4..16], j);
             let (scale, minimum) = (d * scale, dmin * minimum);
             let (first, shift) = (16 + j / 2 * 32, j % 2 * 4);
-            let quants: &[u8; 32] = block[first..first + 32].try_into().expect("32 bytes");
+            let quants: [u8; 32] = block[first..first + 32].try_into().expect("32 bytes");
             let values: &mut [f32; 32] = (&mut values[32 * j..32 * j + 32]).try_into().expect("32 values");
             for i in 0..32 {
                 values[i] = scale * f32::from(quants[i] >> shift & 15) - minimum;
@@ -105,12 +105,12 @@ impl Block for Q5K {
     #[inline(always)]
     fn decode(block: &[u8], values: &mut [f32]) {
         let (d, dmin) = (half(block), half(&block[2..]));
-        let high: &[u8; 32] = block[16..48].try_into().expect("32 bytes");
+        let high: [u8; 32] = block[16..48].try_into().expect("32 bytes");
         for j in 0..8 {
             let (scale, minimum) = scale_and_minimum(&block[4..16], j);
             let (scale, minimum) = (d * scale, dmin * minimum);
             let (first, shift) = (48 + j / 2 * 32, j % 2 * 4);
-            let quants: &[u8; 32] = block[first..first + 32].try_into().expect("32 bytes");
+            let quants: [u8; 32] = block[first..first + 32].try_into().expect("32 bytes");
             let values: &mut [f32; 32] = (&mut values[32 * j..32 * j + 32]).try_into().expect("32 values");
             for i in 0..32 {
                 let q = quants[i] >> shift & 15 | (high[i] >> j & 1) << 4;
@@ -132,9 +132,9 @@ impl Block for Q6K {
             let scale = d * f32::from(block[192 + j] as i8);
             let (part, quarter, at) = (j / 8, j % 8 / 2, j % 2 * 16);
             let first = part * 64 + quarter % 2 * 32 + at;
-            let low: &[u8; 16] = block[first..first + 16].try_into().expect("16 bytes");
+            let low: [u8; 16] = block[first..first + 16].try_into().expect("16 bytes");
             let first = 128 + part * 32 + at;
-            let high: &[u8; 16] = block[first..first + 16].try_into().expect("16 bytes");
+            let high: [u8; 16] = block[first..first + 16].try_into().expect("16 bytes");
             let values: &mut [f32; 16] = (&mut values[16 * j..16 * j + 16]).try_into().expect("16 values");
             for i in 0..16 {
                 let q = low[i] >> (quarter / 2 * 4) & 15 | (high[i] >> (quarter * 2) & 3) << 4;
@@ -155,7 +155,7 @@ impl Block for Iq4Xs {
         for j in 0..8 {
             let scale = block[4 + j / 2] >> (j % 2 * 4) & 15 | (((high >> (2 * j)) & 3) as u8) << 4;
             let scale = d * f32::from(scale as i8 - 32);
-            let quants: &[u8; 16] = block[8 + 16 * j..24 + 16 * j].try_into().expect("16 bytes");
+            let quants: [u8; 16] = block[8 + 16 * j..24 + 16 * j].try_into().expect("16 bytes");
             let values: &mut [f32; 32] = (&mut values[32 * j..32 * j + 32]).try_into().expect("32 values");
             for i in 0..16 {
                 values[i] = scale * NONLINEAR[usize::from(quants[i] & 15)];

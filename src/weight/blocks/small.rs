@@ -37,7 +37,7 @@ pub(super) fn half(bytes: &[u8]) -> f32 {
 /// Calls `value` with each nibble of 16 bytes.
 #[inline(always)]
 fn nibbles(quants: &[u8], values: &mut [f32], value: impl Fn(u8) -> f32) {
-    let quants: &[u8; 16] = quants.try_into().expect("16 bytes");
+    let quants: [u8; 16] = quants.try_into().expect("16 bytes");
     let values: &mut [f32; 32] = values.try_into().expect("32 values");
     for i in 0..16 {
         values[i] = value(quants[i] & 15);
@@ -49,7 +49,7 @@ fn nibbles(quants: &[u8], values: &mut [f32], value: impl Fn(u8) -> f32) {
 #[inline(always)]
 fn five_bits(high: &[u8], quants: &[u8], values: &mut [f32], value: impl Fn(f32) -> f32) {
     let high = u32::from_le_bytes(high.try_into().expect("4 bytes"));
-    let quants: &[u8; 16] = quants.try_into().expect("16 bytes");
+    let quants: [u8; 16] = quants.try_into().expect("16 bytes");
     let values: &mut [f32; 32] = values.try_into().expect("32 values");
     for i in 0..16 {
         let bit = |at: usize| (high >> at & 1) << 4;
@@ -109,7 +109,7 @@ impl Block for Q8_0 {
     #[inline(always)]
     fn decode(block: &[u8], values: &mut [f32]) {
         let d = half(block);
-        let quants: &[u8; 32] = block[2..34].try_into().expect("32 bytes");
+        let quants: [u8; 32] = block[2..34].try_into().expect("32 bytes");
         let values: &mut [f32; 32] = values.try_into().expect("32 values");
         for i in 0..32 {
             values[i] = d * f32::from(quants[i] as i8);
