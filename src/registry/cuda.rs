@@ -232,7 +232,7 @@ pub const KERNELS: &[Kernel] = &[
             "attention_decode_ring",
             Family::AttentionDecode,
             Limits { capability: 90, exact: true, depth_multiple: 64, ..VECTORS },
-            "On compute capability 9.0, one sequence of head_dim 64, 128 or 256, many short ones of 64, and FP8 of 128 or 256: one warp copies keys and values in bulk, the others multiply; the keys of all sequences are divided evenly among the multiprocessors.",
+            "On compute capability 9.0, up to 48 sequences of head_dim 64, 128 or 256, and FP8 of 128 or 256: one warp copies keys and values in bulk, the others multiply; the keys of all sequences are divided evenly among the multiprocessors.",
         )
     },
     attention(

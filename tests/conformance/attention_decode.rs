@@ -176,6 +176,25 @@ fn scores() {
     check("attention_decode", &variants(&cases), test);
 }
 
+/// Sequences of unequal length, whose tiles are divided evenly among the blocks of a GPU: long ones by many, short ones
+/// together by one.
+#[test]
+fn unequal_sequences() {
+    let mut cases = Vec::new();
+    for (heads, dim) in [((8, 2), 64), ((4, 1), 128), ((2, 1), 256)] {
+        for positions in [vec![2999, 0, 127, 128, 129, 63, 64, 1], vec![3, 1500, 15, 1023, 16, 0, 600]] {
+            cases.push(Case { positions: positions.clone(), heads, dim, ..case() });
+            cases.push(Case { positions, heads, dim, window: 70, headroom: Some(0), ..case() });
+        }
+        // Several sequences a lane, and more than a launch of the ring takes.
+        for count in [45, 257] {
+            let positions = (0..count).map(|i| i * 7 % 93).collect();
+            cases.push(Case { positions, heads: (2, 1), dim, ..case() });
+        }
+    }
+    check("attention_decode of unequal sequences", &variants(&cases), test);
+}
+
 #[test]
 fn rows_of_a_sequence() {
     let mut cases = Vec::new();

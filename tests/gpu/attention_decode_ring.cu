@@ -54,7 +54,7 @@ struct Variant {
   bool e5m2 = false;
 };
 
-constexpr int kHalf = 112 * 1024 - 256;
+constexpr int kHalf = 112 * 1024 - 256, kWhole = 222 * 1024;
 using B = __nv_bfloat16;
 template <typename T, typename Tile, int N>
 cudaError_t with_stages(const DecodeArguments& a, Options options, int blocks, int bytes, const nvb_launch& l) {
@@ -82,21 +82,26 @@ cudaError_t go_e5m2(const DecodeArguments& a, const Options& o, int blocks, int 
 const Variant kVariants[] = {
     // name (d, team warps x teams, blocks a multiprocessor, a row's cost in tiles), d, rows, launch, {stages, extra},
     // bytes, blocks
-    {"128 4x1", 128, 8, go<128, 1, 4, 1>, {0, 2}, kHalf, 1},
+    {"128 4x1", 128, 8, go<128, 1, 4, 1>, {0, 0}, kHalf, 1},
+    {"128 4x1 200K", 128, 8, go<128, 1, 4, 1>, {0, 0}, kWhole, 1},
+    {"128 8x1 200K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0}, kWhole, 1},
+    {"64 8x1 200K", 64, 8, go<64, 1, 8, 1>, {0, 0}, kWhole, 1},
+    {"256 2x2 200K", 256, 4, go<256, 1, 2, 2>, {0, 0}, kWhole, 1},
+    {"128 fp8 8x1 200K", 128, 8, go8<128, 1, 8, 1>, {0, 0}, kWhole, 1, true},
     {"128 4x1 x2", 128, 8, go<128, 1, 4, 1>, {0, 0}, kHalf, 2},
     {"128 4x1 x2 e2", 128, 8, go<128, 1, 4, 1>, {0, 2}, kHalf, 2},
     {"128 2x2 x2 e4", 128, 8, go<128, 1, 2, 2>, {0, 4}, kHalf, 2},
-    {"64 8x1", 64, 8, go<64, 1, 8, 1>, {0, 2}, kHalf, 1},
+    {"64 8x1", 64, 8, go<64, 1, 8, 1>, {0, 0}, kHalf, 1},
     {"64 8x1 x2 e2", 64, 8, go<64, 1, 8, 1>, {0, 2}, kHalf, 2},
     {"64 4x2 x2 e4", 64, 8, go<64, 1, 4, 2>, {0, 4}, kHalf, 2},
-    {"256 2x2", 256, 4, go<256, 1, 2, 2>, {0, 2}, kHalf, 1},
+    {"256 2x2", 256, 4, go<256, 1, 2, 2>, {0, 0}, kHalf, 1},
     {"256 2x2 x2 e2", 256, 4, go<256, 1, 2, 2>, {0, 2}, kHalf, 2},
-    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, 2}, kHalf, 1, true},
+    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, 0}, kHalf, 1, true},
     {"128 fp8 8x1 x2 e2", 128, 8, go8<128, 1, 8, 1>, {0, 2}, kHalf, 2, true},
-    {"256 fp8 4x1", 256, 8, go8<256, 1, 4, 1>, {0, 2}, kHalf, 1, true},
+    {"256 fp8 4x1", 256, 8, go8<256, 1, 4, 1>, {0, 0}, kHalf, 1, true},
     {"256 fp8 4x1 x2 e2", 256, 8, go8<256, 1, 4, 1>, {0, 2}, kHalf, 2, true},
     {"128 fp8 r16 4x1 x2 e2", 128, 16, go8<128, 2, 4, 1>, {0, 2}, kHalf, 2, true},
-    {"256 fp8 r16 4x1", 256, 16, go8<256, 2, 4, 1, 1>, {0, 2}, kHalf, 1, true},
+    {"256 fp8 r12 4x1", 256, 12, go8<256, 2, 4, 1, 1>, {0, 0}, kHalf, 1, true},
     {"128 e5m2 8x1 x2 e2", 128, 8, go_e5m2<128, 1, 8, 1>, {0, 2}, kHalf, 2, true, true},
     {"256 e5m2 4x1 x2 e2", 256, 8, go_e5m2<256, 1, 4, 1>, {0, 2}, kHalf, 2, true, true},
 };
@@ -154,7 +159,10 @@ struct Workspace {
 
 cudaError_t launch_old(nvb_attention_decode_params p, const Workspace& workspace, const nvb_launch& launch) {
   nvb_attention_decode_shape shape = {};
-  if (!supports_decode_mma(p, launch, shape)) return cudaErrorInvalidValue;
+  // NVB_SHARED_BYTES: the tiles of a device with so many a block.
+  nvb_launch asked = launch;
+  if (const char* const bytes = std::getenv("NVB_SHARED_BYTES")) asked.shared_bytes_per_block = std::atoi(bytes);
+  if (!supports_decode_mma(p, asked, shape)) return cudaErrorInvalidValue;
   const int group = items_per_kv_head(p);
   p.chunks = (group + shape.heads_per_block - 1) / shape.heads_per_block;
   p.heads_per_chunk = (group + p.chunks - 1) / p.chunks;
@@ -167,7 +175,7 @@ cudaError_t launch_old(nvb_attention_decode_params p, const Workspace& workspace
   arguments.params = p;
   arguments.partial_sums = reinterpret_cast<float2*>(workspace.data);
   arguments.partial_outputs = reinterpret_cast<float*>(workspace.data + (partials * 8 + 15) / 16 * 16);
-  return launch_decode_mma(arguments, launch);
+  return launch_decode_mma(arguments, asked);
 }
 
 cudaError_t launch_new(const Variant& variant, nvb_attention_decode_params p, const Workspace& workspace, int blocks,
@@ -463,18 +471,25 @@ std::vector<Case> cases() {
   return all;
 }
 
+// Every variant asked for, and "8.0", the kernel of 8.0, which has no scales.
 int check(const std::string& filter) {
   Workspace workspace;
   int failures = 0, runs = 0;
-  for (const Variant& variant : kVariants) {
-    if (!is_asked(variant, filter)) continue;
+  const auto check_all = [&](const Variant* variant, const char* name, int d) {
     for (const Case& test : cases()) {
+      if (variant == nullptr && test.scaled) continue;
       ++runs;
-      const std::string wrong = check_one(&variant, variant.head_dim, test, workspace);
+      const std::string wrong = check_one(variant, d, test, workspace);
       if (wrong.empty()) continue;
       ++failures;
-      std::printf("WRONG %s, %s: %s\n", variant.name, test.name.c_str(), wrong.c_str());
+      std::printf("WRONG %s, d %d, %s: %s\n", name, d, test.name.c_str(), wrong.c_str());
     }
+  };
+  for (const Variant& variant : kVariants) {
+    if (is_asked(variant, filter)) check_all(&variant, variant.name, variant.head_dim);
+  }
+  for (const int d : {64, 128, 256}) {
+    if (filter.empty() || filter == "=8.0") check_all(nullptr, "8.0", d);
   }
   std::printf("check: %d runs, %d failures\n", runs, failures);
   return failures;
@@ -796,6 +811,7 @@ int main(int argc, char** argv) {
   const std::string filter = argc > 2 ? argv[2] : "";
   if (mode == "list") {
     for (const Variant& variant : kVariants) std::printf("%s\n", variant.name);
+    std::printf("8.0\n");
     return 0;
   }
   int failures = 0;

@@ -13,13 +13,35 @@ using decode_ring::Tile;
 
 // Every block looks at the positions of all rows, 32 sequences at a time.
 constexpr int kMaxRows = 256;
-// Half of a multiprocessor's shared memory less what the system keeps, so that two blocks find room: both of this grid,
-// or one of the next that asks for its first keys while those of this one merge.
-constexpr int kSharedBytes = 112 * 1024 - 256;
+// Half of a multiprocessor's shared memory less what the system keeps, so that two blocks find room, and nearly all.
+constexpr int kHalf = 112 * 1024 - 256;
+constexpr int kWhole = 222 * 1024;
 
 template <typename Tile>
-int stages_of(const nvb_attention_decode_params& p, int items) {
-  return decode_ring::stages_within<Tile>(kSharedBytes, items, float_dtype_bytes(p.query_dtype));
+int stages_of(const nvb_attention_decode_params& p, int shared_bytes, int items) {
+  return decode_ring::stages_within<Tile>(shared_bytes, items, float_dtype_bytes(p.query_dtype));
+}
+
+int64_t bytes_read(const nvb_attention_decode_params& p) {
+  const int visible = p.window > 0 ? std::min(p.window, p.max_kv_length) : p.max_kv_length;
+  return int64_t{2} * kv_dtype_bytes(p.kv_dtype) * p.sequences * visible * p.kv_heads * p.head_dim;
+}
+
+constexpr int64_t kFewBytes = int64_t{40} << 20;
+
+// One block of all shared memory for one sequence, or two a multiprocessor. One H200, us: one sequence of 4,096 tokens
+// of BF16 takes 13.0 with one block, 13.5 with one of half the memory and 14.8 with two (128 columns, 32/8 heads), of
+// 256 columns 13.9, 15.5 and 17.4 (8/4); 64 of 4,096 take 287, 299 and 264. FP8 of 32,768 takes 29.9, 34.9 and 30.1, of
+// 64 x 4,096 176, 202 and 147.
+struct Choice {
+  int shared_bytes;
+  int blocks;  // a multiprocessor
+  bool large;  // tiles of 128 keys of 128 columns of 16 bits: one sequence of 32,768 takes 41.5 instead of 43.4
+};
+Choice choose(const nvb_attention_decode_params& p) {
+  const bool few = bytes_read(p) <= kFewBytes, narrow = kv_dtype_bytes(p.kv_dtype) == 1;
+  if (p.sequences == 1 && (few || (!narrow && p.head_dim >= 128))) return {kWhole, 1, !few};
+  return {kHalf, few ? 1 : 2, false};
 }
 
 constexpr int kMostItems = 8;
@@ -34,8 +56,8 @@ auto with_tile(const nvb_attention_decode_params& p, bool wide, const Use& use) 
   const auto with_dtype = [&](auto element) {
     using T = decltype(element);
     if (p.head_dim == 64) return use(T(), Tile<T, 64, 1, 8, 1>(), Two());
-    if (p.head_dim == 128) return use(T(), Tile<T, 128, 1, 4, 1>(), Two());
-    return use(T(), Tile<T, 256, 1, 2, 2>(), Two());
+    if (p.head_dim == 256) return use(T(), Tile<T, 256, 1, 2, 2>(), Two());
+    return choose(p).large ? use(T(), Tile<T, 128, 1, 8, 1>(), One()) : use(T(), Tile<T, 128, 1, 4, 1>(), Two());
   };
   const auto with_fp8 = [&](auto element) {
     using Element = decltype(element);
@@ -58,35 +80,37 @@ auto with_tile(const nvb_attention_decode_params& p, bool wide, const Use& use) 
   }
 }
 
-int64_t bytes_read(const nvb_attention_decode_params& p) {
-  const int visible = p.window > 0 ? std::min(p.window, p.max_kv_length) : p.max_kv_length;
-  return int64_t{2} * kv_dtype_bytes(p.kv_dtype) * p.sequences * visible * p.kv_heads * p.head_dim;
+// What a row costs beside its tiles, in tiles: 32 sequences of 128 to 16,384 tokens take 130 us with 0 and 124 with 2
+// (BF16, 128 columns, 32/8 heads). Rows of equal length take the same time with both, but where a block has two tiles a
+// third counts: one sequence of 4,096 tokens of FP8 takes 11.2 us with 0 and 12.2 with 2.
+int extra_of(const nvb_attention_decode_params& p) {
+  return p.sequences > 1 ? 2 : 0;
 }
 
-// Up to these bytes one block a multiprocessor takes less time: 13.1 us instead of 14.4 where 16 MiB of BF16 are read
-// (128 columns), 11.2 instead of 12.8 where 8 MiB of FP8 are; 64 MiB of FP8 take 34.8 and 29.5 us, 1 GiB of BF16 315
-// and 267.
-constexpr int64_t kOneBlockBytes = int64_t{40} << 20;
-
-int blocks_of(const nvb_attention_decode_params& p) {
-  return bytes_read(p) <= kOneBlockBytes ? 1 : 2;
-}
-
-// What a row costs beside its tiles, in tiles: 32 sequences of 128 to 16,384 tokens take 182 us with 0, 166 with 1, 156
-// with 2 and 158 with 4 (BF16, 128 columns, 32/8 heads). Rows of equal length take the same time with each.
-constexpr int kExtra = 2;
-
-// Whether the ring is faster than attention_decode_mma where both can. One H200, us, here and there:
+// Whether the ring is preferred to attention_decode_mma where both can. One H200, us, BF16, the ring as chosen above
+// first (64 and 128 columns with 32/8 heads, 256 with 8/4):
 //
-//   one sequence of 4,096 tokens, 64 and 128 columns, 32/8 heads: 10.5, 13.7; 13.1, 17.1; 256, 8/4: 14.1, 18.3
-//   of 32,768, 64 columns: 27.0, 28.6; 128: 43.6, 45.2;  of 131,072, 64 columns: 76.1, 76.1
-//   128 sequences of 1,024, 64 columns: 77.8, 95.3; 128: 142, 132;  64 of 4,096, 64 columns: 142, 140; 128: 267, 249
-bool is_faster(const nvb_attention_decode_params& p) {
+//   columns                                64            128           256
+//   one sequence of 4,096           10.6,  13.9   13.0,  17.1   13.9,  18.4
+//   one of 32,768                   26.6,  28.1   41.5,  45.3   44.2,  46.2
+//   one of 131,072                  75.2,  76.1  136.3, 140.1  146.0, 139.2
+//   8 of 8,192                      41.4,  40.5   72.3,  71.0   72.7,  71.3
+//   32 of 128 to 16,384             74.1, 152.3  123.9, 215.8  233.2, 313.0 (32/8)
+//   32 of equal length, as many     68.5,  58.8  118.9, 110.4  231.5, 217.3 (32/8)
+//   64 of 4,096                    140.4, 129.2  262.5, 248.0  262.2, 247.3
+//   128 of 1,024                    77.4,  74.8  140.0, 132.2  139.8, 135.5
+//
+// The host does not know lengths, and those of the sequences that an engine serves differ.
+constexpr int kFewSequences = 48;
+constexpr int64_t kLongBytes = int64_t{600} << 20;
+constexpr int64_t kLongBytesOf256 = int64_t{150} << 20;
+bool is_preferred(const nvb_attention_decode_params& p) {
   const int items = items_per_kv_head(p);
-  if (items > kMostItems) return false;  // 64 x 4,096, 16 items of 128 columns: 351 and 265
-  const int64_t bytes = bytes_read(p);
-  if (p.sequences == 1) return bytes <= (p.head_dim == 256 ? kOneBlockBytes : int64_t{150} << 20);
-  return p.head_dim == 64 && p.sequences >= 64 && p.max_kv_length <= 2048;
+  if (p.sequences == 1 && bytes_read(p) <= kFewBytes) return items <= kMostItems;
+  // More items leave room for two stages only; 16 items of 128 columns take 351 and 265 us at 64 x 4,096.
+  if (items > kMostItems / 2) return false;
+  if (p.sequences == 1) return bytes_read(p) <= (p.head_dim == 256 ? kLongBytesOf256 : kLongBytes);
+  return p.sequences <= kFewSequences;
 }
 
 bool lie_aligned(const void* data, int64_t sequence_stride, int64_t head_stride, int64_t block_stride, int bytes) {
@@ -105,9 +129,8 @@ bool supports_decode_ring(const nvb_attention_decode_params& p, const nvb_launch
   }
   if (p.head_dim != 128 && p.head_dim != 256 && (narrow || p.head_dim != 64)) return false;
   if (p.key_token_stride != p.head_dim || p.value_token_stride != p.head_dim) return false;
-  if (!narrow && !is_faster(p)) return false;
+  if (!narrow && !is_preferred(p)) return false;
   const int items = items_per_kv_head(p);
-  const bool wide = items > kMostItems;
   const nvb_kv_placement& placement = p.placement;
   if (!lie_aligned(p.key, p.key_sequence_stride, p.key_head_stride, placement.block_stride, bytes) ||
       !lie_aligned(p.value, p.value_sequence_stride, p.value_head_stride, placement.value_block_stride, bytes) ||
@@ -115,19 +138,26 @@ bool supports_decode_ring(const nvb_attention_decode_params& p, const nvb_launch
       !is_aligned16(p.query, p.query_head_stride, query_bytes)) {
     return false;
   }
-  const int most = wide ? 2 * kMostItems : kMostItems;
-  const int chunks = (items + most - 1) / most;
-  const int64_t rows = static_cast<int64_t>(std::max(p.sequences, 1)) * p.kv_heads * chunks;
-  return with_tile(p, wide, [&](auto, auto tile, auto held) {
-    using Tile = decltype(tile);
-    if (placement.pages != nullptr && placement.page_tokens < Tile::kRun) return false;
-    if (rows * (p.capacity / Tile::kKeys + 2 + kExtra) > INT32_MAX) return false;
-    const int stages = stages_of<Tile>(p, (items + chunks - 1) / chunks);
-    if (stages < Tile::kTeams || kSharedBytes + kDecodeStaticBytes > launch.shared_bytes_per_block) return false;
-    const int blocks = std::min(blocks_of(p), decltype(held)::value);
-    shape = nvb_attention_decode_shape{most, Tile::kKeys, 0, Tile::kThreads, kSharedBytes, 0, 0, stages, blocks};
-    return true;
-  });
+  const auto supports = [&](bool wide) {
+    const int most = wide ? 2 * kMostItems : kMostItems;
+    const int chunks = (items + most - 1) / most;
+    const int64_t rows = static_cast<int64_t>(std::max(p.sequences, 1)) * p.kv_heads * chunks;
+    return with_tile(p, wide, [&](auto, auto tile, auto held) {
+      using Tile = decltype(tile);
+      if (placement.pages != nullptr && placement.page_tokens < Tile::kRun) return false;
+      if (rows * (p.capacity / Tile::kKeys + 2 + extra_of(p)) > INT32_MAX) return false;
+      const Choice choice = choose(p);
+      const int stages = stages_of<Tile>(p, choice.shared_bytes, (items + chunks - 1) / chunks);
+      if (stages < Tile::kTeams || choice.shared_bytes + kDecodeStaticBytes > launch.shared_bytes_per_block)
+        return false;
+      const int blocks = std::min(choice.blocks, decltype(held)::value);
+      shape =
+          nvb_attention_decode_shape{most, Tile::kKeys, 0, Tile::kThreads, choice.shared_bytes, 0, 0, stages, blocks};
+      return true;
+    });
+  };
+  // 16 items of 256 columns of FP8 leave no room for a stage.
+  return (items > kMostItems && supports(true)) || supports(false);
 }
 
 cudaError_t launch_decode_ring(const DecodeArguments& arguments, const nvb_launch& launch) {
@@ -136,8 +166,8 @@ cudaError_t launch_decode_ring(const DecodeArguments& arguments, const nvb_launc
   return with_tile(p, wide, [&](auto product, auto tile, auto held) {
     using T = decltype(product);
     using Tile = decltype(tile);
-    const int stages = stages_of<Tile>(p, p.heads_per_chunk);
-    return decode_ring::launch_tile<T, Tile, decltype(held)::value>(arguments, {stages, kExtra}, p.splits, launch);
+    const int stages = stages_of<Tile>(p, choose(p).shared_bytes, p.heads_per_chunk);
+    return decode_ring::launch_tile<T, Tile, decltype(held)::value>(arguments, {stages, extra_of(p)}, p.splits, launch);
   });
 }
 
