@@ -303,11 +303,37 @@ class graph : public handle<nvb_graph, nvb_graph_destroy> {
     return info;
   }
   // `format` is NVB_GRAPH_FORMAT_…
-  std::string describe(uint32_t format = NVB_GRAPH_FORMAT_TEXT) const {
+  std::string describe(uint32_t format = NVB_GRAPH_FORMAT_TEXT) const { return text(nvb_graph_describe, format); }
+
+  // Measures each node on `stream`; `profiled` tells.
+  void profile(nvb_stream* stream, uint32_t launches = 0) {
+    auto options = make<nvb_graph_profile_options>();
+    options.launches = launches;
+    options.stream = stream;
+    check(nvb_graph_profile(pointer_, &options));
+  }
+  std::string profiled(uint32_t format = NVB_GRAPH_FORMAT_TEXT) const { return text(nvb_graph_get_profile, format); }
+
+  // What `device` lacks for the graph; empty for its own.
+  nvb_graph_validation validate(const std::string& device = {}) {
+    auto validation = make<nvb_graph_validation>();
+    check(nvb_graph_validate(pointer_, device.c_str(), &validation));
+    return validation;
+  }
+  // Of the last validation, errors first.
+  nvb_graph_finding finding(uint32_t index) const {
+    auto finding = make<nvb_graph_finding>();
+    check(nvb_graph_get_finding(pointer_, index, &finding));
+    return finding;
+  }
+
+ private:
+  template <typename Give>
+  std::string text(Give give, uint32_t format) const {
     std::size_t needed = 0;
-    check(nvb_graph_describe(pointer_, format, nullptr, 0, &needed));
+    check(give(pointer_, format, nullptr, 0, &needed));
     std::string text(needed, '\0');
-    check(nvb_graph_describe(pointer_, format, text.data(), text.size(), nullptr));
+    check(give(pointer_, format, text.data(), text.size(), nullptr));
     text.resize(needed - 1);
     return text;
   }

@@ -1,6 +1,9 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <cstdio>
+
+#include "error.h"
 
 namespace gemma {
 namespace {
@@ -114,6 +117,20 @@ bool Decoder::prepare(int64_t rows, int64_t max_kv_length) {
   launch(rows, max_kv_length);
   session_.stream().synchronize();
   return true;
+}
+
+void Decoder::write_profile(int64_t rows, int64_t max_kv_length, const std::string& file) {
+  const auto found = graphs_.find({rows, length_bucket(max_kv_length)});
+  if (found == graphs_.end())
+    fail("--profile needs a launch of a recorded step: --optimize 1 to 3, and two new tokens");
+  nvb::graph& graph = found->second;
+  graph.profile(session_.stream());
+  std::fputs(graph.profiled(NVB_GRAPH_FORMAT_TEXT).c_str(), stderr);
+  const std::string trace = graph.profiled(NVB_GRAPH_FORMAT_CHROME_TRACE);
+  std::FILE* out = std::fopen(file.c_str(), "wb");
+  if (out == nullptr) fail(file, " cannot be opened for writing");
+  const bool complete = std::fwrite(trace.data(), 1, trace.size(), out) == trace.size();
+  if (std::fclose(out) != 0 || !complete) fail(file, " cannot be written");
 }
 
 }  // namespace gemma

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <nvbackend.hpp>
+#include <string>
 #include <utility>
 
 #include "forward.h"
@@ -27,6 +28,7 @@ struct Sampling {
 struct Launching {
   uint32_t optimize = 2;  // 0: the calls of a step are queued each time; more: recorded, and optimised at this level
   int64_t steps = 0;      // of a launch; 0: what suits the device
+  std::string profile;    // the file for the times of a launch's operations, as a Chrome trace; empty: none
 };
 
 class Decoder {
@@ -61,6 +63,10 @@ class Decoder {
   // Records the graph of such a launch and launches it once on rows that leave nothing, so that the next launch takes
   // as long as any. Returns whether it did, as only a GPU that replays needs it. Waits.
   bool prepare(int64_t rows, int64_t max_kv_length);
+
+  // Measures the operations of the graph that serves such a launch, on what lies in memory now; the Chrome trace goes
+  // to `file`, the table to standard error. Waits.
+  void write_profile(int64_t rows, int64_t max_kv_length, const std::string& file);
 
  private:
   nvb_tensor part(int64_t rows, int64_t index) const {

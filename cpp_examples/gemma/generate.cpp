@@ -103,6 +103,8 @@ class Generator {
     const int64_t first = static_cast<int64_t>(sequences_);
     timing.decode_tokens = delivered_ - std::min(delivered_, first);
     timing.decode_seconds = seconds_since(decode_start);
+    const std::string& profile = request_.launching.profile;
+    if (!profile.empty()) decoder_.write_profile(row_count_, launched_length_, profile);
     return timing;
   }
 
@@ -271,7 +273,8 @@ class Generator {
       if (!fewer && in_flight_.size() < depth_ && chosen_steps_ < request_.max_tokens) {
         upload_inputs(!tokens_on_device);
         tokens_on_device = true;
-        decoder_.launch(row_count_, next_length());
+        launched_length_ = next_length();
+        decoder_.launch(row_count_, launched_length_);
         fetch_tokens(std::min(decoder_.steps(), request_.max_tokens - chosen_steps_), 1);
       } else if (!in_flight_.empty()) {
         finish_oldest();
@@ -303,7 +306,8 @@ class Generator {
   std::vector<bool> ended_;
   std::vector<int32_t> last_token_;
   size_t next_ring_ = 0;
-  int64_t chosen_steps_ = 0;  // of each sequence, whose choice is queued at the least
+  int64_t launched_length_ = 0;  // what the last launch was told
+  int64_t chosen_steps_ = 0;     // of each sequence, whose choice is queued at the least
   int64_t finished_steps_ = 0;
   int64_t delivered_ = 0;
 };

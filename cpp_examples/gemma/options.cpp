@@ -102,6 +102,9 @@ std::string help_text() {
          "  --steps N           decode steps that are queued together, whose tokens come together (0: 4 on a GPU that\n"
          "                      replays, else 1)\n"
          "What to write\n"
+         "  --profile FILE      the times of the operations of a recorded launch, as a Chrome trace; a table of them "
+         "goes\n"
+         "                      to standard error\n"
          "  --logits FILE       the logits of all prompt tokens, float32 [tokens, vocabulary], as .npy\n"
          "  --memory-summary    the memory in use and the weights of each format, on standard error; also --memory\n"
          "  --version           the versions of this program and of the library\n"
@@ -150,6 +153,8 @@ Options parse_options(int count, char** arguments) {
       options.launching.optimize = integer<uint32_t>(option, value(), 0, 3);
     } else if (option == "--steps") {
       options.launching.steps = integer<int64_t>(option, value(), 0, kMaxSteps);
+    } else if (option == "--profile") {
+      options.launching.profile = value();
     } else if (option == "--temperature") {
       options.sampling.temperature = number(option, value(), 0, 100);
     } else if (option == "--top-k") {

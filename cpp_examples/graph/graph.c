@@ -92,6 +92,21 @@ static void print_text(text_of_graph get, const nvb_graph* graph) {
   free(text);
 }
 
+// What a device lacks for the graph, of this machine or elsewhere.
+static void print_findings(nvb_graph* graph, const char* device) {
+  nvb_graph_validation found;
+  nvb_graph_validation_init(&found);
+  MUST(nvb_graph_validate(graph, device, &found));
+  printf("%s: %u errors, %u warnings, %u notes, %llu bytes\n", found.device, found.errors, found.warnings, found.notes,
+         (unsigned long long)found.memory_needed);
+  for (uint32_t i = 0; i < found.errors + found.warnings + found.notes; ++i) {
+    nvb_graph_finding finding;
+    nvb_graph_finding_init(&finding);
+    MUST(nvb_graph_get_finding(graph, i, &finding));
+    printf("  %s\n", finding.text);
+  }
+}
+
 // Launches the graph for each batch; its outputs are those expected, to the bit.
 static void check_launches(const perceptron* model, nvb_graph* graph, float (*expected)[ROWS * OUTPUTS]) {
   int different = 0;
@@ -140,6 +155,11 @@ int main(int argc, char** argv) {
   check_launches(&model, graph, expected);
   printf("%d batches: launches give what the calls give\n", BATCHES);
 
+  // Before anything is deployed: what this device and others lack.
+  print_findings(graph, NULL);
+  print_findings(graph, "T4");
+  print_findings(graph, "9.0");
+
   // Nobody reads what a launch leaves in the hidden layer. The level of exact rewrites changes no bit.
   const nvb_tensor hidden = nvb_tensor_2d(model.hidden, NVB_DTYPE_F32, ROWS, HIDDEN);
   MUST(nvb_graph_mark_internal(graph, &hidden));
@@ -151,6 +171,10 @@ int main(int argc, char** argv) {
   print_text(nvb_graph_get_report, graph);
   check_launches(&model, graph, expected);
   printf("%d batches: the optimised graph gives the same\n", BATCHES);
+
+  // Where the time goes; what the launches of the profile wrote is put back.
+  MUST(nvb_graph_profile(graph, NULL));
+  print_text(nvb_graph_get_profile, graph);
 
   MUST(nvb_graph_destroy(graph));
   MUST(nvb_memory_free(model.memory, model.input, model.stream));

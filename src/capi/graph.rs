@@ -2,9 +2,12 @@
 
 use super::prelude::*;
 use crate::graph::describe::Format;
+use crate::graph::finding::Finding;
+use crate::graph::profile::Profile;
 use crate::graph::Graph;
 use crate::operation::{Cost, Operation};
 use crate::stream::Stream;
+use std::sync::Mutex;
 
 /// A list of operations that is recorded from a stream's calls and then launched as often as it is needed, such as one decode
 /// step of a model.
@@ -58,6 +61,10 @@ pub(super) struct GraphObject {
     // Before the backend: it may be what the backend's memory waits for.
     pub(super) graph: Graph,
     pub(super) backend: Arc<Backend>,
+    /// Of the last validation.
+    pub(super) findings: Mutex<Vec<Finding>>,
+    /// The last one.
+    pub(super) profile: Mutex<Option<Arc<Profile>>>,
 }
 
 pub(super) static GRAPHS: Table<GraphObject> = Table::new("graph", 13);
@@ -80,7 +87,8 @@ pub unsafe extern "C" fn nvb_graph_create(backend: *const nvb_backend, graph: *m
     guard!(nvb_graph_create, {
         let backend = BACKENDS.get(backend)?.backend.clone();
         expect_out("graph", graph)?;
-        let object = GraphObject { graph: Graph::new(backend.executor()), backend };
+        let graph_of = Graph::new(backend.executor());
+        let object = GraphObject { graph: graph_of, backend, findings: Mutex::default(), profile: Mutex::default() };
         let handle = GRAPHS.insert(Arc::new(object))?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("graph", graph, handle) }

@@ -22,6 +22,8 @@ pub mod event;
 pub mod gguf;
 pub mod graph;
 pub mod graph_optimize;
+pub mod graph_profile;
+pub mod graph_validate;
 pub mod guard;
 pub mod handle;
 pub mod hardware;

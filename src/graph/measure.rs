@@ -100,7 +100,8 @@ impl<'a> Measured<'a> {
         Ok(saved)
     }
 
-    fn put_back(&self) -> Result<()> {
+    /// What the list writes is as it was before.
+    pub fn put_back(&self) -> Result<()> {
         for Saved { range, on_host, bytes } in &self.before {
             let (to, from) = (range.start as *mut u8, bytes.as_ptr());
             if *on_host {
@@ -152,6 +153,15 @@ impl<'a> Measured<'a> {
         Ok(errors)
     }
 
+    /// Seconds of one launch, between two events.
+    pub fn time_of(&self, list: &Recorded, (start, end): (&Event, &Event)) -> Result<f64> {
+        start.record(self.stream)?;
+        list.replay.launch(&list.nodes, self.executor, self.stream)?;
+        end.record(self.stream)?;
+        self.stream.synchronize()?;
+        Ok(f64::from(end.milliseconds_since(start)?) / 1e3)
+    }
+
     /// Medians of launches that take turns.
     pub fn times_of(&self, nodes: &[Node], launches: usize) -> Result<Times> {
         let optimized = Recorded::of(nodes.to_vec())?;
@@ -161,12 +171,9 @@ impl<'a> Measured<'a> {
         // The first round prepares the lists and is not counted.
         for round in 0..=launches {
             for (list, seconds) in lists.iter().zip(&mut seconds) {
-                events[0].record(self.stream)?;
-                list.replay.launch(&list.nodes, self.executor, self.stream)?;
-                events[1].record(self.stream)?;
-                self.stream.synchronize()?;
+                let time = self.time_of(list, (&events[0], &events[1]))?;
                 if round > 0 {
-                    push(seconds, f64::from(events[1].milliseconds_since(&events[0])?) / 1e3, WHAT)?;
+                    push(seconds, time, WHAT)?;
                 }
             }
         }

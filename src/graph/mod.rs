@@ -9,15 +9,20 @@
 
 mod dependencies;
 pub mod describe;
+pub mod finding;
 mod list;
 mod measure;
 pub mod optimize;
 pub mod passes;
+pub mod profile;
 mod rebind;
 mod recorder;
 pub mod region;
 mod replay;
 pub mod report;
+#[cfg(test)]
+mod tests;
+mod validate;
 
 use crate::allocation::with_room;
 use crate::error::{Error, Result};
@@ -25,7 +30,10 @@ use crate::executor::Executor;
 use crate::operation::access::{Access, Each};
 use crate::operation::{Cost, Operation};
 use crate::stream::{Owner, Stream};
+use finding::{Target, Validation};
+use measure::Measured;
 use optimize::{Choice, Level, Options};
+use profile::Profile;
 use recorder::Recorder;
 use region::Ranges;
 use replay::Replay;
@@ -221,6 +229,18 @@ impl Graph {
         Ok(())
     }
 
+    /// What a device lacks for the list that is launched.
+    pub fn validate(&self, target: &Target) -> Result<Validation> {
+        self.expect_recorded()?.validate(target, &*self.executor)
+    }
+
+    /// Times of every node of the list that is launched, by replays on `stream`; what they write is as before afterwards.
+    pub fn profile(&self, stream: &Stream, launches: usize) -> Result<Profile> {
+        let lists = self.expect_lists()?;
+        let measured = Measured::begin(&lists.recorded, &self.internal(), &self.executor, stream)?;
+        profile::profile(&lists.launched, &measured, stream, launches)
+    }
+
     /// What the last optimisation did.
     pub fn report(&self) -> Result<Arc<Report>> {
         let report = self.expect_lists()?.optimization.map(|optimization| optimization.report);
@@ -264,73 +284,5 @@ impl Drop for Graph {
             // The recorder has begun there and nobody else ends it, so this does not fail.
             let _ = end_sink(stream, recorder);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::CpuExecutor;
-    use crate::operation::softmax::Softmax;
-    use crate::stream::Purpose;
-    use crate::tensor::Tensor;
-
-    fn executor() -> Arc<dyn Executor> {
-        Arc::new(CpuExecutor::new(1).unwrap())
-    }
-
-    fn softmax(values: &mut [f32; 16]) -> Operation {
-        let tensor = Tensor::of(values, &[2, 8]);
-        Softmax::new(tensor, tensor, 1.0).unwrap().into()
-    }
-
-    #[test]
-    fn owners_live_as_long_as_the_graph() {
-        let executor = executor();
-        let stream = Arc::new(Stream::new(&executor, 0).unwrap());
-        let graph = Graph::new(&executor);
-        let (owner, mut values) = (Arc::new(7), [1f32; 16]);
-        graph.begin(&stream).unwrap();
-        stream.sink().unwrap().take(softmax(&mut values), Some(owner.clone())).unwrap();
-        graph.end(&stream).unwrap();
-        assert_eq!((Arc::strong_count(&owner), values[0]), (2, 1.0));
-        graph.launch(&stream).unwrap();
-        assert_eq!(values, [0.125; 16]);
-        drop(graph);
-        assert_eq!(Arc::strong_count(&owner), 1);
-    }
-
-    #[test]
-    fn a_graph_that_goes_ends_its_recording() {
-        let executor = executor();
-        let stream = Arc::new(Stream::new(&executor, 0).unwrap());
-        let graph = Graph::new(&executor);
-        graph.begin(&stream).unwrap();
-        let sink = stream.sink().unwrap();
-        assert_eq!(sink.purpose(), Purpose::Recording);
-        drop(graph);
-        assert!(stream.sink().is_none());
-        let again = Graph::new(&executor);
-        again.begin(&stream).unwrap();
-        again.end(&stream).unwrap();
-        assert!(again.recorded().unwrap().nodes.is_empty() && again.launch(&stream).is_ok());
-    }
-
-    #[test]
-    fn a_launch_on_a_recorded_stream_is_recorded_node_by_node() {
-        let executor = executor();
-        let stream = Arc::new(Stream::new(&executor, 0).unwrap());
-        let (inner, outer, mut values) = (Graph::new(&executor), Graph::new(&executor), [1f32; 16]);
-        inner.begin(&stream).unwrap();
-        stream.sink().unwrap().take(softmax(&mut values), None).unwrap();
-        assert!(inner.launch(&stream).unwrap_err().message.contains("is being recorded"));
-        inner.end(&stream).unwrap();
-        outer.begin(&stream).unwrap();
-        inner.launch(&stream).unwrap();
-        inner.launch(&stream).unwrap();
-        outer.end(&stream).unwrap();
-        let recorded = outer.recorded().unwrap();
-        assert_eq!(recorded.nodes.iter().map(|node| node.dependencies.clone()).collect::<Vec<_>>(), [vec![], vec![0]]);
-        assert_eq!(values, [1.0; 16]);
     }
 }

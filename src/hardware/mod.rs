@@ -17,6 +17,7 @@ mod nvml;
 pub mod peer;
 pub mod recommend;
 pub mod system;
+pub mod target;
 pub mod tpu;
 pub mod usage;
 

@@ -36,6 +36,7 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         ("nvb_graph_get_report", "format") => random.below(2) as u64,
         ("nvb_graph_optimize", "level") => random.below(4) as u64,
         ("nvb_graph_optimize_options", "maximum_error") => random.of(&[0, 0, 0.01f64.to_bits()]),
+        ("nvb_graph_get_profile", "format") => random.of(&[0, 1, 3]),
         ("nvb_graph_rebind", "bytes") => random.of(&[64, 4096, 65_536]),
         ("nvb_linear_case", "input_dtype" | "output_dtype") => random.below(4) as u64,
         ("nvb_memory_copy", "kind") => 1 + random.below(3) as u64,

@@ -69,6 +69,26 @@ void check_optimize() {
   }
 }
 
+void check_profile() {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("profile.json");
+  const CommandResult result = shipped({"--prompt", "Once", "--max-tokens", "4", "--profile", path});
+  require(result.errors.find("us a launch") != std::string::npos, "no table in: ", result.errors);
+  const json trace = json::parse(gemma_test::read_file(path));
+  require(trace["traceEvents"].size() > 10 && trace["traceEvents"][0]["ph"] == "X", "no operations: ", trace.dump());
+  const std::vector<std::string> once = {"--model", "models/tiny-gemma3", "--prompt", "Once"};
+  // The text is there by then.
+  const auto fails = [&](std::vector<std::string> more, const std::string& text) {
+    more.insert(more.begin(), once.begin(), once.end());
+    const CommandResult failed = gemma(more);
+    require(failed.code == 1, "exit code ", failed.code, ": ", failed.errors);
+    require(failed.errors.find(text) != std::string::npos, "it does not say \"", text, "\" but: ", failed.errors);
+  };
+  fails({"--max-tokens", "4", "--profile", path, "--optimize", "0"}, "--profile needs a launch of a recorded step");
+  fails({"--max-tokens", "1", "--profile", path}, "--profile needs a launch of a recorded step");
+  fails({"--max-tokens", "4", "--profile", "/nowhere/profile.json"}, "/nowhere/profile.json cannot be opened");
+}
+
 void check_batch() {
   const json references = json::parse(gemma_test::read_file("tests/data/reference.json"));
   std::vector<std::string> arguments = {"--batch", "2"};
@@ -116,7 +136,8 @@ void check_help() {
                              "--seed",         "--temperature", "--top-k",         "--top-p",
                              "--batch",        "--logits",      "--random",        "--memory-summary",
                              "--threads",      "--weights",     "--weights-table", "--weights-zero-points",
-                             "--memory-limit", "--version",     "--optimize",      "--steps"}) {
+                             "--memory-limit", "--version",     "--optimize",      "--steps",
+                             "--profile"}) {
     require(result.output.find(option) != std::string::npos, option, " is not in --help");
   }
 }
@@ -512,22 +533,13 @@ int main(int count, char** arguments) {
     return 2;
   }
   gemma_path = arguments[1];
-  std::vector<gemma_test::Test> tests = {{"text", check_text},
-                                         {"optimize", check_optimize},
-                                         {"batch", check_batch},
-                                         {"logits file", check_logits_file},
-                                         {"random model", check_random_model},
-                                         {"GGUF file", check_gguf},
-                                         {"weights", check_weights},
-                                         {"help", check_help},
-                                         {"version", check_version},
-                                         {"memory limit", check_memory_limit},
-                                         {"wrong command lines", check_usage},
-                                         {"failures", check_failures},
-                                         {"undamaged model", check_undamaged},
-                                         {"several files", check_sharded},
-                                         {"pipes", check_pipes},
-                                         {"many tensors", check_many_tensors}};
+  std::vector<gemma_test::Test> tests = {
+      {"text", check_text},         {"optimize", check_optimize},         {"profile", check_profile},
+      {"batch", check_batch},       {"logits file", check_logits_file},   {"random model", check_random_model},
+      {"GGUF file", check_gguf},    {"weights", check_weights},           {"help", check_help},
+      {"version", check_version},   {"memory limit", check_memory_limit}, {"wrong command lines", check_usage},
+      {"failures", check_failures}, {"undamaged model", check_undamaged}, {"several files", check_sharded},
+      {"pipes", check_pipes},       {"many tensors", check_many_tensors}};
   const auto add = [&tests](const char* part, const Hostile& hostile) {
     tests.push_back({std::string(part) + hostile.name, [&hostile] {
                        Model model;
