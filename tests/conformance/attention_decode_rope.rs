@@ -126,7 +126,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     if let (Err(error), false) = (run.executor().plan(&operation), run.device.is_cpu()) {
         // A device that has no kernel for it says so, and computes nothing.
         return expect_error(run.executor().run(&operation, run.stream.raw()), Status::Unsupported, &["rotates"])
-            .and_then(|()| expect_error(Err::<(), _>(error), Status::Unsupported, &["nvb_rope"]));
+            .and_then(|()| expect_error(Err::<(), _>(error), Status::Unsupported, &["one pass"]));
     }
     // Twice: the second appends the same again.
     for _ in 0..2 {
