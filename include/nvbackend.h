@@ -2376,6 +2376,23 @@ typedef struct {
   nvb_tensor key_scale;
   // As `query_scale`, of `value`.
   nvb_tensor value_scale;
+  // Optional, I32 [B + 1] in device memory, contiguous: what `query_starts` is, read when the stream gets there, so that a
+  // captured call serves every step within the bounds below. `query_starts`, `key_starts`, `kv_lengths` and `sequences` are
+  // NULL then, `sequence_count` is 0 or B, and lengths are in `device_key_starts` or, over a cache, in `device_kv_lengths`. The
+  // last entry may lie below T: rows behind it are not written. What passes a bound, falls or names no sequence of the cache is
+  // an error on the CPU; on CUDA such a sequence has no rows, or no keys.
+  nvb_tensor device_query_starts;
+  // As `device_query_starts`, for the rows of `key` and `value`.
+  nvb_tensor device_key_starts;
+  // Optional, I32 [B] in device memory: what `kv_lengths` is. Also with a dense batch: of each sequence the first so many of its
+  // M keys count.
+  nvb_tensor device_kv_lengths;
+  // Optional, I32 [B] in device memory: what `sequences` is; absent: 0, 1, 2, …
+  nvb_tensor device_sequences;
+  // With lengths in device memory: no sequence has more query rows; it sizes the launch. 0: T.
+  uint32_t max_query_rows;
+  // With lengths in device memory: no sequence has more keys. 0: the cache's capacity, or the rows of `key`.
+  uint32_t max_kv_length;
 } nvb_attention_prefill_args;
 
 // A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.

@@ -375,7 +375,7 @@ _Static_assert(offsetof(nvb_attention_options, window) == 24, "window");
 _Static_assert(offsetof(nvb_attention_options, scale) == 28, "scale");
 _Static_assert(offsetof(nvb_attention_options, soft_cap) == 32, "soft_cap");
 _Static_assert(offsetof(nvb_attention_options, bidirectional) == 36, "bidirectional");
-_Static_assert(sizeof(nvb_attention_prefill_args) == 864, "nvb_attention_prefill_args");
+_Static_assert(sizeof(nvb_attention_prefill_args) == 1192, "nvb_attention_prefill_args");
 _Static_assert(alignof(nvb_attention_prefill_args) == 8, "nvb_attention_prefill_args");
 _Static_assert(offsetof(nvb_attention_prefill_args, struct_size) == 0, "struct_size");
 _Static_assert(offsetof(nvb_attention_prefill_args, query) == 8, "query");
