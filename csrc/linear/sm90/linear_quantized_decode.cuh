@@ -66,8 +66,10 @@ cudaError_t launch_plan(void (*kernel)(nvb_linear_quantized_params, LinearEpilog
 template <int Size>
 using Group = std::integral_constant<int, Size>;
 
+// Launches what `choice` says; false if this kernel does not take such weights or the product does not fit.
 template <typename Stage, typename T, int Tiles>
-cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+bool launch_choice(const nvb_linear_quantized_params& params, const nvb_launch& launch, const DecodeChoice& choice,
+                   cudaError_t& result) {
   using Weight = typename Stage::Weight;
   constexpr bool kInt4 = Weight::kWords == 4;
   constexpr int kStages = kInt4 && Tiles == 1 ? 3 : 2;
@@ -75,67 +77,75 @@ cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_l
   constexpr bool kMoreScales = kInt4 ? Weight::kZeroPoints : Weight::kScales != Scales::kRows;
   constexpr int kWarps = Tiles == 1 ? 16 : 8;
   constexpr int kBlocks = (Tiles == 1 ? 2 : 3) - (kMoreScales ? 1 : 0);
+  if (choice.kernel == DecodeKernel::kRegisters) {
+    if constexpr (kInt4 && Weight::kZeroPoints && Tiles == 1) {
+      result = launch_zero_points<Weight::kScales, T>(params, launch);
+    } else {
+      result = launch_skinny<Weight, T, Tiles, kWarps, 4, kBlocks, true>(params, launch);
+    }
+    return true;
+  }
+  if (choice.kernel == DecodeKernel::kRegisters4) {
+    if constexpr (kInt4 && !Weight::kZeroPoints && Tiles == 1) {
+      result = launch_skinny<Weight, T, 1, 4, 4, 7, true>(params, launch);
+      return true;
+    }
+    return false;
+  }
+  if (choice.kernel == DecodeKernel::kStationary) {
+    if constexpr (kInt4) {
+      StationaryPlan plan;
+      const auto launches = [&](auto group) {
+        if (!make_stationary_plan<group(), Weight::kZeroPoints, Tiles>(params, launch, choice.cluster_shift,
+                                                                       choice.groups, choice.blocks_per_sm, plan)) {
+          return false;
+        }
+        result = launch_plan(linear_quantized_stationary<group(), Weight::kZeroPoints, T, Tiles>, params, launch, plan);
+        return true;
+      };
+      if constexpr (Weight::kScales == Scales::kGroups32) return launches(Group<32>());
+      if constexpr (Weight::kScales != Scales::kGroups32) {
+        return params.group == 64 ? launches(Group<64>()) : launches(Group<128>());
+      }
+    }
+    return false;
+  }
+  StreamPlan plan;
+  if (choice.kernel == DecodeKernel::kStream3) {
+    if constexpr (Tiles == 1 && Weight::kFp8) {
+      if (!make_stream_plan<Stage, Tiles, 3>(params, launch, choice, plan)) return false;
+      result = launch_plan(linear_quantized_stream<Stage, T, Tiles, 3, true>, params, launch, plan);
+      return true;
+    }
+    return false;
+  }
+  if (!make_stream_plan<Stage, Tiles, kStages>(params, launch, choice, plan)) return false;
+  if constexpr (Tiles == 1) {  // no choice for more than 8 tokens has blocks alone
+    if (choice.cluster_shift == 0) {
+      result = launch_plan(linear_quantized_stream<Stage, T, Tiles, kStages, false>, params, launch, plan);
+      return true;
+    }
+  }
+  result = launch_plan(linear_quantized_stream<Stage, T, Tiles, kStages, true>, params, launch, plan);
+  return true;
+}
+
+template <typename Stage, typename T, int Tiles>
+cudaError_t launch_decode(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  using Weight = typename Stage::Weight;
   const int row_blocks = static_cast<int>((params.n + kTileRows - 1) / kTileRows);
   const int chunks = static_cast<int>(params.k / kChunk);
   const DecodeChoice* choice = Weight::kFp8          ? kFp8Choices.data()
-                               : !kInt4              ? kInt8Choices.data()
+                               : Weight::kWords != 4 ? kInt8Choices.data()
                                : Weight::kZeroPoints ? kInt4ZeroPointsChoices.data()
                                                      : kInt4Choices.data();
-  [[maybe_unused]] StationaryPlan stationary;
   for (;; ++choice) {
     if (params.m > choice->tokens || row_blocks < choice->from || row_blocks >= choice->below ||
         chunks < choice->k_from || chunks >= choice->k_below) {
       continue;
     }
-    if (choice->kernel == DecodeKernel::kRegisters) {
-      if constexpr (kInt4 && Weight::kZeroPoints && Tiles == 1) {
-        return launch_zero_points<Weight::kScales, T>(params, launch);
-      } else {
-        return launch_skinny<Weight, T, Tiles, kWarps, 4, kBlocks, true>(params, launch);
-      }
-    }
-    if (choice->kernel == DecodeKernel::kRegisters4) {
-      if constexpr (kInt4 && !Weight::kZeroPoints && Tiles == 1) {
-        return launch_skinny<Weight, T, 1, 4, 4, 7, true>(params, launch);
-      }
-      continue;
-    }
-    if (choice->kernel == DecodeKernel::kStationary) {
-      if constexpr (kInt4) {
-        const auto fits = [&](auto group) {
-          return make_stationary_plan<group(), Weight::kZeroPoints, Tiles>(
-              params, launch, choice->cluster_shift, choice->groups, choice->blocks_per_sm, stationary);
-        };
-        const auto run = [&](auto group) {
-          return launch_plan(linear_quantized_stationary<group(), Weight::kZeroPoints, T, Tiles>, params, launch,
-                             stationary);
-        };
-        if constexpr (Weight::kScales == Scales::kGroups32) {
-          if (fits(Group<32>())) return run(Group<32>());
-        } else if (params.group == 64) {
-          if (fits(Group<64>())) return run(Group<64>());
-        } else {
-          if (fits(Group<128>())) return run(Group<128>());
-        }
-      }
-      continue;
-    }
-    StreamPlan plan;
-    if (choice->kernel == DecodeKernel::kStream3) {
-      if constexpr (Tiles == 1 && Weight::kFp8) {
-        if (make_stream_plan<Stage, Tiles, 3>(params, launch, *choice, plan)) {
-          return launch_plan(linear_quantized_stream<Stage, T, Tiles, 3, true>, params, launch, plan);
-        }
-      }
-      continue;
-    }
-    if (!make_stream_plan<Stage, Tiles, kStages>(params, launch, *choice, plan)) continue;
-    if constexpr (Tiles == 1) {  // no choice for more than 8 tokens has blocks alone
-      if (choice->cluster_shift == 0) {
-        return launch_plan(linear_quantized_stream<Stage, T, Tiles, kStages, false>, params, launch, plan);
-      }
-    }
-    return launch_plan(linear_quantized_stream<Stage, T, Tiles, kStages, true>, params, launch, plan);
+    cudaError_t result = cudaSuccess;
+    if (launch_choice<Stage, T, Tiles>(params, launch, *choice, result)) return result;
   }
 }
 
