@@ -51,9 +51,9 @@ struct nvb_attention_sequence {
 // come first.
 //
 // Lengths are those of the table, or lie in device memory: then `query_starts`, or without it rows of max_query_count a
-// sequence with starts 0, 1, 2, ..., and `kv_starts` or `kv_lengths` say what the table would, the table is not read, and
-// `sequences` may be any number. The bounds from `query_rows` on size the launch and keep what a kernel reads within the
-// tensors: a sequence whose query starts pass one has no rows, one whose keys do has no keys, and rows past
+// sequence with starts 0, 1, 2, ..., and `kv_starts` or `kv_lengths` say what the table would, the table is not read,
+// and `sequences` may be any number. The bounds from `query_rows` on size the launch and keep what a kernel reads
+// within the tensors: a sequence whose query starts pass one has no rows, one whose keys do has no keys, and rows past
 // max_query_count are left as they are.
 struct nvb_attention_prefill_params {
   const void* query;
@@ -153,8 +153,8 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
 // rows = sequences * rows_per_sequence; every launch leaves them zero. `workspace` is scratch of any content, 16-byte
 // aligned: two f32 for each of slots_per_head * rows * query_heads partial results, padded to 16 bytes, and their
 // outputs of value_dim f32. Both may be null where slots_per_head is 0. A kernel whose shape has min_tiles 0 divides
-// the tiles of all sequences among `splits` blocks in all, up to `resident` a multiprocessor; slots_per_head is 0 then, and
-// the workspace has the results of 2 * splits * heads_per_chunk items. Launches that may overlap in time must share
+// the tiles of all sequences among `splits` blocks in all, up to `resident` a multiprocessor; slots_per_head is 0 then,
+// and the workspace has the results of 2 * splits * heads_per_chunk items. Launches that may overlap in time must share
 // neither.
 //
 // The tensor-core kernel takes capability >= 8.0, a key/value dtype of F16 or BF16 without scales, any query and output

@@ -22,8 +22,8 @@ bool are_valid(const nvb_attention_prefill_params& p) {
     return false;
   }
   const bool on_device = has_device_lengths(p);
-  if (p.sequences < 0 || (p.sequences > NVB_ATTENTION_MAX_SEQUENCES && !on_device) || p.head_dim < 1 || p.head_dim > kMaxHeadDim ||
-      p.value_dim < 1 || p.value_dim > kMaxValueDim) {
+  if (p.sequences < 0 || (p.sequences > NVB_ATTENTION_MAX_SEQUENCES && !on_device) || p.head_dim < 1 ||
+      p.head_dim > kMaxHeadDim || p.value_dim < 1 || p.value_dim > kMaxValueDim) {
     return false;
   }
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;

@@ -1,4 +1,5 @@
-// Lengths of a prefill that lie in device memory: sequences and tiles of query rows as a kernel finds them when it runs.
+// Lengths of a prefill that lie in device memory: sequences and tiles of query rows as a kernel finds them when it
+// runs.
 //
 // A sequence that passes a bound of the call touches no memory: without rows where its starts are wrong, without keys
 // where its keys are.
@@ -55,8 +56,7 @@ __device__ __forceinline__ DeviceTile find_device_tile(const nvb_attention_prefi
 #pragma unroll 1
   for (int first = 0; first < p.sequences; first += 32) {
     const int number = first + lane;
-    const int tiles =
-        number < p.sequences ? (device_rows(p, number).count + rows_per_tile - 1) / rows_per_tile : 0;
+    const int tiles = number < p.sequences ? (device_rows(p, number).count + rows_per_tile - 1) / rows_per_tile : 0;
     int end = tiles;  // of this lane's and those before it
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {

@@ -239,7 +239,8 @@ static void test_device_lengths(bench* b) {
   nvb_stream* stream = b->f->stream;
   const int32_t starts[3] = {0, 0, LENGTH}, lengths[2] = {0, LENGTH}, places[2] = {0, 1}, long_lengths[2] = {0, 17};
   void *start_block = upload(b->f, starts, sizeof starts), *length_block = upload(b->f, lengths, sizeof lengths),
-       *place_block = upload(b->f, places, sizeof places), *long_block = upload(b->f, long_lengths, sizeof long_lengths);
+       *place_block = upload(b->f, places, sizeof places),
+       *long_block = upload(b->f, long_lengths, sizeof long_lengths);
   nvb_attention_prefill_args good = prefill_args(b), args;
   good.query_starts = good.sequences = good.kv_lengths = NULL;
   good.sequence_count = 0;

@@ -149,7 +149,8 @@ int check_refusals() {
       {"an lse at another row", [](Params& p) { p.lse = reinterpret_cast<float*>(memory), p.lse_sequence_stride = 2; }},
       {"a mask", [](Params& p) { p.mask = memory; }},
       {"scales", [](Params& p) { p.key_scale = reinterpret_cast<const float*>(memory); }},
-      {"starts on the device without lengths", [](Params& p) { p.query_starts = reinterpret_cast<const int32_t*>(memory); }},
+      {"starts on the device without lengths",
+       [](Params& p) { p.query_starts = reinterpret_cast<const int32_t*>(memory); }},
       {"pages of 12", [](Params& p) { set_pages(p, 12); }},
       {"no pages",
        [](Params& p) {

@@ -190,8 +190,8 @@ inline int arrange_device_lengths(const nvb_attention_prefill_params& p, int row
 }
 
 // Fills in the sequences, in the order of their work and in bundles, and the tiles; returns the number of blocks, 0
-// where there is nothing to do, or -1 where there are too many tiles. `tokens` is the size of the maps: no copy reads past
-// what the caller gave.
+// where there is nothing to do, or -1 where there are too many tiles. `tokens` is the size of the maps: no copy reads
+// past what the caller gave.
 inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_per_tile, const nvb_launch& launch,
                    Arguments& arguments, Tokens& tokens) {
   if (has_device_lengths(p)) return arrange_device_lengths(p, rows_per_tile, launch, arguments, tokens);

@@ -99,8 +99,8 @@ struct Arguments {
   // soft cap, which is where cap_factor is not 0.
   float exponent_factor;
   float cap_factor;
-  int32_t tiles;  // and places of a round that a group leaves empty
-  int32_t bundles;  // 0: lengths lie in device memory
+  int32_t tiles;            // and places of a round that a group leaves empty
+  int32_t bundles;          // 0: lengths lie in device memory
   int32_t group_alignment;  // a group's tiles and empty places are a multiple
   int32_t query_heads;
   int32_t kv_heads;

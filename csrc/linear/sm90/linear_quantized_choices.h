@@ -7,12 +7,12 @@
 // On average they are 1 to 2.5 % slower than the best choice for each shape, where tables for the shapes of Gemma 3
 // alone were 11 to 27 %.
 //
-// Three exceptions, all for Int4 and few tokens. 14336 x 4096 for one token takes 11.4 µs alone and 14.8 behind a norm,
+// Exceptions, all for Int4 and few tokens. 14336 x 4096 for one token takes 11.4 µs alone and 14.8 behind a norm,
 // where two blocks a multiprocessor take 11.9 and 13.3. Long rows stay with kRegisters, though clusters take 7.5 µs
 // instead of 8.4 for 2560 x 10240: Gemma 3 4B, where such a product follows one that fills shared memory, made 614
-// tokens/s with clusters and 626 without, on two machines. For one token and that shape the first line takes clusters
-// of four again: captured in a graph with the other kernels of a layer and a stand-in for attention, a layer takes 31.1
-// µs instead of 31.8, three times in turn. Whole steps have not been measured with it.
+// tokens/s with clusters and 626 without, on two machines. For one token the first lines
+// were chosen in a graph with the other kernels of a layer and a stand-in for attention, in µs a layer, three times in
+// turn: 2560 x 10240 31.1 for 31.8; 1152 x 6912 20.6 for 21.6; 3840 x 15360 and 8192 x 3840 together 49.5 for 54.0.
 #pragma once
 
 #include <array>
@@ -49,7 +49,10 @@ constexpr std::array<DecodeChoice, First + Second> join(const DecodeChoice (&fir
 }
 
 constexpr DecodeChoice kInt4Own[] = {
+    {1, 69, 83, 90, 143, DecodeKernel::kStationary, 2, 0, 0, 2, 2},
     {1, 143, 176, 143, 190, DecodeKernel::kStream, 2, 12, 4, 2},
+    {1, 215, 286, 190, 284, DecodeKernel::kStationary, 2, 0, 0, 2},
+    {1, 443, 665, 54, 72, DecodeKernel::kStationary, 0, 0, 0, 2},
     {8, 286, 400, 44, 60, DecodeKernel::kStream, 2, 14, 2, 2},
     {4, 880, 1071, 54, 72, DecodeKernel::kStationary, 0, 0, 0, 1},
     {4, 0, 68, 90, 143, DecodeKernel::kStationary, 2, 0, 0, 2, 2},
