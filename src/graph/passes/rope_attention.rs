@@ -171,9 +171,11 @@ mod tests {
         );
     }
 
+    type Change = Box<dyn FnOnce(&Step, &mut RopeArguments)>;
+
     #[test]
     fn what_is_not_the_same_token_or_cache_stays() {
-        let mut changes: Vec<Box<dyn FnOnce(&Step, &mut RopeArguments)>> = vec![
+        let mut changes: Vec<Change> = vec![
             Box::new(|step, rope| rope.positions = step.other_position),
             Box::new(|_, rope| {
                 let sequence: &'static mut [i32] = vec![0].leak();
