@@ -41,7 +41,7 @@
 //             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Merging attention · Planning
 //             attention · Operations of a layer · Batched and grouped products · Elementwise operations and sampling
 //             · Operations over strided tensors · Blocks of files as plain tensors · Workspace of the caller's ·
-//             Graphs · Optimising graphs · Profiling · Tuning · Kernels.
+//             Graphs · Optimising graphs · Validating graphs · Profiling graphs · Profiling · Tuning · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -3759,6 +3759,138 @@ static inline void nvb_graph_pass_info_init(nvb_graph_pass_info *value) {
 }
 
 static inline void nvb_graph_optimize_options_init(nvb_graph_optimize_options *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Validating graphs -----------------------------------------------------------------------------------------------
+//
+// What a device lacks for a graph, before anything runs, also for devices that are not here.
+
+// `severity`: the graph runs, and something is worth knowing.
+#define NVB_SEVERITY_NOTE 0
+
+// `severity`: the graph runs slower than it could, or only if something is seen to.
+#define NVB_SEVERITY_WARNING 1
+
+// `severity`: the graph does not run.
+#define NVB_SEVERITY_ERROR 2
+
+// `topic`: the device as such, or that the graph is another one's.
+#define NVB_TOPIC_DEVICE 0
+
+// `topic`: what the compute capability has no kernel for, or slower ones.
+#define NVB_TOPIC_CAPABILITY 1
+
+// `topic`: a dtype without arithmetic of its own.
+#define NVB_TOPIC_DTYPE 2
+
+// `topic`: memory that is missing or asleep, and copies of memory.
+#define NVB_TOPIC_MEMORY 3
+
+// `topic`: a library that is missing, or what this one was built for.
+#define NVB_TOPIC_LIBRARY 4
+
+// What `nvb_graph_validate` found, in numbers.
+typedef struct {
+  size_t struct_size;
+  // Findings of each severity; `nvb_graph_get_finding` has them, errors first.
+  uint32_t errors;
+  uint32_t warnings;
+  uint32_t notes;
+  // 10 · major + minor of a GPU, 0 of the CPU.
+  int32_t compute_capability;
+  // Bytes of device memory that the graph names, each once, and on its own device the workspace of its most demanding operation.
+  uint64_t memory_needed;
+  // Bytes that the device has; 0 where that is not known.
+  uint64_t memory_total;
+  // The device's name.
+  char device[128];
+} nvb_graph_validation;
+
+// One thing that a device lacks for a graph.
+typedef struct {
+  size_t struct_size;
+  // `NVB_SEVERITY_…`
+  uint32_t severity;
+  // `NVB_TOPIC_…`
+  uint32_t topic;
+  // How many nodes it is about; 0: the graph as a whole.
+  uint32_t nodes;
+  // The first of them.
+  uint32_t first_node;
+  // A sentence.
+  char text[512];
+} nvb_graph_finding;
+
+// Tells what `device` lacks for the list that the graph launches (capability, dtype, memory, library), before anything runs; nothing
+// is queued and no memory of the graph touched. `device` is NULL or "" for the graph's own, on which each operation is planned as a
+// launch would; "cpu", "cuda:N" or "auto" for one of this machine; or, for devices that are not here, a compute capability ("9.0")
+// or a product ("H200", "NVIDIA GeForce RTX 4090", "A100 80GB"), of which is told what follows from capability and data sheet. Fills in
+// `validation`, whose `struct_size` is set first, and keeps the findings for `nvb_graph_get_finding` until the next call. Findings are
+// no error of the call.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (nothing was recorded; a name that is none, which the message answers with those that are);
+// what the driver says where "cuda:N" is asked for and is not there.
+NVB_MUST_USE nvb_status nvb_graph_validate(nvb_graph *graph,
+                              const char *device,
+                              nvb_graph_validation *validation);
+
+// Describes the finding at `index` of the last `nvb_graph_validate`, which counted them; set `finding->struct_size` first.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (an index beyond the last).
+NVB_MUST_USE nvb_status nvb_graph_get_finding(const nvb_graph *graph,
+                                 uint32_t index,
+                                 nvb_graph_finding *finding);
+
+static inline void nvb_graph_validation_init(nvb_graph_validation *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_graph_finding_init(nvb_graph_finding *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Profiling graphs ------------------------------------------------------------------------------------------------
+//
+// How long each node of a graph takes, as a table, JSON or a trace.
+
+// `format`, of `nvb_graph_get_profile`: the trace event format, a JSON that chrome://tracing and Perfetto show.
+#define NVB_GRAPH_FORMAT_CHROME_TRACE 3
+
+// How a graph is profiled. All fields may be 0.
+typedef struct {
+  size_t struct_size;
+  // Instrumented replays, and as many whole launches, of which the medians are told; 0: 10. At most 65,536.
+  uint32_t launches;
+  // Must be 0.
+  uint32_t reserved;
+  // What runs on; NULL: the backend's default stream.
+  nvb_stream *stream;
+} nvb_graph_profile_options;
+
+// Measures how long each node of the list that the graph launches takes: the operations run one by one with events between them (on
+// the CPU with a clock), and whole launches beside them, for the sum of the nodes is not the time of a launch: an event between two
+// kernels keeps the later one from beginning under the tail of the earlier. Waits for the stream. What the graph writes, caches too, is
+// copied to the host before and put back after, and nobody else may use that memory meanwhile. `options` may be NULL.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (nothing was recorded; a stream that is recorded, explained or captured; memory that sleeps;
+// too many launches), `NVB_ERROR_OUT_OF_MEMORY` of the host, and what the operations report, with the node's number. The profile of an
+// earlier call then stays.
+NVB_MUST_USE nvb_status nvb_graph_profile(nvb_graph *graph,
+                             const nvb_graph_profile_options *options);
+
+// Writes what the last `nvb_graph_profile` measured: `NVB_GRAPH_FORMAT_TEXT` is a table of nodes and of operations with µs, share of the
+// sum, GB/s and GFLOP/s; `NVB_GRAPH_FORMAT_JSON` {"launches", "launch_seconds", "sum_seconds", "note", "nodes": [{"index", "operation",
+// "start_seconds", "seconds", "operations", "bytes"}]}; `NVB_GRAPH_FORMAT_CHROME_TRACE` a timeline. `text` receives up to `capacity`
+// bytes with a closing NUL and may be NULL; `*needed` what all of it takes and may be NULL.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (nothing was profiled, or a format that is none of these).
+NVB_MUST_USE nvb_status nvb_graph_get_profile(const nvb_graph *graph,
+                                 uint32_t format,
+                                 char *text,
+                                 size_t capacity,
+                                 size_t *needed);
+
+static inline void nvb_graph_profile_options_init(nvb_graph_profile_options *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

@@ -13,6 +13,8 @@ use nvbackend::capi::environment::*;
 use nvbackend::capi::gguf::*;
 use nvbackend::capi::graph::*;
 use nvbackend::capi::graph_optimize::*;
+use nvbackend::capi::graph_profile::*;
+use nvbackend::capi::graph_validate::*;
 use nvbackend::capi::hardware::*;
 use nvbackend::capi::kernel::*;
 use nvbackend::capi::kv_cache::*;

@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 35] = [
+const PARTS: [Part; 37] = [
     part(
         "status",
         "Status codes and errors",
@@ -185,6 +185,16 @@ const PARTS: [Part; 35] = [
         "Passes that rewrite a recorded graph, what they did, what that is worth, and other memory for it.",
     ),
     part(
+        "graph_validate",
+        "Validating graphs",
+        "What a device lacks for a graph, before anything runs, also for devices that are not here.",
+    ),
+    part(
+        "graph_profile",
+        "Profiling graphs",
+        "How long each node of a graph takes, as a table, JSON or a trace.",
+    ),
+    part(
         "metrics",
         "Profiling",
         "How often each operation ran, how long it took, and what share of the device's rate it reached.",
@@ -298,6 +308,19 @@ fn what_follows_from_the_header_is_up_to_date() {
     let header = generate(&root);
     expect_committed(&root, "include/nvbackend_operations.hpp", &derived::wrappers(&header));
     expect_committed(&root, "tests/header/fields.in", &derived::fields(&header));
+}
+
+#[test]
+fn every_file_with_exports_is_a_part() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    for entry in std::fs::read_dir(root.join("src/capi")).expect("src/capi") {
+        let path = entry.expect("an entry").path();
+        let exports =
+            std::fs::read_to_string(&path).expect("a source file").contains("\npub unsafe extern \"C\" fn nvb_");
+        let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+        let is_part = PARTS.iter().any(|part| part.file == name);
+        assert!(is_part || !exports, "src/capi/{name}.rs has functions that no part of the header shows");
+    }
 }
 
 #[test]
