@@ -125,8 +125,8 @@ static void test_grouped_linear(bench* b) {
   REFUSED(grouped_linear, "bias", "[3]", "[6]");
   args.activation = 9;
   REFUSED(grouped_linear, "activation is 9");
-  args.reserved = 1;
-  REFUSED(grouped_linear, "reserved is 1");
+  args.experts = 9;
+  REFUSED(grouped_linear, "experts is 9", "expert_offsets");
   // Six rows are not shared by four experts.
   const int32_t offsets[5] = {0, 1, 2, 2, 9};
   void* block = upload(b->f, offsets, sizeof offsets);
