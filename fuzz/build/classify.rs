@@ -87,6 +87,8 @@ pub fn role(header: &Header, owner: &str, all: &[Declared], at: usize, is_field:
         }
     }
     match (kind, name.as_str()) {
+        // Without data: what refuses it is driven, its rows are not.
+        ("nvb_block_tensor", _) if is_field => "Role::Plain { bytes: 80 }".into(),
         ("void *", "user_data" | "log_user_data" | "cuda_stream") => "Role::Opaque".into(),
         ("const char *", "path" | "tuning_file") => {
             format!("Role::Path {{ written: {} }}", name == "tuning_file" || owner.contains("write"))
