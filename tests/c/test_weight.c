@@ -334,9 +334,9 @@ static void test_sources(fixture* f) {
   SOURCE_REFUSED("Q4_K block 0 of row 0", "NaN");
   blocks.rows = -1;
   SOURCE_REFUSED("rows is -1");
-  desc.source_format = 12;
+  desc.source_format = 21;
   blocks.rows = 1;
-  SOURCE_REFUSED("source_format is 12");
+  SOURCE_REFUSED("source_format is 21");
   desc.source = NVB_SOURCE_DEVICE;
   SOURCE_REFUSED("host memory");
   desc.source = NVB_SOURCE_HOST;
@@ -356,8 +356,8 @@ static void test_format_errors(fixture* f) {
   nvb_weight_desc desc = describe(&part, 1, NVB_WEIGHT_STACKED, NVB_SOURCE_HOST);
 #define FORMAT_REFUSED(...) \
   CHECK_FAILS(nvb_weight_create(f->backend, &desc, f->stream, &weight), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
-  desc.format = 8;
-  FORMAT_REFUSED("format is 8");
+  desc.format = 9;
+  FORMAT_REFUSED("format is 9");
   desc.format = NVB_WEIGHT_FORMAT_INT4;
   desc.group_size = 48;
   FORMAT_REFUSED("group_size is 48", "32, 64 or 128");
