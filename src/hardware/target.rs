@@ -10,7 +10,7 @@ use crate::graph::finding::Target;
 const GIB: u64 = 1 << 30;
 
 /// Products with their compute capability (NVIDIA's page "CUDA GPU Compute Capability") and the memory that their data sheets
-/// name, in GiB.
+/// name; their GB are taken as GiB.
 const PRODUCTS: &[(&str, i32, u64)] = &[
     ("V100 16GB", 70, 16),
     ("V100 32GB", 70, 32),

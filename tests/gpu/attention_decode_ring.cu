@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attention/sm90/attention_decode_ring.cuh"
+#include "device.h"
 
 namespace {
 
@@ -20,26 +21,7 @@ using namespace nvb;
 using decode_ring::Options;
 using decode_ring::Tile;
 
-void must(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", call, cudaGetErrorString(error));
-  std::exit(1);
-}
-#define MUST(call) must(call, #call)
-
-nvb_launch device_launch(cudaStream_t stream) {
-  int device = 0, major = 0, minor = 0;
-  nvb_launch launch = {};
-  MUST(cudaGetDevice(&device));
-  MUST(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  MUST(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  MUST(cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  MUST(cudaDeviceGetAttribute(&launch.shared_bytes_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  MUST(cudaDeviceGetAttribute(&launch.l2_bytes, cudaDevAttrL2CacheSize, device));
-  launch.capability = 10 * major + minor;
-  launch.stream = stream;
-  return launch;
-}
+using gpu::device_launch;
 
 // ---- variants ----
 struct Variant {

@@ -19,30 +19,12 @@
 #include "common/mma.cuh"
 #include "common/programmatic_launch.cuh"
 #include "common/vector.cuh"
+#include "device.h"
 #include "rope/rope.h"
 
 namespace {
 
-void must(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", call, cudaGetErrorString(error));
-  std::exit(1);
-}
-#define MUST(call) must(call, #call)
-
-nvb_launch device_launch(cudaStream_t stream) {
-  int device = 0, major = 0, minor = 0;
-  nvb_launch launch = {};
-  MUST(cudaGetDevice(&device));
-  MUST(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  MUST(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  MUST(cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  MUST(cudaDeviceGetAttribute(&launch.shared_bytes_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  MUST(cudaDeviceGetAttribute(&launch.l2_bytes, cudaDevAttrL2CacheSize, device));
-  launch.capability = 10 * major + minor;
-  launch.stream = stream;
-  return launch;
-}
+using gpu::device_launch;
 
 // ---- a decode as src/cuda/attention_plan.rs plans it ----
 struct Workspace {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "attention_prefill_cases.h"
+#include "device.h"
 
 // The library finds the driver by itself (csrc/driver); here the runtime does.
 extern "C" void* nvb_driver_function(const char* name) {
@@ -22,26 +23,7 @@ using attention_cases::Case;
 using attention_cases::Region;
 using attention_cases::Regions;
 
-inline void must(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", call, cudaGetErrorString(error));
-  std::exit(1);
-}
-#define MUST(call) attention_device::must(call, #call)
-
-inline nvb_launch device_launch(cudaStream_t stream) {
-  int device = 0, major = 0, minor = 0;
-  nvb_launch launch = {};
-  MUST(cudaGetDevice(&device));
-  MUST(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  MUST(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  MUST(cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  MUST(cudaDeviceGetAttribute(&launch.shared_bytes_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  MUST(cudaDeviceGetAttribute(&launch.l2_bytes, cudaDevAttrL2CacheSize, device));
-  launch.capability = 10 * major + minor;
-  launch.stream = stream;
-  return launch;
-}
+using gpu::device_launch;
 
 inline void* to_device(const Region& region) {
   void* device = nullptr;

@@ -13,6 +13,7 @@
 
 #include "common/programmatic_launch.cuh"
 #include "common/reduce.cuh"
+#include "device.h"
 #include "linear/linear_kernels.h"
 #include "linear/linear_quantized.h"
 #include "linear/sm90/linear_quantized_choices.h"
@@ -28,13 +29,6 @@ namespace decode_step {
 
 using nvb::quantized::DecodeChoice;
 using bf16 = __nv_bfloat16;
-
-inline void must(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", call, cudaGetErrorString(error));
-  std::exit(1);
-}
-#define MUST(call) decode_step::must(call, #call)
 
 struct Model {
   const char* name;
