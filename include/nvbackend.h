@@ -2892,7 +2892,9 @@ typedef struct {
   // I32 [T] in device memory. A token at −1 is not stored, as of a row that `nvb_attention_decode` leaves empty. Nor is one
   // whose sequence or position lies outside the cache on CUDA; on the CPU that is an error.
   nvb_tensor positions;
-  // Optional, I32 [T] in device memory: the sequence of each token; absent: sequence 0.
+  // Optional, I32 [T] in device memory: the sequence of each token; absent: sequence 0 for all of them, a prompt's tokens, where
+  // `nvb_attention_decode` takes 0, 1, 2, … Two tokens of one call with one place in the cache are a race; on the CPU they are
+  // an error where they follow each other.
   nvb_tensor sequences;
   // Optional: where keys and values are appended, at [sequence, head, position].
   const nvb_kv_cache *cache;

@@ -37,7 +37,7 @@ typedef struct {
   nvb_attention* attention;
   // Rows of activations; `x` is the residual stream.
   float *x, *normed, *q, *k, *v, *attended, *branch, *gated, *upped, *norm;
-  int32_t* positions;
+  int32_t *positions, *sequences;
 } layer;
 
 static nvb_weight* create_weight(const layer* l, int64_t rows, int64_t columns) {
@@ -94,9 +94,13 @@ static void create(layer* l, const char* device) {
     *activations[i] = allocate(l, SEQUENCES * LONGEST * sizeof(float));
   }
   l->positions = allocate(l, SEQUENCES * sizeof(int32_t));
+  l->sequences = allocate(l, SEQUENCES * sizeof(int32_t));
   float ones[WIDTH];
   for (int i = 0; i < WIDTH; ++i) ones[i] = 1;
   MUST(nvb_memory_copy(l->memory, l->norm, ones, sizeof ones, NVB_COPY_HOST_TO_DEVICE, l->stream));
+  int32_t sequences[SEQUENCES];
+  for (int i = 0; i < SEQUENCES; ++i) sequences[i] = i;
+  MUST(nvb_memory_copy(l->memory, l->sequences, sequences, sizeof sequences, NVB_COPY_HOST_TO_DEVICE, l->stream));
   MUST(nvb_stream_synchronize(l->stream));
 }
 
@@ -105,8 +109,8 @@ static void destroy(layer* l) {
   for (size_t i = 0; i < sizeof weights / sizeof *weights; ++i) MUST(nvb_weight_destroy(weights[i]));
   MUST(nvb_kv_cache_destroy(l->cache));
   MUST(nvb_attention_destroy(l->attention));
-  void* const memory[] = {l->x,      l->normed, l->q,     l->k,    l->v,        l->attended,
-                          l->branch, l->gated,  l->upped, l->norm, l->positions};
+  void* const memory[] = {l->x,      l->normed, l->q,     l->k,    l->v,         l->attended,
+                          l->branch, l->gated,  l->upped, l->norm, l->positions, l->sequences};
   for (size_t i = 0; i < sizeof memory / sizeof *memory; ++i) MUST(nvb_memory_free(l->memory, memory[i], l->stream));
   MUST(nvb_stream_destroy(l->stream));
   MUST(nvb_memory_manager_destroy(l->memory));
@@ -160,6 +164,7 @@ static void forward(const layer* l) {
   rope.key = heads(l->k, KV_HEADS);
   rope.value = heads(l->v, KV_HEADS);
   rope.positions = positions;
+  rope.sequences = nvb_tensor_1d(l->sequences, NVB_DTYPE_I32, SEQUENCES);
   rope.cache = l->cache;
   MUST(nvb_rope(l->backend, &rope, l->stream));
   nvb_attention_decode_args decode;

@@ -3,7 +3,7 @@
 use super::rms_norm::sum_of_squares;
 use super::row::{for_rows, integers, vectors, Row};
 use super::threads::Threads;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operation::attention::EMPTY_ROW;
 use crate::operation::rope::{Append, Rope, Rotation};
 use crate::simd::{dispatch, math, Kernel, Simd};
@@ -12,15 +12,13 @@ use std::ops::Range;
 
 const MAX_PAIRS: usize = MAX_HEAD_DIM / 2;
 
-/// An error names the first token whose sequence or position is outside the cache; nothing is written then.
+/// An error names the first token whose sequence or position is outside the cache, or that has the place of the token before
+/// it; nothing is written then.
 pub fn rope(threads: &Threads, op: &Rope) -> Result<()> {
     // SAFETY: a validated descriptor's positions.
     let positions = unsafe { integers(&op.positions) };
     if let Some(append) = &op.append {
-        for (t, &position) in positions.iter().enumerate().filter(|(_, &position)| position != EMPTY_ROW) {
-            check(&append.cache, sequence(append, t), position)
-                .map_err(|error| error.context(format_args!("token {t}")))?;
-        }
+        check_places(append, positions)?;
     }
     let frequencies = op.rotation.map(|rotation| inverse_frequencies(&rotation, op.head_dim));
     let heads = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads);
@@ -29,6 +27,25 @@ pub fn rope(threads: &Threads, op: &Rope) -> Result<()> {
         // SAFETY: the descriptor is validated, positions and sequences are within the cache, tasks write different tokens.
         unsafe { dispatch(Tokens { op, positions, frequencies: frequencies.as_ref(), tokens }) }
     });
+    Ok(())
+}
+
+/// Refuses the first token that has no place in the cache, and the first whose place its predecessor has too: tasks write
+/// their tokens at once, so which of the two stayed would be chance. That is how rows of several sequences look whose
+/// `sequences` were forgotten.
+fn check_places(append: &Append, positions: &[i32]) -> Result<()> {
+    let mut before = None;
+    for (t, &position) in positions.iter().enumerate().filter(|(_, &position)| position != EMPTY_ROW) {
+        let sequence = sequence(append, t);
+        check(&append.cache, sequence, position).map_err(|error| error.context(format_args!("token {t}")))?;
+        if before == Some((sequence, position)) {
+            return Err(Error::invalid(format!(
+                "token {t} has the place of the token before it, sequence {sequence}, position {position}{}",
+                if append.sequences.is_none() { "; without `sequences` every token is of sequence 0" } else { "" }
+            )));
+        }
+        before = Some((sequence, position));
+    }
     Ok(())
 }
 
@@ -202,10 +219,10 @@ mod tests {
     use super::*;
     use crate::operation::rope::RopeArguments;
 
-    #[test]
-    fn a_position_outside_the_cache_is_named() {
+    /// Appends two tokens at `positions` to a cache of one sequence of three tokens, which must fail and write nothing.
+    fn append_error(positions: [f32; 2]) -> String {
         let mut x = Buffer::random(DType::F32, 2 * 4, 1);
-        let mut positions = Buffer::from(DType::I32, &[0.0, 3.0]);
+        let mut positions = Buffer::from(DType::I32, &positions);
         let mut cache = [Buffer::poisoned(DType::F32, 12), Buffer::poisoned(DType::F32, 12)];
         let layer = CacheLayer::contiguous(
             (cache[0].tensor(&[12]).data, cache[1].tensor(&[12]).data),
@@ -228,7 +245,19 @@ mod tests {
             append: Some(Append { cache: layer, sequences: None }),
         });
         let error = rope(threads(), &op.unwrap()).unwrap_err();
-        assert!(error.message.contains("token 1") && error.message.contains("position 3"), "{error}");
         assert!(cache[0].values().iter().all(|x| x.is_nan()), "nothing is written");
+        error.message
+    }
+
+    #[test]
+    fn a_position_outside_the_cache_is_named() {
+        let message = append_error([0.0, 3.0]);
+        assert!(message.contains("token 1") && message.contains("position 3"), "{message}");
+    }
+
+    #[test]
+    fn two_tokens_with_one_place_are_named() {
+        let message = append_error([2.0, 2.0]);
+        assert!(message.contains("token 1") && message.contains("without `sequences`"), "{message}");
     }
 }
