@@ -41,7 +41,8 @@
 //             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Merging attention · Planning
 //             attention · Operations of a layer · Batched and grouped products · Elementwise operations and sampling
 //             · Operations over strided tensors · Blocks of files as plain tensors · Workspace of the caller's ·
-//             Graphs · Optimising graphs · Validating graphs · Profiling graphs · Profiling · Tuning · Kernels.
+//             Graphs · Optimising graphs · Graphs in FP8 · Validating graphs · Profiling graphs · Profiling · Tuning
+//             · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -3761,6 +3762,137 @@ static inline void nvb_graph_pass_info_init(nvb_graph_pass_info *value) {
 }
 
 static inline void nvb_graph_optimize_options_init(nvb_graph_optimize_options *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Graphs in FP8 ---------------------------------------------------------------------------------------------------
+//
+// Products of a recorded graph with weights in FP8, within a bound of the error, and what that came to.
+
+// `mark`: the bound of the error decides.
+#define NVB_FP8_MARK_AUTO 0
+
+// `mark`: the product stays as it was recorded.
+#define NVB_FP8_MARK_KEEP 1
+
+// `mark`: the product is converted whatever the error.
+#define NVB_FP8_MARK_CONVERT 2
+
+// How a graph is converted to FP8. All fields may be 0.
+typedef struct {
+  size_t struct_size;
+  // The largest error of an output, ‖converted − recorded‖ / ‖recorded‖ on what lies in memory at the call, so let memory hold what
+  // the model meets. Each product is measured alone; those with the smallest errors are converted, as many as stay within the bound
+  // together. 0: no bound, and all are converted.
+  double maximum_error;
+  // 1: weights alone become FP8. 0: large products may round their input to FP8 E4M3 too, with a scale for each row that is found
+  // when they run.
+  uint32_t weights_alone;
+  // 1: weights are kept in FP8 for their bytes alone, on devices without FP8 arithmetic too. 0: such a device is refused.
+  uint32_t storage_only;
+  // 1: both lists run on `stream`, and the info has the error of the outputs.
+  uint32_t measure_errors;
+  // 1: both lists are launched in turns on `stream`, and the info has the medians of their times.
+  uint32_t measure_times;
+  // Launches of each list that are timed; 0: 10. At most 65,536.
+  uint32_t launches;
+  // Must be 0.
+  uint32_t reserved;
+  // What converts weights and is measured on; NULL: the backend's default stream.
+  nvb_stream *stream;
+} nvb_graph_fp8_options;
+
+// What a conversion came to.
+typedef struct {
+  size_t struct_size;
+  // Products of the recorded list.
+  uint32_t products;
+  // Those that are in FP8 now.
+  uint32_t converted;
+  // Floating-point operations of all products, and of those in FP8.
+  double operations;
+  double converted_operations;
+  // Bytes of weights that the products of one launch read, before and after. Copies in FP8 come to the recorded weights, which the
+  // graph keeps; graphs that convert the same weight share its copy.
+  uint64_t weight_bytes_before;
+  uint64_t weight_bytes_after;
+  // The worst output's error; −1: not measured.
+  double error;
+  // Medians of a launch; 0: not measured.
+  double seconds_before;
+  double seconds_after;
+} nvb_graph_fp8_info;
+
+// A product of the recorded list.
+typedef struct {
+  size_t struct_size;
+  // Its place in the recorded list.
+  uint32_t node;
+  // What it was marked with, `NVB_FP8_MARK_…`
+  uint32_t mark;
+  // 1 if it is in FP8.
+  uint32_t converted;
+  // 0
+  uint32_t reserved;
+  // Rows of the input.
+  uint64_t input_rows;
+  // Of the weight.
+  uint64_t rows;
+  uint64_t columns;
+  // ‖FP8 weight − weight‖ / ‖weight‖; 0 if none was made.
+  double weight_error;
+  // The worst output's error with this product and those marked `NVB_FP8_MARK_CONVERT` in FP8; −1: not measured.
+  double error;
+  // Why it is as it is.
+  char reason[128];
+} nvb_graph_fp8_product;
+
+// Converts the products of the recorded list with F32, F16 or BF16 weights to FP8 for the launches that follow: each reads a copy of
+// its weight in FP8 E4M3 with a scale for each row, which is made now and lies in the backend's memory. Large products may round
+// their input as well, if the backend's option `fp8` is not "off" and `batch_invariant` is not set. Other operations, and the KV cache,
+// stay as they are. `options` may be NULL.
+//
+// Each call begins with the recorded list, and the passes of the last `nvb_graph_optimize` run again; later optimisations begin with
+// the converted list and compare with it. Node numbers here are those of the recorded list, as `nvb_graph_describe` has them before
+// the first optimisation.
+//
+// Waits for `stream`. In a measurement both lists run for real: what the graph writes is copied to the host before and put back
+// after, caches too, and nobody else may use that memory meanwhile.
+// Errors: `NVB_ERROR_FP8` (a device without FP8 arithmetic, or `fp8` is "off", without `storage_only`), `NVB_ERROR_INVALID_ARGUMENT`
+// (nothing was recorded; a bound that is no number of at least 0; a weight with a value that is not finite; a stream that is recorded,
+// explained or captured; memory that sleeps), `NVB_ERROR_OUT_OF_MEMORY`, and in a measurement what the operations report. The graph is
+// then as before.
+NVB_MUST_USE nvb_status nvb_graph_convert_fp8(nvb_graph *graph,
+                                 const nvb_graph_fp8_options *options);
+
+// Says what the next `nvb_graph_convert_fp8` does with the product at `node` of the recorded list: `mark` is `NVB_FP8_MARK_…`.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (nothing was recorded, a node that there is not or that is no `linear`, an unknown mark).
+NVB_MUST_USE nvb_status nvb_graph_set_fp8_mark(nvb_graph *graph,
+                                  uint32_t node,
+                                  uint32_t mark);
+
+// Writes what the last conversion came to; set `info->struct_size` first.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (nothing was converted).
+NVB_MUST_USE nvb_status nvb_graph_get_fp8_info(const nvb_graph *graph, nvb_graph_fp8_info *info);
+
+// Describes the product at `index` of those that `nvb_graph_fp8_info.products` counts; set `product->struct_size` first.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (nothing was converted, or an index beyond the last).
+NVB_MUST_USE nvb_status nvb_graph_get_fp8_product(const nvb_graph *graph,
+                                     uint32_t index,
+                                     nvb_graph_fp8_product *product);
+
+static inline void nvb_graph_fp8_options_init(nvb_graph_fp8_options *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_graph_fp8_info_init(nvb_graph_fp8_info *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_graph_fp8_product_init(nvb_graph_fp8_product *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }

@@ -12,6 +12,7 @@ use nvbackend::capi::device::*;
 use nvbackend::capi::environment::*;
 use nvbackend::capi::gguf::*;
 use nvbackend::capi::graph::*;
+use nvbackend::capi::graph_fp8::*;
 use nvbackend::capi::graph_optimize::*;
 use nvbackend::capi::graph_profile::*;
 use nvbackend::capi::graph_validate::*;

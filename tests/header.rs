@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 37] = [
+const PARTS: [Part; 38] = [
     part(
         "status",
         "Status codes and errors",
@@ -183,6 +183,11 @@ const PARTS: [Part; 37] = [
         "graph_optimize",
         "Optimising graphs",
         "Passes that rewrite a recorded graph, what they did, what that is worth, and other memory for it.",
+    ),
+    part(
+        "graph_fp8",
+        "Graphs in FP8",
+        "Products of a recorded graph with weights in FP8, within a bound of the error, and what that came to.",
     ),
     part(
         "graph_validate",

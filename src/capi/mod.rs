@@ -21,6 +21,7 @@ pub mod environment;
 pub mod event;
 pub mod gguf;
 pub mod graph;
+pub mod graph_fp8;
 pub mod graph_optimize;
 pub mod graph_profile;
 pub mod graph_validate;

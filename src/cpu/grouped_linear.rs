@@ -44,7 +44,7 @@ fn of_expert(threads: &Threads, op: &GroupedLinear, expert: usize, input: Matrix
         Tensor::new(bias.data.wrapping_byte_add(skipped), bias.dtype, &[op.expert_rows()])
     });
     let (weight, activation) = (op.expert_weight(expert), op.activation);
-    linear(threads, &LinearProduct { input, weight, bias, activation, residual: None, output });
+    linear(threads, &LinearProduct { input, weight, bias, activation, residual: None, output, rounds_input: false });
 }
 
 /// What lists of rows hold.

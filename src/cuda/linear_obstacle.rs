@@ -11,7 +11,7 @@ use crate::registry::{Family, KernelId};
 pub(super) fn of(executor: &CudaExecutor, op: &LinearProduct, id: KernelId) -> String {
     let (kernel, family) = (id.kernel(), id.kernel().family);
     let rounds = matches!(family, Family::RoundedInput | Family::RoundedWgmma);
-    if rounds {
+    if rounds && !executor.choices().may_round_input(op) {
         // What the options forbid is forbidden on every device.
         match executor.choices().rounding() {
             Rounding::Never => return "options: quantized_activations is not set".to_string(),

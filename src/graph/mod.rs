@@ -4,12 +4,14 @@
 //! runs. Its end makes nodes of them (`dependencies`), which `describe` puts into words. A launch hands the list to the device:
 //! as one replay that the executor made of it (`replay`), or operation by operation.
 //!
-//! An optimisation (`optimize`) rewrites a copy of the list by its `passes` and, where the caller allows it, measures both
-//! (`measure`); `report` tells of it. The recorded list stays, and every optimisation begins with it.
+//! A conversion (`fp8`) makes products with FP8 weights of those with float weights. An optimisation (`optimize`) rewrites a copy of the list by its `passes` and, where the caller allows it, measures both
+//! (`measure`); `report` tells of it. The recorded list stays: every conversion begins with it, and every optimisation with the
+//! converted one.
 
 mod dependencies;
 pub mod describe;
 pub mod finding;
+pub mod fp8;
 mod list;
 mod measure;
 pub mod optimize;
@@ -27,10 +29,12 @@ mod validate;
 use crate::allocation::with_room;
 use crate::error::{Error, Result};
 use crate::executor::Executor;
+use crate::memory::MemoryManager;
 use crate::operation::access::{Access, Each};
 use crate::operation::{Cost, Operation};
 use crate::stream::{Owner, Stream};
 use finding::{Target, Validation};
+use fp8::Conversion;
 use measure::Measured;
 use optimize::{Choice, Level, Options};
 use profile::Profile;
@@ -53,6 +57,15 @@ pub struct Node {
     pub recorded: Vec<u32>,
 }
 
+impl Node {
+    /// A node whose dependencies are not known yet.
+    fn of(op: Operation, owner: Option<Owner>, recorded: Vec<u32>) -> Node {
+        let mut accesses = Vec::new();
+        op.accesses(&mut Each(|access| accesses.push(access)));
+        Node { op, owner, accesses, dependencies: Vec::new(), recorded }
+    }
+}
+
 /// The list of a recording that has ended.
 pub struct Recorded {
     pub nodes: Vec<Node>,
@@ -63,9 +76,7 @@ impl Recorded {
     fn new(operations: Vec<(Operation, Option<Owner>)>) -> Result<Recorded> {
         let mut nodes = with_room(operations.len(), "a graph's nodes")?;
         for (index, (op, owner)) in operations.into_iter().enumerate() {
-            let mut accesses = Vec::new();
-            op.accesses(&mut Each(|access| accesses.push(access)));
-            nodes.push(Node { op, owner, accesses, dependencies: Vec::new(), recorded: vec![index as u32] });
+            nodes.push(Node::of(op, owner, vec![index as u32]));
         }
         Recorded::of(nodes)
     }
@@ -98,9 +109,21 @@ fn cost_of(nodes: &[Node]) -> Cost {
 #[derive(Clone)]
 struct Lists {
     recorded: Arc<Recorded>,
-    /// The recorded one as long as nothing was optimised.
+    conversion: Option<Arc<Conversion>>,
+    /// The first one as long as nothing was optimised.
     launched: Arc<Recorded>,
     optimization: Option<Optimization>,
+}
+
+impl Lists {
+    fn of(recorded: Arc<Recorded>) -> Lists {
+        Lists { launched: recorded.clone(), recorded, conversion: None, optimization: None }
+    }
+
+    /// What an optimisation begins with: the converted list, or the recorded one.
+    fn first(&self) -> &Arc<Recorded> {
+        self.conversion.as_ref().map_or(&self.recorded, |conversion| &conversion.list)
+    }
 }
 
 /// How the launched list came of the recorded one.
@@ -123,11 +146,18 @@ pub struct Graph {
     state: Mutex<State>,
     /// Memory of which nobody reads, after a launch, what the launch left there.
     internal: Mutex<Ranges>,
+    /// For the next conversion to FP8.
+    marks: Mutex<fp8::Marks>,
 }
 
 impl Graph {
     pub fn new(executor: &Arc<dyn Executor>) -> Graph {
-        Graph { executor: executor.clone(), state: Mutex::new(State::Empty), internal: Mutex::default() }
+        Graph {
+            executor: executor.clone(),
+            state: Mutex::new(State::Empty),
+            internal: Mutex::default(),
+            marks: Mutex::default(),
+        }
     }
 
     pub fn executor(&self) -> &Arc<dyn Executor> {
@@ -171,7 +201,7 @@ impl Graph {
         end_sink(stream, &recorder)?;
         *state = State::Empty;
         let recorded = Arc::new(Recorded::new(recorder.finish())?);
-        *state = State::Recorded(Lists { launched: recorded.clone(), recorded, optimization: None });
+        *state = State::Recorded(Lists::of(recorded));
         Ok(())
     }
 
@@ -217,15 +247,80 @@ impl Graph {
     fn optimize_by(&self, options: &Options, stream: &Stream, passes: &[passes::Pass]) -> Result<()> {
         let lists = self.expect_lists()?;
         let internal = self.internal();
-        let subject =
-            optimize::Subject { recorded: &lists.recorded, internal: &internal, executor: &self.executor, passes };
+        let subject = self.subject(&lists, &internal, passes);
         let optimized = subject.optimize(options, stream)?;
         let launched = match options.level {
-            Level::O0 => lists.recorded.clone(),
+            Level::O0 => lists.first().clone(),
             _ => Arc::new(Recorded::of(optimized.nodes)?),
         };
         let (level, choice, report) = (options.level, optimized.choice, Arc::new(optimized.report));
         self.set(Lists { launched, optimization: Some(Optimization { level, choice, report }), ..lists });
+        Ok(())
+    }
+
+    fn subject<'a>(
+        &'a self,
+        lists: &'a Lists,
+        internal: &'a Ranges,
+        passes: &'a [passes::Pass],
+    ) -> optimize::Subject<'a> {
+        optimize::Subject { recorded: lists.first(), internal, executor: &self.executor, passes }
+    }
+
+    /// Converts the recorded list's products to FP8 and runs the passes of the last optimisation again; after an error the graph is as
+    /// before. `allowed`: whether the backend's options let products round their input to FP8.
+    pub fn convert_fp8(
+        &self,
+        options: &fp8::Options,
+        (memory, allowed): (&Arc<MemoryManager>, bool),
+        stream: &Stream,
+    ) -> Result<()> {
+        let lists = self.expect_lists()?;
+        let internal = self.internal();
+        let subject =
+            fp8::Subject { recorded: &lists.recorded, internal: &internal, executor: &self.executor, memory, allowed };
+        let conversion = Arc::new(subject.convert(&self.fp8_marks(), options, stream)?);
+        let lists = Lists { launched: conversion.list.clone(), conversion: Some(conversion), ..lists };
+        self.set(self.again(lists, &internal)?);
+        Ok(())
+    }
+
+    /// Lists that are new but for the last optimisation, after it has run again without a measurement.
+    fn again(&self, lists: Lists, internal: &Ranges) -> Result<Lists> {
+        let Some(Optimization { level, choice, .. }) = &lists.optimization else { return Ok(lists) };
+        let optimized = self.subject(&lists, internal, passes::ALL).by_choice(*level, choice.clone())?;
+        let launched = match level {
+            Level::O0 => lists.first().clone(),
+            _ => Arc::new(Recorded::of(optimized.nodes)?),
+        };
+        let (level, choice, report) = (*level, optimized.choice, Arc::new(optimized.report));
+        Ok(Lists { launched, optimization: Some(Optimization { level, choice, report }), ..lists })
+    }
+
+    /// What the last conversion did.
+    pub fn conversion(&self) -> Result<Arc<Conversion>> {
+        self.expect_lists()?.conversion.ok_or_else(|| {
+            Error::invalid("the graph was not converted to FP8").with_advice("nvb_graph_convert_fp8 does it")
+        })
+    }
+
+    fn fp8_marks(&self) -> fp8::Marks {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the next conversion does with the recorded product at `node`.
+    pub fn mark_fp8(&self, node: u32, mark: fp8::Mark) -> Result<()> {
+        let lists = self.expect_lists()?;
+        let op = lists.recorded.nodes.get(node as usize).map(|node| &node.op);
+        match op {
+            Some(Operation::Linear(_)) => {}
+            Some(op) => return Err(Error::invalid(format!("node {node} is {}, not a product", op.kind().name()))),
+            None => {
+                let count = lists.recorded.nodes.len();
+                return Err(Error::invalid(format!("node is {node}; the recorded list has {count} nodes")));
+            }
+        }
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner).insert(node, mark);
         Ok(())
     }
 

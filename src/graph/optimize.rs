@@ -109,6 +109,7 @@ struct Rewritten {
 
 /// A list, and what its passes may take for granted.
 pub struct Subject<'a> {
+    /// What passes begin with: the list as it was recorded, or as a conversion left it.
     pub recorded: &'a Arc<Recorded>,
     pub internal: &'a Ranges,
     pub executor: &'a Arc<dyn Executor>,

@@ -1,7 +1,7 @@
 //! Other memory for a recorded list: addresses of a range become those of another one, and shapes and order stay.
 
-use super::optimize::Subject;
-use super::{passes, Graph, Lists, Node, Optimization, Recorded};
+use super::fp8::Conversion;
+use super::{Graph, Lists, Node, Recorded};
 use crate::allocation::with_room;
 use crate::error::{Error, Result};
 use crate::operation::access::{Access, Each, Region};
@@ -26,37 +26,39 @@ impl Graph {
             )));
         }
         let lists = self.expect_lists()?;
-        let mut nodes = with_room(lists.recorded.nodes.len(), "a graph's nodes")?;
-        let mut found = false;
-        for (index, node) in lists.recorded.nodes.iter().enumerate() {
-            let named = |error: Error| error.context(format_args!("node {index}, {}", node.op.kind().name()));
-            let moved = moved(node, &from, to).map_err(named)?;
-            found |= moved.is_some();
-            nodes.push(moved.unwrap_or_else(|| node.clone()));
-        }
-        if !found {
+        let Some(recorded) = moved_list(&lists.recorded, &from, to)? else {
             return Err(Error::invalid(format!("no node names the {} bytes at {:#x}", from.len(), from.start)));
-        }
-        let internal = super::Ranges::of(self.internal().iter().flat_map(|range| pieces(range, &from, to)).collect());
-        let recorded = Arc::new(Recorded::of(nodes)?);
-        let lists = match lists.optimization {
-            None => Lists { launched: recorded.clone(), recorded, optimization: None },
-            Some(Optimization { level, choice, .. }) => {
-                let subject = Subject {
-                    recorded: &recorded,
-                    internal: &internal,
-                    executor: self.executor(),
-                    passes: passes::ALL,
-                };
-                let optimized = subject.by_choice(level, choice)?;
-                let launched = Arc::new(Recorded::of(optimized.nodes)?);
-                let (choice, report) = (optimized.choice, Arc::new(optimized.report));
-                Lists { recorded, launched, optimization: Some(Optimization { level, choice, report }) }
+        };
+        let conversion = match lists.conversion.as_deref() {
+            None => None,
+            Some(conversion) => {
+                let list = moved_list(&conversion.list, &from, to)?.map_or(conversion.list.clone(), Arc::new);
+                Some(Arc::new(Conversion { list, ..conversion.clone() }))
             }
         };
-        self.set(lists);
+        let internal = super::Ranges::of(self.internal().iter().flat_map(|range| pieces(range, &from, to)).collect());
+        let mut lists = Lists { conversion, optimization: lists.optimization, ..Lists::of(Arc::new(recorded)) };
+        lists.launched = lists.first().clone();
+        self.set(self.again(lists, &internal)?);
         *self.internal.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = internal;
         Ok(())
+    }
+}
+
+/// The list on other memory; `None`: it does not use the range.
+fn moved_list(list: &Recorded, from: &Range<usize>, to: usize) -> Result<Option<Recorded>> {
+    let mut nodes = with_room(list.nodes.len(), "a graph's nodes")?;
+    let mut found = false;
+    for (index, node) in list.nodes.iter().enumerate() {
+        let named = |error: Error| error.context(format_args!("node {index}, {}", node.op.kind().name()));
+        let moved = moved(node, from, to).map_err(named)?;
+        found |= moved.is_some();
+        nodes.push(moved.unwrap_or_else(|| node.clone()));
+    }
+    if found {
+        Recorded::of(nodes).map(Some)
+    } else {
+        Ok(None)
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Linear {
     pub output: Option<Matrix>,
     /// Of the same size.
     pub quantized_output: Option<QuantizedRows>,
+    /// As in [`LinearProduct`]; a graph's conversion to FP8 sets it.
+    pub rounds_input: bool,
 }
 
 /// What is multiplied with the weight.
@@ -81,7 +83,7 @@ impl Linear {
             quantized.expect_valid("quantized_output")?;
             quantized.expect_size("quantized_output", rows, columns)?;
         }
-        Ok(Linear { input, weight, bias, activation, residual, output, quantized_output })
+        Ok(Linear { input, weight, bias, activation, residual, output, quantized_output, rounds_input: false })
     }
 
     /// [M, N], gated [M, N/2]
@@ -92,10 +94,10 @@ impl Linear {
     /// `count` rows of the product from `first` on with floats for its input, of which a quantised one has none yet, to
     /// this output.
     pub fn product(&self, first: usize, count: usize, output: Matrix) -> LinearProduct {
-        let &Linear { weight, bias, activation, .. } = self;
+        let &Linear { weight, bias, activation, rounds_input, .. } = self;
         let input = self.input.part(first, count).as_floats(&weight);
         let residual = self.residual.map(|residual| residual.part(first, count));
-        LinearProduct { input, weight, bias, activation, residual, output }
+        LinearProduct { input, weight, bias, activation, residual, output, rounds_input }
     }
 
     pub fn accesses(&self, visit: &mut impl Visit) {
@@ -130,9 +132,9 @@ impl Linear {
 
 impl From<LinearProduct> for Linear {
     fn from(op: LinearProduct) -> Linear {
-        let LinearProduct { input, weight, bias, activation, residual, output } = op;
+        let LinearProduct { input, weight, bias, activation, residual, output, rounds_input } = op;
         let (input, output) = (LinearInput::Floats(input), Some(output));
-        Linear { input, weight, bias, activation, residual, output, quantized_output: None }
+        Linear { input, weight, bias, activation, residual, output, quantized_output: None, rounds_input }
     }
 }
 

@@ -20,6 +20,9 @@ pub struct LinearProduct {
     pub residual: Option<Matrix>,
     /// [M, N], gated [M, N/2]
     pub output: Matrix,
+    /// Whether this product may round its input to 8 bits where the executor's choices leave that to products
+    /// (`Choices::may_round_input`).
+    pub rounds_input: bool,
 }
 
 impl LinearProduct {
@@ -33,7 +36,7 @@ impl LinearProduct {
         let input = expect_product(input, &weight, bias, output)?;
         let output = output.as_matrix("output")?;
         output.expect_size("output", input.rows, weight.output_columns())?;
-        Ok(LinearProduct { input, weight, bias, activation, residual: None, output })
+        Ok(LinearProduct { input, weight, bias, activation, residual: None, output, rounds_input: false })
     }
 
     /// The product with this added, if it is there.

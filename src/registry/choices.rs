@@ -125,9 +125,9 @@ impl Choices {
         ProductKey::of(op, self.may_round_input(op))
     }
 
-    /// Whether the product may round its input to 8 bits, a scale a row.
+    /// Whether the product may round its input to 8 bits, a scale a row: as the backend's options say, or the product itself.
     pub fn may_round_input(&self, op: &LinearProduct) -> bool {
-        self.rounding.allows(op.weight.encoding)
+        self.rounding.allows(op.weight.encoding) || (op.rounds_input && !self.fixed)
     }
 
     fn table(&self) -> &Table {

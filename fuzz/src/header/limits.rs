@@ -20,7 +20,11 @@ pub fn number(owner: &str, name: &str, value: u64) -> u64 {
         (_, "trace_events") if value <= 1 << 24 => value.min(4096),
         ("nvb_memory_options", "initial_bytes") if !refused => value.min(4 << 20),
         ("nvb_tune_options", "rounds") => value.min(2),
-        ("nvb_graph_optimize_options" | "nvb_graph_profile_options", "launches") if value <= 1 << 20 => 1,
+        ("nvb_graph_optimize_options" | "nvb_graph_profile_options" | "nvb_graph_fp8_options", "launches")
+            if value <= 1 << 20 =>
+        {
+            1
+        }
         ("nvb_attention_benchmark", "rounds") if value <= 10_000 => 1,
         ("nvb_linear_case", "rows" | "columns" | "depth") if value > 128 && !refused => value % 128,
         // Below 64 MiB blocks are counted singly; without a limit a cache of gigabytes would be taken.
