@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "error.h"
+#include "fp8.h"
 
 namespace gemma {
 namespace {
@@ -39,6 +40,7 @@ Decoder::Decoder(const nvb::backend& backend, Session& session, const Sampling& 
       cpu_(is_cpu(backend)),
       recorded_(launching.optimize > 0),
       optimize_(launching.optimize),
+      fp8_(launching.fp8),
       capacity_(capacity),
       steps_(launching.steps > 0  ? launching.steps
              : recorded_ && !cpu_ ? kReplayedSteps
@@ -98,8 +100,10 @@ void Decoder::launch(int64_t rows, int64_t max_kv_length) {
       nvb::check(nvb_graph_mark_internal(recorded.get(), &bytes));
     };
     session_.visit_activations(mark);
-    mark(logits_);
+    // In FP8 the logits are the outputs whose error counts.
+    if (!fp8_) mark(logits_);
     nvb::check(nvb_graph_optimize(recorded.get(), optimize_, nullptr));
+    if (fp8_) convert_fp8(recorded, session_.stream(), *fp8_, "decode");
     graph = std::move(recorded);
   }
   graph.launch(session_.stream());

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <nvbackend.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -28,7 +29,9 @@ struct Sampling {
 struct Launching {
   uint32_t optimize = 2;  // 0: the calls of a step are queued each time; more: recorded, and optimised at this level
   int64_t steps = 0;      // of a launch; 0: what suits the device
-  std::string profile;    // the file for the times of a launch's operations, as a Chrome trace; empty: none
+  // Products in FP8 whose errors stay within this; 0: whatever the error; absent: none.
+  std::optional<float> fp8;
+  std::string profile;  // the file for the times of a launch's operations, as a Chrome trace; empty: none
 };
 
 class Decoder {
@@ -82,6 +85,7 @@ class Decoder {
   bool cpu_;
   bool recorded_;
   uint32_t optimize_;  // the level
+  std::optional<float> fp8_;
   int64_t capacity_;
   int64_t steps_;
   nvb::buffer inputs_;

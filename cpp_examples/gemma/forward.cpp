@@ -199,13 +199,13 @@ void Session::run(const Inputs& inputs, Attend attend) {
 }
 
 void Session::prefill(const std::vector<Segment>& segments) {
-  std::vector<int32_t> query_starts = {0}, sequence_numbers, kv_lengths;
-  for (const Segment& segment : segments) {
-    query_starts.push_back(query_starts.back() + segment.count);
-    sequence_numbers.push_back(segment.sequence);
-    kv_lengths.push_back(segment.position + segment.count);
-  }
-  const int64_t rows = query_starts.back();
+  upload(segments);
+  queue_prefill(segments);
+}
+
+void Session::upload(const std::vector<Segment>& segments) {
+  int64_t rows = 0;
+  for (const Segment& segment : segments) rows += segment.count;
   stream_.synchronize();  // an earlier copy may still be reading the staging memory
   int32_t* token = static_cast<int32_t*>(staging_.data());
   int32_t* position = token + rows;
@@ -218,6 +218,16 @@ void Session::prefill(const std::vector<Segment>& segments) {
     }
   }
   inputs_.upload(staging_.data(), static_cast<size_t>(3 * rows) * sizeof(int32_t), stream_);
+}
+
+void Session::queue_prefill(const std::vector<Segment>& segments) {
+  std::vector<int32_t> query_starts = {0}, sequence_numbers, kv_lengths;
+  for (const Segment& segment : segments) {
+    query_starts.push_back(query_starts.back() + segment.count);
+    sequence_numbers.push_back(segment.sequence);
+    kv_lengths.push_back(segment.position + segment.count);
+  }
+  const int64_t rows = query_starts.back();
   const auto input = [&](int64_t index) {
     return nvb::tensor(static_cast<int32_t*>(inputs_.data()) + index * rows, NVB_DTYPE_I32, {rows});
   };

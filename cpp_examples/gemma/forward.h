@@ -40,6 +40,10 @@ class Session {
   // Runs the layers over whole prompts or pieces of them, one segment after the other. Waits for earlier work, queues.
   void prefill(const std::vector<Segment>& segments);
 
+  // The two parts of it, of which the second can be recorded.
+  void upload(const std::vector<Segment>& segments);
+  void queue_prefill(const std::vector<Segment>& segments);
+
   // Queues the layers over one token for each row, as `inputs` say when the stream gets there. No position reaches
   // `max_kv_length`.
   void decode(const Inputs& inputs, int64_t max_kv_length);

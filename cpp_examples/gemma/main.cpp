@@ -216,6 +216,7 @@ void run(const Options& options) {
     // Libraries that open on first use and the first touch of memory are no part of the speed that is measured.
     Request warm_up = request;
     warm_up.max_tokens = std::min<int64_t>(request.max_tokens, 4);
+    warm_up.launching.fp8.reset();
     generate(backend, model, warm_up, [](size_t, int32_t, bool) {});
   }
   std::optional<NpyWriter> writer;

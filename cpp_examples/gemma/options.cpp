@@ -101,6 +101,9 @@ std::string help_text() {
          "                      optimised at this level and replayed (2)\n"
          "  --steps N           decode steps that are queued together, whose tokens come together (0: 4 on a GPU that\n"
          "                      replays, else 1)\n"
+         "  --fp8 BOUND         products of recorded decode steps, and of the prompts, in FP8, as many as change no "
+         "output\n"
+         "                      by more than this part of it (0: all); tells what that is worth\n"
          "What to write\n"
          "  --profile FILE      the times of the operations of a recorded launch, as a Chrome trace; a table of them "
          "goes\n"
@@ -153,6 +156,8 @@ Options parse_options(int count, char** arguments) {
       options.launching.optimize = integer<uint32_t>(option, value(), 0, 3);
     } else if (option == "--steps") {
       options.launching.steps = integer<int64_t>(option, value(), 0, kMaxSteps);
+    } else if (option == "--fp8") {
+      options.launching.fp8 = number(option, value(), 0, 1);
     } else if (option == "--profile") {
       options.launching.profile = value();
     } else if (option == "--temperature") {
@@ -187,6 +192,7 @@ Options parse_options(int count, char** arguments) {
     fail("--random has no tokenizer: give --prompt-tokens instead of --prompt");
   }
   if (options.random.empty() && options.prompts.empty()) fail("--model needs a --prompt");
+  if (options.launching.fp8 && options.launching.optimize == 0) fail("--fp8 needs recorded steps: --optimize 1 to 3");
   if (options.random.empty() && prompt_tokens_given) fail("--prompt-tokens goes with --random");
   return options;
 }

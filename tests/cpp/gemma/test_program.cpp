@@ -69,6 +69,30 @@ void check_optimize() {
   }
 }
 
+// Errors stay within the bound; which texts change by that is told, and with a bound that nothing meets none does.
+void check_fp8() {
+  constexpr double kBound = 0.05;
+  size_t changed = 0, texts = 0;
+  for (const json& entry : json::parse(gemma_test::read_file("tests/data/reference.json"))) {
+    const std::string prompt = entry["prompt"], expected = entry["continuation"].get<std::string>() + "\n";
+    const CommandResult bounded = shipped({"--prompt", prompt, "--fp8", std::to_string(kBound)});
+    for (const char* pass : {"fp8 prefill: ", "fp8 decode: "}) {
+      const size_t at = bounded.errors.find(pass);
+      require(at != std::string::npos, "no \"", pass, "\" in: ", bounded.errors);
+      const std::string words = "worst output ";
+      const double error = std::stod(bounded.errors.substr(bounded.errors.find(words, at) + words.size()));
+      require(error <= kBound, pass, "an error of ", error);
+    }
+    require(bounded.errors.find("choose") != std::string::npos, "nothing of logits in: ", bounded.errors);
+    changed += bounded.output != expected;
+    ++texts;
+    const CommandResult exact = shipped({"--prompt", prompt, "--fp8", "1e-12"});
+    require(exact.output == expected, "another text without a product in FP8: ", exact.output);
+    require(exact.errors.find("fp8 decode: 0 of ") != std::string::npos, "products in FP8: ", exact.errors);
+  }
+  std::printf("fp8: %zu of %zu texts change with a bound of %g\n", changed, texts, kBound);
+}
+
 void check_profile() {
   const TemporaryFolder folder;
   const std::string path = folder.path("profile.json");
@@ -137,7 +161,7 @@ void check_help() {
                              "--batch",        "--logits",      "--random",        "--memory-summary",
                              "--threads",      "--weights",     "--weights-table", "--weights-zero-points",
                              "--memory-limit", "--version",     "--optimize",      "--steps",
-                             "--profile"}) {
+                             "--profile",      "--fp8"}) {
     require(result.output.find(option) != std::string::npos, option, " is not in --help");
   }
 }
@@ -175,6 +199,8 @@ void check_usage() {
   usage({"--kv-dtype", "fp16"}, "--kv-dtype is \"fp16\"; it must be f32, f16, bf16 or fp8");
   usage({"--memory-limit", "8G"}, "--memory-limit is \"8G\"; it must be a size such as 8000000000, 8GB or 8GiB");
   usage({"--optimize", "4"}, "--optimize is \"4\"; it must be an integer from 0 to 3");
+  usage({"--fp8", "2"}, "--fp8 is \"2\"; it must be a number from 0 to 1");
+  usage({"--model", "m", "--prompt", "x", "--fp8", "0", "--optimize", "0"}, "--fp8 needs recorded steps");
   usage({"--steps", "65"}, "--steps is \"65\"; it must be an integer from 0 to 64");
   usage({"--batch", "0"}, "--batch is \"0\"; it must be an integer from 1 to 4096");
   require_failure(gemma_test::run_command({gemma_path, "--prompt"}), 2, "--prompt needs a value");
@@ -533,13 +559,24 @@ int main(int count, char** arguments) {
     return 2;
   }
   gemma_path = arguments[1];
-  std::vector<gemma_test::Test> tests = {
-      {"text", check_text},         {"optimize", check_optimize},         {"profile", check_profile},
-      {"batch", check_batch},       {"logits file", check_logits_file},   {"random model", check_random_model},
-      {"GGUF file", check_gguf},    {"weights", check_weights},           {"help", check_help},
-      {"version", check_version},   {"memory limit", check_memory_limit}, {"wrong command lines", check_usage},
-      {"failures", check_failures}, {"undamaged model", check_undamaged}, {"several files", check_sharded},
-      {"pipes", check_pipes},       {"many tensors", check_many_tensors}};
+  std::vector<gemma_test::Test> tests = {{"text", check_text},
+                                         {"optimize", check_optimize},
+                                         {"fp8", check_fp8},
+                                         {"profile", check_profile},
+                                         {"batch", check_batch},
+                                         {"logits file", check_logits_file},
+                                         {"random model", check_random_model},
+                                         {"GGUF file", check_gguf},
+                                         {"weights", check_weights},
+                                         {"help", check_help},
+                                         {"version", check_version},
+                                         {"memory limit", check_memory_limit},
+                                         {"wrong command lines", check_usage},
+                                         {"failures", check_failures},
+                                         {"undamaged model", check_undamaged},
+                                         {"several files", check_sharded},
+                                         {"pipes", check_pipes},
+                                         {"many tensors", check_many_tensors}};
   const auto add = [&tests](const char* part, const Hostile& hostile) {
     tests.push_back({std::string(part) + hostile.name, [&hostile] {
                        Model model;
