@@ -35,7 +35,11 @@ fetch: setup ## download all that `make demo` and `make test` need, which then w
 demo: ## build the library and the examples, and let the shipped Gemma model write
 	@tools/demo.sh
 
-test: setup lint test-rust test-models test-tsan test-fuzz test-helgrind test-cpu-only test-native test-dist test-readme ## run every test and gate
+# Two at a time where a part keeps one core busy for minutes: the fuzzers' library is one unit of code, and they, helgrind and
+# ThreadSanitizer run one thread.
+test: setup lint test-rust ## run every test and gate
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-fuzz test-models test-tsan test-helgrind
+	@$(MAKE) --no-print-directory test-native test-dist test-readme
 	@echo "make test: all passed"
 
 library: ## build the library alone, for this machine's GPU or CPU
