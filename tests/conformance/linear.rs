@@ -243,14 +243,25 @@ fn sizes() {
     check("linear", &cases, test);
 }
 
-/// One row against a weight with long rows, which a GPU may share out in one wave: rows in one part and in up to sixteen,
+/// One row against a weight with rows from 512 on, which a GPU may share out in one wave: rows in one part and in up to sixteen,
 /// the last of them shorter, a block with several rows for each warp or with none, and what is too long for that.
 #[test]
 fn one_row_and_a_long_k() {
     let mut cases = Vec::new();
     for (dtype, other) in [(DType::Bf16, DType::F16), (DType::F16, DType::Bf16)] {
         let case = Case { m: 1, input: dtype, weight: dtype, output: dtype, ..CASE };
-        for (n, k) in [(1, 1024), (5, 1288), (133, 2056), (301, 1280), (60, 10_248), (9, 20_480), (9, 20_488)] {
+        for (n, k) in [
+            (1, 504),
+            (1, 512),
+            (537, 640),
+            (1, 1024),
+            (5, 1288),
+            (133, 2056),
+            (301, 1280),
+            (60, 10_248),
+            (9, 20_480),
+            (9, 20_488),
+        ] {
             for layout in [PLAIN, PITCHED, UNALIGNED] {
                 let case = Case { n, k, layout, ..case };
                 cases.push(Case { borrowed: true, ..case });

@@ -10,7 +10,7 @@ if [ -x "$nvcc" ]; then
   # A toolkit out of packages has its libraries beside bin/, and not all of them.
   libraries=$(dirname "$(readlink -f "$nvcc")")/../lib
   flags=(-std=c++17 -O3 --expt-relaxed-constexpr -Icsrc -Itests/gpu -gencode "arch=compute_90a,code=sm_90a")
-  "$nvcc" "${flags[@]}" tests/gpu/decode_step.cu tests/gpu/decode_step_int4.cu tests/gpu/decode_step_int8.cu \
+  "$nvcc" "${flags[@]}" tests/gpu/decode_step.cu tests/gpu/decode_step_int4.cu tests/gpu/decode_step_int8.cu tests/gpu/decode_step_gemv.cu \
     csrc/linear/sm90/linear_gemv_ring.cu csrc/rms_norm/rms_norm.cu csrc/common/constant_reads.cu \
     -cudadevrt none "-L$libraries" -o "$program"
 fi

@@ -25,6 +25,9 @@ bool launch_int4(const nvb_linear_quantized_params& params, const nvb_launch& la
 bool launch_int8(const nvb_linear_quantized_params& params, const nvb_launch& launch,
                  const nvb::quantized::DecodeChoice* choice, cudaError_t& result);
 
+// decode_step_gemv.cu: linear_gemv for rows of BF16 that are aligned.
+cudaError_t launch_gemv(const nvb_linear_params& params, const nvb_launch& launch);
+
 namespace decode_step {
 
 using nvb::quantized::DecodeChoice;
@@ -97,14 +100,15 @@ T* allocate(size_t count) {
 
 class Layer {
  public:
-  // Of `sets` of weights a chain takes one after the other, so that none is in L2 when its turn comes.
-  Layer(const Model& model, Format format, const nvb_launch& launch) : model_(model), format_(format), launch_(launch) {
+  // Of `sets` of weights a chain takes one after the other; by default enough that none is in L2 when its turn comes.
+  Layer(const Model& model, Format format, const nvb_launch& launch, int sets = 0)
+      : model_(model), format_(format), launch_(launch), sets_(sets) {
     rows_[0] = (model.heads + 2 * model.kv_heads) * model.head_dim, columns_[0] = model.width;
     rows_[1] = model.width, columns_[1] = model.heads * model.head_dim;
     rows_[2] = 2 * model.feed_forward, columns_[2] = model.width;
     rows_[3] = model.width, columns_[3] = model.feed_forward;
     for (int i = 0; i < kProducts; ++i) bytes_ += weight_bytes(i) + scale_bytes(i);
-    sets_ = static_cast<int>((size_t{200} << 20) / bytes_) + 2;
+    if (sets_ == 0) sets_ = static_cast<int>((size_t{200} << 20) / bytes_) + 2;
     for (int set = 0; set < sets_; ++set) {
       for (int i = 0; i < kProducts; ++i) {
         auto* const data = allocate<char>(weight_bytes(i));
@@ -177,7 +181,7 @@ class Layer {
     return std::sqrt(difference / norm);
   }
 
- private:
+ protected:
   size_t weight_bytes(int i) const {
     const size_t elements = static_cast<size_t>(rows_[i] * columns_[i]);
     return format_ == Format::kBf16 ? 2 * elements : format_ == Format::kInt8 ? elements : elements / 2;
@@ -205,7 +209,9 @@ class Layer {
       nvb_linear_params p = {};
       describe(p);
       p.weight_dtype = NVB_BF16;
-      result = nvb::launch_linear_gemv_ring<bf16>(p, launch_);
+      // As linear.cu chooses.
+      const bool is_ring = p.n * p.k > int64_t{1} << 26 ? p.k <= 2560 : p.k >= 1024 || p.n <= 8192;
+      result = is_ring ? nvb::launch_linear_gemv_ring<bf16>(p, launch_) : launch_gemv(p, launch_);
       return true;
     }
     nvb_linear_quantized_params p = {};
@@ -235,9 +241,9 @@ class Layer {
   Model model_;
   Format format_;
   nvb_launch launch_;
+  int sets_;
   int64_t rows_[kProducts], columns_[kProducts];
   size_t bytes_ = 0;
-  int sets_ = 0;
   std::vector<void*> data_, scales_;
   bf16 *hidden_, *qkv_, *attended_, *gated_, *checked_, *norms_;
   float *residual_, *sums_;

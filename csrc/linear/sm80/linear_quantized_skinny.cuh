@@ -79,7 +79,15 @@ __global__ void __launch_bounds__(32 * Warps, BlocksPerSm)
     for (int i = 0; i < Depth; ++i) {
       if (chunk + i < end) weight.load(chunk + i, words[i], scales[i]);
     }
-    if (chunk == begin) wait_for_previous_grid();
+    if (chunk == begin) {
+      // The scales of rows, which nobody has read before: a miss of L2 would stand between the last sum and the store.
+      if constexpr (Weight::kScales == Scales::kRows) {
+        if (threadIdx.x < 2 && first_row + threadIdx.x * 8 < p.n) {
+          prefetch_l2(static_cast<const float*>(p.scales) + first_row + threadIdx.x * 8);
+        }
+      }
+      wait_for_previous_grid();
+    }
 #pragma unroll
     for (int i = 0; i < Depth; ++i) {
       if (chunk + i < end) multiply(words[i], scales[i], chunk + i);

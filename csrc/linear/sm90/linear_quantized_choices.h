@@ -7,12 +7,13 @@
 // On average they are 1 to 2.5 % slower than the best choice for each shape, where tables for the shapes of Gemma 3
 // alone were 11 to 27 %.
 //
-// Exceptions, all for Int4 and few tokens. 14336 x 4096 for one token takes 11.4 µs alone and 14.8 behind a norm,
+// Exceptions, all for few tokens. Int4 of 14336 x 4096 for one token takes 11.4 µs alone and 14.8 behind a norm,
 // where two blocks a multiprocessor take 11.9 and 13.3. Long rows stay with kRegisters, though clusters take 7.5 µs
 // instead of 8.4 for 2560 x 10240: Gemma 3 4B, where such a product follows one that fills shared memory, made 614
 // tokens/s with clusters and 626 without, on two machines. For one token the first lines
 // were chosen in a graph with the other kernels of a layer and a stand-in for attention, in µs a layer, three times in
-// turn: 2560 x 10240 31.1 for 31.8; 1152 x 6912 20.6 for 21.6; 3840 x 15360 and 8192 x 3840 together 49.5 for 54.0.
+// turn: 2560 x 10240 31.1 for 31.8; 1152 x 6912 20.6 for 21.6; 3840 x 15360 and 8192 x 3840 together 49.5 for 54.0. So
+// was the first line of Int8: 1152 x 6912 23.9 for 24.5.
 #pragma once
 
 #include <array>
@@ -133,6 +134,7 @@ constexpr DecodeChoice kInt4Rest[] = {
 };
 // These are for up to 8 tokens.
 constexpr DecodeChoice kInt8Few[] = {
+    {1, 68, 83, 90, 143, DecodeKernel::kStream, 3, 14, 2, 2},
     {4, 0, 68, 72, kAny, DecodeKernel::kStream, 1, 12, 4, 2},
     {4, 0, 286, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {4, 0, 68, 54, 72, DecodeKernel::kRegisters, 0, 0, 0, 0},

@@ -198,6 +198,13 @@ __global__ void __launch_bounds__(32 * kMaxStreamWarps, 2)
 #pragma unroll
   for (int i = 0; i < Stages; ++i) copy_next(ring + i * Stage::kBytes);
 
+  // The scales of rows, which nobody has read before: a miss of L2 would stand between the last sum and the store. They
+  // are asked for behind W, whose loads a miss of their page would hold up.
+  if constexpr (Weight::kScales == Scales::kRows) {
+    const int64_t row = static_cast<int64_t>(first_block) * kTileRows + threadIdx.x * 8;
+    if (threadIdx.x * 8 < blocks * kTileRows && row < p.n) prefetch_l2(static_cast<const float*>(p.scales) + row);
+  }
+
   wait_for_previous_grid();
   stage_input<Weight, T>(p, slice, slice_end, x, plan.x_pitch);
   __syncthreads();
