@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 37] = [
+const PARTS: [Part; 38] = [
     part(
         "status",
         "Status codes and errors",
@@ -163,6 +163,11 @@ const PARTS: [Part; 37] = [
         "strided",
         "Operations over strided tensors",
         "What graphs of plain tensors are made of: functions of elements over four axes of any strides, rows to numbered places, rotary embedding, and softmax with a mask.",
+    ),
+    part(
+        "rows",
+        "Rows of plain tensors",
+        "The order of a row's elements, its sum, and its length.",
     ),
     part(
         "block_rows",
