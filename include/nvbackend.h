@@ -40,8 +40,9 @@
 //             reclaim and sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager ·
 //             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Merging attention · Planning
 //             attention · Operations of a layer · Batched and grouped products · Elementwise operations and sampling
-//             · Operations over strided tensors · Blocks of files as plain tensors · Workspace of the caller's ·
-//             Graphs · Optimising graphs · Validating graphs · Profiling graphs · Profiling · Tuning · Kernels.
+//             · Operations over strided tensors · Rows of plain tensors · Blocks of files as plain tensors ·
+//             Workspace of the caller's · Graphs · Optimising graphs · Validating graphs · Profiling graphs ·
+//             Profiling · Tuning · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -2726,8 +2727,14 @@ static inline void nvb_attention_measurement_init(nvb_attention_measurement *val
 
 #define NVB_OPERATION_BLOCK_ROWS 22
 
+#define NVB_OPERATION_SORT_ROWS 23
+
+#define NVB_OPERATION_SUM_ROWS 24
+
+#define NVB_OPERATION_L2_NORM 25
+
 // The operations of this header; a later library may have more.
-#define NVB_OPERATION_COUNT 23
+#define NVB_OPERATION_COUNT 26
 
 // `layout`: [N, C, …], as PyTorch has images.
 #define NVB_LAYOUT_NCHW 0
@@ -3294,6 +3301,11 @@ static inline void nvb_sample_args_init(nvb_sample_args *value) {
 // `section_order`: pairs of time, height and width alternate while each has some left, and the rest is of the fourth (Qwen3-VL).
 #define NVB_SECTIONS_INTERLEAVED 1
 
+// `section_order`: as consecutive, and each section has all frequencies from the first on: its pair i turns by position ·
+// base^(−4i / rotary_dim) / frequency_factors · position_scale (vision towers, as of Qwen2-VL). Factors and YaRN's pairs are those
+// of the whole head.
+#define NVB_SECTIONS_INDEPENDENT 2
+
 // output = f(input, second), element by element. Tensors have rank 1 to 4 and any strides, the innermost too; of a smaller
 // rank the missing axes are in front with an extent of 1. An operand whose extent divides the output's repeats along that
 // axis.
@@ -3439,6 +3451,90 @@ static inline void nvb_rotary_embedding_args_init(nvb_rotary_embedding_args *val
 }
 
 static inline void nvb_masked_softmax_args_init(nvb_masked_softmax_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Rows of plain tensors -------------------------------------------------------------------------------------------
+//
+// The order of a row's elements, its sum, and its length.
+
+// `order`: the smallest element first.
+#define NVB_ORDER_ASCENDING 0
+
+// `order`: the largest element first.
+#define NVB_ORDER_DESCENDING 1
+
+// output[.., i] = the column of the i-th element of the row in its order: a stable sort, in which of equal elements the lower
+// column comes first in either order. NaN comes after every number. With fewer columns in `output` than in `input` these are the
+// first of them: the largest k in descending order.
+typedef struct {
+  size_t struct_size;
+  // [.., rows, n], any float dtype and strides, the innermost 1; up to two axes in front.
+  nvb_tensor input;
+  // I32 [.., rows, k] with k of at most n, any strides, the innermost 1. Must not overlap `input`.
+  nvb_tensor output;
+  // `NVB_ORDER_…`
+  uint32_t order;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_sort_rows_args;
+
+// output = scale · Σ input over the last axis. 1 / n makes it the mean.
+typedef struct {
+  size_t struct_size;
+  // [.., rows, n], any float dtype and any strides; up to two axes in front. The sum of no elements is 0.
+  nvb_tensor input;
+  // [.., rows, 1], any float dtype and any strides. Must not overlap `input`.
+  nvb_tensor output;
+  // 0: 1.
+  float scale;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_sum_rows_args;
+
+// output = input / max(√(Σ input²), epsilon), each row by its own length.
+typedef struct {
+  size_t struct_size;
+  // [.., rows, n], any float dtype and any strides; up to two axes in front.
+  nvb_tensor input;
+  // Any float dtype and any strides, of the shape of `input`, which it may be.
+  nvb_tensor output;
+  // 0: 1e-12.
+  float epsilon;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_l2_norm_args;
+
+// Queues a sort of each row. Does not allocate or synchronise; may be captured. On CUDA rows of up to 4,096 elements are sorted
+// in shared memory; longer ones take a time that grows with the square of their length.
+NVB_MUST_USE nvb_status nvb_sort_rows(const nvb_backend *backend,
+                         const nvb_sort_rows_args *args,
+                         nvb_stream *stream);
+
+// Queues a sum over each row, f32 or more inside with one rounding at the store. Does not allocate or synchronise; may be
+// captured.
+NVB_MUST_USE nvb_status nvb_sum_rows(const nvb_backend *backend,
+                        const nvb_sum_rows_args *args,
+                        nvb_stream *stream);
+
+// Queues a division of each row by its length, f32 or more inside with one rounding at the store; no finite element overflows on
+// the way. Does not allocate or synchronise; may be captured.
+NVB_MUST_USE nvb_status nvb_l2_norm(const nvb_backend *backend,
+                       const nvb_l2_norm_args *args,
+                       nvb_stream *stream);
+
+static inline void nvb_sort_rows_args_init(nvb_sort_rows_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_sum_rows_args_init(nvb_sum_rows_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_l2_norm_args_init(nvb_l2_norm_args *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
