@@ -104,6 +104,18 @@ inline void masked_softmax(const nvb_backend* backend, const nvb_masked_softmax_
   check(nvb_masked_softmax(backend, &args, stream));
 }
 
+inline void sort_rows(const nvb_backend* backend, const nvb_sort_rows_args& args, nvb_stream* stream) {
+  check(nvb_sort_rows(backend, &args, stream));
+}
+
+inline void sum_rows(const nvb_backend* backend, const nvb_sum_rows_args& args, nvb_stream* stream) {
+  check(nvb_sum_rows(backend, &args, stream));
+}
+
+inline void l2_norm(const nvb_backend* backend, const nvb_l2_norm_args& args, nvb_stream* stream) {
+  check(nvb_l2_norm(backend, &args, stream));
+}
+
 inline void block_rows(const nvb_backend* backend, const nvb_block_rows_args& args, nvb_stream* stream) {
   check(nvb_block_rows(backend, &args, stream));
 }

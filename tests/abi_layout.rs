@@ -25,6 +25,7 @@ use nvbackend::capi::metrics::*;
 use nvbackend::capi::operations::*;
 use nvbackend::capi::pool::*;
 use nvbackend::capi::products::*;
+use nvbackend::capi::rows::*;
 use nvbackend::capi::sampling::*;
 use nvbackend::capi::status::*;
 use nvbackend::capi::stream_manager::*;

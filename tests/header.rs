@@ -165,6 +165,11 @@ const PARTS: [Part; 38] = [
         "What graphs of plain tensors are made of: functions of elements over four axes of any strides, rows to numbered places, rotary embedding, and softmax with a mask.",
     ),
     part(
+        "rows",
+        "Rows of plain tensors",
+        "The order of a row's elements, its sum, and its length.",
+    ),
+    part(
         "block_rows",
         "Blocks of files as plain tensors",
         "Rows of GGUF's blocks that become floats, and floats that become blocks: caches in such formats, copies and gathers.",

@@ -40,6 +40,7 @@ pub mod operations;
 pub mod pool;
 mod prelude;
 pub mod products;
+pub mod rows;
 pub mod sampling;
 mod shortcut;
 pub mod status;

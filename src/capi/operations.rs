@@ -53,8 +53,11 @@ pub const NVB_OPERATION_SCATTER_ROWS: u32 = 19;
 pub const NVB_OPERATION_ROTARY_EMBEDDING: u32 = 20;
 pub const NVB_OPERATION_MASKED_SOFTMAX: u32 = 21;
 pub const NVB_OPERATION_BLOCK_ROWS: u32 = 22;
+pub const NVB_OPERATION_SORT_ROWS: u32 = 23;
+pub const NVB_OPERATION_SUM_ROWS: u32 = 24;
+pub const NVB_OPERATION_L2_NORM: u32 = 25;
 /// The operations of this header; a later library may have more.
-pub const NVB_OPERATION_COUNT: u32 = 23;
+pub const NVB_OPERATION_COUNT: u32 = 26;
 
 /// `layout`: [N, C, …], as PyTorch has images.
 pub const NVB_LAYOUT_NCHW: u32 = 0;

@@ -8,7 +8,7 @@ use super::tensor::{
 };
 use crate::operation::masked_softmax::MaskedSoftmax;
 use crate::operation::pointwise::{Function, Pointwise};
-use crate::operation::rotary_embedding::{Angles, Pairs, RotaryEmbedding, Sections, Yarn};
+use crate::operation::rotary_embedding::{Angles, Pairs, RotaryEmbedding, SectionOrder, Sections, Yarn};
 use crate::operation::scatter_rows::ScatterRows;
 
 /// `function`: x, rounded to the output's dtype. I32 goes to I32 as well.
@@ -59,6 +59,10 @@ pub const NVB_ROTARY_INTERLEAVED: u32 = 1;
 pub const NVB_SECTIONS_CONSECUTIVE: u32 = 0;
 /// `section_order`: pairs of time, height and width alternate while each has some left, and the rest is of the fourth (Qwen3-VL).
 pub const NVB_SECTIONS_INTERLEAVED: u32 = 1;
+/// `section_order`: as consecutive, and each section has all frequencies from the first on: its pair i turns by position ·
+/// base^(−4i / rotary_dim) / frequency_factors · position_scale (vision towers, as of Qwen2-VL). Factors and YaRN's pairs are those
+/// of the whole head.
+pub const NVB_SECTIONS_INDEPENDENT: u32 = 2;
 
 /// output = f(input, second), element by element. Tensors have rank 1 to 4 and any strides, the innermost too; of a smaller
 /// rank the missing axes are in front with an extent of 1. An operand whose extent divides the output's repeats along that
@@ -226,13 +230,9 @@ pub unsafe extern "C" fn nvb_rotary_embedding(
     guard!(nvb_rotary_embedding, {
         arguments!(backend, args, stream);
         expect_reserved(args.reserved)?;
-        let interleaved = match args.section_order {
-            NVB_SECTIONS_CONSECUTIVE => false,
-            NVB_SECTIONS_INTERLEAVED => true,
-            other => {
-                return Err(Error::invalid(format!("section_order is {other}; NVB_SECTIONS_… (0 or 1) is needed")))
-            }
-        };
+        let order = SectionOrder::from_code(args.section_order).ok_or_else(|| {
+            Error::invalid(format!("section_order is {}; NVB_SECTIONS_… (0 to 2) is needed", args.section_order))
+        })?;
         let sections = [args.time_pairs, args.height_pairs, args.width_pairs, args.extra_pairs];
         let pairs = Pairs::from_code(args.pairs)
             .ok_or_else(|| Error::invalid(format!("pairs is {}; NVB_ROTARY_… (0 or 1) is needed", args.pairs)))?;
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn nvb_rotary_embedding(
             position_scale: or(args.position_scale, 1.0),
             magnitude: or(args.magnitude, 1.0),
             yarn: (args.extension != 0.0).then_some(yarn),
-            sections: (sections != [0; 4]).then_some(Sections { pairs: sections, interleaved }),
+            sections: (sections != [0; 4]).then_some(Sections { pairs: sections, order }),
         };
         backend.queue(RotaryEmbedding::new(input, output, positions, factors, angles)?, &stream)
     })

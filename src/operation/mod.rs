@@ -40,6 +40,7 @@ use embedding::Embedding;
 use gated_activation::GatedActivation;
 use group_norm::GroupNorm;
 use grouped_linear::GroupedLinear;
+use l2_norm::L2Norm;
 use layer_norm::LayerNorm;
 use linear::Linear;
 use linear_product::LinearProduct;
@@ -54,7 +55,9 @@ use rotary_embedding::RotaryEmbedding;
 use sample::Sample;
 use scatter_rows::ScatterRows;
 use softmax::Softmax;
+use sort_rows::SortRows;
 use std::ffi::CStr;
+use sum_rows::SumRows;
 
 pub(crate) use crate::tensor::expect_extent;
 pub use activation::Activation;
@@ -159,6 +162,9 @@ operations! {
     RotaryEmbedding = 20, rotary_embedding, c"nvbackend::rotary_embedding";
     MaskedSoftmax = 21, masked_softmax, c"nvbackend::masked_softmax";
     BlockRows = 22, block_rows, c"nvbackend::block_rows";
+    SortRows = 23, sort_rows, c"nvbackend::sort_rows";
+    SumRows = 24, sum_rows, c"nvbackend::sum_rows";
+    L2Norm = 25, l2_norm, c"nvbackend::l2_norm";
 }
 
 /// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in
@@ -173,12 +179,15 @@ macro_rules! plain_operations {
             Elementwise elementwise;
             GatedActivation gated_activation;
             GroupNorm group_norm;
+            L2Norm l2_norm;
             LayerNorm layer_norm;
             MaskedSoftmax masked_softmax;
             Pointwise pointwise;
             RmsNorm rms_norm;
             RotaryEmbedding rotary_embedding;
             Softmax softmax;
+            SortRows sort_rows;
+            SumRows sum_rows;
         }
     };
 }

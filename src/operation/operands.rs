@@ -158,6 +158,18 @@ impl Operation {
                 each.read([&mut op.input]);
                 each.write([&mut op.output]);
             }
+            Operation::SortRows(op) => {
+                each.read([&mut op.input]);
+                each.write([&mut op.output]);
+            }
+            Operation::SumRows(op) => {
+                each.read([&mut op.input]);
+                each.write([&mut op.output]);
+            }
+            Operation::L2Norm(op) => {
+                each.read([&mut op.input]);
+                each.write([&mut op.output]);
+            }
             Operation::Elementwise(op) => {
                 each.read([&mut op.input]);
                 each.read(&mut op.second);

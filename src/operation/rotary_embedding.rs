@@ -22,20 +22,39 @@ numbered! {
     }
 }
 
+numbered! {
+    /// Which pairs belong to a section; the numbers are `NVB_SECTIONS_*` of the C ABI.
+    pub enum SectionOrder: u32 {
+        /// Those of one section stand one behind the other.
+        Consecutive = 0,
+        /// Pairs of the first three alternate while each has some left (Qwen3-VL), and the fourth has the rest.
+        Interleaved = 1,
+        /// As consecutive, and each section has all frequencies from the first on (vision towers, as of Qwen2-VL): its pair i
+        /// turns by base^(−4i/rotary_dim).
+        Independent = 2,
+    }
+}
+
 /// Several positions a token (M-RoPE, Qwen2-VL): how many pairs turn by the first, second, third and fourth of them, in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sections {
     pub pairs: [u32; 4],
-    /// Pairs of the first three alternate while each has some left (Qwen3-VL), and the fourth has the rest.
-    pub interleaved: bool,
+    pub order: SectionOrder,
 }
 
 impl Sections {
+    /// The pair's place among those of its section, which are together.
+    fn place_in_section(&self, pair: usize) -> usize {
+        let pairs = self.pairs.map(|pairs| pairs as usize);
+        let before: usize = pairs[..usize::from(self.axis(pair))].iter().sum();
+        pair % pairs.iter().sum::<usize>() - before
+    }
+
     /// Which of a token's positions turns the pair.
     fn axis(&self, pair: usize) -> u8 {
         let [first, second, third, fourth] = self.pairs.map(|pairs| pairs as usize);
         let place = pair % (first + second + third + fourth);
-        if self.interleaved {
+        if self.order == SectionOrder::Interleaved {
             return match place % 3 {
                 0 if place < 3 * first => 0,
                 1 if place < 3 * second => 1,
@@ -85,11 +104,24 @@ impl Angles {
                 let ramp = ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                 f64::from(yarn.extension) * (1.0 - ramp)
             });
-            let inverse = f64::from(self.base).powf(-((2 * i) as f64) / self.rotary_dim as f64);
+            let place = self.independent().map_or(i, |sections| sections.place_in_section(i));
+            let inverse = f64::from(self.base).powf(-((2 * place) as f64) / self.span() as f64);
             *frequency = (inverse * (f64::from(self.position_scale) * (1.0 - mix) + mix)) as f32;
         }
         let longer = self.yarn.map_or(1.0, |_| 1.0 + 0.1 * (1.0 / f64::from(self.position_scale)).ln());
         (frequencies, (f64::from(self.magnitude) * longer) as f32)
+    }
+
+    fn independent(&self) -> Option<Sections> {
+        self.sections.filter(|sections| sections.order == SectionOrder::Independent)
+    }
+
+    /// The elements over which frequencies fall to the lowest: with independent sections two of them share the head.
+    fn span(&self) -> usize {
+        match self.independent() {
+            Some(_) => self.rotary_dim / 2,
+            None => self.rotary_dim,
+        }
     }
 
     /// Which of a token's positions turns each pair.
@@ -103,7 +135,7 @@ impl Angles {
 
     /// The pairs between which extrapolation gives way to interpolation.
     fn ramp(&self, yarn: &Yarn) -> (f64, f64) {
-        let dim = self.rotary_dim as f64;
+        let dim = self.span() as f64;
         let pair = |turns: f32| {
             let context = f64::from(yarn.original_positions);
             dim * (context / (f64::from(turns) * 2.0 * std::f64::consts::PI)).ln() / (2.0 * f64::from(self.base).ln())

@@ -52,7 +52,16 @@ fn frequency(case: &Case, rotary_dim: usize, pair: usize) -> (f64, f64) {
     let or = |value: f32, default: f64| if value == 0.0 { default } else { value.into() };
     let (base, scale, magnitude) = (or(case.base, 1e4), or(case.position_scale, 1.0), or(case.magnitude, 1.0));
     let (dim, i) = (rotary_dim as f64, pair as f64);
-    let inverse = base.powf(-2.0 * i / dim);
+    // Independent sections begin anew, and fall twice as fast.
+    let (place, dim) = match case.sections {
+        Some((sections, NVB_SECTIONS_INDEPENDENT)) => {
+            let place = pair % sections.iter().sum::<u32>() as usize;
+            let before: u32 = sections[..axis(case, pair)].iter().sum();
+            ((place - before as usize) as f64, dim / 2.0)
+        }
+        _ => (i, dim),
+    };
+    let inverse = base.powf(-2.0 * place / dim);
     let Some((extension, positions)) = case.yarn else { return (inverse * scale, magnitude) };
     // The pair that turns so many times in the original context.
     let turns = |count: f64| dim * (f64::from(positions) / (count * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
@@ -188,8 +197,8 @@ fn factors_and_yarn() {
 fn sections() {
     let mut cases = Vec::new();
     for pairs in [NVB_ROTARY_HALF, NVB_ROTARY_INTERLEAVED] {
-        for order in [NVB_SECTIONS_CONSECUTIVE, NVB_SECTIONS_INTERLEAVED] {
-            for sections in [[4, 6, 6, 0], [2, 3, 1, 1], [1, 0, 0, 0], [0, 0, 0, 16], [40, 30, 20, 10]] {
+        for order in [NVB_SECTIONS_CONSECUTIVE, NVB_SECTIONS_INTERLEAVED, NVB_SECTIONS_INDEPENDENT] {
+            for sections in [[4, 6, 6, 0], [2, 3, 1, 1], [1, 0, 0, 0], [0, 0, 0, 16], [8, 8, 0, 0], [40, 30, 20, 10]] {
                 for yarn in [None, Some((1.0, 128))] {
                     let scale = if yarn.is_some() { 0.25 } else { 1.0 };
                     let case = Case { pairs, sections: Some((sections, order)), yarn, position_scale: scale, ..CASE };
@@ -221,7 +230,7 @@ fn what_is_refused() {
             expect_error(result, Status::InvalidArgument, words)
         };
         refused(&|args| args.pairs = 2, &["pairs is 2"])?;
-        refused(&|args| args.section_order = 2, &["section_order is 2"])?;
+        refused(&|args| args.section_order = 3, &["section_order is 3"])?;
         refused(&|args| args.time_pairs = 4, &["positions", "[4, 3]"])?;
         refused(
             &|args| {
