@@ -36,12 +36,13 @@ struct Variant {
   bool e5m2 = false;
 };
 
-constexpr int kHalf = 112 * 1024 - 256, kWhole = 222 * 1024;
+constexpr int kHalf = 113 * 1024 - 256, kWhole = 222 * 1024;
 using B = __nv_bfloat16;
 template <typename T, typename Tile, int N>
 cudaError_t with_stages(const DecodeArguments& a, Options options, int blocks, int bytes, const nvb_launch& l) {
   options.stages =
-      decode_ring::stages_within<Tile>(bytes, a.params.heads_per_chunk, float_dtype_bytes(a.params.query_dtype));
+      decode_ring::stages_within<Tile>(bytes, a.params.heads_per_chunk, float_dtype_bytes(a.params.query_dtype),
+                                                   options.cluster);
   if (options.stages < Tile::kTeams) return cudaErrorInvalidValue;
   return decode_ring::launch_tile<T, Tile, N>(a, options, blocks, l);
 }
@@ -62,30 +63,74 @@ cudaError_t go_e5m2(const DecodeArguments& a, const Options& o, int blocks, int 
 }
 
 const Variant kVariants[] = {
-    // name (d, team warps x teams, blocks a multiprocessor, a row's cost in tiles), d, rows, launch, {stages, extra},
-    // bytes, blocks
-    {"128 4x1", 128, 8, go<128, 1, 4, 1>, {0, 0}, kHalf, 1},
-    {"128 4x1 200K", 128, 8, go<128, 1, 4, 1>, {0, 0}, kWhole, 1},
-    {"128 8x1 200K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0}, kWhole, 1},
-    {"64 8x1 200K", 64, 8, go<64, 1, 8, 1>, {0, 0}, kWhole, 1},
-    {"256 2x2 200K", 256, 4, go<256, 1, 2, 2>, {0, 0}, kWhole, 1},
-    {"128 fp8 8x1 200K", 128, 8, go8<128, 1, 8, 1>, {0, 0}, kWhole, 1, true},
-    {"128 4x1 x2", 128, 8, go<128, 1, 4, 1>, {0, 0}, kHalf, 2},
-    {"128 4x1 x2 e2", 128, 8, go<128, 1, 4, 1>, {0, 2}, kHalf, 2},
-    {"128 2x2 x2 e4", 128, 8, go<128, 1, 2, 2>, {0, 4}, kHalf, 2},
-    {"64 8x1", 64, 8, go<64, 1, 8, 1>, {0, 0}, kHalf, 1},
-    {"64 8x1 x2 e2", 64, 8, go<64, 1, 8, 1>, {0, 2}, kHalf, 2},
-    {"64 4x2 x2 e4", 64, 8, go<64, 1, 4, 2>, {0, 4}, kHalf, 2},
-    {"256 2x2", 256, 4, go<256, 1, 2, 2>, {0, 0}, kHalf, 1},
-    {"256 2x2 x2 e2", 256, 4, go<256, 1, 2, 2>, {0, 2}, kHalf, 2},
-    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, 0}, kHalf, 1, true},
-    {"128 fp8 8x1 x2 e2", 128, 8, go8<128, 1, 8, 1>, {0, 2}, kHalf, 2, true},
-    {"256 fp8 4x1", 256, 8, go8<256, 1, 4, 1>, {0, 0}, kHalf, 1, true},
-    {"256 fp8 4x1 x2 e2", 256, 8, go8<256, 1, 4, 1>, {0, 2}, kHalf, 2, true},
-    {"128 fp8 r16 4x1 x2 e2", 128, 16, go8<128, 2, 4, 1>, {0, 2}, kHalf, 2, true},
-    {"256 fp8 r12 4x1", 256, 12, go8<256, 2, 4, 1, 1>, {0, 0}, kHalf, 1, true},
-    {"128 e5m2 8x1 x2 e2", 128, 8, go_e5m2<128, 1, 8, 1>, {0, 2}, kHalf, 2, true, true},
-    {"256 e5m2 4x1 x2 e2", 256, 8, go_e5m2<256, 1, 4, 1>, {0, 2}, kHalf, 2, true, true},
+    // name (d, team warps x teams, blocks a multiprocessor, a row's cost in tiles, c: blocks of a cluster, K: constant
+    // keys), d, rows, launch, {stages, extra, cluster, constant positions, old keys, keys}, bytes, blocks
+    {"128 4x1", 128, 8, go<128, 1, 4, 1>, {0, 0, 1, false, false, false}, kHalf, 1},
+    {"128 4x1 200K", 128, 8, go<128, 1, 4, 1>, {0, 0, 1, false, false, false}, kWhole, 1},
+    {"128 4x1 x2 e2", 128, 8, go<128, 1, 4, 1>, {0, 2, 1, false, false, false}, kHalf, 2},
+    {"128 4x1 c8", 128, 8, go<128, 1, 4, 1>, {0, 0, 8, false, false, false}, kHalf, 1},
+    {"128 4x1 c8 200K", 128, 8, go<128, 1, 4, 1>, {0, 0, 8, false, false, false}, kWhole, 1},
+    {"128 4x1 c12", 128, 8, go<128, 1, 4, 1>, {0, 0, 12, false, false, false}, kHalf, 1},
+    {"128 4x1 c12 200K", 128, 8, go<128, 1, 4, 1>, {0, 0, 12, false, false, false}, kWhole, 1},
+    {"128 4x1 c16", 128, 8, go<128, 1, 4, 1>, {0, 0, 16, false, false, false}, kHalf, 1},
+    {"128 4x1 c16 200K", 128, 8, go<128, 1, 4, 1>, {0, 0, 16, false, false, false}, kWhole, 1},
+    {"128 4x1 K", 128, 8, go<128, 1, 4, 1>, {0, 0, 1, true, true, true}, kHalf, 1},
+    {"128 4x1 200K K", 128, 8, go<128, 1, 4, 1>, {0, 0, 1, true, true, true}, kWhole, 1},
+    {"128 4x1 x2 e2 K", 128, 8, go<128, 1, 4, 1>, {0, 2, 1, true, true, true}, kHalf, 2},
+    {"128 4x1 c8 K", 128, 8, go<128, 1, 4, 1>, {0, 0, 8, true, true, true}, kHalf, 1},
+    {"128 4x1 c16 K", 128, 8, go<128, 1, 4, 1>, {0, 0, 16, true, true, true}, kHalf, 1},
+    {"128 4x1 x2 e2 old", 128, 8, go<128, 1, 4, 1>, {0, 2, 1, true, true, false}, kHalf, 2},
+    {"128 8x1 200K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 1, false, false, false}, kWhole, 1},
+    {"128 8x1 c8 200K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 8, false, false, false}, kWhole, 1},
+    {"128 8x1 c12 200K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 12, false, false, false}, kWhole, 1},
+    {"128 8x1 c16 200K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 16, false, false, false}, kWhole, 1},
+    {"128 8x1 200K K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 1, true, true, true}, kWhole, 1},
+    {"64 8x1", 64, 8, go<64, 1, 8, 1>, {0, 0, 1, false, false, false}, kHalf, 1},
+    {"64 8x1 200K", 64, 8, go<64, 1, 8, 1>, {0, 0, 1, false, false, false}, kWhole, 1},
+    {"64 8x1 x2 e2", 64, 8, go<64, 1, 8, 1>, {0, 2, 1, false, false, false}, kHalf, 2},
+    {"64 8x1 c8", 64, 8, go<64, 1, 8, 1>, {0, 0, 8, false, false, false}, kHalf, 1},
+    {"64 8x1 c8 200K", 64, 8, go<64, 1, 8, 1>, {0, 0, 8, false, false, false}, kWhole, 1},
+    {"64 8x1 c12", 64, 8, go<64, 1, 8, 1>, {0, 0, 12, false, false, false}, kHalf, 1},
+    {"64 8x1 c12 200K", 64, 8, go<64, 1, 8, 1>, {0, 0, 12, false, false, false}, kWhole, 1},
+    {"64 8x1 c16", 64, 8, go<64, 1, 8, 1>, {0, 0, 16, false, false, false}, kHalf, 1},
+    {"64 8x1 c16 200K", 64, 8, go<64, 1, 8, 1>, {0, 0, 16, false, false, false}, kWhole, 1},
+    {"64 8x1 K", 64, 8, go<64, 1, 8, 1>, {0, 0, 1, true, true, true}, kHalf, 1},
+    {"64 8x1 200K K", 64, 8, go<64, 1, 8, 1>, {0, 0, 1, true, true, true}, kWhole, 1},
+    {"64 8x1 x2 e2 K", 64, 8, go<64, 1, 8, 1>, {0, 2, 1, true, true, true}, kHalf, 2},
+    {"64 8x1 c8 K", 64, 8, go<64, 1, 8, 1>, {0, 0, 8, true, true, true}, kHalf, 1},
+    {"64 8x1 c16 K", 64, 8, go<64, 1, 8, 1>, {0, 0, 16, true, true, true}, kHalf, 1},
+    {"64 8x1 x2 e2 old", 64, 8, go<64, 1, 8, 1>, {0, 2, 1, true, true, false}, kHalf, 2},
+    {"256 2x2", 256, 4, go<256, 1, 2, 2>, {0, 0, 1, false, false, false}, kHalf, 1},
+    {"256 2x2 200K", 256, 4, go<256, 1, 2, 2>, {0, 0, 1, false, false, false}, kWhole, 1},
+    {"256 2x2 x2 e2", 256, 4, go<256, 1, 2, 2>, {0, 2, 1, false, false, false}, kHalf, 2},
+    {"256 2x2 c8", 256, 4, go<256, 1, 2, 2>, {0, 0, 8, false, false, false}, kHalf, 1},
+    {"256 2x2 c8 200K", 256, 4, go<256, 1, 2, 2>, {0, 0, 8, false, false, false}, kWhole, 1},
+    {"256 2x2 c12", 256, 4, go<256, 1, 2, 2>, {0, 0, 12, false, false, false}, kHalf, 1},
+    {"256 2x2 c12 200K", 256, 4, go<256, 1, 2, 2>, {0, 0, 12, false, false, false}, kWhole, 1},
+    {"256 2x2 c16", 256, 4, go<256, 1, 2, 2>, {0, 0, 16, false, false, false}, kHalf, 1},
+    {"256 2x2 c16 200K", 256, 4, go<256, 1, 2, 2>, {0, 0, 16, false, false, false}, kWhole, 1},
+    {"256 2x2 K", 256, 4, go<256, 1, 2, 2>, {0, 0, 1, true, true, true}, kHalf, 1},
+    {"256 2x2 200K K", 256, 4, go<256, 1, 2, 2>, {0, 0, 1, true, true, true}, kWhole, 1},
+    {"256 2x2 x2 e2 K", 256, 4, go<256, 1, 2, 2>, {0, 2, 1, true, true, true}, kHalf, 2},
+    {"256 2x2 c8 K", 256, 4, go<256, 1, 2, 2>, {0, 0, 8, true, true, true}, kHalf, 1},
+    {"256 2x2 c16 K", 256, 4, go<256, 1, 2, 2>, {0, 0, 16, true, true, true}, kHalf, 1},
+    {"256 2x2 x2 e2 old", 256, 4, go<256, 1, 2, 2>, {0, 2, 1, true, true, false}, kHalf, 2},
+    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, 0, 1, false, false, false}, kHalf, 1, true},
+    {"128 fp8 8x1 200K", 128, 8, go8<128, 1, 8, 1>, {0, 0, 1, false, false, false}, kWhole, 1, true},
+    {"128 fp8 8x1 x2 e2", 128, 8, go8<128, 1, 8, 1>, {0, 2, 1, false, false, false}, kHalf, 2, true},
+    {"128 fp8 8x1 x2 e2 K", 128, 8, go8<128, 1, 8, 1>, {0, 2, 1, true, true, true}, kHalf, 2, true},
+    {"128 fp8 8x1 c16", 128, 8, go8<128, 1, 8, 1>, {0, 0, 16, false, false, false}, kHalf, 1, true},
+    {"128 fp8 8x1 c16 K", 128, 8, go8<128, 1, 8, 1>, {0, 0, 16, true, true, true}, kHalf, 1, true},
+    {"256 fp8 4x1", 256, 8, go8<256, 1, 4, 1>, {0, 0, 1, false, false, false}, kHalf, 1, true},
+    {"256 fp8 4x1 200K", 256, 8, go8<256, 1, 4, 1>, {0, 0, 1, false, false, false}, kWhole, 1, true},
+    {"256 fp8 4x1 x2 e2", 256, 8, go8<256, 1, 4, 1>, {0, 2, 1, false, false, false}, kHalf, 2, true},
+    {"256 fp8 4x1 x2 e2 K", 256, 8, go8<256, 1, 4, 1>, {0, 2, 1, true, true, true}, kHalf, 2, true},
+    {"256 fp8 4x1 c16", 256, 8, go8<256, 1, 4, 1>, {0, 0, 16, false, false, false}, kHalf, 1, true},
+    {"256 fp8 4x1 c16 K", 256, 8, go8<256, 1, 4, 1>, {0, 0, 16, true, true, true}, kHalf, 1, true},
+    {"128 fp8 r16 4x1 x2 e2", 128, 16, go8<128, 2, 4, 1>, {0, 2, 1, false, false, false}, kHalf, 2, true},
+    {"256 fp8 r12 4x1", 256, 12, go8<256, 2, 4, 1, 1>, {0, 0, 1, false, false, false}, kHalf, 1, true},
+    {"128 e5m2 8x1 x2 e2", 128, 8, go_e5m2<128, 1, 8, 1>, {0, 2, 1, false, false, false}, kHalf, 2, true, true},
+    {"256 e5m2 4x1 x2 e2", 256, 8, go_e5m2<256, 1, 4, 1>, {0, 2, 1, false, false, false}, kHalf, 2, true, true},
 };
 
 // Whether the arguments ask for a variant: "" and a part of a name select several, "=name" one; NVB_VARIANTS names a
@@ -152,7 +197,7 @@ cudaError_t launch_old(nvb_attention_decode_params p, const Workspace& workspace
   p.splits = splits_of(p.sequences, p.sequences * p.kv_heads * p.chunks, visible, shape, launch);
   p.slots_per_head = p.splits > 1 ? p.splits + (p.splits + 15) / 16 : 0;
   DecodeArguments arguments;
-  const int64_t partials = static_cast<int64_t>(p.sequences) * p.query_heads * p.slots_per_head;
+  const int64_t partials = int64_t{p.sequences} * p.rows_per_sequence * p.query_heads * p.slots_per_head;
   p.workspace = workspace.data, p.counters = workspace.counters;
   arguments.params = p;
   arguments.partial_sums = reinterpret_cast<float2*>(workspace.data);
@@ -165,7 +210,11 @@ cudaError_t launch_new(const Variant& variant, nvb_attention_decode_params p, co
   const int group = items_per_kv_head(p);
   p.chunks = (group + variant.rows - 1) / variant.rows;
   p.heads_per_chunk = (group + p.chunks - 1) / p.chunks;
-  if (blocks == 0) blocks = launch.multiprocessors * variant.blocks_per_multiprocessor;
+  if (variant.options.cluster > 1) {
+    blocks = p.sequences * p.kv_heads * p.chunks * variant.options.cluster;
+  } else if (blocks == 0) {
+    blocks = launch.multiprocessors * variant.blocks_per_multiprocessor;
+  }
   p.workspace = workspace.data, p.counters = workspace.counters;
   DecodeArguments arguments;
   arguments.params = p;
@@ -712,6 +761,7 @@ struct Bench {
   }
 
   void table_of_rows(const std::string& filter) {
+    const bool pages = std::getenv("NVB_PAGES") != nullptr;
     for (const Row& row : kRows) {
       const std::vector<int> lengths(row.batch, row.length);
       const double bytes = 4.0 * row.batch * row.length * row.kv_heads * row.d;
@@ -720,7 +770,9 @@ struct Bench {
                   row.kv_heads, row.batch, row.length, old, bytes / old * 1e-6 / row.peer, old / old_paged);
       for (const Variant& variant : kVariants) {
         if (variant.head_dim != row.d || variant.rows > 8 || variant.fp8 || !is_asked(variant, filter)) continue;
-        const double us = measure(&variant, row, lengths, 0), paged = measure(&variant, row, lengths, 16);
+        if (row.batch * row.kv_heads * variant.options.cluster > 264 && variant.options.cluster > 1) continue;
+        const double us = measure(&variant, row, lengths, 0);
+        const double paged = pages ? measure(&variant, row, lengths, 16) : us;
         std::printf("   %-20s %8.1f us %.3f TB/s, %.2f of the peer, pages of 16 %.2f\n", variant.name, us,
                     bytes / us * 1e-6, bytes / us * 1e-6 / row.peer, us / paged);
       }

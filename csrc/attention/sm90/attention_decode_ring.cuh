@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
   __shared__ int merges[2];
   const nvb_attention_decode_params& p = arguments.params;
   const int query_bytes = p.query_dtype == NVB_F32 ? 4 : 2;
-  const Layout<Tile> layout = Layout<Tile>::of(options.stages, p.heads_per_chunk, query_bytes);
+  const Layout<Tile> layout = Layout<Tile>::of(options.stages, p.heads_per_chunk, query_bytes, options.cluster);
   const Shared<Tile> shared(memory, layout);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t stages = options.stages;
@@ -54,12 +54,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       barrier_init(shared.query_full + lane, 1);
       barrier_init(shared.query_empty + lane, Tile::kWarps);
     }
+    if (lane == 0) barrier_init(shared.arrived, 1);
     barrier_init_fence();
   }
   __syncthreads();
+  const bool joined = options.cluster > 1;
+  if (joined) cluster_arrive();
 
   if (warp >= Tile::kWarps) {
     copy_part(p, options, shared, warp - Tile::kWarps, lane);
+    if (joined) {
+      __syncwarp();
+      cluster_wait();
+    }
     return;
   }
 
@@ -71,6 +78,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
   float* const query_scales = reinterpret_cast<float*>(memory + layout.scales);
   float* const merge = reinterpret_cast<float*>(memory + layout.merge);
   float2* const states = reinterpret_cast<float2*>(memory + layout.states);  // [warps][items]
+  float4* const received = reinterpret_cast<float4*>(memory + layout.received);
   const float cap = p.soft_cap > 0.0f ? p.soft_cap * kLog2E : 0.0f;
   int pending_count = 0;
   uint32_t ring = team, stage = team, parity = 0;
@@ -88,9 +96,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
     // What each item sees, and what its products are multiplied with to become powers of two, or arguments of tanh.
     DecodeKeys visible[kHeadTiles];
     float factor[kHeadTiles];
+    int own_fragment[kHeadTiles];  // rows behind the last item repeat it
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
       const int item = h * 8 + group;
+      own_fragment[h] = min(item, segment.heads - 1) * 4 + quad;
       visible[h] = item < segment.heads ? shared.keys[query_stage * Tile::kItems + item] : DecodeKeys{0, 0};
       factor[h] = p.soft_cap > 0.0f ? p.scale / p.soft_cap : p.scale * kLog2E;
       if (p.key_scale != nullptr) factor[h] *= p.key_scale[segment.kv_head];
@@ -119,7 +129,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       for_each_key_fragment<Tile>(key_tile, [&](int k, const uint32_t(&b)[4]) {
 #pragma unroll
         for (int h = 0; h < kHeadTiles; ++h) {
-          const uint4 fragment = query_fragments[(h * kSteps + k) * 32 + lane];
+          const uint4 fragment = query_fragments[k * segment.heads * 4 + own_fragment[h]];
           const uint32_t a[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
           mma_m16n8k16<T>(score[h][k % 2][0], a, b[0], b[1]);
           mma_m16n8k16<T>(score[h][k % 2][1], a, b[2], b[3]);
@@ -212,6 +222,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       if (quad == 0) states[warp * Tile::kItems + h * 8 + group] = make_float2(maximum[h], all);
     }
     consumers_meet<Tile>();
+    if (joined) {
+      if (threadIdx.x == 0) expect_parts<Tile>(shared.arrived, segment.heads, options.cluster);
+      __syncwarp();
+      cluster_wait();  // all blocks have made their barriers
+    }
     constexpr int kGroups = Tile::kHeadDim / 4;
     for (int index = threadIdx.x; index < segment.heads * kGroups; index += 32 * Tile::kWarps) {
       const int item = index / kGroups, column = index % kGroups * 4;
@@ -226,13 +241,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       Merged merged{-CUDART_INF_F, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
       merged.add(parts, outputs);
       const float2 total = make_float2(merged.maximum, merged.sum);
-      if (segment.slot >= 0) {
+      if (joined) {
+        send_part<Tile>(received, shared.arrived, segment.heads, options.cluster, index, merged);
+      } else if (segment.slot >= 0) {
         const int64_t at = static_cast<int64_t>(segment.slot) * p.heads_per_chunk + item;
         *reinterpret_cast<float4*>(arguments.partial_outputs + at * Tile::kHeadDim + column) = merged.output;
         if (column == 0) arguments.partial_sums[at] = total;
       } else {
         store_four(p, segment.block(), item, column, merged.output, total);
       }
+    }
+    if (joined) {
+      merge_in_cluster<Tile>(p, segment, received, shared.arrived);
+      return;
     }
     if (segment.slot >= 0) {
       if (threadIdx.x == 0) pending[pending_count] = segment;
@@ -261,9 +282,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
 
 // Stages of the ring that fit so many bytes of shared memory.
 template <typename Tile>
-int stages_within(int bytes, int items, int query_bytes) {
+int stages_within(int bytes, int items, int query_bytes, int cluster) {
   int stages = kMaxStages;
-  while (stages > 0 && Layout<Tile>::of(stages, items, query_bytes).total > bytes) --stages;
+  while (stages > 0 && Layout<Tile>::of(stages, items, query_bytes, cluster).total > bytes) --stages;
   return stages;
 }
 
@@ -273,10 +294,15 @@ cudaError_t launch_tile(const DecodeArguments& arguments, const Options& options
   const auto kernel = attention_decode_ring_kernel<T, Tile, Blocks>;
   const nvb_attention_decode_params& p = arguments.params;
   const int query_bytes = float_dtype_bytes(p.query_dtype);
-  const int shared_bytes = Layout<Tile>::of(options.stages, p.heads_per_chunk, query_bytes).total;
+  const int shared_bytes = Layout<Tile>::of(options.stages, p.heads_per_chunk, query_bytes, options.cluster).total;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;
-  return launch_overlapped(kernel, dim3(blocks), dim3(Tile::kThreads), shared_bytes, &launch, arguments, options);
+  if (options.cluster > 8) {  // what every device of 9.0 can hold
+    const cudaError_t large = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (large != cudaSuccess) return large;
+  }
+  return launch_overlapped_clusters(kernel, dim3(blocks), dim3(options.cluster), dim3(Tile::kThreads), shared_bytes,
+                                    &launch, arguments, options);
 }
 
 }  // namespace nvb::decode_ring

@@ -7,13 +7,18 @@
 
 #include "../../common/bulk_copy.cuh"
 #include "../../common/wgmma.cuh"
-#include "attention_decode_ring_work.cuh"
+#include "attention_decode_ring_cluster.cuh"
 
 namespace nvb::decode_ring {
 
 struct Options {
   int stages;
-  int extra;  // what a row costs beside its tiles, in tiles
+  int extra;    // what a row costs beside its tiles, in tiles
+  int cluster;  // blocks of a row that merge through each other's shared memory; 1: the tiles are one list
+  // What may be loaded while the grids before still run (constant_reads.h).
+  bool constant_positions;
+  bool constant_old_keys;  // of tokens older than the rows of their sequence
+  bool constant_keys;
 };
 
 inline constexpr int kMaxStages = 32;
@@ -27,18 +32,20 @@ __device__ const uint4 kZeros[kZeroBytes / 16] = {};
 // Shared memory, in this order.
 template <typename Tile>
 struct Layout {
-  int segments, keys, barriers, fragments, scales, raw, merge, states, total;
-  __host__ __device__ static Layout of(int stages, int items, int query_bytes) {
+  int segments, keys, barriers, fragments, scales, raw, merge, states, received, total;
+  __host__ __device__ static Layout of(int stages, int items, int query_bytes, int cluster) {
     Layout layout;
     layout.segments = stages * Tile::kStageBytes;  // the ring comes first
     layout.keys = layout.segments + kQueryStages * static_cast<int>(sizeof(Segment));
     layout.barriers = layout.keys + kQueryStages * Tile::kItems * static_cast<int>(sizeof(DecodeKeys));
-    layout.fragments = layout.barriers + (2 * kMaxStages + 2 * kQueryStages) * 8;
-    layout.scales = layout.fragments + Tile::kHeadTiles * Tile::kSteps * 32 * 16;
+    layout.fragments = layout.barriers + (2 * kMaxStages + 2 * kQueryStages + 2) * 8;
+    layout.scales = layout.fragments + items * Tile::kSteps * 4 * 16;
     layout.raw = layout.scales + Tile::kItems * 4;
     layout.merge = layout.raw + kQueryStages * items * Tile::kHeadDim * query_bytes;
     layout.states = layout.merge + Tile::kWarps * items * Tile::kOutputPitch * 4;
-    layout.total = layout.states + Tile::kWarps * Tile::kItems * 8;
+    layout.received = layout.states + Tile::kWarps * Tile::kItems * 8;
+    layout.total =
+        layout.received + (cluster > 1 ? 32 * cluster * places_of(items, Tile::kHeadDim / 4, cluster) : 0);
     return layout;
   }
 };
@@ -53,6 +60,7 @@ struct Shared {
   uint64_t* empty;
   uint64_t* query_full;  // [kQueryStages]
   uint64_t* query_empty;
+  uint64_t* arrived;   // what the blocks of the cluster send
   unsigned char* raw;  // [kQueryStages][items][kHeadDim], queries as they are
 
   __device__ __forceinline__ Shared(unsigned char* shared, const Layout<Tile>& layout)
@@ -63,6 +71,7 @@ struct Shared {
         empty(full + kMaxStages),
         query_full(empty + kMaxStages),
         query_empty(query_full + kQueryStages),
+        arrived(query_empty + kQueryStages),
         raw(shared + layout.raw) {}
 };
 
@@ -83,14 +92,22 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
   const auto run_end = [&](const Segment& s, int tile) {
     return min(s.end, tile * Tile::kKeys + (run + 1) * Tile::kRun);
   };
-  wait_for_previous_grid();
-  order_bulk_copies();
-  Part<Tile> part;
-  part.find(p, options.extra, lane);
+  bool waits = true;
+  const auto wait_once = [&] {
+    if (!waits) return;
+    waits = false;
+    wait_for_previous_grid();
+    order_bulk_copies();
+  };
+  if (options.constant_positions) {
+    allow_next_grid();
+  } else {
+    wait_once();
+  }
   const uint32_t query_row = Tile::kHeadDim * query_bytes;
   uint32_t stage = 0, parity = 1, query_stage = 0, query_parity = 1;
   bool found = false;
-  part.for_each(p, lane, [&](const Segment& segment, int slot) {
+  const auto copy_segment = [&](const Segment& segment, int slot, int old_end) {
     found = true;
     const Tokens<Element> tokens(p, values, slot, segment.kv_head);
     const auto find_page = [&](uint32_t ring) {
@@ -101,8 +118,7 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
     const uint32_t first_own =
         segment.ring_first + (copier + Tile::kCopiers - segment.ring_first % Tile::kCopiers) % Tile::kCopiers;
     int32_t page = first_own < segment.ring_end ? find_page(first_own) : 0;
-    // The queries, and what is to be done with them.
-    if (copier == 0) {
+    const auto copy_queries = [&] {
       barrier_wait(shared.query_empty + query_stage, query_parity);
       const DecodeItem item = item_of(p, segment.block(), lane);
       if (lane < segment.heads) {
@@ -129,9 +145,9 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
       __syncwarp();
       query_stage ^= 1;
       query_parity ^= query_stage == 0 ? 1 : 0;
-    }
+    };
 
-    for (uint32_t ring = segment.ring_first; ring < segment.ring_end; ++ring) {
+    const auto copy_tile = [&](uint32_t ring) {
       // The table is read a tile ahead, so that no copy waits for it.
       if (ring % Tile::kCopiers == copier) {
         const int32_t own_page = page;
@@ -168,9 +184,34 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
       }
       stage = stage + 1 == stages ? 0 : stage + 1;
       parity ^= stage == 0 ? 1 : 0;
+    };
+
+    // Tiles that nothing writes come before the grids before have ended, as many as the ring holds; then the queries,
+    // and what is to be done with them.
+    uint32_t ring = segment.ring_first, until = ring;
+    if (waits && (options.constant_keys || options.constant_old_keys)) {
+      const int tiles = options.constant_keys ? static_cast<int>(segment.ring_end - ring)
+                                              : max(0, old_end / Tile::kKeys - segment.first_tile);
+      until = min(segment.ring_end, ring + min(static_cast<uint32_t>(tiles), stages));
     }
-    return true;
-  });
+    for (bool asked = false;;) {
+      for (; ring < until; ++ring) copy_tile(ring);
+      if (asked) break;
+      asked = true;
+      until = segment.ring_end;
+      wait_once();
+      if (copier == 0) copy_queries();
+    }
+  };
+  if (options.cluster > 1) {
+    int slot = 0, old_end = 0;
+    const Segment segment = segment_in_cluster<Tile>(p, options.cluster, slot, old_end);
+    copy_segment(segment, slot, old_end);
+  } else {
+    Part<Tile> part;
+    part.find(p, options.extra, lane);
+    part.for_each(p, lane, copy_segment);
+  }
   allow_next_grid();
   if (!found && lane == 0 && copier == 0) {
     shared.segments[0].heads = 0;

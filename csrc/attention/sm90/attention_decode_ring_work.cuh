@@ -67,6 +67,7 @@ struct Segment {
 // What the items of a sequence see together, as tiles; at least one, so that a row without a key is written too.
 struct Visible {
   int slot, begin, end, all_begin, all_end, first_tile, tiles;
+  int old_end;  // the tokens before it are older than every row of the sequence
 };
 template <typename Tile>
 __device__ __forceinline__ Visible find_visible(const nvb_attention_decode_params& p, int sequence) {
@@ -74,10 +75,10 @@ __device__ __forceinline__ Visible find_visible(const nvb_attention_decode_param
   if (sequence >= p.sequences) return v;
   // Past L1, whose lines may be older than what the grid before wrote.
   v.slot = p.slots != nullptr ? __ldcg(p.slots + sequence) : sequence;
-  v.begin = v.all_end = kMaxLength;
+  v.begin = v.all_end = v.old_end = kMaxLength;
   for (int row = 0; row < p.rows_per_sequence; ++row) {
     const DecodeKeys keys = keys_at(p, __ldcg(p.positions + sequence * p.rows_per_sequence + row));
-    if (keys.end > 0) v.begin = min(v.begin, keys.begin);
+    if (keys.end > 0) v.begin = min(v.begin, keys.begin), v.old_end = min(v.old_end, keys.end - 1);
     v.end = max(v.end, keys.end);
     v.all_begin = max(v.all_begin, keys.begin), v.all_end = min(v.all_end, keys.end);
   }
@@ -145,7 +146,7 @@ struct Part {
     }
   }
 
-  // Calls use(segment, slot of the cache) for the segments of the part until it returns false.
+  // Calls use(segment, slot of the cache, end of its old tokens) for the segments of the part.
   template <typename Use>
   __device__ __forceinline__ void for_each(const nvb_attention_decode_params& p, int lane, const Use& use) const {
     Part part = *this;
@@ -187,7 +188,7 @@ struct Part {
       segment.blocks = count == tiles ? 1 : block_of(row_first + tiles - 1) - segment.first_block + 1;
       ring += count;
       segment.last = at + count == end || next >= end;
-      if (!use(segment, of_sequence(part.visible.slot))) return;
+      use(segment, of_sequence(part.visible.slot), of_sequence(part.visible.old_end));
       go_on();
     }
   }
