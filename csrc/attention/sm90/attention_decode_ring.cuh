@@ -22,6 +22,8 @@
 // in a graph), and 64 sequences 267 us where that takes 249; over FP8 they take 145. docs/attention.md has more.
 #pragma once
 
+#include <algorithm>
+
 #include "attention_decode_ring_copy.cuh"
 #include "attention_decode_ring_fragment.cuh"
 #include "attention_decode_ring_merge.cuh"
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
     barrier_init_fence();
   }
   __syncthreads();
-  const bool joined = options.cluster > 1;
+  const bool joined = options.cluster > 0;
   if (joined) cluster_arrive();
 
   if (warp >= Tile::kWarps) {
@@ -301,8 +303,8 @@ cudaError_t launch_tile(const DecodeArguments& arguments, const Options& options
     const cudaError_t large = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (large != cudaSuccess) return large;
   }
-  return launch_overlapped_clusters(kernel, dim3(blocks), dim3(options.cluster), dim3(Tile::kThreads), shared_bytes,
-                                    &launch, arguments, options);
+  return launch_overlapped_clusters(kernel, dim3(blocks), dim3(std::max(options.cluster, 1)), dim3(Tile::kThreads),
+                                    shared_bytes, &launch, arguments, options);
 }
 
 }  // namespace nvb::decode_ring

@@ -13,12 +13,9 @@ namespace nvb::decode_ring {
 
 struct Options {
   int stages;
-  int extra;    // what a row costs beside its tiles, in tiles
-  int cluster;  // blocks of a row that merge through each other's shared memory; 1: the tiles are one list
-  // What may be loaded while the grids before still run (constant_reads.h).
-  bool constant_positions;
-  bool constant_old_keys;  // of tokens older than the rows of their sequence
-  bool constant_keys;
+  int extra;          // what a row costs beside its tiles, in tiles
+  int cluster;        // blocks of a row, which merge through each other's shared memory; 0: the tiles are one list
+  uint32_t constant;  // nvb_constant_reads
 };
 
 inline constexpr int kMaxStages = 32;
@@ -44,8 +41,7 @@ struct Layout {
     layout.merge = layout.raw + kQueryStages * items * Tile::kHeadDim * query_bytes;
     layout.states = layout.merge + Tile::kWarps * items * Tile::kOutputPitch * 4;
     layout.received = layout.states + Tile::kWarps * Tile::kItems * 8;
-    layout.total =
-        layout.received + (cluster > 1 ? 32 * cluster * places_of(items, Tile::kHeadDim / 4, cluster) : 0);
+    layout.total = layout.received + (cluster > 0 ? 32 * cluster * places_of(items, Tile::kHeadDim / 4, cluster) : 0);
     return layout;
   }
 };
@@ -99,7 +95,7 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
     wait_for_previous_grid();
     order_bulk_copies();
   };
-  if (options.constant_positions) {
+  if ((options.constant & NVB_CONSTANT_POSITIONS) != 0) {
     allow_next_grid();
   } else {
     wait_once();
@@ -189,9 +185,10 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
     // Tiles that nothing writes come before the grids before have ended, as many as the ring holds; then the queries,
     // and what is to be done with them.
     uint32_t ring = segment.ring_first, until = ring;
-    if (waits && (options.constant_keys || options.constant_old_keys)) {
-      const int tiles = options.constant_keys ? static_cast<int>(segment.ring_end - ring)
-                                              : max(0, old_end / Tile::kKeys - segment.first_tile);
+    if (waits && (options.constant & (NVB_CONSTANT_KEYS | NVB_CONSTANT_OLDER_KEYS)) != 0) {
+      const int tiles = (options.constant & NVB_CONSTANT_KEYS) != 0
+                            ? static_cast<int>(segment.ring_end - ring)
+                            : max(0, old_end / Tile::kKeys - segment.first_tile);
       until = min(segment.ring_end, ring + min(static_cast<uint32_t>(tiles), stages));
     }
     for (bool asked = false;;) {
@@ -203,7 +200,7 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
       if (copier == 0) copy_queries();
     }
   };
-  if (options.cluster > 1) {
+  if (options.cluster > 0) {
     int slot = 0, old_end = 0;
     const Segment segment = segment_in_cluster<Tile>(p, options.cluster, slot, old_end);
     copy_segment(segment, slot, old_end);
