@@ -138,7 +138,7 @@ impl Written {
             Some(_) => 1,
             None => self.appended.iter().filter(|appended| appended.is(&newest)).count(),
         };
-        let mut alone = true;
+        let mut alone = appends > 0;
         let mut append = Each(|access: Access| {
             if access.effect == Effect::Write {
                 alone &= self.writers(access.region.start, access.region.end()) == appends;
@@ -283,11 +283,10 @@ mod tests {
             };
             Rope::new(arguments).unwrap().into()
         };
-        let decode = |sequences: Option<Tensor>| -> Operation {
-            let rows = DecodeRows { per_sequence: 1, positions, sequences, max_kv_length: 0 };
+        let step: Operation = {
+            let rows = DecodeRows { per_sequence: 1, positions, sequences: Some(sequences), max_kv_length: 0 };
             AttentionDecode::new(config, query, layer, Tensor::of(&mut output, &[1, 2, 4]), None, rows).unwrap().into()
         };
-        let step = decode(Some(sequences));
         let constant = |others: &[Operation]| Written::by(others.iter().chain([&step])).constant_reads(&step);
         let all = CONSTANT_WEIGHTS | CONSTANT_POSITIONS;
         let own = || append(positions, Some(sequences));

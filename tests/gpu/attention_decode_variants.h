@@ -37,8 +37,8 @@ constexpr int kHalf = 113 * 1024 - 256, kWhole = 222 * 1024;
 using B = __nv_bfloat16;
 template <typename T, typename Tile, int N>
 cudaError_t with_stages(const DecodeArguments& a, Options options, int blocks, int bytes, const nvb_launch& l) {
-  options.stages = decode_ring::stages_within<Tile>(bytes, a.params.heads_per_chunk,
-                                                    float_dtype_bytes(a.params.query_dtype), options.cluster);
+  options.stages =
+      decode_ring::stages_within<Tile>(bytes, a.params.heads_per_chunk, float_dtype_bytes(a.params.query_dtype));
   if (options.stages < Tile::kTeams) return cudaErrorInvalidValue;
   return decode_ring::launch_tile<T, Tile, N>(a, options, blocks, l);
 }
@@ -59,74 +59,59 @@ cudaError_t go_e5m2(const DecodeArguments& a, const Options& o, int blocks, int 
 }
 
 const Variant kVariants[] = {
-    // name (d, team warps x teams, blocks a multiprocessor, a row's cost in tiles, c: blocks of a cluster, K: keys
-    // constant, old: old ones), d, rows, launch, {stages, extra, cluster, constant reads}, bytes, blocks
-    {"128 4x1", 128, 8, go<128, 1, 4, 1>, {0, 0, 0, 0}, kHalf, 1},
-    {"128 4x1 200K", 128, 8, go<128, 1, 4, 1>, {0, 0, 0, 0}, kWhole, 1},
-    {"128 4x1 x2 e2", 128, 8, go<128, 1, 4, 1>, {0, 2, 0, 0}, kHalf, 2},
-    {"128 4x1 c8", 128, 8, go<128, 1, 4, 1>, {0, 0, 8, 0}, kHalf, 1},
-    {"128 4x1 c8 200K", 128, 8, go<128, 1, 4, 1>, {0, 0, 8, 0}, kWhole, 1},
-    {"128 4x1 c12", 128, 8, go<128, 1, 4, 1>, {0, 0, 12, 0}, kHalf, 1},
-    {"128 4x1 c12 200K", 128, 8, go<128, 1, 4, 1>, {0, 0, 12, 0}, kWhole, 1},
-    {"128 4x1 c16", 128, 8, go<128, 1, 4, 1>, {0, 0, 16, 0}, kHalf, 1},
-    {"128 4x1 c16 200K", 128, 8, go<128, 1, 4, 1>, {0, 0, 16, 0}, kWhole, 1},
-    {"128 4x1 K", 128, 8, go<128, 1, 4, 1>, {0, 0, 0, kKeysConstant}, kHalf, 1},
-    {"128 4x1 200K K", 128, 8, go<128, 1, 4, 1>, {0, 0, 0, kKeysConstant}, kWhole, 1},
-    {"128 4x1 x2 e2 K", 128, 8, go<128, 1, 4, 1>, {0, 2, 0, kKeysConstant}, kHalf, 2},
-    {"128 4x1 c8 K", 128, 8, go<128, 1, 4, 1>, {0, 0, 8, kKeysConstant}, kHalf, 1},
-    {"128 4x1 c16 K", 128, 8, go<128, 1, 4, 1>, {0, 0, 16, kKeysConstant}, kHalf, 1},
-    {"128 4x1 x2 e2 old", 128, 8, go<128, 1, 4, 1>, {0, 2, 0, kOldConstant}, kHalf, 2},
-    {"128 8x1 200K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 0, 0}, kWhole, 1},
-    {"128 8x1 c8 200K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 8, 0}, kWhole, 1},
-    {"128 8x1 c12 200K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 12, 0}, kWhole, 1},
-    {"128 8x1 c16 200K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 16, 0}, kWhole, 1},
-    {"128 8x1 200K K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 0, kKeysConstant}, kWhole, 1},
-    {"64 8x1", 64, 8, go<64, 1, 8, 1>, {0, 0, 0, 0}, kHalf, 1},
-    {"64 8x1 200K", 64, 8, go<64, 1, 8, 1>, {0, 0, 0, 0}, kWhole, 1},
-    {"64 8x1 x2 e2", 64, 8, go<64, 1, 8, 1>, {0, 2, 0, 0}, kHalf, 2},
-    {"64 8x1 c8", 64, 8, go<64, 1, 8, 1>, {0, 0, 8, 0}, kHalf, 1},
-    {"64 8x1 c8 200K", 64, 8, go<64, 1, 8, 1>, {0, 0, 8, 0}, kWhole, 1},
-    {"64 8x1 c12", 64, 8, go<64, 1, 8, 1>, {0, 0, 12, 0}, kHalf, 1},
-    {"64 8x1 c12 200K", 64, 8, go<64, 1, 8, 1>, {0, 0, 12, 0}, kWhole, 1},
-    {"64 8x1 c16", 64, 8, go<64, 1, 8, 1>, {0, 0, 16, 0}, kHalf, 1},
-    {"64 8x1 c16 200K", 64, 8, go<64, 1, 8, 1>, {0, 0, 16, 0}, kWhole, 1},
-    {"64 8x1 K", 64, 8, go<64, 1, 8, 1>, {0, 0, 0, kKeysConstant}, kHalf, 1},
-    {"64 8x1 200K K", 64, 8, go<64, 1, 8, 1>, {0, 0, 0, kKeysConstant}, kWhole, 1},
-    {"64 8x1 x2 e2 K", 64, 8, go<64, 1, 8, 1>, {0, 2, 0, kKeysConstant}, kHalf, 2},
-    {"64 8x1 c8 K", 64, 8, go<64, 1, 8, 1>, {0, 0, 8, kKeysConstant}, kHalf, 1},
-    {"64 8x1 c16 K", 64, 8, go<64, 1, 8, 1>, {0, 0, 16, kKeysConstant}, kHalf, 1},
-    {"64 8x1 x2 e2 old", 64, 8, go<64, 1, 8, 1>, {0, 2, 0, kOldConstant}, kHalf, 2},
-    {"256 2x2", 256, 4, go<256, 1, 2, 2>, {0, 0, 0, 0}, kHalf, 1},
-    {"256 2x2 200K", 256, 4, go<256, 1, 2, 2>, {0, 0, 0, 0}, kWhole, 1},
-    {"256 2x2 x2 e2", 256, 4, go<256, 1, 2, 2>, {0, 2, 0, 0}, kHalf, 2},
-    {"256 2x2 c8", 256, 4, go<256, 1, 2, 2>, {0, 0, 8, 0}, kHalf, 1},
-    {"256 2x2 c8 200K", 256, 4, go<256, 1, 2, 2>, {0, 0, 8, 0}, kWhole, 1},
-    {"256 2x2 c12", 256, 4, go<256, 1, 2, 2>, {0, 0, 12, 0}, kHalf, 1},
-    {"256 2x2 c12 200K", 256, 4, go<256, 1, 2, 2>, {0, 0, 12, 0}, kWhole, 1},
-    {"256 2x2 c16", 256, 4, go<256, 1, 2, 2>, {0, 0, 16, 0}, kHalf, 1},
-    {"256 2x2 c16 200K", 256, 4, go<256, 1, 2, 2>, {0, 0, 16, 0}, kWhole, 1},
-    {"256 2x2 K", 256, 4, go<256, 1, 2, 2>, {0, 0, 0, kKeysConstant}, kHalf, 1},
-    {"256 2x2 200K K", 256, 4, go<256, 1, 2, 2>, {0, 0, 0, kKeysConstant}, kWhole, 1},
-    {"256 2x2 x2 e2 K", 256, 4, go<256, 1, 2, 2>, {0, 2, 0, kKeysConstant}, kHalf, 2},
-    {"256 2x2 c8 K", 256, 4, go<256, 1, 2, 2>, {0, 0, 8, kKeysConstant}, kHalf, 1},
-    {"256 2x2 c16 K", 256, 4, go<256, 1, 2, 2>, {0, 0, 16, kKeysConstant}, kHalf, 1},
-    {"256 2x2 x2 e2 old", 256, 4, go<256, 1, 2, 2>, {0, 2, 0, kOldConstant}, kHalf, 2},
-    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, 0, 0, 0}, kHalf, 1, true},
-    {"128 fp8 8x1 200K", 128, 8, go8<128, 1, 8, 1>, {0, 0, 0, 0}, kWhole, 1, true},
-    {"128 fp8 8x1 x2 e2", 128, 8, go8<128, 1, 8, 1>, {0, 2, 0, 0}, kHalf, 2, true},
-    {"128 fp8 8x1 x2 e2 K", 128, 8, go8<128, 1, 8, 1>, {0, 2, 0, kKeysConstant}, kHalf, 2, true},
-    {"128 fp8 8x1 c16", 128, 8, go8<128, 1, 8, 1>, {0, 0, 16, 0}, kHalf, 1, true},
-    {"128 fp8 8x1 c16 K", 128, 8, go8<128, 1, 8, 1>, {0, 0, 16, kKeysConstant}, kHalf, 1, true},
-    {"256 fp8 4x1", 256, 8, go8<256, 1, 4, 1>, {0, 0, 0, 0}, kHalf, 1, true},
-    {"256 fp8 4x1 200K", 256, 8, go8<256, 1, 4, 1>, {0, 0, 0, 0}, kWhole, 1, true},
-    {"256 fp8 4x1 x2 e2", 256, 8, go8<256, 1, 4, 1>, {0, 2, 0, 0}, kHalf, 2, true},
-    {"256 fp8 4x1 x2 e2 K", 256, 8, go8<256, 1, 4, 1>, {0, 2, 0, kKeysConstant}, kHalf, 2, true},
-    {"256 fp8 4x1 c16", 256, 8, go8<256, 1, 4, 1>, {0, 0, 16, 0}, kHalf, 1, true},
-    {"256 fp8 4x1 c16 K", 256, 8, go8<256, 1, 4, 1>, {0, 0, 16, kKeysConstant}, kHalf, 1, true},
-    {"128 fp8 r16 4x1 x2 e2", 128, 16, go8<128, 2, 4, 1>, {0, 2, 0, 0}, kHalf, 2, true},
-    {"256 fp8 r12 4x1", 256, 12, go8<256, 2, 4, 1, 1>, {0, 0, 0, 0}, kHalf, 1, true},
-    {"128 e5m2 8x1 x2 e2", 128, 8, go_e5m2<128, 1, 8, 1>, {0, 2, 0, 0}, kHalf, 2, true, true},
-    {"256 e5m2 4x1 x2 e2", 256, 8, go_e5m2<256, 1, 4, 1>, {0, 2, 0, 0}, kHalf, 2, true, true},
+    // name (d, team warps x teams, whole: all shared memory for one block, x2: two blocks a multiprocessor, e: a row's
+    // cost in tiles, K: keys constant, old: old ones, once: out of L2 first), d, rows, launch,
+    // {stages, extra, constant reads, once}, bytes, blocks
+    {"128 4x1", 128, 8, go<128, 1, 4, 1>, {0, 0, 0, false}, kHalf, 1},
+    {"128 4x1 x2 e2", 128, 8, go<128, 1, 4, 1>, {0, 2, 0, false}, kHalf, 2},
+    {"128 4x1 K", 128, 8, go<128, 1, 4, 1>, {0, 0, kKeysConstant, false}, kHalf, 1},
+    {"128 4x1 x2 e2 K", 128, 8, go<128, 1, 4, 1>, {0, 2, kKeysConstant, false}, kHalf, 2},
+    {"128 4x1 once", 128, 8, go<128, 1, 4, 1>, {0, 0, 0, true}, kHalf, 1},
+    {"128 4x1 x2 e2 once", 128, 8, go<128, 1, 4, 1>, {0, 2, 0, true}, kHalf, 2},
+    {"128 4x2 whole", 128, 8, go<128, 1, 4, 2, 1>, {0, 0, 0, false}, kWhole, 1},
+    {"128 4x2 whole K", 128, 8, go<128, 1, 4, 2, 1>, {0, 0, kKeysConstant, false}, kWhole, 1},
+    {"128 4x2 whole once", 128, 8, go<128, 1, 4, 2, 1>, {0, 0, 0, true}, kWhole, 1},
+    {"128 8x1 whole", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 0, false}, kWhole, 1},
+    {"128 8x1 whole K", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, kKeysConstant, false}, kWhole, 1},
+    {"128 8x1 whole once", 128, 8, go<128, 1, 8, 1, 1>, {0, 0, 0, true}, kWhole, 1},
+    {"64 8x1", 64, 8, go<64, 1, 8, 1>, {0, 0, 0, false}, kHalf, 1},
+    {"64 8x1 whole", 64, 8, go<64, 1, 8, 1>, {0, 0, 0, false}, kWhole, 1},
+    {"64 8x1 x2 e2", 64, 8, go<64, 1, 8, 1>, {0, 2, 0, false}, kHalf, 2},
+    {"64 8x1 K", 64, 8, go<64, 1, 8, 1>, {0, 0, kKeysConstant, false}, kHalf, 1},
+    {"64 8x1 whole K", 64, 8, go<64, 1, 8, 1>, {0, 0, kKeysConstant, false}, kWhole, 1},
+    {"64 8x1 x2 e2 K", 64, 8, go<64, 1, 8, 1>, {0, 2, kKeysConstant, false}, kHalf, 2},
+    {"64 8x1 once", 64, 8, go<64, 1, 8, 1>, {0, 0, 0, true}, kHalf, 1},
+    {"64 8x1 whole once", 64, 8, go<64, 1, 8, 1>, {0, 0, 0, true}, kWhole, 1},
+    {"64 8x1 x2 e2 once", 64, 8, go<64, 1, 8, 1>, {0, 2, 0, true}, kHalf, 2},
+    {"64 16x1 whole", 64, 8, go<64, 1, 16, 1, 1>, {0, 0, 0, false}, kWhole, 1},
+    {"64 16x1 whole K", 64, 8, go<64, 1, 16, 1, 1>, {0, 0, kKeysConstant, false}, kWhole, 1},
+    {"64 16x1 whole once", 64, 8, go<64, 1, 16, 1, 1>, {0, 0, 0, true}, kWhole, 1},
+    {"256 2x2", 256, 4, go<256, 1, 2, 2>, {0, 0, 0, false}, kHalf, 1},
+    {"256 2x2 whole", 256, 4, go<256, 1, 2, 2>, {0, 0, 0, false}, kWhole, 1},
+    {"256 2x2 x2 e2", 256, 4, go<256, 1, 2, 2>, {0, 2, 0, false}, kHalf, 2},
+    {"256 2x2 K", 256, 4, go<256, 1, 2, 2>, {0, 0, kKeysConstant, false}, kHalf, 1},
+    {"256 2x2 whole K", 256, 4, go<256, 1, 2, 2>, {0, 0, kKeysConstant, false}, kWhole, 1},
+    {"256 2x2 x2 e2 K", 256, 4, go<256, 1, 2, 2>, {0, 2, kKeysConstant, false}, kHalf, 2},
+    {"256 4x1 whole", 256, 4, go<256, 1, 4, 1, 1>, {0, 0, 0, false}, kWhole, 1},
+    {"256 4x1 whole K", 256, 4, go<256, 1, 4, 1, 1>, {0, 0, kKeysConstant, false}, kWhole, 1},
+    {"256 4x1 whole once", 256, 4, go<256, 1, 4, 1, 1>, {0, 0, 0, true}, kWhole, 1},
+    {"128 4x1 x2 e2 old", 128, 8, go<128, 1, 4, 1>, {0, 2, kOldConstant, false}, kHalf, 2},
+    {"64 8x1 old", 64, 8, go<64, 1, 8, 1>, {0, 0, kOldConstant, false}, kHalf, 1},
+    {"256 2x2 x2 e2 old", 256, 4, go<256, 1, 2, 2>, {0, 2, kOldConstant, false}, kHalf, 2},
+    {"128 fp8 8x1", 128, 8, go8<128, 1, 8, 1>, {0, 0, 0, false}, kHalf, 1, true},
+    {"128 fp8 8x1 whole", 128, 8, go8<128, 1, 8, 1>, {0, 0, 0, false}, kWhole, 1, true},
+    {"128 fp8 8x1 x2 e2", 128, 8, go8<128, 1, 8, 1>, {0, 2, 0, false}, kHalf, 2, true},
+    {"128 fp8 8x1 x2 e2 once", 128, 8, go8<128, 1, 8, 1>, {0, 2, 0, true}, kHalf, 2, true},
+    {"128 fp8 8x1 K", 128, 8, go8<128, 1, 8, 1>, {0, 0, kKeysConstant, false}, kHalf, 1, true},
+    {"256 fp8 4x1", 256, 8, go8<256, 1, 4, 1>, {0, 0, 0, false}, kHalf, 1, true},
+    {"256 fp8 4x1 whole", 256, 8, go8<256, 1, 4, 1>, {0, 0, 0, false}, kWhole, 1, true},
+    {"256 fp8 4x1 x2 e2", 256, 8, go8<256, 1, 4, 1>, {0, 2, 0, false}, kHalf, 2, true},
+    {"256 fp8 4x1 x2 e2 once", 256, 8, go8<256, 1, 4, 1>, {0, 2, 0, true}, kHalf, 2, true},
+    {"256 fp8 4x1 K", 256, 8, go8<256, 1, 4, 1>, {0, 0, kKeysConstant, false}, kHalf, 1, true},
+    {"128 fp8 r16 4x1 x2 e2", 128, 16, go8<128, 2, 4, 1>, {0, 2, 0, false}, kHalf, 2, true},
+    {"256 fp8 r12 4x1", 256, 12, go8<256, 2, 4, 1, 1>, {0, 0, 0, false}, kHalf, 1, true},
+    {"128 e5m2 8x1 x2 e2", 128, 8, go_e5m2<128, 1, 8, 1>, {0, 2, 0, false}, kHalf, 2, true, true},
+    {"256 e5m2 4x1 x2 e2", 256, 8, go_e5m2<256, 1, 4, 1>, {0, 2, 0, false}, kHalf, 2, true, true},
 };
 
 // Whether the arguments ask for a variant: "" and a part of a name select several, "=name" one; NVB_VARIANTS names a
@@ -208,11 +193,7 @@ inline cudaError_t launch_new(const Variant& variant, nvb_attention_decode_param
   const int group = items_per_kv_head(p);
   p.chunks = (group + variant.rows - 1) / variant.rows;
   p.heads_per_chunk = (group + p.chunks - 1) / p.chunks;
-  if (variant.options.cluster > 0) {
-    blocks = p.sequences * p.kv_heads * p.chunks * variant.options.cluster;
-  } else if (blocks == 0) {
-    blocks = launch.multiprocessors * variant.blocks_per_multiprocessor;
-  }
+  if (blocks == 0) blocks = launch.multiprocessors * variant.blocks_per_multiprocessor;
   p.workspace = workspace.data, p.counters = workspace.counters;
   DecodeArguments arguments;
   arguments.params = p;

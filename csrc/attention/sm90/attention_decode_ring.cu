@@ -19,7 +19,7 @@ constexpr int kWhole = 222 * 1024;
 
 template <typename Tile>
 int stages_of(const nvb_attention_decode_params& p, int shared_bytes, int items) {
-  return decode_ring::stages_within<Tile>(shared_bytes, items, float_dtype_bytes(p.query_dtype), 0);
+  return decode_ring::stages_within<Tile>(shared_bytes, items, float_dtype_bytes(p.query_dtype));
 }
 
 int64_t bytes_read(const nvb_attention_decode_params& p) {
@@ -168,7 +168,7 @@ cudaError_t launch_decode_ring(const DecodeArguments& arguments, const nvb_launc
     using Tile = decltype(tile);
     const int stages = stages_of<Tile>(p, choose(p).shared_bytes, p.heads_per_chunk);
     return decode_ring::launch_tile<T, Tile, decltype(held)::value>(
-        arguments, {stages, extra_of(p), 0, arguments.constant}, p.splits, launch);
+        arguments, {stages, extra_of(p), arguments.constant, false}, p.splits, launch);
   });
 }
 

@@ -22,8 +22,6 @@
 // in a graph), and 64 sequences 267 us where that takes 249; over FP8 they take 145. docs/attention.md has more.
 #pragma once
 
-#include <algorithm>
-
 #include "attention_decode_ring_copy.cuh"
 #include "attention_decode_ring_fragment.cuh"
 #include "attention_decode_ring_merge.cuh"
@@ -41,7 +39,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
   __shared__ int merges[2];
   const nvb_attention_decode_params& p = arguments.params;
   const int query_bytes = p.query_dtype == NVB_F32 ? 4 : 2;
-  const Layout<Tile> layout = Layout<Tile>::of(options.stages, p.heads_per_chunk, query_bytes, options.cluster);
+  const Layout<Tile> layout = Layout<Tile>::of(options.stages, p.heads_per_chunk, query_bytes);
   const Shared<Tile> shared(memory, layout);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t stages = options.stages;
@@ -56,19 +54,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       barrier_init(shared.query_full + lane, 1);
       barrier_init(shared.query_empty + lane, Tile::kWarps);
     }
-    if (lane == 0) barrier_init(shared.arrived, 1);
     barrier_init_fence();
   }
   __syncthreads();
-  const bool joined = options.cluster > 0;
-  if (joined) cluster_arrive();
 
   if (warp >= Tile::kWarps) {
     copy_part(p, options, shared, warp - Tile::kWarps, lane);
-    if (joined) {
-      __syncwarp();
-      cluster_wait();
-    }
     return;
   }
 
@@ -80,7 +71,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
   float* const query_scales = reinterpret_cast<float*>(memory + layout.scales);
   float* const merge = reinterpret_cast<float*>(memory + layout.merge);
   float2* const states = reinterpret_cast<float2*>(memory + layout.states);  // [warps][items]
-  float4* const received = reinterpret_cast<float4*>(memory + layout.received);
   const float cap = p.soft_cap > 0.0f ? p.soft_cap * kLog2E : 0.0f;
   int pending_count = 0;
   uint32_t ring = team, stage = team, parity = 0;
@@ -224,11 +214,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       if (quad == 0) states[warp * Tile::kItems + h * 8 + group] = make_float2(maximum[h], all);
     }
     consumers_meet<Tile>();
-    if (joined) {
-      if (threadIdx.x == 0) expect_parts<Tile>(shared.arrived, segment.heads, options.cluster);
-      __syncwarp();
-      cluster_wait();  // all blocks have made their barriers
-    }
     constexpr int kGroups = Tile::kHeadDim / 4;
     for (int index = threadIdx.x; index < segment.heads * kGroups; index += 32 * Tile::kWarps) {
       const int item = index / kGroups, column = index % kGroups * 4;
@@ -243,19 +228,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       Merged merged{-CUDART_INF_F, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
       merged.add(parts, outputs);
       const float2 total = make_float2(merged.maximum, merged.sum);
-      if (joined) {
-        send_part<Tile>(received, shared.arrived, segment.heads, options.cluster, index, merged);
-      } else if (segment.slot >= 0) {
+      if (segment.slot >= 0) {
         const int64_t at = static_cast<int64_t>(segment.slot) * p.heads_per_chunk + item;
         *reinterpret_cast<float4*>(arguments.partial_outputs + at * Tile::kHeadDim + column) = merged.output;
         if (column == 0) arguments.partial_sums[at] = total;
       } else {
         store_four(p, segment.block(), item, column, merged.output, total);
       }
-    }
-    if (joined) {
-      merge_in_cluster<Tile>(p, segment, received, shared.arrived);
-      return;
     }
     if (segment.slot >= 0) {
       if (threadIdx.x == 0) pending[pending_count] = segment;
@@ -270,24 +249,23 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
   consumers_meet<Tile>();
   if (static_cast<int>(threadIdx.x) < pending_count) {
     const Segment& row = pending[threadIdx.x];
-    const uint32_t others = row.blocks - 1;
-    __threadfence();
-    merges[threadIdx.x] = atomicInc(p.counters + row.counter, others) == others;  // back to 0 for the next launch
-    __threadfence();
+    merges[threadIdx.x] = arrive_last(p.counters + row.counter, row.blocks - 1);
   }
   consumers_meet<Tile>();
   for (int i = 0; i < pending_count; ++i) {
-    if (merges[i]) merge_row<Tile>(arguments, pending[i]);
+    if (merges[i]) merge_row<Tile, Tile::kWarps <= 4 ? 18 : 9>(arguments, pending[i]);
   }
 #endif
 }
 
-// Stages of the ring that fit so many bytes of shared memory.
+// Stages of the ring that fit so many bytes of shared memory: as many for every team, because a barrier shows a phase's
+// parity alone. Of an odd number two teams take each stage in turn, and one that is ahead of the other would take the
+// phase before the one that it waits for as its own. An H200 gave wrong results and stopped with a launch failure.
 template <typename Tile>
-int stages_within(int bytes, int items, int query_bytes, int cluster) {
+int stages_within(int bytes, int items, int query_bytes) {
   int stages = kMaxStages;
-  while (stages > 0 && Layout<Tile>::of(stages, items, query_bytes, cluster).total > bytes) --stages;
-  return stages;
+  while (stages > 0 && Layout<Tile>::of(stages, items, query_bytes).total > bytes) --stages;
+  return stages / Tile::kTeams * Tile::kTeams;
 }
 
 template <typename T, typename Tile, int Blocks>
@@ -296,15 +274,10 @@ cudaError_t launch_tile(const DecodeArguments& arguments, const Options& options
   const auto kernel = attention_decode_ring_kernel<T, Tile, Blocks>;
   const nvb_attention_decode_params& p = arguments.params;
   const int query_bytes = float_dtype_bytes(p.query_dtype);
-  const int shared_bytes = Layout<Tile>::of(options.stages, p.heads_per_chunk, query_bytes, options.cluster).total;
+  const int shared_bytes = Layout<Tile>::of(options.stages, p.heads_per_chunk, query_bytes).total;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;
-  if (options.cluster > 8) {  // what every device of 9.0 can hold
-    const cudaError_t large = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (large != cudaSuccess) return large;
-  }
-  return launch_overlapped_clusters(kernel, dim3(blocks), dim3(std::max(options.cluster, 1)), dim3(Tile::kThreads),
-                                    shared_bytes, &launch, arguments, options);
+  return launch_overlapped(kernel, dim3(blocks), dim3(Tile::kThreads), shared_bytes, &launch, arguments, options);
 }
 
 }  // namespace nvb::decode_ring

@@ -7,15 +7,15 @@
 
 #include "../../common/bulk_copy.cuh"
 #include "../../common/wgmma.cuh"
-#include "attention_decode_ring_cluster.cuh"
+#include "attention_decode_ring_work.cuh"
 
 namespace nvb::decode_ring {
 
 struct Options {
   int stages;
   int extra;          // what a row costs beside its tiles, in tiles
-  int cluster;        // blocks of a row, which merge through each other's shared memory; 0: the tiles are one list
   uint32_t constant;  // nvb_constant_reads
+  bool once;          // what is read leaves L2 first
 };
 
 inline constexpr int kMaxStages = 32;
@@ -29,19 +29,18 @@ __device__ const uint4 kZeros[kZeroBytes / 16] = {};
 // Shared memory, in this order.
 template <typename Tile>
 struct Layout {
-  int segments, keys, barriers, fragments, scales, raw, merge, states, received, total;
-  __host__ __device__ static Layout of(int stages, int items, int query_bytes, int cluster) {
+  int segments, keys, barriers, fragments, scales, raw, merge, states, total;
+  __host__ __device__ static Layout of(int stages, int items, int query_bytes) {
     Layout layout;
     layout.segments = stages * Tile::kStageBytes;  // the ring comes first
     layout.keys = layout.segments + kQueryStages * static_cast<int>(sizeof(Segment));
     layout.barriers = layout.keys + kQueryStages * Tile::kItems * static_cast<int>(sizeof(DecodeKeys));
-    layout.fragments = layout.barriers + (2 * kMaxStages + 2 * kQueryStages + 2) * 8;
+    layout.fragments = layout.barriers + (2 * kMaxStages + 2 * kQueryStages) * 8;
     layout.scales = layout.fragments + items * Tile::kSteps * 4 * 16;
     layout.raw = layout.scales + Tile::kItems * 4;
     layout.merge = layout.raw + kQueryStages * items * Tile::kHeadDim * query_bytes;
     layout.states = layout.merge + Tile::kWarps * items * Tile::kOutputPitch * 4;
-    layout.received = layout.states + Tile::kWarps * Tile::kItems * 8;
-    layout.total = layout.received + (cluster > 0 ? 32 * cluster * places_of(items, Tile::kHeadDim / 4, cluster) : 0);
+    layout.total = layout.states + Tile::kWarps * Tile::kItems * 8;
     return layout;
   }
 };
@@ -56,7 +55,6 @@ struct Shared {
   uint64_t* empty;
   uint64_t* query_full;  // [kQueryStages]
   uint64_t* query_empty;
-  uint64_t* arrived;   // what the blocks of the cluster send
   unsigned char* raw;  // [kQueryStages][items][kHeadDim], queries as they are
 
   __device__ __forceinline__ Shared(unsigned char* shared, const Layout<Tile>& layout)
@@ -67,7 +65,6 @@ struct Shared {
         empty(full + kMaxStages),
         query_full(empty + kMaxStages),
         query_empty(query_full + kQueryStages),
-        arrived(query_empty + kQueryStages),
         raw(shared + layout.raw) {}
 };
 
@@ -95,10 +92,20 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
     wait_for_previous_grid();
     order_bulk_copies();
   };
+  // The part is found while the grids before still run. Where they may write positions, it is found again in the rare
+  // case that they did; with many sequences, whose positions take several loads, only then.
+  Part<Tile> part;
   if ((options.constant & NVB_CONSTANT_POSITIONS) != 0) {
     allow_next_grid();
+    part.find(p, options.extra, lane);
+  } else if (p.sequences <= 32) {
+    part.find(p, options.extra, lane);
+    wait_once();
+    const Visible now = find_visible<Tile>(p, lane);
+    if (__any_sync(0xffffffffu, !(now == part.visible))) part.find(p, options.extra, lane);
   } else {
     wait_once();
+    part.find(p, options.extra, lane);
   }
   const uint32_t query_row = Tile::kHeadDim * query_bytes;
   uint32_t stage = 0, parity = 1, query_stage = 0, query_parity = 1;
@@ -167,14 +174,17 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
           // Tokens that no item sees are zeros and are not read: stale rows of the cache may hold NaN.
           clear(start, first);
           clear(end, start + Tile::kRun);
-          tokens.for_each_piece(
-              p.placement, first, end - first, own_page, [&](const Element* from, int token, int piece) {
-                if (from != nullptr) {
-                  bulk_copy(to + (token - start) * Tile::kRowBytes, from, piece * Tile::kRowBytes, shared.full + stage);
-                } else {
-                  clear(token, token + piece);
-                }
-              });
+          tokens.for_each_piece(p.placement, first, end - first, own_page,
+                                [&](const Element* from, int token, int piece) {
+                                  unsigned char* const place = to + (token - start) * Tile::kRowBytes;
+                                  if (from != nullptr && options.once) {
+                                    bulk_copy_once(place, from, piece * Tile::kRowBytes, shared.full + stage);
+                                  } else if (from != nullptr) {
+                                    bulk_copy(place, from, piece * Tile::kRowBytes, shared.full + stage);
+                                  } else {
+                                    clear(token, token + piece);
+                                  }
+                                });
         }
         __syncwarp();
       }
@@ -200,15 +210,7 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
       if (copier == 0) copy_queries();
     }
   };
-  if (options.cluster > 0) {
-    int slot = 0, old_end = 0;
-    const Segment segment = segment_in_cluster<Tile>(p, options.cluster, slot, old_end);
-    copy_segment(segment, slot, old_end);
-  } else {
-    Part<Tile> part;
-    part.find(p, options.extra, lane);
-    part.for_each(p, lane, copy_segment);
-  }
+  part.for_each(p, lane, copy_segment);
   allow_next_grid();
   if (!found && lane == 0 && copier == 0) {
     shared.segments[0].heads = 0;

@@ -68,6 +68,11 @@ struct Segment {
 struct Visible {
   int slot, begin, end, all_begin, all_end, first_tile, tiles;
   int old_end;  // the tokens before it are older than every row of the sequence
+
+  __device__ __forceinline__ bool operator==(const Visible& other) const {
+    return slot == other.slot && begin == other.begin && end == other.end && all_begin == other.all_begin &&
+           all_end == other.all_end && old_end == other.old_end;
+  }
 };
 template <typename Tile>
 __device__ __forceinline__ Visible find_visible(const nvb_attention_decode_params& p, int sequence) {
