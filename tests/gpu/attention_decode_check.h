@@ -189,6 +189,12 @@ inline std::string check_one(const Variant* variant, uint32_t constant, int d, c
     poisoned.push_back({late.back().to, nullptr, static_cast<int>(bytes)});
   };
   for (int i = 0; i < n * test.rows * test.query_heads; ++i) comes_late(p.query, query_copy, i * query_row, query_row);
+  // Late positions are -1 at first: whoever has found its part by then must find it again.
+  int32_t *position_copy = to_device(positions), *slot_copy = to_device(slots);
+  if ((constant & NVB_CONSTANT_POSITIONS) == 0) {
+    comes_late(p.positions, position_copy, 0, positions.size() * 4);
+    if (test.slots) comes_late(p.slots, slot_copy, 0, slots.size() * 4);
+  }
   for (int i = 0; i < n * test.rows && (constant & NVB_CONSTANT_KEYS) == 0; ++i) {
     for (int h = 0; h < test.kv_heads && positions[i] >= 0 && slots[i / test.rows] < slot_count; ++h) {
       const int64_t row = row_of(i / test.rows, h, positions[i]);
@@ -220,7 +226,8 @@ inline std::string check_one(const Variant* variant, uint32_t constant, int d, c
         static_cast<const void*>(p.placement.pages), static_cast<const void*>(p.output),
         static_cast<const void*>(p.lse), static_cast<const void*>(p.key_scale), static_cast<const void*>(query_copy),
         static_cast<const void*>(key_copy), static_cast<const void*>(value_copy), static_cast<const void*>(late_list),
-        static_cast<const void*>(poisoned_list), static_cast<const void*>(p.value_scale)}) {
+        static_cast<const void*>(poisoned_list), static_cast<const void*>(position_copy),
+        static_cast<const void*>(slot_copy), static_cast<const void*>(p.value_scale)}) {
     MUST(cudaFree(const_cast<void*>(q)));
   }
   MUST(cudaStreamDestroy(stream));

@@ -93,16 +93,17 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
     order_bulk_copies();
   };
   // The part is found while the grids before still run. Where they may write positions, it is found again in the rare
-  // case that they did; with many sequences, whose positions take several loads, only then.
+  // case that they did; where positions do not fit registers, only then.
   Part<Tile> part;
   if ((options.constant & NVB_CONSTANT_POSITIONS) != 0) {
     allow_next_grid();
     part.find(p, options.extra, lane);
-  } else if (p.sequences <= 32) {
+  } else if (Places::suffice(p)) {
     part.find(p, options.extra, lane);
     wait_once();
-    const Visible now = find_visible<Tile>(p, lane);
-    if (__any_sync(0xffffffffu, !(now == part.visible))) part.find(p, options.extra, lane);
+    Places now;
+    now.load(p, lane);
+    if (__any_sync(0xffffffffu, !(now == part.places))) part.find(p, options.extra, lane);
   } else {
     wait_once();
     part.find(p, options.extra, lane);
