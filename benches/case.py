@@ -37,6 +37,8 @@ class Case:
     quoted: dict[str, float] = dataclasses.field(default_factory=dict)
     # Time the host's calls, also on a GPU.
     on_host: bool = False
+    # Makes a graph of the library of ours (`Backend.record`); on a GPU its launches are timed instead of a captured graph.
+    record: Callable | None = None
 
     def value(self, seconds, name):
         if self.unit == "µs":
@@ -129,7 +131,7 @@ def checked_error(case, timer, i):
 def samplers_of(case, timer, log):
     """Ours and the peers that run, by name, and the groups of names. A back end of PyTorch may refuse a shape, or
     this PyTorch lack a function."""
-    samplers, groups = {"ours": timer.sampler(case.ours, case.rotation)}, []
+    samplers, groups = {"ours": timer.sampler(case.ours, case.rotation, case.record)}, []
     for group in case.peers:
         groups.append([])
         for name, call in group.items():

@@ -276,5 +276,19 @@ class Backend(Handle):
         """Prepares a decode step of the sequences of `cache`."""
         return self.prepare("nvb_attention_decode", attention, AttentionDecodeArgs(cache=cache.pointer, **arguments), (cache, arguments))
 
+    def record(self, queue):
+        """Records what `queue` queues as a graph of the library, and gives a function that launches it."""
+        pointer = self.create("nvb_graph_create", self.pointer)
+        graph = Handle(pointer, self.library.nvb_graph_destroy, (self,))
+        self.check(self.library.nvb_graph_begin(pointer, self.stream.pointer))
+        try:
+            queue()
+        finally:
+            self.check(self.library.nvb_graph_end(pointer, self.stream.pointer))
+
+        def launch():
+            self.check(self.library.nvb_graph_launch(graph.pointer, self.stream.pointer))
+        return launch
+
     def synchronize(self):
         self.check(self.library.nvb_stream_synchronize(self.stream.pointer))

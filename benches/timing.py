@@ -4,6 +4,7 @@ speed meets all of them alike, and their medians.
 import itertools
 import math
 import time
+from functools import partial
 
 import torch
 
@@ -44,23 +45,31 @@ class CudaTimer:
         end.synchronize()
         return start.elapsed_time(end) * 1e-3
 
-    def sampler(self, call, rotation):
-        """A function that takes one sample, in seconds a call."""
+    def sampler(self, call, rotation, record=None):
+        """A function that takes one sample, in seconds a call. `record` makes a graph of calls instead of PyTorch."""
         for i in range(max(5, rotation)):
             call(i % rotation)
         self.stream.synchronize()
         estimate = min(self.elapsed(lambda: call(i % rotation)) for i in range(3))
         calls = max(rotation, min(GRAPH_CALLS, math.ceil(GRAPH_SECONDS / estimate)))
         calls = math.ceil(calls / rotation) * rotation
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+
+        def queue():
             for i in range(calls):
                 call(i % rotation)
 
+        if record is not None:
+            replay = record(queue)
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                queue()
+            replay = graph.replay
+
         def sample():
             # The replay in front keeps the stream busy while the host launches the timed one.
-            graph.replay()
-            return self.elapsed(graph.replay) / calls
+            replay()
+            return self.elapsed(replay) / calls
         return sample
 
     def synchronize(self):
@@ -70,7 +79,10 @@ class CudaTimer:
 class HostTimer:
     """Times calls that have finished when they return (the CPU's), or the host's share of those that have not."""
 
-    def sampler(self, call, rotation):
+    def sampler(self, call, rotation, record=None):
+        if record is not None:
+            graphs = [record(partial(call, i)) for i in range(rotation)]
+            return self.sampler(lambda i: graphs[i](), rotation)
         for i in range(max(3, rotation)):
             call(i % rotation)
         start = time.perf_counter()

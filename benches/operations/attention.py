@@ -136,8 +136,9 @@ def chunk_case(context, rows, length, query_heads, kv_heads, head_dim, beside_f3
         amount=4 * query_heads * head_dim * rows * (length - (rows - 1) / 2))
 
 
-def decode_case(context, batch, length, query_heads, kv_heads, head_dim, beside_f32=False):
-    """One query token a sequence over `length` cached tokens. Caches are rotated as layers of one cache."""
+def decode_case(context, batch, length, query_heads, kv_heads, head_dim, beside_f32=False, recorded=False):
+    """One query token a sequence over `length` cached tokens. Caches are rotated as layers of one cache. `recorded`: as a graph of
+    the library, which knows that no node writes the cache, so that a call reads keys while the one before it ends."""
     dtype = context.dtype
     layer_bytes = 2 * batch * length * kv_heads * head_dim * dtype.itemsize
     rotation = context.rotation(layer_bytes)
@@ -173,10 +174,11 @@ def decode_case(context, batch, length, query_heads, kv_heads, head_dim, beside_
     quoted = published.flash_attention_3_decode(context, head_dim, query_heads, kv_heads, batch, length)
     twin = in_f32(context, lambda f32: decode_case(f32, batch, length, query_heads, kv_heads, head_dim)) if beside_f32 else []
     return Case(
-        f"attention decode {context.name_of(dtype)}", f"d={head_dim} h={query_heads}/{kv_heads} b={batch} kv={length}",
+        f"attention decode {context.name_of(dtype)}{', recorded' if recorded else ''}", f"d={head_dim} h={query_heads}/{kv_heads} b={batch} kv={length}",
         "TB/s" if context.device.type == "cuda" else "GB/s",
         ours=lambda i: calls[i](), peers=[peers, *twin], check=check, bound=BOUNDS[dtype], outputs=[output],
-        amount=layer_bytes, rotation=rotation, quoted={FLASH_ATTENTION_3: quoted} if quoted else {})
+        amount=layer_bytes, rotation=rotation, quoted={FLASH_ATTENTION_3: quoted} if quoted else {},
+        record=context.backend.record if recorded else None)
 
 
 def prefill(context, dimensions, lengths, tokens):
@@ -187,11 +189,11 @@ def prefill(context, dimensions, lengths, tokens):
                 yield partial(prefill_case, context, tokens // length, length, heads, heads, head_dim, causal)
 
 
-def decode(context, dimensions, batches):
+def decode(context, dimensions, batches, recorded=False):
     """`dimensions` are (head_dim, query heads, key/value heads), `batches` (sequences, cached tokens of each)."""
     for head_dim, query_heads, kv_heads in dimensions:
         for batch, length in batches:
-            yield partial(decode_case, context, batch, length, query_heads, kv_heads, head_dim)
+            yield partial(decode_case, context, batch, length, query_heads, kv_heads, head_dim, recorded=recorded)
 
 
 def prefill_model(context, lengths):

@@ -89,5 +89,6 @@ extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_att
   arguments.params = *params;
   arguments.partial_sums = static_cast<float2*>(params->workspace);
   arguments.partial_outputs = reinterpret_cast<float*>(static_cast<unsigned char*>(params->workspace) + sums_bytes);
+  arguments.constant = nvb_cuda_constant_reads();
   return nvb::kKernels[index].launch(arguments, *launch);
 }

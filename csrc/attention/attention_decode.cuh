@@ -9,6 +9,7 @@
 // timing.
 #pragma once
 
+#include "../common/constant_reads.h"
 #include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
 #include "../common/programmatic_launch.cuh"
@@ -33,6 +34,7 @@ struct DecodeArguments {
   nvb_attention_decode_params params;
   float2* partial_sums;    // [sequences, kv_heads, items, slots_per_head]: m in powers of two, l
   float* partial_outputs;  // [sequences, kv_heads, items, slots_per_head, value_dim]
+  uint32_t constant = 0;   // nvb_constant_reads
 };
 
 // The part of one block.

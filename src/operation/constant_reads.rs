@@ -4,6 +4,7 @@
 use super::access::{add_cache, Access, Each, Effect};
 use super::attention::AttentionDecode;
 use super::Operation;
+use crate::tensor::{CacheLayer, Tensor};
 
 /// `NVB_CONSTANT_WEIGHTS` of csrc/common/constant_reads.h.
 pub const CONSTANT_WEIGHTS: u32 = 1;
@@ -12,6 +13,8 @@ pub const CONSTANT_POSITIONS: u32 = 2;
 
 /// `NVB_CONSTANT_OLDER_KEYS` of csrc/common/constant_reads.h.
 pub const CONSTANT_OLDER_KEYS: u32 = 4;
+/// `NVB_CONSTANT_KEYS` of csrc/common/constant_reads.h.
+pub const CONSTANT_KEYS: u32 = 8;
 
 /// The bit of an argument; 0 for those that no kernel loads early.
 fn bit(name: &str) -> u32 {
@@ -22,11 +25,38 @@ fn bit(name: &str) -> u32 {
     }
 }
 
-/// The attention that appends to the cache that it reads.
-fn own_cache(op: &Operation) -> Option<&AttentionDecode> {
-    match op {
-        Operation::AttentionDecode(op) => op.rope.is_some().then_some(op),
-        _ => None,
+/// The rows of a cache that an operation appends.
+#[derive(Clone, Copy)]
+struct Appended {
+    cache: CacheLayer,
+    positions: Tensor,
+    sequences: Option<Tensor>,
+}
+
+impl Appended {
+    fn by(op: &Operation) -> Option<Appended> {
+        match op {
+            Operation::Rope(op) => {
+                let append = op.append?;
+                Some(Appended { cache: append.cache, positions: op.positions, sequences: append.sequences })
+            }
+            Operation::AttentionDecode(op) if op.rope.is_some() => Some(Appended::of_rows(op)),
+            _ => None,
+        }
+    }
+
+    /// The newest rows that a decode sees.
+    fn of_rows(op: &AttentionDecode) -> Appended {
+        Appended { cache: op.cache, positions: op.rows.positions, sequences: op.rows.sequences }
+    }
+
+    /// Whether the numbers in device memory are the same, whatever they are.
+    fn is(&self, other: &Appended) -> bool {
+        let address = |tensor: &Option<Tensor>| tensor.map(|tensor| tensor.data);
+        self.cache == other.cache
+            && self.positions.data == other.positions.data
+            && self.positions.shape == other.positions.shape
+            && address(&self.sequences) == address(&other.sequences)
     }
 }
 
@@ -34,16 +64,17 @@ fn own_cache(op: &Operation) -> Option<&AttentionDecode> {
 pub struct Written {
     /// Spans that lie apart from each other, in ascending order.
     joined: Vec<(usize, usize)>,
-    /// The spans of all writes, in ascending order of their starts, if some operation appends to a cache that it reads.
+    /// The spans of all writes, in ascending order of their starts, if some operation appends to a cache.
     single: Vec<(usize, usize)>,
+    appended: Vec<Appended>,
 }
 
 impl Written {
     pub fn by<'a>(operations: impl IntoIterator<Item = &'a Operation>) -> Written {
         let mut spans = Vec::new();
-        let mut appends = false;
+        let mut appended = Vec::new();
         for op in operations {
-            appends |= own_cache(op).is_some();
+            appended.extend(Appended::by(op));
             op.accesses(&mut Each(|access| {
                 if access.effect == Effect::Write && !access.region.is_empty() {
                     spans.push((access.region.start, access.region.end()));
@@ -51,7 +82,7 @@ impl Written {
             }));
         }
         spans.sort_unstable();
-        let single = if appends { spans.clone() } else { Vec::new() };
+        let single = if appended.is_empty() { Vec::new() } else { spans.clone() };
         spans.dedup_by(|next, kept| {
             let joins = next.0 <= kept.1;
             if joins {
@@ -59,7 +90,7 @@ impl Written {
             }
             joins
         });
-        Written { joined: spans, single }
+        Written { joined: spans, single, appended }
     }
 
     fn meets(&self, start: usize, end: usize) -> bool {
@@ -67,10 +98,10 @@ impl Written {
         behind > 0 && self.joined[behind - 1].1 > start
     }
 
-    /// Whether the list writes to the bytes just once.
-    fn meets_once(&self, start: usize, end: usize) -> bool {
+    /// How many operations of the list write to some of the bytes.
+    fn writers(&self, start: usize, end: usize) -> usize {
         let behind = self.single.partition_point(|span| span.0 < end);
-        self.single[..behind].iter().filter(|span| span.1 > start).count() == 1
+        self.single[..behind].iter().filter(|span| span.1 > start).count()
     }
 
     /// The bits of the arguments of which the list writes no byte. Gaps of a region count as written with it.
@@ -82,22 +113,43 @@ impl Written {
                 constant &= !bit(access.name);
             }
         }));
-        match own_cache(op) {
-            Some(op) if self.alone_appends(op) => constant | CONSTANT_OLDER_KEYS,
+        match op {
+            Operation::AttentionDecode(op) => constant | self.constant_keys(op, constant & CONSTANT_POSITIONS != 0),
             _ => constant,
         }
     }
 
-    /// Whether no other operation of the list writes to the cache.
-    fn alone_appends(&self, op: &AttentionDecode) -> bool {
-        let mut alone = true;
-        let mut written = Each(|access: Access| {
+    fn constant_keys(&self, op: &AttentionDecode, constant_positions: bool) -> u32 {
+        let mut written = false;
+        add_cache(
+            &mut Each(|access| written |= self.meets(access.region.start, access.region.end())),
+            &op.cache,
+            Effect::Read,
+        );
+        if !written {
+            return CONSTANT_KEYS | CONSTANT_OLDER_KEYS;
+        }
+        // Two rows of one sequence could be old and new to each other: only of one sequence is it known that they are not.
+        let newest = Appended::of_rows(op);
+        if op.rope.is_none() && (op.sequence_count() != 1 || !constant_positions) {
+            return 0;
+        }
+        let appends = match op.rope {
+            Some(_) => 1,
+            None => self.appended.iter().filter(|appended| appended.is(&newest)).count(),
+        };
+        let mut alone = appends > 0;
+        let mut append = Each(|access: Access| {
             if access.effect == Effect::Write {
-                alone &= self.meets_once(access.region.start, access.region.end());
+                alone &= self.writers(access.region.start, access.region.end()) == appends;
             }
         });
-        add_cache(&mut written, &op.cache, Effect::Write);
-        alone
+        add_cache(&mut append, &op.cache, Effect::Write);
+        if alone {
+            CONSTANT_OLDER_KEYS
+        } else {
+            0
+        }
     }
 }
 
@@ -107,7 +159,8 @@ mod tests {
     use crate::operation::attention::{AttentionConfig, DecodeRopeArguments, DecodeRows};
     use crate::operation::memory_fill::MemoryFill;
     use crate::operation::rms_norm::RmsNorm;
-    use crate::tensor::{CacheLayer, DType, Tensor};
+    use crate::operation::rope::{Append, Rope, RopeArguments};
+    use crate::tensor::DType;
 
     fn fill(values: &mut [f32]) -> Operation {
         // SAFETY: it never runs.
@@ -189,6 +242,61 @@ mod tests {
         assert_eq!(constant(&[fill(&mut cache[31..])]), all, "a fill of one value");
         let Operation::AttentionDecode(op) = step else { panic!("it is one") };
         let attention: Operation = AttentionDecode { rope: None, ..op }.into();
-        assert_eq!(Written::by([&attention]).constant_reads(&attention), all, "it appends nothing");
+        let every = all | CONSTANT_OLDER_KEYS | CONSTANT_KEYS;
+        assert_eq!(Written::by([&attention]).constant_reads(&attention), every, "nothing appends");
+        let filled = fill(&mut cache[31..]);
+        assert_eq!(Written::by([&filled, &attention]).constant_reads(&attention), all, "a fill of one value");
+    }
+
+    #[test]
+    fn older_keys_are_constant_where_the_rows_of_the_decode_are_appended() {
+        let (mut row, mut output, mut cache) = ([1f32; 16], [0f32; 8], [0f32; 64]);
+        let (mut position, mut other_position, mut sequence) = ([1i32], [1i32], [1i32]);
+        let [positions, other_positions, sequences] = [&mut position, &mut other_position, &mut sequence]
+            .map(|number| Tensor::new(number.as_mut_ptr().cast(), DType::I32, &[1]));
+        let config =
+            AttentionConfig { query_heads: 2, kv_heads: 1, head_dim: 4, causal: true, ..AttentionConfig::default() };
+        let config = AttentionConfig::new(config).unwrap();
+        let (key, value) = cache.split_at_mut(32);
+        let data = (key.as_mut_ptr().cast(), value.as_mut_ptr().cast());
+        let layer = CacheLayer::contiguous(data, DType::F32, [2, 1, 4, 4]);
+        let (query, new_key, new_value) = (
+            Tensor::of(&mut row[..8], &[1, 2, 4]),
+            Tensor::of(&mut row[8..12], &[1, 1, 4]),
+            Tensor::of(&mut row[12..], &[1, 1, 4]),
+        );
+        let append = |positions: Tensor, sequences: Option<Tensor>| -> Operation {
+            let arguments = RopeArguments {
+                query: None,
+                query_output: None,
+                query_norm: None,
+                query_scale: 1.0,
+                key: Some(new_key),
+                key_output: None,
+                key_norm: None,
+                value: Some(new_value),
+                positions,
+                epsilon: 1e-6,
+                weight_offset: 0.0,
+                rotation: None,
+                append: Some(Append { cache: layer, sequences }),
+            };
+            Rope::new(arguments).unwrap().into()
+        };
+        let step: Operation = {
+            let rows = DecodeRows { per_sequence: 1, positions, sequences: Some(sequences), max_kv_length: 0 };
+            AttentionDecode::new(config, query, layer, Tensor::of(&mut output, &[1, 2, 4]), None, rows).unwrap().into()
+        };
+        let constant = |others: &[Operation]| Written::by(others.iter().chain([&step])).constant_reads(&step);
+        let all = CONSTANT_WEIGHTS | CONSTANT_POSITIONS;
+        let own = || append(positions, Some(sequences));
+        assert_eq!(constant(&[own()]), all | CONSTANT_OLDER_KEYS);
+        assert_eq!(constant(&[own(), own()]), all | CONSTANT_OLDER_KEYS, "the same row twice");
+        assert_eq!(constant(&[append(other_positions, Some(sequences))]), all, "at another position, perhaps");
+        assert_eq!(constant(&[append(positions, None)]), all, "of another sequence, perhaps");
+        assert_eq!(constant(&[own(), append(other_positions, Some(sequences))]), all, "another beside it");
+        // SAFETY: it never runs.
+        let advance = unsafe { MemoryFill::new(positions.data, 0, 4) }.into();
+        assert_eq!(constant(&[own(), advance]), CONSTANT_WEIGHTS, "positions that change between the two");
     }
 }

@@ -5,7 +5,9 @@ use crate::attention_cases::{attend, expect_attention, one_row, value_dim, Keys}
 use crate::run::{check, expect_error, rounded, Failure, Outcome, Run, PLAIN};
 use nvbackend::error::Status;
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
-use nvbackend::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, KeySource};
+use nvbackend::operation::attention::{
+    AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource, EMPTY_ROW,
+};
 use nvbackend::operation::rope::{Append, Rope, RopeArguments};
 use nvbackend::operation::Operation;
 use nvbackend::tensor::{CacheLayer, DType, Tensor};
@@ -37,6 +39,8 @@ struct Case {
     dtypes: (DType, DType),
     /// Of a cache in FP8: of keys and of values, from head to head in turn.
     scales: Option<[[f64; 2]; 2]>,
+    /// Query rows of a sequence in the decode; where they are several, the first is empty, and no chunk is prefilled.
+    rows: usize,
 }
 
 const LAYERS: usize = 2;
@@ -245,6 +249,10 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
             }
         }
         append(run, cache.layer()?, &appended, &held, &after)?;
+        if case.rows > 1 {
+            held = after;
+            continue;
+        }
         let rows: usize = chunk.iter().sum();
         let queries = narrowed(&rounded(query_dtype, &run.random.normals(rows * heads * dim, 1.0)));
         let query = run.tensor(query_dtype, &[rows, heads, dim], PLAIN, &queries)?;
@@ -277,32 +285,54 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
             let mut entries = run.read(&cache.table.expect("the engine's"))?;
             let columns = entries.len() / (count + 1);
             for (row, &length) in entries.chunks_mut(columns).zip(&lengths) {
-                row[..(length.saturating_sub(case.window)) / page_tokens].fill(-1.0);
+                row[..(length.saturating_sub(case.window + case.rows - 1)) / page_tokens].fill(-1.0);
             }
             let table = run.tensor(DType::I32, &[count + 1, columns], PLAIN, &entries)?;
             cache.cache.layer_with(LAYER, Some(table))?
         }
         _ => cache.layer()?,
     };
-    let queries = narrowed(&rounded(query_dtype, &run.random.normals(count * heads * dim, 1.0)));
-    let query = run.tensor(query_dtype, &[count, heads, dim], PLAIN, &queries)?;
-    let order: Vec<i32> = (0..count as i32).rev().collect();
-    let row = |at: usize| {
-        let sequence = order[at / heads] as usize;
-        attend(&config, &queries[at * dim..][..dim], at % heads, &keys[sequence], lengths[sequence] as i64 - 1)
+    let order: Vec<usize> = (0..count).rev().collect();
+    let numbers: Vec<i32> = order.iter().map(|&at| at as i32).collect();
+    let position = |sequence: usize, row: usize| {
+        let position = (lengths[sequence] + row) as i32 - case.rows as i32;
+        if case.rows > 1 && row == 0 {
+            EMPTY_ROW
+        } else {
+            position.max(EMPTY_ROW)
+        }
     };
-    let expected: Vec<_> = (0..count * heads).map(row).collect();
-    let output = run.output(query_dtype, &[count, heads, value_dim], PLAIN)?;
-    let lse = run.output(DType::F32, &[count, heads], PLAIN)?;
-    let sequences = run.integers(&order)?;
-    let kv_lengths: Vec<i32> = order.iter().map(|&at| lengths[at as usize] as i32).collect();
-    let positions = run.integers(&kv_lengths.iter().map(|length| length - 1).collect::<Vec<_>>())?;
-    let op = AttentionDecode::new(config, query, layer, output, Some(lse), one_row(positions, Some(sequences), 0))?;
+    let positions: Vec<i32> = order
+        .iter()
+        .flat_map(|&at| (0..case.rows).map(move |row| (at, row)))
+        .map(|(at, row)| position(at, row))
+        .collect();
+    let total = count * case.rows;
+    let queries = narrowed(&rounded(query_dtype, &run.random.normals(total * heads * dim, 1.0)));
+    let query = run.tensor(query_dtype, &[total, heads, dim], PLAIN, &queries)?;
+    let row = |at: usize| {
+        let row = at / heads;
+        attend(&config, &queries[at * dim..][..dim], at % heads, &keys[order[row / case.rows]], positions[row].into())
+    };
+    let expected: Vec<_> = (0..total * heads).map(row).collect();
+    let output = run.output(query_dtype, &[total, heads, value_dim], PLAIN)?;
+    let lse = run.output(DType::F32, &[total, heads], PLAIN)?;
+    let rows = DecodeRows {
+        per_sequence: case.rows,
+        positions: run.integers(&positions)?,
+        sequences: Some(run.integers(&numbers)?),
+        max_kv_length: 0,
+    };
+    let op = AttentionDecode::new(config, query, layer, output, Some(lse), rows)?;
     run.executor().run(&Operation::from(op), run.stream.raw())?;
     expect_attention(run, kv, &output, Some(&lse), &expected)?;
+    if case.rows > 1 {
+        return Ok(());
+    }
+    let kv_lengths: Vec<i32> = positions.iter().map(|position| position + 1).collect();
     let output = run.output(query_dtype, &[count, heads, value_dim], PLAIN)?;
     let starts: Vec<i32> = (0..=count as i32).collect();
-    let source = KeySource::Cache { layer, sequences: &order, kv_lengths: &kv_lengths };
+    let source = KeySource::Cache { layer, sequences: &numbers, kv_lengths: &kv_lengths };
     let op = AttentionPrefill::new(config, query, &starts, source, output, None)?;
     run.executor().run(&Operation::from(op), run.stream.raw())?;
     expect_attention(run, kv, &output, None, &expected)
@@ -319,6 +349,7 @@ fn case(place: Place) -> Case {
         window: 0,
         dtypes: (DType::F32, DType::F32),
         scales: None,
+        rows: 1,
     }
 }
 
@@ -427,6 +458,22 @@ fn pages() {
         cases.push(Case { chunks: vec![vec![4100]], heads: (1, 1), dim: 8, ..case(Place::Pages(tokens)) });
     }
     check("pages of a KV cache", &variants(&cases), test);
+}
+
+/// Draft tokens beside their token: items of several chunks whose partial results lie side by side in the workspace.
+#[test]
+fn rows_of_a_sequence() {
+    let mut cases = Vec::new();
+    for place in [Place::Contiguous, Place::Pages(16), Place::EnginePages(16, false), Place::EnginePages(7, true)] {
+        for (rows, heads) in [(16, (3, 1)), (4, (4, 1)), (5, (6, 2))] {
+            for dim in [64, 128, 256] {
+                let chunks = vec![vec![500, 30, 100]];
+                cases.push(Case { rows, heads, dim, chunks: chunks.clone(), ..case(place) });
+                cases.push(Case { rows, heads, dim, chunks, window: 70, ..case(place) });
+            }
+        }
+    }
+    check("rows of a sequence over a KV cache", &variants(&cases), test);
 }
 
 #[test]

@@ -66,17 +66,28 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   __shared__ float part_sum[kGroup * kMaxHeadsPerBlock];
   __shared__ float2 total[kMaxHeadsPerBlock];
 
-  begin_overlapped();
+  allow_next_grid();
+  // What nothing writes is loaded before the grids before have ended: the first tiles of keys and values, but for the
+  // token that the sequence has appended.
+  const nvb_attention_decode_params& p = arguments.params;
+  bool waits = true;
+  const auto wait_once = [&] {
+    if (waits) wait_for_previous_grid();
+    waits = false;
+  };
+  if ((arguments.constant & NVB_CONSTANT_POSITIONS) == 0) wait_once();
 
   // Which keys.
-  const nvb_attention_decode_params& p = arguments.params;
   const int warps = blockDim.x / 32;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int group = lane / 4;
   const int quad = lane % 4;
   const DecodeBlock block = find_decode_block<kKeys>(arguments, warps);
-  if (block.split >= block.splits) return;
+  if (block.split >= block.splits) {
+    wait_once();
+    return;
+  }
   const int tiles = (block.end - block.begin + kKeys - 1) / kKeys;  // of the block; the warp takes every warps-th
 
   // Start the warp's first copies.
@@ -130,7 +141,14 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     cp_async_commit();
   };
 #pragma unroll
-  for (int stage = 0; stage < Tile::kStages; ++stage) load(warp + stage * warps, stage);
+  for (int stage = 0; stage < Tile::kStages; ++stage) {
+    const int tile = warp + stage * warps;
+    const bool old = (arguments.constant & NVB_CONSTANT_OLDER_KEYS) != 0 && p.rows_per_sequence == 1 &&
+                     block.begin + (tile + 1) * kKeys < block.end;
+    if (!old && (arguments.constant & NVB_CONSTANT_KEYS) == 0) wait_once();
+    load(tile, stage);
+  }
+  wait_once();
 
   // Q as fragments, while the copies are on their way: [head tile][step][lane] of {high, rest, high, rest}. A thread
   // loads all of a batch before it uses any, or the latency of every element would add up.

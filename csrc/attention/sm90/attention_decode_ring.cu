@@ -14,7 +14,7 @@ using decode_ring::Tile;
 // Every block looks at the positions of all rows, 32 sequences at a time.
 constexpr int kMaxRows = 256;
 // Half of a multiprocessor's shared memory less what the system keeps, so that two blocks find room, and nearly all.
-constexpr int kHalf = 112 * 1024 - 256;
+constexpr int kHalf = 113 * 1024 - 256;
 constexpr int kWhole = 222 * 1024;
 
 template <typename Tile>
@@ -167,7 +167,8 @@ cudaError_t launch_decode_ring(const DecodeArguments& arguments, const nvb_launc
     using T = decltype(product);
     using Tile = decltype(tile);
     const int stages = stages_of<Tile>(p, choose(p).shared_bytes, p.heads_per_chunk);
-    return decode_ring::launch_tile<T, Tile, decltype(held)::value>(arguments, {stages, extra_of(p)}, p.splits, launch);
+    return decode_ring::launch_tile<T, Tile, decltype(held)::value>(
+        arguments, {stages, extra_of(p), arguments.constant, false}, p.splits, launch);
   });
 }
 

@@ -88,9 +88,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
     // What each item sees, and what its products are multiplied with to become powers of two, or arguments of tanh.
     DecodeKeys visible[kHeadTiles];
     float factor[kHeadTiles];
+    int own_fragment[kHeadTiles];  // rows behind the last item repeat it
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
       const int item = h * 8 + group;
+      own_fragment[h] = min(item, segment.heads - 1) * 4 + quad;
       visible[h] = item < segment.heads ? shared.keys[query_stage * Tile::kItems + item] : DecodeKeys{0, 0};
       factor[h] = p.soft_cap > 0.0f ? p.scale / p.soft_cap : p.scale * kLog2E;
       if (p.key_scale != nullptr) factor[h] *= p.key_scale[segment.kv_head];
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
       for_each_key_fragment<Tile>(key_tile, [&](int k, const uint32_t(&b)[4]) {
 #pragma unroll
         for (int h = 0; h < kHeadTiles; ++h) {
-          const uint4 fragment = query_fragments[(h * kSteps + k) * 32 + lane];
+          const uint4 fragment = query_fragments[k * segment.heads * 4 + own_fragment[h]];
           const uint32_t a[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
           mma_m16n8k16<T>(score[h][k % 2][0], a, b[0], b[1]);
           mma_m16n8k16<T>(score[h][k % 2][1], a, b[2], b[3]);
@@ -247,24 +249,23 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
   consumers_meet<Tile>();
   if (static_cast<int>(threadIdx.x) < pending_count) {
     const Segment& row = pending[threadIdx.x];
-    const uint32_t others = row.blocks - 1;
-    __threadfence();
-    merges[threadIdx.x] = atomicInc(p.counters + row.counter, others) == others;  // back to 0 for the next launch
-    __threadfence();
+    merges[threadIdx.x] = arrive_last(p.counters + row.counter, row.blocks - 1);
   }
   consumers_meet<Tile>();
   for (int i = 0; i < pending_count; ++i) {
-    if (merges[i]) merge_row<Tile>(arguments, pending[i]);
+    if (merges[i]) merge_row<Tile, Tile::kWarps <= 4 ? 18 : 9>(arguments, pending[i]);
   }
 #endif
 }
 
-// Stages of the ring that fit so many bytes of shared memory.
+// Stages of the ring that fit so many bytes of shared memory: as many for every team, because a barrier shows a phase's
+// parity alone. Of an odd number two teams take each stage in turn, and one that is ahead of the other would take the
+// phase before the one that it waits for as its own. An H200 gave wrong results and stopped with a launch failure.
 template <typename Tile>
 int stages_within(int bytes, int items, int query_bytes) {
   int stages = kMaxStages;
   while (stages > 0 && Layout<Tile>::of(stages, items, query_bytes).total > bytes) --stages;
-  return stages;
+  return stages / Tile::kTeams * Tile::kTeams;
 }
 
 template <typename T, typename Tile, int Blocks>

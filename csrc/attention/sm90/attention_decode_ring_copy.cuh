@@ -13,7 +13,9 @@ namespace nvb::decode_ring {
 
 struct Options {
   int stages;
-  int extra;  // what a row costs beside its tiles, in tiles
+  int extra;          // what a row costs beside its tiles, in tiles
+  uint32_t constant;  // nvb_constant_reads
+  bool once;          // what is read leaves L2 first
 };
 
 inline constexpr int kMaxStages = 32;
@@ -34,7 +36,7 @@ struct Layout {
     layout.keys = layout.segments + kQueryStages * static_cast<int>(sizeof(Segment));
     layout.barriers = layout.keys + kQueryStages * Tile::kItems * static_cast<int>(sizeof(DecodeKeys));
     layout.fragments = layout.barriers + (2 * kMaxStages + 2 * kQueryStages) * 8;
-    layout.scales = layout.fragments + Tile::kHeadTiles * Tile::kSteps * 32 * 16;
+    layout.scales = layout.fragments + items * Tile::kSteps * 4 * 16;
     layout.raw = layout.scales + Tile::kItems * 4;
     layout.merge = layout.raw + kQueryStages * items * Tile::kHeadDim * query_bytes;
     layout.states = layout.merge + Tile::kWarps * items * Tile::kOutputPitch * 4;
@@ -83,14 +85,33 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
   const auto run_end = [&](const Segment& s, int tile) {
     return min(s.end, tile * Tile::kKeys + (run + 1) * Tile::kRun);
   };
-  wait_for_previous_grid();
-  order_bulk_copies();
+  bool waits = true;
+  const auto wait_once = [&] {
+    if (!waits) return;
+    waits = false;
+    wait_for_previous_grid();
+    order_bulk_copies();
+  };
+  // The part is found while the grids before still run. Where they may write positions, it is found again in the rare
+  // case that they did; where positions do not fit registers, only then.
   Part<Tile> part;
-  part.find(p, options.extra, lane);
+  if ((options.constant & NVB_CONSTANT_POSITIONS) != 0) {
+    allow_next_grid();
+    part.find(p, options.extra, lane);
+  } else if (Places::suffice(p)) {
+    part.find(p, options.extra, lane);
+    wait_once();
+    Places now;
+    now.load(p, lane);
+    if (__any_sync(0xffffffffu, !(now == part.places))) part.find(p, options.extra, lane);
+  } else {
+    wait_once();
+    part.find(p, options.extra, lane);
+  }
   const uint32_t query_row = Tile::kHeadDim * query_bytes;
   uint32_t stage = 0, parity = 1, query_stage = 0, query_parity = 1;
   bool found = false;
-  part.for_each(p, lane, [&](const Segment& segment, int slot) {
+  const auto copy_segment = [&](const Segment& segment, int slot, int old_end) {
     found = true;
     const Tokens<Element> tokens(p, values, slot, segment.kv_head);
     const auto find_page = [&](uint32_t ring) {
@@ -101,8 +122,7 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
     const uint32_t first_own =
         segment.ring_first + (copier + Tile::kCopiers - segment.ring_first % Tile::kCopiers) % Tile::kCopiers;
     int32_t page = first_own < segment.ring_end ? find_page(first_own) : 0;
-    // The queries, and what is to be done with them.
-    if (copier == 0) {
+    const auto copy_queries = [&] {
       barrier_wait(shared.query_empty + query_stage, query_parity);
       const DecodeItem item = item_of(p, segment.block(), lane);
       if (lane < segment.heads) {
@@ -129,9 +149,9 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
       __syncwarp();
       query_stage ^= 1;
       query_parity ^= query_stage == 0 ? 1 : 0;
-    }
+    };
 
-    for (uint32_t ring = segment.ring_first; ring < segment.ring_end; ++ring) {
+    const auto copy_tile = [&](uint32_t ring) {
       // The table is read a tile ahead, so that no copy waits for it.
       if (ring % Tile::kCopiers == copier) {
         const int32_t own_page = page;
@@ -155,22 +175,43 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
           // Tokens that no item sees are zeros and are not read: stale rows of the cache may hold NaN.
           clear(start, first);
           clear(end, start + Tile::kRun);
-          tokens.for_each_piece(
-              p.placement, first, end - first, own_page, [&](const Element* from, int token, int piece) {
-                if (from != nullptr) {
-                  bulk_copy(to + (token - start) * Tile::kRowBytes, from, piece * Tile::kRowBytes, shared.full + stage);
-                } else {
-                  clear(token, token + piece);
-                }
-              });
+          tokens.for_each_piece(p.placement, first, end - first, own_page,
+                                [&](const Element* from, int token, int piece) {
+                                  unsigned char* const place = to + (token - start) * Tile::kRowBytes;
+                                  if (from != nullptr && options.once) {
+                                    bulk_copy_once(place, from, piece * Tile::kRowBytes, shared.full + stage);
+                                  } else if (from != nullptr) {
+                                    bulk_copy(place, from, piece * Tile::kRowBytes, shared.full + stage);
+                                  } else {
+                                    clear(token, token + piece);
+                                  }
+                                });
         }
         __syncwarp();
       }
       stage = stage + 1 == stages ? 0 : stage + 1;
       parity ^= stage == 0 ? 1 : 0;
+    };
+
+    // Tiles that nothing writes come before the grids before have ended, as many as the ring holds; then the queries,
+    // and what is to be done with them.
+    uint32_t ring = segment.ring_first, until = ring;
+    if (waits && (options.constant & (NVB_CONSTANT_KEYS | NVB_CONSTANT_OLDER_KEYS)) != 0) {
+      const int tiles = (options.constant & NVB_CONSTANT_KEYS) != 0
+                            ? static_cast<int>(segment.ring_end - ring)
+                            : max(0, old_end / Tile::kKeys - segment.first_tile);
+      until = min(segment.ring_end, ring + min(static_cast<uint32_t>(tiles), stages));
     }
-    return true;
-  });
+    for (bool asked = false;;) {
+      for (; ring < until; ++ring) copy_tile(ring);
+      if (asked) break;
+      asked = true;
+      until = segment.ring_end;
+      wait_once();
+      if (copier == 0) copy_queries();
+    }
+  };
+  part.for_each(p, lane, copy_segment);
   allow_next_grid();
   if (!found && lane == 0 && copier == 0) {
     shared.segments[0].heads = 0;

@@ -68,8 +68,8 @@ __device__ __forceinline__ void find_query_scales(const unsigned char* raw, uint
   });
 }
 
-// Q as [tile of 8 items][step][lane] of {high, rest, high, rest}: row `group` of the first operand is the high half of
-// item `group`, row group + 8 the rest.
+// Q as [step][item][quad] of {high, rest, high, rest}: row `group` of the first operand is the high half of item
+// `group`, row group + 8 the rest.
 template <typename T, typename Tile>
 __device__ __forceinline__ void make_query_fragments(const unsigned char* raw, uint32_t dtype, int items,
                                                      const float* scales, uint4* fragments) {
@@ -77,17 +77,15 @@ __device__ __forceinline__ void make_query_fragments(const unsigned char* raw, u
   constexpr int kFirst = kNarrow ? 4 : 2, kSecond = kNarrow ? 2 : 8;
   with_query(dtype, [&](auto element) {
     using Query = decltype(element);
-    for (int index = threadIdx.x; index < Tile::kHeadTiles * Tile::kSteps * 32; index += 32 * Tile::kWarps) {
-      const int item = index / (Tile::kSteps * 32) * 8 + index % 32 / 4;
-      const int column = index / 32 % Tile::kSteps * 16 + index % 4 * kFirst;
-      uint4 fragment = make_uint4(0, 0, 0, 0);
-      if (item < items) {
-        const Query* const q = reinterpret_cast<const Query*>(raw) + item * Tile::kHeadDim + column;
-        float scale = 1.0f;
-        if constexpr (kNarrow) scale = 1.0f / scales[item];  // exact
-        split_pair<T>(to_float(q[0]) * scale, to_float(q[1]) * scale, fragment.x, fragment.y);
-        split_pair<T>(to_float(q[kSecond]) * scale, to_float(q[kSecond + 1]) * scale, fragment.z, fragment.w);
-      }
+    for (int index = threadIdx.x; index < items * Tile::kSteps * 4; index += 32 * Tile::kWarps) {
+      const int item = index / 4 % items;
+      const int column = index / (4 * items) * 16 + index % 4 * kFirst;
+      const Query* const q = reinterpret_cast<const Query*>(raw) + item * Tile::kHeadDim + column;
+      float scale = 1.0f;
+      if constexpr (kNarrow) scale = 1.0f / scales[item];  // exact
+      uint4 fragment;
+      split_pair<T>(to_float(q[0]) * scale, to_float(q[1]) * scale, fragment.x, fragment.y);
+      split_pair<T>(to_float(q[kSecond]) * scale, to_float(q[kSecond + 1]) * scale, fragment.z, fragment.w);
       fragments[index] = fragment;
     }
   });

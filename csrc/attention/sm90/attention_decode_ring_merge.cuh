@@ -48,30 +48,56 @@ struct Merged {
   }
 };
 
-// Merges the partial results of a row, in the order of its blocks.
-template <typename Tile>
+// Counts a block of the row in, and whether it is the last: what the blocks before it have written is then visible to
+// this thread, and behind a barrier to its block. `others` wraps the counter to 0 for the next launch.
+__device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t others) {
+  uint32_t before = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(others) : "memory");
+#endif
+  return before == others;
+}
+
+// Merges the partial results of a row. What takes the time is the latency of loads from L2, so that all of a thread's
+// are under way together where registers allow, and several threads share four columns where the block has threads to
+// spare: thread `part` of `share` adds every share-th block's results in their order, then they add theirs pairwise.
+template <typename Tile, int Batch>
 __device__ __forceinline__ void merge_row(const DecodeArguments& arguments, const Segment& segment) {
   const nvb_attention_decode_params& p = arguments.params;
-  constexpr int kGroups = Tile::kHeadDim / 4;
-  constexpr int kBatch = 8;
-  for (int index = threadIdx.x; index < segment.heads * kGroups; index += 32 * Tile::kWarps) {
+  constexpr int kGroups = Tile::kHeadDim / 4, kThreads = 32 * Tile::kWarps;
+  const int total = segment.heads * kGroups;
+  int share = 1;
+  while (share < 8 && 2 * share * total <= kThreads) share *= 2;
+  const int part = static_cast<int>(threadIdx.x) % share;
+  for (int base = 0; base < total; base += kThreads / share) {
+    const int index = min(base + static_cast<int>(threadIdx.x) / share, total - 1);
     const int head = index / kGroups, column = index % kGroups * 4;
     Merged merged{-CUDART_INF_F, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
-    for (int first = 0; first < segment.blocks; first += kBatch) {
-      float2 states[kBatch];
-      float4 outputs[kBatch];
+    for (int first = part; first < segment.blocks; first += Batch * share) {
+      float2 states[Batch];
+      float4 outputs[Batch];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < Batch; ++i) {
         states[i] = make_float2(-CUDART_INF_F, 0.0f), outputs[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (first + i >= segment.blocks) continue;
-        const int slot = 2 * (segment.first_block + first + i) + (first + i == 0 ? 1 : 0);
+        const int block = first + i * share;
+        if (block >= segment.blocks) continue;
+        const int slot = 2 * (segment.first_block + block) + (block == 0 ? 1 : 0);
         const int64_t at = static_cast<int64_t>(slot) * p.heads_per_chunk + head;
         states[i] = __ldcg(arguments.partial_sums + at);
         outputs[i] = __ldcg(reinterpret_cast<const float4*>(arguments.partial_outputs + at * Tile::kHeadDim + column));
       }
       merged.add(states, outputs);
     }
-    store_four(p, segment.block(), head, column, merged.output, make_float2(merged.maximum, merged.sum));
+    for (int offset = 1; offset < share; offset *= 2) {
+      const auto other = [&](float value) { return __shfl_xor_sync(0xffffffffu, value, offset); };
+      const float2 states[1] = {make_float2(other(merged.maximum), other(merged.sum))};
+      const float4 outputs[1] = {
+          make_float4(other(merged.output.x), other(merged.output.y), other(merged.output.z), other(merged.output.w))};
+      merged.add(states, outputs);
+    }
+    if (part == 0 && base + static_cast<int>(threadIdx.x) / share < total) {
+      store_four(p, segment.block(), head, column, merged.output, make_float2(merged.maximum, merged.sum));
+    }
   }
 }
 

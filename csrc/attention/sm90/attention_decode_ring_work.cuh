@@ -67,17 +67,19 @@ struct Segment {
 // What the items of a sequence see together, as tiles; at least one, so that a row without a key is written too.
 struct Visible {
   int slot, begin, end, all_begin, all_end, first_tile, tiles;
+  int old_end;  // the tokens before it are older than every row of the sequence
 };
-template <typename Tile>
-__device__ __forceinline__ Visible find_visible(const nvb_attention_decode_params& p, int sequence) {
+// `position_of(row)` is that of a row of the sequence.
+template <typename Tile, typename PositionOf>
+__device__ __forceinline__ Visible find_visible(const nvb_attention_decode_params& p, int sequence, int slot,
+                                                const PositionOf& position_of) {
   Visible v{};
   if (sequence >= p.sequences) return v;
-  // Past L1, whose lines may be older than what the grid before wrote.
-  v.slot = p.slots != nullptr ? __ldcg(p.slots + sequence) : sequence;
-  v.begin = v.all_end = kMaxLength;
+  v.slot = slot;
+  v.begin = v.all_end = v.old_end = kMaxLength;
   for (int row = 0; row < p.rows_per_sequence; ++row) {
-    const DecodeKeys keys = keys_at(p, __ldcg(p.positions + sequence * p.rows_per_sequence + row));
-    if (keys.end > 0) v.begin = min(v.begin, keys.begin);
+    const DecodeKeys keys = keys_at(p, position_of(row));
+    if (keys.end > 0) v.begin = min(v.begin, keys.begin), v.old_end = min(v.old_end, keys.end - 1);
     v.end = max(v.end, keys.end);
     v.all_begin = max(v.all_begin, keys.begin), v.all_end = min(v.all_end, keys.end);
   }
@@ -87,6 +89,33 @@ __device__ __forceinline__ Visible find_visible(const nvb_attention_decode_param
   v.tiles = max(1, (v.end + Tile::kKeys - 1) / Tile::kKeys - v.first_tile);
   return v;
 }
+
+// Where lane i finds sequences i, i + 32, ...: all loaded at once, because the latencies of one load after the other
+// would keep the first copies of 128 sequences waiting for 4 us. Loads go past L1, whose lines may be older than what
+// the grid before wrote.
+struct Places {
+  static constexpr int kGroups = 4;
+  int positions[kGroups], slots[kGroups];
+
+  __device__ __forceinline__ static bool suffice(const nvb_attention_decode_params& p) {
+    return p.rows_per_sequence == 1 && p.sequences <= 32 * kGroups;
+  }
+  __device__ __forceinline__ void load(const nvb_attention_decode_params& p, int lane) {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const int sequence = i * 32 + lane;
+      const bool inside = sequence < p.sequences;
+      positions[i] = inside ? __ldcg(p.positions + sequence) : -1;
+      slots[i] = inside && p.slots != nullptr ? __ldcg(p.slots + sequence) : sequence;
+    }
+  }
+  __device__ __forceinline__ bool operator==(const Places& other) const {
+    bool same = true;
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) same &= positions[i] == other.positions[i] && slots[i] == other.slots[i];
+    return same;
+  }
+};
 
 // The part of this block. The lanes of a warp know a sequence each.
 template <typename Tile>
@@ -98,8 +127,10 @@ struct Part {
   int extra;     // places behind the tiles of each row, which stand for what a row costs beside its tiles
   int sequence;  // of the first tile
   int before;    // places of the sequences before it
-  int base;      // the sequence of lane 0
+  int base;      // the sequence of lane 0, a multiple of 32
   Visible visible;
+  bool known;  // `places` are those of all sequences
+  Places places;
 
   __device__ __forceinline__ int first_of(int block) const { return block * each + min(block, longer); }
   __device__ __forceinline__ int block_of(int tile) const {
@@ -108,11 +139,25 @@ struct Part {
   }
   __device__ __forceinline__ void load(const nvb_attention_decode_params& p, int at, int lane) {
     base = at;
-    visible = find_visible<Tile>(p, at + lane);
+    const int at_lane = at + lane;
+    if (known) {
+      int position = places.positions[0], slot = places.slots[0];
+#pragma unroll
+      for (int i = 1; i < Places::kGroups; ++i) {
+        if (at == 32 * i) position = places.positions[i], slot = places.slots[i];
+      }
+      visible = find_visible<Tile>(p, at_lane, slot, [&](int) { return position; });
+    } else {
+      const int slot = at_lane < p.sequences && p.slots != nullptr ? __ldcg(p.slots + at_lane) : at_lane;
+      visible = find_visible<Tile>(p, at_lane, slot,
+                                   [&](int row) { return __ldcg(p.positions + at_lane * p.rows_per_sequence + row); });
+    }
   }
 
   __device__ __forceinline__ void find(const nvb_attention_decode_params& p, int row_extra, int lane) {
     extra = row_extra;
+    known = Places::suffice(p);
+    if (known) places.load(p, lane);
     const int units = p.kv_heads * p.chunks;
     int mine = 0;
     for (int at = 0; at < p.sequences; at += 32) {
@@ -145,7 +190,7 @@ struct Part {
     }
   }
 
-  // Calls use(segment, slot of the cache) for the segments of the part until it returns false.
+  // Calls use(segment, slot of the cache, end of its old tokens) for the segments of the part.
   template <typename Use>
   __device__ __forceinline__ void for_each(const nvb_attention_decode_params& p, int lane, const Use& use) const {
     Part part = *this;
@@ -154,7 +199,7 @@ struct Part {
     int at = begin;
     uint32_t ring = 0;
     while (at < end) {
-      if (part.sequence - part.base >= 32) part.load(p, part.sequence, lane);
+      if (part.sequence - part.base >= 32) part.load(p, part.base + 32, lane);
       const auto of_sequence = [&](int value) { return __shfl_sync(0xffffffffu, value, part.sequence - part.base); };
       const int tiles = of_sequence(part.visible.tiles);
       const int places = tiles + extra;
@@ -187,7 +232,7 @@ struct Part {
       segment.blocks = count == tiles ? 1 : block_of(row_first + tiles - 1) - segment.first_block + 1;
       ring += count;
       segment.last = at + count == end || next >= end;
-      if (!use(segment, of_sequence(part.visible.slot))) return;
+      use(segment, of_sequence(part.visible.slot), of_sequence(part.visible.old_end));
       go_on();
     }
   }
