@@ -235,12 +235,14 @@ impl DecodePlan {
 
     /// `None` where the keys are too many for a kernel that merges in a cluster.
     fn with(row: i32, op: &AttentionDecode, shape: &DecodeShape, launch: &Launch) -> Option<DecodePlan> {
-        let AttentionConfig { query_heads, kv_heads, value_dim, window, .. } = op.config;
+        let AttentionConfig { query_heads, kv_heads, value_dim, window, chunk, .. } = op.config;
         let rows = op.query.tokens;
         let items = op.rows.per_sequence * op.config.group();
         let chunks = items.div_ceil(shape.heads_per_block as usize);
         let longest = op.rows.max_kv_length;
-        let visible = if window > 0 { (window + op.rows.per_sequence - 1).min(longest) } else { longest }.max(1);
+        // What the rows of a sequence see together of a window, or of chunks.
+        let within = |keys: usize| if keys > 0 { keys + op.rows.per_sequence - 1 } else { longest };
+        let visible = within(window).min(within(chunk)).min(longest).max(1);
         let work = Work { blocks: op.sequence_count() * kv_heads * chunks, visible };
         let heads_per_chunk = items.div_ceil(chunks);
         // The tiles of all sequences are one list, and a block has at most two rows that others read too.
