@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 37] = [
+const PARTS: [Part; 38] = [
     part(
         "status",
         "Status codes and errors",
@@ -204,6 +204,7 @@ const PARTS: [Part; 37] = [
         "Tuning",
         "Measuring which kernel is the fastest for a product, and keeping the choices in a file.",
     ),
+    part("attention_tuning", "Tuning attention", "Measuring which kernel is the fastest for an attention."),
     part(
         "kernel",
         "Kernels",

@@ -1,8 +1,8 @@
 //! The plans of attention on CUDA: which kernel of csrc/attention runs, and how it divides the work. Running, naming the
 //! kernel and sizing the workspace read them.
 //!
-//! The override comes first, then the kernels in the order of their table, of which the first that takes the arguments runs:
-//! the last takes all. A plan is a plain value, made without memory and locks, and does not depend on what lies in device
+//! The override comes first, then what was tuned, then the kernels in the order of their table, of which the first that takes
+//! the arguments runs: the last takes all. A plan is a plain value, made without memory and locks, and does not depend on what lies in device
 //! memory, so that a captured call serves every step.
 
 use super::attention::{decode_params, prefill_params, DecodeParams, DecodeRopeParams, PrefillParams, MAX_SEQUENCES};
@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
 use crate::operation::{Operation, OperationKind};
+use crate::registry::attention_key::AttentionKey;
 use crate::registry::{Family, KernelId};
 use std::cmp::Reverse;
 
@@ -66,9 +67,15 @@ extern "C" {
 /// Kernels in a table, more than any has.
 const ROWS: i32 = 8;
 
-/// The rows to try: the override's, then all in their order.
-fn rows(executor: &CudaExecutor, operation: OperationKind) -> impl Iterator<Item = i32> {
-    executor.choices().overridden(operation).and_then(row).into_iter().chain(0..ROWS)
+/// The rows to try: the override's, then what was tuned, then all in their order.
+fn rows(
+    executor: &CudaExecutor,
+    operation: OperationKind,
+    key: impl FnOnce() -> AttentionKey,
+) -> impl Iterator<Item = i32> {
+    let choices = executor.choices();
+    let tuned = choices.tuned_attention(key).and_then(|entry| row(entry.choice.kernel));
+    choices.overridden(operation).and_then(row).into_iter().chain(tuned).chain(0..ROWS)
 }
 
 /// The kernels that can do the attention, in the order of their table.
@@ -100,7 +107,8 @@ pub(super) struct PrefillPlan {
 impl PrefillPlan {
     /// `None` without a query row, or a kernel. `params` has the table of some of the sequences afterwards.
     pub fn of(executor: &CudaExecutor, op: &AttentionPrefill, params: &mut PrefillParams) -> Option<PrefillPlan> {
-        PrefillPlan::by(rows(executor, OperationKind::AttentionPrefill), executor, op, params)
+        let rows = rows(executor, OperationKind::AttentionPrefill, || AttentionKey::of_prefill(op));
+        PrefillPlan::by(rows, executor, op, params)
     }
 
     /// By the first of these rows that takes it.
@@ -209,7 +217,8 @@ impl DecodePlan {
 
     /// With the operation's parameters.
     pub fn with_params(executor: &CudaExecutor, op: &AttentionDecode, params: &DecodeParams) -> Option<DecodePlan> {
-        DecodePlan::by(rows(executor, OperationKind::AttentionDecode), executor, op, params)
+        let rows = rows(executor, OperationKind::AttentionDecode, || AttentionKey::of_decode(op));
+        DecodePlan::by(rows, executor, op, params)
     }
 
     /// By the first of these rows that takes it.
