@@ -41,7 +41,8 @@
 //             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Merging attention · Planning
 //             attention · Operations of a layer · Batched and grouped products · Elementwise operations and sampling
 //             · Operations over strided tensors · Blocks of files as plain tensors · Workspace of the caller's ·
-//             Graphs · Optimising graphs · Validating graphs · Profiling graphs · Profiling · Tuning · Kernels.
+//             Graphs · Optimising graphs · Validating graphs · Profiling graphs · Profiling · Tuning · Tuning
+//             attention · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -2323,6 +2324,10 @@ typedef struct {
   float soft_cap;
   // 1: no causal mask; a window then keeps |q − k| < window. Prefill only: decode is causal by nature.
   uint32_t bidirectional;
+  // A chunked window (Llama 4): query q sees key k where ⌊k / chunk⌋ = ⌊q / chunk⌋, within mask and window as well. 0: none.
+  uint32_t chunk;
+  // Must be 0.
+  uint32_t reserved;
 } nvb_attention_options;
 
 // Queries of several sequences, against a cache layer or against key and value tensors.
@@ -2393,6 +2398,12 @@ typedef struct {
   uint32_t max_query_rows;
   // With lengths in device memory: no sequence has more keys. 0: the cache's capacity, or the rows of `key`.
   uint32_t max_kv_length;
+  // Optional, F32 [query_heads] in device memory: a learned logit of each head that takes weight and has no value (attention
+  // sinks), so that the weights are exp(score) / (exp(sink) + Σ exp(score)). It is not scaled or capped. The lse has it too: of
+  // parts that are merged, one alone gets the sinks. A row that sees no key gives output 0 and lse = sink.
+  nvb_tensor sinks;
+  // Optional, F32 [query_heads] in device memory: slope · |q − k| is taken from each capped score (ALiBi, Press et al. 2021).
+  nvb_tensor alibi_slopes;
 } nvb_attention_prefill_args;
 
 // A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.
@@ -2447,6 +2458,9 @@ typedef struct {
   float epsilon;
   // What the norms add to their weights: 0 or 1.
   float weight_offset;
+  // Optional, F32 [query_heads], as in prefill, and so are the slopes.
+  nvb_tensor sinks;
+  nvb_tensor alibi_slopes;
 } nvb_attention_decode_args;
 
 // Creates an attention. Errors: `NVB_ERROR_ATTENTION` for options that contradict each other.
@@ -4006,7 +4020,7 @@ typedef struct {
   uint32_t residual;
 } nvb_linear_case;
 
-// Options of `nvb_tune_linear`.
+// Options of `nvb_tune_linear` and `nvb_tune_attention`.
 typedef struct {
   size_t struct_size;
   // Timed rounds a candidate, whose median counts; 0: 7.
@@ -4101,6 +4115,33 @@ static inline void nvb_tune_report_init(nvb_tune_report *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
+
+// Tuning attention ------------------------------------------------------------------------------------------------
+//
+// Measuring which kernel is the fastest for an attention.
+
+// Measures the kernels that can do `nvb_attention_prefill` with `prefill`, or `nvb_attention_decode` with `decode`, the other
+// being NULL, on these tensors and this cache, and lets calls like it run the fastest from then on: of the same heads, dtypes,
+// page size, masks and terms of heads, and as many sequences, rows of the longest, keys of the longest (of a decode
+// `max_kv_length`) and window, each up to the same next power of two. A kernel whose output is more than 6 % (of the norm of up to 32
+// rows) from that of the plainest is never chosen, and the one that runs anyway stays unless another is 2 % faster. The choice is
+// added to the backend's tuning file, if it has one; `nvb_kernel_override` comes before it, and captured graphs keep what they have.
+// `options` may be NULL for the defaults, as may `callback` and `report`; set `report->struct_size` first. `callback` hears of one
+// case, and what it returns is as for `nvb_tune_linear`; a call that it ends chooses nothing.
+//
+// The calls write the output and the lse as ever, and read caches as they lie: a caller who wants to know about memory that is not
+// in the device's caches gives tensors larger than those. Waits for the stream, and allocates on a GPU 128 MiB for the time of the
+// call, and workspace. On the CPU there is one kernel and nothing to choose: the report is all 0.
+// Errors: those of the call; a stream under capture, explained or recorded, and an unknown `clock` (`NVB_ERROR_INVALID_ARGUMENT`);
+// `NVB_ERROR_CONFIGURATION` with `batch_invariant`, under which there is nothing to choose.
+NVB_MUST_USE nvb_status nvb_tune_attention(const nvb_attention *attention,
+                              const nvb_attention_prefill_args *prefill,
+                              const nvb_attention_decode_args *decode,
+                              const nvb_tune_options *options,
+                              nvb_tune_callback callback,
+                              void *user_data,
+                              nvb_tune_report *report,
+                              nvb_stream *stream);
 
 // Kernels ---------------------------------------------------------------------------------------------------------
 //
