@@ -214,6 +214,7 @@ const PARTS: [Part; 38] = [
         "Tuning",
         "Measuring which kernel is the fastest for a product, and keeping the choices in a file.",
     ),
+    part("attention_tuning", "Tuning attention", "Measuring which kernel is the fastest for an attention."),
     part(
         "kernel",
         "Kernels",

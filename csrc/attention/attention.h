@@ -9,6 +9,10 @@
 // visible scores. A row that sees no key gives output 0 and lse -inf. Keys and values at or past kv_length are never
 // read.
 //
+// With chunk > 0 a query at q sees key k only where k / chunk == q / chunk. slopes[h] * |q - k| is taken from the capped
+// score, and exp(sinks[h]) is a further term of the sum of the exponentials, of the lse too, which has no value. The
+// tables of kernels say which take a chunk, slopes and sinks.
+//
 // Queries and keys have head_dim elements, values and outputs value_dim. Scales of quantised queries, keys and values
 // multiply what is read: (query * query_scale) . (key * key_scale), and (value * value_scale).
 //
@@ -68,6 +72,8 @@ struct nvb_attention_prefill_params {
   // Row i of a sequence and query head h meet key k at
   // mask[start * mask_sequence_stride + i * mask_row_stride + h * mask_head_stride + k]; null: none.
   const void* mask;
+  const float* sinks;           // [query_heads]; null: none
+  const float* slopes;          // as sinks
   const int32_t* query_starts;  // [sequences + 1], rows
   const int32_t* kv_starts;     // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
   const int32_t* kv_lengths;    // [sequences]
@@ -110,7 +116,7 @@ struct nvb_attention_prefill_params {
   int32_t kv_rows;          // of key and value; of a cache: its sequences
   int32_t max_query_count;  // rows of a sequence
   int32_t max_kv_length;
-  int32_t reserved;  // 0
+  int32_t chunk;  // 0 = none
   nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
@@ -198,6 +204,8 @@ struct nvb_attention_decode_params {
   float* lse;                // [rows, query_heads]; may be null
   const float* key_scale;    // [kv_heads]; null: 1
   const float* value_scale;  // as key_scale
+  const float* sinks;        // [query_heads]; null: none
+  const float* slopes;       // as sinks
   void* workspace;
   uint32_t* counters;
   const nvb_attention_decode_rope* rope;  // in host memory, read by the launcher; null: queries and cache are ready
@@ -230,7 +238,7 @@ struct nvb_attention_decode_params {
   int32_t chunks;           // blocks that share a KV head
   int32_t heads_per_chunk;  // items of a block
   int32_t slots_per_head;   // partial results of a (row, query head): the splits and their groups; 0 for one split
-  uint32_t reserved;        // 0
+  int32_t chunk;            // 0 = none
   nvb_kv_placement placement;
 };
 

@@ -20,7 +20,7 @@ bool are_valid(const nvb_attention_decode_params& p) {
   if (p.query_heads > 65535 / p.rows_per_sequence) return false;  // a block an item, at most, along the grid's y
   if (p.value_dim < 1 || p.value_dim > 512) return false;
   if (p.slot_count < 0 || p.capacity < 0 || p.capacity > kMaxLength || p.max_kv_length < 0) return false;
-  return p.window >= 0 && is_valid(p.placement) && std::isfinite(p.scale) && p.soft_cap >= 0.0f;
+  return p.window >= 0 && p.chunk >= 0 && is_valid(p.placement) && std::isfinite(p.scale) && p.soft_cap >= 0.0f;
 }
 
 // Whether the plan divides the work as the kernels can take it.
@@ -39,19 +39,25 @@ bool is_planned(const nvb_attention_decode_params& p, const nvb_attention_decode
          p.counters != nullptr;
 }
 
+// Whether heads or a chunk change the softmax.
+bool has_terms(const nvb_attention_decode_params& p) {
+  return p.sinks != nullptr || p.slopes != nullptr || p.chunk > 0;
+}
+
 struct DecodeKernel {
   const char* name;
+  bool takes_terms;
   bool (*supports)(const nvb_attention_decode_params&, const nvb_launch&, nvb_attention_decode_shape&);
   cudaError_t (*launch)(const DecodeArguments&, const nvb_launch&);
   bool rotates = false;  // its new tokens; the others want them rotated and in the cache
 };
 
 constexpr DecodeKernel kKernels[] = {
-    {"attention_decode_short", supports_decode_short, launch_decode_short},
-    {"attention_decode_ring", supports_decode_ring, launch_decode_ring},
-    {"attention_decode_mma", supports_decode_mma, launch_decode_mma},
-    {"attention_decode_simt", supports_decode_simt, launch_decode_simt},
-    {"attention_decode_rope", supports_decode_rope, launch_decode_rope, true},
+    {"attention_decode_short", false, supports_decode_short, launch_decode_short},
+    {"attention_decode_ring", false, supports_decode_ring, launch_decode_ring},
+    {"attention_decode_mma", true, supports_decode_mma, launch_decode_mma},
+    {"attention_decode_simt", true, supports_decode_simt, launch_decode_simt},
+    {"attention_decode_rope", false, supports_decode_rope, launch_decode_rope, true},
 };
 
 const DecodeKernel* kernel_at(int index) {
@@ -72,7 +78,7 @@ extern "C" int nvb_cuda_attention_decode_kernel_supports(int index, const nvb_at
   *shape = {};
   const nvb::DecodeKernel* const kernel = nvb::kernel_at(index);
   return kernel != nullptr && nvb::are_valid(*params) && kernel->rotates == (params->rope != nullptr) &&
-         kernel->supports(*params, *launch, *shape);
+         (kernel->takes_terms || !nvb::has_terms(*params)) && kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_attention_decode_params* params,

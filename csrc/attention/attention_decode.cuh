@@ -15,6 +15,7 @@
 #include "../common/programmatic_launch.cuh"
 #include "../common/vector.cuh"
 #include "attention.h"
+#include "attention_head_terms.cuh"
 #include "softmax.cuh"
 
 namespace nvb {
@@ -69,7 +70,19 @@ struct DecodeKeys {
 };
 __device__ __forceinline__ DecodeKeys keys_at(const nvb_attention_decode_params& p, int position) {
   const int length = position >= 0 && position < p.capacity ? position + 1 : 0;
-  return {p.window > 0 ? max(0, length - p.window) : 0, length};
+  int begin = p.window > 0 ? max(0, length - p.window) : 0;
+  if (p.chunk > 0 && length > 0) begin = max(begin, (length - 1) / p.chunk * p.chunk);
+  return {begin, length};
+}
+// The position of the block's item i, and its head's slope in powers of two, 0 where it has none.
+struct ItemSlope {
+  int position;
+  float slope;
+};
+__device__ __forceinline__ ItemSlope item_slope(const nvb_attention_decode_params& p, const DecodeBlock& block, int i) {
+  if (p.slopes == nullptr || i >= block.heads) return {0, 0.0f};
+  const DecodeItem item = item_of(p, block, i);
+  return {p.positions[item.row], slope_of(p.slopes, item.head)};
 }
 // What all rows of a sequence see together. Called by whole warps, whose lanes have a row each, so that the positions
 // are loaded side by side.
@@ -170,11 +183,18 @@ __device__ __forceinline__ void store_final(const nvb_attention_decode_params& p
   store_element(p.output, p.output_dtype, item.row * p.output_token_stride + item.head * p.output_head_stride + column,
                 value);
 }
+// What an item's output is divided by: its sum, and that of its sink.
+__device__ __forceinline__ float final_sum(const nvb_attention_decode_params& p, const DecodeBlock& block, int head,
+                                           const float2& state) {
+  if (p.sinks == nullptr) return state.y;
+  const RowEnd end = row_end(state.x, state.y, p.sinks, item_of(p, block, head).head);
+  return end.inverse == 0.0f ? 0.0f : 1.0f / end.inverse;
+}
 __device__ __forceinline__ void store_item_lse(const nvb_attention_decode_params& p, const DecodeBlock& block, int head,
                                                const float2& state) {
   const DecodeItem item = item_of(p, block, head);
   p.lse[static_cast<int64_t>(item.row) * p.query_heads + item.head] =
-      state.y == 0.0f ? -CUDART_INF_F : state.x * kLn2 + logf(state.y);
+      row_end(state.x, state.y, p.sinks, item.head).lse;
 }
 __device__ __forceinline__ void store_final_lse(const nvb_attention_decode_params& p, const DecodeBlock& block,
                                                 const float2* total) {
@@ -243,7 +263,7 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
                 result.output[i * result.part_stride + head * result.head_stride + column];
     }
     if (block.splits == 1) {
-      store_final(p, block, head, column, output, total[head].y);
+      store_final(p, block, head, column, output, final_sum(p, block, head, total[head]));
     } else {
       arguments.partial_outputs[(row + head * arguments.params.slots_per_head + block.split) * value_dim + column] =
           output;
@@ -290,7 +310,7 @@ __device__ __forceinline__ void epilogue_split(const DecodeArguments& arguments,
     __syncthreads();
     const auto store = [&](int head, int column, float output) {
       if (groups == 1) {
-        store_final(p, block, head, column, output, total[head].y);
+        store_final(p, block, head, column, output, final_sum(p, block, head, total[head]));
       } else {
         arguments.partial_outputs[(row + head * arguments.params.slots_per_head + arguments.params.splits + group) *
                                       value_dim +

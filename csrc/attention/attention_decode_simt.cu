@@ -105,10 +105,12 @@ __global__ void __launch_bounds__(kThreads)
   float maximum[kHeads / kWarps];  // of heads warp, warp + kWarps; the same in all lanes
   float sum[kHeads / kWarps] = {};
   DecodeKeys visible[kHeads / kWarps];
+  ItemSlope slopes[kHeads / kWarps];
 #pragma unroll
   for (int i = 0; i < kHeads / kWarps; ++i) {
     maximum[i] = -CUDART_INF_F;
     visible[i] = item_keys(p, block, warp + i * kWarps);
+    slopes[i] = item_slope(p, block, warp + i * kWarps);
   }
   const float scale = p.key_scale != nullptr ? p.scale * p.key_scale[block.kv_head] : p.scale;
 
@@ -162,7 +164,8 @@ __global__ void __launch_bounds__(kThreads)
       const int head = warp + i * kWarps;
       if (head >= block.heads) continue;
       const int token = first + lane;
-      const float s = token >= visible[i].begin && token < visible[i].end ? score[lane][head] : -CUDART_INF_F;
+      const float bias = slopes[i].slope * fabsf(static_cast<float>(slopes[i].position - token));
+      const float s = token >= visible[i].begin && token < visible[i].end ? score[lane][head] - bias : -CUDART_INF_F;
       const float most = fmaxf(maximum[i], warp_max(s));
       const float base = exponent_base(most);
       const float factor = exp2_fast(maximum[i] - base);

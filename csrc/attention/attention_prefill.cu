@@ -27,7 +27,9 @@ bool are_valid(const nvb_attention_prefill_params& p) {
     return false;
   }
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
-  if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || !is_valid(p.placement)) return false;
+  if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || p.chunk < 0 || !is_valid(p.placement)) {
+    return false;
+  }
   if (on_device) {
     return p.query_rows >= 0 && p.kv_rows >= 0 && p.max_query_count >= 0 && p.max_query_count <= kMaxLength &&
            p.max_kv_length >= 0 && p.max_kv_length <= kMaxLength;
@@ -105,15 +107,16 @@ cudaError_t launch_fp8(const PrefillArguments& arguments, int, const nvb_launch&
 
 struct PrefillKernel {
   const char* name;
+  bool takes_terms;
   bool (*supports)(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape&);
   cudaError_t (*launch)(const PrefillArguments&, int, const nvb_launch&);
 };
 
 constexpr PrefillKernel kKernels[] = {
-    {"attention_prefill_wgmma", prefill_wgmma, launch_wgmma},
-    {"attention_prefill_fp8", prefill_fp8, launch_fp8},
-    {"attention_prefill_mma", prefill_mma, launch_mma},
-    {"attention_prefill_simt", prefill_simt, launch_simt},
+    {"attention_prefill_wgmma", false, prefill_wgmma, launch_wgmma},
+    {"attention_prefill_fp8", false, prefill_fp8, launch_fp8},
+    {"attention_prefill_mma", true, prefill_mma, launch_mma},
+    {"attention_prefill_simt", true, prefill_simt, launch_simt},
 };
 
 const PrefillKernel* kernel_at(int index) {
@@ -146,7 +149,8 @@ extern "C" int nvb_cuda_attention_prefill_kernel_supports(int index, const nvb_a
                                                           const nvb_launch* launch,
                                                           nvb_attention_prefill_shape* shape) noexcept {
   const nvb::PrefillKernel* const kernel = nvb::kernel_at(index);
-  return kernel != nullptr && nvb::are_valid(*params) && kernel->supports(*params, *launch, *shape);
+  return kernel != nullptr && nvb::are_valid(*params) && (kernel->takes_terms || !nvb::has_terms(*params)) &&
+         kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_launch(int index, const nvb_attention_prefill_params* params,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "attention_head_terms.cuh"
 #include "attention_prefill_lengths.cuh"
 #include "softmax.cuh"
 
@@ -76,6 +77,25 @@ __device__ __forceinline__ PrefillBlock find_prefill_block(const PrefillArgument
   const int group = arguments.groups == 1 ? 0 : z % arguments.groups;
   const int head = group * arguments.params.heads_per_group + blockIdx.x;
   return PrefillBlock{sequence, head, (arguments.tiles - 1 - static_cast<int>(blockIdx.y)) * rows_per_tile};
+}
+
+// Whether heads or a chunk change the softmax.
+inline bool has_terms(const nvb_attention_prefill_params& p) {
+  return p.sinks != nullptr || p.slopes != nullptr || p.chunk > 0;
+}
+
+// The keys that the query at `position` sees of a sequence of kv_length keys. Both ends grow with the position. Without
+// Terms there is no chunk.
+template <bool Terms>
+__device__ __forceinline__ KeyRange visible_keys(const nvb_attention_prefill_params& p, int kv_length, int position) {
+  KeyRange range = visible_keys(position, kv_length, p.causal, p.window);
+  if (Terms && p.chunk > 0) {
+    // No chunk begins before key 0. Its end may pass the largest length.
+    const int first = position < 0 ? 0 : position / p.chunk * p.chunk;
+    range.first = max(range.first, first);
+    range.last = position < 0 ? -1 : min(range.last, first <= INT_MAX - p.chunk ? first + p.chunk - 1 : INT_MAX);
+  }
+  return range;
 }
 
 // Elements from the tensor's first to those of the block's first row.

@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const nvb_attention_sequence sequence = prefill_sequence(p, block.sequence);
   const int rows = min(kRows, sequence.query_count - block.first_row);
   const int position = sequence.kv_length - sequence.query_count + block.first_row;
-  const int first_key = visible_keys(position, sequence.kv_length, p.causal, p.window).first;
-  const int last_key = visible_keys(position + rows - 1, sequence.kv_length, p.causal, p.window).last;
+  const int first_key = visible_keys<true>(p, sequence.kv_length, position).first;
+  const int last_key = visible_keys<true>(p, sequence.kv_length, position + rows - 1).last;
 
   const int x = threadIdx.x % 16;
   const int y = threadIdx.x / 16;
@@ -141,6 +141,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   const float scale =
       p.scale * scale_of(p.query_scale, p.query_scale_stride) * scale_of(p.key_scale, p.key_scale_stride);
+  const float slope = p.slopes != nullptr ? p.slopes[block.head] : 0.0f;
   const float value_scale = scale_of(p.value_scale, p.value_scale_stride);
   const bool placed = is_placed(p.placement);
   const int kv_start = p.placement.pages != nullptr ? 0 : sequence.kv_start;
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     float rescale[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const KeyRange range = visible_keys(position + 4 * y + i, sequence.kv_length, p.causal, p.window);
+      const KeyRange range = visible_keys<true>(p, sequence.kv_length, position + 4 * y + i);
       // Rows past the last are masked by nothing, and stored nowhere.
       const int64_t bias = p.mask != nullptr && 4 * y + i < rows ? mask_offset(p, sequence, block, 4 * y + i) : -1;
 #pragma unroll
@@ -193,6 +194,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         float s = score[i][j] * scale;
         if (p.soft_cap > 0.0f) s = p.soft_cap * tanhf(s / p.soft_cap);
         const int key = tile_key + 4 * x + j;
+        s -= slope * fabsf(static_cast<float>(position + 4 * y + i - key));
         if (bias >= 0 && key <= range.last) s += load_element(p.mask, p.mask_dtype, bias + key);
         score[i][j] = key < range.first || key > range.last ? -CUDART_INF_F : s * kLog2E;
       }
@@ -234,16 +236,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
 
-  // Normalise and store. An empty row has sum 0; a NaN stays NaN.
+  // Normalise and store.
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = 4 * y + i;
     const float total = warp_sum<16>(sum[i]);
-    const float inverse = total == 0.0f ? 0.0f : value_scale / total;
+    const RowEnd end = row_end(maximum[i], total, p.sinks, block.head);
+    const float inverse = end.inverse * value_scale;
     if (row >= rows) continue;
-    if (p.lse != nullptr && x == 0) {
-      p.lse[lse_offset(p, sequence, block, row)] = total == 0.0f ? -CUDART_INF_F : maximum[i] * kLn2 + logf(total);
-    }
+    if (p.lse != nullptr && x == 0) p.lse[lse_offset(p, sequence, block, row)] = end.lse;
     const int64_t start = output_offset(p, sequence, block) + row * p.output_token_stride;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {

@@ -47,6 +47,10 @@ pub struct nvb_attention_options {
     pub soft_cap: f32,
     /// 1: no causal mask; a window then keeps |q − k| < window. Prefill only: decode is causal by nature.
     pub bidirectional: u32,
+    /// A chunked window (Llama 4): query q sees key k where ⌊k / chunk⌋ = ⌊q / chunk⌋, within mask and window as well. 0: none.
+    pub chunk: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 versioned!(nvb_attention_options);
 
@@ -120,6 +124,12 @@ pub struct nvb_attention_prefill_args {
     pub max_query_rows: u32,
     /// With lengths in device memory: no sequence has more keys. 0: the cache's capacity, or the rows of `key`.
     pub max_kv_length: u32,
+    /// Optional, F32 [query_heads] in device memory: a learned logit of each head that takes weight and has no value (attention
+    /// sinks), so that the weights are exp(score) / (exp(sink) + Σ exp(score)). It is not scaled or capped. The lse has it too: of
+    /// parts that are merged, one alone gets the sinks. A row that sees no key gives output 0 and lse = sink.
+    pub sinks: nvb_tensor,
+    /// Optional, F32 [query_heads] in device memory: slope · |q − k| is taken from each capped score (ALiBi, Press et al. 2021).
+    pub alibi_slopes: nvb_tensor,
 }
 versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts });
 
@@ -177,6 +187,9 @@ pub struct nvb_attention_decode_args {
     pub epsilon: f32,
     /// What the norms add to their weights: 0 or 1.
     pub weight_offset: f32,
+    /// Optional, F32 [query_heads], as in prefill, and so are the slopes.
+    pub sinks: nvb_tensor,
+    pub alibi_slopes: nvb_tensor,
 }
 versioned!(nvb_attention_decode_args);
 
@@ -188,6 +201,7 @@ pub struct AttentionObject {
 pub(super) static ATTENTIONS: Table<AttentionObject> = Table::new("attention", 7);
 
 pub(super) fn config_of(options: &nvb_attention_options) -> Result<AttentionConfig> {
+    expect_reserved(options.reserved)?;
     AttentionConfig::new(AttentionConfig {
         query_heads: options.query_heads as usize,
         kv_heads: options.kv_heads as usize,
@@ -196,6 +210,7 @@ pub(super) fn config_of(options: &nvb_attention_options) -> Result<AttentionConf
         scale: options.scale,
         soft_cap: options.soft_cap,
         window: options.window as usize,
+        chunk: options.chunk as usize,
         causal: match options.bidirectional {
             0 => true,
             1 => false,
@@ -275,6 +290,7 @@ pub(super) unsafe fn prefill_of(
         scales("key_scale", &args.key_scale)?,
         scales("value_scale", &args.value_scale)?,
     )?;
+    let op = op.with_head_terms(scales("sinks", &args.sinks)?, scales("alibi_slopes", &args.alibi_slopes)?)?;
     Ok((op.with_mask(reading.optional("mask", &args.mask)?)?, owner))
 }
 
@@ -401,7 +417,8 @@ pub(super) fn decode_of(
             sequences: reading.optional("sequences", &args.sequences)?,
             max_kv_length: args.max_kv_length as usize,
         },
-    )?;
+    )?
+    .with_head_terms(reading.optional("sinks", &args.sinks)?, reading.optional("alibi_slopes", &args.alibi_slopes)?)?;
     let Some(key) = reading.optional("key", &args.key)? else {
         for (name, tensor) in [("value", &args.value), ("query_norm", &args.query_norm), ("key_norm", &args.key_norm)] {
             if reading.optional(name, tensor)?.is_some() {

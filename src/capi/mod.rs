@@ -12,6 +12,7 @@
 pub mod attention;
 pub mod attention_merge;
 pub mod attention_plan;
+pub mod attention_tuning;
 pub mod backend;
 pub mod backend_options;
 pub mod block_rows;

@@ -54,7 +54,7 @@ pub const NVB_TUNE_CLOCK_EVENTS: u32 = 0;
 /// `nvb_tune_options.clock`: the host's clock around the launches.
 pub const NVB_TUNE_CLOCK_HOST: u32 = 1;
 
-/// Options of `nvb_tune_linear`.
+/// Options of `nvb_tune_linear` and `nvb_tune_attention`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_tune_options {
@@ -251,15 +251,8 @@ pub unsafe extern "C" fn nvb_tune_linear(
             // SAFETY: the header asks for a struct with its size set; a wrong one is found before the work.
             unsafe { read(report.cast_const())? };
         }
-        let mut progress = |progress: &Progress| {
-            let Some(callback) = callback else { return ControlFlow::Continue(()) };
-            let value = convert_progress(progress);
-            // SAFETY: the engine's function and data, by the header's contract.
-            match unsafe { callback(&value, user_data) } {
-                0 => ControlFlow::Continue(()),
-                _ => ControlFlow::Break(()),
-            }
-        };
+        // SAFETY: the engine's function and data, by the header's contract.
+        let mut progress = unsafe { listener(callback, user_data) };
         let (found, unkept) = backend.tune(&cases, options, clock, &mut progress)?;
         if report.is_null() {
             return Ok(());
@@ -272,7 +265,7 @@ pub unsafe extern "C" fn nvb_tune_linear(
 
 /// # Safety
 /// `options` is NULL or a struct with its size set.
-unsafe fn convert_options(options: *const nvb_tune_options) -> Result<(Options, Clock)> {
+pub(super) unsafe fn convert_options(options: *const nvb_tune_options) -> Result<(Options, Clock)> {
     if options.is_null() {
         return Ok((Options::default(), Clock::default()));
     }
@@ -311,6 +304,25 @@ unsafe fn convert_cases(
     Ok(converted)
 }
 
+/// What tells the engine of each candidate.
+///
+/// # Safety
+/// The function may be called with the data as long as what is returned lives.
+pub(super) unsafe fn listener(
+    callback: nvb_tune_callback,
+    user_data: *mut c_void,
+) -> impl FnMut(&Progress) -> ControlFlow<()> {
+    move |progress| {
+        let Some(callback) = callback else { return ControlFlow::Continue(()) };
+        let value = convert_progress(progress);
+        // SAFETY: the caller's contract.
+        match unsafe { callback(&value, user_data) } {
+            0 => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        }
+    }
+}
+
 fn convert_progress(progress: &Progress) -> nvb_tune_progress {
     let (outcome, seconds, reason) = match progress.outcome {
         Outcome::Measured(seconds) => (NVB_TUNE_MEASURED, *seconds, ""),
@@ -333,7 +345,7 @@ fn convert_progress(progress: &Progress) -> nvb_tune_progress {
     }
 }
 
-fn convert_report(report: &Report, unkept: Option<&Error>, has_file: bool) -> nvb_tune_report {
+pub(super) fn convert_report(report: &Report, unkept: Option<&Error>, has_file: bool) -> nvb_tune_report {
     copied!(nvb_tune_report from report {
         default_seconds, chosen_seconds;
         tuned: report.tuned as u64,

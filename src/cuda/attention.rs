@@ -4,7 +4,7 @@ use super::attention_plan::{DecodePlan, PrefillPlan};
 use super::executor::CudaExecutor;
 use super::kernel_table::row;
 use super::kv_placement::{sequence_stride, KvPlacement};
-use super::launch::Launch;
+use super::launch::{vector_of, Launch};
 use super::scratch::WorkspaceUse;
 use super::workspace::Workspace;
 use crate::device::RawHandle;
@@ -44,6 +44,8 @@ pub(super) struct PrefillParams {
     key_scale: *const c_void,
     value_scale: *const c_void,
     mask: *const c_void,
+    sinks: *const c_void,
+    slopes: *const c_void,
     pub query_starts: *const c_void,
     kv_starts: *const c_void,
     kv_lengths: *const c_void,
@@ -85,7 +87,7 @@ pub(super) struct PrefillParams {
     kv_rows: i32,
     pub max_query_count: i32,
     max_kv_length: i32,
-    reserved: i32,
+    chunk: i32,
     placement: KvPlacement,
     sequence: [Sequence; MAX_SEQUENCES],
 }
@@ -158,6 +160,8 @@ pub(super) struct DecodeParams {
     lse: *mut c_void,
     key_scale: *const c_void,
     value_scale: *const c_void,
+    sinks: *const c_void,
+    slopes: *const c_void,
     workspace: *mut c_void,
     counters: *mut c_void,
     rope: *const DecodeRopeParams,
@@ -190,7 +194,7 @@ pub(super) struct DecodeParams {
     chunks: i32,
     heads_per_chunk: i32,
     slots_per_head: i32,
-    reserved: u32,
+    chunk: i32,
     placement: KvPlacement,
 }
 
@@ -271,7 +275,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         lengths.and_then(of).map_or(std::ptr::null(), |tensor| tensor.data.cast_const())
     };
     let bound = |of: fn(&DeviceLengths) -> usize| lengths.map_or(0, |lengths| of(lengths) as i32);
-    let AttentionConfig { query_heads, kv_heads, head_dim, value_dim, scale, soft_cap, window, causal } = op.config;
+    let AttentionConfig { query_heads, kv_heads, head_dim, value_dim, scale, soft_cap, window, causal, .. } = op.config;
     PrefillParams {
         query: op.query.data,
         key: op.key.data,
@@ -282,6 +286,8 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         key_scale: op.key.scales.cast(),
         value_scale: op.value.scales.cast(),
         mask: op.mask.map_or(std::ptr::null(), |mask| mask.tensor.data.cast_const()),
+        sinks: vector_of(op.terms.sinks),
+        slopes: vector_of(op.terms.slopes),
         query_starts: numbers(|lengths| lengths.query_starts),
         kv_starts: numbers(|lengths| lengths.key_starts),
         kv_lengths: numbers(|lengths| lengths.kv_lengths),
@@ -323,7 +329,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         kv_rows: bound(|lengths| lengths.kv_rows),
         max_query_count: bound(|lengths| lengths.max_rows),
         max_kv_length: bound(|lengths| lengths.max_kv_length),
-        reserved: 0,
+        chunk: op.config.chunk as i32,
         placement: KvPlacement::of(&op.key, &op.value),
         sequence: [Sequence::default(); MAX_SEQUENCES],
     }
@@ -427,6 +433,8 @@ pub(super) fn decode_params(op: &AttentionDecode, rope: &Option<DecodeRopeParams
         lse: op.lse.map_or(std::ptr::null_mut(), |lse| lse.data),
         key_scale: op.cache.key_scales.cast(),
         value_scale: op.cache.value_scales.cast(),
+        sinks: vector_of(op.terms.sinks),
+        slopes: vector_of(op.terms.slopes),
         workspace: std::ptr::null_mut(),
         counters: std::ptr::null_mut(),
         rope: rope.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
@@ -459,7 +467,7 @@ pub(super) fn decode_params(op: &AttentionDecode, rope: &Option<DecodeRopeParams
         chunks: 0,
         heads_per_chunk: 0,
         slots_per_head: 0,
-        reserved: 0,
+        chunk: op.config.chunk as i32,
         placement: KvPlacement::of(&key, &value),
     }
 }

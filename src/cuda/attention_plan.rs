@@ -1,8 +1,8 @@
 //! The plans of attention on CUDA: which kernel of csrc/attention runs, and how it divides the work. Running, naming the
 //! kernel and sizing the workspace read them.
 //!
-//! The override comes first, then the kernels in the order of their table, of which the first that takes the arguments runs:
-//! the last takes all. A plan is a plain value, made without memory and locks, and does not depend on what lies in device
+//! The override comes first, then what was tuned, then the kernels in the order of their table, of which the first that takes
+//! the arguments runs: the last takes all. A plan is a plain value, made without memory and locks, and does not depend on what lies in device
 //! memory, so that a captured call serves every step.
 
 use super::attention::{decode_params, prefill_params, DecodeParams, DecodeRopeParams, PrefillParams, MAX_SEQUENCES};
@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
 use crate::operation::{Operation, OperationKind};
+use crate::registry::attention_key::AttentionKey;
 use crate::registry::{Family, KernelId};
 use std::cmp::Reverse;
 
@@ -66,9 +67,15 @@ extern "C" {
 /// Kernels in a table, more than any has.
 const ROWS: i32 = 8;
 
-/// The rows to try: the override's, then all in their order.
-fn rows(executor: &CudaExecutor, operation: OperationKind) -> impl Iterator<Item = i32> {
-    executor.choices().overridden(operation).and_then(row).into_iter().chain(0..ROWS)
+/// The rows to try: the override's, then what was tuned, then all in their order.
+fn rows(
+    executor: &CudaExecutor,
+    operation: OperationKind,
+    key: impl FnOnce() -> AttentionKey,
+) -> impl Iterator<Item = i32> {
+    let choices = executor.choices();
+    let tuned = choices.tuned_attention(key).and_then(|entry| row(entry.choice.kernel));
+    choices.overridden(operation).and_then(row).into_iter().chain(tuned).chain(0..ROWS)
 }
 
 /// The kernels that can do the attention, in the order of their table.
@@ -100,7 +107,8 @@ pub(super) struct PrefillPlan {
 impl PrefillPlan {
     /// `None` without a query row, or a kernel. `params` has the table of some of the sequences afterwards.
     pub fn of(executor: &CudaExecutor, op: &AttentionPrefill, params: &mut PrefillParams) -> Option<PrefillPlan> {
-        PrefillPlan::by(rows(executor, OperationKind::AttentionPrefill), executor, op, params)
+        let rows = rows(executor, OperationKind::AttentionPrefill, || AttentionKey::of_prefill(op));
+        PrefillPlan::by(rows, executor, op, params)
     }
 
     /// By the first of these rows that takes it.
@@ -209,7 +217,8 @@ impl DecodePlan {
 
     /// With the operation's parameters.
     pub fn with_params(executor: &CudaExecutor, op: &AttentionDecode, params: &DecodeParams) -> Option<DecodePlan> {
-        DecodePlan::by(rows(executor, OperationKind::AttentionDecode), executor, op, params)
+        let rows = rows(executor, OperationKind::AttentionDecode, || AttentionKey::of_decode(op));
+        DecodePlan::by(rows, executor, op, params)
     }
 
     /// By the first of these rows that takes it.
@@ -235,12 +244,14 @@ impl DecodePlan {
 
     /// `None` where the keys are too many for a kernel that merges in a cluster.
     fn with(row: i32, op: &AttentionDecode, shape: &DecodeShape, launch: &Launch) -> Option<DecodePlan> {
-        let AttentionConfig { query_heads, kv_heads, value_dim, window, .. } = op.config;
+        let AttentionConfig { query_heads, kv_heads, value_dim, window, chunk, .. } = op.config;
         let rows = op.query.tokens;
         let items = op.rows.per_sequence * op.config.group();
         let chunks = items.div_ceil(shape.heads_per_block as usize);
         let longest = op.rows.max_kv_length;
-        let visible = if window > 0 { (window + op.rows.per_sequence - 1).min(longest) } else { longest }.max(1);
+        // What the rows of a sequence see together of a window, or of chunks.
+        let within = |keys: usize| if keys > 0 { keys + op.rows.per_sequence - 1 } else { longest };
+        let visible = within(window).min(within(chunk)).min(longest).max(1);
         let work = Work { blocks: op.sequence_count() * kv_heads * chunks, visible };
         let heads_per_chunk = items.div_ceil(chunks);
         // The tiles of all sequences are one list, and a block has at most two rows that others read too.

@@ -10,6 +10,7 @@ use crate::executor::{Executor, Plan, Reason, SPLITS, STAGES, TILE_KEYS, TILE_RO
 use crate::operation::attention::{AttentionDecode, AttentionPrefill};
 use crate::operation::linear::{Linear, LinearInput};
 use crate::operation::Operation;
+use crate::registry::attention_key::AttentionKey;
 use crate::registry::{Family, Kernel};
 use std::ptr::null_mut;
 
@@ -46,7 +47,8 @@ fn of_prefill(executor: &CudaExecutor, op: &AttentionPrefill) -> Plan {
         let parameters = [(TILE_ROWS, plan.rows), ("heads that share L2", plan.heads_per_group as usize), (SPLITS, 1)];
         (plan.row, parameters)
     });
-    of_row(executor, Family::AttentionPrefill, plan.as_ref().map(|(row, parameters)| (*row, &parameters[..])))
+    let key = || AttentionKey::of_prefill(op);
+    of_row(executor, Family::AttentionPrefill, key, plan.as_ref().map(|(row, parameters)| (*row, &parameters[..])))
 }
 
 fn of_decode(executor: &CudaExecutor, op: &AttentionDecode) -> Result<Plan> {
@@ -64,16 +66,27 @@ fn of_decode(executor: &CudaExecutor, op: &AttentionDecode) -> Result<Plan> {
         ];
         (plan.row, parameters)
     });
-    Ok(of_row(executor, Family::AttentionDecode, plan.as_ref().map(|(row, parameters)| (*row, &parameters[..]))))
+    let planned = plan.as_ref().map(|(row, parameters)| (*row, &parameters[..]));
+    Ok(of_row(executor, Family::AttentionDecode, || AttentionKey::of_decode(op), planned))
 }
 
 /// Of a row of a table with the parameters of its launch; `None`: nothing runs.
-fn of_row(executor: &CudaExecutor, family: Family, planned: Option<(i32, &[(&'static str, usize)])>) -> Plan {
+fn of_row(
+    executor: &CudaExecutor,
+    family: Family,
+    key: impl FnOnce() -> AttentionKey,
+    planned: Option<(i32, &[(&'static str, usize)])>,
+) -> Plan {
     let Some((id, parameters)) = planned.and_then(|(row, parameters)| Some((kernel(family, row)?, parameters))) else {
         return Plan::EMPTY;
     };
     let Kernel { name, operation, .. } = *id.kernel();
-    let is_override = executor.choices().overridden(operation) == Some(id);
-    let reason = if is_override { Reason::Override } else { Reason::Default };
+    let choices = executor.choices();
+    let is_tuned = || choices.tuned_attention(key).is_some_and(|entry| entry.choice.kernel == id);
+    let reason = match choices.overridden(operation) {
+        Some(kernel) if kernel == id => Reason::Override,
+        _ if is_tuned() => Reason::Tuned,
+        _ => Reason::Default,
+    };
     Plan { kernel: name, reason, ..Plan::EMPTY }.with_parameters(parameters)
 }

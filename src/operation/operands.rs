@@ -110,6 +110,7 @@ impl Operation {
             Operation::AttentionPrefill(op) => {
                 each.read([&mut op.query]);
                 each.read(op.lengths.iter_mut().flat_map(DeviceLengths::tensors_mut));
+                each.read(op.terms.tensors_mut());
                 each.write([&mut op.output]);
                 each.write(&mut op.lse);
             }
@@ -121,6 +122,7 @@ impl Operation {
                     each.read([&mut rope.key, &mut rope.value]);
                     each.read([&mut rope.query_norm, &mut rope.key_norm].into_iter().flatten());
                 }
+                each.read(op.terms.tensors_mut());
                 each.write([&mut op.output]);
                 each.write(&mut op.lse);
             }

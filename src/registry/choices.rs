@@ -1,6 +1,7 @@
 //! What an executor was told to take: overrides, and the table that tuning filled. Products ask it on their way to the
 //! device, so reading takes no lock and no call of a driver: safe while a stream is captured.
 
+use super::attention_key::AttentionKey;
 use super::key::ProductKey;
 use super::{find, KernelId};
 use crate::allocation::has_room;
@@ -10,6 +11,7 @@ use crate::operation::linear_product::LinearProduct;
 use crate::operation::OperationKind;
 use crate::weight::Encoding;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -60,7 +62,69 @@ pub struct Entry {
     pub candidates: u32,
 }
 
+/// Of products.
 pub type Table = HashMap<ProductKey, Entry>;
+
+/// All that tuning found, or that a file has of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Found {
+    pub products: Table,
+    pub attention: HashMap<AttentionKey, Entry>,
+}
+
+impl From<Table> for Found {
+    fn from(products: Table) -> Found {
+        Found { products, ..Found::default() }
+    }
+}
+
+impl Found {
+    pub fn len(&self) -> usize {
+        self.products.len() + self.attention.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A table that calls read without a lock while another takes its place.
+struct Published<K> {
+    /// The last of `all`.
+    last: AtomicPtr<HashMap<K, Entry>>,
+    /// All tables so far: a call may still read an old one. One is added a tuned shape.
+    all: Mutex<Vec<Arc<HashMap<K, Entry>>>>,
+}
+
+impl<K: Copy + Eq + Hash> Published<K> {
+    fn new() -> Published<K> {
+        let empty = Arc::new(HashMap::new());
+        Published { last: AtomicPtr::new(Arc::as_ptr(&empty).cast_mut()), all: Mutex::new(vec![empty]) }
+    }
+
+    fn table(&self) -> &HashMap<K, Entry> {
+        // SAFETY: every table that was ever published lives in `all` for as long as `self`, unchanged.
+        unsafe { &*self.last.load(Ordering::Acquire) }
+    }
+
+    /// Adds entries, which replace those of the same keys. Where there is no memory for them, calls go on with what they have.
+    fn extend(&self, entries: HashMap<K, Entry>) {
+        if entries.is_empty() {
+            return;
+        }
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut table, present) = (HashMap::new(), self.table());
+        if table.try_reserve(present.len() + entries.len()).is_err() || !has_room(&mut all) {
+            log::warn!(target: "nvbackend::tuning", "no memory for {} tuned choices", entries.len());
+            return;
+        }
+        table.extend(present.iter().map(|(key, entry)| (*key, *entry)));
+        table.extend(entries);
+        let table = Arc::new(table);
+        self.last.store(Arc::as_ptr(&table).cast_mut(), Ordering::Release);
+        all.push(table);
+    }
+}
 
 /// Which inputs of products may be rounded to 8 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,24 +155,21 @@ pub struct Choices {
     fixed: bool,
     /// The override of each operation: a `KernelId`'s index, or `NOTHING`.
     overrides: [AtomicUsize; OperationKind::ALL.len()],
-    /// The last of `tables`.
-    table: AtomicPtr<Table>,
-    /// All tables so far: a product may still read an old one. One is added a tuned shape.
-    tables: Mutex<Vec<Arc<Table>>>,
+    products: Published<ProductKey>,
+    attention: Published<AttentionKey>,
 }
 
 impl Choices {
     /// `fixed`: nothing may be chosen, because the executor's own kernels alone keep what was promised of every product
     /// (`batch_invariant`).
     pub fn new(device: DeviceKind, rounding: Rounding, fixed: bool) -> Choices {
-        let empty = Arc::new(Table::new());
         Choices {
             device,
             rounding,
             fixed,
             overrides: [const { AtomicUsize::new(NOTHING) }; OperationKind::ALL.len()],
-            table: AtomicPtr::new(Arc::as_ptr(&empty).cast_mut()),
-            tables: Mutex::new(vec![empty]),
+            products: Published::new(),
+            attention: Published::new(),
         }
     }
 
@@ -130,11 +191,6 @@ impl Choices {
         self.rounding.allows(op.weight.encoding) || (op.rounds_input && !self.fixed)
     }
 
-    fn table(&self) -> &Table {
-        // SAFETY: every table that was ever published lives in `tables` for as long as `self`, unchanged.
-        unsafe { &*self.table.load(Ordering::Acquire) }
-    }
-
     /// What to try for the product before the executor's own choice, in this order.
     #[inline]
     pub fn of(&self, op: &LinearProduct) -> impl Iterator<Item = Choice> {
@@ -143,11 +199,21 @@ impl Choices {
     }
 
     pub fn tuned(&self, op: &LinearProduct) -> Option<&Entry> {
-        let table = self.table();
+        let table = self.products.table();
         if table.is_empty() || self.fixed {
             return None;
         }
         table.get(&self.key(op))
+    }
+
+    /// What was tuned for an attention, whose key is asked for only where there is something to find.
+    #[inline]
+    pub fn tuned_attention(&self, key: impl FnOnce() -> AttentionKey) -> Option<&Entry> {
+        let table = self.attention.table();
+        if table.is_empty() || self.fixed {
+            return None;
+        }
+        table.get(&key())
     }
 
     #[inline]
@@ -171,25 +237,15 @@ impl Choices {
         Ok(())
     }
 
-    /// Adds entries, which replace those of the same keys. Where there is no memory for them, products go on with what they
-    /// have.
-    pub fn extend(&self, entries: Table) {
-        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut table, present) = (Table::new(), self.table());
-        if table.try_reserve(present.len() + entries.len()).is_err() || !has_room(&mut tables) {
-            log::warn!(target: "nvbackend::tuning", "no memory for the choices of {} products", entries.len());
-            return;
-        }
-        table.extend(present.iter().map(|(key, entry)| (*key, *entry)));
-        table.extend(entries);
-        let table = Arc::new(table);
-        self.table.store(Arc::as_ptr(&table).cast_mut(), Ordering::Release);
-        tables.push(table);
+    /// Adds entries, which replace those of the same keys.
+    pub fn extend(&self, found: Found) {
+        self.products.extend(found.products);
+        self.attention.extend(found.attention);
     }
 
     /// All that is tuned.
-    pub fn entries(&self) -> Table {
-        self.table().clone()
+    pub fn entries(&self) -> Found {
+        Found { products: self.products.table().clone(), attention: self.attention.table().clone() }
     }
 }
 

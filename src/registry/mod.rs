@@ -1,6 +1,7 @@
 //! The kernels and strategies that products and attention can take, by name: what lists, overrides, tuning files and
 //! explanations speak of. [`choices`] keeps what was chosen among them.
 
+pub mod attention_key;
 pub mod choices;
 mod cpu;
 mod cuda;

@@ -82,7 +82,7 @@ fn device_of(executor: &dyn Executor) -> DeviceKind {
 }
 
 /// What tuning measured, and whether it is the fastest that is taken.
-fn tuned_words(key: &str, entry: &Entry) -> String {
+pub(super) fn tuned_words(key: &str, entry: &Entry) -> String {
     let microseconds = |seconds: f64| seconds * 1e6;
     let (taken, default) = (microseconds(entry.seconds), microseconds(entry.default_seconds));
     let mut words = format!("the tuned entry \"{key}\": {taken:.2} us, {default:.2} us by default, ");

@@ -1,7 +1,8 @@
 //! How any operation would run, in words: what it must do at the least, the kernel and why it is that one, how it divides the
 //! work, and its workspace. Products have more to say (`explain`).
 
-use super::explain::{explain, INVARIANT};
+use super::attention::key_of;
+use super::explain::{explain, tuned_words, INVARIANT};
 use crate::executor::{Executor, Plan, Reason};
 use crate::operation::linear::LinearInput;
 use crate::operation::Operation;
@@ -20,12 +21,17 @@ pub fn explain_operation(executor: &dyn Executor, op: &Operation, plan: &Plan) -
     if plan.kernel.is_empty() {
         return text + "\nruns nothing: it is empty";
     }
+    let tuned = || {
+        let key = key_of(op)?;
+        let entry = executor.choices().tuned_attention(|| key)?;
+        Some(tuned_words(&key.to_string(), entry))
+    };
     let why = match plan.reason {
-        Reason::Only => "the executor has no other",
-        Reason::Default => "the default for this shape",
-        Reason::Override => "it is the override",
-        Reason::Tuned => "it is tuned",
-        Reason::BatchInvariant => INVARIANT,
+        Reason::Only => "the executor has no other".to_string(),
+        Reason::Default => "the default for this shape".to_string(),
+        Reason::Override => "it is the override".to_string(),
+        Reason::Tuned => tuned().unwrap_or_else(|| "it is tuned".to_string()),
+        Reason::BatchInvariant => INVARIANT.to_string(),
     };
     let _ = write!(text, "\nruns {}: {why}", plan.kernel);
     let described = kernels_of(executor.info().kind).find(|(_, kernel)| kernel.name == plan.kernel);

@@ -1,18 +1,25 @@
-//! The text of a tuning file: a JSON object with the header's fields and one entry a key. Whatever is not exactly that is no
+//! The text of a tuning file: a JSON object with the header's fields, and for products and attention one entry a key. Whatever is not exactly that is no
 //! tuning file: half of a file is not better than none.
 
 use super::header::Header;
 use crate::allocation::Text;
 use crate::device::DeviceKind;
 use crate::operation::OperationKind;
-use crate::registry::choices::{Algorithm, Choice, Entry, Table};
+use crate::registry::attention_key::AttentionKey;
+use crate::registry::choices::{Algorithm, Choice, Entry, Found};
 use crate::registry::find;
 use crate::registry::key::ProductKey;
 
-/// The operation whose choices a file has.
-const LINEAR: OperationKind = OperationKind::Linear;
 use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::hash::Hash;
 use std::io::{ErrorKind, Write as _};
+
+/// The operation whose choices are the file's first part.
+const LINEAR: OperationKind = OperationKind::Linear;
+/// The part of both operations of attention.
+const ATTENTION: &str = "attention";
 
 /// How every tuning file begins: what tells a damaged one from a file of somebody else's.
 pub const MARK: &str = "{\n  \"file\": \"nvbackend tuning\",\n";
@@ -20,25 +27,32 @@ pub const MARK: &str = "{\n  \"file\": \"nvbackend tuning\",\n";
 /// Larger than any that tuning writes.
 pub const MOST_BYTES: u64 = 64 << 20;
 
-pub fn print(header: &Header, table: &Table) -> std::io::Result<Vec<u8>> {
+pub fn print(header: &Header, found: &Found) -> std::io::Result<Vec<u8>> {
     let mut text = Text::default();
     text.write_all(MARK.as_bytes())?;
     for (name, value) in &header.fields {
         writeln!(text, "  \"{name}\": {},", Value::from(value.as_str()))?;
     }
+    print_part(&mut text, LINEAR.name(), &found.products)?;
+    writeln!(text, ",")?;
+    print_part(&mut text, ATTENTION, &found.attention)?;
+    writeln!(text, "\n}}")?;
+    Ok(text.bytes)
+}
+
+fn print_part<K: Display>(text: &mut Text, name: &str, table: &HashMap<K, Entry>) -> std::io::Result<()> {
     let mut lines: Vec<String> = Vec::new();
     lines.try_reserve_exact(table.len()).map_err(|_| ErrorKind::OutOfMemory)?;
     lines.extend(table.iter().map(|(key, entry)| line(key, entry)));
     lines.sort_unstable();
-    writeln!(text, "  \"{}\": {{", LINEAR.name())?;
+    writeln!(text, "  \"{name}\": {{")?;
     for (i, line) in lines.iter().enumerate() {
         write!(text, "{}{line}", if i == 0 { "" } else { ",\n" })?;
     }
-    writeln!(text, "\n  }}\n}}")?;
-    Ok(text.bytes)
+    write!(text, "\n  }}")
 }
 
-fn line(key: &ProductKey, entry: &Entry) -> String {
+fn line(key: &impl Display, entry: &Entry) -> String {
     let mut fields = Map::new();
     fields.insert("kernel".into(), entry.choice.kernel.kernel().name.into());
     if let Algorithm::Cached(words) = entry.choice.algorithm {
@@ -52,7 +66,7 @@ fn line(key: &ProductKey, entry: &Entry) -> String {
 }
 
 /// The entries, or why the text is not a tuning file of this header.
-pub fn parse(text: &str, header: &Header, device: DeviceKind) -> Result<Table, String> {
+pub fn parse(text: &str, header: &Header, device: DeviceKind) -> Result<Found, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let root = value.as_object().ok_or("it is no object")?;
     if root.get("file").and_then(Value::as_str) != Some("nvbackend tuning") {
@@ -65,22 +79,35 @@ pub fn parse(text: &str, header: &Header, device: DeviceKind) -> Result<Table, S
             None => return Err(format!("it names no {name}")),
         }
     }
-    let entries =
-        root.get(LINEAR.name()).and_then(Value::as_object).ok_or_else(|| format!("it has no {}", LINEAR.name()))?;
-    if root.len() != header.fields.len() + 2 {
+    let products = parse_part(root, LINEAR.name(), |_: &ProductKey| LINEAR, device)?;
+    let attention = parse_part(root, ATTENTION, AttentionKey::operation, device)?;
+    if root.len() != header.fields.len() + 3 {
         return Err("it has entries that this version does not know".into());
     }
-    let mut table = Table::new();
+    Ok(Found { products, attention })
+}
+
+/// `operation`: whose kernels the entry of a key may name.
+fn parse_part<K: std::str::FromStr + Eq + Hash>(
+    root: &Map<String, Value>,
+    name: &str,
+    operation: impl Fn(&K) -> OperationKind,
+    device: DeviceKind,
+) -> Result<HashMap<K, Entry>, String> {
+    let entries = root.get(name).and_then(Value::as_object).ok_or_else(|| format!("it has no {name}"))?;
+    let mut table = HashMap::new();
     table.try_reserve(entries.len()).map_err(|_| format!("there is no memory for its {} entries", entries.len()))?;
-    for (key, value) in entries {
-        let wrong = || format!("the entry {key:?} is damaged");
-        table.insert(key.parse().map_err(|_| wrong())?, entry(value, device).ok_or_else(wrong)?);
+    for (text, value) in entries {
+        let wrong = || format!("the entry {text:?} is damaged");
+        let key: K = text.parse().map_err(|_| wrong())?;
+        let entry = entry(value, operation(&key), device).ok_or_else(wrong)?;
+        table.insert(key, entry);
     }
     Ok(table)
 }
 
-fn entry(value: &Value, device: DeviceKind) -> Option<Entry> {
-    let kernel = find(device, LINEAR, value.get("kernel")?.as_str()?).ok()?;
+fn entry(value: &Value, operation: OperationKind, device: DeviceKind) -> Option<Entry> {
+    let kernel = find(device, operation, value.get("kernel")?.as_str()?).ok()?;
     let algorithm = match value.get("algorithm") {
         None => Algorithm::Default,
         Some(text) => Algorithm::Cached(words(text.as_str()?)?),
@@ -115,9 +142,13 @@ mod tests {
         Header { fields: vec![("format", "1".into()), ("device", "a \"GPU\"".into())] }
     }
 
-    fn table() -> Table {
-        let choice =
-            |name: &str, algorithm| Choice { kernel: find(DeviceKind::Cuda, LINEAR, name).unwrap(), algorithm };
+    fn table() -> Found {
+        let choice = |name: &str, algorithm| {
+            let kernel = [LINEAR, OperationKind::AttentionPrefill, OperationKind::AttentionDecode]
+                .into_iter()
+                .find_map(|operation| find(DeviceKind::Cuda, operation, name).ok());
+            Choice { kernel: kernel.unwrap(), algorithm }
+        };
         let entry = |choice| Entry {
             choice,
             seconds: 1.25e-5,
@@ -126,7 +157,7 @@ mod tests {
             candidates: 9,
         };
         let words = [1, 2, u64::MAX, 0, 5, 6, 7, 0xfeed];
-        Table::from([
+        let products = [
             (
                 "m16 n4 k8 bf16 int4 groups32 bf16".parse().unwrap(),
                 entry(choice("linear_quantized_mma32", Algorithm::Default)),
@@ -135,14 +166,25 @@ mod tests {
                 "m1024 n4 k8 bf16 bf16 f32 gated".parse().unwrap(),
                 entry(choice("linear_cublaslt", Algorithm::Cached(words))),
             ),
-        ])
+        ];
+        let attention = [
+            (
+                "attention_prefill b1 r512 k8192 w0 h32 g8 d128 v128 pages16 bf16 bf16 bf16".parse().unwrap(),
+                entry(choice("attention_prefill_mma", Algorithm::Default)),
+            ),
+            (
+                "attention_decode b32 r1 k8192 w0 h32 g8 d128 v128 contiguous bf16 bf16 bf16 sinks".parse().unwrap(),
+                entry(choice("attention_decode_simt", Algorithm::Default)),
+            ),
+        ];
+        Found { products: products.into(), attention: attention.into() }
     }
 
     #[test]
     fn tables_go_through_text() {
         let text = printed(&table());
         assert_eq!(parse(&text, &header(), DeviceKind::Cuda).unwrap(), table(), "{text}");
-        assert_eq!(parse(&printed(&Table::new()), &header(), DeviceKind::Cuda).unwrap(), Table::new());
+        assert_eq!(parse(&printed(&Found::default()), &header(), DeviceKind::Cuda).unwrap(), Found::default());
         assert!(text.starts_with(MARK));
     }
 
@@ -159,6 +201,9 @@ mod tests {
         other.fields.pop();
         assert!(parse(&text, &other, DeviceKind::Cuda).is_err());
         assert!(parse(&text, &header(), DeviceKind::Cpu).unwrap_err().contains("is damaged"));
+        // A kernel of the other operation of attention.
+        let other = text.replace("attention_decode_simt", "attention_prefill_simt");
+        assert!(parse(&other, &header(), DeviceKind::Cuda).unwrap_err().contains("attention_decode b32"));
     }
 
     #[test]
@@ -169,8 +214,8 @@ mod tests {
         }
     }
 
-    fn printed(table: &Table) -> String {
-        String::from_utf8(print(&header(), table).unwrap()).unwrap()
+    fn printed(found: &Found) -> String {
+        String::from_utf8(print(&header(), found).unwrap()).unwrap()
     }
 
     proptest! {

@@ -6,7 +6,7 @@ use crate::device::{DeviceInfo, DeviceKind};
 use crate::hardware;
 
 /// The version of the file's form; a change of it makes older files foreign.
-const FORMAT: &str = "2";
+const FORMAT: &str = "3";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {

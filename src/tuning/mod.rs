@@ -23,8 +23,8 @@ use crate::device::DeviceKind;
 use crate::error::{Error, Result, Status};
 use crate::executor::Executor;
 use crate::memory::MemoryManager;
-use crate::operation::OperationKind;
-use crate::registry::choices::Table;
+use crate::operation::{Operation, OperationKind};
+use crate::registry::choices::Found;
 use crate::stream::Stream;
 use case::Case;
 use header::Header;
@@ -65,8 +65,8 @@ impl Tuning {
         let file = path.map(|path| (path, Header::of(executor.info(), configuration)));
         let tuning = Tuning { device, file };
         if let Some((path, header)) = &tuning.file {
-            if let Some(table) = load(path, header, device) {
-                executor.choices().extend(table);
+            if let Some(found) = load(path, header, device) {
+                executor.choices().extend(found);
             }
         }
         Ok(tuning)
@@ -78,14 +78,39 @@ impl Tuning {
     }
 
     /// Adds the entries to those in the file.
-    pub fn keep(&self, entries: &Table) -> Result<()> {
+    pub fn keep(&self, entries: &Found) -> Result<()> {
         let Some((path, header)) = &self.file else { return Ok(()) };
         store::replace(path, |present| {
-            let mut table = present.and_then(|text| file::parse(text, header, self.device).ok()).unwrap_or_default();
-            table.try_reserve(entries.len()).map_err(|_| ErrorKind::OutOfMemory)?;
-            table.extend(entries.iter().map(|(key, entry)| (*key, *entry)));
-            file::print(header, &table)
+            let mut found = present.and_then(|text| file::parse(text, header, self.device).ok()).unwrap_or_default();
+            let Found { products, attention } = &mut found;
+            products.try_reserve(entries.products.len()).map_err(|_| ErrorKind::OutOfMemory)?;
+            products.extend(entries.products.iter().map(|(key, entry)| (*key, *entry)));
+            attention.try_reserve(entries.attention.len()).map_err(|_| ErrorKind::OutOfMemory)?;
+            attention.extend(entries.attention.iter().map(|(key, entry)| (*key, *entry)));
+            file::print(header, &found)
         })
+    }
+
+    /// Tunes one attention on the caller's tensors and stream; its choice holds from then on and is kept in the file, as `tune`
+    /// says.
+    pub fn tune_attention(
+        &self,
+        memory: &Arc<MemoryManager>,
+        op: &Operation,
+        stream: &Stream,
+        options: (Options, Clock),
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<(Report, Option<Error>)> {
+        let executor = stream.executor();
+        let (report, chosen) = attention::tune(executor, memory, op, stream, options, progress)?;
+        let Some(entry) = chosen else { return Ok((report, None)) };
+        let found = Found { attention: [entry].into(), ..Found::default() };
+        let unkept = self.keep(&found).err();
+        executor.choices().extend(found);
+        if let Some(error) = &unkept {
+            log::warn!(target: "nvbackend::tuning", "{error}");
+        }
+        Ok((report, unkept))
     }
 
     /// Tunes the cases on a stream of its own. Choices hold from the end of their case on; they are kept in the file likewise,
@@ -117,11 +142,12 @@ impl Tuning {
         let mut unkept = None;
         let mut tuner =
             Tuner { memory, products: &Own(&**executor), timer: &mut *timer, stream: &stream, options, progress };
-        let report = tuner.tune(cases, &mut |table| {
+        let report = tuner.tune(cases, &mut |products| {
+            let found = Found::from(products);
             if unkept.is_none() {
-                unkept = self.keep(&table).err();
+                unkept = self.keep(&found).err();
             }
-            executor.choices().extend(table);
+            executor.choices().extend(found);
         })?;
         if let Some(error) = &unkept {
             log::warn!(target: "nvbackend::tuning", "{error}");
@@ -131,16 +157,16 @@ impl Tuning {
 }
 
 /// The file's entries; a file that cannot be used is one line in the log.
-fn load(path: &Path, header: &Header, device: DeviceKind) -> Option<Table> {
+fn load(path: &Path, header: &Header, device: DeviceKind) -> Option<Found> {
     let read = store::read(path).map_err(|error| error.to_string());
     match read.and_then(|text| text.map(|text| file::parse(&text, header, device)).transpose()) {
         Ok(None) => {
             log::debug!(target: "nvbackend::tuning", "{} is not there yet", path.display());
             None
         }
-        Ok(Some(table)) => {
-            log::info!(target: "nvbackend::tuning", "{}: {} tuned products", path.display(), table.len());
-            Some(table)
+        Ok(Some(found)) => {
+            log::info!(target: "nvbackend::tuning", "{}: {} tuned shapes", path.display(), found.len());
+            Some(found)
         }
         Err(why) => {
             log::warn!(target: "nvbackend::tuning", "{} is not used: {why}", path.display());

@@ -428,6 +428,46 @@ static void test_decode_with_rope(bench* b) {
   release(b->f, position_block);
 }
 
+// Sinks, slopes and a chunk of one token, in which each row sees its own key alone.
+static void test_head_terms(bench* b) {
+  nvb_stream* stream = b->f->stream;
+  const float sinks[HEADS] = {0.5f, -1.0f}, slopes[HEADS] = {0.25f, 0.5f};
+  void *sink_block = upload(b->f, sinks, sizeof sinks), *slope_block = upload(b->f, slopes, sizeof slopes);
+  nvb_attention_options options = two_heads();
+  options.chunk = 1;
+  nvb_attention* chunked = NULL;
+  CHECK_OK(nvb_attention_create(b->f->backend, &options, &chunked));
+  nvb_attention_prefill_args good = prefill_args(b), args;
+  good.sinks = nvb_tensor_1d(sink_block, NVB_DTYPE_F32, HEADS);
+  good.alibi_slopes = nvb_tensor_1d(slope_block, NVB_DTYPE_F32, HEADS);
+  args = good;
+  CHECK_OK(nvb_attention_prefill(chunked, &args, stream));
+  float output[LENGTH * ROW], lse[LENGTH * HEADS];
+  download(b->f, output, b->output_block, sizeof output);
+  download(b->f, lse, b->lse_block, sizeof lse);
+  for (int i = 0; i < LENGTH * HEADS; ++i) {
+    double score = 0;
+    for (int d = 0; d < DIM; ++d) score += b->query[i * DIM + d] * b->key[i / HEADS * DIM + d];
+    const double sum = exp(score / sqrt(DIM)) + exp(sinks[i % HEADS]);
+    CHECK_NEAR(lse[i], log(sum), 1e-5);
+    for (int d = 0; d < DIM; ++d) {
+      CHECK_NEAR(output[i * DIM + d], exp(score / sqrt(DIM)) / sum * b->value[i / HEADS * DIM + d], 1e-5);
+    }
+  }
+  nvb_attention_decode_args step = decode_args(b);
+  step.sinks = good.sinks;
+  step.alibi_slopes = good.alibi_slopes;
+  CHECK_OK(nvb_attention_decode(chunked, &step, stream));
+  step.sinks = nvb_tensor_1d(sink_block, NVB_DTYPE_F32, 1);
+  CHECK_FAILS(nvb_attention_decode(chunked, &step, stream), NVB_ERROR_INVALID_ARGUMENT, "sinks", "[1]", "[2]");
+  args.alibi_slopes = nvb_tensor_1d(slope_block, NVB_DTYPE_I32, HEADS);
+  CHECK_FAILS(nvb_attention_prefill(chunked, &args, stream), NVB_ERROR_INVALID_ARGUMENT, "alibi_slopes", "i32");
+  CHECK_OK(nvb_stream_synchronize(stream));
+  CHECK_OK(nvb_attention_destroy(chunked));
+  release(b->f, sink_block);
+  release(b->f, slope_block);
+}
+
 static void test_options(bench* b) {
   nvb_attention_options options = two_heads();
   CHECK_STRUCT(options, create, b);
@@ -447,6 +487,8 @@ static void test_options(bench* b) {
   OPTION_REFUSED(soft_cap, -1.0f, NVB_ERROR_ATTENTION, "soft_cap is -1");
   OPTION_REFUSED(soft_cap, NAN, NVB_ERROR_ATTENTION, "soft_cap is NaN");
   OPTION_REFUSED(window, UINT32_MAX, NVB_ERROR_INVALID_ARGUMENT, "window is 4294967295", "2147483647");
+  OPTION_REFUSED(chunk, UINT32_MAX, NVB_ERROR_INVALID_ARGUMENT, "chunk is 4294967295", "2147483647");
+  OPTION_REFUSED(reserved, 1, NVB_ERROR_INVALID_ARGUMENT, "reserved is 1");
   OPTION_REFUSED(bidirectional, 2, NVB_ERROR_INVALID_ARGUMENT, "bidirectional is 2");
   OPTION_REFUSED(value_dim, 513, NVB_ERROR_ATTENTION, "value_dim is 513", "512");
   options = two_heads();
@@ -481,6 +523,7 @@ int main(void) {
   bench b = set_up(&f);
   test_prefill(&b);
   test_device_lengths(&b);
+  test_head_terms(&b);
   test_decode(&b);
   test_decode_with_rope(&b);
   test_options(&b);

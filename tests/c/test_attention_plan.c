@@ -259,6 +259,75 @@ static void test_benchmark(bench* b) {
   CHECK_OK(nvb_graph_destroy(graph));
 }
 
+typedef struct {
+  int calls, chosen, stop_at;
+} told;
+
+static uint32_t hear(const nvb_tune_progress* progress, void* data) {
+  told* of = data;
+  CHECK_EQUAL(progress->case_count, 1);
+  CHECK(progress->candidate < progress->candidate_count);
+  CHECK(strlen(progress->name) > 0);
+  of->chosen += progress->outcome == NVB_TUNE_CHOSEN;
+  return ++of->calls == of->stop_at;
+}
+
+// What tuning chose is what runs from then on; the CPU has nothing to choose.
+static void test_tune(bench* b) {
+  nvb_tune_options options;
+  nvb_tune_options_init(&options);
+  options.rounds = 3;
+  nvb_attention_plan plan;
+  nvb_attention_plan_init(&plan);
+  for (int decode = 0; decode < 2; ++decode) {
+    const nvb_attention_decode_args* decode_args = decode ? &b->decode : NULL;
+    const nvb_attention_prefill_args* prefill_args = decode ? NULL : &b->prefill;
+    nvb_tune_report report;
+    nvb_tune_report_init(&report);
+    told stopped = {0, 0, 1}, all = {0, 0, 0};
+    CHECK_OK(nvb_tune_attention(b->attention, prefill_args, decode_args, &options, hear, &stopped, &report,
+                                b->f->stream));
+    CHECK_EQUAL(report.tuned, 0);
+    CHECK_EQUAL(report.stopped, !test_on_cpu());
+    CHECK_OK(nvb_tune_attention(b->attention, prefill_args, decode_args, &options, hear, &all, &report, b->f->stream));
+    CHECK_EQUAL(report.stopped, 0);
+    CHECK_EQUAL(report.wrong, 0);
+    CHECK_EQUAL(report.failed, 0);
+    CHECK_EQUAL(report.saved, 0);
+    CHECK_OK(nvb_attention_get_plan(b->attention, prefill_args, decode_args, &plan));
+    if (test_on_cpu()) {
+      CHECK_EQUAL(report.tuned + report.measured + (uint64_t)all.calls, 0);
+      CHECK_EQUAL(plan.reason, NVB_REASON_ONLY);
+    } else {
+      CHECK_EQUAL(report.tuned, 1);
+      CHECK(report.measured >= 1);
+      CHECK_EQUAL(all.chosen, 1);
+      CHECK(report.chosen_seconds > 0 && report.chosen_seconds <= report.default_seconds);
+      CHECK_EQUAL(plan.reason, NVB_REASON_TUNED);
+    }
+    CHECK_OK(nvb_tune_attention(b->attention, prefill_args, decode_args, NULL, NULL, NULL, NULL, b->f->stream));
+  }
+#define TUNE(options, report) \
+  nvb_tune_attention(b->attention, NULL, &b->decode, options, NULL, NULL, report, b->f->stream)
+  nvb_tune_report unset;
+  memset(&unset, 0, sizeof unset);
+  CHECK_FAILS(TUNE(NULL, &unset), NVB_ERROR_INVALID_ARGUMENT, "struct_size");
+  options.clock = 2;
+  CHECK_FAILS(TUNE(&options, NULL), NVB_ERROR_INVALID_ARGUMENT, "clock is 2");
+  CHECK_FAILS(nvb_tune_attention(b->attention, NULL, NULL, NULL, NULL, NULL, NULL, b->f->stream),
+              NVB_ERROR_INVALID_ARGUMENT, "neither");
+  CHECK_FAILS(nvb_tune_attention(b->attention, &b->prefill, &b->decode, NULL, NULL, NULL, NULL, b->f->stream),
+              NVB_ERROR_INVALID_ARGUMENT, "one of them");
+  CHECK_FAILS(nvb_tune_attention(NULL, NULL, &b->decode, NULL, NULL, NULL, NULL, b->f->stream),
+              NVB_ERROR_INVALID_ARGUMENT, "attention", "NULL");
+  nvb_graph* graph = NULL;
+  CHECK_OK(nvb_graph_create(b->f->backend, &graph));
+  CHECK_OK(nvb_graph_begin(graph, b->f->stream));
+  CHECK_FAILS(TUNE(NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "measured");
+  CHECK_OK(nvb_graph_end(graph, b->f->stream));
+  CHECK_OK(nvb_graph_destroy(graph));
+}
+
 int main(void) {
   fixture f = open_fixture();
   bench b = set_up(&f);
@@ -266,6 +335,7 @@ int main(void) {
   test_supported(&f);
   test_memory(&b);
   test_benchmark(&b);
+  test_tune(&b);
   tear_down(&b);
   close_fixture(&f);
   return test_result();

@@ -71,6 +71,7 @@ pub fn attend_masked(
         let distance = position - *token as i64;
         (!config.causal || distance >= 0)
             && (window == 0 || distance < window && (config.causal || distance > -window))
+            && (config.chunk == 0 || position.div_euclid(config.chunk as i64) == (*token / config.chunk) as i64)
             && mask(*token) > f64::NEG_INFINITY
     };
     let tokens: Vec<usize> = (0..keys.length).filter(visible).collect();

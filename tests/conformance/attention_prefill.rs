@@ -77,6 +77,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         soft_cap: case.soft_cap,
         window: case.window,
         causal: case.causal,
+        chunk: 0,
     })?;
     let keys = case.sequences.iter().map(|&(_, length)| match case.values_in_keys {
         true => Keys::new(run, &config, kv, length).with_values_in_keys(&config),

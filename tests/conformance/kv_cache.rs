@@ -224,6 +224,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         soft_cap: 0.0,
         window: case.window,
         causal: true,
+        chunk: 0,
     })?;
     let (heads, dim, value_dim) = (case.heads.0, case.dim, value_dim(&config));
     // Kernels round F32 queries to keys of 16 bits.

@@ -11,6 +11,7 @@ mod attention_cases;
 mod attention_decode;
 mod attention_decode_rope;
 mod attention_device_lengths;
+mod attention_head_terms;
 mod attention_prefill;
 mod batch_invariance;
 mod block_rows;

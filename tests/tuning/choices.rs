@@ -211,7 +211,7 @@ fn explanations_name_the_kernel_and_the_reason() {
     let refused = "\nthose that cannot: linear_cpu_512 (shape: the product is cut into tasks of at most 256 columns)";
     assert!(default.contains(refused), "{default}");
 
-    backend.executor().choices().extend(Table::from([entry(&backend, 3, "linear_cpu_64")]));
+    backend.executor().choices().extend(Table::from([entry(&backend, 3, "linear_cpu_64")]).into());
     let tuned = format!("runs linear_cpu_64: the tuned entry \"{key}\": 1.00 us, 2.00 us by default, the fastest of 3");
     assert!(text(3).contains(&tuned), "{}", text(3));
 

@@ -11,7 +11,7 @@ use std::path::Path;
 fn write(file: &Path, rows: usize) {
     let backend = backend(Some(file));
     let (key, entry) = entry(&backend, rows, "linear_cpu_64");
-    backend.tuning().keep(&Table::from([(key, entry)])).unwrap();
+    backend.tuning().keep(&Table::from([(key, entry)]).into()).unwrap();
 }
 
 fn entries(file: &Path) -> usize {
@@ -28,10 +28,10 @@ fn choices_outlive_their_backend_and_are_merged() {
     let first = backend(Some(&file));
     write(&file, 9);
     let (key, entry) = entry(&first, 100, "linear_cpu_128");
-    first.tuning().keep(&Table::from([(key, entry)])).unwrap();
+    first.tuning().keep(&Table::from([(key, entry)]).into()).unwrap();
     let second = backend(Some(&file));
     assert_eq!(second.executor().choices().entries().len(), 3);
-    assert_eq!(second.executor().choices().entries()[&key], entry);
+    assert_eq!(second.executor().choices().entries().products[&key], entry);
     assert_eq!(folder.names(), ["tuning.json"], "nothing is left beside it");
     assert_eq!(warnings(&file), [""; 0]);
 }
@@ -93,7 +93,7 @@ fn a_file_of_something_else_stays_as_it_is() {
     for text in ["{\"weights\": 7}\n", "hello", "\u{0}\u{1}\u{2}"] {
         std::fs::write(&file, text).unwrap();
         let backend = backend(Some(&file));
-        let error = backend.tuning().keep(&Table::from([entry(&backend, 3, "linear_cpu_64")])).unwrap_err();
+        let error = backend.tuning().keep(&Table::from([entry(&backend, 3, "linear_cpu_64")]).into()).unwrap_err();
         assert!(error.message.contains("something else"), "{error}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
         assert_eq!(folder.names(), ["tuning.json"]);
@@ -113,7 +113,7 @@ fn a_read_only_file_is_read_and_not_replaced() {
     let before = std::fs::read_to_string(&file).unwrap();
     let backend = backend(Some(&file));
     assert_eq!(backend.executor().choices().entries().len(), 1);
-    let error = backend.tuning().keep(&Table::from([entry(&backend, 9, "linear_cpu_64")])).unwrap_err();
+    let error = backend.tuning().keep(&Table::from([entry(&backend, 9, "linear_cpu_64")]).into()).unwrap_err();
     assert!(error.message.contains("read-only"), "{error}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), before);
 }
@@ -125,12 +125,12 @@ fn a_file_that_vanished_is_written_anew() {
     write(&file, 3);
     let backend = backend(Some(&file));
     std::fs::remove_file(&file).unwrap();
-    backend.tuning().keep(&Table::from([entry(&backend, 9, "linear_cpu_64")])).unwrap();
+    backend.tuning().keep(&Table::from([entry(&backend, 9, "linear_cpu_64")]).into()).unwrap();
     assert_eq!(entries(&file), 1);
     // With its folder there is no place for it, and the choices hold all the same.
     std::fs::remove_dir_all(file.parent().unwrap()).unwrap();
     let table = Table::from([entry(&backend, 3, "linear_cpu_64")]);
-    assert!(backend.tuning().keep(&table).unwrap_err().message.contains("No such file"));
+    assert!(backend.tuning().keep(&table.clone().into()).unwrap_err().message.contains("No such file"));
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_folder_or_a_device_is_no_file() {
     assert_eq!(warnings(&file).len(), 1);
     for path in ["/dev/zero", "/dev/full"] {
         let backend = backend(Some(Path::new(path)));
-        assert!(backend.tuning().keep(&Table::from([entry(&backend, 3, "linear_cpu_64")])).is_err(), "{path}");
+        assert!(backend.tuning().keep(&Table::from([entry(&backend, 3, "linear_cpu_64")]).into()).is_err(), "{path}");
     }
 }
 

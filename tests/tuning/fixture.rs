@@ -207,8 +207,8 @@ pub fn tune(
     };
     let report = tuner
         .tune(cases, &mut |table| {
-            backend.tuning().keep(&table).unwrap();
-            backend.executor().choices().extend(table.clone());
+            backend.tuning().keep(&table.clone().into()).unwrap();
+            backend.executor().choices().extend(table.clone().into());
             found.extend(table);
         })
         .unwrap();

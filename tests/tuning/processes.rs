@@ -29,7 +29,7 @@ fn the_task_of_a_child() {
     match task.as_str() {
         "write for ever" => {
             for rows in (0..).map(|i| 1usize << (i % 30)) {
-                backend.tuning().keep(&Table::from([entry(&backend, rows, "linear_cpu_64")])).unwrap();
+                backend.tuning().keep(&Table::from([entry(&backend, rows, "linear_cpu_64")]).into()).unwrap();
             }
         }
         "write on a full disk" => {
@@ -40,7 +40,7 @@ fn the_task_of_a_child() {
                 let limit = libc::rlimit { rlim_cur: 300, rlim_max: 300 };
                 assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0);
             }
-            let error = backend.tuning().keep(&Table::from([entry(&backend, 9, "linear_cpu_64")])).unwrap_err();
+            let error = backend.tuning().keep(&Table::from([entry(&backend, 9, "linear_cpu_64")]).into()).unwrap_err();
             assert!(error.message.contains("File too large"), "{error}");
             std::process::exit(77);
         }
@@ -75,7 +75,7 @@ fn a_killed_writer_leaves_a_whole_file() {
     assert_eq!(warnings(&file), [""; 0], "it was whole every time");
     // What the last one left beside the file is used again.
     let backend = backend(Some(&file));
-    backend.tuning().keep(&Table::from([entry(&backend, 3, "linear_cpu_32")])).unwrap();
+    backend.tuning().keep(&Table::from([entry(&backend, 3, "linear_cpu_32")]).into()).unwrap();
     assert_eq!(folder.names(), ["tuning.json"]);
 }
 
@@ -84,7 +84,7 @@ fn a_full_disk_leaves_the_old_file() {
     let folder = Folder::new();
     let file = folder.file();
     let before = backend(Some(&file));
-    before.tuning().keep(&Table::from([entry(&before, 3, "linear_cpu_64")])).unwrap();
+    before.tuning().keep(&Table::from([entry(&before, 3, "linear_cpu_64")]).into()).unwrap();
     let text = std::fs::read_to_string(&file).unwrap();
     let output = child("write on a full disk", &file).wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(77), "{}", String::from_utf8_lossy(&output.stderr));
@@ -105,11 +105,11 @@ fn a_full_file_system_leaves_the_old_file() {
     }
     let file = place.join("tuning.json");
     let before = backend(Some(&file));
-    before.tuning().keep(&Table::from([entry(&before, 3, "linear_cpu_64")])).unwrap();
+    before.tuning().keep(&Table::from([entry(&before, 3, "linear_cpu_64")]).into()).unwrap();
     let text = std::fs::read_to_string(&file).unwrap();
     // Fills what is left.
     let _ = std::fs::write(place.join("ballast"), vec![1u8; 1 << 20]);
-    let kept = before.tuning().keep(&Table::from([entry(&before, 9, "linear_cpu_64")]));
+    let kept = before.tuning().keep(&Table::from([entry(&before, 9, "linear_cpu_64")]).into());
     let after = std::fs::read_to_string(&file);
     assert!(Command::new("umount").arg(&place).status().unwrap().success());
     assert!(kept.unwrap_err().message.contains("No space left"));
@@ -128,7 +128,7 @@ fn two_writers_lose_nothing() {
                 let backend = backend(Some(file));
                 let first = if kernel == "linear_cpu_32" { 0 } else { 10 };
                 for bit in first..first + 10 {
-                    backend.tuning().keep(&Table::from([entry(&backend, 1 << bit, kernel)])).unwrap();
+                    backend.tuning().keep(&Table::from([entry(&backend, 1 << bit, kernel)]).into()).unwrap();
                 }
             });
         }

@@ -202,10 +202,12 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   float maximum[kHeadTiles];                 // of head g, in powers of two, as of the last rescaling
   float sum[kHeadTiles] = {};                // of head g, this lane's keys only
   DecodeKeys visible[kHeadTiles];            // of head g
+  ItemSlope slopes[kHeadTiles];
 #pragma unroll
   for (int h = 0; h < kHeadTiles; ++h) {
     maximum[h] = -CUDART_INF_F;
     visible[h] = item_keys(p, block, h * 8 + group);
+    slopes[h] = item_slope(p, block, h * 8 + group);
   }
 
   int stage = 0;
@@ -243,7 +245,9 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
                (score[h][0][e / 2][e % 2 + 2] + score[h][1][e / 2][e % 2 + 2]);
         if (p.soft_cap > 0.0f) s[e] = tanh_fast(s[e] * cap_factor);
         const int token = first + e / 2 * 8 + e % 2;
-        s[e] = token >= visible[h].begin && token < visible[h].end ? s[e] * factor : -CUDART_INF_F;
+        s[e] *= factor;
+        if (p.slopes != nullptr) s[e] -= slopes[h].slope * fabsf(static_cast<float>(slopes[h].position - token));
+        if (token < visible[h].begin || token >= visible[h].end) s[e] = -CUDART_INF_F;
       }
 
       // Raise the maximum and rescale, if any head of the tile needs it.

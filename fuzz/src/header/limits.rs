@@ -38,7 +38,7 @@ pub fn number(owner: &str, name: &str, value: u64) -> u64 {
 /// objects of the others too.
 pub fn runs(function: &str, value: u8) -> bool {
     match function {
-        "nvb_tune_linear" | "nvb_attention_benchmark" => value % 32 == 0,
+        "nvb_tune_linear" | "nvb_tune_attention" | "nvb_attention_benchmark" => value % 32 == 0,
         "nvb_backend_create" => value % 4 == 0,
         "nvb_backend_destroy" | "nvb_test_inject_panic" => value % 8 == 0,
         _ if function.ends_with("_destroy") => value % 4 == 0,

@@ -108,6 +108,7 @@ impl Call<'_> {
         let (op, (sequence, kv_head)) = (self.op, self.unit(unit));
         let number = sequence.chunks().start + chunk - self.chunks_of(unit).start;
         let begin = (number * CHUNK).max(sequence.keys.start);
+        to.last = sequence.keys.end as isize - 1 - begin as isize;
         to.count = sequence.keys.end.min((number + 1) * CHUNK) - begin;
         // SAFETY: `check` saw the pages of all keys.
         unsafe {
@@ -123,4 +124,6 @@ pub struct Tokens {
     pub key: [*const u8; CHUNK],
     pub value: [*const u8; CHUNK],
     pub count: usize,
+    /// The row's position, counted from the first of these.
+    pub last: isize,
 }

@@ -12,7 +12,7 @@
 
 use super::chunks::{check, Call, Tokens, CHUNK};
 use super::lse_of;
-use super::softmax::{finish, RunningSoftmax, Scores};
+use super::softmax::{finish, Added, RunningSoftmax, Scores};
 use super::values::{self, Values};
 use crate::cpu::dot_tile::{DotTile, COLUMNS};
 use crate::cpu::row::{integers, vectors, Row};
@@ -45,7 +45,7 @@ pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>)
     let sequences = check(op)?;
     let kv_heads = op.config.kv_heads;
     let units = sequences.len() * kv_heads;
-    let call = Call { op, sequences: &sequences, scores: Scores::new(&op.config) };
+    let call = Call { op, sequences: &sequences, scores: Scores::with(&op.config, op.terms.slopes.is_some()) };
     let chunks = call.chunks();
     if units >= TASKS * threads.count() || chunks <= units {
         threads.run(units, |unit, scratch| {
@@ -194,7 +194,7 @@ impl<'a> Heads<'a> {
     /// Computes chunks one after the other.
     #[inline(always)]
     unsafe fn chunks<S: Simd>(&self, chunks: Range<usize>, place: impl Fn(usize) -> *mut f32, done: impl Fn(*mut f32)) {
-        let mut tokens = Tokens { key: [null(); CHUNK], value: [null(); CHUNK], count: 0 };
+        let mut tokens = Tokens { key: [null(); CHUNK], value: [null(); CHUNK], count: 0, last: 0 };
         let mut queries_of = None;
         for chunk in chunks {
             let unit = self.call.unit_of(chunk);
@@ -204,7 +204,7 @@ impl<'a> Heads<'a> {
             }
             self.call.tokens(chunk, unit, &mut tokens);
             let partial = place(chunk);
-            self.chunk::<S>(&tokens, partial);
+            self.chunk::<S>(&tokens, self.query_heads(unit).1.start, partial);
             done(partial);
         }
     }
@@ -245,16 +245,21 @@ impl<'a> Heads<'a> {
     }
 
     #[inline(always)]
-    unsafe fn chunk<S: Simd>(&self, tokens: &Tokens, partial: *mut f32) {
+    unsafe fn chunk<S: Simd>(&self, tokens: &Tokens, first_head: usize, partial: *mut f32) {
         if self.pairs {
-            return self.chunk_of::<S, bf16, bf16>(tokens, partial);
+            return self.chunk_of::<S, bf16, bf16>(tokens, first_head, partial);
         }
-        with_kv!(self.op.cache.dtype, T => self.chunk_of::<S, f32, T>(tokens, partial))
+        with_kv!(self.op.cache.dtype, T => self.chunk_of::<S, f32, T>(tokens, first_head, partial))
     }
 
     /// One chunk's scores, weights and weighted values.
     #[inline(always)]
-    unsafe fn chunk_of<S: Simd, X: VectorElement, T: VectorElement>(&self, tokens: &Tokens, partial: *mut f32) {
+    unsafe fn chunk_of<S: Simd, X: VectorElement, T: VectorElement>(
+        &self,
+        tokens: &Tokens,
+        first_head: usize,
+        partial: *mut f32,
+    ) {
         let heads = self.heads.len();
         // Whole vectors of scores.
         let step = (STEP_BYTES / (self.dim * size_of::<T>())).next_multiple_of(MIN_STEP).min(MAX_STEP);
@@ -285,7 +290,10 @@ impl<'a> Heads<'a> {
                 let part = partial.add(i * self.stride);
                 let output = part.add(16);
                 let softmax = RunningSoftmax { shift: part, sums: sums.as_mut_ptr(), output, width: self.stride - 16 };
-                softmax.add::<S>(self.scores.add(i * MAX_STEP), 0..keys, keys, self.call.scores);
+                let slope =
+                    self.op.terms.slope(first_head + i).map(|slope| (slope, (tokens.last - begin as isize) as f32));
+                let added = Added { mask: None, slope };
+                softmax.add::<S>(self.scores.add(i * MAX_STEP), 0..keys, keys, self.call.scores, added);
             }
             let values = Values {
                 weights: self.scores,
@@ -335,6 +343,7 @@ impl<'a> Heads<'a> {
                 output,
                 self.value_dim,
                 lse_of(self.op.lse, row, head),
+                self.op.terms.sink(head),
             );
         }
     }
@@ -353,6 +362,6 @@ pub fn reference(op: &AttentionDecode) {
         let (query, output) =
             (op.query.skip(row * op.query.token_stride), op.output.skip(row * op.output.token_stride));
         let views = (&query, &op.cache.key_view(), &op.cache.value_view(), &output);
-        super::reference(&op.config, views, op.lse, &span, (row, &|_| 1.0, &|_, _, _| 0.0));
+        super::reference(&op.config, views, op.lse, &span, (row, &|_| 1.0, &|_, _, _| 0.0, &op.terms));
     }
 }

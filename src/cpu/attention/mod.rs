@@ -15,7 +15,7 @@ use super::threads::Threads;
 use crate::allocation::filled;
 use crate::error::Result;
 use crate::executor::{SPLITS, STAGES, TILE_KEYS, TILE_ROWS};
-use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, SequenceSpan};
+use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, HeadTerms, SequenceSpan};
 use crate::simd::Simd;
 use crate::tensor::{Heads, KvView, Tensor};
 use std::ops::Range;
@@ -96,14 +96,17 @@ fn visible(config: &AttentionConfig, span: &SequenceSpan, query: usize) -> Range
     let SequenceSpan { query_count, kv_length, .. } = *span;
     let (begin, end) = match (kv_length + query).checked_sub(query_count) {
         Some(position) => config.visible(position, kv_length),
+        // No chunk begins before key 0.
+        None if config.chunk > 0 => (0, 0),
         None if config.window == 0 => (0, kv_length),
         None => (0, kv_length.min(config.window.saturating_sub(query_count - kv_length - query))),
     };
     begin..end
 }
 
-/// The first row of the lse, a head's scale of its queries, and what is added to the score of a row, head and key.
-type Extras<'a> = (usize, &'a dyn Fn(usize) -> f32, &'a dyn Fn(usize, usize, usize) -> f64);
+/// The first row of the lse, a head's scale of its queries, what is added to the score of a row, head and key, and what heads
+/// add.
+type Extras<'a> = (usize, &'a dyn Fn(usize) -> f32, &'a dyn Fn(usize, usize, usize) -> f64, &'a HeadTerms);
 
 /// One sequence by the formula, in f64, for tensors in host memory. Row 0 of queries, output and lse is `first`; `bias` tells
 /// what is added to the score of a row, head and key.
@@ -112,7 +115,7 @@ fn reference(
     (query, key, value, output): (&Heads, &KvView, &KvView, &Heads),
     lse: Option<Tensor>,
     span: &SequenceSpan,
-    (first, query_scale, bias): Extras<'_>,
+    (first, query_scale, bias, terms): Extras<'_>,
 ) {
     let SequenceSpan { query_count, kv_start, .. } = *span;
     let (key_origin, value_origin) = (key.origin(kv_start), value.origin(kv_start));
@@ -129,12 +132,15 @@ fn reference(
                 let dot = dot * key_scale * f64::from(query_scale(kv_head));
                 let (score, cap) = (dot * f64::from(config.scale), f64::from(config.soft_cap));
                 let capped = if cap > 0.0 { cap * (score / cap).tanh() } else { score };
-                capped + bias(i, head, token)
+                let distance = (span.kv_length + i) as f64 - query_count as f64 - token as f64;
+                let slope = terms.slope(head).map_or(0.0, f64::from);
+                capped + bias(i, head, token) - slope * distance.abs()
             };
             let scores: Vec<f64> = visible.clone().map(score).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sink = terms.sink(head).map_or(f64::NEG_INFINITY, f64::from);
+            let max = scores.iter().copied().fold(sink, f64::max);
             let weight = |score: &f64| if max == f64::NEG_INFINITY { 0.0 } else { (score - max).exp() };
-            let sum: f64 = scores.iter().map(weight).sum();
+            let sum = scores.iter().map(weight).sum::<f64>() + weight(&sink);
             for d in 0..config.value_dim {
                 let weigh =
                     |(token, score): (usize, &f64)| weight(score) * kv_row(value, value_origin, token, kv_head).get(d);

@@ -12,7 +12,7 @@ use super::multiplies_bf16;
 #[cfg(target_arch = "x86_64")]
 use super::operands::Pairs;
 use super::operands::{Operands, Tokens, Wide, KEYS};
-use super::softmax::{finish, RunningSoftmax, Scores};
+use super::softmax::{finish, Added, RunningSoftmax, Scores};
 use super::{addresses, lse_of, visible};
 use crate::allocation::push;
 use crate::cpu::outer_tile::Outer;
@@ -179,7 +179,7 @@ impl<'a, O: Operands> Tiles<'a, O> {
         Tiles {
             op,
             task,
-            scores: Scores::with(&op.config, op.mask.is_some()),
+            scores: Scores::with(&op.config, op.mask.is_some() || op.terms.slopes.is_some()),
             query_rows: op.query.skip(task.span.query_start * op.starts.query),
             output_rows: op.output.skip(task.span.query_start * op.starts.output),
             rows,
@@ -227,6 +227,7 @@ impl<'a, O: Operands> Tiles<'a, O> {
                 output,
                 self.value_dim,
                 lse_of(op.lse, lse_row, head),
+                op.terms.sink(head),
             );
         }
     }
@@ -305,12 +306,15 @@ impl<'a, O: Operands> Tiles<'a, O> {
                 width: self.value_width,
             };
             let visible = within(seen.start)..within(seen.end);
+            let (query, head) = self.query_and_head(row);
             let mask = op.mask.as_ref().map(|mask| {
-                let (query, head) = self.query_and_head(row);
                 Row::raw(mask.tensor.data, mask.tensor.dtype)
                     .skip(mask.offset(task.span.query_start, query, head) + keys.start)
             });
-            softmax.add_masked::<S>(self.products.add(i * KEYS), visible, count, self.scores, mask);
+            let SequenceSpan { query_count, kv_length, .. } = task.span;
+            let position = (kv_length + query) as isize - (query_count + keys.start) as isize;
+            let slope = op.terms.slope(head).map(|slope| (slope, position as f32));
+            softmax.add::<S>(self.products.add(i * KEYS), visible, count, self.scores, Added { mask, slope });
         }
         let (weights, stride) = O::weights::<S>(strip.len(), count, self.products, self.weights);
         let values = Outer {
@@ -339,7 +343,7 @@ pub fn reference(op: &AttentionPrefill) {
             })
         };
         let first = span.query_start * op.starts.lse;
-        let extras: super::Extras<'_> = (first, &|head| op.query_scale(head), &bias);
+        let extras: super::Extras<'_> = (first, &|head| op.query_scale(head), &bias, &op.terms);
         super::reference(&op.config, (&query, &op.key, &op.value, &output), op.lse, span, extras);
     }
 }

@@ -26,16 +26,22 @@ pub struct Scores {
 }
 
 impl Scores {
-    pub fn new(config: &AttentionConfig) -> Scores {
-        Scores::with(config, false)
-    }
-
-    /// `masked`: what a mask holds is added to the scores, which then have their own scale before.
-    pub fn with(config: &AttentionConfig, masked: bool) -> Scores {
-        let apart = config.soft_cap > 0.0 || config.scale < 0.0 || masked;
+    /// `added`: what a mask holds or a slope gives is added to the scores, which then have their own scale before.
+    pub fn with(config: &AttentionConfig, added: bool) -> Scores {
+        let apart = config.soft_cap > 0.0 || config.scale < 0.0 || added;
         let (scale, rest) = if apart { (config.scale, 1.0) } else { (1.0, f64::from(config.scale)) };
         Scores { scale, soft_cap: config.soft_cap, factor: (rest * std::f64::consts::LOG2_E) as f32 }
     }
+}
+
+/// What joins the scores of a row with some keys, after the cap.
+#[derive(Clone, Copy, Default)]
+pub struct Added {
+    /// Of the first key on.
+    pub mask: Option<Row>,
+    /// A slope that multiplies the distance of each key from the row's position, which is counted from the first key, and
+    /// is taken off.
+    pub slope: Option<(f32, f32)>,
 }
 
 /// One row's softmax so far, beside the weighted values that the caller holds.
@@ -52,26 +58,20 @@ pub struct RunningSoftmax {
 impl RunningSoftmax {
     /// Turns a row of products with `keys` keys, of which `visible` count, into weights relative to the new shift, and
     /// rescales what was there to it. `row` is readable and writable up to the next multiple of the lanes from `keys`; the
-    /// weights past the last key are 0.
+    /// weights past the last key are 0. `added` joins the scores of these keys.
     #[inline(always)]
-    pub unsafe fn add<S: Simd>(&self, row: *mut f32, visible: Range<usize>, keys: usize, scores: Scores) {
-        self.add_masked::<S>(row, visible, keys, scores, None);
-    }
-
-    /// As `add`, with what a mask holds for these keys added to their scores.
-    #[inline(always)]
-    pub unsafe fn add_masked<S: Simd>(
+    pub unsafe fn add<S: Simd>(
         &self,
         row: *mut f32,
         visible: Range<usize>,
         keys: usize,
         scores: Scores,
-        mask: Option<Row>,
+        Added { mask, slope }: Added,
     ) {
         let lowest = S::splat(f32::NEG_INFINITY);
         let masked = visible.start > 0 || visible.end < keys.next_multiple_of(S::LANES);
         let mut max = lowest;
-        if masked || scores.scale != 1.0 || scores.soft_cap > 0.0 || mask.is_some() {
+        if masked || scores.scale != 1.0 || scores.soft_cap > 0.0 || mask.is_some() || slope.is_some() {
             let (begin, end) = (visible.start as f32, visible.end as f32);
             for at in (0..keys).step_by(S::LANES) {
                 let mut score = S::mul(S::load(row.add(at)), S::splat(scores.scale));
@@ -80,6 +80,11 @@ impl RunningSoftmax {
                 }
                 if let Some(mask) = mask {
                     score = S::add(score, mask.load::<S>(at, S::LANES.min(keys - at)));
+                }
+                if let Some((slope, position)) = slope {
+                    let number = S::add(S::lane_numbers(), S::splat(at as f32));
+                    let (behind, before) = (S::sub(S::splat(position), number), S::sub(number, S::splat(position)));
+                    score = S::fma(S::max(behind, before), S::splat(-slope), score);
                 }
                 if masked {
                     let number = S::add(S::lane_numbers(), S::splat(at as f32));
@@ -120,6 +125,7 @@ impl RunningSoftmax {
 }
 
 /// Stores weighted values over the sum of weights, times the values' scale, and ln of the sum in the scale of the scores.
+/// A sink is a further term of the sum.
 /// `values` is padded to whole vectors.
 #[inline(always)]
 pub unsafe fn finish<S: Simd>(
@@ -129,13 +135,22 @@ pub unsafe fn finish<S: Simd>(
     output: Row,
     dim: usize,
     lse: Option<*mut f32>,
+    sink: Option<f32>,
 ) {
     // A row that saw no key has no weight.
-    let inverse = S::splat(if sum == 0.0 { 0.0 } else { scale / sum });
+    let mut inverse = if sum == 0.0 { 0.0 } else { scale / sum };
+    let mut all = f64::from(shift) * LN_2 + f64::from(sum).ln();
+    if let Some(sink) = sink.map(f64::from).filter(|&sink| sink != f64::NEG_INFINITY) {
+        // exp(lse) of exp(lse) + exp(sink). A NaN of either stays NaN.
+        let keys = all;
+        all = keys.max(sink) + (-(keys - sink).abs()).exp().ln_1p();
+        inverse *= (keys - all).exp() as f32;
+    }
+    let inverse = S::splat(inverse);
     for (at, lanes) in vectors::<S>(dim) {
         output.store::<S>(at, S::mul(S::load(values.add(at)), inverse), lanes);
     }
     if let Some(lse) = lse {
-        lse.write((f64::from(shift) * LN_2 + f64::from(sum).ln()) as f32);
+        lse.write(all as f32);
     }
 }

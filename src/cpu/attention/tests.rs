@@ -19,6 +19,7 @@ const CONFIG: AttentionConfig = AttentionConfig {
     soft_cap: 0.0,
     window: 0,
     causal: true,
+    chunk: 0,
 };
 
 fn configs() -> Vec<AttentionConfig> {

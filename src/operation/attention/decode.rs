@@ -1,5 +1,6 @@
 //! Attention of one or a few query rows a sequence, over a KV cache.
 
+use super::head_terms::HeadTerms;
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::error::{Error, Result, Status};
 use crate::operation::access::{Effect, Visit};
@@ -36,6 +37,7 @@ pub struct AttentionDecode {
     pub output: Heads,
     pub lse: Option<Tensor>,
     pub rows: DecodeRows,
+    pub terms: HeadTerms,
     /// What is done to the new tokens first; `None`: queries are rotated, and keys and values in the cache.
     pub rope: Option<DecodeRope>,
 }
@@ -150,6 +152,7 @@ impl AttentionDecode {
             lse,
             rows: DecodeRows { max_kv_length, ..rows },
             rope: None,
+            terms: HeadTerms::default(),
         })
     }
 
@@ -228,6 +231,13 @@ impl AttentionDecode {
         Some((rope, AttentionDecode { query, rope: None, ..*self }))
     }
 
+    /// f32 [query_heads] each.
+    pub fn with_head_terms(mut self, sinks: Option<Tensor>, slopes: Option<Tensor>) -> Result<AttentionDecode> {
+        let outputs = [Some(self.output.tensor()), self.lse];
+        self.terms = HeadTerms::new([sinks, slopes], self.config.query_heads, outputs)?;
+        Ok(self)
+    }
+
     pub fn sequence_count(&self) -> usize {
         self.query.tokens / self.rows.per_sequence
     }
@@ -245,6 +255,7 @@ impl AttentionDecode {
         }
         visit.read("positions", Some(&self.rows.positions));
         visit.read("sequences", self.rows.sequences.as_ref());
+        self.terms.accesses(visit);
         visit.write("output", Some(&self.output));
         visit.write("lse", self.lse.as_ref());
     }

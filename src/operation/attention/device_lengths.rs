@@ -1,5 +1,6 @@
 //! Lengths of a prefill that lie in device memory, so that a captured call serves every step within its bounds.
 
+use super::head_terms::HeadTerms;
 use super::prefill::{check_dtypes, tensor_view, AttentionPrefill, SequenceSpan, Starts};
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::allocation::with_room;
@@ -114,6 +115,7 @@ impl AttentionPrefill {
             blocks: 1,
             mask: None,
             query_scales: None,
+            terms: HeadTerms::default(),
         };
         op.check_lengths()
     }

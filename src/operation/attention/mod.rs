@@ -2,13 +2,15 @@
 //!
 //! One form reaches the executors whatever the caller's was: keys and values are a base address with strides, and each
 //! sequence is a span of query rows that meets a span of keys. Query row i of a sequence with n rows and L keys stands
-//! at position L − n + i, so a chunk of a prompt sees the cache before it (bottom-right alignment).
+//! at position L − n + i, so a part of a prompt sees the cache before it (bottom-right alignment).
 //!
 //! Masks: causal keeps k ≤ q; a window W keeps 0 ≤ q − k < W, without causal |q − k| < W. The soft cap c turns a score
-//! s into c·tanh(s/c) before the mask (Gemma 2). A row that sees no key gives 0 and lse = −inf.
+//! s into c·tanh(s/c) before the mask (Gemma 2). Chunks of C keep ⌊k / C⌋ = ⌊q / C⌋ (Llama 4). A row that sees no key
+//! gives 0 and lse = −inf, or the head's sink.
 
 mod decode;
 mod device_lengths;
+mod head_terms;
 mod mask;
 mod prefill;
 
@@ -17,6 +19,7 @@ use crate::operation::{expect_extent, Cost};
 use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM, MAX_VALUE_DIM};
 pub use decode::{AttentionDecode, DecodeRope, DecodeRopeArguments, DecodeRows, EMPTY_ROW, MAX_ROWS_PER_SEQUENCE};
 pub use device_lengths::{DeviceLengths, DeviceSource};
+pub use head_terms::HeadTerms;
 pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
 
 /// What stays the same from call to call.
@@ -35,6 +38,8 @@ pub struct AttentionConfig {
     /// 0: none
     pub window: usize,
     pub causal: bool,
+    /// Keys of a chunk: a query sees those of its own chunk alone. 0: none
+    pub chunk: usize,
 }
 
 impl Default for AttentionConfig {
@@ -48,6 +53,7 @@ impl Default for AttentionConfig {
             soft_cap: 0.0,
             window: 0,
             causal: true,
+            chunk: 0,
         }
     }
 }
@@ -73,6 +79,7 @@ impl AttentionConfig {
         }
         expect_extent("query_heads", query_heads)?;
         expect_extent("window", config.window)?;
+        expect_extent("chunk", config.chunk)?;
         if config.scale == 0.0 {
             config.scale = 1.0 / (head_dim as f32).sqrt();
         }
@@ -97,14 +104,18 @@ impl AttentionConfig {
     /// The keys [begin, end) that a query at `position` sees of `kv_length`.
     pub fn visible(&self, position: usize, kv_length: usize) -> (usize, usize) {
         let end = if self.causal { (position + 1).min(kv_length) } else { kv_length };
-        match self.window {
+        let (begin, end) = match self.window {
             0 => (0, end),
             window => {
                 let begin = (position + 1).saturating_sub(window);
-                let end = if self.causal { end } else { end.min(position + window) };
-                (begin.min(end), end)
+                (begin, if self.causal { end } else { end.min(position + window) })
             }
-        }
+        };
+        let (begin, end) = match position.checked_div(self.chunk) {
+            None => (begin, end),
+            Some(chunk) => (begin.max(chunk * self.chunk), end.min((chunk + 1) * self.chunk)),
+        };
+        (begin.min(end), end)
     }
 
     /// Of `pairs` of a query row and a key, `rows` and `keys`, with queries and outputs of `dtypes`.
@@ -190,6 +201,13 @@ mod tests {
         assert_eq!(config(false, 0).visible(3, 10), (0, 10));
         assert_eq!(config(false, 2).visible(3, 10), (2, 5));
         assert_eq!(config(false, 2).visible(9, 4), (4, 4));
+        let chunked = |causal, window| AttentionConfig { chunk: 4, ..config(causal, window) };
+        assert_eq!(chunked(true, 0).visible(3, 10), (0, 4));
+        assert_eq!(chunked(true, 0).visible(4, 10), (4, 5));
+        assert_eq!(chunked(true, 2).visible(7, 10), (6, 8));
+        assert_eq!(chunked(false, 0).visible(5, 10), (4, 8));
+        assert_eq!(chunked(false, 0).visible(9, 10), (8, 10));
+        assert_eq!(chunked(false, 0).visible(9, 4), (4, 4));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Attention of many query rows a sequence, over a KV cache or over tensors.
 
 use super::device_lengths::DeviceLengths;
+use super::head_terms::HeadTerms;
 use super::mask::Mask;
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::allocation::{collected, with_room};
@@ -53,6 +54,7 @@ pub struct AttentionPrefill {
     pub mask: Option<Mask>,
     /// f32 [1] or [kv_heads]: what query elements in FP8 count.
     pub query_scales: Option<Tensor>,
+    pub terms: HeadTerms,
 }
 
 /// Where a prefill's keys are.
@@ -164,6 +166,7 @@ impl AttentionPrefill {
             blocks: 1,
             mask: None,
             query_scales: None,
+            terms: HeadTerms::default(),
         })
     }
 
@@ -233,6 +236,7 @@ impl AttentionPrefill {
             blocks: batch,
             mask: None,
             query_scales: None,
+            terms: HeadTerms::default(),
         })
     }
 
@@ -243,6 +247,13 @@ impl AttentionPrefill {
         let keys = self.longest();
         let extents = [self.blocks, self.config.query_heads, self.query.tokens, keys];
         self.mask = Some(Mask::new(mask, extents, self.blocks > 1 || self.starts.lse != 1)?);
+        Ok(self)
+    }
+
+    /// f32 [query_heads] each.
+    pub fn with_head_terms(mut self, sinks: Option<Tensor>, slopes: Option<Tensor>) -> Result<AttentionPrefill> {
+        let outputs = [Some(self.rows(&self.output, self.starts.output)), self.lse];
+        self.terms = HeadTerms::new([sinks, slopes], self.config.query_heads, outputs)?;
         Ok(self)
     }
 
@@ -307,6 +318,7 @@ impl AttentionPrefill {
             false => visit.read("query", Some(&self.query)),
         }
         visit.read("query_scale", self.query_scales.as_ref());
+        self.terms.accesses(visit);
         visit.read("mask", self.mask.as_ref().map(|mask| &mask.tensor));
         let last = match &self.lengths {
             None => self.sequences.iter().map(|span| (span.kv_start, span.kv_length)).max().unwrap_or((0, 0)),
