@@ -40,9 +40,9 @@
 //             reclaim and sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager ·
 //             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Merging attention · Planning
 //             attention · Operations of a layer · Batched and grouped products · Elementwise operations and sampling
-//             · Operations over strided tensors · Blocks of files as plain tensors · Workspace of the caller's ·
-//             Graphs · Optimising graphs · Graphs in FP8 · Validating graphs · Profiling graphs · Profiling · Tuning
-//             · Kernels.
+//             · Operations over strided tensors · Rows of plain tensors · Blocks of files as plain tensors ·
+//             Workspace of the caller's · Graphs · Optimising graphs · Graphs in FP8 · Validating graphs · Profiling
+//             graphs · Profiling · Tuning · Tuning attention · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -2324,6 +2324,10 @@ typedef struct {
   float soft_cap;
   // 1: no causal mask; a window then keeps |q − k| < window. Prefill only: decode is causal by nature.
   uint32_t bidirectional;
+  // A chunked window (Llama 4): query q sees key k where ⌊k / chunk⌋ = ⌊q / chunk⌋, within mask and window as well. 0: none.
+  uint32_t chunk;
+  // Must be 0.
+  uint32_t reserved;
 } nvb_attention_options;
 
 // Queries of several sequences, against a cache layer or against key and value tensors.
@@ -2394,6 +2398,12 @@ typedef struct {
   uint32_t max_query_rows;
   // With lengths in device memory: no sequence has more keys. 0: the cache's capacity, or the rows of `key`.
   uint32_t max_kv_length;
+  // Optional, F32 [query_heads] in device memory: a learned logit of each head that takes weight and has no value (attention
+  // sinks), so that the weights are exp(score) / (exp(sink) + Σ exp(score)). It is not scaled or capped. The lse has it too: of
+  // parts that are merged, one alone gets the sinks. A row that sees no key gives output 0 and lse = sink.
+  nvb_tensor sinks;
+  // Optional, F32 [query_heads] in device memory: slope · |q − k| is taken from each capped score (ALiBi, Press et al. 2021).
+  nvb_tensor alibi_slopes;
 } nvb_attention_prefill_args;
 
 // A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.
@@ -2448,6 +2458,9 @@ typedef struct {
   float epsilon;
   // What the norms add to their weights: 0 or 1.
   float weight_offset;
+  // Optional, F32 [query_heads], as in prefill, and so are the slopes.
+  nvb_tensor sinks;
+  nvb_tensor alibi_slopes;
 } nvb_attention_decode_args;
 
 // Creates an attention. Errors: `NVB_ERROR_ATTENTION` for options that contradict each other.
@@ -2727,8 +2740,14 @@ static inline void nvb_attention_measurement_init(nvb_attention_measurement *val
 
 #define NVB_OPERATION_BLOCK_ROWS 22
 
+#define NVB_OPERATION_SORT_ROWS 23
+
+#define NVB_OPERATION_SUM_ROWS 24
+
+#define NVB_OPERATION_L2_NORM 25
+
 // The operations of this header; a later library may have more.
-#define NVB_OPERATION_COUNT 23
+#define NVB_OPERATION_COUNT 26
 
 // `layout`: [N, C, …], as PyTorch has images.
 #define NVB_LAYOUT_NCHW 0
@@ -3297,6 +3316,11 @@ static inline void nvb_sample_args_init(nvb_sample_args *value) {
 // `section_order`: pairs of time, height and width alternate while each has some left, and the rest is of the fourth (Qwen3-VL).
 #define NVB_SECTIONS_INTERLEAVED 1
 
+// `section_order`: as consecutive, and each section has all frequencies from the first on: its pair i turns by position ·
+// base^(−4i / rotary_dim) / frequency_factors · position_scale (vision towers, as of Qwen2-VL). Factors and YaRN's pairs are those
+// of the whole head.
+#define NVB_SECTIONS_INDEPENDENT 2
+
 // output = f(input, second), element by element. Tensors have rank 1 to 4 and any strides, the innermost too; of a smaller
 // rank the missing axes are in front with an extent of 1. An operand whose extent divides the output's repeats along that
 // axis.
@@ -3442,6 +3466,90 @@ static inline void nvb_rotary_embedding_args_init(nvb_rotary_embedding_args *val
 }
 
 static inline void nvb_masked_softmax_args_init(nvb_masked_softmax_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+// Rows of plain tensors -------------------------------------------------------------------------------------------
+//
+// The order of a row's elements, its sum, and its length.
+
+// `order`: the smallest element first.
+#define NVB_ORDER_ASCENDING 0
+
+// `order`: the largest element first.
+#define NVB_ORDER_DESCENDING 1
+
+// output[.., i] = the column of the i-th element of the row in its order: a stable sort, in which of equal elements the lower
+// column comes first in either order. NaN comes after every number. With fewer columns in `output` than in `input` these are the
+// first of them: the largest k in descending order.
+typedef struct {
+  size_t struct_size;
+  // [.., rows, n], any float dtype and strides, the innermost 1; up to two axes in front.
+  nvb_tensor input;
+  // I32 [.., rows, k] with k of at most n, any strides, the innermost 1. Must not overlap `input`.
+  nvb_tensor output;
+  // `NVB_ORDER_…`
+  uint32_t order;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_sort_rows_args;
+
+// output = scale · Σ input over the last axis. 1 / n makes it the mean.
+typedef struct {
+  size_t struct_size;
+  // [.., rows, n], any float dtype and any strides; up to two axes in front. The sum of no elements is 0.
+  nvb_tensor input;
+  // [.., rows, 1], any float dtype and any strides. Must not overlap `input`.
+  nvb_tensor output;
+  // 0: 1.
+  float scale;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_sum_rows_args;
+
+// output = input / max(√(Σ input²), epsilon), each row by its own length.
+typedef struct {
+  size_t struct_size;
+  // [.., rows, n], any float dtype and any strides; up to two axes in front.
+  nvb_tensor input;
+  // Any float dtype and any strides, of the shape of `input`, which it may be.
+  nvb_tensor output;
+  // 0: 1e-12.
+  float epsilon;
+  // Must be 0.
+  uint32_t reserved;
+} nvb_l2_norm_args;
+
+// Queues a sort of each row. Does not allocate or synchronise; may be captured. On CUDA rows of up to 4,096 elements are sorted
+// in shared memory; longer ones take a time that grows with the square of their length.
+NVB_MUST_USE nvb_status nvb_sort_rows(const nvb_backend *backend,
+                         const nvb_sort_rows_args *args,
+                         nvb_stream *stream);
+
+// Queues a sum over each row, f32 or more inside with one rounding at the store. Does not allocate or synchronise; may be
+// captured.
+NVB_MUST_USE nvb_status nvb_sum_rows(const nvb_backend *backend,
+                        const nvb_sum_rows_args *args,
+                        nvb_stream *stream);
+
+// Queues a division of each row by its length, f32 or more inside with one rounding at the store; no finite element overflows on
+// the way. Does not allocate or synchronise; may be captured.
+NVB_MUST_USE nvb_status nvb_l2_norm(const nvb_backend *backend,
+                       const nvb_l2_norm_args *args,
+                       nvb_stream *stream);
+
+static inline void nvb_sort_rows_args_init(nvb_sort_rows_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_sum_rows_args_init(nvb_sum_rows_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
+static inline void nvb_l2_norm_args_init(nvb_l2_norm_args *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
@@ -4140,7 +4248,7 @@ typedef struct {
   uint32_t residual;
 } nvb_linear_case;
 
-// Options of `nvb_tune_linear`.
+// Options of `nvb_tune_linear` and `nvb_tune_attention`.
 typedef struct {
   size_t struct_size;
   // Timed rounds a candidate, whose median counts; 0: 7.
@@ -4235,6 +4343,33 @@ static inline void nvb_tune_report_init(nvb_tune_report *value) {
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
+
+// Tuning attention ------------------------------------------------------------------------------------------------
+//
+// Measuring which kernel is the fastest for an attention.
+
+// Measures the kernels that can do `nvb_attention_prefill` with `prefill`, or `nvb_attention_decode` with `decode`, the other
+// being NULL, on these tensors and this cache, and lets calls like it run the fastest from then on: of the same heads, dtypes,
+// page size, masks and terms of heads, and as many sequences, rows of the longest, keys of the longest (of a decode
+// `max_kv_length`) and window, each up to the same next power of two. A kernel whose output is more than 6 % (of the norm of up to 32
+// rows) from that of the plainest is never chosen, and the one that runs anyway stays unless another is 2 % faster. The choice is
+// added to the backend's tuning file, if it has one; `nvb_kernel_override` comes before it, and captured graphs keep what they have.
+// `options` may be NULL for the defaults, as may `callback` and `report`; set `report->struct_size` first. `callback` hears of one
+// case, and what it returns is as for `nvb_tune_linear`; a call that it ends chooses nothing.
+//
+// The calls write the output and the lse as ever, and read caches as they lie: a caller who wants to know about memory that is not
+// in the device's caches gives tensors larger than those. Waits for the stream, and allocates on a GPU 128 MiB for the time of the
+// call, and workspace. On the CPU there is one kernel and nothing to choose: the report is all 0.
+// Errors: those of the call; a stream under capture, explained or recorded, and an unknown `clock` (`NVB_ERROR_INVALID_ARGUMENT`);
+// `NVB_ERROR_CONFIGURATION` with `batch_invariant`, under which there is nothing to choose.
+NVB_MUST_USE nvb_status nvb_tune_attention(const nvb_attention *attention,
+                              const nvb_attention_prefill_args *prefill,
+                              const nvb_attention_decode_args *decode,
+                              const nvb_tune_options *options,
+                              nvb_tune_callback callback,
+                              void *user_data,
+                              nvb_tune_report *report,
+                              nvb_stream *stream);
 
 // Kernels ---------------------------------------------------------------------------------------------------------
 //

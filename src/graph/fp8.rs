@@ -134,7 +134,7 @@ impl Subject<'_> {
                 product.weight_bytes[1] = op.weight.read_bytes();
                 product.reason = match (op.rounds_input, product.mark) {
                     (_, Mark::Convert) => "it is marked to be converted".to_string(),
-                    (true, _) => "a large product also rounds its input".to_string(),
+                    (true, _) => "the weight is in FP8, and the input where the product is large".to_string(),
                     (false, _) => "the weight alone is in FP8".to_string(),
                 };
             }
