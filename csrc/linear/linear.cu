@@ -54,14 +54,15 @@ bool supports_ring(Params p, Launch launch) {
   return launch.capability >= 90 && p.m == 1 && fits_tensor_cores(p, launch) && linear_gemv_ring_supports(p, launch);
 }
 
-// Measured from 1536 x 1152 to 3840 x 15360. The bytes in flight shrink with rows shorter than a slot; of larger
-// weights linear_gemv reads as fast or faster.
+// Measured from 1536 x 1152 to 3840 x 15360, and with few short rows: Gemma 3 270M, whose qkv product has 1536 x 640
+// and gate and up 4096 x 640, takes 515 µs a replayed step with this kernel for both and 568 with linear_gemv, which
+// asks for W in L2 alone before its wait. Heads of 262144 rows of 640, 1152 and 2560 save 7 to 11 µs of 96, 149 and 309
+// in such a step; longer rows were as fast by linear_gemv.
 bool fits_ring(Params p, Launch launch) {
   constexpr int64_t kMost = int64_t{1} << 26;  // elements
-  // Gemma 3 270M, whose qkv product has 1536 x 640 and gate and up 4096 x 640, takes 515 µs a replayed step with this
-  // kernel for both and 568 with linear_gemv, which asks for W in L2 alone before its wait.
-  const bool has_few_rows = p.k >= 512 && p.n <= 8192;
-  return supports_ring(p, launch) && (p.k >= 1024 || has_few_rows) && p.n * p.k <= kMost;
+  if (!supports_ring(p, launch) || p.k < 512) return false;
+  if (p.n * p.k > kMost) return p.k <= 2560 && launch.capability == 90;
+  return p.k >= 1024 || p.n <= 8192;
 }
 
 cudaError_t launch_ring(Params p, Launch launch) {
