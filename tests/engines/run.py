@@ -146,6 +146,16 @@ def check_refusals(work, plugin):
     say("unknown versions, and a host that exports nothing, are refused with one line")
 
 
+def check_failures(work, source, binaries, library, plugin):
+    """Allocations that fail, two threads, and a thousand times of use, in a program linked with the host that was built."""
+    program = work / "failures"
+    run("c++", "-std=c++17", "-O1", "-rdynamic", f"-I{source}/ggml/include", f"-I{ROOT}/include", HERE / "failures.cpp",
+        *(binaries / f"lib{name}.so" for name in ("ggml", "ggml-base")), "-Wl,--no-as-needed", library / "libnvbackend.so", "-ldl", "-pthread",
+        f"-Wl,-rpath,{binaries}", f"-Wl,-rpath,{library}", "-o", program)
+    without = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
+    say(run(program, plugin, env=without).strip())
+
+
 def test_operation(binaries, name, pattern):
     command = [binaries / "test-backend-ops", "-b", "NVB0", "-o", name]
     if pattern:
@@ -280,6 +290,7 @@ def main():
             say(run(sys.executable, HERE / "load.py", ggml, plugin).strip() + f" ({name} {version})")
     binaries = build_host(work, packages.source(*HOST))
     say(run(sys.executable, HERE / "load.py", binaries / "libggml.so", plugin).strip())
+    check_failures(work, packages.source(*HOST), binaries, library, plugin)
     check_operations(binaries, sample)
     if not sample:
         check_models(work, packages)
