@@ -17,6 +17,7 @@ enum class Op : uint8_t {
   Add,
   AddId,
   ArgMax,
+  ArgSort,
   Clamp,
   Concat,
   Cont,
@@ -26,8 +27,10 @@ enum class Op : uint8_t {
   FlashAttention,
   GetRows,
   Glu,
+  L2Norm,
   MatMul,
   MatMulId,
+  Mean,
   Mul,
   Norm,
   Repeat,
@@ -39,6 +42,8 @@ enum class Op : uint8_t {
   Sqr,
   Sqrt,
   Sub,
+  SumRows,
+  TopK,
   Unary,
 };
 

@@ -181,7 +181,8 @@ bool flash_attention(Step& step, const Tensor& node) {
            found.kernel[0] != '\0';
   }
   step.queue([&] {
-    if (attention == nullptr) return static_cast<nvb_status>(NVB_ERROR_ATTENTION);
+    // Its options were accepted when the node was.
+    if (attention == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);
     return nvb_attention_prefill(attention, &args, step.stream);
   });
   if (in.sinks != nullptr) add_sinks(step, in, args.lse, args.output);

@@ -1,4 +1,4 @@
-// RMS_NORM, NORM and SOFT_MAX: what works on whole rows.
+// RMS_NORM, NORM, L2_NORM, SUM_ROWS, MEAN and SOFT_MAX: what works on whole rows.
 #include <cfloat>
 
 #include "operations.hpp"
@@ -58,6 +58,39 @@ bool norm(Step& step, const Tensor& node) {
     args.output = to;
     args.epsilon = epsilon_of(node);
     return nvb_layer_norm(step.backend(), &args, step.stream);
+  });
+  return true;
+}
+
+bool l2_norm(Step& step, const Tensor& node) {
+  const Tensor& input = *node.source[0];
+  if (!is_float(input.type) || !is_float(node.type) || !same_shape(input, node)) return false;
+  if (!has_element_strides(input) || !has_element_strides(node) || !(float_parameter(node, 0) >= 0.0f)) return false;
+  step.queue([&] {
+    nvb_l2_norm_args args;
+    nvb_l2_norm_args_init(&args);
+    args.input = whole(input);
+    args.output = whole(node);
+    args.epsilon = epsilon_of(node);
+    return nvb_l2_norm(step.backend(), &args, step.stream);
+  });
+  return true;
+}
+
+bool sum_rows(Step& step, const Tensor& node, bool mean) {
+  const Tensor& input = *node.source[0];
+  if (!is_float(input.type) || !is_float(node.type) || node.ne[0] != 1 || input.ne[0] == 0) return false;
+  if (!has_element_strides(input) || !has_element_strides(node)) return false;
+  for (int axis = 1; axis < 4; ++axis) {
+    if (input.ne[axis] != node.ne[axis]) return false;
+  }
+  step.queue([&] {
+    nvb_sum_rows_args args;
+    nvb_sum_rows_args_init(&args);
+    args.input = whole(input);
+    args.output = whole(node);
+    args.scale = mean ? 1.0f / static_cast<float>(input.ne[0]) : 1.0f;
+    return nvb_sum_rows(step.backend(), &args, step.stream);
   });
   return true;
 }

@@ -5,19 +5,32 @@
 namespace nvb_ggml {
 namespace {
 
-// `parameters[2]`. The last two have four positions a token, and in parameters[11] to [14] how many pairs each turns.
+// `parameters[2]`. Those with sections have four positions a token, and in parameters[11] to [14] how many pairs each
+// turns.
 constexpr int32_t kInterleavedMode = 0;
 constexpr int32_t kHalfMode = 2;
 constexpr int32_t kSectionsMode = 8;
 constexpr int32_t kInterleavedSectionsMode = 40;
+// The pairs are those of the whole head, of which parameters[1] is the half.
+constexpr int32_t kVisionMode = 24;
+
+// Sections begin anew with the first frequency; the host's loop does so behind a section without pairs only if no pair
+// follows.
+bool has_empty_section_before_another(const Tensor& node) {
+  for (int i = 11; i < 14; ++i) {
+    if (node.parameters[i] == 0 && node.parameters[i + 1] != 0) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
 bool rope(Step& step, const Tensor& node) {
   const Tensor &input = *node.source[0], &positions = *node.source[1];
   const Tensor* factors = node.source[2];
-  const int32_t mode = node.parameters[2], rotated = node.parameters[1], first = node.parameters[15];
-  const bool has_sections = mode == kSectionsMode || mode == kInterleavedSectionsMode;
+  const int32_t mode = node.parameters[2];
+  const int32_t rotated = node.parameters[1] * (mode == kVisionMode ? 2 : 1), first = node.parameters[15];
+  const bool has_sections = mode == kSectionsMode || mode == kInterleavedSectionsMode || mode == kVisionMode;
   if (mode != kInterleavedMode && mode != kHalfMode && !has_sections) return false;
   if (!is_float(input.type) || !is_float(node.type) || !has_rows(input) || !has_rows(node)) return false;
   if (!has_element_strides(input) || !has_element_strides(node) || !same_shape(input, node)) return false;
@@ -46,7 +59,10 @@ bool rope(Step& step, const Tensor& node) {
     args.height_pairs = static_cast<uint32_t>(node.parameters[12]);
     args.width_pairs = static_cast<uint32_t>(node.parameters[13]);
     args.extra_pairs = static_cast<uint32_t>(node.parameters[14]);
-    args.section_order = mode == kSectionsMode ? NVB_SECTIONS_CONSECUTIVE : NVB_SECTIONS_INTERLEAVED;
+    args.section_order = mode == kSectionsMode              ? NVB_SECTIONS_CONSECUTIVE
+                         : mode == kInterleavedSectionsMode ? NVB_SECTIONS_INTERLEAVED
+                                                            : NVB_SECTIONS_INDEPENDENT;
+    if (mode == kVisionMode && has_empty_section_before_another(node)) return false;
   }
   args.pairs = mode == kInterleavedMode ? NVB_ROTARY_INTERLEAVED : NVB_ROTARY_HALF;
   args.rotary_dim = static_cast<uint32_t>(rotated);

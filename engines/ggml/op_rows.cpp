@@ -1,4 +1,4 @@
-// GET_ROWS as an embedding, SET_ROWS as a scatter of rows, and ARGMAX.
+// GET_ROWS as an embedding, SET_ROWS as a scatter of rows, ARGMAX, and ARGSORT and TOP_K as a sort.
 #include "operations.hpp"
 #include "tensor.hpp"
 
@@ -58,6 +58,24 @@ bool set_rows(Step& step, const Tensor& node) {
     args.output = whole(node);
     args.rows = numbers;
     return nvb_scatter_rows(step.backend(), &args, step.stream);
+  });
+  return true;
+}
+
+bool sort_rows(Step& step, const Tensor& node, bool descending) {
+  const Tensor& input = *node.source[0];
+  if (!is_float(input.type) || node.type != TYPE_I32 || !has_rows(input) || !has_rows(node)) return false;
+  if (!has_element_strides(input) || !has_element_strides(node) || node.ne[0] > input.ne[0]) return false;
+  for (int axis = 1; axis < 4; ++axis) {
+    if (input.ne[axis] != node.ne[axis]) return false;
+  }
+  step.queue([&] {
+    nvb_sort_rows_args args;
+    nvb_sort_rows_args_init(&args);
+    args.input = whole(input);
+    args.output = whole(node);
+    args.order = descending ? NVB_ORDER_DESCENDING : NVB_ORDER_ASCENDING;
+    return nvb_sort_rows(step.backend(), &args, step.stream);
   });
   return true;
 }

@@ -66,6 +66,7 @@ bool copy(Step& step, const Tensor& node);
 bool flash_attention(Step& step, const Tensor& node);
 bool get_rows(Step& step, const Tensor& node);
 bool gated_activation(Step& step, const Tensor& node);
+bool l2_norm(Step& step, const Tensor& node);
 bool mat_mul(Step& step, const Tensor& node);
 bool mat_mul_id(Step& step, const Tensor& node);
 bool norm(Step& step, const Tensor& node);
@@ -75,6 +76,9 @@ bool rope(Step& step, const Tensor& node);
 bool scale(Step& step, const Tensor& node);
 bool set_rows(Step& step, const Tensor& node);
 bool soft_max(Step& step, const Tensor& node);
+// The first of the sorted columns, as many as the node has.
+bool sort_rows(Step& step, const Tensor& node, bool descending);
+bool sum_rows(Step& step, const Tensor& node, bool mean);
 bool unary(Step& step, const Tensor& node);
 bool unary(Step& step, const Tensor& node, uint32_t function);
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes small models with random weights as GGUF files: Llama 3 with frequency factors, and Gemma 3 with its windows.
 
-    models.py FOLDER     writes FOLDER/{llama,gemma3}-{f32,f16,bf16}.gguf
+    models.py FOLDER     writes FOLDER/{llama,gemma3}-{f32,f16,bf16}.gguf, and the weights of the 16-bit ones as F32
+                         in FOLDER/{llama,gemma3}-{f16,bf16}-as-f32.gguf
 """
 
 import array
@@ -27,6 +28,14 @@ def encoded(kind, values):
     return array.array("H", ((word + 0x7FFF + (word >> 16 & 1)) >> 16 for word in words)).tobytes()
 
 
+def decoded(kind, data):
+    if kind == "f32":
+        return array.array("f", data)
+    if kind == "f16":
+        return struct.unpack(f"<{len(data) // 2}e", data)
+    return array.array("f", array.array("I", (word << 16 for word in array.array("H", data))).tobytes())
+
+
 class Writer:
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -47,6 +56,13 @@ class Writer:
 
     def norm(self, name, width):
         self.tensor(name, "f32", [width], [self.random.uniform(0.7, 1.3) for _ in range(width)])
+
+    def as_f32(self):
+        """The same model, every weight as the F32 of its value."""
+        names = {number: kind for kind, number in TYPES.items()}
+        self.tensors = [(name, TYPES["f32"], shape, encoded("f32", decoded(names[kind], content)))
+                        for name, kind, shape, content in self.tensors]
+        return self
 
     def write(self, path):
         head = struct.pack("<IIQQ", 0x46554747, 3, len(self.tensors), len(self.metadata)) + b"".join(self.metadata)
@@ -107,7 +123,10 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     for architecture in ("llama", "gemma3"):
         for kind in TYPES:
-            model(architecture, kind).write(folder / f"{architecture}-{kind}.gguf")
+            made = model(architecture, kind)
+            made.write(folder / f"{architecture}-{kind}.gguf")
+            if kind != "f32":
+                made.as_f32().write(folder / f"{architecture}-{kind}-as-f32.gguf")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,248 @@
+// What hosts of ggml may do to the plug-in that goes wrong, or goes on for long: allocations that fail while a graph
+// runs, two contexts in two threads, and loading, using and unloading it a thousand times.
+//
+//   failures PLUGIN
+//
+// The program defines the functions of libnvbackend that allocate, which the plug-in then calls in their place, and
+// fails the ones it counts to. It is linked with the host's ggml and with libnvbackend.
+#include <dlfcn.h>
+#include <nvbackend.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml.h"
+
+namespace {
+
+// Of the allocations to come, the first that fails, counted from 1, or 0 for none; and whether all after it fail.
+std::atomic<int> failing{0};
+std::atomic<bool> failing_for_ever{false};
+std::atomic<int> counted{0};
+
+bool fails_now() {
+  const int wanted = failing.load();
+  if (wanted == 0) return false;
+  const int number = ++counted;
+  return failing_for_ever.load() ? number >= wanted : number == wanted;
+}
+
+template <typename Function>
+Function* original(const char* name) {
+  auto* function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+  if (function == nullptr) std::abort();
+  return function;
+}
+
+[[noreturn]] void fail(const char* text, int number) {
+  std::fprintf(stderr, "failures: %s (%d)\n", text, number);
+  std::exit(1);
+}
+
+constexpr int64_t kWidth = 64, kTokens = 5, kKeys = 256, kHeads = 4, kHeadDim = 64;
+
+// Products with quantised and plain weights, a gather, and attention over quantised keys with a mask for each head.
+class Model {
+ public:
+  // `number` goes into the attention's scale, so that models share none.
+  Model(ggml_backend_t backend, int number) : backend_(backend) {
+    context_ = ggml_init({size_t{1} << 20, nullptr, true});
+    ggml_context* c = context_;
+    table_ = ggml_new_tensor_2d(c, GGML_TYPE_F16, kWidth, 32);
+    rows_ = ggml_new_tensor_1d(c, GGML_TYPE_I32, kTokens);
+    weight_ = ggml_new_tensor_2d(c, GGML_TYPE_Q8_0, kWidth, kHeads * kHeadDim);
+    key_ = ggml_new_tensor_3d(c, GGML_TYPE_Q8_0, kHeadDim, kKeys, kHeads);
+    value_ = ggml_new_tensor_3d(c, GGML_TYPE_Q8_0, kHeadDim, kKeys, kHeads);
+    mask_ = ggml_new_tensor_2d(c, GGML_TYPE_F16, kKeys, 64);
+    ggml_tensor* x = ggml_get_rows(c, table_, rows_);
+    ggml_tensor* q =
+        ggml_reshape_3d(c, ggml_mul_mat(c, weight_, ggml_rms_norm(c, x, 1e-5f)), kHeadDim, kHeads, kTokens);
+    q = ggml_permute(c, q, 0, 2, 1, 3);
+    result_ = ggml_soft_max(c, ggml_flash_attn_ext(c, q, key_, value_, mask_, 0.1f + 1e-4f * number, 8.0f, 0.0f));
+    graph_ = ggml_new_graph(c);
+    ggml_build_forward_expand(graph_, result_);
+    buffer_ = ggml_backend_alloc_ctx_tensors(c, backend);
+    if (buffer_ == nullptr) fail("no memory for tensors", number);
+    unsigned random = 1;
+    for (ggml_tensor* tensor : {table_, weight_, key_, value_, mask_}) fill(tensor, random);
+    const int32_t rows[kTokens] = {3, 0, 31, 7, 7};
+    ggml_backend_tensor_set(rows_, rows, 0, sizeof rows);
+  }
+  ~Model() {
+    ggml_backend_buffer_free(buffer_);
+    ggml_free(context_);
+  }
+
+  ggml_status compute() { return ggml_backend_graph_compute(backend_, graph_); }
+
+  std::vector<float> result() const {
+    std::vector<float> values(static_cast<size_t>(ggml_nelements(result_)));
+    ggml_backend_tensor_get(result_, values.data(), 0, ggml_nbytes(result_));
+    return values;
+  }
+
+ private:
+  static void fill(ggml_tensor* tensor, unsigned& random) {
+    const int64_t columns = tensor->ne[0], rows = ggml_nelements(tensor) / columns;
+    std::vector<float> values(static_cast<size_t>(rows * columns));
+    for (float& value : values) {
+      random = random * 1664525u + 1013904223u;
+      value = static_cast<float>(random >> 8) / 8388608.0f - 1.0f;
+    }
+    std::vector<char> encoded(ggml_nbytes(tensor));
+    ggml_quantize_chunk(tensor->type, values.data(), encoded.data(), 0, rows, columns, nullptr);
+    ggml_backend_tensor_set(tensor, encoded.data(), 0, encoded.size());
+  }
+
+  ggml_backend_t backend_;
+  ggml_context* context_;
+  ggml_tensor *table_, *rows_, *weight_, *key_, *value_, *mask_, *result_;
+  ggml_cgraph* graph_;
+  ggml_backend_buffer_t buffer_;
+};
+
+ggml_backend_t make_backend() {
+  ggml_backend_t backend = ggml_backend_init_by_name("NVB0", nullptr);
+  if (backend == nullptr) fail("NVB0 makes no stream", 0);
+  return backend;
+}
+
+std::vector<float> expected_result() {
+  ggml_backend_t backend = make_backend();
+  std::vector<float> expected;
+  {
+    Model model(backend, 0);
+    if (model.compute() != GGML_STATUS_SUCCESS) fail("the graph failed", 0);
+    expected = model.result();
+  }
+  ggml_backend_free(backend);
+  double sum = 0.0;
+  for (const float value : expected) sum += value;
+  // A softmax's rows add up to 1.
+  if (!(std::fabs(sum - kTokens * kHeads) < 1e-3)) fail("the result is no softmax", static_cast<int>(sum));
+  return expected;
+}
+
+// Fails each allocation of a graph in turn. The graph of a model that failed, and one of the same stream, then give
+// what the stream's first gave.
+int fail_allocations(bool for_ever) {
+  int number = 1;
+  for (;; ++number) {
+    ggml_backend_t backend = make_backend();
+    bool failed = false;
+    {
+      // Another scale, so that the attention is made anew.
+      const int variant = number + (for_ever ? 1000 : 0);
+      Model model(backend, variant);
+      counted = 0;
+      failing_for_ever = for_ever;
+      failing = number;
+      const ggml_status status = model.compute();
+      failing = 0;
+      failed = status != GGML_STATUS_SUCCESS;
+      if (failed && status != GGML_STATUS_ALLOC_FAILED) fail("the status is not that of an allocation", number);
+      if (counted >= number && !failed) fail("a failed allocation was not reported", number);
+      if (model.compute() != GGML_STATUS_SUCCESS) fail("the graph fails after the failure", number);
+      const std::vector<float> after = model.result();
+      Model fresh(backend, variant);
+      if (fresh.compute() != GGML_STATUS_SUCCESS) fail("another graph fails after the failure", number);
+      if (after != fresh.result()) fail("other results after the failure", number);
+    }
+    ggml_backend_free(backend);
+    if (!failed) return number - 1;
+    if (number > 1000) fail("there is no end of allocations", number);
+  }
+}
+
+void two_threads(const std::vector<float>& expected) {
+  std::thread threads[2];
+  for (std::thread& thread : threads) {
+    thread = std::thread([&expected] {
+      ggml_backend_t backend = make_backend();
+      for (int round = 0; round < 20; ++round) {
+        Model model(backend, 0);
+        for (int step = 0; step < 5; ++step) {
+          if (model.compute() != GGML_STATUS_SUCCESS || model.result() != expected)
+            fail("two threads disturb each other", round);
+        }
+      }
+      ggml_backend_free(backend);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+long resident_kib() {
+  long pages = 0, resident = 0;
+  std::FILE* file = std::fopen("/proc/self/statm", "r");
+  if (file == nullptr || std::fscanf(file, "%ld %ld", &pages, &resident) != 2) fail("no /proc/self/statm", 0);
+  std::fclose(file);
+  return resident * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+// KiB that the process has grown by between the hundredth and the thousandth time.
+long load_a_thousand_times(const char* plugin, const std::vector<float>& expected) {
+  long before = 0;
+  for (int round = 0; round < 1000; ++round) {
+    if (round == 100) before = resident_kib();
+    ggml_backend_reg_t registration = ggml_backend_load(plugin);
+    if (registration == nullptr) fail("the plug-in is not loaded", round);
+    ggml_backend_t backend = make_backend();
+    {
+      Model model(backend, 0);
+      if (model.compute() != GGML_STATUS_SUCCESS || model.result() != expected) fail("another result", round);
+    }
+    ggml_backend_free(backend);
+    ggml_backend_unload(registration);
+  }
+  return resident_kib() - before;
+}
+
+}  // namespace
+
+extern "C" {
+
+nvb_status nvb_memory_allocate(nvb_memory_manager* memory, size_t bytes, nvb_stream* stream, void** pointer) {
+  if (fails_now()) return NVB_ERROR_OUT_OF_MEMORY;
+  static auto* function = original<decltype(nvb_memory_allocate)>("nvb_memory_allocate");
+  return function(memory, bytes, stream, pointer);
+}
+
+nvb_status nvb_weight_create(const nvb_backend* backend, const nvb_weight_desc* desc, nvb_stream* stream,
+                             nvb_weight** weight) {
+  if (fails_now()) return NVB_ERROR_OUT_OF_MEMORY;
+  static auto* function = original<decltype(nvb_weight_create)>("nvb_weight_create");
+  return function(backend, desc, stream, weight);
+}
+
+nvb_status nvb_attention_create(const nvb_backend* backend, const nvb_attention_options* options,
+                                nvb_attention** attention) {
+  if (fails_now()) return NVB_ERROR_OUT_OF_MEMORY;
+  static auto* function = original<decltype(nvb_attention_create)>("nvb_attention_create");
+  return function(backend, options, attention);
+}
+}
+
+int main(int count, char** arguments) {
+  if (count < 2) fail("PLUGIN", count);
+  if (ggml_backend_load(arguments[1]) == nullptr) fail("the plug-in is not loaded", 0);
+  ggml_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+  const std::vector<float> expected = expected_result();
+  const int once = fail_allocations(false), for_ever = fail_allocations(true);
+  // Two weights, an attention and its scratch memory.
+  if (once < 4 || for_ever != once) fail("too few allocations were seen", once);
+  two_threads(expected);
+  const long grown = load_a_thousand_times(arguments[1], expected);
+  if (grown > 1024) fail("the process grows by so many KiB", static_cast<int>(grown));
+  std::printf("%d allocations of a graph failed in turn, once and for ever; two threads; 1,000 times loaded: %ld KiB\n",
+              once, grown);
+  return 0;
+}
