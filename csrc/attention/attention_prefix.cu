@@ -1,10 +1,10 @@
 // What a decode over a shared prefix does before and after its attentions (attention_prefix.h).
 //
-// Pack: a block a row and part; its threads copy the query in vectors of 16 bytes where rows are aligned, else element by
-// element. Merge: a block of four warps a row and query head. One warp makes the weights of the parts; then each has every
-// fourth part, four columns a lane where they are aligned, and their sums meet in shared memory in the order of the warps.
-// What both read is in L2, and the time is its latency: with a warp an item the merge of 33 parts of 32 rows and 32 heads took
-// 8.5 us on an H200.
+// Pack: a block a row and part; its threads copy the query in vectors of 16 bytes where rows are aligned, else element
+// by element. Merge: a block of four warps a row and query head. One warp makes the weights of the parts; then each has
+// every fourth part, four columns a lane where they are aligned, and their sums meet in shared memory in the order of
+// the warps. What both read is in L2, and the time is its latency: with a warp an item the merge of 33 parts of 32 rows
+// and 32 heads took 8.5 us on an H200.
 #include "../common/programmatic_launch.cuh"
 #include "../common/reduce.cuh"
 #include "../common/runtime_vector.cuh"
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kPackThreads)
     const int head = index / width;
     const int column = index - head * width;
     const int64_t from = (row * p.query_token_stride + head * p.query_head_stride) / elements + column;
-    const int64_t to = (static_cast<int64_t>(blockIdx.y) * p.rows + row) * p.query_heads + head % group * p.kv_heads +
-                       head / group;
+    const int64_t to =
+        (static_cast<int64_t>(blockIdx.y) * p.rows + row) * p.query_heads + head % group * p.kv_heads + head / group;
     packed[to * width + column] = query[from];
   }
   if (threadIdx.x == 0 && blockIdx.y == 0) {
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 #pragma unroll
         for (int of = 1; of < kWarps; ++of) sums[i] += all_sums[of][lane * Width + i];
       }
-      store_vector<Width>(p.output, p.output_dtype,
-                          row * p.output_token_stride + head * p.output_head_stride + column, sums);
+      store_vector<Width>(p.output, p.output_dtype, row * p.output_token_stride + head * p.output_head_stride + column,
+                          sums);
     }
     __syncthreads();
   }

@@ -1,10 +1,11 @@
-// Decode over keys that all sequences of a call share: what goes before and after the two attentions of which it is made.
+// Decode over keys that all sequences of a call share: what goes before and after the two attentions of which it is
+// made.
 //
-// The first `prefix_tokens` keys are one sequence's of the cache. Every row sees all of them, so the prefix is a prefill
-// without a mask: the query heads of a group, in all rows, are its query rows, and its keys are divided into parts that
-// run side by side as sequences of that prefill do, each with a copy of the queries, because the prefill of 9.0 wants
-// queries and outputs to begin at the same row. What follows the prefix is an ordinary decode over caches that begin
-// behind it. With the outputs O and the natural logarithms of the sums lse of all of these,
+// The first `prefix_tokens` keys are one sequence's of the cache. Every row sees all of them, so the prefix is a
+// prefill without a mask: the query heads of a group, in all rows, are its query rows, and its keys are divided into
+// parts that run side by side as sequences of that prefill do, each with a copy of the queries, because the prefill
+// of 9.0 wants queries and outputs to begin at the same row. What follows the prefix is an ordinary decode over caches
+// that begin behind it. With the outputs O and the natural logarithms of the sums lse of all of these,
 //
 //   lse = ln sum exp(lse_i)    O = sum exp(lse_i - lse) * O_i
 //
@@ -40,8 +41,8 @@ struct nvb_attention_prefix_params {
   int32_t parts;          // 1 to 128
 };
 
-// Writes `packed` and `own_positions`. A row whose position is not prefix_tokens - 1 at the least, and below capacity, is
-// empty.
+// Writes `packed` and `own_positions`. A row whose position is not prefix_tokens - 1 at the least, and below capacity,
+// is empty.
 extern "C" cudaError_t nvb_cuda_attention_prefix_pack(const nvb_attention_prefix_params*, const nvb_launch*) noexcept;
 
 // Writes `output` and `lse`, which are 0 and -inf in empty rows.

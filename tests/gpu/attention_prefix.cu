@@ -1,5 +1,6 @@
-// Decode over a shared prefix on a device: the kernels of 8.0 with what goes before and after them (attention_prefix.h),
-// beside the formula in f64, and its time beside a decode that reads the prefix for every sequence.
+// Decode over a shared prefix on a device: the kernels of 8.0 with what goes before and after them
+// (attention_prefix.h), beside the formula in f64, and its time beside a decode that reads the prefix for every
+// sequence.
 //
 //   attention_prefix check    1 if anything is wrong
 //   attention_prefix bench    microseconds, graphs replayed, caches rotated past L2
@@ -97,8 +98,8 @@ cudaError_t decode(nvb_attention_decode_params p, const Scratch& scratch, const 
   p.chunks = divided_up(items, shape.heads_per_block);
   p.heads_per_chunk = divided_up(items, p.chunks);
   const int most = std::min(divided_up(std::max(1, p.max_kv_length), shape.keys * shape.min_tiles), 256);
-  const int resident = std::max(
-      1, std::min((launch.shared_bytes_per_block + 1024) / (shape.shared_bytes + 1024), 1024 / shape.threads));
+  const int resident =
+      std::max(1, std::min((launch.shared_bytes_per_block + 1024) / (shape.shared_bytes + 1024), 1024 / shape.threads));
   const int slots = launch.multiprocessors * resident, blocks = p.sequences * p.kv_heads * p.chunks;
   const auto busy = [&](int splits) { return double(blocks * splits) / (divided_up(blocks * splits, slots) * slots); };
   double best = 0;
@@ -117,7 +118,8 @@ cudaError_t decode(nvb_attention_decode_params p, const Scratch& scratch, const 
   return launch_decode_mma(arguments, launch);
 }
 
-// `p` is the decode without a shared prefix; all positions count from the first token. What runs is selected by `steps`.
+// `p` is the decode without a shared prefix; all positions count from the first token. What runs is selected by
+// `steps`.
 cudaError_t shared(const nvb_attention_decode_params& p, const Shape& s, int prefix_slot, const Scratch& scratch,
                    const nvb_launch& launch, int steps = 15) {
   const int rows = s.sequences * s.rows, group = s.query_heads / s.kv_heads, tokens = part_tokens(s, launch);
@@ -155,7 +157,8 @@ cudaError_t shared(const nvb_attention_decode_params& p, const Shape& s, int pre
     nvb_attention_prefill_params& q = arguments.params;
     q = {};
     q.query = scratch.packed, q.output = scratch.outputs, q.lse = scratch.lses;
-    q.query_token_stride = int64_t{s.kv_heads} * d, q.query_head_stride = d, q.query_sequence_stride = int64_t{rows} * group * s.kv_heads * d;
+    q.query_token_stride = int64_t{s.kv_heads} * d, q.query_head_stride = d,
+    q.query_sequence_stride = int64_t{rows} * group * s.kv_heads * d;
     q.output_token_stride = q.query_token_stride, q.output_head_stride = d;
     q.output_sequence_stride = int64_t{rows} * group * s.kv_heads * d, q.lse_sequence_stride = rows * group;
     q.key_token_stride = p.key_token_stride, q.value_token_stride = p.value_token_stride;
@@ -183,7 +186,7 @@ cudaError_t shared(const nvb_attention_decode_params& p, const Shape& s, int pre
       blocks += divided_up(rows * group, tile) * s.kv_heads;
     }
     const bool wgmma = with_wgmma && p.query_dtype == NVB_BF16 && (s.page_tokens == 0 || s.page_tokens % 8 == 0);
-    const cudaError_t status = !wgmma       ? launch_prefill_mma<B>(arguments, shared_class, blocks, launch.stream)
+    const cudaError_t status = !wgmma     ? launch_prefill_mma<B>(arguments, shared_class, blocks, launch.stream)
                                : d <= 64  ? launch_wgmma<prefill_wgmma::tiles::D64>(q, launch)
                                : d <= 128 ? launch_wgmma<prefill_wgmma::tiles::D128_FULL>(q, launch)
                                           : launch_wgmma<prefill_wgmma::tiles::D256>(q, launch);
@@ -354,9 +357,8 @@ int check() {
   add("pages of 1", {99, 120}, [](Case& c) { c.shape.page_tokens = 1; });
   add("prefix of 1", {0, 1, 17, 100}, [](Case& c) { c.shape.prefix = 1; });
   for (const int prefix : {47, 48, 49, 127, 128, 129, 700}) {
-    add("prefix", {prefix, prefix + 48, prefix - 1}, [=](Case& c) {
-      c.shape.prefix = prefix, c.shape.capacity = prefix + 60, c.shape.head_dim = 128;
-    });
+    add("prefix", {prefix, prefix + 48, prefix - 1},
+        [=](Case& c) { c.shape.prefix = prefix, c.shape.capacity = prefix + 60, c.shape.head_dim = 128; });
     add("prefix in parts", {prefix, prefix + 48, prefix - 1}, [=](Case& c) {
       c.shape.prefix = prefix, c.shape.capacity = prefix + 60, c.shape.parts = 5, c.shape.kv_heads = 1;
     });
@@ -364,10 +366,12 @@ int check() {
   add("4 rows of 8 heads", {400, 500, 415, -1}, [](Case& c) {
     c.shape.rows = 4, c.shape.prefix = 384, c.shape.capacity = 520, c.shape.query_heads = 16, c.shape.page_tokens = 64;
   });
-  add("f32 queries", {300, 299}, [](Case& c) { c.query_dtype = NVB_F32, c.shape.prefix = 300, c.shape.capacity = 400; });
+  add("f32 queries", {300, 299},
+      [](Case& c) { c.query_dtype = NVB_F32, c.shape.prefix = 300, c.shape.capacity = 400; });
   add("16-bit output, soft cap", {300, 350},
       [](Case& c) { c.output_dtype = NVB_BF16, c.soft_cap = 3, c.shape.prefix = 300, c.shape.capacity = 400; });
-  add("head_dim 256", {300, 350}, [](Case& c) { c.shape.head_dim = 256, c.shape.prefix = 256, c.shape.capacity = 400; });
+  add("head_dim 256", {300, 350},
+      [](Case& c) { c.shape.head_dim = 256, c.shape.prefix = 256, c.shape.capacity = 400; });
   add("head_dim 40", {300, 350}, [](Case& c) { c.shape.head_dim = 40, c.shape.prefix = 256, c.shape.capacity = 400; });
   std::vector<int> many;
   for (int i = 0; i < 70; ++i) many.push_back(i % 9 == 4 ? -1 : 2047 + i * 2);
@@ -439,12 +443,13 @@ void bench() {
     int head_dim, query_heads, kv_heads, sequences, prefix, own;
   };
   std::printf("us; copies: every sequence has pages of its own; forked: all name the prefix's pages\n");
-  std::printf("%5s %6s %5s %7s %5s | %8s %8s %8s %6s %6s | parts: us\n", "d", "heads", "seqs", "prefix", "own", "copies",
-              "forked", "shared", "x", "x");
-  for (const Line l : {Line{128, 32, 8, 32, 8192, 128}, Line{128, 32, 8, 32, 8192, 1024}, Line{128, 32, 8, 32, 2048, 128},
-                       Line{128, 32, 8, 8, 8192, 128}, Line{64, 32, 8, 32, 8192, 128}, Line{256, 16, 8, 32, 8192, 128},
-                       Line{128, 32, 8, 128, 8192, 128}}) {
-    const int d = l.head_dim, length = l.prefix + l.own, columns = divided_up(length, kPage), pool = columns * l.sequences;
+  std::printf("%5s %6s %5s %7s %5s | %8s %8s %8s %6s %6s | parts: us\n", "d", "heads", "seqs", "prefix", "own",
+              "copies", "forked", "shared", "x", "x");
+  for (const Line l : {Line{128, 32, 8, 32, 8192, 128}, Line{128, 32, 8, 32, 8192, 1024},
+                       Line{128, 32, 8, 32, 2048, 128}, Line{128, 32, 8, 8, 8192, 128}, Line{64, 32, 8, 32, 8192, 128},
+                       Line{256, 16, 8, 32, 8192, 128}, Line{128, 32, 8, 128, 8192, 128}}) {
+    const int d = l.head_dim, length = l.prefix + l.own, columns = divided_up(length, kPage),
+              pool = columns * l.sequences;
     if (size_t(pool) * kPage * l.kv_heads * d * 4 > (size_t{60} << 30)) continue;
     const size_t elements = size_t(pool) * kPage * l.kv_heads * d;
     B *key, *value;
@@ -494,12 +499,12 @@ void bench() {
       return of;
     };
     const double all = time([&](int, const nvb_launch& launch) { MUST(decode(with(copies), scratch, launch)); });
-    const double fork = time([&](int i, const nvb_launch& launch) { MUST(decode(with(forked[i % 4]), scratch, launch)); });
+    const double fork =
+        time([&](int i, const nvb_launch& launch) { MUST(decode(with(forked[i % 4]), scratch, launch)); });
     const auto of_steps = [&](int steps, int parts) {
       s.parts = parts;
-      return time([&](int i, const nvb_launch& launch) {
-        MUST(shared(with(forked[i % 4]), s, 0, scratch, launch, steps));
-      });
+      return time(
+          [&](int i, const nvb_launch& launch) { MUST(shared(with(forked[i % 4]), s, 0, scratch, launch, steps)); });
     };
     with_wgmma = false;
     const double by_mma = of_steps(15, 0);
@@ -511,9 +516,9 @@ void bench() {
     for (const int parts : {4, 8, 12, 16, 24, 32}) std::printf(" %d: %.1f", parts, of_steps(15, parts));
     std::printf(" | pack %.1f, own %.1f, prefix %.1f, merge %.1f\n", of_steps(1, 0), of_steps(2, 0), of_steps(4, 0),
                 of_steps(8, 0));
-    for (const void* block : {static_cast<const void*>(key), static_cast<const void*>(value),
-                              static_cast<const void*>(copies), static_cast<const void*>(query),
-                              static_cast<const void*>(output), static_cast<const void*>(p.positions)}) {
+    for (const void* block :
+         {static_cast<const void*>(key), static_cast<const void*>(value), static_cast<const void*>(copies),
+          static_cast<const void*>(query), static_cast<const void*>(output), static_cast<const void*>(p.positions)}) {
       MUST(cudaFree(const_cast<void*>(block)));
     }
     for (const int32_t* table : forked) MUST(cudaFree(const_cast<int32_t*>(table)));
