@@ -196,7 +196,7 @@ pub struct nvb_attention_decode_args {
     ///
     /// Positions count from the first token of the prefix, and each is −1 or at `prefix_tokens` − 1 and behind: one before that is an
     /// error on the CPU, and on CUDA an empty row. It excludes a window, a chunk, `alibi_slopes`, rings and `key`. Partial results
-    /// are F32, in workspace. On CUDA it pays from some 16 sequences on, and not over a cache in FP8.
+    /// are F32, in workspace. On CUDA it pays from some eight sequences on, and not over a cache in FP8.
     pub prefix_tokens: u32,
     /// The cache's sequence that holds the prefix, of the B or not.
     pub prefix_sequence: u32,
