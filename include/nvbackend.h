@@ -2461,6 +2461,16 @@ typedef struct {
   // Optional, F32 [query_heads], as in prefill, and so are the slopes.
   nvb_tensor sinks;
   nvb_tensor alibi_slopes;
+  // The first tokens of all B sequences are the same, and their keys and values are read once for all of them: these tokens of
+  // `prefix_sequence`, whole pages of a paged cache. A sequence's own place for them is not read, so a table of an engine need not
+  // name the prefix's pages again; after `nvb_kv_cache_fork` they are the same pages anyway. 0: none.
+  //
+  // Positions count from the first token of the prefix, and each is −1 or at `prefix_tokens` − 1 and behind: one before that is an
+  // error on the CPU, and on CUDA an empty row. It excludes a window, a chunk, `alibi_slopes`, rings and `key`. Partial results
+  // are F32, in workspace.
+  uint32_t prefix_tokens;
+  // The cache's sequence that holds the prefix, of the B or not.
+  uint32_t prefix_sequence;
 } nvb_attention_decode_args;
 
 // Creates an attention. Errors: `NVB_ERROR_ATTENTION` for options that contradict each other.

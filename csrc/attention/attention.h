@@ -9,9 +9,9 @@
 // visible scores. A row that sees no key gives output 0 and lse -inf. Keys and values at or past kv_length are never
 // read.
 //
-// With chunk > 0 a query at q sees key k only where k / chunk == q / chunk. slopes[h] * |q - k| is taken from the capped
-// score, and exp(sinks[h]) is a further term of the sum of the exponentials, of the lse too, which has no value. The
-// tables of kernels say which take a chunk, slopes and sinks.
+// With chunk > 0 a query at q sees key k only where k / chunk == q / chunk. slopes[h] * |q - k| is taken from the
+// capped score, and exp(sinks[h]) is a further term of the sum of the exponentials, of the lse too, which has no value.
+// The tables of kernels say which take a chunk, slopes and sinks.
 //
 // Queries and keys have head_dim elements, values and outputs value_dim. Scales of quantised queries, keys and values
 // multiply what is read: (query * query_scale) . (key * key_scale), and (value * value_scale).

@@ -193,8 +193,7 @@ __device__ __forceinline__ float final_sum(const nvb_attention_decode_params& p,
 __device__ __forceinline__ void store_item_lse(const nvb_attention_decode_params& p, const DecodeBlock& block, int head,
                                                const float2& state) {
   const DecodeItem item = item_of(p, block, head);
-  p.lse[static_cast<int64_t>(item.row) * p.query_heads + item.head] =
-      row_end(state.x, state.y, p.sinks, item.head).lse;
+  p.lse[static_cast<int64_t>(item.row) * p.query_heads + item.head] = row_end(state.x, state.y, p.sinks, item.head).lse;
 }
 __device__ __forceinline__ void store_final_lse(const nvb_attention_decode_params& p, const DecodeBlock& block,
                                                 const float2* total) {

@@ -190,6 +190,16 @@ pub struct nvb_attention_decode_args {
     /// Optional, F32 [query_heads], as in prefill, and so are the slopes.
     pub sinks: nvb_tensor,
     pub alibi_slopes: nvb_tensor,
+    /// The first tokens of all B sequences are the same, and their keys and values are read once for all of them: these tokens of
+    /// `prefix_sequence`, whole pages of a paged cache. A sequence's own place for them is not read, so a table of an engine need not
+    /// name the prefix's pages again; after `nvb_kv_cache_fork` they are the same pages anyway. 0: none.
+    ///
+    /// Positions count from the first token of the prefix, and each is −1 or at `prefix_tokens` − 1 and behind: one before that is an
+    /// error on the CPU, and on CUDA an empty row. It excludes a window, a chunk, `alibi_slopes`, rings and `key`. Partial results
+    /// are F32, in workspace. On CUDA it pays from some eight sequences on, and not over a cache in FP8.
+    pub prefix_tokens: u32,
+    /// The cache's sequence that holds the prefix, of the B or not.
+    pub prefix_sequence: u32,
 }
 versioned!(nvb_attention_decode_args);
 
@@ -418,7 +428,8 @@ pub(super) fn decode_of(
             max_kv_length: args.max_kv_length as usize,
         },
     )?
-    .with_head_terms(reading.optional("sinks", &args.sinks)?, reading.optional("alibi_slopes", &args.alibi_slopes)?)?;
+    .with_head_terms(reading.optional("sinks", &args.sinks)?, reading.optional("alibi_slopes", &args.alibi_slopes)?)?
+    .with_prefix(args.prefix_tokens as usize, args.prefix_sequence as usize)?;
     let Some(key) = reading.optional("key", &args.key)? else {
         for (name, tensor) in [("value", &args.value), ("query_norm", &args.query_norm), ("key_norm", &args.key_norm)] {
             if reading.optional(name, tensor)?.is_some() {

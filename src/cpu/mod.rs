@@ -134,7 +134,7 @@ impl Executor for CpuExecutor {
             Operation::AttentionPrefill(op) => return attention::prefill::prefill(&self.threads, op),
             Operation::AttentionDecode(op) => {
                 let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-                return attention::rotated_decode(&self.threads, op, &mut workspace);
+                return attention::any_decode(&self.threads, op, &mut workspace);
             }
             Operation::Linear(op) => return self.linear(op),
             Operation::MemoryCopy(op) => return op.run(self, stream),

@@ -1,6 +1,7 @@
 //! `attention` on CUDA: the launchers of csrc/attention, by the plans of `attention_plan`.
 
 use super::attention_plan::{DecodePlan, PrefillPlan};
+use super::attention_prefix;
 use super::executor::CudaExecutor;
 use super::kernel_table::row;
 use super::kv_placement::{sequence_stride, KvPlacement};
@@ -240,7 +241,7 @@ pub(super) fn with(executor: &CudaExecutor, op: &Operation, kernel: KernelId, st
 }
 
 /// The context is current.
-fn launch_prefill(
+pub(super) fn launch_prefill(
     executor: &CudaExecutor,
     op: &AttentionPrefill,
     plan: &PrefillPlan,
@@ -264,7 +265,7 @@ fn launch_prefill(
     Ok(())
 }
 
-fn no_kernel(config: &AttentionConfig) -> Error {
+pub(super) fn no_kernel(config: &AttentionConfig) -> Error {
     Error::unsupported(format!("no kernel on this device computes {config:?}"))
 }
 
@@ -362,13 +363,19 @@ impl Sequence {
     }
 }
 
-/// What `decode` keeps in scratch. The context is current.
-pub(super) fn decode_workspace(executor: &CudaExecutor, op: &AttentionDecode) -> Workspace {
-    DecodePlan::of(executor, op).map_or(Workspace::none(), |plan| plan.workspace())
+/// The bytes of a workspace for the decode. The context is current.
+pub(super) fn decode_workspace_bytes(executor: &CudaExecutor, op: &AttentionDecode) -> usize {
+    if let Some(prefix) = &op.prefix {
+        return attention_prefix::workspace_bytes(executor, op, prefix);
+    }
+    DecodePlan::of(executor, op).map_or(Workspace::none(), |plan| plan.workspace()).total()
 }
 
 pub(super) fn decode(executor: &CudaExecutor, op: &AttentionDecode, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
+    if let Some(prefix) = &op.prefix {
+        return attention_prefix::decode(executor, op, prefix, stream);
+    }
     let rope = DecodeRopeParams::of(op);
     let params = decode_params(op, &rope);
     match DecodePlan::with_params(executor, op, &params) {
@@ -398,7 +405,7 @@ pub(super) fn no_decode(op: &AttentionDecode) -> Error {
 }
 
 /// The context is current.
-fn launch_decode(
+pub(super) fn launch_decode(
     executor: &CudaExecutor,
     plan: &DecodePlan,
     mut params: DecodeParams,

@@ -82,6 +82,8 @@ fn rows(
 pub(super) fn candidates(executor: &CudaExecutor, op: &Operation) -> Vec<KernelId> {
     let supports = |&row: &i32| match op {
         Operation::AttentionPrefill(op) => PrefillPlan::by([row], executor, op, &mut prefill_params(op)).is_some(),
+        // Its parts choose each for themselves.
+        Operation::AttentionDecode(op) if op.prefix.is_some() => false,
         Operation::AttentionDecode(op) => {
             DecodePlan::by([row], executor, op, &decode_params(op, &DecodeRopeParams::of(op))).is_some()
         }

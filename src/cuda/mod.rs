@@ -6,6 +6,7 @@ mod all_work;
 mod argmax;
 mod attention;
 mod attention_plan;
+mod attention_prefix;
 mod block_rows;
 mod captured_list;
 mod context;

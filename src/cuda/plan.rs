@@ -2,6 +2,7 @@
 
 use super::attention::{no_decode, prefill_params};
 use super::attention_plan::{DecodePlan, PrefillPlan};
+use super::attention_prefix::{own_of, PrefixPlan};
 use super::executor::CudaExecutor;
 use super::kernel_table::kernel;
 use super::{linear_quantized_input, linear_quantized_output, workspace};
@@ -52,6 +53,13 @@ fn of_prefill(executor: &CudaExecutor, op: &AttentionPrefill) -> Plan {
 }
 
 fn of_decode(executor: &CudaExecutor, op: &AttentionDecode) -> Result<Plan> {
+    if let Some(prefix) = &op.prefix {
+        // What follows the prefix names the kernel, and how many parts the prefix has is one parameter more.
+        let plan = of_decode(executor, &own_of(executor, op, prefix))?;
+        let mut parameters = plan.parameters;
+        parameters[parameters.len() - 1] = ("parts of the shared prefix", PrefixPlan::of(executor, op, prefix).parts);
+        return Ok(Plan { parameters, ..plan });
+    }
     let plan = DecodePlan::of(executor, op);
     if plan.is_none() && op.query.tokens > 0 {
         return Err(no_decode(op));

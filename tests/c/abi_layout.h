@@ -406,7 +406,7 @@ _Static_assert(offsetof(nvb_attention_prefill_args, max_query_rows) == 1184, "ma
 _Static_assert(offsetof(nvb_attention_prefill_args, max_kv_length) == 1188, "max_kv_length");
 _Static_assert(offsetof(nvb_attention_prefill_args, sinks) == 1192, "sinks");
 _Static_assert(offsetof(nvb_attention_prefill_args, alibi_slopes) == 1272, "alibi_slopes");
-_Static_assert(sizeof(nvb_attention_decode_args) == 1016, "nvb_attention_decode_args");
+_Static_assert(sizeof(nvb_attention_decode_args) == 1024, "nvb_attention_decode_args");
 _Static_assert(alignof(nvb_attention_decode_args) == 8, "nvb_attention_decode_args");
 _Static_assert(offsetof(nvb_attention_decode_args, struct_size) == 0, "struct_size");
 _Static_assert(offsetof(nvb_attention_decode_args, query) == 8, "query");

@@ -304,6 +304,11 @@ static void test_decode(bench* b) {
   CHECK_OK(nvb_attention_decode(b->attention, &args, stream));
   check_outputs(b, 3);
   args = good;
+  // The first token of the one sequence, as a prefix of all three rows.
+  args.prefix_tokens = args.prefix_sequence = 1;
+  CHECK_OK(nvb_attention_decode(b->attention, &args, stream));
+  check_outputs(b, 3);
+  args = good;
 #undef REFUSED
 #define REFUSED(...)                                                                                       \
   CHECK_FAILS(nvb_attention_decode(b->attention, &args, stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
@@ -314,6 +319,13 @@ static void test_decode(bench* b) {
   REFUSED("KV cache", "NULL");
   args.layer = 7;
   REFUSED("layer is 7", "2 layers");
+  args.prefix_tokens = CAPACITY + 1;
+  REFUSED("prefix_tokens is 17", "max_kv_length is 16");
+  args.prefix_sequence = 1;
+  REFUSED("prefix_sequence is 1 and prefix_tokens 0");
+  args.prefix_tokens = 1;
+  args.prefix_sequence = SEQUENCES;
+  REFUSED("prefix_sequence is 2", "2 sequences");
   args.rows_per_sequence = 2;
   REFUSED("3 rows", "multiple of rows_per_sequence, 2");
   args.rows_per_sequence = 17;

@@ -285,8 +285,8 @@ static void test_tune(bench* b) {
     nvb_tune_report report;
     nvb_tune_report_init(&report);
     told stopped = {0, 0, 1}, all = {0, 0, 0};
-    CHECK_OK(nvb_tune_attention(b->attention, prefill_args, decode_args, &options, hear, &stopped, &report,
-                                b->f->stream));
+    CHECK_OK(
+        nvb_tune_attention(b->attention, prefill_args, decode_args, &options, hear, &stopped, &report, b->f->stream));
     CHECK_EQUAL(report.tuned, 0);
     CHECK_EQUAL(report.stopped, !test_on_cpu());
     CHECK_OK(nvb_tune_attention(b->attention, prefill_args, decode_args, &options, hear, &all, &report, b->f->stream));
@@ -311,7 +311,7 @@ static void test_tune(bench* b) {
   nvb_tune_attention(b->attention, NULL, &b->decode, options, NULL, NULL, report, b->f->stream)
   nvb_tune_report unset;
   memset(&unset, 0, sizeof unset);
-  CHECK_FAILS(TUNE(NULL, &unset), NVB_ERROR_INVALID_ARGUMENT, "struct_size");
+  CHECK_FAILS(TUNE(NULL, &unset), NVB_ERROR_ABI_MISMATCH, "struct_size");
   options.clock = 2;
   CHECK_FAILS(TUNE(&options, NULL), NVB_ERROR_INVALID_ARGUMENT, "clock is 2");
   CHECK_FAILS(nvb_tune_attention(b->attention, NULL, NULL, NULL, NULL, NULL, NULL, b->f->stream),

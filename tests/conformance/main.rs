@@ -13,6 +13,7 @@ mod attention_decode_rope;
 mod attention_device_lengths;
 mod attention_head_terms;
 mod attention_prefill;
+mod attention_prefix;
 mod batch_invariance;
 mod block_rows;
 mod block_weights;

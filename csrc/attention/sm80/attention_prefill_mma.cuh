@@ -186,8 +186,8 @@ struct BlockWork {
   int table;     // the sequence's row of the page table
 };
 
-// Terms: with what heads add, and a chunk. Without them the loop has no registers to spare: a branch on slopes that nobody
-// has spilled 72 bytes at head_dim 256 for 8.0, and 68 at 128 for 9.0.
+// Terms: with what heads add, and a chunk. Without them the loop has no registers to spare: a branch on slopes that
+// nobody has spilled 72 bytes at head_dim 256 for 8.0, and 68 at 128 for 9.0.
 template <typename Tile, bool Terms>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     attention_prefill_mma_kernel(const __grid_constant__ PrefillArguments arguments) {
@@ -403,7 +403,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         for (int i = 0; i < kRowBlocks; ++i) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const KeyRange range = visible_keys<Terms>(p, kept.kv_length, kept.position + warp_row + i * 16 + half * 8 + group);
+            const KeyRange range =
+                visible_keys<Terms>(p, kept.kv_length, kept.position + warp_row + i * 16 + half * 8 + group);
             const int first = range.first - tile_key - quad * 2;
             const int last = range.last - tile_key - quad * 2;
 #pragma unroll

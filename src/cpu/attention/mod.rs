@@ -5,6 +5,7 @@ mod chunks;
 pub mod decode;
 mod operands;
 pub mod prefill;
+mod prefix;
 mod softmax;
 #[cfg(test)]
 mod tests;
@@ -30,8 +31,11 @@ pub fn decode_parameters(op: &AttentionDecode) -> [(&'static str, usize); 4] {
     [(TILE_ROWS, op.config.group()), (TILE_KEYS, chunks::CHUNK), (SPLITS, decode::splits(op)), (STAGES, 1)]
 }
 
-/// A decode that may rotate and append its tokens first. `workspace` is grown as needed and reused.
-pub fn rotated_decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>) -> Result<()> {
+/// A decode that may rotate and append its tokens first, or share a prefix. `workspace` is grown as needed and reused.
+pub fn any_decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>) -> Result<()> {
+    if let Some(shared) = &op.prefix {
+        return prefix::prefix_decode(threads, op, shared, workspace);
+    }
     let Heads { dtype, tokens, heads, head_dim, .. } = op.query;
     let mut memory = Vec::<f32>::new();
     if op.rope.is_some() {

@@ -1,6 +1,7 @@
 //! Attention of one or a few query rows a sequence, over a KV cache.
 
 use super::head_terms::HeadTerms;
+use super::prefix::SharedPrefix;
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::error::{Error, Result, Status};
 use crate::operation::access::{Effect, Visit};
@@ -38,6 +39,8 @@ pub struct AttentionDecode {
     pub lse: Option<Tensor>,
     pub rows: DecodeRows,
     pub terms: HeadTerms,
+    /// The first keys of all sequences, where they are one's.
+    pub prefix: Option<SharedPrefix>,
     /// What is done to the new tokens first; `None`: queries are rotated, and keys and values in the cache.
     pub rope: Option<DecodeRope>,
 }
@@ -153,6 +156,7 @@ impl AttentionDecode {
             rows: DecodeRows { max_kv_length, ..rows },
             rope: None,
             terms: HeadTerms::default(),
+            prefix: None,
         })
     }
 
@@ -174,6 +178,11 @@ impl AttentionDecode {
         }
         if self.cache.has_values_in_keys() {
             return Err(Error::invalid("the cache has values in its keys; call rope before the attention"));
+        }
+        if self.prefix.is_some() {
+            return Err(Error::invalid(
+                "a decode over a shared prefix rotates and appends no tokens; call rope before it",
+            ));
         }
         let DecodeRopeArguments { key, value, query_norm, key_norm, query_scale, epsilon, weight_offset, rotation } =
             arguments;
@@ -263,12 +272,15 @@ impl AttentionDecode {
     pub fn cost(&self) -> Cost {
         let longest = self.rows.max_kv_length;
         let (begin, end) = self.config.visible(longest - 1, longest);
-        self.cost_of_keys((end - begin) * self.query.tokens, (end - begin) * self.sequence_count())
+        let shared = self.prefix.map_or(0, |prefix| prefix.tokens);
+        let keys = shared + (end - begin - shared) * self.sequence_count();
+        self.cost_of_keys((end - begin) * self.query.tokens, keys)
     }
 
     /// The positions, and the cost with the keys and values that the mask keeps at these.
     pub fn cost_by_content(&self) -> (Tensor, CostOf) {
         let op = *self;
+        let shared = op.prefix.map_or(0, |prefix| prefix.tokens);
         let cost = move |positions: &[i32]| {
             let visible = |position: &i32| {
                 let position = op.cache.check_position(*position).ok()?;
@@ -279,9 +291,11 @@ impl AttentionDecode {
             let keys = positions.chunks(op.rows.per_sequence).map(|rows| {
                 let visible = || rows.iter().filter_map(visible);
                 let begin = visible().map(|keys| keys.0).min();
-                visible().map(|keys| keys.1).max().unwrap_or(0) - begin.unwrap_or(0)
+                let end = visible().map(|keys| keys.1).max().unwrap_or(0);
+                // Those of a shared prefix are counted once.
+                end.saturating_sub(shared.max(begin.unwrap_or(0)))
             });
-            op.cost_of_keys(pairs, keys.sum())
+            op.cost_of_keys(pairs, keys.sum::<usize>() + if pairs > 0 { shared } else { 0 })
         };
         (self.rows.positions, Box::new(cost))
     }

@@ -13,6 +13,7 @@ mod device_lengths;
 mod head_terms;
 mod mask;
 mod prefill;
+mod prefix;
 
 use crate::error::{Error, Result, Status};
 use crate::operation::{expect_extent, Cost};
@@ -21,6 +22,7 @@ pub use decode::{AttentionDecode, DecodeRope, DecodeRopeArguments, DecodeRows, E
 pub use device_lengths::{DeviceLengths, DeviceSource};
 pub use head_terms::HeadTerms;
 pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
+pub use prefix::{Partial, SharedPrefix};
 
 /// What stays the same from call to call.
 #[derive(Debug, Clone, Copy, PartialEq)]
