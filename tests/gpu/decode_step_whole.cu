@@ -4,7 +4,10 @@
 // decode_step.cu compares divisions in a chain of layers without rope and with a stand-in for attention. A part's time
 // here is what the step takes longer with it, so what its start hides under its neighbours is not charged to it.
 //
-// Arguments: names of configurations such as 4B-int8; without one all of them.
+// With `sweep` the division of one quantised product after the other is varied within the whole step, of which a
+// variant is compared with the product in f32 before it is timed.
+//
+// Arguments: `sweep`, or nothing; names of configurations such as 4B-int8; without one all of them.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -35,6 +38,7 @@ struct Parts {
   int sets = 0;  // of weights that the layers take in turn; 0: as many as layers
   int steps = 4;
   uint32_t constant = NVB_CONSTANT_WEIGHTS | NVB_CONSTANT_POSITIONS;
+  const DecodeChoice* choices[kProducts] = {};  // null: by the table
 };
 
 constexpr int kVocabulary = 262144, kLength = 136, kPlanned = 512, kCapacity = 1024;
@@ -109,12 +113,12 @@ class Step : public Layer {
  private:
   void queue_layer(int i, const Parts& parts) {
     const int set = parts.sets > 0 ? i % parts.sets : i;
-    queue_product(set, 0, nullptr, hidden_, qkv_);
+    queue_product(set, 0, parts.choices[0], hidden_, qkv_);
     queue_attention(i, parts);
-    queue_product(set, 1, nullptr, attended_, hidden_);
+    queue_product(set, 1, parts.choices[1], attended_, hidden_);
     if (parts.norms) queue_norms(0);
-    queue_product(set, 2, nullptr, hidden_, gated_);
-    queue_product(set, 3, nullptr, gated_, hidden_);
+    queue_product(set, 2, parts.choices[2], hidden_, gated_);
+    queue_product(set, 3, parts.choices[3], gated_, hidden_);
     if (parts.norms) queue_norms(2);
   }
 
@@ -337,6 +341,87 @@ int measure(const Configuration& configuration, const nvb_launch& launch) {
   return wrong;
 }
 
+struct NamedChoice {
+  std::string name;
+  DecodeChoice choice;
+};
+
+std::vector<NamedChoice> divisions(Format format, int product) {
+  using nvb::quantized::DecodeKernel;
+  constexpr int kAny = nvb::quantized::kAny;
+  std::vector<NamedChoice> all;
+  const auto add = [&](const char* name, DecodeKernel kernel, int shift, int warps, int warps_k, int blocks,
+                       int groups) {
+    char text[96];
+    std::snprintf(text, sizeof text, "%s shift %d warps %d/%d blocks %d groups %d", name, shift, warps, warps_k, blocks,
+                  groups);
+    all.push_back({text, {8, 0, kAny, 0, kAny, kernel, shift, warps, warps_k, blocks, groups}});
+  };
+  const bool is_small = product < kGated;
+  add("registers", DecodeKernel::kRegisters, 0, 0, 0, 0, 1);
+  if (format == Format::kInt4) add("registers4", DecodeKernel::kRegisters4, 0, 0, 0, 0, 1);
+  const std::pair<int, int> warps[] = {{8, 4}, {12, 4}, {14, 2}, {16, 2}, {16, 4}};
+  for (int shift = 0; shift <= (is_small ? 2 : 3); ++shift) {
+    for (int blocks = 1; blocks <= 2; ++blocks) {
+      for (const auto& [count, warps_k] : warps) add("stream", DecodeKernel::kStream, shift, count, warps_k, blocks, 1);
+      if (format != Format::kInt4) continue;
+      for (int groups = 1; groups <= 2; ++groups) {
+        add("stationary", DecodeKernel::kStationary, shift, 0, 0, blocks, groups);
+      }
+    }
+  }
+  return all;
+}
+
+// Varies one product after the other, and keeps of each what was clearly faster.
+int sweep(const Configuration& configuration, const nvb_launch& launch) {
+  constexpr double kClearly = 0.1;  // µs a layer
+  Step step(configuration.model, configuration.layers, configuration.window, configuration.format, launch);
+  int wrong = 0;
+  const auto time = [&](const Parts& parts) {
+    Replay replay(step, parts, launch.stream);
+    double times[3];
+    for (double& value : times) value = replay.time();
+    std::sort(times, times + 3);
+    return times[1] / configuration.layers;
+  };
+  Parts best;
+  best.steps = 1;
+  const Parts table = best;
+  std::printf("%s: %.2f µs a layer, head and all, by the table\n", configuration.name, time(table));
+  std::vector<std::vector<NamedChoice>> all;
+  for (int product = 0; product < kProducts; ++product) all.push_back(divisions(configuration.format, product));
+  for (int product : {1, 0, 3, 2}) {
+    const double now = time(best);
+    std::vector<std::pair<double, const NamedChoice*>> times;
+    for (const NamedChoice& variant : all[product]) {
+      const double error = step.error(product, &variant.choice);
+      if (std::isnan(error)) continue;  // it does not fit
+      if (error >= 5e-3) {
+        ++wrong, std::printf("WRONG: %s %s: %g\n", kProductNames[product], variant.name.c_str(), error);
+        continue;
+      }
+      Parts parts = best;
+      parts.choices[product] = &variant.choice;
+      times.push_back({time(parts), &variant});
+    }
+    std::sort(times.begin(), times.end());
+    std::printf("  %s, %lld blocks of rows, %lld chunks: %.2f now", kProductNames[product],
+                static_cast<long long>(step.rows(product) / 16), static_cast<long long>(step.columns(product) / 64),
+                now);
+    for (size_t i = 0; i < std::min<size_t>(4, times.size()); ++i) {
+      std::printf(" | %.2f %s", times[i].first, times[i].second->name.c_str());
+    }
+    std::printf("\n");
+    if (!times.empty() && times[0].first < now - kClearly) best.choices[product] = &times[0].second->choice;
+  }
+  for (int i = 0; i < 3; ++i) {
+    const double first = time(table), second = time(best);
+    std::printf("  by the table %.2f, by the best %.2f, by the table %.2f\n", first, second, time(table));
+  }
+  return wrong;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -345,10 +430,13 @@ int main(int count, char** arguments) {
   MUST(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking));
   launch = gpu::device_launch(launch.stream);
   int wrong = 0;
+  const bool sweeps = count > 1 && std::strcmp(arguments[1], "sweep") == 0;
+  const int first = sweeps ? 2 : 1;
   for (const Configuration& configuration : kConfigurations) {
-    bool asked = count == 1;
-    for (int i = 1; i < count; ++i) asked |= std::strcmp(arguments[i], configuration.name) == 0;
-    if (asked) wrong += measure(configuration, launch);
+    bool asked = count == first;
+    for (int i = first; i < count; ++i) asked |= std::strcmp(arguments[i], configuration.name) == 0;
+    if (!asked || (sweeps && configuration.format == Format::kBf16)) continue;
+    wrong += sweeps ? sweep(configuration, launch) : measure(configuration, launch);
   }
   return wrong == 0 ? 0 : 1;
 }

@@ -13,7 +13,8 @@
 // tokens/s with clusters and 626 without, on two machines. For one token the first lines
 // were chosen in a graph with the other kernels of a layer and a stand-in for attention, in µs a layer, three times in
 // turn: 2560 x 10240 31.1 for 31.8; 1152 x 6912 20.6 for 21.6; 3840 x 15360 and 8192 x 3840 together 49.5 for 54.0. So
-// was the first line of Int8: 1152 x 6912 23.9 for 24.5.
+// was the first line of Int8: 1152 x 6912 23.9 for 24.5. Its next three come from whole steps (decode_step_whole.sh),
+// µs a layer with the head's share: 2560 x 2048 and 4096 x 2560 together 54.4 for 55.7, 13824 x 1152 35.9 for 36.3.
 #pragma once
 
 #include <array>
@@ -135,6 +136,9 @@ constexpr DecodeChoice kInt4Rest[] = {
 // These are for up to 8 tokens.
 constexpr DecodeChoice kInt8Few[] = {
     {1, 68, 83, 90, 143, DecodeKernel::kStream, 3, 14, 2, 2},
+    {1, 143, 176, 24, 36, DecodeKernel::kStream, 2, 14, 2, 2},
+    {1, 248, 286, 36, 44, DecodeKernel::kStream, 1, 12, 4, 2},
+    {1, 771, 1071, 17, 24, DecodeKernel::kStream, 1, 14, 2, 2},
     {4, 0, 68, 72, kAny, DecodeKernel::kStream, 1, 12, 4, 2},
     {4, 0, 286, 0, 54, DecodeKernel::kRegisters, 0, 0, 0, 0},
     {4, 0, 68, 54, 72, DecodeKernel::kRegisters, 0, 0, 0, 0},
