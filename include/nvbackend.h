@@ -2467,7 +2467,7 @@ typedef struct {
   //
   // Positions count from the first token of the prefix, and each is −1 or at `prefix_tokens` − 1 and behind: one before that is an
   // error on the CPU, and on CUDA an empty row. It excludes a window, a chunk, `alibi_slopes`, rings and `key`. Partial results
-  // are F32, in workspace.
+  // are F32, in workspace. On CUDA it pays from some eight sequences on, and not over a cache in FP8.
   uint32_t prefix_tokens;
   // The cache's sequence that holds the prefix, of the B or not.
   uint32_t prefix_sequence;
