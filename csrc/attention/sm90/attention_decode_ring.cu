@@ -29,20 +29,28 @@ int64_t bytes_read(const nvb_attention_decode_params& p) {
 
 constexpr int64_t kFewBytes = int64_t{40} << 20;
 
-// One block of all shared memory for one sequence, or two a multiprocessor. One H200, us: one sequence of 4,096 tokens
-// of BF16 takes 13.0 with one block, 13.5 with one of half the memory and 14.8 with two (128 columns, 32/8 heads), of
-// 256 columns 13.9, 15.5 and 17.4 (8/4); 64 of 4,096 take 287, 299 and 264. FP8 of 32,768 takes 29.9, 34.9 and 30.1, of
-// 64 x 4,096 176, 202 and 147.
+// How a launch uses a multiprocessor. One H200, us, BF16 with 32/8 heads (256 columns: 8/4):
+//
+//   one sequence of 4,096     64 columns: a block of half the memory 9.1, of all of it 9.2, two 10.5; 128: 12.2, 11.9,
+//                             13.0; 256: 13.9, 13.2, 15.7. Where keys are constant the next grid's block comes beside
+//                             one of half: 6.5 for 10.0, 9.5 for 13.0, 11.7 for 13.3.
+//   one of 32,768             64: 28.1, 28.0, 25.2; 128 with tiles of 128 keys in all memory 40.6, two blocks 42.5; 256
+//                             with tiles of 64 keys 41.8, two blocks 45.2
+//   64 of 4,096               64: 179, 170, 143; 128: 307, 263, 266; 256: 308, 262, 264
 struct Choice {
   int shared_bytes;
   int blocks;  // a multiprocessor
-  bool large;  // tiles of 128 keys of 128 columns of 16 bits: one sequence of 32,768 takes 41.5 instead of 43.4
+  bool large;  // twice the keys a tile, of 16 bits and 128 or 256 columns
 };
 Choice choose(const nvb_attention_decode_params& p) {
   const bool few = bytes_read(p) <= kFewBytes, narrow = kv_dtype_bytes(p.kv_dtype) == 1;
-  if (p.sequences == 1 && (few || (!narrow && p.head_dim >= 128))) return {kWhole, 1, !few};
+  if (p.sequences == 1 && !narrow && (p.head_dim == 256 || (p.head_dim == 128 && !few))) return {kWhole, 1, true};
   return {kHalf, few ? 1 : 2, false};
 }
+
+// A cache that is larger than this is read once in a while: what is read leaves L2 first. 64 sequences of 4,096 tokens
+// take 264 instead of 266 us, one of 131,072 134 instead of 135.
+constexpr int64_t kOnceBytes = int64_t{8} << 20;
 
 constexpr int kMostItems = 8;
 
@@ -56,7 +64,9 @@ auto with_tile(const nvb_attention_decode_params& p, bool wide, const Use& use) 
   const auto with_dtype = [&](auto element) {
     using T = decltype(element);
     if (p.head_dim == 64) return use(T(), Tile<T, 64, 1, 8, 1>(), Two());
-    if (p.head_dim == 256) return use(T(), Tile<T, 256, 1, 2, 2>(), Two());
+    if (p.head_dim == 256) {
+      return choose(p).large ? use(T(), Tile<T, 256, 1, 4, 1>(), One()) : use(T(), Tile<T, 256, 1, 2, 2>(), Two());
+    }
     return choose(p).large ? use(T(), Tile<T, 128, 1, 8, 1>(), One()) : use(T(), Tile<T, 128, 1, 4, 1>(), Two());
   };
   const auto with_fp8 = [&](auto element) {
@@ -103,13 +113,12 @@ int extra_of(const nvb_attention_decode_params& p) {
 // The host does not know lengths, and those of the sequences that an engine serves differ.
 constexpr int kFewSequences = 48;
 constexpr int64_t kLongBytes = int64_t{600} << 20;
-constexpr int64_t kLongBytesOf256 = int64_t{150} << 20;
 bool is_preferred(const nvb_attention_decode_params& p) {
   const int items = items_per_kv_head(p);
   if (p.sequences == 1 && bytes_read(p) <= kFewBytes) return items <= kMostItems;
   // More items leave room for two stages only; 16 items of 128 columns take 351 and 265 us at 64 x 4,096.
   if (items > kMostItems / 2) return false;
-  if (p.sequences == 1) return bytes_read(p) <= (p.head_dim == 256 ? kLongBytesOf256 : kLongBytes);
+  if (p.sequences == 1) return bytes_read(p) <= kLongBytes;
   return p.sequences <= kFewSequences;
 }
 
@@ -168,7 +177,8 @@ cudaError_t launch_decode_ring(const DecodeArguments& arguments, const nvb_launc
     using Tile = decltype(tile);
     const int stages = stages_of<Tile>(p, choose(p).shared_bytes, p.heads_per_chunk);
     return decode_ring::launch_tile<T, Tile, decltype(held)::value>(
-        arguments, {stages, extra_of(p), arguments.constant, false}, p.splits, launch);
+        arguments, {stages, extra_of(p), arguments.constant, p.chunks == 1 && bytes_read(p) >= kOnceBytes}, p.splits,
+        launch);
   });
 }
 
