@@ -9,6 +9,7 @@ mod argmax;
 mod attention_batch;
 mod attention_cases;
 mod attention_decode;
+mod attention_decode_graph;
 mod attention_decode_rope;
 mod attention_device_lengths;
 mod attention_head_terms;

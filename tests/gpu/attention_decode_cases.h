@@ -25,6 +25,7 @@ struct Case {
   int rows = 1;
   bool token_major = false;
   bool scaled = false;
+  int rounds = 3;
 };
 
 inline std::vector<Case> cases() {
@@ -69,7 +70,9 @@ inline std::vector<Case> cases() {
   add("16 rows of 3 heads, pages", {500, 30, 100}, [](Case& t) { t.rows = 16, t.query_heads = 3, t.page_tokens = 16; });
   std::vector<int> many;
   for (int i = 0; i < 150; ++i) many.push_back(i % 7 == 3 ? 0 : (i * 37) % 300);
-  add("150 sequences", many, [](Case& t) { t.query_heads = 2; });
+  add("150 sequences", many, [](Case& t) { t.query_heads = 2, t.rounds = 40; });
+  many.resize(100);
+  add("100 sequences", many, [](Case& t) { t.query_heads = 2, t.slots = true; });
   return all;
 }
 

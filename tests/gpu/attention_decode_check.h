@@ -205,9 +205,10 @@ inline std::string check_one(const Variant* variant, uint32_t constant, int d, c
   }
   Late *const late_list = to_device(late), *const poisoned_list = to_device(poisoned);
   std::string wrong;
-  for (int round = 0; round < 3 && wrong.empty(); ++round) {
+  for (int round = 0; round < test.rounds && wrong.empty(); ++round) {
     MUST(cudaMemcpy(p.output, poison.data(), count * 4, cudaMemcpyHostToDevice));
     MUST(cudaMemset(workspace.data, 0xff, 4 << 20));
+    MUST(cudaDeviceSynchronize());  // the stream does not wait for the default one
     write_late<<<32, 256, 0, stream>>>(poisoned_list, static_cast<int>(poisoned.size()), 0);
     MUST(cudaStreamSynchronize(stream));
     MUST(launch_overlapped(write_late, dim3(32), dim3(256), 0, &launch, late_list, static_cast<int>(late.size()), 20));

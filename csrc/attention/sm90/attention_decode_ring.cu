@@ -29,20 +29,34 @@ int64_t bytes_read(const nvb_attention_decode_params& p) {
 
 constexpr int64_t kFewBytes = int64_t{40} << 20;
 
-// One block of all shared memory for one sequence, or two a multiprocessor. One H200, us: one sequence of 4,096 tokens
-// of BF16 takes 13.0 with one block, 13.5 with one of half the memory and 14.8 with two (128 columns, 32/8 heads), of
-// 256 columns 13.9, 15.5 and 17.4 (8/4); 64 of 4,096 take 287, 299 and 264. FP8 of 32,768 takes 29.9, 34.9 and 30.1, of
-// 64 x 4,096 176, 202 and 147.
+// How a launch uses a multiprocessor. One H200, us, BF16 with 32/8 heads (256 columns: 8/4):
+//
+//   one sequence of 4,096     64 columns: a block of half the memory 9.1, two 10.0; 128: 11.2, 11.8; 256: 11.9, 13.5.
+//                             Where keys are constant the next grid's block comes beside one of half, 7.0, 9.4 and
+//                             11.1, but not beside one of all memory, which takes 13.4 at 256.
+//   one of 32,768             64: one of half 28.9, two 24.8; 128: 45.9, 40.8, one of all memory with tiles of 128 keys
+//                             39.3; 256: 47.3, 42.4, with tiles of 64 keys 40.1
+//   64 of 4,096               64: 179, 139; 128: 307, 261; 256: 308, 257
+//
+// More blocks than fit, which the device could balance, lose: 264 times 2, 3 and 4 take 55, 60 and 68 for one sequence
+// of 32,768 of 128 columns, and 76, 81 and 88 instead of 71 for 8 of 8,192.
 struct Choice {
   int shared_bytes;
   int blocks;  // a multiprocessor
-  bool large;  // tiles of 128 keys of 128 columns of 16 bits: one sequence of 32,768 takes 41.5 instead of 43.4
+  bool large;  // twice the keys a tile, of 16 bits and 128 or 256 columns
 };
 Choice choose(const nvb_attention_decode_params& p) {
-  const bool few = bytes_read(p) <= kFewBytes, narrow = kv_dtype_bytes(p.kv_dtype) == 1;
-  if (p.sequences == 1 && (few || (!narrow && p.head_dim >= 128))) return {kWhole, 1, !few};
+  const int64_t bytes = bytes_read(p);
+  const bool few = bytes <= kFewBytes;
+  // 32 MiB of 256 columns (16/8 heads) take 17.8 in blocks of half the memory and 16.0 in ones of all of it.
+  const bool short_one = p.head_dim == 256 ? bytes <= kFewBytes / 2 : few;
+  if (p.sequences == 1 && kv_dtype_bytes(p.kv_dtype) == 2 && p.head_dim >= 128 && !short_one) return {kWhole, 1, true};
   return {kHalf, few ? 1 : 2, false};
 }
+
+// What a larger cache holds is in no L2 when it is read again, so it leaves L2 first: 64 sequences of 4,096 tokens take
+// 257 instead of 261 us, one of 131,072 131 instead of 132.
+constexpr int64_t kOnceBytes = int64_t{8} << 20;
 
 constexpr int kMostItems = 8;
 
@@ -56,7 +70,9 @@ auto with_tile(const nvb_attention_decode_params& p, bool wide, const Use& use) 
   const auto with_dtype = [&](auto element) {
     using T = decltype(element);
     if (p.head_dim == 64) return use(T(), Tile<T, 64, 1, 8, 1>(), Two());
-    if (p.head_dim == 256) return use(T(), Tile<T, 256, 1, 2, 2>(), Two());
+    if (p.head_dim == 256) {
+      return choose(p).large ? use(T(), Tile<T, 256, 1, 4, 1>(), One()) : use(T(), Tile<T, 256, 1, 2, 2>(), Two());
+    }
     return choose(p).large ? use(T(), Tile<T, 128, 1, 8, 1>(), One()) : use(T(), Tile<T, 128, 1, 4, 1>(), Two());
   };
   const auto with_fp8 = [&](auto element) {
@@ -91,25 +107,24 @@ int extra_of(const nvb_attention_decode_params& p) {
 // first (64 and 128 columns with 32/8 heads, 256 with 8/4):
 //
 //   columns                                64            128           256
-//   one sequence of 4,096           10.6,  13.9   13.0,  17.1   13.9,  18.4
-//   one of 32,768                   26.6,  28.1   41.5,  45.3   44.2,  46.2
-//   one of 131,072                  75.2,  76.1  136.3, 140.1  146.0, 139.2
-//   8 of 8,192                      41.4,  40.5   72.3,  71.0   72.7,  71.3
-//   32 of 128 to 16,384             74.1, 152.3  123.9, 215.8  233.2, 313.0 (32/8)
-//   32 of equal length, as many     68.5,  58.8  118.9, 110.4  231.5, 217.3 (32/8)
-//   64 of 4,096                    140.4, 129.2  262.5, 248.0  262.2, 247.3
-//   128 of 1,024                    77.4,  74.8  140.0, 132.2  139.8, 135.5
+//   one sequence of 4,096            9.1,  14.3   11.2,  17.0   11.9,  18.3
+//   one of 32,768                   24.4,  28.4   39.2,  44.7   39.6,  46.1
+//   one of 131,072                  71.2,  75.6  131.1, 138.0  131.6, 136.3
+//   8 of 8,192                      40.5,  40.1   70.9,  69.7   70.2,  70.2
+//   32 of 128 to 16,384             70.4, 148.7  125.9, 211.0  230.0, 308.8 (32/8)
+//   32 of equal length, as many     68.7,  57.5  117.8, 108.4  229.4, 214.0 (32/8)
+//   64 of 4,096                    137.9, 127.0  257.1, 243.1  256.8, 242.1
+//   128 of 1,024                    76.0,  74.2  137.5, 130.9  136.0, 132.9
 //
 // The host does not know lengths, and those of the sequences that an engine serves differ.
 constexpr int kFewSequences = 48;
 constexpr int64_t kLongBytes = int64_t{600} << 20;
-constexpr int64_t kLongBytesOf256 = int64_t{150} << 20;
 bool is_preferred(const nvb_attention_decode_params& p) {
   const int items = items_per_kv_head(p);
   if (p.sequences == 1 && bytes_read(p) <= kFewBytes) return items <= kMostItems;
   // More items leave room for two stages only; 16 items of 128 columns take 351 and 265 us at 64 x 4,096.
   if (items > kMostItems / 2) return false;
-  if (p.sequences == 1) return bytes_read(p) <= (p.head_dim == 256 ? kLongBytesOf256 : kLongBytes);
+  if (p.sequences == 1) return bytes_read(p) <= kLongBytes;
   return p.sequences <= kFewSequences;
 }
 
@@ -168,7 +183,8 @@ cudaError_t launch_decode_ring(const DecodeArguments& arguments, const nvb_launc
     using Tile = decltype(tile);
     const int stages = stages_of<Tile>(p, choose(p).shared_bytes, p.heads_per_chunk);
     return decode_ring::launch_tile<T, Tile, decltype(held)::value>(
-        arguments, {stages, extra_of(p), arguments.constant, false}, p.splits, launch);
+        arguments, {stages, extra_of(p), arguments.constant, p.chunks == 1 && bytes_read(p) >= kOnceBytes}, p.splits,
+        launch);
   });
 }
 

@@ -92,26 +92,25 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
     wait_for_previous_grid();
     order_bulk_copies();
   };
-  // The part is found while the grids before still run. Where they may write positions, it is found again in the rare
-  // case that they did; where positions do not fit registers, only then.
-  Part<Tile> part;
-  if ((options.constant & NVB_CONSTANT_POSITIONS) != 0) {
+  const bool constant_positions = (options.constant & NVB_CONSTANT_POSITIONS) != 0;
+  bool guesses = !constant_positions && Places::suffice(p);
+  if (constant_positions) {
     allow_next_grid();
-    part.find(p, options.extra, lane);
-  } else if (Places::suffice(p)) {
-    part.find(p, options.extra, lane);
+  } else if (!guesses) {
     wait_once();
-    Places now;
-    now.load(p, lane);
-    if (__any_sync(0xffffffffu, !(now == part.places))) part.find(p, options.extra, lane);
-  } else {
-    wait_once();
-    part.find(p, options.extra, lane);
   }
+  Part<Tile> part;
   const uint32_t query_row = Tile::kHeadDim * query_bytes;
   uint32_t stage = 0, parity = 1, query_stage = 0, query_parity = 1;
   bool found = false;
   const auto copy_segment = [&](const Segment& segment, int slot, int old_end) {
+    if (waits && !constant_positions) {
+      // All this is guessed from positions that the grids before may have written since.
+      wait_once();
+      Places now;
+      now.load(p, lane);
+      if (__any_sync(0xffffffffu, !(now == part.places))) return false;
+    }
     found = true;
     const Tokens<Element> tokens(p, values, slot, segment.kv_head);
     const auto find_page = [&](uint32_t ring) {
@@ -210,8 +209,17 @@ __device__ __forceinline__ void copy_part(const nvb_attention_decode_params& p, 
       wait_once();
       if (copier == 0) copy_queries();
     }
+    return true;
   };
-  part.for_each(p, lane, copy_segment);
+  // The part and its first segment are found while the grids before still run; in the rare case that those wrote other
+  // positions, or made a block without a part need one, again.
+  for (;;) {
+    part.find(p, options.extra, lane);
+    part.for_each(p, lane, copy_segment);
+    if (found || !guesses) break;
+    guesses = false;
+    wait_once();
+  }
   allow_next_grid();
   if (!found && lane == 0 && copier == 0) {
     shared.segments[0].heads = 0;

@@ -76,15 +76,18 @@ __device__ __forceinline__ void merge_row(const DecodeArguments& arguments, cons
     for (int first = part; first < segment.blocks; first += Batch * share) {
       float2 states[Batch];
       float4 outputs[Batch];
+      // Loads behind the last block repeat it: a branch around each would put one latency behind the other.
 #pragma unroll
       for (int i = 0; i < Batch; ++i) {
-        states[i] = make_float2(-CUDART_INF_F, 0.0f), outputs[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const int block = first + i * share;
-        if (block >= segment.blocks) continue;
+        const int block = min(first + i * share, segment.blocks - 1);
         const int slot = 2 * (segment.first_block + block) + (block == 0 ? 1 : 0);
         const int64_t at = static_cast<int64_t>(slot) * p.heads_per_chunk + head;
         states[i] = __ldcg(arguments.partial_sums + at);
         outputs[i] = __ldcg(reinterpret_cast<const float4*>(arguments.partial_outputs + at * Tile::kHeadDim + column));
+      }
+#pragma unroll
+      for (int i = 0; i < Batch; ++i) {
+        if (first + i * share >= segment.blocks) states[i] = make_float2(-CUDART_INF_F, 0.0f);
       }
       merged.add(states, outputs);
     }

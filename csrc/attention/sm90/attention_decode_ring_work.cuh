@@ -190,7 +190,7 @@ struct Part {
     }
   }
 
-  // Calls use(segment, slot of the cache, end of its old tokens) for the segments of the part.
+  // Calls use(segment, slot of the cache, end of its old tokens) for the segments of the part until it returns false.
   template <typename Use>
   __device__ __forceinline__ void for_each(const nvb_attention_decode_params& p, int lane, const Use& use) const {
     Part part = *this;
@@ -232,7 +232,7 @@ struct Part {
       segment.blocks = count == tiles ? 1 : block_of(row_first + tiles - 1) - segment.first_block + 1;
       ring += count;
       segment.last = at + count == end || next >= end;
-      use(segment, of_sequence(part.visible.slot), of_sequence(part.visible.old_end));
+      if (!use(segment, of_sequence(part.visible.slot), of_sequence(part.visible.old_end))) return;
       go_on();
     }
   }
