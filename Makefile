@@ -31,11 +31,12 @@ fetch: setup ## download all that `make demo` and `make test` need, which then w
 	cargo fetch --locked
 	cargo fetch --locked --manifest-path tests/models/Cargo.toml
 	cargo fetch --locked --manifest-path fuzz/Cargo.toml
+	tests/engines/run.py build/engines --fetch
 
 demo: ## build the library and the examples, and let the shipped Gemma model write
 	@tools/demo.sh
 
-test: setup lint test-rust test-models test-tsan test-fuzz test-helgrind test-cpu-only test-native test-dist test-readme ## run every test and gate
+test: setup lint test-rust test-models test-tsan test-fuzz test-helgrind test-cpu-only test-native test-engines-sample test-dist test-readme ## run every test and gate
 	@echo "make test: all passed"
 
 library: ## build the library alone, for this machine's GPU or CPU
