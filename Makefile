@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup fetch demo test library install uninstall bench gpu-bundle header abi format lint clean \
         dist fuzz test-rust test-models test-tsan test-fuzz test-helgrind test-aarch64 test-cpu-only build-native \
-        test-native test-fault-sweep test-dist test-readme test-engines test-engines-sample build-plugin
+        test-native test-fault-sweep test-dist test-readme test-engines test-engines-sample build-plugin wheel
 
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PATH := $(CURDIR)/.toolchain/bin:$(PATH)
@@ -31,6 +31,7 @@ fetch: setup ## download all that `make demo` and `make test` need, which then w
 	cargo fetch --locked
 	cargo fetch --locked --manifest-path tests/models/Cargo.toml
 	cargo fetch --locked --manifest-path fuzz/Cargo.toml
+	tests/engines/run.py build/engines --fetch
 
 demo: ## build the library and the examples, and let the shipped Gemma model write
 	@tools/demo.sh
@@ -39,7 +40,7 @@ demo: ## build the library and the examples, and let the shipped Gemma model wri
 # ThreadSanitizer run one thread.
 test: setup lint test-rust ## run every test and gate
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-fuzz test-models test-tsan test-helgrind
-	@$(MAKE) --no-print-directory test-native test-dist test-readme
+	@$(MAKE) --no-print-directory test-native test-engines-sample test-dist test-readme
 	@echo "make test: all passed"
 
 library: ## build the library alone, for this machine's GPU or CPU
@@ -56,6 +57,11 @@ uninstall: ## remove what the last `make install` installed below PREFIX=/usr/lo
 dist: setup ## pack relocatable archives of the library into build/dist/, and use each of them
 	tools/dist.sh $(DIST)
 	tests/gates/dist.sh "$(CURDIR)/build/dist-test" build/dist/*.tar.xz
+
+wheel: dist ## pack the library and the plug-in for ggml as wheels for pip, into build/dist/wheels/, and install each
+	rm -rf build/dist/wheels
+	tools/wheel.py build/dist/wheels build/dist/*.tar.xz
+	for wheel in build/dist/wheels/*_$(shell uname -m).whl; do tests/gates/wheel.py build/wheel-test "$$wheel" || exit 1; done
 
 bench: ## measure every operation on this machine, beside its peers
 	@tools/build.sh
@@ -150,6 +156,10 @@ build-plugin: setup
 
 test-engines: build-plugin ## test the plug-in for ggml in llama.cpp and other hosts, which are downloaded
 	tests/engines/run.py build/engines build/engines/library/lib build/engines/library/lib/libggml-nvb.so
+	rm -rf build/engines/install build/engines/wheels
+	cmake --install build/engines/library --prefix build/engines/install
+	tools/wheel.py build/engines/wheels build/engines/install
+	tests/gates/wheel.py build/wheel-test build/engines/wheels/*.whl build/engines/host/bin/libggml.so
 
 test-engines-sample: build-plugin ## some cases of every operation of the plug-in, in one host
 	tests/engines/run.py build/engines build/engines/library/lib build/engines/library/lib/libggml-nvb.so --sample
@@ -158,6 +168,9 @@ test-engines-sample: build-plugin ## some cases of every operation of the plug-i
 test-dist: setup
 	tools/dist.sh "$(shell uname -m)-cpu"
 	tests/gates/dist.sh "$(CURDIR)/build/dist-test" "$(CURDIR)"/build/dist/*-$(shell uname -m)-cpu.tar.xz
+	rm -rf build/wheel-test-wheels
+	tools/wheel.py build/wheel-test-wheels build/dist/*-$(shell uname -m)-cpu.tar.xz
+	tests/gates/wheel.py build/wheel-test build/wheel-test-wheels/*.whl
 
 test-readme: setup
 	tests/gates/readme.py build/readme

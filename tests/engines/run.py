@@ -2,10 +2,12 @@
 """Tests the plug-in for hosts of ggml (engines/ggml) inside hosts, with the CPU executor as its device.
 
     run.py WORK LIBRARY PLUGIN [--sample]
+    run.py WORK --fetch
 
 WORK is where packages are unpacked and hosts built, which later runs find again. LIBRARY is the folder of libnvbackend, PLUGIN
-the path of libggml-nvb.so. --sample: one host, and some cases of every operation; else every case, the models, and the
-prebuilt hosts. Needs the package registries of Python and of Node unless WORK has their packages.
+the path of libggml-nvb.so. --fetch: only gets the package that a sample needs. --sample: one host, and some cases of every
+operation; else every case, the models, and the prebuilt hosts. Needs the package registries of Python and of Node unless WORK has
+their packages.
 """
 
 import array
@@ -72,6 +74,12 @@ def run(*command, **options):
     return done.stdout
 
 
+def python_with_pip():
+    """This Python, or where it has no pip the one that `make setup` made."""
+    has_pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode == 0
+    return sys.executable if has_pip else ROOT / ".toolchain" / "venv" / "bin" / "python"
+
+
 class Packages:
     """Packages from the registries, each unpacked once."""
 
@@ -87,7 +95,8 @@ class Packages:
         fetch(folder)
         for archive in [*folder.glob("*.tar.gz"), *folder.glob("*.tgz")]:
             with tarfile.open(archive) as opened:
-                opened.extractall(folder, filter="data")
+                # Older releases of Python 3.9 to 3.11 have no filters.
+                opened.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         for archive in folder.glob("*.whl"):
             zipfile.ZipFile(archive).extractall(folder)
         (folder / "done").touch()
@@ -95,13 +104,13 @@ class Packages:
 
     def source(self, name, version):
         """The folder of llama.cpp in a source package of llama-cpp-python."""
-        fetch = lambda folder: run(sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", name,
+        fetch = lambda folder: run(python_with_pip(), "-m", "pip", "download", "--no-deps", "--no-binary", name,
                                    f"{name}=={version}", "-d", folder)
         folder = self._unpacked(name, version, fetch)
         return next(folder.glob("*/vendor/llama.cpp"))
 
     def wheel(self, name, version):
-        fetch = lambda folder: run(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
+        fetch = lambda folder: run(python_with_pip(), "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
                                    f"{name}=={version}", "-d", folder)
         return self._unpacked(name, version, fetch)
 
@@ -156,28 +165,35 @@ def check_failures(work, source, binaries, library, plugin):
     say(run(program, plugin, env=without).strip())
 
 
-def test_operation(binaries, name, pattern):
-    command = [binaries / "test-backend-ops", "-b", "NVB0", "-o", name]
+def test_operations(binaries, names, pattern):
+    """For each operation the cases that pass, those left to the host, and those that fail. The program makes all cases of
+    all operations at its start, which takes it most of a second."""
+    command = [binaries / "test-backend-ops", "-b", "NVB0", "-o", ",".join(names)]
     if pattern:
         command += ["-p", pattern]
     done = subprocess.run(command, capture_output=True, text=True)
     text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
-    passed, failed = len(re.findall(r"\): OK", text)), re.findall(r".*FAIL.*", text)
-    return name, passed, text.count("not supported"), failed or ([] if done.returncode == 0 else [text[-2000:] + done.stderr[-2000:]])
+    failed = re.findall(r".*FAIL.*", text) or ([] if done.returncode == 0 else [text[-2000:] + done.stderr[-2000:]])
+    lines = lambda name, end: len(re.findall(rf"^ *{name}\(.*{end}", text, re.MULTILINE))
+    return [(name, lines(name, r"\): OK"), lines(name, "not supported"), failed) for name in names]
 
 
 def check_operations(binaries, sample):
     started, total = time.monotonic(), 0
+    runs = [([name], WHOLE.get(name)) for name in OPERATIONS]
+    if sample:
+        patterns = {}
+        for name, (_, pattern) in OPERATIONS.items():
+            patterns.setdefault(pattern, []).append(name)
+        runs = [(names, pattern) for pattern, names in patterns.items()]
     with concurrent.futures.ThreadPoolExecutor(1 if sample else 2) as pool:
-        jobs = [pool.submit(test_operation, binaries, name, pattern if sample else WHOLE.get(name))
-                for name, (_, pattern) in OPERATIONS.items()]
-        for job in jobs:
-            name, passed, unsupported, failed = job.result()
-            least = 1 if sample else OPERATIONS[name][0]
-            if failed or passed < least:
-                fail(f"{name}: {passed} cases pass, at least {least} have to\n" + "\n".join(failed[:10]))
-            total += passed
-            say(f"{name}: {passed} cases pass, {unsupported} are left to the host")
+        for job in [pool.submit(test_operations, binaries, *one) for one in runs]:
+            for name, passed, unsupported, failed in job.result():
+                least = 1 if sample else OPERATIONS[name][0]
+                if failed or passed < least:
+                    fail(f"{name}: {passed} cases pass, at least {least} have to\n" + "\n".join(failed[:10]))
+                total += passed
+                say(f"{name}: {passed} cases pass, {unsupported} are left to the host")
     say(f"{total} cases of test-backend-ops pass ({time.monotonic() - started:.0f} s)")
 
 
@@ -274,6 +290,9 @@ def check_limits(program, model, prebuilt):
 
 
 def main():
+    if sys.argv[2:] == ["--fetch"]:
+        Packages(pathlib.Path(sys.argv[1]).resolve()).source(*HOST)
+        return
     work, library, plugin = (pathlib.Path(argument).resolve() for argument in sys.argv[1:4])
     sample = "--sample" in sys.argv
     work.mkdir(parents=True, exist_ok=True)
