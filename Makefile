@@ -18,7 +18,7 @@ FUZZ_SECONDS ?= 60
 SOURCES := git ls-files '*.c' '*.h' '*.cpp' '*.hpp' '*.cu' '*.cuh' ':!include/nvbackend.h' ':!include/nvbackend_operations.hpp' \
            ':!csrc/driver/symbols.h' ':!csrc/driver/statuses.h'
 # The modules that `plain_operations!` declares, which `cargo fmt` does not see.
-OPERATIONS := $(shell sed -n '/macro_rules! plain_operations/,/^}/s/^ *[A-Z][A-Za-z]* \([a-z_]*\);$$/\1/p' src/operation/mod.rs)
+OPERATIONS := $(shell sed -n '/macro_rules! plain_operations/,/^}/s/^ *[A-Z][A-Za-z0-9]* \([a-z0-9_]*\);$$/\1/p' src/operation/mod.rs)
 OPERATION_FILES := $(foreach name,$(OPERATIONS),$(wildcard src/*/$(name).rs tests/conformance/$(name).rs))
 
 help: ## print this list

@@ -13,8 +13,8 @@
 #include <stdint.h>
 
 enum nvb_constant_reads : uint32_t {
-  NVB_CONSTANT_WEIGHTS = 1,     // weights, their scales, biases, factors of norms
-  NVB_CONSTANT_POSITIONS = 2,   // positions, sequences, page tables
+  NVB_CONSTANT_WEIGHTS = 1,    // weights, their scales, biases, factors of norms
+  NVB_CONSTANT_POSITIONS = 2,  // positions, sequences, page tables
   // What a cache holds, but for the rows at the operation's positions, which it appends itself or others did before it.
   NVB_CONSTANT_OLDER_KEYS = 4,
   NVB_CONSTANT_KEYS = 8,  // all that a cache holds

@@ -432,6 +432,8 @@ _Static_assert(offsetof(nvb_attention_decode_args, epsilon) == 848, "epsilon");
 _Static_assert(offsetof(nvb_attention_decode_args, weight_offset) == 852, "weight_offset");
 _Static_assert(offsetof(nvb_attention_decode_args, sinks) == 856, "sinks");
 _Static_assert(offsetof(nvb_attention_decode_args, alibi_slopes) == 936, "alibi_slopes");
+_Static_assert(offsetof(nvb_attention_decode_args, prefix_tokens) == 1016, "prefix_tokens");
+_Static_assert(offsetof(nvb_attention_decode_args, prefix_sequence) == 1020, "prefix_sequence");
 _Static_assert(sizeof(nvb_attention_merge_args) == 328, "nvb_attention_merge_args");
 _Static_assert(alignof(nvb_attention_merge_args) == 8, "nvb_attention_merge_args");
 _Static_assert(offsetof(nvb_attention_merge_args, struct_size) == 0, "struct_size");

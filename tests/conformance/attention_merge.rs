@@ -154,7 +154,8 @@ fn a_merge_of_parts_is_the_attention_over_all_keys() {
             scale: 0.0,
             soft_cap: 0.0,
             window: 0,
-            causal: true, chunk: 0,
+            causal: true,
+            chunk: 0,
         })?;
         let length: usize = lengths.iter().sum();
         let keys = Keys::new(run, &config, DType::F32, length);
