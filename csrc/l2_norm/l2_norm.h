@@ -14,7 +14,8 @@ struct nvb_l2_norm_params {
   int64_t output_strides[4];
   uint32_t input_dtype;
   uint32_t output_dtype;
-  float epsilon;  // above 0
+  float epsilon;      // above 0
+  uint32_t reserved;  // 0
 };
 
 extern "C" cudaError_t nvb_cuda_l2_norm(const nvb_l2_norm_params* params, const nvb_launch* launch) noexcept;

@@ -14,6 +14,7 @@ struct nvb_sum_rows_params {
   uint32_t input_dtype;
   uint32_t output_dtype;
   float scale;
+  uint32_t reserved;  // 0
 };
 
 extern "C" cudaError_t nvb_cuda_sum_rows(const nvb_sum_rows_params* params, const nvb_launch* launch) noexcept;

@@ -17,6 +17,7 @@ mirror! {
         input_dtype: u32 = op.input.dtype as u32,
         output_dtype: u32 = op.output.dtype as u32,
         scale: f32 = op.scale,
+        reserved: u32 = 0,
     }
 }
 
