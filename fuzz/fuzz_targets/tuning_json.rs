@@ -1,9 +1,9 @@
-//! A tuning file's text, or with a first byte other than "{" its entries alone: what is taken prints as a file that gives the
-//! same choices.
+//! A tuning file's text, or with a first byte other than "{" the entries of its products, or of its attention, alone: what is
+//! taken prints as a file that gives the same choices.
 #![no_main]
 
 use nvbackend::device::DeviceKind;
-use nvbackend::registry::choices::Table;
+use nvbackend::registry::choices::Found;
 use nvbackend::tuning::file::{parse, print, MARK};
 use nvbackend::tuning::header::Header;
 use std::collections::HashMap;
@@ -14,15 +14,21 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let whole = if text.starts_with('{') {
         text.to_string()
     } else {
-        format!("{MARK}  \"format\": \"1\",\n  \"device\": \"a GPU\",\n  \"linear\": {{\n{text}\n  }}\n}}\n")
+        let (linear, attention) = if text.contains("\"attention_") { ("", text) } else { (text, "") };
+        format!(
+            "{MARK}  \"format\": \"1\",\n  \"device\": \"a GPU\",\n  \"linear\": {{\n{linear}\n  }},\n  \"attention\": {{\n{attention}\n  }}\n}}\n"
+        )
     };
     for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
         if let Ok(table) = parse(&whole, &header, device) {
             let printed = String::from_utf8(print(&header, &table).expect("memory")).expect("text");
             let again = parse(&printed, &header, device).expect("what is printed is taken");
             // Times may differ in the last bit.
-            let choices =
-                |table: &Table| table.iter().map(|(key, entry)| (*key, entry.choice)).collect::<HashMap<_, _>>();
+            let choices = |found: &Found| {
+                let products = found.products.iter().map(|(key, entry)| (*key, entry.choice));
+                let attention = found.attention.iter().map(|(key, entry)| (*key, entry.choice));
+                (products.collect::<HashMap<_, _>>(), attention.collect::<HashMap<_, _>>())
+            };
             assert_eq!(choices(&again), choices(&table), "other choices after a round trip");
         }
     }
