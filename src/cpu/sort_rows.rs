@@ -26,22 +26,25 @@ pub fn sort_rows(threads: &Threads, op: &SortRows) {
     });
 }
 
-/// The numbers below `columns` with the smallest keys, as many as there is room for, in the order of their keys.
+/// The numbers below `columns` with the smallest keys, as many as there is room for, in the order of their keys. A sort of the
+/// standard library panics where keys change under it, as they do where a caller's output lies in the gaps of an input and
+/// reaches beyond them; this one leaves numbers of columns all the same.
 fn smallest<K: Ord>(found: &mut [i32], columns: usize, key: impl Fn(i32) -> K) {
     found.iter_mut().zip(0..).for_each(|(column, number)| *column = number);
-    if found.len() < columns {
-        // A heap whose first is the largest, which the next smaller one replaces.
-        for parent in (0..found.len() / 2).rev() {
-            sink(found, parent, &key);
-        }
-        for column in found.len() as i32..columns as i32 {
-            if key(column) < key(found[0]) {
-                found[0] = column;
-                sink(found, 0, &key);
-            }
+    // A heap whose first is the largest, which the next smaller one replaces.
+    for parent in (0..found.len() / 2).rev() {
+        sink(found, parent, &key);
+    }
+    for column in found.len() as i32..columns as i32 {
+        if key(column) < key(found[0]) {
+            found[0] = column;
+            sink(found, 0, &key);
         }
     }
-    found.sort_unstable_by_key(|&column| key(column));
+    for end in (1..found.len()).rev() {
+        found.swap(0, end);
+        sink(&mut found[..end], 0, &key);
+    }
 }
 
 /// Moves an element of a heap down to where no child is larger.
@@ -58,5 +61,27 @@ fn sink<K: Ord>(heap: &mut [i32], mut parent: usize, key: &impl Fn(i32) -> K) {
         }
         heap.swap(parent, largest);
         parent = largest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn keys_that_change_meanwhile_leave_numbers_of_columns() {
+        let calls = Cell::new(0u32);
+        let key = |column: i32| {
+            calls.set(calls.get() + 1);
+            (column as u32 ^ calls.get()).wrapping_mul(2_654_435_761)
+        };
+        for count in [1, 40, 100] {
+            let mut found = vec![-1; count];
+            smallest(&mut found, 100, key);
+            found.sort_unstable();
+            found.dedup();
+            assert!(found.len() == count && found.iter().all(|column| (0..100).contains(column)));
+        }
     }
 }
