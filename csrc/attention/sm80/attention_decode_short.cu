@@ -10,7 +10,8 @@
 //
 // Shapes: head_dim a multiple of 8, at most 8 * kLanes; up to kHeads query heads a block; rows of queries, keys and
 // values 16-byte aligned. Shared memory: 80 KiB for 2 heads of 256 columns, 96 KiB for 4. Registers a thread:
-// 16 * kHeads for q and the output; 64 in all with one or two heads, so that a block fits beside those of a product.
+// 16 * kHeads for q and the output; 64 in all with one head, so that a block fits beside those of a product. With 64
+// for two heads, too, 16 sequences of Gemma 3 4B decode at 5,230 tokens/s in BF16 where they make 5,310.
 #include <algorithm>
 #include <type_traits>
 
@@ -69,7 +70,7 @@ __device__ __forceinline__ float4 merge_columns(const float2* states, int count,
 }
 
 template <typename T, typename Tile>
-__global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 4 ? 1 : 2)
+__global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 1 ? 2 : 1)
     attention_decode_short_kernel(const __grid_constant__ DecodeArguments arguments, const bool early) {
   constexpr int kLanes = Tile::kLanes, kHeads = Tile::kHeads, kUnroll = Tile::kUnroll, kColumns = Tile::kColumns;
   constexpr int kScoreLanes = kLanes / (kUnroll * kHeads);  // lanes with the same score
