@@ -3533,18 +3533,23 @@ typedef struct {
 
 // Queues a sort of each row. Does not allocate or synchronise; may be captured. On CUDA rows of up to 4,096 elements are sorted
 // in shared memory; longer ones take a time that grows with the square of their length.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for an order that is neither, for shapes, dtypes and strides that do not fit, and for an output
+// that overlaps the input; where one of them has gaps that is not found, and some columns are named.
 NVB_MUST_USE nvb_status nvb_sort_rows(const nvb_backend *backend,
                          const nvb_sort_rows_args *args,
                          nvb_stream *stream);
 
 // Queues a sum over each row, f32 or more inside with one rounding at the store. Does not allocate or synchronise; may be
 // captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for shapes, dtypes and strides that do not fit, and for an output that overlaps the input.
 NVB_MUST_USE nvb_status nvb_sum_rows(const nvb_backend *backend,
                         const nvb_sum_rows_args *args,
                         nvb_stream *stream);
 
 // Queues a division of each row by its length, f32 or more inside with one rounding at the store; no finite element overflows on
 // the way. Does not allocate or synchronise; may be captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for shapes, dtypes and strides that do not fit, and for an output that overlaps the input
+// without being it.
 NVB_MUST_USE nvb_status nvb_l2_norm(const nvb_backend *backend,
                        const nvb_l2_norm_args *args,
                        nvb_stream *stream);
@@ -3979,8 +3984,8 @@ typedef struct {
 // after, caches too, and nobody else may use that memory meanwhile.
 // Errors: `NVB_ERROR_FP8` (a device without FP8 arithmetic, or `fp8` is "off", without `storage_only`), `NVB_ERROR_INVALID_ARGUMENT`
 // (nothing was recorded; a bound that is no number of at least 0; a weight with a value that is not finite; a stream that is recorded,
-// explained or captured; memory that sleeps), `NVB_ERROR_OUT_OF_MEMORY`, and in a measurement what the operations report. The graph is
-// then as before.
+// explained or captured; memory that sleeps), `NVB_ERROR_CONFIGURATION` (a flag that is neither 0 nor 1), `NVB_ERROR_OUT_OF_MEMORY`,
+// and in a measurement what the operations report. The graph is then as before.
 NVB_MUST_USE nvb_status nvb_graph_convert_fp8(nvb_graph *graph,
                                  const nvb_graph_fp8_options *options);
 

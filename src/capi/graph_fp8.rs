@@ -107,8 +107,8 @@ versioned!(nvb_graph_fp8_product);
 /// after, caches too, and nobody else may use that memory meanwhile.
 /// Errors: `NVB_ERROR_FP8` (a device without FP8 arithmetic, or `fp8` is "off", without `storage_only`), `NVB_ERROR_INVALID_ARGUMENT`
 /// (nothing was recorded; a bound that is no number of at least 0; a weight with a value that is not finite; a stream that is recorded,
-/// explained or captured; memory that sleeps), `NVB_ERROR_OUT_OF_MEMORY`, and in a measurement what the operations report. The graph is
-/// then as before.
+/// explained or captured; memory that sleeps), `NVB_ERROR_CONFIGURATION` (a flag that is neither 0 nor 1), `NVB_ERROR_OUT_OF_MEMORY`,
+/// and in a measurement what the operations report. The graph is then as before.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_graph_convert_fp8(
     graph: *mut nvb_graph,

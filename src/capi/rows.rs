@@ -65,6 +65,8 @@ versioned!(nvb_l2_norm_args);
 
 /// Queues a sort of each row. Does not allocate or synchronise; may be captured. On CUDA rows of up to 4,096 elements are sorted
 /// in shared memory; longer ones take a time that grows with the square of their length.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for an order that is neither, for shapes, dtypes and strides that do not fit, and for an output
+/// that overlaps the input; where one of them has gaps that is not found, and some columns are named.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_sort_rows(
     backend: *const nvb_backend,
@@ -87,6 +89,7 @@ pub unsafe extern "C" fn nvb_sort_rows(
 
 /// Queues a sum over each row, f32 or more inside with one rounding at the store. Does not allocate or synchronise; may be
 /// captured.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for shapes, dtypes and strides that do not fit, and for an output that overlaps the input.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_sum_rows(
     backend: *const nvb_backend,
@@ -104,6 +107,8 @@ pub unsafe extern "C" fn nvb_sum_rows(
 
 /// Queues a division of each row by its length, f32 or more inside with one rounding at the store; no finite element overflows on
 /// the way. Does not allocate or synchronise; may be captured.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for shapes, dtypes and strides that do not fit, and for an output that overlaps the input
+/// without being it.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_l2_norm(
     backend: *const nvb_backend,

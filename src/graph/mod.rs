@@ -4,9 +4,9 @@
 //! runs. Its end makes nodes of them (`dependencies`), which `describe` puts into words. A launch hands the list to the device:
 //! as one replay that the executor made of it (`replay`), or operation by operation.
 //!
-//! A conversion (`fp8`) makes products with FP8 weights of those with float weights. An optimisation (`optimize`) rewrites a copy of the list by its `passes` and, where the caller allows it, measures both
-//! (`measure`); `report` tells of it. The recorded list stays: every conversion begins with it, and every optimisation with the
-//! converted one.
+//! A conversion (`fp8`) makes products with FP8 weights of those with float weights. An optimisation (`optimize`) rewrites a
+//! copy of the list by its `passes` and, where the caller allows it, measures both (`measure`); `report` tells of it. The
+//! recorded list stays: every conversion begins with it, and every optimisation with the converted one.
 
 mod dependencies;
 pub mod describe;
@@ -110,7 +110,7 @@ fn cost_of(nodes: &[Node]) -> Cost {
 struct Lists {
     recorded: Arc<Recorded>,
     conversion: Option<Arc<Conversion>>,
-    /// The first one as long as nothing was optimised.
+    /// The list that `first` gives, as long as nothing was optimised.
     launched: Arc<Recorded>,
     optimization: Option<Optimization>,
 }
