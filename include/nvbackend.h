@@ -3531,8 +3531,9 @@ typedef struct {
   uint32_t reserved;
 } nvb_l2_norm_args;
 
-// Queues a sort of each row. Does not allocate or synchronise; may be captured. On CUDA rows of up to 4,096 elements are sorted
-// in shared memory; longer ones take a time that grows with the square of their length.
+// Queues a sort of each row. Does not synchronise. On CUDA rows of more than 4,096 elements take workspace, which the first call
+// with more of them may allocate: 16 bytes for each of the first k elements of every 4,096, of as many rows at a time as 32 MiB
+// hold. May be captured after that.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` for an order that is neither, for shapes, dtypes and strides that do not fit, and for an output
 // that overlaps the input; where one of them has gaps that is not found, and some columns are named.
 NVB_MUST_USE nvb_status nvb_sort_rows(const nvb_backend *backend,
@@ -3674,6 +3675,9 @@ NVB_MUST_USE nvb_status nvb_argmax_get_workspace_size(const nvb_backend *backend
 
 // Writes the bytes of workspace that `nvb_sample` needs with these arguments; see `nvb_linear_get_workspace_size`.
 NVB_MUST_USE nvb_status nvb_sample_get_workspace_size(const nvb_backend *backend, const nvb_sample_args *args, size_t *bytes);
+
+// Writes the bytes of workspace that `nvb_sort_rows` needs with these arguments; see `nvb_linear_get_workspace_size`.
+NVB_MUST_USE nvb_status nvb_sort_rows_get_workspace_size(const nvb_backend *backend, const nvb_sort_rows_args *args, size_t *bytes);
 
 // Graphs ----------------------------------------------------------------------------------------------------------
 //

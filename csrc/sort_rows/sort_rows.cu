@@ -1,11 +1,18 @@
 // sort_rows: columns in the order of their elements, by keys of 64 bits that no two columns of a row share: the element
 // as an integer that orders alike, above the column. So every sort is stable.
 //
-// Up to 4,096 columns a block sorts a row's keys in shared memory (Batcher's bitonic sort, 1968): 8 bytes a key of the
-// next power of two, 32 KiB at most. Longer rows count for each key how many are smaller, which is its place; that
-// takes columns squared comparisons, but no workspace, and any number of columns. It is the plain way, not the fast
-// one.
+// A block sorts up to 4,096 keys in shared memory (Batcher's bitonic sort, 1968): 8 bytes a key of the next power of
+// two, 32 KiB at most. A longer row is sorted in chunks of 4,096 columns, each a list in the workspace; then lists are
+// merged two by two, from one half of the workspace to the other. A key's place among two lists is its own number and
+// the number of the other list's smaller keys, which a binary search counts: every key is a thread's alone, and
+// neighbours read the same addresses. No list keeps more keys than are asked for, so the first few of a long row cost
+// little more than its chunks.
+//
+//   kernel         block           work
+//   sort_chunks    512 threads     a chunk of a row: keys, sort, its first keys to the workspace or their columns to
+//   the output merge_lists    256 threads     a key each: from a list to its place in the list of two
 #include <algorithm>
+#include <utility>
 
 #include "../common/row_block.cuh"
 #include "../common/vector.cuh"
@@ -14,10 +21,11 @@
 namespace nvb {
 namespace {
 
-constexpr int64_t kMostSorted = 4096;
+constexpr int64_t kChunk = 4096;
 constexpr int kMostThreads = 512;
-constexpr int kCountThreads = 256;
-constexpr int kCountKeys = 2048;  // of a row in shared memory at a time, 16 KiB
+constexpr int kMergeThreads = 256;
+// Rows are sorted some at a time, so that both halves of the workspace stay in the second-level cache.
+constexpr int64_t kMostKeys = (int64_t{32} << 20) / 2 / sizeof(uint64_t);
 
 constexpr uint64_t kBehindAll = ~uint64_t{0};
 
@@ -46,12 +54,32 @@ __device__ __forceinline__ uint64_t key_of(const nvb_sort_rows_params& p, int64_
   return static_cast<uint64_t>(order) << 32 | static_cast<uint32_t>(column);
 }
 
-// `keys` is the power of two of keys that the row is filled up to.
-__global__ void __launch_bounds__(kMostThreads) sort_kernel(const nvb_sort_rows_params p, int keys) {
+// Lists of one row, each of the keys of `span` columns, of which it keeps the first `kept`.
+struct row_lists {
+  int64_t span;
+  int64_t kept;
+  int64_t count;
+};
+
+__host__ __device__ row_lists lists_of(const nvb_sort_rows_params& p, int64_t span) {
+  return {span, span < p.count ? span : p.count, (p.shape[3] + span - 1) / span};
+}
+
+__device__ __forceinline__ int64_t length_of(const nvb_sort_rows_params& p, const row_lists& lists, int64_t list) {
+  return min(lists.kept, p.shape[3] - list * lists.span);
+}
+
+// A block a chunk. `keys` is the power of two of keys that a chunk is filled up to; `to` is null where rows have one.
+__global__ void __launch_bounds__(kMostThreads)
+    sort_chunks(const nvb_sort_rows_params p, int64_t first_row, int keys, uint64_t* to) {
   extern __shared__ uint64_t sorted[];
-  const row_places row = places_of(p, blockIdx.x);
-  const int columns = static_cast<int>(p.shape[3]);
-  for (int i = threadIdx.x; i < keys; i += blockDim.x) sorted[i] = i < columns ? key_of(p, row.input, i) : kBehindAll;
+  const row_lists lists = lists_of(p, kChunk);
+  const int64_t chunk = blockIdx.x % lists.count;
+  const row_places row = places_of(p, first_row + blockIdx.x / lists.count);
+  const int64_t first_column = chunk * kChunk;
+  const int columns = static_cast<int>(min(kChunk, p.shape[3] - first_column));
+  for (int i = threadIdx.x; i < keys; i += blockDim.x)
+    sorted[i] = i < columns ? key_of(p, row.input, first_column + i) : kBehindAll;
   __syncthreads();
   // Runs of `run` keys are sorted up and down in turn; a merge halves the distance of what it compares.
   for (int run = 2; run <= keys; run *= 2) {
@@ -70,50 +98,106 @@ __global__ void __launch_bounds__(kMostThreads) sort_kernel(const nvb_sort_rows_
       __syncthreads();
     }
   }
-  for (int i = threadIdx.x; i < p.count; i += blockDim.x) p.output[row.output + i] = static_cast<int32_t>(sorted[i]);
+  if (to == nullptr) {
+    for (int i = threadIdx.x; i < p.count; i += blockDim.x) p.output[row.output + i] = static_cast<int32_t>(sorted[i]);
+    return;
+  }
+  uint64_t* list = to + blockIdx.x * lists.kept;
+  const int length = static_cast<int>(length_of(p, lists, chunk));
+  for (int i = threadIdx.x; i < length; i += blockDim.x) list[i] = sorted[i];
 }
 
-__global__ void __launch_bounds__(kCountThreads) count_kernel(const nvb_sort_rows_params p, int64_t tiles) {
-  __shared__ uint64_t keys[kCountKeys];
-  const int64_t columns = p.shape[3];
-  const int64_t row_tiles = (columns + kCountThreads - 1) / kCountThreads;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const row_places row = places_of(p, tile / row_tiles);
-    const int64_t column = tile % row_tiles * kCountThreads + threadIdx.x;
-    const uint64_t mine = column < columns ? key_of(p, row.input, column) : kBehindAll;
-    int64_t smaller = 0;
-    for (int64_t begin = 0; begin < columns; begin += kCountKeys) {
-      const int filled = static_cast<int>(min(columns - begin, static_cast<int64_t>(kCountKeys)));
-      // The keys before these are still being read.
-      __syncthreads();
-      for (int i = threadIdx.x; i < filled; i += kCountThreads) keys[i] = key_of(p, row.input, begin + i);
-      __syncthreads();
-      int here = 0;
-      for (int i = 0; i < filled; ++i) here += keys[i] < mine;
-      smaller += here;
+// A thread a key of `rows` rows of lists of `span` columns. `to` is null where two lists are a whole row.
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_lists(const nvb_sort_rows_params p, int64_t first_row, int64_t rows, int64_t span, const uint64_t* from,
+                uint64_t* to) {
+  const row_lists lists = lists_of(p, span);
+  const row_lists merged = lists_of(p, 2 * span);
+  const int64_t number = blockIdx.x * int64_t{kMergeThreads} + threadIdx.x;
+  const int64_t place = number % lists.kept;
+  const int64_t list = number / lists.kept % lists.count;
+  const int64_t row = number / lists.kept / lists.count;
+  if (row >= rows || place >= length_of(p, lists, list)) return;
+  const uint64_t key = from[number];
+  int64_t smaller = 0;
+  const int64_t other = list ^ 1;
+  if (other < lists.count) {
+    const uint64_t* others = from + (row * lists.count + other) * lists.kept;
+    int64_t end = length_of(p, lists, other);
+    while (smaller < end) {
+      const int64_t middle = (smaller + end) / 2;
+      if (others[middle] < key) {
+        smaller = middle + 1;
+      } else {
+        end = middle;
+      }
     }
-    if (column < columns && smaller < p.count) p.output[row.output + smaller] = static_cast<int32_t>(column);
   }
+  const int64_t merged_place = place + smaller;
+  if (merged_place >= merged.kept) return;
+  if (to == nullptr) {
+    p.output[places_of(p, first_row + row).output + merged_place] = static_cast<int32_t>(key);
+  } else {
+    to[(row * merged.count + list / 2) * merged.kept + merged_place] = key;
+  }
+}
+
+int64_t rows_of(const nvb_sort_rows_params& p) {
+  return p.shape[0] * p.shape[1] * p.shape[2];
+}
+
+// In the workspace of one row's chunks; lists of more columns keep fewer.
+int64_t row_keys(const nvb_sort_rows_params& p) {
+  const row_lists lists = lists_of(p, kChunk);
+  return lists.count * lists.kept;
+}
+
+int64_t rows_at_a_time(const nvb_sort_rows_params& p) {
+  return std::clamp(kMostKeys / row_keys(p), int64_t{1}, rows_of(p));
 }
 
 }  // namespace
 }  // namespace nvb
 
+extern "C" size_t nvb_cuda_sort_rows_workspace(const nvb_sort_rows_params* params) noexcept {
+  const nvb_sort_rows_params& p = *params;
+  if (p.shape[3] <= nvb::kChunk) return 0;
+  return 2 * sizeof(uint64_t) * nvb::rows_at_a_time(p) * nvb::row_keys(p);
+}
+
 extern "C" cudaError_t nvb_cuda_sort_rows(const nvb_sort_rows_params* params, const nvb_launch* launch) noexcept {
   const nvb_sort_rows_params& p = *params;
   const int64_t columns = p.shape[3];
   if (nvb::float_dtype_bytes(p.input_dtype) == 0 || p.count < 1 || p.count > columns) return cudaErrorInvalidValue;
-  const int64_t rows = p.shape[0] * p.shape[1] * p.shape[2];
-  if (!nvb::fits_grid(rows)) return cudaErrorInvalidValue;
-  if (columns <= nvb::kMostSorted) {
-    int keys = 2;
-    while (keys < columns) keys *= 2;
-    const int threads = std::min(std::max(keys / 2, 32), nvb::kMostThreads);
-    nvb::sort_kernel<<<static_cast<unsigned>(rows), threads, keys * sizeof(uint64_t), launch->stream>>>(p, keys);
+  const int64_t rows = nvb::rows_of(p);
+  int keys = 2;
+  while (keys < std::min(columns, nvb::kChunk)) keys *= 2;
+  const int threads = std::min(std::max(keys / 2, 32), nvb::kMostThreads);
+  if (columns <= nvb::kChunk) {
+    if (!nvb::fits_grid(rows)) return cudaErrorInvalidValue;
+    nvb::sort_chunks<<<static_cast<unsigned>(rows), threads, keys * sizeof(uint64_t), launch->stream>>>(p, 0, keys,
+                                                                                                        nullptr);
     return cudaGetLastError();
   }
-  const int64_t tiles = rows * nvb::ceiling_divide(columns, nvb::kCountThreads);
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, 0x7fffffff));
-  nvb::count_kernel<<<blocks, nvb::kCountThreads, 0, launch->stream>>>(p, tiles);
-  return cudaGetLastError();
+  if (p.workspace == nullptr) return cudaErrorInvalidValue;
+  const int64_t step = nvb::rows_at_a_time(p);
+  for (int64_t first = 0; first < rows; first += step) {
+    const int64_t some = std::min(step, rows - first);
+    auto* from = static_cast<uint64_t*>(p.workspace);
+    uint64_t* to = from + step * nvb::row_keys(p);
+    const int64_t chunks = some * nvb::lists_of(p, nvb::kChunk).count;
+    if (!nvb::fits_grid(chunks)) return cudaErrorInvalidValue;
+    nvb::sort_chunks<<<static_cast<unsigned>(chunks), threads, keys * sizeof(uint64_t), launch->stream>>>(p, first,
+                                                                                                          keys, from);
+    for (int64_t span = nvb::kChunk; span < columns; span *= 2) {
+      const nvb::row_lists lists = nvb::lists_of(p, span);
+      const int64_t blocks = nvb::ceiling_divide(some * lists.count * lists.kept, nvb::kMergeThreads);
+      if (!nvb::fits_grid(blocks)) return cudaErrorInvalidValue;
+      nvb::merge_lists<<<static_cast<unsigned>(blocks), nvb::kMergeThreads, 0, launch->stream>>>(
+          p, first, some, span, from, 2 * span < columns ? to : nullptr);
+      std::swap(from, to);
+    }
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }

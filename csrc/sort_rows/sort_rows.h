@@ -9,6 +9,7 @@
 struct nvb_sort_rows_params {
   const void* input;
   int32_t* output;
+  void* workspace;   // nvb_cuda_sort_rows_workspace bytes, 16-byte aligned, need not be cleared; null if that is 0
   int64_t shape[4];  // of the input; none is 0
   int64_t input_strides[4];
   int64_t output_strides[4];
@@ -17,4 +18,6 @@ struct nvb_sort_rows_params {
   uint32_t descending;
 };
 
+// Reads the shape and the count alone of the params.
+extern "C" size_t nvb_cuda_sort_rows_workspace(const nvb_sort_rows_params* params) noexcept;
 extern "C" cudaError_t nvb_cuda_sort_rows(const nvb_sort_rows_params* params, const nvb_launch* launch) noexcept;

@@ -3,7 +3,7 @@
 use super::backend::arguments;
 use super::operations::or;
 use super::prelude::*;
-use super::tensor::{device_tensor, nvb_tensor, strided_device_tensor};
+use super::tensor::{nvb_tensor, strided_device_tensor, Reading};
 use crate::operation::l2_norm::L2Norm;
 use crate::operation::sort_rows::SortRows;
 use crate::operation::sum_rows::SumRows;
@@ -63,8 +63,9 @@ pub struct nvb_l2_norm_args {
 }
 versioned!(nvb_l2_norm_args);
 
-/// Queues a sort of each row. Does not allocate or synchronise; may be captured. On CUDA rows of up to 4,096 elements are sorted
-/// in shared memory; longer ones take a time that grows with the square of their length.
+/// Queues a sort of each row. Does not synchronise. On CUDA rows of more than 4,096 elements take workspace, which the first call
+/// with more of them may allocate: 16 bytes for each of the first k elements of every 4,096, of as many rows at a time as 32 MiB
+/// hold. May be captured after that.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` for an order that is neither, for shapes, dtypes and strides that do not fit, and for an output
 /// that overlaps the input; where one of them has gaps that is not found, and some columns are named.
 #[no_mangle]
@@ -75,16 +76,18 @@ pub unsafe extern "C" fn nvb_sort_rows(
 ) -> nvb_status {
     guard!(nvb_sort_rows, {
         arguments!(backend, args, stream);
-        expect_reserved(args.reserved)?;
-        let descending = match args.order {
-            NVB_ORDER_ASCENDING => false,
-            NVB_ORDER_DESCENDING => true,
-            other => return Err(Error::invalid(format!("order is {other}; NVB_ORDER_… (0 or 1) is needed"))),
-        };
-        let input = device_tensor(&backend, "input", &args.input)?;
-        let output = device_tensor(&backend, "output", &args.output)?;
-        backend.queue(SortRows::new(input, output, descending)?, &stream)
+        backend.queue(sort_rows_of(Reading::Memory(&backend), &args)?, &stream)
     })
+}
+
+pub(super) fn sort_rows_of(reading: Reading<'_>, args: &nvb_sort_rows_args) -> Result<SortRows> {
+    expect_reserved(args.reserved)?;
+    let descending = match args.order {
+        NVB_ORDER_ASCENDING => false,
+        NVB_ORDER_DESCENDING => true,
+        other => return Err(Error::invalid(format!("order is {other}; NVB_ORDER_… (0 or 1) is needed"))),
+    };
+    SortRows::new(reading.tensor("input", &args.input)?, reading.tensor("output", &args.output)?, descending)
 }
 
 /// Queues a sum over each row, f32 or more inside with one rounding at the store. Does not allocate or synchronise; may be

@@ -5,6 +5,7 @@ use super::kv_cache::layer_of;
 use super::operations::{linear_of, nvb_linear_args};
 use super::prelude::*;
 use super::products::{grouped_linear_of, matmul_of, nvb_grouped_linear_args, nvb_matmul_args};
+use super::rows::{nvb_sort_rows_args, sort_rows_of};
 use super::sampling::{argmax_of, nvb_argmax_args, nvb_sample_args, sample_of};
 use super::stream::STREAMS;
 use super::structs::Versioned;
@@ -144,6 +145,20 @@ pub unsafe extern "C" fn nvb_sample_get_workspace_size(
     guard!(nvb_sample_get_workspace_size, {
         write_bytes(backend, args, bytes, |backend, args| {
             Ok(backend.executor().plan(&sample_of(Reading::Shape, args)?.into())?.workspace)
+        })
+    })
+}
+
+/// Writes the bytes of workspace that `nvb_sort_rows` needs with these arguments; see `nvb_linear_get_workspace_size`.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_sort_rows_get_workspace_size(
+    backend: *const nvb_backend,
+    args: *const nvb_sort_rows_args,
+    bytes: *mut usize,
+) -> nvb_status {
+    guard!(nvb_sort_rows_get_workspace_size, {
+        write_bytes(backend, args, bytes, |backend, args| {
+            Ok(backend.executor().plan(&sort_rows_of(Reading::Shape, args)?.into())?.workspace)
         })
     })
 }

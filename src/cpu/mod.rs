@@ -33,6 +33,7 @@ pub mod rope;
 mod row;
 pub mod sample;
 pub mod scatter_rows;
+pub mod sort_rows;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -131,6 +132,7 @@ impl Executor for CpuExecutor {
             Operation::Rope(op) => return rope::rope(&self.threads, op),
             Operation::BlockRows(op) => return block_rows::block_rows(&self.threads, op),
             Operation::ScatterRows(op) => return scatter_rows::scatter_rows(&self.threads, op),
+            Operation::SortRows(op) => sort_rows::sort_rows(&self.threads, op),
             Operation::AttentionPrefill(op) => return attention::prefill::prefill(&self.threads, op),
             Operation::AttentionDecode(op) => {
                 let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);

@@ -47,6 +47,7 @@ mod rope;
 mod sample;
 mod scatter_rows;
 mod scratch;
+mod sort_rows;
 mod virtual_memory;
 mod workspace;
 crate::plain_operations!(operation_modules);

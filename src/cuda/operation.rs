@@ -1,7 +1,9 @@
 //! Which file's launch an operation comes to.
 
 use super::prelude::*;
-use super::{argmax, attention, block_rows, embedding, grouped_linear, linear, matmul, rope, sample, scatter_rows};
+use super::{
+    argmax, attention, block_rows, embedding, grouped_linear, linear, matmul, rope, sample, scatter_rows, sort_rows,
+};
 use crate::operation::{match_operation, Operation};
 use crate::plain_operations;
 
@@ -26,6 +28,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Operation, stream: RawHandle) ->
         Operation::GroupedLinear(op) => has_room().and_then(|()| grouped_linear::run(executor, op, stream)),
         Operation::Matmul(op) => has_room().and_then(|()| matmul::run(executor, op, stream)),
         Operation::Argmax(op) => has_room().and_then(|()| argmax::run(executor, op, stream)),
+        Operation::SortRows(op) => has_room().and_then(|()| sort_rows::run(executor, op, stream)),
         Operation::Sample(op) => has_room().and_then(|()| sample::run(executor, op, stream)),
     })
 }

@@ -11,6 +11,7 @@ mirror! {
     struct Params of(op: &SortRows) {
         input: *const c_void = op.input.data,
         output: *mut i32 = op.output.data.cast(),
+        workspace: *mut c_void = std::ptr::null_mut(),
         shape: [i64; MAX_RANK] = integers(op.input.shape),
         input_strides: [i64; MAX_RANK] = integers(op.input.strides),
         output_strides: [i64; MAX_RANK] = integers(op.output.strides),
@@ -22,6 +23,7 @@ mirror! {
 
 extern "C" {
     fn nvb_cuda_sort_rows(params: *const Params, launch: *const Launch) -> i32;
+    fn nvb_cuda_sort_rows_workspace(params: *const Params) -> usize;
 }
 
 pub(super) fn run(executor: &CudaExecutor, op: &SortRows, stream: RawHandle) -> Result<()> {
@@ -29,7 +31,22 @@ pub(super) fn run(executor: &CudaExecutor, op: &SortRows, stream: RawHandle) -> 
         return Ok(());
     }
     let _guard = executor.enter()?;
-    let params = Params::of(op);
-    // SAFETY: the descriptor was validated, and the context is current.
-    executor.check_launch(unsafe { nvb_cuda_sort_rows(&params, &executor.launch_on(stream)) }, "sort_rows")
+    let launch = executor.launch_on(stream);
+    let workspace = workspace(op);
+    let scratch = executor.scratch(stream);
+    let mut scratch = scratch.lock(executor, stream, || workspace)?;
+    let mut params = Params::of(op);
+    params.workspace = scratch.get(WorkspaceUse::Kernel, workspace.of(WorkspaceUse::Kernel))?;
+    // SAFETY: the descriptor was validated, the workspace is as large as asked, and the context is current.
+    executor.check_launch(unsafe { nvb_cuda_sort_rows(&params, &launch) }, "sort_rows")
+}
+
+/// What `run` keeps in scratch: lists of keys of rows that are longer than shared memory.
+pub(super) fn workspace(op: &SortRows) -> Workspace {
+    if op.output.is_empty() {
+        return Workspace::none();
+    }
+    // SAFETY: the query reads the struct only.
+    let bytes = unsafe { nvb_cuda_sort_rows_workspace(&Params::of(op)) };
+    Workspace::none().with(WorkspaceUse::Kernel, bytes)
 }

@@ -2,7 +2,7 @@
 
 use super::executor::CudaExecutor;
 use super::scratch::{WorkspaceUse, ALIGNMENT};
-use super::{argmax, attention, grouped_linear, linear_workspace, matmul, sample};
+use super::{argmax, attention, grouped_linear, linear_workspace, matmul, sample, sort_rows};
 use crate::operation::Operation;
 
 /// The first bytes of a caller's workspace: counters, which stay zero between operations whatever else the workspace
@@ -74,6 +74,7 @@ pub(super) fn bytes(executor: &CudaExecutor, op: &Operation) -> usize {
         Operation::AttentionDecode(op) => attention::decode_workspace_bytes(executor, op),
         Operation::Argmax(op) => argmax::workspace(executor, op).total(),
         Operation::Sample(op) => sample::workspace(executor, op).total(),
+        Operation::SortRows(op) => sort_rows::workspace(op).total(),
         _ => 0,
     }
 }

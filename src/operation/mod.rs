@@ -25,6 +25,7 @@ pub mod quantized_rows;
 pub mod rope;
 pub mod sample;
 pub mod scatter_rows;
+pub mod sort_rows;
 crate::plain_operations!(operation_modules);
 
 use crate::error::{Error, Result};
@@ -186,7 +187,6 @@ macro_rules! plain_operations {
             RmsNorm rms_norm;
             RotaryEmbedding rotary_embedding;
             Softmax softmax;
-            SortRows sort_rows;
             SumRows sum_rows;
         }
     };

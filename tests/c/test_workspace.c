@@ -16,6 +16,7 @@ typedef struct {
   nvb_attention_decode_args attention_decode;
   nvb_argmax_args argmax;
   nvb_sample_args sample;
+  nvb_sort_rows_args sort_rows;
 } bench;
 
 static bench set_up(fixture* f) {
@@ -68,6 +69,10 @@ static bench set_up(fixture* f) {
   b.sample.logits = b.argmax.logits;
   b.sample.tokens = b.argmax.tokens;
   b.sample.temperature = 1;
+  nvb_sort_rows_args_init(&b.sort_rows);
+  b.sort_rows.input = b.argmax.logits;
+  b.sort_rows.output = nvb_tensor_2d(NULL, NVB_DTYPE_I32, 2, 40);
+  b.sort_rows.order = NVB_ORDER_DESCENDING;
   return b;
 }
 
@@ -100,6 +105,8 @@ static void place_all(bench* b) {
   place(b, &b->argmax.tokens, 1);
   place(b, &b->sample.logits, 0);
   place(b, &b->sample.tokens, 1);
+  place(b, &b->sort_rows.input, 0);
+  place(b, &b->sort_rows.output, 1);
 }
 
 #define QUERY(name, object) nvb_##name##_get_workspace_size(object, &b->name, &bytes)
@@ -141,6 +148,7 @@ static void test_operations(bench* b) {
   CHECK_WORKSPACE(attention_decode, b->attention);
   CHECK_WORKSPACE(argmax, b->f->backend);
   CHECK_WORKSPACE(sample, b->f->backend);
+  CHECK_WORKSPACE(sort_rows, b->f->backend);
 }
 
 // A query refuses what the call would.
@@ -171,6 +179,9 @@ static void test_refused_queries(bench* b) {
   b->argmax.logits.dtype = NVB_DTYPE_I32;
   CHECK_FAILS(QUERY(argmax, b->f->backend), NVB_ERROR_INVALID_ARGUMENT, "logits", "i32");
   b->argmax.logits.dtype = NVB_DTYPE_F32;
+  b->sort_rows.order = 2;
+  CHECK_FAILS(QUERY(sort_rows, b->f->backend), NVB_ERROR_INVALID_ARGUMENT, "order is 2");
+  b->sort_rows.order = NVB_ORDER_DESCENDING;
 }
 
 static void test_refused_workspaces(bench* b) {

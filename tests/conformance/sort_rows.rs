@@ -108,8 +108,18 @@ fn sort_rows() {
                 cases.push(Case { order, content, dtype, placements: [SWAPPED, ROW_MAJOR], ..CASE });
                 cases.push(Case { order, content, dtype, placements: [ROW_MAJOR, SWAPPED], count: 20, ..CASE });
             }
-            // Around what fits into shared memory, and several tiles of what does not.
-            for (columns, count) in [(4096, 4096), (4097, 4097), (5000, 7), (4096, 100), (9001, 9001)] {
+            // Around what fits into shared memory, and chunks of what does not: an even number, an odd one, of which the first
+            // few or more than one chunk are asked for.
+            for (columns, count) in [
+                (4096, 4096),
+                (4097, 4097),
+                (5000, 7),
+                (4096, 100),
+                (8192, 8192),
+                (8193, 1),
+                (12289, 4097),
+                (20500, 20500),
+            ] {
                 cases.push(Case { order, content, shape: [1, 1, 2, columns], count, ..CASE });
             }
         }

@@ -19,6 +19,7 @@ use nvbackend::operation::linear_product::LinearProduct;
 use nvbackend::operation::matmul::Matmul;
 use nvbackend::operation::quantized_rows::QuantizedRows;
 use nvbackend::operation::sample::{Sample, SampleOptions};
+use nvbackend::operation::sort_rows::SortRows;
 use nvbackend::operation::Activation;
 use nvbackend::operation::Operation;
 use nvbackend::stream::manager::StreamManager;
@@ -41,6 +42,8 @@ enum Kind {
     Decode(usize, usize, usize),
     Argmax(usize, usize),
     Sample(usize, usize),
+    /// Rows, columns; the first 40 or all.
+    Sort(usize, usize),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -203,6 +206,11 @@ fn prepare(run: &mut Run, case: &Case) -> std::result::Result<Prepared, Failure>
             let tokens = run.output(DType::I32, &[rows], PLAIN)?;
             none(Argmax::new(logits, tokens)?.into(), vec![tokens])
         }
+        Kind::Sort(rows, columns) => {
+            let (input, _) = run.normal(DType::F32, &[rows, columns], PLAIN, 1.0)?;
+            let output = run.output(DType::I32, &[rows, columns.min(40)], PLAIN)?;
+            none(SortRows::new(input, output, true)?.into(), vec![output])
+        }
         Kind::Sample(rows, columns) => {
             let (logits, _) = run.normal(DType::Bf16, &[rows, columns], PLAIN, 1.0)?;
             let tokens = run.output(DType::I32, &[rows], PLAIN)?;
@@ -255,11 +263,12 @@ fn cases() -> Vec<Case> {
     for (rows, columns) in [(1, 262_144), (5, 1000), (3, 1)] {
         add(Kind::Argmax(rows, columns));
         add(Kind::Sample(rows, columns));
+        add(Kind::Sort(rows, columns));
     }
     // One variant of each product, in turn.
     let products = |case: &&Case| match case.kind {
         Kind::ToCodes(_, m, ..) => m <= 200,
-        kind => !matches!(kind, Kind::Decode(..) | Kind::Argmax(..) | Kind::Sample(..)),
+        kind => !matches!(kind, Kind::Decode(..) | Kind::Argmax(..) | Kind::Sample(..) | Kind::Sort(..)),
     };
     let variant = |(i, &case): (usize, &Case)| {
         let unaligned = Case { layout: UNALIGNED, ..case };
@@ -339,6 +348,7 @@ fn one_workspace_for_all() {
             Kind::ToCodes(int4, 70, None, N),
             Kind::Codes(Format::new(Encoding::Int8, Granularity::Rows, false, false).ok(), 200, Encoding::Int8),
             Kind::Argmax(2, 100_000),
+            Kind::Sort(2, 100_000),
         ];
         let mut all = Vec::new();
         for kind in kinds {
@@ -355,12 +365,15 @@ fn one_workspace_for_all() {
         let data = run.byte_rows((1, bytes), bytes, 0, None)?;
         // SAFETY: a block of the case's, which outlives the stream.
         unsafe { stream.set_workspace(data, bytes)? };
-        for round in 0..3 {
+        // As they stand, backwards, and beginning in the middle.
+        let last = all.len() - 1;
+        let orders: [&dyn Fn(usize) -> usize; 3] = [&|i| i, &|i| last - i, &|i| (i + last / 2) % all.len()];
+        for (round, order) in orders.iter().enumerate() {
             for prepared in &all {
                 prepared.poison(run)?;
             }
             for place in 0..all.len() {
-                all[(place * (2 * round + 1)) % all.len()].queue(&**executor, &stream)?;
+                all[order(place)].queue(&**executor, &stream)?;
             }
             stream.synchronize()?;
             for (place, prepared) in all.iter().enumerate() {
