@@ -147,7 +147,7 @@ impl CudaExecutor {
     }
 
     /// Before memory goes that any stream's work may use. The context is current; a failure has nobody to report to.
-    fn wait_for_all_work(&self) {
+    pub(super) fn wait_for_all_work(&self) {
         if let Err(error) = wait_past_captures(|| self.context.wait_for_all_work()) {
             log::warn!(target: "nvbackend::cuda", "{error}");
         }
@@ -212,8 +212,16 @@ impl Executor for CudaExecutor {
         super::operation::run(self, op, stream)
     }
 
-    fn capture(self: Arc<Self>, operations: &[&Operation]) -> Result<Option<Box<dyn CapturedList>>> {
-        super::captured_list::capture(self, operations)
+    fn capture_workspace(&self, operations: &[&Operation]) -> Result<usize> {
+        super::captured_list::workspace(self, operations)
+    }
+
+    fn capture(
+        self: Arc<Self>,
+        operations: &[&Operation],
+        workspace: (*mut c_void, usize),
+    ) -> Result<Option<Box<dyn CapturedList>>> {
+        super::captured_list::capture(self, operations, workspace)
     }
 
     fn choices(&self) -> &Choices {
