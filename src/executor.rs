@@ -115,6 +115,16 @@ pub trait Executor: Device {
     ) -> Result<Option<Box<dyn CapturedList>>> {
         Ok(None)
     }
+    /// Queues operations that `capture` took, on a stream that the caller captures: they become a part of what that captures.
+    /// `workspace` as for `capture`, but work may use it: it stays as long as the caller's graph may run, and the caller orders that.
+    fn capture_onto(
+        &self,
+        _operations: &[&Operation],
+        _workspace: (*mut c_void, usize),
+        _stream: RawHandle,
+    ) -> Result<()> {
+        Err(Error::unsupported("this executor's streams are not captured"))
+    }
 
     /// What was chosen among the kernels that this executor has for products.
     fn choices(&self) -> &Choices;

@@ -141,10 +141,16 @@ pub unsafe extern "C" fn nvb_graph_end(graph: *mut nvb_graph, stream: *mut nvb_s
 /// does the first after an `nvb_memory_sleep` and after a shared workspace has grown: on a GPU it captures a CUDA graph, for which
 /// it takes workspace out of the backend's memory, waits for the last launch with it, and loads kernels; later ones allocate nothing.
 /// Where CUDA's capture fails, the operations are queued one by one, with the workspace of `stream`. Launches of one graph, and of
-/// graphs that share a workspace, run one after the other, whatever their streams: the device waits, not the host. May be captured
-/// once it was launched. Profiling (`nvb_metrics_…`) does not count what a launch runs.
-/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph was not recorded; memory that it names sleeps; a stream of another backend),
-/// `NVB_ERROR_OUT_OF_MEMORY`, and what the operations themselves report, with the node's number: the nodes before it were queued.
+/// graphs that share a workspace, run one after the other, whatever their streams: the device waits, not the host. Profiling
+/// (`nvb_metrics_…`) does not count what a launch runs.
+///
+/// On a stream that the caller captures into a CUDA graph of its own, the recorded operations become nodes of that graph, with the
+/// workspace of this one, which must have been launched before. The caller's graph may be launched as long as this handle lives, also
+/// after another optimisation or recapture of this graph, until memory sleeps; the library does not see when, so the caller orders
+/// its launches and those of this graph, and of graphs that share its workspace, one after the other. An error leaves the operations
+/// before it in the caller's capture.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph was not recorded; memory that it names sleeps; a stream of another backend; a
+/// stream that is captured, and the graph was not launched before), `NVB_ERROR_OUT_OF_MEMORY`, and what the operations themselves report, with the node's number: the nodes before it were queued.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_graph_launch(graph: *mut nvb_graph, stream: *mut nvb_stream) -> nvb_status {
     guard!(nvb_graph_launch, {

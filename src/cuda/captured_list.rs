@@ -95,6 +95,32 @@ pub(super) fn capture(
     Ok(None)
 }
 
+/// Queues the operations on a stream that is captured. Their kernels may load what no operation of the list writes before those in
+/// front of them have finished: nothing that is not a kernel stands between them, and something does in front of the first.
+fn run(executor: &CudaExecutor, operations: &[&Operation], stream: RawHandle) -> Result<()> {
+    let written = Written::by(operations.iter().copied());
+    let constant = ConstantReads;
+    operations.iter().enumerate().try_for_each(|(index, op)| {
+        constant.set(written.constant_reads(op));
+        let named = |error: Error| error.context(format_args!("node {index}, {}", op.kind().name()));
+        operation::run(executor, op, stream).map_err(named)
+    })
+}
+
+/// Makes the operations a part of what the caller captures on the stream. They begin with a fill of the workspace's counters, before
+/// which all earlier work of the caller's graph has finished.
+pub(super) fn capture_onto(
+    executor: &CudaExecutor,
+    operations: &[&Operation],
+    (workspace, bytes): (*mut c_void, usize),
+    stream: RawHandle,
+) -> Result<()> {
+    let _guard = executor.enter()?;
+    let _relaxed = executor.relax_capture()?;
+    // The workspace of the caller's stream is not in use meanwhile: one thread queues work there.
+    executor.with_workspace(stream, (workspace, bytes), || run(executor, operations, stream))
+}
+
 /// Whether the driver refuses the capture or what was called in it, and the operations may run without.
 fn is_of_capture(error: &Error) -> bool {
     const NOT_SUPPORTED: i32 = 801;
@@ -114,14 +140,7 @@ impl CaptureStream<'_> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: this capture's own stream.
         self.executor.check(unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }, "beginning a capture")?;
-        let written = Written::by(operations.iter().copied());
-        let constant = ConstantReads;
-        let recorded = operations.iter().enumerate().try_for_each(|(index, op)| {
-            constant.set(written.constant_reads(op));
-            let named = |error: Error| error.context(format_args!("node {index}, {}", op.kind().name()));
-            operation::run(self.executor, op, self.raw).map_err(named)
-        });
-        drop(constant);
+        let recorded = run(self.executor, operations, self.raw);
         if let Err(lost) = self.executor.refuse_lost() {
             // No call more: not even the capture is ended.
             return Err(recorded.err().unwrap_or(lost));

@@ -174,6 +174,21 @@ impl CudaExecutor {
         expect_room(super::workspace::bytes(self, op), given)
     }
 
+    /// Operations that `queue` queues on the stream take their workspace from these bytes, and later ones as before. The bytes are
+    /// memory that the device reaches, and stay as long as what is queued may run.
+    pub(super) fn with_workspace(
+        &self,
+        stream: RawHandle,
+        (data, bytes): (*mut c_void, usize),
+        queue: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let before = self.scratch.callers(stream);
+        self.scratch.set_callers(stream, data, bytes, self)?;
+        let queued = queue();
+        self.scratch.put_back_callers(stream, before);
+        queued
+    }
+
     /// The stream's workspace; lock it until the launch that uses it is queued.
     pub(super) fn scratch(&self, stream: RawHandle) -> Arc<StreamScratch> {
         self.scratch.of(stream)
@@ -222,6 +237,15 @@ impl Executor for CudaExecutor {
         workspace: (*mut c_void, usize),
     ) -> Result<Option<Box<dyn CapturedList>>> {
         super::captured_list::capture(self, operations, workspace)
+    }
+
+    fn capture_onto(
+        &self,
+        operations: &[&Operation],
+        workspace: (*mut c_void, usize),
+        stream: RawHandle,
+    ) -> Result<()> {
+        super::captured_list::capture_onto(self, operations, workspace, stream)
     }
 
     fn choices(&self) -> &Choices {

@@ -88,6 +88,7 @@ pub struct Product {
 #[derive(Clone)]
 pub struct Conversion {
     pub list: Arc<Recorded>,
+    pub options: Options,
     pub products: Vec<Product>,
     pub errors: Option<Errors>,
     pub times: Option<Times>,
@@ -139,7 +140,8 @@ impl Subject<'_> {
                 };
             }
         }
-        let mut conversion = Conversion { list: Arc::new(Recorded::of(nodes)?), products, errors: None, times: None };
+        let (list, options) = (Arc::new(Recorded::of(nodes)?), *options);
+        let mut conversion = Conversion { list, options, products, errors: None, times: None };
         if let Some(measured) = measured {
             conversion.errors = Some(measured.errors_of(&conversion.list.nodes)?);
             if options.measure_times {

@@ -8,9 +8,12 @@
 //! copy of the list by its `passes` and, where the caller allows it, measures both (`measure`); `report` tells of it. The
 //! recorded list stays: every conversion begins with it, and every optimisation with the converted one.
 
+pub mod decisions;
+pub mod decisions_file;
 mod dependencies;
 pub mod describe;
 pub mod finding;
+mod fingerprint;
 pub mod fp8;
 mod list;
 mod measure;
@@ -27,7 +30,7 @@ mod tests;
 mod validate;
 mod workspace;
 
-use crate::allocation::with_room;
+use crate::allocation::{push, with_room};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::memory::MemoryManager;
@@ -37,7 +40,7 @@ use crate::stream::{Owner, Stream};
 use finding::{Target, Validation};
 use fp8::Conversion;
 use measure::Measured;
-use optimize::{Choice, Level, Options};
+use optimize::{Choice, Level, Optimized, Options};
 use profile::Profile;
 use recorder::Recorder;
 use region::Ranges;
@@ -117,6 +120,16 @@ impl Lists {
         Lists { launched: recorded.clone(), recorded, conversion: None, optimization: None }
     }
 
+    /// Launches what came of an optimisation.
+    fn optimized(self, level: Level, optimized: Optimized) -> Result<Lists> {
+        let launched = match level {
+            Level::O0 => self.first().clone(),
+            _ => Arc::new(Recorded::of(optimized.nodes)?),
+        };
+        let (choice, report) = (optimized.choice, Arc::new(optimized.report));
+        Ok(Lists { launched, optimization: Some(Optimization { level, choice, report }), ..self })
+    }
+
     /// What an optimisation begins with: the converted list, or the recorded one.
     fn first(&self) -> &Arc<Recorded> {
         self.conversion.as_ref().map_or(&self.recorded, |conversion| &conversion.list)
@@ -152,6 +165,8 @@ pub struct Graph {
     memory: Arc<MemoryManager>,
     state: Mutex<State>,
     share: Mutex<Share>,
+    /// Workspaces that CUDA graphs of the caller's name, into which this one was captured.
+    kept: Mutex<Vec<Arc<Workspace>>>,
     /// Memory of which nobody reads, after a launch, what the launch left there.
     internal: Mutex<Ranges>,
     /// For the next conversion to FP8.
@@ -166,6 +181,7 @@ impl Graph {
             memory: memory.clone(),
             state: Mutex::new(State::Empty),
             share: Mutex::new(Share::of(Arc::new(Workspace::new(executor, memory)))),
+            kept: Mutex::default(),
             internal: Mutex::default(),
             marks: Mutex::default(),
         }
@@ -294,12 +310,7 @@ impl Graph {
         let (internal, workspace) = (self.internal(), self.workspace());
         let subject = self.subject(&lists, &internal, passes, &workspace);
         let optimized = subject.optimize(options, stream)?;
-        let launched = match options.level {
-            Level::O0 => lists.first().clone(),
-            _ => Arc::new(Recorded::of(optimized.nodes)?),
-        };
-        let (level, choice, report) = (options.level, optimized.choice, Arc::new(optimized.report));
-        self.set(Lists { launched, optimization: Some(Optimization { level, choice, report }), ..lists });
+        self.set(lists.optimized(options.level, optimized)?);
         Ok(())
     }
 
@@ -331,12 +342,8 @@ impl Graph {
         let Some(Optimization { level, choice, .. }) = &lists.optimization else { return Ok(lists) };
         let workspace = self.workspace();
         let optimized = self.subject(&lists, internal, passes::ALL, &workspace).by_choice(*level, choice.clone())?;
-        let launched = match level {
-            Level::O0 => lists.first().clone(),
-            _ => Arc::new(Recorded::of(optimized.nodes)?),
-        };
-        let (level, choice, report) = (*level, optimized.choice, Arc::new(optimized.report));
-        Ok(Lists { launched, optimization: Some(Optimization { level, choice, report }), ..lists })
+        let level = *level;
+        lists.optimized(level, optimized)
     }
 
     /// What the last conversion did.
@@ -408,7 +415,14 @@ impl Graph {
         if let Some(sink) = stream.sink() {
             return recorded.nodes.iter().try_for_each(|node| sink.take(node.op.clone(), node.owner.clone()));
         }
-        recorded.replay.launch(&recorded.nodes, &self.workspace(), stream)
+        let workspace = self.workspace();
+        if recorded.replay.launch(&recorded.nodes, &workspace, stream)? {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if !kept.iter().any(|other| Arc::ptr_eq(other, &workspace)) {
+                push(&mut kept, workspace, "workspaces of a graph")?;
+            }
+        }
+        Ok(())
     }
 }
 

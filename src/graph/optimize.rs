@@ -29,6 +29,15 @@ numbered! {
 impl Level {
     pub const DEFAULT: Level = Level::O2;
 
+    /// The least exact rewrites of the level.
+    pub fn allowed(self) -> Exactness {
+        match self {
+            Level::O0 | Level::O1 => Exactness::Exact,
+            Level::O2 => Exactness::Rounding,
+            Level::O3 => Exactness::Approximate,
+        }
+    }
+
     /// The level of this number; another number is the default level, with a warning, or refused.
     pub fn of(code: u32, unknown_is_error: bool) -> Result<Level> {
         match Level::from_code(code) {
@@ -80,12 +89,11 @@ impl Options {
         self.measure_times || self.measure_errors || self.maximum_error > 0.0
     }
 
-    /// The least exact rewrites of the level.
+    /// The least exact rewrites that are made.
     fn allowed(&self) -> Exactness {
         match self.level {
-            Level::O0 | Level::O1 => Exactness::Exact,
-            Level::O3 if self.maximum_error > 0.0 => Exactness::Approximate,
-            Level::O2 | Level::O3 => Exactness::Rounding,
+            Level::O3 if self.maximum_error <= 0.0 => Level::O2.allowed(),
+            level => level.allowed(),
         }
     }
 }

@@ -63,15 +63,15 @@ impl Replay {
     }
 
     /// Queues the list behind the last launch with the workspace. The first launch, and the first after memory slept or the
-    /// workspace grew, prepares it.
-    pub fn launch(&self, nodes: &[Node], workspace: &Workspace, stream: &Stream) -> Result<()> {
+    /// workspace grew, prepares it. Whether the caller captures the stream, and its CUDA graph names the workspace now.
+    pub fn launch(&self, nodes: &[Node], workspace: &Workspace, stream: &Stream) -> Result<bool> {
+        let is_captured = workspace.executor().stream_is_capturing(stream.raw())?;
         if nodes.is_empty() {
-            return Ok(());
+            return Ok(is_captured);
         }
         // One launch at a time: a captured list may not be launched by two threads at once.
         let mut prepared = self.lock();
         let mut turn = workspace.begin();
-        let is_captured = workspace.executor().stream_is_capturing(stream.raw())?;
         if !prepared.as_ref().is_some_and(|prepared| prepared.is_current(&turn)) {
             if is_captured {
                 return Err(Error::invalid(
@@ -84,16 +84,17 @@ impl Replay {
         }
         turn.expect_awake()?;
         let captured = prepared.as_ref().and_then(|prepared| prepared.captured.as_deref());
-        let launch = || match captured {
-            Some(captured) => captured.launch(stream.raw()),
-            None => run(nodes, workspace, stream),
-        };
-        // What the caller captures runs when the caller's graph does, whose order is the caller's.
-        if is_captured {
-            launch()
-        } else {
-            turn.queue(stream, launch)
+        match captured {
+            // CUDA ends a capture in which another graph is launched. The order of what runs then is the caller's.
+            Some(_) if is_captured => {
+                let block = turn.keep_block();
+                workspace.executor().capture_onto(&operations(nodes)?, block, stream.raw())?;
+            }
+            None if is_captured => run(nodes, workspace, stream)?,
+            Some(captured) => turn.queue(stream, || captured.launch(stream.raw()))?,
+            None => turn.queue(stream, || run(nodes, workspace, stream))?,
         }
+        Ok(is_captured)
     }
 }
 

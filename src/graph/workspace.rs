@@ -4,6 +4,7 @@
 //! it, whatever the streams. A replay holds the block's address, so after the block has grown each graph is prepared again
 //! before its next launch; the block before is freed at once, when the launches that used it have finished.
 
+use crate::allocation::push;
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
 use crate::executor::Executor;
@@ -28,11 +29,21 @@ struct State {
     wanted: usize,
     /// Behind the last launch.
     last: Option<Event>,
+    /// Blocks before this one that CUDA graphs of the caller's name.
+    kept: Vec<Block>,
 }
 
 struct Block {
     memory: Allocation,
     number: u64,
+    /// A CUDA graph of the caller's names it, so it stays as long as the workspace.
+    is_kept: bool,
+}
+
+impl Block {
+    fn bytes(&self) -> (*mut c_void, usize) {
+        (self.memory.pointer(), self.memory.bytes())
+    }
 }
 
 impl Workspace {
@@ -133,15 +144,24 @@ impl Turn<'_> {
         let wanted = self.state.wanted.max(bytes);
         let has_room = |block: &Block| block.memory.bytes() >= wanted;
         if !self.state.block.as_ref().is_some_and(has_room) {
-            // First the old one, which the new one may then be made of.
-            self.state.block = None;
+            // First the old one goes, which the new one may then be made of.
+            if let Some(block) = self.state.block.take().filter(|block| block.is_kept) {
+                push(&mut self.state.kept, block, "blocks of workspace")?;
+            }
             let named = |error: Error| error.context("the graph's workspace");
             let memory = self.workspace.memory.allocate_owned(wanted, stream).map_err(named)?;
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            (self.state.block, self.state.wanted) = (Some(Block { memory, number }), wanted);
+            (self.state.block, self.state.wanted) = (Some(Block { memory, number, is_kept: false }), wanted);
         }
-        let memory = self.state.block.as_ref().map(|block| (block.memory.pointer(), block.memory.bytes()));
-        Ok(memory.unwrap_or((std::ptr::null_mut(), 0)))
+        Ok(self.state.block.as_ref().map_or((std::ptr::null_mut(), 0), Block::bytes))
+    }
+
+    /// The block that there is, for a CUDA graph of the caller's.
+    pub fn keep_block(&mut self) -> (*mut c_void, usize) {
+        self.state.block.as_mut().map_or((std::ptr::null_mut(), 0), |block| {
+            block.is_kept = true;
+            block.bytes()
+        })
     }
 
     /// Queues what `launch` does behind the last launch, on the device.

@@ -1,5 +1,5 @@
 //! The order of graphs' launches: those of one graph and of graphs that share a workspace wait for each other on the device,
-//! and those that the caller captures become a part of the caller's CUDA graph.
+//! and on a stream that the caller captures the operations become a part of the caller's CUDA graph.
 
 use crate::driver::{passes, works};
 use crate::engine::{call, versioned, Engine, Handle};
@@ -158,8 +158,19 @@ pub fn captured(file: &Path) -> Result<String, String> {
         if (launched, byte, fake.books().violations) != (0, 1, 0) {
             return Err(format!("{launched}, {byte}; {}", fake.violation()));
         }
-        (driver.destroy_launchable)(launchable);
-        Ok(())
+        // Another workspace for the graph leaves the caller's the one that it names.
+        let bytes = workspace(&first)?.0;
+        works(call!(nvb_graph_share_workspace(first.raw, null_mut())))?;
+        drop(second);
+        let kept = fake.books().bytes;
+        works(call!(nvb_graph_launch(first.raw, other.raw)))?;
+        if workspace(&first)? != (bytes, 1) || (driver.launch)(launchable, native) != 0 || fake.books().bytes < kept {
+            return Err(format!("{:?}, {kept} bytes became {:?}", workspace(&first)?, fake.books()));
+        }
+        match ((driver.destroy_launchable)(launchable), fake.books().violations) {
+            (0, 0) => Ok(()),
+            _ => Err(fake.violation()),
+        }
     })?;
     Ok("a graph runs as a part of the caller's".to_owned())
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::cpu::CpuExecutor;
+use crate::executor::Executor;
 use crate::graph::passes::ALL;
 use crate::graph::Graph;
 use crate::operation::elementwise::{Elementwise, ElementwiseKind};

@@ -4,6 +4,7 @@
 use crate::cpu::CpuExecutor;
 use crate::device::{CopyKind, RawHandle};
 use crate::executor::Executor;
+use crate::graph::fingerprint;
 use crate::graph::optimize::{Level, Optimized, Options, Subject};
 use crate::graph::passes::ALL;
 use crate::graph::region::Ranges;
@@ -242,6 +243,12 @@ impl Case {
         };
         let stream = Stream::new(&self.executor, 0).unwrap();
         subject.optimize(&options, &stream).unwrap()
+    }
+
+    pub fn fingerprint(&self) -> u64 {
+        let operations = self.operations.iter().map(|op| (op.clone(), None)).collect();
+        let recorded = Recorded::new(operations).unwrap();
+        fingerprint::of(&recorded.nodes, &Ranges::of(self.internal.clone())).unwrap()
     }
 
     /// What the list leaves in the matrices, which then have again what they had.
